@@ -112,10 +112,22 @@ def with_function(function, **changes):
 @pytest.mark.parametrize(
     ("values", "if_missing", "says"),
     [
-        ((0.5, -1.0, -1.0), None, r" -1 \(from its reward function\) for 2 of 3 .*, first for completion 1\."),
-        ((0.5, 0, None), None, r" 0 \(from its reward function\) for 1 of 3 .*, first for completion 1\."),
-        ((0.5, -1.0, -0.25), -1.0, r" -0.25 \(from its reward function\) for 1 of 3 .*, first for completion 2\."),
-        ((0.5, -2.0, 7.5), 0.0, r" -2 to 7.5 \(from its reward function\) for 2 of 3 .*, first for completion 1\."),
+        (
+            (0.5, -1.0, -1.0),
+            None,
+            r"2 of 3 completions lack .*: -1 \(from its reward function\)\. The first is completion 1\.",
+        ),
+        ((0.5, 0, None), None, r"1 of 3 completions lack .*: 0 \(from its reward function\)\. The first is completion 1\."),
+        (
+            (0.5, -1.0, -0.25),
+            -1.0,
+            r"1 of 3 completions lack .*: -0.25 \(from its reward function\)\. The first is completion 2\.",
+        ),
+        (
+            (0.5, -2.0, 7.5),
+            0.0,
+            r"2 of 3 completions lack .*: -2 to 7.5 \(from its reward function\)\. The first is completion 1\.",
+        ),
         ((0.5, -1.0, -1.0), -1.0, None),
         ((0.5, None, -1.0), -1.0, None),
         ((0.5, None, None), 0.0, None),
@@ -130,7 +142,10 @@ def test_a_number_for_a_block_that_is_not_there(values, if_missing, says):
 def test_a_recorded_number_for_a_block_that_is_not_there():
     rule = Scheme("bae", LAYOUT, [Objective(paying(), "report", name="mine")], recorded=frozenset({"mine"}))
     reading = reading_of([WHOLE, SILENT], rule, recorded={"mine": Reward.of([1.0, 0.0])})
-    assert "has the reward 0 (recorded in the file) for 1 of 2 completions" in setup_warnings(reading, rule)["unused/mine"]
+    sentence = setup_warnings(reading, rule)["unused/mine"]
+    assert sentence.startswith(
+        "1 of 2 completions lack report, but have a reward of objective 'mine': 0 (recorded in the file)."
+    )
 
 
 def test_what_is_not_kept_is_not_said():
@@ -157,7 +172,8 @@ def test_an_adaptive_lambda_that_is_zero_for_most_completions():
     layout = [0, *[4] * 3, 1]  # 5 tokens: 1 - 1 / (.2 * 5) = 0
     longer = [0, *[4] * 4, 1]  # 6 tokens: 1/6
     assert warnings_of([layout, layout, [4], longer, []], critic)["lambda"].startswith(
-        "length_adaptive_alpha=0.2 sets lambda to 0 for completions of at most 5 tokens. Here these are 3 of 4 (median length 5). "
+        "length_adaptive_alpha=0.2 sets lambda to 0 for completions of at most 5 tokens. "
+        "This holds for 3 of 4 completions (median length 5). "
     )
     assert "lambda" not in warnings_of([layout, longer], critic)
     fixed = Scheme("gae", LAYOUT, [Objective("correct", "solution")], options={"lam": 0.0})

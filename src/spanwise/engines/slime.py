@@ -143,10 +143,10 @@ def fold_factor(
     """
     # slime averages over the tokens of one rollout or, if `per_token`, of one optimizer step (`batch_size` rollouts in order).
     rollouts_per_average = batch_size if per_token else 1
-    average_index_n = rollout_n // rollouts_per_average
+    average_of_sample_n = rollout_n // rollouts_per_average
     token_count_n = trained_n.clamp(min=1).float() if per_token else trained_n.float()
-    tokens_per_average = torch.zeros(int(average_index_n.max()) + 1).index_add(0, average_index_n, token_count_n)
-    return tokens_per_average.clamp(min=1)[average_index_n] / rollouts_per_average
+    tokens_per_average = torch.zeros(int(average_of_sample_n.max()) + 1).index_add(0, average_of_sample_n, token_count_n)
+    return tokens_per_average.clamp(min=1)[average_of_sample_n] / rollouts_per_average
 
 
 def _batch(args: Any, samples: Sequence[Any], scheme: Scheme) -> tuple[Batch, Int[Tensor, " n"], Bool[Tensor, "n t"]]:

@@ -187,8 +187,8 @@ def _warn_unused(objective: Objective, reading: Reading, scheme: Scheme, m: int)
     source_text = "recorded in the file" if objective.name in scheme.recorded else "from its reward function"
     missing_rule = "has no reward and costs nothing" if if_missing is None else f"counts as its if_missing, {if_missing:g}"
     return (
-        f"Objective '{objective.name}' has the reward {numbers_text} ({source_text}) for {len(ignored_rewards)} of {len(reading)} "
-        f"completions without {' and '.join(objective.pays)}, first for completion {first_row}. Such rewards are ignored: a "
+        f"{len(ignored_rewards)} of {len(reading)} completions lack {' and '.join(objective.pays)}, but have a reward of objective "
+        f"'{objective.name}': {numbers_text} ({source_text}). The first is completion {first_row}. Such rewards are ignored: a "
         f"missing block {missing_rule}. To make them count, write if_missing={ignored_rewards[first_row]:g}."
     )
 
@@ -270,10 +270,10 @@ def _warn_zero_lambda(reading: Reading, scheme: Scheme) -> str:
     if int(is_short_n.sum()) * 2 <= len(length_n):
         return ""
     return (
-        f"length_adaptive_alpha={alpha:g} sets lambda to 0 for completions of at most {int(1 / alpha)} tokens. Here these "
-        f"are {int(is_short_n.sum())} of {len(length_n)} (median length {int(length_n.median())}). With lambda 0, each token is "
-        f"credited with one step of the critic, and only the last token sees the reward. Set a larger alpha, or remove it and set "
-        f"lam near 1."
+        f"length_adaptive_alpha={alpha:g} sets lambda to 0 for completions of at most {int(1 / alpha)} tokens. This "
+        f"holds for {int(is_short_n.sum())} of {len(length_n)} completions (median length {int(length_n.median())}). With lambda "
+        f"0, only the last token sees the reward. Any other token gets the difference of two of the critic's values. Set a "
+        f"larger alpha, or remove it and set lam near 1."
     )
 
 

@@ -232,7 +232,7 @@ def _name_worth(row: TokenRow, rule: Rule, part: CreditPart) -> str:
         if reward is None:
             return ""
         reward_terms.append(_term(objective.get("weight", 1.0), reward, f"{name}, left out" if is_left_out else name))
-    # In a rollout of several turns, `part.worth` also sums the rewards of other turns, which these terms lack.
+    # In a rollout of several turns, `part.worth` also holds the rewards of the other turns, so the sum of the terms may differ.
     is_same_sum = math.isclose(math.fsum(amount for amount, *_ in reward_terms), part.worth, rel_tol=1e-9, abs_tol=1e-9)
     return added(part.worth, reward_terms).removeprefix("+") if is_same_sum else ""
 

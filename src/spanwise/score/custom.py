@@ -234,7 +234,7 @@ def as_number(value: Any) -> float:
 
 
 def check_reward_function(objective: Objective, call_options: Collection[str] = ()) -> None:
-    """Refuse an option that its reward function and `call_options` lack, and a function with positional-only parameters."""
+    """Refuse an option that neither the reward function nor `call_options` has; refuse positional-only parameters, too."""
     default_of, takes_any_keyword = parameters_of(objective.reward, objective.name)
     unknown_options = [name for name in objective.options if name not in {*default_of, *call_options}]
     if unknown_options and not takes_any_keyword:

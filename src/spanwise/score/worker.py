@@ -131,7 +131,7 @@ def read_schema(text: str) -> tuple[Any, bool]:
     validator_class = validator_for(schema, default=Draft202012Validator)
     specification = specification_with(validator_class.META_SCHEMA["$schema"])
     keywords: set[str] = set()
-    subschema_ids: dict[int, list[int]] = {}  # id of each schema -> ids of the schemas in it that check the same value
+    subschema_ids: dict[int, list[int]] = {}  # schema id -> ids of its subschemas that check the same value
 
     def check(contents: Any) -> None:
         try:

@@ -99,7 +99,7 @@ def json_fields(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 
 class _Scan:
-    """Scans one completion, and claims the fields of the layout in it."""
+    """Scans the text of one completion for the fields that the layout names, and notes where each begins and ends."""
 
     def __init__(self, text: bytes, root: Node, from_key: bool) -> None:
         self.text, self.root, self.from_key = text, root, from_key

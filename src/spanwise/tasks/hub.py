@@ -127,7 +127,7 @@ def load_task(
 
 
 def _load_tokenizer(model: str) -> tuple[Any, PromptStyle]:
-    """Load the tokenizer of a model, and find out where its prompts take an instruction."""
+    """Load a model's tokenizer; also return whether an instruction goes into a system message, a user message or plain text."""
     from transformers import AutoConfig, AutoTokenizer
 
     try:

@@ -229,7 +229,8 @@ def reinforce_plus_plus_baseline(
     adv_n1 = adv_n[:, None]
     has_tokens_n1 = (length_n > 0)[:, None]
     scaled_comparison = comparison.rescaled(divisor=batch_divisor, shift=batch_mean).fitting(adv_n1)
-    scaled_comparison = replace(scaled_comparison, averaged_nm=torch.zeros_like(comparison.averaged_nm))
+    no_average_nm = torch.zeros_like(comparison.averaged_nm)  # the baseline is no plain mean of rewards
+    scaled_comparison = replace(scaled_comparison, averaged_nm=no_average_nm)
     zero_comparison = comparison.unexplained(adv_n1)  # for completions that are not standardised and get 0
     zero_reason_n1 = torch.where(has_tokens_n1, int(Zero.NO_SCALE), int(Zero.EMPTY))
     is_at_baseline_n1 = zero_comparison.reason_nm == int(Zero.AT_BASELINE)

@@ -306,7 +306,7 @@ def _score_steps(scores: Scores, timeline: Timeline, objectives: Sequence[Object
             reward_row_s = timeline.last_with(is_checked_sm[:, m])[timeline.index_s]
             reward_sm[:, m] = torch.where(is_last_turn_s, filled_reward_s[reward_row_s], 0.0)
             status_sm[:, m] = status_sm[reward_row_s, m]
-        else:  # a reward that no turn has counts as absent once, at the rollout's last turn
+        else:  # if no turn has the reward, it is absent at the rollout's last turn, and 0 at the others
             # For an objective without a scope, `if_missing` stands for the reward of the whole rollout, not of each turn.
             lacks_reward_s = ~is_checked_sm[:, m]
             if objective.scope is not None:

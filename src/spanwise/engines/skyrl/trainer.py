@@ -104,8 +104,8 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         useful_uids = self._useful_uids(generator_output, uids)
         # SkyRL keeps groups whose rewards differ, so here one row of each useful group has reward 1 and all others have 0.
         first_row_by_uid = {uid: row for row, uid in reversed(list(enumerate(uids)))}
-        rewarded_rows = {first_row_by_uid[uid] for uid in useful_uids}
-        fake_rewards = [1.0 if row in rewarded_rows else 0.0 for row in range(len(uids))]
+        first_useful_rows = {first_row_by_uid[uid] for uid in useful_uids}
+        fake_rewards = [1.0 if row in first_useful_rows else 0.0 for row in range(len(uids))]
         fake_output = {**generator_output, "rewards": fake_rewards, _REWARDS: generator_output["rewards"]}
         sampled_output, uids, keep_sampling = super().handle_dynamic_sampling(fake_output, uids)
         original_rewards = sampled_output.pop(_REWARDS)

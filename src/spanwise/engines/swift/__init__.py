@@ -18,7 +18,7 @@ RATIO_LEVELS = ("token", "sequence_token")
 NO_TEACHER = "ms-swift's teacher would change the advantages. Leave teacher_model and the column teacher_prompt out."
 #: Options of ms-swift that would change the credit, each with its required value and the reason.
 _FIXED: dict[str, tuple[Any, str]] = {
-    "kl_in_reward": (False, "ms-swift would change a reward that spanwise does not use"),
+    "kl_in_reward": (False, "ms-swift would subtract the KL term from its own reward, which spanwise does not use"),
     "dynamic_sample": (False, "ms-swift would choose groups by its own rewards, not by the recipe's"),
     "off_policy_sequence_mask_delta": (None, "ms-swift would mask whole completions by their mean advantage"),
     "advantage_reweight": (None, "the option lets a teacher change advantages"),

@@ -289,9 +289,9 @@ class ChunkedCredit:
         real_positions = [i for i, row in enumerate(chunk) if row in self._unpacked_row_by_row]
         unpacked_rows = [self._unpacked_row_by_row[chunk[i]] for i in real_positions]
         real_mask_nt = mask_nt[real_positions].bool()
-        spans, _, turns, credit_indices = self.unpacked.blocks_of(scheme, real_mask_nt, unpacked_rows)
+        spans, _, turn_rows, credit_indices = self.unpacked.blocks_of(scheme, real_mask_nt, unpacked_rows)
         adv_nt = advantages(self.batch.credits.take(credit_indices), spans, scheme)
-        adv_nt = adv_nt if turns is None else turns.put(adv_nt, rows=len(real_positions))
+        adv_nt = adv_nt if turn_rows is None else turn_rows.put(adv_nt, rows=len(real_positions))
         return to_all_rows(adv_nt, real_positions, mask_nt)
 
 

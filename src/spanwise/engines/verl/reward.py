@@ -124,7 +124,7 @@ def _own_manager(config: Any, scheme: Scheme, tokenizer: Any, router: dict[str, 
     if manager_config is None or not used_columns:
         return None
     is_configured = manager_config.name != "naive" or config.reward.custom_reward_function.path is not None
-    # Without a manager of the user's, verl's agent loop itself fills all columns but `environment`.
+    # If the user configures no reward manager, verl's agent loop fills every column except `environment`.
     if not is_configured and "environment" not in used_columns:
         return None
     user_config = copy.deepcopy(config)

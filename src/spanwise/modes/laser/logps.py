@@ -18,7 +18,7 @@ from spanwise.modes.sequences import left_padded, positions
 from spanwise.pipeline import Reading
 from spanwise.scheme import Scheme
 
-#: Laser refuses a reference if the first score is over `_FAR` outside [0, 1], and warns if it is over `_NEAR` from 0.
+#: How far the score of the first completions may lie outside [0, 1] (`_FAR`), and from 0 without a warning (`_NEAR`).
 _FAR, _NEAR = 0.5, 0.1
 
 

@@ -88,9 +88,9 @@ def read_plain(
     }
     plain_table = _PlainTable(path, table, roles)
     tokens = tokenize(plain_table.read_completions(), tokenizer)
-    sources = plain_table.sources
-    list_length_by_row = {source.row: source.siblings for source in sources}
-    empty_count, null_count = row_count - len(list_length_by_row), sum(list_length_by_row.values()) - len(sources)
+    completion_sources = plain_table.sources
+    list_length_by_row = {source.row: source.siblings for source in completion_sources}
+    empty_count, null_count = row_count - len(list_length_by_row), sum(list_length_by_row.values()) - len(completion_sources)
     columns_n = plain_table.expand_columns()
     step_cells = plain_table.table[roles["step"]] if "step" in roles else [None] * row_count
     step_column = cells.parse_numbers(step_cells)
@@ -107,8 +107,8 @@ def read_plain(
         format_name,
         path,
         tokens,
-        prompts=[source.prompt for source in sources],
-        steps=[step_of_row[source.row] for source in sources],
+        prompts=[source.prompt for source in completion_sources],
+        steps=[step_of_row[source.row] for source in completion_sources],
         keys=plain_table.group_ids(role_columns),
         columns=columns_n if "answer" not in roles else {**columns_n, "answer": columns_n[roles["answer"]]},
         rewards=reward_columns,
