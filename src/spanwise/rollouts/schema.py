@@ -304,7 +304,7 @@ def offsets(column: pa.ChunkedArray) -> Int[np.ndarray, " o"]:
 
 def token_edges(table: pa.Table, names: Iterable[str], file: str) -> Int[np.ndarray, " o"]:
     """Return where each completion's tokens start in the flat columns; refuse columns whose lists differ in length."""
-    edges = None
+    expected_edges = None
     for name in names:
         column_lists = column_of(table, name, file)
         if not (pa.types.is_list(column_lists.type) or pa.types.is_large_list(column_lists.type)):
@@ -312,16 +312,16 @@ def token_edges(table: pa.Table, names: Iterable[str], file: str) -> Int[np.ndar
         if column_lists.null_count:
             raise DataError(f"{column_lists.null_count} of {len(column_lists)} completions of {file} have no '{name}'.")
         column_edges = offsets(column_lists)
-        edges = column_edges if edges is None else edges
-        if (edges != column_edges).any():
-            token_counts, value_counts = np.diff(edges), np.diff(column_edges)
+        expected_edges = column_edges if expected_edges is None else expected_edges
+        if (expected_edges != column_edges).any():
+            token_counts, value_counts = np.diff(expected_edges), np.diff(column_edges)
             wrong_row = int((token_counts != value_counts).argmax())
             raise DataError(
                 f"Completion {wrong_row} of {file} has {token_counts[wrong_row]} tokens and {value_counts[wrong_row]} values "
                 f"of '{name}', instead of one for each token. Was the file changed after it was written?"
             )
-    assert edges is not None, "there is a column of tokens"
-    return edges
+    assert expected_edges is not None, "there is a column of tokens"
+    return expected_edges
 
 
 def write_rollouts(
