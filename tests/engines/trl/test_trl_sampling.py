@@ -86,13 +86,14 @@ def test_rewards_are_computed_again_only_after_an_exchange(tmp_path, scripts, ti
     assert bool(run.last_rollouts.advantages_nt.any())
 
 
-def test_what_stays_useless_after_the_last_round_is_trained_with_credit_0(tmp_path):
-    calls = Calls([*USELESS, *SECOND], USELESS, USELESS)
-    run = sampled(tmp_path, calls, dynamic_sampling_rounds=2)
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_what_stays_useless_after_the_last_round_is_trained_with_credit_0(rounds, tmp_path):
+    calls = Calls([*USELESS, *SECOND], *[USELESS] * rounds)
+    run = sampled(tmp_path, calls, dynamic_sampling_rounds=rounds)
     assert calls.scripts == []
     assert not run.last_rollouts.advantages_nt[:4].any()
     logged = run.state.log_history[0]
-    assert (logged["sampling/groups"], logged["sampling/useless"]) == (2.0, 0.5)
+    assert (logged["sampling/groups"], logged["sampling/useless"]) == (1 + rounds / 2, 0.5)
 
 
 def test_the_prompts_that_are_drawn_belong_to_the_seed_and_the_step(tmp_path):
