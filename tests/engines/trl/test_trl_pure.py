@@ -19,8 +19,8 @@ def test_an_empty_batch_divides_by_one():
 
 def test_slopes_of_the_surrogates(tmp_path):
     ratio = torch.tensor([[1.0, 0.5, 1.1, 1.3]], dtype=torch.float64)
-    signs = torch.tensor([[1.0, -1.0, -1.0, 1.0]], dtype=torch.float64)
-    arguments = (ratio.log(), {"old_per_token_logps": torch.zeros_like(ratio), "advantages": signs})
+    adv = torch.tensor([[1.0, -1.0, -1.0, 0.5]], dtype=torch.float64)
+    arguments = (ratio.log(), {"old_per_token_logps": torch.zeros_like(ratio), "advantages": adv})
 
     def slope(**options):
         quiet = {"use_cpu": True, "bf16": False, "gradient_checkpointing": None}
@@ -30,9 +30,8 @@ def test_slopes_of_the_surrogates(tmp_path):
     assert slope(loss_type="grpo", epsilon_high=0.28) == pytest.approx([1.0, nan, 1.1, nan], nan_ok=True)
     assert slope(loss_type="grpo", epsilon_high=0.28, delta=1.05) == pytest.approx([1.0, nan, nan, nan], nan_ok=True)
     soft = slope(loss_type="sapo", sapo_temperature_pos=1.0, sapo_temperature_neg=2.0)
-    gate = 1 / (1 + math.exp(1.0))  # temperature 2, ratio 0.5
-    assert soft[0] == pytest.approx(1.0)
-    assert soft[1] == pytest.approx(4 * gate * (1 - gate) * 0.5)
+    gates = [0.5, 1 / (1 + math.exp(1.0)), 1 / (1 + math.exp(-0.2)), 1 / (1 + math.exp(-0.3))]  # temperatures 1, 2, 2, 1
+    assert soft == pytest.approx([4 * gate * (1 - gate) * r for gate, r in zip(gates, ratio[0].tolist(), strict=True)])
     assert slope(loss_type="cispo", epsilon_high=1.2) == pytest.approx([1.0, 0.5, 1.1, 1.2])
 
 
