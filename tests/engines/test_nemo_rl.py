@@ -131,7 +131,7 @@ def credited(folder, name, rows, *, padding=3):
 
 
 # Here leaving list elements out is free, and one turn is paid for a confidence that it does not state.
-@pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning", "ignore:Objective 'environment'")
+@pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning", "ignore:.*Such rewards are ignored")
 @pytest.mark.parametrize("name", conformance.RECIPES)
 def test_it_gives_every_token_the_advantage_of_the_file(tmp_path, name):
     rows, expected = conformance.expected(name, whole=True)
@@ -139,7 +139,7 @@ def test_it_gives_every_token_the_advantage_of_the_file(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["blocks", "turns"])
-@pytest.mark.filterwarnings("ignore:Objective 'environment'")
+@pytest.mark.filterwarnings("ignore:.*Such rewards are ignored")
 def test_the_run_folder_holds_what_was_handed_over(tmp_path, name):
     rollouts = of_rows(conformance.expected(name, whole=True)[0])
     recipe = conformance.RECIPES[name] + f"output: {tmp_path / 'run'}\n"
@@ -148,7 +148,7 @@ def test_the_run_folder_holds_what_was_handed_over(tmp_path, name):
     opened_folder.check(tmp_path / "run", advantages, [sample["sampled"] for sample in rollouts])
 
 
-@pytest.mark.filterwarnings("ignore:Objective 'environment'")  # a rollout without a reply has no reward
+@pytest.mark.filterwarnings("ignore:.*Such rewards are ignored")  # a rollout without a reply has no reward
 def test_a_folder_with_a_run_is_refused_before_anything_is_sampled(tmp_path):
     """NeMo-RL does not tell the estimator which step it is at."""
     ask(config(tmp_path, conformance.RLOO + f"output: {tmp_path / 'run'}\n"), ragged())
@@ -180,7 +180,7 @@ def ragged():
     ]
 
 
-@pytest.mark.filterwarnings("ignore:Objective 'environment'")  # a rollout without a reply has no reward
+@pytest.mark.filterwarnings("ignore:.*Such rewards are ignored")  # a rollout without a reply has no reward
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
 @pytest.mark.parametrize("token_level", [True, False])
 def test_nemo_rls_loss_is_the_mean_over_rollouts_of_the_sum_over_tokens(tmp_path, token_level, size):
