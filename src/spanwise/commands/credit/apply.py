@@ -159,12 +159,12 @@ def apply_arms(
 def _note_shared_words(table: RolloutTable, spans_by_layout: Mapping[Layout, FileSpans]) -> str:
     """Say in how many completions a block shares a word with another block and so counts as absent, if words are the tokens."""
     straddled_counts = (int((spans.fault_n & int(Fault.STRADDLED) != 0).sum()) for spans in spans_by_layout.values())
-    most_straddled = 0 if table.has_ids else max(straddled_counts, default=0)
+    most_straddled = max(straddled_counts, default=0)
+    if table.has_ids or not most_straddled:
+        return ""
     return (
         f"In {most_straddled} of {len(table)} completions a block lies within a word of another block and counts as absent. To "
         "credit it, give the tokenizer's folder with --tokenizer."
-        if most_straddled
-        else ""
     )
 
 

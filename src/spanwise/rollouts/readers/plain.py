@@ -345,9 +345,9 @@ class _PlainTable:
         entry_types = (*number_types, dict) if is_reward else number_types
         if not all(isinstance(value, entry_types) for row in count_at_row for value in column[row]):
             return False
-        shared_rows = (source.row for source in self.sources if source.siblings > 1)
+        shared_rows = (source.row for source in self.sources if is_reward and source.siblings > 1)
         lone_row = next((row for row in shared_rows if _holds_number(column[row]) or isinstance(column[row], dict)), None)
-        if lone_row is not None and is_reward:
+        if lone_row is not None:
             lone_text = f"one value of '{name}', {column[lone_row]}"
             raise DataError(
                 f"Row {lone_row} of '{self.path}' has several completions and {lone_text}. Give a list with one for each "

@@ -101,9 +101,10 @@ def _expected_value(message: Mapping[str, Any], content: str, choices: Mapping[s
     probability_by_choice = dict.fromkeys(choices, 0.0)
     for candidate in verdict_token.get("top_logprobs") or [verdict_token]:
         token_text = candidate["token"].strip().lstrip('"').strip().lower()
-        lower_words = {word: word.lower() for word in choices if token_text}
         matching_choices = [
-            w for w, lower in lower_words.items() if lower.startswith(token_text) or token_text.startswith(lower)
+            word
+            for word in choices
+            if token_text and (word.lower().startswith(token_text) or token_text.startswith(word.lower()))
         ]
         if len(matching_choices) == 1:
             probability_by_choice[matching_choices[0]] += math.exp(candidate["logprob"])
