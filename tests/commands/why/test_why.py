@@ -104,6 +104,7 @@ def test_masked_left_out_timeout_and_unscored(tmp_path):
 def test_a_run_of_ours_is_explained_by_its_own_method(tmp_path):
     run = own_run(tmp_path / "run", rewards=[1.0, 1.0, 0.0, None], status=["ok", "ok", "ok", "error"])
     assert list(why(run, console=Console(quiet=True))) == ["bae"]
+    assert "grpo" not in " ".join(credit_rollouts(run, own_only=True).notes)
     assert {"grpo", "bae"} <= set(why(run, methods=["grpo", "bae"], console=Console(quiet=True)))
     with pytest.raises(RecipeError, match="-1"):
         why(run, completion=-1, console=Console(quiet=True))

@@ -1,6 +1,7 @@
 """`credit`: the credit that several methods would have given to every token of existing rollouts. Nothing is trained."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,12 @@ def credit_rollouts(
     reward: Mapping[str, str] | None = None,
     pay: Sequence[str] = (),
     overrides: Mapping[str, Any] | None = None,
+    own_only: bool = False,
 ) -> CreditResult:
-    """Read a rollout file, and credit its completions by several methods."""
+    """Read a rollout file, and credit its completions by several methods.
+
+    With `own_only`, a spanwise run is credited by the method that trained it alone, unless `methods` are named.
+    """
     block_reward_pairs = [key_value(pair, "--pay", "block=reward, such as draft=passed") for pair in pay]
     paid_blocks = list(dict.fromkeys(block for block, _ in block_reward_pairs))
     file_table = read_rollouts(rollouts, tokenizer=tokenizer, columns=columns, parts=paid_blocks)
@@ -64,6 +69,8 @@ def credit_rollouts(
     # Reward functions are run only if the user named the recipe, not if it merely lies beside the file.
     runs_code = recipe is not None or "objectives" in overrides
     arms = choose_arms(file_table, full_recipe, blocks, methods, reward, texts=texts, must_fit=must_fit, run_code=runs_code)
+    if own_only and not methods and arms.own is not None and file_table.folder is not None:
+        arms = replace(arms, schemes={arms.own: arms.schemes[arms.own]})
     dividing_methods = [name for name, scheme in arms.schemes.items() if is_unlimited and scheme.per == max_length]
     if dividing_methods:
         divide_text = f"{' and '.join(dividing_methods)} divide{'s' if len(dividing_methods) == 1 else ''} by {max_length}"

@@ -1,7 +1,6 @@
 """`why`: say for every token why its advantage is 0, under the methods of `spanwise credit`. Nothing is trained or written."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby
 from math import isnan
 from pathlib import Path
@@ -41,11 +40,7 @@ def why(
 ) -> dict[str, Zeros]:
     """Say for every method why tokens have the advantage 0: counts first, then examples, or one completion token by token."""
     console = console or Console()
-    result = credit_rollouts(rollouts, **options)
-    own_method = result.arms.own
-    # The rollouts of a spanwise run are explained by the method that trained it, unless the user names methods.
-    if not options.get("methods") and own_method is not None and result.table.folder is not None:
-        result = replace(result, applied=tuple(arm for arm in result.applied if arm.name == own_method))
+    result = credit_rollouts(rollouts, own_only=True, **options)
     if completion is not None and not 0 <= completion < len(result.table):
         last_row = len(result.table) - 1
         raise RecipeError(f"--completion is {completion}, but '{result.table.path}' holds the completions 0 to {last_row}.")
