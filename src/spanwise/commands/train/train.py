@@ -127,7 +127,10 @@ def _show(summary: Mapping[str, Any], console: Console, *, title: str, absent: M
     """Print the figures of held-out prompts at start and end, and the time of the run."""
     figure_columns = {"start": summary["start"], "end": summary["final"]}
     if summary["intervals"]:
-        figure_columns["95 %"] = {name: f"{low:.3f} to {high:.3f}" for name, (low, high) in summary["intervals"].items()}
+        figure_columns["95 %"] = {
+            name: "unknown" if low == high else f"{low:.3f} to {high:.3f}"  # all prompts agree: docs/intervals.md
+            for name, (low, high) in summary["intervals"].items()
+        }
     say(console, *figure_table(title, figure_columns, absent=absent), *unmeasured_sentences(absent))
     if not summary["tokens_per_second"]:
         console.print("No step was left to train.")
