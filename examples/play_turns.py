@@ -10,9 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from spanwise.modes.sequences import left_padded
 from spanwise.step import TURNS
+
+#: What models call their cache: `cache` from transformers 5.24 on.
+CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
 
 
 class Environment(Protocol):
@@ -68,10 +72,9 @@ def play(
     try:
         while active:
             position_nt = (seen_nt.cumsum(dim=1) - 1).clamp(min=0)[:, -ids_nt.shape[1] :]
-            output = model(
-                input_ids=ids_nt, attention_mask=seen_nt, position_ids=position_nt, past_key_values=cache, use_cache=True
-            )
-            cache = output.past_key_values
+            inputs = {"input_ids": ids_nt, "attention_mask": seen_nt, "position_ids": position_nt, CACHE: cache}
+            output = model(**inputs, use_cache=True)
+            cache = output[CACHE]
             chance_nv = (output.logits[:, -1].float() / temperature).softmax(dim=-1)
             drawn = torch.multinomial(chance_nv, 1)[:, 0].tolist()
             for talk, token in zip(active, drawn, strict=True):
