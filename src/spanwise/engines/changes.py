@@ -15,13 +15,14 @@ MAY_CHANGE = ("output", "eval_every", "save_every", "keep_rollouts", "report", "
 def changes(old: Mapping[str, Any], new: Mapping[str, Any], *, but: Collection[str] = MAY_CHANGE) -> list[str]:
     """List the settings that differ between a checkpoint (`old`) and a resumed run (`new`), without secrets and names in `but`."""
     old, new = plain(old), plain(new)
-    changed_names = [name for name in new if name not in but and not _same(name, old.get(name), new[name])]
+    compared_names = [name for name in new if name not in but]
+    changed_names = [name for name in compared_names if not _same(name, old.get(name), new[name])]
     sentences = [f"{name} was {old.get(name)!r} and is {new[name]!r} now" for name in changed_names]
     return [text if len(text) < 100 else f"{name} differs" for name, text in zip(changed_names, sentences, strict=True)]
 
 
 def _same(name: str, old: Any, new: Any) -> bool:
-    """Return whether a setting has the same value in both runs; a layout's blocks must also be in the same order."""
+    """Return whether a setting has the same value in both runs. The keys of `layout` must also have the same order."""
     return old == new and (name != "layout" or list(old or ()) == list(new or ()))
 
 

@@ -78,10 +78,11 @@ def checkpoint_fault(checkpoint: Path) -> str | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST} is damaged"
     for name, size in size_by_name.items():
-        actual_size = (checkpoint / name).stat().st_size if (checkpoint / name).is_file() else None
+        if not (checkpoint / name).is_file():
+            return f"{name} is missing"
+        actual_size = (checkpoint / name).stat().st_size
         if actual_size != size:
-            damage_message = f"{name} is damaged: it has {actual_size} of {size} bytes"
-            return f"{name} is missing" if actual_size is None else damage_message
+            return f"{name} is damaged: it has {actual_size} of {size} bytes"
     if not is_resumable:
         return "the checkpoint holds a model only, because save_only_model was set"
     return next((f"{name} is damaged" for name in size_by_name if not _readable(checkpoint / name)), None)
@@ -89,7 +90,8 @@ def checkpoint_fault(checkpoint: Path) -> str | None:
 
 def newest_checkpoint(folder: str | Path) -> tuple[Path | None, dict[str, str]]:
     """Return a folder's newest usable checkpoint, or None, and the reason why each newer checkpoint is unusable."""
-    step_by_path = {path: path.name.removeprefix("checkpoint-") for path in Path(folder).glob("checkpoint-*")}
+    found_paths = Path(folder).glob("checkpoint-*")
+    step_by_path = {path: path.name.removeprefix("checkpoint-") for path in found_paths}
     checkpoint_paths = [path for path, step in step_by_path.items() if step.isdecimal()]
     fault_by_name: dict[str, str] = {}
     for path in sorted(checkpoint_paths, key=lambda path: -int(step_by_path[path])):
@@ -124,14 +126,14 @@ def find_checkpoint(folder: str | Path, path: str | Path | None = None) -> tuple
 def check_contents(place: Path) -> None:
     """Refuse a checkpoint whose files changed since they were written."""
     digest_by_name = read_manifest(place)["digests"]
-    first_changed: list[str | None] = [None]  # `broadcast_object_list` sends a list's entries to the other processes
+    sent_names: list[str | None] = [None]  # `broadcast_object_list` sends a list's entries to the other processes
     if PartialState().is_main_process:
         changed_names = (name for name, digest in digest_by_name.items() if _digest(place / name) != digest)
-        first_changed = [next(changed_names, None)]
-    broadcast_object_list(first_changed)
-    if first_changed[0] is not None:
+        sent_names[0] = next(changed_names, None)
+    broadcast_object_list(sent_names)
+    if sent_names[0] is not None:
         raise DataError(
-            f"'{place / first_changed[0]}' differs from the file that was saved with this checkpoint: it is damaged, or "
+            f"'{place / sent_names[0]}' differs from the file that was saved with this checkpoint: it is damaged, or "
             f"from another run. Put the saved file back, or give another checkpoint-<step> folder of '{place.parent}'."
         )
 
@@ -145,7 +147,8 @@ def whole_checkpoint(args: Any, requested: str | bool | None, settings: Mapping[
     """Return the checkpoint to resume from, or None for a new run; refuse a checkpoint whose settings or files changed."""
     if requested is None or requested is False:
         return None
-    checkpoint, resume_note = find_checkpoint(args.output_dir, None if requested is True else str(requested))
+    requested_path = None if requested is True else str(requested)
+    checkpoint, resume_note = find_checkpoint(args.output_dir, requested_path)
     manifest = read_manifest(checkpoint)
     notes = [resume_note]
     if settings is not None:

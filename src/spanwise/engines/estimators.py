@@ -51,15 +51,14 @@ def outcome_advantages(
         }
     )
     uids = index.tolist() if hasattr(index, "tolist") else list(index)
-    # A row with a padding id is left out of the comparison if it is at the end of the batch or has no trained token.
+    # Compare all rows but padding, which has a padding id and either ends the batch or has no trained token.
     rows_with_real_id = {n for n, uid in enumerate(uids) if not _PAD.fullmatch(str(uid))}
     last_real_row = max(rows_with_real_id, default=-1)
     is_trained_n = response_mask.bool().any(dim=1)
-    compared_rows = [n for n in range(len(uids)) if n in rows_with_real_id or (n < last_real_row and is_trained_n[n])]
-    # A rollout that the trainer rejected has no trained token, so its reward is the sum over all its tokens.
-    reward_n = torch.where(
-        is_trained_n, step_rewards(token_level_rewards, response_mask), token_level_rewards.double().sum(dim=1)
-    )
+    inner_trained_rows = {n for n in range(last_real_row) if is_trained_n[n]}
+    compared_rows = sorted(rows_with_real_id | inner_trained_rows)
+    row_sum_n = token_level_rewards.double().sum(dim=1)  # the reward of a rejected rollout, which has no trained token
+    reward_n = torch.where(is_trained_n, step_rewards(token_level_rewards, response_mask), row_sum_n)
     adv_n = torch.zeros_like(reward_n)
     if compared_rows:
         method_options = dict(spanwise_section.get("options") or {})

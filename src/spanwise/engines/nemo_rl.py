@@ -24,7 +24,7 @@ from spanwise.engines.shared import columns_of
 from spanwise.errors import RecipeError
 from spanwise.recipe import RecipeRule
 
-#: Fields of NeMo-RL's batch that reward functions cannot read: messages, and the numbers of NeMo-RL's own baseline.
+#: Fields of NeMo-RL's batch that reward functions cannot read.
 _OTHER = ("message_log", "extra_env_info", "total_reward", "filtered_reward", "unshaped_total_reward", "baseline", "std")
 #: Options of NeMo-RL that would change the credit or do nothing, each with its required value and the reason.
 _FIXED: dict[str, tuple[Any, str]] = {
@@ -104,28 +104,33 @@ class SpanEstimator:
         batch = self._batch(repeated_batch, prompt_ids, rewards)
         assert batch.mask_nt is not None
         reply_width = batch.mask_nt.shape[1]
-        full_mask_nt = pad(mask.float().cpu(), (0, batch.mask_nt.shape[1]))
-        reply_column_nt = torch.as_tensor(repeated_batch["length"]).cpu()[:, None] + torch.arange(reply_width)
-        trained_nt = (full_mask_nt.gather(1, reply_column_nt) > 0) & batch.mask_nt
-        reply_adv_nt, metrics = self.run.finish(self.run.step.read(batch), mask_nt=trained_nt)
+        padded_mask_nt = pad(mask.float().cpu(), (0, reply_width))
+        prompt_length_n1 = torch.as_tensor(repeated_batch["length"]).cpu()[:, None]
+        reply_column_nt = prompt_length_n1 + torch.arange(reply_width)
+        reply_mask_nt = padded_mask_nt.gather(1, reply_column_nt)
+        scored_batch = self.run.step.read(batch)
+        reply_adv_nt, metrics = self.run.finish(scored_batch, mask_nt=(reply_mask_nt > 0) & batch.mask_nt)
         self.last_metrics = {name: value for name, value in metrics.items() if value == value}
-        adv_nt = torch.zeros_like(full_mask_nt).scatter(1, reply_column_nt, reply_adv_nt)[:, : mask.shape[1]]
-        # NeMo-RL weighs a rollout by the values of its mask; one without a reply has no such value, but a loss multiplier.
+        padded_adv_nt = torch.zeros_like(padded_mask_nt).scatter(1, reply_column_nt, reply_adv_nt)
+        # A rollout's weight in the loss is the value of its mask at replies; without a reply it is the loss multiplier.
+        has_reply_n = batch.mask_nt.any(dim=1)
         loss_multiplier_n = torch.as_tensor(repeated_batch["loss_multiplier"]).float().cpu()
-        rollout_weight_n = torch.where(batch.mask_nt.any(dim=1), full_mask_nt.amax(dim=1), loss_multiplier_n)
+        rollout_weight_n = torch.where(has_reply_n, padded_mask_nt.amax(dim=1), loss_multiplier_n)
         factor_n1 = fold_factor(mask.cpu(), rollout_weight_n, mini_batch=self.mini_batch, token_level=self.token_level)
-        return (adv_nt * factor_n1).to(mask.device)
+        return (padded_adv_nt[:, : mask.shape[1]] * factor_n1).to(mask.device)
 
     def _batch(self, batch: Any, prompt_ids: Tensor, rewards: Tensor) -> Batch:
         """Build a `Batch` from the messages after each prompt: the replies and the environment's messages between them."""
-        reply_ids, sampled_masks, reply_logps = (
-            [torch.cat([message[name] for message in log])[int(first) :].tolist()
-             for log, first in zip(batch["message_log"], batch["length"], strict=True)]
-            for name in ("token_ids", "token_loss_mask", "generation_logprobs")
-        )  # fmt: skip
+        logs_with_starts = list(zip(batch["message_log"], batch["length"], strict=True))
+
+        def after_prompt(name: str) -> list[list[Any]]:
+            return [torch.cat([part[name] for part in log])[int(start) :].tolist() for log, start in logs_with_starts]
+
+        reply_ids = after_prompt("token_ids")
         row_dicts: list[dict[str, Any]] = [{} for _ in reply_ids]
         for name, row_values in batch.items():
-            row_values = row_values.tolist() if isinstance(row_values, Tensor) and row_values.dim() == 1 else row_values
+            if isinstance(row_values, Tensor) and row_values.dim() == 1:
+                row_values = row_values.tolist()
             if isinstance(row_values, list) and len(row_values) == len(reply_ids) and name not in _OTHER:
                 for row_dict, value in zip(row_dicts, row_values, strict=True):
                     row_dict[name] = value
@@ -140,13 +145,14 @@ class SpanEstimator:
             "environment": rewards.tolist(),
         }
         prompt_numbers = batch.get("idx")  # tells apart prompts with the same words but different images
-        prompt_number_n = [0] * len(reply_ids) if prompt_numbers is None else [int(number) for number in prompt_numbers]
+        if prompt_numbers is None:
+            prompt_numbers = [0] * len(reply_ids)
         return Batch.jagged(
             reply_ids,
-            list(zip(map(tuple, prompt_ids.tolist()), prompt_number_n, strict=True)),
-            sampled=sampled_masks,
+            list(zip(map(tuple, prompt_ids.tolist()), map(int, prompt_numbers), strict=True)),
+            sampled=after_prompt("token_loss_mask"),
             columns=columns,
-            logp_nt=pad_sequence([torch.tensor(logp) for logp in reply_logps], True),
+            logp_nt=pad_sequence([torch.tensor(logp) for logp in after_prompt("generation_logprobs")], True),
         )
 
 
@@ -160,16 +166,16 @@ def fold_factor(
     """
     mask_nt = mask_nt[:, 1:].float()  # nothing predicts the first token, so the loss has no term for it
     mini_batch_factors = []
-    for mini_nt, mini_weight_n in zip(mask_nt.split(mini_batch), weight_n.split(mini_batch), strict=True):
-        divisor_n = (mini_nt > 0).sum(dim=1) * mini_weight_n.sum()
+    for trained_nt, row_weight_n in zip(mask_nt.split(mini_batch), weight_n.split(mini_batch), strict=True):
+        divisor_n = (trained_nt > 0).sum(dim=1) * row_weight_n.sum()
         if token_level:
-            divisor_n = mini_nt.sum().expand(len(mini_nt))
-        mini_batch_factors.append(divisor_n / len(mini_nt))
+            divisor_n = trained_nt.sum().expand(len(trained_nt))
+        mini_batch_factors.append(divisor_n / len(trained_nt))
     return torch.cat(mini_batch_factors)[:, None]
 
 
 if __name__ == "__main__":
     sys.argv = sys.argv[1:] or sys.exit("Name NeMo-RL's script: python -m spanwise.engines.nemo_rl examples/run_grpo.py ...")
     attach()
-    sys.path[:1] = [sys.argv[0].rpartition("/")[0] or "."]  # lets NeMo-RL's script import modules beside it
+    sys.path[:1] = [sys.argv[0].rpartition("/")[0] or "."]  # NeMo-RL's script imports modules from its own folder
     runpy.run_path(sys.argv[0], run_name="__main__")

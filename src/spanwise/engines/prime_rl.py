@@ -54,9 +54,9 @@ def check(recipe: str, *, tokens: int | str) -> RecipeRule:
 
 
 async def credit_traces(traces: Sequence[Any], run: RecipeRun, *, tokens: int) -> list[list[float]]:
-    """Return for each trace (rollout) of a group the advantages of its sampled tokens, multiplied by the number `tokens`."""
+    """Return the advantages of the sampled tokens of each trace (rollout), times `tokens`, a trace's usual length."""
     nodes_by_trace = [[node for node in trace.nodes if any(node.mask)] for trace in traces]
-    reward_columns = columns_of([{**_reward_inputs(trace), "prompts": _prompt(trace, run.tokenizer)} for trace in traces])
+    reward_columns = columns_of([_reward_inputs(trace, run.tokenizer) for trace in traces])
     trajectories = [
         Trajectory(n, 0, tuple(Turn((), node.token_ids, [int(flag) for flag in node.mask]) for node in nodes), {})
         for n, nodes in enumerate(nodes_by_trace)
@@ -102,21 +102,17 @@ def attach(recipe: str, *, tokens: int | str) -> None:
     algo.ALGORITHM_CLASSES["grpo"] = SpanAlgorithm
 
 
-def _reward_inputs(trace: Any) -> dict[str, Any]:
-    """Return the data that reward functions get from a prime-rl trace: the task's data, the trace's info, and its reward."""
+def _reward_inputs(trace: Any, tokenizer: Any) -> dict[str, Any]:
+    """Return the data that reward functions get from a prime-rl trace: the task's data, the trace's info, reward and prompt."""
     task_data = trace.task.data
     task_fields = task_data if isinstance(task_data, Mapping) else task_data.model_dump()
-    return {**task_fields, **(trace.info or {}), "environment": trace.reward}
-
-
-def _prompt(trace: Any, tokenizer: Any) -> str:
-    """Decode the part of a trace before the first node that the model sampled."""
     prompt_nodes = takewhile(lambda node: not any(node.mask), trace.nodes)
-    return tokenizer.decode(list(chain.from_iterable(node.token_ids for node in prompt_nodes)))
+    prompt = tokenizer.decode(list(chain.from_iterable(node.token_ids for node in prompt_nodes)))
+    return {**task_fields, **(trace.info or {}), "environment": trace.reward, "prompts": prompt}
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run prime-rl's orchestrator; the first two arguments are the recipe and TOKENS, the rest go to the orchestrator."""
+    """Run prime-rl's orchestrator with the credit of a recipe. Arguments: RECIPE, TOKENS, and those of the orchestrator."""
     usage = "Write python -m spanwise.engines.prime_rl RECIPE TOKENS @ FILE, such as recipe.yaml 2048 @ orchestrator.toml."
     refuse({usage: len(arguments) < 2})
     attach(arguments[0], tokens=arguments[1])

@@ -74,15 +74,15 @@ class RecipeRun:
             row_prompts = [prompt_by_group[group] for group in group_of_row]
             return self.step.rollouts(result, number=self.batches, prompts=row_prompts, columns=columns)
 
-        batch = result.own.everyone.batch  # this batch has the rows of all processes
-        rollout_count = len(batch.group_n) if batch.steps is None else len(batch.steps.trajectory_s.unique())
+        batch = result.own.everyone.batch  # the rows of all processes
+        rollout_count = len(batch.group_n if batch.steps is None else batch.steps.trajectory_s.unique())
         prompt_count = max(1, len(batch.group_n.unique()))
-        batch_sizes = {"prompts": prompt_count, "group_size": max(2, rollout_count // prompt_count)}
+        group_size = max(2, rollout_count // prompt_count)
         record.add_batch(
             self.batches,
             result,
             self.scheme,
-            recipe=record.recipe(self.scheme, **batch_sizes, **self.settings),
+            recipe=record.recipe(self.scheme, prompts=prompt_count, group_size=group_size, **self.settings),
             tokenizer=self.tokenizer,
             rollouts=rollouts,
             ranks=self.step.ranks,

@@ -36,11 +36,12 @@ def read_rule(
         for name, (required, reason) in fixed.items()
     }
     refuse({**faults, **required_value_faults})
-    setting_by_option = {option: (name, get_setting(name)) for name, option in discounts.items()}
-    setting_by_option = {option: pair for option, pair in setting_by_option.items() if pair[1] not in (None, 1.0)}
-    rule = rule_at(path, longest=longest, options={option: value for option, (_, value) in setting_by_option.items()})
+    discount_by_name = {name: get_setting(name) for name in discounts}
+    given_discounts = {name: value for name, value in discount_by_name.items() if value not in (None, 1.0)}
+    method_options = {discounts[name]: value for name, value in given_discounts.items()}
+    rule = rule_at(path, longest=longest, options=method_options)
     recipe, scheme = rule
-    rule_options = {option: scheme.options.get(option) for option in setting_by_option}
+    recipe_discounts = {name: scheme.options.get(discounts[name]) for name in given_discounts}
     divides_by_std = scheme.method == "grpo" or any(objective.scale == "std" for objective in scheme.objectives)
     std_setting = get_setting(deviation) if deviation else None
     refuse(
@@ -48,19 +49,19 @@ def read_rule(
             f"{deviation} is {std_setting}, but method '{scheme.method}' of the recipe divides by the group's standard deviation. "
             "Write method: dr_grpo, or remove scale: std.": divides_by_std and std_setting is not None and not std_setting,
             **{
-                f"{name} is {value}, but the recipe has {option}: {rule_options[option]}. Remove one of the two.": (
-                    rule_options[option] not in (None, value)
+                f"{name} is {value}, but the recipe has {discounts[name]}: {recipe_discounts[name]}. Remove one of the two.": (
+                    recipe_discounts[name] not in (None, value)
                 )
-                for option, (name, value) in setting_by_option.items()
+                for name, value in given_discounts.items()
             },
         }
     )
     return rule, [
-        f"{name}={value} is taken as the recipe's option {option}."
-        if rule_options[option] is not None
+        f"{name}={value} is taken as the recipe's option {discounts[name]}."
+        if recipe_discounts[name] is not None
         else f"{name}={value} changes nothing: neither method '{scheme.method}' nor {engine}'s grpo discounts rewards."
-        for option, (name, value) in setting_by_option.items()
-        if option not in recipe.options
+        for name, value in given_discounts.items()
+        if discounts[name] not in recipe.options
     ]
 
 
@@ -97,5 +98,4 @@ def idle_fields(path: str | Path, *, engine: str, reads_output: bool = False) ->
             ignored_names |= {f"{name}.{field}" for field in recipe_fields.get(name) or {} if field not in mode.elsewhere}
     if not ignored_names:
         return ""
-    joined_names = ", ".join(sorted(ignored_names))
-    return f"{engine} ignores the recipe's {joined_names} and uses its own configuration instead."
+    return f"{engine} ignores the recipe's {', '.join(sorted(ignored_names))} and uses its own configuration instead."

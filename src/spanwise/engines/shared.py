@@ -34,11 +34,10 @@ from spanwise.step import Ranks, StepResult
 WRITES = ("recipe.yaml", "metrics.jsonl", "rollouts", "tokenizer", "summary.json", "report.html")
 #: The loss types under which ms-swift and Unsloth average the KL over the tokens of each completion.
 KL_LOSS_TYPES = ("grpo", "sapo")
-#: The packages that `spanwise report` needs to draw report.html.
 _REPORT = ("cyclopts", "rich", "pydantic", "jinja2", "altair", "vl_convert", "scipy")
-#: Fields of `Scheme` and `Layout` that a recipe does not have.
+#: Fields of the classes `Scheme` and `Layout` that no recipe file has.
 _UNWRITTEN = {"blocks", "recorded", "modes"}
-#: The fields of a recipe that decide the credit (`Scheme`, `Layout` and modes), which a resumed run may not change.
+#: The fields of a recipe file that decide the credit. A resumed run must not change them.
 RULE = (
     *(field.name for part in (Scheme, Layout) for field in fields(part) if field.name not in _UNWRITTEN),
     *(name for name, mode in MODES.items() if mode.in_scheme),
@@ -52,7 +51,7 @@ def say(*sentences: str) -> None:
 
 
 def kl_fault(beta: float, loss_type: str, *, engine: str) -> dict[str, bool]:
-    """Map the error sentence on a KL term that is averaged otherwise to whether the settings have this fault."""
+    """Map the error sentence about an unsupported average of the KL term to whether the settings have this fault."""
     error_sentence = (
         f"beta is {beta}, and under loss_type '{loss_type}' {engine} does not average the KL over the tokens of each completion. "
         f"Set loss_type to {' or '.join(KL_LOSS_TYPES)}, or beta to 0."
@@ -70,7 +69,6 @@ def fold_factor(
     steps_per_generation: int = 1,
 ) -> Float[Tensor, "b 1"]:
     """Compute the factor on a micro-batch's advantages that makes TRL's loss sum over tokens and average over rows."""
-    # TRL's loss divides by the result of this function times the number of rows in the micro-batch.
     row_count = mask_bt.shape[0]
     token_count_b1 = mask_bt.sum(dim=1, keepdim=True).clamp(min=1).to(torch.float32)
     ones_b1 = torch.ones_like(token_count_b1)
@@ -164,7 +162,8 @@ class RunRecord:
     def recipe(self, scheme: Scheme, **settings: Any) -> dict[str, Any]:
         """Build the content of `recipe.yaml` from a scheme and from the trainer's settings that are not None."""
         given_settings = {name: value for name, value in settings.items() if value is not None}
-        recipe = {"task": SCRIPT, **scheme.plain(), **given_settings, "keep_rollouts": self.keep, "report": self.report}
+        output_settings = {"keep_rollouts": self.keep, "report": self.report}
+        recipe = {"task": SCRIPT, **scheme.plain(), **given_settings, **output_settings}
         return json.loads(json.dumps(recipe))  # JSON turns tuples into lists, as in a recipe that is read from a file
 
     def check(self, recipe: Mapping[str, Any], *, step: int | None) -> None:
@@ -173,13 +172,15 @@ class RunRecord:
         if not is_run(folder_path):
             check_free(folder_path, writes=WRITES)
             return
-        if not step:
-            start_text, resume_text = "the new run starts at step 0", ", or resume it from a checkpoint"
-            if step is None:
-                start_text, resume_text = "this trainer numbers its batches from 1 at every start", ""
+        if step is None:
             raise DataError(
-                f"'{folder_path}' already holds a run, and {start_text}. Give another {self.option}, or move the old run away"
-                f"{resume_text}."
+                f"'{folder_path}' already holds a run, and this trainer numbers its batches from 1 at every start. Give another "
+                f"{self.option}, or move the old run away."
+            )
+        if step == 0:
+            raise DataError(
+                f"'{folder_path}' already holds a run, and the new run starts at step 0. Give another {self.option}, or move the "
+                "old run away, or resume it from a checkpoint."
             )
         saved_recipe = yaml.safe_load((folder_path / "recipe.yaml").read_text(encoding="utf-8")) or {}
         saved_rule = hidden({name: saved_recipe.get(name) for name in RULE})
@@ -210,23 +211,21 @@ class RunRecord:
         rollouts: Callable[[], Rollouts],
         ranks: Ranks | None = None,
     ) -> None:
-        """Write the metrics of a batch, and the rollouts of every k-th batch; the first call also opens the run folder.
-
-        With several processes, all of them must call this together; the first one writes the rows of all.
-        """
-        gather = (lambda own: [own]) if ranks is None else ranks.gather
-        is_writer = ranks is None or ranks.rank == 0
+        """Write the metrics of a batch and, for every k-th batch, the rollouts. All processes must call this together."""
+        ranks = ranks or Ranks(0, lambda own: [own])
+        is_writer = ranks.rank == 0
         all_rows = result.own.everyone
         if self._recipe is None:
             self.check(recipe, step=step - 1)
-            gather(None)  # no process writes before all have checked the folder
+            ranks.gather(None)  # no process writes before all have checked the folder
             self._recipe = recipe
             if is_writer:
                 self.begin(recipe, step=step - 1, tokenizer=tokenizer)
         if self.keep and step % self.keep == 0:
-            rollout_of_row = None if all_rows.batch.steps is None else all_rows.batch.steps.trajectory_s
-            own_rollout_n = None if rollout_of_row is None else rollout_of_row[result.own.here]
-            rollouts_by_rank = gather(rollouts().recorded(step=step, rollout_n=own_rollout_n))
+            all_steps = all_rows.batch.steps
+            own_rollout_n = None if all_steps is None else all_steps.trajectory_s[result.own.here]
+            own_rollouts = rollouts().recorded(step=step, rollout_n=own_rollout_n)
+            rollouts_by_rank = ranks.gather(own_rollouts)
             if is_writer:
                 self.folder.write_rollouts(rollouts_by_rank, step=step)
         if is_writer:
@@ -240,7 +239,7 @@ class RunRecord:
         self._line |= {"step": step, **{k: v for k, v in values.items() if isinstance(v, int | float) and v == v}}
 
     def add_update(self, logged: Mapping[str, Any], names: Mapping[str, str]) -> None:
-        """Add the trainer's metrics of the last policy update under the report's names, which are the keys of `names`."""
+        """Add the metrics of the last policy update to `metrics.jsonl`. `names` maps spanwise's names to the trainer's."""
         if self._line:
             self.add(self._line["step"], {name: logged[key] for name, key in names.items() if key in logged})
 

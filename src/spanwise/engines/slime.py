@@ -97,7 +97,8 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
     run = _RUNS[args.spanwise_recipe]
     rollout_number = sample_hooks._current_rollout_id
     batch, rollout_n, trained_nt = _batch(args, samples, run.scheme)
-    adv_nt, metrics = run.finish(run.step.read(batch), mask_nt=trained_nt, number=rollout_number + 1)
+    scored_batch = run.step.read(batch)
+    adv_nt, metrics = run.finish(scored_batch, mask_nt=trained_nt, number=rollout_number + 1)
     factor_n = fold_factor(
         trained_nt.sum(dim=1), rollout_n, batch_size=args.global_batch_size, per_token=args.calculate_per_token_loss
     )
@@ -124,7 +125,8 @@ def set_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
     advantages_by_sample = []
     lengths = zip(rollout_data["total_lengths"], rollout_data["response_lengths"], strict=True)
     for n, (credit_t, (total, response), kl) in enumerate(zip(sample_credits, lengths, rollout_data["kl"], strict=True)):
-        adv_t = slice_log_prob_with_cp(credit_t, total, response).to(device=kl.device, dtype=torch.float32)
+        rank_credit_t = slice_log_prob_with_cp(credit_t, total, response)
+        adv_t = rank_credit_t.to(device=kl.device, dtype=torch.float32)
         if adv_t.shape != kl.shape:
             raise AlignmentError(f"Sample {n} of this rank has {len(adv_t)} advantages but {len(kl)} log-probabilities.")
         advantages_by_sample.append(adv_t)
@@ -141,39 +143,39 @@ def fold_factor(
 
     factor[i] = D[i], the trained tokens of i's rollout; with `calculate_per_token_loss` those of i's step / its rollouts
     """
-    # slime averages over the tokens of one rollout or, if `per_token`, of one optimizer step (`batch_size` rollouts in order).
+    # If `per_token`, slime averages over the tokens of `batch_size` rollouts, else over those of one rollout.
     rollouts_per_average = batch_size if per_token else 1
     average_of_sample_n = rollout_n // rollouts_per_average
     token_count_n = trained_n.clamp(min=1).float() if per_token else trained_n.float()
-    tokens_per_average = torch.zeros(int(average_of_sample_n.max()) + 1).index_add(0, average_of_sample_n, token_count_n)
+    tokens_per_average = torch.bincount(average_of_sample_n, weights=token_count_n)
     return tokens_per_average.clamp(min=1)[average_of_sample_n] / rollouts_per_average
 
 
 def _batch(args: Any, samples: Sequence[Any], scheme: Scheme) -> tuple[Batch, Int[Tensor, " n"], Bool[Tensor, "n t"]]:
     """Return slime's samples as a batch, the rollout number of each sample, and the mask of the tokens that slime trains."""
-    loss_masks = [[1] * sample.response_length if sample.loss_mask is None else list(sample.loss_mask) for sample in samples]
-    completion_ids = [list(sample.tokens[len(sample.tokens) - sample.response_length :]) for sample in samples]
+    loss_masks, completion_ids, rollout_ids, left_out = [], [], [], []
     for n, sample in enumerate(samples):
         fault = f"Sample {n} has no group_index; set the same group_index for all samples of a prompt."
         refuse({fault: sample.group_index is None}, AlignmentError)
-    # A sample without a rollout_id is a rollout of its own.
-    rollout_ids = [("sample", n) if sample.rollout_id is None else sample.rollout_id for n, sample in enumerate(samples)]
+        loss_masks.append([1] * sample.response_length if sample.loss_mask is None else list(sample.loss_mask))
+        left_out.append(sample.remove_sample or not any(loss_masks[n]))
+        completion_ids.append(list(sample.tokens[len(sample.tokens) - sample.response_length :]))
+        rollout_ids.append(("sample", n) if sample.rollout_id is None else sample.rollout_id)
     rollout_n = group_index(rollout_ids)
     has_turns = len(rollout_n.unique()) < len(samples)
-    has_logps = "logp_nt" in scheme.needs and all(sample.rollout_log_probs is not None for sample in samples)
+    logp_rows = [sample.rollout_log_probs for sample in samples]
+    has_logps = "logp_nt" in scheme.needs and all(row is not None for row in logp_rows)
     batch = Batch.jagged(
         completion_ids,
         [sample.group_index for sample in samples],
-        # A sample that is left out of the loss is still scored and compared, so all its tokens count as sampled.
+        # A sample that is left out of the loss still gets rewards, so all its tokens count as sampled.
         sampled=[mask if any(mask) else [1] * len(mask) for mask in loss_masks],
         columns=columns_of([_columns(args, sample, row) for sample, row in zip(samples, completion_ids, strict=True)]),
         steps=Steps(rollout_n, torch.arange(len(samples))) if has_turns else None,
-        logp_nt=pad_sequence([torch.tensor(sample.rollout_log_probs) for sample in samples], True) if has_logps else None,
+        logp_nt=pad_sequence([torch.tensor(row) for row in logp_rows], True) if has_logps else None,
     )
-    samples_with_masks = zip(samples, loss_masks, strict=True)
-    is_left_out_n = torch.tensor([sample.remove_sample or not any(mask) for sample, mask in samples_with_masks])
     assert batch.mask_nt is not None
-    return batch, rollout_n, batch.mask_nt & ~is_left_out_n[:, None]
+    return batch, rollout_n, batch.mask_nt & ~torch.tensor(left_out)[:, None]
 
 
 def _columns(args: Any, sample: Any, ids: list[int]) -> dict[str, Any]:
@@ -181,5 +183,6 @@ def _columns(args: Any, sample: Any, ids: list[int]) -> dict[str, Any]:
     reward_parts = sample.reward if isinstance(sample.reward, Mapping) else {}
     slime_reward = None if sample.reward is None else sample.get_reward_value(args)
     text_columns = {"prompts": sample.prompt, "completions": sample.response, "completion_ids": ids}
-    label_columns = {} if sample.label is None else {"label": sample.label, args.label_key or "label": sample.label}
+    label_names = ("label", args.label_key or "label")
+    label_columns = {} if sample.label is None else dict.fromkeys(label_names, sample.label)
     return {**reward_parts, **(sample.metadata or {}), **label_columns, **text_columns, "environment": slime_reward}

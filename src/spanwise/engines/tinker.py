@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,8 @@ def credit_datums(
     """
     rewards = rewards or {}
     columns = columns or {}
-    rollouts = [list(datums) if isinstance(datums, (list, tuple)) else [datums] for group in groups for datums in group]
+    all_rollouts = chain.from_iterable(groups)
+    rollouts = [list(rollout) if isinstance(rollout, (list, tuple)) else [rollout] for rollout in all_rollouts]
     group_of_rollout = [g for g, group in enumerate(groups) for _ in group]
     group_sizes = [len(group) for group in groups]
     for name, values in rewards.items():
@@ -75,21 +77,20 @@ def credit_datums(
     for name, values in columns.items():
         if len(values) != len(groups):
             raise AlignmentError(f"Column '{name}' has {len(values)} values for {len(groups)} groups; give one per group.")
-    rollout_rewards = {name: [value for group in values for value in group] for name, values in rewards.items()}
+    rollout_rewards = {name: list(chain.from_iterable(values)) for name, values in rewards.items()}
     trajectories = []
     for n, (group, rollout) in enumerate(zip(group_of_rollout, rollouts, strict=True)):
-        turns = tuple(_turn(datum, n, i) for i, datum in enumerate(rollout))
+        turns = tuple(_turn(datum, n, turn_number) for turn_number, datum in enumerate(rollout))
         trajectories.append(Trajectory(n, group, turns, {name: values[n] for name, values in rollout_rewards.items()}))
     rollout_columns = {name: [values[g] for g in group_of_rollout] for name, values in columns.items()}
     batch, recorded_blocks = turn_batch(trajectories, columns=rollout_columns)
     if all(len(rollout) == 1 for rollout in rollouts):
-        batch = replace(batch, steps=None)  # rollouts of one turn need no turn numbers
+        batch = replace(batch, steps=None)  # each row is a whole rollout, so rows need no step numbers
     reading = read(batch, scheme, vocabulary, recorded=recorded_blocks)
-    adv_nt = advantages(credit_batch(reading, batch, scheme), reading.spans, scheme)
-    advantage_rows = iter(adv_nt.tolist())
-    credited_rollouts = [[_credited(datum, next(advantage_rows)) for datum in rollout] for rollout in rollouts]
-    remaining_rollouts = iter(credited_rollouts)
-    return [[next(remaining_rollouts) for _ in group] for group in groups]
+    credit = credit_batch(reading, batch, scheme)
+    advantage_rows = iter(advantages(credit, reading.spans, scheme).tolist())
+    credited_rollouts = ([_credited(datum, next(advantage_rows)) for datum in rollout] for rollout in rollouts)
+    return [[next(credited_rollouts) for _ in group] for group in groups]
 
 
 def _turn(datum: Any, rollout: int, number: int) -> Turn:
@@ -110,10 +111,7 @@ def _turn(datum: Any, rollout: int, number: int) -> Turn:
 
 
 def _credited(datum: Any, advantage_t: Sequence[float]) -> Any:
-    """Copy a datum of Tinker with new advantages, stored in the same type of container as the old ones.
-
-    `advantage_t` may be longer than the datum, because of padding.
-    """
+    """Copy a datum of Tinker with new advantages, in a container of the old type. `advantage_t` may end with padding."""
     loss_inputs = _get(datum, "loss_fn_inputs")
     target_tokens = _get(loss_inputs, "target_tokens")
     old_advantages = _get(loss_inputs, "advantages")
@@ -142,7 +140,7 @@ def _values(numbers: Any) -> list[Any]:
 
 
 def _like(numbers: Any, values: Sequence[float]) -> Any:
-    """Store values as float32 in the same type of container as `numbers`, for example a tensor or a list."""
+    """Convert values to float32 numbers in a container of the type of `numbers`, such as a tensor or a list."""
     float_array = np.array(values, dtype=np.float32)
     if isinstance(numbers, Tensor):
         return torch.from_numpy(float_array)

@@ -34,9 +34,10 @@ def packed(value_bt: Shaped[Tensor, "b t"], inputs: Mapping[str, Any], *, pad_id
     if any(inputs.get(name) is not None for name in ("pixel_values", "pixel_values_videos")):
         return value_bt  # if there are images, Unsloth moves no tokens to other columns
     prompt_ids_bp = inputs["prompt_ids"]
-    is_pad_bl = torch.cat([prompt_ids_bp, inputs["completion_ids"]], dim=1) == pad_id
-    packed_value_bl = torch.cat([value_bt.new_zeros(prompt_ids_bp.shape), value_bt], dim=1)
-    packed_value_bl = packed_value_bl.gather(1, is_pad_bl.to(torch.uint8).argsort(dim=1, stable=True))
+    ids_bl = torch.cat([prompt_ids_bp, inputs["completion_ids"]], dim=1)
+    padding_last_bl = (ids_bl == pad_id).to(torch.uint8).argsort(dim=1, stable=True)
+    value_bl = torch.cat([value_bt.new_zeros(prompt_ids_bp.shape), value_bt], dim=1)
+    packed_value_bl = value_bl.gather(1, padding_last_bl)
     # Log-probabilities that Unsloth computed earlier have the number of columns that its loss expects.
     for name in ("old_per_token_logps", "ref_per_token_logps"):
         if inputs.get(name) is not None:
@@ -47,7 +48,6 @@ def packed(value_bt: Shaped[Tensor, "b t"], inputs: Mapping[str, Any], *, pad_id
 def check_use(args: Any, scheme: Any, *, critic: Any = None) -> None:
     """Refuse settings and schemes that do not work with Unsloth's loss."""
     loss_type = getattr(args, "loss_type", "dr_grpo")
-    beta = getattr(args, "beta", 0.0)
     ratio_level = getattr(args, "importance_sampling_level", "token")
     needed_fields = scheme.needs if isinstance(scheme, Scheme) else ()
     scheme_modes = scheme.modes if isinstance(scheme, Scheme) else ()
@@ -56,7 +56,7 @@ def check_use(args: Any, scheme: Any, *, critic: Any = None) -> None:
         "Unsloth has not replaced TRL's trainer. Write `import unsloth` as the first line of the script, before trl and "
         f"spanwise; or {_INSTEAD}.": not GRPOTrainer.__name__.startswith("Unsloth"),
         f"Under Unsloth: {unknown('loss_type', loss_type, LOSS_TYPES)}": loss_type not in LOSS_TYPES,
-        **kl_fault(beta, loss_type, engine="Unsloth"),
+        **kl_fault(getattr(args, "beta", 0.0), loss_type, engine="Unsloth"),
         f"importance_sampling_level is '{ratio_level}', which needs log-probabilities from inside Unsloth's loss. Leave it at "
         f"'token', or {_INSTEAD}.": ratio_level != "token",
         "The scheme reads log-probabilities (logp_nt), but Unsloth shifts them to the columns of other tokens. Use another "
@@ -65,16 +65,16 @@ def check_use(args: Any, scheme: Any, *, critic: Any = None) -> None:
     }
     for name, values_off in _WEIGHTS.items():
         value = os.environ.get(name, "").strip()
-        fault = f"{name}={value} makes Unsloth weigh completions by their rewards. Unset {name}."
-        faults[fault] = value not in values_off
+        faults[f"{name}={value} makes Unsloth weigh completions by their rewards. Unset {name}."] = value not in values_off
     refuse(faults)
 
 
 def check_gradient(gradient_bu: Float[Tensor, "b u"] | None, expected_bu: Float[Tensor, "b u"], *, exact: bool) -> None:
-    """Raise an error if a log-probability has an unexpected gradient; without `exact`, only the gradient's sign counts."""
+    """Raise an error if the gradient of a log-probability is unexpected. Unless `exact`, only its sign is compared."""
     if gradient_bu is None:
         raise SpanwiseError(f"Unsloth's loss stores no gradient, so spanwise cannot check it. {_CANARY}")
-    is_wrong_bu = (gradient_bu - expected_bu).abs() > 0.05 * expected_bu.abs() + 1e-6 * expected_bu.abs().max()
+    tolerance_bu = 0.05 * expected_bu.abs() + 1e-6 * expected_bu.abs().max()
+    is_wrong_bu = (gradient_bu - expected_bu).abs() > tolerance_bu
     if not exact:  # clipping and importance ratios change the size of the gradient, not its sign
         is_wrong_bu = (gradient_bu * expected_bu < 0) | ((expected_bu == 0) & (gradient_bu != 0))
     if bool(is_wrong_bu.any()):
@@ -97,10 +97,11 @@ class _Packed(GRPOTrainer):
 
     def _generate(self, *args: Any, **kwargs: Any) -> Any:
         prompt_ids, completion_ids, masks, *other_outputs = super()._generate(*args, **kwargs)
-        ends_in_padding = [list(ids[-1:]) == [self._pad_id] for ids in completion_ids]
+        ends_in_padding = [len(ids) > 0 and ids[-1] == self._pad_id for ids in completion_ids]
         if any(ends_in_padding):  # Unsloth's loss drops a final padding token, so the mask must drop it, too
             all_masks = [[1] * len(ids) for ids in completion_ids] if masks is None else masks
-            masks = [[*mask[:-1], 0] if is_pad else mask for mask, is_pad in zip(all_masks, ends_in_padding, strict=True)]
+            masks_with_flags = zip(all_masks, ends_in_padding, strict=True)
+            masks = [[*mask[:-1], 0] if has_padding else mask for mask, has_padding in masks_with_flags]
         return prompt_ids, completion_ids, masks, *other_outputs
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
@@ -108,17 +109,18 @@ class _Packed(GRPOTrainer):
         mask_nt = output["completion_mask"]
         last_column_n1 = mask_nt.sum(dim=1, keepdim=True) - 1
         is_before_last_nt = torch.arange(mask_nt.shape[1], device=mask_nt.device) < last_column_n1
-        has_inner_padding_n = (is_before_last_nt & (output["completion_ids"] == self._pad_id)).any(dim=1)
-        # Unsloth moves tokens after a padding token but not their mask, so completions with inner padding are left out of the loss.
+        is_padding_nt = output["completion_ids"] == self._pad_id
+        has_inner_padding_n = (is_before_last_nt & is_padding_nt).any(dim=1)
+        # Leave completions with inner padding out of the loss, because Unsloth moves their tokens but not their mask.
         if bool(has_inner_padding_n.any()):
             output["tool_mask"] = output.get("tool_mask", mask_nt) * ~has_inner_padding_n[:, None]
         return output
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Tensor:
-        moved_inputs = {**inputs, "advantages": packed(inputs["advantages"].detach(), inputs, pad_id=self._pad_id)}
+        moved_advantages = packed(inputs["advantages"].detach(), inputs, pad_id=self._pad_id)
         # `SpanGRPOTrainer` set beta to 0 to add the KL itself, but Unsloth does not return the log-probabilities for that.
         self.beta = self.args.beta
-        return super().compute_loss(model, moved_inputs, return_outputs, num_items_in_batch)
+        return super().compute_loss(model, {**inputs, "advantages": moved_advantages}, return_outputs, num_items_in_batch)
 
 
 class UnslothSpanGRPOTrainer(SpanGRPOTrainer, _Packed):
@@ -142,9 +144,10 @@ class UnslothSpanGRPOTrainer(SpanGRPOTrainer, _Packed):
             # Unsloth computes the gradient together with the loss, and stores it in the loss's `grad_fn`.
             saved_tensors = getattr(loss.grad_fn, "saved_tensors", ())
             advantage_bt = inputs["advantages"]
-            equal_logp_bt = torch.zeros_like(advantage_bt)  # equal log-probabilities: every importance ratio is 1
+            equal_logp_bt = torch.zeros_like(advantage_bt)  # so that every importance ratio is 1
             slope_bt = fold.surrogate_slope(equal_logp_bt, {"advantages": advantage_bt}, self.args)
-            gradient_scale = 1.0 if self.accelerator.scaler is None else self.accelerator.scaler.get_scale()
+            scaler = self.accelerator.scaler
+            gradient_scale = 1.0 if scaler is None else scaler.get_scale()
             gradient_scale /= len(advantage_bt) * self.current_gradient_accumulation_steps
             expected_bu = -packed(advantage_bt * slope_bt * gradient_scale, inputs, pad_id=self._pad_id)
             gradient_bu = saved_tensors[0] if saved_tensors else None

@@ -38,7 +38,6 @@ class SpanwiseAlgorithmConfig(AlgorithmConfig):
     spanwise: SpanwiseConfig = field(default_factory=SpanwiseConfig)
 
 
-#: SkyRL's configuration with the options of spanwise.
 SpanwiseTrainConfig = make_config(algorithm_cls=SpanwiseAlgorithmConfig)
 
 #: Options of SkyRL that would change the credit or do nothing, each with its required value and the reason.
@@ -54,7 +53,6 @@ REDUCTIONS = ("token_mean", "prompt_mean", "sequence_mean", "seq_mean_token_sum_
 ESTIMATORS = ("spanwise", *AdvantageEstimator)
 #: SkyRL's policy losses to which spanwise can add another loss term.
 LOSSES = ("regular", "dual_clip", "gspo", "cispo", "sapo")
-#: The option of SkyRL that names the run folder.
 OPTION = "trainer.algorithm.spanwise.folder"
 
 
@@ -120,10 +118,12 @@ def check(cfg: Any) -> RecipeRule:
     scheme.check_loads("SkyRL")
     for mode in skyrl_modes:
         part_class(mode, "skyrl").check(mode, "skyrl", cfg)
-    row_fields = {"logp_nt", "value_nt"}  # SkyRL computes these two fields for its own rows, not for single turns
-    provided_fields = {"group_n", "ids_nt", "mask_nt", "columns", "steps", *row_fields, *added_by(scheme.modes, "skyrl")}
-    fields_missing_at_read = row_fields if reads_turns(scheme, stepwise=stepwise) else set()
-    scheme.check(provided_fields, at_read=provided_fields - fields_missing_at_read)
+    provided_fields = {"group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt", "value_nt"}
+    provided_fields |= added_by(scheme.modes, "skyrl")
+    fields_at_read = set(provided_fields)
+    if reads_turns(scheme, stepwise=stepwise):  # SkyRL computes log-probabilities and values of rows, not of single turns
+        fields_at_read -= {"logp_nt", "value_nt"}
+    scheme.check(provided_fields, at_read=fields_at_read)
     say(idle_fields(spanwise_options.recipe, engine="SkyRL"))
     if estimator_name not in ("spanwise", scheme.method):
         say(f"trainer.algorithm.advantage_estimator={estimator_name} is not used: the recipe's method is '{scheme.method}'.")
@@ -139,12 +139,14 @@ def reads_turns(scheme: Scheme, *, stepwise: bool) -> bool:
 
 
 def _group_faults(cfg: Any, scheme: Scheme, *, skyrl_version: str) -> dict[str, Any]:
-    """Return error sentences about SkyRL's group filters as keys, whose values say whether the configuration has the fault."""
-    algorithm_config = cfg.trainer.algorithm
+    """Map error sentences about SkyRL's group filters to whether the configuration has the fault."""
     mode_names = [mode.name for mode in scheme.modes if "skyrl" in mode.parts]
-    sampling_type = algorithm_config.dynamic_sampling.type
-    filter_setting = "trainer.fully_async.sample_full_batch" if cfg.trainer.fully_async.sample_full_batch else ""
-    filter_setting = f"trainer.algorithm.dynamic_sampling.type={sampling_type}" if sampling_type else filter_setting
+    sampling_type = cfg.trainer.algorithm.dynamic_sampling.type
+    filter_setting = ""
+    if sampling_type:
+        filter_setting = f"trainer.algorithm.dynamic_sampling.type={sampling_type}"
+    elif cfg.trainer.fully_async.sample_full_batch:
+        filter_setting = "trainer.fully_async.sample_full_batch"
     computed_after_sampling = sorted({"logp_nt", "value_nt"} & scheme.needs) or mode_names
     return {
         f"Under SkyRL {skyrl_version}, {filter_setting} drops the columns that the generator adds to its output. Install skyrl 0.4 "
@@ -155,7 +157,7 @@ def _group_faults(cfg: Any, scheme: Scheme, *, skyrl_version: str) -> dict[str, 
         f"{filter_setting} keeps the groups that get credit, but the credit needs {', '.join(computed_after_sampling)}, "
         "which SkyRL computes after sampling. Remove the setting.": filter_setting and computed_after_sampling,
         "trainer.algorithm.zero_variance_filter leaves out completions from which a mode still learns. Remove the setting.": (
-            algorithm_config.zero_variance_filter and mode_names
+            cfg.trainer.algorithm.zero_variance_filter and mode_names
         ),
     }
 

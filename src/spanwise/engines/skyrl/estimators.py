@@ -1,7 +1,7 @@
-"""Estimators `spanwise_<method>` for SkyRL's registry, which work without spanwise's entrypoint, and the losses of modes.
+"""Register spanwise's advantage estimators and policy losses with SkyRL.
 
-The registry passes one reward per rollout, the response mask and prompt ids, but no loss mask and no token ids. That is enough for
-methods that turn one reward into one advantage; every other method is refused with the advice to use the entrypoint.
+Estimators `spanwise_<method>` work without spanwise's entrypoint. SkyRL passes them one reward per rollout, the response mask and
+prompt ids, but no token ids. So methods that need more than one reward are refused with the advice to use the entrypoint.
 """
 
 import copy
@@ -56,7 +56,8 @@ def _with_mode(
     inner_config = copy.copy(config)
     inner_config.policy_loss_type = loss_name  # some losses of SkyRL read their own name from this field
     loss_options: dict[str, Any] = {"config": inner_config, "loss_mask": loss_mask, "rollout_logprobs": rollout_logprobs}
-    policy_loss, metrics = PolicyLossRegistry._functions[loss_name](log_probs, old_logp_nt, adv_nt, **loss_options)
+    compute_policy_loss = PolicyLossRegistry._functions[loss_name]
+    policy_loss, metrics = compute_policy_loss(log_probs, old_logp_nt, adv_nt, **loss_options)
     return policy_loss + mode_loss_nt.sum(), metrics
 
 

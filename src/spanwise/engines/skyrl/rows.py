@@ -22,7 +22,7 @@ class SampledRows:
 
     output: Mapping[str, Any]  # the generator's output, before SkyRL merged its rows
     uids: Sequence[str]  # the prompt id of each row of the output
-    # For each row of the output: its row in the training batch, and its first token's place in that row's response.
+    # for each row of the output: the training row that it was merged into, and its offset in that row's response
     place_s: Sequence[tuple[int, int]]
     length_n: Sequence[int]  # the number of response tokens of each row of the training batch
     stepwise: bool  # True if a row of the output is one turn instead of a whole conversation
@@ -33,22 +33,22 @@ class SampledRows:
         response_lengths = [len(response) for response in trained["response_ids"]]
         if len(response_lengths) == len(output["response_ids"]):
             return SampledRows(output, uids, [(n, 0) for n in range(len(response_lengths))], response_lengths, stepwise)
-        sampled_turns = list(zip(output["prompt_token_ids"], output["response_ids"], output["trajectory_ids"], strict=True))
+        trajectory_ids = output["trajectory_ids"]
+        sampled_turns = list(zip(output["prompt_token_ids"], output["response_ids"], trajectory_ids, strict=True))
         place_s: list[tuple[int, int]] = []
         for n, (prompt, response) in enumerate(zip(trained["prompt_token_ids"], trained["response_ids"], strict=True)):
             row_ids = [*prompt, *response]
             matched_length = len(prompt)
-            trajectory_id = output["trajectory_ids"][len(place_s)]
-            while len(place_s) < len(sampled_turns):
-                turn_prompt, turn_response, turn_trajectory_id = sampled_turns[len(place_s)]
-                if (
-                    turn_trajectory_id != trajectory_id
-                    or len(turn_prompt) < matched_length
-                    or row_ids[: len(turn_prompt) + len(turn_response)] != [*turn_prompt, *turn_response]
-                ):
+            first_turn = len(place_s)
+            row_trajectory_id = trajectory_ids[first_turn]
+            for s in range(first_turn, len(sampled_turns)):
+                turn_prompt, turn_response, trajectory_id = sampled_turns[s]
+                turn_ids = [*turn_prompt, *turn_response]
+                is_next_turn = trajectory_id == row_trajectory_id and len(turn_prompt) >= matched_length
+                if not is_next_turn or row_ids[: len(turn_ids)] != turn_ids:
                     break
                 place_s.append((n, len(turn_prompt) - len(prompt)))
-                matched_length = len(turn_prompt) + len(turn_response)
+                matched_length = len(turn_ids)
         return SampledRows(output, uids, place_s, response_lengths, stepwise)
 
     @cached_property
@@ -87,15 +87,14 @@ class SampledRows:
         trained_columns = {name: [column[s] for s in source_rows] for name, column in row_columns.items()}
         named_columns = columns(uids) | trained_columns
         if data is None:
-            responses = self.output["response_ids"]
-            loss_masks = self.output["loss_masks"]
-            sampled_masks = [mask if any(mask) else [1] * len(mask) for mask in loss_masks]
-            return Batch.jagged(responses, uids, sampled=sampled_masks, columns=named_columns)
+            sampled_masks = [mask if any(mask) else [1] * len(mask) for mask in self.output["loss_masks"]]
+            return Batch.jagged(self.output["response_ids"], uids, sampled=sampled_masks, columns=named_columns)
         response_width = data["loss_mask"].shape[1]
         trained_nt = data["loss_mask"][:row_count] > 0
-        value_nt, logp_nt = data.get("values"), data.get("action_log_probs")
-        # For some losses SkyRL computes no log-probabilities under the policy, and uses those from sampling instead.
-        logp_nt = data.get("rollout_logprobs") if logp_nt is None else logp_nt
+        value_nt = data.get("values")
+        logp_nt = data.get("action_log_probs")
+        if logp_nt is None:  # for some losses SkyRL only has the log-probabilities from sampling
+            logp_nt = data.get("rollout_logprobs")
         untrained_n1 = ~trained_nt.any(dim=1, keepdim=True)
         rollout_n = torch.tensor([self.rollout_s[s] for s in source_rows])
         return Batch(
@@ -116,29 +115,31 @@ class SampledRows:
         responses = self.output["response_ids"]
         loss_masks = self.output["loss_masks"]
         responses_with_masks = zip(responses, loss_masks, strict=True)
-        ranges_s = [[(0, len(response))] if self.stepwise else _runs(mask) for response, mask in responses_with_masks]
-        turn_ranges = [(s, k, start, end) for s, ranges in enumerate(ranges_s) for k, (start, end) in enumerate(ranges)]
+        row_ranges = [[(0, len(response))] if self.stepwise else _runs(mask) for response, mask in responses_with_masks]
+        turn_ranges = [(s, k, *turn_range) for s, ranges in enumerate(row_ranges) for k, turn_range in enumerate(ranges)]
 
         def value_of_turn(values: Sequence[Any], s: int, k: int) -> Any:
             """Return the value of turn `k` of row `s` from one of the generator's lists, or the row's value if turns have none."""
-            has_turn_values = not self.stepwise and isinstance(values[s], list) and len(values[s]) == len(ranges_s[s])
-            return values[s][k] if has_turn_values else values[s]
+            row_value = values[s]
+            if self.stepwise or not isinstance(row_value, list) or len(row_value) != len(row_ranges[s]):
+                return row_value
+            return row_value[k]
 
         turn_columns: dict[str, Any] = {
             name: [value_of_turn(values, s, k) for s, k, _, _ in turn_ranges] for name, values in self.extra.items()
         }
         states = None
-        if anchored and "anchors" not in turn_columns:  # without named states, a turn's state is all tokens before the turn
+        if anchored and "anchors" not in turn_columns:  # by default, a turn's state is all tokens before the turn
             states = [(*prompts[s], *responses[s][:start]) for s, _, start, _ in turn_ranges]
         row_of_turn = [s for s, *_ in turn_ranges]
         turn_number_s = torch.arange(len(turn_ranges))
         rollout_of_turn = torch.tensor([self.rollout_s[row] for row in row_of_turn])
         states = turn_columns.pop("anchors", states)
-        turn_columns["environment"] = [self._turn_reward(s, ranges_s[s], k) for s, k, _, _ in turn_ranges]
+        turn_columns["environment"] = [self._turn_reward(s, row_ranges[s], k) for s, k, _, _ in turn_ranges]
         turn_columns["completion_ids"] = [responses[s][start:end] for s, _, start, end in turn_ranges]
         uids = [self.uids[row] for row in row_of_turn]
         turn_masks = [loss_masks[s][start:end] for s, _, start, end in turn_ranges]
-        # Turns that the generator left out of the loss are still scored and compared, so all their tokens count as sampled.
+        # A turn that is left out of the loss still gets rewards, so all its tokens count as sampled.
         batch = Batch.jagged(
             turn_columns["completion_ids"],
             uids,
@@ -148,7 +149,8 @@ class SampledRows:
         )
         training_row_s = torch.tensor([self.place_s[row][0] for row in row_of_turn])
         row_start_columns = [width - self.length_n[n] + offset for n, offset in self.place_s]
-        turn_start_s1 = torch.tensor([row_start_columns[row] + start for row, _, start, _ in turn_ranges])[:, None]
+        turn_start_columns = [row_start_columns[row] + start for row, _, start, _ in turn_ranges]
+        turn_start_s1 = torch.tensor(turn_start_columns)[:, None]
         turn_length_s1 = torch.tensor([end - start for *_, start, end in turn_ranges])[:, None]
         token_offset_u = torch.arange(int(turn_length_s1.max()))
         column_su = torch.where(token_offset_u < turn_length_s1, turn_start_s1 + token_offset_u, -1)

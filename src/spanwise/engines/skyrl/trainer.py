@@ -81,7 +81,8 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         turn_uids = list(uids)
         algorithm = self.cfg.trainer.algorithm
         # SkyRL's filter looks at the environment's reward, so it is off here; `_leave_out_useless` filters by credit later.
-        filter_setting, algorithm.zero_variance_filter = algorithm.zero_variance_filter, False
+        filter_setting = algorithm.zero_variance_filter
+        algorithm.zero_variance_filter = False
         try:
             merged_output, uids = super().postprocess_generator_output(generator_output, uids, *more, **rest)
         finally:
@@ -103,9 +104,8 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         """Let SkyRL sample further prompts until enough prompt groups have a completion with credit."""
         useful_uids = self._useful_uids(generator_output, uids)
         # SkyRL keeps groups whose rewards differ, so here one row of each useful group has reward 1 and all others have 0.
-        first_row_by_uid = {uid: row for row, uid in reversed(list(enumerate(uids)))}
-        first_useful_rows = {first_row_by_uid[uid] for uid in useful_uids}
-        fake_rewards = [1.0 if row in first_useful_rows else 0.0 for row in range(len(uids))]
+        first_useful_rows = {uids.index(uid) for uid in useful_uids}
+        fake_rewards = [float(row in first_useful_rows) for row in range(len(uids))]
         fake_output = {**generator_output, "rewards": fake_rewards, _REWARDS: generator_output["rewards"]}
         sampled_output, uids, keep_sampling = super().handle_dynamic_sampling(fake_output, uids)
         original_rewards = sampled_output.pop(_REWARDS)
@@ -118,15 +118,17 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         return _prompts_of(uids, scored_batch.batch.group_n[self.step.useful(scored_batch)])
 
     def _read(self, rows: SampledRows, *, width: int, data: Any = None) -> ReadBatch:
-        """Build a batch from single turns or from SkyRL's own rows, and find and score its blocks."""
+        """Build a batch whose rows are single turns or SkyRL's own rows, and compute its rewards."""
         if reads_turns(self.scheme, stepwise=rows.stepwise):
-            batch, turns = rows.turns(self._columns, width=width, anchored="anchor_s" in self.scheme.entry.inputs)
+            needs_states = "anchor_s" in self.scheme.entry.inputs
+            batch, turns = rows.turns(self._columns, width=width, anchored=needs_states)
         else:
-            batch, turns = rows.whole(self._columns, data), None
+            batch = rows.whole(self._columns, data)
+            turns = None
         return ReadBatch(batch, read(batch, self.scheme, self.vocabulary), len(rows.length_n), turns)
 
     def _execute_forward_pass(self, model: str, batch: Any, key: str, mini_batch_boundaries: Any) -> Tensor:
-        """Compute old log-probabilities or values, and prevent SkyRL from shifting them to other rows."""
+        """Compute old log-probabilities or values, in the order of the batch's rows."""
         # With mini-batch boundaries, SkyRL would leave padding rows in the result; one pass over the batch needs no padding.
         rank_count = self.dispatch.get_lcm_dp_size()
         needs_padding = any((end - start) % rank_count for start, end in mini_batch_boundaries or ())
@@ -134,8 +136,8 @@ class SpanRayPPOTrainer(RayPPOTrainer):
 
     def _execute_training_step(self, model: str, data: Any) -> dict[str, float]:
         """Run SkyRL's optimizer step, except for the policy while only the critic trains."""
-        policy_waits = model == "policy" and 0 < self.global_step <= self.critic_config.policy_training_start_step
-        return {} if policy_waits else super()._execute_training_step(model, data)
+        trains_only_critic = 0 < self.global_step <= self.critic_config.policy_training_start_step
+        return {} if model == "policy" and trains_only_critic else super()._execute_training_step(model, data)
 
     def train_critic_and_policy(self, data: Any) -> Any:
         """Run SkyRL's update of critic and policy, and write the update's loss, gradient norm and entropy to the run folder."""
@@ -157,24 +159,25 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         reading = scored_batch.reading
         if self.scheme.value_names:  # the critic does not learn from rows that the generator left out of the loss
             batch = replace(batch, mask_nt=mask_nt[:row_count])
-        last_column = mask_nt.shape[1] - 1  # rows are right-aligned, so this column has the token that a mode appended
-        mode_token_columns = {mode: torch.where(appended_n, last_column, -1) for mode, appended_n in self._appended.items()}
+        last_column = mask_nt.shape[1] - 1  # where a mode appends its token to a row
+        token_columns = {mode: torch.where(has_token_n, last_column, -1) for mode, has_token_n in self._appended.items()}
+        finished_steps = self.global_step - 1
         for name, part in self.parts.items():
-            mode_logp_n = token_logp(data["action_log_probs"][:row_count], mode_token_columns[name])
-            batch = replace(batch, **part.fields(mode_logp_n, self.global_step - 1))
+            mode_logp_n = token_logp(data["action_log_probs"][:row_count], token_columns[name])
+            batch = replace(batch, **part.fields(mode_logp_n, finished_steps))
         scored_batch = replace(scored_batch, batch=batch)
         step_result = self.step.finish(scored_batch, number=self.global_step, dtype=self.advantage_dtype)
         adv_nt = scored_batch.put(step_result.advantages_nt)
         if self.cfg.trainer.algorithm.zero_variance_filter:
             self._leave_out_useless(data, step_result, rows)
             mask_nt = data["loss_mask"] > 0
-        # The mask sets advantages to 0 in padding and in rows that are left out of the loss.
-        adv_nt = pad(adv_nt, (0, 0, 0, len(mask_nt) - row_count)) * mask_nt
+        padding_row_count = len(mask_nt) - row_count
+        adv_nt = pad(adv_nt, (0, 0, 0, padding_row_count)) * mask_nt
         all_metrics = dict(step_result.metrics)
         rollout_n = torch.tensor([rows.rollout_s[s] for s in rows.source_row_n])
         advantage_factor_n1 = fold_factor(
             data["loss_mask"],
-            pad(rollout_n, (0, len(mask_nt) - row_count), value=-1),  # padding rows belong to no rollout, so they get -1
+            pad(rollout_n, (0, padding_row_count), value=-1),  # -1: padding rows belong to no rollout
             loss_reduction=self.cfg.trainer.algorithm.loss_reduction,
             mini_batches=data.metadata["policy_mini_batch_boundaries"],
             prompts=data.metadata["policy_prompt_boundaries"],
@@ -187,12 +190,12 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             return_nt, critic_metrics = returns(reading, batch, self.scheme, lam=self.critic_config.gae_lambda_value)
             all_metrics |= critic_metrics
             for name, value_nt in (("values", batch.value_nt), ("returns", return_nt)):
-                data[name] = torch.where(mask_nt, pad(value_nt, (0, 0, 0, len(mask_nt) - row_count)), 0.0)
+                data[name] = torch.where(mask_nt, pad(value_nt, (0, 0, 0, padding_row_count)), 0.0)
         for name, part in self.parts.items():
-            mode_weight_n, target_logp_n, metrics = part.lesson(reading, self.scheme, self.global_step - 1, rows=row_count)
+            mode_weight_n, target_logp_n, metrics = part.lesson(reading, self.scheme, finished_steps, rows=row_count)
             mode_weight_n = mode_weight_n * advantage_factor_n1[:row_count, 0]
             for field, value_n in (("advantages", mode_weight_n), ("action_log_probs", target_logp_n)):
-                data[field] = with_token(data[field], mode_token_columns[name], value_n)
+                data[field] = with_token(data[field], token_columns[name], value_n)
             all_metrics |= metrics
         self.last_advantages = adv_nt[:row_count]
         if self._record is not None:
@@ -218,29 +221,28 @@ class SpanRayPPOTrainer(RayPPOTrainer):
     def _columns(self, uids: Sequence[str]) -> dict[str, list[Any]]:
         """Return the dataset's columns for some prompts; nested mappings become columns such as `reward_spec.ground_truth`."""
         prompt_dataset: Any = self.train_dataset
-        # Only a prompt id of digits has columns: it is the number of a `PromptDataset` row, whose third entry is the columns.
-        columns_by_uid = {uid: prompt_dataset[int(uid)][2] if uid.isdecimal() else {} for uid in set(uids)}
-        return columns_of([columns_by_uid[uid] for uid in uids])
+        numbered_uids = {uid for uid in uids if uid.isdecimal()}  # a decimal prompt id is the index of a dataset row
+        columns_by_uid = {uid: prompt_dataset[int(uid)][2] for uid in numbered_uids}
+        return columns_of([columns_by_uid.get(uid, {}) for uid in uids])
 
     def _keep(self, record: RunRecord, result: StepResult, sampled_rows: SampledRows) -> None:
         """Write the metrics of a credited batch, and its rollouts if they are due, to the run folder."""
 
         def rollouts() -> Rollouts:
-            prompt_by_uid = prompt_texts(self.tokenizer, sampled_rows.uids, sampled_rows.output["prompt_token_ids"])
+            prompt_ids = sampled_rows.output["prompt_token_ids"]
+            prompt_by_uid = prompt_texts(self.tokenizer, sampled_rows.uids, prompt_ids)
             prompt_by_group = list(prompt_by_uid.values())  # groups are numbered in the order of these prompts
             row_prompts = [prompt_by_group[group] for group in result.own.batch.group_n.tolist()]
             return self.step.rollouts(result, number=self.global_step, prompts=row_prompts)
 
-        trainer_config = self.cfg.trainer
-        generator_config = self.cfg.generator
         recipe = record.recipe(
             self.scheme,
-            model=trainer_config.policy.model.path,
+            model=self.cfg.trainer.policy.model.path,
             steps=self.total_training_steps,
-            prompts=trainer_config.train_batch_size,
-            group_size=max(2, generator_config.n_samples_per_prompt),
-            temperature=float(generator_config.sampling_params.temperature),
-            seed=trainer_config.seed,
+            prompts=self.cfg.trainer.train_batch_size,
+            group_size=max(2, self.cfg.generator.n_samples_per_prompt),
+            temperature=float(self.cfg.generator.sampling_params.temperature),
+            seed=self.cfg.trainer.seed,
         )
         record.add_batch(self.global_step, result, self.scheme, recipe=recipe, tokenizer=self.tokenizer, rollouts=rollouts)
 

@@ -35,8 +35,9 @@ class SwiftSpanTrainer(GRPOTrainer):
             "sequence_parallel_size": template.sequence_parallel_size,
         }
         recipe_rule = adapter.check(adapter.installed_recipe, settings, longest=self.max_completion_length)
-        process_ranks = Ranks(self.accelerator.process_index, lambda local: gather_object([local]))
-        ranks = process_ranks if self.accelerator.num_processes > 1 else None
+        ranks = None
+        if self.accelerator.num_processes > 1:
+            ranks = Ranks(self.accelerator.process_index, lambda own: gather_object([own]))
         vocabulary = Vocabulary.of(template.tokenizer, self.model)
         model_name = getattr(self.args, "model", None)
         self.recipe_run = RecipeRun(recipe_rule, template.tokenizer, vocabulary, ranks=ranks, resumes=True, model=model_name)
@@ -54,13 +55,16 @@ class SwiftSpanTrainer(GRPOTrainer):
             rows = zip(micro_batch.completion_mask, input_ids, micro_batch.old_per_token_logps, strict=True)
             for mask_t, ids_l, logp_t in rows:
                 trained_columns = mask_t.nonzero()[:, 0].tolist()
-                column_range = slice(trained_columns[0], trained_columns[-1] + 1) if trained_columns else slice(0, 0)
+                column_range = slice(0, 0)
+                if trained_columns:
+                    column_range = slice(trained_columns[0], trained_columns[-1] + 1)
                 completion_ids.append(ids_l[-len(mask_t) :][column_range].tolist())
                 sampled_masks.append(mask_t[column_range].int().tolist())
                 logp_rows.append(logp_t[column_range].float().cpu())
                 column_ranges.append(column_range)
         group_size = self.num_generations if is_training else self.num_generations_eval
-        group_n = (self.accelerator.process_index * len(completion_ids) + torch.arange(len(completion_ids))) // group_size
+        first_row = self.accelerator.process_index * len(completion_ids)
+        group_n = (first_row + torch.arange(len(completion_ids))) // group_size
         columns = self._columns(ordered_samples)
         logp_nt = pad_sequence(logp_rows, batch_first=True)
         batch = Batch.jagged(completion_ids, group_n, sampled=sampled_masks, columns=columns, logp_nt=logp_nt)
@@ -68,11 +72,12 @@ class SwiftSpanTrainer(GRPOTrainer):
         mask_nt = batch.mask_nt
         assert mask_nt is not None
         if self.overlong_filter:
-            mask_nt = mask_nt & ~torch.cat([micro_batch.truncated_mask for micro_batch in micro_batches]).cpu()[:, None]
+            is_truncated_n = torch.cat([micro_batch.truncated_mask for micro_batch in micro_batches]).cpu()
+            mask_nt = mask_nt & ~is_truncated_n[:, None]
         micro_batches_per_generation = self.args.steps_per_generation * self.num_iterations
         finished_micro_batches = self.state.global_step * self.args.gradient_accumulation_steps
         batch_number = finished_micro_batches // micro_batches_per_generation + 1
-        batch_number = max(batch_number, self.recipe_run.batches + 1)  # batches of one optimizer step get different numbers
+        batch_number = max(batch_number, self.recipe_run.batches + 1)  # two batches of one optimizer step differ
         adv_nt, metrics = self.recipe_run.finish(scored_batch, mask_nt=mask_nt, learn=is_training, number=batch_number)
         ranges_and_advantages = zip(column_ranges, adv_nt, strict=True)
         for micro_batch in micro_batches:
@@ -86,8 +91,10 @@ class SwiftSpanTrainer(GRPOTrainer):
     def _columns(self, samples: Sequence[Any]) -> dict[str, list[Any]]:
         """Return the columns for reward functions: dataset, turn scheduler, prompts, ms-swift's rewards and their sum."""
         reward_nf = torch.stack(list(get_even_process_data(self, self._rewards_per_func)))
-        total_reward_n = (reward_nf * self.reward_weights).nansum(dim=1).masked_fill(reward_nf.isnan().all(dim=1), torch.nan)
-        columns = columns_of([{**sample.extra, **(sample.rollout_infos or {})} for sample in samples], flat=False)
+        weighted_sum_n = (reward_nf * self.reward_weights).nansum(dim=1)
+        total_reward_n = weighted_sum_n.masked_fill(reward_nf.isnan().all(dim=1), torch.nan)
+        row_dicts = [{**sample.extra, **(sample.rollout_infos or {})} for sample in samples]
+        columns = columns_of(row_dicts, flat=False)
         columns |= {"prompts": [_prompt(sample) for sample in samples], "environment": total_reward_n.tolist()}
         return columns | {name: reward_nf[:, f].tolist() for f, name in enumerate(self.reward_func_names)}
 

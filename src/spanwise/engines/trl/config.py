@@ -44,9 +44,7 @@ _Class = TypeVar("_Class", bound=type)
 
 def no_type_check(cls: _Class) -> _Class:
     """Return a class unchanged; a decorator of this name makes jaxtyping's import hook skip the class."""
-    # TRL's annotations are too loose to pass jaxtyping's checks.
-    # `typing.no_type_check` would skip them, too, but would hide the type hints from TRL's argument parser.
-    return cls
+    return cls  # `typing.no_type_check` would hide the type hints from TRL's argument parser, too
 
 
 def _option(default: Any, text: str) -> Any:
@@ -72,8 +70,7 @@ class SpanGRPOConfig(GRPOConfig):
     """
 
     loss_type: str = _option(
-        "dr_grpo",
-        "Policy loss: dr_grpo, grpo, bnpo, dapo, cispo, sapo, luspo, vespo, dppo_tv or dppo_kl.",
+        "dr_grpo", "Policy loss: dr_grpo, grpo, bnpo, dapo, cispo, sapo, luspo, vespo, dppo_tv or dppo_kl."
     )
     importance_sampling_level: str = _option(
         "token",
@@ -100,7 +97,6 @@ class SpanGRPOConfig(GRPOConfig):
     )
 
     def __post_init__(self) -> None:
-        # TRL itself refuses groups of one completion only after the distributed set-up, with a bare ValueError.
         if self.num_generations is not None and self.num_generations < 2:
             raise RecipeError(
                 f"num_generations is {self.num_generations}: a group of one completion has nothing to compare it with, so its "
@@ -130,7 +126,8 @@ def check_base(*, moves_columns: bool) -> None:
 
 def check_scheme(scheme: Any, critic: Any, options: Mapping[str, Any]) -> Scheme:
     """Return the scheme (the rule of credit) after checking that it works with the critic and the trainer's options."""
-    misplaced_options = [name for name in options if name in inspect.signature(Scheme.preset).parameters]
+    scheme_options = inspect.signature(Scheme.preset).parameters
+    misplaced_options = [name for name in options if name in scheme_options]
     known_names = [*_trl_arguments(), "scheme"]
     if misplaced_options:
         raise RecipeError(f"Set {' and '.join(misplaced_options)} in the scheme, not in the trainer. Write {_SCHEME}.")
@@ -259,7 +256,7 @@ def _check_dataset(
 ) -> None:
     """Refuse an object that is no dataset, and a dataset that lacks prompts or the gold answers of built-in rewards."""
     split_names = list(dataset) if isinstance(dataset, Mapping) else []
-    known_columns = getattr(dataset, "column_names", None) if not split_names else None
+    known_columns = None if split_names else getattr(dataset, "column_names", None)
     column_names = known_columns or ["none"]
     type_name = type(dataset).__name__
     faults: dict[str, Any] = {
@@ -287,8 +284,7 @@ def _check_dataset(
 def check_prompts(prompts: Iterable[Any], *, template: bool) -> None:
     """Refuse a dataset if one of its prompts is neither a text nor a list of messages."""
     for row, prompt in enumerate(prompts):
-        fault = prompt_fault(prompt, template=template)
-        if fault:
+        if fault := prompt_fault(prompt, template=template):
             raise DataError(f"Row {row} of the training dataset has the prompt {prompt!r:.80}; {fault}")
 
 
@@ -298,10 +294,11 @@ def check_prefilled(prompt: str, layout: Layout) -> None:
     prefilled = layout.prefilled or ""
     opening_tags_by_mark: dict[str, list[str]] = {}
     for part in layout.parts:
-        list_opening_tags = SEGMENTERS.find(part.segmenter).opens
-        opening_tags = [] if list_opening_tags is None else list_opening_tags(part.mark)
+        segmenter = SEGMENTERS.find(part.segmenter)
+        opening_tags = [] if segmenter.opens is None else segmenter.opens(part.mark)
         opening_tags_by_mark[part.mark] = [tag.strip() for tag in opening_tags if tag.strip()]
-    opened_pairs = [(mark, tag) for mark, tags in opening_tags_by_mark.items() for tag in tags if prompt_end.endswith(tag)]
+    marks_and_tags = [(mark, tag) for mark, tags in opening_tags_by_mark.items() for tag in tags]
+    opened_pairs = [(mark, tag) for mark, tag in marks_and_tags if prompt_end.endswith(tag)]
     opened_mark, opened_tag = opened_pairs[0] if opened_pairs else ("", "")
     prefilled_tags = opening_tags_by_mark.get(prefilled, [])
     faults = {

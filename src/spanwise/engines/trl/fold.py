@@ -59,10 +59,7 @@ def pooled_logps(
 
 
 def clip_range(args: GRPOConfig) -> tuple[float, float]:
-    """Return how far an importance ratio may fall below 1 and rise above 1 before TRL clips it.
-
-    DPPO uses the same numbers as bounds on its divergence.
-    """
+    """Return how far an importance ratio may fall below and rise above 1 before clipping. DPPO uses these as its bounds."""
     return args.epsilon, args.epsilon if args.epsilon_high is None else args.epsilon_high
 
 
@@ -70,9 +67,8 @@ def dppo_term(
     logps_bt: Float[Tensor, "b t"], inputs: Mapping[str, Any], mask_bt: Num[Tensor, "b t"], args: GRPOConfig
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """Compute the DPPO loss (summed over tokens, averaged over rows) and the share of tokens that it drops."""
-    sampling_logp_bt = inputs.get("sampling_per_token_logps")
-    sampling_logp_bt = inputs.get("old_per_token_logps") if sampling_logp_bt is None else sampling_logp_bt
-    sampling_logp_bt = logps_bt.detach() if sampling_logp_bt is None else sampling_logp_bt
+    possible_logps = (inputs.get("sampling_per_token_logps"), inputs.get("old_per_token_logps"), logps_bt.detach())
+    sampling_logp_bt = next(logp_bt for logp_bt in possible_logps if logp_bt is not None)
     in_loss_bt = mask_bt.bool()
     advantages_bt = inputs["advantages"]
     clip_low, clip_high = clip_range(args)
@@ -104,10 +100,7 @@ def kl_term(kl_bt: Float[Tensor, "b t"], mask_bt: Num[Tensor, "b t"]) -> Float[T
 
 
 def surrogate_slope(logps_bt: Float[Tensor, "b t"], inputs: Mapping[str, Any], args: GRPOConfig) -> Float[Tensor, "b t"]:
-    """Differentiate each token's surrogate by the token's log-probability, for an advantage of 1.
-
-    The result is NaN where clipping may act.
-    """
+    """Differentiate each token's surrogate by its log-probability, for an advantage of 1. NaN: clipping may act."""
     old_logp_bt = inputs.get("old_per_token_logps")
     clip_low, clip_high = clip_range(args)
     ratio_bt = torch.ones_like(logps_bt) if old_logp_bt is None else (logps_bt - old_logp_bt).exp()
@@ -139,11 +132,9 @@ def check_own_advantage(
 
     d/dA_t of sum_s w_s dL/dlogp_s = -height_t w_t mask_t / (b accumulation factor), w: test weights; no check at NaN heights
     """
-    # In TRL itself all tokens of a completion share one advantage, so a TRL release might average advantages unnoticed.
     # The second derivative of the loss, by log-probabilities and advantages, shows which advantage weighs which token.
-    # Each token of a completion gets a different test weight in [1, 2), made from multiples of the golden ratio modulo 1.
     token_index_t = torch.arange(advantages_bt.shape[1], device=advantages_bt.device, dtype=torch.float64)
-    test_weight_t = 1 + (token_index_t * 0.6180339887) % 1
+    test_weight_t = 1 + (token_index_t * 0.6180339887) % 1  # a different weight in [1, 2) for each token of a completion
     test_weight_bt = test_weight_t.to(advantages_bt.dtype).expand_as(advantages_bt)
     (logp_gradient_bt,) = torch.autograd.grad(loss, logps_bt, create_graph=True, allow_unused=True)
     advantage_gradient_bt = None
@@ -155,11 +146,10 @@ def check_own_advantage(
     loss_divisor_b1 = factor_b1 * advantages_bt.shape[0] * accumulation
     token_weight_bt = -advantage_gradient_bt * loss_divisor_b1
     expected_weight_bt = torch.where(mask_bt.bool(), test_weight_bt * height_bt, 0.0)
-    # Rounding to bfloat16 changes a weight by less than 0.05.
-    # Tokens whose expected weight is NaN are not checked, because comparisons with NaN are False.
+    # Rounding to bfloat16 changes a weight by less than 0.05. A comparison with NaN is False, so NaN is not checked.
     is_wrong_bt = (token_weight_bt - expected_weight_bt).abs() > 0.05
     if bool(is_wrong_bt.any()):
-        row, token = (int(index) for index in is_wrong_bt.nonzero()[0])
+        row, token = is_wrong_bt.nonzero()[0].tolist()
         raise SpanwiseError(
             f"The gradient of token {token} of completion {row} is not weighted with its own advantage: in a test the weight is "
             f"{float(token_weight_bt[row, token]):.4g} and must be {float(expected_weight_bt[row, token]):.4g}. {_CANARY}"
@@ -210,13 +200,13 @@ class GradientGuard(TrainerCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         """Raise an error if the gradient is not finite."""
-        gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+        weights = dict(model.named_parameters())
+        gradients = {name: weight.grad for name, weight in weights.items() if weight.grad is not None}
         if not gradients or self.scaled():
             return
-        gradient_norm = torch.nn.utils.get_total_norm(gradients)
+        gradient_norm = torch.nn.utils.get_total_norm(list(gradients.values()))
         if not bool(gradient_norm.isfinite()):
-            named_gradients = ((name, weight.grad) for name, weight in model.named_parameters() if weight.grad is not None)
-            faulty_names = [name for name, gradient in named_gradients if not bool(gradient.isfinite().all())]
+            faulty_names = [name for name, gradient in gradients.items() if not bool(gradient.isfinite().all())]
             parameter_text = "although the gradient of every parameter is finite"
             if faulty_names:
                 parameter_text = f"in {len(faulty_names)} of {len(gradients)} parameters, {faulty_names[0]} first"

@@ -20,7 +20,6 @@ from spanwise.rollouts.folder import RunFolder
 from spanwise.scheme import Scheme
 from spanwise.types import Credit
 
-#: The names of the metrics that the console shows if the option `log_metrics` is "few".
 _CONSOLE_METRICS = re.compile(
     r"(eval_)?(loss|reward|rewards/.*/mean|entropy|kl|completions/(mean_length|clipped_ratio)|credit/malformed)"
     r"|grad_norm|learning_rate|epoch|train_.*|eval_(runtime|.*_per_second)"
@@ -32,8 +31,8 @@ def few_in(callback_class: Any) -> TrainerCallback:
 
     class Few(callback_class):
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-            shown_metrics = {name: value for name, value in (logs or {}).items() if _CONSOLE_METRICS.fullmatch(name)}
-            super().on_log(args, state, control, logs=shown_metrics, **kwargs)
+            shown_names = filter(_CONSOLE_METRICS.fullmatch, logs or {})
+            super().on_log(args, state, control, logs={name: logs[name] for name in shown_names}, **kwargs)
 
     return Few()
 

@@ -62,7 +62,7 @@ class DynamicSampling:
         self.trainer, self.criterion, self.rounds = trainer, criterion, rounds
         # metrics of the last batch: sampled groups divided by needed groups, and the share of groups that teach nothing
         self.metrics: dict[str, float] = {}
-        # the completion ids of the last batch, whose rewards are already computed; None if groups were sampled again
+        # the completion ids of the last batch if its rewards are already computed, because no group was sampled again
         self.scored: Any = None
 
     def fill(self, outputs: tuple[Any, ...], prompts: list[Any], rows: list[dict[str, Any]]) -> tuple[Any, ...]:
@@ -99,10 +99,7 @@ class DynamicSampling:
         return outputs
 
     def _useful(self, generated: tuple[Any, ...], prompts: list[Any], rows: list[dict[str, Any]]) -> Bool[Tensor, " g"]:
-        """Score sampled completions, and return for each group whether it teaches something.
-
-        A group teaches something if a completion gets credit or, if `criterion` names an objective, if its rewards differ.
-        """
+        """Return for each sampled group whether a completion gets credit or, if `criterion` is an objective, rewards differ."""
         extra_fields = next((part for part in generated if isinstance(part, dict)), {})
         for n, row in enumerate(rows):
             row.update({name: values[n] if isinstance(values, list) else values for name, values in extra_fields.items()})
@@ -115,9 +112,9 @@ class DynamicSampling:
             is_nan_gn = reward_gn.isnan()
             return reward_gn.masked_fill(is_nan_gn, -torch.inf).amax(1) > reward_gn.masked_fill(is_nan_gn, torch.inf).amin(1)
         is_useful_n = self.trainer.step.useful(scored_rows)
-        if scored_rows.turns is not None:  # each row is a turn, so copy the result of turns to completions
-            no_completion_n = torch.zeros(scored_rows.completions, dtype=torch.bool)
-            is_useful_n = no_completion_n.index_put((scored_rows.turns.row_s,), is_useful_n)
+        if scored_rows.turns is not None:  # a row is a turn here, but groups consist of completions
+            useful_completions = scored_rows.turns.row_s[is_useful_n]
+            is_useful_n = torch.isin(torch.arange(scored_rows.completions), useful_completions)
         return is_useful_n.view(-1, group_size).any(dim=1)
 
     def _fresh_rows(self) -> Any:

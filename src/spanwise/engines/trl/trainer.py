@@ -44,7 +44,6 @@ from spanwise.step import Ranks, ReadBatch, Step, wider
 _TRL_KWARGS = ("trainer_state", "log_extra", "log_metric", "environments")
 #: The fields of `Batch` that are known when TRL calls reward functions, before it computes log-probabilities.
 AT_READ = ("group_n", "ids_nt", "mask_nt", "columns", "steps")
-#: The fields of `Batch` that TRL fills in.
 PROVIDES = (*AT_READ, "logp_nt")
 #: Arguments that a resumed run must not change: the run would become two different runs, or the change would have no effect.
 _LASTING = (
@@ -116,7 +115,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         scheme.check((*PROVIDES, *added_by(all_modes, "trl")), at_read=AT_READ)
         if args is None:
             model_path = model if isinstance(model, str) else str(getattr(model.config, "_name_or_path", ""))
-            args = config.SpanGRPOConfig(f"{model_path.split('/')[-1] or 'model'}-SpanGRPO")
+            model_name = model_path.split("/")[-1] or "model"
+            args = config.SpanGRPOConfig(f"{model_name}-SpanGRPO")
         config.check_args(args)
         config.check_use(args, trl_version=trl.__version__, model=model, reward_funcs=reward_funcs, options=options)
         prompts_per_batch = (args.generation_batch_size or 0) // (args.num_generations or 1)
@@ -138,9 +138,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._scored_batch: ReadBatch | None = None
         self._read_seconds = 0.0
         self._done: set[str] = set()
-        # off_policy_mask_threshold and top_entropy_quantile mask tokens inside TRL's loss, so the canary lacks the mask.
+        # With these options TRL masks further tokens inside its loss, so the check `canary` would fail.
         trl_masks_tokens = args.off_policy_mask_threshold is not None or args.top_entropy_quantile < 1.0
-        # The canary checks once that TRL's loss weighs each token with its advantage; the DPPO loss is not TRL's.
         self._canary_due = getattr(args, "canary", True) and not trl_masks_tokens and args.loss_type not in fold.DPPO
         self._logps: Tensor | None = None
         self._loss_inputs: dict[str, Any] = {}  # the inputs of the loss that TRL is computing; empty at other times
@@ -163,8 +162,9 @@ class SpanGRPOTrainer(GRPOTrainer):
             config.check_prompts(train_dataset["prompt"], template=has_template)
         # With these weights TRL logs the same weighted sum of rewards as training uses.
         self.reward_weights = torch.tensor([objective.weight for objective in scheme.objectives], dtype=torch.float32)
-        process_ranks = Ranks(self.accelerator.process_index, lambda local: gather_object([local]))
-        ranks = process_ranks if self.accelerator.num_processes > 1 else None
+        ranks = None
+        if self.accelerator.num_processes > 1:
+            ranks = Ranks(self.accelerator.process_index, lambda own: gather_object([own]))
         self.step: Step = Step(scheme, Vocabulary.of(self._text_tokenizer, self.model), ranks=ranks)
         self.parts = parts_of(all_modes, "trl", self)
         self.critic = None if critic is None else self.parts[critic.name].critic
@@ -190,8 +190,8 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
         """Run TRL's training, from the newest checkpoint if asked, and complete the run folder even if training fails."""
-        lasting_settings = self._lasting if self.settings is None else None
-        checkpoint = whole_checkpoint(self.args, resume_from_checkpoint, lasting_settings)
+        compared_settings = self._lasting if self.settings is None else None
+        checkpoint = whole_checkpoint(self.args, resume_from_checkpoint, compared_settings)
         run_writer = self.keeping if self.accelerator.is_main_process else None
         try:
             with nullcontext() if run_writer is None else run_writer.record.running():
@@ -210,10 +210,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         return {**self.scheme.plain(), **critic_settings, **{name: getattr(self.args, name, None) for name in _LASTING}}
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Write TRL's checkpoint, mark it as complete, and only then delete older checkpoints.
-
-        The mark is a list of the checkpoint's files.
-        """
+        """Write TRL's checkpoint and a list of its files, which marks it as complete, and only then delete older checkpoints."""
         folder = Path(self._get_output_dir(trial=trial))
         checkpoint = folder / f"checkpoint-{self.state.global_step}"
         if self.args.should_save:
@@ -241,7 +238,8 @@ class SpanGRPOTrainer(GRPOTrainer):
             rotate_checkpoints(str(folder), save_total_limit=limit, best_model_checkpoint=best_checkpoint, use_mtime=True)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        user_args, self.args = self.args, self._written_args()
+        user_args = self.args
+        self.args = self._written_args()
         try:
             super()._save(output_dir, state_dict)
         finally:
@@ -312,10 +310,9 @@ class SpanGRPOTrainer(GRPOTrainer):
         trl_arguments = {key: columns.pop(key) for key in _TRL_KWARGS if key in columns}
         if self._environment_rewards:
             columns["environment"] = environment_rewards(self._environment_rewards, trl_arguments["environments"])
-        # Completions of a prompt are adjacent, and each process has equally many completions.
         group_size = self.num_generations if self.model.training else self.num_generations_eval
-        row_index_n = torch.arange(len(completion_ids_list))
-        group_n = (self.accelerator.process_index * len(row_index_n) + row_index_n) // group_size
+        first_row = self.accelerator.process_index * len(completion_ids_list)
+        group_n = (first_row + torch.arange(len(completion_ids_list))) // group_size
         batch = Batch.jagged(completion_ids_list, group_n, sampled=self._sampled, columns=columns, extras=trl_arguments)
         self._scored_batch = self.step.read(batch)
         reward_nm = self._logged_rewards(self._scored_batch)
@@ -338,7 +335,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         step_number = self.state.global_step
         if "logp_nt" in self.scheme.needs:
             logp_nt = self._sampled_logps(sequences(output, batch), output)
-            scored_batch = replace(scored_batch, batch=replace(batch, logp_nt=logp_nt))
+            batch = replace(batch, logp_nt=logp_nt)
+            scored_batch = replace(scored_batch, batch=batch)
         for part in self.parts.values():
             scored_batch, metrics = part.fill(scored_batch, output)
             self._note(metrics)
@@ -358,11 +356,13 @@ class SpanGRPOTrainer(GRPOTrainer):
             columns={name: values for name, values in batch.columns.items() if name not in text_column_names},
             learn=is_training,
         )
-        metrics = {**step_result.metrics, "spanwise/seconds": self._read_seconds + time.perf_counter() - start_time}
+        own_seconds = self._read_seconds + time.perf_counter() - start_time
+        metrics = {**step_result.metrics, "spanwise/seconds": own_seconds}
         self._note(metrics)
         if is_training:
             self.last_metrics = {**metrics, **reward_means(all_rows.worth_nm(self.scheme), self.scheme.names)}
-        table_warning = log_credit(getattr(self, "_logs", {}), *step_result.by_completion(), self.scheme)
+        completion_credit, present_nk = step_result.by_completion()
+        table_warning = log_credit(getattr(self, "_logs", {}), completion_credit, present_nk, self.scheme)
         warning_by_kind = {"table": table_warning}
         if int(output["num_items_in_batch"]) == 0:
             warning_by_kind["cut off"] = (
@@ -376,10 +376,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         return output
 
     def sample_rollouts(self, prompts: Sequence[Mapping[str, Any]]) -> Rollouts:
-        """Sample and credit a group of completions for each dataset row, without any effect on the training.
-
-        Only a run of one process can do this.
-        """
+        """Sample and credit a group of completions per dataset row, without effect on the training; for one process only."""
         was_training = self.model.training
         old_rollouts = self.last_rollouts
         old_step = self.step
@@ -404,8 +401,9 @@ class SpanGRPOTrainer(GRPOTrainer):
         """Compute the tokens' log-probabilities under the policy and the temperature that sampled them."""
         sampled_logp_nt = output.get("old_per_token_logps")
         if sampled_logp_nt is None:
-            logp_arguments = (rows.ids_nl, rows.attention_nl, rows.width, self.args.per_device_train_batch_size)
-            sampled_logp_nt = self._get_per_token_logps_and_entropies(self.model, *logp_arguments)[0]
+            compute_logps = self._get_per_token_logps_and_entropies
+            batch_size = self.args.per_device_train_batch_size
+            sampled_logp_nt = compute_logps(self.model, rows.ids_nl, rows.attention_nl, rows.width, batch_size)[0]
             self._logps = None
         return sampled_logp_nt[:, : rows.width].float().cpu()
 
@@ -435,7 +433,9 @@ class SpanGRPOTrainer(GRPOTrainer):
             steps_per_generation=self.args.steps_per_generation if is_training else 1,
         )
         dppo_loss = self.loss_type if self.loss_type in fold.DPPO else None
-        advantages_bt = inputs["advantages"] * factor_b1 if dppo_loss is None else torch.zeros_like(inputs["advantages"])
+        advantages_bt = inputs["advantages"] * factor_b1
+        if dppo_loss is not None:
+            advantages_bt = torch.zeros_like(inputs["advantages"])
         is_canary_due = self._canary_due and is_training and torch.is_grad_enabled()
         advantages_bt.requires_grad_(is_canary_due)
         accumulation_steps = self.current_gradient_accumulation_steps if is_training else 1
@@ -477,7 +477,6 @@ class SpanGRPOTrainer(GRPOTrainer):
                 old_logp_bt = inputs.get("old_per_token_logps", logps_bt.detach())
             kl_bt = fold.token_kl(logps_bt, inputs["ref_per_token_logps"], mask_bt, old_bt=old_logp_bt)
             kl_and_token_sums = torch.stack([kl_bt.detach().sum(), mask_bt.sum().to(kl_bt.dtype)])
-            # Log the mean KL over the tokens of all processes, as TRL does.
             gathered_totals: Any = self.accelerator.reduce(kl_and_token_sums, reduction="sum")
             self._note({"kl": float(gathered_totals[0] / gathered_totals[1].clamp(min=1))})
             total_loss = total_loss + kl_weight * fold.kl_term(kl_bt, mask_bt) / accumulation_steps
@@ -495,8 +494,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         logp_outputs = compute_logps(*args, **kwargs)
         self._logps = logp_outputs[0]
         loss_inputs = self._loss_inputs
-        old_logp_bt = loss_inputs.get("old_per_token_logps") if self._ratio_level != "token" else None
-        if old_logp_bt is not None:  # TRL reads old log-probabilities only after this method, so they may change here
+        old_logp_bt = loss_inputs.get("old_per_token_logps")
+        if old_logp_bt is not None and self._ratio_level != "token":  # TRL reads old log-probabilities after this method
             mask_bt = fold.loss_mask(loss_inputs)
             block_bt = loss_inputs.get("block_numbers")
             loss_inputs["old_per_token_logps"] = fold.pooled_logps(logp_outputs[0], old_logp_bt, mask_bt, block_bt)

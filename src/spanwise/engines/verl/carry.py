@@ -1,9 +1,7 @@
 """Pack blocks and rewards as text in verl's reward workers, and turn the text into advantages in verl's trainer.
 
-This module imports nothing of verl.
-
-Every token-level loss of verl depends on the advantage as A f(sign A, ratio), so a positive factor on A (`loss_factor`) scales the
-token's loss, and undoes the divisor of `actor.loss_agg_mode` without a copy of verl's loss.
+This module imports nothing of verl. Every token-level loss of verl depends on the advantage as A f(sign A, ratio). So a positive
+factor on A (`loss_factor`) scales the token's loss, and undoes the divisor of `actor.loss_agg_mode` without a copy of the loss.
 """
 
 from __future__ import annotations
@@ -34,7 +32,6 @@ from spanwise.types import Spans
 KEY = "spanwise"
 #: The supported values of `actor.loss_agg_mode`: spanwise can undo their division by scaling advantages.
 MODES = ("seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "token-mean", "token-sum")
-#: The end of an error sentence about an `actor.loss_agg_mode` that does not work.
 USE = f"Use actor_rollout_ref.actor.loss_agg_mode={MODES[0]}."
 
 
@@ -42,12 +39,12 @@ USE = f"Use actor_rollout_ref.actor.loss_agg_mode={MODES[0]}."
 class Rows:
     """What verl's trainer knows of each row of a batch: packed blocks and rewards, its rollout, and numbers per token."""
 
-    packed: Sequence[Any]  # the result of `pack` for the row's rollout; any value for padding
+    packed: Sequence[Any]  # the text of the row's rollout, which `pack` wrote; padding rows may hold anything
     session: Sequence[Any] | None = None  # the rollout id of each row; None: every row is a rollout
     output_number: Sequence[int] | None = None  # the number of each row among the outputs of its rollout
     padding: Sequence[bool] = field(default=())  # True for rows that V1 trainers added as padding
-    tokens: Mapping[str, Shaped[Tensor, "n t"]] = field(default_factory=dict)  # field of `Batch` -> its numbers per token
-    # mode -> for each row, the column of the token that the mode appended, or -1 if it appended none
+    tokens: Mapping[str, Shaped[Tensor, "n t"]] = field(default_factory=dict)  # maps `Batch` fields to numbers per token
+    # maps each mode to the column of the token that it appended to each row (-1: no token)
     places: Mapping[str, Int[Tensor, " n"]] = field(default_factory=dict)
 
     @cached_property
@@ -67,11 +64,11 @@ def pack(reading: Reading, length_n: Sequence[int], *, masked: bool, turns: Turn
     block_nt = reading.spans.block_nt
     note_nm = reading.scores.note_nm
     if turns is not None:
-        block_nt = turns.put(block_nt + 1, rows=len(length_n)) - 1
+        block_nt = turns.put(block_nt + 1, rows=len(length_n)) - 1  # -1 between turns
     outputs: list[dict[str, list[Any]]] = []
     for block_t, length in zip(block_nt, length_n, strict=True):
-        blocks_and_counts = block_t[:length].unique_consecutive(return_counts=True)
-        outputs.append({"runs": [column.tolist() for column in blocks_and_counts], "table": [], "anchor": [], "notes": []})
+        run_blocks, run_lengths = block_t[:length].unique_consecutive(return_counts=True)
+        outputs.append({"runs": [run_blocks.tolist(), run_lengths.tolist()], "table": [], "anchor": [], "notes": []})
     output_index_s = range(len(outputs)) if turns is None else turns.row_s.tolist()
     for s, (n, table_row) in enumerate(zip(output_index_s, reading.pack().tolist(), strict=True)):
         outputs[n]["table"].append(table_row)
@@ -96,12 +93,12 @@ def _as_json(state: Any) -> Any:
 class UnpackedBatch:
     """The blocks and rewards of a batch, unpacked from the texts that verl's reward workers wrote."""
 
-    reading: Reading  # one row per batch row, or one per turn if some batch row was read turn by turn; `spans` is None
-    row_s: Int[Tensor, " s"]  # for each row of `reading`: the number of its batch row
-    runs: Sequence[list[list[int]]]  # for each batch row, run-length coded: the blocks of the runs, and their lengths
-    masked_n: Bool[Tensor, " n"]  # True if the reward worker had the batch row's mask of sampled tokens
-    split_n: Bool[Tensor, " n"]  # True if the batch row was read turn by turn
-    anchor: list[Any] | None  # the state from which each row of `reading` starts; None: no states
+    reading: Reading  # the rewards of each row, or of each turn if rows were split into turns
+    row_s: Int[Tensor, " s"]  # the batch row to which each row (or turn) of `reading` belongs
+    runs: Sequence[list[list[int]]]  # each row's blocks, run-length encoded: block numbers and run lengths
+    masked_n: Bool[Tensor, " n"]  # True if the reward worker got a mask of the row's sampled tokens
+    split_n: Bool[Tensor, " n"]  # True if the row was split into turns
+    anchor: list[Any] | None  # the state before each row (or turn) of `reading`; None: no states
 
     @cached_property
     def length_n(self) -> list[int]:
@@ -110,8 +107,8 @@ class UnpackedBatch:
 
     @cached_property
     def step_s(self) -> Int[Tensor, " s"]:
-        """The number of each turn within its batch row, from 0; 0 for a batch row that was read whole."""
-        first_turn_s = torch.searchsorted(self.row_s, self.row_s)  # the first turn of the same row; `row_s` is sorted
+        """The number of each turn within its row, from 0. A row that was not split has one turn."""
+        first_turn_s = torch.searchsorted(self.row_s, self.row_s)  # the index of the first turn of the same row
         return torch.arange(len(self.row_s)) - first_turn_s
 
     def blocks_of(
@@ -131,8 +128,8 @@ class UnpackedBatch:
                 )
             run_blocks += [*blocks_of_runs, -1]
             run_lengths += [*lengths_of_runs, width - self.length_n[n]]
-        dtype = np.int8 if len(scheme.layout.names) < 128 else np.int16
-        block_by_token = np.repeat(np.array(run_blocks, dtype=dtype), run_lengths)
+        block_dtype = np.int8 if len(scheme.layout.names) < 128 else np.int16
+        block_by_token = np.repeat(np.array(run_blocks, dtype=block_dtype), run_lengths)
         block_nt = torch.from_numpy(block_by_token.reshape(len(rows), width))
         sampled_nt = block_nt >= 0
         row_turns = None
@@ -146,8 +143,8 @@ class UnpackedBatch:
                 f"AgentLoopOutput.response_mask, and do not override AgentLoopWorker._compute_score."
             )
         if self.split_n.any():
-            # A turn is a run of sampled tokens, or all sampled tokens of a row that was read as one turn.
-            row_turns = split_turns(sampled_nt, torch.where(sampled_nt, runs(sampled_nt) * self.split_n[row_n, None], -1))
+            turn_number_nt = runs(sampled_nt) * self.split_n[row_n, None]  # 0 in a row that is not split
+            row_turns = split_turns(sampled_nt, torch.where(sampled_nt, turn_number_nt, -1))
             block_nt = row_turns.take(block_nt, fill=-1)
         is_selected_s = torch.isin(self.row_s, row_n)
         row_spans = Spans.of_blocks(scheme.layout.names, block_nt, self.reading.fault_n[is_selected_s])
@@ -155,10 +152,7 @@ class UnpackedBatch:
 
 
 def unpack(packed: Sequence[Any], scheme: Scheme, output_number: Sequence[int] | None = None) -> UnpackedBatch:
-    """Unpack the blocks and rewards of all rows from their texts.
-
-    `output_number`: the number of each row among the outputs of its rollout.
-    """
+    """Unpack the blocks and rewards of all rows from their texts. `output_number`: the row's number in its rollout."""
     rollout_by_text: dict[str, dict[str, Any]] = {}
     rollout_dicts, outputs = [], []
     for n, text in enumerate(packed):
@@ -172,20 +166,20 @@ def unpack(packed: Sequence[Any], scheme: Scheme, output_number: Sequence[int] |
         rollout_dicts.append(rollout_by_text[text])
         outputs.append(rollout_by_text[text]["outputs"][0 if output_number is None else output_number[n]])
     is_split_n = [rollout["split"] for rollout in rollout_dicts]
-    # If some row was split into turns, skip rows without sampled tokens, because they have no turn.
-    has_sampled_n = [any(block >= 0 for block in output["runs"][0]) for output in outputs]
-    read_indices = [n for n, has_sampled in enumerate(has_sampled_n) if has_sampled or not any(is_split_n)]
+    read_indices = list(range(len(outputs)))
+    if any(is_split_n):  # a row without sampled tokens has no turn
+        read_indices = [n for n, output in enumerate(outputs) if any(block >= 0 for block in output["runs"][0])]
     table_rows = [row for n in read_indices for row in outputs[n]["table"]]
-    reading_table = torch.tensor(table_rows, dtype=torch.float64) if table_rows else torch.zeros(0, 0, dtype=torch.float64)
+    reading_table = torch.tensor(table_rows or np.zeros((0, 0)), dtype=torch.float64)
     state_before_turn_s = [_hashable(anchor) for n in read_indices for anchor in outputs[n]["anchor"]]
     reading = Reading.unpack(reading_table, scheme)
     if any(outputs[n]["notes"] for n in read_indices):
-        # `pack` writes no notes for a rollout if none of its rewards has a note, so add empty notes.
         no_notes: list[str | None] = [None] * len(scheme.objectives)
         reward_notes: list[list[str | None]] = []
         for n in read_indices:
             reward_notes += outputs[n]["notes"] or [no_notes] * len(outputs[n]["table"])
-        reading = replace(reading, scores=replace(reading.scores, note_nm=np.array(reward_notes, dtype=object)))
+        scores = replace(reading.scores, note_nm=np.array(reward_notes, dtype=object))
+        reading = replace(reading, scores=scores)
     return UnpackedBatch(
         reading,
         torch.tensor([n for n in read_indices for _ in outputs[n]["table"]], dtype=torch.int64),
@@ -210,13 +204,14 @@ class Credited(NamedTuple):
 
 
 def read_rows(rows: Rows, uids: Sequence[Any], step: Step) -> tuple[UnpackedBatch, ReadBatch]:
-    """Unpack the blocks and rewards of a batch, and build a `ReadBatch` whose `spans` are still None."""
+    """Unpack the blocks and rewards of a batch, and also return them as a `ReadBatch` without `spans`."""
     group_n = group_index([uids[n] for n in rows.real])
-    output_numbers = None if rows.output_number is None else [rows.output_number[n] for n in rows.real]
+    all_output_numbers = rows.output_number or [0] * len(rows.packed)
+    output_numbers = [all_output_numbers[n] for n in rows.real]
     unpacked = unpack([rows.packed[n] for n in rows.real], step.scheme, output_numbers)
-    rollout_n = torch.arange(len(group_n)) if rows.session is None else group_index([rows.session[n] for n in rows.real])
-    output_number_n = torch.zeros_like(rollout_n) if output_numbers is None else torch.tensor(output_numbers)
-    steps = Steps(rollout_n, output_number_n, unpacked.anchor)
+    rollout_ids = rows.session or range(len(rows.packed))
+    rollout_n = group_index([rollout_ids[n] for n in rows.real])
+    steps = Steps(rollout_n, torch.tensor(output_numbers, dtype=torch.int64), unpacked.anchor)
     if unpacked.split_n.any():
         steps = steps_of_turns(steps, unpacked.row_s, unpacked.step_s, unpacked.anchor)
     elif len(rollout_n.unique()) == len(rollout_n) and "steps" not in step.scheme.needs:
@@ -242,15 +237,17 @@ def credited(
     unpacked, scored_rows = read_rows(rows, uids, step)
     real_mask_nt = mask_nt[real_indices].bool()
     spans, sampled_nt, turns, _ = unpacked.blocks_of(scheme, real_mask_nt, range(len(real_indices)))
-    scored_rows = replace(scored_rows, reading=replace(scored_rows.reading, spans=spans), turns=turns)
+    reading = replace(scored_rows.reading, spans=spans)
+    scored_rows = replace(scored_rows, reading=reading, turns=turns)
     token_fields: dict[str, Any] = {name: scored_rows.take(value_nt[real_indices]) for name, value_nt in rows.tokens.items()}
     batch = replace(scored_rows.batch, mask_nt=scored_rows.take(sampled_nt), **token_fields, **fields)
     step_result = step.finish(replace(scored_rows, batch=batch), dtype=dtype)
     step_result.advantages_nt.masked_fill_(~scored_rows.take(real_mask_nt), 0.0)
-    adv_nt = to_all_rows(scored_rows.put(step_result.advantages_nt), real_indices, mask_nt)
+    real_adv_nt = scored_rows.put(step_result.advantages_nt)
+    adv_nt = to_all_rows(real_adv_nt, real_indices, mask_nt)
     if not scheme.value_names:
         return Credited(adv_nt, None, step_result)
-    return_su, critic_metrics = returns(scored_rows.reading, batch, scheme, lam=value_lam)
+    return_su, critic_metrics = returns(reading, batch, scheme, lam=value_lam)
     return_nt = to_all_rows(scored_rows.put(return_su), real_indices, mask_nt)
     return Credited(adv_nt, return_nt, replace(step_result, metrics={**step_result.metrics, **critic_metrics}))
 
@@ -271,14 +268,11 @@ class ChunkedCredit:
 
     @cached_property
     def _unpacked_row_by_row(self) -> dict[int, int]:
-        """Maps the index of a row to its index in `unpacked`, which has no padding rows."""
+        """Maps the index of each row to its index in `unpacked`, which lacks padding rows."""
         return {n: number for number, n in enumerate(self.rows.real)}
 
     def split(self, tokens: int) -> list[range]:
-        """Split the rows into chunks of about `tokens` tokens each.
-
-        A chunk takes every k-th row, so that padding rows, which end the batch, are spread over the chunks.
-        """
+        """Split the rows into chunks of about `tokens` tokens. A chunk takes every k-th row, to spread the padding at the end."""
         row_count = len(self.rows.packed)
         padded_token_count = row_count * max(self.unpacked.length_n, default=0)
         chunk_count = min(row_count, math.ceil(padded_token_count / tokens)) or 1
@@ -286,12 +280,13 @@ class ChunkedCredit:
 
     def advantages(self, chunk: range, mask_nt: Shaped[Tensor, "n t"], scheme: Scheme) -> Float[Tensor, "n t"]:
         """Compute the advantages of a chunk of rows, with 0 at masked tokens and in padding rows."""
-        real_positions = [i for i, row in enumerate(chunk) if row in self._unpacked_row_by_row]
-        unpacked_rows = [self._unpacked_row_by_row[chunk[i]] for i in real_positions]
+        real_positions = [position for position, row in enumerate(chunk) if row in self._unpacked_row_by_row]
+        unpacked_rows = [self._unpacked_row_by_row[chunk[position]] for position in real_positions]
         real_mask_nt = mask_nt[real_positions].bool()
         spans, _, turn_rows, credit_indices = self.unpacked.blocks_of(scheme, real_mask_nt, unpacked_rows)
         adv_nt = advantages(self.batch.credits.take(credit_indices), spans, scheme)
-        adv_nt = adv_nt if turn_rows is None else turn_rows.put(adv_nt, rows=len(real_positions))
+        if turn_rows is not None:
+            adv_nt = turn_rows.put(adv_nt, rows=len(real_positions))
         return to_all_rows(adv_nt, real_positions, mask_nt)
 
 
@@ -321,9 +316,7 @@ def loss_factor(
             f"loss_agg_mode 'token-mean' divides each mini-batch by its own number of tokens. This batch of {row_count} rows has "
             f"mini-batches of {mini_batch}, so the same credit would weigh differently in each. {USE}"
         )
-    # A batch has more rows than rollouts if it has padding, or rollouts of several rows.
-    # So this factor corrects verl's division by a number of rows.
-    factor_n1 = token_count_n1.new_full(token_count_n1.shape, row_count / max(rollouts, 1))
+    factor_n1 = torch.full_like(token_count_n1, row_count / max(rollouts, 1))
     if mode == "token-sum":
         return factor_n1 / mini_batch
     if mode == "token-mean":

@@ -65,8 +65,8 @@ def _with_mode(
     """Return the sum of a policy loss of verl and a mode's own loss, which is averaged over rows."""
     old_logp_nt, adv_nt, mode_loss_nt = split_loss(log_prob, old_log_prob, advantages, rest["response_mask"])
     policy_loss, metrics = loss(old_log_prob=old_logp_nt, log_prob=log_prob, advantages=adv_nt, **rest)
-    mean_options = {"loss_agg_mode": "seq-mean-token-sum", **rest["config"].global_batch_info}
-    return policy_loss + agg_loss(loss_mat=mode_loss_nt, loss_mask=torch.ones_like(mode_loss_nt), **mean_options), metrics
+    agg_options = {"loss_agg_mode": "seq-mean-token-sum", **rest["config"].global_batch_info}
+    return policy_loss + agg_loss(loss_mat=mode_loss_nt, loss_mask=torch.ones_like(mode_loss_nt), **agg_options), metrics
 
 
 def recipe_advantages(
@@ -96,9 +96,11 @@ def _aspo(
 ) -> tuple[Tensor, dict[str, Any]]:
     """Compute the loss ASPO (`spanwise.losses.aspo`) as a policy loss of verl, with verl's `clip_ratio_c` as its cap."""
     mask_nt = response_mask.bool()
-    low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
-    high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
-    loss_nt = aspo(log_prob, old_log_prob, advantages, mask_nt, clip_low=low, clip_high=high, cap=config.clip_ratio_c)
+    clip_low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
+    clip_high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
+    loss_nt = aspo(
+        log_prob, old_log_prob, advantages, mask_nt, clip_low=clip_low, clip_high=clip_high, cap=config.clip_ratio_c
+    )
     if rollout_is_weights is not None:
         loss_nt = loss_nt * rollout_is_weights
     mean_loss = agg_loss(loss_mat=loss_nt, loss_mask=mask_nt, loss_agg_mode=loss_agg_mode, **config.global_batch_info)

@@ -30,8 +30,9 @@ def attach(ray_trainer: Any) -> None:
         if adv_estimator != "spanwise" or trainer_class.latest is None or KEY not in data.non_tensor_batch:
             return original(data, adv_estimator, *args, **kwargs)
         run: VerlRun = trainer_class.latest.spanwise
-        table_by_field = {name: data.batch[field] for name, field in run.tokens.items()}
-        batch_rows = Rows(data.non_tensor_batch[KEY].tolist(), tokens=table_by_field)
+        token_fields = {name: data.batch[field] for name, field in run.tokens.items()}
+        packed_texts = data.non_tensor_batch[KEY].tolist()
+        batch_rows = Rows(packed_texts, tokens=token_fields)
         with carrying(partial(run.credit, batch_rows, 0)):
             data = original(data, adv_estimator, *args, **kwargs)
         credit_metrics.update(run.result.metrics if run.result else {})
@@ -49,7 +50,8 @@ def attach(ray_trainer: Any) -> None:
 
 def sampled_of(data: Any) -> Sampled:
     """Return prompts, responses and gold answers of a V0 batch, whose prompts are padded on the left."""
-    response_nt, prompt_nt = data.batch["responses"], data.batch["prompts"]
+    response_nt = data.batch["responses"]
+    prompt_nt = data.batch["prompts"]
     prompt_mask_nt = data.batch["attention_mask"][:, : prompt_nt.shape[1]].bool()
     reward_models = data.non_tensor_batch.get("reward_model", [None] * len(response_nt))
     return Sampled(

@@ -43,10 +43,7 @@ def register() -> None:
 
 
 def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
-    """Return a decorator that replaces the function `owner.name` by the decorated function, at most once.
-
-    The decorated function gets the original one as its first argument.
-    """
+    """Return a decorator that replaces `owner.name`, at most once, by a function that gets the original as first argument."""
     original_function = getattr(owner, name)
 
     def wrap(function: Callable[..., Any]) -> None:

@@ -42,17 +42,16 @@ class SpanRewardManager(RewardManagerBase):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spanwise-reward")
 
     async def run_single(self, data: Any) -> dict[str, Any]:
-        """Score one rollout, whose outputs are the rows of `data`.
-
-        Slow rewards of many rollouts are awaited together.
-        """
+        """Score one rollout, whose outputs are the rows of `data`; slow rewards of many rollouts are awaited together."""
 
         def in_thread(function: Any, *arguments: Any) -> Any:
             return asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
         agent_fields = [data[n].non_tensor_batch.get("tool_extra_fields") or {} for n in range(len(data))]
         has_agent_reward = any("environment" in fields for fields in agent_fields)
-        user_result = None if self.own_manager is None or has_agent_reward else await self.own_manager.run_single(data)
+        user_result = None
+        if self.own_manager is not None and not has_agent_reward:
+            user_result = await self.own_manager.run_single(data)
         rollout_batch, length_n, has_masks = await in_thread(self._batch, data, user_result)
         SHARERS.set(int(self.config.reward.num_workers))
         scored_batch = await self.step.read_waiting(rollout_batch, in_thread)
@@ -61,35 +60,38 @@ class SpanRewardManager(RewardManagerBase):
     def _batch(self, data: Any, own_result: dict[str, Any] | None) -> tuple[Batch, list[int], bool]:
         """Return a rollout's outputs as a batch, their lengths, and whether all have a mask of their sampled tokens."""
         ids_nt = data.batch["responses"]
-        length_n = data.batch["attention_mask"][:, -ids_nt.shape[1] :].sum(dim=1).tolist()
+        attention_nt = data.batch["attention_mask"][:, -ids_nt.shape[1] :]
+        length_n = attention_nt.sum(dim=1).tolist()
         field_dicts = [data[n].non_tensor_batch for n in range(len(data))]
         given_masks = [(row.get("tool_extra_fields") or {}).get(masks.KEY) for row in field_dicts]
         ids = [ids_t[:length].tolist() for ids_t, length in zip(ids_nt, length_n, strict=True)]
-        sampled_masks = [[1] * len(row) if mask is None else mask for row, mask in zip(ids, given_masks, strict=True)]
+        ids_with_masks = zip(ids, given_masks, strict=True)
+        sampled_masks = [[1] * len(output_ids) if mask is None else mask for output_ids, mask in ids_with_masks]
         columns = self._columns(field_dicts, ids)
         if own_result is not None:  # verl's own reward managers score only the last output
             reward_columns = {**own_result.get("reward_extra_info", {}), "environment": own_result["reward_score"]}
             columns |= {name: [None] * (len(ids) - 1) + [number] for name, number in reward_columns.items()}
         output_number_n = torch.arange(len(ids))
-        steps = Steps(torch.zeros_like(output_number_n), output_number_n, columns.get("anchor")) if len(ids) > 1 else None
-        batch = Batch.jagged(ids, torch.zeros_like(output_number_n), sampled=sampled_masks, columns=columns, steps=steps)
+        rollout_n = torch.zeros_like(output_number_n)
+        steps = Steps(rollout_n, output_number_n, columns.get("anchor")) if len(ids) > 1 else None
+        batch = Batch.jagged(ids, rollout_n, sampled=sampled_masks, columns=columns, steps=steps)
         return batch, length_n, all(mask is not None for mask in given_masks)
 
     def _packed(self, read_batch: ReadBatch, batch: Batch, length_n: list[int], masked: bool) -> dict[str, Any]:
-        """Return a rollout's total reward, its packed blocks and rewards, and a number per objective for verl's own metrics."""
+        """Return the result of a rollout for verl: its total reward, a reward per objective, and the packed text."""
         anchor_s = None  # only methods that compare turns by state need states
         if "anchor_s" in self.scheme.entry.inputs:
             anchor_s = batch.columns.get("anchor")
             if read_batch.turns is not None and read_batch.batch.steps is not None:
                 anchor_s = read_batch.batch.steps.anchor_s
         packed_text = carry.pack(read_batch.reading, length_n, masked=masked, turns=read_batch.turns, anchor=anchor_s)
-        # verl logs the rewards of the last turn, with `if_missing` for a missing one.
         objectives = self.scheme.objectives
         reward_nm = fill_missing(read_batch.reading.scores, objectives)
         last_reward_m = reward_nm[-1].tolist() if len(reward_nm) else [math.nan] * len(objectives)
         reward_pairs = list(zip(objectives, last_reward_m, strict=True))
         total_reward = sum(objective.weight * reward for objective, reward in reward_pairs if not math.isnan(reward))
-        extra_info = {**{objective.name: reward for objective, reward in reward_pairs}, carry.KEY: packed_text}
+        extra_info: dict[str, Any] = {objective.name: reward for objective, reward in reward_pairs}
+        extra_info[carry.KEY] = packed_text
         if self.marks_rewards:
             extra_info[ANY_REWARD] = _hash_rewards(read_batch.reading.scores, objectives)
         return {"reward_score": float(total_reward), "reward_extra_info": extra_info}
@@ -111,21 +113,21 @@ class SpanRewardManager(RewardManagerBase):
 
 
 def _hash_rewards(scores: Scores, objectives: Sequence[Objective]) -> float:
-    """Hash the rewards whose weight is not 0, so that two rollouts have the same number only if all these rewards agree."""
+    """Hash the rewards whose weight is not 0. Rollouts get the same hash only if all these rewards agree."""
     has_weight_m = torch.tensor([objective.weight != 0 for objective in objectives], dtype=torch.bool)
-    rewards_and_statuses = scores.reward_nm[:, has_weight_m], scores.status_nm[:, has_weight_m]
-    return float(zlib.crc32(b"".join(table.contiguous().numpy().tobytes() for table in rewards_and_statuses)))
+    hashed_tables = (scores.reward_nm[:, has_weight_m], scores.status_nm[:, has_weight_m])
+    return float(zlib.crc32(b"".join(table.contiguous().numpy().tobytes() for table in hashed_tables)))
 
 
 def _own_manager(config: Any, scheme: Scheme, tokenizer: Any, router: dict[str, Any]) -> Any:
     """Load the verl reward manager that the user configured; None if the recipe uses none of its results."""
-    used_columns = {one.options.get("column", "environment") for one in scheme.objectives if one.reward == "environment"}
+    environment_objectives = [objective for objective in scheme.objectives if objective.reward == "environment"]
+    used_columns = {objective.options.get("column", "environment") for objective in environment_objectives}
     manager_config = config.algorithm.spanwise.get(OWN_MANAGER)
     if manager_config is None or not used_columns:
         return None
     is_configured = manager_config.name != "naive" or config.reward.custom_reward_function.path is not None
-    # If the user configures no reward manager, verl's agent loop fills every column except `environment`.
-    if not is_configured and "environment" not in used_columns:
+    if not is_configured and "environment" not in used_columns:  # verl's agent loop fills the other columns
         return None
     user_config = copy.deepcopy(config)
     with open_dict(user_config):

@@ -26,7 +26,6 @@ from spanwise.step import Step, StepResult
 
 #: Maps fields of `Batch` with a number per token to verl's names for them.
 TOKENS = {"value_nt": "values", "logp_nt": "old_log_probs", "ids_nt": "responses"}
-#: The option of verl that names the run folder.
 OPTION = "+algorithm.spanwise.folder"
 #: The file in a checkpoint with the state of a credit method that remembers earlier batches.
 MEMORY = "spanwise_memory.json"
@@ -55,16 +54,16 @@ class VerlRun:
 
     def __init__(self, config: Any, scheme: Scheme, *, value_lam: float, parts: Mapping[str, RowPart]) -> None:
         actor_config = config.actor_rollout_ref.actor
-        rollout_config = config.actor_rollout_ref.rollout
         self.config, self.scheme, self.value_lam, self.parts = config, scheme, value_lam, parts
+        mini_batch_rows = actor_config.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
         loss_settings = {"mode": actor_config.loss_agg_mode, "horizon": actor_config.get("loss_scale_factor")}
-        self.reduction: dict[str, Any] = {**loss_settings, "mini_batch": actor_config.ppo_mini_batch_size * rollout_config.n}
+        self.reduction: dict[str, Any] = {**loss_settings, "mini_batch": mini_batch_rows}
         needed_fields = scheme.needs | ({"logp_nt"} if parts else set())
         self.tokens = {name: field for name, field in TOKENS.items() if name in needed_fields}
         self.step = Step(scheme)
         self.record = RunRecord.of(config.algorithm.spanwise, option=OPTION)
         self.result: StepResult | None = None
-        self.targets: dict[str, Tensor] = {}  # mode -> target log-probability of the mode's token in each row
+        self.targets: dict[str, Tensor] = {}  # maps each mode to the target log-probabilities of its tokens
         self._vocabulary: Vocabulary | None = None
 
     def credit(self, rows: Rows, number: int, uids: Sequence[Any], mask_nt: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,18 +101,16 @@ class VerlRun:
         return chunked_credit
 
     def credit_chunk(self, batch: ChunkedCredit, chunk: range, uids: Any, mask_nt: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the advantages of some of the rows, scaled for verl's loss.
-
-        They are returned twice: as verl's advantages and as its returns.
-        """
+        """Compute the advantages of some rows, scaled for verl's loss. Return them twice: as advantages and as returns."""
         adv_nt = batch.advantages(chunk, mask_nt, self.scheme)
         adv_nt = adv_nt * self._loss_factor(batch.rows, mask_nt, batch.unpacked.reading)
         return adv_nt, adv_nt
 
     def _loss_factor(self, rows: Rows, mask_nt: Tensor, reading: Reading) -> Tensor:
         """Compute the factor on the advantages of all or some rows that undoes the normaliser of verl's loss."""
-        # verl's V0 divides its loss by the tokens left after rejection sampling, V1 by all sampled tokens.
-        token_count = int(mask_nt.sum()) if rows.session is None else int(reading.length_nk.sum())
+        token_count = int(mask_nt.sum())  # verl's V0 trainer divides its loss by the tokens left after rejection sampling
+        if rows.session is not None:  # a V1 trainer divides by all sampled tokens
+            token_count = int(reading.length_nk.sum())
         return loss_factor(mask_nt, rollouts=rows.rollouts, tokens=token_count, rows=len(rows.packed), **self.reduction)
 
     def save_memory(self, step: int) -> None:
@@ -128,24 +125,24 @@ class VerlRun:
         if step == 0 or not self.scheme.entry.stateful:
             return
         trainer = self.config.trainer
-        user_gave_path = trainer.resume_mode == "resume_path"
-        checkpoint = Path(trainer.resume_from_path if user_gave_path else f"{trainer.default_local_dir}/global_step_{step}")
+        checkpoint = Path(f"{trainer.default_local_dir}/global_step_{step}")
+        if trainer.resume_mode == "resume_path":
+            checkpoint = Path(trainer.resume_from_path)
         memory_file = checkpoint / MEMORY
-        estimator_state = json.loads(memory_file.read_text(encoding="utf-8")) if memory_file.is_file() else None
+        estimator_state = None
+        if memory_file.is_file():
+            estimator_state = json.loads(memory_file.read_text(encoding="utf-8"))
         restore_estimator(self.scheme, estimator_state, checkpoint)
 
     @contextmanager
     def training(self, trainer: Any, *, done: int | None = None) -> Iterator[None]:
-        """Lock the run folder during training, and refuse a folder that holds another run.
-
-        `done`: the number of finished steps; None: the folder is not checked.
-        """
+        """Lock the run folder during training. After `done` steps (None: no check), refuse a folder of another run."""
         if self.record is None:
             yield
             return
         with self.record.running():
             if done is not None:
-                self.record.check(self._recipe(trainer), step=done * _updates(trainer))
+                self.record.check(self._recipe(trainer), step=done * _batches_per_step(trainer))
             yield
 
     def keep(self, trainer: Any, rows: Rows, sampled: Callable[[], Sampled]) -> None:
@@ -154,15 +151,17 @@ class VerlRun:
             return
         step_result = self.result
         tokenizer = trainer.tokenizer
-        batch_number = (trainer.global_steps - 1) * _updates(trainer) + getattr(trainer, "local_trigger_step", 0) + 1
+        batches_before_step = (trainer.global_steps - 1) * _batches_per_step(trainer)
+        batch_number = batches_before_step + getattr(trainer, "local_trigger_step", 0) + 1
 
         def rollouts() -> Rollouts:
             sampled_rows = sampled()
             scored_batch = step_result.own
-            ids_nt = scored_batch.take(sampled_rows.ids_nt[rows.real])
+            real_ids_nt = sampled_rows.ids_nt[rows.real]
+            ids_nt = scored_batch.take(real_ids_nt)
             if self._vocabulary is None:
                 self._vocabulary = vocabulary_of(self.config, tokenizer)
-            # Reward workers send the places of blocks without their texts, so the trainer finds the texts in the tokens again.
+            # Reward workers send the places of blocks without their texts, so find the texts in the tokens again.
             found_spans, block_text = find_blocks(
                 ids_nt, scored_batch.spans.block_nt >= 0, layout=self.scheme.layout, vocabulary=self._vocabulary
             )
@@ -173,9 +172,10 @@ class VerlRun:
                     f"tokens. Give both the same tokenizer (actor_rollout_ref.model.path) and the same recipe files."
                 )
             reading = replace(scored_batch.reading, text=block_text)
-            completed_batch = replace(scored_batch, batch=replace(scored_batch.batch, ids_nt=ids_nt), reading=reading)
+            batch = replace(scored_batch.batch, ids_nt=ids_nt)
+            completed_batch = replace(scored_batch, batch=batch, reading=reading)
             # `prompt_texts` takes the prompt from a uid's first row, which must be a rollout's first output.
-            output_numbers = [0] * len(rows.packed) if rows.output_number is None else rows.output_number
+            output_numbers = rows.output_number or [0] * len(rows.packed)
             row_order = sorted(rows.real, key=lambda n: output_numbers[n])
             uids = [sampled_rows.uids[n] for n in row_order]
             prompt_ids = [sampled_rows.prompts[n] for n in row_order]
@@ -199,15 +199,14 @@ class VerlRun:
         """Build the content of the run's `recipe.yaml` from the rule of credit and verl's configuration."""
         assert self.record is not None, "there is a folder"
         rollout_config = self.config.actor_rollout_ref.rollout
-        data_config = self.config.data
         return self.record.recipe(
             self.scheme,
             model=self.config.actor_rollout_ref.model.path,
-            steps=trainer.total_training_steps * _updates(trainer),
-            prompts=data_config.train_batch_size // _updates(trainer),
+            steps=trainer.total_training_steps * _batches_per_step(trainer),
+            prompts=self.config.data.train_batch_size // _batches_per_step(trainer),
             group_size=max(2, rollout_config.n),
             temperature=float(rollout_config.temperature),
-            seed=data_config.get("seed"),
+            seed=self.config.data.get("seed"),
         )
 
 
@@ -216,6 +215,6 @@ def vocabulary_of(config: Any, tokenizer: Any) -> Vocabulary:
     return Vocabulary.from_tokenizer(tokenizer, size=model_vocabulary_size(config.actor_rollout_ref.model.get("path")))
 
 
-def _updates(trainer: Any) -> int:
-    """Return the number of credited batches in a step of verl: several if trainer and rollouts use separate GPUs."""
+def _batches_per_step(trainer: Any) -> int:
+    """Return the number of batches in a step of verl. There are several if rollouts are sampled on separate GPUs."""
     return getattr(trainer, "parameter_sync_step", 1)

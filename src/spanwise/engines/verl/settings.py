@@ -32,7 +32,6 @@ _FILTER = "algorithm.filter_groups"
 ANY_REWARD = "any_reward"
 #: The fields of `algorithm.spanwise` that a user may set if verl's advantage estimator is `spanwise`.
 _KNOWN = ("recipe", "folder", "keep_rollouts", "report")
-#: The advice for a reward that verl's configuration sets and no objective of the recipe uses.
 _UNUSED = "No objective uses this reward. Add {reward: environment, pays: [...]} to the recipe, or remove this setting."
 #: Options of verl that would change the credit or do nothing, each with its required value and the reason.
 _FIXED: dict[str, tuple[Any, str]] = {
@@ -51,7 +50,8 @@ def attach(trainer_class: Any) -> None:
 
     @around(trainer_class, "__init__")
     def create(original: Any, self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-        estimator_name, trainer_mode = config.algorithm.adv_estimator, _trainer_mode(config)
+        estimator_name = config.algorithm.adv_estimator
+        trainer_mode = _trainer_mode(config)
         if estimator_name == "spanwise":
             self.spanwise = prepare(config)
             trainer_class.latest = self
@@ -115,7 +115,8 @@ def prepare(config: Any) -> VerlRun:
     scheme.check_loads("verl")
     change_notes = [_replace_loss_mode(config), _replace_filter_metric(config, scheme)]
     refuse(_faults(config, scheme))
-    mode_parts = parts_in(config, scheme, lambda: omega_conf_to_dataclass(config.actor_rollout_ref.model))
+    get_model_config = partial(omega_conf_to_dataclass, config.actor_rollout_ref.model)
+    mode_parts = parts_in(config, scheme, get_model_config)
     verl_run = VerlRun(config, scheme, value_lam=critic_settings.gae_lambda_value, parts=mode_parts)
     with open_dict(config):
         spanwise_section.recipe = str(Path(spanwise_section.recipe).resolve())
@@ -132,10 +133,7 @@ def prepare(config: Any) -> VerlRun:
 
 
 def _replace_loss_mode(config: Any) -> str | None:
-    """Replace verl's `loss_agg_mode` if its divisor cannot be undone, and return a sentence about the change, or None.
-
-    The policy loss is the same under every mode whose divisor is undone; only KL and entropy change.
-    """
+    """Replace verl's `loss_agg_mode` if its divisor cannot be undone; return a sentence about the change, or None."""
     actor = config.actor_rollout_ref.actor
     is_batch_split = config.data.train_batch_size > actor.ppo_mini_batch_size
     has_several_mini_batches = is_batch_split and _trainer_mode(config) != "separate_async"
@@ -148,7 +146,8 @@ def _replace_loss_mode(config: Any) -> str | None:
         if critic_loss_mode is not None:  # by default the critic would copy the actor's new loss_agg_mode
             config.critic.loss_agg_mode = critic_loss_mode
     change_reason = "with several mini-batches, token-mean would divide the loss of each by a different number of tokens"
-    change_reason = "sapo supports no other mode" if is_sapo else change_reason
+    if is_sapo:
+        change_reason = "sapo supports no other mode"
     kl_note = " KL and entropy are averaged the same way." if actor.use_kl_loss or actor.entropy_coeff else ""
     return f"loss_agg_mode is set from token-mean to {MODES[0]}: {change_reason}. The policy loss stays the same.{kl_note}"
 
@@ -224,13 +223,12 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
     function_path = OmegaConf.select(config, "reward.custom_reward_function.path")
     reads_environment = any(objective.reward == "environment" for objective in scheme.objectives)
     actor_config = config.actor_rollout_ref.actor
-    trainer_config = config.trainer
     loss_mode = actor_config.policy_loss.get("loss_mode", "vanilla")
     loss_agg_mode = actor_config.loss_agg_mode
     section = config.algorithm.spanwise
     correction_config = config.algorithm.get("rollout_correction") or {}
     run_folder = section.get("folder")
-    dump_folder = trainer_config.get("rollout_data_dir")
+    dump_folder = config.trainer.get("rollout_data_dir")
     return {
         f"{unknown('loss_agg_mode', loss_agg_mode, MODES)} {USE}": loss_agg_mode not in MODES,
         f"loss_agg_mode '{loss_agg_mode}' divides by the width of each micro-batch, and widths differ. Set "
@@ -252,7 +250,7 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
             for name in section
         },
         f"trainer.val_only=True trains nothing, so there is no run to write. Remove {OPTION}.": run_folder
-        and trainer_config.get("val_only"),
+        and config.trainer.get("val_only"),
         f"trainer.rollout_data_dir is '{dump_folder}', where {OPTION} writes its own rollouts. Remove trainer.rollout_data_dir, "
         f"or name another folder.": (
             run_folder and dump_folder and Path(dump_folder).resolve() == (Path(str(run_folder)) / "rollouts").resolve()

@@ -18,7 +18,6 @@ from spanwise.engines.verl.plugin import around
 from spanwise.engines.verl.run import Sampled, VerlRun
 from spanwise.modes.parts import RowPart
 
-#: verl's trainer modes, each of which can train with a recipe.
 MODES = ("sync", "colocate_async", "separate_async")
 #: About how many tokens, padding included, get their advantages in one pass.
 CHUNK_TOKENS = 2**21
@@ -57,11 +56,9 @@ def attach(v1: Any) -> None:
 
 
 def _in_chunks(metrics_class: Any, original: Any, batch: Any, metrics: dict[str, Any], rows: Rows, run: VerlRun) -> Any:
-    """Let verl compute advantages for some rows at a time, because a table of all tokens may be huge.
-
-    Its metrics of the chunks are joined like those of its mini-batches.
-    """
-    chunked_credit = run.credit_rows(rows, [uid for uid, _ in rows.session or ()])
+    """Let verl compute advantages in chunks of rows, because a table of all tokens may be huge; join the chunks' metrics."""
+    uids = [uid for uid, _ in rows.session or ()]
+    chunked_credit = run.credit_rows(rows, uids)
     credited_chunks = []
     joined_metrics = metrics_class()
     for chunk in chunked_credit.split(CHUNK_TOKENS):
@@ -78,7 +75,7 @@ def rows_of(batch: Any, tokens: Mapping[str, str], parts: Mapping[str, RowPart] 
     response_fields = ["responses", "response_mask"] if parts else []
     fetched_fields = _fetch(batch, "extra_fields", *tokens.values(), *response_fields)
     extra_fields = list(fetched_fields["extra_fields"])  # the TransferQueue may return an array instead of a list
-    key_parts = [key.rsplit("_", 2) for key in batch.keys]
+    key_parts = [key.rsplit("_", 2) for key in batch.keys]  # a key is "<uid>_<rollout>_<output>"
     token_column_by_mode = {}
     for name, part in (parts or {}).items():  # a token that a mode appended is the last of its row, and masked
         token_columns = [
@@ -102,8 +99,9 @@ def _fetch(batch: Any, *fields: str) -> Any:
 
 
 def _write_targets(batch: Any, rows: Rows, targets: Mapping[str, Tensor]) -> None:
-    """Replace the old log-probability of each token that a mode appended by the token's target, in the TransferQueue."""
-    old_logp_rows = [row.clone() for row in _fetch(batch, "old_log_probs")["old_log_probs"].unbind()]
+    """In the TransferQueue, set the old log-probability of each token that a mode appended to the token's target."""
+    old_logps = _fetch(batch, "old_log_probs")["old_log_probs"]
+    old_logp_rows = [row.clone() for row in old_logps.unbind()]
     for name, target_n in targets.items():
         for n, target in zip(rows.real, target_n, strict=True):
             if (token_column := int(rows.places[name][n])) >= 0:
@@ -117,7 +115,9 @@ def sampled_of(batch: Any) -> Sampled:
     """Fetch prompts, responses and gold answers (if the dataset has any) of a batch from the TransferQueue."""
     fetched_fields = _fetch(batch, "prompts", "responses", "reward_model")
     field_names = set(fetched_fields.keys())  # `in` does not work on a TensorDict
-    reward_models = list(fetched_fields["reward_model"]) if "reward_model" in field_names else [None] * len(batch.keys)
+    reward_models = [None] * len(batch.keys)
+    if "reward_model" in field_names:
+        reward_models = list(fetched_fields["reward_model"])
     return Sampled(
         uids=[key.rsplit("_", 2)[0] for key in batch.keys],
         prompts=[ids_t.tolist() for ids_t in fetched_fields["prompts"].unbind()],
