@@ -145,10 +145,10 @@ def fold_factor(
     """
     # If `per_token`, slime averages over the tokens of `batch_size` rollouts, else over those of one rollout.
     rollouts_per_average = batch_size if per_token else 1
-    average_of_sample_n = rollout_n // rollouts_per_average
+    average_index_n = rollout_n // rollouts_per_average
     token_count_n = trained_n.clamp(min=1).float() if per_token else trained_n.float()
-    tokens_per_average = torch.bincount(average_of_sample_n, weights=token_count_n)
-    return tokens_per_average.clamp(min=1)[average_of_sample_n] / rollouts_per_average
+    tokens_per_average = torch.bincount(average_index_n, weights=token_count_n)
+    return tokens_per_average.clamp(min=1)[average_index_n] / rollouts_per_average
 
 
 def _batch(args: Any, samples: Sequence[Any], scheme: Scheme) -> tuple[Batch, Int[Tensor, " n"], Bool[Tensor, "n t"]]:

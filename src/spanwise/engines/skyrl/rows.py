@@ -116,29 +116,29 @@ class SampledRows:
         loss_masks = self.output["loss_masks"]
         responses_with_masks = zip(responses, loss_masks, strict=True)
         row_ranges = [[(0, len(response))] if self.stepwise else _runs(mask) for response, mask in responses_with_masks]
-        turn_ranges = [(s, k, *turn_range) for s, ranges in enumerate(row_ranges) for k, turn_range in enumerate(ranges)]
+        turn_ranges = [(row, k, *turn_range) for row, ranges in enumerate(row_ranges) for k, turn_range in enumerate(ranges)]
 
-        def value_of_turn(values: Sequence[Any], s: int, k: int) -> Any:
-            """Return the value of turn `k` of row `s` from one of the generator's lists, or the row's value if turns have none."""
-            row_value = values[s]
-            if self.stepwise or not isinstance(row_value, list) or len(row_value) != len(row_ranges[s]):
+        def value_of_turn(values: Sequence[Any], row: int, k: int) -> Any:
+            """Return the value of turn `k` of a row from one of the generator's lists, or the row's value if turns have none."""
+            row_value = values[row]
+            if self.stepwise or not isinstance(row_value, list) or len(row_value) != len(row_ranges[row]):
                 return row_value
             return row_value[k]
 
         turn_columns: dict[str, Any] = {
-            name: [value_of_turn(values, s, k) for s, k, _, _ in turn_ranges] for name, values in self.extra.items()
+            name: [value_of_turn(values, row, k) for row, k, _, _ in turn_ranges] for name, values in self.extra.items()
         }
-        states = None
+        default_states = None
         if anchored and "anchors" not in turn_columns:  # by default, a turn's state is all tokens before the turn
-            states = [(*prompts[s], *responses[s][:start]) for s, _, start, _ in turn_ranges]
-        row_of_turn = [s for s, *_ in turn_ranges]
+            default_states = [(*prompts[row], *responses[row][:start]) for row, _, start, _ in turn_ranges]
+        row_of_turn = [row for row, *_ in turn_ranges]
         turn_number_s = torch.arange(len(turn_ranges))
         rollout_of_turn = torch.tensor([self.rollout_s[row] for row in row_of_turn])
-        states = turn_columns.pop("anchors", states)
-        turn_columns["environment"] = [self._turn_reward(s, row_ranges[s], k) for s, k, _, _ in turn_ranges]
-        turn_columns["completion_ids"] = [responses[s][start:end] for s, _, start, end in turn_ranges]
+        states = turn_columns.pop("anchors", default_states)
+        turn_columns["environment"] = [self._turn_reward(row, row_ranges[row], k) for row, k, _, _ in turn_ranges]
+        turn_columns["completion_ids"] = [responses[row][start:end] for row, _, start, end in turn_ranges]
         uids = [self.uids[row] for row in row_of_turn]
-        turn_masks = [loss_masks[s][start:end] for s, _, start, end in turn_ranges]
+        turn_masks = [loss_masks[row][start:end] for row, _, start, end in turn_ranges]
         # A turn that is left out of the loss still gets rewards, so all its tokens count as sampled.
         batch = Batch.jagged(
             turn_columns["completion_ids"],
@@ -153,16 +153,16 @@ class SampledRows:
         turn_start_s1 = torch.tensor(turn_start_columns)[:, None]
         turn_length_s1 = torch.tensor([end - start for *_, start, end in turn_ranges])[:, None]
         token_offset_u = torch.arange(int(turn_length_s1.max()))
-        column_su = torch.where(token_offset_u < turn_length_s1, turn_start_s1 + token_offset_u, -1)
-        return batch, Turns(training_row_s, turn_number_s, column_su, width)
+        token_column_su = torch.where(token_offset_u < turn_length_s1, turn_start_s1 + token_offset_u, -1)
+        return batch, Turns(training_row_s, turn_number_s, token_column_su, width)
 
     def _turn_reward(self, s: int, ranges: Sequence[tuple[int, int]], k: int) -> float | None:
         """Return the environment's reward of a turn: the sum of the row's token rewards up to the start of the next turn."""
         row_reward = self.output["rewards"][s]
-        is_last = k == len(ranges) - 1
+        is_last_turn = k == len(ranges) - 1
         if not isinstance(row_reward, list):
-            return float(row_reward) if is_last else None
-        return float(sum(row_reward[ranges[k][0] if k else 0 : None if is_last else ranges[k + 1][0]]))
+            return float(row_reward) if is_last_turn else None
+        return float(sum(row_reward[ranges[k][0] if k else 0 : None if is_last_turn else ranges[k + 1][0]]))
 
 
 def _runs(mask: Sequence[int]) -> list[tuple[int, int]]:

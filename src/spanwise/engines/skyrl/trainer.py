@@ -150,11 +150,11 @@ class SpanRayPPOTrainer(RayPPOTrainer):
     def compute_advantages_and_returns(self, data: Any) -> Any:
         """Replace the advantages of SkyRL's estimator by those of the recipe."""
         data = super().compute_advantages_and_returns(data)
-        rows = self.last_rows
-        assert rows is not None, "SkyRL postprocesses rows before it trains on them"
+        sampled_rows = self.last_rows
+        assert sampled_rows is not None, "SkyRL postprocesses rows before it trains on them"
         mask_nt = data["loss_mask"] > 0
-        row_count = len(rows.length_n)
-        scored_batch = self._read(rows, width=mask_nt.shape[1], data=data)
+        row_count = len(sampled_rows.length_n)
+        scored_batch = self._read(sampled_rows, width=mask_nt.shape[1], data=data)
         batch = scored_batch.batch
         reading = scored_batch.reading
         if self.scheme.value_names:  # the critic does not learn from rows that the generator left out of the loss
@@ -169,12 +169,12 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         step_result = self.step.finish(scored_batch, number=self.global_step, dtype=self.advantage_dtype)
         adv_nt = scored_batch.put(step_result.advantages_nt)
         if self.cfg.trainer.algorithm.zero_variance_filter:
-            self._leave_out_useless(data, step_result, rows)
+            self._leave_out_useless(data, step_result, sampled_rows)
             mask_nt = data["loss_mask"] > 0
         padding_row_count = len(mask_nt) - row_count
         adv_nt = pad(adv_nt, (0, 0, 0, padding_row_count)) * mask_nt
         all_metrics = dict(step_result.metrics)
-        rollout_n = torch.tensor([rows.rollout_s[s] for s in rows.source_row_n])
+        rollout_n = torch.tensor([sampled_rows.rollout_s[s] for s in sampled_rows.source_row_n])
         advantage_factor_n1 = fold_factor(
             data["loss_mask"],
             pad(rollout_n, (0, padding_row_count), value=-1),  # -1: padding rows belong to no rollout
@@ -199,7 +199,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             all_metrics |= metrics
         self.last_advantages = adv_nt[:row_count]
         if self._record is not None:
-            self._keep(self._record, replace(step_result, metrics=all_metrics), rows)
+            self._keep(self._record, replace(step_result, metrics=all_metrics), sampled_rows)
         self.all_metrics.update({name: value for name, value in all_metrics.items() if value == value})
         trained_advantages = adv_nt[mask_nt]
         for name, logged_advantages in (("", trained_advantages), ("_abs", trained_advantages.abs())):
@@ -232,7 +232,8 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             prompt_ids = sampled_rows.output["prompt_token_ids"]
             prompt_by_uid = prompt_texts(self.tokenizer, sampled_rows.uids, prompt_ids)
             prompt_by_group = list(prompt_by_uid.values())  # groups are numbered in the order of these prompts
-            row_prompts = [prompt_by_group[group] for group in result.own.batch.group_n.tolist()]
+            group_of_row = result.own.batch.group_n.tolist()
+            row_prompts = [prompt_by_group[group] for group in group_of_row]
             return self.step.rollouts(result, number=self.global_step, prompts=row_prompts)
 
         recipe = record.recipe(

@@ -49,13 +49,13 @@ def pooled_logps(
     log ratio[t] = sg(mean over the block of t of logp - old) + logp[t] - sg(logp[t]): GSPO-token (Zheng et al. 2025, arXiv
     2507.18071, equations 13 and 14), with a block in place of the completion. `block_bt`: from 0; None: one block.
     """
-    new_logp_bt = logps_bt.detach()
+    detached_logp_bt = logps_bt.detach()
     block_bt = torch.zeros_like(mask_bt, dtype=torch.long) if block_bt is None else block_bt.long()
-    log_ratio_bt = torch.where(mask_bt.bool(), new_logp_bt - old_logp_bt, 0.0)
-    zeros_bk = new_logp_bt.new_zeros(len(block_bt), int(block_bt.max()) + 1)
+    log_ratio_bt = torch.where(mask_bt.bool(), detached_logp_bt - old_logp_bt, 0.0)
+    zeros_bk = detached_logp_bt.new_zeros(len(block_bt), int(block_bt.max()) + 1)
     log_ratio_sum_bk = zeros_bk.scatter_add(1, block_bt, log_ratio_bt)
     token_count_bk = zeros_bk.scatter_add(1, block_bt, mask_bt.to(zeros_bk.dtype))
-    return new_logp_bt - (log_ratio_sum_bk / token_count_bk.clamp(min=1)).gather(1, block_bt)
+    return detached_logp_bt - (log_ratio_sum_bk / token_count_bk.clamp(min=1)).gather(1, block_bt)
 
 
 def clip_range(args: GRPOConfig) -> tuple[float, float]:
@@ -175,9 +175,9 @@ def check_loss(
         if value_bt is None or bool(value_bt.isfinite().all()):
             continue
         not_finite_bt = ~value_bt.isfinite()
-        trained_bt = not_finite_bt & mask_bt.bool()
+        not_finite_in_loss_bt = not_finite_bt & mask_bt.bool()
         # A NaN at a masked token makes the loss NaN, too, because TRL multiplies by the mask, and 0 times NaN is NaN.
-        faulty_bt = trained_bt if bool(trained_bt.any()) else not_finite_bt
+        faulty_bt = not_finite_in_loss_bt if bool(not_finite_in_loss_bt.any()) else not_finite_bt
         row, token = faulty_bt.nonzero()[0].tolist()
         token_text = f"token {token}" if bool(mask_bt[row, token]) else f"masked token {token}"
         completion_ids = inputs["completion_ids"][row][mask_bt[row].bool()].tolist()

@@ -84,13 +84,13 @@ class DynamicSampling:
             sampled_rows = [next(fresh_rows) for _ in range(group_count_to_sample)]
             candidate_rows = [dict(row) for row in sampled_rows for _ in range(group_size)]
             candidate_prompts = [row["prompt"] for row in candidate_rows]
-            candidates = self.trainer._sample(candidate_prompts)
+            candidate_outputs = self.trainer._sample(candidate_prompts)
             sampled_group_count += group_count_to_sample
-            is_useful_g = self._useful(candidates, candidate_prompts, candidate_rows)
+            is_useful_g = self._useful(candidate_outputs, candidate_prompts, candidate_rows)
             for group in is_useful_g.nonzero()[:, 0].tolist()[: len(useless_groups)]:
                 old_rows = group_rows[useless_groups.pop(0)]
                 new_rows = group_rows[group]
-                output_pairs = zip(outputs, candidates, strict=True)
+                output_pairs = zip(outputs, candidate_outputs, strict=True)
                 outputs = tuple(_replaced(old, new, old_rows, new_rows) for old, new in output_pairs)
                 for old_row, new_row in zip(old_rows, new_rows, strict=True):
                     prompts[old_row], rows[old_row] = candidate_prompts[new_row], candidate_rows[new_row]

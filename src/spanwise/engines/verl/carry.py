@@ -171,7 +171,7 @@ def unpack(packed: Sequence[Any], scheme: Scheme, output_number: Sequence[int] |
         read_indices = [n for n, output in enumerate(outputs) if any(block >= 0 for block in output["runs"][0])]
     table_rows = [row for n in read_indices for row in outputs[n]["table"]]
     reading_table = torch.tensor(table_rows or np.zeros((0, 0)), dtype=torch.float64)
-    state_before_turn_s = [_hashable(anchor) for n in read_indices for anchor in outputs[n]["anchor"]]
+    state_before_turn_s = [_hashable(state) for n in read_indices for state in outputs[n]["anchor"]]
     reading = Reading.unpack(reading_table, scheme)
     if any(outputs[n]["notes"] for n in read_indices):
         no_notes: list[str | None] = [None] * len(scheme.objectives)
