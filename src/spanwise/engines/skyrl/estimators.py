@@ -25,7 +25,7 @@ _ENTRYPOINT = "trainer.override_entrypoint=spanwise.engines.skyrl.main trainer.a
 
 
 def register() -> None:
-    """Add `spanwise` and, for every method with a preset, `spanwise_<method>` to SkyRL's registry, if it lacks them."""
+    """Register the estimators `spanwise` and `spanwise_<method>` with SkyRL, unless they are registered already."""
     preset_names = (name for name, entry in METHODS.items() if entry.preset is not None)
     refusal_by_name = {f"spanwise_{name}": partial(_refused, name) for name in preset_names}
     for name, function in {"spanwise": _by_recipe, **refusal_by_name, **outcome_estimators()}.items():
