@@ -134,7 +134,7 @@ def check(cfg: Any) -> RecipeRule:
 
 
 def reads_turns(scheme: Scheme, *, stepwise: bool) -> bool:
-    """Return whether credit is computed for single turns; methods that run over tokens need whole rollouts."""
+    """Return whether credit is computed per turn. Methods that work on tokens need whole rollouts instead."""
     return scheme.entry.kind != "token" and (stepwise or "steps" in scheme.needs)
 
 

@@ -129,7 +129,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         self.last_rollouts: Rollouts | None = None
         self.last_metrics: dict[str, float] = {}
         # The following attributes pass data from one hook of TRL to a later one.
-        self._sampled: list[list[int]] | None = None  # 1 at the sampled tokens of each completion; None: everywhere
+        self._sampled: list[list[int]] | None = None  # 1 for sampled tokens, 0 for others; None: all are sampled
         self._reward_arguments: dict[str, Any] = {}
         self._rows: list[dict[str, Any]] = []
         criterion = getattr(args, "dynamic_sampling", None)

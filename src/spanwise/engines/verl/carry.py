@@ -42,7 +42,7 @@ class Rows:
     packed: Sequence[Any]  # the text of the row's rollout, which `pack` wrote; padding rows may hold anything
     session: Sequence[Any] | None = None  # the rollout id of each row; None: every row is a rollout
     output_number: Sequence[int] | None = None  # the number of each row among the outputs of its rollout
-    padding: Sequence[bool] = field(default=())  # True for rows that V1 trainers added as padding
+    padding: Sequence[bool] = field(default=())  # True for rows that verl added to fill up the batch
     tokens: Mapping[str, Shaped[Tensor, "n t"]] = field(default_factory=dict)  # maps `Batch` fields to numbers per token
     # maps each mode to the column of the token that it appended to each row (-1: no token)
     places: Mapping[str, Int[Tensor, " n"]] = field(default_factory=dict)

@@ -29,7 +29,7 @@ TOKENS = {"value_nt": "values", "logp_nt": "old_log_probs", "ids_nt": "responses
 OPTION = "+algorithm.spanwise.folder"
 #: The file in a checkpoint with the state of a credit method that remembers earlier batches.
 MEMORY = "spanwise_memory.json"
-#: Metrics of a policy update: their names in spanwise's report, and verl's names.
+#: Maps the names of an update's metrics in spanwise's report to their names in verl.
 _UPDATE = {
     "loss": "actor/loss",
     "entropy": "actor/entropy",

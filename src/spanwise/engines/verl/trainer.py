@@ -19,7 +19,7 @@ from spanwise.engines.verl.run import Sampled, VerlRun
 from spanwise.modes.parts import RowPart
 
 MODES = ("sync", "colocate_async", "separate_async")
-#: About how many tokens, padding included, get their advantages in one pass.
+#: About how many tokens, padding included, a chunk of rows has whose advantages are computed at once.
 CHUNK_TOKENS = 2**21
 
 
