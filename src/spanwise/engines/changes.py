@@ -13,7 +13,7 @@ MAY_CHANGE = ("output", "eval_every", "save_every", "keep_rollouts", "report", "
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any], *, but: Collection[str] = MAY_CHANGE) -> list[str]:
-    """Describe each setting that differs between a checkpoint (`old`) and a resumed run (`new`), except those in `but`."""
+    """List the settings that differ between a checkpoint (`old`) and a resumed run (`new`), except secrets and those in `but`."""
     old, new = plain(old), plain(new)
     compared_names = [name for name in new if name not in but]
     changed_names = [name for name in compared_names if not _same(name, old.get(name), new[name])]

@@ -90,8 +90,7 @@ def checkpoint_fault(checkpoint: Path) -> str | None:
 
 def newest_checkpoint(folder: str | Path) -> tuple[Path | None, dict[str, str]]:
     """Return a folder's newest usable checkpoint, or None, and the reason why each newer checkpoint is unusable."""
-    found_paths = Path(folder).glob("checkpoint-*")
-    step_by_path = {path: path.name.removeprefix("checkpoint-") for path in found_paths}
+    step_by_path = {path: path.name.removeprefix("checkpoint-") for path in Path(folder).glob("checkpoint-*")}
     checkpoint_paths = [path for path, step in step_by_path.items() if step.isdecimal()]
     fault_by_name: dict[str, str] = {}
     for path in sorted(checkpoint_paths, key=lambda path: -int(step_by_path[path])):
@@ -126,14 +125,14 @@ def find_checkpoint(folder: str | Path, path: str | Path | None = None) -> tuple
 def check_contents(place: Path) -> None:
     """Refuse a checkpoint whose files changed since they were written."""
     digest_by_name = read_manifest(place)["digests"]
-    sent_names: list[str | None] = [None]  # `broadcast_object_list` sends a list's entries to the other processes
+    first_changed: list[str | None] = [None]  # `broadcast_object_list` sends a list's entries to the other processes
     if PartialState().is_main_process:
         changed_names = (name for name, digest in digest_by_name.items() if _digest(place / name) != digest)
-        sent_names[0] = next(changed_names, None)
-    broadcast_object_list(sent_names)
-    if sent_names[0] is not None:
+        first_changed[0] = next(changed_names, None)
+    broadcast_object_list(first_changed)
+    if first_changed[0] is not None:
         raise DataError(
-            f"'{place / sent_names[0]}' differs from the file that was saved with this checkpoint: it is damaged, or "
+            f"'{place / first_changed[0]}' differs from the file that was saved with this checkpoint: it is damaged, or "
             f"from another run. Put the saved file back, or give another checkpoint-<step> folder of '{place.parent}'."
         )
 

@@ -24,7 +24,7 @@ from spanwise.engines.shared import columns_of
 from spanwise.errors import RecipeError
 from spanwise.recipe import RecipeRule
 
-#: Fields of NeMo-RL's batch that reward functions cannot read.
+#: Fields of NeMo-RL's batch that reward functions cannot read: messages, and the numbers of NeMo-RL's own baseline.
 _OTHER = ("message_log", "extra_env_info", "total_reward", "filtered_reward", "unshaped_total_reward", "baseline", "std")
 #: Options of NeMo-RL that would change the credit or do nothing, each with its required value and the reason.
 _FIXED: dict[str, tuple[Any, str]] = {
@@ -113,9 +113,8 @@ class SpanEstimator:
         self.last_metrics = {name: value for name, value in metrics.items() if value == value}
         padded_adv_nt = torch.zeros_like(padded_mask_nt).scatter(1, reply_column_nt, reply_adv_nt)
         # A rollout's weight in the loss is the value of its mask at replies; without a reply it is the loss multiplier.
-        has_reply_n = batch.mask_nt.any(dim=1)
         loss_multiplier_n = torch.as_tensor(repeated_batch["loss_multiplier"]).float().cpu()
-        rollout_weight_n = torch.where(has_reply_n, padded_mask_nt.amax(dim=1), loss_multiplier_n)
+        rollout_weight_n = torch.where(batch.mask_nt.any(dim=1), padded_mask_nt.amax(dim=1), loss_multiplier_n)
         factor_n1 = fold_factor(mask.cpu(), rollout_weight_n, mini_batch=self.mini_batch, token_level=self.token_level)
         return (padded_adv_nt[:, : mask.shape[1]] * factor_n1).to(mask.device)
 
@@ -124,7 +123,7 @@ class SpanEstimator:
         logs_with_starts = list(zip(batch["message_log"], batch["length"], strict=True))
 
         def after_prompt(name: str) -> list[list[Any]]:
-            return [torch.cat([part[name] for part in log])[int(start) :].tolist() for log, start in logs_with_starts]
+            return [torch.cat([message[name] for message in log])[int(start) :].tolist() for log, start in logs_with_starts]
 
         reply_ids = after_prompt("token_ids")
         row_dicts: list[dict[str, Any]] = [{} for _ in reply_ids]
@@ -166,11 +165,11 @@ def fold_factor(
     """
     mask_nt = mask_nt[:, 1:].float()  # nothing predicts the first token, so the loss has no term for it
     mini_batch_factors = []
-    for trained_nt, row_weight_n in zip(mask_nt.split(mini_batch), weight_n.split(mini_batch), strict=True):
-        divisor_n = (trained_nt > 0).sum(dim=1) * row_weight_n.sum()
+    for mini_mask_nt, mini_weight_n in zip(mask_nt.split(mini_batch), weight_n.split(mini_batch), strict=True):
+        divisor_n = (mini_mask_nt > 0).sum(dim=1) * mini_weight_n.sum()
         if token_level:
-            divisor_n = trained_nt.sum().expand(len(trained_nt))
-        mini_batch_factors.append(divisor_n / len(trained_nt))
+            divisor_n = mini_mask_nt.sum().expand(len(mini_mask_nt))
+        mini_batch_factors.append(divisor_n / len(mini_mask_nt))
     return torch.cat(mini_batch_factors)[:, None]
 
 

@@ -34,6 +34,7 @@ from spanwise.step import Ranks, StepResult
 WRITES = ("recipe.yaml", "metrics.jsonl", "rollouts", "tokenizer", "summary.json", "report.html")
 #: The loss types under which ms-swift and Unsloth average the KL over the tokens of each completion.
 KL_LOSS_TYPES = ("grpo", "sapo")
+#: The packages that `spanwise report` needs to draw report.html.
 _REPORT = ("cyclopts", "rich", "pydantic", "jinja2", "altair", "vl_convert", "scipy")
 #: Fields of the classes `Scheme` and `Layout` that no recipe file has.
 _UNWRITTEN = {"blocks", "recorded", "modes"}
@@ -69,6 +70,7 @@ def fold_factor(
     steps_per_generation: int = 1,
 ) -> Float[Tensor, "b 1"]:
     """Compute the factor on a micro-batch's advantages that makes TRL's loss sum over tokens and average over rows."""
+    # TRL's loss divides by the result of this function times the number of rows in the micro-batch.
     row_count = mask_bt.shape[0]
     token_count_b1 = mask_bt.sum(dim=1, keepdim=True).clamp(min=1).to(torch.float32)
     ones_b1 = torch.ones_like(token_count_b1)
@@ -211,7 +213,7 @@ class RunRecord:
         rollouts: Callable[[], Rollouts],
         ranks: Ranks | None = None,
     ) -> None:
-        """Write the metrics of a batch and, for every k-th batch, the rollouts. All processes must call this together."""
+        """Write a batch's metrics and every k-th batch's rollouts. All processes call this together; the first writes for all."""
         ranks = ranks or Ranks(0, lambda own: [own])
         is_writer = ranks.rank == 0
         all_rows = result.own.everyone

@@ -143,7 +143,7 @@ def fold_factor(
 
     factor[i] = D[i], the trained tokens of i's rollout; with `calculate_per_token_loss` those of i's step / its rollouts
     """
-    # If `per_token`, slime averages over the tokens of `batch_size` rollouts, else over those of one rollout.
+    # If `per_token`, slime averages over the tokens of an optimizer step (`batch_size` rollouts in order), else of a rollout.
     rollouts_per_average = batch_size if per_token else 1
     average_index_n = rollout_n // rollouts_per_average
     token_count_n = trained_n.clamp(min=1).float() if per_token else trained_n.float()
@@ -160,7 +160,7 @@ def _batch(args: Any, samples: Sequence[Any], scheme: Scheme) -> tuple[Batch, In
         loss_masks.append([1] * sample.response_length if sample.loss_mask is None else list(sample.loss_mask))
         left_out.append(sample.remove_sample or not any(loss_masks[n]))
         completion_ids.append(list(sample.tokens[len(sample.tokens) - sample.response_length :]))
-        rollout_ids.append(("sample", n) if sample.rollout_id is None else sample.rollout_id)
+        rollout_ids.append(("sample", n) if sample.rollout_id is None else sample.rollout_id)  # no id: a rollout of its own
     rollout_n = group_index(rollout_ids)
     has_turns = len(rollout_n.unique()) < len(samples)
     logp_rows = [sample.rollout_log_probs for sample in samples]
@@ -168,7 +168,7 @@ def _batch(args: Any, samples: Sequence[Any], scheme: Scheme) -> tuple[Batch, In
     batch = Batch.jagged(
         completion_ids,
         [sample.group_index for sample in samples],
-        # A sample that is left out of the loss still gets rewards, so all its tokens count as sampled.
+        # A sample that is left out of the loss is still scored and compared, so all its tokens count as sampled.
         sampled=[mask if any(mask) else [1] * len(mask) for mask in loss_masks],
         columns=columns_of([_columns(args, sample, row) for sample, row in zip(samples, completion_ids, strict=True)]),
         steps=Steps(rollout_n, torch.arange(len(samples))) if has_turns else None,
@@ -183,6 +183,5 @@ def _columns(args: Any, sample: Any, ids: list[int]) -> dict[str, Any]:
     reward_parts = sample.reward if isinstance(sample.reward, Mapping) else {}
     slime_reward = None if sample.reward is None else sample.get_reward_value(args)
     text_columns = {"prompts": sample.prompt, "completions": sample.response, "completion_ids": ids}
-    label_names = ("label", args.label_key or "label")
-    label_columns = {} if sample.label is None else dict.fromkeys(label_names, sample.label)
+    label_columns = {} if sample.label is None else {"label": sample.label, args.label_key or "label": sample.label}
     return {**reward_parts, **(sample.metadata or {}), **label_columns, **text_columns, "environment": slime_reward}

@@ -1,7 +1,7 @@
 """Register spanwise's advantage estimators and policy losses with SkyRL.
 
 Estimators `spanwise_<method>` work without spanwise's entrypoint. SkyRL passes them one reward per rollout, the response mask and
-prompt ids, but no token ids. So methods that need more than one reward are refused with the advice to use the entrypoint.
+prompt ids, but no loss mask or token ids. Methods that do more than turn one reward into one advantage need the entrypoint.
 """
 
 import copy

@@ -139,7 +139,7 @@ class SampledRows:
         turn_columns["completion_ids"] = [responses[row][start:end] for row, _, start, end in turn_ranges]
         uids = [self.uids[row] for row in row_of_turn]
         turn_masks = [loss_masks[row][start:end] for row, _, start, end in turn_ranges]
-        # A turn that is left out of the loss still gets rewards, so all its tokens count as sampled.
+        # A turn that is left out of the loss is still scored and compared, so all its tokens count as sampled.
         batch = Batch.jagged(
             turn_columns["completion_ids"],
             uids,

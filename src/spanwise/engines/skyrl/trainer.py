@@ -118,7 +118,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         return _prompts_of(uids, scored_batch.batch.group_n[self.step.useful(scored_batch)])
 
     def _read(self, rows: SampledRows, *, width: int, data: Any = None) -> ReadBatch:
-        """Build a batch whose rows are single turns or SkyRL's own rows, and compute its rewards."""
+        """Build a batch whose rows are single turns or SkyRL's own rows, and find and score its blocks."""
         if reads_turns(self.scheme, stepwise=rows.stepwise):
             needs_states = "anchor_s" in self.scheme.entry.inputs
             batch, turns = rows.turns(self._columns, width=width, anchored=needs_states)
@@ -159,7 +159,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         reading = scored_batch.reading
         if self.scheme.value_names:  # the critic does not learn from rows that the generator left out of the loss
             batch = replace(batch, mask_nt=mask_nt[:row_count])
-        last_column = mask_nt.shape[1] - 1  # where a mode appends its token to a row
+        last_column = mask_nt.shape[1] - 1  # rows are right-aligned, so modes append their tokens in this column
         token_columns = {mode: torch.where(has_token_n, last_column, -1) for mode, has_token_n in self._appended.items()}
         finished_steps = self.global_step - 1
         for name, part in self.parts.items():
@@ -172,7 +172,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             self._leave_out_useless(data, step_result, sampled_rows)
             mask_nt = data["loss_mask"] > 0
         padding_row_count = len(mask_nt) - row_count
-        adv_nt = pad(adv_nt, (0, 0, 0, padding_row_count)) * mask_nt
+        adv_nt = pad(adv_nt, (0, 0, 0, padding_row_count)) * mask_nt  # 0 in padding and in rows left out of the loss
         all_metrics = dict(step_result.metrics)
         rollout_n = torch.tensor([sampled_rows.rollout_s[s] for s in sampled_rows.source_row_n])
         advantage_factor_n1 = fold_factor(
@@ -222,7 +222,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         """Return the dataset's columns for some prompts; nested mappings become columns such as `reward_spec.ground_truth`."""
         prompt_dataset: Any = self.train_dataset
         numbered_uids = {uid for uid in uids if uid.isdecimal()}  # a decimal prompt id is the index of a dataset row
-        columns_by_uid = {uid: prompt_dataset[int(uid)][2] for uid in numbered_uids}
+        columns_by_uid = {uid: prompt_dataset[int(uid)][2] for uid in numbered_uids}  # a row's third entry
         return columns_of([columns_by_uid.get(uid, {}) for uid in uids])
 
     def _keep(self, record: RunRecord, result: StepResult, sampled_rows: SampledRows) -> None:

@@ -44,7 +44,8 @@ _Class = TypeVar("_Class", bound=type)
 
 def no_type_check(cls: _Class) -> _Class:
     """Return a class unchanged; a decorator of this name makes jaxtyping's import hook skip the class."""
-    return cls  # `typing.no_type_check` would hide the type hints from TRL's argument parser, too
+    # TRL's annotations are too loose for jaxtyping. `typing.no_type_check` would also hide them from TRL's argument parser.
+    return cls
 
 
 def _option(default: Any, text: str) -> Any:
@@ -97,6 +98,7 @@ class SpanGRPOConfig(GRPOConfig):
     )
 
     def __post_init__(self) -> None:
+        # TRL itself refuses groups of one completion only after the distributed set-up, with a bare ValueError.
         if self.num_generations is not None and self.num_generations < 2:
             raise RecipeError(
                 f"num_generations is {self.num_generations}: a group of one completion has nothing to compare it with, so its "

@@ -132,6 +132,7 @@ def check_own_advantage(
 
     d/dA_t of sum_s w_s dL/dlogp_s = -height_t w_t mask_t / (b accumulation factor), w: test weights; no check at NaN heights
     """
+    # In TRL itself all tokens of a completion share one advantage, so a TRL release might average advantages unnoticed.
     # The second derivative of the loss, by log-probabilities and advantages, shows which advantage weighs which token.
     token_index_t = torch.arange(advantages_bt.shape[1], device=advantages_bt.device, dtype=torch.float64)
     test_weight_t = 1 + (token_index_t * 0.6180339887) % 1  # a different weight in [1, 2) for each token of a completion

@@ -31,8 +31,8 @@ def few_in(callback_class: Any) -> TrainerCallback:
 
     class Few(callback_class):
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-            shown_names = filter(_CONSOLE_METRICS.fullmatch, logs or {})
-            super().on_log(args, state, control, logs={name: logs[name] for name in shown_names}, **kwargs)
+            shown_metrics = {name: value for name, value in (logs or {}).items() if _CONSOLE_METRICS.fullmatch(name)}
+            super().on_log(args, state, control, logs=shown_metrics, **kwargs)
 
     return Few()
 

@@ -44,6 +44,7 @@ from spanwise.step import Ranks, ReadBatch, Step, wider
 _TRL_KWARGS = ("trainer_state", "log_extra", "log_metric", "environments")
 #: The fields of `Batch` that are known when TRL calls reward functions, before it computes log-probabilities.
 AT_READ = ("group_n", "ids_nt", "mask_nt", "columns", "steps")
+#: The fields of `Batch` that TRL fills in.
 PROVIDES = (*AT_READ, "logp_nt")
 #: Arguments that a resumed run must not change: the run would become two different runs, or the change would have no effect.
 _LASTING = (
@@ -140,6 +141,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._done: set[str] = set()
         # With these options TRL masks further tokens inside its loss, so the check `canary` would fail.
         trl_masks_tokens = args.off_policy_mask_threshold is not None or args.top_entropy_quantile < 1.0
+        # The canary checks once that TRL's loss weighs each token with its advantage; the DPPO loss is not TRL's.
         self._canary_due = getattr(args, "canary", True) and not trl_masks_tokens and args.loss_type not in fold.DPPO
         self._logps: Tensor | None = None
         self._loss_inputs: dict[str, Any] = {}  # the inputs of the loss that TRL is computing; empty at other times
@@ -310,6 +312,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         trl_arguments = {key: columns.pop(key) for key in _TRL_KWARGS if key in columns}
         if self._environment_rewards:
             columns["environment"] = environment_rewards(self._environment_rewards, trl_arguments["environments"])
+        # Completions of a prompt are adjacent, and each process has equally many completions.
         group_size = self.num_generations if self.model.training else self.num_generations_eval
         first_row = self.accelerator.process_index * len(completion_ids_list)
         group_n = (first_row + torch.arange(len(completion_ids_list))) // group_size

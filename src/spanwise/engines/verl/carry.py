@@ -93,7 +93,7 @@ def _as_json(state: Any) -> Any:
 class UnpackedBatch:
     """The blocks and rewards of a batch, unpacked from the texts that verl's reward workers wrote."""
 
-    reading: Reading  # the rewards of each row, or of each turn if rows were split into turns
+    reading: Reading  # the rewards of each row, or of each turn if some row was split into turns; `spans` is None
     row_s: Int[Tensor, " s"]  # the batch row to which each row (or turn) of `reading` belongs
     runs: Sequence[list[list[int]]]  # each row's blocks, run-length encoded: block numbers and run lengths
     masked_n: Bool[Tensor, " n"]  # True if the reward worker got a mask of the row's sampled tokens
@@ -108,7 +108,7 @@ class UnpackedBatch:
     @cached_property
     def step_s(self) -> Int[Tensor, " s"]:
         """The number of each turn within its row, from 0. A row that was not split has one turn."""
-        first_turn_s = torch.searchsorted(self.row_s, self.row_s)  # the index of the first turn of the same row
+        first_turn_s = torch.searchsorted(self.row_s, self.row_s)  # the first turn of the same row; `row_s` is sorted
         return torch.arange(len(self.row_s)) - first_turn_s
 
     def blocks_of(
@@ -152,7 +152,7 @@ class UnpackedBatch:
 
 
 def unpack(packed: Sequence[Any], scheme: Scheme, output_number: Sequence[int] | None = None) -> UnpackedBatch:
-    """Unpack the blocks and rewards of all rows from their texts. `output_number`: the row's number in its rollout."""
+    """Unpack the blocks and rewards of all rows from their texts. `output_number`: each row's number in its rollout."""
     rollout_by_text: dict[str, dict[str, Any]] = {}
     rollout_dicts, outputs = [], []
     for n, text in enumerate(packed):
@@ -176,7 +176,7 @@ def unpack(packed: Sequence[Any], scheme: Scheme, output_number: Sequence[int] |
     if any(outputs[n]["notes"] for n in read_indices):
         no_notes: list[str | None] = [None] * len(scheme.objectives)
         reward_notes: list[list[str | None]] = []
-        for n in read_indices:
+        for n in read_indices:  # `pack` writes no notes for a rollout if none of its rewards has a note
             reward_notes += outputs[n]["notes"] or [no_notes] * len(outputs[n]["table"])
         scores = replace(reading.scores, note_nm=np.array(reward_notes, dtype=object))
         reading = replace(reading, scores=scores)
@@ -316,7 +316,7 @@ def loss_factor(
             f"loss_agg_mode 'token-mean' divides each mini-batch by its own number of tokens. This batch of {row_count} rows has "
             f"mini-batches of {mini_batch}, so the same credit would weigh differently in each. {USE}"
         )
-    factor_n1 = torch.full_like(token_count_n1, row_count / max(rollouts, 1))
+    factor_n1 = torch.full_like(token_count_n1, row_count / max(rollouts, 1))  # verl divides by rows, not rollouts
     if mode == "token-sum":
         return factor_n1 / mini_batch
     if mode == "token-mean":

@@ -43,7 +43,7 @@ def register() -> None:
 
 
 def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
-    """Return a decorator that replaces `owner.name`, at most once, by a function that gets the original as first argument."""
+    """Return a decorator that replaces `owner.name`, at most once, by the decorated function, which gets the original first."""
     original_function = getattr(owner, name)
 
     def wrap(function: Callable[..., Any]) -> None:

@@ -87,7 +87,7 @@ class SpanRewardManager(RewardManagerBase):
         packed_text = carry.pack(read_batch.reading, length_n, masked=masked, turns=read_batch.turns, anchor=anchor_s)
         objectives = self.scheme.objectives
         reward_nm = fill_missing(read_batch.reading.scores, objectives)
-        last_reward_m = reward_nm[-1].tolist() if len(reward_nm) else [math.nan] * len(objectives)
+        last_reward_m = reward_nm[-1].tolist() if len(reward_nm) else [math.nan] * len(objectives)  # verl logs the last turn
         reward_pairs = list(zip(objectives, last_reward_m, strict=True))
         total_reward = sum(objective.weight * reward for objective, reward in reward_pairs if not math.isnan(reward))
         extra_info: dict[str, Any] = {objective.name: reward for objective, reward in reward_pairs}

@@ -63,7 +63,7 @@ class VerlRun:
         self.step = Step(scheme)
         self.record = RunRecord.of(config.algorithm.spanwise, option=OPTION)
         self.result: StepResult | None = None
-        self.targets: dict[str, Tensor] = {}  # maps each mode to the target log-probabilities of its tokens
+        self.targets: dict[str, Tensor] = {}  # maps each mode to its token's target log-probability per row
         self._vocabulary: Vocabulary | None = None
 
     def credit(self, rows: Rows, number: int, uids: Sequence[Any], mask_nt: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,9 +125,8 @@ class VerlRun:
         if step == 0 or not self.scheme.entry.stateful:
             return
         trainer = self.config.trainer
-        checkpoint = Path(f"{trainer.default_local_dir}/global_step_{step}")
-        if trainer.resume_mode == "resume_path":
-            checkpoint = Path(trainer.resume_from_path)
+        user_gave_path = trainer.resume_mode == "resume_path"
+        checkpoint = Path(trainer.resume_from_path if user_gave_path else f"{trainer.default_local_dir}/global_step_{step}")
         memory_file = checkpoint / MEMORY
         estimator_state = None
         if memory_file.is_file():
@@ -136,7 +135,7 @@ class VerlRun:
 
     @contextmanager
     def training(self, trainer: Any, *, done: int | None = None) -> Iterator[None]:
-        """Lock the run folder during training. After `done` steps (None: no check), refuse a folder of another run."""
+        """Lock the run folder during training; unless `done` (the finished steps) is None, refuse a folder of another run."""
         if self.record is None:
             yield
             return
@@ -157,8 +156,7 @@ class VerlRun:
         def rollouts() -> Rollouts:
             sampled_rows = sampled()
             scored_batch = step_result.own
-            real_ids_nt = sampled_rows.ids_nt[rows.real]
-            ids_nt = scored_batch.take(real_ids_nt)
+            ids_nt = scored_batch.take(sampled_rows.ids_nt[rows.real])
             if self._vocabulary is None:
                 self._vocabulary = vocabulary_of(self.config, tokenizer)
             # Reward workers send the places of blocks without their texts, so find the texts in the tokens again.

@@ -18,6 +18,7 @@ from spanwise.engines.verl.plugin import around
 from spanwise.engines.verl.run import Sampled, VerlRun
 from spanwise.modes.parts import RowPart
 
+#: verl's trainer modes, each of which can train with a recipe.
 MODES = ("sync", "colocate_async", "separate_async")
 #: About how many tokens, padding included, a chunk of rows has whose advantages are computed at once.
 CHUNK_TOKENS = 2**21
