@@ -119,7 +119,9 @@ def compare(
             except (KeyboardInterrupt, SystemExit):
                 say(console, "Stopped. Run the same command again to train the missing runs.")
                 raise
-        folders_by_arm = {run.arm: {peer.seed: peer.folder for peer in runs if peer.arm == run.arm} for run in runs}
+        folders_by_arm: dict[str, dict[int, Path]] = {}
+        for run in runs:
+            folders_by_arm.setdefault(run.arm, {})[run.seed] = run.folder
         *_, figures_by_arm = ended_runs(folders_by_arm)
         comparison = compare_arms(figures_by_arm, figures=_measured_figures(figures_by_arm), reference=reference)
         command_options = {
@@ -141,12 +143,10 @@ def compare(
 def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
     """Yield a table of the arms' figures, the warnings of the comparison, and a table of differences paired by seed."""
     seed_count = max(interval.count for interval in comparison.cells.values())
-    title = Text(
-        f"Mean over {seed_count} seeds ± half the width of the {100 * comparison.level:g} % interval", style="italic"
-    )
+    title = f"Mean over {seed_count} seeds ± half the width of the {100 * comparison.level:g} % interval"
     figure_columns = (Column(name.replace("_", " "), no_wrap=True) for name in comparison.figures)
     figure_rows = ([arm, *comparison.row(arm, seed_count)] for arm in comparison.methods)
-    yield plain_table("", *figure_columns, rows=figure_rows, title=title)
+    yield plain_table("", *figure_columns, rows=figure_rows, title=Text(title, style="italic"))
     yield from (Text(f"! {sentence}", style="bold red") for sentence in comparison.warnings())
     if not comparison.differences:
         return
@@ -170,7 +170,9 @@ def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
 def _measured_figures(arms: Mapping[str, Mapping[int, Mapping[str, float | None]]]) -> list[str]:
     """Return the names of the figures (accuracy, ECE, ...) that at least one run has, in the order of the comparison table."""
     figures_of_runs = [figures for seeds in arms.values() for figures in seeds.values()]
-    figure_names = dict.fromkeys(name for figures in figures_of_runs for name, value in figures.items() if value is not None)
+    figure_names: dict[str, None] = {}
+    for figures in figures_of_runs:
+        figure_names |= dict.fromkeys(name for name, value in figures.items() if value is not None)
     has_unjudged_runs = any(figures.get("verdict_rate", 1.0) not in (None, 1.0) for figures in figures_of_runs)
     score_figures = (f"{OF_SCORE}{name}" for name in ("auroc", "ece", "brier", "coverage"))
     table_figures = [*FIGURES, *(["verdict_rate"] if has_unjudged_runs else []), *score_figures]
@@ -185,12 +187,13 @@ def _train_waiting(unfinished_runs: Sequence[ArmRun], count: int, processes: int
 
     # Make the start model here once; otherwise each of the training processes would make it.
     make_task(unfinished_runs[0].recipe, console)
-    process_count = processes or (2 if (os.cpu_count() or 1) >= 2 and not torch.cuda.is_available() else 1)
+    has_room_for_two = (os.cpu_count() or 1) >= 2 and not torch.cuda.is_available()
+    process_count = processes or (2 if has_room_for_two else 1)
     say(console, f"{count - len(unfinished_runs)} of {count} runs are finished; {process_count} train at a time.")
     start_run = partial(_start, console=console)
     start_time = time.perf_counter()
     reason_by_failed_run = {}
-    # Only the loop refers to this iterator, so an error in the loop closes it, which ends the running processes.
+    # An error in this loop closes the iterator of `side_by_side`, which then ends the running processes.
     for done_count, (run, status) in enumerate(side_by_side(unfinished_runs, process_count, start=start_run), 1):
         seconds_left = (time.perf_counter() - start_time) / done_count * (len(unfinished_runs) - done_count)
         if status == 0:
@@ -211,7 +214,7 @@ def _train_waiting(unfinished_runs: Sequence[ArmRun], count: int, processes: int
 
 def train_command(run: ArmRun, *, resume: bool) -> list[str]:
     """Return the command line that trains one run of a comparison, anew or from its last checkpoint."""
-    # --overwrite is safe here: `run.finished()` has refused a folder that holds a run of another recipe.
+    # --overwrite deletes no run of another recipe, because `run.finished()` has refused such a folder.
     resume_options = ["--resume", "last"] if resume else ["--overwrite"]
     return [sys.executable, "-m", "spanwise.cli", "train", str(run.file), *resume_options]
 
@@ -219,15 +222,16 @@ def train_command(run: ArmRun, *, resume: bool) -> list[str]:
 def _start(run: ArmRun, console: Console) -> subprocess.Popen[bytes]:
     """Start the process that trains one run, from its newest intact checkpoint if it has one."""
     recipe_fields = run.asked()
-    hidden_fields = hidden(recipe_fields)
-    write_text(run.file, yaml.safe_dump(hidden_fields, sort_keys=False))
-    secrets = {name: value for name, value in recipe_fields.items() if hidden_fields[name] != value}
+    public_fields = hidden(recipe_fields)
+    write_text(run.file, yaml.safe_dump(public_fields, sort_keys=False))
+    secrets = {name: value for name, value in recipe_fields.items() if public_fields[name] != value}
     checkpoint, checkpoint_faults = newest_checkpoint(run.folder / "checkpoints")
     if checkpoint_faults:
         faults_text = "; ".join(f"{name}: {fault}" for name, fault in checkpoint_faults.items())
         start_text = f"goes on from {checkpoint.name}" if checkpoint else "starts anew"
         say(console, f"{run.folder.name} {start_text}; these checkpoints are not readable: {faults_text}.")
-    environment = {"OMP_NUM_THREADS": str(run.recipe.threads), **os.environ, "COLUMNS": "120", SECRETS: json.dumps(secrets)}
+    default_threads = {"OMP_NUM_THREADS": str(run.recipe.threads)}
+    environment = {**default_threads, **os.environ, "COLUMNS": "120", SECRETS: json.dumps(secrets)}
     with _log_file(run).open("ab") as log:  # append to the log, to keep the lines of earlier attempts
         return subprocess.Popen(
             train_command(run, resume=checkpoint is not None),
@@ -250,8 +254,9 @@ def _failure_reason(run: ArmRun, status: int) -> str:
 
 def _write_comparison(output: Path, runs: Sequence[ArmRun], comparison: ArmComparison, options: Mapping[str, Any]) -> None:
     """Write the figures of a comparison into its folder, as `summary.json` and `comparison.md`."""
-    recipes = [{field: value for field, value in run.asked().items() if field not in ("output", "seed")} for run in runs]
-    common_fields = {field: value for field, value in recipes[0].items() if all(other[field] == value for other in recipes)}
+    recipes = [run.asked() for run in runs]
+    common_names = [name for name in recipes[0] if all(recipe[name] == recipes[0][name] for recipe in recipes)]
+    common_fields = {name: recipes[0][name] for name in common_names if name not in ("output", "seed")}
     figures_by_arm: dict[str, dict[str, Any]] = {arm: {} for arm in comparison.methods}
     for (arm, figure), interval in comparison.cells.items():
         figures_by_arm[arm][figure] = {**_interval(interval), "sd": interval.sd, "seeds": interval.count}
@@ -282,12 +287,7 @@ def arm_fields(name: str) -> dict[str, Any]:
 
 
 def plan_runs(
-    arms: Sequence[str],
-    seeds: Sequence[int],
-    choices: Mapping[str, Any],
-    output: str,
-    *,
-    shared: str | Path | None = None,
+    arms: Sequence[str], seeds: Sequence[int], choices: Mapping[str, Any], output: str, *, shared: str | Path | None = None
 ) -> list[ArmRun]:
     """List the runs of a comparison seed by seed, so that an interrupted comparison has all arms of the first seeds."""
     for field, option in (("seed", "seeds"), ("output", "output")):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from spanwise.batch import Batch, Steps
 from spanwise.commands.credit.arms import Arms, left_out_note, token_columns
+from spanwise.commands.shared.progress import short
 from spanwise.credit import spread
 from spanwise.credit.methods._gae import SaeSegments
 from spanwise.credit_metrics import dead_strata
@@ -54,7 +55,7 @@ class FileSpans:
     interleaved: bool  # whether tokens of another block interrupt the tokens of some block
 
     def spans(self, rows: Tensor | slice, index_rt: Int[np.ndarray, "r t"]) -> Spans:
-        """Return the block spans of some rows; `index_rt` holds the position of each row's tokens in the file."""
+        """Return the block spans of some rows, whose tokens lie at the positions `index_rt` in the file."""
         block_rt = gather(index_rt, self.block_v, -1)
         return Spans(self.names, self.start_nk[rows], self.end_nk[rows], block_rt, self.fault_n[rows])
 
@@ -67,9 +68,9 @@ class MethodCredit:
     file_spans: FileSpans
     credit: Credit  # the credit of each block, a mean over tokens if tokens are credited; NaN if unknown
     spread: Callable[[Credit, Spans], Float[Tensor, "n t"]]
-    #: The advantages of all tokens; None if a block's tokens share one advantage, which is then computed on demand.
+    #: The advantage of every token; None if it follows from the credit of the token's block.
     adv_v: Float[np.ndarray, " v"] | None = None
-    #: For each objective, the share of its strata (sets of compared completions) in which no completion gets credit.
+    #: For each objective, the share of sets of compared completions (strata) in which no completion gets credit.
     dead: Mapping[str, float] = field(default_factory=dict)
 
     def advantages(self, table: RolloutTable, first: int, last: int) -> Float[np.ndarray, " s"]:
@@ -79,14 +80,15 @@ class MethodCredit:
             adv_s = self.adv_v[table.tokens.offsets[first] : table.tokens.offsets[last]]
         else:
             index_rt = table.tokens.places(rows)
-            adv_s = self.spread(self.credit.take(rows), self.file_spans.spans(rows, index_rt)).numpy()[index_rt >= 0]
+            adv_rt = self.spread(self.credit.take(rows), self.file_spans.spans(rows, index_rt))
+            adv_s = adv_rt.numpy()[index_rt >= 0]
         if table.learned_n is None:
             return adv_s
         return adv_s * np.repeat(table.learned_n[rows].numpy(), table.tokens.lengths[rows])
 
     @property
     def by_block(self) -> dict[str, Float[Tensor, " n"]]:
-        """Return each block's credit, NaN where the block is missing; the entry `stop` is the credit for omitting blocks."""
+        """Return the credit by block name, NaN where the block is missing, and as `stop` the credit for omitting blocks."""
         credit_nk = self.credit.block_nk.masked_fill(self.file_spans.length_nk == 0, torch.nan)
         return {name: credit_nk[:, k] for k, name in enumerate(self.file_spans.names)} | stop_credit(self.credit.stop_n)
 
@@ -105,7 +107,7 @@ class CreditResult:
     arms: Arms
     applied: tuple[MethodCredit, ...]  # one entry per method; the credit that the file itself records comes last
     scores: Scores  # the rewards of all methods, joined by `_collect_scores`
-    file_spans: FileSpans  # spans of the layout `arms.layout`; if no method uses it, of the layout with the most blocks
+    file_spans: FileSpans  # the block spans that the report shows
     notes: tuple[str, ...]
     score: dict[str, Any] | None = None  # coverage and calibration of the self-rewarding scores (`_measure_score`)
 
@@ -126,40 +128,41 @@ def apply_arms(
     table: RolloutTable, arms: Arms, group_n: Int[Tensor, " n"], notes: Sequence[str], *, recorded: bool, must: bool
 ) -> CreditResult:
     """Credit a file by every method. `recorded` adds the credit that the trainer recorded; with `must`, a file needs it."""
-    spans_by_layout, reading_by_layout = read_file(table, arms, extra_layouts=[arms.layout] if recorded else [])
-    schemes = arms.schemes
-    credits = [
-        apply_arm(table, name, scheme, reading_by_layout[name], spans_by_layout[scheme.layout], group_n)
-        for name, scheme in schemes.items()
+    extra_layouts = [arms.layout] if recorded else []
+    spans_by_layout, reading_by_method = read_file(table, arms, extra_layouts=extra_layouts)
+    method_credits = [
+        apply_arm(table, name, scheme, reading_by_method[name], spans_by_layout[scheme.layout], group_n)
+        for name, scheme in arms.schemes.items()
     ]
     recorded_note = ""
     try:
         if recorded:
             recorded_credit, recorded_note = apply_recorded(table, spans_by_layout[arms.layout])
-            credits.append(recorded_credit)
+            method_credits.append(recorded_credit)
     except RecipeError as error:
         if must:
             raise
         recorded_note = left_out_note([RECORDED], str(error))
     setup_notes = [
-        text for name, scheme in schemes.items() for text in setup_warnings(reading_by_layout[name], scheme).values()
+        text for name, scheme in arms.schemes.items() for text in setup_warnings(reading_by_method[name], scheme).values()
     ]
-    scores = _collect_scores(len(table), arms, reading_by_layout)
-    figures, score_note = _measure_score(table, schemes.values(), scores)
-    scheme_modes = next((scheme.modes for scheme in schemes.values() if scheme.modes), ())
+    scores = _collect_scores(len(table), arms, reading_by_method)
+    figures, score_note = _measure_score(table, arms.schemes.values(), scores)
+    recipe_modes = next((scheme.modes for scheme in arms.schemes.values() if scheme.modes), ())
     all_notes = [
         *arms.notes, recorded_note, *dict.fromkeys(setup_notes), table.note, *notes, _note_shared_words(table, spans_by_layout),
-        _describe_origins(table, arms), _describe_sums(schemes), score_note, *(mode.note(table) for mode in scheme_modes),
+        _describe_origins(table, arms), _describe_sums(arms), score_note, *(mode.note(table) for mode in recipe_modes),
     ]  # fmt: skip
-    largest_spans = max((arm.file_spans for arm in credits), key=lambda spans: len(spans.names))
-    shown_spans = spans_by_layout.get(arms.layout, largest_spans)
-    return CreditResult(table, group_n, arms, tuple(credits), scores, shown_spans, tuple(filter(None, all_notes)), figures)
+    spans_with_most_blocks = max((arm.file_spans for arm in method_credits), key=lambda spans: len(spans.names))
+    shown_spans = spans_by_layout.get(arms.layout, spans_with_most_blocks)
+    shown_notes = tuple(filter(None, all_notes))
+    return CreditResult(table, group_n, arms, tuple(method_credits), scores, shown_spans, shown_notes, figures)
 
 
 def _note_shared_words(table: RolloutTable, spans_by_layout: Mapping[Layout, FileSpans]) -> str:
-    """Say in how many completions a block shares a word with another block and so counts as absent, if words are the tokens."""
-    straddled_counts = (int((spans.fault_n & int(Fault.STRADDLED) != 0).sum()) for spans in spans_by_layout.values())
-    most_straddled = max(straddled_counts, default=0)
+    """Say in how many completions a block counts as missing because it shares a word with another block."""
+    straddled_flags = (spans.fault_n & int(Fault.STRADDLED) for spans in spans_by_layout.values())
+    most_straddled = max((int(flag_n.count_nonzero()) for flag_n in straddled_flags), default=0)
     if table.has_ids or not most_straddled:
         return ""
     return (
@@ -168,11 +171,11 @@ def _note_shared_words(table: RolloutTable, spans_by_layout: Mapping[Layout, Fil
     )
 
 
-def _collect_scores(completions: int, arms: Arms, readings: Mapping[str, Reading]) -> Scores:
-    """Join the rewards of all methods; a reward of several methods is taken from the method with the most blocks."""
+def _collect_scores(completions: int, arms: Arms, reading_by_method: Mapping[str, Reading]) -> Scores:
+    """Join the rewards of all methods. A reward that several methods use is taken from the method with the most blocks."""
     rewards: dict[str, Reward] = {}
-    for method_name in sorted(readings, key=lambda name: -len(arms.schemes[name].layout.names)):
-        scores = readings[method_name].scores
+    for method_name in sorted(reading_by_method, key=lambda name: -len(arms.schemes[name].layout.names)):
+        scores = reading_by_method[method_name].scores
         for m, objective in enumerate(scores.names):
             score_columns = scores.reward_nm[:, m], scores.status_nm[:, m], scores.by_outcome_nmo[:, m]
             confidence_n = None if scores.stated_nm is None else scores.stated_nm[:, m]
@@ -187,11 +190,14 @@ def _measure_score(table: RolloutTable, schemes: Iterable[Scheme], scores: Score
     """Measure how well self-rewarding scores predict right answers; return figures and a sentence on them."""
     if table.score_n is None:
         return None, ""
-    judge_name = next((mode.judge for scheme in schemes for mode in scheme.modes if mode.judge is not None), "correct")
+    judge_names = (mode.judge for scheme in schemes for mode in scheme.modes)
+    judge_name = next((name for name in judge_names if name is not None), "correct")
     score_n = table.score_n.clamp(0.0, 1.0)
     has_score_n = ~score_n.isnan()
-    correct_n = scores.outcome(judge_name).double() if judge_name in scores.names else torch.full_like(score_n, torch.nan)
-    correct_n = correct_n.masked_fill((correct_n != 0) & (correct_n != 1), torch.nan)
+    correct_n = torch.full_like(score_n, torch.nan)
+    if judge_name in scores.names:
+        outcome_n = scores.outcome(judge_name).double()
+        correct_n = outcome_n.masked_fill((outcome_n != 0) & (outcome_n != 1), torch.nan)
     is_judged = not bool(correct_n.isnan().all())
     score_count = int(has_score_n.sum())
     coverage = float(has_score_n.double().mean())
@@ -208,8 +214,7 @@ def _measure_score(table: RolloutTable, schemes: Iterable[Scheme], scores: Score
         alarm_reasons = list(dict.fromkeys(alarms(score_figures).values()))
         fields |= {name.removeprefix(OF_SCORE): value for name, value in score_figures.items()} | {"alarms": alarm_reasons}
         if is_judged:
-            figure_pairs = ((label, fields[label.lower()]) for label in ("ECE", "Brier", "AUROC"))
-            figures_text = ", ".join(f"{label} {'-' if value is None else f'{value:.3f}'}" for label, value in figure_pairs)
+            figures_text = ", ".join(f"{label} {short(fields[label.lower()])}" for label in ("ECE", "Brier", "AUROC"))
             score_sentence = f"{score_sentence}, and against {judge_name} {figures_text}"
     if not is_judged:
         return fields, f"{score_sentence}. The file does not say which completions are right."
@@ -217,7 +222,7 @@ def _measure_score(table: RolloutTable, schemes: Iterable[Scheme], scores: Score
 
 
 def _by_family(values: Mapping[str, _T]) -> dict[str, _T]:
-    """Merge the values of a reward's parts (`x.a`, `x.b`) into one entry if they agree; else keep an entry for each part."""
+    """Give the JSON fields of a reward (`equals.a`, `equals.b`) a single entry if their values agree."""
     value_by_label: dict[str, _T] = {}
     for label, members in families(values).items():
         values_agree = len({values[member] for member in members}) == 1
@@ -236,35 +241,35 @@ def _describe_origins(table: RolloutTable, arms: Arms) -> str:
     }
     origins_text = ", ".join(f"{label} from {origin}" for label, origin in _by_family(origin_by_objective).items())
     unused_columns = [name for name in table.rewards if name not in column_by_objective.values()]
-    unused_text = ", ".join(unused_columns[:3]) + (f" and {len(unused_columns) - 3} more" if len(unused_columns) > 3 else "")
-    unused_hint = f" No objective uses the file's {unused_text}; --reward OBJECTIVE=COLUMN assigns one."
+    first_unused = ", ".join(unused_columns[:3])
+    more_text = f" and {len(unused_columns) - 3} more" if len(unused_columns) > 3 else ""
+    unused_hint = f" No objective uses the file's {first_unused}{more_text}; --reward OBJECTIVE=COLUMN assigns one."
     return f"Rewards: {origins_text}.{unused_hint if unused_columns else ''}"
 
 
-def _describe_sums(schemes: Mapping[str, Scheme]) -> str:
+def _describe_sums(arms: Arms) -> str:
     """Say, for each method that credits a completion as a whole, which rewards it adds up."""
-    if len({objective.name for scheme in schemes.values() for objective in scheme.objectives}) < 2:
+    if len({objective.name for objective in arms.objectives}) < 2:
         return ""
     sum_texts = []
-    for name, scheme in schemes.items():
+    for name, scheme in arms.schemes.items():
         if scheme.entry.kind == "completion":
             weight_by_label = _by_family({term.name: term.weight for term in scheme.objectives})
             weighted_names = (f"{'' if weight == 1 else f'{weight:g} '}{label}" for label, weight in weight_by_label.items())
             alone_text = "" if len(scheme.objectives) > 1 else " alone"
             sum_texts.append(f"{name}: {' + '.join(weighted_names)}{alone_text}")
-    return (
-        f"Each of these methods adds rewards up to one number per completion: {'; '.join(sum_texts)}." if sum_texts else ""
-    )
+    all_sums = "; ".join(sum_texts)
+    return f"Each of these methods adds rewards up to one number per completion: {all_sums}." if sum_texts else ""
 
 
 def read_file(
     table: RolloutTable, arms: Arms, *, extra_layouts: Sequence[Layout] = ()
 ) -> tuple[dict[Layout, FileSpans], dict[str, Reading]]:
-    """Find blocks and rewards of all completions; return a `FileSpans` per layout, and the rewards (`Reading`) per method."""
+    """Find the blocks and compute the rewards of all completions; return the blocks by layout, and the rewards by method."""
     layouts = (*(scheme.layout for scheme in arms.schemes.values()), *extra_layouts)
     parts_by_layout: dict[Layout, list[tuple[Tensor, ...]]] = {layout: [] for layout in layouts}
     interleaved_layouts: set[Layout] = set()
-    block_v_by_layout = {
+    block_index_by_layout = {
         layout: disk_zeros(len(table.tokens.values), np.int8 if len(layout.names) < 128 else np.int16) for layout in layouts
     }
     readings: dict[str, list[Reading]] = {name: [] for name in arms.schemes}
@@ -276,26 +281,24 @@ def read_file(
         ids_rt = gather(index_rt, table.tokens.values, 0)
         mask_rt = gather(index_rt, table.trainable, False)
         file_columns = {name: values[row_range] for name, values in table.columns.items()}
-        # No file records what a reward would be if the answer were right or wrong, so `read` computes that from the text.
         recorded_rewards = {name: table.rewards[column].take(row_range) for name, column in arms.recorded_columns.items()}
         for layout, spans_parts in parts_by_layout.items():
-            blocks_and_texts = find_blocks(ids_rt, mask_rt, layout=layout, vocabulary=table.vocabulary)
-            spans, block_texts = blocks_and_texts
+            spans, texts = find_blocks(ids_rt, mask_rt, layout=layout, vocabulary=table.vocabulary)
             if spans.interleaved:
                 interleaved_layouts.add(layout)
-            block_v_by_layout[layout][index_rt[is_token_rt]] = spans.block_nt.numpy()[is_token_rt]
+            block_index_by_layout[layout][index_rt[is_token_rt]] = spans.block_nt.numpy()[is_token_rt]
             spans_parts.append((spans.start_nk, spans.end_nk, spans.length_nk, spans.fault_n))
             for name, scheme in arms.schemes.items():
                 if scheme.layout == layout:
-                    function_columns = _function_columns(table, row_range, block_texts, scheme)
+                    function_columns = _function_columns(table, row_range, texts, scheme)
                     batch = Batch(table.group_n[row_range], ids_rt, mask_rt, columns={**file_columns, **function_columns})
-                    reading = read(batch, scheme, table.vocabulary, recorded=recorded_rewards, located=blocks_and_texts)
-                    readings[name].append(reading.take(slice(None)))
+                    scored_rows = read(batch, scheme, table.vocabulary, recorded=recorded_rewards, located=(spans, texts))
+                    readings[name].append(scored_rows.take(slice(None)))
     spans_by_layout = {}
     for layout, spans_parts in parts_by_layout.items():
         span_columns = (torch.cat(column) for column in zip(*spans_parts, strict=True))
         spans_by_layout[layout] = FileSpans(
-            layout.names, *span_columns, block_v=block_v_by_layout[layout], interleaved=layout in interleaved_layouts
+            layout.names, *span_columns, block_v=block_index_by_layout[layout], interleaved=layout in interleaved_layouts
         )
     return spans_by_layout, {name: Reading.joined(parts) for name, parts in readings.items()}
 
@@ -307,7 +310,8 @@ def _function_columns(
     computed_rewards = [objective.reward for objective in scheme.objectives if objective.name not in scheme.recorded]
     has_functions = any(map(callable, computed_rewards))
     # Without token ids in the file, a reward for length would count words or bytes as tokens.
-    reads_ids = table.has_ids and any(isinstance(name, str) and REWARDS[name].reads_ids for name in computed_rewards)
+    named_rewards = [REWARDS[name] for name in computed_rewards if isinstance(name, str)]
+    reads_ids = table.has_ids and any(reward.reads_ids for reward in named_rewards)
     function_columns: dict[str, Sequence[Any]] = {}
     if has_functions or reads_ids:
         function_columns["completion_ids"] = [table.tokens.slice(n, n + 1).tolist() for n in range(rows.start, rows.stop)]
@@ -324,53 +328,55 @@ def apply_arm(
     adv_v = disk_zeros(len(table.tokens.values) if credits_tokens else 0, np.float32)
     # A method that compares tokens across a training step is given the whole step at once.
     compares_tokens = scheme.options.get("whiten") or any(mode.compares for mode in scheme.modes)
-    can_split = scheme.entry.kind == "token" and "split" not in scheme.entry.exceptions and not compares_tokens
-    max_tokens = AT_A_TIME if can_split else sys.maxsize
+    can_split_step = scheme.entry.kind == "token" and "split" not in scheme.entry.exceptions and not compares_tokens
+    max_tokens = AT_A_TIME if can_split_step else sys.maxsize
     credit_parts: list[tuple[Tensor, Credit]] = []
     for step in rows_by_number(table.step_n):
         # The mean length covers the whole training step, though its completions are credited a few at a time.
         mean_length = file_spans.length_nk[step].sum(dim=1).double().mean()
         for first, last in fitting_runs(table.tokens.lengths[step.numpy()], max_tokens):
             row_indices = step[first:last]
-            rows_reading = reading.take(row_indices)
+            scored_rows = reading.take(row_indices)
             batch_fields: dict[str, Any] = {}
             for mode in scheme.modes:
                 batch_fields |= mode.recorded(table, row_indices)
             if credits_tokens:
                 index_rt = table.tokens.places(row_indices.numpy())
-                rows_reading = replace(rows_reading, spans=file_spans.spans(row_indices, index_rt))
+                scored_rows = replace(scored_rows, spans=file_spans.spans(row_indices, index_rt))
                 batch_fields["ids_nt"] = gather(index_rt, table.tokens.values, 0)
                 batch_fields["mask_nt"] = gather(index_rt, table.trainable, False)
                 for batch_field, column_names in token_columns(scheme).items():
-                    columns_rt = [gather(index_rt, table.token_values[column], 0.0) for column in column_names]
-                    batch_fields[batch_field] = torch.stack(columns_rt, dim=2).squeeze(2)
-                credit = credit_batch(rows_reading, Batch(group_n[row_indices], **batch_fields), scheme)
+                    token_values = [gather(index_rt, table.token_values[column], 0.0) for column in column_names]
+                    batch_fields[batch_field] = torch.stack(token_values, dim=2).squeeze(2)
+                credit = credit_batch(scored_rows, Batch(group_n[row_indices], **batch_fields), scheme)
                 credit = replace(credit, mean_length_n=mean_length.expand(len(row_indices)))
                 is_token_rt = index_rt >= 0
-                adv_v[index_rt[is_token_rt]] = advantages(credit, rows_reading.spans, scheme).numpy()[is_token_rt]
+                adv_v[index_rt[is_token_rt]] = advantages(credit, scored_rows.spans, scheme).numpy()[is_token_rt]
             else:
                 if table.rollout_n is not None:
                     batch_fields["steps"] = Steps(table.rollout_n[row_indices], row_indices)
-                credit = credit_batch(rows_reading, Batch(group_n[row_indices], **batch_fields), scheme)
-                # A completion without any block has no token that could carry the cost of the blocks that it omits.
-                credit = replace(credit, stop_n=credit.stop_n.masked_fill(~rows_reading.present_nk.any(dim=1), 0.0))
+                credit = credit_batch(scored_rows, Batch(group_n[row_indices], **batch_fields), scheme)
+                # A completion without any block has no token to credit, so it gets no credit for omitting blocks.
+                has_block_n = scored_rows.present_nk.any(dim=1)
+                credit = replace(credit, stop_n=credit.stop_n.masked_fill(~has_block_n, 0.0))
             credit_parts.append((row_indices, credit))
     credit = _join_credit(credit_parts)
-    strata_counts = dead_strata(credit, scheme, group_n=group_n if credits_tokens else None)
-    dead_share_by_objective = {name: dead / total for name, (total, dead) in strata_counts.items() if total}
+    counts_by_objective = dead_strata(credit, scheme, group_n=group_n if credits_tokens else None)
+    dead_share_by_objective = {name: dead / total for name, (total, dead) in counts_by_objective.items() if total}
     spread_credit = partial(advantages, scheme=scheme)
     return MethodCredit(name, file_spans, credit, spread_credit, adv_v if credits_tokens else None, dead_share_by_objective)
 
 
 def _join_credit(parts: Sequence[tuple[Tensor, Credit]]) -> Credit:
-    """Join the credit of sets of rows in file order, and renumber the strata (completions compared with each other)."""
+    """Join the credit of several batches in the order of the file, and renumber the sets of compared completions."""
     row_order = torch.cat([rows for rows, _ in parts]).argsort()
     renumbered_credits = []
     first_stratum = 0
     for _, credit in parts:
         assert credit.comparison is not None, "it was credited here"
         stratum_nm = credit.comparison.stratum_nm
-        new_comparison = replace(credit.comparison, stratum_nm=torch.where(stratum_nm >= 0, stratum_nm + first_stratum, -1))
+        new_stratum_nm = torch.where(stratum_nm >= 0, stratum_nm + first_stratum, -1)
+        new_comparison = replace(credit.comparison, stratum_nm=new_stratum_nm)
         renumbered_credits.append(replace(credit, comparison=new_comparison, token_nt=None, refined_nt=None))
         first_stratum += int(stratum_nm.max()) + 1 if stratum_nm.numel() else 0
     return join_rows(renumbered_credits).take(row_order)
@@ -399,26 +405,26 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
     adv_v = None
     if recorded_numbers.by_block:
         no_credit_n = torch.zeros(len(table))
-        credit_nk = torch.stack([recorded_numbers.by_block.get(name, no_credit_n) for name in file_spans.names], dim=1)
-        present_names = (name for name, present_n in zip(file_spans.names, present_nk.T, strict=True) if present_n.any())
+        block_credits = [recorded_numbers.by_block.get(name, no_credit_n) for name in file_spans.names]
+        is_present_k = present_nk.any(dim=0)
+        present_names = (name for k, name in enumerate(file_spans.names) if is_present_k[k])
         if missing_names := [name for name in present_names if name not in recorded_numbers.by_block]:
             block_names = ", ".join(name for name in recorded_numbers.by_block if name != STOP)
             raise RecipeError(
                 f"'{table.path}' records only the credit of the blocks {block_names}, but the layout also has "
                 f"{', '.join(missing_names)}. To see the recorded credit under '{RECORDED}', give the trainer's layout."
             )
-        credit_nk = credit_nk.double().nan_to_num()
+        credit_nk = torch.stack(block_credits, dim=1).double().nan_to_num()
         stop_n = recorded_numbers.by_block.get(STOP, stop_n).nan_to_num()
     elif recorded_numbers.by_token:
         sum_parts: list[Tensor] = []
         adv_v = disk_zeros(len(table.tokens.values), np.float32)
         for first, last in fitting_runs(table.tokens.lengths, AT_A_TIME):
             index_rt = table.tokens.places(slice(first, last))
-            block_column_rt = file_spans.spans(slice(first, last), index_rt).block_nt.long() + 1
+            block_column_rt = gather(index_rt, file_spans.block_v, -1).long() + 1
             credit_sum_rk = torch.zeros(last - first, len(file_spans.names) + 1).double()
-            sum_parts.append(
-                credit_sum_rk.scatter_add_(1, block_column_rt, gather(index_rt, recorded_numbers.value, 0.0))[:, 1:]
-            )
+            credit_sum_rk.scatter_add_(1, block_column_rt, gather(index_rt, recorded_numbers.value, 0.0))
+            sum_parts.append(credit_sum_rk[:, 1:])
             is_token_rt = index_rt >= 0
             index_s = index_rt[is_token_rt]
             in_block_s = block_column_rt.numpy()[is_token_rt] > 0
@@ -444,8 +450,8 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
 def _spread_recorded(credit: Credit, spans: Spans, *, by_block: bool) -> Float[Tensor, "n t"]:
     """Spread recorded credit over the tokens of each block or rollout; a row without credit gets NaN."""
     finite_credit = replace(credit, block_nk=credit.block_nk.nan_to_num())
-    per = "block" if by_block or credit.mean_length_n is None else credit.mean_length_n
-    adv_nt = spread(finite_credit, spans, per=per)
+    divisor = "block" if by_block or credit.mean_length_n is None else credit.mean_length_n
+    adv_nt = spread(finite_credit, spans, per=divisor)
     return adv_nt.masked_fill(credit.block_nk.isnan().any(dim=1, keepdim=True), torch.nan)
 
 

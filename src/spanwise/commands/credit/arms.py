@@ -1,4 +1,4 @@
-"""Choose the methods that a rollout file is credited by, and build each as a `Scheme` for the file's blocks and rewards."""
+"""Choose the methods that a rollout file is credited by, and adapt them to the blocks and rewards of the file."""
 
 import reprlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ import torch
 from spanwise.commands.credit.blocks import Blocks, common_layout
 from spanwise.credit import METHODS, Method, Preset, method
 from spanwise.credit.registry import states_confidence
-from spanwise.errors import DataError, LayoutError, RecipeError, SpanwiseError, refuse, unknown
+from spanwise.errors import DataError, LayoutError, RecipeError, SpanwiseError, check_known, refuse, unknown
 from spanwise.layout import Layout
 from spanwise.objective import BASELINES, Objective
 from spanwise.recipe import Recipe, recorded_elsewhere, scheme_of
@@ -70,24 +70,24 @@ def choose_arms(
         blocks = replace(blocks, no_verdict="")
     elif blocks.no_verdict and common_layout(texts):
         blocks = replace(blocks, no_verdict=f"{blocks.no_verdict}{advise_tagless(table, texts)}")
-    own_scheme: Scheme | SpanwiseError
-    wants_summed_rewards = table.folder is None and recipe.objectives is None and "correct" not in column_by_objective
-    summed_rewards = _summed_rewards(table, recorded_columns) if wants_summed_rewards else ()
-    presets = _Presets(recipe, blocks, recorded_columns, blocks.objectives, summed_rewards)
+    own_scheme_or_error: Scheme | SpanwiseError
+    objectives_are_default = table.folder is None and recipe.objectives is None and "correct" not in column_by_objective
+    summed_rewards = _summed_rewards(table, recorded_columns) if objectives_are_default else ()
+    builder = _SchemeBuilder(recipe, blocks, recorded_columns, blocks.objectives, summed_rewards)
     own_method_name = "recipe"
     try:
-        own_method_name, own_scheme, presets = _build_own(presets, run_code)
+        own_method_name, own_scheme_or_error, builder = _build_own(builder, run_code)
     except (RecipeError, LayoutError) as error:
         if must_fit:
             raise
-        own_scheme = error
+        own_scheme_or_error = error
     schemes: dict[str, Scheme] = {}
     methods_by_reason: dict[str, list[str]] = {}
     last_error: SpanwiseError | None = None
     for requested in [method_name for method_name in methods if method_name != RECORDED] if methods else (*USUAL, "recipe"):
         method_name = own_method_name if requested == "recipe" else requested
         try:
-            scheme = own_scheme if method_name == own_method_name else presets.build_for_file(method_name)
+            scheme = own_scheme_or_error if method_name == own_method_name else builder.build_for_file(method_name)
             if not isinstance(scheme, Scheme):
                 raise scheme
             check_file(scheme, table)
@@ -104,8 +104,7 @@ def choose_arms(
         raise last_error
     objective_names = dict.fromkeys(objective.name for scheme in schemes.values() for objective in scheme.objectives)
     for objective in column_by_objective:
-        if objective not in objective_names:
-            raise RecipeError(unknown("objective", objective, objective_names))
+        check_known("objective", objective, objective_names)
     notes = [blocks.note, *(left_out_note(names, reason) for reason, names in methods_by_reason.items())]
     if schemes and texts:
         required_by_default = [own_method_name] if must_fit else []
@@ -139,34 +138,36 @@ def choose_columns(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str,
 
 
 def _summed_rewards(table: RolloutTable, columns: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the recorded rewards that the trainer added up; none if there is only one and it equals `correct`."""
-    reward_names = [name for name in (columns.get("correct"), *table.trained) if name is not None]
-    reward_columns = [table.rewards[name].value_n.nan_to_num() for name in reward_names]
-    only_repeats_correct = "correct" in columns and len(reward_columns) == 2 and torch.equal(*reward_columns)
-    return () if only_repeats_correct else table.trained
+    """Return the recorded rewards that the trainer added up; none if it used one reward, which equals `correct`."""
+    if "correct" not in columns or len(table.trained) != 1:
+        return table.trained
+    correct_n = table.rewards[columns["correct"]].value_n.nan_to_num()
+    trained_n = table.rewards[table.trained[0]].value_n.nan_to_num()
+    return () if torch.equal(correct_n, trained_n) else table.trained
 
 
 def _check_answers(scheme: Scheme, columns: Mapping[str, str], table: RolloutTable) -> None:
     """Refuse a reward that needs gold answers which the file does not have."""
     for objective in scheme.objectives:
-        name = objective.name
-        options = {**REWARDS[objective.reward].options, **objective.options} if isinstance(objective.reward, str) else {}
-        answer_column = None if name in columns else options.get("column")
+        if not isinstance(objective.reward, str):
+            continue
+        reward_options = {**REWARDS[objective.reward].options, **objective.options}
+        answer_column = None if objective.name in columns else reward_options.get("column")
         if answer_column is not None and not any(value is not None for value in table.columns.get(answer_column, ())):
-            reward_option = f"--reward {name}={next(iter(table.rewards), '')}"
+            reward_option = f"--reward {objective.name}={next(iter(table.rewards), '')}"
             recorded_names = ", ".join(table.rewards)
             advice = f"The file records {recorded_names}: use one with {reward_option}, or add the column '{answer_column}'."
             another_column_may_fit = answer_column == "answer" and table.columns
             columns_hint = f" If another column has them: --columns {answer_column}=NAME." if another_column_may_fit else ""
             raise DataError(
-                f"Reward '{name}' needs gold answers, but '{table.path}' has no column '{answer_column}'. "
+                f"Reward '{objective.name}' needs gold answers, but '{table.path}' has no column '{answer_column}'. "
                 f"{advice if table.rewards else 'Add the column.'}{columns_hint}"
             )
 
 
 @dataclass(frozen=True)
-class _Presets:
-    """Builds presets of methods for the blocks of a file, with the objectives of the file or recipe."""
+class _SchemeBuilder:
+    """Builds the schemes of methods for the blocks and rewards of one rollout file."""
 
     recipe: Recipe
     blocks: Blocks
@@ -203,18 +204,18 @@ class _Presets:
         method_entry = method(method_name)
         layout = self.blocks.layout
         objectives = self.objectives
-        is_calibrated = (method_entry.preset or Preset()).calibrated
+        pays_calibration = (method_entry.preset or Preset()).calibrated
         scheme_fields: dict[str, Any] = {"baseline": baseline or None}
-        if method_entry.kind == "completion" and not is_calibrated and self.summed:
+        if method_entry.kind == "completion" and not pays_calibration and self.summed:
             objectives = tuple(Objective(recorded_elsewhere, layout.names, name=name) for name in self.summed)
         elif self.blocks.no_verdict:
             raise RecipeError(self.blocks.no_verdict)
         if objectives is not None:
-            if objectives is self.blocks.objectives and not is_calibrated:
+            if objectives is self.blocks.objectives and not pays_calibration:
                 # An objective that scores the confidence is kept only for methods that pay calibration.
                 objectives = tuple(objective for objective in objectives if judge_of(objective) is None)
             scheme_fields = {"objectives": _adapt_objectives(method_entry, objectives, layout.names, baseline)}
-        elif is_calibrated and states_confidence(layout):
+        elif pays_calibration and states_confidence(layout):
             scheme_fields["calibration"] = self.recipe.rule
         options = self.recipe.options if method_name == self.recipe.method else {}
         return Scheme.preset(
@@ -222,29 +223,29 @@ class _Presets:
         )
 
 
-def _build_own(presets: _Presets, run_code: bool) -> tuple[str, Scheme, _Presets]:
-    """Build the recipe's method; return its name (an equal preset's, or "recipe"), its scheme and its `_Presets`."""
-    recipe, blocks = presets.recipe, presets.blocks
+def _build_own(builder: _SchemeBuilder, run_code: bool) -> tuple[str, Scheme, _SchemeBuilder]:
+    """Return the name and scheme of the recipe's own method, and a builder that uses the recipe's objectives."""
+    recipe = builder.recipe
+    blocks = builder.blocks
     if blocks.objectives is None:
-        scheme = scheme_of(recipe, blocks.layout, blocks.longest, recorded=presets.recorded_columns, run_code=run_code)
-        method_presets = presets.with_each_baseline()
+        scheme = scheme_of(recipe, blocks.layout, blocks.longest, recorded=builder.recorded_columns, run_code=run_code)
+        method_presets = builder.with_each_baseline()
         if recipe.objectives is not None and all(preset.objectives != scheme.objectives for _, preset in method_presets):
             blocks = replace(blocks, layout=scheme.layout)
-            presets = replace(presets, blocks=blocks, objectives=tuple(scheme.objectives))
-        method_presets = presets.with_each_baseline()
-        return next((name for name, preset in method_presets if preset == scheme), "recipe"), scheme, presets
-
+            builder = replace(builder, blocks=blocks, objectives=tuple(scheme.objectives))
+        method_presets = builder.with_each_baseline()
+        return next((name for name, preset in method_presets if preset == scheme), "recipe"), scheme, builder
     preset_name = f"{recipe.method}:{recipe.baseline}" if recipe.baseline else recipe.method
-    scheme = presets.build(preset_name)
+    scheme = builder.build(preset_name)
     if modes := recipe.scheme_modes:
-        return "recipe", replace(scheme, modes=modes), presets
-    return preset_name, scheme, presets
+        return "recipe", replace(scheme, modes=modes), builder
+    return preset_name, scheme, builder
 
 
 def token_columns(scheme: Scheme) -> dict[str, list[str]]:
     """Return the file's columns that a method reads per token (critic values, log-probabilities), by field of `Batch`."""
-    names_by_field = {"value_nt": schema.value_columns(scheme.value_names), "logp_nt": [schema.LOGP]}
-    return {field: names for field, names in names_by_field.items() if field in scheme.needs}
+    columns_by_field = {"value_nt": schema.value_columns(scheme.value_names), "logp_nt": [schema.LOGP]}
+    return {field: columns for field, columns in columns_by_field.items() if field in scheme.needs}
 
 
 def check_file(scheme: Scheme, table: RolloutTable) -> None:
@@ -260,16 +261,16 @@ def check_file(scheme: Scheme, table: RolloutTable) -> None:
     for mode in scheme.modes:
         mode.recorded(table, ())
     columns_by_field = token_columns(scheme)
-    missing_fields = [field for field, names in columns_by_field.items() if not set(names) <= table.token_values.keys()]
+    missing_fields = [field for field, columns in columns_by_field.items() if not set(columns) <= table.token_values.keys()]
     if not missing_fields:
         return
-    value_names = [name.partition("/")[2] for name in table.token_values if name.startswith(schema.VALUES)]
+    critic_names = [name.partition("/")[2] for name in table.token_values if name.startswith(schema.VALUES)]
     needed_values_text = ""
     present_text = "none of them" if table.has_ids else "no token ids"
-    column_list = " and ".join(name for names in columns_by_field.values() for name in names)
+    column_list = " and ".join(name for columns in columns_by_field.values() for name in columns)
     advice = f"Use a method that needs rewards only (grpo, rlcr, bae), or a file with the columns {column_list}"
-    if value_names and missing_fields == ["value_nt"]:
-        present_text = f"those of {', '.join(value_names)}" if value_names != [""] else "one value"
+    if critic_names and missing_fields == ["value_nt"]:
+        present_text = f"those of {', '.join(critic_names)}" if critic_names != [""] else "one value"
         needed_values_text = f" for {', '.join(scheme.value_names)}"
         advice = "Use the recipe that the critic was trained with (its objectives and `values`)"
     needs_text = " and ".join(PER_TOKEN[field] for field in missing_fields)
@@ -283,8 +284,8 @@ def _adapt_objectives(
     entry: Method, objectives: Sequence[Objective], block_names: tuple[str, ...], baseline: str
 ) -> tuple[Objective, ...]:
     """Return copies of objectives with the blocks, outcomes and baselines that a method's preset prescribes."""
-    is_calibrated = (entry.preset or Preset()).calibrated
-    if is_calibrated and len(objectives) == 1 and entry.kind != "block":
+    pays_calibration = (entry.preset or Preset()).calibrated
+    if pays_calibration and len(objectives) == 1 and entry.kind != "block":
         raise RecipeError(
             f"Method '{entry.name}' adds up several objectives, but there is only '{objectives[0].name}'; use grpo."
         )
@@ -297,14 +298,13 @@ def _adapt_objectives(
         used_baseline = fitting_baseline if takes_baseline else None
         verdict_outcomes = tuple(outcome for outcome in objective.given if outcome == judge_name)
         outcomes = objective.given if used_baseline in ("outcome", "blended") else verdict_outcomes
-        # If a method adds up all rewards, each objective pays every block; the blocks that it names come first.
         all_blocks = tuple(dict.fromkeys((*objective.pays, *block_names)))
         paid_blocks = objective.pays if credits_blocks else all_blocks
-        field_changes = {"pays": paid_blocks, "given": outcomes, "baseline": used_baseline, "scale": None, "back_off": None}
+        new_fields = {"pays": paid_blocks, "given": outcomes, "baseline": used_baseline, "scale": None, "back_off": None}
         if entry.kind == "completion" and objective.reward == "equals" and objective.if_missing is None:
-            # A method that adds up all rewards also needs a number for a missing element of a JSON list.
-            field_changes["if_missing"] = 0.0
-        adapted_objectives.append(replace(objective, **field_changes))
+            # A sum of rewards needs a number for each list element that the completion leaves out.
+            new_fields["if_missing"] = 0.0
+        adapted_objectives.append(replace(objective, **new_fields))
     if baseline and not any(objective.given for objective in objectives):
         raise RecipeError(
             f"No objective sets `given`, so the baseline '{baseline}' would change nothing. Leave the baseline out."
@@ -323,10 +323,12 @@ def _drop_tagless(
         return []
     tag_notes = [f"{count.sentence} The layout asks for {count.lacking_text}." for count in tag_counts]
     # Methods are left out if their rewards read a tag that no completion has: every completion would be called wrong.
-    missing_by_method = {name: tags for name, scheme in schemes.items() if (tags := _missing_tags(scheme, tag_counts[0]))}
+    missing_by_method = {name: _missing_tags(scheme, tag_counts[0]) for name, scheme in schemes.items()}
+    missing_by_method = {name: tags for name, tags in missing_by_method.items() if tags}
     if not missing_by_method:
         return tag_notes
-    missing_tags = [tag for tag in tag_counts[0].wanted if any(tag in tags for tags in missing_by_method.values())]
+    all_missing = set[str]().union(*missing_by_method.values())
+    missing_tags = [tag for tag in tag_counts[0].wanted if tag in all_missing]
     tags_sentence = census(texts, missing_tags, segmenter=tag_counts[0].segmenter).sentence
     if len(missing_by_method) == len(schemes) or any(name in required for name in missing_by_method):
         advice = advise_tagless(table, texts, next(iter(schemes.values())).names[0])

@@ -32,11 +32,11 @@ _MOST_TAGS = 32
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks into which completions of a file are cut, and their objectives, unless the recipe's are used."""
+    """The blocks into which completions of a file are cut, and the objectives that pay these blocks."""
 
     layout: Layout
     longest: int  # the largest possible number of tokens of a completion
-    objectives: tuple[Objective, ...] | None = None  # the objectives that pay the blocks; None for the recipe's
+    objectives: tuple[Objective, ...] | None = None  # None if the recipe's objectives pay the blocks
     note: str = ""  # a note for the user on how the blocks were chosen
     no_verdict: str = ""  # why right and wrong completions cannot be told apart; empty if they can
 
@@ -53,13 +53,13 @@ def choose_blocks(
     found_blocks = _blocks_by_tag(common_tags, recipe, usual) if common_tags else _blocks_by_field(json_fields, table, usual)
     tag_census = census(texts, usual.layout.tags)
     block_appears = [any(tag_census.wanted[tag] for tag in block_tags) for _, block_tags in usual.layout.blocks]
-    shows_usual_tags = all(block_appears) if common_tags else any(block_appears)
+    usual_layout_fits = all(block_appears) if common_tags else any(block_appears)
     has_verdict = asked or table.verdict is not None or "correct" in table.rewards
     lacks_verdict = bool(table.rewards) and not has_verdict
-    if found_blocks is None and not shows_usual_tags and lacks_verdict:
+    if found_blocks is None and not usual_layout_fits and lacks_verdict:
         return _pay_every_reward(usual, table, Layout({"completion": []}))
-    # If the completions show no blocks, the recipe's blocks stay, and `choose_arms` says which methods fit.
-    if found_blocks is None or (shows_usual_tags and set(common_tags) <= set(usual.layout.tags)):
+    # The recipe's blocks stay if no others were found, or if the completions have only tags of the recipe's blocks.
+    if found_blocks is None or (usual_layout_fits and set(common_tags) <= set(usual.layout.tags)):
         return usual
     if not common_tags:
         return found_blocks
@@ -69,11 +69,10 @@ def choose_blocks(
     if lacks_verdict and set(common_tags).isdisjoint(usual.layout.tags):
         found_blocks = _pay_every_reward(usual, table, found_blocks.layout)
         return replace(found_blocks, note=f"{layout_note} {majority_text} The blocks are these tags. {found_blocks.note}")
-    answer_sentence = census(texts, ["answer"]).sentence
-    no_verdict_sentence = (
-        f"Nothing says which completions of '{table.path}' are right: {answer_sentence}" if answer_sentence else ""
-    )
-    return replace(found_blocks, note=f"{layout_note} {majority_text} {found_blocks.note}", no_verdict=no_verdict_sentence)
+    no_verdict_reason = census(texts, ["answer"]).sentence
+    if no_verdict_reason:
+        no_verdict_reason = f"Nothing says which completions of '{table.path}' are right: {no_verdict_reason}"
+    return replace(found_blocks, note=f"{layout_note} {majority_text} {found_blocks.note}", no_verdict=no_verdict_reason)
 
 
 def parse_pay(block_reward_pairs: Sequence[tuple[str, str]], recipe: Recipe, table: RolloutTable) -> dict[str, Any]:
@@ -87,7 +86,7 @@ def parse_pay(block_reward_pairs: Sequence[tuple[str, str]], recipe: Recipe, tab
         return recipe_fields
     asked_blocks = list(dict.fromkeys(block for block, _ in block_reward_pairs))
     common_tags, _ = usual_tags(SampledTexts(table))
-    # `layout_of` would call a single block `completion`, but it must have the name that --pay gives it.
+    # A single block gets the name that --pay gives it, instead of the name `completion` that `layout_of` would give it.
     if len(asked_blocks) == 1 and list(common_tags) in ([], asked_blocks):
         return {**recipe_fields, "layout": {asked_blocks[0]: list(common_tags)}}
     layout = layout_of(common_tags) if common_tags else None
@@ -110,7 +109,7 @@ def _pay_every_reward(usual: Blocks, table: RolloutTable, layout: Layout) -> Blo
 
 
 def _blocks_by_tag(tags: Sequence[str], recipe: Recipe, usual: Blocks) -> Blocks:
-    """Build a block per tag; as in `bae_paper`, `correct` pays all blocks except a last one with a confidence."""
+    """Build a block for each tag; `correct` pays all blocks except a last block `confidence`, as in `bae_paper`."""
     tag_layout = layout_of(tags)
     blocks = tag_layout.names
     note = (
@@ -120,12 +119,9 @@ def _blocks_by_tag(tags: Sequence[str], recipe: Recipe, usual: Blocks) -> Blocks
     correct_objective, calibration_objective = preset_objectives(
         method("bae_paper"), tag_layout, calibration=recipe.calibration or "brier"
     )
-    has_confidence = len(blocks) > 1 and blocks[-1] == "confidence"
-    objectives = (
-        (replace(correct_objective, pays=blocks[:-1]), calibration_objective)
-        if has_confidence
-        else (replace(correct_objective, pays=blocks),)
-    )
+    objectives = (replace(correct_objective, pays=blocks),)
+    if len(blocks) > 1 and blocks[-1] == "confidence":
+        objectives = (replace(correct_objective, pays=blocks[:-1]), calibration_objective)
     return Blocks(tag_layout, usual.longest, objectives, note)
 
 
@@ -191,7 +187,7 @@ def common_layout(texts: Sequence[str]) -> str:
 
 
 def layout_of(tags: Sequence[str]) -> Layout:
-    """Build one block per tag. A single tag gives a block `completion`; `confidence` gives `text` and `confidence`."""
+    """Build a layout with one block per tag. A single tag gives `completion`; `confidence` gives `text` and `confidence`."""
     if list(tags) == ["confidence"]:
         return Layout({"text": [], "confidence": ["confidence"]})
     return Layout({tag: [tag] for tag in tags} if len(tags) > 1 else {"completion": list(tags)})
@@ -221,9 +217,10 @@ def compared_groups(table: RolloutTable, recipe: Recipe, run: Recipe | None) -> 
     """Return the group in which each completion is compared, and notes on these groups for the user."""
     rollout_n = torch.arange(len(table)) if table.rollout_n is None else group_index(table.rollout_n)
     # A rollout with several rows counts once in its group.
-    first_row_r = torch.from_numpy(np.unique(rollout_n.numpy(), return_index=True)[1])
-    group_r, step_r = table.group_n[first_row_r], table.step_n[first_row_r]
-    # Groups are split to the group size of the spanwise run that wrote the file, or to a size that the user gives.
+    _, first_rows = np.unique(rollout_n.numpy(), return_index=True)
+    group_r = table.group_n[first_rows]
+    step_r = table.step_n[first_rows]
+    # The group size comes from the spanwise run that wrote the file, or from the user.
     if run is None and "group_size" not in recipe.model_fields_set:
         return group_r[rollout_n], [] if table.keyed else _note_uneven_groups(step_r, group_r)
     size = (run or recipe).group_size

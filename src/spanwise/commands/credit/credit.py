@@ -52,15 +52,14 @@ def credit_rollouts(
         full_recipe = load(recipe or own_recipe_file, overrides)
     run_recipe = None if own_recipe_file is None else full_recipe
     if recipe is not None and own_recipe_file is not None:
-        run_recipe = load(
-            own_recipe_file, {name: overrides[name] for name in ("group_size", "prompts") if name in overrides}
-        )
+        size_overrides = {name: overrides[name] for name in ("group_size", "prompts") if name in overrides}
+        run_recipe = load(own_recipe_file, size_overrides)
     # A recipe, method or objective from the user must fit the file; a default that does not fit is left out.
     must_fit = recipe is not None or "method" in overrides or "objectives" in overrides
     task_layout, max_length = task_shape(full_recipe)
-    # The limit of the embedded task says nothing about the completions of another trainer.
-    is_unlimited = own_recipe_file is None and not {"max_completion_length", "task"} & full_recipe.model_fields_set
-    max_length = int(file_table.tokens.lengths.max()) if is_unlimited else max_length
+    # The length limit of another trainer is unknown, unless the user sets one.
+    limit_is_unknown = own_recipe_file is None and not {"max_completion_length", "task"} & full_recipe.model_fields_set
+    max_length = int(file_table.tokens.lengths.max()) if limit_is_unknown else max_length
     usual_layout = answer_layout(full_recipe, task_layout)
     # A run of spanwise names its tags in the recipe, so the completions are not searched for tags.
     texts = SampledTexts(file_table) if must_fit or own_recipe_file is None else []
@@ -71,7 +70,7 @@ def credit_rollouts(
     arms = choose_arms(file_table, full_recipe, blocks, methods, reward, texts=texts, must_fit=must_fit, run_code=runs_code)
     if own_only and not methods and arms.own is not None and file_table.folder is not None:
         arms = replace(arms, schemes={arms.own: arms.schemes[arms.own]})
-    dividing_methods = [name for name, scheme in arms.schemes.items() if is_unlimited and scheme.per == max_length]
+    dividing_methods = [name for name, scheme in arms.schemes.items() if limit_is_unknown and scheme.per == max_length]
     if dividing_methods:
         divide_text = f"{' and '.join(dividing_methods)} divide{'s' if len(dividing_methods) == 1 else ''} by {max_length}"
         group_notes.append(

@@ -25,8 +25,10 @@ from spanwise.rollouts.schema import float_column
 
 def credit_page(folder: Path) -> str:
     """Build the report of a folder of `spanwise credit`; it shows token ids if the file's tokenizer no longer exists."""
-    export_file, summary = folder / EXPORT, read_fields(folder / "summary.json")
-    table, command_options = read_numbers(export_file), summary.get("options") or {}
+    export_file = folder / EXPORT
+    summary = read_fields(folder / "summary.json")
+    table = read_numbers(export_file)
+    command_options = summary.get("options") or {}
     rule_by_method = summary.get("paid") or {}
     group_n = float_column(table, schema.GROUP).long()
     row_indices = choose_rows(group_n, command_options.get("rows", MOST))
@@ -35,12 +37,9 @@ def credit_page(folder: Path) -> str:
         table, shown_table, row_indices, rules=rule_by_method, outcome=summary.get("outcome"), own=summary.get("own"),
         tokenizer=schema.tokenizer_of(shown_table.schema),
     )  # fmt: skip
-    shown_count, row_count = len(row_indices), len(table)
-    shown_note = (
-        f" The page shows {shown_count} of {row_count} completions, drawn evenly over the file."
-        if shown_count < row_count
-        else ""
-    )
+    shown_note = ""
+    if len(row_indices) < len(table):
+        shown_note = f" The page shows {len(row_indices)} of {len(table)} completions, drawn evenly over the file."
     verdict_name = (summary.get("score") or {}).get("verdict") or "correct"
     verdict_column = schema.column("reward", verdict_name)
     score_samples = None
@@ -72,7 +71,8 @@ def choose_rows(group_n: Int[Tensor, " n"], count: int) -> list[int]:
     rows_of_groups = sorted(rows_by_number(group_n), key=lambda rows: int(rows[0]))
     chosen_groups: list[Tensor] = []
     for group_count in range(max(1, count * len(rows_of_groups) // len(group_n)), 0, -1):
-        chosen_groups = [rows_of_groups[int(position)] for position in np.linspace(0, len(rows_of_groups) - 1, group_count)]
+        positions = np.linspace(0, len(rows_of_groups) - 1, group_count)
+        chosen_groups = [rows_of_groups[int(position)] for position in positions]
         if sum(map(len, chosen_groups)) <= count:
             break
     return sorted(torch.cat(chosen_groups).tolist())[:count]
@@ -88,9 +88,11 @@ def credited_view(
     own: str | None,
     tokenizer: Path | None,
 ) -> tuple[TokenView, dict[str, dict[str, Tensor]]]:
-    """Build the token view of the completions `rows` from their table `shown_table`; also return the credit of all rows."""
+    """Return the view of the tokens of some completions, and the credit of all completions by method."""
     kind_by_method = {name: METHODS[rule["method"]].kind for name, rule in rules.items() if rule["method"] in METHODS}
-    credits = {name: credited_units(columns, kind_by_method.get(name, "")) for name, columns in read_credit(table).items()}
+    credit_by_method = {}
+    for name, credit_columns in read_credit(table).items():
+        credit_by_method[name] = credited_units(credit_columns, kind_by_method.get(name, ""))
     segments_of_methods = (SaeSegments.of(rule["method"], rule.get("options")) for rule in rules.values())
     sae_segments = next((segments for segments in segments_of_methods if segments is not None), None)
     segments_sentence = ""
@@ -116,7 +118,7 @@ def credited_view(
         own=own,
         total=len(table),
     )
-    return token_view, credits
+    return token_view, credit_by_method
 
 
 def rule_of(method: str, objectives: Sequence[Mapping[str, Any]], mode: Mode | None = None) -> Rule:
@@ -127,10 +129,9 @@ def rule_of(method: str, objectives: Sequence[Mapping[str, Any]], mode: Mode | N
     objective_by_name = {}
     for fields in objectives:
         used_baseline = fields.get("baseline") if method_entry.kind == "block" else None
-        paid_block_names = as_names(fields.get("pays"))
-        given_outcomes = as_names(fields.get("given"))
+        lists = {"pays": as_names(fields.get("pays")), "given": as_names(fields.get("given"))}
         name = str(fields.get("name") or fields.get("reward"))
-        objective_by_name[name] = {**fields, "pays": paid_block_names, "baseline": used_baseline, "given": given_outcomes}
+        objective_by_name[name] = {**fields, **lists, "baseline": used_baseline}
     return Rule(method_entry.kind, f"{method}: {method_entry.summary}", objective_by_name, (mode and mode.judge) or "")
 
 
@@ -140,7 +141,7 @@ def as_names(names: str | Sequence[Any] | None) -> list[str]:
 
 
 def score_shares(table: pa.Table, mode: Mode) -> list[tuple[float, float]]:
-    """Return (tau, z) per completion: its self-rewarding score's weight in the credit, and that score within its group."""
+    """Return the weight of each completion's self-rewarding score in the credit, and the score within its group."""
     if not {schema.SCORE, schema.GROUP} <= set(table.column_names):
         return [(0.0, 0.0)] * len(table)  # the table holds no self-rewarding scores
     step_n = float_column(table, schema.STEP).nan_to_num().long()

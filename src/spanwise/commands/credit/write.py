@@ -41,7 +41,8 @@ _CAPTION = (
 
 def write_result(folder: Path, result: CreditResult, options: Mapping[str, Any], console: Console) -> None:
     """Write `credit.parquet`, `summary.json` and, if its packages are installed, the report; print a table and the notes."""
-    file_table, summary_fields = result.table, summary(result, options)
+    file_table = result.table
+    summary_fields = summary(result, options)
     token_pieces = None if file_table.has_ids else file_table.vocabulary.pieces
     write_rollouts(folder / EXPORT, credited_parts(result), pieces=token_pieces, tokenizer=file_table.tokenizer)
     RunFolder(folder).write_summary(summary_fields)
@@ -59,8 +60,7 @@ def write_result(folder: Path, result: CreditResult, options: Mapping[str, Any],
 def check_writable(result: CreditResult, method: str, folder: Path) -> None:
     """Refuse `--write` if the method was not applied, the file cannot hold token advantages, or it would be overwritten."""
     table = result.table
-    method_names = [arm.name for arm in result.applied]
-    check_known("method of --write", method, method_names)
+    check_known("method of --write", method, [arm.name for arm in result.applied])
     refuse(
         {
             f"--write only works for traces of verifiers and prime-rl and dumps of slime, but '{table.path}' is a file of "
@@ -78,7 +78,7 @@ def check_writable(result: CreditResult, method: str, folder: Path) -> None:
 
 
 def write_again(result: CreditResult, method: str, folder: Path, console: Console) -> None:
-    """Write the traces or dumps again under the same file names, with a method's advantage beside each token."""
+    """Write copies of the rollout files into a folder, with a method's advantage beside each token."""
     file_table = result.table
     arm = next(arm for arm in result.applied if arm.name == method)
     advantages_by_row = (
@@ -86,15 +86,12 @@ def write_again(result: CreditResult, method: str, folder: Path, console: Consol
         for first, last in fitting_runs(file_table.tokens.lengths, AT_A_TIME)
         for row in np.split(arm.advantages(file_table, first, last), np.cumsum(file_table.tokens.lengths[first : last - 1]))
     )
-    scheme = result.arms.schemes.get(method)
     for file in rollout_files(file_table.path):
         _WRITERS[file_table.source](folder / file.name, file, advantages_by_row)
         say(console, f"Written with the advantages of {method}: {folder / file.name}")
-    if scheme is not None:
-        say(
-            console,
-            f"These advantages are already divided among tokens (per: {scheme.per}). Train with a loss that sums over tokens.",
-        )
+    if (scheme := result.arms.schemes.get(method)) is not None:
+        divided_text = f"These advantages are already divided among tokens (per: {scheme.per})"
+        say(console, f"{divided_text}. Train with a loss that sums over tokens.")
 
 
 def credited_parts(result: CreditResult) -> Iterator[pa.Table]:

@@ -129,14 +129,16 @@ def _show_digits(console: Console, trained: Sequence[Trained], result: Mapping[s
         verdict_texts = (f"{arm}: {verdict(figures)}" for arm, figures in arms.items())
         say(console, *figure_table(title, arms, absent=["spanwise_share"]), *verdict_texts)
     for run in trained:
-        rate_by_label = {"refusals": "refusal_rate", "accuracy": "accuracy"}
-        rate_curves = {label: [point.get(rate) for point in run.summary["curve"]] for label, rate in rate_by_label.items()}
-        say(console, f"\n{run.title}, every {run.recipe.eval_every} steps", text_plot(rate_curves))
+        refusal_rates = [point.get("refusal_rate") for point in run.summary["curve"]]
+        accuracies = [point.get("accuracy") for point in run.summary["curve"]]
+        curves_text = text_plot({"refusals": refusal_rates, "accuracy": accuracies})
+        say(console, f"\n{run.title}, every {run.recipe.eval_every} steps", curves_text)
 
 
 def _sum_up_fields(trained: Sequence[Trained]) -> dict[str, Any]:
     """Return each run's curve of the share of right fields, and its figures (completions until `GOAL`, ...)."""
-    figures_by_run, curve_by_run = dict[str, dict[str, Any]](), dict[str, list[float]]()
+    figures_by_run = dict[str, dict[str, Any]]()
+    curve_by_run = dict[str, list[float]]()
     for run in trained:
         batch_shares = shares_right(run.recipe, measured_fields(run.recipe))
         share_curve = running_mean([sum(shares.values()) / len(shares) for shares in batch_shares])
@@ -159,14 +161,13 @@ def _show_fields(console: Console, trained: Sequence[Trained], result: Mapping[s
 
 def shares_right(recipe: Recipe, names: Sequence[str]) -> list[dict[str, float]]:
     """Return for each batch of a run how often each field is right; a missing field counts as wrong."""
-    # If a missing field costs nothing, the mean reward covers only completions with the field; scale it by their share.
-    costly_omissions = {
-        objective.name for objective in scheme_of(recipe, *task_shape(recipe)).objectives if objective.if_missing is not None
-    }
+    objectives = scheme_of(recipe, *task_shape(recipe)).objectives
+    # Without a penalty for a missing field, the mean reward covers only completions with the field; scale it by their share.
+    penalised_names = {objective.name for objective in objectives if objective.if_missing is not None}
     return [
         {
             name: batch.get(f"rewards/equals.{name}/mean", 0.0)
-            * (1.0 if f"equals.{name}" in costly_omissions else 1.0 - batch[f"credit/equals.{name}/reward_absent"])
+            * (1.0 if f"equals.{name}" in penalised_names else 1.0 - batch[f"credit/equals.{name}/reward_absent"])
             for name in names
         }
         for batch in metrics_until(Path(recipe.output or ""), recipe.steps)

@@ -29,7 +29,7 @@ _TITLES = {"trl": "TRL", "verl": "verl", "skyrl": "SkyRL"}
 PATIENCE = 300
 #: The first word of the line in which a process prints the facts about an engine.
 MARK = "spanwise-doctor "
-#: The report on a package or engine: name, version, versions that the tests run with, state, sentences.
+#: The findings on a package or engine: its name, version, tested versions and state, and sentences for the user.
 Finding = tuple[str, str, str, str, list[str]]
 #: Two lists of sentences on an engine: what is broken, and what works.
 Sentences = tuple[list[str], list[str]]

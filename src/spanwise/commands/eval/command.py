@@ -8,14 +8,7 @@ from spanwise.commands.shared.options import Fields, check_sizes, recipe_fields
 
 
 def command(
-    model: Path,
-    /,
-    *,
-    recipe: Path | None = None,
-    prompts: int = 512,
-    samples: int = 16,
-    seed: int = 1,
-    set_: Fields = None,
+    model: Path, /, *, recipe: Path | None = None, prompts: int = 512, samples: int = 16, seed: int = 1, set_: Fields = None
 ) -> None:
     """Sample a trained model on held-out prompts: accuracy, calibration, format, refusals, votes, with 95 % intervals by prompt.
 
@@ -52,11 +45,7 @@ def command(
         say(console, VOTES_BY_SCORE)
     say(console, *(vote_table(f"accuracy of a vote, block '{block}'", curves) for block, curves in curves_by_block.items()))
     for block in list(curves_by_block)[1:]:
-        gain_curve = curve_difference(curves_by_block[block]["majority"], curves_by_block[results.first]["majority"])
-        say(
-            console,
-            gain_table(
-                f"accuracy of the majority vote in block '{block}' minus that in block '{results.first}', paired by prompt",
-                gain_curve,
-            ),
-        )
+        first_block_curve = curves_by_block[results.first]["majority"]
+        gain_curve = curve_difference(curves_by_block[block]["majority"], first_block_curve)
+        heading = f"accuracy of the majority vote in block '{block}' minus that in block '{results.first}', paired by prompt"
+        say(console, gain_table(heading, gain_curve))

@@ -39,20 +39,19 @@ def evaluate(
 ) -> Samples:
     """Sample completions of the first `prompts` held-out prompts, or of all if there are fewer, and judge their answers."""
     answer_tags = recipe.answer_tags
-    keys_by_block = task.layout.keys
     prompt_rows = task.evaluation.select(range(min(prompts, len(task.evaluation))))
     max_tokens = recipe.max_completion_length or task.max_completion_length
     is_digits = task.name.startswith("digits")  # for a digits task, the other figures already show all rewards
     roller = Roller(model, tokenizer, task, recipe.temperature, max_tokens)
     ids_nt, mask_nt, row_n = roller.completions(prompt_rows, samples=samples, seed=seed)
     spans, texts = roller.read(ids_nt, mask_nt)
-    answering_blocks = [name for name in task.layout.names if answer_tags["answer"] in keys_by_block[name]]
-    options = {"tag": answer_tags["answer"], **recipe.verifier}
+    answering_blocks = [name for name, keys in task.layout.keys.items() if answer_tags["answer"] in keys]
+    verifier_options = {"tag": answer_tags["answer"], **recipe.verifier}
     unjudged_n = torch.full((len(texts),), torch.nan, dtype=torch.float64)
     correct_by_block = dict.fromkeys(answering_blocks, unjudged_n)
     for name in answering_blocks if "answer" in prompt_rows.column_names else ():
-        correct_n = roller.rewards(prompt_rows, texts, row_n.tolist(), Objective("correct", pays=(name,), options=options))
-        # A completion without the answer's block counts as wrong.
+        objective = Objective("correct", pays=(name,), options=verifier_options)
+        correct_n = roller.rewards(prompt_rows, texts, row_n.tolist(), objective)
         has_block_n = torch.tensor([blocks.get(name) is not None for blocks in texts])
         correct_by_block[name] = torch.where(has_block_n, correct_n, 0.0)
     reward_by_objective = dict[str, Tensor]()
@@ -69,7 +68,8 @@ def evaluate(
     if scored is not None:
         reader_class = part_class(scored, "model")
         score_reader = reader_class(scored, model, tokenizer, end_ids(model, tokenizer))
-        prompt_ids_n = [ids for ids in prompt_ids(tokenizer, prompt_rows["prompt"][:]) for _ in range(samples)]
+        ids_by_prompt = prompt_ids(tokenizer, prompt_rows["prompt"][:])
+        prompt_ids_n = [ids for ids in ids_by_prompt for _ in range(samples)]
         score_n = score_reader.scores(prompt_ids_n, ids_nt, mask_nt, temperature=recipe.temperature).double()
     return Samples(
         row_n,
@@ -87,10 +87,10 @@ def _compute_rewards(objectives: Sequence[Objective], text: Texts, columns: Colu
     """Compute the reward of each completion under each objective; a missing block gets the objective's `if_missing`."""
     reward_scores = score_all(objectives, text, columns=columns)
     filled_reward_nm = fill_missing(reward_scores, objectives)
-    # A missing element of the gold list counts as wrong; an element beyond the end of the gold list does not count.
+    # If a list is graded element by element, a missing element is wrong, and elements beyond the gold list do not count.
     for m, objective in enumerate(objectives):
-        in_gold_n = gold_there(objective, columns) if any_index(objective.name) != objective.name else None
-        if in_gold_n is not None:
+        is_list_element = any_index(objective.name) != objective.name
+        if is_list_element and (in_gold_n := gold_there(objective, columns)) is not None:
             reward_n = filled_reward_nm[:, m]
             is_omitted_n = reward_n.isnan() & (reward_scores.status_nm[:, m] == int(Status.ABSENT))
             filled_reward_nm[:, m] = reward_n.masked_fill(is_omitted_n, 0.0).masked_fill(~in_gold_n, torch.nan)
@@ -101,8 +101,9 @@ def evaluate_folder(
     model_folder: Path, recipe: Recipe, *, prompts: int, samples: int, seed: int, console: Console
 ) -> tuple[Samples, dict[str, str]]:
     """Evaluate a saved model on a recipe's held-out prompts; return samples and reasons for missing figures."""
-    score_folders = (model_folder, *run_above(model_folder))
-    score_mode = next((mode.as_trained(score_folders) for mode in recipe.modes.values() if mode.judge is not None), None)
+    folders = (model_folder, *run_above(model_folder))
+    scoring_modes = (mode.as_trained(folders) for mode in recipe.modes.values() if mode.judge is not None)
+    score_mode = next(scoring_modes, None)
     model, tokenizer, task = model_and_task(model_folder, recipe, console)
     results = evaluate(model, tokenizer, task, recipe, prompts=prompts, samples=samples, seed=seed, scored=score_mode)
     return results, unmeasured(task.layout, recipe.answer_tags, scored=score_mode is not None)

@@ -79,11 +79,13 @@ def show_baselines(checkpoint: Path, recipe: Recipe, console: Console, options: 
     samples = options["samples"]
     seed = options["seed"]
     roller = roller_of(checkpoint, recipe, console)
-    prompt_rows = roller.task.evaluation.select(range(min(options["prompts"], len(roller.task.evaluation))))
+    held_out_rows = roller.task.evaluation
+    prompt_rows = held_out_rows.select(range(min(options["prompts"], len(held_out_rows))))
     sampled_rerolls = rolls.collect_last_blocks(roller, prompt_rows, samples=samples, rerolls=options["rerolls"], seed=seed)
     group_sizes = [size for size in GROUP_SIZES if size <= samples] or [samples]
     fidelity = measure_fidelity(sampled_rerolls, group_sizes=group_sizes, rule=recipe.rule, seed=seed)
-    report_fields = {**written_baselines(fidelity, sampled_rerolls), "points": fixed_point_rows(rule=recipe.rule, seed=seed)}
+    report_fields = written_baselines(fidelity, sampled_rerolls)
+    report_fields["points"] = fixed_point_rows(rule=recipe.rule, seed=seed)
     sample_counts = report_fields["counts"]
     console.print(
         f"{sample_counts['completions']} completions of {sample_counts['prompts']} prompts, {sample_counts['rerolls']} re-rolls of "
@@ -104,10 +106,8 @@ def fidelity_tables(fidelity: Fidelity) -> Iterator[Table]:
             other_figures = (figure for figure in FIGURES if figure not in ("rmse", "ceiling"))
             other_cells = (_decimals(fidelity.interval(name, size, figure)[0]) for figure in other_figures)
             table_rows.append([name, _decimals(rmse), "-".join(map(_decimals, rmse_bounds)), *other_cells])
-        ceiling_correlation, *_ = fidelity.interval(fidelity.baselines[0], size, "ceiling")
-        title = (
-            f"Groups of {size}: advantages against Monte Carlo (correlation of exact advantages: {ceiling_correlation:.3f})"
-        )
+        correlation, *_ = fidelity.interval(fidelity.baselines[0], size, "ceiling")
+        title = f"Groups of {size}: advantages against Monte Carlo (correlation of exact advantages: {correlation:.3f})"
         yield _table(title, ("", "RMSE", "95 %", "wrong", "right", "alone", "corr", "scaled", "noise"), table_rows)
 
 
@@ -130,9 +130,8 @@ def fixed_point_table(points: Sequence[Mapping[str, Any]]) -> Table:
             q_by_baseline_and_size.setdefault((name, str(row["group_size"])), []).append(row["q"])
     table_rows = ([name, size, *map(_decimals, q_values)] for (name, size), q_values in q_by_baseline_and_size.items())
     headings = ("", "G", *(f"{p:g}" for p in right_probabilities))
-    q_table = _table(
-        "q*: the confidence to which training drives a policy that is right with probability p", headings, table_rows
-    )
+    title = "q*: the confidence to which training drives a policy that is right with probability p"
+    q_table = _table(title, headings, table_rows)
     largest_error = max(row["error"] or 0.0 for row in points)
     q_table.caption = (
         "For baseline outcome, q* is exact. For baseline blended, it is simulated with a standard error of at most "
@@ -165,19 +164,21 @@ def rolled_tokens(
             f"The model in '{model_folder}' has no critic: there is no folder 'critic' with {ABOUT}. Remove own from --critics, "
             "or measure a run whose recipe has a critic."
         )
-    # The fitted critic reads each training prompt once, so that it cannot memorise any.
-    training_sizes = {"steps": max(steps, default=1), "prompts": rolls.CRITIC_BATCH} if "fitted" in critic_kinds else {}
+    training_sizes = {}
+    if "fitted" in critic_kinds:  # the fitted critic reads each training prompt once, so that it cannot memorise any
+        training_sizes = {"steps": max(steps, default=1), "prompts": rolls.CRITIC_BATCH}
     roller = roller_of(model_folder, recipe.model_copy(update=training_sizes), console)
     task = roller.task
-    row_order = torch.randperm(len(task.evaluation), generator=torch.Generator().manual_seed(seed)).tolist()
+    generator = torch.Generator().manual_seed(seed)
+    row_order = torch.randperm(len(task.evaluation), generator=generator).tolist()
     prompt_rows = task.evaluation.select(row_order[:prompts])
-    reroll_sets = 2 if "mc" in critic_kinds else 1
     blocks, trajectories, reward_ntm = rolls.collect_tokens(
-        roller, prompt_rows, rerolls=rerolls, sets=reroll_sets, seed=seed, **options
+        roller, prompt_rows, rerolls=rerolls, sets=2 if "mc" in critic_kinds else 1, seed=seed, **options
     )
     critic_values: dict[str, torch.Tensor] = {}
     if "own" in critic_kinds and critic_folder is not None:
-        objective_names = [objective.name for objective in scheme_of(recipe, task.layout, roller.limit).objectives]
+        scheme = scheme_of(recipe, task.layout, roller.limit)
+        objective_names = [objective.name for objective in scheme.objectives]
         critic, value_column = rolls.own_critic(critic_folder, roller.tokenizer, objective_names)
         critic_values["own"] = rolls.values(critic, blocks, stream=value_column)
     if "fitted" in critic_kinds:
@@ -191,12 +192,10 @@ def rolled_tokens(
 def show_tokens(fidelity: TokenFidelity, segments: SaeSegments | None = None, *, console: Console) -> dict[str, Any]:
     """Print token estimators' correlations with Monte Carlo, and SAE's lead over GAE and GRPO; return correlations and counts."""
     sample_counts = {"completions": len(fidelity.prompt_n), "prompts": len(fidelity.prompt_n.unique())}
-    token_count = fidelity.count()
-    decision_count = fidelity.count("decision")
     console.print(
-        f"{sample_counts['completions']} completions of {sample_counts['prompts']} prompts: {token_count} tokens of their first "
-        f"blocks are compared. {decision_count} of these tokens are decisions (probability below .97). "
-        f"{reference_words(segments)}",
+        f"{sample_counts['completions']} completions of {sample_counts['prompts']} prompts: {fidelity.count()} tokens of "
+        f"their first blocks are compared. {fidelity.count('decision')} of these tokens are decisions "
+        f"(probability below .97). {reference_words(segments)}",
         highlight=False,
     )
     say(console, *(_correlation_table(fidelity, kind) for kind in TOKEN_KINDS))
@@ -216,7 +215,7 @@ def reference_words(segments: SaeSegments | None) -> str:
 
 
 def _correlation_table(fidelity: TokenFidelity, kind: str) -> Table:
-    """Build the table of correlations with Monte Carlo by estimator and critic, after a row with each critic's error."""
+    """Build the table of the critics' errors, and of the correlation of each estimator with Monte Carlo."""
     table_rows = []
     estimator_rows = ((name, name, "correlation") for name in fidelity.estimators)
     for heading, name, figure in [("RMSE of the values", VALUES, "rmse"), *estimator_rows]:
@@ -241,7 +240,8 @@ def _lead_table(fidelity: TokenFidelity, kind: str, other: str) -> Table:
         sae_lead = _format_lead(fidelity.lead(critic, SAE, other, kind=kind))
         best_sae_lead = _format_lead(fidelity.lead(critic, "SAE", other, kind=kind))
         table_rows.append([critic, *([] if is_estimator else [other_name]), sae_lead, sae_name, best_sae_lead])
-    headings = ("critic", *([] if is_estimator else [f"best {other}"]), _short_name(SAE, "SAE"), "best SAE", "its lead")
+    other_headings = [] if is_estimator else [f"best {other}"]
+    headings = ("critic", *other_headings, _short_name(SAE, "SAE"), "best SAE", "its lead")
     return _table(title, headings, table_rows)
 
 

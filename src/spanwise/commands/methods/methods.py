@@ -18,14 +18,16 @@ def show_methods(name: str | None = None) -> None:
         say(console, _methods_table())
         return
     method_entry = method(name)
-    options_text = ", ".join(f"{option}: {value}" for option, value in method_entry.of_a_run().options.items()) or "none"
+    default_options = method_entry.of_a_run().options
+    options_text = ", ".join(f"{option}: {value}" for option, value in default_options.items()) or "none"
     needs_text = f"Needs {', '.join(method_entry.needs)}. " if method_entry.needs else ""
     if method_entry.kind == "refinement":
         preset_text = f"# Beside another method: refine: {name}."
     elif method_entry.preset is None:
         preset_text = "# Callable from Python only: no engine provides its inputs."
     else:  # a preset depends on a task, so it is shown for the task digits
-        preset_text = yaml.safe_dump(scheme_of(load(None, {"method": name}), DIGITS_LAYOUT, 32).plain(), sort_keys=False)
+        scheme = scheme_of(load(None, {"method": name}), DIGITS_LAYOUT, 32)
+        preset_text = yaml.safe_dump(scheme.plain(), sort_keys=False)
     say(
         console,
         f"# {method_entry.summary}",
@@ -38,9 +40,9 @@ def show_methods(name: str | None = None) -> None:
 def _name_source(entry: Method) -> str:
     """Name the source of a method's formula, or the module of a plug-in that states no source."""
     module_name = entry.estimator.__module__
-    is_plugin = module_name.partition(".")[0] != "spanwise"
-    states_source = not is_plugin or entry.source != Method.source
-    return entry.source if states_source else f"{module_name}, which is no part of spanwise"
+    if module_name.partition(".")[0] == "spanwise" or entry.source != Method.source:
+        return entry.source
+    return f"{module_name}, which is no part of spanwise"
 
 
 def _methods_table() -> Table:

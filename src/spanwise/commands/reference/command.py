@@ -31,9 +31,11 @@ def command(
     from spanwise.recipe import load
 
     check_sizes(prompts=prompts, samples=samples)
-    sources = {name: value for name, value in {"model": model, "dataset": dataset}.items() if value is not None}
+    options = {"model": model, "dataset": dataset}
+    given_options = {name: value for name, value in options.items() if value is not None}
+    full_recipe = load(recipe, {**recipe_fields(set_), **given_options})
     console = Console()
-    reference = measure(load(recipe, {**recipe_fields(set_), **sources}), prompts=prompts, samples=samples, console=console)
+    reference = measure(full_recipe, prompts=prompts, samples=samples, console=console)
     console.print(
         f"Over the {reference['completions']} of {prompts * samples} completions that ended, log pi('{reference['token']}') is "
         f"{reference['mean']:.4g} +- {reference['std']:.2g} at temperature {reference['temperature']:g}. Write in the recipe:\n"

@@ -31,6 +31,7 @@ def reference(recipe: Recipe, *, prompts: int, samples: int, console: Console) -
     max_tokens = recipe.max_completion_length or task.max_completion_length
     sampling_options = {"max_new_tokens": max_tokens, "temperature": recipe.temperature, "seed": recipe.seed}
     ids_nt, mask_nt = sample(model, tokenizer, train_prompts, samples=samples, **sampling_options)
-    prompt_ids_n = [row for row in prompt_ids(tokenizer, train_prompts) for _ in range(samples)]
+    ids_by_prompt = prompt_ids(tokenizer, train_prompts)
+    prompt_ids_n = [ids for ids in ids_by_prompt for _ in range(samples)]
     logp_n = reader.logps(prompt_ids_n, ids_nt, mask_nt, temperature=recipe.temperature)
     return measured(laser, reader.token, logp_n, temperature=recipe.temperature)[1]

@@ -97,7 +97,8 @@ def compare_page(folder: Path) -> str:
     measured_figures = {name for figures in figures_of_runs for name in figures}
     if not measured_figures:
         raise DataError("No run of this comparison exists; run spanwise compare again.")
-    figure_names = [name for name in next(iter(summary_fields["figures"].values()), {}) if name in measured_figures]
+    first_arm_figures = next(iter(summary_fields["figures"].values()), {})
+    figure_names = [name for name in first_arm_figures if name in measured_figures]
     return compare_report(
         title=f"Comparison of {len(arm_names)} arms",
         recipe=summary_fields.get("recipe", {}),
@@ -132,21 +133,20 @@ def over_seeds(votes: Mapping[int, Mapping[str, Curve]]) -> dict[str, Curve]:
     for way, budgets in {way: curve.budgets for curves in votes.values() for way, curve in curves.items()}.items():
         # A seed whose completions state no confidence has no vote weighted by confidence.
         curve_by_seed = {seed: curves[way] for seed, curves in votes.items() if way in curves}
-        equal_curves = {seed: curve for seed, curve in curve_by_seed.items() if curve.budgets == budgets}
-        accuracies = [[interval.value for interval in curve.intervals] for curve in equal_curves.values()]
+        comparable_curves = {seed: curve for seed, curve in curve_by_seed.items() if curve.budgets == budgets}
+        accuracies = [[interval.value for interval in curve.intervals] for curve in comparable_curves.values()]
         accuracy_sb = torch.tensor(accuracies, dtype=torch.float64)
-        mean_curves[way] = Curve(budgets, accuracy_sb, tuple(equal_curves), tuple(map(mean_interval, accuracy_sb.T)))
+        mean_curves[way] = Curve(budgets, accuracy_sb, tuple(comparable_curves), tuple(map(mean_interval, accuracy_sb.T)))
     return mean_curves
 
 
 def _columns(samples: Samples) -> dict[str, Tensor]:
     columns = {"confidence": samples.confidence_n, "correct": samples.correct[samples.first], "prompt": samples.prompt_n}
-    score_n = samples.score_n
-    return columns if score_n is None else {**columns, "score": score_n.clamp(0.0, 1.0)}
+    return columns if samples.score_n is None else {**columns, "score": samples.score_n.clamp(0.0, 1.0)}
 
 
 def pooled(samples: Sequence[Samples]) -> dict[str, Tensor]:
-    """Join the evaluation samples of all seeds of an arm; a prompt that two seeds answer is one prompt."""
+    """Join the evaluation samples of all seeds of an arm; samples of the same prompt keep the same prompt index."""
     first_columns, *other_columns = map(_columns, samples)
     return {
         name: torch.cat([column, *(columns[name] for columns in other_columns)])
@@ -175,10 +175,11 @@ def recorded_view(
     outcome_names += [name for entry in objective_fields for name in as_names(entry.get("given"))]
     if len(methods) == 1:
         rollouts_path = files[0] if len(files) == 1 else files[0].parent
-        credit_table, rule_by_method = _add_method(credit_table, rollouts_path, "bae" if methods[0] == "grpo" else "grpo")
+        other_method = "bae" if methods[0] == "grpo" else "grpo"
+        credit_table, rule_by_method = _add_method(credit_table, rollouts_path, other_method)
     if methods:
-        rule_fields = {"objectives": objective_fields, **{name: recipe.get(name) for name in ("method", "options", *MODES)}}
-        rule_by_method = {methods[0]: rule_fields, **rule_by_method}
+        rule_fields = {name: recipe.get(name) for name in ("method", "options", *MODES)}
+        rule_by_method = {methods[0]: {"objectives": objective_fields, **rule_fields}, **rule_by_method}
     row_indices = choose_rows(schema.float_column(credit_table, schema.STEP).long(), MOST)
     token_view, credit_by_method = credited_view(
         credit_table, credit_table.take(row_indices), row_indices, rules=rule_by_method,

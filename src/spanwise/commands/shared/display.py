@@ -24,7 +24,8 @@ def figure_table(
     title: str, columns: Mapping[str, Mapping[str, Any]], *, absent: Collection[str] = ()
 ) -> Iterator[RenderableType]:
     """Build a table with one row per figure and one column per run, narrow enough for 80 characters."""
-    figure_names = list(dict.fromkeys(name for figures in columns.values() for name in figures if name not in absent))
+    all_names = dict.fromkeys(name for figures in columns.values() for name in figures)
+    figure_names = [name for name in all_names if name not in absent]
     alarms_by_run = {
         run: alarms({name: figures.get(name) for name in figure_names if not isinstance(figures.get(name), str)})
         for run, figures in columns.items()
@@ -36,7 +37,6 @@ def figure_table(
         )
         table_rows.append([name.replace("_", " ").replace(OF_REWARD, "mean reward, "), *figure_cells])
     yield Text(title, style="italic")
-    # A "!" beside a figure points to a sentence under the table (`explain.alarms`).
     yield plain_table("", *columns, rows=table_rows, right=range(1, len(columns) + 1))
     for run, sentences in alarms_by_run.items():
         run_prefix = f"{run}: " if run and len(columns) > 1 else ""
@@ -75,7 +75,8 @@ def vote_table(title: str, votes: Mapping[str, Curve]) -> Table:
         ]
         for name, curve in votes.items()
     ]
-    headings = (Column(name, no_wrap=True) for name in ("n", *(str(budgets[index]) for index in budget_indices)))
+    sample_counts = (str(budgets[index]) for index in budget_indices)
+    headings = (Column(heading, no_wrap=True) for heading in ("n", *sample_counts))
     return plain_table(*headings, rows=table_rows, title=f"{title} ± standard error", padding=(0, 1, 0, 0))
 
 
@@ -93,12 +94,11 @@ def pull_note(scheme: Scheme, *, group_size: int) -> str | None:
         return None
     accuracy_b = torch.tensor([0.7], dtype=torch.float64)
     leave_one_out = scheme.options.get("leave_one_out", False)
-    driven_confidence = float(
-        fixed_point(accuracy_b, group_size=group_size, baseline="outcome", leave_one_out=leave_one_out)
-    )
-    if abs(driven_confidence - 0.7) < 0.05:
+    taught_b = fixed_point(accuracy_b, group_size=group_size, baseline="outcome", leave_one_out=leave_one_out)
+    taught_confidence = float(taught_b)
+    if abs(taught_confidence - 0.7) < 0.05:
         return None
-    confidence_text = f"{driven_confidence:.2f}".removeprefix("0")
+    confidence_text = f"{taught_confidence:.2f}".removeprefix("0")
     return (
         f"If a policy is right with probability .70, the outcome baseline in groups of {group_size} teaches it the confidence "
         f"{confidence_text}. Larger groups teach one nearer to .70. The baselines blended and group teach .70 (see "
@@ -112,8 +112,8 @@ def text_plot(series: Mapping[str, Sequence[float | None]], *, height: int = 4) 
     plot_lines = []
     for name, values in series.items():
         for row in range(height - 1, -1, -1):
-            filled_rows = (0.0 if value is None else value * height - row for value in values)
-            levels = (round(min(max(filled, 0.0), 1.0) * 8) for filled in filled_rows)
+            bar_heights = (0.0 if value is None else value * height - row for value in values)
+            levels = (round(min(max(bar_height, 0.0), 1.0) * 8) for bar_height in bar_heights)
             line_label = name if row == height - 1 else ""
             axis_label = "0" if row == 0 else "1" if row == height - 1 else " "
             plot_lines.append(f"{line_label:<{label_width}}  {axis_label} |{''.join(_LEVELS[n] for n in levels)}".rstrip())

@@ -34,28 +34,29 @@ def plain_table(
 
 def fitted(table: Table, console: Console, keep: int = 1) -> Iterator[Table | Text]:
     """Cut a table into tables that fit the terminal; each of them repeats the first `keep` columns."""
-    terminal_width = console.width
     keep = min(keep, max(len(table.columns) - 1, 0))
-    min_width_c, full_width_c = list[int](), list[int]()
+    min_width_c = list[int]()
+    full_width_c = list[int]()
     for column in table.columns:
         unwrapped_options = console.options.update(max_width=2**31)
         sizes = [Measurement.get(console, unwrapped_options, cell) for cell in (column.header, *column.cells)]
-        are_cells_unbroken = column.no_wrap or column.justify == "right"
-        unbroken = [column.no_wrap] + [are_cells_unbroken] * (len(sizes) - 1)
-        min_width_c.append(max(size.maximum if line else size.minimum for size, line in zip(sizes, unbroken, strict=True)))
+        cells_stay_whole = column.no_wrap or column.justify == "right"
+        stays_whole = [column.no_wrap] + [cells_stay_whole] * (len(sizes) - 1)
+        min_widths = [size.maximum if whole else size.minimum for size, whole in zip(sizes, stays_whole, strict=True)]
+        min_width_c.append(max(min_widths))
         full_width_c.append(max(size.maximum for size in sizes))
     column_groups: list[list[int]] = [list(range(keep))]
     for c in range(keep, len(table.columns)):
         wider_group = [*column_groups[-1], c]
         new_width = sum(min_width_c[i] for i in wider_group) + _padding_width(table, len(wider_group))
-        if len(column_groups[-1]) > keep and new_width > terminal_width:
+        if len(column_groups[-1]) > keep and new_width > console.width:
             column_groups.append(list(range(keep)))
         column_groups[-1].append(c)
     if table.title:
         yield _full_line(table.title, "table.title", console)
     for columns in column_groups:
         full_widths = [full_width_c[c] for c in columns]
-        available_width = terminal_width - _padding_width(table, len(columns))
+        available_width = console.width - _padding_width(table, len(columns))
         yield _narrow_table(table, columns, _shrink(full_widths, [min_width_c[c] for c in columns], available_width))
     if table.caption:
         yield _full_line(table.caption, "table.caption", console)
@@ -65,7 +66,7 @@ def _shrink(widths: list[int], least: Sequence[int], total: int) -> list[int]:
     """Narrow the widest columns by one character at a time until all fit; go below the `least` widths only if needed."""
     for _ in range(sum(widths) - total):
         shrinkable = [n for n, width in enumerate(widths) if width > least[n]]
-        shrinkable = shrinkable or [n for n, width in enumerate(widths) if width > 1]  # then words are folded
+        shrinkable = shrinkable or [n for n, width in enumerate(widths) if width > 1]
         if shrinkable:
             widths[max(shrinkable, key=lambda n: widths[n])] -= 1
     return widths

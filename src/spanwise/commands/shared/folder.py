@@ -26,8 +26,11 @@ def new_folder(name: str) -> Path:
 
 def newest_folder(name: str) -> Path | None:
     """Return the `runs/<name>-<n>` with the largest n; None if there is none."""
-    name_parts = {folder: folder.name.rpartition("-") for folder in RUNS.glob("*") if folder.is_dir()}
-    number_by_folder = {folder: int(n) for folder, (stem, _, n) in name_parts.items() if stem == name and n.isdecimal()}
+    number_by_folder = {}
+    for folder in RUNS.glob("*"):
+        stem, _, number = folder.name.rpartition("-")
+        if folder.is_dir() and stem == name and number.isdecimal():
+            number_by_folder[folder] = int(number)
     return max(number_by_folder, key=number_by_folder.__getitem__, default=None)
 
 

@@ -32,7 +32,7 @@ def column_roles(arguments: Sequence[str] | None) -> dict[str, str]:
 
 
 def _map_names(option: str, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Return the pairs of an option as a mapping; refuse a second column for the same name."""
+    """Return the `name=column` pairs of an option as a mapping; refuse a name that occurs twice."""
     names = [name for name, _ in pairs]
     repeated_name = next((name for name in names if names.count(name) > 1), None)
     if repeated_name is not None:

@@ -36,11 +36,12 @@ class Live(Progress):
 
     def step(self, step: int, values: Mapping[str, Any]) -> None:
         """Show the figures of a training step, except those that are None; average the parts of a reward."""
-        text = "  ".join(f"{name} {short(value)}" for name, value in _average_parts(values).items() if value is not None)
-        self.update(self._task, completed=step, figures=text)
+        figures = {name: value for name, value in _average_parts(values).items() if value is not None}
+        figures_text = "  ".join(f"{name} {short(value)}" for name, value in figures.items())
+        self.update(self._task, completed=step, figures=figures_text)
         if not self.console.is_terminal and (step % 10 == 0 or step == self.steps):
             seconds_left = (time.perf_counter() - self._started) / max(step, 1) * (self.steps - step)
-            log_line = f"{self.title} {step}/{self.steps}  {text}  {seconds_left:.0f} s left"
+            log_line = f"{self.title} {step}/{self.steps}  {figures_text}  {seconds_left:.0f} s left"
             self.console.print(log_line, soft_wrap=True, highlight=False)
 
 

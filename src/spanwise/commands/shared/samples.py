@@ -51,9 +51,7 @@ class Samples:
 
     def by_score(self) -> "Samples | None":
         """Replace each sample's confidence by its self-rewarding score, clipped to [0, 1]; None if nothing was scored."""
-        if self.score_n is None:
-            return None
-        return replace(self, confidence_n=self.score_n.clamp(0.0, 1.0), score_n=None)
+        return None if self.score_n is None else replace(self, confidence_n=self.score_n.clamp(0.0, 1.0), score_n=None)
 
     def most_votes(self, block: str) -> int:
         """Return how many samples of a prompt can vote on a block's answer, at most 16; 0 if no answer was judged."""
@@ -67,8 +65,8 @@ class Samples:
 
     def intervals(self, *, resamples: int = 1000) -> dict[str, Interval | None]:
         """Compute the figures of the evaluation with intervals from a bootstrap over prompts (`measure.figure_intervals`)."""
-        intervals_function = partial(figure_intervals, prompts=self.prompt_n.tolist(), resamples=resamples)
-        return {**self._apply_to_answers(intervals_function), **self.mean_rewards()}
+        compute_intervals = partial(figure_intervals, prompts=self.prompt_n.tolist(), resamples=resamples)
+        return {**self._apply_to_answers(compute_intervals), **self.mean_rewards()}
 
     def mean_rewards(self) -> dict[str, Interval]:
         """Compute each reward's mean with an interval over prompts; the elements of a JSON list share one mean."""
@@ -78,22 +76,22 @@ class Samples:
         }
         return {name: interval for name, interval in interval_by_reward.items() if interval.value == interval.value}
 
-    def _apply_to_answers(self, work: Callable[..., Mapping[str, _Figure]]) -> dict[str, _Figure]:
-        """Call `work` for figures of the first answer, accuracies of later answers, and figures of self-rewarding scores."""
+    def _apply_to_answers(self, compute: Callable[..., Mapping[str, _Figure]]) -> dict[str, _Figure]:
+        """Compute figures of the first answer and of the self-rewarding scores, and the accuracy of each later answer."""
         format_columns = {"well_formed_n": self.well_formed_n, "refusal_n": self.refusal_n}
         if not self.correct:
-            unjudged_figures = work(self.confidence_n, torch.full_like(self.confidence_n, torch.nan), **format_columns)
+            unjudged_figures = compute(self.confidence_n, torch.full_like(self.confidence_n, torch.nan), **format_columns)
             return {name: unjudged_figures[name] for name in ("format_rate", *(["coverage"] if self.stated else []))}
         figures_by_block = {
-            name: work(self.confidence_n, correct_n, **format_columns) for name, correct_n in self.correct.items()
+            name: compute(self.confidence_n, correct_n, **format_columns) for name, correct_n in self.correct.items()
         }
         later_accuracies = {
             f"{name}_accuracy": figures_by_block[name]["accuracy"] for name in figures_by_block if name != self.first
         }
-        score_samples = self.by_score()
-        score_figures = {} if score_samples is None else score_samples._apply_to_answers(work)
-        laser_names = SCORE_FIGURES if score_figures else ()
-        laser_figures = {name: score_figures[name.removeprefix(OF_SCORE)] for name in laser_names}
+        laser_figures = {}
+        if (score_samples := self.by_score()) is not None:
+            score_figures = score_samples._apply_to_answers(compute)
+            laser_figures = {name: score_figures[name.removeprefix(OF_SCORE)] for name in SCORE_FIGURES}
         return {**figures_by_block[self.first], **later_accuracies, **laser_figures}
 
     def votes(
@@ -117,7 +115,7 @@ class Samples:
         """Compute the figures, and the accuracy of a vote over up to 16 samples of a prompt, as `majority@16`."""
         most_votes = self.most_votes(self.first)
         vote_names = ("majority", "weighted", f"{OF_SCORE}weighted")
-        # One bootstrap draw is enough, because a comparison takes its intervals from the seeds.
+        # One bootstrap draw is enough, because the intervals of these votes are not used.
         votes = self.votes(budgets=(most_votes,), resamples=1) if most_votes else {}
         return {
             **self.figures(),
@@ -159,7 +157,7 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
     def only(parts: Sequence[str]) -> str:
         return f", only {', '.join(map(template.format, parts))}" if parts else ""
 
-    # A layout with neither `answer` nor `confidence` belongs to another kind of task, so all figures get one reason.
+    # If a layout has neither an answer nor a confidence, all figures are missing for the same reason.
     if part_noun == "part" and {answer, confidence}.isdisjoint(part_names):
         reason = (
             f"no block has the part '{answer}' or '{confidence}'; "
@@ -168,9 +166,8 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
         return dict.fromkeys((*judged_figures, "coverage", *CALIBRATION, *score_figures), reason)
     reason_by_figure: dict[str, str] = {}
     if confidence not in block_parts[last_block]:
-        reason = (
-            f"the last block, {last_block}, has no {part_noun} {template.format(confidence)}{only(block_parts[last_block])}"
-        )
+        confidence_part = template.format(confidence) + only(block_parts[last_block])
+        reason = f"the last block, {last_block}, has no {part_noun} {confidence_part}"
         reason += "; the figures of the score are measured" if scored and answer in part_names else ""
         reason_by_figure = dict.fromkeys(("coverage", *CALIBRATION), reason)
     if answer not in part_names:
@@ -185,8 +182,8 @@ def read_samples(folder: str | Path) -> Samples:
     file = Path(folder) / FILE
     try:
         table = pq.read_table(file)
-        number_columns = (name for name in table.column_names if not name.startswith("answer/"))
-        tensors = {name: torch.tensor(table[name].to_numpy()) for name in number_columns}
+        number_names = (name for name in table.column_names if not name.startswith("answer/"))
+        tensors = {name: torch.tensor(table[name].to_numpy()) for name in number_names}
         block_names = [name.removeprefix("correct/") for name in tensors if name.startswith("correct/")]
         return Samples(
             tensors["prompt"],
@@ -224,15 +221,14 @@ def ended_runs(
 
 def _check_sizes(samples: Mapping[str, Samples]) -> None:
     """Refuse to compare evaluations with different numbers of prompts or samples."""
-    sizes = {run: (len(run_samples.prompt_n.unique()), len(run_samples.prompt_n)) for run, run_samples in samples.items()}
+    prompts_by_run = {run: run_samples.prompt_n for run, run_samples in samples.items()}
+    sizes = {run: (len(prompt_n.unique()), len(prompt_n)) for run, prompt_n in prompts_by_run.items()}
     largest_run = max(sizes, key=lambda run: sizes[run][1], default="")
     for run in sizes:
         if sizes[run] != sizes[largest_run]:
             prompts, completions = sizes[largest_run]
-            run_size_text, largest_size_text = (
-                f"{p} prompts x {n / max(p, 1):g} samples" for p, n in (sizes[run], sizes[largest_run])
-            )
+            size_texts = [f"{p} prompts x {n / max(p, 1):g} samples" for p, n in (sizes[run], sizes[largest_run])]
             raise DataError(
-                f"The evaluations of '{run}' ({run_size_text}) and '{largest_run}' ({largest_size_text}) differ in size: "
+                f"The evaluations of '{run}' ({size_texts[0]}) and '{largest_run}' ({size_texts[1]}) differ in size: "
                 f"evaluate again with spanwise eval {run} --prompts {prompts} --samples {completions // max(prompts, 1)}"
             )

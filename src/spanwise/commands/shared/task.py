@@ -19,7 +19,7 @@ from spanwise.tasks.warm_start import shortened
 
 
 def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) -> Task:
-    """Build a recipe's task with its prompts and its start model, which a task of spanwise trains on first use."""
+    """Build the task of a recipe, with its prompts and start model; the start model of a built-in task is trained once."""
     quiet()
     if recipe.task == SCRIPT:
         raise RecipeError(
@@ -52,8 +52,9 @@ def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) ->
 
 
 def run_or_model(folder: Path, recipe: Path | None, overrides: Mapping[str, Any]) -> tuple[Path, Recipe]:
-    """Return the folder of a model and the recipe whose task measures it, by default the recipe of the model's run."""
-    run_folder = next((path for path in (folder, *run_above(folder)) if (path / "recipe.yaml").is_file()), None)
+    """Return the folder of a model, and a recipe with the task to evaluate it on, by default the recipe of its run."""
+    possible_runs = (folder, *run_above(folder))
+    run_folder = next((path for path in possible_runs if (path / "recipe.yaml").is_file()), None)
     model_folder = folder / "model" if (folder / "model").is_dir() else folder
     if run_folder == folder == model_folder and not (folder / "config.json").is_file():
         checkpoint, _ = newest_checkpoint(folder / "checkpoints")
@@ -61,7 +62,8 @@ def run_or_model(folder: Path, recipe: Path | None, overrides: Mapping[str, Any]
         raise DataError(f"The run in '{folder}' has no model yet, because it has not ended; {checkpoint_text}.")
     recipe_file = recipe or (None if run_folder is None else run_folder / "recipe.yaml")
     recipe_changes = dict(overrides)
-    has_own_prompts = recipe_changes.get("dataset") or recipe_changes.get("task", EMBEDDED[0]) not in EMBEDDED
+    task_is_embedded = recipe_changes.get("task", EMBEDDED[0]) in EMBEDDED
+    has_own_prompts = recipe_changes.get("dataset") or not task_is_embedded
     if recipe_file is None and "model" not in recipe_changes and has_own_prompts:
         recipe_changes["model"] = str(model_folder)
     return model_folder, load(recipe_file, recipe_changes)

@@ -71,7 +71,8 @@ def history_of(checkpoint: Path, new_recipe: Mapping[str, Any], *, per_batch: in
     old_recipe = read_manifest(checkpoint)["settings"]
     # With a learning rate schedule, a resumed run must keep `steps`, because the schedule depends on it.
     has_schedule = not new_recipe["trainer"].get("lr_scheduler_type", "constant").startswith("constant")
-    must_keep_steps = has_schedule or new_recipe["steps"] < old_recipe.get("steps", new_recipe["steps"])
+    old_steps = old_recipe.get("steps", new_recipe["steps"])
+    must_keep_steps = has_schedule or new_recipe["steps"] < old_steps
     changeable_fields = set(MAY_CHANGE) - {"steps"} if must_keep_steps else set(MAY_CHANGE)
     if changed_fields := changes(old_recipe, new_recipe, but=changeable_fields):
         advice = f"Resume the run with its own recipe: spanwise train --resume {recipe_file.parent}; or leave out --resume."
@@ -79,7 +80,8 @@ def history_of(checkpoint: Path, new_recipe: Mapping[str, Any], *, per_batch: in
             advice = f"'{recipe_file}' was edited later: undo the edit, or leave out --resume and give another --output."
         raise DataError(f"'{checkpoint}' belongs to a run of another recipe ({', '.join(changed_fields[:3])}). {advice}")
     check_contents(checkpoint)
-    checkpoint_step = json.loads((checkpoint / "trainer_state.json").read_text())["global_step"] // per_batch
+    trainer_state = json.loads((checkpoint / "trainer_state.json").read_text())
+    checkpoint_step = trainer_state["global_step"] // per_batch
     return checkpoint_step, metrics_until(recipe_file.parent, checkpoint_step)
 
 

@@ -74,7 +74,9 @@ def train(
         trainer_args = trainer_config(recipe, task)
         settings = resolved(recipe, scheme)
         updates_per_batch = int(trainer_args.logging_steps)  # optimizer steps per generation batch
-        step, history = (None, []) if checkpoint is None else history_of(checkpoint, settings, per_batch=updates_per_batch)
+        step, history = None, []
+        if checkpoint is not None:
+            step, history = history_of(checkpoint, settings, per_batch=updates_per_batch)
         recorder = Recorder(recipe, task, folder, console, title, history, per_batch=updates_per_batch)
         trainer = recorder.trainer = SpanGRPOTrainer(
             model=task.model,
@@ -177,12 +179,14 @@ def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:
     process_count = int(os.environ.get("WORLD_SIZE", "1"))
     mini_batch_size = recipe.prompts * recipe.group_size // recipe.mini_batches
     rank_batch_size = mini_batch_size // process_count
-    micro_batch_size = recipe.micro_batch or (rank_batch_size if recipe.task in EMBEDDED else gcd(rank_batch_size, 4))
+    default_size = rank_batch_size if recipe.task in EMBEDDED else gcd(rank_batch_size, 4)
+    micro_batch_size = recipe.micro_batch or default_size
+    accumulation_steps = max(1, mini_batch_size // (micro_batch_size * process_count))
     recipe_options = {
         "output_dir": str(Path(recipe.output or "") / "checkpoints"),
         "per_device_train_batch_size": micro_batch_size,
-        "gradient_accumulation_steps": max(1, mini_batch_size // (micro_batch_size * process_count)),
-        "steps_per_generation": max(1, mini_batch_size // (micro_batch_size * process_count)) * recipe.mini_batches,
+        "gradient_accumulation_steps": accumulation_steps,
+        "steps_per_generation": accumulation_steps * recipe.mini_batches,
         "num_generations": recipe.group_size,
         "max_completion_length": recipe.max_completion_length or task.max_completion_length,
         "learning_rate": recipe.learning_rate,
@@ -244,12 +248,12 @@ class Recorder(BatchCallback):
             self._evaluate(state.global_step // self.per_batch)
 
     def batch_ended(self, step: int, rollouts: Rollouts | None) -> None:
-        """Write the files of modes such as laser after a generation batch, keep the batch's scores, and count its tokens."""
+        """Write the files of the recipe's modes after a generation batch, keep its scores, and count its tokens."""
         if self.trainer.accelerator.is_main_process:
-            mode_files = {name: text for part in self.trainer.parts.values() for name, text in part.files.items()}
-            for name in mode_files.keys() - self._written_files:
-                write_text(self.folder.path / name, mode_files[name])
-            self._written_files |= mode_files.keys()
+            text_by_file = {name: text for part in self.trainer.parts.values() for name, text in part.files.items()}
+            for name in text_by_file.keys() - self._written_files:
+                write_text(self.folder.path / name, text_by_file[name])
+            self._written_files |= text_by_file.keys()
         if rollouts is not None:
             rank_token_count = int((rollouts.batch.mask_nt != 0).sum())
             scores_and_counts = gather_object([(rollouts.reading.scores, rank_token_count)])
@@ -264,8 +268,8 @@ class Recorder(BatchCallback):
         step = state.global_step // self.per_batch
         self.spanwise_seconds += logs.get("spanwise/seconds") or 0.0
         batch_figures = self._batch_figures(logs)
-        metrics_line = {"step": step, **batch_figures, **{k: v for k, v in logs.items() if isinstance(v, (int, float))}}
-        self.folder.add_metrics(metrics_line)
+        numbers = {name: value for name, value in logs.items() if isinstance(value, (int, float))}
+        self.folder.add_metrics({"step": step, **batch_figures, **numbers})
         tokens_per_second = self.tokens / max(self.step_seconds, 1e-9)
         mean_rewards = {k.split("/")[1]: v for k, v in logs.items() if k.startswith("rewards/") and k.endswith("/mean")}
         self.live.step(step, {**mean_rewards, **batch_figures, "tokens/s": float(round(tokens_per_second))})
@@ -324,7 +328,8 @@ class Recorder(BatchCallback):
             return
         self.folder.add_metrics({"step": step, "evaluation": figures, **_intervals(evaluation_samples)})
         self._keep_one_prompt(step)
-        alarm_sentences = alarms({name: value for name, value in figures.items() if name not in self.absent}).values()
+        measured_figures = {name: value for name, value in figures.items() if name not in self.absent}
+        alarm_sentences = alarms(measured_figures).values()
         for why in dict.fromkeys(why for why in alarm_sentences if step and why not in self._warned):
             say(self.console, f"Warning: step {step}: {why} ({SHOWN_BY[why]} {figures[SHOWN_BY[why]]:.3f}). {CAUSES[why]}")
         self._warned |= set(alarm_sentences)
@@ -336,7 +341,7 @@ class Recorder(BatchCallback):
             self.folder.write_rollouts([rollouts.recorded(step=step)], step=step, kind=ONE_PROMPT)
 
     def _measure(self, samples: int) -> Samples:
-        """Evaluate the policy, with self-rewarding scores if the trainer has measured what they need."""
+        """Evaluate the policy, with self-rewarding scores if the trainer knows their reference log-probability."""
         trainer = self.trainer
         return evaluate(
             trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class, self.task, self.recipe,
@@ -347,7 +352,8 @@ class Recorder(BatchCallback):
 
 def _intervals(samples: Samples) -> dict[str, dict[str, list[float]]]:
     """Return the intervals of the mean rewards as a field for a line of `metrics.jsonl`; empty without rewards."""
-    bounds_by_reward = {name: [mean.low, mean.high] for name, mean in samples.mean_rewards().items() if not isnan(mean.low)}
+    mean_by_reward = samples.mean_rewards()
+    bounds_by_reward = {name: [mean.low, mean.high] for name, mean in mean_by_reward.items() if not isnan(mean.low)}
     return {"intervals": bounds_by_reward} if bounds_by_reward else {}
 
 

@@ -11,7 +11,7 @@ from spanwise.credit.methods._gae import SaeSegments
 
 
 def decision_notes(result: CreditResult) -> Iterator[str]:
-    """Yield notes on each method that cuts at unlikely tokens as SAE does: how often it cuts, how late its critic reacts."""
+    """Yield notes on the methods with segments of SAE: how often they cut a completion, and how late their critic reacts."""
     for name, scheme in result.arms.schemes.items():
         segments = SaeSegments.of(scheme.method, scheme.options)
         if segments is None:
@@ -51,7 +51,8 @@ def _cut_segments(
         is_sampled = np.asarray(table.trainable[token_range])
         logp_t = table.token_values[logp_column][token_range][is_sampled]
         value_t = table.token_values[value_column][token_range][is_sampled]
-        decision_positions = opening_tokens(segments, logp_t, np.ones(len(logp_t), dtype=bool))
+        is_trained_t = np.ones(len(logp_t), dtype=bool)
+        decision_positions = opening_tokens(segments, logp_t, is_trained_t)
         decision_counts.append(len(decision_positions))
         for first, last in pairwise([*decision_positions, len(value_t) - 1]):
             if last > first and np.isfinite(value_t[first : last + 1]).all():
@@ -64,16 +65,14 @@ def _describe_delay(name: str, values: list[np.ndarray], rewards: np.ndarray) ->
     """Say how many tokens the critic needs for half of its reaction to a decision, or that it does not react."""
 
     def agreement(lag: int) -> np.ndarray:
-        value_changes = np.array([value_t[min(lag, len(value_t) - 1)] - value_t[0] for value_t in values])
+        later_values = [value_t[min(lag, len(value_t) - 1)] for value_t in values]
+        value_changes = np.array(later_values) - np.array([value_t[0] for value_t in values])
         return (value_changes - value_changes.mean()) * (rewards - rewards.mean())
 
-    agreement_at_end = agreement(max(map(len, values)))
-    if (
-        len(agreement_at_end) < 2
-        or agreement_at_end.mean() <= 2 * agreement_at_end.std(ddof=1) / len(agreement_at_end) ** 0.5
-    ):
+    end_agreements = agreement(max(map(len, values)))
+    if len(end_agreements) < 2 or end_agreements.mean() <= 2 * end_agreements.std(ddof=1) / len(end_agreements) ** 0.5:
         return f"{name}: after a decision, the critic's value does not change towards the reward, so the critic ignores decisions."
-    half_agreement = agreement_at_end.mean() / 2
+    half_agreement = end_agreements.mean() / 2
     half_lag = next((lag for lag in (1, 2, 4, 8, 16, 32, 64) if agreement(lag).mean() >= half_agreement), None)
     lag_text = "more than 64 tokens" if half_lag is None else f"{half_lag} token{'s' if half_lag > 1 else ''}"
     return f"{name}: the critic's value needs {lag_text} to show half of the effect of a decision."

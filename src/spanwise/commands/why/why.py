@@ -31,12 +31,7 @@ _NAMED = 4
 
 
 def why(
-    rollouts: str | Path,
-    *,
-    completion: int | None = None,
-    examples: int = 3,
-    console: Console | None = None,
-    **options: Any,
+    rollouts: str | Path, *, completion: int | None = None, examples: int = 3, console: Console | None = None, **options: Any
 ) -> dict[str, Zeros]:
     """Say for every method why tokens have the advantage 0: counts first, then examples, or one completion token by token."""
     console = console or Console()
@@ -63,7 +58,6 @@ def reasons(result: CreditResult) -> dict[str, Zeros]:
     else:  # a column of the file may say which completions are right
         verdict_name = result.arms.recorded_columns.get("correct", "")
         reward_n = table.rewards[verdict_name].value_n if verdict_name else None
-
     zeros_by_method = {}
     for arm in result.applied:
         if arm.credit.comparison is None:
@@ -99,8 +93,9 @@ def _reason_table(result: CreditResult, zeros: Mapping[str, Zeros], examples: in
             row_list = _row_list(count.rows, more=len(count.rows) < count.completions)
             method_cell = escape(name) if position == 0 else ""
             counts_table.add_row(method_cell, reason_text, str(count.completions), str(count.tokens), token_share, row_list)
-        total_cells = (str(len(tally.key_n)), str(len(tally.key_v)), "100.0%")
-        counts_table.add_row("", "all", *total_cells, style="bold", end_section=True)
+        counts_table.add_row(
+            "", "all", str(len(tally.key_n)), str(len(tally.key_v)), "100.0%", style="bold", end_section=True
+        )
     return counts_table
 
 
@@ -118,13 +113,15 @@ def _describe_file(result: CreditResult, zeros: Mapping[str, Zeros], examples: i
         length_n = result.file_spans.length_nk.sum(dim=1)
         cut_count, cut_off_reason = cut_off(fault_n, length_n, lambda n: tokens.slice(n, n + 1).tobytes(), among_n=faulty_n)
         cut_off_text = f"; {cut_count} of them {cut_off_reason}" if cut_count else ""
-        wrong_count, faulty_count = int(all_wrong_n.sum()), int(faulty_n.sum())
+        wrong_count = int(all_wrong_n.sum())
+        faulty_count = int(faulty_n.sum())
         lines.append(
             f"Of the {wrong_count} completions whose group is all wrong, {faulty_count} are malformed{cut_off_text}."
         )
     missing_nk = present_nk.any(dim=1, keepdim=True) & ~present_nk
     missing_columns = zip(result.file_spans.names, missing_nk.T, strict=True)
-    missing_rows = {name: missing_n.nonzero().flatten().tolist() for name, missing_n in missing_columns if missing_n.any()}
+    rows_by_block = {name: missing_n.nonzero().flatten().tolist() for name, missing_n in missing_columns}
+    missing_rows = {name: rows for name, rows in rows_by_block.items() if rows}
     missing_sentences = [
         f"Block '{name}' is missing in {len(rows)} of {len(missing_nk)} completions (row {_row_list(rows[:3])})"
         for name, rows in missing_rows.items()
@@ -132,10 +129,8 @@ def _describe_file(result: CreditResult, zeros: Mapping[str, Zeros], examples: i
     if len(missing_rows) > _NAMED:
         missing_names = ", ".join(f"{name} in {len(rows)}" for name, rows in missing_rows.items())
         missing_sentences = [f"Of {len(missing_nk)} completions some lack a block ({missing_names})"]
-    return [
-        *lines,
-        *(f"{lack}. Objectives that pay a missing block have no token to credit there." for lack in missing_sentences),
-    ]
+    lines += (f"{lack}. Objectives that pay a missing block have no token to credit there." for lack in missing_sentences)
+    return lines
 
 
 def _describe_completion(result: CreditResult, zeros: Mapping[str, Zeros], n: int) -> list[Table | str]:
@@ -145,13 +140,15 @@ def _describe_completion(result: CreditResult, zeros: Mapping[str, Zeros], n: in
     completion_text = f"Completion {n} of '{table.path}': step {int(table.step_n[n])}"
     row_list = _row_list(group_rows[:_MATES], more=len(group_rows) > _MATES)
     description: list[Table | str] = [f"{completion_text}, compared with rows {row_list}; prompt {table.prompts[n]!r:.200}"]
-    fault_names = [fault.name.lower() for fault in Fault if fault.name and int(result.file_spans.fault_n[n]) & fault]
+    fault_bits = int(result.file_spans.fault_n[n])
+    fault_names = [fault.name.lower() for fault in Fault if fault.name and fault_bits & fault]
     if fault_names:
         description.append(f"Its tags: {', '.join(fault_names)}.")
     for m, name in enumerate(scores.names):
         own_reward = float(scores.reward_nm[n, m])
         group_rewards = scores.reward_nm[group_rows[:_MATES], m].tolist()
-        reward_text = Status(int(scores.status_nm[n, m])).name.lower() if isnan(own_reward) else f"{own_reward:g}"
+        status = Status(int(scores.status_nm[n, m]))
+        reward_text = status.name.lower() if isnan(own_reward) else f"{own_reward:g}"
         group_rewards_text = " ".join("-" if isnan(reward) else f"{reward:g}" for reward in group_rewards)
         ellipsis = " ..." if len(group_rows) > _MATES else ""
         description.append(f"Reward {name}: {reward_text}; of all rows compared: {group_rewards_text}{ellipsis}")
@@ -166,9 +163,10 @@ def _token_table(table: RolloutTable, arm: MethodCredit, tally: Zeros, n: int) -
     token_blocks = arm.file_spans.block_v[first_token:end_token].tolist()
     reason_keys = tally.key_v[first_token:end_token].tolist()
     credit_cells = [f"{credit:.4g}" for credit in arm.credit.block_nk[n].tolist()]
-    token_facts = [(token_blocks[t], reason_keys[t], f"{token_advantages[t]:.6g}") for t in range(end_token - first_token)]
+    advantage_texts = [f"{advantage:.6g}" for advantage in token_advantages]
+    token_facts = list(zip(token_blocks, reason_keys, advantage_texts, strict=True))
     table_rows = []
-    for (block, key, _), positions in groupby(range(end_token - first_token), key=token_facts.__getitem__):
+    for (block, key, _), positions in groupby(range(len(token_facts)), key=token_facts.__getitem__):
         token_indices = list(positions)
         joined_text = table.vocabulary.join(completion_ids[token_indices])[0].decode(errors="replace")
         text_cell = repr(joined_text) if len(joined_text) <= 60 else f"{joined_text[:28]!r} ... {joined_text[-28:]!r}"
