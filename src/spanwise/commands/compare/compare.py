@@ -123,7 +123,8 @@ def compare(
         for run in runs:
             folders_by_arm.setdefault(run.arm, {})[run.seed] = run.folder
         *_, figures_by_arm = ended_runs(folders_by_arm)
-        comparison = compare_arms(figures_by_arm, figures=_measured_figures(figures_by_arm), reference=reference)
+        figure_names = _measured_figures(figures_by_arm)
+        comparison = compare_arms(figures_by_arm, figures=figure_names, reference=reference)
         command_options = {
             "places": [] if shared is None else [str(shared)],
             "arms": list(arms),

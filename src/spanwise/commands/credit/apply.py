@@ -255,7 +255,7 @@ def _describe_sums(arms: Arms) -> str:
     for name, scheme in arms.schemes.items():
         if scheme.entry.kind == "completion":
             weight_by_label = _by_family({term.name: term.weight for term in scheme.objectives})
-            weighted_names = (f"{'' if weight == 1 else f'{weight:g} '}{label}" for label, weight in weight_by_label.items())
+            weighted_names = (label if weight == 1 else f"{weight:g} {label}" for label, weight in weight_by_label.items())
             alone_text = "" if len(scheme.objectives) > 1 else " alone"
             sum_texts.append(f"{name}: {' + '.join(weighted_names)}{alone_text}")
     all_sums = "; ".join(sum_texts)
@@ -328,8 +328,8 @@ def apply_arm(
     adv_v = disk_zeros(len(table.tokens.values) if credits_tokens else 0, np.float32)
     # A method that compares tokens across a training step is given the whole step at once.
     compares_tokens = scheme.options.get("whiten") or any(mode.compares for mode in scheme.modes)
-    can_split_step = scheme.entry.kind == "token" and "split" not in scheme.entry.exceptions and not compares_tokens
-    max_tokens = AT_A_TIME if can_split_step else sys.maxsize
+    method_can_split = scheme.entry.kind == "token" and "split" not in scheme.entry.exceptions
+    max_tokens = AT_A_TIME if method_can_split and not compares_tokens else sys.maxsize
     credit_parts: list[tuple[Tensor, Credit]] = []
     for step in rows_by_number(table.step_n):
         # The mean length covers the whole training step, though its completions are credited a few at a time.

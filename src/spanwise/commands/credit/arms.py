@@ -105,7 +105,8 @@ def choose_arms(
     objective_names = dict.fromkeys(objective.name for scheme in schemes.values() for objective in scheme.objectives)
     for objective in column_by_objective:
         check_known("objective", objective, objective_names)
-    notes = [blocks.note, *(left_out_note(names, reason) for reason, names in methods_by_reason.items())]
+    left_out_notes = (left_out_note(names, reason) for reason, names in methods_by_reason.items())
+    notes = [blocks.note, *left_out_notes]
     if schemes and texts:
         required_by_default = [own_method_name] if must_fit else []
         required_methods = schemes if methods else required_by_default
@@ -261,7 +262,7 @@ def check_file(scheme: Scheme, table: RolloutTable) -> None:
     for mode in scheme.modes:
         mode.recorded(table, ())
     columns_by_field = token_columns(scheme)
-    missing_fields = [field for field, columns in columns_by_field.items() if not set(columns) <= table.token_values.keys()]
+    missing_fields = [field for field, columns in columns_by_field.items() if set(columns) - table.token_values.keys()]
     if not missing_fields:
         return
     critic_names = [name.partition("/")[2] for name in table.token_values if name.startswith(schema.VALUES)]

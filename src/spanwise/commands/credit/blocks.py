@@ -48,9 +48,11 @@ def choose_blocks(
     if table.folder is not None or _BLOCK_FIELDS & recipe.model_fields_set:
         return usual
     common_tags, majority_count = usual_tags(texts)
-    # Completions with untrained tokens come from an agent; their JSON belongs to tool calls and gives no blocks.
-    json_fields = usual_fields(texts) if table.trainable.all() else ()
-    found_blocks = _blocks_by_tag(common_tags, recipe, usual) if common_tags else _blocks_by_field(json_fields, table, usual)
+    if common_tags:
+        found_blocks = _blocks_by_tag(common_tags, recipe, usual)
+    else:  # completions with untrained tokens come from an agent; their JSON belongs to tool calls and gives no blocks
+        json_fields = usual_fields(texts) if table.trainable.all() else ()
+        found_blocks = _blocks_by_field(json_fields, table, usual)
     tag_census = census(texts, usual.layout.tags)
     block_appears = [any(tag_census.wanted[tag] for tag in block_tags) for _, block_tags in usual.layout.blocks]
     usual_layout_fits = all(block_appears) if common_tags else any(block_appears)

@@ -58,7 +58,8 @@ def credit_rollouts(
     must_fit = recipe is not None or "method" in overrides or "objectives" in overrides
     task_layout, max_length = task_shape(full_recipe)
     # The length limit of another trainer is unknown, unless the user sets one.
-    limit_is_unknown = own_recipe_file is None and not {"max_completion_length", "task"} & full_recipe.model_fields_set
+    limit_fields = {"max_completion_length", "task"}
+    limit_is_unknown = own_recipe_file is None and not limit_fields & full_recipe.model_fields_set
     max_length = int(file_table.tokens.lengths.max()) if limit_is_unknown else max_length
     usual_layout = answer_layout(full_recipe, task_layout)
     # A run of spanwise names its tags in the recipe, so the completions are not searched for tags.
@@ -72,7 +73,8 @@ def credit_rollouts(
         arms = replace(arms, schemes={arms.own: arms.schemes[arms.own]})
     dividing_methods = [name for name, scheme in arms.schemes.items() if limit_is_unknown and scheme.per == max_length]
     if dividing_methods:
-        divide_text = f"{' and '.join(dividing_methods)} divide{'s' if len(dividing_methods) == 1 else ''} by {max_length}"
+        verb = "divides" if len(dividing_methods) == 1 else "divide"
+        divide_text = f"{' and '.join(dividing_methods)} {verb} by {max_length}"
         group_notes.append(
             f"{divide_text}, the length of the file's longest completion. If completions could be longer, give --set "
             "max_completion_length=N."

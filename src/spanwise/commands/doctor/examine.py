@@ -173,7 +173,7 @@ def _probe_skyrl() -> Sentences:
 def _probe_verl() -> Sentences:
     """Import verl as its trainer does; describe verl's trainer, verl's plug-ins, and the errors of importing them."""
     plugin_errors = _collect_plugin_errors()
-    config_file = Path(import_module("verl").__file__ or "").parent / "trainer" / "config" / "ppo_trainer.yaml"
+    config_file = Path(import_module("verl").__file__ or "").parent / "trainer/config/ppo_trainer.yaml"
     trainer_config: dict[str, Any] = {}
     if config_file.is_file():
         trainer_config = import_module("yaml").safe_load(config_file.read_text(encoding="utf-8"))["trainer"]

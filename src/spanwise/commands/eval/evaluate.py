@@ -41,7 +41,7 @@ def evaluate(
     answer_tags = recipe.answer_tags
     prompt_rows = task.evaluation.select(range(min(prompts, len(task.evaluation))))
     max_tokens = recipe.max_completion_length or task.max_completion_length
-    is_digits = task.name.startswith("digits")  # for a digits task, the other figures already show all rewards
+    is_digits = task.name.startswith("digits")
     roller = Roller(model, tokenizer, task, recipe.temperature, max_tokens)
     ids_nt, mask_nt, row_n = roller.completions(prompt_rows, samples=samples, seed=seed)
     spans, texts = roller.read(ids_nt, mask_nt)
@@ -55,7 +55,7 @@ def evaluate(
         has_block_n = torch.tensor([blocks.get(name) is not None for blocks in texts])
         correct_by_block[name] = torch.where(has_block_n, correct_n, 0.0)
     reward_by_objective = dict[str, Tensor]()
-    if not is_digits:
+    if not is_digits:  # for a digits task, the other figures already show all rewards
         completion_ids = [ids_t[mask_t].tolist() for ids_t, mask_t in zip(ids_nt, mask_nt, strict=True)]
         completion_columns = {  # reward functions get completions without the end token, as in TRL
             "prompts": [prompt_rows["prompt"][row] for row in row_n.tolist()],
@@ -63,7 +63,8 @@ def evaluate(
             "completion_ids": completion_ids,
         }
         reward_columns = roller.columns(prompt_rows, row_n.tolist()) | completion_columns
-        reward_by_objective = _compute_rewards(scheme_of(recipe, task.layout, max_tokens).objectives, texts, reward_columns)
+        objectives = scheme_of(recipe, task.layout, max_tokens).objectives
+        reward_by_objective = _compute_rewards(objectives, texts, reward_columns)
     score_n = None
     if scored is not None:
         reader_class = part_class(scored, "model")

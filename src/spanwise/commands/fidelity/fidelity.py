@@ -44,12 +44,12 @@ def show(checkpoint: Path, recipe: Recipe, *, output: Path, console: Console, op
         critic_names = options["critics"]
         seed = options["seed"]
         sae_segments = SaeSegments() if options["reference"] == "segment" else None
-        trajectories_and_values = rolled_tokens(
+        trajectories, critic_values = rolled_tokens(
             checkpoint, recipe, prompts=options["token_prompts"], rerolls=options["rerolls"], seed=seed, console=console,
             critics=critic_names and critic_names.split(","),
             steps=sorted({last_critic_step, *(step for step in rolls.CRITIC_STEPS if step < last_critic_step)}),
         )  # fmt: skip
-        fidelity = token_fidelity(*trajectories_and_values, segments=sae_segments, seed=seed)
+        fidelity = token_fidelity(trajectories, critic_values, segments=sae_segments, seed=seed)
         measured |= show_tokens(fidelity, sae_segments, console=console)
     layout = answer_layout(recipe, task_layout(recipe))
     if "tokens" in options and "confidence" not in layout.keys[layout.names[-1]]:
@@ -219,8 +219,8 @@ def _correlation_table(fidelity: TokenFidelity, kind: str) -> Table:
     table_rows = []
     estimator_rows = ((name, name, "correlation") for name in fidelity.estimators)
     for heading, name, figure in [("RMSE of the values", VALUES, "rmse"), *estimator_rows]:
-        critic_values = (fidelity.interval(critic, name, figure, kind=kind).value for critic in fidelity.critics)
-        table_rows.append([heading, *map(_decimals, critic_values)])
+        figure_by_critic = (fidelity.interval(critic, name, figure, kind=kind).value for critic in fidelity.critics)
+        table_rows.append([heading, *map(_decimals, figure_by_critic)])
     ceiling_interval = fidelity.interval(fidelity.critics[0], fidelity.estimators[0], "ceiling", kind=kind)
     title = f"{kind} tokens: correlation (of the exact advantage: {_decimals(ceiling_interval.value)})"
     correlation_table = _table(title, ("", *fidelity.critics), table_rows)

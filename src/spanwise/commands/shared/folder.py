@@ -42,9 +42,8 @@ def check_no_run(path: str | Path) -> None:
 
 def write_page(folder: Path, html: str) -> Path:
     """Write `report.html` into a folder, and return its path."""
-    page_file = folder / "report.html"
-    write_text(page_file, html)
-    return page_file
+    write_text(folder / "report.html", html)
+    return folder / "report.html"
 
 
 #: The file of `spanwise credit`, which holds every completion with its credit.

@@ -85,9 +85,7 @@ class Samples:
         figures_by_block = {
             name: compute(self.confidence_n, correct_n, **format_columns) for name, correct_n in self.correct.items()
         }
-        later_accuracies = {
-            f"{name}_accuracy": figures_by_block[name]["accuracy"] for name in figures_by_block if name != self.first
-        }
+        later_accuracies = {f"{name}_accuracy": figures_by_block[name]["accuracy"] for name in list(figures_by_block)[1:]}
         laser_figures = {}
         if (score_samples := self.by_score()) is not None:
             score_figures = score_samples._apply_to_answers(compute)
@@ -117,10 +115,7 @@ class Samples:
         vote_names = ("majority", "weighted", f"{OF_SCORE}weighted")
         # One bootstrap draw is enough, because the intervals of these votes are not used.
         votes = self.votes(budgets=(most_votes,), resamples=1) if most_votes else {}
-        return {
-            **self.figures(),
-            **{f"{way}@{most_votes}": votes[way].intervals[0].value for way in vote_names if way in votes},
-        }
+        return self.figures() | {f"{way}@{most_votes}": votes[way].intervals[0].value for way in vote_names if way in votes}
 
     def write(self, folder: str | Path) -> None:
         """Write `evaluation.parquet` into a folder: a row per completion, null for missing values."""
