@@ -194,7 +194,7 @@ def _train_waiting(unfinished_runs: Sequence[ArmRun], count: int, processes: int
     start_run = partial(_start, console=console)
     start_time = time.perf_counter()
     reason_by_failed_run = {}
-    # An error in this loop closes the iterator of `side_by_side`, which then ends the running processes.
+    # Only this loop refers to the iterator of `side_by_side`, so an error here closes it, which ends the running processes.
     for done_count, (run, status) in enumerate(side_by_side(unfinished_runs, process_count, start=start_run), 1):
         seconds_left = (time.perf_counter() - start_time) / done_count * (len(unfinished_runs) - done_count)
         if status == 0:

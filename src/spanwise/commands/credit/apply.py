@@ -107,7 +107,7 @@ class CreditResult:
     arms: Arms
     applied: tuple[MethodCredit, ...]  # one entry per method; the credit that the file itself records comes last
     scores: Scores  # the rewards of all methods, joined by `_collect_scores`
-    file_spans: FileSpans  # the block spans that the report shows
+    file_spans: FileSpans  # the block spans to show: of `arms.layout`, or else of the layout with the most blocks
     notes: tuple[str, ...]
     score: dict[str, Any] | None = None  # coverage and calibration of the self-rewarding scores (`_measure_score`)
 
@@ -128,8 +128,7 @@ def apply_arms(
     table: RolloutTable, arms: Arms, group_n: Int[Tensor, " n"], notes: Sequence[str], *, recorded: bool, must: bool
 ) -> CreditResult:
     """Credit a file by every method. `recorded` adds the credit that the trainer recorded; with `must`, a file needs it."""
-    extra_layouts = [arms.layout] if recorded else []
-    spans_by_layout, reading_by_method = read_file(table, arms, extra_layouts=extra_layouts)
+    spans_by_layout, reading_by_method = read_file(table, arms, extra_layouts=[arms.layout] if recorded else [])
     method_credits = [
         apply_arm(table, name, scheme, reading_by_method[name], spans_by_layout[scheme.layout], group_n)
         for name, scheme in arms.schemes.items()
@@ -160,7 +159,7 @@ def apply_arms(
 
 
 def _note_shared_words(table: RolloutTable, spans_by_layout: Mapping[Layout, FileSpans]) -> str:
-    """Say in how many completions a block counts as missing because it shares a word with another block."""
+    """Say, for a file without token ids, in how many completions a block is missing because it shares a word with another."""
     straddled_flags = (spans.fault_n & int(Fault.STRADDLED) for spans in spans_by_layout.values())
     most_straddled = max((int(flag_n.count_nonzero()) for flag_n in straddled_flags), default=0)
     if table.has_ids or not most_straddled:
@@ -281,6 +280,7 @@ def read_file(
         ids_rt = gather(index_rt, table.tokens.values, 0)
         mask_rt = gather(index_rt, table.trainable, False)
         file_columns = {name: values[row_range] for name, values in table.columns.items()}
+        # No file records what a reward would be if the answer were right or wrong, so `read` computes that from the text.
         recorded_rewards = {name: table.rewards[column].take(row_range) for name, column in arms.recorded_columns.items()}
         for layout, spans_parts in parts_by_layout.items():
             spans, texts = find_blocks(ids_rt, mask_rt, layout=layout, vocabulary=table.vocabulary)

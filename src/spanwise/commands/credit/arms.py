@@ -71,8 +71,8 @@ def choose_arms(
     elif blocks.no_verdict and common_layout(texts):
         blocks = replace(blocks, no_verdict=f"{blocks.no_verdict}{advise_tagless(table, texts)}")
     own_scheme_or_error: Scheme | SpanwiseError
-    objectives_are_default = table.folder is None and recipe.objectives is None and "correct" not in column_by_objective
-    summed_rewards = _summed_rewards(table, recorded_columns) if objectives_are_default else ()
+    wants_summed_rewards = table.folder is None and recipe.objectives is None and "correct" not in column_by_objective
+    summed_rewards = _summed_rewards(table, recorded_columns) if wants_summed_rewards else ()
     builder = _SchemeBuilder(recipe, blocks, recorded_columns, blocks.objectives, summed_rewards)
     own_method_name = "recipe"
     try:
@@ -225,7 +225,7 @@ class _SchemeBuilder:
 
 
 def _build_own(builder: _SchemeBuilder, run_code: bool) -> tuple[str, Scheme, _SchemeBuilder]:
-    """Return the name and scheme of the recipe's own method, and a builder that uses the recipe's objectives."""
+    """Return the name of the recipe's method (an equal preset's, or "recipe"), its scheme, and a builder with its objectives."""
     recipe = builder.recipe
     blocks = builder.blocks
     if blocks.objectives is None:
@@ -300,7 +300,7 @@ def _adapt_objectives(
         verdict_outcomes = tuple(outcome for outcome in objective.given if outcome == judge_name)
         outcomes = objective.given if used_baseline in ("outcome", "blended") else verdict_outcomes
         all_blocks = tuple(dict.fromkeys((*objective.pays, *block_names)))
-        paid_blocks = objective.pays if credits_blocks else all_blocks
+        paid_blocks = objective.pays if credits_blocks else all_blocks  # other methods add up all rewards
         new_fields = {"pays": paid_blocks, "given": outcomes, "baseline": used_baseline, "scale": None, "back_off": None}
         if entry.kind == "completion" and objective.reward == "equals" and objective.if_missing is None:
             # A sum of rewards needs a number for each list element that the completion leaves out.

@@ -50,7 +50,8 @@ def choose_blocks(
     common_tags, majority_count = usual_tags(texts)
     if common_tags:
         found_blocks = _blocks_by_tag(common_tags, recipe, usual)
-    else:  # completions with untrained tokens come from an agent; their JSON belongs to tool calls and gives no blocks
+    else:
+        # Completions with untrained tokens come from an agent; their JSON belongs to tool calls and gives no blocks.
         json_fields = usual_fields(texts) if table.trainable.all() else ()
         found_blocks = _blocks_by_field(json_fields, table, usual)
     tag_census = census(texts, usual.layout.tags)
@@ -222,7 +223,7 @@ def compared_groups(table: RolloutTable, recipe: Recipe, run: Recipe | None) -> 
     _, first_rows = np.unique(rollout_n.numpy(), return_index=True)
     group_r = table.group_n[first_rows]
     step_r = table.step_n[first_rows]
-    # The group size comes from the spanwise run that wrote the file, or from the user.
+    # Groups are split to the group size of the spanwise run that wrote the file, or to a size that the user gives.
     if run is None and "group_size" not in recipe.model_fields_set:
         return group_r[rollout_n], [] if table.keyed else _note_uneven_groups(step_r, group_r)
     size = (run or recipe).group_size

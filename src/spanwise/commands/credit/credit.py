@@ -57,7 +57,7 @@ def credit_rollouts(
     # A recipe, method or objective from the user must fit the file; a default that does not fit is left out.
     must_fit = recipe is not None or "method" in overrides or "objectives" in overrides
     task_layout, max_length = task_shape(full_recipe)
-    # The length limit of another trainer is unknown, unless the user sets one.
+    # The embedded task's limit says nothing about another trainer, whose limit is unknown unless the user sets it.
     limit_fields = {"max_completion_length", "task"}
     limit_is_unknown = own_recipe_file is None and not limit_fields & full_recipe.model_fields_set
     max_length = int(file_table.tokens.lengths.max()) if limit_is_unknown else max_length

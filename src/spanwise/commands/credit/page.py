@@ -88,7 +88,7 @@ def credited_view(
     own: str | None,
     tokenizer: Path | None,
 ) -> tuple[TokenView, dict[str, dict[str, Tensor]]]:
-    """Return the view of the tokens of some completions, and the credit of all completions by method."""
+    """Return the token view of the completions `rows` (their table is `shown_table`), and the credit of all rows by method."""
     kind_by_method = {name: METHODS[rule["method"]].kind for name, rule in rules.items() if rule["method"] in METHODS}
     credit_by_method = {}
     for name, credit_columns in read_credit(table).items():
@@ -129,9 +129,10 @@ def rule_of(method: str, objectives: Sequence[Mapping[str, Any]], mode: Mode | N
     objective_by_name = {}
     for fields in objectives:
         used_baseline = fields.get("baseline") if method_entry.kind == "block" else None
-        lists = {"pays": as_names(fields.get("pays")), "given": as_names(fields.get("given"))}
+        paid_blocks = as_names(fields.get("pays"))
+        given_outcomes = as_names(fields.get("given"))
         name = str(fields.get("name") or fields.get("reward"))
-        objective_by_name[name] = {**fields, **lists, "baseline": used_baseline}
+        objective_by_name[name] = {**fields, "pays": paid_blocks, "baseline": used_baseline, "given": given_outcomes}
     return Rule(method_entry.kind, f"{method}: {method_entry.summary}", objective_by_name, (mode and mode.judge) or "")
 
 
@@ -141,7 +142,7 @@ def as_names(names: str | Sequence[Any] | None) -> list[str]:
 
 
 def score_shares(table: pa.Table, mode: Mode) -> list[tuple[float, float]]:
-    """Return the weight of each completion's self-rewarding score in the credit, and the score within its group."""
+    """Return (tau, z) per completion: its self-rewarding score's weight in the credit, and that score within its group."""
     if not {schema.SCORE, schema.GROUP} <= set(table.column_names):
         return [(0.0, 0.0)] * len(table)  # the table holds no self-rewarding scores
     step_n = float_column(table, schema.STEP).nan_to_num().long()

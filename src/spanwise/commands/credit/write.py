@@ -78,7 +78,7 @@ def check_writable(result: CreditResult, method: str, folder: Path) -> None:
 
 
 def write_again(result: CreditResult, method: str, folder: Path, console: Console) -> None:
-    """Write copies of the rollout files into a folder, with a method's advantage beside each token."""
+    """Write copies of the rollout files, with the same names, into a folder, with a method's advantage beside each token."""
     file_table = result.table
     arm = next(arm for arm in result.applied if arm.name == method)
     advantages_by_row = (

@@ -162,12 +162,12 @@ def _show_fields(console: Console, trained: Sequence[Trained], result: Mapping[s
 def shares_right(recipe: Recipe, names: Sequence[str]) -> list[dict[str, float]]:
     """Return for each batch of a run how often each field is right; a missing field counts as wrong."""
     objectives = scheme_of(recipe, *task_shape(recipe)).objectives
-    # Without a penalty for a missing field, the mean reward covers only completions with the field; scale it by their share.
-    penalised_names = {objective.name for objective in objectives if objective.if_missing is not None}
+    # Without `if_missing`, the mean reward covers only completions with the field; scale it by their share.
+    filled_names = {objective.name for objective in objectives if objective.if_missing is not None}
     return [
         {
             name: batch.get(f"rewards/equals.{name}/mean", 0.0)
-            * (1.0 if f"equals.{name}" in penalised_names else 1.0 - batch[f"credit/equals.{name}/reward_absent"])
+            * (1.0 if f"equals.{name}" in filled_names else 1.0 - batch[f"credit/equals.{name}/reward_absent"])
             for name in names
         }
         for batch in metrics_until(Path(recipe.output or ""), recipe.steps)

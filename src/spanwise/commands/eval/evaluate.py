@@ -53,7 +53,7 @@ def evaluate(
         objective = Objective("correct", pays=(name,), options=verifier_options)
         correct_n = roller.rewards(prompt_rows, texts, row_n.tolist(), objective)
         has_block_n = torch.tensor([blocks.get(name) is not None for blocks in texts])
-        correct_by_block[name] = torch.where(has_block_n, correct_n, 0.0)
+        correct_by_block[name] = torch.where(has_block_n, correct_n, 0.0)  # wrong without the block
     reward_by_objective = dict[str, Tensor]()
     if not is_digits:  # for a digits task, the other figures already show all rewards
         completion_ids = [ids_t[mask_t].tolist() for ids_t, mask_t in zip(ids_nt, mask_nt, strict=True)]

@@ -169,8 +169,7 @@ def rolled_tokens(
         training_sizes = {"steps": max(steps, default=1), "prompts": rolls.CRITIC_BATCH}
     roller = roller_of(model_folder, recipe.model_copy(update=training_sizes), console)
     task = roller.task
-    generator = torch.Generator().manual_seed(seed)
-    row_order = torch.randperm(len(task.evaluation), generator=generator).tolist()
+    row_order = torch.randperm(len(task.evaluation), generator=torch.Generator().manual_seed(seed)).tolist()
     prompt_rows = task.evaluation.select(row_order[:prompts])
     blocks, trajectories, reward_ntm = rolls.collect_tokens(
         roller, prompt_rows, rerolls=rerolls, sets=2 if "mc" in critic_kinds else 1, seed=seed, **options

@@ -146,7 +146,7 @@ def _columns(samples: Samples) -> dict[str, Tensor]:
 
 
 def pooled(samples: Sequence[Samples]) -> dict[str, Tensor]:
-    """Join the evaluation samples of all seeds of an arm; samples of the same prompt keep the same prompt index."""
+    """Join the evaluation samples of all seeds of an arm; a prompt that two seeds answer is one prompt."""
     first_columns, *other_columns = map(_columns, samples)
     return {
         name: torch.cat([column, *(columns[name] for columns in other_columns)])

@@ -26,7 +26,7 @@ def figure_table(
     """Build a table with one row per figure and one column per run, narrow enough for 80 characters."""
     all_names = dict.fromkeys(name for figures in columns.values() for name in figures)
     figure_names = [name for name in all_names if name not in absent]
-    alarms_by_run = {
+    alarms_by_run = {  # a "!" beside a figure points to its sentence under the table
         run: alarms({name: figures.get(name) for name in figure_names if not isinstance(figures.get(name), str)})
         for run, figures in columns.items()
     }

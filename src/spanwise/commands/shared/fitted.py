@@ -66,7 +66,7 @@ def _shrink(widths: list[int], least: Sequence[int], total: int) -> list[int]:
     """Narrow the widest columns by one character at a time until all fit; go below the `least` widths only if needed."""
     for _ in range(sum(widths) - total):
         shrinkable = [n for n, width in enumerate(widths) if width > least[n]]
-        shrinkable = shrinkable or [n for n, width in enumerate(widths) if width > 1]
+        shrinkable = shrinkable or [n for n, width in enumerate(widths) if width > 1]  # then words are folded
         if shrinkable:
             widths[max(shrinkable, key=lambda n: widths[n])] -= 1
     return widths

@@ -113,7 +113,7 @@ class Samples:
         """Compute the figures, and the accuracy of a vote over up to 16 samples of a prompt, as `majority@16`."""
         most_votes = self.most_votes(self.first)
         vote_names = ("majority", "weighted", f"{OF_SCORE}weighted")
-        # One bootstrap draw is enough, because the intervals of these votes are not used.
+        # One bootstrap draw is enough, because a comparison takes its intervals from the seeds.
         votes = self.votes(budgets=(most_votes,), resamples=1) if most_votes else {}
         return self.figures() | {f"{way}@{most_votes}": votes[way].intervals[0].value for way in vote_names if way in votes}
 
@@ -152,7 +152,7 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
     def only(parts: Sequence[str]) -> str:
         return f", only {', '.join(map(template.format, parts))}" if parts else ""
 
-    # If a layout has neither an answer nor a confidence, all figures are missing for the same reason.
+    # A layout with neither `answer` nor `confidence` belongs to another kind of task, so all figures get one reason.
     if part_noun == "part" and {answer, confidence}.isdisjoint(part_names):
         reason = (
             f"no block has the part '{answer}' or '{confidence}'; "
@@ -177,8 +177,8 @@ def read_samples(folder: str | Path) -> Samples:
     file = Path(folder) / FILE
     try:
         table = pq.read_table(file)
-        number_names = (name for name in table.column_names if not name.startswith("answer/"))
-        tensors = {name: torch.tensor(table[name].to_numpy()) for name in number_names}
+        tensor_names = (name for name in table.column_names if not name.startswith("answer/"))
+        tensors = {name: torch.tensor(table[name].to_numpy()) for name in tensor_names}
         block_names = [name.removeprefix("correct/") for name in tensors if name.startswith("correct/")]
         return Samples(
             tensors["prompt"],
@@ -222,8 +222,8 @@ def _check_sizes(samples: Mapping[str, Samples]) -> None:
     for run in sizes:
         if sizes[run] != sizes[largest_run]:
             prompts, completions = sizes[largest_run]
-            size_texts = [f"{p} prompts x {n / max(p, 1):g} samples" for p, n in (sizes[run], sizes[largest_run])]
+            size, largest_size = (f"{p} prompts x {n / max(p, 1):g} samples" for p, n in (sizes[run], sizes[largest_run]))
             raise DataError(
-                f"The evaluations of '{run}' ({size_texts[0]}) and '{largest_run}' ({size_texts[1]}) differ in size: "
+                f"The evaluations of '{run}' ({size}) and '{largest_run}' ({largest_size}) differ in size: "
                 f"evaluate again with spanwise eval {run} --prompts {prompts} --samples {completions // max(prompts, 1)}"
             )

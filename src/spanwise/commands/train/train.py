@@ -232,7 +232,7 @@ class Recorder(BatchCallback):
     ) -> None:
         super().__init__(folder, per_batch=per_batch, keep_rollouts=recipe.keep_rollouts)
         self.recipe, self.task = recipe, task
-        self.absent = unmeasured(task.layout, recipe.answer_tags, scored=recipe.is_scored)
+        self.absent = unmeasured(task.layout, recipe.answer_tags, scored=recipe.is_scored)  # reasons by figure
         self.console, self.live = console, Live(console, title, recipe.steps)
         self.evaluations = [{"step": line["step"], **line["evaluation"]} for line in history if "evaluation" in line]
         self.spanwise_seconds = 0.0
@@ -312,10 +312,10 @@ class Recorder(BatchCallback):
     def _batch_figures(self, logs: dict[str, Any]) -> dict[str, Any]:
         """Return accuracy, ECE and the share of malformed completions of the last generation batch."""
         figures: dict[str, Any] = {"malformed": logs.get("credit/malformed"), "accuracy": logs.get("rewards/correct/mean")}
-        objectives = self._scores.names if self._scores else ()
-        calibration_name = next((name for name in ("log_score", "brier") if name in objectives), None)
-        if self._scores and "correct" in objectives and calibration_name is not None:
-            figures["ece"] = _batch_ece(self._scores, objectives.index("correct"), objectives.index(calibration_name))
+        reward_names = self._scores.names if self._scores else ()
+        calibration_name = next((name for name in ("log_score", "brier") if name in reward_names), None)
+        if self._scores and "correct" in reward_names and calibration_name is not None:
+            figures["ece"] = _batch_ece(self._scores, reward_names.index("correct"), reward_names.index(calibration_name))
         return figures
 
     def _evaluate(self, step: int) -> None:

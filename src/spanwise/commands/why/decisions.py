@@ -11,7 +11,7 @@ from spanwise.credit.methods._gae import SaeSegments
 
 
 def decision_notes(result: CreditResult) -> Iterator[str]:
-    """Yield notes on the methods with segments of SAE: how often they cut a completion, and how late their critic reacts."""
+    """Yield notes on each method that cuts at unlikely tokens as SAE does: how often it cuts, how late its critic reacts."""
     for name, scheme in result.arms.schemes.items():
         segments = SaeSegments.of(scheme.method, scheme.options)
         if segments is None:

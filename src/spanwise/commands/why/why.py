@@ -147,8 +147,7 @@ def _describe_completion(result: CreditResult, zeros: Mapping[str, Zeros], n: in
     for m, name in enumerate(scores.names):
         own_reward = float(scores.reward_nm[n, m])
         group_rewards = scores.reward_nm[group_rows[:_MATES], m].tolist()
-        status = Status(int(scores.status_nm[n, m]))
-        reward_text = status.name.lower() if isnan(own_reward) else f"{own_reward:g}"
+        reward_text = Status(int(scores.status_nm[n, m])).name.lower() if isnan(own_reward) else f"{own_reward:g}"
         group_rewards_text = " ".join("-" if isnan(reward) else f"{reward:g}" for reward in group_rewards)
         ellipsis = " ..." if len(group_rows) > _MATES else ""
         description.append(f"Reward {name}: {reward_text}; of all rows compared: {group_rewards_text}{ellipsis}")
