@@ -93,29 +93,33 @@ def assign(
     _check_sizes(scores, group_n, present_nk, objectives, block_names)
     pays_block_mk = paid_blocks(objectives, block_names, present_nk.device)
     group_n = group_index(group_n)  # methods rely on group ids that run from 0 without gaps
-    inputs = dict(inputs or {})
+    method_inputs = dict(inputs or {})
     filled_reward_nm = fill_missing(scores, objectives)
-    truncated_n = inputs.pop("truncated_n", None)
-    mask_nt = inputs.get("mask_nt")
+    truncated_n = method_inputs.pop("truncated_n", None)
+    mask_nt = method_inputs.get("mask_nt")
     run_method = partial(_run_method, method_entry, group_n, options)
     min_stratum = options.get("min_stratum", 2)
     stop_credit_n = torch.zeros(len(group_n), dtype=torch.float64, device=present_nk.device)
+    block_credit_nk = torch.zeros(present_nk.shape, dtype=torch.float64, device=present_nk.device)
     comparison_names = tuple(objective.name for objective in objectives)
     compares_in_groups = True
     token_credit_nt = None
     if method_entry.kind == "block":
         reward_nm = scores.reward_nm if "if_missing_k" in method_entry.inputs else filled_reward_nm
         reward_left_out_nm = left_out(scores)
-        inputs |= {**_collect_inputs(scores, objectives), "reward_nk": reward_nm, "reward_nm": reward_nm}
-        adv_nm, reward_comparison = run_method(inputs, reward_nm.shape)
-        adv_nm = torch.where(scores.reward_nm.isnan() & ~reward_left_out_nm, 0.0, adv_nm.double())
+        objective_inputs = _collect_inputs(scores, objectives)
+        method_inputs |= {**objective_inputs, "reward_nk": reward_nm, "reward_nm": reward_nm}
+        adv_nm, reward_comparison = run_method(method_inputs, reward_nm.shape)
+        check_failed_nm = scores.reward_nm.isnan() & ~reward_left_out_nm
+        adv_nm = torch.where(check_failed_nm, 0.0, adv_nm.double())
         if reward_comparison is None:
-            outcomes_m = [inputs["outcome_no"][:, columns] if columns else None for columns in inputs["given_k"]]
-            comparison_options = {"baseline": inputs["baseline"], "outcome_no": outcomes_m, "back_off": inputs["back_off_k"]}
-            reward_comparison = compare_columns(reward_nm, group_n, comparison_options, min_stratum=min_stratum).comparison
+            outcome_no = objective_inputs["outcome_no"]
+            outcomes_m = [outcome_no[:, columns] if columns else None for columns in objective_inputs["given_k"]]
+            by_column = {"outcome_no": outcomes_m, "back_off": objective_inputs["back_off_k"]}
+            by_column["baseline"] = objective_inputs["baseline"]
+            reward_comparison = compare_columns(reward_nm, group_n, by_column, min_stratum=min_stratum).comparison
             reward_comparison = reward_comparison.unexplained(adv_nm)
         weight_m = weights(objectives, adv_nm)
-        block_credit_nk = torch.zeros(present_nk.shape, dtype=torch.float64, device=stop_credit_n.device)
         for m, paid_k in enumerate(pays_block_mk):  # a matrix product would add in another order and change the last digits
             weighted_adv_n = weight_m[m] * adv_nm[:, m]
             block_credit_nk[:, paid_k] += weighted_adv_n[:, None]
@@ -124,48 +128,49 @@ def assign(
     else:
         reward_n = sum_rewards(scores, objectives)
         reward_comparison = None
-        reward_nm, weight_m = reward_n[:, None], weights(objectives, reward_n)
-        inputs |= {"reward_n": reward_n, "reward_s": reward_n, "reward_nm": filled_reward_nm, "weight_m": weight_m}
+        reward_nm = reward_n[:, None]
+        method_inputs |= {"reward_n": reward_n, "reward_s": reward_n, "reward_nm": filled_reward_nm}
+        method_inputs["weight_m"] = weights(objectives, reward_n)
         if mask_nt is not None:  # a completion without a reward takes no part: its tokens are masked
-            inputs["mask_nt"] = mask_nt.bool() & ~reward_n.isnan()[:, None]
-            inputs["reward_nt"] = put_on_last_token(reward_n, inputs["mask_nt"])
+            method_inputs["mask_nt"] = mask_nt.bool() & ~reward_n.isnan()[:, None]
+            method_inputs["reward_nt"] = put_on_last_token(reward_n, method_inputs["mask_nt"])
         if method_entry.kind == "token":
-            streams = None
-            block_nt = inputs.get("block_nt")
+            block_nt = method_inputs.get("block_nt")
             if block_nt is None:
                 raise RecipeError(
                     f"Method '{method_entry.name}' credits each token separately, so it needs the block of each token. Pass "
                     f"block_nt, such as `spans.block_nt`."
                 )
-            if method_entry.reads_values and mask_nt is not None and inputs.get("value_nt") is not None:
-                dtype = torch.promote_types(inputs["value_nt"].dtype, torch.float32)
+            if method_entry.reads_values and mask_nt is not None and method_inputs.get("value_nt") is not None:
+                dtype = torch.promote_types(method_inputs["value_nt"].dtype, torch.float32)
                 streams = reward_streams(scores, objectives, block_names, block_nt, mask_nt, values=values, dtype=dtype)
-            token_credit_nt, stop_credit_n = _run_over_streams(run_method, inputs, streams, stop_credit_n)
-            block_mean_columns = [
-                torch.where(block_nt == k, token_credit_nt.double(), 0.0).sum(dim=1)
-                / (block_nt == k).sum(dim=1).clamp(min=1)
-                for k in range(len(block_names))
-            ]
-            block_credit_nk = torch.stack(block_mean_columns, dim=1)
+                token_credit_nt, stop_credit_n = _run_over_streams(run_method, method_inputs, streams, stop_credit_n)
+            else:
+                token_credit_nt, _ = run_method(method_inputs, block_nt.shape)
+            for k in range(len(block_names)):
+                is_in_block_nt = block_nt == k
+                block_sum_n = torch.where(is_in_block_nt, token_credit_nt.double(), 0.0).sum(dim=1)
+                block_credit_nk[:, k] = block_sum_n / is_in_block_nt.sum(dim=1).clamp(min=1)
             has_credit_n = (block_credit_nk != 0).any(dim=1) | (stop_credit_n != 0)
             adv_nm = has_credit_n.double()[:, None]
         else:
-            advantage_n, reward_comparison = run_method(inputs, group_n.shape)
+            advantage_n, reward_comparison = run_method(method_inputs, group_n.shape)
             adv_nm = advantage_n.double()[:, None]
             block_credit_nk = adv_nm * pays_block_mk.any(dim=0)
         if reward_comparison is None:
-            # If the method credits tokens, the advantage of the whole completion is 0.
             completion_adv_nm = adv_nm if token_credit_nt is None else torch.zeros_like(adv_nm)
             reward_comparison = compare_in_strata(reward_n, group_n, min_stratum=min_stratum).comparison
             reward_comparison = reward_comparison.unexplained(completion_adv_nm)
         weight_m = adv_nm.new_ones(1)
-        comparison_names = (" + ".join(comparison_names),) if method_entry.kind == "completion" else ()
-        compares_in_groups = not {"group_n", "group_s"}.isdisjoint(method_entry.inputs)
+        name_of_sum = " + ".join(comparison_names)
+        comparison_names = (name_of_sum,) if method_entry.kind == "completion" else ()
+        compares_in_groups = "group_n" in method_entry.inputs or "group_s" in method_entry.inputs
         explained_comparison = explain_sum(
             reward_comparison, scores, objectives, group_n, in_groups=compares_in_groups, truncated_n=truncated_n
         )
-    is_alone_nm = (reward_comparison.reason_nm == int(Zero.SINGLETON)) & ~reward_nm.isnan()
-    backed_off_nm = (reward_comparison.level_nm > 0) & (reward_comparison.stratum_nm >= 0) & ~reward_nm.isnan()
+    has_reward_nm = ~reward_nm.isnan()
+    is_alone_nm = has_reward_nm & (reward_comparison.reason_nm == int(Zero.SINGLETON))
+    backed_off_nm = has_reward_nm & (reward_comparison.level_nm > 0) & (reward_comparison.stratum_nm >= 0)
     return Credit(
         torch.where(present_nk, block_credit_nk, 0.0),
         stop_credit_n,
@@ -188,7 +193,7 @@ def _collect_inputs(scores: Scores, objectives: Sequence[Objective]) -> dict[str
     reward_by_outcome_nm2 = scores.by_outcome_nmo.clone()
     judged_columns = [judged_column(objective) for objective in objectives]
     for m, objective in enumerate(objectives):
-        if judged_columns[m] is None:  # none of the objective's outcomes decides its reward
+        if judged_columns[m] is None:  # no outcome decides this reward
             reward_by_outcome_nm2[:, m] = torch.nan
         for name in objective.outcomes if objective.baseline in ("outcome", "blended") else ():
             check_discrete(values_by_outcome[name][~values_by_outcome[name].isnan()].unique().tolist(), name)
@@ -206,15 +211,13 @@ def _collect_inputs(scores: Scores, objectives: Sequence[Objective]) -> dict[str
 
 
 def _run_over_streams(
-    run_method: Callable[..., tuple[Tensor, Any]], inputs: Mapping[str, Any], streams: Streams | None, stop_n: Tensor
+    run_method: Callable[..., tuple[Tensor, Any]], inputs: Mapping[str, Any], streams: Streams, stop_n: Tensor
 ) -> tuple[Tensor, Float[Tensor, " n"]]:
-    """Run a token method once for each value that the critic predicts, and add up the weighted advantages."""
-    token_shape = inputs["block_nt"].shape
-    if streams is None:
-        return run_method(inputs, token_shape)[0], stop_n
+    """Run a method such as GAE once for each value that the critic predicts, and add up the weighted advantages."""
     credit_sum = torch.zeros((), device=stop_n.device)  # a tensor without dimensions does not change the dtype of a sum
     for s, stream_inputs in enumerate(streams.inputs(inputs["value_nt"], inputs.get("bootstrap_n"))):
-        weighted_advantage_nt = streams.weight_s[s] * run_method({**inputs, **stream_inputs}, token_shape)[0]
+        advantage_nt, _ = run_method({**inputs, **stream_inputs}, inputs["block_nt"].shape)
+        weighted_advantage_nt = streams.weight_s[s] * advantage_nt
         is_stop_n = streams.stop_sn[s]
         if bool(is_stop_n.any()):
             stop_n = stop_n + torch.where(is_stop_n, weighted_advantage_nt.sum(dim=1).double(), 0.0)
@@ -228,15 +231,17 @@ def _run_method(
 ) -> tuple[Tensor, Comparison | None]:
     """Call a method, check the shape of its advantages, and return them with their `Comparison` if the method gives one."""
     method_result = call(entry, group_n, inputs, options)
-    advantages, comparison = method_result if isinstance(method_result, Explained) else (method_result, None)
+    advantages = method_result.advantages if isinstance(method_result, Explained) else method_result
     if not isinstance(advantages, Tensor) or advantages.shape != shape:
         axes_text = {"block": "completions and objectives", "token": "completions and tokens"}.get(entry.kind, "completions")
-        returned = f"a tensor of {tuple(advantages.shape)}" if isinstance(advantages, Tensor) else type(advantages).__name__
+        result_text = (
+            f"a tensor of {tuple(advantages.shape)}" if isinstance(advantages, Tensor) else type(advantages).__name__
+        )
         raise AlignmentError(
             f"Method '{entry.name}' is registered with kind='{entry.kind}' and must return a tensor of shape "
-            f"{tuple(shape)}, the {axes_text}; it returned {returned}."
+            f"{tuple(shape)}, the {axes_text}; it returned {result_text}."
         )
-    return advantages, comparison
+    return advantages, method_result.comparison if isinstance(method_result, Explained) else None
 
 
 def call(chosen: Method, group_n: Tensor, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
@@ -245,10 +250,11 @@ def call(chosen: Method, group_n: Tensor, inputs: Mapping[str, Any], options: Ma
     if missing_inputs := [name for name in chosen.required if available_inputs.get(name) is None]:
         raise RecipeError(f"Method '{chosen.name}' needs {' and '.join(missing_inputs)}, which this batch does not have.")
     chosen.check_names(options)
-    takes_all_inputs = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(chosen.estimator).parameters.values())
-    optional_names = list(inputs) if takes_all_inputs else [name for name in FACTS if name in chosen.settings]
-    input_names = {*chosen.required, *(name for name in optional_names if available_inputs.get(name) is not None)}
-    return call_explained(chosen.estimator, **{name: available_inputs[name] for name in input_names}, **options)
+    parameters = inspect.signature(chosen.estimator).parameters.values()
+    takes_all_inputs = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    input_names = {*chosen.required, *(inputs if takes_all_inputs else chosen.settings.keys() & FACTS)}
+    used_inputs = {name: available_inputs[name] for name in input_names if available_inputs.get(name) is not None}
+    return call_explained(chosen.estimator, **used_inputs, **options)
 
 
 def _check_sizes(
@@ -323,7 +329,8 @@ def explain_sum(
     missing_objective_n = missing_reason_nm.where(is_missing_nm, len(Zero)).argmin(dim=1)
     # A missing reward makes the sum NaN, but GDPO may still credit the completion for its other rewards.
     sum_is_missing_n = comparison.worth_nm[:, 0].isnan() & (reason_n != int(Zero.CREDITED))
-    reason_n = torch.where(sum_is_missing_n, missing_reason_nm.gather(1, missing_objective_n[:, None])[:, 0], reason_n)
+    missing_reason_n = missing_reason_nm.gather(1, missing_objective_n[:, None])[:, 0]
+    reason_n = torch.where(sum_is_missing_n, missing_reason_n, reason_n)
     objective_index_n = torch.where(sum_is_missing_n, missing_objective_n, objective_index_n)
     return replace(comparison, reason_nm=reason_n[:, None], about_nm=objective_index_n[:, None])
 

@@ -138,52 +138,53 @@ def advantage(
     outcome_no = _collect_outcomes(outcome_no, group_n, baseline)
     options: dict[str, Any] = {"leave_one_out": leave_one_out, "min_stratum": min_stratum, "voter_n": voter_n}
     options |= {"scale": scale, "ddof": ddof, "eps": eps, "stand_in_n": stand_in_reward_n}
-    result: Explained | None = None
+    merged_result: Explained | None = None
     uncompared_n = torch.ones_like(lacks_reward_n)
     all_in_one_n = torch.zeros_like(group_n, dtype=torch.long)  # the whole batch is one group
-    groupings: list[tuple[Tensor, int]] = []  # group ids, and the number of outcomes that split each group
+    groupings: list[tuple[Tensor, int]] = []  # group ids, and the number of outcomes by which the groups are split
     if baseline == "none":
         check_rewards(reward_n)  # the other baselines call `moments`, which checks the rewards
         advantage_n = worth_n.nan_to_num(nan=0.0)
         zero_n = torch.zeros_like(worth_n)
-        uncompared_n = ~uncompared_n
+        uncompared_n = torch.zeros_like(lacks_reward_n)
         comparison = build_comparison(advantage_n, worth_n, zero_n, zero_n + 1, alone_n=uncompared_n, equal_n=uncompared_n)
-        result = Explained(advantage_n, comparison)
+        merged_result = Explained(advantage_n, comparison)
     elif baseline == "blended":
         if voter_n is not None:
             raise RecipeError("Turns of trajectories have no baseline 'blended'; use 'outcome', 'group', 'batch' or 'none'.")
         baseline_n = blended_baseline(reward_n, group_n, outcome_no, by_outcome_n2, judged=judged)
-        result = _subtract_blend(reward_n, worth_n, baseline_n, group_n, outcome_no)
+        merged_result = _subtract_blend(reward_n, worth_n, baseline_n, group_n, outcome_no)
         uncompared_n = baseline_n.isnan() & ~stand_in_reward_n.isnan()
     else:
         outcome_count = outcome_no.shape[1]
         backs_off = outcome_count > 1 if back_off is None else back_off
         used_outcome_counts = reversed(range(outcome_count + 1)) if backs_off else [outcome_count]
-        groupings = [(all_in_one_n if baseline == "batch" else group_n, count) for count in used_outcome_counts]
+        compared_group_n = all_in_one_n if baseline == "batch" else group_n
+        groupings = [(compared_group_n, count) for count in used_outcome_counts]
     last_level = len(groupings) - 1
-    # If no completion with the same outcomes has a reward, `if_missing` is compared with the group, else with the batch.
+    # If no completion with the same outcomes has a reward, `if_missing` is compared with the group, or else the batch.
     groupings += [(group_n, 0), (all_in_one_n, 0)]
     for level, (grouping_n, used_outcomes) in enumerate(groupings):
-        if result is not None and not bool(uncompared_n.any()):
+        if merged_result is not None and not bool(uncompared_n.any()):
             break
         stratum_n = refine(grouping_n, outcome_no[:, :used_outcomes])
-        # The offset keeps the stratum numbers of one level apart from those of all other levels.
+        # The offset keeps the stratum numbers of one grouping apart from those of all other groupings.
         stratum_n = stratum_n.where(stratum_n < 0, stratum_n + level * len(stratum_n) ** 2)
-        explained_level = compare_in_strata(reward_n, stratum_n, **options)
+        level_result = compare_in_strata(reward_n, stratum_n, **options)
         if 0 < level <= last_level:
-            level_nm = torch.full_like(explained_level.comparison.level_nm, level)
-            explained_level = Explained(explained_level.advantages, replace(explained_level.comparison, level_nm=level_nm))
-        result = explained_level if result is None else explained_level.where(uncompared_n, result)
+            level_nm = torch.full_like(level_result.comparison.level_nm, level)
+            level_result = level_result._replace(comparison=replace(level_result.comparison, level_nm=level_nm))
+        merged_result = level_result if merged_result is None else level_result.where(uncompared_n, merged_result)
         members_needed = max(min_stratum, 2) if level < last_level else 1
-        uncompared_n = uncompared_n & (explained_level.comparison.members_nm[:, 0] < members_needed)
+        uncompared_n = uncompared_n & (level_result.comparison.members_nm[:, 0] < members_needed)
         if level >= last_level:
             uncompared_n &= ~stand_in_reward_n.isnan()
-    assert result is not None, "there is a first level"
-    adv_n, comparison = result
-    stratum_n = comparison.stratum_nm[:, 0]
+    assert merged_result is not None, "there is a first level"
+    adv_n = merged_result.advantages
+    stratum_n = merged_result.comparison.stratum_nm[:, 0]
     # -1 means "compared with no completion". `group_index` turns -1 into 0, so 1 is subtracted from all numbers.
     renumbered_stratum_n = group_index(stratum_n) - (stratum_n < 0).any().long()
-    comparison = replace(comparison, stratum_nm=renumbered_stratum_n[:, None])
+    comparison = replace(merged_result.comparison, stratum_nm=renumbered_stratum_n[:, None])
     is_singleton_n = ~lacks_reward_n & (comparison.reason_nm[:, 0] == int(Zero.SINGLETON))
     return Advantage(adv_n.where(~lacks_reward_n, 0.0), adv_n.where(lacks_reward_n, 0.0), is_singleton_n, comparison)
 
@@ -196,13 +197,13 @@ def compare_columns(
 ) -> Explained:
     """Call `advantage` on each column of rewards, with the options of that column (`by_column`) and the shared `options`."""
     given_options = {name: by_m for name, by_m in by_column.items() if by_m is not None}
-    columns = [
+    column_advantages = [
         advantage(reward_nm[:, m], group_n, **{name: by_m[m] for name, by_m in given_options.items()}, **options)
         for m in range(reward_nm.shape[1])
     ]
     # `advantage_n` is 0 where the reward is absent, and `missing_n` is 0 everywhere else, so their sum merges them.
-    adv_nm = torch.stack([column.advantage_n + column.missing_n for column in columns], dim=1)
-    return Explained(adv_nm, Comparison.joined([column.comparison for column in columns]))
+    adv_nm = torch.stack([column.advantage_n + column.missing_n for column in column_advantages], dim=1)
+    return Explained(adv_nm, Comparison.joined([column.comparison for column in column_advantages]))
 
 
 def _collect_outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str) -> Float[Tensor, "n o"]:
@@ -218,13 +219,14 @@ def _collect_outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str)
 def _subtract_blend(reward_n: Tensor, worth_n: Tensor, baseline_n: Tensor, group_n: Tensor, outcome_no: Tensor) -> Explained:
     """Subtract the blended baseline from each reward, or from the number that stands for a missing reward."""
     prompt_comparison = compare_in_strata(reward_n, refine(group_n, outcome_no)).comparison
-    same_outcome_n = refine(torch.zeros_like(group_n), outcome_no)
-    batch_comparison = compare_in_strata(reward_n, same_outcome_n).comparison
+    outcome_stratum_n = refine(torch.zeros_like(group_n), outcome_no)
+    batch_comparison = compare_in_strata(reward_n, outcome_stratum_n).comparison
     advantage_n = (worth_n - baseline_n).nan_to_num(nan=0.0)
-    reason_n = torch.where(prompt_comparison.members_nm > 1, prompt_comparison.reason_nm, batch_comparison.reason_nm)[:, 0]
+    has_peers_nm = prompt_comparison.members_nm > 1
+    reason_nm = torch.where(has_peers_nm, prompt_comparison.reason_nm, batch_comparison.reason_nm)
     return Explained(advantage_n, build_comparison(
         advantage_n, worth_n, baseline_n, torch.ones_like(baseline_n), alone_n=baseline_n.isnan(),
-        equal_n=reason_n == int(Zero.ALL_EQUAL), stratum_n=prompt_comparison.stratum_nm[:, 0],
+        equal_n=reason_nm[:, 0] == int(Zero.ALL_EQUAL), stratum_n=prompt_comparison.stratum_nm[:, 0],
         members_n=prompt_comparison.members_nm[:, 0],
     ))  # fmt: skip
 
@@ -290,12 +292,13 @@ def blended_baseline(
         raise RecipeError(f"'judged' is {judged}; set it to the column number of an outcome, from 0 to {outcome_count - 1}.")
     baseline_n = torch.full((len(reward_n),), torch.nan, dtype=torch.float64, device=reward_n.device)
     outcome_code_n = refine(torch.zeros_like(group_n), outcome_no)  # equal outcomes get one number, an unknown outcome -1
-    for code in outcome_code_n[outcome_code_n >= 0].unique().tolist():
+    is_known_n = outcome_code_n >= 0
+    for code in outcome_code_n[is_known_n].unique().tolist():
         same_outcome_n = outcome_code_n == code
         counterfactual_n = None  # the reward that each completion would get for this outcome
         if by_outcome_n2 is not None and (verdict := float(outcome_no[same_outcome_n, judged or 0][0])) in (0.0, 1.0):
             counterfactual_n = by_outcome_n2[:, int(verdict)].double()
-        estimate_n = _estimate_for_outcome(reward_n.double(), group_n, outcome_code_n >= 0, same_outcome_n, counterfactual_n)
+        estimate_n = _estimate_for_outcome(reward_n.double(), group_n, is_known_n, same_outcome_n, counterfactual_n)
         baseline_n[same_outcome_n] = estimate_n[same_outcome_n]
     return baseline_n
 
@@ -303,7 +306,7 @@ def blended_baseline(
 def _estimate_for_outcome(
     reward_n: Tensor, group_n: Tensor, is_known_n: Tensor, same_outcome_n: Tensor, counterfactual_n: Tensor | None
 ) -> Tensor:
-    """Estimate the blended baseline of the completions that `same_outcome_n` marks, which share all their outcomes."""
+    """Estimate the blended baseline of the completions that have the same outcomes (`same_outcome_n`)."""
     present_rewards = reward_n[same_outcome_n & ~reward_n.isnan()]
     # The lowest reward is subtracted first, so that sums of equal rewards are exact.
     lowest_reward = present_rewards.min() if len(present_rewards) else 0.0
@@ -318,20 +321,18 @@ def _estimate_for_outcome(
     # A variance of 0 would give an infinite weight, so a variance is at least a tiny share of the mean square.
     least_variance = 1e-12 * float(mean_square) + 1e-24
     noise_variance_s = prompt_stats.pooled_variance_of_others().nan_to_num(nan=0.0)
-
     other_count_n = prompt_stats.count_n() - prompt_stats.member_n.double()
     prompt_sum_n = (prompt_stats.mean_n() * prompt_stats.count_n()).nan_to_num()
-    prompt_mean_n = torch.where(other_count_n > 0, (prompt_sum_n - above_lowest_n.nan_to_num()) / other_count_n, torch.nan)
+    sum_of_others_n = prompt_sum_n - above_lowest_n.nan_to_num()
+    prompt_mean_n = torch.where(other_count_n > 0, sum_of_others_n / other_count_n, torch.nan)
     prompt_mean_variance_n = noise_variance_s[stratum_n] / other_count_n.clamp(min=1.0)
-
     other_prompts_count_n = prompt_stats.count_s.sum() - prompt_stats.count_n()
-    batch_sum = (prompt_stats.mean_s * prompt_stats.count_s).nansum()
-    batch_mean_n = torch.where(other_prompts_count_n > 0, (batch_sum - prompt_sum_n) / other_prompts_count_n, torch.nan)
+    other_prompts_sum_n = (prompt_stats.mean_s * prompt_stats.count_s).nansum() - prompt_sum_n
+    batch_mean_n = torch.where(other_prompts_count_n > 0, other_prompts_sum_n / other_prompts_count_n, torch.nan)
     prompt_means_variance_s = excess_variance_of_others(
         prompt_stats.mean_s, noise_variance_s[:, None], prompt_stats.count_s[:, None]
     )
     batch_mean_variance_n = prompt_means_variance_s[stratum_n] + noise_variance_s[stratum_n] / other_prompts_count_n
-
     estimates = [prompt_mean_n, batch_mean_n]
     variances = [prompt_mean_variance_n, batch_mean_variance_n]
     if counterfactual_n is not None:
@@ -339,16 +340,18 @@ def _estimate_for_outcome(
         counterfactual_mean_n, variance_n = _average_counterfactuals(prompt_stats, other_stats, noise_variance_s)
         estimates.append(counterfactual_mean_n)
         variances.append(variance_n)
-    combined_estimate_n = average_by_precision(torch.stack(estimates), torch.stack(variances).clamp(min=least_variance))
+    variance_en = torch.stack(variances).clamp(min=least_variance)
+    combined_estimate_n = average_by_precision(torch.stack(estimates), variance_en)
     return torch.where(combined_estimate_n.isnan(), batch_mean_n, combined_estimate_n) + lowest_reward
 
 
 def _average_counterfactuals(actual: Moments, counterfactual: Moments, noise_variance_s: Tensor) -> tuple[Tensor, Tensor]:
-    """Estimate a baseline and its variance from what the prompt's other completions would get for the same outcomes."""
+    """Estimate a baseline, and its variance, from the rewards that other completions would get for these outcomes."""
     counterfactual_variance_s = counterfactual.pooled_variance_of_others()
     counterfactual_variance_s = torch.where(counterfactual_variance_s.isnan(), noise_variance_s, counterfactual_variance_s)
     prompt_gap_s = actual.mean_s - counterfactual.mean_s  # NaN if a prompt has no actual or no counterfactual rewards
-    other_count_s = (~prompt_gap_s.isnan()).sum() - (~prompt_gap_s.isnan()).double()
+    has_gap_s = ~prompt_gap_s.isnan()
+    other_count_s = has_gap_s.sum() - has_gap_s.double()
     # The gap between actual and counterfactual rewards comes from other prompts, so that no reward enters its own baseline.
     mean_gap_of_others_s = (prompt_gap_s.nansum() - prompt_gap_s.nan_to_num()) / other_count_s.clamp(min=1.0)
     noise_variance_sa = torch.stack([noise_variance_s, counterfactual_variance_s], dim=1)
@@ -362,7 +365,7 @@ def _average_counterfactuals(actual: Moments, counterfactual: Moments, noise_var
 def excess_variance_of_others(
     mean_s: Float[Tensor, " s"], noise_sa: Float[Tensor, "s a"], count_sa: Float[Tensor, "s a"]
 ) -> Float[Tensor, " s"]:
-    """Estimate for each stratum (compared set) how much the means of the P other strata vary beyond noise; NaN if P < 2.
+    """Estimate for each stratum the variance between the means of the P other strata, minus noise; NaN if P < 2.
 
     t2[s] (1 + 1/P),  t2[s] = max(0, var(other means, ddof 1) - sum_a noise[s, a] average(1 / count[., a]))
     """
@@ -383,5 +386,5 @@ def average_by_precision(estimate_en: Float[Tensor, "e n"], variance_en: Float[T
     """Average several estimates of the same quantity, weighted by 1/variance; skip NaN, and return NaN if all are NaN."""
     weight_en = torch.where(estimate_en.isnan() | variance_en.isnan(), 0.0, 1.0 / variance_en)
     total_weight_n = weight_en.sum(dim=0)
-    mean_n = (weight_en * estimate_en.nan_to_num(nan=0.0)).sum(dim=0) / torch.where(total_weight_n > 0, total_weight_n, 1.0)
-    return torch.where(total_weight_n > 0, mean_n, torch.nan)
+    weighted_sum_n = (weight_en * estimate_en.nan_to_num(nan=0.0)).sum(dim=0)
+    return torch.where(total_weight_n > 0, weighted_sum_n / total_weight_n, torch.nan)

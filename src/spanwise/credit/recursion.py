@@ -41,10 +41,10 @@ def lambda_advantage(
     check_mask(mask_nt)
     lam = lam if alpha is None else length_adaptive_lambda(mask_nt.sum(dim=1), alpha=alpha)
     for name, option in (("gamma", gamma), ("lam", lam)):
-        entries = torch.as_tensor(option, dtype=torch.float64)
-        bad_numbers = entries[~((entries >= 0) & (entries <= 1))]  # the condition is negated so that it also refuses NaN
-        if len(bad_numbers):
-            raise RecipeError(f"{name} is {float(bad_numbers[0]):g}; it must lie between 0 and 1.")
+        option_values = torch.as_tensor(option, dtype=torch.float64)
+        is_valid = (option_values >= 0) & (option_values <= 1)  # False for NaN
+        if not bool(is_valid.all()):
+            raise RecipeError(f"{name} is {float(option_values[~is_valid][0]):g}; it must lie between 0 and 1.")
     dtype = reward_nt.dtype if value_nt is None else torch.promote_types(reward_nt.dtype, value_nt.dtype)
     advantage_nt = allocate(reward_nt.shape, dtype=dtype, device=reward_nt.device)
     exact_dtype = torch.promote_types(dtype, torch.float32)
@@ -62,11 +62,12 @@ def lambda_advantage(
     lam_n = torch.as_tensor(lam, dtype=exact_dtype, device=reward_nt.device).expand(len(reward_nt))
     value_factor_n = gamma * (1 - lam_n)
     for rows, cols in _cut_blocks(*reward_nt.shape):
-        mask_block, reward_block = mask_nt[rows, cols], reward_nt[rows, cols].to(exact_dtype)
+        mask_block = mask_nt[rows, cols]
+        reward_block = reward_nt[rows, cols].to(exact_dtype)
         mask_factor = mask_block.to(exact_dtype)
         boundary_factor = mask_factor if boundary_nt is None else (mask_block & boundary_nt[rows, cols]).to(exact_dtype)
         value_factor = boundary_factor * value_factor_n[rows, None]
-        carry_factor = (mask_factor * (gamma - 1)).sub_(value_factor).add_(1.0)  # gamma lam[k], or 1 if masked
+        carry_factor = (mask_factor * (gamma - 1)).sub_(value_factor).add_(1.0)  # gamma * lambda, but 1 at a masked token
         reward_term = carry_factor * reward_block
         value_block = None if value_nt is None else torch.where(mask_block, value_nt[rows, cols].to(exact_dtype), 0.0)
         if value_block is not None:

@@ -1,4 +1,4 @@
-"""`Refinement`: a second method, such as KTAE, that changes the advantages of tokens after a first one gave credit."""
+"""`Refinement`: a method, such as KTAE, that changes the token advantages which another method has computed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Refinement:
         return Refinement(**recipe_fields)
 
     def check_scheme(self, scheme: Any) -> None:
-        """Refuse a scheme that credits single turns, a `correct` that names no objective, and options without effect."""
+        """Refuse a scheme that cannot use this refinement, for example because it credits single turns."""
         if scheme.entry.kind == "step" or any(objective.scope == "turn" for objective in scheme.objectives):
             raise RecipeError(
                 f"refine needs the credit of whole rollouts, but method '{scheme.method}' credits single turns here. Leave refine "
@@ -73,7 +73,7 @@ class Refinement:
             raise RecipeError(f"refine: '{self.method}' needs {missing_words}, which these batches lack. Leave refine out.")
 
     def credit(self, credit: Credit, reading: Any, batch: Any, scheme: Any) -> Credit:
-        """Let the refining method change each token's advantage; the credit of the decision to stop stays the same.
+        """Return the credit with the advantage of each token as the refining method changes it.
 
         Equation
             A[i, t] = the credit of t's block, or of t itself under a method per token, before it is shared over tokens

@@ -44,8 +44,9 @@ _INDEXED = re.compile(r"_(?:n|s|m|k|nm|nk|nt|st|no|n2|nk2|nmo)$")
 _COMPARED = ("reward_n", "reward_nm", "reward_nk", "reward_nt", "reward_s", "group_n", "group_s")
 #: The inputs of methods that `pipeline.credit_batch` computes from any batch, so that no engine has to provide them.
 _MADE = ("length_n", "block_nt", "adv_nt", "correct_n")
-#: `_FIELDS`: input of a method -> the field of `Batch` that it is made from; `_WORDS`: field -> the words for it in messages.
+#: Maps an input of methods to the field of `Batch` that it is made from.
 _FIELDS = {"trajectory_s": "steps", "step_s": "steps", "anchor_s": "steps", "importance_nt": "logp_nt"}
+#: Maps a field of `Batch` to the words for it in messages.
 _WORDS = {
     "value_nt": "values of a critic (value_nt)",
     "logp_nt": "log-probabilities (logp_nt)",
@@ -207,7 +208,8 @@ class Method:
                     raise RecipeError(f"The option {name} is {value!r}; {advice}.")
             if name in self.only_with and value != self.options[name]:
                 other_option, required_values = self.only_with[name]
-                chosen_values = says.get(other_option, [{**self.options, **options}.get(other_option)])
+                chosen_value = options.get(other_option, self.options.get(other_option))
+                chosen_values = says.get(other_option, [chosen_value])
                 if not any(chosen in required_values for chosen in chosen_values):
                     raise RecipeError(
                         f"Option '{name}' of method '{self.name}' would change nothing here. It has an effect only if "
@@ -289,7 +291,7 @@ def preset_objectives(
     by_block = chosen.kind == "block"
     baseline_of_correct = "group" if takes_baseline else None
     baseline_of_second = (baseline or "outcome") if takes_baseline else None
-    # A reward reads the text of the first block in `pays`, so the block that it judges must stand first.
+    # A reward function reads the first block in `pays`, so the block that it judges must come first.
     blocks_paid_by_correct = (first_block,) if by_block else layout.names
     objectives = [Objective("correct", pays=blocks_paid_by_correct, baseline=baseline_of_correct, if_missing=0.0)]
     if preset.calibrated:
@@ -303,7 +305,7 @@ def preset_objectives(
             options={} if has_confidence else {"first": first_block},
         )
         objectives.append(second_objective)
-    # The format objectives let a tag be empty, because other objectives judge its text.
+    # The format rewards accept an empty tag, because other rewards judge the text inside it.
     if preset.format and layout.segmenters == ("tags",):
         tag_options: dict[str, Any] = {"weight": preset.format, "baseline": baseline_of_correct, "options": {"empty": True}}
         format_objectives = [Objective("format", name, name=f"{name}_format", **tag_options) for name in layout.names]

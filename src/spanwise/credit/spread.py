@@ -59,7 +59,7 @@ def paid_blocks(objectives: Sequence[Objective], block_names: Sequence[str], dev
 
 
 def resolve_values(objectives: Sequence[Objective], values: ValuesName | None) -> ValuesName:
-    """Return what a critic predicts: `values`, or if None, "objective" if objectives pay different blocks, else "shared"."""
+    """Return `values`, or by default "objective" if objectives credit different blocks, else "shared"."""
     if values is not None:
         check_known("kind of values", values, get_args(ValuesName))
         return values
@@ -81,15 +81,17 @@ class Streams:
     reward_snt: Float[Tensor, "s n t"]  # the reward of each token; 0 nearly everywhere
     mask_snt: Bool[Tensor, "s n t"]  # the tokens that get advantages; GAE and SAE skip all others
     weight_s: Float[Tensor, " s"]  # the weight of each stream's objective; 1 for the sum of all rewards
-    stop_sn: Bool[Tensor, "s n"]  # True if the reward is for the decision to stop, see `reward_streams`
-    last_sn: Bool[Tensor, "s n"]  # True if the stream's mask includes the completion's last trainable token
+    stop_sn: Bool[Tensor, "s n"]  # True if the reward is for ending the completion without the block
+    last_sn: Bool[Tensor, "s n"]  # True if `mask_snt` includes the completion's last trainable token
 
     def inputs(
         self, value_nt: Float[Tensor, "n t *s"] | None = None, bootstrap_n: Float[Tensor, " n *b"] | None = None
     ) -> Iterator[dict[str, Tensor]]:
         """Yield the inputs of `gae`, `sae` and `value_target`, once for each value that the critic predicts."""
         mask_shape = tuple(self.mask_snt.shape[1:])
-        token_tables = {} if value_nt is None else {"value_nt": self._arrange_by_stream(value_nt, "value_nt", mask_shape)}
+        token_tables = dict[str, Tensor]()
+        if value_nt is not None:
+            token_tables["value_nt"] = self._arrange_by_stream(value_nt, "value_nt", mask_shape)
         if bootstrap_n is not None:
             end_value_ns = bootstrap_n if bootstrap_n.dim() > 1 else bootstrap_n[:, None].expand(-1, len(self.names))
             end_value_ns = self._arrange_by_stream(end_value_ns, "bootstrap_n", mask_shape[:1])
@@ -138,13 +140,11 @@ def reward_streams(
     # A last column of False is added, because a token in no block has the block index -1, which reads the last column.
     pays_block_mk = pad(paid_blocks(objectives, block_names, mask_nt.device), (0, 1))
     is_paid_mnt = pays_block_mk[:, block_nt.long()] & is_trained_nt
-    last_paid_tokens = [find_last_token(paid_nt) for paid_nt in is_paid_mnt]
-    has_paid_token_nm = torch.stack([has_n for _, has_n in last_paid_tokens], dim=1)
-    # A completion without a paid block gets the reward at its last token, for the decision to stop without the block.
-    last_paid_token_nm = torch.stack([last_paid_n for last_paid_n, _ in last_paid_tokens], dim=1)
+    positions_and_flags = [find_last_token(paid_nt) for paid_nt in is_paid_mnt]
+    has_paid_token_nm = torch.stack([is_found_n for _, is_found_n in positions_and_flags], dim=1)
+    last_paid_token_nm = torch.stack([position_n for position_n, _ in positions_and_flags], dim=1)
+    # A completion without the rewarded block gets the reward at its last token, for the decision to stop.
     reward_position_nm = torch.where(has_paid_token_nm, last_paid_token_nm, last_n[:, None])
-    objective_numbers = range(len(objectives))
-    value_names = name_streams(objectives, values)
     if resolve_values(objectives, values) == "shared":
         # A token of a block that no objective pays trains as well: the rewards of later tokens reach it, as in ordinary PPO.
         weighted_reward_nm = weighted(reward_nm, weight_m)
@@ -156,7 +156,7 @@ def reward_streams(
         rewarded_row_i = (has_sum_n & has_token_n).nonzero().squeeze(1)
         position_im = reward_position_nm[rewarded_row_i]
         reward_im = weighted_reward_nm[rewarded_row_i]
-        for m in objective_numbers:  # several objectives may pay the same token, which gets the sum of their rewards
+        for m in range(len(objectives)):  # several objectives may pay the same token, which gets the sum of their rewards
             is_at_token_im = position_im == position_im[:, m, None]
             reward_sum_i = torch.where(is_at_token_im, reward_im, 0.0).sum(dim=1)
             reward_snt[0, rewarded_row_i, position_im[:, m]] = reward_sum_i.to(dtype)
@@ -165,17 +165,19 @@ def reward_streams(
         pays_stop_nm = has_reward_nm & left_out(scores) & ~has_paid_token_nm & has_token_n[:, None]
         reward_snt = torch.zeros(is_paid_mnt.shape, dtype=dtype, device=mask_nt.device)
         mask_snt = is_paid_mnt & has_reward_nm.T[..., None]
-        for m in objective_numbers:
+        is_placed_nm = pays_stop_nm | (has_paid_token_nm & has_reward_nm)
+        for m in range(len(objectives)):
             stop_row_i = pays_stop_nm[:, m].nonzero().squeeze(1)
             mask_snt[m, stop_row_i, last_n[stop_row_i]] = True
-            rewarded_row_i = (pays_stop_nm[:, m] | (has_paid_token_nm[:, m] & has_reward_nm[:, m])).nonzero().squeeze(1)
+            rewarded_row_i = is_placed_nm[:, m].nonzero().squeeze(1)
             reward_snt[m, rewarded_row_i, reward_position_nm[rewarded_row_i, m]] = reward_nm[rewarded_row_i, m].to(dtype)
         pays_stop_sn = pays_stop_nm.T
         weight_s = weight_m.double()
     includes_last_sn = torch.zeros_like(pays_stop_sn)
     if mask_nt.shape[1]:
-        includes_last_sn = mask_snt.gather(2, last_n.expand(len(mask_snt), -1)[..., None]).squeeze(2)
-    return Streams(value_names, reward_snt, mask_snt, weight_s, pays_stop_sn, includes_last_sn)
+        last_sn = last_n.expand(len(mask_snt), -1)
+        includes_last_sn = mask_snt.gather(2, last_sn[..., None]).squeeze(2)
+    return Streams(name_streams(objectives, values), reward_snt, mask_snt, weight_s, pays_stop_sn, includes_last_sn)
 
 
 def find_last_token(flag_nt: Tensor) -> tuple[Int[Tensor, " n"], Bool[Tensor, " n"]]:
@@ -255,8 +257,8 @@ def spread(
     credit_share_nk = torch.where(length_nk > 0, credit.block_nk / divisor_nk, 0.0)
     credit_share_nk = pad(credit_share_nk, (1, 0)).to(dtype)  # column 0 is for tokens in no block
     advantage_nt = allocate(spans.block_nt.shape, dtype=dtype, device=credit_share_nk.device)
-    row_chunks = zip(credit_share_nk.split(_ROWS), spans.block_nt.split(_ROWS), advantage_nt.split(_ROWS), strict=True)
-    for share_rows_nk, block_nt, out_nt in row_chunks:
+    tables = (credit_share_nk, spans.block_nt, advantage_nt)
+    for share_rows_nk, block_nt, out_nt in zip(*(table.split(_ROWS) for table in tables), strict=True):
         torch.gather(share_rows_nk, 1, (block_nt + 1).long(), out=out_nt)
     return _add_stops(advantage_nt, spans, credit.stop_n)
 
@@ -319,7 +321,7 @@ def to_tokens(
 
 
 def restrict(spans: Spans, mask_nt: Bool[Tensor, "n t"]) -> Spans:
-    """Pad the spans to the width of the trainer's mask, and empty the spans of completions that the mask leaves out."""
+    """Pad the spans to the width of the trainer's mask, and empty those of completions without a token in the mask."""
     span_width, mask_width = spans.block_nt.shape[1], mask_nt.shape[1]
     if span_width > mask_width:
         raise AlignmentError(

@@ -282,7 +282,7 @@ def moments(
             f"of ids of your own."
         )
     in_stratum_n = stratum_n >= 0
-    if highest_stratum > 16 * len(stratum_n):  # tables have a row per number, so large numbers are renumbered
+    if highest_stratum > 16 * len(stratum_n):  # a table has a row for each stratum number, so smaller numbers save memory
         stratum_n = group_index(stratum_n).where(in_stratum_n, -1)
         highest_stratum = len(stratum_n)
     member_n = in_stratum_n & ~value_n.isnan()
@@ -363,10 +363,12 @@ def compare_in_strata(
     baseline_n = worth_n - advantage_n
     divisor_n = torch.ones_like(advantage_n)
     if scale != "none":
-        scale_n = (mean_n if scale == "mean" else stratum_moments.std_n(ddof=ddof, stand_in_n=stand_in_n)) + eps
+        scale_n = mean_n if scale == "mean" else stratum_moments.std_n(ddof=ddof, stand_in_n=stand_in_n)
+        scale_n = scale_n + eps
         has_divisor_n = (advantage_n != 0) | ((scale_n > 0) & ~stratum_moments.constant_n())
-        divisor_n = torch.where(has_divisor_n, torch.where(scale_n > 0, scale_n, torch.nan), divisor_n)
-        advantage_n = torch.where(scale_n > 0, advantage_n / torch.where(scale_n > 0, scale_n, 1.0), 0.0)
+        scale_or_nan_n = torch.where(scale_n > 0, scale_n, torch.nan)
+        divisor_n = torch.where(has_divisor_n, scale_or_nan_n, divisor_n)
+        advantage_n = torch.where(scale_n > 0, advantage_n / scale_or_nan_n, 0.0)
     is_compared_n = (stratum_moments.member_n & (count_n >= max(min_stratum, 2))) | uses_stand_in_n
     advantage_n = torch.where(is_compared_n, advantage_n, 0.0)
     return Explained(
@@ -388,7 +390,7 @@ def _compare_rollouts(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compare each turn with its stratum, counting each rollout once; return rollout count, mean and advantages."""
     # All turns of a rollout in the same stratum form one set (index j), which counts once with its mean reward.
-    turn_set_n = torch.where(stratum_n >= 0, refine(stratum_n, group_index(rollout_n).double()), -1)
+    turn_set_n = refine(stratum_n, group_index(rollout_n).double()).where(stratum_n >= 0, -1)
     set_moments = moments(value_n, turn_set_n)
     stratum_j = torch.full_like(set_moments.count_s, -1, dtype=torch.long)
     in_stratum_n = set_moments.stratum_n >= 0
@@ -420,7 +422,8 @@ def standardise(
     stratum_n = torch.zeros(len(value_n), dtype=torch.long, device=value_n.device)
     mean_n = moments(value_n, stratum_n, weight_n=weight_n).mean_n()
     deviation_n = (value_n - mean_n).nan_to_num(nan=0.0)
-    divisor = _find_divisor(float((weight_n * deviation_n.square()).sum()), float(weight_n.sum()), ddof, eps, eps_at)
+    square_sum = float((weight_n * deviation_n.square()).sum())
+    divisor = _find_divisor(square_sum, float(weight_n.sum()), ddof, eps, eps_at)
     numerator_n = deviation_n if shift else value_n.nan_to_num(nan=0.0)
     batch_mean = float(mean_n[0]) if shift and len(mean_n) else 0.0
     return numerator_n / divisor if divisor > 0 else torch.zeros_like(value_n), batch_mean, divisor
@@ -455,7 +458,7 @@ def _measure_tokens(value_nt: Tensor, mask_nt: Tensor) -> tuple[float, float, in
         if chunk_token_count == 0:
             continue
         if token_count == 0:  # subtracting the first value makes a constant batch exactly 0
-            running_mean = float(value.flatten()[mask.flatten().int().argmax()])
+            running_mean = float(value[mask][0])
         deviation = (value.double() - running_mean).masked_fill_(~mask, 0.0).flatten()
         deviation_sum = float(deviation.sum())
         square_sum += float(deviation.dot(deviation)) - deviation_sum**2 / (token_count + chunk_token_count)

@@ -70,14 +70,15 @@ def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "ta
     segmenter_entry = SEGMENTERS.find(segmenter)
     list_marks = segmenter_entry.says
     holds_mark = segmenter_entry.holds
-    wanted_marks = dict.fromkeys(mark if segmenter == "tags" else any_index(mark) for mark in marks)
+    wanted_marks = dict.fromkeys(marks if segmenter == "tags" else map(any_index, marks))
     completion_count = 0
     count_of_mark = Counter[str]()
     for text in texts:
         completion_count += 1
         marks_of_text = set() if list_marks is None else set(list_marks(text))
         if holds_mark is not None:
-            marks_of_text = (marks_of_text - wanted_marks.keys()) | {mark for mark in wanted_marks if holds_mark(text, mark)}
+            marks_of_text.difference_update(wanted_marks)
+            marks_of_text.update(mark for mark in wanted_marks if holds_mark(text, mark))
         count_of_mark.update(marks_of_text)
     if prefilled is not None:
         count_of_mark[prefilled] = completion_count

@@ -88,8 +88,8 @@ def _list_channels(text: str) -> list[str]:
 def _prompt_endings(mark: str) -> tuple[str, ...]:
     """Return the signs, such as `<think>`, that a prompt ends with if it has already opened a channel."""
     channel = mark.removesuffix(EACH)
-    channel_header = ("<|channel|>analysis<|message|>",) if channel == _REASONING else ()
-    return (*(opening for name, opening, _ in _PAIRS if name == channel), *channel_header)
+    opening_signs = [opening for name, opening, _ in _PAIRS if name == channel]
+    return (*opening_signs, "<|channel|>analysis<|message|>") if channel == _REASONING else tuple(opening_signs)
 
 
 @register(
@@ -101,8 +101,8 @@ def _prompt_endings(mark: str) -> tuple[str, ...]:
 )
 def channels(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Find the reasoning, the tool calls and the answers of a chat model, by the rules at the top of this module."""
-    parts_of = group_by_mark(parts)
-    for channel, channel_parts in parts_of.items():
+    parts_of_mark = group_by_mark(parts)
+    for channel, channel_parts in parts_of_mark.items():
         if channel not in (_REASONING, _CALL, _ANSWER):
             raise LayoutError(unknown("channel", channel_parts[0].mark, (_REASONING, _CALL, _ANSWER)))
     is_prefilled = layout.prefilled in {part.mark for part in parts}
@@ -118,9 +118,9 @@ def channels(parts: Sequence[Part], *, layout: Layout) -> Finder:
         channel_matches = [
             (channel, start, stop, inner)
             for (channel, start, inner), stop in zip(reader.channels, channel_stops, strict=False)
-            if channel in parts_of
+            if channel in parts_of_mark
         ]
-        return assign(channel_matches, parts_of, surplus="keep", fault=reader.fault)
+        return assign(channel_matches, parts_of_mark, surplus="keep", fault=reader.fault)
 
     return find
 
@@ -130,7 +130,7 @@ class _Reader:
 
     def __init__(self, text: bytes, signs: list[Sign], prefilled: bool) -> None:
         self.text, self.signs, self.prefilled = text, signs, prefilled
-        #: Each channel's name, its first byte, and where its content lies; None if the channel is cut off.
+        #: Each channel's name, its first byte, and the bytes of its content (None if the channel is cut off).
         self.channels: list[tuple[str, int, tuple[int, int] | None]] = []
         self.fault = 0
         self.unclaimed = 0  # the first byte that no channel has claimed yet
@@ -140,7 +140,7 @@ class _Reader:
 
     def run(self) -> None:
         """Read all turns of the completion into `channels` and `fault`."""
-        turn_ends = [sign_index for sign_index, next_sign in enumerate(self.signs) if next_sign.written in _TURN_ENDS]
+        turn_ends = [index for index, sign in enumerate(self.signs) if sign.written in _TURN_ENDS]
         sign_index = 0
         for turn_end in (*turn_ends, len(self.signs) - 1):
             self.turn_end = turn_end

@@ -146,13 +146,13 @@ def assign(
     surplus: Literal["keep", "report", "drop"],
     fault: int = 0,
 ) -> Found:
-    """Give the matches of each mark, in order, to the parts with this mark, and keep, report or drop surplus matches."""
+    """Assign the matches of each mark, in order, to the parts with that mark; `surplus` decides on the other matches."""
     claims: list[Claim] = []
-    next_part_of_mark = dict.fromkeys(parts_of, 0)
+    match_count = dict.fromkeys(parts_of, 0)
     for mark, start, stop, inner in matches:
         parts_with_mark = parts_of[mark]
-        part_index = next_part_of_mark[mark]
-        next_part_of_mark[mark] += 1
+        part_index = match_count[mark]
+        match_count[mark] += 1
         last_part = parts_with_mark[-1]
         if part_index >= len(parts_with_mark) and last_part.index is not None:
             fault |= Fault.MORE
@@ -167,10 +167,10 @@ def assign(
 
 def group_by_mark(parts: Sequence[Part], *, bare: bool = True) -> dict[str, list[Part]]:
     """Group a layout's parts by their mark (such as a tag); `bare` removes the `[*]` at the end of marks."""
-    parts_of: dict[str, list[Part]] = {}
+    parts_of_mark: dict[str, list[Part]] = {}
     for part in parts:
-        parts_of.setdefault(part.mark.removesuffix(EACH) if bare else part.mark, []).append(part)
-    return parts_of
+        parts_of_mark.setdefault(part.mark.removesuffix(EACH) if bare else part.mark, []).append(part)
+    return parts_of_mark
 
 
 def cut(layout: Layout, findings: Iterable[Found], length: int) -> Pieces:
@@ -190,8 +190,8 @@ def cut(layout: Layout, findings: Iterable[Found], length: int) -> Pieces:
     contents = {(claim.part.block, claim.part.key): claim.inner for claim in claims_with_bytes if claim.inner is not None}
     block_pieces[:1] = [(0, block_pieces[0][1] if block_pieces else 0)]
     # If several pieces (runs of bytes) start at the same byte, the last piece gets the byte.
-    pairs_of_pieces = pairwise([(-1, -1), *block_pieces])
-    block_at = {start: block for (_, previous_block), (start, block) in pairs_of_pieces if block != previous_block}
+    neighbours = pairwise([(-1, -1), *block_pieces])
+    block_at = {start: block for (_, previous_block), (start, block) in neighbours if block != previous_block}
     return Pieces(tuple(block_at.values()), tuple(block_at), int(fault), contents)
 
 
@@ -199,7 +199,7 @@ def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list
     """Return the pieces (first byte, block) into which claims cut a completion, and the claims that were not dropped."""
     block_pieces = [] if rest is None else [(0, rest)]
     claims_with_bytes = list[Claim]()
-    # A claim whose `stop` is None ends where the next such claim starts.
+    # A claim whose `stop` is None ends where the next claim of this kind starts.
     open_claim_starts = [claim.start for claim in claims if claim.stop is None]
     stops_of_open_claims = iter([*open_claim_starts[1:], length])
     open_stops_and_blocks = [(length, rest)]
@@ -217,7 +217,7 @@ def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list
 
 
 def _close_claims(stack: list[tuple[int, int | None]], byte: int) -> list[tuple[int, int]]:
-    """Pop the claims that end at or before a byte, and return the pieces of the outer claims that follow them."""
+    """Pop the claims that end at or before a byte; return the pieces in which the claims around them continue."""
     outer_pieces = []
     while len(stack) > 1 and stack[-1][0] <= byte:
         claim_stop, _ = stack.pop()

@@ -118,15 +118,15 @@ def _says(text: str) -> list[str]:
 @register("delimiters", kind="segmenter", says=_says, opens=_opens, holds=lambda text, mark: signs_of(mark)[0] in text)
 def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Find the text between two signs, such as `<think>...</think>`, by the rules at the top of this module."""
-    parts_of = group_by_mark(parts, bare=False)
+    parts_of_mark = group_by_mark(parts, bare=False)
     mark_of_opening: dict[bytes, tuple[str, bytes]] = {}  # maps each opening sign to its mark and closing sign
-    for mark in parts_of:
-        opening, closing = (sign.encode() for sign in signs_of(mark))
-        if opening in mark_of_opening:
+    for mark in parts_of_mark:
+        opening, closing = signs_of(mark)
+        if opening.encode() in mark_of_opening:
             raise LayoutError(
                 f"'{mark}' has the same opening sign as another mark; give each mark an opening sign of its own."
             )
-        mark_of_opening[opening] = mark, closing
+        mark_of_opening[opening.encode()] = mark, closing.encode()
     closing_signs = {closing for _, closing in mark_of_opening.values() if closing}
     find_signs = sign_finder({*mark_of_opening, *closing_signs})
     prefilled_signs = [Sign(opening, 0, 0) for opening, (mark, _) in mark_of_opening.items() if mark == layout.prefilled]
@@ -152,13 +152,13 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
             if has_closing:
                 fault |= Fault.NESTED if inner_signs & mark_of_opening.keys() else 0
             else:
-                fault |= Fault.ORDER if inner_signs else 0  # each of these signs closes another mark
+                fault |= Fault.ORDER if inner_signs else 0  # a sign that closes another mark
                 fault |= Fault.TRUNCATED if closing else 0
             is_complete = has_closing or not closing
             content_place = (sign.end, end_sign.start) if is_complete else None
             pair_matches.append((mark, sign.start, end_sign.end if has_closing else end_sign.start, content_place))
             index = end_index + has_closing
-        return assign(pair_matches, parts_of, surplus="report", fault=fault)
+        return assign(pair_matches, parts_of_mark, surplus="report", fault=fault)
 
     return find
 
@@ -166,8 +166,8 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
 @register("regex", kind="segmenter", holds=lambda text, mark: _compile(mark).search(text.encode()) is not None)
 def regex(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Find the matches of regular expressions, by the rules at the top of this module."""
-    parts_of = group_by_mark(parts, bare=False)
-    marks_and_patterns = [(mark, _compile(mark)) for mark in parts_of]
+    parts_of_mark = group_by_mark(parts, bare=False)
+    marks_and_patterns = [(mark, _compile(mark)) for mark in parts_of_mark]
 
     def find(sample: Sample) -> Found:
         disjoint_matches = list[Match]()
@@ -180,7 +180,7 @@ def regex(parts: Sequence[Part], *, layout: Layout) -> Finder:
                 content_group = pattern.groupindex.get(b"value", min(pattern.groups, 1))  # group 0 is the whole match
                 content_place = match.span(content_group)
                 disjoint_matches.append((mark, start, last_stop, content_place if content_place[0] >= 0 else None))
-        return assign(disjoint_matches, parts_of, surplus="keep")
+        return assign(disjoint_matches, parts_of_mark, surplus="keep")
 
     return find
 

@@ -58,7 +58,7 @@ _NESTED, _TRUNCATED, _DUPLICATE, _MORE = map(
 
 @dataclass(eq=False)
 class Node:
-    """A JSON value on a path of the layout: the part whose path ends here, and the nodes of the values inside."""
+    """A JSON value on a path of the layout: the part whose path ends at the value, and a node for each value inside."""
 
     part: Part | None
     steps: dict[bytes | int, Node]
@@ -243,12 +243,12 @@ def _build_node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -
     for key in dict.fromkeys(step for step, _, _ in next_steps):
         matching_steps = {key, -1} if isinstance(key, int) else {key}
         inner_nodes[key] = _build_node([(part, left) for step, part, left in next_steps if step in matching_steps], layout)
-    has_counted_elements = any(steps_left[:1] == [-1] and _resolve_step(part, -1) != -1 for part, steps_left in paths)
+    has_counted_elements = any(part.index is not None and steps_left[:1] == [-1] for part, steps_left in paths)
     return Node(parts_here[0] if parts_here else None, inner_nodes, has_counted_elements)
 
 
 def _resolve_step(part: Part, step: str | int) -> bytes | int:
-    """Return a step of a part's path as a node's key; the part's index, if any, replaces `[*]` (-1)."""
+    """Return the key in `Node.steps` of one step of a part's path; the part's index, if any, replaces `[*]` (-1)."""
     if isinstance(step, str):
         return step.encode()
     return part.index if step == -1 and part.index is not None else step

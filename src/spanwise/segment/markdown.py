@@ -69,14 +69,13 @@ def outline(text: bytes) -> tuple[list[Fence], list[Heading]]:
     """Return the fenced code blocks of a text, and the headings outside of these blocks."""
     fences = list[Fence]()
     headings = list[Heading]()
-    text_end = len(text)
     open_fence: re.Match[bytes] | None = None
     for match in _LINE.finditer(text):
-        fence_sign, heading_sign, line_text = match[1], match[2], match[3].strip()
+        fence_sign, heading_sign, padded_text = match.groups()
+        line_text = padded_text.strip()
         if open_fence is not None:
             if fence_sign and fence_sign.startswith(open_fence[1]) and not line_text:
-                content_span = open_fence.end(), match.start()
-                fences[-1] = fences[-1]._replace(stop=match.end(), inner=content_span, closed=True)
+                fences[-1] = fences[-1]._replace(stop=match.end(), inner=(open_fence.end(), match.start()), closed=True)
                 open_fence = None
         elif heading_sign:
             text_without_hashes = line_text.rstrip(b"#")
@@ -85,10 +84,10 @@ def outline(text: bytes) -> tuple[list[Fence], list[Heading]]:
             headings.append(Heading(match.start(), match.end(), len(heading_sign), heading_title.decode(errors="replace")))
         elif fence_sign[:1] == b"~" or b"`" not in line_text:
             open_fence = match
-            words = line_text.split(None, 1)
-            fence_language = words[0].decode(errors="replace").lower() if words else ""
+            words_after_fence = line_text.split(None, 1)
+            fence_language = words_after_fence[0].decode(errors="replace").lower() if words_after_fence else ""
             language = _ALIASES.get(fence_language, fence_language)
-            fences.append(Fence(match.start(), text_end, (match.end(), text_end), language, closed=False))
+            fences.append(Fence(match.start(), len(text), (match.end(), len(text)), language, closed=False))
     return fences, headings
 
 
@@ -100,24 +99,27 @@ def _titles(text: str) -> list[str]:
 @register("markdown", kind="segmenter", says=_titles)
 def markdown(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Find the sections of Markdown, by the rules at the top of this module."""
-    parts_of: dict[str, list[Part]] = {}
+    parts_of_mark: dict[str, list[Part]] = {}
     for mark, mark_parts in group_by_mark(parts).items():
         if not mark.strip("# \t") or "\n" in mark:
             raise LayoutError(
                 f"'{mark}' is not a Markdown heading; write its title without the #, such as Plan, or section for any heading."
             )
-        if mark.lower() in parts_of:
+        if mark.lower() in parts_of_mark:
             raise LayoutError(
                 f"The layout writes '{mark}' with different capital letters; write it the same way everywhere."
             )
-        parts_of[mark.lower()] = mark_parts
+        parts_of_mark[mark.lower()] = mark_parts
 
     def find(sample: Sample) -> Found:
         _, headings = outline(sample.text)
-        mark_of_heading = [title if (title := heading.title.lower()) in parts_of else _ANY for heading in headings]
-        sections = zip(mark_of_heading, headings, _section_stops(headings, len(sample.text)), strict=True)
-        matches = [(mark, heading.start, stop, (heading.end, stop)) for mark, heading, stop in sections if mark in parts_of]
-        return assign(matches, parts_of, surplus="drop")
+        titles = [heading.title.lower() for heading in headings]
+        marks = [title if title in parts_of_mark else _ANY for title in titles]
+        sections = zip(marks, headings, _section_stops(headings, len(sample.text)), strict=True)
+        matches = [
+            (mark, heading.start, stop, (heading.end, stop)) for mark, heading, stop in sections if mark in parts_of_mark
+        ]
+        return assign(matches, parts_of_mark, surplus="drop")
 
     return find
 
@@ -154,10 +156,10 @@ _Matcher = Callable[[Any], list[tuple[int, int, bool]]]
 @register("code", kind="segmenter", says=lambda text: ["fence"] * bool(outline(text.encode(errors="replace"))[0]))
 def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Find fenced code blocks, and functions, classes and statements in them, by the rules at the top of this module."""
-    parts_of = group_by_mark(parts)
+    parts_of_mark = group_by_mark(parts)
     parsers: dict[str, Any] = {}
     matchers: dict[str, dict[str, _Matcher]] = {}
-    for mark in parts_of:
+    for mark in parts_of_mark:
         if mark == "fence":
             continue
         language_and_kind = _MARK.fullmatch(mark)
@@ -177,7 +179,7 @@ def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
         fault = 0
         code_matches = list[Match]()
         code_fences, _ = outline(text)
-        for fence in code_fences if "fence" in parts_of else ():
+        for fence in code_fences if "fence" in parts_of_mark else ():
             fault |= 0 if fence.closed else Fault.TRUNCATED
             code_matches.append(("fence", fence.start, fence.stop, fence.inner if fence.closed else None))
         for language, parser in parsers.items():
@@ -193,7 +195,7 @@ def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
                             seen.add((start, stop))
                             span_in_text = code_start + start, code_start + stop
                             code_matches.append((mark, *span_in_text, span_in_text if is_valid else None))
-        return assign(code_matches, parts_of, surplus="drop", fault=fault)
+        return assign(code_matches, parts_of_mark, surplus="drop", fault=fault)
 
     return find
 
@@ -217,11 +219,12 @@ def _build_matcher(grammar: Any, language: str, kind: str) -> _Matcher:
         return lambda root: [_locate(node) for node in root.named_children if not node.is_error and not node.is_extra]
     if kind == "docstring" and language == "python":
         return lambda root: _match_outermost(root, _find_docstring)
-    node_types = {grammar.node_kind_for_id(n) for n in range(grammar.node_kind_count) if grammar.node_kind_is_named(n)}
-    types_of_kind = {name for name in _KINDS.get(kind, (kind,)) if name in node_types}
+    named_type_ids = filter(grammar.node_kind_is_named, range(grammar.node_kind_count))
+    node_types = {grammar.node_kind_for_id(type_id) for type_id in named_type_ids}
+    types_of_kind = node_types.intersection(_KINDS.get(kind, (kind,)))
     if not types_of_kind:
-        our_kind_names = [*(ours for ours, theirs in _KINDS.items() if node_types.intersection(theirs)), "statement"]
-        our_kind_names += ["docstring"] if language == "python" else []
+        our_kind_names = [name for name, types in _KINDS.items() if node_types.intersection(types)]
+        our_kind_names += ["statement", "docstring"] if language == "python" else ["statement"]
         raise LayoutError(
             f"{unknown(f'kind of {language}', kind, node_types)} You can also write {', '.join(our_kind_names)}."
         )

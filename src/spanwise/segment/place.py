@@ -85,7 +85,8 @@ def find_blocks(
         )
         chunks.append(chunk_columns)
         block_texts += chunk_texts
-    columns = [torch.from_numpy(np.concatenate(parts)).to(ids_nt.device) for parts in zip(*chunks, strict=True)]
+    column_arrays = map(np.concatenate, zip(*chunks, strict=True))
+    columns = [torch.from_numpy(array).to(ids_nt.device) for array in column_arrays]
     length_nk = columns.pop()
     block_spans = Spans(layout.names, *columns)
     vars(block_spans)["length_nk"] = length_nk  # fills the cached property `Spans.length_nk`
@@ -116,7 +117,7 @@ def _segment_rows(
     first_row: int,
 ) -> tuple[tuple[np.ndarray, ...], list[BlockText]]:
     """Return the columns of `Spans` (start, end, block, fault, length) for some completions, and their blocks' texts."""
-    n, t = valid_nt.shape
+    completion_count, width = valid_nt.shape
     block_count = len(layout.names)
     row_t, column_t = np.nonzero(valid_nt)
     token_id_t = ids_nt[valid_nt]
@@ -140,26 +141,26 @@ def _segment_rows(
     pieces_n = cutter(completion_bytes, samples)
 
     # In names, the suffix `_p` is the index over the pieces (runs of bytes) of all completions.
-    row_p = np.repeat(np.arange(n), [len(pieces.starts) for pieces in pieces_n])
+    row_p = np.repeat(np.arange(completion_count), [len(pieces.starts) for pieces in pieces_n])
     block_p = np.array([k for pieces in pieces_n for k in pieces.blocks], dtype=np.int64)
-    first_byte_p = np.array([byte for pieces in pieces_n for byte in pieces.starts], dtype=np.int64) + byte_edge[row_p]
+    start_in_text_p = np.array([start for pieces in pieces_n for start in pieces.starts], dtype=np.int64)
+    first_byte_p = start_in_text_p + byte_edge[row_p]
     # If a piece begins inside token j, its first token is j + 1, because token j belongs to the block of its first byte.
     first_token_p = np.searchsorted(end_t, first_byte_p, side="right")
     first_token_p += first_byte_t[first_token_p] != first_byte_p
     first_token_p = np.minimum(first_token_p, token_edge[row_p + 1])
     # The first piece of a completion begins with its first token, even if that token has no bytes.
-    first_piece_n = np.flatnonzero(np.diff(row_p, prepend=-1))
-    first_token_p[first_piece_n] = token_edge[:-1]
+    first_token_p[np.flatnonzero(np.diff(row_p, prepend=-1))] = token_edge[:-1]
     token_count_p = np.diff(first_token_p, append=len(end_t))
     byte_count_p = np.diff(first_byte_p, append=byte_edge[-1])
-    block_nt = np.full((n, t), -1, dtype=np.int8 if block_count <= 127 else np.int16)
+    block_nt = np.full((completion_count, width), -1, dtype=np.int8 if block_count <= 127 else np.int16)
     block_nt[valid_nt] = np.repeat(block_p, token_count_p)
-    length_nk = np.zeros((n, block_count), dtype=np.int64)
+    length_nk = np.zeros((completion_count, block_count), dtype=np.int64)
     np.add.at(length_nk, (row_p, block_p), token_count_p)
     nonempty_pieces = np.flatnonzero(token_count_p)
     row_and_block = row_p[nonempty_pieces], block_p[nonempty_pieces]
-    start_nk = np.full((n, block_count), t, dtype=np.int64)
-    end_nk = np.zeros((n, block_count), dtype=np.int64)
+    start_nk = np.full((completion_count, block_count), width, dtype=np.int64)
+    end_nk = np.zeros((completion_count, block_count), dtype=np.int64)
     np.minimum.at(start_nk, row_and_block, column_t[first_token_p[nonempty_pieces]])
     np.maximum.at(end_nk, row_and_block, column_t[(first_token_p + token_count_p)[nonempty_pieces] - 1] + 1)
     fault_n = np.array([pieces.fault for pieces in pieces_n], dtype=np.int64)
@@ -167,7 +168,7 @@ def _segment_rows(
     fault_n[np.diff(token_edge) == 0] = int(Fault.EMPTY)
     has_tokens_nk = length_nk > 0
     rows = zip(completion_bytes, pieces_n, has_tokens_nk.tolist(), strict=True)
-    block_texts = [_text(completion, pieces, has_tokens_k, layout.keys) for completion, pieces, has_tokens_k in rows]
+    block_texts = [_text(*row, layout.keys) for row in rows]
     return (np.where(has_tokens_nk, start_nk, 0), end_nk, block_nt, fault_n, length_nk), block_texts
 
 
@@ -287,11 +288,12 @@ class TagParser:
         starts_with_tag = offsets[1] == 0
         pieces, part_starts = parse_tags(tag_texts, starts_with_tag)
         contents = {key: (offsets[start], offsets[stop]) for key, (start, stop) in pieces.contents.items()}
-        pieces_in_bytes = Pieces(pieces.blocks, tuple([offsets[start] for start in pieces.starts]), pieces.fault, contents)
+        piece_starts = tuple([offsets[start] for start in pieces.starts])
+        pieces_in_bytes = Pieces(pieces.blocks, piece_starts, pieces.fault, contents)
         return pieces_in_bytes, [None if start is None else offsets[start] for start in part_starts]
 
     def _parse_tags(self, tags: tuple[bytes, ...], at_start: bool) -> tuple[Pieces, list[int | None]]:
-        """Find blocks from the tags alone; all places are indices into the list `offsets` of `parse`."""
+        """Find blocks from the sequence of tags alone; positions are indices into the list `offsets` of `parse`."""
         seen_tags = [*self._prefilled]
         for i, tag in enumerate(tags):
             closes = tag.startswith(b"</")
@@ -319,7 +321,7 @@ class TagParser:
     def _check_tags(
         self, tags: Sequence[_Tag], matched_indices: Collection[int], blocks: Sequence[int], starts: Sequence[int]
     ) -> tuple[int, set[str], dict[tuple[int, str], tuple[int, int]]]:
-        """Return the faults of the tags, the names of tags out of order, and the start and end of each part's content."""
+        """Check the tags of a text; return the faults, the names of misplaced tags, and the place of each part's content."""
         fault = 0
         open_names = set[str]()
         misplaced_names = set[str]()

@@ -78,12 +78,12 @@ def _register_unmarked(name: str, starts_of: _Starts, *, trimmed: bool = True) -
     def segmenter(parts: Sequence[Part], *, layout: Layout) -> Finder:
         """Find consecutive units, such as lines, by the rules at the top of the module `spanwise.segment.units`."""
         for part in parts:
-            block_name, part_mark = layout.names[part.block], part.mark
-            if part_mark and block_name not in (part_mark, part_mark.replace(EACH, f"[{part.index}]", 1)):
+            block_name = layout.names[part.block]
+            if part.mark and block_name not in (part.mark, part.mark.replace(EACH, f"[{part.index}]", 1)):
                 unit = part.segmenter.rstrip("s")
                 example = f"{{'{unit}[*]': '{part.segmenter}:'}}"
                 raise LayoutError(
-                    f"The segmenter '{part.segmenter}' takes no mark, but block '{block_name}' has '{part_mark}'; write {example}."
+                    f"The segmenter '{part.segmenter}' takes no mark, but block '{block_name}' has '{part.mark}'; write {example}."
                 )
         return _unit_finder(parts, starts_of, trimmed=trimmed)
 
@@ -147,7 +147,8 @@ def cuts(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """
     count_text, at_sign, limit_text = _single_mark(parts).partition("@")
     stride = int(_parse_number(count_text, parts, example="cuts:5@0.9"))
-    logp_limit = math.log(_parse_number(limit_text if at_sign else "0.9", parts, example="cuts:5@0.9", probability=True))
+    limit = _parse_number(limit_text if at_sign else "0.9", parts, example="cuts:5@0.9", probability=True)
+    logp_limit = math.log(limit)
 
     def cuts_of(sample: Sample) -> np.ndarray:
         unsure_tokens = np.flatnonzero(sample.logp_t < logp_limit)
@@ -163,7 +164,8 @@ def low_probability(parts: Sequence[Part], *, layout: Layout) -> Finder:
     Reference:
         "Segmental Advantage Estimation" 2026 (arXiv 2601.07320); the side of the cut is that of `sae(boundary="start")`.
     """
-    logp_limit = math.log(_parse_number(_single_mark(parts), parts, example="low_probability:0.2", probability=True))
+    limit = _parse_number(_single_mark(parts), parts, example="low_probability:0.2", probability=True)
+    logp_limit = math.log(limit)
     return _unit_finder(parts, _start_at_tokens(lambda sample: np.flatnonzero(sample.logp_t < logp_limit)), trimmed=False)
 
 

@@ -136,7 +136,8 @@ def _check_probe(vocabulary: Vocabulary, backend: Any) -> None:
         probe_ids = backend.encode(PROBE, add_special_tokens=False).ids
     except Exception:  # a word vocabulary without an unknown token cannot encode the test text
         return
-    joined_text = vocabulary.join(np.array(probe_ids, dtype=np.int64))[0].decode(errors="replace")
+    joined_bytes, _ = vocabulary.join(np.array(probe_ids, dtype=np.int64))
+    joined_text = joined_bytes.decode(errors="replace")
     decoded_text = backend.decode(probe_ids, skip_special_tokens=False)
     if joined_text.lstrip(" ") != decoded_text.lstrip(" "):
         raise DataError(

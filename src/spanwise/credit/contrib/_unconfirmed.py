@@ -159,7 +159,8 @@ def ha_dw(
     adv_n, comparison = call_explained(grpo, reward_n, group_n, ddof=ddof, eps=eps, min_stratum=min_stratum)
     mean_above_anchor_n = moments(reward_n, group_index(group_n)).mean_n() - anchor
     weight_factor_n = (-adv_n.sign() * mean_above_anchor_n).exp()  # a group without any reward gets NaN
-    comparison = comparison.rescaled(divisor=torch.where(adv_n == 0, 1.0, 1 / (lambda_scale * weight_factor_n))[:, None])
+    divisor_n = torch.where(adv_n == 0, 1.0, 1 / (lambda_scale * weight_factor_n))
+    comparison = comparison.rescaled(divisor=divisor_n[:, None])
     adv_n = (adv_n * lambda_scale * weight_factor_n).nan_to_num(nan=0.0)
     return Explained(adv_n, comparison.fitting(adv_n[:, None]))
 
@@ -277,14 +278,16 @@ def gagpo(
     """
     check_known("scale", scale, ("none", "std"))
     timeline = build_timeline(trajectory_s, step_s, reward_s=reward_s, group_s=group_s)
-    timeline.groups(group_s)  # refuses a trajectory with rows of two prompts
+    timeline.groups(group_s)  # raises an error if a trajectory has rows of two prompts
     return_s = timeline.backward_sum(reward_s, decay=gamma)
     state_number_s = anchor_groups(group_s, anchor_s, similarity=similarity)
     # Each unknown state gets a number of its own, so that it is compared with no other state.
     own_stratum_s = len(state_number_s) + torch.arange(len(state_number_s), device=state_number_s.device)
-    state_value_s = moments(return_s, torch.where(state_number_s < 0, own_stratum_s, state_number_s)).mean_n()
+    stratum_s = torch.where(state_number_s < 0, own_stratum_s, state_number_s)
+    state_value_s = moments(return_s, stratum_s).mean_n()
     next_state_value_s = torch.where(timeline.next_s >= 0, gamma * state_value_s[timeline.next_s], 0.0)
-    advantage_s = timeline.backward_sum((reward_s.double() + next_state_value_s) - state_value_s, decay=gamma * lam)
+    td_error_s = reward_s.double() + next_state_value_s - state_value_s
+    advantage_s = timeline.backward_sum(td_error_s, decay=gamma * lam)
     if scale == "none":
         return advantage_s.nan_to_num(nan=0.0)
     return centred(advantage_s, group_index(group_s), scale=scale, ddof=ddof, eps=eps, min_stratum=min_stratum)

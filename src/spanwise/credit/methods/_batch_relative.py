@@ -85,22 +85,24 @@ def gdpo(
     weight_m = weights_of(reward_nm, weight_m)
     adv_nm, comparison = compare_columns(reward_nm, group_n, {}, min_stratum=min_stratum, scale="std", ddof=ddof, eps=eps)
     weighted_adv_nm = adv_nm * weight_m
-    adv_sum_n, adv_abs_sum_n = weighted_adv_nm.sum(dim=1), weighted_adv_nm.abs().sum(dim=1)
+    adv_sum_n = weighted_adv_nm.sum(dim=1)
+    adv_abs_sum_n = weighted_adv_nm.abs().sum(dim=1)
     # Advantages that cancel sum to exactly 0, without a rounding error.
     adv_sum_n = torch.where(adv_sum_n.abs() > 1e-12 * adv_abs_sum_n, adv_sum_n, 0.0)
     adv_sum_n = torch.where(reward_nm.isnan().all(dim=1), torch.nan, adv_sum_n)
-    conflict_limit = conflict if len(weight_m) > 1 else None  # a single reward has no other reward to conflict with
+    conflict_limit = conflict if len(weight_m) > 1 else None  # only two or more rewards can conflict
     if conflict_limit is not None:
         disagrees_n = (weighted_adv_nm > 1e-8).any(dim=1) & (weighted_adv_nm < -1e-8).any(dim=1)
         nearly_cancels_n = adv_sum_n.abs() < conflict_limit * (adv_abs_sum_n + 1e-6)
         is_kept_n = ~(disagrees_n & nearly_cancels_n)
-        kept_share_n = moments(is_kept_n.double().where(~adv_sum_n.isnan(), torch.nan), group_index(group_n)).mean_n()
+        kept_flag_n = is_kept_n.double().where(~adv_sum_n.isnan(), torch.nan)
+        kept_share_n = moments(kept_flag_n, group_index(group_n)).mean_n()
         adv_sum_n = torch.where(is_kept_n, adv_sum_n * kept_share_n, torch.nan)
     subtracts_mean = length_n is not None or conflict_limit is not None
     options: dict[str, Any] = {"shift": subtracts_mean, "ddof": ddof, "eps": eps, "eps_at": eps_at}
     adv_n, _, batch_divisor = standardise(adv_sum_n, weight_n=length_n, **options)
     if len(weight_m) == 1 and batch_divisor > 0 and length_n is None:
-        # The baseline of a single reward explains the whole advantage.
+        # The advantage of a single reward is that reward minus its baseline, divided by one number.
         worth_nm = weight_m * comparison.worth_nm
         baseline_nm = weight_m * comparison.baseline_nm
         comparison = replace(comparison, worth_nm=worth_nm, baseline_nm=baseline_nm)
@@ -225,17 +227,18 @@ def reinforce_plus_plus_baseline(
         is_compared_n &= group_moments.std_n(ddof=0) > 0
     centred_n, comparison = compare_in_strata(reward_n, stratum_n, min_stratum=min_stratum)
     options: dict[str, Any] = {"weight_n": length_n, "ddof": ddof, "eps": eps, "eps_at": eps_at}
-    adv_n, batch_mean, batch_divisor = standardise(torch.where(is_compared_n, centred_n, torch.nan), **options)
+    compared_value_n = torch.where(is_compared_n, centred_n, torch.nan)
+    adv_n, batch_mean, batch_divisor = standardise(compared_value_n, **options)
     adv_n1 = adv_n[:, None]
     has_tokens_n1 = (length_n > 0)[:, None]
     scaled_comparison = comparison.rescaled(divisor=batch_divisor, shift=batch_mean).fitting(adv_n1)
-    no_average_nm = torch.zeros_like(comparison.averaged_nm)  # the baseline is no plain mean of rewards
-    scaled_comparison = replace(scaled_comparison, averaged_nm=no_average_nm)
-    zero_comparison = comparison.unexplained(adv_n1)  # for completions that are not standardised and get 0
+    # The baseline is the mean of the group plus that of the batch, so it is not the average of one set of rewards.
+    scaled_comparison = replace(scaled_comparison, averaged_nm=torch.zeros_like(comparison.averaged_nm))
+    unscaled_comparison = comparison.unexplained(adv_n1)
     zero_reason_n1 = torch.where(has_tokens_n1, int(Zero.NO_SCALE), int(Zero.EMPTY))
-    is_at_baseline_n1 = zero_comparison.reason_nm == int(Zero.AT_BASELINE)
-    reason_nm = torch.where(is_at_baseline_n1, zero_reason_n1, zero_comparison.reason_nm)
-    zero_comparison = replace(zero_comparison, reason_nm=reason_nm)
+    is_at_baseline_n1 = unscaled_comparison.reason_nm == int(Zero.AT_BASELINE)
+    reason_nm = torch.where(is_at_baseline_n1, zero_reason_n1, unscaled_comparison.reason_nm)
+    unscaled_comparison = replace(unscaled_comparison, reason_nm=reason_nm)
     is_scaled_n1 = is_compared_n[:, None] & has_tokens_n1 & (batch_divisor > 0)
-    zero_comparison = comparison.where(centred_n[:, None] == 0, zero_comparison)
-    return Explained(adv_n, scaled_comparison.where(is_scaled_n1, zero_comparison))
+    unscaled_comparison = comparison.where(centred_n[:, None] == 0, unscaled_comparison)
+    return Explained(adv_n, scaled_comparison.where(is_scaled_n1, unscaled_comparison))

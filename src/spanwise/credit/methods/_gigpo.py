@@ -119,11 +119,11 @@ def anchor_groups(group_s: Int[Tensor, " s"], anchor_s: Anchors, *, similarity: 
     if similarity is not None and not 0.0 < similarity < 1.0:
         raise RecipeError(f"similarity is {similarity}; it must lie between 0 and 1. Use None to compare states exactly.")
     states = list_ids(anchor_s)
-    prompt_states = list(zip(group_s.tolist(), states, strict=True))
+    state_keys = list(zip(group_s.tolist(), states, strict=True))
     # A state text gets the number of the first earlier one that it resembles, so the order of rows matters here.
     matchers_by_prompt: dict[int, list[SequenceMatcher]] = {}
     text_id_of: dict[tuple[int, Any], int] = {}
-    for row, (prompt, state) in enumerate(prompt_states):
+    for row, (prompt, state) in enumerate(state_keys):
         if state is not None and not isinstance(state, Hashable if similarity is None else str):
             advice = "Only texts have a similarity; use similarity=None."
             if similarity is None:
@@ -132,7 +132,8 @@ def anchor_groups(group_s: Int[Tensor, " s"], anchor_s: Anchors, *, similarity: 
         if similarity is not None and state is not None and (prompt, state) not in text_id_of:
             prompt_matchers = matchers_by_prompt.setdefault(prompt, [])
             text_id_of[prompt, state] = _find_text(str(state), prompt_matchers, similarity)
-    state_keys = prompt_states if similarity is None else [(p, text_id_of.get((p, state), -1)) for p, state in prompt_states]
+    if similarity is not None:
+        state_keys = [(prompt, text_id_of.get((prompt, state), -1)) for prompt, state in state_keys]
     is_known_s = torch.tensor([state is not None for state in states], dtype=torch.bool, device=group_s.device)
     return torch.where(is_known_s, group_index(state_keys).to(group_s.device), -1)
 

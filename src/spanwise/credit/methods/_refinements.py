@@ -1,4 +1,4 @@
-"""Methods that change token advantages: KTAE by how a token goes with correctness, OAR by its importance for the answer."""
+"""Methods that change token advantages: KTAE by a token's association with correctness, OAR by its importance."""
 
 from __future__ import annotations
 
@@ -111,16 +111,17 @@ def ktae(
     return refined_adv_nt
 
 
-def _count_frequency(word_u: Tensor, is_on_side_u: Tensor, word_count: int, k1: float, b: float) -> Float[Tensor, " w"]:
-    """Compute the BM25 term frequency of each token id in the right or in the wrong completions (`is_on_side_u`)."""
-    share_of_word_w = torch.bincount(word_u[is_on_side_u], minlength=word_count).double() / is_on_side_u.sum().clamp(min=1)
-    relative_length = float(is_on_side_u.sum()) / (len(is_on_side_u) / 2)
-    return share_of_word_w * (k1 + 1) / (share_of_word_w + k1 * (1 - b + b * relative_length)).clamp(min=1e-300)
+def _count_frequency(word_u: Tensor, is_counted_u: Tensor, word_count: int, k1: float, b: float) -> Float[Tensor, " w"]:
+    """Compute the BM25 term frequency of each token id (word) among the tokens that `is_counted_u` marks."""
+    count_w = torch.bincount(word_u[is_counted_u], minlength=word_count).double()
+    share_w = count_w / is_counted_u.sum().clamp(min=1)
+    relative_length = float(is_counted_u.sum()) / (len(is_counted_u) / 2)
+    return share_w * (k1 + 1) / (share_w + k1 * (1 - b + b * relative_length)).clamp(min=1e-300)
 
 
 @lru_cache(maxsize=256)
 def _tabulate_evidence(right: int, wrong: int, two_sided: bool) -> tuple[Float[Tensor, "a b"], Float[Tensor, "a b"]]:
-    """Tabulate how strongly a token goes with correctness, by how many right and how many wrong completions have it."""
+    """Tabulate a token's association with correctness, by how many right and how many wrong completions have it."""
     right_with_ab = torch.arange(right + 1, dtype=torch.float64)[:, None].expand(right + 1, wrong + 1)
     wrong_with_ab = torch.arange(wrong + 1, dtype=torch.float64).expand(right + 1, wrong + 1)
     with_token_ab = right_with_ab + wrong_with_ab
@@ -152,8 +153,8 @@ def _log_choose(n: int, k: Tensor) -> Tensor:
 
 def _compute_entropy(x: Tensor, y: Tensor) -> Tensor:
     """Compute the entropy in bits of a set with x items of one class and y of another; 0 for an empty set."""
-    x_share, y_share = x / (x + y).clamp(min=1.0), y / (x + y).clamp(min=1.0)
-    return -(torch.xlogy(x_share, x_share) + torch.xlogy(y_share, y_share)) / math.log(2)
+    item_count = (x + y).clamp(min=1.0)
+    return -(torch.xlogy(x / item_count, x / item_count) + torch.xlogy(y / item_count, y / item_count)) / math.log(2)
 
 
 @register(
@@ -221,14 +222,15 @@ def oar(
 
 def _weigh_tokens(importance_u: Tensor, quantile: float, beta: float, floor: float, eps: float) -> Tensor:
     """Turn the importance of a completion's tokens into the factors that multiply their advantages."""
-    log_u = importance_u.log1p()
-    lowest_log, highest_log = log_u.aminmax()
-    log_u = (log_u - lowest_log) / (highest_log - lowest_log if highest_log > lowest_log else 1.0)
-    quantile_rank = quantile * (len(log_u) - 1)  # torch.quantile would do the same, but refuses long inputs
-    sorted_log_u = log_u.sort().values
+    log_importance_u = importance_u.log1p()
+    lowest_log, highest_log = log_importance_u.aminmax()
+    log_range = highest_log - lowest_log if highest_log > lowest_log else 1.0
+    scaled_log_u = (log_importance_u - lowest_log) / log_range
+    quantile_rank = quantile * (len(scaled_log_u) - 1)  # torch.quantile would do the same, but refuses long inputs
+    sorted_log_u = scaled_log_u.sort().values
     rank_below = int(quantile_rank)
-    next_rank = min(rank_below + 1, len(log_u) - 1)
+    next_rank = min(rank_below + 1, len(scaled_log_u) - 1)
     quantile_log = torch.lerp(sorted_log_u[rank_below], sorted_log_u[next_rank], quantile_rank - rank_below)
-    shrunk_weight_u = (log_u / (quantile_log + eps)).clamp(min=floor)
-    grown_weight_u = 1 + beta * (log_u - quantile_log) / (1 - quantile_log + eps)
-    return torch.where(log_u < quantile_log, shrunk_weight_u, grown_weight_u)
+    shrunk_weight_u = (scaled_log_u / (quantile_log + eps)).clamp(min=floor)
+    grown_weight_u = 1 + beta * (scaled_log_u - quantile_log) / (1 - quantile_log + eps)
+    return torch.where(scaled_log_u < quantile_log, shrunk_weight_u, grown_weight_u)

@@ -69,7 +69,8 @@ class Timeline:
 
     def add_up(self, value_s: Tensor) -> Tensor:
         """Add up the whole numbers or flags of each trajectory's rows, for one column or several."""
-        total_j = torch.zeros((len(self.index_s.unique()), *value_s.shape[1:]), dtype=torch.long, device=value_s.device)
+        trajectory_count = len(self.index_s.unique())
+        total_j = value_s.new_zeros((trajectory_count, *value_s.shape[1:]), dtype=torch.long)
         return total_j.index_add(0, self.index_s, value_s.long())
 
     def outcome(self, reward_s: Float[Tensor, " s"], reward: OutcomeName) -> Float[Tensor, " j"]:
@@ -112,20 +113,22 @@ def build_timeline(
     trajectory_ids = list_ids(trajectory_s)
     row_order = step_s.argsort(stable=True)
     row_order = row_order[trajectory_index_s[row_order].argsort(stable=True)]
-    trajectory_o, step_o = trajectory_index_s[row_order], step_s[row_order]
-    same_trajectory_o = trajectory_o[1:] == trajectory_o[:-1]
-    if repeated_step := first_of(same_trajectory_o & (step_o[1:] == step_o[:-1])):
-        earlier_row, later_row = sorted(row_order[repeated_step[0] : repeated_step[0] + 2].tolist())
+    sorted_trajectory_s = trajectory_index_s[row_order]
+    sorted_step_s = step_s[row_order]
+    same_trajectory = sorted_trajectory_s[1:] == sorted_trajectory_s[:-1]
+    if repeated_step := first_of(same_trajectory & (sorted_step_s[1:] == sorted_step_s[:-1])):
+        (position,) = repeated_step
+        earlier_row, later_row = sorted(row_order[position : position + 2].tolist())
         raise AlignmentError(
             f"Rows {earlier_row} and {later_row} are both step {int(step_s[earlier_row])} of trajectory "
             f"{trajectory_ids[earlier_row]!r}; give each step of a trajectory its own number, and the trajectories of different "
             f"prompts different ids."
         )
     next_row_s = torch.full_like(row_order, -1)
-    next_row_s[row_order[:-1][same_trajectory_o]] = row_order[1:][same_trajectory_o]
+    next_row_s[row_order[:-1][same_trajectory]] = row_order[1:][same_trajectory]
     end_position_j = trajectory_index_s.bincount().cumsum(dim=0)
     steps_left_s = torch.empty_like(row_order)
-    steps_left_s[row_order] = end_position_j[trajectory_o] - 1 - torch.arange(len(row_order), device=row_order.device)
+    steps_left_s[row_order] = end_position_j[sorted_trajectory_s] - 1 - torch.arange(len(row_order), device=row_order.device)
     return Timeline(trajectory_index_s, next_row_s, steps_left_s, trajectory_ids)
 
 
@@ -185,32 +188,35 @@ def assign_turns(
     present_sk = length_sk > 0
     group_j = timeline.groups(group_s)
     length_jk = timeline.add_up(length_sk)
-    inputs = dict(inputs or {})
+    method_inputs = dict(inputs or {})
     options = {"block_names": block_names, "method": method_entry, **options}
-    truncated_s = inputs.get("truncated_n")
+    truncated_s = method_inputs.get("truncated_n")
     truncated_j = None if truncated_s is None else timeline.add_up(truncated_s) > 0
     if method_entry.kind == "token":
         _refuse_split(timeline, method_entry)
-        credit = assign(scores, group_s, present_sk, objectives=objectives, inputs=inputs, **options)
+        credit = assign(scores, group_s, present_sk, objectives=objectives, inputs=method_inputs, **options)
     elif method_entry.kind == "step":
-        inputs |= {"trajectory_s": timeline.index_s, "step_s": step_s}
+        method_inputs |= {"trajectory_s": timeline.index_s, "step_s": step_s}
         turn_scores = _score_steps(scores, timeline, objectives)
-        credit = assign(turn_scores, group_s, present_sk, objectives=objectives, inputs=inputs, **options)
-        # The reason shown for a step's credit of 0 comes from comparing its whole rollout with the group's other rollouts.
+        credit = assign(turn_scores, group_s, present_sk, objectives=objectives, inputs=method_inputs, **options)
+        # A step's credit of 0 is explained by comparing its whole rollout with the other rollouts of the group.
         rollout_scores = _score_rollouts(scores, timeline, objectives, add_turns=True)
         comparison = compare_in_strata(sum_rewards(rollout_scores, objectives), group_j).comparison
         comparison = explain_sum(comparison, rollout_scores, objectives, group_j, in_groups=True, truncated_n=truncated_j)
         rollout_comparison = comparison.take(timeline.index_s)
         step_adv_nm, step_comparison = credit.explained
-        reasons = {"reason_nm": rollout_comparison.reason_nm, "about_nm": rollout_comparison.about_nm}
-        credit = replace(credit, comparison=replace(step_comparison, **reasons).fitting(step_adv_nm))
+        rollout_reasons = {"reason_nm": rollout_comparison.reason_nm, "about_nm": rollout_comparison.about_nm}
+        step_comparison = replace(step_comparison, **rollout_reasons)
+        credit = replace(credit, comparison=step_comparison.fitting(step_adv_nm))
     else:
-        is_turn_objective_m = torch.tensor([o.scope == "turn" and method_entry.kind == "block" for o in objectives])
+        credits_turns = method_entry.kind == "block"
+        is_turn_objective_m = torch.tensor([credits_turns and objective.scope == "turn" for objective in objectives])
         rollout_scores = _score_rollouts(scores, timeline, objectives, add_turns=method_entry.kind == "completion")
-        inputs = {"length_n": length_jk.sum(dim=1), "truncated_n": truncated_j}
+        method_inputs = {"length_n": length_jk.sum(dim=1), "truncated_n": truncated_j}
         rollout_objectives = _zero_other_weights(objectives, ~is_turn_objective_m)
-        credit = assign(rollout_scores, group_j, length_jk > 0, objectives=rollout_objectives, inputs=inputs, **options)
-        credit = credit.take(timeline.index_s)
+        credit = assign(
+            rollout_scores, group_j, length_jk > 0, objectives=rollout_objectives, inputs=method_inputs, **options
+        ).take(timeline.index_s)
         has_tokens_s = length_sk.sum(dim=1) > 0
         carries_stop_s = torch.zeros_like(has_tokens_s)
         carries_stop_s[timeline.last_with(has_tokens_s)] = True
@@ -221,15 +227,15 @@ def assign_turns(
             count_m=torch.full(is_turn_objective_m.shape, len(group_j)),
         )
         if bool(is_turn_objective_m.any()):
-            turn_scores = rollout_scores.take(timeline.index_s)  # a turn's baseline may depend on its rollout's outcome
+            repeated_scores = rollout_scores.take(timeline.index_s)  # a turn's baseline may depend on its rollout's outcome
             score_tables: dict[str, Any] = {}
             for name, table in _objective_tables(scores).items():
-                score_tables[name] = getattr(turn_scores, name).clone()
+                score_tables[name] = getattr(repeated_scores, name).clone()
                 score_tables[name][:, is_turn_objective_m] = table[:, is_turn_objective_m]
-            turn_scores = replace(turn_scores, **score_tables)
+            turn_scores = replace(repeated_scores, **score_tables)
             turn_objectives = _zero_other_weights(objectives, is_turn_objective_m)
-            inputs = {"voter_n": timeline.index_s, "truncated_n": truncated_s}
-            turn_credit = assign(turn_scores, group_s, present_sk, objectives=turn_objectives, inputs=inputs, **options)
+            turn_inputs = {"voter_n": timeline.index_s, "truncated_n": truncated_s}
+            turn_credit = assign(turn_scores, group_s, present_sk, objectives=turn_objectives, inputs=turn_inputs, **options)
             completion_count_m = torch.where(is_turn_objective_m, len(group_s), len(group_j))
             credit = replace(_add_credits(credit, turn_credit, is_turn_objective_m), count_m=completion_count_m)
     mean_length = length_jk.sum(dim=1).double().mean()
@@ -250,8 +256,9 @@ def _refuse_split(timeline: Timeline, entry: Method) -> None:
 
 def _add_credits(rollouts: Credit, turns: Credit, is_turn_m: Bool[Tensor, " m"]) -> Credit:
     """Add the credit of the objectives that judge whole rollouts to that of the objectives that judge single turns."""
-    fields = ("adv_nm", "singleton_m", "absent_m", "coarser_m", "weight_m")
-    tables: dict[str, Any] = {name: torch.where(is_turn_m, getattr(turns, name), getattr(rollouts, name)) for name in fields}
+    tables: dict[str, Any] = {}
+    for name in ("adv_nm", "singleton_m", "absent_m", "coarser_m", "weight_m"):
+        tables[name] = torch.where(is_turn_m, getattr(turns, name), getattr(rollouts, name))
     return replace(
         rollouts,
         block_nk=rollouts.block_nk + turns.block_nk,
@@ -279,7 +286,7 @@ def _score_rollouts(scores: Scores, timeline: Timeline, objectives: Sequence[Obj
     for m, objective in enumerate(objectives):
         if add_turns and objective.scope == "turn":
             reward_s = filled_reward_sm[:, m]
-            is_counted_s = is_checked_sm[:, m] | ~reward_s.isnan()  # checked, or replaced by `if_missing`
+            is_counted_s = is_checked_sm[:, m] | ~reward_s.isnan()  # the reward function ran, or `if_missing` stands in
             reward_sum_j = timeline.sum_exactly(torch.where(is_counted_s, reward_s, 0.0))
             is_counted_j = timeline.add_up(is_counted_s) > 0
             tables["reward_nm"][:, m] = torch.where(is_counted_j, reward_sum_j, tables["reward_nm"][:, m])
@@ -290,7 +297,8 @@ def _score_rollouts(scores: Scores, timeline: Timeline, objectives: Sequence[Obj
             tables["status_nm"][:, m] = torch.where(is_counted_j, rollout_status_j, tables["status_nm"][:, m])
     outcome_jo = None
     if scores.outcome_no is not None:
-        outcome_jo = torch.stack([column[timeline.last_with(~column.isnan())] for column in scores.outcome_no.T], dim=1)
+        last_outcomes = [outcome_s[timeline.last_with(~outcome_s.isnan())] for outcome_s in scores.outcome_no.T]
+        outcome_jo = torch.stack(last_outcomes, dim=1)
     return Scores(scores.names, **tables, outcome_names=scores.outcome_names, outcome_no=outcome_jo)
 
 
@@ -306,8 +314,8 @@ def _score_steps(scores: Scores, timeline: Timeline, objectives: Sequence[Object
             reward_row_s = timeline.last_with(is_checked_sm[:, m])[timeline.index_s]
             reward_sm[:, m] = torch.where(is_last_turn_s, filled_reward_s[reward_row_s], 0.0)
             status_sm[:, m] = status_sm[reward_row_s, m]
-        else:  # if no turn has the reward, it is absent at the rollout's last turn, and 0 at the others
-            # For an objective without a scope, `if_missing` stands for the reward of the whole rollout, not of each turn.
+        else:  # a reward that no turn has stays absent at the last turn; every other absent reward becomes 0
+            # Without a scope, `if_missing` stands for the reward of the whole rollout, not for that of each turn.
             lacks_reward_s = ~is_checked_sm[:, m]
             if objective.scope is not None:
                 lacks_reward_s &= filled_reward_s.isnan()
@@ -323,7 +331,7 @@ def _objective_tables(scores: Scores) -> dict[str, Tensor]:
 
 
 def _mark_checked(scores: Scores) -> Bool[Tensor, "s m"]:
-    """Mark the rewards that are neither absent nor unscored: their turn was checked, even if the check failed."""
+    """Mark the rewards whose reward function ran, even if it failed."""
     return (scores.status_nm != int(Status.ABSENT)) & (scores.status_nm != int(Status.UNSCORED))
 
 
@@ -336,14 +344,14 @@ def keep_for_rollouts(
     block_names: Sequence[str],
     scope: ScopeName = "rollout",
 ) -> Scores:
-    """Restore a reward dropped because its turn lacks the paid block, if another turn of the rollout has that block."""
+    """Restore the rewards that were dropped because the credited block is not in their turn but in another one."""
     if scores.unused_nm is None or not len(trajectory_s):
         return scores
     timeline = build_timeline(trajectory_s, torch.arange(len(trajectory_s)))
-    device = present_sk.device
-    is_rollout_m = torch.tensor([(objective.scope or scope) == "rollout" for objective in objectives], device=device)
-    is_paid_sm = (present_sk[:, None] & paid_blocks(objectives, block_names, device)).any(dim=2) & is_rollout_m
-    # A reward may be recorded at the last turn, though an earlier turn of the rollout wrote the block that it pays.
+    scopes = [objective.scope or scope for objective in objectives]
+    is_rollout_m = torch.tensor([name == "rollout" for name in scopes], device=present_sk.device)
+    pays_block_mk = paid_blocks(objectives, block_names, present_sk.device)
+    is_paid_sm = (present_sk[:, None] & pays_block_mk).any(dim=2) & is_rollout_m
     rollout_is_paid_sm = (timeline.add_up(is_paid_sm) > 0)[timeline.index_s]
     is_restored_sm = rollout_is_paid_sm & ~scores.unused_nm.isnan()
     return replace(

@@ -162,7 +162,7 @@ class Trajectory:
                     f"Row {row} leaves out the context of its parent turn; pass the turns that `rows()` of its trajectory returns."
                 )
         timeline = build_timeline(trajectory, torch.tensor(step))
-        timeline.groups(group)  # refuses a trajectory with rows of two prompts
+        timeline.groups(group)  # raises an error if a trajectory has rows of two prompts
         rows_of: dict[Hashable, list[int]] = {name: [] for name in trajectory}
         for row in timeline.left_s.argsort(descending=True).tolist():
             rows_of[trajectory[row]].append(row)
@@ -173,7 +173,7 @@ class Trajectory:
 
     def context(self, t: int) -> tuple[int, ...]:
         """Return the ids of all tokens that the model saw before it wrote turn t."""
-        earlier_turns = (self.turns[p] for p in self._find_path(t)[:-1])
+        earlier_turns = (self.turns[turn_index] for turn_index in self._find_path(t)[:-1])
         return (*(i for turn in earlier_turns for i in (*turn.prompt_ids, *turn.response_ids)), *self.turns[t].prompt_ids)
 
     def _find_path(self, t: int, used_turns: Collection[int] = ()) -> list[int]:
@@ -206,10 +206,12 @@ class Trajectory:
         turns: list[Turn] = []
         contexts: list[tuple[int, ...]] = []  # for each turn, all tokens up to the end of its response
         for t, turn in enumerate(self.turns):
-            whole_prompt = tuple(turn.prompt_ids) if turn.parent is None else contexts[turn.parent] + tuple(turn.prompt_ids)
+            earlier_context = () if turn.parent is None else contexts[turn.parent]
+            whole_prompt = earlier_context + tuple(turn.prompt_ids)
             if turn.parent is None:
                 longest_contexts_first = sorted(range(t), key=lambda p: (len(contexts[p]), p), reverse=True)
-                parent = next((p for p in longest_contexts_first if whole_prompt[: len(contexts[p])] == contexts[p]), None)
+                possible_parents = (p for p in longest_contexts_first if whole_prompt[: len(contexts[p])] == contexts[p])
+                parent = next(possible_parents, None)
                 if parent is not None:
                     turn = replace(turn, prompt_ids=whole_prompt[len(contexts[parent]) :], parent=parent)
                 elif vocabulary is not None:
@@ -395,11 +397,12 @@ def split_turns(mask_nt: Bool[Tensor, "n t"], turn_nt: Int[Tensor, "n t"] | None
     row_s = distinct_turns[is_sampled_s, 0]
     token_count_s = turn_i.bincount(minlength=len(distinct_turns))[is_sampled_s]
     turn_order = turn_i.argsort(stable=True)  # a stable sort keeps the positions of each turn ascending
-    position_i = position_i[turn_order][is_sampled_s[turn_i[turn_order]]]
+    is_kept_i = is_sampled_s[turn_i[turn_order]]
+    position_i = position_i[turn_order][is_kept_i]
     position_su = position_i.new_empty(0, 0)
     if len(row_s):
         position_su = pad_sequence([*position_i.split(token_count_s.tolist())], batch_first=True, padding_value=-1)
-    first_turn_s = torch.searchsorted(row_s, row_s)  # the first turn of the same sequence
+    first_turn_s = torch.searchsorted(row_s, row_s)  # for each turn, the index of the first turn of its sequence
     step_s = torch.arange(len(row_s), device=mask_nt.device) - first_turn_s
     return Turns(row_s, step_s, position_su, mask_nt.shape[1])
 
@@ -436,5 +439,6 @@ def prompt_mini_batches(group_s: Int[Tensor, " s"], *, prompts_per_batch: int) -
     if prompts_per_batch < 1:
         raise RecipeError(f"prompts_per_batch is {prompts_per_batch}; it must be at least 1.")
     # `group_index` numbers groups in order of appearance only if it gets a list.
-    batch_s = group_index(group_s.tolist()).to(group_s.device) // prompts_per_batch
+    prompt_number_s = group_index(group_s.tolist()).to(group_s.device)
+    batch_s = prompt_number_s // prompts_per_batch
     return list(batch_s.argsort(stable=True).split(batch_s.bincount().tolist()))
