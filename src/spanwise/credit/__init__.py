@@ -14,14 +14,7 @@ from spanwise.credit.registry import METHODS, Method, Preset, method
 from spanwise.credit.spread import spread
 from spanwise.credit.strata import Explained, centred, explains, group_index, moments, refine
 from spanwise.credit.trajectories.rollouts import assign_turns, step_returns
-from spanwise.credit.trajectories.turns import (
-    Trajectory,
-    Turn,
-    Turns,
-    merge_counts,
-    prompt_mini_batches,
-    split_turns,
-)
+from spanwise.credit.trajectories.turns import Trajectory, Turn, Turns, merge_counts, prompt_mini_batches, split_turns
 
 __all__ = [
     "METHODS",

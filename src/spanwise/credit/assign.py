@@ -234,12 +234,10 @@ def _run_method(
     advantages = method_result.advantages if isinstance(method_result, Explained) else method_result
     if not isinstance(advantages, Tensor) or advantages.shape != shape:
         axes_text = {"block": "completions and objectives", "token": "completions and tokens"}.get(entry.kind, "completions")
-        result_text = (
-            f"a tensor of {tuple(advantages.shape)}" if isinstance(advantages, Tensor) else type(advantages).__name__
-        )
+        result = f"a tensor of {tuple(advantages.shape)}" if isinstance(advantages, Tensor) else type(advantages).__name__
         raise AlignmentError(
             f"Method '{entry.name}' is registered with kind='{entry.kind}' and must return a tensor of shape "
-            f"{tuple(shape)}, the {axes_text}; it returned {result_text}."
+            f"{tuple(shape)}, the {axes_text}; it returned {result}."
         )
     return advantages, method_result.comparison if isinstance(method_result, Explained) else None
 

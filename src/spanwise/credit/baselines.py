@@ -93,8 +93,7 @@ def advantage(
         voter_n: the rollout of each row, if rows are turns, as for `centred`; not with `blended`. None: no turns.
 
     Edge cases:
-        A stratum of one and a constant stratum give exactly 0; `blended` never needs a second member. A completion of which an
-        outcome is unknown is in no stratum that needs it: it backs off, or gets 0.
+        A stratum of one (unless `blended`) or of equal rewards gives exactly 0. An unknown outcome: it backs off, or gets 0.
 
     Raises:
         AlignmentError: sizes differ.
@@ -201,7 +200,6 @@ def compare_columns(
         advantage(reward_nm[:, m], group_n, **{name: by_m[m] for name, by_m in given_options.items()}, **options)
         for m in range(reward_nm.shape[1])
     ]
-    # `advantage_n` is 0 where the reward is absent, and `missing_n` is 0 everywhere else, so their sum merges them.
     adv_nm = torch.stack([column.advantage_n + column.missing_n for column in column_advantages], dim=1)
     return Explained(adv_nm, Comparison.joined([column.comparison for column in column_advantages]))
 
@@ -251,8 +249,7 @@ def blended_baseline(
         mu  mean of the same-outcomes completions of the P other prompts that have any;     v_mu = t2 (1 + 1/P) + s2 / n_mu
 
         s2, s2_x: pooled variances inside strata; t2: variance of the stratum means between prompts; d2: variance of
-        (own - re-scored) between prompts; the last two by the method of moments (sampling noise subtracted, at least 0). All
-        four are those of the *other* prompts.
+        (own - re-scored) between prompts; both without sampling noise, at least 0. All four are of the *other* prompts.
 
     Neither an estimate nor its weight depends on completion i's own reward, so the advantage has no bias from self-inclusion:
     a proper score keeps its fixed point (plain outcome means extremise it). Alone in its stratum, i falls back on x and mu.
@@ -278,8 +275,7 @@ def blended_baseline(
         tensor([-0.0900, -0.0100, -0.3600, -0.6400], dtype=torch.float64)
 
     Reference:
-        Ours. It extends the outcome-conditioned baseline of Pavlenko et al. 2026, "Blockwise Advantage Estimation"
-        (arXiv 2602.10231), which includes the sample itself and uses `ml` alone.
+        Ours. It extends the baseline of Pavlenko et al. 2026 (arXiv 2602.10231), which is `ml` with the sample itself.
     """
     check_rewards(reward_n)
     outcome_no = as_columns(outcome_no)
@@ -352,7 +348,6 @@ def _average_counterfactuals(actual: Moments, counterfactual: Moments, noise_var
     prompt_gap_s = actual.mean_s - counterfactual.mean_s  # NaN if a prompt has no actual or no counterfactual rewards
     has_gap_s = ~prompt_gap_s.isnan()
     other_count_s = has_gap_s.sum() - has_gap_s.double()
-    # The gap between actual and counterfactual rewards comes from other prompts, so that no reward enters its own baseline.
     mean_gap_of_others_s = (prompt_gap_s.nansum() - prompt_gap_s.nan_to_num()) / other_count_s.clamp(min=1.0)
     noise_variance_sa = torch.stack([noise_variance_s, counterfactual_variance_s], dim=1)
     count_sa = torch.stack([actual.count_s, counterfactual.count_s], dim=1)

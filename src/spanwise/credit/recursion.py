@@ -65,7 +65,9 @@ def lambda_advantage(
         mask_block = mask_nt[rows, cols]
         reward_block = reward_nt[rows, cols].to(exact_dtype)
         mask_factor = mask_block.to(exact_dtype)
-        boundary_factor = mask_factor if boundary_nt is None else (mask_block & boundary_nt[rows, cols]).to(exact_dtype)
+        boundary_factor = mask_factor
+        if boundary_nt is not None:
+            boundary_factor = (mask_block & boundary_nt[rows, cols]).to(exact_dtype)
         value_factor = boundary_factor * value_factor_n[rows, None]
         carry_factor = (mask_factor * (gamma - 1)).sub_(value_factor).add_(1.0)  # gamma * lambda, but 1 at a masked token
         reward_term = carry_factor * reward_block

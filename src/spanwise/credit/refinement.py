@@ -27,10 +27,8 @@ class Refinement:
 
     def __post_init__(self) -> None:
         if self.entry.kind != "refinement":
-            valid_names = " or ".join(sorted(name for name, entry in METHODS.items() if entry.kind == "refinement"))
-            raise RecipeError(
-                f"refine: '{self.method}' is a method for {self.entry.kind}s, not a refinement; use {valid_names}."
-            )
+            names = " or ".join(sorted(name for name, entry in METHODS.items() if entry.kind == "refinement"))
+            raise RecipeError(f"refine: '{self.method}' is a method for {self.entry.kind}s, not a refinement; use {names}.")
         if not isinstance(self.options, Mapping):
             raise RecipeError(f"refine: the options are {self.options!r}; write each with its name, such as {{form: code}}.")
         if self.correct is not None and "correct_n" not in self.entry.inputs:

@@ -283,7 +283,9 @@ def spread_tokens(
         )
     divisor_nk = _find_divisor(spans.length_nk, per)
     is_per_block = isinstance(per, str) and per == "block"
-    divisor_nt = divisor_nk.gather(1, spans.block_nt.long().clamp(min=0)) if is_per_block else divisor_nk[:, :1]
+    divisor_nt = divisor_nk[:, :1]
+    if is_per_block:
+        divisor_nt = divisor_nk.gather(1, spans.block_nt.long().clamp(min=0))
     credit_share_nt = torch.where(spans.block_nt >= 0, pad(adv_nt.double(), (0, missing_width)), 0.0) / divisor_nt
     if stop_n is not None:
         _add_stops(credit_share_nt, spans, stop_n.double() if is_per_block else stop_n.double() / divisor_nk[:, 0])

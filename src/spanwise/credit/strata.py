@@ -237,8 +237,8 @@ class Moments:
             count_s = count_s.index_add(0, stratum_i, torch.ones_like(deviation_i))
             square_sum_s = square_sum_s.index_add(0, stratum_i, deviation_i.square())
         degrees_of_freedom_s = count_s - ddof
-        std_s = torch.where(degrees_of_freedom_s > 0, square_sum_s / degrees_of_freedom_s.clamp(min=1.0), 0.0).sqrt()
-        return self.look_up(std_s, 0.0)
+        variance_s = torch.where(degrees_of_freedom_s > 0, square_sum_s / degrees_of_freedom_s.clamp(min=1.0), 0.0)
+        return self.look_up(variance_s.sqrt(), 0.0)
 
     def constant_n(self) -> Bool[Tensor, " n"]:
         """Return whether the members of each completion's stratum are all equal; True for a stratum without members."""
@@ -293,7 +293,8 @@ def moments(
     count_s = zeros_s.index_add(0, table_row_n, weight_n)
     minimum_s = zeros_s.scatter_reduce(0, table_row_n, value_n, "amin", include_self=False)
     above_minimum_n = (value_n - minimum_s[table_row_n]).masked_fill_(~member_n, 0.0)
-    mean_above_s = zeros_s.index_add(0, table_row_n, weight_n * above_minimum_n) / count_s.where(count_s > 0, 1.0)
+    sum_above_s = zeros_s.index_add(0, table_row_n, weight_n * above_minimum_n)
+    mean_above_s = sum_above_s / count_s.where(count_s > 0, 1.0)
     deviation_n = (above_minimum_n - mean_above_s[table_row_n]).masked_fill_(~member_n, 0.0)
     mean_s = (minimum_s + mean_above_s).masked_fill_(count_s <= 0, torch.nan)
     square_sum_s = zeros_s.index_add(0, table_row_n, weight_n * deviation_n.square())

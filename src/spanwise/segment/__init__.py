@@ -6,13 +6,4 @@ from spanwise.segment.claims import SEGMENTERS, Claim, Found, Sample, Segmenter
 from spanwise.segment.place import find_blocks
 from spanwise.segment.vocabulary import Vocabulary
 
-__all__ = [
-    "SEGMENTERS",
-    "Claim",
-    "Found",
-    "Sample",
-    "Segmenter",
-    "Vocabulary",
-    "census",
-    "find_blocks",
-]
+__all__ = ["SEGMENTERS", "Claim", "Found", "Sample", "Segmenter", "Vocabulary", "census", "find_blocks"]

@@ -60,8 +60,7 @@ class Claim(NamedTuple):
         part: of the layout.
         start: its first byte.
         stop: the byte after its last one; None: it runs on to the next claim without an end, or to the end.
-        inner: the bytes [start, end) of what it says, or what it says where that is spelled otherwise (escapes of JSON); None
-            where it is not complete.
+        inner: the bytes [start, end) of its content, or its content if JSON escapes had to be resolved; None if incomplete.
 
     Example:
         >>> from spanwise import Layout
@@ -106,8 +105,7 @@ class Segmenter:
         reads_logp: it cuts by log-probabilities.
         says: a function from a completion's text to the marks that would find something in it, most telling first, for the
             sentence that says what completions have instead of what a layout asks for. None: it cannot tell.
-        asks: a function from a mark to the words that a prompt must hold for a model to write it, for the sentence on prompts
-            that do not. None: it finds what models write anyway.
+        asks: a function from a mark to the words that a prompt must hold for a model to write it. None: it needs no prompt.
         holds: a function of a text and a mark: whether the mark would find something in it; None: where `says` names the mark.
         opens: a function from a mark to what a prompt ends with that has opened it already. None: no prompt can.
 

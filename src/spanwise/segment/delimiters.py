@@ -6,8 +6,7 @@ and nothing else; any other sign is its bytes, however they are cut into tokens.
 
 Rules. What stands between an opening and its closing sign is text, whatever it holds (NESTED if it opens another part). A part
 that never closes ends where the next one opens and says nothing (TRUNCATED). A closing sign of nothing is text (ORDER), in a part
-that has not closed too. A part says its last complete pair; a second pair is a DUPLICATE unless the mark ends in `[*]` or the
-block is repeated.
+that has not closed too. A part says its last complete pair; a second pair is a DUPLICATE unless mark or block is repeated.
 
 A mark of `regex` is a pattern of RE2, which never backtracks: whatever a completion holds, a search takes time linear in it. It
 has no look-around and no back-references for that. Text and pattern are UTF-8, offsets are bytes; bytes that are no UTF-8 match
@@ -61,9 +60,8 @@ def sign_finder(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()
     def compile_signs(vocabulary: Vocabulary) -> tuple[list[int], re.Pattern[bytes]]:
         """Return the ids of the added tokens that are signs, and a pattern that finds the other signs by their bytes."""
         sign_ids = [index for index in vocabulary.added if vocabulary.pieces[index] in signs]
-        spelled_signs = (
-            set(signs) - {vocabulary.pieces[index] for index in sign_ids} - set(tokens_only if vocabulary.added else ())
-        )
+        added_signs = {vocabulary.pieces[index] for index in sign_ids}
+        spelled_signs = set(signs) - added_signs - set(tokens_only if vocabulary.added else ())
         longest_first = sorted(spelled_signs, key=lambda sign: (-len(sign), sign))
         return sign_ids, re.compile(b"|".join(map(re.escape, longest_first)) or rb"(?!)")
 

@@ -51,9 +51,8 @@ _BROKEN, _KEY = 1, 3
 _WHOLE = re.compile(rb'"%b"' % _INSIDE, re.DOTALL)
 _COMMA, _ARRAY, _ARRAY_END = b",[]"
 _SPACE = b" \t\r\n"
-_NESTED, _TRUNCATED, _DUPLICATE, _MORE = map(
-    int, (Fault.NESTED, Fault.TRUNCATED, Fault.DUPLICATE, Fault.MORE)
-)  # integers, because operations on enum flags are slow
+# Faults as integers, because operations on enum flags are slow.
+_NESTED, _TRUNCATED, _DUPLICATE, _MORE = map(int, (Fault.NESTED, Fault.TRUNCATED, Fault.DUPLICATE, Fault.MORE))
 
 
 @dataclass(eq=False)
@@ -90,8 +89,7 @@ class _Open:
 def json_fields(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Find the fields of JSON objects, by the rules at the top of this module.
 
-    With a block for the rest a field is its value, from the colon on; the rest has keys and punctuation. Without one it runs from
-    its key to the next field's key.
+    With a block for the rest, a field is its value, from the colon on; without one, it runs from its key to the next one's key.
     """
     root_node = _build_node([(part, steps(part.mark)) for part in parts], layout)
     starts_at_key = layout.rest is None

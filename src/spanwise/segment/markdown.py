@@ -6,14 +6,12 @@ heading that no other mark names. A `#` in a fenced code block is none.
 Rules. A section runs to the next heading of its own level or a higher one, or to the end, and says all of that without the line of
 its heading. A section inside it that has a block of its own takes its bytes out of the outer block; without a block for the rest
 that block then runs on to where the next one starts. A title takes its first match, one in two blocks its first two; another
-match is a DUPLICATE and belongs to what it stands in. With `[*]` it takes them all; of a repeated block, one each, up to `most`
-(MORE).
+match is a DUPLICATE and belongs to what it stands in. With `[*]` it takes all; of a repeated block, up to `most` (MORE).
 
 Lines are read by CommonMark's rules for text outside of lists, quotes and HTML, where a line tells what it is by itself: a fence
 (what the segmenter `code` finds) is three or more backticks or tildes at the start of a line, and ends at as many of the same sign
 or more, alone on a line; a heading is one to six `#` and white space, at most three spaces from the left, outside of fences. One
-thing is read more kindly, since lists are where models indent: a fence may be indented as far as it likes. Underlined headings are
-text.
+thing is read more kindly, since lists are where models indent: a fence may be indented at will. Underlined headings are text.
 
 A mark of `code` is `fence`, a fenced code block, or `<language>.<kind>`: `python.function`, `python.class`, `python.statement`
 (one at the top level), `python.import`, `python.docstring`, or a node type of the grammar, `python.for_statement`. Any language
@@ -99,27 +97,25 @@ def _titles(text: str) -> list[str]:
 @register("markdown", kind="segmenter", says=_titles)
 def markdown(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Find the sections of Markdown, by the rules at the top of this module."""
-    parts_of_mark: dict[str, list[Part]] = {}
+    parts_of: dict[str, list[Part]] = {}
     for mark, mark_parts in group_by_mark(parts).items():
         if not mark.strip("# \t") or "\n" in mark:
             raise LayoutError(
                 f"'{mark}' is not a Markdown heading; write its title without the #, such as Plan, or section for any heading."
             )
-        if mark.lower() in parts_of_mark:
+        if mark.lower() in parts_of:
             raise LayoutError(
                 f"The layout writes '{mark}' with different capital letters; write it the same way everywhere."
             )
-        parts_of_mark[mark.lower()] = mark_parts
+        parts_of[mark.lower()] = mark_parts
 
     def find(sample: Sample) -> Found:
         _, headings = outline(sample.text)
         titles = [heading.title.lower() for heading in headings]
-        marks = [title if title in parts_of_mark else _ANY for title in titles]
+        marks = [title if title in parts_of else _ANY for title in titles]
         sections = zip(marks, headings, _section_stops(headings, len(sample.text)), strict=True)
-        matches = [
-            (mark, heading.start, stop, (heading.end, stop)) for mark, heading, stop in sections if mark in parts_of_mark
-        ]
-        return assign(matches, parts_of_mark, surplus="drop")
+        matches = [(mark, heading.start, stop, (heading.end, stop)) for mark, heading, stop in sections if mark in parts_of]
+        return assign(matches, parts_of, surplus="drop")
 
     return find
 
@@ -223,11 +219,9 @@ def _build_matcher(grammar: Any, language: str, kind: str) -> _Matcher:
     node_types = {grammar.node_kind_for_id(type_id) for type_id in named_type_ids}
     types_of_kind = node_types.intersection(_KINDS.get(kind, (kind,)))
     if not types_of_kind:
-        our_kind_names = [name for name, types in _KINDS.items() if node_types.intersection(types)]
-        our_kind_names += ["statement", "docstring"] if language == "python" else ["statement"]
-        raise LayoutError(
-            f"{unknown(f'kind of {language}', kind, node_types)} You can also write {', '.join(our_kind_names)}."
-        )
+        our_kinds = [name for name, types in _KINDS.items() if node_types.intersection(types)]
+        our_kinds += ["statement", "docstring"] if language == "python" else ["statement"]
+        raise LayoutError(f"{unknown(f'kind of {language}', kind, node_types)} You can also write {', '.join(our_kinds)}.")
     may_be_decorated = kind in ("function", "class")
 
     def match(node: Any) -> Any:
@@ -276,9 +270,8 @@ def _load_parser(language: str) -> Any:
         tree_sitter = import_module("tree_sitter")
         grammar_package = import_module(f"tree_sitter_{language}")
     except ModuleNotFoundError as error:
-        installed_languages = sorted(
-            module.name.removeprefix("tree_sitter_") for module in iter_modules() if module.name.startswith("tree_sitter_")
-        )
+        grammar_names = [module.name for module in iter_modules() if module.name.startswith("tree_sitter_")]
+        installed_languages = sorted(name.removeprefix("tree_sitter_") for name in grammar_names)
         raise LayoutError(
             f"Code of '{language}' cannot be read, because {error.name} is not installed. Installed languages: "
             f"{', '.join(installed_languages) or 'none'}. Install this one with pip install "

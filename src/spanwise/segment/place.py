@@ -56,8 +56,7 @@ def find_blocks(
         it says nothing complete; "" -> the block's whole text, cut at exact bytes. Bytes that are not UTF-8 become U+FFFD.
 
     Raises:
-        AlignmentError: the shapes differ, the mask holds anything but 0 and 1, or a trainable id is not in the vocabulary; a
-            log-probability that a segmenter cuts by is NaN.
+        AlignmentError: shapes differ, a mask entry is not 0 or 1, an id is not in the vocabulary, or a needed log-prob is NaN.
         RecipeError: a segmenter of the layout needs log-probabilities and there are none.
 
     Example:
@@ -86,8 +85,7 @@ def find_blocks(
         chunks.append(chunk_columns)
         block_texts += chunk_texts
     column_arrays = map(np.concatenate, zip(*chunks, strict=True))
-    columns = [torch.from_numpy(array).to(ids_nt.device) for array in column_arrays]
-    length_nk = columns.pop()
+    *columns, length_nk = [torch.from_numpy(array).to(ids_nt.device) for array in column_arrays]
     block_spans = Spans(layout.names, *columns)
     vars(block_spans)["length_nk"] = length_nk  # fills the cached property `Spans.length_nk`
     return block_spans, block_texts
@@ -139,7 +137,6 @@ def _segment_rows(
         for text, (low, high), (start, _) in zip(completion_bytes, token_spans, byte_spans, strict=True)
     )
     pieces_n = cutter(completion_bytes, samples)
-
     # In names, the suffix `_p` is the index over the pieces (runs of bytes) of all completions.
     row_p = np.repeat(np.arange(completion_count), [len(pieces.starts) for pieces in pieces_n])
     block_p = np.array([k for pieces in pieces_n for k in pieces.blocks], dtype=np.int64)
@@ -222,7 +219,7 @@ def _text(completion: bytes, pieces: Pieces, present_k: Sequence[bool], keys: Ma
                 content_bytes = completion[content[0] : content[1]] if isinstance(content, tuple) else content
                 block_text[key] = None if content_bytes is None else content_bytes.decode("utf-8", "replace")
             block_text[""] = b"".join(pieces_of_block[k]).decode("utf-8", "replace")
-    # The blocks' texts, joined, are the whole text only if each block is one piece and they follow the layout's order.
+    # The joined texts of the blocks are the whole text only if each block is one piece, in the order of the layout.
     if len(pieces_of_block) == len(pieces.blocks) and sorted(pieces_of_block) == [*pieces.blocks]:
         return text_of_block
     return PiecewiseText(text_of_block, completion.decode("utf-8", "replace"))
@@ -311,11 +308,11 @@ class TagParser:
         if 0 in start_of_block or 0 not in start_of_block.values():
             start_of_block[0] = 0
         blocks, block_starts = zip(*sorted(start_of_block.items()), strict=True)
-        tag_fault, misplaced_names, contents = self._check_tags(seen_tags, set(index_of_part.values()), blocks, block_starts)
+        part_indices = set(index_of_part.values())
+        tag_fault, misplaced_names, contents = self._check_tags(seen_tags, part_indices, blocks, block_starts)
         missing_names = {part.mark for part in self._parts if part not in index_of_part and not part.index}
-        tag_pieces = Pieces(
-            blocks, block_starts, int(tag_fault | (Fault.MISSING if missing_names - misplaced_names else 0)), contents
-        )
+        tag_fault |= Fault.MISSING if missing_names - misplaced_names else 0
+        tag_pieces = Pieces(blocks, block_starts, int(tag_fault), contents)
         return tag_pieces, [seen_tags[index_of_part[part]].start if part in index_of_part else None for part in self._parts]
 
     def _check_tags(

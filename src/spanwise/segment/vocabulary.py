@@ -97,12 +97,10 @@ class Vocabulary:
 
         Args:
             tokenizer: a fast tokenizer of transformers, or a `tokenizers.Tokenizer`.
-            size: how many ids the model can sample, if that is more than the tokenizer names; the rest hold b"" (`of` asks a
-                model for it).
+            size: how many ids the model can sample, if that is more than the tokenizer names; the rest hold b"" (see `of`).
 
         Raises:
-            DataError: a slow tokenizer, a decoder whose pieces depend on their neighbours, or a probe text whose tokens do
-                not join to what the tokenizer itself decodes.
+            DataError: a slow tokenizer, a decoder whose pieces depend on their neighbours, or pieces that fail on a test text.
 
         Example:
             >>> from tokenizers import Tokenizer, decoders, models

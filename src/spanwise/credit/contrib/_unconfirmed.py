@@ -217,8 +217,7 @@ def grpo_verif(
     weight_k[:1] = 1.0
     adv_nk = standardised.advantages * weight_k
     inverse_weight_k = 1 / torch.where(weight_k == 0, torch.nan, weight_k)
-    comparison = standardised.comparison.rescaled(divisor=inverse_weight_k).fitting(adv_nk)
-    return Explained(adv_nk, comparison)
+    return Explained(adv_nk, standardised.comparison.rescaled(divisor=inverse_weight_k).fitting(adv_nk))
 
 
 @register(

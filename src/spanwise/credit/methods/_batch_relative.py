@@ -55,8 +55,7 @@ def gdpo(
         S[i] = sum_m w_m (r[i, m] - mean_g r[:, m]) / (std_g r[:, m] + eps)
         A[i] = (S[i] - mean S) / (std S + eps), mean and std over the batch
         with `conflict`, z[i, m] the terms of S[i]: i is left out, A[i] = 0, if some z[i, m] > 0, some z[i, m] < 0 and
-        |sum_m z[i, m]| < conflict * (sum_m |z[i, m]| + 1e-6); every other S[i] is multiplied by the share of its group that is
-        not left out
+        |sum_m z[i, m]| < conflict * (sum_m |z[i, m]| + 1e-6); every other S[i] is multiplied by the share of its group kept
 
     Args:
         reward_nm: M rewards per completion; an absent one (NaN) adds nothing, a completion without any joins nothing, gets 0.

@@ -141,7 +141,7 @@ def _tabulate_evidence(right: int, wrong: int, two_sided: bool) -> tuple[Float[T
     weighted_entropy_with_ab = with_token_ab / completion_count * _compute_entropy(right_with_ab, wrong_with_ab)
     entropy_without_ab = _compute_entropy(right - right_with_ab, wrong - wrong_with_ab)
     weighted_entropy_without_ab = (completion_count - with_token_ab) / completion_count * entropy_without_ab
-    prior_entropy = _compute_entropy(torch.tensor(float(right)).double(), torch.tensor(float(wrong)).double())
+    prior_entropy = _compute_entropy(right_with_ab[-1, -1], wrong_with_ab[-1, -1])
     return fisher_evidence_ab, (prior_entropy - weighted_entropy_with_ab - weighted_entropy_without_ab).clamp(min=0.0)
 
 

@@ -237,7 +237,8 @@ def assign_turns(
             turn_inputs = {"voter_n": timeline.index_s, "truncated_n": truncated_s}
             turn_credit = assign(turn_scores, group_s, present_sk, objectives=turn_objectives, inputs=turn_inputs, **options)
             completion_count_m = torch.where(is_turn_objective_m, len(group_s), len(group_j))
-            credit = replace(_add_credits(credit, turn_credit, is_turn_objective_m), count_m=completion_count_m)
+            credit = _add_credits(credit, turn_credit, is_turn_objective_m)
+            credit = replace(credit, count_m=completion_count_m)
     mean_length = length_jk.sum(dim=1).double().mean()
     return replace(credit, length_nk=length_jk[timeline.index_s], mean_length_n=mean_length.expand(len(group_s)))
 

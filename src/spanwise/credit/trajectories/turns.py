@@ -193,8 +193,7 @@ class Trajectory:
     def merged(self, vocabulary: Vocabulary | None = None) -> Trajectory:
         """Give every turn a parent: the earlier turn whose context and response are the start of its prompt.
 
-        If several fit, the parent is the one with the most tokens, the latest of equals. The rest of the prompt is an observation,
-        and is not trained. Rewards, per-token numbers and extras stay with their turns.
+        If several fit, the parent is the longest one, the latest of equals. The rest of the prompt is an untrained observation.
 
         Args:
             vocabulary: the bytes of every id. With it, a prompt that repeats what came before as the same text in other tokens is
@@ -365,8 +364,7 @@ def split_turns(mask_nt: Bool[Tensor, "n t"], turn_nt: Int[Tensor, "n t"] | None
 
     Args:
         mask_nt: the tokens that the model sampled and that are trained.
-        turn_nt: a turn id for each token that belongs to one, negative elsewhere, in any alignment; needed where two turns follow
-            each other without a token between them. None: a turn is a run of the mask.
+        turn_nt: the turn id of each token, negative outside of turns; needed if turns touch. None: a turn is a run of the mask.
 
     Edge cases:
         A sequence without a sampled token has no turn. A turn of `turn_nt` without one has none either.
@@ -411,8 +409,7 @@ def step_rewards(reward_st: Float[Tensor, "s t"], mask_st: Shaped[Tensor, "s t"]
     """Add up the rewards on the tokens of each step, that is, of each row.
 
     A reward on a masked token counts for the trainable token before it; one before the first trainable token is dropped, for
-    nothing that was chosen can have caused it. NaN at a trainable token makes the reward absent; at a masked token it is no
-    reward.
+    nothing that was chosen can have caused it. NaN at a trainable token makes the reward absent, at a masked token it is 0.
     """
     check_shapes(reward_st=reward_st, mask_st=mask_st)
     check_rewards(reward_st, row="row")
