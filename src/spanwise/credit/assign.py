@@ -110,8 +110,8 @@ def assign(
         objective_inputs = _collect_inputs(scores, objectives)
         method_inputs |= {**objective_inputs, "reward_nk": reward_nm, "reward_nm": reward_nm}
         adv_nm, reward_comparison = run_method(method_inputs, reward_nm.shape)
-        check_failed_nm = scores.reward_nm.isnan() & ~reward_left_out_nm
-        adv_nm = torch.where(check_failed_nm, 0.0, adv_nm.double())
+        gets_no_credit_nm = scores.reward_nm.isnan() & ~reward_left_out_nm
+        adv_nm = torch.where(gets_no_credit_nm, 0.0, adv_nm.double())
         if reward_comparison is None:
             outcome_no = objective_inputs["outcome_no"]
             outcomes_m = [outcome_no[:, columns] if columns else None for columns in objective_inputs["given_k"]]

@@ -195,9 +195,9 @@ def compare_columns(
     **options: Any,
 ) -> Explained:
     """Call `advantage` on each column of rewards, with the options of that column (`by_column`) and the shared `options`."""
-    given_options = {name: by_m for name, by_m in by_column.items() if by_m is not None}
+    given_options = {name: values for name, values in by_column.items() if values is not None}
     column_advantages = [
-        advantage(reward_nm[:, m], group_n, **{name: by_m[m] for name, by_m in given_options.items()}, **options)
+        advantage(reward_nm[:, m], group_n, **{name: values[m] for name, values in given_options.items()}, **options)
         for m in range(reward_nm.shape[1])
     ]
     adv_nm = torch.stack([column.advantage_n + column.missing_n for column in column_advantages], dim=1)

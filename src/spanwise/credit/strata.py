@@ -275,7 +275,8 @@ def moments(
     """
     check_counts(value_n, "rewards", stratum_n, "group ids", advice="one id to each completion")
     check_rewards(value_n)
-    lowest_stratum, highest_stratum = map(int, stratum_n.aminmax()) if len(stratum_n) else (-1, -1)
+    stratum_limits = stratum_n.aminmax() if len(stratum_n) else (-1, -1)
+    lowest_stratum, highest_stratum = map(int, stratum_limits)
     if lowest_stratum < -1:
         raise AlignmentError(
             f"stratum_n holds {lowest_stratum}; strata are numbered from 0, and -1 means no stratum. Pass group_index(ids) instead "

@@ -155,7 +155,7 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
             is_complete = has_closing or not closing
             content_place = (sign.end, end_sign.start) if is_complete else None
             pair_matches.append((mark, sign.start, end_sign.end if has_closing else end_sign.start, content_place))
-            index = end_index + has_closing
+            index = end_index + 1 if has_closing else end_index
         return assign(pair_matches, parts_of_mark, surplus="report", fault=fault)
 
     return find

@@ -39,8 +39,7 @@ def find_blocks(
 ) -> tuple[Spans, list[BlockText]]:
     """Find the blocks of every completion, in tokens and as text.
 
-    A token belongs to the block that holds its first byte; one without bytes at a boundary (an unused id) to the block before. For
-    masked tokens, faults and all other rules see docs/segmenters.md.
+    A token belongs to the block of its first byte; one without bytes at a boundary to the block before. See docs/segmenters.md.
 
     Args:
         ids_nt: (N, T) sampled token ids; any value where the mask is 0.
@@ -308,8 +307,8 @@ class TagParser:
         if 0 in start_of_block or 0 not in start_of_block.values():
             start_of_block[0] = 0
         blocks, block_starts = zip(*sorted(start_of_block.items()), strict=True)
-        part_indices = set(index_of_part.values())
-        tag_fault, misplaced_names, contents = self._check_tags(seen_tags, part_indices, blocks, block_starts)
+        matched_indices = set(index_of_part.values())
+        tag_fault, misplaced_names, contents = self._check_tags(seen_tags, matched_indices, blocks, block_starts)
         missing_names = {part.mark for part in self._parts if part not in index_of_part and not part.index}
         tag_fault |= Fault.MISSING if missing_names - misplaced_names else 0
         tag_pieces = Pieces(blocks, block_starts, int(tag_fault), contents)

@@ -9,8 +9,7 @@ to 13 and 32), and white space alone is none: it belongs to the line or paragrap
 `turns` find runs of tokens, which say all of their text. At a cut, tokens without bytes belong to the run before them.
 
 A step begins in a line with at most three spaces before it, after up to six `#` and spaces, and after `**`, if there are any: at
-`Step`, `step` or `STEP` with spaces and a number, or at a number of up to three digits with `.` or `)` and white space or `**`.
-The numbers themselves are not read.
+`Step`, `step` or `STEP` with spaces and a number, or at any number of 1 to 3 digits with `.` or `)` and white space or `**`.
 """
 
 from __future__ import annotations

@@ -52,8 +52,8 @@ class Timeline:
         """Return the row of each trajectory's last flagged step, or of its last step if no step is flagged."""
         # The rows are sorted so that each trajectory starts with its last flagged row, or else its last row.
         sort_key_s = self.left_s + torch.where(flag_s, 0, len(flag_s))
-        row_order = sort_key_s.argsort(stable=True)
-        row_order = row_order[self.index_s[row_order].argsort(stable=True)]
+        rows_by_key = sort_key_s.argsort(stable=True)
+        row_order = rows_by_key[self.index_s[rows_by_key].argsort(stable=True)]
         step_count_j = self.index_s.bincount()
         return row_order[step_count_j.cumsum(dim=0) - step_count_j]
 
@@ -111,8 +111,8 @@ def build_timeline(
     check_counts(trajectory_s, "trajectory ids", step_s, "step numbers", advice="one of each to every row")
     trajectory_index_s = group_index(trajectory_s)
     trajectory_ids = list_ids(trajectory_s)
-    row_order = step_s.argsort(stable=True)
-    row_order = row_order[trajectory_index_s[row_order].argsort(stable=True)]
+    rows_by_step = step_s.argsort(stable=True)
+    row_order = rows_by_step[trajectory_index_s[rows_by_step].argsort(stable=True)]
     sorted_trajectory_s = trajectory_index_s[row_order]
     sorted_step_s = step_s[row_order]
     same_trajectory = sorted_trajectory_s[1:] == sorted_trajectory_s[:-1]

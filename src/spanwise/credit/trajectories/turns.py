@@ -252,7 +252,9 @@ class Trajectory:
 
     def _build_branch(self, path: Sequence[int]) -> Branch:
         """Join the responses of successive turns, with the observations between them, into one sequence to train on."""
-        token_ids, mask, turn_of_token = list[int](), list[int](), list[int]()
+        token_ids = list[int]()
+        mask = list[int]()
+        turn_of_token = list[int]()
         per_token: dict[str, list[float]] = {name: [] for t in path for name in self.turns[t].per_token}
         for t in path:
             turn = self.turns[t]
