@@ -118,8 +118,7 @@ def advantage(
         tensor([ 0.4575,  0.3029, -0.7604, -1.4563], dtype=torch.float64)
 
     Reference:
-        Pavlenko et al. 2026, "Blockwise Advantage Estimation" (arXiv 2602.10231): none, batch, group, outcome (there with the
-        completion inside its own mean: `leave_one_out=False`). Backing off is ours.
+        Pavlenko et al. 2026, "Blockwise Advantage Estimation" (arXiv 2602.10231): all but `blended`. Backing off is ours.
     """
     check_known("baseline", baseline, BASELINES)
     check_counts(reward_n, "rewards", group_n, "group ids", advice="one id to each completion")

@@ -280,9 +280,8 @@ def preset_objectives(
 ) -> tuple[Objective, ...]:
     """Return the objectives that a recipe gets from a method's preset if it names none.
 
-    Correctness pays the first block. The second objective pays the last block: a calibration score if the block states a
-    confidence, else the reward of a second attempt. Well-formed tags are paid in each block if the preset has a `format`. A
-    method that gives a completion one number pays it to every block.
+    Correctness pays the first block, a second objective the last one: a calibration score if it states a confidence, else the
+    reward of a second attempt. With a `format`, tags are paid in each block. Methods of one number per completion pay all.
     """
     check_known("calibration score", calibration, WORST_SCORE)
     first_block, last_block = layout.names[0], layout.names[-1]

@@ -82,8 +82,7 @@ def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "ta
         count_of_mark.update(marks_of_text)
     if prefilled is not None:
         count_of_mark[prefilled] = completion_count
-    can_count = list_marks is not None or holds_mark is not None
-    wanted = {mark: count_of_mark[mark] for mark in wanted_marks} if can_count else {}
+    wanted = {mark: count_of_mark[mark] for mark in wanted_marks} if list_marks or holds_mark else {}
     other_counts = [(mark, count) for mark, count in count_of_mark.items() if mark not in wanted]
     most_frequent_first = sorted(other_counts, key=lambda entry: (-entry[1], entry[0]))
     return Census(completion_count, wanted, dict(most_frequent_first), segmenter)

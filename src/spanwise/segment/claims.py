@@ -185,7 +185,10 @@ def cut(layout: Layout, findings: Iterable[Found], length: int) -> Pieces:
         fault |= Fault.NESTED
     if not layout.wanted.issubset([claim.part for claim in claims_with_bytes]):
         fault |= Fault.MISSING
-    contents = {(claim.part.block, claim.part.key): claim.inner for claim in claims_with_bytes if claim.inner is not None}
+    contents: dict[tuple[int, str], Inner] = {}
+    for claim in claims_with_bytes:
+        if claim.inner is not None:
+            contents[claim.part.block, claim.part.key] = claim.inner
     block_pieces[:1] = [(0, block_pieces[0][1] if block_pieces else 0)]
     # If several pieces (runs of bytes) start at the same byte, the last piece gets the byte.
     neighbours = pairwise([(-1, -1), *block_pieces])

@@ -127,7 +127,7 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
         mark_of_opening[opening.encode()] = mark, closing.encode()
     closing_signs = {closing for _, closing in mark_of_opening.values() if closing}
     find_signs = sign_finder({*mark_of_opening, *closing_signs})
-    prefilled_signs = [Sign(opening, 0, 0) for opening, (mark, _) in mark_of_opening.items() if mark == layout.prefilled]
+    prefilled_signs = [Sign(signs_of(mark)[0].encode(), 0, 0) for mark in parts_of_mark if mark == layout.prefilled]
 
     def find(sample: Sample) -> Found:
         pair_matches = list[Match]()

@@ -158,11 +158,12 @@ class _Scan:
 
     def _read_comma(self, at: int) -> None:
         """End the value that is being read, if there is one, and, in an array, begin the next element."""
-        top = self.stack[-1]
-        self._end_value(top, at)
-        if top.array:
-            top.index += 1
-            top.reading = top.node.steps.get(top.index) or top.node.steps.get(-1) or _NOWHERE, at + 1, at + 1
+        container = self.stack[-1]
+        self._end_value(container, at)
+        if container.array:
+            container.index += 1
+            element_node = container.node.steps.get(container.index) or container.node.steps.get(-1) or _NOWHERE
+            container.reading = element_node, at + 1, at + 1
 
     def _open_value(self, at: int, *, array: bool) -> None:
         """Open an object or array inside the value that is being read."""
@@ -187,21 +188,21 @@ class _Scan:
             self._end_value(container, at, is_whole=closes_innermost)
             is_done = container.array == array
 
-    def _end_value(self, top: _Open, at: int, *, is_whole: bool = True) -> None:
+    def _end_value(self, container: _Open, at: int, *, is_whole: bool = True) -> None:
         """End the value that is being read, and claim its bytes if it is a field of the layout."""
-        value_read = top.reading
-        top.reading = None
+        value_read = container.reading
+        container.reading = None
         if value_read is None:
             return
         value_node, claim_start, value_start = value_read
         value_part = value_node.part
-        is_extra_element = top.array and top.node.counted and top.index not in top.node.steps
+        is_extra_element = container.array and container.node.counted and container.index not in container.node.steps
         if value_part is None and not is_extra_element:
             return
         padded_text = self.text[value_start:at]
         value_text = padded_text.strip(_SPACE)
         self.fault |= _MORE if is_extra_element and value_text else 0
-        if value_part is None or (top.array and not value_text):
+        if value_part is None or (container.array and not value_text):
             return
         if value_part in self.done:
             self.fault |= _DUPLICATE

@@ -124,12 +124,12 @@ def _segment_rows(
     except AlignmentError as error:
         bad_token_t = np.flatnonzero((token_id_t < 0) | (token_id_t >= len(vocabulary)))
         raise AlignmentError(f"Completion {row_t[bad_token_t[0]] + first_row}: {error}") from None
-    # Completion i has the tokens [token_edge[i], token_edge[i + 1]) and the bytes [byte_edge[i], byte_edge[i + 1]).
-    token_edge = np.concatenate(([0], np.cumsum(valid_nt.sum(axis=1))))
+    # Completion i has the tokens [token_offsets[i], token_offsets[i + 1]), and the bytes between its two `byte_offsets`.
+    token_offsets = np.concatenate(([0], np.cumsum(valid_nt.sum(axis=1))))
     first_byte_t = np.concatenate(([0], end_t))
-    byte_edge = first_byte_t[token_edge]
-    token_spans = pairwise(token_edge.tolist())
-    byte_spans = list(pairwise(byte_edge.tolist()))
+    byte_offsets = first_byte_t[token_offsets]
+    token_spans = pairwise(token_offsets.tolist())
+    byte_spans = list(pairwise(byte_offsets.tolist()))
     completion_bytes = [all_bytes[start:stop] for start, stop in byte_spans]
     samples = (
         Sample(text, token_id_t[low:high], end_t[low:high] - start, column_t[low:high], logp_t[low:high], vocabulary)
@@ -140,15 +140,15 @@ def _segment_rows(
     row_p = np.repeat(np.arange(completion_count), [len(pieces.starts) for pieces in pieces_n])
     block_p = np.array([k for pieces in pieces_n for k in pieces.blocks], dtype=np.int64)
     start_in_text_p = np.array([start for pieces in pieces_n for start in pieces.starts], dtype=np.int64)
-    first_byte_p = start_in_text_p + byte_edge[row_p]
+    first_byte_p = start_in_text_p + byte_offsets[row_p]
     # If a piece begins inside token j, its first token is j + 1, because token j belongs to the block of its first byte.
     first_token_p = np.searchsorted(end_t, first_byte_p, side="right")
     first_token_p += first_byte_t[first_token_p] != first_byte_p
-    first_token_p = np.minimum(first_token_p, token_edge[row_p + 1])
+    first_token_p = np.minimum(first_token_p, token_offsets[row_p + 1])
     # The first piece of a completion begins with its first token, even if that token has no bytes.
-    first_token_p[np.flatnonzero(np.diff(row_p, prepend=-1))] = token_edge[:-1]
+    first_token_p[np.flatnonzero(np.diff(row_p, prepend=-1))] = token_offsets[:-1]
     token_count_p = np.diff(first_token_p, append=len(end_t))
-    byte_count_p = np.diff(first_byte_p, append=byte_edge[-1])
+    byte_count_p = np.diff(first_byte_p, append=byte_offsets[-1])
     block_nt = np.full((completion_count, width), -1, dtype=np.int8 if block_count <= 127 else np.int16)
     block_nt[valid_nt] = np.repeat(block_p, token_count_p)
     length_nk = np.zeros((completion_count, block_count), dtype=np.int64)
@@ -161,7 +161,7 @@ def _segment_rows(
     np.maximum.at(end_nk, row_and_block, column_t[(first_token_p + token_count_p)[nonempty_pieces] - 1] + 1)
     fault_n = np.array([pieces.fault for pieces in pieces_n], dtype=np.int64)
     fault_n[row_p[(byte_count_p > 0) & (length_nk[row_p, block_p] == 0)]] |= int(Fault.STRADDLED)
-    fault_n[np.diff(token_edge) == 0] = int(Fault.EMPTY)
+    fault_n[np.diff(token_offsets) == 0] = int(Fault.EMPTY)
     has_tokens_nk = length_nk > 0
     rows = zip(completion_bytes, pieces_n, has_tokens_nk.tolist(), strict=True)
     block_texts = [_text(*row, layout.keys) for row in rows]

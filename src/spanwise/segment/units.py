@@ -145,8 +145,8 @@ def cuts(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """
     count_text, at_sign, limit_text = _single_mark(parts).partition("@")
     stride = int(_parse_number(count_text, parts, example="cuts:5@0.9"))
-    limit = _parse_number(limit_text if at_sign else "0.9", parts, example="cuts:5@0.9", probability=True)
-    logp_limit = math.log(limit)
+    probability_limit = _parse_number(limit_text if at_sign else "0.9", parts, example="cuts:5@0.9", probability=True)
+    logp_limit = math.log(probability_limit)
 
     def cuts_of(sample: Sample) -> np.ndarray:
         unsure_tokens = np.flatnonzero(sample.logp_t < logp_limit)
@@ -162,8 +162,8 @@ def low_probability(parts: Sequence[Part], *, layout: Layout) -> Finder:
     Reference:
         "Segmental Advantage Estimation" 2026 (arXiv 2601.07320); the side of the cut is that of `sae(boundary="start")`.
     """
-    limit = _parse_number(_single_mark(parts), parts, example="low_probability:0.2", probability=True)
-    logp_limit = math.log(limit)
+    probability_limit = _parse_number(_single_mark(parts), parts, example="low_probability:0.2", probability=True)
+    logp_limit = math.log(probability_limit)
     return _unit_finder(parts, _start_at_tokens(lambda sample: np.flatnonzero(sample.logp_t < logp_limit)), trimmed=False)
 
 

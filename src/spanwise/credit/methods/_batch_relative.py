@@ -205,9 +205,8 @@ def reinforce_plus_plus_baseline(
         min_stratum: smaller groups join no moment and get 0.
 
     Edge cases:
-        A constant group has c = 0, but where right and wrong answers differ in length the mean of c over tokens is not 0, and
-        the group is credited with -mean/std. That is the method; `zero_constant_groups` takes it away. A group of one, a batch of
-        constant groups and a completion without tokens give exactly 0.
+        A constant group has c = 0, but if right and wrong answers differ in length, mean c is not 0, and the group gets
+        -mean/std (not with `zero_constant_groups`). A group of one, constant groups alone and completions without tokens give 0.
 
     Example:
         >>> r, g, length = torch.tensor([1., 0., 1., 1.]), torch.tensor([0, 0, 1, 1]), torch.tensor([30, 10, 20, 20])
