@@ -71,7 +71,7 @@ class Refinement:
             raise RecipeError(f"refine: '{self.method}' needs {missing_words}, which these batches lack. Leave refine out.")
 
     def credit(self, credit: Credit, reading: Any, batch: Any, scheme: Any) -> Credit:
-        """Return the credit with the advantage of each token as the refining method changes it.
+        """Return the credit with the token advantages that the refining method computes.
 
         Equation
             A[i, t] = the credit of t's block, or of t itself under a method per token, before it is shared over tokens

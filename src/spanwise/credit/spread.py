@@ -81,7 +81,7 @@ class Streams:
     reward_snt: Float[Tensor, "s n t"]  # the reward of each token; 0 nearly everywhere
     mask_snt: Bool[Tensor, "s n t"]  # the tokens that get advantages; GAE and SAE skip all others
     weight_s: Float[Tensor, " s"]  # the weight of each stream's objective; 1 for the sum of all rewards
-    stop_sn: Bool[Tensor, "s n"]  # True if the reward is for ending the completion without the block
+    stop_sn: Bool[Tensor, "s n"]  # True if the reward is for ending the completion without the rewarded block
     last_sn: Bool[Tensor, "s n"]  # True if `mask_snt` includes the completion's last trainable token
 
     def inputs(
