@@ -460,7 +460,7 @@ def _measure_tokens(value_nt: Tensor, mask_nt: Tensor) -> tuple[float, float, in
         if chunk_token_count == 0:
             continue
         if token_count == 0:  # subtracting the first value makes a constant batch exactly 0
-            running_mean = float(value[mask][0])
+            running_mean = float(value.flatten()[mask.flatten().int().argmax()])
         deviation = (value.double() - running_mean).masked_fill_(~mask, 0.0).flatten()
         deviation_sum = float(deviation.sum())
         square_sum += float(deviation.dot(deviation)) - deviation_sum**2 / (token_count + chunk_token_count)
