@@ -110,8 +110,7 @@ def assign(
         objective_inputs = _collect_inputs(scores, objectives)
         method_inputs |= {**objective_inputs, "reward_nk": reward_nm, "reward_nm": reward_nm}
         adv_nm, reward_comparison = run_method(method_inputs, reward_nm.shape)
-        gets_no_credit_nm = scores.reward_nm.isnan() & ~reward_left_out_nm
-        adv_nm = torch.where(gets_no_credit_nm, 0.0, adv_nm.double())
+        adv_nm = torch.where(scores.reward_nm.isnan() & ~reward_left_out_nm, 0.0, adv_nm.double())
         if reward_comparison is None:
             outcome_no = objective_inputs["outcome_no"]
             outcomes_m = [outcome_no[:, columns] if columns else None for columns in objective_inputs["given_k"]]
@@ -162,15 +161,13 @@ def assign(
             reward_comparison = compare_in_strata(reward_n, group_n, min_stratum=min_stratum).comparison
             reward_comparison = reward_comparison.unexplained(completion_adv_nm)
         weight_m = adv_nm.new_ones(1)
-        name_of_sum = " + ".join(comparison_names)
-        comparison_names = (name_of_sum,) if method_entry.kind == "completion" else ()
+        comparison_names = (" + ".join(comparison_names),) if method_entry.kind == "completion" else ()
         compares_in_groups = "group_n" in method_entry.inputs or "group_s" in method_entry.inputs
         explained_comparison = explain_sum(
             reward_comparison, scores, objectives, group_n, in_groups=compares_in_groups, truncated_n=truncated_n
         )
-    has_reward_nm = ~reward_nm.isnan()
-    is_alone_nm = has_reward_nm & (reward_comparison.reason_nm == int(Zero.SINGLETON))
-    backed_off_nm = has_reward_nm & (reward_comparison.level_nm > 0) & (reward_comparison.stratum_nm >= 0)
+    is_alone_nm = (reward_comparison.reason_nm == int(Zero.SINGLETON)) & ~reward_nm.isnan()
+    backed_off_nm = (reward_comparison.level_nm > 0) & (reward_comparison.stratum_nm >= 0) & ~reward_nm.isnan()
     return Credit(
         torch.where(present_nk, block_credit_nk, 0.0),
         stop_credit_n,

@@ -93,7 +93,8 @@ def advantage(
         voter_n: the rollout of each row, if rows are turns, as for `centred`; not with `blended`. None: no turns.
 
     Edge cases:
-        A stratum of one (unless `blended`) or of equal rewards gives exactly 0. An unknown outcome: it backs off, or gets 0.
+        A stratum of one and a constant stratum give exactly 0; `blended` never needs a second member. A completion of which an
+        outcome is unknown is in no stratum that needs it: it backs off, or gets 0.
 
     Raises:
         AlignmentError: sizes differ.
@@ -118,7 +119,8 @@ def advantage(
         tensor([ 0.4575,  0.3029, -0.7604, -1.4563], dtype=torch.float64)
 
     Reference:
-        Pavlenko et al. 2026, "Blockwise Advantage Estimation" (arXiv 2602.10231): all but `blended`. Backing off is ours.
+        Pavlenko et al. 2026, "Blockwise Advantage Estimation" (arXiv 2602.10231): none, batch, group, outcome (there with the
+        completion inside its own mean: `leave_one_out=False`). Backing off is ours.
     """
     check_known("baseline", baseline, BASELINES)
     check_counts(reward_n, "rewards", group_n, "group ids", advice="one id to each completion")
@@ -157,8 +159,7 @@ def advantage(
         outcome_count = outcome_no.shape[1]
         backs_off = outcome_count > 1 if back_off is None else back_off
         used_outcome_counts = reversed(range(outcome_count + 1)) if backs_off else [outcome_count]
-        compared_group_n = all_in_one_n if baseline == "batch" else group_n
-        groupings = [(compared_group_n, count) for count in used_outcome_counts]
+        groupings = [(all_in_one_n if baseline == "batch" else group_n, count) for count in used_outcome_counts]
     last_level = len(groupings) - 1
     # If no completion with the same outcomes has a reward, `if_missing` is compared with the group, or else the batch.
     groupings += [(group_n, 0), (all_in_one_n, 0)]
@@ -199,6 +200,7 @@ def compare_columns(
         advantage(reward_nm[:, m], group_n, **{name: values[m] for name, values in given_options.items()}, **options)
         for m in range(reward_nm.shape[1])
     ]
+    # `advantage_n` is 0 where the reward is absent, and `missing_n` is 0 everywhere else, so their sum merges them.
     adv_nm = torch.stack([column.advantage_n + column.missing_n for column in column_advantages], dim=1)
     return Explained(adv_nm, Comparison.joined([column.comparison for column in column_advantages]))
 
@@ -248,7 +250,8 @@ def blended_baseline(
         mu  mean of the same-outcomes completions of the P other prompts that have any;     v_mu = t2 (1 + 1/P) + s2 / n_mu
 
         s2, s2_x: pooled variances inside strata; t2: variance of the stratum means between prompts; d2: variance of
-        (own - re-scored) between prompts; both without sampling noise, at least 0. All four are of the *other* prompts.
+        (own - re-scored) between prompts; the last two by the method of moments (sampling noise subtracted, at least 0). All
+        four are those of the *other* prompts.
 
     Neither an estimate nor its weight depends on completion i's own reward, so the advantage has no bias from self-inclusion:
     a proper score keeps its fixed point (plain outcome means extremise it). Alone in its stratum, i falls back on x and mu.
@@ -274,7 +277,8 @@ def blended_baseline(
         tensor([-0.0900, -0.0100, -0.3600, -0.6400], dtype=torch.float64)
 
     Reference:
-        Ours. It extends the baseline of Pavlenko et al. 2026 (arXiv 2602.10231), which is `ml` with the sample itself.
+        Ours. It extends the outcome-conditioned baseline of Pavlenko et al. 2026, "Blockwise Advantage Estimation"
+        (arXiv 2602.10231), which includes the sample itself and uses `ml` alone.
     """
     check_rewards(reward_n)
     outcome_no = as_columns(outcome_no)
@@ -341,12 +345,13 @@ def _estimate_for_outcome(
 
 
 def _average_counterfactuals(actual: Moments, counterfactual: Moments, noise_variance_s: Tensor) -> tuple[Tensor, Tensor]:
-    """Estimate a baseline, and its variance, from the rewards that other completions would get for these outcomes."""
+    """Estimate a baseline, and its variance, from what the prompt's other completions would get for these outcomes."""
     counterfactual_variance_s = counterfactual.pooled_variance_of_others()
     counterfactual_variance_s = torch.where(counterfactual_variance_s.isnan(), noise_variance_s, counterfactual_variance_s)
     prompt_gap_s = actual.mean_s - counterfactual.mean_s  # NaN if a prompt has no actual or no counterfactual rewards
     has_gap_s = ~prompt_gap_s.isnan()
     other_count_s = has_gap_s.sum() - has_gap_s.double()
+    # The gap between actual and counterfactual rewards comes from other prompts, so that no reward enters its own baseline.
     mean_gap_of_others_s = (prompt_gap_s.nansum() - prompt_gap_s.nan_to_num()) / other_count_s.clamp(min=1.0)
     noise_variance_sa = torch.stack([noise_variance_s, counterfactual_variance_s], dim=1)
     count_sa = torch.stack([actual.count_s, counterfactual.count_s], dim=1)
@@ -359,7 +364,7 @@ def _average_counterfactuals(actual: Moments, counterfactual: Moments, noise_var
 def excess_variance_of_others(
     mean_s: Float[Tensor, " s"], noise_sa: Float[Tensor, "s a"], count_sa: Float[Tensor, "s a"]
 ) -> Float[Tensor, " s"]:
-    """Estimate for each stratum the variance between the means of the P other strata, minus noise; NaN if P < 2.
+    """Estimate for each stratum (compared set) how much the means of the P other strata vary beyond noise; NaN if P < 2.
 
     t2[s] (1 + 1/P),  t2[s] = max(0, var(other means, ddof 1) - sum_a noise[s, a] average(1 / count[., a]))
     """

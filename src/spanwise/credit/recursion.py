@@ -62,14 +62,11 @@ def lambda_advantage(
     lam_n = torch.as_tensor(lam, dtype=exact_dtype, device=reward_nt.device).expand(len(reward_nt))
     value_factor_n = gamma * (1 - lam_n)
     for rows, cols in _cut_blocks(*reward_nt.shape):
-        mask_block = mask_nt[rows, cols]
-        reward_block = reward_nt[rows, cols].to(exact_dtype)
+        mask_block, reward_block = mask_nt[rows, cols], reward_nt[rows, cols].to(exact_dtype)
         mask_factor = mask_block.to(exact_dtype)
-        boundary_factor = mask_factor
-        if boundary_nt is not None:
-            boundary_factor = (mask_block & boundary_nt[rows, cols]).to(exact_dtype)
+        boundary_factor = mask_factor if boundary_nt is None else (mask_block & boundary_nt[rows, cols]).to(exact_dtype)
         value_factor = boundary_factor * value_factor_n[rows, None]
-        carry_factor = (mask_factor * (gamma - 1)).sub_(value_factor).add_(1.0)  # gamma * lambda, but 1 at a masked token
+        carry_factor = (mask_factor * (gamma - 1)).sub_(value_factor).add_(1.0)  # gamma lam[k], but 1 at a masked token
         reward_term = carry_factor * reward_block
         value_block = None if value_nt is None else torch.where(mask_block, value_nt[rows, cols].to(exact_dtype), 0.0)
         if value_block is not None:

@@ -55,7 +55,7 @@ class Refinement:
         return Refinement(**recipe_fields)
 
     def check_scheme(self, scheme: Any) -> None:
-        """Refuse a scheme that cannot use this refinement, for example because it credits single turns."""
+        """Refuse a scheme that credits single turns, a `correct` that names no objective, and options without effect."""
         if scheme.entry.kind == "step" or any(objective.scope == "turn" for objective in scheme.objectives):
             raise RecipeError(
                 f"refine needs the credit of whole rollouts, but method '{scheme.method}' credits single turns here. Leave refine "
@@ -71,7 +71,7 @@ class Refinement:
             raise RecipeError(f"refine: '{self.method}' needs {missing_words}, which these batches lack. Leave refine out.")
 
     def credit(self, credit: Credit, reading: Any, batch: Any, scheme: Any) -> Credit:
-        """Return the credit with the token advantages that the refining method computes.
+        """Let the refining method change each token's advantage; the credit of the decision to stop stays the same.
 
         Equation
             A[i, t] = the credit of t's block, or of t itself under a method per token, before it is shared over tokens

@@ -208,8 +208,7 @@ class Method:
                     raise RecipeError(f"The option {name} is {value!r}; {advice}.")
             if name in self.only_with and value != self.options[name]:
                 other_option, required_values = self.only_with[name]
-                chosen_value = options.get(other_option, self.options.get(other_option))
-                chosen_values = says.get(other_option, [chosen_value])
+                chosen_values = says.get(other_option, [{**self.options, **options}.get(other_option)])
                 if not any(chosen in required_values for chosen in chosen_values):
                     raise RecipeError(
                         f"Option '{name}' of method '{self.name}' would change nothing here. It has an effect only if "
@@ -280,8 +279,9 @@ def preset_objectives(
 ) -> tuple[Objective, ...]:
     """Return the objectives that a recipe gets from a method's preset if it names none.
 
-    Correctness pays the first block, a second objective the last one: a calibration score if it states a confidence, else the
-    reward of a second attempt. With a `format`, tags are paid in each block. Methods of one number per completion pay all.
+    Correctness pays the first block. The second objective pays the last block: a calibration score if the block states a
+    confidence, else the reward of a second attempt. Well-formed tags are paid in each block if the preset has a `format`. A
+    method that gives a completion one number pays it to every block.
     """
     check_known("calibration score", calibration, WORST_SCORE)
     first_block, last_block = layout.names[0], layout.names[-1]

@@ -59,7 +59,7 @@ def paid_blocks(objectives: Sequence[Objective], block_names: Sequence[str], dev
 
 
 def resolve_values(objectives: Sequence[Objective], values: ValuesName | None) -> ValuesName:
-    """Return `values`, or by default "objective" if objectives credit different blocks, else "shared"."""
+    """Return what a critic predicts: `values`, or if None, "objective" if objectives pay different blocks, else "shared"."""
     if values is not None:
         check_known("kind of values", values, get_args(ValuesName))
         return values
@@ -89,9 +89,7 @@ class Streams:
     ) -> Iterator[dict[str, Tensor]]:
         """Yield the inputs of `gae`, `sae` and `value_target`, once for each value that the critic predicts."""
         mask_shape = tuple(self.mask_snt.shape[1:])
-        token_tables = dict[str, Tensor]()
-        if value_nt is not None:
-            token_tables["value_nt"] = self._arrange_by_stream(value_nt, "value_nt", mask_shape)
+        token_tables = {} if value_nt is None else {"value_nt": self._arrange_by_stream(value_nt, "value_nt", mask_shape)}
         if bootstrap_n is not None:
             end_value_ns = bootstrap_n if bootstrap_n.dim() > 1 else bootstrap_n[:, None].expand(-1, len(self.names))
             end_value_ns = self._arrange_by_stream(end_value_ns, "bootstrap_n", mask_shape[:1])
@@ -175,8 +173,7 @@ def reward_streams(
         weight_s = weight_m.double()
     includes_last_sn = torch.zeros_like(pays_stop_sn)
     if mask_nt.shape[1]:
-        last_sn = last_n.expand(len(mask_snt), -1)
-        includes_last_sn = mask_snt.gather(2, last_sn[..., None]).squeeze(2)
+        includes_last_sn = mask_snt.gather(2, last_n.expand(len(mask_snt), -1)[..., None]).squeeze(2)
     return Streams(name_streams(objectives, values), reward_snt, mask_snt, weight_s, pays_stop_sn, includes_last_sn)
 
 
@@ -283,9 +280,7 @@ def spread_tokens(
         )
     divisor_nk = _find_divisor(spans.length_nk, per)
     is_per_block = isinstance(per, str) and per == "block"
-    divisor_nt = divisor_nk[:, :1]
-    if is_per_block:
-        divisor_nt = divisor_nk.gather(1, spans.block_nt.long().clamp(min=0))
+    divisor_nt = divisor_nk.gather(1, spans.block_nt.long().clamp(min=0)) if is_per_block else divisor_nk[:, :1]
     credit_share_nt = torch.where(spans.block_nt >= 0, pad(adv_nt.double(), (0, missing_width)), 0.0) / divisor_nt
     if stop_n is not None:
         _add_stops(credit_share_nt, spans, stop_n.double() if is_per_block else stop_n.double() / divisor_nk[:, 0])

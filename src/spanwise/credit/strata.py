@@ -275,8 +275,7 @@ def moments(
     """
     check_counts(value_n, "rewards", stratum_n, "group ids", advice="one id to each completion")
     check_rewards(value_n)
-    stratum_limits = stratum_n.aminmax() if len(stratum_n) else (-1, -1)
-    lowest_stratum, highest_stratum = map(int, stratum_limits)
+    lowest_stratum, highest_stratum = map(int, stratum_n.aminmax()) if len(stratum_n) else (-1, -1)
     if lowest_stratum < -1:
         raise AlignmentError(
             f"stratum_n holds {lowest_stratum}; strata are numbered from 0, and -1 means no stratum. Pass group_index(ids) instead "
@@ -294,8 +293,7 @@ def moments(
     count_s = zeros_s.index_add(0, table_row_n, weight_n)
     minimum_s = zeros_s.scatter_reduce(0, table_row_n, value_n, "amin", include_self=False)
     above_minimum_n = (value_n - minimum_s[table_row_n]).masked_fill_(~member_n, 0.0)
-    sum_above_s = zeros_s.index_add(0, table_row_n, weight_n * above_minimum_n)
-    mean_above_s = sum_above_s / count_s.where(count_s > 0, 1.0)
+    mean_above_s = zeros_s.index_add(0, table_row_n, weight_n * above_minimum_n) / count_s.where(count_s > 0, 1.0)
     deviation_n = (above_minimum_n - mean_above_s[table_row_n]).masked_fill_(~member_n, 0.0)
     mean_s = (minimum_s + mean_above_s).masked_fill_(count_s <= 0, torch.nan)
     square_sum_s = zeros_s.index_add(0, table_row_n, weight_n * deviation_n.square())
@@ -365,8 +363,7 @@ def compare_in_strata(
     baseline_n = worth_n - advantage_n
     divisor_n = torch.ones_like(advantage_n)
     if scale != "none":
-        scale_n = mean_n if scale == "mean" else stratum_moments.std_n(ddof=ddof, stand_in_n=stand_in_n)
-        scale_n = scale_n + eps
+        scale_n = (mean_n if scale == "mean" else stratum_moments.std_n(ddof=ddof, stand_in_n=stand_in_n)) + eps
         has_divisor_n = (advantage_n != 0) | ((scale_n > 0) & ~stratum_moments.constant_n())
         scale_or_nan_n = torch.where(scale_n > 0, scale_n, torch.nan)
         divisor_n = torch.where(has_divisor_n, scale_or_nan_n, divisor_n)

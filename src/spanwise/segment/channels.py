@@ -3,7 +3,8 @@
 Marks are `reasoning`, `tool_call` and `answer`. One table has the signs of Qwen, DeepSeek, GLM, Kimi and MiniMax (`<think>`,
 `<tool_call>` and their like), Llama 3 (`<|python_tag|>`), gpt-oss (harmony: a header with `<|channel|>`) and Mistral (`[THINK]`,
 `[TOOL_CALLS]`). The package `renderers` parses the same families message by message, each by a class of its own that is chosen
-by a model's name; credit needs the place of every byte in whatever was sampled, cut off or malformed, from the ids alone.
+by a model's name; credit needs the place of every byte in whatever was sampled, cut off or malformed, from the ids alone, so the
+table is ours.
 
 Rules. What is in no other channel is the answer; white space and ends of turns are none and belong to what stands before them, so
 the end of the turn belongs to the last block present. A header and what wraps calls belong to what they open in their turn. Inside

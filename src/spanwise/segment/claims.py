@@ -105,7 +105,8 @@ class Segmenter:
         reads_logp: it cuts by log-probabilities.
         says: a function from a completion's text to the marks that would find something in it, most telling first, for the
             sentence that says what completions have instead of what a layout asks for. None: it cannot tell.
-        asks: a function from a mark to the words that a prompt must hold for a model to write it. None: it needs no prompt.
+        asks: a function from a mark to the words that a prompt must hold for a model to write it, for the sentence on prompts
+            that do not. None: it finds what models write anyway.
         holds: a function of a text and a mark: whether the mark would find something in it; None: where `says` names the mark.
         opens: a function from a mark to what a prompt ends with that has opened it already. None: no prompt can.
 

@@ -6,7 +6,8 @@ and nothing else; any other sign is its bytes, however they are cut into tokens.
 
 Rules. What stands between an opening and its closing sign is text, whatever it holds (NESTED if it opens another part). A part
 that never closes ends where the next one opens and says nothing (TRUNCATED). A closing sign of nothing is text (ORDER), in a part
-that has not closed too. A part says its last complete pair; a second pair is a DUPLICATE unless mark or block is repeated.
+that has not closed too. A part says its last complete pair; a second pair is a DUPLICATE unless the mark ends in `[*]` or the
+block is repeated.
 
 A mark of `regex` is a pattern of RE2, which never backtracks: whatever a completion holds, a search takes time linear in it. It
 has no look-around and no back-references for that. Text and pattern are UTF-8, offsets are bytes; bytes that are no UTF-8 match

@@ -89,7 +89,8 @@ class _Open:
 def json_fields(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Find the fields of JSON objects, by the rules at the top of this module.
 
-    With a block for the rest, a field is its value, from the colon on; without one, it runs from its key to the next one's key.
+    With a block for the rest a field is its value, from the colon on; the rest has keys and punctuation. Without one it runs from
+    its key to the next field's key.
     """
     root_node = _build_node([(part, steps(part.mark)) for part in parts], layout)
     starts_at_key = layout.rest is None

@@ -6,7 +6,8 @@ heading that no other mark names. A `#` in a fenced code block is none.
 Rules. A section runs to the next heading of its own level or a higher one, or to the end, and says all of that without the line of
 its heading. A section inside it that has a block of its own takes its bytes out of the outer block; without a block for the rest
 that block then runs on to where the next one starts. A title takes its first match, one in two blocks its first two; another
-match is a DUPLICATE and belongs to what it stands in. With `[*]` it takes all; of a repeated block, up to `most` (MORE).
+match is a DUPLICATE and belongs to what it stands in. With `[*]` it takes them all; of a repeated block, one each, up to `most`
+(MORE).
 
 Lines are read by CommonMark's rules for text outside of lists, quotes and HTML, where a line tells what it is by itself: a fence
 (what the segmenter `code` finds) is three or more backticks or tildes at the start of a line, and ends at as many of the same sign

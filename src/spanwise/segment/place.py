@@ -39,7 +39,8 @@ def find_blocks(
 ) -> tuple[Spans, list[BlockText]]:
     """Find the blocks of every completion, in tokens and as text.
 
-    A token belongs to the block of its first byte; one without bytes at a boundary to the block before. See docs/segmenters.md.
+    A token belongs to the block that holds its first byte; one without bytes at a boundary (an unused id) to the block before. For
+    masked tokens, faults and all other rules see docs/segmenters.md.
 
     Args:
         ids_nt: (N, T) sampled token ids; any value where the mask is 0.
@@ -55,7 +56,8 @@ def find_blocks(
         it says nothing complete; "" -> the block's whole text, cut at exact bytes. Bytes that are not UTF-8 become U+FFFD.
 
     Raises:
-        AlignmentError: shapes differ, a mask entry is not 0 or 1, an id is not in the vocabulary, or a needed log-prob is NaN.
+        AlignmentError: the shapes differ, the mask holds anything but 0 and 1, or a trainable id is not in the vocabulary; a
+            log-probability that a segmenter cuts by is NaN.
         RecipeError: a segmenter of the layout needs log-probabilities and there are none.
 
     Example:

@@ -97,10 +97,12 @@ class Vocabulary:
 
         Args:
             tokenizer: a fast tokenizer of transformers, or a `tokenizers.Tokenizer`.
-            size: how many ids the model can sample, if that is more than the tokenizer names; the rest hold b"" (see `of`).
+            size: how many ids the model can sample, if that is more than the tokenizer names; the rest hold b"" (`of` asks a
+                model for it).
 
         Raises:
-            DataError: a slow tokenizer, a decoder whose pieces depend on their neighbours, or pieces that fail on a test text.
+            DataError: a slow tokenizer, a decoder whose pieces depend on their neighbours, or a probe text whose tokens do
+                not join to what the tokenizer itself decodes.
 
         Example:
             >>> from tokenizers import Tokenizer, decoders, models
@@ -134,8 +136,7 @@ def _check_probe(vocabulary: Vocabulary, backend: Any) -> None:
         probe_ids = backend.encode(PROBE, add_special_tokens=False).ids
     except Exception:  # a word vocabulary without an unknown token cannot encode the test text
         return
-    joined_bytes, _ = vocabulary.join(np.array(probe_ids, dtype=np.int64))
-    joined_text = joined_bytes.decode(errors="replace")
+    joined_text = vocabulary.join(np.array(probe_ids, dtype=np.int64))[0].decode(errors="replace")
     decoded_text = backend.decode(probe_ids, skip_special_tokens=False)
     if joined_text.lstrip(" ") != decoded_text.lstrip(" "):
         raise DataError(

@@ -282,8 +282,7 @@ def gagpo(
     state_number_s = anchor_groups(group_s, anchor_s, similarity=similarity)
     # Each unknown state gets a number of its own, so that it is compared with no other state.
     own_stratum_s = len(state_number_s) + torch.arange(len(state_number_s), device=state_number_s.device)
-    stratum_s = torch.where(state_number_s < 0, own_stratum_s, state_number_s)
-    state_value_s = moments(return_s, stratum_s).mean_n()
+    state_value_s = moments(return_s, torch.where(state_number_s < 0, own_stratum_s, state_number_s)).mean_n()
     next_state_value_s = torch.where(timeline.next_s >= 0, gamma * state_value_s[timeline.next_s], 0.0)
     td_error_s = reward_s.double() + next_state_value_s - state_value_s
     advantage_s = timeline.backward_sum(td_error_s, decay=gamma * lam)

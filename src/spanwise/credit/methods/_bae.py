@@ -52,7 +52,8 @@ def bae(
         nothing (batch), the prompt (group), the prompt and the outcomes that block k is given (outcome)
 
     Args:
-        reward_nk: one reward per completion and objective (column); NaN if the block is absent (joins no baseline, gets 0).
+        reward_nk: one reward per completion and block; NaN where the block is absent (joins no baseline, gets 0). There may be
+            several columns for one block: a column is one objective.
         group_n, voter_n, leave_one_out, min_stratum, ddof, eps: as for `advantage`.
         outcome_no: O discrete outcomes of each completion; NaN where unknown. None: the first block's reward.
         given_k: per column, which outcomes its baseline is given, from coarse to fine. None: all, but none for the first column.
@@ -61,7 +62,8 @@ def bae(
         back_off_k: per column, whether strata that are too small use fewer outcomes, then the group; see `advantage`.
         by_outcome_nk2: the rewards under outcome 0 and 1, for `blended`.
         judged_k: per column, which of its given outcomes that is about; None: the only one.
-        if_missing_k: per column, what an absent reward counts as, see `if_missing` of `advantage`. None: it gets 0.
+        if_missing_k: per column, what an absent reward stands for, one number or one per completion (NaN: nothing): it gets that
+            minus its baseline, see `advantage`. None: absent gets 0.
 
     Edge cases:
         A stratum of one and a constant stratum give exactly 0 (`blended` borrows from other prompts instead).

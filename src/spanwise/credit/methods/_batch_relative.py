@@ -84,8 +84,7 @@ def gdpo(
     weight_m = weights_of(reward_nm, weight_m)
     adv_nm, comparison = compare_columns(reward_nm, group_n, {}, min_stratum=min_stratum, scale="std", ddof=ddof, eps=eps)
     weighted_adv_nm = adv_nm * weight_m
-    adv_sum_n = weighted_adv_nm.sum(dim=1)
-    adv_abs_sum_n = weighted_adv_nm.abs().sum(dim=1)
+    adv_sum_n, adv_abs_sum_n = weighted_adv_nm.sum(dim=1), weighted_adv_nm.abs().sum(dim=1)
     # Advantages that cancel sum to exactly 0, without a rounding error.
     adv_sum_n = torch.where(adv_sum_n.abs() > 1e-12 * adv_abs_sum_n, adv_sum_n, 0.0)
     adv_sum_n = torch.where(reward_nm.isnan().all(dim=1), torch.nan, adv_sum_n)
@@ -101,7 +100,7 @@ def gdpo(
     options: dict[str, Any] = {"shift": subtracts_mean, "ddof": ddof, "eps": eps, "eps_at": eps_at}
     adv_n, _, batch_divisor = standardise(adv_sum_n, weight_n=length_n, **options)
     if len(weight_m) == 1 and batch_divisor > 0 and length_n is None:
-        # The advantage of a single reward is that reward minus its baseline, divided by one number.
+        # If there is only one reward, its baseline explains the whole advantage.
         worth_nm = weight_m * comparison.worth_nm
         baseline_nm = weight_m * comparison.baseline_nm
         comparison = replace(comparison, worth_nm=worth_nm, baseline_nm=baseline_nm)
@@ -205,8 +204,9 @@ def reinforce_plus_plus_baseline(
         min_stratum: smaller groups join no moment and get 0.
 
     Edge cases:
-        A constant group has c = 0, but if right and wrong answers differ in length, mean c is not 0, and the group gets
-        -mean/std (not with `zero_constant_groups`). A group of one, constant groups alone and completions without tokens give 0.
+        A constant group has c = 0, but where right and wrong answers differ in length the mean of c over tokens is not 0, and
+        the group is credited with -mean/std. That is the method; `zero_constant_groups` takes it away. A group of one, a batch of
+        constant groups and a completion without tokens give exactly 0.
 
     Example:
         >>> r, g, length = torch.tensor([1., 0., 1., 1.]), torch.tensor([0, 0, 1, 1]), torch.tensor([30, 10, 20, 20])
@@ -225,14 +225,13 @@ def reinforce_plus_plus_baseline(
         is_compared_n &= group_moments.std_n(ddof=0) > 0
     centred_n, comparison = compare_in_strata(reward_n, stratum_n, min_stratum=min_stratum)
     options: dict[str, Any] = {"weight_n": length_n, "ddof": ddof, "eps": eps, "eps_at": eps_at}
-    compared_value_n = torch.where(is_compared_n, centred_n, torch.nan)
-    adv_n, batch_mean, batch_divisor = standardise(compared_value_n, **options)
+    adv_n, batch_mean, batch_divisor = standardise(torch.where(is_compared_n, centred_n, torch.nan), **options)
     adv_n1 = adv_n[:, None]
     has_tokens_n1 = (length_n > 0)[:, None]
     scaled_comparison = comparison.rescaled(divisor=batch_divisor, shift=batch_mean).fitting(adv_n1)
-    # The baseline is the mean of the group plus that of the batch, so it is not the average of one set of rewards.
+    # The baseline is the mean of the group plus the batch mean of c, so it is not the average of one set of rewards.
     scaled_comparison = replace(scaled_comparison, averaged_nm=torch.zeros_like(comparison.averaged_nm))
-    unscaled_comparison = comparison.unexplained(adv_n1)
+    unscaled_comparison = comparison.unexplained(adv_n1)  # for completions that are not standardised and get 0
     zero_reason_n1 = torch.where(has_tokens_n1, int(Zero.NO_SCALE), int(Zero.EMPTY))
     is_at_baseline_n1 = unscaled_comparison.reason_nm == int(Zero.AT_BASELINE)
     reason_nm = torch.where(is_at_baseline_n1, zero_reason_n1, unscaled_comparison.reason_nm)

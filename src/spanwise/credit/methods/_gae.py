@@ -57,7 +57,8 @@ def gae(
         gamma: discount between trainable tokens, in [0, 1].
         lam: weight of later surprises, in [0, 1]; one number, or one per completion.
         length_adaptive_alpha: take the lambda of each completion's length instead of `lam`, see `length_adaptive_lambda` (VAPO).
-        bootstrap_n: the value after the last token if cut off, 0 if ended, NaN if unknown, see `bootstrap_values`; None: all 0.
+        bootstrap_n: the value after the last token where the completion was cut off; 0 where it ended, NaN where it is unknown
+            (the completion gets 0). None: all ended. See `bootstrap_values`.
         whiten: standardise over tokens; long completions then weigh more and small advantages may change sign.
         ddof, eps: of the whitening variance (verl and SkyRL have ddof 1, OpenRLHF 0).
 
@@ -174,7 +175,8 @@ def sae(
         tensor([[0.5300, 0.4300, 0.7000, 0.4000]])
 
     Reference:
-        "Segmental Advantage Estimation" 2026 (arXiv 2601.07320). Boundary and lambda are unconfirmed; gamma is ours (paper: 1).
+        "Segmental Advantage Estimation" 2026 (arXiv 2601.07320). The side of the boundary and the value of lambda are not
+        confirmed by its text and are options; gamma is ours (the paper has 1).
     """
     check_shapes(reward_nt=reward_nt, logp_nt=logp_nt)
     check_mask(mask_nt)

@@ -99,8 +99,7 @@ def gigpo(
         episode_adv_j = _compare_episodes(rollout_reward_j, rollout_group_j, singleton, scaling_options)
         episode_adv_s = episode_adv_j[timeline.index_s]
     return_s = timeline.backward_sum(reward_s, decay=gamma)
-    state_number_s = anchor_groups(group_s, anchor_s, similarity=similarity)
-    step_adv_s = centred(return_s, state_number_s, **scaling_options)
+    step_adv_s = centred(return_s, anchor_groups(group_s, anchor_s, similarity=similarity), **scaling_options)
     return episode_weight * episode_adv_s + step_weight * step_adv_s
 
 
@@ -122,6 +121,7 @@ def anchor_groups(group_s: Int[Tensor, " s"], anchor_s: Anchors, *, similarity: 
         raise RecipeError(f"similarity is {similarity}; it must lie between 0 and 1. Use None to compare states exactly.")
     states = list_ids(anchor_s)
     state_keys = list(zip(group_s.tolist(), states, strict=True))
+    # A state text gets the number of the first earlier one that it resembles, so the order of rows matters here.
     matchers_by_prompt: dict[int, list[SequenceMatcher]] = {}
     text_id_of: dict[tuple[int, Any], int] = {}
     for row, (prompt, state) in enumerate(state_keys):

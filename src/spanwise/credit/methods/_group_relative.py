@@ -91,7 +91,8 @@ def dr_grpo(
         tensor([ 0.7500, -0.2500, -0.2500, -0.2500], dtype=torch.float64)
 
     Reference:
-        Liu et al. 2025, "Understanding R1-Zero-Like Training" (arXiv 2503.20783). Its constant length is `per` of `spread`.
+        Liu et al. 2025, "Understanding R1-Zero-Like Training" (arXiv 2503.20783). Its loss divides by a constant length, here
+        `spread(..., per=length)`.
     """
     return compare_in_strata(reward_n, group_index(group_n), leave_one_out=leave_one_out, min_stratum=min_stratum)
 
@@ -262,7 +263,8 @@ def rlcr(
 
     Reference:
         Damani et al. 2025, "Beyond Binary Rewards" (arXiv 2507.16806). The authors' code uses an affine map of R and pays the
-        format like correctness; the preset pays it a quarter (`rlcr_paper`: nothing), and like `bae` shares credit `per: block`.
+        format too, at the weight of correctness; the preset pays it a quarter of that (`rlcr_paper`: R alone). The preset shares
+        credit `per: block`, as that of `bae` does, so that the two differ in the credit alone.
     """
     check_rewards(reward_nm, column="reward")  # inf and -inf would become NaN (absent) in the sum
     reward_sum_n = weighted(reward_nm.double(), weights_of(reward_nm, weight_m)).sum(dim=1)

@@ -1,4 +1,4 @@
-"""Methods that change token advantages: KTAE by a token's association with correctness, OAR by its importance."""
+"""Methods that change token advantages: KTAE by a token's association with correctness, OAR by its importance for the answer."""
 
 from __future__ import annotations
 

@@ -69,8 +69,7 @@ class Timeline:
 
     def add_up(self, value_s: Tensor) -> Tensor:
         """Add up the whole numbers or flags of each trajectory's rows, for one column or several."""
-        trajectory_count = len(self.index_s.unique())
-        total_j = value_s.new_zeros((trajectory_count, *value_s.shape[1:]), dtype=torch.long)
+        total_j = value_s.new_zeros((len(self.index_s.unique()), *value_s.shape[1:]), dtype=torch.long)
         return total_j.index_add(0, self.index_s, value_s.long())
 
     def outcome(self, reward_s: Float[Tensor, " s"], reward: OutcomeName) -> Float[Tensor, " j"]:
@@ -113,12 +112,10 @@ def build_timeline(
     trajectory_ids = list_ids(trajectory_s)
     rows_by_step = step_s.argsort(stable=True)
     row_order = rows_by_step[trajectory_index_s[rows_by_step].argsort(stable=True)]
-    sorted_trajectory_s = trajectory_index_s[row_order]
-    sorted_step_s = step_s[row_order]
+    sorted_trajectory_s, sorted_step_s = trajectory_index_s[row_order], step_s[row_order]
     same_trajectory = sorted_trajectory_s[1:] == sorted_trajectory_s[:-1]
     if repeated_step := first_of(same_trajectory & (sorted_step_s[1:] == sorted_step_s[:-1])):
-        (position,) = repeated_step
-        earlier_row, later_row = sorted(row_order[position : position + 2].tolist())
+        earlier_row, later_row = sorted(row_order[repeated_step[0] : repeated_step[0] + 2].tolist())
         raise AlignmentError(
             f"Rows {earlier_row} and {later_row} are both step {int(step_s[earlier_row])} of trajectory "
             f"{trajectory_ids[earlier_row]!r}; give each step of a trajectory its own number, and the trajectories of different "
@@ -206,8 +203,7 @@ def assign_turns(
         rollout_comparison = comparison.take(timeline.index_s)
         step_adv_nm, step_comparison = credit.explained
         rollout_reasons = {"reason_nm": rollout_comparison.reason_nm, "about_nm": rollout_comparison.about_nm}
-        step_comparison = replace(step_comparison, **rollout_reasons)
-        credit = replace(credit, comparison=step_comparison.fitting(step_adv_nm))
+        credit = replace(credit, comparison=replace(step_comparison, **rollout_reasons).fitting(step_adv_nm))
     else:
         credits_turns = method_entry.kind == "block"
         is_turn_objective_m = torch.tensor([credits_turns and objective.scope == "turn" for objective in objectives])
@@ -237,8 +233,7 @@ def assign_turns(
             turn_inputs = {"voter_n": timeline.index_s, "truncated_n": truncated_s}
             turn_credit = assign(turn_scores, group_s, present_sk, objectives=turn_objectives, inputs=turn_inputs, **options)
             completion_count_m = torch.where(is_turn_objective_m, len(group_s), len(group_j))
-            credit = _add_credits(credit, turn_credit, is_turn_objective_m)
-            credit = replace(credit, count_m=completion_count_m)
+            credit = replace(_add_credits(credit, turn_credit, is_turn_objective_m), count_m=completion_count_m)
     mean_length = length_jk.sum(dim=1).double().mean()
     return replace(credit, length_nk=length_jk[timeline.index_s], mean_length_n=mean_length.expand(len(group_s)))
 
@@ -287,7 +282,7 @@ def _score_rollouts(scores: Scores, timeline: Timeline, objectives: Sequence[Obj
     for m, objective in enumerate(objectives):
         if add_turns and objective.scope == "turn":
             reward_s = filled_reward_sm[:, m]
-            is_counted_s = is_checked_sm[:, m] | ~reward_s.isnan()  # the reward function ran, or `if_missing` stands in
+            is_counted_s = is_checked_sm[:, m] | ~reward_s.isnan()  # checked, or replaced by `if_missing`
             reward_sum_j = timeline.sum_exactly(torch.where(is_counted_s, reward_s, 0.0))
             is_counted_j = timeline.add_up(is_counted_s) > 0
             tables["reward_nm"][:, m] = torch.where(is_counted_j, reward_sum_j, tables["reward_nm"][:, m])
@@ -332,7 +327,7 @@ def _objective_tables(scores: Scores) -> dict[str, Tensor]:
 
 
 def _mark_checked(scores: Scores) -> Bool[Tensor, "s m"]:
-    """Mark the rewards whose reward function ran, even if it failed."""
+    """Mark the rewards that are neither absent nor unscored: their turn was checked, even if the check failed."""
     return (scores.status_nm != int(Status.ABSENT)) & (scores.status_nm != int(Status.UNSCORED))
 
 
@@ -353,6 +348,7 @@ def keep_for_rollouts(
     is_rollout_m = torch.tensor([name == "rollout" for name in scopes], device=present_sk.device)
     pays_block_mk = paid_blocks(objectives, block_names, present_sk.device)
     is_paid_sm = (present_sk[:, None] & pays_block_mk).any(dim=2) & is_rollout_m
+    # A reward may be recorded at the last turn, though an earlier turn of the rollout wrote the block that it pays.
     rollout_is_paid_sm = (timeline.add_up(is_paid_sm) > 0)[timeline.index_s]
     is_restored_sm = rollout_is_paid_sm & ~scores.unused_nm.isnan()
     return replace(

@@ -193,7 +193,8 @@ class Trajectory:
     def merged(self, vocabulary: Vocabulary | None = None) -> Trajectory:
         """Give every turn a parent: the earlier turn whose context and response are the start of its prompt.
 
-        If several fit, the parent is the longest one, the latest of equals. The rest of the prompt is an untrained observation.
+        If several fit, the parent is the one with the most tokens, the latest of equals. The rest of the prompt is an observation,
+        and is not trained. Rewards, per-token numbers and extras stay with their turns.
 
         Args:
             vocabulary: the bytes of every id. With it, a prompt that repeats what came before as the same text in other tokens is
@@ -252,9 +253,7 @@ class Trajectory:
 
     def _build_branch(self, path: Sequence[int]) -> Branch:
         """Join the responses of successive turns, with the observations between them, into one sequence to train on."""
-        token_ids = list[int]()
-        mask = list[int]()
-        turn_of_token = list[int]()
+        token_ids, mask, turn_of_token = list[int](), list[int](), list[int]()
         per_token: dict[str, list[float]] = {name: [] for t in path for name in self.turns[t].per_token}
         for t in path:
             turn = self.turns[t]
@@ -366,7 +365,8 @@ def split_turns(mask_nt: Bool[Tensor, "n t"], turn_nt: Int[Tensor, "n t"] | None
 
     Args:
         mask_nt: the tokens that the model sampled and that are trained.
-        turn_nt: the turn id of each token, negative outside of turns; needed if turns touch. None: a turn is a run of the mask.
+        turn_nt: a turn id for each token that belongs to one, negative elsewhere, in any alignment; needed where two turns follow
+            each other without a token between them. None: a turn is a run of the mask.
 
     Edge cases:
         A sequence without a sampled token has no turn. A turn of `turn_nt` without one has none either.
@@ -397,8 +397,7 @@ def split_turns(mask_nt: Bool[Tensor, "n t"], turn_nt: Int[Tensor, "n t"] | None
     row_s = distinct_turns[is_sampled_s, 0]
     token_count_s = turn_i.bincount(minlength=len(distinct_turns))[is_sampled_s]
     turn_order = turn_i.argsort(stable=True)  # a stable sort keeps the positions of each turn ascending
-    is_kept_i = is_sampled_s[turn_i[turn_order]]
-    position_i = position_i[turn_order][is_kept_i]
+    position_i = position_i[turn_order][is_sampled_s[turn_i[turn_order]]]
     position_su = position_i.new_empty(0, 0)
     if len(row_s):
         position_su = pad_sequence([*position_i.split(token_count_s.tolist())], batch_first=True, padding_value=-1)
@@ -411,7 +410,8 @@ def step_rewards(reward_st: Float[Tensor, "s t"], mask_st: Shaped[Tensor, "s t"]
     """Add up the rewards on the tokens of each step, that is, of each row.
 
     A reward on a masked token counts for the trainable token before it; one before the first trainable token is dropped, for
-    nothing that was chosen can have caused it. NaN at a trainable token makes the reward absent, at a masked token it is 0.
+    nothing that was chosen can have caused it. NaN at a trainable token makes the reward absent; at a masked token it is no
+    reward.
     """
     check_shapes(reward_st=reward_st, mask_st=mask_st)
     check_rewards(reward_st, row="row")
@@ -438,6 +438,5 @@ def prompt_mini_batches(group_s: Int[Tensor, " s"], *, prompts_per_batch: int) -
     if prompts_per_batch < 1:
         raise RecipeError(f"prompts_per_batch is {prompts_per_batch}; it must be at least 1.")
     # `group_index` numbers groups in order of appearance only if it gets a list.
-    prompt_number_s = group_index(group_s.tolist()).to(group_s.device)
-    batch_s = prompt_number_s // prompts_per_batch
+    batch_s = group_index(group_s.tolist()).to(group_s.device) // prompts_per_batch
     return list(batch_s.argsort(stable=True).split(batch_s.bincount().tolist()))
