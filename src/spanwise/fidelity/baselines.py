@@ -219,8 +219,8 @@ def measure_fidelity(
             outcome_options = {"outcome_no": batch_columns["outcome_n"], "by_outcome_n2": batch_columns["by_outcome_n2"]}
             advantage_n = advantage(reward_n, prompt_n, **outcome_options, **options).advantage_n
             sum_bgxk[b, g].index_add_(0, prompt_n, _terms(batch_columns, advantage_n))
-    prompt_rx = torch.multinomial(torch.ones(n_prompts), draws * n_prompts, True, generator=generator).reshape(draws, -1)
-    weight_rx = torch.nn.functional.one_hot(prompt_rx, n_prompts).sum(dim=1).double()
+    drawn_prompts = torch.multinomial(torch.ones(n_prompts), draws * n_prompts, replacement=True, generator=generator)
+    weight_rx = torch.nn.functional.one_hot(drawn_prompts.reshape(draws, -1), n_prompts).sum(dim=1).double()
     draw_rbgf = _figures_of_sums(torch.einsum("rx,bgxk->rbgk", weight_rx, sum_bgxk))
     usable_share = float(completion_columns["usable_n"].double().mean())
     return Fidelity(tuple(baselines), tuple(group_sizes), _figures_of_sums(sum_bgxk.sum(dim=2)), draw_rbgf, usable_share)
@@ -231,47 +231,48 @@ def _prepare_columns(rerolls: Rerolls, rule: ScoreName) -> dict[str, Tensor]:
     prompt_count, sample_count = rerolls.prefix_xs.shape
     stated_n = rerolls.confidence_xs.double().flatten()
     outcome_n = rerolls.outcome_xs.double().flatten()
-    by_outcome_n2 = torch.stack([proper_score(stated_n, torch.full_like(stated_n, o), rule=rule) for o in (0.0, 1.0)], dim=1)
+    outcome_scores = [proper_score(stated_n, torch.full_like(stated_n, outcome), rule=rule) for outcome in (0.0, 1.0)]
     reward_n = proper_score(stated_n, outcome_n, rule=rule)
-    rerolled_confidence_dm = torch.cat([rerolls.again_dm.double(), torch.full((1, rerolls.again_dm.shape[1]), torch.nan)])
-    restated_nm = rerolled_confidence_dm[rerolls.prefix_xs.flatten()]  # without a prefix, index -1 selects the NaN row
-    mc_value_n, noise_n = mean_and_noise(proper_score(restated_nm, outcome_n[:, None].expand_as(restated_nm), rule=rule))
+    no_rerolls_1m = torch.full((1, rerolls.again_dm.shape[1]), torch.nan)  # the last row, for completions of prefix -1
+    rerolled_nm = torch.cat([rerolls.again_dm.double(), no_rerolls_1m])[rerolls.prefix_xs.flatten()]
+    rerolled_score_nm = proper_score(rerolled_nm, outcome_n[:, None].expand_as(rerolled_nm), rule=rule)
+    mc_value_n, noise_n = mean_and_noise(rerolled_score_nm)
     return {
         "prompt_n": torch.arange(prompt_count).repeat_interleave(sample_count), "reward_n": reward_n, "outcome_n": outcome_n,
-        "by_outcome_n2": by_outcome_n2, "usable_n": ~reward_n.isnan() & ~noise_n.isnan(),
+        "by_outcome_n2": torch.stack(outcome_scores, dim=1), "usable_n": ~reward_n.isnan() & ~noise_n.isnan(),
         "mc_n": reward_n - mc_value_n, "noise_n": noise_n,  # the variance of the noise in each Monte Carlo advantage
-        "phi_square_n": (stated_n - restated_nm.nanmean(dim=1)).square(),
+        "phi_square_n": (stated_n - rerolled_nm.nanmean(dim=1)).square(),
     }  # fmt: skip
 
 
-#: The number of sums that `_terms` computes.
+#: The number of terms that `_terms` computes for a completion.
 _SUMS = 18
 
 
 def _terms(batch: Mapping[str, Tensor], adv_n: Float[Tensor, " n"]) -> Float[Tensor, "n k"]:
-    """Compute each completion's terms (count, squared error, ...); `_figures_of_sums` computes the figures from their sums."""
+    """Compute a completion's terms (such as the squared error), from whose sums `_figures_of_sums` computes the figures."""
     outcome_n, usable_n = batch["outcome_n"], batch["usable_n"]
-    count_n = moments(batch["reward_n"], refine(batch["prompt_n"], outcome_n)).count_n()
-    selection_masks = (usable_n, outcome_n == 0, outcome_n == 1, count_n == 1)
+    same_outcome_count_n = moments(batch["reward_n"], refine(batch["prompt_n"], outcome_n)).count_n()
+    selection_masks = (usable_n, outcome_n == 0, outcome_n == 1, same_outcome_count_n == 1)
     mc_adv_n, noise_n, phi_square_n = batch["mc_n"], batch["noise_n"], batch["phi_square_n"]
     error_n = (adv_n - mc_adv_n).square() - noise_n
-    sum_terms = [term for selection in selection_masks for term in (selection.double(), selection * error_n)]
-    sum_terms += [adv_n, mc_adv_n, adv_n * adv_n, mc_adv_n * mc_adv_n, adv_n * mc_adv_n, noise_n]
-    sum_terms += [phi_square_n * adv_n * adv_n, phi_square_n * adv_n * mc_adv_n]
-    sum_terms += [phi_square_n * mc_adv_n * mc_adv_n, phi_square_n * noise_n]
-    return torch.where(usable_n[:, None], torch.stack(sum_terms, dim=1), 0.0)
+    completion_terms = [term for mask_n in selection_masks for term in (mask_n.double(), mask_n * error_n)]
+    completion_terms += [adv_n, mc_adv_n, adv_n * adv_n, mc_adv_n * mc_adv_n, adv_n * mc_adv_n, noise_n]
+    completion_terms += [phi_square_n * adv_n * adv_n, phi_square_n * adv_n * mc_adv_n]
+    completion_terms += [phi_square_n * mc_adv_n * mc_adv_n, phi_square_n * noise_n]
+    return torch.where(usable_n[:, None], torch.stack(completion_terms, dim=1), 0.0)
 
 
 def _figures_of_sums(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
     """Compute the figures that `FIGURES` names from sums over completions."""
-    columns = sums.unbind(-1)
-    # Columns 0 to 7 are pairs: a count of completions, and the sum of their squared errors. Columns 14 to 17 contain phi^2.
-    rmses = [root_ratio(error_sum, count) for count, error_sum in zip(columns[0:8:2], columns[1:8:2], strict=True)]
-    phi_adv_square_sum, phi_product_sum, phi_mc_square_sum, phi_noise_sum = columns[14:]
+    term_sums = sums.unbind(-1)
+    # The first eight sums are pairs: a count of completions, and the sum of their squared errors.
+    rmses = [root_ratio(error_sum, count) for count, error_sum in zip(term_sums[0:8:2], term_sums[1:8:2], strict=True)]
+    phi_adv_square_sum, phi_product_sum, phi_mc_square_sum, phi_noise_sum = term_sums[14:]
     exact_square_sum = phi_mc_square_sum - phi_noise_sum
     explained_sum = torch.where(phi_adv_square_sum > 0, phi_product_sum * phi_product_sum / phi_adv_square_sum, 0.0)
     gradient_noise = root_ratio(exact_square_sum - explained_sum, exact_square_sum)
-    return torch.stack([*rmses, *agreement(columns[0], *columns[8:14]), gradient_noise], dim=-1)
+    return torch.stack([*rmses, *agreement(term_sums[0], *term_sums[8:14]), gradient_noise], dim=-1)
 
 
 def agreement(

@@ -63,15 +63,15 @@ def fixed_point(
     p_b = p_b.double()
     if baseline != "outcome":
         return p_b
-    chance_b2 = torch.stack([1 - p_b, p_b], dim=1)
+    outcome_probability_b2 = torch.stack([1 - p_b, p_b], dim=1)
     if leave_one_out:
-        gradient_share_b2 = -torch.expm1((group_size - 1) * torch.log1p(-chance_b2))
+        gradient_share_b2 = -torch.expm1((group_size - 1) * torch.log1p(-outcome_probability_b2))
     else:
-        expected_count_b2 = group_size * chance_b2
-        at_least_one_b2 = -torch.expm1(group_size * torch.log1p(-chance_b2))  # the probability of one or more
-        beyond_first_b2 = (expected_count_b2 - at_least_one_b2).clamp(min=0.0)
-        gradient_share_b2 = (beyond_first_b2 / expected_count_b2).nan_to_num(nan=0.0)  # 0 / 0 if the probability is 0
-    wrong_weight_b, right_weight_b = (chance_b2 * gradient_share_b2).unbind(dim=1)
+        expected_count_b2 = group_size * outcome_probability_b2
+        occurrence_probability_b2 = -torch.expm1(group_size * torch.log1p(-outcome_probability_b2))
+        expected_surplus_b2 = (expected_count_b2 - occurrence_probability_b2).clamp(min=0.0)
+        gradient_share_b2 = (expected_surplus_b2 / expected_count_b2).nan_to_num(nan=0.0)
+    wrong_weight_b, right_weight_b = (outcome_probability_b2 * gradient_share_b2).unbind(dim=1)
     return right_weight_b / (right_weight_b + wrong_weight_b)
 
 
@@ -118,48 +118,49 @@ def simulated_fixed_point(
         True
     """
     p_b = p_b.double()
-    chance_b2 = torch.stack([1 - p_b, p_b], dim=1)
+    outcome_probability_b2 = torch.stack([1 - p_b, p_b], dim=1)
     completion_count = batches * copies * group_size
-    if (rarer_count := completion_count * float(chance_b2.min())) < _FEWEST:
+    if (rarer_count := completion_count * float(outcome_probability_b2.min())) < _FEWEST:
         raise RecipeError(
             f"In {batches} batches only {rarer_count:.0f} completions have the rarer outcome (right or wrong); raise batches, or "
             "set p nearer 0.5."
         )
     level_v = torch.arange(LEVELS + 1, dtype=torch.float64)
     stated_v = level_v / LEVELS
-    score_v2 = torch.stack([proper_score(stated_v, torch.full_like(stated_v, o), rule=rule) for o in (0.0, 1.0)], dim=1)
-    advantage_options = {"baseline": baseline, "leave_one_out": leave_one_out}
-    q_b, weight_b2 = p_b, chance_b2
-    weight_error_b2 = torch.zeros_like(chance_b2)
+    outcome_scores = [proper_score(stated_v, torch.full_like(stated_v, outcome), rule=rule) for outcome in (0.0, 1.0)]
+    score_v2 = torch.stack(outcome_scores, dim=1)
+    options = {"baseline": baseline, "leave_one_out": leave_one_out}
+    q_b = p_b
+    weight_b2, weight_error_b2 = outcome_probability_b2, torch.zeros_like(outcome_probability_b2)
     for _ in range(2):
         mean_stated_b = q_b.clamp(1e-3, 1 - 1e-3)
-        chance_bv = torch.distributions.Binomial(LEVELS, probs=mean_stated_b[:, None]).log_prob(level_v).exp()
+        level_probability_bv = torch.distributions.Binomial(LEVELS, probs=mean_stated_b[:, None]).log_prob(level_v).exp()
         generator = torch.Generator().manual_seed(seed)
-        columns_of_kinds = (p_b[:, None], mean_stated_b[:, None], chance_bv)
-        prompt_columns = [column.repeat(copies, 1) for column in columns_of_kinds]
-        sums = [_simulate_batch(prompt_columns, score_v2, group_size, advantage_options, generator) for _ in range(batches)]
-        sum_rcb2 = torch.stack(sums).unflatten(2, (copies, len(p_b))).sum(dim=2)
+        prompt_kinds = (p_b[:, None], mean_stated_b[:, None], level_probability_bv)
+        prompts = [column.repeat(copies, 1) for column in prompt_kinds]
+        batch_sums = [_simulate_batch(prompts, score_v2, group_size, options, generator) for _ in range(batches)]
+        sum_rcb2 = torch.stack(batch_sums).unflatten(2, (copies, len(p_b))).sum(dim=2)
         lost_gradient_b2, lost_error_b2 = _remove_explained_noise(sum_rcb2)
         excess_bv = stated_v - mean_stated_b[:, None]
-        full_gradient_b2 = chance_b2 * copies * group_size * ((chance_bv * excess_bv) @ score_v2)
-        weight_b2 = chance_b2 * (1 - lost_gradient_b2 / full_gradient_b2)
+        full_gradient_b2 = outcome_probability_b2 * copies * group_size * ((level_probability_bv * excess_bv) @ score_v2)
+        weight_b2 = outcome_probability_b2 * (1 - lost_gradient_b2 / full_gradient_b2)
         weight_error_b2 = (lost_error_b2 / full_gradient_b2).abs()
         q_b = weight_b2[:, 1] / weight_b2.sum(dim=1)
-    propagated_error_b = (weight_b2 * weight_error_b2.flip(1) * chance_b2.flip(1)).square().sum(dim=1).sqrt()
-    return q_b, propagated_error_b / weight_b2.sum(dim=1).square()
+    error_terms_b2 = weight_b2 * weight_error_b2.flip(1) * outcome_probability_b2.flip(1)
+    return q_b, error_terms_b2.square().sum(dim=1).sqrt() / weight_b2.sum(dim=1).square()
 
 
 def _simulate_batch(
     prompts: Sequence[Tensor], score_v2: Tensor, g: int, options: dict[str, Any], generator: torch.Generator
 ) -> Float[Tensor, "4 b 2"]:
     """Simulate a batch; return the sums, by prompt and outcome, of the gradient term and of three control variates."""
-    p_b1, mean_confidence_b1, level_chance_bv = prompts
+    p_b1, mean_confidence_b1, level_probability_bv = prompts
     prompt_count = len(p_b1)
     # An unused draw, to keep the random numbers of published results.
     torch.randint(1, (prompt_count, g), generator=generator)
     uniform_2bg = torch.rand(2, prompt_count, g, generator=generator, dtype=torch.float64)
     outcome_bg = (uniform_2bg[0] < p_b1).long()
-    cumulative_bv = level_chance_bv.cumsum(dim=1)
+    cumulative_bv = level_probability_bv.cumsum(dim=1)
     level_bg = (uniform_2bg[1][..., None] > cumulative_bv[:, None]).sum(dim=2).clamp(max=LEVELS)
     score_by_outcome_bg2 = score_v2[level_bg]
     reward_bg = score_by_outcome_bg2.gather(2, outcome_bg[..., None])[..., 0]
@@ -167,13 +168,14 @@ def _simulate_batch(
         reward_bg.flatten(), torch.arange(prompt_count).repeat_interleave(g), outcome_no=outcome_bg.flatten().double(),
         by_outcome_n2=score_by_outcome_bg2.reshape(-1, 2), **options,
     ).advantage_n  # fmt: skip
-    value_bg = (level_chance_bv @ score_v2).gather(1, outcome_bg)
-    same_outcome_bgg = ((outcome_bg[:, :, None] == outcome_bg[:, None, :]) & ~torch.eye(g, dtype=torch.bool)).double()
+    value_bg = (level_probability_bv @ score_v2).gather(1, outcome_bg)
+    is_other_gg = ~torch.eye(g, dtype=torch.bool)
+    same_outcome_bgg = ((outcome_bg[:, :, None] == outcome_bg[:, None, :]) & is_other_gg).double()
     others_score_bg2 = score_by_outcome_bg2.sum(dim=1, keepdim=True) - score_by_outcome_bg2
     terms_4bg = torch.stack([
         reward_bg - credit_n.reshape(prompt_count, g) - value_bg,
         torch.ones_like(reward_bg),
-        (same_outcome_bgg @ reward_bg[..., None])[..., 0] / same_outcome_bgg.sum(dim=2).clamp(min=1),  # others' mean; 0 if alone
+        (same_outcome_bgg @ reward_bg[..., None])[..., 0] / same_outcome_bgg.sum(dim=2).clamp(min=1),
         others_score_bg2.gather(2, outcome_bg[..., None])[..., 0],
     ])  # fmt: skip
     prompt_outcome_bg = torch.arange(prompt_count)[:, None] * 2 + outcome_bg
@@ -192,8 +194,8 @@ def _remove_explained_noise(sum_rcb2: Float[Tensor, "r c b 2"]) -> tuple[Float[T
     residual = (gradients - controls @ coefficient)[..., 0]
     batch_count = residual.shape[-1]
     mean_gradient, mean_controls = mean_sum_b21c.split([1, 3], dim=3)
-    mean_b2 = (mean_gradient - mean_controls @ coefficient)[..., 0, 0]
-    return mean_b2, (residual.square().sum(dim=-1) / (batch_count - 1) / batch_count).sqrt()
+    mean_residual_b2 = (mean_gradient - mean_controls @ coefficient)[..., 0, 0]
+    return mean_residual_b2, (residual.square().sum(dim=-1) / (batch_count - 1) / batch_count).sqrt()
 
 
 def fixed_point_rows(
@@ -204,19 +206,19 @@ def fixed_point_rows(
     batches: int = 100,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """Return the rows (baseline, group size, p, q*) of the q* table; only `blended` is simulated, in batches of 512."""
+    """Return the rows of the q* table: the confidence q* that each baseline teaches, by group size and probability p."""
     p_b = torch.tensor(probabilities, dtype=torch.float64)
     table_rows: list[dict[str, Any]] = []
     for size, (name, options) in product(group_sizes, BASELINES.items()):
         if name == "blended":
             copies = max(1, 512 // (size * len(p_b)))
-            confidences_and_errors = simulated_fixed_point(
+            q_b, error_b = simulated_fixed_point(
                 p_b, group_size=size, rule=rule, copies=copies, batches=batches, seed=seed, **options
             )
-            confidences, errors = (column_b.tolist() for column_b in confidences_and_errors)
+            errors = error_b.tolist()
         else:
-            confidences = fixed_point(p_b, group_size=size, **options).tolist()
+            q_b = fixed_point(p_b, group_size=size, **options)
             errors = [None] * len(p_b)
-        points = zip(probabilities, confidences, errors, strict=True)
-        table_rows += [{"baseline": name, "group_size": size, "p": p, "q": q, "error": error} for p, q, error in points]
+        row_values = zip(probabilities, q_b.tolist(), errors, strict=True)
+        table_rows += [{"baseline": name, "group_size": size, "p": p, "q": q, "error": error} for p, q, error in row_values]
     return table_rows

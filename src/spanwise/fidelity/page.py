@@ -128,18 +128,18 @@ def fidelity_finding(figures: Rows, differences: Rows = (), tokens: Rows = ()) -
         estimator_name = f"{best['estimator']} with {best['critic']}"
         return f"Token by token, {estimator_name} is nearest to Monte Carlo: correlation {_with_bounds(best)}."
     size = min(row["group_size"] for row in correlation_rows)
-    best, *other_rows = sorted((row for row in correlation_rows if row["group_size"] == size), key=lambda row: -row["value"])
+    rows_of_size = [row for row in correlation_rows if row["group_size"] == size]
+    best, *other_rows = sorted(rows_of_size, key=lambda row: -row["value"])
     if best["low"] <= 0:
         return f"In groups of {size} no baseline clearly fits Monte Carlo: best is {best['baseline']}, {_with_bounds(best)}."
     best_sentence = f"In groups of {size}, {best['baseline']} is nearest to Monte Carlo: correlation {_with_bounds(best)}"
     if not other_rows:
         return f"{best_sentence}."
     next_row = other_rows[0]
-    compared_key = ("correlation", size, {best["baseline"], next_row["baseline"]})
-    paired_rows = [row for row in differences if (row["figure"], row["group_size"], {row["a"], row["b"]}) == compared_key]
-    within_noise = next_row["high"] >= best["low"]
-    if paired_rows:
-        within_noise = any(row["low"] <= 0 <= row["high"] for row in paired_rows)
+    baseline_pair = {best["baseline"], next_row["baseline"]}
+    pair_rows = [row for row in differences if row["group_size"] == size and {row["a"], row["b"]} == baseline_pair]
+    intervals = [(row["low"], row["high"]) for row in pair_rows if row["figure"] == "correlation"]
+    within_noise = any(low <= 0 <= high for low, high in intervals) if intervals else next_row["high"] >= best["low"]
     noise_words = ", but their difference is within the noise" if within_noise else ""
     return f"{best_sentence}; next is {next_row['baseline']} with {_with_bounds(next_row)}{noise_words}."
 
@@ -150,7 +150,8 @@ def _with_bounds(row: Mapping[str, Any]) -> str:
 
 def _figure_panel(figures: Rows, figure: str, names: Sequence[str]) -> Panel | None:
     """Build the panel that plots one figure of all baselines by group size; None if the figure was not measured."""
-    ceilings = {row["group_size"]: row["value"] for row in figures if figure == "correlation" and row["figure"] == "ceiling"}
+    ceiling_rows = [row for row in figures if figure == "correlation" and row["figure"] == "ceiling"]
+    ceilings = {row["group_size"]: row["value"] for row in ceiling_rows}
     chart_rows: list[Row] = [
         {"series": row["baseline"], "x": row["group_size"], **_numbers(**row), "reference": ceilings.get(row["group_size"])}
         for row in figures
@@ -175,8 +176,8 @@ def _difference_panel(figure: str, rows: Rows) -> Panel:
 
 def _forest(title: str, rows: Rows, columns: Mapping[str, str], *, x: str, prefix: str = "") -> Panel:
     """Build a panel with a table of the rows, and a forest plot of their values with intervals."""
-    first_column, *_ = columns.values()
-    chart_rows: list[Row] = [{"name": f"{prefix}{row[first_column]}", "series": "", **_numbers(**row)} for row in rows]
+    name_column = next(iter(columns.values()))
+    chart_rows: list[Row] = [{"name": f"{prefix}{row[name_column]}", "series": "", **_numbers(**row)} for row in rows]
     field_of_label = {**columns, "from": "low", "to": "high"}
     table_rows = [{label: row[field] for label, field in field_of_label.items()} for row in rows]
     return Panel(title, (forest(chart_rows, names=("",), x=x),), table_rows)

@@ -1,7 +1,4 @@
-"""Re-roll completions of a policy: sample their ends anew, from before their last blocks or from before single tokens.
-
-The critics of token fidelity are here, too: the run's own critic, and one that is fitted on other prompts.
-"""
+"""Re-roll completions of a policy: sample their ends anew, from before their last blocks or from before single tokens."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ from spanwise.segment import Vocabulary, find_blocks
 from spanwise.tasks.embedded import Task, stated_confidences
 from spanwise.types import BlockText, Spans
 
-#: Of each completion, at most this many decisions (tokens below probability `DECISION`) are drawn, and as many other tokens.
+#: The most decisions (tokens below probability `DECISION`) that are drawn from a completion; also the most other tokens.
 MOST = 16
 #: Tokens less probable than this are always chosen for re-rolls, because SAE cuts segments there.
 UNLIKELY = 0.2
@@ -54,7 +51,7 @@ class FirstBlocks:
 
     prompt_n: Int[Tensor, " n"]
     heads: Sequence[Sequence[int]]  # the token ids of each completion's prompt
-    ids_nt: Int[Tensor, "n t"]  # the first token ids of each completion, as many as the longest first block needs
+    ids_nt: Int[Tensor, "n t"]  # the token ids of each completion, up to the end of the longest first block
     mask_nt: Bool[Tensor, "n t"]  # the trainable tokens of the first block
     reward_n: Float[Tensor, " n"]  # 1 if the first block is right, 0 if it is wrong; NaN without a verdict
 
@@ -161,8 +158,7 @@ class Roller:
         """Let sampling also end at a one-token opening tag of a later block, because the first block is complete there."""
         generation_config = self.model.generation_config
         vocabulary = self.tokenizer.get_vocab()
-        first_block, *later_blocks = self.task.layout.blocks
-        _, first_tags = first_block
+        (_, first_tags), *later_blocks = self.task.layout.blocks
         later_tags = (f"<{tag}>" for _, tags in later_blocks for tag in tags if tag not in first_tags)
         old_end_ids = generation_config.eos_token_id
         try:
@@ -175,10 +171,11 @@ class Roller:
     @torch.no_grad()
     def logp(self, blocks: FirstBlocks) -> Float[Tensor, "n t"]:
         """Compute the log-probability of each token of the first blocks at the sampling temperature."""
-        inputs = blocks.sequences(self.model.device)
-        forward_options = {"attention_mask": inputs.attention_nl, **positions(self.model, inputs.attention_nl)}
-        logits_nlv = self.model(input_ids=inputs.ids_nl, **forward_options).logits
-        logp_ntv = (logits_nlv[:, -inputs.width - 1 : -1].double() / self.temperature).log_softmax(dim=-1)
+        model_input = blocks.sequences(self.model.device)
+        forward_options = {"attention_mask": model_input.attention_nl, **positions(self.model, model_input.attention_nl)}
+        logits_nlv = self.model(input_ids=model_input.ids_nl, **forward_options).logits
+        block_logits_ntv = logits_nlv[:, -model_input.width - 1 : -1].double()
+        logp_ntv = (block_logits_ntv / self.temperature).log_softmax(dim=-1)
         return logp_ntv.gather(2, blocks.ids_nt.to(logp_ntv.device)[..., None]).squeeze(-1).cpu()
 
 
@@ -196,7 +193,8 @@ def collect_last_blocks(roller: Roller, rows: Any, *, samples: int = 32, rerolls
     index_of_prefix: dict[Prefix, int] = {}
     prefix_index_n = torch.full((len(block_texts),), -1)
     for n in spans.present_nk[:, -1].nonzero()[:, 0].tolist():
-        prompt_and_prefix = int(row_n[n]), tuple(ids_nt[n, : int(spans.start_nk[n, -1])].tolist())
+        last_block_start = int(spans.start_nk[n, -1])
+        prompt_and_prefix = int(row_n[n]), tuple(ids_nt[n, :last_block_start].tolist())
         prefix_index_n[n] = index_of_prefix.setdefault(prompt_and_prefix, len(index_of_prefix))
     if not index_of_prefix:
         raise DataError(f"None of {len(block_texts)} completions has the block '{last_name}'; there is nothing to re-roll.")
@@ -236,10 +234,9 @@ def collect_tokens(
             "'mc' needs all tokens. Use the other critics: --critics own, or --critics fitted."
         )
     last_trainable_nt = torch.where(mask_nt, torch.arange(mask_nt.shape[1]), -1).cummax(dim=1).values
-    # The index of the last trainable token before each token; -1 if there is none.
-    previous_index_nt = torch.nn.functional.pad(last_trainable_nt[:, :-1], (1, 0), value=-1)
+    previous_trainable_nt = torch.nn.functional.pad(last_trainable_nt[:, :-1], (1, 0), value=-1)
     is_chosen_nt = weight_nt > 0
-    follows_chosen_nt = (previous_index_nt < 0) | is_chosen_nt.gather(1, previous_index_nt.clamp(min=0))
+    follows_chosen_nt = (previous_trainable_nt < 0) | is_chosen_nt.gather(1, previous_trainable_nt.clamp(min=0))
     index_of_prefix: dict[Prefix, int] = {}
     # Index -1 marks tokens that are not re-rolled; it selects the last row of the rewards, which is NaN.
     prefix_index_nt = torch.full(blocks.ids_nt.shape, -1)
@@ -262,7 +259,7 @@ def choose_tokens(
     """Choose the tokens to compare by re-rolls; return how many tokens each one stands for, 0 if it is not chosen."""
     random_nt = torch.rand(mask_nt.shape, generator=torch.Generator().manual_seed(seed))
     probability_nt = logp_nt.exp()
-    # Tokens below `UNLIKELY` are all chosen, because SAE cuts there; of other decisions and of other tokens, up to `most` each.
+    # All tokens below `UNLIKELY` are chosen, but at most `most` other decisions and `most` other tokens.
     weight_nt = (mask_nt & (probability_nt < UNLIKELY)).double()
     for low, high in ((UNLIKELY, DECISION), (DECISION, math.inf)):
         is_in_kind_nt = mask_nt & (probability_nt >= low) & (probability_nt < high)
@@ -281,9 +278,8 @@ def make_seeds(seed: int) -> Iterator[int]:
 
 def own_critic_folder(model_folder: Path) -> Path | None:
     """Return the folder of the critic that was trained with a policy, inside or beside the policy's folder; None without any."""
-    parents = [model_folder, model_folder.parent] if model_folder.name == "model" else [model_folder]
-    critic_folders = (parent / "critic" for parent in parents)
-    return next((folder for folder in critic_folders if (folder / ABOUT).is_file()), None)
+    policy_folders = [model_folder, model_folder.parent] if model_folder.name == "model" else [model_folder]
+    return next((folder / "critic" for folder in policy_folders if (folder / "critic" / ABOUT).is_file()), None)
 
 
 def own_critic(place: Path, tokenizer: Any, objectives: Sequence[str]) -> tuple[ValueModel, int]:
@@ -314,9 +310,9 @@ def fitted_critics(roller: Roller, rows: Any, *, steps: Sequence[int], seed: int
     fresh_batches = _sample_batches(roller, rows, make_seeds(seed))
     first_batch = next(fresh_batches)
     critic = ValueModel.of_policy(roller.model, ("return",), CriticConfig())
-    trunk_ids = {id(parameter) for parameter in critic.model.base_model.parameters()}
+    trunk_parameter_ids = {id(parameter) for parameter in critic.model.base_model.parameters()}
     for parameter in critic.model.parameters():
-        if id(parameter) not in trunk_ids and parameter.dim() == 1:
+        if id(parameter) not in trunk_parameter_ids and parameter.dim() == 1:
             torch.nn.init.constant_(parameter, float(first_batch.reward_n.nanmean().nan_to_num(nan=0.0)))
     optimizer = torch.optim.AdamW(critic.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
     for step, batch in zip(range(1, max(steps) + 1), chain([first_batch], fresh_batches), strict=False):
@@ -334,7 +330,7 @@ def fitted_critics(roller: Roller, rows: Any, *, steps: Sequence[int], seed: int
 def _sample_batches(roller: Roller, rows: Any, seeds: Iterator[int]) -> Iterator[FirstBlocks]:
     """Yield batches of fresh first blocks without end; two batches are sampled at once, because that is faster."""
     for first in count(0, 2 * CRITIC_BATCH):
-        row_indices = [x % len(rows) for x in range(first, first + 2 * CRITIC_BATCH)]
+        row_indices = [number % len(rows) for number in range(first, first + 2 * CRITIC_BATCH)]
         blocks = roller.blocks(rows.select(row_indices), samples=1, seed=next(seeds))
         yield blocks.take(slice(0, CRITIC_BATCH))
         yield blocks.take(slice(CRITIC_BATCH, None))

@@ -109,8 +109,8 @@ def monte_carlo_advantage(
     position_t = torch.arange(width)
     segment_start_nt = torch.where(opens_segment_nt, position_t, 0).cummax(dim=1).values
     start_or_width_nt = torch.where(opens_segment_nt, position_t, width)
-    later_start_nt = start_or_width_nt.flip(1).cummin(dim=1).values.flip(1)  # the first start at or after each token
-    next_start_nt = torch.cat([later_start_nt[:, 1:], later_start_nt.new_full((len(later_start_nt), 1), width)], dim=1)
+    start_at_or_after_nt = start_or_width_nt.flip(1).cummin(dim=1).values.flip(1)
+    next_start_nt = torch.nn.functional.pad(start_at_or_after_nt[:, 1:], (0, 1), value=width)
     end_value_n1 = trajectories.reward_n.double()[:, None]
     value_nt = torch.cat([trajectories.value_nt.double(), end_value_n1], dim=1)
     noise_nt = torch.cat([trajectories.noise_nt.double(), torch.zeros_like(end_value_n1)], dim=1)
@@ -190,8 +190,7 @@ class TokenFidelity:
 
     def interval(self, critic: str, estimator: str, figure: str, *, kind: str = "all") -> Interval:
         """Return an estimator's figure under a critic, with its interval; the estimator `VALUES` is the critic's own values."""
-        figure_of_weights = self._figure(critic, estimator, figure, kind)
-        return bootstrap(figure_of_weights, self.prompt_n, resamples=self.draws, seed=self.seed)
+        return bootstrap(self._figure(critic, estimator, figure, kind), self.prompt_n, resamples=self.draws, seed=self.seed)
 
     def best(self, critic: str, among: str, *, kind: str = "all") -> str:
         """Return the estimator with the highest correlation among those whose names start with `among`."""
@@ -201,17 +200,17 @@ class TokenFidelity:
         return family_names[int(correlations.argmax())]
 
     def lead(self, critic: str, one: str, other: str, *, kind: str = "all") -> Interval:
-        """Return the lead in correlation of the best estimator named `one...` over the best estimator named `other...`.
+        """Return the best correlation of one family of estimators minus that of another; a family shares the start of its names.
 
         The best is chosen anew in every bootstrap draw, so that the luck of choosing among many is in the interval. A full name
         stands for itself: `lead("critic", "SAE end 0.2, 0", "GAE")` holds one SAE against the best GAE, which favours GAE.
         """
-        family_correlations = [self._correlations(critic, self._family(start), kind) for start in (one, other)]
+        correlation_functions = [self._correlations(critic, self._family(start), kind) for start in (one, other)]
 
         def difference(weight_rn: Tensor) -> Tensor:
-            best_correlation_2r = torch.stack([correlations(weight_rn).amax(dim=0) for correlations in family_correlations])
-            one_correlation_r, other_correlation_r = best_correlation_2r.masked_fill(best_correlation_2r.isinf(), torch.nan)
-            return one_correlation_r - other_correlation_r
+            one_best_r, other_best_r = (correlations(weight_rn).amax(dim=0) for correlations in correlation_functions)
+            lead_r = one_best_r - other_best_r
+            return lead_r.masked_fill(lead_r.isinf(), torch.nan)
 
         return bootstrap(difference, self.prompt_n, resamples=self.draws, seed=self.seed)
 
@@ -318,9 +317,9 @@ def token_fidelity(
         estimator_sums = [_sums(advantage_nt, target_nt, noise_nt, weight_snt) for advantage_nt in token_estimates]
         estimator_sums.append(_sums(known_value_nt, trajectories.value_nt, trajectories.noise_nt, picked_weight_snt))
         critic_sums.append(torch.stack(estimator_sums))
-    axis_names = (tuple(critics), tuple(TOKEN_ESTIMATORS))
+    sum_cesnk = torch.stack(critic_sums)
     count_s = (weight_snt > 0).sum(dim=(1, 2))
-    return TokenFidelity(*axis_names, torch.stack(critic_sums), count_s, trajectories.prompt_n, draws, seed)
+    return TokenFidelity(tuple(critics), tuple(TOKEN_ESTIMATORS), sum_cesnk, count_s, trajectories.prompt_n, draws, seed)
 
 
 def _weights(
@@ -333,18 +332,18 @@ def _weights(
 
 
 def _sums(estimate_nt: Tensor, target_nt: Tensor, noise_nt: Tensor, weight_snt: Tensor) -> Float[Tensor, "s n k"]:
-    """Sum, for each kind of token, a completion's weights, advantages A and A_MC, products of A and A_MC, and noise."""
-    adv_nt, mc_nt, noise_nt = estimate_nt.double(), target_nt.double(), noise_nt.double()
-    terms = [torch.ones_like(mc_nt), adv_nt, mc_nt, adv_nt * adv_nt, mc_nt * mc_nt, adv_nt * mc_nt, noise_nt]
-    term_ntk = torch.stack(terms, dim=-1)
-    return torch.where(weight_snt[..., None] > 0, weight_snt[..., None] * term_ntk, 0.0).sum(dim=2)
+    """Return each completion's weighted sums over a kind of token, from which `_figures_of_sums` computes the figures."""
+    adv_nt, mc_nt = estimate_nt.double(), target_nt.double()
+    token_terms = [torch.ones_like(mc_nt), adv_nt, mc_nt, adv_nt * adv_nt, mc_nt * mc_nt, adv_nt * mc_nt, noise_nt.double()]
+    weight_snt1 = weight_snt[..., None]
+    return torch.where(weight_snt1 > 0, weight_snt1 * torch.stack(token_terms, dim=-1), 0.0).sum(dim=2)
 
 
 def _figures_of_sums(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
     """Compute an estimator's figures, in the order of `TOKEN_FIGURES`, from its sums over completions."""
-    columns = sums.unbind(-1)
-    adv_square_sum, mc_square_sum, product_sum, noise_sum = columns[3:]
-    correlation, ceiling, scaled_rmse = agreement(*columns)
+    term_sums = sums.unbind(-1)
+    count, _, _, adv_square_sum, mc_square_sum, product_sum, noise_sum = term_sums
+    correlation, ceiling, scaled_rmse = agreement(*term_sums)
     error_sum = adv_square_sum - 2 * product_sum + mc_square_sum - noise_sum
-    rmse = root_ratio(error_sum, columns[0])  # column 0 is the count
+    rmse = root_ratio(error_sum, count)
     return torch.stack([correlation, ceiling, rmse, scaled_rmse], dim=-1)

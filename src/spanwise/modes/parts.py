@@ -38,7 +38,7 @@ class TrlPart:
 
     def fill(self, read_batch: Any, output: dict[str, Any]) -> tuple[Any, dict[str, float]]:
         """Add the mode's fields to a `step.ReadBatch` before the credit is computed, and return that batch with metrics."""
-        return read_batch, {}  # `loss` gets the fields that a mode adds to `output`, split into micro-batches
+        return read_batch, {}  # TRL splits `output` into the micro-batches that `loss` receives
 
     def loss(self, inputs: Mapping[str, Any]) -> tuple[Tensor | float, dict[str, float]]:
         """Return the term that the mode adds to the loss of a micro-batch, and the mode's metrics."""
@@ -66,9 +66,8 @@ class TrlPart:
 class RowPart(ABC):
     """Runs a mode inside verl or SkyRL: the engine appends the mode's token to each row that ended."""
 
-    # The engine appends `token` to each row for which `ended` is True, outside the loss mask but inside the forward passes.
-    # In the token's column, the advantages hold the weight from `lesson`, and the old log-probabilities hold the target from it.
-    # The engine's loss `spanwise_<mode>_<loss>` removes weight and target with `parted`, and adds the weighted squared error.
+    # The engine appends `token` to each row that ended. The advantage and the old log-probability of that token are the weight
+    # and the target from `lesson`; the loss takes them out again with `parted`.
     mode: Any
     token: int
 

@@ -106,13 +106,13 @@ def judge(
     """
     check_verify({"verify": verify})
     answer_pairs = [(_gold_text(gold), (answer or "").strip()) for gold, answer in zip(golds, answers, strict=True)]
-    verdicts = {n: _judge_text(gold, answer, verify) for n, (gold, answer) in enumerate(answer_pairs)}
-    undecided_pairs = {n: pair for n, pair in enumerate(answer_pairs) if verdicts[n] is None}
-    if undecided_pairs:
-        short_pairs = [(_shortened(gold), _shortened(answer)) for gold, answer in undecided_pairs.values()]
+    verdict_by_index = {n: _judge_text(gold, answer, verify) for n, (gold, answer) in enumerate(answer_pairs)}
+    undecided_by_index = {n: pair for n, pair in enumerate(answer_pairs) if verdict_by_index[n] is None}
+    if undecided_by_index:
+        short_pairs = [(_shortened(gold), _shortened(answer)) for gold, answer in undecided_by_index.values()]
         math_verdicts = (verifier or shared_verifier()).equal(short_pairs)
-        verdicts.update(zip(undecided_pairs, math_verdicts, strict=True))
-    return [verdict for verdict in verdicts.values() if verdict is not None]
+        verdict_by_index.update(zip(undecided_by_index, math_verdicts, strict=True))
+    return [verdict for verdict in verdict_by_index.values() if verdict is not None]
 
 
 def bare(text: str) -> str:
@@ -123,7 +123,8 @@ def bare(text: str) -> str:
     # The loop moves two indices and copies no text, so that its time is linear even for a thousand nested boxes.
     while True:
         if end - start > 2 and dollar_count == 2 and text[start] == text[end - 1] == "$":
-            start, end, dollar_count = *_strip_interval(text, start + 1, end - 1), 0
+            start, end = _strip_interval(text, start + 1, end - 1)
+            dollar_count = 0
         elif text.startswith("\\boxed{", start, end) and closing_brace_of.get(start + len("\\boxed")) == end - 1:
             start, end = _strip_interval(text, start + len("\\boxed{"), end - 1)
         else:
@@ -159,7 +160,7 @@ def _judge_text(gold: str, answer: str, verify: str) -> Verdict | None:
 
 
 def _shortened(text: str) -> str:
-    """Cut a text that is too long for Math-Verify to its end, or to "" if that end has no sign such as `$`."""
+    """Return the end of a text that is too long for Math-Verify; "" if the end has no sign of mathematics such as `$`."""
     if len(text) <= LONGEST:
         return text
     tail = text[-LONGEST:]

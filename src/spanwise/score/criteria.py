@@ -58,7 +58,7 @@ def criteria_of(cell: Any, where: str, blocks: Collection[str]) -> list[Criterio
 
 def _read(rubric: Any, where: str, error_type: type[DataError] | type[RecipeError]) -> list[Criterion]:
     """Read the criteria of a rubric; raise `error_type` if an entry is not a valid criterion."""
-    rubric_list = rubric.tolist() if hasattr(rubric, "tolist") else rubric  # a list from a Parquet file may be a NumPy array
+    rubric_list = rubric.tolist() if hasattr(rubric, "tolist") else rubric  # Parquet files may give NumPy arrays
     if not isinstance(rubric_list, (list, tuple)):
         raise error_type(f"The rubric {where} is {rubric!r:.80}. Write a list of criteria: {_EXAMPLE}.")
     criteria = []
@@ -127,8 +127,7 @@ def _check_reads(objective: Objective, option: str) -> None:
 
 def _check_criteria(criteria: Collection[Criterion], where: str, objective: Objective, layout: Layout) -> None:
     """Refuse two criteria with one name, and a criterion whose `part` is missing, unknown or in conflict with `each`."""
-    name_counts = Counter(criterion.name for criterion in criteria if criterion.name)
-    for name, count in name_counts.items():
+    for name, count in Counter(criterion.name for criterion in criteria if criterion.name).items():
         refuse({f"The rubric {where} has two criteria called '{name}'. Give one of them another name.": count > 1})
     has_each = objective.each is not None
     pays_nothing = not objective.pays and not has_each

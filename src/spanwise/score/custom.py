@@ -106,7 +106,7 @@ _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = 
     ("torch's seed", torch.initial_seed, torch.default_generator.manual_seed),
     ("the working directory", _working_directory, os.chdir),
 )
-#: How often a user's function was called with the same texts and random state, by a hash of all three.
+#: Hash of a user's function, its texts and the random state -> how often the function was called with them.
 _calls: Counter[int] = Counter()
 
 
@@ -171,10 +171,10 @@ def place_of(error: BaseException) -> str:
 
 def reward_call(objective: Objective, text: Texts, columns: Columns) -> partial[Any]:
     """Return the call of a user's reward function with those columns, blocks and options that its parameters name."""
-    default_of, takes_any_keyword = parameters_of(objective.reward, objective.name)
+    parameters = parameters_of(objective.reward, objective.name)
     # A function without a parameter `blocks` is a TRL reward function: `f(prompts, completions, completion_ids, **columns)`.
-    blocks_argument = {"blocks": list(text)} if "blocks" in default_of else {}
-    arguments, missing = arguments_for((default_of, takes_any_keyword), {**columns, **blocks_argument, **objective.options})
+    blocks_argument = {"blocks": list(text)} if "blocks" in parameters[0] else {}
+    arguments, missing = arguments_for(parameters, {**columns, **blocks_argument, **objective.options})
     if missing in _FROM_TRAINER:
         raise RewardError(
             f"Objective '{objective.name}' has a reward function in TRL's signature, but there are no '{missing}' to call it with. "
@@ -190,8 +190,8 @@ def reward_call(objective: Objective, text: Texts, columns: Columns) -> partial[
 
 def takes(objective: Objective, option: str) -> bool:
     """Return whether an objective's reward function has a parameter for an option, or `**kwargs`."""
-    default_by_parameter, takes_any_keyword = parameters_of(objective.reward, objective.name)
-    return takes_any_keyword or option in default_by_parameter
+    default_by_name, takes_any_keyword = parameters_of(objective.reward, objective.name)
+    return takes_any_keyword or option in default_by_name
 
 
 def label_of_function(objective: Objective) -> str:
@@ -201,9 +201,10 @@ def label_of_function(objective: Objective) -> str:
 
 def arguments_for(parameters: Parameters, offered: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
     """Return those of the offered arguments that a function takes, and its first required parameter that none of them fills."""
-    default_of, takes_any_keyword = parameters
-    unfilled = (name for name, default in default_of.items() if default is inspect.Parameter.empty and name not in offered)
-    return {name: value for name, value in offered.items() if takes_any_keyword or name in default_of}, next(unfilled, None)
+    default_by_name, takes_any_keyword = parameters
+    required_names = (name for name, default in default_by_name.items() if default is inspect.Parameter.empty)
+    unfilled_name = next((name for name in required_names if name not in offered), None)
+    return {name: value for name, value in offered.items() if takes_any_keyword or name in default_by_name}, unfilled_name
 
 
 def checked_reward(result: Any, objective: Objective, size: int) -> Reward:
@@ -235,12 +236,12 @@ def as_number(value: Any) -> float:
 
 def check_reward_function(objective: Objective, call_options: Collection[str] = ()) -> None:
     """Refuse an option that neither the reward function nor `call_options` has; refuse positional-only parameters, too."""
-    default_of, takes_any_keyword = parameters_of(objective.reward, objective.name)
-    unknown_options = [name for name in objective.options if name not in {*default_of, *call_options}]
+    default_by_name, takes_any_keyword = parameters_of(objective.reward, objective.name)
+    unknown_options = [name for name in objective.options if name not in {*default_by_name, *call_options}]
     if unknown_options and not takes_any_keyword:
         raise RecipeError(
             f"Objective '{objective.name}' has the option '{unknown_options[0]}', but its reward function has no such "
-            f"parameter. Its parameters are: {', '.join(default_of) or 'none'}."
+            f"parameter. Its parameters are: {', '.join(default_by_name) or 'none'}."
         )
 
 
@@ -252,11 +253,11 @@ def parameters_of(function: Any, name: str) -> Parameters:
         raise RecipeError(
             f"Objective '{name}': the parameters of {function!r} are unknown. Wrap it in a function."
         ) from error
-    positional = next((parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_ONLY), None)
+    positional = next((p.name for p in parameters if p.kind is p.POSITIONAL_ONLY), None)
     if positional is not None:
         raise RecipeError(
             f"Objective '{name}': its reward function takes '{positional}' only by position, but spanwise passes every argument by "
             f"name. Remove the '/' from its parameters."
         )
-    default_of = {one.name: one.default for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
-    return default_of, any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    default_by_name = {p.name: p.default for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    return default_by_name, any(p.kind is p.VAR_KEYWORD for p in parameters)

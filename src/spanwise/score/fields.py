@@ -31,7 +31,7 @@ from spanwise.types import BlockText, Status, whole_text
 _SIGNED = re.compile("[+-]?" + NUMBER.pattern)
 _DECODER = json.JSONDecoder()
 _INDEX = re.compile(r"\[(\d+)\]")
-#: Matches the end of the text before a JSON value: a colon, comma, bracket or nothing, then perhaps a quote.
+#: Matches what stands directly before a JSON value: a colon, comma or bracket, and perhaps a quote.
 _BEFORE = re.compile(r'(?:^|[:\[,])\s*+("?)\Z')
 #: Stands for the gold value of an element that lies beyond the end of the gold list.
 _BEYOND = object()
@@ -191,11 +191,11 @@ def _judge_field(
 
 def gold_there(objective: Objective, columns: Columns) -> Bool[Tensor, " n"] | None:
     """Return which completions have a gold value, if the objective's reward compares a field with a column; otherwise None."""
-    reward_options = objective.options
-    gold_cells = columns.get(reward_options.get("column", "answer"))
+    gold_cells = columns.get(objective.options.get("column", "answer"))
     if objective.reward not in ("equals", "near", "one_of") or gold_cells is None:
         return None
-    gold_values = (_value_at(_parse_cell(cell), reward_options.get("tag", "answer")) for cell in gold_cells)
+    gold_path = objective.options.get("tag", "answer")
+    gold_values = (_value_at(_parse_cell(cell), gold_path) for cell in gold_cells)
     return torch.tensor([gold is not MISSING and gold is not _BEYOND for gold in gold_values])
 
 
@@ -228,7 +228,7 @@ def _value_at(value: Any, path: str) -> Any:
         return value[path]
     try:
         path_steps = steps(path)
-    except LayoutError:  # the tag is not a valid path, so it leads nowhere
+    except LayoutError:  # an invalid path leads to no value
         return MISSING
     for step in path_steps:
         if isinstance(value, Mapping):
@@ -312,7 +312,7 @@ def json_schema(
         tensor([1., 0., 0.], dtype=torch.float64)
     """
     recipe_schema = _schema_of_recipe(schema)
-    schema_cells = [None] * len(text) if recipe_schema is not None else column_of(columns, str(schema), len(text))
+    schema_cells = column_of(columns, str(schema), len(text)) if recipe_schema is None else [None] * len(text)
 
     def rule(blocks: BlockText, block: Mapping[str, str | None], cell: Any) -> bool | tuple[str, str] | None:
         schema_text = recipe_schema or _schema_of_cell(cell)

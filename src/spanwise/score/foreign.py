@@ -54,20 +54,20 @@ def _first_cell(row: Mapping[str, Any], *names: str, default: Any = None) -> Any
 def _verl_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments for verl's `compute_score`: a completion's text, its right answer and its dataset cells."""
     reward_spec = _first_cell(row, "reward_model", "reward_spec")
-    gold_cells = reward_spec if isinstance(reward_spec, dict) and "ground_truth" in reward_spec else row
-    if gold_cells.keys().isdisjoint(_GOLD):
+    gold_source = reward_spec if isinstance(reward_spec, dict) and "ground_truth" in reward_spec else row
+    if gold_source.keys().isdisjoint(_GOLD):
         raise DataError(
             f"A function in verl's signature needs the right answer, but no column holds it. Add a column {', '.join(_GOLD)} or "
             f"reward_model with a ground_truth; the columns are {', '.join(sorted(row)) or 'none'}."
         )
-    default_columns = {"data_source": None, "extra_info": {}}
-    return {**default_columns, **row, "solution_str": text, "ground_truth": _first_cell(gold_cells, *_GOLD)}
+    gold_answer = _first_cell(gold_source, *_GOLD)
+    return {"data_source": None, "extra_info": {}, **row, "solution_str": text, "ground_truth": gold_answer}
 
 
 def _is_scorer(function: Any, parameters: frozenset[str]) -> bool:
     """Return whether a function is inspect_ai's `async score(state, target) -> Score`, or a factory of such scorers."""
-    is_scorer_factory = getattr(getattr(function, "__registry_info__", None), "type", "") == "scorer"
-    return is_scorer_factory or parameters == {"state", "target"}
+    registry_info = getattr(function, "__registry_info__", None)
+    return getattr(registry_info, "type", "") == "scorer" or parameters == {"state", "target"}
 
 
 @lru_cache(maxsize=64)

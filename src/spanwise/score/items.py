@@ -141,15 +141,16 @@ def item_calls(objective: Objective, convention: Convention, text: Texts, column
     """Build a call of an objective's reward function for each completion that has a block the objective pays."""
     item_function = convention.prepare(objective.reward)
     parameters = parameters_of(item_function, objective.name)
-    call_options = {**CALL_OPTIONS, **objective.options}
     function_options = {name: value for name, value in objective.options.items() if name not in CALL_OPTIONS}
+    sees_part = objective.options.get("sees") == "part"
+    seen_block = objective.options.get("block")
     call_by_index: dict[int, Callable[[], Any]] = {}
     for n, (blocks, row) in enumerate(zip(text, rows_of(columns, len(text)), strict=True)):
         if not present(blocks, objective.pays):
             continue
-        sees_part = call_options["sees"] == "part"
-        shown_text = part_text(blocks, objective.pays, call_options["block"]) if sees_part else completion_text(blocks)
-        arguments, missing_column = arguments_for(parameters, convention.arguments(shown_text, row) | function_options)
+        shown_text = part_text(blocks, objective.pays, seen_block) if sees_part else completion_text(blocks)
+        offered_arguments = convention.arguments(shown_text, row) | function_options
+        arguments, missing_column = arguments_for(parameters, offered_arguments)
         if missing_column is not None:
             raise DataError(f"Objective '{objective.name}': {unknown('column', missing_column, row)}")
         call_by_index[n] = partial(item_function, **own_copy(arguments))
@@ -191,8 +192,7 @@ def as_reward(objective: Objective, convention: Convention, results: Mapping[int
 
 def reward_of(numbers: Mapping[int, CallResult], size: int, *, measured: Sequence[Sequence[float]] | None = None) -> Reward:
     """Return the rewards of all completions; a completion without a call result in `numbers` has no reward (ABSENT)."""
-    absent_result = CallResult(status=Status.ABSENT)
-    all_results = [numbers.get(n, absent_result) for n in range(size)]
+    all_results = [numbers.get(n, CallResult(status=Status.ABSENT)) for n in range(size)]
     return Reward.of(
         [result.value for result in all_results],
         status=[result.status for result in all_results],

@@ -131,7 +131,8 @@ def judge_of(objective: Objective) -> str | None:
     judge_option = built_in_reward.judged_by
     chosen_judge = objective.options.get(judge_option)
     default_judge = built_in_reward.options[judge_option] or "correct"
-    given_rewards = [name for name in objective.given if isinstance(name, str) and ":" not in name and name not in OUTCOMES]
+    given_names = [entry for entry in objective.given if isinstance(entry, str) and ":" not in entry]
+    given_rewards = [name for name in given_names if name not in OUTCOMES]
     if chosen_judge is None and len(given_rewards) == 1:
         return given_rewards[0]
     if chosen_judge is None and given_rewards and default_judge not in given_rewards:
@@ -143,7 +144,7 @@ def judge_of(objective: Objective) -> str | None:
 
 
 def judged_column(objective: Objective) -> int | None:
-    """Return the index of the outcome in `objective.given` that decides the objective's reward; None if no outcome there does.
+    """Return the index in `objective.given` of the outcome that decides the objective's reward; None if it is not given.
 
     A reward function of your own that fills in `by_outcome` is judged by the only outcome that it is given.
     """

@@ -5,7 +5,7 @@ let the code start, and their exit status is the verdict. Plain values travel as
 never asked how one of its objects compares with a plain value, and nothing that it sends is evaluated.
 """
 
-from __future__ import annotations  # compile() passes this import on to the tested code and the tests
+from __future__ import annotations  # compile() applies `annotations` to the tested code and the tests, too
 
 import _thread
 import builtins
@@ -50,7 +50,7 @@ class Ended(SystemExit):
 class Handle:
     """A stand-in for an object of the other process, which asks that process for attributes and calls."""
 
-    __slots__ = ("__weakref__", "_spanwise_connection", "_spanwise_number")  # names that no test reads
+    __slots__ = ("__weakref__", "_spanwise_connection", "_spanwise_number")  # unlikely names, so that no test uses them
 
     def __getattr__(self, name: str) -> Any:
         if self._spanwise_connection.judging and name in _JUDGES:
@@ -230,7 +230,8 @@ class Connection:
             case "object":
                 object_number, method_names = payload
                 if object_number not in self.stand_ins:
-                    handle = _handle_class(tuple(name for name in method_names if name in _UNARY))()
+                    unary_names = tuple(name for name in method_names if name in _UNARY)
+                    handle = _handle_class(unary_names)()
                     object.__setattr__(handle, "_spanwise_connection", self)
                     object.__setattr__(handle, "_spanwise_number", object_number)
                     self.stand_ins[object_number] = handle
@@ -308,8 +309,9 @@ def tests(descriptor: int) -> None:
     main_namespace = _replace_main_module()
     connection = Connection(descriptor, main_namespace, judging=True)
     kept_builtins = {name: value for name, value in vars(builtins).items() if name not in redefined_names}
-    main_namespace["__builtins__"] = test_builtins = Names(kept_builtins)
+    test_builtins = Names(kept_builtins)
     test_builtins.connection = connection
+    main_namespace["__builtins__"] = test_builtins
     connection.send(program_text)
     try:
         connection.receive()

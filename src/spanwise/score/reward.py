@@ -72,7 +72,7 @@ class Reward(ByCompletion):
             )
 
     def only_where(self, there_n: Bool[Tensor, " n"]) -> Reward:
-        """Remove the reward (ABSENT) of each completion that lacks a paid block (`there_n` is False), and keep it as `unused_n`.
+        """Make the reward of each completion without a paid block (`there_n` is False) ABSENT; keep its number in `unused_n`.
 
         >>> Reward.of([1.0, -1.0]).only_where(torch.tensor([True, False])).unused_n
         tensor([nan, -1.], dtype=torch.float64)

@@ -174,11 +174,11 @@ def format_(
     """
     rewards: list[float | None] = []
     for blocks in text:
-        paid_blocks = [blocks.get(block) for block in pays]
+        paid_blocks = [block for name in pays if (block := blocks.get(name)) is not None]
         all_tags = (tag for block in blocks.values() if block for tag in block if tag)
         counted_tags = set(all_tags if tags is None else tags)
-        is_well_formed = all(block is not None and _is_well_formed(block, counted_tags, empty) for block in paid_blocks)
-        rewards.append(None if all(block is None for block in paid_blocks) else float(is_well_formed))
+        are_well_formed = all(_is_well_formed(block, counted_tags, empty) for block in paid_blocks)
+        rewards.append(float(are_well_formed and len(paid_blocks) == len(pays)) if paid_blocks else None)
     return Reward.of(rewards)
 
 
@@ -222,9 +222,10 @@ def second_attempt(
     second_reward = correct(text, pays=pays[:1], columns=columns, scored=scored, **options)
     value_n = second_reward.value_n.clone()
     second_answers = [read_tag(blocks, pays[:1], tag) or "" for blocks in text]
-    wrong_indices = [n for n in (value_n == 0.0).nonzero().flatten().tolist() if second_answers[n].strip()]
+    wrong_indices = [n for n, value in enumerate(value_n.tolist()) if value == 0.0 and second_answers[n].strip()]
     first_answers = [read_tag(text[n], (first,), tag) for n in wrong_indices]
-    repeat_verdicts = judge(first_answers, [second_answers[n] for n in wrong_indices], verify=verify, verifier=verifier)
+    wrong_answers = [second_answers[n] for n in wrong_indices]
+    repeat_verdicts = judge(first_answers, wrong_answers, verify=verify, verifier=verifier)
     for n, repeat_verdict in zip(wrong_indices, repeat_verdicts, strict=True):
         value_n[n] = 0.0 if repeat_verdict.value == 1.0 else partial
     return replace(second_reward, value_n=value_n)
@@ -236,7 +237,6 @@ def _score_confidence(
     """Reward stated confidences q by a proper scoring rule `rule(q, c)`, where c is the reward (0 to 1) of the objective `of`."""
     check_known("objective scored before this one", of, scored)
     outcome_numbers = scored[of].value_n.tolist()
-    outcome_statuses = scored[of].status_n.tolist()
     for n, outcome in enumerate(outcome_numbers):
         if outcome < 0.0 or outcome > 1.0:
             raise RewardError(
@@ -249,7 +249,7 @@ def _score_confidence(
     # If a confidence can be read but its outcome is unknown, the reward is missing for the same reason as the outcome.
     statuses = [
         Status.ABSENT if stated is None else Status.UNPARSABLE if q is None else Status(outcome_status)
-        for stated, q, outcome_status in zip(stated_texts, confidences, outcome_statuses, strict=True)
+        for stated, q, outcome_status in zip(stated_texts, confidences, scored[of].status_n.tolist(), strict=True)
     ]
     by_outcome = [None if q is None else (rule(q, 0.0), rule(q, 1.0)) for q in confidences]
     return Reward.of(rewards, status=statuses, by_outcome=by_outcome, stated=confidences)
@@ -350,10 +350,9 @@ def environment(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, co
 
 
 def _check_lengths(options: Mapping[str, Any]) -> None:
-    longest = options["longest"]
     option_label = "The option '{}' (tokens) of reward 'overlong'"
-    check_number(option_label.format("longest"), longest, least=1.0, whole=True)
-    check_number(option_label.format("buffer"), options["buffer"], least=1.0, most=float(longest), whole=True)
+    check_number(option_label.format("longest"), options["longest"], least=1.0, whole=True)
+    check_number(option_label.format("buffer"), options["buffer"], least=1.0, most=float(options["longest"]), whole=True)
 
 
 @register("overlong", kind="reward", check=_check_lengths, reads_ids=True)

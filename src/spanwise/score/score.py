@@ -97,8 +97,8 @@ def _only_right(reward: Reward, other: Reward) -> Reward:
     """Keep an objective's reward only for completions that get 1 from the objective named in `only`."""
     wrong_n = other.value_n != 1.0
     status_n = torch.where(wrong_n, int(Status.UNSCORED), reward.status_n)
-    rewards_n2 = reward.by_outcome_n2.masked_fill(wrong_n[:, None], NAN)
-    return replace(reward, value_n=reward.value_n.masked_fill(wrong_n, NAN), status_n=status_n, by_outcome_n2=rewards_n2)
+    by_outcome_n2 = reward.by_outcome_n2.masked_fill(wrong_n[:, None], NAN)
+    return replace(reward, value_n=reward.value_n.masked_fill(wrong_n, NAN), status_n=status_n, by_outcome_n2=by_outcome_n2)
 
 
 def measures_of(objectives: Sequence[Objective]) -> tuple[str, ...]:
@@ -111,14 +111,13 @@ def as_scores(scored: Scored, outcome_names: Sequence[str] = (), outcome_no: Flo
     """Put the rewards of all objectives side by side in one `Scores`; refuse a reward so large that credit would overflow."""
 
     def side_by_side(attribute: str) -> Tensor:
-        columns = []
-        for reward in scored.values():
-            column = getattr(reward, attribute)
-            columns.append(torch.full_like(reward.value_n, NAN) if column is None else column)
-        return torch.stack(columns, dim=1)
+        columns = [getattr(reward, attribute) for reward in scored.values()]
+        missing_n = torch.full_like(next(iter(scored.values())).value_n, NAN)
+        return torch.stack([missing_n if column is None else column for column in columns], dim=1)
 
     reward_nm, status_nm = side_by_side("value_n"), side_by_side("status_n")
-    by_outcome_nmo, stated_nm, unused_nm = map(side_by_side, ("by_outcome_n2", "stated_n", "unused_n"))
+    by_outcome_nmo = side_by_side("by_outcome_n2")
+    stated_nm, unused_nm = side_by_side("stated_n"), side_by_side("unused_n")
     is_too_large_nm = reward_nm.abs() > LARGEST
     if is_too_large_nm.any():
         n, m = is_too_large_nm.nonzero()[0].tolist()
@@ -128,8 +127,8 @@ def as_scores(scored: Scored, outcome_names: Sequence[str] = (), outcome_no: Flo
         )
     empty_notes = np.full(len(reward_nm), None)
     note_columns = [empty_notes if reward.note_n is None else reward.note_n for reward in scored.values()]
-    note_nm = np.stack(note_columns, axis=1) if any(reward.note_n is not None for reward in scored.values()) else None
-    outcomes = (tuple(outcome_names), outcome_no) if outcome_names else ((), None)
+    note_nm = np.stack(note_columns, axis=1) if any(column is not empty_notes for column in note_columns) else None
+    outcomes = (tuple(outcome_names), outcome_no if outcome_names else None)
     return Scores(tuple(scored), reward_nm, status_nm, by_outcome_nmo, *outcomes, stated_nm, unused_nm, note_nm)
 
 
@@ -198,9 +197,9 @@ def _check_callable(objectives: Sequence[Objective], text: Texts) -> None:
 
 def waits(objective: Objective) -> bool:
     """Return whether an objective's reward function is async, so that it must be awaited."""
-    built_in_reward, convention = built_in(objective), calling_convention(objective)
-    if built_in_reward is not None:
+    if (built_in_reward := built_in(objective)) is not None:
         return is_async(built_in_reward.function)
+    convention = calling_convention(objective)
     return is_async(objective.reward if convention is None else convention.prepare(objective.reward))
 
 
@@ -246,12 +245,12 @@ def _complete_known(objective: Objective, recorded: Reward, text: Texts, *, colu
     """Take an objective's rewards, computed elsewhere, and add the outcomes and statuses that the completions' text shows."""
     built_in_reward = built_in(objective)
     if built_in_reward is not None and built_in_reward.judged_by is not None:
-        from_text = score_one(objective, text, columns=columns, scored=scored)
+        rescored = score_one(objective, text, columns=columns, scored=scored)
         # Recorded rewards do not say why one is missing, but the text does: the confidence is absent or cannot be read.
         has_failed_n = (recorded.status_n == Status.ERROR) | (recorded.status_n == Status.UNSCORED)
-        is_unstated_n = (from_text.status_n == Status.ABSENT) | (from_text.status_n == Status.UNPARSABLE)
-        status_n = torch.where(has_failed_n & is_unstated_n, from_text.status_n, recorded.status_n)
-        recorded = replace(recorded, status_n=status_n, by_outcome_n2=from_text.by_outcome_n2, stated_n=from_text.stated_n)
+        is_unstated_n = (rescored.status_n == Status.ABSENT) | (rescored.status_n == Status.UNPARSABLE)
+        status_n = torch.where(has_failed_n & is_unstated_n, rescored.status_n, recorded.status_n)
+        return replace(recorded, status_n=status_n, by_outcome_n2=rescored.by_outcome_n2, stated_n=rescored.stated_n)
     return recorded
 
 
@@ -261,13 +260,13 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
     judge_by_objective = {objective.name: judge_of(objective) for objective in objectives}
     for position, objective in enumerate(objectives):
         _check_pays(objective, layout.keys)
-        judged_outcome = next((name for name in objective.outcomes if judge_by_objective.get(name) is not None), None)
-        if judged_outcome is not None:
-            raise RecipeError(
-                f"Objective '{objective.name}' compares only completions with the same reward '{judged_outcome}', but hardly any "
-                f"two have the same. Set given: {judge_by_objective[judged_outcome]}, the outcome that this reward depends on, or "
-                f"set baseline: group."
-            )
+        for name in objective.outcomes:
+            if judge_by_objective.get(name) is not None:
+                raise RecipeError(
+                    f"Objective '{objective.name}' compares only completions with the same reward '{name}', but hardly any two "
+                    f"have the same. Set given: {judge_by_objective[name]}, the outcome that this reward depends on, or set "
+                    f"baseline: group."
+                )
         built_in_reward = built_in(objective)
         if built_in_reward is None:
             convention = calling_convention(objective)
@@ -275,8 +274,7 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
             check_call(objective, convention)
             continue
         _check_options(objective, built_in_reward)
-        judge_name = judge_by_objective[objective.name]
-        if judge_name is not None:
+        if (judge_name := judge_by_objective[objective.name]) is not None:
             _check_earlier(objective, judge_name, [before.name for before in objectives[:position]])
         if objective.name not in recorded:
             _check_reading(objective, built_in_reward, layout)
@@ -321,8 +319,7 @@ def _by_block(objective: Objective, layout: Layout) -> list[Objective]:
         # Without outcomes to compare by, the completions of the whole group are compared.
         if not given_outcomes and objective.baseline in ("outcome", "blended"):
             changed_fields |= {"baseline": "group", "back_off": None}
-        block_names = dict.fromkeys(block if name == OWN else name for name in paid_names)
-        changed_fields["pays"] = tuple(block_names) or (block,)
+        changed_fields["pays"] = tuple(dict.fromkeys(block if name == OWN else name for name in paid_names)) or (block,)
         changed_fields["options"] = {**_block_option(objective, block, layout), **objective.options}
         objectives.append(replace(objective, each=None, **changed_fields))
     return objectives
@@ -365,9 +362,9 @@ def _check_order(objectives: Sequence[Objective]) -> None:
                 f"Objective '{objective.name}' has only: {objective.only}, but no earlier objective has this name. The earlier "
                 f"ones are: {', '.join(objective_names[:position]) or 'none'}."
             )
-        ambiguous_name = next((name for name in objective.outcomes if name in objective_names and name in OUTCOMES), None)
-        if ambiguous_name is not None:
-            raise RecipeError(f"'{ambiguous_name}' is both an objective and an outcome. Give the objective another 'name'.")
+        for name in objective.outcomes:
+            if name in objective_names and name in OUTCOMES:
+                raise RecipeError(f"'{name}' is both an objective and an outcome. Give the objective another 'name'.")
 
 
 def _check_given(objective: Objective, earlier: Collection[str]) -> None:
@@ -407,7 +404,7 @@ def _check_reading(objective: Objective, entry: BuiltIn, layout: Layout) -> None
     for block in named_blocks:
         if block not in layout.keys:
             raise RecipeError(f"Objective '{objective.name}' reads block '{block}'. {unknown('block', block, layout.keys)}")
-    # If options name blocks, those and the first paid block need the tag; otherwise any one paid block needs it.
+    # The tag must be in the first paid block and in each block that an option names, or else in any paid block.
     read_blocks = [(block,) for block in (objective.pays[0], *named_blocks)] if named_blocks else [objective.pays]
     for tag, blocks in product((options[name] for name in entry.tags), read_blocks):
         block_tags = [key for block in blocks for key in layout.keys[block]]
@@ -417,10 +414,10 @@ def _check_reading(objective: Objective, entry: BuiltIn, layout: Layout) -> None
                 f"{', '.join(block_tags) or 'no tags'}. Add it to the layout, or set 'tag'."
             )
     paid_parts = [part for part in layout.parts if layout.names[part.block] in objective.pays]
-    unfit_part = next((part for part in paid_parts if entry.segmenters and part.segmenter not in entry.segmenters), None)
-    if unfit_part is not None:
-        raise RecipeError(
-            f"Objective '{objective.name}': the reward '{objective.reward}' reads only blocks of the segmenter "
-            f"{' or '.join(entry.segmenters)}, but block '{layout.names[unfit_part.block]}' is found by {unfit_part.segmenter}. "
-            f"Use a reward of the block's content, such as json_schema, or a function of your own."
-        )
+    for part in paid_parts:
+        if entry.segmenters and part.segmenter not in entry.segmenters:
+            raise RecipeError(
+                f"Objective '{objective.name}': the reward '{objective.reward}' reads only blocks of the segmenter "
+                f"{' or '.join(entry.segmenters)}, but block '{layout.names[part.block]}' is found by {part.segmenter}. "
+                f"Use a reward of the block's content, such as json_schema, or a function of your own."
+            )

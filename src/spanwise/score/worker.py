@@ -82,7 +82,7 @@ def equals_as_math(gold: str, answer: str) -> bool | None:
 
 def exact(text: str) -> int | Fraction:
     """Return a JSON number as an exact int or Fraction, so that remainders are exact; ValueError for NaN and Infinity."""
-    fraction = Fraction(repr(float(text)))  # `repr` writes the shortest decimal
+    fraction = Fraction(repr(float(text)))  # `repr` returns the shortest decimal of a float
     return fraction.numerator if fraction.denominator == 1 else fraction
 
 
@@ -147,7 +147,7 @@ def read_schema(text: str) -> tuple[Any, bool]:
         keywords.update(contents)
         property_patterns = "|".join(contents.get("patternProperties", ()))
         try:
-            re.compile(property_patterns)  # the validator joins these patterns into one, so the joined one must compile
+            re.compile(property_patterns)  # the validator joins the patterns, so the joined pattern must compile
         except re.error as error:
             raise ValueError(f"{property_patterns!r} is no regular expression of Python ({error})") from None
         subschemas: list[Any] = []
@@ -190,8 +190,9 @@ def redefinable_builtins(tests: str) -> list[str]:
     module_symbols = module_table.get_symbols()
     all_symbols = [symbol for table in symbol_tables for symbol in table.get_symbols()]
     defined_names = {s.get_name() for s in module_symbols if s.is_assigned() or s.is_imported() or s.is_namespace()}
-    global_names = {s.get_name() for s in all_symbols if s.is_referenced() and s.is_global()}
-    undefined_names = (global_names | {s.get_name() for s in module_symbols if s.is_referenced()}) - defined_names
+    used_names = {symbol.get_name() for symbol in module_symbols if symbol.is_referenced()}
+    used_names |= {symbol.get_name() for symbol in all_symbols if symbol.is_referenced() and symbol.is_global()}
+    undefined_names = used_names - defined_names
     return sorted(undefined_names) if all(hasattr(builtins, name) for name in undefined_names) else []
 
 

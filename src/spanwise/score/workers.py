@@ -103,7 +103,7 @@ class Verdict(NamedTuple):
     """
 
     status: Status
-    value: float  # 1.0 or 0.0 if the status is OK, 0.0 if it is BROKE, otherwise NaN
+    value: float  # 1.0 or 0.0 for the status OK, 0.0 for BROKE, otherwise NaN
     why: str = ""
 
 
@@ -124,7 +124,6 @@ class Worker:
         verdict, has_failed = self._check_once(request)
         if has_failed:
             # If a check fails in two processes but a harmless check succeeds, the answer is to blame.
-            # The first process may have died for lack of memory, so no two checks are repeated at once.
             with _REPEAT_LOCK if verdict.status == Status.ERROR else contextlib.nullcontext():
                 verdict, has_failed = self._check_once(request)
                 if has_failed and self._check_once(self.harmless)[0].status == Status.OK:
@@ -177,7 +176,7 @@ class Worker:
 
     def ask(self, message: str | None, seconds: float) -> tuple[str, bool]:
         """Send a line to the process; return the line it replies, and whether it was killed because time ran out."""
-        worker_process: Any = self.process  # not None, because callers start the process first
+        worker_process: Any = self.process  # callers have started the process
         reply_line = ""
         start_time = time.monotonic()
         with DEADLINES.over(seconds, worker_process.kill), contextlib.suppress(OSError, ValueError):
@@ -246,7 +245,7 @@ class Workers:
         for worker in self._workers:
             worker_process = worker.process
             if worker_process is not None:
-                worker_process.kill()  # ends a check that still runs, so that its thread can end
+                worker_process.kill()  # so that a thread that waits for the reply can end
         self._threads.shutdown()
         for worker in self._workers:
             worker.stop()
@@ -303,7 +302,7 @@ def _after_fork() -> None:
     for workers in list(_all_workers):
         for worker in workers._workers:
             if worker.process is not None:
-                worker.process.returncode = 0  # marks it as ended, because a child cannot wait for its parent's worker
+                worker.process.returncode = 0  # a forked child cannot wait for its parent's processes
                 _inherited.append(worker.process)
                 worker.process = None
         workers._reset()

@@ -1,7 +1,4 @@
-"""`CriticConfig`: the settings of the value model that methods such as `gae` and `sae` need.
-
-For trainers with a critic of their own (verl, SkyRL) there are checks of their settings, and the critic's targets and error.
-"""
+"""`CriticConfig`: the settings of the value model that methods such as `gae` and `sae` need; checks of other trainers' critics."""
 
 from __future__ import annotations
 
@@ -52,7 +49,7 @@ _PAGE = Page(
             "share of the variance",
             "1 - variance of (earned - expected) / variance of earned, over the tokens of a batch. 1 is perfect, 0 is no "
             "better than a constant, and below 0 is worse.",
-            floor=-1.0,  # an untrained critic may start at -1,000, which would flatten the rest of the curve
+            floor=-1.0,  # the explained variance of a new critic can be -1,000, which would flatten the curve
         ),
         Chart(
             "Error of the critic",
@@ -199,8 +196,8 @@ def critic_faults(
 
 def returns(reading: Reading, batch: Batch, scheme: Scheme, *, lam: float) -> tuple[Float[Tensor, "n t"], dict[str, float]]:
     """Compute the targets and the error metrics of verl's or SkyRL's critic, which gives one value per token."""
-    (stream_inputs,) = streams(reading, batch, scheme).inputs(batch.value_nt)
-    value_nt, mask_nt = stream_inputs["value_nt"], stream_inputs["mask_nt"]
-    target_nt = value_target(**stream_inputs, gamma=scheme.gamma, lam=lam)
+    (target_inputs,) = streams(reading, batch, scheme).inputs(batch.value_nt)
+    value_nt, mask_nt = target_inputs["value_nt"], target_inputs["mask_nt"]
+    target_nt = value_target(**target_inputs, gamma=scheme.gamma, lam=lam)
     error_metrics = critic_error(value_nt, target_nt, mask_nt)
     return torch.where(mask_nt, target_nt, value_nt), {f"critic/{name}": number for name, number in error_metrics.items()}

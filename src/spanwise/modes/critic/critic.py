@@ -58,7 +58,7 @@ class Critic:
         self.updates = self.batches = 0  # how many optimizer steps and generation batches the critic has had
         self.model.to("cpu" if config.offload else accelerator.device)
         if config.gradient_checkpointing:
-            trunk = self.model.model  # transformers 5 renamed the method that the next line calls
+            trunk = self.model.model  # transformers 5 has renamed its method gradient_checkpointing_enable
             getattr(trunk, "activation_checkpointing_enable", trunk.gradient_checkpointing_enable)()
         trained_parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(trained_parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
@@ -71,8 +71,7 @@ class Critic:
         self._move(self.accelerator.device)
         try:
             device = self.accelerator.device
-            batch = _Batch(rows, streams, truncated_n, self.config, self.gamma)
-            batch = batch.changed(lambda x: x.to(device))
+            batch = _Batch(rows, streams, truncated_n, self.config, self.gamma).changed(lambda table: table.to(device))
             value_nts = torch.zeros(row_count, rows.width + 1, len(self.model.names), device=device)
             # `_fit` stores a row's values from its first pass over the row, before the critic has learned from the row's reward.
             fit_metrics = self._fit(batch, value_nts) if fit else {}
@@ -84,7 +83,7 @@ class Critic:
                 self._check_finite(batch, value_nts, torch.arange(row_count))
         finally:
             self._move("cpu")
-        batch = batch.changed(lambda x: x.cpu())
+        batch = batch.changed(lambda table: table.cpu())
         value_nts = value_nts.cpu()
         critic_metrics = {**self._compare(batch, value_nts), **fit_metrics, "seconds": time.perf_counter() - start_time}
         named_metrics = {f"critic/{name}": number for name, number in critic_metrics.items()}
@@ -122,20 +121,20 @@ class Critic:
             old_value_nts = value_nts[micro_row_r]
             mask_nts = micro_batch.mask_nts
             target_nts = micro_batch.targets(old_value_nts)
-            stream_losses = (
+            losses_by_value = (
                 self.model.loss(head_output[:, :-1, s], target_nts[..., s], mask_nts[..., s], old_value_nts[:, :-1, s]).sum()
                 / token_count
                 for s in range(len(self.model.names))
             )
-            critic_loss = sum(stream_losses, start=torch.zeros((), device=token_count.device))
+            critic_loss = sum(losses_by_value, start=torch.zeros((), device=token_count.device))
             critic_loss.backward()
             total_loss += critic_loss.detach()
         self._check_finite(batch, value_nts, row_r)
-        trained_parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        trained_parameters = [p for p in self.model.parameters() if p.grad is not None]
         for parameter in trained_parameters:
             parameter.grad = self._sum(parameter.grad)
         gradient_norm = float(nn.utils.clip_grad_norm_(trained_parameters, self.config.max_grad_norm))
-        if not gradient_norm < float("inf"):  # if it is infinite or NaN, it is so in all processes
+        if not gradient_norm < float("inf"):  # the norm is the same in all processes
             raise self._diverged(f"the norm of its gradient is {gradient_norm}")
         self.optimizer.step()
         self.schedule.step()
@@ -165,8 +164,9 @@ class Critic:
 
     def _compare(self, batch: _Batch, value_nts: Tensor) -> dict[str, float]:
         """Measure how far the critic's values are from their targets, over the rows of all processes."""
-        stacked_ntsc = torch.stack([value_nts[:, :-1], batch.targets(value_nts), batch.mask_nts.to(value_nts)], dim=-1)
-        padded_ntsc = self.accelerator.pad_across_processes(stacked_ntsc.to(self.accelerator.device), dim=1)
+        target_nts, mask_nts = batch.targets(value_nts), batch.mask_nts.to(value_nts)
+        stacked_ntsc = torch.stack([value_nts[:, :-1], target_nts, mask_nts], dim=-1).to(self.accelerator.device)
+        padded_ntsc = self.accelerator.pad_across_processes(stacked_ntsc, dim=1)
         gathered_ntsc: Any = self.accelerator.gather(padded_ntsc)
         all_metrics = {}
         for name, stream_ntc in zip(self.model.names, gathered_ntsc.cpu().unbind(2), strict=True):
@@ -236,9 +236,10 @@ class _Batch:
 
     def lost_n(self, value_nts: Tensor) -> Tensor:
         """Count, for each row, the critic's values that are used but not finite."""
-        uses_end_n = self.truncated_n & (self.config.truncated == "bootstrap")
+        uses_end_value_n = self.truncated_n & (self.config.truncated == "bootstrap")
         is_nonfinite_nts = self.streams.mask_snt.permute(1, 2, 0) & ~value_nts[:, :-1].isfinite()
-        return is_nonfinite_nts.sum(dim=(1, 2)).float() + (uses_end_n[:, None] & ~self.ends(value_nts).isfinite()).sum(dim=1)
+        is_nonfinite_end_ns = uses_end_value_n[:, None] & ~self.ends(value_nts).isfinite()
+        return is_nonfinite_nts.sum(dim=(1, 2)).float() + is_nonfinite_end_ns.sum(dim=1)
 
     def targets(self, value_nts: Tensor) -> Tensor:
         """Return the target of each value, 0 where it has none; values that are not finite count as 1/2."""
@@ -253,8 +254,8 @@ class _Batch:
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> _Batch:
         """Return the batch with a function applied to each of its tensors, whose first dimension is the rows."""
-        table_names = ("reward_snt", "mask_snt", "stop_sn", "last_sn")
-        stream_fields = {name: change(getattr(self.streams, name).transpose(0, 1)).transpose(0, 1) for name in table_names}
+        tables = {name: getattr(self.streams, name) for name in ("reward_snt", "mask_snt", "stop_sn", "last_sn")}
+        stream_fields = {name: change(table.transpose(0, 1)).transpose(0, 1) for name, table in tables.items()}
         rows = Sequences(change(self.rows.ids_nl), change(self.rows.attention_nl), self.rows.width)
         return replace(self, rows=rows, streams=replace(self.streams, **stream_fields), truncated_n=change(self.truncated_n))
 
@@ -280,10 +281,11 @@ class CriticInTrl(TrlPart):
     def fill(self, read_batch: Any, output: dict[str, Any]) -> tuple[Any, dict[str, float]]:
         """Add the critic's values to a batch, fit the critic to the batch, and measure the critic's share of the training time."""
         start_time = time.perf_counter()
-        trainer, batch = self.trainer, read_batch.batch
-        value_streams = streams(read_batch.reading, batch, trainer.scheme)
-        is_training = bool(trainer.model.training)
-        learned = self.critic.learn(sequences(output, batch), value_streams, cut_off(batch, self._ends), fit=is_training)
+        batch = read_batch.batch
+        reward_streams = streams(read_batch.reading, batch, self.trainer.scheme)
+        is_training = bool(self.trainer.model.training)
+        cut_off_n = cut_off(batch, self._ends)
+        learned = self.critic.learn(sequences(output, batch), reward_streams, cut_off_n, fit=is_training)
         metrics = dict(learned.metrics)
         value_nts = learned.value_nts
         end_time = time.perf_counter()
@@ -291,8 +293,8 @@ class CriticInTrl(TrlPart):
             if self._ended is not None:
                 metrics["critic/share"] = (end_time - start_time) / (start_time - self._ended)
             self._ended = end_time
-        if value_streams.names != ("return",):  # an objective's value means nothing outside the objective's blocks
-            value_nts = value_nts.masked_fill(~value_streams.mask_snt.permute(1, 2, 0), torch.nan)
+        if reward_streams.names != ("return",):  # an objective's value is meaningless outside the blocks that it pays
+            value_nts = value_nts.masked_fill(~reward_streams.mask_snt.permute(1, 2, 0), torch.nan)
         return replace(read_batch, batch=replace(batch, value_nt=value_nts, bootstrap_n=learned.bootstrap_ns)), metrics
 
     @property

@@ -139,8 +139,8 @@ class ValueModel(nn.Module):
         """Return the critic's loss at each token for one kind of value; the loss is 0 at masked tokens."""
         if self.config.head == "hl_gauss":
             return categorical_value_loss(output_nt, target_nt, mask_nt, value_range=self.config.value_range)
-        clipped_around_nt = None if self.config.value_clip is None else old_value_nt
-        return value_loss(output_nt, target_nt, mask_nt, old_value_nt=clipped_around_nt, clip=self.config.value_clip)
+        clip_center_nt = None if self.config.value_clip is None else old_value_nt
+        return value_loss(output_nt, target_nt, mask_nt, old_value_nt=clip_center_nt, clip=self.config.value_clip)
 
     def save(self, folder: str | Path, tokenizer: Any = None) -> None:
         """Write the critic's weights, configuration and names of values, for `load`; `transformers` can read the model, too."""
@@ -186,7 +186,7 @@ def _check_tokenizer(place: str, saved: Saved | None, tokenizer: Any) -> None:
     critic_fingerprint = None if saved is None else saved.tokenizer
     if critic_fingerprint is None:
         try:
-            if not has_file(place, "tokenizer_config.json"):  # without this file, transformers returns an empty tokenizer
+            if not has_file(place, "tokenizer_config.json"):  # then transformers would return an empty tokenizer
                 return
             critic_fingerprint = fingerprint(AutoTokenizer.from_pretrained(place, trust_remote_code=False))
         except Exception:  # a missing tokenizer raises errors of many types; `load` still compares the number of ids

@@ -28,10 +28,10 @@ FILE = "laser.json"
 
 
 def read_measured(file: Path) -> dict[str, Any]:
-    """Read a file with the reference log-probability that laser measured: `token`, `id`, `reference` and more."""
+    """Read the file in which a run stored the reference log-probability that laser measured."""
     try:
-        measured = json.loads(file.read_text(encoding="utf-8"))
-        return {**measured, "token": measured["token"], "id": measured["id"], "reference": float(measured["reference"])}
+        entries = json.loads(file.read_text(encoding="utf-8"))
+        return {**entries, "token": entries["token"], "id": entries["id"], "reference": float(entries["reference"])}
     except KeyError as error:
         raise DataError(f"'{file}' holds no measured reference of laser: it has no {error.args[0]}.") from error
     except (OSError, ValueError, TypeError) as error:
@@ -112,8 +112,8 @@ class Laser(Mode):
     def check_reach(self, reference: float) -> None:
         """Refuse a reference log-probability so high that no score can reach 1, because no log-probability is above 0."""
         if -self.beta * reference < 1:
-            needed_beta = math.inf if reference >= 0 else math.ceil(-100 / reference) / 100
-            remedy_text = f"set beta to {needed_beta:.2f} or more" if reference < 0 else "set a reference below 0"
+            lowest_beta = math.ceil(-100 / reference) / 100 if reference < 0 else math.inf
+            remedy_text = f"set beta to {lowest_beta:.2f} or more" if reference < 0 else "set a reference below 0"
             raise RecipeError(
                 f"laser: with beta {self.beta:g} and reference {reference:.3g}, the score is at most "
                 f"{-self.beta * reference:.2g}, but a score of 1 means right; {remedy_text}."
@@ -132,8 +132,6 @@ class Laser(Mode):
     def mixes(self, number: int) -> bool:
         """Return whether laser's score is mixed into the credit of a generation batch, numbered from 0."""
         return self.first_mix is not None and number >= self.first_mix
-
-    # The methods below override those of `Mode`.
 
     def check_scheme(self, scheme: Scheme) -> None:
         """Refuse a scheme without the objective that laser predicts, and one that credits turns instead of completions."""
@@ -173,7 +171,7 @@ class Laser(Mode):
                 )
 
     def mixes_at(self, step_n: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
-        """Mark completions from steps that mix laser's score into the credit; step 0 means unknown and is marked, too.
+        """Mark completions of training steps that mix laser's score into the credit, and those of an unknown step (0).
 
         >>> Laser("<unk>", self_rewarding_warmup=2).mixes_at(torch.tensor([0, 1, 2, 3]))
         tensor([ True, False, False,  True])
@@ -251,20 +249,21 @@ class Laser(Mode):
         objective = scheme.objectives[verdict_index]
         is_paid_k = torch.tensor([name in objective.pays for name in scheme.layout.names])
         is_paid_nk = reading.present_nk & is_paid_k.to(reading.length_nk.device)
-        share_n, relative_score_n = self._compared(batch.score_n, batch.group_n)
-        share_n1, relative_n1 = share_n[:, None], relative_score_n[:, None]
+        mix_share_n, relative_score_n = self._compared(batch.score_n, batch.group_n)
+        mix_share_n1, relative_score_n1 = mix_share_n[:, None], relative_score_n[:, None]
         # If the credit of each objective is known, change only the part that comes from the objective `verdict`.
         if scheme.entry.kind == "block" and credit.adv_nm is not None:
             verdict_adv_n1 = credit.adv_nm[:, verdict_index, None].double()
-            credit_change_n1 = objective.weight * share_n1 * (relative_n1 - verdict_adv_n1)
+            credit_change_n1 = objective.weight * mix_share_n1 * (relative_score_n1 - verdict_adv_n1)
             return replace(credit, block_nk=credit.block_nk + torch.where(is_paid_nk, credit_change_n1, 0.0))
-        block_credit_nk = credit.block_nk + torch.where(is_paid_nk, share_n1 * (relative_n1 - credit.block_nk), 0.0)
+        block_change_nk = mix_share_n1 * (relative_score_n1 - credit.block_nk)
+        block_credit_nk = credit.block_nk + torch.where(is_paid_nk, block_change_nk, 0.0)
         token_credit_nt = credit.token_nt
         if token_credit_nt is not None and reading.spans is not None:
             block_nt = reading.spans.block_nt.long()
             is_paid_nt = is_paid_nk.gather(1, block_nt.clamp(min=0)) & (block_nt >= 0)
-            credit_change_nt = torch.where(is_paid_nt, share_n1 * (relative_n1 - token_credit_nt.double()), 0.0)
-            token_credit_nt = token_credit_nt + credit_change_nt.to(token_credit_nt.dtype)
+            token_change_nt = mix_share_n1 * (relative_score_n1 - token_credit_nt.double())
+            token_credit_nt = token_credit_nt + torch.where(is_paid_nt, token_change_nt, 0.0).to(token_credit_nt.dtype)
         return replace(credit, block_nk=block_credit_nk, token_nt=token_credit_nt)
 
 

@@ -18,7 +18,7 @@ from spanwise.modes.sequences import left_padded, positions
 from spanwise.pipeline import Reading
 from spanwise.scheme import Scheme
 
-#: How far the score of the first completions may lie outside [0, 1] (`_FAR`), and from 0 without a warning (`_NEAR`).
+#: The mean score of the first batch is an error if it is more than `_FAR` outside [0, 1], a warning if more than `_NEAR` from 0.
 _FAR, _NEAR = 0.5, 0.1
 
 
@@ -57,7 +57,7 @@ def ended(ids_nt: Int[Tensor, "n t"], present_nt: Bool[Tensor, "n t"], ends: Col
 def end_logp(
     model: Any, rows: Sequence[Sequence[int]], token: int, *, pad: int, temperature: float = 1.0, batch_size: int = 64
 ) -> Float[Tensor, " n"]:
-    """Compute T times a token's log-probability, at temperature T, after the end of each row."""
+    """Compute a token's log-probability after the end of each row, at the sampling temperature and multiplied by it."""
     was_training = model.training
     logps_of_chunks: list[Tensor] = []
     # A PEFT adapter hides the arguments of the model's forward pass, so they are looked up in the wrapped model.
@@ -93,7 +93,8 @@ class ScoreReader:
         """Return the reserved token's log-probability after each completion, NaN for completions that did not end."""
         ended_n = ended(ids_nt, present_nt, self.ends)
         pad_id = int(self.tokenizer.pad_token_id)
-        ended_rows = [[*prompts[n], *ids_nt[n][present_nt[n]].tolist()] for n in ended_n.nonzero()[:, 0].tolist()]
+        ended_indices = ended_n.nonzero()[:, 0].tolist()
+        ended_rows = [[*prompts[n], *ids_nt[n][present_nt[n]].tolist()] for n in ended_indices]
         logp_n = torch.full((len(ids_nt),), torch.nan)
         logp_n[ended_n.cpu()] = end_logp(self.model, ended_rows, self.token, pad=pad_id, temperature=temperature)
         return logp_n
@@ -109,14 +110,14 @@ def measured(
     laser: Laser, token: int, logp_n: Float[Tensor, " n"], *, temperature: float
 ) -> tuple[Laser, dict[str, Any], str | None]:
     """Set laser's reference to the reserved token's mean log-probability at the start, or compare a given reference with it."""
-    present_n = logp_n[~logp_n.isnan()].double()
-    if not len(present_n):
+    known_logp_n = logp_n[~logp_n.isnan()].double()
+    if not len(known_logp_n):
         raise DataError(
             f"laser: none of the {len(logp_n)} completions of the first batch ended, but laser reads '{laser.token}' after the "
             "end. Raise max_completion_length."
         )
-    mean_logp = float(present_n.mean())
-    std_logp = float(present_n.std()) if len(present_n) > 1 else 0.0
+    mean_logp = float(known_logp_n.mean())
+    std_logp = float(known_logp_n.std()) if len(known_logp_n) > 1 else 0.0
     warning = None
     if laser.reference is None:
         laser.check_reach(mean_logp)
@@ -134,7 +135,7 @@ def measured(
         if abs(first_self_reward) > _NEAR:
             warning = f"{first_score_text}. Is this a policy that laser has trained before? If not, remove laser.reference."
     measurement = {"token": laser.token, "id": token, "reference": laser.reference, "mean": mean_logp, "std": std_logp}
-    return laser, {**measurement, "completions": len(present_n), "temperature": temperature}, warning
+    return laser, {**measurement, "completions": len(known_logp_n), "temperature": temperature}, warning
 
 
 class Appended(RowPart):
@@ -169,7 +170,8 @@ class Appended(RowPart):
 
     def lesson(self, reading: Reading, scheme: Scheme, number: int, *, rows: int) -> tuple[Tensor, Tensor, dict[str, float]]:
         """Return each row's weight and target log-probability for laser's squared error on the reserved token, and metrics."""
-        laser, score_n = self.mode, self._score_n
+        laser = self.mode
+        score_n = self._score_n
         laser_metrics: dict[str, float] = {}
         verdict_n = verdicts(laser, reading, scheme).double()
         is_known_n = ~(score_n.isnan() | verdict_n.isnan())
@@ -180,9 +182,9 @@ class Appended(RowPart):
             is_score_right_n = (score_n > 0.5) == (verdict_n > 0.5)
             laser_metrics["laser/loss"] = float(verification_loss(score_n.double(), verdict_n, weight_n=class_weight_n))
             laser_metrics["laser/accuracy"] = float(is_score_right_n[is_known_n].double().mean())
-        # The trainer averages weight * (logp - target)^2 over `rows`; `weight_scale` makes this alpha * the MSE of the scores.
+        # With this factor, the trainer's mean squared error of log-probabilities becomes alpha * the MSE of the scores.
         weight_scale = laser.alpha * (laser.beta * self.temperature) ** 2 * rows / max(scored_count, 1)
-        target_n = (laser.reference + torch.where(is_known_n, verdict_n, 0.0) / laser.beta) / self.temperature
+        target_n = (laser.reference + verdict_n.nan_to_num(nan=0.0) / laser.beta) / self.temperature
         return (weight_scale * class_weight_n * (number >= laser.reasoning_warmup)).float(), target_n.float(), laser_metrics
 
     @staticmethod
@@ -193,7 +195,7 @@ class Appended(RowPart):
         mask_nt: Shaped[Tensor, "n t"],
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Remove laser's entries from old log-probabilities and advantages; return both, and laser's loss by token."""
-        # The advantage right after the last trained token holds laser's weight; other advantages outside the mask are padding.
+        # The advantage in the column after the last trained token holds the weight of laser's error.
         is_trained_nt = mask_nt > 0
         after_trained_nt = torch.cat([torch.zeros_like(is_trained_nt[:, :1]), is_trained_nt[:, :-1]], dim=1)
         is_reserved_nt = after_trained_nt & ~is_trained_nt & (adv_nt != 0)

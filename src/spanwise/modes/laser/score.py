@@ -138,6 +138,7 @@ def verification_loss(
         weight_n = class_weights(torch.where(is_known_n, verdict_n, torch.nan))
     if count is None:
         count = float(is_known_n.sum())
-    error_n = torch.where(is_known_n, self_reward_n, 0.0) - torch.where(is_known_n, verdict_n, 0.0).to(self_reward_n.dtype)
+    known_verdict_n = torch.where(is_known_n, verdict_n, 0.0).to(self_reward_n.dtype)
+    error_n = torch.where(is_known_n, self_reward_n, 0.0) - known_verdict_n
     used_weight_n = torch.where(is_known_n, weight_n, 0.0).to(self_reward_n.dtype)
     return (used_weight_n * error_n.square()).sum() / max(count, 1.0)

@@ -30,7 +30,8 @@ class SelfRewarding(TrlPart):
         super().__init__(laser, trainer)
         self.temperature, self.tokenizer = trainer.temperature, trainer._text_tokenizer
         self.ends = list(getattr(trainer, "eos_token_ids", None) or [self.tokenizer.eos_token_id])
-        vocabulary_size = trainer.accelerator.unwrap_model(trainer.model).get_input_embeddings().weight.shape[0]
+        policy_model = trainer.accelerator.unwrap_model(trainer.model)
+        vocabulary_size = policy_model.get_input_embeddings().weight.shape[0]
         self.token = reserved_id(laser, self.tokenizer, size=vocabulary_size, ends=self.ends)
         self.measured: dict[str, Any] | None = None  # the content of `laser.json`; None before the first batch
         # The reserved token's log-probabilities in the first and the last forward pass after `generate`; NaN for cut-off rows.
@@ -114,7 +115,8 @@ class SelfRewarding(TrlPart):
             return read_batch, {}
         if batch.steps is not None:
             mode.check_turns()
-        wrote_token_n = self.gather(((output["completion_ids"] == self.token) & output["completion_mask"].bool()).any(dim=1))
+        is_reserved_nt = (output["completion_ids"] == self.token) & output["completion_mask"].bool()
+        wrote_token_n = self.gather(is_reserved_nt.any(dim=1))
         new_warnings: list[str | None] = []
         if bool(wrote_token_n.any()) and not self._written:
             count_text = f"{int(wrote_token_n.sum())} of {len(wrote_token_n)} completions"
@@ -174,12 +176,12 @@ class SelfRewarding(TrlPart):
             row_b = inputs["laser_row"].cpu()
             is_missing_b = self._score_n[row_b].isnan()
             self._score_n[row_b] = torch.where(is_missing_b, detached_score_b.to(self._score_n), self._score_n[row_b])
-        class_means = {"score_right": right_sum / right_count, "score_wrong": wrong_sum / wrong_count, "loss": loss.detach()}
-        return self.mode.alpha * loss, {f"laser/{name}": float(value) for name, value in class_means.items()}
+        metrics = {"score_right": right_sum / right_count, "score_wrong": wrong_sum / wrong_count, "loss": loss.detach()}
+        return self.mode.alpha * loss, {f"laser/{name}": float(value) for name, value in metrics.items()}
 
     def known_logps(self, ended_n: Tensor, output: dict[str, Any]) -> Tensor:
         """Return the log-probabilities of the reserved token that forward passes or `generate` recorded; NaN for other rows."""
-        if "old_per_token_logps" in output:  # in this case the first recorded pass was the policy's
+        if "old_per_token_logps" in output:  # the policy's forward pass was the first
             return self.passes[0].detach().float().cpu()
         if "logp_nt" in self.trainer.scheme.needs:
             return self.passes[-1].detach().float().cpu()
@@ -220,11 +222,11 @@ class SelfRewarding(TrlPart):
                 f"'{folder}' holds no reference of laser ({FILE}), because it was trained without laser. Start a new run."
             )
         measurement = read_measured(folder / FILE)
-        trained_token = measurement["id"]
-        if trained_token != self.token:
+        trained_id = measurement["id"]
+        if trained_id != self.token:
             raise DataError(
-                f"'{folder}' was trained with the reserved token {trained_token}, but laser.token has the id {self.token}. Set "
-                f"laser.token to {trained_token}."
+                f"'{folder}' was trained with the reserved token {trained_id}, but laser.token has the id {self.token}. Set "
+                f"laser.token to {trained_id}."
             )
         self.mode = replace(self.mode, reference=measurement["reference"])
         self.measured = measurement

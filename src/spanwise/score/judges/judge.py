@@ -191,16 +191,17 @@ async def ask_judge(
         for name in judge_calls:
             del in_flight[name]
     other_answers = await asyncio.gather(*map(asyncio.shield, running_tasks.values()), return_exceptions=True)
-    for name, other in zip(running_tasks, other_answers, strict=True):
-        is_error = isinstance(other, BaseException)
-        result_by_name[name] = CallResult(status=Status.ERROR, error=other) if is_error else other[name]
+    for name, answer in zip(running_tasks, other_answers, strict=True):
+        is_error = isinstance(answer, BaseException)
+        result_by_name[name] = CallResult(status=Status.ERROR, error=answer) if is_error else answer[name]
     refuse_if_all_failed(result_by_name, "The judge", noun="questions")
     result_by_index = dict[int, CallResult]()
     costs_nc = np.zeros((len(text), len(MEASURES)))
     for n, group in questions.items():
         verdicts = [(question.criterion, result_by_name[question.name]) for question in group]
-        if locate:  # a question that failed names no block, so it counts for every block
-            verdicts = [(entry, one) for entry, one in verdicts if one.error or one.value.block == (block or WHOLE)]
+        if locate:  # a failed question names no block, so every block gets its failure
+            part = block or WHOLE
+            verdicts = [(entry, result) for entry, result in verdicts if result.error or result.value.block == part]
         result_by_index[n] = _sum(verdicts)
         for question in group:  # a question asked for several completions, or by another objective, is charged once
             for measure, cost in costs_by_name.pop(question.name, {}).items():
@@ -245,9 +246,9 @@ class _RequestForm:
         if part_names:
             part_name = ", ".join(part_names)
             part_content = "\n".join(fenced(part_text(blocks, [name], name), name) for name in part_names)
-        names_of_template = {"part": part_content, "name": part_name, "criterion": criterion.text}
+        template_values = {"part": part_content, "name": part_name, "criterion": criterion.text}
         instruction, reply_format = reply_rules(list(self.choices), self.constrain, reasons=self.reasons, parts=part_names)
-        messages = messages_for(self.template, row, completion=completion_text(blocks), **names_of_template)
+        messages = messages_for(self.template, row, completion=completion_text(blocks), **template_values)
         messages[-1]["content"] += f"\n{instruction}"
         chat_request = {
             "model": self.model,

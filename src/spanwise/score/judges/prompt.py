@@ -51,7 +51,7 @@ def fenced(text: str, name: str) -> str:
     return f"<{name} {fence_hash}>\n{plain_text}\n</{name} {fence_hash}>"
 
 
-@lru_cache(maxsize=64)  # verl's workers ask about one completion at a time, so the compiled template is kept for the next
+@lru_cache(maxsize=64)  # verl's workers call the judge anew for each completion
 def compiled(source: str) -> tuple[Any, frozenset[str]]:
     """Compile a judge's template; return it with the names that it uses. Refuse one that shows nothing of the completion."""
     from jinja2 import StrictUndefined, TemplateError, meta
@@ -78,8 +78,8 @@ def load_template(prompt: str | None) -> str:
 
 def messages_for(source: str, row: Mapping[str, Any], *, completion: str, part: str, **names: str) -> list[dict[str, str]]:
     """Return the chat messages that ask a judge about one part of a completion."""
-    texts = {"question": question_of(row), "completion": fenced(completion, "answer"), "part": fenced(part, "part"), **names}
-    rendered_prompt = compiled(source)[0].render({**row, **texts})
+    texts = {"question": question_of(row), "completion": fenced(completion, "answer"), "part": fenced(part, "part")}
+    rendered_prompt = compiled(source)[0].render({**row, **texts, **names})
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": rendered_prompt}]
 
 

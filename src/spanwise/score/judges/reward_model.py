@@ -273,17 +273,17 @@ load_reader = lru_cache(maxsize=4)(_RewardModel)
 def _outputs(
     name: str, config: Any, tokenizer: Any, label: str | int | None, choices: Any
 ) -> tuple[list[int], Tensor | None]:
-    """Return which logits make up the reward, and the number that each stands for; None if the logit is the reward."""
+    """Return the indices of the logits that a reward needs, and the number of each; None if the one logit is the reward."""
     if choices is not None:
-        ids_of = {word: tokenizer(word, add_special_tokens=False)["input_ids"] for word, _ in choices}
+        ids_by_word = {word: tokenizer(word, add_special_tokens=False)["input_ids"] for word, _ in choices}
         refuse({f"The reward model '{name}' has choices. Leave label out.": label is not None})
         refuse(
             {
                 f"The reward model's choice {word!r} is {len(token_ids)} tokens. Choose a single token.": len(token_ids) != 1
-                for word, token_ids in ids_of.items()
+                for word, token_ids in ids_by_word.items()
             }
         )
-        return [id for (id,) in ids_of.values()], torch.tensor([worth for _, worth in choices], dtype=torch.float64)
+        return [id for (id,) in ids_by_word.values()], torch.tensor([worth for _, worth in choices], dtype=torch.float64)
     label_names = [config.id2label[index] for index in range(config.num_labels)]
     if len(label_names) == 1:
         refuse({f"The reward model '{name}' has one label, whose number is the reward. Leave label out.": label is not None})

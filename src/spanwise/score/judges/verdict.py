@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+from spanwise.score.worker import json_value
+
 _VERDICT = re.compile(r'"verdict"\s*:\s*"?')
 #: Matches the thoughts before an answer. A reply that begins with JSON has none: its reason may quote such a tag.
 _THINKING = re.compile(r"\A(?!\s*\{).*?</think>|\A\s*<think>.*", re.DOTALL)
@@ -59,13 +61,13 @@ def read_verdict(reply: Any, choices: Mapping[str, float | int], *, expected: bo
     token_count = int((body.get("usage") or {}).get("total_tokens") or 0)
     first_choice = next(iter(body.get("choices") or ()), {})
     reply_text = (first_choice.get("message") or {}).get("content") or ""
-    answer = f"the judge's answer {(reply_text if first_choice else reply)!r:.120}"
+    answer_label = f"the judge's answer {(reply_text if first_choice else reply)!r:.120}"
     chosen_word, verdict_reason, named_part = _read_content(_THINKING.sub("", reply_text), choices)
     if chosen_word is None:
         cut_off_note = " (cut off at max_tokens)" if first_choice.get("finish_reason") == "length" else ""
-        raise UnreadableReplyError(f"{answer}{cut_off_note} holds none of the choices {', '.join(choices)}")
+        raise UnreadableReplyError(f"{answer_label}{cut_off_note} holds none of the choices {', '.join(choices)}")
     if parts and named_part not in (*parts, WHOLE, NONE):
-        raise UnreadableReplyError(f"{answer} names none of the parts {', '.join(parts)}")
+        raise UnreadableReplyError(f"{answer_label} names none of the parts {', '.join(parts)}")
     verdict_value = _expected_value(first_choice, reply_text, choices) if expected else float(choices[chosen_word])
     return Judgement(verdict_value, verdict_reason, token_count, named_part if parts else None)
 
@@ -73,17 +75,13 @@ def read_verdict(reply: Any, choices: Mapping[str, float | int], *, expected: bo
 def _read_content(content: str, choices: Mapping[str, float | int]) -> tuple[str | None, str | None, str | None]:
     """Return the choice that a judge's reply makes, its reason and the part it names; None for what the reply lacks."""
     choice_of = {choice.lower(): choice for choice in choices}
-    brace_index = content.find("{")
-    try:
-        reply_object = json.JSONDecoder().raw_decode(content, brace_index)[0] if brace_index >= 0 else None
-    except (ValueError, RecursionError):
-        reply_object = None
+    reply_object = json_value(content, within=True, decoder=json.JSONDecoder())
     if isinstance(reply_object, dict) and "verdict" in reply_object:
         texts = {key: field for key, field in reply_object.items() if isinstance(field, str)}
         return choice_of.get(str(reply_object["verdict"]).strip().lower()), texts.get("reason"), texts.get("part")
-    exact_choice = choice_of.get(content.strip().strip('".').lower())
-    if exact_choice is not None or brace_index >= 0:  # a choice in the middle of an incomplete JSON object does not count
-        return exact_choice, None, None
+    bare_content = content.strip().strip('".').lower()
+    if bare_content in choice_of or "{" in content:  # a choice in the middle of an incomplete JSON object does not count
+        return choice_of.get(bare_content), None, None
     choices_pattern = "|".join(map(re.escape, sorted(choices, key=len, reverse=True)))
     found_words = re.findall(rf"(?<!\w)(?:{choices_pattern})(?!\w)", content, re.IGNORECASE)
     return (choice_of.get(found_words[-1].lower()), content.strip(), None) if found_words else (None, None, None)
