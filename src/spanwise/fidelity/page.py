@@ -79,10 +79,10 @@ def fidelity_report(
 ) -> str:
     """Build the report of `spanwise fidelity` as HTML, from rows that functions of this module make."""
     baseline_names = list(dict.fromkeys(str(row["baseline"]) for row in (*figures, *points)))
-    lead = f"{counts['completions']:,} completions of {counts['prompts']:,} prompts"
+    lead_text = f"{counts['completions']:,} completions of {counts['prompts']:,} prompts"
     headlines, warnings = [], []
     if "rerolls" in counts:
-        lead += f"; {counts['rerolls']:,} re-rolls of {counts['prefixes']:,} distinct prefixes"
+        lead_text += f"; {counts['rerolls']:,} re-rolls of {counts['prefixes']:,} distinct prefixes"
     if not any(is_known(row["value"]) for row in (*figures, *tokens)):
         warnings.append("Nothing was measured. Usually all completions are malformed or lack the block that is re-rolled.")
     if "share" in counts:  # true if baselines were measured
@@ -101,9 +101,8 @@ def fidelity_report(
             )
     figure_panels = [panel for figure in PANELS if (panel := _figure_panel(figures, figure, baseline_names))]
     difference_panels = [_difference_panel(figure, rows) for figure, rows in _group_rows(differences, "figure")]
-    token_columns = {"estimator": "estimator", "correlation": "value"}
     token_panels = [
-        _forest(critic, rows, token_columns, x="correlation with Monte Carlo")
+        _forest(critic, rows, {"estimator": "estimator", "correlation": "value"}, x="correlation with Monte Carlo")
         for critic, rows in _group_rows(tokens, "critic")
     ]
     sections = [
@@ -113,8 +112,8 @@ def fidelity_report(
         section("Token advantages", panels=token_panels),
     ]
     return render(
-        title=f"Fidelity of the baselines on {source}", lead=f"{lead}.", finding=fidelity_finding(figures, differences, tokens),
-        warnings=warnings, command=command, headlines=headlines, sections=sections, recipe=recipe,
+        title=f"Fidelity of the baselines on {source}", lead=f"{lead_text}.", warnings=warnings, command=command,
+        finding=fidelity_finding(figures, differences, tokens), headlines=headlines, sections=sections, recipe=recipe,
     )  # fmt: skip
 
 

@@ -96,10 +96,10 @@ class Roller:
     ) -> list[BlockText]:
         """Sample `rerolls` completions that begin with each prefix, and return the texts of their blocks."""
         prompts = prompt_ids(self.tokenizer, rows["prompt"][:])
-        shortest_prefix = min(len(prefix) for _, prefix in prefixes)
+        shortest_length = min(len(prefix) for _, prefix in prefixes)
         new_ids_nt, new_mask_nt = continue_ids(
             self.model, self.tokenizer, [[*prompts[row], *prefix] for row, prefix in prefixes], samples=rerolls,
-            max_new_tokens=max(1, self.limit - shortest_prefix), temperature=self.temperature, seed=seed, batch_size=batch_size,
+            max_new_tokens=max(1, self.limit - shortest_length), temperature=self.temperature, seed=seed, batch_size=batch_size,
         )  # fmt: skip
         repeated_prefixes = [prefix for _, prefix in prefixes for _ in range(rerolls)]
         input_ids = [

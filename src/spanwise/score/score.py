@@ -84,8 +84,7 @@ def score_all(objectives: Sequence[Objective], text: Texts, *, columns: Columns,
         reward = _only_paid(objective, reward, text)
         scored[objective.name] = reward if objective.only is None else _only_right(reward, scored[objective.only])
     all_scores = as_scores(scored, *read_outcomes(objectives, text, columns=columns))
-    measure_names = measures_of(objectives)
-    if not measure_names:
+    if not (measure_names := measures_of(objectives)):
         return all_scores
     measure_counts = {objective.name: len(measures_of([objective])) for objective in objectives}
     costs_by_objective = {name: torch.zeros(len(text), count, dtype=torch.float64) for name, count in measure_counts.items()}
@@ -146,8 +145,8 @@ def _call(objective: Objective, text: Texts, columns: Columns, scored: Scored, c
     if convention is None:
         batch_call, reward_label, advice = _batch_call(objective, text, columns, scored)
         return checked_reward(called(batch_call, subject=reward_label, text=text, advice=advice), objective, len(text))
-    call_key, function_label = _call_key(objective), label_of_function(objective)
-    if call_key not in call_results:
+    function_label = label_of_function(objective)
+    if (call_key := _call_key(objective)) not in call_results:
         with restore_process(function_label, text), named_errors(function_label, len(text), _ADVICE):
             call_results[call_key] = call_items(item_calls(objective, convention, text, columns))
     return as_reward(objective, convention, call_results[call_key], len(text))
@@ -405,8 +404,8 @@ def _check_reading(objective: Objective, entry: BuiltIn, layout: Layout) -> None
         if block not in layout.keys:
             raise RecipeError(f"Objective '{objective.name}' reads block '{block}'. {unknown('block', block, layout.keys)}")
     # The tag must be in the first paid block and in each block that an option names, or else in any paid block.
-    read_blocks = [(block,) for block in (objective.pays[0], *named_blocks)] if named_blocks else [objective.pays]
-    for tag, blocks in product((options[name] for name in entry.tags), read_blocks):
+    block_groups = [(block,) for block in (objective.pays[0], *named_blocks)] if named_blocks else [objective.pays]
+    for tag, blocks in product((options[name] for name in entry.tags), block_groups):
         block_tags = [key for block in blocks for key in layout.keys[block]]
         if tag and tag not in block_tags:
             raise RecipeError(

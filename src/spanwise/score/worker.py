@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
@@ -67,16 +67,17 @@ def equals_as_math(gold: str, answer: str) -> bool | None:
     from math_verify import parse, verify  # a heavy import that only processes of the kind `math` need
 
     # Math-Verify's own time limits are off, because the parent kills this process if it takes too long.
-    parsed_gold = parse(as_latex(gold), parsing_timeout=None)  # pyright: ignore[reportArgumentType] - None means no limit
+    untimed_parse = partial(parse, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+    parsed_gold = untimed_parse(as_latex(gold))
     if all(isinstance(part, str) for part in parsed_gold):  # Math-Verify found no mathematics, only the raw text
         return None
     try:
-        parsed_answer = parse(as_latex(answer), parsing_timeout=None, raise_on_error=True)  # pyright: ignore[reportArgumentType]
+        parsed_answer = untimed_parse(as_latex(answer), raise_on_error=True)
         return bool(verify(parsed_gold, parsed_answer, timeout_seconds=None, raise_on_error=True))
     except MemoryError:
         raise
     except Exception:
-        parsed_answer = parse(as_latex(answer), parsing_timeout=None)  # pyright: ignore[reportArgumentType] - None means no limit
+        parsed_answer = untimed_parse(as_latex(answer))
         return bool(verify(parsed_gold, parsed_answer, timeout_seconds=None))
 
 
@@ -277,7 +278,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     program_limits: dict[str, Any] = {}
     if check_kind != "code":
-        check_function, trial_input = (equals_as_math, "1/2") if check_kind == "math" else (is_valid, "{}")
+        check_function, trial_input = {"math": (equals_as_math, "1/2"), "schema": (is_valid, "{}")}[check_kind]
         print(_reply(check_function, trial_input, trial_input), file=reply_file, flush=True)
         if resource is not None and memory_limit:
             resource.setrlimit(resource.RLIMIT_AS, (memory_limit, memory_limit))

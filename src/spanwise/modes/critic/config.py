@@ -23,9 +23,6 @@ from spanwise.scheme import Scheme
 #: The name of the critic's folder in a run folder or checkpoint.
 CRITIC = "critic"
 
-Head = Literal["scalar", "hl_gauss"]
-Truncated = Literal["terminal", "bootstrap", "mask"]
-
 #: The metric that gives a warning if the critic explains none of the returns' variance at the end of a run.
 _EXPLAINED = Metric(
     "critic/[value/]explained_variance",
@@ -113,7 +110,7 @@ class CriticConfig(Mode):
     parts: ClassVar[Mapping[str, str]] = {"trl": "spanwise.modes.critic.critic:CriticInTrl"}
 
     model: str | None = None
-    head: Head = "scalar"
+    head: Literal["scalar", "hl_gauss"] = "scalar"
     bins: int = setting(51, least=2.0)
     value_range: tuple[float, float] = (0.0, 1.0)
     learning_rate: float = setting(1e-5, above=0.0)
@@ -126,7 +123,7 @@ class CriticConfig(Mode):
     value_clip: float | None = setting(None, above=0.0)
     gae_lambda_value: float = setting(1.0, least=0.0, most=1.0)
     policy_training_start_step: int = setting(0, least=0.0)
-    truncated: Truncated = "terminal"
+    truncated: Literal["terminal", "bootstrap", "mask"] = "terminal"
     gradient_checkpointing: bool = False
     offload: bool = False
 

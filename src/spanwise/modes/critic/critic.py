@@ -85,8 +85,9 @@ class Critic:
             self._move("cpu")
         batch = batch.changed(lambda table: table.cpu())
         value_nts = value_nts.cpu()
-        critic_metrics = {**self._compare(batch, value_nts), **fit_metrics, "seconds": time.perf_counter() - start_time}
-        named_metrics = {f"critic/{name}": number for name, number in critic_metrics.items()}
+        error_metrics = self._compare(batch, value_nts)
+        all_metrics = {**error_metrics, **fit_metrics, "seconds": time.perf_counter() - start_time}
+        named_metrics = {f"critic/{name}": number for name, number in all_metrics.items()}
         return Learned(value_nts[:, :-1], batch.bootstrap(value_nts), named_metrics)
 
     def _fit(self, batch: _Batch, value_nts: Tensor) -> dict[str, float]:
@@ -227,8 +228,8 @@ class _Batch:
 
     def bootstrap(self, value_nts: Tensor) -> Tensor:
         """Return the value after each row's last token, which for cut-off rows depends on the critic's option `truncated`."""
-        bootstrap_stream = partial(bootstrap_values, self.truncated_n, truncated=self.config.truncated)
-        return torch.stack([bootstrap_stream(value_end_n=end_n) for end_n in self.ends(value_nts).unbind(1)], 1)
+        bootstrap_of_ends = partial(bootstrap_values, self.truncated_n, truncated=self.config.truncated)
+        return torch.stack([bootstrap_of_ends(value_end_n=end_n) for end_n in self.ends(value_nts).unbind(1)], 1)
 
     def ends(self, value_nts: Tensor) -> Tensor:
         """Return the critic's values after the last token of each row."""

@@ -110,7 +110,8 @@ class SelfRewarding(TrlPart):
     def fill(self, read_batch: Any, output: dict[str, Any]) -> tuple[Any, dict[str, float]]:
         """Add laser's scores to the batch, and add the weights and verdicts that laser's loss needs to TRL's output."""
         trainer, mode = self.trainer, self.mode
-        batch, all_rows = read_batch.batch, read_batch.everyone
+        batch = read_batch.batch
+        all_rows = read_batch.everyone
         if not trainer.model.training:
             return read_batch, {}
         if batch.steps is not None:
@@ -152,7 +153,8 @@ class SelfRewarding(TrlPart):
             output["laser_weight"] = weight_n[read_batch.here].float().to(output_device)
             output["laser_row"] = torch.arange(len(ended_n), device=output_device)
         if mode.mixes(self._generation):
-            all_rows = replace(all_rows, batch=replace(all_rows.batch, score_n=self.gather(score_n)))
+            scored_batch = replace(all_rows.batch, score_n=self.gather(score_n))
+            all_rows = replace(all_rows, batch=scored_batch)
         return replace(read_batch, batch=replace(batch, score_n=score_n), gathered=all_rows), {}
 
     def loss(self, inputs: Mapping[str, Any]) -> tuple[Tensor | float, dict[str, float]]:

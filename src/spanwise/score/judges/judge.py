@@ -45,7 +45,8 @@ _answered: set[Any] = set()
 
 
 def _check(options: Mapping[str, Any]) -> None:
-    model, choices, key, constrain = (options[name] for name in ("model", "choices", "key", "constrain"))
+    choices, constrain = options["choices"], options["constrain"]
+    key = options["key"]
     check_known("value of the judge's option 'constrain'", constrain, ("schema", "choice", "none"))
     for name, least in (("max_concurrent", 1.0), ("retries", 0.0), ("max_tokens", 1.0)):
         check_number(f"The judge's option '{name}'", options[name], least=least, whole=True)
@@ -57,7 +58,7 @@ def _check(options: Mapping[str, Any]) -> None:
     refuse(
         {
             "The reward 'judge' has no model. Set it to the name that the server uses: options: {model: NAME, base_url: URL}.": (
-                not isinstance(model, str) or not model
+                not isinstance(options["model"], str) or not options["model"]
             ),
             f"The judge's choices are {choices!r}. Write two or more words with their numbers: {{no: 0, yes: 1}}.": not choice_list,
             f"The judge's choices are {choice_list}. Write words that differ from each other, and put yes and no in quotes: YAML "

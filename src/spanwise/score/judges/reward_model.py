@@ -162,7 +162,7 @@ class _RewardModel:
         load_options = {"trust_remote_code": trust}
         try:
             model_config = transformers.AutoConfig.from_pretrained(name, **load_options)
-            self.tokenizer = tokenizer = transformers.AutoTokenizer.from_pretrained(name, **load_options)
+            self.tokenizer = transformers.AutoTokenizer.from_pretrained(name, **load_options)
             class_name = (model_config.architectures or ["a model without a class"])[0]
             class_kind = class_name[class_name.rfind("For") :]
             subject = f"The reward model '{name}' ({class_name})"
@@ -191,12 +191,12 @@ class _RewardModel:
                 f"The reward model '{name}' cannot be loaded: {first_line(error)}. Name a folder with a model."
             ) from error
         self.marker = marker
-        self.outputs, self.worths = _outputs(name, model_config, tokenizer, label, choices)
+        self.outputs, self.worths = _outputs(name, model_config, self.tokenizer, label, choices)
         max_positions = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        self.longest = int(min(max_positions or math.inf, tokenizer.model_max_length, 2**31))
+        self.longest = int(min(max_positions or math.inf, self.tokenizer.model_max_length, 2**31))
         # Control tokens that a completion may not use; the longest first, because it may contain a shorter one.
-        special_tokens = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
-        control_tokens = special_tokens | ({marker} & tokenizer.get_added_vocab().keys())
+        special_tokens = {token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special}
+        control_tokens = special_tokens | ({marker} & self.tokenizer.get_added_vocab().keys())
         self.control_tokens = sorted((token for token in control_tokens if len(token) > 1), key=len, reverse=True)
         self.rows: dict[Any, _Row] = {}  # (prompt, pieces of the completion) -> their tokens
         self.numbers: dict[_Row, list[float]] = {}
