@@ -205,11 +205,11 @@ class TokenFidelity:
         The best is chosen anew in every bootstrap draw, so that the luck of choosing among many is in the interval. A full name
         stands for itself: `lead("critic", "SAE end 0.2, 0", "GAE")` holds one SAE against the best GAE, which favours GAE.
         """
-        correlation_functions = [self._correlations(critic, self._family(start), kind) for start in (one, other)]
+        one_correlations = self._correlations(critic, self._family(one), kind)
+        other_correlations = self._correlations(critic, self._family(other), kind)
 
         def difference(weight_rn: Tensor) -> Tensor:
-            one_best_r, other_best_r = (correlations(weight_rn).amax(dim=0) for correlations in correlation_functions)
-            lead_r = one_best_r - other_best_r
+            lead_r = one_correlations(weight_rn).amax(dim=0) - other_correlations(weight_rn).amax(dim=0)
             return lead_r.masked_fill(lead_r.isinf(), torch.nan)
 
         return bootstrap(difference, self.prompt_n, resamples=self.draws, seed=self.seed)

@@ -37,11 +37,11 @@ class Saved(NamedTuple):
         """Read a saved critic's description from its folder; None for a token classifier that is no saved critic."""
         about_file = Path(place) / ABOUT
         try:
-            saved = json.loads(about_file.read_text(encoding="utf-8"))
+            entries = json.loads(about_file.read_text(encoding="utf-8"))
             options: dict[str, Any] = {}
-            if saved["head"] != "scalar":
-                options = {"bins": saved["bins"], "value_range": tuple(saved["value_range"])}
-            return Saved(list(saved["values"]), CriticConfig(head=saved["head"], **options), saved.get("tokenizer"))
+            if entries["head"] != "scalar":
+                options = {"bins": entries["bins"], "value_range": tuple(entries["value_range"])}
+            return Saved(list(entries["values"]), CriticConfig(head=entries["head"], **options), entries.get("tokenizer"))
         except OSError:
             return None
         except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -77,8 +77,8 @@ def _read_content(content: str, choices: Mapping[str, float | int]) -> tuple[str
     choice_of = {choice.lower(): choice for choice in choices}
     reply_object = json_value(content, within=True, decoder=json.JSONDecoder())
     if isinstance(reply_object, dict) and "verdict" in reply_object:
-        texts = {key: field for key, field in reply_object.items() if isinstance(field, str)}
-        return choice_of.get(str(reply_object["verdict"]).strip().lower()), texts.get("reason"), texts.get("part")
+        fields = {key: field for key, field in reply_object.items() if isinstance(field, str)}
+        return choice_of.get(str(reply_object["verdict"]).strip().lower()), fields.get("reason"), fields.get("part")
     bare_content = content.strip().strip('".').lower()
     if bare_content in choice_of or "{" in content:  # a choice in the middle of an incomplete JSON object does not count
         return choice_of.get(bare_content), None, None
