@@ -83,7 +83,7 @@ def _scorer_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
 
     gold_answer = _first_cell(row, "target", "answer", "ground_truth", default="")
     prompt_cell = _first_cell(row, "prompt", "prompts", default="")
-    question = prompt_cell if isinstance(prompt_cell, str) else "\n".join(str(message["content"]) for message in prompt_cell)
+    question = prompt_cell if isinstance(prompt_cell, str) else "\n".join(str(turn["content"]) for turn in prompt_cell)
     model_output = ModelOutput.from_content("policy", text)
     task_state = TaskState("policy", 0, 0, question, [model_output.message], output=model_output, metadata=dict(row))
     return {"state": task_state, "target": Target(gold_answer if isinstance(gold_answer, list) else str(gold_answer))}

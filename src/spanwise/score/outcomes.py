@@ -156,8 +156,8 @@ def judged_column(objective: Objective) -> int | None:
 
 def _outcome_codes(function: Callable[..., Any], text: Texts, columns: Columns, name: str) -> list[float]:
     outcome_label = f"Outcome '{name}': its function"
-    error_advice = "Return None for a completion whose outcome is unknown."
-    returned_values = called(partial(function, text, columns=columns), subject=outcome_label, text=text, advice=error_advice)
+    advice = "Return None for a completion whose outcome is unknown."
+    returned_values = called(partial(function, text, columns=columns), subject=outcome_label, text=text, advice=advice)
     codes: list[float] = []
     for n, value in enumerate(listed_values(returned_values, len(text), subject=outcome_label, noun="value")):
         outcome_code = _code_of(value)

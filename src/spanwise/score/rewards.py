@@ -236,8 +236,8 @@ def _score_confidence(
 ) -> Reward:
     """Reward stated confidences q by a proper scoring rule `rule(q, c)`, where c is the reward (0 to 1) of the objective `of`."""
     check_known("objective scored before this one", of, scored)
-    outcome_numbers = scored[of].value_n.tolist()
-    for n, outcome in enumerate(outcome_numbers):
+    outcomes = scored[of].value_n.tolist()
+    for n, outcome in enumerate(outcomes):
         if outcome < 0.0 or outcome > 1.0:
             raise RewardError(
                 f"Objective '{of}' gives completion {n} the outcome {outcome}, but only an outcome in [0, 1] can judge a "
@@ -245,7 +245,7 @@ def _score_confidence(
             )
     stated_texts = [read_tag(blocks, pays, tag) for blocks in text]
     confidences = [None if stated is None else parse_confidence(stated) for stated in stated_texts]
-    rewards = [None if q is None or math.isnan(c) else rule(q, c) for q, c in zip(confidences, outcome_numbers, strict=True)]
+    rewards = [None if q is None or math.isnan(c) else rule(q, c) for q, c in zip(confidences, outcomes, strict=True)]
     # If a confidence can be read but its outcome is unknown, the reward is missing for the same reason as the outcome.
     statuses = [
         Status.ABSENT if stated is None else Status.UNPARSABLE if q is None else Status(outcome_status)

@@ -87,7 +87,7 @@ def score_all(objectives: Sequence[Objective], text: Texts, *, columns: Columns,
     if not (measure_names := measures_of(objectives)):
         return all_scores
     measure_counts = {objective.name: len(measures_of([objective])) for objective in objectives}
-    costs_by_objective = {name: torch.zeros(len(text), count, dtype=torch.float64) for name, count in measure_counts.items()}
+    costs_by_objective = {name: torch.zeros(len(text), count).double() for name, count in measure_counts.items()}
     costs_by_objective |= {name: reward.measured_nc for name, reward in scored.items() if reward.measured_nc is not None}
     return replace(all_scores, measured_nc=torch.cat(list(costs_by_objective.values()), dim=1), measures=measure_names)
 

@@ -58,7 +58,7 @@ class Critic:
         self.updates = self.batches = 0  # how many optimizer steps and generation batches the critic has had
         self.model.to("cpu" if config.offload else accelerator.device)
         if config.gradient_checkpointing:
-            trunk = self.model.model  # transformers 5 has renamed its method gradient_checkpointing_enable
+            trunk = self.model.model  # transformers 5 renamed the method gradient_checkpointing_enable
             getattr(trunk, "activation_checkpointing_enable", trunk.gradient_checkpointing_enable)()
         trained_parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(trained_parameters, lr=config.learning_rate, weight_decay=config.weight_decay)

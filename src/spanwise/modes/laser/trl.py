@@ -183,7 +183,7 @@ class SelfRewarding(TrlPart):
 
     def known_logps(self, ended_n: Tensor, output: dict[str, Any]) -> Tensor:
         """Return the log-probabilities of the reserved token that forward passes or `generate` recorded; NaN for other rows."""
-        if "old_per_token_logps" in output:  # the policy's forward pass was the first
+        if "old_per_token_logps" in output:  # the first recorded forward pass was the policy's
             return self.passes[0].detach().float().cpu()
         if "logp_nt" in self.trainer.scheme.needs:
             return self.passes[-1].detach().float().cpu()
