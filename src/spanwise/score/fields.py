@@ -213,11 +213,11 @@ def _number(value: Any) -> float | None:
 def _parse_cell(cell: Any) -> Any:
     """Return a dataset cell, parsed if it is the JSON text of an object or list, or an object as Python prints it."""
     cell_text = cell.strip() if isinstance(cell, str) else ""
-    parsed = json_value(cell_text, decoder=_DECODER) if cell_text[:1] in ("{", "[") else MISSING
-    if parsed is MISSING and cell_text.startswith("{'"):
+    parsed_cell = json_value(cell_text, decoder=_DECODER) if cell_text[:1] in ("{", "[") else MISSING
+    if parsed_cell is MISSING and cell_text.startswith("{'"):
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-            parsed = ast.literal_eval(cell_text)
-    return parsed if isinstance(parsed, dict | list) else cell
+            parsed_cell = ast.literal_eval(cell_text)
+    return parsed_cell if isinstance(parsed_cell, dict | list) else cell
 
 
 def _value_at(value: Any, path: str) -> Any:

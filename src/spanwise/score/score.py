@@ -403,7 +403,7 @@ def _check_reading(objective: Objective, entry: BuiltIn, layout: Layout) -> None
     for block in named_blocks:
         if block not in layout.keys:
             raise RecipeError(f"Objective '{objective.name}' reads block '{block}'. {unknown('block', block, layout.keys)}")
-    # The tag must be in the first paid block and in each block that an option names, or else in any paid block.
+    # The tag must be in the first paid block and in each block that an option names; without such options, in any paid block.
     block_groups = [(block,) for block in (objective.pays[0], *named_blocks)] if named_blocks else [objective.pays]
     for tag, blocks in product((options[name] for name in entry.tags), block_groups):
         block_tags = [key for block in blocks for key in layout.keys[block]]
