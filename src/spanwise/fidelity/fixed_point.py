@@ -70,7 +70,7 @@ def fixed_point(
         expected_count_b2 = group_size * outcome_probability_b2
         occurrence_probability_b2 = -torch.expm1(group_size * torch.log1p(-outcome_probability_b2))
         expected_surplus_b2 = (expected_count_b2 - occurrence_probability_b2).clamp(min=0.0)
-        gradient_share_b2 = (expected_surplus_b2 / expected_count_b2).nan_to_num(nan=0.0)
+        gradient_share_b2 = (expected_surplus_b2 / expected_count_b2).nan_to_num(nan=0.0)  # 0 / 0 if the probability is 0
     wrong_weight_b, right_weight_b = (outcome_probability_b2 * gradient_share_b2).unbind(dim=1)
     return right_weight_b / (right_weight_b + wrong_weight_b)
 
@@ -136,9 +136,9 @@ def simulated_fixed_point(
         mean_stated_b = q_b.clamp(1e-3, 1 - 1e-3)
         level_probability_bv = torch.distributions.Binomial(LEVELS, probs=mean_stated_b[:, None]).log_prob(level_v).exp()
         generator = torch.Generator().manual_seed(seed)
-        prompt_kinds = (p_b[:, None], mean_stated_b[:, None], level_probability_bv)
-        prompts = [column.repeat(copies, 1) for column in prompt_kinds]
-        batch_sums = [_simulate_batch(prompts, score_v2, group_size, options, generator) for _ in range(batches)]
+        kind_columns = (p_b[:, None], mean_stated_b[:, None], level_probability_bv)
+        prompt_columns = [column.repeat(copies, 1) for column in kind_columns]
+        batch_sums = [_simulate_batch(prompt_columns, score_v2, group_size, options, generator) for _ in range(batches)]
         sum_rcb2 = torch.stack(batch_sums).unflatten(2, (copies, len(p_b))).sum(dim=2)
         lost_gradient_b2, lost_error_b2 = _remove_explained_noise(sum_rcb2)
         excess_bv = stated_v - mean_stated_b[:, None]
@@ -175,7 +175,7 @@ def _simulate_batch(
     terms_4bg = torch.stack([
         reward_bg - credit_n.reshape(prompt_count, g) - value_bg,
         torch.ones_like(reward_bg),
-        (same_outcome_bgg @ reward_bg[..., None])[..., 0] / same_outcome_bgg.sum(dim=2).clamp(min=1),
+        (same_outcome_bgg @ reward_bg[..., None])[..., 0] / same_outcome_bgg.sum(dim=2).clamp(min=1),  # others' mean; 0 if alone
         others_score_bg2.gather(2, outcome_bg[..., None])[..., 0],
     ])  # fmt: skip
     prompt_outcome_bg = torch.arange(prompt_count)[:, None] * 2 + outcome_bg

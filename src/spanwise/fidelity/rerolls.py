@@ -1,4 +1,4 @@
-"""Re-roll completions of a policy: sample their ends anew, from before their last blocks or from before single tokens."""
+"""Re-roll completions: sample their ends anew, from before a last block or a token. Also holds the critics of token fidelity."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def collect_tokens(
             "'mc' needs all tokens. Use the other critics: --critics own, or --critics fitted."
         )
     last_trainable_nt = torch.where(mask_nt, torch.arange(mask_nt.shape[1]), -1).cummax(dim=1).values
-    previous_trainable_nt = torch.nn.functional.pad(last_trainable_nt[:, :-1], (1, 0), value=-1)
+    previous_trainable_nt = torch.nn.functional.pad(last_trainable_nt[:, :-1], (1, 0), value=-1)  # -1: there is none
     is_chosen_nt = weight_nt > 0
     follows_chosen_nt = (previous_trainable_nt < 0) | is_chosen_nt.gather(1, previous_trainable_nt.clamp(min=0))
     index_of_prefix: dict[Prefix, int] = {}

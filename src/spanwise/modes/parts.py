@@ -66,8 +66,9 @@ class TrlPart:
 class RowPart(ABC):
     """Runs a mode inside verl or SkyRL: the engine appends the mode's token to each row that ended."""
 
-    # The engine appends `token` to each row that ended. The advantage and the old log-probability of that token are the weight
-    # and the target from `lesson`; the loss takes them out again with `parted`.
+    # The engine appends `token` to each row for which `ended` is True, outside the loss mask but inside the forward passes. The
+    # advantage and the old log-probability in its column are the weight and the target from `lesson`; the engine's loss
+    # `spanwise_<mode>_<loss>` takes both out with `parted`, and adds the weighted squared error.
     mode: Any
     token: int
 

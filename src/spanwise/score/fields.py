@@ -31,7 +31,7 @@ from spanwise.types import BlockText, Status, whole_text
 _SIGNED = re.compile("[+-]?" + NUMBER.pattern)
 _DECODER = json.JSONDecoder()
 _INDEX = re.compile(r"\[(\d+)\]")
-#: Matches what stands directly before a JSON value: a colon, comma or bracket, and perhaps a quote.
+#: Matches what stands directly before a JSON value: a colon, comma, bracket or nothing, then perhaps a quote.
 _BEFORE = re.compile(r'(?:^|[:\[,])\s*+("?)\Z')
 #: Stands for the gold value of an element that lies beyond the end of the gold list.
 _BEYOND = object()

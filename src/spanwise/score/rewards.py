@@ -174,11 +174,11 @@ def format_(
     """
     rewards: list[float | None] = []
     for blocks in text:
-        paid_blocks = [block for name in pays if (block := blocks.get(name)) is not None]
+        paid_blocks = [blocks.get(name) for name in pays]
         all_tags = (tag for block in blocks.values() if block for tag in block if tag)
         counted_tags = set(all_tags if tags is None else tags)
-        are_well_formed = all(_is_well_formed(block, counted_tags, empty) for block in paid_blocks)
-        rewards.append(float(are_well_formed and len(paid_blocks) == len(pays)) if paid_blocks else None)
+        are_well_formed = all(block is not None and _is_well_formed(block, counted_tags, empty) for block in paid_blocks)
+        rewards.append(None if all(block is None for block in paid_blocks) else float(are_well_formed))
     return Reward.of(rewards)
 
 

@@ -278,7 +278,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     program_limits: dict[str, Any] = {}
     if check_kind != "code":
-        check_function, trial_input = {"math": (equals_as_math, "1/2"), "schema": (is_valid, "{}")}[check_kind]
+        check_function, trial_input = (equals_as_math, "1/2") if check_kind == "math" else (is_valid, "{}")
         print(_reply(check_function, trial_input, trial_input), file=reply_file, flush=True)
         if resource is not None and memory_limit:
             resource.setrlimit(resource.RLIMIT_AS, (memory_limit, memory_limit))

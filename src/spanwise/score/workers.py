@@ -302,7 +302,7 @@ def _after_fork() -> None:
     for workers in list(_all_workers):
         for worker in workers._workers:
             if worker.process is not None:
-                worker.process.returncode = 0  # a forked child cannot wait for its parent's processes
+                worker.process.returncode = 0  # marks it as ended; a forked child cannot wait for its parent's processes
                 _inherited.append(worker.process)
                 worker.process = None
         workers._reset()

@@ -1,4 +1,4 @@
-"""`CriticConfig`: the settings of the value model that methods such as `gae` and `sae` need; checks of other trainers' critics."""
+"""The settings of the value model that `gae` and `sae` need; checks, targets and error metrics for verl's or SkyRL's critic."""
 
 from __future__ import annotations
 

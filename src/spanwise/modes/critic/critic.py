@@ -71,7 +71,7 @@ class Critic:
         self._move(self.accelerator.device)
         try:
             device = self.accelerator.device
-            batch = _Batch(rows, streams, truncated_n, self.config, self.gamma).changed(lambda table: table.to(device))
+            batch = _Batch(rows, streams, truncated_n, self.config, self.gamma).changed(lambda tensor: tensor.to(device))
             value_nts = torch.zeros(row_count, rows.width + 1, len(self.model.names), device=device)
             # `_fit` stores a row's values from its first pass over the row, before the critic has learned from the row's reward.
             fit_metrics = self._fit(batch, value_nts) if fit else {}
@@ -83,7 +83,7 @@ class Critic:
                 self._check_finite(batch, value_nts, torch.arange(row_count))
         finally:
             self._move("cpu")
-        batch = batch.changed(lambda table: table.cpu())
+        batch = batch.changed(lambda tensor: tensor.cpu())
         value_nts = value_nts.cpu()
         error_metrics = self._compare(batch, value_nts)
         all_metrics = {**error_metrics, **fit_metrics, "seconds": time.perf_counter() - start_time}

@@ -28,7 +28,7 @@ FILE = "laser.json"
 
 
 def read_measured(file: Path) -> dict[str, Any]:
-    """Read the file in which a run stored the reference log-probability that laser measured."""
+    """Read the file in which a run stored the reference log-probability that laser measured, its `token` and that token's `id`."""
     try:
         entries = json.loads(file.read_text(encoding="utf-8"))
         return {**entries, "token": entries["token"], "id": entries["id"], "reference": float(entries["reference"])}

@@ -182,7 +182,7 @@ class Appended(RowPart):
             is_score_right_n = (score_n > 0.5) == (verdict_n > 0.5)
             laser_metrics["laser/loss"] = float(verification_loss(score_n.double(), verdict_n, weight_n=class_weight_n))
             laser_metrics["laser/accuracy"] = float(is_score_right_n[is_known_n].double().mean())
-        # With `weight_scale`, the trainer's mean squared error of log-probabilities becomes alpha * the MSE of the scores.
+        # `weight_scale` turns the trainer's mean over `rows` of squared log-probability errors into alpha * the MSE of the scores.
         weight_scale = laser.alpha * (laser.beta * self.temperature) ** 2 * rows / max(scored_count, 1)
         target_n = (laser.reference + verdict_n.nan_to_num(nan=0.0) / laser.beta) / self.temperature
         return (weight_scale * class_weight_n * (number >= laser.reasoning_warmup)).float(), target_n.float(), laser_metrics
@@ -195,7 +195,7 @@ class Appended(RowPart):
         mask_nt: Shaped[Tensor, "n t"],
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Remove laser's entries from old log-probabilities and advantages; return both, and laser's loss by token."""
-        # The advantage in the column after the last trained token holds the weight of laser's error.
+        # The advantage right after the last trained token is the weight of laser's error; others outside the mask are padding.
         is_trained_nt = mask_nt > 0
         after_trained_nt = torch.cat([torch.zeros_like(is_trained_nt[:, :1]), is_trained_nt[:, :-1]], dim=1)
         is_reserved_nt = after_trained_nt & ~is_trained_nt & (adv_nt != 0)

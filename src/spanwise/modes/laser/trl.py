@@ -153,8 +153,7 @@ class SelfRewarding(TrlPart):
             output["laser_weight"] = weight_n[read_batch.here].float().to(output_device)
             output["laser_row"] = torch.arange(len(ended_n), device=output_device)
         if mode.mixes(self._generation):
-            scored_batch = replace(all_rows.batch, score_n=self.gather(score_n))
-            all_rows = replace(all_rows, batch=scored_batch)
+            all_rows = replace(all_rows, batch=replace(all_rows.batch, score_n=self.gather(score_n)))
         return replace(read_batch, batch=replace(batch, score_n=score_n), gathered=all_rows), {}
 
     def loss(self, inputs: Mapping[str, Any]) -> tuple[Tensor | float, dict[str, float]]:
