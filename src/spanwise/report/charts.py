@@ -14,7 +14,7 @@ import altair as alt
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
 Drawn = alt.Chart | alt.LayerChart
-#: The names of the report page's two lists of colours. The list "verdicts" is grey from the third colour on.
+#: The names of the report page's two lists of colours.
 Palette = Literal["series", "verdicts"]
 
 #: What a chart's tooltip shows for a series without a value.
@@ -65,15 +65,15 @@ def reliability_diagram(rows: Rows, *, by: str = "confidence") -> tuple[Drawn, D
     labelled_axis = alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1], grid=False)
     unlabelled_axis = alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1], grid=False, title=None, labels=False, ticks=False)
     accuracy_options = {"title": "accuracy", "scale": _UNIT, "axis": alt.Axis(minExtent=_AXIS_WIDTH)}
-    bin_chart = _chart(filled_bins)
+    point_rows = _chart(filled_bins)
     confidence_axis = alt.X("confidence:Q", scale=confidence_scale, axis=unlabelled_axis)
-    whisker_layer = bin_chart.mark_rule(strokeWidth=2).encode(
+    whisker_layer = point_rows.mark_rule(strokeWidth=2).encode(
         x=confidence_axis, y=alt.Y("accuracy_low:Q", **accuracy_options), y2="accuracy_high:Q"
     )
-    point_layer = _points(bin_chart, 70).encode(x=confidence_axis, y=alt.Y("accuracy:Q", **accuracy_options))
+    point_layer = _points(point_rows, 70).encode(x=confidence_axis, y=alt.Y("accuracy:Q", **accuracy_options))
     # The bin of confidence 1 has no width (its `low` is its `high`), so it is drawn 0.035 wide.
-    drawn_rows = [row if row["high"] > row["low"] else {**row, "high": row["low"] + 0.035} for row in filled_bins]
-    drawn_bins = _chart(drawn_rows)
+    upper_edges = [row["high"] if row["high"] > row["low"] else row["low"] + 0.035 for row in filled_bins]
+    drawn_bins = _chart([{**row, "high": edge} for row, edge in zip(filled_bins, upper_edges, strict=True)])
     bin_axis = alt.X("low:Q", title=by, scale=confidence_scale, axis=labelled_axis)
     count_axis = alt.Y("count:Q", title="count", axis=alt.Axis(minExtent=_AXIS_WIDTH, tickCount=3, format="~s"))
     bar_layer = drawn_bins.mark_bar(binSpacing=1).encode(x=bin_axis, x2="high:Q", y=count_axis, y2=alt.datum(0))
@@ -92,16 +92,16 @@ def dodged(rows: Rows, *, names: Sequence[str], y: str) -> Drawn:
     series_offset = alt.XOffset("series:N", scale=alt.Scale(domain=list(names)))
     base_chart = _chart(rows).encode(x=x_axis, xOffset=series_offset, color=_color(names))
     chart_layers = []
-    reference_of_size = {row["x"]: row["reference"] for row in rows if is_known(row.get("reference"))}
-    if reference_of_size:
-        reference_ticks = _chart([{"x": key, "value": value} for key, value in reference_of_size.items()])
-        reference_ticks = reference_ticks.mark_tick(style="reference", strokeDash=[1, 0], orient="horizontal", bandSize=60)
-        chart_layers.append(reference_ticks.encode(x=x_axis, y=_y("value", y)))
+    reference_by_size = {row["x"]: row["reference"] for row in rows if is_known(row.get("reference"))}
+    reference_rows = [{"x": size, "value": value} for size, value in reference_by_size.items()]
+    if reference_rows:
+        ticks = _chart(reference_rows).mark_tick(style="reference", strokeDash=[1, 0], orient="horizontal", bandSize=60)
+        chart_layers.append(ticks.encode(x=x_axis, y=_y("value", y)))
     if any(is_known(row.get("low")) for row in rows):
         chart_layers.append(base_chart.mark_rule(strokeWidth=2).encode(y=_y("low", y), y2="high:Q"))
     chart_layers.append(_points(base_chart, 50).encode(y=_y("value", y), shape=_shape(names)))
-    exact_rows = [{"x": key, "series": "exact advantages", "value": value} for key, value in reference_of_size.items()]
-    return _layered(250, *chart_layers, bands([*rows, *exact_rows], keys={"x": "group size G"}, x=x_axis))
+    tooltip_rows = [*rows, *({**row, "series": "exact advantages"} for row in reference_rows)]
+    return _layered(250, *chart_layers, bands(tooltip_rows, keys={"x": "group size G"}, x=x_axis))
 
 
 def fixed_points(rows: Rows, *, names: Sequence[str]) -> Drawn:
@@ -116,12 +116,12 @@ def histograms(rows: Rows, *, names: Sequence[str], x: str = "credit", zero: boo
     bin_axis = alt.X("low:Q", title=x, scale=alt.Scale(nice=False), axis=alt.Axis(grid=False, tickCount=7))
     share_axis = alt.Y("share:Q", title="share of completions", axis=alt.Axis(format="%", tickCount=4))
     base_chart = _chart(rows).encode(x=bin_axis, color=_color(names))
-    area_layer = base_chart.mark_area(interpolate="step-after", opacity=0.16, line=False).encode(y=share_axis.stack(None))
-    line_layer = base_chart.mark_line(interpolate="step-after", strokeWidth=2).encode(y=share_axis)
-    zero_line = [_chart([{"low": 0}]).mark_rule(style="reference").encode(x="low:Q")] if zero else []
+    areas = base_chart.mark_area(interpolate="step-after", opacity=0.16, line=False).encode(y=share_axis.stack(None))
+    outlines = base_chart.mark_line(interpolate="step-after", strokeWidth=2).encode(y=share_axis)
+    zero_line = _chart([{"low": 0}]).mark_rule(style="reference").encode(x="low:Q")
     bin_rows = [row for row in rows if row["low"] < row["high"]]
     hover = bands(bin_rows, keys={"low": "from", "high": "to"}, value="share", percent=True, x=bin_axis, x2=alt.X2("high:Q"))
-    return _layered(height, *zero_line, area_layer, line_layer, hover)
+    return _layered(height, *([zero_line] if zero else []), areas, outlines, hover)
 
 
 def forest(rows: Rows, *, names: Sequence[str], x: str, palette: Palette = "series") -> Drawn:
@@ -199,7 +199,7 @@ def _y(field: str, title: str, *, zero: bool = False, percent: bool = False) -> 
 
 
 def _color(names: Sequence[str], palette: Palette = "series") -> alt.Color:
-    colour_list_name = "category" if palette == "series" else "ordinal"  # the page's Vega configuration defines both
+    colour_list_name = "category" if palette == "series" else "ordinal"  # lists in the page's Vega configuration
     return alt.Color("series:N", scale=alt.Scale(domain=list(names), range=colour_list_name), legend=None)
 
 
@@ -227,32 +227,33 @@ def nearest(rows: Rows, *, x: alt.X, title: str, percent: bool = False) -> alt.C
     """Build an invisible band around each `x` of a chart, whose tooltip shows the values of all series there."""
     xs = sorted({row["x"] for row in rows})
     outer_margin = 0 if len(xs) > 1 else 0.5
-    band_edges = [xs[0] - outer_margin, *((a + b) / 2 for a, b in pairwise(xs)), xs[-1] + outer_margin]
-    bands_of_xs = zip(xs, pairwise(band_edges), strict=True)
-    edges_at = {place: {"left": left, "right": right} for place, (left, right) in bands_of_xs}
-    rows_with_edges = [{**row, **edges_at[row["x"]]} for row in rows]
+    midpoints = [(left + right) / 2 for left, right in pairwise(xs)]
+    left_edges = dict(zip(xs, [xs[0] - outer_margin, *midpoints], strict=True))
+    right_edges = dict(zip(xs, [*midpoints, xs[-1] + outer_margin], strict=True))
+    rows_with_edges = [{**row, "left": left_edges[row["x"]], "right": right_edges[row["x"]]} for row in rows]
     return bands(rows_with_edges, keys={"x": title, "left": None, "right": None}, percent=percent, x=x, x2=alt.X2("right:Q"))
 
 
 def bands(
     rows: Rows, *, keys: Mapping[str, str | None], value: str = "value", percent: bool = False, **place: Any
 ) -> alt.Chart:
-    """Build invisible bands along an axis, each with a tooltip of all series; `keys` maps tooltip fields to headings."""
-    # Each series gets a numbered field, because its name may hold characters that are not allowed in a field's name.
-    names = list(dict.fromkeys(str(row["series"]) for row in rows))
+    """Build invisible bands along an axis; the tooltip of a band shows the values of all series there."""
+    # A series' name may hold characters that are not allowed in a field's name, so the fields are `s0`, `s1`, ...
+    series_names = dict.fromkeys(str(row["series"]) for row in rows)
+    field_of_series = {name: f"s{n}" for n, name in enumerate(series_names)}
+    empty_fields = dict.fromkeys(field_of_series.values(), NOTHING)
     band_rows: dict[tuple[Any, ...], dict[str, Any]] = {}
-    empty_fields = {f"s{n}": NOTHING for n in range(len(names))}
     for row in rows:
-        key_fields = {key: row[key] for key in keys}
-        band_row = band_rows.setdefault(tuple(key_fields.values()), key_fields | empty_fields)
-        band_row[f"s{names.index(str(row['series']))}"] = value_text(row, value=value, percent=percent)
-    title_of_key = {key: title for key, title in keys.items() if title is not None}
-    axis_tips = [
-        tip(key, title, number=all(isinstance(row[key], int | float) for row in rows)) for key, title in title_of_key.items()
-    ]
-    series_tips = [tip(f"s{n}", name or value) for n, name in enumerate(names)]
+        position = {key: row[key] for key in keys}
+        band_row = band_rows.setdefault(tuple(position.values()), position | empty_fields)
+        band_row[field_of_series[str(row["series"])]] = value_text(row, value=value, percent=percent)
+    position_lines = [
+        tip(key, title, number=all(isinstance(row[key], int | float) for row in rows))
+        for key, title in keys.items() if title is not None
+    ]  # fmt: skip
+    series_lines = [tip(field, name or value) for name, field in field_of_series.items()]
     band_chart = alt.Chart(alt.InlineData(values=list(band_rows.values())))
-    return highlight(band_chart, **place, tooltip=[*axis_tips, *series_tips])
+    return highlight(band_chart, **place, tooltip=[*position_lines, *series_lines])
 
 
 def highlight(chart: alt.Chart, **encoded: Any) -> alt.Chart:

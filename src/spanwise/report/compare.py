@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from torch import Tensor
@@ -14,7 +15,7 @@ from spanwise.report import sections as parts
 from spanwise.report.charts import forest
 from spanwise.report.page import Headline, Panel, render
 
-#: Figures that are better when lower, and figures (besides all accuracies and votes) that are better when higher.
+#: The figures that are better when lower, and those that are better when higher; accuracies and votes need no entry.
 LOWER = ("ece", "brier", "refusal_rate", "malformed", "laser_ece", "laser_brier")
 HIGHER = ("accuracy", "auroc", "coverage", "format_rate", "verdict_rate", "laser_auroc", "laser_coverage")
 VERDICTS = ("clear", "borderline", "noise")
@@ -55,9 +56,9 @@ def compare_report(
     pair_count = len(comparison.differences)
     seed_counts = {len(by_seed) for by_seed in curves.values()}
     seeds_text = f"up to {max_seeds}" if len(seed_counts) > 1 else f"{max_seeds}"
-    evaluation_points = [point for by_seed in curves.values() for lines in by_seed.values() for point in lines]
+    evaluations_by_run = [evaluations for by_seed in curves.values() for evaluations in by_seed.values()]
     curve_panels: list[Panel] = []
-    for name in parts.figures_of(evaluation_points):
+    for name in parts.figures_of(chain.from_iterable(evaluations_by_run)):
         curve_rows = [row for arm in arms for row in parts.seed_curves(curves.get(arm, {}), name, arm)]
         curve_panels += parts.figure_panel(name, curve_rows, arms)
     sections = [
@@ -122,8 +123,10 @@ def _best_arm_headlines(comparison: ArmComparison) -> list[Headline]:
             continue
         clear_differences = [d for d in comparison.differences if d.figure == figure and d.verdict == "clear"]
         worse_arms = {_better_first(d)[1] for d in clear_differences}
-        best_arms = [arm for arm in comparison.methods if arm not in worse_arms and comparison.cells[arm, figure].count]
-        warnings = "; ".join(f"{arm}: {why}" for arm in best_arms if (why := comparison.wrong.get((arm, figure))))
+        measured_arms = [arm for arm in comparison.methods if comparison.cells[arm, figure].count]
+        best_arms = [arm for arm in measured_arms if arm not in worse_arms]
+        warning_of_arm = {arm: comparison.wrong.get((arm, figure)) for arm in best_arms}
+        warnings = "; ".join(f"{arm}: {warning}" for arm, warning in warning_of_arm.items() if warning)
         count_text = f"{len(best_arms)} of {len(comparison.methods)}"
         headlines.append(Headline(f"not beaten in {parts.figure_name(figure)}", count_text, ", ".join(best_arms), warnings))
     return headlines
@@ -176,40 +179,41 @@ def _figure_finding(comparison: ArmComparison, name: str) -> str:
     differences = [d for d in comparison.differences if d.figure == name]
     meaningful_differences = [d for d in differences if not _is_meaningless(comparison, d)]
     figure_label = parts.figure_name(name)
-    clear_ones = sorted((d for d in meaningful_differences if d.verdict == "clear"), key=lambda d: -abs(d.interval.value))
-    sentences = [_state_better(d) for d in clear_ones[:2]]
-    if len(clear_ones) > 2:
-        sentences.append(f"{len(clear_ones) - 2} more differences in {figure_label} are beyond the noise.")
+    clear_differences = [d for d in meaningful_differences if d.verdict == "clear"]
+    clear_differences.sort(key=lambda d: -abs(d.interval.value))
+    sentences = [_state_better(d) for d in clear_differences[:2]]
+    if len(clear_differences) > 2:
+        sentences.append(f"{len(clear_differences) - 2} more differences in {figure_label} are beyond the noise.")
     if len(meaningful_differences) < len(differences):
         arms = dict.fromkeys(arm for d in differences for arm in (d.a, d.b))
         untrusted_arms = [arm for arm in arms if (arm, name) in comparison.wrong]
         sentences.append(f"The {figure_label} of {' and '.join(untrusted_arms)} means nothing.")
-    if meaningful_differences and not clear_ones:
-        closest = [d for d in meaningful_differences if d.verdict == "borderline"][:2]
+    if meaningful_differences and not clear_differences:
+        quoted_pairs = [d for d in meaningful_differences if d.verdict == "borderline"][:2]
         if len(meaningful_differences) == 1 or {d.verdict for d in meaningful_differences} in ({"unknown"}, {"same"}):
-            closest = [max(meaningful_differences, key=lambda d: d.interval.count)]
-        sentences += [d.sentence() for d in closest] or [f"In {figure_label} all differences are inside the noise."]
+            quoted_pairs = [max(meaningful_differences, key=lambda d: d.interval.count)]
+        sentences += [d.sentence() for d in quoted_pairs] or [f"In {figure_label} all differences are inside the noise."]
     return " ".join(sentences)
 
 
 def _is_meaningless(comparison: ArmComparison, d: Difference) -> bool:
     """Return whether a warning about one of the two arms makes their difference in a figure meaningless."""
-    reasons = [comparison.wrong[arm, d.figure] for arm in (d.a, d.b) if (arm, d.figure) in comparison.wrong]
-    return any(d.figure in (*CALIBRATION, *SCORE_FIGURES) or why.startswith("most answers could not") for why in reasons)
+    arm_warnings = [comparison.wrong[arm, d.figure] for arm in (d.a, d.b) if (arm, d.figure) in comparison.wrong]
+    is_calibration = d.figure in (*CALIBRATION, *SCORE_FIGURES)
+    return any(is_calibration or warning.startswith("most answers could not") for warning in arm_warnings)
 
 
 def _better_first(d: Difference) -> tuple[str, str]:
-    """Return the arms of a difference, the better one first; for figures without a better direction, the higher one."""
+    """Return the two arms of a difference, the better one first (if neither direction is better, the higher one)."""
     return (d.a, d.b) if (d.interval.value > 0) != (d.figure in LOWER) else (d.b, d.a)
 
 
 def _state_better(d: Difference) -> str:
-    """Say which arm is clearly better, and by how much; for figures without a better direction, say "higher"."""
-    has_direction = d.figure in (*LOWER, *HIGHER) or d.figure.endswith("_accuracy") or "@" in d.figure
+    """Say which arm is clearly better in a figure, or only higher, and by how much."""
+    has_better_direction = d.figure in (*LOWER, *HIGHER) or d.figure.endswith("_accuracy") or "@" in d.figure
     winner, loser = _better_first(d)
-    low_bound, high_bound = sorted((abs(d.interval.low), abs(d.interval.high)))
-    size_text = f"{abs(d.interval.value):.3f}" + (
-        f" [{low_bound:.3f}, {high_bound:.3f}]" if not math.isnan(low_bound) else ""
-    )
-    adjective = "better" if has_direction else "higher"
+    smaller_bound, larger_bound = sorted([abs(d.interval.low), abs(d.interval.high)])
+    bounds_text = "" if math.isnan(smaller_bound) else f" [{smaller_bound:.3f}, {larger_bound:.3f}]"
+    size_text = f"{abs(d.interval.value):.3f}{bounds_text}"
+    adjective = "better" if has_better_direction else "higher"
     return f"{winner} is {adjective} than {loser} in {parts.figure_name(d.figure)} by {size_text} over {d.interval.count} seeds."

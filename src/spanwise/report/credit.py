@@ -59,7 +59,8 @@ def credit_report(
         >>> "rollouts.parquet" in page
         True
     """
-    count = max((len(value_n) for columns in (rewards, *credit.values()) for value_n in columns.values()), default=0)
+    all_columns = [value_n for columns in (rewards, *credit.values()) for value_n in columns.values()]
+    count = max(map(len, all_columns), default=0)
     finding_text = credit_finding(credit, *view.pair)
     credit = {method: parts.grouped(columns) for method, columns in credit.items()}
     rewards = parts.grouped(rewards)
@@ -110,13 +111,13 @@ def _summary_tables(methods: Sequence[str], credit: Mapping[str, Mapping[str, Te
         for block, credit_n in credit[method].items():
             credit_figures = summarise_credit(credit_n)
             figure_cells = {heading: credit_figures[key] for key, heading in _FIGURES.items()}
-            row = {"method and block": f"{method}: {block}", **figure_cells}
-            rows_by_blocks.setdefault(frozenset(credit[method].keys() - {STOP}), []).append(row)
+            block_names = frozenset(credit[method].keys() - {STOP})
+            rows_by_blocks.setdefault(block_names, []).append({"method and block": f"{method}: {block}", **figure_cells})
     return list(rows_by_blocks.values())
 
 
 def _dead_strata_panels(methods: Sequence[str], dead: Mapping[str, Mapping[str, float]]) -> list[Panel]:
-    """Draw the share of dead strata (compared completions with equal rewards) by objective and method."""
+    """Draw the share of dead strata (sets of compared completions with equal rewards) by objective and method."""
     chart_rows = []
     for method in methods:
         for name, shares in together(dead.get(method, {})).items():
@@ -129,7 +130,7 @@ def _dead_strata_panels(methods: Sequence[str], dead: Mapping[str, Mapping[str, 
 
 
 def _status_section(statuses: Mapping[str, Mapping[str, int]], rewards: Mapping[str, Tensor]) -> Section:
-    """Build the page's section on how many completions have each reward, and why the others have none."""
+    """Build the page section that says how many completions have each reward, and why the others have none."""
     used_statuses = {status for counts in statuses.values() for status in counts}
     status_names = [name for status in Status if (name := status.name.lower()) in used_statuses]
     mean_rewards = {name: float(reward_n.double().nanmean()) for name, reward_n in rewards.items()}
@@ -150,26 +151,27 @@ def _rows_by_objective(rows: Sequence[parts.Row]) -> list[parts.Row]:
 
 def credit_finding(credit: Mapping[str, Mapping[str, Tensor]], left: str, right: str) -> str:
     """Say in how many completions two methods push a block in opposite directions, and in which block most often."""
-    right_credit_n = {name: column_n for name, column_n in credit.get(right, {}).items() if name != STOP}
-    left_credit_n = {name: column_n for name, column_n in credit.get(left, {}).items() if name != STOP}
-    if not right_credit_n or not left_credit_n:
+    right_credit = {block: credit_n for block, credit_n in credit.get(right, {}).items() if block != STOP}
+    left_credit = {block: credit_n for block, credit_n in credit.get(left, {}).items() if block != STOP}
+    if not right_credit or not left_credit:
         return ""
-    completion_count = len(next(iter(right_credit_n.values())))
+    completion_count = len(next(iter(right_credit.values())))
     if left == right:
-        is_credited_n = torch.stack([column_n.nan_to_num() != 0 for column_n in credit[right].values()]).any(dim=0)
-        credited_count = int(is_credited_n.sum())
+        has_credit_kn = torch.stack([credit_n.nan_to_num() != 0 for credit_n in credit[right].values()])
+        credited_count = int(has_credit_kn.any(dim=0).sum())
         alarm_sentence = "" if credited_count else "Alarm: nothing would be learned. "
         return f"{alarm_sentence}{right} gives credit to {credited_count:,} of {completion_count:,} completions."
-    # A method with one number per completion gives each block this number.
-    single_credit_n = next(iter(left_credit_n.values())) if len(left_credit_n) == 1 else None
-    credit_pairs = {name: (left_credit_n.get(name, single_credit_n), column_n) for name, column_n in right_credit_n.items()}
-    opposed_n = {name: a_n * b_n < 0 for name, (a_n, b_n) in credit_pairs.items() if a_n is not None}  # NaN gives False
-    if not opposed_n:
+    if len(left_credit) == 1:  # a method with one number per completion gives each block this number
+        left_credit = {block: next(iter(left_credit.values())) for block in right_credit}
+    common_blocks = [block for block in right_credit if block in left_credit]
+    is_opposed_kn = [left_credit[block] * right_credit[block] < 0 for block in common_blocks]  # NaN gives False
+    if not common_blocks:
         return ""
-    opposed_count = int(torch.stack(list(opposed_n.values())).any(dim=0).sum())
+    opposed_count = int(torch.stack(is_opposed_kn).any(dim=0).sum())
     if not opposed_count:
         return f"{left} and {right} push in opposite directions in none of {completion_count:,} completions."
-    top_block = max(opposed_n, key=lambda name: int(opposed_n[name].sum()))
-    block_note = f", most often in the block {top_block} ({int(opposed_n[top_block].sum()):,})" if len(opposed_n) > 1 else ""
+    block_counts = {block: int(is_opposed_n.sum()) for block, is_opposed_n in zip(common_blocks, is_opposed_kn, strict=True)}
+    top_block = max(block_counts, key=block_counts.__getitem__)
+    block_note = f", most often in the block {top_block} ({block_counts[top_block]:,})" if len(block_counts) > 1 else ""
     count_text = f"{opposed_count:,} of {completion_count:,} completions ({parts.percent(opposed_count / completion_count)})"
     return f"{left} and {right} push in opposite directions in {count_text}{block_note}."

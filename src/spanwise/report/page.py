@@ -45,7 +45,7 @@ class Headline:
     """A large number or word at the top of a report page, with a label and a note."""
 
     label: str
-    value: Cell  # None and NaN are shown as "not measured"
+    value: Cell
     note: str = ""  # lines of small print under the value, such as its interval
     wrong: str = ""  # an alarm: why the value must not be taken at face value
 
@@ -77,6 +77,11 @@ class Section:
     asks: str = ""  # the question that the section answers
 
     @property
+    def is_filled(self) -> bool:
+        """Return whether a section has anything to show under its text."""
+        return bool(self.panels or self.points or any(self.tables) or self.warnings or self.body is not None)
+
+    @property
     def anchor(self) -> str:
         """Return the HTML id of a section, for links within the page."""
         return "".join(c if c.isalnum() else "-" for c in self.title.lower())
@@ -95,12 +100,12 @@ def render(
     recipe: Mapping[str, Any] | None = None,
 ) -> str:
     """Render a report, with its charts, tables and scripts, as one HTML file."""
-    filled_sections = [s for s in sections if s.panels or s.points or any(s.tables) or s.warnings or s.body is not None]
+    filled_sections = [section for section in sections if section.is_filled]
     has_charts = any(section.panels for section in filled_sections)
     has_tokens = any(section.body is not None for section in filled_sections)
     asset_names = ("report", *_TOKEN_ASSETS) if has_tokens else ("report",)
     scripts = [_static(f"{asset}.js") for asset in asset_names]
-    script_texts = [*scripts, *([_vega()] if has_charts else [])]
+    hashed_scripts = [*scripts, _vega()] if has_charts else scripts
     return template("page.html.j2").render(
         title=title,
         lead=lead,
@@ -117,7 +122,7 @@ def render(
         styles=Markup("\n".join(_static(f"{asset}.css") for asset in asset_names)),
         scripts=[Markup(script) for script in scripts],
         vega=deflated(_vega()) if has_charts else None,
-        hashes=[base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in script_texts],
+        hashes=[base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in hashed_scripts],
     )
 
 
@@ -128,7 +133,9 @@ def deflated(text: str) -> str:
 
 def spec_data(chart: Drawn) -> Markup:
     """Return a chart as JSON that is safe inside HTML."""
-    chart_spec = {key: value for key, value in chart.to_dict(validate=False).items() if key not in ("$schema", "config")}
+    chart_spec = chart.to_dict(validate=False)
+    chart_spec.pop("$schema", None)
+    chart_spec.pop("config", None)
     return htmlsafe_json_dumps(chart_spec, separators=(",", ":"), allow_nan=False)
 
 

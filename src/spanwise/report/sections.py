@@ -42,19 +42,21 @@ def section(title: str, words: Mapping[str, Any] | None = None, **parts: Any) ->
 
 
 def calibration_section(samples: Mapping[str, Mapping[str, Tensor]], *, note: str = "") -> Section:
-    """Build the section with a reliability diagram per arm (method); an arm named "" also gets histograms."""
+    """Build the section with a reliability diagram per arm (method); a single arm, named "", also gets histograms."""
     panels = []
     for name, columns in samples.items():
         for kind in _KINDS:
             if kind in columns:
                 panels += _calibration_panels(name, kind, columns, note)
     has_scores = any("score" in columns for columns in samples.values())
-    kind_text = "confidence or have the same score" if has_scores else "confidence"
-    return section("Reliability", {"kinds": kind_text, "score": f" {NOTES['score']}" if has_scores else ""}, panels=panels)
+    words = {"kinds": "confidence", "score": ""}
+    if has_scores:
+        words = {"kinds": "confidence or have the same score", "score": f" {NOTES['score']}"}
+    return section("Reliability", words, panels=panels)
 
 
 def _calibration_panels(name: str, kind: str, columns: Mapping[str, Tensor], note: str) -> list[Panel]:
-    """Build an arm's reliability diagram and, for an arm named "", histograms of right and wrong answers."""
+    """Build an arm's reliability diagram; a single arm, named "", also gets histograms of right and wrong answers."""
     rows = reliability(columns[kind], columns["correct"], prompts=columns.get("prompt"))
     if not rows:
         return []
@@ -103,44 +105,48 @@ def voting_section(
     votes: Mapping[str, Mapping[str, Curve]], samples: Mapping[str, Mapping[str, Tensor]], *, over: str = "prompts"
 ) -> Section:
     """Build the section with a panel of voting curves per arm; their intervals are over prompts or seeds."""
-    arms_by_score = [
-        name for name, columns in samples.items() if "score" in columns and bool(columns["confidence"].isnan().all())
+    arms_with_score = [
+        arm for arm, columns in samples.items() if "score" in columns and bool(columns["confidence"].isnan().all())
     ]
-    score_note = VOTES_BY_SCORE if arms_by_score else ""
-    if any(arms_by_score):
-        score_note = f"{', '.join(arms_by_score)}: {score_note[0].lower()}{score_note[1:]}"
-    rows_of_arm = {name: voting_rows(arm_curves, over=over) for name, arm_curves in votes.items()}
-    ways = list(dict.fromkeys(row["series"] for rows in rows_of_arm.values() for row in rows))
+    score_note = VOTES_BY_SCORE if arms_with_score else ""
+    if any(arms_with_score):
+        score_note = f"{', '.join(arms_with_score)}: {score_note[0].lower()}{score_note[1:]}"
+    rows_of_arm = {arm: voting_rows(arm_curves, over=over) for arm, arm_curves in votes.items()}
+    voting_ways = list(dict.fromkeys(row["series"] for rows in rows_of_arm.values() for row in rows))
+    options = {"y": "accuracy", "percent": True, **_BY_SAMPLES}
     panels: list[Panel] = []
-    for name, arm_rows in rows_of_arm.items():
-        panels += curve_panel(name or "Accuracy by voting budget", arm_rows, ways, y="accuracy", percent=True, **_BY_SAMPLES)
-    return section("Voting", {"over": over, "note": score_note}, legend=ways, panels=panels)
+    for arm, arm_rows in rows_of_arm.items():
+        panels += curve_panel(arm or "Accuracy by voting budget", arm_rows, voting_ways, **options)
+    return section("Voting", {"over": over, "note": score_note}, legend=voting_ways, panels=panels)
 
 
 def attempts_section(votes: Mapping[str, Mapping[str, Curve]]) -> Section:
     """Build the section on how much accuracy the majority answer gains from the first attempt to a later one."""
-    first_attempt, *later_attempts = votes or ("",)
-    curve_of_difference = {
+    first_attempt = next(iter(votes), "")
+    later_attempts = [name for name in votes if name != first_attempt]
+    difference_curves = {
         f"{name} - {first_attempt}": curve_difference(votes[name]["majority"], votes[first_attempt]["majority"])
         for name in later_attempts
         if votes[name] and votes[name]["majority"].prompts == votes[first_attempt]["majority"].prompts
     }
-    difference_names = list(curve_of_difference)
+    difference_names = list(difference_curves)
     options = {"y": "difference in accuracy", "y_zero": True, **_BY_SAMPLES}
-    panels = curve_panel("Later attempt minus the first", voting_rows(curve_of_difference), difference_names, **options)
+    panels = curve_panel("Later attempt minus the first", voting_rows(difference_curves), difference_names, **options)
     return section("Attempts", legend=difference_names, panels=panels)
 
 
 def credit_section(methods: Sequence[str], credit: Mapping[str, Mapping[str, Tensor]], *, of: str) -> Section:
-    """Build the section with histograms of each block's credit under several methods; `of` describes the completions."""
+    """Build the section with histograms of each block's credit under several methods."""
     credit = {method: grouped(columns) for method, columns in credit.items()}
     block_names = dict.fromkeys(block for method in methods for block in credit[method])
     panels = list[Panel]()
     for block in block_names:
         rows = histogram_rows({method: credit[method][block] for method in methods if block in credit[method]})
-        bins = (row for row in rows if row["low"] < row["high"])  # leave out each histogram's empty last bin
-        bin_rows = merged(({"from": row["low"], "to": row["high"], row["series"]: row["share"]} for row in bins), key="from")
-        panels += [Panel(block, (histograms(rows, names=methods, height=220),), bin_rows)] if rows else []
+        bin_rows = [
+            {"from": row["low"], "to": row["high"], row["series"]: row["share"]} for row in rows if row["low"] < row["high"]
+        ]
+        if rows:
+            panels.append(Panel(block, (histograms(rows, names=methods, height=220),), merged(bin_rows, key="from")))
     stop_note = f" {NOTES['stop']}" if STOP in block_names else ""
     return section("Credit by block", {"of": of, "stop": stop_note}, legend=methods, panels=panels)
 
@@ -154,18 +160,18 @@ def confidence_rows(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, 
     """Count how often right and wrong answers state each confidence, in steps of 0.1."""
     # Rounding may put a confidence just below the border of its bin (0.7 in float32), so a small number is added.
     confidence_n = confidence_n.double() + 1e-7
-    correct_values = {"right answers": 1.0, "wrong answers": 0.0}
-    bin_edges = [b / 10 for b in range(12)]  # the last bin, from 1.0 to 1.1, holds exactly 1
-    return _count_in_bins({series: confidence_n[correct_n == value] for series, value in correct_values.items()}, bin_edges)
+    answers = {"right answers": confidence_n[correct_n == 1], "wrong answers": confidence_n[correct_n == 0]}
+    return _count_in_bins(answers, [tenths / 10 for tenths in range(12)])  # the last bin, from 1.0 to 1.1, holds exactly 1
 
 
 def _count_in_bins(values: Mapping[str, Tensor], edges: Sequence[float]) -> list[Row]:
-    """Count each series' values in the bins between `edges`, and add an empty bin that ends a chart's line."""
+    """Count each series' values in the bins between `edges`; an added bin without width and count ends the chart's line."""
     rows: list[Row] = []
     for series, value_n in values.items():
         finite_value_n = value_n[value_n.isfinite()].double().cpu()
-        bin_counts = [*np.histogram(finite_value_n, edges)[0].tolist(), 0]  # 0: the empty last bin
-        for low, high, count in zip(edges, [*edges[1:], edges[-1]], bin_counts, strict=True) if len(finite_value_n) else ():
+        bin_counts = np.histogram(finite_value_n, edges)[0].tolist()
+        bins = zip(edges, [*edges[1:], edges[-1]], [*bin_counts, 0], strict=True)
+        for low, high, count in bins if len(finite_value_n) else ():
             rows.append({"series": series, "low": low, "high": high, "share": count / len(finite_value_n), "count": count})
     return rows
 
@@ -189,10 +195,11 @@ def histogram_rows(values: Mapping[str, Float[Tensor, " n"]], *, bins: int = 41)
 
 
 def figures_of(points: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the names of the evaluation figures to draw: `FIGURES`, block accuracies, `SCORE_FIGURES`."""
-    figure_names = dict.fromkeys(name for point in points for name in point)
-    score_figures = (name for name in SCORE_FIGURES if name in figure_names)
-    return list(dict.fromkeys([*FIGURES, *(name for name in figure_names if name.endswith("_accuracy")), *score_figures]))
+    """Return the names of the figures that charts show: the usual ones, and accuracies and score figures in `points`."""
+    measured_names = dict.fromkeys(name for point in points for name in point)
+    accuracies = [name for name in measured_names if name.endswith("_accuracy")]
+    score_figures = [name for name in SCORE_FIGURES if name in measured_names]
+    return list(dict.fromkeys([*FIGURES, *accuracies, *score_figures]))
 
 
 def grouped(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -215,7 +222,7 @@ def is_share(name: str) -> bool:
 
 
 def figure(point: Mapping[str, Any], name: str) -> float | None:
-    """Return a figure of an evaluation, or None without one; a missing `malformed` is 1 minus `format_rate`."""
+    """Return a figure of an evaluation, or None if it has none; `malformed` is 1 minus the figure `format_rate`."""
     if name == "malformed" and point.get("malformed") is None:
         format_rate = point.get("format_rate")
         return None if format_rate is None else 1.0 - format_rate
@@ -272,5 +279,6 @@ def merged(rows: Iterable[Row], *, key: str) -> list[Row]:
 
 def percent(share: float) -> str:
     """Format a share as a percentage."""
-    decimal_places = 0 if share in (0, 1) else 1 if share >= 0.001 else 2
-    return f"{100 * share:.{decimal_places}f} %"
+    if share in (0, 1):
+        return f"{100 * share:.0f} %"
+    return f"{100 * share:.1f} %" if share >= 0.001 else f"{100 * share:.2f} %"

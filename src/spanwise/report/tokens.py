@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from spanwise.rollouts.rows import TokenRow
 
 # Few digits keep a page of 500 completions with 1,000 tokens each under 3 MB.
 COARSE = 3  # significant digits of token values and probabilities
-FEW = 2  # significant digits if a number changes from token to token more than `MANY` times
+FEW = 2  # significant digits of a column with more than `MANY` changes between neighbouring tokens
 MANY = 200_000
 
 #: The most distinct words that a compressed column can hold: one per code point from 32 on, without the 2,048 surrogates.
@@ -62,8 +62,7 @@ class TokenView:
     def pair(self) -> tuple[str, str]:
         """Return the two methods that the page shows first: grpo if it is among them, and the run's own method."""
         left_method = "grpo" if "grpo" in self.methods else self.methods[0]
-        right_candidates = (name for name in (self.own, *self.methods[1:]) if name and name in self.methods)
-        right_method = next(right_candidates, left_method)
+        right_method = self.own if self.own in self.methods else self.methods[min(1, len(self.methods) - 1)]
         if left_method == right_method:
             left_method = next((name for name in self.methods if name != right_method), right_method)
         return left_method, right_method
@@ -92,7 +91,8 @@ def payload(view: TokenView) -> dict[str, Any]:
     outcome = view.outcome or ""
     is_judged = any(row.rewards.get(outcome) in (0, 1) for row in rows)
     rule_of_method = {method: view.rules.get(method, Rule()) for method in view.methods}
-    confidence_objectives = {name for row in rows for name, value in row.stated.items() if _number(value) is not None}
+    stated_items = chain.from_iterable(row.stated.items() for row in rows)
+    confidence_objectives = {name for name, value in stated_items if _number(value) is not None}
     value_names = dict.fromkeys(name for row in rows for name in row.values)
     return {
         "methods": list(view.methods),
@@ -154,9 +154,9 @@ def _check(row: TokenRow, number: int, methods: Sequence[str]) -> None:
     for name, column in token_columns.items():
         if len(column) != length:
             raise AlignmentError(f"Completion {number} has {length} tokens and {len(column)} {name}; give one for each.")
-    token_spans = [(f"Block '{name}'", *span) for name, spans in row.spans.items() for span in spans]
-    token_spans += [("A segment", min(tokens), max(tokens) + 1) for tokens in row.opens.values() if len(tokens)]
-    for label, start, end in token_spans:
+    labelled_spans = [(f"Block '{name}'", *span) for name, spans in row.spans.items() for span in spans]
+    labelled_spans += [("A segment", min(tokens), max(tokens) + 1) for tokens in row.opens.values() if len(tokens)]
+    for label, start, end in labelled_spans:
         if start < end and not 0 <= start < end <= length:
             raise AlignmentError(
                 f"{label} of completion {number} spans tokens [{start}, {end}), but the completion has only {length} tokens."
@@ -164,22 +164,22 @@ def _check(row: TokenRow, number: int, methods: Sequence[str]) -> None:
 
 
 def _coded_numbers(columns: Sequence[Sequence[float] | None], digits: int) -> dict[str, Any] | None:
-    """Compress columns with a number per token, and add the absolute value that gets the full colour."""
+    """Compress columns with a number per token; `scale` is the absolute value that the page shows in the full colour."""
     if all(column is None for column in columns):
         return None
     number_v = np.concatenate([np.asarray(column, dtype=np.float64) for column in columns if column is not None])
     finite_v = np.nan_to_num(number_v)
     change_count = np.count_nonzero(finite_v[1:] != finite_v[:-1])
     digits = FEW if change_count > MANY else digits
-    distinct_numbers, number_index = np.unique(number_v, return_inverse=True)
+    distinct_numbers, distinct_index_v = np.unique(number_v, return_inverse=True)
     rounded_numbers = [_number(value, digits) for value in distinct_numbers.tolist()]
-    remaining_numbers = iter([rounded_numbers[place] for place in number_index.tolist()])
+    number_iterator = iter([rounded_numbers[index] for index in distinct_index_v.tolist()])
+    rounded_columns = [None if column is None else list(islice(number_iterator, len(column))) for column in columns]
     # The 98th percentile of the absolute values gets the full colour, so that one outlier does not make all others pale.
     number_sizes = np.abs(number_v[np.isfinite(number_v) & (number_v != 0)])
     large_size = np.quantile(number_sizes, 0.98, method="higher") if number_sizes.size else 0.0
     full_colour_size = float(f"{large_size:.{DIGITS}g}")
-    coded_columns = _coded([None if column is None else list(islice(remaining_numbers, len(column))) for column in columns])
-    return {**coded_columns, "scale": full_colour_size, "rounded": digits == FEW}
+    return {**_coded(rounded_columns), "scale": full_colour_size, "rounded": digits == FEW}
 
 
 def _coded(rows: Sequence[Sequence[Hashable] | None]) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def _coded(rows: Sequence[Sequence[Hashable] | None]) -> dict[str, Any]:
         distinct_words = [*distinct_words[: _MOST_WORDS - 1], "…"]
     code_points = (point for point in range(32, 0x110000) if not 0xD800 <= point <= 0xDFFF)  # without surrogates
     code_of_word = {word: chr(point) for word, point in zip(distinct_words, code_points, strict=False)}
-    unlisted_code = code_of_word[distinct_words[-1]] if distinct_words else ""  # if words are left out, the last word is "…"
+    unlisted_code = code_of_word.get("…", "")  # the code of a word that is left out
     return {
         "words": distinct_words,
         "codes": [None if row is None else "".join(code_of_word.get(word, unlisted_code) for word in row) for row in rows],
@@ -201,7 +201,7 @@ def _round_all(credit: Mapping[str, float]) -> dict[str, float | int | str | Non
 
 
 def _number(value: float | None, digits: int = DIGITS) -> float | int | str | None:
-    """Round a number for JSON, which cannot hold NaN (None here) or infinity (a text here)."""
+    """Round a number for JSON, which cannot hold NaN and infinity: they become None and a text."""
     if value is None or math.isnan(value):
         return None
     if math.isinf(value):

@@ -80,71 +80,81 @@ def train_report(
     intervals = intervals or {}
     votes = votes or {}
     credit = credit or {}
-    samples_by_arm = {"": samples} if samples else {}  # a run has no arms, so its samples have no name
+    samples_by_arm = {"": samples} if samples else {}  # a run counts as a single arm without a name
     batch_rows = [line for line in metrics if "evaluation" not in line and "final" not in line]
-    points = [{"step": line["step"], **line[kind]} for line in metrics for kind in ("evaluation", "final") if kind in line]
+    evaluation_kinds = ("evaluation", "final")
+    points = [{"step": line["step"], **line[kind]} for line in metrics for kind in evaluation_kinds if kind in line]
     last_step = max((line["step"] for line in (*batch_rows, *points)), default=0)
-    names = names_in(batch_rows, "rewards/<objective>/mean")
+    objectives = names_in(batch_rows, "rewards/<objective>/mean")
     # A run of the user's own script has no rewards on held-out prompts, so the rewards of its training batches are shown.
     rewards = {
         name.removeprefix(OF_REWARD): values_of(points, name)
         for name in dict.fromkeys(name for point in points for name in point if name.startswith(OF_REWARD))
     }
-    of_batches = not rewards
-    if of_batches:
-        rewards = {name: values_of(batch_rows, f"rewards/{name}/mean") for name in names}
+    shows_batch_rewards = not rewards
+    if shows_batch_rewards:
+        rewards = {name: values_of(batch_rows, f"rewards/{name}/mean") for name in objectives}
     reward_headlines = []
     for name, means in rewards.items() if unmeasured else ():
         interval = intervals.get(OF_REWARD + name)
         mean_at_start = means[0] if len(means) > 1 else None
-        small_print = _note(interval, mean_at_start, shown, "in the first batch" if of_batches else "at the start")
+        small_print = _note(interval, mean_at_start, shown, "in the first batch" if shows_batch_rewards else "at the start")
         reward_headlines.append(Headline(f"mean reward: {name}", means[-1] if means else None, small_print))
     shown_steps = {row.step for row in view.completions if row.step is not None} if view else set()
     step_note = f", of step {shown_steps.pop()}" if len(shown_steps) == 1 else ""
-    trained_method, *other_methods = view.methods if view else ("",)
-    methods_note = (
-        f"The run was trained with {trained_method}. Compare the credit that {' and '.join(other_methods)} would have given."
-    )
-    interval_values = {name: i.value for name, i in intervals.items() if i is not None}
-    # The values of `intervals` may rest on more samples, so they replace those of the last evaluation.
-    evaluations = [*points[:-1], points[-1] | interval_values] if points else []
-    last_figures = evaluations[-1] if evaluations else {}
-    alarm_of_figure = alarms({name: value for name, value in last_figures.items() if name not in unmeasured})
-    figures_by_alarm = by_sentence(alarm_of_figure)
+    methods_note = ""
+    if view and len(view.methods) > 1:
+        other_methods = " and ".join(view.methods[1:])
+        methods_note = (
+            f"The run was trained with {view.methods[0]}. Compare the credit that {other_methods} would have given."
+        )
+    # An interval may rest on more samples than the last evaluation, so its value replaces that of the evaluation.
+    interval_values = {name: interval.value for name, interval in intervals.items() if interval is not None}
+    last_figures = points[-1] | interval_values if points else {}
+    evaluations = [*points[:-1], last_figures] if points else []
+    measured_figures = {name: value for name, value in last_figures.items() if name not in unmeasured}
+    alarm_of_figure = alarms(measured_figures)
     learning_panels: list[Panel] = []
     for name in figures_of(points):
-        rows = [*batch_curve(batch_rows, name, _BATCH), *seed_curves({0: points}, name, _HELD_OUT)]
+        curve_rows = [*batch_curve(batch_rows, name, _BATCH), *seed_curves({0: points}, name, _HELD_OUT)]
         starts_at_zero = name.removeprefix(OF_SCORE) in _FROM_ZERO
-        learning_panels += parts.figure_panel(name, rows, (_HELD_OUT, _BATCH), dots=(_HELD_OUT,), y_zero=starts_at_zero)
+        learning_panels += parts.figure_panel(
+            name, curve_rows, (_HELD_OUT, _BATCH), dots=(_HELD_OUT,), y_zero=starts_at_zero
+        )
     sections = [
-        glance_section(batch_rows, names),
+        glance_section(batch_rows, objectives),
         parts.section("Learning", {"seeds": ""}, legend=(_HELD_OUT, _BATCH), panels=learning_panels),
         parts.calibration_section(samples_by_arm),
         parts.voting_section(votes if len(votes) > 1 else {"": next(iter(votes.values()), {})}, samples_by_arm),
         parts.attempts_section(votes),
-        _rewards_section(batch_rows, recipe, names, points, intervals),
-        batch_section("Dropped", batch_rows, names),
+        _rewards_section(batch_rows, recipe, objectives, points, intervals),
+        batch_section("Dropped", batch_rows, objectives),
         _cost_section(batch_rows),
         batch_section("Credit", batch_rows, names_in(batch_rows, "credit/<block>/zero_frac")),
-        batch_section("Dead strata", batch_rows, names),
+        batch_section("Dead strata", batch_rows, objectives),
         *mode_sections(batch_rows),
         parts.credit_section(list(credit), credit, of=f"these rollouts{step_note}"),
         batch_section("Optimiser", batch_rows),
-        parts.tokens_section(view, note=methods_note if other_methods else ""),
+        parts.tokens_section(view, note=methods_note),
         parts.tokens_section(one_prompt, title="One prompt, step by step"),
     ]
     return render(
         title=f"Training {recipe.get('method', 'run')}" + (f" with {name}" if (name := _baseline(recipe)) else ""),
         lead=_lead(recipe, summary, last_step),
         finding=train_finding(
-            evaluations, steps=last_step, intervals=intervals, unmeasured=unmeasured, rewards=rewards, of_batches=of_batches
+            evaluations,
+            steps=last_step,
+            intervals=intervals,
+            unmeasured=unmeasured,
+            rewards=rewards,
+            of_batches=shows_batch_rewards,
         ),
         command=command,
         warnings=[
             *_unfinished(recipe, bool(summary) or any("final" in line for line in metrics), last_step, again=bool(command)),
             *(
                 f"{why[:1].upper()}{why[1:]} ({', '.join(map(figure_name, names))}). {CAUSES[why]}"
-                for why, names in figures_by_alarm.items()
+                for why, names in by_sentence(alarm_of_figure).items()
             ),
             *batch_alarms(batch_rows),
         ],
@@ -209,7 +219,7 @@ def _headlines(
     first_point = points[0] if points else {}
     headlines = []
     for name in _HEADLINES:
-        is_optional = name == "refusal_rate" or name.startswith(OF_SCORE)  # only some tasks have refusals or scores
+        is_optional = name == "refusal_rate" or name.startswith(OF_SCORE)  # figures of some tasks only
         is_measured = name in intervals or any(figure(point, name) is not None for point in points)
         if name in unmeasured or (is_optional and not is_measured and (points or name.startswith(OF_SCORE))):
             continue
@@ -218,7 +228,8 @@ def _headlines(
         interval = intervals.get(name)
         format_value = percent if is_share(name) else shown
         small_print = _note(interval, value_at_start if len(points) > 1 else None, format_value)
-        alarm = alarm_of_figure.get("format_rate" if name == "malformed" else name, "")
+        alarm_name = "format_rate" if name == "malformed" else name
+        alarm = alarm_of_figure.get(alarm_name, "")
         headlines.append(Headline(figure_name(name), None if value is None else format_value(value), small_print, alarm))
     return headlines
 
@@ -305,30 +316,31 @@ def _steps(count: int) -> str:
 
 
 def batch_section(title: str, batches: Lines, names: Sequence[str] = ()) -> Section:
-    """Build a section of charts over the training batches; `names` are the objectives or blocks with a curve each."""
+    """Build a section of charts over the training batches, with a curve for each objective or block in `names`."""
+    curve_names = names or ("",)
     panels: list[Panel] = []
     for chart in (Chart(**written) for written in SECTIONS[title]["charts"]):
-        labels = {key.format(name): label.format(name) for key, label in chart.series.items() for name in names or ("",)}
-        starts_at_zero = chart.y.startswith(("share", "mean |"))
+        labels = {key.format(name): label.format(name) for key, label in chart.series.items() for name in curve_names}
         in_percent = chart.y.startswith("share")
+        starts_at_zero = in_percent or chart.y.startswith("mean |")
         panels += _panel(replace(chart, series=labels), batches, names, y_zero=starts_at_zero, percent=in_percent)
     return parts.section(title, legend=names, panels=panels)
 
 
 def glance_section(batches: Lines, names: Sequence[str]) -> Section:
     """Build the section with a run's three main charts: rewards, the share of compared groups that teach nothing, and lengths."""
-    members_of_family = together({name: name for name in names})
+    objectives_by_family = together({name: name for name in names})
 
-    def mean(lines: Lines, metric: str, members: Sequence[str]) -> float | None:
-        member_values = [value for name in members for value in values_of(lines, metric.format(name))]
-        return math.fsum(member_values) / len(member_values) if member_values else None
+    def mean(lines: Lines, metric: str, objectives: Sequence[str]) -> float | None:
+        metric_values = [value for name in objectives for value in values_of(lines, metric.format(name))]
+        return math.fsum(metric_values) / len(metric_values) if metric_values else None
 
     mean_lines = [
         {
             "step": line["step"],
             **{
-                family: mean(batches[max(0, place - 4) : place + 1], "rewards/{}/mean", members)
-                for family, members in members_of_family.items()
+                family: mean(batches[max(0, place - 4) : place + 1], "rewards/{}/mean", objectives)
+                for family, objectives in objectives_by_family.items()
             },
             "dead": mean([line], "credit/{}/dead_strata", names),
             "length": line.get("completions/mean_length"),
@@ -336,11 +348,13 @@ def glance_section(batches: Lines, names: Sequence[str]) -> Section:
         for place, line in enumerate(batches)
     ]
     charts = (
-        Chart("Reward of each part, over five batches", {family: family for family in members_of_family}, "mean reward"),
+        Chart("Reward of each part, over five batches", {family: family for family in objectives_by_family}, "mean reward"),
         Chart("Comparisons that teach nothing", {"dead": "mean over the parts"}, "share of comparisons"),
         Chart("Length of a completion", {"length": "tokens"}, "tokens"),
     )
-    panels = [panel for chart in charts for panel in _panel(chart, mean_lines, percent=chart.y.startswith("share"))]
+    panels: list[Panel] = []
+    for chart in charts:
+        panels += _panel(chart, mean_lines, percent=chart.y.startswith("share"))
     return parts.section("At a glance", panels=panels)
 
 
@@ -364,14 +378,20 @@ def _rewards_section(
         late_rewards = values_of(batches[-tenth_size:], f"rewards/{name}/mean")
         early_mean = sum(early_rewards) / len(early_rewards) if early_rewards else None
         late_mean = sum(late_rewards) / len(late_rewards) if late_rewards else None
-        paid_text = ", ".join(map(str, blocks_of_objective.get(name) or ())) or "unknown"
+        blocks_text = ", ".join(map(str, blocks_of_objective.get(name) or ())) or "unknown"
         change = None if early_mean is None or late_mean is None else f"{late_mean - early_mean:+.3f}"
         rows.append(
-            {"objective": name, "pays": paid_text, "first batches": early_mean, "last batches": late_mean, "change": change}
+            {
+                "objective": name,
+                "pays": blocks_text,
+                "first batches": early_mean,
+                "last batches": late_mean,
+                "change": change,
+            }
         )
-        metric_name = f"{OF_REWARD}{any_index(name)}"
-        if held_means := values_of(points, metric_name):
-            interval = intervals.get(metric_name)
+        held_out_metric = f"{OF_REWARD}{any_index(name)}"
+        if held_means := values_of(points, held_out_metric):
+            interval = intervals.get(held_out_metric)
             rows[-1] |= {"held-out start": held_means[0], "held-out end": str(interval) if interval else held_means[-1]}
     return parts.section("Rewards", legend=objectives, panels=panels, tables=[rows] if len(batches) > 1 else [])
 
@@ -392,7 +412,7 @@ def names_in(batches: Lines, metric: str) -> list[str]:
 
 
 def mode_sections(batches: Lines) -> list[Section]:
-    """Build the page section of each training mode that has one; its panels show the metrics that batches log."""
+    """Build a page section for each training mode, such as a critic, that has one."""
     sections = []
     for mode, page, prefix_of_value in _pages(batches):
         panels: list[Panel] = []
@@ -417,7 +437,7 @@ def mode_sections(batches: Lines) -> list[Section]:
 
 
 def mode_headlines(batches: Lines) -> list[Headline]:
-    """Build headlines with the last value of each training mode's main metric; a critic gets one per output."""
+    """Build a headline with the last value of each training mode's main metric, or of each output of a critic."""
     headlines = []
     alarm_by_metric = end_alarms(batches)
     for _, page, prefix_of_value in _pages(batches):
@@ -433,7 +453,7 @@ def mode_headlines(batches: Lines) -> list[Headline]:
 
 
 def _pages(batches: Lines) -> Iterator[tuple[type[Mode], Page, dict[str, str]]]:
-    """Yield (mode, page section, metric prefix by critic output) for each training mode that has a section."""
+    """Yield each training mode that has a page section, the section, and the prefix of each critic output's metrics."""
     for mode in MODES.values():
         if mode.page is not None:
             metric_name = mode.page.headline[0]

@@ -186,16 +186,16 @@ def explained(row: TokenRow, method: str, rule: Rule) -> dict[str, Any]:
 
 def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: float) -> dict[str, Any]:
     """Explain the credit of a block: the objectives' credits that add up to it, and the share of each token."""
-    paying_names = [name for name, objective in rule.objectives.items() if block == COMPLETION or block in objective["pays"]]
+    objectives = [name for name, objective in rule.objectives.items() if block in (COMPLETION, *objective["pays"])]
     credit_parts = list(row.parts.get(method, ()))
-    if not paying_names or len(credit_parts) != 1:  # a single credit part may cover all objectives
-        credit_parts = [part for part in credit_parts if part.objective in paying_names]
-    scores_of_methods = row.own if rule.verdict in paying_names else {}
-    score_share, own_score = scores_of_methods.get(method, (0.0, 0.0))
+    if not objectives or len(credit_parts) != 1:  # the only part of a credit may cover all objectives
+        credit_parts = [part for part in credit_parts if part.objective in objectives]
+    share_and_score = row.own.get(method) if rule.verdict in objectives else None
+    score_share, own_score = share_and_score or (0.0, 0.0)
     credit_terms: list[_Term] = []
     for part in credit_parts:
-        has_score = len(credit_parts) == 1 or part.objective == rule.verdict
-        part_score_share = score_share if has_score else 0.0
+        is_mixed_with_score = len(credit_parts) == 1 or part.objective == rule.verdict
+        part_score_share = score_share if is_mixed_with_score else 0.0
         credit_terms.append(_term(1 - part_score_share, part.part, part.objective))
         if part_score_share:
             credit_terms.append(_term(part_score_share * part.weight, own_score, "its own score"))
@@ -219,7 +219,7 @@ def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: f
 
 
 def _name_worth(row: TokenRow, rule: Rule, part: CreditPart) -> str:
-    """Explain the reward that is compared with a baseline, if it is a sum of rewards or comes from `if_missing`."""
+    """Explain a compared reward that is a sum of several rewards, or that replaces a missing one."""
     if part.worth is None:
         return ""
     if part.objective in row.statuses or part.objective in row.rewards or not rule.objectives:
@@ -232,8 +232,9 @@ def _name_worth(row: TokenRow, rule: Rule, part: CreditPart) -> str:
         if reward is None:
             return ""
         reward_terms.append(_term(objective.get("weight", 1.0), reward, f"{name}, left out" if is_left_out else name))
-    # In a rollout of several turns, `part.worth` also holds the rewards of the other turns, so the sum of the terms may differ.
-    is_same_sum = math.isclose(math.fsum(amount for amount, *_ in reward_terms), part.worth, rel_tol=1e-9, abs_tol=1e-9)
+    # In a rollout of several turns, the compared reward also counts the other turns, so it may differ from the sum.
+    terms_sum = math.fsum(amount for amount, *_ in reward_terms)
+    is_same_sum = math.isclose(terms_sum, part.worth, rel_tol=1e-9, abs_tol=1e-9)
     return added(part.worth, reward_terms).removeprefix("+") if is_same_sum else ""
 
 
@@ -252,13 +253,14 @@ def _baseline_note(row: TokenRow, rule: Rule, part: CreditPart) -> str:
             absence_reason = f"the check of the reward failed ({reward_status})"
         return f"{absence_reason}, so the completion gets no credit and no baseline counts it"
     objective_rule = rule.objectives.get(part.objective, {})
-    baseline_text = rule_words(objective_rule["baseline"], objective_rule["given"]) if objective_rule.get("baseline") else ""
+    baseline_name = objective_rule.get("baseline")
+    baseline_text = rule_words(baseline_name, objective_rule["given"]) if baseline_name else ""
     if part.averaged == 1:
         baseline_text = "the reward of the only other one"
     elif part.averaged:
-        compared = f"compared ({baseline_text})" if baseline_text else "compared"
-        peers = "others" if part.averaged < part.members else compared
-        baseline_text = f"the mean of the {part.averaged} {peers}"
+        compared_text = f"compared ({baseline_text})" if baseline_text else "compared"
+        averaged_text = "others" if part.averaged < part.members else compared_text
+        baseline_text = f"the mean of the {part.averaged} {averaged_text}"
     divisor_note = "" if part.divisor == 1.0 else f"; divided by the rewards' scale, {shown(part.divisor)}"
     return f"baseline {shown(part.baseline)}{f': {baseline_text}' if baseline_text else ''}{divisor_note}"
 
@@ -270,12 +272,14 @@ def _token_shares(row: TokenRow, method: str, block: str, credit: float) -> tupl
         advantage_at[max(advantage_at)] -= row.stop[method]
     block_spans = row.spans.get(block)
     if block_spans is None:  # a method with a single block credits the whole completion
-        block_spans = [(0, len(row.tokens))] if block == COMPLETION or len(row.credit[method]) == 1 else []
+        covers_completion = block == COMPLETION or len(row.credit[method]) == 1
+        block_spans = [(0, len(row.tokens))] if covers_completion else []
     block_tokens = {t for span in block_spans for t in range(*span)}
     shares = [advantage_at[t] for t in sorted(block_tokens & advantage_at.keys())]
     if not shares:
         return "", ""
-    lowest, highest, total_share = min(shares), max(shares), math.fsum(shares)
+    lowest, highest = min(shares), max(shares)
+    total_share = math.fsum(shares)
     is_whole_credit = math.isclose(total_share, credit, rel_tol=1e-5, abs_tol=1e-9)
     total_text = shown(credit if is_whole_credit else total_share, sign=True)
     all_equal = math.isclose(lowest, highest, rel_tol=1e-5, abs_tol=1e-12)
@@ -302,7 +306,8 @@ def _explain_stop(row: TokenRow, method: str, rule: Rule) -> str:
             left_out_parts.append(part)
     equations = [text for part in left_out_parts if (text := equation(part))]
     if len(left_out_parts) > 1:
-        equations = [added(stop_credit, [_term(1.0, part.part, part.objective) for part in left_out_parts]), *equations]
+        credit_terms = [_term(1.0, part.part, part.objective) for part in left_out_parts]
+        equations = [added(stop_credit, credit_terms), *equations]
     left_out_sum = math.fsum(part.part for part in left_out_parts)
     adds_up = abs(left_out_sum - stop_credit) <= 1e-6 * (1 + abs(stop_credit))
     arithmetic_text = f": {', where '.join(equations)}" if adds_up and equations else ""
