@@ -14,10 +14,8 @@ import altair as alt
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
 Drawn = alt.Chart | alt.LayerChart
-#: The names of the report page's two lists of colours.
 Palette = Literal["series", "verdicts"]
 
-#: What a chart's tooltip shows for a series without a value.
 NOTHING = "none"
 #: The width of every vertical axis with its labels, so that charts above each other are aligned.
 _AXIS_WIDTH = 42

@@ -15,9 +15,8 @@ from spanwise.report import sections as parts
 from spanwise.report.charts import forest
 from spanwise.report.page import Headline, Panel, render
 
-#: The figures that are better when lower, and those that are better when higher; accuracies and votes need no entry.
-LOWER = ("ece", "brier", "refusal_rate", "malformed", "laser_ece", "laser_brier")
-HIGHER = ("accuracy", "auroc", "coverage", "format_rate", "verdict_rate", "laser_auroc", "laser_coverage")
+LOWER_BETTER = ("ece", "brier", "refusal_rate", "malformed", "laser_ece", "laser_brier")
+HIGHER_BETTER = ("accuracy", "auroc", "coverage", "format_rate", "verdict_rate", "laser_auroc", "laser_coverage")
 VERDICTS = ("clear", "borderline", "noise")
 
 
@@ -205,12 +204,12 @@ def _is_meaningless(comparison: ArmComparison, d: Difference) -> bool:
 
 def _better_first(d: Difference) -> tuple[str, str]:
     """Return the two arms of a difference, the better one first (if neither direction is better, the higher one)."""
-    return (d.a, d.b) if (d.interval.value > 0) != (d.figure in LOWER) else (d.b, d.a)
+    return (d.a, d.b) if (d.interval.value > 0) != (d.figure in LOWER_BETTER) else (d.b, d.a)
 
 
 def _state_better(d: Difference) -> str:
     """Say which arm is clearly better in a figure, or only higher, and by how much."""
-    has_better_direction = d.figure in (*LOWER, *HIGHER) or d.figure.endswith("_accuracy") or "@" in d.figure
+    has_better_direction = d.figure in (*LOWER_BETTER, *HIGHER_BETTER) or d.figure.endswith("_accuracy") or "@" in d.figure
     winner, loser = _better_first(d)
     smaller_bound, larger_bound = sorted([abs(d.interval.low), abs(d.interval.high)])
     bounds_text = "" if math.isnan(smaller_bound) else f" [{smaller_bound:.3f}, {larger_bound:.3f}]"

@@ -18,8 +18,7 @@ from spanwise.rollouts.rows import summarise_credit
 from spanwise.rollouts.schema import RECORDED, STOP
 from spanwise.types import Status
 
-#: Maps each figure that summarises a method's credit to its heading in the table.
-_FIGURES = {
+_HEADING_OF_FIGURE = {
     "completions": "completions", "mean_abs": "mean |credit|", "zero_share": "exactly 0", "lowest": "lowest", "highest": "highest",
 }  # fmt: skip
 
@@ -110,7 +109,7 @@ def _summary_tables(methods: Sequence[str], credit: Mapping[str, Mapping[str, Te
     for method in methods:
         for block, credit_n in credit[method].items():
             credit_figures = summarise_credit(credit_n)
-            figure_cells = {heading: credit_figures[key] for key, heading in _FIGURES.items()}
+            figure_cells = {heading: credit_figures[key] for key, heading in _HEADING_OF_FIGURE.items()}
             block_names = frozenset(credit[method].keys() - {STOP})
             rows_by_blocks.setdefault(block_names, []).append({"method and block": f"{method}: {block}", **figure_cells})
     return list(rows_by_blocks.values())

@@ -26,12 +26,10 @@ from spanwise.report.charts import Drawn, Palette
 from spanwise.report.words import Terms
 from spanwise.rollouts.folder import hidden
 
-#: The types of the cells in a report page's table: None and NaN are shown as "not measured".
 Cell = str | float | int | None
 Table = Sequence[Mapping[str, Cell]]
 
-#: The names of the styles and scripts that the token view needs.
-_TOKEN_ASSETS = ("courses", "why", "list", "steps", "tokens")
+_TOKEN_VIEW_ASSETS = ("courses", "why", "list", "steps", "tokens")
 ABSENT = "not measured"
 #: The citation of CITATION.cff without its URL, because a report page holds no URLs.
 CITE = (
@@ -77,11 +75,6 @@ class Section:
     asks: str = ""  # the question that the section answers
 
     @property
-    def is_filled(self) -> bool:
-        """Return whether a section has anything to show under its text."""
-        return bool(self.panels or self.points or any(self.tables) or self.warnings or self.body is not None)
-
-    @property
     def anchor(self) -> str:
         """Return the HTML id of a section, for links within the page."""
         return "".join(c if c.isalnum() else "-" for c in self.title.lower())
@@ -100,10 +93,10 @@ def render(
     recipe: Mapping[str, Any] | None = None,
 ) -> str:
     """Render a report, with its charts, tables and scripts, as one HTML file."""
-    filled_sections = [section for section in sections if section.is_filled]
+    filled_sections = [s for s in sections if s.panels or s.points or any(s.tables) or s.warnings or s.body is not None]
     has_charts = any(section.panels for section in filled_sections)
     has_tokens = any(section.body is not None for section in filled_sections)
-    asset_names = ("report", *_TOKEN_ASSETS) if has_tokens else ("report",)
+    asset_names = ("report", *_TOKEN_VIEW_ASSETS) if has_tokens else ("report",)
     scripts = [_static(f"{asset}.js") for asset in asset_names]
     hashed_scripts = [*scripts, _vega()] if has_charts else scripts
     return template("page.html.j2").render(
@@ -134,9 +127,8 @@ def deflated(text: str) -> str:
 def spec_data(chart: Drawn) -> Markup:
     """Return a chart as JSON that is safe inside HTML."""
     chart_spec = chart.to_dict(validate=False)
-    chart_spec.pop("$schema", None)
-    chart_spec.pop("config", None)
-    return htmlsafe_json_dumps(chart_spec, separators=(",", ":"), allow_nan=False)
+    drawn_spec = {key: value for key, value in chart_spec.items() if key not in ("$schema", "config")}
+    return htmlsafe_json_dumps(drawn_spec, separators=(",", ":"), allow_nan=False)
 
 
 def shown(value: Cell) -> str:

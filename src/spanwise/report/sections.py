@@ -18,20 +18,14 @@ from spanwise.report.tokens import TokenView, token_view
 from spanwise.report.words import FIGURES, NOTES, SECTIONS, WAYS
 from spanwise.rollouts.schema import STOP
 
-#: A row of a chart's data or of a table: a dict from column names to values.
 Row = dict[str, Any]
 #: Maps each seed to its run's evaluations; an evaluation is a dict of figures with its `step`.
 Seeds = Mapping[int, Sequence[Mapping[str, Any]]]
 
-#: The evaluation figures that are shares of completions.
 SHARES = ("accuracy", "refusal_rate", "malformed", "coverage")
-#: The largest number of points in a chart's curve, and of rows in the chart's table.
 MOST = 100
-#: The options of a chart whose horizontal axis is the number of samples that vote.
-_BY_SAMPLES: Mapping[str, Any] = {"x": "samples n", "label": "n", "height": 280}
-#: The columns whose values are read as confidences.
-_KINDS = ("confidence", "score")
-#: The note on voting curves whose votes are weighed by the self-rewarding score.
+_VOTING_OPTIONS: Mapping[str, Any] = {"x": "samples n", "label": "n", "height": 280}
+_CONFIDENCE_COLUMNS = ("confidence", "score")
 VOTES_BY_SCORE = "No completion states a confidence, so votes are weighed by the self-rewarding score."
 
 
@@ -45,7 +39,7 @@ def calibration_section(samples: Mapping[str, Mapping[str, Tensor]], *, note: st
     """Build the section with a reliability diagram per arm (method); a single arm, named "", also gets histograms."""
     panels = []
     for name, columns in samples.items():
-        for kind in _KINDS:
+        for kind in _CONFIDENCE_COLUMNS:
             if kind in columns:
                 panels += _calibration_panels(name, kind, columns, note)
     has_scores = any("score" in columns for columns in samples.values())
@@ -113,7 +107,7 @@ def voting_section(
         score_note = f"{', '.join(arms_with_score)}: {score_note[0].lower()}{score_note[1:]}"
     rows_of_arm = {arm: voting_rows(arm_curves, over=over) for arm, arm_curves in votes.items()}
     voting_ways = list(dict.fromkeys(row["series"] for rows in rows_of_arm.values() for row in rows))
-    options = {"y": "accuracy", "percent": True, **_BY_SAMPLES}
+    options = {"y": "accuracy", "percent": True, **_VOTING_OPTIONS}
     panels: list[Panel] = []
     for arm, arm_rows in rows_of_arm.items():
         panels += curve_panel(arm or "Accuracy by voting budget", arm_rows, voting_ways, **options)
@@ -130,7 +124,7 @@ def attempts_section(votes: Mapping[str, Mapping[str, Curve]]) -> Section:
         if votes[name] and votes[name]["majority"].prompts == votes[first_attempt]["majority"].prompts
     }
     difference_names = list(difference_curves)
-    options = {"y": "difference in accuracy", "y_zero": True, **_BY_SAMPLES}
+    options = {"y": "difference in accuracy", "y_zero": True, **_VOTING_OPTIONS}
     panels = curve_panel("Later attempt minus the first", voting_rows(difference_curves), difference_names, **options)
     return section("Attempts", legend=difference_names, panels=panels)
 

@@ -26,15 +26,12 @@ from spanwise.report.tokens import TokenView
 from spanwise.report.words import SECTIONS
 
 Lines = Sequence[Mapping[str, Any]]
-_HELD_OUT, _BATCH = "held-out prompts", "training batches"
-#: The evaluation figures that stand large at the top of the page, in order.
-_HEADLINES = (
+_HELD_OUT, _TRAINING = "held-out prompts", "training batches"
+_HEADLINE_FIGURES = (
     "accuracy", "ece", "auroc", "brier", "laser_ece", "laser_auroc", "laser_brier", "refusal_rate", "malformed",
 )  # fmt: skip
-#: The largest number of rewards that the summary sentence at the top of the page names one by one.
-_NAMED = 4
-#: The evaluation figures whose charts have a vertical axis that begins at 0.
-_FROM_ZERO = ("refusal_rate", "malformed", "coverage", "ece", "brier", "sharpness")
+_MOST_NAMED_REWARDS = 4
+_AXIS_FROM_ZERO = ("refusal_rate", "malformed", "coverage", "ece", "brier", "sharpness")
 
 
 def train_report(
@@ -104,10 +101,8 @@ def train_report(
     step_note = f", of step {shown_steps.pop()}" if len(shown_steps) == 1 else ""
     methods_note = ""
     if view and len(view.methods) > 1:
-        other_methods = " and ".join(view.methods[1:])
-        methods_note = (
-            f"The run was trained with {view.methods[0]}. Compare the credit that {other_methods} would have given."
-        )
+        names_text = " and ".join(view.methods[1:])
+        methods_note = f"The run was trained with {view.methods[0]}. Compare the credit that {names_text} would have given."
     # An interval may rest on more samples than the last evaluation, so its value replaces that of the evaluation.
     interval_values = {name: interval.value for name, interval in intervals.items() if interval is not None}
     last_figures = points[-1] | interval_values if points else {}
@@ -116,14 +111,12 @@ def train_report(
     alarm_of_figure = alarms(measured_figures)
     learning_panels: list[Panel] = []
     for name in figures_of(points):
-        curve_rows = [*batch_curve(batch_rows, name, _BATCH), *seed_curves({0: points}, name, _HELD_OUT)]
-        starts_at_zero = name.removeprefix(OF_SCORE) in _FROM_ZERO
-        learning_panels += parts.figure_panel(
-            name, curve_rows, (_HELD_OUT, _BATCH), dots=(_HELD_OUT,), y_zero=starts_at_zero
-        )
+        rows = [*batch_curve(batch_rows, name, _TRAINING), *seed_curves({0: points}, name, _HELD_OUT)]
+        starts_at_zero = name.removeprefix(OF_SCORE) in _AXIS_FROM_ZERO
+        learning_panels += parts.figure_panel(name, rows, (_HELD_OUT, _TRAINING), dots=(_HELD_OUT,), y_zero=starts_at_zero)
     sections = [
         glance_section(batch_rows, objectives),
-        parts.section("Learning", {"seeds": ""}, legend=(_HELD_OUT, _BATCH), panels=learning_panels),
+        parts.section("Learning", {"seeds": ""}, legend=(_HELD_OUT, _TRAINING), panels=learning_panels),
         parts.calibration_section(samples_by_arm),
         parts.voting_section(votes if len(votes) > 1 else {"": next(iter(votes.values()), {})}, samples_by_arm),
         parts.attempts_section(votes),
@@ -218,7 +211,7 @@ def _headlines(
     last_point = points[-1] if points else {}
     first_point = points[0] if points else {}
     headlines = []
-    for name in _HEADLINES:
+    for name in _HEADLINE_FIGURES:
         is_optional = name == "refusal_rate" or name.startswith(OF_SCORE)  # figures of some tasks only
         is_measured = name in intervals or any(figure(point, name) is not None for point in points)
         if name in unmeasured or (is_optional and not is_measured and (points or name.startswith(OF_SCORE))):
@@ -296,7 +289,7 @@ def _of_rewards(rewards: Mapping[str, Sequence[float]], where: str) -> str:
     """State the mean rewards at the end and at the start, or a summary of them if there are many."""
     rewards = {name: means for name, means in rewards.items() if means}
     change_of = {name: means[-1] - means[0] for name, means in rewards.items() if len(means) > 1}
-    if len(rewards) <= _NAMED:
+    if len(rewards) <= _MOST_NAMED_REWARDS:
         start_notes = {name: f" (was {rewards[name][0]:.3f})" for name in change_of}
         reward_texts = (f"{name} is {means[-1]:.3f}{start_notes.get(name, '')}" for name, means in rewards.items())
         return f"the mean reward {where} of {', '.join(reward_texts)}" if rewards else ""

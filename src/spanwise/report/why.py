@@ -12,16 +12,12 @@ import numpy as np
 from spanwise.rollouts.rows import COMPLETION, TokenRow
 from spanwise.rollouts.schema import CreditPart
 
-#: The number of significant digits in a number on a report page.
 DIGITS = 4
 _MINUS = "\u2212"
-#: The largest number of blocks that a sentence names one by one.
-_NAMED = 3
+_MOST_NAMED = 3
 #: A term of a sum that is shown as text: its amount, the amount as text, and its name.
 _Term = tuple[float, str, str]
-#: The statuses of a reward whose block the completion left out or wrote unreadably.
 LEFT_OUT = ("absent", "unparsable")
-#: Maps a reason in `CreditPart.reason` to words that say why a reward has no baseline.
 _NO_BASELINE = {
     "singleton": "there is no other completion to compare this one with",
     "no_scale": "the compared rewards have no spread to divide by",
@@ -141,7 +137,7 @@ def clause(row: TokenRow, method: str, rule: Rule) -> str:
     clauses = []
     for verb, sign in (("praises", 1), ("blames", -1)):
         blocks = {block: value for block, value in credit.items() if value * sign > 0}
-        if len(blocks) > _NAMED:
+        if len(blocks) > _MOST_NAMED:
             top_block = max(blocks, key=lambda block: abs(blocks[block]))
             top_text = f"{top_block} ({shown(blocks[top_block], sign=True)})"
             clauses.append(f"{verb} {len(blocks)} blocks, most of all {top_text}")
@@ -150,7 +146,9 @@ def clause(row: TokenRow, method: str, rule: Rule) -> str:
             clauses.append(f"{verb} {' and '.join(block_texts)}")
     zero_blocks = [block for block, value in credit.items() if value == 0]
     if zero_blocks and clauses:
-        zero_text = f"the {' and the '.join(zero_blocks)}" if len(zero_blocks) <= _NAMED else f"{len(zero_blocks)} blocks"
+        zero_text = (
+            f"the {' and the '.join(zero_blocks)}" if len(zero_blocks) <= _MOST_NAMED else f"{len(zero_blocks)} blocks"
+        )
         clauses.append(f"gives {zero_text} 0")
     elif zero_blocks:
         reasons = {part.reason for part in row.parts.get(method, ())}

@@ -11,12 +11,10 @@ from markupsafe import Markup, escape
 _WRITTEN = yaml.safe_load(files("spanwise.report").joinpath("static", "words.yaml").read_text(encoding="utf-8"))
 #: Maps the title of a page's section to the question that it `asks`, its `text` and, for some, its `charts`.
 SECTIONS: Mapping[str, Mapping[str, Any]] = _WRITTEN["sections"]
-#: Optional sentences for the text of a section of a report page.
 NOTES: Mapping[str, str] = _WRITTEN["notes"]
 #: Maps evaluation figures, and ways of voting, to their names on a report page.
 FIGURES: Mapping[str, str] = _WRITTEN["figures"]
 WAYS: Mapping[str, str] = _WRITTEN["ways"]
-#: Maps each term of the glossary to its meaning.
 GLOSSARY: Mapping[str, str] = _WRITTEN["glossary"]
 
 _TERMS = {term.lower(): term for term in GLOSSARY if term not in _WRITTEN["everyday"]}
