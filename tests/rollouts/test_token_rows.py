@@ -17,9 +17,9 @@ def test_streams_that_begin_late_or_end_early_are_nan_where_a_completion_lacks_t
     rows.append([7], [True], {"advantages": [1e-9]})
     assert rows.offsets.tolist() == [0, 2, 2, 3]
     assert (rows.ids.read().tolist(), rows.trainable.read().tolist()) == ([5, 6, 7], [True, False, True])
-    np.testing.assert_array_equal(rows.stream("logprobs"), np.float32([-0.5, -1.0, np.nan]))
-    np.testing.assert_array_equal(rows.stream("advantages"), [np.nan, np.nan, 1e-9])
-    assert rows.stream("values") is None
+    np.testing.assert_array_equal(rows.numbers("logprobs"), np.float32([-0.5, -1.0, np.nan]))
+    np.testing.assert_array_equal(rows.numbers("advantages"), [np.nan, np.nan, 1e-9])
+    assert rows.numbers("values") is None
 
 
 @pytest.mark.parametrize("sizes", [[], [0], [3, 0, 70_000]])

@@ -20,9 +20,7 @@ from spanwise.errors import DataError
 #: The texts that pandas, R, SQL and spreadsheets write for a missing number.
 NOTHING = frozenset({"", "NA", "N/A", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None", "none"})
 _BOOLEAN_OF_TEXT = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
-#: What other formats call the assistant.
-_OTHER_ASSISTANTS = {"gpt", "model", "ai", "bot", "chatbot"}
-#: Matches a text that is a number.
+_FOREIGN_ASSISTANT_ROLES = {"gpt", "model", "ai", "bot", "chatbot"}
 NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*|\s*[+-]?(inf|Inf|Infinity|infinity|nan|NaN)\s*")
 
 
@@ -39,12 +37,13 @@ def parse_numbers(values: Sequence[Any]) -> list[Any]:
     ):
         return values
     if filled_texts and all(text in _BOOLEAN_OF_TEXT for text in filled_texts):
-        number_by_text = _BOOLEAN_OF_TEXT
+        value_of_text = _BOOLEAN_OF_TEXT
     elif all(map(NUMBER.fullmatch, filled_texts)):
-        number_by_text = {text: int(text) if text.strip().lstrip("+-").isdecimal() else float(text) for text in filled_texts}
+        whole_texts = {text for text in filled_texts if text.strip().lstrip("+-").isdecimal()}
+        value_of_text = {text: int(text) if text in whole_texts else float(text) for text in filled_texts}
     else:
         return values
-    return [number_by_text.get(value) if isinstance(value, str) else value for value in values]
+    return [value_of_text.get(value) if isinstance(value, str) else value for value in values]
 
 
 def is_number_text(value: Any) -> bool:
@@ -159,26 +158,25 @@ def message_text(message: Any) -> str:
     if not isinstance(message, Mapping):
         return content_text(message)
     calls = message.get("tool_calls")
-    call_list = list(calls) if isinstance(calls, (list, tuple, np.ndarray)) else [] if calls is None else [calls]
-    if not call_list and message.get("function_call") is not None:  # OpenAI's old name for a single call
-        call_list = [message["function_call"]]
-    # Servers call the reasoning differently, and a refusal has no content.
-    reasoning_text = next(filter(None, (content_text(message.get(name)) for name in ("reasoning_content", "reasoning"))), "")
+    if not isinstance(calls, (list, tuple, np.ndarray)):
+        calls = [] if calls is None else [calls]
+    if not len(calls) and message.get("function_call") is not None:  # OpenAI's old name for a single call
+        calls = [message["function_call"]]
+    reasoning_text = content_text(message.get("reasoning_content")) or content_text(message.get("reasoning"))
     said_text = content_text(message) or content_text(message.get("refusal"))
-    return "\n".join(filter(None, [reasoning_text, said_text, *map(_call_text, call_list)]))
+    return "\n".join(filter(None, [reasoning_text, said_text, *map(_call_text, calls)]))
 
 
 def _call_text(call: Any) -> str:
     """Write a tool call as `name(arguments)`, read from the call itself (verifiers) or from its field `function` (chats)."""
     if not isinstance(call, Mapping):
         return content_text(call)
-    call_function = call.get("function")
-    call_function = call_function if isinstance(call_function, Mapping) else call
-    argument_text = call_function.get("arguments")
-    if isinstance(argument_text, (Mapping, list)):
-        argument_text = json.dumps(argument_text, ensure_ascii=False, default=object_text)
-    call_arguments = "" if argument_text is None else argument_text
-    return clean(f"{call_function.get('name') or ''}({call_arguments})")
+    function_field = call.get("function")
+    called_function = function_field if isinstance(function_field, Mapping) else call
+    arguments = called_function.get("arguments")
+    if isinstance(arguments, (Mapping, list)):
+        arguments = json.dumps(arguments, ensure_ascii=False, default=object_text)
+    return clean(f"{called_function.get('name') or ''}({'' if arguments is None else arguments})")
 
 
 def prompt_text(prompt: Any) -> str:
@@ -194,8 +192,7 @@ def prompt_fault(prompt: Any, *, template: bool) -> str | None:
     """Return why a trainer cannot use a prompt and what to write instead; None if the prompt is usable."""
     if isinstance(prompt, str):
         return None if prompt.strip() else "a prompt must say something."
-    prompt_messages = prompt if isinstance(prompt, list) and prompt else [None]
-    if not all(isinstance(m, Mapping) and isinstance(m.get("role"), str) and "content" in m for m in prompt_messages):
+    if not (isinstance(prompt, list) and is_chat(prompt) and all("content" in message for message in prompt)):
         return "a prompt is a text, or a list of messages such as {'role': 'user', 'content': '...'}."
     if not template:
         return "this prompt is a conversation, and the model's tokenizer has no chat template. Give texts, or another model."
@@ -205,7 +202,7 @@ def prompt_fault(prompt: Any, *, template: bool) -> str | None:
 def check_speaker(chat: Sequence[Mapping[str, Any]]) -> None:
     """Refuse a chat in which nobody is the assistant, but somebody has another format's name for it, such as "gpt"."""
     roles = dict.fromkeys(message["role"] for message in chat)
-    if "assistant" not in roles and not _OTHER_ASSISTANTS.isdisjoint(roles):
+    if "assistant" not in roles and not _FOREIGN_ASSISTANT_ROLES.isdisjoint(roles):
         raise FieldError(f"its roles are {', '.join(roles)}, and the model's messages must have the role assistant")
 
 

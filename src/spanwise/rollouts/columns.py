@@ -15,9 +15,8 @@ import pyarrow.parquet as pq
 from spanwise.rollouts import cells
 from spanwise.rollouts.files import ReadingProgress, concatenate_tables, delimited_names, read_batches, read_records
 
-#: How many rows of a table are converted to Python objects at once.
-_ROWS = 256
-#: A function that yields the columns with the given names (None: all) in pieces, each with its number of rows.
+_ROWS_AT_ONCE = 256
+#: A function that yields some columns of a table (`None`: all), a few rows at a time, with the number of these rows.
 Pieces = Callable[[Collection[str] | None], Iterator[tuple[int, Mapping[str, Sequence[Any]]]]]
 
 
@@ -48,8 +47,8 @@ class Shared:
             return self._texts.setdefault(value, value)
         if cells.is_chat(value):
             chat_hash = hash(json.dumps(value, default=str))
-            chat = self._chats.setdefault(chat_hash, value)
-            return chat if chat == value else value
+            stored_chat = self._chats.setdefault(chat_hash, value)
+            return stored_chat if stored_chat == value else value
         return value
 
 
@@ -118,7 +117,7 @@ def read_row_batches(file: Path, names: Sequence[str], progress: ReadingProgress
     # With its default options Arrow reads whole column chunks and keeps them until the last row.
     parquet_file = pq.ParquetFile(file, buffer_size=2**20, pre_buffer=False)
     bytes_of_row = file.stat().st_size / max(parquet_file.metadata.num_rows, 1)
-    for batch in parquet_file.iter_batches(_ROWS, columns=names):
+    for batch in parquet_file.iter_batches(_ROWS_AT_ONCE, columns=names):
         progress.add(len(batch) * bytes_of_row)
         yield batch
 
@@ -128,10 +127,10 @@ def parquet_pieces(
 ) -> Iterator[tuple[int, Mapping[str, Sequence[Any]]]]:
     """Yield the columns of parquet files, some rows at a time; a column has the type that fits all files."""
     progress = ReadingProgress(files)
-    schemas = [pq.read_schema(file) for file in files]
-    joined_schema = concatenate_tables(path, [file_schema.empty_table() for file_schema in schemas]).schema
-    for file, file_schema in zip(files, schemas, strict=True):
-        names_in_file = [name for name in file_schema.names if names is None or name in names]
+    empty_tables = [pq.read_schema(file).empty_table() for file in files]
+    joined_schema = concatenate_tables(path, empty_tables).schema
+    for file, empty_table in zip(files, empty_tables, strict=True):
+        names_in_file = [name for name in empty_table.column_names if names is None or name in names]
         for batch in read_row_batches(file, names_in_file, progress):
             columns = {}
             for name in names_in_file:

@@ -25,10 +25,9 @@ from spanwise.rollouts.json_array import array_entries
 Parsed = TypeVar("Parsed")
 #: The suffixes of text tables, each with its delimiter; a CSV file may use another delimiter.
 SUFFIXES = {".csv": ",", ".tsv": "\t"}
-#: How many bytes of a text table Arrow reads at once, and the limit to which this number grows for a long row.
+#: How many bytes of a text table Arrow reads at once; for a long row more, up to `_LARGEST_BLOCK`.
 _BLOCK, _LARGEST_BLOCK = 2**20, 2**31 - 1
-#: The largest number of bytes in the heading of a text table.
-_LONGEST_HEADING = 2**20
+_MOST_HEADING_BYTES = 2**20
 #: Called during long work with its name, the amount done and the total; commands show a progress bar with it.
 REPORT: ContextVar[Callable[[str, int, int], None]] = ContextVar("report", default=lambda work, done, total: None)
 
@@ -69,7 +68,7 @@ class ReadingProgress:
         self._done, self._percent, self._report = 0.0, 0, REPORT.get()
 
     def add(self, size: int | float) -> None:
-        """Add the number of bytes that have been read, which may be an estimate from the number of rows."""
+        """Add a number of bytes that have been read; it may be an estimate from the number of rows."""
         self._done += size
         # Sizes may be fractions, and their rounded sum may lie just below a whole percent.
         percent = int(100 * self._done / max(self.total, 1) + 1e-6)
@@ -84,7 +83,7 @@ def delimited_names(file: Path) -> tuple[list[str], str]:
     If the heading of a CSV file has no comma, `;` or a tab stands between cells.
     """
     with readable(file), file.open("rb") as stream:
-        lines = iter(partial(stream.readline, _LONGEST_HEADING), b"")
+        lines = iter(partial(stream.readline, _MOST_HEADING_BYTES), b"")
         heading = next((line for line in lines if line.strip()), b"")
     if not heading:
         raise DataError(f"'{file}' is empty.")
@@ -117,7 +116,7 @@ def read_batches(file: Path, columns: Sequence[str] | None, progress: ReadingPro
         strings_can_be_null=True, quoted_strings_can_be_null=False, null_values=[""],
     )  # fmt: skip
     parse_options = arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-    block_size, file_size = _BLOCK, file.stat().st_size
+    block_size = _BLOCK
     row_count = 0
     while True:
         read_options = arrow_csv.ReadOptions(block_size=block_size, use_threads=False)
@@ -134,7 +133,7 @@ def read_batches(file: Path, columns: Sequence[str] | None, progress: ReadingPro
         except (pa.ArrowException, UnicodeDecodeError) as error:
             format_fault = first_line(error).removeprefix("CSV parse error: ")[:200]
         # If a row is longer than a block, read on with longer blocks and skip the rows that have been read.
-        if "straddles two block boundaries" not in format_fault or block_size > file_size:
+        if "straddles two block boundaries" not in format_fault or block_size > file.stat().st_size:
             break
         block_size = min(8 * block_size, _LARGEST_BLOCK)
     if "utf8" in format_fault.lower() or "utf-8" in format_fault.lower():

@@ -21,21 +21,18 @@ from spanwise.errors import DataError
 from spanwise.objective import HIDDEN
 from spanwise.rollouts.schema import write_rollouts
 
-#: The folders of rollout files: training batches, and completions of one held-out prompt.
+#: The folders of a run's rollout files: those of training, and those of one held-out prompt at several steps.
 TRAINING, ONE_PROMPT = "rollouts", "one_prompt"
 #: The files that only a finished run has.
 RESULTS = ("summary.json", "evaluation.parquet", "report.html")
-#: All files and folders that a run writes.
 WRITES = (
     "recipe.yaml", "metrics.jsonl", TRAINING, ONE_PROMPT, "checkpoints", "model", "tokenizer", "critic", "laser.json", *RESULTS,
 )  # fmt: skip
 
 #: The recipe sections that may hold a secret: settings of libraries and of the user's own functions.
 _SECRET_SECTIONS = ("trainer", "objectives")
-#: Matches the name of a setting that holds a secret, such as api_key.
-_SECRET = re.compile(r"secret|passw|passphrase|credential|(api|access|auth|private|account|hub|hf)_?key|_token$")
-#: Matches the name of a special token, such as pad_token, which is no secret.
-_SPECIAL_TOKEN = re.compile(
+_SECRET_NAME = re.compile(r"secret|passw|passphrase|credential|(api|access|auth|private|account|hub|hf)_?key|_token$")
+_SPECIAL_TOKEN_NAME = re.compile(
     r"(^|_)(pad|eos|bos|unk|sep|cls|mask|stop|start|end|begin|special|image|video|audio|think|tool)_token$"
 )
 
@@ -43,7 +40,7 @@ _SPECIAL_TOKEN = re.compile(
 def hidden(value: Any, stand_in: str | None = HIDDEN, *, within: str = "") -> Any:
     """Replace the secrets in a recipe, such as `hub_token` in `trainer`, by `stand_in`; drop them if `stand_in` is None."""
     if isinstance(value, Mapping):
-        secret_names = {name for name, field in value.items() if within and field and _is_secret(str(name), field, within)}
+        secret_names = {name for name, field in value.items() if _is_secret(str(name), field, within)}
         return {
             name: stand_in
             if name in secret_names
@@ -55,10 +52,11 @@ def hidden(value: Any, stand_in: str | None = HIDDEN, *, within: str = "") -> An
 
 
 def _is_secret(name: str, value: Any, within: str) -> bool:
-    """Return whether a setting in the recipe's section `within` is a text whose name says that it is secret."""
+    """Return whether a setting in a section of the recipe is a text whose name says that it is secret."""
     snake_name = re.sub(r"(?<=[a-z])(?=[A-Z])|-", "_", name).lower()
-    has_secret_name = _SECRET.search(snake_name) is not None and _SPECIAL_TOKEN.search(snake_name) is None
-    return isinstance(value, str) and (has_secret_name or (within, snake_name) == ("trainer", "token"))
+    has_secret_name = _SECRET_NAME.search(snake_name) is not None and _SPECIAL_TOKEN_NAME.search(snake_name) is None
+    is_filled_text = isinstance(value, str) and value != ""
+    return within != "" and is_filled_text and (has_secret_name or (within, snake_name) == ("trainer", "token"))
 
 
 def is_run(path: Path) -> bool:
@@ -84,7 +82,7 @@ def check_free(path: str | Path, *, overwrite: bool = False, writes: Sequence[st
 
 
 def is_filled(path: Path) -> bool:
-    """Return whether a file has content or a folder has entries."""
+    """Return whether a file has content, or a folder has entries."""
     return any(path.iterdir()) if path.is_dir() else path.is_file() and path.stat().st_size > 0
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 #: The fewest bytes to read at once; for a longer entry, each read doubles the text in memory.
 _PIECE = 2**20
-#: A parse error within this many characters of the text's end may only mean that a name or an escape is cut off.
+#: A parse error within this many characters of the end may only mean that the text is cut off within a name or an escape.
 _CUT_OFF = 16
 _SPACE = re.compile(r"[ \t\n\r]*")
 

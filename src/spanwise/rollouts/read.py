@@ -21,8 +21,7 @@ from spanwise.rollouts.readers.slime import read_slime
 from spanwise.rollouts.readers.trainers import VERL_REQUIRED, read_verifiers, read_verl
 from spanwise.rollouts.table import RolloutTable
 
-#: Error texts for file types that spanwise cannot read, by suffix.
-_REFUSED = {
+_ERROR_OF_SUFFIX = {
     **dict.fromkeys((".gz", ".bz2", ".xz", ".zst", ".zip", ".tar"), "'{file}' is compressed; unpack it first."),
     **dict.fromkeys((".xls", ".xlsx", ".ods"), "'{file}' is a spreadsheet; save it as CSV in UTF-8."),
     **dict.fromkeys(
@@ -82,29 +81,30 @@ def read_rollouts(
     for file in (rollouts_path, *found_files):
         if str(file) != clean(str(file)):  # a name that is not valid UTF-8 cannot be printed
             raise DataError(f"The name of '{clean(str(file))}' is not valid UTF-8; rename it.")
-        if file.suffix.lower() in _REFUSED and file.is_file():
-            raise DataError(_REFUSED[file.suffix.lower()].format(file=file))
+        if file.suffix.lower() in _ERROR_OF_SUFFIX and file.is_file():
+            raise DataError(_ERROR_OF_SUFFIX[file.suffix.lower()].format(file=file))
     if rollouts_path.is_file() and rollouts_path.stat().st_size == 0:
         raise DataError(f"'{rollouts_path}' is empty.")
-    read_table = partial(read_plain, columns=columns, parts=parts)
-    chosen_readers = {_choose_reader(file, found_files, columns) or read_table for file in found_files}
-    if len(chosen_readers) > 1:
+    plain_reader = partial(read_plain, columns=columns, parts=parts)
+    readers = {_choose_reader(file, found_files, columns) or plain_reader for file in found_files}
+    if len(readers) > 1:
         raise DataError(f"The folder '{found_files[0].parent}' holds files of more than one format; give one of its files.")
+    reader = readers.pop()
     with readable(found_files[0] if len(found_files) == 1 else rollouts_path):
-        rollout_table = chosen_readers.pop()(rollouts_path, found_files, tokenizer)
+        rollout_table = reader(rollouts_path, found_files, tokenizer)
     if len(rollout_table) == 0:
         raise DataError(f"'{path}' holds no completions. {rollout_table.note}".strip())
     return replace(rollout_table, note=f"{rollout_table.note} {_unread_note(rollouts_path, found_files)}".strip())
 
 
 def _unread_note(path: Path, files: Sequence[Path]) -> str:
-    """Tell the user which tables and dumps beside the files of a folder are not read; an empty text if there are none."""
+    """Tell the user which other rollout files of a folder are not read; an empty text if there are none."""
     if files[0].parent != path:
         return ""
-    other_files = (file for file in {*path.iterdir()}.difference(files) if file.suffix.lower() in _TABLES and file.is_file())
-    unread_names = sorted(file.name for file in other_files)
-    names_text = ", ".join(unread_names[:3]) + (f" and {len(unread_names) - 3} more" if len(unread_names) > 3 else "")
-    return f"Not read from this folder: {names_text}." if unread_names else ""
+    other_paths = sorted({*path.iterdir()}.difference(files))
+    unread_names = [other.name for other in other_paths if other.suffix.lower() in _TABLES and other.is_file()]
+    more_text = f" and {len(unread_names) - 3} more" if len(unread_names) > 3 else ""
+    return f"Not read from this folder: {', '.join(unread_names[:3])}{more_text}." if unread_names else ""
 
 
 def rollout_files(path: Path) -> list[Path]:
@@ -117,7 +117,8 @@ def rollout_files(path: Path) -> list[Path]:
         files = [file for file in path.glob(pattern) if file.is_file()]
         if files:
             return sorted(files, key=lambda file: [int(x) if x.isdigit() else x for x in re.split(r"(\d+)", file.name)])
-    hint = " No rollouts have been saved yet; train with --set keep_rollouts=1." if (path / "recipe.yaml").is_file() else ""
+    is_run_folder = (path / "recipe.yaml").is_file()
+    hint = " No rollouts have been saved yet; train with --set keep_rollouts=1." if is_run_folder else ""
     raise DataError(f"The folder '{path}' holds no rollouts (looked for {', '.join(_PLACES)}).{hint}")
 
 
@@ -135,8 +136,7 @@ def _choose_reader(
         elif is_inspect(file):
             reader, format_name = read_inspect, "a log of Inspect"
         elif holds_json(file):
-            no_record = (file, "", None)
-            file, _, first_record = next(read_records(files), no_record)
+            file, _, first_record = next(read_records(files), (file, "", None))
             if first_record is None:
                 raise DataError(f"'{file}' holds no completions.")
             field_names = {*first_record}

@@ -51,7 +51,8 @@ def read_rows(file: Path, rows: Sequence[int] | None = None) -> pa.Table:
         for group in range(parquet_file.num_row_groups):
             group_start = group_end
             group_end += parquet_file.metadata.row_group(group).num_rows
-            group_rows = row_numbers[(row_numbers >= group_start) & (row_numbers < group_end)] - group_start
+            is_in_group = (row_numbers >= group_start) & (row_numbers < group_end)
+            group_rows = row_numbers[is_in_group] - group_start
             row_tables += [parquet_file.read_row_group(group).take(pa.array(group_rows))] if len(group_rows) else []
         return pa.concat_tables(row_tables)
 
@@ -74,7 +75,7 @@ def read_credit(table: pa.Table) -> dict[str, dict[str, Tensor]]:
 
 
 def credited_units(by_block: Mapping[str, Float[Tensor, " n"]], kind: str) -> dict[str, Float[Tensor, " n"]]:
-    """Return the credit by block, or once, as `completion`, if `kind` is "completion" and all blocks have equal credit."""
+    """Return the credit of each block, or of `completion` if `kind` is "completion" and all blocks have equal credit."""
     credit_of_block = {name: credit_n for name, credit_n in by_block.items() if name != schema.STOP}
     if kind != "completion" or not credit_of_block:
         return dict(by_block)
@@ -170,30 +171,32 @@ def token_rows(
     """
     column_names = table.column_names
     schema.column_of(table, schema.PROMPT)
-    token_source = schema.TOKENS if schema.TOKENS in column_names else schema.IDS
+    token_column = schema.TOKENS if schema.TOKENS in column_names else schema.IDS
     methods = schema.methods_in(column_names)
-    stream_columns = schema.token_columns(column_names)
-    # If the table has no method, this stand-in makes `token_edges` report the missing column.
+    number_columns = schema.token_columns(column_names)
+    # If the table has no method, `token_edges` reports that the column `advantages/<method>` is missing.
     advantage_columns = {method: schema.column("advantages", method) for method in methods or ["<method>"]}
     block_columns = [schema.BLOCK] if schema.BLOCK in column_names else []
-    token_column_names = [schema.TRAINABLE, *stream_columns, *advantage_columns.values(), *block_columns]
-    edges = schema.token_edges(table, [token_source, *token_column_names], "the rollouts")
-    flat_values = {name: schema.flat_values(table[name], np.float64) for name in token_column_names}
-    texts = _texts(table[token_source], edges, vocabulary)
-    plain_rows = table.select([x.name for x in table.schema if not pa.types.is_list(x.type)]).to_pylist()
+    flat_columns = [schema.TRAINABLE, *number_columns, *advantage_columns.values(), *block_columns]
+    edges = schema.token_edges(table, [token_column, *flat_columns], "the rollouts")
+    flat_values = {name: schema.flat_values(table[name], np.float64) for name in flat_columns}
+    texts = _texts(table[token_column], edges, vocabulary)
+    plain_columns = [column.name for column in table.schema if not pa.types.is_list(column.type)]
+    plain_rows = table.select(plain_columns).to_pylist()
     blocks = schema.family_names(column_names, "end")
     objective_names = schema.family_names(column_names, "reward")
     credit_blocks = {
         method: [x for x in schema.family_names(column_names, "credit", method) if x != schema.STOP] for method in methods
     }
-    parts_columns = {method: name for method in methods if (name := schema.column("parts", method)) in column_names}
-    parts_of_method = {method: table[name].to_pylist() for method, name in parts_columns.items()}
+    parts_columns = {method: schema.column("parts", method) for method in methods}
+    parts_of_method = {method: table[name].to_pylist() for method, name in parts_columns.items() if name in column_names}
+    critic_columns = {name.partition("/")[2]: name for name in number_columns if name != schema.LOGP}
     view_rows = []
     for n, (row, token_texts, (first, last)) in enumerate(zip(plain_rows, texts, pairwise(edges.tolist()), strict=True)):
         row_columns = {name: values[first:last] for name, values in flat_values.items()}
         trained_t = row_columns[schema.TRAINABLE].astype(np.bool_)
         logp_t = row_columns.get(schema.LOGP)
-        critic_values = {name.partition("/")[2]: row_columns[name] for name in stream_columns if name != schema.LOGP}
+        critic_values = {value_name: row_columns[column] for value_name, column in critic_columns.items()}
         find_starts = None if logp_t is None or opens is None else partial(opens, logp_t)
         view_rows.append(
             TokenRow(
@@ -228,12 +231,12 @@ def token_rows(
 
 
 def _pieces(row: Mapping[str, Any], blocks: Sequence[str], block_t: np.ndarray | None) -> dict[str, list[tuple[int, int]]]:
-    """Map each block to its token intervals; there are several only if the file names each token's block."""
+    """Map each block to its token intervals: one, or several if the file has a column with the block of each token."""
     if block_t is None:
         return {name: [(row[schema.column("start", name)], row[schema.column("end", name)])] for name in blocks}
-    piece_edges = [0, *(np.flatnonzero(np.diff(block_t)) + 1).tolist(), len(block_t)]
+    change_places = np.flatnonzero(np.diff(block_t)) + 1
     pieces: dict[str, list[tuple[int, int]]] = {name: [] for name in blocks}
-    for start, end in pairwise(piece_edges):
+    for start, end in pairwise([0, *change_places.tolist(), len(block_t)]):
         if start < end and 0 <= int(block_t[start]) < len(blocks):
             pieces[blocks[int(block_t[start])]].append((start, end))
     return pieces
@@ -247,10 +250,9 @@ def _texts(column: pa.ChunkedArray, edges: np.ndarray, vocabulary: Vocabulary | 
     id_pieces = () if vocabulary is None else vocabulary.pieces
     distinct_texts: list[str | None] = []
     for token in distinct_tokens:
-        piece_or_text = token
         if isinstance(token, int):
-            piece_or_text = id_pieces[token] if 0 <= token < len(id_pieces) else None
-        distinct_texts.append(token_text(piece_or_text) if isinstance(piece_or_text, bytes) else piece_or_text)
+            token = id_pieces[token] if 0 <= token < len(id_pieces) else None
+        distinct_texts.append(token_text(token) if isinstance(token, bytes) else token)
     text_lists = []
     for first, last in pairwise(edges.tolist()):
         row_indices = token_indices[first:last]

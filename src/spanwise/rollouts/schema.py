@@ -74,7 +74,6 @@ ANSWER, VALUES, LOGP = "answer", "values", "logprobs"
 #: The method name under which a file holds the advantages that its trainer recorded.
 RECORDED = "recorded"
 
-#: The version of the rollout format; every file holds it in its metadata.
 VERSION = "1"
 _VERSION_KEY, _TOKENIZER_KEY = b"spanwise.rollouts", b"spanwise.tokenizer"
 
@@ -86,13 +85,13 @@ class CreditPart:
     objective: str  # the name of an objective, or of several whose rewards are added up, joined by " + "
     worth: float | None  # the reward, or the number that replaces a missing one; None without either
     baseline: float | None  # None if nothing was compared (see `reason`), or if the credit has another formula
-    divisor: float | None  # None with the baseline
+    divisor: float | None  # None if the baseline is None
     weight: float
     part: float  # the credit from this objective
-    stratum: int = -1  # a number for the set of rewards that this reward was compared with; -1 without one
-    members: int = 0  # how many rewards the stratum has
-    averaged: int = 0  # how many rewards of the stratum the baseline averages; 0 if it is no plain mean, or unknown
-    reason: str = ""  # why the part is exactly 0, as a `types.Zero` in lower case; "" if unknown or not 0
+    stratum: int = -1  # the number of the set of compared rewards that this reward belongs to; -1 without such a set
+    members: int = 0  # how many rewards the set has
+    averaged: int = 0  # how many rewards of the set the baseline averages; 0 if unknown, or if it is no plain mean
+    reason: str = ""  # why `part` is exactly 0: a name of `types.Zero` in lower case; "" if unknown or not 0
 
 
 _ARROW_TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "float | None": pa.float64()}
@@ -205,17 +204,18 @@ def rollout_table(columns: Mapping[str, Any], offsets: Int[np.ndarray, " o"] | S
         if values is None or isinstance(values, pa.Array):
             column_array = values
         elif name in (PROMPT, ANSWER):
-            cell_texts = (x if x is None or isinstance(x, str) else json.dumps(x, default=object_text) for x in values)
+            cell_texts = (cell if isinstance(cell, str | None) else json.dumps(cell, default=object_text) for cell in values)
             column_array = pa.array([text if text is None else clean(text) for text in cell_texts], pa.string())
         else:
-            entry_type = column_type.value_type if column_type is not None and pa.types.is_list(column_type) else None
+            holds_lists = column_type is not None and pa.types.is_list(column_type)
             values = values.numpy() if isinstance(values, Tensor) else values
-            column_array = pa.array(values, entry_type or column_type, from_pandas=True)  # NaN becomes null
-            if entry_type is not None and len(values) != list_offsets[-1].as_py():
+            value_type = column_type.value_type if holds_lists else column_type
+            column_array = pa.array(values, value_type, from_pandas=True)  # NaN becomes null
+            if holds_lists and len(values) != list_offsets[-1].as_py():
                 raise AlignmentError(
                     f"There are {list_offsets[-1]} tokens and {len(values)} entries of '{name}'; give one entry for each token."
                 )
-            column_array = column_array if entry_type is None else pa.ListArray.from_arrays(list_offsets, column_array)
+            column_array = pa.ListArray.from_arrays(list_offsets, column_array) if holds_lists else column_array
         if column_array is not None:
             arrays_by_column[name] = column_array
     return pa.table(arrays_by_column)
@@ -298,8 +298,8 @@ def flat_values(column: pa.ChunkedArray, dtype: Any) -> Shaped[np.ndarray, " v"]
 
 def offsets(column: pa.ChunkedArray) -> Int[np.ndarray, " o"]:
     """Return where each list of an Arrow column starts in `flat_values`, and where the last list ends."""
-    list_lengths = column.combine_chunks().value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-    return np.concatenate(([0], np.cumsum(list_lengths, dtype=np.int64)))
+    list_lengths = column.combine_chunks().value_lengths().fill_null(0)
+    return np.concatenate(([0], np.cumsum(list_lengths.to_numpy(zero_copy_only=False), dtype=np.int64)))
 
 
 def token_edges(table: pa.Table, names: Iterable[str], file: str) -> Int[np.ndarray, " o"]:
@@ -354,7 +354,7 @@ def write_rollouts(
         ('2 + 2?', [1.0, 0.0])
     """
     bytes_of_id = [*(pieces or ()), b""]
-    empty_id = len(bytes_of_id) - 1  # stands in for numbers that are not ids
+    empty_id = len(bytes_of_id) - 1  # the id of an empty text, for masked tokens whose numbers are not ids
     try:
         token_text_array = pa.array([piece.decode() for piece in bytes_of_id], pa.string())
     except UnicodeDecodeError:  # a token may be part of a UTF-8 character
@@ -367,7 +367,7 @@ def write_rollouts(
                 if pieces is not None:
                     id_lists = part[IDS].combine_chunks()
                     ids = id_lists.values.to_numpy()
-                    is_id = (ids >= 0) & (ids < empty_id)  # False only for masked tokens
+                    is_id = (ids >= 0) & (ids < empty_id)
                     token_texts = token_text_array.take(pa.array(np.where(is_id, ids, empty_id)))
                     ids_position = part.schema.get_field_index(IDS)
                     token_lists = pa.ListArray.from_arrays(id_lists.offsets, token_texts)
@@ -434,21 +434,21 @@ class Rollouts:
         assert batch.ids_nt is not None, "the batch of a trainer has token ids"
         assert batch.mask_nt is not None, "the batch of a trainer has a mask"
         mask_nt = batch.mask_nt.bool()
-        kept_nt = mask_nt.flip(1).cumsum(1).flip(1) > 0  # True for all tokens up to the last sampled one
+        kept_nt = mask_nt.flip(1).cumsum(1).flip(1) > 0  # drops the padding after the last sampled token
         in_loss_n1 = (spans.block_nt >= 0).any(dim=1, keepdim=True)
         present_rows = [[text[name] is not None for name in spans.names] for text in texts]
         present_nk = torch.tensor(present_rows, dtype=torch.bool).reshape(-1, len(spans.names))
-        streams = {} if batch.logp_nt is None else {LOGP: batch.logp_nt}
+        numbers_by_column = {} if batch.logp_nt is None else {LOGP: batch.logp_nt}
         if (value_nt := batch.value_nt) is not None:
-            value_nts = value_nt if value_nt.ndim == 3 else value_nt[:, :, None]
-            value_snt = value_nts.unbind(dim=2)
-            if len(value_snt) != max(1, len(self.value_names)):
+            critic_values = value_nt.unbind(dim=2) if value_nt.ndim == 3 else (value_nt,)
+            if len(critic_values) != max(1, len(self.value_names)):
                 raise AlignmentError(
-                    f"The critic has {len(value_snt)} values for each token, but {len(self.value_names)} names "
+                    f"The critic has {len(critic_values)} values for each token, but {len(self.value_names)} names "
                     f"({', '.join(self.value_names) or 'none'}) for them; give one name to each value."
                 )
-            streams = dict(zip(value_columns(self.value_names), value_snt, strict=True)) | streams
-        token_tables = {name: x_nt.detach().cpu().masked_fill(~mask_nt, torch.nan).float() for name, x_nt in streams.items()}
+            numbers_by_column = dict(zip(value_columns(self.value_names), critic_values, strict=True)) | numbers_by_column
+        cpu_numbers = {name: number_nt.detach().cpu() for name, number_nt in numbers_by_column.items()}
+        token_tables = {name: x_nt.masked_fill(~mask_nt, torch.nan).float() for name, x_nt in cpu_numbers.items()}
         token_tables |= {BLOCK: spans.block_nt} if spans.interleaved else {}
         advantages_nt = self.advantages_nt.masked_fill(~in_loss_n1, torch.nan)
         rollout_columns = {
@@ -465,7 +465,7 @@ class Rollouts:
             **score_columns(self.reading.scores),
             IDS: batch.ids_nt[kept_nt],
             TRAINABLE: mask_nt[kept_nt],
-            **{name: x_nt[kept_nt] for name, x_nt in token_tables.items()},
+            **{name: token_nt[kept_nt] for name, token_nt in token_tables.items()},
             **credit_columns(self.method, spans.names, present_nk, self.credit, advantages_nt[kept_nt]),
         }
         return rollout_table(rollout_columns, np.cumsum([0, *kept_nt.sum(dim=1).tolist()]))

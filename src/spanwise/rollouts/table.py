@@ -80,19 +80,20 @@ class Ragged:
 
 
 def fitting_runs(lengths: Int[np.ndarray, " n"], size: int) -> Iterator[tuple[int, int]]:
-    """Split rows into chunks (start, end) whose padded tables have at most `size` entries; a longer row is its own chunk."""
-    chunk_start, longest_length = 0, 0
+    """Yield (start, end) of chunks of rows that have at most `size` entries with padding; a longer row is its own chunk."""
+    chunk_start = longest_length = 0
     for n, length in enumerate(lengths.tolist()):
         longest_length = max(longest_length, length)
         if n > chunk_start and longest_length * (n + 1 - chunk_start) > size:
             yield chunk_start, n
-            chunk_start, longest_length = n, length
+            chunk_start = n
+            longest_length = length
     if len(lengths):
         yield chunk_start, len(lengths)
 
 
 def gather(places: Int[np.ndarray, "m t"], values: Shaped[np.ndarray, " v"], nowhere: Any) -> Shaped[Tensor, "m t"]:
-    """Return the values at the positions in a padded table (see `Ragged.places`), and `nowhere` at its padding."""
+    """Return the values at `places`, a table of positions padded with -1; `nowhere` is the value at the padding."""
     return torch.from_numpy(np.where(places >= 0, values[places], np.asarray(nowhere, dtype=values.dtype)))
 
 
@@ -110,8 +111,8 @@ class AsRecorded(NamedTuple):
 
     says: str  # a description of the numbers for the user
     value: Float[np.ndarray, " v"]  # one number per completion, or per token if `by_token`
-    shares: bool = False  # True if each number is already one token's share of the credit
-    #: The recorded credit of each block and of `stop`, of which `value` is the sum.
+    shares: bool = False  # True if the credit is already divided among the tokens
+    #: The recorded credit of each block and of the decision to stop; `value` is their sum.
     by_block: Mapping[str, Float[Tensor, " n"]] = MappingProxyType({})
     by_token: bool = False
 
@@ -212,7 +213,7 @@ class RolloutTable:
         """
         reward_columns = parse_rewards({name: values for name, values in rewards.items() if not is_computed(name)})
         compared_names = [name for name in COMPARED if name in reward_columns][:1]
-        # A column that is no further column of the file is a reward by its format.
+        # A reward that is not among `columns`, too, is a reward by the file's format, so its values must be numbers.
         expected_names = [name for name in rewards if name in COMPARED or name not in columns]
         unread_columns = {name: rewards[name] for name in expected_names if name not in reward_columns}
         return RolloutTable(
@@ -260,7 +261,7 @@ def _is_number_or_none(value: Any) -> bool:
 
 
 def unread_note(columns: Mapping[str, Sequence[Any]]) -> str:
-    """Tell the user which columns that should hold rewards hold something else; an empty text if none of them does."""
+    """Tell the user which columns hold texts or lists in place of rewards; an empty text if none does."""
     words_by_name = {
         name: next((v for v in values if not (_is_number_or_none(v) or (isinstance(v, str) and v.strip() in NOTHING))), None)
         for name, values in columns.items()
@@ -337,7 +338,7 @@ def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) 
         text_iterator = iterate_texts()
         while text_chunk := list(islice(text_iterator, AT_ONCE)):
             for text, encoding in zip(text_chunk, encoder.encode_batch(text_chunk, add_special_tokens=False), strict=True):
-                text_ids = np.array(encoding.ids, np.int32)  # the encoding object would take a hundred bytes per token
+                text_ids = np.array(encoding.ids, np.int32)
                 flat_ids.extend(text_ids)
                 text_lengths.append(len(text_ids))
                 changed_count += vocabulary.join(text_ids)[0] != text.encode()
@@ -346,7 +347,7 @@ def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) 
     text_edges = np.cumsum([0, *text_lengths])
     completion_edges = text_edges[np.cumsum([0, *text_counts])]
     sampled_flags = np.array(text_flags, np.bool_)
-    # Usually the model wrote every token; then a broadcast view of one flag saves memory.
+    # If the model wrote every token, as usual, a single flag in memory stands for all of them.
     all_trainable = np.broadcast_to(np.True_, completion_edges[-1])
     trainable = all_trainable if sampled_flags.all() else np.repeat(sampled_flags, text_lengths)
     return TokenizedTexts(Ragged(flat_ids.read(), completion_edges), trainable, vocabulary, split_note)
@@ -356,9 +357,11 @@ def load_tokenizer(folder: str | Path) -> tuple[Any, Vocabulary]:
     """Load the tokenizer of a local folder, with the bytes of every id that the folder's model can sample."""
     tokenizer_path = Path(folder)
     tokenizer_file = tokenizer_path if tokenizer_path.is_file() else tokenizer_path / "tokenizer.json"
-    file_stamp = (tokenizer_file.stat().st_mtime_ns, tokenizer_file.stat().st_size) if tokenizer_file.is_file() else (0, 0)
+    file_stat = tokenizer_file.stat() if tokenizer_file.is_file() else None
+    file_stamp = (0, 0) if file_stat is None else (file_stat.st_mtime_ns, file_stat.st_size)
     try:
-        vocabulary_size = json.loads(tokenizer_file.with_name("config.json").read_text(encoding="utf-8")).get("vocab_size")
+        config = json.loads(tokenizer_file.with_name("config.json").read_text(encoding="utf-8"))
+        vocabulary_size = config.get("vocab_size")
     except (OSError, ValueError, AttributeError):
         vocabulary_size = None
     return _load_file(tokenizer_file, file_stamp, vocabulary_size if isinstance(vocabulary_size, int) else None)

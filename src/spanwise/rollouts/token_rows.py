@@ -66,27 +66,28 @@ class TokenRows:
     ids: DiskArray = field(default_factory=lambda: DiskArray(np.int32))
     trainable: DiskArray = field(default_factory=lambda: DiskArray(np.bool_))
     lengths: array = field(default_factory=lambda: array("q", [0]))
-    _streams: dict[str, DiskArray] = field(default_factory=dict)
+    _numbers: dict[str, DiskArray] = field(default_factory=dict)
 
-    def append(self, ids: Any, trainable: Any, streams: Mapping[str, Sequence[float] | np.ndarray | None]) -> None:
-        """Add a completion's tokens, with None for each entry of `streams` (such as `logprobs`) that the completion lacks."""
-        for name, numbers in streams.items():
-            if numbers is not None:
-                stream_array = self._streams.setdefault(name, DiskArray(np.float64 if name == "advantages" else np.float32))
-                stream_array.extend(np.full(len(self.ids) - len(stream_array), np.nan))
-                stream_array.extend(numbers)
+    def append(self, ids: Any, trainable: Any, numbers: Mapping[str, Sequence[float] | np.ndarray | None]) -> None:
+        """Add the tokens of a completion, and numbers such as `logprobs`, None if the completion lacks them."""
+        for name, token_numbers in numbers.items():
+            if token_numbers is not None:
+                if name not in self._numbers:
+                    self._numbers[name] = DiskArray(np.float64 if name == "advantages" else np.float32)
+                self._numbers[name].extend(np.full(len(self.ids) - len(self._numbers[name]), np.nan))
+                self._numbers[name].extend(token_numbers)
         self.ids.extend(ids)
         self.trainable.extend(trainable)
         self.lengths.append(len(ids))
 
     @property
     def offsets(self) -> Int[np.ndarray, " o"]:
-        """Where each completion begins, and where the last one ends."""
+        """Where the tokens of each completion begin, and where those of the last one end."""
         return np.cumsum(self.lengths, dtype=np.int64)
 
-    def stream(self, name: str) -> Shaped[np.ndarray, " v"] | None:
-        """Return the numbers `name` of all tokens, NaN where a completion lacks them; None if every completion does."""
-        if name not in self._streams:
+    def numbers(self, name: str) -> Shaped[np.ndarray, " v"] | None:
+        """Return numbers such as `logprobs` of all tokens, NaN if a completion lacks them; None if all completions do."""
+        if name not in self._numbers:
             return None
-        self._streams[name].extend(np.full(len(self.ids) - len(self._streams[name]), np.nan))
-        return self._streams[name].read()
+        self._numbers[name].extend(np.full(len(self.ids) - len(self._numbers[name]), np.nan))
+        return self._numbers[name].read()

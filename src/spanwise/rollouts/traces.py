@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -19,7 +19,7 @@ from spanwise.rollouts.table import finite
 from spanwise.types import Status
 
 #: The fields of a node that list one number for each of its sampled tokens.
-STREAMS = ("logprobs", "advantages", "reference_logprobs", "trainer_logprobs", "entropies")
+NUMBER_FIELDS = ("logprobs", "advantages", "reference_logprobs", "trainer_logprobs", "entropies")
 #: The field of a node with loss weights: for each name a list with one weight per token.
 _WEIGHTS = "loss_weights"
 
@@ -50,11 +50,11 @@ class NodeTokens(NamedTuple):
 
     ids: list[int]
     mask: list[bool]
-    streams: dict[str, list[float]]
+    number_lists: dict[str, list[float]]
 
-    def stream(self, name: str) -> list[float]:
+    def numbers(self, name: str) -> list[float]:
         """Return a list such as `logprobs`, one number per token; if the node lacks the list, NaN for sampled tokens."""
-        return self.streams.get(name, [math.nan if flag else 0.0 for flag in self.mask])
+        return self.number_lists.get(name, [math.nan if flag else 0.0 for flag in self.mask])
 
 
 def read_traces(path: str | Path) -> list[Trajectory]:
@@ -129,7 +129,8 @@ def write_traces(
         ...     read_traces(file)[0].turns[0].per_token["advantages"]
         [0.5]
     """
-    unwritten = {(trajectory.extra.get("episode"), trajectory.extra.get("trace")): trajectory for trajectory in trajectories}
+    places = [(trajectory.extra.get("episode"), trajectory.extra.get("trace")) for trajectory in trajectories]
+    unwritten = dict(zip(places, trajectories, strict=True))
     with whole_file(Path(file)) as temporary:
         with temporary.open("w", encoding="utf-8") as stream:
             for n, (_, _, record) in enumerate(read_records([Path(source)])):
@@ -145,7 +146,7 @@ def write_traces(
 
 
 def write_branches(file: Path, source: Path, advantage_rows: Iterator[Sequence[float]]) -> None:
-    """Copy a file of traces with new advantages, which come as one row per branch in the order of `Trace.paths`."""
+    """Copy a file of traces with new advantages: one row of them for each trained branch, in the order of the file."""
     with whole_file(file) as temporary, temporary.open("w", encoding="utf-8") as stream:
         for _, _, record in read_records([source]):
             for trace in trained_traces(record):
@@ -154,8 +155,8 @@ def write_branches(file: Path, source: Path, advantage_rows: Iterator[Sequence[f
                     sampled_flags = [flag for node_flags in flags_of_nodes for flag in node_flags]
                     first_sampled = sampled_flags.index(True) if True in sampled_flags else len(sampled_flags)
                     completion_flags = sampled_flags[first_sampled:]
-                    advantage_row = next(advantage_rows)
-                    sampled_advantages = (value for value, flag in zip(advantage_row, completion_flags, strict=True) if flag)
+                    values_and_flags = zip(next(advantage_rows), completion_flags, strict=True)
+                    sampled_advantages = (value for value, flag in values_and_flags if flag)
                     nodes = cast(Sequence[dict[str, Any]], trace.nodes)
                     for i, node_flags in zip(node_ids, flags_of_nodes, strict=True):
                         if any(node_flags):
@@ -164,7 +165,7 @@ def write_branches(file: Path, source: Path, advantage_rows: Iterator[Sequence[f
 
 
 def _write_advantages(trace: Mapping[str, Any], trajectory: Trajectory, entry: str, source: str | Path) -> None:
-    """Write the numbers under `entry` in each turn's `per_token` into the trace's nodes, as `advantages`."""
+    """Write the numbers `entry` of each turn into the node of the turn, as `advantages`."""
     nodes: dict[Any, dict[str, Any]] = dict(enumerate(trace["nodes"]))
     for t, turn in enumerate(trajectory.turns):
         turn_name = f"Turn {t} of trajectory {trajectory.id!r}"
@@ -195,14 +196,16 @@ def _list_traces(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def trained_traces(record: Mapping[str, Any]) -> Iterator[Trace]:
     """Yield those traces of a verifiers episode whose agent is trained."""
-    step = whole_number(object_field(object_field(record, "run"), "work").get("step"), "step")
+    work_field = object_field(object_field(record, "run"), "work")
+    step = whole_number(work_field.get("step"), "step")
     group_id = object_field(record, "group").get("id")
     for place, raw_trace in enumerate(_list_traces(record)):
         agent_fields = object_field(raw_trace, "agent")
         if agent_fields.get("trainable", True):
             task = object_field(raw_trace, "task") or object_field(record, "task")
             nodes = list_field(raw_trace, "nodes", Mapping, "objects")
-            trace = Trace(raw_trace, nodes, place, "", step, bool(group_id), object_field(task, "data"), list(_paths(nodes)))
+            task_data = object_field(task, "data")
+            trace = Trace(raw_trace, nodes, place, "", step, bool(group_id), task_data, list(_paths(nodes)))
             task_key = task.get("key") or task.get("hash")
             prompt_nodes = trace.paths[0][0] if trace.paths else ()
             key = group_id or task_key or trace.prompt(prompt_nodes)
@@ -210,7 +213,7 @@ def trained_traces(record: Mapping[str, Any]) -> Iterator[Trace]:
 
 
 def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield the nodes of each trained branch of a trace: those of its context, and those that it adds.
+    """Yield the nodes of each trained branch of a trace: those of its context, and those that it trains.
 
     The first branch through a sampled node owns it; for other branches it is context. An attempt to shorten the history trains only
     if the agent continued from it.
@@ -219,10 +222,12 @@ def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list
     for i, parent in enumerate(parents):
         if parent is not None and not 0 <= parent < i:
             raise FieldError(f"node {i} has the parent {parent}, but a parent must come before its node")
-    links = [list_field(node, "semantic_parents", Mapping, "objects") for node in nodes]
-    continued_ids = {link.get("node") for node_links in links for link in node_links if link.get("type") == "compaction"}
-    leaves = sorted(set(range(len(nodes))).difference(parent for parent in parents if parent is not None))
-    attempt_ids = {i for i in leaves if any(link.get("type") == "compaction_attempt" for link in links[i])}
+    links_of_node = [list_field(node, "semantic_parents", Mapping, "objects") for node in nodes]
+    all_links = chain.from_iterable(links_of_node)
+    continued_ids = {link.get("node") for link in all_links if link.get("type") == "compaction"}
+    parent_ids = {*parents}
+    leaves = [i for i in range(len(nodes)) if i not in parent_ids]
+    attempt_ids = {i for i in leaves if any(link.get("type") == "compaction_attempt" for link in links_of_node[i])}
     rejected_ids = attempt_ids - continued_ids
     used_nodes: set[int] = set()
     for leaf in [leaf for leaf in leaves if leaf not in rejected_ids] or leaves:
@@ -246,16 +251,17 @@ def node_tokens(trace: Trace, i: int) -> NodeTokens:
     sampled_mask = [
         bool(flag) for flag in _of_length(len(ids), list_field(node_fields, "mask", int, "flags"), "'mask'", node_place)
     ]
-    streams: dict[str, list[float]] = {}
-    for name in STREAMS:
+    number_lists: dict[str, list[float]] = {}
+    for name in NUMBER_FIELDS:
         if values := list_field(node_fields, name, (int, float), "numbers"):
             sampled_values = iter(_of_length(sum(sampled_mask), values, f"'{name}'", node_place, "sampled token"))
-            streams[name] = [float(next(sampled_values)) if flag else 0.0 for flag in sampled_mask]
+            number_lists[name] = [float(next(sampled_values)) if flag else 0.0 for flag in sampled_mask]
     loss_weights = object_field(node_fields, _WEIGHTS)
     for name in loss_weights:
         values = list_field(loss_weights, name, (int, float), "numbers")
-        streams[f"{_WEIGHTS}/{name}"] = [*map(float, _of_length(len(ids), values, f"'{_WEIGHTS}' {name!r}", node_place))]
-    return NodeTokens(ids, sampled_mask, streams)
+        token_values = _of_length(len(ids), values, f"'{_WEIGHTS}' {name!r}", node_place)
+        number_lists[f"{_WEIGHTS}/{name}"] = [*map(float, token_values)]
+    return NodeTokens(ids, sampled_mask, number_lists)
 
 
 def _of_length(length: int, values: list[Any], name: str, place: str, noun: str = "token") -> list[Any]:
@@ -289,9 +295,9 @@ def trace_rewards(trace: Trace) -> dict[str, Any]:
         if reward_number is not None:
             weighted_sum += reward_number * reward_weight
             is_scored = True
-    metrics = object_field(trace.raw, "metrics")
-    rewards_and_metrics = {**rewards, **{name: value for name, value in metrics.items() if name not in rewards}}
-    all_rewards = {**rewards_and_metrics, "reward": rewards_and_metrics.get("reward", weighted_sum if is_scored else None)}
+    metrics = {name: value for name, value in object_field(trace.raw, "metrics").items() if name not in rewards}
+    all_rewards = {**rewards, **metrics}
+    all_rewards.setdefault("reward", weighted_sum if is_scored else None)
     # A trace whose later attempt succeeded has errors and is `ok`; `ok` alone says nothing, because it is False by default.
     if trace.raw.get("errors") and not trace.raw.get("ok", False):
         return {name: value if isinstance(value, str) else None for name, value in all_rewards.items()}
@@ -315,10 +321,10 @@ def _trajectories(record: Mapping[str, Any]) -> Iterator[Trajectory]:
 def _turns(trace: Trace) -> Iterator[Turn]:
     """Yield a turn for each sampled node of a trace; the tokens since the previous sampled node are its prompt."""
     nodes = trace.nodes
-    tokens_of_node = {i: node_tokens(trace, i) for path in trace.paths for node_ids in path for i in node_ids}
+    tokens_of_node = {i: node_tokens(trace, i) for node_ids in chain(*trace.paths) for i in node_ids}
     turn_of_node: dict[int, int] = {}
     for i in sorted({i for _, own_nodes in trace.paths for i in own_nodes if nodes[i].get("sampled")}):
-        token_ids, mask, streams = tokens_of_node[i]
+        token_ids, mask, number_lists = tokens_of_node[i]
         if not token_ids:
             raise FieldError(f"{_where(trace, i)} has no token ids, so none of its tokens can be credited")
         first_sampled = mask.index(True) if True in mask else len(mask)
@@ -332,7 +338,7 @@ def _turns(trace: Trace) -> Iterator[Turn]:
             token_ids[first_sampled:],
             [int(flag) for flag in mask[first_sampled:]],
             parent=None if parent_node is None else turn_of_node[parent_node],
-            per_token={name: values[first_sampled:] for name, values in streams.items()},
+            per_token={name: values[first_sampled:] for name, values in number_lists.items()},
             extra={"node": i},
         )
         turn_of_node[i] = len(turn_of_node)

@@ -17,17 +17,15 @@ from spanwise.rollouts.files import ReadingProgress, parse_records
 from spanwise.rollouts.json_array import member_entries
 from spanwise.rollouts.table import RolloutTable, TokenizedTexts, tokenize
 
-#: The numbers for the letters that Inspect's scorers give; any other text is not a number.
-_LETTERS = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
-#: The fields that every row of lm-evaluation-harness has.
+_NUMBER_OF_GRADE = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
 LM_EVAL_REQUIRED = frozenset({"doc_id", "resps", "arguments"})
 
 
 def is_inspect(file: Path) -> bool:
     """Return whether a file is a log of Inspect, by its suffix or by the first fields of its JSON."""
     with file.open("rb") as stream:
-        first_json = b"".join(stream.read(200).split())  # without white space
-    return file.suffix.lower() == ".eval" or (first_json.startswith(b'{"version":') and b'"status":' in first_json)
+        start = b"".join(stream.read(200).split())
+    return file.suffix.lower() == ".eval" or (start.startswith(b'{"version":') and b'"status":' in start)
 
 
 def read_inspect(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
@@ -35,7 +33,8 @@ def read_inspect(path: Path, files: Sequence[Path], tokenizer: str | Path | None
     rows = _Rows()
     unanswered_ids: list[Any] = []
     tokens = tokenize(_inspect_completions(files, rows, unanswered_ids), tokenizer)
-    empty_count, later_count = len(unanswered_ids), sum(rows.fields.columns.pop("is_later", []))
+    empty_count = len(unanswered_ids)
+    later_count = sum(rows.fields.columns.pop("is_later", []))
     unanswered_note = f"{empty_count} of {len(rows.fields) + empty_count} samples hold no completion and are left out."
     later_note = (
         f"In {later_count} of {len(rows.fields)} samples the model spoke before the last user message; only what follows that "
@@ -85,18 +84,17 @@ class _Rows:
 def _inspect_completions(files: Sequence[Path], rows: _Rows, unanswered_ids: list[Any]) -> Iterator[cells.Parts]:
     """Yield every sample's completion, add its other fields to `rows`, and collect the ids of samples without completion."""
     for sample in _read_samples(files):
-        prompt, completion = cells.split_chat([*map(_to_message, sample.messages)])
+        prompt, completion = cells.split_chat([_to_message(message) for message in sample.messages])
         if completion is None:
             unanswered_ids.append(sample.id)
             continue
         columns = {"answer": cells.answer_text(sample.target), "epoch": sample.epoch, **cells.scalar_fields(sample.metadata)}
-        question_input = sample.input if isinstance(sample.input, str) else [*map(_to_message, sample.input)]
-        sample_key = f"{sample.id} {cells.prompt_text(question_input)}"  # the logs of two tasks may both have a sample 1
-        example_count, turn_count = (
-            sum(message["role"] == "assistant" for message in chat)
-            for chat in ([] if isinstance(question_input, str) else question_input, prompt)
-        )
-        row_fields = {"prompt": cells.prompt_text(prompt), "key": sample_key, "is_later": turn_count > example_count}
+        given_chat = [] if isinstance(sample.input, str) else [_to_message(message) for message in sample.input]
+        given_text = cells.prompt_text(given_chat or sample.input)
+        sample_key = f"{sample.id} {given_text}"  # the logs of two tasks may both have a sample 1
+        given_count = sum(message["role"] == "assistant" for message in given_chat)
+        turn_count = sum(message["role"] == "assistant" for message in prompt)
+        row_fields = {"prompt": cells.prompt_text(prompt), "key": sample_key, "is_later": turn_count > given_count}
         rows.append(row_fields, {} if sample.error else _score_values(sample.scores or {}), columns)
         yield cells.completion_parts(completion)
 
@@ -116,8 +114,8 @@ def _read_samples(files: Sequence[Path]) -> Iterator[Any]:
         try:
             if file.suffix.lower() == ".eval":
                 _check_archive(file)
-                log_header = read_eval_log(str(file), header_only=True).eval
-                sample_names = _sample_names(file, log_header.dataset.sample_ids or (), log_header.config.epochs or 1)
+                header = read_eval_log(str(file), header_only=True).eval
+                sample_names = _sample_names(file, header.dataset.sample_ids or (), header.config.epochs or 1)
                 if sample_names is None:
                     yield from read_eval_log_samples(str(file), all_samples_required=False)
                 for sample_fields in _read_members(file, sample_names or ()):
@@ -136,7 +134,8 @@ def _read_samples(files: Sequence[Path]) -> Iterator[Any]:
             reason = first_line(error)
             if isinstance(error, ValidationError):
                 first_fault = error.errors()[0]
-                reason = f"a sample has the fault '{first_fault['msg']}' in {'.'.join(map(str, first_fault['loc']))}"
+                fault_place = ".".join(map(str, first_fault["loc"]))
+                reason = f"a sample has the fault '{first_fault['msg']}' in {fault_place}"
             raise DataError(f"'{file}' cannot be read as a log of Inspect; it is damaged or cut off ({reason}).") from error
 
 
@@ -189,7 +188,7 @@ def _score_values(scores: Mapping[str, Any]) -> dict[str, Any]:
         score_entries = score.value if isinstance(score.value, Mapping) else {"": score.value}
         for key, value in score_entries.items():
             reward_name = f"{name}.{key}" if key else name
-            reward_values[reward_name] = _LETTERS.get(value, value) if isinstance(value, str) else value
+            reward_values[reward_name] = _NUMBER_OF_GRADE.get(value, value) if isinstance(value, str) else value
     return reward_values
 
 
@@ -215,11 +214,12 @@ def _lm_eval_responses(files: Sequence[Path], rows: _Rows, unscored_counts: arra
 
     A line with other responses, or with a filter that the document has had, is of another run.
     """
+    no_responses: tuple[range, int, list[str]] = (range(0), 0, [])
     responses_of_document: dict[str, tuple[range, int, list[str]]] = {}
     for record in parse_records(files, _parse_lm_eval):
         response_texts = record["texts"]
-        texts_hash = hash(tuple(response_texts))  # the texts themselves may not fit into memory
-        seen_rows, seen_hash, seen_filters = responses_of_document.get(record["key"], (range(0), 0, []))
+        texts_hash = hash(tuple(response_texts))  # all texts together may not fit into memory
+        seen_rows, seen_hash, seen_filters = responses_of_document.get(record["key"], no_responses)
         if seen_rows and texts_hash == seen_hash and record["filter"] not in seen_filters:
             seen_filters.append(record["filter"])
             for row in seen_rows:

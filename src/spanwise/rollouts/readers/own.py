@@ -36,43 +36,44 @@ from spanwise.types import Status
 
 def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
     """Read spanwise's own parquet with the tokenizer of the run's model, or with the tokenizer that the file names."""
-    run_folder = next((path for path in (files[0].parent.parent, files[0].parent) if (path / "recipe.yaml").is_file()), None)
+    parent_folders = (files[0].parent.parent, files[0].parent)
+    run_folder = next((folder for folder in parent_folders if (folder / "recipe.yaml").is_file()), None)
     arrow_schema = pq.read_schema(files[0])
     column_names = arrow_schema.names
     methods = schema.methods_in(column_names)
-    token_source = schema.IDS if schema.IDS in column_names else schema.TOKENS
-    if token_source == schema.TOKENS and tokenizer is not None:
+    token_column = schema.IDS if schema.IDS in column_names else schema.TOKENS
+    if token_column == schema.TOKENS and tokenizer is not None:
         raise DataError(f"'{path}' holds its tokens as text, so --tokenizer has nothing to read; leave --tokenizer out.")
-    if token_source == schema.IDS and tokenizer is None:
+    if token_column == schema.IDS and tokenizer is None:
         run_tokenizer = None if run_folder is None else tokenizer_in(run_folder)
         tokenizer = run_tokenizer or schema.tokenizer_of(arrow_schema)
-    stream_columns = schema.token_columns(column_names)
+    number_columns = schema.token_columns(column_names)
     # The advantages that training used are those called `recorded`, or those of the only method in the file.
-    candidates = [schema.RECORDED] if schema.RECORDED in methods else methods
-    trained_methods = candidates if len(candidates) == 1 else []
-    trained_columns = [name for method in trained_methods if (name := schema.column("advantages", method)) in column_names]
+    possible_methods = [schema.RECORDED] if schema.RECORDED in methods else methods
+    trained_methods = possible_methods if len(possible_methods) == 1 else []
+    trained_columns = [schema.column("advantages", method) for method in trained_methods]
+    trained_columns = [name for name in trained_columns if name in column_names]
     # Columns of credit, spans and text are not read: they are computed again from the tokens and rewards.
     unread_columns = {name for method in methods for name in schema.method_columns(method, column_names)}
     unread_columns -= {*trained_columns}
     unread_columns |= {schema.column("start", block) for block in schema.family_names(column_names, "end")}
-    # The lists of tokens and the texts are read piece by piece.
+    # The lists of tokens and the texts are read later, a few rows at a time.
     unread_columns |= {schema.TEXT, *(field.name for field in arrow_schema if pa.types.is_nested(field.type))}
-    needs_text = token_source == schema.IDS and tokenizer is None
-    if needs_text and schema.TEXT not in column_names:
+    splits_words = token_column == schema.IDS and tokenizer is None
+    if splits_words and schema.TEXT not in column_names:
         raise DataError(f"'{path}' holds token ids, but no text; give the folder of the tokenizer with --tokenizer.")
-    if needs_text:
-        # Without a tokenizer, texts are split into words, which the file's numbers per token do not fit.
-        stream_columns, trained_columns = [], []
+    if splits_words:  # the file's numbers per token do not fit the words
+        number_columns = trained_columns = []
     read_names = [name for name in column_names if name not in unread_columns]
     table = concatenate_tables(path, [pq.read_table(file, columns=read_names) for file in files])
-    token_values = _read_tokens(files, token_source, stream_columns, trained_columns, keep=not needs_text)
-    if token_source == schema.TOKENS:  # `_read_tokens` gives an id to each distinct token text
-        vocabulary = Vocabulary(tuple(token_values.id_of_piece) or (b"",))
+    file_tokens = _read_tokens(files, token_column, number_columns, trained_columns, keep=not splits_words)
+    if token_column == schema.TOKENS:  # `_read_tokens` gives an id to each distinct token text
+        vocabulary = Vocabulary(tuple(file_tokens.id_of_piece) or (b"",))
         token_note = "The file holds its tokens as text, without ids."
-        tokens = TokenizedTexts(token_values.ids, token_values.trainable, vocabulary, token_note)
+        tokens = TokenizedTexts(file_tokens.ids, file_tokens.trainable, vocabulary, token_note)
     elif tokenizer is not None:
         vocabulary = load_tokenizer(tokenizer)[1]
-        tokens = TokenizedTexts(token_values.ids, token_values.trainable, vocabulary, "")
+        tokens = TokenizedTexts(file_tokens.ids, file_tokens.trainable, vocabulary, "")
         _check_spelling(files[0], vocabulary, tokenizer)
     else:
         token_note = (
@@ -81,19 +82,18 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         text_columns = (batch[schema.TEXT] for batch in _batches(files, [schema.TEXT]))
         texts = (text or "" for column in text_columns for text in column.to_pylist())
         tokens = tokenize([(text, True)] for text in texts)._replace(note=token_note)
-    shared_text = Shared()
+    share_text = Shared()
     scalar_names = [field.name for field in table.schema if not pa.types.is_list(field.type)]
     rollout_ids = _read_ids(path, table, schema.ROLLOUT)
     training_records = [
-        AsRecorded(f"the file's '{name}'", token_values.trained[name], shares=True, by_token=True)
-        for name in trained_columns
+        AsRecorded(f"the file's '{name}'", file_tokens.trained[name], shares=True, by_token=True) for name in trained_columns
     ]
     return replace(
         RolloutTable.of(
             "spanwise",
             path,
             tokens,
-            prompts=[shared_text(text) for chunk in table[schema.PROMPT].chunks for text in chunk.to_pylist()],
+            prompts=[share_text(text) for chunk in table[schema.PROMPT].chunks for text in chunk.to_pylist()],
             steps=read_steps(path, table[schema.STEP].to_pylist() if schema.STEP in scalar_names else [None] * len(table)),
             keys=_read_ids(path, table, schema.GROUP),
             columns={name: table[name].to_pylist() for name in scalar_names if schema.type_of(name) is None},
@@ -101,8 +101,8 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         ),
         rewards=_read_rewards(path, table),
         tokenizer=None if tokenizer is None else Path(tokenizer),
-        token_values=token_values.streams,
-        learned_n=None if token_source == schema.IDS and tokenizer is None else _find_learned(table, tokens),
+        token_values=file_tokens.numbers,
+        learned_n=None if splits_words else _find_learned(table, tokens),
         folder=run_folder,
         as_recorded=next(iter(training_records), None),
         rollout_n=None if rollout_ids is None else group_index(rollout_ids),
@@ -115,36 +115,37 @@ class _Tokens(NamedTuple):
 
     ids: Ragged
     trainable: np.ndarray
-    streams: dict[str, np.ndarray]
+    numbers: dict[str, np.ndarray]
     trained: dict[str, np.ndarray]
     id_of_piece: dict[bytes, int]  # the id of each token text, if the file holds texts instead of ids
 
 
 def _read_tokens(
-    files: Sequence[Path], token_source: str, streams: Sequence[str], trained: Sequence[str], *, keep: bool
+    files: Sequence[Path], token_column: str, numbers: Sequence[str], trained: Sequence[str], *, keep: bool
 ) -> _Tokens:
     """Check the token columns of files, and, if `keep` is true, collect them piece by piece."""
-    dtypes = {token_source: np.int32, schema.TRAINABLE: np.bool_}
-    dtypes |= {**dict.fromkeys(streams, np.float32), **dict.fromkeys(trained, np.float64)}
+    dtypes = {token_column: np.int32, schema.TRAINABLE: np.bool_}
+    dtypes |= {**dict.fromkeys(numbers, np.float32), **dict.fromkeys(trained, np.float64)}
     flat_columns = {name: DiskArray(dtype) for name, dtype in dtypes.items()}
-    zero_and_token_counts = array("q", [0])
+    token_counts = array("q")
     id_of_piece: dict[bytes, int] = {}
     for table in _batches(files, [*dtypes], check=True):
-        zero_and_token_counts.extend(np.diff(schema.offsets(table[token_source])).tolist())
+        token_counts.extend(np.diff(schema.offsets(table[token_column])).tolist())
         for name, flat_column in flat_columns.items() if keep else ():
             if name == schema.TOKENS:
                 token_texts = table[name].combine_chunks().flatten().dictionary_encode()
                 token_pieces = token_texts.dictionary.cast(pa.binary()).to_pylist()
-                piece_ids = np.array([id_of_piece.setdefault(piece, len(id_of_piece)) for piece in token_pieces], np.int32)
-                flat_values = piece_ids[token_texts.indices.to_numpy(zero_copy_only=False)]
+                piece_ids = [id_of_piece.setdefault(piece, len(id_of_piece)) for piece in token_pieces]
+                flat_values = np.array(piece_ids, np.int32)[token_texts.indices.to_numpy(zero_copy_only=False)]
             else:
                 flat_values = schema.flat_values(table[name], flat_column.dtype)
             flat_column.extend(flat_values)
     values_by_column = {name: flat_column.read() for name, flat_column in flat_columns.items()}
+    offsets = np.concatenate(([0], np.cumsum(token_counts, dtype=np.int64)))
     return _Tokens(
-        Ragged(values_by_column[token_source], np.cumsum(zero_and_token_counts, dtype=np.int64)),
+        Ragged(values_by_column[token_column], offsets),
         values_by_column[schema.TRAINABLE],
-        {name: values_by_column[name] for name in streams},
+        {name: values_by_column[name] for name in numbers},
         {name: values_by_column[name] for name in trained},
         id_of_piece,
     )
@@ -193,10 +194,11 @@ def _read_rewards(path: Path, table: pa.Table) -> dict[str, Reward]:
     status_of_word = {status.name.lower(): status for status in Status} | {"ok": Status.UNSCORED}
     for name in schema.family_names(table.column_names, "reward"):
         status_column = schema.column("status", name)
-        status_words = table[status_column].to_pylist() if status_column in table.column_names else ["unscored"] * len(table)
-        row_index = next((row_index for row_index, word in enumerate(status_words) if word not in status_of_word), None)
-        if row_index is not None:
-            problem = f"Completion {row_index} of '{path}' has '{status_words[row_index]}' as '{status_column}'"
+        has_statuses = status_column in table.column_names
+        status_words = table[status_column].to_pylist() if has_statuses else ["unscored"] * len(table)
+        wrong_row = next((row for row, word in enumerate(status_words) if word not in status_of_word), None)
+        if wrong_row is not None:
+            problem = f"Completion {wrong_row} of '{path}' has '{status_words[wrong_row]}' as '{status_column}'"
             raise DataError(f"{problem}; a status is one of {', '.join(status_of_word)}.")
         reward_cells = table[schema.column("reward", name)].to_pylist()
         refuse_words(path, schema.column("reward", name), reward_cells)
@@ -207,8 +209,9 @@ def _read_rewards(path: Path, table: pa.Table) -> dict[str, Reward]:
 
 
 def _find_learned(table: pa.Table, tokens: TokenizedTexts) -> torch.Tensor | None:
-    """Return which completions the loss used: all but those with sampled tokens and no block."""
-    block_ends = [table[schema.column("end", name)].to_numpy() for name in schema.family_names(table.column_names, "end")]
+    """Return which completions the loss used; those that it left out have sampled tokens and no block."""
+    block_names = schema.family_names(table.column_names, "end")
+    block_ends = [table[schema.column("end", name)].to_numpy() for name in block_names]
     if not block_ends:
         return None
     is_sampled = tokens.ids.with_values(tokens.trainable)

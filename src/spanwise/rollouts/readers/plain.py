@@ -5,7 +5,7 @@ The role of a column is what the user says, or else what its name says; an uncle
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import repeat
@@ -21,7 +21,6 @@ from spanwise.rollouts.columns import RereadColumn, Shared, delimited_pieces, js
 from spanwise.rollouts.files import SUFFIXES, holds_json
 from spanwise.rollouts.table import COMPARED, RolloutTable, tokenize
 
-#: The formats that `read_rollouts` reads, for error messages.
 FORMATS = (
     "spanwise's rollouts (parquet with prompt, trainable, completion_ids or tokens), TRL's completions (parquet with prompt, "
     "completion), verl's rollout dump (jsonl with input, output), verifiers' traces (jsonl with traces), slime's dumps (pt), logs "
@@ -37,20 +36,15 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "group": ("group", "group_id", "prompt_id", "example_id"),
     "step": ("step",),
 }
-#: The names of columns that hold completions.
-_COMPLETIONS = {*NAMES["completion"], *NAMES["completions"], "messages"}
-#: Prefixes that mark a column as a reward.
-REWARD_STARTS = ("rewards/", schema.column("reward", ""))
-#: The two ways in which a user can name the column for a role, for error messages.
-_HOW = "--columns {role}=NAME, in Python columns={{'{role}': 'NAME'}}"
-#: The names that pandas gives an index column.
-_INDEX = ("", "__index_level_0__", "Unnamed: 0")
-#: Names of reward columns; a list in such a column must have one entry for each completion.
-_REWARD = (*COMPARED, "advantage")
+_COMPLETION_COLUMNS = {*NAMES["completion"], *NAMES["completions"], "messages"}
+REWARD_PREFIXES = ("rewards/", schema.column("reward", ""))
+_COLUMN_HINT = "--columns {role}=NAME, in Python columns={{'{role}': 'NAME'}}"
+_PANDAS_INDEX_NAMES = ("", "__index_level_0__", "Unnamed: 0")
+_REWARD_COLUMNS = (*COMPARED, "advantage")
 
 
 class CompletionSource(NamedTuple):
-    """The source of a completion: its row, its position in the row's list, the list's length, and the prompt."""
+    """Where a completion comes from: its row, its position in the list of the row, the list's length, and its prompt."""
 
     row: int
     position: int
@@ -68,34 +62,36 @@ def read_plain(
     """Read a table with a completion in each row, or a list of completions of one prompt; every numeric column is a reward."""
     role_columns = _check_roles(columns or {})
     format_name, table, repeated_note = _read_columns(path, files, role_columns, parts)
-    table = {name: column for name, column in table.items() if name not in _INDEX or name in role_columns.values()}
+    index_names = {*_PANDAS_INDEX_NAMES}.difference(role_columns.values())
+    table = {name: column for name, column in table.items() if name not in index_names}
     row_count = max(map(len, table.values()), default=0)
     if not row_count:
         raise DataError(f"'{path}' holds no completions.")
-    # A table without a column of completions may have a column for each part of a completion.
-    parts = (
-        parts if {*parts} <= table.keys() and not table.keys() & _COMPLETIONS and "completion" not in role_columns else ()
-    )
+    has_completions = "completion" in role_columns or not _COMPLETION_COLUMNS.isdisjoint(table)
+    if has_completions or not {*parts} <= table.keys():
+        parts = ()
     if parts:
         table = _join_parts(path, table, parts)
     roles = _find_roles(path, list(table), role_columns)
     completion_column = roles.get("completion") or roles.get("completions") or "messages"
-    streamed_column = None if roles.get("group") == completion_column else completion_column
-    shared_value = Shared()
+    reread_column = None if roles.get("group") == completion_column else completion_column
+    share_value = Shared()
     table = {
-        name: [*map(shared_value, column)] if isinstance(column, RereadColumn) and name != streamed_column else column
+        name: [*map(share_value, column)] if isinstance(column, RereadColumn) and name != reread_column else column
         for name, column in table.items()
     }
     plain_table = _PlainTable(path, table, roles)
     tokens = tokenize(plain_table.read_completions(), tokenizer)
     completion_sources = plain_table.sources
     list_length_by_row = {source.row: source.siblings for source in completion_sources}
-    empty_count, null_count = row_count - len(list_length_by_row), sum(list_length_by_row.values()) - len(completion_sources)
+    empty_count = row_count - len(list_length_by_row)
+    null_count = sum(list_length_by_row.values()) - len(completion_sources)
     columns_n = plain_table.expand_columns()
     step_cells = plain_table.table[roles["step"]] if "step" in roles else [None] * row_count
-    step_column = cells.parse_numbers(step_cells)
-    step_of_row = cells.read_steps(path, (None if cells.is_empty(step) else step for step in step_column))
-    reward_columns = _name_rewards(path, {name: column for name, column in columns_n.items() if name not in roles.values()})
+    step_numbers = cells.parse_numbers(step_cells)
+    step_of_row = cells.read_steps(path, (None if cells.is_empty(step) else step for step in step_numbers))
+    other_columns = {name: column for name, column in columns_n.items() if name not in roles.values()}
+    reward_columns = _name_rewards(path, other_columns)
     noun_of_role = {role: role.removesuffix("s") for role in ("prompt", "completion", "completions", "answer", "group")}
     role_notes = [f"{noun} from '{roles[role]}'" for role, noun in noun_of_role.items() if roles.get(role, noun) != noun]
     role_note = f"Columns: {', '.join(role_notes)}." if role_notes else ""
@@ -128,13 +124,14 @@ def _join_parts(path: Path, table: Mapping[str, Any], parts: Sequence[str]) -> d
 
     def join_rows() -> Iterator[str | None]:
         for row, row_cells in enumerate(zip(*(table[part] for part in parts), strict=True)):
-            filled_cells = {part: f"{cell}" for part, cell in zip(parts, row_cells, strict=True) if not cells.is_empty(cell)}
-            for part, text in filled_cells.items():
+            cell_of_part = dict(zip(parts, row_cells, strict=True))
+            part_texts = {part: f"{cell}" for part, cell in cell_of_part.items() if not cells.is_empty(cell)}
+            for part, text in part_texts.items():
                 if any(tag in text for tag in part_tags):
                     raise DataError(
                         f"Row {row} of '{path}' has one of the tags {' '.join(part_tags)} in column '{part}'; remove the tag."
                     )
-            tagged_texts = [f"<{part}>{text}</{part}>" for part, text in filled_cells.items()]
+            tagged_texts = [f"<{part}>{text}</{part}>" for part, text in part_texts.items()]
             yield "\n".join(tagged_texts) if tagged_texts else None
 
     completion_column = RereadColumn(join_rows, len(table[parts[0]]))
@@ -147,24 +144,25 @@ def _read_columns(
     """Return the format of the files, their joined columns, and a note if some files are left out."""
     suffix = files[0].suffix.lower()
     repeated_note = ""
-    long_names = {*_COMPLETIONS, roles.get("completion"), roles.get("completions"), *parts}
+    reread_names = {*_COMPLETION_COLUMNS, roles.get("completion"), roles.get("completions"), *parts}
     if suffix in SUFFIXES:
-        return suffix[1:].upper(), read_columns(partial(delimited_pieces, files), long_names), repeated_note
+        return suffix[1:].upper(), read_columns(partial(delimited_pieces, files), reread_names), repeated_note
     if holds_json(files[0]):
-        return "JSON" if suffix == ".json" else "JSONL", read_columns(partial(json_pieces, files), long_names), repeated_note
+        format_name = "JSON" if suffix == ".json" else "JSONL"
+        return format_name, read_columns(partial(json_pieces, files), reread_names), repeated_note
     is_trl = all(_is_trl(pq.read_schema(file)) for file in files)
     kept_files = _without_repeated(files) if is_trl else files
     if repeated_count := len(files) - len(kept_files):
         repeated_note = f"{repeated_count} of {len(files)} files repeat the batch of the previous file and are left out."
     read_pieces = partial(parquet_pieces, path, kept_files)
-    return "TRL" if is_trl else "parquet", read_columns(read_pieces, long_names), repeated_note
+    return "TRL" if is_trl else "parquet", read_columns(read_pieces, reread_names), repeated_note
 
 
 def _without_repeated(files: Sequence[Path]) -> list[Path]:
     """Drop every file that repeats the previous one, because TRL writes a batch at each optimiser step that uses it."""
     kept_files = list(files[:1])
     for file in files[1:]:
-        for columns in (["prompt"], None):  # if the prompts differ, the other columns need not be read
+        for columns in (["prompt"], None):  # the prompts alone often show that two files differ
             table = pq.read_table(file, columns=columns)
             kept_table = pq.read_table(kept_files[-1], columns=columns)
             if not (table.column_names == kept_table.column_names and _drop_step(table).equals(_drop_step(kept_table))):
@@ -185,8 +183,9 @@ def _is_trl(schema: pa.Schema) -> bool:
     holds_lists = pa.types.is_list(completion_type) or pa.types.is_large_list(completion_type)
     if holds_lists and not pa.types.is_struct(completion_type.value_type):  # TRL writes a list of messages as structs
         return False
-    foreign_names = [name for name in schema.names if name in ("rewards", *NAMES["group"]) or name.startswith(REWARD_STARTS)]
-    return "advantage" in schema.names or not foreign_names
+    foreign_names = ("rewards", *NAMES["group"])
+    has_foreign_name = any(name in foreign_names or name.startswith(REWARD_PREFIXES) for name in schema.names)
+    return "advantage" in schema.names or not has_foreign_name
 
 
 def _check_roles(role_columns: Mapping[str, str]) -> Mapping[str, str]:
@@ -195,9 +194,9 @@ def _check_roles(role_columns: Mapping[str, str]) -> Mapping[str, str]:
     for role, name in role_columns.items():
         if role not in NAMES:
             raise RecipeError(unknown("role of --columns", role, NAMES))
-        other_role = role_of_column.setdefault(name, role)
-        if other_role != role and {other_role, role} != {"prompt", "group"}:
-            raise RecipeError(f"--columns gives '{name}' two roles, {other_role} and {role}; give each role its own column.")
+        first_role = role_of_column.setdefault(name, role)
+        if first_role != role and {first_role, role} != {"prompt", "group"}:
+            raise RecipeError(f"--columns gives '{name}' two roles, {first_role} and {role}; give each role its own column.")
     if {"completion", "completions"} <= role_columns.keys():
         raise RecipeError(
             "--columns names both completion and completions; give completions alone if each cell holds a list."
@@ -207,8 +206,9 @@ def _check_roles(role_columns: Mapping[str, str]) -> Mapping[str, str]:
 
 def _find_roles(path: Path, names: Sequence[str], role_columns: Mapping[str, str]) -> dict[str, str]:
     """Map each role, such as prompt, to the column that the user gave, or else to a column with a usual name."""
+    names_text = ", ".join(map(str, names[:12])) or "(none)"
     more_text = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    found_text = f"'{path}' has the columns {', '.join(map(str, names[:12])) or '(none)'}{more_text}"
+    found_text = f"'{path}' has the columns {names_text}{more_text}"
     for role, name in role_columns.items():
         if name not in names:
             raise DataError(f"--columns {role}={name}: {found_text}. {unknown('column', name, names).split(' Known: ')[0]}")
@@ -216,13 +216,14 @@ def _find_roles(path: Path, names: Sequence[str], role_columns: Mapping[str, str
     roles = dict(role_columns)
     for role in ("prompt", "completion", "answer", "group", "step"):
         list_names = NAMES["completions"] if role == "completion" else ()
-        candidate_names = [name for name in (*NAMES[role], *list_names) if name in names and name not in used_names]
+        known_names = (*NAMES[role], *list_names)
+        candidate_names = [name for name in known_names if name in names and name not in used_names]
         if role in role_columns or (list_names and "completions" in role_columns) or not candidate_names:
             continue
         if len(candidate_names) > 1 and (role not in candidate_names or "completions" in candidate_names):
             raise DataError(
                 f"'{path}' has the columns {' and '.join(candidate_names)}, and each may hold the {role}. Choose one: "
-                f"{_HOW.format(role=role)}."
+                f"{_COLUMN_HINT.format(role=role)}."
             )
         filled_role = "completions" if candidate_names[0] in list_names else role
         roles[filled_role] = role if role in candidate_names else candidate_names[0]
@@ -230,12 +231,12 @@ def _find_roles(path: Path, names: Sequence[str], role_columns: Mapping[str, str
         usual_names = [*NAMES["completion"], *NAMES["completions"]]
         raise DataError(
             f"{found_text}. No column is called {', '.join(usual_names[:-1])} or {usual_names[-1]}. Say which column "
-            f"holds the completions: {_HOW.format(role='completion')}. Known formats: {FORMATS}."
+            f"holds the completions: {_COLUMN_HINT.format(role='completion')}. Known formats: {FORMATS}."
         )
     if not roles.keys() & {"prompt", "group"}:
         raise DataError(
             f"{found_text}. No column says which completions belong to one prompt. Say which column holds the prompts: "
-            f"{_HOW.format(role='prompt')}. Or name an id that the completions of a prompt share: --columns group=NAME."
+            f"{_COLUMN_HINT.format(role='prompt')}. Or name an id that the completions of a prompt share: --columns group=NAME."
         )
     return roles
 
@@ -276,7 +277,7 @@ def _split_conversation(cell: Any) -> tuple[Any, list[Any]]:
 
 @dataclass(frozen=True)
 class _PlainTable:
-    """A table whose columns have roles such as prompt; iterate over `read_completions` first, because it fills `sources`."""
+    """A table whose columns have roles, such as prompt; `sources` is empty until `read_completions` has been read."""
 
     path: Path
     table: Mapping[str, Any]
@@ -289,14 +290,18 @@ class _PlainTable:
         prompt_texts: dict[str, str] = {}
         completion_column = roles.get("completion") or roles.get("completions") or "messages"
         is_conversation = roles.get("prompt") == completion_column
-        has_prompts = "prompt" in roles and not is_conversation
-        prompts = cells.parse_literals(table[roles["prompt"]], cells.is_chat_or_message) if has_prompts else repeat(None)
+        prompts: Iterable[Any] = repeat(None)
+        if "prompt" in roles and not is_conversation:
+            prompts = cells.parse_literals(table[roles["prompt"]], cells.is_chat_or_message)
         completion_cells = cells.parse_literals(
             table[completion_column], cells.is_list if "completions" in roles else cells.is_chat_or_message
         )
         for n, (prompt, cell) in enumerate(zip(prompts, completion_cells, strict=False)):
             with cells.at_place(f"Row {n} of '{self.path}' has {cell!r:.80} in column '{completion_column}'"):
-                prompt, completions = _split_conversation(cell) if is_conversation else (prompt, _list_completions(cell))
+                if is_conversation:
+                    prompt, completions = _split_conversation(cell)
+                else:
+                    completions = _list_completions(cell)
             filled_completions = [
                 (k, completion) for k, completion in enumerate(completions) if not cells.is_empty(completion)
             ]
@@ -326,24 +331,26 @@ class _PlainTable:
                 continue
             if has_list_cells:
                 column = list(cells.parse_literals(column, cells.is_list))
-            elif name in _REWARD:
+            elif name in _REWARD_COLUMNS:
                 column = [cells.parse_literal(cell) for cell in column]
             values_n = [column[source.row] for source in self.sources]
             if has_list_cells and self.has_entry_per_completion(name, column):
                 with_sources = zip(values_n, self.sources, strict=True)
                 values_n = [value[source.position] if isinstance(value, list) else value for value, source in with_sources]
-            reward_objects = [value if isinstance(value, dict) else {} for value in values_n] if name in _REWARD else []
+            reward_objects = (
+                [value if isinstance(value, dict) else {} for value in values_n] if name in _REWARD_COLUMNS else []
+            )
             reward_columns = {f"rewards/{key}": entries for key, entries in cells.by_column(reward_objects).items()}
             columns_n |= {key: cells.parse_numbers(entries) for key, entries in (reward_columns or {name: values_n}).items()}
         return columns_n
 
     def has_entry_per_completion(self, name: str, column: Sequence[Any]) -> bool:
         """Return whether every list in a column has one numeric entry (or dict of rewards) per completion of its row."""
-        count_at_row = {source.row: source.siblings for source in self.sources if isinstance(column[source.row], list)}
-        is_reward = name in _REWARD or name.startswith(REWARD_STARTS)
+        count_of_row = {source.row: source.siblings for source in self.sources if isinstance(column[source.row], list)}
+        is_reward = name in _REWARD_COLUMNS or name.startswith(REWARD_PREFIXES)
         number_types = (bool, int, float, type(None))
         entry_types = (*number_types, dict) if is_reward else number_types
-        if not all(isinstance(value, entry_types) for row in count_at_row for value in column[row]):
+        if not all(isinstance(value, entry_types) for row in count_of_row for value in column[row]):
             return False
         shared_rows = (source.row for source in self.sources if is_reward and source.siblings > 1)
         lone_row = next((row for row in shared_rows if _holds_number(column[row]) or isinstance(column[row], dict)), None)
@@ -353,10 +360,10 @@ class _PlainTable:
                 f"Row {lone_row} of '{self.path}' has several completions and {lone_text}. Give a list with one for each "
                 "completion, null for a missing value. If the column holds no rewards, rename it."
             )
-        wrong_row = next((row for row, count in count_at_row.items() if len(column[row]) != count), None)
+        wrong_row = next((row for row, count in count_of_row.items() if len(column[row]) != count), None)
         if wrong_row is not None and is_reward:
             raise DataError(
-                f"Row {wrong_row} of '{self.path}' has {count_at_row[wrong_row]} completions and {len(column[wrong_row])} values "
+                f"Row {wrong_row} of '{self.path}' has {count_of_row[wrong_row]} completions and {len(column[wrong_row])} values "
                 f"of '{name}'; give one for each completion, null for a missing value."
             )
         return wrong_row is None
@@ -380,7 +387,7 @@ class _PlainTable:
             raise DataError(
                 f"The column '{id_column}' of '{self.path}' has a different value in each of {len(group_ids)} rows, although the "
                 f"rows have only {prompt_count} prompts. So no completions would be compared. Name a column that the completions "
-                f"of one prompt share: {_HOW.format(role='group')}, such as group={self.roles.get('prompt', 'NAME')}."
+                f"of one prompt share: {_COLUMN_HINT.format(role='group')}, such as group={self.roles.get('prompt', 'NAME')}."
             )
         return group_ids
 
@@ -394,14 +401,15 @@ def _name_rewards(path: Path, columns: Mapping[str, Sequence[Any]]) -> dict[str,
     """Map the names of rewards to the columns that may hold them; a column `rewards/NAME` holds NAME."""
     reward_columns: dict[str, Sequence[Any]] = {}
     for name, values in columns.items():
-        reward_prefix = next((prefix for prefix in REWARD_STARTS if name.startswith(prefix) and name != prefix), "")
+        reward_prefix = next((prefix for prefix in REWARD_PREFIXES if name.startswith(prefix) and name != prefix), "")
         reward_name = name.removeprefix(reward_prefix)
         if reward_name in reward_columns or (reward_prefix and reward_name in columns):
             raise DataError(
                 f"'{path}' has a second column for the reward '{reward_name}', called '{name}'; remove one of the two columns."
             )
         if reward_prefix or (
-            name in _REWARD and any(isinstance(value, int | float) or cells.is_like_number(value) for value in values)
+            name in _REWARD_COLUMNS
+            and any(isinstance(value, int | float) or cells.is_like_number(value) for value in values)
         ):
             cells.refuse_words(path, name, values)
         reward_columns[reward_name] = values

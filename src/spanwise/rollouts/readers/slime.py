@@ -53,9 +53,10 @@ def read_slime(path: Path, files: Sequence[Path], tokenizer: str | Path | None) 
         columns=samples.columns.columns,
         rewards=samples.rewards.columns,
     )
-    logp_v = samples.tokens.stream(schema.LOGP)
-    advantage_v = samples.tokens.stream("advantages")
-    rollout_n = group_index([n if key is None else key for n, key in enumerate(fields["rollout"])])
+    logp_v = samples.tokens.numbers(schema.LOGP)
+    advantage_v = samples.tokens.numbers("advantages")
+    rollout_keys = [n if key is None else key for n, key in enumerate(fields["rollout"])]
+    rollout_n = group_index(rollout_keys)
     return replace(
         rollout_table,
         tokenizer=None if tokenizer is None else Path(tokenizer),
@@ -77,7 +78,6 @@ class _Samples:
     fields: ColumnBuilder = field(default_factory=ColumnBuilder)
     columns: ColumnBuilder = field(default_factory=ColumnBuilder)
     rewards: ColumnBuilder = field(default_factory=ColumnBuilder)
-    #: The tokens have `advantages` only if `spanwise credit --write` added them to the dump.
     tokens: TokenRows = field(default_factory=TokenRows)
 
     def read(self, files: Sequence[Path], progress: ReadingProgress, *, keep_ids: bool) -> Iterator[cells.Parts]:
@@ -96,8 +96,8 @@ class _Samples:
                 self.columns.append(row["columns"])
                 self.rewards.append(row["rewards"])
                 if keep_ids:
-                    streams = {schema.LOGP: row["logps"], "advantages": row["advantages"]}
-                    self.tokens.append(row["ids"], row["mask"], streams)
+                    numbers = {schema.LOGP: row["logps"], "advantages": row["advantages"]}
+                    self.tokens.append(row["ids"], row["mask"], numbers)
                 yield [(row["response"], True)]
             progress.add(file.stat().st_size)
 
@@ -140,7 +140,8 @@ def _read_dump(file: Path) -> Iterator[dict[str, Any]]:
         sample_place = f"Sample {n} of '{file}'"
         with cells.at_place(sample_place):
             sample_row = _parse_sample(sample)
-        rollout_key = None if sample_row["rollout"] is None else (rollout_step, sample_row["rollout"])
+        rollout_id = sample_row["rollout"]
+        rollout_key = None if rollout_id is None else (rollout_step, rollout_id)
         yield {**sample_row, "place": sample_place, "step": rollout_step, "rollout": rollout_key}
 
 

@@ -8,6 +8,7 @@ from array import array
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from spanwise.rollouts.traces import node_tokens, trace_rewards, trained_traces
 VERL_REQUIRED = ("input", "output")
 #: Matches the rollout keys of verl's V1 trainer, which begin with the id of the prompt.
 _ROLLOUT_KEY = re.compile(r"(.+)_\d+_\d+", re.DOTALL)
-#: The fields of a verl dump that never hold a reward.
 _NO_REWARDS = ("gts", "answer", "uid", "request_id")
 
 
@@ -33,7 +33,8 @@ def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -
     rows = ColumnBuilder()
     tokens = tokenize(_read_outputs(files, rows), tokenizer)
     row_columns = rows.columns
-    prompts, steps = row_columns.pop("input", []), row_columns.pop("step", [])
+    prompts = row_columns.pop("input", [])
+    steps = row_columns.pop("step", [])
     if "gts" in row_columns:
         row_columns.setdefault("answer", row_columns["gts"])
     uids = row_columns.get("uid", [])
@@ -41,7 +42,7 @@ def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -
     key_matches = [match for match in map(_ROLLOUT_KEY.fullmatch, group_ids) if match]
     if len(key_matches) == len(group_ids):
         group_ids = [match[1] for match in key_matches]
-    elif len(set(zip(group_ids, steps, strict=True))) == len(group_ids):  # if every row has its own uid, uids form no groups
+    elif len(set(zip(group_ids, steps, strict=True))) == len(group_ids):  # every row has a uid of its own
         group_ids = []
     return RolloutTable.of(
         "verl",
@@ -76,7 +77,7 @@ def _parse_verl(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-#: The fields that are not metrics, even if numeric, in old records of `results.jsonl`, which have no field `metrics`.
+#: The fields that hold no metric, although they may be numbers, in old records without a field `metrics`.
 _LEGACY_FIELDS = ("answer", "reward", "example_id")
 
 
@@ -101,7 +102,8 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
     if branches.any_ids and not has_ids:
         word_note = "Credit is shown per word; to see the file's tokens, give the tokenizer's folder with --tokenizer."
         tokens = tokens._replace(note=word_note)
-    logp_v = branches.tokens.stream("logprobs") if has_ids and branches.all_logprobs else None
+    has_logprobs = has_ids and branches.all_logprobs
+    logp_v = branches.tokens.numbers("logprobs") if has_logprobs else None
     fields = defaultdict(list, branches.fields.columns)
     is_first_branch_n = torch.tensor(fields["is_first_branch"], dtype=torch.long)
     rollout_n = is_first_branch_n.cumsum(dim=0) - 1  # the branches of a trace share a number
@@ -141,7 +143,6 @@ class _Branches:
     task_columns: ColumnBuilder = field(default_factory=ColumnBuilder)
     rewards: ColumnBuilder = field(default_factory=ColumnBuilder)
     tokens: TokenRows = field(default_factory=TokenRows)
-    #: The mean of each branch's recorded advantages, NaN if none is recorded.
     mean_advantages: list[float] = field(default_factory=list)
     #: The error of every episode that holds no completion, None for the others.
     errors: list[str | None] = field(default_factory=list)
@@ -154,27 +155,26 @@ class _Branches:
         for episode_rows, error in parse_records(files, _parse_episode):
             self.errors.append(error)
             for row in episode_rows:
-                text_parts, ids = row.pop("parts"), row.pop("ids")
-                mask, streams = row.pop("mask"), row.pop("streams")
+                text_parts = row.pop("parts")
+                ids = row.pop("ids")
+                is_sampled = np.array(row.pop("mask"), np.bool_)
+                numbers = {name: np.array(values) for name, values in row.pop("numbers").items()}
                 self.task_columns.append(row.pop("columns"))
                 self.rewards.append(row.pop("rewards"))
                 self.fields.append(row)
                 self.all_ids = self.all_ids and bool(ids)
                 self.any_ids = self.any_ids or bool(ids)
-                is_sampled = np.array(mask, np.bool_)
-                arrays = {name: np.array(stream) for name, stream in streams.items()}
-                if "advantages" in arrays:
-                    arrays["advantages"] = np.nan_to_num(arrays["advantages"])  # tokens without a recorded advantage get 0
-                mean_advantage = (
-                    arrays["advantages"][is_sampled].mean() if "advantages" in arrays and any(mask) else math.nan
-                )
+                mean_advantage = math.nan
+                if "advantages" in numbers:
+                    numbers["advantages"] = np.nan_to_num(numbers["advantages"])  # tokens without a recorded advantage get 0
+                    mean_advantage = numbers["advantages"][is_sampled].mean() if is_sampled.any() else math.nan
                 self.mean_advantages.append(float(mean_advantage))
-                if "logprobs" in arrays:
-                    arrays["logprobs"] = np.where(is_sampled, arrays["logprobs"], np.nan)
-                lacks_logprobs = any(mask) and ("logprobs" not in arrays or np.isnan(arrays["logprobs"][is_sampled]).any())
-                self.all_logprobs = self.all_logprobs and not lacks_logprobs
+                logp_t = numbers.get("logprobs", np.full(len(is_sampled), np.nan))
+                if "logprobs" in numbers:
+                    numbers["logprobs"] = np.where(is_sampled, logp_t, np.nan)
+                self.all_logprobs = self.all_logprobs and not np.isnan(logp_t[is_sampled]).any()
                 if keep_ids:
-                    self.tokens.append(ids, is_sampled, arrays)
+                    self.tokens.append(ids, is_sampled, numbers)
                 yield text_parts
 
 
@@ -190,12 +190,12 @@ def _unanswered_note(errors: Sequence[str | None]) -> str:
 
 def _first_error(record: Mapping[str, Any]) -> str:
     """Return the first error of an episode or its traces as text; empty if there is none."""
-    episode_and_traces = [record, *(trace for trace in record.get("traces") or () if isinstance(trace, Mapping))]
-    error_lists = ((*(entry.get("errors") or ()), entry.get("error")) for entry in episode_and_traces)
-    errors = (error for listed_errors in error_lists for error in listed_errors)
-    failure = next(filter(None, errors), "")
-    error_texts = [failure.get(key) for key in ("type", "error", "message")] if isinstance(failure, Mapping) else [failure]
-    return ": ".join(str(text) for text in error_texts if text)
+    traces = [trace for trace in record.get("traces") or () if isinstance(trace, Mapping)]
+    error_lists = ((*(entry.get("errors") or ()), entry.get("error")) for entry in (record, *traces))
+    first_error = next(filter(None, chain.from_iterable(error_lists)), "")
+    if not isinstance(first_error, Mapping):
+        return str(first_error)
+    return ": ".join(str(first_error[key]) for key in ("type", "error", "message") if first_error.get(key))
 
 
 def _parse_episode(record: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str | None]:
@@ -227,10 +227,10 @@ def _branch_rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 "columns": {key: v for key, v in trace.task.items() if not isinstance(v, (dict, list))},
                 "ids": _id_array([i for node in tokens_of_nodes for i in node.ids][first_sampled:]),
                 "mask": sampled_flags[first_sampled:],
-                "streams": {
-                    name: [value for node in tokens_of_nodes for value in node.stream(name)][first_sampled:]
+                "numbers": {
+                    name: [value for node in tokens_of_nodes for value in node.numbers(name)][first_sampled:]
                     for name in ("logprobs", "advantages")
-                    if any(name in node.streams for node in tokens_of_nodes)
+                    if any(name in node.number_lists for node in tokens_of_nodes)
                 },
                 "is_first_branch": n == 0,
             }
@@ -253,20 +253,21 @@ def _legacy_row(record: Mapping[str, Any]) -> dict[str, Any]:
     number_fields = {
         key: value for key, value in record.items() if key not in _LEGACY_FIELDS and type(value) in (int, float)
     }
-    rewards = {**(cells.object_field(record, "metrics") or number_fields), "reward": record.get("reward")}
+    metrics = cells.object_field(record, "metrics") or number_fields
+    rewards = {**metrics, "reward": record.get("reward")}
     return {
         "key": f"{record.get('task', '')} {record.get('example_id', prompt)}", "step": 0, "keyed": False, "prompt": prompt,
         "parts": cells.completion_parts(record["completion"]),
         "rewards": rewards if record.get("error") is None else dict.fromkeys(rewards),
         "columns": {**(info_field if isinstance(info_field, Mapping) else {}), "answer": record.get("answer")},
-        "ids": array("i"), "mask": [], "streams": {}, "is_first_branch": True,
+        "ids": array("i"), "mask": [], "numbers": {}, "is_first_branch": True,
     }  # fmt: skip
 
 
 def _recorded_advantages(branches: _Branches, tokens: TokenizedTexts, *, has_ids: bool) -> AsRecorded | None:
-    """Return the recorded advantage of each token, or its completion's mean if the file's token ids are not used."""
+    """Return the recorded advantage of each token, or of each completion if the file's token ids are not used."""
     branch_means = np.array(branches.mean_advantages)
-    advantage_v = branches.tokens.stream("advantages") if has_ids else np.repeat(branch_means, tokens.ids.lengths)
+    advantage_v = branches.tokens.numbers("advantages") if has_ids else np.repeat(branch_means, tokens.ids.lengths)
     if advantage_v is None or np.isnan(branch_means).all():
         return None
     description = "the file's 'advantages'" if has_ids else "the mean over tokens of the file's 'advantages'"
