@@ -146,12 +146,9 @@ def shown(value: Cell) -> str:
 def template(name: str) -> Template:
     """Load a Jinja template of the report page or of a part of the page."""
     environment = Environment(
-        loader=PackageLoader("spanwise.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+        loader=PackageLoader("spanwise.report"), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
     environment.filters |= {"shown": shown, "spec": spec_data}
     environment.globals["ABSENT"] = ABSENT
     return environment.get_template(name)

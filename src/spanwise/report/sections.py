@@ -43,9 +43,8 @@ def calibration_section(samples: Mapping[str, Mapping[str, Tensor]], *, note: st
             if kind in columns:
                 panels += _calibration_panels(name, kind, columns, note)
     has_scores = any("score" in columns for columns in samples.values())
-    words = {"kinds": "confidence", "score": ""}
-    if has_scores:
-        words = {"kinds": "confidence or have the same score", "score": f" {NOTES['score']}"}
+    score_words = {"kinds": "confidence or have the same score", "score": f" {NOTES['score']}"}
+    words = score_words if has_scores else {"kinds": "confidence", "score": ""}
     return section("Reliability", words, panels=panels)
 
 
@@ -107,10 +106,10 @@ def voting_section(
         score_note = f"{', '.join(arms_with_score)}: {score_note[0].lower()}{score_note[1:]}"
     rows_of_arm = {arm: voting_rows(arm_curves, over=over) for arm, arm_curves in votes.items()}
     voting_ways = list(dict.fromkeys(row["series"] for rows in rows_of_arm.values() for row in rows))
-    options = {"y": "accuracy", "percent": True, **_VOTING_OPTIONS}
     panels: list[Panel] = []
-    for arm, arm_rows in rows_of_arm.items():
-        panels += curve_panel(arm or "Accuracy by voting budget", arm_rows, voting_ways, **options)
+    for arm, rows in rows_of_arm.items():
+        title = arm or "Accuracy by voting budget"
+        panels += curve_panel(title, rows, voting_ways, y="accuracy", percent=True, **_VOTING_OPTIONS)
     return section("Voting", {"over": over, "note": score_note}, legend=voting_ways, panels=panels)
 
 
@@ -136,9 +135,8 @@ def credit_section(methods: Sequence[str], credit: Mapping[str, Mapping[str, Ten
     panels = list[Panel]()
     for block in block_names:
         rows = histogram_rows({method: credit[method][block] for method in methods if block in credit[method]})
-        bin_rows = [
-            {"from": row["low"], "to": row["high"], row["series"]: row["share"]} for row in rows if row["low"] < row["high"]
-        ]
+        wide_bins = [row for row in rows if row["low"] < row["high"]]
+        bin_rows = [{"from": row["low"], "to": row["high"], row["series"]: row["share"]} for row in wide_bins]
         if rows:
             panels.append(Panel(block, (histograms(rows, names=methods, height=220),), merged(bin_rows, key="from")))
     stop_note = f" {NOTES['stop']}" if STOP in block_names else ""
@@ -273,6 +271,5 @@ def merged(rows: Iterable[Row], *, key: str) -> list[Row]:
 
 def percent(share: float) -> str:
     """Format a share as a percentage."""
-    if share in (0, 1):
-        return f"{100 * share:.0f} %"
-    return f"{100 * share:.1f} %" if share >= 0.001 else f"{100 * share:.2f} %"
+    decimal_places = 1 if share >= 0.001 else 2
+    return f"{100 * share:.{0 if share in (0, 1) else decimal_places}f} %"

@@ -90,7 +90,7 @@ def payload(view: TokenView) -> dict[str, Any]:
     objectives = list(dict.fromkeys(name for row in rows for name in row.rewards))
     outcome = view.outcome or ""
     is_judged = any(row.rewards.get(outcome) in (0, 1) for row in rows)
-    rule_of_method = {method: view.rules.get(method, Rule()) for method in view.methods}
+    rules = [(method, view.rules.get(method, Rule())) for method in view.methods]
     stated_items = chain.from_iterable(row.stated.items() for row in rows)
     confidence_objectives = {name for name, value in stated_items if _number(value) is not None}
     value_names = dict.fromkeys(name for row in rows for name in row.values)
@@ -117,10 +117,13 @@ def payload(view: TokenView) -> dict[str, Any]:
         "segments": view.segments,
         "pair": [view.methods.index(name) for name in view.pair],
         "openings": _coded([[opening(row, view.outcome, confidence_objectives)] for row in rows]),
-        "clauses": [_coded([[clause(row, method, rule)] for row in rows]) for method, rule in rule_of_method.items()],
-        "why": [[explained(row, method, rule) for method, rule in rule_of_method.items()] for row in rows],
-        "credits": [[_round_all(credits(row, method, rule)) for method, rule in rule_of_method.items()] for row in rows],
-        "units": [unit(rows, method, rule) for method, rule in rule_of_method.items()],
+        "clauses": [_coded([[clause(row, method, rule)] for row in rows]) for method, rule in rules],
+        "why": [[explained(row, method, rule) for method, rule in rules] for row in rows],
+        "credits": [
+            [{block: _number(value) for block, value in credits(row, method, rule).items()} for method, rule in rules]
+            for row in rows
+        ],
+        "units": [unit(rows, method, rule) for method, rule in rules],
         "groups": [None if row.group is None else f"{row.step}/{row.group}" for row in rows],
         "answers": [row.answer for row in rows],
         "stated": [next((value for value in row.stated.values() if _number(value) is not None), None) for row in rows],
@@ -194,10 +197,6 @@ def _coded(rows: Sequence[Sequence[Hashable] | None]) -> dict[str, Any]:
         "words": distinct_words,
         "codes": [None if row is None else "".join(code_of_word.get(word, unlisted_code) for word in row) for row in rows],
     }
-
-
-def _round_all(credit: Mapping[str, float]) -> dict[str, float | int | str | None]:
-    return {block: _number(value) for block, value in credit.items()}
 
 
 def _number(value: float | None, digits: int = DIGITS) -> float | int | str | None:

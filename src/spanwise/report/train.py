@@ -265,10 +265,8 @@ def train_finding(
         low_bound = math.nan if interval is None else interval.low
         high_bound = math.nan if interval is None else interval.high
         bounds_note = "" if math.isnan(low_bound) else f" [{percent(low_bound)}, {percent(high_bound)}]"
-        change_note = ""
-        if before is not None:
-            is_unclear = low_bound <= before <= high_bound
-            change_note = f" (was {percent(before)}: no clear change)" if is_unclear else f" (was {percent(before)})"
+        unclear_note = ": no clear change" if before is not None and low_bound <= before <= high_bound else ""
+        change_note = "" if before is None else f" (was {percent(before)}{unclear_note})"
         accuracy_clause = f"accuracy is {percent(accuracy)}{bounds_note}{change_note}"
     refusal_rate = figure(last_point, "refusal_rate")
     refusal_clause = "" if refusal_rate is None else f" and the refusal rate {percent(refusal_rate)}"

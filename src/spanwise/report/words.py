@@ -9,10 +9,8 @@ import yaml
 from markupsafe import Markup, escape
 
 _WRITTEN = yaml.safe_load(files("spanwise.report").joinpath("static", "words.yaml").read_text(encoding="utf-8"))
-#: Maps the title of a page's section to the question that it `asks`, its `text` and, for some, its `charts`.
 SECTIONS: Mapping[str, Mapping[str, Any]] = _WRITTEN["sections"]
 NOTES: Mapping[str, str] = _WRITTEN["notes"]
-#: Maps evaluation figures, and ways of voting, to their names on a report page.
 FIGURES: Mapping[str, str] = _WRITTEN["figures"]
 WAYS: Mapping[str, str] = _WRITTEN["ways"]
 GLOSSARY: Mapping[str, str] = _WRITTEN["glossary"]

@@ -23,7 +23,6 @@ from spanwise.rollouts.cells import at_place, short_repr
 from spanwise.rollouts.json_array import array_entries
 
 Parsed = TypeVar("Parsed")
-#: The suffixes of text tables, each with its delimiter; a CSV file may use another delimiter.
 SUFFIXES = {".csv": ",", ".tsv": "\t"}
 #: How many bytes of a text table Arrow reads at once; for a long row more, up to `_LARGEST_BLOCK`.
 _BLOCK, _LARGEST_BLOCK = 2**20, 2**31 - 1

@@ -54,13 +54,12 @@ class _Text:
     def read_more(self) -> bool:
         """Drop the parsed text and read more from the stream; return False at the end of the stream."""
         self.text, self.position = self.text[self.position :], 0
-        new_text = ""
-        is_last = False
-        while not new_text and not is_last:
+        while True:
             new_bytes = self.stream.read(max(len(self.text), _PIECE))
             self.count(len(new_bytes))
-            is_last = not new_bytes
-            new_text = self.decoder.decode(new_bytes, final=is_last)
+            new_text = self.decoder.decode(new_bytes, final=not new_bytes)
+            if new_text or not new_bytes:
+                break
         self.text += new_text
         return bool(new_text)
 

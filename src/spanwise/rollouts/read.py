@@ -35,8 +35,7 @@ _PLACES = (
 )  # fmt: skip
 #: The suffixes of files that may hold rollouts; JSON files are left out, because many programs write settings in them.
 _TABLES = (".parquet", ".jsonl", ".csv", ".tsv", ".eval", ".pt")
-#: Fields beside `prompt` and `completion` that only verifiers before 1.0 writes.
-_VERIFIERS = {"example_id", "metrics", "error", "error_chain"}
+_LEGACY_VERIFIERS_FIELDS = {"example_id", "metrics", "error", "error_chain"}
 
 
 def read_rollouts(
@@ -146,7 +145,7 @@ def _choose_reader(
                 reader = read_verl
             elif field_names >= LM_EVAL_REQUIRED:
                 reader, format_name = read_lm_eval, "samples of lm-evaluation-harness"
-            elif {"prompt", "completion"} <= field_names and field_names & _VERIFIERS:
+            elif {"prompt", "completion"} <= field_names and field_names & _LEGACY_VERIFIERS_FIELDS:
                 reader = read_verifiers
         else:
             _check_parquet(file)

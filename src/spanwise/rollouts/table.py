@@ -35,7 +35,6 @@ _OBJECT, _VALUE_START = re.compile(r'\{\s*"'), re.compile(r'(?:(?<=[\s"]:)|(?<=[
 #: The names of the reward that a trainer compared, in order of preference.
 COMPARED = ("score", "reward", "scores", "rewards")
 
-#: The number of texts that the tokenizer encodes in one call.
 AT_ONCE = 256
 
 #: Columns that may mark right completions with 1 and wrong ones with 0, in order of preference.

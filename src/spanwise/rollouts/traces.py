@@ -20,7 +20,6 @@ from spanwise.types import Status
 
 #: The fields of a node that list one number for each of its sampled tokens.
 NUMBER_FIELDS = ("logprobs", "advantages", "reference_logprobs", "trainer_logprobs", "entropies")
-#: The field of a node with loss weights: for each name a list with one weight per token.
 _WEIGHTS = "loss_weights"
 
 

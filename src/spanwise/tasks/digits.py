@@ -88,7 +88,6 @@ SMUDGE_IS_PLUS = 0.7
 STEPS = 6
 _RISKY = "*~"
 
-#: The two blocks of a completion of the digit chain.
 DIGITS_LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]})
 
 
@@ -100,7 +99,7 @@ class Problems(EmbeddedProblems):
     length_n: Int[np.ndarray, " n"]  # the number of steps
     operator_ns: Int[np.ndarray, "n s"]  # indices into `OPERATORS`
     operand_ns: Int[np.ndarray, "n s"]
-    plus_n: Bool[np.ndarray, " n"] | Bool[np.ndarray, "n s"]  # whether the operator `~` means plus, per prompt or per step
+    plus_n: Bool[np.ndarray, " n"] | Bool[np.ndarray, "n s"]  # whether `~` means plus in a prompt, or in a step
 
     @property
     def items(self) -> list[list[str]]:
@@ -125,12 +124,12 @@ class Problems(EmbeddedProblems):
 class TraceNoise:
     """How often the digit chain's training completions are wrong or refuse, and how they state their confidence."""
 
-    slip: tuple[float, float, float, float]  # the probability that a step's digit becomes random, for each of `OPERATORS`
+    slip: tuple[float, float, float, float]  # for each operator, the probability that a step yields a random digit
     refusal: float  # the probability of a refusal: `<reasoning></reasoning><answer>?</answer>`
     # The confidences that a refusal may state, drawn at random; if empty, refusals state confidences like other answers.
     refusal_confidence: tuple[float, ...] = ()
-    power: float = 0.5  # confidence = round(clip(p_true**power + N(0, spread)), 1): over-confident and weakly informative
-    spread: float = 0.25
+    power: float = 0.5  # stated is the probability of success to this power, plus noise
+    spread: float = 0.25  # the standard deviation of the noise in a stated confidence
 
 
 NOISE: dict[str, TraceNoise] = {
@@ -151,7 +150,8 @@ def run_chain(
     """Return the digit after every step of N chains; where `slip_ns` is true, take the wrong digit from `slipped_ns`."""
     digit_n = problems.start_n
     digits_after_step: list[np.ndarray] = []
-    is_plus_ns = np.broadcast_to(problems.plus_n.reshape(len(problems), -1), problems.operator_ns.shape)
+    is_plus_n1 = problems.plus_n.reshape(len(problems), -1)
+    is_plus_ns = np.broadcast_to(is_plus_n1, problems.operator_ns.shape)
     for step in range(problems.operator_ns.shape[1]):
         operator_n, operand_n = problems.operator_ns[:, step], problems.operand_ns[:, step]
         sign_n = np.where(is_plus_ns[:, step], 1, -1)
@@ -164,14 +164,14 @@ def run_chain(
 
 
 def slipping_chain(problems: Problems, slip: tuple[float, ...], rng: np.random.Generator) -> Int[np.ndarray, "n s"]:
-    """Return the digit after every step, with random errors: operator o yields a random digit with probability `slip[o]`."""
+    """Return the digit after every step, with random errors; `slip` holds the probability of an error for each operator."""
     chain_shape = problems.operator_ns.shape
     slip_ns = rng.random(chain_shape) < np.array(slip)[problems.operator_ns]
     return run_chain(problems, slip_ns, rng.integers(0, 10, chain_shape))
 
 
 def success_probability(problems: Problems, noise: TraceNoise) -> Float[np.ndarray, " n"]:
-    """Return p_true: for each problem, the probability that a model as noisy as its training texts gets all steps right."""
+    """Return, for each problem, the probability that a model as noisy as its training texts gets all steps right."""
     smudge_right_share = SMUDGE_IS_PLUS**2 + (1 - SMUDGE_IS_PLUS) ** 2
     wrong_share_o = 0.9 * np.array(noise.slip)  # a random digit is right in one of ten cases
     right_share_o = (1 - wrong_share_o) * np.array([1, 1, 1, smudge_right_share])
@@ -192,7 +192,7 @@ def noisy_traces(problems: Problems, noise: TraceNoise, *, rng: np.random.Genera
 
 
 def is_refusal(text: BlockText) -> bool:
-    """Return whether a completion refuses to answer: its first block has no answer, or none that is a single digit."""
+    """Return whether a completion refuses to answer: the answer of its first block is not a single digit."""
     first_block = next(iter(text.values()), None) or {}
     answer_text = first_block.get("answer") or ""
     return not (len(answer_text) == 1 and answer_text in "0123456789")
@@ -219,10 +219,11 @@ def draw_chains(
     each_step: bool = False,
 ) -> Problems:
     """Draw digit chains with random lengths, digits and operators; a smudged operator `~` is a plus or a minus at random."""
-    chain_shape = size, lengths[1]
+    fewest_steps, most_steps = lengths
+    chain_shape = (size, most_steps)
     return kind(
         start_n=rng.integers(0, 10, size),
-        length_n=rng.integers(lengths[0], lengths[1] + 1, size),
+        length_n=rng.integers(fewest_steps, most_steps + 1, size),
         operator_ns=rng.choice(len(OPERATORS), chain_shape, p=operator_share),
         operand_ns=rng.integers(1, 10, chain_shape),
         plus_n=rng.random(chain_shape if each_step else size) < plus,
@@ -232,7 +233,6 @@ def draw_chains(
 DIGITS = Source(draw_chains, 20_260)
 
 
-#: The blocks of two attempts: an answer at once, then a reflection and a second answer.
 TWICE_LAYOUT = Layout({"first": ["answer"], "second": ["reasoning", "answer"]})
 
 
@@ -240,11 +240,11 @@ TWICE_LAYOUT = Layout({"first": ["answer"], "second": ["reasoning", "answer"]})
 class TwiceNoise:
     """The probabilities of errors in texts such as `<answer>5</answer><reasoning>088</reasoning><answer>8</answer>`."""
 
-    # for each of `OPERATORS`, the probability that the reflection writes a random digit
+    # for each operator, the probability that a step of the reflection yields a random digit
     slip: tuple[float, float, float, float]
     repeat: float  # share of completions whose reflection is empty and whose answers are the same
     refusal: float = 0.02  # share of first answers that are `?`, a refusal
-    # the first answer to a chain of k steps is right with probability glance**(k - 1), else a random digit
+    # The first answer is right with probability glance**(steps - 1); otherwise it is a random digit.
     glance: float = 0.8
 
 
@@ -271,23 +271,20 @@ def twice_traces(problems: Problems, noise: TwiceNoise, *, rng: np.random.Genera
     return traces
 
 
-#: The smallest and the largest number of steps of a long digit chain.
-FEWEST, MOST = 4, 8
+FEWEST_STEPS, MOST_STEPS = 4, 8
 LONG_SHARE = (0.44, 0.30, 0.06, 0.20)
-#: The probability that a smudged operator `~` of a long digit chain is a plus.
 LONG_PLUS = 0.95
-#: Length in tokens of the long chain's longest completion: eight careful lines of 14 tokens, then tags, answer and end.
-LONGEST = MOST * 14 + 6
+#: A long chain's completion has at most eight lines of 14 tokens, and six tokens of tags, answer and end.
+LONGEST = MOST_STEPS * 14 + 6
 #: How many tokens the model of the task digits_long can process: a prompt and the longest completion.
 LONG_POSITIONS = 160
 
-#: The one block of a completion of a long digit chain.
 LONG_LAYOUT = Layout({"solution": ["reasoning", "answer"]})
 
 
 @dataclass(frozen=True)
 class LongProblems(Problems):
-    """N long digit chains: each has eight numbered places, 4 to 8 with a step and the rest with a filler.
+    """N long digit chains: each has eight numbered places, of which 4 to 8 hold a step and the others a filler.
 
         70+31~42*23-64_5_6_7_=<reasoning>0.+3_7+3=0_1.~4?-4_0-4=6_2.*2_6*2_6*2=2_3.-6_2-6=6_</reasoning><answer>6</answer>
 
@@ -302,7 +299,7 @@ class LongProblems(Problems):
     @property
     def prompts(self) -> list[str]:
         """The prompt texts: the start digit, the numbered steps and fillers, and `=`."""
-        filled_steps = [steps + [FILLER] * (MOST - len(steps)) for steps in self.items]
+        filled_steps = [steps + [FILLER] * (MOST_STEPS - len(steps)) for steps in self.items]
         chains = zip(self.start_n.tolist(), filled_steps, strict=True)
         return [f"{start}{''.join(f'{place}{step}' for place, step in enumerate(steps))}=" for start, steps in chains]
 
@@ -313,7 +310,7 @@ class LongNoise:
 
     slip: tuple[float, float, float]  # probability that the result of a step becomes a random digit, for `+`, `-` and `*`
     careful: float = 0.3  # share of careful lines, which write their calculation twice
-    relief: float = 0.2  # in careful lines, the probability `slip` is multiplied by this
+    relief: float = 0.2  # a careful line multiplies the probability of a random digit by this factor
     plus: float = 0.5  # probability that a smudged operator `~` is read as a plus
 
 
@@ -333,11 +330,13 @@ def long_traces(problems: LongProblems, noise: LongNoise, *, rng: np.random.Gene
             step_read = smudged_step.replace("~", "+" if rng.random() < noise.plus else "-")
             calculation = f"{digit}{step_read}"
             is_careful = rng.random() < noise.careful
-            slip_rate = noise.slip[OPERATORS.index(step_read[0])] * (noise.relief if is_careful else 1)
-            is_slip = rng.random() < slip_rate
+            slip_rate = noise.slip[OPERATORS.index(step_read[0])]
+            is_slip = rng.random() < slip_rate * (noise.relief if is_careful else 1)
             digit = int(rng.integers(0, 10)) if is_slip else apply_step(digit, step_read)
-            step_as_read = "" if smudged_step == step_read else step_read.replace("-", "?-")
-            trace += f"{place}.{smudged_step}{step_as_read}_{calculation}{f'_{calculation}' if is_careful else ''}={digit}_"
+            interpretation = "" if smudged_step == step_read else step_read.replace("-", "?-")
+            trace += (
+                f"{place}.{smudged_step}{interpretation}_{calculation}{f'_{calculation}' if is_careful else ''}={digit}_"
+            )
         traces.append(f"<reasoning>{trace}</reasoning><answer>{digit}</answer>")
     return traces
 
@@ -358,9 +357,5 @@ def tables(size: int, *, rng: np.random.Generator) -> list[tuple[str, str]]:
     return exercise_pairs
 
 
-LONG = Source(
-    partial(
-        draw_chains, kind=LongProblems, lengths=(FEWEST, MOST), operator_share=LONG_SHARE, plus=LONG_PLUS, each_step=True
-    ),
-    20_262,
-)
+_draw_long = partial(draw_chains, kind=LongProblems, operator_share=LONG_SHARE, plus=LONG_PLUS, each_step=True)
+LONG = Source(partial(_draw_long, lengths=(FEWEST_STEPS, MOST_STEPS)), 20_262)

@@ -123,17 +123,16 @@ def build_model(tokenizer: Any, seed: int, *, layers: int = 2, positions: int = 
 
 #: Prompts, each with the completion that a warm start imitates.
 Pairs = list[tuple[str, str]]
-#: The name of a warm start of the digit chains or of the invoice letters.
 Start = Literal["easy", "hard", "twice", "long", "invoices"]
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """One stage of a warm start: its training texts, and the tokens in the loss (`None`: all tokens after the prompts)."""
+    """One stage of a warm start: how to draw its training texts, and which of their tokens enter the loss."""
 
     name: str
     place: int  # the seed of this stage's training texts
-    noise: Any  # a dataclass such as `TraceNoise`; the key of the cached model contains it
+    noise: Any  # a dataclass such as `TraceNoise`, which describes the errors in the training texts
     draw: Callable[[int, np.random.Generator], Pairs]
     learned: Callable[[Int[Tensor, "n t"], dict[str, int]], Bool[Tensor, "n t"]] | None = None
 
@@ -156,7 +155,7 @@ class Course:
     # If true, training keeps the mean of the embeddings at 0; otherwise tied embeddings of rare words become alike.
     centred: bool = False
     folder: str = "digits-{}"
-    key: Mapping[str, Any] = field(default_factory=dict)  # further settings on which the weights depend
+    key: Mapping[str, Any] = field(default_factory=dict)  # settings of the task on which the weights depend
 
 
 @dataclass(frozen=True)
@@ -181,13 +180,14 @@ def _course(
     source_of: Callable[[Any], Source[Any]] | None = None,
     **options: Any,
 ) -> Course:
-    """Build a warm start with one training stage per noise setting; the stages' seeds are `first` and the numbers after it."""
+    """Build a warm start with one training stage for each of `noises`; the seeds of the stages count up from `first`."""
 
     def build_stretch(place: int, name: str, noise: Any) -> Stretch:
         noise_source = source if source_of is None else source_of(noise)
 
         def draw(size: int, rng: np.random.Generator) -> Pairs:
-            problems = noise_source.draw(size // batch_divisor or 1, rng=rng, exclude=source.held_out_prompts)
+            problem_count = max(1, size // batch_divisor)
+            problems = noise_source.draw(problem_count, rng=rng, exclude=source.held_out_prompts)
             return list(zip(problems.prompts, traces(problems, noise, rng=rng), strict=True))
 
         return Stretch(name, place, noise, draw)
@@ -265,6 +265,7 @@ class Task:
 def stated_confidences(text: list[BlockText], block: str, layout: Layout, *, tag: str = "confidence") -> torch.Tensor:
     """Return the number that each completion states as its confidence; NaN if it is missing or unreadable."""
     block_fields = [blocks.get(block) or {} for blocks in text]
-    confidence_texts = [fields.get(tag) if tag in layout.keys[block] else None for fields in block_fields]
+    has_tag = tag in layout.keys[block]
+    confidence_texts = [fields.get(tag) if has_tag else None for fields in block_fields]
     confidences = [None if stated is None else parse_confidence(stated) for stated in confidence_texts]
     return torch.tensor([math.nan if q is None else q for q in confidences], dtype=torch.float64)

@@ -22,7 +22,6 @@ DIGITS = 8
 #: The names of fields, in order; only benchmarks/field_kinds.py uses `total`.
 LETTERS = "abcdefghijklmnop"
 NAMES = (*LETTERS, "total")
-#: The name of the block of all text outside the fields' values.
 FORM = "form"
 _TABLE = np.array([4, 7, 1, 9, 0, 6, 2, 8, 5, 3])
 
@@ -52,9 +51,9 @@ class FieldProblems(EmbeddedProblems):
 class FieldsNoise:
     """How often the fields of a training completion follow their rules, and how often they copy a wrong digit."""
 
-    # each field's probability to follow its rule; if there are fewer numbers than fields, they repeat
+    # each field's probability of following its rule; a tuple with fewer numbers than fields is repeated
     right: tuple[float, ...]
-    # The probability that a field copies a wrong digit, four places after its own; every field thus has an error to unlearn.
+    # the probability that a field copies the digit four places after its own, so that every field has an error to unlearn
     astray: float = 0.4
 
 
@@ -131,7 +130,7 @@ class Fields:
         return 2 * self.count + 2
 
     def values(self, problems: FieldProblems, slips: tuple[np.ndarray, np.ndarray] | None = None) -> Int[np.ndarray, "n k"]:
-        """Compute the value of every field of N objects; `slips` marks values to replace, (N, K), and holds their replacements."""
+        """Compute the value of every field of N objects; `slips` says which values to replace, and by what."""
         value_nk = np.stack([value_of(problems, *question) for question in QUESTIONS[: self.count]], axis=1)
         return value_nk if slips is None else np.where(*slips, value_nk)
 
@@ -145,8 +144,8 @@ class Fields:
         is_astray_nk = rng.random(is_slip_nk.shape) < noise.astray
         copied_place_k = (np.arange(self.count) + DIGITS // 2) % DIGITS
         copied_nk = problems.digit_nd[:, copied_place_k]
-        slips = (is_slip_nk | is_astray_nk, np.where(is_astray_nk, copied_nk, replacement_nk))
-        return self.objects(self.values(problems, slips))
+        replacement_nk = np.where(is_astray_nk, copied_nk, replacement_nk)
+        return self.objects(self.values(problems, (is_slip_nk | is_astray_nk, replacement_nk)))
 
     def slips(self, size: int, noise: FieldsNoise, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Draw which values of the training completions break their field's rule, and random digits to replace them."""

@@ -22,10 +22,8 @@ from spanwise.tasks.embedded import Task
 PromptFormat = Literal["confidence", "two_attempts"]
 #: Where an instruction goes: into plain text (no chat template), into the user's message, or into a system message.
 PromptStyle = Literal["plain", "user", "system"]
-#: The number of prompts that are searched for the layout's tags, to warn if prompts do not ask for them.
 _SEARCHED_PROMPTS = 64
-#: Column names that TRL uses itself, so that a dataset's columns of these names are dropped.
-_TRL_NAMES = ("completion", "completions", "completion_ids", "prompts", "image", "images", "environment")
+_TRL_COLUMNS = ("completion", "completions", "completion_ids", "prompts", "image", "images", "environment")
 _READERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 _NO_ROWS = "The dataset '{}' is empty and cannot be read; add rows, or set --dataset to another one."
 
@@ -115,14 +113,14 @@ def load_task(
         held_out_rows = held_out_rows.select(range(min(eval_limit, len(held_out_rows))))
     if limit is not None:
         rows = rows.select(range(min(limit, len(rows))))
-    usual_layout, usual_instruction = LAYOUTS[prompt_format], INSTRUCTIONS[prompt_format]
-    instruction_text = usual_instruction if instruction is None else instruction
+    instruction_text = INSTRUCTIONS[prompt_format] if instruction is None else instruction
     train_rows = _add_prompts(rows, columns, instruction_text, prompt_style)
     eval_rows = _add_prompts(held_out_rows, columns, instruction_text, prompt_style)
-    layout = layout or usual_layout
+    layout = layout or LAYOUTS[prompt_format]
     rendered_prompts = [render(prompt, tokenizer) for prompt in train_rows["prompt"][:_SEARCHED_PROMPTS]]
     _check_asked(layout, rendered_prompts, instruction=instruction, whole=columns.whole, usual=prompt_format)
-    task_name = f"{Path(model).name} on {Path(dataset).name}" + (f", {prompt_format}" if layout == usual_layout else "")
+    format_note = f", {prompt_format}" if layout == LAYOUTS[prompt_format] else ""
+    task_name = f"{Path(model).name} on {Path(dataset).name}{format_note}"
     return Task(task_name, model, train_rows, eval_rows, layout, max_completion_length)
 
 
@@ -136,7 +134,8 @@ def _load_tokenizer(model: str) -> tuple[Any, PromptStyle]:
     except Exception as error:  # transformers, and its parsers of damaged files, raise many types of exceptions
         if Path(model).is_dir():
             file_names = sorted(file.name for file in Path(model).iterdir()) or ["no file"]
-            file_list = ", ".join([*file_names[:8], "..."] if len(file_names) > 8 else file_names)
+            file_names[8:] = ["..."] if len(file_names) > 8 else []
+            file_list = ", ".join(file_names)
             fault = f"The model folder '{model}' needs a config and a tokenizer that can be read; it holds {file_list}"
         else:
             fault = f"The model '{model}' is neither a folder in '{Path.cwd()}' or beside the recipe, nor a hub model within reach"
@@ -157,7 +156,7 @@ def _add_prompts(rows: Any, columns: DatasetColumns, instruction: str, style: Pr
     """Add the columns `prompt` and `answer` to a dataset's rows, and drop columns whose names TRL uses itself."""
     added_columns = ["prompt"] if columns.answer is None else ["prompt", "answer"]
     prompt_columns = [columns.prompt] if columns.whole else []
-    unwanted_names = (*added_columns, *prompt_columns, *_TRL_NAMES)
+    unwanted_names = (*added_columns, *prompt_columns, *_TRL_COLUMNS)
     other_columns = [name for name in rows.column_names if name not in unwanted_names]
     dropped_columns = [name for name in rows.column_names if name in unwanted_names]
 
@@ -175,11 +174,11 @@ def _check_asked(layout: Layout, prompts: list[str], *, instruction: str | None,
     if not missing_words or instruction == "":
         return
     missing_list = ", ".join(missing_words)
-    usual_list = ", ".join(f"<{tag}>" for tag in dict.fromkeys(LAYOUTS[usual].tags))
+    asked_list = ", ".join(f"<{tag}>" for tag in dict.fromkeys(LAYOUTS[usual].tags))
     if instruction is None and not whole:
         raise RecipeError(
             f"The layout has {missing_list}, but no prompt asks for them: the default instruction of '{usual}' asks for "
-            f"{usual_list}. Set instruction to a text that asks for the layout's tags, prompt_column to a column of whole "
+            f"{asked_list}. Set instruction to a text that asks for the layout's tags, prompt_column to a column of whole "
             "prompts, or instruction='' for a model that writes them by itself."
         )
     noun = "tags" if missing_words[0].startswith("<") else "keys"
@@ -305,11 +304,9 @@ def check_cells(rows: Any, dataset: str, columns: DatasetColumns, *, template: b
     """Refuse a dataset in which a row has no usable question, prompt or answer; name the row and the remedy."""
     if not len(rows):
         raise DataError(_NO_ROWS.format(dataset))
-    needed_columns = [(columns.prompt, "prompt_column", "")]
-    if not columns.whole:
-        needed_columns = [
-            (columns.prompt, "question_column", " For a column of whole prompts, write --set prompt_column=NAME.")
-        ]
+    question_advice = " For a column of whole prompts, write --set prompt_column=NAME."
+    option_and_advice = ("prompt_column", "") if columns.whole else ("question_column", question_advice)
+    needed_columns = [(columns.prompt, *option_and_advice)]
     if columns.answer is not None:
         needed_columns.append((columns.answer, "answer_column", " If there are no answers, write --set answer_column=null."))
     for name, option, advice in needed_columns:
@@ -341,7 +338,7 @@ def _cell_fault(cell: Any, option: str, columns: DatasetColumns, *, template: bo
 
 
 def set_aside(rows: Any, dataset: str, eval_limit: int) -> tuple[Any, Any]:
-    """Split a dataset's rows: return those for training in order, and `eval_limit` of those kept for evaluation."""
+    """Split a dataset's rows into those for training and those for evaluation, at most `eval_limit`."""
     held_out_count = min(HELD_OUT, max(1, len(rows) // 5))
     if len(rows) < 2 or eval_limit < 1:
         raise DataError(

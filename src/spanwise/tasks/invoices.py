@@ -28,7 +28,7 @@ MOST_ITEMS, MOST_QUANTITY, MOST_PRICE = 3, 5, 29
 LONGEST = 88
 FIELDS = ("invoice", "customer", "date", "due", "currency", "total")
 ITEM_FIELDS = ("name", "quantity", "price")
-#: The JSON fields that every letter's object has; second items are left out, because only some letters have one.
+#: The JSON fields of every letter's object; a second item is left out, because only some letters have it.
 MEASURED = (*FIELDS, *(f"items[0].{name}" for name in ITEM_FIELDS))
 INVOICES_LAYOUT = Layout(
     {FORM: [], **{name: [name] for name in FIELDS}, **{f"items[*].{name}": [f"items[*].{name}"] for name in ITEM_FIELDS}},
@@ -129,7 +129,8 @@ def _draw_letter(rng: np.random.Generator, facts: float) -> tuple[str, dict[str,
     due_date = invoice_date + timedelta(days=int(rng.integers(7, 61)))
     has_date, has_due_date = has(0.95), has(0.5)
     customer_name = _name(rng) if has(0.95) else None
-    item_names = [f"{_pick(_COLOURS, rng)} {_pick(_THINGS, rng)}" for _ in range(int(rng.integers(1, MOST_ITEMS + 1)))]
+    item_count = int(rng.integers(1, MOST_ITEMS + 1))
+    item_names = [f"{_pick(_COLOURS, rng)} {_pick(_THINGS, rng)}" for _ in range(item_count)]
     items = [
         {"name": name, "quantity": int(rng.integers(1, MOST_QUANTITY + 1)), "price": int(rng.integers(2, MOST_PRICE + 1))}
         for name in item_names
@@ -174,9 +175,8 @@ def _draw_letter(rng: np.random.Generator, facts: float) -> tuple[str, dict[str,
 def _smudge(letter: str, rng: np.random.Generator) -> str:
     """Replace one character by `_` in each of up to three words of a letter."""
     characters = list(letter)
-    word_starts = [
-        i for word in ("Customer", "Total", "each", "Please", "Invoice", "pay", "Prices") if (i := letter.find(word)) >= 0
-    ]
+    words = ("Customer", "Total", "each", "Please", "Invoice", "pay", "Prices")
+    word_starts = [letter.find(word) for word in words if word in letter]
     for start in word_starts[: int(rng.integers(1, 4))]:
         characters[start + int(rng.integers(1, 3))] = "_"
     return "".join(characters)

@@ -223,14 +223,15 @@ def _train(
     old_thread_count = torch.get_num_threads()
     id_of_token = tokenizer.get_vocab()
     model.train()
-    # With so small a model a second thread hardly helps, and it slows a busy machine down several times.
+    # A second thread hardly speeds up so small a model, and slows a busy machine down several times.
     torch.set_num_threads(1)
     try:
         for _ in range(phase.steps):
             ids_nt, prompt_length_n = stretch.batch(tokenizer, settings.batch, batch_rng)
             shortest_prompt = int(prompt_length_n.min())
             ids_nt, prompt_length_n = ids_nt.to(model.device), prompt_length_n.to(model.device)
-            logits_ntv = model(input_ids=ids_nt, logits_to_keep=ids_nt.shape[1] - shortest_prompt + 1).logits
+            kept_count = ids_nt.shape[1] - shortest_prompt + 1
+            logits_ntv = model(input_ids=ids_nt, logits_to_keep=kept_count).logits
             is_learned_nt = torch.arange(ids_nt.shape[1], device=model.device) >= prompt_length_n[:, None]
             if stretch.learned is not None:
                 is_learned_nt &= stretch.learned(ids_nt, id_of_token)
@@ -254,7 +255,8 @@ def _train(
 
 
 def _build_optimizers(model: Any, phase: Phase) -> list[torch.optim.Optimizer]:
-    matrix_weights, other_weights = list[torch.nn.Parameter](), list[torch.nn.Parameter]()
+    matrix_weights: list[torch.nn.Parameter] = []
+    other_weights: list[torch.nn.Parameter] = []
     for weight in model.parameters():
         is_matrix = weight.ndim == 2 and weight is not model.get_input_embeddings().weight
         (matrix_weights if is_matrix else other_weights).append(weight)
@@ -343,14 +345,13 @@ def load(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
 
 
-#: Coefficients of Muon's Newton-Schulz iteration, which is quintic; see torch.optim.Muon.
+#: The constants of the optimiser Muon, as in `torch.optim.Muon`.
 _A, _B, _C, _STEPS, _EPS, _MOMENTUM = 3.4445, -4.7750, 2.0315, 5, 1e-7, 0.95
 
 
 def matrix_optimizer(matrices: Iterable[Tensor], lr: float) -> torch.optim.Optimizer:
     """Return `torch.optim.Muon` if the device multiplies bfloat16 quickly, else the same optimiser in float32."""
     weights = list(matrices)
-    # Only processors with AVX-512 multiply bfloat16 quickly.
     has_fast_bfloat16 = weights[0].is_cuda or torch.backends.cpu.get_cpu_capability().startswith("AVX512")
     return (torch.optim.Muon if has_fast_bfloat16 else Float32Muon)(weights, lr=lr, weight_decay=0.0)
 

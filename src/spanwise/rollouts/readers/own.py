@@ -19,15 +19,7 @@ from spanwise.rollouts import schema
 from spanwise.rollouts.cells import read_steps, refuse_words
 from spanwise.rollouts.columns import Shared, read_row_batches
 from spanwise.rollouts.files import ReadingProgress, concatenate_tables
-from spanwise.rollouts.table import (
-    AsRecorded,
-    Ragged,
-    RolloutTable,
-    TokenizedTexts,
-    finite,
-    load_tokenizer,
-    tokenize,
-)
+from spanwise.rollouts.table import AsRecorded, Ragged, RolloutTable, TokenizedTexts, finite, load_tokenizer, tokenize
 from spanwise.rollouts.token_rows import DiskArray
 from spanwise.score import Reward
 from spanwise.segment import Vocabulary
