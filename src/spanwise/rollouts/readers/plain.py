@@ -40,7 +40,7 @@ _COMPLETION_COLUMNS = {*NAMES["completion"], *NAMES["completions"], "messages"}
 REWARD_PREFIXES = ("rewards/", schema.column("reward", ""))
 _COLUMN_HINT = "--columns {role}=NAME, in Python columns={{'{role}': 'NAME'}}"
 _PANDAS_INDEX_NAMES = ("", "__index_level_0__", "Unnamed: 0")
-_REWARD_COLUMNS = (*COMPARED, "advantage")
+_REWARD_NAMES = (*COMPARED, "advantage")
 
 
 class CompletionSource(NamedTuple):
@@ -293,24 +293,21 @@ class _PlainTable:
         prompts: Iterable[Any] = repeat(None)
         if "prompt" in roles and not is_conversation:
             prompts = cells.parse_literals(table[roles["prompt"]], cells.is_chat_or_message)
-        completion_cells = cells.parse_literals(
-            table[completion_column], cells.is_list if "completions" in roles else cells.is_chat_or_message
-        )
+        is_expected = cells.is_list if "completions" in roles else cells.is_chat_or_message
+        completion_cells = cells.parse_literals(table[completion_column], is_expected)
         for n, (prompt, cell) in enumerate(zip(prompts, completion_cells, strict=False)):
             with cells.at_place(f"Row {n} of '{self.path}' has {cell!r:.80} in column '{completion_column}'"):
                 if is_conversation:
                     prompt, completions = _split_conversation(cell)
                 else:
                     completions = _list_completions(cell)
-            filled_completions = [
-                (k, completion) for k, completion in enumerate(completions) if not cells.is_empty(completion)
-            ]
-            if filled_completions and cells.is_empty(prompt) and "group" not in roles:
+            filled_entries = [(k, entry) for k, entry in enumerate(completions) if not cells.is_empty(entry)]
+            if filled_entries and cells.is_empty(prompt) and "group" not in roles:
                 raise DataError(
                     f"Row {n} of '{self.path}' has nothing in column '{roles['prompt']}'; fill it in or remove the row."
                 )
-            text = cells.prompt_text(prompt) if filled_completions else ""
-            for k, completion in filled_completions:
+            text = cells.prompt_text(prompt) if filled_entries else ""
+            for k, completion in filled_entries:
                 self.sources.append(CompletionSource(n, k, len(completions), prompt_texts.setdefault(text, text)))
                 yield cells.completion_parts(completion)
 
@@ -331,23 +328,21 @@ class _PlainTable:
                 continue
             if has_list_cells:
                 column = list(cells.parse_literals(column, cells.is_list))
-            elif name in _REWARD_COLUMNS:
+            elif name in _REWARD_NAMES:
                 column = [cells.parse_literal(cell) for cell in column]
             values_n = [column[source.row] for source in self.sources]
             if has_list_cells and self.has_entry_per_completion(name, column):
                 with_sources = zip(values_n, self.sources, strict=True)
                 values_n = [value[source.position] if isinstance(value, list) else value for value, source in with_sources]
-            reward_objects = (
-                [value if isinstance(value, dict) else {} for value in values_n] if name in _REWARD_COLUMNS else []
-            )
-            reward_columns = {f"rewards/{key}": entries for key, entries in cells.by_column(reward_objects).items()}
+            reward_dicts = [value if isinstance(value, dict) else {} for value in values_n] if name in _REWARD_NAMES else []
+            reward_columns = {f"rewards/{key}": entries for key, entries in cells.by_column(reward_dicts).items()}
             columns_n |= {key: cells.parse_numbers(entries) for key, entries in (reward_columns or {name: values_n}).items()}
         return columns_n
 
     def has_entry_per_completion(self, name: str, column: Sequence[Any]) -> bool:
         """Return whether every list in a column has one numeric entry (or dict of rewards) per completion of its row."""
         count_of_row = {source.row: source.siblings for source in self.sources if isinstance(column[source.row], list)}
-        is_reward = name in _REWARD_COLUMNS or name.startswith(REWARD_PREFIXES)
+        is_reward = name in _REWARD_NAMES or name.startswith(REWARD_PREFIXES)
         number_types = (bool, int, float, type(None))
         entry_types = (*number_types, dict) if is_reward else number_types
         if not all(isinstance(value, entry_types) for row in count_of_row for value in column[row]):
@@ -408,8 +403,7 @@ def _name_rewards(path: Path, columns: Mapping[str, Sequence[Any]]) -> dict[str,
                 f"'{path}' has a second column for the reward '{reward_name}', called '{name}'; remove one of the two columns."
             )
         if reward_prefix or (
-            name in _REWARD_COLUMNS
-            and any(isinstance(value, int | float) or cells.is_like_number(value) for value in values)
+            name in _REWARD_NAMES and any(isinstance(value, int | float) or cells.is_like_number(value) for value in values)
         ):
             cells.refuse_words(path, name, values)
         reward_columns[reward_name] = values
