@@ -63,12 +63,12 @@ def reliability_diagram(rows: Rows, *, by: str = "confidence") -> tuple[Drawn, D
     labelled_axis = alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1], grid=False)
     unlabelled_axis = alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1], grid=False, title=None, labels=False, ticks=False)
     accuracy_options = {"title": "accuracy", "scale": _UNIT, "axis": alt.Axis(minExtent=_AXIS_WIDTH)}
-    point_rows = _chart(filled_bins)
+    base_chart = _chart(filled_bins)
     confidence_axis = alt.X("confidence:Q", scale=confidence_scale, axis=unlabelled_axis)
-    whisker_layer = point_rows.mark_rule(strokeWidth=2).encode(
+    whisker_layer = base_chart.mark_rule(strokeWidth=2).encode(
         x=confidence_axis, y=alt.Y("accuracy_low:Q", **accuracy_options), y2="accuracy_high:Q"
     )
-    point_layer = _points(point_rows, 70).encode(x=confidence_axis, y=alt.Y("accuracy:Q", **accuracy_options))
+    point_layer = _points(base_chart, 70).encode(x=confidence_axis, y=alt.Y("accuracy:Q", **accuracy_options))
     # The bin of confidence 1 has no width (its `low` is its `high`), so it is drawn 0.035 wide.
     upper_edges = [row["high"] if row["high"] > row["low"] else row["low"] + 0.035 for row in filled_bins]
     drawn_bins = _chart([{**row, "high": edge} for row, edge in zip(filled_bins, upper_edges, strict=True)])

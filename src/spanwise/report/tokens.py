@@ -90,7 +90,7 @@ def payload(view: TokenView) -> dict[str, Any]:
     objectives = list(dict.fromkeys(name for row in rows for name in row.rewards))
     outcome = view.outcome or ""
     is_judged = any(row.rewards.get(outcome) in (0, 1) for row in rows)
-    rules = [(method, view.rules.get(method, Rule())) for method in view.methods]
+    rules = {method: view.rules.get(method, Rule()) for method in view.methods}.items()
     stated_items = chain.from_iterable(row.stated.items() for row in rows)
     confidence_objectives = {name for name, value in stated_items if _number(value) is not None}
     value_names = dict.fromkeys(name for row in rows for name in row.values)

@@ -88,14 +88,14 @@ def train_report(
         name.removeprefix(OF_REWARD): values_of(points, name)
         for name in dict.fromkeys(name for point in points for name in point if name.startswith(OF_REWARD))
     }
-    shows_batch_rewards = not rewards
-    if shows_batch_rewards:
+    from_batches = not rewards
+    if from_batches:
         rewards = {name: values_of(batch_rows, f"rewards/{name}/mean") for name in objectives}
     reward_headlines = []
     for name, means in rewards.items() if unmeasured else ():
         interval = intervals.get(OF_REWARD + name)
         mean_at_start = means[0] if len(means) > 1 else None
-        small_print = _note(interval, mean_at_start, shown, "in the first batch" if shows_batch_rewards else "at the start")
+        small_print = _note(interval, mean_at_start, shown, "in the first batch" if from_batches else "at the start")
         reward_headlines.append(Headline(f"mean reward: {name}", means[-1] if means else None, small_print))
     shown_steps = {row.step for row in view.completions if row.step is not None} if view else set()
     step_note = f", of step {shown_steps.pop()}" if len(shown_steps) == 1 else ""
@@ -131,17 +131,13 @@ def train_report(
         parts.tokens_section(view, note=methods_note),
         parts.tokens_section(one_prompt, title="One prompt, step by step"),
     ]
+    finding = train_finding(
+        evaluations, steps=last_step, intervals=intervals, unmeasured=unmeasured, rewards=rewards, of_batches=from_batches
+    )
     return render(
         title=f"Training {recipe.get('method', 'run')}" + (f" with {name}" if (name := _baseline(recipe)) else ""),
         lead=_lead(recipe, summary, last_step),
-        finding=train_finding(
-            evaluations,
-            steps=last_step,
-            intervals=intervals,
-            unmeasured=unmeasured,
-            rewards=rewards,
-            of_batches=shows_batch_rewards,
-        ),
+        finding=finding,
         command=command,
         warnings=[
             *_unfinished(recipe, bool(summary) or any("final" in line for line in metrics), last_step, again=bool(command)),
@@ -369,16 +365,10 @@ def _rewards_section(
         late_rewards = values_of(batches[-tenth_size:], f"rewards/{name}/mean")
         early_mean = sum(early_rewards) / len(early_rewards) if early_rewards else None
         late_mean = sum(late_rewards) / len(late_rewards) if late_rewards else None
-        blocks_text = ", ".join(map(str, blocks_of_objective.get(name) or ())) or "unknown"
+        blocks = ", ".join(map(str, blocks_of_objective.get(name) or ())) or "unknown"
         change = None if early_mean is None or late_mean is None else f"{late_mean - early_mean:+.3f}"
         rows.append(
-            {
-                "objective": name,
-                "pays": blocks_text,
-                "first batches": early_mean,
-                "last batches": late_mean,
-                "change": change,
-            }
+            {"objective": name, "pays": blocks, "first batches": early_mean, "last batches": late_mean, "change": change}
         )
         held_out_metric = f"{OF_REWARD}{any_index(name)}"
         if held_means := values_of(points, held_out_metric):

@@ -146,9 +146,8 @@ def clause(row: TokenRow, method: str, rule: Rule) -> str:
             clauses.append(f"{verb} {' and '.join(block_texts)}")
     zero_blocks = [block for block, value in credit.items() if value == 0]
     if zero_blocks and clauses:
-        zero_text = (
-            f"the {' and the '.join(zero_blocks)}" if len(zero_blocks) <= _MOST_NAMED else f"{len(zero_blocks)} blocks"
-        )
+        block_list = f"the {' and the '.join(zero_blocks)}"
+        zero_text = block_list if len(zero_blocks) <= _MOST_NAMED else f"{len(zero_blocks)} blocks"
         clauses.append(f"gives {zero_text} 0")
     elif zero_blocks:
         reasons = {part.reason for part in row.parts.get(method, ())}

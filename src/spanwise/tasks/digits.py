@@ -128,7 +128,7 @@ class TraceNoise:
     refusal: float  # the probability of a refusal: `<reasoning></reasoning><answer>?</answer>`
     # The confidences that a refusal may state, drawn at random; if empty, refusals state confidences like other answers.
     refusal_confidence: tuple[float, ...] = ()
-    power: float = 0.5  # stated is the probability of success to this power, plus noise
+    power: float = 0.5  # the stated confidence is the probability of success to this power, plus noise
     spread: float = 0.25  # the standard deviation of the noise in a stated confidence
 
 
@@ -333,10 +333,8 @@ def long_traces(problems: LongProblems, noise: LongNoise, *, rng: np.random.Gene
             slip_rate = noise.slip[OPERATORS.index(step_read[0])]
             is_slip = rng.random() < slip_rate * (noise.relief if is_careful else 1)
             digit = int(rng.integers(0, 10)) if is_slip else apply_step(digit, step_read)
-            interpretation = "" if smudged_step == step_read else step_read.replace("-", "?-")
-            trace += (
-                f"{place}.{smudged_step}{interpretation}_{calculation}{f'_{calculation}' if is_careful else ''}={digit}_"
-            )
+            meaning = "" if smudged_step == step_read else step_read.replace("-", "?-")
+            trace += f"{place}.{smudged_step}{meaning}_{calculation}{f'_{calculation}' if is_careful else ''}={digit}_"
         traces.append(f"<reasoning>{trace}</reasoning><answer>{digit}</answer>")
     return traces
 
