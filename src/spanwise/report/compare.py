@@ -209,7 +209,8 @@ def _better_first(d: Difference) -> tuple[str, str]:
 
 def _state_better(d: Difference) -> str:
     """Say which arm is clearly better in a figure, or only higher, and by how much."""
-    has_better_direction = d.figure in (*LOWER_BETTER, *HIGHER_BETTER) or d.figure.endswith("_accuracy") or "@" in d.figure
+    is_accuracy = d.figure.endswith("_accuracy") or "@" in d.figure
+    has_better_direction = is_accuracy or d.figure in (*LOWER_BETTER, *HIGHER_BETTER)
     winner, loser = _better_first(d)
     smaller_bound, larger_bound = sorted([abs(d.interval.low), abs(d.interval.high)])
     bounds_text = "" if math.isnan(smaller_bound) else f" [{smaller_bound:.3f}, {larger_bound:.3f}]"

@@ -62,7 +62,8 @@ class TokenView:
     def pair(self) -> tuple[str, str]:
         """Return the two methods that the page shows first: grpo if it is among them, and the run's own method."""
         left_method = "grpo" if "grpo" in self.methods else self.methods[0]
-        right_method = self.own if self.own in self.methods else self.methods[min(1, len(self.methods) - 1)]
+        second_method = self.methods[1] if len(self.methods) > 1 else left_method
+        right_method = self.own if self.own in self.methods else second_method
         if left_method == right_method:
             left_method = next((name for name in self.methods if name != right_method), right_method)
         return left_method, right_method
@@ -76,8 +77,8 @@ def token_view(view: TokenView) -> Markup:
     more than 200,000 times; exactly 0 stays 0, nothing else becomes 0. Texts of tokens beyond the 1,112,031 most frequent
     ones show as "…".
     """
-    payload_base64 = deflated(json.dumps(payload(view), ensure_ascii=False, separators=(",", ":"), allow_nan=False))
-    return Markup(template("tokens.html.j2").render(data=payload_base64, count=len(view.completions)))
+    json_text = json.dumps(payload(view), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return Markup(template("tokens.html.j2").render(data=deflated(json_text), count=len(view.completions)))
 
 
 def payload(view: TokenView) -> dict[str, Any]:
@@ -187,7 +188,8 @@ def _coded_numbers(columns: Sequence[Sequence[float] | None], digits: int) -> di
 
 def _coded(rows: Sequence[Sequence[Hashable] | None]) -> dict[str, Any]:
     """Compress rows of words to a list of the distinct words, and one text per row with a character for each word."""
-    distinct_words = [word for word, _ in Counter(word for row in rows for word in row or ()).most_common()]
+    word_counts = Counter(word for row in rows for word in row or ())
+    distinct_words = [word for word, _ in word_counts.most_common()]
     if len(distinct_words) > _MOST_WORDS:
         distinct_words = [*distinct_words[: _MOST_WORDS - 1], "…"]
     code_points = (point for point in range(32, 0x110000) if not 0xD800 <= point <= 0xDFFF)  # without surrogates

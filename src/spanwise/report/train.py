@@ -171,7 +171,7 @@ def _baseline(recipe: Mapping[str, Any]) -> str:
     """Name the last reward baseline that an objective of the recipe sets; return "" if none is used."""
     method = METHODS.get(str(recipe.get("method")))
     takes_no_baseline = method is not None and "baseline" not in method.inputs
-    baseline_names = [name for entry in recipe.get("objectives") or () if (name := entry.get("baseline"))]
+    baseline_names = [entry["baseline"] for entry in recipe.get("objectives") or () if entry.get("baseline")]
     return "" if takes_no_baseline or baseline_names[-1:] in ([], ["none"]) else f"the {baseline_names[-1]} baseline"
 
 

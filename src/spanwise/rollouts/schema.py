@@ -446,7 +446,8 @@ class Rollouts:
                     f"The critic has {len(critic_values)} values for each token, but {len(self.value_names)} names "
                     f"({', '.join(self.value_names) or 'none'}) for them; give one name to each value."
                 )
-            numbers_by_column = dict(zip(value_columns(self.value_names), critic_values, strict=True)) | numbers_by_column
+            values_by_column = dict(zip(value_columns(self.value_names), critic_values, strict=True))
+            numbers_by_column = values_by_column | numbers_by_column
         cpu_numbers = {name: number_nt.detach().cpu() for name, number_nt in numbers_by_column.items()}
         token_tables = {name: x_nt.masked_fill(~mask_nt, torch.nan).float() for name, x_nt in cpu_numbers.items()}
         token_tables |= {BLOCK: spans.block_nt} if spans.interleaved else {}

@@ -283,9 +283,11 @@ def training_record(
     used_column = next((name for name in ("advantage", "score", "reward") if name in candidate_rewards), None)
     if used_column is None:
         return None
-    block_credit = {x.removeprefix("credit/"): reward.value_n for x, reward in computed_columns.items() if x != "advantage"}
+    credit_columns = {name: reward for name, reward in computed_columns.items() if name != "advantage"}
+    block_credit = {name.removeprefix("credit/"): reward.value_n for name, reward in credit_columns.items()}
     baseline_note = "" if used_column == "advantage" else ", from which nothing is subtracted"
-    description = "the file's 'credit/...' of each block" if block_credit else f"the file's '{used_column}'{baseline_note}"
+    column_text = f"the file's '{used_column}'{baseline_note}"
+    description = "the file's 'credit/...' of each block" if block_credit else column_text
     return AsRecorded(description, candidate_rewards[used_column].value_n.numpy(), by_block=block_credit)
 
 

@@ -236,7 +236,8 @@ def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list
             path.append(node_id)
             node_id = parents[node_id]
         path.reverse()
-        branch_start = next((k for k, i in enumerate(path) if nodes[i].get("sampled") and i not in used_nodes), None)
+        new_places = (place for place, i in enumerate(path) if nodes[i].get("sampled") and i not in used_nodes)
+        branch_start = next(new_places, None)
         if branch_start is not None:
             yield path[:branch_start], path[branch_start:]
             used_nodes.update(path)
@@ -253,8 +254,9 @@ def node_tokens(trace: Trace, i: int) -> NodeTokens:
     number_lists: dict[str, list[float]] = {}
     for name in NUMBER_FIELDS:
         if values := list_field(node_fields, name, (int, float), "numbers"):
-            sampled_values = iter(_of_length(sum(sampled_mask), values, f"'{name}'", node_place, "sampled token"))
-            number_lists[name] = [float(next(sampled_values)) if flag else 0.0 for flag in sampled_mask]
+            sampled_values = _of_length(sum(sampled_mask), values, f"'{name}'", node_place, "sampled token")
+            value_iterator = map(float, sampled_values)
+            number_lists[name] = [next(value_iterator) if flag else 0.0 for flag in sampled_mask]
     loss_weights = object_field(node_fields, _WEIGHTS)
     for name in loss_weights:
         values = list_field(loss_weights, name, (int, float), "numbers")

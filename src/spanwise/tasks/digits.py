@@ -184,7 +184,8 @@ def noisy_traces(problems: Problems, noise: TraceNoise, *, rng: np.random.Genera
     problem_count = len(problems)
     digit_ns = slipping_chain(problems, noise.slip, rng)
     is_refusal_n = rng.random(problem_count) < noise.refusal
-    confidence_n = success_probability(problems, noise) ** noise.power + rng.normal(0, noise.spread, problem_count)
+    success_n = success_probability(problems, noise)
+    confidence_n = success_n**noise.power + rng.normal(0, noise.spread, problem_count)
     if noise.refusal_confidence:
         confidence_n = np.where(is_refusal_n, rng.choice(noise.refusal_confidence, problem_count), confidence_n)
     rows = zip(problems.items, digit_ns.tolist(), is_refusal_n.tolist(), confidence_n.clip(0, 1).tolist(), strict=True)
@@ -260,7 +261,8 @@ def twice_traces(problems: Problems, noise: TwiceNoise, *, rng: np.random.Genera
     digit_ns = slipping_chain(problems, noise.slip, rng)
     is_repeat_n = rng.random(problem_count) < noise.repeat
     is_first_right_n = rng.random(problem_count) < noise.glance ** (problems.length_n - 1)
-    answer_n = np.where(is_first_right_n, np.array(problems.answers), rng.integers(0, 10, problem_count).astype(str))
+    random_digit_n = rng.integers(0, 10, problem_count).astype(str)
+    answer_n = np.where(is_first_right_n, np.array(problems.answers), random_digit_n)
     answer_n = np.where(rng.random(problem_count) < noise.refusal, "?", answer_n)
     traces = []
     trace_rows = zip(answer_n.tolist(), digit_ns.tolist(), problems.length_n.tolist(), is_repeat_n.tolist(), strict=True)
@@ -276,7 +278,6 @@ LONG_SHARE = (0.44, 0.30, 0.06, 0.20)
 LONG_PLUS = 0.95
 #: A long chain's completion has at most eight lines of 14 tokens, and six tokens of tags, answer and end.
 LONGEST = MOST_STEPS * 14 + 6
-#: How many tokens the model of the task digits_long can process: a prompt and the longest completion.
 LONG_POSITIONS = 160
 
 LONG_LAYOUT = Layout({"solution": ["reasoning", "answer"]})

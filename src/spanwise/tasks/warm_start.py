@@ -147,7 +147,8 @@ def warm_start(
         return stage_folders[-1]
     total_steps = sum(_phases(settings)[stretch.name].steps for stretch in stages[finished_count:])
     tokenizer = course.tokenizer()
-    model = load(stage_folders[finished_count - 1]) if finished_count else course.model(tokenizer, seed, **course.shape)
+    last_folder = stage_folders[finished_count - 1]
+    model = load(last_folder) if finished_count else course.model(tokenizer, seed, **course.shape)
     model.to(device)
     steps_done = 0
     for index in range(finished_count, len(stages)):
@@ -305,8 +306,8 @@ def is_intact(folder: Path) -> bool:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         damaged_files = [f"{_RECORD} ({type(error).__name__})"]
     if damaged_files:
-        damaged_list = ", ".join(damaged_files)
-        _logger.warning("The cached warm start '%s' is damaged (%s); spanwise builds it again.", folder, damaged_list)
+        file_list = ", ".join(damaged_files)
+        _logger.warning("The cached warm start '%s' is damaged (%s); spanwise builds it again.", folder, file_list)
     return not damaged_files
 
 

@@ -212,7 +212,7 @@ def _find_roles(path: Path, names: Sequence[str], role_columns: Mapping[str, str
     for role, name in role_columns.items():
         if name not in names:
             raise DataError(f"--columns {role}={name}: {found_text}. {unknown('column', name, names).split(' Known: ')[0]}")
-    used_names = {name for role, name in role_columns.items() if role != "group"}  # one column may be both group and prompt
+    used_names = {name for role, name in role_columns.items() if role != "group"}  # a group may also be the prompt
     roles = dict(role_columns)
     for role in ("prompt", "completion", "answer", "group", "step"):
         list_names = NAMES["completions"] if role == "completion" else ()
@@ -326,15 +326,16 @@ class _PlainTable:
                 continue
             if name in skipped_names:
                 continue
+            is_reward = name in _REWARD_NAMES
             if has_list_cells:
                 column = list(cells.parse_literals(column, cells.is_list))
-            elif name in _REWARD_NAMES:
+            elif is_reward:
                 column = [cells.parse_literal(cell) for cell in column]
             values_n = [column[source.row] for source in self.sources]
             if has_list_cells and self.has_entry_per_completion(name, column):
                 with_sources = zip(values_n, self.sources, strict=True)
                 values_n = [value[source.position] if isinstance(value, list) else value for value, source in with_sources]
-            reward_dicts = [value if isinstance(value, dict) else {} for value in values_n] if name in _REWARD_NAMES else []
+            reward_dicts = [value if isinstance(value, dict) else {} for value in values_n] if is_reward else []
             reward_columns = {f"rewards/{key}": entries for key, entries in cells.by_column(reward_dicts).items()}
             columns_n |= {key: cells.parse_numbers(entries) for key, entries in (reward_columns or {name: values_n}).items()}
         return columns_n
@@ -348,7 +349,8 @@ class _PlainTable:
         if not all(isinstance(value, entry_types) for row in count_of_row for value in column[row]):
             return False
         shared_rows = (source.row for source in self.sources if is_reward and source.siblings > 1)
-        lone_row = next((row for row in shared_rows if _holds_number(column[row]) or isinstance(column[row], dict)), None)
+        lone_rows = (row for row in shared_rows if _holds_number(column[row]) or isinstance(column[row], dict))
+        lone_row = next(lone_rows, None)
         if lone_row is not None:
             lone_text = f"one value of '{name}', {column[lone_row]}"
             raise DataError(
