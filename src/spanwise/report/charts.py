@@ -197,7 +197,7 @@ def _y(field: str, title: str, *, zero: bool = False, percent: bool = False) -> 
 
 
 def _color(names: Sequence[str], palette: Palette = "series") -> alt.Color:
-    colour_list_name = "category" if palette == "series" else "ordinal"  # lists in the page's Vega configuration
+    colour_list_name = "category" if palette == "series" else "ordinal"
     return alt.Color("series:N", scale=alt.Scale(domain=list(names), range=colour_list_name), legend=None)
 
 

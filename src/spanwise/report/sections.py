@@ -157,7 +157,7 @@ def confidence_rows(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, 
 
 
 def _count_in_bins(values: Mapping[str, Tensor], edges: Sequence[float]) -> list[Row]:
-    """Count each series' values in the bins between `edges`; an added bin without width and count ends the chart's line."""
+    """Count each series' values in the bins between `edges`, and add an empty last bin, so that a chart's line ends there."""
     rows: list[Row] = []
     for series, value_n in values.items():
         finite_value_n = value_n[value_n.isfinite()].double().cpu()
@@ -187,7 +187,7 @@ def histogram_rows(values: Mapping[str, Float[Tensor, " n"]], *, bins: int = 41)
 
 
 def figures_of(points: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the names of the figures that charts show: the usual ones, and accuracies and score figures in `points`."""
+    """Return the names of the evaluation figures to draw, in order: the usual ones, then accuracies and score figures."""
     measured_names = dict.fromkeys(name for point in points for name in point)
     accuracies = [name for name in measured_names if name.endswith("_accuracy")]
     score_figures = [name for name in SCORE_FIGURES if name in measured_names]
@@ -214,7 +214,7 @@ def is_share(name: str) -> bool:
 
 
 def figure(point: Mapping[str, Any], name: str) -> float | None:
-    """Return a figure of an evaluation, or None if it has none; `malformed` is 1 minus the figure `format_rate`."""
+    """Return a figure of an evaluation, or None if the evaluation lacks it."""
     if name == "malformed" and point.get("malformed") is None:
         format_rate = point.get("format_rate")
         return None if format_rate is None else 1.0 - format_rate

@@ -202,7 +202,7 @@ def _coded(rows: Sequence[Sequence[Hashable] | None]) -> dict[str, Any]:
 
 
 def _number(value: float | None, digits: int = DIGITS) -> float | int | str | None:
-    """Round a number for JSON, which cannot hold NaN and infinity: they become None and a text."""
+    """Round a number for JSON; NaN becomes None and infinity becomes a text, because JSON has neither."""
     if value is None or math.isnan(value):
         return None
     if math.isinf(value):

@@ -208,7 +208,7 @@ def _headlines(
     first_point = points[0] if points else {}
     headlines = []
     for name in _HEADLINE_FIGURES:
-        is_optional = name == "refusal_rate" or name.startswith(OF_SCORE)  # figures of some tasks only
+        is_optional = name == "refusal_rate" or name.startswith(OF_SCORE)
         is_measured = name in intervals or any(figure(point, name) is not None for point in points)
         if name in unmeasured or (is_optional and not is_measured and (points or name.startswith(OF_SCORE))):
             continue
@@ -434,7 +434,7 @@ def mode_headlines(batches: Lines) -> list[Headline]:
 
 
 def _pages(batches: Lines) -> Iterator[tuple[type[Mode], Page, dict[str, str]]]:
-    """Yield each training mode that has a page section, the section, and the prefix of each critic output's metrics."""
+    """Yield each training mode that has a page section, with the section and the prefixes of the mode's metrics."""
     for mode in MODES.values():
         if mode.page is not None:
             metric_name = mode.page.headline[0]

@@ -185,7 +185,7 @@ def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: f
     """Explain the credit of a block: the objectives' credits that add up to it, and the share of each token."""
     objectives = [name for name, objective in rule.objectives.items() if block in (COMPLETION, *objective["pays"])]
     credit_parts = list(row.parts.get(method, ()))
-    if not objectives or len(credit_parts) != 1:  # the only part of a credit may cover all objectives
+    if not objectives or len(credit_parts) != 1:  # a single part of the credit may cover all objectives
         credit_parts = [part for part in credit_parts if part.objective in objectives]
     share_and_score = row.own.get(method) if rule.verdict in objectives else None
     score_share, own_score = share_and_score or (0.0, 0.0)

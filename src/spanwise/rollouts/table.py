@@ -212,7 +212,7 @@ class RolloutTable:
         """
         reward_columns = parse_rewards({name: values for name, values in rewards.items() if not is_computed(name)})
         compared_names = [name for name in COMPARED if name in reward_columns][:1]
-        # A column of rewards that is not also among `columns` is one by the file's format, so it must hold numbers.
+        # The file's format says that these columns are rewards, so those without numbers are reported.
         expected_names = [name for name in rewards if name in COMPARED or name not in columns]
         unread_columns = {name: rewards[name] for name in expected_names if name not in reward_columns}
         return RolloutTable(

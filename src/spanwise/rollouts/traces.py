@@ -145,7 +145,7 @@ def write_traces(
 
 
 def write_branches(file: Path, source: Path, advantage_rows: Iterator[Sequence[float]]) -> None:
-    """Copy a file of traces with new advantages: one row of them for each trained branch, in the order of the file."""
+    """Copy a file of traces with new advantages, given as one row for each trained branch in the order of the file."""
     with whole_file(file) as temporary, temporary.open("w", encoding="utf-8") as stream:
         for _, _, record in read_records([source]):
             for trace in trained_traces(record):

@@ -99,7 +99,7 @@ class Problems(EmbeddedProblems):
     length_n: Int[np.ndarray, " n"]  # the number of steps
     operator_ns: Int[np.ndarray, "n s"]  # indices into `OPERATORS`
     operand_ns: Int[np.ndarray, "n s"]
-    plus_n: Bool[np.ndarray, " n"] | Bool[np.ndarray, "n s"]  # whether `~` means plus in a prompt, or in a step
+    plus_n: Bool[np.ndarray, " n"] | Bool[np.ndarray, "n s"]  # whether `~` means plus, for each prompt or each step
 
     @property
     def items(self) -> list[list[str]]:

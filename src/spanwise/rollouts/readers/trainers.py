@@ -42,7 +42,7 @@ def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -
     key_matches = [match for match in map(_ROLLOUT_KEY.fullmatch, group_ids) if match]
     if len(key_matches) == len(group_ids):
         group_ids = [match[1] for match in key_matches]
-    elif len(set(zip(group_ids, steps, strict=True))) == len(group_ids):  # every row has a uid of its own
+    elif len(set(zip(group_ids, steps, strict=True))) == len(group_ids):  # each row has its own id, so ids form no groups
         group_ids = []
     return RolloutTable.of(
         "verl",
