@@ -109,7 +109,7 @@ def test_reading_takes_little_beside_what_is_kept_and_says_how_far_it_is(name, t
     size = sum(file.stat().st_size for file in ([path] if path.is_file() else path.glob("*.pt")))
     monkeypatch.setattr(json_array, "_PIECE", 2**14)
     monkeypatch.setattr(files, "_BLOCK", 2**16)
-    monkeypatch.setattr(columns, "_ROWS", 8)
+    monkeypatch.setattr(columns, "_ROWS_AT_ONCE", 8)
     options = {"tokenizer": tokenizer} if stream_bytes else {}
     read_rollouts(path, **options)  # imports, and the tokenizer
     done = []
