@@ -134,7 +134,7 @@ def test_reading_takes_little_beside_what_is_kept_and_says_how_far_it_is(name, t
 def test_arrow_keeps_nothing_of_the_rows_before(tmp_path, monkeypatch):
     """Arrow's own memory, which tracemalloc does not see: at most a few of thirty row groups."""
     file = tmp_path / "a.parquet"
-    monkeypatch.setattr(columns, "_ROWS", 5)
+    monkeypatch.setattr(columns, "_ROWS_AT_ONCE", 5)
     pq.write_table(pa.Table.from_pylist(ROWS), file, row_group_size=5, compression="none", use_dictionary=False)
     before, at_each = pa.total_allocated_bytes(), []
     for batch in columns.read_row_batches(file, ["completion"], files.ReadingProgress([file])):
