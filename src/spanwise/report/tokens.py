@@ -63,7 +63,7 @@ class TokenView:
         """Return the two methods that the page shows first: grpo if it is among them, and the run's own method."""
         left_method = "grpo" if "grpo" in self.methods else self.methods[0]
         second_method = self.methods[1] if len(self.methods) > 1 else left_method
-        right_method = self.own if self.own in self.methods else second_method
+        right_method = self.own if self.own and self.own in self.methods else second_method
         if left_method == right_method:
             left_method = next((name for name in self.methods if name != right_method), right_method)
         return left_method, right_method

@@ -207,15 +207,15 @@ def rollout_table(columns: Mapping[str, Any], offsets: Int[np.ndarray, " o"] | S
             cell_texts = (cell if isinstance(cell, str | None) else json.dumps(cell, default=object_text) for cell in values)
             column_array = pa.array([text if text is None else clean(text) for text in cell_texts], pa.string())
         else:
-            holds_lists = column_type is not None and pa.types.is_list(column_type)
+            list_type = column_type if column_type is not None and pa.types.is_list(column_type) else None
             values = values.numpy() if isinstance(values, Tensor) else values
-            value_type = column_type.value_type if holds_lists else column_type
+            value_type = column_type if list_type is None else list_type.value_type
             column_array = pa.array(values, value_type, from_pandas=True)  # NaN becomes null
-            if holds_lists and len(values) != list_offsets[-1].as_py():
+            if list_type is not None and len(values) != list_offsets[-1].as_py():
                 raise AlignmentError(
                     f"There are {list_offsets[-1]} tokens and {len(values)} entries of '{name}'; give one entry for each token."
                 )
-            column_array = pa.ListArray.from_arrays(list_offsets, column_array) if holds_lists else column_array
+            column_array = column_array if list_type is None else pa.ListArray.from_arrays(list_offsets, column_array)
         if column_array is not None:
             arrays_by_column[name] = column_array
     return pa.table(arrays_by_column)
