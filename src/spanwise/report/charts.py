@@ -14,9 +14,10 @@ import altair as alt
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
 Drawn = alt.Chart | alt.LayerChart
+#: The names of the page's two lists of colours. The list "verdicts" is grey from the third colour on.
 Palette = Literal["series", "verdicts"]
 
-NOTHING = "none"
+NOTHING = "none"  # what a tooltip shows for a series without a value
 #: The width of every vertical axis with its labels, so that charts above each other are aligned.
 _AXIS_WIDTH = 42
 
@@ -70,8 +71,8 @@ def reliability_diagram(rows: Rows, *, by: str = "confidence") -> tuple[Drawn, D
     )
     point_layer = _points(base_chart, 70).encode(x=confidence_axis, y=alt.Y("accuracy:Q", **accuracy_options))
     # The bin of confidence 1 has no width (its `low` is its `high`), so it is drawn 0.035 wide.
-    upper_edges = [row["high"] if row["high"] > row["low"] else row["low"] + 0.035 for row in filled_bins]
-    drawn_bins = _chart([{**row, "high": edge} for row, edge in zip(filled_bins, upper_edges, strict=True)])
+    drawn_rows = [row if row["high"] > row["low"] else {**row, "high": row["low"] + 0.035} for row in filled_bins]
+    drawn_bins = _chart(drawn_rows)
     bin_axis = alt.X("low:Q", title=by, scale=confidence_scale, axis=labelled_axis)
     count_axis = alt.Y("count:Q", title="count", axis=alt.Axis(minExtent=_AXIS_WIDTH, tickCount=3, format="~s"))
     bar_layer = drawn_bins.mark_bar(binSpacing=1).encode(x=bin_axis, x2="high:Q", y=count_axis, y2=alt.datum(0))
@@ -116,10 +117,10 @@ def histograms(rows: Rows, *, names: Sequence[str], x: str = "credit", zero: boo
     base_chart = _chart(rows).encode(x=bin_axis, color=_color(names))
     areas = base_chart.mark_area(interpolate="step-after", opacity=0.16, line=False).encode(y=share_axis.stack(None))
     outlines = base_chart.mark_line(interpolate="step-after", strokeWidth=2).encode(y=share_axis)
-    zero_line = _chart([{"low": 0}]).mark_rule(style="reference").encode(x="low:Q")
+    zero_line = [_chart([{"low": 0}]).mark_rule(style="reference").encode(x="low:Q")] if zero else []
     bin_rows = [row for row in rows if row["low"] < row["high"]]
     hover = bands(bin_rows, keys={"low": "from", "high": "to"}, value="share", percent=True, x=bin_axis, x2=alt.X2("high:Q"))
-    return _layered(height, *([zero_line] if zero else []), areas, outlines, hover)
+    return _layered(height, *zero_line, areas, outlines, hover)
 
 
 def forest(rows: Rows, *, names: Sequence[str], x: str, palette: Palette = "series") -> Drawn:
@@ -197,7 +198,7 @@ def _y(field: str, title: str, *, zero: bool = False, percent: bool = False) -> 
 
 
 def _color(names: Sequence[str], palette: Palette = "series") -> alt.Color:
-    colour_list_name = "category" if palette == "series" else "ordinal"
+    colour_list_name = "category" if palette == "series" else "ordinal"  # the page's Vega configuration defines both
     return alt.Color("series:N", scale=alt.Scale(domain=list(names), range=colour_list_name), legend=None)
 
 
@@ -235,7 +236,7 @@ def nearest(rows: Rows, *, x: alt.X, title: str, percent: bool = False) -> alt.C
 def bands(
     rows: Rows, *, keys: Mapping[str, str | None], value: str = "value", percent: bool = False, **place: Any
 ) -> alt.Chart:
-    """Build invisible bands along an axis; the tooltip of a band shows the values of all series there."""
+    """Build invisible bands along an axis, with tooltips of all series; `keys` maps other tooltip fields to headings."""
     # A series' name may hold characters that are not allowed in a field's name, so the fields are `s0`, `s1`, ...
     series_names = dict.fromkeys(str(row["series"]) for row in rows)
     field_of_series = {name: f"s{n}" for n, name in enumerate(series_names)}

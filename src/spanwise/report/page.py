@@ -26,6 +26,7 @@ from spanwise.report.charts import Drawn, Palette
 from spanwise.report.words import Terms
 from spanwise.rollouts.folder import hidden
 
+#: The types of the cells in a report page's table: None and NaN are shown as "not measured".
 Cell = str | float | int | None
 Table = Sequence[Mapping[str, Cell]]
 

@@ -23,7 +23,7 @@ Row = dict[str, Any]
 Seeds = Mapping[int, Sequence[Mapping[str, Any]]]
 
 SHARES = ("accuracy", "refusal_rate", "malformed", "coverage")
-MOST = 100
+MOST = 100  # the largest number of points in a chart's curve, and of rows in the chart's table
 _VOTING_OPTIONS: Mapping[str, Any] = {"x": "samples n", "label": "n", "height": 280}
 _CONFIDENCE_COLUMNS = ("confidence", "score")
 VOTES_BY_SCORE = "No completion states a confidence, so votes are weighed by the self-rewarding score."
@@ -43,9 +43,9 @@ def calibration_section(samples: Mapping[str, Mapping[str, Tensor]], *, note: st
             if kind in columns:
                 panels += _calibration_panels(name, kind, columns, note)
     has_scores = any("score" in columns for columns in samples.values())
-    score_words = {"kinds": "confidence or have the same score", "score": f" {NOTES['score']}"}
-    words = score_words if has_scores else {"kinds": "confidence", "score": ""}
-    return section("Reliability", words, panels=panels)
+    kinds_text = "confidence or have the same score" if has_scores else "confidence"
+    score_note = f" {NOTES['score']}" if has_scores else ""
+    return section("Reliability", {"kinds": kinds_text, "score": score_note}, panels=panels)
 
 
 def _calibration_panels(name: str, kind: str, columns: Mapping[str, Tensor], note: str) -> list[Panel]:
@@ -129,13 +129,13 @@ def attempts_section(votes: Mapping[str, Mapping[str, Curve]]) -> Section:
 
 
 def credit_section(methods: Sequence[str], credit: Mapping[str, Mapping[str, Tensor]], *, of: str) -> Section:
-    """Build the section with histograms of each block's credit under several methods."""
+    """Build the section with histograms of each block's credit under several methods; `of` describes the completions."""
     credit = {method: grouped(columns) for method, columns in credit.items()}
     block_names = dict.fromkeys(block for method in methods for block in credit[method])
     panels = list[Panel]()
     for block in block_names:
         rows = histogram_rows({method: credit[method][block] for method in methods if block in credit[method]})
-        wide_bins = [row for row in rows if row["low"] < row["high"]]
+        wide_bins = [row for row in rows if row["low"] < row["high"]]  # leaves out each histogram's empty last bin
         bin_rows = [{"from": row["low"], "to": row["high"], row["series"]: row["share"]} for row in wide_bins]
         if rows:
             panels.append(Panel(block, (histograms(rows, names=methods, height=220),), merged(bin_rows, key="from")))
@@ -271,5 +271,5 @@ def merged(rows: Iterable[Row], *, key: str) -> list[Row]:
 
 def percent(share: float) -> str:
     """Format a share as a percentage."""
-    decimal_places = 1 if share >= 0.001 else 2
-    return f"{100 * share:.{0 if share in (0, 1) else decimal_places}f} %"
+    decimal_places = 0 if share in (0, 1) else 1 if share >= 0.001 else 2
+    return f"{100 * share:.{decimal_places}f} %"

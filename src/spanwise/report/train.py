@@ -208,7 +208,7 @@ def _headlines(
     first_point = points[0] if points else {}
     headlines = []
     for name in _HEADLINE_FIGURES:
-        is_optional = name == "refusal_rate" or name.startswith(OF_SCORE)
+        is_optional = name == "refusal_rate" or name.startswith(OF_SCORE)  # only some tasks have refusals or scores
         is_measured = name in intervals or any(figure(point, name) is not None for point in points)
         if name in unmeasured or (is_optional and not is_measured and (points or name.startswith(OF_SCORE))):
             continue
@@ -217,8 +217,7 @@ def _headlines(
         interval = intervals.get(name)
         format_value = percent if is_share(name) else shown
         small_print = _note(interval, value_at_start if len(points) > 1 else None, format_value)
-        alarm_name = "format_rate" if name == "malformed" else name
-        alarm = alarm_of_figure.get(alarm_name, "")
+        alarm = alarm_of_figure.get("format_rate" if name == "malformed" else name, "")
         headlines.append(Headline(figure_name(name), None if value is None else format_value(value), small_print, alarm))
     return headlines
 

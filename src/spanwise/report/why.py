@@ -12,13 +12,13 @@ import numpy as np
 from spanwise.rollouts.rows import COMPLETION, TokenRow
 from spanwise.rollouts.schema import CreditPart
 
-DIGITS = 4
+DIGITS = 4  # significant digits of a number on a report page
 _MINUS = "\u2212"
-_MOST_NAMED = 3
+_MOST_NAMED = 3  # the largest number of blocks that a sentence names one by one
 #: A term of a sum that is shown as text: its amount, the amount as text, and its name.
 _Term = tuple[float, str, str]
-LEFT_OUT = ("absent", "unparsable")
-_NO_BASELINE = {
+LEFT_OUT = ("absent", "unparsable")  # the statuses of a reward whose block is missing or unreadable
+_NO_BASELINE = {  # by `CreditPart.reason`
     "singleton": "there is no other completion to compare this one with",
     "no_scale": "the compared rewards have no spread to divide by",
 }
@@ -183,7 +183,7 @@ def explained(row: TokenRow, method: str, rule: Rule) -> dict[str, Any]:
 
 def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: float) -> dict[str, Any]:
     """Explain the credit of a block: the objectives' credits that add up to it, and the share of each token."""
-    objectives = [name for name, objective in rule.objectives.items() if block in (COMPLETION, *objective["pays"])]
+    objectives = [name for name, objective in rule.objectives.items() if block == COMPLETION or block in objective["pays"]]
     credit_parts = list(row.parts.get(method, ()))
     if not objectives or len(credit_parts) != 1:  # a single part of the credit may cover all objectives
         credit_parts = [part for part in credit_parts if part.objective in objectives]

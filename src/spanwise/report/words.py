@@ -9,7 +9,7 @@ import yaml
 from markupsafe import Markup, escape
 
 _WRITTEN = yaml.safe_load(files("spanwise.report").joinpath("static", "words.yaml").read_text(encoding="utf-8"))
-SECTIONS: Mapping[str, Mapping[str, Any]] = _WRITTEN["sections"]
+SECTIONS: Mapping[str, Mapping[str, Any]] = _WRITTEN["sections"]  # by title: `asks`, `text` and, for some, `charts`
 NOTES: Mapping[str, str] = _WRITTEN["notes"]
 FIGURES: Mapping[str, str] = _WRITTEN["figures"]
 WAYS: Mapping[str, str] = _WRITTEN["ways"]

@@ -39,8 +39,7 @@ def parse_numbers(values: Sequence[Any]) -> list[Any]:
     if filled_texts and all(text in _BOOLEAN_OF_TEXT for text in filled_texts):
         value_of_text = _BOOLEAN_OF_TEXT
     elif all(map(NUMBER.fullmatch, filled_texts)):
-        whole_texts = {text for text in filled_texts if text.strip().lstrip("+-").isdecimal()}
-        value_of_text = {text: int(text) if text in whole_texts else float(text) for text in filled_texts}
+        value_of_text = {text: int(text) if text.strip().lstrip("+-").isdecimal() else float(text) for text in filled_texts}
     else:
         return values
     return [value_of_text.get(value) if isinstance(value, str) else value for value in values]
@@ -162,6 +161,7 @@ def message_text(message: Any) -> str:
         calls = [] if calls is None else [calls]
     if not len(calls) and message.get("function_call") is not None:  # OpenAI's old name for a single call
         calls = [message["function_call"]]
+    # Servers call the reasoning differently, and a refusal has no content.
     reasoning_text = content_text(message.get("reasoning_content")) or content_text(message.get("reasoning"))
     said_text = content_text(message) or content_text(message.get("refusal"))
     return "\n".join(filter(None, [reasoning_text, said_text, *map(_call_text, calls)]))

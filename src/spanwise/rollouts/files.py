@@ -23,7 +23,7 @@ from spanwise.rollouts.cells import at_place, short_repr
 from spanwise.rollouts.json_array import array_entries
 
 Parsed = TypeVar("Parsed")
-SUFFIXES = {".csv": ",", ".tsv": "\t"}
+SUFFIXES = {".csv": ",", ".tsv": "\t"}  # the delimiters of text tables; a CSV file may use another one
 #: How many bytes of a text table Arrow reads at once; for a long row more, up to `_LARGEST_BLOCK`.
 _BLOCK, _LARGEST_BLOCK = 2**20, 2**31 - 1
 _MOST_HEADING_BYTES = 2**20

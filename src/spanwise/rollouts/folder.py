@@ -25,14 +25,14 @@ from spanwise.rollouts.schema import write_rollouts
 TRAINING, ONE_PROMPT = "rollouts", "one_prompt"
 #: The files that only a finished run has.
 RESULTS = ("summary.json", "evaluation.parquet", "report.html")
-WRITES = (
+WRITES = (  # all files and folders that a run writes
     "recipe.yaml", "metrics.jsonl", TRAINING, ONE_PROMPT, "checkpoints", "model", "tokenizer", "critic", "laser.json", *RESULTS,
 )  # fmt: skip
 
 #: The recipe sections that may hold a secret: settings of libraries and of the user's own functions.
 _SECRET_SECTIONS = ("trainer", "objectives")
 _SECRET_NAME = re.compile(r"secret|passw|passphrase|credential|(api|access|auth|private|account|hub|hf)_?key|_token$")
-_SPECIAL_TOKEN_NAME = re.compile(
+_SPECIAL_TOKEN_NAME = re.compile(  # such as pad_token, which is no secret
     r"(^|_)(pad|eos|bos|unk|sep|cls|mask|stop|start|end|begin|special|image|video|audio|think|tool)_token$"
 )
 

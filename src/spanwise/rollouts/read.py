@@ -35,7 +35,7 @@ _PLACES = (
 )  # fmt: skip
 #: The suffixes of files that may hold rollouts; JSON files are left out, because many programs write settings in them.
 _TABLES = (".parquet", ".jsonl", ".csv", ".tsv", ".eval", ".pt")
-_LEGACY_VERIFIERS_FIELDS = {"example_id", "metrics", "error", "error_chain"}
+_LEGACY_VERIFIERS_FIELDS = {"example_id", "metrics", "error", "error_chain"}  # only verifiers before 1.0 writes them
 
 
 def read_rollouts(

@@ -74,7 +74,7 @@ ANSWER, VALUES, LOGP = "answer", "values", "logprobs"
 #: The method name under which a file holds the advantages that its trainer recorded.
 RECORDED = "recorded"
 
-VERSION = "1"
+VERSION = "1"  # of the rollout format; every file holds it in its metadata
 _VERSION_KEY, _TOKENIZER_KEY = b"spanwise.rollouts", b"spanwise.tokenizer"
 
 
@@ -434,7 +434,7 @@ class Rollouts:
         assert batch.ids_nt is not None, "the batch of a trainer has token ids"
         assert batch.mask_nt is not None, "the batch of a trainer has a mask"
         mask_nt = batch.mask_nt.bool()
-        kept_nt = mask_nt.flip(1).cumsum(1).flip(1) > 0  # drops the padding after the last sampled token
+        kept_nt = mask_nt.flip(1).cumsum(1).flip(1) > 0  # True for all tokens up to the last sampled one
         in_loss_n1 = (spans.block_nt >= 0).any(dim=1, keepdim=True)
         present_rows = [[text[name] is not None for name in spans.names] for text in texts]
         present_nk = torch.tensor(present_rows, dtype=torch.bool).reshape(-1, len(spans.names))
@@ -448,8 +448,9 @@ class Rollouts:
                 )
             values_by_column = dict(zip(value_columns(self.value_names), critic_values, strict=True))
             numbers_by_column = values_by_column | numbers_by_column
-        cpu_numbers = {name: number_nt.detach().cpu() for name, number_nt in numbers_by_column.items()}
-        token_tables = {name: x_nt.masked_fill(~mask_nt, torch.nan).float() for name, x_nt in cpu_numbers.items()}
+        token_tables: dict[str, Tensor] = {}
+        for name, number_nt in numbers_by_column.items():
+            token_tables[name] = number_nt.detach().cpu().masked_fill(~mask_nt, torch.nan).float()
         token_tables |= {BLOCK: spans.block_nt} if spans.interleaved else {}
         advantages_nt = self.advantages_nt.masked_fill(~in_loss_n1, torch.nan)
         rollout_columns = {

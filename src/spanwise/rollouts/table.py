@@ -35,7 +35,7 @@ _OBJECT, _VALUE_START = re.compile(r'\{\s*"'), re.compile(r'(?:(?<=[\s"]:)|(?<=[
 #: The names of the reward that a trainer compared, in order of preference.
 COMPARED = ("score", "reward", "scores", "rewards")
 
-AT_ONCE = 256
+AT_ONCE = 256  # texts that the tokenizer encodes in one call
 
 #: Columns that may mark right completions with 1 and wrong ones with 0, in order of preference.
 VERDICTS = ("acc", "accuracy", "accuracy_reward", "is_correct", "score", "reward")
@@ -339,7 +339,7 @@ def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) 
         text_iterator = iterate_texts()
         while text_chunk := list(islice(text_iterator, AT_ONCE)):
             for text, encoding in zip(text_chunk, encoder.encode_batch(text_chunk, add_special_tokens=False), strict=True):
-                text_ids = np.array(encoding.ids, np.int32)
+                text_ids = np.array(encoding.ids, np.int32)  # the encoding object would take a hundred bytes per token
                 flat_ids.extend(text_ids)
                 text_lengths.append(len(text_ids))
                 changed_count += vocabulary.join(text_ids)[0] != text.encode()

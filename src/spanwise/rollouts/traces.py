@@ -20,7 +20,7 @@ from spanwise.types import Status
 
 #: The fields of a node that list one number for each of its sampled tokens.
 NUMBER_FIELDS = ("logprobs", "advantages", "reference_logprobs", "trainer_logprobs", "entropies")
-_WEIGHTS = "loss_weights"
+_WEIGHTS = "loss_weights"  # a node's field with lists of one weight per token, by name
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ def trained_traces(record: Mapping[str, Any]) -> Iterator[Trace]:
 
 
 def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield the nodes of each trained branch of a trace: those of its context, and those that it trains.
+    """Yield the nodes of each trained branch of a trace: those of its context, and those that it adds.
 
     The first branch through a sampled node owns it; for other branches it is context. An attempt to shorten the history trains only
     if the agent continued from it.

@@ -88,6 +88,7 @@ SMUDGE_IS_PLUS = 0.7
 STEPS = 6
 _RISKY = "*~"
 
+#: The two blocks of a completion of the digit chain.
 DIGITS_LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]})
 
 
@@ -128,8 +129,8 @@ class TraceNoise:
     refusal: float  # the probability of a refusal: `<reasoning></reasoning><answer>?</answer>`
     # The confidences that a refusal may state, drawn at random; if empty, refusals state confidences like other answers.
     refusal_confidence: tuple[float, ...] = ()
-    power: float = 0.5  # the stated confidence is the probability of success to this power, plus noise
-    spread: float = 0.25  # the standard deviation of the noise in a stated confidence
+    power: float = 0.5  # a completion states (probability of success)**power + noise, rounded to 0.1: over-confident
+    spread: float = 0.25  # the standard deviation of the noise, which makes the stated confidence weakly informative
 
 
 NOISE: dict[str, TraceNoise] = {
@@ -150,8 +151,7 @@ def run_chain(
     """Return the digit after every step of N chains; where `slip_ns` is true, take the wrong digit from `slipped_ns`."""
     digit_n = problems.start_n
     digits_after_step: list[np.ndarray] = []
-    is_plus_n1 = problems.plus_n.reshape(len(problems), -1)
-    is_plus_ns = np.broadcast_to(is_plus_n1, problems.operator_ns.shape)
+    is_plus_ns = np.broadcast_to(problems.plus_n.reshape(len(problems), -1), problems.operator_ns.shape)
     for step in range(problems.operator_ns.shape[1]):
         operator_n, operand_n = problems.operator_ns[:, step], problems.operand_ns[:, step]
         sign_n = np.where(is_plus_ns[:, step], 1, -1)
@@ -275,10 +275,10 @@ def twice_traces(problems: Problems, noise: TwiceNoise, *, rng: np.random.Genera
 
 FEWEST_STEPS, MOST_STEPS = 4, 8
 LONG_SHARE = (0.44, 0.30, 0.06, 0.20)
-LONG_PLUS = 0.95
+LONG_PLUS = 0.95  # the probability that a smudged operator `~` is a plus
 #: A long chain's completion has at most eight lines of 14 tokens, and six tokens of tags, answer and end.
 LONGEST = MOST_STEPS * 14 + 6
-LONG_POSITIONS = 160
+LONG_POSITIONS = 160  # how many tokens the model can process: a prompt and the longest completion
 
 LONG_LAYOUT = Layout({"solution": ["reasoning", "answer"]})
 
@@ -311,7 +311,7 @@ class LongNoise:
 
     slip: tuple[float, float, float]  # probability that the result of a step becomes a random digit, for `+`, `-` and `*`
     careful: float = 0.3  # share of careful lines, which write their calculation twice
-    relief: float = 0.2  # a careful line multiplies the probability of a random digit by this factor
+    relief: float = 0.2  # in careful lines, the probability of a random digit is multiplied by this
     plus: float = 0.5  # probability that a smudged operator `~` is read as a plus
 
 

@@ -123,16 +123,17 @@ def build_model(tokenizer: Any, seed: int, *, layers: int = 2, positions: int = 
 
 #: Prompts, each with the completion that a warm start imitates.
 Pairs = list[tuple[str, str]]
+#: The name of a warm start of the digit chains or of the invoice letters.
 Start = Literal["easy", "hard", "twice", "long", "invoices"]
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """One stage of a warm start: how to draw its training texts, and which of their tokens enter the loss."""
+    """One stage of a warm start: how to draw its texts, and the tokens in the loss (`None`: all tokens after the prompts)."""
 
     name: str
     place: int  # the seed of this stage's training texts
-    noise: Any  # a dataclass such as `TraceNoise`, which describes the errors in the training texts
+    noise: Any  # the errors of the texts, such as `TraceNoise`: a dataclass, because the cached model's key contains it
     draw: Callable[[int, np.random.Generator], Pairs]
     learned: Callable[[Int[Tensor, "n t"], dict[str, int]], Bool[Tensor, "n t"]] | None = None
 
@@ -265,7 +266,6 @@ class Task:
 def stated_confidences(text: list[BlockText], block: str, layout: Layout, *, tag: str = "confidence") -> torch.Tensor:
     """Return the number that each completion states as its confidence; NaN if it is missing or unreadable."""
     block_fields = [blocks.get(block) or {} for blocks in text]
-    has_tag = tag in layout.keys[block]
-    confidence_texts = [fields.get(tag) if has_tag else None for fields in block_fields]
+    confidence_texts = [fields.get(tag) if tag in layout.keys[block] else None for fields in block_fields]
     confidences = [None if stated is None else parse_confidence(stated) for stated in confidence_texts]
     return torch.tensor([math.nan if q is None else q for q in confidences], dtype=torch.float64)

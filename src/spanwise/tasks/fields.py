@@ -22,7 +22,7 @@ DIGITS = 8
 #: The names of fields, in order; only benchmarks/field_kinds.py uses `total`.
 LETTERS = "abcdefghijklmnop"
 NAMES = (*LETTERS, "total")
-FORM = "form"
+FORM = "form"  # the block of all text outside the fields' values
 _TABLE = np.array([4, 7, 1, 9, 0, 6, 2, 8, 5, 3])
 
 #: The question of field k: an operation and the places of its digits in the prompt; the answer to `hidden` cannot be known.
@@ -130,7 +130,7 @@ class Fields:
         return 2 * self.count + 2
 
     def values(self, problems: FieldProblems, slips: tuple[np.ndarray, np.ndarray] | None = None) -> Int[np.ndarray, "n k"]:
-        """Compute the value of every field of N objects; `slips` says which values to replace, and by what."""
+        """Compute the value of every field of N objects; `slips` marks values to replace, (N, K), and holds their replacements."""
         value_nk = np.stack([value_of(problems, *question) for question in QUESTIONS[: self.count]], axis=1)
         return value_nk if slips is None else np.where(*slips, value_nk)
 

@@ -22,7 +22,7 @@ from spanwise.tasks.embedded import Task
 PromptFormat = Literal["confidence", "two_attempts"]
 #: Where an instruction goes: into plain text (no chat template), into the user's message, or into a system message.
 PromptStyle = Literal["plain", "user", "system"]
-_SEARCHED_PROMPTS = 64
+_SEARCHED_PROMPTS = 64  # for the layout's tags, to warn if prompts do not ask for them
 _TRL_COLUMNS = ("completion", "completions", "completion_ids", "prompts", "image", "images", "environment")
 _READERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 _NO_ROWS = "The dataset '{}' is empty and cannot be read; add rows, or set --dataset to another one."
@@ -134,8 +134,7 @@ def _load_tokenizer(model: str) -> tuple[Any, PromptStyle]:
     except Exception as error:  # transformers, and its parsers of damaged files, raise many types of exceptions
         if Path(model).is_dir():
             file_names = sorted(file.name for file in Path(model).iterdir()) or ["no file"]
-            file_names[8:] = ["..."] if len(file_names) > 8 else []
-            file_list = ", ".join(file_names)
+            file_list = ", ".join([*file_names[:8], "..."] if len(file_names) > 8 else file_names)
             fault = f"The model folder '{model}' needs a config and a tokenizer that can be read; it holds {file_list}"
         else:
             fault = f"The model '{model}' is neither a folder in '{Path.cwd()}' or beside the recipe, nor a hub model within reach"
@@ -338,7 +337,7 @@ def _cell_fault(cell: Any, option: str, columns: DatasetColumns, *, template: bo
 
 
 def set_aside(rows: Any, dataset: str, eval_limit: int) -> tuple[Any, Any]:
-    """Split a dataset's rows into those for training and those for evaluation, at most `eval_limit`."""
+    """Split a dataset's rows into those for training, in order, and at most `eval_limit` of those for evaluation."""
     held_out_count = min(HELD_OUT, max(1, len(rows) // 5))
     if len(rows) < 2 or eval_limit < 1:
         raise DataError(

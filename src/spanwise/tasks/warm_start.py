@@ -147,8 +147,7 @@ def warm_start(
         return stage_folders[-1]
     total_steps = sum(_phases(settings)[stretch.name].steps for stretch in stages[finished_count:])
     tokenizer = course.tokenizer()
-    last_folder = stage_folders[finished_count - 1]
-    model = load(last_folder) if finished_count else course.model(tokenizer, seed, **course.shape)
+    model = load(stage_folders[finished_count - 1]) if finished_count else course.model(tokenizer, seed, **course.shape)
     model.to(device)
     steps_done = 0
     for index in range(finished_count, len(stages)):

@@ -17,14 +17,14 @@ from spanwise.rollouts.files import ReadingProgress, parse_records
 from spanwise.rollouts.json_array import member_entries
 from spanwise.rollouts.table import RolloutTable, TokenizedTexts, tokenize
 
-_NUMBER_OF_GRADE = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
+_NUMBER_OF_GRADE = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}  # for the letters that Inspect's scorers give
 LM_EVAL_REQUIRED = frozenset({"doc_id", "resps", "arguments"})
 
 
 def is_inspect(file: Path) -> bool:
     """Return whether a file is a log of Inspect, by its suffix or by the first fields of its JSON."""
     with file.open("rb") as stream:
-        start = b"".join(stream.read(200).split())
+        start = b"".join(stream.read(200).split())  # without white space
     return file.suffix.lower() == ".eval" or (start.startswith(b'{"version":') and b'"status":' in start)
 
 

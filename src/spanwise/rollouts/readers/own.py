@@ -55,7 +55,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     if splits_words and schema.TEXT not in column_names:
         raise DataError(f"'{path}' holds token ids, but no text; give the folder of the tokenizer with --tokenizer.")
     if splits_words:  # the file's numbers belong to its tokens, not to words
-        number_columns = trained_columns = []
+        number_columns, trained_columns = [], []
     read_names = [name for name in column_names if name not in unread_columns]
     table = concatenate_tables(path, [pq.read_table(file, columns=read_names) for file in files])
     file_tokens = _read_tokens(files, token_column, number_columns, trained_columns, keep=not splits_words)

@@ -67,6 +67,7 @@ def read_plain(
     row_count = max(map(len, table.values()), default=0)
     if not row_count:
         raise DataError(f"'{path}' holds no completions.")
+    # A table without a column of completions may have a column for each part of a completion.
     has_completions = "completion" in role_columns or not _COMPLETION_COLUMNS.isdisjoint(table)
     if has_completions or not {*parts} <= table.keys():
         parts = ()
@@ -212,7 +213,7 @@ def _find_roles(path: Path, names: Sequence[str], role_columns: Mapping[str, str
     for role, name in role_columns.items():
         if name not in names:
             raise DataError(f"--columns {role}={name}: {found_text}. {unknown('column', name, names).split(' Known: ')[0]}")
-    used_names = {name for role, name in role_columns.items() if role != "group"}  # a group may also be the prompt
+    used_names = {name for role, name in role_columns.items() if role != "group"}  # one column may be both group and prompt
     roles = dict(role_columns)
     for role in ("prompt", "completion", "answer", "group", "step"):
         list_names = NAMES["completions"] if role == "completion" else ()

@@ -77,7 +77,7 @@ def _parse_verl(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-#: The fields that hold no metric, although they may be numbers, in old records without a field `metrics`.
+#: The fields that hold no metric, even if they are numbers, in old records of `results.jsonl` without a field `metrics`.
 _LEGACY_FIELDS = ("answer", "reward", "example_id")
 
 
@@ -102,8 +102,7 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
     if branches.any_ids and not has_ids:
         word_note = "Credit is shown per word; to see the file's tokens, give the tokenizer's folder with --tokenizer."
         tokens = tokens._replace(note=word_note)
-    has_logprobs = has_ids and branches.all_logprobs
-    logp_v = branches.tokens.numbers("logprobs") if has_logprobs else None
+    logp_v = branches.tokens.numbers("logprobs") if has_ids and branches.all_logprobs else None
     fields = defaultdict(list, branches.fields.columns)
     is_first_branch_n = torch.tensor(fields["is_first_branch"], dtype=torch.long)
     rollout_n = is_first_branch_n.cumsum(dim=0) - 1  # the branches of a trace share a number
@@ -143,7 +142,7 @@ class _Branches:
     task_columns: ColumnBuilder = field(default_factory=ColumnBuilder)
     rewards: ColumnBuilder = field(default_factory=ColumnBuilder)
     tokens: TokenRows = field(default_factory=TokenRows)
-    mean_advantages: list[float] = field(default_factory=list)
+    mean_advantages: list[float] = field(default_factory=list)  # of each branch; NaN if it has no recorded advantages
     #: The error of every episode that holds no completion, None for the others.
     errors: list[str | None] = field(default_factory=list)
     all_ids: bool = True
@@ -265,7 +264,7 @@ def _legacy_row(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _recorded_advantages(branches: _Branches, tokens: TokenizedTexts, *, has_ids: bool) -> AsRecorded | None:
-    """Return the recorded advantage of each token, or of each completion if the file's token ids are not used."""
+    """Return the recorded advantage of each token, or its completion's mean if the file's token ids are not used."""
     branch_means = np.array(branches.mean_advantages)
     advantage_v = branches.tokens.numbers("advantages") if has_ids else np.repeat(branch_means, tokens.ids.lengths)
     if advantage_v is None or np.isnan(branch_means).all():
