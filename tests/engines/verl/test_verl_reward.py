@@ -194,6 +194,32 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 """
 
 
+def test_an_answer_that_a_reward_function_returns_is_not_the_gold_answer(tmp_path):
+    """The function says what it read; `correct` compares with the dataset. A value that an objective pays is the function's."""
+    (tmp_path / "mine.py").write_text(
+        "def score(data_source, solution_str, ground_truth, extra_info):\n"
+        "    return {'score': 0.5, 'answer': '5', 'completions': 'x', 'level': 0.25}\n"
+    )
+    recipe = """
+    layout: {solution: [answer], confidence: [confidence]}
+    objectives:
+      - {reward: correct, pays: [solution]}
+      - {reward: environment, pays: [confidence]}
+      - {reward: environment, name: level, pays: [confidence], options: {column: level}}
+    """
+    functions = (
+        f"reward.custom_reward_function.path={tmp_path / 'mine.py'}",
+        "reward.custom_reward_function.name=score",
+    )
+    manager = manager_of(prepared(tmp_path, *functions, recipe=recipe))
+    for said, right in ((4, 1.0), (5, 0.0)):
+        (output,) = scored(
+            manager.config, outputs_of(manager.tokenizer, [TEXT.format(said, 1)]), manager, extra_info={"level": 3}
+        )
+        info = info_of(output)
+        assert (info["correct"], info["environment"], info["level"]) == (right, 0.5, 0.25)
+
+
 def test_verls_own_reward_manager_pays_as_the_environment(tmp_path):
     """`environment` is the number verl itself would train with: manager `dapo`, a user's function, a penalty on length."""
     (tmp_path / "mine.py").write_text(FUNCTION)

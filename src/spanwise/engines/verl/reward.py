@@ -38,7 +38,8 @@ class SpanRewardManager(RewardManagerBase):
         self.scheme, self.vocabulary = scheme_in(config), vocabulary_of(config, tokenizer)
         self.step = Step(self.scheme, self.vocabulary)
         self.marks_rewards = filter_metric(config) == ANY_REWARD
-        self.own_manager = _own_manager(config, self.scheme, tokenizer, router)
+        self.own_columns = _own_columns(self.scheme)
+        self.own_manager = _own_manager(config, self.own_columns, tokenizer, router)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spanwise-reward")
 
     async def run_single(self, data: Any) -> dict[str, Any]:
@@ -69,7 +70,11 @@ class SpanRewardManager(RewardManagerBase):
         sampled_masks = [[1] * len(output_ids) if mask is None else mask for output_ids, mask in ids_with_masks]
         columns = self._columns(field_dicts, ids)
         if own_result is not None:  # verl's own reward managers score only the last output
-            reward_columns = {**own_result.get("reward_extra_info", {}), "environment": own_result["reward_score"]}
+            own_values = own_result.get("reward_extra_info", {})
+            # Other rewards read the dataset's columns, such as the gold answer, so values that no objective pays replace none.
+            new_values = {name: value for name, value in own_values.items() if name not in (*columns, "answer")}
+            paid_values = {name: own_values[name] for name in self.own_columns & own_values.keys()}
+            reward_columns = {**new_values, **paid_values, "environment": own_result["reward_score"]}
             columns |= {name: [None] * (len(ids) - 1) + [number] for name, number in reward_columns.items()}
         output_number_n = torch.arange(len(ids))
         rollout_n = torch.zeros_like(output_number_n)
@@ -119,10 +124,14 @@ def _hash_rewards(scores: Scores, objectives: Sequence[Objective]) -> float:
     return float(zlib.crc32(b"".join(table.contiguous().numpy().tobytes() for table in hashed_tables)))
 
 
-def _own_manager(config: Any, scheme: Scheme, tokenizer: Any, router: dict[str, Any]) -> Any:
-    """Load the verl reward manager that the user configured; None if the recipe uses none of its results."""
+def _own_columns(scheme: Scheme) -> set[str]:
+    """Return the names of the results of the user's own reward manager that objectives pay."""
     environment_objectives = [objective for objective in scheme.objectives if objective.reward == "environment"]
-    used_columns = {objective.options.get("column", "environment") for objective in environment_objectives}
+    return {objective.options.get("column", "environment") for objective in environment_objectives}
+
+
+def _own_manager(config: Any, used_columns: set[str], tokenizer: Any, router: dict[str, Any]) -> Any:
+    """Load the verl reward manager that the user configured; None if the recipe uses none of its results."""
     manager_config = config.algorithm.spanwise.get(OWN_MANAGER)
     if manager_config is None or not used_columns:
         return None
