@@ -7,7 +7,9 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
+import torch
 
 from spanwise.errors import RecipeError, RewardError
 from spanwise.score import MathVerifier, judge
@@ -66,6 +68,18 @@ def test_integers_words_and_equal_text_start_no_process():
 @pytest.mark.parametrize("verify", ["auto", "exact", "math"])
 def test_no_gold_answer_is_an_error_even_for_no_answer(verify):
     assert [verdict.status for verdict in judge([None, " ", None], ["", None, "4"], verify=verify)] == [Status.ERROR] * 3
+
+
+@pytest.mark.parametrize("gold", [["4", "four"], ("4", "5"), [], {"target": "4"}, float("nan"), np.array(["4", "four"])])
+@pytest.mark.parametrize("answer", ["4", "nan", "['4', 'four']"])
+def test_several_gold_answers_or_a_nan_make_no_answer_wrong(gold, answer):
+    """As text, a list equals no answer, and a column of numbers holds NaN where a row has none."""
+    assert judge([gold], [answer])[0].status == Status.ERROR
+
+
+@pytest.mark.parametrize("gold", [["4"], ("4",), [4], np.array(["4"]), np.int64(4), np.float64(4), torch.tensor(4)])
+def test_a_gold_answer_alone_in_a_list_or_an_array_is_the_answer(gold):
+    assert [verdict.value for verdict in judge([gold] * 2, ["4", "5"])] == [1.0, 0.0]
 
 
 def test_exact_compares_text_and_math_compares_everything(verifier):

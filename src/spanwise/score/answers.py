@@ -91,7 +91,7 @@ def judge(
     end cannot be read: ERROR. Everything else takes a time proportional to the text.
 
     Args:
-        golds: the gold answers; numbers are taken as text.
+        golds: the gold answers; a number is taken as text, a list of one entry as this; longer lists, dicts and NaN are no gold.
         answers: what the completions say.
         verify: `auto`, `math` or `exact`.
         verifier: who does the maths; a shared one if not given.
@@ -106,13 +106,11 @@ def judge(
     """
     check_verify({"verify": verify})
     answer_pairs = [(_gold_text(gold), (answer or "").strip()) for gold, answer in zip(golds, answers, strict=True)]
-    verdict_by_index = {n: _judge_text(gold, answer, verify) for n, (gold, answer) in enumerate(answer_pairs)}
-    undecided_by_index = {n: pair for n, pair in enumerate(answer_pairs) if verdict_by_index[n] is None}
-    if undecided_by_index:
-        short_pairs = [(_shortened(gold), _shortened(answer)) for gold, answer in undecided_by_index.values()]
-        math_verdicts = (verifier or shared_verifier()).equal(short_pairs)
-        verdict_by_index.update(zip(undecided_by_index, math_verdicts, strict=True))
-    return [verdict for verdict in verdict_by_index.values() if verdict is not None]
+    verdicts = [_judge_text(gold, answer, verify) for gold, answer in answer_pairs]
+    undecided_pairs = [pair for pair, verdict in zip(answer_pairs, verdicts, strict=True) if verdict is None]
+    short_pairs = [(_shortened(gold), _shortened(answer)) for gold, answer in undecided_pairs]
+    math_verdicts = iter((verifier or shared_verifier()).equal(short_pairs) if short_pairs else ())
+    return [next(math_verdicts) if verdict is None else verdict for verdict in verdicts]
 
 
 def bare(text: str) -> str:
@@ -131,16 +129,18 @@ def bare(text: str) -> str:
             return text[start:end]
 
 
-def _gold_text(gold: object) -> str:
+def _gold_text(gold: Any) -> str:
+    gold = gold.tolist() if hasattr(gold, "tolist") else gold
+    gold = gold[0] if isinstance(gold, list | tuple) and len(gold) == 1 else gold
     if isinstance(gold, int) and not isinstance(gold, bool):
         return str(Decimal(gold))  # str(int) refuses more than 4,300 digits
-    return "" if gold is None else str(gold).strip()
+    return "" if gold is None or gold != gold or isinstance(gold, list | tuple | dict) else str(gold).strip()
 
 
 def _judge_text(gold: str, answer: str, verify: str) -> Verdict | None:
     """Return the verdict on an answer by its text; None if only Math-Verify can decide."""
     if not gold:
-        return Verdict(Status.ERROR, math.nan, "there is no gold answer")
+        return Verdict(Status.ERROR, math.nan, "there is no gold answer, or more than one")
     if gold == answer:
         return RIGHT
     if not answer or verify == "exact":
