@@ -37,8 +37,10 @@ def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -
     steps = row_columns.pop("step", [])
     if "gts" in row_columns:
         row_columns.setdefault("answer", row_columns["gts"])
-    uids = row_columns.get("uid", [])
-    group_ids = uids if all(isinstance(uid, str) for uid in uids) else []
+    uid_cells = row_columns.get("uid", [])
+    uids = [str(uid) for uid in uid_cells if uid is not None and uid == uid]
+    unnamed_count = len(uid_cells) - len(uids)
+    group_ids = [] if unnamed_count else uids
     key_matches = [match for match in map(_ROLLOUT_KEY.fullmatch, group_ids) if match]
     if len(key_matches) == len(group_ids):
         group_ids = [match[1] for match in key_matches]
@@ -53,6 +55,11 @@ def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -
         keys=group_ids or None,
         columns=row_columns,
         rewards={name: values for name, values in row_columns.items() if name not in _NO_REWARDS},
+        notes=[
+            f"{unnamed_count} of {len(uid_cells)} rows have no uid, so rows of equal prompts form the groups."
+            if unnamed_count
+            else ""
+        ],
     )
 
 
