@@ -289,3 +289,11 @@ def test_completions_sampled_beside_the_training_are_credited_and_forgotten(tmp_
     }
     assert {name: list(values) for name, values in run._logs.items()} == logged
     assert run.model.training
+
+
+def test_arguments_that_a_failed_trainer_got_keep_their_ratio_level(tmp_path):
+    """In a notebook the second try gets the same object; at level "token" it would train another loss."""
+    args = small.config(tmp_path, importance_sampling_level="sequence")
+    with pytest.raises(ValueError, match="tool"):
+        small.trainer(tmp_path, extra={"args": args, "tools": [len]})
+    assert args.importance_sampling_level == "sequence"

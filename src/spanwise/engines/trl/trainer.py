@@ -148,16 +148,18 @@ class SpanGRPOTrainer(GRPOTrainer):
         # TRL's importance_sampling_level "sequence" averages the advantages of a completion, so TRL always works at level "token".
         self._ratio_level = args.importance_sampling_level
         args.importance_sampling_level = "token"
-        super().__init__(
-            model=model,
-            reward_funcs=[self._reward_function(name) for name in scheme.names],
-            args=args,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            processing_class=processing_class,
-            **options,
-        )
-        args.importance_sampling_level = self._ratio_level
+        try:
+            super().__init__(
+                model=model,
+                reward_funcs=[self._reward_function(name) for name in scheme.names],
+                args=args,
+                train_dataset=train_dataset,
+                eval_dataset=eval_dataset,
+                processing_class=processing_class,
+                **options,
+            )
+        finally:  # the user may pass the same arguments again after an error of TRL
+            args.importance_sampling_level = self._ratio_level
         self._environment_rewards = taken_from(self, scheme.objectives)
         if hasattr(train_dataset, "__len__") and not any(options.get(n) for n in ("rollout_func", "environment_factory")):
             has_template = bool(getattr(self.processing_class, "chat_template", None))
