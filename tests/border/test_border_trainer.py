@@ -20,6 +20,12 @@ def right(completions, answer, **columns):
     return [float(f"<answer>{want}<" in text) for text, want in zip(completions, answer, strict=True)]
 
 
+def masked(batch, trainer):
+    """A rollout function that takes every token for the environment's."""
+    said = scripted()(batch, trainer)
+    return {**said, "env_mask": [[0] * len(ids) for ids in said["completion_ids"]]}
+
+
 @case
 def script(folder, *, scripts=SAID, train=False, replaced=None, kind=SpanGRPOConfig, **options):
     """A training script with some arguments of the trainer `replaced` (None leaves one out); `options` are of its config."""
@@ -84,6 +90,7 @@ CASES = {
     "mask_truncated_completions=True, and no completion ends before max_completion_length": script(
         scripts=[cut(SAID[0])] * 8, train=True, mask_truncated_completions=True
     ),
+    "a rollout_func whose env_mask is 0 everywhere": script(train=True, replaced={"rollout_func": masked}),
     "Scheme.preset('rlcr', ...) with objectives that pay different blocks": different_blocks,
 }
 

@@ -375,6 +375,12 @@ class SpanGRPOTrainer(GRPOTrainer):
                 f"{self.max_completion_length}, and mask_truncated_completions leaves them out of the loss, so nothing is "
                 "learned. Raise max_completion_length, or set mask_truncated_completions=False."
             )
+            if not self.mask_truncated_completions:
+                warning_by_kind["cut off"] = (
+                    f"Step {step_number}: the mask of sampled tokens is 0 at every token of all {all_rows.completions} "
+                    "completions, so nothing is learned. Let rollout_func return an "
+                    "env_mask of 1 at each token that the model wrote."
+                )
         new_warnings = [warning for kind, warning in warning_by_kind.items() if warning and self._is_first_time(kind)]
         for warning in (*new_warnings, *step_result.warnings) if self.accelerator.is_main_process else ():
             warnings.warn(warning, UserWarning, stacklevel=2)
