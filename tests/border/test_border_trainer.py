@@ -62,6 +62,7 @@ CASES = {
     "8 completions per step and num_generations=3": lambda folder: SpanGRPOConfig(str(folder), num_generations=3, **CPU),
     "GRPOConfig(loss_type='dr-grpo')": script(kind=GRPOConfig, loss_type="dr-grpo"),
     "loss_type='vespo' with importance_sampling_level='block'": script(loss_type="vespo", importance_sampling_level="block"),
+    "max_completion_length=None": script(max_completion_length=None),
     "importance_sampling_level='span'": script(importance_sampling_level="span"),
     "dynamic_sampling='corect'": script(dynamic_sampling="corect"),
     "dynamic_sampling='credit' with a dataset of images": script(
@@ -81,6 +82,9 @@ CASES = {
     ),
     "train_dataset=[{'prompt': ...}, ...], a list": script(replaced={"train_dataset": QUESTIONS}),
     "no train_dataset": script(replaced={"train_dataset": None}),
+    "a dataset with a column 'completions'": script(
+        replaced={"train_dataset": prompts().add_column("completions", ["4", "3"])}
+    ),
     "a streamed dataset without the answers that `correct` reads": script(
         train=True, replaced={"train_dataset": Dataset.from_list(QUESTIONS).to_iterable_dataset()}
     ),

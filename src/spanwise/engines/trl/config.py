@@ -177,6 +177,8 @@ def check_args(args: Any) -> None:
         f"importance_sampling_level is '{ratio_level}', but loss_type 'vespo' weighs every token by the ratio of its whole "
         "completion. Leave importance_sampling_level at 'token', or use another loss_type.": args.loss_type == "vespo"
         and ratio_level != "token",
+        "max_completion_length is None, but loss_type 'dr_grpo' divides by it. Set max_completion_length, or use another "
+        "loss_type.": args.loss_type == "dr_grpo" and args.max_completion_length is None,
     }
     faults |= {
         f"{name} is {settings[name]}; set it between {least:g} and {most:g}.": not least <= settings[name] <= most
@@ -271,6 +273,11 @@ def _check_dataset(
         f"{prefix}The {kind} dataset has no column 'prompt' with the text or messages to complete; its columns are "
         f"{', '.join(column_names)}. Rename one: dataset.rename_column({column_names[0]!r}, 'prompt').": known_columns
         and "prompt" not in known_columns,
+    }
+    faults |= {
+        f"{prefix}The {kind} dataset has a column '{name}', the name under which TRL passes the sampled texts to rewards. Rename "
+        f"it: dataset.rename_column({name!r}, 'dataset_{name}').": name in column_names
+        for name in ("prompts", "completions")
     }
     for objective in objectives if known_columns is not None else ():
         column = objective.options.get("column", "answer")
