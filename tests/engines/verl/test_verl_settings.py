@@ -32,6 +32,13 @@ def test_refused(tmp_path, override):
         prepare(config_of(tmp_path, override))
 
 
+def test_an_objective_called_reward_would_share_a_list_with_verls_own(tmp_path):
+    """verl's validation appends its total and the values of an objective `reward` to one list, and reads it by row."""
+    recipe = "layout: {a: [answer]}\nobjectives: [{reward: correct, name: reward, pays: [a]}]\n"
+    with pytest.raises(RecipeError, match=r"'reward' .* another name"):
+        prepare(config_of(tmp_path, recipe=recipe))
+
+
 @pytest.mark.parametrize("more", ["data.train_batch_size=8", "actor_rollout_ref.actor.policy_loss.loss_mode=sapo"])
 def test_token_mean_gives_way_where_it_cannot_be_undone_and_the_critic_keeps_it(tmp_path, more):
     mode = "actor_rollout_ref.actor.loss_agg_mode=token-mean"

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf, open_dict  # pyright: ignore[reportMissingImpor
 from verl.utils.config import omega_conf_to_dataclass  # pyright: ignore[reportMissingImports]
 
 from spanwise.engines.rule import idle_fields, read_rule
-from spanwise.engines.verl.carry import MODES, USE
+from spanwise.engines.verl.carry import KEY, MODES, USE
 from spanwise.engines.verl.estimators import loss_of
 from spanwise.engines.verl.plugin import around, say
 from spanwise.engines.verl.run import OPTION, TOKENS, VerlRun
@@ -244,6 +244,11 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
         "spanwise counted. Use actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum.": (
             correction_config.get("bypass_mode") and correction_config.get("rollout_rs") and loss_agg_mode == MODES[0]
         ),
+        **{
+            f"Objective '{name}' has the name of another value in verl's validation, so verl would mix up the two. Give it another "
+            f"name: {{reward: ..., name: NAME}}.": name in scheme.names
+            for name in ("reward", KEY)
+        },
         "algorithm.spanwise.options is for runs without a recipe. Write the options in the recipe.": "options" in section,
         **{
             f"algorithm.spanwise.{name} is no option. Use {', '.join(_KNOWN)}.": name not in (*_KNOWN, OWN_MANAGER)
