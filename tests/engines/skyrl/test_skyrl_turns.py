@@ -46,6 +46,16 @@ def trained_tokens(output):
     return tokens
 
 
+def test_a_batch_that_the_loss_leaves_out_whole_is_told(data):
+    """SkyRL's overlong filtering empties all masks if every reply was cut off; credit and its metrics are there all the same."""
+    output = small.ragged(0)
+    output["loss_masks"] = [[0] * len(mask) for mask in output["loss_masks"]]
+    with pytest.warns(UserWarning, match="nothing is learned"):
+        trainer, batch, _ = through(data, OUTCOME, output)
+    assert bool((batch["advantages"] == 0).all())
+    assert trainer.all_metrics["credit/turn/mean_abs"] > 0
+
+
 @pytest.mark.parametrize("merged", [False, True], ids=["rows", "merged"])
 @pytest.mark.parametrize("seed", range(4))
 def test_every_trained_token_has_the_credit_of_its_rollout(data, seed, merged):

@@ -153,6 +153,11 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         sampled_rows = self.last_rows
         assert sampled_rows is not None, "SkyRL postprocesses rows before it trains on them"
         mask_nt = data["loss_mask"] > 0
+        if not mask_nt.any():
+            say(
+                "The loss mask of a batch is 0 at every token, so nothing is learned from it. If replies were cut off, raise "
+                "generator.sampling_params.max_generate_length, or set generator.apply_overlong_filtering=false."
+            )
         row_count = len(sampled_rows.length_n)
         scored_batch = self._read(sampled_rows, width=mask_nt.shape[1], data=data)
         batch = scored_batch.batch
