@@ -26,6 +26,11 @@ def masked(batch, trainer):
     return {**said, "env_mask": [[0] * len(ids) for ids in said["completion_ids"]]}
 
 
+def reading(batch, trainer):
+    """A rollout function that returns what it read as `answer`, the name of the gold answers."""
+    return {**scripted()(batch, trainer), "answer": ["4"] * len(batch)}
+
+
 @case
 def script(folder, *, scripts=SAID, train=False, replaced=None, kind=SpanGRPOConfig, **options):
     """A training script with some arguments of the trainer `replaced` (None leaves one out); `options` are of its config."""
@@ -95,6 +100,7 @@ CASES = {
         scripts=[cut(SAID[0])] * 8, train=True, mask_truncated_completions=True
     ),
     "a rollout_func whose env_mask is 0 everywhere": script(train=True, replaced={"rollout_func": masked}),
+    "a rollout_func that returns 'answer', a column of the dataset": script(train=True, replaced={"rollout_func": reading}),
     "Scheme.preset('rlcr', ...) with objectives that pay different blocks": different_blocks,
 }
 
