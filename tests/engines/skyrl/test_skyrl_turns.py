@@ -46,6 +46,12 @@ def trained_tokens(output):
     return tokens
 
 
+def test_a_list_of_the_generator_that_replaces_a_column_of_the_dataset_is_told(data):
+    output = small.ragged(0)
+    with pytest.warns(UserWarning, match=r"returns reward_spec.ground_truth, which the dataset has"):
+        through(data, OUTCOME, {**output, "reward_spec.ground_truth": ["4"] * len(output["rewards"])})
+
+
 def test_a_batch_that_the_loss_leaves_out_whole_is_told(data):
     """SkyRL's overlong filtering empties all masks if every reply was cut off; credit and its metrics are there all the same."""
     output = small.ragged(0)

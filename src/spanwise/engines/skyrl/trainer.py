@@ -119,6 +119,12 @@ class SpanRayPPOTrainer(RayPPOTrainer):
 
     def _read(self, rows: SampledRows, *, width: int, data: Any = None) -> ReadBatch:
         """Build a batch whose rows are single turns or SkyRL's own rows, and find and score its blocks."""
+        shared_names = sorted(rows.extra.keys() & self._columns(rows.uids[:1]).keys())
+        if shared_names:
+            say(
+                f"The generator returns {', '.join(shared_names)}, which the dataset has, too. Rewards read what the generator "
+                "returned. If they should read the dataset, return it under another name."
+            )
         if reads_turns(self.scheme, stepwise=rows.stepwise):
             needs_states = "anchor_s" in self.scheme.entry.inputs
             batch, turns = rows.turns(self._columns, width=width, anchored=needs_states)
