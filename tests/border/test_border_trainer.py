@@ -80,6 +80,7 @@ CASES = {
     "dynamic_sampling_rounds=0": script(dynamic_sampling="credit", dynamic_sampling_rounds=0),
     "reward_weights=[1.0, 0.5]": script(reward_weights=[1.0, 0.5]),
     "scale_rewards='batch'": script(scale_rewards="batch"),
+    "remove_unused_columns=True, and `correct` reads the gold answers": script(remove_unused_columns=True, train=True),
     "beta=0.1 with a model that was built in memory": script(beta=0.1),
     'log_metrics="some"': script(log_metrics="some"),
     "train_dataset=load_dataset(...) with its splits": script(

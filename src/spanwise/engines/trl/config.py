@@ -228,6 +228,12 @@ def check_use(
         ),
     }
     refuse(faults)
+    if args.remove_unused_columns:
+        warning_sentence = (
+            "remove_unused_columns=True removes every column of the dataset but the prompt, so rewards can read no other. Set it "
+            "to False if a reward reads one, such as the gold answer."
+        )
+        warnings.warn(warning_sentence, UserWarning, stacklevel=3)
     for name, default in (("scale_rewards", "group"), ("multi_objective_aggregation", "sum_then_normalize")):
         if getattr(args, name) != default:
             warning_sentence = (
