@@ -353,13 +353,17 @@ class Step:
         if learn and not batch_credits.has_signal:
             self.zero_batches += 1
             if self.zero_batches == 1:
-                objective_names = ", ".join(map(repr, self.scheme.names))
+                objective_names = ", ".join(repr(one.name) for one in self.scheme.objectives if one.weight)
                 step_label = "" if number is None else f" at step {number}"
                 usual_cause = "the prompts are too easy or too hard, or a reward is constant"
                 cause_text = "an earlier warning says why" if has_unscored else usual_cause
+                reason_text = (
+                    f"No completion differs from its baseline in any reward ({objective_names}). If this lasts (see "
+                    f"credit/no_signal), {cause_text}."
+                )
                 new_warnings.append(
-                    f"Every advantage of the batch{step_label} is zero, so nothing is learned from it. No completion differs from "
-                    f"its baseline in any reward ({objective_names}). If this lasts (see credit/no_signal), {cause_text}."
+                    f"Every advantage of the batch{step_label} is zero, so nothing is learned from it. "
+                    + (reason_text if objective_names else "Every objective has weight 0; give at least one another weight.")
                 )
         return BatchCredit(batch_credits, batch_metrics, new_warnings)
 

@@ -1,5 +1,7 @@
 """Set-ups of a user's own script around `SpanGRPOTrainer` that cannot work, or not as they are meant."""
 
+from dataclasses import replace
+
 import pytest
 from datasets import Dataset, DatasetDict
 from transformers import TrainingArguments
@@ -102,6 +104,9 @@ CASES = {
     ),
     "a rollout_func whose env_mask is 0 everywhere": script(train=True, replaced={"rollout_func": masked}),
     "a rollout_func that returns 'answer', a column of the dataset": script(train=True, replaced={"rollout_func": reading}),
+    "every objective with weight=0.0": script(
+        train=True, replaced={"scheme": scheme(objectives=[replace(one, weight=0.0) for one in OBJECTIVES])}
+    ),
     "Scheme.preset('rlcr', ...) with objectives that pay different blocks": different_blocks,
 }
 
