@@ -99,6 +99,14 @@ CASES = {
     "an eval_dataset without the answers that `correct` reads": script(
         replaced={"eval_dataset": {"hard": Dataset.from_list(QUESTIONS)}}
     ),
+    "an eval_dataset with a prompt that is None": script(
+        replaced={
+            "eval_dataset": {
+                "hard": Dataset.from_list([{"prompt": "2+2=", "answer": "4"}, {"prompt": None, "answer": "3"}])
+            },
+            "rollout_func": None,
+        }
+    ),
     "mask_truncated_completions=True, and no completion ends before max_completion_length": script(
         scripts=[cut(SAID[0])] * 8, train=True, mask_truncated_completions=True
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -250,8 +250,7 @@ def check_datasets(
     if train is None and options.get("environment_factory") is None:
         raise DataError("train_dataset is missing: pass a dataset with the column 'prompt' and the columns of the rewards.")
     _check_dataset("train_dataset", train, objectives)
-    for name, dataset in (evaluation if isinstance(evaluation, Mapping) else {"": evaluation}).items():
-        argument_name = f"eval_dataset[{name!r}]" if name else "eval_dataset"
+    for argument_name, dataset in _evaluation_datasets(evaluation).items():
         _check_dataset(argument_name, dataset, objectives, prefix=f"{argument_name}: ", kind="evaluation")
     if isinstance(train, Dataset) and len(train) < needed:
         raise DataError(
@@ -296,11 +295,19 @@ def _check_dataset(
     refuse(faults, DataError)
 
 
-def check_prompts(prompts: Iterable[Any], *, template: bool) -> None:
-    """Refuse a dataset if one of its prompts is neither a text nor a list of messages."""
-    for row, prompt in enumerate(prompts):
-        if fault := prompt_fault(prompt, template=template):
-            raise DataError(f"Row {row} of the training dataset has the prompt {prompt!r:.80}; {fault}")
+def _evaluation_datasets(evaluation: Any) -> dict[str, Any]:
+    """Map what a user writes for each evaluation dataset, such as `eval_dataset['hard']`, to the dataset."""
+    if not isinstance(evaluation, Mapping):
+        return {"eval_dataset": evaluation}
+    return {f"eval_dataset[{name!r}]": dataset for name, dataset in evaluation.items()}
+
+
+def check_prompts(train: Any, evaluation: Any, *, template: bool) -> None:
+    """Refuse a dataset that is no stream if one of its prompts is neither a text nor a list of messages."""
+    for name, dataset in {"the training dataset": train, **_evaluation_datasets(evaluation)}.items():
+        for row, prompt in enumerate(dataset["prompt"] if isinstance(dataset, Dataset) else ()):
+            if fault := prompt_fault(prompt, template=template):
+                raise DataError(f"Row {row} of {name} has the prompt {prompt!r:.80}; {fault}")
 
 
 def check_prefilled(prompt: str, layout: Layout) -> None:

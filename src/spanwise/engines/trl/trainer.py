@@ -161,9 +161,9 @@ class SpanGRPOTrainer(GRPOTrainer):
         finally:  # the user may pass the same arguments again after an error of TRL
             args.importance_sampling_level = self._ratio_level
         self._environment_rewards = taken_from(self, scheme.objectives)
-        if hasattr(train_dataset, "__len__") and not any(options.get(n) for n in ("rollout_func", "environment_factory")):
+        if not any(options.get(name) for name in ("rollout_func", "environment_factory")):
             has_template = bool(getattr(self.processing_class, "chat_template", None))
-            config.check_prompts(train_dataset["prompt"], template=has_template)
+            config.check_prompts(train_dataset, eval_dataset, template=has_template)
         # With these weights TRL logs the same weighted sum of rewards as training uses.
         self.reward_weights = torch.tensor([objective.weight for objective in scheme.objectives], dtype=torch.float32)
         ranks = None
