@@ -56,6 +56,12 @@ def different_blocks(folder):
     script(replaced={"scheme": apart})(folder)
 
 
+def own_metrics(folder):
+    """An `output_dir` with a file of the user's own under a name that the run folder needs."""
+    (folder / "metrics.jsonl").write_text("mine\n")
+    return script(keep_rollouts=1, train=True)(folder)
+
+
 CASES = {
     "SpanGRPOTrainer(..., reward_funcs=[right]), as with GRPOTrainer": script(replaced={"reward_funcs": [right]}),
     "SpanGRPOTrainer without a scheme": script(replaced={"scheme": None}),
@@ -83,6 +89,7 @@ CASES = {
     "reward_weights=[1.0, 0.5]": script(reward_weights=[1.0, 0.5]),
     "scale_rewards='batch'": script(scale_rewards="batch"),
     "remove_unused_columns=True, and `correct` reads the gold answers": script(remove_unused_columns=True, train=True),
+    "keep_rollouts=1 with an output_dir that has a metrics.jsonl of one's own": own_metrics,
     "beta=0.1 with a model that was built in memory": script(beta=0.1),
     'log_metrics="some"': script(log_metrics="some"),
     "train_dataset=load_dataset(...) with its splits": script(

@@ -172,7 +172,7 @@ class RunRecord:
         """Refuse a folder that already holds another run or other files; `step` is None if the trainer numbers no batches."""
         folder_path = self.folder.path
         if not is_run(folder_path):
-            check_free(folder_path, writes=WRITES)
+            check_free(folder_path, writes=WRITES, option=self.option)
             return
         if step is None:
             raise DataError(

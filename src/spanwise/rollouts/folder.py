@@ -64,7 +64,9 @@ def is_run(path: Path) -> bool:
     return (path / "recipe.yaml").is_file() and (path / "metrics.jsonl").is_file()
 
 
-def check_free(path: str | Path, *, overwrite: bool = False, writes: Sequence[str] = WRITES) -> None:
+def check_free(
+    path: str | Path, *, overwrite: bool = False, writes: Sequence[str] = WRITES, option: str = "--output"
+) -> None:
     """Refuse a folder if a new run would overwrite files in it; with `overwrite`, a folder with a run is allowed."""
     folder = Path(path)
     if is_run(folder) and not overwrite:
@@ -77,7 +79,7 @@ def check_free(path: str | Path, *, overwrite: bool = False, writes: Sequence[st
         pronoun = "it" if len(foreign_files) == 1 else "them"
         raise DataError(
             f"'{path}' holds {', '.join(foreign_files)}. No run of spanwise wrote {pronoun}, but a run would overwrite {pronoun}. "
-            f"Give another --output, or move {pronoun} away."
+            f"Give another {option}, or move {pronoun} away."
         )
 
 
