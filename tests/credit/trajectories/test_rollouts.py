@@ -79,6 +79,30 @@ def test_a_turn_pays_for_what_it_leaves_out():
     assert credit.stop_n.tolist() == [0.0, -1.5, 0.0]
 
 
+def test_a_turn_is_compared_by_its_own_outcome():
+    def short(text, *, columns):
+        """An outcome function; the test gives what it returns."""
+
+    objective = Objective("format", pays="note", scope="turn", given=short, baseline="outcome", back_off=False)
+    (name,) = objective.outcomes
+    rewards, outcome_no = scores([[1, 5, 2, 7, 4, 6]], ["format"]), torch.tensor([[1.0], [0.0], [1.0], [0.0], [1.0], [1.0]])
+    places = {"trajectory_s": torch.tensor([0, 0, 1, 1, 2, 2]), "step_s": torch.tensor([0, 1] * 3)}
+
+    def credit(outcome_no):
+        rule = {"objectives": [objective], "block_names": BLOCKS}
+        told = replace(rewards, outcome_names=(name,), outcome_no=outcome_no.double())
+        return assign_turns(told, torch.zeros(6).long(), torch.ones(6, 2).long(), **places, **rule).block_nk[:, 1].tolist()
+
+    # Outcome 1: the rollouts' means are 1, 2 and (4 + 6) / 2, whose mean is 8/3. Outcome 0: the mean of 5 and 7.
+    assert credit(outcome_no) == pytest.approx([1 - 8 / 3, -1.0, 2 - 8 / 3, 1.0, 4 - 8 / 3, 6 - 8 / 3])
+    # What is known only at a later turn holds for the whole rollout: 1, 2 and 4 meet 5, 7 and 6 in the rollouts' means.
+    outcome_no[::2] = NAN
+    outcome_no[-1] = 0.0
+    assert credit(outcome_no) == pytest.approx(
+        [1 - 12.5 / 3, 5 - 12.5 / 3, 2 - 12.5 / 3, 7 - 12.5 / 3, 4 - 12.5 / 3, 6 - 12.5 / 3]
+    )
+
+
 # Against loops
 
 

@@ -160,9 +160,10 @@ def assign_turns(
         objectives, block_names, method, inputs, options: see `assign`.
 
     Edge cases:
-        A rollout is one member of its group, however many turns it has. A turn that does not hold a reward (it is absent there)
-        adds nothing; a reward that no turn holds is absent, and `if_missing` stands for it, once per rollout. Credit of the
-        decision to stop lies on the rollout's last turn that has a trainable token.
+        A rollout is one member of its group, however many turns it has. An outcome function's value for a turn is that turn's
+        own in scope turn; where it is unknown, and in scope rollout, it is that of the last turn that knows it. A turn that does
+        not hold a reward (it is absent there) adds nothing; a reward that no turn holds is absent, and `if_missing` stands for
+        it, once per rollout. Credit of the decision to stop lies on the rollout's last turn that has a trainable token.
 
     Raises:
         AlignmentError: turns of one rollout in two groups, or one turn twice.
@@ -228,6 +229,9 @@ def assign_turns(
             for name, table in _objective_tables(scores).items():
                 score_tables[name] = getattr(repeated_scores, name).clone()
                 score_tables[name][:, is_turn_objective_m] = table[:, is_turn_objective_m]
+            own_outcome_so, rollout_outcome_so = scores.outcome_no, repeated_scores.outcome_no
+            if own_outcome_so is not None and rollout_outcome_so is not None:  # what a turn itself says comes first
+                score_tables["outcome_no"] = torch.where(own_outcome_so.isnan(), rollout_outcome_so, own_outcome_so)
             turn_scores = replace(repeated_scores, **score_tables)
             turn_objectives = _zero_other_weights(objectives, is_turn_objective_m)
             turn_inputs = {"voter_n": timeline.index_s, "truncated_n": truncated_s}
