@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 import torch
 
@@ -254,7 +255,7 @@ def test_values_come_one_by_one_or_one_per_stream(unchecked_shapes):
         Batch([0, 0], ids, mask, logp_nt=torch.zeros(2, 3, 1))
 
 
-def test_values_and_what_comes_after_go_with_their_turns():
+def test_values_and_what_comes_after_go_with_their_turns(unchecked_shapes):
     ids, sampled = [[5, 6, 7, 8], [9]], [[1, 1, 0, 1], [1]]
     value_nts = torch.arange(16.0).reshape(2, 4, 2)
     more = {"value_nt": value_nts, "bootstrap_n": torch.tensor([[0.5, 0.25], [0.0, 2.0]]), "logp_nt": value_nts[..., 1]}
@@ -262,6 +263,8 @@ def test_values_and_what_comes_after_go_with_their_turns():
     whole = Batch.jagged(ids, [0, 0], sampled=sampled, **more, **about)
     turns, _ = by_turn(whole, columns={"answer": ["4", "5", "6"]}, anchor_s=["door", "key", "door"])
     assert (turns.columns, turns.extras) == ({"answer": ["4", "5", "6"], "kept": [7, 7, 8]}, {"state": "s"})
+    shuffled = pd.Series(["4", "5"], index=[1, 0])  # pandas looks a row up by its label, but a column goes by places
+    assert by_turn(replace(whole, columns={"answer": shuffled}))[0].columns == {"answer": ["4", "4", "5"]}
     assert turns.steps is not None
     assert turns.steps.anchor_s == ["door", "key", "door"]
     assert turns.logp_nt is not None

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -56,12 +57,14 @@ def test_rewards_of_turns_pay_their_turn_and_the_outcome_all_of_them():
     torch.testing.assert_close(credit, torch.tensor([1.5, 0.5, -0.5]).double())
 
 
-def test_statuses_anchors_truncation_and_columns_reach_the_rows():
+def test_statuses_anchors_truncation_and_columns_reach_the_rows(unchecked_shapes):
     rollout = trajectory("a", "x", [1, 2], Status.TIMEOUT, anchor="door", truncated=True)
     batch, recorded = turn_batch([rollout, trajectory("b", "y", [1], 1.0)], columns={"answer": ["4", "5"]})
     assert recorded["correct"].status_n.tolist() == [Status.UNSCORED, Status.TIMEOUT, Status.OK]
     assert batch.columns["truncated"] == [True, True, False]
     assert batch.columns["answer"] == ["4", "4", "5"]
+    shuffled = pd.Series(["4", "5"], index=[1, 0])  # pandas looks a row up by its label, but a column goes by places
+    assert turn_batch([rollout, trajectory("b", "y", [1], 1.0)], columns={"answer": shuffled})[0].columns == batch.columns
     assert batch.steps.anchor_s == ["door", "door", None]
     assert batch.group_n.tolist() == [0, 0, 1]
     assert turn_batch([trajectory("b", "y", [1], 1.0)])[0].steps.anchor_s is None

@@ -59,7 +59,8 @@ def turn_batch(
             raise AlignmentError(
                 f"Column '{name}' has {len(column)} values for {len(trajectories)} trajectories; give one to each."
             )
-        turn_columns[name] = [column[j] for j, _ in turn_index_pairs]
+        cells = list(column)  # a column of pandas is looked up by its labels, but a list by places
+        turn_columns[name] = [cells[j] for j, _ in turn_index_pairs]
     turn_anchors = [turn.anchor for turn in turns]
     has_anchors = any(anchor is not None for anchor in turn_anchors)
     steps = Steps(trajectory_s, step_s, turn_anchors if has_anchors else None)

@@ -82,7 +82,10 @@ def credit_datums(
     for n, (group, rollout) in enumerate(zip(group_of_rollout, rollouts, strict=True)):
         turns = tuple(_turn(datum, n, turn_number) for turn_number, datum in enumerate(rollout))
         trajectories.append(Trajectory(n, group, turns, {name: values[n] for name, values in rollout_rewards.items()}))
-    rollout_columns = {name: [values[g] for g in group_of_rollout] for name, values in columns.items()}
+    cells_by_column = {
+        name: list(values) for name, values in columns.items()
+    }  # pandas looks rows up by labels, lists by places
+    rollout_columns = {name: [cells[g] for g in group_of_rollout] for name, cells in cells_by_column.items()}
     batch, recorded_blocks = turn_batch(trajectories, columns=rollout_columns)
     if all(len(rollout) == 1 for rollout in rollouts):
         batch = replace(batch, steps=None)  # each row is a whole rollout, so rows need no step numbers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -99,11 +99,11 @@ def part_text(blocks: BlockText, pays: Sequence[str], block: str | None) -> str:
 def rows_of(columns: Columns, size: int) -> list[dict[str, Any]]:
     """Return one dict per completion, column name -> cell, from the entries of `columns` that hold one cell per completion."""
     cells_by_column = {
-        name: cells
+        name: list(cells)
         for name, cells in columns.items()
-        if hasattr(cells, "__getitem__") and hasattr(cells, "__len__") and not isinstance(cells, (str, Mapping))
+        if isinstance(cells, Collection) and not isinstance(cells, (str, Mapping, set)) and len(cells) == size
     }
-    return [{name: cells[n] for name, cells in cells_by_column.items() if len(cells) == size} for n in range(size)]
+    return [{name: cells[n] for name, cells in cells_by_column.items()} for n in range(size)]
 
 
 def calling_convention(objective: Objective) -> Convention | None:

@@ -2,6 +2,8 @@
 
 import math
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -59,6 +61,18 @@ def test_rows_in_any_order_and_trajectories_apart():
     )
     assert [(t.id, t.group, t.rewards) for t in rollouts] == [("b", "x", {"won": 1.0}), ("a", "y", {})]
     assert [[row.response_ids for row in trajectory.turns] for trajectory in rollouts] == [[(5,), (3,)], [(2,), (4,)]]
+
+
+@pytest.mark.parametrize("kind", [pd.Series, np.array, torch.tensor])
+def test_rows_of_a_table_of_any_kind_go_by_their_place(kind, unchecked_shapes):
+    """A column of pandas is asked for labels, not places, and ids in a tensor are no equal keys."""
+    columns = [[0, 0, 1], [1, 0, 0], [7, 7, 8]]
+    trajectory, step, group = (kind(column, index=[2, 0, 1]) if kind is pd.Series else kind(column) for column in columns)
+    rollouts = Trajectory.of_rows([turn([1], [i]) for i in (10, 11, 12)], trajectory, step, group)
+    assert [(t.id, t.group, [row.response_ids for row in t.turns]) for t in rollouts] == [
+        (0, 7, [(11,), (10,)]),
+        (1, 8, [(12,)]),
+    ]
 
 
 def test_per_token_numbers_and_extra_fields_stay_with_their_turns():

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from spanwise.credit.strata import check_rewards, check_shapes, first_of, group_index
+from spanwise.credit.strata import check_rewards, check_shapes, first_of, group_index, list_ids
 from spanwise.credit.trajectories.rollouts import build_timeline
 from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.segment import Vocabulary
@@ -161,6 +161,7 @@ class Trajectory:
                 raise AlignmentError(
                     f"Row {row} leaves out the context of its parent turn; pass the turns that `rows()` of its trajectory returns."
                 )
+        trajectory, step, group = map(list_ids, (trajectory, step, group))  # pandas and tensors look rows up in other ways
         timeline = build_timeline(trajectory, torch.tensor(step))
         timeline.groups(group)  # raises an error if a trajectory has rows of two prompts
         rows_of: dict[Hashable, list[int]] = {name: [] for name in trajectory}
@@ -351,7 +352,8 @@ class Turns:
 
     def repeat(self, values: Sequence[Any]) -> list[Any]:
         """Repeat each sequence's value for every turn in the sequence, so that the list has one value per turn."""
-        return [values[row] for row in self.row_s.tolist()]
+        value_by_row = list(values)  # a column of pandas is looked up by its labels, but a list by places
+        return [value_by_row[row] for row in self.row_s.tolist()]
 
 
 def runs(mask_nt: Bool[Tensor, "n t"]) -> Int[Tensor, "n t"]:
