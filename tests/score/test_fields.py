@@ -5,7 +5,10 @@ import json
 import socket
 import subprocess
 
+import numpy as np
+import pandas as pd
 import pytest
+import torch
 
 from helpers import NAN
 from score_small import ABSENT, BROKE, ERROR, OK
@@ -42,6 +45,7 @@ def same(rewards, values, status):
     [
         ("tea", "tea", 1), (" tea\n", "tea", 1), ("Tea", "tea", 0), ("3", 3, 1), ("3.0", 3, 1), ("3", 3.5, 0), ("three", 3, 0),
         ("true", True, 1), ("1", True, 0), ("true", 1, 0), ("null", None, 1), ('["a", 1]', ["a", 1], 1), ('["a"]', ["a", 1], 0),
+        ("[1, 0]", [True, False], 0), ('{"a": [true, 2.0]}', {"a": [True, 2]}, 1), ('{"a": true}', {"a": 1}, 0),
         ('{"b": 1, "a": 2}', {"a": 2, "b": 1}, 1), (None, "tea", 0), ("", "", 1), ("[" * 100_000, [1], 0),
     ],
 )  # fmt: skip
@@ -68,6 +72,18 @@ def test_a_dict_as_pandas_writes_it_into_a_csv_file_is_an_object():
     same(
         rewarded("equals", ["{'price'", "{3}"], ["{'price'", "{3}"]), [1, 1], [OK, OK]
     )  # no dict: the cell is the gold value
+
+
+@pytest.mark.parametrize("kind", [torch.tensor, np.array, pd.Series, list])
+def test_gold_values_in_a_tensor_or_an_array_are_those_of_a_list(kind):
+    same(rewarded("equals", ["4", "4"], kind([4, 5])), [1, 0], [OK, OK])
+    same(rewarded("equals", ["true", "true"], kind([True, False])), [1, 0], [OK, OK])
+    same(rewarded("near", ["4", "4"], kind([4, 5])), [1, 0], [OK, OK])
+    same(rewarded("near", ["4"], [np.int64(4)]), [1], [OK])
+    same(scored("correct", "a", [{"a": {"": "", "answer": "4"}}] * 2, columns={"answer": kind([4, 5])}), [1, 0], [OK, OK])
+    same(rewarded("one_of", ["b", "c"], [np.array(["a", "b"])] * 2), [1, 0], [OK, OK])  # as pandas reads lists from parquet
+    number = {"listed": [np.array([0.25, 0.5])]}
+    same(scored("listed", "s[1]", [{"s[1]": {"": "x"}}], columns=number), [0.5], [OK])
 
 
 def test_a_column_of_the_field_alone_and_keys_that_are_no_paths():

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers import NAN
 from spanwise.errors import RecipeError, RewardError
 from spanwise.score import MathVerifier, judge
 from spanwise.score import workers as worker_module
@@ -67,7 +68,9 @@ def test_integers_words_and_equal_text_start_no_process():
 
 @pytest.mark.parametrize("verify", ["auto", "exact", "math"])
 def test_no_gold_answer_is_an_error_even_for_no_answer(verify):
-    assert [verdict.status for verdict in judge([None, " ", None], ["", None, "4"], verify=verify)] == [Status.ERROR] * 3
+    assert [verdict.status for verdict in judge([None, " ", NAN, None], ["", None, "nan", "4"], verify=verify)] == [
+        Status.ERROR
+    ] * 4
 
 
 @pytest.mark.parametrize("gold", [["4", "four"], ("4", "5"), [], {"target": "4"}, float("nan"), np.array(["4", "four"])])

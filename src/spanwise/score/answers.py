@@ -134,7 +134,7 @@ def _gold_text(gold: Any) -> str:
     gold = gold[0] if isinstance(gold, list | tuple) and len(gold) == 1 else gold
     if isinstance(gold, int) and not isinstance(gold, bool):
         return str(Decimal(gold))  # str(int) refuses more than 4,300 digits
-    return "" if gold is None or gold != gold or isinstance(gold, list | tuple | dict) else str(gold).strip()
+    return "" if repr(gold) in ("None", "nan", "NaT", "<NA>") or isinstance(gold, list | tuple | dict) else str(gold).strip()
 
 
 def _judge_text(gold: str, answer: str, verify: str) -> Verdict | None:

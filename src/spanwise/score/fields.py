@@ -70,7 +70,10 @@ def _same(field: str, gold: Any) -> bool:
     if isinstance(gold, str):
         return field.strip() == gold.strip()
     field_value = json_value(field, decoder=_DECODER)
-    return field_value is not MISSING and field_value == gold and isinstance(field_value, bool) == isinstance(gold, bool)
+    if field_value is MISSING or field_value != gold:
+        return False
+    plain_pair = json.loads(json.dumps([field_value, gold], default=float), parse_int=float)  # 3 is 3.0, but 1 is not true
+    return json.dumps(plain_pair[0], sort_keys=True) == json.dumps(plain_pair[1], sort_keys=True)
 
 
 def _check_tolerances(options: Mapping[str, Any]) -> None:
@@ -202,12 +205,10 @@ def gold_there(objective: Objective, columns: Columns) -> Bool[Tensor, " n"] | N
 def _number(value: Any) -> float | None:
     """Return a plain number as a float; None for any other value, and for a number that is infinite as a float."""
     if isinstance(value, str):
-        stripped_text = value.strip()
-        value = float(stripped_text) if _SIGNED.fullmatch(stripped_text) else None
-    if isinstance(value, bool) or not isinstance(value, int | float):
+        value = float(value) if _SIGNED.fullmatch(value.strip()) else None
+    if isinstance(value, bool) or not hasattr(value, "__float__"):
         return None
-    finite_number = as_number(value)
-    return finite_number if math.isfinite(finite_number) else None
+    return number if math.isfinite(number := as_number(value)) else None
 
 
 def _parse_cell(cell: Any) -> Any:
@@ -217,7 +218,7 @@ def _parse_cell(cell: Any) -> Any:
     if parsed_cell is MISSING and cell_text.startswith("{'"):
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             parsed_cell = ast.literal_eval(cell_text)
-    return parsed_cell if isinstance(parsed_cell, dict | list) else cell
+    return parsed_cell if isinstance(parsed_cell, dict | list) else getattr(cell, "tolist", lambda: cell)()
 
 
 def _value_at(value: Any, path: str) -> Any:

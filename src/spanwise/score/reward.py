@@ -148,7 +148,7 @@ def column_of(columns: Columns, name: str, size: int) -> Sequence[Any]:
         raise DataError(f"The dataset has no column '{name}'; its columns are {', '.join(column_names) or 'none'}.")
     if len(columns[name]) != size:
         raise AlignmentError(f"Column '{name}' has {len(columns[name])} rows for {size} completions.")
-    return columns[name]
+    return columns[name].tolist() if hasattr(columns[name], "tolist") else columns[name]
 
 
 def present(blocks: BlockText, names: Sequence[str]) -> list[str]:
