@@ -179,6 +179,10 @@ CASES = {
     "`options: {eps: .inf}`, which makes every advantage 0": lambda folder: str(
         Scheme.preset("grpo", trl_small.LAYOUT, eps=math.inf)
     ),
+    '`options: {leave_one_out: "false"}`, a text that Python takes for true': lambda folder: str(
+        Scheme.preset("bae", trl_small.LAYOUT, leave_one_out="false")
+    ),
+    "`options: {eps_at: var}`": lambda folder: str(Scheme.preset("gdpo", trl_small.LAYOUT, eps_at="var")),
     "a train.py with `beta=-0.1`, which pays for leaving the reference": lambda folder: str(
         trl_small.trainer(folder, beta=-0.1)
     ),

@@ -9,7 +9,7 @@ import torch
 from spanwise.credit import METHODS, HistoryWeight, advantage, blended_baseline, step_returns, value_target
 from spanwise.credit.trajectories.rollouts import build_timeline
 from spanwise.credit.trajectories.turns import step_rewards
-from spanwise.errors import AlignmentError, RewardError
+from spanwise.errors import AlignmentError, RecipeError, RewardError
 
 INF, NAN = torch.inf, torch.nan
 NAMES = sorted(name for name in METHODS if METHODS[name].estimator.__module__.startswith("spanwise."))
@@ -106,3 +106,9 @@ def test_an_integer_mask_is_refused_by_every_method(name, unchecked_shapes):
     for options in [{}, {"boundary": "end"}] if name == "sae" else [{}]:
         with pytest.raises(AlignmentError, match="int64"):
             METHODS[name].estimator(**inputs(name) | {"mask_nt": ONES.long()} | options)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "eps_at" in METHODS[name].options])
+def test_an_unknown_place_of_epsilon_is_refused(name, unchecked_shapes):
+    with pytest.raises(RecipeError, match="no place of eps 'var'"):
+        METHODS[name].estimator(**inputs(name), eps_at="var")

@@ -53,6 +53,8 @@ _WORDS = {
     "steps": "steps of trajectories (steps)",
     "ids_nt": "token ids (ids_nt)",
 }
+_SWITCH = (lambda value: isinstance(value, bool), "write true or false")
+_ANYTHING = (lambda value: True, "")
 _SHARE = (lambda value: is_number(value) and 0 <= value <= 1, "it must lie between 0 and 1")
 #: Option that several methods have -> a test of its value, and the advice to a user whose value fails the test.
 _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
@@ -64,6 +66,7 @@ _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         "write a positive number, such as 0.05 (VAPO)",
     ),
     "conflict": (lambda v: v is None or (is_number(v) and 0 < v <= 1), "it must be above 0 and at most 1, or left out"),
+    "eps_at": (lambda v: v in ("std", "variance", "floor"), "write std, variance or floor"),
     "gamma": _SHARE,
     "lam": _SHARE,
 }
@@ -202,10 +205,9 @@ class Method:
         """
         self.check_names(options)
         for name, value in options.items():
-            if name in _VALUES:
-                is_valid_value, advice = _VALUES[name]
-                if not is_valid_value(value):
-                    raise RecipeError(f"The option {name} is {value!r}; {advice}.")
+            is_valid_value, advice = _SWITCH if isinstance(self.options[name], bool) else _VALUES.get(name, _ANYTHING)
+            if not is_valid_value(value):
+                raise RecipeError(f"The option {name} is {value!r}; {advice}.")
             if name in self.only_with and value != self.options[name]:
                 other_option, required_values = self.only_with[name]
                 chosen_values = says.get(other_option, [{**self.options, **options}.get(other_option)])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Hashable, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, ParamSpec
+from typing import Any, Literal, NamedTuple, ParamSpec, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -468,6 +468,7 @@ def _measure_tokens(value_nt: Tensor, mask_nt: Tensor) -> tuple[float, float, in
 
 def _find_divisor(square_sum: float, total_weight: float | int, ddof: int, eps: float, eps_at: EpsAt) -> float:
     """Return the number that deviations are divided by; 0 if all deviations are 0 or there are too few values for `ddof`."""
+    check_known("place of eps", eps_at, get_args(EpsAt))
     if square_sum <= 0 or total_weight <= max(ddof, 1):
         return 0.0
     variance = square_sum / (total_weight - ddof)
