@@ -117,15 +117,17 @@ def dppo(
     """
     logp_nt, logp_old_nt, adv_nt = zero_masked(mask_nt, logp_nt=logp_nt, logp_old_nt=logp_old_nt, adv_nt=adv_nt)
     detached_logp_nt = logp_nt.detach()
-    p_nt = detached_logp_nt.exp()
-    p_old_nt = logp_old_nt.exp()
+    dtype = torch.promote_types(logp_nt.dtype, torch.float32)  # 16 bits hold no 1 - p of a sure token
+    exact_logp_nt, exact_logp_old_nt = detached_logp_nt.to(dtype), logp_old_nt.to(dtype)
+    p_nt = exact_logp_nt.exp()
+    p_old_nt = exact_logp_old_nt.exp()
     limit_nt = torch.where(adv_nt > 0, delta_high, delta_low)
     gain_nt = (p_nt - p_old_nt) * adv_nt.sign()  # the change of the probability; positive if the advantage asks for it
     if divergence == "tv":
         is_kept_nt = gain_nt <= limit_nt
     elif divergence == "kl":
         other_tokens_kl_nt = (1 - p_old_nt) * ((1 - p_old_nt + eps) / (1 - p_nt + eps)).log()
-        is_kept_nt = (p_old_nt * (logp_old_nt - detached_logp_nt) + other_tokens_kl_nt <= limit_nt) | (gain_nt < 0)
+        is_kept_nt = (p_old_nt * (exact_logp_old_nt - exact_logp_nt) + other_tokens_kl_nt <= limit_nt) | (gain_nt < 0)
     else:
         raise RecipeError(unknown("divergence", divergence, ("tv", "kl")))
     weight_nt = (detached_logp_nt - logp_old_nt).exp().clamp(max=cap)

@@ -48,6 +48,17 @@ def test_dppo_masks():
         assert is_kept.tolist() == [d <= delta for d in kl]
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("divergence", ["tv", "kl"])
+def test_dppo_keeps_a_sure_token_in_small_types(dtype, divergence):
+    """A probability of .9999 rounds to 1 in 16 bits, and 1 - p to 0; the token has hardly moved, and trains."""
+    logp_old_nt, logp_nt = (torch.tensor([[-1e-4, number]], dtype=dtype) for number in (-2.0, -2.05))
+    adv_nt, mask_nt = torch.tensor([[1.0, -1.0]], dtype=dtype), torch.ones(1, 2, dtype=torch.bool)
+    loss_nt = dppo(logp_nt, logp_old_nt, adv_nt, mask_nt, divergence=divergence)
+    assert loss_nt.dtype == dtype
+    assert loss_nt.tolist() == [pytest.approx([-1.0, 0.951], rel=0.02)]  # the ratios 1 and exp(-.05)
+
+
 def test_dppo_lets_tokens_come_back():
     # Far from the old policy, but each step leads towards it.
     for divergence in ("tv", "kl"):
