@@ -14,6 +14,15 @@ from oracles import slow_gdpo, slow_reinforce_plus_plus
 from spanwise.credit import gdpo, reinforce_plus_plus, reinforce_plus_plus_baseline
 
 
+@pytest.mark.parametrize("conflict", [None, 1.0])
+def test_gdpo_is_that_of_the_paid_rewards_where_another_one_is_only_logged(conflict):
+    """Two completions lack the paid reward, so they join no moment, whatever is logged of them."""
+    group_n = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
+    paid_n1 = torch.tensor([1.0, 0.0, NAN, 1.0, NAN, 0.0, 1.0, 0.0])[:, None]
+    both_nm = torch.cat([paid_n1, torch.tensor([[0.0], [1.0]] * 4)], dim=1)
+    assert_close(gdpo(both_nm, group_n, weight_m=torch.tensor([1.0, 0.0]), conflict=conflict), gdpo(paid_n1, group_n))
+
+
 @pytest.mark.parametrize("eps", [0.0, 1e-6])
 def test_gdpo_rewards_that_contradict_each_other_cancel_exactly(eps):
     rewards = torch.tensor([[1.0, 0], [1, 0], [0, 1]], dtype=torch.float64)

@@ -87,8 +87,9 @@ def gdpo(
     adv_sum_n, adv_abs_sum_n = weighted_adv_nm.sum(dim=1), weighted_adv_nm.abs().sum(dim=1)
     # Advantages that cancel sum to exactly 0, without a rounding error.
     adv_sum_n = torch.where(adv_sum_n.abs() > 1e-12 * adv_abs_sum_n, adv_sum_n, 0.0)
-    adv_sum_n = torch.where(reward_nm.isnan().all(dim=1), torch.nan, adv_sum_n)
-    conflict_limit = conflict if len(weight_m) > 1 else None  # only two or more rewards can conflict
+    is_paid_m = weight_m != 0
+    adv_sum_n = torch.where((reward_nm.isnan() | ~is_paid_m).all(dim=1), torch.nan, adv_sum_n)
+    conflict_limit = conflict if conflict is not None and int(is_paid_m.sum()) > 1 else None  # only two or more can conflict
     if conflict_limit is not None:
         disagrees_n = (weighted_adv_nm > 1e-8).any(dim=1) & (weighted_adv_nm < -1e-8).any(dim=1)
         nearly_cancels_n = adv_sum_n.abs() < conflict_limit * (adv_abs_sum_n + 1e-6)
