@@ -2,7 +2,10 @@
 
 import json
 
-from border.case import check, trained
+import torch
+
+from border.case import case, check, trained
+from spanwise.credit import gae
 
 GAE = {"method": "gae", "objectives": [{"reward": "correct", "pays": ["solution", "confidence"]}]}
 
@@ -22,6 +25,9 @@ CASES = {
     "`critic: {gae_lambda_policy: 0.95}`": trained(**GAE, critic={"gae_lambda_policy": 0.95}),
     "`critic: {model: nowhere}`": trained(**GAE, critic={"model": "nowhere"}),
     "`critic: {model: runs/pre/critic}`, whose values are of other objectives": of_other_values,
+    "`gae(..., bootstrap_n=...)` with an infinite value after a completion that was cut off": case(gae)(
+        torch.zeros(2, 1), torch.zeros(2, 1), torch.ones(2, 1).bool(), bootstrap_n=torch.tensor([0.0, torch.inf])
+    ),
 }
 
 test = check(__doc__, CASES)

@@ -37,7 +37,7 @@ def lambda_advantage(
 
     A[k] = r[k] - V[k] + gamma (V[k+1] + lam[k+1] A[k+1]) over the trainable tokens k, lam[k] = lam at a boundary, else 1
     """
-    check_shapes(reward_nt=reward_nt, value_nt=value_nt, mask_nt=mask_nt, boundary_nt=boundary_nt)
+    check_shapes(reward_nt=reward_nt, value_nt=value_nt, mask_nt=mask_nt, boundary_nt=boundary_nt, bootstrap_n=bootstrap_n)
     check_mask(mask_nt)
     lam = lam if alpha is None else length_adaptive_lambda(mask_nt.sum(dim=1), alpha=alpha)
     for name, option in (("gamma", gamma), ("lam", lam)):
@@ -57,6 +57,11 @@ def lambda_advantage(
     # Hence c[k] = gamma ((1 - lam[k]) V[k] + lam[k] (r[k] + c[k+1])); a masked token carries c[t] = r[t] + c[t+1].
     next_carry_n = torch.zeros(len(reward_nt), dtype=exact_dtype, device=reward_nt.device)
     if bootstrap_n is not None:
+        for n in first_of(bootstrap_n.isinf()):
+            raise RewardError(
+                f"The value after the last token of completion {n} is {float(bootstrap_n[n])}; the critic must give a finite "
+                f"value, or NaN if it is unknown."
+            )
         lacks_reward_n |= bootstrap_n.isnan()
         next_carry_n.copy_(bootstrap_n.nan_to_num(nan=0.0)).mul_(gamma)
     lam_n = torch.as_tensor(lam, dtype=exact_dtype, device=reward_nt.device).expand(len(reward_nt))
