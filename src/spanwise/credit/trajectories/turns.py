@@ -147,6 +147,7 @@ class Trajectory:
 
         Raises:
             AlignmentError: lists of different lengths, one turn twice, turns of one trajectory in different groups, a parent.
+            RewardError: rewards of a trajectory without rows.
 
         Example:
             >>> late, early = Turn([1, 2], [3], [1]), Turn([1], [2], [1])
@@ -165,6 +166,11 @@ class Trajectory:
         timeline = build_timeline(trajectory, torch.tensor(step))
         timeline.groups(group)  # raises an error if a trajectory has rows of two prompts
         rows_of: dict[Hashable, list[int]] = {name: [] for name in trajectory}
+        if unplaced_ids := [name for name in rewards or {} if name not in rows_of]:
+            raise RewardError(
+                f"There are rewards of trajectory {unplaced_ids[0]!r}, but no row belongs to it; the trajectory of row 0 is "
+                f"{next(iter(rows_of), None)!r}. Use the same ids for rows and rewards."
+            )
         for row in timeline.left_s.argsort(descending=True).tolist():
             rows_of[trajectory[row]].append(row)
         return [
@@ -297,9 +303,13 @@ def merge_counts(trajectories: Iterable[Trajectory]) -> dict[str, int]:
 def _check_rewards(rewards: Rewards, who: str) -> None:
     """Refuse a reward that is neither a finite number nor a `Status` that says why there is none."""
     for name, value in rewards.items():
-        if not isinstance(value, Status) and not math.isfinite(value):
+        try:
+            is_reward = isinstance(value, Status) or math.isfinite(value)
+        except TypeError:  # None, a text or a list
+            is_reward = False
+        if not is_reward:
             raise RewardError(
-                f"{who} has {value} as reward '{name}'; give a finite number, or a Status that says why there is none."
+                f"{who} has {value!r} as reward '{name}'; give a finite number, or a Status that says why there is none."
             )
 
 
