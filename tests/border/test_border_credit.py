@@ -63,6 +63,15 @@ def tagged(*texts):
     return lambda folder: write_lines(folder / "1.jsonl", rows)
 
 
+def own_prompts(folder):
+    """Conversations of two questions; what the model said to the first one is part of the prompt of the second."""
+    rows = [
+        {"messages": [{"role": role, "content": text} for role, text in zip(("user", "assistant") * 2, said, strict=True)]}
+        for said in (("hi", "hello", "2+2?", "4"), ("hi", "hey", "2+2?", "5"))
+    ]
+    return write_lines(folder / "1.jsonl", [{**row, "passed": n} for n, row in enumerate(rows)])
+
+
 def without_answers(folder):
     rows = [{name: value for name, value in row.items() if name not in ("score", "gts")} for row in verl_rows()]
     return write_lines(folder / "1.jsonl", [{**row, "grade": 0.5, "acc": -0.5} for row in rows])
@@ -185,6 +194,7 @@ CASES = {
     "verl's dump whose scores are words": credited(
         verl(WELL_FORMED, gts=["4"] * 4, score=["good", "bad"] * 2), "--set", f"layout={json.dumps(LAYOUT)}", code=0
     ),
+    "an agent's log in which each row has a prompt of its own": credited(own_prompts, code=0),
     "a folder with tables of two formats": credited(two_formats, "--pay", "all=acc", "--methods", "grpo", code=0),
     "two blocks in one word, and no tokenizer": credited(
         text(

@@ -225,7 +225,7 @@ def compared_groups(table: RolloutTable, recipe: Recipe, run: Recipe | None) -> 
     step_r = table.step_n[first_rows]
     # Groups are split to the group size of the spanwise run that wrote the file, or to a size that the user gives.
     if run is None and "group_size" not in recipe.model_fields_set:
-        return group_r[rollout_n], [] if table.keyed else _note_uneven_groups(step_r, group_r)
+        return group_r[rollout_n], _note_group_sizes(step_r, group_r, keyed=table.keyed)
     size = (run or recipe).group_size
     notes = []
     group_r = split_groups(group_r, size)
@@ -251,10 +251,15 @@ def split_groups(group_n: Int[Tensor, " n"], size: int) -> Int[Tensor, " n"]:
     return torch.tensor([index_of_key[key] for key in group_keys], dtype=torch.long)
 
 
-def _note_uneven_groups(step_n: Tensor, group_n: Tensor) -> list[str]:
-    """Return a note if groups of one training step differ in size, which happens if a prompt is drawn twice."""
+def _note_group_sizes(step_n: Tensor, group_n: Tensor, *, keyed: bool) -> list[str]:
+    """Return a note if no group has two completions, or if groups of a step differ in size, as a prompt drawn twice does."""
     size_of_group = Counter(zip(step_n.tolist(), group_n.tolist(), strict=True))
-    if len({(step, size) for (step, _), size in size_of_group.items()}) == len(step_n.unique()):
+    if len(size_of_group) == len(group_n) > 1:
+        return [
+            f"Each of the {len(group_n)} groups holds one completion, so methods that compare the completions of a prompt credit "
+            f"nothing. If several rows answer one prompt, name a column that they share: --columns group=NAME."
+        ]
+    if keyed or len({(step, size) for (step, _), size in size_of_group.items()}) == len(step_n.unique()):
         return []
     size_counts = Counter(size_of_group.values())
     usual_group_size = max(size_counts, key=lambda size: (size_counts[size], -size))
