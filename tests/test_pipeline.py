@@ -276,3 +276,23 @@ def test_values_and_what_comes_after_go_with_their_turns(unchecked_shapes):
     alone, _ = by_turn(Batch.jagged(ids, [0, 0], sampled=sampled, bootstrap_n=torch.tensor([math.nan, 0.5])))
     assert alone.bootstrap_n is not None
     assert alone.bootstrap_n.tolist() == pytest.approx([0, math.nan, 0.5], nan_ok=True)
+
+
+@pytest.mark.parametrize("scope", [None, "turn"])
+def test_what_counts_for_right_rollouts_only_counts_in_their_earlier_turns(scope):
+    """Plans p, q, p stand in first turns, answers right, right, wrong in second ones: 1 and 0 are compared, the third is out."""
+    vocabulary = Vocabulary((b"<plan>", b"p", b"q", b"</plan>", b"<answer>", b"4", b"5", b"</answer>", b"tool"))
+    ids = [[0, plan, 3, 8, 4, answer, 7] for plan, answer in ((1, 5), (2, 5), (1, 6))]
+    whole = Batch.jagged(ids, ["a"] * 3, sampled=[[1, 1, 1, 0, 1, 1, 1]] * 3, columns={"answer": ["4"] * 3})
+    layout = Layout({"plan": ["plan"], "solution": ["answer"]})
+
+    def is_p(blocks):
+        return [None if block["plan"] is None else float(block["plan"]["plan"] == "p") for block in blocks]
+
+    objectives = [Objective("correct", "solution"), Objective(is_p, "plan", only="correct", scope=scope)]
+    scheme = Scheme("bae", layout, objectives, per="completion")
+    rows, _ = by_turn(whole)
+    credit = credit_batch(read(rows, scheme, vocabulary), rows, scheme).block_nk[:, 0]
+    assert credit.tolist() == [0.5, 0.0, -0.5, 0.0, 0.0, 0.0]
+    if scope is None:  # the same as without turns
+        assert credit_batch(read(whole, scheme, vocabulary), whole, scheme).block_nk[:, 0].tolist() == [0.5, -0.5, 0.0]

@@ -43,7 +43,8 @@ class Objective:
             `criterion`, such as `judge`. A column with a rubric for each prompt: one objective per paid block, `<name>.<block>`,
             whose reward adds up the weighted verdicts about that block; a criterion without a part is asked of each paid block.
         only: an objective earlier in the list: the reward is kept where that one is 1, and is UNSCORED elsewhere, so that right
-            completions are compared with right ones and the others get nothing (PAPO, arXiv 2603.26535).
+            completions are compared with right ones and the others get nothing (PAPO, arXiv 2603.26535). Where completions are
+            turns, that one counts for all turns of a rollout, unless its scope is "turn".
         key: of a function that returns a dict for each completion, the entry that is the reward. None: verl's `score`.
         pays: the blocks whose tokens this reward moves, or one of them; `items[*]`: that block of any index, `*`: every block.
         each: instead of one objective, one per block that this name or pattern matches, called `<name>.<block>`. Each reads the

@@ -18,9 +18,10 @@ from spanwise.batch import Batch
 from spanwise.credit import assign, assign_turns, spread
 from spanwise.credit.spread import Streams, restrict, reward_streams, spread_tokens
 from spanwise.credit.strata import first_of
-from spanwise.credit.trajectories.rollouts import keep_for_rollouts
+from spanwise.credit.trajectories.rollouts import keep_for_rollouts, only_right_rollouts
 from spanwise.credit_metrics import CREDIT, CreditedBatch
 from spanwise.errors import AlignmentError, DataError, DivergedError, RecipeError
+from spanwise.objective import ScopeName
 from spanwise.scheme import Scheme
 from spanwise.score import Reward, score_all
 from spanwise.segment import Vocabulary, find_blocks
@@ -150,16 +151,24 @@ def read(
         tensor([1., 0.], dtype=torch.float64)
     """
     spans, block_texts = locate(batch, scheme, vocabulary) if located is None else located
-    scores = score_all(scheme.objectives, block_texts, columns={**batch.columns, **batch.extras}, recorded=recorded)
-    if batch.steps is not None:
+    columns = {**batch.columns, **batch.extras}
+    if batch.steps is None:
+        scores = score_all(scheme.objectives, block_texts, columns=columns, recorded=recorded)
+    else:
+        # What `only` asks for may stand in another turn of the rollout, so it is applied when all turns are scored.
+        objectives = [replace(objective, only=None) for objective in scheme.objectives]
+        scores = score_all(objectives, block_texts, columns=columns, recorded=recorded)
+        scope: ScopeName = "turn" if scheme.entry.kind == "step" else "rollout"
         scores = keep_for_rollouts(
             scores,
             spans.length_nk > 0,
             batch.steps.trajectory_s,
             objectives=scheme.objectives,
             block_names=scheme.layout.names,
-            scope="turn" if scheme.entry.kind == "step" else "rollout",
+            scope=scope,
         )
+        places = (batch.steps.trajectory_s, batch.steps.step_s)
+        scores = only_right_rollouts(scores, *places, objectives=scheme.objectives, scope=scope)
     return Reading(scores, spans.length_nk, spans.fault_n, spans, block_texts)
 
 

@@ -363,6 +363,34 @@ def keep_for_rollouts(
     )
 
 
+def only_right_rollouts(
+    scores: Scores,
+    trajectory_s: Int[Tensor, " s"],
+    step_s: Int[Tensor, " s"],
+    *,
+    objectives: Sequence[Objective],
+    scope: ScopeName = "rollout",
+) -> Scores:
+    """Keep the rewards of an objective with `only` where the objective it names gives 1 to the turn, or to its whole rollout."""
+    for m, objective in enumerate(objectives):
+        if objective.only is None:
+            continue
+        other = scores.names.index(objective.only)
+        verdict_s = scores.reward_nm[:, other]
+        if (objectives[other].scope or scope) == "rollout":
+            timeline = build_timeline(trajectory_s, step_s)
+            verdict_s = verdict_s[timeline.last_with(_mark_checked(scores)[:, other])[timeline.index_s]]
+        is_left_out_sm = torch.zeros_like(scores.reward_nm, dtype=torch.bool)
+        is_left_out_sm[:, m] = verdict_s != 1.0
+        scores = replace(
+            scores,
+            reward_nm=scores.reward_nm.masked_fill(is_left_out_sm, torch.nan),
+            status_nm=scores.status_nm.masked_fill(is_left_out_sm, int(Status.UNSCORED)),
+            by_outcome_nmo=scores.by_outcome_nmo.masked_fill(is_left_out_sm[..., None], torch.nan),
+        )
+    return scores
+
+
 def step_returns(
     reward_s: Float[Tensor, " s"], trajectory_s: Int[Tensor, " s"], step_s: Int[Tensor, " s"], *, gamma: float = 0.95
 ) -> Float[Tensor, " s"]:
