@@ -156,6 +156,17 @@ def test_borders_survive_float32(unchecked_shapes):
         ece(q, c, bins=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_borders_in_16_bits_and_in_whole_numbers(dtype, unchecked_shapes):
+    """What .1, .2, ... are rounded to lies in their bins; the next smaller number of the type lies in the bin below."""
+    border_n = (torch.arange(1, 11, dtype=torch.float64) / 10).to(dtype)
+    below_n = (border_n.view(torch.int16) - 1).view(dtype)
+    for confidence_n, lows in ((border_n, range(1, 11)), (below_n, range(10))):
+        table = reliability(confidence_n, torch.ones(10, dtype=dtype))
+        assert [row["low"] for row in table] == [low / 10 for low in lows]
+    assert ece(torch.tensor([1, 0, 1]), torch.tensor([1, 0, 0])) == pytest.approx(1 / 3)
+
+
 def test_borders_of_the_table_which_leaves_out_what_is_not_known():
     q = torch.tensor([0.0, 0.25, 0.5, 0.99, 1.0, 0.5, torch.nan])
     c = torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0, torch.nan, 1.0])

@@ -54,6 +54,12 @@ def test_a_sample_without_a_verdict_votes_as_its_answer_was_judged_elsewhere():
     assert curve_values(unjudged) == curve_values(judged)  # "1" is right, says the first sample
 
 
+def test_answers_may_be_numbers(unchecked_shapes):
+    confidence_n, correct_n = torch.tensor([0.9, 0.5, 0.6]), torch.tensor([1.0, 0.0, 0.0])
+    curves = [voting(answers, confidence_n, correct_n, prompts=[0] * 3) for answers in (["0", "7", "7"], [0, 7, 7])]
+    assert curve_values(curves[0]) == curve_values(curves[1])
+
+
 def test_an_answer_that_nobody_judged_is_not_right():
     """The popular answer of a hard prompt timed out; leaving its samples out would make the prompt look solved."""
     rows = [("1", 1, 9), ("3", None, 9), ("3", None, 9)]

@@ -155,9 +155,11 @@ def bin_index(confidence_n: Tensor, bins: int) -> Int[Tensor, " n"]:
     """Return the index of each completion's confidence bin, 0 to `bins`; the last bin holds confidences of exactly 1."""
     if bins < 1:
         raise RecipeError(f"Calibration needs at least 1 bin, not {bins}.")
-    # One rounding unit is added so that .29 * 100, or .7 in float32, does not fall below the border of its bin.
-    rounding_unit = bins * max(torch.finfo(confidence_n.dtype).eps, 1e-10)
-    return (confidence_n.cpu().double() * bins + rounding_unit).floor().long().clamp(0, bins)
+    # Half a rounding unit is added so that .29 * 100, or .7 in float32, does not fall below the border of its bin.
+    epsilon = torch.finfo(confidence_n.dtype).eps if confidence_n.is_floating_point() else 0.0
+    exact_n = confidence_n.cpu().double()
+    half_unit_n = epsilon * 2.0 ** (torch.frexp(exact_n).exponent - 2)
+    return ((exact_n + half_unit_n + 1e-10) * bins).floor().long().clamp(0, bins)
 
 
 def _check_reports(confidence_n: Tensor, correct_n: Tensor) -> tuple[Tensor, Tensor]:

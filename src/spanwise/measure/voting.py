@@ -119,7 +119,7 @@ def voting(
             raise RecipeError(f"A budget of {n} samples is not possible: {reason}.")
     samples_of: dict[int, list[tuple[str, float, float]]] = {prompt: [] for prompt in sorted(set(prompt_n.tolist()))}
     for prompt, answer, c, q in zip(prompt_n.tolist(), answers, correct_n.tolist(), confidence_n.tolist(), strict=True):
-        samples_of[prompt].append(((answer or "").strip(), c, q))
+        samples_of[prompt].append(("" if answer is None else str(answer).strip(), c, q))
     usable_ways = _WAYS[:3] if bool(confidence_n.isnan().all()) else _WAYS
     accuracies_by_prompt = [
         _expected_accuracies(samples, sample_counts, usable_ways, subsets, seed * 100_003 + prompt)
