@@ -42,7 +42,7 @@ def spans(block_nt):
     return Spans(("a", "b"), torch.tensor([[0, 2]] * n), torch.tensor([[2, 3]] * n), block, torch.arange(n))
 
 
-def test_restrict_widens_drops_and_refuses():
+def test_restrict_widens_drops_and_refuses(unchecked_shapes):
     two_rows = spans([[0, 0, 1], [0, -1, 1]])
     mask = torch.tensor([[True, True, True, False], [False] * 4])
     kept = restrict(two_rows, mask)
@@ -52,6 +52,8 @@ def test_restrict_widens_drops_and_refuses():
         restrict(two_rows, torch.ones(2, 3, dtype=torch.bool))
     with pytest.raises(AlignmentError, match="3 tokens wide, but the trainer's mask only 2"):
         restrict(two_rows, torch.ones(2, 2, dtype=torch.bool))
+    with pytest.raises(AlignmentError, match="int64"):
+        restrict(two_rows, mask.long())
 
 
 def test_pad_tokens_without_tools_and_without_completions():

@@ -73,6 +73,11 @@ class Batch:
     def __post_init__(self) -> None:
         if not isinstance(self.group_n, Tensor):
             object.__setattr__(self, "group_n", group_index(list(self.group_n)))
+        if self.group_n.dim() != 1:
+            raise AlignmentError(
+                f"group_n is {tuple(self.group_n.shape)}, but each completion has one group id; pass a vector, such as "
+                f"group_n.flatten()."
+            )
         count = len(self.group_n)
         ids_shape = None if self.ids_nt is None else tuple(self.ids_nt.shape)
         dims_by_field = {"ids_nt": 2, "mask_nt": 2, "value_nt": 2, "logp_nt": 2, "bootstrap_n": 1, "score_n": 1}

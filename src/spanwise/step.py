@@ -315,7 +315,7 @@ class Step:
         """Compute the credit and advantages of a read batch, once its values, log-probabilities and final mask are known.
 
         Args:
-            own: result of `read`, with the values and log-probabilities that the scheme needs filled into its batch.
+            read_batch: result of `read`, with the values and log-probabilities that the scheme needs filled into its batch.
             mask_nt: the trainer's final mask over the completions; None: it trains on every sampled token.
             learn: False for an evaluation, of which estimators and warnings must remember nothing.
             number: number of the step, for warnings.

@@ -38,6 +38,15 @@ def test_half_precision_is_only_the_wrapping():
     assert reinforce_plus_plus(reward, mask, whiten=False)[0, 0].item() == 75.0  # sums in bfloat16 stop growing at 32
 
 
+def test_rewards_may_be_whole_numbers(unchecked_shapes):
+    reward, mask = torch.tensor([[0, 1], [0, 0]]), all_of(2, 2)
+    for whiten in (True, False):
+        found = reinforce_plus_plus(reward, mask, gamma=0.5, whiten=whiten)
+        assert found.dtype == torch.float32
+        assert torch.equal(found, reinforce_plus_plus(reward.float(), mask, gamma=0.5, whiten=whiten))
+    assert gae(reward, torch.zeros_like(reward), mask, gamma=0.5, lam=1.0).tolist() == [[0.5, 1.0], [0.0, 0.0]]
+
+
 TWICE = (GAE_REWARD.repeat(2, 1), GAE_VALUE.repeat(2, 1), GAE_MASK.repeat(2, 1))
 BROKEN = torch.cat([GAE_VALUE, torch.where(torch.arange(6) == 3, NAN, GAE_VALUE)])
 

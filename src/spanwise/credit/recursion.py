@@ -46,6 +46,7 @@ def lambda_advantage(
         if not bool(is_valid.all()):
             raise RecipeError(f"{name} is {float(option_values[~is_valid][0]):g}; it must lie between 0 and 1.")
     dtype = reward_nt.dtype if value_nt is None else torch.promote_types(reward_nt.dtype, value_nt.dtype)
+    dtype = dtype if dtype.is_floating_point else torch.float32  # rewards may be whole numbers
     advantage_nt = allocate(reward_nt.shape, dtype=dtype, device=reward_nt.device)
     exact_dtype = torch.promote_types(dtype, torch.float32)
     check_rewards(reward_nt)

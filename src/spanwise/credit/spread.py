@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
-from spanwise.credit.strata import check_shapes, first_of, weighted
+from spanwise.credit.strata import check_mask, check_shapes, first_of, weighted
 from spanwise.errors import AlignmentError, RecipeError, RewardError, check_known
 from spanwise.objective import Objective
 from spanwise.types import Credit, Scores, Spans, Status
@@ -319,6 +319,7 @@ def to_tokens(
 
 def restrict(spans: Spans, mask_nt: Bool[Tensor, "n t"]) -> Spans:
     """Pad the spans to the width of the trainer's mask, and empty those of completions without a token in the mask."""
+    check_mask(mask_nt)
     span_width, mask_width = spans.block_nt.shape[1], mask_nt.shape[1]
     if span_width > mask_width:
         raise AlignmentError(

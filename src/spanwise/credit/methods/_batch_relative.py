@@ -138,7 +138,7 @@ def reinforce_plus_plus(
 
     Args:
         reward_nt: one reward per token, mostly 0; a penalty -beta kl per token belongs in here. NaN at a trainable token: the
-            completion's reward is absent, it joins no moment and gets 0. The result has its dtype.
+            completion's reward is absent, it joins no moment and gets 0. The result has its dtype, or float32 if that is whole.
         mask_nt: the trainable tokens; the others get exactly 0.
         gamma: discount in [0, 1] from one trainable token to the next.
         whiten: standardise; False gives the returns.
