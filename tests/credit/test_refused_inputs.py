@@ -1,4 +1,4 @@
-"""What every estimator refuses with one sentence: an infinite reward, and a mask that is not boolean."""
+"""What every estimator refuses with one sentence (an infinite reward, a mask that is not boolean), and gradients, which it ends."""
 
 import inspect
 import itertools
@@ -50,6 +50,12 @@ def with_entry(values, place, number):
     changed = values.clone()
     changed[place] = number
     return changed
+
+
+def with_graph(value):
+    """A tensor of floats that asks for gradients; anything else as it is."""
+    has_floats = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.clone().requires_grad_() if has_floats else value
 
 
 def refused(number, row):
@@ -112,3 +118,11 @@ def test_an_integer_mask_is_refused_by_every_method(name, unchecked_shapes):
 def test_an_unknown_place_of_epsilon_is_refused(name, unchecked_shapes):
     with pytest.raises(RecipeError, match="no place of eps 'var'"):
         METHODS[name].estimator(**inputs(name), eps_at="var")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_advantages_are_constants_of_the_loss(name):
+    """A reward model may return rewards with their graph; a loss would send gradients through the advantages into it."""
+    given = {name: with_graph(value) for name, value in inputs(name).items()}
+    assert any(isinstance(value, torch.Tensor) and value.requires_grad for value in given.values())
+    assert not METHODS[name].estimator(**given).requires_grad

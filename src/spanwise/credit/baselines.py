@@ -50,6 +50,7 @@ class Advantage(NamedTuple):
     comparison: Comparison
 
 
+@torch.no_grad()
 def advantage(
     reward_n: Float[Tensor, " n"],
     group_n: Int[Tensor, " n"],
@@ -230,6 +231,7 @@ def _subtract_blend(reward_n: Tensor, worth_n: Tensor, baseline_n: Tensor, group
     ))  # fmt: skip
 
 
+@torch.no_grad()
 def blended_baseline(
     reward_n: Float[Tensor, " n"],
     group_n: Int[Tensor, " n"],

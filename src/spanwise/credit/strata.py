@@ -100,6 +100,7 @@ def explains(method: Callable[_Inputs, Explained]) -> Callable[_Inputs, Tensor]:
     """
 
     @functools.wraps(method)
+    @torch.no_grad()  # advantages are constants of the loss, also if a reward model returned rewards with their graph
     def return_advantages(*args: _Inputs.args, **kwargs: _Inputs.kwargs) -> Tensor:
         return method(*args, **kwargs).advantages
 

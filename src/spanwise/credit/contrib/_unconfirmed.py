@@ -228,6 +228,7 @@ def grpo_verif(
     preset=Preset(per="completion", calibrated=False),
     only_with={"ddof": ("scale", ("std",)), "eps": ("scale", ("std",)), "min_stratum": ("scale", ("std",))},
 )
+@torch.no_grad()
 def gagpo(
     reward_s: Float[Tensor, " s"],
     group_s: Int[Tensor, " s"],

@@ -27,6 +27,7 @@ Anchors = Sequence[Hashable] | Int[Tensor, " s"]
     preset=Preset(per="completion", calibrated=False),
     only_with={"ddof": ("scale", ("std",)), "eps": ("scale", ("std",))},
 )
+@torch.no_grad()
 def gigpo(
     reward_s: Float[Tensor, " s"],
     group_s: Int[Tensor, " s"],

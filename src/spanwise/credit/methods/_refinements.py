@@ -22,6 +22,7 @@ from spanwise.registry import register
     source="the authors' code and third-party summaries",
     only_with={"top": ("form", ("code",))},
 )
+@torch.no_grad()
 def ktae(
     adv_nt: Float[Tensor, "n t"],
     ids_nt: Int[Tensor, "n t"],
@@ -160,6 +161,7 @@ def _compute_entropy(x: Tensor, y: Tensor) -> Tensor:
 @register(
     "oar", kind="refinement", paper="Outcome-Grounded Advantage Reshaping, arXiv 2601.07408", source="the authors' code"
 )
+@torch.no_grad()
 def oar(
     adv_nt: Float[Tensor, "n t"],
     importance_nt: Float[Tensor, "n t"],
