@@ -111,7 +111,7 @@ class AsRecorded(NamedTuple):
     says: str  # a description of the numbers for the user
     value: Float[np.ndarray, " v"]  # one number per completion, or per token if `by_token`
     shares: bool = False  # True if the credit is already divided among the tokens
-    #: The recorded credit of each block and of the decision to stop; `value` is their sum.
+    #: The recorded credit of each block and, as `stop`, of the decision to stop; `value` is their sum.
     by_block: Mapping[str, Float[Tensor, " n"]] = MappingProxyType({})
     by_token: bool = False
 

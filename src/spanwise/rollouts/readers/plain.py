@@ -40,7 +40,7 @@ _COMPLETION_COLUMNS = {*NAMES["completion"], *NAMES["completions"], "messages"}
 REWARD_PREFIXES = ("rewards/", schema.column("reward", ""))
 _COLUMN_HINT = "--columns {role}=NAME, in Python columns={{'{role}': 'NAME'}}"
 _PANDAS_INDEX_NAMES = ("", "__index_level_0__", "Unnamed: 0")
-_REWARD_NAMES = (*COMPARED, "advantage")
+_REWARD_NAMES = (*COMPARED, "advantage")  # a list in such a column must have one entry for each completion
 
 
 class CompletionSource(NamedTuple):
