@@ -86,7 +86,9 @@ class Batch:
             if field_tensor is None:
                 continue
             needed_shape = ids_shape if dims == 2 else None
-            most_dims = dims + 1 if name in ("value_nt", "bootstrap_n") else dims  # a critic may give several values
+            most_dims = (
+                dims + 1 if name in ("value_nt", "bootstrap_n") else dims
+            )  # a critic may give several values per token
             has_fitting_shape = dims <= field_tensor.dim() <= most_dims and len(field_tensor) == count
             if not has_fitting_shape or (needed_shape is not None and tuple(field_tensor.shape[:2]) != needed_shape):
                 ids_shape_note = "" if needed_shape is None else f" and token ids {needed_shape}"
@@ -161,8 +163,8 @@ def by_turn(
     if batch.bootstrap_n is not None:  # only a completion's last turn can be cut off
         end_of_batch = torch.ones_like(turns.row_s[:1], dtype=torch.bool)
         is_last_s = torch.cat([turns.row_s[1:] != turns.row_s[:-1], end_of_batch])
-        value_s = batch.bootstrap_n[turns.row_s]
-        bootstrap_s = torch.where(is_last_s.reshape(-1, *(1 for _ in value_s.shape[1:])), value_s, 0.0)
+        bootstrap_s = batch.bootstrap_n[turns.row_s]
+        bootstrap_s[~is_last_s] = 0.0
     return Batch(
         batch.group_n[turns.row_s],
         turns.take(batch.ids_nt),

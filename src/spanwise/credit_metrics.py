@@ -36,7 +36,8 @@ class CreditedBatch:
         """Maps each objective compared in groups to two masks: groups with equal rewards, groups with two or more rewards."""
         if self.group_n is None or self.scheme.value_names:
             return {}
-        group_n, reward_nm = group_index(self.group_n).cpu(), self.scores.reward_nm.cpu()
+        group_n = group_index(self.group_n).cpu()
+        reward_nm = self.scores.reward_nm.cpu()
         agreement_by_objective = {}
         for m, objective in enumerate(self.scheme.objectives):
             if objective.baseline not in ("none", "batch"):
@@ -56,13 +57,15 @@ def _divide(batch: CreditedBatch, count_m: Tensor | None) -> dict[str, float]:
     """Return each objective's count as a share of the completions, trajectories or turns that the objective scores."""
     if count_m is None:
         return {}
-    total_m = torch.full_like(count_m, len(batch.fault_n)) if batch.credit.count_m is None else batch.credit.count_m
-    counts_and_totals = zip(batch.scheme.names, count_m.tolist(), total_m.tolist(), strict=True)
-    return {name: float(count) / max(int(total), 1) for name, count, total in counts_and_totals}
+    total_m = batch.credit.count_m
+    if total_m is None:
+        total_m = torch.full_like(count_m, len(batch.fault_n))
+    share_m = count_m.double() / total_m.clamp(min=1)
+    return dict(zip(batch.scheme.names, share_m.tolist(), strict=True))
 
 
 def _measure_coarser(batch: CreditedBatch) -> dict[str, float]:
-    """Return the share of rewards whose baseline ignores some outcomes, for each objective with several outcomes."""
+    """Return the share of rewards whose baseline depends on fewer outcomes than the objective names, if it names several."""
     several_outcomes = {objective.name for objective in batch.scheme.objectives if len(objective.outcomes) > 1}
     return {name: share for name, share in _divide(batch, batch.credit.coarser_m).items() if name in several_outcomes}
 

@@ -21,7 +21,7 @@ _TORCH = ("PytorchStreamWriter", "inline_container", "iostream error")
 
 
 def refusal(error: BaseException) -> str | None:
-    """Return why the operating system refused to write, as an error or its causes tell; None for any other error.
+    """Return the operating system's reason for a failed write, from an error or its causes; None for any other error.
 
     Python and pyarrow raise an OSError, safetensors and tokenizers their own errors that end with its number, torch a RuntimeError.
     """

@@ -149,12 +149,13 @@ def check_number(
     whole: bool = False,
 ) -> None:
     """Refuse a value that is no finite number, or that lies outside the bounds; with `whole` it must be a whole number."""
-    is_valid = isinstance(value, int if whole else int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_valid or not value > above or not least <= value <= most:
+    is_number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or not value > above or not least <= value <= most:
         least_text = f", at least {least:g}" if least > -math.inf else ""
         bound_text = f" above {above:g}" if above > -math.inf else least_text
-        number_noun = "whole number" if whole else "number"
-        requirement = f"lie between {least:g} and {most:g}" if most < math.inf else f"be a {number_noun}{bound_text}"
+        requirement = f"be a {'whole ' if whole else ''}number{bound_text}"
+        if most < math.inf:
+            requirement = f"lie between {least:g} and {most:g}"
         raise RecipeError(f"{called} is {value!r}; it must {requirement}.")
 
 

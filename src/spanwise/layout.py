@@ -89,9 +89,9 @@ class Layout:
         parts: list[Part] = []
         for block, (name, marks, index) in enumerate(self._single):
             for written in marks:  # a mark such as `json:price` names its own segmenter
-                prefix, colon, mark_after_colon = written.partition(":")
-                names_segmenter = bool(colon) and is_registered(prefix, kind="segmenter")
-                segmenter, mark = (prefix, mark_after_colon) if names_segmenter else (self.segmenter, written)
+                segmenter, colon, mark = written.partition(":")
+                if not colon or not is_registered(segmenter, kind="segmenter"):
+                    segmenter, mark = self.segmenter, written
                 part_key = mark or name
                 if index is not None:
                     part_key = mark.replace(EACH, f"[{index}]", 1) if EACH in mark else name
@@ -105,7 +105,7 @@ class Layout:
 
     @cached_property
     def keys(self) -> dict[str, tuple[str, ...]]:
-        """Maps the name of each block to the keys of its parts in the text of the block (`BlockText`)."""
+        """Maps the name of each block to the keys under which `BlockText` holds the texts of the block's parts."""
         return {name: tuple(p.key for p in self.parts if p.block == block) for block, name in enumerate(self.names)}
 
     @cached_property

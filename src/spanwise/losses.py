@@ -73,8 +73,9 @@ def aspo(
     log_ratio_nt = (logp_nt - logp_old_nt).clamp(-20.0, 20.0)
     ratio_nt = log_ratio_nt.detach().exp()
     is_dropped_nt = torch.where(adv_nt > 0, ratio_nt > 1 + clip_high, ratio_nt < 1 - clip_low)
-    inverted_weight_nt = (-log_ratio_nt.detach()).exp().clamp(max=cap) * (logp_nt - logp_nt.detach()).exp()
-    weight_nt = torch.where(adv_nt > 0, inverted_weight_nt, log_ratio_nt.exp().clamp(max=cap))
+    inverted_ratio_nt = (-log_ratio_nt.detach()).exp().clamp(max=cap)
+    rising_weight_nt = inverted_ratio_nt * (logp_nt - logp_nt.detach()).exp()
+    weight_nt = torch.where(adv_nt > 0, rising_weight_nt, log_ratio_nt.exp().clamp(max=cap))
     return torch.where(mask_nt & ~is_dropped_nt, -adv_nt * weight_nt, 0.0)
 
 
@@ -122,12 +123,13 @@ def dppo(
     p_nt = exact_logp_nt.exp()
     p_old_nt = exact_logp_old_nt.exp()
     limit_nt = torch.where(adv_nt > 0, delta_high, delta_low)
-    gain_nt = (p_nt - p_old_nt) * adv_nt.sign()  # the change of the probability; positive if the advantage asks for it
+    gain_nt = (p_nt - p_old_nt) * adv_nt.sign()  # positive if the probability moved in the direction of the advantage
     if divergence == "tv":
         is_kept_nt = gain_nt <= limit_nt
     elif divergence == "kl":
         other_tokens_kl_nt = (1 - p_old_nt) * ((1 - p_old_nt + eps) / (1 - p_nt + eps)).log()
-        is_kept_nt = (p_old_nt * (exact_logp_old_nt - exact_logp_nt) + other_tokens_kl_nt <= limit_nt) | (gain_nt < 0)
+        kl_nt = p_old_nt * (exact_logp_old_nt - exact_logp_nt) + other_tokens_kl_nt
+        is_kept_nt = (kl_nt <= limit_nt) | (gain_nt < 0)
     else:
         raise RecipeError(unknown("divergence", divergence, ("tv", "kl")))
     weight_nt = (detached_logp_nt - logp_old_nt).exp().clamp(max=cap)
@@ -229,7 +231,7 @@ def hl_gauss(target_nt: Float[Tensor, "n t"], *, bins: int, value_range: tuple[f
     tolerance = _ROUNDING * bin_width
     in_range_nt = (target_nt >= lowest_value - tolerance) & (target_nt <= highest_value + tolerance)
     if not bool(in_range_nt.all()):
-        n, t = (int(x) for x in (~in_range_nt).nonzero()[0])
+        n, t = (~in_range_nt).nonzero()[0].tolist()
         raise RewardError(
             f"The value target of completion {n} at token {t} is {float(target_nt[n, t]):g}, outside value_range "
             f"({lowest_value:g}, {highest_value:g}). Let the range hold every return that can occur."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -81,7 +82,7 @@ def alarms(figures: Mapping[str, float | int | None]) -> dict[str, str]:
         >>> alarms({"accuracy": 0.001, "ece": 0.001, "format_rate": 1.0})
         {'accuracy': 'hardly any answer is right', 'ece': 'hardly any answer is right'}
     """
-    known_figures = {name: value for name, value in figures.items() if value is not None and value == value}
+    known_figures = {name: value for name, value in figures.items() if value is not None and not math.isnan(value)}
     reason_of_figure: dict[str, str] = {}
     for name, alarm in EVALUATION:
         if name in known_figures and alarm.holds(known_figures[name]):
@@ -107,7 +108,7 @@ def later_elements(names: Iterable[str]) -> set[str]:
 def _find_watched(
     batches: Sequence[Mapping[str, Any]], when: Literal["lasting", "overall", "at_end"]
 ) -> Iterator[tuple[str, str, Alarm]]:
-    """Yield each logged metric that sets the alarm `when`, as its key, its objective or block, and the alarm."""
+    """Yield the key, the objective or block, and the alarm of each logged metric that has an alarm of the kind `when`."""
     mode_metrics = (metric for mode in registered("mode").values() for metric in mode.metrics)
     logged_metrics = list(metrics_in(batches, [*CREDIT, *mode_metrics]))
     later_names = later_elements(name for _, name, _ in logged_metrics)
@@ -124,7 +125,8 @@ def habits(batches: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         if len(run := _longest_run(batches, key, name, alarm)) < IN_A_ROW:
             continue
         shares = [line[key] for line in run]
-        share_text = " to ".join(dict.fromkeys(f"{100 * share:.0f} %" for share in (min(shares), max(shares))))
+        lowest, highest = f"{100 * min(shares):.0f} %", f"{100 * max(shares):.0f} %"
+        share_text = lowest if lowest == highest else f"{lowest} to {highest}"
         steps_text = f" (steps {run[0]['step']} to {run[-1]['step']})" if "step" in run[0] else ""
         problem_text = alarm.sentence.format(name=name, share=share_text)
         sentence_of_metric[key] = f"In {len(run)} batches in a row{steps_text} {problem_text} {alarm.cause}"
@@ -173,4 +175,4 @@ def end_alarms(batches: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 def values_of(batches: Sequence[Mapping[str, Any]], key: str) -> list[float]:
     """Return a metric's values, without the batches that lack the metric or log NaN for it."""
-    return [value for line in batches if (value := line.get(key)) is not None and value == value]
+    return [value for line in batches if (value := line.get(key)) is not None and not math.isnan(value)]

@@ -67,7 +67,8 @@ def setup_warnings(reading: Reading, scheme: Scheme) -> dict[str, str]:
             if sentence := check(objective, reading, scheme, m):
                 warning_of_key[f"{kind}/{objective.name}"] = sentence
                 break
-    warning_of_key = _merge_free_omissions(warning_of_key, reading, scheme) | {"lambda": _warn_zero_lambda(reading, scheme)}
+    warning_of_key = _merge_free_omissions(warning_of_key, reading, scheme)
+    warning_of_key["lambda"] = _warn_zero_lambda(reading, scheme)
     return {key: sentence for key, sentence in warning_of_key.items() if sentence}
 
 
@@ -80,7 +81,7 @@ class Watch:
         self._batches: deque[Mapping[str, Any]] = deque(maxlen=IN_A_ROW)
 
     def of_reading(self, reading: Reading) -> tuple[list[str], bool]:
-        """Return a batch's new `setup_warnings`, and whether a missing tag or reward leaves some objective untrained."""
+        """Return the `setup_warnings` that no earlier batch had, and whether some objective has no reward to train on."""
         warnings = setup_warnings(reading, self.scheme)
         new_sentences = self._take_new(warnings)
         # Do not warn about the same problems again when the batch's metrics show them.
@@ -152,7 +153,8 @@ def cut_off(
 
 def _warn_unscored(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
     """Warn that an objective trains nothing, because no completion has its reward."""
-    count_of_status = Counter(Status(status) for status in sorted(reading.scores.status_nm[:, m].tolist()))
+    status_codes = sorted(reading.scores.status_nm[:, m].tolist())
+    count_of_status = Counter(map(Status, status_codes))
     counts_text = ", ".join(f"{count} {status.name.lower()}" for status, count in count_of_status.items())
     cause_text = (
         "The check itself failed"
@@ -230,9 +232,11 @@ def _count_omitted(objective: Objective, reading: Reading, scheme: Scheme) -> in
     The penalty may be the `if_missing` of any objective that pays these blocks.
     """
     paid_columns = [scheme.layout.names.index(name) for name in objective.pays]
-    is_omitted_n = (reading.length_nk.sum(dim=1) > 0) & (reading.length_nk[:, paid_columns] == 0).all(dim=1)
-    has_cost = any(other.if_missing is not None and set(objective.pays) <= set(other.pays) for other in scheme.objectives)
-    return 0 if has_cost else int(is_omitted_n.sum())
+    has_tokens_n = reading.length_nk.sum(dim=1) > 0
+    lacks_blocks_n = (reading.length_nk[:, paid_columns] == 0).all(dim=1)
+    penalties = [other for other in scheme.objectives if other.if_missing is not None]
+    has_cost = any(set(objective.pays) <= set(other.pays) for other in penalties)
+    return 0 if has_cost else int((has_tokens_n & lacks_blocks_n).sum())
 
 
 def _merge_free_omissions(warnings: dict[str, str], reading: Reading, scheme: Scheme) -> dict[str, str]:
@@ -242,7 +246,7 @@ def _merge_free_omissions(warnings: dict[str, str], reading: Reading, scheme: Sc
         objective
         for m, objective in enumerate(scheme.objectives)
         if f"free/{objective.name}" in warnings
-        and not is_unparsable_nm[:, m].any()  # keep what is said of unreadable blocks
+        and not is_unparsable_nm[:, m].any()  # a merged warning would not mention unreadable blocks
     ]
     for family in dict.fromkeys(objective.name.partition(".")[0] for objective in free_objectives if "." in objective.name):
         family_objectives = [objective for objective in free_objectives if objective.name.startswith(f"{family}.")]

@@ -101,9 +101,9 @@ def reliability(
 def _effective_trials(correct_n: Tensor, prompt_n: Tensor) -> float:
     """Return how many independent completions would give the same standard error as these, which are clustered by prompt."""
     accuracy = float(correct_n.mean())
-    prompt_interval = mean_interval(correct_n, prompt_n)
-    sem, prompt_count = prompt_interval.sem, prompt_interval.count
-    return float(min(max(accuracy * (1 - accuracy) / sem**2, prompt_count), len(correct_n)) if sem > 0 else prompt_count)
+    interval = mean_interval(correct_n, prompt_n)
+    trial_count = accuracy * (1 - accuracy) / interval.sem**2 if interval.sem > 0 else interval.count
+    return float(min(max(trial_count, interval.count), len(correct_n)))
 
 
 def weighted_ece(
@@ -142,11 +142,15 @@ def weighted_auroc(
     order_n = confidence_n.argsort()
     _, count_v = torch.unique_consecutive(confidence_n[order_n], return_counts=True)
     last_position_v = count_v.cumsum(0) - 1
-    # Sum the weights of wrong and of right answers up to each distinct confidence; the first column is 0.
-    kind_weights = (weight_rn.double() * kind_n for kind_n in (1 - is_right_n, is_right_n))
-    running_sums = (kind_weight_rn[:, order_n].cumsum(dim=1)[:, last_position_v] for kind_weight_rn in kind_weights)
-    wrong_sum_rv, right_sum_rv = (torch.nn.functional.pad(sum_rv, (1, 0)) for sum_rv in running_sums)
-    wrong_weight_rv, right_weight_rv = wrong_sum_rv.diff(dim=1), right_sum_rv.diff(dim=1)
+
+    def sums_by_confidence(answer_weight_rn: Tensor) -> Tensor:
+        """Return 0 and then the sum of the weights up to each distinct confidence."""
+        running_sum_rn = answer_weight_rn[:, order_n].cumsum(dim=1)
+        return torch.nn.functional.pad(running_sum_rn[:, last_position_v], (1, 0))
+
+    wrong_sum_rv = sums_by_confidence(weight_rn.double() * (1 - is_right_n))
+    wrong_weight_rv = wrong_sum_rv.diff(dim=1)
+    right_weight_rv = sums_by_confidence(weight_rn.double() * is_right_n).diff(dim=1)
     won_pairs_r = (right_weight_rv * (wrong_sum_rv[:, :-1] + wrong_weight_rv / 2)).sum(dim=1)
     return won_pairs_r / (right_weight_rv.sum(dim=1) * wrong_weight_rv.sum(dim=1))
 

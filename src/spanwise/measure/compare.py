@@ -121,8 +121,8 @@ class ArmComparison:
 
     def warnings(self) -> list[str]:
         """Say why the figures that have "!" in the table cannot be trusted, with a sentence for each method and reason."""
-        by_warning = by_sentence({(method, figure): f"{method}: {why}" for (method, figure), why in self.wrong.items()})
-        return [f"{sentence} ({', '.join(figure for _, figure in cells)})." for sentence, cells in by_warning.items()]
+        reasons = {(method, figure): f"{method}: {reason}" for (method, figure), reason in self.wrong.items()}
+        return [f"{reason} ({', '.join(figure for _, figure in cells)})." for reason, cells in by_sentence(reasons).items()]
 
     def sentences(self, *verdicts: Verdict) -> list[str]:
         """Return a sentence for each difference between two methods, or only for those with one of the given verdicts."""
@@ -188,13 +188,15 @@ def compare_arms(
     """
     if not runs or not any(runs.values()):
         raise RecipeError("There is nothing to compare: give at least one method with one seed.")
+    method_pairs = list(combinations(runs, 2))
     if reference is not None:
         check_known("method", reference, runs)
-    known_figures = dict.fromkeys(name for seeds in runs.values() for values in seeds.values() for name in values)
+        method_pairs = [(method, reference) for method in runs if method != reference]
+    evaluations = [values for seeds in runs.values() for values in seeds.values()]
+    known_figures = dict.fromkeys(name for values in evaluations for name in values)
     figure_names = tuple(known_figures) if figures is None else tuple(figures)
     for name in figure_names:
         check_known("figure", name, known_figures)
-    method_pairs = list(combinations(runs, 2)) if reference is None else [(m, reference) for m in runs if m != reference]
     cells: dict[tuple[str, str], Interval] = {}
     differences: list[Difference] = []
     for name in figure_names:
@@ -203,9 +205,11 @@ def compare_arms(
             for method, seeds in runs.items()
         }
         cells |= {(method, name): _over_seeds(by_seed.values(), level) for method, by_seed in values_by_method.items()}
-        value_pairs = [(values_by_method[a], values_by_method[b]) for a, b in method_pairs]
-        paired_differences = [[of_a[seed] - of_b[seed] for seed in of_a if seed in of_b] for of_a, of_b in value_pairs]
-        difference_intervals = [_over_seeds(values, level) for values in paired_differences]
+        difference_intervals = []
+        for a, b in method_pairs:
+            common_seeds = [seed for seed in values_by_method[a] if seed in values_by_method[b]]
+            paired_differences = [values_by_method[a][seed] - values_by_method[b][seed] for seed in common_seeds]
+            difference_intervals.append(_over_seeds(paired_differences, level))
         p_values = [_p_value(interval) for interval in difference_intervals]
         for (a, b), interval, p, adjusted in zip(method_pairs, difference_intervals, p_values, holm(p_values), strict=True):
             needed_seeds = None
@@ -272,5 +276,5 @@ def seeds_needed(difference: float, sd: float, *, alpha: float, power: float = 0
         # The lower tail is computed as an upper tail, because SciPy's nct.cdf is NaN if its noncentrality is large.
         return float(sum(scipy.stats.nct.sf(critical_t, n - 1, side) for side in (noncentrality, -noncentrality))) >= power
 
-    seed_count = bisect_left(range(most + 1), True, lo=2, key=is_enough)  # the smallest number that is enough
+    seed_count = bisect_left(range(most + 1), True, lo=2, key=is_enough)  # the smallest number of seeds that is enough
     return seed_count if seed_count <= most else None

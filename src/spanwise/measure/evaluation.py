@@ -117,13 +117,13 @@ def figure_intervals(
         else:
             interval = unseen_interval(figure.function, figure.columns, figure.ends, known_prompts, **resample_options)
         if not math.isnan(interval.value):
-            # unknown bounds stay NaN, because max(nan, 0.0) is NaN
+            # an interval's unknown bounds stay NaN, because max(nan, 0.0) is NaN
             intervals[name] = replace(interval, low=max(interval.low, 0.0), high=min(interval.high, 1.0))
     return intervals
 
 
 class BoundedFigure(NamedTuple):
-    """A figure as a function of columns and weights; `ends` holds imagined prompts that lower it, then those that raise it."""
+    """An evaluation figure with its data, and the values of unseen prompts that would lower and raise the figure most."""
 
     function: Callable[..., Tensor]
     columns: tuple[Float[Tensor, " n"], ...]
@@ -144,13 +144,13 @@ def build_figures(
     columns = (confidence_n.cpu()[judged_n], correct_n.cpu()[judged_n])
     stated_i, right_i = columns
     mean_confidence = float(stated_i.double().mean())
-    extreme_prompts = (([0.0],), ([1.0],))  # an imagined prompt with the value 0, and one with 1
+    share_extremes = (([0.0],), ([1.0],))  # an unseen prompt of zeros lowers a share most, and one of ones raises it most
 
     def share(column_n: Tensor | None) -> BoundedFigure | None:
         if column_n is None:
             return None
         is_known_n = ~column_n.isnan().cpu()
-        return BoundedFigure(weighted_mean, (column_n.cpu()[is_known_n].double(),), is_known_n, extreme_prompts)
+        return BoundedFigure(weighted_mean, (column_n.cpu()[is_known_n].double(),), is_known_n, share_extremes)
 
     return {
         "accuracy": share(correct_n),
@@ -158,12 +158,12 @@ def build_figures(
         "format_rate": share(well_formed_n),
         "coverage": share(~confidence_n.isnan()),
         "verdict_rate": share(~correct_n.isnan()),
-        "mean_confidence": BoundedFigure(weighted_mean, (stated_i.double(),), judged_n, extreme_prompts),
+        "mean_confidence": BoundedFigure(weighted_mean, (stated_i.double(),), judged_n, share_extremes),
         "sharpness": BoundedFigure(
             _variance, (stated_i,), judged_n, (([mean_confidence],), ([float(mean_confidence < 0.5)],))
         ),
         "ece": BoundedFigure(weighted_ece, columns, judged_n, ((), ())),
-        "brier": BoundedFigure(weighted_mean, ((stated_i.double() - right_i.double()).square(),), judged_n, extreme_prompts),
+        "brier": BoundedFigure(weighted_mean, ((stated_i.double() - right_i.double()).square(),), judged_n, share_extremes),
         "auroc": BoundedFigure(weighted_auroc, columns, judged_n, (([1.0, 0.0], [0.0, 1.0]), ([1.0, 0.0], [1.0, 0.0]))),
     }
 
@@ -249,7 +249,6 @@ def ece_difference(
     """
     ids_a, ids_b = list_ids(a.prompts), list_ids(b.prompts)
     prompt_n = prompt_index([*ids_a, *ids_b], len(a.correct_n) + len(b.correct_n))
-    prompt_a, prompt_b = prompt_n[: len(ids_a)], prompt_n[len(ids_a) :]
     if unpaired := set(ids_a) ^ set(ids_b):
         unpaired_prompt = next(iter(unpaired))
         raise AlignmentError(
@@ -257,24 +256,25 @@ def ece_difference(
             f"{len(set(ids_a) & set(ids_b))} of them in both; prompt {unpaired_prompt!r} is missing in the "
             f"{'second' if unpaired_prompt in ids_a else 'first'} run."
         )
-    resample_gaps_a, resample_gaps_b = (partial(weighted_gaps, run.confidence_n, run.correct_n, bins=bins) for run in (a, b))
 
     def gaps(weight_rn: Float[Tensor, "r n"]) -> Float[Tensor, "r b"]:
-        return torch.cat([resample_gaps_a(weight_rn[:, : len(ids_a)]), resample_gaps_b(weight_rn[:, len(ids_a) :])], dim=1)
+        gap_of_a_rb = weighted_gaps(a.confidence_n, a.correct_n, weight_rn[:, : len(ids_a)], bins=bins)
+        gap_of_b_rb = weighted_gaps(b.confidence_n, b.correct_n, weight_rn[:, len(ids_a) :], bins=bins)
+        return torch.cat([gap_of_a_rb, gap_of_b_rb], dim=1)
 
-    unseen_gap_jb = torch.cat([
-        unseen_gaps(a.confidence_n, prompt_a, bins=bins), unseen_gaps(b.confidence_n, prompt_b, bins=bins).flip(0)
-    ], dim=1)  # fmt: skip
+    unseen_gap_a_jb = unseen_gaps(a.confidence_n, prompt_n[: len(ids_a)], bins=bins)
+    unseen_gap_b_jb = unseen_gaps(b.confidence_n, prompt_n[len(ids_a) :], bins=bins)
+    unseen_gap_jb = torch.cat([unseen_gap_a_jb, unseen_gap_b_jb.flip(0)], dim=1)
     return gaps_interval(gaps, unseen_gap_jb, prompt_n, minus=True, resamples=resamples, level=level, seed=seed)
 
 
 def unseen_gaps(confidence_n: Float[Tensor, " n"], prompt_n: Int[Tensor, " n"], *, bins: int = 10) -> Float[Tensor, "2 b"]:
-    """Return how one more prompt would change each bin's gap, if its confidences fit its answers worst, and if they fit best."""
+    """Return how one more prompt would change each bin's gap if its answers contradict its confidences, and if they agree."""
     weight_1n = torch.ones(1, len(prompt_n), dtype=torch.float64)
     contrary_n = (confidence_n < 0.5).to(confidence_n)
-    agreeing_n = 1 - contrary_n
-    gap_changes = [weighted_gaps(confidence_n, right_n, weight_1n, bins=bins)[0] for right_n in (contrary_n, agreeing_n)]
-    return torch.stack(gap_changes) / len(prompt_n.unique())
+    contrary_gap_1b = weighted_gaps(confidence_n, contrary_n, weight_1n, bins=bins)
+    agreeing_gap_1b = weighted_gaps(confidence_n, 1 - contrary_n, weight_1n, bins=bins)
+    return torch.cat([contrary_gap_1b, agreeing_gap_1b]) / len(prompt_n.unique())
 
 
 def gaps_interval(
@@ -287,7 +287,7 @@ def gaps_interval(
     level: float,
     seed: int,
 ) -> Interval:
-    """Compute the interval of an ECE from its bins' gaps; `minus` subtracts the ECE of the second half of the bins."""
+    """Compute the interval of an ECE from its bins' gaps, or with `minus` the interval of one run's ECE minus another's."""
     check_level(level)
     gap_b, gap_rb, count = resample(gaps, prompts, resamples=resamples, seed=seed)
     sign_of_run_b = torch.ones_like(gap_b)
@@ -297,41 +297,44 @@ def gaps_interval(
     ece_value = float((sign_of_run_b * gap_b.abs()).sum())
     if count < 2 or len(known_gap_rb) < 2 or math.isnan(ece_value):
         return Interval(ece_value, math.nan, math.nan, math.nan, level, count)
-    ece_low, ece_high = bounds(gap_b, known_gap_rb - gap_b, unseen_jb, sign_of_run_b, count=count, level=level, seed=seed)
-    standard_error = float((sign_of_run_b * known_gap_rb.abs()).sum(dim=1).std())
-    return Interval(ece_value, max(ece_low, -1.0 if minus else 0.0), min(ece_high, 1.0), standard_error, level, count)
+    noise_rb = known_gap_rb - gap_b
+    ece_low, ece_high = bounds(gap_b, noise_rb, unseen_jb, sign_of_run_b, count=count, level=level, seed=seed)
+    ece_r = (sign_of_run_b * known_gap_rb.abs()).sum(dim=1)
+    return Interval(ece_value, max(ece_low, -1.0 if minus else 0.0), min(ece_high, 1.0), float(ece_r.std()), level, count)
 
 
 def bounds(
     gap_b: Float[Tensor, " b"],
     noise_rb: Float[Tensor, "r b"],
     unseen_jb: Float[Tensor, "2 b"],
-    side_b: Float[Tensor, " b"],
+    sign_of_run_b: Float[Tensor, " b"],
     *,
     count: int,
     level: float,
     seed: int,
 ) -> tuple[float, float]:
-    """Compute the bounds of an ECE, or of a difference of two, from the noise of its bins' gaps; `side_b` holds each bin's sign."""
+    """Compute the bounds of an ECE, or of one run's ECE minus another's, from the noise of the gaps of their bins."""
     tail = (1 - level) / 2
     t_quantile = float(scipy.stats.t.isf(tail, count - 1))
     width_factor = math.sqrt(count / (count - 1)) * t_quantile / NormalDist().inv_cdf(1 - tail)
-    generator = torch.Generator().manual_seed(seed + 1)  # `seed` itself has drawn the prompts
-    weight_rj = torch.empty(len(noise_rb), 2, dtype=torch.float64).exponential_(generator=generator) - 1
-    # The weights of the two unseen prompts are used in both orders: then swapping runs `a` and `b` exactly negates the bounds.
-    unseen_noises = [order_rj @ unseen_jb for order_rj in (weight_rj, weight_rj.flip(1))]
-    noise_rb = torch.cat([noise_rb + unseen_noise_rb for unseen_noise_rb in unseen_noises])
+    generator = torch.Generator().manual_seed(seed + 1)  # another seed than the one that drew the prompts
+    centred_weight_rj = torch.empty(len(noise_rb), 2, dtype=torch.float64).exponential_(generator=generator) - 1
+    # The two unseen prompts also swap their weights, so that swapping the two runs exactly negates the bounds.
+    unseen_noise_rb = centred_weight_rj @ unseen_jb
+    swapped_noise_rb = centred_weight_rj.flip(1) @ unseen_jb
+    noise_rb = torch.cat([noise_rb + unseen_noise_rb, noise_rb + swapped_noise_rb])
     is_clear_b = gap_b.abs() > math.sqrt(2 * math.log(count)) * noise_rb.std(dim=0)
     sign_b = gap_b.round(decimals=12).sign()  # a gap that is 0 up to rounding gets the sign 0
     signed_noise_rb = sign_b * noise_rb
     upper_error_rb = torch.where(is_clear_b, signed_noise_rb, noise_rb.abs())
-    # Noise enlarges both ECEs of a difference, so `lower_error_rb` is the noise's effect on each bin's absolute gap.
-    is_single_run = bool((side_b > 0).all())
+    # Noise makes both ECEs of a difference larger, so the lower error of a bin is how noise changes its absolute gap.
+    is_single_run = bool((sign_of_run_b > 0).all())
     lower_error_rb = signed_noise_rb if is_single_run else (gap_b + noise_rb).abs() - gap_b.abs()
-    upper_error_r = torch.where(side_b > 0, upper_error_rb, -lower_error_rb).sum(dim=1)
-    lower_error_r = torch.where(side_b > 0, lower_error_rb, -upper_error_rb).sum(dim=1)
-    zero_gap_r = noise_rb[:, (sign_b == 0) & is_single_run].abs().sum(dim=1)  # a measured 0 may hide a gap of either sign
-    ece_value = float((side_b * gap_b.abs()).sum())
+    upper_error_r = torch.where(sign_of_run_b > 0, upper_error_rb, -lower_error_rb).sum(dim=1)
+    lower_error_r = torch.where(sign_of_run_b > 0, lower_error_rb, -upper_error_rb).sum(dim=1)
+    has_unknown_sign_b = (sign_b == 0) & is_single_run  # a gap that is measured as 0 may truly have either sign
+    zero_gap_r = noise_rb[:, has_unknown_sign_b].abs().sum(dim=1)
+    ece_value = float((sign_of_run_b * gap_b.abs()).sum())
     margin_below = max(float(upper_error_r.quantile(1 - tail)), -float(upper_error_r.quantile(tail)))
     margin_above = max(
         float((lower_error_r + zero_gap_r).quantile(1 - tail)), -float((lower_error_r - zero_gap_r).quantile(tail))

@@ -107,13 +107,13 @@ def wilson(successes: int | float, count: int | float, *, level: float = 0.95) -
 
 
 def mean_interval(value_n: Float[Tensor, " n"], prompts: Prompts | None = None, *, level: float = 0.95) -> Interval:
-    r"""Compute a mean with Student's t interval; P prompts, or P values without `prompts`, give P - 1 degrees of freedom.
+    r"""Compute a mean with Student's t interval, where the samples of one prompt count as dependent.
 
     Equation
         sem = sqrt(P / (P - 1) * sum over prompts of (sum_p v - n_p mean)^2) / N
 
-    With equally many samples per prompt the standard error is the standard deviation of the prompts' means over sqrt(P). NaN
-    values are left out; a single prompt gives a value without bounds.
+    P - 1 degrees of freedom; without `prompts` each value is a prompt. With equally many samples per prompt, sem is the standard
+    deviation of the prompts' means over sqrt(P). NaN values are left out; a single prompt gives a value without bounds.
 
     >>> print(mean_interval(torch.tensor([.1, .2, .3, .4, .5])))  # sem .0707, t of 4 degrees of freedom 2.776
     0.300 [0.104, 0.496]
@@ -130,8 +130,10 @@ def mean_interval(value_n: Float[Tensor, " n"], prompts: Prompts | None = None, 
     tail_chance = (1 - check_level(level)) / 2
     if prompt_count < 2:
         return Interval(mean_value, math.nan, math.nan, math.nan, level, prompt_count)
-    excess_sum_p = torch.zeros(prompt_count, dtype=torch.float64).index_add_(0, prompt_i, value_i - value_i.mean())
-    standard_error = float((excess_sum_p.square().sum() * prompt_count / (prompt_count - 1)).sqrt() / len(value_i))
+    deviation_i = value_i - value_i.mean()
+    deviation_sum_p = torch.zeros(prompt_count, dtype=torch.float64).index_add_(0, prompt_i, deviation_i)
+    sum_variance = deviation_sum_p.square().sum() * prompt_count / (prompt_count - 1)
+    standard_error = float(sum_variance.sqrt() / len(value_i))
     half_width = float(scipy.stats.t.ppf(1 - tail_chance, prompt_count - 1)) * standard_error
     return Interval(mean_value, mean_value - half_width, mean_value + half_width, standard_error, level, prompt_count)
 
@@ -179,7 +181,7 @@ def unseen_interval(
     resamples: int = 1000,
     seed: int = 0,
 ) -> Interval:
-    """Compute a bootstrap interval over prompts; each bound adds the imagined prompts of one entry of `ends`."""
+    """Compute a bootstrap interval that allows for unseen prompts, which `ends` lets lower or raise the figure most."""
     interval = bootstrap(partial(figure, *columns), prompts, resamples=resamples, seed=seed)
     if math.isnan(interval.low):
         return interval
@@ -215,7 +217,7 @@ def weighted_mean(value_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"])
 def resample(
     figure: Weighted, prompts: Prompts, *, resamples: int, seed: int, smooth: bool = False
 ) -> tuple[Tensor, Tensor, int]:
-    """Return a figure, its values in bootstrap resamples, and the number of prompts; `smooth` resamples by Exp(1) weights."""
+    """Return a figure, its values in bootstrap resamples (`smooth`: with exponential weights), and the number of prompts."""
     prompt_n = prompt_index(prompts, len(prompts))
     n_prompts = int(prompt_n.max()) + 1 if len(prompt_n) else 0
     figure_value = figure(torch.ones(1, len(prompt_n), dtype=torch.float64))[0]

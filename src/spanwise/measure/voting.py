@@ -187,9 +187,11 @@ def _expected_accuracies(
     index_of_answer = {text: index for index, text in enumerate(distinct_answers)}
     answer_index_m = torch.tensor([index_of_answer.get(text, -1) for text in answer_texts])
     vote_am = (torch.arange(len(index_of_answer))[:, None] == answer_index_m).double()
-    correct_m, confidence_m = torch.tensor([sample[1:] for sample in samples], dtype=torch.float64).unbind(dim=1)
+    correct_m = torch.tensor([correct for _, correct, _ in samples], dtype=torch.float64)
+    confidence_m = torch.tensor([confidence for *_, confidence in samples], dtype=torch.float64)
     is_judged_m = ~correct_m.isnan()
-    accuracy_a = vote_am @ correct_m.nan_to_num(nan=0.0) / (vote_am @ is_judged_m.double()).clamp_(min=1)
+    judged_count_a = vote_am @ is_judged_m.double()
+    accuracy_a = vote_am @ correct_m.nan_to_num(nan=0.0) / judged_count_a.clamp_(min=1)
     correct_m = torch.where(is_judged_m, correct_m, vote_am.T @ accuracy_a)
     right_count = int((correct_m > 0.5).sum())
     weight_m = confidence_m.nan_to_num(nan=0.0)
@@ -208,7 +210,8 @@ def _choose_highest(correct_m: Tensor, score_m: Tensor, n: int) -> float:
     """Return the expected correctness of the highest-scored of n random samples; ties are equally likely, NaN is lowest."""
     known_score_m = score_m.nan_to_num(nan=-math.inf)
     distinct_v, rank_m, count_v = torch.unique(known_score_m, return_inverse=True, return_counts=True)
-    mean_correct_v = torch.zeros(len(distinct_v), dtype=torch.float64).index_add_(0, rank_m, correct_m) / count_v
+    correct_sum_v = torch.zeros(len(distinct_v), dtype=torch.float64).index_add_(0, rank_m, correct_m)
+    mean_correct_v = correct_sum_v / count_v
     counts_below = [0, *count_v.cumsum(0).tolist()]
     subset_counts = [math.comb(high, n) - math.comb(low, n) for low, high in pairwise(counts_below)]
     correct_sum = sum(count * mean for count, mean in zip(subset_counts, mean_correct_v.tolist(), strict=True))
