@@ -58,10 +58,9 @@ def _divide(batch: CreditedBatch, count_m: Tensor | None) -> dict[str, float]:
     if count_m is None:
         return {}
     total_m = batch.credit.count_m
-    if total_m is None:
-        total_m = torch.full_like(count_m, len(batch.fault_n))
-    share_m = count_m.double() / total_m.clamp(min=1)
-    return dict(zip(batch.scheme.names, share_m.tolist(), strict=True))
+    totals = [len(batch.fault_n)] * len(count_m) if total_m is None else total_m.tolist()
+    counts_and_totals = zip(batch.scheme.names, count_m.tolist(), totals, strict=True)
+    return {name: float(count) / max(int(total), 1) for name, count, total in counts_and_totals}
 
 
 def _measure_coarser(batch: CreditedBatch) -> dict[str, float]:

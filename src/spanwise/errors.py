@@ -97,8 +97,7 @@ class DivergedError(SpanwiseError):
     """
 
 
-#: The largest number of names that a message lists.
-_MOST = 60
+_MOST = 60  # the largest number of names that an error message lists
 
 
 def refuse(faults: Mapping[str, Any], error: type[SpanwiseError] = RecipeError) -> None:

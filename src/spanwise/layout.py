@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 from spanwise.errors import LayoutError, RecipeError, refuse, unknown
 from spanwise.registry import is_registered, registered
 
-#: The text that stands for every index in the name of a block and in a mark.
-EACH = "[*]"
+EACH = "[*]"  # the text that stands for every index in the name of a block and in a mark
 _INDEX = re.compile(r"\[\d+\]")
 _T = TypeVar("_T")
 

@@ -19,10 +19,8 @@ from spanwise.errors import AlignmentError, RecipeError, RewardError, refuse, un
 
 __all__ = ["aspo", "categorical_value", "categorical_value_loss", "critic_error", "dppo", "hl_gauss", "value_loss"]
 
-#: The standard deviation of HL-Gauss in bin widths, as Farebrother et al. recommend it.
-SIGMA_RATIO = 0.75
-#: A critic's target may lie outside the range of the bins by this share of a bin, because of rounding.
-_ROUNDING = 1e-3
+SIGMA_RATIO = 0.75  # the standard deviation of HL-Gauss in bin widths, as Farebrother et al. recommend it
+_ROUNDING = 1e-3  # a critic's target may lie outside the range of the bins by this share of a bin, because of rounding
 
 
 def zero_masked(mask_nt: Tensor, **inputs: Tensor) -> list[Tensor]:

@@ -20,12 +20,9 @@ class Alarm:
     threshold: float
     sentence: str
     cause: str = ""
-    #: The names of metrics that mean nothing while this alarm holds.
-    hollow: tuple[str, ...] = ()
-    #: The name of a metric that explains the value: there is no alarm if that metric is above one half.
-    unless: str = ""
-    #: The sentence for a run in which no batch has a value of the metric.
-    unknown: str = ""
+    hollow: tuple[str, ...] = ()  # the names of metrics that mean nothing while this alarm holds
+    unless: str = ""  # the name of a metric that explains the value: no alarm is raised if that metric is above one half
+    unknown: str = ""  # the sentence for a run in which no batch has a value of the metric
 
     def holds(self, value: float) -> bool:
         """Return whether a value of the metric is beyond the alarm's threshold."""
@@ -37,7 +34,7 @@ class Metric:
     """A logged number; a name with a placeholder, such as `<block>`, stands for one number per block or objective."""
 
     name: str
-    of: Callable[[Any], Mapping[str, float]] | None = None  # computes a number per block or objective; None: other code does
+    of: Callable[[Any], Mapping[str, float]] | None = None  # computes a batch's values by block or objective, if set
     lasting: Alarm | None = None  # raised if the metric is beyond its threshold in several training batches in a row
     overall: Alarm | None = None  # raised if the mean over a whole run is beyond the threshold, unless `lasting` was raised
     at_end: Alarm | None = None  # raised if the mean over the last batches of a run is beyond the threshold

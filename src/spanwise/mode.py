@@ -36,7 +36,7 @@ class Page:
     text: str
     asks: str
     charts: tuple[Chart, ...]
-    # The metric's name without prefix, its title, and the page's sentence if the metric is bad at the end of a run.
+    # The name (without prefix) and the title of the metric at the top of the page, and the sentence for a bad last value.
     headline: tuple[str, str, str]
 
 
@@ -61,7 +61,7 @@ class Mode:
     #: True if the mode is part of the rule of credit (`Scheme.modes`); False if an engine takes it as a separate argument.
     in_scheme: ClassVar[bool] = True
     adds: ClassVar[frozenset[str]] = frozenset()  # the fields of `Batch` that the mode's code in an engine fills in
-    #: Maps an engine to the class that runs the mode there, as "module:Class"; elsewhere, forward pass and loss stay as they are.
+    #: Maps the name of an engine to the class that runs the mode inside this engine, as "module:Class".
     parts: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
@@ -107,7 +107,7 @@ class Mode:
         """Raise a `RecipeError` for a run of too few steps for the mode to do anything."""
 
     def recorded(self, table: Any, rows: Any) -> Mapping[str, Tensor]:
-        """Return the mode's fields of `Batch` from recorded rollouts; return no fields for rollouts from before the mode was on."""
+        """Return the fields of `Batch` that the mode fills in, as far as recorded rollouts hold them."""
         return {}
 
     @property
@@ -116,7 +116,7 @@ class Mode:
         return False
 
     def as_trained(self, places: Sequence[Path]) -> Mode:
-        """Return the mode with numbers that a training run stored in one of the folders; the mode needs them to score."""
+        """Return the mode with the numbers that it needs to score completions, which its training run stored in a folder."""
         return self
 
     @property

@@ -19,8 +19,7 @@ ScaleName = Literal["none", "std"]
 ScopeName = Literal["rollout", "turn"]
 #: In an objective that `each` repeats for every block, "own" means the current block and "earlier" the blocks before it.
 EARLIER, OWN = "earlier", "own"
-#: The text that saved files hold in place of a secret, such as an API key.
-HIDDEN = "<hidden>"
+HIDDEN = "<hidden>"  # the text that saved files hold in place of a secret, such as an API key
 
 
 @runtime_checkable
@@ -183,9 +182,9 @@ class Objective:
                 f"add 'given: correct' (the name of an earlier objective) or use 'baseline: group'."
             )
         if self.scope == "turn" and (self.baseline == "blended" or self.scale == "std"):
-            unsupported_field = "baseline: blended" if self.baseline == "blended" else "scale: std"
+            rollout_setting = "baseline: blended" if self.baseline == "blended" else "scale: std"
             raise RecipeError(
-                f"Objective '{self.name}' has scope: turn, but {unsupported_field} works with whole rollouts only; leave one "
+                f"Objective '{self.name}' has scope: turn, but {rollout_setting} works with whole rollouts only; leave one "
                 f"of the two out."
             )
         if self.back_off is not None and self.baseline != "outcome":
@@ -246,7 +245,7 @@ def is_number(value: Any) -> bool:
 
 
 def families(names: Iterable[str]) -> dict[str, list[str]]:
-    """Group the names `<reward>.<part>` of each reward with more than three parts; any other name is a group of its own."""
+    """Group objective names by reward if it has more than three parts (`reward.part`); other names stay alone."""
     all_names = list(names)
     names_by_family: dict[str, list[str]] = {}
     part_counts = Counter(name.partition(".")[0] for name in all_names if "." in name)

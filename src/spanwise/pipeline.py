@@ -86,11 +86,12 @@ class Reading(ByCompletion):
         Raises:
             AlignmentError: the table was packed under another scheme.
         """
-        m = len(scheme.objectives)
+        objective_count = len(scheme.objectives)
         outcome_names = scheme.outcome_names
         measure_names = scheme.measures
-        column_counts = [m, m, 2 * m, m, len(outcome_names), len(measure_names), len(scheme.layout.names), 1]  # as in `pack`
-        if len(table_nc) == 0:  # a table without rows may lack its columns, too
+        reward_columns = [objective_count, objective_count, 2 * objective_count, objective_count]  # in the order of `pack`
+        column_counts = [*reward_columns, len(outcome_names), len(measure_names), len(scheme.layout.names), 1]
+        if len(table_nc) == 0:  # a packed table without rows may lack its columns, too
             table_nc = table_nc.new_zeros(0, sum(column_counts))
         if table_nc.shape[1] != sum(column_counts):
             raise AlignmentError(
@@ -103,7 +104,7 @@ class Reading(ByCompletion):
             scheme.names,
             reward_nm,
             status_nm.to(torch.int8),
-            reward_by_outcome_nc.reshape(-1, m, 2),
+            reward_by_outcome_nc.reshape(-1, objective_count, 2),
             outcome_names=outcome_names,
             outcome_no=outcome_no if outcome_names else None,
             stated_nm=stated_nm,
@@ -159,16 +160,10 @@ def read(
         objectives = [replace(objective, only=None) for objective in scheme.objectives]
         scores = score_all(objectives, block_texts, columns=columns, recorded=recorded)
         scope: ScopeName = "turn" if scheme.entry.kind == "step" else "rollout"
-        scores = keep_for_rollouts(
-            scores,
-            spans.length_nk > 0,
-            batch.steps.trajectory_s,
-            objectives=scheme.objectives,
-            block_names=scheme.layout.names,
-            scope=scope,
-        )
-        places = (batch.steps.trajectory_s, batch.steps.step_s)
-        scores = only_right_rollouts(scores, *places, objectives=scheme.objectives, scope=scope)
+        trajectory_s, step_s = batch.steps.trajectory_s, batch.steps.step_s
+        rule: dict[str, Any] = {"objectives": scheme.objectives, "scope": scope}
+        scores = keep_for_rollouts(scores, spans.present_nk, trajectory_s, block_names=scheme.layout.names, **rule)
+        scores = only_right_rollouts(scores, trajectory_s, step_s, **rule)
     return Reading(scores, spans.length_nk, spans.fault_n, spans, block_texts)
 
 
@@ -203,7 +198,7 @@ def credit_batch(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
         raise AlignmentError(
             f"{len(reading)} completions were read, but the batch has {len(batch.group_n)} group ids; give one id to each."
         )
-    mode_fields = {name for mode in scheme.modes for name in mode.adds}  # modes may fill in these fields later
+    mode_fields = {name for mode in scheme.modes for name in mode.adds}  # fields of the batch that modes may fill in later
     scheme.check({*batch.provides, *mode_fields}, at_read=scheme.reads)
     inputs: dict[str, Any] = {
         name: getattr(batch, name) for name in ("mask_nt", "value_nt", "logp_nt", "bootstrap_n", "ids_nt")
@@ -226,7 +221,8 @@ def credit_batch(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
         credit = assign_turns(reading.scores, batch.group_n, reading.length_nk, **turn_ids, inputs=inputs, **rule)
     else:
         credit = assign(reading.scores, batch.group_n, reading.present_nk, inputs=inputs, **rule)
-        credit = replace(credit, mean_length_n=inputs["length_n"].double().mean().expand(len(reading)))
+        mean_length = inputs["length_n"].double().mean()
+        credit = replace(credit, mean_length_n=mean_length.expand(len(reading)))
     for stage in scheme.stages:
         credit = stage.credit(credit, reading, batch, scheme)
     return credit
@@ -239,9 +235,9 @@ def streams(reading: Reading, batch: Batch, scheme: Scheme) -> Streams:
     if reading.spans is None or batch.mask_nt is None:
         raise RecipeError("A critic learns a value for each token; pass a batch with mask_nt and a reading with spans.")
     dtype = torch.float32 if batch.value_nt is None else torch.promote_types(batch.value_nt.dtype, torch.float32)
-    token_tables = reading.spans.block_nt, batch.mask_nt
+    block_nt, mask_nt = reading.spans.block_nt, batch.mask_nt
     return reward_streams(
-        reading.scores, scheme.objectives, scheme.layout.names, *token_tables, values=scheme.values, dtype=dtype
+        reading.scores, scheme.objectives, scheme.layout.names, block_nt, mask_nt, values=scheme.values, dtype=dtype
     )
 
 

@@ -26,8 +26,7 @@ from spanwise.score.criteria import is_column
 
 #: The tasks that bring their own model and prompts.
 EMBEDDED = ("digits", "digits_twice", "digits_long", "fields", "invoices")
-#: The tasks for which the recipe names a model and a dataset.
-_BY_NAME = ("confidence", "two_attempts", SCRIPT)
+_BY_NAME = ("confidence", "two_attempts", SCRIPT)  # the tasks for which the recipe names a model and a dataset
 #: Maps some fields to the tasks that can use them; all tasks can use the other fields.
 _USED_BY: Mapping[str, tuple[str, ...]] = {
     "start": EMBEDDED[:1],
@@ -182,9 +181,9 @@ class Recipe(BaseModel):
     def _known_limits(cls, limits: dict[str, Any]) -> dict[str, Any]:
         for name, limit in limits.items():
             check_known("field of verifier", name, ("workers", "deadline"))
-            types = (int,) if name == "workers" else (int, float)
+            allowed_types = (int,) if name == "workers" else (int, float)
             expected_text = "a whole number" if name == "workers" else "a number of seconds"
-            if isinstance(limit, bool) or not isinstance(limit, types):
+            if isinstance(limit, bool) or not isinstance(limit, allowed_types):
                 raise ValueError(f"verifier.{name} is {limit!r}, and must be {expected_text}.")
         MathVerifier(**limits)  # raises if a limit is wrong; starts no worker process
         return limits
@@ -336,7 +335,7 @@ def _no_field(key: str) -> str:
 
 
 def _check_presets(from_file: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
-    """Refuse to change `method`, `baseline` or `calibration` if the recipe's `objectives` or `per` override the change."""
+    """Refuse a change of `method`, `baseline` or `calibration` that the recipe's own `objectives` or `per` would cancel."""
     for field in ("method", "baseline", "calibration"):
         old_setting = from_file.get(field, Recipe.model_fields[field].default)
         if field not in changes or changes[field] == old_setting:
@@ -377,7 +376,9 @@ def _task_objectives(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | N
     method_entry = method(recipe.method)
     credits_blocks = method_entry.kind == "block"
     rest_block = () if layout.rest is None else (layout.names[layout.rest],)
-    shared_fields = {"if_missing": 0.0, **({"baseline": "group"} if "baseline" in method_entry.inputs else {})}
+    shared_fields: dict[str, Any] = {"if_missing": 0.0}
+    if "baseline" in method_entry.inputs:
+        shared_fields["baseline"] = "group"
     blocks_of_field = (OWN, *rest_block) if credits_blocks else layout.names
     each_field = {"reward": "equals", "each": "*", "pays": blocks_of_field, **shared_fields}
     if recipe.task == "fields":
@@ -485,7 +486,7 @@ def resolved(recipe: Recipe, scheme: Scheme) -> dict[str, Any]:
     function_by_path = {path: imported(path, what="The reward") for path in import_paths}
     for plain_objective, objective in zip(plain_scheme["objectives"], scheme.objectives, strict=True):
         for path, function in function_by_path.items():
-            if function == objective.reward:  # keep the recipe's import path; the function may be defined in another module
+            if function == objective.reward:  # write the recipe's path, as the function may be defined in another module
                 plain_objective["reward"] = path
     return {**recipe.model_dump(mode="json"), "calibration": None, "baseline": None, **plain_scheme}
 
@@ -505,8 +506,10 @@ def _build_objective(position: int, entry: Mapping[str, Any], recorded: Collecti
             raise RecipeError(
                 f"Objective {position} has no '{key}'; write for example {{reward: correct, pays: [solution]}}."
             )
-    reward, given = entry["reward"], entry.get("given") or ()
-    import_paths = [function for function in ([given] if isinstance(given, str) else given) if ":" in str(function)]
+    reward = entry["reward"]
+    given = entry.get("given") or ()
+    given_names = [given] if isinstance(given, str) else given
+    import_paths = [name for name in given_names if ":" in str(name)]
     if isinstance(reward, str) and ":" in reward:
         objective_name = str(entry.get("name") or reward.rpartition(":")[2])
         if objective_name in recorded or ("each" in entry and any(r.startswith(f"{objective_name}.") for r in recorded)):
@@ -546,7 +549,8 @@ def _explain(error: ValidationError) -> str:
         else:
             bound_texts = [f"{words} {fault_context[name]}" for name, words in _BOUNDS.items() if name in fault_context]
             purpose_text = f" ({Recipe.model_fields[field_path].description})" if field_path in Recipe.model_fields else ""
-            allowed_text = bound_texts[0] if bound_texts else _KINDS.get(fault_type.split("_")[0], item["msg"])
+            kind_text = _KINDS.get(fault_type.split("_")[0], item["msg"])
+            allowed_text = bound_texts[0] if bound_texts else kind_text
             bounds_of.setdefault((f"{field_path} is {wrong_value!r}", purpose_text), []).append(allowed_text)
     faults += [f"{start}, and must be {' or '.join(bounds)}{purpose}" for (start, purpose), bounds in bounds_of.items()]
     return "; ".join(faults)

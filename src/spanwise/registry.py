@@ -28,7 +28,7 @@ _HOMES = {
     "segmenter": "spanwise.segment.claims",
 }
 _FILES: dict[Path, ModuleType] = {}
-#: Maps a folder to the modules that users' files imported from it although another folder's modules have their names.
+#: Maps a folder to the modules imported from it whose names modules of another folder have, too.
 _BESIDE: dict[Path, dict[str, ModuleType]] = {}
 _SHOWN: set[tuple[str, Path | None]] = set()
 
@@ -130,7 +130,7 @@ def imported(path: str, *, what: str) -> Any:
     try:
         if module_file is None:
             if sys.modules.get(module_name) in _FILES.values():
-                del sys.modules[module_name]  # forget a user's file that ran under the same name
+                del sys.modules[module_name]  # so that the import does not return a user's file that ran under this name
             with _first(Path.cwd()):
                 module = import_module(module_name)
             if getattr(module, "__file__", None) is None and module.__spec__ is not None and module.__spec__.origin is None:
@@ -175,11 +175,12 @@ def _origin(module: str) -> Path | None:
 
 
 def seen_from_here(path: str, folder: Path) -> str:
-    """Rewrite `module:function`, where the module is a file in `folder`, so that it is found from the current folder."""
+    """Replace the module in `module:function` by the path of its file, if the module is a file in `folder`."""
     module_name, _, function_name = path.rpartition(":")
     if not module_name or _file(module_name) or (not module_name.endswith(".py") and _is_installed(module_name)):
         return path
-    module_file = folder / (module_name if module_name.endswith(".py") else f"{module_name.replace('.', '/')}.py")
+    file_name = module_name if module_name.endswith(".py") else f"{module_name.replace('.', '/')}.py"
+    module_file = folder / file_name
     return f"{module_file}:{function_name}" if module_file.is_file() else path
 
 
@@ -212,7 +213,7 @@ def _run(file: Path, module_name: str) -> ModuleType:
         assert module_spec is not None, "a file ending in .py has a loader"
         assert module_spec.loader is not None, "a file ending in .py has a loader"
         module = module_from_spec(module_spec)
-        with _first(file.parent), _without_twins(file.parent):
+        with _first(file.parent), _hide_namesakes(file.parent):
             sys.modules.setdefault(module_name, module)  # dataclasses and pickle look up a class's module in `sys.modules`
             try:
                 module_spec.loader.exec_module(module)
@@ -225,12 +226,13 @@ def _run(file: Path, module_name: str) -> ModuleType:
 
 
 @contextmanager
-def _without_twins(folder: Path) -> Iterator[None]:
-    """Set aside modules of users' other folders that have the name of one in this folder, while the `with` block runs."""
+def _hide_namesakes(folder: Path) -> Iterator[None]:
+    """While the `with` block runs, hide imported modules of other folders whose names modules of this folder have, too."""
     folder = folder.resolve()
-    other_folders = {Path(module.__file__ or ".").parent.resolve() for module in _FILES.values()} - {folder}
+    user_files = [Path(module.__file__ or ".") for module in _FILES.values()]
+    other_folders = {file.parent.resolve() for file in user_files} - {folder}
 
-    def is_twin(name: str, module: Any) -> bool:
+    def is_namesake(name: str, module: Any) -> bool:
         package_name = name.partition(".")[0]
         if not ((folder / f"{package_name}.py").is_file() or (folder / package_name).is_dir()):
             return False
@@ -240,17 +242,17 @@ def _without_twins(folder: Path) -> Iterator[None]:
             for other in other_folders
         )
 
-    twins = {name: module for name, module in list(sys.modules.items()) if other_folders and is_twin(name, module)}
-    package_names = {name.partition(".")[0] for name in twins}
-    for name in twins:
+    namesakes = {name: module for name, module in list(sys.modules.items()) if other_folders and is_namesake(name, module)}
+    package_names = {name.partition(".")[0] for name in namesakes}
+    for name in namesakes:
         del sys.modules[name]
     sys.modules.update(_BESIDE.get(folder, {}))
     try:
         yield
     finally:
-        own_names = [name for name in sys.modules if name.partition(".")[0] in package_names]
-        _BESIDE.setdefault(folder, {}).update({name: sys.modules.pop(name) for name in own_names})
-        sys.modules.update(twins)
+        imported_names = [name for name in sys.modules if name.partition(".")[0] in package_names]
+        _BESIDE.setdefault(folder, {}).update({name: sys.modules.pop(name) for name in imported_names})
+        sys.modules.update(namesakes)
 
 
 @contextmanager

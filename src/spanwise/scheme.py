@@ -23,7 +23,7 @@ from spanwise.segment import SEGMENTERS
 
 #: The task that `recipe.yaml` names if a user's script drives the run; the file then holds the scheme and no prompts.
 SCRIPT = "own"
-#: Maps NeMo-RL's names of method options to spanwise's names; its `gae_lambda_value` is an option of the critic.
+#: Maps NeMo-RL's names of method options to spanwise's names.
 _OTHER_NAMES = {"gae_lambda_policy": "lam"}
 
 
@@ -60,7 +60,7 @@ class Scheme:
     objectives: Sequence[Objective]
     per: str | float | int = "block"
     options: Mapping[str, Any] = field(default_factory=dict)
-    recorded: frozenset[str] = frozenset()
+    recorded: Collection[str] = frozenset()
     values: ValuesName | None = None
     modes: Sequence[Mode] = ()
     refine: Refinement | None = None
@@ -73,7 +73,7 @@ class Scheme:
             objectives=written_out(self.objectives, self.layout),
             per=_parse_per(self.per),
             options=_translate(self.options, self.entry),
-            recorded=_as_set(self.recorded),
+            recorded=frozenset([self.recorded] if isinstance(self.recorded, str) else self.recorded),
             modes=tuple(self.modes),
         )
         check_objectives(self.objectives, self.layout, recorded=self.recorded)
@@ -81,11 +81,9 @@ class Scheme:
         _check_values(self)
         for stage in self.stages:
             stage.check_scheme(self)
-        objective_fields = {
-            "baseline": [o.baseline or "group" for o in self.objectives],
-            "scale_k": [o.scale or "none" for o in self.objectives],
-        }
-        self.entry.check_options(self.options, **objective_fields)
+        baselines = [objective.baseline or "group" for objective in self.objectives]
+        scales = [objective.scale or "none" for objective in self.objectives]
+        self.entry.check_options(self.options, baseline=baselines, scale_k=scales)
 
     @staticmethod
     def preset(
@@ -134,7 +132,8 @@ class Scheme:
         if objectives is None:
             layout, objectives = preset_rule(method_entry, layout, calibration, baseline)
         elif calibration is not None or baseline is not None:
-            option, setting = ("calibration", calibration) if calibration is not None else ("baseline", baseline)
+            option = "baseline" if calibration is None else "calibration"
+            setting = baseline if calibration is None else calibration
             raise RecipeError(
                 f"{option} is '{setting}', but the objectives are given, so {option} would change nothing. Set it in the "
                 "objectives."
@@ -150,11 +149,11 @@ class Scheme:
         modes = (*modes, *(option for option in options.values() if isinstance(option, Mode)))
         options = {key: option for key, option in options.items() if not isinstance(option, Mode)}
         refinement = None if refine is None else Refinement.of(refine)
-        return Scheme(name, layout, objectives, per, options, _as_set(recorded), values, modes, refinement)
+        return Scheme(name, layout, objectives, per, options, recorded, values, modes, refinement)
 
     @property
     def stages(self) -> tuple[Any, ...]:
-        """The modes and then the refinement, in the order in which they change the method's credit."""
+        """The stages that change the method's credit, in order: first the modes, then the refinement."""
         return (*self.modes, *(() if self.refine is None else (self.refine,)))
 
     @cached_property
@@ -169,7 +168,7 @@ class Scheme:
 
     @property
     def outcome_names(self) -> tuple[str, ...]:
-        """The outcomes (objectives excepted) that baselines may depend on, in the order of `Scores.outcome_names`."""
+        """The outcomes other than rewards that baselines may depend on, in the order of `Scores.outcome_names`."""
         all_outcomes = [name for objective in self.objectives for name in objective.outcomes]
         return tuple(dict.fromkeys(name for name in all_outcomes if name not in self.names))
 
@@ -293,11 +292,6 @@ def _check_kinds(objectives: Any, options: Any) -> None:
         )
     if not isinstance(options, Mapping):
         raise RecipeError(f"The method's options are {options!r}; write each with its name, such as {{'ddof': 0}}.")
-
-
-def _as_set(names: Collection[str]) -> frozenset[str]:
-    """Return one name, or several, as a set of names."""
-    return frozenset([names] if isinstance(names, str) else names)
 
 
 def _plain(objective: Objective) -> dict[str, Any]:

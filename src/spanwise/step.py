@@ -39,7 +39,7 @@ class Ranks:
     """The processes of a distributed training, which hold equally many completions each."""
 
     rank: int  # the number of this process
-    gather: Callable[[Any], list[Any]]  # called by all processes at once; returns the arguments of all in rank order
+    gather: Callable[[Any], list[Any]]  # called by all processes at once; returns what each of them passed, in rank order
 
 
 @dataclass(frozen=True)
@@ -83,13 +83,13 @@ class ReadBatch:
         A completion of several turns has the reward of its last turn, or the mean of its turns for an objective of scope "turn".
         """
         worth_sm = fill_missing(self.reading.scores, scheme.objectives).float()
-        turn_steps = self.batch.steps
-        if turn_steps is None:
+        if self.batch.steps is None:
             return worth_sm
         worth_nm = torch.full((self.completions, worth_sm.shape[1]), torch.nan)
         for m, objective in enumerate(scheme.objectives):
             for n in range(self.completions):
-                turn_worth_s = worth_sm[(turn_steps.trajectory_s == n) & ~worth_sm[:, m].isnan(), m]
+                in_completion_s = self.batch.steps.trajectory_s == n
+                turn_worth_s = worth_sm[in_completion_s & ~worth_sm[:, m].isnan(), m]
                 if len(turn_worth_s):
                     worth_nm[n, m] = turn_worth_s.double().mean() if objective.scope == "turn" else turn_worth_s[-1]
         return worth_nm
@@ -102,24 +102,25 @@ def in_useful_groups(credit: Credit, group_n: Shaped[Tensor, " n"], *, tolerance
 
 def gather_rows(read_batch: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
     """Gather the rewards, group ids and turns of the rows of all processes, since several processes may share a group."""
-    turn_steps = read_batch.batch.steps
-    own_steps = None if turn_steps is None else (turn_steps.trajectory_s.cpu(), turn_steps.step_s.cpu(), turn_steps.anchor_s)
-    gathered_parts = ranks.gather((read_batch.reading.pack(), read_batch.batch.group_n.cpu(), own_steps))
-    packed_readings, groups_of_ranks, steps_of_ranks = zip(*gathered_parts, strict=True)
+    steps = read_batch.batch.steps
+    step_fields = None
+    if steps is not None:
+        step_fields = (steps.trajectory_s.cpu(), steps.step_s.cpu(), steps.anchor_s)
+    parts_of_ranks = ranks.gather((read_batch.reading.pack(), read_batch.batch.group_n.cpu(), step_fields))
+    packed_readings, groups_of_ranks, steps_of_ranks = zip(*parts_of_ranks, strict=True)
     rows_per_rank = [len(packed_reading) for packed_reading in packed_readings]
     batch = Batch(torch.cat(groups_of_ranks))
-    if turn_steps is not None:
+    if steps is not None:
         trajectories_of_ranks, step_numbers_of_ranks, anchors_of_ranks = zip(*steps_of_ranks, strict=True)
-        trajectory_s = torch.cat([own_s + rank * read_batch.completions for rank, own_s in enumerate(trajectories_of_ranks)])
+        trajectory_s = torch.cat([id_s + rank * read_batch.completions for rank, id_s in enumerate(trajectories_of_ranks)])
         anchor_s = None
         if any(states is not None for states in anchors_of_ranks):
             anchor_s = []
             for anchors, row_count in zip(anchors_of_ranks, rows_per_rank, strict=True):
                 anchor_s += [None] * row_count if anchors is None else list_ids(anchors)
         batch = replace(batch, steps=Steps(trajectory_s, torch.cat(step_numbers_of_ranks), anchor_s))
-    all_rows = ReadBatch(
-        batch, Reading.unpack(torch.cat(packed_readings), scheme), len(rows_per_rank) * read_batch.completions
-    )
+    reading = Reading.unpack(torch.cat(packed_readings), scheme)
+    all_rows = ReadBatch(batch, reading, len(rows_per_rank) * read_batch.completions)
     first_own_row = sum(rows_per_rank[: ranks.rank])
     return replace(read_batch, gathered=all_rows, here=slice(first_own_row, first_own_row + len(read_batch.reading)))
 
@@ -131,10 +132,11 @@ def gather_tokens(read_batch: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBa
         return read_batch
     own_tensors = {name: getattr(read_batch.batch, name) for name in ("value_nt", "logp_nt", "bootstrap_n", "ids_nt")}
     # Tables are padded with 0, so each block number is sent plus 1; 0 stands for padding and for tokens of no block.
-    blocks_of_ranks, tensors_of_ranks = zip(*ranks.gather((read_batch.spans.block_nt + 1, own_tensors)), strict=True)
+    parts_of_ranks = ranks.gather((read_batch.spans.block_nt + 1, own_tensors))
+    blocks_of_ranks, tensors_of_ranks = zip(*parts_of_ranks, strict=True)
     block_nt = _stack(blocks_of_ranks) - 1
     filled_fields = [name for name, table in own_tensors.items() if table is not None]
-    gathered_tensors = {name: _stack([of_rank[name] for of_rank in tensors_of_ranks]) for name in filled_fields}
+    gathered_tensors = {name: _stack([tensors[name] for tensors in tensors_of_ranks]) for name in filled_fields}
     spans = Spans.of_blocks(scheme.layout.names, block_nt, all_rows.reading.fault_n)
     batch = replace(all_rows.batch, mask_nt=block_nt >= 0, **gathered_tensors)
     return replace(read_batch, gathered=replace(all_rows, reading=replace(all_rows.reading, spans=spans), batch=batch))
@@ -164,8 +166,8 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
     column `anchor` is enough.
     """
     turn_descriptions = batch.columns.get(TURNS)
-    plain_batch = replace(batch, columns={name: column for name, column in batch.columns.items() if name != TURNS})
-    turn_batch, turns = by_turn(plain_batch)
+    other_columns = {name: column for name, column in batch.columns.items() if name != TURNS}
+    turn_batch, turns = by_turn(replace(batch, columns=other_columns))
     all_single_turns = bool((turns.step_s == 0).all())
     if turn_descriptions is None:  # the column `anchor` may name the state from which a completion of one turn starts
         anchor_column = turn_batch.columns.get("anchor") if all_single_turns else None
@@ -197,7 +199,7 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
 
 
 def steps_of_turns(outer: Steps | None, row_s: Int[Tensor, " s"], step_s: Int[Tensor, " s"], anchor_s: Any) -> Steps:
-    """Number turns within their rollouts; `outer` holds the rollout of each batch row, or is None if each row is a rollout."""
+    """Number the turns of each rollout in order; if a rollout has several rows of the batch, `outer` holds their order."""
     if outer is None:
         return Steps(row_s, step_s, anchor_s)
     return Steps(outer.trajectory_s[row_s], outer.step_s[row_s] * len(row_s) + step_s, anchor_s)
@@ -215,10 +217,10 @@ class BatchCredit(NamedTuple):
 class StepResult:
     """The advantages of this process's rows, and the metrics and warnings of the batch."""
 
-    own: ReadBatch  # the rows of this process; `own.put` turns a table of rows into a table of completions
+    own: ReadBatch  # the rows of this process
     advantages_nt: Float[Tensor, "n t"]  # the advantage of each token of the rows
     spans: Spans  # the blocks of the rows; rows that the trainer left out have none
-    credit: Credit  # the credit of this process's rows, but with counters over all processes
+    credit: Credit  # the credit of this process's rows; its counts per objective cover all processes
     metrics: dict[str, float]  # the metrics over the rows of all processes
     warnings: list[str]  # the warnings that no earlier batch had
     credits: Credit  # the credit of the rows of all processes
@@ -229,7 +231,8 @@ class StepResult:
         block_nt = self.spans.block_nt
         turns = self.own.turns  # if there are turns, each row is a turn
         if turns is not None:
-            block_nt = torch.where(block_nt >= 0, block_nt + len(self.spans.names) * turns.step_s[:, None], -1)
+            earlier_blocks_s1 = len(self.spans.names) * turns.step_s[:, None]
+            block_nt = torch.where(block_nt >= 0, block_nt + earlier_blocks_s1, -1)
         return self.own.put(block_nt + 1)
 
     def by_completion(self) -> tuple[Credit, Bool[Tensor, "n k"]]:
@@ -240,13 +243,12 @@ class StepResult:
         trajectory_s = all_rows.batch.steps.trajectory_s
         credit = self.credits
         present_sk = all_rows.reading.present_nk.to(credit.block_nk.dtype)
-        turn_count_nk = present_sk.new_zeros((all_rows.completions, present_sk.shape[1])).index_add(
-            0, trajectory_s, present_sk
-        )
-        credit_sum_nk = torch.zeros_like(turn_count_nk).index_add(0, trajectory_s, credit.block_nk * present_sk)
+        zero_nk = present_sk.new_zeros((all_rows.completions, present_sk.shape[1]))
+        turn_count_nk = zero_nk.index_add(0, trajectory_s, present_sk)
+        credit_sum_nk = zero_nk.index_add(0, trajectory_s, credit.block_nk * present_sk)
         stop_n = credit.stop_n.new_zeros(all_rows.completions).index_add(0, trajectory_s, credit.stop_n)
-        mean_credit = Credit(credit_sum_nk / turn_count_nk.clamp(min=1), stop_n, credit.singleton_m, credit.absent_m)
-        return mean_credit, turn_count_nk > 0
+        mean_credit_nk = credit_sum_nk / turn_count_nk.clamp(min=1)
+        return Credit(mean_credit_nk, stop_n, credit.singleton_m, credit.absent_m), turn_count_nk > 0
 
 
 class Step:
@@ -368,7 +370,7 @@ class Step:
         return BatchCredit(batch_credits, batch_metrics, new_warnings)
 
     def _credit(self, all_rows: ReadBatch, *, learn: bool) -> Credit:
-        """Compute the credit of the rows of all processes; without `learn`, undo the change to the credit method's state."""
+        """Compute the credit of the rows of all processes; if `learn` is False, restore the credit method's state after it."""
         entry: Any = self.scheme.entry
         state_before = entry.estimator.state_dict() if entry.stateful and not learn else None
         batch_credits = credit_batch(all_rows.reading, all_rows.batch, self.scheme)
@@ -378,7 +380,9 @@ class Step:
 
     def useful(self, read_batch: ReadBatch) -> Bool[Tensor, " n"]:
         """Mark the rows of groups in which some completion gets credit, without a change to the credit method's state."""
-        all_rows = (read_batch if self.ranks is None else gather_tokens(read_batch, self.scheme, self.ranks)).everyone
+        if self.ranks is not None:
+            read_batch = gather_tokens(read_batch, self.scheme, self.ranks)
+        all_rows = read_batch.everyone
         return in_useful_groups(self._credit(all_rows, learn=False), all_rows.batch.group_n)[read_batch.here]
 
     def rollouts(
@@ -397,12 +401,13 @@ class Step:
         if "logp_nt" not in self.scheme.needs:
             batch = replace(batch, logp_nt=None)
         padding_by_field = {"ids_nt": 0.0, "mask_nt": 0.0, "value_nt": torch.nan, "logp_nt": torch.nan}
-        padded_tables: dict[str, Any] = {  # the fields need as many columns as the advantages
+        padded_tables: dict[str, Any] = {  # all tables of tokens get the width of the advantages
             name: wider(table, adv_nt.shape[1], fill=padding)
             for name, padding in padding_by_field.items()
             if (table := getattr(batch, name)) is not None
         }
-        batch = replace(batch, columns={name: list(values) for name, values in (columns or {}).items()}, **padded_tables)
+        column_lists = {name: list(values) for name, values in (columns or {}).items()}
+        batch = replace(batch, columns=column_lists, **padded_tables)
         return Rollouts(
             mode="train" if learn else "eval",
             step=number,

@@ -75,7 +75,8 @@ def _collect_rewards(trajectories: Sequence[Trajectory]) -> dict[str, Reward]:
     """Collect the rewards of each objective, one per turn; a trajectory's own rewards stand at its last sampled turn."""
     rewards_by_turn: list[Mapping[str, float | Status]] = []
     for trajectory in trajectories:
-        last_turn = max((t for t, turn in enumerate(trajectory.turns) if any(turn.mask)), default=len(trajectory.turns) - 1)
+        sampled_turns = [t for t, turn in enumerate(trajectory.turns) if any(turn.mask)]
+        last_turn = sampled_turns[-1] if sampled_turns else len(trajectory.turns) - 1
         for t, turn in enumerate(trajectory.turns):
             rewards_by_turn.append({**turn.rewards, **(trajectory.rewards if t == last_turn else {})})
     reward_by_objective = {}

@@ -22,8 +22,7 @@ from spanwise.errors import AlignmentError, RecipeError, unknown
 #: An absent block has None, and so has a tag that does not open or does not close in its block.
 BlockText = Mapping[str, Mapping[str, str | None] | None]
 _Table = TypeVar("_Table", bound="ByCompletion")
-#: Tables are processed this many completions at a time, so that the data stay in the processor's cache.
-_ROWS = 64
+_ROWS = 64  # tables are processed this many completions at a time, so that the data stay in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -33,25 +32,26 @@ class ByCompletion:
     def take(self: _Table, rows: Any) -> _Table:
         """Return the table for some of the completions, given as a slice or as indices."""
         taken_tables = {
-            name: part.take(rows) if isinstance(part, ByCompletion) else part[rows] for name, part in self._parts().items()
+            name: table.take(rows) if isinstance(table, ByCompletion) else table[rows]
+            for name, table in self._row_fields().items()
         }
         return replace(self, **taken_tables)
 
-    def _parts(self) -> dict[str, Any]:
+    def _row_fields(self) -> dict[str, Any]:
         """Return the fields with one row per completion: tensors, arrays, and tables inside this table."""
-        parts = {}
+        row_fields = {}
         for name, value in vars(self).items():
             suffix = name.rpartition("_")[2]
             is_row_tensor = isinstance(value, Tensor | np.ndarray) and suffix.startswith("n")
             if is_row_tensor or isinstance(value, ByCompletion):
-                parts[name] = value
-        return parts
+                row_fields[name] = value
+        return row_fields
 
 
 def join_rows(parts: Sequence[_Table]) -> _Table:
     """Concatenate several tables about completions; a field that has no row per completion comes from the first table."""
     joined_tables = {}
-    for name, first_table in parts[0]._parts().items():
+    for name, first_table in parts[0]._row_fields().items():
         tables: list[Any] = [getattr(part, name) for part in parts]
         if isinstance(first_table, np.ndarray):
             joined_tables[name] = np.concatenate(tables)
@@ -174,7 +174,7 @@ class Spans:
                 in_block_nt = (block_nt[row_range] == k).view(torch.uint8)
                 start_nk[row_range, k] = in_block_nt.argmax(dim=1)
                 end_nk[row_range, k] = (token_width - in_block_nt.flip(dims=(1,)).argmax(dim=1)) * in_block_nt.amax(dim=1)
-        fault_n = torch.zeros(len(block_nt), dtype=torch.long, device=block_nt.device) if fault_n is None else fault_n
+        fault_n = start_nk.new_zeros(len(start_nk)) if fault_n is None else fault_n
         return Spans(tuple(names), start_nk, end_nk, block_nt, fault_n)
 
     @cached_property
@@ -240,10 +240,10 @@ class Scores(ByCompletion):
     measures: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        outcome_columns = 0 if self.outcome_no is None else self.outcome_no.shape[1]
-        if outcome_columns != len(self.outcome_names):
+        outcome_count = 0 if self.outcome_no is None else self.outcome_no.shape[1]
+        if outcome_count != len(self.outcome_names):
             raise AlignmentError(
-                f"There are {len(self.outcome_names)} names for {outcome_columns} outcomes; give one to each."
+                f"There are {len(self.outcome_names)} names for {outcome_count} outcomes; give one to each."
             )
 
     def outcome(self, name: str) -> Float[Tensor, " n"]:
@@ -273,7 +273,7 @@ class Comparison(ByCompletion):
     #: The float64 number that divides worth minus baseline: 1 where nothing is divided, and NaN where there is no baseline.
     divisor_nm: Float[Tensor, "n m"]
     stratum_nm: Int[Tensor, "n m"]  # the number of the stratum (the rewards that are compared with each other); -1: none
-    level_nm: Int[Tensor, "n m"]  # how many outcomes the stratum ignores, beginning with the last in the objective's `given`
+    level_nm: Int[Tensor, "n m"]  # how many outcomes in the objective's `given` the comparison ignores, the last one first
     members_nm: Int[Tensor, "n m"]  # how many rewards the stratum has, without `if_missing`
     averaged_nm: Int[Tensor, "n m"]  # how many rewards the baseline averages; 0 if it is no plain mean
     reason_nm: Int[Tensor, "n m"]  # why the advantage is exactly 0 (`Zero`), or `Zero.CREDITED`
@@ -304,8 +304,7 @@ class Comparison(ByCompletion):
 
     def rescaled(self, *, divisor: Float[Tensor, ...] | float, shift: float = 0.0) -> Comparison:
         """Adapt baseline and divisor to advantages that were changed to (advantage - `shift`) / `divisor`."""
-        baseline_nm = self.baseline_nm + shift * self.divisor_nm
-        return replace(self, baseline_nm=baseline_nm, divisor_nm=self.divisor_nm * divisor)
+        return replace(self, baseline_nm=self.baseline_nm + shift * self.divisor_nm, divisor_nm=self.divisor_nm * divisor)
 
 
 @dataclass(frozen=True)

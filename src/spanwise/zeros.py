@@ -39,7 +39,7 @@ class Count:
     objective: str  # the reward that the reason is about; empty if it is about none
     tokens: int
     completions: int  # how many completions without credit have this reason at most of their tokens
-    rows: tuple[int, ...] = ()  # the first of the counted completions; if none counts, of those with a token of the reason
+    rows: tuple[int, ...] = ()  # the first completions with this reason, or else the first with a token of this reason
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,8 @@ class Zeros:
             has_key_v = self.key_v == key
             has_key_n = self.key_n == key
             example_rows = has_key_n.nonzero().flatten() if has_key_n.any() else self.row_v[has_key_v].unique()
-            token_count, completion_count = int(has_key_v.sum()), int(has_key_n.sum())
             first_rows = tuple(example_rows[:examples].tolist())
-            counts.append(Count(reason_of(key), self.objective(key), token_count, completion_count, first_rows))
+            counts.append(Count(reason_of(key), self.objective(key), int(has_key_v.sum()), int(has_key_n.sum()), first_rows))
         return counts
 
 
@@ -102,7 +101,7 @@ def recorded_reasons(
     """
     largest_credit_n = credit_nk.nan_to_num().abs().amax(dim=1)
     group_n = group_index(group_n)
-    placeholder_reward_n = torch.ones_like(group_n).double()  # any rewards do, because only the group sizes are used
+    placeholder_reward_n = torch.ones_like(group_n).double()  # only the sizes of the groups are used, not these rewards
     group_comparison = compare_in_strata(placeholder_reward_n, group_n, voter_n=rollout_n).comparison
     group_size_n = group_comparison.members_nm[:, 0]
     key_n = torch.full_like(group_n, key_of(Zero.ALL_EQUAL))
@@ -116,7 +115,8 @@ def recorded_reasons(
         if not bool(((reward_n == 0) | (reward_n == 1) | ~has_reward_n).all()):
             verdict_key_n = torch.full_like(key_n, key_of(Zero.ALL_EQUAL, 0))
         key_n = torch.where(is_unanimous_n, verdict_key_n, key_n)
-    key_n = torch.where(moments(largest_credit_n, group_n).mean_n() > 0, key_of(Zero.RECORDED), key_n)
+    has_group_credit_n = moments(largest_credit_n, group_n).mean_n() > 0
+    key_n = torch.where(has_group_credit_n, key_of(Zero.RECORDED), key_n)
     key_n = torch.where(group_size_n < 2, key_of(Zero.SINGLETON), key_n)
     return torch.where(credit_nk.isnan(), key_of(Zero.UNSCORED), key_n[:, None])
 
@@ -141,8 +141,7 @@ def tally_zeros(
             f"There are {len(advantage_v)} advantages for {len(block_v)} blocks and {len(row_v)} rows; give one of each per token."
         )
     trainable_v = block_v >= 0 if trainable_v is None else trainable_v
-    block_index_v = block_v.long().clamp(min=0)  # the next lines overwrite the reason of tokens without a block
-    block_key_v = block_nk[row_v, block_index_v]
+    block_key_v = block_nk[row_v, block_v.long().clamp(min=0)]
     key_v = torch.where(block_v >= 0, block_key_v, key_of(Zero.UNPAID))
     for applies_v, reason in (
         (advantage_v.isnan(), Zero.UNSCORED),

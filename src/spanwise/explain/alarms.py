@@ -14,10 +14,8 @@ from spanwise.registry import registered
 
 #: Calibration figures, which mean nothing if a policy is never right, never answers or always states the same confidence.
 CALIBRATION = ("ece", "brier", "auroc", "mean_confidence", "sharpness")
-#: The prefix of figures that are computed from the self-rewarding score instead of a stated confidence.
-OF_SCORE = "laser_"
-#: The prefix of evaluation figures that are mean rewards on held-out prompts.
-OF_REWARD = "reward/"
+OF_SCORE = "laser_"  # the prefix of figures that are computed from the self-rewarding score instead of a stated confidence
+OF_REWARD = "reward/"  # the prefix of evaluation figures that are mean rewards on held-out prompts
 #: The evaluation figures that are computed from the self-rewarding score, by which a policy rates its own answer.
 SCORE_FIGURES = tuple(f"{OF_SCORE}{name}" for name in ("coverage", *CALIBRATION))
 _SCORED = SCORE_FIGURES[1:]
@@ -61,10 +59,8 @@ SHOWN_BY: Mapping[str, str] = {alarm.sentence: figure for figure, alarm in EVALU
 #: Maps the sentence of each evaluation alarm to the usual cause of the alarm.
 CAUSES: Mapping[str, str] = {alarm.sentence: alarm.cause for _, alarm in EVALUATION}
 _Key = TypeVar("_Key")
-#: The number of training batches in a row that must show a problem before it is reported.
-IN_A_ROW = 3
-#: Matches an index above 0 in the name of an objective, such as "[2]".
-_LATER = re.compile(r"\[[1-9]\d*\]")
+IN_A_ROW = 3  # the number of training batches in a row that must show a problem before it is reported
+_LATER = re.compile(r"\[[1-9]\d*\]")  # matches an index above 0 in the name of an objective, such as "[2]"
 
 
 def alarms(figures: Mapping[str, float | int | None]) -> dict[str, str]:

@@ -142,13 +142,9 @@ def cut_off(
     is_longest_n = among_n & (length_n == largest_length)
     longest_rows = is_longest_n.nonzero().flatten().tolist() if largest_length else []
     distinct_text_count = len({text_of(n) for n in longest_rows})
-    return max(
-        (unclosed_count, "end inside an unclosed part"),
-        (
-            distinct_text_count * (distinct_text_count > 1),
-            f"have {largest_length} tokens, more than all others, and different texts",
-        ),
-    )
+    longest_count = distinct_text_count if distinct_text_count > 1 else 0
+    longest_clause = f"have {largest_length} tokens, more than all others, and different texts"
+    return max((unclosed_count, "end inside an unclosed part"), (longest_count, longest_clause))
 
 
 def _warn_unscored(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
@@ -227,10 +223,7 @@ def _warn_free_omission(objective: Objective, reading: Reading, scheme: Scheme, 
 
 
 def _count_omitted(objective: Objective, reading: Reading, scheme: Scheme) -> int:
-    """Count the completions that leave out all blocks of an objective without a penalty.
-
-    The penalty may be the `if_missing` of any objective that pays these blocks.
-    """
+    """Count the completions that leave out all blocks of an objective, if the `if_missing` of no objective punishes it."""
     paid_columns = [scheme.layout.names.index(name) for name in objective.pays]
     has_tokens_n = reading.length_nk.sum(dim=1) > 0
     lacks_blocks_n = (reading.length_nk[:, paid_columns] == 0).all(dim=1)

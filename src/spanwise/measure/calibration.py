@@ -52,11 +52,7 @@ def auroc(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"]) -> 
 
 
 def reliability(
-    confidence_n: Float[Tensor, " n"],
-    correct_n: Float[Tensor, " n"],
-    *,
-    prompts: Prompts | None = None,
-    bins: int = 10,
+    confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], *, prompts: Prompts | None = None, bins: int = 10
 ) -> list[dict[str, float]]:
     """Return the table behind a reliability diagram: accuracy and mean confidence in each bin of confidence.
 

@@ -151,11 +151,7 @@ class ArmComparison:
 
 
 def compare_arms(
-    runs: Runs,
-    *,
-    figures: Sequence[str] | None = None,
-    reference: str | None = None,
-    level: float = 0.95,
+    runs: Runs, *, figures: Sequence[str] | None = None, reference: str | None = None, level: float = 0.95
 ) -> ArmComparison:
     r"""Compare the evaluation figures of training methods over seeds, with a verdict on each difference.
 

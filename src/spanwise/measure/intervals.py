@@ -26,8 +26,7 @@ Prompts = Int[Tensor, " n"] | Sequence[Hashable]
 #: A function that computes a figure from the completions' weights: one row of weights per resample, one value per row.
 Weighted = Callable[[Float[Tensor, "r n"]], Float[Tensor, " r"]]
 
-#: The largest number of weights that one chunk of resamples holds.
-_CHUNK = 4_000_000
+_CHUNK = 4_000_000  # the largest number of weights that one chunk of resamples holds
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from spanwise.measure.intervals import Interval, Prompts, bootstrap, prompt_inde
 
 #: The ways to choose among the samples of a prompt; only the last two need a stated confidence.
 _WAYS = ("pass@1", "pass@k", "majority", "weighted", "maxconf")
-#: The factor by which voting weights are multiplied before they are rounded to whole numbers, so that ties are exact.
-_MICRO = 1e6
+_MICRO = 1e6  # voting weights are multiplied by this factor and rounded to whole numbers, so that ties are exact
 
 
 @dataclass(frozen=True)
