@@ -114,8 +114,7 @@ class Batch:
             >>> batch.ids_nt.tolist(), batch.mask_nt.tolist()
             ([[5, 6, 7], [8, 0, 0]], [[True, False, True], [True, False, False]])
         """
-        ids_nt, mask_nt = pad_tokens(ids, sampled)
-        return Batch(group_n, ids_nt, mask_nt, **more)
+        return Batch(group_n, *pad_tokens(ids, sampled), **more)
 
     @property
     def provides(self) -> frozenset[str]:

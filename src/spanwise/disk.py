@@ -45,7 +45,8 @@ def unwritten(place: Path, error: Exception, what: str | None = None) -> str:
     """Build the error message for a file or folder that cannot be written."""
     refusal_reason = refusal(error)
     place_name = f"'{place}'" if what is None else what
-    error_sentence = f"{place_name} cannot be written: {refusal_reason or getattr(error, 'strerror', None) or error}"
+    failure_reason = refusal_reason or getattr(error, "strerror", None) or error
+    error_sentence = f"{place_name} cannot be written: {failure_reason}"
     if refusal_reason in (None, os.strerror(errno.EROFS)):
         return f"{error_sentence}."
     with suppress(OSError, StopIteration):  # some systems do not say how much space is free

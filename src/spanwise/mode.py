@@ -58,11 +58,9 @@ class Mode:
     page: ClassVar[Page | None] = None  # the mode's section on the report page of a run; None: no section
     #: The fields that a trainer with its own configuration reads from the mode's section of a recipe; empty: all fields.
     elsewhere: ClassVar[tuple[str, ...]] = ()
-    #: True if the mode is part of the rule of credit (`Scheme.modes`); False if an engine takes it as a separate argument.
-    in_scheme: ClassVar[bool] = True
+    in_scheme: ClassVar[bool] = True  # whether the mode is part of the rule of credit, and not an engine's own argument
     adds: ClassVar[frozenset[str]] = frozenset()  # the fields of `Batch` that the mode's code in an engine fills in
-    #: Maps the name of an engine to the class that runs the mode inside this engine, as "module:Class".
-    parts: ClassVar[Mapping[str, str]] = {}
+    parts: ClassVar[Mapping[str, str]] = {}  # maps an engine's name to the class that runs the mode there, "module:Class"
 
     @classmethod
     def of(cls, section: Mapping[str, Any]) -> Any:

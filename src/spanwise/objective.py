@@ -128,7 +128,6 @@ class Objective:
 
     def _check_types(self) -> None:
         """Refuse a field that holds a wrong kind of value, an unknown reward and an outcome that is given twice."""
-        criteria_are_valid = isinstance(self.criteria, (str, list, tuple)) and len(self.criteria) > 0
         rules: Mapping[str, tuple[bool, str]] = {
             "reward": (
                 isinstance(self.reward, (str, Rubric)) or _is_function(self.reward),
@@ -146,7 +145,7 @@ class Objective:
             ),
             "each": (isinstance(self.each, str) and self.each != "", "write a block or a pattern: 'items[*]'"),
             "criteria": (
-                criteria_are_valid,
+                isinstance(self.criteria, (str, list, tuple)) and len(self.criteria) > 0,
                 "write a list of criteria, [{text: It names a figure., part: plan}], or name a file or a column that holds one",
             ),
             "only": (isinstance(self.only, str), "name an earlier objective: 'correct'"),

@@ -89,17 +89,19 @@ class Reading(ByCompletion):
         objective_count = len(scheme.objectives)
         outcome_names = scheme.outcome_names
         measure_names = scheme.measures
-        reward_columns = [objective_count, objective_count, 2 * objective_count, objective_count]  # in the order of `pack`
-        column_counts = [*reward_columns, len(outcome_names), len(measure_names), len(scheme.layout.names), 1]
+        reward_widths = [objective_count, objective_count, 2 * objective_count, objective_count]  # in the order of `pack`
+        other_widths = [len(outcome_names), len(measure_names), len(scheme.layout.names), 1]
+        table_width = sum(reward_widths) + sum(other_widths)
         if len(table_nc) == 0:  # a packed table without rows may lack its columns, too
-            table_nc = table_nc.new_zeros(0, sum(column_counts))
-        if table_nc.shape[1] != sum(column_counts):
+            table_nc = table_nc.new_zeros(0, table_width)
+        if table_nc.shape[1] != table_width:
             raise AlignmentError(
                 f"The packed table has {table_nc.shape[1]} columns, but this scheme's objectives and blocks need "
-                f"{sum(column_counts)}; pack and unpack with the same scheme."
+                f"{table_width}; pack and unpack with the same scheme."
             )
-        column_tables = table_nc.split(column_counts, dim=1)
-        reward_nm, status_nm, reward_by_outcome_nc, stated_nm, outcome_no, measured_nc, length_nk, fault_n1 = column_tables
+        reward_table_nc, other_table_nc = table_nc.split([sum(reward_widths), sum(other_widths)], dim=1)
+        reward_nm, status_nm, reward_by_outcome_nc, stated_nm = reward_table_nc.split(reward_widths, dim=1)
+        outcome_no, measured_nc, length_nk, fault_n1 = other_table_nc.split(other_widths, dim=1)
         scores = Scores(
             scheme.names,
             reward_nm,

@@ -24,8 +24,7 @@ from spanwise.scheme import SCRIPT, Scheme
 from spanwise.score import REWARDS, MathVerifier
 from spanwise.score.criteria import is_column
 
-#: The tasks that bring their own model and prompts.
-EMBEDDED = ("digits", "digits_twice", "digits_long", "fields", "invoices")
+EMBEDDED = ("digits", "digits_twice", "digits_long", "fields", "invoices")  # the tasks with their own model and prompts
 _BY_NAME = ("confidence", "two_attempts", SCRIPT)  # the tasks for which the recipe names a model and a dataset
 #: Maps some fields to the tasks that can use them; all tasks can use the other fields.
 _USED_BY: Mapping[str, tuple[str, ...]] = {
@@ -408,14 +407,16 @@ def _apply_limits(scheme: Scheme, limits: Mapping[str, Any]) -> Scheme:
     def has_verifier(objective: Objective) -> bool:
         return isinstance(objective.reward, str) and limits.keys() <= REWARDS.find(objective.reward).options.keys()
 
+    def add_limits(objective: Objective) -> Objective:
+        return replace(objective, options={**limits, **objective.options}) if has_verifier(objective) else objective
+
     if not limits:
         return scheme
     if not any(map(has_verifier, scheme.objectives)):
         raise RecipeError(
             f"No objective compares answers as mathematics, so verifier: {dict(limits)} would do nothing; leave it out."
         )
-    limited_objectives = [replace(o, options={**limits, **o.options}) if has_verifier(o) else o for o in scheme.objectives]
-    return replace(scheme, objectives=limited_objectives)
+    return replace(scheme, objectives=[add_limits(objective) for objective in scheme.objectives])
 
 
 class RecipeRule(NamedTuple):

@@ -28,8 +28,7 @@ _HOMES = {
     "segmenter": "spanwise.segment.claims",
 }
 _FILES: dict[Path, ModuleType] = {}
-#: Maps a folder to the modules imported from it whose names modules of another folder have, too.
-_BESIDE: dict[Path, dict[str, ModuleType]] = {}
+_BESIDE: dict[Path, dict[str, ModuleType]] = {}  # folder -> its imported modules whose names also occur in another folder
 _SHOWN: set[tuple[str, Path | None]] = set()
 
 
@@ -242,7 +241,8 @@ def _hide_namesakes(folder: Path) -> Iterator[None]:
             for other in other_folders
         )
 
-    namesakes = {name: module for name, module in list(sys.modules.items()) if other_folders and is_namesake(name, module)}
+    loaded_modules = list(sys.modules.items()) if other_folders else []
+    namesakes = {name: module for name, module in loaded_modules if is_namesake(name, module)}
     package_names = {name.partition(".")[0] for name in namesakes}
     for name in namesakes:
         del sys.modules[name]

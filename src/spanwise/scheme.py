@@ -21,10 +21,8 @@ from spanwise.score.reward import built_in
 from spanwise.score.score import check_objectives, measures_of, written_out
 from spanwise.segment import SEGMENTERS
 
-#: The task that `recipe.yaml` names if a user's script drives the run; the file then holds the scheme and no prompts.
-SCRIPT = "own"
-#: Maps NeMo-RL's names of method options to spanwise's names.
-_OTHER_NAMES = {"gae_lambda_policy": "lam"}
+SCRIPT = "own"  # the task that `recipe.yaml` names if a user's script drives the run, which brings its own prompts
+_OTHER_NAMES = {"gae_lambda_policy": "lam"}  # maps NeMo-RL's names of method options to spanwise's names
 
 
 @dataclass(frozen=True)
@@ -224,10 +222,11 @@ class Scheme:
         for stage in self.stages:
             stage.check_provided(given_fields)
         if missing_words := self.entry.lacking(given_fields):
-            runnable = [name for name, entry in sorted(METHODS.items()) if entry.preset and not entry.lacking(given_fields)]
+            methods = sorted(METHODS.items())
+            runnable_names = [name for name, entry in methods if entry.preset and not entry.lacking(given_fields)]
             raise RecipeError(
                 f"Method '{self.method}' needs {missing_words}, which the batches here do not hold. Methods that can be run: "
-                f"{', '.join(runnable)}."
+                f"{', '.join(runnable_names)}."
             )
         if "steps" not in given_fields:
             _refuse(

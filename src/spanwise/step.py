@@ -283,7 +283,8 @@ class Step:
         """Find and score the blocks of this process's completions, turn by turn if the scheme or the rollouts ask for it."""
         assert self.vocabulary is not None, "reading needs a vocabulary"
         row_batch, turns = self._rows(batch)
-        own_rows = ReadBatch(row_batch, read(row_batch, self.scheme, self.vocabulary), len(batch.group_n), turns)
+        reading = read(row_batch, self.scheme, self.vocabulary)
+        own_rows = ReadBatch(row_batch, reading, len(batch.group_n), turns)
         return own_rows if self.ranks is None else gather_rows(own_rows, self.scheme, self.ranks)
 
     async def read_waiting(self, batch: Batch, in_thread: Callable[..., Awaitable[Any]]) -> ReadBatch:
@@ -300,9 +301,9 @@ class Step:
 
     def _rows(self, batch: Batch) -> tuple[Batch, Turns | None]:
         """Split completions into one row per turn if the scheme or the rollouts ask for it, else return them unchanged."""
-        turn_lists = batch.columns.get(TURNS)
         # A method that runs over tokens credits a whole conversation as one sequence.
-        must_split = turn_lists is not None and self.scheme.entry.kind != "token" and all(map(says_turns, turn_lists))
+        turn_lists = None if self.scheme.entry.kind == "token" else batch.columns.get(TURNS)
+        must_split = turn_lists is not None and all(map(says_turns, turn_lists))
         return turn_rows(batch, self.scheme) if "steps" in self.scheme.needs or must_split else (batch, None)
 
     def finish(
@@ -397,12 +398,11 @@ class Step:
     ) -> Rollouts:
         """Return the rows of this process as a table of rollouts; prompts, completions and columns have one entry per row."""
         batch = result.own.batch
-        adv_nt = result.advantages_nt
         if "logp_nt" not in self.scheme.needs:
             batch = replace(batch, logp_nt=None)
         padding_by_field = {"ids_nt": 0.0, "mask_nt": 0.0, "value_nt": torch.nan, "logp_nt": torch.nan}
         padded_tables: dict[str, Any] = {  # all tables of tokens get the width of the advantages
-            name: wider(table, adv_nt.shape[1], fill=padding)
+            name: wider(table, result.advantages_nt.shape[1], fill=padding)
             for name, padding in padding_by_field.items()
             if (table := getattr(batch, name)) is not None
         }
@@ -416,7 +416,7 @@ class Step:
             reading=result.own.reading,
             spans=result.spans,
             credit=result.credit,
-            advantages_nt=adv_nt,
+            advantages_nt=result.advantages_nt,
             prompts=list(prompts),
             completions=list(completions),
             value_names=self.scheme.value_names,

@@ -74,7 +74,7 @@ def zero_reasons(credit: Credit, scheme: Scheme) -> Int[Tensor, "n k"]:
     """
     _, comparison = credit.explained
     cancelled_key = key_of(Zero.CANCELLED)
-    reason_key_nm = comparison.reason_nm * _OBJECTIVES + comparison.about_nm + 1
+    reason_key_nm = comparison.reason_nm * _OBJECTIVES + comparison.about_nm + 1  # the key of every reason, as in `key_of`
     # If an objective credits a block whose summed credit is 0, the other objectives cancel that credit.
     reason_key_nm = torch.where(comparison.reason_nm == int(Zero.CREDITED), cancelled_key, reason_key_nm)
     reason_key_nm = reason_key_nm.expand(-1, len(scheme.objectives))
@@ -111,7 +111,8 @@ def recorded_reasons(
         has_reward_n = ~reward_n.isnan()
         reward_comparison = compare_in_strata(reward_n, group_n, voter_n=rollout_n).comparison
         is_unanimous_n = reward_moments.constant_n() & (reward_comparison.members_nm[:, 0] == group_size_n)
-        verdict_key_n = torch.where(reward_moments.mean_n() == 1, key_of(Zero.ALL_RIGHT, 0), key_of(Zero.ALL_WRONG, 0))
+        is_all_right_n = reward_moments.mean_n() == 1
+        verdict_key_n = torch.where(is_all_right_n, key_of(Zero.ALL_RIGHT, 0), key_of(Zero.ALL_WRONG, 0))
         if not bool(((reward_n == 0) | (reward_n == 1) | ~has_reward_n).all()):
             verdict_key_n = torch.full_like(key_n, key_of(Zero.ALL_EQUAL, 0))
         key_n = torch.where(is_unanimous_n, verdict_key_n, key_n)
@@ -152,7 +153,8 @@ def tally_zeros(
         key_v = key_v if applies_v is None else torch.where(applies_v, key_of(reason), key_v)
     key_n = torch.full((len(block_nk),), key_of(Zero.EMPTY), dtype=torch.long)
     if len(key_v):
-        row_key_pair_p, count_p = torch.unique(torch.stack([row_v, key_v], dim=1), dim=0, return_counts=True)
+        row_and_key_v2 = torch.stack([row_v, key_v], dim=1)
+        row_key_pair_p, count_p = torch.unique(row_and_key_v2, dim=0, return_counts=True)
         row_p, key_p = row_key_pair_p.T
         # A completion is MASKED only if all its tokens are, and CREDITED if any token has credit.
         priority_p = torch.where(key_p == key_of(Zero.MASKED), 0, count_p)

@@ -112,10 +112,10 @@ def _warn_missing_tags(reading: Reading, scheme: Scheme) -> str:
     if reading.text is None or float(missing_n.double().mean()) <= 0.99:
         return ""
     texts = [whole_text(blocks) for blocks in reading.text]
-    census = next((census for census in census_of(scheme.layout, texts) if census.lacking), None)
-    if census is None:
+    part_counts = next((counts for counts in census_of(scheme.layout, texts) if counts.lacking), None)
+    if part_counts is None:
         return ""
-    tags_text = "these tags" if census.segmenter == "tags" else "these parts"
+    tags_text = "these tags" if part_counts.segmenter == "tags" else "these parts"
     advice_text = f"Ask for {tags_text} in the prompt, or change the layout to what the model writes."
     length_n = reading.length_nk.sum(dim=1)
     cut_off_count, cut_clause = cut_off(reading.fault_n, length_n, texts.__getitem__, among_n=missing_n)
@@ -125,8 +125,8 @@ def _warn_missing_tags(reading: Reading, scheme: Scheme) -> str:
             f"completion (max_completion_length, in verl data.max_response_length), or ask for shorter completions. Otherwise "
             f"ask for {tags_text} in the prompt."
         )
-    asked_text = f"The layout asks for {census.lacking_text}. Rewards that read a missing part are missing, too."
-    return f"{census.sentence} {asked_text} {advice_text}"
+    asked_text = f"The layout asks for {part_counts.lacking_text}. Rewards that read a missing part are missing, too."
+    return f"{part_counts.sentence} {asked_text} {advice_text}"
 
 
 def cut_off(
@@ -248,10 +248,10 @@ def _merge_free_omissions(warnings: dict[str, str], reading: Reading, scheme: Sc
         omitted_counts = [_count_omitted(objective, reading, scheme) for objective in family_objectives]
         merged_keys = {f"free/{objective.name}" for objective in family_objectives}
         warnings = {key: text for key, text in warnings.items() if key not in merged_keys}
-        block_list = ", ".join(dict.fromkeys(block for objective in family_objectives for block in objective.pays))
+        omitted_blocks = dict.fromkeys(block for objective in family_objectives for block in objective.pays)
         warnings[f"free/{family}"] = (
-            f"Up to {max(omitted_counts)} of {len(reading)} completions leave out one of {block_list}, but the objectives "
-            f"'{family}' have no if_missing. {_DRIFT}"
+            f"Up to {max(omitted_counts)} of {len(reading)} completions leave out one of {', '.join(omitted_blocks)}, but the "
+            f"objectives '{family}' have no if_missing. {_DRIFT}"
         )
     return warnings
 
