@@ -54,7 +54,7 @@ def _by_block(batch: CreditedBatch, compute: Callable[[Tensor], Tensor]) -> dict
 
 
 def _divide(batch: CreditedBatch, count_m: Tensor | None) -> dict[str, float]:
-    """Return each objective's count as a share of the completions, trajectories or turns that the objective scores."""
+    """Divide each objective's count by the number of completions, trajectories or turns that the objective scores."""
     if count_m is None:
         return {}
     total_m = batch.credit.count_m
@@ -92,7 +92,7 @@ def _add_up_costs(batch: CreditedBatch) -> dict[str, float]:
 
 
 def _measure_broke(batch: CreditedBatch) -> dict[str, float]:
-    """Return for each objective the share of completions with the status `BROKE`; leave out shares of 0."""
+    """Return for each objective the share of completions that broke their own check (`Status.BROKE`), unless it is 0."""
     broke_share_m = (batch.scores.status_nm == int(Status.BROKE)).double().mean(dim=0)
     return {name: share for name, share in zip(batch.scores.names, broke_share_m.tolist(), strict=True) if share > 0}
 

@@ -17,7 +17,7 @@ from spanwise.errors import DataError, RecipeError, SpanwiseError, lacking
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _UNITS = ((10**9, "GB"), (10**6, "MB"))
 #: Words in the errors of torch's archive writer, which says that a file is incomplete but not why.
-_TORCH = ("PytorchStreamWriter", "inline_container", "iostream error")
+_TORCH_PHRASES = ("PytorchStreamWriter", "inline_container", "iostream error")
 
 
 def refusal(error: BaseException) -> str | None:
@@ -37,7 +37,7 @@ def refusal(error: BaseException) -> str | None:
         if error_number in (*_NO_ROOM, errno.EROFS):
             return os.strerror(error_number)
     runtime_error_texts = [str(cause) for cause in causes if isinstance(cause, RuntimeError)]
-    is_torch_error = any(phrase in text for text in runtime_error_texts for phrase in _TORCH)
+    is_torch_error = any(phrase in text for text in runtime_error_texts for phrase in _TORCH_PHRASES)
     return "a file ended before all of it was written" if is_torch_error else None
 
 

@@ -158,7 +158,7 @@ def check_number(
         raise RecipeError(f"{called} is {value!r}; it must {requirement}.")
 
 
-#: Maps the import name of a package to the smallest extra of spanwise that installs the package.
+#: Maps the import name of a package to the smallest pip extra of spanwise that installs the package.
 EXTRAS = {
     **dict.fromkeys(("cyclopts", "rich", "pydantic", "pydantic_core", "yaml", "pyarrow", "filelock"), "cli"),
     **dict.fromkeys(("jinja2", "markupsafe", "altair", "vl_convert"), "report"),

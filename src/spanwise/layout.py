@@ -168,10 +168,10 @@ class Layout:
             )
         for block_name, marks in self.blocks:
             _check_block(block_name, marks)
-        unmarked_blocks = [position for position, (_, marks) in enumerate(self.blocks) if not marks]
+        unmarked_positions = [position for position, (_, marks) in enumerate(self.blocks) if not marks]
         uses_only_tags = self.segmenters == ("tags",)
-        if unmarked_blocks and (len(unmarked_blocks) > 1 or (uses_only_tags and unmarked_blocks != [0])):
-            block_name = self.blocks[unmarked_blocks[-1]][0]
+        if unmarked_positions and (len(unmarked_positions) > 1 or (uses_only_tags and unmarked_positions != [0])):
+            block_name = self.blocks[unmarked_positions[-1]][0]
             requirement = "every block after the first needs a tag" if uses_only_tags else "every block but one needs a mark"
             raise LayoutError(f"No tag opens block '{block_name}': {requirement}, for example {block_name}: [{block_name}].")
         if len(set(self.names)) != len(self.names):
@@ -225,7 +225,7 @@ def _pairs(blocks: Any) -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 
 def _marks(block: str, marks: Any) -> tuple[str, ...]:
-    """Return the marks of a block as a tuple, even if a single mark is written as a text."""
+    """Return the marks of a block as a tuple, even if a single mark is given as a string."""
     if isinstance(marks, str):
         return (marks,)
     if not isinstance(marks, Sequence) or not all(isinstance(mark, str) for mark in marks):

@@ -26,7 +26,7 @@ from spanwise.score.criteria import is_column
 
 EMBEDDED = ("digits", "digits_twice", "digits_long", "fields", "invoices")  # the tasks with their own model and prompts
 _BY_NAME = ("confidence", "two_attempts", SCRIPT)  # the tasks for which the recipe names a model and a dataset
-#: Maps some fields to the tasks that can use them; all tasks can use the other fields.
+#: Maps some fields of a recipe to the tasks that can use them; all tasks can use the other fields.
 _USED_BY: Mapping[str, tuple[str, ...]] = {
     "start": EMBEDDED[:1],
     **dict.fromkeys(("start_seed", "start_steps"), EMBEDDED),
@@ -184,7 +184,7 @@ class Recipe(BaseModel):
             expected_text = "a whole number" if name == "workers" else "a number of seconds"
             if isinstance(limit, bool) or not isinstance(limit, allowed_types):
                 raise ValueError(f"verifier.{name} is {limit!r}, and must be {expected_text}.")
-        MathVerifier(**limits)  # raises if a limit is wrong; starts no worker process
+        MathVerifier(**limits)  # raises an error if a limit is wrong, and starts no worker process yet
         return limits
 
     @field_validator("*", mode="before")
@@ -374,31 +374,32 @@ def _task_objectives(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | N
         return None
     method_entry = method(recipe.method)
     credits_blocks = method_entry.kind == "block"
-    rest_block = () if layout.rest is None else (layout.names[layout.rest],)
+    rest_blocks = () if layout.rest is None else (layout.names[layout.rest],)
     shared_fields: dict[str, Any] = {"if_missing": 0.0}
     if "baseline" in method_entry.inputs:
         shared_fields["baseline"] = "group"
-    blocks_of_field = (OWN, *rest_block) if credits_blocks else layout.names
-    each_field = {"reward": "equals", "each": "*", "pays": blocks_of_field, **shared_fields}
+    blocks_of_field = (OWN, *rest_blocks) if credits_blocks else layout.names
+    field_objective = {"reward": "equals", "each": "*", "pays": blocks_of_field, **shared_fields}
     if recipe.task == "fields":
-        return [each_field]  # each objective also credits keys and punctuation, because a wrong key loses the field
-    paid_block_names = rest_block if credits_blocks else layout.names
+        return [field_objective]  # each objective also credits keys and punctuation, because a wrong key loses the field
+    paid_block_names = rest_blocks if credits_blocks else layout.names
     if credits_blocks:
         # Only the two objectives below credit keys and punctuation, because all fields together would outweigh these two.
-        each_field |= {"pays": (OWN,), "if_missing": None}
+        field_objective |= {"pays": (OWN,), "if_missing": None}
     schema_options = {"schema": _invoice_schema(layout), "alone": True}
     return [
-        each_field,
+        field_objective,
         {"reward": "json_schema", "pays": paid_block_names, "options": schema_options, **shared_fields},
         {"reward": "count", "pays": paid_block_names, "options": {"path": "items"}, **shared_fields},
     ]
 
 
 def _invoice_schema(layout: Layout) -> dict[str, Any]:
-    tag_paths = [path for _, marks in layout.blocks for path in marks]
-    item_fields = [path.removeprefix("items[*].") for path in tag_paths if "[" in path]
+    json_paths = [path for _, marks in layout.blocks for path in marks]
+    item_fields = [path.removeprefix("items[*].") for path in json_paths if "[" in path]
     properties = {"items": {"items": {"type": "object", "required": item_fields}}}
-    return {"type": "object", "required": [*(tag for tag in tag_paths if "[" not in tag), "items"], "properties": properties}
+    required_fields = [*(path for path in json_paths if "[" not in path), "items"]
+    return {"type": "object", "required": required_fields, "properties": properties}
 
 
 def _apply_limits(scheme: Scheme, limits: Mapping[str, Any]) -> Scheme:

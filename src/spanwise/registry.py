@@ -84,10 +84,10 @@ def registered(kind: str) -> Registry[Any]:
 
 def is_registered(name: str, *, kind: str) -> bool:
     """Return whether a name is registered for a kind, such as "reward", by spanwise or by a plug-in."""
-    kind_registry = registered(kind)
-    if name not in kind_registry and entry_points(group=kind_registry.group):
-        kind_registry.load_plugins()
-    return name in kind_registry
+    registry = registered(kind)
+    if name not in registry and entry_points(group=registry.group):
+        registry.load_plugins()
+    return name in registry
 
 
 def register(name: str, *, kind: str, **facts: Any) -> Callable[[_Function], _Function]:
@@ -112,10 +112,10 @@ def register(name: str, *, kind: str, **facts: Any) -> Callable[[_Function], _Fu
         >>> METHODS.pop("mean_of_two").summary
         'Halve every reward.'
     """
-    kind_registry = registered(kind)
+    registry = registered(kind)
 
     def decorate(function: _Function) -> _Function:
-        kind_registry.add(name, function, kind, facts)
+        registry.add(name, function, kind, facts)
         return function
 
     return decorate

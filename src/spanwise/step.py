@@ -149,7 +149,7 @@ def _stack(tables: Sequence[Tensor]) -> Tensor:
 
 
 def wider(value_nt: Tensor, width: int, *, fill: float = 0.0) -> Tensor:
-    """Pad a table with one column per token on the right, up to `width` columns."""
+    """Pad a table of tokens on the right, to `width` columns."""
     return pad(value_nt, (*(0, 0) * (value_nt.dim() - 2), 0, width - value_nt.shape[1]), value=fill)
 
 

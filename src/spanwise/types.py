@@ -291,19 +291,19 @@ class Comparison(ByCompletion):
         )
 
     def fitting(self, adv_nm: Float[Tensor, "n m"]) -> Comparison:
-        """Update the reasons to changed advantages: every advantage other than 0 gets the reason `CREDITED`."""
+        """Return the comparison with reasons that fit new advantages: each one other than 0 gets the reason `CREDITED`."""
         credited_reason = int(Zero.CREDITED)
         zero_reason_nm = torch.where(self.reason_nm == credited_reason, int(Zero.AT_BASELINE), self.reason_nm)
         return replace(self, reason_nm=torch.where(adv_nm != 0, credited_reason, zero_reason_nm))
 
     def unexplained(self, adv_nm: Float[Tensor, "n m"]) -> Comparison:
-        """Set baseline and divisor to NaN, for advantages that are not a reward minus one baseline."""
+        """Return the comparison with NaN baselines and divisors, for advantages that are not a reward minus one baseline."""
         nan_nm = torch.full_like(self.baseline_nm, torch.nan)
         zero_nm = torch.zeros_like(self.averaged_nm)
         return replace(self, baseline_nm=nan_nm, divisor_nm=nan_nm, averaged_nm=zero_nm).fitting(adv_nm)
 
     def rescaled(self, *, divisor: Float[Tensor, ...] | float, shift: float = 0.0) -> Comparison:
-        """Adapt baseline and divisor to advantages that were changed to (advantage - `shift`) / `divisor`."""
+        """Return the comparison for advantages that were changed to (advantage - `shift`) / `divisor`."""
         return replace(self, baseline_nm=self.baseline_nm + shift * self.divisor_nm, divisor_nm=self.divisor_nm * divisor)
 
 
@@ -360,10 +360,10 @@ class Credit(ByCompletion):
         block_or_token_credit = self.block_nk if self.token_nt is None else self.token_nt
         credit_tables = (block_or_token_credit, self.stop_n[:, None], self.refined_nt)
         # Testing both bounds needs less memory than a table of absolute values, and NaN counts as beyond the tolerance.
-        without_credit_n = [
+        without_credit_masks = [
             ((table <= tolerance) & (table >= -tolerance)).all(dim=1) for table in credit_tables if table is not None
         ]
-        return ~torch.stack(without_credit_n).all(dim=0)
+        return ~torch.stack(without_credit_masks).all(dim=0)
 
     @property
     def explained(self) -> tuple[Tensor, Comparison]:

@@ -104,7 +104,7 @@ def recorded_reasons(
     placeholder_reward_n = torch.ones_like(group_n).double()  # only the sizes of the groups are used, not these rewards
     group_comparison = compare_in_strata(placeholder_reward_n, group_n, voter_n=rollout_n).comparison
     group_size_n = group_comparison.members_nm[:, 0]
-    key_n = torch.full_like(group_n, key_of(Zero.ALL_EQUAL))
+    reason_key_n = torch.full_like(group_n, key_of(Zero.ALL_EQUAL))
     if reward_n is not None:
         reward_n = torch.where(reward_n.isfinite(), reward_n.double(), torch.nan)
         reward_moments = moments(reward_n, group_n)
@@ -112,14 +112,14 @@ def recorded_reasons(
         reward_comparison = compare_in_strata(reward_n, group_n, voter_n=rollout_n).comparison
         is_unanimous_n = reward_moments.constant_n() & (reward_comparison.members_nm[:, 0] == group_size_n)
         is_all_right_n = reward_moments.mean_n() == 1
-        verdict_key_n = torch.where(is_all_right_n, key_of(Zero.ALL_RIGHT, 0), key_of(Zero.ALL_WRONG, 0))
+        unanimous_key_n = torch.where(is_all_right_n, key_of(Zero.ALL_RIGHT, 0), key_of(Zero.ALL_WRONG, 0))
         if not bool(((reward_n == 0) | (reward_n == 1) | ~has_reward_n).all()):
-            verdict_key_n = torch.full_like(key_n, key_of(Zero.ALL_EQUAL, 0))
-        key_n = torch.where(is_unanimous_n, verdict_key_n, key_n)
+            unanimous_key_n = torch.full_like(reason_key_n, key_of(Zero.ALL_EQUAL, 0))
+        reason_key_n = torch.where(is_unanimous_n, unanimous_key_n, reason_key_n)
     has_group_credit_n = moments(largest_credit_n, group_n).mean_n() > 0
-    key_n = torch.where(has_group_credit_n, key_of(Zero.RECORDED), key_n)
-    key_n = torch.where(group_size_n < 2, key_of(Zero.SINGLETON), key_n)
-    return torch.where(credit_nk.isnan(), key_of(Zero.UNSCORED), key_n[:, None])
+    reason_key_n = torch.where(has_group_credit_n, key_of(Zero.RECORDED), reason_key_n)
+    reason_key_n = torch.where(group_size_n < 2, key_of(Zero.SINGLETON), reason_key_n)
+    return torch.where(credit_nk.isnan(), key_of(Zero.UNSCORED), reason_key_n[:, None])
 
 
 def tally_zeros(
@@ -143,23 +143,24 @@ def tally_zeros(
         )
     trainable_v = block_v >= 0 if trainable_v is None else trainable_v
     block_key_v = block_nk[row_v, block_v.long().clamp(min=0)]
-    key_v = torch.where(block_v >= 0, block_key_v, key_of(Zero.UNPAID))
+    reason_key_v = torch.where(block_v >= 0, block_key_v, key_of(Zero.UNPAID))
     for applies_v, reason in (
         (advantage_v.isnan(), Zero.UNSCORED),
         (None if learned_n is None else ~learned_n[row_v], Zero.LEFT_OUT),
         (~trainable_v, Zero.MASKED),
         ((advantage_v != 0) & ~advantage_v.isnan(), Zero.CREDITED),
     ):
-        key_v = key_v if applies_v is None else torch.where(applies_v, key_of(reason), key_v)
-    key_n = torch.full((len(block_nk),), key_of(Zero.EMPTY), dtype=torch.long)
-    if len(key_v):
-        row_and_key_v2 = torch.stack([row_v, key_v], dim=1)
+        if applies_v is not None:
+            reason_key_v = torch.where(applies_v, key_of(reason), reason_key_v)
+    reason_key_n = torch.full((len(block_nk),), key_of(Zero.EMPTY), dtype=torch.long)
+    if len(reason_key_v):
+        row_and_key_v2 = torch.stack([row_v, reason_key_v], dim=1)
         row_key_pair_p, count_p = torch.unique(row_and_key_v2, dim=0, return_counts=True)
         row_p, key_p = row_key_pair_p.T
         # A completion is MASKED only if all its tokens are, and CREDITED if any token has credit.
         priority_p = torch.where(key_p == key_of(Zero.MASKED), 0, count_p)
-        priority_p = torch.where(key_p == key_of(Zero.CREDITED), len(key_v) + 1, priority_p)
-        highest_priority_n = torch.zeros_like(key_n).scatter_reduce(0, row_p, priority_p, "amax")
+        priority_p = torch.where(key_p == key_of(Zero.CREDITED), len(reason_key_v) + 1, priority_p)
+        highest_priority_n = torch.zeros_like(reason_key_n).scatter_reduce(0, row_p, priority_p, "amax")
         is_highest_p = priority_p == highest_priority_n[row_p]
-        key_n = key_n.scatter_reduce(0, row_p[is_highest_p], key_p[is_highest_p], "amin", include_self=False)
-    return Zeros(tuple(names), key_v, row_v, key_n)
+        reason_key_n = reason_key_n.scatter_reduce(0, row_p[is_highest_p], key_p[is_highest_p], "amin", include_self=False)
+    return Zeros(tuple(names), reason_key_v, row_v, reason_key_n)

@@ -96,7 +96,7 @@ def by_sentence(sentences: Mapping[_Key, str]) -> dict[str, list[_Key]]:
 
 
 def later_elements(names: Iterable[str]) -> set[str]:
-    """Return the objectives that reward an element after the first, such as `name[2]`, which a short list may lack."""
+    """Return the objectives that reward a later element of a list, such as `name[2]`, which short lists do not have."""
     all_names = set(names)
     return {name for name in all_names if _LATER.search(name) and _LATER.sub("[0]", name) in all_names}
 

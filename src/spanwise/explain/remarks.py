@@ -263,12 +263,12 @@ def _warn_zero_lambda(reading: Reading, scheme: Scheme) -> str:
         return ""
     length_n = reading.length_nk.sum(dim=1)
     length_n = length_n[length_n > 0]
-    is_short_n = length_adaptive_lambda(length_n, alpha=alpha) == 0
-    if int(is_short_n.sum()) * 2 <= len(length_n):
+    zero_lambda_count = int((length_adaptive_lambda(length_n, alpha=alpha) == 0).sum())
+    if zero_lambda_count * 2 <= len(length_n):
         return ""
     return (
         f"length_adaptive_alpha={alpha:g} sets lambda to 0 for completions of at most {int(1 / alpha)} tokens. This "
-        f"holds for {int(is_short_n.sum())} of {len(length_n)} completions (median length {int(length_n.median())}). With lambda "
+        f"holds for {zero_lambda_count} of {len(length_n)} completions (median length {int(length_n.median())}). With lambda "
         f"0, only the last token sees the reward. Any other token gets the difference of two of the critic's values. Set a "
         f"larger alpha, or remove it and set lam near 1."
     )

@@ -140,9 +140,8 @@ def weighted_auroc(
     last_position_v = count_v.cumsum(0) - 1
 
     def sums_by_confidence(answer_weight_rn: Tensor) -> Tensor:
-        """Return 0 and then the sum of the weights up to each distinct confidence."""
         running_sum_rn = answer_weight_rn[:, order_n].cumsum(dim=1)
-        return torch.nn.functional.pad(running_sum_rn[:, last_position_v], (1, 0))
+        return torch.nn.functional.pad(running_sum_rn[:, last_position_v], (1, 0))  # the first column is 0
 
     wrong_sum_rv = sums_by_confidence(weight_rn.double() * (1 - is_right_n))
     wrong_weight_rv = wrong_sum_rv.diff(dim=1)

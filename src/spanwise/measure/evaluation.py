@@ -112,8 +112,7 @@ def figure_intervals(
         known_prompts = prompt_n[figure.known_n]
         resample_options = {"resamples": resamples, "seed": seed}
         if name == "ece":
-            stated_n, right_n = figure.columns
-            interval = ece_interval(Reports(stated_n, right_n, known_prompts), **resample_options)
+            interval = ece_interval(Reports(*figure.columns, prompts=known_prompts), **resample_options)
         else:
             interval = unseen_interval(figure.function, figure.columns, figure.ends, known_prompts, **resample_options)
         if not math.isnan(interval.value):
@@ -271,9 +270,9 @@ def ece_difference(
 def unseen_gaps(confidence_n: Float[Tensor, " n"], prompt_n: Int[Tensor, " n"], *, bins: int = 10) -> Float[Tensor, "2 b"]:
     """Return how one more prompt would change each bin's gap if its answers contradict its confidences, and if they agree."""
     weight_1n = torch.ones(1, len(prompt_n), dtype=torch.float64)
-    contrary_n = (confidence_n < 0.5).to(confidence_n)
-    contrary_gap_1b = weighted_gaps(confidence_n, contrary_n, weight_1n, bins=bins)
-    agreeing_gap_1b = weighted_gaps(confidence_n, 1 - contrary_n, weight_1n, bins=bins)
+    contrary_answer_n = (confidence_n < 0.5).to(confidence_n)
+    contrary_gap_1b = weighted_gaps(confidence_n, contrary_answer_n, weight_1n, bins=bins)
+    agreeing_gap_1b = weighted_gaps(confidence_n, 1 - contrary_answer_n, weight_1n, bins=bins)
     return torch.cat([contrary_gap_1b, agreeing_gap_1b]) / len(prompt_n.unique())
 
 
