@@ -159,9 +159,9 @@ def by_turn(
     bootstrap_s = None
     if batch.bootstrap_n is not None:  # only a completion's last turn can be cut off
         end_of_batch = torch.ones_like(turns.row_s[:1], dtype=torch.bool)
-        is_last_s = torch.cat([turns.row_s[1:] != turns.row_s[:-1], end_of_batch])
+        is_last_turn_s = torch.cat([turns.row_s[1:] != turns.row_s[:-1], end_of_batch])
         bootstrap_s = batch.bootstrap_n[turns.row_s]
-        bootstrap_s[~is_last_s] = 0.0
+        bootstrap_s[~is_last_turn_s] = 0.0
     return Batch(
         batch.group_n[turns.row_s],
         turns.take(batch.ids_nt),

@@ -74,11 +74,11 @@ class Mode:
         return cls(**dict(section))
 
     def __post_init__(self) -> None:
-        type_of = get_type_hints(type(self))
+        hint_of_field = get_type_hints(type(self))
         for option in fields(self):  # type: ignore[arg-type]
             option_path = f"{self.name}.{option.name}"
             value = getattr(self, option.name)
-            type_hint = type_of[option.name]
+            type_hint = hint_of_field[option.name]
             allowed_types = get_args(type_hint) or (type_hint,)
             if get_origin(type_hint) is Literal:
                 check_known(option_path, value, allowed_types)

@@ -168,8 +168,8 @@ def _origin(module: str) -> Path | None:
     with _first(Path.cwd()), suppress(ValueError):
         module_spec = find_spec(module.partition(".")[0])
         if module_spec is not None:
-            origin_paths = [*(module_spec.submodule_search_locations or ()), module_spec.origin or ""]
-            return next((Path(path) for path in origin_paths if Path(path).exists() and path), None)
+            candidate_paths = [*(module_spec.submodule_search_locations or ()), module_spec.origin or ""]
+            return next((Path(path) for path in candidate_paths if Path(path).exists() and path), None)
     return None
 
 

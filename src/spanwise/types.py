@@ -165,15 +165,15 @@ class Spans:
             >>> spans.start_nk.tolist(), spans.end_nk.tolist()
             ([[0, 3]], [[3, 4]])
         """
-        token_width = block_nt.shape[1]
+        token_count = block_nt.shape[1]
         start_nk = torch.zeros((len(block_nt), len(names)), dtype=torch.long, device=block_nt.device)
         end_nk = torch.zeros_like(start_nk)
-        for first_row in range(0, len(block_nt) if token_width else 0, _ROWS):
+        for first_row in range(0, len(block_nt) if token_count else 0, _ROWS):
             row_range = slice(first_row, first_row + _ROWS)
             for k in range(len(names)):
                 in_block_nt = (block_nt[row_range] == k).view(torch.uint8)
                 start_nk[row_range, k] = in_block_nt.argmax(dim=1)
-                end_nk[row_range, k] = (token_width - in_block_nt.flip(dims=(1,)).argmax(dim=1)) * in_block_nt.amax(dim=1)
+                end_nk[row_range, k] = (token_count - in_block_nt.flip(dims=(1,)).argmax(dim=1)) * in_block_nt.amax(dim=1)
         fault_n = start_nk.new_zeros(len(start_nk)) if fault_n is None else fault_n
         return Spans(tuple(names), start_nk, end_nk, block_nt, fault_n)
 

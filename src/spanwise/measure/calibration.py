@@ -136,8 +136,8 @@ def weighted_auroc(
     confidence_n, correct_n = _check_reports(confidence_n, correct_n)
     is_right_n = (correct_n > 0.5).double()
     order_n = confidence_n.argsort()
-    _, count_v = torch.unique_consecutive(confidence_n[order_n], return_counts=True)
-    last_position_v = count_v.cumsum(0) - 1
+    _, tie_count_v = torch.unique_consecutive(confidence_n[order_n], return_counts=True)
+    last_position_v = tie_count_v.cumsum(0) - 1
 
     def sums_by_confidence(answer_weight_rn: Tensor) -> Tensor:
         running_sum_rn = answer_weight_rn[:, order_n].cumsum(dim=1)

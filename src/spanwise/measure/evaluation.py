@@ -289,16 +289,16 @@ def gaps_interval(
     """Compute the interval of an ECE from its bins' gaps, or with `minus` the interval of one run's ECE minus another's."""
     check_level(level)
     gap_b, gap_rb, count = resample(gaps, prompts, resamples=resamples, seed=seed)
-    sign_of_run_b = torch.ones_like(gap_b)
+    run_sign_b = torch.ones_like(gap_b)
     if minus:
-        sign_of_run_b[len(gap_b) // 2 :] = -1
+        run_sign_b[len(gap_b) // 2 :] = -1
     known_gap_rb = gap_rb[~gap_rb.isnan().any(dim=1)]
-    ece_value = float((sign_of_run_b * gap_b.abs()).sum())
+    ece_value = float((run_sign_b * gap_b.abs()).sum())
     if count < 2 or len(known_gap_rb) < 2 or math.isnan(ece_value):
         return Interval(ece_value, math.nan, math.nan, math.nan, level, count)
     noise_rb = known_gap_rb - gap_b
-    ece_low, ece_high = bounds(gap_b, noise_rb, unseen_jb, sign_of_run_b, count=count, level=level, seed=seed)
-    ece_r = (sign_of_run_b * known_gap_rb.abs()).sum(dim=1)
+    ece_low, ece_high = bounds(gap_b, noise_rb, unseen_jb, run_sign_b, count=count, level=level, seed=seed)
+    ece_r = (run_sign_b * known_gap_rb.abs()).sum(dim=1)
     return Interval(ece_value, max(ece_low, -1.0 if minus else 0.0), min(ece_high, 1.0), float(ece_r.std()), level, count)
 
 
@@ -306,7 +306,7 @@ def bounds(
     gap_b: Float[Tensor, " b"],
     noise_rb: Float[Tensor, "r b"],
     unseen_jb: Float[Tensor, "2 b"],
-    sign_of_run_b: Float[Tensor, " b"],
+    run_sign_b: Float[Tensor, " b"],
     *,
     count: int,
     level: float,
@@ -322,20 +322,20 @@ def bounds(
     unseen_noise_rb = centred_weight_rj @ unseen_jb
     swapped_noise_rb = centred_weight_rj.flip(1) @ unseen_jb
     noise_rb = torch.cat([noise_rb + unseen_noise_rb, noise_rb + swapped_noise_rb])
-    is_clear_b = gap_b.abs() > math.sqrt(2 * math.log(count)) * noise_rb.std(dim=0)
+    has_clear_sign_b = gap_b.abs() > math.sqrt(2 * math.log(count)) * noise_rb.std(dim=0)
     sign_b = gap_b.round(decimals=12).sign()  # a gap that is 0 up to rounding gets the sign 0
     signed_noise_rb = sign_b * noise_rb
-    upper_error_rb = torch.where(is_clear_b, signed_noise_rb, noise_rb.abs())
+    upper_error_rb = torch.where(has_clear_sign_b, signed_noise_rb, noise_rb.abs())
     # Noise makes both ECEs of a difference larger, so the lower error of a bin is how noise changes its absolute gap.
-    is_single_run = bool((sign_of_run_b > 0).all())
+    is_single_run = bool((run_sign_b > 0).all())
     lower_error_rb = signed_noise_rb if is_single_run else (gap_b + noise_rb).abs() - gap_b.abs()
-    upper_error_r = torch.where(sign_of_run_b > 0, upper_error_rb, -lower_error_rb).sum(dim=1)
-    lower_error_r = torch.where(sign_of_run_b > 0, lower_error_rb, -upper_error_rb).sum(dim=1)
+    upper_error_r = torch.where(run_sign_b > 0, upper_error_rb, -lower_error_rb).sum(dim=1)
+    lower_error_r = torch.where(run_sign_b > 0, lower_error_rb, -upper_error_rb).sum(dim=1)
     has_unknown_sign_b = (sign_b == 0) & is_single_run  # a gap that is measured as 0 may truly have either sign
-    zero_gap_r = noise_rb[:, has_unknown_sign_b].abs().sum(dim=1)
-    ece_value = float((sign_of_run_b * gap_b.abs()).sum())
+    extra_noise_r = noise_rb[:, has_unknown_sign_b].abs().sum(dim=1)
+    ece_value = float((run_sign_b * gap_b.abs()).sum())
     margin_below = max(float(upper_error_r.quantile(1 - tail)), -float(upper_error_r.quantile(tail)))
     margin_above = max(
-        float((lower_error_r + zero_gap_r).quantile(1 - tail)), -float((lower_error_r - zero_gap_r).quantile(tail))
+        float((lower_error_r + extra_noise_r).quantile(1 - tail)), -float((lower_error_r - extra_noise_r).quantile(tail))
     )
     return ece_value - width_factor * margin_below, ece_value + width_factor * margin_above
