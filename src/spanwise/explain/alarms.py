@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -78,7 +77,7 @@ def alarms(figures: Mapping[str, float | int | None]) -> dict[str, str]:
         >>> alarms({"accuracy": 0.001, "ece": 0.001, "format_rate": 1.0})
         {'accuracy': 'hardly any answer is right', 'ece': 'hardly any answer is right'}
     """
-    known_figures = {name: value for name, value in figures.items() if value is not None and not math.isnan(value)}
+    known_figures = {name: value for name, value in figures.items() if value is not None and value == value}  # no NaN
     reason_of_figure: dict[str, str] = {}
     for name, alarm in EVALUATION:
         if name in known_figures and alarm.holds(known_figures[name]):
@@ -171,4 +170,4 @@ def end_alarms(batches: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 def values_of(batches: Sequence[Mapping[str, Any]], key: str) -> list[float]:
     """Return a metric's values, without the batches that lack the metric or log NaN for it."""
-    return [value for line in batches if (value := line.get(key)) is not None and not math.isnan(value)]
+    return [value for line in batches if (value := line.get(key)) is not None and value == value]
