@@ -86,7 +86,7 @@ class Batch:
             if field_tensor is None:
                 continue
             needed_shape = ids_shape if dims == 2 else None
-            most_dims = dims + 1 if name in ("value_nt", "bootstrap_n") else dims  # a token may have several values
+            most_dims = dims + 1 if name in ("value_nt", "bootstrap_n") else dims  # a critic may give several values
             has_fitting_shape = dims <= field_tensor.dim() <= most_dims and len(field_tensor) == count
             if not has_fitting_shape or (needed_shape is not None and tuple(field_tensor.shape[:2]) != needed_shape):
                 ids_shape_note = "" if needed_shape is None else f" and token ids {needed_shape}"

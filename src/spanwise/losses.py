@@ -71,9 +71,8 @@ def aspo(
     log_ratio_nt = (logp_nt - logp_old_nt).clamp(-20.0, 20.0)
     ratio_nt = log_ratio_nt.detach().exp()
     is_dropped_nt = torch.where(adv_nt > 0, ratio_nt > 1 + clip_high, ratio_nt < 1 - clip_low)
-    inverted_ratio_nt = (-log_ratio_nt.detach()).exp().clamp(max=cap)
-    positive_adv_weight_nt = inverted_ratio_nt * (logp_nt - logp_nt.detach()).exp()
-    weight_nt = torch.where(adv_nt > 0, positive_adv_weight_nt, log_ratio_nt.exp().clamp(max=cap))
+    inverted_weight_nt = (-log_ratio_nt.detach()).exp().clamp(max=cap) * (logp_nt - logp_nt.detach()).exp()
+    weight_nt = torch.where(adv_nt > 0, inverted_weight_nt, log_ratio_nt.exp().clamp(max=cap))
     return torch.where(mask_nt & ~is_dropped_nt, -adv_nt * weight_nt, 0.0)
 
 

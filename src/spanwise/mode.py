@@ -58,9 +58,10 @@ class Mode:
     page: ClassVar[Page | None] = None  # the mode's section on the report page of a run; None: no section
     #: The fields that a trainer with its own configuration reads from the mode's section of a recipe; empty: all fields.
     elsewhere: ClassVar[tuple[str, ...]] = ()
-    in_scheme: ClassVar[bool] = True  # whether the mode is part of the rule of credit, and not an engine's own argument
+    in_scheme: ClassVar[bool] = True  # whether `Scheme.modes` holds the mode; if not, it is an engine's own argument
     adds: ClassVar[frozenset[str]] = frozenset()  # the fields of `Batch` that the mode's code in an engine fills in
-    parts: ClassVar[Mapping[str, str]] = {}  # maps an engine's name to the class that runs the mode there, "module:Class"
+    #: Maps an engine to the class that runs the mode there, as "module:Class"; elsewhere, forward pass and loss stay as they are.
+    parts: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def of(cls, section: Mapping[str, Any]) -> Any:
@@ -114,7 +115,7 @@ class Mode:
         return False
 
     def as_trained(self, places: Sequence[Path]) -> Mode:
-        """Return the mode with the numbers that it needs to score completions, which its training run stored in a folder."""
+        """Return the mode with the numbers that it needs to score, which a training run stored in one of the folders."""
         return self
 
     @property

@@ -90,18 +90,16 @@ class Reading(ByCompletion):
         outcome_names = scheme.outcome_names
         measure_names = scheme.measures
         reward_widths = [objective_count, objective_count, 2 * objective_count, objective_count]  # in the order of `pack`
-        other_widths = [len(outcome_names), len(measure_names), len(scheme.layout.names), 1]
-        table_width = sum(reward_widths) + sum(other_widths)
+        widths = [*reward_widths, len(outcome_names), len(measure_names), len(scheme.layout.names), 1]
         if len(table_nc) == 0:  # a packed table without rows may lack its columns, too
-            table_nc = table_nc.new_zeros(0, table_width)
-        if table_nc.shape[1] != table_width:
+            table_nc = table_nc.new_zeros(0, sum(widths))
+        if table_nc.shape[1] != sum(widths):
             raise AlignmentError(
                 f"The packed table has {table_nc.shape[1]} columns, but this scheme's objectives and blocks need "
-                f"{table_width}; pack and unpack with the same scheme."
+                f"{sum(widths)}; pack and unpack with the same scheme."
             )
-        reward_table_nc, other_table_nc = table_nc.split([sum(reward_widths), sum(other_widths)], dim=1)
-        reward_nm, status_nm, reward_by_outcome_nc, stated_nm = reward_table_nc.split(reward_widths, dim=1)
-        outcome_no, measured_nc, length_nk, fault_n1 = other_table_nc.split(other_widths, dim=1)
+        column_tables = table_nc.split(widths, dim=1)
+        reward_nm, status_nm, reward_by_outcome_nc, stated_nm, outcome_no, measured_nc, length_nk, fault_n1 = column_tables
         scores = Scores(
             scheme.names,
             reward_nm,
@@ -223,8 +221,7 @@ def credit_batch(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
         credit = assign_turns(reading.scores, batch.group_n, reading.length_nk, **turn_ids, inputs=inputs, **rule)
     else:
         credit = assign(reading.scores, batch.group_n, reading.present_nk, inputs=inputs, **rule)
-        mean_length = inputs["length_n"].double().mean()
-        credit = replace(credit, mean_length_n=mean_length.expand(len(reading)))
+        credit = replace(credit, mean_length_n=inputs["length_n"].double().mean().expand(len(reading)))
     for stage in scheme.stages:
         credit = stage.credit(credit, reading, batch, scheme)
     return credit

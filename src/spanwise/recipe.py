@@ -551,8 +551,7 @@ def _explain(error: ValidationError) -> str:
         else:
             bound_texts = [f"{words} {fault_context[name]}" for name, words in _BOUNDS.items() if name in fault_context]
             purpose_text = f" ({Recipe.model_fields[field_path].description})" if field_path in Recipe.model_fields else ""
-            kind_text = _KINDS.get(fault_type.split("_")[0], item["msg"])
-            allowed_text = bound_texts[0] if bound_texts else kind_text
+            allowed_text = bound_texts[0] if bound_texts else _KINDS.get(fault_type.split("_")[0], item["msg"])
             bounds_of.setdefault((f"{field_path} is {wrong_value!r}", purpose_text), []).append(allowed_text)
     faults += [f"{start}, and must be {' or '.join(bounds)}{purpose}" for (start, purpose), bounds in bounds_of.items()]
     return "; ".join(faults)

@@ -174,7 +174,7 @@ def _origin(module: str) -> Path | None:
 
 
 def seen_from_here(path: str, folder: Path) -> str:
-    """Replace the module in `module:function` by the path of its file, if the module is a file in `folder`."""
+    """Rewrite `module:function`, where the module is a file in `folder`, so that it is found from the current folder."""
     module_name, _, function_name = path.rpartition(":")
     if not module_name or _file(module_name) or (not module_name.endswith(".py") and _is_installed(module_name)):
         return path

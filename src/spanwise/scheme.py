@@ -21,8 +21,8 @@ from spanwise.score.reward import built_in
 from spanwise.score.score import check_objectives, measures_of, written_out
 from spanwise.segment import SEGMENTERS
 
-SCRIPT = "own"  # the task that `recipe.yaml` names if a user's script drives the run, which brings its own prompts
-_OTHER_NAMES = {"gae_lambda_policy": "lam"}  # maps NeMo-RL's names of method options to spanwise's names
+SCRIPT = "own"  # the task that `recipe.yaml` names if a user's script drives the run; the file then names no prompts
+_OTHER_NAMES = {"gae_lambda_policy": "lam"}  # from NeMo-RL; its `gae_lambda_value` is an option of the critic
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Scheme:
     objectives: Sequence[Objective]
     per: str | float | int = "block"
     options: Mapping[str, Any] = field(default_factory=dict)
-    recorded: Collection[str] = frozenset()
+    recorded: frozenset[str] = frozenset()
     values: ValuesName | None = None
     modes: Sequence[Mode] = ()
     refine: Refinement | None = None
@@ -71,7 +71,7 @@ class Scheme:
             objectives=written_out(self.objectives, self.layout),
             per=_parse_per(self.per),
             options=_translate(self.options, self.entry),
-            recorded=frozenset([self.recorded] if isinstance(self.recorded, str) else self.recorded),
+            recorded=_as_set(self.recorded),
             modes=tuple(self.modes),
         )
         check_objectives(self.objectives, self.layout, recorded=self.recorded)
@@ -130,8 +130,7 @@ class Scheme:
         if objectives is None:
             layout, objectives = preset_rule(method_entry, layout, calibration, baseline)
         elif calibration is not None or baseline is not None:
-            option = "baseline" if calibration is None else "calibration"
-            setting = baseline if calibration is None else calibration
+            option, setting = ("calibration", calibration) if calibration is not None else ("baseline", baseline)
             raise RecipeError(
                 f"{option} is '{setting}', but the objectives are given, so {option} would change nothing. Set it in the "
                 "objectives."
@@ -147,7 +146,7 @@ class Scheme:
         modes = (*modes, *(option for option in options.values() if isinstance(option, Mode)))
         options = {key: option for key, option in options.items() if not isinstance(option, Mode)}
         refinement = None if refine is None else Refinement.of(refine)
-        return Scheme(name, layout, objectives, per, options, recorded, values, modes, refinement)
+        return Scheme(name, layout, objectives, per, options, _as_set(recorded), values, modes, refinement)
 
     @property
     def stages(self) -> tuple[Any, ...]:
@@ -291,6 +290,11 @@ def _check_kinds(objectives: Any, options: Any) -> None:
         )
     if not isinstance(options, Mapping):
         raise RecipeError(f"The method's options are {options!r}; write each with its name, such as {{'ddof': 0}}.")
+
+
+def _as_set(names: Collection[str]) -> frozenset[str]:
+    """Return one name, or several, as a set of names."""
+    return frozenset([names] if isinstance(names, str) else names)
 
 
 def _plain(objective: Objective) -> dict[str, Any]:

@@ -199,7 +199,7 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
 
 
 def steps_of_turns(outer: Steps | None, row_s: Int[Tensor, " s"], step_s: Int[Tensor, " s"], anchor_s: Any) -> Steps:
-    """Number the turns of each rollout in order; if a rollout has several rows of the batch, `outer` holds their order."""
+    """Number turns within their rollouts; `outer` holds the rollout of each batch row, or is None if each row is a rollout."""
     if outer is None:
         return Steps(row_s, step_s, anchor_s)
     return Steps(outer.trajectory_s[row_s], outer.step_s[row_s] * len(row_s) + step_s, anchor_s)
@@ -217,7 +217,7 @@ class BatchCredit(NamedTuple):
 class StepResult:
     """The advantages of this process's rows, and the metrics and warnings of the batch."""
 
-    own: ReadBatch  # the rows of this process
+    own: ReadBatch  # the rows of this process; `own.put` turns a table of rows into a table of completions
     advantages_nt: Float[Tensor, "n t"]  # the advantage of each token of the rows
     spans: Spans  # the blocks of the rows; rows that the trainer left out have none
     credit: Credit  # the credit of this process's rows; its counts per objective cover all processes

@@ -291,7 +291,7 @@ class Comparison(ByCompletion):
         )
 
     def fitting(self, adv_nm: Float[Tensor, "n m"]) -> Comparison:
-        """Return the comparison with reasons that fit new advantages: each one other than 0 gets the reason `CREDITED`."""
+        """Return the comparison with the reasons of new advantages: every advantage other than 0 gets `CREDITED`."""
         credited_reason = int(Zero.CREDITED)
         zero_reason_nm = torch.where(self.reason_nm == credited_reason, int(Zero.AT_BASELINE), self.reason_nm)
         return replace(self, reason_nm=torch.where(adv_nm != 0, credited_reason, zero_reason_nm))

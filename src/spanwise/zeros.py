@@ -142,7 +142,7 @@ def tally_zeros(
             f"There are {len(advantage_v)} advantages for {len(block_v)} blocks and {len(row_v)} rows; give one of each per token."
         )
     trainable_v = block_v >= 0 if trainable_v is None else trainable_v
-    block_key_v = block_nk[row_v, block_v.long().clamp(min=0)]
+    block_key_v = block_nk[row_v, block_v.long().clamp(min=0)]  # the next lines overwrite those of tokens without a block
     reason_key_v = torch.where(block_v >= 0, block_key_v, key_of(Zero.UNPAID))
     for applies_v, reason in (
         (advantage_v.isnan(), Zero.UNSCORED),

@@ -81,7 +81,7 @@ class Watch:
         self._batches: deque[Mapping[str, Any]] = deque(maxlen=IN_A_ROW)
 
     def of_reading(self, reading: Reading) -> tuple[list[str], bool]:
-        """Return the `setup_warnings` that no earlier batch had, and whether some objective has no reward to train on."""
+        """Return a batch's new `setup_warnings`, and whether a missing tag or reward leaves some objective untrained."""
         warnings = setup_warnings(reading, self.scheme)
         new_sentences = self._take_new(warnings)
         # Do not warn about the same problems again when the batch's metrics show them.
@@ -227,8 +227,8 @@ def _count_omitted(objective: Objective, reading: Reading, scheme: Scheme) -> in
     paid_columns = [scheme.layout.names.index(name) for name in objective.pays]
     has_tokens_n = reading.length_nk.sum(dim=1) > 0
     lacks_blocks_n = (reading.length_nk[:, paid_columns] == 0).all(dim=1)
-    penalties = [other for other in scheme.objectives if other.if_missing is not None]
-    has_cost = any(set(objective.pays) <= set(other.pays) for other in penalties)
+    penalty_objectives = [other for other in scheme.objectives if other.if_missing is not None]
+    has_cost = any(set(objective.pays) <= set(other.pays) for other in penalty_objectives)
     return 0 if has_cost else int((has_tokens_n & lacks_blocks_n).sum())
 
 

@@ -111,8 +111,8 @@ def mean_interval(value_n: Float[Tensor, " n"], prompts: Prompts | None = None, 
     Equation
         sem = sqrt(P / (P - 1) * sum over prompts of (sum_p v - n_p mean)^2) / N
 
-    P - 1 degrees of freedom; without `prompts` each value is a prompt. With equally many samples per prompt, sem is the standard
-    deviation of the prompts' means over sqrt(P). NaN values are left out; a single prompt gives a value without bounds.
+    Student's t has P - 1 degrees of freedom. Without `prompts`, each value is a prompt. With equally many samples per prompt, sem
+    is the standard deviation of the prompts' means over sqrt(P). NaN values are left out; one prompt gives a value without bounds.
 
     >>> print(mean_interval(torch.tensor([.1, .2, .3, .4, .5])))  # sem .0707, t of 4 degrees of freedom 2.776
     0.300 [0.104, 0.496]
@@ -180,7 +180,7 @@ def unseen_interval(
     resamples: int = 1000,
     seed: int = 0,
 ) -> Interval:
-    """Compute a bootstrap interval that allows for unseen prompts, which `ends` lets lower or raise the figure most."""
+    """Compute a bootstrap interval over prompts; each bound adds unseen prompts with the values of one entry of `ends`."""
     interval = bootstrap(partial(figure, *columns), prompts, resamples=resamples, seed=seed)
     if math.isnan(interval.low):
         return interval

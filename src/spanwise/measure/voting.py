@@ -209,8 +209,7 @@ def _choose_highest(correct_m: Tensor, score_m: Tensor, n: int) -> float:
     """Return the expected correctness of the highest-scored of n random samples; ties are equally likely, NaN is lowest."""
     known_score_m = score_m.nan_to_num(nan=-math.inf)
     distinct_v, rank_m, count_v = torch.unique(known_score_m, return_inverse=True, return_counts=True)
-    correct_sum_v = torch.zeros(len(distinct_v), dtype=torch.float64).index_add_(0, rank_m, correct_m)
-    mean_correct_v = correct_sum_v / count_v
+    mean_correct_v = torch.zeros(len(distinct_v), dtype=torch.float64).index_add_(0, rank_m, correct_m) / count_v
     counts_below = [0, *count_v.cumsum(0).tolist()]
     subset_counts = [math.comb(high, n) - math.comb(low, n) for low, high in pairwise(counts_below)]
     correct_sum = sum(count * mean for count, mean in zip(subset_counts, mean_correct_v.tolist(), strict=True))
