@@ -348,6 +348,7 @@ def draw(runs: Sequence[Mapping[str, Any]], place: Path) -> None:
     """Draw the curves of every seed, and the fields at the end, by field and with the sum, on white and on dark."""
     import altair as alt
 
+    place.mkdir(parents=True, exist_ok=True)
     arms = ("by_field", "sum")
     points = [
         {"arm": run["arm"], "seed": run["seed"], "completions": step * BATCH, "right": value}
