@@ -268,9 +268,9 @@ class Comparison(ByCompletion):
     """The parts of each advantage `(worth - baseline) / divisor`, and the rewards that its baseline comes from."""
 
     worth_nm: Float[Tensor, "n m"]  # the float64 reward, or else the objective's `if_missing`; NaN if there is neither
-    #: The float64 number subtracted from the worth; NaN if nothing could be compared, or if the method subtracts no single number.
+    #: The float64 number subtracted from `worth_nm`; NaN if nothing could be compared, or if the method subtracts no single number.
     baseline_nm: Float[Tensor, "n m"]
-    #: The float64 number that divides worth minus baseline: 1 where nothing is divided, and NaN where there is no baseline.
+    #: The float64 number that divides `worth_nm - baseline_nm`: 1 where nothing is divided, and NaN where there is no baseline.
     divisor_nm: Float[Tensor, "n m"]
     stratum_nm: Int[Tensor, "n m"]  # the number of the stratum (the rewards that are compared with each other); -1: none
     level_nm: Int[Tensor, "n m"]  # how many outcomes in the objective's `given` the comparison ignores, the last one first

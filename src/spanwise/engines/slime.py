@@ -34,7 +34,10 @@ HOOKS = {
 _FIXED: dict[str, tuple[Any, str]] = {
     "normalize_advantages": (False, "slime would subtract one mean of all tokens from the advantages of every block"),
     "rewards_normalization": (True, "the recipe decides what a reward is compared with"),
-    "kl_coef": (0, "slime would change a reward that spanwise does not use; set use_kl_loss instead"),
+    "kl_coef": (
+        0,
+        "slime would put the KL penalty into a reward that spanwise does not use; set use_kl_loss for a KL penalty in the loss",
+    ),
     "loss_type": ("policy_loss", "only slime's own policy loss uses the advantages of each token"),
     "compute_advantages_and_returns": (True, "without it no token gets an advantage"),
     "custom_pg_loss_reducer_function_path": (None, "spanwise cannot undo the division in your own loss reducer"),

@@ -120,7 +120,7 @@ _CONVENTIONS = (
 
 
 def convention_of(function: Any, parameters: frozenset[str]) -> Convention | None:
-    """Return how a library calls a reward function for one completion; None for a function of the whole batch."""
+    """Return whose calling convention a reward function for one completion follows; None if it takes a whole batch."""
     return next((convention for convention in _CONVENTIONS if convention.fits(function, parameters)), None)
 
 

@@ -55,7 +55,7 @@ class Handle:
     def __getattr__(self, name: str) -> Any:
         if self._spanwise_connection.judging and name in _JUDGES:
             raise AttributeError(
-                f"Only plain values (numbers, texts, lists) have {name}, but this object of the tested code is no plain value."
+                f"This object of the tested code has no {name}: only plain values (numbers, texts, lists) have one."
             )
         return self._spanwise_connection.ask("getattr", self, (name,))
 

@@ -110,8 +110,8 @@ def as_scores(scored: Scored, outcome_names: Sequence[str] = (), outcome_no: Flo
     """Put the rewards of all objectives side by side in one `Scores`; refuse a reward so large that credit would overflow."""
 
     def side_by_side(attribute: str) -> Tensor:
-        columns = [(getattr(reward, attribute), torch.full_like(reward.value_n, NAN)) for reward in scored.values()]
-        return torch.stack([missing_n if column is None else column for column, missing_n in columns], dim=1)
+        columns_and_nans = [(getattr(reward, attribute), torch.full_like(reward.value_n, NAN)) for reward in scored.values()]
+        return torch.stack([nan_n if column is None else column for column, nan_n in columns_and_nans], dim=1)
 
     reward_nm, status_nm = side_by_side("value_n"), side_by_side("status_n")
     by_outcome_nmo = side_by_side("by_outcome_n2")

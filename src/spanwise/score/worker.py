@@ -180,7 +180,7 @@ def read_schema(text: str) -> tuple[Any, bool]:
 
 
 def redefinable_builtins(tests: str) -> list[str]:
-    """Return the builtins that the tested code may redefine: those that the tests use, if nothing else is undefined in them."""
+    """Return the builtins that the tests use and the tested code may redefine; none if the tests use undefined names, too."""
     try:
         module_table = symtable.symtable(tests, "tests", "exec")
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -130,7 +130,7 @@ class Fields:
         return 2 * self.count + 2
 
     def values(self, problems: FieldProblems, slips: tuple[np.ndarray, np.ndarray] | None = None) -> Int[np.ndarray, "n k"]:
-        """Compute the value of every field of N objects; `slips` marks values to replace, (N, K), and holds their replacements."""
+        """Compute the value of every field of N objects; `slips` says which values are replaced, and by what, both (N, K)."""
         value_nk = np.stack([value_of(problems, *question) for question in QUESTIONS[: self.count]], axis=1)
         return value_nk if slips is None else np.where(*slips, value_nk)
 

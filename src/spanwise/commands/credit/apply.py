@@ -127,7 +127,7 @@ class CreditResult:
 def apply_arms(
     table: RolloutTable, arms: Arms, group_n: Int[Tensor, " n"], notes: Sequence[str], *, recorded: bool, must: bool
 ) -> CreditResult:
-    """Credit a file by every method. `recorded` adds the credit that the trainer recorded; with `must`, a file needs it."""
+    """Credit the completions of a file by every method; `recorded` adds the trainer's own credit, and `must` demands it."""
     spans_by_layout, reading_by_method = read_file(table, arms, extra_layouts=[arms.layout] if recorded else [])
     method_credits = [
         apply_arm(table, name, scheme, reading_by_method[name], spans_by_layout[scheme.layout], group_n)

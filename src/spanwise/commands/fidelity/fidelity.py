@@ -192,8 +192,8 @@ def show_tokens(fidelity: TokenFidelity, segments: SaeSegments | None = None, *,
     """Print token estimators' correlations with Monte Carlo, and SAE's lead over GAE and GRPO; return correlations and counts."""
     sample_counts = {"completions": len(fidelity.prompt_n), "prompts": len(fidelity.prompt_n.unique())}
     console.print(
-        f"{sample_counts['completions']} completions of {sample_counts['prompts']} prompts: {fidelity.count()} tokens of "
-        f"their first blocks are compared. {fidelity.count('decision')} of these tokens are decisions "
+        f"{sample_counts['completions']} completions of {sample_counts['prompts']} prompts: the table covers "
+        f"{fidelity.count()} tokens of their first blocks. {fidelity.count('decision')} of these tokens are decisions "
         f"(probability below .97). {reference_words(segments)}",
         highlight=False,
     )

@@ -232,7 +232,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
     def _columns(self, uids: Sequence[str]) -> dict[str, list[Any]]:
         """Return the dataset's columns for some prompts; nested mappings become columns such as `reward_spec.ground_truth`."""
         prompt_dataset: Any = self.train_dataset
-        numbered_uids = {uid for uid in uids if uid.isdecimal()}  # a decimal prompt id is the index of a dataset row
+        numbered_uids = {uid for uid in uids if uid.isdecimal()}  # a prompt id of digits alone is the index of a dataset row
         columns_by_uid = {uid: prompt_dataset[int(uid)][2] for uid in numbered_uids}  # a row's third entry
         return columns_of([columns_by_uid.get(uid, {}) for uid in uids])
 

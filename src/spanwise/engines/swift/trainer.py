@@ -35,9 +35,8 @@ class SwiftSpanTrainer(GRPOTrainer):
             "sequence_parallel_size": template.sequence_parallel_size,
         }
         recipe_rule = adapter.check(adapter.installed_recipe, settings, longest=self.max_completion_length)
-        ranks = None
-        if self.accelerator.num_processes > 1:
-            ranks = Ranks(self.accelerator.process_index, lambda own: gather_object([own]))
+        process_ranks = Ranks(self.accelerator.process_index, lambda own: gather_object([own]))
+        ranks = process_ranks if self.accelerator.num_processes > 1 else None
         vocabulary = Vocabulary.of(template.tokenizer, self.model)
         model_name = getattr(self.args, "model", None)
         self.recipe_run = RecipeRun(recipe_rule, template.tokenizer, vocabulary, ranks=ranks, resumes=True, model=model_name)
@@ -55,9 +54,7 @@ class SwiftSpanTrainer(GRPOTrainer):
             rows = zip(micro_batch.completion_mask, input_ids, micro_batch.old_per_token_logps, strict=True)
             for mask_t, ids_l, logp_t in rows:
                 trained_columns = mask_t.nonzero()[:, 0].tolist()
-                column_range = slice(0, 0)
-                if trained_columns:
-                    column_range = slice(trained_columns[0], trained_columns[-1] + 1)
+                column_range = slice(trained_columns[0], trained_columns[-1] + 1) if trained_columns else slice(0, 0)
                 completion_ids.append(ids_l[-len(mask_t) :][column_range].tolist())
                 sampled_masks.append(mask_t[column_range].int().tolist())
                 logp_rows.append(logp_t[column_range].float().cpu())

@@ -208,17 +208,17 @@ def read_rows(rows: Rows, uids: Sequence[Any], step: Step) -> tuple[UnpackedBatc
     group_n = group_index([uids[n] for n in rows.real])
     all_output_numbers = rows.output_number or [0] * len(rows.packed)
     output_numbers = [all_output_numbers[n] for n in rows.real]
-    unpacked = unpack([rows.packed[n] for n in rows.real], step.scheme, output_numbers)
+    unpacked_batch = unpack([rows.packed[n] for n in rows.real], step.scheme, output_numbers)
     rollout_ids = rows.session or range(len(rows.packed))
     rollout_n = group_index([rollout_ids[n] for n in rows.real])
-    steps = Steps(rollout_n, torch.tensor(output_numbers, dtype=torch.int64), unpacked.anchor)
-    if unpacked.split_n.any():
-        steps = steps_of_turns(steps, unpacked.row_s, unpacked.step_s, unpacked.anchor)
+    steps = Steps(rollout_n, torch.tensor(output_numbers, dtype=torch.int64), unpacked_batch.anchor)
+    if unpacked_batch.split_n.any():
+        steps = steps_of_turns(steps, unpacked_batch.row_s, unpacked_batch.step_s, unpacked_batch.anchor)
     elif len(rollout_n.unique()) == len(rollout_n) and "steps" not in step.scheme.needs:
         steps = None
     for mode in step.scheme.modes if steps is not None else ():
         mode.check_turns()
-    return unpacked, ReadBatch(Batch(group_n[unpacked.row_s], steps=steps), unpacked.reading, len(group_n))
+    return unpacked_batch, ReadBatch(Batch(group_n[unpacked_batch.row_s], steps=steps), unpacked_batch.reading, len(group_n))
 
 
 def credited(
@@ -234,9 +234,9 @@ def credited(
     """Compute the advantages of a batch and the targets of its critic, with 0 at masked tokens and in padding rows."""
     scheme = step.scheme
     real_indices = rows.real
-    unpacked, scored_rows = read_rows(rows, uids, step)
+    unpacked_batch, scored_rows = read_rows(rows, uids, step)
     real_mask_nt = mask_nt[real_indices].bool()
-    spans, sampled_nt, turns, _ = unpacked.blocks_of(scheme, real_mask_nt, range(len(real_indices)))
+    spans, sampled_nt, turns, _ = unpacked_batch.blocks_of(scheme, real_mask_nt, range(len(real_indices)))
     reading = replace(scored_rows.reading, spans=spans)
     scored_rows = replace(scored_rows, reading=reading, turns=turns)
     token_fields: dict[str, Any] = {name: scored_rows.take(value_nt[real_indices]) for name, value_nt in rows.tokens.items()}
