@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oracles import owners_of_tokens, slow_segment
+from segment_small import segment
 from spanwise.errors import AlignmentError
 from spanwise.layout import Layout
 from spanwise.segment import SEGMENTERS, Sample, Vocabulary, find_blocks, place
@@ -199,3 +200,23 @@ def test_agrees_with_the_byte_by_byte_oracle(completion):
             expected = {tag: contents[k, tag] for tag in tags} | {"": pieces[k].decode(errors="replace")}
             assert texts[0][name] == (expected if span else None)
     assert Fault(int(spans.fault_n)) == fault
+
+
+@pytest.mark.parametrize("sign", ["<|im_end|>", "</s>", "<\uff5cend\u2581of\u2581sentence\uff5c>"])
+@pytest.mark.parametrize(
+    ("said", "mark", "expected"),
+    [
+        ("## Answer\nRome", "markdown:Answer", "Rome"),
+        ("Answer: Rome", "delimiters:Answer: ...", "Rome"),
+        ("Answer: Rome", "regex:Answer: (.*)", "Rome"),
+        ("Rome\n", "lines:", "Rome"),
+        ("```python\nx = 1\n```", "code:fence", "x = 1\n"),
+        ("x = 1\n", "code:python.statement", "x = 1"),
+    ],
+)
+def test_no_part_says_the_token_that_ends_a_turn(said, mark, expected, sign):
+    owners, text, fault = segment({"answer": mark}, [said, sign], added=[sign])
+    assert next(part for key, part in text["answer"].items() if key) == expected
+    assert text["answer"][""] == said + sign
+    assert owners == ["answer", "answer"]
+    assert fault == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -17,11 +16,11 @@ from spanwise.score.custom import arguments_for, finite_number, label_of_functio
 from spanwise.score.event_loop import once_per_loop
 from spanwise.score.foreign import Convention, convention_of
 from spanwise.score.reward import Columns, Reward, Texts, present
+from spanwise.segment.claims import END
 from spanwise.types import BlockText, Status, whole_text
 
 #: The options of an objective that say how its function is called; the function gets all other options.
 CALL_OPTIONS: Mapping[str, Any] = {"sees": "whole", "block": None, "timeout": 600.0, "max_concurrent": 64}
-_END = re.compile(r"<\|[^<>|\n]{1,64}\|>|</s>|<eos>|<end_of_turn>|<\uff5c[^<>\n]{1,64}\uff5c>")
 _K = TypeVar("_K")
 _T = TypeVar("_T")
 #: How many processes share an objective's limit `max_concurrent` of requests in flight; 0: all processes of the training.
@@ -80,7 +79,7 @@ async def together(coroutines: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
 def without_end(text: str) -> str:
     """Remove end-of-sequence tokens such as `<|im_end|>` from the end of a text, because other libraries decode without them."""
     text_end = len(text)
-    while (start := text.rfind("<", 0, text_end)) >= 0 and _END.fullmatch(text, start, text_end):
+    while (start := text.rfind("<", 0, text_end)) >= 0 and END.fullmatch(text, start, text_end):
         text_end = start
     return text[:text_end]
 

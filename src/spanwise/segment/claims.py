@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,21 @@ _BYTES = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
 Inner = tuple[int, int] | bytes
 #: One match of a mark (such as a tag): the mark, the first byte, the byte after the last, and the content (None if incomplete).
 Match = tuple[str, int, int, Inner | None]
+#: Matches a token that ends a turn or a text, such as `<|im_end|>`.
+END = re.compile("<\\|[^<>|\\n]{1,64}\\|>|</s>|<eos>|<end_of_turn>|<\uff5c[^<>\\n]{1,64}\uff5c>")
+_END_BYTES = re.compile(END.pattern.encode())
+
+
+def text_end(text: bytes) -> int:
+    """Return the byte at which the tokens that end a completion, such as `<|im_end|>`, begin.
+
+    >>> text_end(b"Paris<|im_end|>"), text_end(b"Paris")
+    (5, 5)
+    """
+    end = len(text)
+    while (start := text.rfind(b"<", 0, end)) >= 0 and _END_BYTES.fullmatch(text, start, end):
+        end = start
+    return end
 
 
 @dataclass(eq=False, slots=True)

@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 from spanwise.errors import LayoutError, unknown
 from spanwise.layout import Layout, Part
 from spanwise.registry import register
-from spanwise.segment.claims import Finder, Found, Match, Sample, assign, group_by_mark
+from spanwise.segment.claims import Finder, Found, Match, Sample, assign, group_by_mark, text_end
 from spanwise.types import Fault
 
 _ANY = "section"
@@ -172,7 +172,7 @@ def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
         matchers[language][mark] = _build_matcher(parsers[language].language, language, kind)
 
     def find(sample: Sample) -> Found:
-        text = sample.text
+        text = sample.text[: text_end(sample.text)]
         fault = 0
         code_matches = list[Match]()
         code_fences, _ = outline(text)

@@ -17,7 +17,7 @@ from torch import Tensor
 from spanwise.errors import AlignmentError, LayoutError, RecipeError
 from spanwise.layout import Layout, Part
 from spanwise.registry import register
-from spanwise.segment.claims import SEGMENTERS, Claim, Finder, Found, Pieces, Sample, cut
+from spanwise.segment.claims import SEGMENTERS, Claim, Finder, Found, Pieces, Sample, cut, text_end
 from spanwise.segment.vocabulary import Vocabulary
 from spanwise.types import BlockText, Fault, PiecewiseText, Spans
 
@@ -207,6 +207,7 @@ def _check_shape(values_nt: Tensor, shape: tuple[int, ...], name: str) -> None:
 
 def _text(completion: bytes, pieces: Pieces, present_k: Sequence[bool], keys: Mapping[str, Sequence[str]]) -> BlockText:
     """Return the text of each block of a completion, and the contents of the block's parts (None if incomplete)."""
+    last_byte = text_end(completion)  # no part says the token that ends a turn
     pieces_of_block: dict[int, list[bytes]] = {}
     for k, start, stop in zip(pieces.blocks, pieces.starts, (*pieces.starts[1:], len(completion)), strict=True):
         pieces_of_block.setdefault(k, []).append(completion[start:stop])
@@ -217,7 +218,9 @@ def _text(completion: bytes, pieces: Pieces, present_k: Sequence[bool], keys: Ma
             text_of_block[name] = block_text
             for key in block_keys:
                 content = pieces.contents.get((k, key))
-                content_bytes = completion[content[0] : content[1]] if isinstance(content, tuple) else content
+                content_bytes = (
+                    completion[content[0] : min(content[1], last_byte)] if isinstance(content, tuple) else content
+                )
                 block_text[key] = None if content_bytes is None else content_bytes.decode("utf-8", "replace")
             block_text[""] = b"".join(pieces_of_block[k]).decode("utf-8", "replace")
     # The joined texts of the blocks are the whole text only if each block is one piece, in the order of the layout.

@@ -26,7 +26,7 @@ import numpy as np
 from spanwise.errors import LayoutError
 from spanwise.layout import EACH, Layout, Part
 from spanwise.registry import register
-from spanwise.segment.claims import Finder, Found, Match, Sample, assign
+from spanwise.segment.claims import Finder, Found, Match, Sample, assign, text_end
 
 #: Returns the bytes at which the units of a completion begin, in order; a unit ends where the next begins.
 _Starts = Callable[[Sample], Iterable[int]]
@@ -60,11 +60,14 @@ def _unit_finder(parts: Sequence[Part], starts_of: _Starts, *, trimmed: bool) ->
 
     def find(sample: Sample) -> Found:
         text = sample.text
+        last_byte = text_end(text) if trimmed else len(text)
         unit_matches = list[Match]()
         for start, stop in pairwise([*starts_of(sample), len(text)]):
-            first_match = _NON_SPACE.search(text, start, stop) if trimmed else None
+            first_match = _NON_SPACE.search(text, start, min(stop, last_byte)) if trimmed else None
             if first_match is not None:
-                unit_matches.append(("", start, stop, (first_match.start(), start + len(text[start:stop].rstrip()))))
+                unit_matches.append(
+                    ("", start, stop, (first_match.start(), start + len(text[start : min(stop, last_byte)].rstrip())))
+                )
             elif start < stop and not trimmed:
                 unit_matches.append(("", start, stop, (start, stop)))
         return assign(unit_matches, {"": parts}, surplus="keep")
