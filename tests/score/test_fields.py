@@ -399,3 +399,15 @@ def test_code_has_the_properties_of_a_reward():
 def test_count_compares_how_many_elements_there_are(text, gold, right):
     rewards = scored("count", "all", [{"all": {"": text}}, {"all": None}], columns={"answer": [gold, gold]})
     same(rewards, [right, NAN], [ERROR if right != right else OK, ABSENT])
+
+
+def test_a_whole_completion_is_read_without_the_token_that_ends_it():
+    array = {"type": "array", "items": {"type": "object"}}
+    texts = ['[{"a": 1}]<|im_end|>', '[{"a": 1}]\n</s>', '{"a": 1}<|im_end|>', "[1]<|im_end|>"]
+    same(valid(texts, array), [1, 1, 0, 0], [OK] * 4)
+    blocks = [{"all": {"": said}} for said in ("[1, 2]<|im_end|>", "[1]<|im_end|>")]
+    same(scored("count", "all", blocks, columns={"answer": ["[3, 4]"] * 2}), [1, 0], [OK, OK])
+    blocks = [{"all": {"": said}} for said in ("Rome<|im_end|>", "Rome<eos>", "Oslo<|im_end|>")]
+    same(scored("correct", "all", blocks, columns={"answer": ["Rome"] * 3}, tag=""), [1, 1, 0], [OK] * 3)
+    blocks = [{"all": {"": said}} for said in ("x = 1<|im_end|>", "x = <|im_end|>")]
+    same(scored("runs", "all", blocks, allow=True, workers=1, tag=""), [1, 0], [OK] * 2)

@@ -20,13 +20,13 @@ from spanwise.errors import DataError, LayoutError, RecipeError, check_number
 from spanwise.objective import Objective
 from spanwise.registry import register
 from spanwise.score.custom import as_number
-from spanwise.score.items import without_end
+from spanwise.score.items import completion_text
 from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, column_of, judged
 from spanwise.score.rewards import NUMBER
 from spanwise.score.worker import MISSING, is_valid, json_value, read_schema, whole_json
 from spanwise.score.workers import DEADLINE, Verdict, Workers, shared_workers
 from spanwise.segment.json_fields import steps
-from spanwise.types import BlockText, Status, whole_text
+from spanwise.types import BlockText, Status
 
 _SIGNED = re.compile("[+-]?" + NUMBER.pattern)
 _DECODER = json.JSONDecoder()
@@ -266,7 +266,7 @@ def count(
 
     def as_many(blocks: BlockText, _: Mapping[str, str | None], cell: Any) -> bool | None:
         gold_list = _value_at(_parse_cell(cell), path)
-        stated_list = _value_at(whole_json(whole_text(blocks)), path)
+        stated_list = _value_at(whole_json(completion_text(blocks)), path)
         return isinstance(stated_list, list) and len(stated_list) == len(gold_list) if isinstance(gold_list, list) else None
 
     return judged(text, pays, "", column_of(columns, column, len(text)), as_many)
@@ -317,10 +317,10 @@ def json_schema(
 
     def rule(blocks: BlockText, block: Mapping[str, str | None], cell: Any) -> bool | tuple[str, str] | None:
         schema_text = recipe_schema or _schema_of_cell(cell)
-        stated_json = _field_json(block, tag) if tag else whole_text(blocks)
+        stated_json = _field_json(block, tag) if tag else completion_text(blocks)
         if schema_text is None or stated_json is None:
             return None if schema_text is None else False
-        if alone and json_value(without_end(stated_json)) is MISSING:
+        if alone and json_value(stated_json) is MISSING:
             return False
         return is_valid(schema_text, stated_json) if read_schema(schema_text)[1] else (schema_text, stated_json)
 

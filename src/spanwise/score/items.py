@@ -16,7 +16,7 @@ from spanwise.score.custom import arguments_for, finite_number, label_of_functio
 from spanwise.score.event_loop import once_per_loop
 from spanwise.score.foreign import Convention, convention_of
 from spanwise.score.reward import Columns, Reward, Texts, present
-from spanwise.segment.claims import END
+from spanwise.segment.claims import without_end
 from spanwise.types import BlockText, Status, whole_text
 
 #: The options of an objective that say how its function is called; the function gets all other options.
@@ -74,14 +74,6 @@ async def together(coroutines: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
     finally:
         for task in running_tasks:
             task.cancel()
-
-
-def without_end(text: str) -> str:
-    """Remove end-of-sequence tokens such as `<|im_end|>` from the end of a text, because other libraries decode without them."""
-    text_end = len(text)
-    while (start := text.rfind("<", 0, text_end)) >= 0 and END.fullmatch(text, start, text_end):
-        text_end = start
-    return text[:text_end]
 
 
 def completion_text(blocks: BlockText) -> str:

@@ -18,6 +18,7 @@ from spanwise.errors import AlignmentError, DataError, RewardError
 from spanwise.objective import Objective, is_number
 from spanwise.registry import Registry
 from spanwise.score.workers import Verdict
+from spanwise.segment.claims import without_end
 from spanwise.types import BlockText, ByCompletion, Status
 
 NAN = float("nan")
@@ -159,7 +160,8 @@ def present(blocks: BlockText, names: Sequence[str]) -> list[str]:
 def block_with(blocks: BlockText, pays: Sequence[str], tag: str) -> Mapping[str, str | None] | None:
     """Return the first paid block that has a tag; {} if none has it, None if the completion has no paid block."""
     paid_blocks = [block for name in pays if (block := blocks.get(name)) is not None]
-    return next((block for block in paid_blocks if tag in block), {}) if paid_blocks else None
+    first_block = next((block for block in paid_blocks if tag in block), {}) if paid_blocks else None
+    return {**first_block, "": without_end(first_block[""] or "")} if first_block and not tag else first_block
 
 
 def read_tag(blocks: BlockText, pays: Sequence[str], tag: str) -> str | None:

@@ -38,6 +38,14 @@ def text_end(text: bytes) -> int:
     return end
 
 
+def without_end(text: str) -> str:
+    """Remove end-of-sequence tokens such as `<|im_end|>` from the end of a text, because other libraries decode without them."""
+    end = len(text)
+    while (start := text.rfind("<", 0, end)) >= 0 and END.fullmatch(text, start, end):
+        end = start
+    return text[:end]
+
+
 @dataclass(eq=False, slots=True)
 class Sample:
     """One completion as a segmenter sees it: only its trainable tokens, as if all others were deleted.

@@ -16,9 +16,9 @@ from score_small import ABSENT, ERROR, OK, TIMEOUT
 from spanwise import Objective, score_all
 from spanwise.errors import RewardError
 from spanwise.score import REWARDS, ask_judge
-from spanwise.score.items import without_end
 from spanwise.score.judges.cache import Cache
 from spanwise.score.judges.prompt import fenced
+from spanwise.segment.claims import without_end
 from tokenizers_small import byte_level
 
 TEXT = [{"step": {"": f"step {n}"} if n != 3 else None, "end": {"": f"end {n}"}} for n in range(6)]
