@@ -285,6 +285,8 @@ def test_a_schema_of_linear_keywords_starts_no_process(monkeypatch):
 # ---------------------------------------------------------------------------------------------------------------- runs
 
 CODE = {
+    '```python title="a.py"\ntwo = lambda: 2\n```\n': 1.0,
+    "```python {.a}\n1 / 0\n```\nso\n```py3.11\r\ntwo = lambda: 2\r\n```": 1.0,
     "def two():\n    return 2": 1.0,
     "```python\ndef two():\n    return 3\n```\nBetter:\n```\ndef two():\n    return 2\n```": 1.0,
     "def two():\n    return 3": 0.0,
@@ -313,6 +315,15 @@ def test_code_runs_to_the_end_of_its_tests_within_its_limits(monkeypatch):
     cells = [["x = two()", "assert x == 2"], "", None, 3]
     rewards = scored("runs", "fix", text[:1] * 4, columns={"tests": cells}, tests="tests", **limits)
     same(rewards, [1, NAN, NAN, NAN], [OK, ERROR, ERROR, ERROR])
+    lists = [
+        '["assert two() == 2", "assert two() == 3"]',
+        " ['x = two()', 'assert x == 2']",
+        "[]",
+        "[1, 2",
+        "['assert two() == 3']",
+    ]
+    rewards = scored("runs", "fix", text[:1] * 5, columns={"tests": lists}, tests="tests", **limits)
+    same(rewards, [0, 1, NAN, 0, 0], [OK, OK, ERROR, OK, OK])
     ends = [{"fix": {"code": code, "": ""}} for code in ("exit(0)", "x = 1", "exit(3)", "1 / 0")]
     same(scored("runs", "fix", ends, **limits), [1, 1, 0, 0], [OK] * 4)
 

@@ -29,8 +29,7 @@ SHARERS: ContextVar[int] = ContextVar("sharers", default=0)
 
 def requests_per_process(max_concurrent: int) -> int:
     """Return how many requests this process may have in flight; the processes of a training share `max_concurrent`."""
-    process_count = SHARERS.get() or int(os.environ.get("WORLD_SIZE", "1"))
-    return max(1, -(-max_concurrent // process_count))
+    return max(1, -(-max_concurrent // (SHARERS.get() or int(os.environ.get("WORLD_SIZE", "1")))))
 
 
 @dataclass(frozen=True)
@@ -83,8 +82,7 @@ def completion_text(blocks: BlockText) -> str:
 
 def part_text(blocks: BlockText, pays: Sequence[str], block: str | None) -> str:
     """Return the text of one block, or of all paid blocks if no block is named, without end-of-sequence tokens."""
-    block_names = present(blocks, [block] if block else pays)
-    return without_end("".join((blocks[name] or {})[""] or "" for name in block_names))
+    return without_end("".join((blocks[name] or {})[""] or "" for name in present(blocks, [block] if block else pays)))
 
 
 def rows_of(columns: Columns, size: int) -> list[dict[str, Any]]:

@@ -6,10 +6,12 @@ the objectives scored before. A tag is read in the first paid block that has it.
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +24,7 @@ from spanwise.types import BlockText, Status
 
 # The quantifiers are possessive: to backtrack through a text with a megabyte of digits would take quadratic time.
 NUMBER = re.compile(r"(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]{1,3})?")
-_FENCED = re.compile(r"```[\w+-]*+[^\S\n]*+\n(.*?)```", re.DOTALL)
+_FENCED = re.compile(r"```[^`\n]*+\n(.*?)```", re.DOTALL)
 
 
 @register("correct", kind="reward", tags=("tag",), check=check_verify, ready=check_package)
@@ -298,7 +300,7 @@ def runs(
     Args:
         text, pays, columns, scored: see the module.
         tag: the tag of the code; "" reads the whole block.
-        tests: the dataset column of test code, a text or a list of lines; None: the code alone.
+        tests: the dataset column of test code, a text or a list of lines (or its text); None: the code alone.
         allow: whether code that a model wrote may run here at all.
         workers: how many programs run at a time; None: one for each core.
         deadline: seconds of processor time for each; by the clock four times that and five seconds more.
@@ -315,17 +317,25 @@ def runs(
         tensor([1., 0., 0.], dtype=torch.float64)
     """
     _check_allowed({"allow": allow})
-    test_cells = [None] * len(text) if tests is None else column_of(columns, tests, len(text))
+    test_codes = [None] * len(text) if tests is None else map(_test_code, column_of(columns, tests, len(text)))
 
-    def request(_: BlockText, block: Mapping[str, str | None], cell: Any) -> bool | tuple[str, str | None] | None:
+    def request(_: BlockText, block: Mapping[str, str | None], test_code: Any) -> bool | tuple[str, str | None] | None:
         program_code = block.get(tag) or ""
-        test_code = "\n".join(map(str, cell)) if isinstance(cell, list | tuple) else cell
-        if tests is not None and not (isinstance(test_code, str) and test_code.strip()):
+        if tests is not None and test_code is None:
             return None
         return ([program_code, *_FENCED.findall(program_code)][-1], test_code) if program_code.strip() else False
 
     code_runner = shared_workers(CodeRunner, workers=workers, deadline=deadline, memory=memory)
-    return judged(text, pays, tag, test_cells, request, code_runner.check)
+    return judged(text, pays, tag, [*test_codes], request, code_runner.check)
+
+
+def _test_code(cell: Any) -> str | None:
+    """Return a cell's test code: a text, a list of lines or such a list's text, which would pass as a program; None without."""
+    if isinstance(cell, str) and cell.lstrip().startswith("["):
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            cell = ast.literal_eval(cell.strip())
+    test_code = "\n".join(map(str, cell)) if isinstance(cell, list | tuple) else cell
+    return test_code if isinstance(test_code, str) and test_code.strip() else None
 
 
 @register("environment", kind="reward")
