@@ -147,9 +147,8 @@ def parse_confidence(text: str) -> float | None:
     """
     text = text.strip().removesuffix(".").rstrip()
     number_text = text.removesuffix("%").rstrip()
-    if not NUMBER.fullmatch(number_text):
-        return None
-    confidence = float(number_text) / 100.0 if text.endswith("%") else float(number_text)
+    unit = 100.0 if text.endswith("%") else 1.0
+    confidence = float(number_text) / unit if NUMBER.fullmatch(number_text) else math.inf
     return confidence if confidence <= 1.0 else None
 
 

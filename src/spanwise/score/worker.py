@@ -31,7 +31,9 @@ except ImportError:  # on Windows
     resource = None
 
 # The quantifiers are possessive: to backtrack through an answer with a megabyte of letters would take quadratic time.
-_WORDS = re.compile(r"[A-Za-z]{2,}+(?:[ '-][A-Za-z]++)*+")
+# Letters and vowel signs, but none of mathematics (Greek, superscripts, fractions, bold ones), which may be factors.
+_LETTER = r"(?:[^\W\d_\xb2-\xbe\u0370-\u03ff\u2070-\u2bff\U0001d400-\U0001d7ff]|[\u0300-\u036f\u0900-\u0eff])"
+_WORDS = re.compile(rf"({_LETTER}{{2,}}+|(?![A-Za-z]){_LETTER})([ '-]{_LETTER}++)*+|\d{{4}}-\d\d-\d\d|\d\d?/\d\d?/\d{{4}}")
 #: Signs that mark mathematics in a text.
 DELIMITERS = ("$", "\\boxed", "\\(", "\\[")
 _PROGRAM = Path(__file__).with_name("program.py")
@@ -58,7 +60,7 @@ def as_latex(text: str) -> str:
 
 
 def is_words(text: str) -> bool:
-    """Return whether a text consists of words, which must not be read as a product of variables."""
+    """Return whether a text is words or a date, which must not be read as a product of variables or a difference."""
     return _WORDS.fullmatch(text) is not None and text != "pi"
 
 
