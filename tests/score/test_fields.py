@@ -4,6 +4,8 @@ import itertools
 import json
 import socket
 import subprocess
+from datetime import date, datetime
+from decimal import Decimal
 
 import numpy as np
 import pandas as pd
@@ -84,6 +86,31 @@ def test_gold_values_in_a_tensor_or_an_array_are_those_of_a_list(kind):
     same(rewarded("one_of", ["b", "c"], [np.array(["a", "b"])] * 2), [1, 0], [OK, OK])  # as pandas reads lists from parquet
     number = {"listed": [np.array([0.25, 0.5])]}
     same(scored("listed", "s[1]", [{"s[1]": {"": "x"}}], columns=number), [0.5], [OK])
+
+
+@pytest.mark.parametrize(
+    ("text", "gold", "right"),
+    [
+        ("3.1", Decimal("3.10"), 1), ("3.2", Decimal("3.10"), 0), ("3.1", np.float32(3.1), 1), ("[3.1]", [Decimal("3.1")], 1),
+        ("2024-01-05", date(2024, 1, 5), 1), ("2024-01-05", datetime(2024, 1, 5), 1), ("2024-05-01", date(2024, 1, 5), 0),
+        ("Rome", b"Rome", 1), ("[1, 2]", np.array([1, 2]), 1), ("[1, 2]", (1, 2), 1), ("true", np.bool_(True), 1),
+        ("3", float("nan"), NAN), ("nan", float("nan"), NAN), ("3", object(), NAN), ("3", {3}, NAN),
+    ],
+)  # fmt: skip
+def test_a_gold_value_of_a_type_that_json_lacks_is_read_or_there_is_no_reward(text, gold, right):
+    for cell in (gold, {"price": gold}):
+        same(rewarded("equals", [text], [cell]), [right], [ERROR if right != right else OK])
+
+
+def test_lists_as_pandas_writes_them_into_a_csv_file_and_objects_that_cannot_be_read():
+    same(
+        rewarded("one_of", ["Roma"] * 3, ["['Rome', 'Roma']", "['Rome' 'Roma']", "[None, 'Roma']"]),
+        [1, NAN, 1],
+        [OK, ERROR, OK],
+    )
+    same(rewarded("equals", ['["a", null]', "[1]", "[0, 1)"], ["['a', None]", "[1]", "[0, 1)"]), [1, 1, 1], [OK] * 3)
+    cells = ["{'price': 'tea', 'cost': nan}", "{'price': 'tea', 'cost': Decimal('3.1')}", "{'price': 'tea', 'cost': None}"]
+    same(rewarded("equals", ["tea"] * 3, cells), [NAN, NAN, 1], [ERROR, ERROR, OK])
 
 
 def test_a_column_of_the_field_alone_and_keys_that_are_no_paths():

@@ -31,6 +31,11 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import date
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
 
 from spanwise.errors import LayoutError
 from spanwise.layout import EACH, Layout, Part
@@ -280,6 +285,27 @@ def unescaped(written: bytes) -> bytes:
     except ValueError:
         return written
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+
+
+def as_json(value: Any) -> Any:
+    """Return a value as JSON has it: arrays as lists, decimals as numbers, dates and bytes as text; None for any other type.
+
+    >>> as_json({"price": Decimal("3.10"), "day": date(2024, 1, 5), "sizes": (1, 2)})
+    {'price': 3.1, 'day': '2024-01-05', 'sizes': [1, 2]}
+    """
+    try:
+        return json.loads(json.dumps(value, default=_plain_value))
+    except (AttributeError, TypeError, ValueError, RecursionError):
+        return None
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, date):
+        return value.isoformat().removesuffix("T00:00:00")
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    is_decimal = isinstance(value, Decimal | np.floating)  # the float32 3.1 is 3.1, though not to a float64's precision
+    return float(str(value)) if is_decimal else value.tolist()
 
 
 def paths(text: str) -> dict[str, None]:
