@@ -243,6 +243,11 @@ def is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
+def is_number_table(choices: Any) -> bool:
+    """Return whether a value maps two or more names to numbers."""
+    return isinstance(choices, Mapping) and len(choices) > 1 and all(map(is_number, choices.values()))
+
+
 def families(names: Iterable[str]) -> dict[str, list[str]]:
     """Group objective names by reward if it has more than three parts (`reward.part`); other names stay alone."""
     all_names = list(names)

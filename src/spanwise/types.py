@@ -77,6 +77,11 @@ def whole_text(blocks: BlockText) -> str:
     return "".join(block[""] or "" for block in blocks.values() if block is not None)
 
 
+def present(blocks: BlockText, names: Sequence[str]) -> list[str]:
+    """Return the names of those blocks that the completion has."""
+    return [name for name in names if blocks.get(name) is not None]
+
+
 class Status(IntEnum):
     """The reason why a reward has its value, or has none: `OK` and `BROKE` go with a number, every other status with NaN."""
 

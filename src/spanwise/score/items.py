@@ -15,9 +15,9 @@ from spanwise.objective import Objective, is_async
 from spanwise.score.custom import arguments_for, finite_number, label_of_function, own_copy, parameters_of, place_of
 from spanwise.score.event_loop import once_per_loop
 from spanwise.score.foreign import Convention, convention_of
-from spanwise.score.reward import Columns, Reward, Texts, present
+from spanwise.score.reward import Columns, Reward, Texts
 from spanwise.segment.claims import without_end
-from spanwise.types import BlockText, Status, whole_text
+from spanwise.types import BlockText, Status, present, whole_text
 
 #: The options of an objective that say how its function is called; the function gets all other options.
 CALL_OPTIONS: Mapping[str, Any] = {"sees": "whole", "block": None, "timeout": 600.0, "max_concurrent": 64}

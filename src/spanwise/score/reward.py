@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from spanwise.errors import AlignmentError, DataError, RewardError
-from spanwise.objective import Objective, is_number
+from spanwise.objective import Objective
 from spanwise.registry import Registry
 from spanwise.score.workers import Verdict
 from spanwise.segment.claims import without_end
@@ -136,11 +136,6 @@ class Reward(ByCompletion):
 Scored = Mapping[str, Reward]
 
 
-def is_number_table(choices: Any) -> bool:
-    """Return whether a value maps two or more names to numbers."""
-    return isinstance(choices, Mapping) and len(choices) > 1 and all(map(is_number, choices.values()))
-
-
 def column_of(columns: Columns, name: str, size: int) -> Sequence[Any]:
     """Return a column of the dataset, one row per completion."""
     if name not in columns:
@@ -150,11 +145,6 @@ def column_of(columns: Columns, name: str, size: int) -> Sequence[Any]:
     if len(columns[name]) != size:
         raise AlignmentError(f"Column '{name}' has {len(columns[name])} rows for {size} completions.")
     return columns[name].tolist() if hasattr(columns[name], "tolist") else columns[name]
-
-
-def present(blocks: BlockText, names: Sequence[str]) -> list[str]:
-    """Return the names of those blocks that the completion has."""
-    return [name for name in names if blocks.get(name) is not None]
 
 
 def block_with(blocks: BlockText, pays: Sequence[str], tag: str) -> Mapping[str, str | None] | None:

@@ -43,8 +43,8 @@ from spanwise.score.items import (
     together,
 )
 from spanwise.score.outcomes import OUTCOMES, find_outcome, judge_of, read_outcomes
-from spanwise.score.reward import NAN, REWARDS, BuiltIn, Columns, Reward, Scored, Texts, built_in, present
-from spanwise.types import Scores, Status
+from spanwise.score.reward import NAN, REWARDS, BuiltIn, Columns, Reward, Scored, Texts, built_in
+from spanwise.types import Scores, Status, present
 
 #: The largest allowed reward: its squares can be summed in float64, and weighted sums of such rewards fit into float32.
 LARGEST = 1e30

@@ -34,6 +34,8 @@ except ImportError:  # on Windows
 # Letters and vowel signs, but none of mathematics (Greek, superscripts, fractions, bold ones), which may be factors.
 _LETTER = r"(?:[^\W\d_\xb2-\xbe\u0370-\u03ff\u2070-\u2bff\U0001d400-\U0001d7ff]|[\u0300-\u036f\u0900-\u0eff])"
 _WORDS = re.compile(rf"({_LETTER}{{2,}}+|(?![A-Za-z]){_LETTER})([ '-]{_LETTER}++)*+|\d{{4}}-\d\d-\d\d|\d\d?/\d\d?/\d{{4}}")
+# Only up to the sixth decimal, the last that Math-Verify compares: with it, all smaller numbers would be equal.
+_SCIENTIFIC = re.compile(r"([+-]?(?:[0-9]++\.?[0-9]*+|\.[0-9]++))[eE](\+?[0-9]{1,2}|-0?[1-5])")
 #: Signs that mark mathematics in a text.
 DELIMITERS = ("$", "\\boxed", "\\(", "\\[")
 _PROGRAM = Path(__file__).with_name("program.py")
@@ -53,7 +55,7 @@ _SAME_VALUE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")
 
 def as_latex(text: str) -> str:
     r"""Put dollars around a text without signs of mathematics, or Math-Verify reads `\frac{1}{3}` as 3; words become `\text{}`."""
-    text = text.strip()
+    text = match.expand(r"\1 \\cdot 10^{\2}") if (match := _SCIENTIFIC.fullmatch(text.strip())) else text.strip()
     if any(sign in text for sign in DELIMITERS) or "\n" in text:
         return text
     return f"$\\text{{{text}}}$" if is_words(text) else f"${text}$"
@@ -75,7 +77,11 @@ def equals_as_math(gold: str, answer: str) -> bool | None:
         return None
     try:
         parsed_answer = untimed_parse(as_latex(answer), raise_on_error=True)
-        return bool(verify(parsed_gold, parsed_answer, timeout_seconds=None, raise_on_error=True))
+        is_equal = bool(verify(parsed_gold, parsed_answer, timeout_seconds=None, raise_on_error=True))
+        with suppress(TypeError, ValueError):  # it compares six decimals, which say too little of numbers below 0.00001
+            is_tiny = 0.0 < abs(float(parsed_gold[0])) < 1e-5
+            is_equal = is_equal and (not is_tiny or math.isclose(parsed_gold[0], parsed_answer[0], rel_tol=1e-6))
+        return is_equal
     except MemoryError:
         raise
     except Exception:

@@ -16,6 +16,7 @@ import numpy as np
 
 from spanwise.errors import DataError, RewardError, check_known, check_number, refuse, unknown
 from spanwise.layout import any_index
+from spanwise.objective import is_number_table
 from spanwise.registry import register
 from spanwise.score.criteria import Criterion, criteria_of
 from spanwise.score.event_loop import once_per_loop
@@ -32,8 +33,8 @@ from spanwise.score.items import (
 from spanwise.score.judges.cache import Cache, digest
 from spanwise.score.judges.prompt import NAMES, compiled, fenced, load_template, messages_for
 from spanwise.score.judges.verdict import WHOLE, Judgement, read_verdict, reply_rules
-from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, is_number_table, present
-from spanwise.types import BlockText, Status
+from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts
+from spanwise.types import BlockText, Status, present
 
 CHOICES: Mapping[str, float] = {"no": 0.0, "yes": 1.0}
 #: The costs of a judge for each completion: requests sent, answers from the cache, failures, tokens, seconds.

@@ -12,11 +12,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from spanwise.errors import DataError, RecipeError, check_known, check_number, first_line, refuse, unknown
+from spanwise.objective import is_number_table
 from spanwise.registry import register
 from spanwise.score.items import CallResult, completion_text, part_text, refuse_if_all_failed, reward_of, rows_of
 from spanwise.score.judges.prompt import as_plain_text, prompt_of, question_of
-from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, is_number_table, present
-from spanwise.types import BlockText, PiecewiseText, Status
+from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts
+from spanwise.types import BlockText, PiecewiseText, Status, present
 
 #: The most inputs whose numbers a reward model keeps, so that a second objective need not run the model again.
 _REMEMBERED = 65_536
