@@ -26,7 +26,7 @@ from spanwise import (
     metrics,
     read,
 )
-from spanwise.batch import by_turn, pad_tokens
+from spanwise.batch import Steps, by_turn, pad_tokens
 from spanwise.credit.spread import restrict
 from spanwise.credit_metrics import dead_strata
 from spanwise.errors import DivergedError
@@ -191,6 +191,39 @@ def test_dead_strata_are_counted_where_nobody_moves():
     assert dead_strata(credit_batch(reading, Batch([7, 7, -3, -3, 2]), alone), alone) == {}
     rloo = Scheme("rloo", ONE.layout, ONE.objectives, "completion")
     assert dead_strata(credit_batch(reading, Batch([7, 7, -3, -3, 2]), rloo), rloo) == {"r": (3, 2)}
+
+
+@pytest.mark.parametrize(
+    ("method", "scope", "rewards", "rollouts", "share"),
+    [
+        ("rloo", None, [0.0, 1.0, 1.0, 1.0], [0, 0, 1, 1], 1.0),  # both rollouts end with 1
+        ("rloo", None, [1.0, 0.0, 0.0, 1.0], [0, 0, 1, 1], 0.0),
+        ("rloo", "turn", [1.0, 0.0, 0.0, 1.0], [0, 0, 1, 1], 1.0),  # both sums are 1
+        ("rloo", "turn", [1.0, 1.0, 1.0], [0, 0, 1], 0.0),  # the sums are 2 and 1
+        ("bae", "turn", [1.0, 0.0, 0.0, 1.0], [0, 0, 1, 1], 0.0),  # turns differ from the mean 1/2 of their rollouts
+        ("bae", "turn", [1.0, 1.0, 1.0], [0, 0, 1], 1.0),
+        ("bae", "turn", [1.0, 0.0], [0, 0], math.nan),  # one rollout has nobody to agree with
+        ("gigpo", "rollout", [1.0, 0.0, 0.0], [0, 0, 1], 1.0),
+        ("gigpo", None, [1.0, 0.0, 0.0], [0, 0, 1], 0.0),
+    ],
+)
+def test_groups_of_turns_are_unanimous_in_what_the_method_compares(method, scope, rewards, rollouts, share):
+    reading = reading_of(rewards, [[1]] * len(rewards), [0] * len(rewards))
+    scheme = Scheme(method, ONE.layout, [Objective("format", "b", name="r", scope=scope)], "completion")
+    steps = Steps(torch.tensor(rollouts), torch.arange(len(rewards)), ["s"] * len(rewards))
+    batch = Batch([7] * len(rewards), steps=steps)
+    credit = credit_batch(reading, batch, scheme)
+    logged = metrics(credit, reading, scheme, group_n=batch.group_n, steps=steps)
+    assert logged["credit/r/unanimous"] == pytest.approx(share, nan_ok=True)
+
+
+def test_a_group_in_which_a_missing_reward_has_a_price_is_not_unanimous():
+    """By hand: the group [1, 1, -1 for the block that is left out] credits the last completion with -1 - 1 = -2."""
+    objective = Objective("format", "b", name="r", baseline="group", if_missing=-1.0)
+    reading, scheme = reading_of([1.0, 1.0, math.nan], [[1], [1], [0]], [0] * 3), Scheme("bae", ONE.layout, [objective])
+    credit = credit_batch(reading, Batch([7] * 3), scheme)
+    assert credit.stop_n.tolist() == [0.0, 0.0, -2.0]
+    assert metrics(credit, reading, scheme, group_n=torch.tensor([7] * 3))["credit/unanimous"] == 0.0
 
 
 def test_a_stratum_in_which_stopping_is_charged_for_is_not_dead():

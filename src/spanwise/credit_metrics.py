@@ -14,7 +14,10 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
+from spanwise.batch import Steps
+from spanwise.credit.spread import fill_missing
 from spanwise.credit.strata import group_index, moments
+from spanwise.credit.trajectories.rollouts import worth_of_turns
 from spanwise.metric import Alarm, Metric
 from spanwise.scheme import Scheme
 from spanwise.types import Credit, Scores, Status
@@ -30,6 +33,7 @@ class CreditedBatch:
     scores: Scores
     scheme: Scheme
     group_n: Shaped[Tensor, " n"] | None = None  # the prompt id of each row; without it, metrics of groups are left out
+    steps: Steps | None = None  # the rollout of each row, if rows are turns
 
     @cached_property
     def agreement(self) -> dict[str, tuple[Tensor, Tensor]]:
@@ -37,13 +41,18 @@ class CreditedBatch:
         if self.group_n is None or self.scheme.value_names:
             return {}
         group_n = group_index(self.group_n).cpu()
-        reward_nm = self.scores.reward_nm.cpu()
+        objectives = self.scheme.objectives
+        worth_nm = fill_missing(self.scores, objectives)
+        vote_nm = worth_nm
+        if self.steps is not None:
+            turns = self.steps.trajectory_s, self.steps.step_s
+            worth_nm, vote_nm = worth_of_turns(self.scores, *turns, objectives=objectives, kind=self.scheme.entry.kind)
         agreement_by_objective = {}
-        for m, objective in enumerate(self.scheme.objectives):
+        for m, objective in enumerate(objectives):
             if objective.baseline not in ("none", "batch"):
-                group_moments = moments(reward_nm[:, m], group_n)
-                is_unanimous_g = group_moments.square_s == 0
-                agreement_by_objective[objective.name] = is_unanimous_g, group_moments.count_s > 1
+                is_unanimous_g = moments(worth_nm[:, m].cpu(), group_n).square_s == 0
+                vote_count_g = moments(vote_nm[:, m].cpu(), group_n).count_s
+                agreement_by_objective[objective.name] = is_unanimous_g, vote_count_g > 1
         return agreement_by_objective
 
 

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from spanwise.batch import Batch
+from spanwise.batch import Batch, Steps
 from spanwise.credit import assign, assign_turns, spread
 from spanwise.credit.spread import Streams, restrict, reward_streams, spread_tokens
 from spanwise.credit.strata import first_of
@@ -306,7 +306,12 @@ def advantages(
 
 
 def metrics(
-    credit: Credit, reading: Reading, scheme: Scheme, *, group_n: Shaped[Tensor, " n"] | None = None
+    credit: Credit,
+    reading: Reading,
+    scheme: Scheme,
+    *,
+    group_n: Shaped[Tensor, " n"] | None = None,
+    steps: Steps | None = None,
 ) -> dict[str, float]:
     """Compute the metrics of the credit of a batch, gathered from all processes; `spanwise.credit_metrics.CREDIT` lists them.
 
@@ -314,6 +319,7 @@ def metrics(
         credit: the credit that `credit_batch` returns.
         reading, scheme: see `credit_batch`.
         group_n: prompt ids; without them there are no metrics of unanimous groups.
+        steps: `Batch.steps`, if rows are turns; groups are then unanimous if their rollouts are.
 
     Returns:
         name -> value; NaN for a block that no completion has.
@@ -328,7 +334,7 @@ def metrics(
         >>> logged["credit/malformed"], logged["credit/all/mean_abs"]
         (0.5, 1.0)
     """
-    credited = CreditedBatch(credit, reading.fault_n, reading.present_nk, reading.scores, scheme, group_n)
+    credited = CreditedBatch(credit, reading.fault_n, reading.present_nk, reading.scores, scheme, group_n, steps)
     return {
         metric.key(part): value for metric in CREDIT if metric.of is not None for part, value in metric.of(credited).items()
     }

@@ -346,7 +346,8 @@ class Step:
         """Compute the credit of the rows of all processes as `finish` does, but no advantages of tokens, which need spans."""
         all_rows = read_batch.everyone
         batch_credits = self._credit(all_rows, learn=learn)
-        batch_metrics = metrics(batch_credits, all_rows.reading, self.scheme, group_n=all_rows.batch.group_n)
+        groups_and_turns: dict[str, Any] = {"group_n": all_rows.batch.group_n, "steps": all_rows.batch.steps}
+        batch_metrics = metrics(batch_credits, all_rows.reading, self.scheme, **groups_and_turns)
         new_warnings, has_unscored = self._watch.of_reading(read_batch.reading)
         if learn:
             new_warnings += self._watch.of_batch({**self._noted, **batch_metrics}, step=number)

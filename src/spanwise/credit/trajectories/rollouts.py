@@ -324,6 +324,33 @@ def _score_steps(scores: Scores, timeline: Timeline, objectives: Sequence[Object
     return replace(scores, reward_nm=reward_sm, status_nm=torch.where(reward_sm.isnan(), status_sm, int(Status.OK)))
 
 
+def worth_of_turns(
+    scores: Scores,
+    trajectory_s: Int[Tensor, " s"],
+    step_s: Int[Tensor, " s"],
+    *,
+    objectives: Sequence[Objective],
+    kind: str,
+) -> tuple[Float[Tensor, "s m"], Float[Tensor, "s m"]]:
+    """Return the rewards that a method of this kind compares, and of them those that count as members of their group.
+
+    A reward of scope rollout stands at each turn of its rollout and counts once. So do the turns of a rollout in scope turn,
+    but for a method that credits steps, whose turns count one by one.
+    """
+    timeline = build_timeline(trajectory_s, step_s)
+    rollout_scores = _score_rollouts(scores, timeline, objectives, add_turns=kind == "completion")
+    worth_sm = fill_missing(rollout_scores, objectives)[timeline.index_s]
+    own_worth_sm = fill_missing(scores, objectives)
+    is_vote_sm = torch.zeros_like(worth_sm, dtype=torch.bool)
+    for m, objective in enumerate(objectives):
+        credits_steps = kind == "step" and objective.scope != "rollout"
+        if credits_steps or (kind == "block" and objective.scope == "turn"):
+            worth_sm[:, m] = own_worth_sm[:, m]
+        voting_rows = slice(None) if credits_steps else timeline.last_with(~worth_sm[:, m].isnan())
+        is_vote_sm[voting_rows, m] = True
+    return worth_sm, torch.where(is_vote_sm, worth_sm, torch.nan)
+
+
 def _objective_tables(scores: Scores) -> dict[str, Tensor]:
     """Return those tables of the scores (rewards, statuses, ...) that have one column per objective."""
     table_names = ("reward_nm", "status_nm", "by_outcome_nmo", "stated_nm")
