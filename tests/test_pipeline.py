@@ -331,3 +331,23 @@ def test_what_counts_for_right_rollouts_only_counts_in_their_earlier_turns(scope
     assert credit.tolist() == [0.5, 0.0, -0.5, 0.0, 0.0, 0.0]
     if scope is None:  # the same as without turns
         assert credit_batch(read(whole, scheme, vocabulary), whole, scheme).block_nk[:, 0].tolist() == [0.5, -0.5, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("judge_scope", "rewards", "credit"),
+    [
+        # c is the last guess of the rollout, right or wrong: -(.9 - 1)^2 and -(.9 - 0)^2, whose mean is -.41
+        (None, [-0.01, math.nan, -0.81, math.nan], [0.4, 0.0, -0.4, 0.0]),
+        ("turn", [math.nan] * 4, [0.0] * 4),  # the turns with a confidence have no guess
+    ],
+)
+def test_a_confidence_before_the_answer_is_judged_by_the_rollouts_outcome(judge_scope, rewards, credit):
+    pieces = (b"<answer>", b"4", b"5", b"</answer>", b"<confidence>0.9</confidence>")
+    rows, steps = [[4], [0, 1, 3], [4], [0, 2, 3]], Steps(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1]))
+    batch = Batch.jagged(rows, [7] * 4, columns={"answer": ["4"] * 4}, steps=steps)
+    correct = Objective("correct", "guess", scope=judge_scope, options={"verify": "exact"})
+    layout = Layout({"guess": ["answer"], "confidence": ["confidence"]})
+    scheme = Scheme("bae", layout, [correct, Objective("brier", "confidence", given="correct", baseline="group")])
+    reading = read(batch, scheme, Vocabulary(pieces))
+    assert reading.scores.reward_nm[:, 1].tolist() == pytest.approx(rewards, nan_ok=True)
+    assert credit_batch(reading, batch, scheme).block_nk[:, 1].tolist() == pytest.approx(credit)

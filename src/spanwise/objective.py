@@ -51,8 +51,8 @@ class Objective:
         given: the outcomes of what comes before the paid blocks that the baseline may know (`baseline: outcome` or `blended`),
             from coarse to fine. Each is the name of an objective earlier in the list (its reward is the outcome), the name of a
             registered outcome, "module:function", or a function, see `spanwise.score.outcomes`. One of them need not be a list.
-            `brier` and `log_score` judge the report by one of them, their option `of`. With `each`, `EARLIER` stands
-            for the rewards of the blocks before its own, the nearest first.
+            `brier` and `log_score` judge the report by one of them, their option `of`, whose reward counts for all turns of a
+            rollout as in `only`. With `each`, `EARLIER` stands for the rewards of the blocks before its own, the nearest first.
         baseline: what is subtracted: nothing, the batch mean, the group mean, the mean of the group's completions with the
             same outcomes, or the blended estimate of it. None: the method's own choice.
         scale: divide by the standard deviation of the same stratum, or not. None: the method's own choice.

@@ -18,12 +18,14 @@ from spanwise.batch import Batch, Steps
 from spanwise.credit import assign, assign_turns, spread
 from spanwise.credit.spread import Streams, restrict, reward_streams, spread_tokens
 from spanwise.credit.strata import first_of
-from spanwise.credit.trajectories.rollouts import keep_for_rollouts, only_right_rollouts
+from spanwise.credit.trajectories.rollouts import keep_for_rollouts, only_right_rollouts, verdict_rows
 from spanwise.credit_metrics import CREDIT, CreditedBatch
 from spanwise.errors import AlignmentError, DataError, DivergedError, RecipeError
 from spanwise.objective import ScopeName
 from spanwise.scheme import Scheme
 from spanwise.score import Reward, score_all
+from spanwise.score.outcomes import judge_of
+from spanwise.score.score import score_one
 from spanwise.segment import Vocabulary, find_blocks
 from spanwise.types import BlockText, ByCompletion, Credit, Fault, Scores, Spans, join_rows
 
@@ -163,8 +165,37 @@ def read(
         trajectory_s, step_s = batch.steps.trajectory_s, batch.steps.step_s
         rule: dict[str, Any] = {"objectives": scheme.objectives, "scope": scope}
         scores = keep_for_rollouts(scores, spans.present_nk, trajectory_s, block_names=scheme.layout.names, **rule)
+        computed = [objective for objective in objectives if objective.name not in (recorded or {})]
+        for objective, judge in ((objective, judge_of(objective)) for objective in computed):
+            if judge is not None and (scheme.objectives[scores.names.index(judge)].scope or scope) == "rollout":
+                verdict_row_s = verdict_rows(scores, scores.names.index(judge), trajectory_s, step_s, scope="rollout")
+                judge_reward = _reward_column(scores, judge).take(verdict_row_s)
+                reward = score_one(objective, block_texts, columns=columns, scored={judge: judge_reward})
+                scores = _with_column(scores, objective.name, reward)
         scores = only_right_rollouts(scores, trajectory_s, step_s, **rule)
     return Reading(scores, spans.length_nk, spans.fault_n, spans, block_texts)
+
+
+def _reward_column(scores: Scores, name: str) -> Reward:
+    """Return the rewards of one objective, such as the judge of stated confidences."""
+    m = scores.names.index(name)
+    return Reward(scores.reward_nm[:, m], scores.status_nm[:, m], scores.by_outcome_nmo[:, m])
+
+
+def _with_column(scores: Scores, name: str, reward: Reward) -> Scores:
+    """Replace the rewards of one objective, which were scored again."""
+    column_by_table = {
+        "reward_nm": reward.value_n,
+        "status_nm": reward.status_n,
+        "by_outcome_nmo": reward.by_outcome_n2,
+        "unused_nm": reward.unused_n,
+    }
+    changed_tables: dict[str, Any] = {}
+    for table_name, column in column_by_table.items():
+        if (table := getattr(scores, table_name)) is not None and column is not None:
+            changed_tables[table_name] = table.clone()
+            changed_tables[table_name][:, scores.names.index(name)] = column
+    return replace(scores, **changed_tables)
 
 
 def locate(batch: Batch, scheme: Scheme, vocabulary: Vocabulary) -> tuple[Spans, list[BlockText]]:

@@ -390,6 +390,16 @@ def keep_for_rollouts(
     )
 
 
+def verdict_rows(
+    scores: Scores, m: int, trajectory_s: Int[Tensor, " s"], step_s: Int[Tensor, " s"], *, scope: ScopeName
+) -> Int[Tensor, " s"]:
+    """Return for each turn the row of the reward of objective `m` that counts there: its own, or its rollout's last one."""
+    if scope == "turn" or not len(trajectory_s):
+        return torch.arange(len(trajectory_s), device=scores.reward_nm.device)
+    timeline = build_timeline(trajectory_s, step_s)
+    return timeline.last_with(_mark_checked(scores)[:, m])[timeline.index_s]
+
+
 def only_right_rollouts(
     scores: Scores,
     trajectory_s: Int[Tensor, " s"],
@@ -403,12 +413,9 @@ def only_right_rollouts(
         if objective.only is None:
             continue
         other = scores.names.index(objective.only)
-        verdict_s = scores.reward_nm[:, other]
-        if (objectives[other].scope or scope) == "rollout":
-            timeline = build_timeline(trajectory_s, step_s)
-            verdict_s = verdict_s[timeline.last_with(_mark_checked(scores)[:, other])[timeline.index_s]]
+        verdict_row_s = verdict_rows(scores, other, trajectory_s, step_s, scope=objectives[other].scope or scope)
         is_left_out_sm = torch.zeros_like(scores.reward_nm, dtype=torch.bool)
-        is_left_out_sm[:, m] = verdict_s != 1.0
+        is_left_out_sm[:, m] = scores.reward_nm[verdict_row_s, other] != 1.0
         scores = replace(
             scores,
             reward_nm=scores.reward_nm.masked_fill(is_left_out_sm, torch.nan),
