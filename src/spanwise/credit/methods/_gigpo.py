@@ -67,7 +67,8 @@ def gigpo(
         over: what the episode's mean and deviation count: step rows (five steps five times, the released default), or trajectories.
         reward: the episode's reward, the sum of its steps' or the last one's.
         similarity: None for equal states, or the least `difflib` ratio of texts (0.95 in the released code); see `anchor_groups`.
-        singleton: "zero", or "raw" for R(j) itself (over 1 + eps with "std") where the episode has nobody to be compared with.
+        singleton: "zero", or "raw" for R(j) itself (over 1 + eps with "std") where R(j) is the only one counted; with over="rows"
+            that is an episode of one step, for the steps of a longer one are compared with each other and give 0.
         ddof, eps, min_stratum: as for `grpo`, in groups of either kind.
 
     Edge cases:
@@ -85,7 +86,7 @@ def gigpo(
 
     Reference:
         Feng et al. 2025, "Group-in-Group Policy Optimization" (arXiv 2505.10978), equations 3 to 8; defaults are those of the
-        released code, which gives a lone episode its raw reward (`singleton="raw"`).
+        released code, which gives a lone episode of one step its raw reward (`singleton="raw"`).
     """
     check_known("scale", scale, ("none", "std"))
     check_known("unit for episode moments", over, ("rows", "trajectories"))
