@@ -182,6 +182,10 @@ CASES = {
     '`options: {leave_one_out: "false"}`, a text that Python takes for true': lambda folder: str(
         Scheme.preset("bae", trl_small.LAYOUT, leave_one_out="false")
     ),
+    "`gigpo` with `options: {over: trajectory}`": lambda folder: str(
+        Scheme.preset("gigpo", trl_small.LAYOUT, over="trajectory")
+    ),
+    "`sae` with `options: {boundary: begin}`": lambda folder: str(Scheme.preset("sae", trl_small.LAYOUT, boundary="begin")),
     "`options: {eps_at: var}`": lambda folder: str(Scheme.preset("gdpo", trl_small.LAYOUT, eps_at="var")),
     "a train.py with `beta=-0.1`, which pays for leaving the reference": lambda folder: str(
         trl_small.trainer(folder, beta=-0.1)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from spanwise.errors import RecipeError, check_known, unknown
 from spanwise.layout import Layout
@@ -66,7 +66,6 @@ _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         "write a positive number, such as 0.05 (VAPO)",
     ),
     "conflict": (lambda v: v is None or (is_number(v) and 0 < v <= 1), "it must be above 0 and at most 1, or left out"),
-    "eps_at": (lambda v: v in ("std", "variance", "floor"), "write std, variance or floor"),
     "gamma": _SHARE,
     "lam": _SHARE,
 }
@@ -206,6 +205,8 @@ class Method:
         self.check_names(options)
         for name, value in options.items():
             is_valid_value, advice = _SWITCH if isinstance(self.options[name], bool) else _VALUES.get(name, _ANYTHING)
+            if words := self._words.get(name):
+                is_valid_value, advice = words.__contains__, f"write {', '.join(words[:-1])} or {words[-1]}"
             if not is_valid_value(value):
                 raise RecipeError(f"The option {name} is {value!r}; {advice}.")
             if name in self.only_with and value != self.options[name]:
@@ -216,6 +217,21 @@ class Method:
                         f"Option '{name}' of method '{self.name}' would change nothing here. It has an effect only if "
                         f"{other_option.removesuffix('_k')} is {' or '.join(map(str, required_values))}."
                     )
+
+    @cached_property
+    def _words(self) -> dict[str, tuple[str, ...]]:
+        """The words that an option may hold, for each option with the type `Literal`."""
+        try:
+            parameters = inspect.signature(self.estimator, eval_str=True).parameters
+        except (
+            NameError,
+            AttributeError,
+            TypeError,
+            SyntaxError,
+        ):  # the types of a plug-in may be known to type checkers only
+            return {}
+        words_by_option = {name: get_args(p.annotation) for name, p in parameters.items() if name in self.options}
+        return {name: words for name, words in words_by_option.items() if words and all(isinstance(w, str) for w in words)}
 
     @cached_property
     def _parameters(self) -> dict[str, inspect.Parameter]:
