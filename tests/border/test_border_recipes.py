@@ -185,6 +185,11 @@ CASES = {
     "`gigpo` with `options: {over: trajectory}`": lambda folder: str(
         Scheme.preset("gigpo", trl_small.LAYOUT, over="trajectory")
     ),
+    '`gigpo` with `options: {step_weight: "1"}`, a text': lambda folder: str(
+        Scheme.preset("gigpo", trl_small.LAYOUT, step_weight="1")
+    ),
+    "`gigpo` with `options: {similarity: 95}`": lambda folder: str(Scheme.preset("gigpo", trl_small.LAYOUT, similarity=95)),
+    "`sae` with `options: {threshold: -1}`": lambda folder: str(Scheme.preset("sae", trl_small.LAYOUT, threshold=-1)),
     "`sae` with `options: {boundary: begin}`": lambda folder: str(Scheme.preset("sae", trl_small.LAYOUT, boundary="begin")),
     "`options: {eps_at: var}`": lambda folder: str(Scheme.preset("gdpo", trl_small.LAYOUT, eps_at="var")),
     "a train.py with `beta=-0.1`, which pays for leaving the reference": lambda folder: str(

@@ -55,6 +55,7 @@ _WORDS = {
 }
 _SWITCH = (lambda value: isinstance(value, bool), "write true or false")
 _ANYTHING = (lambda value: True, "")
+_NUMBER = (is_number, "write a finite number")
 _SHARE = (lambda value: is_number(value) and 0 <= value <= 1, "it must lie between 0 and 1")
 #: Option that several methods have -> a test of its value, and the advice to a user whose value fails the test.
 _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
@@ -66,6 +67,8 @@ _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         "write a positive number, such as 0.05 (VAPO)",
     ),
     "conflict": (lambda v: v is None or (is_number(v) and 0 < v <= 1), "it must be above 0 and at most 1, or left out"),
+    "similarity": (lambda v: v is None or (is_number(v) and 0 < v < 1), "write a number between 0 and 1, or leave it out"),
+    "threshold": (lambda v: is_number(v) and v >= 0, "it is a probability, so write 0 (no boundary) or more"),
     "gamma": _SHARE,
     "lam": _SHARE,
 }
@@ -204,7 +207,8 @@ class Method:
         """
         self.check_names(options)
         for name, value in options.items():
-            is_valid_value, advice = _SWITCH if isinstance(self.options[name], bool) else _VALUES.get(name, _ANYTHING)
+            default_rule = {bool: _SWITCH, float: _NUMBER}.get(type(self.options[name]), _ANYTHING)
+            is_valid_value, advice = _VALUES.get(name, default_rule)
             if words := self._words.get(name):
                 is_valid_value, advice = words.__contains__, f"write {', '.join(words[:-1])} or {words[-1]}"
             if not is_valid_value(value):
