@@ -1,5 +1,7 @@
 """Comparison over seeds against scipy's paired t test, and which claims its sentences make."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -151,3 +153,15 @@ def test_what_cannot_be_compared():
     ):  # fmt: skip
         with pytest.raises(RecipeError, match=names):
             compare_arms(runs_, **options)
+
+
+def test_a_difference_of_infinite_figures_is_unknown_and_not_noise():
+    runs = {
+        "a": {0: {"x": math.inf}, 1: {"x": 0.1}},
+        "b": {0: {"x": 0.3}, 1: {"x": 0.4}},
+        "c": {0: {"x": 0.1}, 1: {"x": 0.4}},
+    }
+    of_ab, of_ac, of_bc = compare_arms(runs).differences
+    assert of_ab.sentence() == "x of a minus b: unknown, because the figure is infinite in at least one seed."
+    assert (of_ab.verdict, of_ac.verdict, of_ab.seeds_needed) == ("unknown", "unknown", None)
+    assert of_bc.p_adjusted == of_bc.p  # the other two pairs are no tests

@@ -23,7 +23,8 @@ from spanwise.measure.intervals import Interval, mean_interval
 Runs = Mapping[str, Mapping[int, Mapping[str, float | None]]]
 #: The verdict on a difference between two methods.
 #: It is "clear" beyond the noise after Holm's correction, and "borderline" if only the uncorrected interval excludes 0.
-#: It is "noise" if the interval holds 0, "same" if the methods are equal in every seed, "unknown" below two common seeds.
+#: It is "noise" if the interval holds 0, "same" if the methods are equal in every seed, "unknown" below two common seeds or if the
+#: figure is infinite in one of them.
 Verdict = Literal["clear", "borderline", "noise", "same", "unknown"]
 
 
@@ -61,6 +62,8 @@ class Difference:
         """State the mean difference between two methods with its interval, and whether it is beyond the noise of seeds."""
         interval = self.interval
         subject = f"{self.figure} of {self.a} minus {self.b}"
+        if self.verdict == "unknown" and interval.count > 1:
+            return f"{subject}: unknown, because the figure is infinite in at least one seed."
         if self.verdict == "unknown":
             return f"{subject}: unknown, because it needs at least 2 common seeds and has {interval.count}."
         if self.verdict == "same":
@@ -210,10 +213,11 @@ def compare_arms(
         for (a, b), interval, p, adjusted in zip(method_pairs, difference_intervals, p_values, holm(p_values), strict=True):
             needed_seeds = None
             verdict = "borderline" if interval.excludes(0.0) else "noise"
-            if interval.count > 1 and not _is_flat(interval):
+            is_known = interval.count > 1 and math.isfinite(interval.sem)
+            if is_known and not _is_flat(interval):
                 holm_factor = adjusted / p if p > 0 and adjusted < 1 else len(method_pairs)
                 needed_seeds = seeds_needed(interval.value, interval.sd, alpha=(1 - level) / max(1.0, holm_factor))
-            if interval.count < 2:
+            if not is_known:
                 verdict = "unknown"
             elif _is_flat(interval) and abs(interval.value) <= 1e-9:
                 verdict = "same"

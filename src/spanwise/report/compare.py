@@ -156,7 +156,7 @@ def _difference_panels(comparison: ArmComparison) -> list[Panel]:
                 {"pair": pair, "difference": value, "from": low, "to": high, "p (Holm)": d.p_adjusted, "verdict": d.verdict,
                  "seeds needed": "" if d.verdict == "clear" else d.seeds_needed or "unknown"}
             )  # fmt: skip
-        if measured_rows := [row for row in chart_rows if row["value"] == row["value"]]:
+        if measured_rows := [row for row in chart_rows if math.isfinite(row["value"])]:
             chart = forest(measured_rows, names=(*VERDICTS, "same", "unknown"), x="difference", palette="verdicts")
             panels.append(Panel(parts.figure_name(figure), (chart,), table_rows))
     return panels
