@@ -4,6 +4,7 @@ import copy
 import logging
 import math
 import re
+import warnings
 from dataclasses import replace
 
 import pyarrow.parquet as pq
@@ -213,6 +214,17 @@ def opened(ending, prefilled):
 def test_data_and_objectives_that_cannot_be_trained_on_are_refused(tmp_path, error, extra):
     with pytest.raises(error):
         small.trainer(tmp_path, extra=extra).train()
+
+
+def test_a_prompt_of_a_later_batch_that_opens_a_tag_is_warned_of_once(tmp_path):
+    rows = Dataset.from_dict({"prompt": ["2+2="] * 2 + ["2+2=<answer>"] * 4, "answer": ["4"] * 6})
+    run = small.trainer(tmp_path, max_steps=3, extra={"train_dataset": rows})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run.train()
+    later = [str(warning.message) for warning in caught if "earlier ones" in str(warning.message)]
+    assert len(later) == 1
+    assert "<answer>" in later[0]
 
 
 def test_a_tool_mask_of_the_wrong_length_names_the_completion(tmp_path):

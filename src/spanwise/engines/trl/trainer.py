@@ -30,7 +30,7 @@ from spanwise.engines.trl import config, fold
 from spanwise.engines.trl.environment import environment_rewards, taken_from
 from spanwise.engines.trl.keeping import Keeping, few_in, log_credit
 from spanwise.engines.trl.sampling import DynamicSampling, check_sampling
-from spanwise.errors import DataError, first_line
+from spanwise.errors import DataError, RecipeError, first_line
 from spanwise.mode import added_by, parts_of
 from spanwise.modes.critic.config import CriticConfig
 from spanwise.modes.sequences import Sequences, sequences
@@ -309,10 +309,21 @@ class SpanGRPOTrainer(GRPOTrainer):
             generated_outputs = self.sampling.fill(generated_outputs, prompts, self._rows)
             self._note(self.sampling.metrics)
         self._sampled = generated_outputs[2]
-        for ids in generated_outputs[0] if self._is_first_time("prompts") else ():
-            prompt_end = self._text_tokenizer.decode(list(ids)[-64:], skip_special_tokens=False)
-            config.check_prefilled(prompt_end, self.scheme.layout)
+        self._check_prompt_ends(generated_outputs[0])
         return generated_outputs
+
+    def _check_prompt_ends(self, prompt_ids: Any) -> None:
+        """Refuse a prompt of the first batch that does not fit what the layout says is prefilled; warn of a later one, once."""
+        is_first_batch = self._is_first_time("prompts")
+        for last_ids in dict.fromkeys(tuple(ids)[-64:] for ids in prompt_ids):
+            prompt_end = self._text_tokenizer.decode(list(last_ids), skip_special_tokens=False)
+            try:
+                config.check_prefilled(prompt_end, self.scheme.layout)
+            except RecipeError as error:
+                if is_first_batch:
+                    raise
+                if self._is_first_time("later prompts"):
+                    warnings.warn(f"A prompt does not fit the layout as earlier ones do. {error}", UserWarning, stacklevel=2)
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         if self.sampling is not None and self._scored_batch is not None and self.sampling.scored is completion_ids_list:
