@@ -11,6 +11,7 @@ from rollout_files import write_lines
 from spanwise.commands.credit.blocks import layout_of, usual_fields, usual_tags
 from spanwise.commands.credit.credit import credit, credit_rollouts
 from spanwise.commands.credit.page import credit_page
+from spanwise.errors import RecipeError
 from spanwise.rollouts import schema
 from spanwise.rollouts.rows import read_rows, token_rows
 
@@ -102,3 +103,12 @@ def test_very_many_tags_are_no_layout():
 def test_a_lone_tag_is_the_completion_and_a_lone_confidence_ends_it():
     names = [layout_of(tags).names for tags in (["plan", "code"], ["think"], ["confidence"])]
     assert names == [("plan", "code"), ("completion",), ("text", "confidence")]
+
+
+def test_a_layout_of_one_block_without_tags_is_not_replaced_by_the_tasks_blocks(tmp_path):
+    rows = [{"prompt": "2+2", "completion": f"it is {said}", "score": float(said == "4")} for said in "4454"]
+    (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    result = credit_rollouts(tmp_path / "b.jsonl", methods=["grpo"], overrides={"layout": {"all": []}})
+    assert result.arms.schemes["grpo"].layout.names == ("all",)
+    with pytest.raises(RecipeError, match="'confidence' in all, which has no tags"):
+        credit_rollouts(tmp_path / "b.jsonl", methods=["bae"], overrides={"layout": {"all": []}})

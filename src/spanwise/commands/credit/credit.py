@@ -61,7 +61,9 @@ def credit_rollouts(
     limit_fields = {"max_completion_length", "task"}
     limit_is_unknown = own_recipe_file is None and not limit_fields & full_recipe.model_fields_set
     max_length = int(file_table.tokens.lengths.max()) if limit_is_unknown else max_length
-    usual_layout = answer_layout(full_recipe, task_layout)
+    # A layout without marks has the task's marks in runs of the embedded tasks, whose model writes them, and nowhere else.
+    names_task = own_recipe_file is not None or "task" in full_recipe.model_fields_set
+    usual_layout = (None if names_task else full_recipe.own_layout) or answer_layout(full_recipe, task_layout)
     # A run of spanwise names its tags in the recipe, so the completions are not searched for tags.
     texts = SampledTexts(file_table) if must_fit or own_recipe_file is None else []
     group_n, group_notes = compared_groups(file_table, full_recipe, run_recipe)
