@@ -135,6 +135,9 @@ CASES = {
         *("--methods", "grpo", "--set", "layout={solution: [answer]}"),
         code=0,
     ),
+    "a CSV table with a list of rewards per turn": credited(
+        text("a.csv", 'prompt,completion,reward,turn_rewards\n2+2=,4,1,"[0, 1]"\n2+2=,5,0,"[0, 0]"\n'), code=0
+    ),
     "a CSV file in which a text with a comma stands in no quotes": credited(
         text("a.csv", "prompt,completion\n2+2=,4, I think\n")
     ),

@@ -5,6 +5,7 @@ The role of a column is what the user says, or else what its name says; an uncle
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,6 +39,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 }
 _COMPLETION_COLUMNS = {*NAMES["completion"], *NAMES["completions"], "messages"}
 REWARD_PREFIXES = ("rewards/", schema.column("reward", ""))
+_OF_TURNS = re.compile(r"(?:^|_)turns?(?:$|_)")
 _COLUMN_HINT = "--columns {role}=NAME, in Python columns={{'{role}': 'NAME'}}"
 _PANDAS_INDEX_NAMES = ("", "__index_level_0__", "Unnamed: 0")
 _REWARD_NAMES = (*COMPARED, "advantage")  # a list in such a column must have one entry for each completion
@@ -115,7 +117,20 @@ def read_plain(
             role_note,
             f"{empty_count} of {row_count} rows hold no completion and are left out." if empty_count else "",
             f"Null entries in lists of completions are left out: {null_count}." if null_count else "",
+            _note_turns(other_columns),
         ],
+    )
+
+
+def _note_turns(columns: Mapping[str, Sequence[Any]]) -> str:
+    """Tell the user which columns hold a list with an entry per turn, which no reward reads; an empty text if none does."""
+    turn_columns = {name: values for name, values in columns.items() if _OF_TURNS.search(name)}
+    names = [name for name, values in turn_columns.items() if any(map(cells.is_list, map(cells.parse_literal, values)))]
+    if not names:
+        return ""
+    return (
+        f"Lists with an entry per turn are no rewards: {', '.join(names)}. Here all turns of a completion share its rewards. "
+        "To pay each turn its own, call spanwise.by_turn (docs/agents.md)."
     )
 
 
