@@ -39,6 +39,16 @@ def test_an_objective_called_reward_would_share_a_list_with_verls_own(tmp_path):
         prepare(config_of(tmp_path, recipe=recipe))
 
 
+def test_a_result_that_is_paid_must_not_stand_in_the_place_of_the_gold_answer(tmp_path):
+    """The function's `answer` replaced the dataset's, and `correct` compared completions with what the function returned."""
+    paid = "{reward: environment, name: mine, pays: [a], options: {column: %s}}"
+    recipe = "layout: {a: [answer]}\nobjectives: [{reward: correct, pays: [a]}, " + paid + "]\n"
+    function = "reward.custom_reward_function.path=mine.py"
+    with pytest.raises(RecipeError, match=r"'correct' reads .* 'answer', .* under another name"):
+        prepare(config_of(tmp_path, function, recipe=recipe % "answer"))
+    prepare(config_of(tmp_path, function, recipe=recipe % "mine"))
+
+
 @pytest.mark.parametrize("more", ["data.train_batch_size=8", "actor_rollout_ref.actor.policy_loss.loss_mode=sapo"])
 def test_token_mean_gives_way_where_it_cannot_be_undone_and_the_critic_keeps_it(tmp_path, more):
     mode = "actor_rollout_ref.actor.loss_agg_mode=token-mean"

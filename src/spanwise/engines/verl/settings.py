@@ -22,6 +22,7 @@ from spanwise.modes.critic.config import CriticConfig, critic_faults
 from spanwise.modes.parts import RowPart
 from spanwise.recipe import RecipeRule
 from spanwise.scheme import Scheme
+from spanwise.score.reward import built_in
 
 #: spanwise's reward manager, as verl's option `reward.reward_manager` names it: source, module and class.
 MANAGER = ("importlib", "pkg://spanwise.engines.verl.reward", "SpanRewardManager")
@@ -222,6 +223,12 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
     manager_name = _manager_name(config)
     function_path = OmegaConf.select(config, "reward.custom_reward_function.path")
     reads_environment = any(objective.reward == "environment" for objective in scheme.objectives)
+    read_columns = [
+        (objective, {**entry.options, **objective.options}.get("column"))
+        for objective in scheme.objectives
+        if (entry := built_in(objective)) is not None
+    ]
+    paid_columns = {column for objective, column in read_columns if objective.reward == "environment"}
     actor_config = config.actor_rollout_ref.actor
     loss_mode = actor_config.policy_loss.get("loss_mode", "vanilla")
     loss_agg_mode = actor_config.loss_agg_mode
@@ -248,6 +255,12 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
             f"Objective '{name}' has the name of another value in verl's validation, so verl would mix up the two. Give it another "
             f"name: {{reward: ..., name: NAME}}.": name in scheme.names
             for name in ("reward", KEY)
+        },
+        **{
+            f"Objective '{objective.name}' reads the right answer in the column '{column}', but another objective pays a result "
+            f"of your reward function under this name. Return the result under another name.": column in paid_columns
+            for objective, column in read_columns
+            if objective.reward != "environment"
         },
         "algorithm.spanwise.options is for runs without a recipe. Write the options in the recipe.": "options" in section,
         **{
