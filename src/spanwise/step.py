@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 from spanwise.batch import Batch, Steps, by_turn
 from spanwise.credit.spread import fill_missing, restrict
 from spanwise.credit.strata import list_ids
+from spanwise.credit.trajectories.rollouts import worth_of_turns
 from spanwise.credit.trajectories.turns import Turns
 from spanwise.errors import AlignmentError, DataError
 from spanwise.explain.remarks import Watch
@@ -77,18 +78,27 @@ class ReadBatch:
         """Repeat the value of each completion for each of its turns."""
         return list(values) if self.turns is None else self.turns.repeat(values)
 
+    def worth_sm(self, scheme: Scheme) -> Float[Tensor, "s m"]:
+        """Return the rewards of the rows, with `if_missing` for those that a row, or the rollout of a turn, left out."""
+        turn_steps = self.batch.steps
+        if turn_steps is None or not len(turn_steps.step_s):
+            return fill_missing(self.reading.scores, scheme.objectives)
+        places = (turn_steps.trajectory_s, turn_steps.step_s)
+        return worth_of_turns(self.reading.scores, *places, objectives=scheme.objectives, kind="block")[0]
+
     def worth_nm(self, scheme: Scheme) -> Float[Tensor, "n m"]:
         """Return the float32 rewards that a trainer logs, with `if_missing` for rewards that a completion left out.
 
-        A completion of several turns has the reward of its last turn, or the mean of its turns for an objective of scope "turn".
+        A completion of several turns has the last reward of its turns, or their mean for an objective of scope "turn".
         """
-        worth_sm = fill_missing(self.reading.scores, scheme.objectives).float()
-        if self.batch.steps is None:
+        worth_sm = self.worth_sm(scheme).float()
+        turn_steps = self.batch.steps
+        if turn_steps is None:
             return worth_sm
         worth_nm = torch.full((self.completions, worth_sm.shape[1]), torch.nan)
         for m, objective in enumerate(scheme.objectives):
             for n in range(self.completions):
-                in_completion_s = self.batch.steps.trajectory_s == n
+                in_completion_s = turn_steps.trajectory_s == n
                 turn_worth_s = worth_sm[in_completion_s & ~worth_sm[:, m].isnan(), m]
                 if len(turn_worth_s):
                     worth_nm[n, m] = turn_worth_s.double().mean() if objective.scope == "turn" else turn_worth_s[-1]

@@ -202,3 +202,14 @@ def test_a_group_is_useful_if_one_completion_has_credit():
     zeros = torch.zeros(4)
     credit = Credit(torch.tensor([[0.5], [0.0], [0.0], [0.0]]), zeros, zeros[:1].long(), zeros[:1].long())
     assert in_useful_groups(credit, torch.tensor([3, 3, -1, -1])).tolist() == [True, True, False, False]
+
+
+def test_a_reward_of_an_earlier_turn_is_logged_and_not_the_price_of_its_absence_in_the_last_turn():
+    """By hand: confidence .5 and a right answer, a wrong one: -.25 and -.25; the third rollout states nothing: -1."""
+    layout = Layout({"solution": ["answer"], "confidence": ["confidence"]})
+    brier = Objective("brier", "confidence", given="correct", baseline="group", if_missing=-1.0)
+    scheme = Scheme("bae", layout, [Objective("correct", "solution"), brier])
+    ids, sampled = [[*SURE, 7, *RIGHT], [*SURE, 7, *WRONG], [7, 7, *RIGHT]], [[1, 1, 1, 0, 1, 1, 1]] * 2 + [[1, 0, 1, 1, 1]]
+    columns = {"answer": ["4"] * 3, "turns": [[{}, {}]] * 3}
+    own = Step(scheme, VOCABULARY).read(Batch.jagged(ids, ["a"] * 3, sampled=sampled, columns=columns))
+    assert own.worth_nm(scheme).tolist() == [[1.0, -0.25], [0.0, -0.25], [1.0, -1.0]]

@@ -20,7 +20,6 @@ from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from spanwise.credit.spread import fill_missing
 from spanwise.disk import whole_folder
 from spanwise.errors import DataError, refuse
 from spanwise.layout import Layout
@@ -231,8 +230,7 @@ class RunRecord:
             if is_writer:
                 self.folder.write_rollouts(rollouts_by_rank, step=step)
         if is_writer:
-            filled_reward_nm = fill_missing(all_rows.reading.scores, scheme.objectives)
-            self.add(step, {**result.metrics, **reward_means(filled_reward_nm, scheme.names)})
+            self.add(step, {**result.metrics, **reward_means(all_rows.worth_nm(scheme), scheme.names)})
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
         """Add metrics to a step's line of `metrics.jsonl`, which is written once metrics of the next step arrive."""

@@ -18,7 +18,6 @@ from verl.experimental.reward_loop.reward_manager.base import (  # pyright: igno
 from verl.trainer.ppo.reward import load_reward_manager  # pyright: ignore[reportMissingImports]
 
 from spanwise.batch import Batch, Steps
-from spanwise.credit.spread import fill_missing
 from spanwise.engines.shared import columns_of
 from spanwise.engines.verl import carry, masks
 from spanwise.engines.verl.run import vocabulary_of
@@ -91,7 +90,7 @@ class SpanRewardManager(RewardManagerBase):
                 anchor_s = read_batch.batch.steps.anchor_s
         packed_text = carry.pack(read_batch.reading, length_n, masked=masked, turns=read_batch.turns, anchor=anchor_s)
         objectives = self.scheme.objectives
-        reward_nm = fill_missing(read_batch.reading.scores, objectives)
+        reward_nm = read_batch.worth_sm(self.scheme)
         last_reward_m = reward_nm[-1].tolist() if len(reward_nm) else [math.nan] * len(objectives)  # verl logs the last turn
         reward_pairs = list(zip(objectives, last_reward_m, strict=True))
         total_reward = sum(objective.weight * reward for objective, reward in reward_pairs if not math.isnan(reward))
