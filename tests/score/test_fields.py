@@ -84,6 +84,9 @@ def test_gold_values_in_a_tensor_or_an_array_are_those_of_a_list(kind):
     same(rewarded("near", ["4"], [np.int64(4)]), [1], [OK])
     same(scored("correct", "a", [{"a": {"": "", "answer": "4"}}] * 2, columns={"answer": kind([4, 5])}), [1, 0], [OK, OK])
     same(rewarded("one_of", ["b", "c"], [np.array(["a", "b"])] * 2), [1, 0], [OK, OK])  # as pandas reads lists from parquet
+    nested = [{"price": np.array([1, 2])}, {"price": [np.float64(1), {"b": np.array([2])}]}]  # inside objects, too
+    same(rewarded("equals", ["[1, 2]", '[1, {"b": [2]}]'], nested), [1, 1], [OK, OK])
+    same(rewarded("equals", ["[1, 3]", '[1, {"b": 2}]'], nested), [0, 0], [OK, OK])
     number = {"listed": [np.array([0.25, 0.5])]}
     same(scored("listed", "s[1]", [{"s[1]": {"": "x"}}], columns=number), [0.5], [OK])
 
