@@ -186,7 +186,7 @@ def _judge_field(
     """Reward completions by a rule that compares a field with its gold value; None if the gold value cannot be read."""
 
     def judge_block(_: BlockText, block: Mapping[str, str | None], cell: Any) -> bool | None:
-        gold_value = _value_at(as_json(_parse_cell(cell)), tag)
+        gold_value = _value_at(_parse_cell(cell), tag)
         is_lacking = gold_value is MISSING or gold_value != gold_value  # NaN
         return False if gold_value is _BEYOND else None if is_lacking else rule(block.get(tag), gold_value)
 
@@ -198,8 +198,7 @@ def gold_there(objective: Objective, columns: Columns) -> Bool[Tensor, " n"] | N
     gold_cells = columns.get(objective.options.get("column", "answer"))
     if objective.reward not in ("equals", "near", "one_of") or gold_cells is None:
         return None
-    gold_path = objective.options.get("tag", "answer")
-    gold_values = (_value_at(as_json(_parse_cell(cell)), gold_path) for cell in gold_cells)
+    gold_values = (_value_at(_parse_cell(cell), objective.options.get("tag", "answer")) for cell in gold_cells)
     return torch.tensor([gold is not MISSING and gold is not _BEYOND and gold == gold for gold in gold_values])
 
 
@@ -215,11 +214,12 @@ def _number(value: Any) -> float | None:
 def _parse_cell(cell: Any) -> Any:
     """Return a dataset cell, parsed if it is the text of an object or list in JSON or as Python prints it; None if unreadable."""
     cell_text = cell.strip() if isinstance(cell, str) else ""
-    parsed_cell = json_value(cell_text, decoder=_DECODER) if cell_text[:1] in ("{", "[") else MISSING
-    if parsed_cell is MISSING and re.match(r"\{'|\[(?!.*'\s+')", cell_text, re.DOTALL):  # numpy prints no commas
+    parsed = json_value(cell_text, decoder=_DECODER) if cell_text[:1] in ("{", "[") else MISSING
+    if parsed is MISSING and re.match(r"\{'|\[(?!.*'\s+')", cell_text, re.DOTALL):  # numpy prints no commas
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-            parsed_cell = ast.literal_eval(cell_text)
-    return parsed_cell if isinstance(parsed_cell, dict | list) else None if re.fullmatch("(?s){'.*': .*}", cell_text) else cell
+            parsed = ast.literal_eval(cell_text)
+    is_unreadable = not isinstance(parsed, dict | list) and re.fullmatch("(?s){'.*': .*}", cell_text)
+    return None if is_unreadable else as_json(parsed if isinstance(parsed, dict | list) else cell)
 
 
 def _value_at(value: Any, path: str) -> Any:
@@ -266,7 +266,7 @@ def count(
     """
 
     def as_many(blocks: BlockText, _: Mapping[str, str | None], cell: Any) -> bool | None:
-        gold_list = _value_at(as_json(_parse_cell(cell)), path)
+        gold_list = _value_at(_parse_cell(cell), path)
         stated_list = _value_at(whole_json(completion_text(blocks)), path)
         return isinstance(stated_list, list) and len(stated_list) == len(gold_list) if isinstance(gold_list, list) else None
 

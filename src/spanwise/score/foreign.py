@@ -66,8 +66,7 @@ def _verl_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_scorer(function: Any, parameters: frozenset[str]) -> bool:
     """Return whether a function is inspect_ai's `async score(state, target) -> Score`, or a factory of such scorers."""
-    registry_info = getattr(function, "__registry_info__", None)
-    return getattr(registry_info, "type", "") == "scorer" or parameters == {"state", "target"}
+    return getattr(getattr(function, "__registry_info__", None), "type", "") == "scorer" or parameters == {"state", "target"}
 
 
 @lru_cache(maxsize=64)

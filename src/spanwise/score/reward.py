@@ -144,7 +144,7 @@ def column_of(columns: Columns, name: str, size: int) -> Sequence[Any]:
         raise DataError(f"The dataset has no column '{name}'; its columns are {', '.join(column_names) or 'none'}.")
     if len(columns[name]) != size:
         raise AlignmentError(f"Column '{name}' has {len(columns[name])} rows for {size} completions.")
-    return columns[name].tolist() if hasattr(columns[name], "tolist") else columns[name]
+    return list(columns[name])  # a column of pandas is looked up by its labels, but a list by places
 
 
 def block_with(blocks: BlockText, pays: Sequence[str], tag: str) -> Mapping[str, str | None] | None:
