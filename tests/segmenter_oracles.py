@@ -37,7 +37,11 @@ def claimed(case, name):
     """Return claims (part, start, stop, text) and faults; the parts of one mark take its matches in turn."""
     matches, fault = ORACLES[name](case)
     claims, count = [], {}
+    end = spoken(case.data)
     for mark, start, stop, text in matches:
+        at = -1 if text is None else case.data.rfind(text, start, stop)
+        if at >= 0 and at + len(text) > end:  # no part says the tokens that end a turn
+            text = case.data[at:end] if at < end else b""
         parts = [p for p in case.layout.parts if p.segmenter == name and (mark is None or p.mark in (mark, mark + "[*]"))]
         number = count[mark] = count.get(mark, -1) + 1
         if number < len(parts) or (parts and parts[-1].index is None):
@@ -47,12 +51,29 @@ def claimed(case, name):
     return claims, int(fault)
 
 
+def spoken(data):
+    """Return where the end tokens begin that close a completion, one behind the other."""
+    while True:
+        signs = [sign for sign in (b"</s>", b"<eos>", b"<end_of_turn>") if data.endswith(sign)]
+        for opening, closing in ((b"<|", b"|>"), (b"<\xef\xbd\x9c", b"\xef\xbd\x9c>")):
+            at = data.rfind(b"<")
+            name = data[at + len(opening) : len(data) - len(closing)]
+            forbidden = set(b"<>\n|" if opening == b"<|" else b"<>\n")
+            is_name = 1 <= len(name) <= 64 and not forbidden & set(name)
+            if is_name and data.startswith(opening, at) and data.endswith(closing):
+                signs.append(data[at:])
+        if not signs:
+            return len(data)
+        data = data[: -len(signs[0])]
+
+
 def units(data, starts):
-    """Return the stretches between starts that are not blank."""
+    """Return the stretches between starts that say something: more than white space and end tokens."""
     matches = []
+    end = spoken(data)
     for start, stop in zip(starts, [*starts[1:], len(data)], strict=False):
-        if data[start:stop].strip(SPACE):
-            matches.append((None, start, stop, data[start:stop].strip(SPACE)))
+        if data[start : min(stop, end)].strip(SPACE):
+            matches.append((None, start, stop, data[start : min(stop, end)].strip(SPACE)))
     return matches, 0
 
 
