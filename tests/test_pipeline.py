@@ -351,3 +351,16 @@ def test_a_confidence_before_the_answer_is_judged_by_the_rollouts_outcome(judge_
     reading = read(batch, scheme, Vocabulary(pieces))
     assert reading.scores.reward_nm[:, 1].tolist() == pytest.approx(rewards, nan_ok=True)
     assert credit_batch(reading, batch, scheme).block_nk[:, 1].tolist() == pytest.approx(credit)
+
+
+def test_a_confidence_whose_judge_counts_for_some_completions_only_is_judged_there_only_in_turns_too():
+    """`correct` counts where `length_ok` is 1, so a confidence elsewhere has no judge, whether or not rows are turns."""
+    vocabulary = Vocabulary((b"<answer>", b"4", b"5", b"</answer>", b"<confidence>0.9</confidence>"))
+    length_ok = Objective(lambda blocks: [1.0, 0.0, 1.0], "guess", name="length_ok")
+    correct = Objective("correct", "guess", only="length_ok", options={"verify": "exact"})
+    brier = Objective("brier", "confidence", given="correct", baseline="group")
+    scheme = Scheme("bae", Layout({"guess": ["answer"], "confidence": ["confidence"]}), [length_ok, correct, brier])
+    ids, columns = [[0, 1, 3, 4], [0, 1, 3, 4], [0, 2, 3, 4]], {"answer": ["4"] * 3}
+    for steps in (None, Steps(torch.arange(3), torch.zeros(3).long())):
+        reading = read(Batch.jagged(ids, [7] * 3, columns=columns, steps=steps), scheme, vocabulary)
+        assert reading.scores.reward_nm[:, 2].tolist() == pytest.approx([-0.01, math.nan, -0.81], nan_ok=True)

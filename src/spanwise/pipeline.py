@@ -165,10 +165,12 @@ def read(
         trajectory_s, step_s = batch.steps.trajectory_s, batch.steps.step_s
         rule: dict[str, Any] = {"objectives": scheme.objectives, "scope": scope}
         scores = keep_for_rollouts(scores, spans.present_nk, trajectory_s, block_names=scheme.layout.names, **rule)
+        scores = only_right_rollouts(scores, trajectory_s, step_s, **rule)  # a judge may have `only` itself
         computed = [objective for objective in objectives if objective.name not in (recorded or {})]
         for objective, judge in ((objective, judge_of(objective)) for objective in computed):
-            if judge is not None and (scheme.objectives[scores.names.index(judge)].scope or scope) == "rollout":
-                verdict_row_s = verdict_rows(scores, scores.names.index(judge), trajectory_s, step_s, scope="rollout")
+            if judge is not None:
+                m = scores.names.index(judge)
+                verdict_row_s = verdict_rows(scores, m, trajectory_s, step_s, scope=scheme.objectives[m].scope or scope)
                 judge_reward = _reward_column(scores, judge).take(verdict_row_s)
                 reward = score_one(objective, block_texts, columns=columns, scored={judge: judge_reward})
                 scores = _with_column(scores, objective.name, reward)
