@@ -226,6 +226,17 @@ def test_a_group_in_which_a_missing_reward_has_a_price_is_not_unanimous():
     assert metrics(credit, reading, scheme, group_n=torch.tensor([7] * 3))["credit/unanimous"] == 0.0
 
 
+def test_the_price_of_a_missing_reward_is_that_of_a_whole_rollout_where_steps_are_compared():
+    """Both rollouts get 1 in their last turn, and the first turns cost nothing; without the reward one rollout has -1."""
+    scheme = Scheme("gigpo", ONE.layout, [Objective("format", "b", name="r", if_missing=-1.0)], "completion")
+    steps = Steps(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1]), ["s", "t"] * 2)
+    for last_reward, share in ((1.0, 1.0), (math.nan, 0.0)):
+        reading = reading_of([math.nan, 1.0, math.nan, last_reward], [[1]] * 4, [0] * 4)
+        credit = credit_batch(reading, Batch([7] * 4, steps=steps), scheme)
+        assert bool((credit.block_nk == 0).all()) == bool(share)
+        assert metrics(credit, reading, scheme, group_n=torch.tensor([7] * 4), steps=steps)["credit/r/unanimous"] == share
+
+
 def test_a_stratum_in_which_stopping_is_charged_for_is_not_dead():
     """By hand: 1 is alone with its prompt and gets 0; what left the block out stands for -1, and pays -1 - 1 = -2 for stopping."""
     objective = Objective("format", "b", name="r", baseline="group", if_missing=-1.0)

@@ -342,10 +342,15 @@ def worth_of_turns(
     worth_sm = fill_missing(rollout_scores, objectives)[timeline.index_s]
     own_worth_sm = fill_missing(scores, objectives)
     is_vote_sm = torch.zeros_like(worth_sm, dtype=torch.bool)
+    is_checked_sm = _mark_checked(scores)
     for m, objective in enumerate(objectives):
         credits_steps = kind == "step" and objective.scope != "rollout"
         if credits_steps or (kind == "block" and objective.scope == "turn"):
             worth_sm[:, m] = own_worth_sm[:, m]
+        if credits_steps and objective.scope is None:
+            # `if_missing` stands for the reward of a whole rollout, as in `_score_steps`.
+            stands_in_s = (timeline.left_s == 0) & (timeline.add_up(is_checked_sm[:, m]) == 0)[timeline.index_s]
+            worth_sm[:, m] = worth_sm[:, m].where(is_checked_sm[:, m] | stands_in_s, torch.nan)
         voting_rows = slice(None) if credits_steps else timeline.last_with(~worth_sm[:, m].isnan())
         is_vote_sm[voting_rows, m] = True
     return worth_sm, torch.where(is_vote_sm, worth_sm, torch.nan)
