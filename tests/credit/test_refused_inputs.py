@@ -2,11 +2,12 @@
 
 import inspect
 import itertools
+import math
 
 import pytest
 import torch
 
-from spanwise.credit import METHODS, HistoryWeight, advantage, blended_baseline, step_returns, value_target
+from spanwise.credit import METHODS, HistoryWeight, Method, advantage, blended_baseline, step_returns, value_target
 from spanwise.credit.trajectories.rollouts import build_timeline
 from spanwise.credit.trajectories.turns import step_rewards
 from spanwise.errors import AlignmentError, RecipeError, RewardError
@@ -126,3 +127,15 @@ def test_advantages_are_constants_of_the_loss(name):
     given = {name: with_graph(value) for name, value in inputs(name).items()}
     assert any(isinstance(value, torch.Tensor) and value.requires_grad for value in given.values())
     assert not METHODS[name].estimator(**given).requires_grad
+
+
+def test_an_option_with_a_wider_type_or_an_infinite_default_takes_more_than_finite_numbers():
+    def own(
+        reward_n, group_n, *, clip: float = math.inf, mix: float | str = 0.5, soft: "bool | str" = False, share: float = 1.0
+    ):
+        return reward_n
+
+    method = Method("own", own, "completion", "a test")
+    method.check_options({"clip": float("inf"), "mix": "auto", "soft": "late", "share": 2})
+    with pytest.raises(RecipeError, match=r"The option share is '1'; write a finite number"):
+        method.check_options({"share": "1"})

@@ -207,8 +207,7 @@ class Method:
         """
         self.check_names(options)
         for name, value in options.items():
-            default_rule = {bool: _SWITCH, float: _NUMBER}.get(type(self.options[name]), _ANYTHING)
-            is_valid_value, advice = _VALUES.get(name, default_rule)
+            is_valid_value, advice = _VALUES.get(name, self._rule_by_type(name))
             if words := self._words.get(name):
                 is_valid_value, advice = words.__contains__, f"write {', '.join(words[:-1])} or {words[-1]}"
             if not is_valid_value(value):
@@ -222,17 +221,20 @@ class Method:
                         f"{other_option.removesuffix('_k')} is {' or '.join(map(str, required_values))}."
                     )
 
+    def _rule_by_type(self, name: str) -> tuple[Callable[[Any], bool], str]:
+        """Return the rule for an option that is a switch or a finite number, unless its annotation allows other values, too."""
+        default, annotation = self.options[name], self._parameters[name].annotation
+        option_type = type(default)
+        if annotation not in (option_type, option_type.__name__, inspect.Parameter.empty):
+            return _ANYTHING
+        return _SWITCH if option_type is bool else _NUMBER if option_type is float and is_number(default) else _ANYTHING
+
     @cached_property
     def _words(self) -> dict[str, tuple[str, ...]]:
         """The words that an option may hold, for each option with the type `Literal`."""
         try:
             parameters = inspect.signature(self.estimator, eval_str=True).parameters
-        except (
-            NameError,
-            AttributeError,
-            TypeError,
-            SyntaxError,
-        ):  # the types of a plug-in may be known to type checkers only
+        except (NameError, AttributeError, TypeError, SyntaxError):  # only type checkers may know the types of a plug-in
             return {}
         words_by_option = {name: get_args(p.annotation) for name, p in parameters.items() if name in self.options}
         return {name: words for name, words in words_by_option.items() if words and all(isinstance(w, str) for w in words)}
