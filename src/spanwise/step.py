@@ -96,12 +96,14 @@ class ReadBatch:
         if turn_steps is None:
             return worth_sm
         worth_nm = torch.full((self.completions, worth_sm.shape[1]), torch.nan)
+        worth_nm[turn_steps.trajectory_s] = worth_sm  # a reward of scope rollout stands at each turn of its rollout
         for m, objective in enumerate(scheme.objectives):
-            for n in range(self.completions):
-                in_completion_s = turn_steps.trajectory_s == n
-                turn_worth_s = worth_sm[in_completion_s & ~worth_sm[:, m].isnan(), m]
-                if len(turn_worth_s):
-                    worth_nm[n, m] = turn_worth_s.double().mean() if objective.scope == "turn" else turn_worth_s[-1]
+            if objective.scope == "turn":
+                has_reward_s = ~worth_sm[:, m].isnan()
+                completion_s = turn_steps.trajectory_s[has_reward_s]
+                zero_n = torch.zeros(self.completions, dtype=torch.float64)
+                sum_n = zero_n.index_add(0, completion_s, worth_sm[has_reward_s, m].double())
+                worth_nm[:, m] = sum_n / completion_s.bincount(minlength=self.completions)  # NaN without a reward
         return worth_nm
 
 
