@@ -375,3 +375,14 @@ def test_a_confidence_whose_judge_counts_for_some_completions_only_is_judged_the
     for steps in (None, Steps(torch.arange(3), torch.zeros(3).long())):
         reading = read(Batch.jagged(ids, [7] * 3, columns=columns, steps=steps), scheme, vocabulary)
         assert reading.scores.reward_nm[:, 2].tolist() == pytest.approx([-0.01, math.nan, -0.81], nan_ok=True)
+
+
+def test_a_confidence_in_turns_may_be_compared_by_other_objectives_than_its_judge():
+    vocabulary = Vocabulary((b"<answer>4</answer>", b"<confidence>0.9</confidence>"))
+    steps = Steps(torch.zeros(2).long(), torch.arange(2))
+    correct = Objective("correct", "guess", options={"verify": "exact"})
+    short = Objective(lambda blocks: [None if block["guess"] is None else 1.0 for block in blocks], "guess", name="short")
+    brier = Objective("brier", "confidence", given=["correct", "short"], options={"of": "correct"}, baseline="outcome")
+    scheme = Scheme("bae", Layout({"guess": ["answer"], "confidence": ["confidence"]}), [correct, short, brier])
+    reading = read(Batch.jagged([[1], [0]], [7] * 2, columns={"answer": ["4"] * 2}, steps=steps), scheme, vocabulary)
+    assert reading.scores.reward_nm[:, 2].tolist() == pytest.approx([-0.01, math.nan], nan_ok=True)

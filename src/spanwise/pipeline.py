@@ -171,8 +171,9 @@ def read(
             if judge is not None:
                 m = scores.names.index(judge)
                 verdict_row_s = verdict_rows(scores, m, trajectory_s, step_s, scope=scheme.objectives[m].scope or scope)
-                judge_reward = _reward_column(scores, judge).take(verdict_row_s)
-                reward = score_one(objective, block_texts, columns=columns, scored={judge: judge_reward})
+                earlier_rewards = {name: _reward_column(scores, name) for name in scores.names}
+                earlier_rewards[judge] = earlier_rewards[judge].take(verdict_row_s)
+                reward = score_one(objective, block_texts, columns=columns, scored=earlier_rewards)
                 scores = _with_column(scores, objective.name, reward)
         scores = only_right_rollouts(scores, trajectory_s, step_s, **rule)
     return Reading(scores, spans.length_nk, spans.fault_n, spans, block_texts)
