@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -386,3 +387,9 @@ def test_a_confidence_in_turns_may_be_compared_by_other_objectives_than_its_judg
     scheme = Scheme("bae", Layout({"guess": ["answer"], "confidence": ["confidence"]}), [correct, short, brier])
     reading = read(Batch.jagged([[1], [0]], [7] * 2, columns={"answer": ["4"] * 2}, steps=steps), scheme, vocabulary)
     assert reading.scores.reward_nm[:, 2].tolist() == pytest.approx([-0.01, math.nan], nan_ok=True)
+
+
+def test_group_ids_in_a_column_of_an_array_are_refused_as_those_of_a_tensor_are():
+    for group_n in (torch.tensor([[0], [0]]), np.array([[0], [0]])):
+        with pytest.raises(AlignmentError, match=r"group_n is \(2, 1\), but each completion has one group id"):
+            Batch(group_n)

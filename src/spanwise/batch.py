@@ -71,13 +71,13 @@ class Batch:
     score_n: Float[Tensor, " n"] | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.group_n, Tensor):
-            object.__setattr__(self, "group_n", group_index(list(self.group_n)))
-        if self.group_n.dim() != 1:
+        if getattr(self.group_n, "ndim", 1) != 1:  # a tensor or an array; a list has no ndim
             raise AlignmentError(
                 f"group_n is {tuple(self.group_n.shape)}, but each completion has one group id; pass a vector, such as "
                 f"group_n.flatten()."
             )
+        if not isinstance(self.group_n, Tensor):
+            object.__setattr__(self, "group_n", group_index(list(self.group_n)))
         count = len(self.group_n)
         ids_shape = None if self.ids_nt is None else tuple(self.ids_nt.shape)
         dims_by_field = {"ids_nt": 2, "mask_nt": 2, "value_nt": 2, "logp_nt": 2, "bootstrap_n": 1, "score_n": 1}
