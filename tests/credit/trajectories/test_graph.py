@@ -63,6 +63,12 @@ def test_rows_in_any_order_and_trajectories_apart():
     assert [[row.response_ids for row in trajectory.turns] for trajectory in rollouts] == [[(5,), (3,)], [(2,), (4,)]]
 
 
+def test_rewards_of_rows_in_other_processes_are_left_out():
+    rewards = {"a": {"won": 1.0}, "b": {"won": 0.0}}
+    assert [t.rewards for t in Trajectory.of_rows([turn([1], [2])], ["a"], [0], ["x"], rewards=rewards)] == [{"won": 1.0}]
+    assert Trajectory.of_rows([], [], [], [], rewards=rewards) == []
+
+
 @pytest.mark.parametrize("kind", [pd.Series, np.array, torch.tensor])
 def test_rows_of_a_table_of_any_kind_go_by_their_place(kind, unchecked_shapes):
     """A column of pandas is asked for labels, not places, and ids in a tensor are no equal keys."""

@@ -147,7 +147,7 @@ class Trajectory:
 
         Raises:
             AlignmentError: lists of different lengths, one turn twice, turns of one trajectory in different groups, a parent.
-            RewardError: rewards of a trajectory without rows.
+            RewardError: rewards of a trajectory without rows, while another trajectory has rows but no reward.
 
         Example:
             >>> late, early = Turn([1, 2], [3], [1]), Turn([1], [2], [1])
@@ -163,10 +163,13 @@ class Trajectory:
                     f"Row {row} leaves out the context of its parent turn; pass the turns that `rows()` of its trajectory returns."
                 )
         trajectory, step, group = map(list_ids, (trajectory, step, group))  # pandas and tensors look rows up in other ways
-        timeline = build_timeline(trajectory, torch.tensor(step))
+        timeline = build_timeline(trajectory, torch.tensor(step, dtype=None if step else torch.long))
         timeline.groups(group)  # raises an error if a trajectory has rows of two prompts
         rows_of: dict[Hashable, list[int]] = {name: [] for name in trajectory}
-        if unplaced_ids := [name for name in rewards or {} if name not in rows_of]:
+        unplaced_ids = [
+            name for name in rewards or {} if name not in rows_of
+        ]  # of other processes, if these rows have theirs
+        if unplaced_ids and rewards and not rows_of.keys() <= rewards.keys():
             raise RewardError(
                 f"There are rewards of trajectory {unplaced_ids[0]!r}, but no row belongs to it; the trajectory of row 0 is "
                 f"{next(iter(rows_of), None)!r}. Use the same ids for rows and rewards."
