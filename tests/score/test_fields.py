@@ -4,8 +4,9 @@ import itertools
 import json
 import socket
 import subprocess
-from datetime import date, datetime
+from datetime import date, datetime, time
 from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pandas as pd
@@ -97,12 +98,19 @@ def test_gold_values_in_a_tensor_or_an_array_are_those_of_a_list(kind):
         ("3.1", Decimal("3.10"), 1), ("3.2", Decimal("3.10"), 0), ("3.1", np.float32(3.1), 1), ("[3.1]", [Decimal("3.1")], 1),
         ("2024-01-05", date(2024, 1, 5), 1), ("2024-01-05", datetime(2024, 1, 5), 1), ("2024-05-01", date(2024, 1, 5), 0),
         ("Rome", b"Rome", 1), ("[1, 2]", np.array([1, 2]), 1), ("[1, 2]", (1, 2), 1), ("true", np.bool_(True), 1),
-        ("3", float("nan"), NAN), ("nan", float("nan"), NAN), ("3", object(), NAN), ("3", {3}, NAN),
+        ("[3.1]", np.array([3.1], np.float32), 1), ("3.1", torch.tensor(3.1), 1), ("0.5", Fraction(1, 2), 1),
+        ("12:30:00", time(12, 30), 1),
+        ("12345678901234567890", Decimal("12345678901234567890"), 1), ("2024-01-05", np.datetime64("2024-01-05", "ns"), 1),
+        ("3", float("nan"), NAN), ("nan", float("nan"), NAN), ("3", object(), NAN), ("3", {3}, NAN), ("NaT", pd.NaT, NAN),
     ],
 )  # fmt: skip
 def test_a_gold_value_of_a_type_that_json_lacks_is_read_or_there_is_no_reward(text, gold, right):
     for cell in (gold, {"price": gold}):
         same(rewarded("equals", [text], [cell]), [right], [ERROR if right != right else OK])
+
+
+def test_a_value_that_json_lacks_takes_no_other_field_of_its_gold_object_along():
+    same(rewarded("equals", ["3"] * 2, [{"price": 3, "id": object()}, {"price": 3, (1, 2): 4}]), [1, 1], [OK, OK])
 
 
 def test_lists_as_pandas_writes_them_into_a_csv_file_and_objects_that_cannot_be_read():

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from datetime import datetime
 
 import numpy as np
 import pytest
@@ -63,6 +64,7 @@ TEXT_ONLY = [
     ("Москва", r"\boxed{Москва}", 1.0), ("हिन्दी", "தமிழ்", 0.0), ("Zürich", "42", 0.0), ("2024-01-05", "2024-05-01", 0.0),
     ("2024-01-05", "2018", 0.0), ("1/2/2024", "2/4/2024", 0.0), ("2024-01-05", "$2024-01-05$", 1.0),
     ("4", "", 0.0), ("4", None, 0.0), (7, "7", 1.0), ("9" * 5000, "9" * 4999 + "8", 0.0),
+    (np.float32(1234567.9), "1234567.9", 1.0), (torch.tensor([3.1]), "3.1", 1.0), (datetime(2024, 1, 5), "2024-01-05", 1.0),
     (10**5000, "1" + "0" * 5000, 1.0), (True, "True", 1.0),  # more digits than Python writes
 ]  # fmt: skip
 

@@ -15,6 +15,7 @@ from typing import Any
 from spanwise.errors import DataError, check_known
 from spanwise.score.worker import DELIMITERS, is_words
 from spanwise.score.workers import DEADLINE, Verdict, Workers, shared_workers
+from spanwise.segment.json_fields import as_json
 from spanwise.types import Status
 
 #: The most characters that Math-Verify reads; of a longer answer it reads only the end.
@@ -130,7 +131,7 @@ def bare(text: str) -> str:
 
 
 def _gold_text(gold: Any) -> str:
-    gold = gold.tolist() if hasattr(gold, "tolist") else gold
+    gold = as_json(gold) if hasattr(gold, "tolist") or hasattr(gold, "isoformat") else gold
     gold = gold[0] if isinstance(gold, list | tuple) and len(gold) == 1 else gold
     if isinstance(gold, int) and not isinstance(gold, bool):
         return str(Decimal(gold))  # str(int) refuses more than 4,300 digits

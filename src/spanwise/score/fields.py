@@ -206,16 +206,17 @@ def _number(value: Any) -> float | None:
     """Return a plain number as a float; None for any other value, and for a number that is infinite as a float."""
     if isinstance(value, str):
         value = float(value) if _SIGNED.fullmatch(value.strip()) else None
-    if isinstance(value, bool) or not hasattr(value, "__float__"):
-        return None
-    return number if math.isfinite(number := as_number(value)) else None
+    number = math.nan if isinstance(value, bool) else as_number(value)
+    return number if math.isfinite(number) else None
 
 
 def _parse_cell(cell: Any) -> Any:
     """Return a dataset cell, parsed if it is the text of an object or list in JSON or as Python prints it; None if unreadable."""
     cell_text = cell.strip() if isinstance(cell, str) else ""
     parsed = json_value(cell_text, decoder=_DECODER) if cell_text[:1] in ("{", "[") else MISSING
-    if parsed is MISSING and re.match(r"\{'|\[(?!.*'\s+')", cell_text, re.DOTALL):  # numpy prints no commas
+    if isinstance(parsed, dict | list):
+        return parsed
+    if re.match(r"\{'|\[(?!.*'\s+')", cell_text, re.DOTALL):  # numpy prints no commas
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             parsed = ast.literal_eval(cell_text)
     is_unreadable = not isinstance(parsed, dict | list) and re.fullmatch("(?s){'.*': .*}", cell_text)

@@ -28,14 +28,13 @@ Rules.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import date
+from datetime import date, time
 from decimal import Decimal
 from typing import Any
-
-import numpy as np
 
 from spanwise.errors import LayoutError
 from spanwise.layout import EACH, Layout, Part
@@ -288,24 +287,34 @@ def unescaped(written: bytes) -> bytes:
 
 
 def as_json(value: Any) -> Any:
-    """Return a value as JSON has it: arrays as lists, decimals as numbers, dates and bytes as text; None for any other type.
+    """Return a value as JSON has it: arrays as lists, decimals as numbers, dates and bytes as text; NaN for any other type.
 
-    >>> as_json({"price": Decimal("3.10"), "day": date(2024, 1, 5), "sizes": (1, 2)})
-    {'price': 3.1, 'day': '2024-01-05', 'sizes': [1, 2]}
+    >>> as_json({"price": Decimal("3.10"), "day": date(2024, 1, 5), "sizes": (1, 2), "id": object()})
+    {'price': 3.1, 'day': '2024-01-05', 'sizes': [1, 2], 'id': nan}
     """
     try:
-        return json.loads(json.dumps(value, default=_plain_value))
-    except (AttributeError, TypeError, ValueError, RecursionError):
+        return json.loads(json.dumps(value, default=_plain_value, skipkeys=True))
+    except (ArithmeticError, AttributeError, TypeError, ValueError, RecursionError):
         return None
 
 
 def _plain_value(value: Any) -> Any:
-    if isinstance(value, date):
-        return value.isoformat().removesuffix("T00:00:00")
+    if isinstance(value, date | time):
+        return value.isoformat().removesuffix("T00:00:00") if value == value else math.nan
     if isinstance(value, bytes):
         return value.decode(errors="replace")
-    is_decimal = isinstance(value, Decimal | np.floating)  # the float32 3.1 is 3.1, though not to a float64's precision
-    return float(str(value)) if is_decimal else value.tolist()
+    if isinstance(value, Decimal):
+        is_whole = value.is_finite() and value.adjusted() < 100 and value == value.to_integral_value()
+        return int(value) if is_whole else float(str(value))
+    array = value.numpy(force=True) if hasattr(value, "numpy") else value
+    array_type = getattr(array, "dtype", None)
+    if getattr(array_type, "kind", "") == "f" and array_type.itemsize != 8:
+        return array.astype(str).astype(float).tolist()  # the float32 3.1 is 3.1, though not to a float64's precision
+    if getattr(array_type, "kind", "") == "M":
+        return array.astype("datetime64[us]").tolist()
+    if hasattr(array, "tolist"):
+        return array.tolist()
+    return float(array) if hasattr(array, "__float__") else math.nan
 
 
 def paths(text: str) -> dict[str, None]:
