@@ -326,8 +326,9 @@ def json_schema(
             return False
         return is_valid(schema_text, stated_json) if read_schema(schema_text)[1] else (schema_text, stated_json)
 
-    schema_checker = shared_workers(SchemaChecker, workers=workers, deadline=deadline)
-    return judged(text, pays, tag, schema_cells, rule, schema_checker.check)
+    return judged(
+        text, pays, tag, schema_cells, rule, shared_workers(SchemaChecker, workers=workers, deadline=deadline).check
+    )
 
 
 def _check_schema(*, schema: Any, tag: str = "", alone: bool = False, **_: Any) -> None:
