@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from spanwise.errors import DataError, check_known
-from spanwise.score.worker import DELIMITERS, is_words
+from spanwise.score.worker import DELIMITERS, as_words
 from spanwise.score.workers import DEADLINE, Verdict, Workers, shared_workers
 from spanwise.segment.json_fields import as_json
 from spanwise.types import Status
@@ -171,11 +171,10 @@ def _shortened(text: str) -> str:
 
 def _normalize(text: str) -> str | None:
     """Return an integer or words in a form that `==` can compare; None if only Math-Verify can compare the text."""
-    integer_match = _INTEGER.fullmatch(text)
-    if integer_match:
+    if integer_match := _INTEGER.fullmatch(text):
         integer_digits = integer_match[2].lstrip("0") or "0"
         return f"-{integer_digits}" if integer_match[1] == "-" and integer_digits != "0" else integer_digits
-    return text if is_words(text) else None
+    return as_words(text)
 
 
 def _match_braces(text: str) -> dict[int, int]:

@@ -116,8 +116,7 @@ def restore_process(subject: str, text: Texts) -> Iterator[None]:
     python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
     # The seed is computed from the texts instead of drawn, because a draw would advance the training's random state.
     seed_text = "".join([subject, *map(whole_text, text[:8])])
-    state_hash = hash(python_state[1]) & 0xFFFFFFFF
-    call_hash = crc32(seed_text.encode(errors="replace"), state_hash)
+    call_hash = crc32(seed_text.encode(errors="replace"), hash(python_state[1]) & 0xFFFFFFFF)
     _calls[call_hash] += 1
     call_seed = crc32(str(_calls[call_hash]).encode(), call_hash)
     with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()):

@@ -138,8 +138,7 @@ def item_calls(objective: Objective, convention: Convention, text: Texts, column
         if not present(blocks, objective.pays):
             continue
         shown_text = part_text(blocks, objective.pays, seen_block) if sees_part else completion_text(blocks)
-        offered_arguments = convention.arguments(shown_text, row) | function_options
-        arguments, missing_column = arguments_for(parameters, offered_arguments)
+        arguments, missing_column = arguments_for(parameters, convention.arguments(shown_text, row) | function_options)
         if missing_column is not None:
             raise DataError(f"Objective '{objective.name}': {unknown('column', missing_column, row)}")
         call_by_index[n] = partial(item_function, **own_copy(arguments))

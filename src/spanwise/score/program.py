@@ -308,8 +308,7 @@ def tests(descriptor: int) -> None:
     exit_status = 1
     main_namespace = _replace_main_module()
     connection = Connection(descriptor, main_namespace, judging=True)
-    kept_builtins = {name: value for name, value in vars(builtins).items() if name not in redefined_names}
-    test_builtins = Names(kept_builtins)
+    test_builtins = Names({name: value for name, value in vars(builtins).items() if name not in redefined_names})
     test_builtins.connection = connection
     main_namespace["__builtins__"] = test_builtins
     connection.send(program_text)

@@ -225,8 +225,7 @@ def second_attempt(
     second_answers = [read_tag(blocks, pays[:1], tag) or "" for blocks in text]
     wrong_indices = [n for n, value in enumerate(value_n.tolist()) if value == 0.0 and second_answers[n].strip()]
     first_answers = [read_tag(text[n], (first,), tag) for n in wrong_indices]
-    wrong_answers = [second_answers[n] for n in wrong_indices]
-    repeat_verdicts = judge(first_answers, wrong_answers, verify=verify, verifier=verifier)
+    repeat_verdicts = judge(first_answers, [second_answers[n] for n in wrong_indices], verify=verify, verifier=verifier)
     for n, repeat_verdict in zip(wrong_indices, repeat_verdicts, strict=True):
         value_n[n] = 0.0 if repeat_verdict.value == 1.0 else partial
     return replace(second_reward, value_n=value_n)

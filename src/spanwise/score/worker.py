@@ -17,6 +17,7 @@ import subprocess
 import symtable
 import sys
 import tempfile
+import unicodedata
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from fractions import Fraction
@@ -32,8 +33,9 @@ except ImportError:  # on Windows
 
 # The quantifiers are possessive: to backtrack through an answer with a megabyte of letters would take quadratic time.
 # Letters and vowel signs, but none of mathematics (Greek, superscripts, fractions, bold ones), which may be factors.
-_LETTER = r"(?:[^\W\d_\xb2-\xbe\u0370-\u03ff\u2070-\u2bff\U0001d400-\U0001d7ff]|[\u0300-\u036f\u0900-\u0eff])"
-_WORDS = re.compile(rf"({_LETTER}{{2,}}+|(?![A-Za-z]){_LETTER})([ '-]{_LETTER}++)*+|\d{{4}}-\d\d-\d\d|\d\d?/\d\d?/\d{{4}}")
+_LETTER = r"(?:[^\W\d_\xb2-\xbe\u0370-\u03ff\u2070-\u2bff\U0001d400-\U0001d7ff]|(?!\d)[\u0300-\u036f\u0900-\u0eff])"
+_DATE = r"[12]\d{3}([/-])[0-3]?\d\3[0-3]?\d|[0-3]?\d([/-])[0-3]?\d\4[12]\d{3}"
+_WORDS = re.compile(rf"({_LETTER}{{2,}}+|(?![A-Za-z]){_LETTER})([ '-]{_LETTER}++)*+|{_DATE}")
 _SCIENTIFIC = re.compile(r"([+-]?(?:[0-9]++\.?[0-9]*+|\.[0-9]++))[eE]([+-]?[0-9]{1,3})")
 #: Signs that mark mathematics in a text.
 DELIMITERS = ("$", "\\boxed", "\\(", "\\[")
@@ -57,12 +59,13 @@ def as_latex(text: str) -> str:
     text = match.expand(r"\1 \\cdot 10^{\2}") if (match := _SCIENTIFIC.fullmatch(text.strip())) else text.strip()
     if any(sign in text for sign in DELIMITERS) or "\n" in text:
         return text
-    return f"$\\text{{{text}}}$" if is_words(text) else f"${text}$"
+    return f"$\\text{{{text}}}$" if as_words(text) else f"${text}$"
 
 
-def is_words(text: str) -> bool:
-    """Return whether a text is words or a date, which must not be read as a product of variables or a difference."""
-    return _WORDS.fullmatch(text) is not None and text != "pi"
+def as_words(text: str) -> str | None:
+    """Return words or a date as `==` compares them; None for other text, which may be a product of variables or a difference."""
+    is_words = _WORDS.fullmatch(text) is not None and text != "pi"
+    return unicodedata.normalize("NFC", re.sub(r"\b0(?=\d)", "", text.replace("/", "-"))) if is_words else None
 
 
 def equals_as_math(gold: str, answer: str) -> bool | None:
@@ -79,15 +82,13 @@ def equals_as_math(gold: str, answer: str) -> bool | None:
         is_equal = bool(verify(parsed_gold, parsed_answer, timeout_seconds=None, raise_on_error=True))
         with suppress(TypeError, ValueError):  # it compares six decimals, which say too little of numbers below 0.00001
             gold_size = abs(float(parsed_gold[0]))
-            noise = 1e-12 if gold_size < 1e-100 else 0.0  # sympy's value of a term that is 0, such as sin(pi), is as small
-            if is_equal and gold_size < 1e-5:
-                is_equal = math.isclose(parsed_gold[0], parsed_answer[0], rel_tol=1e-6, abs_tol=noise)
+            if is_equal and gold_size < 1e-5:  # sympy gives a term that is 0, such as sin(pi), a value below 1e-100
+                is_equal = math.isclose(parsed_gold[0], parsed_answer[0], rel_tol=1e-6, abs_tol=1e-12 * (gold_size < 1e-100))
         return is_equal
     except MemoryError:
         raise
     except Exception:
-        parsed_answer = untimed_parse(as_latex(answer))
-        return bool(verify(parsed_gold, parsed_answer, timeout_seconds=None))
+        return bool(verify(parsed_gold, untimed_parse(as_latex(answer)), timeout_seconds=None))
 
 
 def exact(text: str) -> int | Fraction:
