@@ -24,7 +24,9 @@ from spanwise.types import BlockText, Status
 
 # The quantifiers are possessive: to backtrack through a text with a megabyte of digits would take quadratic time.
 NUMBER = re.compile(r"(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]{1,3})?")
-_FENCED = re.compile(r"```[^`\n]*+\n(.*?)```", re.DOTALL)
+_FENCED = re.compile(r"(?:^[^\S\n]*```[^`\n]*+|```[\w+-]*+[^\S\n]*+)\n(.*?)```", re.DOTALL | re.MULTILINE)
+# Matches a string of Python, and the space up to a next string that no comma separates from it, as numpy prints lists.
+_STRING = re.compile(r"""('(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")(\s+(?=['"]))?""", re.DOTALL)
 
 
 @register("correct", kind="reward", tags=("tag",), check=check_verify, ready=check_package)
@@ -176,8 +178,7 @@ def format_(
     rewards: list[float | None] = []
     for blocks in text:
         paid_blocks = [blocks.get(name) for name in pays]
-        all_tags = (tag for block in blocks.values() if block for tag in block if tag)
-        counted_tags = set(all_tags if tags is None else tags)
+        counted_tags = {tag for block in blocks.values() if block for tag in block if tag} if tags is None else {*tags}
         are_well_formed = all(block is not None and _is_well_formed(block, counted_tags, empty) for block in paid_blocks)
         rewards.append(None if all(block is None for block in paid_blocks) else float(are_well_formed))
     return Reward.of(rewards)
@@ -331,8 +332,8 @@ def _test_code(cell: Any) -> str | None:
     """Return a cell's test code: a text, a list of lines or such a list's text, which would pass as a program; None without."""
     if isinstance(cell, str) and cell.lstrip().startswith("["):
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-            cell = ast.literal_eval(cell.strip())
-    test_code = "\n".join(map(str, cell)) if isinstance(cell, list | tuple) else cell
+            cell = ast.literal_eval(_STRING.sub(lambda match: match[1] + ("," if match[2] else ""), cell.strip()))
+    test_code = "\n".join(map(str, cell)) if isinstance(cell, list | tuple) or getattr(cell, "ndim", 0) else cell
     return test_code if isinstance(test_code, str) and test_code.strip() else None
 
 

@@ -303,8 +303,7 @@ def _by_block(objective: Objective, layout: Layout) -> list[Objective]:
     """Split an objective into one for each block that its pattern `each` matches."""
     paid_names: dict[str, None] = {}
     for name in objective.pays:
-        is_pattern = "*" in name and name not in layout.names
-        paid_names |= dict.fromkeys(layout.matching(name) if is_pattern else (name,))
+        paid_names |= dict.fromkeys(layout.matching(name) if "*" in name and name not in layout.names else (name,))
     if objective.each is None:
         return [replace(objective, pays=tuple(paid_names))]
     objectives: list[Objective] = []
