@@ -365,14 +365,8 @@ def test_code_runs_to_the_end_of_its_tests_within_its_limits(monkeypatch):
     numpy_cells = [np.array(["x = two()", "assert x == 2"]), np.str_("assert two() == 2"), "['x = two()' 'assert x == 2']"]
     rewards = scored("runs", "fix", text[:1] * 3, columns={"tests": numpy_cells}, tests="tests", **limits)
     same(rewards, [1, 1, 1], [OK] * 3)
-    prose = [
-        {
-            "fix": {
-                "code": f"Call ```two()``` to see\n```python title=a\ntwo = lambda: 2\n```\nor ```two()```\n or so",
-                "": "",
-            }
-        }
-    ]
+    program = "Call ```two()``` to see\n```python title=a\ntwo = lambda: 2\n```\nor ```two()```\n or so"
+    prose = [{"fix": {"code": program, "": ""}}]
     same(scored("runs", "fix", prose, columns={"tests": tests[:1]}, tests="tests", **limits), [1], [OK])
     ends = [{"fix": {"code": code, "": ""}} for code in ("exit(0)", "x = 1", "exit(3)", "1 / 0")]
     same(scored("runs", "fix", ends, **limits), [1, 1, 0, 0], [OK] * 4)
