@@ -111,6 +111,14 @@ def test_a_list_is_a_group_whatever_the_prompts_say(tmp_path):
     assert table.columns["answer"] == ["4"] * 4
 
 
+def test_a_list_of_numbers_per_turn_is_told_but_not_the_texts_of_turns(tmp_path):
+    row = {"prompt": "2+2=", "completion": "4", "reward": 1}
+    for turns, is_told in (["2+2=", "And 3+3?"], False), ([0.5, None], True), ([], False):
+        path = tmp_path / "a.jsonl"
+        write_lines(path, [{**row, "turns": turns}])
+        assert ("entry per turn" in read_rollouts(path).note) is is_told
+
+
 def test_groups_by_an_id(tmp_path):
     rows = [{"completion": c, "group_id": g, "step": 1} for c, g in (("a", "x"), ("b", "y"), ("c", "x"))]
     table = read_rollouts(save(tmp_path, rows, "csv"))

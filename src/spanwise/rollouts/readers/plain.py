@@ -123,15 +123,20 @@ def read_plain(
 
 
 def _note_turns(columns: Mapping[str, Sequence[Any]]) -> str:
-    """Tell the user which columns hold a list with an entry per turn, which no reward reads; an empty text if none does."""
+    """Tell the user which columns hold a list of numbers per turn, which no reward reads; an empty text if none does."""
     turn_columns = {name: values for name, values in columns.items() if _OF_TURNS.search(name)}
-    names = [name for name, values in turn_columns.items() if any(map(cells.is_list, map(cells.parse_literal, values)))]
+    names = [name for name, values in turn_columns.items() if any(map(_is_number_list, map(cells.parse_literal, values)))]
     if not names:
         return ""
     return (
         f"Lists with an entry per turn are no rewards: {', '.join(names)}. Here all turns of a completion share its rewards. "
         "To pay each turn its own, call spanwise.by_turn (docs/agents.md)."
     )
+
+
+def _is_number_list(value: Any) -> bool:
+    numbers = [entry for entry in value if entry is not None] if cells.is_list(value) else []
+    return bool(numbers) and all(isinstance(entry, int | float) for entry in numbers)
 
 
 def _join_parts(path: Path, table: Mapping[str, Any], parts: Sequence[str]) -> dict[str, Any]:
