@@ -217,6 +217,6 @@ def test_a_function_for_one_completion_sees_its_text_without_end_tokens():
         texts.append(solution_str)
         return 1.0
 
-    text = [{"a": {"": "so 4<|im_end|><|endoftext|>"}}, {"a": {"": "a <|b|> c</s>"}}]
-    score_all([Objective(compute_score, "a")], text, columns={"ground_truth": ["4", "4"]})
-    assert texts == ["so 4", "a <|b|> c"]
+    said = ["so 4<|im_end|><|endoftext|>", "a <|b|> c</s>", "not <s>5</s>", "not <s>5</s></s>", "<s>5</s> 4 \ud800</s>"]
+    score_all([Objective(compute_score, "a")], [{"a": {"": text}} for text in said], columns={"ground_truth": ["4"] * 5})
+    assert texts == ["so 4", "a <|b|> c", "not <s>5</s>", "not <s>5</s>", "<s>5</s> 4 \ud800"]

@@ -22,28 +22,29 @@ Inner = tuple[int, int] | bytes
 #: One match of a mark (such as a tag): the mark, the first byte, the byte after the last, and the content (None if incomplete).
 Match = tuple[str, int, int, Inner | None]
 #: Matches a token that ends a turn or a text, such as `<|im_end|>`.
-END = re.compile("<\\|[^<>|\\n]{1,64}\\|>|</s>|<eos>|<end_of_turn>|<\uff5c[^<>\\n]{1,64}\uff5c>")
-_END_BYTES = re.compile(END.pattern.encode())
+_END = re.compile("<\\|[^<>|\\n]{1,64}\\|>|</s>|<eos>|<end_of_turn>|<\uff5c[^<>\\n]{1,64}\uff5c>".encode())
 
 
 def text_end(text: bytes) -> int:
     """Return the byte at which the tokens that end a completion, such as `<|im_end|>`, begin.
 
-    >>> text_end(b"Paris<|im_end|>"), text_end(b"Paris")
-    (5, 5)
+    >>> text_end(b"Paris<|im_end|>"), text_end(b"Paris"), text_end(b"<s>Rome</s>")
+    (5, 5, 11)
     """
     end = len(text)
-    while (start := text.rfind(b"<", 0, end)) >= 0 and _END_BYTES.fullmatch(text, start, end):
+    while (start := text.rfind(b"<", 0, end)) >= 0 and _END.fullmatch(text, start, end):
+        if text[start:end] == b"</s>" and text.count(b"<s>", 0, start) > text.count(b"</s>", 0, start):
+            break  # the tag of HTML for text that is struck out
         end = start
     return end
 
 
 def without_end(text: str) -> str:
     """Remove end-of-sequence tokens such as `<|im_end|>` from the end of a text, because other libraries decode without them."""
-    end = len(text)
-    while (start := text.rfind("<", 0, end)) >= 0 and END.fullmatch(text, start, end):
-        end = start
-    return text[:end]
+    if not text.endswith(">"):
+        return text
+    text_bytes = text.encode(errors="surrogatepass")
+    return text_bytes[: text_end(text_bytes)].decode(errors="surrogatepass")
 
 
 @dataclass(eq=False, slots=True)
