@@ -84,7 +84,7 @@ def judge(
 
     - `exact`: wrong.
     - `auto`: outer `$` and `\boxed{}` fall away and the text is compared again; signs alone are wrong; integers are compared as
-      integers, words and dates as text; all else goes to Math-Verify. "0.50" equals "1/2"; "4" against "7" starts no process.
+      integers, words and dates as text, without leading zeros; all else goes to Math-Verify. "0.50" equals "1/2".
     - `math`: everything left goes to Math-Verify, which also takes "paris" for "Paris".
 
     Of an answer of more than 10,000 characters (`LONGEST`) Math-Verify reads the end, from a line's start on where it has lines,

@@ -307,7 +307,7 @@ def _plain_value(value: Any) -> Any:
         is_whole = value.is_finite() and value.adjusted() < 100 and value == value.to_integral_value()
         return int(value) if is_whole else float(str(value))
     array = value.numpy(force=True) if hasattr(value, "numpy") else value
-    array_type = getattr(array, "dtype", None)
+    array_type: Any = getattr(array, "dtype", None)
     if getattr(array_type, "kind", "") == "f" and array_type.itemsize != 8:
         return array.astype(str).astype(float).tolist()  # the float32 3.1 is 3.1, though not to a float64's precision
     if getattr(array_type, "kind", "") == "M":
