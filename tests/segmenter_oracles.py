@@ -62,7 +62,8 @@ def spoken(data):
             is_name = 1 <= len(name) <= 64 and not forbidden & set(name)
             if is_name and data.startswith(opening, at) and data.endswith(closing):
                 signs.append(data[at:])
-        if not signs:
+        is_struck_out = data.endswith(b"</s>") and data.count(b"<s>") >= data.count(b"</s>")
+        if is_struck_out or not signs:
             return len(data)
         data = data[: -len(signs[0])]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence, Sized
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -88,9 +88,9 @@ def part_text(blocks: BlockText, pays: Sequence[str], block: str | None) -> str:
 def rows_of(columns: Columns, size: int) -> list[dict[str, Any]]:
     """Return one dict per completion, column name -> cell, from the entries of `columns` that hold one cell per completion."""
     cells_by_column = {
-        name: list(cells)
+        name: list(cells)  # pyright: ignore[reportArgumentType] - a column with a length can be listed
         for name, cells in columns.items()
-        if isinstance(cells, Collection) and not isinstance(cells, (str, Mapping, set)) and len(cells) == size
+        if isinstance(cells, Sized) and not isinstance(cells, (str, Mapping, set)) and len(cells) == size
     }
     return [{name: cells[n] for name, cells in cells_by_column.items()} for n in range(size)]
 
