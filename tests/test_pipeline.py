@@ -104,6 +104,8 @@ def test_outcomes_travel_with_the_table():
     assert back.scores.outcome(f"{__name__}:even").tolist() == pytest.approx([1.0, 0.0, math.nan], nan_ok=True)
     credit = credit_batch(back, batch, scheme)
     assert metrics(credit, back, scheme)["credit/q/coarser"] == 1.0  # nobody shares both outcomes with another
+    with_one = Scheme("bae", LAYOUT, [scheme.objectives[0], replace(objective, given=("c",))])
+    assert "credit/q/coarser" not in metrics(credit_batch(reading, batch, with_one), reading, with_one)  # nothing is coarser
 
 
 def reading_of(reward_n, present_nk, fault_n):
