@@ -158,25 +158,38 @@ def read(
     if batch.steps is None:
         scores = score_all(scheme.objectives, block_texts, columns=columns, recorded=recorded)
     else:
-        # What `only` asks for may stand in another turn of the rollout, so it is applied when all turns are scored.
-        objectives = [replace(objective, only=None) for objective in scheme.objectives]
-        scores = score_all(objectives, block_texts, columns=columns, recorded=recorded)
-        scope: ScopeName = "turn" if scheme.entry.kind == "step" else "rollout"
-        trajectory_s, step_s = batch.steps.trajectory_s, batch.steps.step_s
-        rule: dict[str, Any] = {"objectives": scheme.objectives, "scope": scope}
-        scores = keep_for_rollouts(scores, spans.present_nk, trajectory_s, block_names=scheme.layout.names, **rule)
-        scores = only_right_rollouts(scores, trajectory_s, step_s, **rule)  # a judge may have `only` itself
-        computed = [objective for objective in objectives if objective.name not in (recorded or {})]
-        for objective, judge in ((objective, judge_of(objective)) for objective in computed):
-            if judge is not None:
-                m = scores.names.index(judge)
-                verdict_row_s = verdict_rows(scores, m, trajectory_s, step_s, scope=scheme.objectives[m].scope or scope)
-                earlier_rewards = {name: _reward_column(scores, name) for name in scores.names}
-                earlier_rewards[judge] = earlier_rewards[judge].take(verdict_row_s)
-                reward = score_one(objective, block_texts, columns=columns, scored=earlier_rewards)
-                scores = _with_column(scores, objective.name, reward)
-        scores = only_right_rollouts(scores, trajectory_s, step_s, **rule)
+        scores = _score_turns(batch.steps, scheme, spans, block_texts, columns, recorded or {})
     return Reading(scores, spans.length_nk, spans.fault_n, spans, block_texts)
+
+
+def _score_turns(
+    steps: Steps,
+    scheme: Scheme,
+    spans: Spans,
+    text: list[BlockText],
+    columns: Mapping[str, Any],
+    recorded: Mapping[str, Reward],
+) -> Scores:
+    """Score rows that are turns: the reward that `only` asks for, or that judges a confidence, may stand in another turn."""
+    objectives = [replace(objective, only=None) for objective in scheme.objectives]
+    scores = score_all(objectives, text, columns=columns, recorded=recorded)
+    scope: ScopeName = "turn" if scheme.entry.kind == "step" else "rollout"
+    turns = (steps.trajectory_s, steps.step_s)
+    scores = keep_for_rollouts(
+        scores, spans.present_nk, turns[0], objectives=scheme.objectives, block_names=scheme.layout.names, scope=scope
+    )
+    scores = only_right_rollouts(scores, *turns, objectives=scheme.objectives, scope=scope)  # a judge may have `only` itself
+    for objective in objectives:
+        judge = None if objective.name in recorded else judge_of(objective)
+        if judge is None:
+            continue
+        m = scores.names.index(judge)
+        verdict_row_s = verdict_rows(scores, m, *turns, scope=scheme.objectives[m].scope or scope)
+        earlier_rewards = {name: _reward_column(scores, name) for name in scores.names}
+        earlier_rewards[judge] = earlier_rewards[judge].take(verdict_row_s)
+        reward = score_one(objective, text, columns=columns, scored=earlier_rewards)
+        scores = _with_column(scores, objective.name, reward)
+    return only_right_rollouts(scores, *turns, objectives=scheme.objectives, scope=scope)
 
 
 def _reward_column(scores: Scores, name: str) -> Reward:

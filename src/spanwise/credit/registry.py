@@ -207,9 +207,7 @@ class Method:
         """
         self.check_names(options)
         for name, value in options.items():
-            is_valid_value, advice = _VALUES.get(name, self._rule_by_type(name))
-            if words := self._words.get(name):
-                is_valid_value, advice = words.__contains__, f"write {', '.join(words[:-1])} or {words[-1]}"
+            is_valid_value, advice = self._rule_of(name)
             if not is_valid_value(value):
                 raise RecipeError(f"The option {name} is {value!r}; {advice}.")
             if name in self.only_with and value != self.options[name]:
@@ -221,8 +219,13 @@ class Method:
                         f"{other_option.removesuffix('_k')} is {' or '.join(map(str, required_values))}."
                     )
 
-    def _rule_by_type(self, name: str) -> tuple[Callable[[Any], bool], str]:
-        """Return the rule for an option that is a switch or a finite number, unless its annotation allows other values, too."""
+    def _rule_of(self, name: str) -> tuple[Callable[[Any], bool], str]:
+        """Return the test of an option's value, and the advice to a user whose value fails it."""
+        if words := self._words.get(name):
+            return words.__contains__, f"write {', '.join(words[:-1])} or {words[-1]}"
+        if name in _VALUES:
+            return _VALUES[name]
+        # An option is a switch or a finite number if its default is one, unless its annotation allows other values, too.
         default, annotation = self.options[name], self._parameters[name].annotation
         option_type = type(default)
         if annotation not in (option_type, option_type.__name__, inspect.Parameter.empty):

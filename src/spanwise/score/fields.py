@@ -72,7 +72,7 @@ def _same(field: str, gold: Any) -> bool:
     field_value = json_value(field, decoder=_DECODER)
     if field_value is MISSING or field_value != gold:
         return False
-    plain_pair = json.loads(json.dumps([field_value, gold], default=float), parse_int=float)  # 3 is 3.0, but 1 is not true
+    plain_pair = json.loads(json.dumps([field_value, gold]), parse_int=float)  # 3 is 3.0, but 1 is not true
     return json.dumps(plain_pair[0], sort_keys=True) == json.dumps(plain_pair[1], sort_keys=True)
 
 
@@ -218,9 +218,9 @@ def _parse_cell(cell: Any) -> Any:
         return parsed
     if re.match(r"\{'|\[(?!.*'\s+')", cell_text, re.DOTALL):  # numpy prints no commas
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-            parsed = ast.literal_eval(cell_text)
-    is_unreadable = not isinstance(parsed, dict | list) and re.fullmatch("(?s){'.*': .*}", cell_text)
-    return None if is_unreadable else as_json(parsed if isinstance(parsed, dict | list) else cell)
+            if isinstance(parsed := ast.literal_eval(cell_text), dict | list):
+                return as_json(parsed)
+    return None if re.fullmatch("(?s){'.*': .*}", cell_text) else as_json(cell)
 
 
 def _value_at(value: Any, path: str) -> Any:
