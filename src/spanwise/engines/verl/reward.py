@@ -21,9 +21,8 @@ from spanwise.batch import Batch, Steps
 from spanwise.engines.shared import columns_of
 from spanwise.engines.verl import carry, masks
 from spanwise.engines.verl.run import vocabulary_of
-from spanwise.engines.verl.settings import ANY_REWARD, OWN_MANAGER, filter_metric, scheme_in
+from spanwise.engines.verl.settings import ANY_REWARD, OWN_MANAGER, filter_metric, paid_results, scheme_in
 from spanwise.objective import Objective
-from spanwise.scheme import Scheme
 from spanwise.score.items import SHARERS
 from spanwise.step import ReadBatch, Step
 from spanwise.types import Scores
@@ -37,7 +36,7 @@ class SpanRewardManager(RewardManagerBase):
         self.scheme, self.vocabulary = scheme_in(config), vocabulary_of(config, tokenizer)
         self.step = Step(self.scheme, self.vocabulary)
         self.marks_rewards = filter_metric(config) == ANY_REWARD
-        self.own_columns = _own_columns(self.scheme)
+        self.own_columns = paid_results(self.scheme)
         self.own_manager = _own_manager(config, self.own_columns, tokenizer, router)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spanwise-reward")
 
@@ -121,12 +120,6 @@ def _hash_rewards(scores: Scores, objectives: Sequence[Objective]) -> float:
     has_weight_m = torch.tensor([objective.weight != 0 for objective in objectives], dtype=torch.bool)
     hashed_tables = (scores.reward_nm[:, has_weight_m], scores.status_nm[:, has_weight_m])
     return float(zlib.crc32(b"".join(table.contiguous().numpy().tobytes() for table in hashed_tables)))
-
-
-def _own_columns(scheme: Scheme) -> set[str]:
-    """Return the names of the results of the user's own reward manager that objectives pay."""
-    environment_objectives = [objective for objective in scheme.objectives if objective.reward == "environment"]
-    return {objective.options.get("column", "environment") for objective in environment_objectives}
 
 
 def _own_manager(config: Any, used_columns: set[str], tokenizer: Any, router: dict[str, Any]) -> Any:

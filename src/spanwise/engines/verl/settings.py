@@ -218,17 +218,23 @@ def parts_in(config: Any, scheme: Scheme, get_model_config: Callable[[], Any]) -
     )
 
 
+def paid_results(scheme: Scheme) -> set[str]:
+    """Return the names of the results of the user's own reward manager that objectives pay."""
+    environment_objectives = [objective for objective in scheme.objectives if objective.reward == "environment"]
+    return {objective.options.get("column", "environment") for objective in environment_objectives}
+
+
 def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
     """Map error sentences about verl's settings to whether the configuration has the fault."""
     manager_name = _manager_name(config)
     function_path = OmegaConf.select(config, "reward.custom_reward_function.path")
-    reads_environment = any(objective.reward == "environment" for objective in scheme.objectives)
+    paid_columns = paid_results(scheme)
+    reads_environment = bool(paid_columns)
     read_columns = [
         (objective, {**entry.options, **objective.options}.get("column"))
         for objective in scheme.objectives
-        if (entry := built_in(objective)) is not None
+        if objective.reward != "environment" and (entry := built_in(objective)) is not None
     ]
-    paid_columns = {column for objective, column in read_columns if objective.reward == "environment"}
     actor_config = config.actor_rollout_ref.actor
     loss_mode = actor_config.policy_loss.get("loss_mode", "vanilla")
     loss_agg_mode = actor_config.loss_agg_mode
@@ -260,7 +266,6 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
             f"Objective '{objective.name}' reads the right answer in the column '{column}', but another objective pays a result "
             f"of your reward function under this name. Return the result under another name.": column in paid_columns
             for objective, column in read_columns
-            if objective.reward != "environment"
         },
         "algorithm.spanwise.options is for runs without a recipe. Write the options in the recipe.": "options" in section,
         **{
