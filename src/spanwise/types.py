@@ -130,13 +130,13 @@ class Zero(IntEnum):
     TRUNCATED = 8, "truncated: the part that the reward reads never closes"
     UNPARSABLE = 9, "unparsable: the part that the reward reads has no readable value"
     ABSENT = 10, "absent: the part that the reward reads is missing"
-    SINGLETON = 11, "singleton: nobody to be compared with"
+    SINGLETON = 11, "singleton: no other completion to compare with"
     ALL_RIGHT = 12, "unanimous: all right"
     ALL_WRONG = 13, "unanimous: all wrong"
     ALL_EQUAL = 14, "unanimous: all rewards are equal"
     AT_BASELINE = 15, "at the baseline: the reward equals the baseline, its expected value"
     CANCELLED = 16, "cancelled: several objectives add up to 0"
-    RECORDED = 17, "recorded as 0, though others of the group got credit"
+    RECORDED = 17, "recorded as 0, though other completions of the group got credit"
     NO_SCALE = 18, "no scale: the reward minus its baseline would be divided by 0"
     NO_WEIGHT = 19, "no weight: the objective is only logged"
 
@@ -320,7 +320,7 @@ class Credit(ByCompletion):
         block_nk: float64 advantage of block k; 0 where the block is absent.
         stop_n: float64 advantage of the decision to stop: what the completion pays for objectives none of whose blocks it has
             (`if_missing`), carried by its last trainable token.
-        singleton_m: per objective, how many rewards had nobody to be compared with (their credit is exactly 0).
+        singleton_m: per objective, how many rewards had no other completion to compare with (their credit is exactly 0).
         absent_m: per objective, how many rewards are absent.
         adv_nm: what each comparison (an objective, or the sum of all) credits a completion with, before its weight.
         comparison: what that was compared with.

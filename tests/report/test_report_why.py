@@ -57,7 +57,7 @@ def sentence(case, left="grpo", right="bae", rows=(), **view):
          "bae praises the solution (+0.5) and charges −0.7 for missing blocks."),
         ({"credit": {"grpo": {}, "bae": {f"f{n}": n - 1.5 for n in range(8)}}}, "praises 6 blocks, most of all f7 (+5.5)"),
         ({"credit": {"grpo": {}, "bae": {"solution": 0.0}}, "parts": {"bae": [CreditPart("correct", 1.0, None, None, 1.0, 0.0, reason="singleton")]}},
-         "bae gives it exactly 0, as it has nobody to be compared with."),
+         "bae gives it exactly 0, because there is no other completion to compare it with."),
     ],
 )  # fmt: skip
 def test_the_sentence_is_true(changes, words):
@@ -152,7 +152,7 @@ def test_what_a_baseline_is_the_mean_of_is_looked_up():
         return explained(case, "bae", rule)["blocks"]["confidence"]["terms"][0]["note"]
 
     assert note(compared(-0.2, -0.3, 2)) == "baseline −0.3: the mean of the 2 compared (same prompt)"
-    assert note(compared(-0.2, -0.4, 1)) == "baseline −0.4: the reward of the only other one"
+    assert note(compared(-0.2, -0.4, 1)) == "baseline −0.4: the reward of the only other completion"
     assert note(compared(-0.2, -0.7, 0)) == "baseline −0.7: same prompt"
 
 

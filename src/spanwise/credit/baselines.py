@@ -31,9 +31,9 @@ class Advantage(NamedTuple):
     """The advantages that `advantage` returns for the rewards of one objective.
 
     Attributes:
-        advantage_n: float64 reward minus baseline; 0 where the reward is absent or has nobody to be compared with.
+        advantage_n: float64 reward minus baseline; 0 where the reward is absent or has no other completion to compare with.
         missing_n: float64 `if_missing` minus baseline, scaled alike, where the reward is absent and `if_missing` given; else 0.
-        alone_n: the reward is present and has nobody to be compared with.
+        alone_n: the reward is present and has no other completion to compare with.
         comparison: what each reward, or what stands for it, was compared with; one column.
 
     Example:

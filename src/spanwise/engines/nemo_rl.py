@@ -32,7 +32,10 @@ _FIXED: dict[str, tuple[Any, str]] = {
     "grpo.advantage_clip_high": (None, "NeMo-RL would clip advantages after spanwise has scaled them for the loss"),
     "grpo.invalid_tool_call_advantage": (None, "NeMo-RL would overwrite the credit of a whole message"),
     "grpo.malformed_thinking_advantage": (None, "NeMo-RL would overwrite the credit of a whole message"),
-    "loss_fn.use_kl_in_reward": (False, "spanwise ignores the changed reward; set reference_policy_kl_penalty instead"),
+    "loss_fn.use_kl_in_reward": (
+        False,
+        "NeMo-RL would add the KL to a reward that spanwise does not use; set reference_policy_kl_penalty instead",
+    ),
     "data_plane.enabled": (False, "NeMo-RL's trainer then gives estimators no token ids"),
 }
 

@@ -39,7 +39,7 @@ _FIXED: dict[str, tuple[Any, str]] = {
         "slime would put the KL penalty into a reward that spanwise does not use; set use_kl_loss for a KL penalty in the loss",
     ),
     "loss_type": ("policy_loss", "only slime's own policy loss uses the advantages of each token"),
-    "compute_advantages_and_returns": (True, "without it no token gets an advantage"),
+    "compute_advantages_and_returns": (True, "slime computes no advantages without the option"),
     "custom_pg_loss_reducer_function_path": (None, "spanwise cannot undo the division in your own loss reducer"),
     "custom_convert_samples_to_train_data_path": (None, "your function would replace the step that computes credit"),
     "mask_offpolicy_in_partial_rollout": (

@@ -33,7 +33,7 @@ class Sequences(ByCompletion):
 
 def sequences(output: Mapping[str, Any], batch: Batch) -> Sequences:
     """Join the prompts and completions of a generation batch of TRL into the sequences that the model saw."""
-    assert batch.ids_nt is not None, "the batch of a trainer has token ids"
+    assert batch.ids_nt is not None, "a trainer's batch always has token ids"
     width = batch.ids_nt.shape[1]
     device = output["prompt_ids"].device
     length_n = torch.tensor([len(ids) for ids in batch.columns["completion_ids"]], device=device)
@@ -49,7 +49,7 @@ def cut_off(batch: Batch, ends: Collection[int]) -> Bool[Tensor, " n"]:
 
 def sampled_end(batch: Batch, ends: Collection[int]) -> Bool[Tensor, " n"]:
     """Mark the completions whose last token is an end-of-sequence token that the model sampled."""
-    assert batch.mask_nt is not None, "the batch of a trainer has a mask"
+    assert batch.mask_nt is not None, "a trainer's batch always has a mask"
     last_index_n = torch.tensor([max(0, len(ids) - 1) for ids in batch.columns["completion_ids"]])
     return ~cut_off(batch, ends) & batch.mask_nt.bool().cpu().gather(1, last_index_n[:, None])[:, 0]
 

@@ -89,7 +89,7 @@ def compare_report(
             Headline("arms", len(arms)),
             Headline("seeds per arm", max_seeds),
             Headline(
-                "differences beyond the noise", f"{clear_count} of {pair_count}", "all pairs of a figure considered (Holm)"
+                "differences beyond the noise", f"{clear_count} of {pair_count}", "Holm's correction over all pairs of arms"
             ),
             *_best_arm_headlines(comparison),
         ],

@@ -153,7 +153,9 @@ def clause(row: TokenRow, method: str, rule: Rule) -> str:
         reasons = {part.reason for part in row.parts.get(method, ())}
         is_alone = reasons == {"singleton"}
         clauses.append(
-            "gives it exactly 0, as it has nobody to be compared with" if is_alone else "gives the completion exactly 0"
+            "gives it exactly 0, because there is no other completion to compare it with"
+            if is_alone
+            else "gives the completion exactly 0"
         )
     if stop_credit:
         stop_verb = "charges" if stop_credit < 0 else "pays"
@@ -253,7 +255,7 @@ def _baseline_note(row: TokenRow, rule: Rule, part: CreditPart) -> str:
     baseline_name = objective_rule.get("baseline")
     baseline_text = rule_words(baseline_name, objective_rule["given"]) if baseline_name else ""
     if part.averaged == 1:
-        baseline_text = "the reward of the only other one"
+        baseline_text = "the reward of the only other completion"
     elif part.averaged:
         compared_text = f"compared ({baseline_text})" if baseline_text else "compared"
         averaged_text = "others" if part.averaged < part.members else compared_text

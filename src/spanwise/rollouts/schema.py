@@ -431,8 +431,8 @@ class Rollouts:
         """
         batch, spans = self.batch, self.spans
         texts = self.reading.text or []
-        assert batch.ids_nt is not None, "the batch of a trainer has token ids"
-        assert batch.mask_nt is not None, "the batch of a trainer has a mask"
+        assert batch.ids_nt is not None, "a trainer's batch always has token ids"
+        assert batch.mask_nt is not None, "a trainer's batch always has a mask"
         mask_nt = batch.mask_nt.bool()
         kept_nt = mask_nt.flip(1).cumsum(1).flip(1) > 0  # True for all tokens up to the last sampled one
         in_loss_n1 = (spans.block_nt >= 0).any(dim=1, keepdim=True)

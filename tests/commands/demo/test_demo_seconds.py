@@ -46,4 +46,4 @@ def test_a_running_mean_has_fewer_values_at_the_start():
 
 
 def test_an_arm_that_ends_in_refusing_is_called_collapsed():
-    assert verdict({"peak_refusal_rate": 0.98, "refusal_rate": 0.95}) == "collapsed into refusing and stayed there"
+    assert verdict({"peak_refusal_rate": 0.98, "refusal_rate": 0.95}) == "learned to refuse every question and stayed so"

@@ -120,7 +120,11 @@ def verdict(figures: Mapping[str, Any]) -> str:
     if figures["peak_refusal_rate"] < 0.5:
         return "kept answering"
     stays_refusing = figures["refusal_rate"] > 0.5
-    return "collapsed into refusing and stayed there" if stays_refusing else "collapsed into refusing and came back"
+    return (
+        "learned to refuse every question and stayed so"
+        if stays_refusing
+        else "learned to refuse every question and recovered"
+    )
 
 
 def _show_digits(console: Console, trained: Sequence[Trained], result: Mapping[str, Any]) -> None:

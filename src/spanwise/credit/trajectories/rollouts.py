@@ -107,7 +107,9 @@ def build_timeline(
     if rows and isinstance(trajectory_s, Tensor):
         check_shapes(**rows, trajectory_s=trajectory_s)
         check_rewards(rows["reward_s"], row="row")
-    check_counts(trajectory_s, "trajectory ids", step_s, "step numbers", advice="one of each to every row")
+    check_counts(
+        trajectory_s, "trajectory ids", step_s, "step numbers", advice="every row its own trajectory id and step number"
+    )
     trajectory_index_s = group_index(trajectory_s)
     trajectory_ids = list_ids(trajectory_s)
     rows_by_step = step_s.argsort(stable=True)

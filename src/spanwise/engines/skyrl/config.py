@@ -46,7 +46,10 @@ _FIXED: dict[str, tuple[Any, str]] = {
         False,
         "SkyRL would subtract one mean of all tokens, padding included, from the advantages of every block",
     ),
-    "trainer.algorithm.use_kl_in_reward": (False, "spanwise ignores the changed reward; set use_kl_loss=true instead"),
+    "trainer.algorithm.use_kl_in_reward": (
+        False,
+        "SkyRL would add the KL to a reward that spanwise does not use; set use_kl_loss=true instead",
+    ),
 }
 REDUCTIONS = ("token_mean", "prompt_mean", "sequence_mean", "seq_mean_token_sum_norm", "token_mean_legacy")
 #: The accepted values of SkyRL's `advantage_estimator`; the recipe's credit method replaces each of them.
