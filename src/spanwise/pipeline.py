@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,14 +19,12 @@ from spanwise.batch import Batch, Steps
 from spanwise.credit import assign, assign_turns, spread
 from spanwise.credit.spread import Streams, restrict, reward_streams, spread_tokens
 from spanwise.credit.strata import first_of
-from spanwise.credit.trajectories.rollouts import keep_for_rollouts, only_right_rollouts, verdict_rows
+from spanwise.credit.trajectories.rollouts import settle_turns
 from spanwise.credit_metrics import CREDIT, CreditedBatch
 from spanwise.errors import AlignmentError, DataError, DivergedError, RecipeError
 from spanwise.objective import ScopeName
 from spanwise.scheme import Scheme
 from spanwise.score import Reward, score_all
-from spanwise.score.outcomes import judge_of
-from spanwise.score.score import score_one
 from spanwise.segment import Vocabulary, find_blocks
 from spanwise.types import BlockText, ByCompletion, Credit, Fault, Scores, Spans, join_rows
 
@@ -155,63 +154,13 @@ def read(
     """
     spans, block_texts = locate(batch, scheme, vocabulary) if located is None else located
     columns = {**batch.columns, **batch.extras}
-    if batch.steps is None:
-        scores = score_all(scheme.objectives, block_texts, columns=columns, recorded=recorded)
-    else:
-        scores = _score_turns(batch.steps, scheme, spans, block_texts, columns, recorded or {})
+    settle = None
+    if batch.steps is not None:
+        scope: ScopeName = "turn" if scheme.entry.kind == "step" else "rollout"
+        turns = (batch.steps.trajectory_s, batch.steps.step_s)
+        settle = partial(settle_turns, spans.present_nk, *turns, block_names=scheme.layout.names, scope=scope)
+    scores = score_all(scheme.objectives, block_texts, columns=columns, recorded=recorded, settle=settle)
     return Reading(scores, spans.length_nk, spans.fault_n, spans, block_texts)
-
-
-def _score_turns(
-    steps: Steps,
-    scheme: Scheme,
-    spans: Spans,
-    text: list[BlockText],
-    columns: Mapping[str, Any],
-    recorded: Mapping[str, Reward],
-) -> Scores:
-    """Score rows that are turns: the reward that `only` asks for, or that judges a confidence, may stand in another turn."""
-    objectives = [replace(objective, only=None) for objective in scheme.objectives]
-    scores = score_all(objectives, text, columns=columns, recorded=recorded)
-    scope: ScopeName = "turn" if scheme.entry.kind == "step" else "rollout"
-    turns = (steps.trajectory_s, steps.step_s)
-    scores = keep_for_rollouts(
-        scores, spans.present_nk, turns[0], objectives=scheme.objectives, block_names=scheme.layout.names, scope=scope
-    )
-    scores = only_right_rollouts(scores, *turns, objectives=scheme.objectives, scope=scope)  # a judge may have `only` itself
-    for objective in objectives:
-        judge = None if objective.name in recorded else judge_of(objective)
-        if judge is None:
-            continue
-        m = scores.names.index(judge)
-        verdict_row_s = verdict_rows(scores, m, *turns, scope=scheme.objectives[m].scope or scope)
-        earlier_rewards = {name: _reward_column(scores, name) for name in scores.names}
-        earlier_rewards[judge] = earlier_rewards[judge].take(verdict_row_s)
-        reward = score_one(objective, text, columns=columns, scored=earlier_rewards)
-        scores = _with_column(scores, objective.name, reward)
-    return only_right_rollouts(scores, *turns, objectives=scheme.objectives, scope=scope)
-
-
-def _reward_column(scores: Scores, name: str) -> Reward:
-    """Return the rewards of one objective, such as the judge of stated confidences."""
-    m = scores.names.index(name)
-    return Reward(scores.reward_nm[:, m], scores.status_nm[:, m], scores.by_outcome_nmo[:, m])
-
-
-def _with_column(scores: Scores, name: str, reward: Reward) -> Scores:
-    """Replace the rewards of one objective, which were scored again."""
-    column_by_table = {
-        "reward_nm": reward.value_n,
-        "status_nm": reward.status_n,
-        "by_outcome_nmo": reward.by_outcome_n2,
-        "unused_nm": reward.unused_n,
-    }
-    changed_tables: dict[str, Any] = {}
-    for table_name, column in column_by_table.items():
-        if (table := getattr(scores, table_name)) is not None and column is not None:
-            changed_tables[table_name] = table.clone()
-            changed_tables[table_name][:, scores.names.index(name)] = column
-    return replace(scores, **changed_tables)
 
 
 def locate(batch: Batch, scheme: Scheme, vocabulary: Vocabulary) -> tuple[Spans, list[BlockText]]:

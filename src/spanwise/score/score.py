@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, product
@@ -50,7 +50,14 @@ from spanwise.types import Scores, Status, present
 LARGEST = 1e30
 
 
-def score_all(objectives: Sequence[Objective], text: Texts, *, columns: Columns, recorded: Scored | None = None) -> Scores:
+def score_all(
+    objectives: Sequence[Objective],
+    text: Texts,
+    *,
+    columns: Columns,
+    recorded: Scored | None = None,
+    settle: Callable[[Objective, Reward], tuple[Reward, Reward]] | None = None,
+) -> Scores:
     """Score every completion by every objective.
 
     Args:
@@ -58,6 +65,7 @@ def score_all(objectives: Sequence[Objective], text: Texts, *, columns: Columns,
         text: the blocks of each completion, as `find_blocks` reads them.
         columns: the dataset's columns, one row per completion.
         recorded: rewards that are known already, by objective; the outcomes and statuses that the text shows are added.
+        settle: if rows are turns, returns an objective's rewards as rollouts count them, and the verdict that each row goes by.
 
     Raises:
         RecipeError: no objective, two of one name, or one that is given what is neither an objective before it nor an outcome.
@@ -75,14 +83,16 @@ def score_all(objectives: Sequence[Objective], text: Texts, *, columns: Columns,
     unscored_objectives = [objective for objective in objectives if objective.name not in known_rewards]
     known_rewards |= _await_early(unscored_objectives, text, columns)
     scored: dict[str, Reward] = {}
+    verdicts: dict[str, Reward] = {}
     call_results: dict[Any, Any] = {}
     for objective in objectives:
         if objective.name in known_rewards:
-            reward = _complete_known(objective, known_rewards[objective.name], text, columns=columns, scored=scored)
+            reward = _complete_known(objective, known_rewards[objective.name], text, columns=columns, scored=verdicts)
         else:
-            reward = _call(objective, text, columns, scored, call_results)
+            reward = _call(objective, text, columns, verdicts, call_results)
         reward = _only_paid(objective, reward, text)
-        scored[objective.name] = reward if objective.only is None else _only_right(reward, scored[objective.only])
+        reward = reward if objective.only is None else _only_right(reward, verdicts[objective.only])
+        scored[objective.name], verdicts[objective.name] = (reward, reward) if settle is None else settle(objective, reward)
     all_scores = as_scores(scored, *read_outcomes(objectives, text, columns=columns))
     if not (measure_names := measures_of(objectives)):
         return all_scores
@@ -95,7 +105,7 @@ def score_all(objectives: Sequence[Objective], text: Texts, *, columns: Columns,
 def _only_right(reward: Reward, other: Reward) -> Reward:
     """Keep an objective's reward only for completions that get 1 from the objective named in `only`."""
     wrong_n = other.value_n != 1.0
-    status_n = torch.where(wrong_n, int(Status.UNSCORED), reward.status_n)
+    status_n = reward.status_n.masked_fill(wrong_n, int(Status.UNSCORED))
     by_outcome_n2 = reward.by_outcome_n2.masked_fill(wrong_n[:, None], NAN)
     return replace(reward, value_n=reward.value_n.masked_fill(wrong_n, NAN), status_n=status_n, by_outcome_n2=by_outcome_n2)
 
@@ -241,15 +251,14 @@ def _call_key(objective: Objective) -> tuple[Any, ...]:
 
 def _complete_known(objective: Objective, recorded: Reward, text: Texts, *, columns: Columns, scored: Scored) -> Reward:
     """Take an objective's rewards, computed elsewhere, and add the outcomes and statuses that the completions' text shows."""
-    built_in_reward = built_in(objective)
-    if built_in_reward is not None and built_in_reward.judged_by is not None:
-        rescored = score_one(objective, text, columns=columns, scored=scored)
-        # Recorded rewards do not say why one is missing, but the text does: the confidence is absent or cannot be read.
-        has_failed_n = (recorded.status_n == Status.ERROR) | (recorded.status_n == Status.UNSCORED)
-        is_unstated_n = (rescored.status_n == Status.ABSENT) | (rescored.status_n == Status.UNPARSABLE)
-        status_n = torch.where(has_failed_n & is_unstated_n, rescored.status_n, recorded.status_n)
-        return replace(recorded, status_n=status_n, by_outcome_n2=rescored.by_outcome_n2, stated_n=rescored.stated_n)
-    return recorded
+    if judge_of(objective) is None:
+        return recorded
+    rescored = score_one(objective, text, columns=columns, scored=scored)
+    # Recorded rewards do not say why one is missing, but the text does: the confidence is absent or cannot be read.
+    has_failed_n = (recorded.status_n == Status.ERROR) | (recorded.status_n == Status.UNSCORED)
+    is_unstated_n = (rescored.status_n == Status.ABSENT) | (rescored.status_n == Status.UNPARSABLE)
+    status_n = torch.where(has_failed_n & is_unstated_n, rescored.status_n, recorded.status_n)
+    return replace(recorded, status_n=status_n, by_outcome_n2=rescored.by_outcome_n2, stated_n=rescored.stated_n)
 
 
 def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorded: Collection[str] = ()) -> None:
@@ -354,11 +363,8 @@ def _check_order(objectives: Sequence[Objective]) -> None:
         if objective.name in objective_names[:position]:
             raise RecipeError(f"Two objectives are called '{objective.name}'. Give one of them another 'name'.")
         _check_given(objective, objective_names[:position])
-        if objective.only is not None and objective.only not in objective_names[:position]:
-            raise RecipeError(
-                f"Objective '{objective.name}' has only: {objective.only}, but no earlier objective has this name. The earlier "
-                f"ones are: {', '.join(objective_names[:position]) or 'none'}."
-            )
+        if objective.only is not None:
+            _check_earlier(objective, objective.only, objective_names[:position], need=f"has only: {objective.only}")
         for name in objective.outcomes:
             if name in objective_names and name in OUTCOMES:
                 raise RecipeError(f"'{name}' is both an objective and an outcome. Give the objective another 'name'.")
@@ -372,12 +378,13 @@ def _check_given(objective: Objective, earlier: Collection[str]) -> None:
             find_outcome(entry)
 
 
-def _check_earlier(objective: Objective, name: str, earlier: Collection[str]) -> None:
+def _check_earlier(objective: Objective, name: str, earlier: Collection[str], *, need: str | None = None) -> None:
     if name not in earlier:
+        functions_text = "" if need else f" Outcome functions: {', '.join(sorted(OUTCOMES))}, or 'module:function'."
+        need = need or f"needs the outcome '{name}'"
         raise RecipeError(
-            f"Objective '{objective.name}' needs the outcome '{name}', but no earlier objective has this name. The earlier ones "
-            f"are: {', '.join(earlier) or 'none'}. Move '{name}' before it, or correct the name. Outcome functions: "
-            f"{', '.join(sorted(OUTCOMES))}, or 'module:function'."
+            f"Objective '{objective.name}' {need}, but no earlier objective has this name. The earlier ones are: "
+            f"{', '.join(earlier) or 'none'}. Move '{name}' before it, or correct the name.{functions_text}"
         )
 
 

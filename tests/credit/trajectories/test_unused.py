@@ -1,12 +1,9 @@
 """An outcome that stands at a turn without the block it pays: the rollout has the block, so it has the reward."""
 
 import pytest
-import torch
 
-from credit_batches import scores_of
 from spanwise import Layout, Objective, Scheme, credit_batch, read
 from spanwise.credit import Trajectory, Turn
-from spanwise.credit.trajectories.rollouts import keep_for_rollouts
 from spanwise.segment import Vocabulary
 from spanwise.trajectories import turn_batch
 from spanwise.types import Status
@@ -56,9 +53,3 @@ def test_a_reward_of_turns_keeps_to_its_turn(method, scope):
     scores, block_sk = block_credit([talk("a", 1.0), talk("b", 0.0)], scope=scope, method=method)
     assert scores.status_nm.flatten().tolist() == [Status.UNSCORED, Status.ABSENT] * 2
     assert block_sk.abs().sum() == 0
-
-
-def test_scores_that_set_no_number_aside_stay_as_they_are():
-    plain = scores_of([[1.0], [float("nan")]], ("paid",))
-    rule = {"objectives": [Objective(paid, pays="a")], "block_names": ["a"]}
-    assert keep_for_rollouts(plain, torch.tensor([[True], [False]]), torch.tensor([0, 0]), **rule) is plain

@@ -29,6 +29,7 @@ from spanwise.credit.strata import (
 )
 from spanwise.errors import AlignmentError, RecipeError, check_known
 from spanwise.objective import Objective, ScopeName
+from spanwise.score.reward import Reward
 from spanwise.types import Credit, Scores, Status
 
 OutcomeName = Literal["last", "sum"]
@@ -280,7 +281,7 @@ def _zero_other_weights(objectives: Sequence[Objective], has_weight_m: Tensor) -
 
 def _score_rollouts(scores: Scores, timeline: Timeline, objectives: Sequence[Objective], *, add_turns: bool) -> Scores:
     """Return one score per rollout: the last reward of its turns or, with `add_turns`, the sum of their rewards."""
-    is_checked_sm = _mark_checked(scores)
+    is_checked_sm = _mark_checked(scores.status_nm)
     reward_row_jm = torch.stack([timeline.last_with(is_checked_s) for is_checked_s in is_checked_sm.T], dim=1)
     column_m = torch.arange(len(objectives), device=reward_row_jm.device)
     tables: dict[str, Any] = {name: table[reward_row_jm, column_m] for name, table in _objective_tables(scores).items()}
@@ -308,7 +309,7 @@ def _score_steps(scores: Scores, timeline: Timeline, objectives: Sequence[Object
     """Return the scores of turns for a method that adds them up; the last turn gets the rewards of the whole rollout."""
     reward_sm = fill_missing(scores, objectives)
     status_sm = scores.status_nm.clone()
-    is_checked_sm = _mark_checked(scores)
+    is_checked_sm = _mark_checked(scores.status_nm)
     is_last_turn_s = timeline.left_s == 0
     for m, objective in enumerate(objectives):
         filled_reward_s = reward_sm[:, m].clone()
@@ -344,7 +345,7 @@ def worth_of_turns(
     worth_sm = fill_missing(rollout_scores, objectives)[timeline.index_s]
     own_worth_sm = fill_missing(scores, objectives)
     is_vote_sm = torch.zeros_like(worth_sm, dtype=torch.bool)
-    is_checked_sm = _mark_checked(scores)
+    is_checked_sm = _mark_checked(scores.status_nm)
     for m, objective in enumerate(objectives):
         credits_steps = kind == "step" and objective.scope != "rollout"
         if credits_steps or (kind == "block" and objective.scope == "turn"):
@@ -364,72 +365,37 @@ def _objective_tables(scores: Scores) -> dict[str, Tensor]:
     return {name: getattr(scores, name) for name in table_names if getattr(scores, name) is not None}
 
 
-def _mark_checked(scores: Scores) -> Bool[Tensor, "s m"]:
+def _mark_checked(status: Int[Tensor, " s *m"]) -> Bool[Tensor, " s *m"]:
     """Mark the rewards that are neither absent nor unscored: their turn was checked, even if the check failed."""
-    return (scores.status_nm != int(Status.ABSENT)) & (scores.status_nm != int(Status.UNSCORED))
+    return (status != int(Status.ABSENT)) & (status != int(Status.UNSCORED))
 
 
-def keep_for_rollouts(
-    scores: Scores,
+def settle_turns(
     present_sk: Bool[Tensor, "s k"],
     trajectory_s: Int[Tensor, " s"],
-    *,
-    objectives: Sequence[Objective],
-    block_names: Sequence[str],
-    scope: ScopeName = "rollout",
-) -> Scores:
-    """Restore the rewards that were dropped because the credited block is not in their turn but in another one."""
-    if scores.unused_nm is None or not len(trajectory_s):
-        return scores
-    timeline = build_timeline(trajectory_s, torch.arange(len(trajectory_s)))
-    scopes = [objective.scope or scope for objective in objectives]
-    is_rollout_m = torch.tensor([name == "rollout" for name in scopes], device=present_sk.device)
-    pays_block_mk = paid_blocks(objectives, block_names, present_sk.device)
-    is_paid_sm = (present_sk[:, None] & pays_block_mk).any(dim=2) & is_rollout_m
-    # A reward may be recorded at the last turn, though an earlier turn of the rollout wrote the block that it pays.
-    rollout_is_paid_sm = (timeline.add_up(is_paid_sm) > 0)[timeline.index_s]
-    is_restored_sm = rollout_is_paid_sm & ~scores.unused_nm.isnan()
-    return replace(
-        scores,
-        reward_nm=torch.where(is_restored_sm, scores.unused_nm, scores.reward_nm),
-        status_nm=scores.status_nm.masked_fill(is_restored_sm, int(Status.OK)),
-        unused_nm=scores.unused_nm.masked_fill(is_restored_sm, torch.nan),
-    )
-
-
-def verdict_rows(
-    scores: Scores, m: int, trajectory_s: Int[Tensor, " s"], step_s: Int[Tensor, " s"], *, scope: ScopeName
-) -> Int[Tensor, " s"]:
-    """Return for each turn the row of the reward of objective `m` that counts there: its own, or its rollout's last one."""
-    if scope == "turn" or not len(trajectory_s):
-        return torch.arange(len(trajectory_s), device=scores.reward_nm.device)
-    timeline = build_timeline(trajectory_s, step_s)
-    return timeline.last_with(_mark_checked(scores)[:, m])[timeline.index_s]
-
-
-def only_right_rollouts(
-    scores: Scores,
-    trajectory_s: Int[Tensor, " s"],
     step_s: Int[Tensor, " s"],
+    objective: Objective,
+    reward: Reward,
     *,
-    objectives: Sequence[Objective],
-    scope: ScopeName = "rollout",
-) -> Scores:
-    """Keep the rewards of an objective with `only` where the objective it names gives 1 to the turn, or to its whole rollout."""
-    for m, objective in enumerate(objectives):
-        if objective.only is None:
-            continue
-        other = scores.names.index(objective.only)
-        verdict_row_s = verdict_rows(scores, other, trajectory_s, step_s, scope=objectives[other].scope or scope)
-        is_left_out_sm = torch.zeros_like(scores.reward_nm, dtype=torch.bool)
-        is_left_out_sm[:, m] = scores.reward_nm[verdict_row_s, other] != 1.0
-        scores = replace(
-            scores,
-            reward_nm=scores.reward_nm.masked_fill(is_left_out_sm, torch.nan),
-            status_nm=scores.status_nm.masked_fill(is_left_out_sm, int(Status.UNSCORED)),
-            by_outcome_nmo=scores.by_outcome_nmo.masked_fill(is_left_out_sm[..., None], torch.nan),
+    block_names: Sequence[str],
+    scope: ScopeName,
+) -> tuple[Reward, Reward]:
+    """Return the reward of turns as rollouts count it, and the verdict on each turn: its own, or its rollout's last one."""
+    if (objective.scope or scope) == "turn" or not len(trajectory_s):
+        return reward, reward
+    timeline = build_timeline(trajectory_s, step_s)
+    if reward.unused_n is not None:
+        # A reward may be recorded at the last turn, though an earlier turn of the rollout wrote the block that it pays.
+        is_paid_s = (present_sk & paid_blocks([objective], block_names, present_sk.device)).any(dim=1)
+        rollout_is_paid_s = (timeline.add_up(is_paid_s) > 0)[timeline.index_s]
+        is_restored_s = rollout_is_paid_s & (reward.status_n == int(Status.ABSENT)) & ~reward.unused_n.isnan()
+        reward = replace(
+            reward,
+            value_n=torch.where(is_restored_s, reward.unused_n, reward.value_n),
+            status_n=reward.status_n.masked_fill(is_restored_s, int(Status.OK)),
+            unused_n=reward.unused_n.masked_fill(rollout_is_paid_s, torch.nan),
         )
-    return scores
+    return reward, reward.take(timeline.last_with(_mark_checked(reward.status_n))[timeline.index_s])
 
 
 def step_returns(
