@@ -1,4 +1,4 @@
-"""The metrics of a batch's credit, which are the same in every engine, and the functions that compute them.
+"""The metrics of a batch's credit, the same in every engine, and the functions that compute them.
 
 A new one is a row of `CREDIT`, and a line of the docs.
 """
@@ -25,7 +25,7 @@ from spanwise.types import Credit, Scores, Status
 
 @dataclass(frozen=True)
 class CreditedBatch:
-    """The credit and the rewards of a batch, gathered from all processes, from which its metrics are computed."""
+    """The credit and rewards of a batch, gathered from all processes. Its metrics are computed from them."""
 
     credit: Credit
     fault_n: Int[Tensor, " n"]
@@ -37,7 +37,7 @@ class CreditedBatch:
 
     @cached_property
     def agreement(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Maps each objective compared in groups to two masks: groups with equal rewards, groups with two or more rewards."""
+        """Maps each objective compared in groups to two masks of groups: equal rewards, and two or more rewards."""
         if self.group_n is None or self.scheme.value_names:
             return {}
         group_n = group_index(self.group_n).cpu()
@@ -63,7 +63,7 @@ def _by_block(batch: CreditedBatch, compute: Callable[[Tensor], Tensor]) -> dict
 
 
 def _divide(batch: CreditedBatch, count_m: Tensor | None) -> dict[str, float]:
-    """Divide each objective's count by the number of completions, trajectories or turns that the objective scores."""
+    """Divide each objective's count by the number of completions, trajectories or turns it scores."""
     if count_m is None:
         return {}
     total_m = batch.credit.count_m
@@ -73,19 +73,19 @@ def _divide(batch: CreditedBatch, count_m: Tensor | None) -> dict[str, float]:
 
 
 def _measure_coarser(batch: CreditedBatch) -> dict[str, float]:
-    """Return the share of rewards whose baseline depends on fewer outcomes than the objective names, if it names several."""
+    """Return the share of rewards whose baseline depends on fewer outcomes than its objective names (two or more)."""
     several_outcomes = {objective.name for objective in batch.scheme.objectives if len(objective.outcomes) > 1}
     return {name: share for name, share in _divide(batch, batch.credit.coarser_m).items() if name in several_outcomes}
 
 
 def _measure_unanimous(batch: CreditedBatch) -> dict[str, float]:
-    """Return for each objective the share of groups whose rewards are all equal, among groups with two or more rewards."""
+    """Return each objective's share of groups whose rewards are all equal. Groups with one reward do not count."""
     return {name: float(same_g[compared_g].double().mean()) for name, (same_g, compared_g) in batch.agreement.items()}
 
 
 def _measure_all_unanimous(batch: CreditedBatch) -> dict[str, float]:
     """Return the share of groups whose rewards are all equal under every objective."""
-    # An objective that is not compared in groups may give credit to a group of equal rewards, so no share is returned.
+    # An objective compared outside of groups may credit a group of equal rewards, so no share is returned.
     if len(batch.agreement) < len(batch.scheme.objectives):
         return {}
     unanimous_masks, compared_masks = zip(*batch.agreement.values(), strict=True)
@@ -95,19 +95,19 @@ def _measure_all_unanimous(batch: CreditedBatch) -> dict[str, float]:
 
 
 def _add_up_costs(batch: CreditedBatch) -> dict[str, float]:
-    """Add up over the batch the costs that the reward functions report, such as tokens and seconds."""
+    """Add up the costs, such as tokens and seconds, that reward functions report for the batch."""
     measured_nc = batch.scores.measured_nc
     return {} if measured_nc is None else dict(zip(batch.scores.measures, measured_nc.sum(dim=0).tolist(), strict=True))
 
 
 def _measure_broke(batch: CreditedBatch) -> dict[str, float]:
-    """Return for each objective the share of completions that broke their own check (`Status.BROKE`), unless it is 0."""
+    """Return each objective's share of completions that broke their own check (`Status.BROKE`), unless it is 0."""
     broke_share_m = (batch.scores.status_nm == int(Status.BROKE)).double().mean(dim=0)
     return {name: share for name, share in zip(batch.scores.names, broke_share_m.tolist(), strict=True) if share > 0}
 
 
 def _measure_dead_strata(batch: CreditedBatch) -> dict[str, float]:
-    """Return the share of strata (completions compared together) without credit, for each objective or for all together."""
+    """Return the share of strata (compared sets) without credit, for each objective or for all together."""
     strata_counts = dead_strata(batch.credit, batch.scheme)
     return {comparison: dead / strata if strata else math.nan for comparison, (strata, dead) in strata_counts.items()}
 
@@ -115,7 +115,7 @@ def _measure_dead_strata(batch: CreditedBatch) -> dict[str, float]:
 def dead_strata(
     credit: Credit, scheme: Scheme, *, group_n: Shaped[Tensor, " n"] | None = None
 ) -> dict[str, tuple[int, int]]:
-    """Count all strata (completions compared together) and those without credit, for each objective or for all together."""
+    """Count all strata (compared sets) and those without credit, for each objective or for all together."""
     if credit.adv_nm is None or credit.comparison is None:
         return {}
     column_by_name = {" + ".join(scheme.names): 0}

@@ -1,4 +1,4 @@
-"""`assign`: turn the rewards of completions into the credit of their blocks of text, with a reason for each credit of 0."""
+"""`assign` turns the rewards of completions into credit for their blocks. It gives a reason for each credit of 0."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def assign(
     inputs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Credit:
-    r"""Turn the rewards of every completion under every objective into the credit (advantage) of each of its blocks.
+    r"""Turn the rewards of completions under all objectives into the credit (advantage) of each block.
 
     Equation
         a block method has a column per objective:  A = method(r_nm, group, ...),
@@ -210,7 +210,7 @@ def _collect_inputs(scores: Scores, objectives: Sequence[Objective]) -> dict[str
 def _run_over_streams(
     run_method: Callable[..., tuple[Tensor, Any]], inputs: Mapping[str, Any], streams: Streams, stop_n: Tensor
 ) -> tuple[Tensor, Float[Tensor, " n"]]:
-    """Run a method such as GAE once for each value that the critic predicts, and add up the weighted advantages."""
+    """Run a method such as GAE once per value that the critic predicts, and add up the weighted advantages."""
     credit_sum = torch.zeros((), device=stop_n.device)  # a tensor without dimensions does not change the dtype of a sum
     for s, stream_inputs in enumerate(streams.inputs(inputs["value_nt"], inputs.get("bootstrap_n"))):
         advantage_nt, _ = run_method({**inputs, **stream_inputs}, inputs["block_nt"].shape)
@@ -226,7 +226,7 @@ def _run_over_streams(
 def _run_method(
     entry: Method, group_n: Tensor, options: Mapping[str, Any], inputs: Mapping[str, Any], shape: Sequence[int]
 ) -> tuple[Tensor, Comparison | None]:
-    """Call a method, check the shape of its advantages, and return them with their `Comparison` if the method gives one."""
+    """Call a method and check the shape of its advantages. Return them, with their `Comparison` if the method gives one."""
     method_result = call(entry, group_n, inputs, options)
     advantages = method_result.advantages if isinstance(method_result, Explained) else method_result
     if not isinstance(advantages, Tensor) or advantages.shape != shape:
@@ -240,7 +240,7 @@ def _run_method(
 
 
 def call(chosen: Method, group_n: Tensor, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-    """Call a method with the inputs that its parameters name; refuse a missing input and an unknown option."""
+    """Call a method with the inputs that its parameters name. Refuse a missing input and an unknown option."""
     available_inputs = {**inputs, "group_n": group_n, "group_s": group_n}
     if missing_inputs := [name for name in chosen.required if available_inputs.get(name) is None]:
         raise RecipeError(f"Method '{chosen.name}' needs {' and '.join(missing_inputs)}, which this batch does not have.")
@@ -255,7 +255,7 @@ def call(chosen: Method, group_n: Tensor, inputs: Mapping[str, Any], options: Ma
 def _check_sizes(
     scores: Scores, group_n: Tensor, present_nk: Tensor, objectives: Sequence[Objective], block_names: Sequence[str]
 ) -> None:
-    """Refuse rewards, group ids and blocks whose sizes disagree, and a reward with status OK that is not finite."""
+    """Refuse rewards, group ids and blocks of different sizes. Refuse a reward of status OK that is not finite."""
     reward_shape = (len(group_n), len(objectives))
     present_shape = (len(group_n), len(block_names))
     if scores.reward_nm.shape != reward_shape or present_nk.shape != present_shape:
@@ -279,7 +279,7 @@ def explain_objectives(
     *,
     truncated_n: Bool[Tensor, " n"] | None,
 ) -> Comparison:
-    """Find the exact reason why an objective's credit is 0: a missing reward, all right or all wrong, or a weight of 0."""
+    """Find why an objective's credit is exactly 0: a missing reward, all right or wrong, or a weight of 0."""
     missing_reason_nm = _explain_missing(scores, truncated_n)
     reason_nm = torch.where(comparison.reason_nm == int(Zero.ABSENT), missing_reason_nm, comparison.reason_nm)
     for m, objective in enumerate(objectives):
@@ -299,7 +299,7 @@ def explain_sum(
     in_groups: bool,
     truncated_n: Bool[Tensor, " n"] | None,
 ) -> Comparison:
-    """Find the exact reason why the credit for a sum of rewards is 0, and the objective that the reason is about."""
+    """Find why the credit for a sum of rewards is 0. Return the reason and the objective that it is about."""
     compared_set_n = group_n if in_groups else torch.zeros_like(group_n)
     reason_n = comparison.reason_nm[:, 0]
     objective_index_n = comparison.about_nm[:, 0]
@@ -341,7 +341,7 @@ def _explain_missing(scores: Scores, truncated_n: Tensor | None) -> Int[Tensor, 
 
 
 def _specify_all_equal(objective: Objective, reward_n: Tensor, reason_n: Tensor, worth_n: Tensor) -> Tensor:
-    """Replace the reason "all equal" by "all right" or "all wrong" if all rewards of the objective are 0 or 1."""
+    """If all rewards of an objective are 0 or 1, say "all right" or "all wrong" instead of "all equal"."""
     is_verdict_n = (reward_n == 0) | (reward_n == 1) | reward_n.isnan()
     if judge_of(objective) is not None or not bool(is_verdict_n.all()):
         return reason_n

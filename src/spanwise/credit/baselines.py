@@ -162,7 +162,7 @@ def advantage(
         used_outcome_counts = reversed(range(outcome_count + 1)) if backs_off else [outcome_count]
         groupings = [(all_in_one_n if baseline == "batch" else group_n, count) for count in used_outcome_counts]
     last_level = len(groupings) - 1
-    # If no completion with the same outcomes has a reward, `if_missing` is compared with the group, or else the batch.
+    # If no reward has the same outcomes, `if_missing` is compared with the group, or else with the batch.
     groupings += [(group_n, 0), (all_in_one_n, 0)]
     for level, (grouping_n, used_outcomes) in enumerate(groupings):
         if merged_result is not None and not bool(uncompared_n.any()):
@@ -195,19 +195,19 @@ def compare_columns(
     by_column: Mapping[str, Sequence[Any] | None],
     **options: Any,
 ) -> Explained:
-    """Call `advantage` on each column of rewards, with the options of that column (`by_column`) and the shared `options`."""
+    """Call `advantage` on each column of rewards, with the column's own options and the shared options."""
     given_options = {name: values for name, values in by_column.items() if values is not None}
     column_advantages = [
         advantage(reward_nm[:, m], group_n, **{name: values[m] for name, values in given_options.items()}, **options)
         for m in range(reward_nm.shape[1])
     ]
-    # `advantage_n` is 0 where the reward is absent, and `missing_n` is 0 everywhere else, so their sum merges them.
+    # For a missing reward the advantage is 0; for all others `missing_n` is 0. So the sum merges both.
     adv_nm = torch.stack([column.advantage_n + column.missing_n for column in column_advantages], dim=1)
     return Explained(adv_nm, Comparison.joined([column.comparison for column in column_advantages]))
 
 
 def _collect_outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str) -> Float[Tensor, "n o"]:
-    """Return the outcomes as a table with one column per outcome, or without columns if the baseline ignores outcomes."""
+    """Return the outcomes as a table with a column per outcome (none if the baseline ignores outcomes)."""
     if baseline in ("none", "batch", "group"):
         return torch.zeros((len(group_n), 0), dtype=torch.float64, device=group_n.device)
     if outcome_no is None or as_columns(outcome_no).shape[1] == 0:
@@ -217,7 +217,7 @@ def _collect_outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str)
 
 
 def _subtract_blend(reward_n: Tensor, worth_n: Tensor, baseline_n: Tensor, group_n: Tensor, outcome_no: Tensor) -> Explained:
-    """Subtract the blended baseline from each reward, or from the number that stands for a missing reward."""
+    """Subtract the blended baseline from each reward, or from the number in place of a missing reward."""
     prompt_comparison = compare_in_strata(reward_n, refine(group_n, outcome_no)).comparison
     outcome_stratum_n = refine(torch.zeros_like(group_n), outcome_no)
     batch_comparison = compare_in_strata(reward_n, outcome_stratum_n).comparison
@@ -240,7 +240,7 @@ def blended_baseline(
     *,
     judged: int | None = None,
 ) -> Float[Tensor, " n"]:
-    r"""Estimate the expected reward of each completion, given its prompt and outcomes, from the batch's other completions.
+    r"""Estimate each completion's expected reward, given its prompt and outcomes. Only other completions are used.
 
     Equation
         b[i] = (ml/v_ml + x/v_x + mu/v_mu) / (1/v_ml + 1/v_x + 1/v_mu), separately for each tuple o of outcomes:
@@ -319,7 +319,7 @@ def _estimate_for_outcome(
         other_outcome_n = ~same_outcome_n & is_known_n & ~reward_n.isnan()
         counterfactual_n = torch.where(other_outcome_n, counterfactual_n - lowest_reward, torch.nan)
         mean_square = mean_square + counterfactual_n.nan_to_num().square().mean()
-    # A variance of 0 would give an infinite weight, so a variance is at least a tiny share of the mean square.
+    # A variance of 0 would give an infinite weight. So each variance is at least a tiny share of the mean square.
     least_variance = 1e-12 * float(mean_square) + 1e-24
     noise_variance_s = prompt_stats.pooled_variance_of_others().nan_to_num(nan=0.0)
     other_count_n = prompt_stats.count_n() - prompt_stats.member_n.double()
@@ -347,13 +347,13 @@ def _estimate_for_outcome(
 
 
 def _average_counterfactuals(actual: Moments, counterfactual: Moments, noise_variance_s: Tensor) -> tuple[Tensor, Tensor]:
-    """Estimate a baseline, and its variance, from what the prompt's other completions would get for these outcomes."""
+    """Estimate a baseline: what the prompt's other completions would get for the same outcomes. Return its variance, too."""
     counterfactual_variance_s = counterfactual.pooled_variance_of_others()
     counterfactual_variance_s = torch.where(counterfactual_variance_s.isnan(), noise_variance_s, counterfactual_variance_s)
     prompt_gap_s = actual.mean_s - counterfactual.mean_s  # NaN if a prompt has no actual or no counterfactual rewards
     has_gap_s = ~prompt_gap_s.isnan()
     other_count_s = has_gap_s.sum() - has_gap_s.double()
-    # The gap between actual and counterfactual rewards comes from other prompts, so that no reward enters its own baseline.
+    # The gap from counterfactual to actual rewards comes from other prompts. So no reward enters its own baseline.
     mean_gap_of_others_s = (prompt_gap_s.nansum() - prompt_gap_s.nan_to_num()) / other_count_s.clamp(min=1.0)
     noise_variance_sa = torch.stack([noise_variance_s, counterfactual_variance_s], dim=1)
     count_sa = torch.stack([actual.count_s, counterfactual.count_s], dim=1)
@@ -366,7 +366,7 @@ def _average_counterfactuals(actual: Moments, counterfactual: Moments, noise_var
 def excess_variance_of_others(
     mean_s: Float[Tensor, " s"], noise_sa: Float[Tensor, "s a"], count_sa: Float[Tensor, "s a"]
 ) -> Float[Tensor, " s"]:
-    """Estimate for each stratum (compared set) how much the means of the P other strata vary beyond noise; NaN if P < 2.
+    """For each stratum, estimate how much the means of the P other strata vary beyond noise; NaN if P < 2.
 
     t2[s] (1 + 1/P),  t2[s] = max(0, var(other means, ddof 1) - sum_a noise[s, a] average(1 / count[., a]))
     """
@@ -384,7 +384,7 @@ def excess_variance_of_others(
 
 
 def average_by_precision(estimate_en: Float[Tensor, "e n"], variance_en: Float[Tensor, "e n"]) -> Float[Tensor, " n"]:
-    """Average several estimates of the same quantity, weighted by 1/variance; skip NaN, and return NaN if all are NaN."""
+    """Average estimates of the same quantity, weighted by 1/variance. Skip NaN, and return NaN if all are NaN."""
     weight_en = torch.where(estimate_en.isnan() | variance_en.isnan(), 0.0, 1.0 / variance_en)
     total_weight_n = weight_en.sum(dim=0)
     weighted_sum_n = (weight_en * estimate_en.nan_to_num(nan=0.0)).sum(dim=0)

@@ -17,7 +17,7 @@ from spanwise.credit.spread import allocate
 from spanwise.credit.strata import check_mask, check_rewards, check_shapes, first_of
 from spanwise.errors import RecipeError, RewardError, check_known
 
-#: The recursion of GAE takes at most 1024 completions and 2^18 numbers at a time, which is one megabyte of float32.
+#: The most completions, and the most numbers (one megabyte of float32), that the recursion of GAE takes at once.
 _ROWS, _BLOCK = 1024, 1 << 18
 
 
@@ -33,7 +33,7 @@ def lambda_advantage(
     boundary_nt: Bool[Tensor, "n t"] | None = None,
     bootstrap_n: Float[Tensor, " n"] | None = None,
 ) -> Float[Tensor, "n t"]:
-    """Compute the advantages of GAE, or of SAE if boundaries are given, from the last token to the first; masked tokens get 0.
+    """Compute the advantages of GAE, or of SAE if boundaries are given, from last to first token. Masked tokens get 0.
 
     A[k] = r[k] - V[k] + gamma (V[k+1] + lam[k+1] A[k+1]) over the trainable tokens k, lam[k] = lam at a boundary, else 1
     """
@@ -54,8 +54,8 @@ def lambda_advantage(
     if not bool(reward_nt.sum().isfinite()):  # a finite sum proves that no reward is NaN (absent)
         lacks_reward_n |= (reward_nt.isnan() & mask_nt).any(dim=1)
         reward_nt = torch.where(reward_nt.isnan(), 0.0, reward_nt)
-    # Token k carries c[k] = gamma (V[k] + lam[k] A[k]) to the trainable token before it, so that A[k] = r[k] - V[k] + c[k+1].
-    # Hence c[k] = gamma ((1 - lam[k]) V[k] + lam[k] (r[k] + c[k+1])); a masked token carries c[t] = r[t] + c[t+1].
+    # Token k carries c[k] = gamma (V[k] + lam[k] A[k]) to the trainable token before it, so that A[k] = r[k] - V[k] +
+    # c[k+1]. Hence c[k] = gamma ((1 - lam[k]) V[k] + lam[k] (r[k] + c[k+1])). A masked token carries c[t] = r[t] + c[t+1].
     next_carry_n = torch.zeros(len(reward_nt), dtype=exact_dtype, device=reward_nt.device)
     if bootstrap_n is not None:
         for n in first_of(bootstrap_n.isinf()):
@@ -86,7 +86,7 @@ def lambda_advantage(
 
 
 def _cut_blocks(completions: int, tokens: int) -> Iterator[tuple[slice, slice]]:
-    """Yield slices of completions and of tokens that are small enough for the processor's cache, the last tokens first."""
+    """Yield slices of completions and tokens that fit into the processor's cache, the last tokens first."""
     block_height = max(1, min(completions, _ROWS))
     block_width = max(_BLOCK // block_height, 32)
     for first_row in range(0, completions, block_height):
@@ -95,7 +95,7 @@ def _cut_blocks(completions: int, tokens: int) -> Iterator[tuple[slice, slice]]:
 
 
 def _carry_back(term: Tensor, factor: Tensor, next_carry_n: Tensor) -> Tensor:
-    """Compute carry[t] = term[t] + factor[t] carry[t+1] from the last token to the first; return carry[t+1] in `term`."""
+    """Compute carry[t] = term[t] + factor[t] carry[t+1] from the last token to the first. Return carry[t+1] in `term`."""
     carry_tn = torch.cat([term.t(), next_carry_n[None]])
     carry_rows = carry_tn.unbind(0)
     factor_rows = factor.t().contiguous().unbind(0)
@@ -106,7 +106,7 @@ def _carry_back(term: Tensor, factor: Tensor, next_carry_n: Tensor) -> Tensor:
 
 
 def length_adaptive_lambda(length_n: Int[Tensor, " n"], *, alpha: float = 0.05) -> Float[Tensor, " n"]:
-    r"""Return a lambda for each completion that grows with its length, so that GAE looks ahead over a fixed share of it.
+    r"""Return a lambda for each completion that grows with its length. GAE then looks ahead over a fixed share of it.
 
     Equation
         lam[i] = max(0, 1 - 1 / (alpha length[i]))
@@ -136,7 +136,7 @@ def bootstrap_values(
     truncated: Literal["terminal", "bootstrap", "mask"] = "terminal",
     value_end_n: Float[Tensor, " n"] | None = None,
 ) -> Float[Tensor, " n"]:
-    """Return the value that `gae` and `sae` take for the state after each completion's last token (`bootstrap_n`).
+    """Return the value after each completion's last token (`bootstrap_n`), for `gae` and `sae`.
 
     Args:
         truncated_n: the completions that ran out of tokens.
@@ -156,7 +156,7 @@ def bootstrap_values(
 
 
 def _check_finite(advantage_nt: Tensor, value_nt: Tensor | None, mask_nt: Tensor) -> None:
-    """Refuse a critic's value that is not finite at a trainable token; it would make the advantages' sum not finite."""
+    """Refuse a critic's value that is not finite at a trainable token. It would make the advantages infinite or NaN."""
     if value_nt is None or bool(advantage_nt.sum().isfinite()):
         return
     if bad_entry := first_of(mask_nt & ~value_nt.isfinite()):

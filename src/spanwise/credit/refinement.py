@@ -1,4 +1,4 @@
-"""`Refinement`: a method, such as KTAE, that changes the token advantages which another method has computed."""
+"""`Refinement`: a method, such as KTAE, that changes the token advantages of another method."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Refinement:
         return Refinement(**recipe_fields)
 
     def check_scheme(self, scheme: Any) -> None:
-        """Refuse a scheme that credits single turns, a `correct` that names no objective, and options without effect."""
+        """Refuse a scheme that credits single turns, an unknown objective `correct`, and options without effect."""
         if scheme.entry.kind == "step" or any(objective.scope == "turn" for objective in scheme.objectives):
             raise RecipeError(
                 f"refine needs the credit of whole rollouts, but method '{scheme.method}' credits single turns here. Leave refine "
@@ -66,12 +66,12 @@ class Refinement:
         self.entry.check_options(self.options)
 
     def check_provided(self, provided: Collection[str]) -> None:
-        """Refuse to run if the trainer's batches lack an input of the refining method, such as log-probabilities."""
+        """Refuse to run if the trainer's batches lack an input of the method, such as log-probabilities."""
         if missing_words := self.entry.lacking(provided):
             raise RecipeError(f"refine: '{self.method}' needs {missing_words}, which these batches lack. Leave refine out.")
 
     def credit(self, credit: Credit, reading: Any, batch: Any, scheme: Any) -> Credit:
-        """Let the refining method change each token's advantage; the credit of the decision to stop stays the same.
+        """Let the refining method change each token's advantage. The credit of the decision to stop stays the same.
 
         Equation
             A[i, t] = the credit of t's block, or of t itself under a method per token, before it is shared over tokens

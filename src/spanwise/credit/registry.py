@@ -1,4 +1,4 @@
-"""The registry of methods: each has a name, the inputs that it needs, its source, and the preset that a recipe runs."""
+"""The registry of methods. A method has a name, inputs, a source, and the preset that recipes run."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from spanwise.registry import Registry
 
 Kind = Literal["completion", "block", "token", "step", "refinement"]
 
-#: The properties that `spanwise.testing.check_estimator` tests; the kind of a method decides which ones apply to it.
-#: A method that breaks a property by design names it at registration: `exceptions={"shift": "the mean reward is a divisor"}`.
+#: The properties that `spanwise.testing.check_estimator` tests. The kind of a method decides which ones apply to it. A
+#: method that breaks a property by design names it at registration: `exceptions={"shift": "the mean reward is a divisor"}`.
 PROPERTIES: Mapping[str, str] = {
     "result": "the result is one finite number per completion, block, token or step, as float64 or in the dtype of the inputs",
     "pure": "the method leaves its inputs unchanged, and a second call gives the same numbers",
@@ -35,14 +35,14 @@ PROPERTIES: Mapping[str, str] = {
     "monotone": "a higher reward never lowers the advantage of the completion, block, step or last token that gets it",
     "signs": "over all examples, some credit is above 0 and some is below 0",
 }
-#: The keyword parameters of methods that the objectives or the batch fill in, so that a user cannot set them as options.
+#: The keyword parameters of methods that objectives or the batch fill in. A user cannot set them as options.
 FACTS = (
     "baseline", "scale_k", "back_off_k", "if_missing_k", "given_k", "judged_k", "outcome_no", "by_outcome_nk2", "weight_m",
     "bootstrap_n", "voter_n",
 )  # fmt: skip
 _INDEXED = re.compile(r"_(?:n|s|m|k|nm|nk|nt|st|no|n2|nk2|nmo)$")
 _COMPARED = ("reward_n", "reward_nm", "reward_nk", "reward_nt", "reward_s", "group_n", "group_s")
-#: The inputs of methods that `pipeline.credit_batch` computes from any batch, so that no engine has to provide them.
+#: The inputs of methods that `pipeline.credit_batch` computes from any batch, so no engine has to provide them.
 _MADE = ("length_n", "block_nt", "adv_nt", "correct_n")
 #: Maps an input of methods to the field of `Batch` that it is made from.
 _FIELDS = {"trajectory_s": "steps", "step_s": "steps", "anchor_s": "steps", "importance_nt": "logp_nt"}
@@ -57,7 +57,7 @@ _SWITCH = (lambda value: isinstance(value, bool), "write true or false")
 _ANYTHING = (lambda value: True, "")
 _NUMBER = (is_number, "write a finite number")
 _SHARE = (lambda value: is_number(value) and 0 <= value <= 1, "it must lie between 0 and 1")
-#: Option that several methods have -> a test of its value, and the advice to a user whose value fails the test.
+#: Maps an option of several methods to a test of its value, and to the advice for a value that fails the test.
 _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "min_stratum": (lambda v: is_number(v) and isinstance(v, int) and v >= 2, "a baseline needs at least 2 completions"),
     "ddof": (lambda v: not isinstance(v, bool) and v in (0, 1), "write 0 (population) or 1 (sample)"),
@@ -97,7 +97,7 @@ class Preset:
 
 @dataclass(frozen=True)
 class Method:
-    """A registered estimator of advantages (GRPO, GAE, ...), with its name and all that recipes and checks must know of it.
+    """A registered estimator of advantages, such as GRPO, with what recipes and checks must know of it.
 
     Attributes:
         name: as in recipes.
@@ -135,7 +135,7 @@ class Method:
                 raise RecipeError(f"Method '{self.name}': {unknown('property', name, PROPERTIES)}")
 
     def of_a_run(self) -> Method:
-        """Return the method for one run; a method that remembers earlier batches gets a memory of its own."""
+        """Return the method for one run. A method that remembers earlier batches gets a new memory."""
         return self if self.memory is None else replace(self, estimator=self.memory(), memory=None)
 
     @property
@@ -164,7 +164,7 @@ class Method:
         return frozenset(_FIELDS.get(name, name) for name in self.needs if name not in _MADE)
 
     def lacking(self, provided: Collection[str]) -> str:
-        """Name in words the fields of `Batch` that the method needs and the batch lacks; an empty text if it lacks none."""
+        """Name in words the fields of `Batch` that the method needs and the batch lacks ("" if none)."""
         return " and ".join(_WORDS.get(name, name) for name in sorted(self.fields - {*provided}))
 
     @cached_property
@@ -225,7 +225,7 @@ class Method:
             return words.__contains__, f"write {', '.join(words[:-1])} or {words[-1]}"
         if name in _VALUES:
             return _VALUES[name]
-        # An option is a switch or a finite number if its default is one, unless its annotation allows other values, too.
+        # An option whose default is a switch or a number must be one, too, unless its annotation allows other values.
         default, annotation = self.options[name], self._parameters[name].annotation
         option_type = type(default)
         if annotation not in (option_type, option_type.__name__, inspect.Parameter.empty):
@@ -257,7 +257,7 @@ METHODS: Registry[Method] = Registry(
 
 
 def method(name: str) -> Method:
-    """Return the method called `name`, ours or a plug-in's; a RecipeError suggests the nearest name.
+    """Return the method called `name`, ours or a plug-in's. For an unknown name, a RecipeError suggests the nearest name.
 
     Example:
         >>> method("rloo").kind
@@ -272,7 +272,7 @@ def outcome_methods() -> tuple[str, ...]:
     return tuple(sorted(entry.name for entry in completion_methods if entry.inputs[0] == "reward_n"))
 
 
-#: The lowest value of each calibration score, which a completion without a confidence gets (`log_score` clips at .01).
+#: The lowest value of each calibration score, given to a completion without a confidence (`log_score` clips at .01).
 WORST_SCORE = {"brier": -1.0, "log_score": -4.605170185988091}
 
 

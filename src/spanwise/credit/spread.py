@@ -1,4 +1,4 @@
-"""Put rewards on tokens for a critic (`reward_streams`), and share credit over the tokens of its block (`spread`)."""
+"""`reward_streams` puts rewards on tokens for a critic. `spread` gives tokens their share of a block's credit."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from spanwise.errors import AlignmentError, RecipeError, RewardError, check_know
 from spanwise.objective import Objective
 from spanwise.types import Credit, Scores, Spans, Status
 
-#: What a critic predicts: one return for all objectives together ("shared"), or the future reward of each ("objective").
+#: What a critic predicts: the future reward of all objectives together ("shared"), or of each one ("objective").
 ValuesName = Literal["shared", "objective"]
 
-#: The number of completions that are processed at a time, so that they stay in the processor's cache.
+#: The number of completions that are processed at a time, so that their data stay in the processor's cache.
 _ROWS = 16
 _NUMPY = {torch.float16: np.float16, torch.float32: np.float32, torch.float64: np.float64}
 
 
 def left_out(scores: Scores) -> Bool[Tensor, "n m"]:
-    """Mark the rewards that are missing because the completion lacks the text to score, or holds it in unreadable form."""
+    """Mark the rewards that are missing because the completion's text is absent or unreadable."""
     return (scores.status_nm == int(Status.ABSENT)) | (scores.status_nm == int(Status.UNPARSABLE))
 
 
@@ -42,12 +42,12 @@ def weights(objectives: Sequence[Objective], like: Tensor) -> Float[Tensor, " m"
 
 
 def sum_rewards(scores: Scores, objectives: Sequence[Objective]) -> Float[Tensor, " n"]:
-    """Return each completion's weighted sum of rewards; NaN if a reward is absent and its weight is not 0."""
+    """Return each completion's weighted sum of rewards. Return NaN if a reward is absent and its weight is not 0."""
     return weighted(fill_missing(scores, objectives), weights(objectives, scores.reward_nm)).sum(dim=1)
 
 
 def paid_blocks(objectives: Sequence[Objective], block_names: Sequence[str], device: torch.device) -> Bool[Tensor, "m k"]:
-    """Mark the blocks whose tokens each objective credits (`pays`); refuse an objective that names an unknown block."""
+    """Mark the blocks whose tokens each objective credits (`pays`). Refuse an objective that names an unknown block."""
     for objective in objectives:
         if unknown_names := [name for name in objective.pays if name not in block_names]:
             raise RecipeError(
@@ -75,7 +75,7 @@ def name_streams(objectives: Sequence[Objective], values: ValuesName | None) -> 
 
 @dataclass(frozen=True)
 class Streams:
-    """Rewards on tokens, one table (a stream) for each value that a critic predicts; GAE or SAE runs once per stream."""
+    """Rewards on tokens, one table (stream) for each value that a critic predicts. GAE or SAE runs once per stream."""
 
     names: tuple[str, ...]  # the names of the values that the critic predicts, one per stream
     reward_snt: Float[Tensor, "s n t"]  # the reward of each token; 0 nearly everywhere
@@ -99,7 +99,7 @@ class Streams:
             yield {"reward_nt": self.reward_snt[s], "mask_nt": self.mask_snt[s], **stream_tables}
 
     def _arrange_by_stream(self, value: Tensor, what: str, shape: tuple[int, ...]) -> Tensor:
-        """Return a critic's values with a last axis for the objectives whose value it predicts; refuse any other shape."""
+        """Return a critic's values with a last axis for the objectives they predict. Refuse any other shape."""
         if tuple(value.shape[: len(shape)]) != shape or value.dim() > len(shape) + 1:
             raise AlignmentError(
                 f"{what} has the shape {tuple(value.shape)}, but the batch has {shape}; give a value to every entry of the batch."
@@ -126,7 +126,7 @@ def reward_streams(
     values: ValuesName | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Streams:
-    """Put each reward on the last token of the last block that it credits, in one shared table or one per objective.
+    """Put each reward on the last token of the last block that it credits. Rewards share a table or have one each.
 
     With e that token:  shared: r[i, e] = sum of weight_m r[i, m] over the m with that e;   else: r_m[i, e] = r[i, m]
     """
@@ -135,16 +135,16 @@ def reward_streams(
     weight_m = weights(objectives, scores.reward_nm)
     is_trained_nt = mask_nt.bool()
     last_n, has_token_n = find_last_token(is_trained_nt)
-    # A last column of False is added, because a token in no block has the block index -1, which reads the last column.
+    # A token in no block has the block index -1, which reads the last column. So a last column of False is added.
     pays_block_mk = pad(paid_blocks(objectives, block_names, mask_nt.device), (0, 1))
     is_paid_mnt = pays_block_mk[:, block_nt.long()] & is_trained_nt
     positions_and_flags = [find_last_token(paid_nt) for paid_nt in is_paid_mnt]
     has_paid_token_nm = torch.stack([is_found_n for _, is_found_n in positions_and_flags], dim=1)
     last_paid_token_nm = torch.stack([position_n for position_n, _ in positions_and_flags], dim=1)
-    # A completion without the rewarded block gets the reward at its last token, for the decision to stop.
+    # A completion without the rewarded block gets the reward at its last token, where it decided to stop.
     reward_position_nm = torch.where(has_paid_token_nm, last_paid_token_nm, last_n[:, None])
     if resolve_values(objectives, values) == "shared":
-        # A token of a block that no objective pays trains as well: the rewards of later tokens reach it, as in ordinary PPO.
+        # Tokens of a block that no objective pays train as well, because later rewards reach them, as in ordinary PPO.
         weighted_reward_nm = weighted(reward_nm, weight_m)
         has_sum_n = ~weighted_reward_nm.sum(dim=1).isnan()  # the sum is NaN (unknown) if any reward with a weight is absent
         mask_snt = (is_trained_nt & has_sum_n[:, None])[None]
@@ -178,7 +178,7 @@ def reward_streams(
 
 
 def find_last_token(flag_nt: Tensor) -> tuple[Int[Tensor, " n"], Bool[Tensor, " n"]]:
-    """Return the position of each completion's last flagged token (0 if none is flagged), and whether a token is flagged."""
+    """Return the index of each completion's last flagged token (0 if none), and whether there is one."""
     has_flag_n = flag_nt.any(dim=1)
     if not flag_nt.shape[1]:
         return has_flag_n.long(), has_flag_n
@@ -201,7 +201,7 @@ def spread(
     per: str | float | int | Float[Tensor, " n"] = "block",
     dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "n t"]:
-    r"""Give every trainable token its block's credit, divided by a length, so that the loss is a plain sum over tokens.
+    r"""Give every trainable token its block's credit, divided by a length. The loss is then a plain sum over tokens.
 
     Equation
         A[i, t] = A[i, k] / |T_k(i)| for t in block k    (per="block": each block has the same say, however long)
@@ -268,7 +268,7 @@ def spread_tokens(
     stop_n: Float[Tensor, " n"] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "n t"]:
-    """Divide the advantages of tokens by the length that `per` names, so that the loss is a plain sum over tokens.
+    """Divide the advantages of tokens by the length that `per` names. The loss is then a plain sum over tokens.
 
     A[i, t] = adv[i, t] / size,   A[i, last] += stop[i] / size,   size = |T_k(i)|, |T(i)| or c; a stop alone in its block: 1
     """
@@ -296,7 +296,7 @@ def _add_stops(advantage_nt: Tensor, spans: Spans, stop_n: Tensor) -> Tensor:
 
 
 def _find_divisor(length_nk: Tensor, per: str | int | float | Tensor) -> Tensor:
-    """Return the number that the credit of each block is divided by under the option `per`; never 0."""
+    """Return the number, never 0, that the option `per` divides each block's credit by."""
     if isinstance(per, Tensor):
         return torch.where(per > 0, per, 1.0).to(length_nk.device, torch.float64)[:, None].expand(length_nk.shape)
     if per == "block":
@@ -311,14 +311,14 @@ def _find_divisor(length_nk: Tensor, per: str | int | float | Tensor) -> Tensor:
 def to_tokens(
     advantage_n: Float[Tensor, " n"], mask_nt: Shaped[Tensor, "n t"], *, dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "n t"]:
-    """Give every trainable token the advantage of its completion, as trainers' own estimators do; exactly 0 elsewhere."""
+    """Give every trainable token its completion's advantage, as trainers' own estimators do; 0 elsewhere."""
     advantage_nt = allocate(mask_nt.shape, dtype=dtype, device=advantage_n.device)
     zero_advantage = torch.zeros((), dtype=dtype, device=advantage_n.device)
     return torch.where(mask_nt.bool(), advantage_n.to(dtype)[:, None], zero_advantage, out=advantage_nt)
 
 
 def restrict(spans: Spans, mask_nt: Bool[Tensor, "n t"]) -> Spans:
-    """Pad the spans to the width of the trainer's mask, and empty those of completions without a token in the mask."""
+    """Pad the spans to the width of the trainer's mask. Completions without a token in the mask get empty spans."""
     check_mask(mask_nt)
     span_width, mask_width = spans.block_nt.shape[1], mask_nt.shape[1]
     if span_width > mask_width:

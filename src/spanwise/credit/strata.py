@@ -1,4 +1,4 @@
-"""Compare numbers with the mean and deviation of their stratum, the set of completions that are compared with each other.
+"""Compare numbers with the mean of their stratum (set of completions that are compared with each other).
 
 A stratum is the batch, the completions of one prompt (a group), or those of one prompt with equal outcomes. No other module
 divides by a group's moment. Everything here is float64, takes strata of any size in any order, and leaves NaN values out.
@@ -18,7 +18,7 @@ from torch import Tensor
 from spanwise.errors import AlignmentError, RecipeError, RewardError, check_known
 from spanwise.types import Comparison, Zero
 
-#: The place of epsilon in the divisor of a standardised batch: std + eps, sqrt(var + eps) or sqrt(max(var, eps)).
+#: Where epsilon stands in a standardised batch's divisor: std + eps, sqrt(var + eps) or sqrt(max(var, eps)).
 EpsAt = Literal["std", "variance", "floor"]
 
 _ROWS = 32
@@ -55,7 +55,7 @@ def check_counts(items: Sized, item_noun: str, others: Sized, other_noun: str, *
 
 
 def check_shapes(**tensors: Tensor | None) -> None:
-    """Refuse tensors whose sizes disagree along an index that their names share, such as n in `value_nt` and `reward_nk`."""
+    """Refuse tensors whose sizes disagree along an index in their names, such as n in `value_nt` and `reward_nk`."""
     given_tensors = [(name, tensor) for name, tensor in tensors.items() if tensor is not None]
     first_name, first_tensor = given_tensors[0]
     first_axes = first_name.rpartition("_")[2]  # such as "nt"
@@ -83,13 +83,13 @@ class Explained(NamedTuple):
     comparison: Comparison
 
     def where(self, mask_n: Bool[Tensor, " n"], other: Explained) -> Explained:
-        """Return this result's advantages where the mask is true, and `other`'s where it is false; each result has one column."""
+        """Take this result's advantages where the mask is true, else those of `other`. Each result has one column."""
         merged_comparison = self.comparison.where(mask_n[:, None], other.comparison)
         return Explained(self.advantages.where(mask_n, other.advantages), merged_comparison)
 
 
 def explains(method: Callable[_Inputs, Explained]) -> Callable[_Inputs, Tensor]:
-    """Decorate a method that returns `Explained` so that an ordinary call returns the advantages alone.
+    """Decorate a method that returns `Explained`, so that an ordinary call returns the advantages alone.
 
     Example:
         >>> @explains
@@ -100,7 +100,7 @@ def explains(method: Callable[_Inputs, Explained]) -> Callable[_Inputs, Tensor]:
     """
 
     @functools.wraps(method)
-    @torch.no_grad()  # advantages are constants of the loss, also if a reward model returned rewards with their graph
+    @torch.no_grad()  # advantages are constants of the loss, even if a reward model's rewards carry a gradient
     def return_advantages(*args: _Inputs.args, **kwargs: _Inputs.kwargs) -> Tensor:
         return method(*args, **kwargs).advantages
 
@@ -109,7 +109,7 @@ def explains(method: Callable[_Inputs, Explained]) -> Callable[_Inputs, Tensor]:
 
 
 def call_explained(estimator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a method; return an `Explained` if the method is decorated with `explains`, else what the method returns."""
+    """Call a method; return its `Explained` if it is decorated with `explains`, else its plain result."""
     if isinstance(estimator, functools.partial):
         return call_explained(estimator.func, *estimator.args, *args, **{**estimator.keywords, **kwargs})
     return getattr(estimator, "explained", estimator)(*args, **kwargs)
@@ -127,7 +127,7 @@ def build_comparison(
     members_n: Tensor | None = None,
     averaged_n: Tensor | None = None,
 ) -> Comparison:
-    """Build a `Comparison` with one column from the advantages of completions and what they were computed from."""
+    """Build a one-column `Comparison` from advantages and the rewards, baselines and divisors behind them."""
     zeros_n = torch.zeros_like(worth_n, dtype=torch.long)
     has_baseline_n = ~(worth_n.isnan() | baseline_n.isnan() | divisor_n.isnan() | alone_n)
     reason_n = torch.full_like(zeros_n, int(Zero.NO_SCALE))
@@ -154,12 +154,12 @@ def build_comparison(
 
 
 def list_ids(ids: Any) -> list[Any]:
-    """Return ids, such as group ids or states, as a list of Python values, which can be compared and hashed."""
+    """Return ids, such as group ids or states, as a list of Python values that can be compared and hashed."""
     return ids.tolist() if hasattr(ids, "tolist") else list(ids)
 
 
 def group_index(groups: Sequence[Hashable] | Tensor) -> Int[Tensor, " n"]:
-    """Turn group ids of any kind (integers, strings, ...) into dense integers 0..G-1; equal ids get equal integers.
+    """Turn group ids of any kind (integers, strings, ...) into dense integers 0..G-1. Equal ids get equal integers.
 
     >>> group_index(["b", "a", "b"])
     tensor([0, 1, 0])
@@ -171,7 +171,7 @@ def group_index(groups: Sequence[Hashable] | Tensor) -> Int[Tensor, " n"]:
 
 
 def weighted(reward_nm: Float[Tensor, "n m"], weight_m: Float[Tensor, " m"]) -> Float[Tensor, "n m"]:
-    """Multiply rewards by their weights; a reward of weight 0 adds 0 even if it is absent (NaN)."""
+    """Multiply rewards by their weights. A reward of weight 0 adds 0 even if it is absent (NaN)."""
     return torch.where(weight_m == 0, 0.0, reward_nm * weight_m)
 
 
@@ -188,7 +188,7 @@ def as_columns(outcome_no: Float[Tensor, " n *o"]) -> Float[Tensor, "n o"]:
 
 
 def refine(group_n: Int[Tensor, " n"], outcome_no: Float[Tensor, " n *o"]) -> Int[Tensor, " n"]:
-    """Split groups by outcome: members of one group with equal outcomes share a stratum; any unknown (NaN) outcome gives -1.
+    """Split groups by outcome: equal outcomes in one group share a stratum. Any unknown (NaN) outcome gives -1.
 
     Args:
         group_n: group ids of any sign.
@@ -203,7 +203,7 @@ def refine(group_n: Int[Tensor, " n"], outcome_no: Float[Tensor, " n *o"]) -> In
     outcome_no = as_columns(outcome_no)
     for column, outcome_n in enumerate(outcome_no.T):
         distinct_outcomes, outcome_id_n = torch.unique(outcome_n.nan_to_num(nan=0.0), return_inverse=True)
-        # Before each further outcome the strata are renumbered from 0, so that their numbers stay small.
+        # The strata are renumbered from 0 before each further outcome, so that their numbers stay small.
         renumbered_stratum_n = group_index(stratum_n) if column > 0 else stratum_n
         stratum_n = renumbered_stratum_n * len(distinct_outcomes) + outcome_id_n
     return torch.where(outcome_no.isnan().any(dim=1), -1, stratum_n)
@@ -211,7 +211,7 @@ def refine(group_n: Int[Tensor, " n"], outcome_no: Float[Tensor, " n *o"]) -> In
 
 @dataclass(frozen=True)
 class Moments:
-    """The count, mean and sum of squared deviations of a value in each stratum (completions compared with each other)."""
+    """The count, mean and sum of squared deviations in each stratum (compared set of completions)."""
 
     stratum_n: Int[Tensor, " n"]  # the number of each completion's stratum; -1: in no stratum
     member_n: Bool[Tensor, " n"]  # True if the completion has a value and a stratum
@@ -221,15 +221,15 @@ class Moments:
     square_s: Float[Tensor, " s"]  # sum of squared deviations; an empty stratum has count 0, mean NaN and sum 0
 
     def count_n(self) -> Float[Tensor, " n"]:
-        """Return the number of members of each completion's stratum; 0 for a completion without a stratum."""
+        """Return how many members each completion's stratum has (0 for a completion without a stratum)."""
         return self.look_up(self.count_s, 0.0)
 
     def mean_n(self) -> Float[Tensor, " n"]:
-        """Return the mean of each completion's stratum, including the completion itself; NaN if the stratum is empty."""
+        """Return the mean of each completion's stratum, itself included; NaN if the stratum is empty."""
         return self.look_up(self.mean_s, torch.nan)
 
     def std_n(self, *, ddof: int, stand_in_n: Float[Tensor, " n"] | None = None) -> Float[Tensor, " n"]:
-        """Return the standard deviation of each completion's stratum, sqrt(square / (count - ddof)); 0 if it is undefined."""
+        """Return the standard deviation of each completion's stratum: sqrt(square / (count - ddof)); 0 if undefined."""
         count_s, square_sum_s = self.count_s, self.square_s
         if stand_in_n is not None:
             joins_stratum_n = (self.stratum_n >= 0) & ~self.member_n & ~stand_in_n.isnan()
@@ -242,15 +242,15 @@ class Moments:
         return self.look_up(variance_s.sqrt(), 0.0)
 
     def constant_n(self) -> Bool[Tensor, " n"]:
-        """Return whether the members of each completion's stratum are all equal; True for a stratum without members."""
+        """Return whether all members of each completion's stratum are equal. Return True for a stratum without members."""
         return self.look_up(self.square_s, 0.0) == 0
 
     def look_up(self, value_s: Tensor, nowhere: float) -> Float[Tensor, " n"]:
-        """Look up each completion's stratum in a table, such as the means; a completion without a stratum gets `nowhere`."""
+        """Look up each completion's stratum in a table, such as the means. Completions without a stratum get `nowhere`."""
         return value_s[self.stratum_n.clamp(min=0)].masked_fill_(self.stratum_n < 0, nowhere)
 
     def pooled_variance_of_others(self) -> Float[Tensor, " s"]:
-        """Return for each stratum the pooled variance inside all other strata; NaN if no other stratum has two values."""
+        """Return, for each stratum, the variance pooled over all others. Return NaN if no other stratum has two values."""
         degrees_of_freedom_s = (self.count_s - 1).clamp(min=0.0)
         other_degrees_of_freedom_s = degrees_of_freedom_s.sum() - degrees_of_freedom_s
         other_square_sum_s = (self.square_s.sum() - self.square_s).clamp(min=0.0)
@@ -260,7 +260,7 @@ class Moments:
 def moments(
     value_n: Float[Tensor, " n"], stratum_n: Int[Tensor, " n"], *, weight_n: Float[Tensor, " n"] | None = None
 ) -> Moments:
-    """Compute the count, mean and sum of squared deviations of each stratum (compared set); skip NaN.
+    """Compute the count, mean and sum of squared deviations of each stratum (compared set). Skip NaN.
 
     `stratum_n` is numbered as by `group_index` and `refine`; -1 is no stratum. Values are shifted by their stratum's minimum
     before they are summed, so a constant stratum has deviation exactly 0. Each is counted `weight_n` times; None: once.
@@ -313,7 +313,7 @@ def compare_in_strata(
     stand_in_n: Float[Tensor, " n"] | None = None,
     voter_n: Int[Tensor, " n"] | None = None,
 ) -> Explained:
-    r"""Subtract from each value the mean of its stratum (compared set); divide by the stratum's deviation or mean if asked.
+    r"""Subtract from each value the mean of its stratum (compared set). Divide by the stratum's deviation or mean if asked.
 
     Equation
         A[i] = (v[i] - mean_S v) * (n/(n-1) if leave_one_out else 1) / divisor
@@ -388,7 +388,7 @@ centred = explains(compare_in_strata)
 def _compare_rollouts(
     value_n: Tensor, stratum_n: Tensor, rollout_n: Tensor, leave_one_out: bool, min_stratum: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compare each turn with its stratum, counting each rollout once; return rollout count, mean and advantages."""
+    """Compare each turn with its stratum, counting each rollout once. Return rollout count, mean and advantages."""
     # All turns of a rollout in the same stratum form one set (index j), which counts once with its mean reward.
     turn_set_n = refine(stratum_n, group_index(rollout_n).double()).where(stratum_n >= 0, -1)
     set_moments = moments(value_n, turn_set_n)
@@ -411,7 +411,7 @@ def standardise(
     eps: float = 0.0,
     eps_at: EpsAt = "std",
 ) -> tuple[Float[Tensor, " n"], float, float]:
-    """Standardise weighted values over the batch (all 0 if they are equal); return the results, the mean and the divisor.
+    """Standardise weighted values over the batch (all 0 if they are equal). Return the results, the mean and the divisor.
 
     A[i] = (v[i] - mean v if shift else v[i]) / (std + eps, sqrt(var + eps) or sqrt(max(var, eps)) by `eps_at`)
     """
@@ -438,7 +438,7 @@ def standardise_tokens(
     eps_at: EpsAt = "variance",
     in_place: bool = False,
 ) -> Float[Tensor, "n t"]:
-    """Standardise the values of all tokens in the mask together; every other token gets exactly 0."""
+    """Standardise the values of all tokens in the mask together. All other tokens get exactly 0."""
     token_mean, square_sum, token_count = _measure_tokens(value_nt, mask_nt)
     deviation_divisor = _find_divisor(square_sum, token_count, ddof, eps, eps_at)
     whitened_nt = value_nt if in_place else value_nt.clone()
@@ -468,7 +468,7 @@ def _measure_tokens(value_nt: Tensor, mask_nt: Tensor) -> tuple[float, float, in
 
 
 def _find_divisor(square_sum: float, total_weight: float | int, ddof: int, eps: float, eps_at: EpsAt) -> float:
-    """Return the number that deviations are divided by; 0 if all deviations are 0 or there are too few values for `ddof`."""
+    """Return the divisor of deviations; 0 if all deviations are 0 or there are too few values for `ddof`."""
     check_known("place of eps", eps_at, get_args(EpsAt))
     if square_sum <= 0 or total_weight <= max(ddof, 1):
         return 0.0

@@ -1,1 +1,1 @@
-"""Methods whose formula neither the full paper nor its authors' code confirms; see the `source` of each."""
+"""Methods whose formula neither the full paper nor its authors' code confirms. Each method names its `source`."""

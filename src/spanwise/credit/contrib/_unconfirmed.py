@@ -20,7 +20,7 @@ from spanwise.registry import register
 
 
 class HistoryWeight:
-    r"""Apply HA-DW to successive batches; after each batch the expected success rate (the anchor) moves.
+    r"""Apply HA-DW to successive batches. After each batch the expected success rate (the anchor) moves.
 
     Call it once per batch with the options of `ha_dw`, and save its state with the run.
 
@@ -46,7 +46,7 @@ class HistoryWeight:
 
     @property
     def anchor(self) -> float:
-        """The success rate that the next batch is compared with; it exists only after the first batch."""
+        """The success rate that the next batch is compared with. It exists only after the first batch."""
         return self._anchors[-1]
 
     def explained(
@@ -85,7 +85,7 @@ class HistoryWeight:
     __call__ = explains(explained)
 
     def _move(self, mean_reward: float, eta: float, window: int, history: int | None) -> None:
-        """Move the anchor (expected success rate) after a batch, by the equation in the docstring of `HistoryWeight`."""
+        """Move the anchor (expected success rate) after a batch. The docstring of `HistoryWeight` has the equation."""
         if history is not None:
             self._rates = [*self._rates, mean_reward][-history:]
             self._anchors = [sum(self._rates) / len(self._rates)]
@@ -95,7 +95,7 @@ class HistoryWeight:
         self._anchors = [*self._anchors, (1 - eta) * self.anchor + eta * mean_reward][-window:]
 
     def state_dict(self) -> dict[str, list[float]]:
-        """Return the anchors and success rates that a resumed run needs, as plain numbers; empty before the first batch."""
+        """Return the anchors and success rates that a resumed run needs, as plain numbers ({} before the first batch)."""
         return {"anchors": list(self._anchors), "rates": list(self._rates)} if self._anchors else {}
 
     def load_state_dict(self, state: Mapping[str, list[float]]) -> None:
@@ -135,7 +135,7 @@ def ha_dw(
     eps: float = 1e-6,
     min_stratum: int = 2,
 ) -> Explained:
-    r"""Weight the advantages of GRPO: a success counts more on a hard prompt, a failure counts more on an easy one.
+    r"""Weight GRPO's advantages: successes count more on hard prompts, failures count more on easy ones.
 
     Equation
         diff = mean_g r - anchor;   D = -sign(A) sign(diff);   A'[i] = A[i] lambda_scale exp(D |diff|)
@@ -244,7 +244,7 @@ def gagpo(
     eps: float = 1e-6,
     min_stratum: int = 2,
 ) -> Float[Tensor, " s"]:
-    r"""Compute GAE over the steps of a trajectory without a critic: the value of a state is its mean return in the group.
+    r"""Compute GAE over a trajectory's steps without a critic: a state's value is its mean return in the group.
 
     Equation
         R[t] = sum over k >= t of gamma^(k-t) r[k],   V(u) = mean of R over the steps of the prompt that start in state u

@@ -45,7 +45,7 @@ def bae(
     ddof: int = 1,
     eps: float = 1e-6,
 ) -> Explained:
-    r"""Give each block its reward minus the mean reward of completions whose earlier blocks have the same outcomes.
+    r"""Give each block its reward minus the mean reward of completions with the same earlier outcomes.
 
     Equation
         A[i, k] = r[i, k] - b_k[i],  b_k the mean of r[:, k] over the completions that share with i:
@@ -115,7 +115,7 @@ def dcpo(
     eps: float = 1e-6,
     min_stratum: int = 2,
 ) -> Explained:
-    r"""Standardise the reward of each block over the group; the outcomes of the blocks before it do not matter.
+    r"""Standardise the reward of each block over the group, whatever the outcomes of earlier blocks are.
 
     Equation
         A[i, k] = (r[i, k] - mean_g r[:, k]) / (std_g r[:, k] + eps)

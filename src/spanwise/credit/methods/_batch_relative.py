@@ -49,7 +49,7 @@ def gdpo(
     conflict: float | None = None,
     min_stratum: int = 2,
 ) -> Explained:
-    r"""Standardise each reward over the group, add up the rewards of a completion, and standardise the sums over the batch.
+    r"""Standardise each reward over the group, then the sums of each completion's rewards over the batch.
 
     Equation
         S[i] = sum_m w_m (r[i, m] - mean_g r[:, m]) / (std_g r[:, m] + eps)
@@ -191,7 +191,7 @@ def reinforce_plus_plus_baseline(
     zero_constant_groups: bool = False,
     min_stratum: int = 2,
 ) -> Explained:
-    r"""Subtract the group's mean, then standardise over the batch, each completion weighted by its number of tokens.
+    r"""Subtract the group's mean reward, then standardise over the batch, with completions weighted by length.
 
     Equation
         c[i] = r[i] - mean_g r
@@ -230,7 +230,7 @@ def reinforce_plus_plus_baseline(
     adv_n1 = adv_n[:, None]
     has_tokens_n1 = (length_n > 0)[:, None]
     scaled_comparison = comparison.rescaled(divisor=batch_divisor, shift=batch_mean).fitting(adv_n1)
-    # The baseline is the mean of the group plus the batch mean of c, so it is not the average of one set of rewards.
+    # The baseline is the group's mean plus the batch's mean of `centred_n`, so it averages no single set of rewards.
     scaled_comparison = replace(scaled_comparison, averaged_nm=torch.zeros_like(comparison.averaged_nm))
     unscaled_comparison = comparison.unexplained(adv_n1)  # for completions that are not standardised and get 0
     zero_reason_n1 = torch.where(has_tokens_n1, int(Zero.NO_SCALE), int(Zero.EMPTY))

@@ -18,7 +18,7 @@ from spanwise.errors import RecipeError, RewardError, check_known
 from spanwise.registry import register
 
 _ROWS = 64
-#: Where SAE puts the unlikely token at which it cuts: at the start of the next segment, or at the end of the one before.
+#: SAE cuts at unlikely tokens: such a token is the "start" of the next segment, or the "end" of the one before.
 BOUNDARIES: tuple[Literal["start"], Literal["end"]] = ("start", "end")
 
 
@@ -43,7 +43,7 @@ def gae(
     ddof: int = 1,
     eps: float = 1e-8,
 ) -> Float[Tensor, "n t"]:
-    r"""Add up the critic's errors at a token and at all later ones, each weighted by lambda to the power of its distance.
+    r"""Sum the critic's errors from each token on, weighted by lambda to the power of the distance.
 
     Equation
         A[k] = r[k] + gamma V[k+1] - V[k] + gamma lam A[k+1], k over the trainable tokens
@@ -145,7 +145,7 @@ def sae(
     boundary: Literal["start", "end"] = "start",
     bootstrap_n: Float[Tensor, " n"] | None = None,
 ) -> Float[Tensor, "n t"]:
-    r"""Compute GAE over segments instead of tokens: lambda counts only at unlikely tokens, where a new segment starts.
+    r"""Compute GAE over segments: lambda counts only at unlikely tokens, where a new segment starts.
 
     Equation
         A[k] = r[k] + gamma V[k+1] - V[k] + gamma lam_k A[k+1], k over the trainable tokens
@@ -199,7 +199,7 @@ class SaeSegments:
 
     @staticmethod
     def of(method: str | None, options: Mapping[str, Any] | None) -> SaeSegments | None:
-        """Return the rule by which a method with these options cuts completions into segments; None if it does not cut."""
+        """Return the rule by which a method with these options cuts completions; None if it does not cut."""
         default_options = METHODS[method].options if method is not None and method in METHODS else {}
         if not {"threshold", "boundary"} <= set(default_options):
             return None
@@ -207,7 +207,7 @@ class SaeSegments:
         return SaeSegments(float(chosen_options["threshold"]), chosen_options["boundary"])
 
     def _boundaries(self, logp_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) -> Bool[Tensor, "n t"]:
-        """Mark the tokens at which SAE cuts, that is, applies lambda; a mark on a masked token has no effect."""
+        """Mark the tokens at which SAE cuts, that is, applies lambda. A mark on a masked token has no effect."""
         # The sum is NaN if any log-probability is NaN, and a sum is faster than a search.
         if bool(logp_nt.sum().isnan()) and (bad_entry := first_of(logp_nt.isnan() & mask_nt)):
             row, t = bad_entry
@@ -219,7 +219,7 @@ class SaeSegments:
         return unlikely_nt if self.boundary == "start" else _move_to_next(unlikely_nt, mask_nt)
 
     def opens(self, logp_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) -> Bool[Tensor, "n t"]:
-        """Mark the trainable tokens that open a segment; the first token of a completion always does.
+        """Mark the trainable tokens that start a segment. The first token of a completion always does.
 
         >>> logp_nt = torch.tensor([[.9, .1, .9, .9]]).log()
         >>> mask_nt = torch.tensor([[True, True, False, True]])

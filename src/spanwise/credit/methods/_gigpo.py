@@ -1,4 +1,4 @@
-"""GiGPO: compare each episode with those of its prompt, and each step with the steps taken from the same state."""
+"""GiGPO: compare episodes of the same prompt, and steps taken from the same state."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def gigpo(
     eps: float = 1e-6,
     min_stratum: int = 2,
 ) -> Float[Tensor, " s"]:
-    r"""Compare each episode with those of its prompt, and each step with the steps taken from the same state.
+    r"""Compare each episode with those of its prompt, and each step with those from the same state.
 
     Equation
         A[t] = episode_weight * A_E(j) + step_weight * A_S[t]
@@ -106,7 +106,7 @@ def gigpo(
 
 
 def _compare_episodes(reward_n: Tensor, group_n: Tensor, singleton: str, options: dict) -> Float[Tensor, " n"]:
-    """Compare each episode's reward with its group; if `singleton` is "raw", an episode alone in its group keeps its reward."""
+    """Compare each episode's reward with its group. If `singleton` is "raw", a lone episode keeps its reward."""
     group_n = group_index(group_n)  # renumbered from 0, because a negative number would mean "no group"
     advantage_n = centred(reward_n, group_n, **options)
     if singleton == "zero":
@@ -123,7 +123,7 @@ def anchor_groups(group_s: Int[Tensor, " s"], anchor_s: Anchors, *, similarity: 
         raise RecipeError(f"similarity is {similarity}; it must lie between 0 and 1. Use None to compare states exactly.")
     states = list_ids(anchor_s)
     state_keys = list(zip(group_s.tolist(), states, strict=True))
-    # A state text gets the number of the first earlier one that it resembles, so the order of rows matters here.
+    # A state text gets the number of the first earlier text that it resembles, so the order of rows matters.
     matchers_by_prompt: dict[int, list[SequenceMatcher]] = {}
     text_id_of: dict[tuple[int, Any], int] = {}
     for row, (prompt, state) in enumerate(state_keys):
@@ -142,7 +142,7 @@ def anchor_groups(group_s: Int[Tensor, " s"], anchor_s: Anchors, *, similarity: 
 
 
 def _find_text(state: str, matchers: list[SequenceMatcher], similarity: float) -> int:
-    """Return the number of the first earlier state text that a new one resembles, or a new number if it resembles none."""
+    """Return the number of the first state text that this text resembles, or a new number without one."""
     for number, matcher in enumerate(matchers):
         matcher.set_seq1(state)
         # Two upper bounds of the similarity ratio are tested first, because they cost less than the ratio itself.

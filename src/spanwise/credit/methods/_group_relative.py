@@ -191,7 +191,7 @@ def opo(
     length_n: Int[Tensor, " n"] | Float[Tensor, " n"],
     min_stratum: int = 2,
 ) -> Explained:
-    r"""Compare a completion with the mean of its group, each completion weighted by its number of tokens.
+    r"""Subtract the group's mean reward, in which each completion counts by its number of tokens.
 
     Equation
         A[i] = r[i] - (sum_g L r) / (sum_g L)
@@ -242,7 +242,7 @@ def rlcr(
     leave_one_out: bool = False,
     min_stratum: int = 2,
 ) -> Explained:
-    r"""Compare a completion's sum of correctness and calibration score with its group: one number for the whole completion.
+    r"""Compare a completion's correctness plus calibration score with its group: one number for all tokens.
 
     Equation
         R[i] = c[i] + w s[i],  s = -(q - c)^2 for Brier;   A[i] = R[i] - mean_g R

@@ -122,7 +122,7 @@ def _count_frequency(word_u: Tensor, is_counted_u: Tensor, word_count: int, k1: 
 
 @lru_cache(maxsize=256)
 def _tabulate_evidence(right: int, wrong: int, two_sided: bool) -> tuple[Float[Tensor, "a b"], Float[Tensor, "a b"]]:
-    """Tabulate a token's association with correctness, by how many right and how many wrong completions have it."""
+    """Tabulate how strongly a token goes with correctness. Indices: how many right and wrong completions have it."""
     right_with_ab = torch.arange(right + 1, dtype=torch.float64)[:, None].expand(right + 1, wrong + 1)
     wrong_with_ab = torch.arange(wrong + 1, dtype=torch.float64).expand(right + 1, wrong + 1)
     with_token_ab = right_with_ab + wrong_with_ab
@@ -153,7 +153,7 @@ def _log_choose(n: int, k: Tensor) -> Tensor:
 
 
 def _compute_entropy(x: Tensor, y: Tensor) -> Tensor:
-    """Compute the entropy in bits of a set with x items of one class and y of another; 0 for an empty set."""
+    """Compute the entropy in bits of a set with x items of one class and y of another (0 for an empty set)."""
     item_count = (x + y).clamp(min=1.0)
     return -(torch.xlogy(x / item_count, x / item_count) + torch.xlogy(y / item_count, y / item_count)) / math.log(2)
 

@@ -1,1 +1,1 @@
-"""Credit for trajectories of several turns, which are stored as rows or as merged sequences."""
+"""Credit for trajectories of several turns, stored as one row per turn or as merged sequences."""

@@ -1,4 +1,4 @@
-"""Compute credit for rollouts that are stored as one row per turn; each rollout counts once in its group.
+"""Compute credit for rollouts that are stored as one row per turn. Each rollout counts once in its group.
 
 A reward is a fact of the rollout, which all its turns share, or of one turn; see `Objective.scope`.
 """
@@ -50,8 +50,8 @@ class Timeline:
         return self.last_with(self.left_s == 0)
 
     def last_with(self, flag_s: Bool[Tensor, " s"]) -> Int[Tensor, " j"]:
-        """Return the row of each trajectory's last flagged step, or of its last step if no step is flagged."""
-        # The rows are sorted so that each trajectory starts with its last flagged row, or else its last row.
+        """Return the row of each trajectory's last flagged step, or of its last step if none is flagged."""
+        # The rows are sorted so that each trajectory starts with its last flagged row, or else with its last row.
         sort_key_s = self.left_s + torch.where(flag_s, 0, len(flag_s))
         rows_by_key = sort_key_s.argsort(stable=True)
         row_order = rows_by_key[self.index_s[rows_by_key].argsort(stable=True)]
@@ -59,11 +59,11 @@ class Timeline:
         return row_order[step_count_j.cumsum(dim=0) - step_count_j]
 
     def backward_sum(self, value_s: Float[Tensor, " s"], *, decay: float) -> Float[Tensor, " s"]:
-        """Sum the values from each step to the trajectory's end, weighted by decay^distance; a NaN makes all sums before it NaN."""
+        """Sum the values from each step to the trajectory's end, weighted by decay^distance. NaN makes earlier sums NaN."""
         discounted_sum_s = value_s.double().clone()
         row_counts = self.left_s.bincount().tolist()  # how many rows have 0, 1, ... steps left
         for row_indices in self.left_s.argsort(stable=True).split(row_counts)[1:]:
-            # One fused operation would round differently, and equal returns of steps would not be exactly equal.
+            # One fused operation would round differently: equal returns of steps would then not be exactly equal.
             discounted_next_sum = decay * discounted_sum_s[self.next_s[row_indices]]
             discounted_sum_s[row_indices] = discounted_sum_s[row_indices] + discounted_next_sum
         return discounted_sum_s
@@ -79,14 +79,14 @@ class Timeline:
         return reward_s[self.last_j].double() if reward == "last" else self.sum_exactly(reward_s)
 
     def sum_exactly(self, value_s: Tensor) -> Float[Tensor, " j"]:
-        """Add up the numbers of each trajectory's rows without rounding errors, so that the order of rows does not matter."""
+        """Add up each trajectory's numbers without rounding errors, so that the order of rows does not matter."""
         values_j: list[list[float]] = [[] for _ in self.last_j]
         for j, value in zip(self.index_s.tolist(), value_s.tolist(), strict=True):
             values_j[j].append(value)
         return torch.tensor([math.fsum(values) for values in values_j], dtype=torch.float64, device=value_s.device)
 
     def groups(self, group_s: Int[Tensor, " s"] | Sequence[Hashable]) -> Int[Tensor, " j"]:
-        """Return the number of each trajectory's group; refuse a trajectory with rows of two groups."""
+        """Return the number of each trajectory's group. Refuse a trajectory with rows of two groups."""
         group_index_s = group_index(group_s)
         last_row_s = self.last_j[self.index_s]
         if bad_rows := first_of(group_index_s != group_index_s[last_row_s]):
@@ -200,7 +200,7 @@ def assign_turns(
         method_inputs |= {"trajectory_s": timeline.index_s, "step_s": step_s}
         turn_scores = _score_steps(scores, timeline, objectives)
         credit = assign(turn_scores, group_s, present_sk, objectives=objectives, inputs=method_inputs, **options)
-        # A step's credit of 0 is explained by comparing its whole rollout with the other rollouts of the group.
+        # If a step's credit is 0, the comparison of its whole rollout with the rest of the group says why.
         rollout_scores = _score_rollouts(scores, timeline, objectives, add_turns=True)
         comparison = compare_in_strata(sum_rewards(rollout_scores, objectives), group_j).comparison
         comparison = explain_sum(comparison, rollout_scores, objectives, group_j, in_groups=True, truncated_n=truncated_j)
@@ -258,7 +258,7 @@ def _refuse_split(timeline: Timeline, entry: Method) -> None:
 
 
 def _add_credits(rollouts: Credit, turns: Credit, is_turn_m: Bool[Tensor, " m"]) -> Credit:
-    """Add the credit of the objectives that judge whole rollouts to that of the objectives that judge single turns."""
+    """Add up the credit from objectives that judge whole rollouts and from those that judge single turns."""
     tables: dict[str, Any] = {}
     for name in ("adv_nm", "singleton_m", "absent_m", "coarser_m", "weight_m"):
         tables[name] = torch.where(is_turn_m, getattr(turns, name), getattr(rollouts, name))
@@ -272,7 +272,7 @@ def _add_credits(rollouts: Credit, turns: Credit, is_turn_m: Bool[Tensor, " m"])
 
 
 def _zero_other_weights(objectives: Sequence[Objective], has_weight_m: Tensor) -> list[Objective]:
-    """Return the objectives, with weight 0 for each objective that `has_weight_m` does not mark."""
+    """Return the objectives, with weight 0 for each one that `has_weight_m` does not mark."""
     return [
         objective if has_weight else replace(objective, weight=0.0)
         for objective, has_weight in zip(objectives, has_weight_m.tolist(), strict=True)
@@ -280,7 +280,7 @@ def _zero_other_weights(objectives: Sequence[Objective], has_weight_m: Tensor) -
 
 
 def _score_rollouts(scores: Scores, timeline: Timeline, objectives: Sequence[Objective], *, add_turns: bool) -> Scores:
-    """Return one score per rollout: the last reward of its turns or, with `add_turns`, the sum of their rewards."""
+    """Return one score per rollout: its last reward, or with `add_turns` the sum of its turns' rewards."""
     is_checked_sm = _mark_checked(scores.status_nm)
     reward_row_jm = torch.stack([timeline.last_with(is_checked_s) for is_checked_s in is_checked_sm.T], dim=1)
     column_m = torch.arange(len(objectives), device=reward_row_jm.device)
@@ -306,7 +306,7 @@ def _score_rollouts(scores: Scores, timeline: Timeline, objectives: Sequence[Obj
 
 
 def _score_steps(scores: Scores, timeline: Timeline, objectives: Sequence[Objective]) -> Scores:
-    """Return the scores of turns for a method that adds them up; the last turn gets the rewards of the whole rollout."""
+    """Return the scores of turns for a method that adds them up. The last turn gets the whole rollout's rewards."""
     reward_sm = fill_missing(scores, objectives)
     status_sm = scores.status_nm.clone()
     is_checked_sm = _mark_checked(scores.status_nm)
@@ -317,8 +317,8 @@ def _score_steps(scores: Scores, timeline: Timeline, objectives: Sequence[Object
             reward_row_s = timeline.last_with(is_checked_sm[:, m])[timeline.index_s]
             reward_sm[:, m] = torch.where(is_last_turn_s, filled_reward_s[reward_row_s], 0.0)
             status_sm[:, m] = status_sm[reward_row_s, m]
-        else:  # a reward that no turn has stays absent at the last turn; every other absent reward becomes 0
-            # Without a scope, `if_missing` stands for the reward of the whole rollout, not for that of each turn.
+        else:  # if no turn has the reward, it stays absent at the last turn; all other absent rewards become 0
+            # Without a scope, `if_missing` replaces the reward of the whole rollout, not of each turn.
             lacks_reward_s = ~is_checked_sm[:, m]
             if objective.scope is not None:
                 lacks_reward_s &= filled_reward_s.isnan()
@@ -335,7 +335,7 @@ def worth_of_turns(
     objectives: Sequence[Objective],
     kind: str,
 ) -> tuple[Float[Tensor, "s m"], Float[Tensor, "s m"]]:
-    """Return the rewards that a method of this kind compares, and of them those that count as members of their group.
+    """Return the rewards that this kind of method compares, and those of them that count in their group.
 
     A reward of scope rollout stands at each turn of its rollout and counts once. So do the turns of a rollout in scope turn,
     but for a method that credits steps, whose turns count one by one.
@@ -360,13 +360,13 @@ def worth_of_turns(
 
 
 def _objective_tables(scores: Scores) -> dict[str, Tensor]:
-    """Return those tables of the scores (rewards, statuses, ...) that have one column per objective."""
+    """Return the tables of the scores that have one column per objective, such as rewards and statuses."""
     table_names = ("reward_nm", "status_nm", "by_outcome_nmo", "stated_nm")
     return {name: getattr(scores, name) for name in table_names if getattr(scores, name) is not None}
 
 
 def _mark_checked(status: Int[Tensor, " s *m"]) -> Bool[Tensor, " s *m"]:
-    """Mark the rewards that are neither absent nor unscored: their turn was checked, even if the check failed."""
+    """Mark the rewards that are neither absent nor unscored. Their turn was checked, even if the check failed."""
     return (status != int(Status.ABSENT)) & (status != int(Status.UNSCORED))
 
 
@@ -380,12 +380,12 @@ def settle_turns(
     block_names: Sequence[str],
     scope: ScopeName,
 ) -> tuple[Reward, Reward]:
-    """Return the reward of turns as rollouts count it, and the verdict on each turn: its own, or its rollout's last one."""
+    """Return the rewards of turns as rollouts count them, and each turn's verdict: its own, or its rollout's last one."""
     if (objective.scope or scope) == "turn" or not len(trajectory_s):
         return reward, reward
     timeline = build_timeline(trajectory_s, step_s)
     if reward.unused_n is not None:
-        # A reward may be recorded at the last turn, though an earlier turn of the rollout wrote the block that it pays.
+        # A reward may be recorded at the last turn, although an earlier turn wrote the block that it credits.
         is_paid_s = (present_sk & paid_blocks([objective], block_names, present_sk.device)).any(dim=1)
         rollout_is_paid_s = (timeline.add_up(is_paid_s) > 0)[timeline.index_s]
         is_restored_s = rollout_is_paid_s & (reward.status_n == int(Status.ABSENT)) & ~reward.unused_n.isnan()

@@ -23,7 +23,7 @@ from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.segment import Vocabulary
 from spanwise.types import Status
 
-#: Objective -> its reward, or the status that says why it has none; an objective that is left out is `UNSCORED`.
+#: Maps an objective to its reward, or to the status that says why it has none. Objectives left out are `UNSCORED`.
 Rewards = Mapping[str, "float | Status"]
 
 
@@ -65,7 +65,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Branch:
-    """The turns of a trajectory that are trained as one sequence; turns that an earlier branch trains are part of the prompt."""
+    """Turns of a trajectory that are trained as one sequence. Turns that an earlier branch trains are part of the prompt."""
 
     turns: tuple[int, ...]  # positions of the turns in the trajectory; each turn is the parent of the next
     prompt_ids: tuple[int, ...]  # all tokens before the response of the first turn
@@ -77,7 +77,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One rollout of one prompt; it counts once in its group, however many turns, rows or branches it has.
+    """One rollout of one prompt. It counts once in its group, however many turns, rows or branches it has.
 
     Attributes:
         id: its name, for messages.
@@ -136,7 +136,7 @@ class Trajectory:
         *,
         rewards: Mapping[Hashable, Rewards] | None = None,
     ) -> list[Trajectory]:
-        """Build trajectories from rows that hold one turn each, in the order in which the trajectories first appear.
+        """Build trajectories from rows with one turn each, in the order in which the trajectories first appear.
 
         Args:
             rows: in any order, without parents. What must find its way back to its row travels in `extra`.
@@ -187,7 +187,7 @@ class Trajectory:
         return (*(i for turn in earlier_turns for i in (*turn.prompt_ids, *turn.response_ids)), *self.turns[t].prompt_ids)
 
     def _find_path(self, t: int, used_turns: Collection[int] = ()) -> list[int]:
-        """Return the chain of turns that leads to turn t, without turns in `used_turns` and the turns before those."""
+        """Return the chain of turns that leads to turn t. It starts after the last turn in `used_turns`."""
         path: list[int] = []
         turn_index: int | None = t
         while turn_index is not None and turn_index not in used_turns:
@@ -251,7 +251,7 @@ class Trajectory:
             )
 
     def branches(self) -> list[Branch]:
-        """Return the sequences to train on: for each turn without a child, the turns that lead to it, each turn once."""
+        """Return the sequences to train on: each turn without a child ends one. A turn trains in one sequence only."""
         parent_turns = {turn.parent for turn in self.turns}
         used_turns: set[int] = set()
         branches = []
@@ -262,7 +262,7 @@ class Trajectory:
         return branches
 
     def _build_branch(self, path: Sequence[int]) -> Branch:
-        """Join the responses of successive turns, with the observations between them, into one sequence to train on."""
+        """Join the responses of successive turns, and the observations between them, into one training sequence."""
         token_ids, mask, turn_of_token = list[int](), list[int](), list[int]()
         per_token: dict[str, list[float]] = {name: [] for t in path for name in self.turns[t].per_token}
         for t in path:
@@ -279,7 +279,7 @@ class Trajectory:
 
 
 def merge_counts(trajectories: Iterable[Trajectory]) -> dict[str, int]:
-    """Count the sequences and tokens to train on, before and after turns are merged, to show what the merge saves.
+    """Count the sequences and tokens to train on, before and after turns are merged into sequences.
 
     Example:
         >>> rows = Trajectory("a", 0, (Turn([1, 2], [3, 4], [1, 1]), Turn([1, 2, 3, 4, 9], [5], [1])))
@@ -364,7 +364,7 @@ class Turns:
         return value_nt
 
     def repeat(self, values: Sequence[Any]) -> list[Any]:
-        """Repeat each sequence's value for every turn in the sequence, so that the list has one value per turn."""
+        """Repeat each sequence's value for every turn in it, so that the list has one value per turn."""
         value_by_row = list(values)  # a column of pandas is looked up by its labels, but a list by places
         return [value_by_row[row] for row in self.row_s.tolist()]
 
@@ -376,7 +376,7 @@ def runs(mask_nt: Bool[Tensor, "n t"]) -> Int[Tensor, "n t"]:
 
 
 def split_turns(mask_nt: Bool[Tensor, "n t"], turn_nt: Int[Tensor, "n t"] | None = None) -> Turns:
-    """Find the turns of sequences: the runs of sampled tokens, or the tokens with the same turn id.
+    """Find the turns of sequences: each run of sampled tokens, or all tokens with the same turn id.
 
     Args:
         mask_nt: the tokens that the model sampled and that are trained.
@@ -437,7 +437,7 @@ def step_rewards(reward_st: Float[Tensor, "s t"], mask_st: Shaped[Tensor, "s t"]
 
 
 def prompt_mini_batches(group_s: Int[Tensor, " s"], *, prompts_per_batch: int) -> list[Int[Tensor, " b"]]:
-    """Split a batch into mini-batches of whole prompts, however many rows the turns of each prompt have.
+    """Split a batch into mini-batches of whole prompts, however many rows a prompt's turns have.
 
     Args:
         group_s: prompt ids, in any order, of any sizes.
