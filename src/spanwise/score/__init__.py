@@ -1,4 +1,4 @@
-"""Turn the blocks of completions into rewards and outcomes; a reward's status says whether it counts, or why it is missing."""
+"""Turn the blocks of completions into rewards and outcomes. Each reward has a status, such as OK or ABSENT."""
 
 from spanwise.score.answers import MathVerifier, judge
 from spanwise.score.fields import count, equals, json_schema, listed, near, one_of

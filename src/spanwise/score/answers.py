@@ -1,4 +1,4 @@
-"""Compare answers with gold answers: as text, or by Math-Verify in worker processes if the text cannot decide.
+"""Compare answers with gold answers: as text, or by Math-Verify in worker processes if text cannot decide.
 
 Math-Verify may hang, eat memory or take its process down on a hostile answer, and its own timeout works in a main thread only.
 """
@@ -21,14 +21,14 @@ from spanwise.types import Status
 #: The most characters that Math-Verify reads; of a longer answer it reads only the end.
 LONGEST = 10_000
 
-# The quantifiers are possessive: to backtrack through an answer with a megabyte of digits would take quadratic time.
+# The quantifiers are possessive, because backtracking through a megabyte of digits would take quadratic time.
 _INTEGER = re.compile(r"([+-]?)([0-9]++)")
 _BRACE = re.compile(r"[{}]")
 RIGHT, WRONG = Verdict(Status.OK, 1.0), Verdict(Status.OK, 0.0)
 
 
 class MathVerifier(Workers):
-    """Check answers against gold answers with Math-Verify, in worker processes with a deadline; see `spanwise.score.workers`.
+    """Check answers against gold answers with Math-Verify, in worker processes with a deadline (`score.workers`).
 
     Args:
         workers: how many processes check at a time, at most one per check; None: one for each core of this process.
@@ -49,7 +49,7 @@ class MathVerifier(Workers):
     kind = "math"
 
     def equal(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """Check with Math-Verify whether each answer equals its gold answer; the verdicts come in the order of the pairs.
+        """Check with Math-Verify whether each answer equals its gold answer. The verdicts have the order of the pairs.
 
         OK with 1.0 or 0.0; TIMEOUT past the deadline; ERROR if the gold answer cannot be read, or the process died or ran
         out of memory. An answer that cannot be read is not equal: 0.0.
@@ -119,7 +119,7 @@ def bare(text: str) -> str:
     start, end = _strip_interval(text, 0, len(text))
     closing_brace_of = _match_braces(text) if "\\boxed{" in text else {}
     dollar_count = text.count("$")
-    # The loop moves two indices and copies no text, so that its time is linear even for a thousand nested boxes.
+    # The loop moves two indices and copies no text. So its time is linear, even for a thousand nested boxes.
     while True:
         if end - start > 2 and dollar_count == 2 and text[start] == text[end - 1] == "$":
             start, end = _strip_interval(text, start + 1, end - 1)
@@ -161,7 +161,7 @@ def _judge_text(gold: str, answer: str, verify: str) -> Verdict | None:
 
 
 def _shortened(text: str) -> str:
-    """Return the end of a text that is too long for Math-Verify; "" if the end has no sign of mathematics such as `$`."""
+    """Return a text, or the end of a text too long for Math-Verify. Return "" if that end has no sign such as `$`."""
     if len(text) <= LONGEST:
         return text
     tail = text[-LONGEST:]
@@ -170,7 +170,7 @@ def _shortened(text: str) -> str:
 
 
 def _normalize(text: str) -> str | None:
-    """Return an integer or words in a form that `==` can compare; None if only Math-Verify can compare the text."""
+    """Return an integer or words in a form that `==` can compare. Return None if only Math-Verify can compare it."""
     if integer_match := _INTEGER.fullmatch(text):
         integer_digits = integer_match[2].lstrip("0") or "0"
         return f"-{integer_digits}" if integer_match[1] == "-" and integer_digits != "0" else integer_digits
@@ -178,7 +178,7 @@ def _normalize(text: str) -> str | None:
 
 
 def _match_braces(text: str) -> dict[int, int]:
-    """Map each opening brace to the brace that closes it; braces that are never closed are left out."""
+    """Map each opening brace to the brace that closes it. Braces that are never closed are left out."""
     open_braces: list[int] = []
     closing_brace_of: dict[int, int] = {}
     for brace in _BRACE.finditer(text):

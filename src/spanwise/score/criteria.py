@@ -1,4 +1,4 @@
-"""Read rubrics from a file, a recipe or a dataset: lists of criteria, each a sentence about a completion with a weight."""
+"""Read rubrics (lists of weighted criteria, each a sentence about a completion) from a file, recipe or dataset."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spanwise.objective import Objective, is_number
 from spanwise.score.custom import takes
 from spanwise.score.reward import built_in
 
-#: For each field of a criterion, in order: the keys under which datasets of rubrics store it, and its default.
+#: For each field of a criterion, in order: the keys that datasets of rubrics use for it, and its default.
 _FIELDS: tuple[tuple[tuple[str, ...], Any], ...] = (
     (("text", "criterion", "description"), None),
     (("weight", "points"), 1.0),
@@ -28,7 +28,7 @@ _EXAMPLE = "[{text: 'It names a figure.', weight: 1, part: plan}]"
 
 @dataclass(frozen=True)
 class Criterion:
-    """A sentence that should be true of a part of the completion, or false if its weight is negative."""
+    """A sentence that should be true of a part of the completion (false if its weight is negative)."""
 
     text: str
     weight: float = 1.0
@@ -37,12 +37,12 @@ class Criterion:
 
 
 def is_column(criteria: Any) -> bool:
-    """Return whether an objective's `criteria` is the name of a dataset column, and neither a file name nor a list."""
+    """Return whether an objective's `criteria` names a dataset column, and is neither a file nor a list."""
     return isinstance(criteria, str) and Path(criteria).suffix not in (".yaml", ".yml", ".json")
 
 
 def criteria_of(cell: Any, where: str, blocks: Collection[str]) -> list[Criterion]:
-    """Read the rubric of one prompt from a cell of the dataset; None and an empty cell hold no criteria."""
+    """Read a prompt's rubric from its cell of the dataset. None and an empty cell hold no criteria."""
     if isinstance(cell, str):
         try:
             cell = json.loads(cell or "[]")
@@ -79,7 +79,7 @@ def _read(rubric: Any, where: str, error_type: type[DataError] | type[RecipeErro
 
 
 def with_criteria(objective: Objective, layout: Layout) -> list[Objective]:
-    """Split an objective with a rubric into one objective per criterion, or per paid block if a column holds the rubric."""
+    """Split an objective with a rubric into objectives: one per criterion, or per paid block if a column holds it."""
     rubric = objective.criteria
     if rubric is None:
         return [objective]
@@ -114,7 +114,7 @@ def with_criteria(objective: Objective, layout: Layout) -> list[Objective]:
 
 
 def _check_reads(objective: Objective, option: str) -> None:
-    """Refuse an objective whose reward takes no criteria, or whose options hold criteria already."""
+    """Refuse an objective whose reward takes no criteria, or whose options already hold criteria."""
     built_in_reward = built_in(objective)
     if not (takes(objective, option) if built_in_reward is None else option in built_in_reward.options):
         raise RecipeError(
@@ -126,7 +126,7 @@ def _check_reads(objective: Objective, option: str) -> None:
 
 
 def _check_criteria(criteria: Collection[Criterion], where: str, objective: Objective, layout: Layout) -> None:
-    """Refuse two criteria with one name, and a criterion whose `part` is missing, unknown or in conflict with `each`."""
+    """Refuse two criteria with one name. Refuse a `part` that is missing, unknown or in conflict with `each`."""
     for name, count in Counter(criterion.name for criterion in criteria if criterion.name).items():
         refuse({f"The rubric {where} has two criteria called '{name}'. Give one of them another name.": count > 1})
     has_each = objective.each is not None

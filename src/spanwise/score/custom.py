@@ -1,4 +1,4 @@
-"""Call users' reward functions, which take TRL's arguments or blocks: check what goes in and comes out, warn of slow calls."""
+"""Call users' reward functions, which take TRL's arguments or blocks. Check arguments and results; warn of slow calls."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from spanwise.types import whole_text
 _FROM_TRAINER = ("prompts", "completions", "completion_ids")
 #: After this many seconds a warning names a reward function that has not returned.
 SLOW = 60.0
-#: Folders and files of the code that calls a user's function; their frames in a traceback do not show where its error arose.
+#: Folders and files that call a user's function. Their frames in a traceback do not show where its error arose.
 _CALLER_FILES = (os.path.dirname(__file__), os.path.dirname(asyncio.__file__), contextlib.__file__)
 #: The parameters of a function with their defaults, and whether it has `**kwargs`.
 Parameters = tuple[dict[str, Any], bool]
-#: Types of immutable values; a list that holds nothing else needs no copies of its items.
+#: Types of immutable values. A list of nothing else needs no copies of its items.
 _PLAIN = frozenset((str, int, float, bool, bytes, type(None)))
 
 
 def called(function: partial[Any], *, subject: str, text: Texts, advice: str) -> Any:
-    """Call a user's function on copies of its arguments; name it if it raises or takes over a minute; undo its side effects."""
+    """Call a user's function on copies of its arguments, and undo its side effects. Name it if it fails or is slow."""
     state_guard = nullcontext() if _is_ours(function) else restore_process(subject, text)
     with state_guard, named_errors(subject, len(text), advice):
         return with_own_copies(function)()
@@ -54,7 +54,7 @@ def _is_ours(function: partial[Any]) -> bool:
 
 
 def with_own_copies(function: partial[Any]) -> partial[Any]:
-    """Give a user's function copies of its arguments; a call of spanwise's own functions stays as it is."""
+    """Give a user's function copies of its arguments. A call of spanwise's own functions stays as it is."""
     if _is_ours(function):
         return function
     return partial(function.func, *own_copy(function.args), **own_copy(function.keywords))
@@ -62,7 +62,7 @@ def with_own_copies(function: partial[Any]) -> partial[Any]:
 
 @contextmanager
 def named_errors(subject: str, size: int, advice: str) -> Iterator[None]:
-    """Name the user's function in an error that the `with` block raises, and warn if the block takes over a minute."""
+    """Name the user's function in an error of the `with` block. Warn if the block takes over a minute."""
     slow_warning = f"{subject} has run for {SLOW:g} s on {size} completions. spanwise will not stop it. Give it a timeout."
     with DEADLINES.over(SLOW, lambda: Thread(target=warnings.warn, args=(slow_warning, UserWarning), daemon=True).start()):
         try:
@@ -77,7 +77,7 @@ def named_errors(subject: str, size: int, advice: str) -> Iterator[None]:
 
 
 def own_copy(value: Any) -> Any:
-    """Copy lists, tuples, dicts, sets, tensors, arrays and data classes, and those inside them; return anything else unchanged."""
+    """Copy lists, tuples, dicts, sets, tensors, arrays and data classes, also nested ones. Return other values unchanged."""
     if type(value) in (list, tuple):
         return type(value)(value if _PLAIN.issuperset(map(type, value)) else map(own_copy, value))
     if isinstance(value, Tensor):
@@ -99,22 +99,22 @@ def _working_directory() -> str:
     return os.getcwd() if os.path.isdir(".") else "gone"
 
 
-#: Settings of the process that a user's function must not change: name, function that reads it, function that restores it.
+#: Process settings that a user's function must not change: name, function that reads it, function that restores it.
 _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = (
     ("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype),
     ("whether torch computes gradients", torch.is_grad_enabled, torch.set_grad_enabled),
     ("torch's seed", torch.initial_seed, torch.default_generator.manual_seed),
     ("the working directory", _working_directory, os.chdir),
 )
-#: Hash of a user's function, its texts and the random state -> how often the function was called with them.
+#: Maps a hash of a user's function, its texts and the random state to the number of such calls.
 _calls: Counter[int] = Counter()
 
 
 @contextmanager
 def restore_process(subject: str, text: Texts) -> Iterator[None]:
-    """Undo what a user's function changes in the process (default dtype, gradients, seed, working directory), and warn of it."""
+    """Undo a user's changes to the process (default dtype, gradients, seed, working directory), and warn of them."""
     python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
-    # The seed is computed from the texts instead of drawn, because a draw would advance the training's random state.
+    # The seed is computed from the texts. Drawing a seed would advance the training's random state.
     seed_text = "".join([subject, *map(whole_text, text[:8])])
     call_hash = crc32(seed_text.encode(errors="replace"), hash(python_state[1]) & 0xFFFFFFFF)
     _calls[call_hash] += 1
@@ -161,7 +161,7 @@ def listed_values(result: Any, size: int, *, subject: str, noun: str) -> Sequenc
 
 
 def place_of(error: BaseException) -> str:
-    """Return the sentence that names the line of a user's file where an error arose; "" if there is no such line."""
+    """Return the sentence that names the line of a user's file where an error arose. Return "" without such a line."""
     all_frames = traceback.extract_tb(error.__traceback__)
     user_frames = [frame for frame in all_frames if not frame.filename.startswith(_CALLER_FILES)]
     file_frames = [frame for frame in user_frames if frame.filename == user_frames[0].filename]
@@ -169,7 +169,7 @@ def place_of(error: BaseException) -> str:
 
 
 def reward_call(objective: Objective, text: Texts, columns: Columns) -> partial[Any]:
-    """Return the call of a user's reward function with those columns, blocks and options that its parameters name."""
+    """Return the call of a user's reward function with the columns, blocks and options it takes."""
     parameters = parameters_of(objective.reward, objective.name)
     # A function without a parameter `blocks` is a TRL reward function: `f(prompts, completions, completion_ids, **columns)`.
     blocks_argument = {"blocks": list(text)} if "blocks" in parameters[0] else {}
@@ -188,7 +188,7 @@ def reward_call(objective: Objective, text: Texts, columns: Columns) -> partial[
 
 
 def takes(objective: Objective, option: str) -> bool:
-    """Return whether an objective's reward function has a parameter for an option, or `**kwargs`."""
+    """Return whether an objective's reward function has a parameter for an option, or has `**kwargs`."""
     default_by_name, takes_any_keyword = parameters_of(objective.reward, objective.name)
     return takes_any_keyword or option in default_by_name
 
@@ -199,7 +199,7 @@ def label_of_function(objective: Objective) -> str:
 
 
 def arguments_for(parameters: Parameters, offered: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """Return those of the offered arguments that a function takes, and its first required parameter that none of them fills."""
+    """Return the offered arguments that a function takes, and its first required parameter without an argument."""
     default_by_name, takes_any_keyword = parameters
     required_names = (name for name, default in default_by_name.items() if default is inspect.Parameter.empty)
     unfilled_name = next((name for name in required_names if name not in offered), None)
@@ -207,7 +207,7 @@ def arguments_for(parameters: Parameters, offered: Mapping[str, Any]) -> tuple[d
 
 
 def checked_reward(result: Any, objective: Objective, size: int) -> Reward:
-    """Turn a reward function's result into a `Reward`; it must hold one number or None for each completion."""
+    """Turn a reward function's result, one number or None for each completion, into a `Reward`."""
     if isinstance(result, Reward):
         return result
     reward_values = listed_values(result, size, subject=label_of_function(objective), noun="number")
@@ -215,7 +215,7 @@ def checked_reward(result: Any, objective: Objective, size: int) -> Reward:
 
 
 def finite_number(value: Any, objective: Objective, n: int, size: int) -> float | None:
-    """Return the reward of completion n as a float or None; refuse a value that is neither None nor a finite number."""
+    """Return the reward of completion n as a float or None. Refuse a value that is no finite number and not None."""
     reward_number = None if value is None else as_number(value)
     if reward_number is not None and not math.isfinite(reward_number):
         raise RewardError(
@@ -226,7 +226,7 @@ def finite_number(value: Any, objective: Objective, n: int, size: int) -> float 
 
 
 def as_number(value: Any) -> float:
-    """Return a value as a float; NaN for text, an array of several numbers, and a number beyond every float."""
+    """Return a value as a float. Return NaN for text, an array of several numbers, and a number too large for a float."""
     try:
         return math.nan if isinstance(value, (str, bytes)) else float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
@@ -234,7 +234,7 @@ def as_number(value: Any) -> float:
 
 
 def check_reward_function(objective: Objective, call_options: Collection[str] = ()) -> None:
-    """Refuse an option that neither the reward function nor `call_options` has; refuse positional-only parameters, too."""
+    """Refuse positional-only parameters, and options that neither the reward function nor `call_options` has."""
     default_by_name, takes_any_keyword = parameters_of(objective.reward, objective.name)
     unknown_options = [name for name in objective.options if name not in {*default_by_name, *call_options}]
     if unknown_options and not takes_any_keyword:
@@ -245,7 +245,7 @@ def check_reward_function(objective: Objective, call_options: Collection[str] = 
 
 
 def parameters_of(function: Any, name: str) -> Parameters:
-    """Return the parameters of an objective's reward function; refuse a function with a positional-only parameter."""
+    """Return the parameters of an objective's reward function. Refuse a positional-only parameter."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Run coroutines from any thread on one event loop per process; the loop has a thread of its own."""
+"""Run coroutines from any thread on one event loop per process. The loop has its own thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _objects: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, Any]] =
 
 
 def run(coroutine: Coroutine[Any, Any, _T]) -> _T:
-    """Run a coroutine on this process's event loop for rewards, and cancel it if the calling thread is interrupted."""
+    """Run a coroutine on this process's event loop for rewards. Cancel it if the calling thread is interrupted."""
     coroutine_future = asyncio.run_coroutine_threadsafe(coroutine, _running_loop())
     try:
         return coroutine_future.result()
@@ -25,7 +25,7 @@ def run(coroutine: Coroutine[Any, Any, _T]) -> _T:
 
 
 def once_per_loop(key: Any, make: Callable[[], _T]) -> _T:
-    """Return the running loop's object for a key, such as a semaphore; the first call makes the object."""
+    """Return the running loop's object, such as a semaphore, for a key. The first call makes the object."""
     loop_objects = _objects.setdefault(asyncio.get_running_loop(), {})
     if key not in loop_objects:
         loop_objects[key] = make()

@@ -31,7 +31,7 @@ from spanwise.types import BlockText, Status
 _SIGNED = re.compile("[+-]?" + NUMBER.pattern)
 _DECODER = json.JSONDecoder()
 _INDEX = re.compile(r"\[(\d+)\]")
-#: Matches what stands directly before a JSON value: a colon, comma, bracket or nothing, then perhaps a quote.
+#: Matches what stands before a JSON value: a colon, a comma, a bracket or nothing, and perhaps a quote.
 _BEFORE = re.compile(r'(?:^|[:\[,])\s*+("?)\Z')
 #: Stands for the gold value of an element that lies beyond the end of the gold list.
 _BEYOND = object()
@@ -66,7 +66,7 @@ def equals(
 
 
 def _same(field: str, gold: Any) -> bool:
-    """Return whether a field's text equals a gold value: as text if the gold value is a string, otherwise as JSON."""
+    """Return whether a field's text equals a gold value: as text if the value is a string, otherwise as JSON."""
     if isinstance(gold, str):
         return field.strip() == gold.strip()
     field_value = json_value(field, decoder=_DECODER)
@@ -145,7 +145,7 @@ def one_of(
 
 @register("listed", kind="reward")
 def listed(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, block: str = "", column: str = "listed") -> Reward:
-    """Reward each block with the number that a column holds for it, such as a reward model's score of each step.
+    """Reward each block with its number in a column, such as a reward model's score of each step.
 
     Rule: a cell is a list, whose number i is that of the block with the index i (`step[i]`), or an object of numbers by block;
     or the JSON text of one. No such block, None or NaN in its place: ABSENT. No number in its place, no cell: ERROR.
@@ -183,7 +183,7 @@ def listed(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, block: 
 def _judge_field(
     text: Texts, pays: Pays, columns: Columns, tag: str, column: str, rule: Callable[[str | None, Any], bool | None]
 ) -> Reward:
-    """Reward completions by a rule that compares a field with its gold value; None if the gold value cannot be read."""
+    """Reward completions by a rule that compares a field with its gold value. An unreadable gold value gives no reward."""
 
     def judge_block(_: BlockText, block: Mapping[str, str | None], cell: Any) -> bool | None:
         gold_value = _value_at(_parse_cell(cell), tag)
@@ -194,7 +194,7 @@ def _judge_field(
 
 
 def gold_there(objective: Objective, columns: Columns) -> Bool[Tensor, " n"] | None:
-    """Return which completions have a gold value, if the objective's reward compares a field with a column; otherwise None."""
+    """Return which completions have a gold value. Return None if the objective's reward compares no field with a column."""
     gold_cells = columns.get(objective.options.get("column", "answer"))
     if objective.reward not in ("equals", "near", "one_of") or gold_cells is None:
         return None
@@ -203,7 +203,7 @@ def gold_there(objective: Objective, columns: Columns) -> Bool[Tensor, " n"] | N
 
 
 def _number(value: Any) -> float | None:
-    """Return a plain number as a float; None for any other value, and for a number that is infinite as a float."""
+    """Return a plain number as a float; None for any other value, and for a number too large for a float."""
     if isinstance(value, str):
         value = float(value) if _SIGNED.fullmatch(value.strip()) else None
     number = math.nan if isinstance(value, bool) else as_number(value)
@@ -211,7 +211,7 @@ def _number(value: Any) -> float | None:
 
 
 def _parse_cell(cell: Any) -> Any:
-    """Return a dataset cell, parsed if it is the text of an object or list in JSON or as Python prints it; None if unreadable."""
+    """Return a dataset cell. Parse the text of an object or list, in JSON or as Python prints it; None if unreadable."""
     cell_text = cell.strip() if isinstance(cell, str) else ""
     parsed = json_value(cell_text, decoder=_DECODER) if cell_text[:1] in ("{", "[") else MISSING
     if isinstance(parsed, dict | list):
@@ -224,7 +224,7 @@ def _parse_cell(cell: Any) -> Any:
 
 
 def _value_at(value: Any, path: str) -> Any:
-    """Return the value at a path of a JSON object; `MISSING` if there is none, `_BEYOND` if a list is too short."""
+    """Return the value at a path of a JSON object. Return `MISSING` without one, `_BEYOND` if a list is too short."""
     if not isinstance(value, Mapping):
         return MISSING if value is None else value
     if path in value:
@@ -247,7 +247,7 @@ def _value_at(value: Any, path: str) -> Any:
 def count(
     text: Texts, *, pays: Pays, columns: Columns, scored: Scored, path: str = "items", column: str = "answer"
 ) -> Reward:
-    """Reward 1 if a list in the completion's JSON has as many elements as the gold list, 0 if not.
+    """Reward 1 if a list in the completion's JSON is as long as the gold list, 0 if not.
 
     Rule: the list stands at the path of the completion's JSON, which is found as in `json_schema`, and at the same path of the gold
     object. No list, or JSON that is not complete: wrong (0). No paid block: ABSENT. No gold list: ERROR.
@@ -332,7 +332,7 @@ def json_schema(
 
 
 def _check_schema(*, schema: Any, tag: str = "", alone: bool = False, **_: Any) -> None:
-    """Refuse a reward `json_schema` with an invalid schema, or with both options `alone` and `tag`."""
+    """Refuse a reward `json_schema` that has an invalid schema, or both options `alone` and `tag`."""
     _schema_of_recipe(schema)
     if alone and tag:
         raise RecipeError(
@@ -342,7 +342,7 @@ def _check_schema(*, schema: Any, tag: str = "", alone: bool = False, **_: Any) 
 
 
 def _field_json(block: Mapping[str, str | None], tag: str) -> str | None:
-    """Return a field's value as JSON text, with its quotes if it is a string; None if the field has no complete value."""
+    """Return a field's value as JSON text, with quotes if it is a string; None without a complete value."""
     field_text = block.get(tag)
     if field_text is None:
         return None
@@ -367,13 +367,13 @@ def _in_quotes(field_text: str, block_text: str, tag: str) -> bool:
 
 
 class SchemaChecker(Workers):
-    """Check JSON in worker processes that can be killed, for schemas that may take more than linear time; see `worker.py`."""
+    """Check JSON in worker processes that can be killed (`worker.py`), because some schemas take very long."""
 
     kind = "schema"
 
 
 def _schema_of_recipe(schema: Any) -> str | None:
-    """Return the JSON text of a schema that a recipe holds or names by file; None if the recipe names a column of schemas."""
+    """Return the JSON text of a recipe's schema, written there or in a file. Return None if the recipe names a column."""
     is_schema_name = isinstance(schema, str)
     if is_schema_name and not schema.endswith(".json"):
         return None
@@ -386,7 +386,7 @@ def _schema_of_recipe(schema: Any) -> str | None:
 
 
 def _schema_of_cell(cell: Any) -> str | None:
-    """Return the JSON text of a schema in a dataset's cell; None if the cell holds no valid schema."""
+    """Return the JSON text of the schema in a dataset's cell; None if the cell holds no valid schema."""
     with suppress(TypeError, ValueError, RecursionError):
         return None if cell is None else _schema_text(cell)
     return None

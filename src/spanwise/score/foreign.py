@@ -1,4 +1,4 @@
-"""Call reward functions as other libraries write them, for one completion at a time: verl's, inspect_ai's and verifiers'."""
+"""Call reward functions for one completion at a time, as verl, inspect_ai and verifiers write them."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _OF_BATCH = frozenset(("blocks", "prompts", "completions", "completion_ids"))
 class Convention:
     """How a library calls a reward function for one completion."""
 
-    #: (function, names of its parameters) -> whether the function is written for this library.
+    #: Says, from a function and its parameters' names, whether the function is written for this library.
     fits: Callable[[Any, frozenset[str]], bool]
-    #: (text of a completion, its cells of the dataset) -> the arguments that the function may take, by name.
+    #: Maps a completion's text and dataset cells to the arguments that the function may take, by name.
     arguments: Callable[[str, Mapping[str, Any]], dict[str, Any]]
-    #: A function's result -> its number (or a dict of numbers, of which `key` chooses one, or None) and a note (or None).
+    #: Splits a function's result into its number (a dict of numbers if `key` chooses one, or None) and a note (or None).
     read: Callable[[Any], tuple[Any, str | None]] = lambda result: (result, None)
-    #: function -> the callable that scores a completion: the function itself, or what it makes if it is a factory.
+    #: Maps the function to the callable that scores a completion: itself, or what it makes if it is a factory.
     prepare: Callable[[Any], Callable[..., Any]] = lambda function: function
     #: For a function that returns a dict: the key of the reward if the objective names none.
     key: str | None = None
 
     def number(self, result: Any, key: str | None, subject: str) -> tuple[Any, str | None]:
-        """Return the number in a reward function's result, and a note on it; `key` names the entry if the result is a dict."""
+        """Return the number in a reward function's result, and a note. If the result is a dict, `key` names the entry."""
         read_value, reward_note = self.read(result)
         if isinstance(read_value, Mapping):
             key = key or self.key
@@ -52,7 +52,7 @@ def _first_cell(row: Mapping[str, Any], *names: str, default: Any = None) -> Any
 
 
 def _verl_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments for verl's `compute_score`: a completion's text, its right answer and its dataset cells."""
+    """Return the arguments of verl's `compute_score`: a completion's text, right answer and dataset cells."""
     reward_spec = _first_cell(row, "reward_model", "reward_spec")
     gold_source = reward_spec if isinstance(reward_spec, dict) and "ground_truth" in reward_spec else row
     if gold_source.keys().isdisjoint(_GOLD):
@@ -65,13 +65,13 @@ def _verl_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_scorer(function: Any, parameters: frozenset[str]) -> bool:
-    """Return whether a function is inspect_ai's `async score(state, target) -> Score`, or a factory of such scorers."""
+    """Return whether a function is inspect_ai's `async score(state, target) -> Score`, or a factory of scorers."""
     return getattr(getattr(function, "__registry_info__", None), "type", "") == "scorer" or parameters == {"state", "target"}
 
 
 @lru_cache(maxsize=64)
 def _scorer(function: Any) -> Any:
-    """Return inspect_ai's scorer: the function itself, or what it makes if it is a factory of scorers."""
+    """Return inspect_ai's scorer: the function itself, or the scorer that it makes if it is a factory."""
     return function if set(inspect.signature(function).parameters) == {"state", "target"} else function()
 
 
@@ -107,7 +107,7 @@ def _rubric_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
     return {"answer": "", "task": None, **rollout_state, "state": rollout_state}
 
 
-#: verl's, inspect_ai's and verifiers' conventions; the first one that fits a function's parameters is used.
+#: The conventions of verl, inspect_ai and verifiers. The first one that fits a function's parameters is used.
 _CONVENTIONS = (
     Convention(lambda _, parameters: "solution_str" in parameters, _verl_arguments, key="score"),
     Convention(_is_scorer, _scorer_arguments, _read_score, prepare=_scorer),
@@ -119,18 +119,18 @@ _CONVENTIONS = (
 
 
 def convention_of(function: Any, parameters: frozenset[str]) -> Convention | None:
-    """Return whose calling convention a reward function for one completion follows; None if it takes a whole batch."""
+    """Return the calling convention of a reward function for one completion. Return None if it takes a whole batch."""
     return next((convention for convention in _CONVENTIONS if convention.fits(function, parameters)), None)
 
 
 def rubric_functions(rubric: Any) -> list[tuple[Callable[..., Any], float]]:
-    """Return the reward functions of verifiers' `Rubric`, bound to its parser and other objects, each with its weight."""
+    """Return the reward functions of verifiers' `Rubric` with their weights, bound to the rubric's objects."""
     class_objects = getattr(rubric, "class_objects", {})
     return [(_bound(function, class_objects), weight) for function, weight in zip(rubric.funcs, rubric.weights, strict=True)]
 
 
 def _bound(function: Callable[..., Any], objects: Mapping[str, Any]) -> Callable[..., Any]:
-    """Bind objects to a function's parameters of the same names, and remove these from its signature."""
+    """Bind objects to a function's parameters of the same names, and drop these from its signature."""
     function_signature = inspect.signature(function)
     bound_objects = {name: objects[name] for name in function_signature.parameters if name in objects}
     free_parameters = [parameter for name, parameter in function_signature.parameters.items() if name not in objects]

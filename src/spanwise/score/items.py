@@ -1,4 +1,4 @@
-"""Call reward functions that judge one completion at a time, one after another or many at once."""
+"""Call reward functions that judge a single completion, one after another or many at once."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from spanwise.score.reward import Columns, Reward, Texts
 from spanwise.segment.claims import without_end
 from spanwise.types import BlockText, Status, present, whole_text
 
-#: The options of an objective that say how its function is called; the function gets all other options.
+#: The options of an objective that say how its function is called. All other options go to the function.
 CALL_OPTIONS: Mapping[str, Any] = {"sees": "whole", "block": None, "timeout": 600.0, "max_concurrent": 64}
 _K = TypeVar("_K")
 _T = TypeVar("_T")
-#: How many processes share an objective's limit `max_concurrent` of requests in flight; 0: all processes of the training.
+#: How many processes share `max_concurrent`, the limit of requests in flight; 0: all processes of the training.
 SHARERS: ContextVar[int] = ContextVar("sharers", default=0)
 
 
 def requests_per_process(max_concurrent: int) -> int:
-    """Return how many requests this process may have in flight; the processes of a training share `max_concurrent`."""
+    """Return how many requests this process may have in flight. A training's processes share `max_concurrent`."""
     return max(1, -(-max_concurrent // (SHARERS.get() or int(os.environ.get("WORLD_SIZE", "1")))))
 
 
 @dataclass(frozen=True)
 class CallResult:
-    """The result of one call of a reward function and a note on it, or the error and the status if the call failed."""
+    """The result of one call of a reward function with a note, or the error and status of a failed call."""
 
     value: Any = None
     status: Status = Status.OK
@@ -45,7 +45,7 @@ class CallResult:
 async def await_calls(
     calls: Mapping[_K, Callable[[], Awaitable[Any]]], receiver: object, max_concurrent: int, timeout: float
 ) -> dict[_K, CallResult]:
-    """Await all calls of a receiver (a reward function or server), each for `timeout` seconds at most.
+    """Await all calls of a receiver (a reward function or server), each for at most `timeout` seconds.
 
     The batches of one event loop that are awaited at the same time share `max_concurrent`.
     """
@@ -76,17 +76,17 @@ async def together(coroutines: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
 
 
 def completion_text(blocks: BlockText) -> str:
-    """Return the text of a completion as other libraries decode it: without end-of-sequence tokens."""
+    """Return a completion's text as other libraries decode it: without end-of-sequence tokens."""
     return without_end(whole_text(blocks))
 
 
 def part_text(blocks: BlockText, pays: Sequence[str], block: str | None) -> str:
-    """Return the text of one block, or of all paid blocks if no block is named, without end-of-sequence tokens."""
+    """Return the text of one block, or of all paid blocks if `block` is None, without end-of-sequence tokens."""
     return without_end("".join((blocks[name] or {})[""] or "" for name in present(blocks, [block] if block else pays)))
 
 
 def rows_of(columns: Columns, size: int) -> list[dict[str, Any]]:
-    """Return one dict per completion, column name -> cell, from the entries of `columns` that hold one cell per completion."""
+    """Return one dict (column name -> cell) per completion, from the columns with one cell per completion."""
     cells_by_column = {
         name: list(cells)  # pyright: ignore[reportArgumentType] - a column with a length can be listed
         for name, cells in columns.items()
@@ -96,14 +96,14 @@ def rows_of(columns: Columns, size: int) -> list[dict[str, Any]]:
 
 
 def calling_convention(objective: Objective) -> Convention | None:
-    """Return how an objective's reward function is called for one completion; None if it is built in or takes the whole batch."""
+    """Return how an objective's function is called per completion. Return None if it is built in or takes a whole batch."""
     if isinstance(objective.reward, str):
         return None
     return convention_of(objective.reward, frozenset(parameters_of(objective.reward, objective.name)[0]))
 
 
 def check_call(objective: Objective, convention: Convention | None) -> None:
-    """Refuse call options that cannot work, such as `timeout` for a plain function, and `key` for a function of the whole batch."""
+    """Refuse call options that cannot work, such as `timeout` for a plain function."""
     subject = f"Objective '{objective.name}'"
     options = objective.options
     if convention is None:
@@ -127,7 +127,7 @@ def check_call(objective: Objective, convention: Convention | None) -> None:
 
 
 def item_calls(objective: Objective, convention: Convention, text: Texts, columns: Columns) -> dict[int, Callable[[], Any]]:
-    """Build a call of an objective's reward function for each completion that has a block the objective pays."""
+    """Build the calls of an objective's reward function: one for each completion that has a paid block."""
     item_function = convention.prepare(objective.reward)
     parameters = parameters_of(item_function, objective.name)
     function_options = {name: value for name, value in objective.options.items() if name not in CALL_OPTIONS}
@@ -159,14 +159,14 @@ def call_items(calls: Mapping[int, Callable[[], Any]]) -> dict[int, CallResult]:
 
 
 async def await_items(objective: Objective, calls: Mapping[int, Callable[[], Any]]) -> dict[int, CallResult]:
-    """Await an async reward function for many completions at once, within the objective's `max_concurrent` and `timeout`."""
+    """Await an async reward function for many completions at once, within `max_concurrent` and `timeout`."""
     call_options = {**CALL_OPTIONS, **objective.options}
     requests_at_once = requests_per_process(call_options["max_concurrent"])
     return await await_calls(calls, id(objective.reward), requests_at_once, call_options["timeout"])
 
 
 def as_reward(objective: Objective, convention: Convention, results: Mapping[int, CallResult], size: int) -> Reward:
-    """Return the rewards of all completions from the results of their calls; raise RewardError if every call failed."""
+    """Turn the results of calls into the rewards of all completions. Raise RewardError if every call failed."""
     function_label = label_of_function(objective)
     checked_results = dict(results)
     refuse_if_all_failed(results, function_label, with_place=True)
@@ -179,7 +179,7 @@ def as_reward(objective: Objective, convention: Convention, results: Mapping[int
 
 
 def reward_of(numbers: Mapping[int, CallResult], size: int, *, measured: Sequence[Sequence[float]] | None = None) -> Reward:
-    """Return the rewards of all completions; a completion without a call result in `numbers` has no reward (ABSENT)."""
+    """Return the rewards of all completions. A completion without a result in `numbers` has no reward (ABSENT)."""
     all_results = [numbers.get(n, CallResult(status=Status.ABSENT)) for n in range(size)]
     return Reward.of(
         [result.value for result in all_results],
@@ -201,7 +201,7 @@ def _failure(result: CallResult) -> str:
 def refuse_if_all_failed(
     results: Mapping[Any, CallResult], subject: str, *, noun: str = "completions", with_place: bool = False
 ) -> None:
-    """Raise RewardError if all of several calls failed: then the reward function is at fault, not a completion."""
+    """Raise RewardError if all of several calls failed. Then the reward function is at fault, not a completion."""
     failed_results = [result for result in results.values() if result.error is not None]
     if len(failed_results) == len(results) > 1:
         first_failure = failed_results[0]

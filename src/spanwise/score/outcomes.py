@@ -1,4 +1,4 @@
-"""Outcomes: discrete facts on the text before a block, such as a right answer; completions with equal outcomes are compared.
+"""Outcomes: facts on the text before a block, such as a right answer. Only completions with equal outcomes are compared.
 
 An outcome is the reward of an earlier objective, or a function `(text, *, columns)` that returns one bool, number, string or None
 (unknown) per completion. It must not depend on the blocks that the objective pays, or the comparison would cancel their credit.
@@ -26,15 +26,15 @@ from spanwise.registry import Registry, imported, register
 from spanwise.score.custom import called, listed_values
 from spanwise.score.reward import NAN, Columns, Texts, built_in
 
-#: The most values that an outcome may take in one batch; with more, hardly any two completions share a value.
+#: The most values that an outcome may take in a batch. With more, hardly any two completions share a value.
 MOST_VALUES = 16
-#: The smallest code of a string outcome; all codes are less than twice as large, so float64 holds them exactly.
+#: The smallest code of a string outcome. All codes are below twice this number, so float64 holds them exactly.
 _STRING_CODES = 2**52
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """An outcome function that a recipe can name; `spanwise.registry.register(name, kind="outcome")` makes one.
+    """An outcome function that a recipe can name. `spanwise.registry.register(name, kind="outcome")` makes one.
 
     Attributes:
         name: as in recipes.
@@ -57,7 +57,7 @@ OUTCOMES: Registry[Outcome] = Registry("outcome", kinds=("outcome",), group="spa
 
 @register("complete", kind="outcome")
 def complete(text: Texts, *, columns: Columns) -> list[bool | None]:
-    """Return for each completion whether every tag of its first block has content; None if it lacks that block.
+    """Return whether every tag of each completion's first block has content; None without that block.
 
     It tells "no answer" from "a wrong answer": `given: [correct, complete]`.
 
@@ -72,7 +72,7 @@ def complete(text: Texts, *, columns: Columns) -> list[bool | None]:
 
 
 def find_outcome(entry: str | Callable[..., Any]) -> Callable[..., Any]:
-    """Return an outcome function, found by its registered name, by its import path "module:function", or passed as it is."""
+    """Return an outcome function: the registered one, the one at "module:function", or the given function."""
     if isinstance(entry, str) and ":" not in entry:
         return OUTCOMES.find(entry).function
     outcome_name = entry if isinstance(entry, str) else function_name(entry)
@@ -94,7 +94,7 @@ def find_outcome(entry: str | Callable[..., Any]) -> Callable[..., Any]:
 def read_outcomes(
     objectives: Sequence[Objective], text: Texts, *, columns: Columns
 ) -> tuple[tuple[str, ...], Float[Tensor, "n o"]]:
-    """Call each outcome function in the objectives' `given`, but only once; return the outcomes' names and values.
+    """Call each outcome function in the objectives' `given` once. Return the outcomes' names and values.
 
     Numbers stand for themselves (True is 1), a string for a code that is the same in every run and process, None is NaN.
     """
@@ -112,7 +112,7 @@ def read_outcomes(
 
 
 def check_discrete(values: Collection[float], name: str) -> None:
-    """Refuse an outcome with more than 16 different values in a batch: too few completions would share a value."""
+    """Refuse an outcome with more than 16 values in a batch, because too few completions would share a value."""
     if len(values) > MOST_VALUES:
         raise RecipeError(
             f"The outcome '{name}' took {len(values)} different values in one batch, and at most {MOST_VALUES} are allowed. Give "
@@ -121,7 +121,7 @@ def check_discrete(values: Collection[float], name: str) -> None:
 
 
 def judge_of(objective: Objective) -> str | None:
-    """Return the name of the objective, such as `correct`, that judges a reward's confidences; None for other rewards.
+    """Return the objective, such as `correct`, that judges a reward's confidences. Return None for other rewards.
 
     That is its option (`of`), else the only reward that it is given, else `correct` if it is given that or no reward at all.
     """
@@ -144,7 +144,7 @@ def judge_of(objective: Objective) -> str | None:
 
 
 def judged_column(objective: Objective) -> int | None:
-    """Return the index in `objective.given` of the outcome that decides the objective's reward; None if it is not given.
+    """Return the index in `objective.given` of the outcome that decides the objective's reward. Return None without one.
 
     A reward function of your own that fills in `by_outcome` is judged by the only outcome that it is given.
     """
@@ -172,7 +172,7 @@ def _outcome_codes(function: Callable[..., Any], text: Texts, columns: Columns, 
 
 
 def _code_of(value: Any) -> float | None:
-    """Return the number that stands for an outcome, NaN for an unknown one; None if the value cannot be an outcome."""
+    """Return the number for an outcome (NaN if it is unknown); None if the value cannot be an outcome."""
     if value is None:
         return NAN
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Run a completion's code and its tests in two processes that exchange lines of JSON; `worker.py` starts both.
+"""Run a completion's code and its tests in two processes (started by `worker.py`) that exchange lines of JSON.
 
 The code has its end of the connection as standard input. The tests get code and tests there, and their end as an argument: they
 let the code start, and their exit status is the verdict. Plain values travel as copies, anything else as a `Handle`. The code is
@@ -30,7 +30,7 @@ _COPIED: dict[str, Any] = {
     kind.__name__: kind
     for kind in (*_CONTAINERS, int, bytes, bytearray, complex, range, date, datetime, time, timedelta, Fraction, Decimal)
 }
-#: Methods of a `Handle` that run in the process of its object, because none of them receives a value that a test expects.
+#: Methods of a `Handle` that run in its object's process, because none of them gets a value that a test expects.
 _UNARY = {
     "__call__", "__len__", "__iter__", "__next__", "__reversed__", "__getitem__", "__setitem__", "__delitem__", "__bool__",
     "__hash__", "__str__", "__repr__", "__abs__", "__neg__", "__int__", "__float__", "__index__", "__enter__", "__exit__",
@@ -39,16 +39,16 @@ _UNARY = {
 _COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
 _BINARY = {f"__{name}__" for name in _COMPARE + _ARITHMETIC}
-#: Methods that can decide a test, such as `isdigit`; an object of the tested code may not answer them, because it could lie.
+#: Methods that can decide a test, such as `isdigit`. Objects of the tested code could lie, so they may not answer them.
 _JUDGES = {name for kind in (str, set, float) for name in dir(kind) if name.startswith(("is", "startswith", "endswith"))}
 
 
 class Ended(SystemExit):
-    """Raised in the tests if the tested code called `sys.exit`; the tests fail with this error unless they expect it."""
+    """Raised in the tests if the tested code called `sys.exit`. The tests then fail, unless they expect this error."""
 
 
 class Handle:
-    """A stand-in for an object of the other process, which asks that process for attributes and calls."""
+    """A stand-in for an object of the other process. It asks that process for attributes and calls."""
 
     __slots__ = ("__weakref__", "_spanwise_connection", "_spanwise_number")  # unlikely names, so that no test uses them
 
@@ -67,7 +67,7 @@ class Handle:
 
 
 def _binary(name: str, *, swapped: bool = False) -> Any:
-    """Build an operator of `Handle`: the other process computes it for two handles, this process for a handle and a plain value."""
+    """Build an operator of `Handle`. It runs in the other process for two handles, and here for a plain operand."""
     operator_function = getattr(operator, name)
 
     def method(self: Any, other: Any) -> Any:
@@ -83,7 +83,7 @@ def _binary(name: str, *, swapped: bool = False) -> Any:
 
 @lru_cache
 def _handle_class(method_names: tuple[str, ...]) -> type[Handle]:
-    """Build a subclass of `Handle` with the named methods, each of which runs in the other process."""
+    """Build a subclass of `Handle` with the named methods. Each of them runs in the other process."""
     remote_methods = {
         name: lambda self, *values, _name=name, **named: self._spanwise_connection.ask(_name, self, values, named)
         for name in method_names
@@ -94,7 +94,7 @@ def _handle_class(method_names: tuple[str, ...]) -> type[Handle]:
 
 
 class Connection:
-    """One end of the connection between the two processes; the tests' end is `judging` and trusts nothing that it reads."""
+    """One end of the connection between two processes. The tests' end is `judging` and trusts nothing it reads."""
 
     def __init__(self, descriptor: int, namespace: dict[str, Any], *, judging: bool) -> None:
         self.reader, self.writer = (os.fdopen(os.dup(descriptor), mode) for mode in ("rb", "wb"))
@@ -125,7 +125,7 @@ class Connection:
         sys.exit()
 
     def ask(self, what: str, target: Any, argument_values: Any = (), named: Any = None) -> Any:
-        """Return the other process's result or raise its exception; repeat its changes to lists, dicts and sets here."""
+        """Return the other process's result or raise its exception. Repeat here its changes to lists, dicts and sets."""
         argument_values = [*argument_values, *(named or {}).values()]
         with self.lock:
             self.send(what, self.encode(target), [self.encode(item) for item in argument_values], list(named or {}))
@@ -169,7 +169,7 @@ class Connection:
         self.send("reply", error, result, [] if encoded_arguments == values else encoded_arguments)
 
     def do(self, action: str, target: Any, values: list[Any], named: dict[str, Any]) -> Any:
-        """Carry out a request of the other process, such as to get an attribute; the tests' process refuses private attributes."""
+        """Carry out the other process's request, such as `getattr`. The tests' process refuses private attributes."""
         is_attribute = action in ("getattr", "setattr")
         is_public = type(target).__module__ == "__main__" and is_attribute and not values[0].startswith("_")
         if self.judging and not (is_public or action == "plain" or action in _UNARY | _BINARY):
@@ -183,7 +183,7 @@ class Connection:
         return (vars(operator).get(action) or getattr(type(target), action))(target, *values, **named)
 
     def encode(self, value: Any, *, as_plain: bool = False) -> Any:
-        """Encode a value as JSON; with `as_plain`, an object of a subclass of a plain type becomes one of that type."""
+        """Encode a value as JSON. With `as_plain`, an instance of a plain type's subclass becomes one of that type."""
         value_type = type(value)
         if value_type in _SCALARS or (value_type is int and value.bit_length() < 64):
             return value
@@ -209,7 +209,7 @@ class Connection:
                 if base in _COPIED.values():
                     return [base.__name__, *map(self.encode, _constructor_arguments(base, value))]
         if self.judging and not isinstance(value, type(_error)):
-            import pickle  # loading a pickle may run any code, so the tests' process sends pickles but never loads one
+            import pickle  # loading a pickle may run any code, so the tests' process only sends pickles
 
             with suppress(Exception):
                 pickled_value = pickle.dumps(value)
@@ -271,7 +271,7 @@ def _error(name: str) -> type[BaseException]:
 
 
 class Names(dict[str, Any]):
-    """Builtins for test code; a name that the test code does not define is looked up in the process of the tested code."""
+    """Builtins for test code. Names that the test code does not define are looked up in the tested code's process."""
 
     connection: Connection
 
@@ -285,7 +285,7 @@ class Names(dict[str, Any]):
 
 
 def _replace_main_module() -> dict[str, Any]:
-    """Replace the module `__main__` by an empty one, and return the dict of the new module's names."""
+    """Replace the module `__main__` by an empty module, and return the dict of its names."""
     main_module = ModuleType("__main__")
     sys.modules.update(_program=sys.modules["__main__"], __main__=main_module)
     return vars(main_module)

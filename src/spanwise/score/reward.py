@@ -1,4 +1,4 @@
-"""`Reward`: one objective's rewards of all completions; and the registry of rewards that a recipe can name."""
+"""`Reward`: one objective's rewards of all completions. `REWARDS` registers the rewards that recipes can name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Texts = Sequence[BlockText]
 Pays = tuple[str, ...]
 #: The dataset's columns by name, one row per completion.
 Columns = Mapping[str, Any]
-#: The rule of a reward: (blocks of a completion, block with the tag, cell of the dataset) -> verdict on the completion.
+#: The rule of a reward: (a completion's blocks, block with the tag, cell of the dataset) -> the completion's verdict.
 Rule = Callable[[BlockText, Mapping[str, "str | None"], Any], "bool | float | tuple[Any, ...] | None"]
 
 
@@ -73,7 +73,7 @@ class Reward(ByCompletion):
             )
 
     def only_where(self, there_n: Bool[Tensor, " n"]) -> Reward:
-        """Make the reward of each completion without a paid block (`there_n` is False) ABSENT; keep its number in `unused_n`.
+        """Make rewards of completions without a paid block (`there_n` is False) ABSENT. Keep their numbers in `unused_n`.
 
         >>> Reward.of([1.0, -1.0]).only_where(torch.tensor([True, False])).unused_n
         tensor([nan, -1.], dtype=torch.float64)
@@ -97,7 +97,7 @@ class Reward(ByCompletion):
         notes: Sequence[str | None] | None = None,
         measured: Sequence[Sequence[float]] | None = None,
     ) -> Reward:
-        """Build a reward from plain lists; a value of None is no reward, for the reason in `status` (ABSENT if not given).
+        """Build a reward from plain lists. None is no reward, for the reason in `status` (ABSENT if not given).
 
         Args:
             status: why a value is missing; read where the value is None or the status is BROKE, OK elsewhere.
@@ -148,14 +148,14 @@ def column_of(columns: Columns, name: str, size: int) -> Sequence[Any]:
 
 
 def block_with(blocks: BlockText, pays: Sequence[str], tag: str) -> Mapping[str, str | None] | None:
-    """Return the first paid block that has a tag; {} if none has it, None if the completion has no paid block."""
+    """Return the first paid block that has a tag; {} if no paid block has it, None without any paid block."""
     paid_blocks = [block for name in pays if (block := blocks.get(name)) is not None]
     first_block = next((block for block in paid_blocks if tag in block), {}) if paid_blocks else None
     return {**first_block, "": without_end(first_block[""] or "")} if first_block and not tag else first_block
 
 
 def read_tag(blocks: BlockText, pays: Sequence[str], tag: str) -> str | None:
-    """Return the content of `tag` in the first of the blocks `pays` that has the tag; None if none has."""
+    """Return the content of `tag` in the first of the blocks `pays` that has it; None if none has."""
     return (block_with(blocks, pays, tag) or {}).get(tag)
 
 
@@ -167,8 +167,8 @@ def judged(
     rule: Rule,
     check: Callable[[list[Any]], list[Verdict]] | None = None,
 ) -> Reward:
-    """Reward each completion by the verdict of a rule; a completion that lacks all blocks in `pays` has no reward (ABSENT)."""
-    # `rule` returns a bool or number, None if it cannot judge, or a tuple: the request that `check` answers.
+    """Reward each completion by a rule's verdict. A completion without any block in `pays` has no reward (ABSENT)."""
+    # `rule` returns a bool or number, None if it cannot judge, or a tuple: a request for `check` to answer.
     verdicts: list[Any] = [Verdict(Status.ABSENT, NAN)] * len(text)
     for n, (blocks, cell) in enumerate(zip(text, cells, strict=True)):
         block = block_with(blocks, pays, tag)
@@ -189,7 +189,7 @@ def _as_numbers(values: Sequence[float | int | None]) -> Float[Tensor, " n"]:
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """A reward that a recipe can name; `spanwise.registry.register(name, kind="reward", ...)` makes one.
+    """A reward that a recipe can name. `spanwise.registry.register(name, kind="reward", ...)` makes one.
 
     Attributes:
         name: as in recipes.
@@ -240,5 +240,5 @@ REWARDS: Registry[BuiltIn] = Registry("reward", kinds=("reward",), group="spanwi
 
 
 def built_in(objective: Objective) -> BuiltIn | None:
-    """Return the registered reward that an objective names; None if the objective has a function of its own."""
+    """Return the registered reward that an objective names; None if the objective has its own function."""
     return REWARDS.find(objective.reward) if isinstance(objective.reward, str) else None

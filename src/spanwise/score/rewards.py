@@ -22,10 +22,10 @@ from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, column_o
 from spanwise.score.workers import DEADLINE, MEMORY, Verdict, Workers, shared_workers
 from spanwise.types import BlockText, Status
 
-# The quantifiers are possessive: to backtrack through a text with a megabyte of digits would take quadratic time.
+# The quantifiers are possessive, because backtracking through a megabyte of digits would take quadratic time.
 NUMBER = re.compile(r"(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]{1,3})?")
 _FENCED = re.compile(r"(?:^[^\S\n]*```[^`\n]*+|```[\w+-]*+[^\S\n]*+)\n(.*?)```", re.DOTALL | re.MULTILINE)
-# Matches a string of Python, and the space up to a next string that no comma separates from it, as numpy prints lists.
+# Matches a Python string, and the space up to a next string without a comma between them, as numpy prints lists.
 _STRING = re.compile(r"""('(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")(\s+(?=['"]))?""", re.DOTALL)
 
 
@@ -158,7 +158,7 @@ def parse_confidence(text: str) -> float | None:
 def format_(
     text: Texts, *, pays: Pays, columns: Columns, scored: Scored, tags: Sequence[str] | None = None, empty: bool = False
 ) -> Reward:
-    """Reward 1 if every paid block is well-formed (its tags hold something, and open and close once, in order), 0 if not.
+    """Reward 1 if every paid block is well-formed, 0 if not.
 
     Well-formed: every tag of the block (or every one of `tags` that it has) holds something, these tags open and close once, in
     order, without nesting, and no tag of another block stands in this one. The first opening tag may be missing, as the prompt
@@ -200,7 +200,7 @@ def second_attempt(
     deadline: float | int = DEADLINE,
     verifier: MathVerifier | None = None,
 ) -> Reward:
-    """Reward 1 if a second attempt's answer is right, `partial` if it is wrong but differs from the first attempt's, else 0.
+    """Reward a second attempt with 1 if its answer is right, `partial` if it is wrong but new, 0 otherwise.
 
     The second attempt is the first paid block. "Differs" is the contrary of "equal" by `judge`, the first answer in the place of
     the gold one, so that "1/2" after "0.5" is the same; what cannot be compared differs. Without an answer the second attempt gets
@@ -235,7 +235,7 @@ def second_attempt(
 def _score_confidence(
     text: Texts, pays: Pays, tag: str, scored: Scored, of: str, rule: Callable[[float, float], float]
 ) -> Reward:
-    """Reward stated confidences q by a proper scoring rule `rule(q, c)`, where c is the reward (0 to 1) of the objective `of`."""
+    """Reward stated confidences q by a proper scoring rule `rule(q, c)`. c is the reward (0 to 1) of the objective `of`."""
     check_known("objective scored before this one", of, scored)
     outcomes = scored[of].value_n.tolist()
     for n, outcome in enumerate(outcomes):
@@ -247,7 +247,7 @@ def _score_confidence(
     stated_texts = [read_tag(blocks, pays, tag) for blocks in text]
     confidences = [None if stated is None else parse_confidence(stated) for stated in stated_texts]
     rewards = [None if q is None or math.isnan(c) else rule(q, c) for q, c in zip(confidences, outcomes, strict=True)]
-    # If a confidence can be read but its outcome is unknown, the reward is missing for the same reason as the outcome.
+    # If a confidence can be read but its outcome is unknown, the reward is missing for the outcome's reason.
     statuses = [
         Status.ABSENT if stated is None else Status.UNPARSABLE if q is None else Status(outcome_status)
         for stated, q, outcome_status in zip(stated_texts, confidences, scored[of].status_n.tolist(), strict=True)
@@ -329,7 +329,7 @@ def runs(
 
 
 def _test_code(cell: Any) -> str | None:
-    """Return a cell's test code: a text, a list of lines or such a list's text, which would pass as a program; None without."""
+    """Return a cell's test code: a text, a list of lines, or a list's text (a program that always passes); None without."""
     if isinstance(cell, str) and cell.lstrip().startswith("["):
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             cell = ast.literal_eval(_STRING.sub(lambda match: match[1] + ("," if match[2] else ""), cell.strip()))
@@ -339,7 +339,7 @@ def _test_code(cell: Any) -> str | None:
 
 @register("environment", kind="reward")
 def environment(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, column: str = "environment") -> Reward:
-    """Reward a completion with the number that its environment gave, which the engine (a trainer) passes along in a column.
+    """Reward a completion with the number that its environment gave. The engine (a trainer) passes it in a column.
 
     Rule: None or NaN is no reward (ABSENT): in a turn that the environment does not judge. 0 is a reward.
 
@@ -396,7 +396,7 @@ def overlong(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, longe
 
 
 def _is_well_formed(block: Mapping[str, str | None], counted_tags: Collection[str], empty: bool) -> bool:
-    """Return whether each of the given tags in a block has content, and opens and closes once, in order."""
+    """Return whether each given tag of a block has content, opens once and closes once, in order."""
     found_tags = [tag for tag in block if tag in counted_tags]
     if any(content is None or not (empty or content.strip()) for content in map(block.get, found_tags)):
         return False

@@ -46,7 +46,7 @@ from spanwise.score.outcomes import OUTCOMES, find_outcome, judge_of, read_outco
 from spanwise.score.reward import NAN, REWARDS, BuiltIn, Columns, Reward, Scored, Texts, built_in
 from spanwise.types import Scores, Status, present
 
-#: The largest allowed reward: its squares can be summed in float64, and weighted sums of such rewards fit into float32.
+#: The largest reward: squares of such rewards can be summed in float64, and weighted sums fit into float32.
 LARGEST = 1e30
 
 
@@ -111,13 +111,13 @@ def _only_right(reward: Reward, other: Reward) -> Reward:
 
 
 def measures_of(objectives: Sequence[Objective]) -> tuple[str, ...]:
-    """Return the names of the costs that rewards count, such as a judge's requests, as "<objective>/<measure>"."""
+    """Return the names "<objective>/<measure>" of the costs that rewards count, such as a judge's requests."""
     named_rewards = [(objective.name, built_in(objective)) for objective in objectives]
     return tuple(f"{name}/{measure}" for name, entry in named_rewards if entry is not None for measure in entry.measures)
 
 
 def as_scores(scored: Scored, outcome_names: Sequence[str] = (), outcome_no: Float[Tensor, "n o"] | None = None) -> Scores:
-    """Put the rewards of all objectives side by side in one `Scores`; refuse a reward so large that credit would overflow."""
+    """Put the rewards of all objectives side by side in `Scores`. Refuse a reward so large that credit would overflow."""
 
     def side_by_side(attribute: str) -> Tensor:
         columns_and_nans = [(getattr(reward, attribute), torch.full_like(reward.value_n, NAN)) for reward in scored.values()]
@@ -141,7 +141,7 @@ def as_scores(scored: Scored, outcome_names: Sequence[str] = (), outcome_no: Flo
 
 
 def score_one(objective: Objective, text: Texts, *, columns: Columns, scored: Scored) -> Reward:
-    """Score every completion by one objective; `scored` holds the rewards of the objectives before it."""
+    """Score every completion by one objective. `scored` holds the rewards of the objectives before it."""
     _check_given(objective, scored)
     awaited_rewards = _await_early([objective], text, columns)
     reward = awaited_rewards[objective.name] if awaited_rewards else _call(objective, text, columns, scored, {})
@@ -149,7 +149,7 @@ def score_one(objective: Objective, text: Texts, *, columns: Columns, scored: Sc
 
 
 def _call(objective: Objective, text: Texts, columns: Columns, scored: Scored, call_results: dict[Any, Any]) -> Reward:
-    """Score every completion with a reward function that is not async; `call_results` are shared with other objectives."""
+    """Score every completion with a reward function that is not async. Objectives share `call_results`."""
     convention = calling_convention(objective)
     if convention is None:
         batch_call, reward_label, advice = _batch_call(objective, text, columns, scored)
@@ -162,7 +162,7 @@ def _call(objective: Objective, text: Texts, columns: Columns, scored: Scored, c
 
 
 def _only_paid(objective: Objective, reward: Reward, text: Texts) -> Reward:
-    """Remove the reward of each completion without any paid block; refuse more or fewer rewards than completions.
+    """Remove the rewards of completions without any paid block. Refuse more or fewer rewards than completions.
 
     Whatever the reward function returns there, the objective's `if_missing` alone sets the price of leaving a block out.
     """
@@ -174,12 +174,12 @@ def _only_paid(objective: Objective, reward: Reward, text: Texts) -> Reward:
     return reward.only_where(torch.tensor([bool(present(blocks, objective.pays)) for blocks in text], dtype=torch.bool))
 
 
-#: What error messages advise if a built-in reward or a function of one completion raises.
+#: The advice in error messages if a built-in reward or a function of one completion raises.
 _ADVICE = "Check the options of the reward and the columns that it reads."
 
 
 def _batch_call(objective: Objective, text: Texts, columns: Columns, scored: Scored) -> tuple[partial[Any], str, str]:
-    """Return a reward's call for the whole batch, and two texts for error messages: the reward's name, and what to do."""
+    """Return a reward's call for the whole batch, and for error messages its name and an advice."""
     if not isinstance(objective.reward, str):
         advice = "Return None for a completion that has no reward."
         return reward_call(objective, text, columns), label_of_function(objective), advice
@@ -192,7 +192,7 @@ def _batch_call(objective: Objective, text: Texts, columns: Columns, scored: Sco
 
 
 def _check_callable(objectives: Sequence[Objective], text: Texts) -> None:
-    """Refuse an objective with `<hidden>` in place of a secret option, or with a paid block that the completions do not have."""
+    """Refuse an objective with `<hidden>` in place of a secret option, or with an unknown paid block."""
     for objective in objectives:
         if secrets := hidden_names(objective.options):
             raise RecipeError(
@@ -212,7 +212,7 @@ def waits(objective: Objective) -> bool:
 
 
 async def await_rewards(objectives: Sequence[Objective], text: Texts, columns: Columns) -> dict[str, Reward]:
-    """Await the async rewards of all objectives at once, on the running event loop; `score_all` takes them as `recorded`."""
+    """Await the async rewards of all objectives at once, on the running event loop. `score_all` takes them as `recorded`."""
     _check_callable(objectives, text)
     futures: dict[Any, asyncio.Future[Any]] = {}
     rewards = await together([_await_one(objective, text, columns, futures) for objective in objectives])
@@ -220,7 +220,7 @@ async def await_rewards(objectives: Sequence[Objective], text: Texts, columns: C
 
 
 async def _await_one(objective: Objective, text: Texts, columns: Columns, futures: dict[Any, asyncio.Future[Any]]) -> Reward:
-    """Score every completion with an async reward function; `futures` hold calls that several objectives share."""
+    """Score every completion with an async reward function. Several objectives share the calls in `futures`."""
     convention = calling_convention(objective)
     if convention is None:
         batch_call, reward_label, error_advice = _batch_call(objective, text, columns, {})
@@ -250,11 +250,11 @@ def _call_key(objective: Objective) -> tuple[Any, ...]:
 
 
 def _complete_known(objective: Objective, recorded: Reward, text: Texts, *, columns: Columns, scored: Scored) -> Reward:
-    """Take an objective's rewards, computed elsewhere, and add the outcomes and statuses that the completions' text shows."""
+    """Take an objective's recorded rewards, and add outcomes and statuses from the completions' text."""
     if judge_of(objective) is None:
         return recorded
     rescored = score_one(objective, text, columns=columns, scored=scored)
-    # Recorded rewards do not say why one is missing, but the text does: the confidence is absent or cannot be read.
+    # Recorded rewards do not say why one is missing. The text does: the confidence is absent or cannot be read.
     has_failed_n = (recorded.status_n == Status.ERROR) | (recorded.status_n == Status.UNSCORED)
     is_unstated_n = (rescored.status_n == Status.ABSENT) | (rescored.status_n == Status.UNPARSABLE)
     status_n = torch.where(has_failed_n & is_unstated_n, rescored.status_n, recorded.status_n)
@@ -262,7 +262,7 @@ def _complete_known(objective: Objective, recorded: Reward, text: Texts, *, colu
 
 
 def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorded: Collection[str] = ()) -> None:
-    """Refuse objectives that do not fit each other or the layout; tags and blocks of recorded rewards are not checked."""
+    """Refuse objectives that do not fit each other or the layout. Recorded rewards need no tags and blocks."""
     _check_order(objectives)
     judge_by_objective = {objective.name: judge_of(objective) for objective in objectives}
     for position, objective in enumerate(objectives):
@@ -288,7 +288,7 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
 
 
 def written_out(objectives: Sequence[Objective], layout: Layout) -> tuple[Objective, ...]:
-    """Split an objective with `criteria` or `each` into several objectives, and replace block patterns by block names."""
+    """Split objectives with `criteria` or `each` into several, and replace block patterns by block names."""
     return tuple(
         block_objective
         for objective in objectives
@@ -299,7 +299,7 @@ def written_out(objectives: Sequence[Objective], layout: Layout) -> tuple[Object
 
 
 def _by_function(objective: Objective) -> list[Objective]:
-    """Return an objective for each function of a verifiers rubric, with its weight; any other objective stays as it is."""
+    """Return an objective for each function of a verifiers rubric, with its weight. Other objectives do not change."""
     if not isinstance(objective.reward, Rubric):
         return [objective]
     return [
@@ -401,7 +401,7 @@ def _check_options(objective: Objective, entry: BuiltIn) -> None:
 
 
 def _check_reading(objective: Objective, entry: BuiltIn, layout: Layout) -> None:
-    """Refuse a built-in reward that lacks a package, its block or its tag, or whose paid block has the wrong segmenter."""
+    """Refuse a built-in reward without its package, block or tag, or with the wrong segmenter for its paid block."""
     options = {**entry.options, **objective.options}
     entry.ready(options)
     named_blocks = [options[name] for name in entry.blocks]

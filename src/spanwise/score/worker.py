@@ -1,4 +1,4 @@
-"""Run checks that may hang or crash in a process of their own: one JSON line in, one JSON line out, until the input closes.
+"""Run checks that may hang or crash in their own process: one JSON line in, one JSON line out, until the input closes.
 
 `worker.py KIND DEADLINE CLOCK_DEADLINE MEMORY` is run by path and imports nothing of this package, so that it starts in a second
 and holds no torch. KIND is `math`, which compares answers with Math-Verify, `schema`, which judges JSON by a schema, or `code`,
@@ -31,8 +31,8 @@ try:
 except ImportError:  # on Windows
     resource = None
 
-# The quantifiers are possessive: to backtrack through an answer with a megabyte of letters would take quadratic time.
-# Letters and vowel signs, but none of mathematics (Greek, superscripts, fractions, bold ones), which may be factors.
+# The quantifiers are possessive, because backtracking through a megabyte of letters would take quadratic time. Letters and
+# vowel signs, but none of mathematics (Greek, superscripts, fractions, bold ones), which may be factors.
 _LETTER = r"(?:[^\W\d_\xb2-\xbe\u0370-\u03ff\u2070-\u2bff\U0001d400-\U0001d7ff]|(?!\d)[\u0300-\u036f\u0900-\u0eff])"
 _DATE = r"[12]\d{3}([/-])[0-3]?\d\3[0-3]?\d|[0-3]?\d([/-])[0-3]?\d\4[12]\d{3}"
 _WORDS = re.compile(rf"({_LETTER}{{2,}}+|(?![A-Za-z]){_LETTER})([ '-]{_LETTER}++)*+|{_DATE}")
@@ -43,7 +43,7 @@ _PROGRAM = Path(__file__).with_name("program.py")
 _FILE_BYTES = 2**26
 #: Stands for the value of a text that is not JSON.
 MISSING = object()
-#: Keywords of a JSON Schema that are checked in linear time; other keywords (`pattern`, `uniqueItems`, `$ref`) may take far longer.
+#: JSON Schema keywords that are checked in linear time. Others (`pattern`, `uniqueItems`, `$ref`) may take far longer.
 _LINEAR = {
     "$schema", "$id", "$comment", "$defs", "definitions", "title", "description", "default", "examples", "deprecated", "readOnly",
     "writeOnly", "format", "type", "enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
@@ -55,7 +55,7 @@ _SAME_VALUE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")
 
 
 def as_latex(text: str) -> str:
-    r"""Put dollars around a text without signs of mathematics, or Math-Verify reads `\frac{1}{3}` as 3; words become `\text{}`."""
+    r"""Put a text without mathematical signs in dollars, or Math-Verify reads `\frac{1}{3}` as 3. Words become `\text{}`."""
     text = match.expand(r"\1 \\cdot 10^{\2}") if (match := _SCIENTIFIC.fullmatch(text.strip())) else text.strip()
     if any(sign in text for sign in DELIMITERS) or "\n" in text:
         return text
@@ -63,7 +63,7 @@ def as_latex(text: str) -> str:
 
 
 def as_words(text: str) -> str | None:
-    """Return words or a date as `==` compares them; None for other text, which may be a product of variables or a difference."""
+    """Return words or a date as `==` compares them. Return None for other text, which may be a product or a difference."""
     is_words = _WORDS.fullmatch(text) is not None and text != "pi"
     return unicodedata.normalize("NFC", re.sub(r"\b0(?=\d)", "", text.replace("/", "-"))) if is_words else None
 
@@ -72,7 +72,7 @@ def equals_as_math(gold: str, answer: str) -> bool | None:
     """Return whether `answer` equals `gold` as mathematics; None if the gold answer cannot be read."""
     from math_verify import parse, verify  # a heavy import that only processes of the kind `math` need
 
-    # Math-Verify's own time limits are off, because the parent kills this process if it takes too long.
+    # Math-Verify's own time limits are off: the parent kills this process if it takes too long.
     untimed_parse = partial(parse, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
     parsed_gold = untimed_parse(as_latex(gold))
     if all(isinstance(part, str) for part in parsed_gold):  # Math-Verify found no mathematics, only the raw text
@@ -92,19 +92,19 @@ def equals_as_math(gold: str, answer: str) -> bool | None:
 
 
 def exact(text: str) -> int | Fraction:
-    """Return a JSON number as an exact int or Fraction, so that remainders are exact; ValueError for NaN and Infinity."""
+    """Return a JSON number as an exact int or Fraction, so that remainders are exact. NaN and Infinity raise ValueError."""
     fraction = Fraction(repr(float(text)))  # `repr` returns the shortest decimal of a float
     return fraction.numerator if fraction.denominator == 1 else fraction
 
 
-#: A decoder that reads numbers as exact decimals; a number beyond every float is infinite.
+#: A decoder that reads numbers as exact decimals. A number too large for a float becomes infinite.
 EXACT = json.JSONDecoder(
     parse_float=lambda text: exact(text) if math.isfinite(float(text)) else float(text), parse_constant=exact
 )
 
 
 def json_value(text: str, *, within: bool = False, decoder: json.JSONDecoder = EXACT) -> Any:
-    """Return the value of a JSON text, or with `within` of the JSON at its first brace; `MISSING` if it is invalid."""
+    """Return the value of a JSON text, `MISSING` if it is invalid. With `within`, the JSON begins at the first brace."""
     try:
         return decoder.raw_decode(text, text.index("{"))[0] if within else decoder.decode(text)
     except (ValueError, RecursionError):
@@ -112,7 +112,7 @@ def json_value(text: str, *, within: bool = False, decoder: json.JSONDecoder = E
 
 
 def whole_json(completion: str) -> Any:
-    """Return the value of a completion's JSON, which begins at the first brace if the whole text is not JSON."""
+    """Return the value of a completion's JSON. If the whole text is not JSON, it begins at the first brace."""
     completion_value = json_value(completion)
     return json_value(completion, within=True) if completion_value is MISSING else completion_value
 
@@ -128,7 +128,7 @@ def is_valid(schema: str, completion: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def read_schema(text: str) -> tuple[Any, bool]:
-    """Return a validator for the JSON text of a schema, and whether it runs in linear time; ValueError if the schema is invalid."""
+    """Return a validator for a schema's JSON text, and whether it takes linear time. An invalid schema raises ValueError."""
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import SchemaError
     from jsonschema.validators import validator_for
@@ -190,7 +190,7 @@ def read_schema(text: str) -> tuple[Any, bool]:
 
 
 def redefinable_builtins(tests: str) -> list[str]:
-    """Return the builtins that the tests use and the tested code may redefine; none if the tests use undefined names, too."""
+    """Return the builtins in the tests that the tested code may redefine; none if the tests also use undefined names."""
     try:
         module_table = symtable.symtable(tests, "tests", "exec")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -247,7 +247,7 @@ def _kill(process: subprocess.Popen[Any]) -> None:
 
 
 def _limit_program(deadline: float, clock: float, memory: int) -> None:
-    """Limit the time, memory and file size of the new process that calls this, so that it ends even if its parent is gone."""
+    """Limit the time, memory and file size of the new process that calls this. It then ends even without its parent."""
     assert resource is not None, "a POSIX system"
     resource_limits = {resource.RLIMIT_CPU: math.ceil(deadline), resource.RLIMIT_FSIZE: _FILE_BYTES, resource.RLIMIT_CORE: 0}
     if memory:
@@ -260,7 +260,7 @@ def _limit_program(deadline: float, clock: float, memory: int) -> None:
 
 
 def _limit_time(processor: float, clock: float) -> None:
-    """Let the operating system end this process after some processor or clock time, even if the parent is dead."""
+    """Let the operating system end this process after some processor or clock time, even without its parent."""
     if sys.platform != "win32":
         signal.setitimer(signal.ITIMER_PROF, processor)
         signal.setitimer(signal.ITIMER_REAL, clock)
@@ -278,7 +278,7 @@ def _reply(check: Callable[..., bool | None], *request: Any, **limits: Any) -> s
 
 
 def main() -> None:
-    """Run one harmless check to show the parent that checks work, then answer each request on standard input."""
+    """Run one harmless check to show the parent that checks work. Then answer each request on standard input."""
     check_kind, memory_limit = sys.argv[1], int(sys.argv[4])
     processor_seconds, clock_seconds = map(float, sys.argv[2:4])
     # Libraries must not print into the pipe that carries the replies.

@@ -1,4 +1,4 @@
-"""Run checks that may hang, eat memory or crash their process in worker processes that can be killed.
+"""Run checks that may hang, crash or use up memory in worker processes that can be killed.
 
 The deadline of a check is of processor time, so that a verdict does not depend on other load of the machine; a check that sleeps is
 stopped by the clock. Workers are plain subprocesses: a `multiprocessing` pool would import the user's main script again, which may
@@ -35,7 +35,7 @@ _START_SECONDS = 120.0
 _STARTS = 3
 #: How long to wait before a worker is started again, in seconds.
 _PAUSE_SECONDS = 0.5
-#: Held while a check is repeated after its process died, so that two checks that need much memory do not run at once.
+#: Held while a check is repeated after its process died. So two checks that need much memory do not run at once.
 _REPEAT_LOCK = threading.Lock()
 #: The arguments of one check, such as (gold, answer).
 Request = tuple[str | None, ...]
@@ -51,7 +51,7 @@ KINDS: Mapping[str, tuple[str, Request, str]] = {
 }
 
 _W = TypeVar("_W", bound="Workers")
-# The parent's worker processes. A forked child keeps their pipes open, because to close them could flush the parent's buffers.
+# The parent's worker processes. A forked child keeps their pipes open: closing them could flush the parent's buffers.
 _inherited: list[subprocess.Popen[str]] = []
 _all_workers: weakref.WeakSet[Workers] = weakref.WeakSet()
 
@@ -66,7 +66,7 @@ class Deadlines:
 
     @contextlib.contextmanager
     def over(self, seconds: float, action: Callable[[], object]) -> Iterator[None]:
-        """Call an action if the `with` block takes longer than `seconds`, and never after the block."""
+        """Call an action if the `with` block takes longer than `seconds`, but never after the block."""
         action_key = object()
         with self._changed:
             self._due[action_key] = time.monotonic() + seconds, action
@@ -107,20 +107,20 @@ class Verdict(NamedTuple):
     why: str = ""
 
 
-# Each reply of `worker.py` begins with its request's secret: a check may write into the pipe too, but does not know the secret.
+# A check may write into the pipe, too. So each reply of `worker.py` begins with its request's secret, unknown to the check.
 class Worker:
     """One worker process, started on first use and again after every kill."""
 
     def __init__(self, kind: str, what: str, harmless: Request, deadline: float, memory: int) -> None:
         self.what, self.harmless, self.deadline = what, harmless, deadline
-        # A check may take longer by the clock than in processor time, because workers may share a core.
+        # A check may take more clock time than processor time, because workers may share a core.
         self.clock_deadline = 4 * deadline + 10.0
         self.command = [kind, str(deadline), str(self.clock_deadline + 5.0), str(memory)]
         self.process: subprocess.Popen[str] | None = None
         self.started = self.failed = False
 
     def check(self, request: Request) -> tuple[Verdict, bool]:
-        """Check one request, and once more if that fails; return the verdict, and whether it may be cached."""
+        """Check one request, twice if the first check fails. Return the verdict, and whether it may be cached."""
         verdict, has_failed = self._check_once(request)
         if has_failed:
             # If a check fails in two processes but a harmless check succeeds, the answer is to blame.
@@ -131,7 +131,7 @@ class Worker:
         return verdict, not (has_failed or self.failed)
 
     def _check_once(self, request: Request) -> tuple[Verdict, bool]:
-        """Check one request without a second try; return the verdict, and whether the check hung or its process died."""
+        """Check one request without a second try. Return the verdict, and whether the check hung or its process died."""
         if self.process is not None and self.process.poll() is not None:
             self.stop()  # the process died while idle, perhaps for lack of memory, so no request is to blame
         if self.process is None and (fault := self.start()):
@@ -149,7 +149,7 @@ class Worker:
         return Verdict(Status.OK, float(worker_reply["value"])), False
 
     def start(self) -> str | None:
-        """Start the worker process in up to three tries, or in one if it failed before; return the reason if all of them fail."""
+        """Start the worker process in up to three tries (one if it failed before). If all fail, return the reason."""
         tries_left = 1 if self.failed else _STARTS
         while (start_fault := self._start_once()) is not None and (tries_left := tries_left - 1):
             time.sleep(_PAUSE_SECONDS)
@@ -158,7 +158,7 @@ class Worker:
 
     def _start_once(self) -> str | None:
         try:
-            # A fixed hash seed gives sympy the same orderings, and so the same verdicts, in every worker.
+            # A fixed hash seed gives sympy the same orderings in every worker, and so the same verdicts.
             self.process = subprocess.Popen(
                 [sys.executable, "-P", str(_SCRIPT), *self.command],
                 stdin=subprocess.PIPE,
@@ -175,7 +175,7 @@ class Worker:
         return None
 
     def ask(self, message: str | None, seconds: float) -> tuple[str, bool]:
-        """Send a line to the process; return the line it replies, and whether it was killed because time ran out."""
+        """Send a line to the process. Return the line it replies, and whether it was killed because time ran out."""
         worker_process: Any = self.process  # callers have started the process
         reply_line = ""
         start_time = time.monotonic()
@@ -197,7 +197,7 @@ class Worker:
 
 
 class Workers:
-    """Check requests in worker processes with a deadline, and cache the verdicts; threads, asyncio and forks may share it."""
+    """Check requests in worker processes with a deadline, and cache verdicts. Threads, asyncio and forks may share it."""
 
     kind: str  # of `KINDS`
     # Verdicts of requests that hang or crash are cached too, unless the process was killed from outside or never started.
@@ -220,7 +220,7 @@ class Workers:
 
     def _reset(self) -> None:
         self._lock, self._threads = threading.Lock(), ThreadPoolExecutor(len(self._workers), "spanwise-worker")
-        # Each thread takes the idle worker that was used last, so that few checks start few workers.
+        # Each thread takes the idle worker that was used last, so few checks start few workers.
         self._idle = self._workers[::-1]
 
     def __enter__(self: _W) -> _W:
@@ -268,7 +268,7 @@ class Workers:
 
 
 def cores() -> int:
-    """Return how many cores this process may use; the ranks of a training on one machine divide the cores."""
+    """Return how many cores this process may use. The ranks of a training on one machine divide the cores."""
     core_count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, core_count // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
@@ -277,7 +277,7 @@ _shared: dict[tuple[Any, ...], Workers] = {}
 
 
 def shared_workers(worker_class: type[_W], **limits: Any) -> _W:
-    """Return the `Workers` of a class that all callers with the same limits share; they are closed when Python ends."""
+    """Return the `Workers` of a class that callers with the same limits share. They are closed when Python ends."""
     workers_key = (worker_class, *sorted(limits.items()))
     if workers_key not in _shared:
         _shared.setdefault(workers_key, worker_class(**limits))
@@ -295,7 +295,7 @@ def close() -> None:
 
 
 def _after_fork() -> None:
-    """Drop the parent's worker processes after a fork, because the child holds their pipes but none of the threads."""
+    """Drop the parent's worker processes after a fork. The child holds their pipes, but none of the threads."""
     global _REPEAT_LOCK
     DEADLINES.__init__()
     _REPEAT_LOCK = threading.Lock()

@@ -1,4 +1,4 @@
-"""Keep a judge's verdicts in a SQLite file, so that a second run need not ask again; several processes may share the file."""
+"""Keep a judge's verdicts in a SQLite file, so that a second run need not ask again. Processes may share the file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def digest(content: Any) -> str:
 
 
 class Cache:
-    """A file of a judge's verdicts; each is found by a digest of its request and of the choices' numbers."""
+    """A file of a judge's verdicts. Each verdict is found by a digest of the request and of the choices' numbers."""
 
     def __init__(self, path: str, name: str, prompt: str) -> None:
         self.prompt = prompt

@@ -1,4 +1,4 @@
-"""The reward `judge`: a model behind an HTTP endpoint reads a part of a completion and chooses a word that stands for a number."""
+"""The reward `judge`: a model behind an HTTP endpoint judges part of a completion by a word that stands for a number."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts
 from spanwise.types import BlockText, Status, present
 
 CHOICES: Mapping[str, float] = {"no": 0.0, "yes": 1.0}
-#: The costs of a judge for each completion: requests sent, answers from the cache, failures, tokens, seconds.
+#: The costs of a judge per completion: requests sent, answers from the cache, failures, tokens, seconds.
 MEASURES = ("calls", "cached", "failed", "tokens", "seconds")
-#: The connections of one HTTP client: few, because its pool looks at all of them for each request.
+#: The connections of one HTTP client. They are few, because its pool looks at all of them for each request.
 _CONNECTIONS = 32
-#: The judges' servers that have answered once. If such a server falls silent, its questions fail, but the run goes on.
+#: The judges' servers that have answered once. If one falls silent later, its questions fail, but the run goes on.
 _answered: set[Any] = set()
 
 
@@ -102,7 +102,7 @@ async def ask_judge(
     cache: str | None = None,
     key: str = "OPENAI_API_KEY",
 ) -> Reward:
-    """Reward a part of a completion by the word that a judge model chooses; each word stands for a number.
+    """Reward a part of a completion by the word that a judge model chooses. Each word stands for a number.
 
     Rule: each completion with a paid block is one question, asked through the chat completions API; equal questions are asked once.
     No paid block: ABSENT. A rubric without a criterion about the block: UNSCORED. No answer before `deadline`: TIMEOUT. Any other
@@ -212,7 +212,7 @@ async def ask_judge(
 
 
 class _Question(NamedTuple):
-    """A request to the judge about one criterion; `name` is its digest, `parts` the blocks that the verdict may be about."""
+    """A request to the judge about one criterion. `name` is its digest, `parts` the blocks the verdict may name."""
 
     criterion: Criterion
     name: str
@@ -222,7 +222,7 @@ class _Question(NamedTuple):
 
 @dataclass(frozen=True)
 class _RequestForm:
-    """The template, choices, model and options that all requests of one objective to its judge have in common."""
+    """The template, choices, model and options that an objective's requests to its judge have in common."""
 
     template: str
     criterion: str
@@ -260,16 +260,16 @@ class _RequestForm:
             **({"logprobs": True, "top_logprobs": 20} if self.expected else {}),
             **reply_format,
         }
-        # The digest covers the choices' numbers too, because a cached verdict is a number and the request holds only the words.
+        # The digest covers the choices' numbers: a cached verdict is a number, but the request holds only the words.
         return _Question(criterion, digest({**chat_request, "choices": self.choices}), chat_request, part_names)
 
     async def ask(self, client: Any, question: _Question, base_url: str | None) -> Judgement:
-        """Send one question to the judge and read the verdict; raise RewardError if the server can answer no question at all."""
+        """Send one question to the judge and read the verdict. Raise RewardError if the server refuses or never answered."""
         import openai
 
         server_name = base_url or "OpenAI"
         try:
-            # Request and reply are plain JSON: building the client's own classes takes longer than the rest of the request.
+            # Request and reply are plain JSON, because the client's own classes take longer than the rest of the request.
             server_reply = await client.post("/chat/completions", cast_to=object, body=question.request)
         except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
             server_message = error.body.get("message") if isinstance(error.body, Mapping) else None
@@ -290,7 +290,7 @@ class _RequestForm:
 
 
 def _sum(verdicts: Sequence[tuple[Criterion, CallResult]]) -> CallResult:
-    """Add up the judge's verdicts on one completion, weighted by criterion; return the first failure instead if there is one."""
+    """Add up the judge's verdicts on a completion, weighted by criterion. If one failed, return the first failure."""
     if not verdicts:
         return CallResult(status=Status.UNSCORED, note="no criterion is about this block")
     first_failure = next((result for _, result in verdicts if result.error is not None), None)

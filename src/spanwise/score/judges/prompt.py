@@ -43,7 +43,7 @@ def as_plain_text(control_token: str) -> str:
 
 
 def fenced(text: str, name: str) -> str:
-    """Put a policy's text between two marks that it cannot forge, because they hold a number unknown to the policy."""
+    """Put a policy's text between two marks that hold a number unknown to the policy. So it cannot forge them."""
     plain_text = _CONTROL.sub(lambda match: as_plain_text(match[0]), text)
     fence_hash = sha256(plain_text.encode(errors="replace")).hexdigest()[:12]
     while fence_hash in plain_text:  # hardly any text contains its own hash
@@ -69,7 +69,7 @@ def compiled(source: str) -> tuple[Any, frozenset[str]]:
 
 
 def load_template(prompt: str | None) -> str:
-    """Return a judge's template: the default for None, `prompt` itself if it contains `{{`, else the text of that file."""
+    """Return a judge's template. `prompt` is the template itself if it contains `{{`, else a file; None is the default."""
     if prompt is None or "{{" in prompt:
         return DEFAULT if prompt is None else prompt
     template_advice = "Name a text file, or write a template with {{ part }} in it."
@@ -84,12 +84,12 @@ def messages_for(source: str, row: Mapping[str, Any], *, completion: str, part: 
 
 
 def prompt_of(row: Mapping[str, Any]) -> Any:
-    """Return the prompt of a completion: a text, a conversation, or None if no column holds the prompt."""
+    """Return a completion's prompt: a text, a conversation, or None if no column holds the prompt."""
     return next((row[name] for name in ("prompts", "prompt", "question") if row.get(name) is not None), None)
 
 
 def question_of(row: Mapping[str, Any]) -> str:
-    """Return the prompt of a completion as one text; each turn of a conversation begins with its role."""
+    """Return a completion's prompt as one text. Each turn of a conversation begins with its role."""
     prompt = prompt_of(row)
     if isinstance(prompt, Sequence) and not isinstance(prompt, str):
         turn_lines = (f"{turn['role']}: {turn['content']}" if isinstance(turn, Mapping) else f"{turn}" for turn in prompt)

@@ -1,4 +1,4 @@
-"""The reward `reward_model`: a classifier of `transformers` scores a part of a completion, or each of its steps."""
+"""The reward `reward_model`: a `transformers` classifier scores a part of a completion, or each of its steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spanwise.score.judges.prompt import as_plain_text, prompt_of, question_of
 from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts
 from spanwise.types import BlockText, PiecewiseText, Status, present
 
-#: The most inputs whose numbers a reward model keeps, so that a second objective need not run the model again.
+#: The most inputs whose numbers a reward model keeps, so that a second objective need not run it again.
 _REMEMBERED = 65_536
 
 
@@ -122,7 +122,7 @@ def score_by_model(
 
 
 def _pieces(blocks: BlockText, names: Sequence[str], sees: str, inside: bool) -> tuple[list[str], int]:
-    """Return the pieces of a completion that the reward model reads, and the index of the judged piece."""
+    """Return a completion as the pieces that the reward model reads, and the index of the judged piece."""
 
     def block_text(name: str) -> str:
         block_tags = blocks[name] or {}
@@ -153,7 +153,7 @@ class _Row(NamedTuple):
 
 
 class _RewardModel:
-    """A loaded reward model with its tokenizer, and the numbers that it gave to the inputs it has read."""
+    """A loaded reward model with its tokenizer, and the numbers it gave to the inputs it has read."""
 
     def __init__(
         self, name: str, device: str, dtype: str, trust: bool, marker: str | None, label: str | int | None, choices: Any
@@ -195,7 +195,7 @@ class _RewardModel:
         self.outputs, self.worths = _outputs(name, model_config, self.tokenizer, label, choices)
         max_positions = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         self.longest = int(min(max_positions or math.inf, self.tokenizer.model_max_length, 2**31))
-        # Control tokens that a completion may not use; the longest first, because it may contain a shorter one.
+        # A completion may not use these control tokens. The longest comes first, because it may contain a shorter one.
         special_tokens = {token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special}
         control_tokens = special_tokens | ({marker} & self.tokenizer.get_added_vocab().keys())
         self.control_tokens = sorted((token for token in control_tokens if len(token) > 1), key=len, reverse=True)
@@ -203,7 +203,7 @@ class _RewardModel:
         self.numbers: dict[_Row, list[float]] = {}
 
     def row(self, cells: Mapping[str, Any], text_pieces: Sequence[str]) -> _Row:
-        """Return the tokens of a prompt and pieces of a completion, encoded once even if several objectives ask for them."""
+        """Return the tokens of a prompt and a completion's pieces. They are encoded once, even for several objectives."""
         prompt_cell = prompt_of(cells)
         if prompt_cell is None:
             raise DataError(
@@ -216,7 +216,7 @@ class _RewardModel:
         return self.rows[row_key]
 
     def _write_row(self, prompt: Any, question: str, text_pieces: Sequence[str]) -> _Row:
-        """Encode prompt and completion by the reward model's chat template; control tokens in a completion become plain text."""
+        """Encode prompt and completion by the model's chat template. Control tokens in a completion become plain text."""
         tokenizer = self.tokenizer
         has_steps = self.marker is not None
         token_types = ()
@@ -240,12 +240,12 @@ class _RewardModel:
         return _Row(tuple(row_ids), tuple(token_types), tuple(marker_places))
 
     def read(self, rows: Sequence[_Row], batch_size: int) -> None:
-        """Run the reward model on the inputs (rows of tokens) that it has not read yet, and remember their numbers."""
+        """Run the reward model on inputs (rows of tokens) it has not read yet. Remember their numbers."""
         if len(self.numbers) > _REMEMBERED:
             self.numbers.clear()
             self.rows.clear()
         new_rows = sorted({row for row in rows if row not in self.numbers}, key=lambda row: len(row.ids))
-        # Without a pad_token_id a classifier takes the last token of a row for its end, even padding, so each row runs alone.
+        # Without a pad_token_id, a classifier takes a row's last token, even padding, for its end. So each row runs alone.
         rows_per_pass = batch_size if self.marker or self.model.config.pad_token_id is not None else 1
         for start in range(0, len(new_rows), rows_per_pass):
             row_batch = new_rows[start : start + rows_per_pass]
@@ -274,7 +274,7 @@ load_reader = lru_cache(maxsize=4)(_RewardModel)
 def _outputs(
     name: str, config: Any, tokenizer: Any, label: str | int | None, choices: Any
 ) -> tuple[list[int], Tensor | None]:
-    """Return the indices of the logits that a reward needs, and the number of each; None if the one logit is the reward."""
+    """Return the indices of the logits that a reward needs, and each one's number; None if one logit is the reward."""
     if choices is not None:
         ids_by_word = {word: tokenizer(word, add_special_tokens=False)["input_ids"] for word, _ in choices}
         refuse({f"The reward model '{name}' has choices. Leave label out.": label is not None})

@@ -1,4 +1,4 @@
-"""Read a verdict from a judge's reply: one of the choices, with a reason, or the expected value over the choices."""
+"""Read a verdict from a judge's reply: a choice with its reason, or the expected value over the choices."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from spanwise.score.worker import json_value
 
 _VERDICT = re.compile(r'"verdict"\s*:\s*"?')
-#: Matches the thoughts before an answer. A reply that begins with JSON has none: its reason may quote such a tag.
+#: Matches the thoughts before an answer. A reply that begins with JSON has none: its reason may quote `</think>`.
 _THINKING = re.compile(r"\A(?!\s*\{).*?</think>|\A\s*<think>.*", re.DOTALL)
-#: What a judge writes in place of a block's name if its verdict is about the whole answer, or about no block.
+#: What a judge writes instead of a block's name if its verdict is about the whole answer, or about no block.
 WHOLE, NONE = "whole", "none"
 
 
@@ -23,7 +23,7 @@ class UnreadableReplyError(Exception):
 
 
 class Judgement(NamedTuple):
-    """A judge's verdict: its number, its reason, the tokens that the judge read and wrote, and the judged block."""
+    """A judge's verdict: its number and reason, the count of tokens read and written, and the judged block."""
 
     value: float
     reason: str | None = None
@@ -34,7 +34,7 @@ class Judgement(NamedTuple):
 def reply_rules(
     choices: Sequence[str], constrain: str, *, reasons: bool, parts: Sequence[str] = ()
 ) -> tuple[str, dict[str, Any]]:
-    """Return the sentence that tells a judge what to write, and the request's arguments that let the server write nothing else."""
+    """Return the sentence that tells a judge what to write, and request options that enforce it."""
     quoted_choices = " or ".join(f'"{choice}"' for choice in choices)
     if constrain == "choice" or (constrain == "none" and not reasons and not parts):
         choice_rule = {"structured_outputs": {"choice": list(choices)}} if constrain == "choice" else {}
@@ -73,7 +73,7 @@ def read_verdict(reply: Any, choices: Mapping[str, float | int], *, expected: bo
 
 
 def _read_content(content: str, choices: Mapping[str, float | int]) -> tuple[str | None, str | None, str | None]:
-    """Return the choice that a judge's reply makes, its reason and the part it names; None for what the reply lacks."""
+    """Return the choice, the reason and the part's name in a judge's reply. Return None for each that is missing."""
     choice_of = {choice.lower(): choice for choice in choices}
     reply_object = json_value(content, within=True, decoder=json.JSONDecoder())
     if isinstance(reply_object, dict) and "verdict" in reply_object:
@@ -88,7 +88,7 @@ def _read_content(content: str, choices: Mapping[str, float | int]) -> tuple[str
 
 
 def _expected_value(message: Mapping[str, Any], content: str, choices: Mapping[str, float | int]) -> float:
-    """Return the mean of the choices' numbers, weighted by the probability of the first token of each choice."""
+    """Return the mean of the choices' numbers, weighted by the probability of each choice's first token."""
     tokens = (message.get("logprobs") or {}).get("content")
     if not tokens:
         raise UnreadableReplyError("the reply lacks the log-probabilities that an expected value needs: set expected: false")
