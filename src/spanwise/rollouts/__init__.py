@@ -1,4 +1,4 @@
-"""Read and write rollout files: spanwise's own format, those of TRL, verl and verifiers, and tables of your own."""
+"""Read and write rollout files: spanwise's own, those of TRL, verl and verifiers, and your own tables."""
 
 from spanwise.errors import lacking
 

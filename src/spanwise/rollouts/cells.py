@@ -25,7 +25,7 @@ NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*|\s*[+-]?(inf
 
 
 def parse_numbers(values: Sequence[Any]) -> list[Any]:
-    """Convert a column's texts to numbers or booleans, with None for "NaN" and the like, if all can be converted."""
+    """Convert a column's texts to numbers or booleans if all can be converted. "NaN" and the like become None."""
     values = [float(value) if isinstance(value, Decimal) else value for value in values]
     text_cells = [value for value in values if isinstance(value, str)]
     filled_texts = [text for text in text_cells if text.strip() not in NOTHING]
@@ -51,7 +51,7 @@ def is_number_text(value: Any) -> bool:
 
 
 def is_like_number(value: Any) -> bool:
-    """Return whether a value is a text that is a number, or begins with one, such as "0,5", "50%" or "3 of 4"."""
+    """Return whether a text is a number, or begins with one, such as "0,5", "50%" or "3 of 4"."""
     return is_number_text(value) or (isinstance(value, str) and re.match(r"\s*[+-]?[.,]?\d", value) is not None)
 
 
@@ -66,12 +66,12 @@ def refuse_words(path: Path, name: str, values: Sequence[Any]) -> None:
 
 
 def is_empty(value: Any) -> bool:
-    """Return whether a cell is null or NaN, which pandas writes for null; an empty text counts as content."""
+    """Return whether a cell is null, or NaN as pandas writes null. An empty text is not empty in this sense."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def parse_literal(text: Any) -> Any:
-    """Parse a text that holds a list or an object, as JSON or as Python prints it; return any other text unchanged."""
+    """Parse the text of a list or an object, as JSON or as Python prints it. Return any other text unchanged."""
     if not isinstance(text, str) or text.lstrip()[:1] not in ("[", "{"):
         return text
     for parse in (json.loads, ast.literal_eval):
@@ -105,13 +105,13 @@ def is_list(value: Any) -> bool:
 
 
 def parse_literals(values: Iterable[Any], fits: Callable[[Any], bool]) -> Iterable[Any]:
-    """Parse the texts of a column as lists or objects if `fits` accepts every parsed value; otherwise return it unchanged."""
+    """Parse a column's texts as lists or objects if `fits` accepts all of them. Otherwise return the column unchanged."""
     fitting_flags = (fits(parse_literal(value)) for value in values if isinstance(value, str))
     return map(parse_literal, values) if next(fitting_flags, False) and all(fitting_flags) else values
 
 
 def parse_chats(values: Iterable[Any]) -> list[Any]:
-    """Parse the texts of a column as chats if every text is one; otherwise return the column unchanged."""
+    """Parse a column's texts as chats if every text is one. Otherwise return the column unchanged."""
     return list(parse_literals(values, is_chat_or_message))
 
 
@@ -125,11 +125,11 @@ def answer_text(value: Any) -> str | None:
 
 
 def object_text(value: Any) -> str:
-    """Convert an object that JSON cannot hold to text without its memory address, so that equal images give equal texts."""
+    """Convert an object that JSON cannot hold to text. The text has no memory address, so equal images give equal texts."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", str(value))
 
 
-#: The texts of a completion in order, each with a flag that says whether the model wrote it.
+#: The texts of a completion in order. A flag beside each text says whether the model wrote it.
 Parts = Sequence[tuple[str, bool]]
 
 
@@ -139,7 +139,7 @@ def clean(text: str) -> str:
 
 
 def content_text(content: Any) -> str:
-    """Return the content of a chat message, which may be a string, a list of parts or None, as text."""
+    """Return a chat message's content as text, whether it is a string, a list of parts or None."""
     if isinstance(content, str):
         return clean(content)
     if isinstance(content, Mapping):
@@ -153,7 +153,7 @@ def content_text(content: Any) -> str:
 
 
 def message_text(message: Any) -> str:
-    """Return the reasoning, the content and the tool calls of a message as text, one below the other."""
+    """Return a message's reasoning, content and tool calls as text, one below the other."""
     if not isinstance(message, Mapping):
         return content_text(message)
     calls = message.get("tool_calls")
@@ -168,7 +168,7 @@ def message_text(message: Any) -> str:
 
 
 def _call_text(call: Any) -> str:
-    """Write a tool call as `name(arguments)`, read from the call itself (verifiers) or from its field `function` (chats)."""
+    """Write a tool call as `name(arguments)`, from the call itself (verifiers) or its field `function` (chats)."""
     if not isinstance(call, Mapping):
         return content_text(call)
     function_field = call.get("function")
@@ -189,7 +189,7 @@ def prompt_text(prompt: Any) -> str:
 
 
 def prompt_fault(prompt: Any, *, template: bool) -> str | None:
-    """Return why a trainer cannot use a prompt and what to write instead; None if the prompt is usable."""
+    """Return why a trainer cannot use a prompt, and what to write instead; None if it is usable."""
     if isinstance(prompt, str):
         return None if prompt.strip() else "a prompt must say something."
     if not (isinstance(prompt, list) and is_chat(prompt) and all("content" in message for message in prompt)):
@@ -200,14 +200,14 @@ def prompt_fault(prompt: Any, *, template: bool) -> str | None:
 
 
 def check_speaker(chat: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a chat in which nobody is the assistant, but somebody has another format's name for it, such as "gpt"."""
+    """Refuse a chat without an assistant if a role has another format's name for it, such as "gpt"."""
     roles = dict.fromkeys(message["role"] for message in chat)
     if "assistant" not in roles and not _FOREIGN_ASSISTANT_ROLES.isdisjoint(roles):
         raise FieldError(f"its roles are {', '.join(roles)}, and the model's messages must have the role assistant")
 
 
 def split_chat(chat: Sequence[Mapping[str, Any]]) -> tuple[Any, Any]:
-    """Split a chat after its last user message into prompt and completion, which is None without an assistant message."""
+    """Split a chat after its last user message into prompt and completion. Without a reply, the completion is None."""
     question_index = max((n for n, message in enumerate(chat) if message["role"] == "user"), default=-1)
     reply_index = next((n for n, m in enumerate(chat) if m["role"] == "assistant" and n > question_index), None)
     return (chat, None) if reply_index is None else (chat[:reply_index], chat[reply_index:])
@@ -226,11 +226,11 @@ def scalar_fields(record: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 class FieldError(DataError):
-    """Raised for a record that breaks its format; the reader of the file adds the file's name and the line."""
+    """Raised for a record that breaks its format. The reader of the file adds the file's name and the line."""
 
 
 def whole_number(value: Any, key: str) -> int:
-    """Check that the value of a field is a whole number and return it as an int; None becomes 0."""
+    """Check that a field's value is a whole number, and return it as an int; None becomes 0."""
     if value is None:
         return 0
     if isinstance(value, float) and value.is_integer():
@@ -251,7 +251,7 @@ def object_field(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def list_field(record: Mapping[str, Any], key: str, entry_type: type | tuple[type, ...], words: str) -> list[Any]:
-    """Return the list in a field of a record, after a check of its entries' type; an empty list if the record lacks the field."""
+    """Return the list in a field of a record, and check the type of its entries. A missing field gives an empty list."""
     field_value = record.get(key)
     if field_value is None:
         return []
@@ -265,7 +265,7 @@ def list_field(record: Mapping[str, Any], key: str, entry_type: type | tuple[typ
 
 @contextmanager
 def at_place(place: str) -> Iterator[None]:
-    """Add the place of a record in its file to every error in a `with` block that reads the record."""
+    """Add a record's place in its file to every error that the `with` block raises."""
     try:
         yield
     except FieldError as error:

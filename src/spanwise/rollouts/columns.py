@@ -1,4 +1,4 @@
-"""Read the columns of tables in pieces: short cells go into lists, and long texts are read from the file at every use."""
+"""Read table columns in pieces. Short cells go into lists; long texts are read from the file at every use."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from spanwise.rollouts import cells
 from spanwise.rollouts.files import ReadingProgress, concatenate_tables, delimited_names, read_batches, read_records
 
 _ROWS_AT_ONCE = 256
-#: A function that yields some columns of a table (`None`: all), a few rows at a time, with the number of these rows.
+#: Yields some columns of a table (`None`: all), a few rows at a time, with the number of these rows.
 Pieces = Callable[[Collection[str] | None], Iterator[tuple[int, Mapping[str, Sequence[Any]]]]]
 
 
 @dataclass(frozen=True)
 class RereadColumn:
-    """A column that every iteration reads from its files again, because its texts may not fit into memory."""
+    """A column that is read from its files again at every iteration, because its texts may not fit into memory."""
 
     read: Callable[[], Iterator[Any]]
     size: int
@@ -53,7 +53,7 @@ class Shared:
 
 
 class ColumnBuilder:
-    """Collects rows as columns, with None where a row lacks a field; equal texts are stored once."""
+    """Collects rows as columns, with None where a row lacks a field. Equal texts are stored once."""
 
     def __init__(self) -> None:
         self.columns: dict[str, list[Any]] = {}
@@ -79,7 +79,7 @@ class ColumnBuilder:
 
 
 def read_columns(pieces: Pieces, long: Collection[str | None]) -> dict[str, list[Any] | RereadColumn]:
-    """Read the columns of a table into lists; the columns in `long` are read from their files at every use."""
+    """Read the columns of a table into lists. Columns in `long` are read from their files at every use."""
     builder = ColumnBuilder()
     reread_names: dict[str, None] = {}
     for size, piece in pieces(None):
@@ -114,7 +114,7 @@ def delimited_pieces(
 
 def read_row_batches(file: Path, names: Sequence[str], progress: ReadingProgress) -> Iterator[pa.RecordBatch]:
     """Yield some columns of a parquet file, a few hundred rows at a time."""
-    # With its default options Arrow reads whole column chunks and keeps them until the last row.
+    # By default Arrow reads whole column chunks and keeps them until the last row.
     parquet_file = pq.ParquetFile(file, buffer_size=2**20, pre_buffer=False)
     bytes_of_row = file.stat().st_size / max(parquet_file.metadata.num_rows, 1)
     for batch in parquet_file.iter_batches(_ROWS_AT_ONCE, columns=names):
@@ -125,7 +125,7 @@ def read_row_batches(file: Path, names: Sequence[str], progress: ReadingProgress
 def parquet_pieces(
     path: Path, files: Sequence[Path], names: Collection[str] | None
 ) -> Iterator[tuple[int, Mapping[str, Sequence[Any]]]]:
-    """Yield the columns of parquet files, some rows at a time; a column has the type that fits all files."""
+    """Yield the columns of parquet files, some rows at a time. A column has one type that fits all files."""
     progress = ReadingProgress(files)
     empty_tables = [pq.read_schema(file).empty_table() for file in files]
     joined_schema = concatenate_tables(path, empty_tables).schema

@@ -24,10 +24,10 @@ from spanwise.rollouts.json_array import array_entries
 
 Parsed = TypeVar("Parsed")
 SUFFIXES = {".csv": ",", ".tsv": "\t"}  # the delimiters of text tables; a CSV file may use another one
-#: How many bytes of a text table Arrow reads at once; for a long row more, up to `_LARGEST_BLOCK`.
+#: How many bytes of a text table Arrow reads at once. For a longer row, it reads up to `_LARGEST_BLOCK`.
 _BLOCK, _LARGEST_BLOCK = 2**20, 2**31 - 1
 _MOST_HEADING_BYTES = 2**20
-#: Called during long work with its name, the amount done and the total; commands show a progress bar with it.
+#: The function that long work calls with its name, the amount done and the total, so that commands show progress.
 REPORT: ContextVar[Callable[[str, int, int], None]] = ContextVar("report", default=lambda work, done, total: None)
 
 
@@ -52,7 +52,7 @@ def check_names(file: Path, names: Sequence[str]) -> None:
 
 
 def concatenate_tables(path: Path, tables: Iterable[pa.Table]) -> pa.Table:
-    """Concatenate the Arrow tables of several files, or raise an error if their columns do not fit together."""
+    """Concatenate the Arrow tables of several files. Raise an error if their columns do not fit together."""
     try:
         return pa.concat_tables(tables, promote_options="permissive")
     except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
@@ -102,13 +102,13 @@ def delimited_names(file: Path) -> tuple[list[str], str]:
 
 
 def read_delimited(file: Path) -> pa.Table:
-    """Read the columns of a CSV or TSV file as texts, with null for an empty cell that has no quotes."""
+    """Read the columns of a CSV or TSV file as texts. An empty cell without quotes becomes null."""
     schema = pa.schema(dict.fromkeys(delimited_names(file)[0], pa.large_string()))
     return pa.Table.from_batches(read_batches(file, None, ReadingProgress([file])), schema)
 
 
 def read_batches(file: Path, columns: Sequence[str] | None, progress: ReadingProgress) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a CSV or TSV file, as texts, in the order of the file; cells in quotes may hold line breaks."""
+    """Yield the rows of a CSV or TSV file as texts, in the file's order. Cells in quotes may hold line breaks."""
     column_names, delimiter = delimited_names(file)
     convert_options = arrow_csv.ConvertOptions(
         column_types=dict.fromkeys(column_names, pa.large_string()), include_columns=columns,
@@ -131,7 +131,7 @@ def read_batches(file: Path, columns: Sequence[str] | None, progress: ReadingPro
             return
         except (pa.ArrowException, UnicodeDecodeError) as error:
             format_fault = first_line(error).removeprefix("CSV parse error: ")[:200]
-        # If a row is longer than a block, read on with longer blocks and skip the rows that have been read.
+        # If a row is longer than a block, read on with longer blocks, and skip the rows that were read before.
         if "straddles two block boundaries" not in format_fault or block_size > file.stat().st_size:
             break
         block_size = min(8 * block_size, _LARGEST_BLOCK)
@@ -146,7 +146,7 @@ def read_batches(file: Path, columns: Sequence[str] | None, progress: ReadingPro
 
 
 def parse_records(files: Sequence[Path], parse: Callable[[Mapping[str, Any]], Parsed]) -> Iterator[Parsed]:
-    """Yield `parse(record)` for every record of the files; an error names the file and the line of the record."""
+    """Yield `parse(record)` for every record of the files. An error names the record's file and line."""
     for file, place, record in read_records(files):
         with at_place(f"{place} of '{file}'"):
             parsed_record = parse(record)
@@ -154,7 +154,7 @@ def parse_records(files: Sequence[Path], parse: Callable[[Mapping[str, Any]], Pa
 
 
 def read_records(files: Sequence[Path]) -> Iterator[tuple[Path, str, dict[str, Any]]]:
-    """Yield every JSON record with its file and its place in the file, such as "Line 3"; skip blank lines."""
+    """Yield every JSON record with its file and its place there, such as "Line 3". Skip blank lines."""
     progress = ReadingProgress(files)
     for file in files:
         with readable(file), file.open("rb") as stream:

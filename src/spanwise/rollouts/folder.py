@@ -21,7 +21,7 @@ from spanwise.errors import DataError
 from spanwise.objective import HIDDEN
 from spanwise.rollouts.schema import write_rollouts
 
-#: The folders of a run's rollout files: those of training, and those of one held-out prompt at several steps.
+#: The folders of a run's rollout files: one for training, one for a held-out prompt at several steps.
 TRAINING, ONE_PROMPT = "rollouts", "one_prompt"
 #: The files that only a finished run has.
 RESULTS = ("summary.json", "evaluation.parquet", "report.html")
@@ -29,7 +29,7 @@ WRITES = (  # all files and folders that a run writes
     "recipe.yaml", "metrics.jsonl", TRAINING, ONE_PROMPT, "checkpoints", "model", "tokenizer", "critic", "laser.json", *RESULTS,
 )  # fmt: skip
 
-#: The recipe sections that may hold a secret: settings of libraries and of the user's own functions.
+#: The recipe sections that may hold a secret: settings of libraries and of users' functions.
 _SECRET_SECTIONS = ("trainer", "objectives")
 _SECRET_NAME = re.compile(r"secret|passw|passphrase|credential|(api|access|auth|private|account|hub|hf)_?key|_token$")
 _SPECIAL_TOKEN_NAME = re.compile(  # such as pad_token, which is no secret
@@ -38,7 +38,7 @@ _SPECIAL_TOKEN_NAME = re.compile(  # such as pad_token, which is no secret
 
 
 def hidden(value: Any, stand_in: str | None = HIDDEN, *, within: str = "") -> Any:
-    """Replace the secrets in a recipe, such as `hub_token` in `trainer`, by `stand_in`; drop them if `stand_in` is None."""
+    """Replace the secrets in a recipe, such as `hub_token` in `trainer`, by `stand_in`. If that is None, drop them."""
     if isinstance(value, Mapping):
         secret_names = {name for name, field in value.items() if _is_secret(str(name), field, within)}
         return {
@@ -52,7 +52,7 @@ def hidden(value: Any, stand_in: str | None = HIDDEN, *, within: str = "") -> An
 
 
 def _is_secret(name: str, value: Any, within: str) -> bool:
-    """Return whether a setting in a section of the recipe is a text whose name says that it is secret."""
+    """Return whether a setting in a recipe's section is a text whose name shows that it is secret."""
     snake_name = re.sub(r"(?<=[a-z])(?=[A-Z])|-", "_", name).lower()
     has_secret_name = _SECRET_NAME.search(snake_name) is not None and _SPECIAL_TOKEN_NAME.search(snake_name) is None
     is_filled_text = isinstance(value, str) and value != ""
@@ -67,7 +67,7 @@ def is_run(path: Path) -> bool:
 def check_free(
     path: str | Path, *, overwrite: bool = False, writes: Sequence[str] = WRITES, option: str = "--output"
 ) -> None:
-    """Refuse a folder if a new run would overwrite files in it; with `overwrite`, a folder with a run is allowed."""
+    """Refuse a folder in which a new run would overwrite files. With `overwrite`, a folder with a run is allowed."""
     folder = Path(path)
     if is_run(folder) and not overwrite:
         raise DataError(
@@ -90,7 +90,7 @@ def is_filled(path: Path) -> bool:
 
 @contextmanager
 def sole_writer(path: str | Path) -> Iterator[None]:
-    """Lock a folder for this process during a `with` block; at the end, remove the folder if it is new and empty."""
+    """Lock a folder for this process during a `with` block. At the end, remove the folder if it is new and empty."""
     if not is_first_rank():
         yield
         return
@@ -132,7 +132,7 @@ class RunFolder:
         self.path, self.writes = Path(path), tuple(writes)
 
     def write_recipe(self, recipe: Mapping[str, Any]) -> None:
-        """Write the resolved recipe without secrets, and without `output`, because a user may move the folder."""
+        """Write the resolved recipe without secrets and without `output`, because a user may move the folder."""
         kept_settings = {name: value for name, value in recipe.items() if name != "output"}
         write_text(self.path / "recipe.yaml", yaml.safe_dump(hidden(kept_settings), sort_keys=False, allow_unicode=True))
 
@@ -165,12 +165,12 @@ class RunFolder:
         write_text(self.path / "summary.json", json.dumps(hidden(dict(summary)), indent=2) + "\n")
 
     def write_rollouts(self, parts: Sequence[pa.Table], *, step: int, kind: str = TRAINING) -> None:
-        """Write the rollouts of a batch, one table from each process, to `<kind>/step_<step>.parquet`."""
+        """Write the rollouts of a batch, one table per process, to `<kind>/step_<step>.parquet`."""
         write_rollouts(self.path / kind / f"step_{step:06d}.parquet", parts)
 
 
 def metrics_until(run: Path, step: int) -> list[dict[str, Any]]:
-    """Return the lines in a run's `metrics.jsonl` up to a step, without the final evaluation; warn about damaged lines."""
+    """Return a run's lines of `metrics.jsonl` up to a step, without the final evaluation. Warn about damaged lines."""
     log_file = run / "metrics.jsonl"
     line_texts = log_file.read_bytes().splitlines() if log_file.is_file() else []
     records: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Read the entries of a JSON array one after the other, with only a piece of its text in memory.
+"""Read the entries of a JSON array one by one, with only a piece of its text in memory.
 
 The library ijson would do this, too, but it refuses NaN, which Python and pandas write, and whole numbers beyond 64 bits.
 """
@@ -12,22 +12,22 @@ from collections.abc import Callable, Iterator
 from io import BufferedReader
 from typing import Any
 
-#: The fewest bytes to read at once; for a longer entry, each read doubles the text in memory.
+#: The fewest bytes to read at once. For a longer entry, each read doubles the text in memory.
 _PIECE = 2**20
-#: A parse error within this many characters of the end may only mean that the text is cut off within a name or an escape.
+#: A parse error this close to the text's end (in characters) may only mean that a name or an escape is cut off.
 _CUT_OFF = 16
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 
 def array_entries(stream: BufferedReader, count: Callable[[int], None]) -> Iterator[Any]:
-    """Yield the entries of the JSON array in a stream, and call `count` with the number of bytes after each read."""
+    """Yield the entries of the JSON array in a stream. After each read, call `count` with the number of bytes."""
     unread_text = _Text(stream, count)
     yield from unread_text.entries()
     unread_text.end()
 
 
 def member_entries(stream: BufferedReader, name: str, count: Callable[[int], None]) -> Iterator[Any]:
-    """Yield the entries of the array that a JSON object holds under a name; other members are skipped."""
+    """Yield the entries of the array that a JSON object holds under a name. Skip the object's other members."""
     unread_text = _Text(stream, count)
     unread_text.require("{")
     while not unread_text.skip("}"):
@@ -52,7 +52,7 @@ class _Text:
         self.text, self.position = "", 0
 
     def read_more(self) -> bool:
-        """Drop the parsed text and read more from the stream; return False at the end of the stream."""
+        """Drop the parsed text, and read more from the stream. Return False at the end of the stream."""
         self.text, self.position = self.text[self.position :], 0
         while True:
             new_bytes = self.stream.read(max(len(self.text), _PIECE))
@@ -110,7 +110,7 @@ class _Text:
                 if not (may_be_cut_off and self.read_more()):
                     raise ValueError(error.msg) from None
                 continue
-            # A number's last digits may not have been read yet; every other entry shows where it ends.
+            # The last digits of a number may not have been read yet. The text of any other entry shows where it ends.
             if isinstance(entry, int | float) and entry_end > len(self.text) - _CUT_OFF and self.read_more():
                 continue
             self.position += entry_end - entry_start

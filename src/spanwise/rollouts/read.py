@@ -1,4 +1,4 @@
-"""Read rollout files of every known format, which `read_rollouts` recognises by their content."""
+"""Read rollout files of every known format. `read_rollouts` recognises a format by the files' content."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _ERROR_OF_SUFFIX = {
         (".pkl", ".pickle"), "'{file}' is a pickle, and reading it could run code; write its completions as JSON lines."
     ),
 }
-#: The patterns of rollout files in a folder; the first pattern that matches a file is taken.
+#: The patterns of rollout files in a folder. The first pattern that any file matches is used.
 _PLACES = (
     "rollouts/*.parquet", "completions/*.parquet", "*.parquet", "traces.jsonl", "results.jsonl", "[0-9]*.jsonl", "*.csv", "*.tsv",
     "*.eval", "samples_*.jsonl", "rollout_data/[0-9]*.pt", "[0-9]*.pt",
 )  # fmt: skip
-#: The suffixes of files that may hold rollouts; JSON files are left out, because many programs write settings in them.
+#: The suffixes of files that may hold rollouts. JSON is left out, because many programs write settings as JSON.
 _TABLES = (".parquet", ".jsonl", ".csv", ".tsv", ".eval", ".pt")
 _LEGACY_VERIFIERS_FIELDS = {"example_id", "metrics", "error", "error_chain"}  # only verifiers before 1.0 writes them
 
@@ -45,7 +45,7 @@ def read_rollouts(
     columns: Mapping[str, str] | None = None,
     parts: Sequence[str] = (),
 ) -> RolloutTable:
-    r"""Read rollouts that spanwise, TRL, verl, verifiers or slime has written, logs of evaluations, or a table of your own.
+    r"""Read rollouts of spanwise, TRL, verl, verifiers or slime, logs of evaluations, or a table of your own.
 
     A table is CSV, TSV, a JSON array, JSON lines or parquet, with a completion in each row or a list of completions of one prompt,
     as texts or as chat messages. Of a conversation in `messages` the completion is what follows the last user message. Logs of
@@ -97,7 +97,7 @@ def read_rollouts(
 
 
 def _unread_note(path: Path, files: Sequence[Path]) -> str:
-    """Tell the user which other rollout files of a folder are not read; an empty text if there are none."""
+    """Tell the user which other rollout files in a folder are not read; "" if there are none."""
     if files[0].parent != path:
         return ""
     other_paths = sorted({*path.iterdir()}.difference(files))
@@ -124,7 +124,7 @@ def rollout_files(path: Path) -> list[Path]:
 def _choose_reader(
     file: Path, files: Sequence[Path], columns: Mapping[str, str] | None
 ) -> Callable[..., RolloutTable] | None:
-    """Return the function that reads a file's format; None for a plain table, or if the user names columns."""
+    """Return the function that reads a file's format. Return None for a plain table, or if the user names columns."""
     if file.suffix.lower() in SUFFIXES:
         return None
     reader = None

@@ -1,4 +1,4 @@
-"""Read spanwise's rollout files for display: the numbers of every completion, and single completions in full."""
+"""Read spanwise's rollout files for display: every completion's numbers, and single completions in full."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COMPLETION = "completion"
 
 
 def read_numbers(file: Path) -> pa.Table:
-    """Read the columns of a rollout file with one number per completion, such as credit, rewards, spans and steps."""
+    """Read a rollout file's columns with one number per completion, such as credit, rewards, spans and steps."""
     with readable(file):
         parquet_file = _open_parquet(file)
         arrow_schema = parquet_file.schema_arrow
@@ -40,7 +40,7 @@ def read_numbers(file: Path) -> pa.Table:
 
 
 def read_rows(file: Path, rows: Sequence[int] | None = None) -> pa.Table:
-    """Read all columns of a rollout file, for all completions or for those with the ascending row numbers `rows`."""
+    """Read all columns of a rollout file, for all completions or for the ascending row numbers `rows`."""
     with readable(file):
         parquet_file = _open_parquet(file)
         if rows is None:
@@ -75,7 +75,7 @@ def read_credit(table: pa.Table) -> dict[str, dict[str, Tensor]]:
 
 
 def credited_units(by_block: Mapping[str, Float[Tensor, " n"]], kind: str) -> dict[str, Float[Tensor, " n"]]:
-    """Return the credit of each block, or of `completion` if `kind` is "completion" and all blocks have equal credit."""
+    """Return the credit of each block. If all are equal and `kind` is "completion", return one for `completion`."""
     credit_of_block = {name: credit_n for name, credit_n in by_block.items() if name != schema.STOP}
     if kind != "completion" or not credit_of_block:
         return dict(by_block)
@@ -87,12 +87,12 @@ def credited_units(by_block: Mapping[str, Float[Tensor, " n"]], kind: str) -> di
 
 
 def stop_credit(stop_n: Float[Tensor, " n"]) -> dict[str, Float[Tensor, " n"]]:
-    """Return the credit for leaving out every rewarded block, under the name `stop`; an empty dict if all of it is 0."""
+    """Return, under the name `stop`, the credit for leaving out every rewarded block. Return {} if all of it is 0."""
     return {schema.STOP: stop_n.masked_fill(stop_n == 0, torch.nan)} if bool((stop_n != 0).any()) else {}
 
 
 def summarise_credit(credit_n: Float[Tensor, " n"]) -> dict[str, Any]:
-    """Summarise the credit of a block: count, mean absolute value, share of exactly 0, lowest and highest value."""
+    """Summarise a block's credit: count, mean absolute value, share of exactly 0, lowest and highest value."""
     known_credit_n = credit_n[~credit_n.isnan()].double()
     if not len(known_credit_n):
         return {"completions": 0, "mean_abs": None, "zero_share": None, "lowest": None, "highest": None}
@@ -165,7 +165,7 @@ def token_rows(
     opens: Callable[[np.ndarray, np.ndarray], list[int]] | None = None,
     own: Mapping[str, Sequence[tuple[float, float]]] | None = None,
 ) -> list[TokenRow]:
-    """Turn a table's completions into rows for the token view; a token that the vocabulary lacks is shown by its id.
+    """Turn a table's completions into rows for the token view. Tokens that the vocabulary lacks are shown by their ids.
 
     `opens` finds the tokens that open a segment, from log-probabilities and flags of trained tokens; `own` is `TokenRow.own`.
     """
@@ -174,7 +174,7 @@ def token_rows(
     token_column = schema.TOKENS if schema.TOKENS in column_names else schema.IDS
     methods = schema.methods_in(column_names)
     number_columns = schema.token_columns(column_names)
-    # If the table has no method, `token_edges` reports that the column `advantages/<method>` is missing.
+    # If the table has no method, `token_edges` reports that it lacks the column `advantages/<method>`.
     advantage_columns = {method: schema.column("advantages", method) for method in methods or ["<method>"]}
     block_columns = [schema.BLOCK] if schema.BLOCK in column_names else []
     flat_columns = [schema.TRAINABLE, *number_columns, *advantage_columns.values(), *block_columns]
@@ -231,7 +231,7 @@ def token_rows(
 
 
 def _pieces(row: Mapping[str, Any], blocks: Sequence[str], block_t: np.ndarray | None) -> dict[str, list[tuple[int, int]]]:
-    """Map each block to its token intervals: one, or several if the file has a column with the block of each token."""
+    """Map each block to its token intervals: one, or several if the file has a column with each token's block."""
     if block_t is None:
         return {name: [(row[schema.column("start", name)], row[schema.column("end", name)])] for name in blocks}
     change_places = np.flatnonzero(np.diff(block_t)) + 1
@@ -243,7 +243,7 @@ def _pieces(row: Mapping[str, Any], blocks: Sequence[str], block_t: np.ndarray |
 
 
 def _texts(column: pa.ChunkedArray, edges: np.ndarray, vocabulary: Vocabulary | None) -> list[list[str]]:
-    """Return the texts of each completion's tokens, or their ids if the vocabulary lacks one of them."""
+    """Return the texts of each completion's tokens. If the vocabulary lacks one of them, return their ids."""
     encoded_tokens = column.combine_chunks().flatten().dictionary_encode()
     distinct_tokens = encoded_tokens.dictionary.to_pylist()
     token_indices = encoded_tokens.indices.to_pylist()
@@ -262,12 +262,12 @@ def _texts(column: pa.ChunkedArray, edges: np.ndarray, vocabulary: Vocabulary | 
 
 
 def token_text(piece: bytes) -> str:
-    """Decode the bytes of a token; each byte of an incomplete character becomes a lone surrogate."""
+    """Decode the bytes of a token. Each byte of an incomplete character becomes a lone surrogate."""
     return piece.decode(errors="surrogateescape")
 
 
 def read_vocabulary(tokenizer: Path | None) -> Vocabulary | None:
-    """Read the vocabulary of the tokenizer in a folder; None if the folder has no readable tokenizer."""
+    """Read the vocabulary of a folder's tokenizer; None if the folder has no readable tokenizer."""
     try:
         return None if tokenizer is None else load_tokenizer(tokenizer)[1]
     except SpanwiseError:

@@ -88,17 +88,17 @@ class CreditPart:
     divisor: float | None  # None if the baseline is None
     weight: float
     part: float  # the credit from this objective
-    stratum: int = -1  # the number of the set of compared rewards that this reward belongs to; -1 without such a set
+    stratum: int = -1  # the number of the set that this reward is compared in; -1 without such a set
     members: int = 0  # how many rewards the set has
-    averaged: int = 0  # how many rewards of the set the baseline averages; 0 if unknown, or if it is no plain mean
+    averaged: int = 0  # how many rewards of the set the baseline averages; 0 if unknown, or if the baseline is no plain mean
     reason: str = ""  # why `part` is exactly 0: a name of `types.Zero` in lower case; "" if unknown or not 0
 
 
 _ARROW_TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "float | None": pa.float64()}
-#: The Arrow type of an entry of the column `parts/<method>`: the credit from one objective.
+#: The Arrow type of an entry of the column `parts/<method>`, the credit from one objective.
 PART = pa.struct([(part_field.name, _ARROW_TYPES[str(part_field.type)]) for part_field in fields(CreditPart)])
 _NUMBERS = pa.list_(pa.float32())
-#: The Arrow type of every column of a rollout file; a family such as `reward/<objective>` is listed by its prefix.
+#: The Arrow type of every column of a rollout file. A prefix such as `reward/` stands for a family of columns.
 COLUMNS = {
     STEP: pa.int64(), GROUP: pa.int64(), ROLLOUT: pa.int64(), PROMPT: pa.string(), IDS: pa.list_(pa.int32()),
     TOKENS: pa.list_(pa.string()), TRAINABLE: pa.list_(pa.bool_()), TEXT: pa.string(), FAULT: pa.int64(),
@@ -110,7 +110,7 @@ COLUMNS = {
 
 
 def column(family: str, *names: str) -> str:
-    """Join a family such as `reward` and the name of a block, an objective or a method into a column name."""
+    """Join a family such as `reward` and the name of a block, objective or method into a column name."""
     assert f"{family}/" in COLUMNS, f"no column is called {family}/..."
     if family in ("credit", "advantages", "parts") and "/" in names[0]:
         raise SpanwiseError(
@@ -120,7 +120,7 @@ def column(family: str, *names: str) -> str:
 
 
 def family_names(names: Iterable[str], *family: str) -> list[str]:
-    """Return the blocks or objectives that have a column of a family, such as the objectives of `reward/<objective>`."""
+    """Return the blocks or objectives that have a column of a family, such as of `reward/<objective>`."""
     family_prefix = f"{column(*family)}/"
     return [name.removeprefix(family_prefix) for name in names if name.startswith(family_prefix)]
 
@@ -155,7 +155,7 @@ def type_of(name: str) -> pa.DataType | None:
 
 
 def metadata(tokenizer: Path | None = None) -> dict[bytes, bytes]:
-    """Return the metadata to write into a file: the version of the format, and the folder of the tokenizer."""
+    """Return a rollout file's metadata: the version of the format, and the folder of the tokenizer."""
     file_metadata = {_VERSION_KEY: VERSION.encode()}
     return file_metadata if tokenizer is None else {**file_metadata, _TOKENIZER_KEY: str(tokenizer.resolve()).encode()}
 
@@ -167,7 +167,7 @@ def tokenizer_of(schema: pa.Schema) -> Path | None:
 
 
 def check_version(file: Path, schema: pa.Schema) -> None:
-    """Refuse a rollout file of another format version, and a column `advantages` that names no method."""
+    """Refuse a rollout file of another format version, and a column `advantages` without a method's name."""
     file_version = (schema.metadata or {}).get(_VERSION_KEY)
     if file_version not in (None, VERSION.encode()):
         raise DataError(
@@ -255,7 +255,7 @@ def credit_columns(
 
 
 def _part_lists(credit: Credit) -> pa.Array:
-    """Build the column `parts/<method>`: for each completion a list with one struct (`CreditPart`) per objective."""
+    """Build the column `parts/<method>`: per completion, a list with one struct (`CreditPart`) per objective."""
     advantage_nm, reward_comparison = credit.explained
     assert credit.weight_m is not None, "it compares objectives"
     completion_count, objective_count = advantage_nm.shape
@@ -303,7 +303,7 @@ def offsets(column: pa.ChunkedArray) -> Int[np.ndarray, " o"]:
 
 
 def token_edges(table: pa.Table, names: Iterable[str], file: str) -> Int[np.ndarray, " o"]:
-    """Return where each completion's tokens start in the flat columns; refuse columns whose lists differ in length."""
+    """Return where each completion's tokens start in the flat columns. Refuse columns whose lists differ in length."""
     expected_edges = None
     for name in names:
         column_lists = column_of(table, name, file)
@@ -327,7 +327,7 @@ def token_edges(table: pa.Table, names: Iterable[str], file: str) -> Int[np.ndar
 def write_rollouts(
     file: Path, parts: Iterable[pa.Table], *, pieces: Sequence[bytes] | None = None, tokenizer: Path | None = None
 ) -> None:
-    """Write a rollout file from tables of completions, one after the other; the file appears only when it is complete.
+    """Write a rollout file from tables of completions, one after the other. The file appears only when it is complete.
 
     Args:
         file: its folder is made if it does not exist.
@@ -418,7 +418,7 @@ class Rollouts:
     more: Mapping[str, Tensor] = field(default_factory=dict)
 
     def recorded(self, *, step: int, rollout_n: Int[Tensor, " n"] | None = None) -> pa.Table:
-        """Return the batch as a table for the rollout file, with `answer` as the only column of the dataset.
+        """Return the batch as a table for the rollout file. `answer` is the only column taken from the dataset.
 
         The table holds no padding.
 

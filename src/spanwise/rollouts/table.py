@@ -1,4 +1,4 @@
-"""Define `RolloutTable`: the completions of a rollout file in any format, with tokens stored end to end without padding."""
+"""`RolloutTable`: the completions of a rollout file in any format, with tokens stored end to end."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from spanwise.score import Reward
 from spanwise.segment import Vocabulary
 from spanwise.types import Status
 
-#: Matches the next piece of a text: a tag, a word with the space before it, other white space, or a "<" that opens no tag.
+#: Matches a text's next piece: a tag, a word with the space before it, other white space, or a "<" that opens no tag.
 _PIECE = re.compile(r"</?[\w.-]+>|\s?[^\s<]+|\s+|<[^\s<]*")
-#: Matches the beginning of a JSON object, and the places in it where a value begins without a space before it.
+#: Matches the start of a JSON object, and places in it where a value begins without a space before it.
 _OBJECT, _VALUE_START = re.compile(r'\{\s*"'), re.compile(r'(?:(?<=[\s"]:)|(?<=[\[,]))(?=\S)')
 
 #: The names of the reward that a trainer compared, in order of preference.
@@ -79,7 +79,7 @@ class Ragged:
 
 
 def fitting_runs(lengths: Int[np.ndarray, " n"], size: int) -> Iterator[tuple[int, int]]:
-    """Yield (start, end) of chunks of rows that have at most `size` entries with padding; a longer row is its own chunk."""
+    """Yield (start, end) of chunks of rows with at most `size` entries, padding included. A longer row is its own chunk."""
     chunk_start = longest_length = 0
     for n, length in enumerate(lengths.tolist()):
         longest_length = max(longest_length, length)
@@ -92,7 +92,7 @@ def fitting_runs(lengths: Int[np.ndarray, " n"], size: int) -> Iterator[tuple[in
 
 
 def gather(places: Int[np.ndarray, "m t"], values: Shaped[np.ndarray, " v"], nowhere: Any) -> Shaped[Tensor, "m t"]:
-    """Return the values at `places`, a table of positions padded with -1; `nowhere` is the value at the padding."""
+    """Return the values at `places`, a table of positions padded with -1. The padding gets the value `nowhere`."""
     return torch.from_numpy(np.where(places >= 0, values[places], np.asarray(nowhere, dtype=values.dtype)))
 
 
@@ -106,12 +106,12 @@ class TokenizedTexts(NamedTuple):
 
 
 class AsRecorded(NamedTuple):
-    """The numbers that a trainer used for its completions: advantages or rewards, NaN for a completion without one."""
+    """The numbers that a trainer used for its completions: advantages or rewards. NaN for a completion without one."""
 
     says: str  # a description of the numbers for the user
     value: Float[np.ndarray, " v"]  # one number per completion, or per token if `by_token`
     shares: bool = False  # True if the credit is already divided among the tokens
-    #: The recorded credit of each block and, as `stop`, of the decision to stop; `value` is their sum.
+    #: The recorded credit of each block and (as `stop`) of the decision to stop. Their sum is `value`.
     by_block: Mapping[str, Float[Tensor, " n"]] = MappingProxyType({})
     by_token: bool = False
 
@@ -179,12 +179,12 @@ class RolloutTable:
 
     @property
     def has_ids(self) -> bool:
-        """Return whether the token ids come from the file; otherwise the texts were split into words or encoded again."""
+        """Return whether the token ids come from the file. Otherwise the texts were split into words or encoded again."""
         return self.tokenizer is not None
 
     @property
     def verdict(self) -> str | None:
-        """Return the name of a recorded reward that marks right answers with 1 and wrong ones with 0; None without one."""
+        """Return the name of a recorded reward that is 1 for right and 0 for wrong answers; None without one."""
         for name in VERDICTS:
             value_n = self.rewards[name].value_n if name in self.rewards else None
             if value_n is not None and bool((value_n.isnan() | (value_n == 0) | (value_n == 1)).all()):
@@ -212,7 +212,7 @@ class RolloutTable:
         """
         reward_columns = parse_rewards({name: values for name, values in rewards.items() if not is_computed(name)})
         compared_names = [name for name in COMPARED if name in reward_columns][:1]
-        # The file's format says that these columns are rewards, so those without numbers are reported.
+        # The file's format says that these columns are rewards. So a note names those without numbers.
         expected_names = [name for name in rewards if name in COMPARED or name not in columns]
         unread_columns = {name: rewards[name] for name in expected_names if name not in reward_columns}
         return RolloutTable(
@@ -242,7 +242,7 @@ def finite(value: Any) -> float | None:
 
 
 def parse_rewards(columns: Mapping[str, Sequence[Any]]) -> dict[str, Reward]:
-    """Select the columns that hold rewards: only numbers and missing values, and at least one finite number.
+    """Select the columns that hold rewards: only numbers and missing values, with at least one finite number.
 
     An entry without a finite number gets the status UNSCORED, because a file does not say whether the block was absent.
     """
@@ -260,7 +260,7 @@ def _is_number_or_none(value: Any) -> bool:
 
 
 def unread_note(columns: Mapping[str, Sequence[Any]]) -> str:
-    """Tell the user which columns hold texts or lists in place of rewards; an empty text if none does."""
+    """Tell the user which columns hold texts or lists in place of rewards; "" if none does."""
     words_by_name = {
         name: next((v for v in values if not (_is_number_or_none(v) or (isinstance(v, str) and v.strip() in NOTHING))), None)
         for name, values in columns.items()
@@ -270,14 +270,14 @@ def unread_note(columns: Mapping[str, Sequence[Any]]) -> str:
 
 
 def is_computed(name: str) -> bool:
-    """Return whether a column holds advantages or credit that a trainer computed from its rewards."""
+    """Return whether a column holds advantages or credit that a trainer computed from rewards."""
     return name == "advantage" or name.startswith("credit/")
 
 
 def training_record(
     rewards: Mapping[str, Reward], columns: Mapping[str, Sequence[Any]] = MappingProxyType({})
 ) -> AsRecorded | None:
-    """Return the numbers that a trainer used for its completions: advantages or block credit in `columns`, or else rewards."""
+    """Return the numbers a trainer used: advantages or credit in `columns`, or else rewards."""
     computed_columns = parse_rewards({name: values for name, values in columns.items() if is_computed(name)})
     candidate_rewards = {**rewards, **computed_columns}
     used_column = next((name for name in ("advantage", "score", "reward") if name in candidate_rewards), None)
@@ -306,7 +306,7 @@ def missing_note(rewards: Mapping[str, Reward]) -> str:
 
 
 def split_pieces(text: str) -> list[str]:
-    """Split a text into tags, words, values of JSON and white space; joined, these pieces are the text again."""
+    """Split a text into tags, words, values of JSON and white space. The pieces, joined, are the text again."""
     parts = _VALUE_START.split(text) if _OBJECT.search(text) else [text]
     return [piece for part in parts for piece in _PIECE.findall(part)]
 
@@ -348,14 +348,14 @@ def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) 
     text_edges = np.cumsum([0, *text_lengths])
     completion_edges = text_edges[np.cumsum([0, *text_counts])]
     sampled_flags = np.array(text_flags, np.bool_)
-    # If the model wrote every token, as usual, a single flag in memory stands for all of them.
+    # The model usually wrote every token. Then a single flag in memory stands for all of them.
     all_trainable = np.broadcast_to(np.True_, completion_edges[-1])
     trainable = all_trainable if sampled_flags.all() else np.repeat(sampled_flags, text_lengths)
     return TokenizedTexts(Ragged(flat_ids.read(), completion_edges), trainable, vocabulary, split_note)
 
 
 def load_tokenizer(folder: str | Path) -> tuple[Any, Vocabulary]:
-    """Load the tokenizer of a local folder, with the bytes of every id that the folder's model can sample."""
+    """Load a local folder's tokenizer, with the bytes of every id that the folder's model can sample."""
     tokenizer_path = Path(folder)
     tokenizer_file = tokenizer_path if tokenizer_path.is_file() else tokenizer_path / "tokenizer.json"
     file_stat = tokenizer_file.stat() if tokenizer_file.is_file() else None
@@ -370,7 +370,7 @@ def load_tokenizer(folder: str | Path) -> tuple[Any, Vocabulary]:
 
 @lru_cache(maxsize=1)
 def _load_file(file: Path, stamp: tuple[int, int], vocabulary_size: int | None) -> tuple[Any, Vocabulary]:
-    """Load a tokenizer file; the tokenizer stays in memory until another is loaded or the file's `stamp` changes."""
+    """Load a tokenizer file. It stays in memory until another is loaded or the file's `stamp` changes."""
     from tokenizers import Tokenizer
 
     try:

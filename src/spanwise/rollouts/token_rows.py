@@ -1,4 +1,4 @@
-"""Collect the numbers of tokens in temporary files, so that reading a large rollout file does not fill the memory."""
+"""Collect the numbers of tokens in temporary files, so that a large rollout file does not fill the memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spanwise.disk import writing
 
 
 class DiskArray:
-    """A growing array of numbers in an unnamed temporary file, so that it need not fit into memory."""
+    """A growing array of numbers in an unnamed temporary file, for arrays that may not fit into memory."""
 
     def __init__(self, dtype: Any) -> None:
         self.dtype, self._size = np.dtype(dtype), 0
@@ -36,7 +36,7 @@ class DiskArray:
         self._size += new_numbers.size
 
     def read(self) -> Shaped[np.ndarray, " v"]:
-        """Return all numbers as an array that is loaded on use; changes to the array are not written to the file."""
+        """Return all numbers as an array that is loaded on use. Changes to the array are not written to the file."""
         with self._writing():
             self._file.flush()
         return np.asarray(np.memmap(self._file, self.dtype, mode="c")) if self._size else np.empty(0, self.dtype)
@@ -48,20 +48,20 @@ class DiskArray:
 
 
 def _close(file: IO[bytes]) -> None:
-    """Close a temporary file; ignore a full disk, because the unwritten numbers are no longer needed."""
+    """Close a temporary file. Ignore a full disk, because the unwritten numbers are no longer needed."""
     with suppress(OSError):
         file.close()
 
 
 def disk_zeros(size: int, dtype: Any) -> Shaped[np.ndarray, " v"]:
-    """Return an array of zeros in an unnamed temporary file, so that it need not stay in memory."""
+    """Return an array of zeros that lies in an unnamed temporary file instead of in memory."""
     with tempfile.TemporaryFile(prefix="spanwise-") as file:
         return np.asarray(np.memmap(file, dtype, mode="w+", shape=(size,))) if size else np.empty(0, dtype)
 
 
 @dataclass
 class TokenRows:
-    """Collects the tokens of completions end to end: ids, whether the model sampled them, and numbers such as `logprobs`."""
+    """Collects completions' tokens end to end: ids, whether the model sampled them, numbers such as `logprobs`."""
 
     ids: DiskArray = field(default_factory=lambda: DiskArray(np.int32))
     trainable: DiskArray = field(default_factory=lambda: DiskArray(np.bool_))
@@ -69,7 +69,7 @@ class TokenRows:
     _numbers: dict[str, DiskArray] = field(default_factory=dict)
 
     def append(self, ids: Any, trainable: Any, numbers: Mapping[str, Sequence[float] | np.ndarray | None]) -> None:
-        """Add the tokens of a completion, and numbers such as `logprobs`, None if the completion lacks them."""
+        """Add the tokens of a completion with numbers such as `logprobs` (None if the completion lacks them)."""
         for name, token_numbers in numbers.items():
             if token_numbers is not None:
                 if name not in self._numbers:
@@ -86,7 +86,7 @@ class TokenRows:
         return np.cumsum(self.lengths, dtype=np.int64)
 
     def numbers(self, name: str) -> Shaped[np.ndarray, " v"] | None:
-        """Return numbers such as `logprobs` of all tokens, NaN if a completion lacks them; None if all completions do."""
+        """Return numbers such as `logprobs` of all tokens, NaN for a completion that lacks them. Return None if all do."""
         if name not in self._numbers:
             return None
         self._numbers[name].extend(np.full(len(self.ids) - len(self._numbers[name]), np.nan))

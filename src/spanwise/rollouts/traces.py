@@ -1,4 +1,4 @@
-"""Read the traces of verifiers, which are graphs of messages with tokens, and write advantages back into their file."""
+"""Read verifiers' traces (graphs of messages with tokens), and write advantages back into their file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WEIGHTS = "loss_weights"  # a node's field with lists of one weight per token, 
 
 @dataclass(frozen=True)
 class Trace:
-    """A trace of verifiers whose agent is trained; traces with equal keys are of the same task and the same agent."""
+    """A verifiers trace whose agent is trained. Traces with equal keys are of the same task and agent."""
 
     raw: Mapping[str, Any]
     nodes: Sequence[Mapping[str, Any]]
@@ -52,12 +52,12 @@ class NodeTokens(NamedTuple):
     number_lists: dict[str, list[float]]
 
     def numbers(self, name: str) -> list[float]:
-        """Return a list such as `logprobs`, one number per token; if the node lacks the list, NaN for sampled tokens."""
+        """Return a list such as `logprobs`, one number per token. If the node lacks it, sampled tokens get NaN."""
         return self.number_lists.get(name, [math.nan if flag else 0.0 for flag in self.mask])
 
 
 def read_traces(path: str | Path) -> list[Trajectory]:
-    """Read a file of verifiers' traces, each as one trajectory whose turns are the nodes that were sampled.
+    """Read a file of verifiers' traces. Each becomes one trajectory, whose turns are the sampled nodes.
 
     A turn's parent is the sampled node before it, so what branches share is there once. Every stream of the nodes is an entry of
     `per_token`: `advantages`, `logprobs`, `entropies`, `reference_logprobs`, `trainer_logprobs`, `loss_weights/NAME`. The rewards
@@ -102,7 +102,7 @@ def read_traces(path: str | Path) -> list[Trajectory]:
 def write_traces(
     file: str | Path, source: str | Path, trajectories: Sequence[Trajectory], *, entry: str = "advantages"
 ) -> None:
-    """Copy a file of traces with new `advantages` on their nodes; everything else stays as it is.
+    """Copy a file of traces with new `advantages` on their nodes. Everything else stays as it is.
 
     Args:
         file: written anew; it may be the source itself.
@@ -145,7 +145,7 @@ def write_traces(
 
 
 def write_branches(file: Path, source: Path, advantage_rows: Iterator[Sequence[float]]) -> None:
-    """Copy a file of traces with new advantages, given as one row for each trained branch in the order of the file."""
+    """Copy a file of traces with new advantages: one row per trained branch, in the order of the file."""
     with whole_file(file) as temporary, temporary.open("w", encoding="utf-8") as stream:
         for _, _, record in read_records([source]):
             for trace in trained_traces(record):
@@ -187,7 +187,7 @@ def _write_advantages(trace: Mapping[str, Any], trajectory: Trajectory, entry: s
 
 
 def _list_traces(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the traces in a line of verifiers' file: those of an episode, or a single trace in old files."""
+    """Return the traces in a line of verifiers' file: those of an episode, or one trace in old files."""
     if "traces" not in record and "nodes" not in record:
         raise missing_field("traces", record)
     return list_field(record, "traces", Mapping, "objects") if "traces" in record else [record]
@@ -212,7 +212,7 @@ def trained_traces(record: Mapping[str, Any]) -> Iterator[Trace]:
 
 
 def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield the nodes of each trained branch of a trace: those of its context, and those that it adds.
+    """Yield the nodes of each trained branch of a trace: the nodes of its context, and the nodes that it adds.
 
     The first branch through a sampled node owns it; for other branches it is context. An attempt to shorten the history trains only
     if the agent continued from it.
@@ -278,7 +278,7 @@ def _where(trace: Trace, i: int) -> str:
 
 
 def trace_rewards(trace: Trace) -> dict[str, Any]:
-    """Return the rewards and metrics of a trace; `reward` is the weighted sum of the rewards, unless the trace has one.
+    """Return the rewards and metrics of a trace. `reward` is the rewards' weighted sum, unless the trace has one.
 
     The sum is None if no reward was scored. A trace that failed has no rewards: its trainer compares it with no other.
     """
@@ -299,7 +299,7 @@ def trace_rewards(trace: Trace) -> dict[str, Any]:
     metrics = {name: value for name, value in object_field(trace.raw, "metrics").items() if name not in rewards}
     all_rewards = {**rewards, **metrics}
     all_rewards.setdefault("reward", weighted_sum if is_scored else None)
-    # A trace whose later attempt succeeded has errors and is `ok`; `ok` alone says nothing, because it is False by default.
+    # A trace with errors is `ok` if a later attempt succeeded. `ok` alone says nothing, because its default is False.
     if trace.raw.get("errors") and not trace.raw.get("ok", False):
         return {name: value if isinstance(value, str) else None for name, value in all_rewards.items()}
     return all_rewards
@@ -320,7 +320,7 @@ def _trajectories(record: Mapping[str, Any]) -> Iterator[Trajectory]:
 
 
 def _turns(trace: Trace) -> Iterator[Turn]:
-    """Yield a turn for each sampled node of a trace; the tokens since the previous sampled node are its prompt."""
+    """Yield a turn for each sampled node of a trace. The tokens since the last sampled node are its prompt."""
     nodes = trace.nodes
     tokens_of_node = {i: node_tokens(trace, i) for node_ids in chain(*trace.paths) for i in node_ids}
     turn_of_node: dict[int, int] = {}

@@ -22,14 +22,14 @@ LM_EVAL_REQUIRED = frozenset({"doc_id", "resps", "arguments"})
 
 
 def is_inspect(file: Path) -> bool:
-    """Return whether a file is a log of Inspect, by its suffix or by the first fields of its JSON."""
+    """Return whether a file is an Inspect log, by its suffix or by the first fields of its JSON."""
     with file.open("rb") as stream:
         start = b"".join(stream.read(200).split())  # without white space
     return file.suffix.lower() == ".eval" or (start.startswith(b'{"version":') and b'"status":' in start)
 
 
 def read_inspect(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
-    """Read the samples of Inspect's logs: the epochs of a sample are a group, and each scorer is a reward."""
+    """Read the samples of Inspect's logs. The epochs of a sample form a group, and each scorer is a reward."""
     rows = _Rows()
     unanswered_ids: list[Any] = []
     tokens = tokenize(_inspect_completions(files, rows, unanswered_ids), tokenizer)
@@ -46,7 +46,7 @@ def read_inspect(path: Path, files: Sequence[Path], tokenizer: str | Path | None
 
 @dataclass
 class _Rows:
-    """Collects the prompts, keys, rewards and other columns of the completions in an evaluation log."""
+    """Collects completions of an evaluation log as columns: prompts, keys, rewards and further columns."""
 
     fields: ColumnBuilder = field(default_factory=ColumnBuilder)
     columns: ColumnBuilder = field(default_factory=ColumnBuilder)
@@ -82,7 +82,7 @@ class _Rows:
 
 
 def _inspect_completions(files: Sequence[Path], rows: _Rows, unanswered_ids: list[Any]) -> Iterator[cells.Parts]:
-    """Yield every sample's completion, add its other fields to `rows`, and collect the ids of samples without completion."""
+    """Yield each sample's completion, and add its other fields to `rows`. Collect the ids of samples without completion."""
     for sample in _read_samples(files):
         prompt, completion = cells.split_chat([_to_message(message) for message in sample.messages])
         if completion is None:
@@ -153,7 +153,7 @@ def _check_archive(file: Path) -> None:
 
 
 def _sample_names(file: Path, sample_ids: Sequence[Any], epochs: int) -> list[str] | None:
-    """Return the names of the samples in an archive, in the order of their ids; None if Inspect named them in another way.
+    """Return the names of an archive's samples, ordered by their ids. Return None if Inspect named them differently.
 
     Inspect's own reader lists the archive again for each sample, so its time grows with the square of their number.
     """
@@ -182,7 +182,7 @@ def _to_message(message: Any) -> dict[str, Any]:
 
 
 def _score_values(scores: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of every Inspect scorer by name, with numbers in place of grades such as "C" (correct)."""
+    """Return the values of all Inspect scorers by name. Grades such as "C" (correct) become numbers."""
     reward_values: dict[str, Any] = {}
     for name, score in scores.items():
         score_entries = score.value if isinstance(score.value, Mapping) else {"": score.value}
@@ -193,7 +193,7 @@ def _score_values(scores: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_lm_eval(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
-    """Read `samples_*.jsonl`: each response to a document is a completion, and each metric of each filter is a reward."""
+    """Read `samples_*.jsonl`. Each response to a document is a completion, and each filter's metric is a reward."""
     rows = _Rows()
     unscored_counts = array("q")
     tokens = tokenize(_lm_eval_responses(files, rows, unscored_counts), tokenizer)
@@ -210,7 +210,7 @@ def read_lm_eval(path: Path, files: Sequence[Path], tokenizer: str | Path | None
 
 
 def _lm_eval_responses(files: Sequence[Path], rows: _Rows, unscored_counts: array) -> Iterator[cells.Parts]:
-    """Yield each response to a document once, and add its fields and the rewards of all filters to `rows`.
+    """Yield each response to a document once. Add its fields, and the rewards of all filters, to `rows`.
 
     A line with other responses, or with a filter that the document has had, is of another run.
     """

@@ -1,4 +1,4 @@
-"""Read the rollout files that a training run or `spanwise credit` wrote, whose columns `rollouts.schema` defines."""
+"""Read rollout files that a training run or `spanwise credit` wrote. `rollouts.schema` defines their columns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from spanwise.types import Status
 
 
 def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
-    """Read spanwise's own parquet with the tokenizer of the run's model, or with the tokenizer that the file names."""
+    """Read spanwise's own parquet files, with the tokenizer of the run's model or the one that the file names."""
     parent_folders = (files[0].parent.parent, files[0].parent)
     run_folder = next((folder for folder in parent_folders if (folder / "recipe.yaml").is_file()), None)
     arrow_schema = pq.read_schema(files[0])
@@ -40,12 +40,12 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         run_tokenizer = None if run_folder is None else tokenizer_in(run_folder)
         tokenizer = run_tokenizer or schema.tokenizer_of(arrow_schema)
     number_columns = schema.token_columns(column_names)
-    # The advantages that training used are those called `recorded`, or those of the only method in the file.
+    # Training used the advantages called `recorded`, or those of the only method in the file.
     possible_methods = [schema.RECORDED] if schema.RECORDED in methods else methods
     trained_methods = possible_methods if len(possible_methods) == 1 else []
     trained_columns = [schema.column("advantages", method) for method in trained_methods]
     trained_columns = [name for name in trained_columns if name in column_names]
-    # Columns of credit, spans and text are not read: they are computed again from the tokens and rewards.
+    # Columns of credit, spans and text are not read, because they are computed again from tokens and rewards.
     unread_columns = {name for method in methods for name in schema.method_columns(method, column_names)}
     unread_columns -= {*trained_columns}
     unread_columns |= {schema.column("start", block) for block in schema.family_names(column_names, "end")}
@@ -103,7 +103,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
 
 
 class _Tokens(NamedTuple):
-    """The tokens of rollout files, end to end: their ids, whether they are trainable, and numbers for each token."""
+    """The tokens of rollout files, end to end: ids, whether each is trainable, and numbers for each token."""
 
     ids: Ragged
     trainable: np.ndarray
@@ -162,7 +162,7 @@ def _batches(files: Sequence[Path], names: Sequence[str], *, check: bool = False
 
 
 def tokenizer_in(run: Path) -> Path | None:
-    """Return the folder in a run that holds a tokenizer, `model` or `tokenizer`; None without either."""
+    """Return the tokenizer folder in a run, `model` or `tokenizer`; None if the run has neither."""
     return next((run / name for name in ("model", "tokenizer") if (run / name / "tokenizer.json").is_file()), None)
 
 
@@ -181,7 +181,7 @@ def _read_ids(path: Path, table: pa.Table, name: str) -> list[int] | None:
 
 
 def _read_rewards(path: Path, table: pa.Table) -> dict[str, Reward]:
-    """Read the rewards with their statuses; a missing value without a status counts as unscored."""
+    """Read the rewards with their statuses. A missing value without a status counts as unscored."""
     rewards = {}
     status_of_word = {status.name.lower(): status for status in Status} | {"ok": Status.UNSCORED}
     for name in schema.family_names(table.column_names, "reward"):
@@ -201,7 +201,7 @@ def _read_rewards(path: Path, table: pa.Table) -> dict[str, Reward]:
 
 
 def _find_learned(table: pa.Table, tokens: TokenizedTexts) -> torch.Tensor | None:
-    """Return which completions the loss used; those that it left out have sampled tokens and no block."""
+    """Return which completions the loss used. Those that it left out have sampled tokens but no block."""
     block_names = schema.family_names(table.column_names, "end")
     block_ends = [table[schema.column("end", name)].to_numpy() for name in block_names]
     if not block_ends:
@@ -212,7 +212,7 @@ def _find_learned(table: pa.Table, tokens: TokenizedTexts) -> torch.Tensor | Non
 
 
 def _check_spelling(file: Path, vocabulary: Vocabulary, tokenizer: str | Path) -> None:
-    """Refuse a tokenizer that decodes most of the first completions to other texts than the file holds."""
+    """Refuse a tokenizer that decodes most of the first completions to texts that the file does not hold."""
     parquet_file = pq.ParquetFile(file)
     checked_columns = [schema.IDS, schema.TRAINABLE, schema.TEXT]
     if schema.TEXT not in parquet_file.schema_arrow.names:

@@ -28,7 +28,7 @@ FORMATS = (
     "of Inspect (eval, json) and lm-eval (samples_*.jsonl) and tables (csv, tsv, json, jsonl, parquet) with prompt, question or "
     "messages, and completion(s) or response(s)"
 )
-#: The column names that are recognised for each role; a column named like the role is preferred.
+#: The column names that are recognised for each role. A column with the role's own name is preferred.
 NAMES: Mapping[str, tuple[str, ...]] = {
     "prompt": ("prompt", "question", "messages", "input", "instruction", "input_prompt"),
     "completion": ("completion", "response", "output", "output_response"),
@@ -46,7 +46,7 @@ _REWARD_NAMES = (*COMPARED, "advantage")  # a list in such a column must have on
 
 
 class CompletionSource(NamedTuple):
-    """Where a completion comes from: its row, its position in the list of the row, the list's length, and its prompt."""
+    """Where a completion comes from: its row, its place in the row's list, the list's length, and its prompt."""
 
     row: int
     position: int
@@ -61,7 +61,7 @@ def read_plain(
     columns: Mapping[str, str] | None = None,
     parts: Sequence[str] = (),
 ) -> RolloutTable:
-    """Read a table with a completion in each row, or a list of completions of one prompt; every numeric column is a reward."""
+    """Read a table whose rows hold a completion, or a prompt's list of completions. Every numeric column is a reward."""
     role_columns = _check_roles(columns or {})
     format_name, table, repeated_note = _read_columns(path, files, role_columns, parts)
     index_names = {*_PANDAS_INDEX_NAMES}.difference(role_columns.values())
@@ -69,7 +69,7 @@ def read_plain(
     row_count = max(map(len, table.values()), default=0)
     if not row_count:
         raise DataError(f"'{path}' holds no completions.")
-    # A table without a column of completions may have a column for each part of a completion.
+    # A table without a column of completions may have a column per part of the completion.
     has_completions = "completion" in role_columns or not _COMPLETION_COLUMNS.isdisjoint(table)
     if has_completions or not {*parts} <= table.keys():
         parts = ()
@@ -123,7 +123,7 @@ def read_plain(
 
 
 def _note_turns(columns: Mapping[str, Sequence[Any]]) -> str:
-    """Tell the user which columns hold a list of numbers per turn, which no reward reads; an empty text if none does."""
+    """Tell the user which columns hold a list with a number per turn. No reward reads them; "" without such columns."""
     turn_columns = {name: values for name, values in columns.items() if _OF_TURNS.search(name)}
     names = [name for name, values in turn_columns.items() if any(map(_is_number_list, map(cells.parse_literal, values)))]
     if not names:
@@ -140,7 +140,7 @@ def _is_number_list(value: Any) -> bool:
 
 
 def _join_parts(path: Path, table: Mapping[str, Any], parts: Sequence[str]) -> dict[str, Any]:
-    """Replace the columns that hold the parts of completions by a column of completions, with each part between tags."""
+    """Replace the columns of completions' parts by one column of completions, with each part between tags."""
     part_tags = [tag for part in parts for tag in (f"<{part}>", f"</{part}>")]
 
     def join_rows() -> Iterator[str | None]:
@@ -162,7 +162,7 @@ def _join_parts(path: Path, table: Mapping[str, Any], parts: Sequence[str]) -> d
 def _read_columns(
     path: Path, files: Sequence[Path], roles: Mapping[str, str], parts: Sequence[str]
 ) -> tuple[str, dict[str, Any], str]:
-    """Return the format of the files, their joined columns, and a note if some files are left out."""
+    """Return the format of the files, their joined columns, and a note if files are left out."""
     suffix = files[0].suffix.lower()
     repeated_note = ""
     reread_names = {*_COMPLETION_COLUMNS, roles.get("completion"), roles.get("completions"), *parts}
@@ -180,7 +180,7 @@ def _read_columns(
 
 
 def _without_repeated(files: Sequence[Path]) -> list[Path]:
-    """Drop every file that repeats the previous one, because TRL writes a batch at each optimiser step that uses it."""
+    """Drop files that repeat the previous file. TRL writes a batch again at each optimiser step that uses it."""
     kept_files = list(files[:1])
     for file in files[1:]:
         for columns in (["prompt"], None):  # the prompts alone often show that two files differ
@@ -197,7 +197,7 @@ def _drop_step(table: pa.Table) -> pa.Table:
 
 
 def _is_trl(schema: pa.Schema) -> bool:
-    """Return whether a parquet schema is TRL's: prompt, completion, step and, except in old files, advantage."""
+    """Return whether a parquet schema is TRL's: prompt, completion, step and (not in old files) advantage."""
     if not {"step", "prompt", "completion"} <= set(schema.names):
         return False
     completion_type = schema.field("completion").type
@@ -210,7 +210,7 @@ def _is_trl(schema: pa.Schema) -> bool:
 
 
 def _check_roles(role_columns: Mapping[str, str]) -> Mapping[str, str]:
-    """Check and return the roles (prompt, completion, answer, ...) that the user gave to columns."""
+    """Check the roles (prompt, completion, answer, ...) that the user gave to columns, and return them."""
     role_of_column: dict[str, str] = {}
     for role, name in role_columns.items():
         if role not in NAMES:
@@ -226,7 +226,7 @@ def _check_roles(role_columns: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _find_roles(path: Path, names: Sequence[str], role_columns: Mapping[str, str]) -> dict[str, str]:
-    """Map each role, such as prompt, to the column that the user gave, or else to a column with a usual name."""
+    """Map each role, such as prompt, to the column that the user gave, or else to one with a usual name."""
     names_text = ", ".join(map(str, names[:12])) or "(none)"
     more_text = f" and {len(names) - 12} more" if len(names) > 12 else ""
     found_text = f"'{path}' has the columns {names_text}{more_text}"
@@ -298,7 +298,7 @@ def _split_conversation(cell: Any) -> tuple[Any, list[Any]]:
 
 @dataclass(frozen=True)
 class _PlainTable:
-    """A table whose columns have roles, such as prompt; `sources` is empty until `read_completions` has been read."""
+    """A table whose columns have roles, such as prompt. `read_completions` fills `sources` while it runs."""
 
     path: Path
     table: Mapping[str, Any]
@@ -333,7 +333,7 @@ class _PlainTable:
                 yield cells.completion_parts(completion)
 
     def expand_columns(self) -> dict[str, list[Any]]:
-        """Return the columns with one value per completion: the value of its row, or its entry of the row's list."""
+        """Return the columns with one value per completion: the row's, or the completion's in the row's list."""
         answer_column, group_column = self.roles.get("answer"), self.roles.get("group")
         skipped_names = {self.roles.get(role) for role in ("prompt", "completion", "completions", "step")}
         has_list_cells = "completions" in self.roles or any(source.siblings > 1 for source in self.sources)
@@ -362,7 +362,7 @@ class _PlainTable:
         return columns_n
 
     def has_entry_per_completion(self, name: str, column: Sequence[Any]) -> bool:
-        """Return whether every list in a column has one numeric entry (or dict of rewards) per completion of its row."""
+        """Return whether every list in a column has one number (or dict of rewards) per completion of its row."""
         count_of_row = {source.row: source.siblings for source in self.sources if isinstance(column[source.row], list)}
         is_reward = name in _REWARD_NAMES or name.startswith(REWARD_PREFIXES)
         number_types = (bool, int, float, type(None))
@@ -387,7 +387,7 @@ class _PlainTable:
         return wrong_row is None
 
     def group_ids(self, asked: Mapping[str, str]) -> list[str] | None:
-        """Return the group id of every completion, from the group column or the row; None if the prompt defines the group."""
+        """Return each completion's group id, from the group column or the row. Return None if prompts define the groups."""
         if "group" not in self.roles:
             has_lists = any(source.siblings > 1 for source in self.sources)
             return [f"{source.row}" for source in self.sources] if has_lists else None
@@ -416,7 +416,7 @@ def _holds_number(value: Any) -> bool:
 
 
 def _name_rewards(path: Path, columns: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
-    """Map the names of rewards to the columns that may hold them; a column `rewards/NAME` holds NAME."""
+    """Map reward names to the columns that may hold them. A column `rewards/NAME` holds the reward NAME."""
     reward_columns: dict[str, Sequence[Any]] = {}
     for name, values in columns.items():
         reward_prefix = next((prefix for prefix in REWARD_PREFIXES if name.startswith(prefix) and name != prefix), "")

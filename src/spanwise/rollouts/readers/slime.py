@@ -1,4 +1,4 @@
-"""Read the files that slime writes with `--save-debug-rollout-data`: one torch file per rollout, with token ids and masks."""
+"""Read slime's files from `--save-debug-rollout-data`: one torch file per rollout, with token ids and masks."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from spanwise.rollouts.files import ReadingProgress
 from spanwise.rollouts.table import AsRecorded, Ragged, RolloutTable, TokenizedTexts, load_tokenizer, tokenize
 from spanwise.rollouts.token_rows import TokenRows
 
-#: The entry of a sample's metadata in which `spanwise credit --write` puts the advantages of its tokens.
+#: The metadata entry in which `spanwise credit --write` stores the advantages of a sample's tokens.
 _ADVANTAGES = "spanwise_advantages"
 
 
 def read_slime(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
-    """Read slime's samples, with the rollout's number as the step, `group_index` as the group and `label` as the answer.
+    """Read slime's samples: the rollout's number is the step, `group_index` the group, `label` the answer.
 
     A sample that slime leaves out of the loss is compared and gets no credit.
     """
@@ -104,7 +104,7 @@ class _Samples:
 
 
 def write_samples(file: Path, source: Path, advantage_rows: Iterator[Sequence[float]]) -> None:
-    """Copy a dump of slime and add advantages to the metadata of its samples, one for each token of the response."""
+    """Copy a dump of slime, and add advantages (one per response token) to the metadata of its samples."""
     dump = _load(source)
     for sample in dump["samples"]:
         metadata = sample.get("metadata") or {}
@@ -187,7 +187,7 @@ def _parse_sample(sample: Any) -> dict[str, Any]:
 
 
 def _to_array(sample: Mapping[str, Any], name: str, dtype: type[np.generic]) -> np.ndarray | None:
-    """Return a tensor, an array or a list of numbers of a sample as an array; None if the sample has none."""
+    """Return a sample's tensor, array or list of numbers as an array; None if the sample has none."""
     if sample.get(name) is None:
         return None
     try:

@@ -29,7 +29,7 @@ _NO_REWARDS = ("gts", "answer", "uid", "request_id")
 
 
 def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
-    """Read verl's dump; the prompt id in `uid` forms the groups, or the prompt does if the uids form none."""
+    """Read verl's dump. Groups are formed by the prompt ids in `uid`, or by the prompts if the ids form no groups."""
     rows = ColumnBuilder()
     tokens = tokenize(_read_outputs(files, rows), tokenizer)
     row_columns = rows.columns
@@ -84,12 +84,12 @@ def _parse_verl(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-#: The fields that hold no metric, even if they are numbers, in old records of `results.jsonl` without a field `metrics`.
+#: Fields of old `results.jsonl` records (without a field `metrics`) that are no metrics, even if they hold numbers.
 _LEGACY_FIELDS = ("answer", "reward", "example_id")
 
 
 def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
-    """Read verifiers' episodes: each trained branch of a trace is a completion, and all branches of a trace are one rollout.
+    """Read verifiers' episodes. Each trained branch of a trace is a completion; a trace's branches are one rollout.
 
     Token ids are read if every trace has them and a tokenizer is given, otherwise messages.
     """
@@ -143,7 +143,7 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
 
 @dataclass
 class _Branches:
-    """Collects the trained branches of verifiers' traces: tokens on disk, everything else by column."""
+    """Collects the trained branches of verifiers' traces: tokens on disk, all other data by column."""
 
     fields: ColumnBuilder = field(default_factory=ColumnBuilder)
     task_columns: ColumnBuilder = field(default_factory=ColumnBuilder)
@@ -205,7 +205,7 @@ def _first_error(record: Mapping[str, Any]) -> str:
 
 
 def _parse_episode(record: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str | None]:
-    """Return the rows of an episode and, if no model sampled anything, the error that stopped the episode."""
+    """Return the rows of an episode. If no model sampled anything, return the error that stopped it, too."""
     episode_rows = [_legacy_row(record)] if "completion" in record else list(_branch_rows(record))
     return episode_rows, None if any(text for row in episode_rows for text, _ in row["parts"]) else _first_error(record)
 
@@ -271,7 +271,7 @@ def _legacy_row(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _recorded_advantages(branches: _Branches, tokens: TokenizedTexts, *, has_ids: bool) -> AsRecorded | None:
-    """Return the recorded advantage of each token, or its completion's mean if the file's token ids are not used."""
+    """Return each token's recorded advantage. If the file's token ids are not used, return the completion's mean."""
     branch_means = np.array(branches.mean_advantages)
     advantage_v = branches.tokens.numbers("advantages") if has_ids else np.repeat(branch_means, tokens.ids.lengths)
     if advantage_v is None or np.isnan(branch_means).all():
