@@ -12,7 +12,7 @@ from spanwise.segment.claims import SEGMENTERS
 
 @dataclass(frozen=True)
 class Census:
-    """How many completions hold each tag, JSON field or channel that a layout asks for, and how many hold others."""
+    """How many completions hold each tag, JSON field or channel of a layout, and how many hold others."""
 
     size: int  # the number of completions
     wanted: Mapping[str, int]  # maps each mark of the layout to the number of completions that hold it
@@ -31,7 +31,7 @@ class Census:
 
     @property
     def sentence(self) -> str:
-        """Say which of the layout's marks are lacking, and which marks the completions hold instead; "" if none is lacking."""
+        """Say which of the layout's marks are lacking, and what completions hold instead; "" if none is lacking."""
         if not self.lacking:
             return ""
         counts_text = " and ".join(f"{self._show(mark)} is in {self.wanted[mark]}" for mark in self.lacking)
@@ -49,7 +49,7 @@ class Census:
 
 
 def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "tags", prefilled: str | None = None) -> Census:
-    """Count the completions that hold each of a layout's marks (tags, JSON paths, ...), and those that hold other marks.
+    """Count the completions that hold each mark (tag, JSON path, ...) of a layout, and those that hold other marks.
 
     Args:
         texts: what was sampled.
@@ -89,7 +89,7 @@ def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "ta
 
 
 def census_of(layout: Layout, texts: Sequence[str]) -> list[Census]:
-    """Count, for each segmenter of a layout, the completions that hold each of its marks (tags, JSON paths, ...)."""
+    """Count the completions that hold each mark (tag, JSON path, ...) of a layout, segmenter by segmenter."""
     marks_of_segmenter = {name: [part.mark for part in layout.parts_of(name)] for name in layout.segmenters}
     return [
         census(texts, marks, segmenter=name, prefilled=layout.prefilled if layout.prefilled in marks else None)

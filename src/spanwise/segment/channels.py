@@ -1,4 +1,4 @@
-"""The segmenter `channels`: finds what a chat model thinks, calls and answers, by the special tokens of its family.
+"""The segmenter `channels`: find a chat model's reasoning, tool calls and answers by its family's special tokens.
 
 Marks are `reasoning`, `tool_call` and `answer`. One table has the signs of Qwen, DeepSeek, GLM, Kimi and MiniMax (`<think>`,
 `<tool_call>` and their like), Llama 3 (`<|python_tag|>`), gpt-oss (harmony: a header with `<|channel|>`) and Mistral (`[THINK]`,
@@ -29,8 +29,8 @@ from spanwise.segment.delimiters import Sign, index_of_first, sign_finder
 from spanwise.types import Fault
 
 _REASONING, _CALL, _ANSWER = "reasoning", "tool_call", "answer"
-#: Channels with their opening and closing sign; "" means that the next opening sign or the turn's end closes the channel.
-# The character U+FF5C in DeepSeek's special tokens is a fullwidth vertical bar.
+#: Channels with their opening and closing sign. "" means that the next opening sign or the turn's end closes the channel.
+#: The character U+FF5C in DeepSeek's special tokens is a fullwidth vertical bar.
 _PAIRS = (
     (_REASONING, "<think>", "</think>"),
     (_REASONING, "[THINK]", "[/THINK]"),
@@ -47,17 +47,17 @@ def _signs(*texts: str) -> set[bytes]:
     return {sign.encode() for signs in texts for sign in signs.split()}
 
 
-#: Maps an opening sign, such as `<think>`, to the channel that it opens and the closing sign.
+#: Maps an opening sign, such as `<think>`, to the channel that it opens, and to the closing sign.
 _OPENS = {opening.encode(): (channel, closing.encode()) for channel, opening, closing in _PAIRS}
 _CLOSES = {closing for _, closing in _OPENS.values() if closing}
 _REASONING_CLOSES = tuple(closing for channel, closing in _OPENS.values() if channel == _REASONING)
-#: The signs around the role in a header of Llama, `<|start_header_id|>assistant<|end_header_id|>`.
+#: The signs around the role in Llama's headers, such as `<|start_header_id|>assistant<|end_header_id|>`.
 _ROLE, _ROLE_ENDS = b"<|start_header_id|>", b"<|end_header_id|>"
-#: Special tokens that belong to a channel if they stand directly before its opening sign.
+#: Special tokens that belong to a channel if they stand right before its opening sign.
 _LEADS = {_ROLE, *_signs("<\uff5ctool▁calls▁begin\uff5c> <|tool_calls_section_begin|>")}
-#: Special tokens that end a header or a section of tool calls; they neither open nor close a channel.
+#: Special tokens that end a header or a section of tool calls. They neither open nor close a channel.
 _FILLS = {_ROLE_ENDS, *_signs("<\uff5ctool▁calls▁end\uff5c> <|tool_calls_section_end|>")}
-#: Special tokens at which a harmony header, such as `<|start|>assistant<|channel|>analysis<|message|>`, may begin.
+#: Special tokens that may begin a harmony header, such as `<|start|>assistant<|channel|>analysis<|message|>`.
 _MESSAGE = b"<|message|>"
 _HEADER = (b"<|start|>", b"<|channel|>", _MESSAGE)
 _TO, _ANALYSIS = re.compile(rb"\bto="), re.compile(rb"<\|channel\|>\s*+analysis")
@@ -65,7 +65,7 @@ _TO, _ANALYSIS = re.compile(rb"\bto="), re.compile(rb"<\|channel\|>\s*+analysis"
 _ANY_OPENING = {*_OPENS, *_HEADER}
 #: Special tokens at which a channel without its closing sign ends.
 _NEXT = _ANY_OPENING | _LEADS
-#: A turn that begins with one of these special tokens does not continue reasoning that the prompt has opened.
+#: A turn that begins with one of these special tokens does not continue reasoning that the prompt opened.
 _AT_ONCE = _NEXT - {_ROLE}
 _MESSAGE_ENDS = b"<|end|>"
 _TURN_ENDS = _signs(
@@ -73,20 +73,20 @@ _TURN_ENDS = _signs(
     "<\uff5cend▁of▁sentence\uff5c> <|user|> <|observation|> [e~[",
 )
 _SIGNS = {*_OPENS, *_CLOSES, *_LEADS, *_FILLS, *_HEADER, *_TURN_ENDS}
-#: Signs, such as `<think>`, that also count if a model spells them in several tokens; every other sign must be one token.
+#: Signs, such as `<think>`, that a model may spell in several tokens. Every other sign must be a single token.
 _SPELLED = {sign for sign in {*_OPENS, *_CLOSES} if sign[:1] == b"<" and sign[1:2] != b"|" and b"\xef" not in sign}
 _OPENING = re.compile("|".join(re.escape(sign.decode()) for sign in _OPENS) + r"|<\|channel\|>[^<]*+")
 
 
 def _list_channels(text: str) -> list[str]:
-    """List the channels (reasoning, tool call) that a text opens, and the answer, which has no opening sign."""
+    """List the channels (reasoning, tool call) that a text opens. The answer, which has no opening sign, comes last."""
     opening_signs = [sign.encode() for sign in dict.fromkeys(_OPENING.findall(text))]
     opened_channels = [_OPENS[sign][0] if sign in _OPENS else _channel_of_header(sign) for sign in opening_signs]
     return list(dict.fromkeys((*opened_channels, _ANSWER)))
 
 
 def _prompt_endings(mark: str) -> tuple[str, ...]:
-    """Return the signs, such as `<think>`, that a prompt ends with if it has already opened a channel."""
+    """Return the signs, such as `<think>`, at the end of a prompt that has already opened a channel."""
     channel = mark.removesuffix(EACH)
     opening_signs = [opening for name, opening, _ in _PAIRS if name == channel]
     return (*opening_signs, "<|channel|>analysis<|message|>") if channel == _REASONING else tuple(opening_signs)
@@ -100,7 +100,7 @@ def _prompt_endings(mark: str) -> tuple[str, ...]:
     holds=lambda text, mark: mark.removesuffix(EACH) in _list_channels(text),
 )
 def channels(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    """Find the reasoning, the tool calls and the answers of a chat model, by the rules at the top of this module."""
+    """Find a chat model's reasoning, tool calls and answers, by the rules at the top of this module."""
     parts_of_mark = group_by_mark(parts)
     for channel, channel_parts in parts_of_mark.items():
         if channel not in (_REASONING, _CALL, _ANSWER):
@@ -126,11 +126,11 @@ def channels(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 
 class _Reader:
-    """Reads one completion turn by turn, from one special token to the next, and collects its channels and faults."""
+    """Reads one completion turn by turn, from special token to special token. Collects its channels and faults."""
 
     def __init__(self, text: bytes, signs: list[Sign], prefilled: bool) -> None:
         self.text, self.signs, self.prefilled = text, signs, prefilled
-        #: Each channel's name, its first byte, and the bytes of its content (None if the channel is cut off).
+        #: Each channel's name, its first byte, and its content's bytes (None if the channel is cut off).
         self.channels: list[tuple[str, int, tuple[int, int] | None]] = []
         self.fault = 0
         self.unclaimed = 0  # the first byte that no channel has claimed yet
@@ -160,7 +160,7 @@ class _Reader:
             sign_index = turn_end + 1
 
     def _read_sign(self, index: int) -> int:
-        """Read the sign (special token) at `index`, with the channel that it may open, and return the index to read next."""
+        """Read the sign (special token) at `index`, and the channel it may open. Return the index to read next."""
         sign = self.signs[index]
         if sign.written in _CLOSES:
             self.fault |= Fault.ORDER
@@ -179,7 +179,7 @@ class _Reader:
         return index + 1
 
     def _add_answer(self, stop: int) -> None:
-        """Add the text that no channel has claimed, up to the byte `stop`, as an answer, unless it is only white space."""
+        """Add the text that no channel has claimed, up to the byte `stop`, as an answer. Skip mere white space."""
         if self.text[self.unclaimed : stop].strip():
             self._add(_ANSWER, self.unclaimed, (self.unclaimed, stop))
             self.unclaimed = stop
@@ -191,7 +191,7 @@ class _Reader:
     def _read_channel(
         self, index: int, channel: str, start: int, inner_start: int, closings: Sequence[bytes], is_complete: bool
     ) -> int:
-        """Read a channel up to its first closing sign, or up to the next opening sign if no closing sign follows."""
+        """Read a channel up to its first closing sign. Without one, read up to the next opening sign."""
         is_complete = is_complete or any(self.last_index.get(closing, index) > index for closing in closings)
         self.fault |= 0 if is_complete else Fault.TRUNCATED
         end_signs = closings if is_complete else _NEXT
@@ -225,7 +225,7 @@ class _Reader:
 
 
 def _channel_of_header(header: bytes) -> str:
-    """Return the channel that a header of harmony (gpt-oss) names; a header with a recipient, `to=`, is a tool call."""
+    """Return the channel that a harmony (gpt-oss) header names. A header with a recipient, `to=`, is a tool call."""
     if _TO.search(header):
         return _CALL
     return _REASONING if _ANALYSIS.search(header) else _ANSWER

@@ -1,4 +1,4 @@
-"""Segmenters claim bytes of a completion (`Claim`) for the parts of a layout, and `cut` turns the claims into blocks."""
+"""Segmenters claim bytes of a completion (`Claim`) for the parts of a layout. `cut` turns claims into blocks."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from spanwise.segment.vocabulary import Vocabulary
 from spanwise.types import Fault
 
 _BYTES = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
-#: The content of a part of a completion: its bytes [start, end), or its text if JSON escapes had to be resolved.
+#: The content of a part of a completion: its bytes [start, end), or its text after JSON escapes were resolved.
 Inner = tuple[int, int] | bytes
-#: One match of a mark (such as a tag): the mark, the first byte, the byte after the last, and the content (None if incomplete).
+#: One match of a mark (such as a tag): the mark, the first byte, the byte after the last, the content (None if incomplete).
 Match = tuple[str, int, int, Inner | None]
 #: Matches a token that ends a turn or a text, such as `<|im_end|>`.
 _END = re.compile("<\\|[^<>|\\n]{1,64}\\|>|</s>|<eos>|<end_of_turn>|<\uff5c[^<>\\n]{1,64}\uff5c>".encode())
@@ -40,7 +40,7 @@ def text_end(text: bytes) -> int:
 
 
 def without_end(text: str) -> str:
-    """Remove end-of-sequence tokens such as `<|im_end|>` from the end of a text, because other libraries decode without them."""
+    """Remove end-of-sequence tokens such as `<|im_end|>` from a text's end. Other libraries decode without them."""
     if not text.endswith(">"):
         return text
     text_bytes = text.encode(errors="surrogatepass")
@@ -49,7 +49,7 @@ def without_end(text: str) -> str:
 
 @dataclass(eq=False, slots=True)
 class Sample:
-    """One completion as a segmenter sees it: only its trainable tokens, as if all others were deleted.
+    """One completion as a segmenter sees it: only trainable tokens, as if all others were deleted.
 
     Attributes:
         text: its bytes.
@@ -79,7 +79,7 @@ class Sample:
 
 
 class Claim(NamedTuple):
-    """The bytes of a completion that a segmenter found for one part of the layout, such as for one tag.
+    """The bytes of a completion that a segmenter found for one part of the layout, such as a tag.
 
     Attributes:
         part: of the layout.
@@ -103,7 +103,7 @@ class Claim(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a segmenter found in one completion: claims, which are disjoint or nested, and the completion's faults.
+    """What a segmenter found in one completion: claims, either disjoint or nested, and the completion's faults.
 
     Example:
         >>> Found([]).fault
@@ -114,13 +114,13 @@ class Found(NamedTuple):
     fault: int = 0
 
 
-#: A function that a segmenter builds from a layout's parts: it takes a completion and returns what it found there.
+#: A function, built from a layout's parts, that takes a completion and returns what it found there.
 Finder = Callable[[Sample], Found]
 
 
 @dataclass(frozen=True)
 class Segmenter:
-    """A registered segmenter: a function that finds a layout's blocks, and functions that list a text's marks (tags, ...).
+    """A registered segmenter. One function finds a layout's blocks, and others list a text's marks (tags, ...).
 
     Attributes:
         name: as in layouts.
@@ -170,7 +170,7 @@ def assign(
     surplus: Literal["keep", "report", "drop"],
     fault: int = 0,
 ) -> Found:
-    """Assign the matches of each mark, in order, to the parts with that mark; `surplus` decides on the other matches."""
+    """Assign each mark's matches, in order, to the parts with that mark. `surplus` decides on the other matches."""
     claims: list[Claim] = []
     match_count = dict.fromkeys(parts_of, 0)
     for mark, start, stop, inner in matches:
@@ -190,7 +190,7 @@ def assign(
 
 
 def group_by_mark(parts: Sequence[Part], *, bare: bool = True) -> dict[str, list[Part]]:
-    """Group a layout's parts by their mark (such as a tag); `bare` removes the `[*]` at the end of marks."""
+    """Group a layout's parts by their mark (such as a tag). `bare` removes the `[*]` at the end of marks."""
     parts_of_mark: dict[str, list[Part]] = {}
     for part in parts:
         parts_of_mark.setdefault(part.mark.removesuffix(EACH) if bare else part.mark, []).append(part)
@@ -223,7 +223,7 @@ def cut(layout: Layout, findings: Iterable[Found], length: int) -> Pieces:
 
 
 def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list[tuple[int, int]], list[Claim]]:
-    """Return the pieces (first byte, block) into which claims cut a completion, and the claims that were not dropped."""
+    """Return the pieces (first byte, block) that claims cut a completion into, and the claims that were kept."""
     block_pieces = [] if rest is None else [(0, rest)]
     claims_with_bytes = list[Claim]()
     # A claim whose `stop` is None ends where the next claim of this kind starts.
@@ -244,7 +244,7 @@ def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list
 
 
 def _close_claims(stack: list[tuple[int, int | None]], byte: int) -> list[tuple[int, int]]:
-    """Pop the claims that end at or before a byte; return the pieces in which the claims around them continue."""
+    """Pop the claims that end at or before a byte. Return the pieces in which the outer claims continue."""
     outer_pieces = []
     while len(stack) > 1 and stack[-1][0] <= byte:
         claim_stop, _ = stack.pop()

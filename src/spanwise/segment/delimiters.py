@@ -1,4 +1,4 @@
-"""The segmenters `delimiters`, for blocks between two signs of any spelling, and `regex`, for blocks by a pattern.
+"""The segmenters `delimiters`, for blocks between two signs of any spelling, and `regex`, for patterns.
 
 A mark of `delimiters` is `<think>...</think>`: the opening sign, three dots, the closing one. `### Answer:...` has no closing
 sign: the part runs on to the next opening sign of the layout. A sign that the tokenizer added beside its vocabulary is that token
@@ -47,7 +47,7 @@ _ADVICE = {
 
 
 class Sign(NamedTuple):
-    """A delimiter, such as `</think>`, that was found in a completion: its spelling and its bytes [start, end)."""
+    """A delimiter found in a completion, such as `</think>`: its spelling and its bytes [start, end)."""
 
     written: bytes
     start: int
@@ -55,11 +55,11 @@ class Sign(NamedTuple):
 
 
 def sign_finder(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()) -> Callable[[Sample], list[Sign]]:
-    """Return a function that lists a completion's delimiters (signs) in order, with an empty sign at the end of the text."""
+    """Return a function that lists a completion's delimiters (signs) in order. An empty sign marks the text's end."""
 
     @lru_cache(maxsize=4)
     def compile_signs(vocabulary: Vocabulary) -> tuple[list[int], re.Pattern[bytes]]:
-        """Return the ids of the added tokens that are signs, and a pattern that finds the other signs by their bytes."""
+        """Return the ids of added tokens that are signs, and a pattern that finds the other signs by their bytes."""
         sign_ids = [index for index in vocabulary.added if vocabulary.pieces[index] in signs]
         added_signs = {vocabulary.pieces[index] for index in sign_ids}
         spelled_signs = set(signs) - added_signs - set(tokens_only if vocabulary.added else ())
@@ -85,12 +85,12 @@ def sign_finder(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()
 
 
 def index_of_first(signs: Sequence[Sign], indices: range, wanted: Collection[bytes]) -> int:
-    """Return the first index in a range at which a wanted sign (delimiter) stands, or the end of the range."""
+    """Return the first index in a range at which a wanted delimiter stands, or the end of the range."""
     return next((index for index in indices if signs[index].written in wanted), indices.stop)
 
 
 def signs_of(mark: str) -> tuple[str, str]:
-    """Split a mark such as `<think>...</think>` into its opening and its closing sign; the closing sign may be empty."""
+    """Split a mark such as `<think>...</think>` into its opening and closing signs. The closing sign may be empty."""
     opening_sign, separator, closing_sign = mark.removesuffix(EACH).partition(_BETWEEN)
     if not separator or not opening_sign:
         raise LayoutError(

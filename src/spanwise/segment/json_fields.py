@@ -1,4 +1,4 @@
-r"""The segmenter `json`: a block per field of the JSON in a completion, even if the JSON is amid text or breaks off.
+r"""The segmenter `json`: a block per JSON field of a completion, even if the JSON is amid text or breaks off.
 
 A mark is a path: `price`, `buyer.name`, `items[0]`, `items[*].price`, `["a key with.dots"]`. The bytes are scanned once, by one
 regular expression for strings and signs and a stack of what is open. No library that was tried gives the byte offsets of the
@@ -46,9 +46,9 @@ _DECODER = json.JSONDecoder()
 _MOST_STEPS = 20  # `paths` leaves out every path with more steps than this
 _KEYS = re.compile(r'"([^"\\\n]{1,60})"\s*:')
 _STEP = re.compile(r'(?:^|(?<=.)\.)([^.\[\]"]+)|\[(\d+|\*)\]|(?:(?<=.)\.)?\["((?:[^"\\]|\\.)*)"\]')
-# Possessive quantifiers keep the search linear in time: it reads each byte twice at most.
+# Possessive quantifiers keep the search linear in time: no byte is read more than twice.
 _INSIDE = rb'(?:[^"\\\n]++|\\.)*+'
-#: Matches a bracket, a comma or a string of JSON; the groups are a string's text, its closing quote, and the colon after a key.
+#: Matches a bracket, a comma or a JSON string. The groups are a string's text, its closing quote, and a key's colon.
 _TOKEN = re.compile(rb'"(%b)(?:(")([ \t\r\n]*+:)?+)?+|[{}\[\],]' % _INSIDE, re.DOTALL)
 #: The values of `match.lastindex` for a string without a closing quote, and for a key.
 _BROKEN, _KEY = 1, 3
@@ -61,7 +61,7 @@ _NESTED, _TRUNCATED, _DUPLICATE, _MORE = map(int, (Fault.NESTED, Fault.TRUNCATED
 
 @dataclass(eq=False)
 class Node:
-    """A JSON value on a path of the layout: the part whose path ends at the value, and a node for each value inside."""
+    """A JSON value on a path of the layout: the part whose path ends here, and a node for each value inside."""
 
     part: Part | None
     steps: dict[bytes | int, Node]
@@ -80,7 +80,7 @@ class _Open:
     array: bool
     index: int = -1  # the index of the array's element that is being read
     seen: set[Node] = field(default_factory=set)
-    #: For the value that is being read: its node, the first byte to claim, and the first byte of the value itself.
+    #: For the value being read: its node, the first byte to claim, and the first byte of the value itself.
     reading: tuple[Node, int, int] | None = None
 
 
@@ -102,7 +102,7 @@ def json_fields(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 
 class _Scan:
-    """Scans the text of one completion for the fields that the layout names, and notes where each begins and ends."""
+    """Scans one completion's text for the layout's fields, and notes where each field begins and ends."""
 
     def __init__(self, text: bytes, root: Node, from_key: bool) -> None:
         self.text, self.root, self.from_key = text, root, from_key
@@ -113,7 +113,7 @@ class _Scan:
         self.done: set[Part] = set()
 
     def run(self) -> Found:
-        """Scan all JSON objects of the completion; return the bytes of the layout's fields, in order, and the faults."""
+        """Scan all JSON objects of the completion. Return the bytes of the layout's fields, in order, and the faults."""
         brace_index = self.text.find(b"{")
         while brace_index >= 0:
             brace_index = self.text.find(b"{", self._read_object(brace_index))
@@ -123,7 +123,7 @@ class _Scan:
         return Found(self.claims, self.fault)
 
     def _read_object(self, at: int) -> int:
-        """Read an object from its opening brace on; return the byte after it, or the end of the text."""
+        """Read an object from its opening brace on. Return the byte after the object, or the end of the text."""
         for match in _TOKEN.finditer(self.text, at):
             token_start, last_group = match.start(), match.lastindex
             if last_group is None:
@@ -162,7 +162,7 @@ class _Scan:
         container.reading = key_node, match.start() if self.from_key else match.end(), match.end()
 
     def _read_comma(self, at: int) -> None:
-        """End the value that is being read, if there is one, and, in an array, begin the next element."""
+        """End the value that is being read, if there is one. In an array, begin the next element."""
         container = self.stack[-1]
         self._end_value(container, at)
         if container.array:
@@ -183,7 +183,7 @@ class _Scan:
         self._read_comma(at)
 
     def _close(self, at: int, *, array: bool | None = None) -> None:
-        """Close the innermost array or object, with all that is open inside it; close everything if `array` is None."""
+        """Close the innermost array or object, and all that is open inside it. If `array` is None, close everything."""
         closes_innermost = self.stack[-1].array == array
         self.fault |= 0 if closes_innermost or array is None else _NESTED
         is_done = array is not None and not self.open[array]
@@ -220,7 +220,7 @@ class _Scan:
 
 
 def _value_content(value_text: bytes, start: int) -> tuple[int, int] | bytes | None:
-    """Return the content of a complete JSON value: the inside of a string, without escapes, or any other value as it is."""
+    """Return the content of a complete JSON value: a string's inside without escapes, or another value as it is."""
     if value_text[:1] != b'"':
         return (start, start + len(value_text)) if value_text else None
     if not _WHOLE.fullmatch(value_text):
@@ -229,7 +229,7 @@ def _value_content(value_text: bytes, start: int) -> tuple[int, int] | bytes | N
 
 
 def _build_node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -> Node:
-    """Build the tree of nodes for some parts of the layout, each with the remaining steps of its path."""
+    """Build the tree of nodes for some parts of the layout, given the remaining steps of each part's path."""
     parts_here = [part for part, steps_left in paths if not steps_left]
     if parts_here and len(paths) > 1:
         outer_part = parts_here[-1]
@@ -252,14 +252,14 @@ def _build_node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -
 
 
 def _resolve_step(part: Part, step: str | int) -> bytes | int:
-    """Return the key in `Node.steps` of one step of a part's path; the part's index, if any, replaces `[*]` (-1)."""
+    """Return the key in `Node.steps` of one step of a part's path. The part's index replaces `[*]` (-1), if it has one."""
     if isinstance(step, str):
         return step.encode()
     return part.index if step == -1 and part.index is not None else step
 
 
 def steps(path: str) -> list[str | int]:
-    """Return the steps of a path into JSON, such as `items[*].price`: keys, indices, and -1 for `[*]`."""
+    """Return the steps of a JSON path such as `items[*].price`: keys, indices, and -1 for `[*]`."""
     step_matches = list(_STEP.finditer(path))
     path_steps = [_parse_step(match) for match in step_matches]
     if "".join(match[0] for match in step_matches) != path or not isinstance(next(iter(path_steps), 0), str):
@@ -278,7 +278,7 @@ def _parse_step(match: re.Match[str]) -> str | int:
 
 
 def unescaped(written: bytes) -> bytes:
-    """Return a JSON string without its escapes; return it unchanged if the escapes are not valid."""
+    """Return a JSON string without its escapes. If the escapes are invalid, return it unchanged."""
     try:
         text: str = json.loads(f'"{written.decode(errors="replace")}"', strict=False)
     except ValueError:
@@ -287,7 +287,7 @@ def unescaped(written: bytes) -> bytes:
 
 
 def as_json(value: Any) -> Any:
-    """Return a value as JSON has it: arrays as lists, decimals as numbers, dates and bytes as text; NaN for any other type.
+    """Return a value as JSON has it: arrays as lists, decimals as numbers, dates and bytes as text. Other types become NaN.
 
     >>> as_json({"price": Decimal("3.10"), "day": date(2024, 1, 5), "sizes": (1, 2), "id": object()})
     {'price': 3.1, 'day': '2024-01-05', 'sizes': [1, 2], 'id': nan}
@@ -318,7 +318,7 @@ def _plain_value(value: Any) -> Any:
 
 
 def paths(text: str) -> dict[str, None]:
-    """List the paths of all values in a text's JSON objects; if the JSON is broken, list only its keys."""
+    """List the paths of all values in a text's JSON objects. If the JSON is broken, list only its keys."""
     all_paths: dict[str, None] = {}
     brace_index = text.find("{")
     while brace_index >= 0:

@@ -1,4 +1,4 @@
-"""The segmenter `markdown` finds blocks by headings, and `code` finds them by a programming language's syntax.
+"""The segmenters `markdown`, which finds blocks by headings, and `code`, which finds them by syntax.
 
 A mark of `markdown` is the title of a heading of any level, in small or capital letters, `Plan` for `## plan`; or `section`, any
 heading that no other mark names. A `#` in a fenced code block is none.
@@ -41,12 +41,12 @@ from spanwise.segment.claims import Finder, Found, Match, Sample, assign, group_
 from spanwise.types import Fault
 
 _ANY = "section"
-#: Matches the line of a code fence or a heading; its groups are the fence, the heading's `#` signs, and the text after either.
+#: Matches the line of a code fence or heading. Its groups are the fence, the heading's `#` signs, and the text after them.
 _LINE = re.compile(rb"^(?:[ \t]*+(`{3,}+|~{3,}+)| {0,3}+(#{1,6}+)(?![^ \t\r\n]))([^\n]*+)\n?", re.MULTILINE)
 
 
 class Fence(NamedTuple):
-    """A fenced code block: its bytes with and without fences, the language after the opening fence, and whether it is closed."""
+    """A fenced code block: its bytes with and without fences, its language, and whether it is closed."""
 
     start: int
     stop: int
@@ -146,7 +146,7 @@ _KINDS = {
 }  # fmt: skip
 _MARK = re.compile(r"([a-z0-9_]+)\.(\w+)")
 
-#: Takes a syntax tree's root; returns each match's first byte, the byte after its last one, and whether its syntax is valid.
+#: Takes a syntax tree's root. Returns each match's first byte, the byte after its last, and whether its syntax is valid.
 _Matcher = Callable[[Any], list[tuple[int, int, bool]]]
 
 
@@ -211,7 +211,7 @@ def _syntax_fault(root: Any, last_line: int) -> int:
 
 
 def _build_matcher(grammar: Any, language: str, kind: str) -> _Matcher:
-    """Return a function that finds, in a syntax tree, the outermost nodes of a kind such as `function`."""
+    """Return a function that finds the outermost nodes of a kind, such as `function`, in a syntax tree."""
     if kind == "statement":
         return lambda root: [_locate(node) for node in root.named_children if not node.is_error and not node.is_extra]
     if kind == "docstring" and language == "python":
@@ -248,7 +248,7 @@ def _match_outermost(root: Any, match: Callable[[Any], Any]) -> list[tuple[int, 
 
 
 def _find_docstring(node: Any) -> Any:
-    """Return the docstring of a module, class or function of Python; return None if the node has no docstring."""
+    """Return the docstring of a Python module, class or function; None if the node has no docstring."""
     if node.type not in ("module", "class_definition", "function_definition"):
         return None
     body_node = node if node.type == "module" else node.child_by_field_name("body")
@@ -261,7 +261,7 @@ def _find_docstring(node: Any) -> Any:
 
 
 def _locate(node: Any) -> tuple[int, int, bool]:
-    """Return the first byte of a syntax node, the byte after its last one, and whether its syntax is valid."""
+    """Return a syntax node's first byte, the byte after its last one, and whether its syntax is valid."""
     return node.start_byte, node.end_byte, not node.has_error
 
 

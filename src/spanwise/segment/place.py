@@ -22,7 +22,7 @@ from spanwise.segment.vocabulary import Vocabulary
 from spanwise.types import BlockText, Fault, PiecewiseText, Spans
 
 _OPENING_TAG = re.compile(r"<([^\W\d][\w.-]* ?)>")
-#: The largest number of tags in a sequence whose blocks are cached; longer sequences rarely repeat.
+#: The most tags in a sequence whose blocks are cached. Longer sequences rarely repeat.
 _LONGEST_CACHED = 64
 #: Names of special tokens that look like tags, such as `<pad>`.
 _SPECIAL = frozenset(("bos", "eos", "mask", "pad", "s", "unk"))
@@ -92,12 +92,12 @@ def find_blocks(
     return block_spans, block_texts
 
 
-#: A function that cuts completions, given both as bytes and as `Sample` objects, into pieces (runs of bytes of one block).
+#: A function that cuts completions (given as bytes and as `Sample` objects) into pieces, runs of bytes of one block.
 _Cutter = Callable[[Sequence[bytes], Iterable[Sample]], list[Pieces]]
 
 
 def _build_cutter(layout: Layout) -> _Cutter:
-    """Return a function that cuts completions into runs of bytes (pieces) that each belong to one block of the layout."""
+    """Return a function that cuts completions into runs of bytes (pieces). Each piece belongs to one block."""
     if layout.segmenters == ("tags",):
         # `TagParser` cuts the text itself, because claims cannot express the order of tags.
         tag_parser = TagParser(layout)
@@ -115,7 +115,7 @@ def _segment_rows(
     vocabulary: Vocabulary,
     first_row: int,
 ) -> tuple[tuple[np.ndarray, ...], list[BlockText]]:
-    """Return the columns of `Spans` (start, end, block, fault, length) for some completions, and their blocks' texts."""
+    """Return the columns of `Spans` (start, end, block, fault, length) for some completions, and the blocks' texts."""
     completion_count, width = valid_nt.shape
     block_count = len(layout.names)
     row_t, column_t = np.nonzero(valid_nt)
@@ -126,7 +126,7 @@ def _segment_rows(
     except AlignmentError as error:
         bad_token_t = np.flatnonzero((token_id_t < 0) | (token_id_t >= len(vocabulary)))
         raise AlignmentError(f"Completion {row_t[bad_token_t[0]] + first_row}: {error}") from None
-    # Completion i has the tokens [token_offsets[i], token_offsets[i + 1]), and the bytes between its two `byte_offsets`.
+    # Completion i has the tokens [token_offsets[i], token_offsets[i + 1]). `byte_offsets` gives its bytes in the same way.
     token_offsets = np.concatenate(([0], np.cumsum(valid_nt.sum(axis=1))))
     first_byte_t = np.concatenate(([0], end_t))
     byte_offsets = first_byte_t[token_offsets]
@@ -143,7 +143,7 @@ def _segment_rows(
     block_p = np.array([k for pieces in pieces_n for k in pieces.blocks], dtype=np.int64)
     start_in_text_p = np.array([start for pieces in pieces_n for start in pieces.starts], dtype=np.int64)
     first_byte_p = start_in_text_p + byte_offsets[row_p]
-    # If a piece begins inside token j, its first token is j + 1, because token j belongs to the block of its first byte.
+    # Token j belongs to the block of its first byte. So the first token of a piece that begins inside token j is j + 1.
     first_token_p = np.searchsorted(end_t, first_byte_p, side="right")
     first_token_p += first_byte_t[first_token_p] != first_byte_p
     first_token_p = np.minimum(first_token_p, token_offsets[row_p + 1])
@@ -171,7 +171,7 @@ def _segment_rows(
 
 
 def _check_logp(layout: Layout, logp_nt: Tensor | None, valid_nt: np.ndarray) -> np.ndarray | None:
-    """Check the log-probabilities and return them as an array; return None if no segmenter of the layout reads them."""
+    """Check the log-probabilities, and return them as an array; None if no segmenter of the layout reads them."""
     segmenter = next((name for name in layout.segmenters if SEGMENTERS.find(name).reads_logp), None)
     if segmenter is None:
         return None
@@ -206,7 +206,7 @@ def _check_shape(values_nt: Tensor, shape: tuple[int, ...], name: str) -> None:
 
 
 def _text(completion: bytes, pieces: Pieces, present_k: Sequence[bool], keys: Mapping[str, Sequence[str]]) -> BlockText:
-    """Return the text of each block of a completion, and the contents of the block's parts (None if incomplete)."""
+    """Return the text of each block of a completion, and the contents of its parts (None if incomplete)."""
     last_byte = text_end(completion)  # no part says the token that ends a turn
     pieces_of_block: dict[int, list[bytes]] = {}
     for k, start, stop in zip(pieces.blocks, pieces.starts, (*pieces.starts[1:], len(completion)), strict=True):
@@ -223,14 +223,14 @@ def _text(completion: bytes, pieces: Pieces, present_k: Sequence[bool], keys: Ma
                 )
                 block_text[key] = None if content_bytes is None else content_bytes.decode("utf-8", "replace")
             block_text[""] = b"".join(pieces_of_block[k]).decode("utf-8", "replace")
-    # The joined texts of the blocks are the whole text only if each block is one piece, in the order of the layout.
+    # The joined texts of the blocks are the whole text only if each block is one piece, in the layout's order.
     if len(pieces_of_block) == len(pieces.blocks) and sorted(pieces_of_block) == [*pieces.blocks]:
         return text_of_block
     return PiecewiseText(text_of_block, completion.decode("utf-8", "replace"))
 
 
 class _Tag(NamedTuple):
-    """One tag, such as `</answer>`, in a text: its name, whether it is a closing tag, and its bytes [start, end)."""
+    """One tag, such as `</answer>`, in a text: its name, whether it closes, and its bytes [start, end)."""
 
     name: str
     closes: bool
@@ -239,7 +239,7 @@ class _Tag(NamedTuple):
 
 
 def _opening_tags(text: str) -> list[str]:
-    """Return the names of the tags that a text opens, without special tokens that look like tags, such as `<pad>`."""
+    """Return the tags that a text opens, without special tokens that look like tags, such as `<pad>`."""
     return [tag for tag in _OPENING_TAG.findall(text) if tag not in _SPECIAL]
 
 
@@ -271,7 +271,7 @@ class TagParser:
         self._parse_tags_cached = lru_cache(4096)(self._parse_tags)
 
     def find(self, sample: Sample) -> Found:
-        """Return the bytes from each tag up to the next one as a `Claim`, for layouts with several segmenters."""
+        """Return the bytes from each tag to the next as a `Claim`, for layouts with several segmenters."""
         pieces, part_starts = self.parse(sample.text)
         part_claims = [
             Claim(part, start, None, pieces.contents.get((part.block, part.key)))
@@ -281,7 +281,7 @@ class TagParser:
         return Found(part_claims, pieces.fault)
 
     def parse(self, text: bytes) -> tuple[Pieces, list[int | None]]:
-        """Find the blocks of a text, and the byte at which each tag of the layout opens (None if it is not found)."""
+        """Find the blocks of a text, and the byte at which each tag of the layout opens (None without the tag)."""
         texts_and_tags = self._pattern.split(text)  # text, tag, text, ..., tag, text
         offsets = [0, *accumulate(map(len, texts_and_tags))]
         tag_texts = tuple(texts_and_tags[1::2])
@@ -294,7 +294,7 @@ class TagParser:
         return pieces_in_bytes, [None if start is None else offsets[start] for start in part_starts]
 
     def _parse_tags(self, tags: tuple[bytes, ...], at_start: bool) -> tuple[Pieces, list[int | None]]:
-        """Find blocks from the sequence of tags alone; positions are indices into the list `offsets` of `parse`."""
+        """Find blocks from the sequence of tags alone. Positions are indices into the list `offsets` of `parse`."""
         seen_tags = [*self._prefilled]
         for i, tag in enumerate(tags):
             closes = tag.startswith(b"</")
@@ -322,7 +322,7 @@ class TagParser:
     def _check_tags(
         self, tags: Sequence[_Tag], matched_indices: Collection[int], blocks: Sequence[int], starts: Sequence[int]
     ) -> tuple[int, set[str], dict[tuple[int, str], tuple[int, int]]]:
-        """Check the tags of a text; return the faults, the names of misplaced tags, and the place of each part's content."""
+        """Check the tags of a text. Return the faults, the names of misplaced tags, and where each part's content is."""
         fault = 0
         open_names = set[str]()
         misplaced_names = set[str]()
@@ -330,7 +330,7 @@ class TagParser:
         content_start: dict[tuple[int, str], int] = {}
         content_places: dict[tuple[int, str], tuple[int, int]] = {}
         for index, tag in enumerate(tags):
-            # The prompt's tag ends at byte 0 and belongs to the first block, even if the second block also begins there.
+            # The prompt's tag ends at byte 0. It belongs to the first block, even if the second block also begins there.
             block_index = 0 if tag.end == 0 else bisect_right(starts, tag.start) - 1
             block = blocks[block_index]
             block_and_name = block, tag.name

@@ -1,4 +1,4 @@
-"""Segmenters that cut a completion into consecutive units: lines, sentences or steps, or runs of tokens.
+"""Segmenters that cut a completion into consecutive units: lines, sentences, steps, or runs of tokens.
 
 They are for repeated blocks, `Layout({"step[*]": "steps:"})` or `Layout(["step[*]"], segmenter="steps")`. Units follow each other
 without a gap; what stands before the first one belongs to it, or to the rest where the layout has one. More units than `most`: the
@@ -28,7 +28,7 @@ from spanwise.layout import EACH, Layout, Part
 from spanwise.registry import register
 from spanwise.segment.claims import Finder, Found, Match, Sample, assign, text_end
 
-#: Returns the bytes at which the units of a completion begin, in order; a unit ends where the next begins.
+#: Returns the bytes at which the units of a completion begin, in order. A unit ends where the next one begins.
 _Starts = Callable[[Sample], Iterable[int]]
 
 _NON_SPACE = re.compile(rb"[^\s]")
@@ -45,18 +45,18 @@ _SENTENCE = re.compile(
     + rb"\s*+|(?:\A|\n)[^\S\n]*+\n\s*+"
 )
 _SHORT_WORDS = ("Dr", "Mr", "Mrs", "Ms", "Prof", "St", "vs", "cf", "Fig", "Eq", "Sec", "No", "e.g", "i.e", "approx")
-#: Matches a short word, or a short number that begins its line, before a full stop that does not end a sentence.
+#: Matches a short word, or a short number at a line's start, before a full stop that does not end a sentence.
 _NO_END = re.compile(
     rf"\b(?:{'|'.join(map(re.escape, _SHORT_WORDS))})(?=\.)|^[ \t\r\v\f]*+[0-9]{{1,3}}(?=\.)".encode(), re.MULTILINE
 )
-#: Matches the start of a step: `Step 1`, `1.` or `1)`, plain, bold or as a heading, indented by at most three spaces.
+#: Matches the start of a step: `Step 1`, `1.` or `1)`, plain, bold or as a heading, indented by three spaces or less.
 _STEP = re.compile(
     rb"^ {0,3}(?:#{1,6} ++)?(?:\*\*)?(?:[Ss]tep ++[0-9]++\b|STEP ++[0-9]++\b|[0-9]{1,3}[.)](?=\s|\*\*))", re.MULTILINE
 )
 
 
 def _unit_finder(parts: Sequence[Part], starts_of: _Starts, *, trimmed: bool) -> Finder:
-    """Return a function that finds a completion's units, such as lines; `trimmed` leaves white space around them out."""
+    """Return a function that finds a completion's units, such as lines. `trimmed` drops white space around units."""
 
     def find(sample: Sample) -> Found:
         text = sample.text
@@ -76,10 +76,10 @@ def _unit_finder(parts: Sequence[Part], starts_of: _Starts, *, trimmed: bool) ->
 
 
 def _register_unmarked(name: str, starts_of: _Starts, *, trimmed: bool = True) -> None:
-    """Register a segmenter, such as `lines`, that takes no mark; a mark that repeats the block's name is allowed."""
+    """Register a segmenter that takes no mark, such as `lines`. A mark that repeats the block's name is allowed."""
 
     def segmenter(parts: Sequence[Part], *, layout: Layout) -> Finder:
-        """Find consecutive units, such as lines, by the rules at the top of the module `spanwise.segment.units`."""
+        """Find consecutive units, such as lines, by the rules in the docstring of `spanwise.segment.units`."""
         for part in parts:
             block_name = layout.names[part.block]
             if part.mark and block_name not in (part.mark, part.mark.replace(EACH, f"[{part.index}]", 1)):
@@ -94,7 +94,7 @@ def _register_unmarked(name: str, starts_of: _Starts, *, trimmed: bool = True) -
 
 
 def _start_after(pattern: re.Pattern[bytes]) -> _Starts:
-    """Return a function that lists where units begin: at the start of the text, and after each match of a pattern."""
+    """Return a function that lists where units begin: at the text's start, and after each match of a pattern."""
     return lambda sample: [0, *(match.end() for match in pattern.finditer(sample.text))]
 
 
@@ -115,7 +115,7 @@ def _sentence_starts(sample: Sample) -> list[int]:
 
 
 def _start_at_tokens(cuts_of: Callable[[Sample], np.ndarray]) -> _Starts:
-    """Return a function that lists where units begin: at the start, and at each token whose index `cuts_of` returns."""
+    """Return a function that lists where units begin: at the start, and at the tokens that `cuts_of` returns."""
 
     def starts_of(sample: Sample) -> list[int]:
         token_indices = cuts_of(sample)
@@ -129,7 +129,7 @@ _register_unmarked("lines", _start_after(_LINE))
 _register_unmarked("paragraphs", _start_after(_PARAGRAPH))
 _register_unmarked("sentences", _sentence_starts)
 _register_unmarked("steps", lambda sample: [match.start() for match in _STEP.finditer(sample.text)])
-# A turn begins after masked tokens (tool output), which leave a gap between the columns of trainable tokens.
+# A turn begins after masked tokens (tool output). They leave a gap between the columns of trainable tokens.
 _register_unmarked("turns", _start_at_tokens(lambda sample: np.flatnonzero(np.diff(sample.column_t) > 1) + 1), trimmed=False)
 
 
@@ -162,7 +162,7 @@ def cuts(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 @register("low_probability", kind="segmenter", reads_logp=True)
 def low_probability(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    """Cut before every token of probability below a limit, as in `low_probability:0.2`: the segments of the method `sae`.
+    """Cut before every token below a probability, such as 0.2 in `low_probability:0.2`. The method `sae` cuts there too.
 
     Reference:
         "Segmental Advantage Estimation" 2026 (arXiv 2601.07320); the side of the cut is that of `sae(boundary="start")`.
@@ -173,7 +173,7 @@ def low_probability(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 
 def _single_mark(parts: Sequence[Part]) -> str:
-    """Return the mark that all parts of the layout share, such as `32` in `fixed:32`; refuse different marks."""
+    """Return the mark that all parts share, such as `32` in `fixed:32`. Refuse different marks."""
     other_mark = next((part.mark for part in parts if part.mark != parts[0].mark), None)
     if other_mark is not None:
         raise LayoutError(
@@ -184,7 +184,7 @@ def _single_mark(parts: Sequence[Part]) -> str:
 
 
 def _parse_number(written: str, parts: Sequence[Part], *, example: str, probability: bool = False) -> int | float:
-    """Parse the number in a mark such as `fixed:32`: a whole number from 1 on, or a probability above 0 and up to 1."""
+    """Parse the number in a mark such as `fixed:32`: a whole number from 1 on, or a probability in (0, 1]."""
     expected = "a probability above 0 and up to 1" if probability else "a whole number of tokens from 1 on"
     try:
         whole_number = int(written) if written.isascii() and written.isdecimal() else 0

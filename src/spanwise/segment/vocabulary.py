@@ -14,7 +14,7 @@ from jaxtyping import Int
 
 from spanwise.errors import AlignmentError, DataError
 
-#: A test text: ASCII with tags, characters of two, three and four bytes, and one that most tokenizers cut into several tokens.
+#: A test text: ASCII with tags, characters of 2 to 4 bytes, and one that most tokenizers cut into several tokens.
 PROBE = "Hi <answer>42</answer>\n naïve Σ→∞ 日本語 🙂🏽!"
 
 _REMEDY = (
@@ -25,7 +25,7 @@ _REMEDY = (
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """The bytes that every token id stands for, so that text is aligned with tokens without re-encoding it.
+    """The bytes of every token id. They align text with tokens without re-encoding the text.
 
     A completion's text is the concatenation of its tokens' pieces. That is exact for byte-level BPE and for SentencePiece
     with byte fallback, also where a token holds only a part of a character.
@@ -63,7 +63,7 @@ class Vocabulary:
         return np.array(self.pieces, dtype=object), np.array([len(piece) for piece in self.pieces], dtype=np.int64)
 
     def join(self, ids_t: Int[np.ndarray, " t"]) -> tuple[bytes, Int[np.ndarray, " t"]]:
-        """Concatenate the bytes of the tokens `ids_t`; return them, and the byte at which each token ends.
+        """Concatenate the bytes of the tokens `ids_t`. Return them, and the byte at which each token ends.
 
         Raises:
             AlignmentError: an id below 0 or not below `len(self)`.
@@ -79,7 +79,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: Any, model: Any) -> Vocabulary:
-        """Read the bytes of every token id that a model can sample; a model often has more ids than its tokenizer has tokens.
+        """Read the bytes of every token id a model can sample. A model often has more ids than its tokenizer has tokens.
 
         Args:
             tokenizer: see `from_tokenizer`, also for errors and an example.
@@ -131,7 +131,7 @@ class Vocabulary:
 
 
 def _check_probe(vocabulary: Vocabulary, backend: Any) -> None:
-    """Check that a test text's tokens, joined as bytes, give the text that the tokenizer itself decodes."""
+    """Check that a test text's tokens, joined as bytes, give the text that the tokenizer decodes."""
     try:
         probe_ids = backend.encode(PROBE, add_special_tokens=False).ids
     except Exception:  # a word vocabulary without an unknown token cannot encode the test text
@@ -145,7 +145,7 @@ def _check_probe(vocabulary: Vocabulary, backend: Any) -> None:
 
 
 def _compile_decoder(decoder: Mapping[str, Any] | None) -> tuple[Callable[[str], bytes], Callable[[str], str]]:
-    """Turn a tokenizer's decoder (JSON) into two functions: from learned tokens to bytes, from added tokens to text."""
+    """Turn a tokenizer's decoder (JSON) into two functions: learned tokens to bytes, added tokens to text."""
     if decoder is None:
         raise DataError(
             f"The tokenizer has no decoder, so its text is joined with spaces that no token holds. Set one, for example "
@@ -179,7 +179,7 @@ def _compile_decoder(decoder: Mapping[str, Any] | None) -> tuple[Callable[[str],
 
 
 def _byte_of_character() -> dict[str, int]:
-    """Map GPT-2's characters to bytes: printable Latin-1 to itself, and characters from U+0100 on to the other bytes."""
+    """Map GPT-2's characters to bytes: printable Latin-1 to itself, characters from U+0100 on to the other bytes."""
     printable_bytes = {*range(33, 127), *range(161, 173), *range(174, 256)}
     other_bytes = [byte for byte in range(256) if byte not in printable_bytes]
     return {chr(byte): byte for byte in printable_bytes} | {chr(256 + n): byte for n, byte in enumerate(other_bytes)}
