@@ -1,4 +1,4 @@
-"""Baseline fidelity: how close a baseline's advantages come to Monte Carlo advantages from re-rolled last blocks."""
+"""Baseline fidelity: compare a baseline's advantages with Monte Carlo advantages from re-rolled last blocks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FIGURES = (
 def proper_score(
     confidence: Float[Tensor, "*n"], outcome: Float[Tensor, "*n"], *, rule: ScoreName = "brier", clip: float = 0.01
 ) -> Float[Tensor, "*n"]:
-    r"""Score stated confidences by whether the answers are right, as the rewards `brier` and `log_score` do for texts.
+    r"""Score stated confidences by whether the answers are right, as the rewards `brier` and `log_score` do.
 
     Equation
         brier      -(q - c)^2
@@ -66,7 +66,7 @@ def proper_score(
 
 @dataclass(frozen=True)
 class Rerolls:
-    """S completions of each of X prompts, and M re-rolled last blocks for each of the completions' D distinct prefixes.
+    """S completions of each of X prompts, and M re-rolled last blocks for each of their D distinct prefixes.
 
     Attributes:
         confidence_xs: the stated confidence; NaN if none is stated.
@@ -123,7 +123,7 @@ class Fidelity:
     def interval(
         self, baseline: str, group_size: int, figure: str, *, minus: str | None = None, level: float = 0.95
     ) -> tuple[float, float, float]:
-        """Return a baseline's figure and its interval over prompts; `minus` names a baseline whose figure is subtracted."""
+        """Return a baseline's figure with its interval over prompts. `minus` names a baseline whose figure is subtracted."""
         size_index = index_of("group size", self.group_sizes, group_size)
         figure_index = index_of("figure", FIGURES, figure)
         figure_rb = torch.cat([self.value_bgf[None], self.draw_rbgf])[:, :, size_index, figure_index]
@@ -136,7 +136,7 @@ class Fidelity:
 
 
 def index_of(kind: str, known_values: Sequence[Any], name: Any) -> int:
-    """Return the index of a name among the known names; refuse an unknown name with an error that lists the known ones."""
+    """Return the index of a name among the known names. For an unknown name, the error lists the known ones."""
     check_known(kind, str(name), names := [str(entry) for entry in known_values])
     return names.index(str(name))
 
@@ -152,7 +152,7 @@ def measure_fidelity(
     draws: int = 1000,
     seed: int = 0,
 ) -> Fidelity:
-    r"""Measure how close each baseline's advantages come to Monte Carlo advantages, which re-rolled last blocks give.
+    r"""Measure how close each baseline's advantages come to Monte Carlo advantages from re-rolled last blocks.
 
     Equation
         A_MC = r - V,  V = mean over re-rolls of f(q', c),  e2 = (A - A_MC)^2 - s2,  s2 = var(f(q', c)) / M
@@ -227,7 +227,7 @@ def measure_fidelity(
 
 
 def _prepare_columns(rerolls: Rerolls, rule: ScoreName) -> dict[str, Tensor]:
-    """Compute the columns from which batches are drawn: rewards, outcomes and Monte Carlo advantages of all X * S completions."""
+    """Compute the columns that batches are drawn from, such as rewards and Monte Carlo advantages."""
     prompt_count, sample_count = rerolls.prefix_xs.shape
     stated_n = rerolls.confidence_xs.double().flatten()
     outcome_n = rerolls.outcome_xs.double().flatten()
@@ -250,7 +250,7 @@ _SUMS = 18
 
 
 def _terms(batch: Mapping[str, Tensor], adv_n: Float[Tensor, " n"]) -> Float[Tensor, "n k"]:
-    """Compute a completion's terms (such as the squared error), from whose sums `_figures_of_sums` computes the figures."""
+    """Compute a completion's terms, such as the squared error. `_figures_of_sums` computes the figures from their sums."""
     outcome_n, usable_n = batch["outcome_n"], batch["usable_n"]
     same_outcome_count_n = moments(batch["reward_n"], refine(batch["prompt_n"], outcome_n)).count_n()
     selection_masks = (usable_n, outcome_n == 0, outcome_n == 1, same_outcome_count_n == 1)
@@ -266,7 +266,7 @@ def _terms(batch: Mapping[str, Tensor], adv_n: Float[Tensor, " n"]) -> Float[Ten
 def _figures_of_sums(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
     """Compute the figures that `FIGURES` names from sums over completions."""
     term_sums = sums.unbind(-1)
-    # The first eight sums are pairs: a count of completions, and the sum of their squared errors.
+    # The first eight sums are four pairs: a count of completions, and the sum of their squared errors.
     rmses = [root_ratio(error_sum, count) for count, error_sum in zip(term_sums[0:8:2], term_sums[1:8:2], strict=True)]
     phi_adv_square_sum, phi_product_sum, phi_mc_square_sum, phi_noise_sum = term_sums[14:]
     exact_square_sum = phi_mc_square_sum - phi_noise_sum
@@ -279,7 +279,7 @@ def agreement(
     count: Tensor, adv_sum: Tensor, mc_sum: Tensor, adv_square_sum: Tensor, mc_square_sum: Tensor, product_sum: Tensor,
     noise_sum: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return a baseline's correlation with Monte Carlo, the highest possible correlation, and the RMSE at the best scale."""
+    """Return a baseline's correlation with Monte Carlo, the highest one possible, and the RMSE at the best scale."""
     var_adv = adv_square_sum - adv_sum * adv_sum / count
     var_mc = mc_square_sum - mc_sum * mc_sum / count
     covariance = product_sum - adv_sum * mc_sum / count
@@ -292,7 +292,7 @@ def agreement(
 
 
 def mean_and_noise(reward_dm: Float[Tensor, "d m"]) -> tuple[Tensor, Tensor]:
-    """Return the mean of each row's known rewards, and the variance of that mean; NaN for fewer than two rewards."""
+    """Return the mean of each row's known rewards, and that mean's variance (NaN for fewer than two rewards)."""
     count_d = (~reward_dm.isnan()).sum(dim=1)
     value_d = reward_dm.nanmean(dim=1)
     noise_d = (reward_dm - value_d[:, None]).square().nansum(dim=1) / (count_d - 1) / count_d

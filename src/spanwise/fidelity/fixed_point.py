@@ -1,4 +1,4 @@
-"""Compute q*, the confidence that a policy learns under a baseline; ideally q* is the probability of a right answer."""
+"""Compute q*, the confidence that a policy learns under a baseline. Ideally q* is the probability of a right answer."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def simulated_fixed_point(
     batches: int = 1000,
     seed: int = 0,
 ) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
-    r"""Simulate the confidence q* that a policy learns under any baseline of `credit.advantage`, and its error.
+    r"""Simulate the confidence q* that any baseline of `credit.advantage` teaches a policy, and its error.
 
     Equation
         q* = p share[1] / (p share[1] + (1 - p) share[0])
@@ -153,7 +153,7 @@ def simulated_fixed_point(
 def _simulate_batch(
     prompts: Sequence[Tensor], score_v2: Tensor, g: int, options: dict[str, Any], generator: torch.Generator
 ) -> Float[Tensor, "4 b 2"]:
-    """Simulate a batch; return the sums, by prompt and outcome, of the gradient term and of three control variates."""
+    """Simulate a batch and sum the gradient term and three control variates by prompt and outcome."""
     p_b1, mean_confidence_b1, level_probability_bv = prompts
     prompt_count = len(p_b1)
     # An unused draw, to keep the random numbers of published results.
@@ -186,7 +186,7 @@ def _simulate_batch(
 
 
 def _remove_explained_noise(sum_rcb2: Float[Tensor, "r c b 2"]) -> tuple[Float[Tensor, "b 2"], Float[Tensor, "b 2"]]:
-    """Return the mean and the error of the gradient sum over batches, less the noise that the control variates explain."""
+    """Return the mean gradient sum over batches and its error. Noise that control variates explain is removed."""
     sum_b2rc = sum_rcb2.permute(2, 3, 0, 1)
     mean_sum_b21c = sum_b2rc.mean(dim=2, keepdim=True)
     gradients, controls = (sum_b2rc - mean_sum_b21c).split([1, 3], dim=3)
@@ -206,7 +206,7 @@ def fixed_point_rows(
     batches: int = 100,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """Return the rows of the q* table: the confidence q* that each baseline teaches, by group size and probability p."""
+    """Return the table of q*, the confidence that each baseline teaches, by group size and probability p."""
     p_b = torch.tensor(probabilities, dtype=torch.float64)
     table_rows: list[dict[str, Any]] = []
     for size, (name, options) in product(group_sizes, BASELINES.items()):

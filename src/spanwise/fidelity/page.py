@@ -1,4 +1,4 @@
-"""Build the report of `spanwise fidelity`: baselines against Monte Carlo, and the confidence that each baseline teaches."""
+"""Build the report of `spanwise fidelity`: baselines against Monte Carlo, and the confidence each baseline teaches."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def written_baselines(fidelity: Fidelity, rolled: Rerolls) -> dict[str, Any]:
 
 
 def fidelity_rows(fidelity: Fidelity) -> list[Row]:
-    """Return every figure of every baseline and group size, with its interval, as rows of `fidelity.json`."""
+    """Return every figure by baseline and group size, with its interval, as rows of `fidelity.json`."""
     combinations = product(fidelity.baselines, fidelity.group_sizes, (*PANELS, "ceiling"))
     return [
         {"baseline": name, "group_size": size, "figure": figure, **_numbers(*fidelity.interval(name, size, figure))}
@@ -77,7 +77,7 @@ def fidelity_report(
     tokens: Rows = (),
     command: str = "",
 ) -> str:
-    """Build the report of `spanwise fidelity` as HTML, from rows that functions of this module make."""
+    """Build the HTML report of `spanwise fidelity` from rows that this module's functions make."""
     baseline_names = list(dict.fromkeys(str(row["baseline"]) for row in (*figures, *points)))
     lead_text = f"{counts['completions']:,} completions of {counts['prompts']:,} prompts"
     headlines, warnings = [], []
@@ -118,7 +118,7 @@ def fidelity_report(
 
 
 def fidelity_finding(figures: Rows, differences: Rows = (), tokens: Rows = ()) -> str:
-    """Say which baseline is nearest to Monte Carlo in the smallest groups, and whether the lead is more than noise."""
+    """Say which baseline is nearest to Monte Carlo in the smallest groups, and whether its lead is noise."""
     correlation_rows = [row for row in figures if row["figure"] == "correlation" and is_known(row["value"])]
     if not correlation_rows:
         best = max((row for row in tokens if is_known(row["value"])), key=lambda row: row["value"], default=None)
@@ -148,7 +148,7 @@ def _with_bounds(row: Mapping[str, Any]) -> str:
 
 
 def _figure_panel(figures: Rows, figure: str, names: Sequence[str]) -> Panel | None:
-    """Build the panel that plots one figure of all baselines by group size; None if the figure was not measured."""
+    """Build the panel that plots a figure of all baselines by group size; None if it was not measured."""
     ceiling_rows = [row for row in figures if figure == "correlation" and row["figure"] == "ceiling"]
     ceilings = {row["group_size"]: row["value"] for row in ceiling_rows}
     chart_rows: list[Row] = [
@@ -163,7 +163,7 @@ def _figure_panel(figures: Rows, figure: str, names: Sequence[str]) -> Panel | N
 
 
 def _group_rows(rows: Rows, key: str) -> Iterator[tuple[Any, Rows]]:
-    """Group neighbouring rows of a table that have the same entry in a column; yield the entry and its rows."""
+    """Group neighbouring rows with the same entry in a column. Yield each entry with its rows."""
     return ((entry, list(group)) for entry, group in groupby(rows, key=itemgetter(key)))
 
 

@@ -29,11 +29,11 @@ from spanwise.segment import Vocabulary, find_blocks
 from spanwise.tasks.embedded import Task, stated_confidences
 from spanwise.types import BlockText, Spans
 
-#: The most decisions (tokens below probability `DECISION`) that are drawn from a completion; also the most other tokens.
+#: The most decisions (tokens below probability `DECISION`) drawn per completion. The limit for other tokens is the same.
 MOST = 16
 #: Tokens less probable than this are always chosen for re-rolls, because SAE cuts segments there.
 UNLIKELY = 0.2
-#: A batch holds at most `ROWS` continuations and `TOKENS` tokens; larger batches spend too long on the KV cache.
+#: A batch holds at most `ROWS` continuations and `TOKENS` tokens. Larger batches spend too long on the KV cache.
 ROWS, TOKENS = 512, 32_768
 #: The fitted critic is evaluated after each of these numbers of optimizer steps.
 CRITIC_STEPS = (5, 25, 80)
@@ -41,7 +41,7 @@ CRITIC_STEPS = (5, 25, 80)
 CRITIC_BATCH = 256
 #: The learning rate of the fitted critic.
 LEARNING_RATE = 1e-3
-#: The index of a dataset row, and the first token ids of a completion of the row's prompt.
+#: The index of a dataset row, and the first token ids of a completion of that row's prompt.
 Prefix = tuple[int, tuple[int, ...]]
 
 
@@ -84,7 +84,7 @@ class Roller:
         return Vocabulary.of(self.tokenizer, self.model)
 
     def completions(self, rows: Any, *, samples: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Sample completions of each dataset row; return their token ids, their mask, and the row of each completion."""
+        """Sample completions of each dataset row. Return their token ids and mask, and the row of each completion."""
         ids_nt, mask_nt = sample(
             self.model, self.tokenizer, rows["prompt"][:], samples=samples, max_new_tokens=self.limit,
             temperature=self.temperature, seed=seed,
@@ -115,7 +115,7 @@ class Roller:
     def rewards(
         self, rows: Any, text: list[BlockText], row_n: Sequence[int], objective: Objective | None = None
     ) -> Float[Tensor, " n"]:
-        """Compute the reward of completions under an objective, by default whether the first block is right."""
+        """Compute completions' rewards under an objective. By default the reward says whether the first block is right."""
         objective = objective or Objective("correct", pays=(self.task.layout.names[0],))
         return score_all([objective], text, columns=self.columns(rows, row_n)).reward_nm[:, 0]
 
@@ -136,7 +136,7 @@ class Roller:
         return FirstBlocks(row_n, ids_of_prompts, ids_nt[:, :kept_width], in_first_block_nt[:, :kept_width], reward_n)
 
     def rewards_from(self, rows: Any, prefixes: Sequence[Prefix], *, rerolls: int, seed: int) -> Float[Tensor, "d m"]:
-        """Sample fresh continuations of each prefix (a prompt and first tokens), and compute the rewards of the completions."""
+        """Sample fresh continuations of each prefix (a prompt and first tokens), and compute their rewards."""
         reward_dm = torch.full((len(prefixes), rerolls), torch.nan, dtype=torch.float64)
         # Prefixes are sorted by length, so that the continuations of one batch are about equally long.
         indices_by_length = sorted(range(len(prefixes)), key=lambda d: len(prefixes[d][1]))
@@ -155,7 +155,7 @@ class Roller:
 
     @contextmanager
     def _ending_at_later_blocks(self) -> Iterator[None]:
-        """Let sampling also end at a one-token opening tag of a later block, because the first block is complete there."""
+        """Let sampling also end at a later block's opening tag (of one token), where the first block is complete."""
         generation_config = self.model.generation_config
         vocabulary = self.tokenizer.get_vocab()
         (_, first_tags), *later_blocks = self.task.layout.blocks
@@ -180,7 +180,7 @@ class Roller:
 
 
 def collect_last_blocks(roller: Roller, rows: Any, *, samples: int = 32, rerolls: int = 32, seed: int = 0) -> Rerolls:
-    """Sample completions, then re-roll last blocks after each distinct prefix (prompt and tokens before the last block)."""
+    """Sample completions, then re-roll the last block after each distinct prefix (prompt and earlier blocks)."""
     layout = roller.task.layout
     last_name = layout.names[-1]
     if "confidence" not in layout.keys[last_name]:
@@ -217,7 +217,7 @@ def collect_tokens(
     most: int = MOST,
     seed: int = 0,
 ) -> tuple[FirstBlocks, Trajectories, Float[Tensor, "n t m"]]:
-    """Sample first blocks, and re-roll them before each token; in long blocks only at tokens that `choose_tokens` picks."""
+    """Sample first blocks, and re-roll them before each token. In long blocks `choose_tokens` picks the tokens."""
     seeds = make_seeds(seed)
     blocks = roller.blocks(rows, samples=samples, seed=next(seeds))
     mask_nt = blocks.mask_nt
@@ -238,7 +238,7 @@ def collect_tokens(
     is_chosen_nt = weight_nt > 0
     follows_chosen_nt = (previous_trainable_nt < 0) | is_chosen_nt.gather(1, previous_trainable_nt.clamp(min=0))
     index_of_prefix: dict[Prefix, int] = {}
-    # Index -1 marks tokens that are not re-rolled; it selects the last row of the rewards, which is NaN.
+    # Tokens that are not re-rolled have the index -1, which selects the last row of the rewards, NaN.
     prefix_index_nt = torch.full(blocks.ids_nt.shape, -1)
     for n, t in (mask_nt & (is_chosen_nt | follows_chosen_nt)).nonzero().tolist():
         prompt_and_prefix = int(blocks.prompt_n[n]), tuple(blocks.ids_nt[n, :t].tolist())
@@ -246,7 +246,7 @@ def collect_tokens(
     reward_dm = roller.rewards_from(rows, list(index_of_prefix), rerolls=sets * rerolls, seed=reroll_seed)
     reward_dm = torch.cat([reward_dm, torch.full((1, sets * rerolls), torch.nan)])
     value_d, noise_d = mean_and_noise(reward_dm[:, :rerolls])
-    # A Monte Carlo critic gets a second set of re-rolls, so that its noise is independent of the noise in `value_d`.
+    # A Monte Carlo critic gets a second set of re-rolls, whose noise is independent of the noise in `value_d`.
     trajectories = Trajectories(
         blocks.prompt_n, blocks.reward_n, value_d[prefix_index_nt], noise_d[prefix_index_nt], logp_nt, mask_nt, weight_nt
     )
@@ -256,10 +256,10 @@ def collect_tokens(
 def choose_tokens(
     logp_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"], *, most: int, seed: int = 0
 ) -> Float[Tensor, "n t"]:
-    """Choose the tokens to compare by re-rolls; return how many tokens each one stands for, 0 if it is not chosen."""
+    """Choose the tokens to compare by re-rolls. Return how many tokens each token stands for: 0 if it is not chosen."""
     random_nt = torch.rand(mask_nt.shape, generator=torch.Generator().manual_seed(seed))
     probability_nt = logp_nt.exp()
-    # All tokens below `UNLIKELY` are chosen, but at most `most` other decisions and `most` other tokens.
+    # All tokens below `UNLIKELY` are chosen. Then at most `most` other decisions and `most` other tokens are drawn.
     weight_nt = (mask_nt & (probability_nt < UNLIKELY)).double()
     for low, high in ((UNLIKELY, DECISION), (DECISION, math.inf)):
         is_in_kind_nt = mask_nt & (probability_nt >= low) & (probability_nt < high)
@@ -277,13 +277,13 @@ def make_seeds(seed: int) -> Iterator[int]:
 
 
 def own_critic_folder(model_folder: Path) -> Path | None:
-    """Return the folder of the critic that was trained with a policy, inside or beside the policy's folder; None without any."""
+    """Return the folder of a policy's critic, inside or beside the policy's folder. Return None without a critic."""
     policy_folders = [model_folder, model_folder.parent] if model_folder.name == "model" else [model_folder]
     return next((folder / "critic" for folder in policy_folders if (folder / "critic" / ABOUT).is_file()), None)
 
 
 def own_critic(place: Path, tokenizer: Any, objectives: Sequence[str]) -> tuple[ValueModel, int]:
-    """Load a saved critic; return it with the index of the value that predicts whether the answer is right."""
+    """Load a saved critic. Return it with the index of the value that predicts whether the answer is right."""
     saved_critic = Saved.of(place)
     if saved_critic is None:
         raise DataError(f"There is no {ABOUT} in '{place}'.")
@@ -306,7 +306,7 @@ def values(critic: ValueModel, blocks: FirstBlocks, *, stream: int = 0) -> Float
 
 
 def fitted_critics(roller: Roller, rows: Any, *, steps: Sequence[int], seed: int) -> Iterator[tuple[int, ValueModel]]:
-    """Fit a critic to the rewards of fresh completions, and yield it (the same object) after each number of `steps`."""
+    """Fit a critic to the rewards of fresh completions. Yield it (the same object) after each number of `steps`."""
     fresh_batches = _sample_batches(roller, rows, make_seeds(seed))
     first_batch = next(fresh_batches)
     critic = ValueModel.of_policy(roller.model, ("return",), CriticConfig())
@@ -328,7 +328,7 @@ def fitted_critics(roller: Roller, rows: Any, *, steps: Sequence[int], seed: int
 
 
 def _sample_batches(roller: Roller, rows: Any, seeds: Iterator[int]) -> Iterator[FirstBlocks]:
-    """Yield batches of fresh first blocks without end; two batches are sampled at once, because that is faster."""
+    """Yield batches of fresh first blocks without end. Two are sampled at once, because that is faster."""
     for first in count(0, 2 * CRITIC_BATCH):
         row_indices = [number % len(rows) for number in range(first, first + 2 * CRITIC_BATCH)]
         blocks = roller.blocks(rows.select(row_indices), samples=1, seed=next(seeds))

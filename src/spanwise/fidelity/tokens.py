@@ -1,4 +1,4 @@
-"""Token fidelity: compare GAE, SAE and GRPO's broadcast with Monte Carlo advantages token by token, for a given critic."""
+"""Token fidelity: compare GAE, SAE and GRPO with Monte Carlo advantages token by token, for a given critic."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from spanwise.measure.intervals import Interval, Weighted, bootstrap
 
 #: The names of the figures of an estimator, as `token_fidelity` defines them.
 TOKEN_FIGURES = ("correlation", "ceiling", "rmse", "rmse_scaled")
-#: The kinds of tokens: all of them, and decisions, which are less probable than `DECISION`.
+#: The kinds of tokens: all tokens, and decisions (tokens less probable than `DECISION`).
 TOKEN_KINDS = ("all", "decision")
 DECISION = 0.97
-#: The "estimator" that stands for the critic's own values, which are compared with Monte Carlo values.
+#: The "estimator" that stands for a critic's own values, which are compared with Monte Carlo values.
 VALUES = "values of the critic"
 
 
@@ -74,7 +74,7 @@ class Trajectories:
 def monte_carlo_advantage(
     trajectories: Trajectories, segments: SaeSegments | None = None
 ) -> tuple[Float[Tensor, "n t"], Float[Tensor, "n t"]]:
-    r"""Compute how much the expected reward changes over each token or its segment, and the variance of that estimate.
+    r"""Compute how much the expected reward changes over each token or segment. Return the estimate's variance, too.
 
     Equation
         A_MC[k] = V[b] - V[a], a the start of the segment of token k and b that of the next one; the reward in place of V after the
@@ -137,7 +137,7 @@ def _prompt_value(trajectories: Trajectories, value_nt: Tensor) -> Tensor:
     return (trajectories.reward_n.double()[:, None] - value_nt.gather(1, first_index_n1)).expand_as(value_nt)
 
 
-#: The advantage estimators that are compared. SAE is named by boundary, threshold and lambda, adaptive GAE by its alpha.
+#: The compared estimators. SAE is named by boundary, threshold and lambda, and adaptive GAE by its alpha.
 TOKEN_ESTIMATORS: Mapping[str, Callable[[Trajectories, Tensor], Tensor]] = {
     **{f"GAE {lam:g}": partial(_gae, lam=lam) for lam in (0.0, 0.5, 0.8, 0.95, 1.0)},
     **{f"GAE adaptive {alpha:g}": partial(_gae, length_adaptive_alpha=alpha) for alpha in (0.05, 0.4)},
@@ -154,7 +154,7 @@ TOKEN_ESTIMATORS: Mapping[str, Callable[[Trajectories, Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class TokenFidelity:
-    """How well token estimators (e) agree with Monte Carlo, by critic (c) and kind of token (s), with bootstrap intervals.
+    """How well token estimators (e) agree with Monte Carlo, by critic (c) and kind of token (s). Intervals are bootstrapped.
 
     Attributes:
         critics, estimators: the names along the first two axes; the third axis has the names `TOKEN_KINDS`.
@@ -189,7 +189,7 @@ class TokenFidelity:
         return int(self.count_s[index_of("kind of token", TOKEN_KINDS, kind)])
 
     def interval(self, critic: str, estimator: str, figure: str, *, kind: str = "all") -> Interval:
-        """Return an estimator's figure under a critic, with its interval; the estimator `VALUES` is the critic's own values."""
+        """Return an estimator's figure under a critic, with its interval. `VALUES` names the critic's own values."""
         return bootstrap(self._figure(critic, estimator, figure, kind), self.prompt_n, resamples=self.draws, seed=self.seed)
 
     def best(self, critic: str, among: str, *, kind: str = "all") -> str:
@@ -200,7 +200,7 @@ class TokenFidelity:
         return family_names[int(correlations.argmax())]
 
     def lead(self, critic: str, one: str, other: str, *, kind: str = "all") -> Interval:
-        """Return the best correlation of one family of estimators minus that of another; a family shares the start of its names.
+        """Return one family's best correlation minus another's. The estimators of a family share the start of their names.
 
         The best is chosen anew in every bootstrap draw, so that the luck of choosing among many is in the interval. A full name
         stands for itself: `lead("critic", "SAE end 0.2, 0", "GAE")` holds one SAE against the best GAE, which favours GAE.
@@ -222,7 +222,7 @@ class TokenFidelity:
         return family_names
 
     def _correlations(self, critic: str, names: Sequence[str], kind: str) -> Weighted:
-        """Return a function from bootstrap weights to the estimators' correlations; an undefined correlation becomes -inf."""
+        """Return a function from bootstrap weights to correlations. An undefined correlation becomes -inf."""
         figure_functions = [self._figure(critic, name, "correlation", kind) for name in names]
         return lambda weight_rn: torch.stack([figure(weight_rn) for figure in figure_functions]).nan_to_num(nan=-torch.inf)
 
@@ -244,7 +244,7 @@ def token_fidelity(
     draws: int = 1000,
     seed: int = 0,
 ) -> TokenFidelity:
-    r"""Compare the token advantages of GAE, SAE and GRPO with Monte Carlo advantages, for each of several critics.
+    r"""Compare the token advantages of GAE, SAE and GRPO with Monte Carlo advantages, for several critics.
 
     Equation
         A_MC and the variance s2 of its noise, token by token or segment by segment: see `monte_carlo_advantage`
@@ -325,14 +325,14 @@ def token_fidelity(
 def _weights(
     trajectories: Trajectories, weight_nt: Tensor, known_n: Tensor, target_nt: Tensor, noise_nt: Tensor
 ) -> Float[Tensor, "s n t"]:
-    """Return each token's weight among all tokens and among decisions (improbable tokens); 0 where Monte Carlo gives no value."""
+    """Return each token's weight among all tokens and among decisions (improbable tokens); 0 without a Monte Carlo value."""
     is_known_nt = trajectories.mask_nt & known_n[:, None] & target_nt.isfinite() & noise_nt.isfinite()
     is_decision_nt = trajectories.logp_nt.double().exp() < DECISION
     return torch.where(torch.stack([is_known_nt, is_known_nt & is_decision_nt]), weight_nt, 0.0)
 
 
 def _sums(estimate_nt: Tensor, target_nt: Tensor, noise_nt: Tensor, weight_snt: Tensor) -> Float[Tensor, "s n k"]:
-    """Return each completion's weighted sums over a kind of token, from which `_figures_of_sums` computes the figures."""
+    """Return each completion's weighted sums over a kind of token. `_figures_of_sums` computes the figures from them."""
     adv_nt, mc_nt = estimate_nt.double(), target_nt.double()
     token_terms = [torch.ones_like(mc_nt), adv_nt, mc_nt, adv_nt * adv_nt, mc_nt * mc_nt, adv_nt * mc_nt, noise_nt.double()]
     weight_snt1 = weight_snt[..., None]
@@ -340,7 +340,7 @@ def _sums(estimate_nt: Tensor, target_nt: Tensor, noise_nt: Tensor, weight_snt: 
 
 
 def _figures_of_sums(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
-    """Compute an estimator's figures, in the order of `TOKEN_FIGURES`, from its sums over completions."""
+    """Compute an estimator's figures, in the order of `TOKEN_FIGURES`, from sums over completions."""
     term_sums = sums.unbind(-1)
     count, _, _, adv_square_sum, mc_square_sum, product_sum, noise_sum = term_sums
     correlation, ceiling, scaled_rmse = agreement(*term_sums)

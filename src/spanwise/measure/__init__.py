@@ -1,4 +1,4 @@
-"""Compute figures of rollouts (calibration, accuracy, refusals, voting) and tell differences between runs from noise.
+"""Compute figures of rollouts (calibration, accuracy, refusals, voting). Tell real differences from noise.
 
 Needs `pip install 'spanwise[measure]'`.
 """

@@ -16,7 +16,7 @@ from spanwise.measure.intervals import Prompts, mean_interval, prompt_index, wil
 
 
 def ece(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], *, bins: int = 10) -> float:
-    r"""Compute the expected calibration error: the distance of accuracy from confidence, averaged over bins of confidence.
+    r"""Compute the expected calibration error: how far accuracy is from confidence, averaged over confidence bins.
 
     Equation
         ECE = sum over bins b of (n_b / n) |mean correctness in b - mean confidence in b|
@@ -43,7 +43,7 @@ def ece(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], *, bi
 
 
 def auroc(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"]) -> float:
-    """Compute the chance that a right answer has more confidence than a wrong one (ties count half); NaN if either is missing.
+    """Compute the chance that a right answer has more confidence than a wrong one (a tie counts half). NaN without both.
 
     >>> auroc(torch.tensor([.9, .5, .5, .1]), torch.tensor([1., 1., 0., 0.]))  # 3.5 of 4 pairs
     0.875
@@ -95,7 +95,7 @@ def reliability(
 
 
 def _effective_trials(correct_n: Tensor, prompt_n: Tensor) -> float:
-    """Return how many independent completions would give the same standard error as these, which are clustered by prompt."""
+    """Return how many independent completions would give the same standard error as these, clustered by prompt."""
     accuracy = float(correct_n.mean())
     interval = mean_interval(correct_n, prompt_n)
     trial_count = accuracy * (1 - accuracy) / interval.sem**2 if interval.sem > 0 else interval.count
@@ -117,7 +117,7 @@ def weighted_ece(
 def weighted_gaps(
     confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"], *, bins: int = 10
 ) -> Float[Tensor, "r b"]:
-    """Return each confidence bin's signed contribution to the ECE: positive if answers are right more often than stated."""
+    """Return each confidence bin's signed part of the ECE. It is positive if answers are right more often than stated."""
     confidences, is_right_n = _check_reports(confidence_n, correct_n)
     weight_rn = weight_rn.double()
     in_bin_nb = torch.nn.functional.one_hot(bin_index(confidence_n, bins), bins + 1).double()
@@ -151,10 +151,10 @@ def weighted_auroc(
 
 
 def bin_index(confidence_n: Tensor, bins: int) -> Int[Tensor, " n"]:
-    """Return the index of each completion's confidence bin, 0 to `bins`; the last bin holds confidences of exactly 1."""
+    """Return the index of each completion's confidence bin, 0 to `bins`. The last bin is for confidence 1."""
     if bins < 1:
         raise RecipeError(f"Calibration needs at least 1 bin, not {bins}.")
-    # Half a rounding unit is added so that .29 * 100, or .7 in float32, does not fall below the border of its bin.
+    # Half a rounding unit is added, so that .29 * 100, or .7 in float32, does not fall below its bin's border.
     epsilon = torch.finfo(confidence_n.dtype).eps if confidence_n.is_floating_point() else 0.0
     exact_n = confidence_n.cpu().double()
     half_unit_n = epsilon * 2.0 ** (torch.frexp(exact_n).exponent - 2)

@@ -1,4 +1,4 @@
-"""Compare methods over several seeds: means with intervals, paired differences, and which differences are noise.
+"""Compare methods over several seeds: means with intervals, paired differences, and whether these are noise.
 
 Methods are never ranked: a difference is a number with an interval and a sentence.
 """
@@ -19,18 +19,17 @@ from spanwise.errors import RecipeError, check_known
 from spanwise.explain.alarms import alarms, by_sentence
 from spanwise.measure.intervals import Interval, mean_interval
 
-#: The figures of all runs: method -> seed -> figure -> value, where None and NaN stand for a missing figure.
+#: The figures of all runs: method -> seed -> figure -> value. None and NaN stand for a missing figure.
 Runs = Mapping[str, Mapping[int, Mapping[str, float | None]]]
-#: The verdict on a difference between two methods.
-#: It is "clear" beyond the noise after Holm's correction, and "borderline" if only the uncorrected interval excludes 0.
-#: It is "noise" if the interval holds 0, "same" if the methods are equal in every seed, "unknown" below two common seeds or if the
-#: figure is infinite in one of them.
+#: The verdict on a difference between two methods. "clear": beyond the noise after Holm's correction. "borderline": only the
+#: uncorrected interval excludes 0. "noise": the interval holds 0. "same": the methods are equal in every seed. "unknown":
+#: fewer than two common seeds, or an infinite figure.
 Verdict = Literal["clear", "borderline", "noise", "same", "unknown"]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference in an evaluation figure between the methods `a` and `b`, paired by seed, with a verdict on it.
+    """The difference in one evaluation figure between methods `a` and `b`, paired by seed, with a verdict.
 
     Attributes:
         figure, a, b: what is compared.
@@ -59,7 +58,7 @@ class Difference:
     seeds_needed: int | None
 
     def sentence(self) -> str:
-        """State the mean difference between two methods with its interval, and whether it is beyond the noise of seeds."""
+        """State the mean difference between two methods with its interval, and whether it may be noise."""
         interval = self.interval
         subject = f"{self.figure} of {self.a} minus {self.b}"
         if self.verdict == "unknown" and interval.count > 1:
@@ -103,7 +102,7 @@ class ArmComparison:
     wrong: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     def markdown(self) -> str:
-        """Return a Markdown table with a row per method: each figure's mean ± half its interval, with n if seeds are missing."""
+        """Return a Markdown table with a row per method: each mean ± half its interval, with n if seeds are missing."""
         most_seeds = max((cell.count for cell in self.cells.values()), default=0)
         table_lines = ["| method | " + " | ".join(self.figures) + " |", "|---|" + "---|" * len(self.figures)]
         table_lines += [f"| {method} | " + " | ".join(self.row(method, most_seeds)) + " |" for method in self.methods]
@@ -112,7 +111,7 @@ class ArmComparison:
         return "\n".join([*table_lines, caption])
 
     def row(self, method: str, most: int) -> list[str]:
-        """Return a method's row of the table, with cells such as "0.5 ± 0.1 (n=2)", and "!" after a dubious figure."""
+        """Return a method's row of the table. Its cells read like "0.5 ± 0.1 (n=2)", with "!" after a dubious figure."""
         cell_texts = []
         for figure in self.figures:
             interval = self.cells[method, figure]
@@ -123,12 +122,12 @@ class ArmComparison:
         return cell_texts
 
     def warnings(self) -> list[str]:
-        """Say why the figures that have "!" in the table cannot be trusted, with a sentence for each method and reason."""
+        """Say why the figures with "!" in the table cannot be trusted, in a sentence per method and reason."""
         reasons = {(method, figure): f"{method}: {reason}" for (method, figure), reason in self.wrong.items()}
         return [f"{reason} ({', '.join(figure for _, figure in cells)})." for reason, cells in by_sentence(reasons).items()]
 
     def sentences(self, *verdicts: Verdict) -> list[str]:
-        """Return a sentence for each difference between two methods, or only for those with one of the given verdicts."""
+        """Return a sentence for each difference between two methods, or only for those with the given verdicts."""
         difference_sentences = []
         for diff in self.differences:
             alarm_by_method = {method: self.wrong.get((method, diff.figure)) for method in (diff.a, diff.b)}
@@ -236,7 +235,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def _find_wrong(runs: Runs, figures: Sequence[str]) -> dict[tuple[str, str], str]:
-    """Map (method, figure) to the figure's most frequent warning, with the number of seeds that have a warning."""
+    """Map (method, figure) to the figure's most frequent warning, and the number of seeds with a warning."""
     sentence_of_cell: dict[tuple[str, str], str] = {}
     for method, seeds in runs.items():
         alarms_by_seed = [alarms(values) for values in seeds.values()]
@@ -254,7 +253,7 @@ def _over_seeds(values: Iterable[float], level: float) -> Interval:
 
 
 def _p_value(interval: Interval) -> float:
-    """Return the two-sided p value of the hypothesis that the true mean difference over seeds is 0."""
+    """Return the two-sided p value of the hypothesis that the mean difference over seeds is truly 0."""
     if interval.count < 2:
         return math.nan
     if _is_flat(interval):
@@ -268,12 +267,12 @@ def _is_flat(interval: Interval) -> bool:
 
 
 def seeds_needed(difference: float, sd: float, *, alpha: float, power: float = 0.8, most: int = 1_000_000) -> int | None:
-    """Return how many seeds a paired t test at level `alpha` needs to detect `difference`; None if more than `most`."""
+    """Return how many seeds a paired t test at level `alpha` needs to detect `difference`. Return None if above `most`."""
 
     def is_enough(n: int) -> bool:
         noncentrality = abs(difference) / sd * math.sqrt(n)
         critical_t = scipy.stats.t.ppf(1 - alpha / 2, n - 1)
-        # The lower tail is computed as an upper tail, because SciPy's nct.cdf is NaN if its noncentrality is large.
+        # The lower tail is computed as an upper tail, because SciPy's nct.cdf is NaN for a large noncentrality.
         return float(sum(scipy.stats.nct.sf(critical_t, n - 1, side) for side in (noncentrality, -noncentrality))) >= power
 
     seed_count = bisect_left(range(most + 1), True, lo=2, key=is_enough)  # the smallest number of seeds that is enough

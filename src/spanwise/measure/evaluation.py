@@ -39,7 +39,7 @@ def figures(
     well_formed_n: Bool[Tensor, " n"],
     refusal_n: Bool[Tensor, " n"] | None = None,
 ) -> dict[str, float | None]:
-    """Compute the figures of one evaluation; those of calibration cover only completions that state a confidence.
+    """Compute the figures of one evaluation. Calibration covers only completions that state a confidence.
 
     Their share is `coverage`. Accuracy is over those whose answer could be judged; `verdict_rate` is their share. `brier` is the
     mean squared distance between confidence and correctness, `sharpness` the variance of the confidences: 0 if all are the same.
@@ -77,7 +77,7 @@ def figure_intervals(
     resamples: int = 1000,
     seed: int = 0,
 ) -> dict[str, Interval | None]:
-    """Compute the figures of one evaluation with confidence intervals that resample prompts; None for an undefined figure.
+    """Compute the figures of one evaluation with intervals from resampled prompts. An undefined figure is None.
 
     Equation
         [Q_{.025} f(w, and a prompt that makes f low), Q_{.975} f(w, and a prompt that makes f high)],  w ~ Exp(1) by prompt
@@ -122,7 +122,7 @@ def figure_intervals(
 
 
 class BoundedFigure(NamedTuple):
-    """An evaluation figure with its data, and the values of unseen prompts that would lower and raise the figure most."""
+    """An evaluation figure with its data, and the values of unseen prompts that would lower and raise it most."""
 
     function: Callable[..., Tensor]
     columns: tuple[Float[Tensor, " n"], ...]
@@ -133,7 +133,7 @@ class BoundedFigure(NamedTuple):
 def build_figures(
     confidence_n: Tensor, correct_n: Tensor, well_formed_n: Tensor, refusal_n: Tensor | None
 ) -> dict[str, BoundedFigure | None]:
-    """Return every evaluation figure by name, with its columns; the refusal rate is None if the task has no refusals."""
+    """Return every evaluation figure by name, with its columns. The refusal rate is None for tasks without refusals."""
     column_lengths = [len(column) for column in (confidence_n, correct_n, well_formed_n, refusal_n) if column is not None]
     if len(set(column_lengths)) > 1:
         raise AlignmentError(
@@ -194,7 +194,7 @@ class Reports:
 
 
 def ece_interval(reports: Reports, *, bins: int = 10, resamples: int = 1000, level: float = 0.95, seed: int = 0) -> Interval:
-    r"""Compute the interval of an expected calibration error from the noise of its bins when prompts are resampled.
+    r"""Compute the interval of an expected calibration error, from its bins' noise when prompts are resampled.
 
     Equation
         ECE = sum_b |g_b|, g_b = sum over the completions of bin b of (correct - confidence) / N;  Z_b: noise of g_b
@@ -233,7 +233,7 @@ def ece_interval(reports: Reports, *, bins: int = 10, resamples: int = 1000, lev
 def ece_difference(
     a: Reports, b: Reports, *, bins: int = 10, resamples: int = 1000, level: float = 0.95, seed: int = 0
 ) -> Interval:
-    """Compute the interval of run `a`'s ECE minus run `b`'s on the same prompts, with the same resamples for both.
+    """Compute the interval of run `a`'s ECE minus run `b`'s, with the same prompts and resamples for both.
 
     The upper side of `ece_interval` for the one run with the resampled error |g + Z| - |g| of the other, and the other way round,
     because how far the two biases cancel depends on what is not known.
@@ -268,7 +268,7 @@ def ece_difference(
 
 
 def unseen_gaps(confidence_n: Float[Tensor, " n"], prompt_n: Int[Tensor, " n"], *, bins: int = 10) -> Float[Tensor, "2 b"]:
-    """Return how one more prompt would change each bin's gap if its answers contradict its confidences, and if they agree."""
+    """Return how one more prompt changes each bin's gap: if its answers contradict its confidences, and if they agree."""
     weight_1n = torch.ones(1, len(prompt_n), dtype=torch.float64)
     contrary_answer_n = (confidence_n < 0.5).to(confidence_n)
     contrary_gap_1b = weighted_gaps(confidence_n, contrary_answer_n, weight_1n, bins=bins)
@@ -286,7 +286,7 @@ def gaps_interval(
     level: float,
     seed: int,
 ) -> Interval:
-    """Compute the interval of an ECE from its bins' gaps, or with `minus` the interval of one run's ECE minus another's."""
+    """Compute the interval of an ECE from its bins' gaps. With `minus`, compute that of a difference of two runs' ECEs."""
     check_level(level)
     gap_b, gap_rb, count = resample(gaps, prompts, resamples=resamples, seed=seed)
     run_sign_b = torch.ones_like(gap_b)
@@ -312,13 +312,13 @@ def bounds(
     level: float,
     seed: int,
 ) -> tuple[float, float]:
-    """Compute the bounds of an ECE, or of one run's ECE minus another's, from the noise of the gaps of their bins."""
+    """Compute the bounds of an ECE, or of the difference of two runs' ECEs, from the noise of their bins' gaps."""
     tail = (1 - level) / 2
     t_quantile = float(scipy.stats.t.isf(tail, count - 1))
     width_factor = math.sqrt(count / (count - 1)) * t_quantile / NormalDist().inv_cdf(1 - tail)
     generator = torch.Generator().manual_seed(seed + 1)  # another seed than the one that drew the prompts
     centred_weight_rj = torch.empty(len(noise_rb), 2, dtype=torch.float64).exponential_(generator=generator) - 1
-    # The two unseen prompts also swap their weights, so that swapping the two runs exactly negates the bounds.
+    # The two unseen prompts also swap weights. Then swapping the two runs exactly negates the bounds.
     unseen_noise_rb = centred_weight_rj @ unseen_jb
     swapped_noise_rb = centred_weight_rj.flip(1) @ unseen_jb
     noise_rb = torch.cat([noise_rb + unseen_noise_rb, noise_rb + swapped_noise_rb])
@@ -326,7 +326,7 @@ def bounds(
     sign_b = gap_b.round(decimals=12).sign()  # a gap that is 0 up to rounding gets the sign 0
     signed_noise_rb = sign_b * noise_rb
     upper_error_rb = torch.where(has_clear_sign_b, signed_noise_rb, noise_rb.abs())
-    # Noise makes both ECEs of a difference larger, so the lower error of a bin is how noise changes its absolute gap.
+    # Noise enlarges both ECEs of a difference. So a bin's lower error is how noise changes its absolute gap.
     is_single_run = bool((run_sign_b > 0).all())
     lower_error_rb = signed_noise_rb if is_single_run else (gap_b + noise_rb).abs() - gap_b.abs()
     upper_error_r = torch.where(run_sign_b > 0, upper_error_rb, -lower_error_rb).sum(dim=1)

@@ -21,9 +21,9 @@ from torch import Tensor
 from spanwise.credit.strata import group_index, list_ids
 from spanwise.errors import AlignmentError, RecipeError
 
-#: The prompt of each completion: integers or any other ids, in any order, with any number of completions each.
+#: The prompt of each completion: integers or other ids, in any order. A prompt may have any number of completions.
 Prompts = Int[Tensor, " n"] | Sequence[Hashable]
-#: A function that computes a figure from the completions' weights: one row of weights per resample, one value per row.
+#: A function that maps completions' weights (one row per resample) to a figure's values (one per row).
 Weighted = Callable[[Float[Tensor, "r n"]], Float[Tensor, " r"]]
 
 _CHUNK = 4_000_000  # the largest number of weights that one chunk of resamples holds
@@ -79,7 +79,7 @@ def bounds_text(interval: Interval | None, show: Callable[[Any], str]) -> str:
 
 
 def wilson(successes: int | float, count: int | float, *, level: float = 0.95) -> tuple[float, float]:
-    r"""Compute Wilson's interval of a proportion, which lies in [0, 1] and has a width even if no or every trial succeeds.
+    r"""Compute Wilson's interval of a proportion. It lies in [0, 1] and has a width even if no or every trial succeeds.
 
     Equation
         (p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n),  p = successes / n
@@ -106,7 +106,7 @@ def wilson(successes: int | float, count: int | float, *, level: float = 0.95) -
 
 
 def mean_interval(value_n: Float[Tensor, " n"], prompts: Prompts | None = None, *, level: float = 0.95) -> Interval:
-    r"""Compute a mean with Student's t interval, where the samples of one prompt count as dependent.
+    r"""Compute a mean with Student's t interval, in which samples of the same prompt count as dependent.
 
     Equation
         sem = sqrt(P / (P - 1) * sum over prompts of (sum_p v - n_p mean)^2) / N
@@ -180,7 +180,7 @@ def unseen_interval(
     resamples: int = 1000,
     seed: int = 0,
 ) -> Interval:
-    """Compute a bootstrap interval over prompts; each bound adds unseen prompts with the values of one entry of `ends`."""
+    """Compute a bootstrap interval over prompts. Each bound adds unseen prompts with one entry of `ends` as values."""
     interval = bootstrap(partial(figure, *columns), prompts, resamples=resamples, seed=seed)
     if math.isnan(interval.low):
         return interval
@@ -203,7 +203,7 @@ def unseen_interval(
 
 
 def weighted_mean(value_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"]) -> Float[Tensor, " r"]:
-    """Compute the mean of `value_n` with each row of `weight_rn` as the weights; NaN values are left out.
+    """Compute the mean of `value_n`, weighted by each row of `weight_rn`. NaN values are left out.
 
     >>> weighted_mean(torch.tensor([1.0, 3.0, float("nan")]), torch.tensor([[1.0, 1.0, 1.0], [3.0, 1.0, 1.0]])).tolist()
     [2.0, 1.5]
@@ -216,7 +216,7 @@ def weighted_mean(value_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"])
 def resample(
     figure: Weighted, prompts: Prompts, *, resamples: int, seed: int, smooth: bool = False
 ) -> tuple[Tensor, Tensor, int]:
-    """Return a figure, its values in bootstrap resamples (`smooth`: with exponential weights), and the number of prompts."""
+    """Return a figure, its values in bootstrap resamples, and the number of prompts. `smooth`: weights are exponential."""
     prompt_n = prompt_index(prompts, len(prompts))
     n_prompts = int(prompt_n.max()) + 1 if len(prompt_n) else 0
     figure_value = figure(torch.ones(1, len(prompt_n), dtype=torch.float64))[0]
@@ -226,7 +226,7 @@ def resample(
 
 
 def draw_weights(prompts: int, completions: int, resamples: int, seed: int, smooth: bool) -> Iterator[Float[Tensor, "r p"]]:
-    """Yield the weights of the prompts in chunks of resamples; the chunk size has no influence on the weights."""
+    """Yield the weights of the prompts in chunks of resamples. The chunk size does not change the weights."""
     if resamples < 1:
         raise RecipeError(f"A bootstrap needs at least 1 resample, not {resamples}.")
     generator = torch.Generator().manual_seed(seed)
@@ -241,14 +241,14 @@ def draw_weights(prompts: int, completions: int, resamples: int, seed: int, smoo
 
 
 def prompt_index(prompts: Prompts, completions: int) -> Int[Tensor, " n"]:
-    """Return each completion's prompt as a number 0..P-1, in sorted order of the ids, so that row order does not matter.
+    """Return each completion's prompt as a number 0..P-1. Prompts are numbered by sorted id, so row order does not matter.
 
     Equal ids are one prompt, as in `group_index`: 1, 1.0 and True are, 1 and "1" are not.
     """
     if len(prompts) != completions:
         raise AlignmentError(f"There are {len(prompts)} prompt ids for {completions} completions; give one id to each.")
     prompt_ids = list_ids(prompts)
-    # Ids that are numbers come first; other ids are sorted by the name of their type, and then by their text.
+    # Ids that are numbers come first. Other ids are sorted by the name of their type, then by their text.
     sort_key_of_id = {
         id: ("", id) if isinstance(id, Real) else (type(id).__name__, id if isinstance(id, str) else repr(id))
         for id in prompt_ids
@@ -259,7 +259,7 @@ def prompt_index(prompts: Prompts, completions: int) -> Int[Tensor, " n"]:
 
 
 def check_level(level: float) -> float:
-    """Return a confidence level, or raise an error for a number that does not lie between 0 and 1."""
+    """Return a confidence level, or raise an error if it does not lie between 0 and 1."""
     if not 0 < level < 1:
         raise RecipeError(f"A level of confidence must lie between 0 and 1, but it is {level}.")
     return level

@@ -1,4 +1,4 @@
-"""Compute the accuracy of choosing among n samples of a prompt: pass@k, majority, MaxConf and confidence-weighted majority.
+"""Compute the accuracy of a choice among n samples: pass@k, majority, MaxConf and weighted majority.
 
 Every number is the expected value over random subsets of n of a prompt's samples: exact where a closed form or all subsets are
 cheap (always, up to 16 samples), else over seeded random subsets. Prompts count equally.
@@ -21,9 +21,9 @@ from spanwise.errors import AlignmentError, RecipeError
 from spanwise.measure.calibration import refuse_value
 from spanwise.measure.intervals import Interval, Prompts, bootstrap, prompt_index, weighted_mean
 
-#: The ways to choose among the samples of a prompt; only the last two need a stated confidence.
+#: The ways to choose among a prompt's samples. Only the last two need a stated confidence.
 _WAYS = ("pass@1", "pass@k", "majority", "weighted", "maxconf")
-_MICRO = 1e6  # voting weights are multiplied by this factor and rounded to whole numbers, so that ties are exact
+_MICRO = 1e6  # voting weights are multiplied by this factor and rounded to whole numbers, so that equal votes tie exactly
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def voting(
     resamples: int = 1000,
     seed: int = 0,
 ) -> dict[str, Curve]:
-    r"""Compute accuracy by the number of samples of a prompt, for every way of choosing an answer among them.
+    r"""Compute accuracy by the number of samples per prompt, for every way of choosing an answer.
 
     Equation
         pass@1     mean correctness, whatever the budget
@@ -134,7 +134,7 @@ def voting(
 
 
 def curve_difference(a: Curve, b: Curve) -> Curve:
-    """Subtract curve b from curve a prompt by prompt; return the mean difference with its interval at each n.
+    """Subtract curve b from curve a prompt by prompt. Return the mean difference, with its interval, at each n.
 
     For two ways of choosing among the same samples, and for two runs (or two attempts) on the same prompts.
 
@@ -160,7 +160,7 @@ def curve_difference(a: Curve, b: Curve) -> Curve:
 def _build_curve(
     budgets: tuple[int, ...], value_pb: Tensor, prompts: tuple[object, ...], resamples: int = 1000, seed: int = 0
 ) -> Curve:
-    """Build a curve with the bootstrap interval of the mean over prompts at each number of samples."""
+    """Build a curve: the mean over prompts at each number of samples, with its bootstrap interval."""
     intervals = []
     for value_p in value_pb.unbind(dim=1):
         known_value_i = value_p[~value_p.isnan()]
@@ -172,11 +172,11 @@ def _build_curve(
 def _expected_accuracies(
     samples: list[tuple[str, float, float]], budgets: Sequence[int], ways: Sequence[str], subsets: int, seed: int
 ) -> dict[str, list[float]]:
-    """Return the expected correctness of the answer that each way chooses among n samples, for every n in `budgets`.
+    """Return the expected correctness of the answer that each way chooses, for every sample count in `budgets`.
 
     A sample is an answer, its correctness and its confidence; `seed` differs between prompts, so that their errors average out.
     """
-    # Random subsets take samples by position, so the samples are sorted to make their order irrelevant.
+    # Random subsets pick samples by position. So the samples are sorted, and their order does not matter.
     samples = sorted(
         samples, key=lambda sample: (sample[0], *((math.isnan(x), 0.0 if math.isnan(x) else x) for x in sample[1:]))
     )
@@ -206,7 +206,7 @@ def _expected_accuracies(
 
 
 def _choose_highest(correct_m: Tensor, score_m: Tensor, n: int) -> float:
-    """Return the expected correctness of the highest-scored of n random samples; ties are equally likely, NaN is lowest."""
+    """Return the expected correctness of the highest-scored of n random samples. Ties are equally likely; NaN is lowest."""
     known_score_m = score_m.nan_to_num(nan=-math.inf)
     distinct_v, rank_m, count_v = torch.unique(known_score_m, return_inverse=True, return_counts=True)
     mean_correct_v = torch.zeros(len(distinct_v), dtype=torch.float64).index_add_(0, rank_m, correct_m) / count_v
@@ -217,7 +217,7 @@ def _choose_highest(correct_m: Tensor, score_m: Tensor, n: int) -> float:
 
 
 def _vote(vote_am: Tensor, value_a: Tensor, weight_m: Tensor, subsets: Iterator[Float[Tensor, "m s"]]) -> float:
-    """Return the mean correctness of the answers that win the vote in each subset of samples; tied answers count equally."""
+    """Return the mean correctness of the answers that win the vote in each subset of samples. Ties count equally."""
     if not len(value_a):
         return 0.0
     vote_weight_am = vote_am * (weight_m * _MICRO).round()  # whole numbers, so that sums and ties are exact
@@ -232,7 +232,7 @@ def _vote(vote_am: Tensor, value_a: Tensor, weight_m: Tensor, subsets: Iterator[
 
 
 def _draw_subsets(m: int, n: int, most: int, seed: int) -> Iterator[Float[Tensor, "m s"]]:
-    """Yield subsets of n out of m samples as columns of zeros and ones: all subsets, or `most` random ones."""
+    """Yield subsets of n out of m samples as columns of zeros and ones. Above `most` subsets, draw `most` at random."""
     if math.comb(m, n) <= most:
         yield _all_subsets(m, n)
         return

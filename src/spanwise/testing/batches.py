@@ -1,4 +1,4 @@
-"""Batches as trainers produce them: ragged groups in any order, absent rewards, masked tokens, steps of trajectories.
+"""Draw batches as trainers produce them: ragged groups, absent rewards, masked tokens, steps of trajectories.
 
 An input is known by its name, which carries its indices: `reward_nk` is a reward per completion and block, `value_nt` a value per
 token, `step_s` a number per step row. n and s index rows, k blocks, m objectives, t tokens, a digit that many columns.
@@ -27,7 +27,7 @@ _numbers = st.sampled_from([0.0, 0.125, -0.25, 0.5, 1.0, -1.0, 717 / 1024, 2.0, 
 
 Draw = Callable[[SearchStrategy[Any]], Any]
 
-#: Maps the name of an input, without index letters, to its possible values; a check's `inputs=` adds names.
+#: Maps an input's name, without index letters, to its possible values. A check's `inputs=` adds names.
 ENTRIES: dict[str, SearchStrategy[Any]] = {
     **dict.fromkeys(("reward", "score", "by_outcome", "metric", "value", "adv", "advantage", "bootstrap"), _numbers),
     **dict.fromkeys(("confidence", "report", "importance"), st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])),
@@ -42,13 +42,13 @@ ENTRIES: dict[str, SearchStrategy[Any]] = {
 _REWARDS = ("reward", "score", "calibration", "correct")
 _WHOLE = ("ids", "length", "stratum", "group", "trajectory", "step", "block", "start", "end", "anchor", "state")
 _STRUCTURE = ("group", "trajectory", "step", "mask", "block")
-#: Ids like hashes: of both signs, and so large that neighbouring ids are the same float64.
+#: Ids like hashes: positive and negative, and so large that neighbouring ids are the same float64.
 LABELS = (-(2**62) - 1, -(2**62), -1, -(2**63), 0, 2**62, 2**63 - 1, 2, 7)
 
 
 @dataclass(frozen=True)
 class Input:
-    """One input of an estimator; its name, such as `reward_nk`, is a stem and one letter for each axis."""
+    """One input of an estimator. Its name, such as `reward_nk`, is a stem and one letter per axis."""
 
     name: str
     stem: str
@@ -77,7 +77,7 @@ def take(columns: Mapping[str, Any], index: Sequence[int]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class DrawnBatch:
-    """The inputs of one call of a function under test; `place_nt` says which trainable token each column has (-1: none)."""
+    """The inputs of one call of a function under test. `place_nt` holds each column's trainable token (-1: none)."""
 
     spec: tuple[Input, ...]
     group_n: Int[Tensor, " n"]  # the group of each row, even if the estimator gets no groups
@@ -112,7 +112,7 @@ class DrawnBatch:
 
 
 def placed(token_nt: Tensor, place_nt: Int[Tensor, "n t"], masked: float | int) -> Tensor:
-    """Put the values of trainable tokens into the columns that `place_nt` gives them; fill all other columns with `masked`."""
+    """Put trainable tokens' values into the columns that `place_nt` gives them. Fill all other columns with `masked`."""
     return pad(token_nt, (0, 1), value=masked).gather(1, place_nt % (token_nt.shape[1] + 1))
 
 
@@ -215,7 +215,7 @@ def _pad(rows: Sequence[Sequence[Any]], dtype: torch.dtype = torch.int64, *, fil
 
 
 def rearranged(batch: DrawnBatch, draw: Draw) -> Int[Tensor, "n t"]:
-    """Return the `place_nt` of a batch after some masked tokens were put before, between and after its trainable tokens."""
+    """Return a batch's `place_nt` with some masked tokens inserted before, between and after its trainable tokens."""
     place_rows = [[t for t in places if t >= 0] for places in batch.place_nt.tolist()]
     for places in place_rows:
         for _ in range(draw(st.integers(0, 3))):

@@ -25,7 +25,7 @@ _LEVELS = (0.7, 1 / 3, 0.1, 0.806, -0.123456789, 1.0, 0.0)  # rewards to draw fr
 _REWARD_NAMES = ("reward_n", "reward_nk", "reward_nm", "reward_nt", "reward_s")
 _NOT_NEGATIVE = st.sampled_from([0.0, 0.125, 0.5, 1.0, 2.0])
 _SAYS = {**PROPERTIES, "oracle": "it equals the slow oracle", "one block": "one block is the method for completions"}
-#: Maps the index letters of an estimator's first input to the kind of method (what it credits).
+#: Maps the index letters of an estimator's first input to the kind of method (what the method credits).
 _KIND_OF_AXES: dict[str, Kind] = {"n": "completion", "nm": "completion", "nk": "block", "nt": "token", "s": "step"}
 _ALWAYS = ("result", "pure", "precision", "permutation", "split")
 _REWARDED = ("absent", "shift", "constant", "conservation")
@@ -54,7 +54,7 @@ def check_estimator(
     sequence: Callable[..., Tensor] | None = None,
     examples: int = 30,
 ) -> None:
-    """Check an estimator against every property that applies to its kind, see `spanwise.credit.registry.PROPERTIES`.
+    """Check an estimator against all properties of its kind (`spanwise.credit.registry.PROPERTIES`).
 
     Inputs are made up from the names of its parameters without a default (`reward_n`, `group_n`, `value_nt`, ...).
 
@@ -188,7 +188,7 @@ class _Estimator(Suite):
         self.alone(batch, _row_indices(~is_absent_n))
 
     def permutation(self, batch: DrawnBatch, draw: Draw) -> None:
-        """Check that another order of the rows, with other ids of groups and trajectories, only reorders the result."""
+        """Check that another order of the rows, with new ids of groups and trajectories, only reorders the result."""
         # New step numbers are sorted, so that the steps of a trajectory keep their order.
         new_ids_of_stem = {**dict.fromkeys(_IDS, LABELS), "step": sorted(LABELS)}
         id_inputs = [
@@ -209,7 +209,7 @@ class _Estimator(Suite):
 
     def constant(self, batch: DrawnBatch, draw: Draw) -> None:
         """Check that groups with equal rewards get exactly 0."""
-        # Step methods get rewards of 0, because other equal rewards have unequal sums over trajectories of different lengths.
+        # Step methods get rewards of 0: equal rewards have unequal sums over trajectories of different lengths.
         reward_choices = (0.0, 1.0) if any(entry.stem == "correct" for entry in self.spec) else _LEVELS
         reward_choices = [abs(reward) if "negative" in self.method.exceptions else reward for reward in reward_choices]
         level_n = _draw_by_group(batch, draw, (0.0,) if self.method.kind == "step" else (*reward_choices, NAN))
@@ -252,7 +252,7 @@ class _Estimator(Suite):
             self.refuse(batch, advantage_nt, "exactly 0 outside every block")
 
     def monotone(self, batch: DrawnBatch, draw: Draw) -> None:
-        """Check that a higher reward never lowers the credit of the row, block, step or last token that the reward is for."""
+        """Check that a higher reward never lowers the credit of the row, block, step or last token it is for."""
         reward_names = [entry.name for entry in self.spec if entry.is_reward and entry.stem != "calibration"]
         row = draw(st.integers(0, len(batch) - 1))
         name = draw(st.sampled_from(reward_names))

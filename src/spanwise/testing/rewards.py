@@ -1,4 +1,4 @@
-"""`check_reward`: the properties that every reward (a function from a completion's text to a number) must have."""
+"""`check_reward`: the properties that every reward (a function from completion text to a number) must have."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ HOSTILE = (
 
 @dataclass(frozen=True)
 class DrawnCompletions:
-    """The arguments of one call of a reward: each completion's blocks, dataset row, and earlier rewards."""
+    """The arguments of one call of a reward: each completion's blocks, dataset row and earlier rewards."""
 
     rows: Sequence[tuple[Any, ...]]
 
@@ -138,7 +138,7 @@ def _build_block(tags: tuple[str, ...], contents: Sequence[str | None]) -> dict[
 def _draw_completions(
     layout: Layout, contents: Sequence[str], *tables: Mapping[str, Sequence[Any]]
 ) -> SearchStrategy[DrawnCompletions]:
-    """Build a hypothesis strategy for one to five completions, whose blocks have any contents or are missing."""
+    """Build a hypothesis strategy for one to five completions. Their blocks have any contents or are missing."""
     content = st.one_of(st.sampled_from([*contents, None]), st.text(max_size=5))
     blocks = {}
     for name, tags in layout.keys.items():
@@ -150,7 +150,7 @@ def _draw_completions(
 
 
 def _list_completions(layout: Layout, contents: Sequence[str], *tables: Mapping[str, Sequence[Any]]) -> DrawnCompletions:
-    """Pair every text with every dataset row; each pair must get the same reward in every thread and process."""
+    """Pair every text with every dataset row. A pair must get the same reward in every thread and process."""
     row_count = max((len(values) for table in tables for values in table.values()), default=1)
     table_rows = [
         [{name: values[i % len(values)] for name, values in table.items()} for table in tables] for i in range(row_count)
@@ -165,7 +165,7 @@ def _list_completions(layout: Layout, contents: Sequence[str], *tables: Mapping[
 def score_completions(
     objective: Objective, *, text: Sequence[BlockText], columns: dict[str, Any], scored: dict[str, Any]
 ) -> list[tuple[float, str]]:
-    """Score completions; return pairs (reward, status) of plain values, which can be sent between processes."""
+    """Score completions. Return pairs (reward, status) of plain values, which processes can exchange."""
     earlier_rewards = {name: Reward.of(values) for name, values in scored.items()}
     scored_reward = score_one(objective, text, columns=columns, scored=earlier_rewards)
     status_names = [Status(code).name for code in scored_reward.status_n.tolist()]
@@ -174,7 +174,7 @@ def score_completions(
 
 @dataclass(kw_only=True)
 class _Reward(Suite):
-    """A reward under test, as an objective that is also scored in another process if `processes` is true."""
+    """A reward under test, as an objective. If `processes` is true, another process scores it, too."""
 
     objective: Objective
     processes: bool

@@ -1,4 +1,4 @@
-"""`Suite` searches for the smallest example that breaks a property of a function, and describes it in a sentence."""
+"""`Suite` finds the smallest example that breaks a property of a function, and describes it in a sentence."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torch import Tensor
 from spanwise.errors import RecipeError, SpanwiseError, check_known
 from spanwise.testing.batches import NAN, Draw, DrawnBatch, left_padded, placed, rearranged, take
 
-#: A property gets at least this many examples if some example must show a fact, such as a negative result.
+#: If some example must show a fact, such as a negative result, the property gets at least this many examples.
 _LEAST_EXAMPLES = 60
 
 
 class ConformanceError(SpanwiseError, AssertionError):
-    """A property does not hold; the message names the property, the function, the smallest example and the expected result.
+    """A property does not hold. The message names the property, the function, the smallest example and the expected result.
 
     Example:
         >>> issubclass(ConformanceError, AssertionError)  # pytest shows it as a failed assertion
@@ -31,7 +31,7 @@ class ConformanceError(SpanwiseError, AssertionError):
 
 @dataclass(kw_only=True)
 class Suite:
-    """A function under test and its checks: each property is checked by the method of the same name."""
+    """A function under test, with its checks. Each property is checked by the method of the same name."""
 
     who: str
     function: Callable[..., Any]
@@ -42,16 +42,16 @@ class Suite:
     facts_to_show: ClassVar[Mapping[str, frozenset[Any]]] = {}
     #: Maps each column with a number per token to the number that it must hold at masked tokens.
     by_token: ClassVar[Mapping[str, float]] = {}
-    #: The columns of the result with one entry per row, which must not change if tokens move to other places.
+    #: The result's columns with one entry per row, which must not change if tokens move to other places.
     by_row: ClassVar[tuple[str, ...]] = ()
     crashes: ClassVar[str] = "raises"
 
     def columns(self, result: Any) -> dict[str, Any]:
-        """Return a result of the function under test as columns by name: tensors and lists with an entry per row."""
+        """Return a result of the function under test as columns by name, tensors and lists with one entry per row."""
         return {"": result}
 
     def separate_rows(self, batch: Any) -> list[list[int]]:
-        """Return the sets of row numbers that the function under test must handle apart from each other."""
+        """Return the sets of rows that the function under test must handle independently of each other."""
         return [[row] for row in range(len(batch))]
 
     def show_example(self, example: Any) -> str:
@@ -66,7 +66,7 @@ class Suite:
         exceptions: Mapping[str, str] | None,
         examples: int,
     ) -> None:
-        """Check the requested properties, or all but the exceptions; report the smallest example that breaks a property."""
+        """Check the requested properties, or all but the exceptions. Report the smallest example that breaks one."""
         for name in (*(asked or ()), *(exceptions or ())):
             check_known("property", name, self.sentences)
         for name in asked or self.sentences:
@@ -82,7 +82,7 @@ class Suite:
                     )
 
     def call(self, inputs: dict[str, Any], function: Callable[..., Any] | None = None) -> dict[str, Any]:
-        """Call the function under test, or another one, with these inputs; raise a ConformanceError if it crashes."""
+        """Call the function under test, or another one, with these inputs. Raise a ConformanceError if it crashes."""
         try:
             return self.columns((function or self.function)(**inputs))
         except ConformanceError:
@@ -103,19 +103,19 @@ class Suite:
         raise ConformanceError(f"{failure_sentence} Smallest example: {self.show_example(example)}. {detail}")
 
     def same(self, example: Any, result: dict[str, Any], expected: dict[str, Any], *, tolerance: float = 1e-9) -> None:
-        """Fail the property if a result differs from the expected one in any of the expected columns."""
+        """Fail the property if a result differs from the expected one in any expected column."""
         for column, expected_value in expected.items():
             if differ(result[column], expected_value, tolerance=tolerance):
                 column_prefix = f"{column} " if column else ""
                 self.fail(example, f"Got {column_prefix}{show(result[column])}, expected {show(expected_value)}.")
 
     def alone(self, batch: Any, rows: list[int]) -> None:
-        """Fail the property if the result of some rows changes when the rest of the batch is left out."""
+        """Fail the property if some rows get another result when the rest of the batch is left out."""
         if rows:
             self.same(batch, take(self.run(batch), rows), self.run(batch.take(rows)))
 
     def pure(self, batch: Any, _: Draw) -> None:
-        """Check that a second call gives the same result, and that the calls do not change their inputs."""
+        """Check that a second call gives the same result, and that calls do not change their inputs."""
         batch_inputs = batch.inputs()
         inputs_before = copy.deepcopy(batch_inputs)
         first_result = copy.deepcopy(self.call(batch_inputs))
@@ -136,7 +136,7 @@ class Suite:
             self.alone(batch, rows)
 
     def masking(self, batch: DrawnBatch, draw: Draw) -> None:
-        """Check that masked tokens before, between and after the trainable ones change no number of the result."""
+        """Check that masked tokens before, between and after the trainable ones do not change the result."""
         self._check_moved_tokens(batch, rearranged(batch, draw))
 
     def padding(self, batch: DrawnBatch, _: Draw) -> None:
@@ -151,7 +151,7 @@ class Suite:
             self.same(poisoned_batch, self.run(poisoned_batch), self.run(rearranged_batch))
 
     def _check_moved_tokens(self, batch: DrawnBatch, place_nt: Tensor) -> None:
-        """Check that trainable tokens get the same numbers if they stand at other columns of their row."""
+        """Check that trainable tokens get the same numbers at other columns of their row."""
         moved_batch = replace(batch, place_nt=place_nt)
         result_before = self.run(batch)
         expected = {column: result_before[column] for column in self.by_row}
@@ -164,7 +164,7 @@ class Suite:
 
 
 def _search(check: Callable[[Any, Draw], None], strategy: SearchStrategy[Any], *, examples: int) -> None:
-    """Run `check` on examples, the same in every run; raise for the smallest failing example that hypothesis finds."""
+    """Run `check` on examples, the same in every run. Raise for the smallest failing example of hypothesis."""
 
     @settings(
         max_examples=examples,
@@ -198,7 +198,7 @@ def show(value: Any) -> str:
 
 
 def differ(actual: Any, expected: Any, *, tolerance: float) -> bool:
-    """Return whether two results differ, tensors by more than `tolerance` of the largest expected number; NaN differs from all."""
+    """Return whether two results differ. `tolerance` is a share of the largest expected number; NaN always differs."""
     if not isinstance(expected, Tensor):
         return repr(actual) != repr(expected)
     sizes = expected.abs().nan_to_num(nan=0.0, posinf=0.0).flatten().tolist()

@@ -1,4 +1,4 @@
-"""`check_segmenter`: the properties that every segmenter (a function from token ids to spans of blocks) must have."""
+"""`check_segmenter`: the properties that every segmenter (a function from token ids to spans) must have."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NOISE = ("4", " ", "So ", ".", "0.9", "é", "日本", "🙂", "<", ">", "</", "
 
 
 def small_vocabulary(tags: Sequence[str] = ("answer", "confidence"), *, signs: Sequence[str] = ()) -> Vocabulary:
-    """Build a vocabulary for tests: all bytes, whole tags and `signs`, and tokens that cut a tag, a sign or a character.
+    """Build a test vocabulary: all bytes, whole tags and `signs`, and tokens that cut a tag, a sign or a character.
 
     >>> b"></" in small_vocabulary().pieces
     True
@@ -53,7 +53,7 @@ def _tags_and_signs(tags: Sequence[str], signs: Sequence[str]) -> list[str]:
 def texts(
     tags: Sequence[str] = ("answer", "confidence"), *, most: int = 8, signs: Sequence[str] = ()
 ) -> SearchStrategy[str]:
-    """Build a hypothesis strategy for completions of a policy: whole and broken tags and signs, and noise, in any order.
+    """Build a hypothesis strategy for a policy's completions: tags and signs, whole and broken, and noise.
 
     Example:
         >>> from hypothesis import find
@@ -67,7 +67,7 @@ def texts(
 def token_rows(
     vocabulary: Vocabulary, tags: Sequence[str] = ("answer", "confidence"), *, signs: Sequence[str] = ()
 ) -> SearchStrategy[tuple[int, ...]]:
-    """Build a hypothesis strategy for rows of token ids, which spell a text drawn from `texts(tags)` in any tokens that fit.
+    """Build a hypothesis strategy for rows of token ids. They spell a text of `texts(tags)` in any tokens that fit.
 
     Example:
         >>> from hypothesis import given
@@ -81,7 +81,7 @@ def token_rows(
 
 
 def cutter(vocabulary: Vocabulary) -> Callable[[bytes, Sequence[int]], tuple[int, ...]]:
-    """Return a function that cuts bytes into token ids; its `choices` pick one of the tokens that fit, with 0 for the longest."""
+    """Return a function that cuts bytes into token ids. Its `choices` pick among the tokens that fit, 0 the longest."""
     ids_by_first_byte: dict[int, list[int]] = {}
     for index in sorted(range(len(vocabulary)), key=lambda i: -len(vocabulary.pieces[i])):
         if vocabulary.pieces[index]:
@@ -219,7 +219,7 @@ class _Segmenter(Suite):
 
 
 def _intervals(result: Mapping[str, Any]) -> list[list[tuple[int, int]]]:
-    """Return for each completion the index of each block's first token, and the index after its last token."""
+    """Return each block's first token index, and the index after its last token, for each completion."""
     start_end_pairs = zip(result["start_nk"].tolist(), result["end_nk"].tolist(), strict=True)
     return [list(zip(start_k, end_k, strict=True)) for start_k, end_k in start_end_pairs]
 
@@ -231,7 +231,7 @@ def _overlap(spans: Sequence[tuple[int, int]]) -> bool:
 
 
 def _same_text(joined: str, token_text: str, *, ordered: bool) -> bool:
-    """Return whether two texts are equal, apart from characters that became U+FFFD because a block's edge cut them."""
+    """Return whether texts are equal, apart from characters that became U+FFFD because a block's edge cut them."""
     if "\ufffd" in joined:
         joined = joined.encode("ascii", "ignore").decode()
         token_text = token_text.encode("ascii", "ignore").decode()
