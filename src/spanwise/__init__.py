@@ -79,7 +79,7 @@ __all__ = [
     "spread",
 ]
 
-#: Module -> the public names that it defines. They are imported on first use, so that the command line starts without torch.
+#: The public names of each module. They are imported on first use, so that the command line starts without torch.
 _ROOMS = {
     "batch": "Batch Steps by_turn",
     "credit": "advantage assign bae blended_baseline dr_grpo grpo rlcr rloo spread",

@@ -17,7 +17,7 @@ from spanwise.errors import AlignmentError
 
 @dataclass(frozen=True)
 class Steps:
-    """The trajectory and the step number of each row, for methods that credit the steps of trajectories.
+    """The trajectory and the step number of each row, for methods that credit single steps of trajectories.
 
     Attributes:
         trajectory_s: id of each row's trajectory.
@@ -118,7 +118,7 @@ class Batch:
 
     @property
     def provides(self) -> frozenset[str]:
-        """The names of the batch's fields that are not None; `Scheme.check` compares them with a method's needs."""
+        """The names of the batch's fields that are not None. `Scheme.check` compares them with a method's needs."""
         return frozenset(f.name for f in fields(self) if getattr(self, f.name) is not None)
 
 
@@ -129,7 +129,7 @@ def by_turn(
     anchor_s: Any = None,
     columns: Mapping[str, Sequence[Any]] | None = None,
 ) -> tuple[Batch, Turns]:
-    """Split completions into one row per turn; the returned `Turns` joins the turns of each completion again.
+    """Split completions into one row per turn. The returned `Turns` can join the turns of each completion again.
 
     Args:
         batch: one row per rollout, with token ids and mask.
@@ -178,7 +178,7 @@ def by_turn(
 def pad_tokens(
     ids: Sequence[Sequence[int]], sampled: Sequence[Sequence[int]] | None = None
 ) -> tuple[Int[Tensor, "n t"], Bool[Tensor, "n t"]]:
-    """Right-pad lists of token ids with 0, and return the mask of the sampled tokens (all tokens if `sampled` is None)."""
+    """Return token ids, right-padded with 0, and the mask of sampled tokens (all, if `sampled` is None)."""
     row_lengths = [len(row) for row in ids]
     for n, (length, flags) in enumerate(zip(row_lengths, sampled or (), strict=bool(sampled))):
         if length != len(flags):

@@ -1,4 +1,4 @@
-"""Run the command line `spanwise COMMAND`; each folder in `commands` with a `command.py` is a command."""
+"""Run the command line `spanwise COMMAND`. Each folder in `commands` with a `command.py` is a command."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ app = App(
 )
 app.register_install_completion_command(help="Install completion of commands and options for this shell (bash, zsh, fish).")
 
-#: Maps each command name to its module; the module sets `EXTRA` if the command needs a pip extra other than `train`.
+#: Maps each command to its module. A module sets `EXTRA` if its command needs a pip extra other than `train`.
 COMMANDS = {
     folder.name: import_module(f"{commands.__name__}.{folder.name}.command")
     for folder in iter_modules(commands.__path__)
@@ -42,7 +42,7 @@ for name, module in COMMANDS.items():
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run the command line `words` (default: sys.argv); print a SpanwiseError as one sentence and exit with status 2."""
+    """Run the command in `words` (default: sys.argv). Print a SpanwiseError as one sentence and exit with status 2."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     # A warning is printed as its sentence alone, without the line of code that raised it.

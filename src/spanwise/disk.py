@@ -1,4 +1,4 @@
-"""Write files whole or not at all; an error names the file, the reason and the free space in one sentence."""
+"""Write files whole or not at all. An error names the file, the reason and the free space in one sentence."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from spanwise.errors import DataError, RecipeError, SpanwiseError, lacking
 #: The operating system's error numbers for a full disk, a full quota and a file that is too large.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _UNITS = ((10**9, "GB"), (10**6, "MB"))
-#: Words in the errors of torch's archive writer, which says that a file is incomplete but not why.
+#: Words in the errors of torch's archive writer, which say that a file is incomplete but not why.
 _TORCH_PHRASES = ("PytorchStreamWriter", "inline_container", "iostream error")
 
 
 def refusal(error: BaseException) -> str | None:
-    """Return the operating system's reason for a failed write, from an error or its causes; None for any other error.
+    """Return the operating system's reason for a failed write. Return None if the write failed for another cause.
 
     Python and pyarrow raise an OSError, safetensors and tokenizers their own errors that end with its number, torch a RuntimeError.
     """
@@ -60,7 +60,7 @@ def unwritten(place: Path, error: Exception, what: str | None = None) -> str:
 
 @contextmanager
 def writing(place: str | Path, what: str | None = None) -> Iterator[None]:
-    """Raise a `DataError` of one sentence if the code in the `with` block cannot write its file."""
+    """Raise a one-sentence `DataError` if the code in the `with` block cannot write its file."""
     try:
         yield
     except SpanwiseError:
@@ -73,7 +73,7 @@ def writing(place: str | Path, what: str | None = None) -> Iterator[None]:
 
 @contextmanager
 def whole_file(file: Path) -> Iterator[Path]:
-    """Yield a temporary path to write to; the file gets its real name at the end of the `with` block, so it is never half written.
+    """Yield a temporary path to write to. The file gets its name after the `with` block, so it is never half written.
 
     If the block fails, the file that was there before stays, and the temporary file is removed.
     """
@@ -110,7 +110,7 @@ def read_text(path: str | Path, what: str, advice: str = "") -> str:
 
 
 def read_yaml(path: str | Path, what: str, advice: str = "") -> Any:
-    """Read a YAML file that a recipe names, or the recipe itself; raise RecipeError if it cannot be read."""
+    """Read a YAML file that a recipe names, or the recipe itself. Raise a RecipeError if it cannot be read."""
     try:
         import yaml  # imported here, because spanwise can be installed without pyyaml
     except ModuleNotFoundError as error:
@@ -130,7 +130,7 @@ def write_text(file: Path, text: str) -> None:
 
 
 def add_line(file: Path, text: str) -> None:
-    """Append a line to a text file; if the line cannot be written whole, undo it and raise DataError."""
+    """Append a line to a text file. If the line cannot be written whole, undo it and raise a DataError."""
     with writing(file):
         file_size_before = file.stat().st_size if file.exists() else 0
         try:

@@ -12,7 +12,7 @@ from typing import Any
 
 
 class SpanwiseError(Exception):
-    """Base of every error this package raises on purpose; the CLI prints its message without a traceback.
+    """Base of every error this package raises on purpose. The command line prints its message without a traceback.
 
     Example:
         >>> from spanwise import Layout, Scheme
@@ -36,7 +36,7 @@ class LayoutError(SpanwiseError, ValueError):
 
 
 class RecipeError(SpanwiseError, ValueError):
-    """A recipe or an option asks for something that does not exist or does not fit together; also a ValueError.
+    """A recipe or an option asks for something that does not exist or does not fit together. It is a ValueError, too.
 
     Example:
         >>> from spanwise import Objective
@@ -84,7 +84,7 @@ class DataError(SpanwiseError):
 
 
 class DivergedError(SpanwiseError):
-    """A number in training is no longer finite; training stopped before the model was updated with it.
+    """A number in training is no longer finite. Training stopped before the model was updated with it.
 
     Example:
         >>> import torch
@@ -101,26 +101,26 @@ _MOST = 60  # the largest number of names that an error message lists
 
 
 def refuse(faults: Mapping[str, Any], error: type[SpanwiseError] = RecipeError) -> None:
-    """Raise an error with the first sentence in `faults` whose value is true; do nothing if all values are false."""
+    """Raise an error with the first sentence in `faults` whose value is true. If all values are false, do nothing."""
     for sentence, applies in faults.items():
         if applies:
             raise error(sentence)
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message without its full stop, or the error's type if it has no message."""
+    """Return the first line of an error's message without its full stop, or the error's type without a message."""
     lines = str(error).strip().splitlines()
     return (lines[0].rstrip(" .:") if lines else "") or type(error).__name__
 
 
 def wrong_entries(entries: Any, kind: type) -> list[Any]:
-    """Return the entries of a list that have the wrong type; a value that is not a list counts as one wrong entry."""
+    """Return the entries of a list that have the wrong type. A value that is not a list is itself a wrong entry."""
     is_list = isinstance(entries, Sequence) and not isinstance(entries, str)
     return [entry for entry in entries if not isinstance(entry, kind)] if is_list else [entries]
 
 
 def unknown(kind: str, name: str, valid_names: Iterable[str]) -> str:
-    """Build the error message for an unknown name: it suggests the nearest known name, and lists the known names."""
+    """Build the message for an unknown name, with the nearest known name and a list of all."""
     known_names = sorted(valid_names)
     nearest_names = get_close_matches(str(name), known_names, n=3)
     suggestion = f" Did you mean '{nearest_names[0]}'?" if nearest_names else ""
@@ -147,7 +147,7 @@ def check_number(
     most: float = math.inf,
     whole: bool = False,
 ) -> None:
-    """Refuse a value that is no finite number, or that lies outside the bounds; with `whole` it must be a whole number."""
+    """Refuse a value that is no finite number, or that is out of bounds. With `whole` it must be a whole number."""
     is_number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or not value > above or not least <= value <= most:
         least_text = f", at least {least:g}" if least > -math.inf else ""
@@ -158,7 +158,7 @@ def check_number(
         raise RecipeError(f"{called} is {value!r}; it must {requirement}.")
 
 
-#: Maps the import name of a package to the smallest pip extra of spanwise that installs the package.
+#: Maps a package's import name to the smallest pip extra of spanwise that installs the package.
 EXTRAS = {
     **dict.fromkeys(("cyclopts", "rich", "pydantic", "pydantic_core", "yaml", "pyarrow", "filelock"), "cli"),
     **dict.fromkeys(("jinja2", "markupsafe", "altair", "vl_convert"), "report"),
@@ -169,7 +169,7 @@ EXTRAS = {
 
 
 def lacking(part: str, error: ModuleNotFoundError, *, extra: str | None = None) -> ModuleNotFoundError:
-    """Build the error for a missing package: it says which part of spanwise needs the package, and how to install it."""
+    """Build the error for a missing package. It says which part of spanwise needs the package, and how to install it."""
     package_name = (error.name or "").split(".")[0]
     sentence = f"{part} needs '{package_name}', which does not come with spanwise; install it, or put it on PYTHONPATH."
     if package_name in EXTRAS:

@@ -1,4 +1,4 @@
-"""`Layout`: the blocks of a completion, the marks (tags, JSON paths, ...) of each, and the segmenters that find them."""
+"""`Layout`: the blocks of a completion, their marks (tags, JSON paths, ...), and the segmenters that find them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """The part of a block that one mark (a tag, a path, ...) finds; two parts are never equal, even with the same mark."""
+    """The part of a block that one mark (a tag, a path, ...) finds. Two parts are never equal, even with one mark."""
 
     block: int  # the number of the block in the layout
     segmenter: str  # the name of the segmenter that finds the mark
@@ -29,7 +29,7 @@ class Part:
 
 @dataclass(frozen=True, init=False)
 class Layout:
-    """The blocks of a completion, in order, and the marks (tags, JSON paths, ...) that each block is found by.
+    """The blocks of a completion, in order, and the marks (tags, JSON paths, ...) that find each block.
 
     With the segmenter `tags` a mark `answer` opens with `<answer>` and closes with `</answer>`; with `json` it is a path, with
     `channels` a channel; see `spanwise.segment.SEGMENTERS`. A mark may name its own segmenter, `json:price`. Every trainable
@@ -99,17 +99,17 @@ class Layout:
 
     @cached_property
     def wanted(self) -> frozenset[Part]:
-        """The parts that a well-formed completion has; of a repeated block only the first one is required."""
+        """The parts that a well-formed completion has. Of a repeated block only the first is required."""
         return frozenset(part for part in self.parts if part.index in (None, 0))
 
     @cached_property
     def keys(self) -> dict[str, tuple[str, ...]]:
-        """Maps the name of each block to the keys under which `BlockText` holds the texts of the block's parts."""
+        """Maps each block's name to the keys under which `BlockText` holds the texts of the block's parts."""
         return {name: tuple(p.key for p in self.parts if p.block == block) for block, name in enumerate(self.names)}
 
     @cached_property
     def rest(self) -> int | None:
-        """The index of the block without marks, which gets the text that no other block claims; None if there is none."""
+        """The index of the block without marks, which holds the rest of the text; None if there is none."""
         return next((block for block, (_, marks, _) in enumerate(self._single) if not marks), None)
 
     @property
@@ -140,7 +140,7 @@ class Layout:
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """All tags in the order of a well-formed completion; a tag that two blocks use appears twice."""
+        """All tags in the order of a well-formed completion. A tag that two blocks use appears twice."""
         return tuple(part.mark for part in self.parts_of("tags"))
 
     @cached_property
@@ -184,7 +184,7 @@ class Layout:
                 f"'{first_block_tags[0] if first_block_tags else 'none'}'."
             )
         for segmenter in self.segmenters:
-            # This call builds a segmenter only because it then refuses marks that cannot work; the segmenter is not used.
+            # The segmenter is built only because building it refuses marks that cannot work. It is not used.
             registered("segmenter").find(segmenter).function(self.parts_of(segmenter), layout=self)
 
 
@@ -194,7 +194,7 @@ def any_index(name: str) -> str:
 
 
 def together(columns: Mapping[str, _T]) -> dict[str, list[_T]]:
-    """Collect the columns of a repeated block, `item[0]`, `item[1]` and so on, in one list under the name `item[*]`."""
+    """Collect the columns of a repeated block (`item[0]`, `item[1]`, ...) in one list under the name `item[*]`."""
     columns_by_block: dict[str, list[_T]] = {}
     for name, column in columns.items():
         columns_by_block.setdefault(any_index(name), []).append(column)
@@ -216,7 +216,7 @@ def _check_block(name: str, marks: tuple[str, ...]) -> None:
 
 
 def _pairs(blocks: Any) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Return the blocks as pairs (name, marks); if only names are given, the name of a block is its mark."""
+    """Return the blocks as pairs (name, marks). If only names are given, each name is its block's mark."""
     if isinstance(blocks, Mapping):
         return tuple((str(name), _marks(str(name), marks)) for name, marks in blocks.items())
     if isinstance(blocks, Sequence) and not isinstance(blocks, str) and all(isinstance(name, str) for name in blocks):

@@ -20,11 +20,11 @@ from spanwise.errors import AlignmentError, RecipeError, RewardError, refuse, un
 __all__ = ["aspo", "categorical_value", "categorical_value_loss", "critic_error", "dppo", "hl_gauss", "value_loss"]
 
 SIGMA_RATIO = 0.75  # the standard deviation of HL-Gauss in bin widths, as Farebrother et al. recommend it
-_ROUNDING = 1e-3  # a critic's target may lie outside the range of the bins by this share of a bin, because of rounding
+_ROUNDING = 1e-3  # the share of a bin by which rounding may put a critic's target outside the range of the bins
 
 
 def zero_masked(mask_nt: Tensor, **inputs: Tensor) -> list[Tensor]:
-    """Return the inputs with 0 at masked tokens, so that nothing there is NaN; only the first input keeps its gradient."""
+    """Return the inputs with 0 at masked tokens, so that no NaN is there. Only the first input keeps its gradient."""
     for name, value in inputs.items():
         if value.shape != mask_nt.shape:
             raise AlignmentError(f"mask_nt is {tuple(mask_nt.shape)} but {name} is {tuple(value.shape)}.")
@@ -44,7 +44,7 @@ def aspo(
     clip_high: float = 0.2,
     cap: float = 3.0,
 ) -> Float[Tensor, "n t"]:
-    r"""Compute the ASPO loss: a token with a positive advantage weighs more if its probability has grown less.
+    r"""Compute the ASPO loss: a token with positive advantage weighs more if its probability has grown less.
 
     Equation
         drop where A > 0 and rho > 1 + clip_high, or A < 0 and rho < 1 - clip_low
@@ -88,7 +88,7 @@ def dppo(
     cap: float = 20.0,
     eps: float = 1e-8,
 ) -> Float[Tensor, "n t"]:
-    r"""Compute the DPPO loss: a token is trained only while its probability is still close to its old probability.
+    r"""Compute the DPPO loss: it trains a token only while its probability stays close to the old one.
 
     Equation
         tv: keep where (A > 0: p - p_old <= delta_high), (A < 0: p_old - p <= delta_low)
@@ -189,7 +189,7 @@ def value_loss(
 
 
 def hl_gauss(target_nt: Float[Tensor, "n t"], *, bins: int, value_range: tuple[float, float]) -> Float[Tensor, "n t b"]:
-    r"""Turn each target of a critic into probabilities of bins, taken from a normal distribution around the target.
+    r"""Turn a critic's targets into probabilities of bins, from a normal distribution around each target.
 
     Equation
         p[b] = (Phi((e[b+1] - y) / sigma) - Phi((e[b] - y) / sigma)) / (Phi((e[B] - y) / sigma) - Phi((e[0] - y) / sigma))
@@ -239,7 +239,7 @@ def hl_gauss(target_nt: Float[Tensor, "n t"], *, bins: int, value_range: tuple[f
 
 
 def categorical_value(logits_ntb: Float[Tensor, "*n b"], *, value_range: tuple[float, float]) -> Float[Tensor, "*n"]:
-    r"""Return the value that a categorical critic predicts: the mean of the bin centres under its probabilities.
+    r"""Return a categorical critic's value: the mean of the bin centres under its probabilities.
 
     Equation
         V = sum over b of softmax(logits)[b] centre[b]
@@ -305,7 +305,7 @@ def categorical_value_loss(
 
 
 def _edges(bins: int, value_range: tuple[float, float], like: Tensor) -> tuple[Tensor, float]:
-    """Return the edges of a categorical critic's bins, in float32 or a wider dtype, and the width of a bin."""
+    """Return the bin edges of a categorical critic, in float32 or a wider dtype, and the bin width."""
     lowest, highest = value_range
     if bins < 2:
         raise RecipeError(f"The number of bins is {bins}; a distribution over values needs 2 or more.")
@@ -318,7 +318,7 @@ def _edges(bins: int, value_range: tuple[float, float], like: Tensor) -> tuple[T
 def critic_error(
     value_nt: Float[Tensor, "n t"], target_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]
 ) -> dict[str, float]:
-    r"""Split a critic's squared error into the error of the completions' mean values and the error of values around those means.
+    r"""Split a critic's squared error in two: the error of completions' mean values, and the error around them.
 
     Equation
         error_point = mean_i mean_t (v - q)^2 = error_mean + error_within

@@ -1,4 +1,4 @@
-"""`Metric`: the name of a logged number, the function that computes it, and the alarms about it."""
+"""`Metric`: the name of a logged number, the function that computes it, and its alarms."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Alarm:
     sentence: str
     cause: str = ""
     hollow: tuple[str, ...] = ()  # the names of metrics that mean nothing while this alarm holds
-    unless: str = ""  # the name of a metric that explains the value: no alarm is raised if that metric is above one half
+    unless: str = ""  # the name of a metric that explains the value: if that metric is above one half, no alarm is raised
     unknown: str = ""  # the sentence for a run in which no batch has a value of the metric
 
     def holds(self, value: float) -> bool:
@@ -31,7 +31,7 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Metric:
-    """A logged number; a name with a placeholder, such as `<block>`, stands for one number per block or objective."""
+    """A logged number. A placeholder in its name, such as `<block>`, stands for each block or objective."""
 
     name: str
     of: Callable[[Any], Mapping[str, float]] | None = None  # computes a number per block or objective; None: other code does
@@ -40,7 +40,7 @@ class Metric:
     at_end: Alarm | None = None  # raised if the mean over the last batches of a run is beyond the threshold
 
     def part(self, key: str) -> str | None:
-        """Return the text that a key of the log has in place of the placeholder; None for another metric's key."""
+        """Return the text in place of the placeholder in a key of the log; None for another metric's key."""
         key_match = self._shape.fullmatch(key)
         return None if key_match is None else next(iter(key_match.groups("")), "")
 
@@ -49,11 +49,11 @@ class Metric:
         return re.compile(re.sub(r"\[\w+/\]", "(?:(.+)/)?", re.sub(r"<\w+>", "(.+)", self.name)))
 
     def key(self, part: str = "") -> str:
-        """Return the key of this metric in the log, with `part` (a block, an objective, ...) in place of the placeholder."""
+        """Return this metric's key in the log. `part` (a block, an objective, ...) replaces the placeholder."""
         return re.sub(r"<\w+>", part, re.sub(r"\[\w+/\]", f"{part}/" if part else "", self.name))
 
 
 def metrics_in(batches: Sequence[Mapping[str, Any]], known_metrics: Sequence[Metric]) -> Iterator[tuple[str, str, Metric]]:
-    """Find the known metrics in a log; yield each key of the log, the block or objective in it, and the metric."""
+    """Find the known metrics in a log. Yield each key of the log, its block or objective, and the metric."""
     for key in dict.fromkeys(key for line in batches for key in line):
         yield from ((key, part, metric) for metric in known_metrics if (part := metric.part(key)) is not None)

@@ -1,4 +1,4 @@
-"""`Mode`: the base class of optional features, such as a critic, that add to the credit or the loss of a method."""
+"""`Mode`: the base class of optional features, such as a critic, which change a method's credit or loss."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Chart:
 
 @dataclass(frozen=True)
 class Page:
-    """A mode's section on the report page of a run: its charts, and one metric for the top of the page."""
+    """A mode's section on a run's report page: its charts, and one metric for the top of the page."""
 
     title: str
     text: str
     asks: str
     charts: tuple[Chart, ...]
-    # The name (without prefix) and the title of the metric at the top of the page, and the sentence for a bad last value.
+    # the name (without prefix) and title of the metric at the top of the page, and the sentence for a bad last value
     headline: tuple[str, str, str]
 
 
@@ -56,11 +56,11 @@ class Mode:
     about: ClassVar[str] = ""  # the help text of the mode's section in a recipe
     metrics: ClassVar[tuple[Metric, ...]] = ()  # the mode's metrics that have alarms
     page: ClassVar[Page | None] = None  # the mode's section on the report page of a run; None: no section
-    #: The fields that a trainer with its own configuration reads from the mode's section of a recipe; empty: all fields.
+    #: The fields of the mode's section in a recipe that trainers with their own configuration read. Empty: all fields.
     elsewhere: ClassVar[tuple[str, ...]] = ()
     in_scheme: ClassVar[bool] = True  # whether `Scheme.modes` holds the mode; if not, it is an engine's own argument
     adds: ClassVar[frozenset[str]] = frozenset()  # the fields of `Batch` that the mode's code in an engine fills in
-    #: Maps an engine to the class that runs the mode there, as "module:Class"; elsewhere, forward pass and loss stay as they are.
+    #: Maps an engine to the class "module:Class" that runs the mode there. Other engines' passes and losses do not change.
     parts: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
@@ -94,7 +94,7 @@ class Mode:
         return type(self).credit is not Mode.credit
 
     def check_scheme(self, scheme: Any) -> None:
-        """Raise a `RecipeError` for a `Scheme` (a rule of credit) with which the mode does not work."""
+        """Raise a `RecipeError` for a `Scheme` (a rule of credit) that the mode does not work with."""
 
     def check_provided(self, provided: Collection[str]) -> None:
         """Raise a `RecipeError` if the provided fields of `Batch` lack one that the mode needs."""
@@ -111,32 +111,32 @@ class Mode:
 
     @property
     def readable(self) -> bool:
-        """True if the mode has all that it needs to score completions with a model outside of training."""
+        """True if the mode has everything to score completions with a model outside of training."""
         return False
 
     def as_trained(self, places: Sequence[Path]) -> Mode:
-        """Return the mode with the numbers that it needs to score, which a training run stored in one of the folders."""
+        """Return the mode with the numbers it needs to score. A training run stored them in one of the folders."""
         return self
 
     @property
     def judge(self) -> str | None:
-        """The name of the objective whose reward the mode's score predicts; None if the mode gives no score."""
+        """The name of the objective whose reward the mode's score predicts; None if the mode has no score."""
         return None
 
     def opinion(self, score_n: Tensor, group_n: Tensor, step_n: Tensor) -> tuple[Tensor, Tensor]:
-        """Return how much the mode's score weighs in each completion's credit, and the score relative to the group."""
+        """Return the weight of the mode's score in each completion's credit, and the score relative to the group."""
         return torch.zeros_like(score_n), torch.zeros_like(score_n)
 
     def columns(self, batch: Any) -> Mapping[str, Tensor]:
-        """Return the columns that the mode adds to a file of rollouts, with one number per completion."""
+        """Return the columns that the mode adds to a rollout file, with one number per completion."""
         return {}
 
     def note(self, table: Any) -> str:
-        """Return a sentence about completions sampled before the mode was on, or an empty text without such completions."""
+        """Return a sentence about completions sampled before the mode was on; "" if there are none."""
         return ""
 
     def credit(self, credit: Credit, reading: Any, batch: Any, scheme: Any) -> Credit:
-        """Return a batch's credit as the mode changes it; the arguments after `credit` are those of `pipeline.credit_batch`."""
+        """Return a batch's credit as the mode changes it. The arguments after `credit` are those of `credit_batch`."""
         return credit
 
     def plain(self) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class Mode:
 
 
 def setting(default: Any, **bounds: float) -> Any:
-    """Declare a mode's setting that is a number, with the bounds `above`, `least` and `most` of `check_number`."""
+    """Declare a mode's setting that is a number. `bounds` are `above`, `least` and `most` of `check_number`."""
     return field(default=default, metadata=bounds)
 
 
@@ -162,7 +162,7 @@ def check_modes(modes: Any) -> None:
 
 
 def part_class(mode: Mode | type[Mode], engine: str) -> Any:
-    """Import the class that runs a mode inside an engine (see `spanwise.modes.parts`); None if there is no such class."""
+    """Import the class that runs a mode inside an engine (see `spanwise.modes.parts`); None without such a class."""
     if engine not in mode.parts:
         return None
     module, _, class_name = mode.parts[engine].partition(":")
@@ -170,7 +170,7 @@ def part_class(mode: Mode | type[Mode], engine: str) -> Any:
 
 
 def parts_of(modes: Sequence[Mode], engine: str, *arguments: Any, **options: Any) -> dict[str, Any]:
-    """Build for each mode the object that runs it inside an engine, by name; skip modes without code for that engine."""
+    """Build each mode's object that runs inside an engine, by name. Skip modes without code for that engine."""
     return {mode.name: part_class(mode, engine)(mode, *arguments, **options) for mode in modes if engine in mode.parts}
 
 

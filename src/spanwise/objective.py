@@ -1,4 +1,4 @@
-"""`Objective`: one reward, the blocks whose tokens it credits, and the outcomes that its baseline may depend on."""
+"""`Objective`: one reward, the blocks whose tokens it credits, and the outcomes its baseline may depend on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BaselineName = Literal["none", "batch", "group", "outcome", "blended"]
 BASELINES: tuple[BaselineName, ...] = ("none", "batch", "group", "outcome", "blended")
 ScaleName = Literal["none", "std"]
 ScopeName = Literal["rollout", "turn"]
-#: In an objective that `each` repeats for every block, "own" means the current block and "earlier" the blocks before it.
+#: In an objective that `each` repeats for every block: the current block is "own", the blocks before it "earlier".
 EARLIER, OWN = "earlier", "own"
 HIDDEN = "<hidden>"  # the text that saved files hold in place of a secret, such as an API key
 
@@ -32,7 +32,7 @@ class Rubric(Protocol):
 
 @dataclass(frozen=True, init=False)
 class Objective:
-    """One reward, the blocks whose tokens it credits, and the outcomes that its baseline may depend on.
+    """One reward, the blocks whose tokens it credits, and the outcomes its baseline may depend on.
 
     Args:
         reward: the name of a built-in reward (`correct`, `brier`, ...) or a function, plain or async, as TRL, verl, verifiers or
@@ -94,7 +94,7 @@ class Objective:
     criteria: str | Sequence[Any] | None
     only: str | None
 
-    # The constructor is written by hand, because an argument may be one name or a list, but the field is always a tuple.
+    # The constructor is written by hand: an argument may be one name or a list, but the field is always a tuple.
     def __init__(
         self,
         reward: str | Callable[..., Any] | Rubric,
@@ -123,11 +123,11 @@ class Objective:
 
     @property
     def outcomes(self) -> tuple[str, ...]:
-        """The names of the outcomes that the baseline may depend on (`given`); a function's name is "module:function"."""
+        """The names of the outcomes in `given`, which the baseline may depend on. A function's name is "module:function"."""
         return tuple(entry if isinstance(entry, str) else function_name(entry) for entry in self.given)
 
     def _check_types(self) -> None:
-        """Refuse a field that holds a wrong kind of value, an unknown reward and an outcome that is given twice."""
+        """Refuse a field with a wrong type of value, an unknown reward, and an outcome that is given twice."""
         rules: Mapping[str, tuple[bool, str]] = {
             "reward": (
                 isinstance(self.reward, (str, Rubric)) or _is_function(self.reward),
@@ -172,7 +172,7 @@ class Objective:
             raise RecipeError(f"Objective '{self.name}' is given '{doubled_name}' twice; name each outcome once.")
 
     def _check_baseline(self) -> None:
-        """Refuse a baseline, a scale or a back_off that is unknown, or that does not go with the other fields."""
+        """Refuse an unknown baseline, scale or back_off, and one that does not go with the other fields."""
         check_known("baseline", self.baseline or "none", BASELINES)
         check_known("scale", self.scale or "none", ("none", "std"))
         if self.baseline in ("outcome", "blended") and not self.given:
@@ -194,7 +194,7 @@ class Objective:
 
 
 def hidden_names(settings: Any, prefix: str = "") -> list[str]:
-    """Return the paths in nested settings, such as `judge.key`, that hold `HIDDEN`, the text in place of a secret."""
+    """Return the paths in nested settings, such as `judge.key`, at which `HIDDEN` replaces a secret."""
     if settings == HIDDEN:
         return [prefix]
     setting_entries: Iterable[tuple[Any, Any]] = enumerate(settings) if isinstance(settings, list) else ()
@@ -204,7 +204,7 @@ def hidden_names(settings: Any, prefix: str = "") -> list[str]:
 
 
 def function_name(function: Callable[..., Any]) -> str:
-    """Return the name of a function as recipes write it, "module:function"; refuse an object without a name."""
+    """Return a function's name as recipes write it, "module:function". Refuse an object without a name."""
     try:
         return f"{function.__module__}:{function.__qualname__}"
     except AttributeError as error:
@@ -223,13 +223,13 @@ def _several(names_or_functions: Any) -> Any:
 
 
 def is_async(value: Any) -> bool:
-    """Return whether the result of a function, or of an object that is called like one, must be awaited."""
+    """Return whether the result of a function (or of an object called like one) must be awaited."""
     call_method = getattr(value, "__call__", None)  # noqa: B004 - an instance may have an async __call__
     return inspect.iscoroutinefunction(value) or inspect.iscoroutinefunction(call_method)
 
 
 def _is_function(value: Any) -> bool:
-    """Return whether a value is a function, or an object that is called like one, but not a class."""
+    """Return whether a value is a function or an object called like one, but not a class."""
     return callable(value) and not inspect.isclass(value)
 
 
@@ -249,7 +249,7 @@ def is_number_table(choices: Any) -> bool:
 
 
 def families(names: Iterable[str]) -> dict[str, list[str]]:
-    """Group objective names by reward if it has more than three parts (`reward.part`); other names stay alone."""
+    """Group the parts of a reward (`reward.part`) if it has more than three. Other objective names stay alone."""
     all_names = list(names)
     names_by_family: dict[str, list[str]] = {}
     part_counts = Counter(name.partition(".")[0] for name in all_names if "." in name)

@@ -31,7 +31,7 @@ from spanwise.types import BlockText, ByCompletion, Credit, Fault, Scores, Spans
 
 @dataclass(frozen=True)
 class Reading(ByCompletion):
-    """The blocks and rewards that `read` found in N completions: all that `credit_batch` needs beside the batch.
+    """The blocks and rewards that `read` found in N completions. `credit_batch` needs only them and the batch.
 
     Attributes:
         scores: rewards, statuses and outcomes of the scheme's objectives.
@@ -63,7 +63,7 @@ class Reading(ByCompletion):
         return self.length_nk > 0
 
     def pack(self) -> Float[Tensor, "n c"]:
-        """Pack rewards, block lengths and form faults in one float64 table, so that processes exchange it in one gather.
+        """Pack rewards, block lengths and form faults in one float64 table, which processes exchange in one gather.
 
         Columns: M rewards, M statuses, 2 M rewards by outcome, M stated numbers, O outcomes, C measures, K block lengths, 1 fault.
         """
@@ -82,7 +82,7 @@ class Reading(ByCompletion):
 
     @staticmethod
     def unpack(table_nc: Float[Tensor, "n c"], scheme: Scheme) -> Reading:
-        """Turn a table made by `pack` back into a `Reading`, usually after a gather; it has no spans and no text of blocks.
+        """Turn a table made by `pack` back into a `Reading`, without spans and text, usually after a gather.
 
         Raises:
             AlignmentError: the table was packed under another scheme.
@@ -115,12 +115,12 @@ class Reading(ByCompletion):
         return Reading(scores, length_nk.long(), fault_n1.squeeze(1).long())
 
     def take(self, rows: Any) -> Reading:
-        """Return the blocks and rewards of some completions (a slice, or indices), without spans and text."""
+        """Return the blocks and rewards of some completions (a slice or indices), without spans and text."""
         return super(Reading, replace(self, spans=None, text=None)).take(rows)
 
     @staticmethod
     def joined(parts: Sequence[Reading]) -> Reading:
-        """Join the readings of several batches in one, without spans and text; all must be of one scheme."""
+        """Join several batches' blocks and rewards (`Reading`), all of one scheme, without spans and text."""
         return join_rows([replace(part, spans=None, text=None) for part in parts])
 
 
@@ -164,7 +164,7 @@ def read(
 
 
 def locate(batch: Batch, scheme: Scheme, vocabulary: Vocabulary) -> tuple[Spans, list[BlockText]]:
-    """Find the blocks of every completion of a batch; refuse a batch without token ids and mask."""
+    """Find the blocks of every completion of a batch. Refuse a batch without token ids and mask."""
     if batch.ids_nt is None or batch.mask_nt is None:
         raise RecipeError("This batch has no token ids or no mask, so there is nothing to read; give ids_nt and mask_nt.")
     return find_blocks(batch.ids_nt, batch.mask_nt, layout=scheme.layout, vocabulary=vocabulary, logp_nt=batch.logp_nt)
@@ -224,7 +224,7 @@ def credit_batch(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
 
 
 def streams(reading: Reading, batch: Batch, scheme: Scheme) -> Streams:
-    """Put each reward on the last token that it credits, for the scheme's critic; refuse a scheme without a critic."""
+    """Put each reward on the last token that it credits, for a critic. Refuse a scheme without a critic."""
     if not scheme.entry.reads_values:
         raise RecipeError(f"Method '{scheme.method}' uses no critic with a value for each token; use 'gae' or 'sae'.")
     if reading.spans is None or batch.mask_nt is None:
@@ -244,7 +244,7 @@ def advantages(
     mask_nt: Bool[Tensor, "n t"] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "n t"]:
-    """Give every token its share of its block's credit, so that a plain sum over tokens is the training objective.
+    """Give every token its share of its block's credit. A plain sum over tokens is then the training objective.
 
     Args:
         credit: the credit of the completions of `spans`.
@@ -309,7 +309,7 @@ def metrics(
     group_n: Shaped[Tensor, " n"] | None = None,
     steps: Steps | None = None,
 ) -> dict[str, float]:
-    """Compute the metrics of the credit of a batch, gathered from all processes; `spanwise.credit_metrics.CREDIT` lists them.
+    """Compute the metrics of a batch's credit, gathered from all processes. `credit_metrics.CREDIT` lists them.
 
     Args:
         credit: the credit that `credit_batch` returns.

@@ -19,7 +19,7 @@ from spanwise.errors import RecipeError, unknown
 _Entry = TypeVar("_Entry")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _BY_KIND: dict[str, Registry[Any]] = {}
-#: Maps each kind, such as "reward", to the module that creates its registry; `registered` imports the module when needed.
+#: Maps each kind, such as "reward", to the module that creates its registry. `registered` imports it when needed.
 _HOMES = {
     **dict.fromkeys(("completion", "block", "token", "step"), "spanwise.credit.registry"),
     "mode": "spanwise.modes",
@@ -33,7 +33,7 @@ _SHOWN: set[tuple[str, Path | None]] = set()
 
 
 class Registry(dict[str, _Entry], Generic[_Entry]):
-    """All entries of one kind by name, such as all methods; `find` also looks among the installed plug-ins."""
+    """All entries of one kind by name, such as all methods. `find` also searches the installed plug-ins."""
 
     def __init__(self, noun: str, *, kinds: Sequence[str], group: str, entry: Callable[..., _Entry]) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Registry(dict[str, _Entry], Generic[_Entry]):
             _BY_KIND[kind] = self
 
     def find(self, name: str) -> _Entry:
-        """Return the entry called `name`, from spanwise or an installed plug-in; refuse an unknown name."""
+        """Return the entry called `name`, from spanwise or an installed plug-in. Refuse an unknown name."""
         if name not in self:
             self.load_plugins()
         if name not in self:
@@ -51,7 +51,7 @@ class Registry(dict[str, _Entry], Generic[_Entry]):
         return self[name]
 
     def load_plugins(self) -> None:
-        """Import the plug-ins of other installed packages; an error names the plug-in that is broken."""
+        """Import the plug-ins of other installed packages. An error names the plug-in that is broken."""
         for point in entry_points(group=self.group):
             try:
                 point.load()
@@ -74,7 +74,7 @@ class Registry(dict[str, _Entry], Generic[_Entry]):
 
 
 def registered(kind: str) -> Registry[Any]:
-    """Return the registry of a kind, such as "reward", and import the module that creates this registry if needed."""
+    """Return the registry of a kind, such as "reward". If needed, import the module that creates it."""
     if kind not in _BY_KIND and kind in _HOMES:
         import_module(_HOMES[kind])
     if kind not in _BY_KIND:
@@ -83,7 +83,7 @@ def registered(kind: str) -> Registry[Any]:
 
 
 def is_registered(name: str, *, kind: str) -> bool:
-    """Return whether a name is registered for a kind, such as "reward", by spanwise or by a plug-in."""
+    """Return whether spanwise or a plug-in has registered a name for a kind, such as "reward"."""
     registry = registered(kind)
     if name not in registry and entry_points(group=registry.group):
         registry.load_plugins()
@@ -91,7 +91,7 @@ def is_registered(name: str, *, kind: str) -> bool:
 
 
 def register(name: str, *, kind: str, **facts: Any) -> Callable[[_Function], _Function]:
-    """Register a function under a name that recipes, schemes and the command line use; the function itself does not change.
+    """Register a function, unchanged, under a name that recipes, schemes and the command line use.
 
     Args:
         name: a name can be taken once.
@@ -122,7 +122,7 @@ def register(name: str, *, kind: str, **facts: Any) -> Callable[[_Function], _Fu
 
 
 def imported(path: str, *, what: str) -> Any:
-    """Import the function that a recipe names as `module:function` or `file.py:function`; first print which code will run."""
+    """Import the function that a recipe names as `module:function` or `file.py:function`. First print its file."""
     module_name, _, attribute_path = path.rpartition(":")
     module_file = _file(module_name)
     _show(path, module_file or _origin(module_name))
@@ -156,7 +156,7 @@ def imported(path: str, *, what: str) -> Any:
 
 
 def _show(path: str, place: Path | None) -> None:
-    """Print which file or folder holds the user's code that is about to run, once per process, on the first rank only."""
+    """Print which file or folder holds the user's code that will run. This happens once, on the first rank only."""
     if place is not None and (path, place) not in _SHOWN and os.environ.get("RANK", "0") == "0":
         file_or_folder = "folder" if place.is_dir() else "file"
         print(f"The recipe runs code: {path!r}, from the {file_or_folder} {str(place)!r}.", file=sys.stderr)
@@ -174,7 +174,7 @@ def _origin(module: str) -> Path | None:
 
 
 def seen_from_here(path: str, folder: Path) -> str:
-    """Rewrite `module:function`, where the module is a file in `folder`, so that it is found from the current folder."""
+    """Rewrite `module:function` so that a module's file in `folder` is found from the current folder."""
     module_name, _, function_name = path.rpartition(":")
     if not module_name or _file(module_name) or (not module_name.endswith(".py") and _is_installed(module_name)):
         return path
@@ -184,7 +184,7 @@ def seen_from_here(path: str, folder: Path) -> str:
 
 
 def _is_installed(module: str) -> bool:
-    """Return whether a module or its package is installed; a user's file that was run under this name does not count."""
+    """Return whether a module or its package is installed. A user's file that ran under this name does not count."""
     package_name, _, submodule_name = module.partition(".")
     loaded_module = sys.modules.get(package_name)
     if loaded_module is not None:
@@ -197,7 +197,7 @@ def _is_installed(module: str) -> bool:
 
 
 def _file(module: str) -> Path | None:
-    """Return the file in the current folder that a module's name stands for; None if there is no such file."""
+    """Return the file in the current folder that a module's name stands for; None if there is none."""
     module_file = Path.cwd() / (module if module.endswith(".py") else f"{module}.py")
     return module_file if module_file.is_file() else None
 
@@ -226,7 +226,7 @@ def _run(file: Path, module_name: str) -> ModuleType:
 
 @contextmanager
 def _hide_namesakes(folder: Path) -> Iterator[None]:
-    """While the `with` block runs, hide imported modules of other folders whose names modules of this folder have, too."""
+    """Hide other folders' imported modules that have the name of a module in this folder, during the `with` block."""
     folder = folder.resolve()
     user_files = [Path(module.__file__ or ".") for module in _FILES.values()]
     other_folders = {file.parent.resolve() for file in user_files} - {folder}

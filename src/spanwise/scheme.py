@@ -1,4 +1,4 @@
-"""`Scheme`: the complete rule of credit, which consists of a layout, objectives, a method and its options."""
+"""`Scheme`: the complete rule of credit, made of a layout, objectives, a method and its options."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from spanwise.score.reward import built_in
 from spanwise.score.score import check_objectives, measures_of, written_out
 from spanwise.segment import SEGMENTERS
 
-SCRIPT = "own"  # the task that `recipe.yaml` names if a user's script drives the run; the file then names no prompts
+SCRIPT = "own"  # the task in `recipe.yaml` if a user's script drives the run; the file then names no prompts
 _OTHER_NAMES = {"gae_lambda_policy": "lam"}  # from NeMo-RL; its `gae_lambda_value` is an option of the critic
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """The complete rule of credit: the blocks, their rewards, the comparison of completions, and the shares of tokens.
+    """The complete rule of credit: blocks, their rewards, which completions are compared, and each token's share.
 
     Attributes:
         method: name of a registered method.
@@ -99,7 +99,7 @@ class Scheme:
         refine: Refinement | str | Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Scheme:
-        """Build the scheme that a method is meant to be run with (its preset), changed as the arguments say.
+        """Build the scheme that a method is meant to run with (its preset), changed by the arguments.
 
         Args:
             name: name of the method.
@@ -155,7 +155,7 @@ class Scheme:
 
     @cached_property
     def entry(self) -> Method:
-        """The registered method; one that remembers earlier batches gets a memory for this scheme alone."""
+        """The registered method. If it remembers earlier batches, this scheme gets a memory of its own."""
         return method(self.method).of_a_run()
 
     @property
@@ -165,13 +165,13 @@ class Scheme:
 
     @property
     def outcome_names(self) -> tuple[str, ...]:
-        """The outcomes other than rewards that baselines may depend on, in the order of `Scores.outcome_names`."""
+        """The outcomes (without rewards) that baselines may depend on, in the order of `Scores.outcome_names`."""
         all_outcomes = [name for objective in self.objectives for name in objective.outcomes]
         return tuple(dict.fromkeys(name for name in all_outcomes if name not in self.names))
 
     @property
     def value_names(self) -> tuple[str, ...]:
-        """The name of each value that the critic predicts, in the order of `Batch.value_nt`; () if the method needs no critic."""
+        """The name of each value a critic predicts, in the order of `Batch.value_nt`; () if the method needs no critic."""
         if "value_nt" not in self.needs:
             return ()
         return name_streams(self.objectives, self.values) if self.entry.reads_values else ("return",)
@@ -190,7 +190,7 @@ class Scheme:
 
     @property
     def reads(self) -> frozenset[str]:
-        """The fields of a `Batch` that `read` needs to find the blocks: log-probabilities, if a segmenter cuts by them."""
+        """The fields of a `Batch` that `read` needs to find blocks (`logp_nt` if a segmenter cuts by it, else none)."""
         return frozenset({"logp_nt"} if any(map(_reads_logp, self.layout.segmenters)) else ())
 
     def check(self, provides: Collection[str], *, at_read: Collection[str] | None = None) -> None:
@@ -236,7 +236,7 @@ class Scheme:
             )
 
     def check_forgets(self, engine: str) -> None:
-        """Refuse a method that remembers earlier batches (`RecipeError`), for engines whose checkpoints cannot hold its memory."""
+        """Refuse a method that remembers earlier batches (`RecipeError`) if an engine's checkpoints lose the memory."""
         if self.entry.stateful:
             raise RecipeError(
                 f"Method '{self.method}' remembers earlier batches, and the checkpoints of {engine} do not keep this memory: "
@@ -244,7 +244,7 @@ class Scheme:
             )
 
     def check_loads(self, engine: str) -> None:
-        """Refuse a reward that loads a model (`RecipeError`), for engines whose reward workers have no device for it."""
+        """Refuse a reward that loads a model (`RecipeError`) if an engine's reward workers have no device for it."""
         entry_by_name = {objective.name: built_in(objective) for objective in self.objectives}
         if loading := [name for name, entry in entry_by_name.items() if entry is not None and entry.loads_model]:
             raise RecipeError(
@@ -254,11 +254,11 @@ class Scheme:
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """The names, "<objective>/<measure>", of further numbers that reward functions report, such as their costs."""
+        """The names "<objective>/<measure>" of further numbers that reward functions report, such as costs."""
         return measures_of(self.objectives)
 
     def plain(self) -> dict[str, Any]:
-        """Return the scheme as plain data for YAML; a recipe with these fields gives the same scheme."""
+        """Return the scheme as plain data for YAML. A recipe with these fields gives the same scheme."""
         return {
             "method": self.method,
             "layout": {name: list(tags) for name, tags in self.layout.blocks},
@@ -307,7 +307,7 @@ def _plain(objective: Objective) -> dict[str, Any]:
 
 
 def _parse_per(per: Any) -> str | float:
-    """Return the option `per` as "block", "completion", "batch" or a positive number; refuse anything else."""
+    """Return the option `per`, which is "block", "completion", "batch" or a positive number. Refuse anything else."""
     if per in ("block", "completion", "batch"):
         return str(per)
     with suppress(TypeError, ValueError):
@@ -322,7 +322,7 @@ def _reads_logp(segmenter: str) -> bool:
 
 
 def _refuse(objectives: Sequence[Objective], find_fault: Callable[[Objective], Any], sentence: str) -> None:
-    """Refuse the first objective with a fault; in `sentence`, `{o}` stands for the objective and `{fault}` for the fault."""
+    """Refuse the first objective with a fault. `{o}` in `sentence` is the objective, `{fault}` its fault."""
     for objective in objectives:
         if fault := find_fault(objective):
             raise RecipeError(sentence.format(o=objective, fault=fault))
@@ -387,7 +387,7 @@ def _check_objectives_used(scheme: Scheme) -> None:
 
 
 def _check_values(scheme: Scheme) -> None:
-    """Refuse the field `values` (what a critic predicts) of a scheme whose method reads no critic."""
+    """Refuse the setting `values` (what a critic predicts) if the scheme's method reads no critic."""
     if scheme.values is None:
         return
     resolve_values(scheme.objectives, scheme.values)
@@ -399,7 +399,7 @@ def _check_values(scheme: Scheme) -> None:
 
 
 def _translate(options: Mapping[str, Any], entry: Method) -> dict[str, Any]:
-    """Translate option names of other libraries into those of spanwise; refuse an option that is given under both names."""
+    """Translate other libraries' option names into those of spanwise. Refuse an option given under both names."""
     translated_options = dict(options)
     for other, name in _OTHER_NAMES.items():
         if other in translated_options and name in entry.options:

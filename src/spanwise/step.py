@@ -1,4 +1,4 @@
-"""`Step`: the credit of one training step, which every engine computes with two calls, `read` and `finish`.
+"""`Step`: the credit of one training step. Every engine computes it with two calls, `read` and `finish`.
 
 Before them the engine fills in a batch; after them it puts the advantages where its trainer reads them.
 """
@@ -31,7 +31,7 @@ from spanwise.types import Credit, Spans
 
 __all__ = ["TURNS", "Ranks", "ReadBatch", "Step", "StepResult", "turn_rows"]
 
-#: The column that describes turns: for each completion a list with one mapping per turn. Rollout functions may return it.
+#: The column that describes turns: a list with one mapping per turn for each completion. Rollout functions may return it.
 TURNS = "turns"
 
 
@@ -45,7 +45,7 @@ class Ranks:
 
 @dataclass(frozen=True)
 class ReadBatch:
-    """A batch with what was read from its completions (a `Reading`): blocks, rewards and their statuses."""
+    """A batch with what was read from its completions (`Reading`): blocks, rewards and the rewards' statuses."""
 
     batch: Batch  # one row per completion, or one row per turn of a completion
     reading: Reading  # the blocks and rewards of the rows; rows of other processes lack text, and usually spans
@@ -56,7 +56,7 @@ class ReadBatch:
 
     @property
     def everyone(self) -> ReadBatch:
-        """The batch with the rows of all processes, because completions are compared across processes."""
+        """The batch with the rows of all processes. Completions are compared across processes."""
         return self if self.gathered is None else self.gathered
 
     @property
@@ -66,11 +66,11 @@ class ReadBatch:
         return self.reading.spans
 
     def take(self, value_nt: Shaped[Tensor, "n t"]) -> Shaped[Tensor, "s u"]:
-        """Turn a table with one row per completion into a table with one row per turn, unless the batch has no turns."""
+        """Turn a table with a row per completion into one with a row per turn, unless the batch has no turns."""
         return value_nt if self.turns is None else self.turns.take(value_nt)
 
     def put(self, value_su: Shaped[Tensor, "s u"], *, width: int | None = None) -> Shaped[Tensor, "n t"]:
-        """Turn a table with one row per turn into a table with one row per completion, with 0 between the turns."""
+        """Turn a table with a row per turn into one with a row per completion, with 0 between the turns."""
         value_nt = value_su if self.turns is None else self.turns.put(value_su, rows=self.completions)
         return value_nt if width is None else wider(value_nt, width)
 
@@ -79,7 +79,7 @@ class ReadBatch:
         return list(values) if self.turns is None else self.turns.repeat(values)
 
     def worth_sm(self, scheme: Scheme) -> Float[Tensor, "s m"]:
-        """Return the rewards of the rows, with `if_missing` for those that a row, or the rollout of a turn, left out."""
+        """Return the rewards of the rows. `if_missing` replaces those that a row, or the rollout of a turn, left out."""
         turn_steps = self.batch.steps
         if turn_steps is None or not len(turn_steps.step_s):
             return fill_missing(self.reading.scores, scheme.objectives)
@@ -87,7 +87,7 @@ class ReadBatch:
         return worth_of_turns(self.reading.scores, *places, objectives=scheme.objectives, kind="block")[0]
 
     def worth_nm(self, scheme: Scheme) -> Float[Tensor, "n m"]:
-        """Return the float32 rewards that a trainer logs, with `if_missing` for rewards that a completion left out.
+        """Return the float32 rewards that a trainer logs. `if_missing` replaces those that a completion left out.
 
         A completion of several turns has the last reward of its turns, or their mean for an objective of scope "turn".
         """
@@ -108,12 +108,12 @@ class ReadBatch:
 
 
 def in_useful_groups(credit: Credit, group_n: Shaped[Tensor, " n"], *, tolerance: float = 0.0) -> Bool[Tensor, " n"]:
-    """Mark the rows of groups in which some completion's credit exceeds the tolerance; other groups teach nothing."""
+    """Mark the rows of groups in which some completion's credit exceeds the tolerance. Other groups teach nothing."""
     return torch.isin(group_n, group_n[credit.signal_n(tolerance=tolerance)])
 
 
 def gather_rows(read_batch: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
-    """Gather the rewards, group ids and turns of the rows of all processes, since several processes may share a group."""
+    """Gather the rewards, group ids and turns of all processes' rows, because processes may share a group."""
     steps = read_batch.batch.steps
     step_fields = None
     if steps is not None:
@@ -138,12 +138,12 @@ def gather_rows(read_batch: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatc
 
 
 def gather_tokens(read_batch: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
-    """Gather blocks, values and log-probabilities of the tokens of all processes, if the credit method needs them."""
+    """Gather the blocks, values and log-probabilities of all processes' tokens, if the credit method needs them."""
     all_rows = read_batch.everyone
     if all_rows.batch.steps is not None or "mask_nt" not in scheme.needs:
         return read_batch
     own_tensors = {name: getattr(read_batch.batch, name) for name in ("value_nt", "logp_nt", "bootstrap_n", "ids_nt")}
-    # Tables are padded with 0, so each block number is sent plus 1; 0 stands for padding and for tokens of no block.
+    # Tables are padded with 0, so block numbers are sent plus 1. Then 0 means padding or a token of no block.
     parts_of_ranks = ranks.gather((read_batch.spans.block_nt + 1, own_tensors))
     blocks_of_ranks, tensors_of_ranks = zip(*parts_of_ranks, strict=True)
     block_nt = _stack(blocks_of_ranks) - 1
@@ -155,7 +155,7 @@ def gather_tokens(read_batch: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBa
 
 
 def _stack(tables: Sequence[Tensor]) -> Tensor:
-    """Concatenate the rows of tables with different widths; pad narrow tables with 0 on the right."""
+    """Concatenate the rows of tables with different widths. Narrow tables are padded with 0 on the right."""
     largest_width = max(table.shape[1] for table in tables)
     return torch.cat([wider(table, largest_width) for table in tables])
 
@@ -166,7 +166,7 @@ def wider(value_nt: Tensor, width: int, *, fill: float = 0.0) -> Tensor:
 
 
 def says_turns(entry: Any) -> bool:
-    """Return whether an entry of the column `turns` is well-formed: a list with one mapping per turn."""
+    """Return whether an entry of the column `turns` is well-formed, that is, a list with one mapping per turn."""
     return isinstance(entry, list | tuple) and all(isinstance(turn, Mapping) for turn in entry)
 
 
@@ -211,7 +211,7 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
 
 
 def steps_of_turns(outer: Steps | None, row_s: Int[Tensor, " s"], step_s: Int[Tensor, " s"], anchor_s: Any) -> Steps:
-    """Number turns within their rollouts; `outer` holds the rollout of each batch row, or is None if each row is a rollout."""
+    """Number turns within their rollouts. `outer` has the rollout of each batch row; None: each row is a rollout."""
     if outer is None:
         return Steps(row_s, step_s, anchor_s)
     return Steps(outer.trajectory_s[row_s], outer.step_s[row_s] * len(row_s) + step_s, anchor_s)
@@ -239,7 +239,7 @@ class StepResult:
 
     @property
     def blocks_nt(self) -> Int[Tensor, "n t"]:
-        """The block number of each token of the completions, from 1 and different in every turn; 0 outside of blocks."""
+        """The block number of each token of the completions: from 1 on, different in every turn, 0 outside of blocks."""
         block_nt = self.spans.block_nt
         turns = self.own.turns  # if there are turns, each row is a turn
         if turns is not None:
@@ -248,7 +248,7 @@ class StepResult:
         return self.own.put(block_nt + 1)
 
     def by_completion(self) -> tuple[Credit, Bool[Tensor, "n k"]]:
-        """Return the credit of each completion (the mean over its turns), and a mask of the blocks that the completion has."""
+        """Return the credit of each completion (the mean over its turns), and a mask of the blocks it has."""
         all_rows = self.own.everyone
         if all_rows.batch.steps is None:
             return self.credits, all_rows.reading.present_nk
@@ -264,7 +264,7 @@ class StepResult:
 
 
 class Step:
-    """Computes the credit of a training step: engines call `read`, then `finish` for advantages, metrics and warnings.
+    """Computes the credit of a training step. Engines call `read`, then `finish` for advantages, metrics and warnings.
 
     Args:
         scheme: the rule of credit.
@@ -288,11 +288,11 @@ class Step:
         self._noted: dict[str, float] = {}
 
     def note(self, metrics: Mapping[str, float]) -> None:
-        """Remember metrics that modes log after the credit; `finish` of the next batch warns if one of them is alarming."""
+        """Remember metrics that modes log after the credit. The next batch's `finish` warns of alarming ones."""
         self._noted.update(metrics)
 
     def read(self, batch: Batch) -> ReadBatch:
-        """Find and score the blocks of this process's completions, turn by turn if the scheme or the rollouts ask for it."""
+        """Find and score the blocks of this process's completions, turn by turn if scheme or rollouts ask for it."""
         assert self.vocabulary is not None, "reading needs a vocabulary"
         row_batch, turns = self._rows(batch)
         reading = read(row_batch, self.scheme, self.vocabulary)
@@ -300,7 +300,7 @@ class Step:
         return own_rows if self.ranks is None else gather_rows(own_rows, self.scheme, self.ranks)
 
     async def read_waiting(self, batch: Batch, in_thread: Callable[..., Awaitable[Any]]) -> ReadBatch:
-        """Find and score blocks as `read` does, but await slow rewards; `in_thread` runs a function in a thread meanwhile."""
+        """Find and score blocks like `read`, but await slow rewards. `in_thread` runs a function in a thread meanwhile."""
         assert self.vocabulary is not None, "reading needs a vocabulary"
         awaited_objectives = [objective for objective in self.scheme.objectives if waits(objective)]
         if not awaited_objectives:
@@ -312,7 +312,7 @@ class Step:
         return ReadBatch(rows, await in_thread(finish_reading), len(batch.group_n), turns)
 
     def _rows(self, batch: Batch) -> tuple[Batch, Turns | None]:
-        """Split completions into one row per turn if the scheme or the rollouts ask for it, else return them unchanged."""
+        """Split completions into one row per turn if scheme or rollouts ask for it. Otherwise return them unchanged."""
         # A method that runs over tokens credits a whole conversation as one sequence.
         turn_lists = None if self.scheme.entry.kind == "token" else batch.columns.get(TURNS)
         must_split = turn_lists is not None and all(map(says_turns, turn_lists))
@@ -327,7 +327,7 @@ class Step:
         number: int | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> StepResult:
-        """Compute the credit and advantages of a read batch, once its values, log-probabilities and final mask are known.
+        """Compute a read batch's credit and advantages, once its values, log-probabilities and final mask are known.
 
         Args:
             read_batch: result of `read`, with the values and log-probabilities that the scheme needs filled into its batch.
@@ -355,7 +355,7 @@ class Step:
         )
 
     def credit(self, read_batch: ReadBatch, *, learn: bool = True, number: int | None = None) -> BatchCredit:
-        """Compute the credit of the rows of all processes as `finish` does, but no advantages of tokens, which need spans."""
+        """Compute the credit of all processes' rows like `finish`, but no token advantages, which need spans."""
         all_rows = read_batch.everyone
         batch_credits = self._credit(all_rows, learn=learn)
         groups_and_turns: dict[str, Any] = {"group_n": all_rows.batch.group_n, "steps": all_rows.batch.steps}
@@ -384,7 +384,7 @@ class Step:
         return BatchCredit(batch_credits, batch_metrics, new_warnings)
 
     def _credit(self, all_rows: ReadBatch, *, learn: bool) -> Credit:
-        """Compute the credit of the rows of all processes; if `learn` is False, restore the credit method's state after it."""
+        """Compute the credit of all processes' rows. If `learn` is False, restore the credit method's state afterwards."""
         entry: Any = self.scheme.entry
         state_before = entry.estimator.state_dict() if entry.stateful and not learn else None
         batch_credits = credit_batch(all_rows.reading, all_rows.batch, self.scheme)
@@ -393,7 +393,7 @@ class Step:
         return batch_credits
 
     def useful(self, read_batch: ReadBatch) -> Bool[Tensor, " n"]:
-        """Mark the rows of groups in which some completion gets credit, without a change to the credit method's state."""
+        """Mark the rows of groups in which some completion gets credit. The credit method's state does not change."""
         if self.ranks is not None:
             read_batch = gather_tokens(read_batch, self.scheme, self.ranks)
         all_rows = read_batch.everyone
@@ -409,7 +409,7 @@ class Step:
         columns: Mapping[str, Sequence[Any]] | None = None,
         learn: bool = True,
     ) -> Rollouts:
-        """Return the rows of this process as a table of rollouts; prompts, completions and columns have one entry per row."""
+        """Return this process's rows as a table of rollouts. Prompts, completions and columns have one entry per row."""
         batch = result.own.batch
         if "logp_nt" not in self.scheme.needs:
             batch = replace(batch, logp_nt=None)

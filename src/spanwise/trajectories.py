@@ -1,4 +1,4 @@
-"""Turn trajectories into a `Batch` with one row per turn, and put the numbers of the rows back onto the turns."""
+"""Turn trajectories into a `Batch` with one row per turn. Put the rows' numbers back onto the turns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["onto_turns", "turn_batch"]
 def turn_batch(
     trajectories: Sequence[Trajectory], *, columns: Mapping[str, Sequence[Any]] | None = None
 ) -> tuple[Batch, dict[str, Reward]]:
-    """Build a right-padded batch with one row per turn of the trajectories, and collect their rewards for `pipeline.read`.
+    """Build a right-padded batch with one row per turn, and collect the trajectories' rewards for `pipeline.read`.
 
     The rows are the responses of the turns, trajectory by trajectory, so that a sampled token stands in one row however many
     branches share it; `Batch.steps` says whose they are. A reward of the outcome stands at the last turn that sampled a token.
@@ -72,7 +72,7 @@ def turn_batch(
 
 
 def _collect_rewards(trajectories: Sequence[Trajectory]) -> dict[str, Reward]:
-    """Collect the rewards of each objective, one per turn; a trajectory's own rewards stand at its last sampled turn."""
+    """Collect the rewards of each objective, one per turn. The last sampled turn gets the trajectory's own rewards."""
     rewards_by_turn: list[Mapping[str, float | Status]] = []
     for trajectory in trajectories:
         sampled_turns = [t for t, turn in enumerate(trajectory.turns) if any(turn.mask)]
@@ -89,7 +89,7 @@ def _collect_rewards(trajectories: Sequence[Trajectory]) -> dict[str, Reward]:
 
 
 def onto_turns(trajectories: Sequence[Trajectory], name: str, value_st: Float[Tensor, "s t"]) -> list[Trajectory]:
-    """Write numbers that were computed for the rows of `turn_batch`, such as advantages, into `Turn.per_token` of their turns.
+    """Write numbers for the rows of `turn_batch`, such as advantages, into `Turn.per_token` of their turns.
 
     Args:
         trajectories: those of the batch, in its order.

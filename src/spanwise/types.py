@@ -1,4 +1,4 @@
-"""The data types that all modules share: spans, scores, credit, and the reasons why a reward or a credit is missing.
+"""The data types that all modules share: spans, scores, credit, and why a reward or a credit is missing.
 
 The letters at the end of names are indices: n completions, t tokens, k blocks, m objectives, o outcomes. Intervals are half-open.
 """
@@ -18,16 +18,16 @@ from torch import Tensor
 
 from spanwise.errors import AlignmentError, RecipeError, unknown
 
-#: The text of a completion by block and tag: `text["solution"]["answer"]` is what `<answer>` holds in that block.
-#: An absent block has None, and so has a tag that does not open or does not close in its block.
+#: The text of a completion by block and tag: `text["solution"]["answer"]` is what `<answer>` holds in that block. None
+#: stands for an absent block, and for a tag that does not open or close in its block.
 BlockText = Mapping[str, Mapping[str, str | None] | None]
 _Table = TypeVar("_Table", bound="ByCompletion")
-_ROWS = 64  # tables are processed this many completions at a time, so that the data stay in the processor's cache
+_ROWS = 64  # tables are processed this many completions at a time, so that data stay in the processor's cache
 
 
 @dataclass(frozen=True)
 class ByCompletion:
-    """The base of tables about completions: a field whose suffix begins with n (`_n`, `_nk`) has one row per completion."""
+    """The base of tables about completions. A field whose suffix begins with n (`_n`, `_nk`) has a row per completion."""
 
     def take(self: _Table, rows: Any) -> _Table:
         """Return the table for some of the completions, given as a slice or as indices."""
@@ -49,7 +49,7 @@ class ByCompletion:
 
 
 def join_rows(parts: Sequence[_Table]) -> _Table:
-    """Concatenate several tables about completions; a field that has no row per completion comes from the first table."""
+    """Concatenate tables about completions. Fields without one row per completion come from the first table."""
     joined_tables = {}
     for name, first_table in parts[0]._row_fields().items():
         tables: list[Any] = [getattr(part, name) for part in parts]
@@ -61,7 +61,7 @@ def join_rows(parts: Sequence[_Table]) -> _Table:
 
 
 class PiecewiseText(dict[str, "Mapping[str, str | None] | None"]):
-    """A `BlockText` with the whole text of the completion beside it, for blocks that lie in pieces or out of order."""
+    """A `BlockText` with the completion's whole text, for blocks that lie in pieces or out of order."""
 
     __slots__ = ("whole",)
 
@@ -95,7 +95,7 @@ class Status(IntEnum):
 
 
 class Fault(IntFlag):
-    """The faults in the form of a completion, as bits that add up; 0 means that it is well-formed."""
+    """The faults in the form of a completion, as bits that add up; 0 means well-formed."""
 
     NONE = 0
     MISSING = 1  # a part of the layout is missing: its tag never opens, or its JSON path has no value
@@ -160,7 +160,7 @@ class Spans:
 
     @staticmethod
     def of_blocks(names: Sequence[str], block_nt: Int[Tensor, "n t"], fault_n: Int[Tensor, " n"] | None = None) -> Spans:
-        """Build spans from the block number of each token; a block's interval runs from its first token to its last.
+        """Build spans from each token's block number. A block's interval runs from its first token to its last.
 
         Args:
             names, block_nt, fault_n: the fields of `Spans`; without `fault_n` every completion is well-formed.
@@ -198,7 +198,7 @@ class Spans:
 
     @cached_property
     def interleaved(self) -> bool:
-        """True if a block of some completion lies in several pieces, with tokens of other blocks between them."""
+        """True if a block of some completion lies in several pieces, with other blocks' tokens between them."""
         for block_nt in self.block_nt.split(_ROWS):
             highest_block_nt = block_nt.cummax(dim=1).values  # the highest block number up to each token
             goes_back_n = ((block_nt >= 0) & (block_nt < highest_block_nt)).any(dim=1)
@@ -211,7 +211,7 @@ class Spans:
 
 @dataclass(frozen=True)
 class Scores(ByCompletion):
-    """The reward of every completion under every objective, and the outcomes that baselines are given.
+    """The reward of every completion under every objective, and the outcomes that baselines may depend on.
 
     Attributes:
         names: the M objective names, in order.
@@ -252,7 +252,7 @@ class Scores(ByCompletion):
             )
 
     def outcome(self, name: str) -> Float[Tensor, " n"]:
-        """Return the outcome called `name` of every completion, which is a reward or a column of `outcome_no`.
+        """Return the outcome called `name` of every completion: a reward, or a column of `outcome_no`.
 
         Raises:
             RecipeError: there is neither.
@@ -270,12 +270,12 @@ class Scores(ByCompletion):
 
 @dataclass(frozen=True)
 class Comparison(ByCompletion):
-    """The parts of each advantage `(worth - baseline) / divisor`, and the rewards that its baseline comes from."""
+    """The parts of each advantage `(worth - baseline) / divisor`, and the rewards behind its baseline."""
 
     worth_nm: Float[Tensor, "n m"]  # the float64 reward, or else the objective's `if_missing`; NaN if there is neither
-    #: The float64 number subtracted from `worth_nm`; NaN if nothing could be compared, or if the method subtracts no single number.
+    #: The float64 number subtracted from `worth_nm`; NaN without a comparison, or if the method subtracts no single number.
     baseline_nm: Float[Tensor, "n m"]
-    #: The float64 number that divides `worth_nm - baseline_nm`: 1 where nothing is divided, and NaN where there is no baseline.
+    #: The float64 number that divides `worth_nm - baseline_nm`: 1 if nothing is divided, NaN without a baseline.
     divisor_nm: Float[Tensor, "n m"]
     stratum_nm: Int[Tensor, "n m"]  # the number of the stratum (the rewards that are compared with each other); -1: none
     level_nm: Int[Tensor, "n m"]  # how many outcomes in the objective's `given` the comparison ignores, the last one first
@@ -285,30 +285,30 @@ class Comparison(ByCompletion):
     about_nm: Int[Tensor, "n m"]  # the objective that the reason is about; -1: all objectives together
 
     def where(self, mask_nm: Bool[Tensor, ...], other: Comparison) -> Comparison:
-        """Choose the entries of this comparison where the mask is true, and those of `other` where it is false."""
+        """Take this comparison's entries where the mask is true, and those of `other` where it is false."""
         return Comparison(**{name: torch.where(mask_nm, table, getattr(other, name)) for name, table in vars(self).items()})
 
     @staticmethod
     def joined(columns: Sequence[Comparison]) -> Comparison:
-        """Join the comparisons of several objectives, for the same completions, as the columns of one."""
+        """Join the comparisons of several objectives as the columns of one, for the same completions."""
         return Comparison(
             **{name: torch.cat([getattr(column, name) for column in columns], dim=1) for name in vars(columns[0])}
         )
 
     def fitting(self, adv_nm: Float[Tensor, "n m"]) -> Comparison:
-        """Return the comparison with the reasons of new advantages: every advantage other than 0 gets `CREDITED`."""
+        """Return the comparison with reasons that fit new advantages: each advantage that is not 0 gets `CREDITED`."""
         credited_reason = int(Zero.CREDITED)
         zero_reason_nm = torch.where(self.reason_nm == credited_reason, int(Zero.AT_BASELINE), self.reason_nm)
         return replace(self, reason_nm=torch.where(adv_nm != 0, credited_reason, zero_reason_nm))
 
     def unexplained(self, adv_nm: Float[Tensor, "n m"]) -> Comparison:
-        """Return the comparison with NaN baselines and divisors, for advantages that are not a reward minus one baseline."""
+        """Return the comparison with NaN baselines and divisors, for advantages that no single baseline explains."""
         nan_nm = torch.full_like(self.baseline_nm, torch.nan)
         zero_nm = torch.zeros_like(self.averaged_nm)
         return replace(self, baseline_nm=nan_nm, divisor_nm=nan_nm, averaged_nm=zero_nm).fitting(adv_nm)
 
     def rescaled(self, *, divisor: Float[Tensor, ...] | float, shift: float = 0.0) -> Comparison:
-        """Return the comparison for advantages that were changed to (advantage - `shift`) / `divisor`."""
+        """Return the comparison for advantages changed to (advantage - `shift`) / `divisor`."""
         return replace(self, baseline_nm=self.baseline_nm + shift * self.divisor_nm, divisor_nm=self.divisor_nm * divisor)
 
 
@@ -361,10 +361,10 @@ class Credit(ByCompletion):
         return bool(self.signal_n().any())
 
     def signal_n(self, *, tolerance: float = 0.0) -> Bool[Tensor, " n"]:
-        """Mark the completions in which a block, a token or the decision to stop has more credit than the tolerance."""
+        """Mark the completions in which a block, a token or the decision to stop has credit above the tolerance."""
         block_or_token_credit = self.block_nk if self.token_nt is None else self.token_nt
         credit_tables = (block_or_token_credit, self.stop_n[:, None], self.refined_nt)
-        # Testing both bounds needs less memory than a table of absolute values, and NaN counts as beyond the tolerance.
+        # Testing both bounds needs less memory than a table of absolute values. NaN counts as beyond the tolerance.
         without_credit_masks = [
             ((table <= tolerance) & (table >= -tolerance)).all(dim=1) for table in credit_tables if table is not None
         ]
@@ -372,7 +372,7 @@ class Credit(ByCompletion):
 
     @property
     def explained(self) -> tuple[Tensor, Comparison]:
-        """The advantages and their `Comparison`; an `AlignmentError` if this credit does not hold both."""
+        """The advantages and their `Comparison`. Raises an `AlignmentError` if this credit lacks one of them."""
         if self.adv_nm is None or self.comparison is None:
             raise AlignmentError(
                 "This credit does not say how its advantages were computed; take a credit from pipeline.credit_batch."

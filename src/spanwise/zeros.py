@@ -1,4 +1,4 @@
-"""Find one reason for every token that trains with advantage 0, so that the reasons' counts add up to all tokens."""
+"""Find one reason for every token that trains with advantage 0. The reasons' counts add up to all tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spanwise.types import Credit, Zero
 
 __all__ = ["Zero", "reason_of", "zero_reasons"]
 
-#: A reason and its objective make one integer, the key: reason * 4096 + number of the objective + 1. Keys sort as reasons do.
+#: The key: one integer for a reason and its objective, reason * 4096 + the objective's number + 1. Keys sort as reasons do.
 _OBJECTIVES = 4096
 
 
@@ -44,7 +44,7 @@ class Count:
 
 @dataclass(frozen=True)
 class Zeros:
-    """The reason for each token with the advantage 0 in N completions; the tokens of all completions form one list."""
+    """The reason for each token with the advantage 0 in N completions. All completions' tokens form one list."""
 
     names: tuple[str, ...]  # the objectives
     key_v: Int[Tensor, " v"]  # the key of each token's reason and objective; `reason_of` and `objective` decode it
@@ -52,11 +52,11 @@ class Zeros:
     key_n: Int[Tensor, " n"]  # CREDITED if the completion has credit, else the reason of most of its tokens
 
     def objective(self, key: int) -> str:
-        """Return the name of the objective that a key made by `key_of` encodes; an empty text if it encodes none."""
+        """Return the name of the objective in a key made by `key_of`; "" if it holds none."""
         return self.names[key % _OBJECTIVES - 1] if key % _OBJECTIVES else ""
 
     def counts(self, examples: int) -> list[Count]:
-        """Count the tokens and completions of each reason, in the order of `Zero`, with a few rows as examples."""
+        """Count each reason's tokens and completions, in the order of `Zero`, with a few rows as examples."""
         counts: list[Count] = []
         for key in torch.cat([self.key_v, self.key_n]).unique().tolist():
             has_key_v = self.key_v == key
@@ -68,14 +68,14 @@ class Zeros:
 
 
 def zero_reasons(credit: Credit, scheme: Scheme) -> Int[Tensor, "n k"]:
-    """Return for each block the reason why its tokens may have the advantage 0, encoded by `key_of`.
+    """Return the reason why each block's tokens may have the advantage 0, encoded by `key_of`.
 
     If several objectives pay a block, the reason is the first in the order of `Zero`, then in the order of the objectives.
     """
     _, comparison = credit.explained
     cancelled_key = key_of(Zero.CANCELLED)
     reason_key_nm = comparison.reason_nm * _OBJECTIVES + comparison.about_nm + 1  # the key of every reason, as in `key_of`
-    # If an objective credits a block whose summed credit is 0, the other objectives cancel that credit.
+    # If an objective credits a block whose total credit is 0, the other objectives cancel that credit.
     reason_key_nm = torch.where(comparison.reason_nm == int(Zero.CREDITED), cancelled_key, reason_key_nm)
     reason_key_nm = reason_key_nm.expand(-1, len(scheme.objectives))
     block_key_nk = torch.full((len(reason_key_nm), len(scheme.layout.names)), key_of(Zero.UNPAID), dtype=torch.long)
@@ -95,7 +95,7 @@ def recorded_reasons(
     reward_n: Float[Tensor, " n"] | None = None,
     rollout_n: Int[Tensor, " n"] | None = None,
 ) -> Int[Tensor, "n k"]:
-    """Return a key (see `key_of`) for the reason why tokens get 0, as far as a trainer's records show the reason.
+    """Return a key (see `key_of`) of the reason why tokens get 0, as far as a trainer's records show it.
 
     `credit_nk` is NaN where the trainer recorded no credit; `reward_n`, if given, shows which completions are right.
     """
@@ -132,7 +132,7 @@ def tally_zeros(
     trainable_v: Bool[Tensor, " v"] | None = None,
     learned_n: Bool[Tensor, " n"] | None = None,
 ) -> Zeros:
-    """Find the reason of every token that gets 0; a completion gets the reason that most of its tokens have.
+    """Find the reason of every token that gets 0. A completion gets the reason that most of its tokens have.
 
     `block_nk` is what `zero_reasons` returns; a token has the block -1 if it has none. `trainable_v` are the tokens that the model
     sampled (None: all in blocks); `learned_n` is False for completions that the trainer left out of the loss.
@@ -157,7 +157,7 @@ def tally_zeros(
         row_and_key_v2 = torch.stack([row_v, reason_key_v], dim=1)
         row_key_pair_p, count_p = torch.unique(row_and_key_v2, dim=0, return_counts=True)
         row_p, key_p = row_key_pair_p.T
-        # A completion is MASKED only if all its tokens are, and CREDITED if any token has credit.
+        # A completion is MASKED only if all its tokens are, and CREDITED if any of its tokens has credit.
         priority_p = torch.where(key_p == key_of(Zero.MASKED), 0, count_p)
         priority_p = torch.where(key_p == key_of(Zero.CREDITED), len(reason_key_v) + 1, priority_p)
         highest_priority_n = torch.zeros_like(reason_key_n).scatter_reduce(0, row_p, priority_p, "amax")
