@@ -95,38 +95,38 @@ def assign(
     group_n = group_index(group_n)  # methods rely on group ids that run from 0 without gaps
     method_inputs = dict(inputs or {})
     filled_reward_nm = fill_missing(scores, objectives)
-    truncated_n = method_inputs.pop("truncated_n", None)
+    is_truncated_n = method_inputs.pop("truncated_n", None)
     mask_nt = method_inputs.get("mask_nt")
     run_method = partial(_run_method, method_entry, group_n, options)
-    min_stratum = options.get("min_stratum", 2)
+    min_stratum_size = options.get("min_stratum", 2)
     stop_credit_n = torch.zeros(len(group_n), dtype=torch.float64, device=present_nk.device)
     block_credit_nk = torch.zeros(present_nk.shape, dtype=torch.float64, device=present_nk.device)
-    comparison_names = tuple(objective.name for objective in objectives)
+    objective_names = tuple(objective.name for objective in objectives)
     compares_in_groups = True
     token_credit_nt = None
     if method_entry.kind == "block":
         reward_nm = scores.reward_nm if "if_missing_k" in method_entry.inputs else filled_reward_nm
-        reward_left_out_nm = left_out(scores)
+        is_left_out_nm = left_out(scores)
         objective_inputs = _collect_inputs(scores, objectives)
         method_inputs |= {**objective_inputs, "reward_nk": reward_nm, "reward_nm": reward_nm}
-        adv_nm, reward_comparison = run_method(method_inputs, reward_nm.shape)
-        adv_nm = torch.where(scores.reward_nm.isnan() & ~reward_left_out_nm, 0.0, adv_nm.double())
-        if reward_comparison is None:
-            outcome_no = objective_inputs["outcome_no"]
-            outcomes_m = [outcome_no[:, columns] if columns else None for columns in objective_inputs["given_k"]]
-            by_column = {"outcome_no": outcomes_m, "back_off": objective_inputs["back_off_k"]}
-            by_column["baseline"] = objective_inputs["baseline"]
-            reward_comparison = compare_columns(reward_nm, group_n, by_column, min_stratum=min_stratum).comparison
-            reward_comparison = reward_comparison.unexplained(adv_nm)
+        adv_nm, comparison = run_method(method_inputs, reward_nm.shape)
+        adv_nm = torch.where(scores.reward_nm.isnan() & ~is_left_out_nm, 0.0, adv_nm.double())
+        if comparison is None:
+            outcome_matrix = objective_inputs["outcome_no"]
+            given_outcomes_m = [outcome_matrix[:, columns] if columns else None for columns in objective_inputs["given_k"]]
+            options_by_objective = {"outcome_no": given_outcomes_m, "back_off": objective_inputs["back_off_k"]}
+            options_by_objective["baseline"] = objective_inputs["baseline"]
+            comparison = compare_columns(reward_nm, group_n, options_by_objective, min_stratum=min_stratum_size).comparison
+            comparison = comparison.unexplained(adv_nm)
         weight_m = weights(objectives, adv_nm)
         for m, paid_k in enumerate(pays_block_mk):  # a matrix product would add in another order and change the last digits
             weighted_adv_n = weight_m[m] * adv_nm[:, m]
             block_credit_nk[:, paid_k] += weighted_adv_n[:, None]
-            stop_credit_n += torch.where(present_nk[:, paid_k].any(dim=1) | ~reward_left_out_nm[:, m], 0.0, weighted_adv_n)
-        explained_comparison = explain_objectives(reward_comparison, scores, objectives, reward_nm, truncated_n=truncated_n)
+            stop_credit_n += torch.where(present_nk[:, paid_k].any(dim=1) | ~is_left_out_nm[:, m], 0.0, weighted_adv_n)
+        explained_comparison = explain_objectives(comparison, scores, objectives, reward_nm, truncated_n=is_truncated_n)
     else:
         reward_n = sum_rewards(scores, objectives)
-        reward_comparison = None
+        comparison = None
         reward_nm = reward_n[:, None]
         method_inputs |= {"reward_n": reward_n, "reward_s": reward_n, "reward_nm": filled_reward_nm}
         method_inputs["weight_m"] = weights(objectives, reward_n)
@@ -153,21 +153,21 @@ def assign(
             has_credit_n = (block_credit_nk != 0).any(dim=1) | (stop_credit_n != 0)
             adv_nm = has_credit_n.double()[:, None]
         else:
-            advantage_n, reward_comparison = run_method(method_inputs, group_n.shape)
+            advantage_n, comparison = run_method(method_inputs, group_n.shape)
             adv_nm = advantage_n.double()[:, None]
             block_credit_nk = adv_nm * pays_block_mk.any(dim=0)
-        if reward_comparison is None:
+        if comparison is None:
             completion_adv_nm = adv_nm if token_credit_nt is None else torch.zeros_like(adv_nm)
-            reward_comparison = compare_in_strata(reward_n, group_n, min_stratum=min_stratum).comparison
-            reward_comparison = reward_comparison.unexplained(completion_adv_nm)
+            comparison = compare_in_strata(reward_n, group_n, min_stratum=min_stratum_size).comparison
+            comparison = comparison.unexplained(completion_adv_nm)
         weight_m = adv_nm.new_ones(1)
-        comparison_names = (" + ".join(comparison_names),) if method_entry.kind == "completion" else ()
+        objective_names = (" + ".join(objective_names),) if method_entry.kind == "completion" else ()
         compares_in_groups = "group_n" in method_entry.inputs or "group_s" in method_entry.inputs
         explained_comparison = explain_sum(
-            reward_comparison, scores, objectives, group_n, in_groups=compares_in_groups, truncated_n=truncated_n
+            comparison, scores, objectives, group_n, in_groups=compares_in_groups, truncated_n=is_truncated_n
         )
-    is_alone_nm = (reward_comparison.reason_nm == int(Zero.SINGLETON)) & ~reward_nm.isnan()
-    backed_off_nm = (reward_comparison.level_nm > 0) & (reward_comparison.stratum_nm >= 0) & ~reward_nm.isnan()
+    is_alone_nm = (comparison.reason_nm == int(Zero.SINGLETON)) & ~reward_nm.isnan()
+    has_backed_off_nm = (comparison.level_nm > 0) & (comparison.stratum_nm >= 0) & ~reward_nm.isnan()
     return Credit(
         torch.where(present_nk, block_credit_nk, 0.0),
         stop_credit_n,
@@ -176,8 +176,8 @@ def assign(
         adv_nm=adv_nm,
         comparison=explained_comparison,
         weight_m=weight_m,
-        names=comparison_names,
-        coarser_m=backed_off_nm.sum(dim=0).expand(len(objectives)),
+        names=objective_names,
+        coarser_m=has_backed_off_nm.sum(dim=0).expand(len(objectives)),
         token_nt=token_credit_nt,
     )
 
@@ -215,10 +215,10 @@ def _run_over_streams(
     for s, stream_inputs in enumerate(streams.inputs(inputs["value_nt"], inputs.get("bootstrap_n"))):
         advantage_nt, _ = run_method({**inputs, **stream_inputs}, inputs["block_nt"].shape)
         weighted_advantage_nt = streams.weight_s[s] * advantage_nt
-        is_stop_n = streams.stop_sn[s]
-        if bool(is_stop_n.any()):
-            stop_n = stop_n + torch.where(is_stop_n, weighted_advantage_nt.sum(dim=1).double(), 0.0)
-            weighted_advantage_nt = weighted_advantage_nt.masked_fill(is_stop_n[:, None], 0.0)
+        pays_stop_n = streams.stop_sn[s]
+        if bool(pays_stop_n.any()):
+            stop_n = stop_n + torch.where(pays_stop_n, weighted_advantage_nt.sum(dim=1).double(), 0.0)
+            weighted_advantage_nt = weighted_advantage_nt.masked_fill(pays_stop_n[:, None], 0.0)
         credit_sum = credit_sum + weighted_advantage_nt
     return credit_sum, stop_n
 
@@ -300,10 +300,10 @@ def explain_sum(
     truncated_n: Bool[Tensor, " n"] | None,
 ) -> Comparison:
     """Find why the credit for a sum of rewards is 0. Return the reason and the objective that it is about."""
-    compared_set_n = group_n if in_groups else torch.zeros_like(group_n)
+    comparison_group_n = group_n if in_groups else torch.zeros_like(group_n)
     reason_n = comparison.reason_nm[:, 0]
     objective_index_n = comparison.about_nm[:, 0]
-    sum_moments = moments(comparison.worth_nm[:, 0], compared_set_n)
+    sum_moments = moments(comparison.worth_nm[:, 0], comparison_group_n)
     if not in_groups:
         zero_reason_n = torch.where(sum_moments.constant_n(), int(Zero.ALL_EQUAL), int(Zero.AT_BASELINE))
         reason_n = torch.where(reason_n == int(Zero.CREDITED), reason_n, zero_reason_n)
@@ -311,17 +311,17 @@ def explain_sum(
     all_equal_reason_n = torch.full_like(reason_n, int(Zero.ALL_EQUAL))
     for m in reversed(range(len(objectives))):  # the reasons "all right" and "all wrong" say more than "all equal"
         reward_n = scores.reward_nm[:, m]
-        reward_moments = moments(reward_n, compared_set_n)
+        reward_moments = moments(reward_n, comparison_group_n)
         exact_reason_n = _specify_all_equal(objectives[m], reward_n, all_equal_reason_n, reward_moments.mean_n())
-        is_same_for_all_n = reward_moments.constant_n() & (reward_moments.count_n() == sum_moments.count_n())
-        is_all_right_or_wrong_n = is_all_equal_n & is_same_for_all_n & (exact_reason_n != all_equal_reason_n)
+        is_constant_reward_n = reward_moments.constant_n() & (reward_moments.count_n() == sum_moments.count_n())
+        is_all_right_or_wrong_n = is_all_equal_n & is_constant_reward_n & (exact_reason_n != all_equal_reason_n)
         reason_n = torch.where(is_all_right_or_wrong_n, exact_reason_n, reason_n)
         objective_index_n = torch.where(is_all_right_or_wrong_n, m, objective_index_n)
     missing_reason_nm = _explain_missing(scores, truncated_n)
     has_weight_m = torch.tensor([objective.weight != 0 for objective in objectives], device=reason_n.device)
-    is_missing_nm = fill_missing(scores, objectives).isnan() & has_weight_m
+    is_reward_missing_nm = fill_missing(scores, objectives).isnan() & has_weight_m
     # If several rewards are missing, the reason that comes first in `Zero` is named.
-    missing_objective_n = missing_reason_nm.where(is_missing_nm, len(Zero)).argmin(dim=1)
+    missing_objective_n = missing_reason_nm.where(is_reward_missing_nm, len(Zero)).argmin(dim=1)
     # A missing reward makes the sum NaN, but GDPO may still credit the completion for its other rewards.
     sum_is_missing_n = comparison.worth_nm[:, 0].isnan() & (reason_n != int(Zero.CREDITED))
     missing_reason_n = missing_reason_nm.gather(1, missing_objective_n[:, None])[:, 0]
@@ -342,8 +342,8 @@ def _explain_missing(scores: Scores, truncated_n: Tensor | None) -> Int[Tensor, 
 
 def _specify_all_equal(objective: Objective, reward_n: Tensor, reason_n: Tensor, worth_n: Tensor) -> Tensor:
     """If all rewards of an objective are 0 or 1, say "all right" or "all wrong" instead of "all equal"."""
-    is_verdict_n = (reward_n == 0) | (reward_n == 1) | reward_n.isnan()
-    if judge_of(objective) is not None or not bool(is_verdict_n.all()):
+    is_zero_one_or_nan_n = (reward_n == 0) | (reward_n == 1) | reward_n.isnan()
+    if judge_of(objective) is not None or not bool(is_zero_one_or_nan_n.all()):
         return reason_n
     verdict_reason_n = torch.where(worth_n == 1, int(Zero.ALL_RIGHT), int(Zero.ALL_WRONG))
     return torch.where((reason_n == int(Zero.ALL_EQUAL)) & ((worth_n == 0) | (worth_n == 1)), verdict_reason_n, reason_n)

@@ -141,7 +141,7 @@ def advantage(
     options |= {"scale": scale, "ddof": ddof, "eps": eps, "stand_in_n": stand_in_reward_n}
     merged_result: Explained | None = None
     uncompared_n = torch.ones_like(lacks_reward_n)
-    all_in_one_n = torch.zeros_like(group_n, dtype=torch.long)  # the whole batch is one group
+    whole_batch_group_n = torch.zeros_like(group_n, dtype=torch.long)  # the whole batch is one group
     groupings: list[tuple[Tensor, int]] = []  # group ids, and the number of outcomes by which the groups are split
     if baseline == "none":
         check_rewards(reward_n)  # the other baselines call `moments`, which checks the rewards
@@ -159,11 +159,11 @@ def advantage(
     else:
         outcome_count = outcome_no.shape[1]
         backs_off = outcome_count > 1 if back_off is None else back_off
-        used_outcome_counts = reversed(range(outcome_count + 1)) if backs_off else [outcome_count]
-        groupings = [(all_in_one_n if baseline == "batch" else group_n, count) for count in used_outcome_counts]
+        outcome_counts_to_try = reversed(range(outcome_count + 1)) if backs_off else [outcome_count]
+        groupings = [(whole_batch_group_n if baseline == "batch" else group_n, count) for count in outcome_counts_to_try]
     last_level = len(groupings) - 1
     # If no reward has the same outcomes, `if_missing` is compared with the group, or else with the batch.
-    groupings += [(group_n, 0), (all_in_one_n, 0)]
+    groupings += [(group_n, 0), (whole_batch_group_n, 0)]
     for level, (grouping_n, used_outcomes) in enumerate(groupings):
         if merged_result is not None and not bool(uncompared_n.any()):
             break
@@ -296,10 +296,10 @@ def blended_baseline(
     is_known_n = outcome_code_n >= 0
     for code in outcome_code_n[is_known_n].unique().tolist():
         same_outcome_n = outcome_code_n == code
-        counterfactual_n = None  # the reward that each completion would get for this outcome
-        if by_outcome_n2 is not None and (verdict := float(outcome_no[same_outcome_n, judged or 0][0])) in (0.0, 1.0):
-            counterfactual_n = by_outcome_n2[:, int(verdict)].double()
-        estimate_n = _estimate_for_outcome(reward_n.double(), group_n, is_known_n, same_outcome_n, counterfactual_n)
+        counterfactual_reward_n = None  # the reward that each completion would get for this outcome
+        if by_outcome_n2 is not None and (outcome_value := float(outcome_no[same_outcome_n, judged or 0][0])) in (0.0, 1.0):
+            counterfactual_reward_n = by_outcome_n2[:, int(outcome_value)].double()
+        estimate_n = _estimate_for_outcome(reward_n.double(), group_n, is_known_n, same_outcome_n, counterfactual_reward_n)
         baseline_n[same_outcome_n] = estimate_n[same_outcome_n]
     return baseline_n
 
@@ -311,37 +311,37 @@ def _estimate_for_outcome(
     present_rewards = reward_n[same_outcome_n & ~reward_n.isnan()]
     # The lowest reward is subtracted first, so that sums of equal rewards are exact.
     lowest_reward = present_rewards.min() if len(present_rewards) else 0.0
-    above_lowest_n = torch.where(same_outcome_n, reward_n - lowest_reward, torch.nan)
-    stratum_n = torch.unique(group_n, return_inverse=True)[1]
-    prompt_stats = moments(above_lowest_n, stratum_n)
-    mean_square = above_lowest_n.nan_to_num().square().mean()
+    reward_above_lowest_n = torch.where(same_outcome_n, reward_n - lowest_reward, torch.nan)
+    prompt_n = torch.unique(group_n, return_inverse=True)[1]
+    prompt_stats = moments(reward_above_lowest_n, prompt_n)
+    mean_square = reward_above_lowest_n.nan_to_num().square().mean()
     if counterfactual_n is not None:
-        other_outcome_n = ~same_outcome_n & is_known_n & ~reward_n.isnan()
-        counterfactual_n = torch.where(other_outcome_n, counterfactual_n - lowest_reward, torch.nan)
+        has_other_outcome_n = ~same_outcome_n & is_known_n & ~reward_n.isnan()
+        counterfactual_n = torch.where(has_other_outcome_n, counterfactual_n - lowest_reward, torch.nan)
         mean_square = mean_square + counterfactual_n.nan_to_num().square().mean()
     # A variance of 0 would give an infinite weight. So each variance is at least a tiny share of the mean square.
-    least_variance = 1e-12 * float(mean_square) + 1e-24
+    min_variance = 1e-12 * float(mean_square) + 1e-24
     noise_variance_s = prompt_stats.pooled_variance_of_others().nan_to_num(nan=0.0)
     other_count_n = prompt_stats.count_n() - prompt_stats.member_n.double()
     prompt_sum_n = (prompt_stats.mean_n() * prompt_stats.count_n()).nan_to_num()
-    sum_of_others_n = prompt_sum_n - above_lowest_n.nan_to_num()
+    sum_of_others_n = prompt_sum_n - reward_above_lowest_n.nan_to_num()
     prompt_mean_n = torch.where(other_count_n > 0, sum_of_others_n / other_count_n, torch.nan)
-    prompt_mean_variance_n = noise_variance_s[stratum_n] / other_count_n.clamp(min=1.0)
+    prompt_mean_variance_n = noise_variance_s[prompt_n] / other_count_n.clamp(min=1.0)
     other_prompts_count_n = prompt_stats.count_s.sum() - prompt_stats.count_n()
     other_prompts_sum_n = (prompt_stats.mean_s * prompt_stats.count_s).nansum() - prompt_sum_n
     batch_mean_n = torch.where(other_prompts_count_n > 0, other_prompts_sum_n / other_prompts_count_n, torch.nan)
     prompt_means_variance_s = excess_variance_of_others(
         prompt_stats.mean_s, noise_variance_s[:, None], prompt_stats.count_s[:, None]
     )
-    batch_mean_variance_n = prompt_means_variance_s[stratum_n] + noise_variance_s[stratum_n] / other_prompts_count_n
+    batch_mean_variance_n = prompt_means_variance_s[prompt_n] + noise_variance_s[prompt_n] / other_prompts_count_n
     estimates = [prompt_mean_n, batch_mean_n]
     variances = [prompt_mean_variance_n, batch_mean_variance_n]
     if counterfactual_n is not None:
-        other_stats = moments(counterfactual_n, stratum_n)
-        counterfactual_mean_n, variance_n = _average_counterfactuals(prompt_stats, other_stats, noise_variance_s)
+        counterfactual_stats = moments(counterfactual_n, prompt_n)
+        counterfactual_mean_n, variance_n = _average_counterfactuals(prompt_stats, counterfactual_stats, noise_variance_s)
         estimates.append(counterfactual_mean_n)
         variances.append(variance_n)
-    variance_en = torch.stack(variances).clamp(min=least_variance)
+    variance_en = torch.stack(variances).clamp(min=min_variance)
     combined_estimate_n = average_by_precision(torch.stack(estimates), variance_en)
     return torch.where(combined_estimate_n.isnan(), batch_mean_n, combined_estimate_n) + lowest_reward
 
@@ -372,10 +372,10 @@ def excess_variance_of_others(
     """
     has_mean_s = ~mean_s.isnan()
     other_count_s = has_mean_s.sum() - has_mean_s.to(mean_s.dtype)
-    centred_s = torch.where(has_mean_s, mean_s - mean_s.nanmean(), 0.0)
+    centred_mean_s = torch.where(has_mean_s, mean_s - mean_s.nanmean(), 0.0)
     inverse_count_sa = torch.where(has_mean_s[:, None], 1.0 / count_sa.clamp(min=1.0), 0.0)
-    other_sum_s = centred_s.sum() - centred_s
-    other_square_sum_s = centred_s.square().sum() - centred_s.square()
+    other_sum_s = centred_mean_s.sum() - centred_mean_s
+    other_square_sum_s = centred_mean_s.square().sum() - centred_mean_s.square()
     other_variance_s = (other_square_sum_s - other_sum_s.square() / other_count_s) / (other_count_s - 1)
     inverse_sum_of_others_sa = inverse_count_sa.sum(dim=0) - inverse_count_sa
     sampling_noise_s = (noise_sa * inverse_sum_of_others_sa).sum(dim=1) / other_count_s

@@ -56,7 +56,7 @@ def lambda_advantage(
         reward_nt = torch.where(reward_nt.isnan(), 0.0, reward_nt)
     # Token k carries c[k] = gamma (V[k] + lam[k] A[k]) to the trainable token before it, so that A[k] = r[k] - V[k] +
     # c[k+1]. Hence c[k] = gamma ((1 - lam[k]) V[k] + lam[k] (r[k] + c[k+1])). A masked token carries c[t] = r[t] + c[t+1].
-    next_carry_n = torch.zeros(len(reward_nt), dtype=exact_dtype, device=reward_nt.device)
+    carry_after_last_token_n = torch.zeros(len(reward_nt), dtype=exact_dtype, device=reward_nt.device)
     if bootstrap_n is not None:
         for n in first_of(bootstrap_n.isinf()):
             raise RewardError(
@@ -64,22 +64,22 @@ def lambda_advantage(
                 f"value, or NaN if it is unknown."
             )
         lacks_reward_n |= bootstrap_n.isnan()
-        next_carry_n.copy_(bootstrap_n.nan_to_num(nan=0.0)).mul_(gamma)
+        carry_after_last_token_n.copy_(bootstrap_n.nan_to_num(nan=0.0)).mul_(gamma)
     lam_n = torch.as_tensor(lam, dtype=exact_dtype, device=reward_nt.device).expand(len(reward_nt))
     value_factor_n = gamma * (1 - lam_n)
     for rows, cols in _cut_blocks(*reward_nt.shape):
-        mask_block, reward_block = mask_nt[rows, cols], reward_nt[rows, cols].to(exact_dtype)
-        mask_factor = mask_block.to(exact_dtype)
-        boundary_factor = mask_factor if boundary_nt is None else (mask_block & boundary_nt[rows, cols]).to(exact_dtype)
+        mask_tile, reward_tile = mask_nt[rows, cols], reward_nt[rows, cols].to(exact_dtype)
+        mask_factor = mask_tile.to(exact_dtype)
+        boundary_factor = mask_factor if boundary_nt is None else (mask_tile & boundary_nt[rows, cols]).to(exact_dtype)
         value_factor = boundary_factor * value_factor_n[rows, None]
         carry_factor = (mask_factor * (gamma - 1)).sub_(value_factor).add_(1.0)  # gamma lam[k], but 1 at a masked token
-        reward_term = carry_factor * reward_block
-        value_block = None if value_nt is None else torch.where(mask_block, value_nt[rows, cols].to(exact_dtype), 0.0)
-        if value_block is not None:
-            reward_term.addcmul_(value_factor, value_block)
-        _carry_back(reward_term, carry_factor, next_carry_n[rows]).add_(reward_block)
-        if value_block is not None:
-            reward_term.sub_(value_block)
+        reward_term = carry_factor * reward_tile
+        value_tile = None if value_nt is None else torch.where(mask_tile, value_nt[rows, cols].to(exact_dtype), 0.0)
+        if value_tile is not None:
+            reward_term.addcmul_(value_factor, value_tile)
+        _carry_back(reward_term, carry_factor, carry_after_last_token_n[rows]).add_(reward_tile)
+        if value_tile is not None:
+            reward_term.sub_(value_tile)
         torch.add(reward_term.mul_(mask_factor), 0.0, out=advantage_nt[rows, cols])  # 0 is added to turn -0 into 0
     _check_finite(advantage_nt, value_nt, mask_nt)
     return advantage_nt.masked_fill_(lacks_reward_n[:, None], 0.0) if bool(lacks_reward_n.any()) else advantage_nt
@@ -87,11 +87,11 @@ def lambda_advantage(
 
 def _cut_blocks(completions: int, tokens: int) -> Iterator[tuple[slice, slice]]:
     """Yield slices of completions and tokens that fit into the processor's cache, the last tokens first."""
-    block_height = max(1, min(completions, _ROWS))
-    block_width = max(_BLOCK // block_height, 32)
-    for first_row in range(0, completions, block_height):
-        for end_column in range(tokens, 0, -block_width):
-            yield slice(first_row, first_row + block_height), slice(max(0, end_column - block_width), end_column)
+    tile_height = max(1, min(completions, _ROWS))
+    tile_width = max(_BLOCK // tile_height, 32)
+    for first_row in range(0, completions, tile_height):
+        for end_column in range(tokens, 0, -tile_width):
+            yield slice(first_row, first_row + tile_height), slice(max(0, end_column - tile_width), end_column)
 
 
 def _carry_back(term: Tensor, factor: Tensor, next_carry_n: Tensor) -> Tensor:

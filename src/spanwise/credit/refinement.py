@@ -67,8 +67,8 @@ class Refinement:
 
     def check_provided(self, provided: Collection[str]) -> None:
         """Refuse to run if the trainer's batches lack an input of the method, such as log-probabilities."""
-        if missing_words := self.entry.lacking(provided):
-            raise RecipeError(f"refine: '{self.method}' needs {missing_words}, which these batches lack. Leave refine out.")
+        if missing_inputs := self.entry.lacking(provided):
+            raise RecipeError(f"refine: '{self.method}' needs {missing_inputs}, which these batches lack. Leave refine out.")
 
     def credit(self, credit: Credit, reading: Any, batch: Any, scheme: Any) -> Credit:
         """Let the refining method change each token's advantage. The credit of the decision to stop stays the same.

@@ -221,8 +221,8 @@ class Method:
 
     def _rule_of(self, name: str) -> tuple[Callable[[Any], bool], str]:
         """Return the test of an option's value, and the advice to a user whose value fails it."""
-        if words := self._words.get(name):
-            return words.__contains__, f"write {', '.join(words[:-1])} or {words[-1]}"
+        if allowed_words := self._words.get(name):
+            return allowed_words.__contains__, f"write {', '.join(allowed_words[:-1])} or {allowed_words[-1]}"
         if name in _VALUES:
             return _VALUES[name]
         # An option whose default is a switch or a number must be one, too, unless its annotation allows other values.
@@ -287,8 +287,8 @@ def preset_rule(
     """Return the layout and the objectives of a method's preset."""
     preset = chosen.preset or Preset()
     merges_blocks = preset.whole and len(task.names) > 1
-    layout = replace(task, blocks={"completion": task.marks}) if merges_blocks else task
-    if calibration is not None and not (preset.calibrated and states_confidence(layout)):
+    method_layout = replace(task, blocks={"completion": task.marks}) if merges_blocks else task
+    if calibration is not None and not (preset.calibrated and states_confidence(method_layout)):
         why_ignored = "finds no confidence in the last block" if preset.calibrated else "rewards correctness alone"
         raise RecipeError(
             f"calibration is '{calibration}', but method '{chosen.name}' {why_ignored}, so it would change nothing. Leave it out."
@@ -298,7 +298,7 @@ def preset_rule(
             f"baseline is '{baseline}', but method '{chosen.name}' has its own baseline, so it would change nothing. Leave it "
             f"out, or use method 'bae'."
         )
-    return layout, preset_objectives(chosen, layout, calibration=calibration or "brier", baseline=baseline)
+    return method_layout, preset_objectives(chosen, method_layout, calibration=calibration or "brier", baseline=baseline)
 
 
 def preset_objectives(
@@ -316,7 +316,7 @@ def preset_objectives(
     takes_baseline = "baseline" in chosen.inputs
     by_block = chosen.kind == "block"
     baseline_of_correct = "group" if takes_baseline else None
-    baseline_of_second = (baseline or "outcome") if takes_baseline else None
+    baseline_of_second_objective = (baseline or "outcome") if takes_baseline else None
     # A reward function reads the first block in `pays`, so the block that it judges must come first.
     blocks_paid_by_correct = (first_block,) if by_block else layout.names
     objectives = [Objective("correct", pays=blocks_paid_by_correct, baseline=baseline_of_correct, if_missing=0.0)]
@@ -325,8 +325,8 @@ def preset_objectives(
         second_objective = Objective(
             calibration if has_confidence else "second_attempt",
             pays=(last_block,) if by_block else tuple(dict.fromkeys((last_block, *layout.names))),
-            given="correct" if has_confidence or baseline_of_second in ("outcome", "blended") else (),
-            baseline=baseline_of_second,
+            given="correct" if has_confidence or baseline_of_second_objective in ("outcome", "blended") else (),
+            baseline=baseline_of_second_objective,
             if_missing=WORST_SCORE[calibration] if has_confidence else 0.0,
             options={} if has_confidence else {"first": first_block},
         )

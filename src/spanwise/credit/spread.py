@@ -32,8 +32,8 @@ def left_out(scores: Scores) -> Bool[Tensor, "n m"]:
 
 def fill_missing(scores: Scores, objectives: Sequence[Objective]) -> Float[Tensor, "n m"]:
     """Return the rewards, with the objective's `if_missing` in place of each reward that `left_out` marks."""
-    stand_ins = [torch.nan if objective.if_missing is None else objective.if_missing for objective in objectives]
-    return torch.where(left_out(scores), scores.reward_nm.new_tensor(stand_ins), scores.reward_nm)
+    if_missing_rewards = [torch.nan if objective.if_missing is None else objective.if_missing for objective in objectives]
+    return torch.where(left_out(scores), scores.reward_nm.new_tensor(if_missing_rewards), scores.reward_nm)
 
 
 def weights(objectives: Sequence[Objective], like: Tensor) -> Float[Tensor, " m"]:
@@ -134,7 +134,7 @@ def reward_streams(
     reward_nm = fill_missing(scores, objectives)
     weight_m = weights(objectives, scores.reward_nm)
     is_trained_nt = mask_nt.bool()
-    last_n, has_token_n = find_last_token(is_trained_nt)
+    last_token_n, has_token_n = find_last_token(is_trained_nt)
     # A token in no block has the block index -1, which reads the last column. So a last column of False is added.
     pays_block_mk = pad(paid_blocks(objectives, block_names, mask_nt.device), (0, 1))
     is_paid_mnt = pays_block_mk[:, block_nt.long()] & is_trained_nt
@@ -142,7 +142,7 @@ def reward_streams(
     has_paid_token_nm = torch.stack([is_found_n for _, is_found_n in positions_and_flags], dim=1)
     last_paid_token_nm = torch.stack([position_n for position_n, _ in positions_and_flags], dim=1)
     # A completion without the rewarded block gets the reward at its last token, where it decided to stop.
-    reward_position_nm = torch.where(has_paid_token_nm, last_paid_token_nm, last_n[:, None])
+    reward_position_nm = torch.where(has_paid_token_nm, last_paid_token_nm, last_token_n[:, None])
     if resolve_values(objectives, values) == "shared":
         # Tokens of a block that no objective pays train as well, because later rewards reach them, as in ordinary PPO.
         weighted_reward_nm = weighted(reward_nm, weight_m)
@@ -155,26 +155,26 @@ def reward_streams(
         position_im = reward_position_nm[rewarded_row_i]
         reward_im = weighted_reward_nm[rewarded_row_i]
         for m in range(len(objectives)):  # several objectives may pay the same token, which gets the sum of their rewards
-            is_at_token_im = position_im == position_im[:, m, None]
-            reward_sum_i = torch.where(is_at_token_im, reward_im, 0.0).sum(dim=1)
+            is_at_same_token_im = position_im == position_im[:, m, None]
+            reward_sum_i = torch.where(is_at_same_token_im, reward_im, 0.0).sum(dim=1)
             reward_snt[0, rewarded_row_i, position_im[:, m]] = reward_sum_i.to(dtype)
     else:
         has_reward_nm = ~reward_nm.isnan()
         pays_stop_nm = has_reward_nm & left_out(scores) & ~has_paid_token_nm & has_token_n[:, None]
         reward_snt = torch.zeros(is_paid_mnt.shape, dtype=dtype, device=mask_nt.device)
         mask_snt = is_paid_mnt & has_reward_nm.T[..., None]
-        is_placed_nm = pays_stop_nm | (has_paid_token_nm & has_reward_nm)
+        is_reward_placed_nm = pays_stop_nm | (has_paid_token_nm & has_reward_nm)
         for m in range(len(objectives)):
             stop_row_i = pays_stop_nm[:, m].nonzero().squeeze(1)
-            mask_snt[m, stop_row_i, last_n[stop_row_i]] = True
-            rewarded_row_i = is_placed_nm[:, m].nonzero().squeeze(1)
+            mask_snt[m, stop_row_i, last_token_n[stop_row_i]] = True
+            rewarded_row_i = is_reward_placed_nm[:, m].nonzero().squeeze(1)
             reward_snt[m, rewarded_row_i, reward_position_nm[rewarded_row_i, m]] = reward_nm[rewarded_row_i, m].to(dtype)
         pays_stop_sn = pays_stop_nm.T
         weight_s = weight_m.double()
-    includes_last_sn = torch.zeros_like(pays_stop_sn)
+    includes_last_token_sn = torch.zeros_like(pays_stop_sn)
     if mask_nt.shape[1]:
-        includes_last_sn = mask_snt.gather(2, last_n.expand(len(mask_snt), -1)[..., None]).squeeze(2)
-    return Streams(name_streams(objectives, values), reward_snt, mask_snt, weight_s, pays_stop_sn, includes_last_sn)
+        includes_last_token_sn = mask_snt.gather(2, last_token_n.expand(len(mask_snt), -1)[..., None]).squeeze(2)
+    return Streams(name_streams(objectives, values), reward_snt, mask_snt, weight_s, pays_stop_sn, includes_last_token_sn)
 
 
 def find_last_token(flag_nt: Tensor) -> tuple[Int[Tensor, " n"], Bool[Tensor, " n"]]:
@@ -254,8 +254,8 @@ def spread(
     credit_share_nk = torch.where(length_nk > 0, credit.block_nk / divisor_nk, 0.0)
     credit_share_nk = pad(credit_share_nk, (1, 0)).to(dtype)  # column 0 is for tokens in no block
     advantage_nt = allocate(spans.block_nt.shape, dtype=dtype, device=credit_share_nk.device)
-    tables = (credit_share_nk, spans.block_nt, advantage_nt)
-    for share_rows_nk, block_nt, out_nt in zip(*(table.split(_ROWS) for table in tables), strict=True):
+    row_tables = (credit_share_nk, spans.block_nt, advantage_nt)
+    for share_rows_nk, block_nt, out_nt in zip(*(table.split(_ROWS) for table in row_tables), strict=True):
         torch.gather(share_rows_nk, 1, (block_nt + 1).long(), out=out_nt)
     return _add_stops(advantage_nt, spans, credit.stop_n)
 

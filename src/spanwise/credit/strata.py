@@ -34,10 +34,10 @@ def check_rewards(reward: Tensor, *, row: str = "completion", column: str = "tok
     """Refuse an infinite reward before it enters a sum or a mean; NaN is an absent reward."""
     if bool(reward.sum().isfinite()):  # a finite sum proves that no reward is infinite
         return
-    if indices := first_of(reward.isinf()):
-        column_text = f" at {column} {indices[1]}" if len(indices) > 1 else ""
+    if location := first_of(reward.isinf()):
+        column_text = f" at {column} {location[1]}" if len(location) > 1 else ""
         raise RewardError(
-            f"The reward of {row} {indices[0]} is {float(reward[tuple(indices)])}{column_text}; a reward must be finite, or NaN "
+            f"The reward of {row} {location[0]} is {float(reward[tuple(location)])}{column_text}; a reward must be finite, or NaN "
             f"if it is absent."
         )
 
@@ -166,8 +166,8 @@ def group_index(groups: Sequence[Hashable] | Tensor) -> Int[Tensor, " n"]:
     """
     if isinstance(groups, Tensor):
         return torch.unique(groups, return_inverse=True)[1]
-    number_of: dict[Hashable, int] = {}
-    return torch.tensor([number_of.setdefault(group, len(number_of)) for group in groups], dtype=torch.long)
+    index_of_group: dict[Hashable, int] = {}
+    return torch.tensor([index_of_group.setdefault(group, len(index_of_group)) for group in groups], dtype=torch.long)
 
 
 def weighted(reward_nm: Float[Tensor, "n m"], weight_m: Float[Tensor, " m"]) -> Float[Tensor, "n m"]:
@@ -230,15 +230,15 @@ class Moments:
 
     def std_n(self, *, ddof: int, stand_in_n: Float[Tensor, " n"] | None = None) -> Float[Tensor, " n"]:
         """Return the standard deviation of each completion's stratum: sqrt(square / (count - ddof)); 0 if undefined."""
-        count_s, square_sum_s = self.count_s, self.square_s
+        count_s, sum_of_squares_s = self.count_s, self.square_s
         if stand_in_n is not None:
             joins_stratum_n = (self.stratum_n >= 0) & ~self.member_n & ~stand_in_n.isnan()
-            deviation_i = (stand_in_n.double() - self.mean_n())[joins_stratum_n]
+            stand_in_deviation_i = (stand_in_n.double() - self.mean_n())[joins_stratum_n]
             stratum_i = self.stratum_n[joins_stratum_n]
-            count_s = count_s.index_add(0, stratum_i, torch.ones_like(deviation_i))
-            square_sum_s = square_sum_s.index_add(0, stratum_i, deviation_i.square())
+            count_s = count_s.index_add(0, stratum_i, torch.ones_like(stand_in_deviation_i))
+            sum_of_squares_s = sum_of_squares_s.index_add(0, stratum_i, stand_in_deviation_i.square())
         degrees_of_freedom_s = count_s - ddof
-        variance_s = torch.where(degrees_of_freedom_s > 0, square_sum_s / degrees_of_freedom_s.clamp(min=1.0), 0.0)
+        variance_s = torch.where(degrees_of_freedom_s > 0, sum_of_squares_s / degrees_of_freedom_s.clamp(min=1.0), 0.0)
         return self.look_up(variance_s.sqrt(), 0.0)
 
     def constant_n(self) -> Bool[Tensor, " n"]:
@@ -282,23 +282,23 @@ def moments(
             f"stratum_n holds {lowest_stratum}; strata are numbered from 0, and -1 means no stratum. Pass group_index(ids) instead "
             f"of ids of your own."
         )
-    in_stratum_n = stratum_n >= 0
+    is_in_stratum_n = stratum_n >= 0
     if highest_stratum > 16 * len(stratum_n):  # a table has a row for each stratum number, so smaller numbers save memory
-        stratum_n = group_index(stratum_n).where(in_stratum_n, -1)
+        stratum_n = group_index(stratum_n).where(is_in_stratum_n, -1)
         highest_stratum = len(stratum_n)
-    member_n = in_stratum_n & ~value_n.isnan()
+    is_member_n = is_in_stratum_n & ~value_n.isnan()
     table_row_n = stratum_n.clamp(min=0).long()
-    weight_n = member_n.double() if weight_n is None else weight_n.double().where(member_n, 0.0)
-    value_n = value_n.double().where(member_n, torch.inf)
+    weight_n = is_member_n.double() if weight_n is None else weight_n.double().where(is_member_n, 0.0)
+    value_n = value_n.double().where(is_member_n, torch.inf)
     zeros_s = torch.zeros(max(highest_stratum, 0) + 1, dtype=torch.float64, device=value_n.device)
     count_s = zeros_s.index_add(0, table_row_n, weight_n)
     minimum_s = zeros_s.scatter_reduce(0, table_row_n, value_n, "amin", include_self=False)
-    above_minimum_n = (value_n - minimum_s[table_row_n]).masked_fill_(~member_n, 0.0)
+    above_minimum_n = (value_n - minimum_s[table_row_n]).masked_fill_(~is_member_n, 0.0)
     mean_above_s = zeros_s.index_add(0, table_row_n, weight_n * above_minimum_n) / count_s.where(count_s > 0, 1.0)
-    deviation_n = (above_minimum_n - mean_above_s[table_row_n]).masked_fill_(~member_n, 0.0)
+    deviation_n = (above_minimum_n - mean_above_s[table_row_n]).masked_fill_(~is_member_n, 0.0)
     mean_s = (minimum_s + mean_above_s).masked_fill_(count_s <= 0, torch.nan)
     square_sum_s = zeros_s.index_add(0, table_row_n, weight_n * deviation_n.square())
-    return Moments(stratum_n, member_n, deviation_n, count_s, mean_s, square_sum_s)
+    return Moments(stratum_n, is_member_n, deviation_n, count_s, mean_s, square_sum_s)
 
 
 def compare_in_strata(
@@ -346,8 +346,8 @@ def compare_in_strata(
     """
     check_known("scale", scale, ("none", "std", "mean"))
     stratum_moments = moments(value_n, stratum_n)
-    worth_n = value_n.double()
-    stand_in_n = torch.full_like(worth_n, torch.nan) if stand_in_n is None else stand_in_n.double()
+    float64_value_n = value_n.double()
+    stand_in_n = torch.full_like(float64_value_n, torch.nan) if stand_in_n is None else stand_in_n.double()
     if voter_n is None:
         count_n = stratum_moments.count_n()
         mean_n = stratum_moments.mean_n()
@@ -360,8 +360,8 @@ def compare_in_strata(
         count_n, mean_n, advantage_n = _compare_rollouts(value_n, stratum_n, voter_n, leave_one_out, min_stratum)
     uses_stand_in_n = ~stratum_moments.member_n & ~stand_in_n.isnan() & (count_n > 0)
     advantage_n = torch.where(uses_stand_in_n, stand_in_n - mean_n, advantage_n)
-    worth_n = torch.where(worth_n.isnan(), stand_in_n, worth_n)
-    baseline_n = worth_n - advantage_n
+    float64_value_n = torch.where(float64_value_n.isnan(), stand_in_n, float64_value_n)
+    baseline_n = float64_value_n - advantage_n
     divisor_n = torch.ones_like(advantage_n)
     if scale != "none":
         scale_n = (mean_n if scale == "mean" else stratum_moments.std_n(ddof=ddof, stand_in_n=stand_in_n)) + eps
@@ -374,7 +374,7 @@ def compare_in_strata(
     return Explained(
         advantage_n,
         build_comparison(
-            advantage_n, worth_n, baseline_n, divisor_n,
+            advantage_n, float64_value_n, baseline_n, divisor_n,
             alone_n=~is_compared_n, equal_n=stratum_moments.member_n & stratum_moments.constant_n(),
             stratum_n=stratum_n.long().where(stratum_moments.member_n | uses_stand_in_n, -1), members_n=count_n,
             averaged_n=count_n - stratum_moments.member_n.double() if leave_one_out else count_n,
@@ -390,16 +390,16 @@ def _compare_rollouts(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compare each turn with its stratum, counting each rollout once. Return rollout count, mean and advantages."""
     # All turns of a rollout in the same stratum form one set (index j), which counts once with its mean reward.
-    turn_set_n = refine(stratum_n, group_index(rollout_n).double()).where(stratum_n >= 0, -1)
-    set_moments = moments(value_n, turn_set_n)
-    stratum_j = torch.full_like(set_moments.count_s, -1, dtype=torch.long)
-    in_stratum_n = set_moments.stratum_n >= 0
-    stratum_j[set_moments.stratum_n[in_stratum_n]] = stratum_n[in_stratum_n].long()
-    set_adv_j = centred(set_moments.mean_s, stratum_j, leave_one_out=leave_one_out, min_stratum=min_stratum)
-    stratum_moments = moments(set_moments.mean_s, stratum_j)
-    rollout_count_n = set_moments.look_up(stratum_moments.count_n(), 0.0)
-    stratum_mean_n = set_moments.look_up(stratum_moments.mean_n(), torch.nan)
-    return rollout_count_n, stratum_mean_n, set_moments.deviation_n + set_moments.look_up(set_adv_j, 0.0)
+    turn_set_index_n = refine(stratum_n, group_index(rollout_n).double()).where(stratum_n >= 0, -1)
+    turn_set_moments = moments(value_n, turn_set_index_n)
+    stratum_of_set_j = torch.full_like(turn_set_moments.count_s, -1, dtype=torch.long)
+    in_stratum_n = turn_set_moments.stratum_n >= 0
+    stratum_of_set_j[turn_set_moments.stratum_n[in_stratum_n]] = stratum_n[in_stratum_n].long()
+    turn_set_adv_j = centred(turn_set_moments.mean_s, stratum_of_set_j, leave_one_out=leave_one_out, min_stratum=min_stratum)
+    stratum_moments = moments(turn_set_moments.mean_s, stratum_of_set_j)
+    rollout_count_n = turn_set_moments.look_up(stratum_moments.count_n(), 0.0)
+    stratum_mean_n = turn_set_moments.look_up(stratum_moments.mean_n(), torch.nan)
+    return rollout_count_n, stratum_mean_n, turn_set_moments.deviation_n + turn_set_moments.look_up(turn_set_adv_j, 0.0)
 
 
 def standardise(
@@ -416,9 +416,9 @@ def standardise(
     A[i] = (v[i] - mean v if shift else v[i]) / (std + eps, sqrt(var + eps) or sqrt(max(var, eps)) by `eps_at`)
     """
     weight_n = torch.ones_like(value_n) if weight_n is None else weight_n
-    member_n = ~value_n.isnan() & (weight_n > 0)
-    value_n = torch.where(member_n, value_n.double(), torch.nan)
-    weight_n = torch.where(member_n, weight_n.double(), 0.0)
+    is_member_n = ~value_n.isnan() & (weight_n > 0)
+    value_n = torch.where(is_member_n, value_n.double(), torch.nan)
+    weight_n = torch.where(is_member_n, weight_n.double(), 0.0)
     stratum_n = torch.zeros(len(value_n), dtype=torch.long, device=value_n.device)
     mean_n = moments(value_n, stratum_n, weight_n=weight_n).mean_n()
     deviation_n = (value_n - mean_n).nan_to_num(nan=0.0)

@@ -77,9 +77,9 @@ class HistoryWeight:
         self._anchors = self._anchors or [float(anchor)]
         options = {"lambda_scale": lambda_scale, "ddof": ddof, "eps": eps, "min_stratum": min_stratum}
         explained_advantage = call_explained(ha_dw, reward_n, group_n, anchor=self.anchor, **options)
-        present_reward_i = reward_n[~reward_n.isnan()].double()
-        if len(present_reward_i):
-            self._move(float(present_reward_i.mean()), eta, window, history)
+        known_reward_i = reward_n[~reward_n.isnan()].double()
+        if len(known_reward_i):
+            self._move(float(known_reward_i.mean()), eta, window, history)
         return explained_advantage
 
     __call__ = explains(explained)
@@ -212,12 +212,12 @@ def grpo_verif(
         "GRPO-Verif" (arXiv 2511.15137), with its alpha in the advantage instead of the loss. ddof and eps are not verified.
     """
     grpo_options = {"ddof": ddof, "eps": eps, "min_stratum": min_stratum}
-    standardised: Explained = call_explained(dcpo, reward_nk, group_n, if_missing_k=if_missing_k, **grpo_options)
+    standardised_credit: Explained = call_explained(dcpo, reward_nk, group_n, if_missing_k=if_missing_k, **grpo_options)
     weight_k = torch.full((reward_nk.shape[1],), weight, dtype=torch.float64, device=reward_nk.device)
     weight_k[:1] = 1.0
-    adv_nk = standardised.advantages * weight_k
+    adv_nk = standardised_credit.advantages * weight_k
     inverse_weight_k = 1 / torch.where(weight_k == 0, torch.nan, weight_k)
-    return Explained(adv_nk, standardised.comparison.rescaled(divisor=inverse_weight_k).fitting(adv_nk))
+    return Explained(adv_nk, standardised_credit.comparison.rescaled(divisor=inverse_weight_k).fitting(adv_nk))
 
 
 @register(
@@ -280,10 +280,10 @@ def gagpo(
     timeline = build_timeline(trajectory_s, step_s, reward_s=reward_s, group_s=group_s)
     timeline.groups(group_s)  # raises an error if a trajectory has rows of two prompts
     return_s = timeline.backward_sum(reward_s, decay=gamma)
-    state_number_s = anchor_groups(group_s, anchor_s, similarity=similarity)
+    state_id_s = anchor_groups(group_s, anchor_s, similarity=similarity)
     # Each unknown state gets a number of its own, so that it is compared with no other state.
-    own_stratum_s = len(state_number_s) + torch.arange(len(state_number_s), device=state_number_s.device)
-    state_value_s = moments(return_s, torch.where(state_number_s < 0, own_stratum_s, state_number_s)).mean_n()
+    unique_stratum_s = len(state_id_s) + torch.arange(len(state_id_s), device=state_id_s.device)
+    state_value_s = moments(return_s, torch.where(state_id_s < 0, unique_stratum_s, state_id_s)).mean_n()
     next_state_value_s = torch.where(timeline.next_s >= 0, gamma * state_value_s[timeline.next_s], 0.0)
     td_error_s = reward_s.double() + next_state_value_s - state_value_s
     advantage_s = timeline.backward_sum(td_error_s, decay=gamma * lam)

@@ -91,9 +91,9 @@ def gdpo(
     adv_sum_n = torch.where((reward_nm.isnan() | ~is_paid_m).all(dim=1), torch.nan, adv_sum_n)
     conflict_limit = conflict if conflict is not None and int(is_paid_m.sum()) > 1 else None  # only two or more can conflict
     if conflict_limit is not None:
-        disagrees_n = (weighted_adv_nm > 1e-8).any(dim=1) & (weighted_adv_nm < -1e-8).any(dim=1)
+        has_mixed_signs_n = (weighted_adv_nm > 1e-8).any(dim=1) & (weighted_adv_nm < -1e-8).any(dim=1)
         nearly_cancels_n = adv_sum_n.abs() < conflict_limit * (adv_abs_sum_n + 1e-6)
-        is_kept_n = ~(disagrees_n & nearly_cancels_n)
+        is_kept_n = ~(has_mixed_signs_n & nearly_cancels_n)
         kept_flag_n = is_kept_n.double().where(~adv_sum_n.isnan(), torch.nan)
         kept_share_n = moments(kept_flag_n, group_index(group_n)).mean_n()
         adv_sum_n = torch.where(is_kept_n, adv_sum_n * kept_share_n, torch.nan)
@@ -102,9 +102,9 @@ def gdpo(
     adv_n, _, batch_divisor = standardise(adv_sum_n, weight_n=length_n, **options)
     if len(weight_m) == 1 and batch_divisor > 0 and length_n is None:
         # If there is only one reward, its baseline explains the whole advantage.
-        worth_nm = weight_m * comparison.worth_nm
-        baseline_nm = weight_m * comparison.baseline_nm
-        comparison = replace(comparison, worth_nm=worth_nm, baseline_nm=baseline_nm)
+        weighted_reward_nm = weight_m * comparison.worth_nm
+        weighted_baseline_nm = weight_m * comparison.baseline_nm
+        comparison = replace(comparison, worth_nm=weighted_reward_nm, baseline_nm=weighted_baseline_nm)
         return Explained(adv_n, comparison.rescaled(divisor=batch_divisor).fitting(adv_n[:, None]))
     reward_sum_n = weighted(reward_nm.double(), weight_m).sum(dim=1)
     sum_comparison = compare_in_strata(reward_sum_n, group_index(group_n), min_stratum=min_stratum).comparison

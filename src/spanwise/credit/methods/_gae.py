@@ -215,8 +215,8 @@ class SaeSegments:
                 f"The log-probability of completion {row} is nan at trainable token {t}; give a number for every sampled token."
             )
         lowest_logp = math.log(self.threshold) if self.threshold > 0 else -math.inf
-        unlikely_nt = logp_nt < lowest_logp
-        return unlikely_nt if self.boundary == "start" else _move_to_next(unlikely_nt, mask_nt)
+        is_unlikely_nt = logp_nt < lowest_logp
+        return is_unlikely_nt if self.boundary == "start" else _move_to_next(is_unlikely_nt, mask_nt)
 
     def opens(self, logp_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) -> Bool[Tensor, "n t"]:
         """Mark the trainable tokens that start a segment. The first token of a completion always does.
@@ -231,11 +231,11 @@ class SaeSegments:
 
 def _move_to_next(flag_nt: Bool[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) -> Bool[Tensor, "n t"]:
     """Move each trainable token's flag on to the next trainable token of its completion."""
-    next_flag_nt = torch.zeros_like(flag_nt)
+    moved_flag_nt = torch.zeros_like(flag_nt)
     position_t = torch.arange(flag_nt.shape[1], device=flag_nt.device)
     for rows in (slice(first, first + _ROWS) for first in range(0, len(flag_nt), _ROWS)):
         # the position of the last trainable token up to each token; -1: there is none yet
         last_position_nt = torch.where(mask_nt[rows], position_t, -1).cummax(dim=1).values
-        last_flag_nt = flag_nt[rows].gather(1, last_position_nt.clamp(min=0)) & (last_position_nt >= 0)
-        next_flag_nt[rows, 1:] = last_flag_nt[:, :-1]
-    return next_flag_nt
+        flag_at_last_position_nt = flag_nt[rows].gather(1, last_position_nt.clamp(min=0)) & (last_position_nt >= 0)
+        moved_flag_nt[rows, 1:] = flag_at_last_position_nt[:, :-1]
+    return moved_flag_nt

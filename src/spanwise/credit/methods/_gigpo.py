@@ -121,24 +121,24 @@ def anchor_groups(group_s: Int[Tensor, " s"], anchor_s: Anchors, *, similarity: 
     check_counts(anchor_s, "anchor states", group_s, "prompt ids", advice="every row its own anchor state and prompt id")
     if similarity is not None and not 0.0 < similarity < 1.0:
         raise RecipeError(f"similarity is {similarity}; it must lie between 0 and 1. Use None to compare states exactly.")
-    states = list_ids(anchor_s)
-    state_keys = list(zip(group_s.tolist(), states, strict=True))
+    anchor_states = list_ids(anchor_s)
+    state_keys = list(zip(group_s.tolist(), anchor_states, strict=True))
     # A state text gets the number of the first earlier text that it resembles, so the order of rows matters.
     matchers_by_prompt: dict[int, list[SequenceMatcher]] = {}
-    text_id_of: dict[tuple[int, Any], int] = {}
+    text_id_by_state: dict[tuple[int, Any], int] = {}
     for row, (prompt, state) in enumerate(state_keys):
         if state is not None and not isinstance(state, Hashable if similarity is None else str):
             advice = "Only texts have a similarity; use similarity=None."
             if similarity is None:
                 advice = "Turn each state into a string or a tuple, so that states can be compared."
             raise RecipeError(f"The anchor state of row {row} is of type {type(state).__name__}. {advice}")
-        if similarity is not None and state is not None and (prompt, state) not in text_id_of:
+        if similarity is not None and state is not None and (prompt, state) not in text_id_by_state:
             prompt_matchers = matchers_by_prompt.setdefault(prompt, [])
-            text_id_of[prompt, state] = _find_text(str(state), prompt_matchers, similarity)
+            text_id_by_state[prompt, state] = _find_text(str(state), prompt_matchers, similarity)
     if similarity is not None:
-        state_keys = [(prompt, text_id_of.get((prompt, state), -1)) for prompt, state in state_keys]
-    is_known_s = torch.tensor([state is not None for state in states], dtype=torch.bool, device=group_s.device)
-    return torch.where(is_known_s, group_index(state_keys).to(group_s.device), -1)
+        state_keys = [(prompt, text_id_by_state.get((prompt, state), -1)) for prompt, state in state_keys]
+    is_known_state_s = torch.tensor([state is not None for state in anchor_states], dtype=torch.bool, device=group_s.device)
+    return torch.where(is_known_state_s, group_index(state_keys).to(group_s.device), -1)
 
 
 def _find_text(state: str, matchers: list[SequenceMatcher], similarity: float) -> int:

@@ -81,13 +81,13 @@ def ktae(
     refined_adv_nt = torch.where(mask_nt, adv_nt, 0.0)
     group_index_n = torch.where(correct_n.isnan(), -1, group_index(group_n))
     for g in group_index_n[group_index_n >= 0].unique():
-        row_i = (group_index_n == g).nonzero().squeeze(1)
-        mask_it = mask_nt[row_i]
-        is_right_i = correct_n[row_i] > 0
-        if bool(is_right_i.all()) or not bool(is_right_i.any()) or not bool(mask_it.any()):
+        group_row_i = (group_index_n == g).nonzero().squeeze(1)
+        is_token_it = mask_nt[group_row_i]
+        is_right_i = correct_n[group_row_i] > 0
+        if bool(is_right_i.all()) or not bool(is_right_i.any()) or not bool(is_token_it.any()):
             continue
-        token_id_w, id_index_u = torch.unique(ids_nt[row_i][mask_it], return_inverse=True)
-        row_of_token_u = mask_it.nonzero()[:, 0]
+        token_id_w, id_index_u = torch.unique(ids_nt[group_row_i][is_token_it], return_inverse=True)
+        row_of_token_u = is_token_it.nonzero()[:, 0]
         has_token_wi = torch.zeros(len(token_id_w), len(is_right_i), dtype=torch.bool, device=ids_nt.device)
         has_token_wi[id_index_u, row_of_token_u] = True
         right_count_w = has_token_wi[:, is_right_i].sum(dim=1)
@@ -104,11 +104,11 @@ def ktae(
         right_share_w = right_count_w.double() / right_count
         wrong_share_w = wrong_count_w.double() / wrong_count
         association_w = right_share_w.sqrt().asin() - wrong_share_w.sqrt().asin() + h3 * frequency_gap_w
-        added_advantage_it = torch.zeros(mask_it.shape, dtype=torch.float64, device=adv_nt.device)
+        added_advantage_it = torch.zeros(is_token_it.shape, dtype=torch.float64, device=adv_nt.device)
         evidence_w = evidence_ab[right_count_w, wrong_count_w]
         token_advantage_w = torch.sigmoid(evidence_w * association_w) - 0.5
-        added_advantage_it[mask_it] = (token_advantage_w if form == "paper" else 2 * top * token_advantage_w)[id_index_u]
-        refined_adv_nt[row_i] = (refined_adv_nt[row_i] + added_advantage_it).to(adv_nt.dtype)
+        added_advantage_it[is_token_it] = (token_advantage_w if form == "paper" else 2 * top * token_advantage_w)[id_index_u]
+        refined_adv_nt[group_row_i] = (refined_adv_nt[group_row_i] + added_advantage_it).to(adv_nt.dtype)
     return refined_adv_nt
 
 
@@ -123,26 +123,26 @@ def _count_frequency(word_u: Tensor, is_counted_u: Tensor, word_count: int, k1: 
 @lru_cache(maxsize=256)
 def _tabulate_evidence(right: int, wrong: int, two_sided: bool) -> tuple[Float[Tensor, "a b"], Float[Tensor, "a b"]]:
     """Tabulate how strongly a token goes with correctness. Indices: how many right and wrong completions have it."""
-    right_with_ab = torch.arange(right + 1, dtype=torch.float64)[:, None].expand(right + 1, wrong + 1)
-    wrong_with_ab = torch.arange(wrong + 1, dtype=torch.float64).expand(right + 1, wrong + 1)
-    with_token_ab = right_with_ab + wrong_with_ab
+    right_with_token_ab = torch.arange(right + 1, dtype=torch.float64)[:, None].expand(right + 1, wrong + 1)
+    wrong_with_token_ab = torch.arange(wrong + 1, dtype=torch.float64).expand(right + 1, wrong + 1)
+    count_with_ab = right_with_token_ab + wrong_with_token_ab
     completion_count = right + wrong
-    log_ways_ab = _log_choose(right, right_with_ab) + _log_choose(wrong, wrong_with_ab)
-    probability_ab = (log_ways_ab - _log_choose(completion_count, with_token_ab)).exp()
+    log_ways_ab = _log_choose(right, right_with_token_ab) + _log_choose(wrong, wrong_with_token_ab)
+    probability_ab = (log_ways_ab - _log_choose(completion_count, count_with_ab)).exp()
     p_value_ab = probability_ab  # the paper's p-value is the probability of the observed 2x2 table alone
     if two_sided:  # Fisher's exact test adds up the probabilities of all tables no likelier than the observed one
         p_value_ab = torch.zeros_like(probability_ab)
         for other_right in range(right + 1):
-            other_wrong_ab = with_token_ab.long() - other_right
-            table_exists_ab = (other_wrong_ab >= 0) & (other_wrong_ab <= wrong)
-            other_probability_ab = probability_ab[other_right][other_wrong_ab.clamp(0, wrong)]
+            other_wrong_count_ab = count_with_ab.long() - other_right
+            table_exists_ab = (other_wrong_count_ab >= 0) & (other_wrong_count_ab <= wrong)
+            other_probability_ab = probability_ab[other_right][other_wrong_count_ab.clamp(0, wrong)]
             is_counted_ab = table_exists_ab & (other_probability_ab <= probability_ab * (1 + 1e-7))
             p_value_ab += torch.where(is_counted_ab, other_probability_ab, 0.0)
     fisher_evidence_ab = torch.where(p_value_ab > 1 - 1e-9, 0.0, (-2 * p_value_ab).exp())
-    weighted_entropy_with_ab = with_token_ab / completion_count * _compute_entropy(right_with_ab, wrong_with_ab)
-    entropy_without_ab = _compute_entropy(right - right_with_ab, wrong - wrong_with_ab)
-    weighted_entropy_without_ab = (completion_count - with_token_ab) / completion_count * entropy_without_ab
-    prior_entropy = _compute_entropy(right_with_ab[-1, -1], wrong_with_ab[-1, -1])
+    weighted_entropy_with_ab = count_with_ab / completion_count * _compute_entropy(right_with_token_ab, wrong_with_token_ab)
+    entropy_without_ab = _compute_entropy(right - right_with_token_ab, wrong - wrong_with_token_ab)
+    weighted_entropy_without_ab = (completion_count - count_with_ab) / completion_count * entropy_without_ab
+    prior_entropy = _compute_entropy(right_with_token_ab[-1, -1], wrong_with_token_ab[-1, -1])
     return fisher_evidence_ab, (prior_entropy - weighted_entropy_with_ab - weighted_entropy_without_ab).clamp(min=0.0)
 
 

@@ -80,10 +80,10 @@ class Timeline:
 
     def sum_exactly(self, value_s: Tensor) -> Float[Tensor, " j"]:
         """Add up each trajectory's numbers without rounding errors, so that the order of rows does not matter."""
-        values_j: list[list[float]] = [[] for _ in self.last_j]
+        value_lists_j: list[list[float]] = [[] for _ in self.last_j]
         for j, value in zip(self.index_s.tolist(), value_s.tolist(), strict=True):
-            values_j[j].append(value)
-        return torch.tensor([math.fsum(values) for values in values_j], dtype=torch.float64, device=value_s.device)
+            value_lists_j[j].append(value)
+        return torch.tensor([math.fsum(values) for values in value_lists_j], dtype=torch.float64, device=value_s.device)
 
     def groups(self, group_s: Int[Tensor, " s"] | Sequence[Hashable]) -> Int[Tensor, " j"]:
         """Return the number of each trajectory's group. Refuse a trajectory with rows of two groups."""
@@ -116,8 +116,8 @@ def build_timeline(
     rows_by_step = step_s.argsort(stable=True)
     row_order = rows_by_step[trajectory_index_s[rows_by_step].argsort(stable=True)]
     sorted_trajectory_s, sorted_step_s = trajectory_index_s[row_order], step_s[row_order]
-    same_trajectory = sorted_trajectory_s[1:] == sorted_trajectory_s[:-1]
-    if repeated_step := first_of(same_trajectory & (sorted_step_s[1:] == sorted_step_s[:-1])):
+    is_same_trajectory = sorted_trajectory_s[1:] == sorted_trajectory_s[:-1]
+    if repeated_step := first_of(is_same_trajectory & (sorted_step_s[1:] == sorted_step_s[:-1])):
         earlier_row, later_row = sorted(row_order[repeated_step[0] : repeated_step[0] + 2].tolist())
         raise AlignmentError(
             f"Rows {earlier_row} and {later_row} are both step {int(step_s[earlier_row])} of trajectory "
@@ -125,7 +125,7 @@ def build_timeline(
             f"prompts different ids."
         )
     next_row_s = torch.full_like(row_order, -1)
-    next_row_s[row_order[:-1][same_trajectory]] = row_order[1:][same_trajectory]
+    next_row_s[row_order[:-1][is_same_trajectory]] = row_order[1:][is_same_trajectory]
     end_position_j = trajectory_index_s.bincount().cumsum(dim=0)
     steps_left_s = torch.empty_like(row_order)
     steps_left_s[row_order] = end_position_j[sorted_trajectory_s] - 1 - torch.arange(len(row_order), device=row_order.device)
@@ -191,8 +191,8 @@ def assign_turns(
     length_jk = timeline.add_up(length_sk)
     method_inputs = dict(inputs or {})
     options = {"block_names": block_names, "method": method_entry, **options}
-    truncated_s = method_inputs.get("truncated_n")
-    truncated_j = None if truncated_s is None else timeline.add_up(truncated_s) > 0
+    is_truncated_s = method_inputs.get("truncated_n")
+    is_truncated_j = None if is_truncated_s is None else timeline.add_up(is_truncated_s) > 0
     if method_entry.kind == "token":
         _refuse_split(timeline, method_entry)
         credit = assign(scores, group_s, present_sk, objectives=objectives, inputs=method_inputs, **options)
@@ -203,7 +203,7 @@ def assign_turns(
         # If a step's credit is 0, the comparison of its whole rollout with the rest of the group says why.
         rollout_scores = _score_rollouts(scores, timeline, objectives, add_turns=True)
         comparison = compare_in_strata(sum_rewards(rollout_scores, objectives), group_j).comparison
-        comparison = explain_sum(comparison, rollout_scores, objectives, group_j, in_groups=True, truncated_n=truncated_j)
+        comparison = explain_sum(comparison, rollout_scores, objectives, group_j, in_groups=True, truncated_n=is_truncated_j)
         rollout_comparison = comparison.take(timeline.index_s)
         step_adv_nm, step_comparison = credit.explained
         rollout_reasons = {"reason_nm": rollout_comparison.reason_nm, "about_nm": rollout_comparison.about_nm}
@@ -212,32 +212,32 @@ def assign_turns(
         credits_turns = method_entry.kind == "block"
         is_turn_objective_m = torch.tensor([credits_turns and objective.scope == "turn" for objective in objectives])
         rollout_scores = _score_rollouts(scores, timeline, objectives, add_turns=method_entry.kind == "completion")
-        method_inputs = {"length_n": length_jk.sum(dim=1), "truncated_n": truncated_j}
+        method_inputs = {"length_n": length_jk.sum(dim=1), "truncated_n": is_truncated_j}
         rollout_objectives = _zero_other_weights(objectives, ~is_turn_objective_m)
         credit = assign(
             rollout_scores, group_j, length_jk > 0, objectives=rollout_objectives, inputs=method_inputs, **options
         ).take(timeline.index_s)
         has_tokens_s = length_sk.sum(dim=1) > 0
-        carries_stop_s = torch.zeros_like(has_tokens_s)
-        carries_stop_s[timeline.last_with(has_tokens_s)] = True
+        carries_stop_credit_s = torch.zeros_like(has_tokens_s)
+        carries_stop_credit_s[timeline.last_with(has_tokens_s)] = True
         credit = replace(
             credit,
             block_nk=torch.where(present_sk, credit.block_nk, 0.0),
-            stop_n=torch.where(carries_stop_s & has_tokens_s, credit.stop_n, 0.0),
+            stop_n=torch.where(carries_stop_credit_s & has_tokens_s, credit.stop_n, 0.0),
             count_m=torch.full(is_turn_objective_m.shape, len(group_j)),
         )
         if bool(is_turn_objective_m.any()):
-            repeated_scores = rollout_scores.take(timeline.index_s)  # a turn's baseline may depend on its rollout's outcome
+            scores_by_turn = rollout_scores.take(timeline.index_s)  # a turn's baseline may depend on its rollout's outcome
             score_tables: dict[str, Any] = {}
             for name, table in _objective_tables(scores).items():
-                score_tables[name] = getattr(repeated_scores, name).clone()
+                score_tables[name] = getattr(scores_by_turn, name).clone()
                 score_tables[name][:, is_turn_objective_m] = table[:, is_turn_objective_m]
-            own_outcome_so, rollout_outcome_so = scores.outcome_no, repeated_scores.outcome_no
-            if own_outcome_so is not None and rollout_outcome_so is not None:  # what a turn itself says comes first
-                score_tables["outcome_no"] = torch.where(own_outcome_so.isnan(), rollout_outcome_so, own_outcome_so)
-            turn_scores = replace(repeated_scores, **score_tables)
+            turn_outcome_so, rollout_outcome_so = scores.outcome_no, scores_by_turn.outcome_no
+            if turn_outcome_so is not None and rollout_outcome_so is not None:  # what a turn itself says comes first
+                score_tables["outcome_no"] = torch.where(turn_outcome_so.isnan(), rollout_outcome_so, turn_outcome_so)
+            turn_scores = replace(scores_by_turn, **score_tables)
             turn_objectives = _zero_other_weights(objectives, is_turn_objective_m)
-            turn_inputs = {"voter_n": timeline.index_s, "truncated_n": truncated_s}
+            turn_inputs = {"voter_n": timeline.index_s, "truncated_n": is_truncated_s}
             turn_credit = assign(turn_scores, group_s, present_sk, objectives=turn_objectives, inputs=turn_inputs, **options)
             completion_count_m = torch.where(is_turn_objective_m, len(group_s), len(group_j))
             credit = replace(_add_credits(credit, turn_credit, is_turn_objective_m), count_m=completion_count_m)
@@ -259,15 +259,15 @@ def _refuse_split(timeline: Timeline, entry: Method) -> None:
 
 def _add_credits(rollouts: Credit, turns: Credit, is_turn_m: Bool[Tensor, " m"]) -> Credit:
     """Add up the credit from objectives that judge whole rollouts and from those that judge single turns."""
-    tables: dict[str, Any] = {}
+    credit_tables: dict[str, Any] = {}
     for name in ("adv_nm", "singleton_m", "absent_m", "coarser_m", "weight_m"):
-        tables[name] = torch.where(is_turn_m, getattr(turns, name), getattr(rollouts, name))
+        credit_tables[name] = torch.where(is_turn_m, getattr(turns, name), getattr(rollouts, name))
     return replace(
         rollouts,
         block_nk=rollouts.block_nk + turns.block_nk,
         stop_n=rollouts.stop_n + turns.stop_n,
         comparison=turns.explained[1].where(is_turn_m, rollouts.explained[1]),
-        **tables,
+        **credit_tables,
     )
 
 
@@ -312,18 +312,18 @@ def _score_steps(scores: Scores, timeline: Timeline, objectives: Sequence[Object
     is_checked_sm = _mark_checked(scores.status_nm)
     is_last_turn_s = timeline.left_s == 0
     for m, objective in enumerate(objectives):
-        filled_reward_s = reward_sm[:, m].clone()
+        turn_reward_s = reward_sm[:, m].clone()
         if objective.scope == "rollout":
             reward_row_s = timeline.last_with(is_checked_sm[:, m])[timeline.index_s]
-            reward_sm[:, m] = torch.where(is_last_turn_s, filled_reward_s[reward_row_s], 0.0)
+            reward_sm[:, m] = torch.where(is_last_turn_s, turn_reward_s[reward_row_s], 0.0)
             status_sm[:, m] = status_sm[reward_row_s, m]
         else:  # if no turn has the reward, it stays absent at the last turn; all other absent rewards become 0
             # Without a scope, `if_missing` replaces the reward of the whole rollout, not of each turn.
             lacks_reward_s = ~is_checked_sm[:, m]
             if objective.scope is not None:
-                lacks_reward_s &= filled_reward_s.isnan()
+                lacks_reward_s &= turn_reward_s.isnan()
             rollout_has_reward_s = (timeline.add_up(~lacks_reward_s) > 0)[timeline.index_s]
-            reward_sm[:, m] = torch.where(lacks_reward_s & (rollout_has_reward_s | ~is_last_turn_s), 0.0, filled_reward_s)
+            reward_sm[:, m] = torch.where(lacks_reward_s & (rollout_has_reward_s | ~is_last_turn_s), 0.0, turn_reward_s)
     return replace(scores, reward_nm=reward_sm, status_nm=torch.where(reward_sm.isnan(), status_sm, int(Status.OK)))
 
 
@@ -342,21 +342,21 @@ def worth_of_turns(
     """
     timeline = build_timeline(trajectory_s, step_s)
     rollout_scores = _score_rollouts(scores, timeline, objectives, add_turns=kind == "completion")
-    worth_sm = fill_missing(rollout_scores, objectives)[timeline.index_s]
-    own_worth_sm = fill_missing(scores, objectives)
-    is_vote_sm = torch.zeros_like(worth_sm, dtype=torch.bool)
+    compared_reward_sm = fill_missing(rollout_scores, objectives)[timeline.index_s]
+    turn_reward_sm = fill_missing(scores, objectives)
+    is_vote_sm = torch.zeros_like(compared_reward_sm, dtype=torch.bool)
     is_checked_sm = _mark_checked(scores.status_nm)
     for m, objective in enumerate(objectives):
         credits_steps = kind == "step" and objective.scope != "rollout"
         if credits_steps or (kind == "block" and objective.scope == "turn"):
-            worth_sm[:, m] = own_worth_sm[:, m]
+            compared_reward_sm[:, m] = turn_reward_sm[:, m]
         if credits_steps and objective.scope is None:
             # `if_missing` stands for the reward of a whole rollout, as in `_score_steps`.
-            stands_in_s = (timeline.left_s == 0) & (timeline.add_up(is_checked_sm[:, m]) == 0)[timeline.index_s]
-            worth_sm[:, m] = worth_sm[:, m].where(is_checked_sm[:, m] | stands_in_s, torch.nan)
-        voting_rows = slice(None) if credits_steps else timeline.last_with(~worth_sm[:, m].isnan())
-        is_vote_sm[voting_rows, m] = True
-    return worth_sm, torch.where(is_vote_sm, worth_sm, torch.nan)
+            uses_if_missing_s = (timeline.left_s == 0) & (timeline.add_up(is_checked_sm[:, m]) == 0)[timeline.index_s]
+            compared_reward_sm[:, m] = compared_reward_sm[:, m].where(is_checked_sm[:, m] | uses_if_missing_s, torch.nan)
+        counted_rows = slice(None) if credits_steps else timeline.last_with(~compared_reward_sm[:, m].isnan())
+        is_vote_sm[counted_rows, m] = True
+    return compared_reward_sm, torch.where(is_vote_sm, compared_reward_sm, torch.nan)
 
 
 def _objective_tables(scores: Scores) -> dict[str, Tensor]:

@@ -165,20 +165,20 @@ class Trajectory:
         trajectory, step, group = map(list_ids, (trajectory, step, group))  # pandas and tensors look rows up in other ways
         timeline = build_timeline(trajectory, torch.tensor(step, dtype=None if step else torch.long))
         timeline.groups(group)  # raises an error if a trajectory has rows of two prompts
-        rows_of: dict[Hashable, list[int]] = {name: [] for name in trajectory}
+        rows_by_trajectory: dict[Hashable, list[int]] = {name: [] for name in trajectory}
         unplaced_ids = [
-            name for name in rewards or {} if name not in rows_of
+            name for name in rewards or {} if name not in rows_by_trajectory
         ]  # of other processes, if these rows have theirs
-        if unplaced_ids and rewards and not rows_of.keys() <= rewards.keys():
+        if unplaced_ids and rewards and not rows_by_trajectory.keys() <= rewards.keys():
             raise RewardError(
                 f"There are rewards of trajectory {unplaced_ids[0]!r}, but no row belongs to it; the trajectory of row 0 is "
-                f"{next(iter(rows_of), None)!r}. Use the same ids for rows and rewards."
+                f"{next(iter(rows_by_trajectory), None)!r}. Use the same ids for rows and rewards."
             )
         for row in timeline.left_s.argsort(descending=True).tolist():
-            rows_of[trajectory[row]].append(row)
+            rows_by_trajectory[trajectory[row]].append(row)
         return [
             Trajectory(name, group[ordered[0]], tuple(rows[row] for row in ordered), (rewards or {}).get(name, {}))
-            for name, ordered in rows_of.items()
+            for name, ordered in rows_by_trajectory.items()
         ]
 
     def context(self, t: int) -> tuple[int, ...]:
@@ -188,12 +188,12 @@ class Trajectory:
 
     def _find_path(self, t: int, used_turns: Collection[int] = ()) -> list[int]:
         """Return the chain of turns that leads to turn t. It starts after the last turn in `used_turns`."""
-        path: list[int] = []
+        turn_path: list[int] = []
         turn_index: int | None = t
         while turn_index is not None and turn_index not in used_turns:
-            path.append(turn_index)
+            turn_path.append(turn_index)
             turn_index = self.turns[turn_index].parent
-        return path[::-1]
+        return turn_path[::-1]
 
     def rows(self) -> Trajectory:
         """Give every turn its whole context as prompt: the inverse of `merged`."""
@@ -221,9 +221,9 @@ class Trajectory:
             if turn.parent is None:
                 longest_contexts_first = sorted(range(t), key=lambda p: (len(contexts[p]), p), reverse=True)
                 possible_parents = (p for p in longest_contexts_first if whole_prompt[: len(contexts[p])] == contexts[p])
-                parent = next(possible_parents, None)
-                if parent is not None:
-                    turn = replace(turn, prompt_ids=whole_prompt[len(contexts[parent]) :], parent=parent)
+                parent_index = next(possible_parents, None)
+                if parent_index is not None:
+                    turn = replace(turn, prompt_ids=whole_prompt[len(contexts[parent_index]) :], parent=parent_index)
                 elif vocabulary is not None:
                     self._refuse_other_tokens(t, whole_prompt, contexts, vocabulary)
             turns.append(turn)
@@ -264,7 +264,7 @@ class Trajectory:
     def _build_branch(self, path: Sequence[int]) -> Branch:
         """Join the responses of successive turns, and the observations between them, into one training sequence."""
         token_ids, mask, turn_of_token = list[int](), list[int](), list[int]()
-        per_token: dict[str, list[float]] = {name: [] for t in path for name in self.turns[t].per_token}
+        numbers_by_name: dict[str, list[float]] = {name: [] for t in path for name in self.turns[t].per_token}
         for t in path:
             turn = self.turns[t]
             response_length = len(turn.response_ids)
@@ -272,9 +272,9 @@ class Trajectory:
             token_ids += [*observation_ids, *turn.response_ids]
             mask += [0] * len(observation_ids) + [int(bool(flag)) for flag in turn.mask]
             turn_of_token += [-1] * len(observation_ids) + [t] * response_length
-            for name, numbers in per_token.items():
+            for name, numbers in numbers_by_name.items():
                 numbers += [0.0] * len(observation_ids) + list(turn.per_token.get(name, [math.nan] * response_length))
-        number_tuples = {name: tuple(numbers) for name, numbers in per_token.items()}
+        number_tuples = {name: tuple(numbers) for name, numbers in numbers_by_name.items()}
         return Branch(tuple(path), self.context(path[0]), tuple(token_ids), tuple(mask), tuple(turn_of_token), number_tuples)
 
 
@@ -307,10 +307,10 @@ def _check_rewards(rewards: Rewards, who: str) -> None:
     """Refuse a reward that is neither a finite number nor a `Status` that says why there is none."""
     for name, value in rewards.items():
         try:
-            is_reward = isinstance(value, Status) or math.isfinite(value)
+            is_valid_reward = isinstance(value, Status) or math.isfinite(value)
         except TypeError:  # None, a text or a list
-            is_reward = False
-        if not is_reward:
+            is_valid_reward = False
+        if not is_valid_reward:
             raise RewardError(
                 f"{who} has {value!r} as reward '{name}'; give a finite number, or a Status that says why there is none."
             )
@@ -407,8 +407,8 @@ def split_turns(mask_nt: Bool[Tensor, "n t"], turn_nt: Int[Tensor, "n t"] | None
     row_and_turn_i = torch.stack([row_i, turn_nt[row_i, position_i].long()], dim=1)
     # `unique` sorts the turns by sequence, then by turn id.
     distinct_turns, turn_i = torch.unique(row_and_turn_i, dim=0, return_inverse=True)
-    turn_of_sampled = turn_i[mask_nt[row_i, position_i]]
-    is_sampled_s = turn_of_sampled.bincount(minlength=len(distinct_turns)) > 0
+    turn_of_sampled_token = turn_i[mask_nt[row_i, position_i]]
+    is_sampled_s = turn_of_sampled_token.bincount(minlength=len(distinct_turns)) > 0
     row_s = distinct_turns[is_sampled_s, 0]
     token_count_s = turn_i.bincount(minlength=len(distinct_turns))[is_sampled_s]
     turn_order = turn_i.argsort(stable=True)  # a stable sort keeps the positions of each turn ascending
@@ -453,5 +453,5 @@ def prompt_mini_batches(group_s: Int[Tensor, " s"], *, prompts_per_batch: int) -
     if prompts_per_batch < 1:
         raise RecipeError(f"prompts_per_batch is {prompts_per_batch}; it must be at least 1.")
     # `group_index` numbers groups in order of appearance only if it gets a list.
-    batch_s = group_index(group_s.tolist()).to(group_s.device) // prompts_per_batch
-    return list(batch_s.argsort(stable=True).split(batch_s.bincount().tolist()))
+    mini_batch_index_s = group_index(group_s.tolist()).to(group_s.device) // prompts_per_batch
+    return list(mini_batch_index_s.argsort(stable=True).split(mini_batch_index_s.bincount().tolist()))
