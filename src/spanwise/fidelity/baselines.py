@@ -210,17 +210,17 @@ def measure_fidelity(
     generator = torch.Generator().manual_seed(seed)
     sum_bgxk = torch.zeros(len(baselines), len(group_sizes), n_prompts, _SUMS, dtype=torch.float64)
     for (g, size), _ in product(enumerate(group_sizes), range(resamples)):
-        prompt_p = torch.randperm(n_prompts, generator=generator)[: batch // size]
-        member_pg = torch.rand(len(prompt_p), samples, generator=generator).argsort(dim=1)[:, :size]
-        row_n = (prompt_p[:, None] * samples + member_pg).flatten()
+        drawn_prompt_p = torch.randperm(n_prompts, generator=generator)[: batch // size]
+        drawn_sample_pg = torch.rand(len(drawn_prompt_p), samples, generator=generator).argsort(dim=1)[:, :size]
+        row_n = (drawn_prompt_p[:, None] * samples + drawn_sample_pg).flatten()
         batch_columns = {name: column[row_n] for name, column in completion_columns.items()}
         reward_n, prompt_n = batch_columns["reward_n"], batch_columns["prompt_n"]
         for b, options in enumerate(baselines.values()):
             outcome_options = {"outcome_no": batch_columns["outcome_n"], "by_outcome_n2": batch_columns["by_outcome_n2"]}
             advantage_n = advantage(reward_n, prompt_n, **outcome_options, **options).advantage_n
             sum_bgxk[b, g].index_add_(0, prompt_n, _terms(batch_columns, advantage_n))
-    drawn_prompts = torch.multinomial(torch.ones(n_prompts), draws * n_prompts, replacement=True, generator=generator)
-    weight_rx = torch.nn.functional.one_hot(drawn_prompts.reshape(draws, -1), n_prompts).sum(dim=1).double()
+    resampled_prompts = torch.multinomial(torch.ones(n_prompts), draws * n_prompts, replacement=True, generator=generator)
+    weight_rx = torch.nn.functional.one_hot(resampled_prompts.reshape(draws, -1), n_prompts).sum(dim=1).double()
     draw_rbgf = _figures_of_sums(torch.einsum("rx,bgxk->rbgk", weight_rx, sum_bgxk))
     usable_share = float(completion_columns["usable_n"].double().mean())
     return Fidelity(tuple(baselines), tuple(group_sizes), _figures_of_sums(sum_bgxk.sum(dim=2)), draw_rbgf, usable_share)
@@ -255,8 +255,8 @@ def _terms(batch: Mapping[str, Tensor], adv_n: Float[Tensor, " n"]) -> Float[Ten
     same_outcome_count_n = moments(batch["reward_n"], refine(batch["prompt_n"], outcome_n)).count_n()
     selection_masks = (usable_n, outcome_n == 0, outcome_n == 1, same_outcome_count_n == 1)
     mc_adv_n, noise_n, phi_square_n = batch["mc_n"], batch["noise_n"], batch["phi_square_n"]
-    error_n = (adv_n - mc_adv_n).square() - noise_n
-    completion_terms = [term for mask_n in selection_masks for term in (mask_n.double(), mask_n * error_n)]
+    squared_error_n = (adv_n - mc_adv_n).square() - noise_n
+    completion_terms = [term for mask_n in selection_masks for term in (mask_n.double(), mask_n * squared_error_n)]
     completion_terms += [adv_n, mc_adv_n, adv_n * adv_n, mc_adv_n * mc_adv_n, adv_n * mc_adv_n, noise_n]
     completion_terms += [phi_square_n * adv_n * adv_n, phi_square_n * adv_n * mc_adv_n]
     completion_terms += [phi_square_n * mc_adv_n * mc_adv_n, phi_square_n * noise_n]
@@ -280,23 +280,23 @@ def agreement(
     noise_sum: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return a baseline's correlation with Monte Carlo, the highest one possible, and the RMSE at the best scale."""
-    var_adv = adv_square_sum - adv_sum * adv_sum / count
-    var_mc = mc_square_sum - mc_sum * mc_sum / count
+    adv_variance = adv_square_sum - adv_sum * adv_sum / count
+    mc_variance = mc_square_sum - mc_sum * mc_sum / count
     covariance = product_sum - adv_sum * mc_sum / count
     # Rounding gives even constant advantages a tiny variance.
-    is_varying = (var_adv > 1e-12 * adv_square_sum) & (var_mc > 1e-12 * mc_square_sum)
-    correlation = torch.where(is_varying, covariance / (var_adv * var_mc).sqrt(), torch.nan)
+    is_varying = (adv_variance > 1e-12 * adv_square_sum) & (mc_variance > 1e-12 * mc_square_sum)
+    correlation = torch.where(is_varying, covariance / (adv_variance * mc_variance).sqrt(), torch.nan)
     explained_sum = torch.where(adv_square_sum > 0, product_sum * product_sum / adv_square_sum, 0.0)
     scaled_rmse = root_ratio(mc_square_sum - noise_sum - explained_sum, count)
-    return correlation, root_ratio(var_mc - noise_sum, var_mc), scaled_rmse
+    return correlation, root_ratio(mc_variance - noise_sum, mc_variance), scaled_rmse
 
 
 def mean_and_noise(reward_dm: Float[Tensor, "d m"]) -> tuple[Tensor, Tensor]:
     """Return the mean of each row's known rewards, and that mean's variance (NaN for fewer than two rewards)."""
-    count_d = (~reward_dm.isnan()).sum(dim=1)
-    value_d = reward_dm.nanmean(dim=1)
-    noise_d = (reward_dm - value_d[:, None]).square().nansum(dim=1) / (count_d - 1) / count_d
-    return value_d, torch.where(count_d > 1, noise_d, torch.nan)
+    reward_count_d = (~reward_dm.isnan()).sum(dim=1)
+    mean_reward_d = reward_dm.nanmean(dim=1)
+    variance_of_mean_d = (reward_dm - mean_reward_d[:, None]).square().nansum(dim=1) / (reward_count_d - 1) / reward_count_d
+    return mean_reward_d, torch.where(reward_count_d > 1, variance_of_mean_d, torch.nan)
 
 
 def root_ratio(top: Tensor, below: Tensor) -> Tensor:

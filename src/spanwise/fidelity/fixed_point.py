@@ -126,28 +126,28 @@ def simulated_fixed_point(
             "set p nearer 0.5."
         )
     level_v = torch.arange(LEVELS + 1, dtype=torch.float64)
-    stated_v = level_v / LEVELS
-    outcome_scores = [proper_score(stated_v, torch.full_like(stated_v, outcome), rule=rule) for outcome in (0.0, 1.0)]
-    score_v2 = torch.stack(outcome_scores, dim=1)
+    confidence_v = level_v / LEVELS
+    score_pair = [proper_score(confidence_v, torch.full_like(confidence_v, outcome), rule=rule) for outcome in (0.0, 1.0)]
+    score_v2 = torch.stack(score_pair, dim=1)
     options = {"baseline": baseline, "leave_one_out": leave_one_out}
-    q_b = p_b
+    learned_confidence_b = p_b
     weight_b2, weight_error_b2 = outcome_probability_b2, torch.zeros_like(outcome_probability_b2)
     for _ in range(2):
-        mean_stated_b = q_b.clamp(1e-3, 1 - 1e-3)
-        level_probability_bv = torch.distributions.Binomial(LEVELS, probs=mean_stated_b[:, None]).log_prob(level_v).exp()
+        mean_confidence_b = learned_confidence_b.clamp(1e-3, 1 - 1e-3)
+        level_probability_bv = torch.distributions.Binomial(LEVELS, probs=mean_confidence_b[:, None]).log_prob(level_v).exp()
         generator = torch.Generator().manual_seed(seed)
-        kind_columns = (p_b[:, None], mean_stated_b[:, None], level_probability_bv)
-        prompt_columns = [column.repeat(copies, 1) for column in kind_columns]
+        prompt_kind_columns = (p_b[:, None], mean_confidence_b[:, None], level_probability_bv)
+        prompt_columns = [column.repeat(copies, 1) for column in prompt_kind_columns]
         batch_sums = [_simulate_batch(prompt_columns, score_v2, group_size, options, generator) for _ in range(batches)]
         sum_rcb2 = torch.stack(batch_sums).unflatten(2, (copies, len(p_b))).sum(dim=2)
         lost_gradient_b2, lost_error_b2 = _remove_explained_noise(sum_rcb2)
-        excess_bv = stated_v - mean_stated_b[:, None]
-        full_gradient_b2 = outcome_probability_b2 * copies * group_size * ((level_probability_bv * excess_bv) @ score_v2)
+        deviation_bv = confidence_v - mean_confidence_b[:, None]
+        full_gradient_b2 = outcome_probability_b2 * copies * group_size * ((level_probability_bv * deviation_bv) @ score_v2)
         weight_b2 = outcome_probability_b2 * (1 - lost_gradient_b2 / full_gradient_b2)
         weight_error_b2 = (lost_error_b2 / full_gradient_b2).abs()
-        q_b = weight_b2[:, 1] / weight_b2.sum(dim=1)
+        learned_confidence_b = weight_b2[:, 1] / weight_b2.sum(dim=1)
     error_terms_b2 = weight_b2 * weight_error_b2.flip(1) * outcome_probability_b2.flip(1)
-    return q_b, error_terms_b2.square().sum(dim=1).sqrt() / weight_b2.sum(dim=1).square()
+    return learned_confidence_b, error_terms_b2.square().sum(dim=1).sqrt() / weight_b2.sum(dim=1).square()
 
 
 def _simulate_batch(
@@ -160,29 +160,29 @@ def _simulate_batch(
     torch.randint(1, (prompt_count, g), generator=generator)
     uniform_2bg = torch.rand(2, prompt_count, g, generator=generator, dtype=torch.float64)
     outcome_bg = (uniform_2bg[0] < p_b1).long()
-    cumulative_bv = level_probability_bv.cumsum(dim=1)
-    level_bg = (uniform_2bg[1][..., None] > cumulative_bv[:, None]).sum(dim=2).clamp(max=LEVELS)
+    cumulative_probability_bv = level_probability_bv.cumsum(dim=1)
+    level_bg = (uniform_2bg[1][..., None] > cumulative_probability_bv[:, None]).sum(dim=2).clamp(max=LEVELS)
     score_by_outcome_bg2 = score_v2[level_bg]
     reward_bg = score_by_outcome_bg2.gather(2, outcome_bg[..., None])[..., 0]
     credit_n = advantage(
         reward_bg.flatten(), torch.arange(prompt_count).repeat_interleave(g), outcome_no=outcome_bg.flatten().double(),
         by_outcome_n2=score_by_outcome_bg2.reshape(-1, 2), **options,
     ).advantage_n  # fmt: skip
-    value_bg = (level_probability_bv @ score_v2).gather(1, outcome_bg)
+    expected_score_bg = (level_probability_bv @ score_v2).gather(1, outcome_bg)
     is_other_gg = ~torch.eye(g, dtype=torch.bool)
     same_outcome_bgg = ((outcome_bg[:, :, None] == outcome_bg[:, None, :]) & is_other_gg).double()
     others_score_bg2 = score_by_outcome_bg2.sum(dim=1, keepdim=True) - score_by_outcome_bg2
-    terms_4bg = torch.stack([
-        reward_bg - credit_n.reshape(prompt_count, g) - value_bg,
+    gradient_terms_4bg = torch.stack([
+        reward_bg - credit_n.reshape(prompt_count, g) - expected_score_bg,
         torch.ones_like(reward_bg),
         (same_outcome_bgg @ reward_bg[..., None])[..., 0] / same_outcome_bgg.sum(dim=2).clamp(min=1),  # others' mean; 0 if alone
         others_score_bg2.gather(2, outcome_bg[..., None])[..., 0],
     ])  # fmt: skip
     prompt_outcome_bg = torch.arange(prompt_count)[:, None] * 2 + outcome_bg
     excess_confidence_bg = level_bg.double() / LEVELS - mean_confidence_b1
-    sum_4c = torch.zeros(4, prompt_count * 2, dtype=torch.float64)
-    sum_4c.index_add_(1, prompt_outcome_bg.flatten(), (terms_4bg * excess_confidence_bg).flatten(1))
-    return sum_4c.reshape(4, prompt_count, 2)
+    term_sum_4c = torch.zeros(4, prompt_count * 2, dtype=torch.float64)
+    term_sum_4c.index_add_(1, prompt_outcome_bg.flatten(), (gradient_terms_4bg * excess_confidence_bg).flatten(1))
+    return term_sum_4c.reshape(4, prompt_count, 2)
 
 
 def _remove_explained_noise(sum_rcb2: Float[Tensor, "r c b 2"]) -> tuple[Float[Tensor, "b 2"], Float[Tensor, "b 2"]]:
@@ -190,12 +190,12 @@ def _remove_explained_noise(sum_rcb2: Float[Tensor, "r c b 2"]) -> tuple[Float[T
     sum_b2rc = sum_rcb2.permute(2, 3, 0, 1)
     mean_sum_b21c = sum_b2rc.mean(dim=2, keepdim=True)
     gradients, controls = (sum_b2rc - mean_sum_b21c).split([1, 3], dim=3)
-    coefficient = torch.linalg.pinv(controls.mT @ controls, hermitian=True) @ (controls.mT @ gradients)
-    residual = (gradients - controls @ coefficient)[..., 0]
-    batch_count = residual.shape[-1]
+    coefficients = torch.linalg.pinv(controls.mT @ controls, hermitian=True) @ (controls.mT @ gradients)
+    gradient_residuals = (gradients - controls @ coefficients)[..., 0]
+    batch_count = gradient_residuals.shape[-1]
     mean_gradient, mean_controls = mean_sum_b21c.split([1, 3], dim=3)
-    mean_residual_b2 = (mean_gradient - mean_controls @ coefficient)[..., 0, 0]
-    return mean_residual_b2, (residual.square().sum(dim=-1) / (batch_count - 1) / batch_count).sqrt()
+    mean_residual_b2 = (mean_gradient - mean_controls @ coefficients)[..., 0, 0]
+    return mean_residual_b2, (gradient_residuals.square().sum(dim=-1) / (batch_count - 1) / batch_count).sqrt()
 
 
 def fixed_point_rows(

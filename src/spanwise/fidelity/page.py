@@ -27,11 +27,11 @@ PANELS: Mapping[str, tuple[str, str]] = {
 
 def written_baselines(fidelity: Fidelity, rolled: Rerolls) -> dict[str, Any]:
     """Return the counts, figures and differences of baselines as `fidelity.json` stores them."""
-    counts = {
+    completion_counts = {
         "completions": rolled.prefix_xs.numel(), "prompts": len(rolled.prefix_xs), "rerolls": rolled.again_dm.numel(),
         "prefixes": len(rolled.again_dm), "share": fidelity.share,
     }  # fmt: skip
-    return {"counts": counts, "figures": fidelity_rows(fidelity), "differences": difference_rows(fidelity)}
+    return {"counts": completion_counts, "figures": fidelity_rows(fidelity), "differences": difference_rows(fidelity)}
 
 
 def fidelity_rows(fidelity: Fidelity) -> list[Row]:
@@ -124,8 +124,8 @@ def fidelity_finding(figures: Rows, differences: Rows = (), tokens: Rows = ()) -
         best = max((row for row in tokens if is_known(row["value"])), key=lambda row: row["value"], default=None)
         if best is None:
             return "Nothing was measured: no baseline has a correlation with Monte Carlo."
-        estimator_name = f"{best['estimator']} with {best['critic']}"
-        return f"Token by token, {estimator_name} is nearest to Monte Carlo: correlation {_with_bounds(best)}."
+        estimator_and_critic = f"{best['estimator']} with {best['critic']}"
+        return f"Token by token, {estimator_and_critic} is nearest to Monte Carlo: correlation {_with_bounds(best)}."
     size = min(row["group_size"] for row in correlation_rows)
     rows_of_size = [row for row in correlation_rows if row["group_size"] == size]
     best, *other_rows = sorted(rows_of_size, key=lambda row: -row["value"])
@@ -134,13 +134,13 @@ def fidelity_finding(figures: Rows, differences: Rows = (), tokens: Rows = ()) -
     best_sentence = f"In groups of {size}, {best['baseline']} is nearest to Monte Carlo: correlation {_with_bounds(best)}"
     if not other_rows:
         return f"{best_sentence}."
-    next_row = other_rows[0]
-    baseline_pair = {best["baseline"], next_row["baseline"]}
+    second_row = other_rows[0]
+    baseline_pair = {best["baseline"], second_row["baseline"]}
     pair_rows = [row for row in differences if row["group_size"] == size and {row["a"], row["b"]} == baseline_pair]
     intervals = [(row["low"], row["high"]) for row in pair_rows if row["figure"] == "correlation"]
-    within_noise = any(low <= 0 <= high for low, high in intervals) if intervals else next_row["high"] >= best["low"]
-    noise_words = ", but their difference is within the noise" if within_noise else ""
-    return f"{best_sentence}; next is {next_row['baseline']} with {_with_bounds(next_row)}{noise_words}."
+    is_within_noise = any(low <= 0 <= high for low, high in intervals) if intervals else second_row["high"] >= best["low"]
+    noise_words = ", but their difference is within the noise" if is_within_noise else ""
+    return f"{best_sentence}; next is {second_row['baseline']} with {_with_bounds(second_row)}{noise_words}."
 
 
 def _with_bounds(row: Mapping[str, Any]) -> str:

@@ -61,9 +61,9 @@ class FirstBlocks:
 
     def sequences(self, device: Any = "cpu") -> Sequences:
         """Return prompts and first blocks, concatenated and padded, as the input of a model (`Sequences`)."""
-        prompt_nl, prompt_mask_nl = left_padded(self.heads, 0, device)
+        prompt_ids_nl, prompt_mask_nl = left_padded(self.heads, 0, device)
         ids_nt = self.ids_nt.to(device)
-        ids_nl = torch.cat([prompt_nl, ids_nt], dim=1)
+        ids_nl = torch.cat([prompt_ids_nl, ids_nt], dim=1)
         attention_nl = torch.cat([prompt_mask_nl, torch.ones_like(ids_nt)], dim=1)
         return Sequences(ids_nl, attention_nl, self.ids_nt.shape[1])
 
@@ -140,14 +140,14 @@ class Roller:
         reward_dm = torch.full((len(prefixes), rerolls), torch.nan, dtype=torch.float64)
         # Prefixes are sorted by length, so that the continuations of one batch are about equally long.
         indices_by_length = sorted(range(len(prefixes)), key=lambda d: len(prefixes[d][1]))
-        row_capacity = min(ROWS, TOKENS // self.limit)
-        prefixes_per_batch = max(1, row_capacity // rerolls)
+        max_rows = min(ROWS, TOKENS // self.limit)
+        prefixes_per_batch = max(1, max_rows // rerolls)
         for number, first in enumerate(range(0, len(indices_by_length), prefixes_per_batch)):
             batch_indices = indices_by_length[first : first + prefixes_per_batch]
             chosen_prefixes = [prefixes[d] for d in batch_indices]
             with self._ending_at_later_blocks():
                 continued_texts = self.continued(
-                    rows, chosen_prefixes, rerolls=rerolls, seed=seed + number, batch_size=max(row_capacity, rerolls)
+                    rows, chosen_prefixes, rerolls=rerolls, seed=seed + number, batch_size=max(max_rows, rerolls)
                 )
             row_n = [row for row, _ in chosen_prefixes for _ in range(rerolls)]
             reward_dm[batch_indices] = self.rewards(rows, continued_texts, row_n).reshape(-1, rerolls)
@@ -198,12 +198,12 @@ def collect_last_blocks(roller: Roller, rows: Any, *, samples: int = 32, rerolls
         prefix_index_n[n] = index_of_prefix.setdefault(prompt_and_prefix, len(index_of_prefix))
     if not index_of_prefix:
         raise DataError(f"None of {len(block_texts)} completions has the block '{last_name}'; there is nothing to re-roll.")
-    fresh_texts = roller.continued(rows, list(index_of_prefix), rerolls=rerolls, seed=seed + 1)
+    rerolled_texts = roller.continued(rows, list(index_of_prefix), rerolls=rerolls, seed=seed + 1)
     return Rerolls(
         confidence_xs=stated_confidences(block_texts, last_name, layout).reshape(-1, samples),
         outcome_xs=roller.rewards(rows, block_texts, row_n.tolist()).reshape(-1, samples),
         prefix_xs=prefix_index_n.reshape(-1, samples),
-        again_dm=stated_confidences(fresh_texts, last_name, layout).reshape(-1, rerolls),
+        again_dm=stated_confidences(rerolled_texts, last_name, layout).reshape(-1, rerolls),
     )
 
 

@@ -133,8 +133,8 @@ def _group_mean(trajectories: Trajectories, value_nt: Tensor) -> Tensor:
 
 
 def _prompt_value(trajectories: Trajectories, value_nt: Tensor) -> Tensor:
-    first_index_n1 = trajectories.mask_nt.long().argmax(dim=1, keepdim=True)
-    return (trajectories.reward_n.double()[:, None] - value_nt.gather(1, first_index_n1)).expand_as(value_nt)
+    first_token_index_n1 = trajectories.mask_nt.long().argmax(dim=1, keepdim=True)
+    return (trajectories.reward_n.double()[:, None] - value_nt.gather(1, first_token_index_n1)).expand_as(value_nt)
 
 
 #: The compared estimators. SAE is named by boundary, threshold and lambda, and adaptive GAE by its alpha.
@@ -205,12 +205,12 @@ class TokenFidelity:
         The best is chosen anew in every bootstrap draw, so that the luck of choosing among many is in the interval. A full name
         stands for itself: `lead("critic", "SAE end 0.2, 0", "GAE")` holds one SAE against the best GAE, which favours GAE.
         """
-        one_correlations = self._correlations(critic, self._family(one), kind)
-        other_correlations = self._correlations(critic, self._family(other), kind)
+        correlations_of_one = self._correlations(critic, self._family(one), kind)
+        correlations_of_other = self._correlations(critic, self._family(other), kind)
 
         def difference(weight_rn: Tensor) -> Tensor:
-            lead_r = one_correlations(weight_rn).amax(dim=0) - other_correlations(weight_rn).amax(dim=0)
-            return lead_r.masked_fill(lead_r.isinf(), torch.nan)
+            correlation_lead_r = correlations_of_one(weight_rn).amax(dim=0) - correlations_of_other(weight_rn).amax(dim=0)
+            return correlation_lead_r.masked_fill(correlation_lead_r.isinf(), torch.nan)
 
         return bootstrap(difference, self.prompt_n, resamples=self.draws, seed=self.seed)
 

@@ -120,8 +120,8 @@ def weighted_gaps(
     """Return each confidence bin's signed part of the ECE. It is positive if answers are right more often than stated."""
     confidences, is_right_n = _check_reports(confidence_n, correct_n)
     weight_rn = weight_rn.double()
-    in_bin_nb = torch.nn.functional.one_hot(bin_index(confidence_n, bins), bins + 1).double()
-    return weight_rn @ in_bin_nb.mul_((is_right_n - confidences).unsqueeze(1)) / weight_rn.sum(dim=1, keepdim=True)
+    is_in_bin_nb = torch.nn.functional.one_hot(bin_index(confidence_n, bins), bins + 1).double()
+    return weight_rn @ is_in_bin_nb.mul_((is_right_n - confidences).unsqueeze(1)) / weight_rn.sum(dim=1, keepdim=True)
 
 
 def weighted_auroc(
@@ -135,12 +135,12 @@ def weighted_auroc(
     """
     confidence_n, correct_n = _check_reports(confidence_n, correct_n)
     is_right_n = (correct_n > 0.5).double()
-    order_n = confidence_n.argsort()
-    _, tie_count_v = torch.unique_consecutive(confidence_n[order_n], return_counts=True)
+    confidence_order_n = confidence_n.argsort()
+    _, tie_count_v = torch.unique_consecutive(confidence_n[confidence_order_n], return_counts=True)
     last_position_v = tie_count_v.cumsum(0) - 1
 
     def sums_by_confidence(answer_weight_rn: Tensor) -> Tensor:
-        running_sum_rn = answer_weight_rn[:, order_n].cumsum(dim=1)
+        running_sum_rn = answer_weight_rn[:, confidence_order_n].cumsum(dim=1)
         return torch.nn.functional.pad(running_sum_rn[:, last_position_v], (1, 0))  # the first column is 0
 
     wrong_sum_rv = sums_by_confidence(weight_rn.double() * (1 - is_right_n))
@@ -156,9 +156,9 @@ def bin_index(confidence_n: Tensor, bins: int) -> Int[Tensor, " n"]:
         raise RecipeError(f"Calibration needs at least 1 bin, not {bins}.")
     # Half a rounding unit is added, so that .29 * 100, or .7 in float32, does not fall below its bin's border.
     epsilon = torch.finfo(confidence_n.dtype).eps if confidence_n.is_floating_point() else 0.0
-    exact_n = confidence_n.cpu().double()
-    half_unit_n = epsilon * 2.0 ** (torch.frexp(exact_n).exponent - 2)
-    return ((exact_n + half_unit_n + 1e-10) * bins).floor().long().clamp(0, bins)
+    float64_confidence_n = confidence_n.cpu().double()
+    rounding_error_n = epsilon * 2.0 ** (torch.frexp(float64_confidence_n).exponent - 2)
+    return ((float64_confidence_n + rounding_error_n + 1e-10) * bins).floor().long().clamp(0, bins)
 
 
 def _check_reports(confidence_n: Tensor, correct_n: Tensor) -> tuple[Tensor, Tensor]:

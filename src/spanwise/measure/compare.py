@@ -212,11 +212,11 @@ def compare_arms(
         for (a, b), interval, p, adjusted in zip(method_pairs, difference_intervals, p_values, holm(p_values), strict=True):
             needed_seeds = None
             verdict = "borderline" if interval.excludes(0.0) else "noise"
-            is_known = interval.count > 1 and math.isfinite(interval.sem)
-            if is_known and not _is_flat(interval):
+            has_known_interval = interval.count > 1 and math.isfinite(interval.sem)
+            if has_known_interval and not _is_flat(interval):
                 holm_factor = adjusted / p if p > 0 and adjusted < 1 else len(method_pairs)
                 needed_seeds = seeds_needed(interval.value, interval.sd, alpha=(1 - level) / max(1.0, holm_factor))
-            if not is_known:
+            if not has_known_interval:
                 verdict = "unknown"
             elif _is_flat(interval) and abs(interval.value) <= 1e-9:
                 verdict = "same"

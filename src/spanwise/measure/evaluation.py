@@ -139,10 +139,10 @@ def build_figures(
         raise AlignmentError(
             f"The columns of an evaluation have {', '.join(map(str, column_lengths))} entries; give one to each completion."
         )
-    judged_n = (~correct_n.isnan() & ~confidence_n.isnan()).cpu()
-    columns = (confidence_n.cpu()[judged_n], correct_n.cpu()[judged_n])
-    stated_i, right_i = columns
-    mean_confidence = float(stated_i.double().mean())
+    is_judged_n = (~correct_n.isnan() & ~confidence_n.isnan()).cpu()
+    columns = (confidence_n.cpu()[is_judged_n], correct_n.cpu()[is_judged_n])
+    confidence_i, correct_i = (column.double() for column in columns)
+    mean_confidence = float(confidence_i.mean())
     share_extremes = (([0.0],), ([1.0],))  # an unseen prompt of zeros lowers a share most, and one of ones raises it most
 
     def share(column_n: Tensor | None) -> BoundedFigure | None:
@@ -157,13 +157,13 @@ def build_figures(
         "format_rate": share(well_formed_n),
         "coverage": share(~confidence_n.isnan()),
         "verdict_rate": share(~correct_n.isnan()),
-        "mean_confidence": BoundedFigure(weighted_mean, (stated_i.double(),), judged_n, share_extremes),
+        "mean_confidence": BoundedFigure(weighted_mean, (confidence_i,), is_judged_n, share_extremes),
         "sharpness": BoundedFigure(
-            _variance, (stated_i,), judged_n, (([mean_confidence],), ([float(mean_confidence < 0.5)],))
+            _variance, (confidence_i,), is_judged_n, (([mean_confidence],), ([float(mean_confidence < 0.5)],))
         ),
-        "ece": BoundedFigure(weighted_ece, columns, judged_n, ((), ())),
-        "brier": BoundedFigure(weighted_mean, ((stated_i.double() - right_i.double()).square(),), judged_n, share_extremes),
-        "auroc": BoundedFigure(weighted_auroc, columns, judged_n, (([1.0, 0.0], [0.0, 1.0]), ([1.0, 0.0], [1.0, 0.0]))),
+        "ece": BoundedFigure(weighted_ece, columns, is_judged_n, ((), ())),
+        "brier": BoundedFigure(weighted_mean, ((confidence_i - correct_i).square(),), is_judged_n, share_extremes),
+        "auroc": BoundedFigure(weighted_auroc, columns, is_judged_n, (([1.0, 0.0], [0.0, 1.0]), ([1.0, 0.0], [1.0, 0.0]))),
     }
 
 
@@ -248,8 +248,8 @@ def ece_difference(
     """
     ids_a, ids_b = list_ids(a.prompts), list_ids(b.prompts)
     prompt_n = prompt_index([*ids_a, *ids_b], len(a.correct_n) + len(b.correct_n))
-    if unpaired := set(ids_a) ^ set(ids_b):
-        unpaired_prompt = next(iter(unpaired))
+    if unpaired_prompts := set(ids_a) ^ set(ids_b):
+        unpaired_prompt = next(iter(unpaired_prompts))
         raise AlignmentError(
             f"A paired difference needs the same prompts in both runs. They have {len(set(ids_a))} and {len(set(ids_b))} prompts, "
             f"{len(set(ids_a) & set(ids_b))} of them in both; prompt {unpaired_prompt!r} is missing in the "
@@ -323,15 +323,15 @@ def bounds(
     swapped_noise_rb = centred_weight_rj.flip(1) @ unseen_jb
     noise_rb = torch.cat([noise_rb + unseen_noise_rb, noise_rb + swapped_noise_rb])
     has_clear_sign_b = gap_b.abs() > math.sqrt(2 * math.log(count)) * noise_rb.std(dim=0)
-    sign_b = gap_b.round(decimals=12).sign()  # a gap that is 0 up to rounding gets the sign 0
-    signed_noise_rb = sign_b * noise_rb
+    gap_sign_b = gap_b.round(decimals=12).sign()  # a gap that is 0 up to rounding gets the sign 0
+    signed_noise_rb = gap_sign_b * noise_rb
     upper_error_rb = torch.where(has_clear_sign_b, signed_noise_rb, noise_rb.abs())
     # Noise enlarges both ECEs of a difference. So a bin's lower error is how noise changes its absolute gap.
     is_single_run = bool((run_sign_b > 0).all())
     lower_error_rb = signed_noise_rb if is_single_run else (gap_b + noise_rb).abs() - gap_b.abs()
     upper_error_r = torch.where(run_sign_b > 0, upper_error_rb, -lower_error_rb).sum(dim=1)
     lower_error_r = torch.where(run_sign_b > 0, lower_error_rb, -upper_error_rb).sum(dim=1)
-    has_unknown_sign_b = (sign_b == 0) & is_single_run  # a gap that is measured as 0 may truly have either sign
+    has_unknown_sign_b = (gap_sign_b == 0) & is_single_run  # a gap that is measured as 0 may truly have either sign
     extra_noise_r = noise_rb[:, has_unknown_sign_b].abs().sum(dim=1)
     ece_value = float((run_sign_b * gap_b.abs()).sum())
     margin_below = max(float(upper_error_r.quantile(1 - tail)), -float(upper_error_r.quantile(tail)))

@@ -92,14 +92,14 @@ def wilson(successes: int | float, count: int | float, *, level: float = 0.95) -
     0.164
     """
     # `reliability` needs fractions of a trial, but scipy.stats.binomtest takes whole numbers only.
-    z = NormalDist().inv_cdf((1 + check_level(level)) / 2)
+    z_score = NormalDist().inv_cdf((1 + check_level(level)) / 2)
     if not 0 <= successes <= count:
         raise RecipeError(f"There are {successes} successes in {count} trials.")
     if count == 0:
         return 0.0, 1.0
     rate = successes / count
-    scaled_z_square = z**2 / count
-    half_width = z * math.sqrt(rate * (1 - rate) / count + scaled_z_square / (4 * count))
+    scaled_z_square = z_score**2 / count
+    half_width = z_score * math.sqrt(rate * (1 - rate) / count + scaled_z_square / (4 * count))
     low = (rate + scaled_z_square / 2 - half_width) / (1 + scaled_z_square)
     high = (rate + scaled_z_square / 2 + half_width) / (1 + scaled_z_square)
     return (0.0 if successes == 0 else low), (1.0 if successes == count else high)
@@ -126,14 +126,14 @@ def mean_interval(value_n: Float[Tensor, " n"], prompts: Prompts | None = None, 
     prompt_i = group_index(prompt_n[is_known_n])
     mean_value = float(value_i.mean())
     prompt_count = len(prompt_i.unique())
-    tail_chance = (1 - check_level(level)) / 2
+    tail_probability = (1 - check_level(level)) / 2
     if prompt_count < 2:
         return Interval(mean_value, math.nan, math.nan, math.nan, level, prompt_count)
     deviation_i = value_i - value_i.mean()
     deviation_sum_p = torch.zeros(prompt_count, dtype=torch.float64).index_add_(0, prompt_i, deviation_i)
     sum_variance = deviation_sum_p.square().sum() * prompt_count / (prompt_count - 1)
     standard_error = float(sum_variance.sqrt() / len(value_i))
-    half_width = float(scipy.stats.t.ppf(1 - tail_chance, prompt_count - 1)) * standard_error
+    half_width = float(scipy.stats.t.ppf(1 - tail_probability, prompt_count - 1)) * standard_error
     return Interval(mean_value, mean_value - half_width, mean_value + half_width, standard_error, level, prompt_count)
 
 
@@ -164,10 +164,10 @@ def bootstrap(figure: Weighted, prompts: Prompts, *, resamples: int = 1000, leve
     # scipy.stats.bootstrap could draw prompts too, but a single undefined resample makes both of its bounds NaN.
     figure_value, resampled_value_r, prompt_count = resample(figure, prompts, resamples=resamples, seed=seed)
     known_value_r = resampled_value_r[~resampled_value_r.isnan()]
-    tail_chance = (1 - check_level(level)) / 2
+    tail_probability = (1 - check_level(level)) / 2
     if prompt_count < 2 or len(known_value_r) < 2 or bool(figure_value.isnan()):
         return Interval(float(figure_value), math.nan, math.nan, math.nan, level, prompt_count)
-    low, high = (float(known_value_r.quantile(q)) for q in (tail_chance, 1 - tail_chance))
+    low, high = (float(known_value_r.quantile(q)) for q in (tail_probability, 1 - tail_probability))
     return Interval(float(figure_value), low, high, float(known_value_r.std()), level, prompt_count)
 
 
@@ -186,8 +186,8 @@ def unseen_interval(
         return interval
     prompt_n = prompt_index(prompts, len(prompts))
     samples_per_prompt = math.ceil(len(prompts) / interval.count)
-    imagined_prompt_n = interval.count + torch.arange(len(ends[0][0])).repeat(samples_per_prompt)
-    extended_prompt_n = torch.cat([prompt_n, imagined_prompt_n])
+    unseen_prompt_n = interval.count + torch.arange(len(ends[0][0])).repeat(samples_per_prompt)
+    extended_prompt_n = torch.cat([prompt_n, unseen_prompt_n])
 
     def extend(column_n: Tensor, end_values: Sequence[float]) -> Tensor:
         return torch.cat([column_n.cpu(), column_n.new_tensor(end_values).cpu().repeat(samples_per_prompt)])

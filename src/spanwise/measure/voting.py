@@ -110,27 +110,27 @@ def voting(
         check_counts(column_n, name, answers, "answers", advice="one to each answer")
     refuse_value("Confidence", confidence_n, (confidence_n < 0) | (confidence_n > 1), "in [0, 1]")
     refuse_value("Correctness", correct_n, (correct_n != 0) & (correct_n != 1) & ~correct_n.isnan(), "0, 1 or NaN")
-    most_samples = 0 if bool(correct_n.isnan().all()) else int(torch.bincount(prompt_n).max())
-    sample_counts = tuple(range(1, min(16, most_samples) + 1)) if budgets is None else tuple(budgets)
+    max_samples = 0 if bool(correct_n.isnan().all()) else int(torch.bincount(prompt_n).max())
+    sample_counts = tuple(range(1, min(16, max_samples) + 1)) if budgets is None else tuple(budgets)
     for n in sample_counts:
-        if not 1 <= n <= most_samples:
-            reason = "no sample has a verdict" if most_samples == 0 else f"prompts have at most {most_samples} samples"
-            raise RecipeError(f"A budget of {n} samples is not possible: {reason}.")
-    samples_of: dict[int, list[tuple[str, float, float]]] = {prompt: [] for prompt in sorted(set(prompt_n.tolist()))}
+        if not 1 <= n <= max_samples:
+            refusal_reason = "no sample has a verdict" if max_samples == 0 else f"prompts have at most {max_samples} samples"
+            raise RecipeError(f"A budget of {n} samples is not possible: {refusal_reason}.")
+    samples_by_prompt: dict[int, list[tuple[str, float, float]]] = {prompt: [] for prompt in sorted(set(prompt_n.tolist()))}
     for prompt, answer, c, q in zip(prompt_n.tolist(), answers, correct_n.tolist(), confidence_n.tolist(), strict=True):
-        samples_of[prompt].append(("" if answer is None else str(answer).strip(), c, q))
-    usable_ways = _WAYS[:3] if bool(confidence_n.isnan().all()) else _WAYS
+        samples_by_prompt[prompt].append(("" if answer is None else str(answer).strip(), c, q))
+    usable_voting_ways = _WAYS[:3] if bool(confidence_n.isnan().all()) else _WAYS
     accuracies_by_prompt = [
-        _expected_accuracies(samples, sample_counts, usable_ways, subsets, seed * 100_003 + prompt)
-        for prompt, samples in samples_of.items()
+        _expected_accuracies(samples, sample_counts, usable_voting_ways, subsets, seed * 100_003 + prompt)
+        for prompt, samples in samples_by_prompt.items()
     ]
     id_of_prompt = dict(zip(prompt_n.tolist(), list_ids(prompts), strict=True))
-    ids = tuple(id_of_prompt[prompt] for prompt in samples_of)
-    curve_of_way = {}
-    for way in usable_ways:
-        value_pb = torch.tensor([accuracies[way] for accuracies in accuracies_by_prompt], dtype=torch.float64)
-        curve_of_way[way] = _build_curve(sample_counts, value_pb.reshape(len(ids), len(sample_counts)), ids, resamples, seed)
-    return curve_of_way
+    ids = tuple(id_of_prompt[prompt] for prompt in samples_by_prompt)
+    curves = {}
+    for way in usable_voting_ways:
+        accuracy_pb = torch.tensor([accuracies[way] for accuracies in accuracies_by_prompt], dtype=torch.float64)
+        curves[way] = _build_curve(sample_counts, accuracy_pb.reshape(len(ids), len(sample_counts)), ids, resamples, seed)
+    return curves
 
 
 def curve_difference(a: Curve, b: Curve) -> Curve:
@@ -186,30 +186,30 @@ def _expected_accuracies(
     index_of_answer = {text: index for index, text in enumerate(distinct_answers)}
     answer_index_m = torch.tensor([index_of_answer.get(text, -1) for text in answer_texts])
     vote_am = (torch.arange(len(index_of_answer))[:, None] == answer_index_m).double()
-    correct_m = torch.tensor([correct for _, correct, _ in samples], dtype=torch.float64)
+    correctness_m = torch.tensor([correct for _, correct, _ in samples], dtype=torch.float64)
     confidence_m = torch.tensor([confidence for *_, confidence in samples], dtype=torch.float64)
-    is_judged_m = ~correct_m.isnan()
+    is_judged_m = ~correctness_m.isnan()
     judged_count_a = vote_am @ is_judged_m.double()
-    accuracy_a = vote_am @ correct_m.nan_to_num(nan=0.0) / judged_count_a.clamp_(min=1)
-    correct_m = torch.where(is_judged_m, correct_m, vote_am.T @ accuracy_a)
-    right_count = int((correct_m > 0.5).sum())
+    accuracy_a = vote_am @ correctness_m.nan_to_num(nan=0.0) / judged_count_a.clamp_(min=1)
+    correctness_m = torch.where(is_judged_m, correctness_m, vote_am.T @ accuracy_a)
+    right_count = int((correctness_m > 0.5).sum())
     weight_m = confidence_m.nan_to_num(nan=0.0)
     accuracy_of_way: dict[str, Callable[[int], float]] = {
-        "pass@1": lambda n: float(correct_m.mean()),
+        "pass@1": lambda n: float(correctness_m.mean()),
         "pass@k": lambda n: 1 - math.comb(total - right_count, n) / math.comb(total, n),
         "majority": lambda n: _vote(vote_am, accuracy_a, torch.ones_like(weight_m), _draw_subsets(total, n, subsets, seed)),
         "weighted": lambda n: _vote(vote_am, accuracy_a, weight_m, _draw_subsets(total, n, subsets, seed)),
-        "maxconf": lambda n: _choose_highest(correct_m, confidence_m, n),
+        "maxconf": lambda n: _choose_highest(correctness_m, confidence_m, n),
     }
-    possible_budgets = {n for n in budgets if n <= total and bool(is_judged_m.any())}
-    return {way: [accuracy_of_way[way](n) if n in possible_budgets else math.nan for n in budgets] for way in ways}
+    possible_sample_counts = {n for n in budgets if n <= total and bool(is_judged_m.any())}
+    return {way: [accuracy_of_way[way](n) if n in possible_sample_counts else math.nan for n in budgets] for way in ways}
 
 
 def _choose_highest(correct_m: Tensor, score_m: Tensor, n: int) -> float:
     """Return the expected correctness of the highest-scored of n random samples. Ties are equally likely; NaN is lowest."""
     known_score_m = score_m.nan_to_num(nan=-math.inf)
-    distinct_v, rank_m, count_v = torch.unique(known_score_m, return_inverse=True, return_counts=True)
-    mean_correct_v = torch.zeros(len(distinct_v), dtype=torch.float64).index_add_(0, rank_m, correct_m) / count_v
+    distinct_score_v, rank_m, count_v = torch.unique(known_score_m, return_inverse=True, return_counts=True)
+    mean_correct_v = torch.zeros(len(distinct_score_v), dtype=torch.float64).index_add_(0, rank_m, correct_m) / count_v
     counts_below = [0, *count_v.cumsum(0).tolist()]
     subset_counts = [math.comb(high, n) - math.comb(low, n) for low, high in pairwise(counts_below)]
     correct_sum = sum(count * mean for count, mean in zip(subset_counts, mean_correct_v.tolist(), strict=True))
@@ -245,5 +245,5 @@ def _draw_subsets(m: int, n: int, most: int, seed: int) -> Iterator[Float[Tensor
 @lru_cache(maxsize=64)
 def _all_subsets(m: int, n: int) -> Float[Tensor, "m s"]:
     """Return every subset of n out of m samples as a column of zeros and ones."""
-    chosen_ns = torch.tensor(list(combinations(range(m), n))).T
-    return torch.zeros(m, chosen_ns.shape[1], dtype=torch.float64).scatter_(0, chosen_ns, 1.0)
+    chosen_sample_ns = torch.tensor(list(combinations(range(m), n))).T
+    return torch.zeros(m, chosen_sample_ns.shape[1], dtype=torch.float64).scatter_(0, chosen_sample_ns, 1.0)
