@@ -25,8 +25,8 @@ class TrlPart:
 
     def gather(self, table_nc: Tensor) -> Tensor:
         """Gather the rows of a table from all processes; each process must have the same number of rows."""
-        gathered: Any = self.trainer.accelerator.gather(table_nc.to(self.trainer.accelerator.device))
-        return gathered.cpu()
+        gathered_table_nc: Any = self.trainer.accelerator.gather(table_nc.to(self.trainer.accelerator.device))
+        return gathered_table_nc.cpu()
 
     def generating(self) -> AbstractContextManager[Any]:
         """Return the context manager inside which TRL generates completions, so that a mode can watch the sampling."""
@@ -107,6 +107,6 @@ def token_logp(logp_nt: Tensor, column_n: Tensor) -> Tensor:
 def with_token(value_nt: Tensor, column_n: Tensor, value_n: Tensor) -> Tensor:
     """Return a copy of a table with `value_n` written into column `column_n` of each row; rows with column -1 stay unchanged."""
     value_nt = value_nt.clone()
-    ended_row_r = (column_n >= 0).nonzero()[:, 0]
-    value_nt[ended_row_r, column_n[ended_row_r]] = value_n[ended_row_r].to(value_nt.dtype)
+    written_row_r = (column_n >= 0).nonzero()[:, 0]
+    value_nt[written_row_r, column_n[written_row_r]] = value_n[written_row_r].to(value_nt.dtype)
     return value_nt

@@ -36,10 +36,10 @@ def sequences(output: Mapping[str, Any], batch: Batch) -> Sequences:
     assert batch.ids_nt is not None, "a trainer's batch always has token ids"
     width = batch.ids_nt.shape[1]
     device = output["prompt_ids"].device
-    length_n = torch.tensor([len(ids) for ids in batch.columns["completion_ids"]], device=device)
-    present_nt = torch.arange(width, device=device) < length_n[:, None]
+    token_count_n = torch.tensor([len(ids) for ids in batch.columns["completion_ids"]], device=device)
+    is_present_nt = torch.arange(width, device=device) < token_count_n[:, None]
     ids_nl = torch.cat([output["prompt_ids"], output["completion_ids"][:, :width]], dim=1)
-    return Sequences(ids_nl, torch.cat([output["prompt_mask"], present_nt.to(output["prompt_mask"].dtype)], dim=1), width)
+    return Sequences(ids_nl, torch.cat([output["prompt_mask"], is_present_nt.to(output["prompt_mask"].dtype)], dim=1), width)
 
 
 def cut_off(batch: Batch, ends: Collection[int]) -> Bool[Tensor, " n"]:

@@ -58,8 +58,8 @@ class Critic:
         self.updates = self.batches = 0  # how many optimizer steps and generation batches the critic has had
         self.model.to("cpu" if config.offload else accelerator.device)
         if config.gradient_checkpointing:
-            trunk = self.model.model  # transformers 5 renamed the method gradient_checkpointing_enable
-            getattr(trunk, "activation_checkpointing_enable", trunk.gradient_checkpointing_enable)()
+            inner_model = self.model.model  # transformers 5 renamed the method gradient_checkpointing_enable
+            getattr(inner_model, "activation_checkpointing_enable", inner_model.gradient_checkpointing_enable)()
         trained_parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(trained_parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
         self.schedule = get_constant_schedule_with_warmup(self.optimizer, config.warmup_steps)
@@ -131,10 +131,10 @@ class Critic:
             critic_loss.backward()
             total_loss += critic_loss.detach()
         self._check_finite(batch, value_nts, row_r)
-        trained_parameters = [p for p in self.model.parameters() if p.grad is not None]
-        for parameter in trained_parameters:
+        parameters_with_gradient = [p for p in self.model.parameters() if p.grad is not None]
+        for parameter in parameters_with_gradient:
             parameter.grad = self._sum(parameter.grad)
-        gradient_norm = float(nn.utils.clip_grad_norm_(trained_parameters, self.config.max_grad_norm))
+        gradient_norm = float(nn.utils.clip_grad_norm_(parameters_with_gradient, self.config.max_grad_norm))
         if not gradient_norm < float("inf"):  # the norm is the same in all processes
             raise self._diverged(f"the norm of its gradient is {gradient_norm}")
         self.optimizer.step()
@@ -149,8 +149,8 @@ class Critic:
         nonfinite_count = int(self._sum(nonfinite_count_r.sum()))
         if nonfinite_count:
             faulty_rows = row_r[nonfinite_count_r.cpu() > 0].tolist()
-            first_fault = f"first in completion {faulty_rows[0]}" if faulty_rows else "in completions of another process"
-            raise self._diverged(f"{nonfinite_count:g} of its values are not finite, {first_fault}")
+            fault_place = f"first in completion {faulty_rows[0]}" if faulty_rows else "in completions of another process"
+            raise self._diverged(f"{nonfinite_count:g} of its values are not finite, {fault_place}")
 
     def _diverged(self, problem: str) -> DivergedError:
         self.optimizer.zero_grad()
@@ -228,8 +228,8 @@ class _Batch:
 
     def bootstrap(self, value_nts: Tensor) -> Tensor:
         """Return the value after each row's last token, which for cut-off rows depends on the critic's option `truncated`."""
-        bootstrap_of_ends = partial(bootstrap_values, self.truncated_n, truncated=self.config.truncated)
-        return torch.stack([bootstrap_of_ends(value_end_n=end_n) for end_n in self.ends(value_nts).unbind(1)], 1)
+        bootstrap_end_values = partial(bootstrap_values, self.truncated_n, truncated=self.config.truncated)
+        return torch.stack([bootstrap_end_values(value_end_n=end_n) for end_n in self.ends(value_nts).unbind(1)], 1)
 
     def ends(self, value_nts: Tensor) -> Tensor:
         """Return the critic's values after the last token of each row."""
@@ -245,9 +245,9 @@ class _Batch:
     def targets(self, value_nts: Tensor) -> Tensor:
         """Return the target of each value, 0 where it has none; values that are not finite count as 1/2."""
         value_nts = torch.where(value_nts.isfinite(), value_nts, 0.5)
-        options: dict[str, Any] = {"lam": self.config.gae_lambda_value, "gamma": self.gamma}
+        gae_options: dict[str, Any] = {"lam": self.config.gae_lambda_value, "gamma": self.gamma}
         inputs_of_streams: Iterator[dict[str, Any]] = self.streams.inputs(value_nts[:, :-1], self.bootstrap(value_nts))
-        return torch.stack([value_target(**stream_inputs, **options) for stream_inputs in inputs_of_streams], dim=2)
+        return torch.stack([value_target(**stream_inputs, **gae_options) for stream_inputs in inputs_of_streams], dim=2)
 
     def take(self, row_r: Tensor) -> _Batch:
         """Return the batch with only the given rows."""
@@ -255,8 +255,8 @@ class _Batch:
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> _Batch:
         """Return the batch with a function applied to each of its tensors, whose first dimension is the rows."""
-        tables = {name: getattr(self.streams, name) for name in ("reward_snt", "mask_snt", "stop_sn", "last_sn")}
-        stream_fields = {name: change(table.transpose(0, 1)).transpose(0, 1) for name, table in tables.items()}
+        stream_tables = {name: getattr(self.streams, name) for name in ("reward_snt", "mask_snt", "stop_sn", "last_sn")}
+        stream_fields = {name: change(table.transpose(0, 1)).transpose(0, 1) for name, table in stream_tables.items()}
         rows = Sequences(change(self.rows.ids_nl), change(self.rows.attention_nl), self.rows.width)
         return replace(self, rows=rows, streams=replace(self.streams, **stream_fields), truncated_n=change(self.truncated_n))
 
@@ -285,10 +285,10 @@ class CriticInTrl(TrlPart):
         batch = read_batch.batch
         reward_streams = streams(read_batch.reading, batch, self.trainer.scheme)
         is_training = bool(self.trainer.model.training)
-        cut_off_n = cut_off(batch, self._ends)
-        learned = self.critic.learn(sequences(output, batch), reward_streams, cut_off_n, fit=is_training)
-        metrics = dict(learned.metrics)
-        value_nts = learned.value_nts
+        is_cut_off_n = cut_off(batch, self._ends)
+        learn_result = self.critic.learn(sequences(output, batch), reward_streams, is_cut_off_n, fit=is_training)
+        metrics = dict(learn_result.metrics)
+        value_nts = learn_result.value_nts
         end_time = time.perf_counter()
         if is_training:
             if self._ended is not None:
@@ -296,7 +296,7 @@ class CriticInTrl(TrlPart):
             self._ended = end_time
         if reward_streams.names != ("return",):  # an objective's value is meaningless outside the blocks that it pays
             value_nts = value_nts.masked_fill(~reward_streams.mask_snt.permute(1, 2, 0), torch.nan)
-        return replace(read_batch, batch=replace(batch, value_nt=value_nts, bootstrap_n=learned.bootstrap_ns)), metrics
+        return replace(read_batch, batch=replace(batch, value_nt=value_nts, bootstrap_n=learn_result.bootstrap_ns)), metrics
 
     @property
     def waits(self) -> bool:

@@ -59,9 +59,9 @@ class ValueModel(nn.Module):
     def of_policy(policy: Any, names: Sequence[str], config: CriticConfig) -> ValueModel:
         """Build a float32 critic on the policy's device: the policy's trunk with its adapters merged, and a head of zeros."""
         merged_policy = deepcopy(policy).merge_and_unload() if hasattr(policy, "merge_and_unload") else policy
-        trunk_settings = _set_head(deepcopy(merged_policy.config), names, config)
+        model_config = _set_head(deepcopy(merged_policy.config), names, config)
         try:
-            model = AutoModelForTokenClassification.from_config(trunk_settings, dtype=torch.float32)
+            model = AutoModelForTokenClassification.from_config(model_config, dtype=torch.float32)
         except ValueError as error:
             raise RecipeError(
                 f"transformers has no token classifier for a {type(merged_policy).__name__}, so spanwise cannot copy the policy's "
@@ -83,19 +83,19 @@ class ValueModel(nn.Module):
                 )
             }
             for name in ("head", "bins", "value_range"):
-                saved_value, asked_value = getattr(saved_critic.config, name), getattr(config, name)
+                saved_value, requested_value = getattr(saved_critic.config, name), getattr(config, name)
                 yaml_value = list(saved_value) if isinstance(saved_value, tuple) else saved_value
                 fault_messages[
-                    f"The critic '{place}' has the {name} {saved_value}, but the recipe says {asked_value}; write critic: "
+                    f"The critic '{place}' has the {name} {saved_value}, but the recipe says {requested_value}; write critic: "
                     f"{{{name}: {yaml_value}}}."
-                ] = saved_value != asked_value
+                ] = saved_value != requested_value
             refuse(fault_messages)
         if tokenizer is not None:
             _check_tokenizer(place, saved_critic, tokenizer)
         try:
-            trunk_settings = _set_head(AutoConfig.from_pretrained(place, trust_remote_code=False), names, config)
+            model_config = _set_head(AutoConfig.from_pretrained(place, trust_remote_code=False), names, config)
             model, loading_report = AutoModelForTokenClassification.from_pretrained(
-                place, config=trunk_settings, ignore_mismatched_sizes=True, output_loading_info=True, dtype=torch.float32,
+                place, config=model_config, ignore_mismatched_sizes=True, output_loading_info=True, dtype=torch.float32,
                 trust_remote_code=False,
             )  # fmt: skip
         except Exception as error:  # transformers, safetensors and json each raise errors of their own type
@@ -122,9 +122,9 @@ class ValueModel(nn.Module):
 
     def forward(self, rows: Sequences) -> Tensor:
         """Return the value head's output before each of T tokens and after the last, (N, T + 1, S) or (N, T + 1, S, bins)."""
-        options: dict[str, Any] = {"use_cache": False} if "use_cache" in signature(self.model.forward).parameters else {}
-        options |= positions(self.model, rows.attention_nl)
-        logits_nlc = self.model(input_ids=rows.ids_nl, attention_mask=rows.attention_nl, **options).logits
+        model_args: dict[str, Any] = {"use_cache": False} if "use_cache" in signature(self.model.forward).parameters else {}
+        model_args |= positions(self.model, rows.attention_nl)
+        logits_nlc = self.model(input_ids=rows.ids_nl, attention_mask=rows.attention_nl, **model_args).logits
         head_output_ntc = logits_nlc[:, -rows.width - 1 :].float()
         head_shape = () if self.config.head == "scalar" else (self.config.bins,)
         return head_output_ntc.unflatten(-1, (len(self.names), *head_shape))
@@ -145,14 +145,14 @@ class ValueModel(nn.Module):
     def save(self, folder: str | Path, tokenizer: Any = None) -> None:
         """Write the critic's weights, configuration and names of values, for `load`; `transformers` can read the model, too."""
         self.model.save_pretrained(str(folder))
-        description = {
+        critic_description = {
             "values": list(self.names),
             "head": self.config.head,
             "bins": self.config.bins,
             "value_range": list(self.config.value_range),
             "tokenizer": None if tokenizer is None else fingerprint(tokenizer),
         }
-        (Path(folder) / ABOUT).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+        (Path(folder) / ABOUT).write_text(json.dumps(critic_description, indent=1) + "\n", encoding="utf-8")
 
 
 def fingerprint(tokenizer: Any) -> str:

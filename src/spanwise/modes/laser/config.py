@@ -189,8 +189,8 @@ class Laser(Mode):
                 f"The recipe has laser, which mixes the model's own score into each completion's credit. '{table.path}' "
                 f"has no column 'self_reward' with that score. Use the rollouts of a run with laser, or leave laser out."
             )
-        is_mixed = len(rows) > 0 and bool(self.mixes_at(table.step_n[rows])[0])
-        return {"score_n": table.score_n[rows]} if is_mixed else {}
+        mixes_scores = len(rows) > 0 and bool(self.mixes_at(table.step_n[rows])[0])
+        return {"score_n": table.score_n[rows]} if mixes_scores else {}
 
     def opinion(self, score_n: Tensor, group_n: Tensor, step_n: Tensor) -> tuple[Tensor, Tensor]:
         """Return two columns: each score's weight in the credit (0 before mixing starts), and the score relative to its group."""

@@ -48,9 +48,9 @@ def reserved_id(laser: Laser, tokenizer: Any, *, size: int, ends: Collection[int
 
 def ended(ids_nt: Int[Tensor, "n t"], present_nt: Bool[Tensor, "n t"], ends: Collection[int]) -> Bool[Tensor, " n"]:
     """Mark the completions whose last token is an end-of-sequence token; the others were cut off."""
-    last_index_n = present_nt.long().cumsum(dim=1).argmax(dim=1)
-    last_id_n = ids_nt.gather(1, last_index_n[:, None])[:, 0]
-    return torch.isin(last_id_n, torch.tensor(list(ends), device=ids_nt.device)) & present_nt.any(dim=1)
+    last_token_index_n = present_nt.long().cumsum(dim=1).argmax(dim=1)
+    last_token_id_n = ids_nt.gather(1, last_token_index_n[:, None])[:, 0]
+    return torch.isin(last_token_id_n, torch.tensor(list(ends), device=ids_nt.device)) & present_nt.any(dim=1)
 
 
 @torch.no_grad()
@@ -91,12 +91,12 @@ class ScoreReader:
         temperature: float,
     ) -> Float[Tensor, " n"]:
         """Return the reserved token's log-probability after each completion, NaN for completions that did not end."""
-        ended_n = ended(ids_nt, present_nt, self.ends)
+        has_ended_n = ended(ids_nt, present_nt, self.ends)
         pad_id = int(self.tokenizer.pad_token_id)
-        ended_indices = ended_n.nonzero()[:, 0].tolist()
+        ended_indices = has_ended_n.nonzero()[:, 0].tolist()
         ended_rows = [[*prompts[n], *ids_nt[n][present_nt[n]].tolist()] for n in ended_indices]
         logp_n = torch.full((len(ids_nt),), torch.nan)
-        logp_n[ended_n.cpu()] = end_logp(self.model, ended_rows, self.token, pad=pad_id, temperature=temperature)
+        logp_n[has_ended_n.cpu()] = end_logp(self.model, ended_rows, self.token, pad=pad_id, temperature=temperature)
         return logp_n
 
     def scores(self, *completions: Any, temperature: float) -> Float[Tensor, " n"]:
@@ -197,8 +197,8 @@ class Appended(RowPart):
         """Remove laser's entries from old log-probabilities and advantages; return both, and laser's loss by token."""
         # The advantage right after the last trained token is the weight of laser's error; others outside the mask are padding.
         is_trained_nt = mask_nt > 0
-        after_trained_nt = torch.cat([torch.zeros_like(is_trained_nt[:, :1]), is_trained_nt[:, :-1]], dim=1)
-        is_reserved_nt = after_trained_nt & ~is_trained_nt & (adv_nt != 0)
+        is_after_trained_nt = torch.cat([torch.zeros_like(is_trained_nt[:, :1]), is_trained_nt[:, :-1]], dim=1)
+        is_reserved_nt = is_after_trained_nt & ~is_trained_nt & (adv_nt != 0)
         logp_error_nt = torch.where(is_reserved_nt, logp_nt - old_nt, 0.0)
         old_nt = torch.where(is_reserved_nt, logp_nt.detach().to(old_nt.dtype), old_nt)
         weight_nt = torch.where(is_reserved_nt, adv_nt, 0.0)

@@ -93,9 +93,9 @@ def class_weights(verdict_n: Float[Tensor, " n"], *, balanced: bool = True) -> F
             f"The verdict of completion {n} of {len(verdict_n)} is {float(verdict_n[n]):g}, but laser trains its score towards "
             f"1 (right) or 0 (wrong). Use an objective whose reward is 1 or 0."
         )
-    judged_n = (~verdict_n.isnan()).to(verdict_n.dtype)
+    is_judged_n = (~verdict_n.isnan()).to(verdict_n.dtype)
     class_size_n = torch.where(is_right_n, is_right_n.sum(), is_wrong_n.sum()).clamp(min=1)
-    return judged_n * judged_n.sum() / (2 * class_size_n) if balanced else judged_n
+    return is_judged_n * is_judged_n.sum() / (2 * class_size_n) if balanced else is_judged_n
 
 
 def verification_loss(

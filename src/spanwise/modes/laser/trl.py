@@ -90,9 +90,9 @@ class SelfRewarding(TrlPart):
     ) -> Any:
         """Run a forward pass with the reserved token appended to each ended row, and remove that token from the result."""
         present_bt = attention_mask[:, -logits_to_keep:].bool()
-        ended_b = ended(input_ids[:, -logits_to_keep:], present_bt, self.ends)
+        has_ended_b = ended(input_ids[:, -logits_to_keep:], present_bt, self.ends)
         last_index_b = present_bt.long().cumsum(dim=1).argmax(dim=1)
-        end_column_b = torch.where(ended_b, last_index_b + 1, -1)
+        end_column_b = torch.where(has_ended_b, last_index_b + 1, -1)
         is_end_token_bt = torch.arange(logits_to_keep + 1, device=input_ids.device) == end_column_b[:, None]
         ids_bl, mask_bl = pad(input_ids, (0, 1)), pad(attention_mask, (0, 1))
         ids_bl[:, -logits_to_keep - 1 :].masked_fill_(is_end_token_bt, self.token)
@@ -111,16 +111,16 @@ class SelfRewarding(TrlPart):
         """Add laser's scores to the batch, and add the weights and verdicts that laser's loss needs to TRL's output."""
         trainer, mode = self.trainer, self.mode
         batch = read_batch.batch
-        all_rows = read_batch.everyone
+        all_ranks = read_batch.everyone
         if not trainer.model.training:
             return read_batch, {}
         if batch.steps is not None:
             mode.check_turns()
         is_reserved_nt = (output["completion_ids"] == self.token) & output["completion_mask"].bool()
-        wrote_token_n = self.gather(is_reserved_nt.any(dim=1))
+        wrote_reserved_token_n = self.gather(is_reserved_nt.any(dim=1))
         new_warnings: list[str | None] = []
-        if bool(wrote_token_n.any()) and not self._written:
-            count_text = f"{int(wrote_token_n.sum())} of {len(wrote_token_n)} completions"
+        if bool(wrote_reserved_token_n.any()) and not self._written:
+            count_text = f"{int(wrote_reserved_token_n.sum())} of {len(wrote_reserved_token_n)} completions"
             token_text = f"laser.token '{mode.token}' (id {self.token})"
             if self.measured is None:
                 raise RecipeError(
@@ -132,11 +132,11 @@ class SelfRewarding(TrlPart):
                 f"{token_text} was sampled in {count_text}. Laser's loss makes the policy write this token: lower beta or alpha, "
                 "or name another token."
             )
-        ended_n = sampled_end(batch, self.ends)
-        logp_n = self.known_logps(ended_n, output)
-        is_missing_n = ended_n & logp_n.isnan()
-        if self._needed and bool(self.gather(is_missing_n).any()):
-            logp_n = torch.where(is_missing_n, self._read_ends(batch, output, is_missing_n), logp_n)
+        has_ended_n = sampled_end(batch, self.ends)
+        logp_n = self.known_logps(has_ended_n, output)
+        is_logp_missing_n = has_ended_n & logp_n.isnan()
+        if self._needed and bool(self.gather(is_logp_missing_n).any()):
+            logp_n = torch.where(is_logp_missing_n, self._read_ends(batch, output, is_logp_missing_n), logp_n)
         if self.measured is None:
             self.mode, self.measured, warning = measured(mode, self.token, self.gather(logp_n), temperature=self.temperature)
             new_warnings.append(warning)
@@ -144,17 +144,17 @@ class SelfRewarding(TrlPart):
             warnings.warn(f"Step {trainer.state.global_step}: {sentence}", UserWarning, stacklevel=2)
         score_n = self._score_n = self._scores(logp_n)
         if self._generation >= mode.reasoning_warmup:  # laser's loss starts after this warm-up
-            verdict_n = verdicts(mode, all_rows.reading, trainer.scheme)
-            verdict_n = torch.where(self.gather(ended_n).bool(), verdict_n, torch.nan)
+            verdict_n = verdicts(mode, all_ranks.reading, trainer.scheme)
+            verdict_n = torch.where(self.gather(has_ended_n).bool(), verdict_n, torch.nan)
             weight_scale = len(verdict_n) / max(int((~verdict_n.isnan()).sum()), 1)
             weight_n = class_weights(verdict_n, balanced=mode.balanced) * weight_scale
             output_device = output["completion_ids"].device
             output["laser_verdict"] = verdict_n[read_batch.here].float().to(output_device)
             output["laser_weight"] = weight_n[read_batch.here].float().to(output_device)
-            output["laser_row"] = torch.arange(len(ended_n), device=output_device)
+            output["laser_row"] = torch.arange(len(has_ended_n), device=output_device)
         if mode.mixes(self._generation):
-            all_rows = replace(all_rows, batch=replace(all_rows.batch, score_n=self.gather(score_n)))
-        return replace(read_batch, batch=replace(batch, score_n=score_n), gathered=all_rows), {}
+            all_ranks = replace(all_ranks, batch=replace(all_ranks.batch, score_n=self.gather(score_n)))
+        return replace(read_batch, batch=replace(batch, score_n=score_n), gathered=all_ranks), {}
 
     def loss(self, inputs: Mapping[str, Any]) -> tuple[Tensor | float, dict[str, float]]:
         """Return laser's loss on a micro-batch, and fill in the scores of its rows that were still unknown."""
@@ -175,8 +175,8 @@ class SelfRewarding(TrlPart):
         right_sum, right_count, wrong_sum, wrong_count = gathered_sums
         if self._score_n is not None:
             row_b = inputs["laser_row"].cpu()
-            is_missing_b = self._score_n[row_b].isnan()
-            self._score_n[row_b] = torch.where(is_missing_b, detached_score_b.to(self._score_n), self._score_n[row_b])
+            is_score_missing_b = self._score_n[row_b].isnan()
+            self._score_n[row_b] = torch.where(is_score_missing_b, detached_score_b.to(self._score_n), self._score_n[row_b])
         metrics = {"score_right": right_sum / right_count, "score_wrong": wrong_sum / wrong_count, "loss": loss.detach()}
         return self.mode.alpha * loss, {f"laser/{name}": float(value) for name, value in metrics.items()}
 
@@ -193,9 +193,9 @@ class SelfRewarding(TrlPart):
     def _read_ends(self, batch: Batch, output: dict[str, Any], wanted_n: Tensor) -> Tensor:
         """Compute the reserved token's missing log-probabilities by a forward pass, with equally many rows in every process."""
         sequence_rows = sequences(output, batch)
-        most_wanted_count = int(self.gather(wanted_n.sum()[None]).max())
-        wanted_first_n = wanted_n.to(torch.uint8).argsort(descending=True, stable=True)
-        row_r = wanted_first_n[:most_wanted_count]
+        max_wanted_count = int(self.gather(wanted_n.sum()[None]).max())
+        wanted_rows_first_n = wanted_n.to(torch.uint8).argsort(descending=True, stable=True)
+        row_r = wanted_rows_first_n[:max_wanted_count]
         chosen_rows = sequence_rows.take(row_r.to(sequence_rows.ids_nl.device))
         row_pairs = zip(chosen_rows.ids_nl, chosen_rows.attention_nl, strict=True)
         token_lists = [ids_l[attention_l.bool()].tolist() for ids_l, attention_l in row_pairs]
