@@ -163,8 +163,8 @@ def message_text(message: Any) -> str:
         calls = [message["function_call"]]
     # Servers call the reasoning differently, and a refusal has no content.
     reasoning_text = content_text(message.get("reasoning_content")) or content_text(message.get("reasoning"))
-    said_text = content_text(message) or content_text(message.get("refusal"))
-    return "\n".join(filter(None, [reasoning_text, said_text, *map(_call_text, calls)]))
+    content_or_refusal = content_text(message) or content_text(message.get("refusal"))
+    return "\n".join(filter(None, [reasoning_text, content_or_refusal, *map(_call_text, calls)]))
 
 
 def _call_text(call: Any) -> str:

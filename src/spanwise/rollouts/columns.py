@@ -80,18 +80,18 @@ class ColumnBuilder:
 
 def read_columns(pieces: Pieces, long: Collection[str | None]) -> dict[str, list[Any] | RereadColumn]:
     """Read the columns of a table into lists. Columns in `long` are read from their files at every use."""
-    builder = ColumnBuilder()
+    column_builder = ColumnBuilder()
     reread_names: dict[str, None] = {}
     for size, piece in pieces(None):
         reread_names |= dict.fromkeys(name for name in piece if name in long)
-        builder.extend(size, {name: () if name in long else values for name, values in piece.items()})
+        column_builder.extend(size, {name: () if name in long else values for name, values in piece.items()})
 
     def cells_of(name: str) -> Iterator[Any]:
         return (cell for size, piece in pieces([name]) for cell in piece.get(name, [None] * size))
 
     return {
-        name: RereadColumn(partial(cells_of, name), len(builder)) if name in reread_names else column
-        for name, column in builder.columns.items()
+        name: RereadColumn(partial(cells_of, name), len(column_builder)) if name in reread_names else column
+        for name, column in column_builder.columns.items()
     }
 
 
@@ -116,9 +116,9 @@ def read_row_batches(file: Path, names: Sequence[str], progress: ReadingProgress
     """Yield some columns of a parquet file, a few hundred rows at a time."""
     # By default Arrow reads whole column chunks and keeps them until the last row.
     parquet_file = pq.ParquetFile(file, buffer_size=2**20, pre_buffer=False)
-    bytes_of_row = file.stat().st_size / max(parquet_file.metadata.num_rows, 1)
+    bytes_per_row = file.stat().st_size / max(parquet_file.metadata.num_rows, 1)
     for batch in parquet_file.iter_batches(_ROWS_AT_ONCE, columns=names):
-        progress.add(len(batch) * bytes_of_row)
+        progress.add(len(batch) * bytes_per_row)
         yield batch
 
 

@@ -137,10 +137,10 @@ def read_batches(file: Path, columns: Sequence[str] | None, progress: ReadingPro
         block_size = min(8 * block_size, _LARGEST_BLOCK)
     if "utf8" in format_fault.lower() or "utf-8" in format_fault.lower():
         format_fault = "it is not UTF-8; save it in UTF-8"
-    elif counts := re.search(r"Expected (\d+) columns, got (\d+)", format_fault):
+    elif count_match := re.search(r"Expected (\d+) columns, got (\d+)", format_fault):
         format_fault = format_fault[0].lower() + format_fault[1:]
         format_fault = f"{format_fault}. Put text with a comma or a line break in quotes"
-        if int(counts[2]) < int(counts[1]):
+        if int(count_match[2]) < int(count_match[1]):
             format_fault += ", or write the file again if it was cut off"
     raise DataError(f"'{file}' cannot be read as CSV: {format_fault}.")
 
@@ -158,10 +158,10 @@ def read_records(files: Sequence[Path]) -> Iterator[tuple[Path, str, dict[str, A
     progress = ReadingProgress(files)
     for file in files:
         with readable(file), file.open("rb") as stream:
-            is_array = _first_character(stream.peek(200)) == b"["
-            for place, record in (_array_entries if is_array else _lines)(file, stream, progress):
+            is_json_array = _first_character(stream.peek(200)) == b"["
+            for place, record in (_array_entries if is_json_array else _lines)(file, stream, progress):
                 if not isinstance(record, dict):
-                    entry_noun = "entry of the array" if is_array else "line"
+                    entry_noun = "entry of the array" if is_json_array else "line"
                     raise DataError(
                         f"{place} of '{file}' holds {short_repr(record)}; each {entry_noun} must be a JSON object."
                     )
@@ -180,15 +180,15 @@ def _array_entries(file: Path, stream: BufferedReader, progress: ReadingProgress
     """Yield the entries of a JSON array with their places, such as "Entry 3"."""
     entry_iterator = array_entries(stream, progress.add)
     for number in count(1):
-        place = f"Entry {number}"
+        entry_place = f"Entry {number}"
         try:
-            with at_place(f"{place} of '{file}'"):
+            with at_place(f"{entry_place} of '{file}'"):
                 entry = next(entry_iterator)
         except StopIteration:
             return
         except ValueError as error:  # a file that is not UTF-8 raises UnicodeDecodeError, a ValueError
-            raise _not_json(file, place, f"{error}") from None
-        yield place, entry
+            raise _not_json(file, entry_place, f"{error}") from None
+        yield entry_place, entry
 
 
 def holds_json(file: Path) -> bool:

@@ -95,7 +95,7 @@ def sole_writer(path: str | Path) -> Iterator[None]:
         yield
         return
     folder = Path(path)
-    is_new = not folder.exists()
+    is_new_folder = not folder.exists()
     with writing(folder, f"The output folder '{folder}'"):
         folder.mkdir(parents=True, exist_ok=True)
     folder_lock = FileLock(folder / ".lock")
@@ -112,7 +112,7 @@ def sole_writer(path: str | Path) -> Iterator[None]:
     finally:
         if not any(file.name != ".lock" for file in folder.iterdir()):
             (folder / ".lock").unlink(missing_ok=True)
-            if is_new:
+            if is_new_folder:
                 folder.rmdir()
         folder_lock.release()
 
@@ -150,7 +150,7 @@ class RunFolder:
                 else:
                     path.unlink(missing_ok=True)
             for file in (file for kind in (TRAINING, ONE_PROMPT) for file in (self.path / kind).glob("step_*.parquet")):
-                if (number := file.stem.removeprefix("step_")).isdecimal() and int(number) > (step or 0):
+                if (step_digits := file.stem.removeprefix("step_")).isdecimal() and int(step_digits) > (step or 0):
                     file.unlink()
             self.path.mkdir(parents=True, exist_ok=True)
             self.write_recipe(recipe)
@@ -173,19 +173,19 @@ def metrics_until(run: Path, step: int) -> list[dict[str, Any]]:
     """Return a run's lines of `metrics.jsonl` up to a step, without the final evaluation. Warn about damaged lines."""
     log_file = run / "metrics.jsonl"
     line_texts = log_file.read_bytes().splitlines() if log_file.is_file() else []
-    records: list[dict[str, Any]] = []
+    kept_records: list[dict[str, Any]] = []
     damaged_count = 0
     for text in line_texts:
         try:
             parsed_line = json.loads(text)
-            is_later = parsed_line["step"] > step or "final" in parsed_line
+            is_after_step = parsed_line["step"] > step or "final" in parsed_line
         except (ValueError, TypeError, KeyError):
             damaged_count += 1
             continue
-        if is_later:
+        if is_after_step:
             break
-        records.append(parsed_line)
+        kept_records.append(parsed_line)
     if damaged_count:
         warning = f"{damaged_count} of {len(line_texts)} lines of '{log_file}' cannot be read. Such lines are left out."
         warnings.warn(warning, UserWarning, stacklevel=2)
-    return records
+    return kept_records

@@ -68,9 +68,9 @@ def read_credit(table: pa.Table) -> dict[str, dict[str, Tensor]]:
     credit_of_method = {}
     for method in schema.methods_in(table.column_names):
         block_names = schema.family_names(table.column_names, "credit", method)
-        block_credit = {block: schema.float_column(table, schema.column("credit", method, block)) for block in block_names}
-        stop_credit_n = block_credit.pop(schema.STOP, torch.zeros(0))
-        credit_of_method[method] = block_credit | stop_credit(stop_credit_n)
+        block_credits = {block: schema.float_column(table, schema.column("credit", method, block)) for block in block_names}
+        stop_credit_n = block_credits.pop(schema.STOP, torch.zeros(0))
+        credit_of_method[method] = block_credits | stop_credit(stop_credit_n)
     return credit_of_method
 
 
@@ -194,7 +194,7 @@ def token_rows(
     view_rows = []
     for n, (row, token_texts, (first, last)) in enumerate(zip(plain_rows, texts, pairwise(edges.tolist()), strict=True)):
         row_columns = {name: values[first:last] for name, values in flat_values.items()}
-        trained_t = row_columns[schema.TRAINABLE].astype(np.bool_)
+        is_trained_t = row_columns[schema.TRAINABLE].astype(np.bool_)
         logp_t = row_columns.get(schema.LOGP)
         critic_values = {value_name: row_columns[column] for value_name, column in critic_columns.items()}
         find_starts = None if logp_t is None or opens is None else partial(opens, logp_t)
@@ -203,7 +203,7 @@ def token_rows(
                 prompt=display_prompt(row[schema.PROMPT]),
                 tokens=token_texts,
                 advantages={
-                    method: np.where(trained_t, row_columns[name], np.nan).tolist()
+                    method: np.where(is_trained_t, row_columns[name], np.nan).tolist()
                     for method, name in advantage_columns.items()
                 },
                 spans=_pieces(row, blocks, row_columns.get(schema.BLOCK)),
@@ -214,7 +214,7 @@ def token_rows(
                 probabilities=None if logp_t is None else np.exp(logp_t).tolist(),
                 step=row.get(schema.STEP),
                 stop={method: stop for method in methods if (stop := row.get(schema.column("credit", method, schema.STOP)))},
-                opens={name: find_starts(~np.isnan(v) & trained_t) for name, v in critic_values.items() if find_starts},
+                opens={name: find_starts(~np.isnan(v) & is_trained_t) for name, v in critic_values.items() if find_starts},
                 credit={
                     key: {b: row[schema.column("credit", key, b)] for b in blocks} for key, blocks in credit_blocks.items()
                 },
@@ -235,11 +235,11 @@ def _pieces(row: Mapping[str, Any], blocks: Sequence[str], block_t: np.ndarray |
     if block_t is None:
         return {name: [(row[schema.column("start", name)], row[schema.column("end", name)])] for name in blocks}
     change_places = np.flatnonzero(np.diff(block_t)) + 1
-    pieces: dict[str, list[tuple[int, int]]] = {name: [] for name in blocks}
+    intervals_by_block: dict[str, list[tuple[int, int]]] = {name: [] for name in blocks}
     for start, end in pairwise([0, *change_places.tolist(), len(block_t)]):
         if start < end and 0 <= int(block_t[start]) < len(blocks):
-            pieces[blocks[int(block_t[start])]].append((start, end))
-    return pieces
+            intervals_by_block[blocks[int(block_t[start])]].append((start, end))
+    return intervals_by_block
 
 
 def _texts(column: pa.ChunkedArray, edges: np.ndarray, vocabulary: Vocabulary | None) -> list[list[str]]:

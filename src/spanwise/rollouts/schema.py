@@ -366,9 +366,9 @@ def write_rollouts(
                 file_table = part.replace_schema_metadata(metadata(tokenizer))
                 if pieces is not None:
                     id_lists = part[IDS].combine_chunks()
-                    ids = id_lists.values.to_numpy()
-                    is_id = (ids >= 0) & (ids < empty_id)
-                    token_texts = token_text_array.take(pa.array(np.where(is_id, ids, empty_id)))
+                    token_ids = id_lists.values.to_numpy()
+                    is_valid_id = (token_ids >= 0) & (token_ids < empty_id)
+                    token_texts = token_text_array.take(pa.array(np.where(is_valid_id, token_ids, empty_id)))
                     ids_position = part.schema.get_field_index(IDS)
                     token_lists = pa.ListArray.from_arrays(id_lists.offsets, token_texts)
                     file_table = file_table.set_column(ids_position, TOKENS, token_lists)
@@ -434,10 +434,10 @@ class Rollouts:
         assert batch.ids_nt is not None, "a trainer's batch always has token ids"
         assert batch.mask_nt is not None, "a trainer's batch always has a mask"
         mask_nt = batch.mask_nt.bool()
-        kept_nt = mask_nt.flip(1).cumsum(1).flip(1) > 0  # True for all tokens up to the last sampled one
-        in_loss_n1 = (spans.block_nt >= 0).any(dim=1, keepdim=True)
-        present_rows = [[text[name] is not None for name in spans.names] for text in texts]
-        present_nk = torch.tensor(present_rows, dtype=torch.bool).reshape(-1, len(spans.names))
+        is_kept_nt = mask_nt.flip(1).cumsum(1).flip(1) > 0  # True for all tokens up to the last sampled one
+        is_in_loss_n1 = (spans.block_nt >= 0).any(dim=1, keepdim=True)
+        present_flags = [[text[name] is not None for name in spans.names] for text in texts]
+        is_present_nk = torch.tensor(present_flags, dtype=torch.bool).reshape(-1, len(spans.names))
         numbers_by_column = {} if batch.logp_nt is None else {LOGP: batch.logp_nt}
         if (value_nt := batch.value_nt) is not None:
             critic_values = value_nt.unbind(dim=2) if value_nt.ndim == 3 else (value_nt,)
@@ -452,7 +452,7 @@ class Rollouts:
         for name, number_nt in numbers_by_column.items():
             token_tables[name] = number_nt.detach().cpu().masked_fill(~mask_nt, torch.nan).float()
         token_tables |= {BLOCK: spans.block_nt} if spans.interleaved else {}
-        advantages_nt = self.advantages_nt.masked_fill(~in_loss_n1, torch.nan)
+        advantages_nt = self.advantages_nt.masked_fill(~is_in_loss_n1, torch.nan)
         rollout_columns = {
             STEP: [step] * len(texts),
             GROUP: batch.group_n,
@@ -465,9 +465,9 @@ class Rollouts:
             SCORE: batch.score_n,
             **self.more,
             **score_columns(self.reading.scores),
-            IDS: batch.ids_nt[kept_nt],
-            TRAINABLE: mask_nt[kept_nt],
-            **{name: token_nt[kept_nt] for name, token_nt in token_tables.items()},
-            **credit_columns(self.method, spans.names, present_nk, self.credit, advantages_nt[kept_nt]),
+            IDS: batch.ids_nt[is_kept_nt],
+            TRAINABLE: mask_nt[is_kept_nt],
+            **{name: token_nt[is_kept_nt] for name, token_nt in token_tables.items()},
+            **credit_columns(self.method, spans.names, is_present_nk, self.credit, advantages_nt[is_kept_nt]),
         }
-        return rollout_table(rollout_columns, np.cumsum([0, *kept_nt.sum(dim=1).tolist()]))
+        return rollout_table(rollout_columns, np.cumsum([0, *is_kept_nt.sum(dim=1).tolist()]))

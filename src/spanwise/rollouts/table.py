@@ -72,10 +72,10 @@ class Ragged:
 
     def places(self, rows: Any) -> Int[np.ndarray, "m t"]:
         """Return the positions in `values` of all entries of the given rows, as a table padded with -1."""
-        start_m1 = self.offsets[:-1][rows][:, None]
-        length_m1 = self.lengths[rows][:, None]
-        offset_t = np.arange(length_m1.max(initial=0))
-        return np.where(offset_t < length_m1, start_m1 + offset_t, -1)
+        row_start_m1 = self.offsets[:-1][rows][:, None]
+        row_length_m1 = self.lengths[rows][:, None]
+        offset_t = np.arange(row_length_m1.max(initial=0))
+        return np.where(offset_t < row_length_m1, row_start_m1 + offset_t, -1)
 
 
 def fitting_runs(lengths: Int[np.ndarray, " n"], size: int) -> Iterator[tuple[int, int]]:
@@ -307,31 +307,31 @@ def missing_note(rewards: Mapping[str, Reward]) -> str:
 
 def split_pieces(text: str) -> list[str]:
     """Split a text into tags, words, values of JSON and white space. The pieces, joined, are the text again."""
-    parts = _VALUE_START.split(text) if _OBJECT.search(text) else [text]
-    return [piece for part in parts for piece in _PIECE.findall(part)]
+    text_parts = _VALUE_START.split(text) if _OBJECT.search(text) else [text]
+    return [piece for part in text_parts for piece in _PIECE.findall(part)]
 
 
 def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) -> TokenizedTexts:
     """Split completions into tokens of a folder's tokenizer, or into words if no folder is given."""
-    flat_ids = DiskArray(np.int32)
-    text_lengths = array("q")
-    text_flags = array("b")
-    text_counts = array("q")
+    flat_token_ids = DiskArray(np.int32)
+    tokens_per_text = array("q")
+    sampled_text_flags = array("b")
+    texts_per_completion = array("q")
     changed_count = 0
 
     def iterate_texts() -> Iterator[str]:
         for parts in completions:
-            text_counts.append(len(parts))
+            texts_per_completion.append(len(parts))
             for text, is_sampled in parts:
-                text_flags.append(is_sampled)
+                sampled_text_flags.append(is_sampled)
                 yield text
 
     if tokenizer is None:
         id_of_piece: dict[str, int] = {}
         for text in iterate_texts():
             text_ids = [id_of_piece.setdefault(piece, len(id_of_piece)) for piece in split_pieces(text)]
-            flat_ids.extend(text_ids)
-            text_lengths.append(len(text_ids))
+            flat_token_ids.extend(text_ids)
+            tokens_per_text.append(len(text_ids))
         vocabulary = Vocabulary(tuple(piece.encode() for piece in id_of_piece) or (b"",))
         split_note = "The file holds no token ids; credit is shown per word." if id_of_piece else ""
     else:
@@ -340,18 +340,18 @@ def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) 
         while text_chunk := list(islice(text_iterator, AT_ONCE)):
             for text, encoding in zip(text_chunk, encoder.encode_batch(text_chunk, add_special_tokens=False), strict=True):
                 text_ids = np.array(encoding.ids, np.int32)  # the encoding object would take a hundred bytes per token
-                flat_ids.extend(text_ids)
-                text_lengths.append(len(text_ids))
+                flat_token_ids.extend(text_ids)
+                tokens_per_text.append(len(text_ids))
                 changed_count += vocabulary.join(text_ids)[0] != text.encode()
         split_note = f"The file holds no token ids; the text is encoded with the tokenizer of '{tokenizer}'"
-        split_note += f", which changes {changed_count} of {len(text_lengths)} texts." if changed_count else "."
-    text_edges = np.cumsum([0, *text_lengths])
-    completion_edges = text_edges[np.cumsum([0, *text_counts])]
-    sampled_flags = np.array(text_flags, np.bool_)
+        split_note += f", which changes {changed_count} of {len(tokens_per_text)} texts." if changed_count else "."
+    text_token_edges = np.cumsum([0, *tokens_per_text])
+    completion_edges = text_token_edges[np.cumsum([0, *texts_per_completion])]
+    sampled_flags = np.array(sampled_text_flags, np.bool_)
     # The model usually wrote every token. Then a single flag in memory stands for all of them.
-    all_trainable = np.broadcast_to(np.True_, completion_edges[-1])
-    trainable = all_trainable if sampled_flags.all() else np.repeat(sampled_flags, text_lengths)
-    return TokenizedTexts(Ragged(flat_ids.read(), completion_edges), trainable, vocabulary, split_note)
+    all_true_flags = np.broadcast_to(np.True_, completion_edges[-1])
+    is_trainable = all_true_flags if sampled_flags.all() else np.repeat(sampled_flags, tokens_per_text)
+    return TokenizedTexts(Ragged(flat_token_ids.read(), completion_edges), is_trainable, vocabulary, split_note)
 
 
 def load_tokenizer(folder: str | Path) -> tuple[Any, Vocabulary]:

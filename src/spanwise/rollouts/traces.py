@@ -128,17 +128,17 @@ def write_traces(
         ...     read_traces(file)[0].turns[0].per_token["advantages"]
         [0.5]
     """
-    places = [(trajectory.extra.get("episode"), trajectory.extra.get("trace")) for trajectory in trajectories]
-    unwritten = dict(zip(places, trajectories, strict=True))
+    trace_places = [(trajectory.extra.get("episode"), trajectory.extra.get("trace")) for trajectory in trajectories]
+    unwritten_by_place = dict(zip(trace_places, trajectories, strict=True))
     with whole_file(Path(file)) as temporary:
         with temporary.open("w", encoding="utf-8") as stream:
             for n, (_, _, record) in enumerate(read_records([Path(source)])):
                 for trace_position, trace in enumerate(_list_traces(record)):
-                    if (n, trace_position) in unwritten:
-                        _write_advantages(trace, unwritten.pop((n, trace_position)), entry, source)
+                    if (n, trace_position) in unwritten_by_place:
+                        _write_advantages(trace, unwritten_by_place.pop((n, trace_position)), entry, source)
                 stream.write(json.dumps(record) + "\n")
-        if unwritten:
-            unknown_trajectory = next(iter(unwritten.values()))
+        if unwritten_by_place:
+            unknown_trajectory = next(iter(unwritten_by_place.values()))
             raise DataError(
                 f"Trajectory {unknown_trajectory.id!r} was not read from '{source}'; give ones that read_traces returned."
             )
@@ -172,18 +172,18 @@ def _write_advantages(trace: Mapping[str, Any], trajectory: Trajectory, entry: s
             raise DataError(
                 f"{turn_name} has no '{entry}', so it cannot be written; set it for every turn, 0 for tokens without credit."
             )
-        values = [float(value) for value, flag in zip(turn.per_token[entry], turn.mask, strict=True) if flag]
-        unusable_value = next((value for value in values if not math.isfinite(value)), None)
+        turn_values = [float(value) for value, flag in zip(turn.per_token[entry], turn.mask, strict=True) if flag]
+        unusable_value = next((value for value in turn_values if not math.isfinite(value)), None)
         if unusable_value is not None:
             raise DataError(f"{turn_name} has {unusable_value} in '{entry}', which no trainer can use; give finite numbers.")
         turn_node = nodes.get(turn.extra.get("node"), {})
         sampled_count = sum(bool(flag) for flag in turn_node.get("mask", ()))
-        if sampled_count != len(values):
+        if sampled_count != len(turn_values):
             raise DataError(
-                f"{turn_name} has {len(values)} sampled tokens, but its node in '{source}' has {sampled_count}; read the file "
+                f"{turn_name} has {len(turn_values)} sampled tokens, but its node in '{source}' has {sampled_count}; read the file "
                 "again."
             )
-        turn_node["advantages"] = values
+        turn_node["advantages"] = turn_values
 
 
 def _list_traces(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -217,30 +217,30 @@ def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list
     The first branch through a sampled node owns it; for other branches it is context. An attempt to shorten the history trains only
     if the agent continued from it.
     """
-    parents = [None if node.get("parent") is None else whole_number(node["parent"], "parent") for node in nodes]
-    for i, parent in enumerate(parents):
+    parent_of_node = [None if node.get("parent") is None else whole_number(node["parent"], "parent") for node in nodes]
+    for i, parent in enumerate(parent_of_node):
         if parent is not None and not 0 <= parent < i:
             raise FieldError(f"node {i} has the parent {parent}, but a parent must come before its node")
     links_of_node = [list_field(node, "semantic_parents", Mapping, "objects") for node in nodes]
     all_links = chain.from_iterable(links_of_node)
     continued_ids = {link.get("node") for link in all_links if link.get("type") == "compaction"}
-    parent_ids = {*parents}
-    leaves = [i for i in range(len(nodes)) if i not in parent_ids]
-    attempt_ids = {i for i in leaves if any(link.get("type") == "compaction_attempt" for link in links_of_node[i])}
+    parent_ids = {*parent_of_node}
+    leaf_ids = [i for i in range(len(nodes)) if i not in parent_ids]
+    attempt_ids = {i for i in leaf_ids if any(link.get("type") == "compaction_attempt" for link in links_of_node[i])}
     rejected_ids = attempt_ids - continued_ids
     used_nodes: set[int] = set()
-    for leaf in [leaf for leaf in leaves if leaf not in rejected_ids] or leaves:
-        path: list[int] = []
+    for leaf in [leaf for leaf in leaf_ids if leaf not in rejected_ids] or leaf_ids:
+        branch_path: list[int] = []
         node_id: int | None = leaf
         while node_id is not None:
-            path.append(node_id)
-            node_id = parents[node_id]
-        path.reverse()
-        new_places = (place for place, i in enumerate(path) if nodes[i].get("sampled") and i not in used_nodes)
-        branch_start = next(new_places, None)
+            branch_path.append(node_id)
+            node_id = parent_of_node[node_id]
+        branch_path.reverse()
+        new_node_places = (place for place, i in enumerate(branch_path) if nodes[i].get("sampled") and i not in used_nodes)
+        branch_start = next(new_node_places, None)
         if branch_start is not None:
-            yield path[:branch_start], path[branch_start:]
-            used_nodes.update(path)
+            yield branch_path[:branch_start], branch_path[branch_start:]
+            used_nodes.update(branch_path)
 
 
 def node_tokens(trace: Trace, i: int) -> NodeTokens:

@@ -24,8 +24,8 @@ LM_EVAL_REQUIRED = frozenset({"doc_id", "resps", "arguments"})
 def is_inspect(file: Path) -> bool:
     """Return whether a file is an Inspect log, by its suffix or by the first fields of its JSON."""
     with file.open("rb") as stream:
-        start = b"".join(stream.read(200).split())  # without white space
-    return file.suffix.lower() == ".eval" or (start.startswith(b'{"version":') and b'"status":' in start)
+        file_start = b"".join(stream.read(200).split())  # without white space
+    return file.suffix.lower() == ".eval" or (file_start.startswith(b'{"version":') and b'"status":' in file_start)
 
 
 def read_inspect(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
@@ -33,14 +33,14 @@ def read_inspect(path: Path, files: Sequence[Path], tokenizer: str | Path | None
     rows = _Rows()
     unanswered_ids: list[Any] = []
     tokens = tokenize(_inspect_completions(files, rows, unanswered_ids), tokenizer)
-    empty_count = len(unanswered_ids)
-    later_count = sum(rows.fields.columns.pop("is_later", []))
-    unanswered_note = f"{empty_count} of {len(rows.fields) + empty_count} samples hold no completion and are left out."
+    skipped_count = len(unanswered_ids)
+    later_turn_count = sum(rows.fields.columns.pop("is_later", []))
+    unanswered_note = f"{skipped_count} of {len(rows.fields) + skipped_count} samples hold no completion and are left out."
     later_note = (
-        f"In {later_count} of {len(rows.fields)} samples the model spoke before the last user message; only what follows that "
+        f"In {later_turn_count} of {len(rows.fields)} samples the model spoke before the last user message; only what follows that "
         "message is the completion."
     )
-    notes = [unanswered_note if empty_count else "", later_note if later_count else ""]
+    notes = [unanswered_note if skipped_count else "", later_note if later_turn_count else ""]
     return rows.table("Inspect", path, tokens, " ".join(filter(None, notes)))
 
 
@@ -89,12 +89,12 @@ def _inspect_completions(files: Sequence[Path], rows: _Rows, unanswered_ids: lis
             unanswered_ids.append(sample.id)
             continue
         columns = {"answer": cells.answer_text(sample.target), "epoch": sample.epoch, **cells.scalar_fields(sample.metadata)}
-        given_chat = [] if isinstance(sample.input, str) else [_to_message(message) for message in sample.input]
-        given_text = cells.prompt_text(given_chat or sample.input)
-        sample_key = f"{sample.id} {given_text}"  # the logs of two tasks may both have a sample 1
-        given_count = sum(message["role"] == "assistant" for message in given_chat)
-        turn_count = sum(message["role"] == "assistant" for message in prompt)
-        row_fields = {"prompt": cells.prompt_text(prompt), "key": sample_key, "is_later": turn_count > given_count}
+        input_chat = [] if isinstance(sample.input, str) else [_to_message(message) for message in sample.input]
+        input_text = cells.prompt_text(input_chat or sample.input)
+        sample_key = f"{sample.id} {input_text}"  # the logs of two tasks may both have a sample 1
+        input_turns = sum(message["role"] == "assistant" for message in input_chat)
+        prompt_turn_count = sum(message["role"] == "assistant" for message in prompt)
+        row_fields = {"prompt": cells.prompt_text(prompt), "key": sample_key, "is_later": prompt_turn_count > input_turns}
         rows.append(row_fields, {} if sample.error else _score_values(sample.scores or {}), columns)
         yield cells.completion_parts(completion)
 
@@ -144,10 +144,10 @@ def _check_archive(file: Path) -> None:
     if not zipfile.is_zipfile(file):
         raise ValueError("it is no whole zip archive")
     with zipfile.ZipFile(file) as archive:
-        names = archive.namelist()
-    if not {"header.json", "_journal/start.json"} & {*names}:
+        members = archive.namelist()
+    if not {"header.json", "_journal/start.json"} & {*members}:
         raise DataError(
-            f"'{file}' is a zip archive without Inspect's header.json; it holds {', '.join(names[:3]) or 'nothing'}. Give a log "
+            f"'{file}' is a zip archive without Inspect's header.json; it holds {', '.join(members[:3]) or 'nothing'}. Give a log "
             "that inspect eval wrote."
         )
 
@@ -159,8 +159,8 @@ def _sample_names(file: Path, sample_ids: Sequence[Any], epochs: int) -> list[st
     """
     with zipfile.ZipFile(file) as archive:
         archived_names = {name for name in archive.namelist() if name.startswith("samples/")}
-    names = [f"samples/{sample_id}_epoch_{epoch}.json" for sample_id in sample_ids for epoch in range(1, epochs + 1)]
-    return [name for name in names if name in archived_names] if archived_names <= {*names} else None
+    usual_names = [f"samples/{sample_id}_epoch_{epoch}.json" for sample_id in sample_ids for epoch in range(1, epochs + 1)]
+    return [name for name in usual_names if name in archived_names] if archived_names <= {*usual_names} else None
 
 
 def _read_members(file: Path, names: Sequence[str]) -> Iterator[dict[str, Any]]:

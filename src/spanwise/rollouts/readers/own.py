@@ -32,7 +32,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     run_folder = next((folder for folder in parent_folders if (folder / "recipe.yaml").is_file()), None)
     arrow_schema = pq.read_schema(files[0])
     column_names = arrow_schema.names
-    methods = schema.methods_in(column_names)
+    method_names = schema.methods_in(column_names)
     token_column = schema.IDS if schema.IDS in column_names else schema.TOKENS
     if token_column == schema.TOKENS and tokenizer is not None:
         raise DataError(f"'{path}' holds its tokens as text, so --tokenizer has nothing to read; leave --tokenizer out.")
@@ -41,12 +41,12 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         tokenizer = run_tokenizer or schema.tokenizer_of(arrow_schema)
     number_columns = schema.token_columns(column_names)
     # Training used the advantages called `recorded`, or those of the only method in the file.
-    possible_methods = [schema.RECORDED] if schema.RECORDED in methods else methods
+    possible_methods = [schema.RECORDED] if schema.RECORDED in method_names else method_names
     trained_methods = possible_methods if len(possible_methods) == 1 else []
     trained_columns = [schema.column("advantages", method) for method in trained_methods]
     trained_columns = [name for name in trained_columns if name in column_names]
     # Columns of credit, spans and text are not read, because they are computed again from tokens and rewards.
-    unread_columns = {name for method in methods for name in schema.method_columns(method, column_names)}
+    unread_columns = {name for method in method_names for name in schema.method_columns(method, column_names)}
     unread_columns -= {*trained_columns}
     unread_columns |= {schema.column("start", block) for block in schema.family_names(column_names, "end")}
     # The lists of tokens and the texts are read later, a few rows at a time.
@@ -116,19 +116,19 @@ def _read_tokens(
     files: Sequence[Path], token_column: str, numbers: Sequence[str], trained: Sequence[str], *, keep: bool
 ) -> _Tokens:
     """Check the token columns of files, and, if `keep` is true, collect them piece by piece."""
-    dtypes = {token_column: np.int32, schema.TRAINABLE: np.bool_}
-    dtypes |= {**dict.fromkeys(numbers, np.float32), **dict.fromkeys(trained, np.float64)}
-    flat_columns = {name: DiskArray(dtype) for name, dtype in dtypes.items()}
+    dtype_by_column = {token_column: np.int32, schema.TRAINABLE: np.bool_}
+    dtype_by_column |= {**dict.fromkeys(numbers, np.float32), **dict.fromkeys(trained, np.float64)}
+    flat_columns = {name: DiskArray(dtype) for name, dtype in dtype_by_column.items()}
     token_counts = array("q")
     id_of_piece: dict[bytes, int] = {}
-    for table in _batches(files, [*dtypes], check=True):
+    for table in _batches(files, [*dtype_by_column], check=True):
         token_counts.extend(np.diff(schema.offsets(table[token_column])).tolist())
         for name, flat_column in flat_columns.items() if keep else ():
             if name == schema.TOKENS:
-                token_texts = table[name].combine_chunks().flatten().dictionary_encode()
-                token_pieces = token_texts.dictionary.cast(pa.binary()).to_pylist()
+                encoded_tokens = table[name].combine_chunks().flatten().dictionary_encode()
+                token_pieces = encoded_tokens.dictionary.cast(pa.binary()).to_pylist()
                 piece_ids = [id_of_piece.setdefault(piece, len(id_of_piece)) for piece in token_pieces]
-                flat_values = np.array(piece_ids, np.int32)[token_texts.indices.to_numpy(zero_copy_only=False)]
+                flat_values = np.array(piece_ids, np.int32)[encoded_tokens.indices.to_numpy(zero_copy_only=False)]
             else:
                 flat_values = schema.flat_values(table[name], flat_column.dtype)
             flat_column.extend(flat_values)
@@ -206,8 +206,8 @@ def _find_learned(table: pa.Table, tokens: TokenizedTexts) -> torch.Tensor | Non
     block_ends = [table[schema.column("end", name)].to_numpy() for name in block_names]
     if not block_ends:
         return None
-    is_sampled = tokens.ids.with_values(tokens.trainable)
-    has_sampled_token_n = np.fromiter((is_sampled.slice(n, n + 1).any() for n in range(len(is_sampled))), np.bool_)
+    sampled_flags = tokens.ids.with_values(tokens.trainable)
+    has_sampled_token_n = np.fromiter((sampled_flags.slice(n, n + 1).any() for n in range(len(sampled_flags))), np.bool_)
     return torch.from_numpy((np.max(block_ends, axis=0) > 0) | ~has_sampled_token_n)
 
 
@@ -218,16 +218,16 @@ def _check_spelling(file: Path, vocabulary: Vocabulary, tokenizer: str | Path) -
     if schema.TEXT not in parquet_file.schema_arrow.names:
         return
     first_batch = next(parquet_file.iter_batches(batch_size=32, columns=checked_columns), None)
-    rows = [] if first_batch is None else first_batch.to_pylist()
+    first_rows = [] if first_batch is None else first_batch.to_pylist()
     wrong_count = 0
-    for row in rows:
+    for row in first_rows:
         is_sampled = np.array(row[schema.TRAINABLE], dtype=np.bool_)
         sampled_ids = np.array(row[schema.IDS], dtype=np.int64)[is_sampled]
         known_ids = sampled_ids[(sampled_ids >= 0) & (sampled_ids < len(vocabulary))]
         known_text = vocabulary.join(known_ids)[0].decode(errors="replace")
         wrong_count += len(known_ids) < len(sampled_ids) or known_text != row[schema.TEXT]
-    if wrong_count > len(rows) // 2:
+    if wrong_count > len(first_rows) // 2:
         raise DataError(
-            f"The tokenizer of '{tokenizer}' decodes {wrong_count} of the first {len(rows)} completions of '{file}' to "
+            f"The tokenizer of '{tokenizer}' decodes {wrong_count} of the first {len(first_rows)} completions of '{file}' to "
             "other texts than the file holds; give the tokenizer that they were sampled with."
         )

@@ -87,13 +87,13 @@ def read_plain(
     tokens = tokenize(plain_table.read_completions(), tokenizer)
     completion_sources = plain_table.sources
     list_length_by_row = {source.row: source.siblings for source in completion_sources}
-    empty_count = row_count - len(list_length_by_row)
-    null_count = sum(list_length_by_row.values()) - len(completion_sources)
-    columns_n = plain_table.expand_columns()
+    empty_row_count = row_count - len(list_length_by_row)
+    null_entry_count = sum(list_length_by_row.values()) - len(completion_sources)
+    all_columns = plain_table.expand_columns()
     step_cells = plain_table.table[roles["step"]] if "step" in roles else [None] * row_count
     step_numbers = cells.parse_numbers(step_cells)
     step_of_row = cells.read_steps(path, (None if cells.is_empty(step) else step for step in step_numbers))
-    other_columns = {name: column for name, column in columns_n.items() if name not in roles.values()}
+    other_columns = {name: column for name, column in all_columns.items() if name not in roles.values()}
     reward_columns = _name_rewards(path, other_columns)
     noun_of_role = {role: role.removesuffix("s") for role in ("prompt", "completion", "completions", "answer", "group")}
     role_notes = [f"{noun} from '{roles[role]}'" for role, noun in noun_of_role.items() if roles.get(role, noun) != noun]
@@ -109,14 +109,14 @@ def read_plain(
         prompts=[source.prompt for source in completion_sources],
         steps=[step_of_row[source.row] for source in completion_sources],
         keys=plain_table.group_ids(role_columns),
-        columns=columns_n if "answer" not in roles else {**columns_n, "answer": columns_n[roles["answer"]]},
+        columns=all_columns if "answer" not in roles else {**all_columns, "answer": all_columns[roles["answer"]]},
         rewards=reward_columns,
-        trained=[name for name in reward_columns if format_name == "TRL" or name not in columns_n],
+        trained=[name for name in reward_columns if format_name == "TRL" or name not in all_columns],
         notes=[
             repeated_note,
             role_note,
-            f"{empty_count} of {row_count} rows hold no completion and are left out." if empty_count else "",
-            f"Null entries in lists of completions are left out: {null_count}." if null_count else "",
+            f"{empty_row_count} of {row_count} rows hold no completion and are left out." if empty_row_count else "",
+            f"Null entries in lists of completions are left out: {null_entry_count}." if null_entry_count else "",
             _note_turns(other_columns),
         ],
     )
@@ -163,13 +163,13 @@ def _read_columns(
     path: Path, files: Sequence[Path], roles: Mapping[str, str], parts: Sequence[str]
 ) -> tuple[str, dict[str, Any], str]:
     """Return the format of the files, their joined columns, and a note if files are left out."""
-    suffix = files[0].suffix.lower()
+    file_suffix = files[0].suffix.lower()
     repeated_note = ""
     reread_names = {*_COMPLETION_COLUMNS, roles.get("completion"), roles.get("completions"), *parts}
-    if suffix in SUFFIXES:
-        return suffix[1:].upper(), read_columns(partial(delimited_pieces, files), reread_names), repeated_note
+    if file_suffix in SUFFIXES:
+        return file_suffix[1:].upper(), read_columns(partial(delimited_pieces, files), reread_names), repeated_note
     if holds_json(files[0]):
-        format_name = "JSON" if suffix == ".json" else "JSONL"
+        format_name = "JSON" if file_suffix == ".json" else "JSONL"
         return format_name, read_columns(partial(json_pieces, files), reread_names), repeated_note
     is_trl = all(_is_trl(pq.read_schema(file)) for file in files)
     kept_files = _without_repeated(files) if is_trl else files
@@ -204,9 +204,9 @@ def _is_trl(schema: pa.Schema) -> bool:
     holds_lists = pa.types.is_list(completion_type) or pa.types.is_large_list(completion_type)
     if holds_lists and not pa.types.is_struct(completion_type.value_type):  # TRL writes a list of messages as structs
         return False
-    foreign_names = ("rewards", *NAMES["group"])
-    has_foreign_name = any(name in foreign_names or name.startswith(REWARD_PREFIXES) for name in schema.names)
-    return "advantage" in schema.names or not has_foreign_name
+    non_trl_names = ("rewards", *NAMES["group"])
+    has_non_trl_name = any(name in non_trl_names or name.startswith(REWARD_PREFIXES) for name in schema.names)
+    return "advantage" in schema.names or not has_non_trl_name
 
 
 def _check_roles(role_columns: Mapping[str, str]) -> Mapping[str, str]:
@@ -337,11 +337,11 @@ class _PlainTable:
         answer_column, group_column = self.roles.get("answer"), self.roles.get("group")
         skipped_names = {self.roles.get(role) for role in ("prompt", "completion", "completions", "step")}
         has_list_cells = "completions" in self.roles or any(source.siblings > 1 for source in self.sources)
-        columns_n: dict[str, list[Any]] = {}
+        columns: dict[str, list[Any]] = {}
         for name, column in self.table.items():
             if name in (answer_column, group_column):
                 values_n = [column[source.row] for source in self.sources]
-                columns_n[name] = (
+                columns[name] = (
                     [cells.answer_text(x) for x in values_n] if name == answer_column else cells.parse_numbers(values_n)
                 )
                 continue
@@ -354,12 +354,12 @@ class _PlainTable:
                 column = [cells.parse_literal(cell) for cell in column]
             values_n = [column[source.row] for source in self.sources]
             if has_list_cells and self.has_entry_per_completion(name, column):
-                with_sources = zip(values_n, self.sources, strict=True)
-                values_n = [value[source.position] if isinstance(value, list) else value for value, source in with_sources]
+                source_pairs = zip(values_n, self.sources, strict=True)
+                values_n = [value[source.position] if isinstance(value, list) else value for value, source in source_pairs]
             reward_dicts = [value if isinstance(value, dict) else {} for value in values_n] if is_reward else []
             reward_columns = {f"rewards/{key}": entries for key, entries in cells.by_column(reward_dicts).items()}
-            columns_n |= {key: cells.parse_numbers(entries) for key, entries in (reward_columns or {name: values_n}).items()}
-        return columns_n
+            columns |= {key: cells.parse_numbers(entries) for key, entries in (reward_columns or {name: values_n}).items()}
+        return columns
 
     def has_entry_per_completion(self, name: str, column: Sequence[Any]) -> bool:
         """Return whether every list in a column has one number (or dict of rewards) per completion of its row."""
@@ -370,12 +370,12 @@ class _PlainTable:
         if not all(isinstance(value, entry_types) for row in count_of_row for value in column[row]):
             return False
         shared_rows = (source.row for source in self.sources if is_reward and source.siblings > 1)
-        lone_rows = (row for row in shared_rows if _holds_number(column[row]) or isinstance(column[row], dict))
-        lone_row = next(lone_rows, None)
-        if lone_row is not None:
-            lone_text = f"one value of '{name}', {column[lone_row]}"
+        single_value_rows = (row for row in shared_rows if _holds_number(column[row]) or isinstance(column[row], dict))
+        single_value_row = next(single_value_rows, None)
+        if single_value_row is not None:
+            value_text = f"one value of '{name}', {column[single_value_row]}"
             raise DataError(
-                f"Row {lone_row} of '{self.path}' has several completions and {lone_text}. Give a list with one for each "
+                f"Row {single_value_row} of '{self.path}' has several completions and {value_text}. Give a list with one for each "
                 "completion, null for a missing value. If the column holds no rewards, rename it."
             )
         wrong_row = next((row for row, count in count_of_row.items() if len(column[row]) != count), None)
@@ -389,8 +389,8 @@ class _PlainTable:
     def group_ids(self, asked: Mapping[str, str]) -> list[str] | None:
         """Return each completion's group id, from the group column or the row. Return None if prompts define the groups."""
         if "group" not in self.roles:
-            has_lists = any(source.siblings > 1 for source in self.sources)
-            return [f"{source.row}" for source in self.sources] if has_lists else None
+            has_completion_lists = any(source.siblings > 1 for source in self.sources)
+            return [f"{source.row}" for source in self.sources] if has_completion_lists else None
         id_column = self.roles["group"]
         prompt_count = len({source.prompt for source in self.sources})
         raw_group_ids = [self.table[id_column][source.row] for source in self.sources]

@@ -40,27 +40,27 @@ def read_slime(path: Path, files: Sequence[Path], tokenizer: str | Path | None) 
         )
     else:
         deque(responses, maxlen=0)
-        ids = Ragged(samples.tokens.ids.read(), samples.tokens.offsets)
-        tokens = TokenizedTexts(ids, samples.tokens.trainable.read(), load_tokenizer(tokenizer)[1], "")
-    fields = defaultdict(list, samples.fields.columns)
+        token_ids = Ragged(samples.tokens.ids.read(), samples.tokens.offsets)
+        tokens = TokenizedTexts(token_ids, samples.tokens.trainable.read(), load_tokenizer(tokenizer)[1], "")
+    sample_fields = defaultdict(list, samples.fields.columns)
     rollout_table = RolloutTable.of(
         "slime",
         path,
         tokens,
-        prompts=fields["prompt"],
-        steps=fields["step"],
-        keys=fields["group"] if fields["group"] and None not in fields["group"] else None,
+        prompts=sample_fields["prompt"],
+        steps=sample_fields["step"],
+        keys=sample_fields["group"] if sample_fields["group"] and None not in sample_fields["group"] else None,
         columns=samples.columns.columns,
         rewards=samples.rewards.columns,
     )
     logp_v = samples.tokens.numbers(schema.LOGP)
     advantage_v = samples.tokens.numbers("advantages")
-    rollout_keys = [n if key is None else key for n, key in enumerate(fields["rollout"])]
+    rollout_keys = [n if key is None else key for n, key in enumerate(sample_fields["rollout"])]
     rollout_n = group_index(rollout_keys)
     return replace(
         rollout_table,
         tokenizer=None if tokenizer is None else Path(tokenizer),
-        learned_n=None if all(fields["learned"]) else torch.tensor(fields["learned"]),
+        learned_n=None if all(sample_fields["learned"]) else torch.tensor(sample_fields["learned"]),
         rollout_n=rollout_n if len(rollout_n.unique()) < len(rollout_n) else None,
         as_recorded=(
             AsRecorded(f"the file's '{_ADVANTAGES}'", advantage_v, shares=True, by_token=True)
@@ -97,8 +97,8 @@ class _Samples:
                 self.columns.append(row["columns"])
                 self.rewards.append(row["rewards"])
                 if keep_ids:
-                    numbers = {schema.LOGP: row["logps"], "advantages": row["advantages"]}
-                    self.tokens.append(row["ids"], row["mask"], numbers)
+                    token_numbers = {schema.LOGP: row["logps"], "advantages": row["advantages"]}
+                    self.tokens.append(row["ids"], row["mask"], token_numbers)
                 yield [(row["response"], True)]
             progress.add(file.stat().st_size)
 
@@ -152,7 +152,7 @@ def _parse_sample(sample: Any) -> dict[str, Any]:
         if not isinstance(sample, Mapping) or name not in sample:
             raise cells.missing_field(name, sample if isinstance(sample, Mapping) else {})
     response_length = cells.whole_number(sample["response_length"], "response_length")
-    ids = _to_array(sample, "tokens", np.int32)
+    token_ids = _to_array(sample, "tokens", np.int32)
     loss_mask = _to_array(sample, "loss_mask", np.bool_)
     sampled_logps = _to_array(sample, "rollout_log_probs", np.float32)
     metadata = cells.object_field(sample, "metadata")
@@ -164,19 +164,19 @@ def _parse_sample(sample: Any) -> dict[str, Any]:
     for name, values in number_lists:
         if values is not None and len(values) != response_length:
             raise cells.FieldError(f"'{name}' has {len(values)} values, but 'response_length' is {response_length}")
-    if ids is None or not 0 <= response_length <= len(ids):
+    if token_ids is None or not 0 <= response_length <= len(token_ids):
         raise cells.FieldError(
-            f"'tokens' has {0 if ids is None else len(ids)} ids, but 'response_length' is {response_length}"
+            f"'tokens' has {0 if token_ids is None else len(token_ids)} ids, but 'response_length' is {response_length}"
         )
-    sampled = np.ones(response_length, dtype=np.bool_) if loss_mask is None else loss_mask
+    in_loss = np.ones(response_length, dtype=np.bool_) if loss_mask is None else loss_mask
     raw_reward = sample.get("reward")
     answer_text = cells.answer_text(sample.get("label"))
     return {
         "prompt": cells.prompt_text(sample["prompt"]),
         "response": cells.content_text(sample["response"]),
-        "ids": ids[len(ids) - response_length :],
-        "mask": sampled if sampled.any() else ~sampled,  # if slime leaves a sample out of the loss, it masks every token
-        "learned": bool(sampled.any()) and not sample.get("remove_sample", False),
+        "ids": token_ids[len(token_ids) - response_length :],
+        "mask": in_loss if in_loss.any() else ~in_loss,  # if slime leaves a sample out of the loss, it masks every token
+        "learned": bool(in_loss.any()) and not sample.get("remove_sample", False),
         "logps": sampled_logps,
         "advantages": advantages,
         "group": sample.get("group_index"),

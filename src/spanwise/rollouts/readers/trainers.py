@@ -30,17 +30,17 @@ _NO_REWARDS = ("gts", "answer", "uid", "request_id")
 
 def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
     """Read verl's dump. Groups are formed by the prompt ids in `uid`, or by the prompts if the ids form no groups."""
-    rows = ColumnBuilder()
-    tokens = tokenize(_read_outputs(files, rows), tokenizer)
-    row_columns = rows.columns
+    column_builder = ColumnBuilder()
+    tokens = tokenize(_read_outputs(files, column_builder), tokenizer)
+    row_columns = column_builder.columns
     prompts = row_columns.pop("input", [])
     steps = row_columns.pop("step", [])
     if "gts" in row_columns:
         row_columns.setdefault("answer", row_columns["gts"])
     uid_cells = row_columns.get("uid", [])
     uids = [str(uid) for uid in uid_cells if uid is not None and uid == uid]
-    unnamed_count = len(uid_cells) - len(uids)
-    group_ids = [] if unnamed_count else uids
+    missing_uid_count = len(uid_cells) - len(uids)
+    group_ids = [] if missing_uid_count else uids
     key_matches = [match for match in map(_ROLLOUT_KEY.fullmatch, group_ids) if match]
     if len(key_matches) == len(group_ids):
         group_ids = [match[1] for match in key_matches]
@@ -56,8 +56,8 @@ def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -
         columns=row_columns,
         rewards={name: values for name, values in row_columns.items() if name not in _NO_REWARDS},
         notes=[
-            f"{unnamed_count} of {len(uid_cells)} rows have no uid, so rows of equal prompts form the groups."
-            if unnamed_count
+            f"{missing_uid_count} of {len(uid_cells)} rows have no uid, so rows of equal prompts form the groups."
+            if missing_uid_count
             else ""
         ],
     )
@@ -94,26 +94,26 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
     Token ids are read if every trace has them and a tokenizer is given, otherwise messages.
     """
     branches = _Branches()
-    has_ids = False
+    has_token_ids = False
     if tokenizer is None:
         tokens = tokenize(branches.read(files, keep_ids=False))
     else:
         deque(branches.read(files, keep_ids=True), maxlen=0)
-        has_ids = branches.all_ids and len(branches.fields) > 0
-        if has_ids:
-            ids = Ragged(branches.tokens.ids.read(), branches.tokens.offsets)
-            trainable = branches.tokens.trainable.read()
-            tokens = TokenizedTexts(ids, trainable, load_tokenizer(tokenizer)[1], "")
+        has_token_ids = branches.all_ids and len(branches.fields) > 0
+        if has_token_ids:
+            token_ids = Ragged(branches.tokens.ids.read(), branches.tokens.offsets)
+            is_trainable = branches.tokens.trainable.read()
+            tokens = TokenizedTexts(token_ids, is_trainable, load_tokenizer(tokenizer)[1], "")
         else:
             tokens = tokenize(_Branches().read(files, keep_ids=False), tokenizer)
-    if branches.any_ids and not has_ids:
+    if branches.any_ids and not has_token_ids:
         word_note = "Credit is shown per word; to see the file's tokens, give the tokenizer's folder with --tokenizer."
         tokens = tokens._replace(note=word_note)
-    logp_v = branches.tokens.numbers("logprobs") if has_ids and branches.all_logprobs else None
-    fields = defaultdict(list, branches.fields.columns)
-    is_first_branch_n = torch.tensor(fields["is_first_branch"], dtype=torch.long)
+    logp_v = branches.tokens.numbers("logprobs") if has_token_ids and branches.all_logprobs else None
+    branch_fields = defaultdict(list, branches.fields.columns)
+    is_first_branch_n = torch.tensor(branch_fields["is_first_branch"], dtype=torch.long)
     rollout_n = is_first_branch_n.cumsum(dim=0) - 1  # the branches of a trace share a number
-    trace_count = sum(fields["is_first_branch"])
+    trace_count = sum(branch_fields["is_first_branch"])
     branched_count = int((rollout_n.bincount() > 1).sum())
     branch_note = (
         f"{branched_count} of {trace_count} traces have several branches. Each branch is a row; its prompt is what it shares with "
@@ -124,19 +124,19 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
         "verifiers",
         path,
         tokens,
-        prompts=fields["prompt"],
-        steps=fields["step"],
-        keys=fields["key"],
+        prompts=branch_fields["prompt"],
+        steps=branch_fields["step"],
+        keys=branch_fields["key"],
         columns={name: values for name, values in task_columns.items() if values.count(None) < len(values)},
         rewards=branches.rewards.columns,
         notes=[branch_note if branched_count else "", _unanswered_note(branches.errors)],
     )
     return replace(
         rollout_table,
-        tokenizer=Path(tokenizer) if has_ids and tokenizer else None,
+        tokenizer=Path(tokenizer) if has_token_ids and tokenizer else None,
         token_values={} if logp_v is None else {schema.LOGP: logp_v},
-        keyed=all(fields["keyed"]),
-        as_recorded=_recorded_advantages(branches, tokens, has_ids=has_ids) or rollout_table.as_recorded,
+        keyed=all(branch_fields["keyed"]),
+        as_recorded=_recorded_advantages(branches, tokens, has_ids=has_token_ids) or rollout_table.as_recorded,
         rollout_n=rollout_n if branched_count else None,
     )
 
@@ -162,14 +162,14 @@ class _Branches:
             self.errors.append(error)
             for row in episode_rows:
                 text_parts = row.pop("parts")
-                ids = row.pop("ids")
+                token_ids = row.pop("ids")
                 is_sampled = np.array(row.pop("mask"), np.bool_)
                 numbers = {name: np.array(values) for name, values in row.pop("numbers").items()}
                 self.task_columns.append(row.pop("columns"))
                 self.rewards.append(row.pop("rewards"))
                 self.fields.append(row)
-                self.all_ids = self.all_ids and bool(ids)
-                self.any_ids = self.any_ids or bool(ids)
+                self.all_ids = self.all_ids and bool(token_ids)
+                self.any_ids = self.any_ids or bool(token_ids)
                 mean_advantage = math.nan
                 if "advantages" in numbers:
                     numbers["advantages"] = np.nan_to_num(numbers["advantages"])  # tokens without a recorded advantage get 0
@@ -180,7 +180,7 @@ class _Branches:
                     numbers["logprobs"] = np.where(is_sampled, logp_t, np.nan)
                 self.all_logprobs = self.all_logprobs and not np.isnan(logp_t[is_sampled]).any()
                 if keep_ids:
-                    self.tokens.append(ids, is_sampled, numbers)
+                    self.tokens.append(token_ids, is_sampled, numbers)
                 yield text_parts
 
 
