@@ -109,8 +109,8 @@ def judge(
     answer_pairs = [(_gold_text(gold), (answer or "").strip()) for gold, answer in zip(golds, answers, strict=True)]
     verdicts = [_judge_text(gold, answer, verify) for gold, answer in answer_pairs]
     undecided_pairs = [pair for pair, verdict in zip(answer_pairs, verdicts, strict=True) if verdict is None]
-    short_pairs = [(_shortened(gold), _shortened(answer)) for gold, answer in undecided_pairs]
-    math_verdicts = iter((verifier or shared_verifier()).equal(short_pairs) if short_pairs else ())
+    shortened_pairs = [(_shortened(gold), _shortened(answer)) for gold, answer in undecided_pairs]
+    math_verdicts = iter((verifier or shared_verifier()).equal(shortened_pairs) if shortened_pairs else ())
     return [next(math_verdicts) if verdict is None else verdict for verdict in verdicts]
 
 

@@ -67,13 +67,13 @@ def _read(rubric: Any, where: str, error_type: type[DataError] | type[RecipeErro
         text, weight, part, name = (
             next((entry_fields[k] for k in keys if entry_fields.get(k) is not None), default) for keys, default in _FIELDS
         )
-        subject = f"Criterion {position} of the rubric {where}"
-        faults = {
-            f"{subject} is {entry!r:.80}. Write {_EXAMPLE[1:-1]}.": not isinstance(entry, str | Mapping),
-            f"{subject} has no text. Write {_EXAMPLE[1:-1]}.": not isinstance(text, str) or not text.strip(),
-            f"{subject} has the weight {weight!r}. Write a finite number.": not is_number(weight),
+        criterion_label = f"Criterion {position} of the rubric {where}"
+        possible_faults = {
+            f"{criterion_label} is {entry!r:.80}. Write {_EXAMPLE[1:-1]}.": not isinstance(entry, str | Mapping),
+            f"{criterion_label} has no text. Write {_EXAMPLE[1:-1]}.": not isinstance(text, str) or not text.strip(),
+            f"{criterion_label} has the weight {weight!r}. Write a finite number.": not is_number(weight),
         }
-        refuse(faults, error_type)
+        refuse(possible_faults, error_type)
         criteria.append(Criterion(text, float(weight), None if part is None else str(part), str(name)))
     return criteria
 

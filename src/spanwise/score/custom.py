@@ -129,8 +129,8 @@ def restore_process(subject: str, text: Texts) -> Iterator[None]:
             yield
         finally:
             for (name, read, restore), before in zip(_SETTINGS, settings_before, strict=True):
-                if (now := read()) != before:
-                    changes.append(f"{name} ({now})")
+                if (setting_now := read()) != before:
+                    changes.append(f"{name} ({setting_now})")
                     restore(before)
             random.setstate(python_state)
             np.random.set_state(numpy_state)  # noqa: NPY002
@@ -252,10 +252,10 @@ def parameters_of(function: Any, name: str) -> Parameters:
         raise RecipeError(
             f"Objective '{name}': the parameters of {function!r} are unknown. Wrap it in a function."
         ) from error
-    positional = next((p.name for p in parameters if p.kind is p.POSITIONAL_ONLY), None)
-    if positional is not None:
+    parameter = next((p.name for p in parameters if p.kind is p.POSITIONAL_ONLY), None)
+    if parameter is not None:
         raise RecipeError(
-            f"Objective '{name}': its reward function takes '{positional}' only by position, but spanwise passes every argument by "
+            f"Objective '{name}': its reward function takes '{parameter}' only by position, but spanwise passes every argument by "
             f"name. Remove the '/' from its parameters."
         )
     default_by_name = {p.name: p.default for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}

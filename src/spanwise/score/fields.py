@@ -187,8 +187,8 @@ def _judge_field(
 
     def judge_block(_: BlockText, block: Mapping[str, str | None], cell: Any) -> bool | None:
         gold_value = _value_at(_parse_cell(cell), tag)
-        is_lacking = gold_value is MISSING or gold_value != gold_value  # NaN
-        return False if gold_value is _BEYOND else None if is_lacking else rule(block.get(tag), gold_value)
+        is_gold_missing = gold_value is MISSING or gold_value != gold_value  # NaN
+        return False if gold_value is _BEYOND else None if is_gold_missing else rule(block.get(tag), gold_value)
 
     return judged(text, pays, tag, column_of(columns, column, len(text)), judge_block)
 
@@ -213,13 +213,13 @@ def _number(value: Any) -> float | None:
 def _parse_cell(cell: Any) -> Any:
     """Return a dataset cell. Parse the text of an object or list, in JSON or as Python prints it; None if unreadable."""
     cell_text = cell.strip() if isinstance(cell, str) else ""
-    parsed = json_value(cell_text, decoder=_DECODER) if cell_text[:1] in ("{", "[") else MISSING
-    if isinstance(parsed, dict | list):
-        return parsed
+    parsed_cell = json_value(cell_text, decoder=_DECODER) if cell_text[:1] in ("{", "[") else MISSING
+    if isinstance(parsed_cell, dict | list):
+        return parsed_cell
     if re.match(r"\{'|\[(?!.*'\s+')", cell_text, re.DOTALL):  # numpy prints no commas
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-            if isinstance(parsed := ast.literal_eval(cell_text), dict | list):
-                return as_json(parsed)
+            if isinstance(parsed_cell := ast.literal_eval(cell_text), dict | list):
+                return as_json(parsed_cell)
     return None if re.fullmatch("(?s){'.*': .*}", cell_text) else as_json(cell)
 
 
@@ -353,15 +353,15 @@ def _field_json(block: Mapping[str, str | None], tag: str) -> str | None:
 def _in_quotes(field_text: str, block_text: str, tag: str) -> bool:
     """Return whether a field's value is in quotes in the text of its block."""
     value_start = field_text[:256]
-    key = tag.rpartition(".")[2]
+    field_name = tag.rpartition(".")[2]
     first_quote = None
     value_index = block_text.find(value_start)
     while value_index >= 0:
-        if opening := _BEFORE.search(block_text, max(0, value_index - 256), value_index):
-            text_before = block_text[max(0, opening.start() - 256) : opening.start()].rstrip()
-            if opening[0].startswith(":") and text_before.endswith(f'"{key}"'):
-                return opening[1] == '"'
-            first_quote = opening[1] if first_quote is None else first_quote
+        if opening_match := _BEFORE.search(block_text, max(0, value_index - 256), value_index):
+            text_before = block_text[max(0, opening_match.start() - 256) : opening_match.start()].rstrip()
+            if opening_match[0].startswith(":") and text_before.endswith(f'"{field_name}"'):
+                return opening_match[1] == '"'
+            first_quote = opening_match[1] if first_quote is None else first_quote
         value_index = block_text.find(value_start, value_index + 1)
     return first_quote == '"'
 

@@ -113,8 +113,8 @@ def check_call(objective: Objective, convention: Convention | None) -> None:
                 f"function for one completion, such as verl's compute_score. Leave it out."
             )
         return
-    sees = options.get("sees", "whole")
-    check_known(f"value of the option 'sees' of objective '{objective.name}'", sees, ("whole", "part"))
+    sees_setting = options.get("sees", "whole")
+    check_known(f"value of the option 'sees' of objective '{objective.name}'", sees_setting, ("whole", "part"))
     for name, unit in (("timeout", " (seconds)"), ("max_concurrent", "")):
         if name not in options:
             continue
@@ -132,12 +132,12 @@ def item_calls(objective: Objective, convention: Convention, text: Texts, column
     parameters = parameters_of(item_function, objective.name)
     function_options = {name: value for name, value in objective.options.items() if name not in CALL_OPTIONS}
     sees_part = objective.options.get("sees") == "part"
-    seen_block = objective.options.get("block")
+    shown_block = objective.options.get("block")
     call_by_index: dict[int, Callable[[], Any]] = {}
     for n, (blocks, row) in enumerate(zip(text, rows_of(columns, len(text)), strict=True)):
         if not present(blocks, objective.pays):
             continue
-        shown_text = part_text(blocks, objective.pays, seen_block) if sees_part else completion_text(blocks)
+        shown_text = part_text(blocks, objective.pays, shown_block) if sees_part else completion_text(blocks)
         arguments, missing_column = arguments_for(parameters, convention.arguments(shown_text, row) | function_options)
         if missing_column is not None:
             raise DataError(f"Objective '{objective.name}': {unknown('column', missing_column, row)}")

@@ -129,18 +129,18 @@ def judge_of(objective: Objective) -> str | None:
     if built_in_reward is None or built_in_reward.judged_by is None:
         return None
     judge_option = built_in_reward.judged_by
-    chosen_judge = objective.options.get(judge_option)
+    chosen_judge_name = objective.options.get(judge_option)
     default_judge = built_in_reward.options[judge_option] or "correct"
     given_names = [entry for entry in objective.given if isinstance(entry, str) and ":" not in entry]
-    given_rewards = [name for name in given_names if name not in OUTCOMES]
-    if chosen_judge is None and len(given_rewards) == 1:
-        return given_rewards[0]
-    if chosen_judge is None and given_rewards and default_judge not in given_rewards:
+    given_reward_names = [name for name in given_names if name not in OUTCOMES]
+    if chosen_judge_name is None and len(given_reward_names) == 1:
+        return given_reward_names[0]
+    if chosen_judge_name is None and given_reward_names and default_judge not in given_reward_names:
         raise RecipeError(
-            f"Objective '{objective.name}' has several outcomes in 'given': {' and '.join(given_rewards)}. Name the one that "
-            f"decides its reward: 'options: {{{judge_option}: {given_rewards[0]}}}'."
+            f"Objective '{objective.name}' has several outcomes in 'given': {' and '.join(given_reward_names)}. Name the one that "
+            f"decides its reward: 'options: {{{judge_option}: {given_reward_names[0]}}}'."
         )
-    return chosen_judge or default_judge
+    return chosen_judge_name or default_judge
 
 
 def judged_column(objective: Objective) -> int | None:
@@ -158,7 +158,7 @@ def _outcome_codes(function: Callable[..., Any], text: Texts, columns: Columns, 
     outcome_label = f"Outcome '{name}': its function"
     advice = "Return None for a completion whose outcome is unknown."
     returned_values = called(partial(function, text, columns=columns), subject=outcome_label, text=text, advice=advice)
-    codes: list[float] = []
+    outcome_codes: list[float] = []
     for n, value in enumerate(listed_values(returned_values, len(text), subject=outcome_label, noun="value")):
         outcome_code = _code_of(value)
         if outcome_code is None:
@@ -166,9 +166,9 @@ def _outcome_codes(function: Callable[..., Any], text: Texts, columns: Columns, 
                 f"Outcome '{name}' of completion {n} is {value!r}. Return a bool, a finite number below 2**52, a string, or None "
                 f"if it is unknown."
             )
-        codes.append(outcome_code)
-    check_discrete({outcome_code for outcome_code in codes if not math.isnan(outcome_code)}, name)
-    return codes
+        outcome_codes.append(outcome_code)
+    check_discrete({outcome_code for outcome_code in outcome_codes if not math.isnan(outcome_code)}, name)
+    return outcome_codes
 
 
 def _code_of(value: Any) -> float | None:

@@ -149,8 +149,8 @@ def parse_confidence(text: str) -> float | None:
     """
     text = text.strip().removesuffix(".").rstrip()
     number_text = text.removesuffix("%").rstrip()
-    unit = 100.0 if text.endswith("%") else 1.0
-    confidence = float(number_text) / unit if NUMBER.fullmatch(number_text) else math.inf
+    divisor = 100.0 if text.endswith("%") else 1.0
+    confidence = float(number_text) / divisor if NUMBER.fullmatch(number_text) else math.inf
     return confidence if confidence <= 1.0 else None
 
 
@@ -237,23 +237,23 @@ def _score_confidence(
 ) -> Reward:
     """Reward stated confidences q by a proper scoring rule `rule(q, c)`. c is the reward (0 to 1) of the objective `of`."""
     check_known("objective scored before this one", of, scored)
-    outcomes = scored[of].value_n.tolist()
-    for n, outcome in enumerate(outcomes):
+    outcome_rewards = scored[of].value_n.tolist()
+    for n, outcome in enumerate(outcome_rewards):
         if outcome < 0.0 or outcome > 1.0:
             raise RewardError(
                 f"Objective '{of}' gives completion {n} the outcome {outcome}, but only an outcome in [0, 1] can judge a "
                 f"confidence. Set 'given' to an objective of right or wrong, or remove the objective of the confidence."
             )
-    stated_texts = [read_tag(blocks, pays, tag) for blocks in text]
-    confidences = [None if stated is None else parse_confidence(stated) for stated in stated_texts]
-    rewards = [None if q is None or math.isnan(c) else rule(q, c) for q, c in zip(confidences, outcomes, strict=True)]
+    confidence_texts = [read_tag(blocks, pays, tag) for blocks in text]
+    confidences = [None if stated is None else parse_confidence(stated) for stated in confidence_texts]
+    rewards = [None if q is None or math.isnan(c) else rule(q, c) for q, c in zip(confidences, outcome_rewards, strict=True)]
     # If a confidence can be read but its outcome is unknown, the reward is missing for the outcome's reason.
     statuses = [
         Status.ABSENT if stated is None else Status.UNPARSABLE if q is None else Status(outcome_status)
-        for stated, q, outcome_status in zip(stated_texts, confidences, scored[of].status_n.tolist(), strict=True)
+        for stated, q, outcome_status in zip(confidence_texts, confidences, scored[of].status_n.tolist(), strict=True)
     ]
-    by_outcome = [None if q is None else (rule(q, 0.0), rule(q, 1.0)) for q in confidences]
-    return Reward.of(rewards, status=statuses, by_outcome=by_outcome, stated=confidences)
+    rewards_by_outcome = [None if q is None else (rule(q, 0.0), rule(q, 1.0)) for q in confidences]
+    return Reward.of(rewards, status=statuses, by_outcome=rewards_by_outcome, stated=confidences)
 
 
 class CodeRunner(Workers):
@@ -397,10 +397,10 @@ def overlong(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, longe
 
 def _is_well_formed(block: Mapping[str, str | None], counted_tags: Collection[str], empty: bool) -> bool:
     """Return whether each given tag of a block has content, opens once and closes once, in order."""
-    found_tags = [tag for tag in block if tag in counted_tags]
-    if any(content is None or not (empty or content.strip()) for content in map(block.get, found_tags)):
+    block_tags = [tag for tag in block if tag in counted_tags]
+    if any(content is None or not (empty or content.strip()) for content in map(block.get, block_tags)):
         return False
     tag_pattern = "|".join(map(re.escape, sorted(counted_tags)))
-    found_marks = re.findall(f"</?(?:{tag_pattern})>", block.get("") or "") if counted_tags else []
-    expected_marks = [mark for tag in found_tags for mark in (f"<{tag}>", f"</{tag}>")]
-    return found_marks in (expected_marks, expected_marks[1:])
+    actual_marks = re.findall(f"</?(?:{tag_pattern})>", block.get("") or "") if counted_tags else []
+    expected_marks = [mark for tag in block_tags for mark in (f"<{tag}>", f"</{tag}>")]
+    return actual_marks in (expected_marks, expected_marks[1:])

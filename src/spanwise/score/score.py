@@ -82,7 +82,7 @@ def score_all(
     known_rewards = dict(recorded or {})
     unscored_objectives = [objective for objective in objectives if objective.name not in known_rewards]
     known_rewards |= _await_early(unscored_objectives, text, columns)
-    scored: dict[str, Reward] = {}
+    rewards: dict[str, Reward] = {}
     verdicts: dict[str, Reward] = {}
     call_results: dict[Any, Any] = {}
     for objective in objectives:
@@ -92,13 +92,13 @@ def score_all(
             reward = _call(objective, text, columns, verdicts, call_results)
         reward = _only_paid(objective, reward, text)
         reward = reward if objective.only is None else _only_right(reward, verdicts[objective.only])
-        scored[objective.name], verdicts[objective.name] = (reward, reward) if settle is None else settle(objective, reward)
-    all_scores = as_scores(scored, *read_outcomes(objectives, text, columns=columns))
+        rewards[objective.name], verdicts[objective.name] = (reward, reward) if settle is None else settle(objective, reward)
+    all_scores = as_scores(rewards, *read_outcomes(objectives, text, columns=columns))
     if not (measure_names := measures_of(objectives)):
         return all_scores
     measure_counts = {objective.name: len(measures_of([objective])) for objective in objectives}
     costs_by_objective = {name: torch.zeros(len(text), count).double() for name, count in measure_counts.items()}
-    costs_by_objective |= {name: reward.measured_nc for name, reward in scored.items() if reward.measured_nc is not None}
+    costs_by_objective |= {name: reward.measured_nc for name, reward in rewards.items() if reward.measured_nc is not None}
     return replace(all_scores, measured_nc=torch.cat(list(costs_by_objective.values()), dim=1), measures=measure_names)
 
 
@@ -136,8 +136,8 @@ def as_scores(scored: Scored, outcome_names: Sequence[str] = (), outcome_no: Flo
     empty_notes = np.full(len(reward_nm), None)
     note_columns = [empty_notes if reward.note_n is None else reward.note_n for reward in scored.values()]
     note_nm = np.stack(note_columns, axis=1) if any(column is not empty_notes for column in note_columns) else None
-    outcomes = (tuple(outcome_names), outcome_no if outcome_names else None)
-    return Scores(tuple(scored), reward_nm, status_nm, by_outcome_nmo, *outcomes, stated_nm, unused_nm, note_nm)
+    outcome_fields = (tuple(outcome_names), outcome_no if outcome_names else None)
+    return Scores(tuple(scored), reward_nm, status_nm, by_outcome_nmo, *outcome_fields, stated_nm, unused_nm, note_nm)
 
 
 def score_one(objective: Objective, text: Texts, *, columns: Columns, scored: Scored) -> Reward:
@@ -194,9 +194,9 @@ def _batch_call(objective: Objective, text: Texts, columns: Columns, scored: Sco
 def _check_callable(objectives: Sequence[Objective], text: Texts) -> None:
     """Refuse an objective with `<hidden>` in place of a secret option, or with an unknown paid block."""
     for objective in objectives:
-        if secrets := hidden_names(objective.options):
+        if secret_keys := hidden_names(objective.options):
             raise RecipeError(
-                f"Objective '{objective.name}' has the option '{secrets[0]}' with {HIDDEN} in place of a secret, so its reward "
+                f"Objective '{objective.name}' has the option '{secret_keys[0]}' with {HIDDEN} in place of a secret, so its reward "
                 f"would get that word. Set the secret again in the recipe."
             )
         if text:
@@ -310,11 +310,11 @@ def _by_function(objective: Objective) -> list[Objective]:
 
 def _by_block(objective: Objective, layout: Layout) -> list[Objective]:
     """Split an objective into one for each block that its pattern `each` matches."""
-    paid_names: dict[str, None] = {}
+    paid_blocks: dict[str, None] = {}
     for name in objective.pays:
-        paid_names |= dict.fromkeys(layout.matching(name) if "*" in name and name not in layout.names else (name,))
+        paid_blocks |= dict.fromkeys(layout.matching(name) if "*" in name and name not in layout.names else (name,))
     if objective.each is None:
-        return [replace(objective, pays=tuple(paid_names))]
+        return [replace(objective, pays=tuple(paid_blocks))]
     objectives: list[Objective] = []
     for block in layout.matching(objective.each):
         # The nearest earlier block comes first, because `back_off` drops the last outcome first.
@@ -325,7 +325,7 @@ def _by_block(objective: Objective, layout: Layout) -> list[Objective]:
         # Without outcomes to compare by, the completions of the whole group are compared.
         if not given_outcomes and objective.baseline in ("outcome", "blended"):
             changed_fields |= {"baseline": "group", "back_off": None}
-        changed_fields["pays"] = tuple(dict.fromkeys(block if name == OWN else name for name in paid_names)) or (block,)
+        changed_fields["pays"] = tuple(dict.fromkeys(block if name == OWN else name for name in paid_blocks)) or (block,)
         changed_fields["options"] = {**_block_option(objective, block, layout), **objective.options}
         objectives.append(replace(objective, each=None, **changed_fields))
     return objectives

@@ -141,7 +141,7 @@ def read_schema(text: str) -> tuple[Any, bool]:
         raise ValueError(f"it is {text:.60}, but must be an object")
     validator_class = validator_for(schema, default=Draft202012Validator)
     specification = specification_with(validator_class.META_SCHEMA["$schema"])
-    keywords: set[str] = set()
+    schema_keywords: set[str] = set()
     subschema_ids: dict[int, list[int]] = {}  # schema id -> ids of its subschemas that check the same value
 
     def check(contents: Any) -> None:
@@ -155,7 +155,7 @@ def read_schema(text: str) -> tuple[Any, bool]:
         """Check a JSON Schema, the schemas inside it and those that it refers to."""
         if not isinstance(contents, dict) or id(contents) in subschema_ids:
             return
-        keywords.update(contents)
+        schema_keywords.update(contents)
         property_patterns = "|".join(contents.get("patternProperties", ()))
         try:
             re.compile(property_patterns)  # the validator joins the patterns, so the joined pattern must compile
@@ -186,7 +186,7 @@ def read_schema(text: str) -> tuple[Any, bool]:
         TopologicalSorter(subschema_ids).prepare()
     except CycleError:
         raise ValueError("its $ref leads back to itself") from None
-    return validator_class(schema, registry=schema_registry), keywords <= _LINEAR
+    return validator_class(schema, registry=schema_registry), schema_keywords <= _LINEAR
 
 
 def redefinable_builtins(tests: str) -> list[str]:
@@ -229,10 +229,10 @@ def run(code: str, tests: str | None, *, deadline: float, clock: float, memory: 
             judging_process = start(stdin=subprocess.PIPE)
             code_request = [code]
         else:
-            test_end, code_end = socket.socketpair()
-            with test_end, code_end:
-                judging_process = start(str(test_end.fileno()), stdin=subprocess.PIPE, pass_fds=(test_end.fileno(),))
-                start(stdin=code_end)
+            test_socket, code_socket = socket.socketpair()
+            with test_socket, code_socket:
+                judging_process = start(str(test_socket.fileno()), stdin=subprocess.PIPE, pass_fds=(test_socket.fileno(),))
+                start(stdin=code_socket)
             code_request = [code, tests, redefinable_builtins(tests)]
         with suppress(subprocess.TimeoutExpired):
             judging_process.communicate(json.dumps(code_request).encode() + b"\n", clock)

@@ -134,8 +134,8 @@ class Worker:
         """Check one request without a second try. Return the verdict, and whether the check hung or its process died."""
         if self.process is not None and self.process.poll() is not None:
             self.stop()  # the process died while idle, perhaps for lack of memory, so no request is to blame
-        if self.process is None and (fault := self.start()):
-            return Verdict(Status.ERROR, math.nan, fault), False
+        if self.process is None and (start_fault := self.start()):
+            return Verdict(Status.ERROR, math.nan, start_fault), False
         reply_secret = secrets.token_hex()
         reply_line, is_late = self.ask(json.dumps([reply_secret, *request]), self.clock_deadline)
         if is_late or not (reply_line.startswith(reply_secret) and reply_line.endswith("\n")):
@@ -232,13 +232,13 @@ class Workers:
     def check(self, requests: Sequence[Request]) -> list[Verdict]:
         """Check every request; the verdicts come in the order of the requests."""
         with self._lock:
-            verdict_of = {request: self._cache.get(request) for request in requests}
-            for request, verdict in verdict_of.items():
+            verdict_by_request = {request: self._cache.get(request) for request in requests}
+            for request, verdict in verdict_by_request.items():
                 if verdict is not None:
                     self._cache.move_to_end(request)
-        unanswered_requests = [request for request, verdict in verdict_of.items() if verdict is None]
-        verdict_of.update(zip(unanswered_requests, self._threads.map(self._check, unanswered_requests), strict=True))
-        return [verdict for request in requests if (verdict := verdict_of[request]) is not None]
+        unanswered_requests = [request for request, verdict in verdict_by_request.items() if verdict is None]
+        verdict_by_request.update(zip(unanswered_requests, self._threads.map(self._check, unanswered_requests), strict=True))
+        return [verdict for request in requests if (verdict := verdict_by_request[request]) is not None]
 
     def close(self) -> None:
         """Stop the workers; a later check starts them again."""

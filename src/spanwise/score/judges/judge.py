@@ -148,23 +148,23 @@ async def ask_judge(
     request_form = _RequestForm(
         prompt_template, criterion, locate, dict(choices), reasons, expected, constrain, model, temperature, max_tokens
     )
-    questions: dict[int, list[_Question]] = {}
+    questions_by_index: dict[int, list[_Question]] = {}
     for n, (blocks, row) in enumerate(zip(text, rows_of(columns, len(text)), strict=True)):
         if present_blocks := present(blocks, pays):
             rubric = [Criterion(criterion)] if criteria is None else criteria_of(row[criteria], f"of completion {n}", blocks)
-            questions[n] = [
+            questions_by_index[n] = [
                 request_form.question(blocks, row, present_blocks, block, entry)
                 for entry in rubric
                 if block is None or entry.part in (None, block)
             ]
-    question_by_name = {question.name: question for group in questions.values() for question in group}
-    verdicts_file = None
+    question_by_name = {question.name: question for group in questions_by_index.values() for question in group}
+    verdict_cache = None
     if cache:
         cache_arguments = (os.path.abspath(cache), cache, digest(vars(request_form)))
-        verdicts_file = once_per_loop(cache_arguments, lambda: Cache(*cache_arguments))
-    from_cache = verdicts_file.get(question_by_name) if verdicts_file else {}
-    result_by_name = {name: CallResult(judgement) for name, judgement in from_cache.items()}
-    costs_by_name = {name: {"cached": 1.0} for name in from_cache}
+        verdict_cache = once_per_loop(cache_arguments, lambda: Cache(*cache_arguments))
+    cached_judgements = verdict_cache.get(question_by_name) if verdict_cache else {}
+    result_by_name = {name: CallResult(judgement) for name, judgement in cached_judgements.items()}
+    costs_by_name = {name: {"cached": 1.0} for name in cached_judgements}
     requests_at_once = requests_per_process(max_concurrent)
     client_settings = (base_url, key, timeout, retries, 1 + (requests_at_once - 1) // _CONNECTIONS)
     client_cycle = cycle(once_per_loop(client_settings, lambda: _clients(*client_settings)))
@@ -177,21 +177,21 @@ async def ask_judge(
         finally:
             question_costs["seconds"] = time.monotonic() - start_time
         question_costs |= {"failed": 0.0, "tokens": float(judgement.tokens)}
-        if verdicts_file is not None:
-            verdicts_file.put(name, judgement)
+        if verdict_cache is not None:
+            verdict_cache.put(name, judgement)
         return judgement
 
-    in_flight: dict[str, asyncio.Future[dict[str, CallResult]]] = once_per_loop(("questions", base_url), dict)
+    tasks_in_flight: dict[str, asyncio.Future[dict[str, CallResult]]] = once_per_loop(("questions", base_url), dict)
     unanswered_names = [name for name in question_by_name if name not in result_by_name]
-    running_tasks = {name: in_flight[name] for name in unanswered_names if name in in_flight}
-    judge_calls = {name: partial(ask, name) for name in unanswered_names if name not in in_flight}
+    running_tasks = {name: tasks_in_flight[name] for name in unanswered_names if name in tasks_in_flight}
+    judge_calls = {name: partial(ask, name) for name in unanswered_names if name not in tasks_in_flight}
     answers_task = asyncio.ensure_future(await_calls(judge_calls, (base_url, model), requests_at_once, deadline))
-    in_flight |= dict.fromkeys(judge_calls, answers_task)
+    tasks_in_flight |= dict.fromkeys(judge_calls, answers_task)
     try:
         result_by_name |= await answers_task
     finally:
         for name in judge_calls:
-            del in_flight[name]
+            del tasks_in_flight[name]
     other_answers = await asyncio.gather(*map(asyncio.shield, running_tasks.values()), return_exceptions=True)
     for name, answer in zip(running_tasks, other_answers, strict=True):
         is_error = isinstance(answer, BaseException)
@@ -199,11 +199,11 @@ async def ask_judge(
     refuse_if_all_failed(result_by_name, "The judge", noun="questions")
     result_by_index = dict[int, CallResult]()
     costs_nc = np.zeros((len(text), len(MEASURES)))
-    for n, group in questions.items():
+    for n, group in questions_by_index.items():
         verdicts = [(question.criterion, result_by_name[question.name]) for question in group]
         if locate:  # a failed question names no block, so every block gets its failure
-            part = block or WHOLE
-            verdicts = [(entry, result) for entry, result in verdicts if result.error or result.value.block == part]
+            judged_part = block or WHOLE
+            verdicts = [(entry, result) for entry, result in verdicts if result.error or result.value.block == judged_part]
         result_by_index[n] = _sum(verdicts)
         for question in group:  # a question asked for several completions, or by another objective, is charged once
             for measure, cost in costs_by_name.pop(question.name, {}).items():
@@ -273,9 +273,9 @@ class _RequestForm:
             server_reply = await client.post("/chat/completions", cast_to=object, body=question.request)
         except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
             server_message = error.body.get("message") if isinstance(error.body, Mapping) else None
-            refusal = f"{server_message or error.message}"[:300].rstrip(".")
+            refusal_text = f"{server_message or error.message}"[:300].rstrip(".")
             raise RewardError(
-                f"The judge '{self.model}' at {server_name} refuses: {refusal}. Check model, base_url and key."
+                f"The judge '{self.model}' at {server_name} refuses: {refusal_text}. Check model, base_url and key."
             ) from error
         except openai.APITimeoutError as error:
             raise TimeoutError from error
@@ -311,5 +311,5 @@ def _clients(base_url: str | None, key: str, timeout: float, retries: int, count
     import openai
 
     api_key = os.environ.get(key) or "none"  # openai's client wants a key even if the server needs none
-    settings: dict[str, Any] = {"base_url": base_url, "api_key": api_key, "timeout": timeout, "max_retries": retries}
-    return [openai.AsyncOpenAI(**settings) for _ in range(count)]
+    client_settings: dict[str, Any] = {"base_url": base_url, "api_key": api_key, "timeout": timeout, "max_retries": retries}
+    return [openai.AsyncOpenAI(**client_settings) for _ in range(count)]

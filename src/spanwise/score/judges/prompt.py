@@ -78,8 +78,8 @@ def load_template(prompt: str | None) -> str:
 
 def messages_for(source: str, row: Mapping[str, Any], *, completion: str, part: str, **names: str) -> list[dict[str, str]]:
     """Return the chat messages that ask a judge about one part of a completion."""
-    texts = {"question": question_of(row), "completion": fenced(completion, "answer"), "part": fenced(part, "part")}
-    rendered_prompt = compiled(source)[0].render({**row, **texts, **names})
+    prompt_texts = {"question": question_of(row), "completion": fenced(completion, "answer"), "part": fenced(part, "part")}
+    rendered_prompt = compiled(source)[0].render({**row, **prompt_texts, **names})
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": rendered_prompt}]
 
 

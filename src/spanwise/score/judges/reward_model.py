@@ -100,21 +100,21 @@ def score_by_model(
     device = device or (f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu")
     choice_items = None if choices is None else tuple(choices.items())
     reward_model = load_reader(model, device, dtype, trust_remote_code, marker, label, choice_items)
-    most_tokens = min(reward_model.longest, max_length or reward_model.longest)
-    row_and_index_of: dict[int, tuple[_Row, int]] = {}
+    max_tokens = min(reward_model.longest, max_length or reward_model.longest)
+    row_and_index_by_completion: dict[int, tuple[_Row, int]] = {}
     for n, (blocks, cells) in enumerate(zip(text, rows_of(columns, len(text)), strict=True)):
         if present_blocks := present(blocks, pays):
             judged_blocks = [block] if block else present_blocks
             text_pieces, judged_index = _pieces(blocks, judged_blocks, sees if marker is None else "steps", inside)
-            row_and_index_of[n] = reward_model.row(cells, text_pieces), judged_index
-    reward_model.read([row for row, _ in row_and_index_of.values() if len(row.ids) <= most_tokens], batch_size)
+            row_and_index_by_completion[n] = reward_model.row(cells, text_pieces), judged_index
+    reward_model.read([row for row, _ in row_and_index_by_completion.values() if len(row.ids) <= max_tokens], batch_size)
     result_by_index: dict[int, CallResult] = {}
-    for n, (row, judged_index) in row_and_index_of.items():
-        fits_model = len(row.ids) <= most_tokens
+    for n, (row, judged_index) in row_and_index_by_completion.items():
+        fits_model = len(row.ids) <= max_tokens
         reward_number = reward_model.numbers[row][judged_index] if fits_model else math.nan
         failure_reason = f"the reward model's number is {reward_number}"
         if not fits_model:
-            failure_reason = f"the prompt and the text have {len(row.ids)} tokens, but the reward model takes {most_tokens}"
+            failure_reason = f"the prompt and the text have {len(row.ids)} tokens, but the reward model takes {max_tokens}"
         failed_result = CallResult(status=Status.ERROR, error=DataError(failure_reason))
         result_by_index[n] = CallResult(reward_number) if math.isfinite(reward_number) else failed_result
     refuse_if_all_failed(result_by_index, f"The reward model '{model}'")
@@ -166,18 +166,18 @@ class _RewardModel:
             self.tokenizer = transformers.AutoTokenizer.from_pretrained(name, **load_options)
             class_name = (model_config.architectures or ["a model without a class"])[0]
             class_kind = class_name[class_name.rfind("For") :]
-            subject = f"The reward model '{name}' ({class_name})"
+            model_label = f"The reward model '{name}' ({class_name})"
             refuse(
                 {
-                    f"{subject} gives each text one number. Leave marker out. To score each step with the text before it, "
+                    f"{model_label} gives each text one number. Leave marker out. To score each step with the text before it, "
                     f"set sees: prefix.": class_kind == "ForSequenceClassification" and marker is not None,
-                    f"{subject} gives every token a number. Set the option 'marker' to the text that follows each step.": (
+                    f"{model_label} gives every token a number. Set the option 'marker' to the text that follows each step.": (
                         class_kind == "ForTokenClassification" and marker is None
                     ),
-                    f"{subject} writes tokens, not numbers. Set marker and choices, or use the reward judge.": (
+                    f"{model_label} writes tokens, not numbers. Set marker and choices, or use the reward judge.": (
                         class_kind == "ForCausalLM" and choices is None
                     ),
-                    f"{subject} has labels. Set the option 'label' to one of them, and remove 'choices'.": (
+                    f"{model_label} has labels. Set the option 'label' to one of them, and remove 'choices'.": (
                         class_kind != "ForCausalLM" and choices is not None
                     ),
                 }
@@ -219,36 +219,36 @@ class _RewardModel:
         """Encode prompt and completion by the model's chat template. Control tokens in a completion become plain text."""
         tokenizer = self.tokenizer
         has_steps = self.marker is not None
-        token_types = ()
+        token_type_ids = ()
         for token in self.control_tokens:
             text_pieces = [piece.replace(token, as_plain_text(token)) for piece in text_pieces]
         if tokenizer.chat_template is not None:
             turns = [{"role": "user", "content": question}] if isinstance(prompt, str) else list(prompt)
             answer_turn = [] if has_steps else [{"role": "assistant", "content": text_pieces[0]}]
-            encoded = tokenizer.apply_chat_template(turns + answer_turn, add_generation_prompt=has_steps, return_dict=True)
+            encoding = tokenizer.apply_chat_template(turns + answer_turn, add_generation_prompt=has_steps, return_dict=True)
         elif tokenizer.sep_token is not None and not has_steps:
-            encoded = tokenizer(question, text_pieces[0])
-            token_types = encoded.get("token_type_ids", ())
+            encoding = tokenizer(question, text_pieces[0])
+            token_type_ids = encoding.get("token_type_ids", ())
         else:
-            encoded = tokenizer(question if has_steps else question + text_pieces[0])
-        row_ids = list(encoded["input_ids"])
-        marker_places = []
+            encoding = tokenizer(question if has_steps else question + text_pieces[0])
+        row_ids = list(encoding["input_ids"])
+        marker_positions = []
         for piece in text_pieces if has_steps else ():
             # The step and the marker are encoded apart, so that no token belongs to both.
             row_ids += [id for part in (piece, self.marker) for id in tokenizer(part, add_special_tokens=False)["input_ids"]]
-            marker_places.append(len(row_ids) - 1)
-        return _Row(tuple(row_ids), tuple(token_types), tuple(marker_places))
+            marker_positions.append(len(row_ids) - 1)
+        return _Row(tuple(row_ids), tuple(token_type_ids), tuple(marker_positions))
 
     def read(self, rows: Sequence[_Row], batch_size: int) -> None:
         """Run the reward model on inputs (rows of tokens) it has not read yet. Remember their numbers."""
         if len(self.numbers) > _REMEMBERED:
             self.numbers.clear()
             self.rows.clear()
-        new_rows = sorted({row for row in rows if row not in self.numbers}, key=lambda row: len(row.ids))
+        unread_rows = sorted({row for row in rows if row not in self.numbers}, key=lambda row: len(row.ids))
         # Without a pad_token_id, a classifier takes a row's last token, even padding, for its end. So each row runs alone.
         rows_per_pass = batch_size if self.marker or self.model.config.pad_token_id is not None else 1
-        for start in range(0, len(new_rows), rows_per_pass):
-            row_batch = new_rows[start : start + rows_per_pass]
+        for start in range(0, len(unread_rows), rows_per_pass):
+            row_batch = unread_rows[start : start + rows_per_pass]
             self.numbers.update(zip(row_batch, self._run(row_batch), strict=True))
 
     @torch.inference_mode()
@@ -289,8 +289,8 @@ def _outputs(
     if len(label_names) == 1:
         refuse({f"The reward model '{name}' has one label, whose number is the reward. Leave label out.": label is not None})
         return [0], None
-    index_of: dict[Any, int] = {key: index for index, name in enumerate(label_names) for key in (name, index)}
-    label_index = len(label_names) - 1 if label is None else index_of.get(label)
+    index_by_label: dict[Any, int] = {key: index for index, name in enumerate(label_names) for key in (name, index)}
+    label_index = len(label_names) - 1 if label is None else index_by_label.get(label)
     if label_index is None:
         raise RecipeError(f"The reward model '{name}': {unknown('label', str(label), label_names)}")
     return list(range(len(label_names))), torch.nn.functional.one_hot(torch.tensor(label_index), len(label_names)).double()

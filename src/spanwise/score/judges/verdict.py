@@ -46,8 +46,8 @@ def reply_rules(
         field_instructions = f'"reason": one sentence of evidence, and then {field_instructions}'
     if parts:
         field_schemas["part"] = {"type": "string", "enum": [*parts, WHOLE, NONE]}
-        listed_parts = ", ".join(f'"{part}"' for part in parts)
-        field_instructions += f', and "part": the part that this is about most ({listed_parts}), '
+        part_list_text = ", ".join(f'"{part}"' for part in parts)
+        field_instructions += f', and "part": the part that this is about most ({part_list_text}), '
         field_instructions += f'"{WHOLE}" if it is all of them, "{NONE}" if none'
     schema = {"type": "object", "properties": field_schemas, "required": list(field_schemas), "additionalProperties": False}
     json_format = {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": schema}}
@@ -57,9 +57,9 @@ def reply_rules(
 
 def read_verdict(reply: Any, choices: Mapping[str, float | int], *, expected: bool, parts: Sequence[str] = ()) -> Judgement:
     """Read the judge's verdict from the JSON reply of the chat completions API."""
-    body = reply if isinstance(reply, dict) else {}
-    token_count = int((body.get("usage") or {}).get("total_tokens") or 0)
-    first_choice = next(iter(body.get("choices") or ()), {})
+    reply_body = reply if isinstance(reply, dict) else {}
+    token_count = int((reply_body.get("usage") or {}).get("total_tokens") or 0)
+    first_choice = next(iter(reply_body.get("choices") or ()), {})
     reply_text = (first_choice.get("message") or {}).get("content") or ""
     answer_label = f"the judge's answer {(reply_text if first_choice else reply)!r:.120}"
     chosen_word, verdict_reason, named_part = _read_content(_THINKING.sub("", reply_text), choices)
@@ -83,8 +83,8 @@ def _read_content(content: str, choices: Mapping[str, float | int]) -> tuple[str
     if bare_content in choice_of or "{" in content:  # a choice in the middle of an incomplete JSON object does not count
         return choice_of.get(bare_content), None, None
     choices_pattern = "|".join(map(re.escape, sorted(choices, key=len, reverse=True)))
-    found_words = re.findall(rf"(?<!\w)(?:{choices_pattern})(?!\w)", content, re.IGNORECASE)
-    return (choice_of.get(found_words[-1].lower()), content.strip(), None) if found_words else (None, None, None)
+    choice_words = re.findall(rf"(?<!\w)(?:{choices_pattern})(?!\w)", content, re.IGNORECASE)
+    return (choice_of.get(choice_words[-1].lower()), content.strip(), None) if choice_words else (None, None, None)
 
 
 def _expected_value(message: Mapping[str, Any], content: str, choices: Mapping[str, float | int]) -> float:
