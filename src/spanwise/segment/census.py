@@ -35,8 +35,8 @@ class Census:
         if not self.lacking:
             return ""
         counts_text = " and ".join(f"{self._show(mark)} is in {self.wanted[mark]}" for mark in self.lacking)
-        wanted_count = {mark: count for mark, count in self.wanted.items() if mark not in self.lacking}
-        count_of_mark = {**wanted_count, **self.others}
+        wanted_mark_counts = {mark: count for mark, count in self.wanted.items() if mark not in self.lacking}
+        count_of_mark = {**wanted_mark_counts, **self.others}
         counted_marks = [f"{self._show(mark)} ({count})" for mark, count in count_of_mark.items()]
         more_text = ", ..." if len(counted_marks) > 6 else ""
         if counted_marks:
@@ -82,10 +82,10 @@ def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "ta
         count_of_mark.update(marks_of_text)
     if prefilled is not None:
         count_of_mark[prefilled] = completion_count
-    wanted = {mark: count_of_mark[mark] for mark in wanted_marks} if list_marks or holds_mark else {}
-    other_counts = [(mark, count) for mark, count in count_of_mark.items() if mark not in wanted]
-    most_frequent_first = sorted(other_counts, key=lambda entry: (-entry[1], entry[0]))
-    return Census(completion_count, wanted, dict(most_frequent_first), segmenter)
+    wanted_counts = {mark: count_of_mark[mark] for mark in wanted_marks} if list_marks or holds_mark else {}
+    other_counts = [(mark, count) for mark, count in count_of_mark.items() if mark not in wanted_counts]
+    counts_most_frequent_first = sorted(other_counts, key=lambda entry: (-entry[1], entry[0]))
+    return Census(completion_count, wanted_counts, dict(counts_most_frequent_first), segmenter)
 
 
 def census_of(layout: Layout, texts: Sequence[str]) -> list[Census]:

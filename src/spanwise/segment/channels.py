@@ -111,16 +111,16 @@ def channels(parts: Sequence[Part], *, layout: Layout) -> Finder:
     find_signs = sign_finder(_SIGNS, tokens_only=_SIGNS - _SPELLED)
 
     def find(sample: Sample) -> Found:
-        reader = _Reader(sample.text, find_signs(sample), is_prefilled)
-        reader.run()
-        next_starts = [start for _, start, _ in reader.channels[1:]]
-        channel_stops = [*next_starts, len(sample.text)]
+        channel_reader = _Reader(sample.text, find_signs(sample), is_prefilled)
+        channel_reader.run()
+        next_channel_starts = [start for _, start, _ in channel_reader.channels[1:]]
+        channel_stops = [*next_channel_starts, len(sample.text)]
         channel_matches = [
             (channel, start, stop, inner)
-            for (channel, start, inner), stop in zip(reader.channels, channel_stops, strict=False)
+            for (channel, start, inner), stop in zip(channel_reader.channels, channel_stops, strict=False)
             if channel in parts_of_mark
         ]
-        return assign(channel_matches, parts_of_mark, surplus="keep", fault=reader.fault)
+        return assign(channel_matches, parts_of_mark, surplus="keep", fault=channel_reader.fault)
 
     return find
 
@@ -214,14 +214,14 @@ class _Reader:
             self.fault |= Fault.TRUNCATED
             self.unclaimed = end_sign.start
             return self.turn_end
-        next_index = index_of_first(self.signs, range(body_index + 1, self.turn_end), _HEADER)
+        next_header_index = index_of_first(self.signs, range(body_index + 1, self.turn_end), _HEADER)
         channel = _channel_of_header(self.text[sign.start : self.signs[body_index].start])
-        ends_with_turn = next_index == self.turn_end and end_sign.written != b""
+        ends_with_turn = next_header_index == self.turn_end and end_sign.written != b""
         is_complete = channel != _REASONING or ends_with_turn
         self.fault |= 0 if is_complete else Fault.TRUNCATED
-        self.unclaimed = self.signs[next_index].start
+        self.unclaimed = self.signs[next_header_index].start
         self._add(channel, sign.start, (self.signs[body_index].end, self.unclaimed) if is_complete else None)
-        return next_index
+        return next_header_index
 
 
 def _channel_of_header(header: bytes) -> str:

@@ -31,12 +31,12 @@ def text_end(text: bytes) -> int:
     >>> text_end(b"Paris<|im_end|>"), text_end(b"Paris"), text_end(b"<s>Rome</s>")
     (5, 5, 11)
     """
-    end = len(text)
-    while (start := text.rfind(b"<", 0, end)) >= 0 and _END.fullmatch(text, start, end):
-        if text[start:end] == b"</s>" and text.count(b"<s>", 0, start) > text.count(b"</s>", 0, start):
+    end_byte = len(text)
+    while (start_byte := text.rfind(b"<", 0, end_byte)) >= 0 and _END.fullmatch(text, start_byte, end_byte):
+        if text[start_byte:end_byte] == b"</s>" and text.count(b"<s>", 0, start_byte) > text.count(b"</s>", 0, start_byte):
             break  # the tag of HTML for text that is struck out
-        end = start
-    return end
+        end_byte = start_byte
+    return end_byte
 
 
 def without_end(text: str) -> str:
@@ -199,27 +199,27 @@ def group_by_mark(parts: Sequence[Part], *, bare: bool = True) -> dict[str, list
 
 def cut(layout: Layout, findings: Iterable[Found], length: int) -> Pieces:
     """Cut a completion into blocks by the claims on it, by the rules in docs/segmenters.md."""
-    fault = 0
+    fault_flags = 0
     claims = list[Claim]()
     for finding in findings:
-        fault |= finding.fault
+        fault_flags |= finding.fault
         claims += finding.claims
     # Sort outer claims before the claims inside them.
     claims.sort(key=lambda claim: (claim.start, -sys.maxsize if claim.stop is None else -claim.stop))
     block_pieces, claims_with_bytes = _carve(claims, layout.rest, length)
     if len(claims_with_bytes) < len(claims):
-        fault |= Fault.NESTED
+        fault_flags |= Fault.NESTED
     if not layout.wanted.issubset([claim.part for claim in claims_with_bytes]):
-        fault |= Fault.MISSING
+        fault_flags |= Fault.MISSING
     contents: dict[tuple[int, str], Inner] = {}
     for claim in claims_with_bytes:
         if claim.inner is not None:
             contents[claim.part.block, claim.part.key] = claim.inner
     block_pieces[:1] = [(0, block_pieces[0][1] if block_pieces else 0)]
     # If several pieces (runs of bytes) start at the same byte, the last piece gets the byte.
-    neighbours = pairwise([(-1, -1), *block_pieces])
-    block_at = {start: block for (_, previous_block), (start, block) in neighbours if block != previous_block}
-    return Pieces(tuple(block_at.values()), tuple(block_at), int(fault), contents)
+    neighbouring_pieces = pairwise([(-1, -1), *block_pieces])
+    block_by_start = {start: block for (_, previous_block), (start, block) in neighbouring_pieces if block != previous_block}
+    return Pieces(tuple(block_by_start.values()), tuple(block_by_start), int(fault_flags), contents)
 
 
 def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list[tuple[int, int]], list[Claim]]:
@@ -234,8 +234,8 @@ def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list
         claim_stop = next(stops_of_open_claims) if claim.stop is None else claim.stop
         block_pieces += _close_claims(open_stops_and_blocks, claim.start)
         content_stop = claim.inner[1] if isinstance(claim.inner, tuple) else claim.start
-        smallest_stop = claim.stop or content_stop
-        if smallest_stop <= open_stops_and_blocks[-1][0]:  # drop a claim that reaches past the end of the claim around it
+        min_stop = claim.stop or content_stop
+        if min_stop <= open_stops_and_blocks[-1][0]:  # drop a claim that reaches past the end of the claim around it
             block_pieces.append((claim.start, claim.part.block))
             open_stops_and_blocks.append((min(claim_stop, open_stops_and_blocks[-1][0]), claim.part.block))
             claims_with_bytes.append(claim)

@@ -60,19 +60,19 @@ def sign_finder(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()
     @lru_cache(maxsize=4)
     def compile_signs(vocabulary: Vocabulary) -> tuple[list[int], re.Pattern[bytes]]:
         """Return the ids of added tokens that are signs, and a pattern that finds the other signs by their bytes."""
-        sign_ids = [index for index in vocabulary.added if vocabulary.pieces[index] in signs]
-        added_signs = {vocabulary.pieces[index] for index in sign_ids}
+        added_sign_ids = [index for index in vocabulary.added if vocabulary.pieces[index] in signs]
+        added_signs = {vocabulary.pieces[index] for index in added_sign_ids}
         spelled_signs = set(signs) - added_signs - set(tokens_only if vocabulary.added else ())
-        longest_first = sorted(spelled_signs, key=lambda sign: (-len(sign), sign))
-        return sign_ids, re.compile(b"|".join(map(re.escape, longest_first)) or rb"(?!)")
+        signs_longest_first = sorted(spelled_signs, key=lambda sign: (-len(sign), sign))
+        return added_sign_ids, re.compile(b"|".join(map(re.escape, signs_longest_first)) or rb"(?!)")
 
     def find(sample: Sample) -> list[Sign]:
-        sign_ids, sign_pattern = compile_signs(sample.vocabulary)
-        spelled_signs = [Sign(match.group(), *match.span()) for match in sign_pattern.finditer(sample.text)]
-        sign_tokens = np.flatnonzero(np.isin(sample.id_t, sign_ids))
-        spellings = [sample.vocabulary.pieces[index] for index in sample.id_t[sign_tokens]]
-        token_ends = sample.end_t[sign_tokens].tolist()
-        token_signs = [Sign(written, end - len(written), end) for written, end in zip(spellings, token_ends, strict=True)]
+        added_sign_ids, spelled_sign_pattern = compile_signs(sample.vocabulary)
+        spelled_signs = [Sign(match.group(), *match.span()) for match in spelled_sign_pattern.finditer(sample.text)]
+        sign_token_positions = np.flatnonzero(np.isin(sample.id_t, added_sign_ids))
+        sign_texts = [sample.vocabulary.pieces[index] for index in sample.id_t[sign_token_positions]]
+        token_ends = sample.end_t[sign_token_positions].tolist()
+        token_signs = [Sign(written, end - len(written), end) for written, end in zip(sign_texts, token_ends, strict=True)]
         token_starts = [sign.start for sign in token_signs]
         # Drop a spelled sign that overlaps an added token, because the token is a sign by itself.
         separate_signs = [
@@ -132,32 +132,32 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
     def find(sample: Sample) -> Found:
         pair_matches = list[Match]()
-        fault = 0
+        fault_flags = 0
         signs = [*prefilled_signs, *find_signs(sample)]
-        last_index_of = {sign.written: index for index, sign in enumerate(signs)}
-        index = 0
-        while index < len(signs) - 1:
-            sign = signs[index]
+        last_index_by_sign = {sign.written: sign_index for sign_index, sign in enumerate(signs)}
+        sign_index = 0
+        while sign_index < len(signs) - 1:
+            sign = signs[sign_index]
             if sign.written not in mark_of_opening:
-                fault |= Fault.ORDER
-                index += 1
+                fault_flags |= Fault.ORDER
+                sign_index += 1
                 continue
             mark, closing = mark_of_opening[sign.written]
-            has_closing = closing != b"" and last_index_of.get(closing, 0) > index
+            has_closing = closing != b"" and last_index_by_sign.get(closing, 0) > sign_index
             end_signs = (closing,) if has_closing else mark_of_opening
-            end_index = index_of_first(signs, range(index + 1, len(signs) - 1), end_signs)
+            end_index = index_of_first(signs, range(sign_index + 1, len(signs) - 1), end_signs)
             end_sign = signs[end_index]
-            inner_signs = {inside.written for inside in signs[index + 1 : end_index]}
+            inner_signs = {inside.written for inside in signs[sign_index + 1 : end_index]}
             if has_closing:
-                fault |= Fault.NESTED if inner_signs & mark_of_opening.keys() else 0
+                fault_flags |= Fault.NESTED if inner_signs & mark_of_opening.keys() else 0
             else:
-                fault |= Fault.ORDER if inner_signs else 0  # a sign that closes another mark
-                fault |= Fault.TRUNCATED if closing else 0
+                fault_flags |= Fault.ORDER if inner_signs else 0  # a sign that closes another mark
+                fault_flags |= Fault.TRUNCATED if closing else 0
             is_complete = has_closing or not closing
             content_place = (sign.end, end_sign.start) if is_complete else None
             pair_matches.append((mark, sign.start, end_sign.end if has_closing else end_sign.start, content_place))
-            index = end_index + 1 if has_closing else end_index
-        return assign(pair_matches, parts_of_mark, surplus="report", fault=fault)
+            sign_index = end_index + 1 if has_closing else end_index
+        return assign(pair_matches, parts_of_mark, surplus="report", fault=fault_flags)
 
     return find
 
@@ -170,15 +170,15 @@ def regex(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
     def find(sample: Sample) -> Found:
         disjoint_matches = list[Match]()
-        last_stop = 0
+        previous_stop = 0
         matches = [(mark, pattern, match) for mark, pattern in marks_and_patterns for match in pattern.finditer(sample.text)]
         for mark, pattern, match in sorted(matches, key=lambda entry: (entry[2].start(), -entry[2].end())):
-            start = match.start()
-            if last_stop <= start < match.end():
-                last_stop = match.end()
+            match_start = match.start()
+            if previous_stop <= match_start < match.end():
+                previous_stop = match.end()
                 content_group = pattern.groupindex.get(b"value", min(pattern.groups, 1))  # group 0 is the whole match
                 content_place = match.span(content_group)
-                disjoint_matches.append((mark, start, last_stop, content_place if content_place[0] >= 0 else None))
+                disjoint_matches.append((mark, match_start, previous_stop, content_place if content_place[0] >= 0 else None))
         return assign(disjoint_matches, parts_of_mark, surplus="keep")
 
     return find
@@ -198,6 +198,6 @@ def _compile(mark: str) -> Any:
         return re2.compile(mark.encode(), re2_options)
     except re2.error as error:
         re2_message = error.args[0] if error.args else b""
-        reason = re2_message.decode(errors="replace") if isinstance(re2_message, bytes) else str(re2_message)
-        advice = next((f": {text}" for start, text in _ADVICE.items() if reason.startswith(start)), "")
-        raise LayoutError(f"RE2 cannot read the pattern '{mark}' ({reason}){advice}.") from None
+        error_reason = re2_message.decode(errors="replace") if isinstance(re2_message, bytes) else str(re2_message)
+        advice = next((f": {text}" for start, text in _ADVICE.items() if error_reason.startswith(start)), "")
+        raise LayoutError(f"RE2 cannot read the pattern '{mark}' ({error_reason}){advice}.") from None

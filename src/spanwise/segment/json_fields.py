@@ -186,20 +186,20 @@ class _Scan:
         """Close the innermost array or object, and all that is open inside it. If `array` is None, close everything."""
         closes_innermost = self.stack[-1].array == array
         self.fault |= 0 if closes_innermost or array is None else _NESTED
-        is_done = array is not None and not self.open[array]
-        while self.stack and not is_done:
+        is_already_closed = array is not None and not self.open[array]
+        while self.stack and not is_already_closed:
             container = self.stack.pop()
             self.open[container.array] -= 1
             self._end_value(container, at, is_whole=closes_innermost)
-            is_done = container.array == array
+            is_already_closed = container.array == array
 
     def _end_value(self, container: _Open, at: int, *, is_whole: bool = True) -> None:
         """End the value that is being read, and claim its bytes if it is a field of the layout."""
-        value_read = container.reading
+        open_value = container.reading
         container.reading = None
-        if value_read is None:
+        if open_value is None:
             return
-        value_node, claim_start, value_start = value_read
+        value_node, claim_start, value_start = open_value
         value_part = value_node.part
         is_extra_element = container.array and container.node.counted and container.index not in container.node.steps
         if value_part is None and not is_extra_element:
@@ -230,11 +230,11 @@ def _value_content(value_text: bytes, start: int) -> tuple[int, int] | bytes | N
 
 def _build_node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -> Node:
     """Build the tree of nodes for some parts of the layout, given the remaining steps of each part's path."""
-    parts_here = [part for part, steps_left in paths if not steps_left]
-    if parts_here and len(paths) > 1:
-        outer_part = parts_here[-1]
+    node_parts = [part for part, steps_left in paths if not steps_left]
+    if node_parts and len(paths) > 1:
+        outer_part = node_parts[-1]
         inner_parts = [part for part, steps_left in paths if steps_left]
-        inner_part = inner_parts[0] if inner_parts else parts_here[0]
+        inner_part = inner_parts[0] if inner_parts else node_parts[0]
         relation = "is the same as" if inner_part.mark == outer_part.mark else "lies inside"
         raise LayoutError(
             f"Blocks '{layout.names[inner_part.block]}' and '{layout.names[outer_part.block]}' overlap: '{inner_part.mark}' "
@@ -248,7 +248,7 @@ def _build_node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -
         matching_steps = {key, -1} if isinstance(key, int) else {key}
         inner_nodes[key] = _build_node([(part, left) for step, part, left in next_steps if step in matching_steps], layout)
     has_counted_elements = any(part.index is not None and steps_left[:1] == [-1] for part, steps_left in paths)
-    return Node(parts_here[0] if parts_here else None, inner_nodes, has_counted_elements)
+    return Node(node_parts[0] if node_parts else None, inner_nodes, has_counted_elements)
 
 
 def _resolve_step(part: Part, step: str | int) -> bytes | int:
@@ -304,8 +304,8 @@ def _plain_value(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if isinstance(value, Decimal):
-        is_whole = value.is_finite() and value.adjusted() < 100 and value == value.to_integral_value()
-        return int(value) if is_whole else float(str(value))
+        is_whole_number = value.is_finite() and value.adjusted() < 100 and value == value.to_integral_value()
+        return int(value) if is_whole_number else float(str(value))
     array = value.numpy(force=True) if hasattr(value, "numpy") else value
     array_type: Any = getattr(array, "dtype", None)
     if getattr(array_type, "kind", "") == "f" and array_type.itemsize != 8:

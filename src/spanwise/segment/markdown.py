@@ -113,8 +113,8 @@ def markdown(parts: Sequence[Part], *, layout: Layout) -> Finder:
     def find(sample: Sample) -> Found:
         _, headings = outline(sample.text)
         titles = [heading.title.lower() for heading in headings]
-        marks = [title if title in parts_of else _ANY for title in titles]
-        sections = zip(marks, headings, _section_stops(headings, len(sample.text)), strict=True)
+        heading_marks = [title if title in parts_of else _ANY for title in titles]
+        sections = zip(heading_marks, headings, _section_stops(headings, len(sample.text)), strict=True)
         matches = [(mark, heading.start, stop, (heading.end, stop)) for mark, heading, stop in sections if mark in parts_of]
         return assign(matches, parts_of, surplus="drop")
 
@@ -123,13 +123,13 @@ def markdown(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 def _section_stops(headings: Sequence[Heading], text_end: int) -> list[int]:
     """Return, for each heading, the byte at which its section ends."""
-    stops: list[int] = []
+    section_stops: list[int] = []
     stop_of_level = [text_end] * 8  # for each heading level, the byte at which a section of this level ends
     for heading in reversed(headings):
-        stops.append(stop_of_level[heading.level])
+        section_stops.append(stop_of_level[heading.level])
         for level in range(heading.level, len(stop_of_level)):
             stop_of_level[level] = heading.start
-    return stops[::-1]
+    return section_stops[::-1]
 
 
 _ALIASES = {
@@ -154,8 +154,8 @@ _Matcher = Callable[[Any], list[tuple[int, int, bool]]]
 def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Find fenced code blocks, and functions, classes and statements in them, by the rules at the top of this module."""
     parts_of_mark = group_by_mark(parts)
-    parsers: dict[str, Any] = {}
-    matchers: dict[str, dict[str, _Matcher]] = {}
+    parser_by_language: dict[str, Any] = {}
+    matchers_by_language: dict[str, dict[str, _Matcher]] = {}
     for mark in parts_of_mark:
         if mark == "fence":
             continue
@@ -166,48 +166,48 @@ def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
                 f"kind, such as python.function."
             )
         language, kind = language_and_kind.groups()
-        if language not in parsers:
-            parsers[language] = _load_parser(language)
-            matchers[language] = {}
-        matchers[language][mark] = _build_matcher(parsers[language].language, language, kind)
+        if language not in parser_by_language:
+            parser_by_language[language] = _load_parser(language)
+            matchers_by_language[language] = {}
+        matchers_by_language[language][mark] = _build_matcher(parser_by_language[language].language, language, kind)
 
     def find(sample: Sample) -> Found:
         text = sample.text[: text_end(sample.text)]
-        fault = 0
+        fault_flags = 0
         code_matches = list[Match]()
         code_fences, _ = outline(text)
         for fence in code_fences if "fence" in parts_of_mark else ():
-            fault |= 0 if fence.closed else Fault.TRUNCATED
+            fault_flags |= 0 if fence.closed else Fault.TRUNCATED
             code_matches.append(("fence", fence.start, fence.stop, fence.inner if fence.closed else None))
-        for language, parser in parsers.items():
+        for language, parser in parser_by_language.items():
             code_spans = [fence.inner for fence in code_fences if fence.language in ("", language)]
             for code_start, code_stop in code_spans if code_fences else [(0, len(text))]:
                 code_text = text[code_start:code_stop]
                 syntax_root = parser.parse(code_text).root_node
-                fault |= _syntax_fault(syntax_root, code_text.rstrip().rfind(b"\n") + 1)
-                seen: set[tuple[int, int]] = set()
-                for mark, match_nodes in matchers[language].items():
+                fault_flags |= _syntax_fault(syntax_root, code_text.rstrip().rfind(b"\n") + 1)
+                seen_spans: set[tuple[int, int]] = set()
+                for mark, match_nodes in matchers_by_language[language].items():
                     for start, stop, is_valid in match_nodes(syntax_root):
-                        if (start, stop) not in seen:
-                            seen.add((start, stop))
+                        if (start, stop) not in seen_spans:
+                            seen_spans.add((start, stop))
                             span_in_text = code_start + start, code_start + stop
                             code_matches.append((mark, *span_in_text, span_in_text if is_valid else None))
-        return assign(code_matches, parts_of_mark, surplus="drop", fault=fault)
+        return assign(code_matches, parts_of_mark, surplus="drop", fault=fault_flags)
 
     return find
 
 
 def _syntax_fault(root: Any, last_line: int) -> int:
     """Return the faults of syntax errors: TRUNCATED for an error that reaches into the last line, NESTED for others."""
-    fault = 0
+    fault_flags = 0
     nodes_to_visit = [root] if root.has_error else []
     while nodes_to_visit:
         node = nodes_to_visit.pop()
         if node.is_error or node.is_missing:
-            fault |= Fault.TRUNCATED if node.end_byte > last_line else Fault.NESTED
+            fault_flags |= Fault.TRUNCATED if node.end_byte > last_line else Fault.NESTED
         else:
             nodes_to_visit += [child for child in node.children if child.has_error]
-    return int(fault)
+    return int(fault_flags)
 
 
 def _build_matcher(grammar: Any, language: str, kind: str) -> _Matcher:
@@ -220,9 +220,9 @@ def _build_matcher(grammar: Any, language: str, kind: str) -> _Matcher:
     node_types = {grammar.node_kind_for_id(type_id) for type_id in named_type_ids}
     types_of_kind = node_types.intersection(_KINDS.get(kind, (kind,)))
     if not types_of_kind:
-        our_kinds = [name for name, types in _KINDS.items() if node_types.intersection(types)]
-        our_kinds += ["statement", "docstring"] if language == "python" else ["statement"]
-        raise LayoutError(f"{unknown(f'kind of {language}', kind, node_types)} You can also write {', '.join(our_kinds)}.")
+        known_kinds = [name for name, types in _KINDS.items() if node_types.intersection(types)]
+        known_kinds += ["statement", "docstring"] if language == "python" else ["statement"]
+        raise LayoutError(f"{unknown(f'kind of {language}', kind, node_types)} You can also write {', '.join(known_kinds)}.")
     may_be_decorated = kind in ("function", "class")
 
     def match(node: Any) -> Any:

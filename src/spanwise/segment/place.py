@@ -70,24 +70,24 @@ def find_blocks(
         >>> text[0]
         {'solution': {'a': '4', '': 'So <a>4</a>'}, 'confidence': {'c': '0.9', '': '<c>0.9</c>'}}
     """
-    valid_nt = _check_mask(ids_nt, mask_nt)
+    is_valid_nt = _check_mask(ids_nt, mask_nt)
     ids_array = ids_nt.detach().cpu().numpy()
-    logp_array = _check_logp(layout, logp_nt, valid_nt)
+    logp_array = _check_logp(layout, logp_nt, is_valid_nt)
     cut_completions = _build_cutter(layout)
     rows_per_chunk = max(1, _TOKENS_AT_A_TIME // max(ids_array.shape[1], 1))
-    chunks = []
+    column_chunks = []
     block_texts = []
     for first_row in range(0, max(len(ids_array), 1), rows_per_chunk):
         row_slice = slice(first_row, first_row + rows_per_chunk)
         chunk_logp = None if logp_array is None else logp_array[row_slice]
         chunk_columns, chunk_texts = _segment_rows(
-            ids_array[row_slice], valid_nt[row_slice], chunk_logp, layout, cut_completions, vocabulary, first_row
+            ids_array[row_slice], is_valid_nt[row_slice], chunk_logp, layout, cut_completions, vocabulary, first_row
         )
-        chunks.append(chunk_columns)
+        column_chunks.append(chunk_columns)
         block_texts += chunk_texts
-    column_arrays = map(np.concatenate, zip(*chunks, strict=True))
-    *columns, length_nk = [torch.from_numpy(array).to(ids_nt.device) for array in column_arrays]
-    block_spans = Spans(layout.names, *columns)
+    column_arrays = map(np.concatenate, zip(*column_chunks, strict=True))
+    *span_columns, length_nk = [torch.from_numpy(array).to(ids_nt.device) for array in column_arrays]
+    block_spans = Spans(layout.names, *span_columns)
     vars(block_spans)["length_nk"] = length_nk  # fills the cached property `Spans.length_nk`
     return block_spans, block_texts
 
@@ -124,8 +124,8 @@ def _segment_rows(
     try:
         all_bytes, end_t = vocabulary.join(token_id_t)
     except AlignmentError as error:
-        bad_token_t = np.flatnonzero((token_id_t < 0) | (token_id_t >= len(vocabulary)))
-        raise AlignmentError(f"Completion {row_t[bad_token_t[0]] + first_row}: {error}") from None
+        bad_token_positions = np.flatnonzero((token_id_t < 0) | (token_id_t >= len(vocabulary)))
+        raise AlignmentError(f"Completion {row_t[bad_token_positions[0]] + first_row}: {error}") from None
     # Completion i has the tokens [token_offsets[i], token_offsets[i + 1]). `byte_offsets` gives its bytes in the same way.
     token_offsets = np.concatenate(([0], np.cumsum(valid_nt.sum(axis=1))))
     first_byte_t = np.concatenate(([0], end_t))
@@ -139,34 +139,34 @@ def _segment_rows(
     )
     pieces_n = cutter(completion_bytes, samples)
     # In names, the suffix `_p` is the index over the pieces (runs of bytes) of all completions.
-    row_p = np.repeat(np.arange(completion_count), [len(pieces.starts) for pieces in pieces_n])
-    block_p = np.array([k for pieces in pieces_n for k in pieces.blocks], dtype=np.int64)
+    row_of_piece_p = np.repeat(np.arange(completion_count), [len(pieces.starts) for pieces in pieces_n])
+    block_of_piece_p = np.array([k for pieces in pieces_n for k in pieces.blocks], dtype=np.int64)
     start_in_text_p = np.array([start for pieces in pieces_n for start in pieces.starts], dtype=np.int64)
-    first_byte_p = start_in_text_p + byte_offsets[row_p]
+    first_byte_p = start_in_text_p + byte_offsets[row_of_piece_p]
     # Token j belongs to the block of its first byte. So the first token of a piece that begins inside token j is j + 1.
     first_token_p = np.searchsorted(end_t, first_byte_p, side="right")
     first_token_p += first_byte_t[first_token_p] != first_byte_p
-    first_token_p = np.minimum(first_token_p, token_offsets[row_p + 1])
+    first_token_p = np.minimum(first_token_p, token_offsets[row_of_piece_p + 1])
     # The first piece of a completion begins with its first token, even if that token has no bytes.
-    first_token_p[np.flatnonzero(np.diff(row_p, prepend=-1))] = token_offsets[:-1]
+    first_token_p[np.flatnonzero(np.diff(row_of_piece_p, prepend=-1))] = token_offsets[:-1]
     token_count_p = np.diff(first_token_p, append=len(end_t))
     byte_count_p = np.diff(first_byte_p, append=byte_offsets[-1])
     block_nt = np.full((completion_count, width), -1, dtype=np.int8 if block_count <= 127 else np.int16)
-    block_nt[valid_nt] = np.repeat(block_p, token_count_p)
+    block_nt[valid_nt] = np.repeat(block_of_piece_p, token_count_p)
     length_nk = np.zeros((completion_count, block_count), dtype=np.int64)
-    np.add.at(length_nk, (row_p, block_p), token_count_p)
+    np.add.at(length_nk, (row_of_piece_p, block_of_piece_p), token_count_p)
     nonempty_pieces = np.flatnonzero(token_count_p)
-    row_and_block = row_p[nonempty_pieces], block_p[nonempty_pieces]
+    row_and_block = row_of_piece_p[nonempty_pieces], block_of_piece_p[nonempty_pieces]
     start_nk = np.full((completion_count, block_count), width, dtype=np.int64)
     end_nk = np.zeros((completion_count, block_count), dtype=np.int64)
     np.minimum.at(start_nk, row_and_block, column_t[first_token_p[nonempty_pieces]])
     np.maximum.at(end_nk, row_and_block, column_t[(first_token_p + token_count_p)[nonempty_pieces] - 1] + 1)
     fault_n = np.array([pieces.fault for pieces in pieces_n], dtype=np.int64)
-    fault_n[row_p[(byte_count_p > 0) & (length_nk[row_p, block_p] == 0)]] |= int(Fault.STRADDLED)
+    fault_n[row_of_piece_p[(byte_count_p > 0) & (length_nk[row_of_piece_p, block_of_piece_p] == 0)]] |= int(Fault.STRADDLED)
     fault_n[np.diff(token_offsets) == 0] = int(Fault.EMPTY)
     has_tokens_nk = length_nk > 0
-    rows = zip(completion_bytes, pieces_n, has_tokens_nk.tolist(), strict=True)
-    block_texts = [_text(*row, layout.keys) for row in rows]
+    completion_rows = zip(completion_bytes, pieces_n, has_tokens_nk.tolist(), strict=True)
+    block_texts = [_text(*row, layout.keys) for row in completion_rows]
     return (np.where(has_tokens_nk, start_nk, 0), end_nk, block_nt, fault_n, length_nk), block_texts
 
 
@@ -312,8 +312,8 @@ class TagParser:
         if 0 in start_of_block or 0 not in start_of_block.values():
             start_of_block[0] = 0
         blocks, block_starts = zip(*sorted(start_of_block.items()), strict=True)
-        matched_indices = set(index_of_part.values())
-        tag_fault, misplaced_names, contents = self._check_tags(seen_tags, matched_indices, blocks, block_starts)
+        matched_tag_indices = set(index_of_part.values())
+        tag_fault, misplaced_names, contents = self._check_tags(seen_tags, matched_tag_indices, blocks, block_starts)
         missing_names = {part.mark for part in self._parts if part not in index_of_part and not part.index}
         tag_fault |= Fault.MISSING if missing_names - misplaced_names else 0
         tag_pieces = Pieces(blocks, block_starts, int(tag_fault), contents)
@@ -323,11 +323,11 @@ class TagParser:
         self, tags: Sequence[_Tag], matched_indices: Collection[int], blocks: Sequence[int], starts: Sequence[int]
     ) -> tuple[int, set[str], dict[tuple[int, str], tuple[int, int]]]:
         """Check the tags of a text. Return the faults, the names of misplaced tags, and where each part's content is."""
-        fault = 0
+        fault_flags = 0
         open_names = set[str]()
         misplaced_names = set[str]()
-        seen: set[tuple[int, str]] = set()
-        content_start: dict[tuple[int, str], int] = {}
+        seen_tag_names: set[tuple[int, str]] = set()
+        content_start_by_tag: dict[tuple[int, str], int] = {}
         content_places: dict[tuple[int, str], tuple[int, int]] = {}
         for index, tag in enumerate(tags):
             # The prompt's tag ends at byte 0. It belongs to the first block, even if the second block also begins there.
@@ -336,18 +336,18 @@ class TagParser:
             block_and_name = block, tag.name
             part_key = self._key_of.get(block_and_name)
             if tag.closes:
-                fault |= 0 if tag.name in open_names else Fault.ORDER
+                fault_flags |= 0 if tag.name in open_names else Fault.ORDER
                 open_names.discard(tag.name)
-                if block_and_name in content_start and part_key is not None:
-                    content_places[block, part_key] = (content_start.pop(block_and_name), tag.start)
+                if block_and_name in content_start_by_tag and part_key is not None:
+                    content_places[block, part_key] = (content_start_by_tag.pop(block_and_name), tag.start)
                 continue
-            if block_and_name in seen and part_key is not None:
-                fault |= Fault.DUPLICATE
+            if block_and_name in seen_tag_names and part_key is not None:
+                fault_flags |= Fault.DUPLICATE
             elif index not in matched_indices:
-                fault |= Fault.ORDER
+                fault_flags |= Fault.ORDER
                 misplaced_names.add(tag.name)
-            fault |= Fault.NESTED if open_names - {tag.name} else 0
-            seen.add(block_and_name)
+            fault_flags |= Fault.NESTED if open_names - {tag.name} else 0
+            seen_tag_names.add(block_and_name)
             open_names.add(tag.name)
-            content_start[block_and_name] = tag.end
-        return fault | (Fault.TRUNCATED if open_names else 0), misplaced_names, content_places
+            content_start_by_tag[block_and_name] = tag.end
+        return fault_flags | (Fault.TRUNCATED if open_names else 0), misplaced_names, content_places

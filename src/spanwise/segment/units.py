@@ -119,8 +119,8 @@ def _start_at_tokens(cuts_of: Callable[[Sample], np.ndarray]) -> _Starts:
 
     def starts_of(sample: Sample) -> list[int]:
         token_indices = cuts_of(sample)
-        is_inside = (token_indices > 0) & (token_indices < len(sample.end_t))
-        return [0, *sample.end_t[token_indices[is_inside] - 1].tolist()]
+        is_inside_text = (token_indices > 0) & (token_indices < len(sample.end_t))
+        return [0, *sample.end_t[token_indices[is_inside_text] - 1].tolist()]
 
     return starts_of
 
@@ -154,8 +154,8 @@ def cuts(parts: Sequence[Part], *, layout: Layout) -> Finder:
     logp_limit = math.log(probability_limit)
 
     def cuts_of(sample: Sample) -> np.ndarray:
-        unsure_tokens = np.flatnonzero(sample.logp_t < logp_limit)
-        return unsure_tokens[stride - 1 :: stride] + 1
+        unlikely_tokens = np.flatnonzero(sample.logp_t < logp_limit)
+        return unlikely_tokens[stride - 1 :: stride] + 1
 
     return _unit_finder(parts, _start_at_tokens(cuts_of), trimmed=False)
 
