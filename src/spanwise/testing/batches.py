@@ -91,8 +91,8 @@ class DrawnBatch:
 
     def take(self, index: Sequence[int]) -> DrawnBatch:
         """Return a batch of the rows with these indices, in the given order."""
-        indices = list(index)
-        return replace(self, group_n=self.group_n[indices], rows=take(self.rows, indices), place_nt=self.place_nt[indices])
+        rows = list(index)
+        return replace(self, group_n=self.group_n[rows], rows=take(self.rows, rows), place_nt=self.place_nt[rows])
 
     def put(self, changes: Mapping[str, Any]) -> DrawnBatch:
         """Return the batch with the values of some inputs replaced by `changes`."""
@@ -100,15 +100,15 @@ class DrawnBatch:
 
     def inputs(self) -> dict[str, Any]:
         """Return the arguments for one call of the function under test, by name."""
-        input_of_name = dict(self.rows)
+        input_by_name = dict(self.rows)
         integer_fill = -100 if math.isnan(self.fill) else int(self.fill)
         for entry in (entry for entry in self.spec if entry.by_token):
             entry_fill = self.fill if entry.dtype == torch.float64 else integer_fill
             masked_value = -1 if entry.stem == "block" else 0.0 if entry.is_reward else entry_fill
-            input_of_name[entry.name] = (
+            input_by_name[entry.name] = (
                 self.place_nt >= 0 if entry.stem == "mask" else placed(self.rows[entry.name], self.place_nt, masked_value)
             )
-        return {entry.name: input_of_name[entry.name] for entry in self.spec}
+        return {entry.name: input_by_name[entry.name] for entry in self.spec}
 
 
 def placed(token_nt: Tensor, place_nt: Int[Tensor, "n t"], masked: float | int) -> Tensor:
@@ -128,8 +128,8 @@ def read_inputs(
             continue
         input_stem, _, axis_letters = name.rpartition("_")
         entry_strategy = (entries or {}).get(name, ENTRIES.get(input_stem))
-        has_indices = axis_letters[:1] in ("n", "s") and all(axis in "nskmt" or axis.isdigit() for axis in axis_letters)
-        if not has_indices or (entry_strategy is None and input_stem not in _STRUCTURE):
+        has_known_axes = axis_letters[:1] in ("n", "s") and all(axis in "nskmt" or axis.isdigit() for axis in axis_letters)
+        if not has_known_axes or (entry_strategy is None and input_stem not in _STRUCTURE):
             raise RecipeError(
                 f"The suite does not know which values '{name}' may have. End its name with the letters of its axes, as in "
                 f"reward_n or value_nt, and pass a strategy: inputs={{'{name}': hypothesis.strategies.floats(0, 1)}}. "
@@ -152,16 +152,16 @@ def batches_of(
     """Draw random batches with these inputs: 1 to `most` rows, groups of any sizes in any order, right-padded tokens."""
     input_stems = {entry.stem for entry in spec}
     large_sizes = range((most + 3) // 2, most + 1)
-    n = draw(st.sampled_from([*range(1, most + 1), *large_sizes]))  # large batches come up more often
-    group_of_row = draw(st.lists(st.sampled_from([0, 0, 1, 1, 2]), min_size=n, max_size=n))
-    trajectory_of_row = list(range(n))
+    row_count = draw(st.sampled_from([*range(1, most + 1), *large_sizes]))  # large batches come up more often
+    group_of_row = draw(st.lists(st.sampled_from([0, 0, 1, 1, 2]), min_size=row_count, max_size=row_count))
+    trajectory_of_row = list(range(row_count))
     if "trajectory" in input_stems:
-        trajectory_of_row = draw(st.lists(st.integers(0, 4), min_size=n, max_size=n))
+        trajectory_of_row = draw(st.lists(st.integers(0, 4), min_size=row_count, max_size=row_count))
     # All rows of a trajectory belong to one group.
     first_rows = [trajectory_of_row.index(j) for j in trajectory_of_row]
     group_of_row = [group_of_row[row] for row in first_rows] if "group" in input_stems else trajectory_of_row
     ids_strategy = st.lists(st.none(), max_size=4).map(tuple) if ids is None else ids
-    id_rows = draw(st.lists(ids_strategy, min_size=n, max_size=n))
+    id_rows = draw(st.lists(ids_strategy, min_size=row_count, max_size=row_count))
     has_tokens = any(entry.by_token for entry in spec)
     row_lengths = [len(row) if has_tokens else 0 for row in id_rows]
     k = draw(st.integers(1, 3))
@@ -170,7 +170,7 @@ def batches_of(
     input_rows: dict[str, Any] = {}
     for entry in spec:
         if not entry.by_token:
-            input_rows[entry.name] = _draw_rows(draw, entry, n, k, row_structure, absent)
+            input_rows[entry.name] = _draw_rows(draw, entry, row_count, k, row_structure, absent)
         elif entry.stem == "ids" and ids is not None:
             input_rows[entry.name] = _pad(id_rows, entry.dtype)
         elif entry.stem != "mask":
@@ -204,8 +204,8 @@ def _draw_rows(draw: Draw, entry: Input, n: int, k: int, structure: dict[str, li
         return entry_values
     value_tensor = torch.tensor(entry_values, dtype=entry.dtype).reshape(n, *axis_sizes)
     if absent and entry.is_reward and entry.axes[0] == "n":
-        is_absent = draw(st.lists(st.sampled_from([False] * 4 + [True]), min_size=n, max_size=n))
-        value_tensor[torch.tensor(is_absent)] = NAN
+        absent_flags = draw(st.lists(st.sampled_from([False] * 4 + [True]), min_size=n, max_size=n))
+        value_tensor[torch.tensor(absent_flags)] = NAN
     return value_tensor
 
 

@@ -212,23 +212,23 @@ class _Estimator(Suite):
         # Step methods get rewards of 0: equal rewards have unequal sums over trajectories of different lengths.
         reward_choices = (0.0, 1.0) if any(entry.stem == "correct" for entry in self.spec) else _LEVELS
         reward_choices = [abs(reward) if "negative" in self.method.exceptions else reward for reward in reward_choices]
-        level_n = _draw_by_group(batch, draw, (0.0,) if self.method.kind == "step" else (*reward_choices, NAN))
+        group_level_n = _draw_by_group(batch, draw, (0.0,) if self.method.kind == "step" else (*reward_choices, NAN))
         constant_inputs = {}
         for name in [entry.name for entry in self.spec if entry.is_reward or entry.stem in ("confidence", "report")]:
             old_values = batch.rows[name]
-            new_values = _expand(level_n, old_values)
+            new_values = _expand(group_level_n, old_values)
             constant_inputs[name] = torch.where(old_values.isnan() | new_values.isnan(), old_values, new_values)
         constant_batch = batch.put(constant_inputs)
-        is_constant_n = ~level_n.isnan()
+        is_constant_n = ~group_level_n.isnan()
         for dtype in (torch.float64, torch.float32):
             batch_inputs = constant_batch.inputs()
             batch_inputs |= {name: batch_inputs[name].to(dtype) for name in self.rewards}
             advantages = self.call(batch_inputs)[""]
             if bool((advantages[is_constant_n] != 0).any()):
                 self.refuse(constant_batch, advantages, f"exactly 0 in rows {_row_indices(is_constant_n)}")
-        group_inputs = [entry.name for entry in self.spec if entry.stem == "group"]
-        if group_inputs and self.method.kind != "step":
-            groups_of_one = batch.put(dict.fromkeys(group_inputs, torch.arange(len(batch))))
+        group_input_names = [entry.name for entry in self.spec if entry.stem == "group"]
+        if group_input_names and self.method.kind != "step":
+            groups_of_one = batch.put(dict.fromkeys(group_input_names, torch.arange(len(batch))))
             advantages = self.advantages(groups_of_one)
             if bool((advantages != 0).any()):
                 self.refuse(groups_of_one, advantages, "exactly 0 in a group of one")
@@ -254,17 +254,17 @@ class _Estimator(Suite):
     def monotone(self, batch: DrawnBatch, draw: Draw) -> None:
         """Check that a higher reward never lowers the credit of the row, block, step or last token it is for."""
         reward_names = [entry.name for entry in self.spec if entry.is_reward and entry.stem != "calibration"]
-        row = draw(st.integers(0, len(batch) - 1))
+        changed_row = draw(st.integers(0, len(batch) - 1))
         name = draw(st.sampled_from(reward_names))
         increase = draw(_NOT_NEGATIVE)
         reward_values = batch.rows[name]
-        reward_index: tuple[int, ...] = (row,)
+        reward_index: tuple[int, ...] = (changed_row,)
         if reward_values.ndim > 1:
-            column_count = int((batch.place_nt[row] >= 0).sum()) if self.of_tokens else reward_values.shape[1]
+            column_count = int((batch.place_nt[changed_row] >= 0).sum()) if self.of_tokens else reward_values.shape[1]
             if not column_count:
                 return
             column = column_count - 1 if self.of_tokens else draw(st.integers(0, column_count - 1))
-            reward_index = (row, column)
+            reward_index = (changed_row, column)
         raised_reward = reward_values.clone()
         raised_reward[reward_index] += increase
         raised_batch = batch.put({name: raised_reward})
@@ -296,8 +296,8 @@ def _row_indices(is_chosen_n: Tensor) -> list[int]:
 
 def _draw_by_group(batch: DrawnBatch, draw: Draw, numbers: Sequence[float]) -> Tensor:
     """Draw a number for each group of a batch, and return the numbers by row."""
-    number_g = draw(st.lists(st.sampled_from(numbers), min_size=8, max_size=8))
-    return torch.tensor(number_g, dtype=torch.float64)[batch.group_n % len(number_g)]
+    number_of_group_g = draw(st.lists(st.sampled_from(numbers), min_size=8, max_size=8))
+    return torch.tensor(number_of_group_g, dtype=torch.float64)[batch.group_n % len(number_of_group_g)]
 
 
 def _expand(number_n: Tensor, like: Tensor) -> Tensor:

@@ -112,7 +112,7 @@ def check_reward(
     objective = Objective(reward, pays=tuple(pays), given=given, options=dict(options or {}))
     layout = layout or Layout({"solution": ["answer"], "confidence": ["confidence"]})
     contents = (*contents, *HOSTILE)
-    tables = (columns or {}, scored or {})
+    column_tables = (columns or {}, scored or {})
     reward_suite = _Reward(
         who=f"Reward '{objective.name}'",
         function=partial(score_completions, objective),
@@ -120,8 +120,8 @@ def check_reward(
         objective=objective,
         processes=processes,
     )
-    drawn_completions = _draw_completions(layout, contents, *tables)
-    all_completions = st.just(_list_completions(layout, contents, *tables))
+    drawn_completions = _draw_completions(layout, contents, *column_tables)
+    all_completions = st.just(_list_completions(layout, contents, *column_tables))
 
     def strategy_of(name: str) -> SearchStrategy[DrawnCompletions]:
         return all_completions if name == "threads" else drawn_completions
@@ -139,14 +139,14 @@ def _draw_completions(
     layout: Layout, contents: Sequence[str], *tables: Mapping[str, Sequence[Any]]
 ) -> SearchStrategy[DrawnCompletions]:
     """Build a hypothesis strategy for one to five completions. Their blocks have any contents or are missing."""
-    content = st.one_of(st.sampled_from([*contents, None]), st.text(max_size=5))
-    blocks = {}
+    content_strategy = st.one_of(st.sampled_from([*contents, None]), st.text(max_size=5))
+    block_draws = {}
     for name, tags in layout.keys.items():
-        block = st.tuples(*[content] * len(tags)).map(partial(_build_block, tags))
-        blocks[name] = st.one_of(block, block, st.none())
+        block_strategy = st.tuples(*[content_strategy] * len(tags)).map(partial(_build_block, tags))
+        block_draws[name] = st.one_of(block_strategy, block_strategy, st.none())
     column_strategies = [{name: st.sampled_from(list(values)) for name, values in table.items()} for table in tables]
-    rows = map(st.fixed_dictionaries, column_strategies)
-    return st.lists(st.tuples(st.fixed_dictionaries(blocks), *rows), min_size=1, max_size=5).map(DrawnCompletions)
+    row_draws = map(st.fixed_dictionaries, column_strategies)
+    return st.lists(st.tuples(st.fixed_dictionaries(block_draws), *row_draws), min_size=1, max_size=5).map(DrawnCompletions)
 
 
 def _list_completions(layout: Layout, contents: Sequence[str], *tables: Mapping[str, Sequence[Any]]) -> DrawnCompletions:

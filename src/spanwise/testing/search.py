@@ -154,10 +154,10 @@ class Suite:
         """Check that trainable tokens get the same numbers at other columns of their row."""
         moved_batch = replace(batch, place_nt=place_nt)
         result_before = self.run(batch)
-        expected = {column: result_before[column] for column in self.by_row}
-        expected |= {column: placed(result_before[column], place_nt, masked) for column, masked in self.by_token.items()}
+        expectations = {column: result_before[column] for column in self.by_row}
+        expectations |= {column: placed(result_before[column], place_nt, masked) for column, masked in self.by_token.items()}
         result_after = self.run(moved_batch)
-        self.same(moved_batch, result_after, expected)
+        self.same(moved_batch, result_after, expectations)
         for column, masked in self.by_token.items():
             if bool((result_after[column][place_nt < 0] != masked).any()):
                 self.fail(moved_batch, f"Got {show(result_after[column])}, expected exactly {masked:g} at masked tokens.")
@@ -201,5 +201,5 @@ def differ(actual: Any, expected: Any, *, tolerance: float) -> bool:
     """Return whether two results differ. `tolerance` is a share of the largest expected number; NaN always differs."""
     if not isinstance(expected, Tensor):
         return repr(actual) != repr(expected)
-    sizes = expected.abs().nan_to_num(nan=0.0, posinf=0.0).flatten().tolist()
-    return actual.shape != expected.shape or not ((actual - expected).abs() <= tolerance * max([1.0, *sizes])).all()
+    magnitudes = expected.abs().nan_to_num(nan=0.0, posinf=0.0).flatten().tolist()
+    return actual.shape != expected.shape or not ((actual - expected).abs() <= tolerance * max([1.0, *magnitudes])).all()

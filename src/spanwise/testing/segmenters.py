@@ -75,9 +75,9 @@ def token_rows(
         ... def every_id_is_known(ids):
         ...     assert set(ids) <= {0, 1, 2}
     """
-    cut = cutter(vocabulary)
+    cut_into_tokens = cutter(vocabulary)
     token_choices = st.lists(st.integers(0, 6), min_size=1, max_size=5)
-    return st.builds(lambda text, choices: cut(text.encode(), choices), texts(tags, signs=signs), token_choices)
+    return st.builds(lambda text, choices: cut_into_tokens(text.encode(), choices), texts(tags, signs=signs), token_choices)
 
 
 def cutter(vocabulary: Vocabulary) -> Callable[[bytes, Sequence[int]], tuple[int, ...]]:
@@ -88,7 +88,7 @@ def cutter(vocabulary: Vocabulary) -> Callable[[bytes, Sequence[int]], tuple[int
             ids_by_first_byte.setdefault(vocabulary.pieces[index][0], []).append(index)
 
     def cut(data: bytes, choices: Sequence[int]) -> tuple[int, ...]:
-        ids: list[int] = []
+        token_ids: list[int] = []
         byte_index = 0
         while byte_index < len(data):
             ids_with_first_byte = ids_by_first_byte.get(data[byte_index], ())
@@ -96,9 +96,9 @@ def cutter(vocabulary: Vocabulary) -> Callable[[bytes, Sequence[int]], tuple[int
             if not fitting_ids:  # no token of the vocabulary fits at this byte, so the byte is left out
                 byte_index += 1
                 continue
-            ids.append(fitting_ids[min(choices[len(ids) % len(choices)], len(fitting_ids) - 1)])
-            byte_index += len(vocabulary.pieces[ids[-1]])
-        return tuple(ids)
+            token_ids.append(fitting_ids[min(choices[len(token_ids) % len(choices)], len(fitting_ids) - 1)])
+            byte_index += len(vocabulary.pieces[token_ids[-1]])
+        return tuple(token_ids)
 
     return cut
 
@@ -135,11 +135,11 @@ def check_segmenter(
         >>> check_segmenter(partial(find_blocks, layout=layout, vocabulary=small_vocabulary()), examples=5)
     """
     vocabulary = vocabulary or small_vocabulary(tags, signs=signs)
-    batches = batches_of(read_inputs(segmenter, entries=inputs), most=3, ids=token_rows(vocabulary, tags, signs=signs))
+    batch_draws = batches_of(read_inputs(segmenter, entries=inputs), most=3, ids=token_rows(vocabulary, tags, signs=signs))
     function = getattr(segmenter, "func", segmenter)
-    who = f"Segmenter '{getattr(function, '__name__', 'segmenter')}'"
-    segmenter_suite = _Segmenter(who=who, function=segmenter, sentences=SEGMENTER_PROPERTIES, vocabulary=vocabulary)
-    segmenter_suite.check(lambda _: batches, asked=properties, exceptions=exceptions, examples=examples)
+    suite_name = f"Segmenter '{getattr(function, '__name__', 'segmenter')}'"
+    segmenter_suite = _Segmenter(who=suite_name, function=segmenter, sentences=SEGMENTER_PROPERTIES, vocabulary=vocabulary)
+    segmenter_suite.check(lambda _: batch_draws, asked=properties, exceptions=exceptions, examples=examples)
 
 
 @dataclass(kw_only=True)
@@ -156,10 +156,10 @@ class _Segmenter(Suite):
         spans, returned_texts = result if isinstance(result, tuple) else (result, None)
         if not isinstance(spans, Spans):
             raise ConformanceError(f"{self.who} returns {type(spans).__name__}; return Spans, or Spans and texts.")
-        n = len(spans.block_nt)
+        row_count = len(spans.block_nt)
         result_columns = {name: getattr(spans, name) for name in ("start_nk", "end_nk", "fault_n")}
-        text_n = [None] * n if returned_texts is None else list(returned_texts)
-        return {**result_columns, "block_nt": spans.block_nt.long(), "text": text_n, "names": [spans.names] * n}
+        text_by_row = [None] * row_count if returned_texts is None else list(returned_texts)
+        return {**result_columns, "block_nt": spans.block_nt.long(), "text": text_by_row, "names": [spans.names] * row_count}
 
     def show_example(self, example: DrawnBatch) -> str:
         """Return an example as text: the bytes of its tokens, and all arguments."""
@@ -171,15 +171,15 @@ class _Segmenter(Suite):
         return [[self.vocabulary.pieces[i] for i in ids_t[here_t].tolist()] for ids_t, here_t in ids_and_masks]
 
     def partition(self, batch: DrawnBatch, _: Draw) -> None:
-        result = self.run(batch)
-        block_nt, start_nk, end_nk = result["block_nt"], result["start_nk"], result["end_nk"]
-        masked_nt = batch.place_nt < 0
-        if block_nt.shape != masked_nt.shape:
-            self.fail(batch, f"block_nt is {tuple(block_nt.shape)}, the mask {tuple(masked_nt.shape)}.")
-        if bool((block_nt[masked_nt] != -1).any()):
+        result_columns = self.run(batch)
+        block_nt, start_nk, end_nk = result_columns["block_nt"], result_columns["start_nk"], result_columns["end_nk"]
+        is_masked_nt = batch.place_nt < 0
+        if block_nt.shape != is_masked_nt.shape:
+            self.fail(batch, f"block_nt is {tuple(block_nt.shape)}, the mask {tuple(is_masked_nt.shape)}.")
+        if bool((block_nt[is_masked_nt] != -1).any()):
             self.fail(batch, f"A masked token has a block: {show(block_nt)}.")
-        trainable_block_u = block_nt[~masked_nt]
-        block_names = result["names"][0]
+        trainable_block_u = block_nt[~is_masked_nt]
+        block_names = result_columns["names"][0]
         if bool(((trainable_block_u < 0) | (trainable_block_u >= len(block_names))).any()):
             self.fail(batch, f"A trainable token has none of the {len(block_names)} blocks: {show(block_nt)}.")
         expected_spans = Spans.of_blocks(block_names, block_nt)
