@@ -78,7 +78,7 @@ class Batch:
             )
         if not isinstance(self.group_n, Tensor):
             object.__setattr__(self, "group_n", group_index(list(self.group_n)))
-        count = len(self.group_n)
+        n_rows = len(self.group_n)
         ids_shape = None if self.ids_nt is None else tuple(self.ids_nt.shape)
         dims_by_field = {"ids_nt": 2, "mask_nt": 2, "value_nt": 2, "logp_nt": 2, "bootstrap_n": 1, "score_n": 1}
         for name, dims in dims_by_field.items():
@@ -86,14 +86,14 @@ class Batch:
             if field_tensor is None:
                 continue
             needed_shape = ids_shape if dims == 2 else None
-            most_dims = dims + 1 if name in ("value_nt", "bootstrap_n") else dims  # a critic may give several values
-            has_fitting_shape = dims <= field_tensor.dim() <= most_dims and len(field_tensor) == count
+            max_dims = dims + 1 if name in ("value_nt", "bootstrap_n") else dims  # a critic may give several values
+            has_fitting_shape = dims <= field_tensor.dim() <= max_dims and len(field_tensor) == n_rows
             if not has_fitting_shape or (needed_shape is not None and tuple(field_tensor.shape[:2]) != needed_shape):
                 ids_shape_note = "" if needed_shape is None else f" and token ids {needed_shape}"
-                raise AlignmentError(f"{name} is {tuple(field_tensor.shape)} for {count} group ids{ids_shape_note}.")
+                raise AlignmentError(f"{name} is {tuple(field_tensor.shape)} for {n_rows} group ids{ids_shape_note}.")
         for name, column in self.columns.items():
-            if len(column) != count:
-                raise AlignmentError(f"Column '{name}' has {len(column)} values for {count} completions; give one to each.")
+            if len(column) != n_rows:
+                raise AlignmentError(f"Column '{name}' has {len(column)} values for {n_rows} completions; give one to each.")
 
     @staticmethod
     def jagged(
@@ -156,12 +156,12 @@ def by_turn(
     turns = split_turns(batch.mask_nt.bool(), turn_nt)
     if anchor_s is not None and len(anchor_s) != len(turns.row_s):
         raise AlignmentError(f"There are {len(anchor_s)} anchor states for {len(turns.row_s)} turns; give one to each.")
-    bootstrap_s = None
+    turn_bootstrap_s = None
     if batch.bootstrap_n is not None:  # only a completion's last turn can be cut off
-        end_of_batch = torch.ones_like(turns.row_s[:1], dtype=torch.bool)
-        is_last_turn_s = torch.cat([turns.row_s[1:] != turns.row_s[:-1], end_of_batch])
-        bootstrap_s = batch.bootstrap_n[turns.row_s]
-        bootstrap_s[~is_last_turn_s] = 0.0
+        batch_end_flag = torch.ones_like(turns.row_s[:1], dtype=torch.bool)
+        is_last_turn_s = torch.cat([turns.row_s[1:] != turns.row_s[:-1], batch_end_flag])
+        turn_bootstrap_s = batch.bootstrap_n[turns.row_s]
+        turn_bootstrap_s[~is_last_turn_s] = 0.0
     return Batch(
         batch.group_n[turns.row_s],
         turns.take(batch.ids_nt),
@@ -170,7 +170,7 @@ def by_turn(
         extras=batch.extras,
         value_nt=None if batch.value_nt is None else turns.take(batch.value_nt),
         logp_nt=None if batch.logp_nt is None else turns.take(batch.logp_nt),
-        bootstrap_n=bootstrap_s,
+        bootstrap_n=turn_bootstrap_s,
         steps=Steps(turns.row_s, turns.step_s, anchor_s),
     ), turns
 
@@ -185,8 +185,8 @@ def pad_tokens(
             raise AlignmentError(
                 f"Completion {n} has {length} tokens and a tool mask of {len(flags)}; give one mask value to each token."
             )
-    length_n1 = torch.tensor(row_lengths, dtype=torch.long)[:, None]
-    is_token_nt = torch.arange(max(row_lengths, default=0)) < length_n1
+    row_length_n1 = torch.tensor(row_lengths, dtype=torch.long)[:, None]
+    is_token_nt = torch.arange(max(row_lengths, default=0)) < row_length_n1
     ids_nt = torch.zeros(is_token_nt.shape, dtype=torch.long)
     ids_nt[is_token_nt] = torch.tensor(list(chain.from_iterable(ids)), dtype=torch.long)
     if sampled is None:

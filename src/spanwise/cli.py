@@ -58,9 +58,9 @@ def main(words: Sequence[str] | None = None) -> None:
         print(f"Error: {unwritten(Path(str(error.filename or '.')), error)}", file=sys.stderr)
         sys.exit(2)
     except ModuleNotFoundError as error:
-        command = next(iter(words or sys.argv[1:]), "")
-        pip_extra = getattr(COMMANDS.get(command), "EXTRA", "train")
-        sys.exit(f"Error: {lacking(f'spanwise {command}', error, extra=pip_extra)}")
+        command_name = next(iter(words or sys.argv[1:]), "")
+        pip_extra = getattr(COMMANDS.get(command_name), "EXTRA", "train")
+        sys.exit(f"Error: {lacking(f'spanwise {command_name}', error, extra=pip_extra)}")
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -42,16 +42,16 @@ class CreditedBatch:
             return {}
         group_n = group_index(self.group_n).cpu()
         objectives = self.scheme.objectives
-        worth_nm = fill_missing(self.scores, objectives)
-        vote_nm = worth_nm
+        reward_nm = fill_missing(self.scores, objectives)
+        peer_reward_nm = reward_nm
         if self.steps is not None:
-            turns = self.steps.trajectory_s, self.steps.step_s
-            worth_nm, vote_nm = worth_of_turns(self.scores, *turns, objectives=objectives, kind=self.scheme.entry.kind)
+            ids = self.steps.trajectory_s, self.steps.step_s
+            reward_nm, peer_reward_nm = worth_of_turns(self.scores, *ids, objectives=objectives, kind=self.scheme.entry.kind)
         agreement_by_objective = {}
         for m, objective in enumerate(objectives):
             if objective.baseline not in ("none", "batch"):
-                is_unanimous_g = moments(worth_nm[:, m].cpu(), group_n).square_s == 0
-                vote_count_g = moments(vote_nm[:, m].cpu(), group_n).count_s
+                is_unanimous_g = moments(reward_nm[:, m].cpu(), group_n).square_s == 0
+                vote_count_g = moments(peer_reward_nm[:, m].cpu(), group_n).count_s
                 agreement_by_objective[objective.name] = is_unanimous_g, vote_count_g > 1
         return agreement_by_objective
 
@@ -66,16 +66,16 @@ def _divide(batch: CreditedBatch, count_m: Tensor | None) -> dict[str, float]:
     """Divide each objective's count by the number of completions, trajectories or turns it scores."""
     if count_m is None:
         return {}
-    total_m = batch.credit.count_m
-    totals = [len(batch.fault_n)] * len(count_m) if total_m is None else total_m.tolist()
-    counts_and_totals = zip(batch.scheme.names, count_m.tolist(), totals, strict=True)
+    scored_count_m = batch.credit.count_m
+    scored_counts = [len(batch.fault_n)] * len(count_m) if scored_count_m is None else scored_count_m.tolist()
+    counts_and_totals = zip(batch.scheme.names, count_m.tolist(), scored_counts, strict=True)
     return {name: float(count) / max(int(total), 1) for name, count, total in counts_and_totals}
 
 
 def _measure_coarser(batch: CreditedBatch) -> dict[str, float]:
     """Return the share of rewards whose baseline depends on fewer outcomes than its objective names (two or more)."""
-    several_outcomes = {objective.name for objective in batch.scheme.objectives if len(objective.outcomes) > 1}
-    return {name: share for name, share in _divide(batch, batch.credit.coarser_m).items() if name in several_outcomes}
+    multi_outcome_names = {objective.name for objective in batch.scheme.objectives if len(objective.outcomes) > 1}
+    return {name: share for name, share in _divide(batch, batch.credit.coarser_m).items() if name in multi_outcome_names}
 
 
 def _measure_unanimous(batch: CreditedBatch) -> dict[str, float]:
@@ -96,14 +96,14 @@ def _measure_all_unanimous(batch: CreditedBatch) -> dict[str, float]:
 
 def _add_up_costs(batch: CreditedBatch) -> dict[str, float]:
     """Add up the costs, such as tokens and seconds, that reward functions report for the batch."""
-    measured_nc = batch.scores.measured_nc
-    return {} if measured_nc is None else dict(zip(batch.scores.measures, measured_nc.sum(dim=0).tolist(), strict=True))
+    cost_nc = batch.scores.measured_nc
+    return {} if cost_nc is None else dict(zip(batch.scores.measures, cost_nc.sum(dim=0).tolist(), strict=True))
 
 
 def _measure_broke(batch: CreditedBatch) -> dict[str, float]:
     """Return each objective's share of completions that broke their own check (`Status.BROKE`), unless it is 0."""
-    broke_share_m = (batch.scores.status_nm == int(Status.BROKE)).double().mean(dim=0)
-    return {name: share for name, share in zip(batch.scores.names, broke_share_m.tolist(), strict=True) if share > 0}
+    broken_share_m = (batch.scores.status_nm == int(Status.BROKE)).double().mean(dim=0)
+    return {name: share for name, share in zip(batch.scores.names, broken_share_m.tolist(), strict=True) if share > 0}
 
 
 def _measure_dead_strata(batch: CreditedBatch) -> dict[str, float]:
@@ -128,8 +128,8 @@ def dead_strata(
         has_credit_n = credit.adv_nm[:, m] != 0
         in_stratum_n = stratum_n >= 0
         stratum_count = len(stratum_n[in_stratum_n].unique())
-        alive_count = len(stratum_n[in_stratum_n & has_credit_n].unique())
-        strata_counts[name] = stratum_count, stratum_count - alive_count
+        stratum_count_with_credit = len(stratum_n[in_stratum_n & has_credit_n].unique())
+        strata_counts[name] = stratum_count, stratum_count - stratum_count_with_credit
     return strata_counts
 
 

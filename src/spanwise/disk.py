@@ -43,17 +43,17 @@ def refusal(error: BaseException) -> str | None:
 
 def unwritten(place: Path, error: Exception, what: str | None = None) -> str:
     """Build the error message for a file or folder that cannot be written."""
-    refusal_reason = refusal(error)
+    system_reason = refusal(error)
     place_name = f"'{place}'" if what is None else what
-    failure_reason = refusal_reason or getattr(error, "strerror", None) or error
+    failure_reason = system_reason or getattr(error, "strerror", None) or error
     error_sentence = f"{place_name} cannot be written: {failure_reason}"
-    if refusal_reason in (None, os.strerror(errno.EROFS)):
+    if system_reason in (None, os.strerror(errno.EROFS)):
         return f"{error_sentence}."
     with suppress(OSError, StopIteration):  # some systems do not say how much space is free
         existing_folder = next(folder for folder in (place, *place.absolute().parents) if folder.exists())
         free_bytes = shutil.disk_usage(existing_folder).free
-        fitting_units = [(size, unit) for size, unit in _UNITS if free_bytes >= size / 10]
-        unit_bytes, unit_name = fitting_units[0] if fitting_units else (1, "bytes")
+        possible_units = [(size, unit) for size, unit in _UNITS if free_bytes >= size / 10]
+        unit_bytes, unit_name = possible_units[0] if possible_units else (1, "bytes")
         error_sentence += f"; {free_bytes / unit_bytes:.{int(unit_bytes > 1)}f} {unit_name} are free there"
     return f"{error_sentence}. Make room there."
 

@@ -109,8 +109,8 @@ def refuse(faults: Mapping[str, Any], error: type[SpanwiseError] = RecipeError) 
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message without its full stop, or the error's type without a message."""
-    lines = str(error).strip().splitlines()
-    return (lines[0].rstrip(" .:") if lines else "") or type(error).__name__
+    message_lines = str(error).strip().splitlines()
+    return (message_lines[0].rstrip(" .:") if message_lines else "") or type(error).__name__
 
 
 def wrong_entries(entries: Any, kind: type) -> list[Any]:
@@ -134,8 +134,8 @@ def unknown(kind: str, name: str, valid_names: Iterable[str]) -> str:
 
 def check_known(kind: str, name: Any, valid_names: Iterable[str]) -> None:
     """Refuse an unknown name; `kind` is what the error message calls it, such as "baseline"."""
-    if name not in (names := tuple(valid_names)):
-        raise RecipeError(unknown(kind, name, names))
+    if name not in (known_names := tuple(valid_names)):
+        raise RecipeError(unknown(kind, name, known_names))
 
 
 def check_number(
@@ -150,8 +150,8 @@ def check_number(
     """Refuse a value that is no finite number, or that is out of bounds. With `whole` it must be a whole number."""
     is_number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or not value > above or not least <= value <= most:
-        least_text = f", at least {least:g}" if least > -math.inf else ""
-        bound_text = f" above {above:g}" if above > -math.inf else least_text
+        minimum_text = f", at least {least:g}" if least > -math.inf else ""
+        bound_text = f" above {above:g}" if above > -math.inf else minimum_text
         requirement = f"be a {'whole ' if whole else ''}number{bound_text}"
         if most < math.inf:
             requirement = f"lie between {least:g} and {most:g}"

@@ -195,10 +195,10 @@ def any_index(name: str) -> str:
 
 def together(columns: Mapping[str, _T]) -> dict[str, list[_T]]:
     """Collect the columns of a repeated block (`item[0]`, `item[1]`, ...) in one list under the name `item[*]`."""
-    columns_by_block: dict[str, list[_T]] = {}
+    columns_by_pattern: dict[str, list[_T]] = {}
     for name, column in columns.items():
-        columns_by_block.setdefault(any_index(name), []).append(column)
-    return columns_by_block
+        columns_by_pattern.setdefault(any_index(name), []).append(column)
+    return columns_by_pattern
 
 
 def _check_block(name: str, marks: tuple[str, ...]) -> None:

@@ -119,14 +119,14 @@ def dppo(
     exact_logp_nt, exact_logp_old_nt = detached_logp_nt.to(dtype), logp_old_nt.to(dtype)
     p_nt = exact_logp_nt.exp()
     p_old_nt = exact_logp_old_nt.exp()
-    limit_nt = torch.where(adv_nt > 0, delta_high, delta_low)
+    change_limit_nt = torch.where(adv_nt > 0, delta_high, delta_low)
     gain_nt = (p_nt - p_old_nt) * adv_nt.sign()  # positive if the probability moved in the direction of the advantage
     if divergence == "tv":
-        is_kept_nt = gain_nt <= limit_nt
+        is_kept_nt = gain_nt <= change_limit_nt
     elif divergence == "kl":
         other_tokens_kl_nt = (1 - p_old_nt) * ((1 - p_old_nt + eps) / (1 - p_nt + eps)).log()
         kl_nt = p_old_nt * (exact_logp_old_nt - exact_logp_nt) + other_tokens_kl_nt
-        is_kept_nt = (kl_nt <= limit_nt) | (gain_nt < 0)
+        is_kept_nt = (kl_nt <= change_limit_nt) | (gain_nt < 0)
     else:
         raise RecipeError(unknown("divergence", divergence, ("tv", "kl")))
     weight_nt = (detached_logp_nt - logp_old_nt).exp().clamp(max=cap)
@@ -225,8 +225,8 @@ def hl_gauss(target_nt: Float[Tensor, "n t"], *, bins: int, value_range: tuple[f
     """
     bin_edge_e, bin_width = _edges(bins, value_range, target_nt)
     lowest_value, highest_value = value_range
-    tolerance = _ROUNDING * bin_width
-    in_range_nt = (target_nt >= lowest_value - tolerance) & (target_nt <= highest_value + tolerance)
+    rounding_tolerance = _ROUNDING * bin_width
+    in_range_nt = (target_nt >= lowest_value - rounding_tolerance) & (target_nt <= highest_value + rounding_tolerance)
     if not bool(in_range_nt.all()):
         n, t = (~in_range_nt).nonzero()[0].tolist()
         raise RewardError(
@@ -349,19 +349,19 @@ def critic_error(
     """
     value_nt, target_nt = zero_masked(mask_nt, value_nt=value_nt.detach().double(), target_nt=target_nt.double())
     error_nt = target_nt - value_nt
-    length_n = mask_nt.sum(dim=1)
-    mean_error_n = error_nt.sum(dim=1) / length_n.clamp(min=1)
+    token_count_n = mask_nt.sum(dim=1)
+    mean_error_n = error_nt.sum(dim=1) / token_count_n.clamp(min=1)
     deviation_nt = torch.where(mask_nt, error_nt - mean_error_n[:, None], 0.0)
-    within_error_n = deviation_nt.square().sum(dim=1) / length_n.clamp(min=1)
-    error_mean = float(mean_error_n.square()[length_n > 0].mean())
-    error_within = float(within_error_n[length_n > 0].mean())
+    within_error_n = deviation_nt.square().sum(dim=1) / token_count_n.clamp(min=1)
+    error_mean = float(mean_error_n.square()[token_count_n > 0].mean())
+    error_within = float(within_error_n[token_count_n > 0].mean())
 
     def moments(number_nt: Tensor) -> tuple[float, float]:
         """Return the mean and variance over tokens; equal numbers have a variance of exactly 0."""
-        unmasked_u = number_nt[mask_nt]
-        minus_first_u = unmasked_u - unmasked_u[:1]
-        variance = (minus_first_u - minus_first_u.mean()).square().mean()
-        return float((unmasked_u[:1] + minus_first_u.mean()).mean()), float(variance)
+        unmasked_number_u = number_nt[mask_nt]
+        number_minus_first_u = unmasked_number_u - unmasked_number_u[:1]
+        variance = (number_minus_first_u - number_minus_first_u.mean()).square().mean()
+        return float((unmasked_number_u[:1] + number_minus_first_u.mean()).mean()), float(variance)
 
     value_mean, _ = moments(value_nt)
     target_mean, target_variance = moments(target_nt)

@@ -75,18 +75,18 @@ class Mode:
         return cls(**dict(section))
 
     def __post_init__(self) -> None:
-        hint_of_field = get_type_hints(type(self))
+        type_hint_by_field = get_type_hints(type(self))
         for option in fields(self):  # type: ignore[arg-type]
             option_path = f"{self.name}.{option.name}"
-            value = getattr(self, option.name)
-            type_hint = hint_of_field[option.name]
+            option_value = getattr(self, option.name)
+            type_hint = type_hint_by_field[option.name]
             allowed_types = get_args(type_hint) or (type_hint,)
             if get_origin(type_hint) is Literal:
-                check_known(option_path, value, allowed_types)
-            if type_hint is bool and not isinstance(value, bool):
-                raise RecipeError(f"{option_path} is {value!r}; write true or false.")
-            if option.metadata and not (value is None and NoneType in allowed_types):
-                check_number(option_path, value, whole=int in allowed_types, **option.metadata)
+                check_known(option_path, option_value, allowed_types)
+            if type_hint is bool and not isinstance(option_value, bool):
+                raise RecipeError(f"{option_path} is {option_value!r}; write true or false.")
+            if option.metadata and not (option_value is None and NoneType in allowed_types):
+                check_number(option_path, option_value, whole=int in allowed_types, **option.metadata)
 
     @property
     def compares(self) -> bool:

@@ -128,7 +128,7 @@ class Objective:
 
     def _check_types(self) -> None:
         """Refuse a field with a wrong type of value, an unknown reward, and an outcome that is given twice."""
-        rules: Mapping[str, tuple[bool, str]] = {
+        rule_by_field: Mapping[str, tuple[bool, str]] = {
             "reward": (
                 isinstance(self.reward, (str, Rubric)) or _is_function(self.reward),
                 "write the name of a reward, or pass a function or an instance of a class",
@@ -156,7 +156,7 @@ class Objective:
             "options": (isinstance(self.options, Mapping), "write 'options: {name: value}'"),
         }
         optional_keys = ("key", "each", "criteria", "only", "if_missing", "back_off", "scope")
-        for key, (is_valid, advice) in rules.items():
+        for key, (is_valid, advice) in rule_by_field.items():
             if not is_valid and not (getattr(self, key) is None and key in optional_keys):
                 raise RecipeError(f"Objective '{self.name}' has {key}: {getattr(self, key)!r}; {advice}.")
         if isinstance(self.reward, str):

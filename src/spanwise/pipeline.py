@@ -196,15 +196,15 @@ def credit_batch(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
         )
     mode_fields = {name for mode in scheme.modes for name in mode.adds}  # fields of the batch that modes may fill in later
     scheme.check({*batch.provides, *mode_fields}, at_read=scheme.reads)
-    inputs: dict[str, Any] = {
+    method_inputs: dict[str, Any] = {
         name: getattr(batch, name) for name in ("mask_nt", "value_nt", "logp_nt", "bootstrap_n", "ids_nt")
     }
-    inputs |= {
+    method_inputs |= {
         "length_n": reading.length_nk.sum(dim=1),
         "truncated_n": (reading.fault_n & int(Fault.TRUNCATED)) != 0,
         "block_nt": None if reading.spans is None else reading.spans.block_nt,
     }
-    rule: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "objectives": scheme.objectives,
         "block_names": scheme.layout.names,
         "method": scheme.entry,
@@ -213,11 +213,11 @@ def credit_batch(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
     }
     if batch.steps is not None:
         turn_ids = {"trajectory_s": batch.steps.trajectory_s, "step_s": batch.steps.step_s}
-        inputs["anchor_s"] = batch.steps.anchor_s
-        credit = assign_turns(reading.scores, batch.group_n, reading.length_nk, **turn_ids, inputs=inputs, **rule)
+        method_inputs["anchor_s"] = batch.steps.anchor_s
+        credit = assign_turns(reading.scores, batch.group_n, reading.length_nk, **turn_ids, inputs=method_inputs, **settings)
     else:
-        credit = assign(reading.scores, batch.group_n, reading.present_nk, inputs=inputs, **rule)
-        credit = replace(credit, mean_length_n=inputs["length_n"].double().mean().expand(len(reading)))
+        credit = assign(reading.scores, batch.group_n, reading.present_nk, inputs=method_inputs, **settings)
+        credit = replace(credit, mean_length_n=method_inputs["length_n"].double().mean().expand(len(reading)))
     for stage in scheme.stages:
         credit = stage.credit(credit, reading, batch, scheme)
     return credit
@@ -330,7 +330,7 @@ def metrics(
         >>> logged["credit/malformed"], logged["credit/all/mean_abs"]
         (0.5, 1.0)
     """
-    credited = CreditedBatch(credit, reading.fault_n, reading.present_nk, reading.scores, scheme, group_n, steps)
+    batch = CreditedBatch(credit, reading.fault_n, reading.present_nk, reading.scores, scheme, group_n, steps)
     return {
-        metric.key(part): value for metric in CREDIT if metric.of is not None for part, value in metric.of(credited).items()
+        metric.key(part): value for metric in CREDIT if metric.of is not None for part, value in metric.of(batch).items()
     }

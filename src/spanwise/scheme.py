@@ -210,8 +210,8 @@ class Scheme:
             ['logp_nt']
             >>> scheme.check(["logp_nt"])
         """
-        given_fields = {*provides, "mask_nt"}
-        if self.reads - (given_fields if at_read is None else set(at_read)):
+        provided_fields = {*provides, "mask_nt"}
+        if self.reads - (provided_fields if at_read is None else set(at_read)):
             cutting_segmenter = next(filter(_reads_logp, self.layout.segmenters))
             other_segmenters = ", ".join(sorted(name for name in SEGMENTERS if not _reads_logp(name)))
             raise RecipeError(
@@ -219,15 +219,15 @@ class Scheme:
                 f"them. Use a segmenter that needs none: {other_segmenters}."
             )
         for stage in self.stages:
-            stage.check_provided(given_fields)
-        if missing_words := self.entry.lacking(given_fields):
+            stage.check_provided(provided_fields)
+        if missing_inputs := self.entry.lacking(provided_fields):
             methods = sorted(METHODS.items())
-            runnable_names = [name for name, entry in methods if entry.preset and not entry.lacking(given_fields)]
+            runnable_names = [name for name, entry in methods if entry.preset and not entry.lacking(provided_fields)]
             raise RecipeError(
-                f"Method '{self.method}' needs {missing_words}, which the batches here do not hold. Methods that can be run: "
+                f"Method '{self.method}' needs {missing_inputs}, which the batches here do not hold. Methods that can be run: "
                 f"{', '.join(runnable_names)}."
             )
-        if "steps" not in given_fields:
+        if "steps" not in provided_fields:
             _refuse(
                 self.objectives,
                 lambda o: o.scope == "turn",
@@ -246,9 +246,9 @@ class Scheme:
     def check_loads(self, engine: str) -> None:
         """Refuse a reward that loads a model (`RecipeError`) if an engine's reward workers have no device for it."""
         entry_by_name = {objective.name: built_in(objective) for objective in self.objectives}
-        if loading := [name for name, entry in entry_by_name.items() if entry is not None and entry.loads_model]:
+        if loaders := [name for name, entry in entry_by_name.items() if entry is not None and entry.loads_model]:
             raise RecipeError(
-                f"Objective '{loading[0]}' loads a reward model, and the reward workers of {engine} have no device for it. Serve "
+                f"Objective '{loaders[0]}' loads a reward model, and the reward workers of {engine} have no device for it. Serve "
                 f"the model, and ask the server in an `async def` of your own; or train with TRL."
             )
 
@@ -324,8 +324,8 @@ def _reads_logp(segmenter: str) -> bool:
 def _refuse(objectives: Sequence[Objective], find_fault: Callable[[Objective], Any], sentence: str) -> None:
     """Refuse the first objective with a fault. `{o}` in `sentence` is the objective, `{fault}` its fault."""
     for objective in objectives:
-        if fault := find_fault(objective):
-            raise RecipeError(sentence.format(o=objective, fault=fault))
+        if fault_sentence := find_fault(objective):
+            raise RecipeError(sentence.format(o=objective, fault=fault_sentence))
 
 
 def _check_objectives_used(scheme: Scheme) -> None:

@@ -83,28 +83,28 @@ class ReadBatch:
         turn_steps = self.batch.steps
         if turn_steps is None or not len(turn_steps.step_s):
             return fill_missing(self.reading.scores, scheme.objectives)
-        places = (turn_steps.trajectory_s, turn_steps.step_s)
-        return worth_of_turns(self.reading.scores, *places, objectives=scheme.objectives, kind="block")[0]
+        trajectory_and_step = (turn_steps.trajectory_s, turn_steps.step_s)
+        return worth_of_turns(self.reading.scores, *trajectory_and_step, objectives=scheme.objectives, kind="block")[0]
 
     def worth_nm(self, scheme: Scheme) -> Float[Tensor, "n m"]:
         """Return the float32 rewards that a trainer logs. `if_missing` replaces those that a completion left out.
 
         A completion of several turns has the last reward of its turns, or their mean for an objective of scope "turn".
         """
-        worth_sm = self.worth_sm(scheme).float()
+        reward_sm = self.worth_sm(scheme).float()
         turn_steps = self.batch.steps
         if turn_steps is None:
-            return worth_sm
-        worth_nm = torch.full((self.completions, worth_sm.shape[1]), torch.nan)
-        worth_nm[turn_steps.trajectory_s] = worth_sm  # a reward of scope rollout stands at each turn of its rollout
+            return reward_sm
+        reward_nm = torch.full((self.completions, reward_sm.shape[1]), torch.nan)
+        reward_nm[turn_steps.trajectory_s] = reward_sm  # a reward of scope rollout stands at each turn of its rollout
         for m, objective in enumerate(scheme.objectives):
             if objective.scope == "turn":
-                has_reward_s = ~worth_sm[:, m].isnan()
+                has_reward_s = ~reward_sm[:, m].isnan()
                 completion_s = turn_steps.trajectory_s[has_reward_s]
                 zero_n = torch.zeros(self.completions, dtype=torch.float64)
-                sum_n = zero_n.index_add(0, completion_s, worth_sm[has_reward_s, m].double())
-                worth_nm[:, m] = sum_n / completion_s.bincount(minlength=self.completions)  # NaN without a reward
-        return worth_nm
+                reward_sum_n = zero_n.index_add(0, completion_s, reward_sm[has_reward_s, m].double())
+                reward_nm[:, m] = reward_sum_n / completion_s.bincount(minlength=self.completions)  # NaN without a reward
+        return reward_nm
 
 
 def in_useful_groups(credit: Credit, group_n: Shaped[Tensor, " n"], *, tolerance: float = 0.0) -> Bool[Tensor, " n"]:
@@ -125,33 +125,33 @@ def gather_rows(read_batch: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatc
     if steps is not None:
         trajectories_of_ranks, step_numbers_of_ranks, anchors_of_ranks = zip(*steps_of_ranks, strict=True)
         trajectory_s = torch.cat([id_s + rank * read_batch.completions for rank, id_s in enumerate(trajectories_of_ranks)])
-        anchor_s = None
+        anchor_states = None
         if any(states is not None for states in anchors_of_ranks):
-            anchor_s = []
+            anchor_states = []
             for anchors, row_count in zip(anchors_of_ranks, rows_per_rank, strict=True):
-                anchor_s += [None] * row_count if anchors is None else list_ids(anchors)
-        batch = replace(batch, steps=Steps(trajectory_s, torch.cat(step_numbers_of_ranks), anchor_s))
+                anchor_states += [None] * row_count if anchors is None else list_ids(anchors)
+        batch = replace(batch, steps=Steps(trajectory_s, torch.cat(step_numbers_of_ranks), anchor_states))
     reading = Reading.unpack(torch.cat(packed_readings), scheme)
-    all_rows = ReadBatch(batch, reading, len(rows_per_rank) * read_batch.completions)
+    all_ranks = ReadBatch(batch, reading, len(rows_per_rank) * read_batch.completions)
     first_own_row = sum(rows_per_rank[: ranks.rank])
-    return replace(read_batch, gathered=all_rows, here=slice(first_own_row, first_own_row + len(read_batch.reading)))
+    return replace(read_batch, gathered=all_ranks, here=slice(first_own_row, first_own_row + len(read_batch.reading)))
 
 
 def gather_tokens(read_batch: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
     """Gather the blocks, values and log-probabilities of all processes' tokens, if the credit method needs them."""
-    all_rows = read_batch.everyone
-    if all_rows.batch.steps is not None or "mask_nt" not in scheme.needs:
+    all_ranks = read_batch.everyone
+    if all_ranks.batch.steps is not None or "mask_nt" not in scheme.needs:
         return read_batch
-    own_tensors = {name: getattr(read_batch.batch, name) for name in ("value_nt", "logp_nt", "bootstrap_n", "ids_nt")}
+    local_tensors = {name: getattr(read_batch.batch, name) for name in ("value_nt", "logp_nt", "bootstrap_n", "ids_nt")}
     # Tables are padded with 0, so block numbers are sent plus 1. Then 0 means padding or a token of no block.
-    parts_of_ranks = ranks.gather((read_batch.spans.block_nt + 1, own_tensors))
+    parts_of_ranks = ranks.gather((read_batch.spans.block_nt + 1, local_tensors))
     blocks_of_ranks, tensors_of_ranks = zip(*parts_of_ranks, strict=True)
     block_nt = _stack(blocks_of_ranks) - 1
-    filled_fields = [name for name, table in own_tensors.items() if table is not None]
+    filled_fields = [name for name, table in local_tensors.items() if table is not None]
     gathered_tensors = {name: _stack([tensors[name] for tensors in tensors_of_ranks]) for name in filled_fields}
-    spans = Spans.of_blocks(scheme.layout.names, block_nt, all_rows.reading.fault_n)
-    batch = replace(all_rows.batch, mask_nt=block_nt >= 0, **gathered_tensors)
-    return replace(read_batch, gathered=replace(all_rows, reading=replace(all_rows.reading, spans=spans), batch=batch))
+    spans = Spans.of_blocks(scheme.layout.names, block_nt, all_ranks.reading.fault_n)
+    batch = replace(all_ranks.batch, mask_nt=block_nt >= 0, **gathered_tensors)
+    return replace(read_batch, gathered=replace(all_ranks, reading=replace(all_ranks.reading, spans=spans), batch=batch))
 
 
 def _stack(tables: Sequence[Tensor]) -> Tensor:
@@ -205,8 +205,8 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
             f"Method '{scheme.method}' compares turns that start from the same state, but no turn names its state. Let your "
             f"environment give '{TURNS}': for each completion a list with one {{'anchor': STATE}} per turn."
         )
-    anchor_s = turn_anchors if any(anchor is not None for anchor in turn_anchors) else None
-    steps_with_anchors = steps_of_turns(batch.steps, turns.row_s, turns.step_s, anchor_s)
+    anchors_or_none = turn_anchors if any(anchor is not None for anchor in turn_anchors) else None
+    steps_with_anchors = steps_of_turns(batch.steps, turns.row_s, turns.step_s, anchors_or_none)
     return replace(turn_batch, columns={**turn_batch.columns, **turn_columns}, steps=steps_with_anchors), turns
 
 
@@ -243,24 +243,24 @@ class StepResult:
         block_nt = self.spans.block_nt
         turns = self.own.turns  # if there are turns, each row is a turn
         if turns is not None:
-            earlier_blocks_s1 = len(self.spans.names) * turns.step_s[:, None]
-            block_nt = torch.where(block_nt >= 0, block_nt + earlier_blocks_s1, -1)
+            earlier_block_count_s1 = len(self.spans.names) * turns.step_s[:, None]
+            block_nt = torch.where(block_nt >= 0, block_nt + earlier_block_count_s1, -1)
         return self.own.put(block_nt + 1)
 
     def by_completion(self) -> tuple[Credit, Bool[Tensor, "n k"]]:
         """Return the credit of each completion (the mean over its turns), and a mask of the blocks it has."""
-        all_rows = self.own.everyone
-        if all_rows.batch.steps is None:
-            return self.credits, all_rows.reading.present_nk
-        trajectory_s = all_rows.batch.steps.trajectory_s
+        all_ranks = self.own.everyone
+        if all_ranks.batch.steps is None:
+            return self.credits, all_ranks.reading.present_nk
+        trajectory_s = all_ranks.batch.steps.trajectory_s
         credit = self.credits
-        present_sk = all_rows.reading.present_nk.to(credit.block_nk.dtype)
-        zero_nk = present_sk.new_zeros((all_rows.completions, present_sk.shape[1]))
+        present_sk = all_ranks.reading.present_nk.to(credit.block_nk.dtype)
+        zero_nk = present_sk.new_zeros((all_ranks.completions, present_sk.shape[1]))
         turn_count_nk = zero_nk.index_add(0, trajectory_s, present_sk)
         credit_sum_nk = zero_nk.index_add(0, trajectory_s, credit.block_nk * present_sk)
-        stop_n = credit.stop_n.new_zeros(all_rows.completions).index_add(0, trajectory_s, credit.stop_n)
+        stop_credit_n = credit.stop_n.new_zeros(all_ranks.completions).index_add(0, trajectory_s, credit.stop_n)
         mean_credit_nk = credit_sum_nk / turn_count_nk.clamp(min=1)
-        return Credit(mean_credit_nk, stop_n, credit.singleton_m, credit.absent_m), turn_count_nk > 0
+        return Credit(mean_credit_nk, stop_credit_n, credit.singleton_m, credit.absent_m), turn_count_nk > 0
 
 
 class Step:
@@ -315,8 +315,8 @@ class Step:
         """Split completions into one row per turn if scheme or rollouts ask for it. Otherwise return them unchanged."""
         # A method that runs over tokens credits a whole conversation as one sequence.
         turn_lists = None if self.scheme.entry.kind == "token" else batch.columns.get(TURNS)
-        must_split = turn_lists is not None and all(map(says_turns, turn_lists))
-        return turn_rows(batch, self.scheme) if "steps" in self.scheme.needs or must_split else (batch, None)
+        must_split_turns = turn_lists is not None and all(map(says_turns, turn_lists))
+        return turn_rows(batch, self.scheme) if "steps" in self.scheme.needs or must_split_turns else (batch, None)
 
     def finish(
         self,
@@ -339,7 +339,7 @@ class Step:
         if self.ranks is not None:
             read_batch = gather_tokens(read_batch, self.scheme, self.ranks)
         batch_credit = self.credit(read_batch, learn=learn, number=number)
-        own_credit = batch_credit.credits.take(read_batch.here)
+        local_credit = batch_credit.credits.take(read_batch.here)
         spans = read_batch.spans
         if mask_nt is not None:
             mask_su = read_batch.take(mask_nt)
@@ -349,17 +349,17 @@ class Step:
                     "the mask changed after the turns were read. Keep the mask of sampled tokens unchanged."
                 )
             spans = restrict(spans, mask_su)
-        adv_nt = advantages(own_credit, spans, self.scheme, dtype=dtype)
+        adv_nt = advantages(local_credit, spans, self.scheme, dtype=dtype)
         return StepResult(
-            read_batch, adv_nt, spans, own_credit, batch_credit.metrics, batch_credit.warnings, batch_credit.credits
+            read_batch, adv_nt, spans, local_credit, batch_credit.metrics, batch_credit.warnings, batch_credit.credits
         )
 
     def credit(self, read_batch: ReadBatch, *, learn: bool = True, number: int | None = None) -> BatchCredit:
         """Compute the credit of all processes' rows like `finish`, but no token advantages, which need spans."""
-        all_rows = read_batch.everyone
-        batch_credits = self._credit(all_rows, learn=learn)
-        groups_and_turns: dict[str, Any] = {"group_n": all_rows.batch.group_n, "steps": all_rows.batch.steps}
-        batch_metrics = metrics(batch_credits, all_rows.reading, self.scheme, **groups_and_turns)
+        all_ranks = read_batch.everyone
+        batch_credits = self._credit(all_ranks, learn=learn)
+        groups_and_turns: dict[str, Any] = {"group_n": all_ranks.batch.group_n, "steps": all_ranks.batch.steps}
+        batch_metrics = metrics(batch_credits, all_ranks.reading, self.scheme, **groups_and_turns)
         new_warnings, has_unscored = self._watch.of_reading(read_batch.reading)
         if learn:
             new_warnings += self._watch.of_batch({**self._noted, **batch_metrics}, step=number)
@@ -385,19 +385,19 @@ class Step:
 
     def _credit(self, all_rows: ReadBatch, *, learn: bool) -> Credit:
         """Compute the credit of all processes' rows. If `learn` is False, restore the credit method's state afterwards."""
-        entry: Any = self.scheme.entry
-        state_before = entry.estimator.state_dict() if entry.stateful and not learn else None
+        method_entry: Any = self.scheme.entry
+        state_before = method_entry.estimator.state_dict() if method_entry.stateful and not learn else None
         batch_credits = credit_batch(all_rows.reading, all_rows.batch, self.scheme)
         if state_before is not None:
-            entry.estimator.load_state_dict(state_before)
+            method_entry.estimator.load_state_dict(state_before)
         return batch_credits
 
     def useful(self, read_batch: ReadBatch) -> Bool[Tensor, " n"]:
         """Mark the rows of groups in which some completion gets credit. The credit method's state does not change."""
         if self.ranks is not None:
             read_batch = gather_tokens(read_batch, self.scheme, self.ranks)
-        all_rows = read_batch.everyone
-        return in_useful_groups(self._credit(all_rows, learn=False), all_rows.batch.group_n)[read_batch.here]
+        all_ranks = read_batch.everyone
+        return in_useful_groups(self._credit(all_ranks, learn=False), all_ranks.batch.group_n)[read_batch.here]
 
     def rollouts(
         self,

@@ -44,9 +44,9 @@ def turn_batch(
         >>> recorded["step_ok"].value_n, recorded["correct"].value_n
         (tensor([1., nan], dtype=torch.float64), tensor([nan, 0.], dtype=torch.float64))
     """
-    if without_turns := [trajectory.id for trajectory in trajectories if not trajectory.turns]:
+    if turnless_ids := [trajectory.id for trajectory in trajectories if not trajectory.turns]:
         raise AlignmentError(
-            f"Trajectory {without_turns[0]!r} has no turn, so it would be missing from the batch and from its group's baseline; "
+            f"Trajectory {turnless_ids[0]!r} has no turn, so it would be missing from the batch and from its group's baseline; "
             f"give it a turn without tokens, or leave it out."
         )
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
@@ -76,9 +76,9 @@ def _collect_rewards(trajectories: Sequence[Trajectory]) -> dict[str, Reward]:
     rewards_by_turn: list[Mapping[str, float | Status]] = []
     for trajectory in trajectories:
         sampled_turns = [t for t, turn in enumerate(trajectory.turns) if any(turn.mask)]
-        last_turn = sampled_turns[-1] if sampled_turns else len(trajectory.turns) - 1
+        last_turn_index = sampled_turns[-1] if sampled_turns else len(trajectory.turns) - 1
         for t, turn in enumerate(trajectory.turns):
-            rewards_by_turn.append({**turn.rewards, **(trajectory.rewards if t == last_turn else {})})
+            rewards_by_turn.append({**turn.rewards, **(trajectory.rewards if t == last_turn_index else {})})
     reward_by_objective = {}
     for name in dict.fromkeys(name for turn_rewards in rewards_by_turn for name in turn_rewards):
         rewards = [turn_rewards.get(name, Status.UNSCORED) for turn_rewards in rewards_by_turn]

@@ -41,8 +41,8 @@ class ByCompletion:
         """Return the fields with one row per completion: tensors, arrays, and tables inside this table."""
         row_fields = {}
         for name, value in vars(self).items():
-            suffix = name.rpartition("_")[2]
-            is_row_tensor = isinstance(value, Tensor | np.ndarray) and suffix.startswith("n")
+            axes_suffix = name.rpartition("_")[2]
+            is_row_tensor = isinstance(value, Tensor | np.ndarray) and axes_suffix.startswith("n")
             if is_row_tensor or isinstance(value, ByCompletion):
                 row_fields[name] = value
         return row_fields
@@ -52,11 +52,11 @@ def join_rows(parts: Sequence[_Table]) -> _Table:
     """Concatenate tables about completions. Fields without one row per completion come from the first table."""
     joined_tables = {}
     for name, first_table in parts[0]._row_fields().items():
-        tables: list[Any] = [getattr(part, name) for part in parts]
+        part_tables: list[Any] = [getattr(part, name) for part in parts]
         if isinstance(first_table, np.ndarray):
-            joined_tables[name] = np.concatenate(tables)
+            joined_tables[name] = np.concatenate(part_tables)
         else:
-            joined_tables[name] = join_rows(tables) if isinstance(first_table, ByCompletion) else torch.cat(tables)
+            joined_tables[name] = join_rows(part_tables) if isinstance(first_table, ByCompletion) else torch.cat(part_tables)
     return replace(parts[0], **joined_tables)
 
 
