@@ -51,8 +51,8 @@ class CreditedBatch:
         for m, objective in enumerate(objectives):
             if objective.baseline not in ("none", "batch"):
                 is_unanimous_g = moments(reward_nm[:, m].cpu(), group_n).square_s == 0
-                vote_count_g = moments(peer_reward_nm[:, m].cpu(), group_n).count_s
-                agreement_by_objective[objective.name] = is_unanimous_g, vote_count_g > 1
+                reward_count_g = moments(peer_reward_nm[:, m].cpu(), group_n).count_s
+                agreement_by_objective[objective.name] = is_unanimous_g, reward_count_g > 1
         return agreement_by_objective
 
 
@@ -126,9 +126,9 @@ def dead_strata(
     for name, m in column_by_name.items():
         stratum_n = stratum_nm[:, m]
         has_credit_n = credit.adv_nm[:, m] != 0
-        in_stratum_n = stratum_n >= 0
-        stratum_count = len(stratum_n[in_stratum_n].unique())
-        stratum_count_with_credit = len(stratum_n[in_stratum_n & has_credit_n].unique())
+        is_in_stratum_n = stratum_n >= 0
+        stratum_count = len(stratum_n[is_in_stratum_n].unique())
+        stratum_count_with_credit = len(stratum_n[is_in_stratum_n & has_credit_n].unique())
         strata_counts[name] = stratum_count, stratum_count - stratum_count_with_credit
     return strata_counts
 

@@ -226,11 +226,11 @@ def hl_gauss(target_nt: Float[Tensor, "n t"], *, bins: int, value_range: tuple[f
     bin_edge_e, bin_width = _edges(bins, value_range, target_nt)
     lowest_value, highest_value = value_range
     rounding_tolerance = _ROUNDING * bin_width
-    in_range_nt = (target_nt >= lowest_value - rounding_tolerance) & (target_nt <= highest_value + rounding_tolerance)
-    if not bool(in_range_nt.all()):
-        n, t = (~in_range_nt).nonzero()[0].tolist()
+    is_in_range_nt = (target_nt >= lowest_value - rounding_tolerance) & (target_nt <= highest_value + rounding_tolerance)
+    if not bool(is_in_range_nt.all()):
+        row, token = (~is_in_range_nt).nonzero()[0].tolist()
         raise RewardError(
-            f"The value target of completion {n} at token {t} is {float(target_nt[n, t]):g}, outside value_range "
+            f"The value target of completion {row} at token {token} is {float(target_nt[row, token]):g}, outside value_range "
             f"({lowest_value:g}, {highest_value:g}). Let the range hold every return that can occur."
         )
     target_nt1 = target_nt.to(bin_edge_e.dtype).clamp(lowest_value, highest_value).unsqueeze(-1)

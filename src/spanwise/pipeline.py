@@ -91,15 +91,15 @@ class Reading(ByCompletion):
         outcome_names = scheme.outcome_names
         measure_names = scheme.measures
         reward_widths = [objective_count, objective_count, 2 * objective_count, objective_count]  # in the order of `pack`
-        widths = [*reward_widths, len(outcome_names), len(measure_names), len(scheme.layout.names), 1]
+        column_widths = [*reward_widths, len(outcome_names), len(measure_names), len(scheme.layout.names), 1]
         if len(table_nc) == 0:  # a packed table without rows may lack its columns, too
-            table_nc = table_nc.new_zeros(0, sum(widths))
-        if table_nc.shape[1] != sum(widths):
+            table_nc = table_nc.new_zeros(0, sum(column_widths))
+        if table_nc.shape[1] != sum(column_widths):
             raise AlignmentError(
                 f"The packed table has {table_nc.shape[1]} columns, but this scheme's objectives and blocks need "
-                f"{sum(widths)}; pack and unpack with the same scheme."
+                f"{sum(column_widths)}; pack and unpack with the same scheme."
             )
-        column_tables = table_nc.split(widths, dim=1)
+        column_tables = table_nc.split(column_widths, dim=1)
         reward_nm, status_nm, reward_by_outcome_nc, stated_nm, outcome_no, measured_nc, length_nk, fault_n1 = column_tables
         scores = Scores(
             scheme.names,

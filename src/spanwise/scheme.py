@@ -221,8 +221,8 @@ class Scheme:
         for stage in self.stages:
             stage.check_provided(provided_fields)
         if missing_inputs := self.entry.lacking(provided_fields):
-            methods = sorted(METHODS.items())
-            runnable_names = [name for name, entry in methods if entry.preset and not entry.lacking(provided_fields)]
+            named_methods = sorted(METHODS.items())
+            runnable_names = [name for name, entry in named_methods if entry.preset and not entry.lacking(provided_fields)]
             raise RecipeError(
                 f"Method '{self.method}' needs {missing_inputs}, which the batches here do not hold. Methods that can be run: "
                 f"{', '.join(runnable_names)}."

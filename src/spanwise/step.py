@@ -133,8 +133,8 @@ def gather_rows(read_batch: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatc
         batch = replace(batch, steps=Steps(trajectory_s, torch.cat(step_numbers_of_ranks), anchor_states))
     reading = Reading.unpack(torch.cat(packed_readings), scheme)
     all_ranks = ReadBatch(batch, reading, len(rows_per_rank) * read_batch.completions)
-    first_own_row = sum(rows_per_rank[: ranks.rank])
-    return replace(read_batch, gathered=all_ranks, here=slice(first_own_row, first_own_row + len(read_batch.reading)))
+    rank_start_row = sum(rows_per_rank[: ranks.rank])
+    return replace(read_batch, gathered=all_ranks, here=slice(rank_start_row, rank_start_row + len(read_batch.reading)))
 
 
 def gather_tokens(read_batch: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
@@ -296,8 +296,8 @@ class Step:
         assert self.vocabulary is not None, "reading needs a vocabulary"
         row_batch, turns = self._rows(batch)
         reading = read(row_batch, self.scheme, self.vocabulary)
-        own_rows = ReadBatch(row_batch, reading, len(batch.group_n), turns)
-        return own_rows if self.ranks is None else gather_rows(own_rows, self.scheme, self.ranks)
+        local_batch = ReadBatch(row_batch, reading, len(batch.group_n), turns)
+        return local_batch if self.ranks is None else gather_rows(local_batch, self.scheme, self.ranks)
 
     async def read_waiting(self, batch: Batch, in_thread: Callable[..., Awaitable[Any]]) -> ReadBatch:
         """Find and score blocks like `read`, but await slow rewards. `in_thread` runs a function in a thread meanwhile."""

@@ -295,12 +295,12 @@ def blended_baseline(
     outcome_code_n = refine(torch.zeros_like(group_n), outcome_no)  # equal outcomes get one number, an unknown outcome -1
     is_known_n = outcome_code_n >= 0
     for code in outcome_code_n[is_known_n].unique().tolist():
-        same_outcome_n = outcome_code_n == code
+        has_outcome_n = outcome_code_n == code
         counterfactual_reward_n = None  # the reward that each completion would get for this outcome
-        if by_outcome_n2 is not None and (outcome_value := float(outcome_no[same_outcome_n, judged or 0][0])) in (0.0, 1.0):
+        if by_outcome_n2 is not None and (outcome_value := float(outcome_no[has_outcome_n, judged or 0][0])) in (0.0, 1.0):
             counterfactual_reward_n = by_outcome_n2[:, int(outcome_value)].double()
-        estimate_n = _estimate_for_outcome(reward_n.double(), group_n, is_known_n, same_outcome_n, counterfactual_reward_n)
-        baseline_n[same_outcome_n] = estimate_n[same_outcome_n]
+        estimate_n = _estimate_for_outcome(reward_n.double(), group_n, is_known_n, has_outcome_n, counterfactual_reward_n)
+        baseline_n[has_outcome_n] = estimate_n[has_outcome_n]
     return baseline_n
 
 

@@ -160,8 +160,8 @@ def _check_finite(advantage_nt: Tensor, value_nt: Tensor | None, mask_nt: Tensor
     if value_nt is None or bool(advantage_nt.sum().isfinite()):
         return
     if bad_entry := first_of(mask_nt & ~value_nt.isfinite()):
-        row, t = bad_entry
+        row, token = bad_entry
         raise RewardError(
-            f"The value of completion {row} is {float(value_nt[row, t])} at trainable token {t}; the critic must give a "
+            f"The value of completion {row} is {float(value_nt[row, token])} at trainable token {token}; the critic must give a "
             f"finite value to every token of the mask."
         )

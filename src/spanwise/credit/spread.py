@@ -328,9 +328,9 @@ def restrict(spans: Spans, mask_nt: Bool[Tensor, "n t"]) -> Spans:
     block_nt = pad(spans.block_nt, (0, mask_width - span_width), value=-1)
     is_in_loss_n = mask_nt.any(dim=1)
     if bad_row := first_of(is_in_loss_n & ((block_nt >= 0) != mask_nt).any(dim=1)):
-        (n,) = bad_row
+        (row,) = bad_row
         raise AlignmentError(
-            f"Completion {n} trains on {int(mask_nt[n].sum())} tokens, but its spans cover {int((block_nt[n] >= 0).sum())}; "
+            f"Completion {row} trains on {int(mask_nt[row].sum())} tokens, but its spans cover {int((block_nt[row] >= 0).sum())}; "
             "the trainer's mask must not change after scoring. Did a tool mask change?"
         )
     is_in_loss_n1 = is_in_loss_n[:, None]

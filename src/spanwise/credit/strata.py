@@ -393,8 +393,8 @@ def _compare_rollouts(
     turn_set_index_n = refine(stratum_n, group_index(rollout_n).double()).where(stratum_n >= 0, -1)
     turn_set_moments = moments(value_n, turn_set_index_n)
     stratum_of_set_j = torch.full_like(turn_set_moments.count_s, -1, dtype=torch.long)
-    in_stratum_n = turn_set_moments.stratum_n >= 0
-    stratum_of_set_j[turn_set_moments.stratum_n[in_stratum_n]] = stratum_n[in_stratum_n].long()
+    is_in_stratum_n = turn_set_moments.stratum_n >= 0
+    stratum_of_set_j[turn_set_moments.stratum_n[is_in_stratum_n]] = stratum_n[is_in_stratum_n].long()
     turn_set_adv_j = centred(turn_set_moments.mean_s, stratum_of_set_j, leave_one_out=leave_one_out, min_stratum=min_stratum)
     stratum_moments = moments(turn_set_moments.mean_s, stratum_of_set_j)
     rollout_count_n = turn_set_moments.look_up(stratum_moments.count_n(), 0.0)

@@ -137,8 +137,8 @@ class Fidelity:
 
 def index_of(kind: str, known_values: Sequence[Any], name: Any) -> int:
     """Return the index of a name among the known names. For an unknown name, the error lists the known ones."""
-    check_known(kind, str(name), names := [str(entry) for entry in known_values])
-    return names.index(str(name))
+    check_known(kind, str(name), known_names := [str(entry) for entry in known_values])
+    return known_names.index(str(name))
 
 
 def measure_fidelity(
@@ -229,19 +229,19 @@ def measure_fidelity(
 def _prepare_columns(rerolls: Rerolls, rule: ScoreName) -> dict[str, Tensor]:
     """Compute the columns that batches are drawn from, such as rewards and Monte Carlo advantages."""
     prompt_count, sample_count = rerolls.prefix_xs.shape
-    stated_n = rerolls.confidence_xs.double().flatten()
+    confidence_n = rerolls.confidence_xs.double().flatten()
     outcome_n = rerolls.outcome_xs.double().flatten()
-    outcome_scores = [proper_score(stated_n, torch.full_like(stated_n, outcome), rule=rule) for outcome in (0.0, 1.0)]
-    reward_n = proper_score(stated_n, outcome_n, rule=rule)
+    score_pair = [proper_score(confidence_n, torch.full_like(confidence_n, outcome), rule=rule) for outcome in (0.0, 1.0)]
+    reward_n = proper_score(confidence_n, outcome_n, rule=rule)
     no_rerolls_1m = torch.full((1, rerolls.again_dm.shape[1]), torch.nan)  # the last row, for completions of prefix -1
     rerolled_nm = torch.cat([rerolls.again_dm.double(), no_rerolls_1m])[rerolls.prefix_xs.flatten()]
     rerolled_score_nm = proper_score(rerolled_nm, outcome_n[:, None].expand_as(rerolled_nm), rule=rule)
     mc_value_n, noise_n = mean_and_noise(rerolled_score_nm)
     return {
         "prompt_n": torch.arange(prompt_count).repeat_interleave(sample_count), "reward_n": reward_n, "outcome_n": outcome_n,
-        "by_outcome_n2": torch.stack(outcome_scores, dim=1), "usable_n": ~reward_n.isnan() & ~noise_n.isnan(),
+        "by_outcome_n2": torch.stack(score_pair, dim=1), "usable_n": ~reward_n.isnan() & ~noise_n.isnan(),
         "mc_n": reward_n - mc_value_n, "noise_n": noise_n,  # the variance of the noise in each Monte Carlo advantage
-        "phi_square_n": (stated_n - rerolled_nm.nanmean(dim=1)).square(),
+        "phi_square_n": (confidence_n - rerolled_nm.nanmean(dim=1)).square(),
     }  # fmt: skip
 
 

@@ -128,12 +128,12 @@ class Roller:
         with self._ending_at_later_blocks():
             ids_nt, mask_nt, row_n = self.completions(rows, samples=samples, seed=seed)
         spans, block_texts = self.read(ids_nt, mask_nt)
-        in_first_block_nt = spans.block_nt == 0
-        used_columns = in_first_block_nt.any(dim=0).nonzero()
+        is_in_first_block_nt = spans.block_nt == 0
+        used_columns = is_in_first_block_nt.any(dim=0).nonzero()
         kept_width = int(used_columns.max()) + 1 if len(used_columns) else 1
         ids_of_prompts = [ids for ids in prompt_ids(self.tokenizer, rows["prompt"][:]) for _ in range(samples)]
         reward_n = self.rewards(rows, block_texts, row_n.tolist())
-        return FirstBlocks(row_n, ids_of_prompts, ids_nt[:, :kept_width], in_first_block_nt[:, :kept_width], reward_n)
+        return FirstBlocks(row_n, ids_of_prompts, ids_nt[:, :kept_width], is_in_first_block_nt[:, :kept_width], reward_n)
 
     def rewards_from(self, rows: Any, prefixes: Sequence[Prefix], *, rerolls: int, seed: int) -> Float[Tensor, "d m"]:
         """Sample fresh continuations of each prefix (a prompt and first tokens), and compute their rewards."""
@@ -233,14 +233,14 @@ def collect_tokens(
             f"Completions of up to {int(mask_nt.sum(dim=1).max())} tokens are re-rolled at some tokens only, but the critic "
             "'mc' needs all tokens. Use the other critics: --critics own, or --critics fitted."
         )
-    last_trainable_nt = torch.where(mask_nt, torch.arange(mask_nt.shape[1]), -1).cummax(dim=1).values
-    previous_trainable_nt = torch.nn.functional.pad(last_trainable_nt[:, :-1], (1, 0), value=-1)  # -1: there is none
+    last_trainable_index_nt = torch.where(mask_nt, torch.arange(mask_nt.shape[1]), -1).cummax(dim=1).values
+    previous_index_nt = torch.nn.functional.pad(last_trainable_index_nt[:, :-1], (1, 0), value=-1)  # -1: there is none
     is_chosen_nt = weight_nt > 0
-    follows_chosen_nt = (previous_trainable_nt < 0) | is_chosen_nt.gather(1, previous_trainable_nt.clamp(min=0))
+    follows_chosen_token_nt = (previous_index_nt < 0) | is_chosen_nt.gather(1, previous_index_nt.clamp(min=0))
     index_of_prefix: dict[Prefix, int] = {}
     # Tokens that are not re-rolled have the index -1, which selects the last row of the rewards, NaN.
     prefix_index_nt = torch.full(blocks.ids_nt.shape, -1)
-    for n, t in (mask_nt & (is_chosen_nt | follows_chosen_nt)).nonzero().tolist():
+    for n, t in (mask_nt & (is_chosen_nt | follows_chosen_token_nt)).nonzero().tolist():
         prompt_and_prefix = int(blocks.prompt_n[n]), tuple(blocks.ids_nt[n, :t].tolist())
         prefix_index_nt[n, t] = index_of_prefix.setdefault(prompt_and_prefix, len(index_of_prefix))
     reward_dm = roller.rewards_from(rows, list(index_of_prefix), rerolls=sets * rerolls, seed=reroll_seed)

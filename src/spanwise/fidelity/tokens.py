@@ -110,12 +110,12 @@ def monte_carlo_advantage(
     segment_start_nt = torch.where(opens_segment_nt, position_t, 0).cummax(dim=1).values
     start_or_width_nt = torch.where(opens_segment_nt, position_t, width)
     start_at_or_after_nt = start_or_width_nt.flip(1).cummin(dim=1).values.flip(1)
-    next_start_nt = torch.nn.functional.pad(start_at_or_after_nt[:, 1:], (0, 1), value=width)
+    next_segment_start_nt = torch.nn.functional.pad(start_at_or_after_nt[:, 1:], (0, 1), value=width)
     end_value_n1 = trajectories.reward_n.double()[:, None]
     value_nt = torch.cat([trajectories.value_nt.double(), end_value_n1], dim=1)
     noise_nt = torch.cat([trajectories.noise_nt.double(), torch.zeros_like(end_value_n1)], dim=1)
-    value_change_nt = value_nt.gather(1, next_start_nt) - value_nt.gather(1, segment_start_nt)
-    noise_sum_nt = noise_nt.gather(1, next_start_nt) + noise_nt.gather(1, segment_start_nt)
+    value_change_nt = value_nt.gather(1, next_segment_start_nt) - value_nt.gather(1, segment_start_nt)
+    noise_sum_nt = noise_nt.gather(1, next_segment_start_nt) + noise_nt.gather(1, segment_start_nt)
     return torch.where(mask_nt, value_change_nt, torch.nan), torch.where(mask_nt, noise_sum_nt, torch.nan)
 
 

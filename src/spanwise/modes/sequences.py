@@ -50,8 +50,8 @@ def cut_off(batch: Batch, ends: Collection[int]) -> Bool[Tensor, " n"]:
 def sampled_end(batch: Batch, ends: Collection[int]) -> Bool[Tensor, " n"]:
     """Mark the completions whose last token is an end-of-sequence token that the model sampled."""
     assert batch.mask_nt is not None, "a trainer's batch always has a mask"
-    last_index_n = torch.tensor([max(0, len(ids) - 1) for ids in batch.columns["completion_ids"]])
-    return ~cut_off(batch, ends) & batch.mask_nt.bool().cpu().gather(1, last_index_n[:, None])[:, 0]
+    last_token_index_n = torch.tensor([max(0, len(ids) - 1) for ids in batch.columns["completion_ids"]])
+    return ~cut_off(batch, ends) & batch.mask_nt.bool().cpu().gather(1, last_token_index_n[:, None])[:, 0]
 
 
 def left_padded(prefixes: Sequence[Sequence[int]], padding: int, device: Any) -> tuple[Tensor, Tensor]:

@@ -156,15 +156,15 @@ def message_text(message: Any) -> str:
     """Return a message's reasoning, content and tool calls as text, one below the other."""
     if not isinstance(message, Mapping):
         return content_text(message)
-    calls = message.get("tool_calls")
-    if not isinstance(calls, (list, tuple, np.ndarray)):
-        calls = [] if calls is None else [calls]
-    if not len(calls) and message.get("function_call") is not None:  # OpenAI's old name for a single call
-        calls = [message["function_call"]]
+    tool_calls = message.get("tool_calls")
+    if not isinstance(tool_calls, (list, tuple, np.ndarray)):
+        tool_calls = [] if tool_calls is None else [tool_calls]
+    if not len(tool_calls) and message.get("function_call") is not None:  # OpenAI's old name for a single call
+        tool_calls = [message["function_call"]]
     # Servers call the reasoning differently, and a refusal has no content.
     reasoning_text = content_text(message.get("reasoning_content")) or content_text(message.get("reasoning"))
     content_or_refusal = content_text(message) or content_text(message.get("refusal"))
-    return "\n".join(filter(None, [reasoning_text, content_or_refusal, *map(_call_text, calls)]))
+    return "\n".join(filter(None, [reasoning_text, content_or_refusal, *map(_call_text, tool_calls)]))
 
 
 def _call_text(call: Any) -> str:

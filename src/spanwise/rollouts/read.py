@@ -76,8 +76,8 @@ def read_rollouts(
         ([0, 0, 1], [1.0, 0.0, nan], ['4', '4', '6'])
     """
     rollouts_path = Path(path)
-    found_files = rollout_files(rollouts_path)
-    for file in (rollouts_path, *found_files):
+    all_files = rollout_files(rollouts_path)
+    for file in (rollouts_path, *all_files):
         if str(file) != clean(str(file)):  # a name that is not valid UTF-8 cannot be printed
             raise DataError(f"The name of '{clean(str(file))}' is not valid UTF-8; rename it.")
         if file.suffix.lower() in _ERROR_OF_SUFFIX and file.is_file():
@@ -85,15 +85,15 @@ def read_rollouts(
     if rollouts_path.is_file() and rollouts_path.stat().st_size == 0:
         raise DataError(f"'{rollouts_path}' is empty.")
     plain_reader = partial(read_plain, columns=columns, parts=parts)
-    readers = {_choose_reader(file, found_files, columns) or plain_reader for file in found_files}
+    readers = {_choose_reader(file, all_files, columns) or plain_reader for file in all_files}
     if len(readers) > 1:
-        raise DataError(f"The folder '{found_files[0].parent}' holds files of more than one format; give one of its files.")
+        raise DataError(f"The folder '{all_files[0].parent}' holds files of more than one format; give one of its files.")
     reader = readers.pop()
-    with readable(found_files[0] if len(found_files) == 1 else rollouts_path):
-        rollout_table = reader(rollouts_path, found_files, tokenizer)
+    with readable(all_files[0] if len(all_files) == 1 else rollouts_path):
+        rollout_table = reader(rollouts_path, all_files, tokenizer)
     if len(rollout_table) == 0:
         raise DataError(f"'{path}' holds no completions. {rollout_table.note}".strip())
-    return replace(rollout_table, note=f"{rollout_table.note} {_unread_note(rollouts_path, found_files)}".strip())
+    return replace(rollout_table, note=f"{rollout_table.note} {_unread_note(rollouts_path, all_files)}".strip())
 
 
 def _unread_note(path: Path, files: Sequence[Path]) -> str:
@@ -127,26 +127,26 @@ def _choose_reader(
     """Return the function that reads a file's format. Return None for a plain table, or if the user names columns."""
     if file.suffix.lower() in SUFFIXES:
         return None
-    reader = None
+    format_reader = None
     format_name = ""
     with readable(file):
         if file.suffix == ".pt":
-            reader, format_name = read_slime, "a dump of slime"
+            format_reader, format_name = read_slime, "a dump of slime"
         elif is_inspect(file):
-            reader, format_name = read_inspect, "a log of Inspect"
+            format_reader, format_name = read_inspect, "a log of Inspect"
         elif holds_json(file):
             file, _, first_record = next(read_records(files), (file, "", None))
             if first_record is None:
                 raise DataError(f"'{file}' holds no completions.")
             field_names = {*first_record}
             if field_names & {"traces", "nodes"}:
-                reader, format_name = read_verifiers, "verifiers' traces"
+                format_reader, format_name = read_verifiers, "verifiers' traces"
             elif field_names.issuperset(VERL_REQUIRED):
-                reader = read_verl
+                format_reader = read_verl
             elif field_names >= LM_EVAL_REQUIRED:
-                reader, format_name = read_lm_eval, "samples of lm-evaluation-harness"
+                format_reader, format_name = read_lm_eval, "samples of lm-evaluation-harness"
             elif {"prompt", "completion"} <= field_names and field_names & _LEGACY_VERIFIERS_FIELDS:
-                reader = read_verifiers
+                format_reader = read_verifiers
         else:
             _check_parquet(file)
             arrow_schema = pq.read_schema(file)
@@ -154,10 +154,10 @@ def _choose_reader(
             field_names = {*arrow_schema.names}
             if {schema.PROMPT, schema.TRAINABLE} <= field_names and field_names & {schema.IDS, schema.TOKENS}:
                 schema.check_version(file, arrow_schema)
-                reader, format_name = read_own, "spanwise's own rollouts"
+                format_reader, format_name = read_own, "spanwise's own rollouts"
     if columns and format_name:
         raise DataError(f"'{file}' holds {format_name}, whose columns have fixed names; leave out --columns.")
-    return None if columns else reader
+    return None if columns else format_reader
 
 
 def _check_parquet(file: Path) -> None:

@@ -183,7 +183,7 @@ def token_rows(
     texts = _texts(table[token_column], edges, vocabulary)
     plain_columns = [column.name for column in table.schema if not pa.types.is_list(column.type)]
     plain_rows = table.select(plain_columns).to_pylist()
-    blocks = schema.family_names(column_names, "end")
+    block_names = schema.family_names(column_names, "end")
     objective_names = schema.family_names(column_names, "reward")
     credit_blocks = {
         method: [x for x in schema.family_names(column_names, "credit", method) if x != schema.STOP] for method in methods
@@ -206,7 +206,7 @@ def token_rows(
                     method: np.where(is_trained_t, row_columns[name], np.nan).tolist()
                     for method, name in advantage_columns.items()
                 },
-                spans=_pieces(row, blocks, row_columns.get(schema.BLOCK)),
+                spans=_pieces(row, block_names, row_columns.get(schema.BLOCK)),
                 rewards={name: row[schema.column("reward", name)] for name in objective_names},
                 statuses={name: row[schema.column("status", name)] for name in objective_names},
                 fault=", ".join(fault.name.lower() for fault in Fault(row.get(schema.FAULT) or 0) if fault.name),

@@ -361,8 +361,8 @@ def load_tokenizer(folder: str | Path) -> tuple[Any, Vocabulary]:
     file_stat = tokenizer_file.stat() if tokenizer_file.is_file() else None
     file_stamp = (0, 0) if file_stat is None else (file_stat.st_mtime_ns, file_stat.st_size)
     try:
-        config = json.loads(tokenizer_file.with_name("config.json").read_text(encoding="utf-8"))
-        vocabulary_size = config.get("vocab_size")
+        model_config = json.loads(tokenizer_file.with_name("config.json").read_text(encoding="utf-8"))
+        vocabulary_size = model_config.get("vocab_size")
     except (OSError, ValueError, AttributeError):
         vocabulary_size = None
     return _load_file(tokenizer_file, file_stamp, vocabulary_size if isinstance(vocabulary_size, int) else None)

@@ -152,8 +152,8 @@ def write_branches(file: Path, source: Path, advantage_rows: Iterator[Sequence[f
                 for _, node_ids in trace.paths:
                     flags_of_nodes = [node_tokens(trace, i).mask for i in node_ids]
                     sampled_flags = [flag for node_flags in flags_of_nodes for flag in node_flags]
-                    first_sampled = sampled_flags.index(True) if True in sampled_flags else len(sampled_flags)
-                    completion_flags = sampled_flags[first_sampled:]
+                    first_sampled_index = sampled_flags.index(True) if True in sampled_flags else len(sampled_flags)
+                    completion_flags = sampled_flags[first_sampled_index:]
                     values_and_flags = zip(next(advantage_rows), completion_flags, strict=True)
                     sampled_advantages = (value for value, flag in values_and_flags if flag)
                     nodes = cast(Sequence[dict[str, Any]], trace.nodes)
@@ -207,8 +207,8 @@ def trained_traces(record: Mapping[str, Any]) -> Iterator[Trace]:
             trace = Trace(raw_trace, nodes, place, "", step, bool(group_id), task_data, list(_paths(nodes)))
             task_key = task.get("key") or task.get("hash")
             prompt_nodes = trace.paths[0][0] if trace.paths else ()
-            key = group_id or task_key or trace.prompt(prompt_nodes)
-            yield replace(trace, key=f"{key} {agent_fields.get('name', '')}")
+            group_key = group_id or task_key or trace.prompt(prompt_nodes)
+            yield replace(trace, key=f"{group_key} {agent_fields.get('name', '')}")
 
 
 def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list[int]]]:
@@ -223,13 +223,13 @@ def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list
             raise FieldError(f"node {i} has the parent {parent}, but a parent must come before its node")
     links_of_node = [list_field(node, "semantic_parents", Mapping, "objects") for node in nodes]
     all_links = chain.from_iterable(links_of_node)
-    continued_ids = {link.get("node") for link in all_links if link.get("type") == "compaction"}
+    compacted_node_ids = {link.get("node") for link in all_links if link.get("type") == "compaction"}
     parent_ids = {*parent_of_node}
     leaf_ids = [i for i in range(len(nodes)) if i not in parent_ids]
-    attempt_ids = {i for i in leaf_ids if any(link.get("type") == "compaction_attempt" for link in links_of_node[i])}
-    rejected_ids = attempt_ids - continued_ids
+    attempt_node_ids = {i for i in leaf_ids if any(link.get("type") == "compaction_attempt" for link in links_of_node[i])}
+    rejected_node_ids = attempt_node_ids - compacted_node_ids
     used_nodes: set[int] = set()
-    for leaf in [leaf for leaf in leaf_ids if leaf not in rejected_ids] or leaf_ids:
+    for leaf in [leaf for leaf in leaf_ids if leaf not in rejected_node_ids] or leaf_ids:
         branch_path: list[int] = []
         node_id: int | None = leaf
         while node_id is not None:
@@ -286,10 +286,10 @@ def trace_rewards(trace: Trace) -> dict[str, Any]:
     weighted_sum = 0.0
     is_scored = False
     for name, reward in object_field(trace.raw, "rewards").items():
-        score = reward.get("score") if isinstance(reward, Mapping) else reward
+        raw_score = reward.get("score") if isinstance(reward, Mapping) else reward
         raw_weight = reward.get("weight") if isinstance(reward, Mapping) else None
-        rewards[name] = score
-        reward_number = finite(score)
+        rewards[name] = raw_score
+        reward_number = finite(raw_score)
         reward_weight = 1.0 if raw_weight is None else finite(raw_weight)
         if reward_weight is None:
             raise FieldError(f"the weight of the reward '{name}' is {raw_weight!r}, but it must be a number")
@@ -328,18 +328,18 @@ def _turns(trace: Trace) -> Iterator[Turn]:
         token_ids, mask, number_lists = tokens_of_node[i]
         if not token_ids:
             raise FieldError(f"{_where(trace, i)} has no token ids, so none of its tokens can be credited")
-        first_sampled = mask.index(True) if True in mask else len(mask)
-        prompt_ids = token_ids[:first_sampled]
+        first_sampled_index = mask.index(True) if True in mask else len(mask)
+        prompt_ids = token_ids[:first_sampled_index]
         parent_node = nodes[i].get("parent")
         while parent_node is not None and parent_node not in turn_of_node:
             prompt_ids = tokens_of_node[parent_node].ids + prompt_ids
             parent_node = nodes[parent_node].get("parent")
         yield Turn(
             prompt_ids,
-            token_ids[first_sampled:],
-            [int(flag) for flag in mask[first_sampled:]],
+            token_ids[first_sampled_index:],
+            [int(flag) for flag in mask[first_sampled_index:]],
             parent=None if parent_node is None else turn_of_node[parent_node],
-            per_token={name: values[first_sampled:] for name, values in number_lists.items()},
+            per_token={name: values[first_sampled_index:] for name, values in number_lists.items()},
             extra={"node": i},
         )
         turn_of_node[i] = len(turn_of_node)

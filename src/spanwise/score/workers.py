@@ -87,8 +87,8 @@ class Deadlines:
                     if due <= time.monotonic():
                         del self._due[key]
                         action()
-                next_due = min((due for due, _ in self._due.values()), default=math.inf)
-                self._changed.wait(min(max(0.0, next_due - time.monotonic()), threading.TIMEOUT_MAX))
+                next_due_time = min((due for due, _ in self._due.values()), default=math.inf)
+                self._changed.wait(min(max(0.0, next_due_time - time.monotonic()), threading.TIMEOUT_MAX))
 
 
 DEADLINES = Deadlines()

@@ -70,19 +70,19 @@ def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "ta
     segmenter_entry = SEGMENTERS.find(segmenter)
     list_marks = segmenter_entry.says
     holds_mark = segmenter_entry.holds
-    wanted_marks = dict.fromkeys(marks if segmenter == "tags" else map(any_index, marks))
+    layout_marks = dict.fromkeys(marks if segmenter == "tags" else map(any_index, marks))
     completion_count = 0
     count_of_mark = Counter[str]()
     for text in texts:
         completion_count += 1
         marks_of_text = set() if list_marks is None else set(list_marks(text))
         if holds_mark is not None:
-            marks_of_text.difference_update(wanted_marks)
-            marks_of_text.update(mark for mark in wanted_marks if holds_mark(text, mark))
+            marks_of_text.difference_update(layout_marks)
+            marks_of_text.update(mark for mark in layout_marks if holds_mark(text, mark))
         count_of_mark.update(marks_of_text)
     if prefilled is not None:
         count_of_mark[prefilled] = completion_count
-    wanted_counts = {mark: count_of_mark[mark] for mark in wanted_marks} if list_marks or holds_mark else {}
+    wanted_counts = {mark: count_of_mark[mark] for mark in layout_marks} if list_marks or holds_mark else {}
     other_counts = [(mark, count) for mark, count in count_of_mark.items() if mark not in wanted_counts]
     counts_most_frequent_first = sorted(other_counts, key=lambda entry: (-entry[1], entry[0]))
     return Census(completion_count, wanted_counts, dict(counts_most_frequent_first), segmenter)

@@ -211,15 +211,15 @@ def cut(layout: Layout, findings: Iterable[Found], length: int) -> Pieces:
         fault_flags |= Fault.NESTED
     if not layout.wanted.issubset([claim.part for claim in claims_with_bytes]):
         fault_flags |= Fault.MISSING
-    contents: dict[tuple[int, str], Inner] = {}
+    content_of_part: dict[tuple[int, str], Inner] = {}
     for claim in claims_with_bytes:
         if claim.inner is not None:
-            contents[claim.part.block, claim.part.key] = claim.inner
+            content_of_part[claim.part.block, claim.part.key] = claim.inner
     block_pieces[:1] = [(0, block_pieces[0][1] if block_pieces else 0)]
     # If several pieces (runs of bytes) start at the same byte, the last piece gets the byte.
     neighbouring_pieces = pairwise([(-1, -1), *block_pieces])
     block_by_start = {start: block for (_, previous_block), (start, block) in neighbouring_pieces if block != previous_block}
-    return Pieces(tuple(block_by_start.values()), tuple(block_by_start), int(fault_flags), contents)
+    return Pieces(tuple(block_by_start.values()), tuple(block_by_start), int(fault_flags), content_of_part)
 
 
 def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list[tuple[int, int]], list[Claim]]:

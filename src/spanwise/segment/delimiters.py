@@ -120,13 +120,13 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
     parts_of_mark = group_by_mark(parts, bare=False)
     mark_of_opening: dict[bytes, tuple[str, bytes]] = {}  # maps each opening sign to its mark and closing sign
     for mark in parts_of_mark:
-        opening, closing = signs_of(mark)
-        if opening.encode() in mark_of_opening:
+        opening_sign, closing_sign = signs_of(mark)
+        if opening_sign.encode() in mark_of_opening:
             raise LayoutError(
                 f"'{mark}' has the same opening sign as another mark; give each mark an opening sign of its own."
             )
-        mark_of_opening[opening.encode()] = mark, closing.encode()
-    closing_signs = {closing for _, closing in mark_of_opening.values() if closing}
+        mark_of_opening[opening_sign.encode()] = mark, closing_sign.encode()
+    closing_signs = {closing_sign for _, closing_sign in mark_of_opening.values() if closing_sign}
     find_signs = sign_finder({*mark_of_opening, *closing_signs})
     prefilled_signs = [Sign(signs_of(mark)[0].encode(), 0, 0) for mark in parts_of_mark if mark == layout.prefilled]
 
@@ -142,9 +142,9 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
                 fault_flags |= Fault.ORDER
                 sign_index += 1
                 continue
-            mark, closing = mark_of_opening[sign.written]
-            has_closing = closing != b"" and last_index_by_sign.get(closing, 0) > sign_index
-            end_signs = (closing,) if has_closing else mark_of_opening
+            mark, closing_sign = mark_of_opening[sign.written]
+            has_closing = closing_sign != b"" and last_index_by_sign.get(closing_sign, 0) > sign_index
+            end_signs = (closing_sign,) if has_closing else mark_of_opening
             end_index = index_of_first(signs, range(sign_index + 1, len(signs) - 1), end_signs)
             end_sign = signs[end_index]
             inner_signs = {inside.written for inside in signs[sign_index + 1 : end_index]}
@@ -152,8 +152,8 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
                 fault_flags |= Fault.NESTED if inner_signs & mark_of_opening.keys() else 0
             else:
                 fault_flags |= Fault.ORDER if inner_signs else 0  # a sign that closes another mark
-                fault_flags |= Fault.TRUNCATED if closing else 0
-            is_complete = has_closing or not closing
+                fault_flags |= Fault.TRUNCATED if closing_sign else 0
+            is_complete = has_closing or not closing_sign
             content_place = (sign.end, end_sign.start) if is_complete else None
             pair_matches.append((mark, sign.start, end_sign.end if has_closing else end_sign.start, content_place))
             sign_index = end_index + 1 if has_closing else end_index

@@ -116,7 +116,7 @@ def _segment_rows(
     first_row: int,
 ) -> tuple[tuple[np.ndarray, ...], list[BlockText]]:
     """Return the columns of `Spans` (start, end, block, fault, length) for some completions, and the blocks' texts."""
-    completion_count, width = valid_nt.shape
+    completion_count, token_width = valid_nt.shape
     block_count = len(layout.names)
     row_t, column_t = np.nonzero(valid_nt)
     token_id_t = ids_nt[valid_nt]
@@ -151,13 +151,13 @@ def _segment_rows(
     first_token_p[np.flatnonzero(np.diff(row_of_piece_p, prepend=-1))] = token_offsets[:-1]
     token_count_p = np.diff(first_token_p, append=len(end_t))
     byte_count_p = np.diff(first_byte_p, append=byte_offsets[-1])
-    block_nt = np.full((completion_count, width), -1, dtype=np.int8 if block_count <= 127 else np.int16)
+    block_nt = np.full((completion_count, token_width), -1, dtype=np.int8 if block_count <= 127 else np.int16)
     block_nt[valid_nt] = np.repeat(block_of_piece_p, token_count_p)
     length_nk = np.zeros((completion_count, block_count), dtype=np.int64)
     np.add.at(length_nk, (row_of_piece_p, block_of_piece_p), token_count_p)
     nonempty_pieces = np.flatnonzero(token_count_p)
     row_and_block = row_of_piece_p[nonempty_pieces], block_of_piece_p[nonempty_pieces]
-    start_nk = np.full((completion_count, block_count), width, dtype=np.int64)
+    start_nk = np.full((completion_count, block_count), token_width, dtype=np.int64)
     end_nk = np.zeros((completion_count, block_count), dtype=np.int64)
     np.minimum.at(start_nk, row_and_block, column_t[first_token_p[nonempty_pieces]])
     np.maximum.at(end_nk, row_and_block, column_t[(first_token_p + token_count_p)[nonempty_pieces] - 1] + 1)
@@ -207,7 +207,7 @@ def _check_shape(values_nt: Tensor, shape: tuple[int, ...], name: str) -> None:
 
 def _text(completion: bytes, pieces: Pieces, present_k: Sequence[bool], keys: Mapping[str, Sequence[str]]) -> BlockText:
     """Return the text of each block of a completion, and the contents of its parts (None if incomplete)."""
-    last_byte = text_end(completion)  # no part says the token that ends a turn
+    end_byte = text_end(completion)  # no part says the token that ends a turn
     pieces_of_block: dict[int, list[bytes]] = {}
     for k, start, stop in zip(pieces.blocks, pieces.starts, (*pieces.starts[1:], len(completion)), strict=True):
         pieces_of_block.setdefault(k, []).append(completion[start:stop])
@@ -218,9 +218,7 @@ def _text(completion: bytes, pieces: Pieces, present_k: Sequence[bool], keys: Ma
             text_of_block[name] = block_text
             for key in block_keys:
                 content = pieces.contents.get((k, key))
-                content_bytes = (
-                    completion[content[0] : min(content[1], last_byte)] if isinstance(content, tuple) else content
-                )
+                content_bytes = completion[content[0] : min(content[1], end_byte)] if isinstance(content, tuple) else content
                 block_text[key] = None if content_bytes is None else content_bytes.decode("utf-8", "replace")
             block_text[""] = b"".join(pieces_of_block[k]).decode("utf-8", "replace")
     # The joined texts of the blocks are the whole text only if each block is one piece, in the layout's order.

@@ -60,13 +60,13 @@ def _unit_finder(parts: Sequence[Part], starts_of: _Starts, *, trimmed: bool) ->
 
     def find(sample: Sample) -> Found:
         text = sample.text
-        last_byte = text_end(text) if trimmed else len(text)
+        end_byte = text_end(text) if trimmed else len(text)
         unit_matches = list[Match]()
         for start, stop in pairwise([*starts_of(sample), len(text)]):
-            first_match = _NON_SPACE.search(text, start, min(stop, last_byte)) if trimmed else None
+            first_match = _NON_SPACE.search(text, start, min(stop, end_byte)) if trimmed else None
             if first_match is not None:
                 unit_matches.append(
-                    ("", start, stop, (first_match.start(), start + len(text[start : min(stop, last_byte)].rstrip())))
+                    ("", start, stop, (first_match.start(), start + len(text[start : min(stop, end_byte)].rstrip())))
                 )
             elif start < stop and not trimmed:
                 unit_matches.append(("", start, stop, (start, stop)))

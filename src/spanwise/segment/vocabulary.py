@@ -153,13 +153,13 @@ def _compile_decoder(decoder: Mapping[str, Any] | None) -> tuple[Callable[[str],
         )
     replacements: list[tuple[str, str]] = []
     encode_piece: Callable[[str], bytes] = str.encode
-    is_fused = False
+    is_after_fuse_step = False
     for step in decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]:
         step_type = step["type"]
-        precedes_encoding = not is_fused and encode_piece is str.encode
+        precedes_encoding = not is_after_fuse_step and encode_piece is str.encode
         if step_type == "Fuse":
-            is_fused = True
-        elif step_type == "Strip" and is_fused:
+            is_after_fuse_step = True
+        elif step_type == "Strip" and is_after_fuse_step:
             pass  # Strip drops a leading space, which a completion needs, because it continues a prompt
         elif step_type == "Replace" and precedes_encoding and "String" in step["pattern"]:
             replacements.append((step["pattern"]["String"], step["content"]))

@@ -164,18 +164,18 @@ def batches_of(
     id_rows = draw(st.lists(ids_strategy, min_size=row_count, max_size=row_count))
     has_tokens = any(entry.by_token for entry in spec)
     row_lengths = [len(row) if has_tokens else 0 for row in id_rows]
-    k = draw(st.integers(1, 3))
+    n_blocks = draw(st.integers(1, 3))
     token_structure = {"length": row_lengths} if has_tokens else {}
     row_structure = {"group": group_of_row, "trajectory": trajectory_of_row, **token_structure}
-    input_rows: dict[str, Any] = {}
+    inputs: dict[str, Any] = {}
     for entry in spec:
         if not entry.by_token:
-            input_rows[entry.name] = _draw_rows(draw, entry, row_count, k, row_structure, absent)
+            inputs[entry.name] = _draw_rows(draw, entry, row_count, n_blocks, row_structure, absent)
         elif entry.stem == "ids" and ids is not None:
-            input_rows[entry.name] = _pad(id_rows, entry.dtype)
+            inputs[entry.name] = _pad(id_rows, entry.dtype)
         elif entry.stem != "mask":
-            input_rows[entry.name] = _pad([_draw_tokens(draw, entry, length, k) for length in row_lengths], entry.dtype)
-    return DrawnBatch(spec, torch.tensor(group_of_row), input_rows, _pad([range(length) for length in row_lengths], fill=-1))
+            inputs[entry.name] = _pad([_draw_tokens(draw, entry, length, n_blocks) for length in row_lengths], entry.dtype)
+    return DrawnBatch(spec, torch.tensor(group_of_row), inputs, _pad([range(length) for length in row_lengths], fill=-1))
 
 
 def _draw_tokens(draw: Draw, entry: Input, length: int, k: int) -> tuple[Any, ...]:

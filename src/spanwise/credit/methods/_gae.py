@@ -210,9 +210,9 @@ class SaeSegments:
         """Mark the tokens at which SAE cuts, that is, applies lambda. A mark on a masked token has no effect."""
         # The sum is NaN if any log-probability is NaN, and a sum is faster than a search.
         if bool(logp_nt.sum().isnan()) and (bad_entry := first_of(logp_nt.isnan() & mask_nt)):
-            row, t = bad_entry
+            row, token = bad_entry
             raise RewardError(
-                f"The log-probability of completion {row} is nan at trainable token {t}; give a number for every sampled token."
+                f"The log-probability of completion {row} is nan at trainable token {token}; give a number for every sampled token."
             )
         lowest_logp = math.log(self.threshold) if self.threshold > 0 else -math.inf
         is_unlikely_nt = logp_nt < lowest_logp

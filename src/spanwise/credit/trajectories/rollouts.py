@@ -344,7 +344,7 @@ def worth_of_turns(
     rollout_scores = _score_rollouts(scores, timeline, objectives, add_turns=kind == "completion")
     compared_reward_sm = fill_missing(rollout_scores, objectives)[timeline.index_s]
     turn_reward_sm = fill_missing(scores, objectives)
-    is_vote_sm = torch.zeros_like(compared_reward_sm, dtype=torch.bool)
+    is_counted_reward_sm = torch.zeros_like(compared_reward_sm, dtype=torch.bool)
     is_checked_sm = _mark_checked(scores.status_nm)
     for m, objective in enumerate(objectives):
         credits_steps = kind == "step" and objective.scope != "rollout"
@@ -355,8 +355,8 @@ def worth_of_turns(
             uses_if_missing_s = (timeline.left_s == 0) & (timeline.add_up(is_checked_sm[:, m]) == 0)[timeline.index_s]
             compared_reward_sm[:, m] = compared_reward_sm[:, m].where(is_checked_sm[:, m] | uses_if_missing_s, torch.nan)
         counted_rows = slice(None) if credits_steps else timeline.last_with(~compared_reward_sm[:, m].isnan())
-        is_vote_sm[counted_rows, m] = True
-    return compared_reward_sm, torch.where(is_vote_sm, compared_reward_sm, torch.nan)
+        is_counted_reward_sm[counted_rows, m] = True
+    return compared_reward_sm, torch.where(is_counted_reward_sm, compared_reward_sm, torch.nan)
 
 
 def _objective_tables(scores: Scores) -> dict[str, Tensor]:

@@ -37,11 +37,11 @@ class Saved(NamedTuple):
         """Read a saved critic's description from its folder; None for a token classifier that is no saved critic."""
         about_file = Path(place) / ABOUT
         try:
-            entries = json.loads(about_file.read_text(encoding="utf-8"))
-            options: dict[str, Any] = {}
-            if entries["head"] != "scalar":
-                options = {"bins": entries["bins"], "value_range": tuple(entries["value_range"])}
-            return Saved(list(entries["values"]), CriticConfig(head=entries["head"], **options), entries.get("tokenizer"))
+            fields = json.loads(about_file.read_text(encoding="utf-8"))
+            head_options: dict[str, Any] = {}
+            if fields["head"] != "scalar":
+                head_options = {"bins": fields["bins"], "value_range": tuple(fields["value_range"])}
+            return Saved(list(fields["values"]), CriticConfig(head=fields["head"], **head_options), fields.get("tokenizer"))
         except OSError:
             return None
         except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -89,10 +89,10 @@ class SelfRewarding(TrlPart):
         **kwargs: Any,
     ) -> Any:
         """Run a forward pass with the reserved token appended to each ended row, and remove that token from the result."""
-        present_bt = attention_mask[:, -logits_to_keep:].bool()
-        has_ended_b = ended(input_ids[:, -logits_to_keep:], present_bt, self.ends)
-        last_index_b = present_bt.long().cumsum(dim=1).argmax(dim=1)
-        end_column_b = torch.where(has_ended_b, last_index_b + 1, -1)
+        is_present_bt = attention_mask[:, -logits_to_keep:].bool()
+        has_ended_b = ended(input_ids[:, -logits_to_keep:], is_present_bt, self.ends)
+        last_token_index_b = is_present_bt.long().cumsum(dim=1).argmax(dim=1)
+        end_column_b = torch.where(has_ended_b, last_token_index_b + 1, -1)
         is_end_token_bt = torch.arange(logits_to_keep + 1, device=input_ids.device) == end_column_b[:, None]
         ids_bl, mask_bl = pad(input_ids, (0, 1)), pad(attention_mask, (0, 1))
         ids_bl[:, -logits_to_keep - 1 :].masked_fill_(is_end_token_bt, self.token)

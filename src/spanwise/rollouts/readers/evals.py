@@ -114,8 +114,8 @@ def _read_samples(files: Sequence[Path]) -> Iterator[Any]:
         try:
             if file.suffix.lower() == ".eval":
                 _check_archive(file)
-                header = read_eval_log(str(file), header_only=True).eval
-                sample_names = _sample_names(file, header.dataset.sample_ids or (), header.config.epochs or 1)
+                log_header = read_eval_log(str(file), header_only=True).eval
+                sample_names = _sample_names(file, log_header.dataset.sample_ids or (), log_header.config.epochs or 1)
                 if sample_names is None:
                     yield from read_eval_log_samples(str(file), all_samples_required=False)
                 for sample_fields in _read_members(file, sample_names or ()):
@@ -133,9 +133,9 @@ def _read_samples(files: Sequence[Path]) -> Iterator[Any]:
         except Exception as error:  # zip, JSON and Inspect each raise their own exceptions
             reason = first_line(error)
             if isinstance(error, ValidationError):
-                first_fault = error.errors()[0]
-                fault_place = ".".join(map(str, first_fault["loc"]))
-                reason = f"a sample has the fault '{first_fault['msg']}' in {fault_place}"
+                first_error = error.errors()[0]
+                fault_place = ".".join(map(str, first_error["loc"]))
+                reason = f"a sample has the fault '{first_error['msg']}' in {fault_place}"
             raise DataError(f"'{file}' cannot be read as a log of Inspect; it is damaged or cut off ({reason}).") from error
 
 
@@ -219,8 +219,8 @@ def _lm_eval_responses(files: Sequence[Path], rows: _Rows, unscored_counts: arra
     for record in parse_records(files, _parse_lm_eval):
         response_texts = record["texts"]
         texts_hash = hash(tuple(response_texts))  # all texts together may not fit into memory
-        seen_rows, seen_hash, seen_filters = responses_of_document.get(record["key"], no_responses)
-        if seen_rows and texts_hash == seen_hash and record["filter"] not in seen_filters:
+        seen_rows, seen_texts_hash, seen_filters = responses_of_document.get(record["key"], no_responses)
+        if seen_rows and texts_hash == seen_texts_hash and record["filter"] not in seen_filters:
             seen_filters.append(record["filter"])
             for row in seen_rows:
                 rows.set_rewards(row, record["rewards"])

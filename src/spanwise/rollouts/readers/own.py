@@ -72,8 +72,8 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
             "There is no tokenizer beside the file; credit is shown per word. Give the tokenizer's folder with --tokenizer."
         )
         text_columns = (batch[schema.TEXT] for batch in _batches(files, [schema.TEXT]))
-        texts = (text or "" for column in text_columns for text in column.to_pylist())
-        tokens = tokenize([(text, True)] for text in texts)._replace(note=token_note)
+        completion_texts = (text or "" for column in text_columns for text in column.to_pylist())
+        tokens = tokenize([(text, True)] for text in completion_texts)._replace(note=token_note)
     share_text = Shared()
     scalar_names = [field.name for field in table.schema if not pa.types.is_list(field.type)]
     rollout_ids = _read_ids(path, table, schema.ROLLOUT)
@@ -133,9 +133,9 @@ def _read_tokens(
                 flat_values = schema.flat_values(table[name], flat_column.dtype)
             flat_column.extend(flat_values)
     values_by_column = {name: flat_column.read() for name, flat_column in flat_columns.items()}
-    offsets = np.concatenate(([0], np.cumsum(token_counts, dtype=np.int64)))
+    token_offsets = np.concatenate(([0], np.cumsum(token_counts, dtype=np.int64)))
     return _Tokens(
-        Ragged(values_by_column[token_column], offsets),
+        Ragged(values_by_column[token_column], token_offsets),
         values_by_column[schema.TRAINABLE],
         {name: values_by_column[name] for name in numbers},
         {name: values_by_column[name] for name in trained},
@@ -223,9 +223,9 @@ def _check_spelling(file: Path, vocabulary: Vocabulary, tokenizer: str | Path) -
     for row in first_rows:
         is_sampled = np.array(row[schema.TRAINABLE], dtype=np.bool_)
         sampled_ids = np.array(row[schema.IDS], dtype=np.int64)[is_sampled]
-        known_ids = sampled_ids[(sampled_ids >= 0) & (sampled_ids < len(vocabulary))]
-        known_text = vocabulary.join(known_ids)[0].decode(errors="replace")
-        wrong_count += len(known_ids) < len(sampled_ids) or known_text != row[schema.TEXT]
+        valid_ids = sampled_ids[(sampled_ids >= 0) & (sampled_ids < len(vocabulary))]
+        known_text = vocabulary.join(valid_ids)[0].decode(errors="replace")
+        wrong_count += len(valid_ids) < len(sampled_ids) or known_text != row[schema.TEXT]
     if wrong_count > len(first_rows) // 2:
         raise DataError(
             f"The tokenizer of '{tokenizer}' decodes {wrong_count} of the first {len(first_rows)} completions of '{file}' to "

@@ -229,10 +229,10 @@ def _find_roles(path: Path, names: Sequence[str], role_columns: Mapping[str, str
     """Map each role, such as prompt, to the column that the user gave, or else to one with a usual name."""
     names_text = ", ".join(map(str, names[:12])) or "(none)"
     more_text = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    found_text = f"'{path}' has the columns {names_text}{more_text}"
+    table_text = f"'{path}' has the columns {names_text}{more_text}"
     for role, name in role_columns.items():
         if name not in names:
-            raise DataError(f"--columns {role}={name}: {found_text}. {unknown('column', name, names).split(' Known: ')[0]}")
+            raise DataError(f"--columns {role}={name}: {table_text}. {unknown('column', name, names).split(' Known: ')[0]}")
     used_names = {name for role, name in role_columns.items() if role != "group"}  # one column may be both group and prompt
     roles = dict(role_columns)
     for role in ("prompt", "completion", "answer", "group", "step"):
@@ -251,12 +251,12 @@ def _find_roles(path: Path, names: Sequence[str], role_columns: Mapping[str, str
     if not roles.keys() & {"completion", "completions"} and roles.get("prompt") != "messages":
         usual_names = [*NAMES["completion"], *NAMES["completions"]]
         raise DataError(
-            f"{found_text}. No column is called {', '.join(usual_names[:-1])} or {usual_names[-1]}. Say which column "
+            f"{table_text}. No column is called {', '.join(usual_names[:-1])} or {usual_names[-1]}. Say which column "
             f"holds the completions: {_COLUMN_HINT.format(role='completion')}. Known formats: {FORMATS}."
         )
     if not roles.keys() & {"prompt", "group"}:
         raise DataError(
-            f"{found_text}. No column says which completions belong to one prompt. Say which column holds the prompts: "
+            f"{table_text}. No column says which completions belong to one prompt. Say which column holds the prompts: "
             f"{_COLUMN_HINT.format(role='prompt')}. Or name an id that the completions of a prompt share: --columns group=NAME."
         )
     return roles

@@ -219,7 +219,7 @@ def _branch_rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         for n, (earlier_nodes, nodes) in enumerate(trace.paths):
             tokens_of_nodes = [node_tokens(trace, i) for i in nodes]
             sampled_flags = [flag for node in tokens_of_nodes for flag in node.mask]
-            first_sampled = sampled_flags.index(True) if True in sampled_flags else len(sampled_flags)
+            first_sampled_index = sampled_flags.index(True) if True in sampled_flags else len(sampled_flags)
             yield {
                 "key": trace.key,
                 "step": trace.step,
@@ -231,10 +231,10 @@ def _branch_rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 ],
                 "rewards": trace_rewards(trace),
                 "columns": {key: v for key, v in trace.task.items() if not isinstance(v, (dict, list))},
-                "ids": _id_array([i for node in tokens_of_nodes for i in node.ids][first_sampled:]),
-                "mask": sampled_flags[first_sampled:],
+                "ids": _id_array([i for node in tokens_of_nodes for i in node.ids][first_sampled_index:]),
+                "mask": sampled_flags[first_sampled_index:],
                 "numbers": {
-                    name: [value for node in tokens_of_nodes for value in node.numbers(name)][first_sampled:]
+                    name: [value for node in tokens_of_nodes for value in node.numbers(name)][first_sampled_index:]
                     for name in ("logprobs", "advantages")
                     if any(name in node.number_lists for node in tokens_of_nodes)
                 },
