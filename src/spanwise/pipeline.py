@@ -204,7 +204,7 @@ def credit_batch(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
         "truncated_n": (reading.fault_n & int(Fault.TRUNCATED)) != 0,
         "block_nt": None if reading.spans is None else reading.spans.block_nt,
     }
-    settings: dict[str, Any] = {
+    credit_settings: dict[str, Any] = {
         "objectives": scheme.objectives,
         "block_names": scheme.layout.names,
         "method": scheme.entry,
@@ -214,9 +214,11 @@ def credit_batch(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
     if batch.steps is not None:
         turn_ids = {"trajectory_s": batch.steps.trajectory_s, "step_s": batch.steps.step_s}
         method_inputs["anchor_s"] = batch.steps.anchor_s
-        credit = assign_turns(reading.scores, batch.group_n, reading.length_nk, **turn_ids, inputs=method_inputs, **settings)
+        credit = assign_turns(
+            reading.scores, batch.group_n, reading.length_nk, **turn_ids, inputs=method_inputs, **credit_settings
+        )
     else:
-        credit = assign(reading.scores, batch.group_n, reading.present_nk, inputs=method_inputs, **settings)
+        credit = assign(reading.scores, batch.group_n, reading.present_nk, inputs=method_inputs, **credit_settings)
         credit = replace(credit, mean_length_n=method_inputs["length_n"].double().mean().expand(len(reading)))
     for stage in scheme.stages:
         credit = stage.credit(credit, reading, batch, scheme)

@@ -373,13 +373,13 @@ class Step:
                 step_label = "" if number is None else f" at step {number}"
                 usual_cause = "the prompts are too easy or too hard, or a reward is constant"
                 cause_text = "an earlier warning says why" if has_unscored else usual_cause
-                reason_text = (
+                zero_reason = (
                     f"No completion differs from its baseline in any reward ({objective_names}). If this lasts (see "
                     f"credit/no_signal), {cause_text}."
                 )
                 new_warnings.append(
                     f"Every advantage of the batch{step_label} is zero, so nothing is learned from it. "
-                    + (reason_text if objective_names else "Every objective has weight 0; give at least one another weight.")
+                    + (zero_reason if objective_names else "Every objective has weight 0; give at least one another weight.")
                 )
         return BatchCredit(batch_credits, batch_metrics, new_warnings)
 

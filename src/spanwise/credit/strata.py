@@ -139,7 +139,7 @@ def build_comparison(
         (advantage_n != 0, Zero.CREDITED),
     ):
         reason_n.masked_fill_(applies_n, int(reason))
-    table_columns = {
+    comparison_columns = {
         "worth_nm": worth_n.double(),
         "baseline_nm": baseline_n.double().where(has_baseline_n, torch.nan),
         "divisor_nm": divisor_n.double().where(has_baseline_n, torch.nan),
@@ -150,7 +150,7 @@ def build_comparison(
         "reason_nm": reason_n,
         "about_nm": zeros_n - 1,
     }
-    return Comparison(**{name: column_n[:, None] for name, column_n in table_columns.items()})
+    return Comparison(**{name: column_n[:, None] for name, column_n in comparison_columns.items()})
 
 
 def list_ids(ids: Any) -> list[Any]:

@@ -254,12 +254,12 @@ def _terms(batch: Mapping[str, Tensor], adv_n: Float[Tensor, " n"]) -> Float[Ten
     outcome_n, usable_n = batch["outcome_n"], batch["usable_n"]
     same_outcome_count_n = moments(batch["reward_n"], refine(batch["prompt_n"], outcome_n)).count_n()
     selection_masks = (usable_n, outcome_n == 0, outcome_n == 1, same_outcome_count_n == 1)
-    mc_adv_n, noise_n, phi_square_n = batch["mc_n"], batch["noise_n"], batch["phi_square_n"]
+    mc_adv_n, noise_n, gradient_weight_n = batch["mc_n"], batch["noise_n"], batch["phi_square_n"]
     squared_error_n = (adv_n - mc_adv_n).square() - noise_n
     completion_terms = [term for mask_n in selection_masks for term in (mask_n.double(), mask_n * squared_error_n)]
     completion_terms += [adv_n, mc_adv_n, adv_n * adv_n, mc_adv_n * mc_adv_n, adv_n * mc_adv_n, noise_n]
-    completion_terms += [phi_square_n * adv_n * adv_n, phi_square_n * adv_n * mc_adv_n]
-    completion_terms += [phi_square_n * mc_adv_n * mc_adv_n, phi_square_n * noise_n]
+    completion_terms += [gradient_weight_n * adv_n * adv_n, gradient_weight_n * adv_n * mc_adv_n]
+    completion_terms += [gradient_weight_n * mc_adv_n * mc_adv_n, gradient_weight_n * noise_n]
     return torch.where(usable_n[:, None], torch.stack(completion_terms, dim=1), 0.0)
 
 
@@ -268,9 +268,9 @@ def _figures_of_sums(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
     term_sums = sums.unbind(-1)
     # The first eight sums are four pairs: a count of completions, and the sum of their squared errors.
     rmses = [root_ratio(error_sum, count) for count, error_sum in zip(term_sums[0:8:2], term_sums[1:8:2], strict=True)]
-    phi_adv_square_sum, phi_product_sum, phi_mc_square_sum, phi_noise_sum = term_sums[14:]
-    exact_square_sum = phi_mc_square_sum - phi_noise_sum
-    explained_sum = torch.where(phi_adv_square_sum > 0, phi_product_sum * phi_product_sum / phi_adv_square_sum, 0.0)
+    weighted_adv_square_sum, weighted_product_sum, weighted_mc_square_sum, weighted_noise_sum = term_sums[14:]
+    exact_square_sum = weighted_mc_square_sum - weighted_noise_sum
+    explained_sum = torch.where(weighted_adv_square_sum > 0, weighted_product_sum.square() / weighted_adv_square_sum, 0.0)
     gradient_noise = root_ratio(exact_square_sum - explained_sum, exact_square_sum)
     return torch.stack([*rmses, *agreement(term_sums[0], *term_sums[8:14]), gradient_noise], dim=-1)
 

@@ -105,7 +105,7 @@ def fidelity_report(
         _forest(critic, rows, {"estimator": "estimator", "correlation": "value"}, x="correlation with Monte Carlo")
         for critic, rows in _group_rows(tokens, "critic")
     ]
-    sections = [
+    page_sections = [
         section("Fidelity", legend=baseline_names, panels=figure_panels),
         section("Paired differences", panels=difference_panels),
         section("The q* test", legend=baseline_names, panels=_point_panels(points, baseline_names)),
@@ -113,7 +113,7 @@ def fidelity_report(
     ]
     return render(
         title=f"Fidelity of the baselines on {source}", lead=f"{lead_text}.", warnings=warnings, command=command,
-        finding=fidelity_finding(figures, differences, tokens), headlines=headlines, sections=sections, recipe=recipe,
+        finding=fidelity_finding(figures, differences, tokens), headlines=headlines, sections=page_sections, recipe=recipe,
     )  # fmt: skip
 
 

@@ -81,16 +81,16 @@ class ColumnBuilder:
 def read_columns(pieces: Pieces, long: Collection[str | None]) -> dict[str, list[Any] | RereadColumn]:
     """Read the columns of a table into lists. Columns in `long` are read from their files at every use."""
     column_builder = ColumnBuilder()
-    reread_names: dict[str, None] = {}
+    on_disk_names: dict[str, None] = {}
     for size, piece in pieces(None):
-        reread_names |= dict.fromkeys(name for name in piece if name in long)
+        on_disk_names |= dict.fromkeys(name for name in piece if name in long)
         column_builder.extend(size, {name: () if name in long else values for name, values in piece.items()})
 
     def cells_of(name: str) -> Iterator[Any]:
         return (cell for size, piece in pieces([name]) for cell in piece.get(name, [None] * size))
 
     return {
-        name: RereadColumn(partial(cells_of, name), len(column_builder)) if name in reread_names else column
+        name: RereadColumn(partial(cells_of, name), len(column_builder)) if name in on_disk_names else column
         for name, column in column_builder.columns.items()
     }
 

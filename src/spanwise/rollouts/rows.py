@@ -185,7 +185,7 @@ def token_rows(
     plain_rows = table.select(plain_columns).to_pylist()
     block_names = schema.family_names(column_names, "end")
     objective_names = schema.family_names(column_names, "reward")
-    credit_blocks = {
+    blocks_by_method = {
         method: [x for x in schema.family_names(column_names, "credit", method) if x != schema.STOP] for method in methods
     }
     parts_columns = {method: schema.column("parts", method) for method in methods}
@@ -216,7 +216,7 @@ def token_rows(
                 stop={method: stop for method in methods if (stop := row.get(schema.column("credit", method, schema.STOP)))},
                 opens={name: find_starts(~np.isnan(v) & is_trained_t) for name, v in critic_values.items() if find_starts},
                 credit={
-                    key: {b: row[schema.column("credit", key, b)] for b in blocks} for key, blocks in credit_blocks.items()
+                    key: {b: row[schema.column("credit", key, b)] for b in names} for key, names in blocks_by_method.items()
                 },
                 score=math.nan if row.get(schema.SCORE, 0.0) is None else row.get(schema.SCORE),
                 own={method: shares[n] for method, shares in (own or {}).items()},

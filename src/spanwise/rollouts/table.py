@@ -261,11 +261,11 @@ def _is_number_or_none(value: Any) -> bool:
 
 def unread_note(columns: Mapping[str, Sequence[Any]]) -> str:
     """Tell the user which columns hold texts or lists in place of rewards; "" if none does."""
-    words_by_name = {
+    example_by_column = {
         name: next((v for v in values if not (_is_number_or_none(v) or (isinstance(v, str) and v.strip() in NOTHING))), None)
         for name, values in columns.items()
     }
-    phrases = [f"'{name}' (such as {word!r:.40})" for name, word in words_by_name.items() if word is not None]
+    phrases = [f"'{name}' (such as {word!r:.40})" for name, word in example_by_column.items() if word is not None]
     return f"Columns with texts or lists in place of numbers are no rewards: {', '.join(phrases)}." if phrases else ""
 
 

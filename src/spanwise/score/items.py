@@ -131,13 +131,13 @@ def item_calls(objective: Objective, convention: Convention, text: Texts, column
     item_function = convention.prepare(objective.reward)
     parameters = parameters_of(item_function, objective.name)
     function_options = {name: value for name, value in objective.options.items() if name not in CALL_OPTIONS}
-    sees_part = objective.options.get("sees") == "part"
+    shows_only_part = objective.options.get("sees") == "part"
     shown_block = objective.options.get("block")
     call_by_index: dict[int, Callable[[], Any]] = {}
     for n, (blocks, row) in enumerate(zip(text, rows_of(columns, len(text)), strict=True)):
         if not present(blocks, objective.pays):
             continue
-        shown_text = part_text(blocks, objective.pays, shown_block) if sees_part else completion_text(blocks)
+        shown_text = part_text(blocks, objective.pays, shown_block) if shows_only_part else completion_text(blocks)
         arguments, missing_column = arguments_for(parameters, convention.arguments(shown_text, row) | function_options)
         if missing_column is not None:
             raise DataError(f"Objective '{objective.name}': {unknown('column', missing_column, row)}")

@@ -206,13 +206,13 @@ def cut(layout: Layout, findings: Iterable[Found], length: int) -> Pieces:
         claims += finding.claims
     # Sort outer claims before the claims inside them.
     claims.sort(key=lambda claim: (claim.start, -sys.maxsize if claim.stop is None else -claim.stop))
-    block_pieces, claims_with_bytes = _carve(claims, layout.rest, length)
-    if len(claims_with_bytes) < len(claims):
+    block_pieces, kept_claims = _carve(claims, layout.rest, length)
+    if len(kept_claims) < len(claims):
         fault_flags |= Fault.NESTED
-    if not layout.wanted.issubset([claim.part for claim in claims_with_bytes]):
+    if not layout.wanted.issubset([claim.part for claim in kept_claims]):
         fault_flags |= Fault.MISSING
     content_of_part: dict[tuple[int, str], Inner] = {}
-    for claim in claims_with_bytes:
+    for claim in kept_claims:
         if claim.inner is not None:
             content_of_part[claim.part.block, claim.part.key] = claim.inner
     block_pieces[:1] = [(0, block_pieces[0][1] if block_pieces else 0)]
@@ -225,7 +225,7 @@ def cut(layout: Layout, findings: Iterable[Found], length: int) -> Pieces:
 def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list[tuple[int, int]], list[Claim]]:
     """Return the pieces (first byte, block) that claims cut a completion into, and the claims that were kept."""
     block_pieces = [] if rest is None else [(0, rest)]
-    claims_with_bytes = list[Claim]()
+    kept_claims = list[Claim]()
     # A claim whose `stop` is None ends where the next claim of this kind starts.
     open_claim_starts = [claim.start for claim in claims if claim.stop is None]
     stops_of_open_claims = iter([*open_claim_starts[1:], length])
@@ -238,9 +238,9 @@ def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list
         if min_stop <= open_stops_and_blocks[-1][0]:  # drop a claim that reaches past the end of the claim around it
             block_pieces.append((claim.start, claim.part.block))
             open_stops_and_blocks.append((min(claim_stop, open_stops_and_blocks[-1][0]), claim.part.block))
-            claims_with_bytes.append(claim)
+            kept_claims.append(claim)
     block_pieces += _close_claims(open_stops_and_blocks, length)
-    return [piece for piece in block_pieces if piece[0] < length] or block_pieces[:1], claims_with_bytes
+    return [piece for piece in block_pieces if piece[0] < length] or block_pieces[:1], kept_claims
 
 
 def _close_claims(stack: list[tuple[int, int | None]], byte: int) -> list[tuple[int, int]]:

@@ -75,11 +75,11 @@ def sign_finder(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()
         token_signs = [Sign(written, end - len(written), end) for written, end in zip(sign_texts, token_ends, strict=True)]
         token_starts = [sign.start for sign in token_signs]
         # Drop a spelled sign that overlaps an added token, because the token is a sign by itself.
-        separate_signs = [
+        nonoverlapping_signs = [
             sign for sign in spelled_signs if bisect_left(token_starts, sign.end) == bisect_left(token_ends, sign.start + 1)
         ]
         end_sign = Sign(b"", len(sample.text), len(sample.text))
-        return [*sorted([*separate_signs, *token_signs], key=lambda sign: sign.start), end_sign]
+        return [*sorted([*nonoverlapping_signs, *token_signs], key=lambda sign: sign.start), end_sign]
 
     return find
 

@@ -191,13 +191,13 @@ class _Estimator(Suite):
         """Check that another order of the rows, with new ids of groups and trajectories, only reorders the result."""
         # New step numbers are sorted, so that the steps of a trajectory keep their order.
         new_ids_of_stem = {**dict.fromkeys(_IDS, LABELS), "step": sorted(LABELS)}
-        id_inputs = [
+        id_input_entries = [
             entry for entry in self.spec if entry.stem in new_ids_of_stem and isinstance(batch.rows.get(entry.name), Tensor)
         ]
         row_order = draw(st.permutations(range(len(batch))))
         new_ids = {
             entry.name: torch.tensor(new_ids_of_stem[entry.stem])[batch.rows[entry.name].unique(return_inverse=True)[1]]
-            for entry in id_inputs
+            for entry in id_input_entries
         }
         reordered_batch = batch.put(new_ids).take(row_order)
         self.same(reordered_batch, self.run(reordered_batch), take(self.run(batch), row_order))

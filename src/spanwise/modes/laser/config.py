@@ -232,12 +232,12 @@ class Laser(Mode):
         """Say how many completions are from steps before laser's scores enter the credit; an empty text if there are none."""
         if self.first_mix is None or table.score_n is None:
             return ""
-        early_count = int((~self.mixes_at(table.step_n)).sum())
-        early_note = (
-            f"laser's score is part of the credit from step {self.first_mix + 1} on (self_rewarding_warmup); {early_count:,} of "
+        warmup_count = int((~self.mixes_at(table.step_n)).sum())
+        warmup_note = (
+            f"laser's score is part of the credit from step {self.first_mix + 1} on (self_rewarding_warmup); {warmup_count:,} of "
             f"{len(table):,} completions are from earlier steps."
         )
-        return early_note if early_count else ""
+        return warmup_note if warmup_count else ""
 
     def credit(self, credit: Credit, reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
         """Mix laser's scores into the advantages of the objective `verdict`, in the blocks to which that objective gives credit."""

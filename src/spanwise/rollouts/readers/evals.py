@@ -201,12 +201,12 @@ def read_lm_eval(path: Path, files: Sequence[Path], tokenizer: str | Path | None
     rows.rewards = {
         metric if len(filter_names) == 1 else f"{metric},{name}": column for (metric, name), column in rows.rewards.items()
     }
-    shared_note = (
+    unscored_note = (
         f"{sum(unscored_counts)} responses have no reward, because lm-eval scores all responses to a document with one number."
         if unscored_counts
         else ""
     )
-    return rows.table("lm-eval", path, tokens, shared_note)
+    return rows.table("lm-eval", path, tokens, unscored_note)
 
 
 def _lm_eval_responses(files: Sequence[Path], rows: _Rows, unscored_counts: array) -> Iterator[cells.Parts]:
@@ -225,8 +225,8 @@ def _lm_eval_responses(files: Sequence[Path], rows: _Rows, unscored_counts: arra
             for row in seen_rows:
                 rows.set_rewards(row, record["rewards"])
             continue
-        new_rows = range(len(rows.fields), len(rows.fields) + len(response_texts))
-        responses_of_document[record["key"]] = (new_rows, texts_hash, [record["filter"]])
+        new_row_numbers = range(len(rows.fields), len(rows.fields) + len(response_texts))
+        responses_of_document[record["key"]] = (new_row_numbers, texts_hash, [record["filter"]])
         if len(response_texts) > 1:
             unscored_counts.append(len(response_texts))
         for text in response_texts:

@@ -77,10 +77,10 @@ def read_plain(
         table = _join_parts(path, table, parts)
     roles = _find_roles(path, list(table), role_columns)
     completion_column = roles.get("completion") or roles.get("completions") or "messages"
-    reread_column = None if roles.get("group") == completion_column else completion_column
+    on_disk_column = None if roles.get("group") == completion_column else completion_column
     share_value = Shared()
     table = {
-        name: [*map(share_value, column)] if isinstance(column, RereadColumn) and name != reread_column else column
+        name: [*map(share_value, column)] if isinstance(column, RereadColumn) and name != on_disk_column else column
         for name, column in table.items()
     }
     plain_table = _PlainTable(path, table, roles)
@@ -165,18 +165,18 @@ def _read_columns(
     """Return the format of the files, their joined columns, and a note if files are left out."""
     file_suffix = files[0].suffix.lower()
     repeated_note = ""
-    reread_names = {*_COMPLETION_COLUMNS, roles.get("completion"), roles.get("completions"), *parts}
+    on_disk_names = {*_COMPLETION_COLUMNS, roles.get("completion"), roles.get("completions"), *parts}
     if file_suffix in SUFFIXES:
-        return file_suffix[1:].upper(), read_columns(partial(delimited_pieces, files), reread_names), repeated_note
+        return file_suffix[1:].upper(), read_columns(partial(delimited_pieces, files), on_disk_names), repeated_note
     if holds_json(files[0]):
         format_name = "JSON" if file_suffix == ".json" else "JSONL"
-        return format_name, read_columns(partial(json_pieces, files), reread_names), repeated_note
+        return format_name, read_columns(partial(json_pieces, files), on_disk_names), repeated_note
     is_trl = all(_is_trl(pq.read_schema(file)) for file in files)
     kept_files = _without_repeated(files) if is_trl else files
     if repeated_count := len(files) - len(kept_files):
         repeated_note = f"{repeated_count} of {len(files)} files repeat the batch of the previous file and are left out."
     read_pieces = partial(parquet_pieces, path, kept_files)
-    return "TRL" if is_trl else "parquet", read_columns(read_pieces, reread_names), repeated_note
+    return "TRL" if is_trl else "parquet", read_columns(read_pieces, on_disk_names), repeated_note
 
 
 def _without_repeated(files: Sequence[Path]) -> list[Path]:
@@ -246,8 +246,8 @@ def _find_roles(path: Path, names: Sequence[str], role_columns: Mapping[str, str
                 f"'{path}' has the columns {' and '.join(candidate_names)}, and each may hold the {role}. Choose one: "
                 f"{_COLUMN_HINT.format(role=role)}."
             )
-        filled_role = "completions" if candidate_names[0] in list_names else role
-        roles[filled_role] = role if role in candidate_names else candidate_names[0]
+        matched_role = "completions" if candidate_names[0] in list_names else role
+        roles[matched_role] = role if role in candidate_names else candidate_names[0]
     if not roles.keys() & {"completion", "completions"} and roles.get("prompt") != "messages":
         usual_names = [*NAMES["completion"], *NAMES["completions"]]
         raise DataError(
@@ -314,8 +314,8 @@ class _PlainTable:
         prompts: Iterable[Any] = repeat(None)
         if "prompt" in roles and not is_conversation:
             prompts = cells.parse_literals(table[roles["prompt"]], cells.is_chat_or_message)
-        is_expected = cells.is_list if "completions" in roles else cells.is_chat_or_message
-        completion_cells = cells.parse_literals(table[completion_column], is_expected)
+        is_expected_cell = cells.is_list if "completions" in roles else cells.is_chat_or_message
+        completion_cells = cells.parse_literals(table[completion_column], is_expected_cell)
         for n, (prompt, cell) in enumerate(zip(prompts, completion_cells, strict=False)):
             with cells.at_place(f"Row {n} of '{self.path}' has {cell!r:.80} in column '{completion_column}'"):
                 if is_conversation:
