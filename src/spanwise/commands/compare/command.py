@@ -16,7 +16,7 @@ def command(
     processes: int | None = None,
     set_: Fields = None,
 ) -> None:
-    """Train several methods or baselines from one start model with several seeds, and say which differences exceed noise.
+    """Train several methods or baselines with several seeds, and say which differences exceed noise.
 
     Finished runs in the output folder are not trained again, so an interrupted comparison resumes, and seeds can be added.
     Ctrl-C also ends the running trainings.

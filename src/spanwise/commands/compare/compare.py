@@ -1,4 +1,4 @@
-"""`compare`: train several arms (methods, baselines, recipes) with several seeds, and say which differences exceed noise."""
+"""`spanwise compare`: train several methods or baselines with several seeds, and compare them."""
 
 import json
 import os
@@ -40,14 +40,14 @@ from spanwise.rollouts.folder import RunFolder, hidden, is_filled, sole_writer
 FIGURES = ("accuracy", "auroc", "ece", "brier", "coverage", "format_rate", "refusal_rate")
 #: The recipe fields that a comparison sets for every arm, unless the user sets them.
 COMMON = {"eval_every": 20, "eval_samples": 16, "keep_rollouts": 20, "report": False}
-#: The recipe fields for a run's start model and evaluation; arms that differ in such a field cannot be compared.
+#: Recipe fields for the start model and the evaluation. All arms must have the same values.
 _SAME = (
     "task", "model", "dataset", "split", "question_column", "prompt_column", "instruction", "answer_column", "start", "start_seed",
     "start_steps", "temperature", "eval_prompts", "eval_samples",
 )  # fmt: skip
 #: The files that a run writes only at its end, so they show that the run is finished.
 _ENDED = ("summary.json", "evaluation.parquet")
-#: The fields of a run's recipe.yaml that come from the method's preset if the user left them out (`recipe.resolved`).
+#: Recipe fields that the method's preset fills in if the user leaves them out (`recipe.resolved`).
 _FILLED = ("layout", "prefilled", "segmenter", "objectives", "calibration", "baseline", "per", "options")
 _Item = TypeVar("_Item")
 
@@ -67,7 +67,7 @@ class ArmRun:
 
     @property
     def file(self) -> Path:
-        """The YAML file beside the run's folder, with the run's recipe but without fields that the method's preset adds."""
+        """The YAML file with the run's recipe, before the method's preset adds fields. It lies beside the run's folder."""
         return self.folder.with_name(f"{self.folder.name}.yaml")
 
     def asked(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class ArmRun:
         return self.recipe.model_dump(mode="json")
 
     def finished(self) -> bool:
-        """Return whether the run was trained to its end; raise a DataError if its folder holds a run of another recipe."""
+        """Return whether the training run has ended. Raise a DataError if its folder holds another recipe's run."""
         if not any(is_filled(self.folder / name) for name in ("metrics.jsonl", *_ENDED)):
             return False
         if not self.file.is_file():
@@ -105,7 +105,7 @@ def compare(
     processes: int | None = None,
     console: Console | None = None,
 ) -> ArmComparison:
-    """Train each arm (method, baseline or recipe) with each seed, skip finished runs, and compare the arms."""
+    """Train each arm (method, baseline or recipe) with each seed, and compare the arms. Skip finished runs."""
     console = console or Console()
     runs = plan_runs(arms, seeds, choices or {}, output, shared=shared)
     if reference is not None:
@@ -142,7 +142,7 @@ def compare(
 
 
 def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
-    """Yield a table of the arms' figures, the warnings of the comparison, and a table of differences paired by seed."""
+    """Yield a table of the arms' figures, then warnings, then a table of differences paired by seed."""
     seed_count = max(interval.count for interval in comparison.cells.values())
     title = f"Mean over {seed_count} seeds ± half the width of the {100 * comparison.level:g} % interval"
     figure_columns = (Column(name.replace("_", " "), no_wrap=True) for name in comparison.figures)
@@ -169,7 +169,7 @@ def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
 
 
 def _measured_figures(arms: Mapping[str, Mapping[int, Mapping[str, float | None]]]) -> list[str]:
-    """Return the names of the figures (accuracy, ECE, ...) that at least one run has, in the order of the comparison table."""
+    """Return the names of the figures (accuracy, ECE, ...) that at least one run has, in table order."""
     figures_of_runs = [figures for seeds in arms.values() for figures in seeds.values()]
     figure_names: dict[str, None] = {}
     for figures in figures_of_runs:
@@ -194,7 +194,7 @@ def _train_waiting(unfinished_runs: Sequence[ArmRun], count: int, processes: int
     start_run = partial(_start, console=console)
     start_time = time.perf_counter()
     reason_by_failed_run = {}
-    # Only this loop refers to the iterator of `side_by_side`, so an error here closes it, which ends the running processes.
+    # An error in this loop closes the iterator of `side_by_side`, which ends the running processes.
     for done_count, (run, status) in enumerate(side_by_side(unfinished_runs, process_count, start=start_run), 1):
         seconds_left = (time.perf_counter() - start_time) / done_count * (len(unfinished_runs) - done_count)
         if status == 0:
@@ -214,8 +214,8 @@ def _train_waiting(unfinished_runs: Sequence[ArmRun], count: int, processes: int
 
 
 def train_command(run: ArmRun, *, resume: bool) -> list[str]:
-    """Return the command line that trains one run of a comparison, anew or from its last checkpoint."""
-    # --overwrite deletes no run of another recipe, because `run.finished()` has refused such a folder.
+    """Return the command line that trains one run of a comparison: anew, or from its last checkpoint."""
+    # --overwrite is safe here: `run.finished()` refuses a folder that holds a run of another recipe.
     resume_options = ["--resume", "last"] if resume else ["--overwrite"]
     return [sys.executable, "-m", "spanwise.cli", "train", str(run.file), *resume_options]
 
@@ -276,7 +276,7 @@ def _interval(interval: Interval) -> dict[str, float]:
 
 
 def arm_fields(name: str) -> dict[str, Any]:
-    """Return the recipe fields that an arm sets; an arm is a method, a baseline of method `bae`, or a recipe file."""
+    """Return the recipe fields that an arm sets. An arm is a method, a baseline of `bae`, or a recipe file."""
     if name in BASELINES:
         return {"method": "bae", "baseline": name}
     METHODS.load_plugins()
@@ -290,7 +290,7 @@ def arm_fields(name: str) -> dict[str, Any]:
 def plan_runs(
     arms: Sequence[str], seeds: Sequence[int], choices: Mapping[str, Any], output: str, *, shared: str | Path | None = None
 ) -> list[ArmRun]:
-    """List the runs of a comparison seed by seed, so that an interrupted comparison has all arms of the first seeds."""
+    """List the runs of a comparison seed by seed. After an early stop, the first seeds have all arms."""
     for field, option in (("seed", "seeds"), ("output", "output")):
         if field in choices:
             raise RecipeError(f"Every run of a comparison has its own {field}; give --{option} in place of --set {field}.")
@@ -306,7 +306,7 @@ def plan_runs(
                     f"Arm '{name}' has the {field} {arm_choices[field]}, but --set {field}={choices[field]} would override that. "
                     f"Remove --set {field}, or add {choices[field]} as another arm."
                 )
-    # Fields of an arm override the recipe file that all arms share; `choices` (--set) override arm and file.
+    # An arm's fields override the recipe file that all arms share. `choices` (--set) override both.
     fields_in_file = set() if shared is None else load(shared).model_fields_set
     common_fields = {field: value for field, value in COMMON.items() if field not in fields_in_file}
     runs: list[ArmRun] = []
@@ -361,7 +361,7 @@ def _end_processes(processes: Collection[subprocess.Popen[bytes]]) -> None:
 
 @contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """Raise SystemExit at SIGTERM inside the `with` block, so that the clean-up of the block runs."""
+    """Turn SIGTERM into SystemExit inside the `with` block, so that the block's clean-up runs."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

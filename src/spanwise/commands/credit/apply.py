@@ -1,4 +1,4 @@
-"""Credit the completions of a rollout file by several methods, and read the credit that the trainer recorded there."""
+"""Credit a rollout file's completions by several methods, or read the credit recorded in the file."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ AT_A_TIME = 250_000
 
 @dataclass(frozen=True)
 class FileSpans:
-    """The tokens of each block (its span) in every completion of a rollout file, for one layout of blocks."""
+    """The block spans (tokens of each block) in every completion of a rollout file, for one layout."""
 
     names: tuple[str, ...]
     start_nk: Int[Tensor, "n k"]
@@ -55,14 +55,14 @@ class FileSpans:
     interleaved: bool  # whether tokens of another block interrupt the tokens of some block
 
     def spans(self, rows: Tensor | slice, index_rt: Int[np.ndarray, "r t"]) -> Spans:
-        """Return the block spans of some rows, whose tokens lie at the positions `index_rt` in the file."""
+        """Return the block spans of some rows. `index_rt` has the positions of their tokens in the file."""
         block_rt = gather(index_rt, self.block_v, -1)
         return Spans(self.names, self.start_nk[rows], self.end_nk[rows], block_rt, self.fault_n[rows])
 
 
 @dataclass(frozen=True)
 class MethodCredit:
-    """The credit that the completions get from one method, or from the trainer that wrote the file."""
+    """The credit that one method gives to the completions, or that the file's trainer recorded."""
 
     name: str
     file_spans: FileSpans
@@ -70,11 +70,11 @@ class MethodCredit:
     spread: Callable[[Credit, Spans], Float[Tensor, "n t"]]
     #: The advantage of every token; None if it follows from the credit of the token's block.
     adv_v: Float[np.ndarray, " v"] | None = None
-    #: For each objective, the share of sets of compared completions (strata) in which no completion gets credit.
+    #: The share of strata (sets of compared completions) without any credit, by objective.
     dead: Mapping[str, float] = field(default_factory=dict)
 
     def advantages(self, table: RolloutTable, first: int, last: int) -> Float[np.ndarray, " s"]:
-        """Return the advantages of all tokens of the rows from `first` up to `last`; 0 in rows that the loss leaves out."""
+        """Return the advantages of all tokens in rows `first` to `last - 1`. Rows outside the loss get 0."""
         rows = slice(first, last)
         if self.adv_v is not None:
             adv_s = self.adv_v[table.tokens.offsets[first] : table.tokens.offsets[last]]
@@ -88,7 +88,7 @@ class MethodCredit:
 
     @property
     def by_block(self) -> dict[str, Float[Tensor, " n"]]:
-        """Return the credit by block name, NaN where the block is missing, and as `stop` the credit for omitting blocks."""
+        """Return the credit by block name (NaN if the block is missing). `stop` is the credit for omitting blocks."""
         credit_nk = self.credit.block_nk.masked_fill(self.file_spans.length_nk == 0, torch.nan)
         return {name: credit_nk[:, k] for k, name in enumerate(self.file_spans.names)} | stop_credit(self.credit.stop_n)
 
@@ -127,7 +127,7 @@ class CreditResult:
 def apply_arms(
     table: RolloutTable, arms: Arms, group_n: Int[Tensor, " n"], notes: Sequence[str], *, recorded: bool, must: bool
 ) -> CreditResult:
-    """Credit the completions of a file by every method; `recorded` adds the trainer's own credit, and `must` demands it."""
+    """Credit all completions by every method. `recorded` adds the trainer's own credit; `must` requires it."""
     spans_by_layout, reading_by_method = read_file(table, arms, extra_layouts=[arms.layout] if recorded else [])
     method_credits = [
         apply_arm(table, name, scheme, reading_by_method[name], spans_by_layout[scheme.layout], group_n)
@@ -159,7 +159,7 @@ def apply_arms(
 
 
 def _note_shared_words(table: RolloutTable, spans_by_layout: Mapping[Layout, FileSpans]) -> str:
-    """Say, for a file without token ids, in how many completions a block is missing because it shares a word with another."""
+    """Return a note on blocks that are lost because they share a word with another block. Empty if there are token ids."""
     straddled_flags = (spans.fault_n & int(Fault.STRADDLED) for spans in spans_by_layout.values())
     most_straddled = max((int(flag_n.count_nonzero()) for flag_n in straddled_flags), default=0)
     if table.has_ids or not most_straddled:
@@ -186,7 +186,7 @@ def _collect_scores(completions: int, arms: Arms, reading_by_method: Mapping[str
 
 
 def _measure_score(table: RolloutTable, schemes: Iterable[Scheme], scores: Scores) -> tuple[dict[str, Any] | None, str]:
-    """Measure how well self-rewarding scores predict right answers; return figures and a sentence on them."""
+    """Measure how well self-rewarding scores predict right answers. Return figures, and a sentence on them."""
     if table.score_n is None:
         return None, ""
     judge_names = (mode.judge for scheme in schemes for mode in scheme.modes)
@@ -221,7 +221,7 @@ def _measure_score(table: RolloutTable, schemes: Iterable[Scheme], scores: Score
 
 
 def _by_family(values: Mapping[str, _T]) -> dict[str, _T]:
-    """Give the JSON fields of a reward (`equals.a`, `equals.b`) a single entry if their values agree."""
+    """Merge the JSON fields of a reward (`equals.a`, `equals.b`) into one entry if their values agree."""
     value_by_label: dict[str, _T] = {}
     for label, members in families(values).items():
         values_agree = len({values[member] for member in members}) == 1
@@ -230,7 +230,7 @@ def _by_family(values: Mapping[str, _T]) -> dict[str, _T]:
 
 
 def _describe_origins(table: RolloutTable, arms: Arms) -> str:
-    """Say for each reward whether it is computed from text or read from a column, and which reward columns are unused."""
+    """Say whether each reward comes from the text or from a column. Name the unused reward columns."""
     column_by_objective = {objective.name: arms.recorded_columns.get(objective.name) for objective in arms.objectives}
     if not column_by_objective:
         return ""
@@ -264,7 +264,7 @@ def _describe_sums(arms: Arms) -> str:
 def read_file(
     table: RolloutTable, arms: Arms, *, extra_layouts: Sequence[Layout] = ()
 ) -> tuple[dict[Layout, FileSpans], dict[str, Reading]]:
-    """Find the blocks and compute the rewards of all completions; return the blocks by layout, and the rewards by method."""
+    """Find the blocks and compute the rewards of all completions. Return spans by layout, rewards by method."""
     layouts = (*(scheme.layout for scheme in arms.schemes.values()), *extra_layouts)
     parts_by_layout: dict[Layout, list[tuple[Tensor, ...]]] = {layout: [] for layout in layouts}
     interleaved_layouts: set[Layout] = set()
@@ -280,7 +280,7 @@ def read_file(
         ids_rt = gather(index_rt, table.tokens.values, 0)
         mask_rt = gather(index_rt, table.trainable, False)
         file_columns = {name: values[row_range] for name, values in table.columns.items()}
-        # No file records what a reward would be if the answer were right or wrong, so `read` computes that from the text.
+        # Files do not record the reward for each possible outcome, so `read` computes it from the text.
         recorded_rewards = {name: table.rewards[column].take(row_range) for name, column in arms.recorded_columns.items()}
         for layout, spans_parts in parts_by_layout.items():
             spans, texts = find_blocks(ids_rt, mask_rt, layout=layout, vocabulary=table.vocabulary)
@@ -309,7 +309,7 @@ def _function_columns(
     """Return the columns that a trainer adds for reward functions: prompts, completions and token ids."""
     computed_rewards = [objective.reward for objective in scheme.objectives if objective.name not in scheme.recorded]
     has_functions = any(map(callable, computed_rewards))
-    # Without token ids in the file, a reward for length would count words or bytes as tokens.
+    # Without token ids in the file, a length reward would count words or bytes instead of tokens.
     named_rewards = [REWARDS[name] for name in computed_rewards if isinstance(name, str)]
     reads_ids = table.has_ids and any(reward.reads_ids for reward in named_rewards)
     function_columns: dict[str, Sequence[Any]] = {}
@@ -323,7 +323,7 @@ def _function_columns(
 def apply_arm(
     table: RolloutTable, name: str, scheme: Scheme, reading: Reading, file_spans: FileSpans, group_n: Int[Tensor, " n"]
 ) -> MethodCredit:
-    """Compute the credit of all completions of a file by one method; the completions of one training step form one batch."""
+    """Compute the credit of all completions by one method. The completions of one training step are one batch."""
     credits_tokens = scheme.entry.kind == "token" or scheme.refine is not None
     adv_v = disk_zeros(len(table.tokens.values) if credits_tokens else 0, np.float32)
     # A method that compares tokens across a training step is given the whole step at once.
@@ -332,7 +332,7 @@ def apply_arm(
     max_tokens = AT_A_TIME if method_can_split and not compares_tokens else sys.maxsize
     credit_parts: list[tuple[Tensor, Credit]] = []
     for step in rows_by_number(table.step_n):
-        # The mean length covers the whole training step, though its completions are credited a few at a time.
+        # The mean length covers the whole training step, even if the step is credited in several parts.
         mean_length = file_spans.length_nk[step].sum(dim=1).double().mean()
         for first, last in fitting_runs(table.tokens.lengths[step.numpy()], max_tokens):
             row_indices = step[first:last]
@@ -356,7 +356,7 @@ def apply_arm(
                 if table.rollout_n is not None:
                     batch_fields["steps"] = Steps(table.rollout_n[row_indices], row_indices)
                 credit = credit_batch(scored_rows, Batch(group_n[row_indices], **batch_fields), scheme)
-                # A completion without any block has no token to credit, so it gets no credit for omitting blocks.
+                # A completion without any block has no token to credit, so its credit for omitting blocks is 0.
                 has_block_n = scored_rows.present_nk.any(dim=1)
                 credit = replace(credit, stop_n=credit.stop_n.masked_fill(~has_block_n, 0.0))
             credit_parts.append((row_indices, credit))
@@ -368,7 +368,7 @@ def apply_arm(
 
 
 def _join_credit(parts: Sequence[tuple[Tensor, Credit]]) -> Credit:
-    """Join the credit of several batches in the order of the file, and renumber the sets of compared completions."""
+    """Join the credit of several batches in file order. Renumber the sets of compared completions (strata)."""
     row_order = torch.cat([rows for rows, _ in parts]).argsort()
     renumbered_credits = []
     first_stratum = 0
@@ -383,14 +383,14 @@ def _join_credit(parts: Sequence[tuple[Tensor, Credit]]) -> Credit:
 
 
 def rows_by_number(number_n: Int[Tensor, " n"]) -> Iterator[Int[Tensor, " r"]]:
-    """Yield the indices of the rows with the same number (of a training step or group), from the smallest number on."""
+    """Yield the indices of all rows with the same number (of a step or group), smallest number first."""
     row_order = torch.argsort(number_n, stable=True)
     _, row_counts = torch.unique_consecutive(number_n[row_order], return_counts=True)
     yield from torch.split(row_order, row_counts.tolist())
 
 
 def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCredit, str]:
-    """Return the credit that the trainer recorded in the file, and a sentence on how the file stores it."""
+    """Return the credit that the trainer recorded in the file, and a note on how the file stores it."""
     recorded_numbers = table.as_recorded
     if recorded_numbers is None:
         raise RecipeError(
@@ -448,7 +448,7 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
 
 
 def _spread_recorded(credit: Credit, spans: Spans, *, by_block: bool) -> Float[Tensor, "n t"]:
-    """Spread recorded credit over the tokens of each block or rollout; a row without credit gets NaN."""
+    """Spread recorded credit over the tokens of each block or rollout. A row without credit gets NaN."""
     finite_credit = replace(credit, block_nk=credit.block_nk.nan_to_num())
     divisor = "block" if by_block or credit.mean_length_n is None else credit.mean_length_n
     adv_nt = spread(finite_credit, spans, per=divisor)

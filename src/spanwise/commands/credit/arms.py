@@ -1,4 +1,4 @@
-"""Choose the methods that a rollout file is credited by, and adapt them to the blocks and rewards of the file."""
+"""Choose the methods that credit a rollout file, and adapt them to the file's blocks and rewards."""
 
 import reprlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -26,13 +26,13 @@ from spanwise.segment.census import Census, census_of
 
 #: The methods that are shown beside the recipe's own method if the user names none.
 USUAL = ("grpo", "rlcr", "bae")
-#: The fields of a `Batch` that a file may hold per token, and their names in error messages.
+#: The `Batch` fields that a file may hold per token, and the words for them in error messages.
 PER_TOKEN = {"value_nt": "values of a critic", "logp_nt": "log-probabilities"}
 
 
 @dataclass(frozen=True)
 class Arms:
-    """The methods that a rollout file is credited by, and the columns that their rewards are taken from."""
+    """The methods that credit a rollout file, and the file's columns that their rewards come from."""
 
     layout: Layout  # the blocks that the recipe names, or that were found in the completions
     schemes: dict[str, Scheme]
@@ -57,8 +57,8 @@ def choose_arms(
     must_fit: bool,
     run_code: bool,
 ) -> Arms:
-    """Build the requested methods for a file; by default, the usual methods and the recipe's own, if they fit the file."""
-    # The `reward` of a named objective may be a column of the rollout file instead of a registered reward.
+    """Build the requested methods for a file. Default: the usual methods and the recipe's, if they fit the file."""
+    # An objective's `reward` may name a column of the rollout file instead of a registered reward.
     column_by_objective = {
         str(entry["name"]): entry["reward"]
         for entry in recipe.objectives or ()
@@ -115,14 +115,14 @@ def choose_arms(
 
 
 def left_out_note(names: Sequence[str], reason: str) -> str:
-    """Say which methods are left out and why; mention the recipe's own method only if it is the only one."""
+    """Say which methods are left out and why. The recipe's method is mentioned only if it is the only one."""
     method_names = [name for name in names if name != "recipe"] or ["the recipe's own method"]
     verb = "is" if len(method_names) == 1 else "are"
     return f"{' and '.join(method_names)} {verb} left out: {reason}"
 
 
 def choose_columns(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str, str]:
-    """Map each objective to its reward's column: the column that `rewards` names, or the one with the objective's name."""
+    """Map each objective to its reward's column: the one in `rewards`, or the one of the same name."""
     for objective, column in rewards.items():
         if column != "text" and column not in table.rewards:
             known_values = [value for value in table.columns.get(column, ()) if value is not None]
@@ -132,14 +132,14 @@ def choose_columns(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str,
             if not table.rewards:
                 raise RecipeError(f"--reward {objective}={column}: '{table.path}' records no rewards at all.")
             raise RecipeError(unknown(f"reward in '{table.path}' called", column, table.rewards))
-    # A verdict that the trainer recorded is preferred to one computed from the text, unless the user asks for "text".
+    # Prefer the trainer's recorded verdict to one from the text, unless the user asks for "text".
     same_names = {name: name for name in table.rewards}
     column_by_objective = {"correct": table.verdict or "text", **same_names, **rewards}
     return {name: column for name, column in column_by_objective.items() if column != "text"}
 
 
 def _summed_rewards(table: RolloutTable, columns: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the recorded rewards that the trainer added up; none if it used one reward, which equals `correct`."""
+    """Return the recorded rewards that the trainer added up. Empty if there is only one, equal to `correct`."""
     if "correct" not in columns or len(table.trained) != 1:
         return table.trained
     correct_n = table.rewards[columns["correct"]].value_n.nan_to_num()
@@ -177,13 +177,13 @@ class _SchemeBuilder:
     summed: tuple[str, ...]  # the recorded rewards that methods for whole completions add up
 
     def with_each_baseline(self) -> Iterator[tuple[str, Scheme]]:
-        """Yield (name, scheme) for the recipe's method without a baseline, then with each baseline that fits."""
+        """Yield (name, scheme) of the recipe's method: without a baseline, then with each fitting baseline."""
         for name in (self.recipe.method, *(f"{self.recipe.method}:{baseline}" for baseline in BASELINES)):
             with suppress(RecipeError, LayoutError):
                 yield name, self.build(name)
 
     def build_for_file(self, name: str) -> Scheme:
-        """Build the preset named `method` or `method:baseline`; refuse a method that cannot work on a rollout file."""
+        """Build the preset `method` or `method:baseline`. Refuse a method that cannot work on a rollout file."""
         METHODS.load_plugins()
         entry = METHODS.get(name.partition(":")[0])
         if entry is None:
@@ -198,7 +198,7 @@ class _SchemeBuilder:
         return self.build(name)
 
     def build(self, name: str) -> Scheme:
-        """Build the preset `method` or `method:baseline` on the file's blocks, with the objectives of the file or of a recipe."""
+        """Build the preset `method` or `method:baseline` for the file's blocks and objectives."""
         method_name, _, baseline = name.partition(":")
         if baseline and baseline not in BASELINES:
             raise RecipeError(f"Baseline '{baseline}' of '{name}' does not exist; choose from {', '.join(BASELINES)}.")
@@ -225,7 +225,7 @@ class _SchemeBuilder:
 
 
 def _build_own(builder: _SchemeBuilder, run_code: bool) -> tuple[str, Scheme, _SchemeBuilder]:
-    """Return the name of the recipe's method (an equal preset's, or "recipe"), its scheme, and a builder with its objectives."""
+    """Return the name and scheme of the recipe's method, and a builder with the recipe's objectives."""
     recipe = builder.recipe
     blocks = builder.blocks
     if blocks.objectives is None:
@@ -244,13 +244,13 @@ def _build_own(builder: _SchemeBuilder, run_code: bool) -> tuple[str, Scheme, _S
 
 
 def token_columns(scheme: Scheme) -> dict[str, list[str]]:
-    """Return the file's columns that a method reads per token (critic values, log-probabilities), by field of `Batch`."""
+    """Map fields of `Batch` to the file's columns with the numbers per token that a method reads."""
     columns_by_field = {"value_nt": schema.value_columns(scheme.value_names), "logp_nt": [schema.LOGP]}
     return {field: columns for field, columns in columns_by_field.items() if field in scheme.needs}
 
 
 def check_file(scheme: Scheme, table: RolloutTable) -> None:
-    """Refuse a method if the file lacks the numbers per token that it needs, or holds rollouts in several rows."""
+    """Refuse a method if the file lacks its numbers per token, or has several rows per rollout."""
     has_several_rows = table.rollout_n is not None
     refuse({
         f"Method '{scheme.method}' needs each rollout in one row, but rollouts of '{table.path}' have several rows "
@@ -284,7 +284,7 @@ def check_file(scheme: Scheme, table: RolloutTable) -> None:
 def _adapt_objectives(
     entry: Method, objectives: Sequence[Objective], block_names: tuple[str, ...], baseline: str
 ) -> tuple[Objective, ...]:
-    """Return copies of objectives with the blocks, outcomes and baselines that a method's preset prescribes."""
+    """Return objectives with the blocks, outcomes and baselines of a method's preset."""
     pays_calibration = (entry.preset or Preset()).calibrated
     if pays_calibration and len(objectives) == 1 and entry.kind != "block":
         raise RecipeError(
@@ -316,14 +316,14 @@ def _adapt_objectives(
 def _drop_tagless(
     schemes: dict[str, Scheme], table: RolloutTable, texts: Sequence[str], *, required: Collection[str]
 ) -> list[str]:
-    """Remove the methods that need a tag that no completion has; return sentences on the methods and their tags."""
+    """Remove the methods that need a tag which no completion has. Return sentences that say so."""
     layouts = dict.fromkeys(scheme.layout for scheme in schemes.values())
     census_by_sentence = {count.sentence: count for layout in layouts for count in census_of(layout, texts)}
     tag_counts = [count for count in census_by_sentence.values() if count.lacking]
     if not tag_counts:
         return []
     tag_notes = [f"{count.sentence} The layout asks for {count.lacking_text}." for count in tag_counts]
-    # Methods are left out if their rewards read a tag that no completion has: every completion would be called wrong.
+    # A reward that reads a tag which no completion has would call every completion wrong.
     missing_by_method = {name: _missing_tags(scheme, tag_counts[0]) for name, scheme in schemes.items()}
     missing_by_method = {name: tags for name, tags in missing_by_method.items() if tags}
     if not missing_by_method:
@@ -341,7 +341,7 @@ def _drop_tagless(
 
 
 def advise_tagless(table: RolloutTable, texts: Sequence[str], name: str = "correct") -> str:
-    """Say what to do if completions lack the layout's tags, with options that can be copied as they are."""
+    """Say what to do if completions lack the layout's tags. The options in the text can be copied."""
     rewards_text = f" The file records {', '.join(table.rewards)}." if table.rewards else ""
     layout_text = f" (most are made of {layout})" if (layout := common_layout(texts)) else ""
     if table.rewards:

@@ -1,4 +1,4 @@
-"""Choose the blocks into which completions of a file are cut, and the groups in which they are compared."""
+"""Choose how to cut a file's completions into blocks, and which completions to compare (groups)."""
 
 import json
 import re
@@ -26,13 +26,13 @@ from spanwise.segment.json_fields import paths
 #: The recipe fields that decide how completions are cut into blocks.
 _BLOCK_FIELDS = {"layout", "objectives", "prefilled", "segmenter", "task"}
 _TAG = re.compile(r"<(/?)([^\W\d][\w.-]*)>")
-#: Completions with more tags or JSON fields than this are not cut into blocks by tags or fields.
+#: Completions with more tags or JSON fields than this are not cut into blocks by them.
 _MOST_TAGS = 32
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks into which completions of a file are cut, and the objectives that pay these blocks."""
+    """The blocks into which a file's completions are cut, and the objectives that pay these blocks."""
 
     layout: Layout
     longest: int  # the largest possible number of tokens of a completion
@@ -44,14 +44,14 @@ class Blocks:
 def choose_blocks(
     usual: Blocks, recipe: Recipe, table: RolloutTable, texts: Sequence[str], *, asked: bool = False
 ) -> Blocks:
-    """Return the recipe's blocks (`usual`) if it sets blocks or spanwise wrote the file; else search the completions."""
+    """Return the recipe's blocks (`usual`) if the recipe sets them. Otherwise look for blocks in the completions."""
     if table.folder is not None or _BLOCK_FIELDS & recipe.model_fields_set:
         return usual
     common_tags, majority_count = usual_tags(texts)
     if common_tags:
         found_blocks = _blocks_by_tag(common_tags, recipe, usual)
     else:
-        # Completions with untrained tokens come from an agent; their JSON belongs to tool calls and gives no blocks.
+        # Completions with untrained tokens come from an agent. Their JSON is in tool calls and gives no blocks.
         json_fields = usual_fields(texts) if table.trainable.all() else ()
         found_blocks = _blocks_by_field(json_fields, table, usual)
     tag_census = census(texts, usual.layout.tags)
@@ -61,7 +61,7 @@ def choose_blocks(
     lacks_verdict = bool(table.rewards) and not has_verdict
     if found_blocks is None and not usual_layout_fits and lacks_verdict:
         return _pay_every_reward(usual, table, Layout({"completion": []}))
-    # The recipe's blocks stay if no others were found, or if the completions have only tags of the recipe's blocks.
+    # Keep the recipe's blocks if the search found no others, or only tags of the recipe.
     if found_blocks is None or (usual_layout_fits and set(common_tags) <= set(usual.layout.tags)):
         return usual
     if not common_tags:
@@ -79,7 +79,7 @@ def choose_blocks(
 
 
 def parse_pay(block_reward_pairs: Sequence[tuple[str, str]], recipe: Recipe, table: RolloutTable) -> dict[str, Any]:
-    """Return the recipe fields that `--pay` sets: objectives, and a layout of the file's tags if the recipe has none."""
+    """Return the recipe fields that `--pay` sets: the objectives, and a layout if the recipe has none."""
     blocks_by_reward: dict[str, list[str]] = {}
     for block, reward in block_reward_pairs:
         blocks_by_reward.setdefault(reward, []).append(block)
@@ -89,7 +89,7 @@ def parse_pay(block_reward_pairs: Sequence[tuple[str, str]], recipe: Recipe, tab
         return recipe_fields
     asked_blocks = list(dict.fromkeys(block for block, _ in block_reward_pairs))
     common_tags, _ = usual_tags(SampledTexts(table))
-    # A single block gets the name that --pay gives it, instead of the name `completion` that `layout_of` would give it.
+    # `layout_of` would call a single block `completion`; use the name that --pay gives it.
     if len(asked_blocks) == 1 and list(common_tags) in ([], asked_blocks):
         return {**recipe_fields, "layout": {asked_blocks[0]: list(common_tags)}}
     layout = layout_of(common_tags) if common_tags else None
@@ -102,7 +102,7 @@ def parse_pay(block_reward_pairs: Sequence[tuple[str, str]], recipe: Recipe, tab
 
 
 def _pay_every_reward(usual: Blocks, table: RolloutTable, layout: Layout) -> Blocks:
-    """Let every recorded reward pay all blocks of a layout, for a file that does not say which completions are right."""
+    """Let every recorded reward pay all blocks. For files that do not say which completions are right."""
     objectives = tuple(Objective(recorded_elsewhere, layout.names, name=name) for name in table.rewards)
     blocks_note = (
         f"No column says which completions are right, so every recorded number is a reward: {', '.join(table.rewards)}. "
@@ -112,7 +112,7 @@ def _pay_every_reward(usual: Blocks, table: RolloutTable, layout: Layout) -> Blo
 
 
 def _blocks_by_tag(tags: Sequence[str], recipe: Recipe, usual: Blocks) -> Blocks:
-    """Build a block for each tag; `correct` pays all blocks except a last block `confidence`, as in `bae_paper`."""
+    """Build a block for each tag. `correct` pays all blocks except a last block named `confidence`."""
     tag_layout = layout_of(tags)
     blocks = tag_layout.names
     note = (
@@ -129,7 +129,7 @@ def _blocks_by_tag(tags: Sequence[str], recipe: Recipe, usual: Blocks) -> Blocks
 
 
 def _blocks_by_field(field_names: tuple[str, ...], table: RolloutTable, usual: Blocks) -> Blocks | None:
-    """Build a block per JSON field; a block is paid 1 if the field's value equals the value in the dataset."""
+    """Build a block per JSON field. A block earns 1 if the field equals the field of the gold answer."""
     if not field_names:
         return None
     json_layout = Layout(field_names, segmenter="json")
@@ -152,7 +152,7 @@ def _blocks_by_field(field_names: tuple[str, ...], table: RolloutTable, usual: B
 
 
 def usual_fields(texts: Sequence[str]) -> tuple[str, ...]:
-    """Return the JSON fields that most completions have, by first appearance; none if there are too many for a layout."""
+    """Return the JSON fields that most completions have, by first appearance. Empty if there are too many."""
     field_counts = Counter[str]()
     for text in texts:
         field_counts.update(path for path in paths(text) if not set(path) & set(".["))
@@ -161,7 +161,7 @@ def usual_fields(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def usual_tags(texts: Sequence[str]) -> tuple[tuple[str, ...], int]:
-    """Return the outermost tags of most completions, in order, and how many have them; () and 0 without a majority."""
+    """Return the outermost tags that most completions share, and how many have them. () and 0 if there are none."""
     tag_counts = Counter(_outermost_tags(text) for text in texts)
     common_tags, sharing_count = tag_counts.most_common(1)[0] if tag_counts else ((), 0)
     can_be_layout = 0 < len(common_tags) <= _MOST_TAGS and len(set(common_tags)) == len(common_tags)
@@ -169,7 +169,7 @@ def usual_tags(texts: Sequence[str]) -> tuple[tuple[str, ...], int]:
 
 
 def _outermost_tags(text: str) -> tuple[str, ...]:
-    """Return the tags of a text that lie in no other tag, in order; tags that are never closed are left out."""
+    """Return the tags of a text that are not inside another tag, in order. Tags that are never closed are left out."""
     tag_matches = list(_TAG.finditer(text))
     last_close_by_tag = {match[2]: match.start() for match in tag_matches if match[1]}
     outermost_tags: list[str] = []
@@ -184,7 +184,7 @@ def _outermost_tags(text: str) -> tuple[str, ...]:
 
 
 def common_layout(texts: Sequence[str]) -> str:
-    """Return the layout of tags that most texts share, in the form that `--set layout=` takes; empty without a majority."""
+    """Return the tags that most texts share, in the form that `--set layout=` takes. Empty if there are none."""
     common_tags, _ = usual_tags(texts)
     return _layout_json(layout_of(common_tags)) if common_tags else ""
 
@@ -198,7 +198,7 @@ def layout_of(tags: Sequence[str]) -> Layout:
 
 @dataclass(frozen=True)
 class SampledTexts(Sequence[str]):
-    """The text that the model wrote in each completion; decoded on demand, because all texts may not fit into memory."""
+    """The sampled text of each completion. It is decoded on demand, because all texts may not fit into memory."""
 
     table: RolloutTable
 
@@ -217,13 +217,13 @@ def _layout_json(layout: Layout) -> str:
 
 
 def compared_groups(table: RolloutTable, recipe: Recipe, run: Recipe | None) -> tuple[Int[Tensor, " n"], list[str]]:
-    """Return the group in which each completion is compared, and notes on these groups for the user."""
+    """Return each completion's group (the completions it is compared with), and notes for the user."""
     rollout_n = torch.arange(len(table)) if table.rollout_n is None else group_index(table.rollout_n)
     # A rollout with several rows counts once in its group.
     _, first_rows = np.unique(rollout_n.numpy(), return_index=True)
     group_r = table.group_n[first_rows]
     step_r = table.step_n[first_rows]
-    # Groups are split to the group size of the spanwise run that wrote the file, or to a size that the user gives.
+    # Groups get the group size of the spanwise run that wrote the file, or the user's group size.
     if run is None and "group_size" not in recipe.model_fields_set:
         return group_r[rollout_n], _note_group_sizes(step_r, group_r, keyed=table.keyed)
     size = (run or recipe).group_size
@@ -252,7 +252,7 @@ def split_groups(group_n: Int[Tensor, " n"], size: int) -> Int[Tensor, " n"]:
 
 
 def _note_group_sizes(step_n: Tensor, group_n: Tensor, *, keyed: bool) -> list[str]:
-    """Return a note if no group has two completions, or if groups of a step differ in size, as a prompt drawn twice does."""
+    """Return a note if all groups have one completion, or if groups of a training step differ in size."""
     size_of_group = Counter(zip(step_n.tolist(), group_n.tolist(), strict=True))
     if len(size_of_group) == len(group_n) > 1:
         return [

@@ -1,4 +1,4 @@
-"""`credit`: the credit that several methods would have given to every token of existing rollouts. Nothing is trained."""
+"""`spanwise credit`: the credit that several methods give to every token of existing rollouts. Nothing is trained."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -54,21 +54,21 @@ def credit_rollouts(
     if recipe is not None and own_recipe_file is not None:
         size_overrides = {name: overrides[name] for name in ("group_size", "prompts") if name in overrides}
         run_recipe = load(own_recipe_file, size_overrides)
-    # A recipe, method or objective from the user must fit the file; a default that does not fit is left out.
+    # What the user names (a recipe, method or objective) must fit the file. A default that does not fit is skipped.
     must_fit = recipe is not None or "method" in overrides or "objectives" in overrides
     task_layout, max_length = task_shape(full_recipe)
-    # The embedded task's limit says nothing about another trainer, whose limit is unknown unless the user sets it.
+    # If another trainer wrote the file, the length limit is unknown unless the user gives it.
     limit_fields = {"max_completion_length", "task"}
     limit_is_unknown = own_recipe_file is None and not limit_fields & full_recipe.model_fields_set
     max_length = int(file_table.tokens.lengths.max()) if limit_is_unknown else max_length
-    # A layout without marks has the task's marks in runs of the embedded tasks, whose model writes them, and nowhere else.
+    # Only an embedded task's model writes the task's tags. Other files do not get these tags.
     names_task = own_recipe_file is not None or "task" in full_recipe.model_fields_set
     usual_layout = (None if names_task else full_recipe.own_layout) or answer_layout(full_recipe, task_layout)
     # A run of spanwise names its tags in the recipe, so the completions are not searched for tags.
     texts = SampledTexts(file_table) if must_fit or own_recipe_file is None else []
     group_n, group_notes = compared_groups(file_table, full_recipe, run_recipe)
     blocks = choose_blocks(Blocks(usual_layout, max_length), full_recipe, file_table, texts, asked=bool(reward))
-    # Reward functions are run only if the user named the recipe, not if it merely lies beside the file.
+    # Call reward functions only if the user named the recipe. A recipe that lies beside the file is not enough.
     runs_code = recipe is not None or "objectives" in overrides
     arms = choose_arms(file_table, full_recipe, blocks, methods, reward, texts=texts, must_fit=must_fit, run_code=runs_code)
     if own_only and not methods and arms.own is not None and file_table.folder is not None:
@@ -95,7 +95,7 @@ def credit(
     console: Console | None = None,
     **options: Any,
 ) -> CreditResult:
-    """Credit a file and report at most `rows` completions; `write` names a method whose credit is added to the file."""
+    """Credit a rollout file and report at most `rows` completions. `write` names the method to add to copies of the file."""
     if rows < 1:
         raise RecipeError(f"--rows is {rows}; the report must show at least 1 completion.")
     check_no_run(output)

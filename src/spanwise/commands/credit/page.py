@@ -1,4 +1,4 @@
-"""Build the report of `spanwise credit`, and the view of credited tokens that a run's report also shows."""
+"""Build the report of `spanwise credit`, and the view of credited tokens for the report of a run."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -24,7 +24,7 @@ from spanwise.rollouts.schema import float_column
 
 
 def credit_page(folder: Path) -> str:
-    """Build the report of a folder of `spanwise credit`; it shows token ids if the file's tokenizer no longer exists."""
+    """Build the report of a folder of `spanwise credit`. It shows token ids if the tokenizer no longer exists."""
     export_file = folder / EXPORT
     summary = read_fields(folder / "summary.json")
     table = read_numbers(export_file)
@@ -65,7 +65,7 @@ def credit_page(folder: Path) -> str:
 
 
 def choose_rows(group_n: Int[Tensor, " n"], count: int) -> list[int]:
-    """Choose at most `count` rows (completions) to show, spread evenly over the file, in whole groups."""
+    """Choose at most `count` completions to show: whole groups, spread evenly over the file."""
     if len(group_n) <= count:
         return list(range(len(group_n)))
     rows_of_groups = sorted(rows_by_number(group_n), key=lambda rows: int(rows[0]))
@@ -88,7 +88,7 @@ def credited_view(
     own: str | None,
     tokenizer: Path | None,
 ) -> tuple[TokenView, dict[str, dict[str, Tensor]]]:
-    """Return the token view of the completions `rows` (their table is `shown_table`), and the credit of all rows by method."""
+    """Return the token view of the completions `rows`, and the credit of all completions in the file."""
     kind_by_method = {name: METHODS[rule["method"]].kind for name, rule in rules.items() if rule["method"] in METHODS}
     credit_by_method = {}
     for name, credit_columns in read_credit(table).items():
@@ -137,12 +137,12 @@ def rule_of(method: str, objectives: Sequence[Mapping[str, Any]], mode: Mode | N
 
 
 def as_names(names: str | Sequence[Any] | None) -> list[str]:
-    """Return the value of a recipe field as a list of names; the field holds a list, one name or nothing."""
+    """Return a recipe field as a list of names. The field may hold a list, one name or nothing."""
     return [names] if isinstance(names, str) else [str(name) for name in names or ()]
 
 
 def score_shares(table: pa.Table, mode: Mode) -> list[tuple[float, float]]:
-    """Return (tau, z) per completion: its self-rewarding score's weight in the credit, and that score within its group."""
+    """Return each self-rewarding score's weight in the credit (tau), and its value within the group (z)."""
     if not {schema.SCORE, schema.GROUP} <= set(table.column_names):
         return [(0.0, 0.0)] * len(table)  # the table holds no self-rewarding scores
     step_n = float_column(table, schema.STEP).nan_to_num().long()

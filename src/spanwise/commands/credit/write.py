@@ -1,4 +1,4 @@
-"""Write the files of `spanwise credit` (`credit.parquet`, `summary.json`, `report.html`), and print a short table."""
+"""Write `credit.parquet`, `summary.json` and `report.html`, and print a table of credit."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import zip_longest
@@ -40,7 +40,7 @@ _CAPTION = (
 
 
 def write_result(folder: Path, result: CreditResult, options: Mapping[str, Any], console: Console) -> None:
-    """Write `credit.parquet`, `summary.json` and, if its packages are installed, the report; print a table and the notes."""
+    """Write `credit.parquet`, `summary.json` and, if possible, the report. Print a table and the notes."""
     file_table = result.table
     summary_fields = summary(result, options)
     token_pieces = None if file_table.has_ids else file_table.vocabulary.pieces
@@ -58,7 +58,7 @@ def write_result(folder: Path, result: CreditResult, options: Mapping[str, Any],
 
 
 def check_writable(result: CreditResult, method: str, folder: Path) -> None:
-    """Refuse `--write` if the method was not applied, the file cannot hold token advantages, or it would be overwritten."""
+    """Refuse `--write` if the method was not applied, or if the files cannot be copied with advantages."""
     table = result.table
     check_known("method of --write", method, [arm.name for arm in result.applied])
     refuse(
@@ -78,7 +78,7 @@ def check_writable(result: CreditResult, method: str, folder: Path) -> None:
 
 
 def write_again(result: CreditResult, method: str, folder: Path, console: Console) -> None:
-    """Write copies of the rollout files, with the same names, into a folder, with a method's advantage beside each token."""
+    """Write copies of the rollout files into a folder, with a method's advantage beside each token."""
     file_table = result.table
     arm = next(arm for arm in result.applied if arm.name == method)
     advantages_by_row = (
@@ -95,7 +95,7 @@ def write_again(result: CreditResult, method: str, folder: Path, console: Consol
 
 
 def credited_parts(result: CreditResult) -> Iterator[pa.Table]:
-    """Yield the rows of `credit.parquet` as tables, each with as many credited completions as memory holds."""
+    """Yield the rows of `credit.parquet` as tables that are small enough for memory."""
     file_table, file_spans = result.table, result.file_spans
     token_columns = {schema.IDS: file_table.tokens.values, schema.TRAINABLE: file_table.trainable, **file_table.token_values}
     for first, last in fitting_runs(file_table.tokens.lengths, AT_A_TIME):
@@ -125,7 +125,7 @@ def credited_parts(result: CreditResult) -> Iterator[pa.Table]:
 
 
 def summary(result: CreditResult, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of `summary.json`: the figures of every method, and everything else that the report needs."""
+    """Return the content of `summary.json`: the figures of every method, and the report's input."""
     file_table, scores, arms = result.table, result.scores, result.arms
     status_counts = {
         name: {status.name.lower(): n for status in Status if (n := int((scores.status_nm[:, m] == int(status)).sum()))}
@@ -165,7 +165,7 @@ def summary(result: CreditResult, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def figures_tables(methods: Mapping[str, Mapping[str, Any]], title: Text) -> list[Table]:
-    """Build the printed tables of credit figures, a row per method and block; methods with the same blocks share a table."""
+    """Build tables of credit figures to print, with a row per method and block. Methods with equal blocks share one."""
     blocks_by_method = {name: tuple(figures["blocks"]) for name, figures in methods.items()}
     method_tables = [
         _figures_table({name: methods[name] for name in methods if blocks_by_method[name] == blocks})
@@ -198,5 +198,5 @@ def _cell(value: float | None, form: str) -> str:
 
 
 def outcome_of(names: Collection[str], given_names: Iterable[str | None]) -> str | None:
-    """Return the reward that tells right from wrong completions: the first of `given_names` that is in `names`, else `correct`."""
+    """Return the reward that tells right from wrong: the first known one of `given_names`, or `correct`."""
     return next((name for name in given_names if name in names), "correct" if "correct" in names else None)

@@ -1,4 +1,4 @@
-"""`spanwise demo`: train two ways of crediting (arms) from one warm start with each seed, and show the figures."""
+"""`spanwise demo`: train from one warm start with two ways of giving credit, and show the figures."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ GOAL = 0.8
 
 @dataclass(frozen=True)
 class Trained:
-    """A finished run of the demo: its arm, recipe and summary; `title` names the arm, and the seed if there are several."""
+    """A finished run of the demo: its arm, recipe and summary. `title` names the arm, with the seed if there are several."""
 
     arm: str
     title: str
@@ -38,7 +38,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Demo:
-    """A demo: its arms' recipe fields, the fields that users may not set (`fixed`), and functions that sum up its runs."""
+    """A demo: the recipe fields of its arms, and functions that sum up its runs. Users may not set the `fixed` fields."""
 
     name: str
     arms: Mapping[str, Mapping[str, Any]]
@@ -89,7 +89,7 @@ def run_demo(
 
 
 def _sum_up_digits(trained: Sequence[Trained]) -> dict[str, Any]:
-    """Return each arm's figures in the digits demo (accuracy, refusals, ...) by seed, and their means over seeds."""
+    """Return the digits demo's figures (accuracy, ...) by arm and seed, and their means over seeds."""
     figures_by_seed: dict[str, dict[str, dict[str, Any]]] = {}
     for run in trained:
         evaluation_points = run.summary["curve"]
@@ -140,7 +140,7 @@ def _show_digits(console: Console, trained: Sequence[Trained], result: Mapping[s
 
 
 def _sum_up_fields(trained: Sequence[Trained]) -> dict[str, Any]:
-    """Return each run's curve of the share of right fields, and its figures (completions until `GOAL`, ...)."""
+    """Return figures of each run of the fields demo, and its curve of the share of right fields."""
     figures_by_run = dict[str, dict[str, Any]]()
     curve_by_run = dict[str, list[float]]()
     for run in trained:
@@ -164,9 +164,9 @@ def _show_fields(console: Console, trained: Sequence[Trained], result: Mapping[s
 
 
 def shares_right(recipe: Recipe, names: Sequence[str]) -> list[dict[str, float]]:
-    """Return for each batch of a run how often each field is right; a missing field counts as wrong."""
+    """For each training batch, return how often each field is right. A missing field counts as wrong."""
     objectives = scheme_of(recipe, *task_shape(recipe)).objectives
-    # Without `if_missing`, the mean reward covers only completions with the field; scale it by their share.
+    # Without `if_missing`, the mean reward covers only completions with the field. Scale it by their share.
     filled_names = {objective.name for objective in objectives if objective.if_missing is not None}
     return [
         {

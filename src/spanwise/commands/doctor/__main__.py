@@ -1,4 +1,4 @@
-"""`spanwise doctor` without the packages of the command line: python -m spanwise.commands.doctor."""
+"""Run `spanwise doctor` without the command line's packages: python -m spanwise.commands.doctor."""
 
 import sys
 

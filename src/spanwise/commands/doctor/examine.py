@@ -29,14 +29,14 @@ _TITLES = {"trl": "TRL", "verl": "verl", "skyrl": "SkyRL"}
 PATIENCE = 300
 #: The first word of the line in which a process prints the facts about an engine.
 MARK = "spanwise-doctor "
-#: The findings on a package or engine: its name, version, tested versions and state, and sentences for the user.
+#: The findings on a package: name, version, tested versions, state, and sentences for the user.
 Finding = tuple[str, str, str, str, list[str]]
 #: Two lists of sentences on an engine: what is broken, and what works.
 Sentences = tuple[list[str], list[str]]
 
 
 def main() -> None:
-    """Check which engines are installed and work: show versions, the plug-in and trainer of verl, and errors.
+    """Check which engines are installed and work. Shows versions, errors, and verl's plug-in and trainer.
 
     Exit status 1 if something that is installed is broken.
     """
@@ -84,7 +84,7 @@ def _check_engine(name: str) -> Finding:
 
 
 def probe_in_process(name: str) -> Sentences:
-    """Import an engine and spanwise's adapter to it in a separate process, and return the sentences that this process prints."""
+    """Import an engine and its adapter in a separate process. Return the sentences that the process prints."""
     package_root = str(Path(spanwise.__file__).parents[1])
     python_path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), package_root)))
     environment = {**os.environ, "PYTHONPATH": python_path}
@@ -137,7 +137,7 @@ def _trainer_of_verl(facts: Mapping[str, Any]) -> str:
 
 
 def probe(engine: str) -> None:
-    """Import an engine, and print sentences on it as one line of JSON, after everything that the engine prints itself."""
+    """Import an engine, and print sentences about it as one line of JSON, the last line of the output."""
     try:
         engine_sentences = {"trl": _probe_trl, "verl": _probe_verl, "skyrl": _probe_skyrl}[engine]()
     except BaseException as error:
@@ -171,7 +171,7 @@ def _probe_skyrl() -> Sentences:
 
 
 def _probe_verl() -> Sentences:
-    """Import verl as its trainer does; describe verl's trainer, verl's plug-ins, and the errors of importing them."""
+    """Import verl. Describe its trainer, its plug-ins, and the errors of importing the plug-ins."""
     plugin_errors = _collect_plugin_errors()
     config_file = Path(import_module("verl").__file__ or "").parent / "trainer/config/ppo_trainer.yaml"
     trainer_config: dict[str, Any] = {}
@@ -197,7 +197,7 @@ def plugins() -> dict[str, str]:
 
 
 def _collect_plugin_errors() -> dict[str, str]:
-    """Return a dictionary that collects exceptions of plug-ins as they occur; verl itself only logs them for debugging."""
+    """Return a dictionary that collects the exceptions of verl's plug-ins. verl only logs them for debugging."""
     plugin_errors: dict[str, str] = {}
 
     def collect(record: logging.LogRecord) -> bool:

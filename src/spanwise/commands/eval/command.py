@@ -10,7 +10,7 @@ from spanwise.commands.shared.options import Fields, check_sizes, recipe_fields
 def command(
     model: Path, /, *, recipe: Path | None = None, prompts: int = 512, samples: int = 16, seed: int = 1, set_: Fields = None
 ) -> None:
-    """Sample a trained model on held-out prompts: accuracy, calibration, format, refusals, votes, with 95 % intervals by prompt.
+    """Evaluate a trained model on held-out prompts: accuracy, calibration, votes, with 95 % intervals.
 
     Args:
         model: a run folder, whose recipe names the task, a checkpoint or a model folder; `evaluation.parquet` is written

@@ -37,7 +37,7 @@ def evaluate(
     seed: int = 1,  # all evaluations share a seed, so that they differ only by the policy
     scored: Mode | None = None,
 ) -> Samples:
-    """Sample completions of the first `prompts` held-out prompts, or of all if there are fewer, and judge their answers."""
+    """Sample completions of the first `prompts` held-out prompts (or of all), and judge their answers."""
     answer_tags = recipe.answer_tags
     prompt_rows = task.evaluation.select(range(min(prompts, len(task.evaluation))))
     max_tokens = recipe.max_completion_length or task.max_completion_length
@@ -85,10 +85,10 @@ def evaluate(
 
 
 def _compute_rewards(objectives: Sequence[Objective], text: Texts, columns: Columns) -> dict[str, Tensor]:
-    """Compute the reward of each completion under each objective; a missing block gets the objective's `if_missing`."""
+    """Compute the reward of each completion under each objective. A missing block gets the objective's `if_missing`."""
     reward_scores = score_all(objectives, text, columns=columns)
     filled_reward_nm = fill_missing(reward_scores, objectives)
-    # If a list is graded element by element, a missing element is wrong, and elements beyond the gold list do not count.
+    # In a list that is graded by element, a missing element is wrong. Elements beyond the gold list do not count.
     for m, objective in enumerate(objectives):
         is_list_element = any_index(objective.name) != objective.name
         if is_list_element and (in_gold_n := gold_there(objective, columns)) is not None:
@@ -101,7 +101,7 @@ def _compute_rewards(objectives: Sequence[Objective], text: Texts, columns: Colu
 def evaluate_folder(
     model_folder: Path, recipe: Recipe, *, prompts: int, samples: int, seed: int, console: Console
 ) -> tuple[Samples, dict[str, str]]:
-    """Evaluate a saved model on a recipe's held-out prompts; return samples and reasons for missing figures."""
+    """Evaluate a saved model on a recipe's held-out prompts. Return samples, and reasons for missing figures."""
     folders = (model_folder, *run_above(model_folder))
     scoring_modes = (mode.as_trained(folders) for mode in recipe.modes.values() if mode.judge is not None)
     score_mode = next(scoring_modes, None)

@@ -1,4 +1,4 @@
-"""`spanwise fidelity`: re-roll completions of a checkpoint, and compare baselines and token estimators with Monte Carlo."""
+"""`spanwise fidelity`: compare baselines and token estimators with Monte Carlo re-rolls."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,9 +27,9 @@ from spanwise.rollouts.folder import hidden
 from spanwise.tasks import task_layout
 
 GROUP_SIZES = (4, 8, 16, 32)
-#: One of the Monte Carlo critics averages this many re-rolls per token, as many as a trainer could afford.
+#: One Monte Carlo critic averages this many re-rolls per token. A trainer could afford as many.
 FEW = 4
-#: The kinds of critics: `own` was saved with the model, `fitted` is trained here, and `mc` averages further re-rolls.
+#: The kinds of critics: saved with the model, trained here, or the mean of further re-rolls.
 CRITICS = ("own", "fitted", "mc")
 #: The setting of SAE that is compared with the best GAE. It was chosen on samples that are not used here.
 SAE = "SAE start 0.5, 0"
@@ -37,7 +37,7 @@ GROUP_MEAN = "GRPO c - group mean"
 
 
 def show(checkpoint: Path, recipe: Recipe, *, output: Path, console: Console, options: Mapping[str, Any]) -> None:
-    """Compare a saved model's estimated advantages with Monte Carlo; print tables, and write `fidelity.json` and a report."""
+    """Compare a saved model's estimated advantages with Monte Carlo. Print tables; write `fidelity.json` and a report."""
     measured: dict[str, Any] = {"options": options}
     if "tokens" in options:
         last_critic_step = options["critic_steps"]
@@ -61,7 +61,7 @@ def show(checkpoint: Path, recipe: Recipe, *, output: Path, console: Console, op
 
 
 def write_fidelity(folder: str | Path, *, source: str, recipe: Mapping[str, Any], **measured: Any) -> None:
-    """Write `fidelity.json`, which holds the input of `fidelity_report` and the options of the command."""
+    """Write `fidelity.json`, which holds the input of `fidelity_report` and the command's options."""
     empty_fields = {"counts": {}, "figures": [], "differences": [], "points": [], "tokens": [], "options": {}}
     report_fields = {"source": source, "recipe": dict(recipe), **empty_fields, **measured}
     write_text(Path(folder) / FIDELITY, json.dumps(without_nan(hidden(report_fields)), indent=1) + "\n")
@@ -75,7 +75,7 @@ def roller_of(folder: Path, recipe: Recipe, console: Console | None = None) -> r
 
 
 def show_baselines(checkpoint: Path, recipe: Recipe, console: Console, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Print how close baselines come to Monte Carlo, and which confidence (q*) each teaches; return both for `fidelity.json`."""
+    """Print how near baselines come to Monte Carlo, and which confidence (q*) each teaches. Return the numbers."""
     samples = options["samples"]
     seed = options["seed"]
     roller = roller_of(checkpoint, recipe, console)
@@ -98,7 +98,7 @@ def show_baselines(checkpoint: Path, recipe: Recipe, console: Console, options: 
 
 
 def fidelity_tables(fidelity: Fidelity) -> Iterator[Table]:
-    """Build one table per group size, with a row for each baseline: its RMSE with interval, then the other figures."""
+    """Build one table per group size. Each row has a baseline's RMSE with its interval, then other figures."""
     for size in fidelity.group_sizes:
         table_rows = []
         for name in fidelity.baselines:
@@ -112,7 +112,7 @@ def fidelity_tables(fidelity: Fidelity) -> Iterator[Table]:
 
 
 def difference_table(fidelity: Fidelity) -> Table:
-    """Build the table of differences between the baselines `blended` and `outcome`, with paired intervals over prompts."""
+    """Build a table of `blended` minus `outcome` (two baselines), with intervals paired over prompts."""
     figure_differences = difference_rows(fidelity)
     figure_names = dict.fromkeys(row["figure"].replace("_", " ") for row in figure_differences)
     cells_by_size: dict[int, list[str]] = {size: [str(size)] for size in fidelity.group_sizes}
@@ -124,7 +124,7 @@ def difference_table(fidelity: Fidelity) -> Table:
 
 
 def fixed_point_table(points: Sequence[Mapping[str, Any]]) -> Table:
-    """Build the table of the confidence q* that each baseline teaches a policy that is right with probability p."""
+    """Build a table of the confidence q* that each baseline teaches a policy of accuracy p."""
     right_probabilities = list(dict.fromkeys(row["p"] for row in points))
     q_by_baseline_and_size = {("none, batch, group", "any"): right_probabilities}
     for name in dict.fromkeys(row["baseline"] for row in points if row["baseline"] not in ("none", "batch", "group")):
@@ -154,7 +154,7 @@ def rolled_tokens(
     console: Console | None = None,
     **options: int,
 ) -> tuple[Trajectories, dict[str, torch.Tensor]]:
-    """Return sampled completions with a Monte Carlo value before each token, and the values of each critic (`CRITICS`)."""
+    """Return sampled completions with Monte Carlo values by token, and the values of each critic."""
     if rerolls < 2:
         raise DataError(f"Monte Carlo values need at least 2 re-rolls to estimate their noise, but you asked for {rerolls}.")
     critic_folder = rolls.own_critic_folder(model_folder)
@@ -191,7 +191,7 @@ def rolled_tokens(
 
 
 def show_tokens(fidelity: TokenFidelity, segments: SaeSegments | None = None, *, console: Console) -> dict[str, Any]:
-    """Print token estimators' correlations with Monte Carlo, and SAE's lead over GAE and GRPO; return correlations and counts."""
+    """Print how token estimators correlate with Monte Carlo, and by how much SAE leads. Return the correlations."""
     sample_counts = {"completions": len(fidelity.prompt_n), "prompts": len(fidelity.prompt_n.unique())}
     console.print(
         f"{sample_counts['completions']} completions of {sample_counts['prompts']} prompts: the table covers "
@@ -216,7 +216,7 @@ def reference_words(segments: SaeSegments | None) -> str:
 
 
 def _correlation_table(fidelity: TokenFidelity, kind: str) -> Table:
-    """Build the table of the critics' errors, and of the correlation of each estimator with Monte Carlo."""
+    """Build a table of each critic's error and of each estimator's correlation with Monte Carlo."""
     table_rows = []
     estimator_rows = ((name, name, "correlation") for name in fidelity.estimators)
     for heading, name, figure in [("RMSE of the values", VALUES, "rmse"), *estimator_rows]:
@@ -230,7 +230,7 @@ def _correlation_table(fidelity: TokenFidelity, kind: str) -> Table:
 
 
 def _lead_table(fidelity: TokenFidelity, kind: str, other: str) -> Table:
-    """Build the table of SAE's lead in correlation with Monte Carlo over another estimator, or over the best of a family."""
+    """Build a table of SAE's lead over other estimators in correlation with Monte Carlo."""
     is_estimator = other in fidelity.estimators
     other_text = other if is_estimator else f"the best {other}"
     title = f"{kind} tokens: correlation with Monte Carlo, SAE minus {other_text} (95 % intervals)"
@@ -257,7 +257,7 @@ def _decimals(number: float) -> str:
 
 
 def _short_name(name: str, family: str) -> str:
-    """Return an estimator's name without its family, and with numbers written as `.5` instead of `0.5`."""
+    """Return an estimator's name without its family, with numbers as `.5` instead of `0.5`."""
     return name.removeprefix(f"{family} ").replace("0.", ".")
 
 

@@ -1,1 +1,1 @@
-"""The command `spanwise reference`, which measures the probability of a reserved token before training."""
+"""The command `spanwise reference`: measure a reserved token's log-probability before training."""

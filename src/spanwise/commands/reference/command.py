@@ -17,7 +17,7 @@ def command(
     samples: int = 16,
     set_: Fields = None,
 ) -> None:
-    """Measure the reference of a self-rewarding score (laser) on the policy that a recipe starts from (docs/laser.md).
+    """Measure the log-probability of laser's reserved token before training (docs/laser.md).
 
     Args:
         recipe: YAML file with a laser section; the file or these options name a model and a dataset.

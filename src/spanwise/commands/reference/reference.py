@@ -1,4 +1,4 @@
-"""Measure the reference of a self-rewarding score: its reserved token's log-probability before training."""
+"""Measure the reference of laser: its reserved token's log-probability before training."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,7 @@ from spanwise.recipe import Recipe
 
 
 def reference(recipe: Recipe, *, prompts: int, samples: int, console: Console) -> dict[str, Any]:
-    """Sample completions of training prompts, and measure the log-probability of laser's reserved token right after each."""
+    """Sample completions of training prompts. Measure the log-probability of laser's token after each."""
     laser = recipe.modes.get("laser")
     if laser is None:
         raise RecipeError(

@@ -1,4 +1,4 @@
-"""`spanwise report FOLDER`: write `report.html` from the files of a run, comparison, measurement or credit export."""
+"""`spanwise report FOLDER`: write `report.html` from the files that another command wrote."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -26,12 +26,12 @@ from spanwise.rollouts.folder import ONE_PROMPT, TRAINING
 from spanwise.rollouts.readers.own import tokenizer_in
 from spanwise.rollouts.rows import read_rows
 
-#: The numbers of samples at which a voting curve is computed; more points would cost time and show little.
+#: The numbers of samples at which a voting curve is computed. More points cost time and show little.
 BUDGETS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
 def report_folder(folder: str | Path) -> Path:
-    """Write `report.html` into the folder of a training run, a comparison, a fidelity measurement or a credit export."""
+    """Write `report.html` for the folder of a run, comparison, fidelity measurement or credit export."""
     run_folder = Path(folder)
     page_by_file: Mapping[str, Callable[[Path], str]] = {
         EXPORT: credit_page,
@@ -70,7 +70,7 @@ def train_page(folder: Path) -> str:
 
 
 def _unmeasured(folder: Path) -> dict[str, str]:
-    """Return the figures that the evaluations of a run cannot have, with reasons; nothing if its recipe is unreadable."""
+    """Return the figures that a run's evaluations cannot have, with reasons. Empty if the recipe is unreadable."""
     try:
         recipe = load(folder / "recipe.yaml")
         layout = recipe.own_layout
@@ -83,7 +83,7 @@ def _unmeasured(folder: Path) -> dict[str, str]:
 
 
 def compare_page(folder: Path) -> str:
-    """Build the report of a comparison from its runs; a run without an evaluation file gives only its final figures."""
+    """Build the report of a comparison from its runs. A run without evaluation samples gives only final figures."""
     summary_fields = read_fields(folder / "summary.json")
     if not isinstance(summary_fields.get("arms"), list) or not isinstance(summary_fields.get("figures"), dict):
         problem = f"'{folder / 'summary.json'}' is no summary of a comparison: it lists no arms and figures"
@@ -146,7 +146,7 @@ def _columns(samples: Samples) -> dict[str, Tensor]:
 
 
 def pooled(samples: Sequence[Samples]) -> dict[str, Tensor]:
-    """Join the evaluation samples of all seeds of an arm; a prompt that two seeds answer is one prompt."""
+    """Join the evaluation samples of an arm's seeds. A prompt that two seeds answer counts as one prompt."""
     first_columns, *other_columns = map(_columns, samples)
     return {
         name: torch.cat([column, *(columns[name] for columns in other_columns)])
@@ -164,7 +164,7 @@ def _votes(samples: Samples, block: str, *, resamples: int = 1000) -> dict[str, 
 def recorded_view(
     folder: Path, recipe: Mapping[str, Any], files: Sequence[Path]
 ) -> tuple[TokenView | None, dict[str, dict[str, Tensor]]]:
-    """Return the tokens of a run's completions and their credit by the run's method and, to compare, by `grpo` or `bae`."""
+    """Return a run's tokens, and their credit by the run's method and by `grpo` or `bae`."""
     if not files:
         return None, {}
     credit_table = pa.concat_tables(map(read_rows, files), promote_options="default")
@@ -190,7 +190,7 @@ def recorded_view(
 
 
 def _add_method(table: pa.Table, place: Path, method: str) -> tuple[pa.Table, dict[str, Any]]:
-    """Add columns with the credit of another method to a table of rollouts, if the table records enough for that method."""
+    """Add another method's credit to a table of rollouts, if the table records enough for that method."""
     try:
         credit_result = credit_rollouts(place, methods=[method])
     except SpanwiseError:

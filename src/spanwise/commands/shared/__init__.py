@@ -1,1 +1,1 @@
-"""Helpers of several commands: output folders, options, tasks and models, evaluation files, and printed tables."""
+"""Helpers of several commands: folders, options, tasks, models, evaluation files and tables."""

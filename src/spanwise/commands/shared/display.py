@@ -23,7 +23,7 @@ _LEVELS = " ▁▂▃▄▅▆▇█"
 def figure_table(
     title: str, columns: Mapping[str, Mapping[str, Any]], *, absent: Collection[str] = ()
 ) -> Iterator[RenderableType]:
-    """Build a table with one row per figure and one column per run, narrow enough for 80 characters."""
+    """Build a table with a row per figure and a column per run, narrow enough for 80 characters."""
     all_names = dict.fromkeys(name for figures in columns.values() for name in figures)
     figure_names = [name for name in all_names if name not in absent]
     alarms_by_run = {  # a "!" beside a figure points to its sentence under the table
@@ -58,7 +58,7 @@ def interval_table(
 
 
 def vote_table(title: str, votes: Mapping[str, Curve]) -> Table:
-    """Build a table of voting accuracy: a row per way of voting, a column per number of samples (1, 2, 4, ...).
+    """Build a table of voting accuracy: a row per way of voting, a column per number of samples.
 
     A figure without a standard error stands alone: there is one prompt, or all prompts agree, which does not make it certain.
     """
@@ -81,14 +81,14 @@ def vote_table(title: str, votes: Mapping[str, Curve]) -> Table:
 
 
 def gain_table(title: str, gain: Curve) -> Table:
-    """Build a table of the difference between two curves of voting accuracy, a row per number of samples, with intervals."""
+    """Build a table of the difference between two voting curves, with a row per number of samples."""
     budget_intervals = zip(gain.budgets, gain.intervals, strict=True)
     table_rows = ([str(n), f"{i.value:+.3f}", f"{i.low:+.3f} to {i.high:+.3f}"] for n, i in budget_intervals)
     return plain_table("n", "", "95 %", rows=table_rows, title=title)
 
 
 def pull_note(scheme: Scheme, *, group_size: int) -> str | None:
-    """Say which confidence the outcome baseline teaches a policy of accuracy .70; return None if that is near .70."""
+    """Say which confidence the outcome baseline teaches a policy of accuracy .70. None if it is near .70."""
     scored_objectives = (objective for objective in scheme.objectives if objective.reward in get_args(ScoreName))
     if not any(objective.baseline == "outcome" and len(objective.given) == 1 for objective in scored_objectives):
         return None

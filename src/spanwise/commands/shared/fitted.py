@@ -12,7 +12,7 @@ from rich.text import Text, TextType
 
 
 def say(console: Console, *parts: RenderableType, keep: int = 1) -> None:
-    """Print sentences without wrapping, and cut tables that are wider than the terminal into several."""
+    """Print sentences without wrapping. Cut tables that are wider than the terminal into several."""
     for part in parts:
         if isinstance(part, str):
             console.print(part, highlight=False, soft_wrap=True, markup=False)
@@ -23,7 +23,7 @@ def say(console: Console, *parts: RenderableType, keep: int = 1) -> None:
 def plain_table(
     *headings: str | Column, rows: Iterable[Iterable[RenderableType]], right: Iterable[int] = (), **options: Any
 ) -> Table:
-    """Build a table with a line under its headings; columns listed in `right` are aligned to the right."""
+    """Build a table with a line under its headings. Columns in `right` are aligned to the right."""
     table = Table(*headings, box=box.SIMPLE_HEAD, **options)
     for column in right:
         table.columns[column].justify = "right"
@@ -33,7 +33,7 @@ def plain_table(
 
 
 def fitted(table: Table, console: Console, keep: int = 1) -> Iterator[Table | Text]:
-    """Cut a table into tables that fit the terminal; each of them repeats the first `keep` columns."""
+    """Cut a table into tables that fit the terminal. Each of them repeats the first `keep` columns."""
     keep = min(keep, max(len(table.columns) - 1, 0))
     min_width_c = list[int]()
     full_width_c = list[int]()
@@ -63,7 +63,7 @@ def fitted(table: Table, console: Console, keep: int = 1) -> Iterator[Table | Te
 
 
 def _shrink(widths: list[int], least: Sequence[int], total: int) -> list[int]:
-    """Narrow the widest columns by one character at a time until all fit; go below the `least` widths only if needed."""
+    """Narrow the widest columns by one character at a time until all fit. Go below `least` only if needed."""
     for _ in range(sum(widths) - total):
         shrinkable = [n for n, width in enumerate(widths) if width > least[n]]
         shrinkable = shrinkable or [n for n, width in enumerate(widths) if width > 1]  # then words are folded
@@ -89,5 +89,5 @@ def _padding_width(table: Table, count: int) -> int:
 
 
 def _full_line(words: TextType, style: str, console: Console) -> Text:
-    """Build the title or caption of a table as a text of its own, which may use the whole width of the terminal."""
+    """Turn a table's title or caption into a separate text, which may use the full terminal width."""
     return Text("", style=style).append_text(console.render_str(words) if isinstance(words, str) else words)

@@ -1,4 +1,4 @@
-"""Folders that commands write: their names, files that reports read, and the command line that repeats the work."""
+"""Folders that commands write: their names, their files, and the command that repeats the work."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def newest_folder(name: str) -> Path | None:
 
 
 def check_no_run(path: str | Path) -> None:
-    """Refuse an output folder that holds a training run: the run's `summary.json` or `report.html` would be overwritten."""
+    """Refuse an output folder that holds a training run. The run's summary and report would be overwritten."""
     if is_run(Path(path)):
         raise DataError(f"'{path}' holds a run, and its summary and report would be overwritten; give another --output.")
 
@@ -65,17 +65,17 @@ def read_fields(file: Path) -> dict[str, Any]:
         raise DataError(f"The file '{file}' is not {format_name}: {first_line(error)}.") from error
 
 
-#: The environment variable in which `compare` passes secret fields to its runs, because recipe files hold no secrets.
+#: The environment variable in which `compare` passes secrets to its runs. Recipe files hold no secrets.
 SECRETS = "SPANWISE_RECIPE_SECRETS"
 
 
 def secret_fields() -> dict[str, Any]:
-    """Return the secret recipe fields from the environment, and remove them there, so that no child process inherits them."""
+    """Return the secret recipe fields from the environment. Remove them there, so that no child process gets them."""
     return json.loads(os.environ.pop(SECRETS, "{}"))
 
 
 def changed(file: Path, asked: Mapping[str, Any], *, but: Collection[str] = MAY_CHANGE) -> list[str]:
-    """List the fields in which a new recipe (`asked`) differs from the one in a file; none if there is no file."""
+    """List the fields in which the new recipe `asked` differs from the one in a file. Empty without a file."""
     return changes(read_fields(file), asked, but=but) if file.is_file() else []
 
 
@@ -84,12 +84,12 @@ def without_nan(value: Any) -> Any:
     return json.loads(json.dumps(value, default=str), parse_constant=lambda _: None)
 
 
-#: The largest number of completions whose tokens a report shows, unless the user asks for another.
+#: The most completions whose tokens a report shows, unless the user gives a number.
 MOST = 500
 
 
 def again_command(command: str, *places: str | Path, folder: Path, options: Mapping[str, Any] | None = None) -> str:
-    """Return the command line that repeats the work behind a report in a new folder, with the options that the user gave."""
+    """Return the command that repeats a report's work in a new folder, with the user's options."""
     command_words = [str(path) for path in places]
     for name, value in hidden(options or {}).items():
         option_name = "--set" if name == "overrides" else f"--{name.replace('_', '-')}"

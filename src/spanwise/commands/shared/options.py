@@ -25,14 +25,14 @@ def recipe_fields(pairs: Sequence[str] | None) -> dict[str, Any]:
 
 
 def column_roles(arguments: Sequence[str] | None) -> dict[str, str]:
-    """Parse the `role=column` pairs of `--columns` (roles: prompt, answer, ...) into a mapping; commas may join pairs."""
+    """Parse the `role=column` pairs of `--columns` (roles: prompt, answer, ...) into a mapping. Commas may join pairs."""
     entries = [entry for piece in arguments or [] for entry in piece.split(",") if entry.strip()]
     column_format = "role=column, such as completion=output,answer=gold"
     return _map_names("--columns", [key_value(entry, "--columns", column_format) for entry in entries])
 
 
 def _map_names(option: str, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Return the `name=column` pairs of an option as a mapping; refuse a name that occurs twice."""
+    """Return the `name=column` pairs of an option as a mapping. Refuse a name that occurs twice."""
     names = [name for name, _ in pairs]
     repeated_name = next((name for name in names if names.count(name) > 1), None)
     if repeated_name is not None:

@@ -19,7 +19,7 @@ _LARGE = 20_000_000
 
 
 class Live(Progress):
-    """Shows the progress of a run until `stop`: as a bar on a terminal, or as a line every tenth step in a log file."""
+    """Shows the progress of a run until `stop`. A terminal gets a bar, a log file a line every tenth step."""
 
     def __init__(self, console: Console, title: str, steps: int) -> None:
         progress_columns = (
@@ -35,7 +35,7 @@ class Live(Progress):
         self.start()
 
     def step(self, step: int, values: Mapping[str, Any]) -> None:
-        """Show the figures of a training step, except those that are None; average the parts of a reward."""
+        """Show a training step's figures, except None. Average a reward's figures over its JSON fields."""
         figures = {name: value for name, value in _average_parts(values).items() if value is not None}
         figures_text = "  ".join(f"{name} {short(value)}" for name, value in figures.items())
         self.update(self._task, completed=step, figures=figures_text)
@@ -47,7 +47,7 @@ class Live(Progress):
 
 @contextmanager
 def large_files_shown(on: Console | None = None) -> Iterator[Console]:
-    """Show a progress bar while large files are read, and hide the bars of transformers; yield the console."""
+    """Yield a console that shows a progress bar while large files are read. Hide the bars of transformers."""
     quiet()
     console = on or Console()
     live_progress: Live | None = None
@@ -74,7 +74,7 @@ def large_files_shown(on: Console | None = None) -> Iterator[Console]:
 
 
 def quiet() -> None:
-    """Silence the progress bars and deprecation notes of transformers, if it is installed; its errors still show."""
+    """Silence the progress bars and deprecation notes of transformers, if it is installed. Errors still show."""
     if find_spec("transformers") is None:
         return
     from transformers.utils import logging
@@ -85,7 +85,7 @@ def quiet() -> None:
 
 
 def warm_up_progress(console: Console) -> Any:
-    """Return a function of (step, total, loss) that shows the progress of the warm start (training before RL)."""
+    """Return a function of (step, total, loss) that shows the progress of the warm start before RL."""
     live_progress: Live | None = None
 
     def show(step: int, total: int, loss: float) -> None:
@@ -101,7 +101,7 @@ def warm_up_progress(console: Console) -> Any:
 
 
 def _average_parts(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Average a reward's figures over its JSON fields (`equals.a`, `equals.b`); of a list, only the first element counts."""
+    """Average a reward's figures over its JSON fields (`equals.a`, `equals.b`). Only the first list element counts."""
     value_by_label: dict[str, Any] = {}
     hidden_names = later_elements(values)
     for label, part_names in families(name for name in values if name not in hidden_names).items():

@@ -1,4 +1,4 @@
-"""`Samples`: the answers and verdicts of one evaluation, from which figures, intervals and votes can be computed later."""
+"""`Samples`: the answers and verdicts of an evaluation. Figures and votes are computed from them later."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,7 +28,7 @@ ByArm = dict[str, dict[int, _Figure]]
 
 @dataclass(frozen=True)
 class Samples:
-    """The completions of an evaluation, as columns (answers, verdicts, confidence, ...) with one entry per completion."""
+    """The completions of an evaluation, in columns (answers, verdicts, confidence, ...)."""
 
     prompt_n: Int[Tensor, " n"]  # the index of each completion's held-out prompt
     answers: Mapping[str, list[str | None]]  # answers by block; None if no answer could be read
@@ -50,26 +50,26 @@ class Samples:
         return not bool(self.confidence_n.isnan().all())
 
     def by_score(self) -> "Samples | None":
-        """Replace each sample's confidence by its self-rewarding score, clipped to [0, 1]; None if nothing was scored."""
+        """Use each sample's self-rewarding score, clipped to [0, 1], as its confidence. None without scores."""
         return None if self.score_n is None else replace(self, confidence_n=self.score_n.clamp(0.0, 1.0), score_n=None)
 
     def most_votes(self, block: str) -> int:
-        """Return how many samples of a prompt can vote on a block's answer, at most 16; 0 if no answer was judged."""
+        """Return how many samples of a prompt can vote on a block's answer, at most 16. 0 without verdicts."""
         if not len(self.prompt_n) or block not in self.correct or bool(self.correct[block].isnan().all()):
             return 0
         return min(int(torch.bincount(self.prompt_n).max()), 16)
 
     def figures(self) -> dict[str, float | None]:
-        """Compute accuracy (also `<block>_accuracy`), calibration, format, refusals, `laser_<figure>` and `reward/<objective>`."""
+        """Compute the evaluation's figures: accuracy, calibration, format, refusals, and mean rewards."""
         return self._apply_to_answers(figures) | {name: interval.value for name, interval in self.mean_rewards().items()}
 
     def intervals(self, *, resamples: int = 1000) -> dict[str, Interval | None]:
-        """Compute the figures of the evaluation with intervals from a bootstrap over prompts (`measure.figure_intervals`)."""
+        """Compute the evaluation's figures with bootstrap intervals over prompts."""
         compute_intervals = partial(figure_intervals, prompts=self.prompt_n.tolist(), resamples=resamples)
         return {**self._apply_to_answers(compute_intervals), **self.mean_rewards()}
 
     def mean_rewards(self) -> dict[str, Interval]:
-        """Compute each reward's mean with an interval over prompts; the elements of a JSON list share one mean."""
+        """Compute each reward's mean with an interval over prompts. The elements of a JSON list share one mean."""
         interval_by_reward = {
             f"{OF_REWARD}{name}": mean_interval(torch.cat(parts).double(), self.prompt_n.repeat(len(parts)))
             for name, parts in together(self.rewards).items()
@@ -77,7 +77,7 @@ class Samples:
         return {name: interval for name, interval in interval_by_reward.items() if interval.value == interval.value}
 
     def _apply_to_answers(self, compute: Callable[..., Mapping[str, _Figure]]) -> dict[str, _Figure]:
-        """Compute figures of the first answer and of the self-rewarding scores, and the accuracy of each later answer."""
+        """Compute figures of the first block's answer and of self-rewarding scores. Later blocks get an accuracy."""
         format_columns = {"well_formed_n": self.well_formed_n, "refusal_n": self.refusal_n}
         if not self.correct:
             unjudged_figures = compute(self.confidence_n, torch.full_like(self.confidence_n, torch.nan), **format_columns)
@@ -95,7 +95,7 @@ class Samples:
     def votes(
         self, block: str | None = None, *, budgets: Sequence[int] | None = None, resamples: int = 1000
     ) -> dict[str, Curve]:
-        """Compute curves of voting accuracy over the number of samples, for the answers of one block (by default the first)."""
+        """Compute voting accuracy by number of samples, for the answers of one block (default: the first)."""
         block_name = block or self.first
         score_samples = self.by_score()
         if score_samples is not None and not self.stated:  # without confidences, the self-rewarding score weights the votes
@@ -110,7 +110,7 @@ class Samples:
         return curves
 
     def figures_and_votes(self) -> dict[str, float | None]:
-        """Compute the figures, and the accuracy of a vote over up to 16 samples of a prompt, as `majority@16`."""
+        """Compute the figures, and the accuracy of a vote over up to 16 samples, as `majority@16`."""
         most_votes = self.most_votes(self.first)
         vote_names = ("majority", "weighted", f"{OF_SCORE}weighted")
         # One bootstrap draw is enough, because a comparison takes its intervals from the seeds.
@@ -137,7 +137,7 @@ class Samples:
 
 
 def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool = False) -> dict[str, str]:
-    """Return the figures (accuracy, ECE, ...) that an evaluation under this layout cannot have, each with the reason."""
+    """Return the figures (accuracy, ...) that an evaluation under a layout cannot have, with reasons."""
     if layout is None or not any(layout.keys.values()):
         return {}
     block_parts = layout.keys
@@ -152,7 +152,7 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
     def only(parts: Sequence[str]) -> str:
         return f", only {', '.join(map(template.format, parts))}" if parts else ""
 
-    # A layout with neither `answer` nor `confidence` belongs to another kind of task, so all figures get one reason.
+    # Without `answer` and `confidence`, the layout is for another kind of task. No answer can be judged.
     if part_noun == "part" and {answer, confidence}.isdisjoint(part_names):
         reason = (
             f"no block has the part '{answer}' or '{confidence}'; "
@@ -199,7 +199,7 @@ def read_samples(folder: str | Path) -> Samples:
 def ended_runs(
     places: Mapping[str, Mapping[int, Path]],
 ) -> tuple[ByArm[dict[str, Any]], ByArm[Samples], ByArm[dict[str, float | None]]]:
-    """Read the summary, samples and final figures (with votes) of each finished run of a comparison, by arm and seed."""
+    """Read summary, samples and final figures of each finished run of a comparison, by arm and seed."""
     summaries_by_arm: ByArm[dict[str, Any]] = {arm: {} for arm in places}
     samples_by_arm: ByArm[Samples] = {arm: {} for arm in places}
     figures_by_arm: ByArm[dict[str, float | None]] = {arm: {} for arm in places}

@@ -19,7 +19,7 @@ from spanwise.tasks.warm_start import shortened
 
 
 def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) -> Task:
-    """Build the task of a recipe, with its prompts and start model; the start model of a built-in task is trained once."""
+    """Build the task of a recipe, with its prompts and start model. The model of a built-in task is trained once."""
     quiet()
     if recipe.task == SCRIPT:
         raise RecipeError(
@@ -52,7 +52,7 @@ def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) ->
 
 
 def run_or_model(folder: Path, recipe: Path | None, overrides: Mapping[str, Any]) -> tuple[Path, Recipe]:
-    """Return the folder of a model, and a recipe with the task to evaluate it on, by default the recipe of its run."""
+    """Return the folder of a model, and a recipe with the task to evaluate it on. Default: its run's recipe."""
     possible_runs = (folder, *run_above(folder))
     run_folder = next((path for path in possible_runs if (path / "recipe.yaml").is_file()), None)
     model_folder = folder / "model" if (folder / "model").is_dir() else folder
@@ -70,7 +70,7 @@ def run_or_model(folder: Path, recipe: Path | None, overrides: Mapping[str, Any]
 
 
 def run_above(folder: Path) -> list[Path]:
-    """Return a list with the run folder that holds a model folder or checkpoint; the list is empty for other folders."""
+    """Return a list with the run folder of a model folder or checkpoint. Empty for other folders."""
     return (
         [folder.parent] if folder.name == "model" else [folder.parent.parent] if folder.parent.name == "checkpoints" else []
     )
@@ -93,7 +93,7 @@ def model_and_task(folder: Path, recipe: Recipe, console: Console) -> tuple[Any,
 
 
 def load_model(folder: Path) -> tuple[Any, Any]:
-    """Load the model and tokenizer of a local folder; raise a DataError if the folder holds none."""
+    """Load the model and tokenizer of a local folder. Raise a DataError if the folder has none."""
     quiet()
     try:
         load_options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}

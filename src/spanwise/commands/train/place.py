@@ -1,4 +1,4 @@
-"""Choose the folder of a run and the checkpoint that it resumes from, and clean up if the disk is full."""
+"""Choose the folder of a run and the checkpoint to resume from. Clean up if the disk is full."""
 
 import json
 import os
@@ -66,10 +66,10 @@ def _run_of(checkpoint: Path) -> Path:
 
 
 def history_of(checkpoint: Path, new_recipe: Mapping[str, Any], *, per_batch: int) -> tuple[int, list[dict[str, Any]]]:
-    """Return the step of a checkpoint and the metrics up to that step; refuse a checkpoint of another recipe."""
+    """Return the step of a checkpoint, and the metrics up to this step. Refuse a checkpoint of another recipe."""
     recipe_file = _run_of(checkpoint) / "recipe.yaml"
     old_recipe = read_manifest(checkpoint)["settings"]
-    # With a learning rate schedule, a resumed run must keep `steps`, because the schedule depends on it.
+    # A learning rate schedule depends on `steps`, so the resumed run must keep `steps`.
     has_schedule = not new_recipe["trainer"].get("lr_scheduler_type", "constant").startswith("constant")
     old_steps = old_recipe.get("steps", new_recipe["steps"])
     must_keep_steps = has_schedule or new_recipe["steps"] < old_steps
@@ -89,7 +89,7 @@ def history_of(checkpoint: Path, new_recipe: Mapping[str, Any], *, per_batch: in
 def run_folder(
     recipe: Recipe, *, resume: str | None, overwrite: bool, console: Console
 ) -> Iterator[tuple[Path, Path | None]]:
-    """Yield the folder of a run and the checkpoint that it resumes from, and lock the folder against other writers."""
+    """Yield the folder of a run, locked against other writers, and the checkpoint to resume from."""
     folder, checkpoint = _choose_folder(recipe, resume, overwrite, console)
     is_same_run = checkpoint is not None and folder.resolve() == _run_of(checkpoint).resolve()
     with sole_writer(folder):
@@ -105,7 +105,7 @@ def run_folder(
 
 
 def _clean_full_disk(run: Path, old_checkpoints: set[Path], error: Exception) -> str:
-    """Remove checkpoints that a full disk cut short; say which file was not written and how to go on."""
+    """Remove checkpoints that a full disk cut short. Say which file was not written, and how to go on."""
     last_checkpoint, checkpoint_faults = newest_checkpoint(run / "checkpoints")
     damaged_folders = (run / "checkpoints" / name for name in checkpoint_faults)
     half_written_folders = [folder for folder in damaged_folders if folder not in old_checkpoints]

@@ -1,4 +1,4 @@
-"""`train`: train a model by a recipe; a `Recorder` writes metrics and rollouts into the folder of the run."""
+"""`spanwise train`: train a model by a recipe. A `Recorder` writes metrics and rollouts into the run's folder."""
 
 import os
 import time
@@ -144,7 +144,7 @@ def _show(summary: Mapping[str, Any], console: Console, *, title: str, absent: M
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Refuse, before anything is built, a recipe that cannot be trained: an unknown logger or option, or a missing critic."""
+    """Refuse a recipe that cannot be trained: an unknown logger or option, or a missing critic."""
     for mode in recipe.modes.values():
         mode.check_steps(recipe.steps)
     logger_names = ["none", "all", *INTEGRATION_TO_CALLBACK]
@@ -217,7 +217,7 @@ def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:
 
 
 class Recorder(BatchCallback):
-    """A callback of the trainer that shows a run's progress, and writes its metrics, rollouts and evaluations."""
+    """A trainer callback that shows progress, and writes metrics, rollouts and evaluations."""
 
     def __init__(
         self,
@@ -247,7 +247,7 @@ class Recorder(BatchCallback):
             self._evaluate(state.global_step // self.per_batch)
 
     def batch_ended(self, step: int, rollouts: Rollouts | None) -> None:
-        """Write the files of the recipe's modes after a generation batch, keep its scores, and count its tokens."""
+        """After a generation batch, write the modes' files, keep the scores, and count the tokens."""
         if self.trainer.accelerator.is_main_process:
             text_by_file = {name: text for part in self.trainer.parts.values() for name, text in part.files.items()}
             for name in text_by_file.keys() - self._written_files:
@@ -260,7 +260,7 @@ class Recorder(BatchCallback):
             self.tokens += sum(token_count for _, token_count in scores_and_counts)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Write and show the metrics of a training step, and evaluate the policy every `eval_every` steps."""
+        """Write and show the metrics of a training step. Evaluate the policy every `eval_every` steps."""
         del state.log_history[:-1]  # TRL would keep all log lines in memory; metrics.jsonl has them
         if not state.is_world_process_zero or not logs or "loss" not in logs:
             return
@@ -319,7 +319,7 @@ class Recorder(BatchCallback):
         return figures
 
     def _evaluate(self, step: int) -> None:
-        """Evaluate the policy and, after step 0, warn once about each suspicious figure, with its usual cause."""
+        """Evaluate the policy. After step 0, warn once about each suspicious figure, and name the usual cause."""
         evaluation_samples = self._measure(2)
         figures = evaluation_samples.figures()
         self.evaluations.append({"step": step, **figures})
@@ -334,13 +334,13 @@ class Recorder(BatchCallback):
         self._warned |= set(alarm_sentences)
 
     def _keep_one_prompt(self, step: int) -> None:
-        """Sample and write completions of the first held-out prompt, which the report shows for every evaluated step."""
+        """Sample and write completions of the first held-out prompt. The report shows them for every evaluation."""
         if self.keep_rollouts and self.trainer.accelerator.num_processes == 1:
             rollouts = self.trainer.sample_rollouts([self.task.evaluation[0]])
             self.folder.write_rollouts([rollouts.recorded(step=step)], step=step, kind=ONE_PROMPT)
 
     def _measure(self, samples: int) -> Samples:
-        """Evaluate the policy, with self-rewarding scores if the trainer knows their reference log-probability."""
+        """Evaluate the policy. Add self-rewarding scores if the trainer knows their reference log-probability."""
         trainer = self.trainer
         return evaluate(
             trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class, self.task, self.recipe,
@@ -350,14 +350,14 @@ class Recorder(BatchCallback):
 
 
 def _intervals(samples: Samples) -> dict[str, dict[str, list[float]]]:
-    """Return the intervals of the mean rewards as a field for a line of `metrics.jsonl`; empty without rewards."""
+    """Return a `metrics.jsonl` field with the intervals of the mean rewards. Empty without rewards."""
     mean_by_reward = samples.mean_rewards()
     bounds_by_reward = {name: [mean.low, mean.high] for name, mean in mean_by_reward.items() if not isnan(mean.low)}
     return {"intervals": bounds_by_reward} if bounds_by_reward else {}
 
 
 def _batch_ece(scores: Scores, correct_index: int, confidence_index: int) -> float | None:
-    """Compute the ECE of a batch from its verdicts and stated confidences; None if it lacks either."""
+    """Compute the ECE of a batch from its verdicts and stated confidences. None if it lacks either."""
     if scores.stated_nm is None:
         return None
     verdict_n = scores.reward_nm[:, correct_index]

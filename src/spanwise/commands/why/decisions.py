@@ -1,4 +1,4 @@
-"""Judge whether SAE (segmental advantage estimation) suits a file: count decisions, measure the critic's delay."""
+"""Judge whether SAE (segmental advantage estimation) suits a file. Count decisions, measure the critic's delay."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -11,7 +11,7 @@ from spanwise.credit.methods._gae import SaeSegments
 
 
 def decision_notes(result: CreditResult) -> Iterator[str]:
-    """Yield notes on each method that cuts at unlikely tokens as SAE does: how often it cuts, how late its critic reacts."""
+    """Say how often each method like SAE cuts at unlikely tokens, and how late its critic reacts."""
     for name, scheme in result.arms.schemes.items():
         segments = SaeSegments.of(scheme.method, scheme.options)
         if segments is None:
@@ -40,7 +40,7 @@ def decision_notes(result: CreditResult) -> Iterator[str]:
 def _cut_segments(
     result: CreditResult, segments: SaeSegments, logp_column: str, value_column: str
 ) -> tuple[list[int], list[np.ndarray], list[float]]:
-    """Return each completion's number of decisions (cuts of SAE), and each segment's critic values and reward."""
+    """Return the number of SAE cuts per completion, and critic values and reward per segment."""
     table = result.table
     decision_counts = list[int]()
     segment_values = list[np.ndarray]()
@@ -62,7 +62,7 @@ def _cut_segments(
 
 
 def _describe_delay(name: str, values: list[np.ndarray], rewards: np.ndarray) -> str:
-    """Say how many tokens the critic needs for half of its reaction to a decision, or that it does not react."""
+    """Say after how many tokens the critic shows half of a decision's effect (or that it never does)."""
 
     def agreement(lag: int) -> np.ndarray:
         later_values = [value_t[min(lag, len(value_t) - 1)] for value_t in values]

@@ -1,4 +1,4 @@
-"""`why`: say for every token why its advantage is 0, under the methods of `spanwise credit`. Nothing is trained or written."""
+"""`spanwise why`: say for every token why its advantage is 0. Nothing is trained or written."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -24,7 +24,7 @@ from spanwise.rollouts.table import fitting_runs
 from spanwise.types import Fault, Status
 from spanwise.zeros import Zero, Zeros, reason_of, recorded_reasons, tally_zeros, zero_reasons
 
-#: The description of a completion lists at most this many of the completions that it is compared with.
+#: The description of a completion lists at most this many of the completions compared with it.
 _MATES = 16
 #: Up to this many missing blocks get a sentence each; more of them share one sentence.
 _NAMED = 4
@@ -33,7 +33,7 @@ _NAMED = 4
 def why(
     rollouts: str | Path, *, completion: int | None = None, examples: int = 3, console: Console | None = None, **options: Any
 ) -> dict[str, Zeros]:
-    """Say for every method why tokens have the advantage 0: counts first, then examples, or one completion token by token."""
+    """Say for every method why tokens have advantage 0. `completion` shows one completion token by token."""
     console = console or Console()
     result = credit_rollouts(rollouts, own_only=True, **options)
     if completion is not None and not 0 <= completion < len(result.table):
@@ -100,7 +100,7 @@ def _reason_table(result: CreditResult, zeros: Mapping[str, Zeros], examples: in
 
 
 def _describe_file(result: CreditResult, zeros: Mapping[str, Zeros], examples: int) -> list[Table | str]:
-    """Return the table of why tokens got no credit, and sentences about malformed completions and missing blocks."""
+    """Return a table of reasons for zero credit, and notes on malformed completions and missing blocks."""
     lines: list[Table | str] = [_reason_table(result, zeros, examples)]
     fault_n = result.file_spans.fault_n
     present_nk = result.file_spans.length_nk > 0
@@ -155,7 +155,7 @@ def _describe_completion(result: CreditResult, zeros: Mapping[str, Zeros], n: in
 
 
 def _token_table(table: RolloutTable, arm: MethodCredit, tally: Zeros, n: int) -> Table:
-    """Build the table of a completion's tokens under one method; neighbouring tokens with the same facts share a row."""
+    """Build a table of a completion's tokens under one method. Neighbours with the same facts share a row."""
     first_token, end_token = int(table.tokens.offsets[n]), int(table.tokens.offsets[n + 1])
     completion_ids = table.tokens.slice(n, n + 1).astype(np.int64)
     token_advantages = arm.advantages(table, n, n + 1).tolist()
