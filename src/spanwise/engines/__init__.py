@@ -1,1 +1,1 @@
-"""Adapters to RL trainers such as TRL and verl; only these modules import a trainer's package."""
+"""Adapters to RL trainers such as TRL and verl. Only these modules import a trainer's package."""

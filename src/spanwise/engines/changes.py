@@ -1,4 +1,4 @@
-"""Compare the settings of a resumed run with its first settings, without importing a trainer package."""
+"""Compare the settings of a resumed run with those of its checkpoint. No trainer package is imported."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from spanwise.rollouts.folder import hidden
 
-#: The settings that a resumed run may change: its folder, its evaluations and files, and its length.
+#: The settings that a resumed run may change: its folder, evaluations, files and length.
 MAY_CHANGE = ("output", "eval_every", "save_every", "keep_rollouts", "report", "report_to", "threads", "steps")
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any], *, but: Collection[str] = MAY_CHANGE) -> list[str]:
-    """List the settings that differ between a checkpoint (`old`) and a resumed run (`new`), except secrets and those in `but`."""
+    """List the settings in which a resumed run differs from its checkpoint, except secrets and `but`."""
     old, new = plain(old), plain(new)
     compared_names = [name for name in new if name not in but]
     changed_names = [name for name in compared_names if not _same(name, old.get(name), new[name])]

@@ -1,4 +1,4 @@
-"""Write the list of a checkpoint's files, and find and check the checkpoint from which training resumes.
+"""Write and check the list of a checkpoint's files. Find the checkpoint to resume from.
 
 The list has a digest of each file and the training settings, so that training only resumes with unchanged files and settings.
 """
@@ -23,7 +23,7 @@ from spanwise.engines.changes import changes, plain
 from spanwise.errors import DataError
 from spanwise.scheme import Scheme
 
-#: The file with the list of a checkpoint's files, written last; a checkpoint without it is incomplete.
+#: The file with the list of a checkpoint's files. It is written last: without it a checkpoint is incomplete.
 MANIFEST = "spanwise.json"
 
 
@@ -35,7 +35,7 @@ def write_manifest(
     resumable: bool = True,
     estimator: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a checkpoint's manifest (file sizes, digests and settings without secrets), once all its files are on disk."""
+    """Write a checkpoint's manifest: file sizes, digests and settings without secrets. All other files must be on disk."""
     size_by_name, digest_by_name = {}, {}
     for file in sorted(path for path in checkpoint.rglob("*") if path.is_file()):
         if file.name.lstrip(".").startswith(MANIFEST):
@@ -64,7 +64,7 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
 
 
 def checkpoint_fault(checkpoint: Path) -> str | None:
-    """Return the reason why training cannot resume from a checkpoint, or None if it can; no model is loaded."""
+    """Return the reason why training cannot resume from a checkpoint, or None if it can. No model is loaded."""
     if not checkpoint.is_dir():
         return "the folder does not exist"
     try:
@@ -89,7 +89,7 @@ def checkpoint_fault(checkpoint: Path) -> str | None:
 
 
 def newest_checkpoint(folder: str | Path) -> tuple[Path | None, dict[str, str]]:
-    """Return a folder's newest usable checkpoint, or None, and the reason why each newer checkpoint is unusable."""
+    """Return a folder's newest usable checkpoint (or None), and why each newer checkpoint is unusable."""
     step_by_path = {path: path.name.removeprefix("checkpoint-") for path in Path(folder).glob("checkpoint-*")}
     checkpoint_paths = [path for path, step in step_by_path.items() if step.isdecimal()]
     fault_by_name: dict[str, str] = {}
@@ -102,7 +102,7 @@ def newest_checkpoint(folder: str | Path) -> tuple[Path | None, dict[str, str]]:
 
 
 def find_checkpoint(folder: str | Path, path: str | Path | None = None) -> tuple[Path, str]:
-    """Return the checkpoint at `path`, or the folder's newest usable one with a note about newer, damaged checkpoints."""
+    """Return the checkpoint at `path`, or the folder's newest usable one. A note names newer, damaged ones."""
     if path is not None:
         if fault := checkpoint_fault(Path(path)):
             raise DataError(f"'{path}' is not a readable checkpoint: {fault}. Give another checkpoint-<step> folder.")
@@ -143,7 +143,7 @@ def _digest(file: Path) -> str:
 
 
 def whole_checkpoint(args: Any, requested: str | bool | None, settings: Mapping[str, Any] | None = None) -> str | None:
-    """Return the checkpoint to resume from, or None for a new run; refuse a checkpoint whose settings or files changed."""
+    """Return the checkpoint to resume from, or None for a new run. Refuse one whose settings or files changed."""
     if requested is None or requested is False:
         return None
     requested_path = None if requested is True else str(requested)
@@ -169,7 +169,7 @@ def whole_checkpoint(args: Any, requested: str | bool | None, settings: Mapping[
 
 
 def restore_estimator(scheme: Scheme, state: Mapping[str, Any] | None, place: Path) -> None:
-    """Load the state of a credit method that remembers earlier batches; refuse a checkpoint without that state."""
+    """Load the state of a credit method that remembers earlier batches. Refuse a checkpoint without this state."""
     if state is None:
         raise DataError(
             f"The checkpoint '{place}' has no state of method '{scheme.method}', which remembers earlier batches. Start a new run."
@@ -179,7 +179,7 @@ def restore_estimator(scheme: Scheme, state: Mapping[str, Any] | None, place: Pa
 
 
 def _readable(file: Path) -> bool:
-    """Return whether a checkpoint's file can be opened in the format that its suffix names, such as .safetensors."""
+    """Return whether a checkpoint file can be opened in the format of its suffix (.safetensors, ...)."""
     try:
         if file.suffix == ".safetensors":
             with safe_open(file, framework="pt") as weights:

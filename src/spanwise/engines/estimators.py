@@ -1,4 +1,4 @@
-"""Advantage estimators `spanwise_<method>` for the registries of verl and SkyRL, with one reward per completion."""
+"""Advantage estimators `spanwise_<method>` for verl and SkyRL, from one reward per completion."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PAD = re.compile(r"pad[0-9a-f]+")
 
 
 def outcome_estimators() -> dict[str, Callable[..., tuple[Tensor, Tensor]]]:
-    """Map registry names such as `spanwise_grpo` to functions that compute advantages from one reward per completion."""
+    """Map names such as `spanwise_grpo` to functions that turn one reward per completion into advantages."""
     return {f"spanwise_{name}": partial(outcome_advantages, name) for name in outcome_methods()}
 
 
@@ -36,7 +36,7 @@ def outcome_advantages(
     batch: Any = None,
     **rest: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Give all trained tokens of a completion the same advantage; return the advantages twice: as advantages and as returns."""
+    """Give all trained tokens of a completion the same advantage. Return the table twice: as advantages and as returns."""
     algorithm_settings = config if hasattr(config, "get") else {}
     spanwise_section = algorithm_settings.get("spanwise") or {}
     ignored_key = next((key for key in spanwise_section if key != "options"), None)
@@ -51,7 +51,7 @@ def outcome_advantages(
         }
     )
     uids = index.tolist() if hasattr(index, "tolist") else list(index)
-    # Compare all rows but padding, which has a padding id and either ends the batch or has no trained token.
+    # Compare all rows except padding. Padding has a padding id, and ends the batch or has no trained token.
     rows_with_real_id = {n for n, uid in enumerate(uids) if not _PAD.fullmatch(str(uid))}
     last_real_row = max(rows_with_real_id, default=-1)
     is_trained_n = response_mask.bool().any(dim=1)

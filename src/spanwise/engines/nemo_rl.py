@@ -24,9 +24,9 @@ from spanwise.engines.shared import columns_of
 from spanwise.errors import RecipeError
 from spanwise.recipe import RecipeRule
 
-#: Fields of NeMo-RL's batch that reward functions cannot read: messages, and the numbers of NeMo-RL's own baseline.
+#: NeMo-RL batch fields that reward functions cannot read: messages, NeMo-RL's own baseline.
 _OTHER = ("message_log", "extra_env_info", "total_reward", "filtered_reward", "unshaped_total_reward", "baseline", "std")
-#: Options of NeMo-RL that would change the credit or do nothing, each with its required value and the reason.
+#: Maps NeMo-RL options to (required value, reason). Other values change the credit or do nothing.
 _FIXED: dict[str, tuple[Any, str]] = {
     "grpo.advantage_clip_low": (None, "NeMo-RL would clip advantages after spanwise has scaled them for the loss"),
     "grpo.advantage_clip_high": (None, "NeMo-RL would clip advantages after spanwise has scaled them for the loss"),
@@ -41,7 +41,7 @@ _FIXED: dict[str, tuple[Any, str]] = {
 
 
 def attach() -> None:
-    """Let `grpo.adv_estimator.name=spanwise` choose `SpanEstimator` in NeMo-RL; other estimator names work as before."""
+    """Make `grpo.adv_estimator.name=spanwise` choose `SpanEstimator` in NeMo-RL. Other names work as before."""
     from nemo_rl.algorithms import grpo  # pyright: ignore[reportMissingImports]
 
     original_factory = grpo._create_advantage_estimator
@@ -54,14 +54,14 @@ def attach() -> None:
 
 
 def get_setting(config: Any, path: str) -> Any:
-    """Look a setting up by its dotted name in nested mappings or objects; None if it does not exist."""
+    """Look up a setting by its dotted name in nested mappings or objects. None if it does not exist."""
     for name in path.split("."):
         config = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
     return config
 
 
 def check(master_config: Any) -> RecipeRule:
-    """Load the recipe that NeMo-RL's configuration names; refuse settings that do not work with it."""
+    """Load the recipe that NeMo-RL's configuration names. Refuse settings that do not work with it."""
     get_option = partial(get_setting, master_config)
     recipe_path = get_option("grpo.adv_estimator.recipe")
     rule, notes = read_rule(
@@ -82,7 +82,7 @@ def check(master_config: Any) -> RecipeRule:
 
 
 class SpanEstimator:
-    """NeMo-RL's advantage estimator for the credit of a recipe; `last_metrics` holds the metrics of the last batch."""
+    """NeMo-RL's advantage estimator for the credit of a recipe. `last_metrics` has the metrics of the last batch."""
 
     def __init__(self, master_config: Any) -> None:
         get_option = partial(get_setting, master_config)
@@ -101,7 +101,7 @@ class SpanEstimator:
         repeated_batch: Any = None,
         **_rest: Any,
     ) -> Float[Tensor, "n t"]:
-        """Return each token's advantage, scaled so that NeMo-RL's loss sums over tokens and averages over rollouts."""
+        """Return advantages with which NeMo-RL's loss sums over tokens and averages over rollouts."""
         if "message_log" not in (repeated_batch or {}):
             raise RecipeError("This trainer passes no messages. Train with grpo_train, as examples/run_grpo.py does.")
         batch = self._batch(repeated_batch, prompt_ids, rewards)
@@ -115,14 +115,14 @@ class SpanEstimator:
         reply_adv_nt, metrics = self.run.finish(scored_batch, mask_nt=(reply_mask_nt > 0) & batch.mask_nt)
         self.last_metrics = {name: value for name, value in metrics.items() if value == value}
         padded_adv_nt = torch.zeros_like(padded_mask_nt).scatter(1, reply_column_nt, reply_adv_nt)
-        # A rollout's weight in the loss is the value of its mask at replies; without a reply it is the loss multiplier.
+        # A rollout's weight in the loss is its mask at replies; without a reply, the loss multiplier.
         loss_multiplier_n = torch.as_tensor(repeated_batch["loss_multiplier"]).float().cpu()
         rollout_weight_n = torch.where(batch.mask_nt.any(dim=1), padded_mask_nt.amax(dim=1), loss_multiplier_n)
         factor_n1 = fold_factor(mask.cpu(), rollout_weight_n, mini_batch=self.mini_batch, token_level=self.token_level)
         return (padded_adv_nt[:, : mask.shape[1]] * factor_n1).to(mask.device)
 
     def _batch(self, batch: Any, prompt_ids: Tensor, rewards: Tensor) -> Batch:
-        """Build a `Batch` from the messages after each prompt: the replies and the environment's messages between them."""
+        """Build a `Batch` from the messages after each prompt: the replies and the environment's messages."""
         logs_with_starts = list(zip(batch["message_log"], batch["length"], strict=True))
 
         def after_prompt(name: str) -> list[list[Any]]:
@@ -161,7 +161,7 @@ class SpanEstimator:
 def fold_factor(
     mask_nt: Shaped[Tensor, "n t"], weight_n: Shaped[Tensor, " n"], *, mini_batch: int, token_level: bool
 ) -> Float[Tensor, "n 1"]:
-    """Compute the factor on advantages that makes NeMo-RL's loss sum over tokens and average over a mini-batch's rows.
+    """Return the factors on advantages that make NeMo-RL's loss sum over tokens and average over rows.
 
     factor[i] = D[i] / R,  R the rows of i's mini-batch; D[i] the tokens in its loss, or at sequence level those of row i times
     the rows in the loss. `weight_n` is NeMo-RL's `sample_mask`.

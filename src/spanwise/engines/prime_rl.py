@@ -1,4 +1,4 @@
-"""Let prime-rl train with a spanwise recipe, whose credit replaces the advantages of prime-rl's algorithm `grpo`.
+"""Let prime-rl train with a spanwise recipe. The recipe's credit replaces the advantages of prime-rl's `grpo`.
 
     python -m spanwise.engines.prime_rl recipe.yaml TOKENS @ orchestrator.toml    # instead of: orchestrator @ orchestrator.toml
 
@@ -25,7 +25,7 @@ from spanwise.trajectories import turn_batch
 
 
 def check(recipe: str, *, tokens: int | str) -> RecipeRule:
-    """Load a recipe; refuse one that compares several prompt groups, because prime-rl passes one group at a time."""
+    """Load a recipe. Refuse a recipe that compares prompt groups: prime-rl passes one group at a time."""
     is_count = str(tokens).isdecimal() and int(tokens) > 0
     refuse({f"TOKENS is {tokens}; write the usual number of tokens of a rollout, such as 2048.": not is_count})
     rule = rule_at(recipe, longest=int(tokens))
@@ -54,7 +54,7 @@ def check(recipe: str, *, tokens: int | str) -> RecipeRule:
 
 
 async def credit_traces(traces: Sequence[Any], run: RecipeRun, *, tokens: int) -> list[list[float]]:
-    """Return the advantages of the sampled tokens of each trace (rollout) of a group, times `tokens`, a trace's usual length."""
+    """Return each trace's (rollout's) token advantages, times `tokens`, the usual length of a trace."""
     nodes_by_trace = [[node for node in trace.nodes if any(node.mask)] for trace in traces]
     reward_columns = columns_of([_reward_inputs(trace, run.tokenizer) for trace in traces])
     trajectories = [
@@ -71,7 +71,7 @@ async def credit_traces(traces: Sequence[Any], run: RecipeRun, *, tokens: int) -
 
 
 def attach(recipe: str, *, tokens: int | str) -> None:
-    """Replace the algorithm `grpo` by a recipe's credit, because prime-rl's configuration accepts no new algorithm."""
+    """Put a recipe's credit in place of the algorithm `grpo`. prime-rl's configuration accepts no new algorithm."""
     rule = check(recipe, tokens=tokens)
     from prime_rl.orchestrator import algo  # pyright: ignore[reportMissingImports]
     from prime_rl.orchestrator.algo.base import iter_trainable_traces  # pyright: ignore[reportMissingImports]
@@ -81,7 +81,7 @@ def attach(recipe: str, *, tokens: int | str) -> None:
         return RecipeRun.of(rule, model=model_name)
 
     class SpanAlgorithm(algo.Algorithm):
-        """An algorithm of prime-rl that assigns the credit of a recipe to the tokens of a group's traces (rollouts)."""
+        """A prime-rl algorithm that credits the tokens of traces (rollouts) by a recipe."""
 
         def __init__(self, config: Any, policy_pool: Any) -> None:
             if config.length_penalty is not None:
@@ -103,7 +103,7 @@ def attach(recipe: str, *, tokens: int | str) -> None:
 
 
 def _reward_inputs(trace: Any, tokenizer: Any) -> dict[str, Any]:
-    """Return the data that reward functions get from a prime-rl trace: the task's data, the trace's info, reward and prompt."""
+    """Return a prime-rl trace's data for reward functions: task data, info, reward and prompt."""
     task_data = trace.task.data
     task_fields = task_data if isinstance(task_data, Mapping) else task_data.model_dump()
     prompt_nodes = takewhile(lambda node: not any(node.mask), trace.nodes)

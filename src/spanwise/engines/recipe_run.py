@@ -1,4 +1,4 @@
-"""`RecipeRun`, for trainers that call spanwise from hooks and never say when training begins or ends."""
+"""`RecipeRun`, for trainers that only call hooks and never say when training begins or ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spanwise.step import Ranks, ReadBatch, Step, StepResult
 
 
 class RecipeRun:
-    """Computes a recipe's credit for a trainer's batches, and writes the run folder that the recipe names in `output`."""
+    """Computes a recipe's credit for a trainer's batches, and writes the recipe's run folder."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class RecipeRun:
 
     @staticmethod
     def of(rule: RecipeRule, *, model: str, tokenizer: str | None = None, **options: Any) -> RecipeRun:
-        """Build a `RecipeRun` with the tokenizer of `model`, or with the one that `tokenizer` names."""
+        """Build a `RecipeRun` with the tokenizer of `model`, or with the tokenizer that `tokenizer` names."""
         loaded_tokenizer = AutoTokenizer.from_pretrained(tokenizer or model, trust_remote_code=True)
         vocabulary = Vocabulary.from_tokenizer(loaded_tokenizer, size=model_vocabulary_size(model))
         return RecipeRun(rule, loaded_tokenizer, vocabulary, model=model, **options)
@@ -49,7 +49,7 @@ class RecipeRun:
     def finish(
         self, read_batch: ReadBatch, *, number: int | None = None, learn: bool = True, **options: Any
     ) -> tuple[Float[Tensor, "n t"], dict[str, float]]:
-        """Compute the credit of a scored batch, issue the warnings and write the run folder; return advantages and metrics.
+        """Compute the credit of a scored batch, warn, and write the run folder. Return advantages and metrics.
 
         `read_batch` has each row's prompt in the column `prompts`; without the trainer's `number` the batches are counted from 1.
         """

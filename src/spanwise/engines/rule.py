@@ -1,4 +1,4 @@
-"""Load the recipe that an engine's settings name; refuse settings and recipes that do not work together."""
+"""Load the recipe that an engine's settings name. Refuse settings and recipes that do not work together."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from spanwise.errors import refuse
 from spanwise.modes import MODES
 from spanwise.recipe import RecipeRule, rule_at
 
-#: The fields of `Batch` that a trainer fills in, unless it passes other fields to `check_rule`.
+#: The `Batch` fields that a trainer fills in, unless `check_rule` gets others (`provides`).
 PROVIDES = ("group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt")
-#: The fields of a recipe that an engine reads; the trainer's own configuration sets everything else.
+#: The recipe fields that an engine reads. The trainer's own configuration sets everything else.
 _CREDIT = {*RULE, *MODES, "calibration", "baseline", "verifier"}
 
 
@@ -30,7 +30,7 @@ def read_rule(
     discounts: Mapping[str, str] = {},  # maps an engine's option to the method's option for the same discount
     deviation: str = "",  # the option that turns the division by a group's standard deviation on or off
 ) -> tuple[RecipeRule, list[str]]:
-    """Return a recipe's rule of credit and warnings about discounts; refuse engine settings that conflict with the recipe."""
+    """Return a recipe's rule of credit, and warnings on discounts. Refuse engine settings that conflict with the recipe."""
     required_value_faults = {
         f"{name} is {get_setting(name)}: {reason}. Leave {name} at {required}.": get_setting(name) not in (None, required)
         for name, (required, reason) in fixed.items()
@@ -74,7 +74,7 @@ def check_rule(
     faults: Mapping[str, Any] = {},
     notes: Collection[str] = (),
 ) -> RecipeRule:
-    """Refuse a recipe that the trainer cannot use, and issue the trainer's warnings (`notes`); return the recipe's rule."""
+    """Refuse a recipe that the trainer cannot use, and issue the warnings `notes`. Return the recipe's rule."""
     mode_names = ", ".join(rule.recipe.modes)
     modes_sentence = (
         f"The recipe has {mode_names}, which does not work with {engine}. Leave it out, or train with TRL, verl or SkyRL."
@@ -88,7 +88,7 @@ def check_rule(
 
 
 def idle_fields(path: str | Path, *, engine: str, reads_output: bool = False) -> str:
-    """Return a warning that lists the recipe's fields that an engine ignores, or an empty string."""
+    """Return a warning that lists the recipe fields that an engine ignores. Empty if it ignores none."""
     recipe_fields = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
     ignored_names = {*recipe_fields} - _CREDIT
     if reads_output and recipe_fields.get("output"):  # without a folder, keep_rollouts does nothing

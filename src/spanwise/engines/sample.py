@@ -16,7 +16,7 @@ from spanwise.modes.sequences import left_padded
 def sample(
     model: Any, tokenizer: Any, prompts: Sequence[Any], **options: Any
 ) -> tuple[Int[Tensor, "n t"], Bool[Tensor, "n t"]]:
-    """Sample completions of prompts (strings or message lists) from a model; the options are those of `continue_ids`."""
+    """Sample completions of prompts (strings or message lists) from a model. For the options see `continue_ids`."""
     return continue_ids(model, tokenizer, prompt_ids(tokenizer, prompts), **options)
 
 
@@ -32,7 +32,7 @@ def continue_ids(
     seed: int = 0,
     batch_size: int = 512,
 ) -> tuple[Int[Tensor, "n t"], Bool[Tensor, "n t"]]:
-    """Sample `samples` continuations of each list of token ids, in adjacent rows; restore the random state afterwards."""
+    """Sample `samples` continuations of each list of token ids, in adjacent rows. Restore the random state."""
     was_training = model.training
     end_token_ids = torch.tensor(end_ids(model, tokenizer))
     prefixes_per_chunk = max(1, batch_size // samples)
@@ -68,7 +68,7 @@ def continue_ids(
 
 
 def prompt_ids(tokenizer: Any, prompts: Sequence[Any]) -> list[list[int]]:
-    """Return the token ids of each prompt; message lists go through the tokenizer's chat template."""
+    """Return the token ids of each prompt. Message lists go through the tokenizer's chat template."""
     return [
         tokenizer(prompt)["input_ids"]
         if isinstance(prompt, str)

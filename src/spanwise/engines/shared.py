@@ -29,9 +29,9 @@ from spanwise.rollouts.folder import RunFolder, check_free, hidden, is_run, metr
 from spanwise.scheme import SCRIPT, Scheme
 from spanwise.step import Ranks, StepResult
 
-#: The files that a run writes; other files in the folder belong to the trainer or the user, and stay.
+#: The files that a run writes. Other files in the folder belong to the trainer or user, and stay.
 WRITES = ("recipe.yaml", "metrics.jsonl", "rollouts", "tokenizer", "summary.json", "report.html")
-#: The loss types under which ms-swift and Unsloth average the KL over the tokens of each completion.
+#: The loss types under which ms-swift and Unsloth average the KL per completion.
 KL_LOSS_TYPES = ("grpo", "sapo")
 #: The packages that `spanwise report` needs to draw report.html.
 _REPORT = ("cyclopts", "rich", "pydantic", "jinja2", "altair", "vl_convert", "scipy")
@@ -51,7 +51,7 @@ def say(*sentences: str) -> None:
 
 
 def kl_fault(beta: float, loss_type: str, *, engine: str) -> dict[str, bool]:
-    """Map the error sentence about an unsupported average of the KL term to whether the settings have this fault."""
+    """Return the error for an unsupported average of the KL term, as {sentence: whether it applies}."""
     error_sentence = (
         f"beta is {beta}, and under loss_type '{loss_type}' {engine} does not average the KL over the tokens of each completion. "
         f"Set loss_type to {' or '.join(KL_LOSS_TYPES)}, or beta to 0."
@@ -68,7 +68,7 @@ def fold_factor(
     processes: int = 1,
     steps_per_generation: int = 1,
 ) -> Float[Tensor, "b 1"]:
-    """Compute the factor on a micro-batch's advantages that makes TRL's loss sum over tokens and average over rows."""
+    """Return the factors on advantages that make TRL's loss sum over tokens and average over rows."""
     # TRL's loss divides by the result of this function times the number of rows in the micro-batch.
     row_count = mask_bt.shape[0]
     token_count_b1 = mask_bt.sum(dim=1, keepdim=True).clamp(min=1).to(torch.float32)
@@ -85,7 +85,7 @@ def fold_factor(
 
 
 def model_vocabulary_size(path: str | None) -> int | None:
-    """Return the vocabulary size in a model's config, which often exceeds that of its tokenizer; None if unknown."""
+    """Return the vocabulary size in a model's config, often larger than the tokenizer's. None if unknown."""
     try:
         model_config = PretrainedConfig.get_config_dict(path)[0] if path else {}
     except (OSError, ValueError):
@@ -94,7 +94,7 @@ def model_vocabulary_size(path: str | None) -> int | None:
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]], *, flat: bool = True) -> dict[str, list[Any]]:
-    """Turn rows into columns, with None for missing values; if `flat`, nested mappings become columns with dotted names."""
+    """Turn rows into columns, with None for missing values. If `flat`, nested mappings get dotted column names."""
     rows = [_flat(row) for row in rows] if flat else rows
     return {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
 
@@ -108,7 +108,7 @@ def _flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def check_keeping(keep_rollouts: Any, report: Any) -> None:
-    """Refuse values of the options `keep_rollouts` and `report` that cannot work, before training starts."""
+    """Refuse values of the options `keep_rollouts` and `report` that cannot work. Call it before training."""
     missing_packages = [name for name in _REPORT if report and find_spec(name) is None]
     refuse(
         {
@@ -123,12 +123,12 @@ def check_keeping(keep_rollouts: Any, report: Any) -> None:
 
 
 def reward_means(reward_nm: Float[Tensor, "n m"], names: Sequence[str]) -> dict[str, float]:
-    """Return the mean of each reward over the completions that have it (not NaN), under the names that trainers log."""
+    """Return each reward's mean over the completions that have it, under the trainers' log names."""
     return {f"rewards/{name}/mean": mean for name, mean in zip(names, reward_nm.nanmean(dim=0).tolist(), strict=True)}
 
 
 def prompt_texts(tokenizer: Any, uids: Iterable[Any], prompts: Iterable[Sequence[int]]) -> dict[Any, str]:
-    """Return the prompt's text for each prompt id (uid), decoded from the first row with this id."""
+    """Map each prompt id (uid) to the prompt's text, decoded from the first row with this id."""
     ids_by_uid: dict[Any, Sequence[int]] = {}
     for uid, ids in zip(uids, prompts, strict=True):
         ids_by_uid.setdefault(uid, ids)
@@ -150,7 +150,7 @@ class RunRecord:
 
     @staticmethod
     def of(section: Mapping[str, Any], *, option: str) -> RunRecord | None:
-        """Build a `RunRecord` from the options folder, keep_rollouts and report; None if there is no folder to write."""
+        """Build a `RunRecord` from the options `folder`, `keep_rollouts` and `report`. None without a folder."""
         folder = section.get("folder")
         keep_every = section.get("keep_rollouts", 0)
         report = section.get("report", False)
@@ -161,14 +161,14 @@ class RunRecord:
         return None if folder is None else RunRecord(str(folder), keep_rollouts=keep_every, report=report, option=option)
 
     def recipe(self, scheme: Scheme, **settings: Any) -> dict[str, Any]:
-        """Build the content of `recipe.yaml` from a scheme and from the trainer's settings that are not None."""
+        """Build the content of `recipe.yaml` from a scheme and the trainer's settings that are not None."""
         given_settings = {name: value for name, value in settings.items() if value is not None}
         output_settings = {"keep_rollouts": self.keep, "report": self.report}
         recipe = {"task": SCRIPT, **scheme.plain(), **given_settings, **output_settings}
         return json.loads(json.dumps(recipe))  # JSON turns tuples into lists, as in a recipe that is read from a file
 
     def check(self, recipe: Mapping[str, Any], *, step: int | None) -> None:
-        """Refuse a folder that already holds another run or other files; `step` is None if the trainer numbers no batches."""
+        """Refuse a folder that holds another run or other files. `step` is None if the trainer numbers no batches."""
         folder_path = self.folder.path
         if not is_run(folder_path):
             check_free(folder_path, writes=WRITES, option=self.option)
@@ -233,7 +233,7 @@ class RunRecord:
             self.add(step, {**result.metrics, **reward_means(all_rows.worth_nm(scheme), scheme.names)})
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
-        """Add metrics to a step's line of `metrics.jsonl`, which is written once metrics of the next step arrive."""
+        """Add metrics to a step's line of `metrics.jsonl`. The line is written when metrics of the next step arrive."""
         if self._line and self._line["step"] != step:
             self.flush()
         self._line |= {"step": step, **{k: v for k, v in values.items() if isinstance(v, int | float) and v == v}}
@@ -274,7 +274,7 @@ class RunRecord:
 
 
 def _make_report(folder: Path) -> None:
-    """Make report.html in a separate process, whose errors cannot stop the training; warn if it fails."""
+    """Make report.html in a separate process, so that errors cannot stop the training. Warn if it fails."""
     report_command = [sys.executable, "-m", "spanwise.cli", "report", str(folder)]
     process = subprocess.run(report_command, capture_output=True, text=True, errors="replace", check=False)
     if process.returncode:

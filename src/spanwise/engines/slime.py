@@ -30,7 +30,7 @@ HOOKS = {
     "custom_reward_post_process_path": "spanwise.engines.slime.post_process_rewards",
     "custom_advantage_function_path": "spanwise.engines.slime.set_advantages",
 }
-#: Arguments of slime that would change the credit or do nothing, each with its required value and the reason.
+#: Maps slime arguments to (required value, reason). Other values change the credit or do nothing.
 _FIXED: dict[str, tuple[Any, str]] = {
     "normalize_advantages": (False, "slime would subtract one mean of all tokens from the advantages of every block"),
     "rewards_normalization": (True, "the recipe decides what a reward is compared with"),
@@ -86,7 +86,7 @@ def check(args: Any) -> RecipeRule:
 
 
 def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[Tensor]]:
-    """Compute the credit of a batch in slime's hook `--custom-reward-post-process-path`, and return it as rewards.
+    """Compute the credit of a batch in slime's hook `--custom-reward-post-process-path`. Return it as rewards.
 
     Return slime's own reward of each sample, NaN without one, which slime logs; and for each sample a float32 tensor with each
     response token's advantage times the divisor of slime's loss. Samples with the same `rollout_id` are the turns of one rollout,
@@ -135,18 +135,18 @@ def set_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
         advantages_by_sample.append(adv_t)
     rollout_data["advantages"] = advantages_by_sample
     rollout_data["returns"] = list(advantages_by_sample)
-    # slime logs the field `rewards`, which held credit until here, so slime's own rewards are put back.
+    # slime logs the field `rewards`, which held credit until here. Put slime's own rewards back.
     rollout_data["rewards"] = rollout_data["local_raw_reward"]
 
 
 def fold_factor(
     trained_n: Int[Tensor, " n"], rollout_n: Int[Tensor, " n"], *, batch_size: int, per_token: bool
 ) -> Float[Tensor, " n"]:
-    """Compute the factor on advantages that makes slime's loss sum over tokens and average over a step's rollouts.
+    """Return the factors on advantages that make slime's loss sum over tokens and average over rollouts.
 
     factor[i] = D[i], the trained tokens of i's rollout; with `calculate_per_token_loss` those of i's step / its rollouts
     """
-    # If `per_token`, slime averages over the tokens of an optimizer step (`batch_size` rollouts in order), else of a rollout.
+    # `per_token`: slime averages over the tokens of `batch_size` rollouts. Otherwise over those of one rollout.
     rollouts_per_average = batch_size if per_token else 1
     average_index_n = rollout_n // rollouts_per_average
     token_count_n = trained_n.clamp(min=1).float() if per_token else trained_n.float()
@@ -155,7 +155,7 @@ def fold_factor(
 
 
 def _batch(args: Any, samples: Sequence[Any], scheme: Scheme) -> tuple[Batch, Int[Tensor, " n"], Bool[Tensor, "n t"]]:
-    """Return slime's samples as a batch, the rollout number of each sample, and the mask of the tokens that slime trains."""
+    """Return slime's samples as a batch, their rollout numbers, and the mask of the trained tokens."""
     loss_masks, completion_ids, rollout_ids, left_out = [], [], [], []
     for n, sample in enumerate(samples):
         fault = f"Sample {n} has no group_index; set the same group_index for all samples of a prompt."
@@ -171,7 +171,7 @@ def _batch(args: Any, samples: Sequence[Any], scheme: Scheme) -> tuple[Batch, In
     batch = Batch.jagged(
         completion_ids,
         [sample.group_index for sample in samples],
-        # A sample that is left out of the loss is still scored and compared, so all its tokens count as sampled.
+        # A sample outside the loss is still scored and compared, so all its tokens count as sampled.
         sampled=[mask if any(mask) else [1] * len(mask) for mask in loss_masks],
         columns=columns_of([_columns(args, sample, row) for sample, row in zip(samples, completion_ids, strict=True)]),
         steps=Steps(rollout_n, torch.arange(len(samples))) if has_turns else None,
@@ -182,7 +182,7 @@ def _batch(args: Any, samples: Sequence[Any], scheme: Scheme) -> tuple[Batch, In
 
 
 def _columns(args: Any, sample: Any, ids: list[int]) -> dict[str, Any]:
-    """Return the data that reward functions get from a slime sample: its metadata, its label, its text and slime's own reward."""
+    """Return a slime sample's data for reward functions: metadata, label, text and slime's reward."""
     reward_parts = sample.reward if isinstance(sample.reward, Mapping) else {}
     slime_reward = None if sample.reward is None else sample.get_reward_value(args)
     text_columns = {"prompts": sample.prompt, "completions": sample.response, "completion_ids": ids}

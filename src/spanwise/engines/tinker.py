@@ -96,7 +96,7 @@ def credit_datums(
 
 
 def _turn(datum: Any, rollout: int, number: int) -> Turn:
-    """Build a `Turn` (token ids and mask) from a datum of Tinker; refuse a datum without a mask of its sampled tokens."""
+    """Build a `Turn` (token ids and mask) from a Tinker datum. Refuse a datum without a mask."""
     loss_inputs = _get(datum, "loss_fn_inputs")
     token_ids = [int(value) for value in _values(_get(loss_inputs, "target_tokens"))]
     mask = _values(_get(loss_inputs, "mask")) or _values(_get(loss_inputs, "weights"))
@@ -134,7 +134,7 @@ def _with(record: Any, name: str, value: Any) -> Any:
 
 
 def _values(numbers: Any) -> list[Any]:
-    """List the numbers of a list, a tensor, an array or an object with a field `data`; None has no numbers."""
+    """List the numbers of a list, a tensor, an array or an object with a field `data`. Empty for None."""
     if isinstance(numbers, (Tensor, np.ndarray)):
         return numbers.tolist()
     number_data = _get(numbers, "data")
@@ -142,7 +142,7 @@ def _values(numbers: Any) -> list[Any]:
 
 
 def _like(numbers: Any, values: Sequence[float]) -> Any:
-    """Convert values to float32 numbers in a container of the type of `numbers`, such as a tensor or a list."""
+    """Convert values to float32 in the container type of `numbers`, such as a tensor or a list."""
     float_array = np.array(values, dtype=np.float32)
     if isinstance(numbers, Tensor):
         return torch.from_numpy(float_array)

@@ -1,4 +1,4 @@
-"""Train with TRL and Unsloth: each advantage moves to the column where Unsloth's loss has the token's log-probability.
+"""Train with TRL and Unsloth: move each advantage to the column of its token in Unsloth's loss.
 
 Unsloth rewrites TRL's `GRPOTrainer`. Its loss moves the padding of each row to the end, so completions start in different columns.
 """
@@ -21,9 +21,9 @@ from spanwise.scheme import Scheme
 
 __all__ = ["UnslothSpanGRPOTrainer"]
 
-#: The values of `loss_type` that work without log-probabilities, which Unsloth's loss does not return.
+#: The loss types that work without log-probabilities, which Unsloth's loss does not return.
 LOSS_TYPES = ("bnpo", "cispo", "dapo", "dr_grpo", "grpo", "luspo", "sapo", "vespo")
-#: Environment variables that make Unsloth weigh completions by their rewards, each with the values that switch this off.
+#: Maps environment variables to harmless values. Others make Unsloth weigh completions by rewards.
 _WEIGHTS = {"UNSLOTH_GRPO_ZERO_VARIANCE_EXCLUDE": ("", "0"), "UNSLOTH_GRPO_LOSS_AGGREGATION": ("",)}
 _INSTEAD = "train without Unsloth (spanwise.engines.trl)"
 _CANARY = f"Use unsloth 2026.10.9, or {_INSTEAD}."
@@ -38,7 +38,7 @@ def packed(value_bt: Shaped[Tensor, "b t"], inputs: Mapping[str, Any], *, pad_id
     padding_last_bl = (ids_bl == pad_id).to(torch.uint8).argsort(dim=1, stable=True)
     value_bl = torch.cat([value_bt.new_zeros(prompt_ids_bp.shape), value_bt], dim=1)
     packed_value_bl = value_bl.gather(1, padding_last_bl)
-    # Log-probabilities that Unsloth computed earlier have the number of columns that its loss expects.
+    # Log-probabilities that Unsloth computed before have as many columns as its loss expects.
     for name in ("old_per_token_logps", "ref_per_token_logps"):
         if inputs.get(name) is not None:
             return packed_value_bl[:, -inputs[name].shape[1] :]
@@ -86,7 +86,7 @@ def check_gradient(gradient_bu: Float[Tensor, "b u"] | None, expected_bu: Float[
 
 
 class _Packed(GRPOTrainer):
-    """Moves advantages to the columns of Unsloth's loss; stands between `SpanGRPOTrainer` and Unsloth's trainer."""
+    """Moves advantages to the columns of Unsloth's loss. Stands between `SpanGRPOTrainer` and Unsloth's trainer."""
 
     args: Any
     processing_class: Any
@@ -111,20 +111,20 @@ class _Packed(GRPOTrainer):
         is_before_last_nt = torch.arange(mask_nt.shape[1], device=mask_nt.device) < last_column_n1
         is_padding_nt = output["completion_ids"] == self._pad_id
         has_inner_padding_n = (is_before_last_nt & is_padding_nt).any(dim=1)
-        # Leave completions with inner padding out of the loss, because Unsloth moves their tokens but not their mask.
+        # With inner padding, Unsloth moves the tokens but not the mask. Leave these rows out of the loss.
         if bool(has_inner_padding_n.any()):
             output["tool_mask"] = output.get("tool_mask", mask_nt) * ~has_inner_padding_n[:, None]
         return output
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Tensor:
         moved_advantages = packed(inputs["advantages"].detach(), inputs, pad_id=self._pad_id)
-        # `SpanGRPOTrainer` set beta to 0 to add the KL itself, but Unsloth does not return the log-probabilities for that.
+        # `SpanGRPOTrainer` set beta to 0 to add the KL itself. Unsloth returns no log-probabilities for that.
         self.beta = self.args.beta
         return super().compute_loss(model, {**inputs, "advantages": moved_advantages}, return_outputs, num_items_in_batch)
 
 
 class UnslothSpanGRPOTrainer(SpanGRPOTrainer, _Packed):
-    """`SpanGRPOTrainer` for a model of Unsloth; the first line of the script must be `import unsloth`.
+    """`SpanGRPOTrainer` for a model of Unsloth. The first line of the script must be `import unsloth`.
 
     Settings and schemes that do not work with Unsloth's loss raise a `RecipeError`; a gradient of the first micro-batch that does
     not follow the advantages raises a `SpanwiseError` (`canary`). All else is as in `spanwise.engines.trl.SpanGRPOTrainer`.
@@ -137,7 +137,7 @@ class UnslothSpanGRPOTrainer(SpanGRPOTrainer, _Packed):
         super().__init__(model, args=args, scheme=scheme, **options)
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Tensor:
-        """Compute Unsloth's loss with advantages scaled to undo its normaliser; check the gradient of the first micro-batch."""
+        """Compute Unsloth's loss with scaled advantages, to undo its normaliser. Check the first micro-batch's gradient."""
         loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         if self._canary_due and self.model.training and not (self.args.beta or self.args.entropy_coef):
             self._canary_due = False

@@ -1,17 +1,17 @@
-"""The versions of TRL, verl and SkyRL that the tests cover; `spanwise doctor` and the engines warn about others."""
+"""The versions of TRL, verl and SkyRL that the tests cover. `spanwise doctor` and the engines warn about others."""
 
 from __future__ import annotations
 
 import operator
 import re
 
-#: Maps engines to the ranges of versions that the tests cover, as in the extras of pyproject.toml.
+#: Maps engines to the version ranges that the tests cover, as in pyproject.toml's extras.
 WINDOWS = {"trl": ">=1.10,!=1.15.0,<2", "verl": ">=0.9,<0.10", "skyrl": ">=0.3,<0.5"}
 _COMPARE = {">=": operator.ge, "<": operator.lt, "!=": operator.ne}
 
 
 def is_tested(engine: str, version: str) -> bool:
-    """Return whether the tests cover a version of an engine; a pre-release counts as its release."""
+    """Return whether the tests cover a version of an engine. A pre-release counts as its release."""
     version_bounds = re.findall(r"([<>!]=?)([\d.]+)", WINDOWS[engine])
     return all(_COMPARE[sign](_release_numbers(version), _release_numbers(bound)) for sign, bound in version_bounds)
 
@@ -23,7 +23,7 @@ def _release_numbers(version: str) -> list[int]:
 
 
 def untested(engine: str, version: str) -> str:
-    """Return the warning for a version outside the tested range, or an empty string for a tested one."""
+    """Return the warning for a version outside the tested range. Empty for a tested version."""
     if is_tested(engine, version):
         return ""
     return f"spanwise is tested with {engine} {WINDOWS[engine]}, but yours is {engine} {version}: check a short run first."

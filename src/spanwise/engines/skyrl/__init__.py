@@ -1,1 +1,1 @@
-"""Let SkyRL train with a spanwise recipe: an entrypoint, and advantage estimators for SkyRL's own registry."""
+"""Let SkyRL train with a spanwise recipe: an entrypoint, and estimators for SkyRL's registry."""

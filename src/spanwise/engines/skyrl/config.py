@@ -1,4 +1,4 @@
-"""Check that SkyRL's configuration works with a recipe of spanwise, and add spanwise's options to it."""
+"""Check that SkyRL's configuration works with a spanwise recipe, and add spanwise's options to it."""
 
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -32,7 +32,7 @@ class SpanwiseConfig(BaseConfig):
 
 @dataclass
 class SpanwiseAlgorithmConfig(AlgorithmConfig):
-    """SkyRL's options `trainer.algorithm.*`, with `spanwise` as advantage estimator and a section for spanwise's options."""
+    """SkyRL's options `trainer.algorithm.*` plus spanwise's options. The default estimator is `spanwise`."""
 
     advantage_estimator: str = "spanwise"
     spanwise: SpanwiseConfig = field(default_factory=SpanwiseConfig)
@@ -40,7 +40,7 @@ class SpanwiseAlgorithmConfig(AlgorithmConfig):
 
 SpanwiseTrainConfig = make_config(algorithm_cls=SpanwiseAlgorithmConfig)
 
-#: Options of SkyRL that would change the credit or do nothing, each with its required value and the reason.
+#: Maps SkyRL options to (required value, reason). Other values change the credit or do nothing.
 _FIXED: dict[str, tuple[Any, str]] = {
     "trainer.algorithm.advantage_batch_normalize": (
         False,
@@ -52,7 +52,7 @@ _FIXED: dict[str, tuple[Any, str]] = {
     ),
 }
 REDUCTIONS = ("token_mean", "prompt_mean", "sequence_mean", "seq_mean_token_sum_norm", "token_mean_legacy")
-#: The accepted values of SkyRL's `advantage_estimator`; the recipe's credit method replaces each of them.
+#: The accepted values of SkyRL's `advantage_estimator`. The recipe's method replaces each of them.
 ESTIMATORS = ("spanwise", *AdvantageEstimator)
 #: SkyRL's policy losses to which spanwise can add another loss term.
 LOSSES = ("regular", "dual_clip", "gspo", "cispo", "sapo")
@@ -142,7 +142,7 @@ def reads_turns(scheme: Scheme, *, stepwise: bool) -> bool:
 
 
 def _group_faults(cfg: Any, scheme: Scheme, *, skyrl_version: str) -> dict[str, Any]:
-    """Map error sentences about SkyRL's group filters to whether the configuration has the fault."""
+    """Return errors about SkyRL's group filters, as {sentence: whether the configuration has the fault}."""
     mode_names = [mode.name for mode in scheme.modes if "skyrl" in mode.parts]
     sampling_type = cfg.trainer.algorithm.dynamic_sampling.type
     filter_setting = ""

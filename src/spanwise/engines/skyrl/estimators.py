@@ -25,7 +25,7 @@ _ENTRYPOINT = "trainer.override_entrypoint=spanwise.engines.skyrl.main trainer.a
 
 
 def register() -> None:
-    """Register the estimators `spanwise` and `spanwise_<method>` with SkyRL, unless they are registered already."""
+    """Register the estimators `spanwise` and `spanwise_<method>` with SkyRL, unless SkyRL has them."""
     preset_names = (name for name, entry in METHODS.items() if entry.preset is not None)
     refusal_by_name = {f"spanwise_{name}": partial(_refused, name) for name in preset_names}
     for name, function in {"spanwise": _by_recipe, **refusal_by_name, **outcome_estimators()}.items():
@@ -34,7 +34,7 @@ def register() -> None:
 
 
 def register_loss(mode: str, loss_name: str, split_loss: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> str:
-    """Register the sum of a SkyRL policy loss and a mode's loss term (such as laser's), and return its registry name."""
+    """Register the sum of a SkyRL policy loss and a mode's loss (such as laser's). Return its registry name."""
     combined_name = f"spanwise_{mode}_{loss_name}"
     if combined_name not in PolicyLossRegistry._functions:
         PolicyLossRegistry.register(combined_name, partial(_with_mode, loss_name, split_loss))
@@ -62,7 +62,7 @@ def _with_mode(
 
 
 def _by_recipe(token_level_rewards: Tensor, *, config: Any, **rest: Any) -> tuple[Tensor, Tensor]:
-    """Return NaN for every token; the trainer of spanwise's entrypoint later writes the recipe's advantages there."""
+    """Return NaN for every token. spanwise's trainer later writes the recipe's advantages there."""
     if not isinstance(config, SpanwiseAlgorithmConfig):
         raise RecipeError(f"advantage_estimator=spanwise needs a recipe, but SkyRL's registry has none; use {_ENTRYPOINT}.")
     nan_nt = torch.full_like(token_level_rewards, torch.nan)
@@ -70,7 +70,7 @@ def _by_recipe(token_level_rewards: Tensor, *, config: Any, **rest: Any) -> tupl
 
 
 def _refused(name: str, *args: Any, **rest: Any) -> tuple[Tensor, Tensor]:
-    """Raise an error: this credit method needs more than the one reward per rollout that SkyRL's registry passes."""
+    """Raise an error: this method needs more than the one reward per rollout from SkyRL's registry."""
     raise RecipeError(
         f"Method '{name}' needs more than one reward per rollout, and SkyRL's registry passes neither loss masks nor token ids nor "
         f"several rewards. Write method: {name} in a recipe and use {_ENTRYPOINT}; or use one of "

@@ -1,4 +1,4 @@
-"""The entrypoint `trainer.override_entrypoint=spanwise.engines.skyrl.main`, which trains with the credit of a recipe."""
+"""The SkyRL entrypoint `trainer.override_entrypoint=spanwise.engines.skyrl.main`: train by a recipe."""
 
 import sys
 from pathlib import Path
@@ -19,18 +19,18 @@ class SpanFullyAsyncRayPPOTrainer(SpanRayPPOTrainer, FullyAsyncRayPPOTrainer):
     """SkyRL's asynchronous trainer with the credit of a recipe."""
 
     def _should_keep_group(self, group: Any) -> bool:
-        """Return whether some completion of a prompt group gets credit; SkyRL fills its batches with such groups."""
+        """Return whether some completion of a prompt group gets credit. SkyRL fills batches with such groups."""
         group_output = group.generator_output
         return bool(self._useful_uids(group_output, [group.uid] * len(group_output["response_ids"])))
 
 
 def trainer_class(cfg: Any) -> type[SpanRayPPOTrainer]:
-    """Return the class of the asynchronous or the synchronous trainer, as SkyRL's configuration asks."""
+    """Return the class of SkyRL's asynchronous or synchronous trainer, as the configuration asks."""
     return SpanFullyAsyncRayPPOTrainer if cfg.trainer.fully_async.enabled else SpanRayPPOTrainer
 
 
 class SpanPPOExp(BasePPOExp):
-    """SkyRL's `BasePPOExp`, which sets up a training, with a trainer that uses the recipe's credit."""
+    """SkyRL's training set-up `BasePPOExp`, with a trainer that uses the recipe's credit."""
 
     def get_trainer(self, *args: Any, **kwargs: Any) -> SpanRayPPOTrainer:
         """Build the trainer that uses the recipe's credit."""
@@ -44,7 +44,7 @@ def _run(cfg: Any) -> None:
 
 def configured(arguments: list[str]) -> Any:
     """Read SkyRL's configuration from command-line arguments, and check it before SkyRL starts."""
-    # SkyRL's configuration has no field for `trainer.override_entrypoint`, the argument that chose this entrypoint.
+    # SkyRL's configuration has no field for `trainer.override_entrypoint`, so leave it out.
     overrides = [argument for argument in arguments if not argument.startswith("trainer.override_entrypoint=")]
     cfg: Any = SpanwiseTrainConfig.from_cli_overrides(overrides)
     register()

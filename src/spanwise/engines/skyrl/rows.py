@@ -1,4 +1,4 @@
-"""Convert the output of SkyRL's generator to `Batch`es, and map their rows to the rows that SkyRL trains on."""
+"""Convert the output of SkyRL's generator to `Batch`es. Map its rows to SkyRL's training rows."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,24 +12,24 @@ from skyrl.train.generators.base import GeneratorOutput  # pyright: ignore[repor
 from spanwise.batch import Batch, Steps
 from spanwise.credit.trajectories.turns import Turns
 
-#: SkyRL's own fields of a generator's output; every other list with one value per row is a column that reward functions can read.
+#: SkyRL's own fields of a generator's output. Reward functions can read every other list with one value per row.
 _KNOWN = frozenset(GeneratorOutput.__annotations__)
 
 
 @dataclass(frozen=True)
 class SampledRows:
-    """The rows that SkyRL's generator returned, and where each of them lies in the rows that SkyRL trains on."""
+    """The rows that SkyRL's generator returned, and the place of each in SkyRL's training rows."""
 
     output: Mapping[str, Any]  # the generator's output, before SkyRL merged its rows
     uids: Sequence[str]  # the prompt id of each row of the output
-    # for each row of the output: the training row that it was merged into, and its offset in that row's response
+    # for each output row: the training row into which it was merged, and its offset in the response
     place_s: Sequence[tuple[int, int]]
     length_n: Sequence[int]  # the number of response tokens of each row of the training batch
     stepwise: bool  # True if a row of the output is one turn instead of a whole conversation
 
     @staticmethod
     def of(output: Mapping[str, Any], uids: Sequence[str], trained: Mapping[str, Any], *, stepwise: bool) -> "SampledRows":
-        """Find where each row of the generator's output lies in the rows that `postprocess_generator_output` merged."""
+        """Find the place of each generator row in the rows that `postprocess_generator_output` merged."""
         response_lengths = [len(response) for response in trained["response_ids"]]
         if len(response_lengths) == len(output["response_ids"]):
             return SampledRows(output, uids, [(n, 0) for n in range(len(response_lengths))], response_lengths, stepwise)
@@ -73,7 +73,7 @@ class SampledRows:
     def whole(
         self, columns: Callable[[Sequence[str]], dict[str, list[Any]]], data: Mapping[str, Any] | None = None
     ) -> Batch:
-        """Build a right-aligned batch of the rows that SkyRL trains on, each with the reward of its last turn.
+        """Build a right-aligned batch of SkyRL's training rows, each with the reward of its last turn.
 
         Without `data` (SkyRL's tables of these rows) the batch is left-aligned and only has ids, mask and columns.
         """
@@ -110,7 +110,7 @@ class SampledRows:
     def turns(
         self, columns: Callable[[Sequence[str]], dict[str, list[Any]]], *, width: int, anchored: bool = False
     ) -> tuple[Batch, Turns]:
-        """Build a batch with one row per turn (an unbroken run of sampled tokens), and the turns' places in SkyRL's rows."""
+        """Build a batch with a row per turn (a run of sampled tokens). Also return the turns' places in SkyRL's rows."""
         prompts = self.output["prompt_token_ids"]
         responses = self.output["response_ids"]
         loss_masks = self.output["loss_masks"]
@@ -119,7 +119,7 @@ class SampledRows:
         turn_ranges = [(row, k, *turn_range) for row, ranges in enumerate(row_ranges) for k, turn_range in enumerate(ranges)]
 
         def value_of_turn(values: Sequence[Any], row: int, k: int) -> Any:
-            """Return the value of turn `k` of a row from one of the generator's lists, or the row's value if turns have none."""
+            """Return the value of turn `k` of a row from a generator's list. Without values per turn: the row's value."""
             row_value = values[row]
             if self.stepwise or not isinstance(row_value, list) or len(row_value) != len(row_ranges[row]):
                 return row_value
@@ -139,7 +139,7 @@ class SampledRows:
         turn_columns["completion_ids"] = [responses[row][start:end] for row, _, start, end in turn_ranges]
         uids = [self.uids[row] for row in row_of_turn]
         turn_masks = [loss_masks[row][start:end] for row, _, start, end in turn_ranges]
-        # A turn that is left out of the loss is still scored and compared, so all its tokens count as sampled.
+        # A turn outside the loss is still scored and compared, so all its tokens count as sampled.
         batch = Batch.jagged(
             turn_columns["completion_ids"],
             uids,
@@ -157,7 +157,7 @@ class SampledRows:
         return batch, Turns(training_row_s, turn_number_s, token_column_su, width)
 
     def _turn_reward(self, s: int, ranges: Sequence[tuple[int, int]], k: int) -> float | None:
-        """Return the environment's reward of a turn: the sum of the row's token rewards up to the start of the next turn."""
+        """Return the environment's reward of a turn: the sum of token rewards up to the next turn."""
         row_reward = self.output["rewards"][s]
         is_last_turn = k == len(ranges) - 1
         if not isinstance(row_reward, list):
@@ -166,7 +166,7 @@ class SampledRows:
 
 
 def _runs(mask: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the start and end of each unbroken run of sampled tokens; a mask without sampled tokens is one run."""
+    """Return the start and end of each unbroken run of sampled tokens. Without sampled tokens, the whole mask is one run."""
     run_lengths = [len(list(run)) for _, run in groupby(mask, key=bool)]
     run_bounds = [0, *accumulate(run_lengths)]
     sampled_ranges = [(start, end) for start, end in pairwise(run_bounds) if mask[start]]

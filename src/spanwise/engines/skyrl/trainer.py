@@ -24,7 +24,7 @@ from spanwise.rollouts import Rollouts
 from spanwise.segment import Vocabulary
 from spanwise.step import ReadBatch, Step, StepResult, in_useful_groups
 
-#: The key of the real rewards in a generator's output, while fake rewards tell SkyRL which groups to keep.
+#: The key for the real rewards in a generator's output. Fake rewards tell SkyRL which groups to keep.
 _REWARDS = "spanwise_rewards"
 #: Maps the names of an update's metrics in spanwise's report to their names in SkyRL.
 UPDATE = {
@@ -76,11 +76,11 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             return await super().train()
 
     def postprocess_generator_output(self, generator_output: Any, uids: list[str], *more: Any, **rest: Any) -> Any:
-        """Store the turns of rollouts before SkyRL merges them into rows, which lack the turns' rewards and end positions."""
+        """Store the turns of rollouts before SkyRL merges them. Merged rows lack the turns' rewards and ends."""
         unmerged_output = dict(generator_output)
         turn_uids = list(uids)
         algorithm = self.cfg.trainer.algorithm
-        # SkyRL's filter looks at the environment's reward, so it is off here; `_leave_out_useless` filters by credit later.
+        # SkyRL's filter reads the environment's reward, so it is off here. `_leave_out_useless` filters by credit.
         filter_setting = algorithm.zero_variance_filter
         algorithm.zero_variance_filter = False
         try:
@@ -101,9 +101,9 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         return merged_output, uids
 
     def handle_dynamic_sampling(self, generator_output: Any, uids: list[str]) -> Any:
-        """Let SkyRL sample further prompts until enough prompt groups have a completion with credit."""
+        """Let SkyRL sample more prompts until enough prompt groups have a completion with credit."""
         useful_uids = self._useful_uids(generator_output, uids)
-        # SkyRL keeps groups whose rewards differ, so here one row of each useful group has reward 1 and all others have 0.
+        # SkyRL keeps groups whose rewards differ. So one row of each useful group gets reward 1, all others 0.
         first_useful_rows = {uids.index(uid) for uid in useful_uids}
         fake_rewards = [float(row in first_useful_rows) for row in range(len(uids))]
         fake_output = {**generator_output, "rewards": fake_rewards, _REWARDS: generator_output["rewards"]}
@@ -118,7 +118,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         return _prompts_of(uids, scored_batch.batch.group_n[self.step.useful(scored_batch)])
 
     def _read(self, rows: SampledRows, *, width: int, data: Any = None) -> ReadBatch:
-        """Build a batch whose rows are single turns or SkyRL's own rows, and find and score its blocks."""
+        """Build a batch whose rows are single turns or SkyRL's rows, then find and score its blocks."""
         shared_names = sorted(rows.extra.keys() & self._columns(rows.uids[:1]).keys())
         if shared_names:
             say(
@@ -135,7 +135,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
 
     def _execute_forward_pass(self, model: str, batch: Any, key: str, mini_batch_boundaries: Any) -> Tensor:
         """Compute old log-probabilities or values, in the order of the batch's rows."""
-        # With mini-batch boundaries, SkyRL would leave padding rows in the result; one pass over the batch needs no padding.
+        # With mini-batch boundaries, SkyRL would leave padding rows in the result. One pass needs no padding.
         rank_count = self.dispatch.get_lcm_dp_size()
         needs_padding = any((end - start) % rank_count for start, end in mini_batch_boundaries or ())
         return super()._execute_forward_pass(model, batch, key, None if needs_padding else mini_batch_boundaries or None)
@@ -146,7 +146,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         return {} if model == "policy" and trains_only_critic else super()._execute_training_step(model, data)
 
     def train_critic_and_policy(self, data: Any) -> Any:
-        """Run SkyRL's update of critic and policy, and write the update's loss, gradient norm and entropy to the run folder."""
+        """Update critic and policy as SkyRL does. Write the loss, gradient norm and entropy to the run folder."""
         training_status = super().train_critic_and_policy(data)
         if self._record is not None:
             self._record.add_update(self.all_metrics, UPDATE)
@@ -197,7 +197,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         )
         data["advantages"], data["returns"] = adv_nt * advantage_factor_n1, adv_nt
         if batch.value_nt is not None and self.scheme.value_names:
-            # SkyRL multiplies errors by the loss mask, and NaN times 0 is NaN, so masked tokens hold 0.
+            # SkyRL multiplies errors by the loss mask. NaN times 0 is NaN, so masked tokens must hold 0.
             return_nt, critic_metrics = returns(reading, batch, self.scheme, lam=self.critic_config.gae_lambda_value)
             all_metrics |= critic_metrics
             for name, value_nt in (("values", batch.value_nt), ("returns", return_nt)):
@@ -219,7 +219,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         return data
 
     def _leave_out_useless(self, data: Any, result: StepResult, rows: SampledRows) -> None:
-        """Take groups without credit out of the loss (KL and entropy too), as SkyRL's zero-variance filter does."""
+        """Leave groups without credit out of the loss (KL, entropy too), like SkyRL's zero-variance filter."""
         tolerance = self.cfg.trainer.algorithm.zero_variance_filter_tol
         group_n = result.own.batch.group_n
         is_useful_n = in_useful_groups(result.credit, group_n, tolerance=tolerance)
@@ -230,14 +230,14 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         self.all_metrics["reward/num_zero_variance_filtered"] = len(set(rows.uids)) - len(useful_uids)
 
     def _columns(self, uids: Sequence[str]) -> dict[str, list[Any]]:
-        """Return the dataset's columns for some prompts; nested mappings become columns such as `reward_spec.ground_truth`."""
+        """Return the dataset's columns for some prompts. Nested mappings get names such as `reward_spec.ground_truth`."""
         prompt_dataset: Any = self.train_dataset
         numbered_uids = {uid for uid in uids if uid.isdecimal()}  # a prompt id of digits alone is the index of a dataset row
         columns_by_uid = {uid: prompt_dataset[int(uid)][2] for uid in numbered_uids}  # a row's third entry
         return columns_of([columns_by_uid.get(uid, {}) for uid in uids])
 
     def _keep(self, record: RunRecord, result: StepResult, sampled_rows: SampledRows) -> None:
-        """Write the metrics of a credited batch, and its rollouts if they are due, to the run folder."""
+        """Write the metrics of a credited batch to the run folder, and its rollouts if they are due."""
 
         def rollouts() -> Rollouts:
             prompt_ids = sampled_rows.output["prompt_token_ids"]
@@ -260,7 +260,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
 
 
 def _prompts_of(uids: Sequence[str], group_r: Int[Tensor, " r"]) -> set[str]:
-    """Convert group numbers to prompt ids; groups are numbered in the order in which their ids first appear."""
+    """Convert group numbers to prompt ids. Groups are numbered in the order in which their ids first appear."""
     distinct_uids = list(dict.fromkeys(uids))
     return {distinct_uids[group] for group in group_r.unique().tolist()}
 
@@ -275,7 +275,7 @@ def fold_factor(
     max_seq_len: int | None = None,
     micro_batch_size: int = 1,
 ) -> Float[Tensor, "n 1"]:
-    """Compute the factor on advantages that makes SkyRL's loss sum over tokens and average over rollouts.
+    """Return the factors on advantages that make SkyRL's loss sum over tokens and average over rollouts.
 
     factor[i] = D[i] / R,  R the rollouts of i's mini-batch and D[i] what SkyRL divides row i by; 1 outside mini-batches
     """

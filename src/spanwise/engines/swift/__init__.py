@@ -1,4 +1,4 @@
-"""Let ms-swift (`swift rlhf --rlhf_type grpo`) train with a spanwise recipe; written for and run with ms-swift 4.6.0."""
+"""Let ms-swift (`swift rlhf --rlhf_type grpo`) train with a spanwise recipe. Written for and run with ms-swift 4.6.0."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["install"]
 LOSS_TYPES = ("bnpo", "cispo", "dapo", "dr_grpo", "grpo", "sapo")
 RATIO_LEVELS = ("token", "sequence_token")
 NO_TEACHER = "ms-swift's teacher would change the advantages. Leave teacher_model and the column teacher_prompt out."
-#: Options of ms-swift that would change the credit, each with its required value and the reason.
+#: Maps ms-swift options to (required value, reason). Other values change the credit.
 _FIXED: dict[str, tuple[Any, str]] = {
     "kl_in_reward": (False, "ms-swift would subtract the KL term from its own reward, which spanwise does not use"),
     "dynamic_sample": (False, "ms-swift would choose groups by its own rewards, not by the recipe's"),
@@ -32,7 +32,7 @@ installed_recipe = Path("recipe.yaml")
 
 
 def install(recipe: str | Path) -> None:
-    """Let `swift rlhf --rlhf_type grpo` train with a recipe that has a layout; call it in a file for `--external_plugins`.
+    """Let `swift rlhf --rlhf_type grpo` train with a recipe that has a layout. Call it in a file for `--external_plugins`.
 
     Example:
         In `plugin.py`, for `swift rlhf --rlhf_type grpo --external_plugins plugin.py --reward_funcs spanwise ...`::
@@ -50,7 +50,7 @@ def install(recipe: str | Path) -> None:
 
 
 class NoReward:
-    """The reward function `spanwise`, for runs with all rewards in the recipe; ms-swift needs at least one function."""
+    """The reward function `spanwise`, which returns 0. ms-swift needs one, even if the recipe has all rewards."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Accept and ignore the arguments that ms-swift gives to every reward function."""

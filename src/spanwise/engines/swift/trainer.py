@@ -86,7 +86,7 @@ class SwiftSpanTrainer(GRPOTrainer):
             self._metrics["train" if is_training else "eval"][name].append(value)
 
     def _columns(self, samples: Sequence[Any]) -> dict[str, list[Any]]:
-        """Return the columns for reward functions: dataset, turn scheduler, prompts, ms-swift's rewards and their sum."""
+        """Return the columns for rewards: dataset, turn scheduler, prompts and ms-swift's own rewards."""
         reward_nf = torch.stack(list(get_even_process_data(self, self._rewards_per_func)))
         weighted_sum_n = (reward_nf * self.reward_weights).nansum(dim=1)
         total_reward_n = weighted_sum_n.masked_fill(reward_nf.isnan().all(dim=1), torch.nan)

@@ -1,4 +1,4 @@
-"""Define `SpanGRPOConfig` (TRL's `GRPOConfig` with more options), and check all arguments before a training with TRL."""
+"""Define `SpanGRPOConfig`, TRL's `GRPOConfig` with more options. Check the arguments of a TRL training."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from spanwise.scheme import Scheme
 from spanwise.segment import SEGMENTERS
 
 _SCHEME = "scheme=Scheme.preset('bae', layout, objectives=[Objective(...), ...])"
-#: The allowed ranges of options that TRL does not check: negative values reverse a term of the loss, huge ones drown the others.
+#: Ranges of options that TRL does not check. A negative value reverses a term of the loss; a huge one drowns the others.
 _BOUNDS: Mapping[str, tuple[float, float]] = {
     "beta": (0.0, 1e3), "epsilon": (0.0, 1.0), "epsilon_high": (0.0, 1e3), "entropy_coef": (0.0, 1e3),
     "temperature": (0.01, 100.0), "learning_rate": (0.0, 1e3), "num_iterations": (1, 1e4),
@@ -43,7 +43,7 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def no_type_check(cls: _Class) -> _Class:
-    """Return a class unchanged; a decorator of this name makes jaxtyping's import hook skip the class."""
+    """Return a class unchanged. A decorator of this name makes jaxtyping's import hook skip the class."""
     # TRL's annotations are too loose for jaxtyping. `typing.no_type_check` would also hide them from TRL's argument parser.
     return cls
 
@@ -98,7 +98,7 @@ class SpanGRPOConfig(GRPOConfig):
     )
 
     def __post_init__(self) -> None:
-        # TRL itself refuses groups of one completion only after the distributed set-up, with a bare ValueError.
+        # TRL itself refuses groups of one completion late, and with a bare ValueError.
         if self.num_generations is not None and self.num_generations < 2:
             raise RecipeError(
                 f"num_generations is {self.num_generations}: a group of one completion has nothing to compare it with, so its "
@@ -118,7 +118,7 @@ class SpanGRPOConfig(GRPOConfig):
 
 
 def check_base(*, moves_columns: bool) -> None:
-    """Raise an error if Unsloth has replaced TRL's `GRPOTrainer` and the trainer class does not support Unsloth's loss."""
+    """Refuse a trainer without support for Unsloth's loss if Unsloth has replaced TRL's trainer."""
     if GRPOTrainer.__name__.startswith("Unsloth") and not moves_columns:
         raise RecipeError(
             "Unsloth has replaced TRL's trainer, and Unsloth's loss has completions in other columns than TRL's. Use "
@@ -127,7 +127,7 @@ def check_base(*, moves_columns: bool) -> None:
 
 
 def check_scheme(scheme: Any, critic: Any, options: Mapping[str, Any]) -> Scheme:
-    """Return the scheme (the rule of credit) after checking that it works with the critic and the trainer's options."""
+    """Return the scheme (the rule of credit). First check that it works with the critic and trainer options."""
     scheme_options = inspect.signature(Scheme.preset).parameters
     misplaced_options = [name for name in options if name in scheme_options]
     known_names = [*_trl_arguments(), "scheme"]
@@ -166,7 +166,7 @@ def _trl_arguments() -> list[str]:
 
 
 def check_args(args: Any) -> None:
-    """Refuse an object that is no `GRPOConfig`, and settings that would give wrong credit or ruin any training."""
+    """Check that `args` is a `GRPOConfig` whose settings give right credit and can train."""
     if not isinstance(args, GRPOConfig):
         raise RecipeError(f"args is a {type(args).__name__}; pass SpanGRPOConfig(...) or TRL's GRPOConfig(...).")
     settings: dict[str, Any] = {name: getattr(args, name, None) for name in (*_BOUNDS, *_NOT_UNDER_DPPO)}
@@ -206,7 +206,7 @@ def check_use(
     reward_funcs: Any = None,
     options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Refuse settings that do not work with TRL's version, the model or other options; warn of settings that do nothing."""
+    """Refuse settings that do not work with TRL's version, the model or other options. Warn of settings without effect."""
     has_adapters = (options or {}).get("peft_config") is not None or hasattr(model, "peft_config")
     path_in_config = getattr(getattr(model, "config", None), "_name_or_path", "")
     can_load_reference = has_adapters or isinstance(model, str) or bool(path_in_config)
@@ -246,7 +246,7 @@ def check_use(
 def check_datasets(
     train: Any, evaluation: Any, objectives: Sequence[Objective], options: Mapping[str, Any], *, needed: int = 0
 ) -> None:
-    """Refuse objects that are no datasets, datasets that lack columns, and a training dataset with too few prompts."""
+    """Refuse datasets of a wrong type or without needed columns, and a training set that is too small."""
     if train is None and options.get("environment_factory") is None:
         raise DataError("train_dataset is missing: pass a dataset with the column 'prompt' and the columns of the rewards.")
     _check_dataset("train_dataset", train, objectives)
@@ -263,7 +263,7 @@ def check_datasets(
 def _check_dataset(
     argument: str, dataset: Any, objectives: Sequence[Objective], *, prefix: str = "", kind: str = "training"
 ) -> None:
-    """Refuse an object that is no dataset, and a dataset that lacks prompts or the gold answers of built-in rewards."""
+    """Refuse a dataset of a wrong type, without prompts, or without needed gold answers."""
     split_names = list(dataset) if isinstance(dataset, Mapping) else []
     known_columns = None if split_names else getattr(dataset, "column_names", None)
     column_names = known_columns or ["none"]
@@ -296,14 +296,14 @@ def _check_dataset(
 
 
 def _evaluation_datasets(evaluation: Any) -> dict[str, Any]:
-    """Map what a user writes for each evaluation dataset, such as `eval_dataset['hard']`, to the dataset."""
+    """Map the user's names of evaluation datasets, such as `eval_dataset['hard']`, to the datasets."""
     if not isinstance(evaluation, Mapping):
         return {"eval_dataset": evaluation}
     return {f"eval_dataset[{name!r}]": dataset for name, dataset in evaluation.items()}
 
 
 def check_prompts(train: Any, evaluation: Any, *, template: bool) -> None:
-    """Refuse a dataset that is no stream if one of its prompts is neither a text nor a list of messages."""
+    """Refuse a dataset (not a stream) with a prompt that is neither a text nor a list of messages."""
     for name, dataset in {"the training dataset": train, **_evaluation_datasets(evaluation)}.items():
         for row, prompt in enumerate(dataset["prompt"] if isinstance(dataset, Dataset) else ()):
             if fault := prompt_fault(prompt, template=template):
@@ -311,7 +311,7 @@ def check_prompts(train: Any, evaluation: Any, *, template: bool) -> None:
 
 
 def check_prefilled(prompt: str, layout: Layout) -> None:
-    """Check that a prompt ends with the layout's `prefilled` opening tag, or with no opening tag if nothing is prefilled."""
+    """Check that a prompt ends with the `prefilled` opening tag. Without one, it must end with no opening tag."""
     prompt_end = prompt.rstrip()
     prefilled = layout.prefilled or ""
     opening_tags_by_mark: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Rewards that TRL's environments return from `get_reward`, for objectives with the reward `environment`."""
+"""Rewards that TRL's environments return from `get_reward`, for the reward `environment`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spanwise.score.event_loop import run
 
 
 def taken_from(trainer: Any, objectives: Sequence[Objective]) -> list[Any]:
-    """Remove the rewards of TRL's environments from the trainer and return them; refuse rewards that no objective uses."""
+    """Move the rewards of TRL's environments from the trainer to a list. Refuse rewards that no objective uses."""
     objective_count = len(objectives)
     reward_functions = trainer.reward_funcs[objective_count:]
     environment_names = trainer.reward_func_names[objective_count:]

@@ -1,4 +1,4 @@
-"""Make TRL's loss sum over tokens and average over completions, add the DPPO and KL terms, and check every step.
+"""Make TRL's loss sum over tokens and average over completions. Add DPPO and KL terms, and check every step.
 
 Every surrogate of TRL depends on the advantage as A f(sign A, ratio). So a positive factor on A scales the token's loss, and a
 factor on A undoes the normaliser of each `loss_type` without a copy of TRL's loss.
@@ -19,11 +19,11 @@ from spanwise.engines.shared import fold_factor as fold_factor  # re-exported fo
 from spanwise.errors import DivergedError, SpanwiseError
 from spanwise.losses import dppo
 
-#: Maps names of DPPO losses (verl's names, as TRL has no DPPO) to the divergences that the losses bound.
+#: Maps DPPO losses (under verl's names) to the divergences that they bound.
 DPPO: Mapping[str, Any] = {"dppo_tv": "tv", "dppo_kl": "kl"}
-#: The supported values of `loss_type`: the losses of TRL whose normaliser can be undone exactly, and DPPO.
+#: The supported loss types: DPPO, and TRL's losses whose normaliser can be undone exactly.
 LOSS_TYPES: tuple[str, ...] = ("bnpo", "cispo", "dapo", "dppo_kl", "dppo_tv", "dr_grpo", "grpo", "luspo", "sapo", "vespo")
-#: The values of `importance_sampling_level`, which name the tokens that share an importance ratio.
+#: The values of `importance_sampling_level`: the unit whose tokens share an importance ratio.
 RATIO_LEVELS: tuple[str, ...] = ("token", "block", "sequence")
 _CANARY = (
     "Spans would not get their own credit. Use a TRL version that this release of spanwise supports, or check subclasses that "
@@ -33,7 +33,7 @@ _ADVICE = "No weight was updated. Resume from the last checkpoint with a lower l
 
 
 def loss_mask(inputs: Mapping[str, Any]) -> Int[Tensor, "n t"]:
-    """Return the mask of the tokens in TRL's loss: the completion mask, times the tool mask if there is one."""
+    """Return the mask of the tokens in TRL's loss: the completion mask, times any tool mask."""
     tool_mask = inputs.get("tool_mask")
     return inputs["completion_mask"] if tool_mask is None else inputs["completion_mask"] * tool_mask
 
@@ -44,7 +44,7 @@ def pooled_logps(
     mask_bt: Num[Tensor, "b t"],
     block_bt: Int[Tensor, "b t"] | None,
 ) -> Float[Tensor, "b t"]:
-    """Change old log-probabilities so that the tokens of a block or completion share one importance ratio.
+    """Change old log-probabilities so that all tokens of a block share one importance ratio.
 
     log ratio[t] = sg(mean over the block of t of logp - old) + logp[t] - sg(logp[t]): GSPO-token (Zheng et al. 2025, arXiv
     2507.18071, equations 13 and 14), with a block in place of the completion. `block_bt`: from 0; None: one block.
@@ -66,7 +66,7 @@ def clip_range(args: GRPOConfig) -> tuple[float, float]:
 def dppo_term(
     logps_bt: Float[Tensor, "b t"], inputs: Mapping[str, Any], mask_bt: Num[Tensor, "b t"], args: GRPOConfig
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """Compute the DPPO loss (summed over tokens, averaged over rows) and the share of tokens that it drops."""
+    """Compute the DPPO loss (sum over tokens, mean over rows), and the share of dropped tokens."""
     possible_logps = (inputs.get("sampling_per_token_logps"), inputs.get("old_per_token_logps"), logps_bt.detach())
     sampling_logp_bt = next(logp_bt for logp_bt in possible_logps if logp_bt is not None)
     in_loss_bt = mask_bt.bool()
@@ -85,7 +85,7 @@ def token_kl(
     *,
     old_bt: Float[Tensor, "b t"] | None = None,
 ) -> Float[Tensor, "b t"]:
-    """Estimate the KL divergence of the policy from the reference at every sampled token (Schulman's k3).
+    """Estimate KL(policy || reference) at every sampled token (Schulman's k3).
 
     kl = exp(d) - d - 1,  d = ref - logp (Shao et al. 2024, arXiv 2402.03300, equation 4); with `old_bt` times exp(logp - old)
     """
@@ -95,7 +95,7 @@ def token_kl(
 
 
 def kl_term(kl_bt: Float[Tensor, "b t"], mask_bt: Num[Tensor, "b t"]) -> Float[Tensor, ""]:
-    """Average the KL over the tokens of each completion, then over the completions (arXiv 2402.03300, equation 3)."""
+    """Average the KL over each completion's tokens, then over completions (arXiv 2402.03300, eq. 3)."""
     return (kl_bt.sum(dim=1) / mask_bt.sum(dim=1).clamp(min=1)).mean()
 
 
@@ -128,12 +128,12 @@ def check_own_advantage(
     accumulation: int,
     height_bt: Float[Tensor, "b t"],
 ) -> None:
-    """Raise an error unless the loss weighs each trainable token's gradient with the token's own advantage only.
+    """Raise an error unless each token's gradient is weighted by the token's own advantage.
 
     d/dA_t of sum_s w_s dL/dlogp_s = -height_t w_t mask_t / (b accumulation factor), w: test weights; no check at NaN heights
     """
-    # In TRL itself all tokens of a completion share one advantage, so a TRL release might average advantages unnoticed.
-    # The second derivative of the loss, by log-probabilities and advantages, shows which advantage weighs which token.
+    # In plain TRL, all tokens of a completion share one advantage. So a TRL release might average advantages unnoticed.
+    # The loss's second derivative, by log-probabilities and advantages, shows which advantage weighs which token.
     token_index_t = torch.arange(advantages_bt.shape[1], device=advantages_bt.device, dtype=torch.float64)
     test_weight_t = 1 + (token_index_t * 0.6180339887) % 1  # a different weight in [1, 2) for each token of a completion
     test_weight_bt = test_weight_t.to(advantages_bt.dtype).expand_as(advantages_bt)
@@ -147,7 +147,7 @@ def check_own_advantage(
     loss_divisor_b1 = factor_b1 * advantages_bt.shape[0] * accumulation
     token_weight_bt = -advantage_gradient_bt * loss_divisor_b1
     expected_weight_bt = torch.where(mask_bt.bool(), test_weight_bt * height_bt, 0.0)
-    # Rounding to bfloat16 changes a weight by less than 0.05. A comparison with NaN is False, so NaN is not checked.
+    # Rounding to bfloat16 changes a weight by less than 0.05. NaN is not checked, as comparing with NaN gives False.
     is_wrong_bt = (token_weight_bt - expected_weight_bt).abs() > 0.05
     if bool(is_wrong_bt.any()):
         row, token = is_wrong_bt.nonzero()[0].tolist()
@@ -160,7 +160,7 @@ def check_own_advantage(
 def check_loss(
     loss: Tensor, logps_bt: Tensor | None, inputs: Mapping[str, Any], mask_bt: Tensor, tokenizer: Any, *, step: int
 ) -> None:
-    """Raise an error if the loss is not finite, and name the first completion with a number that is not finite."""
+    """Raise an error if the loss is not finite. The error names the first completion with a faulty number."""
     if bool(loss.detach().isfinite()):
         return
     loss_value = float(loss.detach())
@@ -177,7 +177,7 @@ def check_loss(
             continue
         not_finite_bt = ~value_bt.isfinite()
         not_finite_in_loss_bt = not_finite_bt & mask_bt.bool()
-        # A NaN at a masked token makes the loss NaN, too, because TRL multiplies by the mask, and 0 times NaN is NaN.
+        # TRL multiplies by the mask, and 0 times NaN is NaN. So a NaN at a masked token also makes the loss NaN.
         faulty_bt = not_finite_in_loss_bt if bool(not_finite_in_loss_bt.any()) else not_finite_bt
         row, token = faulty_bt.nonzero()[0].tolist()
         token_text = f"token {token}" if bool(mask_bt[row, token]) else f"masked token {token}"
@@ -194,7 +194,7 @@ def check_loss(
 
 
 class GradientGuard(TrainerCallback):
-    """Stops the training at a gradient that is not finite, unless a float16 scaler skips such steps itself."""
+    """Stops the training at a gradient that is not finite, unless a float16 scaler skips such steps."""
 
     def __init__(self, scaled: Callable[[], bool]) -> None:
         self.scaled = scaled

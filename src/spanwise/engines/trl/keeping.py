@@ -1,4 +1,4 @@
-"""Write a TRL run's output: credit in TRL's table of completions, and a run folder like that of `spanwise train`."""
+"""Write a TRL run's output: credit in TRL's table of completions, and a run folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CONSOLE_METRICS = re.compile(
 
 
 def few_in(callback_class: Any) -> TrainerCallback:
-    """Build a callback like `callback_class`, a console callback of transformers, that prints only a few of the metrics."""
+    """Build a callback like `callback_class` (for the console) that prints only a few of the metrics."""
 
     class Few(callback_class):
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
@@ -38,7 +38,7 @@ def few_in(callback_class: Any) -> TrainerCallback:
 
 
 def log_credit(logs: Mapping[str, Any], credit: Credit, present_nk: Bool[Tensor, "n k"], scheme: Scheme) -> str:
-    """Replace the advantage in TRL's table of completions by the credit of each block and the sum of all credit."""
+    """In TRL's table of completions, replace the advantage by the credit: the sum and each block's."""
     missing_columns = [name for name in ("advantages", "extra") if name not in logs]
     if missing_columns:
         return (
@@ -57,7 +57,7 @@ def log_credit(logs: Mapping[str, Any], credit: Credit, present_nk: Bool[Tensor,
 
 
 def steps_per_batch(args: GRPOConfig) -> int:
-    """Return the number of optimizer steps per generation batch; refuse a batch that fills no whole number of steps."""
+    """Return the number of optimizer steps per generation batch. Refuse a batch that does not fill whole steps."""
     pass_count = args.num_iterations
     micro_batch_count = args.steps_per_generation or 1
     if pass_count < 1 or (micro_batch_count * pass_count) % args.gradient_accumulation_steps:
@@ -83,7 +83,7 @@ class BatchCallback(TrainerCallback):
         self._started = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Add up the time of optimizer steps; after the last step of a generation batch, write the batch's rollouts."""
+        """Add up the time of optimizer steps. After the last step of a generation batch, write its rollouts."""
         self.step_seconds += time.perf_counter() - self._started
         if state.global_step % self.per_batch:
             return
@@ -96,11 +96,11 @@ class BatchCallback(TrainerCallback):
                 self.folder.write_rollouts(rollouts_of_ranks, step=batch_number)
 
     def batch_ended(self, step: int, rollouts: Rollouts | None) -> None:
-        """Do nothing: a hook for subclasses, called in every process after the last step of a generation batch."""
+        """Do nothing. Subclasses may act here, in every process, after the last step of a generation batch."""
 
 
 class Keeping(BatchCallback):
-    """Writes the run folder of a `SpanGRPOTrainer` into its `output_dir`, with one line of metrics per generation batch."""
+    """Writes the run folder of a `SpanGRPOTrainer` into its `output_dir`. Each generation batch gets a line of metrics."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
@@ -109,7 +109,7 @@ class Keeping(BatchCallback):
         super().__init__(self.record.folder, per_batch=steps_per_batch(args), keep_rollouts=args.keep_rollouts)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begin or continue the run folder; every process first refuses a folder that holds another run."""
+        """Begin or continue the run folder. First, every process refuses a folder that holds another run."""
         first_batch_number = state.global_step // self.per_batch
         group_size = args.num_generations or 1
         recipe = self.record.recipe(
@@ -141,6 +141,6 @@ class Keeping(BatchCallback):
             self.record.add(step, self.trainer.last_metrics)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
-        """Add the metrics that TRL logs at a step to the line of the step's generation batch in `metrics.jsonl`."""
+        """Add the metrics of TRL's log line to the line of the same generation batch in `metrics.jsonl`."""
         if state.is_world_process_zero and logs and "loss" in logs:
             self.record.add(-(-state.global_step // self.per_batch), logs)

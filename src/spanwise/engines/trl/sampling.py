@@ -1,4 +1,4 @@
-"""Dynamic sampling: before training on a batch, replace groups that teach nothing by groups of other prompts.
+"""Dynamic sampling: replace groups without learning signal before training on a batch.
 
 DAPO (Yu et al. 2025, arXiv 2503.14476, section 3.2) drops groups whose completions all have the same reward. With several
 objectives a group is useless if no block gets credit, or, if the user prefers, if one objective's reward is the same for all.
@@ -18,12 +18,12 @@ from torch import Tensor
 from spanwise.errors import SpanwiseError, check_known, refuse
 from spanwise.scheme import Scheme
 
-#: The value of `dynamic_sampling` under which a group is replaced if none of its blocks gets credit.
+#: The value of `dynamic_sampling` that replaces a group if none of its blocks gets credit.
 CREDIT = "credit"
 
 
 def check_sampling(args: Any, scheme: Scheme, *, dataset: Any, options: Mapping[str, Any], modes: Sequence[Any]) -> None:
-    """Refuse dynamic sampling if useless groups cannot be recognised right after sampling, or cannot be replaced."""
+    """Refuse dynamic sampling if useless groups cannot be recognised in time, or cannot be replaced."""
     criterion = getattr(args, "dynamic_sampling", None)
     if criterion is None:
         return
@@ -56,17 +56,17 @@ def check_sampling(args: Any, scheme: Scheme, *, dataset: Any, options: Mapping[
 
 
 class DynamicSampling:
-    """Replaces groups that teach nothing in a generation batch, in at most `rounds` rounds of sampling."""
+    """Replaces a generation batch's groups that teach nothing, in at most `rounds` rounds of sampling."""
 
     def __init__(self, trainer: Any, criterion: str, rounds: int) -> None:
         self.trainer, self.criterion, self.rounds = trainer, criterion, rounds
-        # metrics of the last batch: sampled groups divided by needed groups, and the share of groups that teach nothing
+        # the last batch's sampled groups per needed group, and share of groups that teach nothing
         self.metrics: dict[str, float] = {}
-        # the completion ids of the last batch if its rewards are already computed, because no group was sampled again
+        # the last batch's completion ids, if its rewards are known because no group was sampled again
         self.scored: Any = None
 
     def fill(self, outputs: tuple[Any, ...], prompts: list[Any], rows: list[dict[str, Any]]) -> tuple[Any, ...]:
-        """Replace the groups of a generated batch that teach nothing; this changes `prompts` and `rows` in place."""
+        """Replace the groups of a generated batch that teach nothing. Changes `prompts` and `rows` in place."""
         group_size = self.trainer.num_generations
         fresh_rows = self._fresh_rows()
         is_useful_g = self._useful(outputs, prompts, rows)
@@ -99,7 +99,7 @@ class DynamicSampling:
         return outputs
 
     def _useful(self, generated: tuple[Any, ...], prompts: list[Any], rows: list[dict[str, Any]]) -> Bool[Tensor, " g"]:
-        """Return for each sampled group whether a completion gets credit or, if `criterion` is an objective, rewards differ."""
+        """Return for each group whether it is useful: a completion gets credit, or rewards differ."""
         extra_fields = next((part for part in generated if isinstance(part, dict)), {})
         for n, row in enumerate(rows):
             row.update({name: values[n] if isinstance(values, list) else values for name, values in extra_fields.items()})
@@ -131,7 +131,7 @@ class DynamicSampling:
 
 
 def _replaced(old: Any, new: Any, old_rows: range, new_rows: range) -> Any:
-    """Replace the rows `old_rows` of `old` by the rows `new_rows` of `new`; both are outputs of TRL's `_generate`."""
+    """Replace rows `old_rows` of `old` by rows `new_rows` of `new`. Both are outputs of TRL's `_generate`."""
     if isinstance(old, dict):
         row_lists = {name: values for name, values in old.items() if isinstance(values, list)}
         return {**old, **{name: _replaced(values, new[name], old_rows, new_rows) for name, values in row_lists.items()}}

@@ -42,11 +42,11 @@ from spanwise.step import Ranks, ReadBatch, Step, wider
 
 #: The arguments of TRL's reward functions besides prompts, completions and dataset columns.
 _TRL_KWARGS = ("trainer_state", "log_extra", "log_metric", "environments")
-#: The fields of `Batch` that are known when TRL calls reward functions, before it computes log-probabilities.
+#: The `Batch` fields known when TRL calls reward functions. Log-probabilities come later.
 AT_READ = ("group_n", "ids_nt", "mask_nt", "columns", "steps")
 #: The fields of `Batch` that TRL fills in.
 PROVIDES = (*AT_READ, "logp_nt")
-#: Arguments that a resumed run must not change: the run would become two different runs, or the change would have no effect.
+#: Arguments that a resumed run must keep. A change would split the run in two, or have no effect.
 _LASTING = (
     "seed", "data_seed", "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2",
     "max_grad_norm", "beta", "epsilon", "epsilon_high", "delta", "loss_type", "num_iterations", "num_generations",
@@ -56,7 +56,7 @@ _LASTING = (
 
 
 class SpanGRPOTrainer(GRPOTrainer):
-    """TRL's `GRPOTrainer` with the credit of a scheme: every span of a completion gets an advantage of its own.
+    """TRL's `GRPOTrainer` with the credit of a scheme: every span gets an advantage of its own.
 
     Generation, vLLM, tools, PEFT, accelerate, logging and resuming work as in TRL. The `scheme` decides the blocks, rewards and
     comparisons. The loss of every supported `loss_type` becomes the mean over completions of the sum over tokens of
@@ -141,11 +141,11 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._done: set[str] = set()
         # With these options TRL masks further tokens inside its loss, so the check `canary` would fail.
         trl_masks_tokens = args.off_policy_mask_threshold is not None or args.top_entropy_quantile < 1.0
-        # The canary checks once that TRL's loss weighs each token with its advantage; the DPPO loss is not TRL's.
+        # The canary checks once that TRL's loss weighs each token with its advantage. The DPPO loss is not TRL's.
         self._canary_due = getattr(args, "canary", True) and not trl_masks_tokens and args.loss_type not in fold.DPPO
         self._logps: Tensor | None = None
         self._loss_inputs: dict[str, Any] = {}  # the inputs of the loss that TRL is computing; empty at other times
-        # TRL's importance_sampling_level "sequence" averages the advantages of a completion, so TRL always works at level "token".
+        # At importance_sampling_level "sequence", TRL averages a completion's advantages. So TRL always gets level "token".
         self._ratio_level = args.importance_sampling_level
         args.importance_sampling_level = "token"
         try:
@@ -193,7 +193,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         return getattr(self.processing_class, "tokenizer", self.processing_class)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
-        """Run TRL's training, from the newest checkpoint if asked, and complete the run folder even if training fails."""
+        """Run TRL's training, on request from the newest checkpoint. Complete the run folder even after an error."""
         compared_settings = self._lasting if self.settings is None else None
         checkpoint = whole_checkpoint(self.args, resume_from_checkpoint, compared_settings)
         run_writer = self.keeping if self.accelerator.is_main_process else None
@@ -209,12 +209,12 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     @property
     def _lasting(self) -> dict[str, Any]:
-        """The settings that a resumed run must not change: the rule of credit, the critic, and some of TRL's arguments."""
+        """The settings that a resumed run must keep: rule of credit, critic, and some TRL arguments."""
         critic_settings = {} if self.critic is None else {"critic": vars(self.critic.config)}
         return {**self.scheme.plain(), **critic_settings, **{name: getattr(self.args, name, None) for name in _LASTING}}
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Write TRL's checkpoint and a list of its files, which marks it as complete, and only then delete older checkpoints."""
+        """Write TRL's checkpoint, then a list of its files, which marks it as complete. Then delete older checkpoints."""
         folder = Path(self._get_output_dir(trial=trial))
         checkpoint = folder / f"checkpoint-{self.state.global_step}"
         if self.args.should_save:
@@ -270,7 +270,7 @@ class SpanGRPOTrainer(GRPOTrainer):
             restore_estimator(self.scheme, read_manifest(Path(checkpoint))["estimator"], Path(checkpoint))
 
     def _reward_function(self, name: str) -> Any:
-        """Build a reward function for TRL to call, which stores its arguments and returns zeros that nothing uses."""
+        """Build a reward function for TRL, which stores its arguments and returns zeros that nothing uses."""
 
         def reward(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
             text_columns = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids}
@@ -313,7 +313,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         return generated_outputs
 
     def _check_prompt_ends(self, prompt_ids: Any) -> None:
-        """Refuse a prompt of the first batch that does not fit what the layout says is prefilled; warn of a later one, once."""
+        """Refuse a prompt of the first batch that does not fit the layout's `prefilled` tag. Later, warn once."""
         is_first_batch = self._is_first_time("prompts")
         for last_ids in dict.fromkeys(tuple(ids)[-64:] for ids in prompt_ids):
             prompt_end = self._text_tokenizer.decode(list(last_ids), skip_special_tokens=False)
@@ -345,8 +345,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         return reward_nm
 
     def _logged_rewards(self, read_batch: ReadBatch) -> Tensor:
-        """Return the rewards of the completions of all processes for TRL's log, one column per objective."""
-        # The log counts a missing reward as `if_missing`; to leave it out of the mean would make omission look good.
+        """Return the rewards of all processes' completions for TRL's log, one column per objective."""
+        # The log counts a missing reward as `if_missing`. Without it, leaving out blocks would raise the mean.
         return read_batch.everyone.worth_nm(self.scheme).to(self.accelerator.device)
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
@@ -407,12 +407,12 @@ class SpanGRPOTrainer(GRPOTrainer):
         return output
 
     def sample_rollouts(self, prompts: Sequence[Mapping[str, Any]]) -> Rollouts:
-        """Sample and credit a group of completions per dataset row, without effect on the training; for one process only."""
+        """Sample and credit a group of completions per dataset row, without effect on training. For one process only."""
         was_training = self.model.training
         old_rollouts = self.last_rollouts
         old_step = self.step
         old_logs = self._logs
-        # A `Step` gives each warning only once, so these samples must not use up the warnings of the training's `Step`.
+        # A `Step` gives each warning once. These samples must not use up the warnings of the training's `Step`.
         self.step, self._logs = Step(self.scheme, old_step.vocabulary), copy.deepcopy(old_logs)
         self.model.eval()
         try:
@@ -445,12 +445,12 @@ class SpanGRPOTrainer(GRPOTrainer):
         return is_first
 
     def _note(self, metrics: Mapping[str, float]) -> None:
-        """Add metrics to TRL's next log line, which shows their means over the batches since the last line."""
+        """Add metrics to TRL's next log line, which shows their means since the last line."""
         for name, value in metrics.items():
             self._metrics["train" if self.model.training else "eval"][name].append(value)
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Tensor:
-        """Compute TRL's loss with advantages scaled to undo its normaliser, and add the terms of KL, DPPO and modes."""
+        """Compute TRL's loss with scaled advantages, to undo its normaliser. Add the terms of KL, DPPO and modes."""
         is_training = self.model.training
         if is_training and self._waits:
             return next(weight for weight in model.parameters() if weight.requires_grad).sum() * 0.0
@@ -538,7 +538,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         return any(part.waits for part in self.parts.values())
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """Run TRL's training step, and remove the policy's gradients while only a mode such as the critic trains."""
+        """Run TRL's training step. Remove the policy's gradients while only the critic (or another mode) trains."""
         loss = super().training_step(model, inputs, num_items_in_batch)
         if self._waits:
             model.zero_grad(set_to_none=True)  # AdamW would still decay weights if their gradients were 0 instead of None

@@ -1,4 +1,4 @@
-"""Pack blocks and rewards as text in verl's reward workers, and turn the text into advantages in verl's trainer.
+"""Pack blocks and rewards as text in verl's reward workers, and unpack them in verl's trainer.
 
 This module imports nothing of verl. Every token-level loss of verl depends on the advantage as A f(sign A, ratio). So a positive
 factor on A (`loss_factor`) scales the token's loss, and undoes the divisor of `actor.loss_agg_mode` without a copy of the loss.
@@ -30,14 +30,14 @@ from spanwise.types import Spans
 
 #: The key of the packed text in verl's `reward_extra_info`.
 KEY = "spanwise"
-#: The supported values of `actor.loss_agg_mode`: spanwise can undo their division by scaling advantages.
+#: The supported values of `actor.loss_agg_mode`. Scaled advantages undo the division of each.
 MODES = ("seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "token-mean", "token-sum")
 USE = f"Use actor_rollout_ref.actor.loss_agg_mode={MODES[0]}."
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What verl's trainer knows of each row of a batch: packed blocks and rewards, its rollout, and numbers per token."""
+    """A batch's rows in verl's trainer: packed blocks and rewards, rollouts, numbers per token."""
 
     packed: Sequence[Any]  # the text of the row's rollout, which `pack` wrote; padding rows may hold anything
     session: Sequence[Any] | None = None  # the rollout id of each row; None: every row is a rollout
@@ -59,7 +59,7 @@ class Rows:
 
 
 def pack(reading: Reading, length_n: Sequence[int], *, masked: bool, turns: Turns | None = None, anchor: Any = None) -> str:
-    """Pack a rollout's blocks and rewards as text, because verl's V0 trainer carries no other data of uneven length."""
+    """Pack a rollout's blocks and rewards as text. verl's V0 trainer carries no other data of uneven length."""
     assert reading.spans is not None, "only a reading from another process lacks spans"
     block_nt = reading.spans.block_nt
     note_nm = reading.scores.note_nm
@@ -80,7 +80,7 @@ def pack(reading: Reading, length_n: Sequence[int], *, masked: bool, turns: Turn
 
 
 def _as_json(state: Any) -> Any:
-    """Convert an array in a turn's state to a list; refuse any other object that JSON cannot store."""
+    """Convert an array in a turn's state to a list. Refuse any other object that JSON cannot store."""
     if hasattr(state, "tolist"):
         return state.tolist()
     raise RecipeError(
@@ -196,7 +196,7 @@ def _hashable(state: Any) -> Any:
 
 
 class Credited(NamedTuple):
-    """The advantages of a batch, the targets of its critic (None: no critic), and the result of the step."""
+    """A batch's advantages, its critic's targets (None: no critic), and the result of the step."""
 
     adv_nt: Float[Tensor, "n t"]
     return_nt: Float[Tensor, "n t"] | None
@@ -204,7 +204,7 @@ class Credited(NamedTuple):
 
 
 def read_rows(rows: Rows, uids: Sequence[Any], step: Step) -> tuple[UnpackedBatch, ReadBatch]:
-    """Unpack the blocks and rewards of a batch, and also return them as a `ReadBatch` without `spans`."""
+    """Unpack the blocks and rewards of a batch. Return them also as a `ReadBatch` without `spans`."""
     group_n = group_index([uids[n] for n in rows.real])
     all_output_numbers = rows.output_number or [0] * len(rows.packed)
     output_numbers = [all_output_numbers[n] for n in rows.real]
@@ -231,7 +231,7 @@ def credited(
     fields: Mapping[str, Tensor] = {},  # fields that modes add to the `Batch`
     dtype: torch.dtype = torch.float32,
 ) -> Credited:
-    """Compute the advantages of a batch and the targets of its critic, with 0 at masked tokens and in padding rows."""
+    """Compute the advantages of a batch and its critic's targets. Masked tokens and padding rows get 0."""
     scheme = step.scheme
     real_indices = rows.real
     unpacked_batch, scored_rows = read_rows(rows, uids, step)
@@ -308,7 +308,7 @@ def loss_factor(
     rows: int | None = None,
     horizon: int | float | None = None,
 ) -> Float[Tensor, "n 1"]:
-    """Compute the factor on advantages that makes verl's loss sum over tokens and average over rollouts."""
+    """Return the factors on advantages that make verl's loss sum over tokens and average over rollouts."""
     token_count_n1 = mask_nt.sum(dim=1, keepdim=True).float()
     row_count = rows or len(mask_nt)
     if mode == "token-mean" and row_count > mini_batch:

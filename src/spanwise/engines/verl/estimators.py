@@ -18,13 +18,13 @@ from spanwise.mode import Mode, part_class
 from spanwise.modes import MODES
 
 CreditFunction = Callable[[Sequence[Any], Tensor], tuple[Tensor, Tensor]]
-#: The function that computes advantages and returns for the estimator `spanwise`; the trainer sets it.
+#: The function that computes advantages and returns for the estimator `spanwise`. The trainer sets it.
 CREDIT_FUNCTION: ContextVar[CreditFunction | None] = ContextVar("credit_function", default=None)
 
 
 @contextmanager
 def carrying(compute_credit: CreditFunction) -> Iterator[None]:
-    """Inside a `with` block, let verl's estimator `spanwise` get advantages and returns from `compute_credit`."""
+    """Inside a `with` block, let `compute_credit` compute advantages for verl's estimator `spanwise`."""
     reset_token = CREDIT_FUNCTION.set(compute_credit)
     try:
         yield
@@ -33,7 +33,7 @@ def carrying(compute_credit: CreditFunction) -> Iterator[None]:
 
 
 def attach(core_algos: Any) -> None:
-    """Register spanwise's estimators and policy losses with verl's `core_algos`; existing names stay as they are."""
+    """Register spanwise's estimators and policy losses with verl's `core_algos`. Existing names stay as they are."""
     for name, function in {**outcome_estimators(), "spanwise": recipe_advantages}.items():
         if name not in core_algos.ADV_ESTIMATOR_REGISTRY:
             core_algos.register_adv_est(name)(function)
@@ -48,7 +48,7 @@ def attach(core_algos: Any) -> None:
 
 
 def loss_of(mode: Mode | type[Mode], name: str) -> str:
-    """Return the name under which verl finds the sum of its policy loss `name` and a mode's own loss."""
+    """Return the name under which verl finds the sum of its policy loss `name` and a mode's loss."""
     return f"spanwise_{mode.name}_{name}"
 
 
@@ -62,7 +62,7 @@ def _with_mode(
     advantages: Tensor,
     **rest: Any,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """Return the sum of a policy loss of verl and a mode's own loss, which is averaged over rows."""
+    """Return the sum of a policy loss of verl and a mode's loss, which is averaged over rows."""
     old_logp_nt, adv_nt, mode_loss_nt = split_loss(log_prob, old_log_prob, advantages, rest["response_mask"])
     policy_loss, metrics = loss(old_log_prob=old_logp_nt, log_prob=log_prob, advantages=adv_nt, **rest)
     agg_options = {"loss_agg_mode": "seq-mean-token-sum", **rest["config"].global_batch_info}
@@ -94,7 +94,7 @@ def _aspo(
     config: Any = None,
     rollout_is_weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """Compute the loss ASPO (`spanwise.losses.aspo`) as a policy loss of verl, with verl's `clip_ratio_c` as its cap."""
+    """Compute the policy loss ASPO (`spanwise.losses.aspo`) for verl. verl's `clip_ratio_c` is its cap."""
     mask_nt = response_mask.bool()
     low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
     high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high

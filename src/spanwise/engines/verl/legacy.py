@@ -1,4 +1,4 @@
-"""Wrap verl's V0 trainer (`trainer.use_v1=False`), which gets the blocks and rewards of each row as one text."""
+"""Wrap verl's V0 trainer (`trainer.use_v1=False`), where blocks and rewards travel as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wrap verl's agent loop, so that reward workers get response masks, and a mode such as laser can append its token."""
+"""Wrap verl's agent loop, to send response masks and to append the token of a mode (laser)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 from spanwise.engines.verl.plugin import around
 from spanwise.engines.verl.settings import parts_in, scheme_in
 
-#: The key of `extra_fields` under which an agent loop's output carries its response mask to the reward worker.
+#: The `extra_fields` key under which an agent loop sends its response mask to reward workers.
 KEY = "spanwise_mask"
 
 
 def attach(agent_loop: Any) -> None:
-    """Let verl send response masks to the reward workers, and then append the token of a mode such as laser."""
+    """Let verl send response masks to the reward workers, then append the token of a mode (laser)."""
 
     @around(agent_loop.AgentLoopWorker, "_compute_score")
     async def compute_score(original: Any, self: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The entry point `verl.plugins`, which every verl process loads while verl itself is only half imported.
+"""The entry point `verl.plugins`. Every verl process loads it while verl itself is only half imported.
 
 So this module imports nothing of verl. Each part of the adapter waits for its module of verl and runs once that is imported, so a
 rollout server that never uses advantages pays nothing. verl hides errors of plug-ins, so this module prints them on stderr.
@@ -25,12 +25,12 @@ PATCHES = {
     "verl.trainer.ppo.ray_trainer": "legacy",
     "verl.experimental.agent_loop.agent_loop": "masks",
 }
-#: Maps modules of this package that failed to attach to verl to their errors, which `spanwise doctor` shows.
+#: Maps modules of this package that could not attach to verl to their errors. `spanwise doctor` shows them.
 FAULTS: dict[str, str] = {}
 
 
 def register() -> None:
-    """Patch the modules of verl that spanwise adapts, now or once verl imports them; a second call does nothing."""
+    """Patch the verl modules that spanwise adapts, now or after verl imports them. A second call does nothing."""
     verl_version = getattr(sys.modules.get("verl"), "__version__", "unknown")
     if verl_version != "unknown":
         say(untested("verl", verl_version))
@@ -43,7 +43,7 @@ def register() -> None:
 
 
 def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
-    """Return a decorator that replaces `owner.name`, at most once, by the decorated function, which gets the original first."""
+    """Return a decorator that replaces `owner.name` once. The new function gets the original as first argument."""
     original_function = getattr(owner, name)
 
     def wrap(function: Callable[..., Any]) -> None:
@@ -88,7 +88,7 @@ def _attach(module: ModuleType) -> None:
 
 
 def say(*sentences: str | None) -> None:
-    """Print each sentence and also issue it as a warning, because Ray and verl each swallow one of the two."""
+    """Print each sentence and issue it as a warning. Ray swallows one of the two, verl the other."""
     for sentence in filter(None, sentences):
         print(f"[spanwise] {sentence}", file=sys.stderr, flush=True)
         warnings.warn(sentence, UserWarning, stacklevel=3)

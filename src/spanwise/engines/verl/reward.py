@@ -1,4 +1,4 @@
-"""`SpanRewardManager`: finds and scores the blocks of completions in verl's reward workers, and packs the result as text."""
+"""`SpanRewardManager`: find and score blocks in verl's reward workers, and pack the result as text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from spanwise.types import Scores
 
 
 class SpanRewardManager(RewardManagerBase):
-    """Scores completions with the recipe in `algorithm.spanwise.recipe`, and packs their blocks and rewards as text."""
+    """Scores completions by the recipe in `algorithm.spanwise.recipe`. Packs their blocks and rewards as text."""
 
     def __init__(self, config: Any, tokenizer: Any, compute_score: Any = None, **router: Any) -> None:
         super().__init__(config, tokenizer, compute_score)
@@ -41,7 +41,7 @@ class SpanRewardManager(RewardManagerBase):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spanwise-reward")
 
     async def run_single(self, data: Any) -> dict[str, Any]:
-        """Score one rollout, whose outputs are the rows of `data`; slow rewards of many rollouts are awaited together."""
+        """Score one rollout, whose outputs are the rows of `data`. Slow rewards of many rollouts run concurrently."""
 
         def in_thread(function: Any, *arguments: Any) -> Any:
             return asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
@@ -57,7 +57,7 @@ class SpanRewardManager(RewardManagerBase):
         return await in_thread(self._packed, scored_batch, rollout_batch, length_n, has_masks)
 
     def _batch(self, data: Any, own_result: dict[str, Any] | None) -> tuple[Batch, list[int], bool]:
-        """Return a rollout's outputs as a batch, their lengths, and whether all have a mask of their sampled tokens."""
+        """Return a rollout's outputs as a batch, their lengths, and whether each has a mask of sampled tokens."""
         ids_nt = data.batch["responses"]
         attention_nt = data.batch["attention_mask"][:, -ids_nt.shape[1] :]
         length_n = attention_nt.sum(dim=1).tolist()
@@ -69,7 +69,7 @@ class SpanRewardManager(RewardManagerBase):
         columns = self._columns(field_dicts, ids)
         if own_result is not None:  # verl's own reward managers score only the last output
             own_values = own_result.get("reward_extra_info", {})
-            # Other rewards read the dataset's columns, such as the gold answer, so values that no objective pays replace none.
+            # Other rewards read dataset columns, such as the gold answer. Only values that an objective pays replace them.
             new_values = {name: value for name, value in own_values.items() if name not in (*columns, "answer")}
             paid_values = {name: own_values[name] for name in self.own_columns & own_values.keys()}
             reward_columns = {**new_values, **paid_values, "environment": own_result["reward_score"]}
@@ -81,7 +81,7 @@ class SpanRewardManager(RewardManagerBase):
         return batch, length_n, all(mask is not None for mask in given_masks)
 
     def _packed(self, read_batch: ReadBatch, batch: Batch, length_n: list[int], masked: bool) -> dict[str, Any]:
-        """Return the result of a rollout for verl: its total reward, a reward per objective, and the packed text."""
+        """Return verl's result for a rollout: total reward, reward per objective, and the packed text."""
         anchor_s = None  # only methods that compare turns by state need states
         if "anchor_s" in self.scheme.entry.inputs:
             anchor_s = batch.columns.get("anchor")
@@ -123,7 +123,7 @@ def _hash_rewards(scores: Scores, objectives: Sequence[Objective]) -> float:
 
 
 def _own_manager(config: Any, used_columns: set[str], tokenizer: Any, router: dict[str, Any]) -> Any:
-    """Load the verl reward manager that the user configured; None if the recipe uses none of its results."""
+    """Load the verl reward manager that the user configured. None if the recipe uses none of its results."""
     manager_config = config.algorithm.spanwise.get(OWN_MANAGER)
     if manager_config is None or not used_columns:
         return None

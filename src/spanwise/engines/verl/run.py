@@ -1,4 +1,4 @@
-"""`VerlRun`, which computes a recipe's credit for a verl trainer's batches and writes the run folder."""
+"""`VerlRun`: compute a recipe's credit for verl's batches, and write the run folder."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _UPDATE = {
 
 
 class Sampled(NamedTuple):
-    """The group ids (uids), prompt tokens, response tokens and gold answers (or None) of all rows, padding included."""
+    """All rows' group ids (uids), prompt and response tokens, and gold answers, padding rows included."""
 
     uids: Sequence[Any]
     prompts: Sequence[Sequence[int]]
@@ -67,7 +67,7 @@ class VerlRun:
         self._vocabulary: Vocabulary | None = None
 
     def credit(self, rows: Rows, number: int, uids: Sequence[Any], mask_nt: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the advantages of a batch, scaled to undo the normaliser of verl's loss, and the critic's targets."""
+        """Compute a batch's advantages and critic targets. Scaling undoes the normaliser of verl's loss."""
         real_indices = rows.real
         mode_fields, all_mode_metrics = {}, {}
         for name, part in self.parts.items():
@@ -89,13 +89,13 @@ class VerlRun:
 
     @property
     def allows_chunks(self) -> bool:
-        """True if advantages can be computed in chunks of rows, because nothing needs all tokens of the batch at once."""
+        """True if nothing needs all tokens of a batch at once, so advantages can be computed in chunks."""
         correction_config = self.config.algorithm.get("rollout_correction") or {}
         needs_tokens = self.tokens or self.parts or "mask_nt" in self.scheme.needs
         return not (needs_tokens or self.record or correction_config.get("rollout_is_batch_normalize"))
 
     def credit_rows(self, rows: Rows, uids: Sequence[Any]) -> ChunkedCredit:
-        """Compute the credit of a batch before its tokens are fetched; `credit_chunk` turns it into advantages."""
+        """Compute the credit of a batch before its tokens are fetched. `credit_chunk` turns it into advantages."""
         chunked_credit = ChunkedCredit.of(rows, uids, self.step)
         say(*chunked_credit.batch.warnings)
         return chunked_credit
@@ -107,7 +107,7 @@ class VerlRun:
         return adv_nt, adv_nt
 
     def _loss_factor(self, rows: Rows, mask_nt: Tensor, reading: Reading) -> Tensor:
-        """Compute the factor on the advantages of all or some rows that undoes the normaliser of verl's loss."""
+        """Return the factors on some rows' advantages that undo the normaliser of verl's loss."""
         token_count = int(mask_nt.sum())  # verl's V0 trainer divides its loss by the tokens left after rejection sampling
         if rows.session is not None:  # a V1 trainer divides by all sampled tokens
             token_count = int(reading.length_nk.sum())
@@ -121,7 +121,7 @@ class VerlRun:
             write_text(checkpoint_folder / MEMORY, json.dumps(estimator.state_dict()))
 
     def load_memory(self, step: int) -> None:
-        """Load the state of a credit method that remembers earlier batches from the checkpoint that verl has just loaded."""
+        """Load the state of a credit method that remembers earlier batches, from verl's checkpoint."""
         if step == 0 or not self.scheme.entry.stateful:
             return
         trainer = self.config.trainer
@@ -135,7 +135,7 @@ class VerlRun:
 
     @contextmanager
     def training(self, trainer: Any, *, done: int | None = None) -> Iterator[None]:
-        """Lock the run folder during training; unless `done` (the finished steps) is None, refuse a folder of another run."""
+        """Lock the run folder during training. Refuse a folder of another run, unless `done` (finished steps) is None."""
         if self.record is None:
             yield
             return
@@ -145,7 +145,7 @@ class VerlRun:
             yield
 
     def keep(self, trainer: Any, rows: Rows, sampled: Callable[[], Sampled]) -> None:
-        """Write the metrics of the last credited batch, and its rollouts if they are due, to the run folder."""
+        """Write the last credited batch's metrics, and its rollouts if due, to the run folder."""
         if self.record is None or self.result is None:
             return
         step_result = self.result
@@ -159,7 +159,7 @@ class VerlRun:
             ids_nt = scored_batch.take(sampled_rows.ids_nt[rows.real])
             if self._vocabulary is None:
                 self._vocabulary = vocabulary_of(self.config, tokenizer)
-            # Reward workers send the places of blocks without their texts, so find the texts in the tokens again.
+            # Reward workers send the blocks' places without texts. Find the texts in the tokens again.
             found_spans, block_text = find_blocks(
                 ids_nt, scored_batch.spans.block_nt >= 0, layout=self.scheme.layout, vocabulary=self._vocabulary
             )
@@ -172,7 +172,7 @@ class VerlRun:
             reading = replace(scored_batch.reading, text=block_text)
             batch = replace(scored_batch.batch, ids_nt=ids_nt)
             completed_batch = replace(scored_batch, batch=batch, reading=reading)
-            # `prompt_texts` takes the prompt from a uid's first row, which must be a rollout's first output.
+            # `prompt_texts` takes the prompt from a uid's first row. This must be a rollout's first output.
             output_numbers = rows.output_number or [0] * len(rows.packed)
             row_order = sorted(rows.real, key=lambda n: output_numbers[n])
             uids = [sampled_rows.uids[n] for n in row_order]

@@ -1,4 +1,4 @@
-"""Check that verl's configuration works with a recipe of spanwise, and set the options that the recipe decides."""
+"""Check that verl's configuration works with a recipe, and set the options that the recipe decides."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from spanwise.recipe import RecipeRule
 from spanwise.scheme import Scheme
 from spanwise.score.reward import built_in
 
-#: spanwise's reward manager, as verl's option `reward.reward_manager` names it: source, module and class.
+#: spanwise's reward manager for `reward.reward_manager`: source, module and class.
 MANAGER = ("importlib", "pkg://spanwise.engines.verl.reward", "SpanRewardManager")
-#: The field of `algorithm.spanwise` that stores the user's own reward manager, for the reward `environment`.
+#: The field of `algorithm.spanwise` with the user's own reward manager (reward `environment`).
 OWN_MANAGER = "own_manager"
 _FILTER = "algorithm.filter_groups"
-#: The metric by which verl filters a group out only if all rewards of the group's completions are equal.
+#: With this filter metric, verl drops a group only if all rewards of its completions are equal.
 ANY_REWARD = "any_reward"
-#: The fields of `algorithm.spanwise` that a user may set if verl's advantage estimator is `spanwise`.
+#: The fields of `algorithm.spanwise` that a user may set under the estimator `spanwise`.
 _KNOWN = ("recipe", "folder", "keep_rollouts", "report")
 _UNUSED = "No objective uses this reward. Add {reward: environment, pays: [...]} to the recipe, or remove this setting."
-#: Options of verl that would change the credit or do nothing, each with its required value and the reason.
+#: Maps verl options to (required value, reason). Other values change the credit or do nothing.
 _FIXED: dict[str, tuple[Any, str]] = {
     "algorithm.use_kl_in_reward": (
         False,
@@ -45,7 +45,7 @@ _FIXED: dict[str, tuple[Any, str]] = {
 
 
 def attach(trainer_class: Any) -> None:
-    """Let a trainer class of verl train with a recipe if the estimator is `spanwise`, and leave other runs unchanged."""
+    """Let a verl trainer class train with a recipe if the estimator is `spanwise`. Other runs stay unchanged."""
     trainer_class.spanwise = None  # a trainer that trains with a recipe has a `VerlRun` here
     trainer_class.latest = getattr(trainer_class, "latest", None)  # the newest trainer, for functions that get no trainer
 
@@ -89,7 +89,7 @@ def attach(trainer_class: Any) -> None:
 
 
 def prepare(config: Any) -> VerlRun:
-    """Load the recipe, refuse verl's settings that do not work with it, and set verl's reward manager and loss."""
+    """Load the recipe and refuse verl settings that do not work with it. Set verl's reward manager and loss."""
     rule, discount_notes = _rule_in(config)
     recipe, scheme = rule
     actor_config = config.actor_rollout_ref.actor
@@ -111,7 +111,7 @@ def prepare(config: Any) -> VerlRun:
     provided_fields = {"group_n", "columns", "steps", *TOKENS}
     if _trainer_mode(config) == "sync":
         provided_fields |= added_by(scheme.modes, "verl")
-    # verl's reward workers read completions during sampling, before the policy computes log-probabilities.
+    # verl's reward workers read completions before the policy computes log-probabilities.
     scheme.check(provided_fields if has_critic else provided_fields - {"value_nt"}, at_read=provided_fields - {*TOKENS})
     scheme.check_loads("verl")
     change_notes = [_replace_loss_mode(config), _replace_filter_metric(config, scheme)]
@@ -134,7 +134,7 @@ def prepare(config: Any) -> VerlRun:
 
 
 def _replace_loss_mode(config: Any) -> str | None:
-    """Replace verl's `loss_agg_mode` if its divisor cannot be undone; return a sentence about the change, or None."""
+    """Replace verl's `loss_agg_mode` if its divisor cannot be undone. Return a sentence on the change, or None."""
     actor = config.actor_rollout_ref.actor
     is_batch_split = config.data.train_batch_size > actor.ppo_mini_batch_size
     has_several_mini_batches = is_batch_split and _trainer_mode(config) != "separate_async"
@@ -160,7 +160,7 @@ def filter_metric(config: Any) -> str | None:
 
 
 def _replace_filter_metric(config: Any, scheme: Scheme) -> str | None:
-    """Replace verl's filter metric if spanwise's reward manager does not return it; return a note about the filter, or None."""
+    """Replace verl's filter metric if spanwise's reward manager does not return it. Return a note on the filter, or None."""
     metric = filter_metric(config)
     if metric is None or metric == ANY_REWARD:
         return None
@@ -180,7 +180,7 @@ def scheme_in(config: Any) -> Scheme:
 
 
 def _rule_in(config: Any) -> tuple[RecipeRule, list[str]]:
-    """Load the recipe that verl's configuration names; also return notes about the discounts that the configuration sets."""
+    """Load the recipe that verl's configuration names. Also return notes on the discounts in the configuration."""
     recipe_path = (config.algorithm.get("spanwise") or {}).get("recipe")
     return read_rule(
         recipe_path,

@@ -1,4 +1,4 @@
-"""Wrap verl's V1 trainers, which keep the packed blocks and rewards of rows in verl's TransferQueue."""
+"""Wrap verl's V1 trainers. They keep packed blocks and rewards in verl's TransferQueue."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from spanwise.modes.parts import RowPart
 
 #: verl's trainer modes, each of which can train with a recipe.
 MODES = ("sync", "colocate_async", "separate_async")
-#: About how many tokens, padding included, a chunk of rows has whose advantages are computed at once.
+#: The approximate size of a chunk of rows in tokens, padding included. Advantages are computed by chunk.
 CHUNK_TOKENS = 2**21
 
 
 def attach(v1: Any) -> None:
-    """Let verl's V1 trainers train with a recipe; `spanwise_<mode>` becomes a second name of each trainer mode."""
+    """Let verl's V1 trainers train with a recipe. `spanwise_<mode>` becomes a second name of each trainer mode."""
     settings.attach(v1.PPOTrainer)
     trainer_registry = v1.trainer_base.TRAINER_REGISTRY
     for mode in MODES:
@@ -57,7 +57,7 @@ def attach(v1: Any) -> None:
 
 
 def _in_chunks(metrics_class: Any, original: Any, batch: Any, metrics: dict[str, Any], rows: Rows, run: VerlRun) -> Any:
-    """Let verl compute advantages in chunks of rows, because a table of all tokens may be huge; join the chunks' metrics."""
+    """Let verl compute advantages in chunks of rows, because a table of all tokens may be huge. Join the metrics."""
     uids = [uid for uid, _ in rows.session or ()]
     chunked_credit = run.credit_rows(rows, uids)
     credited_chunks = []
@@ -72,7 +72,7 @@ def _in_chunks(metrics_class: Any, original: Any, batch: Any, metrics: dict[str,
 
 
 def rows_of(batch: Any, tokens: Mapping[str, str], parts: Mapping[str, RowPart] | None = None) -> Rows:
-    """Fetch the packed blocks and rewards of the rows of a batch, and the numbers per token that the method needs."""
+    """Fetch a batch's packed blocks and rewards, and the numbers per token that the method needs."""
     response_fields = ["responses", "response_mask"] if parts else []
     fetched_fields = _fetch(batch, "extra_fields", *tokens.values(), *response_fields)
     extra_fields = list(fetched_fields["extra_fields"])  # the TransferQueue may return an array instead of a list
@@ -100,7 +100,7 @@ def _fetch(batch: Any, *fields: str) -> Any:
 
 
 def _write_targets(batch: Any, rows: Rows, targets: Mapping[str, Tensor]) -> None:
-    """In the TransferQueue, set the old log-probability of each token that a mode appended to the token's target."""
+    """For tokens that modes appended, store the target as old log-probability in the TransferQueue."""
     old_logps = _fetch(batch, "old_log_probs")["old_log_probs"]
     old_logp_rows = [row.clone() for row in old_logps.unbind()]
     for name, target_n in targets.items():
@@ -113,7 +113,7 @@ def _write_targets(batch: Any, rows: Rows, targets: Mapping[str, Tensor]) -> Non
 
 
 def sampled_of(batch: Any) -> Sampled:
-    """Fetch prompts, responses and gold answers (if the dataset has any) of a batch from the TransferQueue."""
+    """Fetch a batch's prompts, responses and gold answers (if there are any) from the TransferQueue."""
     fetched_fields = _fetch(batch, "prompts", "responses", "reward_model")
     field_names = set(fetched_fields.keys())  # `in` does not work on a TensorDict
     reward_models = [None] * len(batch.keys)
