@@ -1,4 +1,4 @@
-"""Warn about problems of a batch, a training run or an evaluation, and name the usual cause of each."""
+"""Warn about problems of a batch, a run or an evaluation, and name the usual cause."""
 
 from spanwise.explain.alarms import alarms
 from spanwise.explain.remarks import setup_warnings

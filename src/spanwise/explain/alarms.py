@@ -1,4 +1,4 @@
-"""Find the problems of a run: figures of an evaluation that cannot be trusted, and training batches that teach nothing."""
+"""Find a run's problems: figures that cannot be trusted, and batches without learning signal."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from spanwise.credit_metrics import CREDIT
 from spanwise.metric import Alarm, metrics_in
 from spanwise.registry import registered
 
-#: Calibration figures, which mean nothing if a policy is never right, never answers or always states the same confidence.
+#: Calibration figures. They mean nothing if a policy is never right, never answers or is always equally confident.
 CALIBRATION = ("ece", "brier", "auroc", "mean_confidence", "sharpness")
-OF_SCORE = "laser_"  # the prefix of figures that are computed from the self-rewarding score instead of a stated confidence
+OF_SCORE = "laser_"  # the prefix of figures from the self-rewarding score instead of a stated confidence
 OF_REWARD = "reward/"  # the prefix of evaluation figures that are mean rewards on held-out prompts
-#: The evaluation figures that are computed from the self-rewarding score, by which a policy rates its own answer.
+#: Evaluation figures of the self-rewarding score, a policy's rating of its own answer.
 SCORE_FIGURES = tuple(f"{OF_SCORE}{name}" for name in ("coverage", *CALIBRATION))
 _SCORED = SCORE_FIGURES[1:]
 _OUT_OF_REACH = (
     "Usually laser has not trained the score yet (reasoning_warmup, alpha), or laser.reference belongs to another model or "
     "token."
 )
-#: Pairs of an evaluation figure and its alarm, in order; a figure's warning comes from its first alarm that holds.
+#: Pairs of an evaluation figure and its alarm. A figure's warning comes from its first alarm that holds.
 EVALUATION = (
     ("refusal_rate", Alarm("above", 0.5, "most completions refuse to answer",
         "Usually a wrong answer costs more than no answer, for example if all rewards are summed. Pay answer and confidence "
@@ -95,7 +95,7 @@ def by_sentence(sentences: Mapping[_Key, str]) -> dict[str, list[_Key]]:
 
 
 def later_elements(names: Iterable[str]) -> set[str]:
-    """Return the objectives that reward a later element of a list, such as `name[2]`, which short lists do not have."""
+    """Return the objectives for later elements of a list, such as `name[2]`. Short lists do not have them."""
     all_names = set(names)
     return {name for name in all_names if _LATER.search(name) and _LATER.sub("[0]", name) in all_names}
 
@@ -103,7 +103,7 @@ def later_elements(names: Iterable[str]) -> set[str]:
 def _find_watched(
     batches: Sequence[Mapping[str, Any]], when: Literal["lasting", "overall", "at_end"]
 ) -> Iterator[tuple[str, str, Alarm]]:
-    """Yield the key, the objective or block, and the alarm of each logged metric that has an alarm of the kind `when`."""
+    """Yield (key, objective or block, alarm) of each logged metric with an alarm of kind `when`."""
     mode_metrics = (metric for mode in registered("mode").values() for metric in mode.metrics)
     logged_metrics = list(metrics_in(batches, [*CREDIT, *mode_metrics]))
     later_names = later_elements(name for _, name, _ in logged_metrics)
@@ -114,7 +114,7 @@ def _find_watched(
 
 
 def habits(batches: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return a warning, with its usual cause, for each metric that shows a problem in `IN_A_ROW` or more batches in a row."""
+    """Return a warning for each metric that is wrong in at least `IN_A_ROW` successive batches."""
     sentence_of_metric = {}
     for key, name, alarm in _find_watched(batches, "lasting"):
         if len(run := _longest_run(batches, key, name, alarm)) < IN_A_ROW:
@@ -129,7 +129,7 @@ def habits(batches: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _longest_run(batches: Sequence[Mapping[str, Any]], key: str, name: str, alarm: Alarm) -> list[Mapping[str, Any]]:
-    """Return the most batches in a row in which a metric's alarm holds; a batch without the metric interrupts the row."""
+    """Return the longest run of batches in which a metric's alarm holds. A batch without the metric ends a run."""
     unless_key = alarm.unless.format(name=name)
 
     def holds(line: Mapping[str, Any]) -> bool:
@@ -139,7 +139,7 @@ def _longest_run(batches: Sequence[Mapping[str, Any]], key: str, name: str, alar
 
 
 def batch_alarms(batches: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a warning for each training metric that is wrong for several batches, on average or at the end."""
+    """Return a warning for each training metric that is wrong repeatedly, on average or at the end."""
     sentence_of_metric = habits(batches)
     for key, name, alarm in _find_watched(batches, "overall"):
         metric_values = values_of(batches, key)

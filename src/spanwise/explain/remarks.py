@@ -1,4 +1,4 @@
-"""Warn if training would not do what the user intends: missing tags, absent rewards, blocks left out at no cost."""
+"""Warn about likely mistakes: missing tags, absent rewards, blocks that can be left out for free."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spanwise.score import REWARDS
 from spanwise.segment.census import census_of
 from spanwise.types import Fault, Status, whole_text
 
-#: The text that explains how the tokens of a block share its credit, and what GRPO calls an advantage.
+#: An explanation of how a block's tokens share its credit, and what GRPO calls an advantage.
 SHARING = (
     "A block's tokens share its credit; some methods credit the whole completion as one block. GRPO's advantage is the credit of "
     "the completion: GRPO writes this number at every token and divides the loss by the number of tokens."
@@ -32,7 +32,7 @@ _DRIFT = (
 
 
 def setup_warnings(reading: Reading, scheme: Scheme) -> dict[str, str]:
-    """Warn if completions lack the layout's tags, get no reward, or leave out blocks without a penalty.
+    """Warn if completions lack the layout's tags, get no reward, or omit blocks without a penalty.
 
     An engine says each sentence once (`Watch`): the keys stay the same, the numbers in a sentence do not.
 
@@ -81,7 +81,7 @@ class Watch:
         self._batches: deque[Mapping[str, Any]] = deque(maxlen=IN_A_ROW)
 
     def of_reading(self, reading: Reading) -> tuple[list[str], bool]:
-        """Return a batch's new `setup_warnings`, and whether a missing tag or reward leaves some objective untrained."""
+        """Return a batch's new setup warnings, and whether some objective has no tag or reward to train on."""
         warnings = setup_warnings(reading, self.scheme)
         new_sentences = self._take_new(warnings)
         # Do not warn about the same problems again when the batch's metrics show them.
@@ -95,7 +95,7 @@ class Watch:
         return new_sentences, any(key.startswith(("tags", "scored/")) for key in warnings)
 
     def of_batch(self, batch_metrics: Mapping[str, float], *, step: int | None = None) -> list[str]:
-        """Return the new warnings about problems that last several batches, given the latest batch's metrics."""
+        """Add the metrics of the latest batch. Return new warnings about problems that last several batches."""
         self._batches.append({**({} if step is None else {"step": step}), **batch_metrics})
         return self._take_new(habits(self._batches))
 
@@ -136,7 +136,7 @@ def cut_off(
     *,
     among_n: Bool[Tensor, " n"],
 ) -> tuple[int, str]:
-    """Count the completions that seem cut off, and say what shows it: an unclosed block or a shared largest length."""
+    """Count completions that seem cut off: they end in an open block, or share the largest length."""
     unclosed_count = int((among_n & ((fault_n & int(Fault.TRUNCATED)) != 0)).sum())
     largest_length = int(length_n.max())
     is_longest_n = among_n & (length_n == largest_length)
@@ -169,7 +169,7 @@ def _warn_unscored(objective: Objective, reading: Reading, scheme: Scheme, m: in
 
 
 def _warn_unused(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
-    """Warn about rewards given for a missing block: they are ignored, because the objective's `if_missing` replaces them."""
+    """Warn about rewards of missing blocks. They are ignored, because the objective's `if_missing` replaces them."""
     if reading.scores.unused_nm is None:
         return ""
     unused_n = reading.scores.unused_nm[:, m]
@@ -192,7 +192,7 @@ def _warn_unused(objective: Objective, reading: Reading, scheme: Scheme, m: int)
 
 
 def _warn_large_if_missing(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
-    """Warn if `if_missing`, the reward for a missing block, is over ten times as large as the objective's other rewards."""
+    """Warn if `if_missing`, the reward of a missing block, is over ten times any other reward."""
     reward_n = reading.scores.reward_nm[:, m]
     reward_n = reward_n[~reward_n.isnan()]
     lowest = float(reward_n.min())
@@ -208,7 +208,7 @@ def _warn_large_if_missing(objective: Objective, reading: Reading, scheme: Schem
 
 
 def _warn_free_omission(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
-    """Warn that completions leave out a block, or garble it, at no cost, because the objective's `if_missing` is None."""
+    """Warn that completions omit or garble a block at no cost, because `if_missing` is None."""
     if objective.if_missing is not None:
         return ""
     unparsable_count = int((reading.scores.status_nm[:, m] == int(Status.UNPARSABLE)).sum())
@@ -223,7 +223,7 @@ def _warn_free_omission(objective: Objective, reading: Reading, scheme: Scheme, 
 
 
 def _count_omitted(objective: Objective, reading: Reading, scheme: Scheme) -> int:
-    """Count the completions that leave out all blocks of an objective, if the `if_missing` of no objective punishes it."""
+    """Count the completions that omit all blocks of an objective. 0 if some objective's `if_missing` punishes that."""
     paid_columns = [scheme.layout.names.index(name) for name in objective.pays]
     has_tokens_n = reading.length_nk.sum(dim=1) > 0
     lacks_blocks_n = (reading.length_nk[:, paid_columns] == 0).all(dim=1)
@@ -233,7 +233,7 @@ def _count_omitted(objective: Objective, reading: Reading, scheme: Scheme) -> in
 
 
 def _merge_free_omissions(warnings: dict[str, str], reading: Reading, scheme: Scheme) -> dict[str, str]:
-    """Replace three or more warnings about omitted blocks by one if their objectives have the same reward."""
+    """Merge three or more warnings about omitted blocks if their objectives have the same reward."""
     is_unparsable_nm = reading.scores.status_nm == int(Status.UNPARSABLE)
     free_objectives = [
         objective
@@ -257,7 +257,7 @@ def _merge_free_omissions(warnings: dict[str, str], reading: Reading, scheme: Sc
 
 
 def _warn_zero_lambda(reading: Reading, scheme: Scheme) -> str:
-    """Warn if the length-adaptive GAE lambda is 0 for most completions, so that only their last token sees the reward."""
+    """Warn if the length-adaptive GAE lambda is 0 for most completions. Then only the last token sees the reward."""
     alpha = scheme.options.get("length_adaptive_alpha")
     if alpha is None:
         return ""
@@ -274,5 +274,5 @@ def _warn_zero_lambda(reading: Reading, scheme: Scheme) -> str:
     )
 
 
-#: The checks of an objective that has rewards, in order; only the first check that finds a problem warns.
+#: The checks of an objective that has rewards, in order. Only the first check that finds a problem warns.
 _REWARD_CHECKS = {"unused": _warn_unused, "dear": _warn_large_if_missing, "free": _warn_free_omission}

@@ -1,4 +1,4 @@
-"""Turn rows (dicts) of numbers into Altair charts, without colours and legends, which the report page adds.
+"""Turn rows (dicts) of numbers into Altair charts. The report page adds colours and legends.
 
 None and NaN are not drawn. The key `series` of a row selects the colour, in the order of `names`. As a thin mark is hard to hit,
 each chart has a layer of bands on top; the band under the pointer is highlighted and names the value of every series there.
@@ -18,7 +18,7 @@ Drawn = alt.Chart | alt.LayerChart
 Palette = Literal["series", "verdicts"]
 
 NOTHING = "none"  # what a tooltip shows for a series without a value
-#: The width of every vertical axis with its labels, so that charts above each other are aligned.
+#: One width for all vertical axes with labels, so that charts above each other are aligned.
 _AXIS_WIDTH = 42
 
 
@@ -34,7 +34,7 @@ def curves(
     floor: float | None = None,
     height: int = 225,
 ) -> Drawn:
-    """Draw lines from rows of `x`, `value`, `series`, with a band from `low` to `high`; values below `floor` are cut off."""
+    """Draw lines from rows of `x`, `value`, `series`, with a band from `low` to `high`. Cut off values below `floor`."""
 
     def draw(series_rows: Rows) -> alt.Chart:
         return _chart(series_rows).encode(x=_x("x", x), color=_color(names))
@@ -57,7 +57,7 @@ def curves(
 
 
 def reliability_diagram(rows: Rows, *, by: str = "confidence") -> tuple[Drawn, Drawn]:
-    """Draw accuracy against confidence with the diagonal, and a second chart with the number of answers in each bin."""
+    """Draw accuracy against confidence with the diagonal. A second chart shows the number of answers in each bin."""
     filled_bins = [row for row in rows if row["count"]]
     highest_edge = max((row["high"] for row in rows if is_known(row["high"])), default=1.0)
     confidence_scale = alt.Scale(domain=[0, max(1.04, highest_edge)], nice=False)
@@ -104,14 +104,14 @@ def dodged(rows: Rows, *, names: Sequence[str], y: str) -> Drawn:
 
 
 def fixed_points(rows: Rows, *, names: Sequence[str]) -> Drawn:
-    """Draw, for each baseline, the confidence at which training ends, against the true probability `x`."""
+    """Draw the confidence at which training ends for each baseline, against the true probability `x`."""
     chart = curves(rows, names=names, x="probability of being right, p", y="where its confidence ends, q*", height=270)
     chart.layer.insert(0, _diagonal(_UNIT))
     return chart
 
 
 def histograms(rows: Rows, *, names: Sequence[str], x: str = "credit", zero: bool = True, height: int = 210) -> Drawn:
-    """Draw the outlines of several histograms over the same bins, from rows of `low`, `high`, `share` and `series`."""
+    """Draw outlines of histograms over shared bins, from rows of `low`, `high`, `share` and `series`."""
     bin_axis = alt.X("low:Q", title=x, scale=alt.Scale(nice=False), axis=alt.Axis(grid=False, tickCount=7))
     share_axis = alt.Y("share:Q", title="share of completions", axis=alt.Axis(format="%", tickCount=4))
     base_chart = _chart(rows).encode(x=bin_axis, color=_color(names))
@@ -184,7 +184,7 @@ def _layered(height: int, *charts: alt.Chart) -> Drawn:
 
 
 def _wide(chart: Drawn, height: int) -> Drawn:
-    """Give a chart the full width and a fixed total height, so that charts side by side are equally tall."""
+    """Give a chart the full width and a fixed height, so that charts side by side are equally tall."""
     return chart.properties(width="container", height=height, autosize=alt.AutoSizeParams(type="fit", contains="padding"))
 
 
@@ -223,7 +223,7 @@ def value_text(row: Row, *, value: str = "value", percent: bool = False) -> str:
 
 
 def nearest(rows: Rows, *, x: alt.X, title: str, percent: bool = False) -> alt.Chart:
-    """Build an invisible band around each `x` of a chart, whose tooltip shows the values of all series there."""
+    """Build an invisible band around each `x` of a chart. Its tooltip shows the values of all series there."""
     xs = sorted({row["x"] for row in rows})
     outer_margin = 0 if len(xs) > 1 else 0.5
     midpoints = [(left + right) / 2 for left, right in pairwise(xs)]
@@ -236,8 +236,8 @@ def nearest(rows: Rows, *, x: alt.X, title: str, percent: bool = False) -> alt.C
 def bands(
     rows: Rows, *, keys: Mapping[str, str | None], value: str = "value", percent: bool = False, **place: Any
 ) -> alt.Chart:
-    """Build invisible bands along an axis, with tooltips of all series; `keys` maps other tooltip fields to headings."""
-    # A series' name may hold characters that are not allowed in a field's name, so the fields are `s0`, `s1`, ...
+    """Build invisible bands along an axis, with tooltips of all series. `keys` maps other tooltip fields to headings."""
+    # Fields are called `s0`, `s1`, ..., because a series' name may hold forbidden characters.
     series_names = dict.fromkeys(str(row["series"]) for row in rows)
     field_of_series = {name: f"s{n}" for n, name in enumerate(series_names)}
     empty_fields = dict.fromkeys(field_of_series.values(), NOTHING)
@@ -256,7 +256,7 @@ def bands(
 
 
 def highlight(chart: alt.Chart, **encoded: Any) -> alt.Chart:
-    """Turn a chart into invisible areas; the area under the pointer is highlighted and shows its tooltip."""
+    """Turn a chart into invisible areas. The area under the pointer is highlighted and shows its tooltip."""
     pointer_selection = alt.selection_point(name="near", on="pointerover", clear="pointerout", empty=False)
     hover_opacity: Any = alt.when(alt.param("near"), empty=False).then(alt.value(0.14)).otherwise(alt.value(0))
     hover_area = chart.properties(name="hover").mark_rect(style="pointed")

@@ -1,4 +1,4 @@
-"""Write the report of a comparison: the figures of several arms (methods) over seeds, and which differences are noise."""
+"""Write the report of a comparison: figures of several arms (methods), and their differences."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def compare_report(
 
 
 def _warnings(comparison: ArmComparison) -> list[str]:
-    """Return the comparison's warnings, with their usual causes, and a warning for each arm without any figure."""
+    """Return the comparison's warnings with usual causes, and a warning for each arm without figures."""
     alarm_sentences = [
         f"{sentence} {next((cause for problem, cause in CAUSES.items() if problem in sentence), '')}".strip()
         for sentence in comparison.warnings()
@@ -115,7 +115,7 @@ def _warnings(comparison: ArmComparison) -> list[str]:
 
 
 def _best_arm_headlines(comparison: ArmComparison) -> list[Headline]:
-    """Build a headline for accuracy and one for ECE, each with the arms that no other arm clearly beats."""
+    """Build a headline for accuracy and one for ECE: the arms that no other arm clearly beats."""
     headlines = []
     for figure in ("accuracy", "ece"):
         if figure not in comparison.figures:
@@ -132,7 +132,7 @@ def _best_arm_headlines(comparison: ArmComparison) -> list[Headline]:
 
 
 def _arm_rows(comparison: ArmComparison, most: int) -> list[parts.Row]:
-    """Build a table row per arm with its figures over seeds, None for a figure that no seed has."""
+    """Build a table row per arm with its figures over seeds; None for a figure that no seed has."""
     rows: list[parts.Row] = []
     for arm in comparison.methods:
         figure_cells = [None if cell == "-" else cell.replace("!", "⚠") for cell in comparison.row(arm, most)]
@@ -174,7 +174,7 @@ def compare_finding(comparison: ArmComparison) -> str:
 
 
 def _figure_finding(comparison: ArmComparison, name: str) -> str:
-    """State the clear differences in one figure, or else the difference that is closest to clear."""
+    """State the clear differences in one figure. If there are none, state the one that is closest to clear."""
     differences = [d for d in comparison.differences if d.figure == name]
     meaningful_differences = [d for d in differences if not _is_meaningless(comparison, d)]
     figure_label = parts.figure_name(name)
@@ -196,14 +196,14 @@ def _figure_finding(comparison: ArmComparison, name: str) -> str:
 
 
 def _is_meaningless(comparison: ArmComparison, d: Difference) -> bool:
-    """Return whether a warning about one of the two arms makes their difference in a figure meaningless."""
+    """Return whether a warning about an arm makes a difference in this figure meaningless."""
     arm_warnings = [comparison.wrong[arm, d.figure] for arm in (d.a, d.b) if (arm, d.figure) in comparison.wrong]
     is_calibration = d.figure in (*CALIBRATION, *SCORE_FIGURES)
     return any(is_calibration or warning.startswith("most answers could not") for warning in arm_warnings)
 
 
 def _better_first(d: Difference) -> tuple[str, str]:
-    """Return the two arms of a difference, the better one first (if neither direction is better, the higher one)."""
+    """Return the two arms of a difference, the better one first. Without a better direction: the higher one first."""
     return (d.a, d.b) if (d.interval.value > 0) != (d.figure in LOWER_BETTER) else (d.b, d.a)
 
 

@@ -1,4 +1,4 @@
-"""Write the report of `spanwise credit`: the credit that several methods would have given the same rollouts."""
+"""Write the report of `spanwise credit`: several methods' credit for the same rollouts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def credit_report(
     samples: Mapping[str, Tensor] | None = None,
     command: str = "",
 ) -> str:
-    """Write the report that compares the credit of several methods for the same rollouts, as one HTML file.
+    """Write the report that compares several methods' credit for the same rollouts, as one HTML file.
 
     Args:
         source: where the rollouts came from.
@@ -92,7 +92,7 @@ def credit_report(
 
 
 def _headlines(rewards: Mapping[str, Tensor], statuses: Mapping[str, Mapping[str, int]]) -> list[Headline]:
-    """Build a headline for each objective: its mean reward, and a note that counts its rewards by status."""
+    """Build a headline per objective: its mean reward, and how many rewards have each status."""
     headlines = []
     for name, reward_n in rewards.items():
         status_count_texts = [
@@ -104,7 +104,7 @@ def _headlines(rewards: Mapping[str, Tensor], statuses: Mapping[str, Mapping[str
 
 
 def _summary_tables(methods: Sequence[str], credit: Mapping[str, Mapping[str, Tensor]]) -> list[list[parts.Row]]:
-    """Summarise the credit of each method and block in a table row; methods with the same blocks share a table."""
+    """Summarise the credit of each method and block in a table row. Methods with the same blocks share a table."""
     rows_by_blocks: dict[frozenset[str], list[parts.Row]] = {}
     for method in methods:
         for block, credit_n in credit[method].items():
@@ -116,7 +116,7 @@ def _summary_tables(methods: Sequence[str], credit: Mapping[str, Mapping[str, Te
 
 
 def _dead_strata_panels(methods: Sequence[str], dead: Mapping[str, Mapping[str, float]]) -> list[Panel]:
-    """Draw the share of dead strata (sets of compared completions with equal rewards) by objective and method."""
+    """Draw the share of dead strata (compared sets with equal rewards), by objective and method."""
     chart_rows = []
     for method in methods:
         for name, shares in together(dead.get(method, {})).items():
@@ -129,7 +129,7 @@ def _dead_strata_panels(methods: Sequence[str], dead: Mapping[str, Mapping[str, 
 
 
 def _status_section(statuses: Mapping[str, Mapping[str, int]], rewards: Mapping[str, Tensor]) -> Section:
-    """Build the page section that says how many completions have each reward, and why the others have none."""
+    """Build the section on reward statuses: how many rewards exist, and why others do not."""
     used_statuses = {status for counts in statuses.values() for status in counts}
     status_names = [name for status in Status if (name := status.name.lower()) in used_statuses]
     mean_rewards = {name: float(reward_n.double().nanmean()) for name, reward_n in rewards.items()}
@@ -149,7 +149,7 @@ def _rows_by_objective(rows: Sequence[parts.Row]) -> list[parts.Row]:
 
 
 def credit_finding(credit: Mapping[str, Mapping[str, Tensor]], left: str, right: str) -> str:
-    """Say in how many completions two methods push a block in opposite directions, and in which block most often."""
+    """Say how often two methods push a block in opposite directions, and in which block most often."""
     right_credit = {block: credit_n for block, credit_n in credit.get(right, {}).items() if block != STOP}
     left_credit = {block: credit_n for block, credit_n in credit.get(left, {}).items() if block != STOP}
     if not right_credit or not left_credit:

@@ -26,7 +26,7 @@ from spanwise.report.charts import Drawn, Palette
 from spanwise.report.words import Terms
 from spanwise.rollouts.folder import hidden
 
-#: The types of the cells in a report page's table: None and NaN are shown as "not measured".
+#: The types of the cells in a report page's table. None and NaN are shown as "not measured".
 Cell = str | float | int | None
 Table = Sequence[Mapping[str, Cell]]
 
@@ -51,7 +51,7 @@ class Headline:
 
 @dataclass(frozen=True)
 class Panel:
-    """A chart of a report page, or several charts above each other, with a table of the numbers that they show."""
+    """One or more charts of a report page, with a table of the numbers that they show."""
 
     title: str  # the heading of the panel; a screen reader reads it in place of the charts
     charts: tuple[Drawn, ...]  # the charts of the panel, from top to bottom
@@ -133,7 +133,7 @@ def spec_data(chart: Drawn) -> Markup:
 
 
 def shown(value: Cell) -> str:
-    """Format a table cell of a report page: a number with about three significant digits, "not measured" for None."""
+    """Format a table cell: a number with about three significant digits, or "not measured" for None."""
     if value is None or (isinstance(value, float) and value != value):
         return ABSENT
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Build the sections that several kinds of report page share, and the rows for their charts and tables."""
+"""Build sections that several report pages share, and the rows for their charts and tables."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ from spanwise.report.words import FIGURES, NOTES, SECTIONS, WAYS
 from spanwise.rollouts.schema import STOP
 
 Row = dict[str, Any]
-#: Maps each seed to its run's evaluations; an evaluation is a dict of figures with its `step`.
+#: Maps each seed to its run's evaluations. An evaluation is a dict of figures with its `step`.
 Seeds = Mapping[int, Sequence[Mapping[str, Any]]]
 
 SHARES = ("accuracy", "refusal_rate", "malformed", "coverage")
@@ -30,13 +30,13 @@ VOTES_BY_SCORE = "No completion states a confidence, so votes are weighed by the
 
 
 def section(title: str, words: Mapping[str, Any] | None = None, **parts: Any) -> Section:
-    """Build a section of a report page with its text from `static/words.yaml`, with `words` in its placeholders."""
+    """Build a section of a report page. Its text is in `static/words.yaml`; `words` fills in the placeholders."""
     section_entry = SECTIONS[title]
     return Section(title, section_entry["text"].format(**words or {}).strip(), asks=section_entry["asks"], **parts)
 
 
 def calibration_section(samples: Mapping[str, Mapping[str, Tensor]], *, note: str = "") -> Section:
-    """Build the section with a reliability diagram per arm (method); a single arm, named "", also gets histograms."""
+    """Build the section with a reliability diagram per arm (method). A single arm, named "", also gets histograms."""
     panels = []
     for name, columns in samples.items():
         for kind in _CONFIDENCE_COLUMNS:
@@ -49,7 +49,7 @@ def calibration_section(samples: Mapping[str, Mapping[str, Tensor]], *, note: st
 
 
 def _calibration_panels(name: str, kind: str, columns: Mapping[str, Tensor], note: str) -> list[Panel]:
-    """Build an arm's reliability diagram; a single arm, named "", also gets histograms of right and wrong answers."""
+    """Build an arm's reliability diagram. A single arm, named "", also gets histograms of right and wrong answers."""
     rows = reliability(columns[kind], columns["correct"], prompts=columns.get("prompt"))
     if not rows:
         return []
@@ -81,7 +81,7 @@ def curve_panel(
     title: str, rows: list[Row], names: Sequence[str], *, x: str = "step", label: str = "step", note: str = "",
     legend: Sequence[str] = (), **options: Any,
 ) -> list[Panel]:  # fmt: skip
-    """Return a panel with curves over `x` and a table of their numbers, or no panel if there are no rows."""
+    """Return a panel with curves over `x` and a table of their numbers. No panel if there are no rows."""
     if not rows:
         return []
     return [Panel(title, (curves(rows, names=names, x=x, **options),), wide(rows, key="x", label=label), note, legend)]
@@ -97,7 +97,7 @@ def figure_panel(name: str, rows: list[Row], names: Sequence[str], **options: An
 def voting_section(
     votes: Mapping[str, Mapping[str, Curve]], samples: Mapping[str, Mapping[str, Tensor]], *, over: str = "prompts"
 ) -> Section:
-    """Build the section with a panel of voting curves per arm; their intervals are over prompts or seeds."""
+    """Build the section with a panel of voting curves per arm. Their intervals are over prompts or seeds."""
     arms_with_score = [
         arm for arm, columns in samples.items() if "score" in columns and bool(columns["confidence"].isnan().all())
     ]
@@ -114,7 +114,7 @@ def voting_section(
 
 
 def attempts_section(votes: Mapping[str, Mapping[str, Curve]]) -> Section:
-    """Build the section on how much accuracy the majority answer gains from the first attempt to a later one."""
+    """Build the section on how much accuracy later attempts gain over the first, by majority vote."""
     first_attempt = next(iter(votes), "")
     later_attempts = [name for name in votes if name != first_attempt]
     difference_curves = {
@@ -129,7 +129,7 @@ def attempts_section(votes: Mapping[str, Mapping[str, Curve]]) -> Section:
 
 
 def credit_section(methods: Sequence[str], credit: Mapping[str, Mapping[str, Tensor]], *, of: str) -> Section:
-    """Build the section with histograms of each block's credit under several methods; `of` describes the completions."""
+    """Build the section with histograms of each block's credit under several methods. `of` describes the completions."""
     credit = {method: grouped(columns) for method, columns in credit.items()}
     block_names = dict.fromkeys(block for method in methods for block in credit[method])
     panels = list[Panel]()
@@ -150,14 +150,14 @@ def tokens_section(view: TokenView | None, *, title: str = "Tokens", note: str =
 
 def confidence_rows(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"]) -> list[Row]:
     """Count how often right and wrong answers state each confidence, in steps of 0.1."""
-    # Rounding may put a confidence just below the border of its bin (0.7 in float32), so a small number is added.
+    # Rounding may put a confidence just below its bin (0.7 in float32), so add a small number.
     confidence_n = confidence_n.double() + 1e-7
     answers = {"right answers": confidence_n[correct_n == 1], "wrong answers": confidence_n[correct_n == 0]}
     return _count_in_bins(answers, [tenths / 10 for tenths in range(12)])  # the last bin, from 1.0 to 1.1, holds exactly 1
 
 
 def _count_in_bins(values: Mapping[str, Tensor], edges: Sequence[float]) -> list[Row]:
-    """Count each series' values in the bins between `edges`, and add an empty last bin, so that a chart's line ends there."""
+    """Count each series' values in the bins between `edges`. Add an empty last bin, at which a chart's line ends."""
     rows: list[Row] = []
     for series, value_n in values.items():
         finite_value_n = value_n[value_n.isfinite()].double().cpu()
@@ -169,7 +169,7 @@ def _count_in_bins(values: Mapping[str, Tensor], edges: Sequence[float]) -> list
 
 
 def voting_rows(votes: Mapping[str, Curve], *, over: str = "prompts") -> list[Row]:
-    """Return chart rows of accuracy by number of samples for each way of voting, except the constant pass@1."""
+    """Return chart rows of accuracy by number of samples and way of voting, without the flat pass@1."""
     return [
         {"series": WAYS.get(name, name), "x": n, "value": i.value, "low": i.low, "high": i.high, over: i.count}
         for name, curve in votes.items()
@@ -180,14 +180,14 @@ def voting_rows(votes: Mapping[str, Curve], *, over: str = "prompts") -> list[Ro
 
 
 def histogram_rows(values: Mapping[str, Float[Tensor, " n"]], *, bins: int = 41) -> list[Row]:
-    """Return chart rows with a histogram of each series over the same bins, which are symmetric about 0."""
+    """Return chart rows with a histogram of each series. All share bins that are symmetric about 0."""
     abs_value_n = torch.cat([value_n[value_n.isfinite()].abs().double() for value_n in values.values()])
     largest_abs = float(abs_value_n.max()) if abs_value_n.any() else 1.0
     return _count_in_bins(values, np.linspace(-largest_abs, largest_abs, bins + 1).tolist())
 
 
 def figures_of(points: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the names of the evaluation figures to draw, in order: the usual ones, then accuracies and score figures."""
+    """Return the evaluation figures to draw: the usual ones, then accuracies, then score figures."""
     measured_names = dict.fromkeys(name for point in points for name in point)
     accuracies = [name for name in measured_names if name.endswith("_accuracy")]
     score_figures = [name for name in SCORE_FIGURES if name in measured_names]
@@ -209,7 +209,7 @@ def figure_name(name: str) -> str:
 
 
 def is_share(name: str) -> bool:
-    """Return whether an evaluation figure is a share of completions, which a page shows as a percentage."""
+    """Return whether a figure is a share of completions, which a page shows as a percentage."""
     return name.removeprefix(OF_SCORE) in SHARES or name.endswith("_accuracy")
 
 
@@ -223,7 +223,7 @@ def figure(point: Mapping[str, Any], name: str) -> float | None:
 
 
 def seed_curves(seeds: Seeds, name: str, series: str) -> list[Row]:
-    """Return a chart row for each evaluated step: a figure's mean over seeds, with its lowest and highest value."""
+    """Return a chart row per evaluated step: a figure's mean, lowest and highest value over seeds."""
     values_at: dict[int, list[float]] = {}
     for points in seeds.values():
         # If a step was evaluated twice, the later evaluation counts.
@@ -238,7 +238,7 @@ def seed_curves(seeds: Seeds, name: str, series: str) -> list[Row]:
 
 
 def batch_curve(points: Sequence[Mapping[str, Any]], name: str, series: str, *, most: int = MOST) -> list[Row]:
-    """Return a chart's curve of a training metric with at most `most` points, each the mean of equally many batches."""
+    """Return a chart's curve of a training metric with at most `most` points. Each is the mean of equally many batches."""
     chunk_size = max(1, math.ceil(len(points) / most))
     curve_rows = []
     for start in range(0, len(points), chunk_size):

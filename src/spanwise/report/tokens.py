@@ -25,13 +25,13 @@ COARSE = 3  # significant digits of token values and probabilities
 FEW = 2  # significant digits of a column with more than `MANY` changes between neighbouring tokens
 MANY = 200_000
 
-#: The most distinct words that a compressed column can hold: one per code point from 32 on, without the 2,048 surrogates.
+#: The most distinct words in a compressed column: one per code point from 32 on, without surrogates.
 _MOST_WORDS = 0x110000 - 2048 - 32
 
 
 @dataclass(frozen=True)
 class TokenView:
-    """The data of the token view: completions with their tokens, and the credit of each token under several methods.
+    """The data of the token view: completions, their tokens, and each token's credit by method.
 
     Attributes:
         methods: names, in order; every completion has advantages under each of them.
@@ -60,7 +60,7 @@ class TokenView:
 
     @property
     def pair(self) -> tuple[str, str]:
-        """Return the two methods that the page shows first: grpo if it is among them, and the run's own method."""
+        """Return the two methods that the page shows first: grpo (if present) and the run's method."""
         left_method = "grpo" if "grpo" in self.methods else self.methods[0]
         second_method = self.methods[1] if len(self.methods) > 1 else left_method
         right_method = self.own if self.own and self.own in self.methods else second_method
@@ -168,7 +168,7 @@ def _check(row: TokenRow, number: int, methods: Sequence[str]) -> None:
 
 
 def _coded_numbers(columns: Sequence[Sequence[float] | None], digits: int) -> dict[str, Any] | None:
-    """Compress columns with a number per token; `scale` is the absolute value that the page shows in the full colour."""
+    """Compress columns with a number per token. `scale` is the absolute value that the page shows in full colour."""
     if all(column is None for column in columns):
         return None
     number_v = np.concatenate([np.asarray(column, dtype=np.float64) for column in columns if column is not None])
@@ -179,7 +179,7 @@ def _coded_numbers(columns: Sequence[Sequence[float] | None], digits: int) -> di
     rounded_numbers = [_number(value, digits) for value in distinct_numbers.tolist()]
     number_iterator = iter([rounded_numbers[index] for index in distinct_index_v.tolist()])
     rounded_columns = [None if column is None else list(islice(number_iterator, len(column))) for column in columns]
-    # The 98th percentile of the absolute values gets the full colour, so that one outlier does not make all others pale.
+    # The 98th percentile gets the full colour, so that one outlier does not make all others pale.
     number_sizes = np.abs(number_v[np.isfinite(number_v) & (number_v != 0)])
     large_size = np.quantile(number_sizes, 0.98, method="higher") if number_sizes.size else 0.0
     full_colour_size = float(f"{large_size:.{DIGITS}g}")
@@ -187,7 +187,7 @@ def _coded_numbers(columns: Sequence[Sequence[float] | None], digits: int) -> di
 
 
 def _coded(rows: Sequence[Sequence[Hashable] | None]) -> dict[str, Any]:
-    """Compress rows of words to a list of the distinct words, and one text per row with a character for each word."""
+    """Compress rows of words to a list of distinct words, and a character per word in each row."""
     word_counts = Counter(word for row in rows for word in row or ())
     distinct_words = [word for word, _ in word_counts.most_common()]
     if len(distinct_words) > _MOST_WORDS:
@@ -202,7 +202,7 @@ def _coded(rows: Sequence[Sequence[Hashable] | None]) -> dict[str, Any]:
 
 
 def _number(value: float | None, digits: int = DIGITS) -> float | int | str | None:
-    """Round a number for JSON; NaN becomes None and infinity becomes a text, because JSON has neither."""
+    """Round a number for JSON. NaN becomes None and infinity becomes a text, because JSON has neither."""
     if value is None or math.isnan(value):
         return None
     if math.isinf(value):

@@ -1,4 +1,4 @@
-"""Write the report of a training run: its evaluations, its training batches, and the sections of its training modes."""
+"""Write the report of a training run: evaluations, training batches, and sections of its modes."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def train_report(
     points = [{"step": line["step"], **line[kind]} for line in metrics for kind in evaluation_kinds if kind in line]
     last_step = max((line["step"] for line in (*batch_rows, *points)), default=0)
     objectives = names_in(batch_rows, "rewards/<objective>/mean")
-    # A run of the user's own script has no rewards on held-out prompts, so the rewards of its training batches are shown.
+    # A run of the user's own script has no held-out prompts. Show its training rewards instead.
     rewards = {
         name.removeprefix(OF_REWARD): values_of(points, name)
         for name in dict.fromkeys(name for point in points for name in point if name.startswith(OF_REWARD))
@@ -103,7 +103,7 @@ def train_report(
     if view and len(view.methods) > 1:
         names_text = " and ".join(view.methods[1:])
         methods_note = f"The run was trained with {view.methods[0]}. Compare the credit that {names_text} would have given."
-    # An interval may rest on more samples than the last evaluation, so its value replaces that of the evaluation.
+    # An interval may rest on more samples than the last evaluation. Use the interval's value.
     interval_values = {name: interval.value for name, interval in intervals.items() if interval is not None}
     last_figures = points[-1] | interval_values if points else {}
     evaluations = [*points[:-1], last_figures] if points else []
@@ -168,7 +168,7 @@ def _spoken(name: str) -> str:
 
 
 def _baseline(recipe: Mapping[str, Any]) -> str:
-    """Name the last reward baseline that an objective of the recipe sets; return "" if none is used."""
+    """Name the last reward baseline that an objective of the recipe sets. "" if none is used."""
     method = METHODS.get(str(recipe.get("method")))
     takes_no_baseline = method is not None and "baseline" not in method.inputs
     baseline_names = [entry["baseline"] for entry in recipe.get("objectives") or () if entry.get("baseline")]
@@ -223,7 +223,7 @@ def _headlines(
 
 
 def _note(interval: Interval | None, before: float | None, show: Callable[[Any], str], began: str = "at the start") -> str:
-    """Return the small print under a headline figure: its interval, and its value at the start of training."""
+    """Return a headline figure's small print: its interval, and its value at the start of training."""
     interval_text = bounds_text(interval, show)
     note_lines = [f"95 %: {interval_text}"] if interval_text else []
     return "\n".join(note_lines if before is None else [*note_lines, f"{show(before)} {began}"])
@@ -238,7 +238,7 @@ def train_finding(
     rewards: Mapping[str, Sequence[float]] | None = None,
     of_batches: bool = True,
 ) -> str:
-    """Say how a run ended and where it started: by accuracy or, if that cannot be measured, by its rewards."""
+    """Say how a run ended and where it started, by its accuracy or else by its rewards."""
     intervals = intervals or {}
     unmeasured = unmeasured or {}
     rewards_clause = _of_rewards(rewards or {}, "in the last batch" if of_batches else "on held-out prompts")
@@ -302,7 +302,7 @@ def _steps(count: int) -> str:
 
 
 def batch_section(title: str, batches: Lines, names: Sequence[str] = ()) -> Section:
-    """Build a section of charts over the training batches, with a curve for each objective or block in `names`."""
+    """Build charts over the training batches, with a curve for each objective or block in `names`."""
     curve_names = names or ("",)
     panels: list[Panel] = []
     for chart in (Chart(**written) for written in SECTIONS[title]["charts"]):
@@ -314,7 +314,7 @@ def batch_section(title: str, batches: Lines, names: Sequence[str] = ()) -> Sect
 
 
 def glance_section(batches: Lines, names: Sequence[str]) -> Section:
-    """Build the section with a run's three main charts: rewards, the share of compared groups that teach nothing, and lengths."""
+    """Build a run's three main charts: rewards, groups without learning signal, completion lengths."""
     objectives_by_family = together({name: name for name in names})
 
     def mean(lines: Lines, metric: str, objectives: Sequence[str]) -> float | None:
@@ -351,7 +351,7 @@ def _rewards_section(
     points: Lines,
     intervals: Mapping[str, Interval | None],
 ) -> Section:
-    """Build the section on rewards: a curve per objective, and a table with each objective's blocks and reward change."""
+    """Build the section on rewards: a curve per objective, and a table of blocks and reward changes."""
     panels = list[Panel]()
     rows = list[Row]()
     blocks_of_objective = {
@@ -377,7 +377,7 @@ def _rewards_section(
 
 
 def _cost_section(batches: Lines) -> Section:
-    """Build the section with a table of the costs that reward functions report (`cost/<measure>`), one row per objective."""
+    """Build a table of costs that reward functions report (`cost/<measure>`), a row per objective."""
     rows: dict[str, Row] = {}
     for measure in names_in(batches, "cost/<measure>"):
         objective, _, cost_name = measure.rpartition("/")
@@ -387,7 +387,7 @@ def _cost_section(batches: Lines) -> Section:
 
 
 def names_in(batches: Lines, metric: str) -> list[str]:
-    """Return the objectives or blocks that training batches log a metric for, such as `rewards/<objective>/mean`."""
+    """Return the objectives or blocks that a logged metric such as `rewards/<objective>/mean` names."""
     return [name for _, name, _ in metrics_in(batches, [Metric(metric)])]
 
 
@@ -417,7 +417,7 @@ def mode_sections(batches: Lines) -> list[Section]:
 
 
 def mode_headlines(batches: Lines) -> list[Headline]:
-    """Build a headline with the last value of each training mode's main metric, or of each output of a critic."""
+    """Build a headline per training mode (or per critic output), with its main metric's last value."""
     headlines = []
     alarm_by_metric = end_alarms(batches)
     for _, page, prefix_of_value in _pages(batches):
@@ -433,7 +433,7 @@ def mode_headlines(batches: Lines) -> list[Headline]:
 
 
 def _pages(batches: Lines) -> Iterator[tuple[type[Mode], Page, dict[str, str]]]:
-    """Yield each training mode that has a page section, with the section and the prefixes of the mode's metrics."""
+    """Yield (mode, page section, metric prefixes) for each training mode with a page section."""
     for mode in MODES.values():
         if mode.page is not None:
             metric_name = mode.page.headline[0]
@@ -442,7 +442,7 @@ def _pages(batches: Lines) -> Iterator[tuple[type[Mode], Page, dict[str, str]]]:
 
 
 def _panel(chart: Chart, batches: Lines, names: Sequence[str] = (), **drawn: Any) -> list[Panel]:
-    """Return a panel with a chart of training metrics, or no panel if no batch has these metrics."""
+    """Return a panel with a chart of training metrics. No panel if no batch has these metrics."""
     curve_rows = [row for key, name in chart.series.items() for row in batch_curve(batches, key, name)]
     has_cut_values = chart.floor is not None and any(row["value"] < chart.floor for row in curve_rows)
     chart_note = chart.note + (f" Values below {chart.floor:g} are drawn at {chart.floor:g}." if has_cut_values else "")

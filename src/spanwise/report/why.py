@@ -1,4 +1,4 @@
-"""Explain a completion's credit in sentences, with the arithmetic of each block and the share of each token."""
+"""Explain a completion's credit in sentences: each block's arithmetic, each token's share."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Rule:
 
     kind: str = ""  # what the method credits: "block", "completion", "token" or "step"; "" if unknown
     about: str = ""  # a sentence about the method
-    #: Maps each objective's name to its fields in the recipe, such as `pays`, `weight` and `baseline`.
+    #: Maps an objective's name to its recipe fields, such as `pays`, `weight` and `baseline`.
     objectives: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     verdict: str = ""  # the objective that the self-rewarding score is mixed with, or ""
 
@@ -62,7 +62,7 @@ def _factor(value: float) -> str:
 
 
 def equation(part: CreditPart) -> str:
-    """Return one objective's credit as an equation of reward, baseline and divisor, or "" if it has no baseline."""
+    """Return one objective's credit as an equation of reward, baseline and divisor. "" if it has no baseline."""
     if part.worth is None or part.baseline is None or part.divisor is None:
         return ""
     difference_text = f"{shown(part.worth)} {_MINUS} {_factor(part.baseline)}"
@@ -85,7 +85,7 @@ def _term(weight: float, value: float, name: str) -> _Term:
 
 
 def credits(row: TokenRow, method: str, rule: Rule) -> dict[str, float]:
-    """Return the credit of each block in a completion, or of the whole completion if the method gives it one number."""
+    """Return a completion's credit per block, or one number if the method credits it as a whole."""
     credit = row.credit.get(method, {})
     block_credit = {block: value for block, value in credit.items() if value is not None and math.isfinite(value)}
     paid_blocks = (set(objective["pays"]) for objective in rule.objectives.values())
@@ -95,7 +95,7 @@ def credits(row: TokenRow, method: str, rule: Rule) -> dict[str, float]:
 
 
 def unit(rows: Sequence[TokenRow], method: str, rule: Rule) -> float:
-    """Return the usual size of a method's credit: the 98th percentile of the sizes above 0, or 1 if all credit is 0."""
+    """Return the usual size of a method's credit: the 98th percentile of nonzero sizes, or 1."""
     credit_sizes = [abs(value) for row in rows for value in credits(row, method, rule).values() if value]
     return float(np.quantile(credit_sizes, 0.98, method="higher")) if credit_sizes else 1.0
 
@@ -165,7 +165,7 @@ def clause(row: TokenRow, method: str, rule: Rule) -> str:
 
 
 def explained(row: TokenRow, method: str, rule: Rule) -> dict[str, Any]:
-    """Explain the arithmetic of each block's credit under one method; if the file lacks it, say so in a note."""
+    """Explain the arithmetic of each block's credit under one method. If the file lacks it, a note says so."""
     explained_blocks = {
         block: _explain_block(row, method, rule, block, credit) for block, credit in credits(row, method, rule).items()
     }
@@ -184,7 +184,7 @@ def explained(row: TokenRow, method: str, rule: Rule) -> dict[str, Any]:
 
 
 def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: float) -> dict[str, Any]:
-    """Explain the credit of a block: the objectives' credits that add up to it, and the share of each token."""
+    """Explain a block's credit: the objectives that add up to it, and the share of each token."""
     objectives = [name for name, objective in rule.objectives.items() if block == COMPLETION or block in objective["pays"]]
     credit_parts = list(row.parts.get(method, ()))
     if not objectives or len(credit_parts) != 1:  # a single part of the credit may cover all objectives
@@ -231,14 +231,14 @@ def _name_worth(row: TokenRow, rule: Rule, part: CreditPart) -> str:
         if reward is None:
             return ""
         reward_terms.append(_term(objective.get("weight", 1.0), reward, f"{name}, left out" if is_left_out else name))
-    # In a rollout of several turns, the compared reward also counts the other turns, so it may differ from the sum.
+    # In a rollout of several turns, the compared reward also counts other turns. So it may differ from the sum.
     terms_sum = math.fsum(amount for amount, *_ in reward_terms)
     is_same_sum = math.isclose(terms_sum, part.worth, rel_tol=1e-9, abs_tol=1e-9)
     return added(part.worth, reward_terms).removeprefix("+") if is_same_sum else ""
 
 
 def _baseline_note(row: TokenRow, rule: Rule, part: CreditPart) -> str:
-    """Describe the baseline and the divisor behind one objective's credit, or say why the credit has none."""
+    """Describe the baseline and divisor behind one objective's credit, or say why there is none."""
     if part.baseline is None:
         reward_status = row.statuses.get(part.objective) or "ok"
         if part.part != 0:
@@ -265,7 +265,7 @@ def _baseline_note(row: TokenRow, rule: Rule, part: CreditPart) -> str:
 
 
 def _token_shares(row: TokenRow, method: str, block: str, credit: float) -> tuple[str, str]:
-    """Say how much credit each trained token of a block carries, and how much all of these tokens carry together."""
+    """Say how much credit each trained token of a block carries, and how much all carry together."""
     advantage_at = {t: float(value) for t, value in enumerate(row.advantages[method]) if not math.isnan(value)}
     if advantage_at and row.stop.get(method):
         advantage_at[max(advantage_at)] -= row.stop[method]

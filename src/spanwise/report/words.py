@@ -1,4 +1,4 @@
-"""Load the texts of the report pages from `static/words.yaml`, and mark the terms of the glossary in a text."""
+"""Load the texts of report pages from `static/words.yaml`, and mark glossary terms in a text."""
 
 import re
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ GLOSSARY: Mapping[str, str] = _WRITTEN["glossary"]
 _TERMS = {term.lower(): term for term in GLOSSARY if term not in _WRITTEN["everyday"]}
 # A regular expression takes the first alternative that matches, so longer terms come first.
 _ALTERNATIVES = "|".join(re.escape(term) for term in sorted(_TERMS, key=len, reverse=True))
-#: Matches a term of the glossary, also in the plural, but not as a part of a name with a dash or a dot.
+#: Matches a glossary term, also in the plural, but not inside a name with a dash or a dot.
 _PATTERN = re.compile(rf"(?<![\w./-])(?P<term>{_ALTERNATIVES})s?(?![\w/-])", re.IGNORECASE)
 
 
@@ -29,7 +29,7 @@ class Terms:
         self.met: dict[str, str] = {}  # maps each glossary term that the page has used to its meaning
 
     def marked(self, text: str) -> Markup:
-        """Wrap the first mention of each glossary term in a text in an HTML element that explains the term."""
+        """Wrap the first mention of each glossary term in an HTML element that explains the term."""
         used_terms: set[str] = set()
 
         def explain(match: re.Match[str]) -> str:
