@@ -1,4 +1,4 @@
-"""Modes: optional features such as a critic, each in a folder with its settings, credit, metrics, report page and code for engines.
+"""Modes: optional features such as a critic. Each has a folder with settings, credit, metrics and engine code.
 
 A new mode is a folder here with one `@register(NAME, kind="mode")`, and its import below. Importing this package needs torch only.
 """
@@ -17,7 +17,7 @@ def _named(name: str, mode: type[Mode], _: str) -> type[Mode]:
     return mode
 
 
-#: The class of every mode by name; an engine imports its own code for a mode only when it builds the mode.
+#: The class of every mode by name. An engine imports its own code for a mode when it builds the mode.
 MODES: Registry[type[Mode]] = Registry("mode", kinds=("mode",), group="spanwise.modes", entry=_named)
 
 from spanwise.modes.critic.config import CriticConfig  # noqa: E402 - registers itself
@@ -27,6 +27,6 @@ __all__ = ["MODES", "CriticConfig", "Laser", "Mode", "scoring_mode"]
 
 
 def scoring_mode(sections: Mapping[str, Any]) -> Mode | None:
-    """Return a recipe's first mode that gives completions a score, such as laser; None if the recipe has none."""
+    """Return a recipe's first mode that scores completions, such as laser. None if the recipe has none."""
     configured_modes = (mode.of(sections[name]) for name, mode in MODES.items() if sections.get(name))
     return next((mode for mode in configured_modes if mode.judge is not None), None)

@@ -1,4 +1,4 @@
-"""Base classes of the code that runs a mode (such as laser) inside an engine: in TRL's trainer, or in verl and SkyRL."""
+"""Base classes that run a mode (such as laser) inside TRL's trainer, or inside verl and SkyRL."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from spanwise.scheme import Scheme
 
 
 class TrlPart:
-    """Runs a mode inside TRL's trainer: it is built after the trainer, reads the trainer's attributes, and sets none of them."""
+    """Runs a mode inside TRL's trainer. It is built after the trainer, and never sets the trainer's attributes."""
 
     def __init__(self, mode: Any, trainer: Any) -> None:
         self.mode: Any = mode
         self.trainer = trainer
 
     def gather(self, table_nc: Tensor) -> Tensor:
-        """Gather the rows of a table from all processes; each process must have the same number of rows."""
+        """Gather the rows of a table from all processes. Each process must have the same number of rows."""
         gathered_table_nc: Any = self.trainer.accelerator.gather(table_nc.to(self.trainer.accelerator.device))
         return gathered_table_nc.cpu()
 
     def generating(self) -> AbstractContextManager[Any]:
-        """Return the context manager inside which TRL generates completions, so that a mode can watch the sampling."""
+        """Return the context manager in which TRL generates completions. A mode can watch the sampling there."""
         return nullcontext()
 
     def forward(self, score: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call `score`, TRL's `_get_per_token_logps_and_entropies`, with the arguments that TRL gave; a mode may change them."""
+        """Call `score` (TRL's `_get_per_token_logps_and_entropies`) with TRL's arguments. A mode may change them."""
         return score(*args, **kwargs)
 
     def fill(self, read_batch: Any, output: dict[str, Any]) -> tuple[Any, dict[str, float]]:
-        """Add the mode's fields to a `step.ReadBatch` before the credit is computed, and return that batch with metrics."""
+        """Add the mode's fields to a `step.ReadBatch` before the credit is computed. Return the batch with metrics."""
         return read_batch, {}  # TRL splits `output` into the micro-batches that `loss` receives
 
     def loss(self, inputs: Mapping[str, Any]) -> tuple[Tensor | float, dict[str, float]]:
@@ -66,9 +66,9 @@ class TrlPart:
 class RowPart(ABC):
     """Runs a mode inside verl or SkyRL: the engine appends the mode's token to each row that ended."""
 
-    # The engine appends `token` to each row for which `ended` is True, outside the loss mask but inside the forward passes. The
-    # advantage and the old log-probability in its column are the weight and the target from `lesson`; the engine's loss
-    # `spanwise_<mode>_<loss>` takes both out with `parted`, and adds the weighted squared error.
+    # The engine appends `token` to each row for which `ended` is True: outside the loss mask, inside the forward passes.
+    # In the token's column, the advantage holds the weight from `lesson`, and the old log-probability holds the target.
+    # The engine's loss `spanwise_<mode>_<loss>` removes both with `parted`, and adds the weighted squared error.
     mode: Any
     token: int
 
@@ -83,11 +83,11 @@ class RowPart(ABC):
 
     @abstractmethod
     def fields(self, logp_n: Tensor, number: int) -> dict[str, Tensor]:
-        """Compute the mode's fields of `Batch` from its token's log-probability in each row; `number` counts batches from 0."""
+        """Compute the mode's `Batch` fields from its token's log-probability in each row. `number` counts batches from 0."""
 
     @abstractmethod
     def lesson(self, reading: Reading, scheme: Scheme, number: int, *, rows: int) -> tuple[Tensor, Tensor, dict[str, float]]:
-        """Return each row's weight and target log-probability for the squared error on the mode's token, and the mode's metrics.
+        """Return weights and target log-probabilities of the mode's squared error, and metrics.
 
         The trainer averages the squared errors over `rows` rows.
         """
@@ -95,7 +95,7 @@ class RowPart(ABC):
     @staticmethod
     @abstractmethod
     def parted(logp_nt: Tensor, old_nt: Tensor, adv_nt: Tensor, mask_nt: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Remove the mode's entries from old log-probabilities and advantages; return both, and the mode's loss by token."""
+        """Remove the mode's entries from old log-probabilities and advantages. Return both, and the mode's loss by token."""
 
 
 def token_logp(logp_nt: Tensor, column_n: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ def token_logp(logp_nt: Tensor, column_n: Tensor) -> Tensor:
 
 
 def with_token(value_nt: Tensor, column_n: Tensor, value_n: Tensor) -> Tensor:
-    """Return a copy of a table with `value_n` written into column `column_n` of each row; rows with column -1 stay unchanged."""
+    """Return a copy of a table with `value_n` in column `column_n` of each row. Rows with column -1 stay unchanged."""
     value_nt = value_nt.clone()
     written_row_r = (column_n >= 0).nonzero()[:, 0]
     value_nt[written_row_r, column_n[written_row_r]] = value_n[written_row_r].to(value_nt.dtype)

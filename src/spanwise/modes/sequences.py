@@ -1,4 +1,4 @@
-"""`Sequences`: prompts joined with their completions, as a model reads them; and masks of completions that ended."""
+"""`Sequences`: prompts joined with their completions, as a model reads them. Also masks of ended completions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Sequences(ByCompletion):
 
 
 def sequences(output: Mapping[str, Any], batch: Batch) -> Sequences:
-    """Join the prompts and completions of a generation batch of TRL into the sequences that the model saw."""
+    """Join the prompts and completions of a TRL batch into the sequences that the model saw."""
     assert batch.ids_nt is not None, "a trainer's batch always has token ids"
     width = batch.ids_nt.shape[1]
     device = output["prompt_ids"].device
@@ -63,7 +63,7 @@ def left_padded(prefixes: Sequence[Sequence[int]], padding: int, device: Any) ->
 
 
 def positions(model: Any, attention_nl: Tensor) -> dict[str, Tensor]:
-    """Return `position_ids` that count from each row's first token, if the model takes them; empty otherwise."""
+    """Return `position_ids` that count from each row's first token. Empty if the model takes none."""
     if "position_ids" not in signature(model.forward).parameters:
         return {}
     return {"position_ids": (attention_nl.cumsum(dim=1) - 1).clamp(min=0)}

@@ -1,4 +1,4 @@
-"""`Critic`: a value model that is fitted to each generation batch; and `CriticInTrl`, which runs it inside TRL's trainer."""
+"""`Critic`: a value model that is fitted to each generation batch. `CriticInTrl` runs it inside TRL's trainer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STATE = "optimizer.pt"
 
 
 class Learned(NamedTuple):
-    """The values that a critic gave a batch before it was fitted to the batch, and the metrics of the fit."""
+    """A critic's values of a batch from before it was fitted to the batch, and the metrics of the fit."""
 
     value_nts: Float[Tensor, "n t s"]
     bootstrap_ns: Float[Tensor, "n s"]
@@ -38,7 +38,7 @@ class Learned(NamedTuple):
 
 
 class Critic:
-    """A value model with its own optimizer, which is fitted to each generation batch separately from the policy."""
+    """A value model with its own optimizer, fitted to each generation batch apart from the policy."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Critic:
             device = self.accelerator.device
             batch = _Batch(rows, streams, truncated_n, self.config, self.gamma).changed(lambda tensor: tensor.to(device))
             value_nts = torch.zeros(row_count, rows.width + 1, len(self.model.names), device=device)
-            # `_fit` stores a row's values from its first pass over the row, before the critic has learned from the row's reward.
+            # `_fit` stores a row's values from its first pass, before the critic learns from the row.
             fit_metrics = self._fit(batch, value_nts) if fit else {}
             if not fit:
                 self.model.eval()
@@ -91,7 +91,7 @@ class Critic:
         return Learned(value_nts[:, :-1], batch.bootstrap(value_nts), named_metrics)
 
     def _fit(self, batch: _Batch, value_nts: Tensor) -> dict[str, float]:
-        """Fit the critic to a batch; return loss and gradient norm, and fill `value_nts` with the values from before the fit."""
+        """Fit the critic to a batch. Store its values from before the fit in `value_nts`; return loss and gradient norm."""
         self.model.train()
         step_metrics: list[dict[str, float]] = []
         row_count = len(value_nts)
@@ -111,7 +111,7 @@ class Critic:
             return self.model(batch.rows)
 
     def _update(self, batch: _Batch, row_r: Tensor, value_nts: Tensor, *, first: bool) -> dict[str, float]:
-        """Take one optimizer step of the critic on some rows of each process; return gradient norm and loss."""
+        """Take one optimizer step of the critic on some rows of each process. Return gradient norm and loss."""
         token_count = self._sum(batch.take(row_r).mask_nts.sum().float()).clamp(min=1)
         total_loss = torch.zeros((), device=token_count.device)
         for micro_row_r in row_r.split(self.micro_batch):
@@ -210,7 +210,7 @@ class Critic:
 
 @dataclass(frozen=True)
 class _Batch:
-    """The rows to which a critic is fitted; each row has a value before every token and one after the last."""
+    """The rows to which a critic is fitted. Each row has a value before every token and one after the last."""
 
     rows: Sequences
     streams: Streams
@@ -227,7 +227,7 @@ class _Batch:
         return mask_snt.permute(1, 2, 0)
 
     def bootstrap(self, value_nts: Tensor) -> Tensor:
-        """Return the value after each row's last token, which for cut-off rows depends on the critic's option `truncated`."""
+        """Return the value after each row's last token. For cut-off rows it depends on the critic's option `truncated`."""
         bootstrap_end_values = partial(bootstrap_values, self.truncated_n, truncated=self.config.truncated)
         return torch.stack([bootstrap_end_values(value_end_n=end_n) for end_n in self.ends(value_nts).unbind(1)], 1)
 
@@ -243,7 +243,7 @@ class _Batch:
         return is_nonfinite_nts.sum(dim=(1, 2)).float() + is_nonfinite_end_ns.sum(dim=1)
 
     def targets(self, value_nts: Tensor) -> Tensor:
-        """Return the target of each value, 0 where it has none; values that are not finite count as 1/2."""
+        """Return the target of each value, 0 where it has none. Values that are not finite count as 1/2."""
         value_nts = torch.where(value_nts.isfinite(), value_nts, 0.5)
         gae_options: dict[str, Any] = {"lam": self.config.gae_lambda_value, "gamma": self.gamma}
         inputs_of_streams: Iterator[dict[str, Any]] = self.streams.inputs(value_nts[:, :-1], self.bootstrap(value_nts))
@@ -254,7 +254,7 @@ class _Batch:
         return self.changed(lambda x: x[row_r.to(x.device)])
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> _Batch:
-        """Return the batch with a function applied to each of its tensors, whose first dimension is the rows."""
+        """Return the batch with a function applied to each tensor. The first dimension of the tensors is the rows."""
         stream_tables = {name: getattr(self.streams, name) for name in ("reward_snt", "mask_snt", "stop_sn", "last_sn")}
         stream_fields = {name: change(table.transpose(0, 1)).transpose(0, 1) for name, table in stream_tables.items()}
         rows = Sequences(change(self.rows.ids_nl), change(self.rows.attention_nl), self.rows.width)
@@ -262,7 +262,7 @@ class _Batch:
 
 
 class CriticInTrl(TrlPart):
-    """The critic in TRL's trainer, which gives each generation batch its values and is then fitted to the batch."""
+    """The critic in TRL's trainer. It gives each generation batch its values, and is then fitted to the batch."""
 
     def __init__(self, mode: CriticConfig, trainer: Any) -> None:
         super().__init__(mode, trainer)
@@ -280,7 +280,7 @@ class CriticInTrl(TrlPart):
         self._ended: float | None = None
 
     def fill(self, read_batch: Any, output: dict[str, Any]) -> tuple[Any, dict[str, float]]:
-        """Add the critic's values to a batch, fit the critic to the batch, and measure the critic's share of the training time."""
+        """Add the critic's values to a batch, and fit the critic to it. Measure the critic's share of training time."""
         start_time = time.perf_counter()
         batch = read_batch.batch
         reward_streams = streams(read_batch.reading, batch, self.trainer.scheme)
@@ -313,5 +313,5 @@ class CriticInTrl(TrlPart):
 
 
 def megabytes(model: nn.Module) -> float:
-    """Estimate a model's memory in MB: weights and, if they are trained, gradients and AdamW's two moments."""
+    """Estimate a model's memory in MB: its weights and, if trained, gradients and AdamW's two moments."""
     return sum(p.numel() * p.element_size() * (4 if p.requires_grad else 1) for p in model.parameters()) / 1e6

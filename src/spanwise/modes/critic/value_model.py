@@ -1,4 +1,4 @@
-"""`ValueModel`: a token classifier that predicts, before every token, the reward still to come; it can be saved and loaded."""
+"""`ValueModel`: a token classifier that predicts, before every token, the reward still to come. It can be saved."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ABOUT = "critic.json"
 
 
 class Saved(NamedTuple):
-    """The description of a saved critic: the names of its values, its head, and its tokenizer's fingerprint (None: unknown)."""
+    """A saved critic's description: names of values, head, tokenizer fingerprint (None: unknown)."""
 
     names: list[str]
     config: CriticConfig
@@ -34,7 +34,7 @@ class Saved(NamedTuple):
 
     @staticmethod
     def of(place: str | Path) -> Saved | None:
-        """Read a saved critic's description from its folder; None for a token classifier that is no saved critic."""
+        """Read a saved critic's description from its folder. None for a token classifier that is no saved critic."""
         about_file = Path(place) / ABOUT
         try:
             fields = json.loads(about_file.read_text(encoding="utf-8"))
@@ -49,7 +49,7 @@ class Saved(NamedTuple):
 
 
 class ValueModel(nn.Module):
-    """A critic: it predicts, before each token of a completion, the reward still to come, in total or per objective."""
+    """A critic: before each token, it predicts the reward still to come, in total or per objective."""
 
     def __init__(self, model: Any, names: Sequence[str], config: CriticConfig) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class ValueModel(nn.Module):
 
     @staticmethod
     def of_policy(policy: Any, names: Sequence[str], config: CriticConfig) -> ValueModel:
-        """Build a float32 critic on the policy's device: the policy's trunk with its adapters merged, and a head of zeros."""
+        """Build a float32 critic from the policy: its trunk with merged adapters, and a head of zeros."""
         merged_policy = deepcopy(policy).merge_and_unload() if hasattr(policy, "merge_and_unload") else policy
         model_config = _set_head(deepcopy(merged_policy.config), names, config)
         try:
@@ -73,7 +73,7 @@ class ValueModel(nn.Module):
 
     @staticmethod
     def load(place: str, names: Sequence[str], config: CriticConfig, tokenizer: Any = None) -> ValueModel:
-        """Load a saved critic, or any token classifier as a critic; its head becomes zeros if it has another size."""
+        """Load a saved critic, or any token classifier as a critic. A head of another size is replaced by zeros."""
         saved_critic = Saved.of(place)
         if saved_critic is not None:
             fault_messages = {
@@ -121,7 +121,7 @@ class ValueModel(nn.Module):
         return ValueModel(model, names, config)
 
     def forward(self, rows: Sequences) -> Tensor:
-        """Return the value head's output before each of T tokens and after the last, (N, T + 1, S) or (N, T + 1, S, bins)."""
+        """Return the value head's output before each of T tokens and after the last. Shape (N, T + 1, S[, bins])."""
         model_args: dict[str, Any] = {"use_cache": False} if "use_cache" in signature(self.model.forward).parameters else {}
         model_args |= positions(self.model, rows.attention_nl)
         logits_nlc = self.model(input_ids=rows.ids_nl, attention_mask=rows.attention_nl, **model_args).logits
@@ -136,14 +136,14 @@ class ValueModel(nn.Module):
         return categorical_value(output_nts, value_range=self.config.value_range)
 
     def loss(self, output_nt: Tensor, target_nt: Tensor, mask_nt: Tensor, old_value_nt: Tensor) -> Float[Tensor, "n t"]:
-        """Return the critic's loss at each token for one kind of value; the loss is 0 at masked tokens."""
+        """Return the critic's loss at each token for one kind of value. The loss is 0 at masked tokens."""
         if self.config.head == "hl_gauss":
             return categorical_value_loss(output_nt, target_nt, mask_nt, value_range=self.config.value_range)
         clip_center_nt = None if self.config.value_clip is None else old_value_nt
         return value_loss(output_nt, target_nt, mask_nt, old_value_nt=clip_center_nt, clip=self.config.value_clip)
 
     def save(self, folder: str | Path, tokenizer: Any = None) -> None:
-        """Write the critic's weights, configuration and names of values, for `load`; `transformers` can read the model, too."""
+        """Write the critic's weights, configuration and names of values. `load` and `transformers` can read them."""
         self.model.save_pretrained(str(folder))
         critic_description = {
             "values": list(self.names),
@@ -156,13 +156,13 @@ class ValueModel(nn.Module):
 
 
 def fingerprint(tokenizer: Any) -> str:
-    """Return a short hash of a tokenizer's vocabulary, which is equal for tokenizers with the same ids."""
+    """Return a short hash of a tokenizer's vocabulary. Tokenizers with the same ids have the same hash."""
     vocabulary_json = json.dumps(sorted(tokenizer.get_vocab().items()), ensure_ascii=True)
     return hashlib.sha256(vocabulary_json.encode()).hexdigest()[:16]
 
 
 def _set_head(settings: Any, names: Sequence[str], config: CriticConfig) -> Any:
-    """Set the critic's number of outputs in a model's configuration, and remove dropout because values must not be random."""
+    """Set the critic's number of outputs in a model's configuration. Remove dropout, because values must not be random."""
     settings.num_labels = len(names) * (1 if config.head == "scalar" else config.bins)
     for name, setting in vars(settings).items():
         if isinstance(setting, float) and "drop" in name:

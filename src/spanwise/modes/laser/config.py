@@ -1,4 +1,4 @@
-"""`Laser` (LaSeR): a model's confidence in its answer, read as the probability of a reserved token after the answer's end."""
+"""`Laser` (LaSeR): a model's confidence, from a reserved token's probability after the answer."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from spanwise.registry import register
 from spanwise.scheme import Scheme
 from spanwise.types import Credit
 
-#: The file in a run folder and its checkpoints with the reference log-probability that laser measured.
+#: The file of a run folder or checkpoint with laser's measured reference log-probability.
 FILE = "laser.json"
 
 
 def read_measured(file: Path) -> dict[str, Any]:
-    """Read the file in which a run stored the reference log-probability that laser measured, its `token` and that token's `id`."""
+    """Read a run's file with laser's measured reference log-probability, `token` and token `id`."""
     try:
         entries = json.loads(file.read_text(encoding="utf-8"))
         return {**entries, "token": entries["token"], "id": entries["id"], "reference": float(entries["reference"])}
@@ -41,7 +41,7 @@ def read_measured(file: Path) -> dict[str, Any]:
 @register("laser", kind="mode")
 @dataclass(frozen=True)
 class Laser(Mode):
-    """The settings of a policy's score of its own answers: how the score is read, trained, and mixed into the credit.
+    """The settings of a policy's score of its own answers: reading, training, mixing into the credit.
 
     Equation
         r_s = beta (log pi(token | prompt, completion, end) - reference)
@@ -110,7 +110,7 @@ class Laser(Mode):
             self.check_reach(self.reference)
 
     def check_reach(self, reference: float) -> None:
-        """Refuse a reference log-probability so high that no score can reach 1, because no log-probability is above 0."""
+        """Refuse a reference log-probability with which no score can reach 1. No log-probability is above 0."""
         if -self.beta * reference < 1:
             lowest_beta = math.ceil(-100 / reference) / 100 if reference < 0 else math.inf
             remedy_text = f"set beta to {lowest_beta:.2f} or more" if reference < 0 else "set a reference below 0"
@@ -121,7 +121,7 @@ class Laser(Mode):
 
     @property
     def first_mix(self) -> int | None:
-        """The index of the first generation batch whose credit contains laser's scores; None if there is no such batch."""
+        """The index of the first generation batch whose credit contains laser's scores. None without such a batch."""
         return self.reasoning_warmup + self.self_rewarding_warmup if self.mix > 0 else None
 
     @property
@@ -134,7 +134,7 @@ class Laser(Mode):
         return self.first_mix is not None and number >= self.first_mix
 
     def check_scheme(self, scheme: Scheme) -> None:
-        """Refuse a scheme without the objective that laser predicts, and one that credits turns instead of completions."""
+        """Refuse a scheme without laser's objective, or with credit for turns instead of completions."""
         if self.verdict not in scheme.names:
             raise RecipeError(f"laser.verdict: {unknown('objective', self.verdict, scheme.names)}")
         if scheme.entry.kind == "step" or any(objective.scope == "turn" for objective in scheme.objectives):
@@ -144,7 +144,7 @@ class Laser(Mode):
             )
 
     def check_provided(self, provided: Collection[str]) -> None:
-        """Refuse an engine that does not give laser the log-probabilities from which it computes its scores."""
+        """Refuse an engine that does not give laser the log-probabilities from which it computes scores."""
         if "score_n" not in provided:
             raise RecipeError(
                 f"laser needs the log-probability of '{self.token}' after the end of each completion (score_n), which is not "
@@ -152,14 +152,14 @@ class Laser(Mode):
             )
 
     def check_turns(self) -> None:
-        """Refuse rollouts of several turns, because laser scores whole completions and a row holds only one turn."""
+        """Refuse rollouts of several turns. Laser scores whole completions, and a row holds only one turn."""
         raise RecipeError(
             "laser scores a completion at its end, but these rollouts have several turns or outputs, each with an end of its own. "
             "Leave laser out."
         )
 
     def check_steps(self, steps: int) -> None:
-        """Refuse warm-ups as long as the run, because laser's loss or the mixing of its score would never start."""
+        """Refuse warm-ups as long as the run. Laser's loss, or the mixing of its score, would never start."""
         for start, name, remedy in (
             (self.reasoning_warmup, "loss", "lower reasoning_warmup"),
             (self.first_mix, "mixing", "lower self_rewarding_warmup, or set mix: 0"),
@@ -171,7 +171,7 @@ class Laser(Mode):
                 )
 
     def mixes_at(self, step_n: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
-        """Mark completions of training steps that mix laser's score into the credit, and those of an unknown step (0).
+        """Mark completions of steps that mix laser's score into the credit, and of unknown steps (0).
 
         >>> Laser("<unk>", self_rewarding_warmup=2).mixes_at(torch.tensor([0, 1, 2, 3]))
         tensor([ True, False, False,  True])
@@ -181,7 +181,7 @@ class Laser(Mode):
         return (step_n == 0) | (step_n > self.first_mix)
 
     def recorded(self, table: Any, rows: Any) -> dict[str, Tensor]:
-        """Return the scores that laser recorded for some rows of one step, if that step mixes scores into the credit."""
+        """Return laser's recorded scores for some rows of one step. Empty if the step mixes no scores into the credit."""
         if self.first_mix is None:
             return {}
         if table.score_n is None:
@@ -193,7 +193,7 @@ class Laser(Mode):
         return {"score_n": table.score_n[rows]} if mixes_scores else {}
 
     def opinion(self, score_n: Tensor, group_n: Tensor, step_n: Tensor) -> tuple[Tensor, Tensor]:
-        """Return two columns: each score's weight in the credit (0 before mixing starts), and the score relative to its group."""
+        """Return each score's weight in the credit, and the score relative to its group. Before mixing, weights are 0."""
         return self._compared(score_n.masked_fill(~self.mixes_at(step_n), torch.nan), group_n)
 
     def _compared(self, score_n: Tensor, group_n: Tensor) -> tuple[Tensor, Tensor]:
@@ -229,7 +229,7 @@ class Laser(Mode):
         return self.verdict
 
     def note(self, table: Any) -> str:
-        """Say how many completions are from steps before laser's scores enter the credit; an empty text if there are none."""
+        """Say how many completions are from steps before laser's scores enter the credit. Empty if there are none."""
         if self.first_mix is None or table.score_n is None:
             return ""
         warmup_count = int((~self.mixes_at(table.step_n)).sum())
@@ -240,7 +240,7 @@ class Laser(Mode):
         return warmup_note if warmup_count else ""
 
     def credit(self, credit: Credit, reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
-        """Mix laser's scores into the advantages of the objective `verdict`, in the blocks to which that objective gives credit."""
+        """Mix laser's scores into the advantages of `verdict`, in the blocks that this objective pays."""
         if batch.score_n is None:
             return credit
         if batch.steps is not None:
@@ -251,7 +251,7 @@ class Laser(Mode):
         is_paid_nk = reading.present_nk & is_paid_k.to(reading.length_nk.device)
         mix_share_n, relative_score_n = self._compared(batch.score_n, batch.group_n)
         mix_share_n1, relative_score_n1 = mix_share_n[:, None], relative_score_n[:, None]
-        # If the credit of each objective is known, change only the part that comes from the objective `verdict`.
+        # If each objective's credit is known, change only the credit of the objective `verdict`.
         if scheme.entry.kind == "block" and credit.adv_nm is not None:
             verdict_adv_n1 = credit.adv_nm[:, verdict_index, None].double()
             credit_change_n1 = objective.weight * mix_share_n1 * (relative_score_n1 - verdict_adv_n1)
@@ -268,5 +268,5 @@ class Laser(Mode):
 
 
 def verdicts(laser: Laser, reading: Reading, scheme: Scheme) -> Tensor:
-    """Return each completion's reward under the objective that laser predicts, `if_missing` where it is missing."""
+    """Return each completion's reward that laser predicts, or `if_missing` if the reward is missing."""
     return fill_missing(reading.scores, scheme.objectives)[:, scheme.names.index(laser.verdict)]

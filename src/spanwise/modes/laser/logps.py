@@ -1,4 +1,4 @@
-"""Compute laser's score of a completion, from the log-probability of the reserved token after the completion's end."""
+"""Compute laser's score of a completion from the reserved token's log-probability after its end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from spanwise.modes.sequences import left_padded, positions
 from spanwise.pipeline import Reading
 from spanwise.scheme import Scheme
 
-#: The mean score of the first batch is an error if it is more than `_FAR` outside [0, 1], a warning if more than `_NEAR` from 0.
+#: The first batch's mean score: over `_FAR` outside [0, 1] is an error, over `_NEAR` from 0 a warning.
 _FAR, _NEAR = 0.5, 0.1
 
 
@@ -47,7 +47,7 @@ def reserved_id(laser: Laser, tokenizer: Any, *, size: int, ends: Collection[int
 
 
 def ended(ids_nt: Int[Tensor, "n t"], present_nt: Bool[Tensor, "n t"], ends: Collection[int]) -> Bool[Tensor, " n"]:
-    """Mark the completions whose last token is an end-of-sequence token; the others were cut off."""
+    """Mark the completions whose last token is an end-of-sequence token. The others were cut off."""
     last_token_index_n = present_nt.long().cumsum(dim=1).argmax(dim=1)
     last_token_id_n = ids_nt.gather(1, last_token_index_n[:, None])[:, 0]
     return torch.isin(last_token_id_n, torch.tensor(list(ends), device=ids_nt.device)) & present_nt.any(dim=1)
@@ -57,10 +57,10 @@ def ended(ids_nt: Int[Tensor, "n t"], present_nt: Bool[Tensor, "n t"], ends: Col
 def end_logp(
     model: Any, rows: Sequence[Sequence[int]], token: int, *, pad: int, temperature: float = 1.0, batch_size: int = 64
 ) -> Float[Tensor, " n"]:
-    """Compute a token's log-probability after the end of each row, at the sampling temperature and multiplied by it."""
+    """Compute a token's log-probability after the end of each row. At temperature T the result is multiplied by T."""
     was_training = model.training
     logps_of_chunks: list[Tensor] = []
-    # A PEFT adapter hides the arguments of the model's forward pass, so they are looked up in the wrapped model.
+    # A PEFT adapter hides the arguments of the forward pass, so look them up in the wrapped model.
     inner_model = model.get_base_model() if hasattr(model, "get_base_model") else model
     try:
         model.eval()
@@ -90,7 +90,7 @@ class ScoreReader:
         *,
         temperature: float,
     ) -> Float[Tensor, " n"]:
-        """Return the reserved token's log-probability after each completion, NaN for completions that did not end."""
+        """Return the reserved token's log-probability after each completion; NaN for cut-off completions."""
         has_ended_n = ended(ids_nt, present_nt, self.ends)
         pad_id = int(self.tokenizer.pad_token_id)
         ended_indices = has_ended_n.nonzero()[:, 0].tolist()
@@ -109,7 +109,7 @@ class ScoreReader:
 def measured(
     laser: Laser, token: int, logp_n: Float[Tensor, " n"], *, temperature: float
 ) -> tuple[Laser, dict[str, Any], str | None]:
-    """Set laser's reference to the reserved token's mean log-probability at the start, or compare a given reference with it."""
+    """Set laser's reference to the reserved token's mean log-probability, or check a given reference."""
     known_logp_n = logp_n[~logp_n.isnan()].double()
     if not len(known_logp_n):
         raise DataError(
@@ -151,7 +151,7 @@ class Appended(RowPart):
 
     @staticmethod
     def check(mode: Laser, engine: str, config: Any) -> None:
-        """Refuse settings that split completions into rows, or that give the reserved token no log-probability."""
+        """Refuse settings that split completions, or that give the reserved token no log-probability."""
         setting_faults = _verl_faults(config) if engine == "verl" else _skyrl_faults(config)
         no_reference_message = (
             f"laser has no reference, and {engine} does not measure one. Run `spanwise reference RECIPE`, and write the number "
@@ -160,16 +160,16 @@ class Appended(RowPart):
         refuse({**setting_faults, no_reference_message: mode.reference is None})
 
     def ended(self, ids: Sequence[int], mask: Sequence[Any]) -> bool:
-        """Return whether a row ends with an end-of-sequence token that the policy sampled and the loss trains."""
+        """Return whether a row ends with a sampled end-of-sequence token that the loss trains."""
         return len(ids) > 0 and ids[-1] in self.ends and mask[-1] > 0
 
     def fields(self, logp_n: Float[Tensor, " n"], number: int) -> dict[str, Tensor]:
-        """Compute and keep each row's score; return the scores only for batches whose credit uses them."""
+        """Compute and keep each row's score. Return the scores only for batches whose credit uses them."""
         self._score_n = self_reward(self.temperature * logp_n.float(), beta=self.mode.beta, reference=self.mode.reference)
         return {"score_n": self._score_n} if self.mode.mixes(number) else {}
 
     def lesson(self, reading: Reading, scheme: Scheme, number: int, *, rows: int) -> tuple[Tensor, Tensor, dict[str, float]]:
-        """Return each row's weight and target log-probability for laser's squared error on the reserved token, and metrics."""
+        """Return weights and target log-probabilities of laser's squared error, and metrics."""
         laser = self.mode
         score_n = self._score_n
         laser_metrics: dict[str, float] = {}
@@ -182,7 +182,7 @@ class Appended(RowPart):
             is_score_right_n = (score_n > 0.5) == (verdict_n > 0.5)
             laser_metrics["laser/loss"] = float(verification_loss(score_n.double(), verdict_n, weight_n=class_weight_n))
             laser_metrics["laser/accuracy"] = float(is_score_right_n[is_known_n].double().mean())
-        # `weight_scale` turns the trainer's mean over `rows` of squared log-probability errors into alpha * the MSE of the scores.
+        # The trainer averages squared log-probability errors. `weight_scale` makes the mean alpha * the MSE of the scores.
         weight_scale = laser.alpha * (laser.beta * self.temperature) ** 2 * rows / max(scored_count, 1)
         target_n = (laser.reference + verdict_n.nan_to_num(nan=0.0) / laser.beta) / self.temperature
         return (weight_scale * class_weight_n * (number >= laser.reasoning_warmup)).float(), target_n.float(), laser_metrics
@@ -194,8 +194,8 @@ class Appended(RowPart):
         adv_nt: Float[Tensor, "n t"],
         mask_nt: Shaped[Tensor, "n t"],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Remove laser's entries from old log-probabilities and advantages; return both, and laser's loss by token."""
-        # The advantage right after the last trained token is the weight of laser's error; others outside the mask are padding.
+        """Remove laser's entries from old log-probabilities and advantages. Return both, and laser's loss by token."""
+        # The advantage after the last trained token is the weight of laser's error. The rest outside the mask is padding.
         is_trained_nt = mask_nt > 0
         is_after_trained_nt = torch.cat([torch.zeros_like(is_trained_nt[:, :1]), is_trained_nt[:, :-1]], dim=1)
         is_reserved_nt = is_after_trained_nt & ~is_trained_nt & (adv_nt != 0)
@@ -206,7 +206,7 @@ class Appended(RowPart):
 
 
 def _verl_faults(config: Any) -> dict[str, Any]:
-    """Return every error that settings of verl can cause with laser, as {sentence: whether it applies}."""
+    """Return every error of laser with verl's settings, as {sentence: whether it applies}."""
     return {
         "algorithm.rollout_correction.bypass_mode=True takes log-probabilities from sampling, but laser's token is not sampled. "
         "Set bypass_mode=False, or leave laser out.": (config.algorithm.get("rollout_correction") or {}).get("bypass_mode"),
@@ -216,7 +216,7 @@ def _verl_faults(config: Any) -> dict[str, Any]:
 
 
 def _skyrl_faults(cfg: Any) -> dict[str, Any]:
-    """Return every error that settings of SkyRL can cause with laser, as {sentence: whether it applies}."""
+    """Return every error of laser with SkyRL's settings, as {sentence: whether it applies}."""
     algorithm_config = cfg.trainer.algorithm
     return {
         "laser scores a completion at its end, but generator.step_wise_trajectories=true makes one row per turn. Set it to false, "

@@ -1,4 +1,4 @@
-"""LaSeR's formulas: the score of a reserved token, its share in the credit, and the loss that trains it."""
+"""LaSeR's formulas: a reserved token's score, its share in the credit, and its loss."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spanwise.errors import AlignmentError, RewardError
 
 
 def self_reward(logp_n: Float[Tensor, " n"], *, beta: float, reference: float) -> Float[Tensor, " n"]:
-    r"""Return a policy's score of its own answers, from the log-probability of a reserved token after the end of each.
+    r"""Score a policy's own answers by a reserved token's log-probability after each answer.
 
     Equation
         r_s[i] = beta (log pi(token | prompt_i, completion_i, end) - reference)
@@ -36,7 +36,7 @@ def self_reward(logp_n: Float[Tensor, " n"], *, beta: float, reference: float) -
 def own_opinion(
     self_reward_n: Float[Tensor, " n"], group_n: Int[Tensor, " n"], *, mix: float, threshold: float, scale: str
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-    r"""Return two columns: the weight of a policy's own score in the advantage, and that score relative to its group.
+    r"""Return the weight of a policy's own score in the advantage, and the score relative to its group.
 
     Equation
         A[i] = (1 - tau[i]) A_v[i] + tau[i] z[i],   A_v the advantage of the verdict, in the paper z of it
@@ -69,7 +69,7 @@ def own_opinion(
 
 
 def class_weights(verdict_n: Float[Tensor, " n"], *, balanced: bool = True) -> Float[Tensor, " n"]:
-    r"""Return weights of completions under which right answers together count as much as wrong answers together.
+    r"""Return weights of completions that make right and wrong answers count equally in total.
 
     Equation
         w = (N_c + N_i) / (2 N_c) for right, (N_c + N_i) / (2 N_i) for wrong; 0 where there is no verdict
@@ -105,7 +105,7 @@ def verification_loss(
     weight_n: Float[Tensor, " n"] | None = None,
     count: float | None = None,
 ) -> Float[Tensor, ""]:
-    r"""Return the squared error between a policy's scores of its own answers and their rewards, balanced by class.
+    r"""Return the class-balanced squared error between a policy's own scores and the rewards.
 
     Equation
         l = 1 / (N_c + N_i) * sum over completions with score and verdict of  w (r_s - r_v)^2

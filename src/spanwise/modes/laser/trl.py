@@ -1,4 +1,4 @@
-"""The mode laser in TRL's trainer: one more token in its forward passes, and one more term in its loss."""
+"""The mode laser in TRL's trainer: one more token per forward pass, one more term in the loss."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from spanwise.modes.sequences import sampled_end, sequences
 
 
 class SelfRewarding(TrlPart):
-    """Runs laser in TRL's trainer: it appends the reserved token, and keeps the token's reference and log-probabilities."""
+    """Runs laser in TRL's trainer. Appends the reserved token, and keeps its reference and log-probabilities."""
 
     def __init__(self, laser: Laser, trainer: Any) -> None:
         super().__init__(laser, trainer)
@@ -34,9 +34,9 @@ class SelfRewarding(TrlPart):
         vocabulary_size = policy_model.get_input_embeddings().weight.shape[0]
         self.token = reserved_id(laser, self.tokenizer, size=vocabulary_size, ends=self.ends)
         self.measured: dict[str, Any] | None = None  # the content of `laser.json`; None before the first batch
-        # The reserved token's log-probabilities in the first and the last forward pass after `generate`; NaN for cut-off rows.
+        # The reserved token's log-probabilities: first and last forward pass after `generate`. NaN for cut-off rows.
         self.passes: list[Tensor] = []
-        # The reserved token's log-probabilities from each call of `generate`, NaN for rows that end in the call's very last step.
+        # The reserved token's log-probabilities in each `generate` call. NaN for rows that end in its last step.
         self.heard: list[Tensor] = []
         self._written = False
         self._score_n: Tensor | None = None
@@ -50,12 +50,12 @@ class SelfRewarding(TrlPart):
 
     @property
     def _needed(self) -> bool:
-        """True if the credit, or measuring the reference log-probability, needs scores before the loss is computed."""
+        """True if scores are needed before the loss: for the credit, or to measure the reference."""
         return self.measured is None or self.mode.mixes(self._generation)
 
     @contextmanager
     def generating(self) -> Iterator[None]:
-        """Record the reserved token's log-probabilities during `generate`, if scores are needed before the loss is computed."""
+        """Record the reserved token's log-probabilities in `generate` if they are needed before the loss."""
         self.passes, self.heard = [], []
         policy_model = self.trainer.accelerator.unwrap_model(self.trainer.model)
         # A PEFT adapter wraps the model, and the hook must be on the model itself.
@@ -65,7 +65,7 @@ class SelfRewarding(TrlPart):
             yield
 
     def hear(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Record the reserved token's log-probability after a row's end token, in a forward pass of `generate`."""
+        """Record the reserved token's log-probability after a row's end, in a forward pass of `generate`."""
         input_ids = kwargs.get("input_ids", args[0] if args else None)
         logits = getattr(output, "logits", None)
         if input_ids is None or logits is None:
@@ -88,7 +88,7 @@ class SelfRewarding(TrlPart):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Run a forward pass with the reserved token appended to each ended row, and remove that token from the result."""
+        """Run a forward pass with the reserved token appended to each ended row. Remove that token from the result."""
         is_present_bt = attention_mask[:, -logits_to_keep:].bool()
         has_ended_b = ended(input_ids[:, -logits_to_keep:], is_present_bt, self.ends)
         last_token_index_b = is_present_bt.long().cumsum(dim=1).argmax(dim=1)
@@ -108,7 +108,7 @@ class SelfRewarding(TrlPart):
         return logps_bt, entropies_bt, auxiliary_loss
 
     def fill(self, read_batch: Any, output: dict[str, Any]) -> tuple[Any, dict[str, float]]:
-        """Add laser's scores to the batch, and add the weights and verdicts that laser's loss needs to TRL's output."""
+        """Add laser's scores to the batch. Add the weights and verdicts that laser's loss needs to TRL's output."""
         trainer, mode = self.trainer, self.mode
         batch = read_batch.batch
         all_ranks = read_batch.everyone
@@ -157,7 +157,7 @@ class SelfRewarding(TrlPart):
         return replace(read_batch, batch=replace(batch, score_n=score_n), gathered=all_ranks), {}
 
     def loss(self, inputs: Mapping[str, Any]) -> tuple[Tensor | float, dict[str, float]]:
-        """Return laser's loss on a micro-batch, and fill in the scores of its rows that were still unknown."""
+        """Return laser's loss on a micro-batch. Fill in the scores of its rows that were still unknown."""
         if "laser_weight" not in inputs:
             return 0.0, {}
         verdict_b = inputs["laser_verdict"]
@@ -181,7 +181,7 @@ class SelfRewarding(TrlPart):
         return self.mode.alpha * loss, {f"laser/{name}": float(value) for name, value in metrics.items()}
 
     def known_logps(self, ended_n: Tensor, output: dict[str, Any]) -> Tensor:
-        """Return the log-probabilities of the reserved token that forward passes or `generate` recorded; NaN for other rows."""
+        """Return the recorded log-probabilities of the reserved token; NaN for rows without one."""
         if "old_per_token_logps" in output:  # the first recorded forward pass was the policy's
             return self.passes[0].detach().float().cpu()
         if "logp_nt" in self.trainer.scheme.needs:
@@ -191,7 +191,7 @@ class SelfRewarding(TrlPart):
         return torch.full((len(ended_n),), torch.nan)
 
     def _read_ends(self, batch: Batch, output: dict[str, Any], wanted_n: Tensor) -> Tensor:
-        """Compute the reserved token's missing log-probabilities by a forward pass, with equally many rows in every process."""
+        """Compute the reserved token's missing log-probabilities, with equally many rows in every process."""
         sequence_rows = sequences(output, batch)
         max_wanted_count = int(self.gather(wanted_n.sum()[None]).max())
         wanted_rows_first_n = wanted_n.to(torch.uint8).argsort(descending=True, stable=True)
@@ -208,16 +208,16 @@ class SelfRewarding(TrlPart):
         return logp_n
 
     def _scores(self, logp_n: Tensor) -> Tensor:
-        """Compute laser's scores of completions from log-probabilities, NaN for completions that did not end."""
+        """Compute laser's scores from log-probabilities; NaN for completions that did not end."""
         return self_reward(logp_n, beta=self.mode.beta, reference=self.mode.reference)
 
     @property
     def files(self) -> dict[str, str]:
-        """Return the file with the measured reference log-probability, as {name: text}; empty before the first batch."""
+        """Return the file with the measured reference log-probability, as {name: text}. Empty before the first batch."""
         return {} if self.measured is None else {FILE: json.dumps(self.measured, indent=1) + "\n"}
 
     def restore(self, folder: Path) -> None:
-        """Restore the reference log-probability from a checkpoint; refuse one that was measured for another token."""
+        """Restore the reference log-probability from a checkpoint. Refuse one that was measured for another token."""
         if not (folder / FILE).is_file():
             raise DataError(
                 f"'{folder}' holds no reference of laser ({FILE}), because it was trained without laser. Start a new run."
