@@ -1,4 +1,4 @@
-"""`Recipe`: one YAML file that says what to train, how to give credit and for how long; `load` checks it before anything runs."""
+"""`Recipe`: a YAML file that says what to train, how to give credit and for how long. `load` reads and checks it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from spanwise.score.criteria import is_column
 
 EMBEDDED = ("digits", "digits_twice", "digits_long", "fields", "invoices")  # the tasks with their own model and prompts
 _BY_NAME = ("confidence", "two_attempts", SCRIPT)  # the tasks for which the recipe names a model and a dataset
-#: Maps some fields of a recipe to the tasks that can use them; all tasks can use the other fields.
+#: Maps some recipe fields to the tasks that can use them. All tasks can use the other fields.
 _USED_BY: Mapping[str, tuple[str, ...]] = {
     "start": EMBEDDED[:1],
     **dict.fromkeys(("start_seed", "start_steps"), EMBEDDED),
     "fields": ("fields",),
     **dict.fromkeys(("split", "question_column", "prompt_column", "answer_column", "instruction"), _BY_NAME),
 }
-#: The defaults for recipes that name a model and a dataset; `Recipe` has those for an embedded model of 0.4 M parameters.
+#: Defaults for recipes that name a model and a dataset. `Recipe` has the defaults for the tiny embedded models.
 HUB: Mapping[str, Any] = {
     "learning_rate": 1e-6, "warmup_steps": 20, "entropy": 0.0, "eval_every": 0, "eval_prompts": 100, "eval_samples": 4,
     "save_every": 40, "keep_rollouts": 20,
@@ -228,13 +228,13 @@ class Recipe(BaseModel):
 
     @cached_property
     def modes(self) -> dict[str, Any]:
-        """The modes (features beside the method, such as `critic`) that the recipe has a section for, by name."""
+        """The recipe's modes (features beside the method, such as `critic`), by name."""
         section_by_name = self.model_extra or {}
         return {name: MODES[name].of(section_by_name[name]) for name in MODES if section_by_name.get(name) is not None}
 
     @cached_property
     def refinement(self) -> Refinement | None:
-        """The stage that refines the tokens' advantages after the method; None if the recipe asks for none."""
+        """The stage that changes the tokens' advantages after the method. None if the recipe asks for none."""
         return None if self.refine is None else Refinement.of(self.refine)
 
     @cached_property
@@ -256,7 +256,7 @@ class Recipe(BaseModel):
 
     @property
     def rule(self) -> Literal["brier", "log_score"]:
-        """The scoring rule for confidences, from the recipe's objectives, else from `calibration`, else Brier."""
+        """The scoring rule for confidences: from objectives, else from `calibration`, else Brier."""
         reward_names = [entry.get("reward") for entry in self.objectives or ()]
         if "log_score" in reward_names:
             return "log_score"
@@ -285,7 +285,7 @@ for _name, _description in _parse_descriptions(Recipe.__doc__).items():
 
 
 def load(path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> Recipe:
-    """Read a recipe file, apply overrides, and check everything that can be checked before a model is loaded."""
+    """Read a recipe file, apply overrides, and check everything that can be checked without a model."""
     file_settings = {} if path is None else _read(path)
     changed_settings = dict(overrides or {})
     _check_presets(file_settings, changed_settings)
@@ -306,13 +306,13 @@ def _read(path: str | Path) -> dict[str, Any]:
     recipe_data = read_yaml(path, f"The recipe '{path}'")
     if recipe_data is not None and not isinstance(recipe_data, dict):
         raise RecipeError(f"The recipe '{path}' must hold 'field: value' lines, not a {type(recipe_data).__name__}.")
-    # Paths in the recipe of a run folder are not relative to that folder, because the run copied the recipe there.
+    # A run copies its recipe into the run folder, so paths in the copy are not relative to that folder.
     is_run_folder = (recipe_folder / "metrics.jsonl").is_file()
     return dict(recipe_data or {}) if is_run_folder else _resolve_paths(recipe_data or {}, recipe_folder)
 
 
 def _resolve_paths(written: Any, folder: Path, field: str = "") -> Any:
-    """Resolve the paths of files and modules in a recipe: look for each in the current folder, then beside the recipe."""
+    """Resolve file and module paths in a recipe: in the current folder, then beside the recipe."""
     if isinstance(written, dict) and field in ("", "critic", "objectives"):
         return {key: _resolve_paths(value, folder, str(key)) for key, value in written.items()}
     if isinstance(written, list):
@@ -327,14 +327,14 @@ def _resolve_paths(written: Any, folder: Path, field: str = "") -> Any:
 
 
 def _no_field(key: str) -> str:
-    """Build the error message for an unknown recipe field, with advice if a method has an option of that name."""
+    """Return the error message for an unknown recipe field. Give advice if a method has an option of that name."""
     if any(key in entry.of_a_run().options for entry in METHODS.values()):
         return f"There is no recipe field '{key}'. It is an option of a method, so write options: {{{key}: ...}}."
     return unknown("recipe field", key, [*Recipe.model_fields, *MODES])
 
 
 def _check_presets(from_file: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
-    """Refuse a change of `method`, `baseline` or `calibration` that the recipe's own `objectives` or `per` would cancel."""
+    """Refuse a new `method`, `baseline` or `calibration` that the recipe's own fields would cancel."""
     for field in ("method", "baseline", "calibration"):
         old_setting = from_file.get(field, Recipe.model_fields[field].default)
         if field not in changes or changes[field] == old_setting:
@@ -352,7 +352,7 @@ def _check_presets(from_file: Mapping[str, Any], changes: Mapping[str, Any]) -> 
 def scheme_of(
     recipe: Recipe, task_layout: Layout, longest: int, *, recorded: Collection[str] = (), run_code: bool = True
 ) -> Scheme:
-    """Build a recipe's rule of credit; import a reward's function only if `run_code` is true and its rewards are not `recorded`."""
+    """Build a recipe's rule of credit. Import a reward function only if `run_code` is true and it is not `recorded`."""
     objective_entries = _task_objectives(recipe, task_layout) if recipe.objectives is None else recipe.objectives
     preset_options = {
         "name": recipe.method,
@@ -369,7 +369,7 @@ def scheme_of(
 
 
 def _task_objectives(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | None:
-    """Return the objectives of a task that fills in JSON, one reward per field; None for other tasks."""
+    """Return the objectives of a task that fills in JSON, one reward per field. None for other tasks."""
     if recipe.task not in ("fields", "invoices"):
         return None
     method_entry = method(recipe.method)
@@ -384,7 +384,7 @@ def _task_objectives(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | N
         return [field_objective]  # each objective also credits keys and punctuation, because a wrong key loses the field
     paid_block_names = rest_blocks if credits_blocks else layout.names
     if credits_blocks:
-        # Only the two objectives below credit keys and punctuation, because all fields together would outweigh these two.
+        # Only the two objectives below credit keys and punctuation. All fields together would outweigh them.
         field_objective |= {"pays": (OWN,), "if_missing": None}
     schema_options = {"schema": _invoice_schema(layout), "alone": True}
     return [
@@ -403,7 +403,7 @@ def _invoice_schema(layout: Layout) -> dict[str, Any]:
 
 
 def _apply_limits(scheme: Scheme, limits: Mapping[str, Any]) -> Scheme:
-    """Give the recipe's limits of answer checking to all objectives that use a verifier, unless an objective sets its own."""
+    """Give the recipe's limits of answer checking to objectives with a verifier. An objective's own limits win."""
 
     def has_verifier(objective: Objective) -> bool:
         return isinstance(objective.reward, str) and limits.keys() <= REWARDS.find(objective.reward).options.keys()
@@ -460,7 +460,7 @@ def _choose_layout(recipe: Recipe, task_layout: Layout) -> Layout:
 def answer_layout(recipe: Recipe, task_layout: Layout) -> Layout:
     """Return the layout that finds the answers in completions: the recipe's layout or the task's."""
     used_layout = _choose_layout(recipe, task_layout)
-    # Models write the task's blocks even if the layout is one block, so the task's layout finds the answers.
+    # Models write the task's blocks even if the layout has one block. So the task's layout finds the answers.
     may_take_task_blocks = not used_layout.marks and (recipe.own_layout is None or recipe.task in EMBEDDED)
     if len(used_layout.names) == 1 and (may_take_task_blocks or used_layout.marks == task_layout.marks):
         segmenter = used_layout.segmenter if used_layout.marks else task_layout.segmenter
@@ -482,7 +482,7 @@ def check_written(recipe: Recipe, task_layout: Layout) -> None:
 
 
 def resolved(recipe: Recipe, scheme: Scheme) -> dict[str, Any]:
-    """Return the recipe as plain data with its rule of credit written out, ready for YAML; loaded again, it gives the same run."""
+    """Return the recipe as plain data with its rule of credit written out. Loaded again, it gives the same run."""
     plain_scheme = scheme.plain()
     import_paths = [entry["reward"] for entry in recipe.objectives or () if ":" in str(entry["reward"])]
     function_by_path = {path: imported(path, what="The reward") for path in import_paths}
@@ -499,7 +499,7 @@ def recorded_elsewhere(**_: Any) -> list[float]:
 
 
 def _build_objective(position: int, entry: Mapping[str, Any], recorded: Collection[str], run_code: bool) -> Objective:
-    """Build an objective from its entry in a recipe; import its function only if the reward is not recorded and code may run."""
+    """Build an objective from its recipe entry. Import its function only if code may run and rewards are not recorded."""
     for key in entry:
         if key not in Objective.__dataclass_fields__:
             raise RecipeError(f"Objective {position}: {unknown('field', str(key), Objective.__dataclass_fields__)}")
@@ -533,7 +533,7 @@ def _build_objective(position: int, entry: Mapping[str, Any], recorded: Collecti
 
 
 def _explain(error: ValidationError) -> str:
-    """Turn a validation error into sentences: each field, its value, the allowed values, and the field's purpose."""
+    """Turn a validation error into sentences: field, value, allowed values and the field's purpose."""
     bounds_of: dict[tuple[str, str], list[str]] = {}
     faults = []
     for item in error.errors():

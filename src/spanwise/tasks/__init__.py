@@ -1,4 +1,4 @@
-"""Tasks to train on: an embedded task with its tiny warm-started model, or a model and a dataset that the recipe names."""
+"""Tasks to train on: an embedded task with a tiny model, or a model and a dataset of the user."""
 
 from spanwise.layout import Layout
 from spanwise.recipe import SCRIPT, Recipe
@@ -10,7 +10,7 @@ from spanwise.tasks.warm_start import Phase, WarmStartSettings, digits_task, war
 
 
 def task_start(recipe: Recipe) -> Start | Fields | None:
-    """Return the name of the warm start of a recipe's embedded task, or the settings of the task `fields`; None for other tasks."""
+    """Return the name of a recipe's warm start, or the settings of the task `fields`. None without an embedded task."""
     starts: dict[str, Start | Fields] = {
         "digits": recipe.start, "digits_twice": "twice", "digits_long": "long", "fields": Fields(recipe.fields),
         "invoices": "invoices",
@@ -19,7 +19,7 @@ def task_start(recipe: Recipe) -> Start | Fields | None:
 
 
 def task_layout(recipe: Recipe) -> Layout:
-    """Return the default blocks of a recipe's task; for the run of a user's own script, the blocks that the recipe names.
+    """Return the default blocks of a recipe's task. For a run of the user's own script: the blocks in the recipe.
 
     Example:
         >>> from spanwise.recipe import load
@@ -30,7 +30,7 @@ def task_layout(recipe: Recipe) -> Layout:
 
 
 def task_shape(recipe: Recipe) -> tuple[Layout, int]:
-    """Return the default blocks of a recipe's task, and the largest possible number of tokens of a completion."""
+    """Return the default blocks of a recipe's task, and the largest number of tokens of a completion."""
     if (start := task_start(recipe)) is not None:
         task = embedded(start)
         return task.layout, recipe.max_completion_length or task.longest

@@ -1,4 +1,4 @@
-"""Draw the problems of the embedded tasks, and keep 512 of each task for evaluation; write the digit chains' training texts.
+"""Draw the problems of the embedded tasks, and keep 512 of each task for evaluation. Write training texts of digit chains.
 
 A prompt such as `7+3*4~2___=` is a start digit, k = 1..6 steps (an operator and an operand 1..9) and fillers up to six. Steps are
 taken from left to right, modulo 10. `~` is a smudged operator: `+` with probability 0.7 and `-` with 0.3, drawn once per prompt,
@@ -26,7 +26,7 @@ AnyProblems = TypeVar("AnyProblems", bound="EmbeddedProblems")
 
 
 class EmbeddedProblems(ByCompletion):
-    """N problems of an embedded task; each subclass is a dataclass whose fields are arrays of N rows each."""
+    """N problems of an embedded task. Each subclass is a dataclass whose fields are arrays of N rows."""
 
     def __len__(self) -> int:
         """The number of problems."""
@@ -40,7 +40,7 @@ class EmbeddedProblems(ByCompletion):
 
 @dataclass(frozen=True)
 class Source(Generic[AnyProblems]):
-    """The source of an embedded task's problems: a function that draws them, and the seed of the evaluation problems."""
+    """A source of an embedded task's problems: a function that draws them, and an evaluation seed."""
 
     draw_any: Callable[[int, np.random.Generator], AnyProblems]
     held_out_seed: int
@@ -48,7 +48,7 @@ class Source(Generic[AnyProblems]):
     def draw(
         self, size: int, *, rng: np.random.Generator, exclude: Set[str] = frozenset(), unique: bool = False
     ) -> AnyProblems:
-        """Draw `size` random problems, none with a prompt in `exclude`; with `unique` no prompt is drawn twice."""
+        """Draw `size` random problems, none with a prompt in `exclude`. With `unique` no prompt is drawn twice."""
         if size < 1:
             raise DataError(f"Cannot draw {size} problems; ask for at least 1.")
         excluded_prompts = set(exclude)
@@ -70,7 +70,7 @@ class Source(Generic[AnyProblems]):
         return self.draw(size, rng=rng, exclude=self.held_out_prompts)
 
     def held_out(self, size: int = HELD_OUT) -> AnyProblems:
-        """Return the first `size` of the task's 512 evaluation problems, all different; raise a DataError if there are fewer."""
+        """Return the first `size` of the task's 512 different evaluation problems. Raise a DataError for more."""
         if not 1 <= size <= HELD_OUT:
             raise DataError(f"This task has {HELD_OUT} evaluation prompts and you asked for {size}. Choose 1 to {HELD_OUT}.")
         problems = self.draw(HELD_OUT, rng=np.random.default_rng(self.held_out_seed), unique=True)
@@ -94,7 +94,7 @@ DIGITS_LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["ana
 
 @dataclass(frozen=True)
 class Problems(EmbeddedProblems):
-    """N digit chains (a digit and up to six operations modulo 10) as arrays; steps from `length_n` on are fillers."""
+    """N digit chains (a digit and up to six operations modulo 10) as arrays. Steps from `length_n` on are fillers."""
 
     start_n: Int[np.ndarray, " n"]  # the first digit
     length_n: Int[np.ndarray, " n"]  # the number of steps
@@ -116,18 +116,18 @@ class Problems(EmbeddedProblems):
 
     @property
     def answers(self) -> list[str]:
-        """The true answers, one digit each; a smudged operator `~` counts as the plus or minus that was drawn for it."""
+        """The true answers, one digit each. A smudged operator `~` counts as the plus or minus drawn for it."""
         no_slip_ns = np.zeros(self.operator_ns.shape, dtype=bool)
         return [str(digit) for digit in run_chain(self, no_slip_ns, self.operand_ns)[:, -1].tolist()]
 
 
 @dataclass(frozen=True)
 class TraceNoise:
-    """How often the digit chain's training completions are wrong or refuse, and how they state their confidence."""
+    """How often training completions of the digit chain err or refuse, and how confident they are."""
 
     slip: tuple[float, float, float, float]  # for each operator, the probability that a step yields a random digit
     refusal: float  # the probability of a refusal: `<reasoning></reasoning><answer>?</answer>`
-    # The confidences that a refusal may state, drawn at random; if empty, refusals state confidences like other answers.
+    # The confidences that a refusal may state, drawn at random. If empty, refusals state confidences like other answers.
     refusal_confidence: tuple[float, ...] = ()
     power: float = 0.5  # a completion states (probability of success)**power + noise, rounded to 0.1: over-confident
     spread: float = 0.25  # the standard deviation of the noise, which makes the stated confidence weakly informative
@@ -148,7 +148,7 @@ def apply_step(digit: int, step: str) -> int:
 def run_chain(
     problems: Problems, slip_ns: Bool[np.ndarray, "n s"], slipped_ns: Int[np.ndarray, "n s"]
 ) -> Int[np.ndarray, "n s"]:
-    """Return the digit after every step of N chains; where `slip_ns` is true, take the wrong digit from `slipped_ns`."""
+    """Return the digit after every step of N chains. If `slip_ns` is true, take the wrong digit from `slipped_ns`."""
     digit_n = problems.start_n
     digits_after_step: list[np.ndarray] = []
     is_plus_ns = np.broadcast_to(problems.plus_n.reshape(len(problems), -1), problems.operator_ns.shape)
@@ -164,14 +164,14 @@ def run_chain(
 
 
 def slipping_chain(problems: Problems, slip: tuple[float, ...], rng: np.random.Generator) -> Int[np.ndarray, "n s"]:
-    """Return the digit after every step, with random errors; `slip` holds the probability of an error for each operator."""
+    """Return the digit after every step, with random errors. `slip` has each operator's probability of an error."""
     chain_shape = problems.operator_ns.shape
     slip_ns = rng.random(chain_shape) < np.array(slip)[problems.operator_ns]
     return run_chain(problems, slip_ns, rng.integers(0, 10, chain_shape))
 
 
 def success_probability(problems: Problems, noise: TraceNoise) -> Float[np.ndarray, " n"]:
-    """Return, for each problem, the probability that a model as noisy as its training texts gets all steps right."""
+    """Return each problem's probability that a model with this noise gets all steps right."""
     smudge_right_share = SMUDGE_IS_PLUS**2 + (1 - SMUDGE_IS_PLUS) ** 2
     wrong_share_o = 0.9 * np.array(noise.slip)  # a random digit is right in one of ten cases
     right_share_o = (1 - wrong_share_o) * np.array([1, 1, 1, smudge_right_share])
@@ -180,7 +180,7 @@ def success_probability(problems: Problems, noise: TraceNoise) -> Float[np.ndarr
 
 
 def noisy_traces(problems: Problems, noise: TraceNoise, *, rng: np.random.Generator) -> list[str]:
-    """Write the completions that the warm start imitates: reasoning with errors, answer, risky steps and confidence."""
+    """Write completions for the warm start: noisy reasoning, answer, risky steps and confidence."""
     problem_count = len(problems)
     digit_ns = slipping_chain(problems, noise.slip, rng)
     is_refusal_n = rng.random(problem_count) < noise.refusal
@@ -193,7 +193,7 @@ def noisy_traces(problems: Problems, noise: TraceNoise, *, rng: np.random.Genera
 
 
 def is_refusal(text: BlockText) -> bool:
-    """Return whether a completion refuses to answer: the answer of its first block is not a single digit."""
+    """Return whether a completion refuses: the answer of its first block is not a single digit."""
     first_block = next(iter(text.values()), None) or {}
     answer_text = first_block.get("answer") or ""
     return not (len(answer_text) == 1 and answer_text in "0123456789")
@@ -219,7 +219,7 @@ def draw_chains(
     plus: float = SMUDGE_IS_PLUS,
     each_step: bool = False,
 ) -> Problems:
-    """Draw digit chains with random lengths, digits and operators; a smudged operator `~` is a plus or a minus at random."""
+    """Draw digit chains with random lengths, digits and operators. A smudged operator `~` is a random plus or minus."""
     fewest_steps, most_steps = lengths
     chain_shape = (size, most_steps)
     return kind(
@@ -239,13 +239,13 @@ TWICE_LAYOUT = Layout({"first": ["answer"], "second": ["reasoning", "answer"]})
 
 @dataclass(frozen=True)
 class TwiceNoise:
-    """The probabilities of errors in texts such as `<answer>5</answer><reasoning>088</reasoning><answer>8</answer>`."""
+    """The error rates of texts with two attempts: an answer, a reflection, and a second answer."""
 
     # for each operator, the probability that a step of the reflection yields a random digit
     slip: tuple[float, float, float, float]
     repeat: float  # share of completions whose reflection is empty and whose answers are the same
     refusal: float = 0.02  # share of first answers that are `?`, a refusal
-    # The first answer is right with probability glance**(steps - 1); otherwise it is a random digit.
+    # The first answer is right with probability glance**(steps - 1). Otherwise it is a random digit.
     glance: float = 0.8
 
 
@@ -256,7 +256,7 @@ TWICE_NOISE: dict[str, TwiceNoise] = {
 
 
 def twice_traces(problems: Problems, noise: TwiceNoise, *, rng: np.random.Generator) -> list[str]:
-    """Write the completions that the warm start imitates: an answer, a reflection (empty or noisy), a second answer."""
+    """Write completions for the warm start: an answer, an empty or noisy reflection, a second answer."""
     problem_count = len(problems)
     digit_ns = slipping_chain(problems, noise.slip, rng)
     is_repeat_n = rng.random(problem_count) < noise.repeat
@@ -276,7 +276,7 @@ def twice_traces(problems: Problems, noise: TwiceNoise, *, rng: np.random.Genera
 FEWEST_STEPS, MOST_STEPS = 4, 8
 LONG_SHARE = (0.44, 0.30, 0.06, 0.20)
 LONG_PLUS = 0.95  # the probability that a smudged operator `~` is a plus
-#: A long chain's completion has at most eight lines of 14 tokens, and six tokens of tags, answer and end.
+#: A long chain's completion has at most eight lines of 14 tokens, and six other tokens.
 LONGEST = MOST_STEPS * 14 + 6
 LONG_POSITIONS = 160  # how many tokens the model can process: a prompt and the longest completion
 
@@ -285,7 +285,7 @@ LONG_LAYOUT = Layout({"solution": ["reasoning", "answer"]})
 
 @dataclass(frozen=True)
 class LongProblems(Problems):
-    """N long digit chains: each has eight numbered places, of which 4 to 8 hold a step and the others a filler.
+    """N long digit chains: each has eight numbered places. Of these, 4 to 8 hold a step and the others a filler.
 
         70+31~42*23-64_5_6_7_=<reasoning>0.+3_7+3=0_1.~4?-4_0-4=6_2.*2_6*2_6*2=2_3.-6_2-6=6_</reasoning><answer>6</answer>
 
@@ -307,7 +307,7 @@ class LongProblems(Problems):
 
 @dataclass(frozen=True)
 class LongNoise:
-    """How often the long chain's training texts have errors, and how many of their lines write a calculation twice."""
+    """How often the long chain's training texts err, and how many lines repeat their calculation."""
 
     slip: tuple[float, float, float]  # probability that the result of a step becomes a random digit, for `+`, `-` and `*`
     careful: float = 0.3  # share of careful lines, which write their calculation twice
@@ -323,7 +323,7 @@ LONG_NOISE: dict[str, LongNoise] = {
 
 
 def long_traces(problems: LongProblems, noise: LongNoise, *, rng: np.random.Generator) -> list[str]:
-    """Write the completions that the long chain's warm start imitates: one line per step, then the last digit as the answer."""
+    """Write completions for the long chain's warm start: a line per step, then the last digit."""
     traces = []
     for digit, steps in zip(problems.start_n.tolist(), problems.items, strict=True):
         trace = ""
@@ -341,7 +341,7 @@ def long_traces(problems: LongProblems, noise: LongNoise, *, rng: np.random.Gene
 
 
 def tables(size: int, *, rng: np.random.Generator) -> list[tuple[str, str]]:
-    """Draw exercises modulo 10 such as `7+3=0_0*4=0_`, each cut after its first `=` into prompt and completion."""
+    """Draw exercises modulo 10 such as `7+3=0_0*4=0_`. The first `=` separates prompt and completion."""
     steps_per_exercise = int(rng.choice((1, 2, 4, 8)))
     start_digits = rng.integers(0, 10, size // steps_per_exercise).tolist()
     step_codes = rng.integers(0, 27, (size // steps_per_exercise, steps_per_exercise)).tolist()

@@ -1,4 +1,4 @@
-"""The embedded tasks: their problems, the length of a completion, and how a warm start trains the tiny model of each.
+"""The embedded tasks: problems, length of a completion, and the warm start of each tiny model.
 
 A warm start is a `Course`: stretches of training on noisy traces, one after the other. Models have at most 0.7 million parameters,
 tokenizers some sixty ids, or some 460 for letters in English; all are real `transformers` classes.
@@ -27,12 +27,12 @@ from spanwise.tasks.fields import FIELDS_NOISE, Fields, field_words
 from spanwise.types import BlockText
 
 PAD, END, UNKNOWN = "<pad>", "<eos>", "<unk>"
-# Embeddings with the usual standard deviation of 0.02 are small beside the layers' outputs, and arithmetic takes much longer.
+# Embeddings of the usual deviation 0.02 are small beside layer outputs. Then learning arithmetic takes much longer.
 _EMBEDDING_STD = 0.5
 
 
 def build_tokenizer() -> Any:
-    """Build the tokenizer of the digit chain: one token per tag, per operator with operand, and per other character."""
+    """Build the digit chain's tokenizer: a token per tag, operator with operand, and other character."""
     tag_marks = [mark for tag in digits.DIGITS_LAYOUT.tags for mark in (f"<{tag}>", f"</{tag}>")]
     step_words = [f"{operator}{operand}" for operator in digits.OPERATORS for operand in range(1, 10)]
     vocabulary_words = [*tag_marks, *"0123456789", digits.FILLER, "=", ".", "?", *step_words]
@@ -40,17 +40,17 @@ def build_tokenizer() -> Any:
 
 
 def build_fields_tokenizer() -> Any:
-    """Build the tokenizer of the task `fields`: one token per JSON key with punctuation, per digit and per brace."""
+    """Build the tokenizer of the task `fields`: a token per JSON key with punctuation, digit and brace."""
     return word_tokenizer([*"0123456789", digits.FILLER, "=", *field_words()], r"""\{"a": |, "[a-z]+": |.""")
 
 
 def build_invoice_tokenizer() -> Any:
-    """Build the tokenizer of the invoice letters: about 450 word pieces, and one token for each digit, each JSON key and null."""
+    """Build the tokenizer of invoice letters: about 450 word pieces, digits, JSON keys and null."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     letter_problems = invoices.INVOICES.training(3_000, rng=np.random.default_rng(0))
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
-    # A token may end with the space after a word, so that a name has the same tokens in a letter and after a quote in JSON.
+    # A token may end with the space after a word. So a name has the same tokens in a letter and after a quote in JSON.
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[A-Za-z_]+ ?|[0-9]|[^A-Za-z_0-9] ?"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     trainer = trainers.BpeTrainer(
@@ -77,7 +77,7 @@ def build_reader(tokenizer: Any, seed: int, *, width: int = 128) -> Any:
 
 
 def _draw_weights(model_class: Any, config: Any, seed: int, *, embedding_std: float) -> Any:
-    """Build a model with random weights from a seed; torch's global random state stays as it was."""
+    """Build a model with random weights from a seed. Leave torch's global random state unchanged."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = model_class(config)
@@ -106,7 +106,7 @@ def _fast_tokenizer(tokenizer: Any) -> Any:
 
 
 def build_model(tokenizer: Any, seed: int, *, layers: int = 2, positions: int = 64, width: int = 128, heads: int = 4) -> Any:
-    """Build a Llama with random weights from a seed; torch's global random state stays as it was.
+    """Build a Llama with random weights from a seed. Leave torch's global random state unchanged.
 
     Positions are rotary: prompts have one length, so step i always stands the same distance before the digit it leads to.
     """
@@ -129,16 +129,16 @@ Start = Literal["easy", "hard", "twice", "long", "invoices"]
 
 @dataclass(frozen=True)
 class Stretch:
-    """One stage of a warm start: how to draw its texts, and the tokens in the loss (`None`: all tokens after the prompts)."""
+    """One stage of a warm start: how to draw its texts, and the tokens in the loss. `learned=None`: all but prompts."""
 
     name: str
     place: int  # the seed of this stage's training texts
-    noise: Any  # the errors of the texts, such as `TraceNoise`: a dataclass, because the cached model's key contains it
+    noise: Any  # the texts' errors, such as `TraceNoise`; a dataclass, as the cached model's key contains it
     draw: Callable[[int, np.random.Generator], Pairs]
     learned: Callable[[Int[Tensor, "n t"], dict[str, int]], Bool[Tensor, "n t"]] | None = None
 
     def batch(self, tokenizer: Any, size: int, rng: np.random.Generator) -> tuple[Int[Tensor, "n t"], Int[Tensor, " n"]]:
-        """Draw prompts with training completions; return their token ids, padded on the right, and each prompt's token count."""
+        """Draw prompts with training completions. Return their right-padded token ids, and each prompt's token count."""
         trace_pairs = self.draw(size, rng)
         training_texts = [f"{prompt}{trace}{END}" for prompt, trace in trace_pairs]
         ids_nt = tokenizer(training_texts, padding=True, padding_side="right", return_tensors="pt")["input_ids"]
@@ -147,13 +147,13 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Course:
-    """A whole warm start: its stages (stretches) in order, and how to build the tokenizer and the model that it trains."""
+    """A whole warm start: its training stages (stretches), and how to build tokenizer and model."""
 
     stretches: tuple[Stretch, ...]
     tokenizer: Callable[[], Any] = build_tokenizer
     shape: Mapping[str, int] = field(default_factory=dict)  # options of `model`
     model: Callable[..., Any] = build_model
-    # If true, training keeps the mean of the embeddings at 0; otherwise tied embeddings of rare words become alike.
+    # If true, training keeps the mean of the embeddings at 0. Otherwise tied embeddings of rare words become alike.
     centred: bool = False
     folder: str = "digits-{}"
     key: Mapping[str, Any] = field(default_factory=dict)  # settings of the task on which the weights depend
@@ -161,7 +161,7 @@ class Course:
 
 @dataclass(frozen=True)
 class Embedded:
-    """A task that brings its own problems and a tiny model that has learned to write completions in the right form."""
+    """A task with its own problems and a tiny model that has learned to write in the right form."""
 
     name: str
     layout: Layout
@@ -181,7 +181,7 @@ def _course(
     source_of: Callable[[Any], Source[Any]] | None = None,
     **options: Any,
 ) -> Course:
-    """Build a warm start with one training stage for each of `noises`; the seeds of the stages count up from `first`."""
+    """Build a warm start with one training stage for each of `noises`. The stages' seeds count up from `first`."""
 
     def build_stretch(place: int, name: str, noise: Any) -> Stretch:
         noise_source = source if source_of is None else source_of(noise)
@@ -208,7 +208,7 @@ _INVOICES = _course(
     tokenizer=build_invoice_tokenizer, model=build_reader, centred=True, folder="{}",
 )  # fmt: skip
 _HARD = _course(0, digits.NOISE, digits.DIGITS, digits.noisy_traces)
-# The seeds of all stages differ; 4 and 5 are left out here, because benchmarks/agent_start.py uses them.
+# The seeds of all stages differ. 4 and 5 are left out here, because benchmarks/agent_start.py uses them.
 _TWICE = _course(2, digits.TWICE_NOISE, digits.DIGITS, digits.twice_traces)
 STARTS: dict[Start, Embedded] = {
     "easy": Embedded("digits-easy", digits.DIGITS_LAYOUT, 32, digits.DIGITS, Course(_HARD.stretches[:1])),
@@ -237,7 +237,7 @@ def embedded(task: Start | Fields) -> Embedded:
 
 @dataclass(frozen=True)
 class Task:
-    """What a run trains on: a model, prompts with answers, and a completion's blocks and largest length.
+    """The task of a run: a model, prompts with answers, and a completion's blocks and largest length.
 
     Args:
         name: how reports call it.
@@ -264,7 +264,7 @@ class Task:
 
 
 def stated_confidences(text: list[BlockText], block: str, layout: Layout, *, tag: str = "confidence") -> torch.Tensor:
-    """Return the number that each completion states as its confidence; NaN if it is missing or unreadable."""
+    """Return the number that each completion states as its confidence. NaN if it is missing or unreadable."""
     block_fields = [blocks.get(block) or {} for blocks in text]
     confidence_texts = [fields.get(tag) if tag in layout.keys[block] else None for fields in block_fields]
     confidences = [None if stated is None else parse_confidence(stated) for stated in confidence_texts]

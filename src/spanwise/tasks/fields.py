@@ -1,4 +1,4 @@
-"""A JSON object of K fields, each a small question (`QUESTIONS`) about the eight digits of the prompt.
+"""A JSON object of K fields. Each answers a small question (`QUESTIONS`) on the prompt's eight digits.
 
     3_8_1_4_0_7_5_2_=   {"a": 8, "b": 6, "c": 1, "d": 0}
 
@@ -25,7 +25,7 @@ NAMES = (*LETTERS, "total")
 FORM = "form"  # the block of all text outside the fields' values
 _TABLE = np.array([4, 7, 1, 9, 0, 6, 2, 8, 5, 3])
 
-#: The question of field k: an operation and the places of its digits in the prompt; the answer to `hidden` cannot be known.
+#: The question of field k: an operation and the places of its digits in the prompt. `hidden` has no knowable answer.
 QUESTIONS: tuple[tuple[str, int, int], ...] = (
     ("larger", 0, 1), ("hidden", 0, 0), ("copy", 2, 2), ("smaller", 3, 4),
     ("look-up", 5, 5), ("parity", 7, 7), ("rest", 6, 6), ("larger", 4, 6),
@@ -43,17 +43,17 @@ class FieldProblems(EmbeddedProblems):
 
     @property
     def prompts(self) -> list[str]:
-        """The prompt texts: eight digits, each with a filler so that all are equally far from their fields, and then `=`."""
+        """The prompt texts: eight digits and then `=`. A filler after each digit keeps all equally far from their fields."""
         return [f"{''.join(f'{digit}{FILLER}' for digit in digits)}=" for digits in self.digit_nd.tolist()]
 
 
 @dataclass(frozen=True)
 class FieldsNoise:
-    """How often the fields of a training completion follow their rules, and how often they copy a wrong digit."""
+    """How often the fields of training texts follow their rules, or copy a wrong digit."""
 
-    # each field's probability of following its rule; a tuple with fewer numbers than fields is repeated
+    # each field's probability of following its rule; a tuple shorter than the fields is repeated
     right: tuple[float, ...]
-    # the probability that a field copies the digit four places after its own, so that every field has an error to unlearn
+    # the probability that a field copies the digit four places after its own, an error to unlearn
     astray: float = 0.4
 
 
@@ -121,16 +121,16 @@ class Fields:
 
     @property
     def layout(self) -> Layout:
-        """Return a completion's layout: a block for each field's value, and the block `form` for keys, punctuation and the end."""
+        """Return a completion's layout: a block per field's value, and `form` for all other tokens."""
         return Layout({FORM: [], **{name: [name] for name in self.names}}, segmenter="json")
 
     @property
     def longest(self) -> int:
-        """The number of tokens of a completion: a key and a value for each field, the closing brace, the end."""
+        """The number of tokens of a completion: key and value per field, closing brace, end."""
         return 2 * self.count + 2
 
     def values(self, problems: FieldProblems, slips: tuple[np.ndarray, np.ndarray] | None = None) -> Int[np.ndarray, "n k"]:
-        """Compute the value of every field of N objects; `slips` says which values are replaced, and by what, both (N, K)."""
+        """Compute the value of every field of N objects. `slips` has (which values to replace, by what), both (N, K)."""
         value_nk = np.stack([value_of(problems, *question) for question in QUESTIONS[: self.count]], axis=1)
         return value_nk if slips is None else np.where(*slips, value_nk)
 
@@ -139,7 +139,7 @@ class Fields:
         return self.objects(self.values(problems))
 
     def traces(self, problems: FieldProblems, noise: FieldsNoise, *, rng: np.random.Generator) -> list[str]:
-        """Write the completions that the warm start imitates: correct JSON, with values that often are wrong."""
+        """Write completions for the warm start: correct JSON, with values that are often wrong."""
         is_slip_nk, replacement_nk = self.slips(len(problems), noise, rng)
         is_astray_nk = rng.random(is_slip_nk.shape) < noise.astray
         copied_place_k = (np.arange(self.count) + DIGITS // 2) % DIGITS
@@ -148,17 +148,17 @@ class Fields:
         return self.objects(self.values(problems, (is_slip_nk | is_astray_nk, replacement_nk)))
 
     def slips(self, size: int, noise: FieldsNoise, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Draw which values of the training completions break their field's rule, and random digits to replace them."""
+        """Draw which values of training completions are wrong, and random digits in their place."""
         right_share_k = [
             noise.right[k % len(noise.right)] if name in self.knowable else 0.0 for k, name in enumerate(self.names)
         ]
         return rng.random((size, self.count)) >= np.array(right_share_k), rng.integers(0, 10, (size, self.count))
 
     def objects(self, values_nk: Int[np.ndarray, "n k"]) -> list[str]:
-        """Write the fields' values as JSON objects, as completions and the dataset's column `answer` hold them."""
+        """Write the fields' values as JSON objects, like completions and the dataset's column `answer`."""
         return [json.dumps(dict(zip(self.names, field_values, strict=True))) for field_values in values_nk.tolist()]
 
 
 def field_words() -> list[str]:
-    """Return the words, beside digits, of the task's tokenizer: the keys with their punctuation, and the closing brace."""
+    """Return the tokenizer's words except digits: keys with punctuation, and the closing brace."""
     return [f'{{"{NAMES[0]}": ', *(f', "{name}": ' for name in NAMES[1:]), "}"]

@@ -1,4 +1,4 @@
-"""Tasks of a real language model and a dataset of questions, by hub name or from local folders and files."""
+"""Tasks of a real model and a dataset of questions, by hub name or from local files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from spanwise.tasks.digits import HELD_OUT
 from spanwise.tasks.embedded import Task
 
 PromptFormat = Literal["confidence", "two_attempts"]
-#: Where an instruction goes: into plain text (no chat template), into the user's message, or into a system message.
+#: The place of an instruction: plain text (no chat template), user message or system message.
 PromptStyle = Literal["plain", "user", "system"]
 _SEARCHED_PROMPTS = 64  # for the layout's tags, to warn if prompts do not ask for them
 _TRL_COLUMNS = ("completion", "completions", "completion_ids", "prompts", "image", "images", "environment")
@@ -68,7 +68,7 @@ def load_task(
     eval_limit: int = 512,
     max_completion_length: int = 4096,
 ) -> Task:
-    """Build a task from a model and a dataset; only the model's config and tokenizer are read here.
+    """Build a task from a model and a dataset. Only the model's config and tokenizer are read here.
 
     Args:
         model: hub name or local folder.
@@ -125,7 +125,7 @@ def load_task(
 
 
 def _load_tokenizer(model: str) -> tuple[Any, PromptStyle]:
-    """Load a model's tokenizer; also return whether an instruction goes into a system message, a user message or plain text."""
+    """Load a model's tokenizer. Also return where an instruction goes: system message, user message or plain text."""
     from transformers import AutoConfig, AutoTokenizer
 
     try:
@@ -152,7 +152,7 @@ def _load_tokenizer(model: str) -> tuple[Any, PromptStyle]:
 
 
 def _add_prompts(rows: Any, columns: DatasetColumns, instruction: str, style: PromptStyle) -> Any:
-    """Add the columns `prompt` and `answer` to a dataset's rows, and drop columns whose names TRL uses itself."""
+    """Add the columns `prompt` and `answer` to a dataset, and drop columns whose names TRL uses."""
     added_columns = ["prompt"] if columns.answer is None else ["prompt", "answer"]
     prompt_columns = [columns.prompt] if columns.whole else []
     unwanted_names = (*added_columns, *prompt_columns, *_TRL_COLUMNS)
@@ -168,7 +168,7 @@ def _add_prompts(rows: Any, columns: DatasetColumns, instruction: str, style: Pr
 
 
 def _check_asked(layout: Layout, prompts: list[str], *, instruction: str | None, whole: bool, usual: PromptFormat) -> None:
-    """Refuse a default instruction that does not ask for the layout's tags; warn if the user's own prompts do not."""
+    """Refuse a default instruction that does not ask for the layout's tags. Warn if the user's prompts do not."""
     missing_words = find_unasked(layout, prompts)
     if not missing_words or instruction == "":
         return
@@ -190,7 +190,7 @@ def _check_asked(layout: Layout, prompts: list[str], *, instruction: str | None,
 
 
 def add_instruction(question: str, instruction: str, style: PromptStyle) -> Any:
-    """Put an instruction before a question, as text or as chat messages; an empty instruction adds nothing."""
+    """Put an instruction before a question, as text or as chat messages. An empty instruction adds nothing."""
     if style == "plain":
         return f"{instruction}\n\nProblem:\n{question}\n\n" if instruction else question
     if style == "system" and instruction:
@@ -209,7 +209,7 @@ def render(prompt: Any, tokenizer: Any) -> str:
 
 
 def find_unasked(layout: Layout, texts: Sequence[str]) -> list[str]:
-    """Return the layout's opening tags (except a prefilled one) and JSON keys that none of the prompts names."""
+    """Return the layout's opening tags and JSON keys that no prompt names, except a prefilled tag."""
     words: dict[str, None] = {}
     for part in layout.parts:
         words_of_mark = SEGMENTERS.find(part.segmenter).asks
@@ -279,7 +279,7 @@ def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -
 def find_columns(
     names: Sequence[str], question: str, prompt: str | None, answer: str | None, instruction: str | None
 ) -> DatasetColumns:
-    """Choose a dataset's columns of prompts and answers; without a question column, take `prompt` or else `messages`."""
+    """Choose a dataset's columns of prompts and answers. Without a question column, take `prompt` or `messages`."""
     may_be_conversations = False
     if prompt is None and not instruction and question not in names:
         prompt = next((name for name in ("prompt", "messages") if name in names), None)
@@ -300,7 +300,7 @@ def find_columns(
 
 
 def check_cells(rows: Any, dataset: str, columns: DatasetColumns, *, template: bool) -> None:
-    """Refuse a dataset in which a row has no usable question, prompt or answer; name the row and the remedy."""
+    """Refuse a dataset with an unusable question, prompt or answer. The error names the row and the remedy."""
     if not len(rows):
         raise DataError(_NO_ROWS.format(dataset))
     question_advice = " For a column of whole prompts, write --set prompt_column=NAME."
@@ -323,7 +323,7 @@ def check_cells(rows: Any, dataset: str, columns: DatasetColumns, *, template: b
 
 
 def _cell_fault(cell: Any, option: str, columns: DatasetColumns, *, template: bool) -> str | None:
-    """Say why a cell of a dataset is no question, prompt or answer; return None for a good cell."""
+    """Say why a cell of a dataset is no question, prompt or answer. None for a good cell."""
     if option == "prompt_column":
         message_fault = prompt_fault(cell, template=template)
         if not message_fault and columns.conversations and cell[-1]["role"] == "assistant":
@@ -337,7 +337,7 @@ def _cell_fault(cell: Any, option: str, columns: DatasetColumns, *, template: bo
 
 
 def set_aside(rows: Any, dataset: str, eval_limit: int) -> tuple[Any, Any]:
-    """Split a dataset's rows into those for training, in order, and at most `eval_limit` of those for evaluation."""
+    """Split a dataset's rows into training rows, in order, and at most `eval_limit` evaluation rows."""
     held_out_count = min(HELD_OUT, max(1, len(rows) // 5))
     if len(rows) < 2 or eval_limit < 1:
         raise DataError(

@@ -1,4 +1,4 @@
-"""Make up invoice letters in English, from which a model learns to write JSON: number, customer, dates, items, total, ...
+"""Make up English invoice letters, from which a model learns to write JSON: number, date, items, ...
 
     Invoice 4821 of 12 March 2024. Customer: Dana Weltor. 3 x blue lamp, 12 each. Total 36 euros. Please pay by 26.03.2024.
     {"invoice": 4821, "customer": "Dana Weltor", "date": "2024-03-12", "due": "2024-03-26", "currency": "EUR",
@@ -28,7 +28,7 @@ MOST_ITEMS, MOST_QUANTITY, MOST_PRICE = 3, 5, 29
 LONGEST = 88
 FIELDS = ("invoice", "customer", "date", "due", "currency", "total")
 ITEM_FIELDS = ("name", "quantity", "price")
-#: The JSON fields of every letter's object; a second item is left out, because only some letters have it.
+#: The JSON fields of every letter's object. A second item is left out, because only some letters have it.
 MEASURED = (*FIELDS, *(f"items[0].{name}" for name in ITEM_FIELDS))
 INVOICES_LAYOUT = Layout(
     {FORM: [], **{name: [name] for name in FIELDS}, **{f"items[*].{name}": [f"items[*].{name}"] for name in ITEM_FIELDS}},
@@ -52,13 +52,13 @@ _MONTHS = (
 _CURRENCIES: Mapping[str, tuple[str, ...]] = {
     "EUR": ("EUR", "euros"), "USD": ("USD", "dollars"), "GBP": ("GBP", "pounds"), "CHF": ("CHF", "francs"),
 }  # fmt: skip
-#: The ways in which a letter words an item; punctuation follows the item's name, so that its tokens are the same as in JSON.
+#: The wordings of an item in a letter. Punctuation follows an item's name, so that its tokens are as in JSON.
 _LINES = ("{quantity} x {name}, {price} each", "{name}: {quantity} at {price}", "{quantity} of {name}; {price} per piece")
 
 
 @dataclass(frozen=True)
 class InvoiceProblems(EmbeddedProblems):
-    """N invoice letters, the right JSON object of each, and the misleading numbers, dates and names in them."""
+    """N invoice letters, each with the right JSON object and misleading numbers, dates and names."""
 
     letter_n: Shaped[np.ndarray, " n"]  # text
     gold_n: Shaped[np.ndarray, " n"]  # the object
@@ -72,9 +72,9 @@ class InvoiceProblems(EmbeddedProblems):
 
 @dataclass(frozen=True)
 class ClerkNoise:
-    """How often training completions have the faults of a hurried clerk, and how many optional facts their letters hold."""
+    """How often training completions have a hurried clerk's faults, and how many facts letters hold."""
 
-    # the probability of a fault in each field; a fault in `due` turns a date into null, and null into a date
+    # the probability of a fault per field; a fault in `due` swaps a date and null
     slip: float = 0.0
     facts: float = 1.0  # the smallest share of the optional facts that a letter holds
 
@@ -106,7 +106,7 @@ def _write_date(day: date, form: int) -> str:
 
 
 def draw_letters(size: int, rng: np.random.Generator, *, facts: float = 1.0, most_facts: float = 1.0) -> InvoiceProblems:
-    """Draw letters and their JSON objects; a letter's share of optional facts is drawn between `facts` and `most_facts`."""
+    """Draw letters and their JSON objects. Each letter's share of optional facts is between `facts` and `most_facts`."""
     empty_columns = [np.empty(size, dtype=object) for _ in range(3)]
     problems = InvoiceProblems(*empty_columns)
     for n in range(size):
@@ -188,7 +188,7 @@ def answers(problems: InvoiceProblems) -> list[str]:
 
 
 def clerk_traces(problems: InvoiceProblems, noise: ClerkNoise, *, rng: np.random.Generator) -> list[str]:
-    """Write the completions that the warm start imitates: each letter as JSON, with the faults of a hurried clerk."""
+    """Write completions for the warm start: each letter as JSON, with a hurried clerk's faults."""
     gold_and_misleading = zip(problems.gold_n, problems.misleading_n, strict=True)
     return [json.dumps(_copy_with_faults(gold, other, noise.slip, rng)) for gold, other in gold_and_misleading]
 
@@ -196,7 +196,7 @@ def clerk_traces(problems: InvoiceProblems, noise: ClerkNoise, *, rng: np.random
 def _copy_with_faults(
     gold: Mapping[str, Any], other: Mapping[str, Any], rate: float, rng: np.random.Generator
 ) -> dict[str, Any]:
-    """Copy a letter's JSON object as a hurried clerk does: take misleading facts, invent or overlook dates, miscount."""
+    """Copy a letter's JSON object as a hurried clerk does: misread facts, invent dates, miscount."""
 
     def slips() -> bool:
         return bool(rng.random() < rate)
@@ -228,7 +228,7 @@ INVOICES: Source[InvoiceProblems] = Source(draw_letters, 20_264)
 
 
 def key_words() -> list[str]:
-    """Return the texts that are one token each for the letters' tokenizer: keys with punctuation, the quote and null."""
+    """Return texts that are one token each in the letters' tokenizer: keys, the quote and null."""
     first_field, *other_fields = FIELDS[:-1]
     item_keys = [f', "{name}": ' for name in ITEM_FIELDS[1:]]
     return [f'{{"{first_field}": ', *(f', "{name}": ' for name in other_fields), ', "items": [', '{"name": ',

@@ -1,4 +1,4 @@
-"""Train the tiny model of an embedded task once, on completions with deliberate errors, and cache it: the warm start.
+"""The warm start: train an embedded task's tiny model once, on flawed completions, and cache it.
 
 A cached model is a whole folder or none, and a record holds the digest of each file.
 """
@@ -97,7 +97,7 @@ class WarmStartSettings:
 
 
 def shortened(steps: int, settings: WarmStartSettings | None = None) -> WarmStartSettings:
-    """Return warm-start settings with every phase cut to `steps` steps: training is short, and the model learns little."""
+    """Return warm-start settings with `steps` steps per phase. Training is short, and the model learns little."""
     settings = settings or WarmStartSettings()
     return replace(settings, **{name: replace(phase, steps=steps) for name, phase in _phases(settings).items()})
 
@@ -111,7 +111,7 @@ def warm_start(
     settings: WarmStartSettings | None = None,
     device: str | torch.device = "cpu",
 ) -> Path:
-    """Return the folder of the warm-started model and its tokenizer, trained on the first call and then cached.
+    """Return the folder of the warm-started model and its tokenizer. The first call trains and caches the model.
 
     The letters' start with seed 0 comes with the package, so that nobody waits four minutes for it. The hard start continues the
     easy one and shares its cache; the start with two attempts is its own. A cached folder with a missing or altered file is
@@ -170,7 +170,7 @@ def digits_task(
     progress: Progress | None = None,
     settings: WarmStartSettings | None = None,
 ) -> Task:
-    """Build an embedded task with its warm-started model: digit chains, JSON objects of small answers, or invoice letters.
+    """Build an embedded task with its warm-started model: digit chains, JSON objects or invoice letters.
 
     The evaluation prompts are the same for every seed; neither the training prompts nor the warm start contain any of the 512.
 
@@ -210,7 +210,7 @@ def _dataset(prompts: list[str], answers: list[str]) -> Any:
 def _train(
     model: Any, tokenizer: Any, stretch: Stretch, seed: int, settings: WarmStartSettings, *, centred: bool
 ) -> Iterator[float]:
-    """Train the model on one stage of its warm start; after each step yield the mean loss of the learned tokens."""
+    """Train the model on one stage of its warm start. After each step, yield the mean loss of the learned tokens."""
     phase = _phases(settings)[stretch.name]
 
     def learning_rate_factor(step: int) -> float:
@@ -223,7 +223,7 @@ def _train(
     old_thread_count = torch.get_num_threads()
     id_of_token = tokenizer.get_vocab()
     model.train()
-    # A second thread hardly speeds up so small a model, and slows a busy machine down several times.
+    # A second thread hardly speeds up so small a model, and slows a busy machine down.
     torch.set_num_threads(1)
     try:
         for _ in range(phase.steps):
@@ -271,7 +271,7 @@ def _phases(settings: WarmStartSettings) -> dict[str, Phase]:
 
 
 def _identity(course: Course, index: int, seed: int, settings: WarmStartSettings) -> dict[str, Any]:
-    """Return everything that determines a model's weights after a stage of its warm start, to name and record the model."""
+    """Return all that determines a model's weights after a warm-start stage, to name the model."""
     stage_of_name = {stretch.name: stretch for stretch in course.stretches[: index + 1]}
     unused_phases = _phases(settings).keys() - stage_of_name.keys()
     return {
@@ -296,7 +296,7 @@ def default_cache_folder() -> Path:
 
 
 def is_intact(folder: Path) -> bool:
-    """Return whether a cached folder exists with every file unchanged; log a notice if a file has changed."""
+    """Return whether a cached folder exists with every file unchanged. Log a notice if a file has changed."""
     if not folder.exists():
         return False
     try:
@@ -315,7 +315,7 @@ def _digest(file: Path) -> str:
 
 
 def save(model: Any, tokenizer: Any, folder: Path, *, record: dict[str, Any]) -> None:
-    """Save the model under a temporary name and rename its folder, so that a reader sees the whole folder or none."""
+    """Save the model under a temporary name and rename its folder. So a reader sees the whole folder or none."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing-", ignore_cleanup_errors=True) as scratch:
@@ -350,7 +350,7 @@ _A, _B, _C, _STEPS, _EPS, _MOMENTUM = 3.4445, -4.7750, 2.0315, 5, 1e-7, 0.95
 
 
 def matrix_optimizer(matrices: Iterable[Tensor], lr: float) -> torch.optim.Optimizer:
-    """Return `torch.optim.Muon` if the device multiplies bfloat16 quickly, else the same optimiser in float32."""
+    """Return `torch.optim.Muon` if bfloat16 is fast on the device, else the same optimiser in float32."""
     weights = list(matrices)
     has_fast_bfloat16 = weights[0].is_cuda or torch.backends.cpu.get_cpu_capability().startswith("AVX512")
     return (torch.optim.Muon if has_fast_bfloat16 else Float32Muon)(weights, lr=lr, weight_decay=0.0)
@@ -377,7 +377,7 @@ class Float32Muon(torch.optim.Optimizer):
 
 
 def orthogonalised(matrix: Tensor) -> Tensor:
-    """Return a matrix with the same singular vectors and singular values near 1 (0.7 to 1.2), by Newton-Schulz iteration."""
+    """Return a matrix with the same singular vectors, but singular values near 1 (0.7 to 1.2). Uses Newton-Schulz steps."""
     wide_matrix = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
     wide_matrix = wide_matrix / wide_matrix.norm().clamp(min=_EPS)
     for _ in range(_STEPS):
