@@ -99,7 +99,7 @@ def compare_report(
 
 
 def _warnings(comparison: ArmComparison) -> list[str]:
-    """Return the comparison's warnings with usual causes, and a warning for each arm without figures."""
+    """Return the comparison's warnings with usual causes, and one for each arm (method) without figures."""
     alarm_sentences = [
         f"{sentence} {next((cause for problem, cause in CAUSES.items() if problem in sentence), '')}".strip()
         for sentence in comparison.warnings()
@@ -115,7 +115,7 @@ def _warnings(comparison: ArmComparison) -> list[str]:
 
 
 def _best_arm_headlines(comparison: ArmComparison) -> list[Headline]:
-    """Build a headline for accuracy and one for ECE: the arms that no other arm clearly beats."""
+    """Build a headline for accuracy and one for ECE: the arms (methods) that no other arm clearly beats."""
     headlines = []
     for figure in ("accuracy", "ece"):
         if figure not in comparison.figures:
@@ -132,7 +132,7 @@ def _best_arm_headlines(comparison: ArmComparison) -> list[Headline]:
 
 
 def _arm_rows(comparison: ArmComparison, most: int) -> list[parts.Row]:
-    """Build a table row per arm with its figures over seeds; None for a figure that no seed has."""
+    """Build a table row per arm (method) with its figures over seeds. A figure that no seed has is None."""
     rows: list[parts.Row] = []
     for arm in comparison.methods:
         figure_cells = [None if cell == "-" else cell.replace("!", "⚠") for cell in comparison.row(arm, most)]
@@ -163,7 +163,7 @@ def _difference_panels(comparison: ArmComparison) -> list[Panel]:
 
 
 def compare_finding(comparison: ArmComparison) -> str:
-    """Say which arm is better, in which figure and by how much, and which figures cannot be trusted."""
+    """Say which arm (method) is better, in which figure and by how much, and which figures mean nothing."""
     figure_names = [name for name in ("accuracy", "ece") if name in comparison.figures] or comparison.figures[:2]
     alarm_sentences = [
         f"Alarm for {' and '.join(dict.fromkeys(arm for arm, _ in cells))}: {reason}."
@@ -196,14 +196,14 @@ def _figure_finding(comparison: ArmComparison, name: str) -> str:
 
 
 def _is_meaningless(comparison: ArmComparison, d: Difference) -> bool:
-    """Return whether a warning about an arm makes a difference in this figure meaningless."""
+    """Return whether a warning about an arm (method) makes a difference in this figure meaningless."""
     arm_warnings = [comparison.wrong[arm, d.figure] for arm in (d.a, d.b) if (arm, d.figure) in comparison.wrong]
     is_calibration = d.figure in (*CALIBRATION, *SCORE_FIGURES)
     return any(is_calibration or warning.startswith("most answers could not") for warning in arm_warnings)
 
 
 def _better_first(d: Difference) -> tuple[str, str]:
-    """Return the two arms of a difference, the better one first. Without a better direction: the higher one first."""
+    """Return the two arms (methods) of a difference, the better first. Without a better direction: the higher first."""
     return (d.a, d.b) if (d.interval.value > 0) != (d.figure in LOWER_BETTER) else (d.b, d.a)
 
 

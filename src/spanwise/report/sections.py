@@ -49,7 +49,7 @@ def calibration_section(samples: Mapping[str, Mapping[str, Tensor]], *, note: st
 
 
 def _calibration_panels(name: str, kind: str, columns: Mapping[str, Tensor], note: str) -> list[Panel]:
-    """Build an arm's reliability diagram. A single arm, named "", also gets histograms of right and wrong answers."""
+    """Build an arm's (method's) reliability diagram. A single arm, named "", also gets histograms."""
     rows = reliability(columns[kind], columns["correct"], prompts=columns.get("prompt"))
     if not rows:
         return []
@@ -97,7 +97,7 @@ def figure_panel(name: str, rows: list[Row], names: Sequence[str], **options: An
 def voting_section(
     votes: Mapping[str, Mapping[str, Curve]], samples: Mapping[str, Mapping[str, Tensor]], *, over: str = "prompts"
 ) -> Section:
-    """Build the section with a panel of voting curves per arm. Their intervals are over prompts or seeds."""
+    """Build the section with a panel of voting curves per arm (method). The intervals are over prompts or seeds."""
     arms_with_score = [
         arm for arm, columns in samples.items() if "score" in columns and bool(columns["confidence"].isnan().all())
     ]

@@ -40,7 +40,7 @@ from spanwise.rollouts.folder import RunFolder, hidden, is_filled, sole_writer
 FIGURES = ("accuracy", "auroc", "ece", "brier", "coverage", "format_rate", "refusal_rate")
 #: The recipe fields that a comparison sets for every arm, unless the user sets them.
 COMMON = {"eval_every": 20, "eval_samples": 16, "keep_rollouts": 20, "report": False}
-#: Recipe fields for the start model and the evaluation. All arms must have the same values.
+#: Recipe fields for the start model and the evaluation. All compared runs must have the same values.
 _SAME = (
     "task", "model", "dataset", "split", "question_column", "prompt_column", "instruction", "answer_column", "start", "start_seed",
     "start_steps", "temperature", "eval_prompts", "eval_samples",
@@ -142,7 +142,7 @@ def compare(
 
 
 def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
-    """Yield a table of the arms' figures, then warnings, then a table of differences paired by seed."""
+    """Yield tables of a comparison: figures by arm (method), warnings, and differences paired by seed."""
     seed_count = max(interval.count for interval in comparison.cells.values())
     title = f"Mean over {seed_count} seeds ± half the width of the {100 * comparison.level:g} % interval"
     figure_columns = (Column(name.replace("_", " "), no_wrap=True) for name in comparison.figures)
@@ -290,7 +290,7 @@ def arm_fields(name: str) -> dict[str, Any]:
 def plan_runs(
     arms: Sequence[str], seeds: Sequence[int], choices: Mapping[str, Any], output: str, *, shared: str | Path | None = None
 ) -> list[ArmRun]:
-    """List the runs of a comparison seed by seed. After an early stop, the first seeds have all arms."""
+    """List the runs of a comparison seed by seed. After an early stop, the first seeds have all arms (methods)."""
     for field, option in (("seed", "seeds"), ("output", "output")):
         if field in choices:
             raise RecipeError(f"Every run of a comparison has its own {field}; give --{option} in place of --set {field}.")
@@ -306,7 +306,7 @@ def plan_runs(
                     f"Arm '{name}' has the {field} {arm_choices[field]}, but --set {field}={choices[field]} would override that. "
                     f"Remove --set {field}, or add {choices[field]} as another arm."
                 )
-    # An arm's fields override the recipe file that all arms share. `choices` (--set) override both.
+    # The fields of an arm (a compared method) override the shared recipe file. `choices` (--set) override both.
     fields_in_file = set() if shared is None else load(shared).model_fields_set
     common_fields = {field: value for field, value in COMMON.items() if field not in fields_in_file}
     runs: list[ArmRun] = []

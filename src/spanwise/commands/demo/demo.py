@@ -28,7 +28,7 @@ GOAL = 0.8
 
 @dataclass(frozen=True)
 class Trained:
-    """A finished run of the demo: its arm, recipe and summary. `title` names the arm, with the seed if there are several."""
+    """A finished run of the demo: its arm (way of crediting), recipe and summary. `title` names the arm, and any seed."""
 
     arm: str
     title: str
@@ -38,7 +38,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Demo:
-    """A demo: the recipe fields of its arms, and functions that sum up its runs. Users may not set the `fixed` fields."""
+    """A demo: recipe fields of its arms (ways of crediting), and functions on its runs. Users may not set `fixed` fields."""
 
     name: str
     arms: Mapping[str, Mapping[str, Any]]
@@ -89,7 +89,7 @@ def run_demo(
 
 
 def _sum_up_digits(trained: Sequence[Trained]) -> dict[str, Any]:
-    """Return the digits demo's figures (accuracy, ...) by arm and seed, and their means over seeds."""
+    """Return the digits demo's figures (accuracy, ...) by arm (way of crediting) and seed, and their means."""
     figures_by_seed: dict[str, dict[str, dict[str, Any]]] = {}
     for run in trained:
         evaluation_points = run.summary["curve"]

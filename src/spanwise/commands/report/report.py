@@ -146,7 +146,7 @@ def _columns(samples: Samples) -> dict[str, Tensor]:
 
 
 def pooled(samples: Sequence[Samples]) -> dict[str, Tensor]:
-    """Join the evaluation samples of an arm's seeds. A prompt that two seeds answer counts as one prompt."""
+    """Join the evaluation samples of all seeds of an arm (method). A prompt that two seeds answer counts once."""
     first_columns, *other_columns = map(_columns, samples)
     return {
         name: torch.cat([column, *(columns[name] for columns in other_columns)])

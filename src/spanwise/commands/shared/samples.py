@@ -199,7 +199,7 @@ def read_samples(folder: str | Path) -> Samples:
 def ended_runs(
     places: Mapping[str, Mapping[int, Path]],
 ) -> tuple[ByArm[dict[str, Any]], ByArm[Samples], ByArm[dict[str, float | None]]]:
-    """Read summary, samples and final figures of each finished run of a comparison, by arm and seed."""
+    """Read summary, samples and final figures of a comparison's finished runs, by arm (method) and seed."""
     summaries_by_arm: ByArm[dict[str, Any]] = {arm: {} for arm in places}
     samples_by_arm: ByArm[Samples] = {arm: {} for arm in places}
     figures_by_arm: ByArm[dict[str, float | None]] = {arm: {} for arm in places}

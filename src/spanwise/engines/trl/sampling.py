@@ -60,7 +60,7 @@ class DynamicSampling:
 
     def __init__(self, trainer: Any, criterion: str, rounds: int) -> None:
         self.trainer, self.criterion, self.rounds = trainer, criterion, rounds
-        # the last batch's sampled groups per needed group, and share of groups that teach nothing
+        # metrics of the last batch: sampled groups divided by needed groups, and the share of useless groups
         self.metrics: dict[str, float] = {}
         # the last batch's completion ids, if its rewards are known because no group was sampled again
         self.scored: Any = None

@@ -110,7 +110,7 @@ class Laser(Mode):
             self.check_reach(self.reference)
 
     def check_reach(self, reference: float) -> None:
-        """Refuse a reference log-probability with which no score can reach 1. No log-probability is above 0."""
+        """Refuse a reference so high that no score can reach 1, as log-probabilities are at most 0."""
         if -self.beta * reference < 1:
             lowest_beta = math.ceil(-100 / reference) / 100 if reference < 0 else math.inf
             remedy_text = f"set beta to {lowest_beta:.2f} or more" if reference < 0 else "set a reference below 0"
