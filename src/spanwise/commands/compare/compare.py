@@ -160,10 +160,10 @@ def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
         difference_rows.append([Text(figure.replace("_", " "), style="bold")])
         for row in differences:
             interval = row.interval
-            seeds_text = "-" if row.seeds_needed is None or row.verdict == "clear" else str(row.seeds_needed)
+            seeds_needed_text = "-" if row.seeds_needed is None or row.verdict == "clear" else str(row.seeds_needed)
             bounds_text = "" if isnan(interval.low) else f" [{interval.low:+.3f}, {interval.high:+.3f}]"
             interval_text = f"{interval.value:+.3f}{bounds_text}"
-            difference_rows.append([f"  {row.a} - {row.b}", interval_text, row.verdict, seeds_text])
+            difference_rows.append([f"  {row.a} - {row.b}", interval_text, row.verdict, seeds_needed_text])
     difference_columns = (Column(name, no_wrap=True) for name in ("difference", "verdict", "seeds"))
     yield plain_table(Column("", overflow="fold"), *difference_columns, rows=difference_rows)
 
@@ -175,10 +175,10 @@ def _measured_figures(arms: Mapping[str, Mapping[int, Mapping[str, float | None]
     for figures in figures_of_runs:
         figure_names |= dict.fromkeys(name for name, value in figures.items() if value is not None)
     has_unjudged_runs = any(figures.get("verdict_rate", 1.0) not in (None, 1.0) for figures in figures_of_runs)
-    score_figures = (f"{OF_SCORE}{name}" for name in ("auroc", "ece", "brier", "coverage"))
-    table_figures = [*FIGURES, *(["verdict_rate"] if has_unjudged_runs else []), *score_figures]
-    other_figures = [name for name in figure_names if "@" in name or name.endswith("_accuracy")]
-    return [*(name for name in table_figures if name in figure_names), *other_figures]
+    score_figure_names = (f"{OF_SCORE}{name}" for name in ("auroc", "ece", "brier", "coverage"))
+    table_figure_names = [*FIGURES, *(["verdict_rate"] if has_unjudged_runs else []), *score_figure_names]
+    other_figure_names = [name for name in figure_names if "@" in name or name.endswith("_accuracy")]
+    return [*(name for name in table_figure_names if name in figure_names), *other_figure_names]
 
 
 def _train_waiting(unfinished_runs: Sequence[ArmRun], count: int, processes: int | None, console: Console) -> None:
@@ -188,8 +188,8 @@ def _train_waiting(unfinished_runs: Sequence[ArmRun], count: int, processes: int
 
     # Make the start model here once; otherwise each of the training processes would make it.
     make_task(unfinished_runs[0].recipe, console)
-    has_room_for_two = (os.cpu_count() or 1) >= 2 and not torch.cuda.is_available()
-    process_count = processes or (2 if has_room_for_two else 1)
+    can_train_two_at_once = (os.cpu_count() or 1) >= 2 and not torch.cuda.is_available()
+    process_count = processes or (2 if can_train_two_at_once else 1)
     say(console, f"{count - len(unfinished_runs)} of {count} runs are finished; {process_count} train at a time.")
     start_run = partial(_start, console=console)
     start_time = time.perf_counter()
@@ -199,12 +199,12 @@ def _train_waiting(unfinished_runs: Sequence[ArmRun], count: int, processes: int
         seconds_left = (time.perf_counter() - start_time) / done_count * (len(unfinished_runs) - done_count)
         if status == 0:
             figures = read_fields(run.folder / "summary.json")["final"]
-            outcome_text = "  ".join(f"{name} {figures[name]:.3f}" for name in FIGURES if figures.get(name) is not None)
+            run_result_text = "  ".join(f"{name} {figures[name]:.3f}" for name in FIGURES if figures.get(name) is not None)
         else:
             reason_by_failed_run[run.folder.name] = _failure_reason(run, status)
-            outcome_text = f"failed: {reason_by_failed_run[run.folder.name]}"
+            run_result_text = f"failed: {reason_by_failed_run[run.folder.name]}"
         progress_text = f"{done_count}/{len(unfinished_runs)}"
-        say(console, f"{progress_text}  {run.folder.name}  {outcome_text}  {seconds_left / 60:.0f} min left")
+        say(console, f"{progress_text}  {run.folder.name}  {run_result_text}  {seconds_left / 60:.0f} min left")
     if reason_by_failed_run:
         run_name, failure_reason = next(iter(reason_by_failed_run.items()))
         raise DataError(
@@ -223,16 +223,16 @@ def train_command(run: ArmRun, *, resume: bool) -> list[str]:
 def _start(run: ArmRun, console: Console) -> subprocess.Popen[bytes]:
     """Start the process that trains one run, from its newest intact checkpoint if it has one."""
     recipe_fields = run.asked()
-    public_fields = hidden(recipe_fields)
-    write_text(run.file, yaml.safe_dump(public_fields, sort_keys=False))
-    secrets = {name: value for name, value in recipe_fields.items() if public_fields[name] != value}
+    fields_without_secrets = hidden(recipe_fields)
+    write_text(run.file, yaml.safe_dump(fields_without_secrets, sort_keys=False))
+    secrets = {name: value for name, value in recipe_fields.items() if fields_without_secrets[name] != value}
     checkpoint, checkpoint_faults = newest_checkpoint(run.folder / "checkpoints")
     if checkpoint_faults:
         faults_text = "; ".join(f"{name}: {fault}" for name, fault in checkpoint_faults.items())
         start_text = f"goes on from {checkpoint.name}" if checkpoint else "starts anew"
         say(console, f"{run.folder.name} {start_text}; these checkpoints are not readable: {faults_text}.")
-    default_threads = {"OMP_NUM_THREADS": str(run.recipe.threads)}
-    environment = {**default_threads, **os.environ, "COLUMNS": "120", SECRETS: json.dumps(secrets)}
+    thread_environment = {"OMP_NUM_THREADS": str(run.recipe.threads)}
+    environment = {**thread_environment, **os.environ, "COLUMNS": "120", SECRETS: json.dumps(secrets)}
     with _log_file(run).open("ab") as log:  # append to the log, to keep the lines of earlier attempts
         return subprocess.Popen(
             train_command(run, resume=checkpoint is not None),
@@ -339,8 +339,8 @@ def side_by_side(
                     item = waiting_items.pop()
                     item_by_process[start(item)] = item
                 for process in list(item_by_process):
-                    if (status := process.poll()) is not None:
-                        yield item_by_process.pop(process), status
+                    if (exit_status := process.poll()) is not None:
+                        yield item_by_process.pop(process), exit_status
                 time.sleep(0.1)
         finally:
             _end_processes(item_by_process)

@@ -56,8 +56,8 @@ class FileSpans:
 
     def spans(self, rows: Tensor | slice, index_rt: Int[np.ndarray, "r t"]) -> Spans:
         """Return the block spans of some rows. `index_rt` has the positions of their tokens in the file."""
-        block_rt = gather(index_rt, self.block_v, -1)
-        return Spans(self.names, self.start_nk[rows], self.end_nk[rows], block_rt, self.fault_n[rows])
+        block_index_rt = gather(index_rt, self.block_v, -1)
+        return Spans(self.names, self.start_nk[rows], self.end_nk[rows], block_index_rt, self.fault_n[rows])
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,14 @@ class MethodCredit:
         """Return the advantages of all tokens in rows `first` to `last - 1`. Rows outside the loss get 0."""
         rows = slice(first, last)
         if self.adv_v is not None:
-            adv_s = self.adv_v[table.tokens.offsets[first] : table.tokens.offsets[last]]
+            token_adv_s = self.adv_v[table.tokens.offsets[first] : table.tokens.offsets[last]]
         else:
-            index_rt = table.tokens.places(rows)
-            adv_rt = self.spread(self.credit.take(rows), self.file_spans.spans(rows, index_rt))
-            adv_s = adv_rt.numpy()[index_rt >= 0]
+            token_index_rt = table.tokens.places(rows)
+            adv_rt = self.spread(self.credit.take(rows), self.file_spans.spans(rows, token_index_rt))
+            token_adv_s = adv_rt.numpy()[token_index_rt >= 0]
         if table.learned_n is None:
-            return adv_s
-        return adv_s * np.repeat(table.learned_n[rows].numpy(), table.tokens.lengths[rows])
+            return token_adv_s
+        return token_adv_s * np.repeat(table.learned_n[rows].numpy(), table.tokens.lengths[rows])
 
     @property
     def by_block(self) -> dict[str, Float[Tensor, " n"]]:
@@ -133,15 +133,15 @@ def apply_arms(
         apply_arm(table, name, scheme, reading_by_method[name], spans_by_layout[scheme.layout], group_n)
         for name, scheme in arms.schemes.items()
     ]
-    recorded_note = ""
+    file_credit_note = ""
     try:
         if recorded:
-            recorded_credit, recorded_note = apply_recorded(table, spans_by_layout[arms.layout])
+            recorded_credit, file_credit_note = apply_recorded(table, spans_by_layout[arms.layout])
             method_credits.append(recorded_credit)
     except RecipeError as error:
         if must:
             raise
-        recorded_note = left_out_note([RECORDED], str(error))
+        file_credit_note = left_out_note([RECORDED], str(error))
     setup_notes = [
         text for name, scheme in arms.schemes.items() for text in setup_warnings(reading_by_method[name], scheme).values()
     ]
@@ -149,7 +149,7 @@ def apply_arms(
     figures, score_note = _measure_score(table, arms.schemes.values(), scores)
     recipe_modes = next((scheme.modes for scheme in arms.schemes.values() if scheme.modes), ())
     all_notes = [
-        *arms.notes, recorded_note, *dict.fromkeys(setup_notes), table.note, *notes, _note_shared_words(table, spans_by_layout),
+        *arms.notes, file_credit_note, *dict.fromkeys(setup_notes), table.note, *notes, _note_shared_words(table, spans_by_layout),
         _describe_origins(table, arms), _describe_sums(arms), score_note, *(mode.note(table) for mode in recipe_modes),
     ]  # fmt: skip
     spans_with_most_blocks = max((arm.file_spans for arm in method_credits), key=lambda spans: len(spans.names))
@@ -161,11 +161,11 @@ def apply_arms(
 def _note_shared_words(table: RolloutTable, spans_by_layout: Mapping[Layout, FileSpans]) -> str:
     """Return a note on blocks that are lost because they share a word with another block. Empty if there are token ids."""
     straddled_flags = (spans.fault_n & int(Fault.STRADDLED) for spans in spans_by_layout.values())
-    most_straddled = max((int(flag_n.count_nonzero()) for flag_n in straddled_flags), default=0)
-    if table.has_ids or not most_straddled:
+    straddled_count = max((int(flag_n.count_nonzero()) for flag_n in straddled_flags), default=0)
+    if table.has_ids or not straddled_count:
         return ""
     return (
-        f"In {most_straddled} of {len(table)} completions a block lies within a word of another block and counts as absent. To "
+        f"In {straddled_count} of {len(table)} completions a block lies within a word of another block and counts as absent. To "
         "credit it, give the tokenizer's folder with --tokenizer."
     )
 
@@ -193,11 +193,11 @@ def _measure_score(table: RolloutTable, schemes: Iterable[Scheme], scores: Score
     judge_name = next((name for name in judge_names if name is not None), "correct")
     score_n = table.score_n.clamp(0.0, 1.0)
     has_score_n = ~score_n.isnan()
-    correct_n = torch.full_like(score_n, torch.nan)
+    verdict_n = torch.full_like(score_n, torch.nan)
     if judge_name in scores.names:
         outcome_n = scores.outcome(judge_name).double()
-        correct_n = outcome_n.masked_fill((outcome_n != 0) & (outcome_n != 1), torch.nan)
-    is_judged = not bool(correct_n.isnan().all())
+        verdict_n = outcome_n.masked_fill((outcome_n != 0) & (outcome_n != 1), torch.nan)
+    is_judged = not bool(verdict_n.isnan().all())
     score_count = int(has_score_n.sum())
     coverage = float(has_score_n.double().mean())
     fields: dict[str, Any] = {"completions": score_count, "coverage": coverage, "verdict": judge_name if is_judged else None}
@@ -208,7 +208,7 @@ def _measure_score(table: RolloutTable, schemes: Iterable[Scheme], scores: Score
     except ModuleNotFoundError:  # SciPy is missing: the extra `cli` does not install it
         pass
     else:
-        figure_values = figures(score_n, correct_n, well_formed_n=has_score_n)
+        figure_values = figures(score_n, verdict_n, well_formed_n=has_score_n)
         score_figures = {name: figure_values[name.removeprefix(OF_SCORE)] for name in SCORE_FIGURES}
         alarm_reasons = list(dict.fromkeys(alarms(score_figures).values()))
         fields |= {name.removeprefix(OF_SCORE): value for name, value in score_figures.items()} | {"alarms": alarm_reasons}
@@ -240,9 +240,9 @@ def _describe_origins(table: RolloutTable, arms: Arms) -> str:
     }
     origins_text = ", ".join(f"{label} from {origin}" for label, origin in _by_family(origin_by_objective).items())
     unused_columns = [name for name in table.rewards if name not in column_by_objective.values()]
-    first_unused = ", ".join(unused_columns[:3])
+    first_unused_names = ", ".join(unused_columns[:3])
     more_text = f" and {len(unused_columns) - 3} more" if len(unused_columns) > 3 else ""
-    unused_hint = f" No objective uses the file's {first_unused}{more_text}; --reward OBJECTIVE=COLUMN assigns one."
+    unused_hint = f" No objective uses the file's {first_unused_names}{more_text}; --reward OBJECTIVE=COLUMN assigns one."
     return f"Rewards: {origins_text}.{unused_hint if unused_columns else ''}"
 
 
@@ -250,15 +250,15 @@ def _describe_sums(arms: Arms) -> str:
     """Say, for each method that credits a completion as a whole, which rewards it adds up."""
     if len({objective.name for objective in arms.objectives}) < 2:
         return ""
-    sum_texts = []
+    method_sums = []
     for name, scheme in arms.schemes.items():
         if scheme.entry.kind == "completion":
             weight_by_label = _by_family({term.name: term.weight for term in scheme.objectives})
             weighted_names = (label if weight == 1 else f"{weight:g} {label}" for label, weight in weight_by_label.items())
             alone_text = "" if len(scheme.objectives) > 1 else " alone"
-            sum_texts.append(f"{name}: {' + '.join(weighted_names)}{alone_text}")
-    all_sums = "; ".join(sum_texts)
-    return f"Each of these methods adds rewards up to one number per completion: {all_sums}." if sum_texts else ""
+            method_sums.append(f"{name}: {' + '.join(weighted_names)}{alone_text}")
+    sums_text = "; ".join(method_sums)
+    return f"Each of these methods adds rewards up to one number per completion: {sums_text}." if method_sums else ""
 
 
 def read_file(
@@ -266,7 +266,7 @@ def read_file(
 ) -> tuple[dict[Layout, FileSpans], dict[str, Reading]]:
     """Find the blocks and compute the rewards of all completions. Return spans by layout, rewards by method."""
     layouts = (*(scheme.layout for scheme in arms.schemes.values()), *extra_layouts)
-    parts_by_layout: dict[Layout, list[tuple[Tensor, ...]]] = {layout: [] for layout in layouts}
+    span_parts_by_layout: dict[Layout, list[tuple[Tensor, ...]]] = {layout: [] for layout in layouts}
     interleaved_layouts: set[Layout] = set()
     block_index_by_layout = {
         layout: disk_zeros(len(table.tokens.values), np.int8 if len(layout.names) < 128 else np.int16) for layout in layouts
@@ -275,18 +275,18 @@ def read_file(
     for first, last in fitting_runs(table.tokens.lengths, AT_A_TIME):
         REPORT.get()("finding blocks", int(table.tokens.offsets[last]), len(table.tokens.values))
         row_range = slice(first, last)
-        index_rt = table.tokens.places(row_range)
-        is_token_rt = index_rt >= 0
-        ids_rt = gather(index_rt, table.tokens.values, 0)
-        mask_rt = gather(index_rt, table.trainable, False)
+        token_index_rt = table.tokens.places(row_range)
+        is_token_rt = token_index_rt >= 0
+        ids_rt = gather(token_index_rt, table.tokens.values, 0)
+        mask_rt = gather(token_index_rt, table.trainable, False)
         file_columns = {name: values[row_range] for name, values in table.columns.items()}
         # Files do not record the reward for each possible outcome, so `read` computes it from the text.
         recorded_rewards = {name: table.rewards[column].take(row_range) for name, column in arms.recorded_columns.items()}
-        for layout, spans_parts in parts_by_layout.items():
+        for layout, spans_parts in span_parts_by_layout.items():
             spans, texts = find_blocks(ids_rt, mask_rt, layout=layout, vocabulary=table.vocabulary)
             if spans.interleaved:
                 interleaved_layouts.add(layout)
-            block_index_by_layout[layout][index_rt[is_token_rt]] = spans.block_nt.numpy()[is_token_rt]
+            block_index_by_layout[layout][token_index_rt[is_token_rt]] = spans.block_nt.numpy()[is_token_rt]
             spans_parts.append((spans.start_nk, spans.end_nk, spans.length_nk, spans.fault_n))
             for name, scheme in arms.schemes.items():
                 if scheme.layout == layout:
@@ -295,7 +295,7 @@ def read_file(
                     scored_rows = read(batch, scheme, table.vocabulary, recorded=recorded_rewards, located=(spans, texts))
                     readings[name].append(scored_rows.take(slice(None)))
     spans_by_layout = {}
-    for layout, spans_parts in parts_by_layout.items():
+    for layout, spans_parts in span_parts_by_layout.items():
         span_columns = (torch.cat(column) for column in zip(*spans_parts, strict=True))
         spans_by_layout[layout] = FileSpans(
             layout.names, *span_columns, block_v=block_index_by_layout[layout], interleaved=layout in interleaved_layouts
@@ -310,10 +310,10 @@ def _function_columns(
     computed_rewards = [objective.reward for objective in scheme.objectives if objective.name not in scheme.recorded]
     has_functions = any(map(callable, computed_rewards))
     # Without token ids in the file, a length reward would count words or bytes instead of tokens.
-    named_rewards = [REWARDS[name] for name in computed_rewards if isinstance(name, str)]
-    reads_ids = table.has_ids and any(reward.reads_ids for reward in named_rewards)
+    reward_entries = [REWARDS[name] for name in computed_rewards if isinstance(name, str)]
+    reads_token_ids = table.has_ids and any(reward.reads_ids for reward in reward_entries)
     function_columns: dict[str, Sequence[Any]] = {}
-    if has_functions or reads_ids:
+    if has_functions or reads_token_ids:
         function_columns["completion_ids"] = [table.tokens.slice(n, n + 1).tolist() for n in range(rows.start, rows.stop)]
     if has_functions:
         function_columns |= {"prompts": table.prompts[rows], "completions": [completion_text(blocks) for blocks in texts]}
@@ -327,9 +327,9 @@ def apply_arm(
     credits_tokens = scheme.entry.kind == "token" or scheme.refine is not None
     adv_v = disk_zeros(len(table.tokens.values) if credits_tokens else 0, np.float32)
     # A method that compares tokens across a training step is given the whole step at once.
-    compares_tokens = scheme.options.get("whiten") or any(mode.compares for mode in scheme.modes)
-    method_can_split = scheme.entry.kind == "token" and "split" not in scheme.entry.exceptions
-    max_tokens = AT_A_TIME if method_can_split and not compares_tokens else sys.maxsize
+    needs_whole_step = scheme.options.get("whiten") or any(mode.compares for mode in scheme.modes)
+    can_split_step = scheme.entry.kind == "token" and "split" not in scheme.entry.exceptions
+    max_tokens = AT_A_TIME if can_split_step and not needs_whole_step else sys.maxsize
     credit_parts: list[tuple[Tensor, Credit]] = []
     for step in rows_by_number(table.step_n):
         # The mean length covers the whole training step, even if the step is credited in several parts.
@@ -341,17 +341,17 @@ def apply_arm(
             for mode in scheme.modes:
                 batch_fields |= mode.recorded(table, row_indices)
             if credits_tokens:
-                index_rt = table.tokens.places(row_indices.numpy())
-                scored_rows = replace(scored_rows, spans=file_spans.spans(row_indices, index_rt))
-                batch_fields["ids_nt"] = gather(index_rt, table.tokens.values, 0)
-                batch_fields["mask_nt"] = gather(index_rt, table.trainable, False)
+                token_index_rt = table.tokens.places(row_indices.numpy())
+                scored_rows = replace(scored_rows, spans=file_spans.spans(row_indices, token_index_rt))
+                batch_fields["ids_nt"] = gather(token_index_rt, table.tokens.values, 0)
+                batch_fields["mask_nt"] = gather(token_index_rt, table.trainable, False)
                 for batch_field, column_names in token_columns(scheme).items():
-                    token_values = [gather(index_rt, table.token_values[column], 0.0) for column in column_names]
+                    token_values = [gather(token_index_rt, table.token_values[column], 0.0) for column in column_names]
                     batch_fields[batch_field] = torch.stack(token_values, dim=2).squeeze(2)
                 credit = credit_batch(scored_rows, Batch(group_n[row_indices], **batch_fields), scheme)
                 credit = replace(credit, mean_length_n=mean_length.expand(len(row_indices)))
-                is_token_rt = index_rt >= 0
-                adv_v[index_rt[is_token_rt]] = advantages(credit, scored_rows.spans, scheme).numpy()[is_token_rt]
+                is_token_rt = token_index_rt >= 0
+                adv_v[token_index_rt[is_token_rt]] = advantages(credit, scored_rows.spans, scheme).numpy()[is_token_rt]
             else:
                 if table.rollout_n is not None:
                     batch_fields["steps"] = Steps(table.rollout_n[row_indices], row_indices)
@@ -401,7 +401,7 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
     token_count_n = file_spans.length_nk.sum(dim=1).double()
     if table.rollout_n is not None:
         token_count_n = torch.bincount(table.rollout_n, weights=token_count_n)[table.rollout_n]
-    stop_n = torch.zeros(len(table)).double()
+    stop_credit_n = torch.zeros(len(table)).double()
     adv_v = None
     if recorded_numbers.by_block:
         no_credit_n = torch.zeros(len(table))
@@ -409,37 +409,37 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
         is_present_k = present_nk.any(dim=0)
         present_names = (name for k, name in enumerate(file_spans.names) if is_present_k[k])
         if missing_names := [name for name in present_names if name not in recorded_numbers.by_block]:
-            block_names = ", ".join(name for name in recorded_numbers.by_block if name != STOP)
+            recorded_blocks_text = ", ".join(name for name in recorded_numbers.by_block if name != STOP)
             raise RecipeError(
-                f"'{table.path}' records only the credit of the blocks {block_names}, but the layout also has "
+                f"'{table.path}' records only the credit of the blocks {recorded_blocks_text}, but the layout also has "
                 f"{', '.join(missing_names)}. To see the recorded credit under '{RECORDED}', give the trainer's layout."
             )
         credit_nk = torch.stack(block_credits, dim=1).double().nan_to_num()
-        stop_n = recorded_numbers.by_block.get(STOP, stop_n).nan_to_num()
+        stop_credit_n = recorded_numbers.by_block.get(STOP, stop_credit_n).nan_to_num()
     elif recorded_numbers.by_token:
         sum_parts: list[Tensor] = []
         adv_v = disk_zeros(len(table.tokens.values), np.float32)
         for first, last in fitting_runs(table.tokens.lengths, AT_A_TIME):
-            index_rt = table.tokens.places(slice(first, last))
-            block_column_rt = gather(index_rt, file_spans.block_v, -1).long() + 1
+            token_index_rt = table.tokens.places(slice(first, last))
+            block_column_rt = gather(token_index_rt, file_spans.block_v, -1).long() + 1
             credit_sum_rk = torch.zeros(last - first, len(file_spans.names) + 1).double()
-            credit_sum_rk.scatter_add_(1, block_column_rt, gather(index_rt, recorded_numbers.value, 0.0))
+            credit_sum_rk.scatter_add_(1, block_column_rt, gather(token_index_rt, recorded_numbers.value, 0.0))
             sum_parts.append(credit_sum_rk[:, 1:])
-            is_token_rt = index_rt >= 0
-            index_s = index_rt[is_token_rt]
-            in_block_s = block_column_rt.numpy()[is_token_rt] > 0
-            adv_s = recorded_numbers.value[index_s]
+            is_token_rt = token_index_rt >= 0
+            token_index_s = token_index_rt[is_token_rt]
+            is_in_block_s = block_column_rt.numpy()[is_token_rt] > 0
+            token_adv_s = recorded_numbers.value[token_index_s]
             if not recorded_numbers.shares:
-                adv_s = adv_s / np.repeat(token_count_n[first:last].numpy(), table.tokens.lengths[first:last])
-            adv_v[index_s] = np.where(np.isnan(adv_s) | in_block_s, adv_s, 0.0)
+                token_adv_s = token_adv_s / np.repeat(token_count_n[first:last].numpy(), table.tokens.lengths[first:last])
+            adv_v[token_index_s] = np.where(np.isnan(token_adv_s) | is_in_block_s, token_adv_s, 0.0)
         credit_nk = torch.cat(sum_parts)
         if not recorded_numbers.shares:
             credit_nk = credit_nk / file_spans.length_nk.clamp(min=1)
     else:
         credit_nk = torch.from_numpy(recorded_numbers.value)[:, None].expand(present_nk.shape)
-    empty_m = torch.zeros(0, dtype=torch.long)
+    no_counts_m = torch.zeros(0, dtype=torch.long)
     block_nk = torch.where(present_nk, credit_nk, 0.0)
-    credit = Credit(block_nk, stop_n, singleton_m=empty_m, absent_m=empty_m, mean_length_n=token_count_n)
+    credit = Credit(block_nk, stop_credit_n, singleton_m=no_counts_m, absent_m=no_counts_m, mean_length_n=token_count_n)
     spread_unit = "block" if recorded_numbers.by_block else "completion"
     spread_text = "token by token" if recorded_numbers.shares else f"spread over the tokens of the {spread_unit}"
     recorded_note = f"'{RECORDED}' shows the trainer's own numbers: {recorded_numbers.says}, {spread_text}."
@@ -450,8 +450,8 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
 def _spread_recorded(credit: Credit, spans: Spans, *, by_block: bool) -> Float[Tensor, "n t"]:
     """Spread recorded credit over the tokens of each block or rollout. A row without credit gets NaN."""
     finite_credit = replace(credit, block_nk=credit.block_nk.nan_to_num())
-    divisor = "block" if by_block or credit.mean_length_n is None else credit.mean_length_n
-    adv_nt = spread(finite_credit, spans, per=divisor)
+    spread_divisor = "block" if by_block or credit.mean_length_n is None else credit.mean_length_n
+    adv_nt = spread(finite_credit, spans, per=spread_divisor)
     return adv_nt.masked_fill(credit.block_nk.isnan().any(dim=1, keepdim=True), torch.nan)
 
 

@@ -73,10 +73,10 @@ def choose_arms(
     own_scheme_or_error: Scheme | SpanwiseError
     wants_summed_rewards = table.folder is None and recipe.objectives is None and "correct" not in column_by_objective
     summed_rewards = _summed_rewards(table, recorded_columns) if wants_summed_rewards else ()
-    builder = _SchemeBuilder(recipe, blocks, recorded_columns, blocks.objectives, summed_rewards)
+    scheme_builder = _SchemeBuilder(recipe, blocks, recorded_columns, blocks.objectives, summed_rewards)
     own_method_name = "recipe"
     try:
-        own_method_name, own_scheme_or_error, builder = _build_own(builder, run_code)
+        own_method_name, own_scheme_or_error, scheme_builder = _build_own(scheme_builder, run_code)
     except (RecipeError, LayoutError) as error:
         if must_fit:
             raise
@@ -87,7 +87,7 @@ def choose_arms(
     for requested in [method_name for method_name in methods if method_name != RECORDED] if methods else (*USUAL, "recipe"):
         method_name = own_method_name if requested == "recipe" else requested
         try:
-            scheme = own_scheme_or_error if method_name == own_method_name else builder.build_for_file(method_name)
+            scheme = own_scheme_or_error if method_name == own_method_name else scheme_builder.build_for_file(method_name)
             if not isinstance(scheme, Scheme):
                 raise scheme
             check_file(scheme, table)
@@ -108,8 +108,8 @@ def choose_arms(
     left_out_notes = (left_out_note(names, reason) for reason, names in methods_by_reason.items())
     notes = [blocks.note, *left_out_notes]
     if schemes and texts:
-        required_by_default = [own_method_name] if must_fit else []
-        required_methods = schemes if methods else required_by_default
+        default_required_methods = [own_method_name] if must_fit else []
+        required_methods = schemes if methods else default_required_methods
         notes += _drop_tagless(schemes, table, texts, required=required_methods)
     return Arms(blocks.layout, schemes, own_method_name if own_method_name in schemes else None, recorded_columns, notes)
 
@@ -133,8 +133,8 @@ def choose_columns(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str,
                 raise RecipeError(f"--reward {objective}={column}: '{table.path}' records no rewards at all.")
             raise RecipeError(unknown(f"reward in '{table.path}' called", column, table.rewards))
     # Prefer the trainer's recorded verdict to one from the text, unless the user asks for "text".
-    same_names = {name: name for name in table.rewards}
-    column_by_objective = {"correct": table.verdict or "text", **same_names, **rewards}
+    column_by_reward = {name: name for name in table.rewards}
+    column_by_objective = {"correct": table.verdict or "text", **column_by_reward, **rewards}
     return {name: column for name, column in column_by_objective.items() if column != "text"}
 
 
@@ -142,9 +142,9 @@ def _summed_rewards(table: RolloutTable, columns: Mapping[str, str]) -> tuple[st
     """Return the recorded rewards that the trainer added up. Empty if there is only one, equal to `correct`."""
     if "correct" not in columns or len(table.trained) != 1:
         return table.trained
-    correct_n = table.rewards[columns["correct"]].value_n.nan_to_num()
-    trained_n = table.rewards[table.trained[0]].value_n.nan_to_num()
-    return () if torch.equal(correct_n, trained_n) else table.trained
+    correct_reward_n = table.rewards[columns["correct"]].value_n.nan_to_num()
+    trained_reward_n = table.rewards[table.trained[0]].value_n.nan_to_num()
+    return () if torch.equal(correct_reward_n, trained_reward_n) else table.trained
 
 
 def _check_answers(scheme: Scheme, columns: Mapping[str, str], table: RolloutTable) -> None:
@@ -156,8 +156,8 @@ def _check_answers(scheme: Scheme, columns: Mapping[str, str], table: RolloutTab
         answer_column = None if objective.name in columns else reward_options.get("column")
         if answer_column is not None and not any(value is not None for value in table.columns.get(answer_column, ())):
             reward_option = f"--reward {objective.name}={next(iter(table.rewards), '')}"
-            recorded_names = ", ".join(table.rewards)
-            advice = f"The file records {recorded_names}: use one with {reward_option}, or add the column '{answer_column}'."
+            recorded_rewards_text = ", ".join(table.rewards)
+            advice = f"The file records {recorded_rewards_text}: use one with {reward_option}, or add the column '{answer_column}'."
             another_column_may_fit = answer_column == "answer" and table.columns
             columns_hint = f" If another column has them: --columns {answer_column}=NAME." if another_column_may_fit else ""
             raise DataError(
@@ -251,12 +251,12 @@ def token_columns(scheme: Scheme) -> dict[str, list[str]]:
 
 def check_file(scheme: Scheme, table: RolloutTable) -> None:
     """Refuse a method if the file lacks its numbers per token, or has several rows per rollout."""
-    has_several_rows = table.rollout_n is not None
+    has_split_rollouts = table.rollout_n is not None
     refuse({
         f"Method '{scheme.method}' needs each rollout in one row, but rollouts of '{table.path}' have several rows "
-        "(branches). Use a method that needs rewards only (grpo, rlcr, bae).": has_several_rows and scheme.entry.kind == "token",
+        "(branches). Use a method that needs rewards only (grpo, rlcr, bae).": has_split_rollouts and scheme.entry.kind == "token",
         f"refine needs each rollout in one row, but rollouts of '{table.path}' have several rows. Remove refine.": (
-            has_several_rows and scheme.refine is not None
+            has_split_rollouts and scheme.refine is not None
         ),
     })  # fmt: skip
     for mode in scheme.modes:
@@ -267,17 +267,17 @@ def check_file(scheme: Scheme, table: RolloutTable) -> None:
         return
     critic_names = [name.partition("/")[2] for name in table.token_values if name.startswith(schema.VALUES)]
     needed_values_text = ""
-    present_text = "none of them" if table.has_ids else "no token ids"
+    present_values_text = "none of them" if table.has_ids else "no token ids"
     column_list = " and ".join(name for columns in columns_by_field.values() for name in columns)
     advice = f"Use a method that needs rewards only (grpo, rlcr, bae), or a file with the columns {column_list}"
     if critic_names and missing_fields == ["value_nt"]:
-        present_text = f"those of {', '.join(critic_names)}" if critic_names != [""] else "one value"
+        present_values_text = f"those of {', '.join(critic_names)}" if critic_names != [""] else "one value"
         needed_values_text = f" for {', '.join(scheme.value_names)}"
         advice = "Use the recipe that the critic was trained with (its objectives and `values`)"
     needs_text = " and ".join(PER_TOKEN[field] for field in missing_fields)
     raise RecipeError(
         f"Method '{scheme.method}' needs {needs_text} of every token{needed_values_text}, but '{table.path}' holds "
-        f"{present_text}. {advice}."
+        f"{present_values_text}. {advice}."
     )
 
 
@@ -324,20 +324,20 @@ def _drop_tagless(
         return []
     tag_notes = [f"{count.sentence} The layout asks for {count.lacking_text}." for count in tag_counts]
     # A reward that reads a tag which no completion has would call every completion wrong.
-    missing_by_method = {name: _missing_tags(scheme, tag_counts[0]) for name, scheme in schemes.items()}
-    missing_by_method = {name: tags for name, tags in missing_by_method.items() if tags}
-    if not missing_by_method:
+    missing_tags_by_method = {name: _missing_tags(scheme, tag_counts[0]) for name, scheme in schemes.items()}
+    missing_tags_by_method = {name: tags for name, tags in missing_tags_by_method.items() if tags}
+    if not missing_tags_by_method:
         return tag_notes
-    all_missing = set[str]().union(*missing_by_method.values())
-    missing_tags = [tag for tag in tag_counts[0].wanted if tag in all_missing]
+    all_missing_tags = set[str]().union(*missing_tags_by_method.values())
+    missing_tags = [tag for tag in tag_counts[0].wanted if tag in all_missing_tags]
     tags_sentence = census(texts, missing_tags, segmenter=tag_counts[0].segmenter).sentence
-    if len(missing_by_method) == len(schemes) or any(name in required for name in missing_by_method):
+    if len(missing_tags_by_method) == len(schemes) or any(name in required for name in missing_tags_by_method):
         advice = advise_tagless(table, texts, next(iter(schemes.values())).names[0])
-        method_list = " and ".join(missing_by_method)
+        method_list = " and ".join(missing_tags_by_method)
         raise RecipeError(f"{method_list} cannot be applied to '{table.path}': {tags_sentence}{advice}")
-    for name in missing_by_method:
+    for name in missing_tags_by_method:
         del schemes[name]
-    return [left_out_note(list(missing_by_method), tags_sentence), *tag_notes]
+    return [left_out_note(list(missing_tags_by_method), tags_sentence), *tag_notes]
 
 
 def advise_tagless(table: RolloutTable, texts: Sequence[str], name: str = "correct") -> str:
@@ -345,23 +345,23 @@ def advise_tagless(table: RolloutTable, texts: Sequence[str], name: str = "corre
     rewards_text = f" The file records {', '.join(table.rewards)}." if table.rewards else ""
     layout_text = f" (most are made of {layout})" if (layout := common_layout(texts)) else ""
     if table.rewards:
-        options = f"--methods grpo --reward {name}={table.verdict or next(iter(table.rewards))}"
+        options_text = f"--methods grpo --reward {name}={table.verdict or next(iter(table.rewards))}"
     else:
         objective_text = '{reward: correct, pays: [completion], options: {tag: ""}}'
-        options = f"--methods recipe --set 'layout={{completion: []}}' --set 'objectives=[{objective_text}]'"
-    return f"{rewards_text} Give the layout of the completions{layout_text}, or credit whole completions with {options}"
+        options_text = f"--methods recipe --set 'layout={{completion: []}}' --set 'objectives=[{objective_text}]'"
+    return f"{rewards_text} Give the layout of the completions{layout_text}, or credit whole completions with {options_text}"
 
 
 def _missing_tags(scheme: Scheme, tag_census: Census) -> list[str]:
     """Return the tags and special tokens that a method needs and no completion has."""
     layout = scheme.layout
-    rewarded_keys: set[str] = set()
+    keys_read_by_rewards: set[str] = set()
     for objective in scheme.objectives:
         if objective.name not in scheme.recorded and isinstance(objective.reward, str):
             reward_entry = REWARDS[objective.reward]
-            rewarded_keys.update({**reward_entry.options, **objective.options}[name] for name in reward_entry.tags)
+            keys_read_by_rewards.update({**reward_entry.options, **objective.options}[name] for name in reward_entry.tags)
     layout_parts = layout.parts_of(tag_census.segmenter)
-    needed_parts = [part for part in layout_parts if part.key and part.key in rewarded_keys]
+    needed_parts = [part for part in layout_parts if part.key and part.key in keys_read_by_rewards]
     if scheme.entry.kind == "block" and len(layout.names) > 1:
         paid_blocks = {name for objective in scheme.objectives for name in objective.pays}
         seen_blocks = {part.block for part in layout_parts if tag_census.wanted.get(part.mark)}

@@ -49,33 +49,33 @@ def choose_blocks(
         return usual
     common_tags, majority_count = usual_tags(texts)
     if common_tags:
-        found_blocks = _blocks_by_tag(common_tags, recipe, usual)
+        file_blocks = _blocks_by_tag(common_tags, recipe, usual)
     else:
         # Completions with untrained tokens come from an agent. Their JSON is in tool calls and gives no blocks.
         json_fields = usual_fields(texts) if table.trainable.all() else ()
-        found_blocks = _blocks_by_field(json_fields, table, usual)
+        file_blocks = _blocks_by_field(json_fields, table, usual)
     tag_census = census(texts, usual.layout.tags)
-    block_appears = [any(tag_census.wanted[tag] for tag in block_tags) for _, block_tags in usual.layout.blocks]
-    usual_layout_fits = all(block_appears) if common_tags else any(block_appears)
+    has_tag_by_block = [any(tag_census.wanted[tag] for tag in block_tags) for _, block_tags in usual.layout.blocks]
+    usual_layout_fits = all(has_tag_by_block) if common_tags else any(has_tag_by_block)
     has_verdict = asked or table.verdict is not None or "correct" in table.rewards
     lacks_verdict = bool(table.rewards) and not has_verdict
-    if found_blocks is None and not usual_layout_fits and lacks_verdict:
+    if file_blocks is None and not usual_layout_fits and lacks_verdict:
         return _pay_every_reward(usual, table, Layout({"completion": []}))
     # Keep the recipe's blocks if the search found no others, or only tags of the recipe.
-    if found_blocks is None or (usual_layout_fits and set(common_tags) <= set(usual.layout.tags)):
+    if file_blocks is None or (usual_layout_fits and set(common_tags) <= set(usual.layout.tags)):
         return usual
     if not common_tags:
-        return found_blocks
+        return file_blocks
     layout_note = f"You gave no layout, and the usual layout does not fit the file. {tag_census.sentence}".strip()
     tags_text = " ".join(f"<{tag}>" for tag in common_tags)
     majority_text = f"{majority_count} of {len(texts)} completions consist of {tags_text}, in this order."
     if lacks_verdict and set(common_tags).isdisjoint(usual.layout.tags):
-        found_blocks = _pay_every_reward(usual, table, found_blocks.layout)
-        return replace(found_blocks, note=f"{layout_note} {majority_text} The blocks are these tags. {found_blocks.note}")
+        file_blocks = _pay_every_reward(usual, table, file_blocks.layout)
+        return replace(file_blocks, note=f"{layout_note} {majority_text} The blocks are these tags. {file_blocks.note}")
     no_verdict_reason = census(texts, ["answer"]).sentence
     if no_verdict_reason:
         no_verdict_reason = f"Nothing says which completions of '{table.path}' are right: {no_verdict_reason}"
-    return replace(found_blocks, note=f"{layout_note} {majority_text} {found_blocks.note}", no_verdict=no_verdict_reason)
+    return replace(file_blocks, note=f"{layout_note} {majority_text} {file_blocks.note}", no_verdict=no_verdict_reason)
 
 
 def parse_pay(block_reward_pairs: Sequence[tuple[str, str]], recipe: Recipe, table: RolloutTable) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def _blocks_by_tag(tags: Sequence[str], recipe: Recipe, usual: Blocks) -> Blocks
     """Build a block for each tag. `correct` pays all blocks except a last block named `confidence`."""
     tag_layout = layout_of(tags)
     blocks = tag_layout.names
-    note = (
+    blocks_note = (
         f"The blocks are {', '.join(blocks)}. For other blocks, edit this option and add it: "
         f"--set 'layout={_layout_json(tag_layout)}'."
     )
@@ -125,7 +125,7 @@ def _blocks_by_tag(tags: Sequence[str], recipe: Recipe, usual: Blocks) -> Blocks
     objectives = (replace(correct_objective, pays=blocks),)
     if len(blocks) > 1 and blocks[-1] == "confidence":
         objectives = (replace(correct_objective, pays=blocks[:-1]), calibration_objective)
-    return Blocks(tag_layout, usual.longest, objectives, note)
+    return Blocks(tag_layout, usual.longest, objectives, blocks_note)
 
 
 def _blocks_by_field(field_names: tuple[str, ...], table: RolloutTable, usual: Blocks) -> Blocks | None:
@@ -221,23 +221,23 @@ def compared_groups(table: RolloutTable, recipe: Recipe, run: Recipe | None) -> 
     rollout_n = torch.arange(len(table)) if table.rollout_n is None else group_index(table.rollout_n)
     # A rollout with several rows counts once in its group.
     _, first_rows = np.unique(rollout_n.numpy(), return_index=True)
-    group_r = table.group_n[first_rows]
-    step_r = table.step_n[first_rows]
+    rollout_group_r = table.group_n[first_rows]
+    rollout_step_r = table.step_n[first_rows]
     # Groups get the group size of the spanwise run that wrote the file, or the user's group size.
     if run is None and "group_size" not in recipe.model_fields_set:
-        return group_r[rollout_n], _note_group_sizes(step_r, group_r, keyed=table.keyed)
+        return rollout_group_r[rollout_n], _note_group_sizes(rollout_step_r, rollout_group_r, keyed=table.keyed)
     size = (run or recipe).group_size
     notes = []
-    group_r = split_groups(group_r, size)
-    if small_groups := int((group_r.unique(return_counts=True)[1] < size).sum()):
+    rollout_group_r = split_groups(rollout_group_r, size)
+    if small_groups := int((rollout_group_r.unique(return_counts=True)[1] < size).sum()):
         notes.append(f"{small_groups} groups have fewer than {size} completions; their credit may differ from training.")
-    step_sizes = step_r.unique(return_counts=True)[1]
+    step_sizes = rollout_step_r.unique(return_counts=True)[1]
     if run is not None and bool((step_sizes != run.prompts * size).any()):
         notes.append(
             f"The file has {int(step_sizes.min())} to {int(step_sizes.max())} completions per step, but the run trained on "
             f"{run.prompts * size}. Methods that compare completions with a whole batch may give other credit than in training."
         )
-    return group_r[rollout_n], notes
+    return rollout_group_r[rollout_n], notes
 
 
 def split_groups(group_n: Int[Tensor, " n"], size: int) -> Int[Tensor, " n"]:

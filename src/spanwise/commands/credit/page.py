@@ -37,9 +37,9 @@ def credit_page(folder: Path) -> str:
         table, shown_table, row_indices, rules=rule_by_method, outcome=summary.get("outcome"), own=summary.get("own"),
         tokenizer=schema.tokenizer_of(shown_table.schema),
     )  # fmt: skip
-    shown_note = ""
+    shown_rows_note = ""
     if len(row_indices) < len(table):
-        shown_note = f" The page shows {len(row_indices)} of {len(table)} completions, drawn evenly over the file."
+        shown_rows_note = f" The page shows {len(row_indices)} of {len(table)} completions, drawn evenly over the file."
     verdict_name = (summary.get("score") or {}).get("verdict") or "correct"
     verdict_column = schema.column("reward", verdict_name)
     score_samples = None
@@ -50,7 +50,7 @@ def credit_page(folder: Path) -> str:
         score_samples = {"score": score_n, "correct": judged_verdict_n, "prompt": group_n}
     return credit_report(
         source=summary["source"],
-        note=f"{summary.get('note', '')}{shown_note}".strip(),
+        note=f"{summary.get('note', '')}{shown_rows_note}".strip(),
         methods=list(credit_by_method),
         credit=credit_by_method,
         rewards={
@@ -71,8 +71,8 @@ def choose_rows(group_n: Int[Tensor, " n"], count: int) -> list[int]:
     rows_of_groups = sorted(rows_by_number(group_n), key=lambda rows: int(rows[0]))
     chosen_groups: list[Tensor] = []
     for group_count in range(max(1, count * len(rows_of_groups) // len(group_n)), 0, -1):
-        positions = np.linspace(0, len(rows_of_groups) - 1, group_count)
-        chosen_groups = [rows_of_groups[int(position)] for position in positions]
+        group_positions = np.linspace(0, len(rows_of_groups) - 1, group_count)
+        chosen_groups = [rows_of_groups[int(position)] for position in group_positions]
         if sum(map(len, chosen_groups)) <= count:
             break
     return sorted(torch.cat(chosen_groups).tolist())[:count]

@@ -101,9 +101,9 @@ def credited_parts(result: CreditResult) -> Iterator[pa.Table]:
     for first, last in fitting_runs(file_table.tokens.lengths, AT_A_TIME):
         rows = slice(first, last)
         token_offsets = file_table.tokens.offsets[first : last + 1]
-        learned_n = torch.ones(last - first).bool() if file_table.learned_n is None else file_table.learned_n[rows]
-        learned_n1 = learned_n[:, None]
-        not_learned_v = np.repeat(~learned_n.numpy(), np.diff(token_offsets))
+        is_learned_n = torch.ones(last - first).bool() if file_table.learned_n is None else file_table.learned_n[rows]
+        learned_n1 = is_learned_n[:, None]
+        is_not_learned_v = np.repeat(~is_learned_n.numpy(), np.diff(token_offsets))
         columns: dict[str, Any] = {
             schema.STEP: file_table.step_n[rows],
             schema.GROUP: result.group_n[rows],
@@ -118,7 +118,7 @@ def credited_parts(result: CreditResult) -> Iterator[pa.Table]:
             schema.BLOCK: file_spans.block_v[token_offsets[0] : token_offsets[-1]] if file_spans.interleaved else None,
         }
         for arm in result.applied:
-            learned_advantages = np.where(not_learned_v, np.float32(np.nan), arm.advantages(file_table, first, last))
+            learned_advantages = np.where(is_not_learned_v, np.float32(np.nan), arm.advantages(file_table, first, last))
             present_nk = arm.file_spans.length_nk[rows] > 0
             columns |= credit_columns(arm.name, arm.file_spans.names, present_nk, arm.credit.take(rows), learned_advantages)
         yield rollout_table(columns, token_offsets - token_offsets[0])

@@ -106,8 +106,8 @@ def _sum_up_digits(trained: Sequence[Trained]) -> dict[str, Any]:
         seed_figures = [arms[arm] for arms in figures_by_seed.values()]
         means_by_arm[arm] = {}
         for name in seed_figures[0]:
-            numbers = [figures[name] for figures in seed_figures if figures[name] is not None]
-            means_by_arm[arm][name] = sum(numbers) / len(numbers) if numbers else None
+            figure_values = [figures[name] for figures in seed_figures if figures[name] is not None]
+            means_by_arm[arm][name] = sum(figure_values) / len(figure_values) if figure_values else None
     return {
         "arms": means_by_arm,
         "seeds": figures_by_seed,
@@ -144,8 +144,8 @@ def _sum_up_fields(trained: Sequence[Trained]) -> dict[str, Any]:
     figures_by_run = dict[str, dict[str, Any]]()
     curve_by_run = dict[str, list[float]]()
     for run in trained:
-        batch_shares = shares_right(run.recipe, measured_fields(run.recipe))
-        share_curve = running_mean([sum(shares.values()) / len(shares) for shares in batch_shares])
+        field_shares_by_batch = shares_right(run.recipe, measured_fields(run.recipe))
+        share_curve = running_mean([sum(shares.values()) / len(shares) for shares in field_shares_by_batch])
         goal_batch = next((batch for batch, value in enumerate(share_curve, start=1) if value >= GOAL), None)
         figures_by_run[run.title] = {
             "right at the end": share_curve[-1],
@@ -167,11 +167,11 @@ def shares_right(recipe: Recipe, names: Sequence[str]) -> list[dict[str, float]]
     """For each training batch, return how often each field is right. A missing field counts as wrong."""
     objectives = scheme_of(recipe, *task_shape(recipe)).objectives
     # Without `if_missing`, the mean reward covers only completions with the field. Scale it by their share.
-    filled_names = {objective.name for objective in objectives if objective.if_missing is not None}
+    names_with_if_missing = {objective.name for objective in objectives if objective.if_missing is not None}
     return [
         {
             name: batch.get(f"rewards/equals.{name}/mean", 0.0)
-            * (1.0 if f"equals.{name}" in filled_names else 1.0 - batch[f"credit/equals.{name}/reward_absent"])
+            * (1.0 if f"equals.{name}" in names_with_if_missing else 1.0 - batch[f"credit/equals.{name}/reward_absent"])
             for name in names
         }
         for batch in metrics_until(Path(recipe.output or ""), recipe.steps)

@@ -42,12 +42,12 @@ def main() -> None:
     """
     spanwise_version = installed("spanwise") or "not installed as a package"
     version_by_package = {"python": ".".join(map(str, sys.version_info[:3])), "spanwise": spanwise_version}
-    version_by_package |= {name: number for name in PACKAGES if (number := installed(name))}
+    version_by_package |= {name: version_number for name in PACKAGES if (version_number := installed(name))}
     findings: list[Finding] = [(name, number, "", "ok", []) for name, number in version_by_package.items()]
     findings += map(_check_engine, WINDOWS)
     print(f"{'':14}  {'version':18}  {'tested with':18}")
-    for name, number, window, state, _ in findings:
-        print(f"{name:14}  {number:18}  {window:18}  {state}")
+    for name, version_number, window, state, _ in findings:
+        print(f"{name:14}  {version_number:18}  {window:18}  {state}")
     for name, *_, sentences in findings:
         for sentence in sentences:
             print(f"{name}: {sentence}")
@@ -66,21 +66,21 @@ def installed(name: str) -> str | None:
 def _check_engine(name: str) -> Finding:
     engine_title = _TITLES[name]
     engine_version = installed(name)
-    tested_window = WINDOWS[name]
+    tested_versions = WINDOWS[name]
     if engine_version is None:
-        other_installed = any(installed(other_name) for other_name in WINDOWS if other_name != name)
-        environment_text = ", in an environment of its own" if name != "trl" or other_installed else ""
+        has_other_engine = any(installed(other_name) for other_name in WINDOWS if other_name != name)
+        environment_text = ", in an environment of its own" if name != "trl" or has_other_engine else ""
         install_advice = f"To train with {engine_title}: pip install 'spanwise[{name}]'{environment_text}."
         if name == "skyrl" and sys.version_info < (3, 12):
             install_advice = (
                 "SkyRL needs Python 3.12 or newer: make a separate environment, and pip install 'spanwise[skyrl]' there."
             )
-        return engine_title, "", tested_window, "not installed", [install_advice]
+        return engine_title, "", tested_versions, "not installed", [install_advice]
     problem_sentences, working_sentences = probe_in_process(name)
-    untested_note = f"{engine_title} {engine_version} is untested: the tests run with {tested_window}."
+    untested_note = f"{engine_title} {engine_version} is untested: the tests run with {tested_versions}."
     version_notes = [] if is_tested(name, engine_version) else [untested_note]
     status = "broken" if problem_sentences else "untested" if version_notes else "ok"
-    return engine_title, engine_version, tested_window, status, [*problem_sentences, *version_notes, *working_sentences]
+    return engine_title, engine_version, tested_versions, status, [*problem_sentences, *version_notes, *working_sentences]
 
 
 def probe_in_process(name: str) -> Sentences:
@@ -95,8 +95,8 @@ def probe_in_process(name: str) -> Sentences:
         return _broken(name, f"the import takes more than {PATIENCE} seconds")
     result_lines = [line for line in process.stdout.splitlines() if line.startswith(MARK)]
     if not result_lines:
-        last_lines = "\n".join(process.stderr.strip().splitlines()[-3:])
-        return _broken(name, f"the process ended with status {process.returncode}: {last_lines}")
+        last_error_lines = "\n".join(process.stderr.strip().splitlines()[-3:])
+        return _broken(name, f"the process ended with status {process.returncode}: {last_error_lines}")
     return json.loads(result_lines[-1].removeprefix(MARK))
 
 

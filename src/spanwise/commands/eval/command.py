@@ -36,9 +36,9 @@ def command(
     with sole_writer(model):
         results, reasons = evaluate_folder(folder, full_recipe, prompts=prompts, samples=samples, seed=seed, console=console)
         results.write(model)
-    prompts_drawn = len(results.prompt_n.unique())
-    prompts_note = "" if prompts_drawn == prompts else f" (of {prompts} requested; there are no more)"
-    title = f"{model}: {prompts_drawn} prompts x {samples} samples{prompts_note}"
+    drawn_prompt_count = len(results.prompt_n.unique())
+    prompts_note = "" if drawn_prompt_count == prompts else f" (of {prompts} requested; there are no more)"
+    title = f"{model}: {drawn_prompt_count} prompts x {samples} samples{prompts_note}"
     say(console, *interval_table(title, results.intervals(), absent=reasons), *unmeasured_sentences(reasons))
     curves_by_block = {block: results.votes(block) for block in results.correct if results.most_votes(block)}
     if curves_by_block and results.score_n is not None and not results.stated:

@@ -41,21 +41,21 @@ def evaluate(
     answer_tags = recipe.answer_tags
     prompt_rows = task.evaluation.select(range(min(prompts, len(task.evaluation))))
     max_tokens = recipe.max_completion_length or task.max_completion_length
-    is_digits = task.name.startswith("digits")
+    is_digits_task = task.name.startswith("digits")
     roller = Roller(model, tokenizer, task, recipe.temperature, max_tokens)
     ids_nt, mask_nt, row_n = roller.completions(prompt_rows, samples=samples, seed=seed)
     spans, texts = roller.read(ids_nt, mask_nt)
     answering_blocks = [name for name, keys in task.layout.keys.items() if answer_tags["answer"] in keys]
     verifier_options = {"tag": answer_tags["answer"], **recipe.verifier}
-    unjudged_n = torch.full((len(texts),), torch.nan, dtype=torch.float64)
-    correct_by_block = dict.fromkeys(answering_blocks, unjudged_n)
+    unknown_verdict_n = torch.full((len(texts),), torch.nan, dtype=torch.float64)
+    verdict_by_block = dict.fromkeys(answering_blocks, unknown_verdict_n)
     for name in answering_blocks if "answer" in prompt_rows.column_names else ():
         objective = Objective("correct", pays=(name,), options=verifier_options)
-        correct_n = roller.rewards(prompt_rows, texts, row_n.tolist(), objective)
+        verdict_n = roller.rewards(prompt_rows, texts, row_n.tolist(), objective)
         has_block_n = torch.tensor([blocks.get(name) is not None for blocks in texts])
-        correct_by_block[name] = torch.where(has_block_n, correct_n, 0.0)  # wrong without the block
+        verdict_by_block[name] = torch.where(has_block_n, verdict_n, 0.0)  # wrong without the block
     reward_by_objective = dict[str, Tensor]()
-    if not is_digits:  # for a digits task, the other figures already show all rewards
+    if not is_digits_task:  # for a digits task, the other figures already show all rewards
         completion_ids = [ids_t[mask_t].tolist() for ids_t, mask_t in zip(ids_nt, mask_nt, strict=True)]
         completion_columns = {  # reward functions get completions without the end token, as in TRL
             "prompts": [prompt_rows["prompt"][row] for row in row_n.tolist()],
@@ -67,18 +67,18 @@ def evaluate(
         reward_by_objective = _compute_rewards(objectives, texts, reward_columns)
     score_n = None
     if scored is not None:
-        reader_class = part_class(scored, "model")
-        score_reader = reader_class(scored, model, tokenizer, end_ids(model, tokenizer))
+        score_reader_class = part_class(scored, "model")
+        score_reader = score_reader_class(scored, model, tokenizer, end_ids(model, tokenizer))
         ids_by_prompt = prompt_ids(tokenizer, prompt_rows["prompt"][:])
         prompt_ids_n = [ids for ids in ids_by_prompt for _ in range(samples)]
         score_n = score_reader.scores(prompt_ids_n, ids_nt, mask_nt, temperature=recipe.temperature).double()
     return Samples(
         row_n,
         {name: [(blocks.get(name) or {}).get(answer_tags["answer"]) for blocks in texts] for name in answering_blocks},
-        correct_by_block,
+        verdict_by_block,
         stated_confidences(texts, task.layout.names[-1], task.layout, tag=answer_tags["confidence"]),
         spans.fault_n == 0,
-        torch.tensor([is_refusal(blocks) for blocks in texts]) if is_digits else None,
+        torch.tensor([is_refusal(blocks) for blocks in texts]) if is_digits_task else None,
         score_n,
         reward_by_objective,
     )
@@ -91,10 +91,10 @@ def _compute_rewards(objectives: Sequence[Objective], text: Texts, columns: Colu
     # In a list that is graded by element, a missing element is wrong. Elements beyond the gold list do not count.
     for m, objective in enumerate(objectives):
         is_list_element = any_index(objective.name) != objective.name
-        if is_list_element and (in_gold_n := gold_there(objective, columns)) is not None:
+        if is_list_element and (is_in_gold_n := gold_there(objective, columns)) is not None:
             reward_n = filled_reward_nm[:, m]
             is_omitted_n = reward_n.isnan() & (reward_scores.status_nm[:, m] == int(Status.ABSENT))
-            filled_reward_nm[:, m] = reward_n.masked_fill(is_omitted_n, 0.0).masked_fill(~in_gold_n, torch.nan)
+            filled_reward_nm[:, m] = reward_n.masked_fill(is_omitted_n, 0.0).masked_fill(~is_in_gold_n, torch.nan)
     return dict(zip(reward_scores.names, filled_reward_nm.T, strict=True))
 
 

@@ -38,7 +38,7 @@ GROUP_MEAN = "GRPO c - group mean"
 
 def show(checkpoint: Path, recipe: Recipe, *, output: Path, console: Console, options: Mapping[str, Any]) -> None:
     """Compare a saved model's estimated advantages with Monte Carlo. Print tables; write `fidelity.json` and a report."""
-    measured: dict[str, Any] = {"options": options}
+    measured_fields: dict[str, Any] = {"options": options}
     if "tokens" in options:
         last_critic_step = options["critic_steps"]
         critic_names = options["critics"]
@@ -50,13 +50,13 @@ def show(checkpoint: Path, recipe: Recipe, *, output: Path, console: Console, op
             steps=sorted({last_critic_step, *(step for step in rolls.CRITIC_STEPS if step < last_critic_step)}),
         )  # fmt: skip
         fidelity = token_fidelity(trajectories, critic_values, segments=sae_segments, seed=seed)
-        measured |= show_tokens(fidelity, sae_segments, console=console)
+        measured_fields |= show_tokens(fidelity, sae_segments, console=console)
     layout = answer_layout(recipe, task_layout(recipe))
     if "tokens" in options and "confidence" not in layout.keys[layout.names[-1]]:
         say(console, "The layout's last block has no confidence, so only token advantages are compared, not the baselines.")
     else:
-        measured |= show_baselines(checkpoint, recipe, console, options)
-    write_fidelity(output, source=str(checkpoint), recipe=recipe.model_dump(mode="json"), **measured)
+        measured_fields |= show_baselines(checkpoint, recipe, console, options)
+    write_fidelity(output, source=str(checkpoint), recipe=recipe.model_dump(mode="json"), **measured_fields)
     say(console, f"Report: {report_folder(output)}")
 
 
@@ -103,8 +103,8 @@ def fidelity_tables(fidelity: Fidelity) -> Iterator[Table]:
         table_rows = []
         for name in fidelity.baselines:
             rmse, *rmse_bounds = fidelity.interval(name, size, "rmse")
-            other_figures = (figure for figure in FIGURES if figure not in ("rmse", "ceiling"))
-            other_cells = (_decimals(fidelity.interval(name, size, figure)[0]) for figure in other_figures)
+            other_figure_names = (figure for figure in FIGURES if figure not in ("rmse", "ceiling"))
+            other_cells = (_decimals(fidelity.interval(name, size, figure)[0]) for figure in other_figure_names)
             table_rows.append([name, _decimals(rmse), "-".join(map(_decimals, rmse_bounds)), *other_cells])
         correlation, *_ = fidelity.interval(fidelity.baselines[0], size, "ceiling")
         title = f"Groups of {size}: advantages against Monte Carlo (correlation of exact advantages: {correlation:.3f})"
@@ -166,10 +166,10 @@ def rolled_tokens(
             f"The model in '{model_folder}' has no critic: there is no folder 'critic' with {ABOUT}. Remove own from --critics, "
             "or measure a run whose recipe has a critic."
         )
-    training_sizes = {}
+    critic_training_fields = {}
     if "fitted" in critic_kinds:  # the fitted critic reads each training prompt once, so that it cannot memorise any
-        training_sizes = {"steps": max(steps, default=1), "prompts": rolls.CRITIC_BATCH}
-    roller = roller_of(model_folder, recipe.model_copy(update=training_sizes), console)
+        critic_training_fields = {"steps": max(steps, default=1), "prompts": rolls.CRITIC_BATCH}
+    roller = roller_of(model_folder, recipe.model_copy(update=critic_training_fields), console)
     task = roller.task
     row_order = torch.randperm(len(task.evaluation), generator=torch.Generator().manual_seed(seed)).tolist()
     prompt_rows = task.evaluation.select(row_order[:prompts])
@@ -220,8 +220,8 @@ def _correlation_table(fidelity: TokenFidelity, kind: str) -> Table:
     table_rows = []
     estimator_rows = ((name, name, "correlation") for name in fidelity.estimators)
     for heading, name, figure in [("RMSE of the values", VALUES, "rmse"), *estimator_rows]:
-        figure_by_critic = (fidelity.interval(critic, name, figure, kind=kind).value for critic in fidelity.critics)
-        table_rows.append([heading, *map(_decimals, figure_by_critic)])
+        critic_figures = (fidelity.interval(critic, name, figure, kind=kind).value for critic in fidelity.critics)
+        table_rows.append([heading, *map(_decimals, critic_figures)])
     ceiling_interval = fidelity.interval(fidelity.critics[0], fidelity.estimators[0], "ceiling", kind=kind)
     title = f"{kind} tokens: correlation (of the exact advantage: {_decimals(ceiling_interval.value)})"
     correlation_table = _table(title, ("", *fidelity.critics), table_rows)
@@ -231,8 +231,8 @@ def _correlation_table(fidelity: TokenFidelity, kind: str) -> Table:
 
 def _lead_table(fidelity: TokenFidelity, kind: str, other: str) -> Table:
     """Build a table of SAE's lead over other estimators in correlation with Monte Carlo."""
-    is_estimator = other in fidelity.estimators
-    other_text = other if is_estimator else f"the best {other}"
+    other_is_estimator = other in fidelity.estimators
+    other_text = other if other_is_estimator else f"the best {other}"
     title = f"{kind} tokens: correlation with Monte Carlo, SAE minus {other_text} (95 % intervals)"
     table_rows = []
     for critic in fidelity.critics:
@@ -240,8 +240,8 @@ def _lead_table(fidelity: TokenFidelity, kind: str, other: str) -> Table:
         sae_name = _short_name(fidelity.best(critic, "SAE", kind=kind), "SAE")
         sae_lead = _format_lead(fidelity.lead(critic, SAE, other, kind=kind))
         best_sae_lead = _format_lead(fidelity.lead(critic, "SAE", other, kind=kind))
-        table_rows.append([critic, *([] if is_estimator else [other_name]), sae_lead, sae_name, best_sae_lead])
-    other_headings = [] if is_estimator else [f"best {other}"]
+        table_rows.append([critic, *([] if other_is_estimator else [other_name]), sae_lead, sae_name, best_sae_lead])
+    other_headings = [] if other_is_estimator else [f"best {other}"]
     headings = ("critic", *other_headings, _short_name(SAE, "SAE"), "best SAE", "its lead")
     return _table(title, headings, table_rows)
 

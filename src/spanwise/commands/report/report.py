@@ -33,17 +33,17 @@ BUDGETS = (1, 2, 3, 4, 6, 8, 12, 16)
 def report_folder(folder: str | Path) -> Path:
     """Write `report.html` for the folder of a run, comparison, fidelity measurement or credit export."""
     run_folder = Path(folder)
-    page_by_file: Mapping[str, Callable[[Path], str]] = {
+    page_makers: Mapping[str, Callable[[Path], str]] = {
         EXPORT: credit_page,
         FIDELITY: fidelity_page,
         "metrics.jsonl": train_page,
         "summary.json": compare_page,
     }
-    for name, page in page_by_file.items():
+    for name, page in page_makers.items():
         if (run_folder / name).is_file() and (name != "metrics.jsonl" or (run_folder / "recipe.yaml").is_file()):
             return write_page(run_folder, page(run_folder))
     raise DataError(
-        f"'{folder}' holds none of {', '.join(page_by_file)}. Give a folder that spanwise train, compare, fidelity or credit wrote."
+        f"'{folder}' holds none of {', '.join(page_makers)}. Give a folder that spanwise train, compare, fidelity or credit wrote."
     )
 
 
@@ -92,7 +92,7 @@ def compare_page(folder: Path) -> str:
     seeds = summary_fields["seeds"]
     options = summary_fields.get("options")
     folders_by_arm = {arm: {seed: folder / f"{arm}-{seed}" for seed in seeds} for arm in arm_names}
-    summaries_by_arm, samples, figures_by_arm = ended_runs(folders_by_arm)
+    summaries_by_arm, samples_by_arm, figures_by_arm = ended_runs(folders_by_arm)
     figures_of_runs = [figures for runs in figures_by_arm.values() for figures in runs.values()]
     measured_figures = {name for figures in figures_of_runs for name in figures}
     if not measured_figures:
@@ -105,11 +105,13 @@ def compare_page(folder: Path) -> str:
         comparison=compare_arms(figures_by_arm, figures=figure_names, reference=summary_fields.get("reference")),
         curves={arm: {seed: run["curve"] for seed, run in runs.items()} for arm, runs in summaries_by_arm.items()},
         samples={
-            arm: pooled(judged) for arm, runs in samples.items() if (judged := [run for run in runs.values() if run.correct])
+            arm: pooled(judged_samples)
+            for arm, runs in samples_by_arm.items()
+            if (judged_samples := [run for run in runs.values() if run.correct])
         },
         votes={
             arm: over_seeds({seed: _votes(run, run.first, resamples=1) for seed, run in runs.items()})
-            for arm, runs in samples.items()
+            for arm, runs in samples_by_arm.items()
             if runs
         },
         command="" if options is None else again_command("compare", *options.pop("places"), folder=folder, options=options),
@@ -134,8 +136,8 @@ def over_seeds(votes: Mapping[int, Mapping[str, Curve]]) -> dict[str, Curve]:
         # A seed whose completions state no confidence has no vote weighted by confidence.
         curve_by_seed = {seed: curves[way] for seed, curves in votes.items() if way in curves}
         comparable_curves = {seed: curve for seed, curve in curve_by_seed.items() if curve.budgets == budgets}
-        accuracies = [[interval.value for interval in curve.intervals] for curve in comparable_curves.values()]
-        accuracy_sb = torch.tensor(accuracies, dtype=torch.float64)
+        accuracies_by_seed = [[interval.value for interval in curve.intervals] for curve in comparable_curves.values()]
+        accuracy_sb = torch.tensor(accuracies_by_seed, dtype=torch.float64)
         mean_curves[way] = Curve(budgets, accuracy_sb, tuple(comparable_curves), tuple(map(mean_interval, accuracy_sb.T)))
     return mean_curves
 

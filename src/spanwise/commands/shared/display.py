@@ -92,10 +92,10 @@ def pull_note(scheme: Scheme, *, group_size: int) -> str | None:
     scored_objectives = (objective for objective in scheme.objectives if objective.reward in get_args(ScoreName))
     if not any(objective.baseline == "outcome" and len(objective.given) == 1 for objective in scored_objectives):
         return None
-    accuracy_b = torch.tensor([0.7], dtype=torch.float64)
+    accuracies = torch.tensor([0.7], dtype=torch.float64)
     leave_one_out = scheme.options.get("leave_one_out", False)
-    taught_b = fixed_point(accuracy_b, group_size=group_size, baseline="outcome", leave_one_out=leave_one_out)
-    taught_confidence = float(taught_b)
+    taught_confidences = fixed_point(accuracies, group_size=group_size, baseline="outcome", leave_one_out=leave_one_out)
+    taught_confidence = float(taught_confidences)
     if abs(taught_confidence - 0.7) < 0.05:
         return None
     confidence_text = f"{taught_confidence:.2f}".removeprefix("0")

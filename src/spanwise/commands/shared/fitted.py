@@ -39,12 +39,12 @@ def fitted(table: Table, console: Console, keep: int = 1) -> Iterator[Table | Te
     full_width_c = list[int]()
     for column in table.columns:
         unwrapped_options = console.options.update(max_width=2**31)
-        sizes = [Measurement.get(console, unwrapped_options, cell) for cell in (column.header, *column.cells)]
+        cell_sizes = [Measurement.get(console, unwrapped_options, cell) for cell in (column.header, *column.cells)]
         cells_stay_whole = column.no_wrap or column.justify == "right"
-        stays_whole = [column.no_wrap] + [cells_stay_whole] * (len(sizes) - 1)
-        min_widths = [size.maximum if whole else size.minimum for size, whole in zip(sizes, stays_whole, strict=True)]
+        is_whole_cell = [column.no_wrap] + [cells_stay_whole] * (len(cell_sizes) - 1)
+        min_widths = [size.maximum if whole else size.minimum for size, whole in zip(cell_sizes, is_whole_cell, strict=True)]
         min_width_c.append(max(min_widths))
-        full_width_c.append(max(size.maximum for size in sizes))
+        full_width_c.append(max(size.maximum for size in cell_sizes))
     column_groups: list[list[int]] = [list(range(keep))]
     for c in range(keep, len(table.columns)):
         wider_group = [*column_groups[-1], c]
@@ -65,10 +65,10 @@ def fitted(table: Table, console: Console, keep: int = 1) -> Iterator[Table | Te
 def _shrink(widths: list[int], least: Sequence[int], total: int) -> list[int]:
     """Narrow the widest columns by one character at a time until all fit. Go below `least` only if needed."""
     for _ in range(sum(widths) - total):
-        shrinkable = [n for n, width in enumerate(widths) if width > least[n]]
-        shrinkable = shrinkable or [n for n, width in enumerate(widths) if width > 1]  # then words are folded
-        if shrinkable:
-            widths[max(shrinkable, key=lambda n: widths[n])] -= 1
+        shrinkable_columns = [n for n, width in enumerate(widths) if width > least[n]]
+        shrinkable_columns = shrinkable_columns or [n for n, width in enumerate(widths) if width > 1]
+        if shrinkable_columns:
+            widths[max(shrinkable_columns, key=lambda n: widths[n])] -= 1
     return widths
 
 

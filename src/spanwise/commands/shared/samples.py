@@ -111,11 +111,11 @@ class Samples:
 
     def figures_and_votes(self) -> dict[str, float | None]:
         """Compute the figures, and the accuracy of a vote over up to 16 samples, as `majority@16`."""
-        most_votes = self.most_votes(self.first)
+        vote_count = self.most_votes(self.first)
         vote_names = ("majority", "weighted", f"{OF_SCORE}weighted")
         # One bootstrap draw is enough, because a comparison takes its intervals from the seeds.
-        votes = self.votes(budgets=(most_votes,), resamples=1) if most_votes else {}
-        return self.figures() | {f"{way}@{most_votes}": votes[way].intervals[0].value for way in vote_names if way in votes}
+        votes = self.votes(budgets=(vote_count,), resamples=1) if vote_count else {}
+        return self.figures() | {f"{way}@{vote_count}": votes[way].intervals[0].value for way in vote_names if way in votes}
 
     def write(self, folder: str | Path) -> None:
         """Write `evaluation.parquet` into a folder: a row per completion, null for missing values."""
@@ -140,12 +140,12 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
     """Return the figures (accuracy, ...) that an evaluation under a layout cannot have, with reasons."""
     if layout is None or not any(layout.keys.values()):
         return {}
-    block_parts = layout.keys
-    part_names = list(dict.fromkeys(part for parts in block_parts.values() for part in parts))
+    parts_by_block = layout.keys
+    part_names = list(dict.fromkeys(part for parts in parts_by_block.values() for part in parts))
     part_noun = "tag" if layout.segmenters == ("tags",) else "part"
     template = "<{}>" if part_noun == "tag" else "'{}'"
-    last_block = list(block_parts)[-1]
-    answer, confidence = tags["answer"], tags["confidence"]
+    last_block = list(parts_by_block)[-1]
+    answer_name, confidence_name = tags["answer"], tags["confidence"]
     judged_figures = ("accuracy", "refusal_rate", "verdict_rate")
     score_figures = SCORE_FIGURES[1:] if scored else ()
 
@@ -153,20 +153,20 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
         return f", only {', '.join(map(template.format, parts))}" if parts else ""
 
     # Without `answer` and `confidence`, the layout is for another kind of task. No answer can be judged.
-    if part_noun == "part" and {answer, confidence}.isdisjoint(part_names):
-        reason = (
-            f"no block has the part '{answer}' or '{confidence}'; "
+    if part_noun == "part" and {answer_name, confidence_name}.isdisjoint(part_names):
+        no_part_reason = (
+            f"no block has the part '{answer_name}' or '{confidence_name}'; "
             "if another part is the answer, name it in the objective 'correct'"
         )
-        return dict.fromkeys((*judged_figures, "coverage", *CALIBRATION, *score_figures), reason)
+        return dict.fromkeys((*judged_figures, "coverage", *CALIBRATION, *score_figures), no_part_reason)
     reason_by_figure: dict[str, str] = {}
-    if confidence not in block_parts[last_block]:
-        confidence_part = template.format(confidence) + only(block_parts[last_block])
+    if confidence_name not in parts_by_block[last_block]:
+        confidence_part = template.format(confidence_name) + only(parts_by_block[last_block])
         reason = f"the last block, {last_block}, has no {part_noun} {confidence_part}"
-        reason += "; the figures of the score are measured" if scored and answer in part_names else ""
+        reason += "; the figures of the score are measured" if scored and answer_name in part_names else ""
         reason_by_figure = dict.fromkeys(("coverage", *CALIBRATION), reason)
-    if answer not in part_names:
-        answer_part = template.format(answer) + only(part_names)
+    if answer_name not in part_names:
+        answer_part = template.format(answer_name) + only(part_names)
         reason = f"no block has the {part_noun} {answer_part}; name the {part_noun} of the answer in the objective 'correct'"
         reason_by_figure |= dict.fromkeys((*judged_figures, *CALIBRATION, *score_figures), reason)
     return reason_by_figure

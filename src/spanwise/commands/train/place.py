@@ -22,8 +22,8 @@ from spanwise.rollouts.folder import WRITES, check_free, is_first_rank, is_run, 
 
 def task_name(recipe: Recipe) -> str:
     """Return the name of a run's task, or of its dataset if the recipe has a layout of its own."""
-    named_by_dataset = recipe.dataset is not None and recipe.own_layout is not None
-    return Path(str(recipe.dataset).partition(":")[0]).stem if named_by_dataset else recipe.task
+    is_named_by_dataset = recipe.dataset is not None and recipe.own_layout is not None
+    return Path(str(recipe.dataset).partition(":")[0]).stem if is_named_by_dataset else recipe.task
 
 
 def _choose_folder(recipe: Recipe, resume: str | None, overwrite: bool, console: Console) -> tuple[Path, Path | None]:
@@ -56,8 +56,8 @@ def _choose_folder(recipe: Recipe, resume: str | None, overwrite: bool, console:
     checkpoint, resume_note = find_checkpoint(checkpoints_folder, None if resumed_run else resume)
     if resume_note:
         say(console, resume_note)
-    checkpoint_run = _run_of(checkpoint)
-    return folder or (checkpoint_run if is_run(checkpoint_run) else new_folder(run_name)), checkpoint
+    checkpoint_run_folder = _run_of(checkpoint)
+    return folder or (checkpoint_run_folder if is_run(checkpoint_run_folder) else new_folder(run_name)), checkpoint
 
 
 def _run_of(checkpoint: Path) -> Path:
@@ -112,13 +112,11 @@ def _clean_full_disk(run: Path, old_checkpoints: set[Path], error: Exception) ->
     error_file = error.filename if isinstance(error, OSError) else None
     unwritten_folder = half_written_folders[0] if half_written_folders else run
     unwritten_file = Path(error_file) if isinstance(error_file, str) else unwritten_folder
-    sentence = str(error) if isinstance(error, SpanwiseError) else unwritten(unwritten_file, error)
+    error_text = str(error) if isinstance(error, SpanwiseError) else unwritten(unwritten_file, error)
     for folder in half_written_folders:
         shutil.rmtree(folder, ignore_errors=True)
     if (run / "summary.json").is_file():
-        return f"{sentence} All other files of the run are complete. To write its report: spanwise report {run}."
+        return f"{error_text} All other files of the run are complete. To write its report: spanwise report {run}."
     if last_checkpoint is None:
-        return (
-            f"{sentence} There is no checkpoint to resume from (--save-every 10 writes some): train again with --overwrite."
-        )
-    return f"{sentence} Resume from {last_checkpoint.name}: spanwise train --resume {run}."
+        return f"{error_text} There is no checkpoint to resume from (--save-every 10 writes some): train again with --overwrite."
+    return f"{error_text} Resume from {last_checkpoint.name}: spanwise train --resume {run}."

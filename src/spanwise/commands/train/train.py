@@ -74,10 +74,10 @@ def train(
         trainer_args = trainer_config(recipe, task)
         settings = resolved(recipe, scheme)
         updates_per_batch = int(trainer_args.logging_steps)  # optimizer steps per generation batch
-        step, history = None, []
+        resumed_step, earlier_metrics = None, []
         if checkpoint is not None:
-            step, history = history_of(checkpoint, settings, per_batch=updates_per_batch)
-        recorder = Recorder(recipe, task, folder, console, title, history, per_batch=updates_per_batch)
+            resumed_step, earlier_metrics = history_of(checkpoint, settings, per_batch=updates_per_batch)
+        recorder = Recorder(recipe, task, folder, console, title, earlier_metrics, per_batch=updates_per_batch)
         trainer = recorder.trainer = SpanGRPOTrainer(
             model=task.model,
             args=trainer_args,
@@ -93,7 +93,7 @@ def train(
         is_main_process = trainer.accelerator.is_main_process
         critic = trainer.critic
         if is_main_process:
-            folder.begin(settings, step=step, history=history)
+            folder.begin(settings, step=resumed_step, history=earlier_metrics)
             if critic is not None:
                 sizes_mb = [megabytes(critic.model), megabytes(trainer.accelerator.unwrap_model(trainer.model))]
                 say(console, f"Weights, gradients and optimizer: critic {sizes_mb[0]:.3g} MB, policy {sizes_mb[1]:.3g} MB.")
@@ -179,8 +179,8 @@ def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:
     process_count = int(os.environ.get("WORLD_SIZE", "1"))
     mini_batch_size = recipe.prompts * recipe.group_size // recipe.mini_batches
     rank_batch_size = mini_batch_size // process_count
-    default_size = rank_batch_size if recipe.task in EMBEDDED else gcd(rank_batch_size, 4)
-    micro_batch_size = recipe.micro_batch or default_size
+    default_micro_batch_size = rank_batch_size if recipe.task in EMBEDDED else gcd(rank_batch_size, 4)
+    micro_batch_size = recipe.micro_batch or default_micro_batch_size
     accumulation_steps = max(1, mini_batch_size // (micro_batch_size * process_count))
     recipe_options = {
         "output_dir": str(Path(recipe.output or "") / "checkpoints"),
@@ -267,8 +267,8 @@ class Recorder(BatchCallback):
         step = state.global_step // self.per_batch
         self.spanwise_seconds += logs.get("spanwise/seconds") or 0.0
         batch_figures = self._batch_figures(logs)
-        numbers = {name: value for name, value in logs.items() if isinstance(value, (int, float))}
-        self.folder.add_metrics({"step": step, **batch_figures, **numbers})
+        logged_numbers = {name: value for name, value in logs.items() if isinstance(value, (int, float))}
+        self.folder.add_metrics({"step": step, **batch_figures, **logged_numbers})
         tokens_per_second = self.tokens / max(self.step_seconds, 1e-9)
         mean_rewards = {k.split("/")[1]: v for k, v in logs.items() if k.startswith("rewards/") and k.endswith("/mean")}
         self.live.step(step, {**mean_rewards, **batch_figures, "tokens/s": float(round(tokens_per_second))})
@@ -281,9 +281,9 @@ class Recorder(BatchCallback):
         step_count = self.trainer.state.global_step // self.per_batch
         final_figures = final_samples.figures()
         final_intervals = _intervals(final_samples)
-        curve_names = ("step", "malformed", "accuracy", "ece")
+        curve_figure_names = ("step", "malformed", "accuracy", "ece")
         batch_figures = [
-            {k: v for k, v in line.items() if k in curve_names or (k.startswith("rewards/") and k.endswith("/mean"))}
+            {k: v for k, v in line.items() if k in curve_figure_names or (k.startswith("rewards/") and k.endswith("/mean"))}
             for line in metrics_until(self.folder.path, step_count)  # only the main process has lines of metrics
             if "evaluation" not in line
         ]

@@ -54,14 +54,14 @@ def reasons(result: CreditResult) -> dict[str, Zeros]:
     row_index_v = torch.from_numpy(np.repeat(np.arange(len(table)), table.tokens.lengths))
     if "correct" in result.scores.names:
         verdict_name = "correct"
-        reward_n = result.scores.outcome("correct")
+        verdict_n = result.scores.outcome("correct")
     else:  # a column of the file may say which completions are right
         verdict_name = result.arms.recorded_columns.get("correct", "")
-        reward_n = table.rewards[verdict_name].value_n if verdict_name else None
+        verdict_n = table.rewards[verdict_name].value_n if verdict_name else None
     zeros_by_method = {}
     for arm in result.applied:
         if arm.credit.comparison is None:
-            reason_nk = recorded_reasons(arm.credit.block_nk, result.group_n, reward_n=reward_n, rollout_n=table.rollout_n)
+            reason_nk = recorded_reasons(arm.credit.block_nk, result.group_n, reward_n=verdict_n, rollout_n=table.rollout_n)
         else:
             reason_nk = zero_reasons(arm.credit, scheme_by_method[arm.name])
         advantage_parts = [arm.advantages(table, *rows) for rows in fitting_runs(table.tokens.lengths, AT_A_TIME)]
@@ -104,31 +104,31 @@ def _describe_file(result: CreditResult, zeros: Mapping[str, Zeros], examples: i
     lines: list[Table | str] = [_reason_table(result, zeros, examples)]
     fault_n = result.file_spans.fault_n
     present_nk = result.file_spans.length_nk > 0
-    all_wrong_n = torch.zeros(len(result.table), dtype=torch.bool)
+    is_all_wrong_n = torch.zeros(len(result.table), dtype=torch.bool)
     for tally in zeros.values():
-        all_wrong_n |= torch.tensor([reason_of(key) is Zero.ALL_WRONG for key in tally.key_n.tolist()])
-    faulty_n = all_wrong_n & (fault_n != 0)
-    if bool(faulty_n.any()):
+        is_all_wrong_n |= torch.tensor([reason_of(key) is Zero.ALL_WRONG for key in tally.key_n.tolist()])
+    is_faulty_n = is_all_wrong_n & (fault_n != 0)
+    if bool(is_faulty_n.any()):
         tokens = result.table.tokens
         length_n = result.file_spans.length_nk.sum(dim=1)
-        cut_count, cut_off_reason = cut_off(fault_n, length_n, lambda n: tokens.slice(n, n + 1).tobytes(), among_n=faulty_n)
-        cut_off_text = f"; {cut_count} of them {cut_off_reason}" if cut_count else ""
-        wrong_count = int(all_wrong_n.sum())
-        faulty_count = int(faulty_n.sum())
+        cut_count, cut_clause = cut_off(fault_n, length_n, lambda n: tokens.slice(n, n + 1).tobytes(), among_n=is_faulty_n)
+        cut_off_text = f"; {cut_count} of them {cut_clause}" if cut_count else ""
+        wrong_count = int(is_all_wrong_n.sum())
+        faulty_count = int(is_faulty_n.sum())
         lines.append(
             f"Of the {wrong_count} completions whose group is all wrong, {faulty_count} are malformed{cut_off_text}."
         )
     missing_nk = present_nk.any(dim=1, keepdim=True) & ~present_nk
     missing_columns = zip(result.file_spans.names, missing_nk.T, strict=True)
-    rows_by_block = {name: missing_n.nonzero().flatten().tolist() for name, missing_n in missing_columns}
-    missing_rows = {name: rows for name, rows in rows_by_block.items() if rows}
+    rows_without_block = {name: missing_n.nonzero().flatten().tolist() for name, missing_n in missing_columns}
+    rows_by_missing_block = {name: rows for name, rows in rows_without_block.items() if rows}
     missing_sentences = [
         f"Block '{name}' is missing in {len(rows)} of {len(missing_nk)} completions (row {_row_list(rows[:3])})"
-        for name, rows in missing_rows.items()
+        for name, rows in rows_by_missing_block.items()
     ]
-    if len(missing_rows) > _NAMED:
-        missing_names = ", ".join(f"{name} in {len(rows)}" for name, rows in missing_rows.items())
-        missing_sentences = [f"Of {len(missing_nk)} completions some lack a block ({missing_names})"]
+    if len(rows_by_missing_block) > _NAMED:
+        missing_blocks_text = ", ".join(f"{name} in {len(rows)}" for name, rows in rows_by_missing_block.items())
+        missing_sentences = [f"Of {len(missing_nk)} completions some lack a block ({missing_blocks_text})"]
     lines += (f"{lack}. Objectives that pay a missing block have no token to credit there." for lack in missing_sentences)
     return lines
 
@@ -145,9 +145,9 @@ def _describe_completion(result: CreditResult, zeros: Mapping[str, Zeros], n: in
     if fault_names:
         description.append(f"Its tags: {', '.join(fault_names)}.")
     for m, name in enumerate(scores.names):
-        own_reward = float(scores.reward_nm[n, m])
+        row_reward = float(scores.reward_nm[n, m])
         group_rewards = scores.reward_nm[group_rows[:_MATES], m].tolist()
-        reward_text = Status(int(scores.status_nm[n, m])).name.lower() if isnan(own_reward) else f"{own_reward:g}"
+        reward_text = Status(int(scores.status_nm[n, m])).name.lower() if isnan(row_reward) else f"{row_reward:g}"
         group_rewards_text = " ".join("-" if isnan(reward) else f"{reward:g}" for reward in group_rewards)
         ellipsis = " ..." if len(group_rows) > _MATES else ""
         description.append(f"Reward {name}: {reward_text}; of all rows compared: {group_rewards_text}{ellipsis}")
