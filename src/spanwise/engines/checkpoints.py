@@ -108,31 +108,31 @@ def find_checkpoint(folder: str | Path, path: str | Path | None = None) -> tuple
             raise DataError(f"'{path}' is not a readable checkpoint: {fault}. Give another checkpoint-<step> folder.")
         return Path(path), ""
     newest_path, fault_by_name = newest_checkpoint(folder)
-    joined_faults = "; ".join(f"{name}: {fault}" for name, fault in fault_by_name.items())
+    faults_text = "; ".join(f"{name}: {fault}" for name, fault in fault_by_name.items())
     if newest_path is None and not fault_by_name:
         raise DataError(
             f"There is no checkpoint under '{folder}'; train with --save-every 10 (save_steps in a script) to write some."
         )
     if newest_path is None:
         raise DataError(
-            f"No checkpoint under '{folder}' is readable ({joined_faults}). To start a new run, leave out --resume (in a "
+            f"No checkpoint under '{folder}' is readable ({faults_text}). To start a new run, leave out --resume (in a "
             "script: resume_from_checkpoint)."
         )
-    resume_note = f"Training resumes from {newest_path.name}; newer checkpoints are not readable: {joined_faults}."
+    resume_note = f"Training resumes from {newest_path.name}; newer checkpoints are not readable: {faults_text}."
     return newest_path, resume_note if fault_by_name else ""
 
 
 def check_contents(place: Path) -> None:
     """Refuse a checkpoint whose files changed since they were written."""
     digest_by_name = read_manifest(place)["digests"]
-    first_changed: list[str | None] = [None]  # `broadcast_object_list` sends a list's entries to the other processes
+    first_changed_name: list[str | None] = [None]  # `broadcast_object_list` sends a list's entries to the other processes
     if PartialState().is_main_process:
         changed_names = (name for name, digest in digest_by_name.items() if _digest(place / name) != digest)
-        first_changed[0] = next(changed_names, None)
-    broadcast_object_list(first_changed)
-    if first_changed[0] is not None:
+        first_changed_name[0] = next(changed_names, None)
+    broadcast_object_list(first_changed_name)
+    if first_changed_name[0] is not None:
         raise DataError(
-            f"'{place / first_changed[0]}' differs from the file that was saved with this checkpoint: it is damaged, or "
+            f"'{place / first_changed_name[0]}' differs from the file that was saved with this checkpoint: it is damaged, or "
             f"from another run. Put the saved file back, or give another checkpoint-<step> folder of '{place.parent}'."
         )
 
@@ -151,9 +151,9 @@ def whole_checkpoint(args: Any, requested: str | bool | None, settings: Mapping[
     manifest = read_manifest(checkpoint)
     notes = [resume_note]
     if settings is not None:
-        if changed := changes(manifest["settings"], settings):
+        if differences := changes(manifest["settings"], settings):
             raise DataError(
-                f"The checkpoint '{checkpoint}' was trained with other settings ({', '.join(changed[:3])}). Set them back, or "
+                f"The checkpoint '{checkpoint}' was trained with other settings ({', '.join(differences[:3])}). Set them back, or "
                 "start a new run in another output_dir, without resume_from_checkpoint."
             )
         check_contents(checkpoint)

@@ -139,7 +139,7 @@ class SpanEstimator:
         for row_dict, environment_info in zip(row_dicts, batch.get("extra_env_info") or [{}] * len(row_dicts), strict=True):
             row_dict.update(environment_info or {})
         decode_ids = partial(self.run.tokenizer.decode, skip_special_tokens=True)
-        columns = {
+        reward_columns = {
             **columns_of(row_dicts),
             "prompts": [decode_ids(row_ids) for row_ids in prompt_ids.tolist()],
             "completions": [decode_ids(row_ids) for row_ids in reply_ids],
@@ -153,7 +153,7 @@ class SpanEstimator:
             reply_ids,
             list(zip(map(tuple, prompt_ids.tolist()), map(int, prompt_numbers), strict=True)),
             sampled=after_prompt("token_loss_mask"),
-            columns=columns,
+            columns=reward_columns,
             logp_nt=pad_sequence([torch.tensor(logp) for logp in after_prompt("generation_logprobs")], True),
         )
 

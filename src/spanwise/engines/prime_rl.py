@@ -26,11 +26,11 @@ from spanwise.trajectories import turn_batch
 
 def check(recipe: str, *, tokens: int | str) -> RecipeRule:
     """Load a recipe. Refuse a recipe that compares prompt groups: prime-rl passes one group at a time."""
-    is_count = str(tokens).isdecimal() and int(tokens) > 0
-    refuse({f"TOKENS is {tokens}; write the usual number of tokens of a rollout, such as 2048.": not is_count})
+    is_token_count = str(tokens).isdecimal() and int(tokens) > 0
+    refuse({f"TOKENS is {tokens}; write the usual number of tokens of a rollout, such as 2048.": not is_token_count})
     rule = rule_at(recipe, longest=int(tokens))
     scheme = rule.scheme
-    faults = {
+    scheme_faults = {
         **{
             f"Objective '{objective.name}' has the baseline '{objective.baseline}', which compares groups, but prime-rl "
             "passes one group at a time. Use 'group' or 'outcome'.": objective.baseline in ("batch", "blended")
@@ -50,7 +50,7 @@ def check(recipe: str, *, tokens: int | str) -> RecipeRule:
         f"Method '{scheme.method}' compares turns that start from the same state, but a trace of prime-rl names no states. "
         "Use an outcome method, such as 'bae' or 'grpo'.": "anchor_s" in scheme.entry.needs,
     }
-    return check_rule(recipe, rule, engine="prime-rl", provides=set(PROVIDES) - {"logp_nt"}, faults=faults)
+    return check_rule(recipe, rule, engine="prime-rl", provides=set(PROVIDES) - {"logp_nt"}, faults=scheme_faults)
 
 
 async def credit_traces(traces: Sequence[Any], run: RecipeRun, *, tokens: int) -> list[list[float]]:

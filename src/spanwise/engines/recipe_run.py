@@ -53,14 +53,14 @@ class RecipeRun:
 
         `read_batch` has each row's prompt in the column `prompts`; without the trainer's `number` the batches are counted from 1.
         """
-        result = self.step.finish(read_batch, learn=learn, number=number, **options)
+        step_result = self.step.finish(read_batch, learn=learn, number=number, **options)
         if self.step.ranks is None or self.step.ranks.rank == 0:
-            say(*result.warnings)
+            say(*step_result.warnings)
         if learn:
             self.batches = self.batches + 1 if number is None else number
             if self.record is not None:
-                self._keep(self.record, result)
-        return read_batch.put(result.advantages_nt), result.metrics
+                self._keep(self.record, step_result)
+        return read_batch.put(step_result.advantages_nt), step_result.metrics
 
     def _keep(self, record: RunRecord, result: StepResult) -> None:
         """Write the metrics of a batch to the run folder, and the rollouts if they are due."""

@@ -36,16 +36,16 @@ def continue_ids(
     was_training = model.training
     end_token_ids = torch.tensor(end_ids(model, tokenizer))
     prefixes_per_chunk = max(1, batch_size // samples)
-    outputs = []
+    continuations = []
     model.eval()
     try:
         with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
             torch.manual_seed(seed)
             for start in range(0, len(prefixes), prefixes_per_chunk):
                 prefix_chunk = prefixes[start : start + prefixes_per_chunk]
-                ids_nl, attention_nl = left_padded(prefix_chunk, int(tokenizer.pad_token_id), model.device)
-                output = model.generate(
-                    input_ids=ids_nl,
+                padded_ids_nl, attention_nl = left_padded(prefix_chunk, int(tokenizer.pad_token_id), model.device)
+                generated_ids = model.generate(
+                    input_ids=padded_ids_nl,
                     attention_mask=attention_nl,
                     do_sample=True,
                     temperature=temperature,
@@ -56,12 +56,12 @@ def continue_ids(
                     pad_token_id=tokenizer.pad_token_id,
                     disable_compile=True,
                 )
-                outputs.append(output[:, ids_nl.shape[1] :].cpu())
+                continuations.append(generated_ids[:, padded_ids_nl.shape[1] :].cpu())
     finally:
         model.train(was_training)
-    max_length = max(output.shape[1] for output in outputs)
+    max_length = max(output.shape[1] for output in continuations)
     pad_id = int(end_token_ids[0])
-    ids_nt = torch.cat([pad(output, (0, max_length - output.shape[1]), value=pad_id) for output in outputs])
+    ids_nt = torch.cat([pad(output, (0, max_length - output.shape[1]), value=pad_id) for output in continuations])
     is_end_nt = torch.isin(ids_nt, end_token_ids).long()
     end_tokens_before_nt = is_end_nt.cumsum(dim=1) - is_end_nt
     return ids_nt, end_tokens_before_nt == 0  # a completion ends with its first end token; `generate` adds padding after it

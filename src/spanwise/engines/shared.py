@@ -101,10 +101,10 @@ def columns_of(rows: Sequence[Mapping[str, Any]], *, flat: bool = True) -> dict[
 
 def _flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested mappings into one mapping with dotted keys."""
-    columns: dict[str, Any] = {}
+    flat_columns: dict[str, Any] = {}
     for name, value in row.items():
-        columns |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
-    return columns
+        flat_columns |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return flat_columns
 
 
 def check_keeping(keep_rollouts: Any, report: Any) -> None:
@@ -129,10 +129,10 @@ def reward_means(reward_nm: Float[Tensor, "n m"], names: Sequence[str]) -> dict[
 
 def prompt_texts(tokenizer: Any, uids: Iterable[Any], prompts: Iterable[Sequence[int]]) -> dict[Any, str]:
     """Map each prompt id (uid) to the prompt's text, decoded from the first row with this id."""
-    ids_by_uid: dict[Any, Sequence[int]] = {}
+    prompt_ids_by_uid: dict[Any, Sequence[int]] = {}
     for uid, ids in zip(uids, prompts, strict=True):
-        ids_by_uid.setdefault(uid, ids)
-    return {uid: tokenizer.decode(list(ids), skip_special_tokens=False) for uid, ids in ids_by_uid.items()}
+        prompt_ids_by_uid.setdefault(uid, ids)
+    return {uid: tokenizer.decode(list(ids), skip_special_tokens=False) for uid, ids in prompt_ids_by_uid.items()}
 
 
 class RunRecord:
@@ -223,10 +223,10 @@ class RunRecord:
             if is_writer:
                 self.begin(recipe, step=step - 1, tokenizer=tokenizer)
         if self.keep and step % self.keep == 0:
-            all_steps = all_rows.batch.steps
-            own_rollout_n = None if all_steps is None else all_steps.trajectory_s[result.own.here]
-            own_rollouts = rollouts().recorded(step=step, rollout_n=own_rollout_n)
-            rollouts_by_rank = ranks.gather(own_rollouts)
+            steps_of_all_rows = all_rows.batch.steps
+            rank_rollout_n = None if steps_of_all_rows is None else steps_of_all_rows.trajectory_s[result.own.here]
+            rank_rollouts = rollouts().recorded(step=step, rollout_n=rank_rollout_n)
+            rollouts_by_rank = ranks.gather(rank_rollouts)
             if is_writer:
                 self.folder.write_rollouts(rollouts_by_rank, step=step)
         if is_writer:
@@ -255,14 +255,14 @@ class RunRecord:
     def running(self) -> Iterator[None]:
         """Lock the run folder during training, and complete its files even if training fails."""
         start_time = time.perf_counter()
-        has_finished = False
+        training_has_finished = False
         with sole_writer(self.folder.path):
             try:
                 yield
-                has_finished = True
+                training_has_finished = True
             finally:
                 self.flush()
-                if self._recipe is not None and has_finished:
+                if self._recipe is not None and training_has_finished:
                     recipe_summary = {name: self._recipe.get(name) for name in ("method", "task", "seed")}
                     spanwise_share = self.own_seconds / self.seconds if self.seconds else None
                     time_costs = {"spanwise_seconds": self.own_seconds, "spanwise_share": spanwise_share}

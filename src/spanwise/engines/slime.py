@@ -61,7 +61,7 @@ def check(args: Any) -> RecipeRule:
     get_argument = vars(args).get
     recipe_path = get_argument("spanwise_recipe")
     estimator_name = get_argument("advantage_estimator")
-    faults = {
+    setting_faults = {
         "There is no recipe; add spanwise_recipe: recipe.yaml to the file of --custom-config-path.": recipe_path is None,
         f"advantage_estimator is '{estimator_name}', which trains a critic or normalises advantages. Use "
         f"{', '.join(_ESTIMATORS)}, whose losses work with the recipe's advantages.": estimator_name not in _ESTIMATORS,
@@ -74,7 +74,7 @@ def check(args: Any) -> RecipeRule:
         engine="slime",
         longest=args.rollout_max_response_len,
         get_setting=get_argument,
-        faults=faults,
+        faults=setting_faults,
         fixed=_FIXED,
         discounts={"gamma": "gamma", "lambd": "lam"},
         # With one sample per prompt, slime ignores grpo_std_normalization.
@@ -99,11 +99,11 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
 
     run = _RUNS[args.spanwise_recipe]
     rollout_number = sample_hooks._current_rollout_id
-    batch, rollout_n, trained_nt = _batch(args, samples, run.scheme)
+    batch, rollout_n, is_trained_nt = _batch(args, samples, run.scheme)
     scored_batch = run.step.read(batch)
-    adv_nt, metrics = run.finish(scored_batch, mask_nt=trained_nt, number=rollout_number + 1)
+    adv_nt, metrics = run.finish(scored_batch, mask_nt=is_trained_nt, number=rollout_number + 1)
     factor_n = fold_factor(
-        trained_nt.sum(dim=1), rollout_n, batch_size=args.global_batch_size, per_token=args.calculate_per_token_loss
+        is_trained_nt.sum(dim=1), rollout_n, batch_size=args.global_batch_size, per_token=args.calculate_per_token_loss
     )
     logged_values = {f"rollout/{name}": value for name, value in metrics.items() if not isnan(value)}
     logged_values["rollout/step"] = metric_utils.compute_rollout_step(args, rollout_number)
@@ -126,8 +126,8 @@ def set_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
     from slime.backends.megatron_utils.cp_utils import slice_log_prob_with_cp  # pyright: ignore[reportMissingImports]
 
     advantages_by_sample = []
-    lengths = zip(rollout_data["total_lengths"], rollout_data["response_lengths"], strict=True)
-    for n, (credit_t, (total, response), kl) in enumerate(zip(sample_credits, lengths, rollout_data["kl"], strict=True)):
+    row_lengths = zip(rollout_data["total_lengths"], rollout_data["response_lengths"], strict=True)
+    for n, (credit_t, (total, response), kl) in enumerate(zip(sample_credits, row_lengths, rollout_data["kl"], strict=True)):
         rank_credit_t = slice_log_prob_with_cp(credit_t, total, response)
         adv_t = rank_credit_t.to(device=kl.device, dtype=torch.float32)
         if adv_t.shape != kl.shape:
@@ -156,12 +156,12 @@ def fold_factor(
 
 def _batch(args: Any, samples: Sequence[Any], scheme: Scheme) -> tuple[Batch, Int[Tensor, " n"], Bool[Tensor, "n t"]]:
     """Return slime's samples as a batch, their rollout numbers, and the mask of the trained tokens."""
-    loss_masks, completion_ids, rollout_ids, left_out = [], [], [], []
+    loss_masks, completion_ids, rollout_ids, left_out_flags = [], [], [], []
     for n, sample in enumerate(samples):
         fault = f"Sample {n} has no group_index; set the same group_index for all samples of a prompt."
         refuse({fault: sample.group_index is None}, AlignmentError)
         loss_masks.append([1] * sample.response_length if sample.loss_mask is None else list(sample.loss_mask))
-        left_out.append(sample.remove_sample or not any(loss_masks[n]))
+        left_out_flags.append(sample.remove_sample or not any(loss_masks[n]))
         completion_ids.append(list(sample.tokens[len(sample.tokens) - sample.response_length :]))
         rollout_ids.append(("sample", n) if sample.rollout_id is None else sample.rollout_id)  # no id: a rollout of its own
     rollout_n = group_index(rollout_ids)
@@ -178,7 +178,7 @@ def _batch(args: Any, samples: Sequence[Any], scheme: Scheme) -> tuple[Batch, In
         logp_nt=pad_sequence([torch.tensor(row) for row in logp_rows], True) if has_logps else None,
     )
     assert batch.mask_nt is not None
-    return batch, rollout_n, batch.mask_nt & ~torch.tensor(left_out)[:, None]
+    return batch, rollout_n, batch.mask_nt & ~torch.tensor(left_out_flags)[:, None]
 
 
 def _columns(args: Any, sample: Any, ids: list[int]) -> dict[str, Any]:

@@ -117,8 +117,8 @@ def _credited(datum: Any, advantage_t: Sequence[float]) -> Any:
     loss_inputs = _get(datum, "loss_fn_inputs")
     target_tokens = _get(loss_inputs, "target_tokens")
     old_advantages = _get(loss_inputs, "advantages")
-    value_of_same_type = target_tokens if old_advantages is None else old_advantages
-    new_advantages = _like(value_of_same_type, advantage_t[: len(_values(target_tokens))])
+    container_example = target_tokens if old_advantages is None else old_advantages
+    new_advantages = _like(container_example, advantage_t[: len(_values(target_tokens))])
     return _with(datum, "loss_fn_inputs", _with(loss_inputs, "advantages", new_advantages))
 
 

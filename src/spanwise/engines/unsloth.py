@@ -35,9 +35,9 @@ def packed(value_bt: Shaped[Tensor, "b t"], inputs: Mapping[str, Any], *, pad_id
         return value_bt  # if there are images, Unsloth moves no tokens to other columns
     prompt_ids_bp = inputs["prompt_ids"]
     ids_bl = torch.cat([prompt_ids_bp, inputs["completion_ids"]], dim=1)
-    padding_last_bl = (ids_bl == pad_id).to(torch.uint8).argsort(dim=1, stable=True)
+    padding_last_order_bl = (ids_bl == pad_id).to(torch.uint8).argsort(dim=1, stable=True)
     value_bl = torch.cat([value_bt.new_zeros(prompt_ids_bp.shape), value_bt], dim=1)
-    packed_value_bl = value_bl.gather(1, padding_last_bl)
+    packed_value_bl = value_bl.gather(1, padding_last_order_bl)
     # Log-probabilities that Unsloth computed before have as many columns as its loss expects.
     for name in ("old_per_token_logps", "ref_per_token_logps"):
         if inputs.get(name) is not None:

@@ -65,20 +65,20 @@ def check(cfg: Any) -> RecipeRule:
     say(untested("skyrl", skyrl_version))
     algorithm_config = cfg.trainer.algorithm
     generator_config = cfg.generator
-    stepwise = cfg.generator.step_wise_trajectories
+    is_stepwise = cfg.generator.step_wise_trajectories
     spanwise_options = algorithm_config.spanwise
     loss_name = algorithm_config.policy_loss_type
     estimator_name = algorithm_config.advantage_estimator
-    reduction = algorithm_config.loss_reduction
+    loss_reduction = algorithm_config.loss_reduction
     mini_batch_rows = cfg.trainer.policy_mini_batch_size * generator_config.n_samples_per_prompt
     micro_batch_rows = cfg.trainer.micro_train_batch_size_per_gpu
-    faults = {
+    setting_faults = {
         "There is no recipe; add trainer.algorithm.spanwise.recipe=recipe.yaml.": spanwise_options.recipe is None,
         unknown("trainer.algorithm.advantage_estimator", estimator_name, ESTIMATORS): estimator_name not in ESTIMATORS,
-        unknown("trainer.algorithm.loss_reduction", reduction, REDUCTIONS): reduction not in REDUCTIONS,
+        unknown("trainer.algorithm.loss_reduction", loss_reduction, REDUCTIONS): loss_reduction not in REDUCTIONS,
         f"trainer.algorithm.loss_reduction 'token_mean_legacy' drops the last rows of each mini-batch: {mini_batch_rows} rows do "
         f"not fill whole micro-batches of {micro_batch_rows}. Use token_mean, which gives the same loss here.": (
-            reduction == "token_mean_legacy" and mini_batch_rows % micro_batch_rows
+            loss_reduction == "token_mean_legacy" and mini_batch_rows % micro_batch_rows
         ),
         "trainer.algorithm.policy_loss_type is 'cross_entropy', a loss without advantages. Use 'regular'.": (
             loss_name == "cross_entropy"
@@ -89,7 +89,7 @@ def check(cfg: Any) -> RecipeRule:
         engine="SkyRL",
         longest=(getattr(generator_config, "max_turns", 1) or 1) * generator_config.sampling_params.max_generate_length,
         get_setting=lambda name: attrgetter(name)(cfg),
-        faults=faults,
+        faults=setting_faults,
         fixed=_FIXED,
         discounts={"trainer.algorithm.gamma": "gamma", "trainer.algorithm.lambd": "lam"},
         deviation="trainer.algorithm.grpo_norm_by_std",
@@ -111,7 +111,7 @@ def check(cfg: Any) -> RecipeRule:
             "The recipe has head: hl_gauss, but SkyRL's critic returns one number. Leave head out.": critic.head != "scalar",
             f"Method '{scheme.method}' runs over the tokens of a whole rollout, but every row is one turn. Set "
             f"generator.merge_stepwise_output=true, or use an outcome method or 'gigpo'.": (
-                scheme.entry.kind == "token" and stepwise and not generator_config.merge_stepwise_output
+                scheme.entry.kind == "token" and is_stepwise and not generator_config.merge_stepwise_output
             ),
             f"trainer.algorithm.policy_loss_type is '{loss_name}', which does not work with the loss of a mode such as laser. Use "
             f"one of {', '.join(LOSSES)}.": skyrl_modes and loss_name not in LOSSES,
@@ -124,7 +124,7 @@ def check(cfg: Any) -> RecipeRule:
     provided_fields = {"group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt", "value_nt"}
     provided_fields |= added_by(scheme.modes, "skyrl")
     fields_at_read = set(provided_fields)
-    if reads_turns(scheme, stepwise=stepwise):  # SkyRL computes log-probabilities and values of rows, not of single turns
+    if reads_turns(scheme, stepwise=is_stepwise):  # SkyRL computes log-probabilities and values of rows, not of single turns
         fields_at_read -= {"logp_nt", "value_nt"}
     scheme.check(provided_fields, at_read=fields_at_read)
     say(idle_fields(spanwise_options.recipe, engine="SkyRL"))
@@ -150,15 +150,15 @@ def _group_faults(cfg: Any, scheme: Scheme, *, skyrl_version: str) -> dict[str, 
         filter_setting = f"trainer.algorithm.dynamic_sampling.type={sampling_type}"
     elif cfg.trainer.fully_async.sample_full_batch:
         filter_setting = "trainer.fully_async.sample_full_batch"
-    computed_after_sampling = sorted({"logp_nt", "value_nt"} & scheme.needs) or mode_names
+    late_field_names = sorted({"logp_nt", "value_nt"} & scheme.needs) or mode_names
     return {
         f"Under SkyRL {skyrl_version}, {filter_setting} drops the columns that the generator adds to its output. Install skyrl 0.4 "
         "or newer, or remove the setting.": sampling_type is not None and Version(skyrl_version) < Version("0.4"),
         f"{filter_setting} counts rows, but in step-wise training a row is one turn, not a rollout. Remove the setting.": (
             sampling_type is not None and cfg.generator.step_wise_trajectories
         ),
-        f"{filter_setting} keeps the groups that get credit, but the credit needs {', '.join(computed_after_sampling)}, "
-        "which SkyRL computes after sampling. Remove the setting.": filter_setting and computed_after_sampling,
+        f"{filter_setting} keeps the groups that get credit, but the credit needs {', '.join(late_field_names)}, "
+        "which SkyRL computes after sampling. Remove the setting.": filter_setting and late_field_names,
         "trainer.algorithm.zero_variance_filter leaves out completions from which a mode still learns. Remove the setting.": (
             cfg.trainer.algorithm.zero_variance_filter and mode_names
         ),

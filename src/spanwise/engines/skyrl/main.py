@@ -59,8 +59,8 @@ def main() -> None:
     """Train with the SkyRL options in `sys.argv`."""
     cfg = configured(sys.argv[1:])
     initialize_ray(cfg)
-    task: Any = _run
-    ray.get(task.remote(cfg))
+    remote_task: Any = _run
+    ray.get(remote_task.remote(cfg))
 
 
 if __name__ == "__main__":

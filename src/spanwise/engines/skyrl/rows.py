@@ -35,21 +35,21 @@ class SampledRows:
             return SampledRows(output, uids, [(n, 0) for n in range(len(response_lengths))], response_lengths, stepwise)
         trajectory_ids = output["trajectory_ids"]
         sampled_turns = list(zip(output["prompt_token_ids"], output["response_ids"], trajectory_ids, strict=True))
-        place_s: list[tuple[int, int]] = []
+        row_and_offset_s: list[tuple[int, int]] = []
         for n, (prompt, response) in enumerate(zip(trained["prompt_token_ids"], trained["response_ids"], strict=True)):
             row_ids = [*prompt, *response]
             matched_length = len(prompt)
-            first_turn = len(place_s)
-            row_trajectory_id = trajectory_ids[first_turn]
-            for s in range(first_turn, len(sampled_turns)):
+            first_turn_index = len(row_and_offset_s)
+            row_trajectory_id = trajectory_ids[first_turn_index]
+            for s in range(first_turn_index, len(sampled_turns)):
                 turn_prompt, turn_response, trajectory_id = sampled_turns[s]
                 turn_ids = [*turn_prompt, *turn_response]
                 is_next_turn = trajectory_id == row_trajectory_id and len(turn_prompt) >= matched_length
                 if not is_next_turn or row_ids[: len(turn_ids)] != turn_ids:
                     break
-                place_s.append((n, len(turn_prompt) - len(prompt)))
+                row_and_offset_s.append((n, len(turn_prompt) - len(prompt)))
                 matched_length = len(turn_ids)
-        return SampledRows(output, uids, place_s, response_lengths, stepwise)
+        return SampledRows(output, uids, row_and_offset_s, response_lengths, stepwise)
 
     @cached_property
     def source_row_n(self) -> list[int]:
@@ -85,23 +85,23 @@ class SampledRows:
         uids = [self.uids[s] for s in source_rows]
         row_count = len(source_rows)
         trained_columns = {name: [column[s] for s in source_rows] for name, column in row_columns.items()}
-        named_columns = columns(uids) | trained_columns
+        batch_columns = columns(uids) | trained_columns
         if data is None:
             sampled_masks = [mask if any(mask) else [1] * len(mask) for mask in self.output["loss_masks"]]
-            return Batch.jagged(self.output["response_ids"], uids, sampled=sampled_masks, columns=named_columns)
+            return Batch.jagged(self.output["response_ids"], uids, sampled=sampled_masks, columns=batch_columns)
         response_width = data["loss_mask"].shape[1]
-        trained_nt = data["loss_mask"][:row_count] > 0
+        is_trained_nt = data["loss_mask"][:row_count] > 0
         value_nt = data.get("values")
         logp_nt = data.get("action_log_probs")
         if logp_nt is None:  # for some losses SkyRL only has the log-probabilities from sampling
             logp_nt = data.get("rollout_logprobs")
-        untrained_n1 = ~trained_nt.any(dim=1, keepdim=True)
+        is_untrained_n1 = ~is_trained_nt.any(dim=1, keepdim=True)
         rollout_n = torch.tensor([self.rollout_s[s] for s in source_rows])
         return Batch(
             uids,
             data["sequences"][:row_count, -response_width:],
-            trained_nt | (untrained_n1 & data["response_mask"][:row_count].bool()),
-            columns=named_columns,
+            is_trained_nt | (is_untrained_n1 & data["response_mask"][:row_count].bool()),
+            columns=batch_columns,
             steps=Steps(rollout_n, torch.arange(row_count)) if self.stepwise else None,
             value_nt=None if value_nt is None else value_nt[:row_count],
             logp_nt=None if logp_nt is None else logp_nt[:row_count],

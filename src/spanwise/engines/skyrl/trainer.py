@@ -46,7 +46,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         self.critic_config = critic_of(recipe)
         register()
         super().__init__(cfg, *args, **kwargs)
-        algorithm = cfg.trainer.algorithm
+        algorithm_config = cfg.trainer.algorithm
         policy_path = cfg.trainer.policy.model.path
         vocabulary_size = model_vocabulary_size(policy_path)
         self.vocabulary = Vocabulary.from_tokenizer(self.tokenizer, size=vocabulary_size)
@@ -60,10 +60,10 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             self.tokenizer,
             size=vocabulary_size or len(self.tokenizer),
             generation=generation_config,
-            temperature=algorithm.temperature,
+            temperature=algorithm_config.temperature,
         )
         for name, part in self.parts.items():  # SkyRL's workers, built later, find their loss by this name
-            algorithm.policy_loss_type = register_loss(name, algorithm.policy_loss_type, part.parted)
+            algorithm_config.policy_loss_type = register_loss(name, algorithm_config.policy_loss_type, part.parted)
         self._appended: dict[str, Tensor] = {}
         self.last_advantages: Tensor | None = None
         self.last_rows: SampledRows | None = None
@@ -79,14 +79,14 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         """Store the turns of rollouts before SkyRL merges them. Merged rows lack the turns' rewards and ends."""
         unmerged_output = dict(generator_output)
         turn_uids = list(uids)
-        algorithm = self.cfg.trainer.algorithm
+        algorithm_config = self.cfg.trainer.algorithm
         # SkyRL's filter reads the environment's reward, so it is off here. `_leave_out_useless` filters by credit.
-        filter_setting = algorithm.zero_variance_filter
-        algorithm.zero_variance_filter = False
+        filter_setting = algorithm_config.zero_variance_filter
+        algorithm_config.zero_variance_filter = False
         try:
             merged_output, uids = super().postprocess_generator_output(generator_output, uids, *more, **rest)
         finally:
-            algorithm.zero_variance_filter = filter_setting
+            algorithm_config.zero_variance_filter = filter_setting
         is_stepwise = self.cfg.generator.step_wise_trajectories
         self.last_rows = SampledRows.of(unmerged_output, turn_uids, merged_output, stepwise=is_stepwise)
         for name, part in self.parts.items():
@@ -96,8 +96,8 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             for field, token_value in appended_value_by_field.items():
                 if merged_output.get(field) is not None:
                     rows_with_flags = zip(merged_output[field], has_ended_n, strict=True)
-                    new_rows = [[*row, token_value] if has_ended else row for row, has_ended in rows_with_flags]
-                    merged_output = {**merged_output, field: new_rows}
+                    extended_rows = [[*row, token_value] if has_ended else row for row, has_ended in rows_with_flags]
+                    merged_output = {**merged_output, field: extended_rows}
         return merged_output, uids
 
     def handle_dynamic_sampling(self, generator_output: Any, uids: list[str]) -> Any:
@@ -119,10 +119,10 @@ class SpanRayPPOTrainer(RayPPOTrainer):
 
     def _read(self, rows: SampledRows, *, width: int, data: Any = None) -> ReadBatch:
         """Build a batch whose rows are single turns or SkyRL's rows, then find and score its blocks."""
-        shared_names = sorted(rows.extra.keys() & self._columns(rows.uids[:1]).keys())
-        if shared_names:
+        shared_columns = sorted(rows.extra.keys() & self._columns(rows.uids[:1]).keys())
+        if shared_columns:
             say(
-                f"The generator returns {', '.join(shared_names)}, which the dataset has, too. Rewards read what the generator "
+                f"The generator returns {', '.join(shared_columns)}, which the dataset has, too. Rewards read what the generator "
                 "returned. If they should read the dataset, return it under another name."
             )
         if reads_turns(self.scheme, stepwise=rows.stepwise):
@@ -136,8 +136,8 @@ class SpanRayPPOTrainer(RayPPOTrainer):
     def _execute_forward_pass(self, model: str, batch: Any, key: str, mini_batch_boundaries: Any) -> Tensor:
         """Compute old log-probabilities or values, in the order of the batch's rows."""
         # With mini-batch boundaries, SkyRL would leave padding rows in the result. One pass over all rows has none.
-        rank_count = self.dispatch.get_lcm_dp_size()
-        needs_padding = any((end - start) % rank_count for start, end in mini_batch_boundaries or ())
+        row_multiple = self.dispatch.get_lcm_dp_size()
+        needs_padding = any((end - start) % row_multiple for start, end in mini_batch_boundaries or ())
         return super()._execute_forward_pass(model, batch, key, None if needs_padding else mini_batch_boundaries or None)
 
     def _execute_training_step(self, model: str, data: Any) -> dict[str, float]:
@@ -203,11 +203,11 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             for name, value_nt in (("values", batch.value_nt), ("returns", return_nt)):
                 data[name] = torch.where(mask_nt, pad(value_nt, (0, 0, 0, padding_row_count)), 0.0)
         for name, part in self.parts.items():
-            mode_weight_n, target_logp_n, metrics = part.lesson(reading, self.scheme, finished_steps, rows=row_count)
+            mode_weight_n, target_logp_n, mode_metrics = part.lesson(reading, self.scheme, finished_steps, rows=row_count)
             mode_weight_n = mode_weight_n * advantage_factor_n1[:row_count, 0]
             for field, value_n in (("advantages", mode_weight_n), ("action_log_probs", target_logp_n)):
                 data[field] = with_token(data[field], token_columns[name], value_n)
-            all_metrics |= metrics
+            all_metrics |= mode_metrics
         self.last_advantages = adv_nt[:row_count]
         if self._record is not None:
             self._keep(self._record, replace(step_result, metrics=all_metrics), sampled_rows)
@@ -285,14 +285,14 @@ def fold_factor(
         mini_batch_slice = slice(start, end)
         mini_batch_rows = end - start
         prompt_slices = [slice(first, last) for first, last in prompts if start <= first < end]
-        micro_slices = [slice(first, first + micro_batch_size) for first in range(start, end, micro_batch_size)]
-        slices_by_reduction = {"prompt_mean": prompt_slices, "token_mean_legacy": micro_slices}
+        micro_batch_slices = [slice(first, first + micro_batch_size) for first in range(start, end, micro_batch_size)]
+        slices_by_reduction = {"prompt_mean": prompt_slices, "token_mean_legacy": micro_batch_slices}
         for row_slice in slices_by_reduction.get(loss_reduction, [mini_batch_slice]):
             token_count = length_n[row_slice].sum()
             divisor_by_reduction = {
                 "token_mean": token_count,
                 "prompt_mean": len(prompt_slices) * token_count,
-                "token_mean_legacy": len(micro_slices) * token_count,
+                "token_mean_legacy": len(micro_batch_slices) * token_count,
                 "sequence_mean": mini_batch_rows * length_n[row_slice],
                 "seq_mean_token_sum_norm": float(mini_batch_rows * (max_seq_len or 1)),
             }

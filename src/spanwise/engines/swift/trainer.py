@@ -27,14 +27,14 @@ class SwiftSpanTrainer(GRPOTrainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         template = self.template
-        settings = {
+        trainer_settings = {
             **vars(self.args),
             "teacher": self._has_teacher_explicit(),
             "dynamic_num_samples": self.dynamic_num_samples,
             "padding_free": template.padding_free,
             "sequence_parallel_size": template.sequence_parallel_size,
         }
-        recipe_rule = adapter.check(adapter.installed_recipe, settings, longest=self.max_completion_length)
+        recipe_rule = adapter.check(adapter.installed_recipe, trainer_settings, longest=self.max_completion_length)
         process_ranks = Ranks(self.accelerator.process_index, lambda own: gather_object([own]))
         ranks = process_ranks if self.accelerator.num_processes > 1 else None
         vocabulary = Vocabulary.of(template.tokenizer, self.model)
@@ -51,8 +51,8 @@ class SwiftSpanTrainer(GRPOTrainer):
         completion_ids, sampled_masks, logp_rows, column_ranges = [], [], [], []
         for micro_batch, encoded in zip(micro_batches, batch_encoded_inputs, strict=True):
             input_ids = encoded["model_inputs"]["input_ids"]
-            rows = zip(micro_batch.completion_mask, input_ids, micro_batch.old_per_token_logps, strict=True)
-            for mask_t, ids_l, logp_t in rows:
+            token_rows = zip(micro_batch.completion_mask, input_ids, micro_batch.old_per_token_logps, strict=True)
+            for mask_t, ids_l, logp_t in token_rows:
                 trained_columns = mask_t.nonzero()[:, 0].tolist()
                 column_range = slice(trained_columns[0], trained_columns[-1] + 1) if trained_columns else slice(0, 0)
                 completion_ids.append(ids_l[-len(mask_t) :][column_range].tolist())
@@ -62,9 +62,9 @@ class SwiftSpanTrainer(GRPOTrainer):
         group_size = self.num_generations if is_training else self.num_generations_eval
         first_row = self.accelerator.process_index * len(completion_ids)
         group_n = (first_row + torch.arange(len(completion_ids))) // group_size
-        columns = self._columns(ordered_samples)
+        reward_columns = self._columns(ordered_samples)
         logp_nt = pad_sequence(logp_rows, batch_first=True)
-        batch = Batch.jagged(completion_ids, group_n, sampled=sampled_masks, columns=columns, logp_nt=logp_nt)
+        batch = Batch.jagged(completion_ids, group_n, sampled=sampled_masks, columns=reward_columns, logp_nt=logp_nt)
         scored_batch = self.recipe_run.step.read(batch)
         mask_nt = batch.mask_nt
         assert mask_nt is not None
@@ -91,9 +91,9 @@ class SwiftSpanTrainer(GRPOTrainer):
         weighted_sum_n = (reward_nf * self.reward_weights).nansum(dim=1)
         total_reward_n = weighted_sum_n.masked_fill(reward_nf.isnan().all(dim=1), torch.nan)
         row_dicts = [{**sample.extra, **(sample.rollout_infos or {})} for sample in samples]
-        columns = columns_of(row_dicts, flat=False)
-        columns |= {"prompts": [_prompt(sample) for sample in samples], "environment": total_reward_n.tolist()}
-        return columns | {name: reward_nf[:, f].tolist() for f, name in enumerate(self.reward_func_names)}
+        reward_columns = columns_of(row_dicts, flat=False)
+        reward_columns |= {"prompts": [_prompt(sample) for sample in samples], "environment": total_reward_n.tolist()}
+        return reward_columns | {name: reward_nf[:, f].tolist() for f, name in enumerate(self.reward_func_names)}
 
     def _compute_loss_and_metrics(self, model: Any, model_inputs: Any, grpo_batch: Any) -> Any:
         """Compute ms-swift's loss, with advantages scaled to undo its division by tokens or rows."""

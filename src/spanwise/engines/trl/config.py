@@ -128,14 +128,14 @@ def check_base(*, moves_columns: bool) -> None:
 
 def check_scheme(scheme: Any, critic: Any, options: Mapping[str, Any]) -> Scheme:
     """Return the scheme (the rule of credit). First check that it works with the critic and trainer options."""
-    scheme_options = inspect.signature(Scheme.preset).parameters
-    misplaced_options = [name for name in options if name in scheme_options]
+    scheme_parameters = inspect.signature(Scheme.preset).parameters
+    misplaced_options = [name for name in options if name in scheme_parameters]
     known_names = [*_trl_arguments(), "scheme"]
     if misplaced_options:
         raise RecipeError(f"Set {' and '.join(misplaced_options)} in the scheme, not in the trainer. Write {_SCHEME}.")
     if not isinstance(scheme, Scheme):
         raise RecipeError(f"The scheme is {scheme!r}, which is no Scheme. Write {_SCHEME}.")
-    faults: dict[str, Any] = {
+    scheme_faults: dict[str, Any] = {
         **{unknown("argument of SpanGRPOTrainer called", name, known_names): name not in known_names for name in options},
         **{
             f"Objective '{objective.name}' has a model as reward; pass a function that calls it and returns one number per "
@@ -150,7 +150,7 @@ def check_scheme(scheme: Any, critic: Any, options: Mapping[str, Any]) -> Scheme
             critic is not None and not isinstance(critic, CriticConfig)
         ),
     }
-    refuse(faults)
+    refuse(scheme_faults)
     if critic is not None:
         critic.check_scheme(scheme)
     return scheme
@@ -171,7 +171,7 @@ def check_args(args: Any) -> None:
         raise RecipeError(f"args is a {type(args).__name__}; pass SpanGRPOConfig(...) or TRL's GRPOConfig(...).")
     settings: dict[str, Any] = {name: getattr(args, name, None) for name in (*_BOUNDS, *_NOT_UNDER_DPPO)}
     ratio_level = args.importance_sampling_level
-    faults: dict[str, Any] = {
+    setting_faults: dict[str, Any] = {
         unknown("loss_type", args.loss_type, LOSS_TYPES): args.loss_type not in LOSS_TYPES,
         unknown("importance_sampling_level", ratio_level, RATIO_LEVELS): ratio_level not in RATIO_LEVELS,
         f"importance_sampling_level is '{ratio_level}', but loss_type 'vespo' weighs every token by the ratio of its whole "
@@ -180,22 +180,22 @@ def check_args(args: Any) -> None:
         "max_completion_length is None, but loss_type 'dr_grpo' divides by it. Set max_completion_length, or use another "
         "loss_type.": args.loss_type == "dr_grpo" and args.max_completion_length is None,
     }
-    faults |= {
+    setting_faults |= {
         f"{name} is {settings[name]}; set it between {least:g} and {most:g}.": not least <= settings[name] <= most
         for name, (least, most) in _BOUNDS.items()
         if isinstance(settings[name], int | float)
     }
-    faults |= {
+    setting_faults |= {
         f"{name} is {settings[name]}, but loss_type '{args.loss_type}' ignores {name} and chooses tokens by "
         f"epsilon and epsilon_high. Leave {name} at {default}, or use another loss_type.": args.loss_type in DPPO
         and settings[name] != default
         for name, default in _NOT_UNDER_DPPO.items()
     }
-    faults |= {
+    setting_faults |= {
         f"reward_weights is {args.reward_weights}: TRL would weigh only the logged reward. Set the weight of each objective "
         "instead, for example Objective('brier', weight=0.5, ...).": args.reward_weights is not None,
     }
-    refuse(faults)
+    refuse(setting_faults)
 
 
 def check_use(
@@ -211,7 +211,7 @@ def check_use(
     path_in_config = getattr(getattr(model, "config", None), "_name_or_path", "")
     can_load_reference = has_adapters or isinstance(model, str) or bool(path_in_config)
     installed_version = Version(trl_version)
-    faults = {
+    setting_faults = {
         f"trl {installed_version} divides some losses in a way that spanwise cannot undo. Install trl 1.10 or newer.": (
             installed_version < Version("1.10")
         ),
@@ -227,7 +227,7 @@ def check_use(
             args.beta != 0.0 and not can_load_reference
         ),
     }
-    refuse(faults)
+    refuse(setting_faults)
     if args.remove_unused_columns:
         warning_sentence = (
             "remove_unused_columns=True removes every column of the dataset but the prompt, so rewards can read no other. Set it "
@@ -268,7 +268,7 @@ def _check_dataset(
     known_columns = None if split_names else getattr(dataset, "column_names", None)
     column_names = known_columns or ["none"]
     type_name = type(dataset).__name__
-    faults: dict[str, Any] = {
+    dataset_faults: dict[str, Any] = {
         f"{argument} holds the splits {', '.join(split_names)}; pass one of them: "
         f"{argument}=data[{next(iter(split_names), '')!r}].": split_names,
         f"{argument} is a {type_name}; make a dataset: datasets.Dataset.from_list(rows).": isinstance(dataset, list | tuple),
@@ -279,7 +279,7 @@ def _check_dataset(
         f"{', '.join(column_names)}. Rename one: dataset.rename_column({column_names[0]!r}, 'prompt').": known_columns
         and "prompt" not in known_columns,
     }
-    faults |= {
+    dataset_faults |= {
         f"{prefix}The {kind} dataset has a column '{name}', the name under which TRL passes the sampled texts to rewards. Rename "
         f"it: dataset.rename_column({name!r}, 'dataset_{name}').": name in column_names
         for name in ("prompts", "completions")
@@ -291,8 +291,8 @@ def _check_dataset(
             f"{', '.join(column_names)}. Rename the column, or set options: {{column: NAME}} in the objective."
         )
         reads_column = objective.reward in ("correct", "second_attempt")
-        faults[missing_column_fault] = reads_column and column not in column_names
-    refuse(faults, DataError)
+        dataset_faults[missing_column_fault] = reads_column and column not in column_names
+    refuse(dataset_faults, DataError)
 
 
 def _evaluation_datasets(evaluation: Any) -> dict[str, Any]:
@@ -313,24 +313,24 @@ def check_prompts(train: Any, evaluation: Any, *, template: bool) -> None:
 def check_prefilled(prompt: str, layout: Layout) -> None:
     """Check that a prompt ends with the `prefilled` opening tag. Without one, it must end with no opening tag."""
     prompt_end = prompt.rstrip()
-    prefilled = layout.prefilled or ""
+    prefill_mark = layout.prefilled or ""
     opening_tags_by_mark: dict[str, list[str]] = {}
     for part in layout.parts:
         segmenter = SEGMENTERS.find(part.segmenter)
         opening_tags = [] if segmenter.opens is None else segmenter.opens(part.mark)
         opening_tags_by_mark[part.mark] = [tag.strip() for tag in opening_tags if tag.strip()]
     marks_and_tags = [(mark, tag) for mark, tags in opening_tags_by_mark.items() for tag in tags]
-    opened_pairs = [(mark, tag) for mark, tag in marks_and_tags if prompt_end.endswith(tag)]
-    opened_mark, opened_tag = opened_pairs[0] if opened_pairs else ("", "")
-    prefilled_tags = opening_tags_by_mark.get(prefilled, [])
-    faults = {
+    opened_marks_and_tags = [(mark, tag) for mark, tag in marks_and_tags if prompt_end.endswith(tag)]
+    opened_mark, opened_tag = opened_marks_and_tags[0] if opened_marks_and_tags else ("", "")
+    prefilled_tags = opening_tags_by_mark.get(prefill_mark, [])
+    prompt_faults = {
         f"The prompt already opens {opened_tag}, so no completion will hold that {_noun(opened_mark, opened_tag)}. Write "
-        f"Layout(..., prefilled='{opened_mark}').": opened_tag and opened_mark != prefilled,
+        f"Layout(..., prefilled='{opened_mark}').": opened_tag and opened_mark != prefill_mark,
         f"The layout says that the prompt opens {' or '.join(prefilled_tags)}, but a prompt ends with {prompt_end[-40:]!r}. End "
-        f"the prompt with that {_noun(prefilled, *prefilled_tags[:1])}, or leave 'prefilled' out of the layout.": prefilled_tags
+        f"the prompt with that {_noun(prefill_mark, *prefilled_tags[:1])}, or leave 'prefilled' out of the layout.": prefilled_tags
         and not opened_tag,
     }
-    refuse(faults)
+    refuse(prompt_faults)
 
 
 def _noun(mark: str, opening_tag: str = "") -> str:

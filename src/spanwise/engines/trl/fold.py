@@ -69,13 +69,13 @@ def dppo_term(
     """Compute the DPPO loss (sum over tokens, mean over rows), and the share of dropped tokens."""
     possible_logps = (inputs.get("sampling_per_token_logps"), inputs.get("old_per_token_logps"), logps_bt.detach())
     sampling_logp_bt = next(logp_bt for logp_bt in possible_logps if logp_bt is not None)
-    in_loss_bt = mask_bt.bool()
+    is_in_loss_bt = mask_bt.bool()
     advantages_bt = inputs["advantages"]
     clip_low, clip_high = clip_range(args)
     clip_options: dict[str, Any] = {"delta_low": clip_low, "delta_high": clip_high, "divergence": DPPO[args.loss_type]}
-    loss_bt = dppo(logps_bt, sampling_logp_bt, advantages_bt, in_loss_bt, **clip_options)
-    is_dropped_bt = in_loss_bt & (advantages_bt != 0) & (loss_bt == 0)
-    return loss_bt.sum() / len(loss_bt), is_dropped_bt.sum() / in_loss_bt.sum().clamp(min=1)
+    loss_bt = dppo(logps_bt, sampling_logp_bt, advantages_bt, is_in_loss_bt, **clip_options)
+    is_dropped_bt = is_in_loss_bt & (advantages_bt != 0) & (loss_bt == 0)
+    return loss_bt.sum() / len(loss_bt), is_dropped_bt.sum() / is_in_loss_bt.sum().clamp(min=1)
 
 
 def token_kl(
@@ -140,8 +140,8 @@ def check_own_advantage(
     (logp_gradient_bt,) = torch.autograd.grad(loss, logps_bt, create_graph=True, allow_unused=True)
     advantage_gradient_bt = None
     if logp_gradient_bt is not None and logp_gradient_bt.requires_grad:
-        weighted_sum = (logp_gradient_bt * test_weight_bt).sum()
-        (advantage_gradient_bt,) = torch.autograd.grad(weighted_sum, advantages_bt, retain_graph=True, allow_unused=True)
+        gradient_sum = (logp_gradient_bt * test_weight_bt).sum()
+        (advantage_gradient_bt,) = torch.autograd.grad(gradient_sum, advantages_bt, retain_graph=True, allow_unused=True)
     if advantage_gradient_bt is None:
         raise SpanwiseError(f"The loss does not depend on the advantage of any token. {_CANARY}")
     loss_divisor_b1 = factor_b1 * advantages_bt.shape[0] * accumulation
@@ -175,11 +175,11 @@ def check_loss(
     for name, value_bt in token_values_by_name.items():
         if value_bt is None or bool(value_bt.isfinite().all()):
             continue
-        not_finite_bt = ~value_bt.isfinite()
-        not_finite_in_loss_bt = not_finite_bt & mask_bt.bool()
+        is_not_finite_bt = ~value_bt.isfinite()
+        is_not_finite_in_loss_bt = is_not_finite_bt & mask_bt.bool()
         # TRL multiplies by the mask, and 0 times NaN is NaN. So a NaN at a masked token also makes the loss NaN.
-        faulty_bt = not_finite_in_loss_bt if bool(not_finite_in_loss_bt.any()) else not_finite_bt
-        row, token = faulty_bt.nonzero()[0].tolist()
+        is_faulty_bt = is_not_finite_in_loss_bt if bool(is_not_finite_in_loss_bt.any()) else is_not_finite_bt
+        row, token = is_faulty_bt.nonzero()[0].tolist()
         token_text = f"token {token}" if bool(mask_bt[row, token]) else f"masked token {token}"
         completion_ids = inputs["completion_ids"][row][mask_bt[row].bool()].tolist()
         completion_text = repr(tokenizer.decode(completion_ids, skip_special_tokens=False)[:200])

@@ -28,7 +28,7 @@ def check_sampling(args: Any, scheme: Scheme, *, dataset: Any, options: Mapping[
     if criterion is None:
         return
     check_known("dynamic_sampling", criterion, (CREDIT, *scheme.names))
-    computed_after_sampling = sorted({"logp_nt", "value_nt"} & scheme.needs) if criterion == CREDIT else []
+    late_field_names = sorted({"logp_nt", "value_nt"} & scheme.needs) if criterion == CREDIT else []
     column_names = getattr(dataset, "column_names", None) or []
     advice = "Leave dynamic_sampling out."
     round_count = args.dynamic_sampling_rounds
@@ -36,8 +36,8 @@ def check_sampling(args: Any, scheme: Scheme, *, dataset: Any, options: Mapping[
     refuse(
         {
             f"dynamic_sampling='credit' needs credit right after sampling, but method '{scheme.method}' reads "
-            f"{', '.join(computed_after_sampling)}, which TRL computes later. Name an objective instead: "
-            f"dynamic_sampling='{scheme.names[0]}'.": computed_after_sampling,
+            f"{', '.join(late_field_names)}, which TRL computes later. Name an objective instead: "
+            f"dynamic_sampling='{scheme.names[0]}'.": late_field_names,
             **{
                 f"dynamic_sampling replaces completions that mode '{mode.name}' must see during sampling. {advice}": True
                 for mode in modes

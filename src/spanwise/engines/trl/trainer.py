@@ -230,12 +230,12 @@ class SpanGRPOTrainer(GRPOTrainer):
         if self.args.should_save:
             # TRL has just saved the arguments without the user's save_total_limit, so save them again.
             torch.save(self._written_args(), checkpoint / "training_args.bin")
-            entry: Any = self.scheme.entry
+            method_entry: Any = self.scheme.entry
             write_manifest(
                 checkpoint,
                 processes=self.accelerator.num_processes,
                 resumable=not self.args.save_only_model,
-                estimator=entry.estimator.state_dict() if entry.stateful else None,
+                estimator=method_entry.estimator.state_dict() if method_entry.stateful else None,
                 settings=self._lasting if self.settings is None else self.settings,
             )
             best_checkpoint = self.state.best_model_checkpoint
@@ -440,9 +440,9 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     def _is_first_time(self, key: str) -> bool:
         """Return True only at the first call with a key, for checks and warnings that are due once."""
-        is_first = key not in self._done
+        is_first_time = key not in self._done
         self._done.add(key)
-        return is_first
+        return is_first_time
 
     def _note(self, metrics: Mapping[str, float]) -> None:
         """Add metrics to TRL's next log line, which shows their means since the last line."""
@@ -463,9 +463,9 @@ class SpanGRPOTrainer(GRPOTrainer):
             processes=self.accelerator.num_processes,
             steps_per_generation=self.args.steps_per_generation if is_training else 1,
         )
-        dppo_loss = self.loss_type if self.loss_type in fold.DPPO else None
+        dppo_type = self.loss_type if self.loss_type in fold.DPPO else None
         advantages_bt = inputs["advantages"] * factor_b1
-        if dppo_loss is not None:
+        if dppo_type is not None:
             advantages_bt = torch.zeros_like(inputs["advantages"])
         is_canary_due = self._canary_due and is_training and torch.is_grad_enabled()
         advantages_bt.requires_grad_(is_canary_due)
@@ -473,7 +473,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._logps = None
         kl_weight = self.beta
         self.beta = 0.0  # keeps TRL from adding its KL, whose normaliser cannot be undone; `kl_term` is added below
-        self.loss_type = "sapo" if dppo_loss else self.loss_type  # advantages of 0 make TRL's loss 0; DPPO is added below
+        self.loss_type = "sapo" if dppo_type else self.loss_type  # advantages of 0 make TRL's loss 0; DPPO is added below
         loss_inputs = {**inputs, "advantages": advantages_bt}
         self._loss_inputs = loss_inputs
         try:
@@ -482,14 +482,14 @@ class SpanGRPOTrainer(GRPOTrainer):
             self.beta, self._loss_inputs = kl_weight, {}
             logps_bt = self._logps
             self._logps = None
-            self.loss_type = dppo_loss or self.loss_type
-        if dppo_loss is not None and logps_bt is not None:
-            dppo_value, dropped_share = fold.dppo_term(logps_bt, inputs, mask_bt, self.args)
+            self.loss_type = dppo_type or self.loss_type
+        if dppo_type is not None and logps_bt is not None:
+            dppo_loss_value, dropped_share = fold.dppo_term(logps_bt, inputs, mask_bt, self.args)
             self._note({"dppo/dropped": float(dropped_share)})
             logged_losses = self._metrics["train" if is_training else "eval"]["policy_loss"]
             if logged_losses:  # TRL logs a policy loss only if there is an entropy bonus
-                logged_losses[-1] = float(dppo_value.detach())
-            total_loss = total_loss + dppo_value / accumulation_steps
+                logged_losses[-1] = float(dppo_loss_value.detach())
+            total_loss = total_loss + dppo_loss_value / accumulation_steps
         fold.check_loss(total_loss, logps_bt, inputs, mask_bt, self._text_tokenizer, step=self.state.global_step)
         if is_canary_due and logps_bt is not None:
             fold.check_own_advantage(

@@ -131,24 +131,24 @@ class UnpackedBatch:
         block_dtype = np.int8 if len(scheme.layout.names) < 128 else np.int16
         block_by_token = np.repeat(np.array(run_blocks, dtype=block_dtype), run_lengths)
         block_nt = torch.from_numpy(block_by_token.reshape(len(rows), width))
-        sampled_nt = block_nt >= 0
+        is_sampled_nt = block_nt >= 0
         row_turns = None
-        row_n = torch.tensor(rows, dtype=torch.int64)
-        for n in (mask_nt != sampled_nt).any(dim=1).nonzero().flatten().tolist():
-            if self.masked_n[rows[n]] and not (mask_nt[n] & ~sampled_nt[n]).any():
+        row_index_n = torch.tensor(rows, dtype=torch.int64)
+        for n in (mask_nt != is_sampled_nt).any(dim=1).nonzero().flatten().tolist():
+            if self.masked_n[rows[n]] and not (mask_nt[n] & ~is_sampled_nt[n]).any():
                 continue  # verl's rejection sampling may have masked sampled tokens
             raise AlignmentError(
                 f"Row {rows[n]}: verl trains {int(mask_nt[n].sum())} tokens, but the reward worker counted "
-                f"{int(sampled_nt[n].sum())} tokens as sampled, so tool output would be scored as the model's. Let agent loops set "
-                f"AgentLoopOutput.response_mask, and do not override AgentLoopWorker._compute_score."
+                f"{int(is_sampled_nt[n].sum())} tokens as sampled, so tool output would be scored as the model's. Let agent loops "
+                f"set AgentLoopOutput.response_mask, and do not override AgentLoopWorker._compute_score."
             )
         if self.split_n.any():
-            turn_number_nt = runs(sampled_nt) * self.split_n[row_n, None]  # 0 in a row that is not split
-            row_turns = split_turns(sampled_nt, torch.where(sampled_nt, turn_number_nt, -1))
+            turn_number_nt = runs(is_sampled_nt) * self.split_n[row_index_n, None]  # 0 in a row that is not split
+            row_turns = split_turns(is_sampled_nt, torch.where(is_sampled_nt, turn_number_nt, -1))
             block_nt = row_turns.take(block_nt, fill=-1)
-        is_selected_s = torch.isin(self.row_s, row_n)
+        is_selected_s = torch.isin(self.row_s, row_index_n)
         row_spans = Spans.of_blocks(scheme.layout.names, block_nt, self.reading.fault_n[is_selected_s])
-        return row_spans, sampled_nt, row_turns, is_selected_s.nonzero().flatten()
+        return row_spans, is_sampled_nt, row_turns, is_selected_s.nonzero().flatten()
 
 
 def unpack(packed: Sequence[Any], scheme: Scheme, output_number: Sequence[int] | None = None) -> UnpackedBatch:
@@ -166,23 +166,23 @@ def unpack(packed: Sequence[Any], scheme: Scheme, output_number: Sequence[int] |
         rollout_dicts.append(rollout_by_text[text])
         outputs.append(rollout_by_text[text]["outputs"][0 if output_number is None else output_number[n]])
     is_split_n = [rollout["split"] for rollout in rollout_dicts]
-    read_indices = list(range(len(outputs)))
+    output_indices = list(range(len(outputs)))
     if any(is_split_n):  # a row without sampled tokens has no turn
-        read_indices = [n for n, output in enumerate(outputs) if any(block >= 0 for block in output["runs"][0])]
-    table_rows = [row for n in read_indices for row in outputs[n]["table"]]
+        output_indices = [n for n, output in enumerate(outputs) if any(block >= 0 for block in output["runs"][0])]
+    table_rows = [row for n in output_indices for row in outputs[n]["table"]]
     reading_table = torch.tensor(table_rows or np.zeros((0, 0)), dtype=torch.float64)
-    state_before_turn_s = [_hashable(state) for n in read_indices for state in outputs[n]["anchor"]]
+    state_before_turn_s = [_hashable(state) for n in output_indices for state in outputs[n]["anchor"]]
     reading = Reading.unpack(reading_table, scheme)
-    if any(outputs[n]["notes"] for n in read_indices):
+    if any(outputs[n]["notes"] for n in output_indices):
         no_notes: list[str | None] = [None] * len(scheme.objectives)
         reward_notes: list[list[str | None]] = []
-        for n in read_indices:  # `pack` writes no notes for a rollout if none of its rewards has a note
+        for n in output_indices:  # `pack` writes no notes for a rollout if none of its rewards has a note
             reward_notes += outputs[n]["notes"] or [no_notes] * len(outputs[n]["table"])
         scores = replace(reading.scores, note_nm=np.array(reward_notes, dtype=object))
         reading = replace(reading, scores=scores)
     return UnpackedBatch(
         reading,
-        torch.tensor([n for n in read_indices for _ in outputs[n]["table"]], dtype=torch.int64),
+        torch.tensor([n for n in output_indices for _ in outputs[n]["table"]], dtype=torch.int64),
         [output["runs"] for output in outputs],
         torch.tensor([rollout["masked"] for rollout in rollout_dicts]),
         torch.tensor(is_split_n),
@@ -236,11 +236,11 @@ def credited(
     real_indices = rows.real
     unpacked_batch, scored_rows = read_rows(rows, uids, step)
     real_mask_nt = mask_nt[real_indices].bool()
-    spans, sampled_nt, turns, _ = unpacked_batch.blocks_of(scheme, real_mask_nt, range(len(real_indices)))
+    spans, is_sampled_nt, turns, _ = unpacked_batch.blocks_of(scheme, real_mask_nt, range(len(real_indices)))
     reading = replace(scored_rows.reading, spans=spans)
     scored_rows = replace(scored_rows, reading=reading, turns=turns)
     token_fields: dict[str, Any] = {name: scored_rows.take(value_nt[real_indices]) for name, value_nt in rows.tokens.items()}
-    batch = replace(scored_rows.batch, mask_nt=scored_rows.take(sampled_nt), **token_fields, **fields)
+    batch = replace(scored_rows.batch, mask_nt=scored_rows.take(is_sampled_nt), **token_fields, **fields)
     step_result = step.finish(replace(scored_rows, batch=batch), dtype=dtype)
     step_result.advantages_nt.masked_fill_(~scored_rows.take(real_mask_nt), 0.0)
     real_adv_nt = scored_rows.put(step_result.advantages_nt)
@@ -263,8 +263,8 @@ class ChunkedCredit:
     @staticmethod
     def of(rows: Rows, uids: Sequence[Any], step: Step) -> ChunkedCredit:
         """Compute the credit of all rows of a batch, before their tokens are fetched."""
-        unpacked, scored_rows = read_rows(rows, uids, step)
-        return ChunkedCredit(rows, unpacked, step.credit(scored_rows))
+        unpacked_batch, scored_rows = read_rows(rows, uids, step)
+        return ChunkedCredit(rows, unpacked_batch, step.credit(scored_rows))
 
     @cached_property
     def _unpacked_row_by_row(self) -> dict[int, int]:
@@ -283,10 +283,10 @@ class ChunkedCredit:
         real_positions = [position for position, row in enumerate(chunk) if row in self._unpacked_row_by_row]
         unpacked_rows = [self._unpacked_row_by_row[chunk[position]] for position in real_positions]
         real_mask_nt = mask_nt[real_positions].bool()
-        spans, _, turn_rows, credit_indices = self.unpacked.blocks_of(scheme, real_mask_nt, unpacked_rows)
+        spans, _, turns, credit_indices = self.unpacked.blocks_of(scheme, real_mask_nt, unpacked_rows)
         adv_nt = advantages(self.batch.credits.take(credit_indices), spans, scheme)
-        if turn_rows is not None:
-            adv_nt = turn_rows.put(adv_nt, rows=len(real_positions))
+        if turns is not None:
+            adv_nt = turns.put(adv_nt, rows=len(real_positions))
         return to_all_rows(adv_nt, real_positions, mask_nt)
 
 

@@ -96,9 +96,11 @@ def _aspo(
 ) -> tuple[Tensor, dict[str, Any]]:
     """Compute the policy loss ASPO (`spanwise.losses.aspo`) for verl. verl's `clip_ratio_c` is its cap."""
     mask_nt = response_mask.bool()
-    low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
-    high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
-    loss_nt = aspo(log_prob, old_log_prob, advantages, mask_nt, clip_low=low, clip_high=high, cap=config.clip_ratio_c)
+    clip_low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
+    clip_high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
+    loss_nt = aspo(
+        log_prob, old_log_prob, advantages, mask_nt, clip_low=clip_low, clip_high=clip_high, cap=config.clip_ratio_c
+    )
     if rollout_is_weights is not None:
         loss_nt = loss_nt * rollout_is_weights
     mean_loss = agg_loss(loss_mat=loss_nt, loss_mask=mask_nt, loss_agg_mode=loss_agg_mode, **config.global_batch_info)

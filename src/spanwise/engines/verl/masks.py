@@ -26,9 +26,9 @@ def attach(agent_loop: Any) -> None:
 
     @around(agent_loop.AgentLoopWorker, "_compute_teacher_logprobs")
     async def append(original: Any, self: Any, output: Any, *args: Any, validate: bool, **kwargs: Any) -> Any:
-        logprobs = await original(self, output, *args, validate=validate, **kwargs)
+        teacher_logprobs = await original(self, output, *args, validate=validate, **kwargs)
         if validate or self.config.algorithm.adv_estimator != "spanwise":
-            return logprobs
+            return teacher_logprobs
         if not hasattr(self, KEY):
             setattr(self, KEY, parts_in(self.config, scheme_in(self.config), lambda: self.model_config))
         for part in getattr(self, KEY).values():  # append the token now, because verl stores the output next
@@ -37,4 +37,4 @@ def attach(agent_loop: Any) -> None:
                 output.response_mask = [*output.response_mask, 0]
                 if output.response_logprobs is not None:
                     output.response_logprobs = [*output.response_logprobs, 0.0]
-        return logprobs
+        return teacher_logprobs

@@ -66,25 +66,25 @@ class _AttachOnImport(MetaPathFinder):
             return None
         finders = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
         specs = (finder.find_spec(fullname, path, target) for finder in finders)
-        found_spec = next(filter(None, specs), None)
-        if found_spec is not None and found_spec.loader is not None:
+        module_spec = next(filter(None, specs), None)
+        if module_spec is not None and module_spec.loader is not None:
 
-            @around(found_spec.loader, "exec_module")
+            @around(module_spec.loader, "exec_module")
             def exec_module(original: Callable[[ModuleType], None], module: ModuleType) -> None:
                 original(module)
                 _attach(module)
 
-        return found_spec
+        return module_spec
 
 
 def _attach(module: ModuleType) -> None:
-    patch = PATCHES[module.__name__]
+    patch_name = PATCHES[module.__name__]
     try:
-        importlib.import_module(f"spanwise.engines.verl.{patch}").attach(module)
-        FAULTS.pop(patch, None)
+        importlib.import_module(f"spanwise.engines.verl.{patch_name}").attach(module)
+        FAULTS.pop(patch_name, None)
     except Exception as error:  # verl must keep working if spanwise fails
-        FAULTS[patch] = f"{type(error).__name__}: {error}"
-        say(f"spanwise could not attach '{patch}' to {module.__name__}, so this patch is missing: {FAULTS[patch]}")
+        FAULTS[patch_name] = f"{type(error).__name__}: {error}"
+        say(f"spanwise could not attach '{patch_name}' to {module.__name__}, so this patch is missing: {FAULTS[patch_name]}")
 
 
 def say(*sentences: str | None) -> None:

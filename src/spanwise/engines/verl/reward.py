@@ -63,37 +63,37 @@ class SpanRewardManager(RewardManagerBase):
         length_n = attention_nt.sum(dim=1).tolist()
         field_dicts = [data[n].non_tensor_batch for n in range(len(data))]
         given_masks = [(row.get("tool_extra_fields") or {}).get(masks.KEY) for row in field_dicts]
-        ids = [ids_t[:length].tolist() for ids_t, length in zip(ids_nt, length_n, strict=True)]
-        ids_with_masks = zip(ids, given_masks, strict=True)
+        ids_by_output = [ids_t[:length].tolist() for ids_t, length in zip(ids_nt, length_n, strict=True)]
+        ids_with_masks = zip(ids_by_output, given_masks, strict=True)
         sampled_masks = [[1] * len(output_ids) if mask is None else mask for output_ids, mask in ids_with_masks]
-        columns = self._columns(field_dicts, ids)
+        batch_columns = self._columns(field_dicts, ids_by_output)
         if own_result is not None:  # verl's own reward managers score only the last output
-            own_values = own_result.get("reward_extra_info", {})
+            manager_values = own_result.get("reward_extra_info", {})
             # Other rewards read dataset columns, such as the gold answer. Only values that an objective pays replace them.
-            new_values = {name: value for name, value in own_values.items() if name not in (*columns, "answer")}
-            paid_values = {name: own_values[name] for name in self.own_columns & own_values.keys()}
-            reward_columns = {**new_values, **paid_values, "environment": own_result["reward_score"]}
-            columns |= {name: [None] * (len(ids) - 1) + [number] for name, number in reward_columns.items()}
-        output_number_n = torch.arange(len(ids))
+            unpaid_values = {name: value for name, value in manager_values.items() if name not in (*batch_columns, "answer")}
+            paid_values = {name: manager_values[name] for name in self.own_columns & manager_values.keys()}
+            reward_columns = {**unpaid_values, **paid_values, "environment": own_result["reward_score"]}
+            batch_columns |= {name: [None] * (len(ids_by_output) - 1) + [number] for name, number in reward_columns.items()}
+        output_number_n = torch.arange(len(ids_by_output))
         rollout_n = torch.zeros_like(output_number_n)
-        steps = Steps(rollout_n, output_number_n, columns.get("anchor")) if len(ids) > 1 else None
-        batch = Batch.jagged(ids, rollout_n, sampled=sampled_masks, columns=columns, steps=steps)
+        steps = Steps(rollout_n, output_number_n, batch_columns.get("anchor")) if len(ids_by_output) > 1 else None
+        batch = Batch.jagged(ids_by_output, rollout_n, sampled=sampled_masks, columns=batch_columns, steps=steps)
         return batch, length_n, all(mask is not None for mask in given_masks)
 
     def _packed(self, read_batch: ReadBatch, batch: Batch, length_n: list[int], masked: bool) -> dict[str, Any]:
         """Return verl's result for a rollout: total reward, reward per objective, and the packed text."""
-        anchor_s = None  # only methods that compare turns by state need states
+        turn_state_s = None  # only methods that compare turns by state need states
         if "anchor_s" in self.scheme.entry.inputs:
-            anchor_s = batch.columns.get("anchor")
+            turn_state_s = batch.columns.get("anchor")
             if read_batch.turns is not None and read_batch.batch.steps is not None:
-                anchor_s = read_batch.batch.steps.anchor_s
-        packed_text = carry.pack(read_batch.reading, length_n, masked=masked, turns=read_batch.turns, anchor=anchor_s)
+                turn_state_s = read_batch.batch.steps.anchor_s
+        packed_text = carry.pack(read_batch.reading, length_n, masked=masked, turns=read_batch.turns, anchor=turn_state_s)
         objectives = self.scheme.objectives
         reward_nm = read_batch.worth_sm(self.scheme)
         last_reward_m = reward_nm[-1].tolist() if len(reward_nm) else [math.nan] * len(objectives)  # verl logs the last turn
-        reward_pairs = list(zip(objectives, last_reward_m, strict=True))
-        total_reward = sum(objective.weight * reward for objective, reward in reward_pairs if not math.isnan(reward))
-        extra_info: dict[str, Any] = {objective.name: reward for objective, reward in reward_pairs}
+        objective_rewards = list(zip(objectives, last_reward_m, strict=True))
+        total_reward = sum(objective.weight * reward for objective, reward in objective_rewards if not math.isnan(reward))
+        extra_info: dict[str, Any] = {objective.name: reward for objective, reward in objective_rewards}
         extra_info[carry.KEY] = packed_text
         if self.marks_rewards:
             extra_info[ANY_REWARD] = _hash_rewards(read_batch.reading.scores, objectives)
@@ -127,8 +127,8 @@ def _own_manager(config: Any, used_columns: set[str], tokenizer: Any, router: di
     manager_config = config.algorithm.spanwise.get(OWN_MANAGER)
     if manager_config is None or not used_columns:
         return None
-    is_configured = manager_config.name != "naive" or config.reward.custom_reward_function.path is not None
-    if not is_configured and "environment" not in used_columns:  # verl's agent loop fills the other columns
+    user_chose_manager = manager_config.name != "naive" or config.reward.custom_reward_function.path is not None
+    if not user_chose_manager and "environment" not in used_columns:  # verl's agent loop fills the other columns
         return None
     user_config = copy.deepcopy(config)
     with open_dict(user_config):

@@ -160,14 +160,14 @@ class VerlRun:
             if self._vocabulary is None:
                 self._vocabulary = vocabulary_of(self.config, tokenizer)
             # Reward workers send the blocks' places without texts. Find the texts in the tokens again.
-            found_spans, block_text = find_blocks(
+            trainer_spans, block_text = find_blocks(
                 ids_nt, scored_batch.spans.block_nt >= 0, layout=self.scheme.layout, vocabulary=self._vocabulary
             )
-            differs_n = (found_spans.block_nt != scored_batch.spans.block_nt).any(dim=1)
-            if differs_n.any():
+            row_differs_n = (trainer_spans.block_nt != scored_batch.spans.block_nt).any(dim=1)
+            if row_differs_n.any():
                 raise AlignmentError(
-                    f"Row {int(differs_n.int().argmax())}: the reward worker found other blocks than the trainer finds in the same "
-                    f"tokens. Give both the same tokenizer (actor_rollout_ref.model.path) and the same recipe files."
+                    f"Row {int(row_differs_n.int().argmax())}: the reward worker found other blocks than the trainer finds in the "
+                    f"same tokens. Give both the same tokenizer (actor_rollout_ref.model.path) and the same recipe files."
                 )
             reading = replace(scored_batch.reading, text=block_text)
             batch = replace(scored_batch.batch, ids_nt=ids_nt)

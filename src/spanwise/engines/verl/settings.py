@@ -135,21 +135,21 @@ def prepare(config: Any) -> VerlRun:
 
 def _replace_loss_mode(config: Any) -> str | None:
     """Replace verl's `loss_agg_mode` if its divisor cannot be undone. Return a sentence on the change, or None."""
-    actor = config.actor_rollout_ref.actor
-    is_batch_split = config.data.train_batch_size > actor.ppo_mini_batch_size
+    actor_config = config.actor_rollout_ref.actor
+    is_batch_split = config.data.train_batch_size > actor_config.ppo_mini_batch_size
     has_several_mini_batches = is_batch_split and _trainer_mode(config) != "separate_async"
-    is_sapo = actor.policy_loss.get("loss_mode", "vanilla") == "sapo"
-    if actor.loss_agg_mode != "token-mean" or not (has_several_mini_batches or is_sapo):
+    uses_sapo_loss = actor_config.policy_loss.get("loss_mode", "vanilla") == "sapo"
+    if actor_config.loss_agg_mode != "token-mean" or not (has_several_mini_batches or uses_sapo_loss):
         return None
     critic_loss_mode = OmegaConf.select(config, "critic.loss_agg_mode")
     with open_dict(config):
-        actor.loss_agg_mode = MODES[0]
+        actor_config.loss_agg_mode = MODES[0]
         if critic_loss_mode is not None:  # by default the critic would copy the actor's new loss_agg_mode
             config.critic.loss_agg_mode = critic_loss_mode
     change_reason = "with several mini-batches, token-mean would divide the loss of each by a different number of tokens"
-    if is_sapo:
+    if uses_sapo_loss:
         change_reason = "sapo supports no other mode"
-    kl_note = " KL and entropy are averaged the same way." if actor.use_kl_loss or actor.entropy_coeff else ""
+    kl_note = " KL and entropy are averaged the same way." if actor_config.use_kl_loss or actor_config.entropy_coeff else ""
     return f"loss_agg_mode is set from token-mean to {MODES[0]}: {change_reason}. The policy loss stays the same.{kl_note}"
 
 
