@@ -397,9 +397,9 @@ def _task_objectives(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | N
 def _invoice_schema(layout: Layout) -> dict[str, Any]:
     json_paths = [path for _, marks in layout.blocks for path in marks]
     item_fields = [path.removeprefix("items[*].") for path in json_paths if "[" in path]
-    properties = {"items": {"items": {"type": "object", "required": item_fields}}}
+    schema_properties = {"items": {"items": {"type": "object", "required": item_fields}}}
     required_fields = [*(path for path in json_paths if "[" not in path), "items"]
-    return {"type": "object", "required": required_fields, "properties": properties}
+    return {"type": "object", "required": required_fields, "properties": schema_properties}
 
 
 def _apply_limits(scheme: Scheme, limits: Mapping[str, Any]) -> Scheme:
@@ -453,8 +453,8 @@ def _choose_layout(recipe: Recipe, task_layout: Layout) -> Layout:
     if recipe.own_layout is not None:
         return recipe.own_layout
     segmenter = task_layout.segmenter if recipe.segmenter == "tags" else recipe.segmenter
-    prefilled = recipe.prefilled or task_layout.prefilled
-    return Layout(dict(task_layout.blocks), prefilled=prefilled, segmenter=segmenter, most=task_layout.most)
+    prefilled_tag = recipe.prefilled or task_layout.prefilled
+    return Layout(dict(task_layout.blocks), prefilled=prefilled_tag, segmenter=segmenter, most=task_layout.most)
 
 
 def answer_layout(recipe: Recipe, task_layout: Layout) -> Layout:
@@ -509,8 +509,8 @@ def _build_objective(position: int, entry: Mapping[str, Any], recorded: Collecti
                 f"Objective {position} has no '{key}'; write for example {{reward: correct, pays: [solution]}}."
             )
     reward = entry["reward"]
-    given = entry.get("given") or ()
-    given_names = [given] if isinstance(given, str) else given
+    given_outcomes = entry.get("given") or ()
+    given_names = [given_outcomes] if isinstance(given_outcomes, str) else given_outcomes
     import_paths = [name for name in given_names if ":" in str(name)]
     if isinstance(reward, str) and ":" in reward:
         objective_name = str(entry.get("name") or reward.rpartition(":")[2])
@@ -534,7 +534,7 @@ def _build_objective(position: int, entry: Mapping[str, Any], recorded: Collecti
 
 def _explain(error: ValidationError) -> str:
     """Turn a validation error into sentences: field, value, allowed values and the field's purpose."""
-    bounds_of: dict[tuple[str, str], list[str]] = {}
+    field_bounds: dict[tuple[str, str], list[str]] = {}
     faults = []
     for item in error.errors():
         fault_type = item["type"]
@@ -552,8 +552,8 @@ def _explain(error: ValidationError) -> str:
             bound_texts = [f"{words} {fault_context[name]}" for name, words in _BOUNDS.items() if name in fault_context]
             purpose_text = f" ({Recipe.model_fields[field_path].description})" if field_path in Recipe.model_fields else ""
             allowed_text = bound_texts[0] if bound_texts else _KINDS.get(fault_type.split("_")[0], item["msg"])
-            bounds_of.setdefault((f"{field_path} is {wrong_value!r}", purpose_text), []).append(allowed_text)
-    faults += [f"{start}, and must be {' or '.join(bounds)}{purpose}" for (start, purpose), bounds in bounds_of.items()]
+            field_bounds.setdefault((f"{field_path} is {wrong_value!r}", purpose_text), []).append(allowed_text)
+    faults += [f"{start}, and must be {' or '.join(bounds)}{purpose}" for (start, purpose), bounds in field_bounds.items()]
     return "; ".join(faults)
 
 

@@ -106,8 +106,8 @@ def _find_watched(
     """Yield (key, objective or block, alarm) of each logged metric with an alarm of kind `when`."""
     mode_metrics = (metric for mode in registered("mode").values() for metric in mode.metrics)
     logged_metrics = list(metrics_in(batches, [*CREDIT, *mode_metrics]))
-    later_names = later_elements(name for _, name, _ in logged_metrics)
-    ignored_keys = {f"credit/{name}/reward_absent" for name in later_names}
+    later_element_names = later_elements(name for _, name, _ in logged_metrics)
+    ignored_keys = {f"credit/{name}/reward_absent" for name in later_element_names}
     for key, name, metric in logged_metrics:
         if (alarm := getattr(metric, when)) and key not in ignored_keys:
             yield key, name, alarm
@@ -117,23 +117,23 @@ def habits(batches: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return a warning for each metric that is wrong in at least `IN_A_ROW` successive batches."""
     sentence_of_metric = {}
     for key, name, alarm in _find_watched(batches, "lasting"):
-        if len(run := _longest_run(batches, key, name, alarm)) < IN_A_ROW:
+        if len(longest_run := _longest_run(batches, key, name, alarm)) < IN_A_ROW:
             continue
-        shares = [line[key] for line in run]
-        lowest, highest = f"{100 * min(shares):.0f} %", f"{100 * max(shares):.0f} %"
-        share_text = lowest if lowest == highest else f"{lowest} to {highest}"
-        steps_text = f" (steps {run[0]['step']} to {run[-1]['step']})" if "step" in run[0] else ""
+        shares = [line[key] for line in longest_run]
+        lowest_text, highest_text = f"{100 * min(shares):.0f} %", f"{100 * max(shares):.0f} %"
+        share_text = lowest_text if lowest_text == highest_text else f"{lowest_text} to {highest_text}"
+        steps_text = f" (steps {longest_run[0]['step']} to {longest_run[-1]['step']})" if "step" in longest_run[0] else ""
         problem_text = alarm.sentence.format(name=name, share=share_text)
-        sentence_of_metric[key] = f"In {len(run)} batches in a row{steps_text} {problem_text} {alarm.cause}"
+        sentence_of_metric[key] = f"In {len(longest_run)} batches in a row{steps_text} {problem_text} {alarm.cause}"
     return sentence_of_metric
 
 
 def _longest_run(batches: Sequence[Mapping[str, Any]], key: str, name: str, alarm: Alarm) -> list[Mapping[str, Any]]:
     """Return the longest run of batches in which a metric's alarm holds. A batch without the metric ends a run."""
-    unless_key = alarm.unless.format(name=name)
+    silencing_key = alarm.unless.format(name=name)
 
     def holds(line: Mapping[str, Any]) -> bool:
-        return line.get(key) is not None and alarm.holds(line[key]) and not (line.get(unless_key) or 0.0) > 0.5
+        return line.get(key) is not None and alarm.holds(line[key]) and not (line.get(silencing_key) or 0.0) > 0.5
 
     return max((list(run) for has_problem, run in groupby(batches, key=holds) if has_problem), key=len, default=[])
 
@@ -158,8 +158,8 @@ def end_alarms(batches: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     for key, name, alarm in _find_watched(batches, "at_end"):
         name_text = f" of '{name}'" if name else ""
         metric_values = values_of(batches, key)
-        last_count = min(10, max(1, len(metric_values) // 4))
-        last_values = metric_values[-last_count:]
+        last_batch_count = min(10, max(1, len(metric_values) // 4))
+        last_values = metric_values[-last_batch_count:]
         if not last_values and alarm.unknown:
             sentence_of_metric[key] = alarm.unknown.format(of=name_text)
         elif last_values and alarm.holds(mean := sum(last_values) / len(last_values)):

@@ -108,8 +108,8 @@ class Watch:
 
 def _warn_missing_tags(reading: Reading, scheme: Scheme) -> str:
     """Warn if over 99 % of the completions lack some of the layout's tags (or other markers)."""
-    missing_n = (reading.fault_n & int(Fault.MISSING | Fault.EMPTY)) != 0
-    if reading.text is None or float(missing_n.double().mean()) <= 0.99:
+    lacks_parts_n = (reading.fault_n & int(Fault.MISSING | Fault.EMPTY)) != 0
+    if reading.text is None or float(lacks_parts_n.double().mean()) <= 0.99:
         return ""
     texts = [whole_text(blocks) for blocks in reading.text]
     part_counts = next((counts for counts in census_of(scheme.layout, texts) if counts.lacking), None)
@@ -118,15 +118,15 @@ def _warn_missing_tags(reading: Reading, scheme: Scheme) -> str:
     tags_text = "these tags" if part_counts.segmenter == "tags" else "these parts"
     advice_text = f"Ask for {tags_text} in the prompt, or change the layout to what the model writes."
     length_n = reading.length_nk.sum(dim=1)
-    cut_off_count, cut_clause = cut_off(reading.fault_n, length_n, texts.__getitem__, among_n=missing_n)
+    cut_off_count, cut_clause = cut_off(reading.fault_n, length_n, texts.__getitem__, among_n=lacks_parts_n)
     if cut_off_count * 2 >= len(reading):
         advice_text = (
             f"Of {len(reading)} completions, {cut_off_count} {cut_clause}. If they were cut off, raise the token limit of a "
             f"completion (max_completion_length, in verl data.max_response_length), or ask for shorter completions. Otherwise "
             f"ask for {tags_text} in the prompt."
         )
-    asked_text = f"The layout asks for {part_counts.lacking_text}. Rewards that read a missing part are missing, too."
-    return f"{part_counts.sentence} {asked_text} {advice_text}"
+    layout_text = f"The layout asks for {part_counts.lacking_text}. Rewards that read a missing part are missing, too."
+    return f"{part_counts.sentence} {layout_text} {advice_text}"
 
 
 def cut_off(
@@ -158,10 +158,10 @@ def _warn_unscored(objective: Objective, reading: Reading, scheme: Scheme, m: in
         else "Absent: the reward function returned None, or the part or column that it reads is missing"
     )
     reward = objective.reward
-    options = {**REWARDS.find(reward).options, **objective.options} if isinstance(reward, str) else {}
-    if "column" in options and Status.ERROR in count_of_status:
-        tag_text = f" for '{options['tag']}'" if options.get("tag") else ""
-        cause_text = f"The column '{options['column']}' holds no readable value{tag_text}"
+    reward_options = {**REWARDS.find(reward).options, **objective.options} if isinstance(reward, str) else {}
+    if "column" in reward_options and Status.ERROR in count_of_status:
+        tag_text = f" for '{reward_options['tag']}'" if reward_options.get("tag") else ""
+        cause_text = f"The column '{reward_options['column']}' holds no readable value{tag_text}"
     return (
         f"Objective '{objective.name}' has no reward for any of {len(reading)} completions ({counts_text}), so it trains nothing. "
         f"{cause_text}; look at one completion and its columns."
@@ -172,16 +172,16 @@ def _warn_unused(objective: Objective, reading: Reading, scheme: Scheme, m: int)
     """Warn about rewards of missing blocks. They are ignored, because the objective's `if_missing` replaces them."""
     if reading.scores.unused_nm is None:
         return ""
-    unused_n = reading.scores.unused_nm[:, m]
+    unused_reward_n = reading.scores.unused_nm[:, m]
     if_missing = objective.if_missing
-    unused_rewards = {n: number for n, number in enumerate(unused_n.tolist()) if not math.isnan(number)}
+    unused_rewards = {n: number for n, number in enumerate(unused_reward_n.tolist()) if not math.isnan(number)}
     ignored_rewards = {n: number for n, number in unused_rewards.items() if number != if_missing}
     if not ignored_rewards:
         return ""
     first_row = min(ignored_rewards)
-    lowest = min(ignored_rewards.values())
-    highest = max(ignored_rewards.values())
-    numbers_text = f"{lowest:g}" if lowest == highest else f"{lowest:g} to {highest:g}"
+    min_reward = min(ignored_rewards.values())
+    max_reward = max(ignored_rewards.values())
+    numbers_text = f"{min_reward:g}" if min_reward == max_reward else f"{min_reward:g} to {max_reward:g}"
     source_text = "recorded in the file" if objective.name in scheme.recorded else "from its reward function"
     missing_rule = "has no reward and costs nothing" if if_missing is None else f"counts as its if_missing, {if_missing:g}"
     return (
@@ -195,15 +195,15 @@ def _warn_large_if_missing(objective: Objective, reading: Reading, scheme: Schem
     """Warn if `if_missing`, the reward of a missing block, is over ten times any other reward."""
     reward_n = reading.scores.reward_nm[:, m]
     reward_n = reward_n[~reward_n.isnan()]
-    lowest = float(reward_n.min())
-    highest = float(reward_n.max())
+    min_reward = float(reward_n.min())
+    max_reward = float(reward_n.max())
     if_missing = objective.if_missing
-    if if_missing is None or objective.scale == "std" or abs(if_missing) <= 10 * max(1.0, abs(lowest), abs(highest)):
+    if if_missing is None or objective.scale == "std" or abs(if_missing) <= 10 * max(1.0, abs(min_reward), abs(max_reward)):
         return ""
     return (
-        f"Objective '{objective.name}' has if_missing {if_missing:g}, but its rewards lie between {lowest:g} and {highest:g}. One "
-        "completion that leaves the block out outweighs all others in the gradient. Set if_missing to the lowest possible reward, "
-        "or divide by the deviation with scale: std."
+        f"Objective '{objective.name}' has if_missing {if_missing:g}, but its rewards lie between {min_reward:g} and "
+        f"{max_reward:g}. One completion that leaves the block out outweighs all others in the gradient. Set if_missing to "
+        "the lowest possible reward, or divide by the deviation with scale: std."
     )
 
 
@@ -224,12 +224,12 @@ def _warn_free_omission(objective: Objective, reading: Reading, scheme: Scheme, 
 
 def _count_omitted(objective: Objective, reading: Reading, scheme: Scheme) -> int:
     """Count the completions that omit all blocks of an objective. 0 if some objective's `if_missing` punishes that."""
-    paid_columns = [scheme.layout.names.index(name) for name in objective.pays]
+    paid_block_indices = [scheme.layout.names.index(name) for name in objective.pays]
     has_tokens_n = reading.length_nk.sum(dim=1) > 0
-    lacks_blocks_n = (reading.length_nk[:, paid_columns] == 0).all(dim=1)
+    lacks_blocks_n = (reading.length_nk[:, paid_block_indices] == 0).all(dim=1)
     penalty_objectives = [other for other in scheme.objectives if other.if_missing is not None]
-    has_cost = any(set(objective.pays) <= set(other.pays) for other in penalty_objectives)
-    return 0 if has_cost else int((has_tokens_n & lacks_blocks_n).sum())
+    omission_has_cost = any(set(objective.pays) <= set(other.pays) for other in penalty_objectives)
+    return 0 if omission_has_cost else int((has_tokens_n & lacks_blocks_n).sum())
 
 
 def _merge_free_omissions(warnings: dict[str, str], reading: Reading, scheme: Scheme) -> dict[str, str]:
@@ -246,8 +246,8 @@ def _merge_free_omissions(warnings: dict[str, str], reading: Reading, scheme: Sc
         if len(family_objectives) < 3:
             continue
         omitted_counts = [_count_omitted(objective, reading, scheme) for objective in family_objectives]
-        merged_keys = {f"free/{objective.name}" for objective in family_objectives}
-        warnings = {key: text for key, text in warnings.items() if key not in merged_keys}
+        merged_warning_keys = {f"free/{objective.name}" for objective in family_objectives}
+        warnings = {key: text for key, text in warnings.items() if key not in merged_warning_keys}
         omitted_blocks = dict.fromkeys(block for objective in family_objectives for block in objective.pays)
         warnings[f"free/{family}"] = (
             f"Up to {max(omitted_counts)} of {len(reading)} completions leave out one of {', '.join(omitted_blocks)}, but the "

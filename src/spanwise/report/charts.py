@@ -58,31 +58,31 @@ def curves(
 
 def reliability_diagram(rows: Rows, *, by: str = "confidence") -> tuple[Drawn, Drawn]:
     """Draw accuracy against confidence with the diagonal. A second chart shows the number of answers in each bin."""
-    filled_bins = [row for row in rows if row["count"]]
-    highest_edge = max((row["high"] for row in rows if is_known(row["high"])), default=1.0)
-    confidence_scale = alt.Scale(domain=[0, max(1.04, highest_edge)], nice=False)
+    filled_bin_rows = [row for row in rows if row["count"]]
+    highest_bin_edge = max((row["high"] for row in rows if is_known(row["high"])), default=1.0)
+    confidence_scale = alt.Scale(domain=[0, max(1.04, highest_bin_edge)], nice=False)
     labelled_axis = alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1], grid=False)
     unlabelled_axis = alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1], grid=False, title=None, labels=False, ticks=False)
     accuracy_options = {"title": "accuracy", "scale": _UNIT, "axis": alt.Axis(minExtent=_AXIS_WIDTH)}
-    base_chart = _chart(filled_bins)
+    base_chart = _chart(filled_bin_rows)
     confidence_axis = alt.X("confidence:Q", scale=confidence_scale, axis=unlabelled_axis)
     whisker_layer = base_chart.mark_rule(strokeWidth=2).encode(
         x=confidence_axis, y=alt.Y("accuracy_low:Q", **accuracy_options), y2="accuracy_high:Q"
     )
     point_layer = _points(base_chart, 70).encode(x=confidence_axis, y=alt.Y("accuracy:Q", **accuracy_options))
     # The bin of confidence 1 has no width (its `low` is its `high`), so it is drawn 0.035 wide.
-    drawn_rows = [row if row["high"] > row["low"] else {**row, "high": row["low"] + 0.035} for row in filled_bins]
-    drawn_bins = _chart(drawn_rows)
+    drawn_rows = [row if row["high"] > row["low"] else {**row, "high": row["low"] + 0.035} for row in filled_bin_rows]
+    bin_chart = _chart(drawn_rows)
     bin_axis = alt.X("low:Q", title=by, scale=confidence_scale, axis=labelled_axis)
     count_axis = alt.Y("count:Q", title="count", axis=alt.Axis(minExtent=_AXIS_WIDTH, tickCount=3, format="~s"))
-    bar_layer = drawn_bins.mark_bar(binSpacing=1).encode(x=bin_axis, x2="high:Q", y=count_axis, y2=alt.datum(0))
+    bar_layer = bin_chart.mark_bar(binSpacing=1).encode(x=bin_axis, x2="high:Q", y=count_axis, y2=alt.datum(0))
     titles = {"confidence": f"mean {by}", "accuracy": "accuracy", "accuracy_low": "95 % from", "accuracy_high": "95 % to"}
-    tooltip = _tooltip(filled_bins, low="from", high="to", **titles, count="completions")
-    hover = highlight(
-        drawn_bins, x=alt.X("low:Q", scale=confidence_scale, axis=unlabelled_axis), x2="high:Q", tooltip=tooltip
+    tooltip = _tooltip(filled_bin_rows, low="from", high="to", **titles, count="completions")
+    hover_layer = highlight(
+        bin_chart, x=alt.X("low:Q", scale=confidence_scale, axis=unlabelled_axis), x2="high:Q", tooltip=tooltip
     )
-    diagram_chart = _layered(250, _diagonal(confidence_scale, axis=unlabelled_axis), whisker_layer, point_layer, hover)
-    return diagram_chart, _layered(115, bar_layer, highlight(drawn_bins, x=bin_axis, x2="high:Q", tooltip=tooltip))
+    diagram_chart = _layered(250, _diagonal(confidence_scale, axis=unlabelled_axis), whisker_layer, point_layer, hover_layer)
+    return diagram_chart, _layered(115, bar_layer, highlight(bin_chart, x=bin_axis, x2="high:Q", tooltip=tooltip))
 
 
 def dodged(rows: Rows, *, names: Sequence[str], y: str) -> Drawn:
@@ -224,11 +224,11 @@ def value_text(row: Row, *, value: str = "value", percent: bool = False) -> str:
 
 def nearest(rows: Rows, *, x: alt.X, title: str, percent: bool = False) -> alt.Chart:
     """Build an invisible band around each `x` of a chart. Its tooltip shows the values of all series there."""
-    xs = sorted({row["x"] for row in rows})
-    outer_margin = 0 if len(xs) > 1 else 0.5
-    midpoints = [(left + right) / 2 for left, right in pairwise(xs)]
-    left_edges = dict(zip(xs, [xs[0] - outer_margin, *midpoints], strict=True))
-    right_edges = dict(zip(xs, [*midpoints, xs[-1] + outer_margin], strict=True))
+    x_values = sorted({row["x"] for row in rows})
+    single_x_margin = 0 if len(x_values) > 1 else 0.5
+    midpoints = [(left + right) / 2 for left, right in pairwise(x_values)]
+    left_edges = dict(zip(x_values, [x_values[0] - single_x_margin, *midpoints], strict=True))
+    right_edges = dict(zip(x_values, [*midpoints, x_values[-1] + single_x_margin], strict=True))
     rows_with_edges = [{**row, "left": left_edges[row["x"]], "right": right_edges[row["x"]]} for row in rows]
     return bands(rows_with_edges, keys={"x": title, "left": None, "right": None}, percent=percent, x=x, x2=alt.X2("right:Q"))
 
@@ -243,8 +243,8 @@ def bands(
     empty_fields = dict.fromkeys(field_of_series.values(), NOTHING)
     band_rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
-        position = {key: row[key] for key in keys}
-        band_row = band_rows.setdefault(tuple(position.values()), position | empty_fields)
+        band_position = {key: row[key] for key in keys}
+        band_row = band_rows.setdefault(tuple(band_position.values()), band_position | empty_fields)
         band_row[field_of_series[str(row["series"])]] = value_text(row, value=value, percent=percent)
     position_lines = [
         tip(key, title, number=all(isinstance(row[key], int | float) for row in rows))

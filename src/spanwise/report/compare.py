@@ -50,11 +50,11 @@ def compare_report(
     """
     arms = comparison.methods
     seeds = sorted({seed for by_seed in curves.values() for seed in by_seed})
-    max_seeds = max((interval.count for interval in comparison.cells.values()), default=0)
+    max_seed_count = max((interval.count for interval in comparison.cells.values()), default=0)
     clear_count = sum(d.verdict == "clear" for d in comparison.differences)
     pair_count = len(comparison.differences)
     seed_counts = {len(by_seed) for by_seed in curves.values()}
-    seeds_text = f"up to {max_seeds}" if len(seed_counts) > 1 else f"{max_seeds}"
+    seeds_text = f"up to {max_seed_count}" if len(seed_counts) > 1 else f"{max_seed_count}"
     evaluations_by_run = [evaluations for by_seed in curves.values() for evaluations in by_seed.values()]
     curve_panels: list[Panel] = []
     for name in parts.figures_of(chain.from_iterable(evaluations_by_run)):
@@ -62,7 +62,7 @@ def compare_report(
         curve_panels += parts.figure_panel(name, curve_rows, arms)
     sections = [
         parts.section(
-            "Figures", {"level": 100 * comparison.level, "seeds": max_seeds}, tables=[_arm_rows(comparison, max_seeds)]
+            "Figures", {"level": 100 * comparison.level, "seeds": max_seed_count}, tables=[_arm_rows(comparison, max_seed_count)]
         ),
         parts.section(
             "Differences", {"summary": comparison.summary()}, legend=VERDICTS, palette="verdicts",
@@ -87,7 +87,7 @@ def compare_report(
         warnings=_warnings(comparison),
         headlines=[
             Headline("arms", len(arms)),
-            Headline("seeds per arm", max_seeds),
+            Headline("seeds per arm", max_seed_count),
             Headline(
                 "differences beyond the noise", f"{clear_count} of {pair_count}", "Holm's correction over all pairs of arms"
             ),
@@ -147,13 +147,13 @@ def _difference_panels(comparison: ArmComparison) -> list[Panel]:
         chart_rows = []
         table_rows = []
         for d in (d for d in comparison.differences if d.figure == figure):
-            pair = f"{d.a} - {d.b}"
+            pair_text = f"{d.a} - {d.b}"
             value = d.interval.value
             low = d.interval.low
             high = d.interval.high
-            chart_rows.append({"name": pair, "series": d.verdict, "value": value, "low": low, "high": high})
+            chart_rows.append({"name": pair_text, "series": d.verdict, "value": value, "low": low, "high": high})
             table_rows.append(
-                {"pair": pair, "difference": value, "from": low, "to": high, "p (Holm)": d.p_adjusted, "verdict": d.verdict,
+                {"pair": pair_text, "difference": value, "from": low, "to": high, "p (Holm)": d.p_adjusted, "verdict": d.verdict,
                  "seeds needed": "" if d.verdict == "clear" else d.seeds_needed or "unknown"}
             )  # fmt: skip
         if measured_rows := [row for row in chart_rows if math.isfinite(row["value"])]:
@@ -198,8 +198,8 @@ def _figure_finding(comparison: ArmComparison, name: str) -> str:
 def _is_meaningless(comparison: ArmComparison, d: Difference) -> bool:
     """Return whether a warning about an arm (method) makes a difference in this figure meaningless."""
     arm_warnings = [comparison.wrong[arm, d.figure] for arm in (d.a, d.b) if (arm, d.figure) in comparison.wrong]
-    is_calibration = d.figure in (*CALIBRATION, *SCORE_FIGURES)
-    return any(is_calibration or warning.startswith("most answers could not") for warning in arm_warnings)
+    is_calibration_figure = d.figure in (*CALIBRATION, *SCORE_FIGURES)
+    return any(is_calibration_figure or warning.startswith("most answers could not") for warning in arm_warnings)
 
 
 def _better_first(d: Difference) -> tuple[str, str]:
@@ -209,8 +209,8 @@ def _better_first(d: Difference) -> tuple[str, str]:
 
 def _state_better(d: Difference) -> str:
     """Say which arm is clearly better in a figure, or only higher, and by how much."""
-    is_accuracy = d.figure.endswith("_accuracy") or "@" in d.figure
-    has_better_direction = is_accuracy or d.figure in (*LOWER_BETTER, *HIGHER_BETTER)
+    is_accuracy_figure = d.figure.endswith("_accuracy") or "@" in d.figure
+    has_better_direction = is_accuracy_figure or d.figure in (*LOWER_BETTER, *HIGHER_BETTER)
     winner, loser = _better_first(d)
     smaller_bound, larger_bound = sorted([abs(d.interval.low), abs(d.interval.high)])
     bounds_text = "" if math.isnan(smaller_bound) else f" [{smaller_bound:.3f}, {larger_bound:.3f}]"

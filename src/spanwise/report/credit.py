@@ -163,15 +163,15 @@ def credit_finding(credit: Mapping[str, Mapping[str, Tensor]], left: str, right:
     if len(left_credit) == 1:  # a method with one number per completion gives each block this number
         left_credit = {block: next(iter(left_credit.values())) for block in right_credit}
     common_blocks = [block for block in right_credit if block in left_credit]
-    opposed_by_block = {block: left_credit[block] * right_credit[block] < 0 for block in common_blocks}  # NaN gives False
+    is_opposed_by_block = {block: left_credit[block] * right_credit[block] < 0 for block in common_blocks}  # NaN gives False
     if not common_blocks:
         return ""
-    opposed_count = int(torch.stack(list(opposed_by_block.values())).any(dim=0).sum())
+    opposed_count = int(torch.stack(list(is_opposed_by_block.values())).any(dim=0).sum())
     if not opposed_count:
         return f"{left} and {right} push in opposite directions in none of {completion_count:,} completions."
-    block_counts = {block: int(is_opposed_n.sum()) for block, is_opposed_n in opposed_by_block.items()}
-    top_block = max(block_counts, key=block_counts.__getitem__)
-    block_note = f", most often in the block {top_block} ({block_counts[top_block]:,})" if len(block_counts) > 1 else ""
+    opposed_counts = {block: int(is_opposed_n.sum()) for block, is_opposed_n in is_opposed_by_block.items()}
+    top_block = max(opposed_counts, key=opposed_counts.__getitem__)
+    block_note = f", most often in the block {top_block} ({opposed_counts[top_block]:,})" if len(opposed_counts) > 1 else ""
     share_text = parts.percent(opposed_count / completion_count)
     count_text = f"{opposed_count:,} of {completion_count:,} completions ({share_text})"
     return f"{left} and {right} push in opposite directions in {count_text}{block_note}."

@@ -96,8 +96,8 @@ def render(
     """Render a report, with its charts, tables and scripts, as one HTML file."""
     filled_sections = [s for s in sections if s.panels or s.points or any(s.tables) or s.warnings or s.body is not None]
     has_charts = any(section.panels for section in filled_sections)
-    has_tokens = any(section.body is not None for section in filled_sections)
-    asset_names = ("report", *_TOKEN_VIEW_ASSETS) if has_tokens else ("report",)
+    has_token_view = any(section.body is not None for section in filled_sections)
+    asset_names = ("report", *_TOKEN_VIEW_ASSETS) if has_token_view else ("report",)
     scripts = [_static(f"{asset}.js") for asset in asset_names]
     hashed_scripts = [*scripts, _vega()] if has_charts else scripts
     return template("page.html.j2").render(
@@ -128,8 +128,8 @@ def deflated(text: str) -> str:
 def spec_data(chart: Drawn) -> Markup:
     """Return a chart as JSON that is safe inside HTML."""
     chart_spec = chart.to_dict(validate=False)
-    drawn_spec = {key: value for key, value in chart_spec.items() if key not in ("$schema", "config")}
-    return htmlsafe_json_dumps(drawn_spec, separators=(",", ":"), allow_nan=False)
+    page_spec = {key: value for key, value in chart_spec.items() if key not in ("$schema", "config")}
+    return htmlsafe_json_dumps(page_spec, separators=(",", ":"), allow_nan=False)
 
 
 def shown(value: Cell) -> str:

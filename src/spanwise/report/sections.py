@@ -123,8 +123,8 @@ def attempts_section(votes: Mapping[str, Mapping[str, Curve]]) -> Section:
         if votes[name] and votes[name]["majority"].prompts == votes[first_attempt]["majority"].prompts
     }
     difference_names = list(difference_curves)
-    options = {"y": "difference in accuracy", "y_zero": True, **_VOTING_OPTIONS}
-    panels = curve_panel("Later attempt minus the first", voting_rows(difference_curves), difference_names, **options)
+    curve_options = {"y": "difference in accuracy", "y_zero": True, **_VOTING_OPTIONS}
+    panels = curve_panel("Later attempt minus the first", voting_rows(difference_curves), difference_names, **curve_options)
     return section("Attempts", legend=difference_names, panels=panels)
 
 
@@ -152,8 +152,8 @@ def confidence_rows(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, 
     """Count how often right and wrong answers state each confidence, in steps of 0.1."""
     # Rounding may put a confidence just below its bin (0.7 in float32), so add a small number.
     confidence_n = confidence_n.double() + 1e-7
-    answers = {"right answers": confidence_n[correct_n == 1], "wrong answers": confidence_n[correct_n == 0]}
-    return _count_in_bins(answers, [tenths / 10 for tenths in range(12)])  # the last bin, from 1.0 to 1.1, holds exactly 1
+    confidences = {"right answers": confidence_n[correct_n == 1], "wrong answers": confidence_n[correct_n == 0]}
+    return _count_in_bins(confidences, [tenths / 10 for tenths in range(12)])  # the last bin, 1.0 to 1.1, holds exactly 1
 
 
 def _count_in_bins(values: Mapping[str, Tensor], edges: Sequence[float]) -> list[Row]:
@@ -162,8 +162,8 @@ def _count_in_bins(values: Mapping[str, Tensor], edges: Sequence[float]) -> list
     for series, value_n in values.items():
         finite_value_n = value_n[value_n.isfinite()].double().cpu()
         bin_counts = np.histogram(finite_value_n, edges)[0].tolist()
-        bins = zip(edges, [*edges[1:], edges[-1]], [*bin_counts, 0], strict=True)
-        for low, high, count in bins if len(finite_value_n) else ():
+        bins_with_counts = zip(edges, [*edges[1:], edges[-1]], [*bin_counts, 0], strict=True)
+        for low, high, count in bins_with_counts if len(finite_value_n) else ():
             rows.append({"series": series, "low": low, "high": high, "share": count / len(finite_value_n), "count": count})
     return rows
 
@@ -182,16 +182,16 @@ def voting_rows(votes: Mapping[str, Curve], *, over: str = "prompts") -> list[Ro
 def histogram_rows(values: Mapping[str, Float[Tensor, " n"]], *, bins: int = 41) -> list[Row]:
     """Return chart rows with a histogram of each series. All share bins that are symmetric about 0."""
     abs_value_n = torch.cat([value_n[value_n.isfinite()].abs().double() for value_n in values.values()])
-    largest_abs = float(abs_value_n.max()) if abs_value_n.any() else 1.0
-    return _count_in_bins(values, np.linspace(-largest_abs, largest_abs, bins + 1).tolist())
+    largest_abs_value = float(abs_value_n.max()) if abs_value_n.any() else 1.0
+    return _count_in_bins(values, np.linspace(-largest_abs_value, largest_abs_value, bins + 1).tolist())
 
 
 def figures_of(points: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the evaluation figures to draw: the usual ones, then accuracies, then score figures."""
     measured_names = dict.fromkeys(name for point in points for name in point)
-    accuracies = [name for name in measured_names if name.endswith("_accuracy")]
-    score_figures = [name for name in SCORE_FIGURES if name in measured_names]
-    return list(dict.fromkeys([*FIGURES, *accuracies, *score_figures]))
+    accuracy_names = [name for name in measured_names if name.endswith("_accuracy")]
+    score_figure_names = [name for name in SCORE_FIGURES if name in measured_names]
+    return list(dict.fromkeys([*FIGURES, *accuracy_names, *score_figure_names]))
 
 
 def grouped(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -224,16 +224,16 @@ def figure(point: Mapping[str, Any], name: str) -> float | None:
 
 def seed_curves(seeds: Seeds, name: str, series: str) -> list[Row]:
     """Return a chart row per evaluated step: a figure's mean, lowest and highest value over seeds."""
-    values_at: dict[int, list[float]] = {}
+    values_by_step: dict[int, list[float]] = {}
     for points in seeds.values():
         # If a step was evaluated twice, the later evaluation counts.
         for point in {point["step"]: point for point in points}.values():
             if (value := figure(point, name)) is not None:
-                values_at.setdefault(point["step"], []).append(value)
+                values_by_step.setdefault(point["step"], []).append(value)
     return [
         {"series": series, "x": step, "value": math.fsum(values) / len(values)}
         | ({"low": min(values), "high": max(values)} if len(values) > 1 else {})
-        for step, values in sorted(values_at.items())
+        for step, values in sorted(values_by_step.items())
     ]
 
 
@@ -251,14 +251,14 @@ def batch_curve(points: Sequence[Mapping[str, Any]], name: str, series: str, *, 
 
 def wide(rows: Sequence[Row], *, key: str, label: str | None = None) -> list[Row]:
     """Turn the rows of a chart into a table with one row per `key` and one column per series."""
-    cells_at: dict[Any, Row] = {}
+    row_by_key: dict[Any, Row] = {}
     for row in rows:
         cell_value = row["value"]
         if row.get("low") is not None and row["low"] == row["low"]:
             cell_value = f"{cell_value:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
-        cells_at.setdefault(row[key], {})[row["series"]] = cell_value
+        row_by_key.setdefault(row[key], {})[row["series"]] = cell_value
     columns = dict.fromkeys(row["series"] for row in rows)
-    return [{label or key: place, **{name: cells_at[place].get(name) for name in columns}} for place in sorted(cells_at)]
+    return [{label or key: place, **{name: row_by_key[place].get(name) for name in columns}} for place in sorted(row_by_key)]
 
 
 def merged(rows: Iterable[Row], *, key: str) -> list[Row]:

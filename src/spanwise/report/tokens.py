@@ -91,9 +91,9 @@ def payload(view: TokenView) -> dict[str, Any]:
     objectives = list(dict.fromkeys(name for row in rows for name in row.rewards))
     outcome = view.outcome or ""
     is_judged = any(row.rewards.get(outcome) in (0, 1) for row in rows)
-    rules = {method: view.rules.get(method, Rule()) for method in view.methods}.items()
-    stated_items = chain.from_iterable(row.stated.items() for row in rows)
-    confidence_objectives = {name for name, value in stated_items if _number(value) is not None}
+    method_rules = {method: view.rules.get(method, Rule()) for method in view.methods}.items()
+    stated_confidences = chain.from_iterable(row.stated.items() for row in rows)
+    confidence_objectives = {name for name, value in stated_confidences if _number(value) is not None}
     value_names = dict.fromkeys(name for row in rows for name in row.values)
     return {
         "methods": list(view.methods),
@@ -118,13 +118,13 @@ def payload(view: TokenView) -> dict[str, Any]:
         "segments": view.segments,
         "pair": [view.methods.index(name) for name in view.pair],
         "openings": _coded([[opening(row, view.outcome, confidence_objectives)] for row in rows]),
-        "clauses": [_coded([[clause(row, method, rule)] for row in rows]) for method, rule in rules],
-        "why": [[explained(row, method, rule) for method, rule in rules] for row in rows],
+        "clauses": [_coded([[clause(row, method, rule)] for row in rows]) for method, rule in method_rules],
+        "why": [[explained(row, method, rule) for method, rule in method_rules] for row in rows],
         "credits": [
-            [{block: _number(value) for block, value in credits(row, method, rule).items()} for method, rule in rules]
+            [{block: _number(value) for block, value in credits(row, method, rule).items()} for method, rule in method_rules]
             for row in rows
         ],
-        "units": [unit(rows, method, rule) for method, rule in rules],
+        "units": [unit(rows, method, rule) for method, rule in method_rules],
         "groups": [None if row.group is None else f"{row.step}/{row.group}" for row in rows],
         "answers": [row.answer for row in rows],
         "stated": [next((value for value in row.stated.values() if _number(value) is not None), None) for row in rows],
@@ -172,8 +172,8 @@ def _coded_numbers(columns: Sequence[Sequence[float] | None], digits: int) -> di
     if all(column is None for column in columns):
         return None
     number_v = np.concatenate([np.asarray(column, dtype=np.float64) for column in columns if column is not None])
-    finite_v = np.nan_to_num(number_v)
-    change_count = np.count_nonzero(finite_v[1:] != finite_v[:-1])
+    finite_number_v = np.nan_to_num(number_v)
+    change_count = np.count_nonzero(finite_number_v[1:] != finite_number_v[:-1])
     digits = FEW if change_count > MANY else digits
     distinct_numbers, distinct_index_v = np.unique(number_v, return_inverse=True)
     rounded_numbers = [_number(value, digits) for value in distinct_numbers.tolist()]

@@ -101,8 +101,8 @@ def train_report(
     step_note = f", of step {shown_steps.pop()}" if len(shown_steps) == 1 else ""
     methods_note = ""
     if view and len(view.methods) > 1:
-        names_text = " and ".join(view.methods[1:])
-        methods_note = f"The run was trained with {view.methods[0]}. Compare the credit that {names_text} would have given."
+        others_text = " and ".join(view.methods[1:])
+        methods_note = f"The run was trained with {view.methods[0]}. Compare the credit that {others_text} would have given."
     # An interval may rest on more samples than the last evaluation. Use the interval's value.
     interval_values = {name: interval.value for name, interval in intervals.items() if interval is not None}
     last_figures = points[-1] | interval_values if points else {}
@@ -169,8 +169,8 @@ def _spoken(name: str) -> str:
 
 def _baseline(recipe: Mapping[str, Any]) -> str:
     """Name the last reward baseline that an objective of the recipe sets. "" if none is used."""
-    method = METHODS.get(str(recipe.get("method")))
-    takes_no_baseline = method is not None and "baseline" not in method.inputs
+    method_entry = METHODS.get(str(recipe.get("method")))
+    takes_no_baseline = method_entry is not None and "baseline" not in method_entry.inputs
     baseline_names = [entry["baseline"] for entry in recipe.get("objectives") or () if entry.get("baseline")]
     return "" if takes_no_baseline or baseline_names[-1:] in ([], ["none"]) else f"the {baseline_names[-1]} baseline"
 
@@ -253,15 +253,15 @@ def train_finding(
         main_clause = rewards_clause or f"accuracy cannot be measured: {unmeasured['accuracy']}"
         return f"{when_text} {main_clause}."
     accuracy = figure(last_point, "accuracy")
-    before = figure(first_point, "accuracy")
+    old_accuracy = figure(first_point, "accuracy")
     interval = intervals.get("accuracy")
     accuracy_clause = "accuracy was not measured"
     if accuracy is not None:
         low_bound = math.nan if interval is None else interval.low
         high_bound = math.nan if interval is None else interval.high
         bounds_note = "" if math.isnan(low_bound) else f" [{percent(low_bound)}, {percent(high_bound)}]"
-        unclear_note = ": no clear change" if before is not None and low_bound <= before <= high_bound else ""
-        change_note = "" if before is None else f" (was {percent(before)}{unclear_note})"
+        unclear_note = ": no clear change" if old_accuracy is not None and low_bound <= old_accuracy <= high_bound else ""
+        change_note = "" if old_accuracy is None else f" (was {percent(old_accuracy)}{unclear_note})"
         accuracy_clause = f"accuracy is {percent(accuracy)}{bounds_note}{change_note}"
     refusal_rate = figure(last_point, "refusal_rate")
     refusal_clause = "" if refusal_rate is None else f" and the refusal rate {percent(refusal_rate)}"
@@ -281,19 +281,19 @@ def train_finding(
 def _of_rewards(rewards: Mapping[str, Sequence[float]], where: str) -> str:
     """State the mean rewards at the end and at the start, or a summary of them if there are many."""
     rewards = {name: means for name, means in rewards.items() if means}
-    change_of = {name: means[-1] - means[0] for name, means in rewards.items() if len(means) > 1}
+    change_by_reward = {name: means[-1] - means[0] for name, means in rewards.items() if len(means) > 1}
     if len(rewards) <= _MOST_NAMED_REWARDS:
-        start_notes = {name: f" (was {rewards[name][0]:.3f})" for name in change_of}
+        start_notes = {name: f" (was {rewards[name][0]:.3f})" for name in change_by_reward}
         reward_texts = (f"{name} is {means[-1]:.3f}{start_notes.get(name, '')}" for name, means in rewards.items())
         return f"the mean reward {where} of {', '.join(reward_texts)}" if rewards else ""
     mean_at_end = math.fsum(means[-1] for means in rewards.values()) / len(rewards)
     mean_text = f"the mean of {len(rewards)} rewards {where} is {mean_at_end:.3f}"
-    if len(change_of) < len(rewards):
+    if len(change_by_reward) < len(rewards):
         return mean_text
-    top_name = max(change_of, key=change_of.__getitem__)
-    low_name = min(change_of, key=change_of.__getitem__)
-    mean_at_start = mean_at_end - math.fsum(change_of.values()) / len(change_of)
-    change_text = f"{change_of[low_name]:+.3f} ({low_name}) to {change_of[top_name]:+.3f} ({top_name})"
+    top_name = max(change_by_reward, key=change_by_reward.__getitem__)
+    low_name = min(change_by_reward, key=change_by_reward.__getitem__)
+    mean_at_start = mean_at_end - math.fsum(change_by_reward.values()) / len(change_by_reward)
+    change_text = f"{change_by_reward[low_name]:+.3f} ({low_name}) to {change_by_reward[top_name]:+.3f} ({top_name})"
     return f"{mean_text} (was {mean_at_start:.3f}); the rewards changed by {change_text}"
 
 
@@ -306,10 +306,10 @@ def batch_section(title: str, batches: Lines, names: Sequence[str] = ()) -> Sect
     curve_names = names or ("",)
     panels: list[Panel] = []
     for chart in (Chart(**written) for written in SECTIONS[title]["charts"]):
-        labels = {key.format(name): label.format(name) for key, label in chart.series.items() for name in curve_names}
-        in_percent = chart.y.startswith("share")
-        starts_at_zero = in_percent or chart.y.startswith("mean |")
-        panels += _panel(replace(chart, series=labels), batches, names, y_zero=starts_at_zero, percent=in_percent)
+        metric_labels = {key.format(name): label.format(name) for key, label in chart.series.items() for name in curve_names}
+        shows_percent = chart.y.startswith("share")
+        starts_at_zero = shows_percent or chart.y.startswith("mean |")
+        panels += _panel(replace(chart, series=metric_labels), batches, names, y_zero=starts_at_zero, percent=shows_percent)
     return parts.section(title, legend=names, panels=panels)
 
 
@@ -378,12 +378,12 @@ def _rewards_section(
 
 def _cost_section(batches: Lines) -> Section:
     """Build a table of costs that reward functions report (`cost/<measure>`), a row per objective."""
-    rows: dict[str, Row] = {}
+    row_by_objective: dict[str, Row] = {}
     for measure in names_in(batches, "cost/<measure>"):
         objective, _, cost_name = measure.rpartition("/")
-        objective_row = rows.setdefault(objective, {"objective": objective})
+        objective_row = row_by_objective.setdefault(objective, {"objective": objective})
         objective_row[cost_name] = round(math.fsum(values_of(batches, f"cost/{measure}")), 2)
-    return parts.section("Cost", tables=[list(rows.values())])
+    return parts.section("Cost", tables=[list(row_by_objective.values())])
 
 
 def names_in(batches: Lines, metric: str) -> list[str]:

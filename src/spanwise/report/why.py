@@ -136,18 +136,18 @@ def clause(row: TokenRow, method: str, rule: Rule) -> str:
         return f"{method} gives its tokens {_range(min(advantages), max(advantages))}"
     clauses = []
     for verb, sign in (("praises", 1), ("blames", -1)):
-        blocks = {block: value for block, value in credit.items() if value * sign > 0}
-        if len(blocks) > _MOST_NAMED:
-            top_block = max(blocks, key=lambda block: abs(blocks[block]))
-            top_text = f"{top_block} ({shown(blocks[top_block], sign=True)})"
-            clauses.append(f"{verb} {len(blocks)} blocks, most of all {top_text}")
-        elif blocks:
-            block_texts = (f"the {block} ({shown(value, sign=True)})" for block, value in blocks.items())
+        credited_blocks = {block: value for block, value in credit.items() if value * sign > 0}
+        if len(credited_blocks) > _MOST_NAMED:
+            top_block = max(credited_blocks, key=lambda block: abs(credited_blocks[block]))
+            top_text = f"{top_block} ({shown(credited_blocks[top_block], sign=True)})"
+            clauses.append(f"{verb} {len(credited_blocks)} blocks, most of all {top_text}")
+        elif credited_blocks:
+            block_texts = (f"the {block} ({shown(value, sign=True)})" for block, value in credited_blocks.items())
             clauses.append(f"{verb} {' and '.join(block_texts)}")
     zero_blocks = [block for block, value in credit.items() if value == 0]
     if zero_blocks and clauses:
-        block_list = f"the {' and the '.join(zero_blocks)}"
-        zero_text = block_list if len(zero_blocks) <= _MOST_NAMED else f"{len(zero_blocks)} blocks"
+        zero_blocks_text = f"the {' and the '.join(zero_blocks)}"
+        zero_text = zero_blocks_text if len(zero_blocks) <= _MOST_NAMED else f"{len(zero_blocks)} blocks"
         clauses.append(f"gives {zero_text} 0")
     elif zero_blocks:
         reasons = {part.reason for part in row.parts.get(method, ())}
@@ -199,19 +199,19 @@ def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: f
         if part_score_share:
             credit_terms.append(_term(part_score_share * part.weight, own_score, "its own score"))
     terms_sum = math.fsum(amount for amount, *_ in credit_terms)
-    adds_up = abs(terms_sum - credit) <= 1e-6 * (1 + abs(credit))
+    parts_add_up = abs(terms_sum - credit) <= 1e-6 * (1 + abs(credit))
     token_share_text, tokens_text = _token_shares(row, method, block, credit)
     warning = f"The recorded parts add up to {shown(terms_sum, sign=True)}, which is not the credit: do not rely on them."
     return {
         "credit": shown(credit, sign=True),
-        "total": added(credit, credit_terms) if adds_up and len(credit_terms) > 1 else "",
+        "total": added(credit, credit_terms) if parts_add_up and len(credit_terms) > 1 else "",
         "terms": [
             {"objective": part.objective, "credit": shown(part.part, sign=True), "sum": equation(part),
              "worth": _name_worth(row, rule, part), "note": _baseline_note(row, rule, part),
              "said": row.notes.get(part.objective) or ""}
-            for part in credit_parts if adds_up
+            for part in credit_parts if parts_add_up
         ],
-        "warning": warning if credit_parts and not adds_up else "",
+        "warning": warning if credit_parts and not parts_add_up else "",
         "each": token_share_text,
         "share": tokens_text,
     }  # fmt: skip
@@ -266,23 +266,23 @@ def _baseline_note(row: TokenRow, rule: Rule, part: CreditPart) -> str:
 
 def _token_shares(row: TokenRow, method: str, block: str, credit: float) -> tuple[str, str]:
     """Say how much credit each trained token of a block carries, and how much all carry together."""
-    advantage_at = {t: float(value) for t, value in enumerate(row.advantages[method]) if not math.isnan(value)}
-    if advantage_at and row.stop.get(method):
-        advantage_at[max(advantage_at)] -= row.stop[method]
+    advantage_by_token = {t: float(value) for t, value in enumerate(row.advantages[method]) if not math.isnan(value)}
+    if advantage_by_token and row.stop.get(method):
+        advantage_by_token[max(advantage_by_token)] -= row.stop[method]
     block_spans = row.spans.get(block)
     if block_spans is None:  # a method with a single block credits the whole completion
         covers_completion = block == COMPLETION or len(row.credit[method]) == 1
         block_spans = [(0, len(row.tokens))] if covers_completion else []
     block_tokens = {t for span in block_spans for t in range(*span)}
-    shares = [advantage_at[t] for t in sorted(block_tokens & advantage_at.keys())]
-    if not shares:
+    token_shares = [advantage_by_token[t] for t in sorted(block_tokens & advantage_by_token.keys())]
+    if not token_shares:
         return "", ""
-    lowest, highest = min(shares), max(shares)
-    total_share = math.fsum(shares)
+    lowest, highest = min(token_shares), max(token_shares)
+    total_share = math.fsum(token_shares)
     is_whole_credit = math.isclose(total_share, credit, rel_tol=1e-5, abs_tol=1e-9)
     total_text = shown(credit if is_whole_credit else total_share, sign=True)
     all_equal = math.isclose(lowest, highest, rel_tol=1e-5, abs_tol=1e-12)
-    token_count = len(shares)
+    token_count = len(token_shares)
     each_text = "each of its" if all_equal else "its"
     tokens_text = "its one token" if token_count == 1 else f"{each_text} {token_count} tokens"
     return shown(lowest, sign=True) if all_equal else _range(lowest, highest), f"on {tokens_text}, together {total_text}"
@@ -308,6 +308,6 @@ def _explain_stop(row: TokenRow, method: str, rule: Rule) -> str:
         credit_terms = [_term(1.0, part.part, part.objective) for part in left_out_parts]
         equations = [added(stop_credit, credit_terms), *equations]
     left_out_sum = math.fsum(part.part for part in left_out_parts)
-    adds_up = abs(left_out_sum - stop_credit) <= 1e-6 * (1 + abs(stop_credit))
-    arithmetic_text = f": {', where '.join(equations)}" if adds_up and equations else ""
+    parts_add_up = abs(left_out_sum - stop_credit) <= 1e-6 * (1 + abs(stop_credit))
+    arithmetic_text = f": {', where '.join(equations)}" if parts_add_up and equations else ""
     return f"{shown(stop_credit, sign=True)} on the last token{arithmetic_text}"

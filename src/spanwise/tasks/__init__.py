@@ -11,11 +11,11 @@ from spanwise.tasks.warm_start import Phase, WarmStartSettings, digits_task, war
 
 def task_start(recipe: Recipe) -> Start | Fields | None:
     """Return the name of a recipe's warm start, or the settings of the task `fields`. None without an embedded task."""
-    starts: dict[str, Start | Fields] = {
+    start_by_task: dict[str, Start | Fields] = {
         "digits": recipe.start, "digits_twice": "twice", "digits_long": "long", "fields": Fields(recipe.fields),
         "invoices": "invoices",
     }  # fmt: skip
-    return starts.get(recipe.task)
+    return start_by_task.get(recipe.task)
 
 
 def task_layout(recipe: Recipe) -> Layout:
@@ -32,8 +32,8 @@ def task_layout(recipe: Recipe) -> Layout:
 def task_shape(recipe: Recipe) -> tuple[Layout, int]:
     """Return the default blocks of a recipe's task, and the largest number of tokens of a completion."""
     if (start := task_start(recipe)) is not None:
-        task = embedded(start)
-        return task.layout, recipe.max_completion_length or task.longest
+        embedded_task = embedded(start)
+        return embedded_task.layout, recipe.max_completion_length or embedded_task.longest
     layout = recipe.own_layout if recipe.task == SCRIPT else None
     return layout or LAYOUTS[recipe.task], recipe.max_completion_length or 4096
 

@@ -166,8 +166,8 @@ def run_chain(
 def slipping_chain(problems: Problems, slip: tuple[float, ...], rng: np.random.Generator) -> Int[np.ndarray, "n s"]:
     """Return the digit after every step, with random errors. `slip` has each operator's probability of an error."""
     chain_shape = problems.operator_ns.shape
-    slip_ns = rng.random(chain_shape) < np.array(slip)[problems.operator_ns]
-    return run_chain(problems, slip_ns, rng.integers(0, 10, chain_shape))
+    is_slip_ns = rng.random(chain_shape) < np.array(slip)[problems.operator_ns]
+    return run_chain(problems, is_slip_ns, rng.integers(0, 10, chain_shape))
 
 
 def success_probability(problems: Problems, noise: TraceNoise) -> Float[np.ndarray, " n"]:
@@ -184,8 +184,8 @@ def noisy_traces(problems: Problems, noise: TraceNoise, *, rng: np.random.Genera
     problem_count = len(problems)
     digit_ns = slipping_chain(problems, noise.slip, rng)
     is_refusal_n = rng.random(problem_count) < noise.refusal
-    success_n = success_probability(problems, noise)
-    confidence_n = success_n**noise.power + rng.normal(0, noise.spread, problem_count)
+    success_probability_n = success_probability(problems, noise)
+    confidence_n = success_probability_n**noise.power + rng.normal(0, noise.spread, problem_count)
     if noise.refusal_confidence:
         confidence_n = np.where(is_refusal_n, rng.choice(noise.refusal_confidence, problem_count), confidence_n)
     rows = zip(problems.items, digit_ns.tolist(), is_refusal_n.tolist(), confidence_n.clip(0, 1).tolist(), strict=True)
@@ -326,17 +326,17 @@ def long_traces(problems: LongProblems, noise: LongNoise, *, rng: np.random.Gene
     """Write completions for the long chain's warm start: a line per step, then the last digit."""
     traces = []
     for digit, steps in zip(problems.start_n.tolist(), problems.items, strict=True):
-        trace = ""
+        reasoning = ""
         for place, smudged_step in enumerate(steps):
-            step_read = smudged_step.replace("~", "+" if rng.random() < noise.plus else "-")
-            calculation = f"{digit}{step_read}"
+            interpreted_step = smudged_step.replace("~", "+" if rng.random() < noise.plus else "-")
+            calculation = f"{digit}{interpreted_step}"
             is_careful = rng.random() < noise.careful
-            slip_rate = noise.slip[OPERATORS.index(step_read[0])]
+            slip_rate = noise.slip[OPERATORS.index(interpreted_step[0])]
             is_slip = rng.random() < slip_rate * (noise.relief if is_careful else 1)
-            digit = int(rng.integers(0, 10)) if is_slip else apply_step(digit, step_read)
-            meaning = "" if smudged_step == step_read else step_read.replace("-", "?-")
-            trace += f"{place}.{smudged_step}{meaning}_{calculation}{f'_{calculation}' if is_careful else ''}={digit}_"
-        traces.append(f"<reasoning>{trace}</reasoning><answer>{digit}</answer>")
+            digit = int(rng.integers(0, 10)) if is_slip else apply_step(digit, interpreted_step)
+            meaning = "" if smudged_step == interpreted_step else interpreted_step.replace("-", "?-")
+            reasoning += f"{place}.{smudged_step}{meaning}_{calculation}{f'_{calculation}' if is_careful else ''}={digit}_"
+        traces.append(f"<reasoning>{reasoning}</reasoning><answer>{digit}</answer>")
     return traces
 
 

@@ -53,10 +53,10 @@ def build_invoice_tokenizer() -> Any:
     # A token may end with the space after a word. So a name has the same tokens in a letter and after a quote in JSON.
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[A-Za-z_]+ ?|[0-9]|[^A-Za-z_0-9] ?"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
-    trainer = trainers.BpeTrainer(
+    tokenizer_trainer = trainers.BpeTrainer(
         vocab_size=448, special_tokens=[PAD, END, UNKNOWN], initial_alphabet=list(string.printable[:95]), show_progress=False
     )
-    tokenizer.train_from_iterator([*letter_problems.prompts, *invoices.answers(letter_problems)], trainer)
+    tokenizer.train_from_iterator([*letter_problems.prompts, *invoices.answers(letter_problems)], tokenizer_trainer)
     tokenizer.add_tokens([AddedToken(word, normalized=False) for word in invoices.key_words()])
     return _fast_tokenizer(tokenizer)
 
@@ -184,11 +184,11 @@ def _course(
     """Build a warm start with one training stage for each of `noises`. The stages' seeds count up from `first`."""
 
     def build_stretch(place: int, name: str, noise: Any) -> Stretch:
-        noise_source = source if source_of is None else source_of(noise)
+        problem_source = source if source_of is None else source_of(noise)
 
         def draw(size: int, rng: np.random.Generator) -> Pairs:
             problem_count = max(1, size // batch_divisor)
-            problems = noise_source.draw(problem_count, rng=rng, exclude=source.held_out_prompts)
+            problems = problem_source.draw(problem_count, rng=rng, exclude=source.held_out_prompts)
             return list(zip(problems.prompts, traces(problems, noise, rng=rng), strict=True))
 
         return Stretch(name, place, noise, draw)

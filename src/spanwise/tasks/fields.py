@@ -143,8 +143,8 @@ class Fields:
         is_slip_nk, replacement_nk = self.slips(len(problems), noise, rng)
         is_astray_nk = rng.random(is_slip_nk.shape) < noise.astray
         copied_place_k = (np.arange(self.count) + DIGITS // 2) % DIGITS
-        copied_nk = problems.digit_nd[:, copied_place_k]
-        replacement_nk = np.where(is_astray_nk, copied_nk, replacement_nk)
+        copied_digit_nk = problems.digit_nd[:, copied_place_k]
+        replacement_nk = np.where(is_astray_nk, copied_digit_nk, replacement_nk)
         return self.objects(self.values(problems, (is_slip_nk | is_astray_nk, replacement_nk)))
 
     def slips(self, size: int, noise: FieldsNoise, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

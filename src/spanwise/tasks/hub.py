@@ -172,17 +172,17 @@ def _check_asked(layout: Layout, prompts: list[str], *, instruction: str | None,
     missing_words = find_unasked(layout, prompts)
     if not missing_words or instruction == "":
         return
-    missing_list = ", ".join(missing_words)
-    asked_list = ", ".join(f"<{tag}>" for tag in dict.fromkeys(LAYOUTS[usual].tags))
+    missing_text = ", ".join(missing_words)
+    asked_tags_text = ", ".join(f"<{tag}>" for tag in dict.fromkeys(LAYOUTS[usual].tags))
     if instruction is None and not whole:
         raise RecipeError(
-            f"The layout has {missing_list}, but no prompt asks for them: the default instruction of '{usual}' asks for "
-            f"{asked_list}. Set instruction to a text that asks for the layout's tags, prompt_column to a column of whole "
+            f"The layout has {missing_text}, but no prompt asks for them: the default instruction of '{usual}' asks for "
+            f"{asked_tags_text}. Set instruction to a text that asks for the layout's tags, prompt_column to a column of whole "
             "prompts, or instruction='' for a model that writes them by itself."
         )
     noun = "tags" if missing_words[0].startswith("<") else "keys"
     warnings.warn(
-        f"None of the first {len(prompts)} prompts asks for the layout's {noun} {missing_list}. A model writes them only if it is "
+        f"None of the first {len(prompts)} prompts asks for the layout's {noun} {missing_text}. A model writes them only if it is "
         "asked to or has learnt to. Ask for them in the prompts, or set instruction='' for a model that has learnt to.",
         UserWarning,
         stacklevel=3,
@@ -210,12 +210,12 @@ def render(prompt: Any, tokenizer: Any) -> str:
 
 def find_unasked(layout: Layout, texts: Sequence[str]) -> list[str]:
     """Return the layout's opening tags and JSON keys that no prompt names, except a prefilled tag."""
-    words: dict[str, None] = {}
+    searched_words: dict[str, None] = {}
     for part in layout.parts:
         words_of_mark = SEGMENTERS.find(part.segmenter).asks
         if words_of_mark is not None and part.mark != layout.prefilled:
-            words.update(dict.fromkeys(words_of_mark(part.mark)))
-    return [word for word in words if not any(_holds(text, word) for text in texts)]
+            searched_words.update(dict.fromkeys(words_of_mark(part.mark)))
+    return [word for word in searched_words if not any(_holds(text, word) for text in texts)]
 
 
 def _holds(text: str, word: str) -> bool:

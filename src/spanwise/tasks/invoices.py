@@ -154,7 +154,7 @@ def _draw_letter(rng: np.random.Generator, facts: float) -> tuple[str, dict[str,
         sentences.append(_pick(("Customer: {}.", "For {}.", "Billed to {}."), rng).format(customer_name))
     item_template = _pick(_LINES, rng)
     sentences += [f"{item_template.format(**item)}." for item in items]
-    earliest_index = len(sentences)
+    first_insert_index = len(sentences)
     total_word = _pick(("Total", "Sum", "In all"), rng)
     sentences.append(f"{total_word} {total_price} {currency_spelling}." if has(0.7) else f"Prices in {currency_spelling}.")
     if has_due_date:
@@ -167,7 +167,7 @@ def _draw_letter(rng: np.random.Generator, facts: float) -> tuple[str, dict[str,
         (("Contact: {}.", "Regards, {}.", "Delivered to {}."), misleading_facts["name"]),
     )
     for sentence in [_pick(wordings, rng).format(fact) for wordings, fact in wordings_of_facts if fact]:
-        sentences.insert(int(rng.integers(earliest_index, len(sentences) + 1)), sentence)
+        sentences.insert(int(rng.integers(first_insert_index, len(sentences) + 1)), sentence)
     letter = " ".join(sentences)
     return (_smudge(letter, rng) if has(0.5) else letter), gold_record, misleading_facts
 

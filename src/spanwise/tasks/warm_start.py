@@ -141,8 +141,8 @@ def warm_start(
     stage_folders = [cache_root / _folder_name(course, index, seed, settings) for index in range(len(stages))]
     if cache_folder is None and is_intact(SHIPPED / stage_folders[-1].name):
         return SHIPPED / stage_folders[-1].name
-    counts_down = range(len(stages), 0, -1)
-    finished_count = next((count for count in counts_down if is_intact(stage_folders[count - 1])), 0)
+    stage_counts = range(len(stages), 0, -1)
+    finished_count = next((count for count in stage_counts if is_intact(stage_folders[count - 1])), 0)
     if finished_count == len(stages):
         return stage_folders[-1]
     total_steps = sum(_phases(settings)[stretch.name].steps for stretch in stages[finished_count:])
@@ -228,16 +228,16 @@ def _train(
     try:
         for _ in range(phase.steps):
             ids_nt, prompt_length_n = stretch.batch(tokenizer, settings.batch, batch_rng)
-            shortest_prompt = int(prompt_length_n.min())
+            min_prompt_length = int(prompt_length_n.min())
             ids_nt, prompt_length_n = ids_nt.to(model.device), prompt_length_n.to(model.device)
-            kept_count = ids_nt.shape[1] - shortest_prompt + 1
-            logits_ntv = model(input_ids=ids_nt, logits_to_keep=kept_count).logits
+            kept_logit_count = ids_nt.shape[1] - min_prompt_length + 1
+            logits_ntv = model(input_ids=ids_nt, logits_to_keep=kept_logit_count).logits
             is_learned_nt = torch.arange(ids_nt.shape[1], device=model.device) >= prompt_length_n[:, None]
             if stretch.learned is not None:
                 is_learned_nt &= stretch.learned(ids_nt, id_of_token)
             target_nt = torch.where(is_learned_nt, ids_nt, id_of_token[PAD])
             loss = torch.nn.functional.cross_entropy(
-                logits_ntv[:, :-1].flatten(0, 1), target_nt[:, shortest_prompt:].flatten(), ignore_index=id_of_token[PAD]
+                logits_ntv[:, :-1].flatten(0, 1), target_nt[:, min_prompt_length:].flatten(), ignore_index=id_of_token[PAD]
             )
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
@@ -305,8 +305,8 @@ def is_intact(folder: Path) -> bool:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         damaged_files = [f"{_RECORD} ({type(error).__name__})"]
     if damaged_files:
-        file_list = ", ".join(damaged_files)
-        _logger.warning("The cached warm start '%s' is damaged (%s); spanwise builds it again.", folder, file_list)
+        damaged_files_text = ", ".join(damaged_files)
+        _logger.warning("The cached warm start '%s' is damaged (%s); spanwise builds it again.", folder, damaged_files_text)
     return not damaged_files
 
 
@@ -328,13 +328,13 @@ def save(model: Any, tokenizer: Any, folder: Path, *, record: dict[str, Any]) ->
             new_folder.rename(folder)
     except Exception as error:
         system_reason = (error.strerror or str(error)) if isinstance(error, OSError) else None
-        reason = refusal(error) or system_reason
-        if reason is None:
+        failure_reason = refusal(error) or system_reason
+        if failure_reason is None:
             raise
         if is_intact(folder):  # another process finished the same warm start first
             return
         raise DataError(
-            f"The warm start cannot be written to '{folder}' ({reason}); set SPANWISE_CACHE to a folder you may write to."
+            f"The warm start cannot be written to '{folder}' ({failure_reason}); set SPANWISE_CACHE to a folder you may write to."
         ) from error
 
 
@@ -351,9 +351,9 @@ _A, _B, _C, _STEPS, _EPS, _MOMENTUM = 3.4445, -4.7750, 2.0315, 5, 1e-7, 0.95
 
 def matrix_optimizer(matrices: Iterable[Tensor], lr: float) -> torch.optim.Optimizer:
     """Return `torch.optim.Muon` if bfloat16 is fast on the device, else the same optimiser in float32."""
-    weights = list(matrices)
-    has_fast_bfloat16 = weights[0].is_cuda or torch.backends.cpu.get_cpu_capability().startswith("AVX512")
-    return (torch.optim.Muon if has_fast_bfloat16 else Float32Muon)(weights, lr=lr, weight_decay=0.0)
+    matrix_weights = list(matrices)
+    has_fast_bfloat16 = matrix_weights[0].is_cuda or torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    return (torch.optim.Muon if has_fast_bfloat16 else Float32Muon)(matrix_weights, lr=lr, weight_decay=0.0)
 
 
 class Float32Muon(torch.optim.Optimizer):
