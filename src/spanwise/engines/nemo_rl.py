@@ -64,7 +64,7 @@ def check(master_config: Any) -> RecipeRule:
     """Load the recipe that NeMo-RL's configuration names. Refuse settings that do not work with it."""
     get_option = partial(get_setting, master_config)
     recipe_path = get_option("grpo.adv_estimator.recipe")
-    rule, notes = read_rule(
+    rule, rule_notes = read_rule(
         recipe_path,
         engine="NeMo-RL",
         longest=get_option("policy.generation.max_new_tokens"),
@@ -74,11 +74,11 @@ def check(master_config: Any) -> RecipeRule:
         deviation="grpo.adv_estimator.normalize_rewards",
     )
     if get_option("grpo.use_dynamic_sampling"):
-        notes.append(
+        rule_notes.append(
             "grpo.use_dynamic_sampling drops groups with equal environment rewards, although their blocks may have different "
             "rewards."
         )
-    return check_rule(recipe_path, rule, engine="NeMo-RL", notes=notes)
+    return check_rule(recipe_path, rule, engine="NeMo-RL", notes=rule_notes)
 
 
 class SpanEstimator:

@@ -158,8 +158,8 @@ def _batch(args: Any, samples: Sequence[Any], scheme: Scheme) -> tuple[Batch, In
     """Return slime's samples as a batch, their rollout numbers, and the mask of the trained tokens."""
     loss_masks, completion_ids, rollout_ids, left_out_flags = [], [], [], []
     for n, sample in enumerate(samples):
-        fault = f"Sample {n} has no group_index; set the same group_index for all samples of a prompt."
-        refuse({fault: sample.group_index is None}, AlignmentError)
+        group_fault = f"Sample {n} has no group_index; set the same group_index for all samples of a prompt."
+        refuse({group_fault: sample.group_index is None}, AlignmentError)
         loss_masks.append([1] * sample.response_length if sample.loss_mask is None else list(sample.loss_mask))
         left_out_flags.append(sample.remove_sample or not any(loss_masks[n]))
         completion_ids.append(list(sample.tokens[len(sample.tokens) - sample.response_length :]))

@@ -48,7 +48,7 @@ def compare_report(
         >>> "0.150 ± 0.635" in page, "0.100 (n=1)" in page
         (True, True)
     """
-    arms = comparison.methods
+    arm_names = comparison.methods
     seeds = sorted({seed for by_seed in curves.values() for seed in by_seed})
     max_seed_count = max((interval.count for interval in comparison.cells.values()), default=0)
     clear_count = sum(d.verdict == "clear" for d in comparison.differences)
@@ -58,8 +58,8 @@ def compare_report(
     evaluations_by_run = [evaluations for by_seed in curves.values() for evaluations in by_seed.values()]
     curve_panels: list[Panel] = []
     for name in parts.figures_of(chain.from_iterable(evaluations_by_run)):
-        curve_rows = [row for arm in arms for row in parts.seed_curves(curves.get(arm, {}), name, arm)]
-        curve_panels += parts.figure_panel(name, curve_rows, arms)
+        curve_rows = [row for arm in arm_names for row in parts.seed_curves(curves.get(arm, {}), name, arm)]
+        curve_panels += parts.figure_panel(name, curve_rows, arm_names)
     sections = [
         parts.section(
             "Figures", {"level": 100 * comparison.level, "seeds": max_seed_count}, tables=[_arm_rows(comparison, max_seed_count)]
@@ -69,7 +69,7 @@ def compare_report(
             points=comparison.sentences("clear"), panels=_difference_panels(comparison),
         ),
         parts.section(
-            "Learning", {"seeds": "Mean over seeds; the band goes from the lowest to the highest seed. "}, legend=arms,
+            "Learning", {"seeds": "Mean over seeds; the band goes from the lowest to the highest seed. "}, legend=arm_names,
             panels=curve_panels,
         ),
         parts.calibration_section(
@@ -80,13 +80,13 @@ def compare_report(
     ]  # fmt: skip
     return render(
         title=title,
-        lead=f"{len(arms)} arms from the same start, {seeds_text} seeds each: {', '.join(arms)}."
+        lead=f"{len(arm_names)} arms from the same start, {seeds_text} seeds each: {', '.join(arm_names)}."
         + (f" Seeds {', '.join(map(str, seeds))}." if seeds else ""),
         finding=compare_finding(comparison),
         command=command,
         warnings=_warnings(comparison),
         headlines=[
-            Headline("arms", len(arms)),
+            Headline("arms", len(arm_names)),
             Headline("seeds per arm", max_seed_count),
             Headline(
                 "differences beyond the noise", f"{clear_count} of {pair_count}", "Holm's correction over all pairs of arms"
@@ -133,24 +133,22 @@ def _best_arm_headlines(comparison: ArmComparison) -> list[Headline]:
 
 def _arm_rows(comparison: ArmComparison, most: int) -> list[parts.Row]:
     """Build a table row per arm (method) with its figures over seeds. A figure that no seed has is None."""
-    rows: list[parts.Row] = []
+    arm_rows: list[parts.Row] = []
     for arm in comparison.methods:
         figure_cells = [None if cell == "-" else cell.replace("!", "⚠") for cell in comparison.row(arm, most)]
-        rows.append({"arm": arm} | dict(zip(map(parts.figure_name, comparison.figures), figure_cells, strict=True)))
-    return rows
+        arm_rows.append({"arm": arm} | dict(zip(map(parts.figure_name, comparison.figures), figure_cells, strict=True)))
+    return arm_rows
 
 
 def _difference_panels(comparison: ArmComparison) -> list[Panel]:
     """Draw the differences between arms with their intervals, one panel for each figure."""
-    panels = []
+    difference_panels = []
     for figure in comparison.figures:
         chart_rows = []
         table_rows = []
         for d in (d for d in comparison.differences if d.figure == figure):
             pair_text = f"{d.a} - {d.b}"
-            value = d.interval.value
-            low = d.interval.low
-            high = d.interval.high
+            value, low, high = d.interval.value, d.interval.low, d.interval.high
             chart_rows.append({"name": pair_text, "series": d.verdict, "value": value, "low": low, "high": high})
             table_rows.append(
                 {"pair": pair_text, "difference": value, "from": low, "to": high, "p (Holm)": d.p_adjusted, "verdict": d.verdict,
@@ -158,8 +156,8 @@ def _difference_panels(comparison: ArmComparison) -> list[Panel]:
             )  # fmt: skip
         if measured_rows := [row for row in chart_rows if math.isfinite(row["value"])]:
             chart = forest(measured_rows, names=(*VERDICTS, "same", "unknown"), x="difference", palette="verdicts")
-            panels.append(Panel(parts.figure_name(figure), (chart,), table_rows))
-    return panels
+            difference_panels.append(Panel(parts.figure_name(figure), (chart,), table_rows))
+    return difference_panels
 
 
 def compare_finding(comparison: ArmComparison) -> str:
@@ -184,8 +182,8 @@ def _figure_finding(comparison: ArmComparison, name: str) -> str:
     if len(clear_differences) > 2:
         sentences.append(f"{len(clear_differences) - 2} more differences in {figure_label} are beyond the noise.")
     if len(meaningful_differences) < len(differences):
-        arms = dict.fromkeys(arm for d in differences for arm in (d.a, d.b))
-        untrusted_arms = [arm for arm in arms if (arm, name) in comparison.wrong]
+        compared_arms = dict.fromkeys(arm for d in differences for arm in (d.a, d.b))
+        untrusted_arms = [arm for arm in compared_arms if (arm, name) in comparison.wrong]
         sentences.append(f"The {figure_label} of {' and '.join(untrusted_arms)} means nothing.")
     if meaningful_differences and not clear_differences:
         quoted_pairs = [d for d in meaningful_differences if d.verdict == "borderline"][:2]

@@ -88,7 +88,7 @@ def payload(view: TokenView) -> dict[str, Any]:
     rows = view.completions
     for number, row in enumerate(rows, start=1):
         _check(row, number, view.methods)
-    objectives = list(dict.fromkeys(name for row in rows for name in row.rewards))
+    objective_names = list(dict.fromkeys(name for row in rows for name in row.rewards))
     outcome = view.outcome or ""
     is_judged = any(row.rewards.get(outcome) in (0, 1) for row in rows)
     method_rules = {method: view.rules.get(method, Rule()) for method in view.methods}.items()
@@ -97,8 +97,8 @@ def payload(view: TokenView) -> dict[str, Any]:
     value_names = dict.fromkeys(name for row in rows for name in row.values)
     return {
         "methods": list(view.methods),
-        "objectives": objectives,
-        "outcome": objectives.index(outcome) if is_judged else None,
+        "objectives": objective_names,
+        "outcome": objective_names.index(outcome) if is_judged else None,
         "prompts": _coded([[row.prompt] for row in rows]),
         "steps": [row.step for row in rows],
         "by_step": view.by_step,
@@ -107,8 +107,8 @@ def payload(view: TokenView) -> dict[str, Any]:
         "spans": [
             [[name, *span] for name, spans in row.spans.items() for span in spans if span[1] > span[0]] for row in rows
         ],
-        "rewards": [[_number(row.rewards.get(name)) for name in objectives] for row in rows],
-        "statuses": _coded([[row.statuses.get(name, "") for name in objectives] for row in rows]),
+        "rewards": [[_number(row.rewards.get(name)) for name in objective_names] for row in rows],
+        "statuses": _coded([[row.statuses.get(name, "") for name in objective_names] for row in rows]),
         "stops": [[_number(row.stop.get(method)) for method in view.methods] if row.stop else None for row in rows],
         "tokens": _coded([row.tokens for row in rows]),
         "advantages": [_coded_numbers([row.advantages[method] for row in rows], DIGITS) for method in view.methods],

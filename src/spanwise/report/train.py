@@ -82,7 +82,7 @@ def train_report(
     evaluation_kinds = ("evaluation", "final")
     points = [{"step": line["step"], **line[kind]} for line in metrics for kind in evaluation_kinds if kind in line]
     last_step = max((line["step"] for line in (*batch_rows, *points)), default=0)
-    objectives = names_in(batch_rows, "rewards/<objective>/mean")
+    objective_names = names_in(batch_rows, "rewards/<objective>/mean")
     # A run of the user's own script has no held-out prompts. Show its training rewards instead.
     rewards = {
         name.removeprefix(OF_REWARD): values_of(points, name)
@@ -90,7 +90,7 @@ def train_report(
     }
     from_batches = not rewards
     if from_batches:
-        rewards = {name: values_of(batch_rows, f"rewards/{name}/mean") for name in objectives}
+        rewards = {name: values_of(batch_rows, f"rewards/{name}/mean") for name in objective_names}
     reward_headlines = []
     for name, means in rewards.items() if unmeasured else ():
         interval = intervals.get(OF_REWARD + name)
@@ -115,16 +115,16 @@ def train_report(
         starts_at_zero = name.removeprefix(OF_SCORE) in _AXIS_FROM_ZERO
         learning_panels += parts.figure_panel(name, rows, (_HELD_OUT, _TRAINING), dots=(_HELD_OUT,), y_zero=starts_at_zero)
     sections = [
-        glance_section(batch_rows, objectives),
+        glance_section(batch_rows, objective_names),
         parts.section("Learning", {"seeds": ""}, legend=(_HELD_OUT, _TRAINING), panels=learning_panels),
         parts.calibration_section(samples_by_arm),
         parts.voting_section(votes if len(votes) > 1 else {"": next(iter(votes.values()), {})}, samples_by_arm),
         parts.attempts_section(votes),
-        _rewards_section(batch_rows, recipe, objectives, points, intervals),
-        batch_section("Dropped", batch_rows, objectives),
+        _rewards_section(batch_rows, recipe, objective_names, points, intervals),
+        batch_section("Dropped", batch_rows, objective_names),
         _cost_section(batch_rows),
         batch_section("Credit", batch_rows, names_in(batch_rows, "credit/<block>/zero_frac")),
-        batch_section("Dead strata", batch_rows, objectives),
+        batch_section("Dead strata", batch_rows, objective_names),
         *mode_sections(batch_rows),
         parts.credit_section(list(credit), credit, of=f"these rollouts{step_note}"),
         batch_section("Optimiser", batch_rows),
@@ -364,10 +364,10 @@ def _rewards_section(
         late_rewards = values_of(batches[-tenth_size:], f"rewards/{name}/mean")
         early_mean = sum(early_rewards) / len(early_rewards) if early_rewards else None
         late_mean = sum(late_rewards) / len(late_rewards) if late_rewards else None
-        blocks = ", ".join(map(str, blocks_of_objective.get(name) or ())) or "unknown"
+        block_list = ", ".join(map(str, blocks_of_objective.get(name) or ())) or "unknown"
         change = None if early_mean is None or late_mean is None else f"{late_mean - early_mean:+.3f}"
         rows.append(
-            {"objective": name, "pays": blocks, "first batches": early_mean, "last batches": late_mean, "change": change}
+            {"objective": name, "pays": block_list, "first batches": early_mean, "last batches": late_mean, "change": change}
         )
         held_out_metric = f"{OF_REWARD}{any_index(name)}"
         if held_means := values_of(points, held_out_metric):

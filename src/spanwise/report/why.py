@@ -128,15 +128,15 @@ def opening(row: TokenRow, outcome: str | None, stating: set[str]) -> str:
 def clause(row: TokenRow, method: str, rule: Rule) -> str:
     """Say how one method treats a completion: `bae praises the solution (+1) and blames the confidence (−0.8)`."""
     advantages = [float(value) for value in row.advantages[method] if not math.isnan(value)]
-    credit = credits(row, method, rule)
+    block_credit = credits(row, method, rule)
     stop_credit = row.stop.get(method)
     if not advantages:
         return f"{method} trains none of its tokens"
-    if not credit and not stop_credit:
+    if not block_credit and not stop_credit:
         return f"{method} gives its tokens {_range(min(advantages), max(advantages))}"
     clauses = []
     for verb, sign in (("praises", 1), ("blames", -1)):
-        credited_blocks = {block: value for block, value in credit.items() if value * sign > 0}
+        credited_blocks = {block: value for block, value in block_credit.items() if value * sign > 0}
         if len(credited_blocks) > _MOST_NAMED:
             top_block = max(credited_blocks, key=lambda block: abs(credited_blocks[block]))
             top_text = f"{top_block} ({shown(credited_blocks[top_block], sign=True)})"
@@ -144,7 +144,7 @@ def clause(row: TokenRow, method: str, rule: Rule) -> str:
         elif credited_blocks:
             block_texts = (f"the {block} ({shown(value, sign=True)})" for block, value in credited_blocks.items())
             clauses.append(f"{verb} {' and '.join(block_texts)}")
-    zero_blocks = [block for block, value in credit.items() if value == 0]
+    zero_blocks = [block for block, value in block_credit.items() if value == 0]
     if zero_blocks and clauses:
         zero_blocks_text = f"the {' and the '.join(zero_blocks)}"
         zero_text = zero_blocks_text if len(zero_blocks) <= _MOST_NAMED else f"{len(zero_blocks)} blocks"

@@ -102,19 +102,19 @@ def load_task(
         raise DataError(unknown("prompt format", prompt_format, LAYOUTS))
     tokenizer, prompt_style = _load_tokenizer(model)
     text_columns = (question_column, prompt_column, "prompt", answer_column)
-    rows = read_rows(dataset, split, texts=text_columns)
-    columns = find_columns(rows.column_names, question_column, prompt_column, answer_column, instruction)
-    check_cells(rows, dataset, columns, template=prompt_style != "plain")
+    dataset_rows = read_rows(dataset, split, texts=text_columns)
+    columns = find_columns(dataset_rows.column_names, question_column, prompt_column, answer_column, instruction)
+    check_cells(dataset_rows, dataset, columns, template=prompt_style != "plain")
     if eval_split is None:
-        rows, held_out_rows = set_aside(rows, dataset, eval_limit)
+        dataset_rows, held_out_rows = set_aside(dataset_rows, dataset, eval_limit)
     else:
         held_out_rows = read_rows(dataset, eval_split, texts=text_columns)
         check_cells(held_out_rows, dataset, columns, template=prompt_style != "plain")
         held_out_rows = held_out_rows.select(range(min(eval_limit, len(held_out_rows))))
     if limit is not None:
-        rows = rows.select(range(min(limit, len(rows))))
+        dataset_rows = dataset_rows.select(range(min(limit, len(dataset_rows))))
     instruction_text = INSTRUCTIONS[prompt_format] if instruction is None else instruction
-    train_rows = _add_prompts(rows, columns, instruction_text, prompt_style)
+    train_rows = _add_prompts(dataset_rows, columns, instruction_text, prompt_style)
     eval_rows = _add_prompts(held_out_rows, columns, instruction_text, prompt_style)
     layout = layout or LAYOUTS[prompt_format]
     rendered_prompts = [render(prompt, tokenizer) for prompt in train_rows["prompt"][:_SEARCHED_PROMPTS]]

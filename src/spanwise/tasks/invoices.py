@@ -175,8 +175,8 @@ def _draw_letter(rng: np.random.Generator, facts: float) -> tuple[str, dict[str,
 def _smudge(letter: str, rng: np.random.Generator) -> str:
     """Replace one character by `_` in each of up to three words of a letter."""
     characters = list(letter)
-    words = ("Customer", "Total", "each", "Please", "Invoice", "pay", "Prices")
-    word_starts = [letter.find(word) for word in words if word in letter]
+    smudgeable_words = ("Customer", "Total", "each", "Please", "Invoice", "pay", "Prices")
+    word_starts = [letter.find(word) for word in smudgeable_words if word in letter]
     for start in word_starts[: int(rng.integers(1, 4))]:
         characters[start + int(rng.integers(1, 3))] = "_"
     return "".join(characters)

@@ -75,16 +75,16 @@ class MethodCredit:
 
     def advantages(self, table: RolloutTable, first: int, last: int) -> Float[np.ndarray, " s"]:
         """Return the advantages of all tokens in rows `first` to `last - 1`. Rows outside the loss get 0."""
-        rows = slice(first, last)
+        row_range = slice(first, last)
         if self.adv_v is not None:
             token_adv_s = self.adv_v[table.tokens.offsets[first] : table.tokens.offsets[last]]
         else:
-            token_index_rt = table.tokens.places(rows)
-            adv_rt = self.spread(self.credit.take(rows), self.file_spans.spans(rows, token_index_rt))
+            token_index_rt = table.tokens.places(row_range)
+            adv_rt = self.spread(self.credit.take(row_range), self.file_spans.spans(row_range, token_index_rt))
             token_adv_s = adv_rt.numpy()[token_index_rt >= 0]
         if table.learned_n is None:
             return token_adv_s
-        return token_adv_s * np.repeat(table.learned_n[rows].numpy(), table.tokens.lengths[rows])
+        return token_adv_s * np.repeat(table.learned_n[row_range].numpy(), table.tokens.lengths[row_range])
 
     @property
     def by_block(self) -> dict[str, Float[Tensor, " n"]]:
@@ -172,17 +172,17 @@ def _note_shared_words(table: RolloutTable, spans_by_layout: Mapping[Layout, Fil
 
 def _collect_scores(completions: int, arms: Arms, reading_by_method: Mapping[str, Reading]) -> Scores:
     """Join the rewards of all methods. A reward that several methods use is taken from the method with the most blocks."""
-    rewards: dict[str, Reward] = {}
+    reward_by_objective: dict[str, Reward] = {}
     for method_name in sorted(reading_by_method, key=lambda name: -len(arms.schemes[name].layout.names)):
         scores = reading_by_method[method_name].scores
         for m, objective in enumerate(scores.names):
             score_columns = scores.reward_nm[:, m], scores.status_nm[:, m], scores.by_outcome_nmo[:, m]
             confidence_n = None if scores.stated_nm is None else scores.stated_nm[:, m]
             note_n = None if scores.note_nm is None else scores.note_nm[:, m]
-            rewards.setdefault(objective, Reward(*score_columns, confidence_n, note_n=note_n))
-    if not rewards:  # without methods, only the credit that the file records is shown
+            reward_by_objective.setdefault(objective, Reward(*score_columns, confidence_n, note_n=note_n))
+    if not reward_by_objective:  # without methods, only the credit that the file records is shown
         return Scores((), torch.zeros(completions, 0), torch.zeros(completions, 0).long(), torch.zeros(completions, 0, 2))
-    return as_scores(rewards)
+    return as_scores(reward_by_objective)
 
 
 def _measure_score(table: RolloutTable, schemes: Iterable[Scheme], scores: Scores) -> tuple[dict[str, Any] | None, str]:

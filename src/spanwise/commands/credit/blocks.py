@@ -114,17 +114,17 @@ def _pay_every_reward(usual: Blocks, table: RolloutTable, layout: Layout) -> Blo
 def _blocks_by_tag(tags: Sequence[str], recipe: Recipe, usual: Blocks) -> Blocks:
     """Build a block for each tag. `correct` pays all blocks except a last block named `confidence`."""
     tag_layout = layout_of(tags)
-    blocks = tag_layout.names
+    block_names = tag_layout.names
     blocks_note = (
-        f"The blocks are {', '.join(blocks)}. For other blocks, edit this option and add it: "
+        f"The blocks are {', '.join(block_names)}. For other blocks, edit this option and add it: "
         f"--set 'layout={_layout_json(tag_layout)}'."
     )
     correct_objective, calibration_objective = preset_objectives(
         method("bae_paper"), tag_layout, calibration=recipe.calibration or "brier"
     )
-    objectives = (replace(correct_objective, pays=blocks),)
-    if len(blocks) > 1 and blocks[-1] == "confidence":
-        objectives = (replace(correct_objective, pays=blocks[:-1]), calibration_objective)
+    objectives = (replace(correct_objective, pays=block_names),)
+    if len(block_names) > 1 and block_names[-1] == "confidence":
+        objectives = (replace(correct_objective, pays=block_names[:-1]), calibration_objective)
     return Blocks(tag_layout, usual.longest, objectives, blocks_note)
 
 

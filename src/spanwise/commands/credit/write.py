@@ -79,15 +79,15 @@ def check_writable(result: CreditResult, method: str, folder: Path) -> None:
 
 def write_again(result: CreditResult, method: str, folder: Path, console: Console) -> None:
     """Write copies of the rollout files into a folder, with a method's advantage beside each token."""
-    file_table = result.table
-    arm = next(arm for arm in result.applied if arm.name == method)
+    table = result.table
+    method_credit = next(credit for credit in result.applied if credit.name == method)
     advantages_by_row = (
         row.tolist()
-        for first, last in fitting_runs(file_table.tokens.lengths, AT_A_TIME)
-        for row in np.split(arm.advantages(file_table, first, last), np.cumsum(file_table.tokens.lengths[first : last - 1]))
+        for first, last in fitting_runs(table.tokens.lengths, AT_A_TIME)
+        for row in np.split(method_credit.advantages(table, first, last), np.cumsum(table.tokens.lengths[first : last - 1]))
     )
-    for file in rollout_files(file_table.path):
-        _WRITERS[file_table.source](folder / file.name, file, advantages_by_row)
+    for file in rollout_files(table.path):
+        _WRITERS[table.source](folder / file.name, file, advantages_by_row)
         say(console, f"Written with the advantages of {method}: {folder / file.name}")
     if (scheme := result.arms.schemes.get(method)) is not None:
         divided_text = f"These advantages are already divided among tokens (per: {scheme.per})"

@@ -143,14 +143,14 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
     parts_by_block = layout.keys
     part_names = list(dict.fromkeys(part for parts in parts_by_block.values() for part in parts))
     part_noun = "tag" if layout.segmenters == ("tags",) else "part"
-    template = "<{}>" if part_noun == "tag" else "'{}'"
+    part_template = "<{}>" if part_noun == "tag" else "'{}'"
     last_block = list(parts_by_block)[-1]
     answer_name, confidence_name = tags["answer"], tags["confidence"]
     judged_figures = ("accuracy", "refusal_rate", "verdict_rate")
     score_figures = SCORE_FIGURES[1:] if scored else ()
 
     def only(parts: Sequence[str]) -> str:
-        return f", only {', '.join(map(template.format, parts))}" if parts else ""
+        return f", only {', '.join(map(part_template.format, parts))}" if parts else ""
 
     # Without `answer` and `confidence`, the layout is for another kind of task. No answer can be judged.
     if part_noun == "part" and {answer_name, confidence_name}.isdisjoint(part_names):
@@ -161,12 +161,12 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
         return dict.fromkeys((*judged_figures, "coverage", *CALIBRATION, *score_figures), no_part_reason)
     reason_by_figure: dict[str, str] = {}
     if confidence_name not in parts_by_block[last_block]:
-        confidence_part = template.format(confidence_name) + only(parts_by_block[last_block])
+        confidence_part = part_template.format(confidence_name) + only(parts_by_block[last_block])
         reason = f"the last block, {last_block}, has no {part_noun} {confidence_part}"
         reason += "; the figures of the score are measured" if scored and answer_name in part_names else ""
         reason_by_figure = dict.fromkeys(("coverage", *CALIBRATION), reason)
     if answer_name not in part_names:
-        answer_part = template.format(answer_name) + only(part_names)
+        answer_part = part_template.format(answer_name) + only(part_names)
         reason = f"no block has the {part_noun} {answer_part}; name the {part_noun} of the answer in the objective 'correct'"
         reason_by_figure |= dict.fromkeys((*judged_figures, *CALIBRATION, *score_figures), reason)
     return reason_by_figure

@@ -111,10 +111,10 @@ class SampledRows:
         self, columns: Callable[[Sequence[str]], dict[str, list[Any]]], *, width: int, anchored: bool = False
     ) -> tuple[Batch, Turns]:
         """Build a batch with a row per turn (a run of sampled tokens). Also return the turns' places in SkyRL's rows."""
-        prompts = self.output["prompt_token_ids"]
-        responses = self.output["response_ids"]
+        prompt_ids = self.output["prompt_token_ids"]
+        response_ids = self.output["response_ids"]
         loss_masks = self.output["loss_masks"]
-        responses_with_masks = zip(responses, loss_masks, strict=True)
+        responses_with_masks = zip(response_ids, loss_masks, strict=True)
         row_ranges = [[(0, len(response))] if self.stepwise else _runs(mask) for response, mask in responses_with_masks]
         turn_ranges = [(row, k, *turn_range) for row, ranges in enumerate(row_ranges) for k, turn_range in enumerate(ranges)]
 
@@ -130,13 +130,13 @@ class SampledRows:
         }
         default_states = None
         if anchored and "anchors" not in turn_columns:  # by default, a turn's state is all tokens before the turn
-            default_states = [(*prompts[row], *responses[row][:start]) for row, _, start, _ in turn_ranges]
+            default_states = [(*prompt_ids[row], *response_ids[row][:start]) for row, _, start, _ in turn_ranges]
         row_of_turn = [row for row, *_ in turn_ranges]
         turn_number_s = torch.arange(len(turn_ranges))
         rollout_of_turn = torch.tensor([self.rollout_s[row] for row in row_of_turn])
-        states = turn_columns.pop("anchors", default_states)
+        turn_states = turn_columns.pop("anchors", default_states)
         turn_columns["environment"] = [self._turn_reward(row, row_ranges[row], k) for row, k, _, _ in turn_ranges]
-        turn_columns["completion_ids"] = [responses[row][start:end] for row, _, start, end in turn_ranges]
+        turn_columns["completion_ids"] = [response_ids[row][start:end] for row, _, start, end in turn_ranges]
         uids = [self.uids[row] for row in row_of_turn]
         turn_masks = [loss_masks[row][start:end] for row, _, start, end in turn_ranges]
         # A turn outside the loss is still scored and compared, so all its tokens count as sampled.
@@ -145,7 +145,7 @@ class SampledRows:
             uids,
             sampled=[mask if any(mask) else [1] * len(mask) for mask in turn_masks],
             columns={**columns(uids), **turn_columns},
-            steps=Steps(rollout_of_turn, turn_number_s, states),
+            steps=Steps(rollout_of_turn, turn_number_s, turn_states),
         )
         training_row_s = torch.tensor([self.place_s[row][0] for row in row_of_turn])
         row_start_columns = [width - self.length_n[n] + offset for n, offset in self.place_s]

@@ -285,13 +285,13 @@ def _check_dataset(
         for name in ("prompts", "completions")
     }
     for objective in objectives if known_columns is not None else ():
-        column = objective.options.get("column", "answer")
+        column_name = objective.options.get("column", "answer")
         missing_column_fault = (
-            f"{prefix}Objective '{objective.name}' reads the dataset column '{column}', which does not exist; the columns are "
+            f"{prefix}Objective '{objective.name}' reads the dataset column '{column_name}', which does not exist; the columns are "
             f"{', '.join(column_names)}. Rename the column, or set options: {{column: NAME}} in the objective."
         )
         reads_column = objective.reward in ("correct", "second_attempt")
-        dataset_faults[missing_column_fault] = reads_column and column not in column_names
+        dataset_faults[missing_column_fault] = reads_column and column_name not in column_names
     refuse(dataset_faults, DataError)
 
 

@@ -201,8 +201,8 @@ class GradientGuard(TrainerCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         """Raise an error if the gradient is not finite."""
-        weights = dict(model.named_parameters())
-        gradients = {name: weight.grad for name, weight in weights.items() if weight.grad is not None}
+        weight_by_name = dict(model.named_parameters())
+        gradients = {name: weight.grad for name, weight in weight_by_name.items() if weight.grad is not None}
         if not gradients or self.scaled():
             return
         gradient_norm = torch.nn.utils.get_total_norm(list(gradients.values()))

@@ -512,10 +512,10 @@ class SpanGRPOTrainer(GRPOTrainer):
             self._note({"kl": float(gathered_totals[0] / gathered_totals[1].clamp(min=1))})
             total_loss = total_loss + kl_weight * fold.kl_term(kl_bt, mask_bt) / accumulation_steps
         for part in self.parts.values():
-            mode_loss, metrics = part.loss(inputs)
+            mode_loss, mode_metrics = part.loss(inputs)
             total_loss = total_loss + mode_loss / accumulation_steps
-            self._note(metrics)
-            self.step.note(metrics if is_training else {})
+            self._note(mode_metrics)
+            self.step.note(mode_metrics if is_training else {})
         return total_loss
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:

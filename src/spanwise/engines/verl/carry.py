@@ -118,19 +118,19 @@ class UnpackedBatch:
 
         `rows` ascend; `mask_nt`: the tokens that verl trains. Also return turns (None: not split) and indices in `reading`.
         """
-        width = mask_nt.shape[1]
+        row_width = mask_nt.shape[1]
         run_blocks, run_lengths = [], []
         for n in rows:
             blocks_of_runs, lengths_of_runs = self.runs[n]
-            if self.length_n[n] > width:
+            if self.length_n[n] > row_width:
                 raise AlignmentError(
-                    f"Row {n}: the reward worker read {self.length_n[n]} tokens, but the trainer has only {width}."
+                    f"Row {n}: the reward worker read {self.length_n[n]} tokens, but the trainer has only {row_width}."
                 )
             run_blocks += [*blocks_of_runs, -1]
-            run_lengths += [*lengths_of_runs, width - self.length_n[n]]
+            run_lengths += [*lengths_of_runs, row_width - self.length_n[n]]
         block_dtype = np.int8 if len(scheme.layout.names) < 128 else np.int16
         block_by_token = np.repeat(np.array(run_blocks, dtype=block_dtype), run_lengths)
-        block_nt = torch.from_numpy(block_by_token.reshape(len(rows), width))
+        block_nt = torch.from_numpy(block_by_token.reshape(len(rows), row_width))
         is_sampled_nt = block_nt >= 0
         row_turns = None
         row_index_n = torch.tensor(rows, dtype=torch.int64)
