@@ -97,10 +97,10 @@ class _Packed(GRPOTrainer):
 
     def _generate(self, *args: Any, **kwargs: Any) -> Any:
         prompt_ids, completion_ids, masks, *other_outputs = super()._generate(*args, **kwargs)
-        ends_in_padding = [len(ids) > 0 and ids[-1] == self._pad_id for ids in completion_ids]
-        if any(ends_in_padding):  # Unsloth's loss drops a final padding token, so the mask must drop it, too
+        has_final_padding_n = [len(ids) > 0 and ids[-1] == self._pad_id for ids in completion_ids]
+        if any(has_final_padding_n):  # Unsloth's loss drops a final padding token, so the mask must drop it, too
             all_masks = [[1] * len(ids) for ids in completion_ids] if masks is None else masks
-            masks_with_flags = zip(all_masks, ends_in_padding, strict=True)
+            masks_with_flags = zip(all_masks, has_final_padding_n, strict=True)
             masks = [[*mask[:-1], 0] if has_padding else mask for mask, has_padding in masks_with_flags]
         return prompt_ids, completion_ids, masks, *other_outputs
 
@@ -149,7 +149,7 @@ class UnslothSpanGRPOTrainer(SpanGRPOTrainer, _Packed):
             scaler = self.accelerator.scaler
             gradient_scale = 1.0 if scaler is None else scaler.get_scale()
             gradient_scale /= len(advantage_bt) * self.current_gradient_accumulation_steps
-            expected_bu = -packed(advantage_bt * slope_bt * gradient_scale, inputs, pad_id=self._pad_id)
+            expected_gradient_bu = -packed(advantage_bt * slope_bt * gradient_scale, inputs, pad_id=self._pad_id)
             gradient_bu = saved_tensors[0] if saved_tensors else None
-            check_gradient(gradient_bu, expected_bu, exact=inputs.get("old_per_token_logps") is None)
+            check_gradient(gradient_bu, expected_gradient_bu, exact=inputs.get("old_per_token_logps") is None)
         return loss

@@ -370,8 +370,8 @@ def _sigterm_raises() -> Iterator[None]:
         signal.signal(number, signal.SIG_IGN)  # a second SIGTERM must not interrupt the clean-up
         raise SystemExit(128 + number)
 
-    old_handler = signal.signal(signal.SIGTERM, stop)
+    old_signal_handler = signal.signal(signal.SIGTERM, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if old_handler is None else old_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if old_signal_handler is None else old_signal_handler)

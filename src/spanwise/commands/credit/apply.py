@@ -371,14 +371,14 @@ def _join_credit(parts: Sequence[tuple[Tensor, Credit]]) -> Credit:
     """Join the credit of several batches in file order. Renumber the sets of compared completions (strata)."""
     row_order = torch.cat([rows for rows, _ in parts]).argsort()
     renumbered_credits = []
-    first_stratum = 0
+    stratum_offset = 0
     for _, credit in parts:
         assert credit.comparison is not None, "it was credited here"
         stratum_nm = credit.comparison.stratum_nm
-        new_stratum_nm = torch.where(stratum_nm >= 0, stratum_nm + first_stratum, -1)
+        new_stratum_nm = torch.where(stratum_nm >= 0, stratum_nm + stratum_offset, -1)
         new_comparison = replace(credit.comparison, stratum_nm=new_stratum_nm)
         renumbered_credits.append(replace(credit, comparison=new_comparison, token_nt=None, refined_nt=None))
-        first_stratum += int(stratum_nm.max()) + 1 if stratum_nm.numel() else 0
+        stratum_offset += int(stratum_nm.max()) + 1 if stratum_nm.numel() else 0
     return join_rows(renumbered_credits).take(row_order)
 
 
@@ -402,7 +402,7 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
     if table.rollout_n is not None:
         token_count_n = torch.bincount(table.rollout_n, weights=token_count_n)[table.rollout_n]
     stop_credit_n = torch.zeros(len(table)).double()
-    adv_v = None
+    token_adv_v = None
     if recorded_numbers.by_block:
         no_credit_n = torch.zeros(len(table))
         block_credits = [recorded_numbers.by_block.get(name, no_credit_n) for name in file_spans.names]
@@ -417,22 +417,22 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
         credit_nk = torch.stack(block_credits, dim=1).double().nan_to_num()
         stop_credit_n = recorded_numbers.by_block.get(STOP, stop_credit_n).nan_to_num()
     elif recorded_numbers.by_token:
-        sum_parts: list[Tensor] = []
-        adv_v = disk_zeros(len(table.tokens.values), np.float32)
+        credit_sum_parts: list[Tensor] = []
+        token_adv_v = disk_zeros(len(table.tokens.values), np.float32)
         for first, last in fitting_runs(table.tokens.lengths, AT_A_TIME):
             token_index_rt = table.tokens.places(slice(first, last))
             block_column_rt = gather(token_index_rt, file_spans.block_v, -1).long() + 1
             credit_sum_rk = torch.zeros(last - first, len(file_spans.names) + 1).double()
             credit_sum_rk.scatter_add_(1, block_column_rt, gather(token_index_rt, recorded_numbers.value, 0.0))
-            sum_parts.append(credit_sum_rk[:, 1:])
+            credit_sum_parts.append(credit_sum_rk[:, 1:])
             is_token_rt = token_index_rt >= 0
             token_index_s = token_index_rt[is_token_rt]
             is_in_block_s = block_column_rt.numpy()[is_token_rt] > 0
             token_adv_s = recorded_numbers.value[token_index_s]
             if not recorded_numbers.shares:
                 token_adv_s = token_adv_s / np.repeat(token_count_n[first:last].numpy(), table.tokens.lengths[first:last])
-            adv_v[token_index_s] = np.where(np.isnan(token_adv_s) | is_in_block_s, token_adv_s, 0.0)
-        credit_nk = torch.cat(sum_parts)
+            token_adv_v[token_index_s] = np.where(np.isnan(token_adv_s) | is_in_block_s, token_adv_s, 0.0)
+        credit_nk = torch.cat(credit_sum_parts)
         if not recorded_numbers.shares:
             credit_nk = credit_nk / file_spans.length_nk.clamp(min=1)
     else:
@@ -444,7 +444,7 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
     spread_text = "token by token" if recorded_numbers.shares else f"spread over the tokens of the {spread_unit}"
     recorded_note = f"'{RECORDED}' shows the trainer's own numbers: {recorded_numbers.says}, {spread_text}."
     spread_function = partial(_spread_recorded, by_block=bool(recorded_numbers.by_block))
-    return MethodCredit(RECORDED, file_spans, credit, spread_function, adv_v), recorded_note
+    return MethodCredit(RECORDED, file_spans, credit, spread_function, token_adv_v), recorded_note
 
 
 def _spread_recorded(credit: Credit, spans: Spans, *, by_block: bool) -> Float[Tensor, "n t"]:

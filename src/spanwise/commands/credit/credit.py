@@ -58,12 +58,12 @@ def credit_rollouts(
     must_fit = recipe is not None or "method" in overrides or "objectives" in overrides
     task_layout, max_length = task_shape(full_recipe)
     # If another trainer wrote the file, the length limit is unknown unless the user gives it.
-    length_fields = {"max_completion_length", "task"}
-    limit_is_unknown = run_recipe_file is None and not length_fields & full_recipe.model_fields_set
+    length_limit_fields = {"max_completion_length", "task"}
+    limit_is_unknown = run_recipe_file is None and not length_limit_fields & full_recipe.model_fields_set
     max_length = int(file_table.tokens.lengths.max()) if limit_is_unknown else max_length
     # Only an embedded task's model writes the task's tags. Other files do not get these tags.
-    recipe_names_task = run_recipe_file is not None or "task" in full_recipe.model_fields_set
-    usual_layout = (None if recipe_names_task else full_recipe.own_layout) or answer_layout(full_recipe, task_layout)
+    task_is_named = run_recipe_file is not None or "task" in full_recipe.model_fields_set
+    usual_layout = (None if task_is_named else full_recipe.own_layout) or answer_layout(full_recipe, task_layout)
     # A run of spanwise names its tags in the recipe, so the completions are not searched for tags.
     texts = SampledTexts(file_table) if must_fit or run_recipe_file is None else []
     group_n, group_notes = compared_groups(file_table, full_recipe, run_recipe)

@@ -47,13 +47,13 @@ def _choose_folder(recipe: Recipe, resume: str | None, overwrite: bool, console:
         return folder, None
     if overwrite:
         raise RecipeError("--resume continues a run, and --overwrite replaces a run; give only one of them.")
-    resumed_run = Path(resume) if is_run(Path(resume)) else None
+    resumed_run_folder = Path(resume) if is_run(Path(resume)) else None
     if resume == "last":
-        resumed_run = folder or newest_folder(run_name)
-        if resumed_run is None:
+        resumed_run_folder = folder or newest_folder(run_name)
+        if resumed_run_folder is None:
             raise DataError(f"There is no run 'runs/{run_name}-<n>' to resume; name a run with --resume FOLDER.")
-    checkpoints_folder = (resumed_run or Path()) / "checkpoints"
-    checkpoint, resume_note = find_checkpoint(checkpoints_folder, None if resumed_run else resume)
+    checkpoints_folder = (resumed_run_folder or Path()) / "checkpoints"
+    checkpoint, resume_note = find_checkpoint(checkpoints_folder, None if resumed_run_folder else resume)
     if resume_note:
         say(console, resume_note)
     checkpoint_run_folder = _run_of(checkpoint)
@@ -70,9 +70,9 @@ def history_of(checkpoint: Path, new_recipe: Mapping[str, Any], *, per_batch: in
     recipe_file = _run_of(checkpoint) / "recipe.yaml"
     old_recipe = read_manifest(checkpoint)["settings"]
     # A learning rate schedule depends on `steps`, so the resumed run must keep `steps`.
-    has_schedule = not new_recipe["trainer"].get("lr_scheduler_type", "constant").startswith("constant")
+    has_lr_schedule = not new_recipe["trainer"].get("lr_scheduler_type", "constant").startswith("constant")
     old_steps = old_recipe.get("steps", new_recipe["steps"])
-    must_keep_steps = has_schedule or new_recipe["steps"] < old_steps
+    must_keep_steps = has_lr_schedule or new_recipe["steps"] < old_steps
     changeable_fields = set(MAY_CHANGE) - {"steps"} if must_keep_steps else set(MAY_CHANGE)
     if changed_fields := changes(old_recipe, new_recipe, but=changeable_fields):
         advice = f"Resume the run with its own recipe: spanwise train --resume {recipe_file.parent}; or leave out --resume."

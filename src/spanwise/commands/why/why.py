@@ -118,17 +118,17 @@ def _describe_file(result: CreditResult, zeros: Mapping[str, Zeros], examples: i
         lines.append(
             f"Of the {wrong_count} completions whose group is all wrong, {faulty_count} are malformed{cut_off_text}."
         )
-    missing_nk = present_nk.any(dim=1, keepdim=True) & ~present_nk
-    missing_columns = zip(result.file_spans.names, missing_nk.T, strict=True)
+    is_missing_nk = present_nk.any(dim=1, keepdim=True) & ~present_nk
+    missing_columns = zip(result.file_spans.names, is_missing_nk.T, strict=True)
     rows_without_block = {name: missing_n.nonzero().flatten().tolist() for name, missing_n in missing_columns}
     rows_by_missing_block = {name: rows for name, rows in rows_without_block.items() if rows}
     missing_sentences = [
-        f"Block '{name}' is missing in {len(rows)} of {len(missing_nk)} completions (row {_row_list(rows[:3])})"
+        f"Block '{name}' is missing in {len(rows)} of {len(is_missing_nk)} completions (row {_row_list(rows[:3])})"
         for name, rows in rows_by_missing_block.items()
     ]
     if len(rows_by_missing_block) > _NAMED:
         missing_blocks_text = ", ".join(f"{name} in {len(rows)}" for name, rows in rows_by_missing_block.items())
-        missing_sentences = [f"Of {len(missing_nk)} completions some lack a block ({missing_blocks_text})"]
+        missing_sentences = [f"Of {len(is_missing_nk)} completions some lack a block ({missing_blocks_text})"]
     lines += (f"{lack}. Objectives that pay a missing block have no token to credit there." for lack in missing_sentences)
     return lines
 

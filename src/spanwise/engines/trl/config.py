@@ -290,8 +290,8 @@ def _check_dataset(
             f"{prefix}Objective '{objective.name}' reads the dataset column '{column_name}', which does not exist; the columns are "
             f"{', '.join(column_names)}. Rename the column, or set options: {{column: NAME}} in the objective."
         )
-        reads_column = objective.reward in ("correct", "second_attempt")
-        dataset_faults[missing_column_fault] = reads_column and column_name not in column_names
+        needs_answer_column = objective.reward in ("correct", "second_attempt")
+        dataset_faults[missing_column_fault] = needs_answer_column and column_name not in column_names
     refuse(dataset_faults, DataError)
 
 

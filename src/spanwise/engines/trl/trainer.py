@@ -166,9 +166,8 @@ class SpanGRPOTrainer(GRPOTrainer):
             config.check_prompts(train_dataset, eval_dataset, template=has_template)
         # With these weights TRL logs the same weighted sum of rewards as training uses.
         self.reward_weights = torch.tensor([objective.weight for objective in scheme.objectives], dtype=torch.float32)
-        ranks = None
-        if self.accelerator.num_processes > 1:
-            ranks = Ranks(self.accelerator.process_index, lambda own: gather_object([own]))
+        process_ranks = Ranks(self.accelerator.process_index, lambda own: gather_object([own]))
+        ranks = process_ranks if self.accelerator.num_processes > 1 else None
         self.step: Step = Step(scheme, Vocabulary.of(self._text_tokenizer, self.model), ranks=ranks)
         self.parts = parts_of(all_modes, "trl", self)
         self.critic = None if critic is None else self.parts[critic.name].critic

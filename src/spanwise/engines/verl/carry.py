@@ -65,17 +65,17 @@ def pack(reading: Reading, length_n: Sequence[int], *, masked: bool, turns: Turn
     note_nm = reading.scores.note_nm
     if turns is not None:
         block_nt = turns.put(block_nt + 1, rows=len(length_n)) - 1  # -1 between turns
-    outputs: list[dict[str, list[Any]]] = []
+    packed_outputs: list[dict[str, list[Any]]] = []
     for block_t, length in zip(block_nt, length_n, strict=True):
         run_blocks, run_lengths = block_t[:length].unique_consecutive(return_counts=True)
-        outputs.append({"runs": [run_blocks.tolist(), run_lengths.tolist()], "table": [], "anchor": [], "notes": []})
-    output_index_s = range(len(outputs)) if turns is None else turns.row_s.tolist()
+        packed_outputs.append({"runs": [run_blocks.tolist(), run_lengths.tolist()], "table": [], "anchor": [], "notes": []})
+    output_index_s = range(len(packed_outputs)) if turns is None else turns.row_s.tolist()
     for s, (n, table_row) in enumerate(zip(output_index_s, reading.pack().tolist(), strict=True)):
-        outputs[n]["table"].append(table_row)
-        outputs[n]["anchor"].append(None if anchor is None else anchor[s])
+        packed_outputs[n]["table"].append(table_row)
+        packed_outputs[n]["anchor"].append(None if anchor is None else anchor[s])
         if note_nm is not None:
-            outputs[n]["notes"].append(note_nm[s].tolist())
-    rollout_dict = {"masked": masked, "split": turns is not None, "outputs": outputs}
+            packed_outputs[n]["notes"].append(note_nm[s].tolist())
+    rollout_dict = {"masked": masked, "split": turns is not None, "outputs": packed_outputs}
     return json.dumps(rollout_dict, separators=(",", ":"), default=_as_json)
 
 

@@ -230,7 +230,7 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
     function_path = OmegaConf.select(config, "reward.custom_reward_function.path")
     paid_columns = paid_results(scheme)
     reads_environment = bool(paid_columns)
-    read_columns = [
+    objectives_with_columns = [
         (objective, {**entry.options, **objective.options}.get("column"))
         for objective in scheme.objectives
         if objective.reward != "environment" and (entry := built_in(objective)) is not None
@@ -265,7 +265,7 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
         **{
             f"Objective '{objective.name}' reads the right answer in the column '{column}', but another objective pays a result "
             f"of your reward function under this name. Return the result under another name.": column in paid_columns
-            for objective, column in read_columns
+            for objective, column in objectives_with_columns
         },
         "algorithm.spanwise.options is for runs without a recipe. Write the options in the recipe.": "options" in section,
         **{
