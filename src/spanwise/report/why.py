@@ -90,8 +90,8 @@ def credits(row: TokenRow, method: str, rule: Rule) -> dict[str, float]:
     block_credit = {block: value for block, value in credit.items() if value is not None and math.isfinite(value)}
     paid_blocks = (set(objective["pays"]) for objective in rule.objectives.values())
     all_pay_every_block = all(block_credit.keys() <= paid for paid in paid_blocks)
-    is_one_number = rule.kind == "completion" and block_credit and all_pay_every_block
-    return {COMPLETION: next(iter(block_credit.values()))} if is_one_number else block_credit
+    credits_whole_completion = rule.kind == "completion" and block_credit and all_pay_every_block
+    return {COMPLETION: next(iter(block_credit.values()))} if credits_whole_completion else block_credit
 
 
 def unit(rows: Sequence[TokenRow], method: str, rule: Rule) -> float:
@@ -185,11 +185,11 @@ def explained(row: TokenRow, method: str, rule: Rule) -> dict[str, Any]:
 
 def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: float) -> dict[str, Any]:
     """Explain a block's credit: the objectives that add up to it, and the share of each token."""
-    objectives = [name for name, objective in rule.objectives.items() if block == COMPLETION or block in objective["pays"]]
+    objective_names = [name for name, fields in rule.objectives.items() if block == COMPLETION or block in fields["pays"]]
     credit_parts = list(row.parts.get(method, ()))
-    if not objectives or len(credit_parts) != 1:  # a single part of the credit may cover all objectives
-        credit_parts = [part for part in credit_parts if part.objective in objectives]
-    share_and_score = row.own.get(method) if rule.verdict in objectives else None
+    if not objective_names or len(credit_parts) != 1:  # a single part of the credit may cover all objectives
+        credit_parts = [part for part in credit_parts if part.objective in objective_names]
+    share_and_score = row.own.get(method) if rule.verdict in objective_names else None
     score_share, own_score = share_and_score or (0.0, 0.0)
     credit_terms: list[_Term] = []
     for part in credit_parts:

@@ -39,39 +39,39 @@ def credit_rollouts(
     """
     block_reward_pairs = [key_value(pair, "--pay", "block=reward, such as draft=passed") for pair in pay]
     paid_blocks = list(dict.fromkeys(block for block, _ in block_reward_pairs))
-    file_table = read_rollouts(rollouts, tokenizer=tokenizer, columns=columns, parts=paid_blocks)
-    if not file_table.trainable.any():
-        raise DataError(f"None of the {len(file_table)} completions of '{rollouts}' has any text. {file_table.note}".strip())
-    run_recipe_file = None if file_table.folder is None else file_table.folder / "recipe.yaml"
+    table = read_rollouts(rollouts, tokenizer=tokenizer, columns=columns, parts=paid_blocks)
+    if not table.trainable.any():
+        raise DataError(f"None of the {len(table)} completions of '{rollouts}' has any text. {table.note}".strip())
+    run_recipe_file = None if table.folder is None else table.folder / "recipe.yaml"
     overrides = overrides or {}
     full_recipe = load(recipe or run_recipe_file, overrides)
     if pay:
         if "objectives" in overrides:
             raise RecipeError("--pay and --set objectives both say which blocks are paid; give only one of them.")
-        overrides = {**overrides, **parse_pay(block_reward_pairs, full_recipe, file_table)}
+        overrides = {**overrides, **parse_pay(block_reward_pairs, full_recipe, table)}
         full_recipe = load(recipe or run_recipe_file, overrides)
     run_recipe = None if run_recipe_file is None else full_recipe
     if recipe is not None and run_recipe_file is not None:
         size_overrides = {name: overrides[name] for name in ("group_size", "prompts") if name in overrides}
         run_recipe = load(run_recipe_file, size_overrides)
     # What the user names (a recipe, method or objective) must fit the file. A default that does not fit is skipped.
-    must_fit = recipe is not None or "method" in overrides or "objectives" in overrides
+    user_gave_rule = recipe is not None or "method" in overrides or "objectives" in overrides
     task_layout, max_length = task_shape(full_recipe)
     # If another trainer wrote the file, the length limit is unknown unless the user gives it.
     length_limit_fields = {"max_completion_length", "task"}
     limit_is_unknown = run_recipe_file is None and not length_limit_fields & full_recipe.model_fields_set
-    max_length = int(file_table.tokens.lengths.max()) if limit_is_unknown else max_length
+    max_length = int(table.tokens.lengths.max()) if limit_is_unknown else max_length
     # Only an embedded task's model writes the task's tags. Other files do not get these tags.
     task_is_named = run_recipe_file is not None or "task" in full_recipe.model_fields_set
     usual_layout = (None if task_is_named else full_recipe.own_layout) or answer_layout(full_recipe, task_layout)
     # A run of spanwise names its tags in the recipe, so the completions are not searched for tags.
-    texts = SampledTexts(file_table) if must_fit or run_recipe_file is None else []
-    group_n, group_notes = compared_groups(file_table, full_recipe, run_recipe)
-    blocks = choose_blocks(Blocks(usual_layout, max_length), full_recipe, file_table, texts, asked=bool(reward))
+    texts = SampledTexts(table) if user_gave_rule or run_recipe_file is None else []
+    group_n, group_notes = compared_groups(table, full_recipe, run_recipe)
+    blocks = choose_blocks(Blocks(usual_layout, max_length), full_recipe, table, texts, asked=bool(reward))
     # Call reward functions only if the user named the recipe. A recipe that lies beside the file is not enough.
     runs_code = recipe is not None or "objectives" in overrides
-    arms = choose_arms(file_table, full_recipe, blocks, methods, reward, texts=texts, must_fit=must_fit, run_code=runs_code)
-    if own_only and not methods and arms.own is not None and file_table.folder is not None:
+    arms = choose_arms(table, full_recipe, blocks, methods, reward, texts=texts, must_fit=user_gave_rule, run_code=runs_code)
+    if own_only and not methods and arms.own is not None and table.folder is not None:
         arms = replace(arms, schemes={arms.own: arms.schemes[arms.own]})
     dividing_methods = [name for name, scheme in arms.schemes.items() if limit_is_unknown and scheme.per == max_length]
     if dividing_methods:
@@ -81,9 +81,9 @@ def credit_rollouts(
             f"{divide_text}, the length of the file's longest completion. If completions could be longer, give --set "
             "max_completion_length=N."
         )
-    is_from_another_trainer = run_recipe_file is None and file_table.as_recorded is not None
+    is_from_another_trainer = run_recipe_file is None and table.as_recorded is not None
     shows_recorded_credit = RECORDED in methods if methods else is_from_another_trainer
-    return apply_arms(file_table, arms, group_n, group_notes, recorded=shows_recorded_credit, must=bool(methods))
+    return apply_arms(table, arms, group_n, group_notes, recorded=shows_recorded_credit, must=bool(methods))
 
 
 def credit(

@@ -95,8 +95,9 @@ def train(
         if is_main_process:
             folder.begin(settings, step=resumed_step, history=earlier_metrics)
             if critic is not None:
-                sizes_mb = [megabytes(critic.model), megabytes(trainer.accelerator.unwrap_model(trainer.model))]
-                say(console, f"Weights, gradients and optimizer: critic {sizes_mb[0]:.3g} MB, policy {sizes_mb[1]:.3g} MB.")
+                policy = trainer.accelerator.unwrap_model(trainer.model)
+                critic_mb, policy_mb = megabytes(critic.model), megabytes(policy)
+                say(console, f"Weights, gradients and optimizer: critic {critic_mb:.3g} MB, policy {policy_mb:.3g} MB.")
             say(console, *filter(None, [pull_note(scheme, group_size=recipe.group_size)]))
         try:
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
