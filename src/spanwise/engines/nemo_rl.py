@@ -123,10 +123,10 @@ class SpanEstimator:
 
     def _batch(self, batch: Any, prompt_ids: Tensor, rewards: Tensor) -> Batch:
         """Build a `Batch` from the messages after each prompt: the replies and the environment's messages."""
-        logs_with_starts = list(zip(batch["message_log"], batch["length"], strict=True))
+        logs_and_lengths = list(zip(batch["message_log"], batch["length"], strict=True))
 
         def after_prompt(name: str) -> list[list[Any]]:
-            return [torch.cat([message[name] for message in log])[int(start) :].tolist() for log, start in logs_with_starts]
+            return [torch.cat([message[name] for message in log])[int(start) :].tolist() for log, start in logs_and_lengths]
 
         reply_ids = after_prompt("token_ids")
         row_dicts: list[dict[str, Any]] = [{} for _ in reply_ids]

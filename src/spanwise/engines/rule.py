@@ -75,11 +75,11 @@ def check_rule(
     notes: Collection[str] = (),
 ) -> RecipeRule:
     """Refuse a recipe that the trainer cannot use, and issue the warnings `notes`. Return the recipe's rule."""
-    mode_names = ", ".join(rule.recipe.modes)
+    modes_text = ", ".join(rule.recipe.modes)
     modes_sentence = (
-        f"The recipe has {mode_names}, which does not work with {engine}. Leave it out, or train with TRL, verl or SkyRL."
+        f"The recipe has {modes_text}, which does not work with {engine}. Leave it out, or train with TRL, verl or SkyRL."
     )
-    refuse({modes_sentence: mode_names, **faults})
+    refuse({modes_sentence: modes_text, **faults})
     rule.scheme.check_forgets(engine)
     rule.scheme.check_loads(engine)
     rule.scheme.check(provides)

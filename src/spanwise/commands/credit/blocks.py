@@ -171,11 +171,11 @@ def usual_tags(texts: Sequence[str]) -> tuple[tuple[str, ...], int]:
 def _outermost_tags(text: str) -> tuple[str, ...]:
     """Return the tags of a text that are not inside another tag, in order. Tags that are never closed are left out."""
     tag_matches = list(_TAG.finditer(text))
-    last_close_by_tag = {match[2]: match.start() for match in tag_matches if match[1]}
+    close_position_by_tag = {match[2]: match.start() for match in tag_matches if match[1]}
     outermost_tags: list[str] = []
     open_tag = None
     for match in tag_matches:
-        if open_tag is None and not match[1] and last_close_by_tag.get(match[2], -1) > match.start():
+        if open_tag is None and not match[1] and close_position_by_tag.get(match[2], -1) > match.start():
             open_tag = match[2]
             outermost_tags.append(open_tag)
         elif match[1] and match[2] == open_tag:

@@ -158,8 +158,8 @@ def pooled(samples: Sequence[Samples]) -> dict[str, Tensor]:
 
 
 def _votes(samples: Samples, block: str, *, resamples: int = 1000) -> dict[str, Curve]:
-    largest_budget = samples.most_votes(block)
-    budgets = sorted({n for n in (*BUDGETS, largest_budget) if 1 <= n <= largest_budget})
+    max_vote_count = samples.most_votes(block)
+    budgets = sorted({n for n in (*BUDGETS, max_vote_count) if 1 <= n <= max_vote_count})
     return samples.votes(block, budgets=budgets, resamples=resamples) if len(budgets) > 1 else {}
 
 

@@ -296,10 +296,10 @@ class SpanGRPOTrainer(GRPOTrainer):
     def _generate(self, prompts: list[Any], *args: Any, **kwargs: Any) -> Any:
         generated_outputs = self._sample(prompts, *args, **kwargs)
         extra_fields = next((part for part in generated_outputs if isinstance(part, dict)), {})
-        shared_names = [name for name in extra_fields if self._rows and name in self._rows[0]]
-        if shared_names and self._is_first_time("shared columns") and self.accelerator.is_main_process:
+        shared_columns = [name for name in extra_fields if self._rows and name in self._rows[0]]
+        if shared_columns and self._is_first_time("shared columns") and self.accelerator.is_main_process:
             warnings.warn(
-                f"rollout_func returns {', '.join(shared_names)}, which the dataset has, too. Rewards read what rollout_func "
+                f"rollout_func returns {', '.join(shared_columns)}, which the dataset has, too. Rewards read what rollout_func "
                 "returned. If they should read the dataset, return it under another name.",
                 UserWarning,
                 stacklevel=2,
