@@ -65,8 +65,8 @@ class _AttachOnImport(MetaPathFinder):
         if fullname not in PATCHES:
             return None
         finders = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
-        specs = (finder.find_spec(fullname, path, target) for finder in finders)
-        module_spec = next(filter(None, specs), None)
+        module_specs = (finder.find_spec(fullname, path, target) for finder in finders)
+        module_spec = next(filter(None, module_specs), None)
         if module_spec is not None and module_spec.loader is not None:
 
             @around(module_spec.loader, "exec_module")
