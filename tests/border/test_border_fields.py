@@ -20,6 +20,8 @@ WRITTEN = '{"title": "tea", "cost": 3}'
 
 laid_out = case(Layout)
 fields = functools.partial(laid_out, segmenter="json")
+EQUALS = Objective("equals", each="*")
+RUNS = Objective("runs", "all", options={"tag": "", "tests": "answer", "allow": True})
 PRICE, WHOLE = Layout(["price"], segmenter="json"), Layout({"all": ["answer"]})
 
 
@@ -33,9 +35,9 @@ def json_schema(schema, **options):
 
 
 @case
-def remarked(written=WRITTEN, gold='{"name": "tea", "price": 3}', layout=PAIR):
+def remarked(written=WRITTEN, gold='{"name": "tea", "price": 3}', layout=PAIR, objective=EQUALS):
     """What is said of the first batch of completions."""
-    rule = Scheme("bae", layout, [Objective("equals", each="*")])
+    rule = Scheme("bae", layout, [objective])
     texts = [written] * 4 if isinstance(written, str) else written
     batch = Batch.jagged([list(text.encode()) for text in texts], [0] * 4, columns={"answer": [gold] * 4})
     return "\n".join(setup_warnings(read(batch, rule, BYTES), rule).values())
@@ -79,6 +81,12 @@ CASES = {
     "A layout of fields for a model that writes tags, at the first batch of a training": trained,
     "A gold column whose objects never have the path of a field": remarked(
         written='{"name": "tea", "price": 3}', gold='{"name": "tea", "cost": 3}'
+    ),
+    "Tests of `runs` that define a function `check` and never call it": remarked(
+        written="def two(): return 2",
+        gold="def check(f):\n    assert f() == 2\n",
+        layout=Layout({"all": []}),
+        objective=RUNS,
     ),
     'Layout({"buyer": "buyer", "name": "buyer.name"}, segmenter="json")': fields({"buyer": "buyer", "name": "buyer.name"}),
     'Layout({"one": "price", "other": "price"}, segmenter="json")': fields({"one": "price", "other": "price"}),

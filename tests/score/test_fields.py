@@ -361,7 +361,16 @@ def test_code_runs_to_the_end_of_its_tests_within_its_limits(monkeypatch):
         "['assert two() == 3']",
     ]
     rewards = scored("runs", "fix", text[:1] * 5, columns={"tests": lists}, tests="tests", **limits)
-    same(rewards, [0, 1, NAN, 0, 0], [OK, OK, ERROR, OK, OK])
+    same(rewards, [0, 1, NAN, NAN, 0], [OK, OK, ERROR, ERROR, OK])
+    no_tests = [  # any code would pass
+        'METADATA = {"author": "a"}\n\ndef check(candidate):\n    assert candidate() == 2\n',
+        "import unittest\nclass T(unittest.TestCase):\n    def test(self):\n        self.assertEqual(two(), 2)",
+        '{"inputs": ["1\\n"], "outputs": ["2\\n"]}',
+        [{"input": "", "output": "2"}],
+        "# assert two() == 2",
+    ]
+    rewards = scored("runs", "fix", text[:1] * 5, columns={"tests": no_tests}, tests="tests", **limits)
+    same(rewards, [NAN] * 5, [ERROR] * 5)
     numpy_cells = [np.array(["x = two()", "assert x == 2"]), np.str_("assert two() == 2"), "['x = two()' 'assert x == 2']"]
     rewards = scored("runs", "fix", text[:1] * 3, columns={"tests": numpy_cells}, tests="tests", **limits)
     same(rewards, [1, 1, 1], [OK] * 3)

@@ -293,8 +293,8 @@ def runs(
     process of its own, sees the names of the code, and must come to its end. Plain values (numbers, texts, lists, dicts, ...)
     cross as copies; any other object is a stand-in that asks for its methods, and equals no plain value. Async functions,
     subclasses of the code's classes, its operators with plain values, and what it prints cannot be tested. No code, an exception,
-    any other exit status, a program that runs into its deadline or its memory: 0. No paid block: ABSENT. No test code: ERROR, and
-    so is a process that did not start. SECURITY.md says what is contained.
+    any other exit status, a program that runs into its deadline or its memory: 0. No paid block: ABSENT. No Python in the cell,
+    tests that call nothing (a `check` alone, a list of cases), a process that did not start: ERROR. Its limits: SECURITY.md.
 
     Args:
         text, pays, columns, scored: see the module.

@@ -5,6 +5,7 @@ and holds no torch. KIND is `math`, which compares answers with Math-Verify, `sc
 which runs each program in a process, an empty folder and a session of its own, without this process's environment.
 """
 
+import ast
 import builtins
 import json
 import logging
@@ -191,10 +192,15 @@ def read_schema(text: str) -> tuple[Any, bool]:
 
 def redefinable_builtins(tests: str) -> list[str]:
     """Return the builtins in the tests that the tested code may redefine; none if the tests also use undefined names."""
-    try:
-        module_table = symtable.symtable(tests, "tests", "exec")
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return []  # invalid test code fails when it runs, so it needs no builtins
+    # Any code would pass tests that only define or list something.
+    defining = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+    nodes = (node for part in ast.parse(tests).body if not isinstance(part, defining) for node in ast.walk(part))
+    reads = (
+        isinstance(node, ast.Assert) or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)) for node in nodes
+    )
+    if not any(reads):
+        raise ValueError("the tests call nothing")
+    module_table = symtable.symtable(tests, "tests", "exec")
     symbol_tables = [module_table]
     for nested in symbol_tables:
         symbol_tables += nested.get_children()
@@ -209,6 +215,7 @@ def redefinable_builtins(tests: str) -> list[str]:
 
 def run(code: str, tests: str | None, *, deadline: float, clock: float, memory: int) -> bool:
     """Return whether a program, or its tests if it has any, ends with exit status 0."""
+    code_request = [code] if tests is None else [code, tests, redefinable_builtins(tests)]
     with tempfile.TemporaryDirectory(prefix="spanwise-", ignore_cleanup_errors=True) as folder, ExitStack() as stack:
 
         def start(*arguments: str, **pipes: Any) -> subprocess.Popen[Any]:
@@ -227,13 +234,11 @@ def run(code: str, tests: str | None, *, deadline: float, clock: float, memory: 
 
         if tests is None:
             judging_process = start(stdin=subprocess.PIPE)
-            code_request = [code]
         else:
             test_socket, code_socket = socket.socketpair()
             with test_socket, code_socket:
                 judging_process = start(str(test_socket.fileno()), stdin=subprocess.PIPE, pass_fds=(test_socket.fileno(),))
                 start(stdin=code_socket)
-            code_request = [code, tests, redefinable_builtins(tests)]
         with suppress(subprocess.TimeoutExpired):
             judging_process.communicate(json.dumps(code_request).encode() + b"\n", clock)
         return judging_process.poll() == 0
