@@ -122,6 +122,8 @@ def test_lists_as_pandas_writes_them_into_a_csv_file_and_objects_that_cannot_be_
     same(rewarded("equals", ['["a", null]', "[1]", "[0, 1)"], ["['a', None]", "[1]", "[0, 1)"]), [1, 1, 1], [OK] * 3)
     cells = ["{'price': 'tea', 'cost': nan}", "{'price': 'tea', 'cost': Decimal('3.1')}", "{'price': 'tea', 'cost': None}"]
     same(rewarded("equals", ["tea"] * 3, cells), [NAN, NAN, 1], [ERROR, ERROR, OK])
+    cells = ['{"price": "tea", "cost": None}', '{"price": "tea"', "{'price': 'tea'"]  # the last two are cut off
+    same(rewarded("equals", ["tea"] * 3, cells), [1, NAN, NAN], [OK, ERROR, ERROR])
 
 
 def test_a_column_of_the_field_alone_and_keys_that_are_no_paths():

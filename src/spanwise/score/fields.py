@@ -216,11 +216,11 @@ def _parse_cell(cell: Any) -> Any:
     parsed_cell = json_value(cell_text, decoder=_DECODER) if cell_text[:1] in ("{", "[") else MISSING
     if isinstance(parsed_cell, dict | list):
         return parsed_cell
-    if re.match(r"\{'|\[(?!.*'\s+')", cell_text, re.DOTALL):  # numpy prints no commas
+    if re.match(r"""\{['"]|\[(?!.*'\s+')""", cell_text, re.DOTALL):  # numpy prints no commas
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             if isinstance(parsed_cell := ast.literal_eval(cell_text), dict | list):
                 return as_json(parsed_cell)
-    return None if re.fullmatch("(?s){'.*': .*}", cell_text) else as_json(cell)
+    return None if re.match(r"""(?s)\{\s*['"].*['"]\s*:""", cell_text) else as_json(cell)
 
 
 def _value_at(value: Any, path: str) -> Any:
