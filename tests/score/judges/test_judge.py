@@ -104,6 +104,59 @@ def test_the_expected_value_is_the_mean_over_the_choices(constrain, before, afte
     assert ("structured_outputs" in request) == (constrain == "choice")
 
 
+#: Tokens of a reply with log-probabilities, what the reply says, its choices, and the mean by hand; None: there is no telling.
+SURE = [token('{"reason": "'), token("\\xf0\\x9f"), token("\\x98\\x80"), token('", "verdict": "')]
+OF_TEN = {"1": 1, "9": 9, "10": 10}
+MEANS = {
+    "thoughts that the server took out": ([token("No"), token("</think>"), token("yes", yes=0.5, no=0.5)], "yes", None, 0.5),
+    "bytes of a letter": (
+        [*SURE, token("yes", yes=0.5, no=0.5), token('"}')],
+        '{"reason": "😀", "verdict": "yes"}',
+        None,
+        0.5,
+    ),
+    "a word before the choice": (
+        [token("No", no=1.0), token("te: "), token("yes", yes=0.5, no=0.5)],
+        "Note: yes",
+        None,
+        0.5,
+    ),
+    "another word": ([token("yes", yes=0.5, no=0.25, nothing=0.25)], "yes", None, 2 / 3),
+    "10 is a token": ([token("10", **{"10": 0.5, "1": 0.25, "9": 0.25})], "10", OF_TEN, 7.5),
+    "10 is two tokens": ([token("1", **{"1": 0.5, "9": 0.5}), token("0")], "10", OF_TEN, None),
+}
+
+
+@pytest.mark.parametrize("case", MEANS)
+def test_the_probabilities_are_those_of_the_verdict_and_of_no_other_text(case):
+    tokens, content, choices, mean = MEANS[case]
+    with Server(lambda *_: reply(content, logprobs={"content": tokens})).serving() as server:
+        scores = judged(server, text=TEXT[:1], expected=True, **({} if choices is None else {"choices": choices}))
+    assert scores.status_nm[0, 0] == (OK if mean else ERROR)
+    assert mean is None or scores.reward_nm[0, 0] == pytest.approx(mean)
+
+
+#: A judge's reply, and its verdict; None: it chooses both words.
+SAID = [
+    ("Yes. There is no error.", None),
+    ("Yes.\n\nThere is no error.", None),
+    ("I see no error, or one at most.\n\n**Verdict:** yes", 1.0),
+    ("Is it even, yes or no?\nIt is odd, so no.", 0.0),
+    ("The value $\\frac{1}{2}$ is even, no doubt.\nYes", 1.0),
+    ('The value $\\frac{1}{2}$ is odd. {"reason": "so", "verdict": "no"}', 0.0),
+    ('{"reason": "two\nlines", "verdict": "no."}', 0.0),
+    ([{"type": "thinking", "thinking": [{"type": "text", "text": "yes"}]}, {"type": "text", "text": "no"}], 0.0),
+]
+
+
+@pytest.mark.parametrize(("said", "worth"), SAID)
+def test_a_reply_in_words_is_a_verdict_where_it_chooses_one_word(said, worth):
+    with Server(lambda *_: reply(said)).serving() as server:
+        scores = judged(server, text=TEXT[:1], constrain="none")
+    assert scores.status_nm[0, 0] == (ERROR if worth is None else OK)
+    assert worth is None or scores.reward_nm[0, 0] == worth
+
+
 def test_a_verdict_that_the_judge_only_thinks_of_is_none():
     """A judge whose server leaves its thoughts in the reply drafts an answer there, and writes another one."""
     thought = '<think>{even}: is it "yes"? A draft: {"verdict": "no"}.</think>'

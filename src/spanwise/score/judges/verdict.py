@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 from spanwise.score.worker import json_value
 
 _VERDICT = re.compile(r'"verdict"\s*:\s*"?')
+_OBJECT = re.compile(r'\{\s*"')
+_JSON = json.JSONDecoder(strict=False)  # judges write line breaks into texts
 #: Matches the thoughts before an answer. A reply that begins with JSON has none: its reason may quote `</think>`.
 _THINKING = re.compile(r"\A(?!\s*\{).*?</think>|\A\s*<think>.*", re.DOTALL)
 #: What a judge writes instead of a block's name if its verdict is about the whole answer, or about no block.
@@ -60,53 +62,63 @@ def read_verdict(reply: Any, choices: Mapping[str, float | int], *, expected: bo
     reply_body = reply if isinstance(reply, dict) else {}
     token_count = int((reply_body.get("usage") or {}).get("total_tokens") or 0)
     first_choice = next(iter(reply_body.get("choices") or ()), {})
-    reply_text = (first_choice.get("message") or {}).get("content") or ""
+    content = (first_choice.get("message") or {}).get("content") or ""
+    reply_text = content if isinstance(content, str) else "".join(piece.get("text") or "" for piece in content)
+    choices_pattern = "|".join(map(re.escape, sorted(choices, key=len, reverse=True)))
+    word_pattern = re.compile(rf"(?<!\w)(?:{choices_pattern})(?!\w)", re.IGNORECASE)
     answer_label = f"the judge's answer {(reply_text if first_choice else reply)!r:.120}"
-    chosen_word, verdict_reason, named_part = _read_content(_THINKING.sub("", reply_text), choices)
-    if chosen_word is None:
+    chosen_words, verdict_reason, named_part = _read_content(_THINKING.sub("", reply_text), choices, word_pattern)
+    if len(chosen_words) != 1:
         cut_off_note = " (cut off at max_tokens)" if first_choice.get("finish_reason") == "length" else ""
-        raise UnreadableReplyError(f"{answer_label}{cut_off_note} holds none of the choices {', '.join(choices)}")
+        count_text = "several" if chosen_words else "none"
+        raise UnreadableReplyError(f"{answer_label}{cut_off_note} holds {count_text} of the choices {', '.join(choices)}")
     if parts and named_part not in (*parts, WHOLE, NONE):
         raise UnreadableReplyError(f"{answer_label} names none of the parts {', '.join(parts)}")
-    verdict_value = _expected_value(first_choice, reply_text, choices) if expected else float(choices[chosen_word])
+    verdict_value = _expected_value(first_choice, choices, word_pattern) if expected else float(choices[chosen_words.pop()])
     return Judgement(verdict_value, verdict_reason, token_count, named_part if parts else None)
 
 
-def _read_content(content: str, choices: Mapping[str, float | int]) -> tuple[str | None, str | None, str | None]:
-    """Return the choice, the reason and the part's name in a judge's reply. Return None for each that is missing."""
+def _read_content(content: str, choices: Mapping[str, Any], word_pattern: re.Pattern[str]) -> tuple[set[str], Any, Any]:
+    """Return the choices that a judge's reply makes (one, if it is clear), its reason and the part it names."""
     choice_of = {choice.lower(): choice for choice in choices}
-    reply_object = json_value(content, within=True, decoder=json.JSONDecoder())
-    if isinstance(reply_object, dict) and "verdict" in reply_object:
+    objects = (json_value(content[brace.start() :], within=True, decoder=_JSON) for brace in _OBJECT.finditer(content))
+    reply_object = next((value for value in objects if isinstance(value, dict) and "verdict" in value), {})
+    bare_content = str(reply_object.get("verdict", content)).strip().strip('".').lower()
+    # A choice in the middle of an incomplete JSON object does not count.
+    if reply_object or bare_content in choice_of or _OBJECT.search(content):
         fields = {key: field for key, field in reply_object.items() if isinstance(field, str)}
-        return choice_of.get(str(reply_object["verdict"]).strip().lower()), fields.get("reason"), fields.get("part")
-    bare_content = content.strip().strip('".').lower()
-    if bare_content in choice_of or "{" in content:  # a choice in the middle of an incomplete JSON object does not count
-        return choice_of.get(bare_content), None, None
-    choices_pattern = "|".join(map(re.escape, sorted(choices, key=len, reverse=True)))
-    choice_words = re.findall(rf"(?<!\w)(?:{choices_pattern})(?!\w)", content, re.IGNORECASE)
-    return (choice_of.get(choice_words[-1].lower()), content.strip(), None) if choice_words else (None, None, None)
+        return {choice_of[word] for word in (bare_content,) if word in choice_of}, fields.get("reason"), fields.get("part")
+    words_by_line = [words for line in content.splitlines() if (words := word_pattern.findall(line))]
+    first_word = word_pattern.match(content.lstrip("*_#>'\"([ \n"))  # a judge may begin with its choice, or end with it
+    choice_words = {*(words_by_line or [[]])[-1], *([first_word[0]] if first_word else [])}
+    return {choice_of[word.lower()] for word in choice_words}, content.strip(), None
 
 
-def _expected_value(message: Mapping[str, Any], content: str, choices: Mapping[str, float | int]) -> float:
+def _expected_value(message: Mapping[str, Any], choices: Mapping[str, float | int], word_pattern: re.Pattern[str]) -> float:
     """Return the mean of the choices' numbers, weighted by the probability of each choice's first token."""
     tokens = (message.get("logprobs") or {}).get("content")
     if not tokens:
         raise UnreadableReplyError("the reply lacks the log-probabilities that an expected value needs: set expected: false")
-    answer_start = len(content) - len(_THINKING.sub("", content).lstrip())
-    verdict_start = max((match.end() for match in _VERDICT.finditer(content, answer_start)), default=answer_start)
+    token_text = "".join(token["token"] for token in tokens)  # it may hold thoughts that the server took out of the reply
+    answer = _THINKING.sub("", token_text)
+    verdict_ends = [match.end() for match in _VERDICT.finditer(answer)]
+    verdict_starts = verdict_ends or [match.start() for match in word_pattern.finditer(answer)] or [0]
+    verdict_start = len(token_text) - len(answer) + verdict_starts[-1]
     token_ends = accumulate(len(token["token"]) for token in tokens)
     verdict_token = next((token for token, end in zip(tokens, token_ends, strict=True) if end > verdict_start), tokens[-1])
-    probability_by_choice = dict.fromkeys(choices, 0.0)
-    for candidate in verdict_token.get("top_logprobs") or [verdict_token]:
-        token_text = candidate["token"].strip().lstrip('"').strip().lower()
-        matching_choices = [
-            word
-            for word in choices
-            if token_text and (word.lower().startswith(token_text) or token_text.startswith(word.lower()))
-        ]
-        if len(matching_choices) == 1:
-            probability_by_choice[matching_choices[0]] += math.exp(candidate["logprob"])
-    probability_sum = sum(probability_by_choice.values())
-    if probability_sum <= 0.0:
-        raise UnreadableReplyError("no choice is among the likeliest tokens: write choices that differ in their first token")
-    return sum(probability_by_choice[word] * number for word, number in choices.items()) / probability_sum
+    candidates = [
+        (candidate["token"].strip().strip('".,}').strip().lower(), math.exp(candidate["logprob"]))
+        for candidate in verdict_token.get("top_logprobs") or [verdict_token]
+    ]
+    probability_by_choice = dict.fromkeys((*choices, ""), 0.0)  # "": of tokens that begin several choices
+    for text, probability in candidates:
+        begun_choices = [word for word in choices if text and word.lower().startswith(text)]
+        if len(begun_choices) > 1:  # where "10" is a token of its own, the token "1" does not begin it
+            other_texts = {other_text for other_text, _ in candidates if other_text != text}
+            begun_choices = [word for word in begun_choices if word.lower() not in other_texts]
+        if begun_choices:
+            probability_by_choice[begun_choices[0] if len(begun_choices) == 1 else ""] += probability
+    known_probability = sum(probability_by_choice[word] for word in choices)
+    if known_probability <= 100.0 * probability_by_choice[""]:
+        raise UnreadableReplyError("the likeliest tokens leave the choice open: write choices with different first tokens")
+    return sum(probability_by_choice[word] * number for word, number in choices.items()) / known_probability
