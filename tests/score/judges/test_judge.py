@@ -13,11 +13,12 @@ from aiohttp import web
 
 from judge_server import Server, part_of, reply, verdict
 from score_small import ABSENT, ERROR, OK, TIMEOUT
-from spanwise import Objective, score_all
-from spanwise.errors import RewardError
+from spanwise import Layout, Objective, score_all
+from spanwise.errors import RecipeError, RewardError
 from spanwise.score import REWARDS, ask_judge
 from spanwise.score.judges.cache import Cache
 from spanwise.score.judges.prompt import fenced
+from spanwise.score.score import check_objectives
 from spanwise.segment.claims import without_end
 from tokenizers_small import byte_level
 
@@ -345,6 +346,14 @@ def test_an_injection_cannot_change_the_structure_of_the_message():
         ids = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)["input_ids"]
         tokens = [tokenizer.decode([i]) for i in ids if i in control_ids]
         assert tokens == ["<|im_start|>", "<|im_end|>"] * 2 + ["<|im_start|>"], text
+
+
+def test_a_verdict_that_a_file_holds_needs_no_key(monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    asking, layout = [Objective("judge", pays="plan", options={"model": "small"})], Layout(["plan"])
+    with pytest.raises(RecipeError):
+        check_objectives(asking, layout)
+    check_objectives(asking, layout, recorded=["judge"])
 
 
 @pytest.mark.filterwarnings("ignore:The judge's cache")

@@ -47,7 +47,6 @@ _answered: set[Any] = set()
 
 def _check(options: Mapping[str, Any]) -> None:
     choices, constrain = options["choices"], options["constrain"]
-    key = options["key"]
     check_known("value of the judge's option 'constrain'", constrain, ("schema", "choice", "none"))
     for name, least in (("max_concurrent", 1.0), ("retries", 0.0), ("max_tokens", 1.0)):
         check_number(f"The judge's option '{name}'", options[name], least=least, whole=True)
@@ -67,15 +66,24 @@ def _check(options: Mapping[str, Any]) -> None:
             "The judge's option 'locate' needs replies with several fields. Remove 'constrain: choice'.": (
                 options["locate"] and constrain == "choice"
             ),
-            "The reward 'judge' needs the package openai. Install 'spanwise[judge]'.": (find_spec("openai") is None),
-            f"The judge has no key. Set the environment variable {key}, or name another variable with key: NAME. For a server of "
-            f"your own set base_url; it needs no key.": options["base_url"] is None and not os.environ.get(key),
         }
     )
     compiled(load_template(options["prompt"]))
 
 
-@register("judge", kind="reward", check=_check, measures=MEASURES)
+def _check_ready(options: Mapping[str, Any]) -> None:
+    """Refuse to ask a judge without the package, or without the key that the server needs or that `key` names."""
+    key = options["key"]
+    lacks_key = not os.environ.get(key) and (options["base_url"] is None or key != "OPENAI_API_KEY")
+    shown_key = key if key.isupper() else "that key names"  # somebody may have put the key itself there
+    missing_key = f"The judge has no key. Set the environment variable {shown_key}, or name another variable with key: NAME."
+    missing_package = "The reward 'judge' needs the package openai. Install 'spanwise[judge]'."
+    refuse(
+        {missing_package: not find_spec("openai"), f"{missing_key} A server of your own (base_url) needs no key.": lacks_key}
+    )
+
+
+@register("judge", kind="reward", check=_check, ready=_check_ready, measures=MEASURES)
 async def ask_judge(
     text: Texts,
     *,
