@@ -111,6 +111,10 @@ CASES = {
         OF_FIELDS + "- {reward: near, pays: [price], options: {tag: price, rel: 1%}}\n"
     ),
     "`runs`, which executes what the model wrote, without permission": scheme("runs", options={"tag": "price"}),
+    "`runs` with a memory in megabytes": scheme("runs", options={"tag": "price", "allow": True, "memory": 512}),
+    "`format` with a tag that the layout lacks": scheme(
+        "format", layout=Layout(["name", "price"]), options={"tags": ["name", "prize"]}
+    ),
     "`overlong` without its lengths": scheme("overlong"),
     "`json_schema` with a schema that is none": json_schema({"properties": {"price": {"type": "nubmer"}}}),
     "`json_schema` of one field that must stand alone": json_schema({"type": "object"}, tag="price", alone=True),

@@ -64,10 +64,9 @@ def complete(text: Texts, *, columns: Columns) -> list[bool | None]:
     >>> complete([{"solution": {"": "", "answer": "4"}}, {"solution": {"": "", "answer": None}}, {"solution": None}], columns={})
     [True, False, None]
     """
-    first_blocks = (next(iter(blocks.values()), None) for blocks in text)
     return [
         None if block is None else all((content or "").strip() for tag, content in block.items() if tag)
-        for block in first_blocks
+        for block in (next(iter(blocks.values()), None) for blocks in text)
     ]
 
 

@@ -230,8 +230,7 @@ class Connection:
             case "object":
                 object_number, method_names = payload
                 if object_number not in self.stand_ins:
-                    unary_names = tuple(name for name in method_names if name in _UNARY)
-                    handle = _handle_class(unary_names)()
+                    handle = _handle_class(tuple(name for name in method_names if name in _UNARY))()
                     object.__setattr__(handle, "_spanwise_connection", self)
                     object.__setattr__(handle, "_spanwise_number", object_number)
                     self.stand_ins[object_number] = handle

@@ -269,6 +269,9 @@ def _check_allowed(options: Mapping[str, Any]) -> None:
             "read, send and delete whatever you can. Run it in a container without a network and with nothing to lose, then set "
             "options: {allow: true}."
         )
+    memory = options["memory"]
+    if not isinstance(memory, int) or 0 != memory < 2**24:
+        raise RecipeError(f"The option 'memory' of reward 'runs' is {memory!r}. Set 0 (no limit) or at least {2**24} bytes.")
     if sys.platform == "win32":
         raise RecipeError("The reward 'runs' needs the process limits of a POSIX system. Use Linux or macOS.")
 
@@ -315,7 +318,7 @@ def runs(
         >>> runs(text, pays=("fix",), columns=columns, scored={}, tests="tests", allow=True, workers=1).value_n
         tensor([1., 0., 0.], dtype=torch.float64)
     """
-    _check_allowed({"allow": allow})
+    _check_allowed({"allow": allow, "memory": memory})
     test_codes = [None] * len(text) if tests is None else map(_test_code, column_of(columns, tests, len(text)))
 
     def request(_: BlockText, block: Mapping[str, str | None], test_code: Any) -> bool | tuple[str, str | None] | None:

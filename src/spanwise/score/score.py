@@ -225,8 +225,7 @@ async def _await_one(objective: Objective, text: Texts, columns: Columns, future
     if convention is None:
         batch_call, reward_label, error_advice = _batch_call(objective, text, columns, {})
         with named_errors(reward_label, len(text), error_advice):
-            returned_rewards = await with_own_copies(batch_call)()
-        return checked_reward(returned_rewards, objective, len(text))
+            return checked_reward(await with_own_copies(batch_call)(), objective, len(text))
     if (call_key := _call_key(objective)) not in futures:
         item_call_by_index = item_calls(objective, convention, text, columns)
         futures[call_key] = asyncio.ensure_future(await_items(objective, item_call_by_index))
@@ -417,6 +416,8 @@ def _check_reading(objective: Objective, entry: BuiltIn, layout: Layout) -> None
                 f"Objective '{objective.name}' reads the tag '{tag}' in {' or '.join(blocks)}, which has "
                 f"{', '.join(block_tags) or 'no tags'}. Add it to the layout, or set 'tag'."
             )
+    for tag in (options["tags"] or ()) if objective.reward == "format" else ():
+        check_known("tag of the layout", tag, layout.tags)
     paid_parts = [part for part in layout.parts if layout.names[part.block] in objective.pays]
     for part in paid_parts:
         if entry.segmenters and part.segmenter not in entry.segmenters:

@@ -262,8 +262,7 @@ class _RewardModel:
             padded_table = pad_sequence([torch.tensor(ids) for ids in lists], batch_first=True, padding_value=padding_value)
             model_inputs[name] = padded_table.to(self.model.device)
         for row, logits in zip(rows, self.model(**model_inputs)[0], strict=True):
-            logits_pv = logits[list(row.places)] if row.places else logits[None]
-            logits_pc = logits_pv[:, self.outputs].double().cpu()
+            logits_pc = (logits[list(row.places)] if row.places else logits[None])[:, self.outputs].double().cpu()
             yield logits_pc[:, 0].tolist() if self.worths is None else (logits_pc.softmax(dim=-1) @ self.worths).tolist()
 
 
