@@ -72,6 +72,14 @@ def two_scores(data_source, solution_str, ground_truth):
     return {"score": 1.0, "form": 0.0}
 
 
+def contains(completion, answer):
+    return float(answer in completion)
+
+
+async def scorer(state, target):
+    return 1.0
+
+
 def of_blocks(blocks):
     return [True for _ in blocks]
 
@@ -112,6 +120,12 @@ CASES = {
     "A `key` that the function does not return": scored(two_scores, key="from"),
     "A function in verl's signature without the right answer": lambda folder: score_all(
         [Objective(two_scores, pays="solution")], [WHOLE], columns={}
+    ),
+    "A function in verifiers' signature without the right answer": lambda folder: score_all(
+        [Objective(contains, pays="solution")], [WHOLE], columns={"question": ["2+2"]}
+    ),
+    "A scorer of inspect_ai without the right answer": lambda folder: score_all(
+        [Objective(scorer, pays="solution")], [WHOLE], columns={"question": ["2+2"]}
     ),
     "`timeout` of a function that is not async": scored(two_scores, options={"timeout": 5}),
     'Layout({"solution": ["answer"]}, segmenter="tag")': lambda folder: Layout({"solution": ["answer"]}, segmenter="tag"),

@@ -210,6 +210,14 @@ def test_a_forked_process_has_a_loop_of_its_own():
     process.join()
 
 
+def test_a_function_of_verifiers_gets_the_right_answer_from_the_column_that_holds_it():
+    def contains(completion, answer, state):
+        return float(answer in completion and answer == state["answer"])
+
+    columns = {"ground_truth": ["so", "4"], "prompt": ["2+2"] * 2}
+    assert rewards(Objective(contains, "solution"), text=TEXT[:2], columns=columns).reward_nm[:, 0].tolist() == [1.0, 0.0]
+
+
 def test_a_function_for_one_completion_sees_its_text_without_end_tokens():
     texts = []
 

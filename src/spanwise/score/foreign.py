@@ -76,11 +76,13 @@ def _scorer(function: Any) -> Any:
 
 
 def _scorer_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    gold_answer = _first_cell(row, "target", "answer", "ground_truth")
+    if gold_answer is None:
+        raise DataError("A scorer of inspect_ai needs the right answer. Add a column target, answer or ground_truth.")
     from inspect_ai.model import ModelOutput  # pyright: ignore[reportMissingImports] - imported only for inspect_ai's scorers
     from inspect_ai.scorer import Target  # pyright: ignore[reportMissingImports] - optional package
     from inspect_ai.solver import TaskState  # pyright: ignore[reportMissingImports] - optional package
 
-    gold_answer = _first_cell(row, "target", "answer", "ground_truth", default="")
     prompt_cell = _first_cell(row, "prompt", "prompts", default="")
     question = prompt_cell if isinstance(prompt_cell, str) else "\n".join(str(turn["content"]) for turn in prompt_cell)
     model_output = ModelOutput.from_content("policy", text)
@@ -103,8 +105,9 @@ def _read_score(score: Any) -> tuple[Any, str | None]:
 def _rubric_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
     prompt_cell = _first_cell(row, "prompt", "prompts", default="")
     completion_turns = text if isinstance(prompt_cell, str) else [{"role": "assistant", "content": text}]
-    rollout_state = {**row, "prompt": prompt_cell, "completion": completion_turns, "info": row.get("info", {})}
-    return {"answer": "", "task": None, **rollout_state, "state": rollout_state}
+    gold_answer = {} if row.keys().isdisjoint(_GOLD) else {"answer": _first_cell(row, *_GOLD)}
+    rollout_state = gold_answer | {**row, "prompt": prompt_cell, "completion": completion_turns, "info": row.get("info", {})}
+    return {"task": None, **rollout_state, "state": rollout_state}
 
 
 #: The conventions of verl, inspect_ai and verifiers. The first one that fits a function's parameters is used.

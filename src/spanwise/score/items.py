@@ -160,9 +160,8 @@ def call_items(calls: Mapping[int, Callable[[], Any]]) -> dict[int, CallResult]:
 
 async def await_items(objective: Objective, calls: Mapping[int, Callable[[], Any]]) -> dict[int, CallResult]:
     """Await an async reward function for many completions at once, within `max_concurrent` and `timeout`."""
-    call_options = {**CALL_OPTIONS, **objective.options}
-    requests_at_once = requests_per_process(call_options["max_concurrent"])
-    return await await_calls(calls, id(objective.reward), requests_at_once, call_options["timeout"])
+    limits = {**CALL_OPTIONS, **objective.options}
+    return await await_calls(calls, id(objective.reward), requests_per_process(limits["max_concurrent"]), limits["timeout"])
 
 
 def as_reward(objective: Objective, convention: Convention, results: Mapping[int, CallResult], size: int) -> Reward:

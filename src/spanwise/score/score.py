@@ -418,8 +418,7 @@ def _check_reading(objective: Objective, entry: BuiltIn, layout: Layout) -> None
             )
     for tag in (options["tags"] or ()) if objective.reward == "format" else ():
         check_known("tag of the layout", tag, layout.tags)
-    paid_parts = [part for part in layout.parts if layout.names[part.block] in objective.pays]
-    for part in paid_parts:
+    for part in (part for part in layout.parts if layout.names[part.block] in objective.pays):
         if entry.segmenters and part.segmenter not in entry.segmenters:
             raise RecipeError(
                 f"Objective '{objective.name}': the reward '{objective.reward}' reads only blocks of the segmenter "

@@ -243,8 +243,7 @@ class Workers:
     def close(self) -> None:
         """Stop the workers; a later check starts them again."""
         for worker in self._workers:
-            worker_process = worker.process
-            if worker_process is not None:
+            if (worker_process := worker.process) is not None:
                 worker_process.kill()  # so that a thread that waits for the reply can end
         self._threads.shutdown()
         for worker in self._workers:

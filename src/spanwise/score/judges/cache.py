@@ -15,8 +15,7 @@ from spanwise.errors import RecipeError
 from spanwise.score.judges.verdict import Judgement
 
 _SET_UP = """
-PRAGMA journal_mode=WAL;
-PRAGMA synchronous=NORMAL;
+PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;
 CREATE TABLE IF NOT EXISTS judgements
     (question TEXT PRIMARY KEY, prompt TEXT, value REAL, reason TEXT, tokens INTEGER, place TEXT);
 """
