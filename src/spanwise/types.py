@@ -109,7 +109,7 @@ class Fault(IntFlag):
 
 
 class Zero(IntEnum):
-    """The reason why a token has the advantage 0. If several reasons hold, the first in this order counts."""
+    """The reason why a token has the advantage 0. If several hold, the first in this order counts (see `zeros.zero_reasons`)."""
 
     words: str
 

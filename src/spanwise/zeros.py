@@ -70,7 +70,8 @@ class Zeros:
 def zero_reasons(credit: Credit, scheme: Scheme) -> Int[Tensor, "n k"]:
     """Return the reason why each block's tokens may have the advantage 0, encoded by `key_of`.
 
-    If several objectives pay a block, the reason is the first in the order of `Zero`, then in the order of the objectives.
+    If several objectives pay a block, the reason is the first in the order of `Zero`, then in the order of the objectives. Reasons
+    from ALL_RIGHT to AT_BASELINE rank alike: answers that are all wrong count before the tags, all right, of a later objective.
     """
     _, comparison = credit.explained
     cancelled_key = key_of(Zero.CANCELLED)
@@ -78,12 +79,15 @@ def zero_reasons(credit: Credit, scheme: Scheme) -> Int[Tensor, "n k"]:
     # If an objective credits a block whose total credit is 0, the other objectives cancel that credit.
     reason_key_nm = torch.where(comparison.reason_nm == int(Zero.CREDITED), cancelled_key, reason_key_nm)
     reason_key_nm = reason_key_nm.expand(-1, len(scheme.objectives))
+    is_compared_nm = (reason_key_nm >= key_of(Zero.ALL_RIGHT)) & (reason_key_nm < cancelled_key)
+    rank_nm = torch.where(is_compared_nm, key_of(Zero.ALL_RIGHT) + reason_key_nm % _OBJECTIVES, reason_key_nm)
     block_key_nk = torch.full((len(reason_key_nm), len(scheme.layout.names)), key_of(Zero.UNPAID), dtype=torch.long)
     for k, name in enumerate(scheme.layout.names):
         paying_columns = [m for m, o in enumerate(scheme.objectives) if name in o.pays and o.weight != 0]
         if paying_columns:
             is_cancelled_n = (reason_key_nm[:, paying_columns] == cancelled_key).any(dim=1)
-            first_key_n = reason_key_nm[:, paying_columns].amin(dim=1)
+            first_n1 = rank_nm[:, paying_columns].argmin(dim=1, keepdim=True)
+            first_key_n = reason_key_nm[:, paying_columns].gather(1, first_n1).squeeze(1)
             block_key_nk[:, k] = torch.where(is_cancelled_n, cancelled_key, first_key_n)
     return block_key_nk
 
