@@ -1,5 +1,6 @@
 """The warm start, which the first arm makes for both, is billed to neither."""
 
+import io
 import time
 import warnings
 from importlib import import_module
@@ -7,7 +8,8 @@ from importlib import import_module
 from rich.console import Console
 
 import trl_small
-from spanwise.commands.demo.demo import FIELDS, INVOICES, run_demo, running_mean, verdict
+from spanwise.commands.demo.demo import DIGITS, FIELDS, INVOICES, Trained, run_demo, running_mean, verdict
+from spanwise.recipe import load
 
 pytestmark = trl_small.THIRD_PARTY
 
@@ -47,3 +49,12 @@ def test_a_running_mean_has_fewer_values_at_the_start():
 
 def test_an_arm_that_ends_in_refusing_is_called_collapsed():
     assert verdict({"peak_refusal_rate": 0.98, "refusal_rate": 0.95}) == "learned to refuse every question and stayed so"
+
+
+def test_the_heading_of_the_confidence_demo_names_the_start_and_the_rule_of_its_runs():
+    recipe = load(None, {**DIGITS.common, **DIGITS.arms["scalar"], "start": "easy", "calibration": "brier"})
+    point = {"accuracy": 0.5, "refusal_rate": 0.0}
+    console = Console(width=120, record=True, file=io.StringIO())
+    figures = {"scalar": {**point, "peak_refusal_rate": 0.0}}
+    DIGITS.show(console, [Trained("scalar", "scalar", recipe, {"curve": [point]})], {"seeds": {"0": figures}})
+    assert "seed 0: all arms have the same easy start and are paid for correctness and brier" in console.export_text()

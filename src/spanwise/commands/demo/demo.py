@@ -128,8 +128,12 @@ def verdict(figures: Mapping[str, Any]) -> str:
 
 
 def _show_digits(console: Console, trained: Sequence[Trained], result: Mapping[str, Any]) -> None:
+    recipe = trained[0].recipe
+    paid_text = (
+        f"all arms have the same {recipe.start} start and are paid for correctness and {recipe.rule.replace('_', ' ')}"
+    )
     for seed, arms in result["seeds"].items():
-        title = f"digit puzzle, seed {seed}: all arms have the same hard start and are paid for correctness and log score"
+        title = f"digit puzzle, seed {seed}: {paid_text}"
         verdict_texts = (f"{arm}: {verdict(figures)}" for arm, figures in arms.items())
         say(console, *figure_table(title, arms, absent=["spanwise_share"]), *verdict_texts)
     for run in trained:
