@@ -71,6 +71,25 @@ def test_what_cannot_be_measured_gives_way_to_the_rewards():
     assert sentence == "After 2 steps the mean reward in the last batch of short is -0.250 (was -0.500)."
 
 
+@pytest.mark.parametrize(
+    ("rewards", "clause"),
+    [
+        (
+            {"short": (-0.5, -0.25), "sure": (-0.75, -0.1, None), "late": (None, 1.0)},
+            "the mean reward in the last batch of short is -0.250 (was -0.500), sure is not measured (was -0.750), "
+            "late is 1.000.",
+        ),
+        (
+            {**dict.fromkeys("abcd", (0.0, 0.5)), "e": (0.0, 9.0, None)},
+            "the mean of 5 rewards in the last batch, of which 4 are measured, is 0.500.",
+        ),
+        (dict.fromkeys("abcde", (0.5, None)), "none of 5 rewards in the last batch is measured."),
+    ],
+)
+def test_a_reward_without_a_value_at_the_end_is_not_measured_there(rewards, clause):
+    assert train_finding([{"step": 2}], steps=2, unmeasured={"accuracy": "x"}, rewards=rewards).endswith(clause)
+
+
 def test_many_rewards_have_one_mean_and_the_largest_and_smallest_change():
     """By hand: the ends add up to 2.5, the starts to 1; 'a' moved by 1, 'e' by -.5."""
     rewards = {"a": (0.0, 1.0), "b": (0.0, 0.5), "c": (0.5, 0.5), "d": (0.0, 0.5), "e": (0.5, 0.0)}
@@ -273,14 +292,27 @@ def test_what_cannot_be_measured_is_one_sentence_and_the_rewards_are_there():
     held_out = [{"step": 0, "evaluation": {"reward/short": -0.9}}, *batches, {"step": 3, "final": {"reward/short": -0.1}}]
     card = cards(train_page(metrics=held_out, samples=None, votes=None, unmeasured=absent))["mean reward: short"]
     assert card[1] == "mean reward: short -0.100 -0.900 at the start"
+    later = {"reward/short": Interval(-0.2, -0.3, -0.1, sem=0.05, level=0.95, count=9)}  # of a later `spanwise eval`
+    html = train_page(metrics=held_out, samples=None, votes=None, unmeasured=absent, intervals=later)
+    assert cards(html)["mean reward: short"][1].endswith("short -0.200 95 %: -0.300 to -0.100\n-0.900 at the start")
+    assert "the mean reward on held-out prompts of short is -0.200 (was -0.900)" in Page(html).text
+    gone = [{"step": 1, "rewards/short/mean": -0.5}, {"step": 2, "rewards/short/mean": -0.75}, {"step": 3, "malformed": 1.0}]
+    card = cards(train_page(metrics=gone, samples=None, votes=None, unmeasured=absent))["mean reward: short"]
+    assert card[1] == "mean reward: short not measured -0.500 in the first batch"
     assert "not measured" not in " ".join(text for _, text in by_label.values())
     assert f"Not measured: accuracy, ECE, AUROC, brier, refusal rate, coverage; {why}." in Page(html).text
     assert "few completions state a confidence" not in html
 
 
 def test_a_title_names_a_baseline_only_where_the_method_has_one():
-    objectives = [{"reward": "brier", "pays": ["confidence"], "baseline": "outcome"}]
-    for method, title in (("bae", "Training bae with the outcome baseline"), ("rlcr", "Training rlcr")):
+    for baselines, method, title in (
+        (["outcome"], "bae", "Training bae with the outcome baseline"),
+        (["outcome"], "rlcr", "Training rlcr"),
+        (["group", "outcome", "group"], "bae", "Training bae with the group and outcome baselines"),
+        (["outcome", "none", None], "bae", "Training bae with the outcome baseline"),
+        (["none"], "bae", "Training bae"),
+    ):
+        objectives = [{"reward": "brier", "pays": ["confidence"], "baseline": baseline} for baseline in baselines]
         assert f"<title>{title}</title>" in train_page(recipe={**RECIPE, "method": method, "objectives": objectives})
 
 

@@ -20,7 +20,7 @@ from spanwise.metric import Metric, metrics_in
 from spanwise.mode import Chart, Mode, Page
 from spanwise.modes import MODES
 from spanwise.report import sections as parts
-from spanwise.report.page import Headline, Panel, Section, render, shown
+from spanwise.report.page import ABSENT, Headline, Panel, Section, render, shown
 from spanwise.report.sections import Row, batch_curve, figure, figure_name, figures_of, is_share, percent, seed_curves
 from spanwise.report.tokens import TokenView
 from spanwise.report.words import SECTIONS
@@ -83,30 +83,28 @@ def train_report(
     points = [{"step": line["step"], **line[kind]} for line in metrics for kind in evaluation_kinds if kind in line]
     last_step = max((line["step"] for line in (*batch_rows, *points)), default=0)
     objective_names = names_in(batch_rows, "rewards/<objective>/mean")
+    # An interval may rest on more samples than the last evaluation, so its value replaces that of the evaluation.
+    interval_values = {name: interval.value for name, interval in intervals.items() if interval is not None}
+    last_figures = points[-1] | interval_values if points else {}
+    evaluations = [*points[:-1], last_figures] if points else []
     # A run of the user's own script has no held-out prompts. Show its training rewards instead.
-    rewards = {
-        name.removeprefix(OF_REWARD): values_of(points, name)
-        for name in dict.fromkeys(name for point in points for name in point if name.startswith(OF_REWARD))
-    }
+    reward_names = dict.fromkeys(name for point in evaluations for name in point if name.startswith(OF_REWARD))
+    rewards = {name.removeprefix(OF_REWARD): [figure(point, name) for point in evaluations] for name in reward_names}
     from_batches = not rewards
     if from_batches:
-        rewards = {name: values_of(batch_rows, f"rewards/{name}/mean") for name in objective_names}
+        rewards = {name: [figure(line, f"rewards/{name}/mean") for line in batch_rows] for name in objective_names}
     reward_headlines = []
     for name, means in rewards.items() if unmeasured else ():
-        interval = intervals.get(OF_REWARD + name)
         mean_at_start = means[0] if len(means) > 1 else None
-        small_print = _note(interval, mean_at_start, shown, "in the first batch" if from_batches else "at the start")
-        reward_headlines.append(Headline(f"mean reward: {name}", means[-1] if means else None, small_print))
+        start_text = "in the first batch" if from_batches else "at the start"
+        small_print = _note(intervals.get(OF_REWARD + name), mean_at_start, shown, start_text)
+        reward_headlines.append(Headline(f"mean reward: {name}", means[-1], small_print))
     shown_steps = {row.step for row in view.completions if row.step is not None} if view else set()
     step_note = f", of step {shown_steps.pop()}" if len(shown_steps) == 1 else ""
     methods_note = ""
     if view and len(view.methods) > 1:
         others_text = " and ".join(view.methods[1:])
         methods_note = f"The run was trained with {view.methods[0]}. Compare the credit that {others_text} would have given."
-    # An interval may rest on more samples than the last evaluation. Use the interval's value.
-    interval_values = {name: interval.value for name, interval in intervals.items() if interval is not None}
-    last_figures = points[-1] | interval_values if points else {}
-    evaluations = [*points[:-1], last_figures] if points else []
     measured_figures = {name: value for name, value in last_figures.items() if name not in unmeasured}
     alarm_of_figure = alarms(measured_figures)
     learning_panels: list[Panel] = []
@@ -120,7 +118,7 @@ def train_report(
         parts.calibration_section(samples_by_arm),
         parts.voting_section(votes if len(votes) > 1 else {"": next(iter(votes.values()), {})}, samples_by_arm),
         parts.attempts_section(votes),
-        _rewards_section(batch_rows, recipe, objective_names, points, intervals),
+        _rewards_section(batch_rows, recipe, objective_names, evaluations, intervals),
         batch_section("Dropped", batch_rows, objective_names),
         _cost_section(batch_rows),
         batch_section("Credit", batch_rows, names_in(batch_rows, "credit/<block>/zero_frac")),
@@ -168,11 +166,14 @@ def _spoken(name: str) -> str:
 
 
 def _baseline(recipe: Mapping[str, Any]) -> str:
-    """Name the last reward baseline that an objective of the recipe sets. "" if none is used."""
+    """Name the reward baselines that the objectives of a recipe set; return "" if none is used."""
     method_entry = METHODS.get(str(recipe.get("method")))
     takes_no_baseline = method_entry is not None and "baseline" not in method_entry.inputs
-    baseline_names = [entry["baseline"] for entry in recipe.get("objectives") or () if entry.get("baseline")]
-    return "" if takes_no_baseline or baseline_names[-1:] in ([], ["none"]) else f"the {baseline_names[-1]} baseline"
+    baseline_names = dict.fromkeys(entry.get("baseline") for entry in recipe.get("objectives") or ())
+    used_names = [name for name in baseline_names if name not in (None, "none")]
+    if takes_no_baseline or not used_names:
+        return ""
+    return f"the {' and '.join(used_names)} baseline{'s' if len(used_names) > 1 else ''}"
 
 
 def _unfinished(recipe: Mapping[str, Any], ended: bool, done: int, *, again: bool) -> list[str]:
@@ -235,7 +236,7 @@ def train_finding(
     steps: int,
     intervals: Mapping[str, Interval | None] | None = None,
     unmeasured: Mapping[str, str] | None = None,
-    rewards: Mapping[str, Sequence[float]] | None = None,
+    rewards: Mapping[str, Sequence[float | None]] | None = None,
     of_batches: bool = True,
 ) -> str:
     """Say how a run ended and where it started, by its accuracy or else by its rewards."""
@@ -278,16 +279,22 @@ def train_finding(
     return f"{alarm_sentence}{main_sentence}.{lone_evaluation_note} This is one seed."
 
 
-def _of_rewards(rewards: Mapping[str, Sequence[float]], where: str) -> str:
+def _of_rewards(rewards: Mapping[str, Sequence[float | None]], where: str) -> str:
     """State the mean rewards at the end and at the start, or a summary of them if there are many."""
     rewards = {name: means for name, means in rewards.items() if means}
-    change_by_reward = {name: means[-1] - means[0] for name, means in rewards.items() if len(means) > 1}
+    start_by_reward = {name: means[0] for name, means in rewards.items() if len(means) > 1 and means[0] is not None}
+    end_by_reward = {name: means[-1] for name, means in rewards.items() if means[-1] is not None}
     if len(rewards) <= _MOST_NAMED_REWARDS:
-        start_notes = {name: f" (was {rewards[name][0]:.3f})" for name in change_by_reward}
-        reward_texts = (f"{name} is {means[-1]:.3f}{start_notes.get(name, '')}" for name, means in rewards.items())
+        start_notes = {name: f" (was {mean:.3f})" for name, mean in start_by_reward.items()}
+        end_texts = {name: f"{mean:.3f}" for name, mean in end_by_reward.items()}
+        reward_texts = (f"{name} is {end_texts.get(name, ABSENT)}{start_notes.get(name, '')}" for name in rewards)
         return f"the mean reward {where} of {', '.join(reward_texts)}" if rewards else ""
-    mean_at_end = math.fsum(means[-1] for means in rewards.values()) / len(rewards)
-    mean_text = f"the mean of {len(rewards)} rewards {where} is {mean_at_end:.3f}"
+    if not end_by_reward:
+        return f"none of {len(rewards)} rewards {where} is measured"
+    mean_at_end = math.fsum(end_by_reward.values()) / len(end_by_reward)
+    lost_text = "" if len(end_by_reward) == len(rewards) else f", of which {len(end_by_reward)} are measured,"
+    mean_text = f"the mean of {len(rewards)} rewards {where}{lost_text} is {mean_at_end:.3f}"
+    change_by_reward = {name: mean - start_by_reward[name] for name, mean in end_by_reward.items() if name in start_by_reward}
     if len(change_by_reward) < len(rewards):
         return mean_text
     top_name = max(change_by_reward, key=change_by_reward.__getitem__)
@@ -370,9 +377,10 @@ def _rewards_section(
             {"objective": name, "pays": block_list, "first batches": early_mean, "last batches": late_mean, "change": change}
         )
         held_out_metric = f"{OF_REWARD}{any_index(name)}"
-        if held_means := values_of(points, held_out_metric):
+        if values_of(points, held_out_metric):
+            start, end = figure(points[0], held_out_metric), figure(points[-1], held_out_metric)
             interval = intervals.get(held_out_metric)
-            rows[-1] |= {"held-out start": held_means[0], "held-out end": str(interval) if interval else held_means[-1]}
+            rows[-1] |= {"held-out start": start, "held-out end": str(interval) if interval else end}
     return parts.section("Rewards", legend=objectives, panels=panels, tables=[rows] if len(batches) > 1 else [])
 
 
