@@ -14,8 +14,8 @@ import torch
 
 from helpers import NAN
 from report_pages import HOSTILE, RECIPE, Page, compare_page, credit_page, fidelity_page, start, train_page
-from spanwise.measure import figure_intervals, reliability, voting
-from spanwise.report import TokenView, credit_report
+from spanwise.measure import compare_arms, figure_intervals, reliability, voting
+from spanwise.report import TokenView, compare_report, credit_report
 from spanwise.report.charts import bars, curves, dodged, histograms, nearest, reliability_diagram
 from spanwise.report.page import Headline, Section, render, shown, spec_data
 from spanwise.report.sections import (
@@ -140,6 +140,12 @@ def test_compare_shows_cells_verdicts_missing_seeds_and_curves_between_the_lowes
     assert "ece of blended minus outcome: -0.061" in page.text
     assert "beyond the noise" in page.text
     assert page.headline("seeds per arm") == "3"
+    assert page.headline("not beaten in ECE") == "1 of 2"  # the arm that measured no ECE is not beaten, and not counted
+    runs = {"a": {0: {"ece": 0.1}, 1: {"ece": 0.2}}, "b": {0: {"ece": 0.1}}}
+    curves = {arm: {seed: [{"step": 0, **figures}] for seed, figures in seeds.items()} for arm, seeds in runs.items()}
+    uneven = Page(compare_report(title="Uneven", recipe={}, comparison=compare_arms(runs), curves=curves))
+    assert uneven.headline("seeds per arm") == "1 to 2"
+    assert "2 arms from the same start, 1 to 2 seeds each: a, b." in uneven.text
     assert ["9", "0.240 [0.230, 0.250]", "0.240 [0.230, 0.250]"] in page.cells
 
 

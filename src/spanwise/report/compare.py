@@ -54,7 +54,7 @@ def compare_report(
     clear_count = sum(d.verdict == "clear" for d in comparison.differences)
     pair_count = len(comparison.differences)
     seed_counts = {len(by_seed) for by_seed in curves.values()}
-    seeds_text = f"up to {max_seed_count}" if len(seed_counts) > 1 else f"{max_seed_count}"
+    seeds_text = f"{min(seed_counts)} to {max_seed_count}" if len(seed_counts) > 1 else f"{max_seed_count}"
     evaluations_by_run = [evaluations for by_seed in curves.values() for evaluations in by_seed.values()]
     curve_panels: list[Panel] = []
     for name in parts.figures_of(chain.from_iterable(evaluations_by_run)):
@@ -87,7 +87,7 @@ def compare_report(
         warnings=_warnings(comparison),
         headlines=[
             Headline("arms", len(arm_names)),
-            Headline("seeds per arm", max_seed_count),
+            Headline("seeds per arm", seeds_text),
             Headline(
                 "differences beyond the noise", f"{clear_count} of {pair_count}", "Holm's correction over all pairs of arms"
             ),
@@ -115,7 +115,7 @@ def _warnings(comparison: ArmComparison) -> list[str]:
 
 
 def _best_arm_headlines(comparison: ArmComparison) -> list[Headline]:
-    """Build a headline for accuracy and one for ECE: the arms (methods) that no other arm clearly beats."""
+    """Build a headline for accuracy and one for ECE: the measured arms (methods) that no other arm clearly beats."""
     headlines = []
     for figure in ("accuracy", "ece"):
         if figure not in comparison.figures:
@@ -126,7 +126,7 @@ def _best_arm_headlines(comparison: ArmComparison) -> list[Headline]:
         best_arms = [arm for arm in measured_arms if arm not in worse_arms]
         warning_of_arm = {arm: comparison.wrong.get((arm, figure)) for arm in best_arms}
         warnings = "; ".join(f"{arm}: {warning}" for arm, warning in warning_of_arm.items() if warning)
-        count_text = f"{len(best_arms)} of {len(comparison.methods)}"
+        count_text = f"{len(best_arms)} of {len(measured_arms)}"
         headlines.append(Headline(f"not beaten in {parts.figure_name(figure)}", count_text, ", ".join(best_arms), warnings))
     return headlines
 
