@@ -123,6 +123,9 @@ def test_groups_by_an_id(tmp_path):
     rows = [{"completion": c, "group_id": g, "step": 1} for c, g in (("a", "x"), ("b", "y"), ("c", "x"))]
     table = read_rollouts(save(tmp_path, rows, "csv"))
     assert (table.group_n.tolist(), table.keyed, table.prompts) == ([0, 1, 0], True, [""] * 3)
+    path = tmp_path / "two_writers.jsonl"
+    write_lines(path, [{"completion": c, "group_id": g} for c, g in (("a", 1), ("b", 1.0), ("c", 1.5), ("d", "1"))])
+    assert read_rollouts(path).group_n.tolist() == [0, 0, 1, 0]
 
 
 def test_rewards_in_an_object_and_under_their_prefix(tmp_path):

@@ -400,7 +400,9 @@ class _PlainTable:
                 f"{missing_count} of {len(raw_group_ids)} completions of '{self.path}' have no '{id_column}'. Fill in every "
                 "row, or group by prompt with --columns group=PROMPT_COLUMN."
             )
-        group_ids = [str(group_id) for group_id in raw_group_ids]
+        # JSON lines of two writers may hold 1 and 1.0 for one group.
+        whole_ids = (int(x) if isinstance(x, float) and x.is_integer() else x for x in raw_group_ids)
+        group_ids = [str(group_id) for group_id in whole_ids]
         if len(set(group_ids)) == len(group_ids) > prompt_count and "group" not in asked:
             raise DataError(
                 f"The column '{id_column}' of '{self.path}' has a different value in each of {len(group_ids)} rows, although the "
