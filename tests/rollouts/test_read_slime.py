@@ -79,10 +79,15 @@ def test_what_slime_leaves_out_of_the_loss_is_compared_and_gets_nothing(tmp_path
 
 
 def test_samples_of_one_rollout_have_one_vote(tmp_path, tokenizer):
-    """slime's number of a rollout begins anew in each file."""
+    """slime's number of a rollout begins anew in each file, and a custom function may begin anew in each group."""
     rows = [sample("a", rollout_id=0), sample("b", rollout_id=0), sample("c", rollout_id=1, reward=0.0)]
     table = read_rollouts(dump(tmp_path, rows, rows), tokenizer=tokenizer)
     assert table.rollout_n.tolist() == [0, 0, 1, 2, 2, 3]
+    in_group_1 = [{**row, "group_index": 1, "reward": 1.0 - row["reward"]} for row in rows]
+    file = dump(tmp_path, rows + in_group_1) / "rollout_data" / "0.pt"
+    result = credit_rollouts(file, tokenizer=tokenizer, methods=["dr_grpo"], overrides={"layout": {"solution": ["answer"]}})
+    assert result.group_n.tolist() == [0, 0, 0, 1, 1, 1]
+    assert result.applied[0].credit.block_nk.flatten().tolist() == [0.5, 0.5, -0.5, -0.5, -0.5, 0.5]
 
 
 def test_without_a_tokenizer_words_are_credited_and_the_page_says_so(tmp_path):

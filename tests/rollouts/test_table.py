@@ -15,7 +15,7 @@ def table(folder):
     """Four completions of three rollouts, the third left out of the loss, with whatever a file may hold of them."""
     tokens = sum(LENGTHS)
     columns = {
-        "step": [1, 1, 2, 2], "group": [0, 0, 1, 1], "rollout": [0, 0, 1, 2], "prompt": ["a", "a", "b", "b"],
+        "step": [1, 1, 2, 2], "group": [0, 0, 1, 1], "rollout": [0, 0, 0, 1], "prompt": ["a", "a", "b", "b"],
         "answer": ["4", {"x": 1}, None, "5"], "start/all": [0] * 4, "end/all": [3, 0, 0, 4],
         "self_reward": [0.5, np.nan, 0.25, 1.0], "reward/correct": [1.0, 0.0, np.nan, 1.0],
         "status/correct": ["ok", "ok", "timeout", "ok"],
@@ -28,7 +28,7 @@ def table(folder):
 
 
 def test_a_table_holds_all_that_its_file_says(tmp_path):
-    """What `test_what_is_written_is_read` (of readers_own) has no columns of."""
+    """What `test_what_is_written_is_read` (of readers_own) has no columns of; a run numbers the rollouts of each step from 0."""
     rollouts = table(tmp_path)
     assert rollouts.columns["answer"] == ["4", '{"x": 1}', None, "5"]
     assert rollouts.rollout_n.tolist() == [0, 0, 1, 2]

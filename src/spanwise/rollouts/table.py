@@ -202,14 +202,20 @@ class RolloutTable:
         keys: Sequence[Hashable] | None = None,
         columns: Mapping[str, Sequence[Any]],
         rewards: Mapping[str, Sequence[Any]],
+        rollouts: Sequence[Hashable] | None = None,
         trained: Collection[str] = (),
         notes: Sequence[str] = (),
     ) -> RolloutTable:
         """Build a table from columns.
 
-        Completions of one step with equal `keys` form a group; if `keys` is None, those with equal prompts. The reward that
-        a trainer compared is the column `score` or `reward` (`scores`, `rewards`), else the sum of those `trained`.
+        Completions of one step with equal `keys` form a group; if `keys` is None, those with equal prompts. Those of a group with
+        equal `rollouts` are parts of one rollout. The reward that a trainer compared is the column `score` or `reward` (`scores`,
+        `rewards`), else the sum of those `trained`.
         """
+        group_n = group_index(list(zip(prompts if keys is None else keys, steps, strict=True)))
+        rollout_n = None
+        if rollouts is not None:  # a trainer may number the rollouts of every step or group from 0
+            rollout_n = group_index(list(zip(group_n.tolist(), rollouts, strict=True)))
         reward_columns = parse_rewards({name: values for name, values in rewards.items() if not is_computed(name)})
         compared_names = [name for name in COMPARED if name in reward_columns][:1]
         # The file's format says that these columns are rewards. So a note names those without numbers.
@@ -220,7 +226,7 @@ class RolloutTable:
             path,
             " ".join(filter(None, (tokens.note, *notes, unread_note(unread_columns), missing_note(reward_columns)))),
             prompts,
-            group_index(list(zip(prompts if keys is None else keys, steps, strict=True))),
+            group_n,
             torch.tensor(steps, dtype=torch.long),
             tokens.ids,
             tokens.trainable,
@@ -229,6 +235,7 @@ class RolloutTable:
             rewards=reward_columns,
             keyed=keys is not None,
             as_recorded=training_record(reward_columns, columns),
+            rollout_n=rollout_n if rollout_n is not None and len(rollout_n.unique()) < len(rollout_n) else None,
             trained=tuple(name for name in compared_names or trained if name in reward_columns),
         )
 

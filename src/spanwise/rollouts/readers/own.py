@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from spanwise.credit import group_index
 from spanwise.errors import DataError
 from spanwise.rollouts import schema
 from spanwise.rollouts.cells import read_steps, refuse_words
@@ -76,7 +75,6 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         tokens = tokenize([(text, True)] for text in completion_texts)._replace(note=token_note)
     share_text = Shared()
     scalar_names = [field.name for field in table.schema if not pa.types.is_list(field.type)]
-    rollout_ids = _read_ids(path, table, schema.ROLLOUT)
     training_records = [
         AsRecorded(f"the file's '{name}'", file_tokens.trained[name], shares=True, by_token=True) for name in trained_columns
     ]
@@ -88,6 +86,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
             prompts=[share_text(text) for chunk in table[schema.PROMPT].chunks for text in chunk.to_pylist()],
             steps=read_steps(path, table[schema.STEP].to_pylist() if schema.STEP in scalar_names else [None] * len(table)),
             keys=_read_ids(path, table, schema.GROUP),
+            rollouts=_read_ids(path, table, schema.ROLLOUT),
             columns={name: table[name].to_pylist() for name in scalar_names if schema.type_of(name) is None},
             rewards={},
         ),
@@ -97,7 +96,6 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         learned_n=None if splits_words else _find_learned(table, tokens),
         folder=run_folder,
         as_recorded=next(iter(training_records), None),
-        rollout_n=None if rollout_ids is None else group_index(rollout_ids),
         score_n=schema.float_column(table, schema.SCORE) if schema.SCORE in scalar_names else None,
     )
 

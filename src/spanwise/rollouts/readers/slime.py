@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from spanwise.credit import group_index
 from spanwise.disk import whole_file
 from spanwise.errors import DataError
 from spanwise.rollouts import cells, schema
@@ -52,16 +51,14 @@ def read_slime(path: Path, files: Sequence[Path], tokenizer: str | Path | None) 
         keys=sample_fields["group"] if sample_fields["group"] and None not in sample_fields["group"] else None,
         columns=samples.columns.columns,
         rewards=samples.rewards.columns,
+        rollouts=[("sample", n) if rollout_id is None else rollout_id for n, rollout_id in enumerate(fields["rollout"])],
     )
     logp_v = samples.tokens.numbers(schema.LOGP)
     advantage_v = samples.tokens.numbers("advantages")
-    rollout_keys = [n if key is None else key for n, key in enumerate(sample_fields["rollout"])]
-    rollout_n = group_index(rollout_keys)
     return replace(
         rollout_table,
         tokenizer=None if tokenizer is None else Path(tokenizer),
         learned_n=None if all(sample_fields["learned"]) else torch.tensor(sample_fields["learned"]),
-        rollout_n=rollout_n if len(rollout_n.unique()) < len(rollout_n) else None,
         as_recorded=(
             AsRecorded(f"the file's '{_ADVANTAGES}'", advantage_v, shares=True, by_token=True)
             if advantage_v is not None
@@ -141,9 +138,7 @@ def _read_dump(file: Path) -> Iterator[dict[str, Any]]:
         sample_place = f"Sample {n} of '{file}'"
         with cells.at_place(sample_place):
             sample_row = _parse_sample(sample)
-        rollout_id = sample_row["rollout"]
-        rollout_key = None if rollout_id is None else (rollout_step, rollout_id)
-        yield {**sample_row, "place": sample_place, "step": rollout_step, "rollout": rollout_key}
+        yield {**sample_row, "place": sample_place, "step": rollout_step}
 
 
 def _parse_sample(sample: Any) -> dict[str, Any]:
