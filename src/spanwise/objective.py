@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial, update_wrapper
 from numbers import Real
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -67,7 +68,7 @@ class Objective:
             taken from the last turn that has it; compared with one vote per rollout, it pays the blocks of every turn. "turn": of
             one turn, whose blocks it pays; compared with the turns of the group, those of a rollout together one vote. None:
             the rollout, but the turn for methods that credit steps.
-        name: how metrics call it; defaults to the reward's name.
+        name: how metrics call it; defaults to the reward's name. For a rubric of verifiers: its functions are `<name>.<function>`.
         options: further keyword arguments of the reward (`tag`, `column`, `clip`, ...).
 
     Raises:
@@ -226,6 +227,24 @@ def is_async(value: Any) -> bool:
     """Return whether the result of a function (or of an object called like one) must be awaited."""
     call_method = getattr(value, "__call__", None)  # noqa: B004 - an instance may have an async __call__
     return inspect.iscoroutinefunction(value) or inspect.iscoroutinefunction(call_method)
+
+
+def rubric_functions(rubric: Rubric) -> list[tuple[Callable[..., Any], float]]:
+    """Return the reward functions of verifiers' `Rubric` (or `RubricGroup`), bound to its objects, each with its weight."""
+    if group_members := getattr(rubric, "rubrics", None):
+        return [pair for member in group_members for pair in rubric_functions(member)]
+    class_objects = getattr(rubric, "class_objects", {})
+    return [(_bind(function, class_objects), weight) for function, weight in zip(rubric.funcs, rubric.weights, strict=True)]
+
+
+def _bind(function: Callable[..., Any], objects: Mapping[str, Any]) -> Callable[..., Any]:
+    """Bind objects to a function's parameters of the same names, and remove these from its signature."""
+    function_signature = inspect.signature(function)
+    bound_objects = {name: objects[name] for name in function_signature.parameters if name in objects}
+    free_parameters = [parameter for name, parameter in function_signature.parameters.items() if name not in objects]
+    bound_function: Any = update_wrapper(partial(function, **bound_objects), function)
+    bound_function.__signature__ = function_signature.replace(parameters=free_parameters)
+    return bound_function if bound_objects else function
 
 
 def _is_function(value: Any) -> bool:

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from spanwise import Layout, Objective, Scheme, score_all
+from spanwise.errors import DataError
 
 LAYOUT = Layout({"solution": ["answer"]})
 COLUMNS = {"answer": ["4", "5", "4"], "prompt": [[{"role": "user", "content": "2+2"}]] * 3, "info": [{"size": 3}] * 3}
@@ -42,6 +43,25 @@ def test_verifiers_rubric_is_an_objective_per_function():
         state["task"] = "sum"
         theirs = [asyncio.run(rubric._call_individual_reward_func(function, state)) for function in rubric.funcs]
         assert scores.reward_nm[n].tolist() == pytest.approx(theirs)
+
+
+def test_a_group_of_rubrics_has_all_their_functions():
+    """`add_rubric` of an environment makes such a group. A name given to the objective keeps equal functions apart."""
+    import verifiers
+
+    def correct(completion, answer):
+        return float(answer in completion[0]["content"])
+
+    def short(completion):
+        return 1 / len(completion[0]["content"])
+
+    group = verifiers.RubricGroup([verifiers.Rubric(funcs=[correct], weights=[0.5]), verifiers.Rubric(funcs=[short])])
+    objectives, scores = rewards(group, weight=2.0)
+    assert [(o.name, o.weight) for o in objectives] == [("correct", 1.0), ("short", 2.0)]
+    assert scores.reward_nm[0].tolist() == [1.0, 1 / 18]
+    assert [objective.name for objective in rewards(group, name="old")[0]] == ["old.correct", "old.short"]
+    with pytest.raises(DataError, match="'answer'"):  # "" in its place would make every completion wrong
+        rewards(correct, columns={"prompt": COLUMNS["prompt"], "solution": COLUMNS["answer"]})
 
 
 def test_inspect_ai_scorers_and_what_they_explain():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial, update_wrapper
+from functools import lru_cache
 from typing import Any
 
 from spanwise.errors import DataError, RewardError, unknown
@@ -124,19 +124,3 @@ _CONVENTIONS = (
 def convention_of(function: Any, parameters: frozenset[str]) -> Convention | None:
     """Return the calling convention of a reward function for one completion. Return None if it takes a whole batch."""
     return next((convention for convention in _CONVENTIONS if convention.fits(function, parameters)), None)
-
-
-def rubric_functions(rubric: Any) -> list[tuple[Callable[..., Any], float]]:
-    """Return the reward functions of verifiers' `Rubric` with their weights, bound to the rubric's objects."""
-    class_objects = getattr(rubric, "class_objects", {})
-    return [(_bound(function, class_objects), weight) for function, weight in zip(rubric.funcs, rubric.weights, strict=True)]
-
-
-def _bound(function: Callable[..., Any], objects: Mapping[str, Any]) -> Callable[..., Any]:
-    """Bind objects to a function's parameters of the same names, and drop these from its signature."""
-    function_signature = inspect.signature(function)
-    bound_objects = {name: objects[name] for name in function_signature.parameters if name in objects}
-    free_parameters = [parameter for name, parameter in function_signature.parameters.items() if name not in objects]
-    bound_function: Any = update_wrapper(partial(function, **bound_objects), function)
-    bound_function.__signature__ = function_signature.replace(parameters=free_parameters)
-    return bound_function if bound_objects else function

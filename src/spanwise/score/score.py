@@ -16,7 +16,7 @@ from torch import Tensor
 
 from spanwise.errors import RecipeError, RewardError, check_known, unknown
 from spanwise.layout import Layout
-from spanwise.objective import EARLIER, HIDDEN, OWN, Objective, Rubric, hidden_names, is_async
+from spanwise.objective import EARLIER, HIDDEN, OWN, Objective, Rubric, hidden_names, is_async, rubric_functions
 from spanwise.registry import is_registered
 from spanwise.score.criteria import with_criteria
 from spanwise.score.custom import (
@@ -31,7 +31,6 @@ from spanwise.score.custom import (
     with_own_copies,
 )
 from spanwise.score.event_loop import run
-from spanwise.score.foreign import rubric_functions
 from spanwise.score.items import (
     CALL_OPTIONS,
     as_reward,
@@ -301,8 +300,9 @@ def _by_function(objective: Objective) -> list[Objective]:
     """Return an objective for each function of a verifiers rubric, with its weight. Other objectives do not change."""
     if not isinstance(objective.reward, Rubric):
         return [objective]
+    prefix = "" if objective.name == "reward" else f"{objective.name}."  # "reward": the user gave the rubric no name
     return [
-        replace(objective, reward=function, name=function.__name__, weight=objective.weight * weight)
+        replace(objective, reward=function, name=f"{prefix}{function.__name__}", weight=objective.weight * weight)
         for function, weight in rubric_functions(objective.reward)
     ]
 
