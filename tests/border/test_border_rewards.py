@@ -76,10 +76,6 @@ def contains(completion, answer):
     return float(answer in completion)
 
 
-async def scorer(state, target):
-    return 1.0
-
-
 def of_blocks(blocks):
     return [True for _ in blocks]
 
@@ -123,9 +119,6 @@ CASES = {
     ),
     "A function in verifiers' signature without the right answer": lambda folder: score_all(
         [Objective(contains, pays="solution")], [WHOLE], columns={"question": ["2+2"]}
-    ),
-    "A scorer of inspect_ai without the right answer": lambda folder: score_all(
-        [Objective(scorer, pays="solution")], [WHOLE], columns={"question": ["2+2"]}
     ),
     "`timeout` of a function that is not async": scored(two_scores, options={"timeout": 5}),
     'Layout({"solution": ["answer"]}, segmenter="tag")': lambda folder: Layout({"solution": ["answer"]}, segmenter="tag"),

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from spanwise import Layout, Objective, Scheme, score_all
-from spanwise.errors import DataError
+from spanwise.errors import DataError, RewardError
+from spanwise.types import Status
 
 LAYOUT = Layout({"solution": ["answer"]})
 COLUMNS = {"answer": ["4", "5", "4"], "prompt": [[{"role": "user", "content": "2+2"}]] * 3, "info": [{"size": 3}] * 3}
@@ -62,6 +63,27 @@ def test_a_group_of_rubrics_has_all_their_functions():
     assert [objective.name for objective in rewards(group, name="old")[0]] == ["old.correct", "old.short"]
     with pytest.raises(DataError, match="'answer'"):  # "" in its place would make every completion wrong
         rewards(correct, columns={"prompt": COLUMNS["prompt"], "solution": COLUMNS["answer"]})
+
+
+def test_an_inspect_ai_scorer_needs_a_target_and_gives_a_number():
+    """inspect_ai finds an empty target in every completion, and counts a value that it cannot convert as 0."""
+    from inspect_ai import scorer
+
+    @scorer.scorer(metrics=[scorer.mean()])
+    def said():
+        async def score(state, target):
+            return scorer.Score(value=state.metadata["value"])
+
+        return score
+
+    scores = rewards(scorer.includes, columns={"reward_model.ground_truth": ["4", "5", None]})[1]
+    assert scores.reward_nm.flatten()[:2].tolist() == [1.0, 0.0]
+    assert scores.status_nm.flatten().tolist() == [Status.OK, Status.OK, Status.ERROR]
+    with pytest.raises(RewardError, match="failed for all 3"):
+        rewards(scorer.includes, columns={"prompt": COLUMNS["prompt"]})
+    assert rewards(said, columns={"value": ["P", "Yes", "0.25"]})[1].reward_nm.flatten().tolist() == [0.5, 1.0, 0.25]
+    with pytest.raises(RewardError, match="completion 1 of 3 the reward 'unsure'"):
+        rewards(said, columns={"value": ["C", "unsure", "I"]})
 
 
 def test_inspect_ai_scorers_and_what_they_explain():

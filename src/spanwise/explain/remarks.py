@@ -163,7 +163,9 @@ def _warn_unscored(objective: Objective, reading: Reading, scheme: Scheme, m: in
         tag_text = f" for '{reward_options['tag']}'" if reward_options.get("tag") else ""
         cause_text = f"The column '{reward_options['column']}' holds no readable value{tag_text}"
     if reward_options.get("tests") and Status.ERROR in count_of_status:
-        cause_text = f"The column '{reward_options['tests']}' holds no test code, or code that only defines tests and calls none"
+        cause_text = (
+            f"The column '{reward_options['tests']}' holds no test code, or code that only defines tests and calls none"
+        )
     return (
         f"Objective '{objective.name}' has no reward for any of {len(reading)} completions ({counts_text}), so it trains nothing. "
         f"{cause_text}; look at one completion and its columns."

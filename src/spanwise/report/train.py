@@ -294,7 +294,9 @@ def _of_rewards(rewards: Mapping[str, Sequence[float | None]], where: str) -> st
     mean_at_end = math.fsum(end_by_reward.values()) / len(end_by_reward)
     lost_text = "" if len(end_by_reward) == len(rewards) else f", of which {len(end_by_reward)} are measured,"
     mean_text = f"the mean of {len(rewards)} rewards {where}{lost_text} is {mean_at_end:.3f}"
-    change_by_reward = {name: mean - start_by_reward[name] for name, mean in end_by_reward.items() if name in start_by_reward}
+    change_by_reward = {
+        name: mean - start_by_reward[name] for name, mean in end_by_reward.items() if name in start_by_reward
+    }
     if len(change_by_reward) < len(rewards):
         return mean_text
     top_name = max(change_by_reward, key=change_by_reward.__getitem__)

@@ -20,6 +20,8 @@ from spanwise.types import Status
 
 #: The most characters that Math-Verify reads; of a longer answer it reads only the end.
 LONGEST = 10_000
+#: What is printed of a cell that holds no gold answer.
+NO_GOLD = ("None", "nan", "NaT", "<NA>")
 
 # The quantifiers are possessive, because backtracking through a megabyte of digits would take quadratic time.
 _INTEGER = re.compile(r"([+-]?)([0-9]++)")
@@ -135,7 +137,7 @@ def _gold_text(gold: Any) -> str:
     gold = gold[0] if isinstance(gold, list | tuple) and len(gold) == 1 else gold
     if isinstance(gold, int) and not isinstance(gold, bool):
         return str(Decimal(gold))  # str(int) refuses more than 4,300 digits
-    return "" if repr(gold) in ("None", "nan", "NaT", "<NA>") or isinstance(gold, list | tuple | dict) else str(gold).strip()
+    return "" if repr(gold) in NO_GOLD or isinstance(gold, list | tuple | dict) else str(gold).strip()
 
 
 def _judge_text(gold: str, answer: str, verify: str) -> Verdict | None:

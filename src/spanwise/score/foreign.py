@@ -9,9 +9,12 @@ from functools import lru_cache
 from typing import Any
 
 from spanwise.errors import DataError, RewardError, unknown
+from spanwise.score.answers import NO_GOLD
 
 #: The columns in which verl, SkyRL and rollout files hold the right answer.
 _GOLD = ("ground_truth", "reward_model.ground_truth", "reward_spec.ground_truth", "answer")
+#: The grades and words in inspect_ai's scores that stand for numbers.
+_NUMBER_OF_WORD = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0, "yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
 #: Parameters that only a reward function of the whole batch has.
 _OF_BATCH = frozenset(("blocks", "prompts", "completions", "completion_ids"))
 
@@ -76,30 +79,41 @@ def _scorer(function: Any) -> Any:
 
 
 def _scorer_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    gold_answer = _first_cell(row, "target", "answer", "ground_truth")
-    if gold_answer is None:
-        raise DataError("A scorer of inspect_ai needs the right answer. Add a column target, answer or ground_truth.")
     from inspect_ai.model import ModelOutput  # pyright: ignore[reportMissingImports] - imported only for inspect_ai's scorers
     from inspect_ai.scorer import Target  # pyright: ignore[reportMissingImports] - optional package
     from inspect_ai.solver import TaskState  # pyright: ignore[reportMissingImports] - optional package
 
+    gold_answer = _first_cell(row, "target", "answer", *_GOLD)
+    # Without a right answer, a scorer that reads it must fail: an empty target would be found in every completion.
+    target = (
+        None if repr(gold_answer) in NO_GOLD else Target(gold_answer if isinstance(gold_answer, list) else str(gold_answer))
+    )
     prompt_cell = _first_cell(row, "prompt", "prompts", default="")
     question = prompt_cell if isinstance(prompt_cell, str) else "\n".join(str(turn["content"]) for turn in prompt_cell)
     model_output = ModelOutput.from_content("policy", text)
     task_state = TaskState("policy", 0, 0, question, [model_output.message], output=model_output, metadata=dict(row))
-    return {"state": task_state, "target": Target(gold_answer if isinstance(gold_answer, list) else str(gold_answer))}
+    return {"state": task_state, "target": target}
+
+
+def score_number(value: Any) -> Any:
+    """Return the number of a value in inspect_ai's `Score`; a value that inspect_ai cannot convert, and counts as 0, as it is.
+
+    >>> score_number("C"), score_number("no"), score_number("0.5"), score_number("unsure")
+    (1.0, 0.0, 0.5, 'unsure')
+    """
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return _NUMBER_OF_WORD.get(f"{value}", _NUMBER_OF_WORD.get(f"{value}".lower(), value))
 
 
 def _read_score(score: Any) -> tuple[Any, str | None]:
     """Return the number, or the dict of numbers, in inspect_ai's `Score`, and its explanation."""
-    from inspect_ai.scorer import value_to_float  # pyright: ignore[reportMissingImports] - optional package
-
     if score is None:
         return None, None
-    score_to_float = value_to_float()
     if isinstance(score.value, dict):
-        return {key: score_to_float(part) for key, part in score.value.items()}, score.explanation
-    return score_to_float(score.value), score.explanation
+        return {key: score_number(part) for key, part in score.value.items()}, score.explanation
+    return score_number(score.value), score.explanation
 
 
 def _rubric_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:

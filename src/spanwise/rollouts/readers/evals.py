@@ -16,8 +16,8 @@ from spanwise.rollouts.columns import ColumnBuilder
 from spanwise.rollouts.files import ReadingProgress, parse_records
 from spanwise.rollouts.json_array import member_entries
 from spanwise.rollouts.table import RolloutTable, TokenizedTexts, tokenize
+from spanwise.score.foreign import score_number
 
-_NUMBER_OF_GRADE = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}  # for the letters that Inspect's scorers give
 LM_EVAL_REQUIRED = frozenset({"doc_id", "resps", "arguments"})
 
 
@@ -187,8 +187,7 @@ def _score_values(scores: Mapping[str, Any]) -> dict[str, Any]:
     for name, score in scores.items():
         score_entries = score.value if isinstance(score.value, Mapping) else {"": score.value}
         for key, value in score_entries.items():
-            reward_name = f"{name}.{key}" if key else name
-            reward_values[reward_name] = _NUMBER_OF_GRADE.get(value, value) if isinstance(value, str) else value
+            reward_values[f"{name}.{key}" if key else name] = score_number(value)
     return reward_values
 
 

@@ -51,7 +51,9 @@ def read_slime(path: Path, files: Sequence[Path], tokenizer: str | Path | None) 
         keys=sample_fields["group"] if sample_fields["group"] and None not in sample_fields["group"] else None,
         columns=samples.columns.columns,
         rewards=samples.rewards.columns,
-        rollouts=[("sample", n) if rollout_id is None else rollout_id for n, rollout_id in enumerate(sample_fields["rollout"])],
+        rollouts=[
+            ("sample", n) if rollout_id is None else rollout_id for n, rollout_id in enumerate(sample_fields["rollout"])
+        ],
     )
     logp_v = samples.tokens.numbers(schema.LOGP)
     advantage_v = samples.tokens.numbers("advantages")
