@@ -197,6 +197,26 @@ def test_logs_of_two_tasks_are_not_compared(tmp_path):
     assert len(read_rollouts(tmp_path).group_n.unique()) == sum(len(table.group_n.unique()) for table in alone)
 
 
+def test_logs_of_two_models_are_not_compared(tmp_path):
+    """Both answer the same sample twice; a folder of logs often holds several models."""
+    import inspect_ai
+    from inspect_ai import dataset, model, solver
+
+    @solver.solver
+    def says(name):
+        async def solve(state, generate):
+            state.output = model.ModelOutput.from_content(name, "4")
+            state.messages.append(state.output.message)
+            return state
+
+        return solve
+
+    for name in ("small", "large"):
+        task = inspect_ai.Task(dataset=[dataset.Sample(id=1, input="2+2=")], solver=says(name), epochs=2)
+        inspect_ai.eval(task, model="mockllm/model", display="none", log_dir=str(tmp_path))
+    assert read_rollouts(tmp_path).group_n.tolist() == [0, 0, 1, 1]
+
+
 @pytest.mark.parametrize("form", ["eval", "json"])
 def test_a_damaged_log_is_one_sentence(form, tmp_path):
     content = Path(varied_log(0, tmp_path, form)).read_bytes()

@@ -91,7 +91,8 @@ def _inspect_completions(files: Sequence[Path], rows: _Rows, unanswered_ids: lis
         columns = {"answer": cells.answer_text(sample.target), "epoch": sample.epoch, **cells.scalar_fields(sample.metadata)}
         input_chat = [] if isinstance(sample.input, str) else [_to_message(message) for message in sample.input]
         input_text = cells.prompt_text(input_chat or sample.input)
-        sample_key = f"{sample.id} {input_text}"  # the logs of two tasks may both have a sample 1
+        # The logs of two tasks may both have a sample 1, and those of two models the same samples.
+        sample_key = f"{sample.output.model} {sample.id} {input_text}"
         input_turns = sum(message["role"] == "assistant" for message in input_chat)
         prompt_turn_count = sum(message["role"] == "assistant" for message in prompt)
         row_fields = {"prompt": cells.prompt_text(prompt), "key": sample_key, "is_later": prompt_turn_count > input_turns}
