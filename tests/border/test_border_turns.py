@@ -8,6 +8,7 @@ from rollout_files import WELL_FORMED, trl_file
 from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, credit_batch, read
 from spanwise.batch import Steps, by_turn
 from spanwise.credit.trajectories.turns import Trajectory, Turn
+from spanwise.engines.tinker import credit_datums
 from spanwise.engines.verl.estimators import recipe_advantages
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
@@ -72,6 +73,9 @@ CASES = {
     "a turn whose reward is None": lambda folder: f"{Trajectory('a', 0, (Turn([1], [0], [1], rewards={'won': None}),))}",
     "rewards by ids that are texts for `Trajectory.of_rows`, and ids of rows that are numbers": case(Trajectory.of_rows)(
         [FIRST], [7], [0], [0], rewards={"7": {"won": 1.0}}
+    ),
+    "rewards for Tinker's datums under a name that no objective has": case(credit_datums)(
+        [[{}]], Scheme.preset("dr_grpo", WHOLE, longest=64), VOCABULARY, rewards={"corect": [[1.0]]}
     ),
     "a turn that goes on from a later one": of_turns(Turn([1], [0], [1], parent=3)),
     "`adv_estimator=spanwise` in a trainer of verl that passes rewards alone": lambda folder: (

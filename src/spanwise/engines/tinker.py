@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from spanwise.credit import Trajectory, Turn
-from spanwise.errors import AlignmentError, refuse
+from spanwise.errors import AlignmentError, check_known, refuse
 from spanwise.pipeline import advantages, credit_batch, read
 from spanwise.scheme import Scheme
 from spanwise.segment import Vocabulary
@@ -52,6 +52,7 @@ def credit_datums(
 
     Raises:
         AlignmentError: rewards or columns are not nested like `groups`; a datum has no mask, or one of another length.
+        RecipeError: rewards of an objective that the scheme does not have.
 
     Example:
         >>> from spanwise import Layout
@@ -69,6 +70,7 @@ def credit_datums(
     group_of_rollout = [g for g, group in enumerate(groups) for _ in group]
     group_sizes = [len(group) for group in groups]
     for name, values in rewards.items():
+        check_known("objective", name, scheme.names)
         if (reward_counts := [len(group) for group in values]) != group_sizes:
             raise AlignmentError(
                 f"Rewards '{name}' come in groups of {reward_counts}, but the groups hold {group_sizes} rollouts; give "
