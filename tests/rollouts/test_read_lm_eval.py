@@ -28,6 +28,17 @@ def test_runs_with_different_prompts_are_not_compared(tmp_path):
     assert read_rollouts(tmp_path).group_n.tolist() == [0, 1]
 
 
+def test_tasks_without_hashes_are_told_apart_by_their_prompts(tmp_path):
+    """Every task has a document 0, and a file need not hold hashes."""
+    for task, prompt in (("sums", "2+2="), ("capitals", "France?")):
+        rows = [
+            {**sample(response, 0.0), "prompt_hash": None, "arguments": {"gen_args_0": {"arg_0": prompt}}}
+            for response in "ab"
+        ]
+        write_lines(tmp_path / f"samples_{task}.jsonl", [{**row, "doc_hash": None} for row in rows])
+    assert read_rollouts(tmp_path).group_n.tolist() == [0, 0, 1, 1]
+
+
 def test_two_filters_of_a_response_are_two_rewards_of_one_completion(tmp_path):
     rows = [
         sample("4", 1.0),

@@ -251,9 +251,10 @@ def _parse_lm_eval(record: Mapping[str, Any]) -> dict[str, Any]:
     metric_names = cells.list_field(record, "metrics", str, "names")
     filter_name = str(record.get("filter"))
     metric_values = {(name, filter_name): record.get(name) for name in metric_names}
+    prompt = cells.prompt_text(cells.parse_literal(prompt_field))
     return {
-        "prompt": cells.prompt_text(cells.parse_literal(prompt_field)),
-        "key": f"{record['doc_id']} {record.get('doc_hash', '')} {record.get('prompt_hash', '')}",
+        "prompt": prompt,
+        "key": f"{record['doc_id']} {record.get('doc_hash', '')} {record.get('prompt_hash') or prompt}",
         "texts": responses,
         "filter": filter_name,
         "rewards": metric_values if len(responses) == 1 else dict.fromkeys(metric_values),
