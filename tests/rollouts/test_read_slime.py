@@ -90,6 +90,15 @@ def test_samples_of_one_rollout_have_one_vote(tmp_path, tokenizer):
     assert result.applied[0].credit.block_nk.flatten().tolist() == [0.5, 0.5, -0.5, -0.5, -0.5, 0.5]
 
 
+def test_samples_without_a_group_are_counted_and_without_a_label_have_the_answer_of_their_metadata(tmp_path):
+    """Evaluations have neither; the hooks in slime read the same answer."""
+    rows = [sample("a"), sample("b", group=None, label=None, metadata={"answer": "5"}), sample("c", group=1)]
+    table = read_rollouts(dump(tmp_path, rows))
+    assert (table.group_n.tolist(), table.keyed) == ([0, 0, 0], False)
+    assert "1 of 3 samples have no group_index" in table.note
+    assert table.columns["answer"] == ["4", "5", "4"]
+
+
 def test_without_a_tokenizer_words_are_credited_and_the_page_says_so(tmp_path):
     rows = [sample(tagged("4", "0.9")), sample(tagged("5", "0.9"), reward=0.0)]
     result = credit(

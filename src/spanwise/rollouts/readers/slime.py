@@ -42,17 +42,23 @@ def read_slime(path: Path, files: Sequence[Path], tokenizer: str | Path | None) 
         token_ids = Ragged(samples.tokens.ids.read(), samples.tokens.offsets)
         tokens = TokenizedTexts(token_ids, samples.tokens.trainable.read(), load_tokenizer(tokenizer)[1], "")
     sample_fields = defaultdict(list, samples.fields.columns)
+    ungrouped_count = sample_fields["group"].count(None)
     rollout_table = RolloutTable.of(
         "slime",
         path,
         tokens,
         prompts=sample_fields["prompt"],
         steps=sample_fields["step"],
-        keys=sample_fields["group"] if sample_fields["group"] and None not in sample_fields["group"] else None,
+        keys=None if ungrouped_count else sample_fields["group"],
         columns=samples.columns.columns,
         rewards=samples.rewards.columns,
         rollouts=[
             ("sample", n) if rollout_id is None else rollout_id for n, rollout_id in enumerate(sample_fields["rollout"])
+        ],
+        notes=[
+            f"{ungrouped_count} of {len(sample_fields['group'])} samples have no group_index, so samples of equal prompts form the groups."
+            if ungrouped_count
+            else ""
         ],
     )
     logp_v = samples.tokens.numbers(schema.LOGP)
@@ -167,7 +173,7 @@ def _parse_sample(sample: Any) -> dict[str, Any]:
         )
     in_loss = np.ones(response_length, dtype=np.bool_) if loss_mask is None else loss_mask
     raw_reward = sample.get("reward")
-    answer_text = cells.answer_text(sample.get("label"))
+    label_columns = {} if sample.get("label") is None else {"answer": cells.answer_text(sample["label"])}
     return {
         "prompt": cells.prompt_text(sample["prompt"]),
         "response": cells.content_text(sample["response"]),
@@ -179,7 +185,7 @@ def _parse_sample(sample: Any) -> dict[str, Any]:
         "group": sample.get("group_index"),
         "rollout": sample.get("rollout_id"),
         "rewards": dict(raw_reward) if isinstance(raw_reward, Mapping) else {"reward": raw_reward},
-        "columns": {**cells.scalar_fields(metadata), "answer": answer_text, "status": sample.get("status")},
+        "columns": {**cells.scalar_fields(metadata), **label_columns, "status": sample.get("status")},
     }
 
 
