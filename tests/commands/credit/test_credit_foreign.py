@@ -144,6 +144,8 @@ def test_recorded_numbers_are_the_rewards_if_nothing_says_what_is_right(outputs,
     bae = next(arm for arm in credit_rollouts(file).applied if arm.name == "bae").credit.block_nk
     # By hand: grade has the mean .375 and style .25.
     assert bae.sum(dim=1).tolist() == pytest.approx([0.375, 0.375, -0.625, -0.125])
+    own = credit_rollouts(file, methods=["recipe"], overrides={"method": "bae", "per": 10})  # every token: a tenth
+    assert own.applied[0].advantages(own.table, 2, 3).tolist() == pytest.approx([-0.0625] * own.table.tokens.lengths[2])
 
 
 @WITHOUT_ANSWERS

@@ -197,7 +197,7 @@ class _SchemeBuilder:
             )
         return self.build(name)
 
-    def build(self, name: str) -> Scheme:
+    def build(self, name: str, **changes: Any) -> Scheme:
         """Build the preset `method` or `method:baseline` for the file's blocks and objectives."""
         method_name, _, baseline = name.partition(":")
         if baseline and baseline not in BASELINES:
@@ -220,7 +220,11 @@ class _SchemeBuilder:
             scheme_fields["calibration"] = self.recipe.rule
         options = self.recipe.options if method_name == self.recipe.method else {}
         return Scheme.preset(
-            method_name, layout, **{**scheme_fields, **options}, longest=self.blocks.longest, recorded=self.recorded_columns
+            method_name,
+            layout,
+            **{**scheme_fields, **options, **changes},
+            longest=self.blocks.longest,
+            recorded=self.recorded_columns,
         )
 
 
@@ -237,10 +241,9 @@ def _build_own(builder: _SchemeBuilder, run_code: bool) -> tuple[str, Scheme, _S
         method_presets = builder.with_each_baseline()
         return next((name for name, preset in method_presets if preset == scheme), "recipe"), scheme, builder
     preset_name = f"{recipe.method}:{recipe.baseline}" if recipe.baseline else recipe.method
-    scheme = builder.build(preset_name)
-    if modes := recipe.scheme_modes:
-        return "recipe", replace(scheme, modes=modes), builder
-    return preset_name, scheme, builder
+    own_fields = {"per": recipe.per, "refine": recipe.refinement, "modes": recipe.scheme_modes}
+    own_fields = {name: value for name, value in own_fields.items() if value}
+    return "recipe" if own_fields else preset_name, builder.build(preset_name, **own_fields), builder
 
 
 def token_columns(scheme: Scheme) -> dict[str, list[str]]:
