@@ -247,7 +247,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_not_clear_is_one_sentence(case, tmp_path):
     rows, columns, sentence = REFUSED[case]
-    file = save(tmp_path, rows, "json" if case != "alpaca" else "csv")  # lines of input and output are verl's
+    file = save(tmp_path, rows, "json")
     with pytest.raises(DataError) as error:
         read_rollouts(file, columns=columns)
     assert sentence.replace("'{}'", f"'{file}'") in str(error.value)
@@ -270,6 +270,24 @@ def test_fixed_formats_take_no_columns(tmp_path):
     file = write_lines(tmp_path / "traces.jsonl", [{"traces": []}])
     with pytest.raises(DataError, match="holds verifiers' traces"):
         read_rollouts(file, columns={"prompt": "q"})
+
+
+def test_lines_with_columns_that_verl_or_verifiers_has_not_are_a_table(tmp_path):
+    """A table credits the same completions in the same groups, whatever its format; the dumps have no such columns."""
+    rows = [
+        {"input": "q", "output": text, "group_id": group, "ground_truth": "4"} for text, group in ("4a", "5a", "4b", "4b")
+    ]
+    tables = [read_rollouts(save(tmp_path / kind, rows, kind)) for kind in ("jsonl", "csv")]
+    assert [table.group_n.tolist() for table in tables] == [[0, 0, 1, 1]] * 2
+    assert [table.columns["answer"] for table in tables] == [["4"] * 4] * 2
+    rows = [{"prompt": "q", "completion": "4", "example_id": 1, "step": step, "reward": 1.0} for step in (1, 1, 2, 2)]
+    tables = [read_rollouts(save(tmp_path / kind, rows, kind)) for kind in ("jsonl", "csv")]  # verifiers writes no steps
+    assert [(table.group_n.tolist(), list(table.rewards)) for table in tables] == [([0, 0, 1, 1], ["reward"])] * 2
+    said = [{"role": "assistant", "content": "4"}, {"role": "tool", "content": "t"}]
+    (chat,) = texts(read_rollouts(write_lines(tmp_path / "chat.jsonl", [{"input": "q", "output": said}])))
+    assert chat == "4t"
+    with pytest.raises(DataError, match="input and instruction, and each may hold the prompt"):
+        read_rollouts(write_lines(tmp_path / "alpaca.jsonl", [{"instruction": "p", "input": "a", "output": "b"}]))
 
 
 def test_columns_of_verls_dump_may_be_named(tmp_path):

@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 
 from spanwise.errors import DataError
 from spanwise.rollouts import schema
-from spanwise.rollouts.cells import clean
+from spanwise.rollouts.cells import clean, is_chat_or_message
 from spanwise.rollouts.files import SUFFIXES, check_names, holds_json, read_records, readable
 from spanwise.rollouts.readers.evals import LM_EVAL_REQUIRED, is_inspect, read_inspect, read_lm_eval
 from spanwise.rollouts.readers.own import read_own
-from spanwise.rollouts.readers.plain import FORMATS, read_plain
+from spanwise.rollouts.readers.plain import FORMATS, NAMES, read_plain
 from spanwise.rollouts.readers.slime import read_slime
 from spanwise.rollouts.readers.trainers import VERL_REQUIRED, read_verifiers, read_verl
 from spanwise.rollouts.table import RolloutTable
@@ -35,7 +35,10 @@ _PLACES = (
 )  # fmt: skip
 #: The suffixes of files that may hold rollouts. JSON is left out, because many programs write settings as JSON.
 _TABLES = (".parquet", ".jsonl", ".csv", ".tsv", ".eval", ".pt")
+#: Columns that a table of one's own may have beside `input` and `output`, and a dump of verl without `gts` has not.
+_NAMES_BESIDE_OUTPUT = {name for role in NAMES for name in NAMES[role]} - {*VERL_REQUIRED, "answer", "step"} | {"rewards"}
 _LEGACY_VERIFIERS_FIELDS = {"example_id", "metrics", "error", "error_chain"}  # only verifiers before 1.0 writes them
+_NO_LEGACY_VERIFIERS_FIELDS = {*NAMES["group"], *NAMES["step"]} - _LEGACY_VERIFIERS_FIELDS  # of a table of the user's own
 
 
 def read_rollouts(
@@ -141,12 +144,12 @@ def _choose_reader(
             field_names = {*first_record}
             if field_names & {"traces", "nodes"}:
                 format_reader, format_name = read_verifiers, "verifiers' traces"
-            elif field_names.issuperset(VERL_REQUIRED):
+            elif field_names.issuperset(VERL_REQUIRED) and _is_verl(first_record):
                 format_reader = read_verl
             elif field_names >= LM_EVAL_REQUIRED:
                 format_reader, format_name = read_lm_eval, "samples of lm-evaluation-harness"
             elif {"prompt", "completion"} <= field_names and field_names & _LEGACY_VERIFIERS_FIELDS:
-                format_reader = read_verifiers
+                format_reader = read_verifiers if field_names.isdisjoint(_NO_LEGACY_VERIFIERS_FIELDS) else None
         else:
             _check_parquet(file)
             arrow_schema = pq.read_schema(file)
@@ -158,6 +161,12 @@ def _choose_reader(
     if columns and format_name:
         raise DataError(f"'{file}' holds {format_name}, whose columns have fixed names; leave out --columns.")
     return None if columns else format_reader
+
+
+def _is_verl(record: Mapping[str, object]) -> bool:
+    """Return whether a record with `input` and `output` is one of verl's dump, and not a row of a table of the user's own."""
+    holds_chats = any(is_chat_or_message(record[name]) for name in VERL_REQUIRED)
+    return "gts" in record or not (holds_chats or _NAMES_BESIDE_OUTPUT & record.keys())
 
 
 def _check_parquet(file: Path) -> None:
