@@ -142,6 +142,15 @@ def test_chunks_change_nothing(tmp_path, monkeypatch):
         np.testing.assert_array_equal(np.concatenate(column), arm.advantages(whole.table, 0, 8))
 
 
+def test_a_refinement_compares_whole_groups_in_chunks_too(tmp_path, monkeypatch):
+    options = {"methods": ["recipe"], "overrides": {"layout": LAYOUT, "method": "gae", "refine": "ktae"}}
+    folder = own_file(tmp_path, values=True)
+    whole = credit_rollouts(folder, **options)
+    monkeypatch.setattr("spanwise.commands.credit.apply.AT_A_TIME", 1)
+    chunked = credit_rollouts(folder, **options)
+    np.testing.assert_array_equal(*(result.applied[0].advantages(result.table, 0, 4) for result in (whole, chunked)))
+
+
 @pytest.mark.parametrize("method", ["bae", "reinforce++"])
 def test_a_share_of_the_batch_is_counted_in_its_own_step(tmp_path, monkeypatch, method):
     for step, more in ((1, ""), (2, "7 7 7 7 ")):

@@ -327,7 +327,8 @@ def apply_arm(
     credits_tokens = scheme.entry.kind == "token" or scheme.refine is not None
     adv_v = disk_zeros(len(table.tokens.values) if credits_tokens else 0, np.float32)
     # A method that compares tokens across a training step is given the whole step at once.
-    needs_whole_step = scheme.options.get("whiten") or any(mode.compares for mode in scheme.modes)
+    has_comparing_mode = any(mode.compares for mode in scheme.modes)
+    needs_whole_step = scheme.options.get("whiten") or scheme.refine is not None or has_comparing_mode
     can_split_step = scheme.entry.kind == "token" and "split" not in scheme.entry.exceptions
     max_tokens = AT_A_TIME if can_split_step and not needs_whole_step else sys.maxsize
     credit_parts: list[tuple[Tensor, Credit]] = []
