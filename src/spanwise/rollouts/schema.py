@@ -24,6 +24,8 @@ under the name of the method that made it. A run has one method, an export has t
 | `stated/<objective>` | double | the number that its text states and the reward read, as a confidence; null where there is none |
 | `values` | list<float> | what a critic expected before each token; null where it is not known |
 | `values/<stream>` | list<float> | the same of a critic with several values, by their names (`Scheme.value_names`) |
+| `value_after` | double | the value after the last token, as the method took it: 0 where it ended; null where not known |
+| `value_after/<stream>` | double | the same of a critic with several values |
 | `logprobs` | list<float> | log-probability of each token under the policy that sampled it; null where it is not known |
 | `self_reward` | double | the score r_s of the completion's reserved token (`Laser`); null where it did not end |
 | `credit/<method>/<block>` | double | null where the completion does not have the block |
@@ -69,7 +71,7 @@ FAULT = "fault"
 STOP = "stop"
 BLOCK = "block"
 SCORE = "self_reward"
-ANSWER, VALUES, LOGP = "answer", "values", "logprobs"
+ANSWER, VALUES, AFTER, LOGP = "answer", "values", "value_after", "logprobs"
 
 #: The method name under which a file holds the advantages that its trainer recorded.
 RECORDED = "recorded"
@@ -104,7 +106,8 @@ COLUMNS = {
     TOKENS: pa.list_(pa.string()), TRAINABLE: pa.list_(pa.bool_()), TEXT: pa.string(), FAULT: pa.int64(),
     "start/": pa.int64(), "end/": pa.int64(), BLOCK: pa.list_(pa.int16()),
     "reward/": pa.float64(), "status/": pa.string(), "note/": pa.string(), "stated/": pa.float64(),
-    VALUES: _NUMBERS, f"{VALUES}/": _NUMBERS, LOGP: _NUMBERS, SCORE: pa.float64(),
+    VALUES: _NUMBERS, f"{VALUES}/": _NUMBERS, AFTER: pa.float64(), f"{AFTER}/": pa.float64(), LOGP: _NUMBERS,
+    SCORE: pa.float64(),
     "credit/": pa.float64(), "parts/": pa.list_(PART), "advantages/": _NUMBERS,
 }  # fmt: skip
 
@@ -125,9 +128,9 @@ def family_names(names: Iterable[str], *family: str) -> list[str]:
     return [name.removeprefix(family_prefix) for name in names if name.startswith(family_prefix)]
 
 
-def value_columns(streams: Sequence[str]) -> list[str]:
+def value_columns(streams: Sequence[str], family: str = VALUES) -> list[str]:
     """Return the columns of a critic's values: `values`, or `values/<name>` for each of several values."""
-    return [VALUES] if len(streams) < 2 else [column(VALUES, stream) for stream in streams]
+    return [family] if len(streams) < 2 else [column(family, stream) for stream in streams]
 
 
 def token_columns(names: Iterable[str]) -> list[str]:
@@ -463,6 +466,7 @@ class Rollouts:
             FAULT: spans.fault_n,
             **span_columns(spans.names, spans.start_nk, spans.end_nk),
             SCORE: batch.score_n,
+            **self._after_columns(),
             **self.more,
             **score_columns(self.reading.scores),
             IDS: batch.ids_nt[is_kept_nt],
@@ -471,3 +475,12 @@ class Rollouts:
             **credit_columns(self.method, spans.names, is_present_nk, self.credit, advantages_nt[is_kept_nt]),
         }
         return rollout_table(rollout_columns, np.cumsum([0, *is_kept_nt.sum(dim=1).tolist()]))
+
+    def _after_columns(self) -> dict[str, Tensor]:
+        """Return the columns of the critic's values after the last token; empty if the engine knows no such values."""
+        if self.batch.bootstrap_n is None:
+            return {}
+        names = value_columns(self.value_names, AFTER)
+        bootstrap_ns = self.batch.bootstrap_n.detach().cpu()
+        bootstrap_ns = bootstrap_ns if bootstrap_ns.dim() > 1 else bootstrap_ns[:, None].expand(-1, len(names))
+        return dict(zip(names, bootstrap_ns.unbind(dim=1), strict=True))

@@ -185,8 +185,10 @@ BOTH = {"layout": TAGS, "objectives": [*ALONE["objectives"], BRIER]}
         ("gae", {"lam": 0.9}, {**ALONE, "report": True}),
         ("sae", {"threshold": 0.7, "boundary": "end", "lam": 0.8}, BOTH),
         ("sae", {"threshold": 0.7}, {**BOTH, "values": "shared"}),
+        ("gae", {}, {**BOTH, "critic": {"learning_rate": 1e-3, "truncated": "bootstrap"}, "max_completion_length": 17}),
+        ("gae", {}, {**ALONE, "critic": {"learning_rate": 1e-3, "truncated": "mask"}, "max_completion_length": 17}),
     ],
-    ids=["gae", "a value per objective", "one value of all blocks"],
+    ids=["gae", "a value per objective", "one value of all blocks", "a value after the last token", "cut off and left out"],
 )
 def test_a_run_with_a_critic_keeps_what_every_token_was_trained_with(method, options, task, tmp_path):
     """A value of an objective is in the blocks that it pays, and nowhere else."""

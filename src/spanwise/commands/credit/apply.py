@@ -27,7 +27,7 @@ from spanwise.pipeline import Reading, advantages, credit_batch, read
 from spanwise.rollouts import RolloutTable
 from spanwise.rollouts.files import REPORT
 from spanwise.rollouts.rows import stop_credit
-from spanwise.rollouts.schema import RECORDED, STOP
+from spanwise.rollouts.schema import AFTER, RECORDED, STOP, value_columns
 from spanwise.rollouts.table import fitting_runs, gather
 from spanwise.rollouts.token_rows import disk_zeros
 from spanwise.scheme import Scheme
@@ -349,6 +349,10 @@ def apply_arm(
                 for batch_field, column_names in token_columns(scheme).items():
                     token_values = [gather(token_index_rt, table.token_values[column], 0.0) for column in column_names]
                     batch_fields[batch_field] = torch.stack(token_values, dim=2).squeeze(2)
+                after_columns = value_columns(scheme.value_names, AFTER)
+                if "value_nt" in batch_fields and table.after_values.keys() >= {*after_columns}:
+                    after_values = [table.after_values[column][row_indices] for column in after_columns]
+                    batch_fields["bootstrap_n"] = torch.stack(after_values, dim=1)
                 credit = credit_batch(scored_rows, Batch(group_n[row_indices], **batch_fields), scheme)
                 credit = replace(credit, mean_length_n=mean_length.expand(len(row_indices)))
                 is_token_rt = token_index_rt >= 0

@@ -113,6 +113,7 @@ def credited_parts(result: CreditResult) -> Iterator[pa.Table]:
             schema.FAULT: file_spans.fault_n[rows],
             **span_columns(file_spans.names, file_spans.start_nk[rows] * learned_n1, file_spans.end_nk[rows] * learned_n1),
             schema.SCORE: None if file_table.score_n is None else file_table.score_n[rows],
+            **{name: value_n[rows] for name, value_n in file_table.after_values.items()},
             **score_columns(result.scores.take(rows)),
             **{name: values[token_offsets[0] : token_offsets[-1]] for name, values in token_columns.items()},
             schema.BLOCK: file_spans.block_v[token_offsets[0] : token_offsets[-1]] if file_spans.interleaved else None,

@@ -96,6 +96,9 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         learned_n=None if splits_words else _find_learned(table, tokens),
         folder=run_folder,
         as_recorded=next(iter(training_records), None),
+        after_values={
+            name: schema.float_column(table, name) for name in scalar_names if name.partition("/")[0] == schema.AFTER
+        },
         score_n=schema.float_column(table, schema.SCORE) if schema.SCORE in scalar_names else None,
     )
 

@@ -56,7 +56,8 @@ def read_slime(path: Path, files: Sequence[Path], tokenizer: str | Path | None) 
             ("sample", n) if rollout_id is None else rollout_id for n, rollout_id in enumerate(sample_fields["rollout"])
         ],
         notes=[
-            f"{ungrouped_count} of {len(sample_fields['group'])} samples have no group_index, so samples of equal prompts form the groups."
+            f"{ungrouped_count} of {len(sample_fields['group'])} samples have no group_index, so samples of equal prompts form "
+            "the groups."
             if ungrouped_count
             else ""
         ],
