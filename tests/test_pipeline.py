@@ -265,6 +265,17 @@ def test_a_completion_without_a_reward_takes_no_part_in_a_token_method():
     assert advantages(credit, its_spans, scheme).tolist() == [[0.0, 0.0], [1.0, 1.0]]
 
 
+def test_a_method_with_a_critic_has_no_strata_that_could_be_dead():
+    """A new critic expects 0 everywhere, so wrong answers get exactly 0, and nothing is said about sizes of groups."""
+    scheme = Scheme("gae", ONE.layout, ONE.objectives, "completion")
+    its_spans = Spans.of_blocks(("b",), torch.zeros(2, 2).to(torch.int8))
+    reading = replace(reading_of([0.0, 0.0], [[2], [2]], [0, 0]), spans=its_spans)
+    batch = Batch([0, 0], torch.zeros(2, 2).long(), torch.ones(2, 2).bool(), value_nt=torch.zeros(2, 2))
+    logged = metrics(credit_batch(reading, batch, scheme), reading, scheme, group_n=batch.group_n)
+    assert logged["credit/no_signal"] == 1.0
+    assert "credit/r/dead_strata" not in logged
+
+
 def test_sentences():
     with pytest.raises(AlignmentError, match=r"mask_nt is \(1, 3\) for 2 group ids"):
         Batch([0, 1], mask_nt=torch.ones(1, 3))

@@ -66,7 +66,7 @@ CREDIT: Mapping[str, Logged] = {
     ),
     "credit/<comparison>/dead_strata": Logged(
         "Share of the strata of this comparison in which no completion gets any credit; a comparison is an objective, or "
-        "all of them for a method that does not credit blocks.",
+        "all of them for a method that does not credit blocks. Methods with a critic have no strata.",
         "Above 0.95 in three batches in a row, while groups are not unanimous, there is a warning: strata are too small.",
     ),
 }

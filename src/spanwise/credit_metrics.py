@@ -108,6 +108,8 @@ def _measure_broke(batch: CreditedBatch) -> dict[str, float]:
 
 def _measure_dead_strata(batch: CreditedBatch) -> dict[str, float]:
     """Return the share of strata (compared sets) without credit, for each objective or for all together."""
+    if batch.scheme.value_names:  # a reward is compared with a critic's value, not with other completions
+        return {}
     strata_counts = dead_strata(batch.credit, batch.scheme)
     return {comparison: dead / strata if strata else math.nan for comparison, (strata, dead) in strata_counts.items()}
 
