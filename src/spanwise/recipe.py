@@ -33,6 +33,7 @@ _USED_BY: Mapping[str, tuple[str, ...]] = {
     "fields": ("fields",),
     **dict.fromkeys(("split", "question_column", "prompt_column", "answer_column", "instruction"), _BY_NAME),
 }
+LARGEST_SEED = 2**32 - 1  # the largest that NumPy takes
 #: Defaults for recipes that name a model and a dataset. `Recipe` has the defaults for the tiny embedded models.
 HUB: Mapping[str, Any] = {
     "learning_rate": 1e-6, "warmup_steps": 20, "entropy": 0.0, "eval_every": 0, "eval_prompts": 100, "eval_samples": 4,
@@ -111,7 +112,7 @@ class Recipe(BaseModel):
         "digits"
     )
     start: Literal["easy", "hard"] = "easy"
-    start_seed: int = 0
+    start_seed: int = Field(0, ge=0, le=LARGEST_SEED)
     start_steps: int | None = Field(None, ge=1)
     fields: int = Field(8, ge=1, le=16)
     model: str | None = None
@@ -150,7 +151,7 @@ class Recipe(BaseModel):
     entropy_target: float | None = Field(0.2, ge=0)
     temperature: float = Field(1.0, ge=0.01, le=100)
     max_completion_length: int | None = Field(None, ge=2)
-    seed: int = 0
+    seed: int = Field(0, ge=0, le=LARGEST_SEED)
     trainer: dict[str, Any] = Field(default_factory=dict)
 
     # Evaluation and files.

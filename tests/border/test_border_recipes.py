@@ -196,6 +196,7 @@ CASES = {
         trl_small.trainer(folder, beta=-0.1)
     ),
     "`steps: 0`": refused("steps: 0"),
+    "`seed: -1`": refused("seed: -1"),
     "`steps: yes`": refused("steps: yes"),
     "`objectivs:` in a recipe": refused("objectivs: []"),
     "a recipe that is a list": refused("- task: digits\n- steps: 5\n"),
