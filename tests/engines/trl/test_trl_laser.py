@@ -124,6 +124,10 @@ def test_the_score_of_a_run_that_does_not_mix_is_filled_in_by_the_training_s_own
     assert len(passes) == 4  # the micro-batches of the training and nothing else
     want = [math.nan if logp is None else BETA * (float(logp.detach()) + 5.0) for logp in end_logps(small.policy(), CUT)]
     torch.testing.assert_close(run.last_rollouts.batch.score_n, torch.tensor(want), atol=1e-5, rtol=0, equal_nan=True)
+    # Each completion counts once, however the micro-batches lie.
+    for name, right in (("laser/score_right", 1), ("laser/score_wrong", 0)):
+        scores = [score for score, reply in zip(want, CUT, strict=True) if reply.right == right and not math.isnan(score)]
+        assert run.state.log_history[0][name] == pytest.approx(statistics.mean(scores), rel=1e-4)
 
 
 def test_the_warm_ups_are_counted_in_generation_batches(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -40,6 +41,8 @@ class SelfRewarding(TrlPart):
         self.heard: list[Tensor] = []
         self._written = False
         self._score_n: Tensor | None = None
+        # Sum and count of the scores of right, then of wrong completions, in the micro-batches of a pass over a generation batch.
+        self._class_sums, self._summed_rows = torch.zeros(4), 0
 
     @property
     def _generation(self) -> int:
@@ -143,6 +146,7 @@ class SelfRewarding(TrlPart):
         for sentence in filter(None, new_warnings if trainer.accelerator.is_main_process else []):
             warnings.warn(f"Step {trainer.state.global_step}: {sentence}", UserWarning, stacklevel=2)
         score_n = self._score_n = self._scores(logp_n)
+        self._class_sums, self._summed_rows = torch.zeros(4), 0
         if self._generation >= mode.reasoning_warmup:  # laser's loss starts after this warm-up
             verdict_n = verdicts(mode, all_ranks.reading, trainer.scheme)
             verdict_n = torch.where(self.gather(has_ended_n).bool(), verdict_n, torch.nan)
@@ -171,14 +175,20 @@ class SelfRewarding(TrlPart):
                 torch.where(is_of_class_b, detached_score_b, 0.0).sum(),
                 is_of_class_b.sum().to(detached_score_b.dtype),
             ]
-        gathered_sums: Any = self.trainer.accelerator.reduce(torch.stack(class_sums), reduction="sum")
-        right_sum, right_count, wrong_sum, wrong_count = gathered_sums
+        self._class_sums = self._class_sums.to(score_b.device) + torch.stack(class_sums)
+        self._summed_rows += len(verdict_b)
+        metrics = {"laser/loss": float(loss.detach())}
         if self._score_n is not None:
             row_b = inputs["laser_row"].cpu()
             is_score_missing_b = self._score_n[row_b].isnan()
             self._score_n[row_b] = torch.where(is_score_missing_b, detached_score_b.to(self._score_n), self._score_n[row_b])
-        metrics = {"score_right": right_sum / right_count, "score_wrong": wrong_sum / wrong_count, "loss": loss.detach()}
-        return self.mode.alpha * loss, {f"laser/{name}": float(value) for name, value in metrics.items()}
+            if self._summed_rows == len(self._score_n):  # a mean of micro-batches would not count each completion once
+                gathered_sums: Any = self.trainer.accelerator.reduce(self._class_sums, reduction="sum")
+                right_sum, right_count, wrong_sum, wrong_count = gathered_sums.tolist()
+                metrics["laser/score_right"] = right_sum / right_count if right_count else math.nan
+                metrics["laser/score_wrong"] = wrong_sum / wrong_count if wrong_count else math.nan
+                self._class_sums, self._summed_rows = torch.zeros(4), 0
+        return self.mode.alpha * loss, metrics
 
     def known_logps(self, ended_n: Tensor, output: dict[str, Any]) -> Tensor:
         """Return the recorded log-probabilities of the reserved token; NaN for rows without one."""
