@@ -59,7 +59,7 @@ def test_a_field_equals_its_gold_value(text, gold, right):
 
 def test_absent_missing_and_beyond_are_three_things():
     cells = [{"price": 3}, {"cost": 3}, None, '{"price": 3']
-    same(rewarded("equals", ["3", "3", "3", "3"], cells), [1, NAN, NAN, 0], [OK, ERROR, ERROR, OK])
+    same(rewarded("equals", ["3", "3", "3", "3"], cells), [1, NAN, NAN, NAN], [OK, ERROR, ERROR, ERROR])
     same(rewarded("equals", [False, False], [{"price": 3}, {"cost": 3}]), [NAN, NAN], [ABSENT, ABSENT])
     path, golds = "items[1].price", [{"items": [{"price": 1}, {"price": 2}]}, {"items": [{"price": 1}]}, {"items": []}, {}]
     same(rewarded("equals", ["2"] * 4, golds, name=path), [1, 0, 0, NAN], [OK, OK, OK, ERROR])
