@@ -100,14 +100,23 @@ def test_of_two_objectives_the_graver_reason_counts_and_what_cancels_is_said():
     assert named(tally, tally.key_n.tolist()) == [("CANCELLED", "")] * 2
 
 
-@pytest.mark.parametrize(("rewards", "reason"), [([0, 1], "ALL_WRONG"), ([0.5, 1], "ALL_EQUAL"), ([1, 0], "ALL_RIGHT")])
-def test_if_all_objectives_of_a_block_are_unanimous_the_first_is_named(rewards, reason):
-    """Answers that are all wrong are not called all right because their tags are."""
+@pytest.mark.parametrize(
+    ("right_n", "said", "reason"),
+    [
+        ((0, 0, 0), 1, "ALL_WRONG"),
+        ((0.5, 0.5, 0.5), 1, "ALL_EQUAL"),
+        ((0, 1, 0.5), 1, "AT_BASELINE"),
+        ((1, 1, 1), 0, "ALL_RIGHT"),
+    ],
+)
+def test_if_several_objectives_of_a_block_were_compared_the_first_is_named(right_n, said, reason):
+    """Answers that are all wrong are not called all right because their tags are; of the others, the last earns the mean."""
     rule = Scheme(
         "bae", LAYOUT, [Objective("format", "a", name="right"), Objective("format", "a", name="said", weight=0.25)]
     )
-    tally, *_ = explained(reading_of([rewards] * 2, [[OK, OK]] * 2, [[1, 0, 0]] * 2), rule, [0, 0])
-    assert named(tally, tally.key_n.tolist()) == [(reason, "right")] * 2
+    reading = reading_of([[right, said] for right in right_n], [[OK, OK]] * 3, [[1, 0, 0]] * 3)
+    tally, *_ = explained(reading, rule, [0, 0, 0])
+    assert named(tally, tally.key_n.tolist())[2] == (reason, "right")
 
 
 def test_turns_of_rollouts_are_explained_by_their_rollouts():

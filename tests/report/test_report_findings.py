@@ -80,8 +80,9 @@ def test_what_cannot_be_measured_gives_way_to_the_rewards():
             "late is 1.000.",
         ),
         (
-            {**dict.fromkeys("abcd", (0.0, 0.5)), "e": (0.0, 9.0, None)},
-            "the mean of 5 rewards in the last batch, of which 4 are measured, is 0.500.",
+            {**dict.fromkeys("abc", (0.0, 0.5)), "d": (1.0, 0.5), "e": (9.0, 9.0, None)},
+            "the mean of 5 rewards in the last batch, of which 4 are measured, is 0.500 (was 0.250); "
+            "the rewards changed by -0.500 (d) to +0.500 (a).",
         ),
         (dict.fromkeys("abcde", (0.5, None)), "none of 5 rewards in the last batch is measured."),
     ],

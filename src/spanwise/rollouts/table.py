@@ -140,10 +140,10 @@ class RolloutTable:
         folder: the run folder the file lies in, if it is one of spanwise's own.
         as_recorded: the advantages or rewards that its trainer went by, if it says any.
         rollout_n: the rollout of each completion, where some are parts of one (branches, turns) that has one vote.
-        after_values: a critic's value after the last token of each completion, NaN where unknown, by column: `value_after` (one of
-            several: `value_after/<stream>`).
         score_n: the score of each completion, NaN where it has none; None: the file has no scores.
         trained: the recorded rewards whose sum the trainer compared; empty where the file does not say it.
+        after_values: a critic's value after the last token of each completion, NaN where unknown, by column: `value_after` (one of
+            several: `value_after/<stream>`).
 
     Example:
         >>> import json, tempfile
@@ -173,9 +173,9 @@ class RolloutTable:
     folder: Path | None = None
     as_recorded: AsRecorded | None = None
     rollout_n: Int[Tensor, " n"] | None = None
-    after_values: Mapping[str, Float[Tensor, " n"]] = field(default_factory=dict)
     score_n: Float[Tensor, " n"] | None = None
     trained: tuple[str, ...] = ()
+    after_values: Mapping[str, Float[Tensor, " n"]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.tokens)
