@@ -297,7 +297,7 @@ def _of_rewards(rewards: Mapping[str, Sequence[float | None]], where: str) -> st
     change_by_reward = {
         name: mean - start_by_reward[name] for name, mean in end_by_reward.items() if name in start_by_reward
     }
-    if len(change_by_reward) < len(end_of):
+    if len(change_by_reward) < len(end_by_reward):
         return mean_text
     top_name = max(change_by_reward, key=change_by_reward.__getitem__)
     low_name = min(change_by_reward, key=change_by_reward.__getitem__)
