@@ -19,7 +19,7 @@ def command(
     """Train several methods or baselines with several seeds, and say which differences exceed noise.
 
     Finished runs in the output folder are not trained again, so an interrupted comparison resumes, and seeds can be added.
-    Ctrl-C also ends the running trainings.
+    All trainings start from the same model. Ctrl-C also ends the running trainings.
 
     Args:
         recipe: YAML file with the fields that the arms share; an arm's own fields win over this file.

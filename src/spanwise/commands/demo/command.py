@@ -15,7 +15,7 @@ def command(
     overwrite: Flag = False,
     set_: Fields = None,
 ) -> None:
-    """Show why blocks matter: train with one advantage per completion, and again with one per block.
+    """Show why blocks matter: train the same model with one advantage per completion, and again with one per block.
 
     Args:
         task: invoices: letters to be read into JSON; confidence: a digit puzzle with a solution and a stated confidence, also

@@ -36,7 +36,7 @@ Sentences = tuple[list[str], list[str]]
 
 
 def main() -> None:
-    """Check which engines are installed and work. Shows versions, errors, and verl's plug-in and trainer.
+    """Check which engines are installed and work. Show versions, errors, and verl's plug-in and trainer.
 
     Exit status 1 if something that is installed is broken.
     """

@@ -10,13 +10,13 @@ from spanwise.commands.shared.options import Fields, check_sizes, recipe_fields
 def command(
     model: Path, /, *, recipe: Path | None = None, prompts: int = 512, samples: int = 16, seed: int = 1, set_: Fields = None
 ) -> None:
-    """Evaluate a trained model on held-out prompts: accuracy, calibration, votes, with 95 % intervals.
+    """Evaluate a trained model on held-out prompts: accuracy, calibration, format, refusals and votes, with 95 % intervals.
 
     Args:
         model: a run folder, whose recipe names the task, a checkpoint or a model folder; `evaluation.parquet` is written
             into it.
         recipe: YAML file that names the task; default: the run's own, else the embedded task.
-        prompts: the number of held-out prompts.
+        prompts: the number of held-out prompts, over which the intervals are.
         samples: completions per prompt.
         seed: the seed of sampling.
         set_: any recipe field, as field=value (spanwise train --help lists them); may be repeated.

@@ -17,7 +17,7 @@ def command(
     samples: int = 16,
     set_: Fields = None,
 ) -> None:
-    """Measure the log-probability of laser's reserved token before training (docs/laser.md).
+    """Measure laser's reference: the log-probability of its reserved token before training (docs/laser.md).
 
     Args:
         recipe: YAML file with a laser section; the file or these options name a model and a dataset.

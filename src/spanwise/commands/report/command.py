@@ -7,7 +7,7 @@ EXTRA = "report"
 
 
 def command(folder: Path, /) -> None:
-    """Write FOLDER/report.html for a run, a comparison, a fidelity measurement or a credit export.
+    """Write FOLDER/report.html for a run, a comparison, a fidelity measurement or a credit export. The file works offline.
 
     Args:
         folder: a folder that `spanwise train`, `compare`, `fidelity` or `credit` wrote.

@@ -9,7 +9,7 @@ EXTRA = "report"
 
 
 def command(rollouts: Path, /, *, how: CreditOptions = AS_USUAL, completion: int | None = None, examples: int = 3) -> None:
-    """Say why tokens have advantage 0 (masked, group all right, missing block, ...), with counts.
+    """Say why tokens have advantage 0 (masked, group all right or all wrong, missing block, timeout, ...), with counts.
 
     Reads the same files as `spanwise credit`, under the same methods; writes nothing.
 
