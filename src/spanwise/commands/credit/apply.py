@@ -159,7 +159,7 @@ def apply_arms(
 
 
 def _note_shared_words(table: RolloutTable, spans_by_layout: Mapping[Layout, FileSpans]) -> str:
-    """Return a note on blocks that are lost because they share a word with another block. Empty if there are token ids."""
+    """Return a note on blocks that are lost because they share a word with another block; empty if there are token ids."""
     straddled_flags = (spans.fault_n & int(Fault.STRADDLED) for spans in spans_by_layout.values())
     straddled_count = max((int(flag_n.count_nonzero()) for flag_n in straddled_flags), default=0)
     if table.has_ids or not straddled_count:

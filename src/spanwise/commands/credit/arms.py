@@ -57,7 +57,7 @@ def choose_arms(
     must_fit: bool,
     run_code: bool,
 ) -> Arms:
-    """Build the requested methods for a file. Default: the usual methods and the recipe's, if they fit the file."""
+    """Build the requested methods for a file; default: the usual methods and the recipe's, if they fit the file."""
     # An objective's `reward` may name a column of the rollout file instead of a registered reward.
     column_by_objective = {
         str(entry["name"]): entry["reward"]
@@ -139,7 +139,7 @@ def choose_columns(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str,
 
 
 def _summed_rewards(table: RolloutTable, columns: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the recorded rewards that the trainer added up. Empty if there is only one, equal to `correct`."""
+    """Return the recorded rewards that the trainer added up; empty if there is only one, equal to `correct`."""
     if "correct" not in columns or len(table.trained) != 1:
         return table.trained
     correct_reward_n = table.rewards[columns["correct"]].value_n.nan_to_num()

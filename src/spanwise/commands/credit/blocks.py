@@ -44,7 +44,7 @@ class Blocks:
 def choose_blocks(
     usual: Blocks, recipe: Recipe, table: RolloutTable, texts: Sequence[str], *, asked: bool = False
 ) -> Blocks:
-    """Return the recipe's blocks (`usual`) if the recipe sets them. Otherwise look for blocks in the completions."""
+    """Return the recipe's blocks (`usual`) if it sets blocks or spanwise wrote the file; else search the completions."""
     if table.folder is not None or _BLOCK_FIELDS & recipe.model_fields_set:
         return usual
     common_tags, majority_count = usual_tags(texts)
@@ -102,7 +102,7 @@ def parse_pay(block_reward_pairs: Sequence[tuple[str, str]], recipe: Recipe, tab
 
 
 def _pay_every_reward(usual: Blocks, table: RolloutTable, layout: Layout) -> Blocks:
-    """Let every recorded reward pay all blocks. For files that do not say which completions are right."""
+    """Let every recorded reward pay all blocks of a file that does not say which completions are right."""
     objectives = tuple(Objective(recorded_elsewhere, layout.names, name=name) for name in table.rewards)
     blocks_note = (
         f"No column says which completions are right, so every recorded number is a reward: {', '.join(table.rewards)}. "
@@ -152,7 +152,7 @@ def _blocks_by_field(field_names: tuple[str, ...], table: RolloutTable, usual: B
 
 
 def usual_fields(texts: Sequence[str]) -> tuple[str, ...]:
-    """Return the JSON fields that most completions have, by first appearance. Empty if there are too many."""
+    """Return the JSON fields that most completions have, by first appearance; empty if there are too many."""
     field_counts = Counter[str]()
     for text in texts:
         field_counts.update(path for path in paths(text) if not set(path) & set(".["))
@@ -184,7 +184,7 @@ def _outermost_tags(text: str) -> tuple[str, ...]:
 
 
 def common_layout(texts: Sequence[str]) -> str:
-    """Return the tags that most texts share, in the form that `--set layout=` takes. Empty if there are none."""
+    """Return the tags that most texts share, in the form that `--set layout=` takes; empty if there are none."""
     common_tags, _ = usual_tags(texts)
     return _layout_json(layout_of(common_tags)) if common_tags else ""
 

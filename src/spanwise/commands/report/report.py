@@ -31,7 +31,7 @@ BUDGETS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
 def report_folder(folder: str | Path) -> Path:
-    """Write `report.html` for the folder of a run, comparison, fidelity measurement or credit export."""
+    """Write `report.html` into the folder of a run, comparison, fidelity measurement or credit export."""
     run_folder = Path(folder)
     page_makers: Mapping[str, Callable[[Path], str]] = {
         EXPORT: credit_page,
@@ -70,7 +70,7 @@ def train_page(folder: Path) -> str:
 
 
 def _unmeasured(folder: Path) -> dict[str, str]:
-    """Return the figures that a run's evaluations cannot have, with reasons. Empty if the recipe is unreadable."""
+    """Return the figures that a run's evaluations cannot have, with reasons; empty if the recipe is unreadable."""
     try:
         recipe = load(folder / "recipe.yaml")
         layout = recipe.own_layout

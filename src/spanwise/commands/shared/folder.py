@@ -75,7 +75,7 @@ def secret_fields() -> dict[str, Any]:
 
 
 def changed(file: Path, asked: Mapping[str, Any], *, but: Collection[str] = MAY_CHANGE) -> list[str]:
-    """List the fields in which the new recipe `asked` differs from the one in a file. Empty without a file."""
+    """List the fields in which the new recipe `asked` differs from the one in a file; empty without a file."""
     return changes(read_fields(file), asked, but=but) if file.is_file() else []
 
 

@@ -50,11 +50,11 @@ class Samples:
         return not bool(self.confidence_n.isnan().all())
 
     def by_score(self) -> "Samples | None":
-        """Use each sample's self-rewarding score, clipped to [0, 1], as its confidence. None without scores."""
+        """Use each sample's self-rewarding score, clipped to [0, 1], as its confidence; None without scores."""
         return None if self.score_n is None else replace(self, confidence_n=self.score_n.clamp(0.0, 1.0), score_n=None)
 
     def most_votes(self, block: str) -> int:
-        """Return how many samples of a prompt can vote on a block's answer, at most 16. 0 without verdicts."""
+        """Return how many samples of a prompt can vote on a block's answer, at most 16; 0 without verdicts."""
         if not len(self.prompt_n) or block not in self.correct or bool(self.correct[block].isnan().all()):
             return 0
         return min(int(torch.bincount(self.prompt_n).max()), 16)

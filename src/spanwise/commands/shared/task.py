@@ -52,7 +52,7 @@ def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) ->
 
 
 def run_or_model(folder: Path, recipe: Path | None, overrides: Mapping[str, Any]) -> tuple[Path, Recipe]:
-    """Return the folder of a model, and a recipe with the task to evaluate it on. Default: its run's recipe."""
+    """Return the folder of a model, and a recipe with the task to evaluate it on; default: its run's recipe."""
     possible_runs = (folder, *run_above(folder))
     run_folder = next((path for path in possible_runs if (path / "recipe.yaml").is_file()), None)
     model_folder = folder / "model" if (folder / "model").is_dir() else folder
@@ -70,7 +70,7 @@ def run_or_model(folder: Path, recipe: Path | None, overrides: Mapping[str, Any]
 
 
 def run_above(folder: Path) -> list[Path]:
-    """Return a list with the run folder of a model folder or checkpoint. Empty for other folders."""
+    """Return a list with the run folder of a model folder or checkpoint; empty for other folders."""
     return (
         [folder.parent] if folder.name == "model" else [folder.parent.parent] if folder.parent.name == "checkpoints" else []
     )

@@ -351,14 +351,14 @@ class Recorder(BatchCallback):
 
 
 def _intervals(samples: Samples) -> dict[str, dict[str, list[float]]]:
-    """Return a `metrics.jsonl` field with the intervals of the mean rewards. Empty without rewards."""
+    """Return a `metrics.jsonl` field with the intervals of the mean rewards; empty without rewards."""
     mean_by_reward = samples.mean_rewards()
     bounds_by_reward = {name: [mean.low, mean.high] for name, mean in mean_by_reward.items() if not isnan(mean.low)}
     return {"intervals": bounds_by_reward} if bounds_by_reward else {}
 
 
 def _batch_ece(scores: Scores, correct_index: int, confidence_index: int) -> float | None:
-    """Compute the ECE of a batch from its verdicts and stated confidences. None if it lacks either."""
+    """Compute the ECE of a batch from its verdicts and stated confidences; None if it lacks either."""
     if scores.stated_nm is None:
         return None
     verdict_n = scores.reward_nm[:, correct_index]
