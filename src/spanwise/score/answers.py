@@ -30,7 +30,7 @@ RIGHT, WRONG = Verdict(Status.OK, 1.0), Verdict(Status.OK, 0.0)
 
 
 class MathVerifier(Workers):
-    """Check answers against gold answers with Math-Verify, in worker processes with a deadline (`score.workers`).
+    """Check answers against gold answers with Math-Verify, in worker processes with a deadline (`spanwise.score.workers`).
 
     Args:
         workers: how many processes check at a time, at most one per check; None: one for each core of this process.

@@ -202,8 +202,8 @@ def second_attempt(
 ) -> Reward:
     """Reward a second attempt with 1 if its answer is right, `partial` if it is wrong but new, 0 otherwise.
 
-    The second attempt is the first paid block. "Differs" is the contrary of "equal" by `judge`, the first answer in the place of
-    the gold one, so that "1/2" after "0.5" is the same; what cannot be compared differs. Without an answer the second attempt gets
+    The second attempt is the first paid block. "New" is the contrary of "equal" by `judge`, the first answer in the place of
+    the gold one, so that "1/2" after "0.5" is the same; what cannot be compared is new. Without an answer the second attempt gets
     0; without a first answer, a wrong second one gets `partial`.
 
     Args:
