@@ -21,7 +21,7 @@ _TORCH_PHRASES = ("PytorchStreamWriter", "inline_container", "iostream error")
 
 
 def refusal(error: BaseException) -> str | None:
-    """Return the operating system's reason for a failed write. Return None if the write failed for another cause.
+    """Return the operating system's reason for a failed write, from an error or its causes; None for any other error.
 
     Python and pyarrow raise an OSError, safetensors and tokenizers their own errors that end with its number, torch a RuntimeError.
     """

@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """The part of a block that one mark (a tag, a path, ...) finds. Two parts are never equal, even with one mark."""
+    """The part of a block that one mark (a tag, a path, ...) finds. Two parts are never equal, even with the same mark."""
 
     block: int  # the number of the block in the layout
     segmenter: str  # the name of the segmenter that finds the mark

@@ -56,7 +56,7 @@ class Mode:
     about: ClassVar[str] = ""  # the help text of the mode's section in a recipe
     metrics: ClassVar[tuple[Metric, ...]] = ()  # the mode's metrics that have alarms
     page: ClassVar[Page | None] = None  # the mode's section on the report page of a run; None: no section
-    #: The fields of the mode's section in a recipe that trainers with their own configuration read. Empty: all fields.
+    #: The fields of the mode's section in a recipe that trainers with their own configuration read; empty: all fields.
     elsewhere: ClassVar[tuple[str, ...]] = ()
     in_scheme: ClassVar[bool] = True  # whether `Scheme.modes` holds the mode; if not, it is an engine's own argument
     adds: ClassVar[frozenset[str]] = frozenset()  # the fields of `Batch` that the mode's code in an engine fills in
@@ -136,7 +136,7 @@ class Mode:
         return ""
 
     def credit(self, credit: Credit, reading: Any, batch: Any, scheme: Any) -> Credit:
-        """Return a batch's credit as the mode changes it. The arguments after `credit` are those of `credit_batch`."""
+        """Return a batch's credit as the mode changes it. The arguments after `credit` are those of `pipeline.credit_batch`."""
         return credit
 
     def plain(self) -> dict[str, Any]:

@@ -120,7 +120,7 @@ class Reading(ByCompletion):
 
     @staticmethod
     def joined(parts: Sequence[Reading]) -> Reading:
-        """Join several batches' blocks and rewards (`Reading`), all of one scheme, without spans and text."""
+        """Join the readings of several batches in one, without spans and text. All must be of one scheme."""
         return join_rows([replace(part, spans=None, text=None) for part in parts])
 
 
@@ -311,7 +311,7 @@ def metrics(
     group_n: Shaped[Tensor, " n"] | None = None,
     steps: Steps | None = None,
 ) -> dict[str, float]:
-    """Compute the metrics of a batch's credit, gathered from all processes. `credit_metrics.CREDIT` lists them.
+    """Compute the metrics of a batch's credit, gathered from all processes. `spanwise.credit_metrics.CREDIT` lists them.
 
     Args:
         credit: the credit that `credit_batch` returns.

@@ -235,7 +235,7 @@ class Recipe(BaseModel):
 
     @cached_property
     def refinement(self) -> Refinement | None:
-        """The stage that changes the tokens' advantages after the method. None if the recipe asks for none."""
+        """The stage that changes the tokens' advantages after the method; None if the recipe asks for none."""
         return None if self.refine is None else Refinement.of(self.refine)
 
     @cached_property
@@ -370,7 +370,7 @@ def scheme_of(
 
 
 def _task_objectives(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | None:
-    """Return the objectives of a task that fills in JSON, one reward per field. None for other tasks."""
+    """Return the objectives of a task that fills in JSON, one reward per field; None for other tasks."""
     if recipe.task not in ("fields", "invoices"):
         return None
     method_entry = method(recipe.method)

@@ -251,7 +251,7 @@ class Trajectory:
             )
 
     def branches(self) -> list[Branch]:
-        """Return the sequences to train on: each turn without a child ends one. A turn trains in one sequence only."""
+        """Return the sequences to train on: the turns that lead to each turn without a child. A turn is in one sequence only."""
         parent_turns = {turn.parent for turn in self.turns}
         used_turns: set[int] = set()
         branches = []
