@@ -54,7 +54,7 @@ def attach() -> None:
 
 
 def get_setting(config: Any, path: str) -> Any:
-    """Look up a setting by its dotted name in nested mappings or objects. None if it does not exist."""
+    """Look up a setting by its dotted name in nested mappings or objects; None if it does not exist."""
     for name in path.split("."):
         config = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
     return config

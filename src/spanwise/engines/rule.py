@@ -88,7 +88,7 @@ def check_rule(
 
 
 def idle_fields(path: str | Path, *, engine: str, reads_output: bool = False) -> str:
-    """Return a warning that lists the recipe fields that an engine ignores. Empty if it ignores none."""
+    """Return a warning that lists the recipe fields that an engine ignores; empty if it ignores none."""
     recipe_fields = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
     ignored_names = {*recipe_fields} - _CREDIT
     if reads_output and recipe_fields.get("output"):  # without a folder, keep_rollouts does nothing

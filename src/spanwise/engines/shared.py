@@ -85,7 +85,7 @@ def fold_factor(
 
 
 def model_vocabulary_size(path: str | None) -> int | None:
-    """Return the vocabulary size in a model's config, often larger than the tokenizer's. None if unknown."""
+    """Return the vocabulary size in a model's config, often larger than the tokenizer's; None if unknown."""
     try:
         model_config = PretrainedConfig.get_config_dict(path)[0] if path else {}
     except (OSError, ValueError):
@@ -150,7 +150,7 @@ class RunRecord:
 
     @staticmethod
     def of(section: Mapping[str, Any], *, option: str) -> RunRecord | None:
-        """Build a `RunRecord` from the options `folder`, `keep_rollouts` and `report`. None without a folder."""
+        """Build a `RunRecord` from the options `folder`, `keep_rollouts` and `report`; None without a folder."""
         folder = section.get("folder")
         keep_every = section.get("keep_rollouts", 0)
         report = section.get("report", False)

@@ -136,7 +136,7 @@ def _with(record: Any, name: str, value: Any) -> Any:
 
 
 def _values(numbers: Any) -> list[Any]:
-    """List the numbers of a list, a tensor, an array or an object with a field `data`. Empty for None."""
+    """List the numbers of a list, a tensor, an array or an object with a field `data`; empty for None."""
     if isinstance(numbers, (Tensor, np.ndarray)):
         return numbers.tolist()
     number_data = _get(numbers, "data")

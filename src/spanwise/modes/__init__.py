@@ -27,6 +27,6 @@ __all__ = ["MODES", "CriticConfig", "Laser", "Mode", "scoring_mode"]
 
 
 def scoring_mode(sections: Mapping[str, Any]) -> Mode | None:
-    """Return a recipe's first mode that scores completions, such as laser. None if the recipe has none."""
+    """Return a recipe's first mode that scores completions, such as laser; None if the recipe has none."""
     configured_modes = (mode.of(sections[name]) for name, mode in MODES.items() if sections.get(name))
     return next((mode for mode in configured_modes if mode.judge is not None), None)

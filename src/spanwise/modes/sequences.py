@@ -1,4 +1,4 @@
-"""`Sequences`: prompts joined with their completions, as a model reads them. Also masks of ended completions."""
+"""`Sequences`: prompts joined with their completions, as a model reads them; and masks of ended completions."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def left_padded(prefixes: Sequence[Sequence[int]], padding: int, device: Any) ->
 
 
 def positions(model: Any, attention_nl: Tensor) -> dict[str, Tensor]:
-    """Return `position_ids` that count from each row's first token. Empty if the model takes none."""
+    """Return `position_ids` that count from each row's first token; empty if the model takes none."""
     if "position_ids" not in signature(model.forward).parameters:
         return {}
     return {"position_ids": (attention_nl.cumsum(dim=1) - 1).clamp(min=0)}

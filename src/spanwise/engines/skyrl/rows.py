@@ -119,7 +119,7 @@ class SampledRows:
         turn_ranges = [(row, k, *turn_range) for row, ranges in enumerate(row_ranges) for k, turn_range in enumerate(ranges)]
 
         def value_of_turn(values: Sequence[Any], row: int, k: int) -> Any:
-            """Return the value of turn `k` of a row from a generator's list. Without values per turn: the row's value."""
+            """Return the value of turn `k` of a row from a generator's list, or the row's value if turns have none."""
             row_value = values[row]
             if self.stepwise or not isinstance(row_value, list) or len(row_value) != len(row_ranges[row]):
                 return row_value

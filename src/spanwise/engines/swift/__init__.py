@@ -1,4 +1,4 @@
-"""Let ms-swift (`swift rlhf --rlhf_type grpo`) train with a spanwise recipe. Written for and run with ms-swift 4.6.0."""
+"""Let ms-swift (`swift rlhf --rlhf_type grpo`) train with a spanwise recipe; written for and run with ms-swift 4.6.0."""
 
 from __future__ import annotations
 

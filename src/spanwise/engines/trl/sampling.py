@@ -66,7 +66,7 @@ class DynamicSampling:
         self.scored: Any = None
 
     def fill(self, outputs: tuple[Any, ...], prompts: list[Any], rows: list[dict[str, Any]]) -> tuple[Any, ...]:
-        """Replace the groups of a generated batch that teach nothing. Changes `prompts` and `rows` in place."""
+        """Replace the groups of a generated batch that teach nothing. This changes `prompts` and `rows` in place."""
         group_size = self.trainer.num_generations
         fresh_rows = self._fresh_rows()
         is_useful_g = self._useful(outputs, prompts, rows)
@@ -99,7 +99,7 @@ class DynamicSampling:
         return outputs
 
     def _useful(self, generated: tuple[Any, ...], prompts: list[Any], rows: list[dict[str, Any]]) -> Bool[Tensor, " g"]:
-        """Return for each group whether it is useful: a completion gets credit, or rewards differ."""
+        """Return which groups are useful: a completion gets credit or, if `criterion` is an objective, its rewards differ."""
         extra_fields = next((part for part in generated if isinstance(part, dict)), {})
         for n, row in enumerate(rows):
             row.update({name: values[n] if isinstance(values, list) else values for name, values in extra_fields.items()})

@@ -406,7 +406,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         return output
 
     def sample_rollouts(self, prompts: Sequence[Mapping[str, Any]]) -> Rollouts:
-        """Sample and credit a group of completions per dataset row, without effect on training. For one process only."""
+        """Sample and credit a group of completions per dataset row, without effect on training; for one process only."""
         was_training = self.model.training
         old_rollouts = self.last_rollouts
         old_step = self.step

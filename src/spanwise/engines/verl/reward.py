@@ -123,7 +123,7 @@ def _hash_rewards(scores: Scores, objectives: Sequence[Objective]) -> float:
 
 
 def _own_manager(config: Any, used_columns: set[str], tokenizer: Any, router: dict[str, Any]) -> Any:
-    """Load the verl reward manager that the user configured. None if the recipe uses none of its results."""
+    """Load the verl reward manager that the user configured; None if the recipe uses none of its results."""
     manager_config = config.algorithm.spanwise.get(OWN_MANAGER)
     if manager_config is None or not used_columns:
         return None

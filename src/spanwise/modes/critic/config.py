@@ -1,4 +1,4 @@
-"""The settings of the value model (critic) of `gae` and `sae`. For verl's and SkyRL's critic: checks, targets, errors."""
+"""The settings of the value model (critic) of `gae` and `sae`; for verl's and SkyRL's critic: checks, targets, errors."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Saved(NamedTuple):
 
     @staticmethod
     def of(place: str | Path) -> Saved | None:
-        """Read a saved critic's description from its folder. None for a token classifier that is no saved critic."""
+        """Read a saved critic's description from its folder; None for a token classifier that is no saved critic."""
         about_file = Path(place) / ABOUT
         try:
             fields = json.loads(about_file.read_text(encoding="utf-8"))
@@ -121,7 +121,7 @@ class ValueModel(nn.Module):
         return ValueModel(model, names, config)
 
     def forward(self, rows: Sequences) -> Tensor:
-        """Return the value head's output before each of T tokens and after the last. Shape (N, T + 1, S[, bins])."""
+        """Return the value head's output before each of T tokens and after the last, of shape (N, T + 1, S[, bins])."""
         model_args: dict[str, Any] = {"use_cache": False} if "use_cache" in signature(self.model.forward).parameters else {}
         model_args |= positions(self.model, rows.attention_nl)
         logits_nlc = self.model(input_ids=rows.ids_nl, attention_mask=rows.attention_nl, **model_args).logits

@@ -121,7 +121,7 @@ class Laser(Mode):
 
     @property
     def first_mix(self) -> int | None:
-        """The index of the first generation batch whose credit contains laser's scores. None without such a batch."""
+        """The index of the first generation batch whose credit contains laser's scores; None without such a batch."""
         return self.reasoning_warmup + self.self_rewarding_warmup if self.mix > 0 else None
 
     @property
@@ -181,7 +181,7 @@ class Laser(Mode):
         return (step_n == 0) | (step_n > self.first_mix)
 
     def recorded(self, table: Any, rows: Any) -> dict[str, Tensor]:
-        """Return laser's recorded scores for some rows of one step. Empty if the step mixes no scores into the credit."""
+        """Return laser's recorded scores for some rows of one step; empty if the step mixes no scores into the credit."""
         if self.first_mix is None:
             return {}
         if table.score_n is None:
@@ -229,7 +229,7 @@ class Laser(Mode):
         return self.verdict
 
     def note(self, table: Any) -> str:
-        """Say how many completions are from steps before laser's scores enter the credit. Empty if there are none."""
+        """Say how many completions are from steps before laser's scores enter the credit; empty if there are none."""
         if self.first_mix is None or table.score_n is None:
             return ""
         warmup_count = int((~self.mixes_at(table.step_n)).sum())

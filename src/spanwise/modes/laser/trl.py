@@ -35,9 +35,9 @@ class SelfRewarding(TrlPart):
         vocabulary_size = policy_model.get_input_embeddings().weight.shape[0]
         self.token = reserved_id(laser, self.tokenizer, size=vocabulary_size, ends=self.ends)
         self.measured: dict[str, Any] | None = None  # the content of `laser.json`; None before the first batch
-        # The reserved token's log-probabilities: first and last forward pass after `generate`. NaN for cut-off rows.
+        # The reserved token's log-probabilities: first and last forward pass after `generate`; NaN for cut-off rows.
         self.passes: list[Tensor] = []
-        # The reserved token's log-probabilities in each `generate` call. NaN for rows that end in its last step.
+        # The reserved token's log-probabilities in each `generate` call; NaN for rows that end in its last step.
         self.heard: list[Tensor] = []
         self._written = False
         self._score_n: Tensor | None = None
