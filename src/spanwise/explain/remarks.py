@@ -136,7 +136,7 @@ def cut_off(
     *,
     among_n: Bool[Tensor, " n"],
 ) -> tuple[int, str]:
-    """Count completions that seem cut off: they end in an open block, or share the largest length."""
+    """Count completions that seem cut off, and say what shows it: an unclosed part or a shared largest length."""
     unclosed_count = int((among_n & ((fault_n & int(Fault.TRUNCATED)) != 0)).sum())
     largest_length = int(length_n.max())
     is_longest_n = among_n & (length_n == largest_length)
@@ -227,7 +227,7 @@ def _warn_free_omission(objective: Objective, reading: Reading, scheme: Scheme, 
 
 
 def _count_omitted(objective: Objective, reading: Reading, scheme: Scheme) -> int:
-    """Count the completions that omit all blocks of an objective. 0 if some objective's `if_missing` punishes that."""
+    """Count the completions that omit all blocks of an objective; 0 if some objective's `if_missing` punishes that."""
     paid_block_indices = [scheme.layout.names.index(name) for name in objective.pays]
     has_tokens_n = reading.length_nk.sum(dim=1) > 0
     lacks_blocks_n = (reading.length_nk[:, paid_block_indices] == 0).all(dim=1)

@@ -154,7 +154,7 @@ TOKEN_ESTIMATORS: Mapping[str, Callable[[Trajectories, Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class TokenFidelity:
-    """How well token estimators (e) agree with Monte Carlo, by critic (c) and kind of token (s). Intervals are bootstrapped.
+    """How well token estimators (e) agree with Monte Carlo, by critic (c) and kind of token (s), with bootstrap intervals.
 
     Attributes:
         critics, estimators: the names along the first two axes; the third axis has the names `TOKEN_KINDS`.

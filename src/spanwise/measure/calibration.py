@@ -43,7 +43,7 @@ def ece(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], *, bi
 
 
 def auroc(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"]) -> float:
-    """Compute the chance that a right answer has more confidence than a wrong one (a tie counts half). NaN without both.
+    """Compute the chance that a right answer has more confidence than a wrong one (a tie counts half); NaN without both.
 
     >>> auroc(torch.tensor([.9, .5, .5, .1]), torch.tensor([1., 1., 0., 0.]))  # 3.5 of 4 pairs
     0.875

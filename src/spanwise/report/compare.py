@@ -201,7 +201,7 @@ def _is_meaningless(comparison: ArmComparison, d: Difference) -> bool:
 
 
 def _better_first(d: Difference) -> tuple[str, str]:
-    """Return the two arms (methods) of a difference, the better first. Without a better direction: the higher first."""
+    """Return the two arms (methods) of a difference, the better one first (the higher one if no direction is better)."""
     return (d.a, d.b) if (d.interval.value > 0) != (d.figure in LOWER_BETTER) else (d.b, d.a)
 
 

@@ -81,7 +81,7 @@ def curve_panel(
     title: str, rows: list[Row], names: Sequence[str], *, x: str = "step", label: str = "step", note: str = "",
     legend: Sequence[str] = (), **options: Any,
 ) -> list[Panel]:  # fmt: skip
-    """Return a panel with curves over `x` and a table of their numbers. No panel if there are no rows."""
+    """Return a panel with curves over `x` and a table of their numbers; no panel if there are no rows."""
     if not rows:
         return []
     return [Panel(title, (curves(rows, names=names, x=x, **options),), wide(rows, key="x", label=label), note, legend)]

@@ -452,7 +452,7 @@ def _pages(batches: Lines) -> Iterator[tuple[type[Mode], Page, dict[str, str]]]:
 
 
 def _panel(chart: Chart, batches: Lines, names: Sequence[str] = (), **drawn: Any) -> list[Panel]:
-    """Return a panel with a chart of training metrics. No panel if no batch has these metrics."""
+    """Return a panel with a chart of training metrics; no panel if no batch has these metrics."""
     curve_rows = [row for key, name in chart.series.items() for row in batch_curve(batches, key, name)]
     has_cut_values = chart.floor is not None and any(row["value"] < chart.floor for row in curve_rows)
     chart_note = chart.note + (f" Values below {chart.floor:g} are drawn at {chart.floor:g}." if has_cut_values else "")

@@ -62,7 +62,7 @@ def _factor(value: float) -> str:
 
 
 def equation(part: CreditPart) -> str:
-    """Return one objective's credit as an equation of reward, baseline and divisor. "" if it has no baseline."""
+    """Return one objective's credit as an equation of reward, baseline and divisor; "" if it has no baseline."""
     if part.worth is None or part.baseline is None or part.divisor is None:
         return ""
     difference_text = f"{shown(part.worth)} {_MINUS} {_factor(part.baseline)}"
@@ -184,7 +184,7 @@ def explained(row: TokenRow, method: str, rule: Rule) -> dict[str, Any]:
 
 
 def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: float) -> dict[str, Any]:
-    """Explain a block's credit: the objectives that add up to it, and the share of each token."""
+    """Explain a block's credit: the objectives' credits that add up to it, and the share of each token."""
     objective_names = [name for name, fields in rule.objectives.items() if block == COMPLETION or block in fields["pays"]]
     credit_parts = list(row.parts.get(method, ()))
     if not objective_names or len(credit_parts) != 1:  # a single part of the credit may cover all objectives

@@ -106,7 +106,7 @@ class TokenizedTexts(NamedTuple):
 
 
 class AsRecorded(NamedTuple):
-    """The numbers that a trainer used for its completions: advantages or rewards. NaN for a completion without one."""
+    """The numbers that a trainer used for its completions: advantages or rewards; NaN for a completion without one."""
 
     says: str  # a description of the numbers for the user
     value: Float[np.ndarray, " v"]  # one number per completion, or per token if `by_token`

@@ -264,7 +264,7 @@ class Task:
 
 
 def stated_confidences(text: list[BlockText], block: str, layout: Layout, *, tag: str = "confidence") -> torch.Tensor:
-    """Return the number that each completion states as its confidence. NaN if it is missing or unreadable."""
+    """Return the number that each completion states as its confidence; NaN if it is missing or unreadable."""
     block_fields = [blocks.get(block) or {} for blocks in text]
     confidence_texts = [fields.get(tag) if tag in layout.keys[block] else None for fields in block_fields]
     confidences = [None if stated is None else parse_confidence(stated) for stated in confidence_texts]

@@ -323,7 +323,7 @@ def check_cells(rows: Any, dataset: str, columns: DatasetColumns, *, template: b
 
 
 def _cell_fault(cell: Any, option: str, columns: DatasetColumns, *, template: bool) -> str | None:
-    """Say why a cell of a dataset is no question, prompt or answer. None for a good cell."""
+    """Say why a cell of a dataset is no question, prompt or answer; None for a good cell."""
     if option == "prompt_column":
         message_fault = prompt_fault(cell, template=template)
         if not message_fault and columns.conversations and cell[-1]["role"] == "assistant":

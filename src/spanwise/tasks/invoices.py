@@ -74,7 +74,7 @@ class InvoiceProblems(EmbeddedProblems):
 class ClerkNoise:
     """How often training completions have a hurried clerk's faults, and how many facts letters hold."""
 
-    # the probability of a fault per field; a fault in `due` swaps a date and null
+    # the probability of a fault per field; a fault in `due` turns a date into null, or null into a date
     slip: float = 0.0
     facts: float = 1.0  # the smallest share of the optional facts that a letter holds
 

@@ -377,7 +377,7 @@ class Float32Muon(torch.optim.Optimizer):
 
 
 def orthogonalised(matrix: Tensor) -> Tensor:
-    """Return a matrix with the same singular vectors, but singular values near 1 (0.7 to 1.2). Uses Newton-Schulz steps."""
+    """Return a matrix with the same singular vectors, but singular values near 1 (0.7 to 1.2), by Newton-Schulz steps."""
     wide_matrix = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
     wide_matrix = wide_matrix / wide_matrix.norm().clamp(min=_EPS)
     for _ in range(_STEPS):

@@ -81,7 +81,7 @@ def token_rows(
 
 
 def cutter(vocabulary: Vocabulary) -> Callable[[bytes, Sequence[int]], tuple[int, ...]]:
-    """Return a function that cuts bytes into token ids. Its `choices` pick among the tokens that fit, 0 the longest."""
+    """Return a function that cuts bytes into token ids. Its `choices` pick among the tokens that fit (0: the longest)."""
     ids_by_first_byte: dict[int, list[int]] = {}
     for index in sorted(range(len(vocabulary)), key=lambda i: -len(vocabulary.pieces[i])):
         if vocabulary.pieces[index]:
