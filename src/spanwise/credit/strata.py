@@ -250,7 +250,7 @@ class Moments:
         return value_s[self.stratum_n.clamp(min=0)].masked_fill_(self.stratum_n < 0, nowhere)
 
     def pooled_variance_of_others(self) -> Float[Tensor, " s"]:
-        """Return, for each stratum, the variance pooled over all others. Return NaN if no other stratum has two values."""
+        """Return, for each stratum, the pooled variance inside all others; NaN if no other stratum has two values."""
         degrees_of_freedom_s = (self.count_s - 1).clamp(min=0.0)
         other_degrees_of_freedom_s = degrees_of_freedom_s.sum() - degrees_of_freedom_s
         other_square_sum_s = (self.square_s.sum() - self.square_s).clamp(min=0.0)

@@ -332,7 +332,7 @@ def runs(
 
 
 def _test_code(cell: Any) -> str | None:
-    """Return a cell's test code: a text, a list of lines, or a list's text (a program that always passes); None without."""
+    """Return a cell's test code: a text, a list of lines, or a list's text (as a program it would pass); None without."""
     if isinstance(cell, str) and cell.lstrip().startswith("["):
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             cell = ast.literal_eval(_STRING.sub(lambda match: match[1] + ("," if match[2] else ""), cell.strip()))
