@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import trl_small
-from rollout_files import LAYOUT, check_written_by_hand, records, write_lines
+from rollout_files import LAYOUT, check_written_by_hand, records, small_episode, write_lines
 from spanwise import Scheme, advantages, credit_batch, read
 from spanwise.credit import merge_counts
 from spanwise.errors import DataError
 from spanwise.layout import Layout
-from spanwise.rollouts import read_traces, write_traces
+from spanwise.rollouts import read_rollouts, read_traces, write_traces
 from spanwise.segment import Vocabulary
 from spanwise.trajectories import onto_turns, turn_batch
 from spanwise.types import Status
@@ -84,6 +84,14 @@ def test_rewards_that_are_missing_or_no_number_have_a_status(tmp_path):
     }  # fmt: skip
     (rollout,) = read_traces(write_lines(tmp_path / "t.jsonl", [record]))
     assert rollout.rewards == {"a": Status.UNSCORED, "b": 0.5, "c": Status.UNSCORED, "reward": 1.0}
+
+
+def test_group_id_0_is_an_id(tmp_path):
+    """Both episodes are of group 0, though their prompts differ."""
+    episodes = [small_episode("4", {"exact": 1.0}, group=0), small_episode("5", {"exact": 0.0}, group=0)]
+    episodes[1]["traces"][0]["nodes"][0]["message"] = {"role": "user", "content": "3+2="}
+    path = write_lines(tmp_path / "traces.jsonl", episodes)
+    assert read_rollouts(path).group_n.tolist() == [0, 0]
 
 
 def test_a_trace_that_failed_has_no_rewards_and_one_whose_second_attempt_succeeded_has(tmp_path):

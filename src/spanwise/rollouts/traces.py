@@ -204,10 +204,11 @@ def trained_traces(record: Mapping[str, Any]) -> Iterator[Trace]:
             task = object_field(raw_trace, "task") or object_field(record, "task")
             nodes = list_field(raw_trace, "nodes", Mapping, "objects")
             task_data = object_field(task, "data")
-            trace = Trace(raw_trace, nodes, place, "", step, bool(group_id), task_data, list(_paths(nodes)))
+            has_group_id = group_id not in (None, "")
+            trace = Trace(raw_trace, nodes, place, "", step, has_group_id, task_data, list(_paths(nodes)))
             task_key = task.get("key") or task.get("hash")
             prompt_nodes = trace.paths[0][0] if trace.paths else ()
-            group_key = group_id or task_key or trace.prompt(prompt_nodes)
+            group_key = group_id if has_group_id else task_key or trace.prompt(prompt_nodes)
             yield replace(trace, key=f"{group_key} {agent_fields.get('name', '')}")
 
 

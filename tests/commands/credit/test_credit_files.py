@@ -187,6 +187,24 @@ def test_dead_strata_and_silent_completions_are_counted(tmp_path):
     assert (figures["completions"], figures["mean_abs"], figures["zero_share"]) == (2, pytest.approx(0.12), 0.0)
 
 
+def test_a_stratum_where_only_an_empty_completion_would_have_credit_is_dead(tmp_path):
+    """The empty completion is wrong, too, and lacks a confidence, but has no token that could get the credit for it."""
+    outputs = [tagged("5", "0.3"), tagged("5", "0.3"), ""]
+    rows = [{"input": "a", "output": text, "gts": "4", "score": 0.0, "step": 1} for text in outputs]
+    objectives = [
+        {"reward": "correct", "pays": ["solution"]},
+        {"reward": "brier", "pays": ["confidence"], "given": "correct", "if_missing": -1.0},
+    ]
+    options = {
+        "methods": ["recipe"],
+        "overrides": {"layout": LAYOUT, "objectives": objectives},
+        "reward": {"correct": "text"},
+    }
+    (own,) = credit_rollouts(write_lines(tmp_path / "1.jsonl", rows), **options).applied
+    assert own.silent_n.all()
+    assert own.dead["brier"] == 1.0
+
+
 def test_groups_larger_than_the_run_says_are_cut():
     assert split_groups(torch.tensor([0, 1, 0, 1, 0, 0]), 2).tolist() == [0, 2, 0, 2, 1, 1]
 

@@ -362,8 +362,9 @@ def apply_arm(
                     batch_fields["steps"] = Steps(table.rollout_n[row_indices], row_indices)
                 credit = credit_batch(scored_rows, Batch(group_n[row_indices], **batch_fields), scheme)
                 # A completion without any block has no token to credit, so its credit for omitting blocks is 0.
-                has_block_n = scored_rows.present_nk.any(dim=1)
-                credit = replace(credit, stop_n=credit.stop_n.masked_fill(~has_block_n, 0.0))
+                is_empty_n = ~scored_rows.present_nk.any(dim=1)
+                adv_nm = None if credit.adv_nm is None else credit.adv_nm.masked_fill(is_empty_n[:, None], 0.0)
+                credit = replace(credit, stop_n=credit.stop_n.masked_fill(is_empty_n, 0.0), adv_nm=adv_nm)
             credit_parts.append((row_indices, credit))
     credit = _join_credit(credit_parts)
     counts_by_objective = dead_strata(credit, scheme, group_n=group_n if credits_tokens else None)
