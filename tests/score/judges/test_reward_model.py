@@ -87,7 +87,8 @@ def test_a_classifier_reads_the_prompt_and_the_part(tmp_path, pad):
     [
         ("prefix", False, ["<t>So 4</t><t>then 0.9</t>", "<t>a<t></t>"]),
         ("whole", False, ["<t>So 4</t><t>then 0.9</t>so 4", "<t>a<t></t>"]),
-        ("prefix", True, ["So 4then 0.9", ""]),
+        ("prefix", True, ["So 4then 0.9", "<t>a"]),  # the tag that never closes hides nothing
+        ("whole", True, ["So 4then 0.9so 4", "<t>a"]),  # the block at the end has no tags
         ("part", True, ["then 0.9", ""]),
     ],
 )

@@ -82,7 +82,7 @@ def score_by_model(
         marker: the text behind each step, such as <extra_0>.
         choices: token -> number, for a causal model.
         label: the name or place of a label of a classifier that has several; None: the last one.
-        inside: the model sees what the tags of a block hold, without the tags.
+        inside: the model sees what the closed tags of a block hold, without the tags; all of a block that has none.
         block: the block that is the part; None: all paid blocks, of which a marker reads the last one. `each` sets it.
         batch_size: rows in one pass; 1 for a classifier whose configuration has no pad_token_id.
         max_length: tokens of a row; None: as many as the model has places for.
@@ -125,8 +125,8 @@ def _pieces(blocks: BlockText, names: Sequence[str], sees: str, inside: bool) ->
     """Return a completion as the pieces that the reward model reads, and the index of the judged piece."""
 
     def block_text(name: str) -> str:
-        block_tags = blocks[name] or {}
-        return "".join(block_tags[tag] or "" for tag in block_tags if tag) if inside else part_text(blocks, [name], name)
+        inner_texts = [inner_text for tag, inner_text in (blocks[name] or {}).items() if tag and inner_text is not None]
+        return "".join(inner_texts) if inside and inner_texts else part_text(blocks, [name], name)
 
     if sees == "part":
         return ["".join(map(block_text, names))], 0
