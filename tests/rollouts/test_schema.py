@@ -50,8 +50,8 @@ def test_a_file_has_the_columns_and_types_that_the_table_says(pieces, tmp_path):
     other = "tokens" if pieces is None else "completion_ids"
     # Whose a row is stands there where a rollout is several rows: test_credit_branches; blocks of tokens where they have pieces;
     # scores of their own where a recipe has laser: test_credit_score; parts and what is stated: test_report_parts;
-    # notes: test_judge_runs.
-    elsewhere = {other, "rollout", "block", "self_reward", "parts", "stated", "note"}
+    # notes: test_judge_runs; values after the last token: test_credit_trained.
+    elsewhere = {other, "rollout", "block", "self_reward", "parts", "stated", "note", "value_after"}
     assert families == {name.partition("/")[0] for name in TABLE} - elsewhere
 
 
