@@ -198,22 +198,22 @@ def test_logs_of_two_tasks_are_not_compared(tmp_path):
 
 
 def test_logs_of_two_models_are_not_compared(tmp_path):
-    """Both answer the same sample twice; a folder of logs often holds several models."""
+    """Both answer the same sample twice. A reply may lack the model's name, or have that of one of its versions."""
     import inspect_ai
     from inspect_ai import dataset, model, solver
 
     @solver.solver
-    def says(name):
+    def answers():
         async def solve(state, generate):
-            state.output = model.ModelOutput.from_content(name, "4")
+            state.output = model.ModelOutput.from_content(("", "version-2")[state.epoch - 1], "4")
             state.messages.append(state.output.message)
             return state
 
         return solve
 
     for name in ("small", "large"):
-        task = inspect_ai.Task(dataset=[dataset.Sample(id=1, input="2+2=")], solver=says(name), epochs=2)
-        inspect_ai.eval(task, model="mockllm/model", display="none", log_dir=str(tmp_path))
+        task = inspect_ai.Task(dataset=[dataset.Sample(id=1, input="2+2=")], solver=answers(), epochs=2)
+        inspect_ai.eval(task, model=f"mockllm/{name}", display="none", log_dir=str(tmp_path))
     assert read_rollouts(tmp_path).group_n.tolist() == [0, 0, 1, 1]
 
 

@@ -7,6 +7,7 @@ import zipfile
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ class _Rows:
 
 def _inspect_completions(files: Sequence[Path], rows: _Rows, unanswered_ids: list[Any]) -> Iterator[cells.Parts]:
     """Yield each sample's completion, and add its other fields to `rows`. Collect the ids of samples without completion."""
-    for sample in _read_samples(files):
+    for model_name, sample in _read_samples(files):
         prompt, completion = cells.split_chat([_to_message(message) for message in sample.messages])
         if completion is None:
             unanswered_ids.append(sample.id)
@@ -92,7 +93,7 @@ def _inspect_completions(files: Sequence[Path], rows: _Rows, unanswered_ids: lis
         input_chat = [] if isinstance(sample.input, str) else [_to_message(message) for message in sample.input]
         input_text = cells.prompt_text(input_chat or sample.input)
         # The logs of two tasks may both have a sample 1, and those of two models the same samples.
-        sample_key = f"{sample.output.model} {sample.id} {input_text}"
+        sample_key = f"{model_name} {sample.id} {input_text}"
         input_turns = sum(message["role"] == "assistant" for message in input_chat)
         prompt_turn_count = sum(message["role"] == "assistant" for message in prompt)
         row_fields = {"prompt": cells.prompt_text(prompt), "key": sample_key, "is_later": prompt_turn_count > input_turns}
@@ -100,8 +101,8 @@ def _inspect_completions(files: Sequence[Path], rows: _Rows, unanswered_ids: lis
         yield cells.completion_parts(completion)
 
 
-def _read_samples(files: Sequence[Path]) -> Iterator[Any]:
-    """Yield the samples of Inspect's logs one by one, as objects of Inspect's own class."""
+def _read_samples(files: Sequence[Path]) -> Iterator[tuple[str, Any]]:
+    """Yield the samples of Inspect's logs one by one, as objects of Inspect's own class, after the name of their log's model."""
     try:
         from inspect_ai.log import EvalSample, read_eval_log, read_eval_log_samples  # pyright: ignore[reportMissingImports]
         from pydantic import ValidationError
@@ -118,17 +119,17 @@ def _read_samples(files: Sequence[Path]) -> Iterator[Any]:
                 log_header = read_eval_log(str(file), header_only=True).eval
                 sample_names = _sample_names(file, log_header.dataset.sample_ids or (), log_header.config.epochs or 1)
                 if sample_names is None:
-                    yield from read_eval_log_samples(str(file), all_samples_required=False)
+                    yield from zip(repeat(log_header.model), read_eval_log_samples(str(file), all_samples_required=False))
                 for sample_fields in _read_members(file, sample_names or ()):
                     progress.add(file.stat().st_size / len(sample_names or ()))
-                    yield EvalSample.model_validate(sample_fields)
-            else:  # Inspect's reader would hold the whole log in memory
+                    yield log_header.model, EvalSample.model_validate(sample_fields)
+            else:  # Inspect's reader would hold the whole log in memory; such a log is read alone, so its model does not matter
                 with file.open("rb") as stream:
                     for sample_fields in member_entries(stream, "samples", progress.add):
                         if not isinstance(sample_fields, dict):
                             raise ValueError(f"a sample is of type {type(sample_fields).__name__} instead of an object")
                         sample_fields.pop("events", None)
-                        yield EvalSample.model_validate(sample_fields)
+                        yield "", EvalSample.model_validate(sample_fields)
         except DataError:
             raise
         except Exception as error:  # zip, JSON and Inspect each raise their own exceptions
