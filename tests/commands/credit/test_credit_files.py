@@ -127,6 +127,18 @@ def test_values_of_other_streams_are_not_taken_for_what_is_asked(tmp_path):
     assert len(credit_rollouts(single, **pair, overrides={"values": "shared"}).applied) == 1
 
 
+def test_a_recipe_says_what_values_predict_where_the_columns_are_the_rewards(tmp_path):
+    """By hand: with lambda 1, a token's advantage is the reward minus the value, summed over both rewards."""
+    values = [[0.5] * 2, [0.25, 0.75]]
+    columns = {"prompt": ["q"] * 2, "tokens": [["so ", "4"], ["so ", "5"]], "trainable": [[True] * 2] * 2}
+    columns |= {"reward/grade": [1.0, 2.0], "reward/style": [0.5] * 2, "values/grade": values, "values/style": values}
+    pq.write_table(pa.table(columns), tmp_path / "export.parquet")
+    overrides = {"method": "gae", "values": "objective", "options": {"lam": 1.0}}
+    result = credit_rollouts(tmp_path, methods=["recipe"], overrides=overrides)
+    advantages = result.applied[0].advantages(result.table, 1, 2) * 2  # shared out over the tokens of the completion
+    assert advantages.tolist() == pytest.approx([2.0 + 0.5 - 2 * 0.25, 2.0 + 0.5 - 2 * 0.75])
+
+
 def test_chunks_change_nothing(tmp_path, monkeypatch):
     for step in (9, 10):  # one prompt, two steps; 9.jsonl comes before 10.jsonl
         write_lines(tmp_path / f"{step}.jsonl", [row for row in verl_rows() if row["step"] == step])

@@ -241,7 +241,7 @@ def _build_own(builder: _SchemeBuilder, run_code: bool) -> tuple[str, Scheme, _S
         method_presets = builder.with_each_baseline()
         return next((name for name, preset in method_presets if preset == scheme), "recipe"), scheme, builder
     preset_name = f"{recipe.method}:{recipe.baseline}" if recipe.baseline else recipe.method
-    own_fields = {"per": recipe.per, "refine": recipe.refinement, "modes": recipe.scheme_modes}
+    own_fields = {"per": recipe.per, "values": recipe.values, "refine": recipe.refinement, "modes": recipe.scheme_modes}
     own_fields = {name: value for name, value in own_fields.items() if value}
     return "recipe" if own_fields else preset_name, builder.build(preset_name, **own_fields), builder
 
