@@ -88,6 +88,11 @@ def test_samples_of_one_rollout_have_one_vote(tmp_path, tokenizer):
     result = credit_rollouts(file, tokenizer=tokenizer, methods=["dr_grpo"], overrides={"layout": {"solution": ["answer"]}})
     assert result.group_n.tolist() == [0, 0, 0, 1, 1, 1]
     assert result.applied[0].credit.block_nk.flatten().tolist() == [0.5, 0.5, -0.5, -0.5, -0.5, 0.5]
+    # A later sample of a rollout has a prompt of its own; without a group_index, the prompt of the first sample counts.
+    rows = [sample("a", group=None, rollout_id=0), sample("b", group=None, rollout_id=0, prompt="2+2=a, so"), rows[2]]
+    file = dump(tmp_path, rows) / "rollout_data" / "0.pt"
+    result = credit_rollouts(file, tokenizer=tokenizer, methods=["dr_grpo"], overrides={"layout": {"solution": ["answer"]}})
+    assert result.applied[0].credit.block_nk.flatten().tolist() == [0.5, 0.5, -0.5]
 
 
 def test_samples_without_a_group_are_counted_and_without_a_label_have_the_answer_of_their_metadata(tmp_path):

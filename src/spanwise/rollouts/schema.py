@@ -8,7 +8,7 @@ under the name of the method that made it. A run has one method, an export has t
 |---|---|---|
 | `step` | int64 | the training step that the completion was generated in |
 | `group` | int64 | completions of one step with the same number are compared with each other |
-| `rollout` | int64 | completions of one group with the same number are parts of one rollout (branches), which has one vote |
+| `rollout` | int64 | those of one group (without `group`: step) with the same number are parts of one rollout, which has one vote |
 | `prompt` | string | its text; a conversation as JSON |
 | `completion_ids` | list<int32> | the ids that were sampled, and those of tools in between |
 | `tokens` | list<string> | instead of ids, where none are known: the texts; list<binary> where they cut characters |

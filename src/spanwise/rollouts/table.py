@@ -212,13 +212,14 @@ class RolloutTable:
         """Build a table from columns.
 
         Completions of one step with equal `keys` form a group; if `keys` is None, those with equal prompts. Those of a group with
-        equal `rollouts` are parts of one rollout. The reward that a trainer compared is the column `score` or `reward` (`scores`,
-        `rewards`), else the sum of those `trained`.
+        equal `rollouts` are parts of one rollout; if `keys` is None, those of a step, because turns have prompts of their own. The
+        reward that a trainer compared is the column `score` or `reward` (`scores`, `rewards`), else the sum of those `trained`.
         """
         group_n = group_index(list(zip(prompts if keys is None else keys, steps, strict=True)))
         rollout_n = None
         if rollouts is not None:  # a trainer may number the rollouts of every step or group from 0
-            rollout_n = group_index(list(zip(group_n.tolist(), rollouts, strict=True)))
+            step_or_group = steps if keys is None else group_n.tolist()
+            rollout_n = group_index(list(zip(step_or_group, rollouts, strict=True)))
         reward_columns = parse_rewards({name: values for name, values in rewards.items() if not is_computed(name)})
         compared_names = [name for name in COMPARED if name in reward_columns][:1]
         # The file's format says that these columns are rewards. So a note names those without numbers.
