@@ -47,8 +47,8 @@ def test_a_running_mean_has_fewer_values_at_the_start():
     assert running_mean([0.0, 1.0, 0.5]) == [0.0, 0.5, 0.5]
 
 
-def test_an_arm_that_ends_in_refusing_is_called_collapsed():
-    assert verdict({"peak_refusal_rate": 0.98, "refusal_rate": 0.95}) == "learned to refuse every question and stayed so"
+def test_an_arm_that_refuses_more_than_half_is_said_to_refuse_most_questions():
+    assert verdict({"peak_refusal_rate": 0.6, "refusal_rate": 0.55}) == "learned to refuse most questions and stayed so"
 
 
 def test_the_heading_of_the_confidence_demo_names_the_start_and_the_rule_of_its_runs():

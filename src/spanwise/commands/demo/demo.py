@@ -121,9 +121,9 @@ def verdict(figures: Mapping[str, Any]) -> str:
         return "kept answering"
     stays_refusing = figures["refusal_rate"] > 0.5
     return (
-        "learned to refuse every question and stayed so"
+        "learned to refuse most questions and stayed so"
         if stays_refusing
-        else "learned to refuse every question and recovered"
+        else "learned to refuse most questions and recovered"
     )
 
 
