@@ -271,9 +271,11 @@ def test_a_method_with_a_critic_has_no_strata_that_could_be_dead():
     its_spans = Spans.of_blocks(("b",), torch.zeros(2, 2).to(torch.int8))
     reading = replace(reading_of([0.0, 0.0], [[2], [2]], [0, 0]), spans=its_spans)
     batch = Batch([0, 0], torch.zeros(2, 2).long(), torch.ones(2, 2).bool(), value_nt=torch.zeros(2, 2))
-    logged = metrics(credit_batch(reading, batch, scheme), reading, scheme, group_n=batch.group_n)
+    credit = credit_batch(reading, batch, scheme)
+    logged = metrics(credit, reading, scheme, group_n=batch.group_n)
     assert logged["credit/no_signal"] == 1.0
     assert "credit/r/dead_strata" not in logged
+    assert dead_strata(credit, scheme, group_n=batch.group_n) == {}  # as `spanwise credit` asks
 
 
 def test_sentences():

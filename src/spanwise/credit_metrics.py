@@ -108,8 +108,6 @@ def _measure_broke(batch: CreditedBatch) -> dict[str, float]:
 
 def _measure_dead_strata(batch: CreditedBatch) -> dict[str, float]:
     """Return the share of strata (compared sets) without credit, for each objective or for all together."""
-    if batch.scheme.value_names:  # a reward is compared with a critic's value, not with other completions
-        return {}
     strata_counts = dead_strata(batch.credit, batch.scheme)
     return {comparison: dead / strata if strata else math.nan for comparison, (strata, dead) in strata_counts.items()}
 
@@ -118,7 +116,8 @@ def dead_strata(
     credit: Credit, scheme: Scheme, *, group_n: Shaped[Tensor, " n"] | None = None
 ) -> dict[str, tuple[int, int]]:
     """Count all strata (compared sets) and those without credit, for each objective or for all together."""
-    if credit.adv_nm is None or credit.comparison is None:
+    # With a critic there are no strata: a reward is compared with a value, not with other completions.
+    if scheme.value_names or credit.adv_nm is None or credit.comparison is None:
         return {}
     column_by_name = {" + ".join(scheme.names): 0}
     if scheme.entry.kind == "block" and group_n is None:
