@@ -50,7 +50,7 @@ def test_a_file_has_the_columns_and_types_that_the_table_says(pieces, tmp_path):
     other = "tokens" if pieces is None else "completion_ids"
     # Whose a row is stands there where a rollout is several rows: test_credit_branches; blocks of tokens where they have pieces;
     # scores of their own where a recipe has laser: test_credit_score; parts and what is stated: test_report_parts;
-    # notes: test_judge_runs; values after the last token: test_credit_trained.
+    # notes: test_judge_runs; values after the last token where a run has a critic: test_credit_trained.
     elsewhere = {other, "rollout", "block", "self_reward", "parts", "stated", "note", "value_after"}
     assert families == {name.partition("/")[0] for name in TABLE} - elsewhere
 
@@ -68,7 +68,7 @@ def test_every_type_of_the_table_is_known():
 
 
 #: What starts a column and nothing else; metrics of training are called credit/..., too.
-FAMILIES = ("start/", "end/", "reward/", "status/", "advantages/", "values/", "parts/", "stated/")
+FAMILIES = ("start/", "end/", "reward/", "status/", "advantages/", "values/", "value_after/", "parts/", "stated/")
 COLUMNS = ("completion_ids", "logprobs", "trainable")
 
 
