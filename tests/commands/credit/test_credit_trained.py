@@ -185,12 +185,7 @@ BOTH = {"layout": TAGS, "objectives": [*ALONE["objectives"], BRIER]}
         ("gae", {"lam": 0.9}, {**ALONE, "report": True}),
         ("sae", {"threshold": 0.7, "boundary": "end", "lam": 0.8}, BOTH),
         ("sae", {"threshold": 0.7}, {**BOTH, "values": "shared"}),
-        pytest.param(  # all are cut off before the confidence
-            "gae",
-            {},
-            {**BOTH, "critic": {"learning_rate": 1e-3, "truncated": "bootstrap"}, "max_completion_length": 17},
-            marks=pytest.mark.filterwarnings("ignore:Step 1. Objective 'brier' has no reward"),
-        ),
+        ("gae", {}, {**BOTH, "critic": {"learning_rate": 1e-3, "truncated": "bootstrap"}, "max_completion_length": 20}),
         ("gae", {}, {**ALONE, "critic": {"learning_rate": 1e-3, "truncated": "mask"}, "max_completion_length": 17}),
     ],
     ids=["gae", "a value per objective", "one value of all blocks", "a value after the last token", "cut off and left out"],
@@ -218,8 +213,8 @@ def test_a_run_with_a_critic_keeps_what_every_token_was_trained_with(method, opt
                 assert has_value == row["trainable"]
             elif row[f"end/{block}"]:
                 assert has_value == [row[f"start/{block}"] <= t < row[f"end/{block}"] for t in range(len(has_value))]
-    if "truncated" in task.get("critic", {}):  # some completions were cut off
-        assert {value for row in rows for name, value in row.items() if name.startswith("value_after")} - {0.0}
+    if "critic" in task:  # some completions are cut off, and others end
+        assert len({row[name] for row in rows for name in row if name.startswith("value_after")}) > 1
     assert "explained_variance" in (tmp_path / "run" / "metrics.jsonl").read_text()
     if "report" in task:
         assert '<section id="critic">' in (tmp_path / "run" / "report.html").read_text()
