@@ -70,6 +70,7 @@ CASES = {
     "A model that the server does not know": asked(unknown_model),
     "A server that is not there": asked(base_url="http://127.0.0.1:9/v1", retries=0),
     "A judge that answers nothing at all": asked(lambda *_: reply("")),
+    "A judge that chooses two words": asked(lambda *_: reply("Verdict: yes, not no"), constrain="none"),
     "A template that names a column which is not there": asked(prompt="{{ part }} of {{ promt }}"),
     "A template that shows nothing of the completion": asked(prompt="{{ criterion }}"),
     "A template that is none": asked(prompt="{{ part "),

@@ -124,6 +124,13 @@ MEANS = {
     ),
     "another word": ([token("yes", yes=0.5, no=0.25, nothing=0.25)], "yes", None, 2 / 3),
     "10 is a token": ([token("10", **{"10": 0.5, "1": 0.25, "9": 0.25})], "10", OF_TEN, 7.5),
+    "no begins two choices": (
+        [token("no", no=0.5, **{"not": 0.25, "yes": 0.25})],
+        "no",
+        {"no": 0, "not sure": 1, "yes": 2},
+        0.75,
+    ),
+    "a quote and a line in the token": ([token('yes"\n}', **{'yes"\n}': 0.5, "no": 0.5})], "yes", None, 0.5),
     "10 is two tokens": ([token("1", **{"1": 0.5, "9": 0.5}), token("0")], "10", OF_TEN, None),
 }
 
@@ -137,8 +144,12 @@ def test_the_probabilities_are_those_of_the_verdict_and_of_no_other_text(case):
     assert mean is None or scores.reward_nm[0, 0] == pytest.approx(mean)
 
 
-#: A judge's reply, and its verdict; None: it chooses both words.
+#: A judge's reply, and its verdict; None: it chooses both words, or none.
 SAID = [
+    ("The verdict is yes, not no.", None),
+    ("Verdict: yes\nReason: there is no error", None),
+    ("No errors were found.\nVerdict: yes", 1.0),
+    ('A draft: {"verdict": "no"}. {"verdict": "yes"}', None),
     ("Yes. There is no error.", None),
     ("Yes.\n\nThere is no error.", None),
     ("I see no error, or one at most.\n\n**Verdict:** yes", 1.0),
@@ -154,6 +165,28 @@ SAID = [
 def test_a_reply_in_words_is_a_verdict_where_it_chooses_one_word(said, worth):
     with Server(lambda *_: reply(said)).serving() as server:
         scores = judged(server, text=TEXT[:1], constrain="none")
+    assert scores.status_nm[0, 0] == (ERROR if worth is None else OK)
+    assert worth is None or scores.reward_nm[0, 0] == worth
+
+
+#: A judge's reply that chooses one of 0, 1, 4 and "So-so.", and its number; None: it chooses several, or none.
+NUMBERED = [
+    ("1. It is even.\n2. It has a unit.\n\nScore: 4", 4.0),
+    ("1. It is even.\n4. It has a unit.", None),
+    ("1) It is even.\n2) It has a unit.\n3) It is short.\n4) It is dull.", None),
+    ("I say 0.4", None),
+    ("I say 4.", 4.0),
+    ("4/1", None),
+    ('{"verdict": "So-so."}', 0.5),
+    ("so-so", 0.5),
+]
+
+
+@pytest.mark.parametrize(("said", "worth"), NUMBERED)
+def test_a_number_in_a_list_or_in_another_number_is_no_choice(said, worth):
+    choices = {"0": 0, "1": 1, "4": 4, "So-so.": 0.5}
+    with Server(lambda *_: reply(said)).serving() as server:
+        scores = judged(server, text=TEXT[:1], constrain="none", choices=choices)
     assert scores.status_nm[0, 0] == (ERROR if worth is None else OK)
     assert worth is None or scores.reward_nm[0, 0] == worth
 

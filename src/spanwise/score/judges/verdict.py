@@ -14,6 +14,9 @@ from spanwise.score.worker import json_value
 _VERDICT = re.compile(r'"verdict"\s*:\s*"?')
 _OBJECT = re.compile(r'\{\s*"')
 _JSON = json.JSONDecoder(strict=False)  # judges write line breaks into texts
+_LIST_NUMBER = re.compile(r"(?m)^[^\w\n]*\d+[.)]\s")
+#: Matches a numbered list, whose numbers are no choices.
+_LIST = re.compile(r"(?ms)^[^\w\n]*1[.)]\s.*^[^\w\n]*2[.)]\s")
 #: Matches the thoughts before an answer. A reply that begins with JSON has none: its reason may quote `</think>`.
 _THINKING = re.compile(r"\A(?!\s*\{).*?</think>|\A\s*<think>.*", re.DOTALL)
 #: What a judge writes instead of a block's name if its verdict is about the whole answer, or about no block.
@@ -65,7 +68,7 @@ def read_verdict(reply: Any, choices: Mapping[str, float | int], *, expected: bo
     content = (first_choice.get("message") or {}).get("content") or ""
     reply_text = content if isinstance(content, str) else "".join(piece.get("text") or "" for piece in content)
     choices_pattern = "|".join(map(re.escape, sorted(choices, key=len, reverse=True)))
-    word_pattern = re.compile(rf"(?<!\w)(?:{choices_pattern})(?!\w)", re.IGNORECASE)
+    word_pattern = re.compile(rf"(?<!\w)(?<!\d[.,])(?:{choices_pattern})(?!\w|[.,]\d)", re.IGNORECASE)
     answer_label = f"the judge's answer {(reply_text if first_choice else reply)!r:.120}"
     chosen_words, verdict_reason, named_part = _read_content(_THINKING.sub("", reply_text), choices, word_pattern)
     if len(chosen_words) != 1:
@@ -80,18 +83,28 @@ def read_verdict(reply: Any, choices: Mapping[str, float | int], *, expected: bo
 
 def _read_content(content: str, choices: Mapping[str, Any], word_pattern: re.Pattern[str]) -> tuple[set[str], Any, Any]:
     """Return the choices that a judge's reply makes (one, if it is clear), its reason and the part it names."""
-    choice_of = {choice.lower(): choice for choice in choices}
-    objects = (json_value(content[brace.start() :], within=True, decoder=_JSON) for brace in _OBJECT.finditer(content))
-    reply_object = next((value for value in objects if isinstance(value, dict) and "verdict" in value), {})
-    bare_content = str(reply_object.get("verdict", content)).strip().strip('".').lower()
+    choice_of = {_plain(choice): choice for choice in choices}
+    json_values = [json_value(content[brace.start() :], within=True, decoder=_JSON) for brace in _OBJECT.finditer(content)]
     # A choice in the middle of an incomplete JSON object does not count.
-    if reply_object or bare_content in choice_of or _OBJECT.search(content):
-        fields = {key: field for key, field in reply_object.items() if isinstance(field, str)}
-        return {choice_of[word] for word in (bare_content,) if word in choice_of}, fields.get("reason"), fields.get("part")
-    words_by_line = [words for line in content.splitlines() if (words := word_pattern.findall(line))]
-    first_word = word_pattern.match(content.lstrip("*_#>'\"([ \n"))  # a judge may begin with its choice, or end with it
-    choice_words = {*(words_by_line or [[]])[-1], *([first_word[0]] if first_word else [])}
-    return {choice_of[word.lower()] for word in choice_words}, content.strip(), None
+    if json_values or _plain(content) in choice_of:
+        objects = [value for value in json_values if isinstance(value, dict) and "verdict" in value]
+        objects = objects or [{"verdict": content}]
+        fields = {key: field for key, field in objects[-1].items() if isinstance(field, str)}
+        verdicts = {_plain(reply_object["verdict"]) for reply_object in objects}
+        return {choice_of[word] for word in verdicts if word in choice_of}, fields.get("reason"), fields.get("part")
+    prose = _LIST_NUMBER.sub("", content) if _LIST.search(content) else content
+    words_by_line = [words for line in prose.splitlines() if (words := word_pattern.findall(line))]
+    # A judge may begin with its choice, or end with it.
+    first_word = re.match(
+        rf"[\W_]{{0,30}}?(?:[\w *]{{1,30}}:[\W_]{{0,30}}?)?({word_pattern.pattern})(?! ?\w)", prose, re.IGNORECASE
+    )
+    choice_words = {*(words_by_line or [[]])[-1], *([first_word[1]] if first_word else [])}
+    return {choice_of[_plain(word)] for word in choice_words}, content.strip(), None
+
+
+def _plain(word: Any) -> str:
+    """Return a choice as it is compared: in small letters, without quotes and full stops around it."""
+    return str(word).strip().strip('".').lower()
 
 
 def _expected_value(message: Mapping[str, Any], choices: Mapping[str, float | int], word_pattern: re.Pattern[str]) -> float:
@@ -107,15 +120,15 @@ def _expected_value(message: Mapping[str, Any], choices: Mapping[str, float | in
     token_ends = accumulate(len(token["token"]) for token in tokens)
     verdict_token = next((token for token, end in zip(tokens, token_ends, strict=True) if end > verdict_start), tokens[-1])
     candidates = [
-        (candidate["token"].strip().strip('".,}').strip().lower(), math.exp(candidate["logprob"]))
+        (candidate["token"].strip('".,} \t\n').lower(), math.exp(candidate["logprob"]))
         for candidate in verdict_token.get("top_logprobs") or [verdict_token]
     ]
     probability_by_choice = dict.fromkeys((*choices, ""), 0.0)  # "": of tokens that begin several choices
     for text, probability in candidates:
         begun_choices = [word for word in choices if text and word.lower().startswith(text)]
-        if len(begun_choices) > 1:  # where "10" is a token of its own, the token "1" does not begin it
-            other_texts = {other_text for other_text, _ in candidates if other_text != text}
-            begun_choices = [word for word in begun_choices if word.lower() not in other_texts]
+        if len(begun_choices) > 1:  # where a token "not" begins "not sure", the token "no" does not begin it
+            longer_texts = tuple(other_text for other_text, _ in candidates if len(other_text) > len(text))
+            begun_choices = [word for word in begun_choices if not any(map(word.lower().startswith, longer_texts))]
         if begun_choices:
             probability_by_choice[begun_choices[0] if len(begun_choices) == 1 else ""] += probability
     known_probability = sum(probability_by_choice[word] for word in choices)
