@@ -370,9 +370,10 @@ def test_code_runs_to_the_end_of_its_tests_within_its_limits(monkeypatch):
         '{"inputs": ["1\\n"], "outputs": ["2\\n"]}',
         [{"input": "", "output": "2"}],
         "# assert two() == 2",
+        '{"cases": [{"output": "2", "shown": true}], "fn_name": null}',
     ]
-    rewards = scored("runs", "fix", text[:1] * 5, columns={"tests": no_tests}, tests="tests", **limits)
-    same(rewards, [NAN] * 5, [ERROR] * 5)
+    rewards = scored("runs", "fix", text[:1] * 6, columns={"tests": no_tests}, tests="tests", **limits)
+    same(rewards, [NAN] * 6, [ERROR] * 6)
     numpy_cells = [np.array(["x = two()", "assert x == 2"]), np.str_("assert two() == 2"), "['x = two()' 'assert x == 2']"]
     rewards = scored("runs", "fix", text[:1] * 3, columns={"tests": numpy_cells}, tests="tests", **limits)
     same(rewards, [1, 1, 1], [OK] * 3)

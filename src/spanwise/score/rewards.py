@@ -270,8 +270,8 @@ def _check_allowed(options: Mapping[str, Any]) -> None:
             "options: {allow: true}."
         )
     memory = options["memory"]
-    if not isinstance(memory, int) or 0 != memory < 2**24:
-        raise RecipeError(f"The option 'memory' of reward 'runs' is {memory!r}. Set 0 (no limit) or at least {2**24} bytes.")
+    if not isinstance(memory, int) or 0 != memory < 2**25:
+        raise RecipeError(f"The option 'memory' of reward 'runs' is {memory!r}. Set 0 (no limit) or 33554432 bytes or more.")
     if sys.platform == "win32":
         raise RecipeError("The reward 'runs' needs the process limits of a POSIX system. Use Linux or macOS.")
 
