@@ -20,8 +20,6 @@ from spanwise.types import Status
 
 #: The most characters that Math-Verify reads; of a longer answer it reads only the end.
 LONGEST = 10_000
-#: What is printed of a cell that holds no gold answer.
-NO_GOLD = ("None", "nan", "NaT", "<NA>")
 
 # The quantifiers are possessive, because backtracking through a megabyte of digits would take quadratic time.
 _INTEGER = re.compile(r"([+-]?)([0-9]++)")
@@ -108,7 +106,7 @@ def judge(
         [1.0, 1.0, 0.0]
     """
     check_verify({"verify": verify})
-    answer_pairs = [(_gold_text(gold), (answer or "").strip()) for gold, answer in zip(golds, answers, strict=True)]
+    answer_pairs = [(gold_text(gold), (answer or "").strip()) for gold, answer in zip(golds, answers, strict=True)]
     verdicts = [_judge_text(gold, answer, verify) for gold, answer in answer_pairs]
     undecided_pairs = [pair for pair, verdict in zip(answer_pairs, verdicts, strict=True) if verdict is None]
     shortened_pairs = [(_shortened(gold), _shortened(answer)) for gold, answer in undecided_pairs]
@@ -132,12 +130,14 @@ def bare(text: str) -> str:
             return text[start:end]
 
 
-def _gold_text(gold: Any) -> str:
+def gold_text(gold: Any) -> str:
+    """Return a cell's gold answer as text; "" if the cell holds none, or several."""
     gold = as_json(gold) if hasattr(gold, "tolist") or hasattr(gold, "isoformat") else gold
     gold = gold[0] if isinstance(gold, list | tuple) and len(gold) == 1 else gold
     if isinstance(gold, int) and not isinstance(gold, bool):
         return str(Decimal(gold))  # str(int) refuses more than 4,300 digits
-    return "" if repr(gold) in NO_GOLD or isinstance(gold, list | tuple | dict) else str(gold).strip()
+    is_missing = repr(gold) in ("None", "nan", "NaT", "<NA>")
+    return "" if is_missing or isinstance(gold, list | tuple | dict) else str(gold).strip()
 
 
 def _judge_text(gold: str, answer: str, verify: str) -> Verdict | None:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from spanwise.errors import DataError, RewardError, unknown
-from spanwise.score.answers import NO_GOLD
+from spanwise.score.answers import gold_text
 
 #: The columns in which verl, SkyRL and rollout files hold the right answer.
 _GOLD = ("ground_truth", "reward_model.ground_truth", "reward_spec.ground_truth", "answer")
@@ -83,11 +83,11 @@ def _scorer_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
     from inspect_ai.scorer import Target  # pyright: ignore[reportMissingImports] - optional package
     from inspect_ai.solver import TaskState  # pyright: ignore[reportMissingImports] - optional package
 
-    gold_answer = _first_cell(row, "target", "answer", *_GOLD)
+    gold_cell = _first_cell(row, "target", "answer", *_GOLD)
+    is_list = isinstance(gold_cell, list | tuple) or getattr(gold_cell, "ndim", 0)
+    gold_answers = [answer for answer in map(gold_text, gold_cell if is_list else [gold_cell]) if answer]
     # Without a right answer, a scorer that reads it must fail: an empty target would be found in every completion.
-    target = (
-        None if repr(gold_answer) in NO_GOLD else Target(gold_answer if isinstance(gold_answer, list) else str(gold_answer))
-    )
+    target = Target(gold_answers) if gold_answers else None
     prompt_cell = _first_cell(row, "prompt", "prompts", default="")
     question = prompt_cell if isinstance(prompt_cell, str) else "\n".join(str(turn["content"]) for turn in prompt_cell)
     model_output = ModelOutput.from_content("policy", text)
