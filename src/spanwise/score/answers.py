@@ -70,11 +70,6 @@ def check_package(options: Mapping[str, Any]) -> None:
         raise DataError("Comparing mathematics needs Math-Verify. Install 'spanwise[math]', or set verify: exact.")
 
 
-def shared_verifier(*, workers: int | None = None, deadline: float | int = DEADLINE) -> MathVerifier:
-    """Return a `MathVerifier` with the given limits; calls with the same limits share one."""
-    return shared_workers(MathVerifier, workers=workers, deadline=deadline)
-
-
 def judge(
     golds: Sequence[object], answers: Sequence[str | None], *, verify: str = "auto", verifier: MathVerifier | None = None
 ) -> list[Verdict]:
@@ -110,7 +105,8 @@ def judge(
     verdicts = [_judge_text(gold, answer, verify) for gold, answer in answer_pairs]
     undecided_pairs = [pair for pair, verdict in zip(answer_pairs, verdicts, strict=True) if verdict is None]
     shortened_pairs = [(_shortened(gold), _shortened(answer)) for gold, answer in undecided_pairs]
-    math_verdicts = iter((verifier or shared_verifier()).equal(shortened_pairs) if shortened_pairs else ())
+    verifier = verifier or shared_workers(MathVerifier, workers=None, deadline=DEADLINE)
+    math_verdicts = iter(verifier.equal(shortened_pairs) if shortened_pairs else ())
     return [next(math_verdicts) if verdict is None else verdict for verdict in verdicts]
 
 
@@ -136,8 +132,7 @@ def gold_text(gold: Any) -> str:
     gold = gold[0] if isinstance(gold, list | tuple) and len(gold) == 1 else gold
     if isinstance(gold, int) and not isinstance(gold, bool):
         return str(Decimal(gold))  # str(int) refuses more than 4,300 digits
-    is_missing = repr(gold) in ("None", "nan", "NaT", "<NA>")
-    return "" if is_missing or isinstance(gold, list | tuple | dict) else str(gold).strip()
+    return "" if repr(gold) in ("None", "nan", "NaT", "<NA>") or isinstance(gold, list | tuple | dict) else str(gold).strip()
 
 
 def _judge_text(gold: str, answer: str, verify: str) -> Verdict | None:

@@ -95,16 +95,12 @@ def own_copy(value: Any) -> Any:
     return value
 
 
-def _working_directory() -> str:
-    return os.getcwd() if os.path.isdir(".") else "gone"
-
-
 #: Process settings that a user's function must not change: name, function that reads it, function that restores it.
 _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = (
     ("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype),
     ("whether torch computes gradients", torch.is_grad_enabled, torch.set_grad_enabled),
     ("torch's seed", torch.initial_seed, torch.default_generator.manual_seed),
-    ("the working directory", _working_directory, os.chdir),
+    ("the working directory", lambda: os.getcwd() if os.path.isdir(".") else "gone", os.chdir),
 )
 #: Maps a hash of a user's function, its texts and the random state to the number of such calls.
 _calls: Counter[int] = Counter()

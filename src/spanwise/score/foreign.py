@@ -87,12 +87,11 @@ def _scorer_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
     is_list = isinstance(gold_cell, list | tuple) or getattr(gold_cell, "ndim", 0)
     gold_answers = [answer for answer in map(gold_text, gold_cell if is_list else [gold_cell]) if answer]
     # Without a right answer, a scorer that reads it must fail: an empty target would be found in every completion.
-    target = Target(gold_answers) if gold_answers else None
     prompt_cell = _first_cell(row, "prompt", "prompts", default="")
     question = prompt_cell if isinstance(prompt_cell, str) else "\n".join(str(turn["content"]) for turn in prompt_cell)
     model_output = ModelOutput.from_content("policy", text)
     task_state = TaskState("policy", 0, 0, question, [model_output.message], output=model_output, metadata=dict(row))
-    return {"state": task_state, "target": target}
+    return {"state": task_state, "target": Target(gold_answers) if gold_answers else None}
 
 
 def score_number(value: Any) -> Any:

@@ -130,14 +130,13 @@ def judge_of(objective: Objective) -> str | None:
     judge_option = built_in_reward.judged_by
     chosen_judge_name = objective.options.get(judge_option)
     default_judge = built_in_reward.options[judge_option] or "correct"
-    given_names = [entry for entry in objective.given if isinstance(entry, str) and ":" not in entry]
-    given_reward_names = [name for name in given_names if name not in OUTCOMES]
-    if chosen_judge_name is None and len(given_reward_names) == 1:
-        return given_reward_names[0]
-    if chosen_judge_name is None and given_reward_names and default_judge not in given_reward_names:
+    given_rewards = [name for name in objective.given if isinstance(name, str) and ":" not in name and name not in OUTCOMES]
+    if chosen_judge_name is None and len(given_rewards) == 1:
+        return given_rewards[0]
+    if chosen_judge_name is None and given_rewards and default_judge not in given_rewards:
         raise RecipeError(
-            f"Objective '{objective.name}' has several outcomes in 'given': {' and '.join(given_reward_names)}. Name the one that "
-            f"decides its reward: 'options: {{{judge_option}: {given_reward_names[0]}}}'."
+            f"Objective '{objective.name}' has several outcomes in 'given': {' and '.join(given_rewards)}. Name the one that "
+            f"decides its reward: 'options: {{{judge_option}: {given_rewards[0]}}}'."
         )
     return chosen_judge_name or default_judge
 

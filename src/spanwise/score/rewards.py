@@ -17,7 +17,7 @@ from typing import Any
 
 from spanwise.errors import RecipeError, RewardError, check_known, check_number
 from spanwise.registry import register
-from spanwise.score.answers import MathVerifier, check_package, check_verify, judge, shared_verifier
+from spanwise.score.answers import MathVerifier, check_package, check_verify, judge
 from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, column_of, judged, read_tag
 from spanwise.score.workers import DEADLINE, MEMORY, Verdict, Workers, shared_workers
 from spanwise.types import BlockText, Status
@@ -65,7 +65,7 @@ def correct(
         tensor([1., 0., nan], dtype=torch.float64)
     """
     gold_answers = column_of(columns, column, len(text))
-    verifier = verifier or shared_verifier(workers=workers, deadline=deadline)
+    verifier = verifier or shared_workers(MathVerifier, workers=workers, deadline=deadline)
 
     def check(pairs: list[tuple[object, str | None]]) -> list[Verdict]:
         return judge([gold for gold, _ in pairs], [answer for _, answer in pairs], verify=verify, verifier=verifier)
@@ -219,7 +219,7 @@ def second_attempt(
         >>> second_attempt(text, pays=("second",), columns={"answer": ["4", "4", "4"]}, scored={}).value_n
         tensor([1.0000, 0.1000, 0.0000], dtype=torch.float64)
     """
-    verifier = verifier or shared_verifier(workers=workers, deadline=deadline)
+    verifier = verifier or shared_workers(MathVerifier, workers=workers, deadline=deadline)
     options: dict[str, Any] = {"tag": tag, "column": column, "verify": verify, "verifier": verifier}
     second_reward = correct(text, pays=pays[:1], columns=columns, scored=scored, **options)
     value_n = second_reward.value_n.clone()

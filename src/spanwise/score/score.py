@@ -318,8 +318,7 @@ def _by_block(objective: Objective, layout: Layout) -> list[Objective]:
     for block in layout.matching(objective.each):
         # The nearest earlier block comes first, because `back_off` drops the last outcome first.
         earlier_names = tuple(other.name for other in reversed(objectives))
-        outcome_lists = (earlier_names if entry == EARLIER else (entry,) for entry in objective.given)
-        given_outcomes = tuple(chain.from_iterable(outcome_lists))
+        given_outcomes = tuple(chain(*(earlier_names if entry == EARLIER else (entry,) for entry in objective.given)))
         changed_fields: dict[str, Any] = {"name": f"{objective.name}.{block}", "given": given_outcomes}
         # Without outcomes to compare by, the completions of the whole group are compared.
         if not given_outcomes and objective.baseline in ("outcome", "blended"):

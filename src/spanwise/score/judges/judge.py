@@ -133,8 +133,7 @@ async def ask_judge(
         reasons: ask for a sentence of evidence before the verdict; it stands beside the part in the token view.
         expected: the mean of the numbers under the probabilities of the choices, in place of the number of the word.
         constrain: "schema": the server writes JSON by a schema; "choice": one of the words and no reason (vLLM's structured
-            outputs); "none": it writes what it likes. The verdict is that of its JSON; in prose the word that it begins with, or
-            that of the last line with one. Two different words are no verdict (ERROR).
+            outputs); "none": any text. Its JSON holds the verdict, or it begins with it, or the last line with a choice does.
         block: the block that is the part; None: all paid blocks. With `each` it is each block in turn.
         max_concurrent: requests in flight, shared by all processes of a training.
         timeout: seconds for one request; `retries` more follow with growing pauses, or when the server says (Retry-After).

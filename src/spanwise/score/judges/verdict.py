@@ -9,14 +9,13 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from spanwise.score.worker import json_value
+from spanwise.score.worker import MISSING, json_value
 
 _VERDICT = re.compile(r'"verdict"\s*:\s*"?')
 _OBJECT = re.compile(r'\{\s*"')
 _JSON = json.JSONDecoder(strict=False)  # judges write line breaks into texts
-_LIST_NUMBER = re.compile(r"(?m)^[^\w\n]*\d+[.)]\s")
-#: Matches a numbered list, whose numbers are no choices.
-_LIST = re.compile(r"(?ms)^[^\w\n]*1[.)]\s.*^[^\w\n]*2[.)]\s")
+_LABEL = r"[\W_]{0,30}?(?:[\w *]{1,30}:[\W_]{0,30}?)?"  # such as "Verdict:"
+_LIST_NUMBER = re.compile(r"(?m)^[^\w\n]*\d+[.)]\s")  # two or more are of a list, and are no choices
 #: Matches the thoughts before an answer. A reply that begins with JSON has none: its reason may quote `</think>`.
 _THINKING = re.compile(r"\A(?!\s*\{).*?</think>|\A\s*<think>.*", re.DOTALL)
 #: What a judge writes instead of a block's name if its verdict is about the whole answer, or about no block.
@@ -56,8 +55,9 @@ def reply_rules(
         field_instructions += f'"{WHOLE}" if it is all of them, "{NONE}" if none'
     schema = {"type": "object", "properties": field_schemas, "required": list(field_schemas), "additionalProperties": False}
     json_format = {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": schema}}
-    format_rule = {} if constrain == "none" else {"response_format": json_format}
-    return f"Answer with a JSON object: {field_instructions}.", format_rule
+    return f"Answer with a JSON object: {field_instructions}.", {} if constrain == "none" else {
+        "response_format": json_format
+    }
 
 
 def read_verdict(reply: Any, choices: Mapping[str, float | int], *, expected: bool, parts: Sequence[str] = ()) -> Judgement:
@@ -87,24 +87,21 @@ def _read_content(content: str, choices: Mapping[str, Any], word_pattern: re.Pat
     json_values = [json_value(content[brace.start() :], within=True, decoder=_JSON) for brace in _OBJECT.finditer(content)]
     # A choice in the middle of an incomplete JSON object does not count.
     if json_values or _plain(content) in choice_of:
-        objects = [value for value in json_values if isinstance(value, dict) and "verdict" in value]
-        objects = objects or [{"verdict": content}]
+        objects = [value for value in json_values if value is not MISSING and "verdict" in value] or [{"verdict": content}]
         fields = {key: field for key, field in objects[-1].items() if isinstance(field, str)}
         verdicts = {_plain(reply_object["verdict"]) for reply_object in objects}
         return {choice_of[word] for word in verdicts if word in choice_of}, fields.get("reason"), fields.get("part")
-    prose = _LIST_NUMBER.sub("", content) if _LIST.search(content) else content
+    prose = _LIST_NUMBER.sub("", content) if len(_LIST_NUMBER.findall(content)) > 1 else content
     words_by_line = [words for line in prose.splitlines() if (words := word_pattern.findall(line))]
     # A judge may begin with its choice, or end with it.
-    first_word = re.match(
-        rf"[\W_]{{0,30}}?(?:[\w *]{{1,30}}:[\W_]{{0,30}}?)?({word_pattern.pattern})(?! ?\w)", prose, re.IGNORECASE
-    )
+    first_word = re.match(rf"{_LABEL}({word_pattern.pattern})(?! ?\w)", prose, re.IGNORECASE)
     choice_words = {*(words_by_line or [[]])[-1], *([first_word[1]] if first_word else [])}
     return {choice_of[_plain(word)] for word in choice_words}, content.strip(), None
 
 
 def _plain(word: Any) -> str:
-    """Return a choice as it is compared: in small letters, without quotes and full stops around it."""
-    return str(word).strip().strip('".').lower()
+    """Return a choice as it is compared: in small letters, without the space and the signs of JSON or prose around it."""
+    return str(word).strip('".,} \t\n').lower()
 
 
 def _expected_value(message: Mapping[str, Any], choices: Mapping[str, float | int], word_pattern: re.Pattern[str]) -> float:
@@ -119,16 +116,14 @@ def _expected_value(message: Mapping[str, Any], choices: Mapping[str, float | in
     verdict_start = len(token_text) - len(answer) + verdict_starts[-1]
     token_ends = accumulate(len(token["token"]) for token in tokens)
     verdict_token = next((token for token, end in zip(tokens, token_ends, strict=True) if end > verdict_start), tokens[-1])
-    candidates = [
-        (candidate["token"].strip('".,} \t\n').lower(), math.exp(candidate["logprob"]))
-        for candidate in verdict_token.get("top_logprobs") or [verdict_token]
-    ]
+    likely_tokens = verdict_token.get("top_logprobs") or [verdict_token]
+    candidates = [(_plain(token["token"]), math.exp(token["logprob"])) for token in likely_tokens]
     probability_by_choice = dict.fromkeys((*choices, ""), 0.0)  # "": of tokens that begin several choices
     for text, probability in candidates:
-        begun_choices = [word for word in choices if text and word.lower().startswith(text)]
+        begun_choices = [word for word in choices if text and _plain(word).startswith(text)]
         if len(begun_choices) > 1:  # where a token "not" begins "not sure", the token "no" does not begin it
             longer_texts = tuple(other_text for other_text, _ in candidates if len(other_text) > len(text))
-            begun_choices = [word for word in begun_choices if not any(map(word.lower().startswith, longer_texts))]
+            begun_choices = [word for word in begun_choices if not _plain(word).startswith(longer_texts)]
         if begun_choices:
             probability_by_choice[begun_choices[0] if len(begun_choices) == 1 else ""] += probability
     known_probability = sum(probability_by_choice[word] for word in choices)
