@@ -72,7 +72,10 @@ def test_a_function_is_called_as_recipes_write_it():
         ({"name": 3}, r"has name: 3; a name is text"),
         ({"pays": []}, r"'brier' pays no block; name at least one in 'pays'"),
         ({"pays": ["a", 1]}, r"'brier' has pays: \('a', 1\); write names of blocks: 'pays: \[solution\]'"),
-        ({"given": 5}, r"'brier' has given: 5; write names of earlier objectives or outcomes, 'module:function', or pass"),
+        (
+            {"given": 5},
+            r"'brier' has given: 5; write the names of earlier objectives or of outcomes, or 'module:function', or pass",
+        ),
         ({"given": ["a", "b", "a"]}, r"'brier' is given 'a' twice; name each outcome once"),
         ({"weight": True}, r"'brier' has weight: True; write a finite number"),
         ({"if_missing": False}, r"has if_missing: False; write a finite number, or leave it out"),

@@ -142,7 +142,7 @@ class Objective:
             "pays": (_all(self.pays, lambda x: isinstance(x, str) and x), "write names of blocks: 'pays: [solution]'"),
             "given": (
                 _all(self.given, lambda x: (isinstance(x, str) and x) or (_is_function(x) and not is_async(x))),
-                "write names of earlier objectives or outcomes, 'module:function', or pass functions",
+                "write the names of earlier objectives or of outcomes, or 'module:function', or pass functions",
             ),
             "each": (isinstance(self.each, str) and self.each != "", "write a block or a pattern: 'items[*]'"),
             "criteria": (

@@ -282,8 +282,8 @@ def advantages(
     per: Any = credit.mean_length_n if scheme.per == "batch" else scheme.per
     if per is None:
         raise RecipeError(
-            "per is 'batch', but this credit does not hold the mean length of its batch. Take a credit from "
-            "pipeline.credit_batch, or set its mean_length_n."
+            "per: batch divides by the mean length of the batch, but this credit has no mean_length_n. Take the credit from "
+            "spanwise.credit_batch, or set mean_length_n."
         )
     if credit.token_nt is None:
         adv_nt = spread(credit, spans, per=per, dtype=dtype)

@@ -382,7 +382,7 @@ def _task_objectives(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | N
     blocks_of_field = (OWN, *rest_blocks) if credits_blocks else layout.names
     field_objective = {"reward": "equals", "each": "*", "pays": blocks_of_field, **shared_fields}
     if recipe.task == "fields":
-        return [field_objective]  # each objective also credits keys and punctuation, because a wrong key loses the field
+        return [field_objective]  # a field's reward also pays the block of JSON keys, because a wrong key loses the field
     paid_block_names = rest_blocks if credits_blocks else layout.names
     if credits_blocks:
         # Only the two objectives below credit keys and punctuation. All fields together would outweigh them.

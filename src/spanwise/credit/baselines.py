@@ -124,7 +124,7 @@ def advantage(
         completion inside its own mean: `leave_one_out=False`). Backing off is ours.
     """
     check_known("baseline", baseline, BASELINES)
-    check_counts(reward_n, "rewards", group_n, "group ids", advice="one id to each completion")
+    check_counts(reward_n, "rewards", group_n, "group ids", advice="give one id to each completion")
     if back_off is not None and baseline != "outcome":
         raise RecipeError(f"back_off needs the baseline 'outcome', but the baseline is '{baseline}'; leave back_off out.")
     if scale != "none" and baseline in ("none", "blended"):
@@ -212,7 +212,7 @@ def _collect_outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str)
         return torch.zeros((len(group_n), 0), dtype=torch.float64, device=group_n.device)
     if outcome_no is None or as_columns(outcome_no).shape[1] == 0:
         raise RecipeError(f"Baseline '{baseline}' needs an outcome for each completion; pass outcome_no or use 'group'.")
-    check_counts(outcome_no, "outcomes", group_n, "completions", advice="one to each")
+    check_counts(outcome_no, "outcomes", group_n, "completions", advice="give one to each")
     return as_columns(outcome_no).double()
 
 

@@ -51,7 +51,7 @@ def check_mask(mask_nt: Tensor) -> None:
 def check_counts(items: Sized, item_noun: str, others: Sized, other_noun: str, *, advice: str) -> None:
     """Refuse two lists or tensors of different lengths."""
     if len(items) != len(others):
-        raise AlignmentError(f"There are {len(items)} {item_noun} for {len(others)} {other_noun}; give {advice}.")
+        raise AlignmentError(f"There are {len(items)} {item_noun} for {len(others)} {other_noun}; {advice}.")
 
 
 def check_shapes(**tensors: Tensor | None) -> None:
@@ -178,7 +178,7 @@ def weighted(reward_nm: Float[Tensor, "n m"], weight_m: Float[Tensor, " m"]) -> 
 def weights_of(reward_nm: Float[Tensor, "n m"], weight_m: Float[Tensor, " m"] | None) -> Float[Tensor, " m"]:
     """Return the weights of the rewards in float64; without weights, 1 for each reward."""
     weight_m = torch.ones(reward_nm.shape[1]) if weight_m is None else weight_m
-    check_counts(weight_m, "weights", reward_nm.T, "rewards", advice="one weight to each reward")
+    check_counts(weight_m, "weights", reward_nm.T, "rewards", advice="give one weight to each reward")
     return weight_m.double().to(reward_nm.device)
 
 
@@ -274,7 +274,7 @@ def moments(
         >>> m.deviation_n, m.count_n()
         (tensor([ 0.6667, -0.3333, -0.3333,  0.0000], dtype=torch.float64), tensor([3., 3., 3., 1.], dtype=torch.float64))
     """
-    check_counts(value_n, "rewards", stratum_n, "group ids", advice="one id to each completion")
+    check_counts(value_n, "rewards", stratum_n, "group ids", advice="give one id to each completion")
     check_rewards(value_n)
     lowest_stratum, highest_stratum = map(int, stratum_n.aminmax()) if len(stratum_n) else (-1, -1)
     if lowest_stratum < -1:

@@ -23,7 +23,7 @@ __all__ = ["UnslothSpanGRPOTrainer"]
 
 #: The loss types that work without log-probabilities, which Unsloth's loss does not return.
 LOSS_TYPES = ("bnpo", "cispo", "dapo", "dr_grpo", "grpo", "luspo", "sapo", "vespo")
-#: Maps environment variables to harmless values. Others make Unsloth weigh completions by rewards.
+#: Environment variables by which Unsloth would weigh completions, each with the value that switches this off.
 _WEIGHTS = {"UNSLOTH_GRPO_ZERO_VARIANCE_EXCLUDE": ("", "0"), "UNSLOTH_GRPO_LOSS_AGGREGATION": ("",)}
 _INSTEAD = "train without Unsloth (spanwise.engines.trl)"
 _CANARY = f"Use unsloth 2026.10.9, or {_INSTEAD}."
@@ -32,7 +32,7 @@ _CANARY = f"Use unsloth 2026.10.9, or {_INSTEAD}."
 def packed(value_bt: Shaped[Tensor, "b t"], inputs: Mapping[str, Any], *, pad_id: int) -> Shaped[Tensor, "b u"]:
     """Move each completion token's value to the column that the token has in Unsloth's loss."""
     if any(inputs.get(name) is not None for name in ("pixel_values", "pixel_values_videos")):
-        return value_bt  # if there are images, Unsloth moves no tokens to other columns
+        return value_bt  # with images, Unsloth leaves every token in its column
     prompt_ids_bp = inputs["prompt_ids"]
     ids_bl = torch.cat([prompt_ids_bp, inputs["completion_ids"]], dim=1)
     padding_last_order_bl = (ids_bl == pad_id).to(torch.uint8).argsort(dim=1, stable=True)

@@ -107,7 +107,7 @@ def voting(
     """
     prompt_n = prompt_index(prompts, len(answers))
     for name, column_n in (("verdicts", correct_n), ("confidences", confidence_n)):
-        check_counts(column_n, name, answers, "answers", advice="one to each answer")
+        check_counts(column_n, name, answers, "answers", advice="give one to each answer")
     refuse_value("Confidence", confidence_n, (confidence_n < 0) | (confidence_n > 1), "in [0, 1]")
     refuse_value("Correctness", correct_n, (correct_n != 0) & (correct_n != 1) & ~correct_n.isnan(), "0, 1 or NaN")
     max_samples = 0 if bool(correct_n.isnan().all()) else int(torch.bincount(prompt_n).max())

@@ -269,7 +269,7 @@ class TagParser:
         self._parse_tags_cached = lru_cache(4096)(self._parse_tags)
 
     def find(self, sample: Sample) -> Found:
-        """Return the bytes from each tag to the next as a `Claim`, for layouts with several segmenters."""
+        """Return a `Claim` (block and bytes) for the text from each tag to the next; layouts of several segmenters need it."""
         pieces, part_starts = self.parse(sample.text)
         part_claims = [
             Claim(part, start, None, pieces.contents.get((part.block, part.key)))

@@ -307,7 +307,7 @@ class LongProblems(Problems):
 
 @dataclass(frozen=True)
 class LongNoise:
-    """How often the long chain's training texts err, and how many lines repeat their calculation."""
+    """Probabilities of errors in the training texts of the long digit chain, and of lines that repeat a calculation."""
 
     slip: tuple[float, float, float]  # probability that the result of a step becomes a random digit, for `+`, `-` and `*`
     careful: float = 0.3  # share of careful lines, which write their calculation twice

@@ -238,7 +238,7 @@ class Recorder(BatchCallback):
     ) -> None:
         super().__init__(folder, per_batch=per_batch, keep_rollouts=recipe.keep_rollouts)
         self.recipe, self.task = recipe, task
-        self.absent = unmeasured(task.layout, recipe.answer_tags, scored=recipe.is_scored)  # reasons by figure
+        self.absent = unmeasured(task.layout, recipe.answer_tags, scored=recipe.is_scored)  # why each figure is not measured
         self.console, self.live = console, Live(console, title, recipe.steps)
         self.evaluations = [{"step": line["step"], **line["evaluation"]} for line in history if "evaluation" in line]
         self.spanwise_seconds = 0.0

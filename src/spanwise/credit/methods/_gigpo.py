@@ -118,7 +118,9 @@ def _compare_episodes(reward_n: Tensor, group_n: Tensor, singleton: str, options
 
 def anchor_groups(group_s: Int[Tensor, " s"], anchor_s: Anchors, *, similarity: float | None = None) -> Int[Tensor, " s"]:
     """Give equal states of one prompt the same number; an unknown state (None) gets -1. `similarity` groups similar texts."""
-    check_counts(anchor_s, "anchor states", group_s, "prompt ids", advice="every row one anchor state and one prompt id")
+    check_counts(
+        anchor_s, "anchor states", group_s, "prompt ids", advice="give every row one anchor state and one prompt id"
+    )
     if similarity is not None and not 0.0 < similarity < 1.0:
         raise RecipeError(f"similarity is {similarity}; it must lie between 0 and 1. Use None to compare states exactly.")
     anchor_states = list_ids(anchor_s)

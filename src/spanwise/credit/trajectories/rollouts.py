@@ -109,7 +109,7 @@ def build_timeline(
         check_shapes(**rows, trajectory_s=trajectory_s)
         check_rewards(rows["reward_s"], row="row")
     check_counts(
-        trajectory_s, "trajectory ids", step_s, "step numbers", advice="every row one trajectory id and one step number"
+        trajectory_s, "trajectory ids", step_s, "step numbers", advice="give every row one trajectory id and one step number"
     )
     trajectory_index_s = group_index(trajectory_s)
     trajectory_ids = list_ids(trajectory_s)

@@ -244,10 +244,9 @@ class Trajectory:
             old_token_text = _describe_token(context_ids, position, vocabulary)
             new_token_text = _describe_token(prompt, position, vocabulary)
             raise AlignmentError(
-                f"The prompt of turn {t} of trajectory {self.id!r} repeats the text up to the end of turn {p} in other tokens. "
-                f"Token {position} was {old_token_text}, and in the prompt it is {new_token_text}. So the turns cannot become one "
-                f"sequence. Pass on the sampled token ids, not their text. Or merge without a vocabulary; then the turn starts a "
-                f"new sequence."
+                f"Turns {p} and {t} of trajectory {self.id!r} cannot become one sequence, because the prompt of turn {t} holds the "
+                f"text of turn {p} in other tokens. Token {position} was {old_token_text}, and now it is {new_token_text}. Pass "
+                f"on the sampled token ids, not their text. Or merge without a vocabulary; then turn {t} starts a new sequence."
             )
 
     def branches(self) -> list[Branch]:

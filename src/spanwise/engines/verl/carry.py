@@ -30,7 +30,7 @@ from spanwise.types import Spans
 
 #: The key of the packed text in verl's `reward_extra_info`.
 KEY = "spanwise"
-#: The supported values of `actor.loss_agg_mode`. Scaled advantages undo the division of each.
+#: The values of verl's `actor.loss_agg_mode` that spanwise supports: it scales advantages to undo their divisions.
 MODES = ("seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "token-mean", "token-sum")
 USE = f"Use actor_rollout_ref.actor.loss_agg_mode={MODES[0]}."
 
