@@ -155,7 +155,7 @@ def _in_one_line(error: BaseException) -> str:
 
 def _probe_trl() -> Sentences:
     import_module("spanwise.engines.trl")
-    return [], ["spanwise.engines.trl can be imported, so `spanwise train RECIPE` can train with TRL."]
+    return [], ["spanwise.engines.trl is imported, so `spanwise train RECIPE` can train with TRL."]
 
 
 def _probe_skyrl() -> Sentences:
