@@ -164,7 +164,7 @@ def test_the_same_text_in_other_tokens_is_refused_with_the_first_token_that_diff
     one_less = rows(turn([3], [0, 4]), turn([3, 0], [1]))  # the end-of-sequence token, which writes nothing, was dropped
     late = rows(turn([3], [0, 1]), turn([0], [0]), turn([3, 2], [0]))  # of an earlier turn, not of the one before
     for trajectory, sentence in (
-        (retokenised, r"turn 1 of trajectory 'a' .* turn 0 .* 1 was 0 \(b'a'\), .* 2 \(b'ab'\)"),
+        (retokenised, r"Turns 0 and 1 of trajectory 'a' .* 1 was 0 \(b'a'\), .* 2 \(b'ab'\)"),
         (over_the_end, r"1 was 0 \(b'a'\), .* 2 \(b'ab'\)"),
         (one_less, r"2 was 4 \(b''\), .* not there"),
         (late, "turn 2 .* turn 0"),
