@@ -19,7 +19,7 @@ from spanwise.batch import Batch, Steps
 from spanwise.credit import assign, assign_turns, spread
 from spanwise.credit.spread import Streams, restrict, reward_streams, spread_tokens
 from spanwise.credit.strata import first_of
-from spanwise.credit.trajectories.rollouts import settle_turns
+from spanwise.credit.trajectories.rollouts import build_timeline, settle_turns
 from spanwise.credit_metrics import CREDIT, CreditedBatch
 from spanwise.errors import AlignmentError, DataError, DivergedError, RecipeError
 from spanwise.objective import ScopeName
@@ -157,8 +157,8 @@ def read(
     settle = None
     if batch.steps is not None:
         scope: ScopeName = "turn" if scheme.entry.kind == "step" else "rollout"
-        turns = (batch.steps.trajectory_s, batch.steps.step_s)
-        settle = partial(settle_turns, spans.present_nk, *turns, block_names=scheme.layout.names, scope=scope)
+        timeline = build_timeline(batch.steps.trajectory_s, batch.steps.step_s)
+        settle = partial(settle_turns, timeline, spans.present_nk, block_names=scheme.layout.names, scope=scope)
     scores = score_all(scheme.objectives, block_texts, columns=columns, recorded=recorded, settle=settle)
     return Reading(scores, spans.length_nk, spans.fault_n, spans, block_texts)
 

@@ -371,9 +371,8 @@ def _mark_checked(status: Int[Tensor, " s *m"]) -> Bool[Tensor, " s *m"]:
 
 
 def settle_turns(
+    timeline: Timeline,
     present_sk: Bool[Tensor, "s k"],
-    trajectory_s: Int[Tensor, " s"],
-    step_s: Int[Tensor, " s"],
     objective: Objective,
     reward: Reward,
     *,
@@ -381,9 +380,8 @@ def settle_turns(
     scope: ScopeName,
 ) -> tuple[Reward, Reward]:
     """Return the rewards of turns as rollouts count them, and each turn's verdict: its own, or its rollout's last one."""
-    if (objective.scope or scope) == "turn" or not len(trajectory_s):
+    if (objective.scope or scope) == "turn":
         return reward, reward
-    timeline = build_timeline(trajectory_s, step_s)
     if reward.unused_n is not None:
         # A reward may be recorded at the last turn, although an earlier turn wrote the block that it credits.
         is_paid_s = (present_sk & paid_blocks([objective], block_names, present_sk.device)).any(dim=1)
