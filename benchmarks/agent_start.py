@@ -60,8 +60,8 @@ def noisy_talk(chain: Chain, noise: AgentNoise, *, rng: np.random.Generator) -> 
     episode = Episode(chain.prompt)
     shown: str | None = episode.opening
     while shown is not None:
-        turn = len(episode.said)
-        before, step = episode.said[-1] if turn else chain.start, chain.steps[turn]
+        turn = len(episode.digits)
+        before, step = episode.digits[-1] if turn else chain.start, chain.steps[turn]
         assert before is not None, "a reply that is no digit ends the episode"
         slips, refuses = rng.random() < noise.slip[OPERATORS.index(step[0])], rng.random() < noise.refusal
         answer = "?" if refuses else str(rng.integers(10)) if slips else str(apply_step(before, step))

@@ -29,7 +29,7 @@ from datasets import Dataset
 from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
 
 from chain_agent import AGENT_LAYOUT, Chain, Episode, right, solved
-from play_turns import conversations, play
+from play_turns import play, rollout_function
 from spanwise import Batch, Objective, Scheme, Vocabulary, credit_batch, read
 from spanwise.commands.shared.progress import quiet
 from spanwise.commands.shared.task import load_model
@@ -109,7 +109,7 @@ def run(arm: str, seed: int, options: argparse.Namespace, chains: list[Chain]) -
         train_dataset=Dataset.from_dict({"prompt": [chain.prompt for chain in drawn]}),
         processing_class=tokenizer,
         scheme=scheme_of(arm),
-        rollout_func=conversations(Episode, max_turn_tokens=TURN_TOKENS),
+        rollout_func=rollout_function(Episode, max_turn_tokens=TURN_TOKENS),
         callbacks=[watch],
     )
     trainer.remove_callback(PrinterCallback)

@@ -62,7 +62,7 @@ class Episode:
 
     Attributes:
         chain: the hidden chain.
-        said: the digit of every reply so far; None for a reply that is no digit in its tags.
+        digits: the digit of each reply so far; None for a reply without a digit in its tags.
         anchors: the state that every turn so far started from, the turn's number and the digit it goes on from. Turns of one
             prompt with the same anchor are asked the same question.
         turn_rewards: 1 for every turn so far that is right, given the digit it went on from, else 0.
@@ -81,7 +81,7 @@ class Episode:
 
     def __init__(self, prompt: str) -> None:
         self.chain = Chain.of(prompt)
-        self.said: list[int | None] = []
+        self.digits: list[int | None] = []
         self.anchors: list[str] = []
         self.turn_rewards: list[float] = []
 
@@ -93,7 +93,7 @@ class Episode:
     @property
     def anchor(self) -> str:
         """The state of the turn that is due."""
-        return f"{len(self.said)}:{self.said[-1] if self.said else self.chain.start}"
+        return f"{len(self.digits)}:{self.digits[-1] if self.digits else self.chain.start}"
 
     @property
     def turn_reward(self) -> float:
@@ -103,12 +103,12 @@ class Episode:
     @property
     def done(self) -> bool:
         """Whether all steps are taken, or a reply was no digit in its tags."""
-        return len(self.said) == len(self.chain.steps) or (bool(self.said) and self.said[-1] is None)
+        return len(self.digits) == len(self.chain.steps) or (bool(self.digits) and self.digits[-1] is None)
 
     @property
     def solved(self) -> bool:
         """The outcome: all steps are taken and the last digit is that of the chain."""
-        return len(self.said) == len(self.chain.steps) and self.said[-1] == self.chain.digits[-1]
+        return len(self.digits) == len(self.chain.steps) and self.digits[-1] == self.chain.digits[-1]
 
     @property
     def turns(self) -> list[dict[str, Any]]:
@@ -119,15 +119,15 @@ class Episode:
     def reply(self, text: str) -> str | None:
         """Take the agent's turn and answer with the next step; None where the episode is over."""
         if self.done:
-            raise DataError(f"The episode of '{self.chain.prompt}' is over after {len(self.said)} turns.")
-        turn = len(self.said)
-        before = self.said[-1] if turn else self.chain.start
+            raise DataError(f"The episode of '{self.chain.prompt}' is over after {len(self.digits)} turns.")
+        turn = len(self.digits)
+        before = self.digits[-1] if turn else self.chain.start
         assert before is not None, "a reply that is no digit ends the episode"
         match = _DIGIT.fullmatch(text.strip())
         digit = int(match[1]) if match else None
         self.anchors.append(self.anchor)
         self.turn_rewards.append(float(digit == apply_step(before, self.chain.steps[turn])))
-        self.said.append(digit)
+        self.digits.append(digit)
         return None if self.done else f"{self.chain.steps[turn + 1]}="
 
 

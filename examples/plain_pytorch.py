@@ -1,9 +1,9 @@
-"""Credit for every block in a plain PyTorch loop: no trainer, one function for each thing that happens.
+"""Train with credit for every block in a plain PyTorch loop, without a trainer.
 
     python examples/plain_pytorch.py
 
-The model solves a small sum and says how sure it is. Without --model it is the embedded one of 0.4 M parameters, which is
-warmed up once, in about two minutes, and then kept. With --model NAME --dataset ROWS.jsonl it is yours.
+The model solves a small sum and says how sure it is. Without --model, the script trains the embedded model of
+0.4 M parameters. Its warm start takes about two minutes once, and is kept. Give --model NAME --dataset ROWS.jsonl for your own.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from spanwise.tasks import Task, digits_task, load_task
 from spanwise.tasks.warm_start import shortened
 
 
-def options() -> argparse.Namespace:
-    """What the command line says."""
+def parse_options() -> argparse.Namespace:
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="hub name or folder; default: the embedded model")
     parser.add_argument("--dataset", help="file of rows with question and answer, for --model")
@@ -35,17 +35,17 @@ def options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def task_of(asked: argparse.Namespace) -> Task:
-    """Prompts, answers, blocks, and the model to start from."""
-    if asked.model:
-        return load_task(asked.model, asked.dataset)
-    settings = None if asked.warm_up is None else shortened(asked.warm_up)
-    return digits_task("easy", seed=asked.seed, train_size=asked.steps * asked.prompts, settings=settings)
+def make_task(args: argparse.Namespace) -> Task:
+    """Return the prompts, the answers, the layout of the blocks, and the model to start from."""
+    if args.model:
+        return load_task(args.model, args.dataset)
+    settings = None if args.warm_up is None else shortened(args.warm_up)
+    return digits_task("easy", seed=args.seed, train_size=args.steps * args.prompts, settings=settings)
 
 
 @torch.no_grad()
-def sampled(model: Any, tokenizer: Any, prompts: list[Any], *, group: int, longest: int) -> tuple[Tensor, Tensor, int]:
-    """Token ids of prompts and completions, what the model wrote (True), and how long the prompts are."""
+def sample(model: Any, tokenizer: Any, prompts: list[Any], *, group: int, longest: int) -> tuple[Tensor, Tensor, int]:
+    """Return the token ids of prompts and completions, the mask of sampled tokens, and the width of the prompts."""
     if tokenizer.chat_template:
         prompts = [tokenizer.apply_chat_template(one, tokenize=False, add_generation_prompt=True) for one in prompts]
     inputs = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=not tokenizer.chat_template)
@@ -56,27 +56,27 @@ def sampled(model: Any, tokenizer: Any, prompts: list[Any], *, group: int, longe
     )  # fmt: skip
     width = inputs.input_ids.shape[1]
     ends_nt = ids_nl[:, width:] == tokenizer.eos_token_id
-    return ids_nl, ends_nt.cumsum(dim=1) - ends_nt.long() == 0, width  # up to the first end, and with it
+    return ids_nl, ends_nt.cumsum(dim=1) - ends_nt.long() == 0, width  # the first end token is sampled too
 
 
-def log_probs(model: Any, ids_nl: Tensor, seen_nl: Tensor, width: int) -> Tensor:
-    """Log-probability of every token of the completions."""
-    place_nl = (seen_nl.cumsum(dim=1) - 1).clamp(min=0)
-    logits_ntv = model(input_ids=ids_nl, attention_mask=seen_nl, position_ids=place_nl).logits[:, width - 1 : -1]
+def log_probs(model: Any, ids_nl: Tensor, attention_nl: Tensor, width: int) -> Tensor:
+    """Return the log-probability of every token of the completions."""
+    place_nl = (attention_nl.cumsum(dim=1) - 1).clamp(min=0)
+    logits_ntv = model(input_ids=ids_nl, attention_mask=attention_nl, position_ids=place_nl).logits[:, width - 1 : -1]
     return logits_ntv.float().log_softmax(dim=-1).gather(2, ids_nl[:, width:, None]).squeeze(2)
 
 
 def main() -> None:
-    """Train, and print a line for every tenth of the run."""
-    asked = options()
-    torch.manual_seed(asked.seed)
-    task = task_of(asked)
+    """Train, and print ten lines of progress."""
+    args = parse_options()
+    torch.manual_seed(args.seed)
+    task = make_task(args)
     tokenizer = AutoTokenizer.from_pretrained(task.model, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(task.model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=asked.learning_rate, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.0)
     vocabulary = Vocabulary.from_tokenizer(tokenizer)
 
-    # The rule of credit: being right pays the solution; the confidence is compared with those that were as right.
+    # A right answer pays the solution. The confidence of a right answer is compared with those of other right answers.
     solution, confidence = task.layout.names
     objectives = [
         Objective("correct", pays=[solution], if_missing=0.0),
@@ -85,27 +85,27 @@ def main() -> None:
     scheme = Scheme.preset("bae", task.layout, objectives=objectives)
 
     print(f"{'step':>6} {'right':>8} {'brier':>8} {'malformed':>10}")
-    seen: list[tuple[float, ...]] = []
-    for step in range(1, asked.steps + 1):
-        first = (step - 1) * asked.prompts
-        rows = task.train[[n % len(task.train) for n in range(first, first + asked.prompts)]]
-        prompt_n = [prompt for prompt in rows["prompt"] for _ in range(asked.group)]
-        answer_n = [answer for answer in rows["answer"] for _ in range(asked.group)]
+    progress: list[tuple[float, ...]] = []
+    for step in range(1, args.steps + 1):
+        first = (step - 1) * args.prompts
+        rows = task.train[[n % len(task.train) for n in range(first, first + args.prompts)]]
+        prompt_n = [prompt for prompt in rows["prompt"] for _ in range(args.group)]
+        answer_n = [answer for answer in rows["answer"] for _ in range(args.group)]
         longest = task.max_completion_length
-        ids_nl, mask_nt, width = sampled(model, tokenizer, rows["prompt"], group=asked.group, longest=longest)
+        ids_nl, mask_nt, width = sample(model, tokenizer, rows["prompt"], group=args.group, longest=longest)
 
-        # From token ids to one advantage per token.
-        group_n = torch.arange(asked.prompts).repeat_interleave(asked.group)
+        # Compute one advantage per token from the token ids.
+        group_n = torch.arange(args.prompts).repeat_interleave(args.group)
         columns = {"prompts": prompt_n, "answer": answer_n}
         batch = Batch(group_n, ids_nt=ids_nl[:, width:].cpu(), mask_nt=mask_nt.cpu(), columns=columns)
         reading = read(batch, scheme, vocabulary)
-        found = credit_batch(reading, batch, scheme)
-        adv_nt = advantages(found, reading.spans, scheme).to(model.device)
+        credit = credit_batch(reading, batch, scheme)
+        adv_nt = advantages(credit, reading.spans, scheme).to(model.device)
 
-        # The policy loss: a block's tokens share its credit, so their sum is the objective, whatever the lengths.
+        # The policy loss is a sum over tokens: the tokens of a block share its credit, whatever its length.
         prompt_nl = ids_nl[:, :width] != tokenizer.pad_token_id
         logp_nt = log_probs(model, ids_nl, torch.cat([prompt_nl, mask_nt], dim=1).long(), width)
-        ratio_nt = (logp_nt - logp_nt.detach()).exp()  # 1, and its gradient; several steps on one batch would clip it
+        ratio_nt = (logp_nt - logp_nt.detach()).exp()  # 1 with a gradient; clip it if you take several steps on one batch
         loss = -torch.where(mask_nt, ratio_nt * adv_nt.to(logp_nt.dtype), 0.0).sum() / len(mask_nt)
         optimizer.zero_grad()
         loss.backward()
@@ -113,9 +113,9 @@ def main() -> None:
         optimizer.step()
 
         right, brier = reading.scores.reward_nm.nanmean(dim=0).tolist()
-        seen.append((right, brier, metrics(found, reading, scheme)["credit/malformed"]))
-        if step % max(1, asked.steps // 10) == 0:
-            last = torch.tensor(seen[-max(1, asked.steps // 10) :]).nanmean(dim=0).tolist()
+        progress.append((right, brier, metrics(credit, reading, scheme)["credit/malformed"]))
+        if step % max(1, args.steps // 10) == 0:
+            last = torch.tensor(progress[-max(1, args.steps // 10) :]).nanmean(dim=0).tolist()
             print(f"{step:>6} {last[0]:>8.3f} {last[1]:>8.3f} {last[2]:>10.3f}", flush=True)
 
 

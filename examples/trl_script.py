@@ -1,9 +1,9 @@
-"""A GRPOTrainer script with a reward of its own, paid by block; it leaves a run folder and a report behind.
+"""Train with TRL and a reward of your own that pays one block, and write a report.
 
     python examples/trl_script.py --output runs/mine
 
-What was changed of a GRPOTrainer script: the trainer, the scheme, and two options of the configuration.
-Without --model it trains the embedded model of 0.4 M parameters. With --model NAME --dataset ROWS.jsonl it is yours.
+A GRPOTrainer script differs in three places: the trainer, the scheme, and two options of the configuration.
+Without --model, the script trains the embedded model of 0.4 M parameters. Give --model NAME --dataset ROWS.jsonl for your own.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from spanwise.tasks.warm_start import shortened
 
 
 def solved(blocks: list[Any], answer: list[str], **columns: Any) -> list[float]:
-    """A reward of your own: what the solution's tag holds, against a column of the dataset."""
-    said = [(part["solution"] or {}).get("answer") for part in blocks]
-    return [float((text or "").strip() == right) for text, right in zip(said, answer, strict=True)]
+    """Return 1 for each completion whose <answer> equals the dataset's column `answer`, else 0."""
+    texts = [(part["solution"] or {}).get("answer") for part in blocks]
+    return [float((text or "").strip() == right) for text, right in zip(texts, answer, strict=True)]
 
 
-def task_of(asked: argparse.Namespace) -> Task:
-    """Prompts, answers, blocks, and the model to start from."""
-    if asked.model:
-        return load_task(asked.model, asked.dataset)
-    settings = None if asked.warm_up is None else shortened(asked.warm_up)
-    return digits_task("easy", train_size=asked.steps * 16, settings=settings)
+def make_task(options: argparse.Namespace) -> Task:
+    """Return the prompts, the answers, the layout of the blocks, and the model to start from."""
+    if options.model:
+        return load_task(options.model, options.dataset)
+    settings = None if options.warm_up is None else shortened(options.warm_up)
+    return digits_task("easy", train_size=options.steps * 16, settings=settings)
 
 
 def main() -> None:
-    """Train and say where the report lies."""
+    """Train, and print where the report is."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="hub name or folder; default: the embedded model")
     parser.add_argument("--dataset", help="file of rows with question and answer, for --model")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--output", default="runs/trl_script")
     parser.add_argument("--warm-up", type=int, help="shorten the warm-up of the embedded model, for a quick look")
-    asked = parser.parse_args()
-    task = task_of(asked)
+    options = parser.parse_args()
+    task = make_task(options)
 
     objectives = [
         Objective(solved, name="correct", pays=["solution"], if_missing=0.0),
@@ -50,14 +50,14 @@ def main() -> None:
     ]
     on_cpu = not torch.cuda.is_available()
     args = SpanGRPOConfig(
-        asked.output,
+        options.output,
         num_generations=8,
-        per_device_train_batch_size=16 * 8 if asked.model is None else 8,
+        per_device_train_batch_size=16 * 8 if options.model is None else 8,
         max_completion_length=task.max_completion_length,
-        max_steps=asked.steps,
-        learning_rate=4e-4 if asked.model is None else 1e-6,
+        max_steps=options.steps,
+        learning_rate=4e-4 if options.model is None else 1e-6,
         lr_scheduler_type="constant_with_warmup",
-        warmup_steps=min(10, asked.steps),
+        warmup_steps=min(10, options.steps),
         logging_steps=1,
         save_strategy="no",
         report_to="none",
@@ -73,7 +73,7 @@ def main() -> None:
         scheme=Scheme.preset("bae", task.layout, objectives=objectives),
     )
     trainer.train()
-    print(f"Report: {asked.output}/report.html")
+    print(f"Report: {options.output}/report.html")
 
 
 if __name__ == "__main__":

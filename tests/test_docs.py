@@ -90,7 +90,7 @@ def test_the_readme_is_short():
 def test_the_fifteen_lines_give_the_numbers_they_promise(page_runs):
     # Brier scores -.01 -.64 of the right answers (mean -.325) and -.81 -.04 of the wrong ones (mean -.425); half are right.
     expected = [[0.5, 0.315], [0.5, -0.315], [-0.5, -0.385], [-0.5, 0.385]]
-    credit = page_runs(HOWTO / "without_a_trainer.md")["found"]
+    credit = page_runs(HOWTO / "without_a_trainer.md")["credit"]
     torch.testing.assert_close(credit.block_nk, torch.tensor(expected, dtype=torch.float64))
 
 
@@ -113,7 +113,7 @@ def test_the_picture_of_the_readme_has_the_numbers_of_the_fields():
 def test_two_outcomes_back_off_as_the_page_says(page_runs):
     namespace = page_runs(DOCS / "methods.md")
     # -.64 and -.01 are .315 below and above their mean; without backing off each is alone with its tuple.
-    torch.testing.assert_close(namespace["found"].advantage_n, torch.tensor([0.04, -0.04, -0.315, 0.315]).double())
+    torch.testing.assert_close(namespace["comparison"].advantage_n, torch.tensor([0.04, -0.04, -0.315, 0.315]).double())
     torch.testing.assert_close(namespace["alone"].advantage_n, torch.tensor([0.04, -0.04, 0.0, 0.0]).double())
 
 

@@ -29,9 +29,9 @@ def test_noisy_talk_slips_as_often_as_said() -> None:
     for chain in agents.draw_chains(1500, rng=np.random.default_rng(0)):
         episode = Episode(chain.prompt)
         for question, reply in agents.noisy_talk(chain, agents.AgentNoise(slip=(0.0, 0.2, 0.5), refusal=0.0), rng=rng):
-            assert question.endswith(f"{chain.steps[len(episode.said)]}=")
+            assert question.endswith(f"{chain.steps[len(episode.digits)]}=")
             episode.reply(reply)
-            turns[chain.steps[len(episode.said) - 1][0]].append(episode.turn_reward)
+            turns[chain.steps[len(episode.digits) - 1][0]].append(episode.turn_reward)
         assert episode.done
     # A slip draws any digit, so one in ten is right all the same.
     assert [np.mean(turns[operator]) for operator in agents.OPERATORS] == pytest.approx([1.0, 0.82, 0.55], abs=0.03)

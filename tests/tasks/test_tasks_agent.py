@@ -64,7 +64,7 @@ def test_equal_anchors_of_one_prompt_are_asked_the_same_question() -> None:
     for _ in range(200):
         episode, text = Episode("3+4*2-5+1="), "3+4="
         while text is not None:
-            question = (text, episode.said[-1] if episode.said else 3)
+            question = (text, episode.digits[-1] if episode.digits else 3)
             assert by_anchor.setdefault(episode.anchor, question) == question
             text = episode.reply(say(rng.integers(10)))
     assert len(by_anchor) == 1 + 10 + 10 + 10

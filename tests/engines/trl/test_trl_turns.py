@@ -8,7 +8,7 @@ from datasets import Dataset
 
 import trl_small as small
 from chain_agent import AGENT_LAYOUT, Episode
-from play_turns import conversations
+from play_turns import rollout_function
 from spanwise.errors import AlignmentError, DataError
 from spanwise.tasks.embedded import build_model, build_tokenizer
 from trl_turns_small import SCHEMES, TALKS, gradient, scripted, talks_of, trainer
@@ -73,7 +73,7 @@ def test_conversations_train_a_real_policy_on_a_real_environment(tmp_path):
     tokenizer = build_tokenizer()
     extra = {
         **SCHEMES["gigpo"], "layout": AGENT_LAYOUT, "model": build_model(tokenizer, 0), "processing_class": tokenizer,
-        "train_dataset": chains, "rollout_func": conversations(Episode, max_turn_tokens=4),
+        "train_dataset": chains, "rollout_func": rollout_function(Episode, max_turn_tokens=4),
     }  # fmt: skip
     run = small.trainer(tmp_path, extra=extra, max_completion_length=64)
     before = small.weights(run.model)
