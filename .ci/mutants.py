@@ -54,38 +54,38 @@ OTHERS = {
 
 def other(node: ast.AST) -> Iterator[ast.AST]:
     """What may stand in place of a node."""
-    made = copy.deepcopy(node)
-    match made:
+    mutant = copy.deepcopy(node)
+    match mutant:
         case ast.Compare(ops=[op]) if type(op) in OTHERS:
-            made.ops = [OTHERS[type(op)]()]
-            yield made
+            mutant.ops = [OTHERS[type(op)]()]
+            yield mutant
         case ast.BinOp(op=op) | ast.BoolOp(op=op) if type(op) in OTHERS:
-            made.op = OTHERS[type(op)]()
-            yield made
+            mutant.op = OTHERS[type(op)]()
+            yield mutant
         case ast.UnaryOp(op=ast.Not() | ast.USub() | ast.Invert()):
-            yield made.operand
+            yield mutant.operand
         case ast.IfExp():
-            made.body, made.orelse = made.orelse, made.body
-            yield made
+            mutant.body, mutant.orelse = mutant.orelse, mutant.body
+            yield mutant
         case ast.Slice(lower=lower, upper=upper) if lower or upper:
             bound = "lower" if lower else "upper"
-            setattr(made, bound, ast.BinOp(getattr(made, bound), ast.Add(), ast.Constant(1)))
-            yield made
+            setattr(mutant, bound, ast.BinOp(getattr(mutant, bound), ast.Add(), ast.Constant(1)))
+            yield mutant
         case ast.Constant(value=bool()):
-            yield ast.Constant(not made.value)
+            yield ast.Constant(not mutant.value)
         case ast.Constant(value=int() | float()):
-            yield ast.Constant(made.value + 1)
+            yield ast.Constant(mutant.value + 1)
         case ast.Subscript(slice=ast.Constant(value=str() as key)):
-            made.slice = ast.Constant(f"{key}_")
-            yield made
+            mutant.slice = ast.Constant(f"{key}_")
+            yield mutant
         case ast.Call(func=ast.Attribute(attr="any" | "all" | "min" | "max" as name)):
-            made.func.attr = {"any": "all", "all": "any", "min": "max", "max": "min"}[name]
-            yield made
+            mutant.func.attr = {"any": "all", "all": "any", "min": "max", "max": "min"}[name]
+            yield mutant
         case ast.Call(func=ast.Attribute(value=value), args=[]) if not isinstance(value, ast.Name):
             yield value
         case ast.Call(keywords=[*_, ast.keyword(arg=str())]):
-            made.keywords = made.keywords[:-1]
-            yield made
+            mutant.keywords = mutant.keywords[:-1]
+            yield mutant
         case ast.Call(func=ast.Name(), args=[only], keywords=[]):
             yield only
 
@@ -96,10 +96,10 @@ def mutants(file: Path) -> Iterator[tuple[Path, int, str, str, str]]:
     tree = ast.parse(text)
     spared: set[ast.AST] = set()
     for node in ast.walk(tree):
-        kept = [getattr(node, name, None) for name in ("annotation", "returns")]
-        kept += [node] if isinstance(node, ast.Raise | ast.JoinedStr | ast.Import | ast.ImportFrom) else []
-        kept += node.decorator_list if isinstance(node, ast.FunctionDef | ast.ClassDef) else []
-        spared |= {inner for one in kept if one is not None for inner in ast.walk(one)}
+        spared_nodes = [getattr(node, name, None) for name in ("annotation", "returns")]
+        spared_nodes += [node] if isinstance(node, ast.Raise | ast.JoinedStr | ast.Import | ast.ImportFrom) else []
+        spared_nodes += node.decorator_list if isinstance(node, ast.FunctionDef | ast.ClassDef) else []
+        spared |= {inner for one in spared_nodes if one is not None for inner in ast.walk(one)}
     lines = text.encode().splitlines(keepends=True)
     starts = [sum(map(len, lines[:n])) for n in range(len(lines))]
     for node in ast.walk(tree):
@@ -107,8 +107,8 @@ def mutants(file: Path) -> Iterator[tuple[Path, int, str, str, str]]:
             continue
         begin, end = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
         before = text.encode()[begin:end].decode()
-        for made in other(node):
-            after = ast.unparse(ast.fix_missing_locations(made))
+        for mutant in other(node):
+            after = ast.unparse(ast.fix_missing_locations(mutant))
             after = after if isinstance(node, ast.Slice) else f"({after})"
             whole = text.encode()[:begin].decode() + after + text.encode()[end:].decode()
             yield file, node.lineno, " ".join(before.split())[:120], " ".join(after.split())[:120], whole
@@ -174,9 +174,9 @@ def main() -> None:
     parser.add_argument("--tests", nargs="*", help="default: those of the rooms, or of the engine, that take seconds")
     parser.add_argument("--seconds", type=int, default=120, help="a mutant that takes longer is killed")
     parser.add_argument("--slow", type=float, default=1.0, help="leave out tests that take longer; not with an engine")
-    given = parser.parse_args()
-    label, engine = " ".join(given.rooms), ENGINES.get(given.rooms[0])
-    if len(given.rooms) > 1 and ENGINES.keys() & {*given.rooms}:
+    options = parser.parse_args()
+    label, engine = " ".join(options.rooms), ENGINES.get(options.rooms[0])
+    if len(options.rooms) > 1 and ENGINES.keys() & {*options.rooms}:
         parser.error("name one engine alone, or rooms")
     with tempfile.TemporaryDirectory() as place:
         clone = Path(place)
@@ -194,26 +194,31 @@ def main() -> None:
             import_module(name)
         assert "spanwise" not in sys.modules, "each mutant imports its own"
         sources = Path("src/spanwise")
-        stages = [given.tests] if given.tests else []  # each runs if those before it notice nothing
+        stages = [options.tests] if options.tests else []  # each runs if those before it notice nothing
         if engine:
             folder = Path("tests/engines", label)
             prefix = "test_" if label == "verl" else f"test_{label}_"
             stages = stages or [[str(folder / f"{prefix}{name}.py") for name in engine[1]]]
             files = sorted((sources / "engines" / label).glob("[!_]*.py"))
         else:
-            stages = stages or [[*dict.fromkeys(file for name in given.rooms for file in tests_of(name))], ["tests/border"]]
+            stages = stages or [
+                [*dict.fromkeys(file for name in options.rooms for file in tests_of(name))],
+                ["tests/border"],
+            ]
             files = [
-                path for name in given.rooms for path in [sources / f"{name}.py", *sorted((sources / name).rglob("*.py"))]
+                path for name in options.rooms for path in [sources / f"{name}.py", *sorted((sources / name).rglob("*.py"))]
             ]
             files = [file for file in files if file.exists() and file.name != "__init__.py"]
-        files = [sources / file for file in given.files] if given.files else files
+        files = [sources / file for file in options.files] if options.files else files
         if not files:
             sys.exit(f"src/spanwise has no files of {label}.")
         every = [mutant for file in files for mutant in mutants(file)]
-        chosen = random.Random(given.seed).sample(every, min(given.count, len(every)))
-        slow = SlowTests(Path("slow.txt").absolute(), float("inf") if engine else given.slow)
+        chosen = random.Random(options.seed).sample(every, min(options.count, len(every)))
+        slow = SlowTests(Path("slow.txt").absolute(), float("inf") if engine else options.slow)
         if any(
-            killed(tests, 10 * given.seconds, slow) for tests in [[] if engine else list(map(str, files)), *stages] if tests
+            killed(tests, 10 * options.seconds, slow)
+            for tests in [[] if engine else list(map(str, files)), *stages]
+            if tests
         ):
             sys.exit("The tests fail without any mutant.")
         slow.left_out = set(slow.file.read_text(encoding="utf-8").splitlines()) if slow.file.exists() else set()
@@ -226,7 +231,7 @@ def main() -> None:
             nearest = [name for name in stages[0] if file.stem.strip("_") in name]
             doctests = [] if engine else [str(file)]
             nearest_first = [[*doctests, *nearest], [name for name in stages[0] if name not in nearest], *stages[1:]]
-            noticed = any(killed(tests, given.seconds, slow) for tests in nearest_first if tests)
+            noticed = any(killed(tests, options.seconds, slow) for tests in nearest_first if tests)
             file.write_text(original, encoding="utf-8")
             shown = str(file.relative_to(sources))
             table.setdefault(shown, []).append(noticed)
@@ -234,7 +239,7 @@ def main() -> None:
         for name, outcomes in sorted(table.items()):
             print(f"{name:40} {sum(outcomes):3} / {len(outcomes):3}")
         killed_ones = sum(map(sum, table.values()))
-        print(f"{label}: {killed_ones} / {len(chosen)}, of {len(every)} there could be, seed {given.seed}")
+        print(f"{label}: {killed_ones} / {len(chosen)}, of {len(every)} there could be, seed {options.seed}")
 
 
 if __name__ == "__main__":

@@ -89,8 +89,8 @@ def report() -> None:
     table: dict[str, Counter[str]] = {}
     survivors = []
     for line in listed.stdout.splitlines():
-        name, found, status = line.strip().rpartition(": ")
-        if not found:
+        name, separator, status = line.strip().rpartition(": ")
+        if not separator:
             continue
         table.setdefault(name.split(".x")[0], Counter())[status] += 1
         if status in ("survived", "no tests"):
@@ -104,8 +104,8 @@ def report() -> None:
         "import sys\nfrom mutmut.mutation.diff_apply import get_diff_for_mutant\n"
         "for name in sys.argv[1:]:\n    print(name)\n    print(get_diff_for_mutant(name))\n"
     )
-    shown = subprocess.run([sys.executable, "-c", script, *survivors], cwd=COPY, capture_output=True, text=True)
-    (COPY / "survivors.txt").write_text(shown.stdout, encoding="utf-8")
+    process = subprocess.run([sys.executable, "-c", script, *survivors], cwd=COPY, capture_output=True, text=True)
+    (COPY / "survivors.txt").write_text(process.stdout, encoding="utf-8")
     print(f"Survivors: {COPY / 'survivors.txt'}")
 
 
@@ -123,16 +123,16 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--fresh", action="store_true")
     parser.add_argument("--report", action="store_true")
-    given = parser.parse_args()
-    if not given.report:
-        if given.fresh or not COPY.exists():
-            prepare(given.files)
+    options = parser.parse_args()
+    if not options.report:
+        if options.fresh or not COPY.exists():
+            prepare(options.files)
         command = [sys.executable, "-m", "mutmut", "run", "--max-children", "1"]
         with (COPY / "mutmut.log").open("w") as log:
             try:
-                subprocess.run(command, cwd=COPY, stdout=log, stderr=log, timeout=60 * given.minutes, check=False)
+                subprocess.run(command, cwd=COPY, stdout=log, stderr=log, timeout=60 * options.minutes, check=False)
             except subprocess.TimeoutExpired:
-                print(f"Stopped after {given.minutes:g} minutes; run again to go on.")
+                print(f"Stopped after {options.minutes:g} minutes; run again to go on.")
     report()
 
 

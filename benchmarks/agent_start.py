@@ -29,8 +29,8 @@ def draw_chains(size: int, *, rng: np.random.Generator, exclude: Set[str] = froz
     chains: list[Chain] = []
     while len(chains) < size:
         steps = rng.integers(FEWEST, MOST + 1)
-        drawn = zip(rng.choice(list(OPERATORS), steps).tolist(), rng.integers(1, 10, steps).tolist(), strict=True)
-        chain = Chain(int(rng.integers(10)), tuple(f"{operator}{operand}" for operator, operand in drawn))
+        pairs = zip(rng.choice(list(OPERATORS), steps).tolist(), rng.integers(1, 10, steps).tolist(), strict=True)
+        chain = Chain(int(rng.integers(10)), tuple(f"{operator}{operand}" for operator, operand in pairs))
         if chain.prompt not in exclude:
             chains.append(chain)
     return chains
@@ -58,21 +58,21 @@ AGENT_NOISE: dict[str, AgentNoise] = {
 def noisy_talk(chain: Chain, noise: AgentNoise, *, rng: np.random.Generator) -> Iterable[tuple[str, str]]:
     """A conversation that the warm start imitates, as pairs of what the environment shows and what is replied."""
     episode = Episode(chain.prompt)
-    shown: str | None = episode.opening
-    while shown is not None:
+    question: str | None = episode.opening
+    while question is not None:
         turn = len(episode.digits)
         before, step = episode.digits[-1] if turn else chain.start, chain.steps[turn]
         assert before is not None, "a reply that is no digit ends the episode"
         slips, refuses = rng.random() < noise.slip[OPERATORS.index(step[0])], rng.random() < noise.refusal
         answer = "?" if refuses else str(rng.integers(10)) if slips else str(apply_step(before, step))
-        yield shown, f"<answer>{answer}</answer>"
-        shown = episode.reply(f"<answer>{answer}</answer>")
+        yield question, f"<answer>{answer}</answer>"
+        question = episode.reply(f"<answer>{answer}</answer>")
 
 
 def _talks(size: int, noise: AgentNoise, rng: np.random.Generator) -> Pairs:
     """What a conversation begins with, and all of it behind that; none is about a held-out chain."""
     chains = draw_chains(size, rng=rng, exclude=frozenset(chain.prompt for chain in held_out_chains()))
-    talks = (END.join(f"{shown}{reply}" for shown, reply in noisy_talk(chain, noise, rng=rng)) for chain in chains)
+    talks = (END.join(f"{question}{reply}" for question, reply in noisy_talk(chain, noise, rng=rng)) for chain in chains)
     openings = (f"{chain.start}{chain.steps[0]}=" for chain in chains)
     return [(opening, talk.removeprefix(opening)) for opening, talk in zip(openings, talks, strict=True)]
 

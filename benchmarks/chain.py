@@ -117,16 +117,16 @@ class ChainRun(Run):
         """Sample the values of fields `first` to K - 1 behind prefixes that end with a value; and log p of the ten digits there."""
         count = self.fields.count
         cached = _Cached(self.model, len(prefix_nt), prefix_nt.shape[1] + 2 * (count - first))
-        found, logps = list[Tensor](), list[Tensor]()
+        digits, logps = list[Tensor](), list[Tensor]()
         with torch.no_grad():
             for k in range(first, count):
                 key_nt = self.form_t[2 * k].expand(len(prefix_nt), 1)
                 logits_nv = cached(torch.cat([prefix_nt, key_nt], dim=1) if k == first else key_nt)
                 logps.append(logits_nv[:, self.digit_v].log_softmax(dim=-1))
-                found.append(torch.multinomial(logps[-1].exp(), 1, generator=generator or self.generator)[:, 0])
+                digits.append(torch.multinomial(logps[-1].exp(), 1, generator=generator or self.generator)[:, 0])
                 if k + 1 < count:
-                    cached(self.digit_v[found[-1]][:, None])
-        return torch.stack(found, dim=1), torch.stack(logps, dim=1)
+                    cached(self.digit_v[digits[-1]][:, None])
+        return torch.stack(digits, dim=1), torch.stack(logps, dim=1)
 
     def written(self, value_nk: Tensor) -> Tensor:
         """Completions with these values, and the end."""
@@ -182,10 +182,10 @@ def _keys(fields: Fields) -> list[str]:
 def kept(file: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What a file holds, made first if it is not there."""
     if not file.exists():
-        started, made = time.perf_counter(), make()
+        started, record = time.perf_counter(), make()
         file.parent.mkdir(parents=True, exist_ok=True)
         scratch = file.with_suffix(f".{os.getpid()}")
-        scratch.write_text(json.dumps(made))
+        scratch.write_text(json.dumps(record))
         scratch.rename(file)
         print(
             f"{time.strftime('%H:%M:%S')} {file.parent.name}/{file.stem}: {time.perf_counter() - started:.0f} s", flush=True
@@ -238,7 +238,7 @@ def measured(policy: str, fields: Fields) -> dict[str, Any]:
     reward_nk = (value_nk == gold_nk).double()
     goals = {"own": own_advantage(logp_nkv, value_nk, gold_nk), "to go": to_go_advantage(reward_nk, to_go_nk)}
     ceiling_k = (1 - noise_nk.mean(dim=0) / goals["to go"].var(dim=0)).clamp(min=0).sqrt()
-    made: dict[str, Any] = {
+    record: dict[str, Any] = {
         "accuracy": reward_nk.mean(dim=0).tolist(),
         "ceiling": ceiling_k.tolist(),
         "rows": [],
@@ -248,25 +248,25 @@ def measured(policy: str, fields: Fields) -> dict[str, Any]:
     for size in SIZES:
         draws = dict[tuple[str, str], Tensor]()
         for name, (arm, options) in VARIANTS.items():
-            found = run.credit(value_nk, gold_nk, size, scheme_of(arm, fields, **options))
-            if found.coarser_m is not None and arm == "tuple":
-                shares = {"coarser": (found.coarser_m / len(value_nk)).tolist(), "members": _members(found)}
-                made["strata"].append({"arm": name, "size": size, **shares})
+            credit = run.credit(value_nk, gold_nk, size, scheme_of(arm, fields, **options))
+            if credit.coarser_m is not None and arm == "tuple":
+                shares = {"coarser": (credit.coarser_m / len(value_nk)).tolist(), "members": _members(credit)}
+                record["strata"].append({"arm": name, "size": size, **shares})
             for goal, goal_nk in goals.items():
-                figure = partial(_correlations, found.block_nk[:, :-1], goal_nk)
+                figure = partial(_correlations, credit.block_nk[:, :-1], goal_nk)
                 value_k, draw_rk, _ = resample(figure, asked_n, resamples=RESAMPLES, seed=0)
                 draws[name, goal] = draw_rk
-                made["rows"] += [
+                record["rows"] += [
                     {"arm": name, "size": size, "goal": goal, "k": k, **_bounds(value_k[k], draw_rk[:, k])}
                     for k in range(fields.count)
                 ]
                 mean = _bounds(value_k.nanmean(), draw_rk.nanmean(dim=1))
-                made["rows"].append({"arm": name, "size": size, "goal": goal, "k": "mean", **mean})
+                record["rows"].append({"arm": name, "size": size, "goal": goal, "k": "mean", **mean})
         for name, goal in draws:
             gain_rk = draws["tuple", goal] - draws[name, goal]
             gain = _bounds(gain_rk.nanmean(), gain_rk.nanmean(dim=1))
-            made["rows"].append({"arm": name, "size": size, "goal": goal, "k": "tuple minus", **gain})
-    return made
+            record["rows"].append({"arm": name, "size": size, "goal": goal, "k": "tuple minus", **gain})
+    return record
 
 
 def ahead(run: ChainRun, prompt_nt: Tensor, value_nk: Tensor, gold_nk: Tensor) -> tuple[Tensor, Tensor]:
@@ -316,15 +316,15 @@ def _members(found: Credit) -> list[float]:
 
 def there(count: int, arms: Sequence[str], folder: Path) -> dict[str, dict[int, dict[str, Any]]]:
     """The runs that are there at their arm's learning rate, by arm and seed."""
-    found: dict[str, dict[int, dict[str, Any]]] = {}
+    runs_by_arm: dict[str, dict[int, dict[str, Any]]] = {}
     for arm in arms_of(count, arms):
         chosen = folder / f"train-{count}" / f"{arm}.json"
         rate = json.loads(chosen.read_text())["rate"] if chosen.exists() else 0.0
         files = [folder / f"train-{count}" / f"{arm}-{rate:g}-{seed}.json" for seed in SEEDS]
         runs = [json.loads(file.read_text()) for file in files if file.exists()]
         if runs:
-            found[arm] = {run["seed"]: run for run in runs}
-    return found
+            runs_by_arm[arm] = {run["seed"]: run for run in runs}
+    return runs_by_arm
 
 
 def show_training(arms: Sequence[str], folder: Path) -> None:
@@ -332,9 +332,9 @@ def show_training(arms: Sequence[str], folder: Path) -> None:
     head = ["K", "arm", "learning rate", "seeds", f"completions to {GOAL:.0%}", "times those of group"]
     _row([*head, "accuracy at the end", "minus group", "first field", "last field"], heading=True)
     for count in sorted(COUNTS):
-        found = there(count, arms, folder)
-        for arm, runs in found.items():
-            base = {} if arm == "group" else found.get("group", {})
+        runs_by_arm = there(count, arms, folder)
+        for arm, runs in runs_by_arm.items():
+            base = {} if arm == "group" else runs_by_arm.get("group", {})
             seeds = [seed for seed in runs if seed in base]
             ends = {seed: run["curve"][-1] for seed, run in runs.items()}
             gain = [ends[seed]["accuracy"] - base[seed]["curve"][-1]["accuracy"] for seed in seeds]
@@ -361,9 +361,9 @@ def _times(runs: Sequence[Mapping[str, Any]], base: Sequence[Mapping[str, Any]])
         (samples_to(one["curve"], GOAL), samples_to(two["curve"], GOAL), two["curve"][-1]["samples"])
         for one, two in zip(runs, base, strict=True)
     ]
-    found = mean_interval(torch.tensor([min(one, most) / min(two, most) for one, two, most in pairs]).double().log())
+    interval = mean_interval(torch.tensor([min(one, most) / min(two, most) for one, two, most in pairs]).double().log())
     more = "at least " if any(one == np.inf for one, _, _ in pairs) else ""
-    return f"{more}{np.exp(found.value):.2f} ({np.exp(found.low):.2f}, {np.exp(found.high):.2f})"
+    return f"{more}{np.exp(interval.value):.2f} ({np.exp(interval.low):.2f}, {np.exp(interval.high):.2f})"
 
 
 def show_fidelity(folder: Path, *, size: int = 8) -> None:
@@ -373,10 +373,11 @@ def show_fidelity(folder: Path, *, size: int = 8) -> None:
             file = folder / f"fidelity-{count}" / f"{policy.replace(' ', '-')}.json"
             if not file.exists():
                 continue
-            made = json.loads(file.read_text())
-            at = {(row["arm"], row["size"], row["goal"], row["k"]): row for row in made["rows"]}
+            record = json.loads(file.read_text())
+            at = {(row["arm"], row["size"], row["goal"], row["k"]): row for row in record["rows"]}
             print(
-                f"\n### K = {count}, {policy}: accuracy {_list(made['accuracy'])}; ceiling of `to go` {_list(made['ceiling'])}\n"
+                f"\n### K = {count}, {policy}: accuracy {_list(record['accuracy'])}; "
+                f"ceiling of `to go` {_list(record['ceiling'])}\n"
             )
             _row([f"own reward, G = {size}", *Chain(count).names], heading=True)
             for arm in VARIANTS:
@@ -394,7 +395,7 @@ def show_fidelity(folder: Path, *, size: int = 8) -> None:
                 ["completions compared with, itself included; share that backs off", *Chain(count).names],
                 heading=True,
             )
-            for one in (row for row in made["strata"] if row["size"] == size):
+            for one in (row for row in record["strata"] if row["size"] == size):
                 pairs = zip(one["members"], one["coarser"], strict=True)
                 _row(
                     [f"`{one['arm']}`, G = {one['size']}", *(f"{members:.1f}; {coarser:.0%}" for members, coarser in pairs)]

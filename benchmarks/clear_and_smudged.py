@@ -25,14 +25,14 @@ def figures(samples: Samples, smudged_p: Tensor) -> dict[str, float | None]:
     """Accuracy, mean confidence and ECE of the clear and the smudged prompts; the share of reports of .95 or more."""
     correct_n, confidence_n = samples.correct[samples.first], samples.confidence_n
     known_n = ~(correct_n.isnan() | confidence_n.isnan())
-    found: dict[str, float | None] = {}
+    values: dict[str, float | None] = {}
     for name, here_p in (("clear", ~smudged_p), ("smudged", smudged_p)):
         here_n = known_n & here_p[samples.prompt_n]
-        found[f"{name} accuracy"] = float(correct_n[here_n].mean())
-        found[f"{name} confidence"] = float(confidence_n[here_n].mean())
-        found[f"{name} ece"] = ece(confidence_n[here_n], correct_n[here_n])
-    found["says .95 or more"] = float((confidence_n[known_n] >= 0.95).double().mean())
-    return found
+        values[f"{name} accuracy"] = float(correct_n[here_n].mean())
+        values[f"{name} confidence"] = float(confidence_n[here_n].mean())
+        values[f"{name} ece"] = ece(confidence_n[here_n], correct_n[here_n])
+    values["says .95 or more"] = float((confidence_n[known_n] >= 0.95).double().mean())
+    return values
 
 
 def finished(folder: Path, arm: str, seeds: list[int]) -> Iterator[tuple[int, Samples]]:
@@ -54,8 +54,8 @@ def main() -> None:
         arm: {seed: figures(samples, smudged_p) for seed, samples in finished(folder, arm, summary["seeds"])}
         for arm in summary["arms"]
     }
-    found = compare_arms(runs, reference=summary["reference"])
-    print(found.markdown(), *found.sentences("clear"), sep="\n")
+    comparison = compare_arms(runs, reference=summary["reference"])
+    print(comparison.markdown(), *comparison.sentences("clear"), sep="\n")
 
 
 if __name__ == "__main__":

@@ -220,14 +220,14 @@ def cell(
     side_b = torch.cat(
         [torch.full((BINS,), side, dtype=torch.float64) for side, _ in zip((1.0, -1.0), worlds, strict=False)]
     )
-    held, width = torch.zeros(len(METHODS)), torch.zeros(len(METHODS))
+    hits, width = torch.zeros(len(METHODS)), torch.zeros(len(METHODS))
     least = 0.0 if len(worlds) == 1 else -1.0
     for gap_pb, unseen_jb in zip(*gaps_of(worlds, prompts, samples, trials, generator), strict=True):
         for m, (low, high) in enumerate(intervals(gap_pb, unseen_jb, side_b, share_rp, fewer_rp)):
             low, high = min(max(low, least), 1.0), min(max(high, least), 1.0)
-            held[m] += low - 1e-9 <= truth <= high + 1e-9
+            hits[m] += low - 1e-9 <= truth <= high + 1e-9
             width[m] += high - low
-    return Cell(where, held / trials, width / trials)
+    return Cell(where, hits / trials, width / trials)
 
 
 def single(trials: int, resamples: int, seed: int) -> Iterator[Cell]:
@@ -285,10 +285,10 @@ def table(cells: list[Cell], by: Callable[[Cell], str]) -> str:
     lines = ["| | " + " | ".join(METHODS) + " |", "|---|" + "---|" * len(METHODS)]
     for row in rows:
         some = [one for one in cells if by(one) == row]
-        held, width = torch.stack([one.held_m for one in some]), torch.stack([one.width_m for one in some])
-        shown = zip(held.mean(0).tolist(), held.amin(0).tolist(), width.mean(0).tolist(), strict=True)
+        hits, width = torch.stack([one.held_m for one in some]), torch.stack([one.width_m for one in some])
+        columns = zip(hits.mean(0).tolist(), hits.amin(0).tolist(), width.mean(0).tolist(), strict=True)
         lines.append(
-            f"| {row} | " + " | ".join(f"{mean:.2f} ({least:.2f}), {wide:.2f}" for mean, least, wide in shown) + " |"
+            f"| {row} | " + " | ".join(f"{mean:.2f} ({least:.2f}), {wide:.2f}" for mean, least, wide in columns) + " |"
         )
     return "\n".join(lines).replace("0.", ".").replace("1.00", "1")
 
@@ -351,11 +351,11 @@ def bounds_of(
         ],
     }
     tail = (1 - LEVEL) / 2
-    found = {
+    bounds = {
         name: (low_xr.quantile(tail, dim=1), high_xr.quantile(1 - tail, dim=1)) for name, (low_xr, high_xr) in draws.items()
     }
     both_x = (right_xpk.amin(dim=(1, 2)) == 0) & (right_xpk.amax(dim=(1, 2)) == 1)
-    return found | {"auroc": tuple(torch.where(both_x, bound_x, torch.nan) for bound_x in found["auroc"])}
+    return bounds | {"auroc": tuple(torch.where(both_x, bound_x, torch.nan) for bound_x in bounds["auroc"])}
 
 
 def compare_first(
@@ -387,29 +387,29 @@ def other_figures(trials: int, resamples: int, seed: int) -> Iterator[tuple[dict
                     v_n = torch.multinomial(says_v3[:, 1], trials * prompts * samples, replacement=True, generator=generator)
                     q_xpk, _, chance_xpk = says_v3[v_n].reshape(trials, prompts, samples, 3).unbind(dim=3)
                     right_xpk = (torch.rand(q_xpk.shape, generator=generator, dtype=torch.float64) < chance_xpk).double()
-                    found = bounds_of(q_xpk, right_xpk, says_v3, resamples, cell_seed)
+                    bounds = bounds_of(q_xpk, right_xpk, says_v3, resamples, cell_seed)
                     ids = torch.arange(prompts).repeat_interleave(samples)
                     compare_first(
-                        found, q_xpk[0].flatten(), right_xpk[0].flatten(), ids, resamples=resamples, seed=cell_seed
+                        bounds, q_xpk[0].flatten(), right_xpk[0].flatten(), ids, resamples=resamples, seed=cell_seed
                     )
-                    held, width = [], []
+                    hits, width = [], []
                     for name in FIGURES:
-                        low_x, high_x = (bound_x[~bound_x.isnan()] for bound_x in found[name])
+                        low_x, high_x = (bound_x[~bound_x.isnan()] for bound_x in bounds[name])
                         inside_x = (low_x - 1e-9 <= truth[name]) & (truth[name] <= high_x + 1e-9)
-                        held.append(inside_x.double().mean())
+                        hits.append(inside_x.double().mean())
                         width.append((high_x - low_x).mean())
                     where = {"prompts": prompts, "agree": "all agree" if samples == 1 else "x 4 independent", "right": p}
-                    yield {**where, "says": policy}, torch.stack(held), torch.stack(width)
+                    yield {**where, "says": policy}, torch.stack(hits), torch.stack(width)
 
 
 def figure_table(cells: list[tuple[dict[str, str | int | float], Tensor, Tensor]], by: str) -> str:
     """Per row the mean and the least coverage of each figure, and its mean width."""
     lines = ["| | " + " | ".join(name.replace("_", " ") for name in FIGURES) + " |", "|---|" + "---|" * len(FIGURES)]
     for row in dict.fromkeys(by.format(**where) for where, *_ in cells):
-        some = [(held, width) for where, held, width in cells if by.format(**where) == row]
-        held, width = (torch.stack(parts) for parts in zip(*some, strict=True))
-        least = held.nan_to_num(nan=1.0).amin(0).tolist()
-        entries = zip(held.nanmean(0).tolist(), least, width.nanmean(0).tolist(), strict=True)
+        some = [(hits, width) for where, hits, width in cells if by.format(**where) == row]
+        hits, width = (torch.stack(parts) for parts in zip(*some, strict=True))
+        least = hits.nan_to_num(nan=1.0).amin(0).tolist()
+        entries = zip(hits.nanmean(0).tolist(), least, width.nanmean(0).tolist(), strict=True)
         lines.append(f"| {row} | " + " | ".join(f"{mean:.2f} ({low:.2f}), {wide:.2f}" for mean, low, wide in entries) + " |")
     return "\n".join(lines).replace("0.", ".").replace("1.00", "1")
 
@@ -417,10 +417,10 @@ def figure_table(cells: list[tuple[dict[str, str | int | float], Tensor, Tensor]
 def print_figures(trials: int, resamples: int, seed: int, *, every: bool) -> None:
     """Print the tables of the other figures."""
     cells = []
-    for where, held, width in other_figures(trials, resamples, seed):
-        cells.append((where, held, width))
+    for where, hits, width in other_figures(trials, resamples, seed):
+        cells.append((where, hits, width))
         if every:
-            entries = zip(FIGURES, held.tolist(), width.tolist(), strict=True)
+            entries = zip(FIGURES, hits.tolist(), width.tolist(), strict=True)
             print(*where.values(), *(f"{name} {share:.3f} ({wide:.3f})" for name, share, wide in entries), flush=True)
     print(f"\nOther figures: mean (least) coverage, mean width; {trials} trials in each of {len(cells)} cells\n")
     for by in ("{prompts} prompts, {agree}", "right {right}", "{says}"):
@@ -435,10 +435,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cells", action="store_true")
     parser.add_argument("--figures", action="store_true", help="accuracy, Brier, mean confidence, sharpness, AUROC alone")
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    print_figures(given.trials, given.resamples, given.seed, every=given.cells)
-    if given.figures:
+    print_figures(options.trials, options.resamples, options.seed, every=options.cells)
+    if options.figures:
         return
     grids = {
         "ECE": single,
@@ -448,14 +448,14 @@ def main() -> None:
     }
     for title, grid in grids.items():
         cells = []
-        for one in grid(given.trials, given.resamples, given.seed):
+        for one in grid(options.trials, options.resamples, options.seed):
             cells.append(one)
-            if given.cells:
+            if options.cells:
                 shares = "  ".join(
                     f"{n} {h:.3f} ({w:.3f})" for n, h, w in zip(METHODS, one.held_m, one.width_m, strict=True)
                 )
                 print(" ".join(f"{name} {value}," for name, value in one.where.items()), shares, flush=True)
-        print(f"\n{title}: mean (least) coverage, mean width; {given.trials} trials in each of {len(cells)} cells\n")
+        print(f"\n{title}: mean (least) coverage, mean width; {options.trials} trials in each of {len(cells)} cells\n")
         print(
             table(cells, by=lambda one: "{prompts} prompts x {samples}{alike}".format(**{"alike": ""} | one.where)),
             flush=True,

@@ -126,14 +126,14 @@ def lines_run(
     """Write verl's dump of texts, or a table of one's `own`, line by line; returns the number of words in them."""
     rng = np.random.default_rng(0)
     letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
-    known = np.array(["".join(rng.choice(letters, size=size)) for size in rng.integers(2, 9, words)])
+    vocabulary = np.array(["".join(rng.choice(letters, size=size)) for size in rng.integers(2, 9, words)])
     folder.mkdir()
     total, prompt = 0, ""
     with (folder / "1.jsonl").open("w") as file:
         for n in range(completions):
-            prompt = prompt if n % group else f"{n // group}: {' '.join(rng.choice(known, 60))}"
+            prompt = prompt if n % group else f"{n // group}: {' '.join(rng.choice(vocabulary, 60))}"
             length, answer, sure = int(rng.integers(tokens // 2, tokens)), int(rng.integers(10)), int(rng.integers(1, 10))
-            reasoning, analysis = (" ".join(rng.choice(known, size)) for size in (length, length // 4))
+            reasoning, analysis = (" ".join(rng.choice(vocabulary, size)) for size in (length, length // 4))
             body = f"<reasoning>{reasoning}</reasoning><answer>{answer}</answer>"
             body += f"<analysis>{analysis}</analysis><confidence>0.{sure}</confidence>"
             right = float(answer == n // group % 10)
@@ -154,8 +154,8 @@ def measured(code: str, *arguments: object) -> tuple[float, float, float]:
         "print(json.dumps([time.perf_counter() - s, u.ru_utime + u.ru_stime, u.ru_maxrss / 2**20]))"
     )
     run = [sys.executable, "-c", probe, code, *map(str, arguments)]
-    done = subprocess.run(run, stdout=subprocess.PIPE, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    seconds, cpu, memory = json.loads(done.stdout)
+    process = subprocess.run(run, stdout=subprocess.PIPE, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    seconds, cpu, memory = json.loads(process.stdout)
     return seconds, cpu, memory
 
 

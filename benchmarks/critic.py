@@ -263,12 +263,12 @@ def _train(run: ArmRun, title: str) -> bool:
     try:
         with _knowing() if "-exact" in run.arm else _telling(run):
             final = train(run.recipe, overwrite=True, console=Console(file=io.StringIO()))["final"]
-        said = f"accuracy {_accuracy(final):.3f}"
+        result = f"accuracy {_accuracy(final):.3f}"
     except SpanwiseError as error:
-        final, said = None, f"failed: {error}"
+        final, result = None, f"failed: {error}"
     gc.collect()
     print(
-        f"{time.strftime('%H:%M:%S')} {title} {run.folder.name}: {time.perf_counter() - started:.0f} s, {said}", flush=True
+        f"{time.strftime('%H:%M:%S')} {title} {run.folder.name}: {time.perf_counter() - started:.0f} s, {result}", flush=True
     )
     return final is not None
 
@@ -431,8 +431,8 @@ def _mean(values: Sequence[float | None]) -> str:
 
 
 def _interval(values: Sequence[float | None]) -> Interval:
-    known = [float("nan") if value is None else value for value in values]
-    return mean_interval(torch.tensor(known, dtype=torch.float64))
+    numbers = [float("nan") if value is None else value for value in values]
+    return mean_interval(torch.tensor(numbers, dtype=torch.float64))
 
 
 def _price(values: Sequence[float | None], ahead: int) -> str:

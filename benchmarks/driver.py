@@ -154,9 +154,9 @@ def main() -> None:
             trainer.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 1)
         for tokens in map(int, options.tokens.split(",")):
             for prompts in map(int, options.prompts.split(",")):
-                made = MadeRows(prompts, options.group, tokens)
-                keys = fill(made, prompts, options.group)
-                del made
+                rows = MadeRows(prompts, options.group, tokens)
+                keys = fill(rows, prompts, options.group)
+                del rows
                 parts = {
                     "verl grpo": lambda keys=keys: verls._compute_advantage(keys, {}),
                     "spanwise": lambda keys=keys: ours._compute_advantage(keys, {}),

@@ -140,8 +140,8 @@ class _Cached:
             )
             self.key[index, :, :, first : self.done] = _turned(key, cos, sin)
             self.value[index, :, :, first : self.done] = value
-            seen = self.key[index, :, :, : self.done], self.value[index, :, :, : self.done]
-            mixed = torch.nn.functional.scaled_dot_product_attention(_turned(query, cos, sin), *seen, is_causal=width > 1)
+            past = self.key[index, :, :, : self.done], self.value[index, :, :, : self.done]
+            mixed = torch.nn.functional.scaled_dot_product_attention(_turned(query, cos, sin), *past, is_causal=width > 1)
             x = x + torch.nn.functional.linear(mixed.transpose(1, 2).flatten(2), own.o_proj.weight)
             h = self._norm(x, layer.post_attention_layernorm)
             gate = torch.nn.functional.silu(torch.nn.functional.linear(h, layer.mlp.gate_proj.weight))
@@ -212,12 +212,12 @@ class Run:
         problems, generator = self.held_out, torch.Generator().manual_seed(0)
         ids_nt, _, logp_ntv = sample(self.model, self._prompts(problems), self.fields.longest, self.end, generator)
         gold_nt = self.tokenizer(self.fields.answers(problems), return_tensors="pt")["input_ids"]
-        found = list[float]()
+        values = list[float]()
         for k in range(self.fields.count):
             reached_n = ids_nt[:, 2 * k] == gold_nt[:, 2 * k]
             p_n = logp_ntv[:, 2 * k + 1].gather(1, gold_nt[:, 2 * k + 1, None]).squeeze(1).exp()
-            found.append(float((p_n * reached_n).mean()))
-        return found
+            values.append(float((p_n * reached_n).mean()))
+        return values
 
     def _prompts(self, problems: FieldProblems) -> Tensor:
         return self.tokenizer(problems.prompts, return_tensors="pt")["input_ids"]
@@ -269,13 +269,13 @@ def run_of(arm: str, fields: Fields, rate: float, seed: int, folder: Path) -> di
 def kept_run(file: Path, names: Mapping[str, Any], trained: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """A run's file, read or made; `names` say what was trained."""
     if not file.exists():
-        made = trained()
+        record = trained()
         file.parent.mkdir(parents=True, exist_ok=True)
         scratch = file.with_suffix(f".{os.getpid()}")
-        scratch.write_text(json.dumps({**names, **made}))
+        scratch.write_text(json.dumps({**names, **record}))
         scratch.rename(file)
-        reached = ", ".join(f"{goal:g}: {samples_to(made['curve'], goal):.0f}" for goal in GOALS)
-        print(f"{time.strftime('%H:%M:%S')} {file.parent.name} {file.stem}: {made['seconds']} s, {reached}", flush=True)
+        reached = ", ".join(f"{goal:g}: {samples_to(record['curve'], goal):.0f}" for goal in GOALS)
+        print(f"{time.strftime('%H:%M:%S')} {file.parent.name} {file.stem}: {record['seconds']} s, {reached}", flush=True)
     return json.loads(file.read_text())
 
 
@@ -386,8 +386,8 @@ def ratio(runs: Sequence[Mapping[str, Any]], base: Sequence[Mapping[str, Any]], 
 
 def interval_of(values: Sequence[float]) -> tuple[float, float, float]:
     """Geometric mean and 95 % t interval of positive numbers."""
-    found = mean_interval(torch.tensor(values, dtype=torch.float64).log())
-    return math.exp(found.value), math.exp(found.low), math.exp(found.high)
+    interval = mean_interval(torch.tensor(values, dtype=torch.float64).log())
+    return math.exp(interval.value), math.exp(interval.low), math.exp(interval.high)
 
 
 def _written(values: Sequence[float], form: str) -> str:

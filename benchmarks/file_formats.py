@@ -86,10 +86,10 @@ def completions(megabytes: float, pieces: list[str]) -> Iterator[dict[str, Any]]
 def vocabulary(words: int = 20_000) -> list[str]:
     """Return the texts of all tokens: tags, digits and words."""
     rng, letters = np.random.default_rng(1), np.array(list("abcdefghijklmnopqrstuvwxyz"))
-    known = ["".join(rng.choice(letters, size=size)) + " " for size in rng.integers(2, 9, words)]
+    pieces = ["".join(rng.choice(letters, size=size)) + " " for size in rng.integers(2, 9, words)]
     marks = [f"<{slash}{tag}>" for tag in TAGS for slash in ("", "/")]
     numbers = [f"0.{digit}" for digit in range(10)] + [str(digit) for digit in range(10)]
-    return [*dict.fromkeys([*marks, *numbers, *known])]
+    return [*dict.fromkeys([*marks, *numbers, *pieces])]
 
 
 def write_tokenizer(folder: Path, pieces: list[str]) -> Path:
@@ -366,12 +366,12 @@ def main() -> None:
                 words = [sys.executable, "-c", CHILD, str(source), str(Path(place) / "out"), str(options.reading)]
                 words += [str(write_tokenizer(Path(place) / "tokenizer", pieces))] if name in WITH_IDS else []
                 environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-                done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
-                if done.returncode:
-                    reason = (done.stderr.strip().splitlines() or ["killed"])[-1]
+                process = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+                if process.returncode:
+                    reason = (process.stderr.strip().splitlines() or ["killed"])[-1]
                     print(f"{name:10s} {megabytes:7.0f}  failed: {reason}", flush=True)
                     continue
-                figures = json.loads(done.stderr.strip().splitlines()[-1])
+                figures = json.loads(process.stderr.strip().splitlines()[-1])
                 size = sum(file.stat().st_size for file in files) / 1e6
             keys = ("rows", "start", "reading", "kept", "peak", "anonymous", "seconds", "all", "reports")
             numbers = [megabytes, size, *(figures[key] for key in keys)]

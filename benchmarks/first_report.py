@@ -39,9 +39,9 @@ FILES = {"TRL": "trl", "verl": "verl", "verifiers": "verifiers", "CSV": "mine.cs
 def timed(command: Sequence[str | Path], cwd: Path) -> float:
     """Run a command, which must work; its seconds."""
     started = time.perf_counter()
-    done = subprocess.run([str(word) for word in command], cwd=cwd, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
+    process = subprocess.run([str(word) for word in command], cwd=cwd, capture_output=True, text=True, check=False)
+    if process.returncode:
+        sys.exit(f"{' '.join(map(str, command))}\n{process.stdout}{process.stderr}")
     return time.perf_counter() - started
 
 

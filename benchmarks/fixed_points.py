@@ -280,10 +280,10 @@ def simulated_fixed_point(
     check_judged(chance, 2, judged)
     others = tuple(axis for axis in range(2, chance.dim()) if axis != judged + 2)
     p_bz = (chance.sum(dim=others) if others else chance)[..., 1]
-    seen = batches * copies * group_size / p_bz.shape[1] * float(torch.minimum(p_bz, 1 - p_bz).min())
-    if seen < _FEWEST:
+    expected_count = batches * copies * group_size / p_bz.shape[1] * float(torch.minimum(p_bz, 1 - p_bz).min())
+    if expected_count < _FEWEST:
         raise RecipeError(
-            f"{batches} batches would show the rarest outcome {seen:.0f} times; raise batches, or leave out such p."
+            f"{batches} batches would show the rarest outcome {expected_count:.0f} times; raise batches, or leave out such p."
         )
     world = _World(chance.repeat(copies, *[1] * (chance.dim() - 1)), judged, group_size, rule, levels)
     options = {"baseline": baseline, "leave_one_out": leave_one_out, "back_off": back_off, "judged": judged}
@@ -397,9 +397,9 @@ def main() -> None:
                 name = f"outcome, {outcomes} outcomes, G = {size}{', backing off' if back_off else ''}"
                 print(f"| {name} |", " | ".join(f"{q:.3f}" for q in point_b.tolist()), "|")
     for outcomes in (2, 3):
-        found = simulated_fixed_point(coins(p_b, outcomes)[:, None], group_size=4, baseline="blended", copies=21)
-        cells = " | ".join(f"{q:.3f}" for q in found.point_bz[:, 0].tolist())
-        print(f"| blended, {outcomes} outcomes, G = 4 (± {float(found.error_bz.max()):.4f}) |", cells, "|")
+        simulation = simulated_fixed_point(coins(p_b, outcomes)[:, None], group_size=4, baseline="blended", copies=21)
+        cells = " | ".join(f"{q:.3f}" for q in simulation.point_bz[:, 0].tolist())
+        print(f"| blended, {outcomes} outcomes, G = 4 (± {float(simulation.error_bz.max()):.4f}) |", cells, "|")
 
 
 if __name__ == "__main__":

@@ -70,9 +70,9 @@ def log_probabilities(model: Any, prefixes: list[list[int]], ids_nt: Tensor, pad
     """Log p of every continuation token, and the entropy there."""
     width = max(map(len, prefixes))
     left = torch.tensor([[pad] * (width - len(p)) + p for p in prefixes])
-    seen = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prefixes])
+    prefix_mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prefixes])
     input_nt = torch.cat([left, ids_nt], dim=1)
-    attention_nt = torch.cat([seen, torch.ones_like(ids_nt)], dim=1)
+    attention_nt = torch.cat([prefix_mask, torch.ones_like(ids_nt)], dim=1)
     position_nt = (attention_nt.cumsum(1) - 1).clamp(min=0)
     logits = model(input_ids=input_nt, attention_mask=attention_nt, position_ids=position_nt).logits[:, width - 1 : -1]
     logp_ntv = logits.log_softmax(dim=-1)
@@ -97,10 +97,10 @@ def train(
         c_n = train_pool.correct_n[rows].double()
         reward_n = proper_score(q_n, c_n, rule=rule)
         by_outcome_n2 = torch.stack([proper_score(q_n, torch.full_like(q_n, o), rule=rule) for o in (0.0, 1.0)], dim=1)
-        given = advantage(
+        comparison = advantage(
             reward_n, group_n, baseline=arm, outcome_no=c_n, by_outcome_n2=by_outcome_n2, if_missing=WORST_SCORE[rule]
         )
-        adv_n = given.advantage_n + given.missing_n  # a block without a confidence pays with its own tokens
+        adv_n = comparison.advantage_n + comparison.missing_n  # a block without a confidence pays with its own tokens
         logp_nt, entropy_nt = log_probabilities(
             model, [train_pool.prefixes[i] for i in rows], ids_nt, tokenizer.pad_token_id
         )
@@ -162,8 +162,8 @@ def main() -> None:
             runs[arm][seed] = figures(trained, held_out, seed=1)
             shown = "  ".join(f"{name} {value:.3f}" for name, value in runs[arm][seed].items() if not math.isnan(value))
             print(f"seed {seed}  {arm:8}  {shown}  ({time.perf_counter() - started:.0f} s)", flush=True)
-    found = compare_arms(runs, reference="blended" if "blended" in runs else None)
-    print(found.markdown(), *found.sentences(), sep="\n")
+    comparison = compare_arms(runs, reference="blended" if "blended" in runs else None)
+    print(comparison.markdown(), *comparison.sentences(), sep="\n")
 
 
 if __name__ == "__main__":

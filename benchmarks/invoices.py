@@ -495,8 +495,8 @@ def with_sums(task: Embedded, *, amounts: bool) -> Embedded:
     def reading(stage: Stretch) -> Stretch:
         def draw(size: int, rng: np.random.Generator) -> Pairs:
             kinds = [(source_of(stage.noise), size // 4 or 1), *([(sums, size // 2 or 1)] if stage.noise.facts == 1 else [])]
-            drawn = [kind.draw(count, rng=rng, exclude=source.held_out_prompts) for kind, count in kinds]
-            return [pair for letters in drawn for pair in zip(letters.prompts, letters_task.answers(letters), strict=True)]
+            batches = [kind.draw(count, rng=rng, exclude=source.held_out_prompts) for kind, count in kinds]
+            return [pair for letters in batches for pair in zip(letters.prompts, letters_task.answers(letters), strict=True)]
 
         return dataclasses.replace(stage, draw=draw)
 

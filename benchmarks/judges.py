@@ -130,18 +130,20 @@ def main():
     parser.add_argument("--items", type=int, default=1000)
     parser.add_argument("--delay", type=float, default=0.2)
     parser.add_argument("--concurrent", type=int, default=64)
-    given = parser.parse_args()
-    bound = given.items / given.concurrent * given.delay
-    for where in given.where.split(","):
+    options = parser.parse_args()
+    bound = options.items / options.concurrent * options.delay
+    for where in options.where.split(","):
         ours, theirs = multiprocessing.Pipe()
-        server = multiprocessing.get_context("spawn").Process(target=serve, args=(given.delay, theirs), daemon=True)
+        server = multiprocessing.get_context("spawn").Process(target=serve, args=(options.delay, theirs), daemon=True)
         server.start()
         url, measure = ours.recv(), {"files": in_files, "trl": in_trl, "verl": in_verl}[where]
         with tempfile.TemporaryDirectory() as folder:
             in_files(8, judge_of(url, 8, None))  # loads the client
-            objective = judge_of(url, given.concurrent, f"{folder}/judge.sqlite")
-            beside = 0.0 if where == "files" else min(measure(given.items, Objective(instant, pays="all")) for _ in range(2))
-            first, second = (measure(given.items, objective) - beside for _ in range(2))
+            objective = judge_of(url, options.concurrent, f"{folder}/judge.sqlite")
+            beside = (
+                0.0 if where == "files" else min(measure(options.items, Objective(instant, pays="all")) for _ in range(2))
+            )
+            first, second = (measure(options.items, objective) - beside for _ in range(2))
         ours.send("count")
         requests, most = ours.recv()
         ours.send("end")

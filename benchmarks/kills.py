@@ -60,11 +60,11 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("runs/kills"))
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
-    place = asked.output
+    options = parser.parse_args()
+    place = options.output
     place.mkdir(parents=True, exist_ok=True)
     (place / "recipe.yaml").write_text(RECIPE)
-    rng = random.Random(asked.seed)
+    rng = random.Random(options.seed)
     whole = place / "whole"
     started = time.time()
     if not (whole / "summary.json").is_file():
@@ -75,15 +75,15 @@ def main() -> None:
     for name, aimed in (("at random moments", False), ("while a checkpoint was written", True)):
         run = place / ("aimed" if aimed else "random")
         shutil.rmtree(run, ignore_errors=True)
-        told = [killed_once(run, aimed_at(run, n) if aimed else at_random(run, n, rng)) for n in range(asked.kills)]
+        outcomes = [killed_once(run, aimed_at(run, n) if aimed else at_random(run, n, rng)) for n in range(options.kills)]
         finish(start(run, fresh=newest_checkpoint(run / "checkpoints")[0] is None))
-        halves = [fault for _, fault in told if fault]
-        early = sum(not begun for begun, _ in told)
+        halves = [fault for _, fault in outcomes if fault]
+        early = sum(not begun for begun, _ in outcomes)
         print(
-            f"| {name} | {len(told)} | {early} | {len(halves)} | {', '.join(differences(run, whole)) or 'nothing'} |",
+            f"| {name} | {len(outcomes)} | {early} | {len(halves)} | {', '.join(differences(run, whole)) or 'nothing'} |",
             flush=True,
         )
-        (place / f"{run.name}.json").write_text(json.dumps(told, indent=1))
+        (place / f"{run.name}.json").write_text(json.dumps(outcomes, indent=1))
 
 
 def start(run: Path, *, fresh: bool) -> subprocess.Popen[bytes]:
@@ -168,18 +168,18 @@ def differences(run: Path, whole: Path) -> list[str]:
         last / "model.safetensors",
         last / "critic/model.safetensors",
     )
-    found = [str(file) for file in weights if not same(load_file(run / file), load_file(whole / file))]
+    unequal = [str(file) for file in weights if not same(load_file(run / file), load_file(whole / file))]
     for name in ("optimizer.pt", "scheduler.pt", "critic/optimizer.pt", "rng_state.pth"):
         left, right = (torch.load(place / last / name, weights_only=False) for place in (run, whole))
-        found += [] if same(left, right) else [name]
-    found += [] if metrics(run) == metrics(whole) else ["metrics.jsonl"]
+        unequal += [] if same(left, right) else [name]
+    unequal += [] if metrics(run) == metrics(whole) else ["metrics.jsonl"]
     rollouts = {place: sorted(file.name for file in (place / "rollouts").glob("*.parquet")) for place in (run, whole)}
-    found += [] if rollouts[run] == rollouts[whole] else ["names of rollouts"]
+    unequal += [] if rollouts[run] == rollouts[whole] else ["names of rollouts"]
     for name in rollouts[whole]:
         left, right = (pq.read_table(place / "rollouts" / name) for place in (run, whole))
-        found += [] if left.equals(right) else [f"rollouts/{name}"]
+        unequal += [] if left.equals(right) else [f"rollouts/{name}"]
     entropies = [(place / last / "entropy_ctrl_state.json").read_text() for place in (run, whole)]
-    return found + ([] if entropies[0] == entropies[1] else ["entropy_ctrl_state.json"])
+    return unequal + ([] if entropies[0] == entropies[1] else ["entropy_ctrl_state.json"])
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:

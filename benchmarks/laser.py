@@ -80,8 +80,8 @@ def train_all(arms: Sequence[str], seeds: Sequence[int], output: Path) -> None:
 
 def ways(arm: str, samples: Samples) -> dict[str, Samples]:
     """The confidences that an arm was trained to have, as the evaluations they give."""
-    found = {} if arm in ("laser", "unbalanced") else {f"{arm}, spoken": samples}
-    return found if samples.score_n is None else {**found, f"{arm}, score": samples.by_score()}
+    samples_by_name = {} if arm in ("laser", "unbalanced") else {f"{arm}, spoken": samples}
+    return samples_by_name if samples.score_n is None else {**samples_by_name, f"{arm}, score": samples.by_score()}
 
 
 def evaluated(arms: Sequence[str], seeds: Sequence[int], output: Path) -> dict[str, dict[int, dict[str, float | None]]]:
@@ -104,15 +104,15 @@ def show(arms: Sequence[str], seeds: Sequence[int], output: Path) -> None:
     runs = evaluated(arms, seeds, output)
     if not runs:
         raise SystemExit(f"There is no run of {', '.join(arms)} in '{output}'; leave out --table to train them.")
-    found = compare_arms(runs, reference="outcome, spoken")
-    differences = [d.sentence() for d in found.differences]
-    print(found.markdown(), *differences, sep="\n")
+    comparison = compare_arms(runs, reference="outcome, spoken")
+    differences = [d.sentence() for d in comparison.differences]
+    print(comparison.markdown(), *differences, sep="\n")
     print("ECE of `laser, score` by seed, its weights undone:", mended(seeds, output))
 
 
 def mended(seeds: Sequence[int], output: Path) -> str:
     """ECE by seed of the balanced score with its weights undone: odds times right over wrong in the last training batches kept."""
-    found = list[str]()
+    lines = list[str]()
     for seed in seeds:
         folder = output / f"laser-{seed}"
         last = sorted((folder / "rollouts").glob("*.parquet"))[-3:]
@@ -122,8 +122,8 @@ def mended(seeds: Sequence[int], output: Path) -> str:
             q_n, correct_n = samples.confidence_n, samples.correct[samples.first]
             q_n = share * q_n / (share * q_n + (1 - share) * (1 - q_n))
             known_n = ~(q_n.isnan() | correct_n.isnan())
-            found.append(f"{ece(q_n[known_n], correct_n[known_n]):.3f}")
-    return ", ".join(found)
+            lines.append(f"{ece(q_n[known_n], correct_n[known_n]):.3f}")
+    return ", ".join(lines)
 
 
 # ------------------------------------------------------------------------------------------------------------- chart

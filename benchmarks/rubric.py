@@ -111,8 +111,8 @@ def run_of(arm: str, judge: str, rate: float, seed: int, folder: Path) -> dict[s
 def judged_without_bias(run: dict[str, Any]) -> dict[str, Any]:
     """The run with the mean accuracy of the fields that can be known and whose judge is not biased."""
     biased = BIASED if run["judge"] in ("lenient", "biased") else None
-    kept = [k for k, name in enumerate(FIELDS.names) if name in FIELDS.knowable and name != biased]
-    curve = [point | {"accuracy": sum(point["by_field"][k] for k in kept) / len(kept)} for point in run["curve"]]
+    columns = [k for k, name in enumerate(FIELDS.names) if name in FIELDS.knowable and name != biased]
+    curve = [point | {"accuracy": sum(point["by_field"][k] for k in columns) / len(columns)} for point in run["curve"]]
     return run | {"curve": curve}
 
 

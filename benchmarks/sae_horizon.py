@@ -175,7 +175,7 @@ def draw_chart(completions: int, place: Path) -> None:
     """Draw cost against horizon for GAE and SAE, on even and on uneven stretches, on white and on dark."""
     import altair as alt
 
-    shown: Sequence[tuple[Setting, str]] = (
+    titled_settings: Sequence[tuple[Setting, str]] = (
         (Setting("", 32, (17, 17), 32, 1.0), "even: 17 tokens from decision to decision"),
         (Setting("", 32, (2, 60), 32, 1.0), "uneven: 2 to 60 tokens, 17 in the middle"),
     )
@@ -184,7 +184,7 @@ def draw_chart(completions: int, place: Path) -> None:
         "SAE: at each decision": by_segment,
     }
     panels = []
-    for setting, title in shown:
+    for setting, title in titled_settings:
         one = draw(setting, completions, 0)
         base, stretch = costs(by_token(1.0), one).mean(), float(one.mask_nt.sum(dim=1).double().mean()) / setting.decisions
         points = [

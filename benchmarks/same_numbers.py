@@ -85,10 +85,10 @@ def record(source: Path, output: Path, only: list[str]) -> None:
         if only and not any(part in name for part in only):
             continue
         place = output.resolve() / name
-        done = subprocess.run(
+        process = subprocess.run(
             [*command, f"--output={place}"], cwd=source, env=environment, capture_output=True, text=True, check=False
         )
-        print(f"{name}: {'ok' if done.returncode == 0 else done.stderr.strip().splitlines()[-1:]}", flush=True)
+        print(f"{name}: {'ok' if process.returncode == 0 else process.stderr.strip().splitlines()[-1:]}", flush=True)
 
 
 def compare(before: Path, after: Path) -> int:

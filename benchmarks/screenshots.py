@@ -193,23 +193,25 @@ def album(commit: str) -> None:
         for shot in ALBUM:
             for name, (width, height), scale in (("desk", DESK, 0.5), ("phone", PHONE, 0.8)):
                 at = replace(shot, width=width, height=height)
-                drawn = [picture(browser, replace(at, dark=dark), runs) for dark in (False, True) for runs in (older, RUNS)]
+                pictures = [
+                    picture(browser, replace(at, dark=dark), runs) for dark in (False, True) for runs in (older, RUNS)
+                ]
                 path = IMAGES / "album" / f"{shot.name}-{name}.webp"
                 path.parent.mkdir(exist_ok=True)
-                sheet(drawn, columns=2 if name == "desk" else 4, scale=scale).save(path, "WEBP", quality=80, method=6)
+                sheet(pictures, columns=2 if name == "desk" else 4, scale=scale).save(path, "WEBP", quality=80, method=6)
                 print(f"{path.relative_to(ROOT)}  {path.stat().st_size / 1000:.0f} kB")
 
 
 def sheet(pngs: list[bytes], *, columns: int, scale: float) -> Image.Image:
     """Pictures of one size beside and below each other."""
-    drawn = [Image.open(io.BytesIO(png)).convert("RGB") for png in pngs]
-    width, height = (round(size * scale) for size in drawn[0].size)
-    rows = -(-len(drawn) // columns)
-    made = Image.new("RGB", (columns * (width + GAP) - GAP, rows * (height + GAP) - GAP), "#808080")
-    for i, one in enumerate(drawn):
+    pictures = [Image.open(io.BytesIO(png)).convert("RGB") for png in pngs]
+    width, height = (round(size * scale) for size in pictures[0].size)
+    rows = -(-len(pictures) // columns)
+    canvas = Image.new("RGB", (columns * (width + GAP) - GAP, rows * (height + GAP) - GAP), "#808080")
+    for i, one in enumerate(pictures):
         small = one.resize((width, height), Image.Resampling.LANCZOS)
-        made.paste(small, (i % columns * (width + GAP), i // columns * (height + GAP)))
-    return made
+        canvas.paste(small, (i % columns * (width + GAP), i // columns * (height + GAP)))
+    return canvas
 
 
 def main() -> None:
@@ -217,15 +219,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=[shot.name for shot in SHOTS], help="names of pictures, without .png")
     parser.add_argument("--before", metavar="COMMIT", help="also the album: the pages of this commit beside those of now")
-    asked = parser.parse_args()
-    wanted = asked.only
+    options = parser.parse_args()
+    wanted = options.only
     if unknown := set(wanted) - {shot.name for shot in SHOTS}:
         parser.error(f"there is no picture {', '.join(sorted(unknown))}; there are {', '.join(shot.name for shot in SHOTS)}")
     shots = tuple(shot for shot in SHOTS if shot.name in wanted)
-    make_runs({shot.run for shot in (*shots, *(ALBUM if asked.before else ()))})
+    make_runs({shot.run for shot in (*shots, *(ALBUM if options.before else ()))})
     take(shots)
-    if asked.before:
-        album(asked.before)
+    if options.before:
+        album(options.before)
 
 
 if __name__ == "__main__":

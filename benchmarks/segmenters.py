@@ -175,14 +175,14 @@ def main() -> None:
             if (write, size) not in batches:
                 batches[write, size] = Batch(write, size, options.tokens)
             batch = batches[write, size]
-            held = 0.0
+            covered = 0.0
 
             def run(layout: Layout = layout, batch: Batch = batch) -> None:
-                nonlocal held
+                nonlocal covered
                 spans, _ = find_blocks(
                     batch.ids_nt, batch.mask_nt, layout=layout, vocabulary=batch.vocabulary, logp_nt=batch.logp_nt
                 )
-                held = float(spans.present_nk.sum()) / len(batch.ids_nt)
+                covered = float(spans.present_nk.sum()) / len(batch.ids_nt)
 
             per_token[name, size] = seconds(run, options.repeats) / batch.tokens
             if size == 1000:
@@ -193,7 +193,7 @@ def main() -> None:
             grown = "" if size == 500 else f"{1 + math.log2(per_token[name, 2000] / per_token[name, 1000]):7.2f}"
             print(
                 f"{name:16s} {size:6d} {1e-6 / per_token[name, size]:10.1f} {per_token[name, size] / floor:8.1f} {beside} "
-                f"{held:7.1f} {grown}",
+                f"{covered:7.1f} {grown}",
                 flush=True,
             )
 

@@ -51,18 +51,23 @@ class ChainGenerator(GeneratorInterface):
     async def generate(self, input_batch: Any) -> Any:
         """One conversation for each row of the batch."""
         episodes = [Episode(extras["chain"]) for extras in input_batch["env_extras"]]
-        played = play(self.model, self.tokenizer, episodes, max_turn_tokens=TURN_TOKENS)
+        conversations = play(self.model, self.tokenizer, episodes, max_turn_tokens=TURN_TOKENS)
         output: dict[str, Any] = {
             name: [] for name in (*FIELDS, "trajectory_ids", "is_last_step", "right", "solved", "anchors")
         }
-        for trajectory, episode, one in zip(input_batch["trajectory_ids"], episodes, played, strict=True):
+        for trajectory, episode, one in zip(input_batch["trajectory_ids"], episodes, conversations, strict=True):
             places = split_turns(torch.tensor([one.env_mask]).bool()).place_su.tolist()
             for n, place in enumerate(places):
-                said = [t for t in place if t >= 0]
-                told, last = episode.turns[n], n + 1 == len(places)
-                ids = [one.completion_ids[t] for t in said]
-                row = [*one.prompt_ids, *one.completion_ids[: said[0]]], ids, [1] * len(ids), float(last and told["solved"])
-                more = trajectory, last, told["right"], told["solved"], told["anchor"]
+                places_of_turn = [t for t in place if t >= 0]
+                turn, last = episode.turns[n], n + 1 == len(places)
+                ids = [one.completion_ids[t] for t in places_of_turn]
+                row = (
+                    [*one.prompt_ids, *one.completion_ids[: places_of_turn[0]]],
+                    ids,
+                    [1] * len(ids),
+                    float(last and turn["solved"]),
+                )
+                more = trajectory, last, turn["right"], turn["solved"], turn["anchor"]
                 for values, value in zip(output.values(), (*row, *more), strict=True):
                     values.append(value)
         return {**output, "stop_reasons": None, "rollout_metrics": {}, "rollout_logprobs": None}
@@ -85,22 +90,22 @@ def trained(recipe: str, seed: int, given: argparse.Namespace, folder: Path) -> 
     tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     model = AutoModelForCausalLM.from_pretrained(start)
     held_out = frozenset(chain.prompt for chain in held_out_chains())
-    drawn = draw_chains(given.prompts * given.steps, rng=np.random.default_rng([seed, 1]), exclude=held_out)
+    chains = draw_chains(given.prompts * given.steps, rng=np.random.default_rng([seed, 1]), exclude=held_out)
     data = folder / f"chains-{seed}.jsonl"
-    rows = [{"prompt": [{"role": "user", "content": c.prompt}], "env_class": "chain", "chain": c.prompt} for c in drawn]
+    rows = [{"prompt": [{"role": "user", "content": c.prompt}], "env_class": "chain", "chain": c.prompt} for c in chains]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     cfg = small.config(
         str(data), recipe=recipe, prompts=given.prompts, samples=given.samples, steps=given.steps, lr=given.lr, layout="merged",
         **{"trainer.seed": seed, "trainer.policy.model.path": start, "trainer.micro_train_batch_size_per_gpu": 64},
     )  # fmt: skip
-    made = SpanRayPPOTrainer(
+    trainer = SpanRayPPOTrainer(
         cfg=cfg, tracker=small.Tracker(), tokenizer=tokenizer, inference_engine_client=None,
         train_dataset=PromptDataset(str(data), tokenizer, max_prompt_length=64, num_workers=1),
         generator=ChainGenerator(model, tokenizer),
     )  # fmt: skip
     logger.disable("skyrl")
-    made.dispatch = StubDispatch(model, cfg, dp=2)
-    small.run(made, seed=seed)
+    trainer.dispatch = StubDispatch(model, cfg, dp=2)
+    small.run(trainer, seed=seed)
     return solved(model, tokenizer, samples=4)
 
 
@@ -113,18 +118,18 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--samples", type=int, default=16)
     parser.add_argument("--lr", type=float, default=4e-4)
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     folder = Path(tempfile.mkdtemp())
-    found: dict[str, list[float]] = {name: [] for name in ARMS}
-    for seed in range(given.first_seed, given.first_seed + given.seeds):
+    rates: dict[str, list[float]] = {name: [] for name in ARMS}
+    for seed in range(options.first_seed, options.first_seed + options.seeds):
         for name, recipe in ARMS.items():
-            found[name].append(trained(recipe, seed, given, folder))
-            print(f"seed {seed}  {name:8s} solved {found[name][-1]:.3f}", flush=True)
-    for name, values in found.items():
+            rates[name].append(trained(recipe, seed, options, folder))
+            print(f"seed {seed}  {name:8s} solved {rates[name][-1]:.3f}", flush=True)
+    for name, values in rates.items():
         print(f"{name:8s} {np.mean(values):.3f}")
-    if given.seeds > 1:
-        pairs = np.subtract(found["turns"], found["outcome"])
+    if options.seeds > 1:
+        pairs = np.subtract(rates["turns"], rates["outcome"])
         print(f"turns less outcome, paired: {interval(pairs.tolist())}")
 
 

@@ -52,25 +52,26 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--turns", default="4,6,8")
-    given = parser.parse_args()
-    lengths = tuple(map(int, given.turns.split(",")))
+    options = parser.parse_args()
+    lengths = tuple(map(int, options.turns.split(",")))
     data = small.write_dataset(Path(tempfile.mkdtemp()) / "signs.jsonl", size=48, turns=lengths)
     curves = {
-        name: [curve(data, recipe, seed, given.steps, given.lr) for seed in range(given.seeds)]
+        name: [curve(data, recipe, seed, options.steps, options.lr) for seed in range(options.seeds)]
         for name, recipe in ARMS.items()
     }
     first = next(iter(ARMS))
     second = list(ARMS)[1]
     print(
-        f"share of right answers, conversations of {given.turns} turns, {given.steps} steps, {given.seeds} seeds, lr {given.lr}"
+        f"share of right answers, conversations of {options.turns} turns, {options.steps} steps, {options.seeds} seeds, "
+        f"lr {options.lr}"
     )
-    for name, found in curves.items():
-        mean = [statistics.mean(one) for one in found]
-        end = [statistics.mean(one[-5:]) for one in found]
+    for name, runs in curves.items():
+        mean = [statistics.mean(one) for one in runs]
+        end = [statistics.mean(one[-5:]) for one in runs]
         print(f"{name:34s} over the run {statistics.mean(mean):.3f}   last five steps {statistics.mean(end):.3f}", end="   ")
         print(
             "every tenth step:",
-            " ".join(f"{statistics.mean(one[n] for one in found):.2f}" for n in range(0, given.steps, 10)),
+            " ".join(f"{statistics.mean(one[n] for one in runs):.2f}" for n in range(0, options.steps, 10)),
         )
         for other in (first, second):
             if name != other:

@@ -68,10 +68,10 @@ def main() -> None:
     parser.add_argument("--hours", type=float, default=2.0)
     parser.add_argument("--output", type=Path, default=Path("runs/soak"))
     parser.add_argument("--table", type=Path, help="a memory.jsonl written before")
-    asked = parser.parse_args()
-    file = asked.table or asked.output / "memory.jsonl"
-    if asked.table is None:
-        soak(asked.output, seconds=asked.hours * 3600)
+    options = parser.parse_args()
+    file = options.table or options.output / "memory.jsonl"
+    if options.table is None:
+        soak(options.output, seconds=options.hours * 3600)
     table([json.loads(line) for line in file.read_text().splitlines()])
 
 
@@ -87,9 +87,9 @@ def soak(place: Path, *, seconds: float) -> None:
         started = time.time()
         while time.time() - started < seconds and training.poll() is None:
             time.sleep(SECONDS)
-            held = {pid: megabytes(pid) for pid in (training.pid, *children(training.pid))}
-            line = {"seconds": time.time() - started, "step": steps(run), "parent": held.pop(training.pid)}
-            print(json.dumps({**line, "workers": held}), file=out, flush=True)
+            memory = {pid: megabytes(pid) for pid in (training.pid, *children(training.pid))}
+            line = {"seconds": time.time() - started, "step": steps(run), "parent": memory.pop(training.pid)}
+            print(json.dumps({**line, "workers": memory}), file=out, flush=True)
         if training.poll() is not None:
             sys.exit(f"The training ended by itself with exit code {training.returncode}; see {place / 'train.log'}.")
         training.terminate()
@@ -121,7 +121,7 @@ def steps(run: Path) -> int:
 def table(lines: list[dict]) -> None:
     """Medians by ten minutes, and the growth from the second of them to the last."""
     print("| minutes | steps | training, MB | a worker, MB | workers started so far |\n| --- | --- | --- | --- | --- |")
-    seen: set[str] = set()
+    pids: set[str] = set()
     rows = []
     for tenth in range(int(lines[-1]["seconds"] // 600) + 1):
         part = [line for line in lines if line["seconds"] // 600 == tenth]
@@ -129,10 +129,10 @@ def table(lines: list[dict]) -> None:
             continue
         parent = [line["parent"] for line in part if line["parent"]]
         workers = [value for line in part for value in line["workers"].values() if value]
-        seen |= {pid for line in part for pid in line["workers"]}
+        pids |= {pid for line in part for pid in line["workers"]}
         rows.append((statistics.median(parent), statistics.median(workers)))
         print(
-            f"| {tenth * 10} to {tenth * 10 + 10} | {part[-1]['step']} | {rows[-1][0]:.1f} | {rows[-1][1]:.1f} | {len(seen)} |"
+            f"| {tenth * 10} to {tenth * 10 + 10} | {part[-1]['step']} | {rows[-1][0]:.1f} | {rows[-1][1]:.1f} | {len(pids)} |"
         )
     if len(rows) > 2:
         growth = [f"{last / first - 1:+.1%}" for first, last in zip(rows[1], rows[-1], strict=True)]

@@ -236,8 +236,8 @@ def hostile_completions(place: Path) -> None:
                     batch = Batch.jagged(
                         [ids_nt[0].tolist()] * 2, ["q"] * 2, columns={"answer": ["4"] * 2, "tests": ["assert 1"] * 2}
                     )
-                    found = credit_batch(read(batch, scheme, vocabulary=vocabulary), batch, scheme)
-                    return "" if bool(torch.isfinite(found.block_nk).all()) else "credit that is not finite"
+                    credit = credit_batch(read(batch, scheme, vocabulary=vocabulary), batch, scheme)
+                    return "" if bool(torch.isfinite(credit.block_nk).all()) else "credit that is not finite"
 
                 case(f"reward {reward}", name, pay)
     for name, text in HOSTILE.items():
@@ -310,21 +310,21 @@ BAD = {
 def hostile_rewards(_: Path) -> None:
     """Every function through the road that every engine takes: read, then credit."""
     vocabulary = Vocabulary.from_tokenizer(byte_level())
-    said = [list(b"<answer>4</answer>")] * 4
+    rows = [list(b"<answer>4</answer>")] * 4
     ids_of = {piece: index for index, piece in enumerate(vocabulary.pieces) if len(piece) == 1}
-    ids = [[ids_of[bytes([byte])] for byte in row] for row in said]
+    ids = [[ids_of[bytes([byte])] for byte in row] for row in rows]
     for name, reward in BAD.items():
 
         def pay(reward: Callable[..., Any] = reward) -> str:
             scheme = Scheme("grpo", Layout({"solution": ["answer"]}), [Objective(reward, pays="solution", name="bad")])
             batch = Batch.jagged(ids, ["p", "p", "q", "q"], columns={"answer": ["4"] * 4})
             try:
-                found = credit_batch(read(batch, scheme, vocabulary=vocabulary), batch, scheme)
+                credit = credit_batch(read(batch, scheme, vocabulary=vocabulary), batch, scheme)
             except KeyboardInterrupt:
                 return ""  # what somebody presses goes through
             except SystemExit:
                 return "the run ends with exit status 0"
-            return "" if bool(torch.isfinite(found.block_nk).all()) else "credit that is not finite"
+            return "" if bool(torch.isfinite(credit.block_nk).all()) else "credit that is not finite"
 
         case("reward function", name, pay)
 

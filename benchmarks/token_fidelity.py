@@ -66,8 +66,8 @@ def table(found: list[dict[str, Any]]) -> str:
     lines = [" | ".join(["| ", *(f"step {step}" for step in steps)]) + " |", "|---" * (len(steps) + 1) + "|"]
     for name in dict.fromkeys(row["name"] for row in found):
         cells = {row["step"]: row for row in found if row["name"] == name}
-        shown = [cell(cells[step]) if step in cells else "" for step in steps]
-        lines.append(f"| {name} | {' | '.join(shown)} |")
+        entries = [cell(cells[step]) if step in cells else "" for step in steps]
+        lines.append(f"| {name} | {' | '.join(entries)} |")
     return "\n".join(lines)
 
 
@@ -82,17 +82,17 @@ def cell(row: Mapping[str, Any]) -> str:
 
 def measure(run: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """All rows of one run."""
-    asked = None if options.steps is None else {int(step) for step in options.steps.split(",")}
+    steps = None if options.steps is None else {int(step) for step in options.steps.split(",")}
     sizes = {name: getattr(options, name) for name in ("prompts", "samples", "rerolls", "most", "seed")}
     for step, place in places(run):
-        if asked is not None and step not in asked:
+        if steps is not None and step not in steps:
             continue
         started = time.perf_counter(), time.process_time()
         folder, recipe = run_or_model(place, None, {})
         trajectories, critics = rolled_tokens(folder, recipe, critics=["own"], **sizes)
         for name, segments in REFERENCES.items():
-            found = token_fidelity(trajectories, critics, segments=segments, seed=options.seed)
-            yield from rows(found, {"run": run.name, "step": step, "reference": name})
+            fidelity = token_fidelity(trajectories, critics, segments=segments, seed=options.seed)
+            yield from rows(fidelity, {"run": run.name, "step": step, "reference": name})
         seconds = time.perf_counter() - started[0], time.process_time() - started[1]
         print(f"{run.name}, step {step} ({place}): {seconds[0]:.0f} s, {seconds[1]:.0f} of them on the CPU", flush=True)
 
@@ -107,13 +107,13 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("runs/token_fidelity.jsonl"), help="a row per figure")
     options = parser.parse_args()
     quiet()
-    found = [row for run in options.runs for row in measure(run, options)]
+    records = [row for run in options.runs for row in measure(run, options)]
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text("".join(json.dumps(row) + "\n" for row in found), encoding="utf-8")
+    options.output.write_text("".join(json.dumps(row) + "\n" for row in records), encoding="utf-8")
     for run in options.runs:
         for name, segments in REFERENCES.items():
             for kind in ("all", "decision"):
-                these = [row for row in found if (row["run"], row["reference"], row["kind"]) == (run.name, name, kind)]
+                these = [row for row in records if (row["run"], row["reference"], row["kind"]) == (run.name, name, kind)]
                 print(f"\n{run.name}, {kind} tokens. {reference_words(segments)}\n\n{table(these)}")
 
 

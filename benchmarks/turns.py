@@ -124,10 +124,10 @@ def signal(chains: list[Chain], *, group_size: int) -> None:
     model, tokenizer = load_model(agent_start())
     torch.manual_seed(0)
     episodes = [Episode(chain.prompt) for chain in chains for _ in range(group_size)]
-    played = play(model, tokenizer, episodes, max_turn_tokens=TURN_TOKENS)
-    told = {"turns": [episode.turns for episode in episodes]}
-    ids, flags = [one.completion_ids for one in played], [one.env_mask for one in played]
-    batch = Batch.jagged(ids, torch.arange(len(ids)) // group_size, sampled=flags, columns=told)
+    conversations = play(model, tokenizer, episodes, max_turn_tokens=TURN_TOKENS)
+    columns = {"turns": [episode.turns for episode in episodes]}
+    ids, flags = [one.completion_ids for one in conversations], [one.env_mask for one in conversations]
+    batch = Batch.jagged(ids, torch.arange(len(ids)) // group_size, sampled=flags, columns=columns)
     right_s = torch.tensor([reward for episode in episodes for reward in episode.turn_rewards])
     solved_share = np.mean([episode.solved for episode in episodes])
     print(f"at the start, {len(episodes)} rollouts of {len(right_s)} turns:", end=" ")
@@ -191,7 +191,7 @@ def main() -> None:
     signal(draw_chains(64, rng=np.random.default_rng(778)), group_size=options.group_size)
     folder = Path(options.output)
     folder.mkdir(parents=True, exist_ok=True)
-    arms, found = options.arms.split(","), []
+    arms, records = options.arms.split(","), []
     for seed in range(options.first_seed, options.first_seed + options.seeds):
         for arm in arms:
             file = folder / f"{arm}-{seed}.json"
@@ -199,8 +199,8 @@ def main() -> None:
                 result = run(arm, seed, options, chains)
                 file.write_text(json.dumps(result))
                 print(f"{arm}, seed {seed}: {result['seconds']:.0f} s", flush=True)
-            found.append(json.loads(file.read_text()))
-    show(found, arms)
+            records.append(json.loads(file.read_text()))
+    show(records, arms)
 
 
 if __name__ == "__main__":

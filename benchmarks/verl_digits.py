@@ -99,7 +99,7 @@ def main() -> None:
     choice = parser.parse_args()
     choice.output = choice.output or new_folder("demo-verl")
     torch.set_num_threads(1)
-    console, found, curves = Console(), dict[str, dict[str, Any]](), dict[str, list[dict[str, Any]]]()
+    console, figures_by_arm, curves = Console(), dict[str, dict[str, Any]](), dict[str, list[dict[str, Any]]]()
     task = digits_task("hard", seed=choice.seed, train_size=choice.steps * choice.prompts)
     for arm in choice.arms.split(","):
         folder = (choice.output / f"{arm}-{choice.seed}").resolve()
@@ -108,18 +108,23 @@ def main() -> None:
         curves[arm] = curve(folder, choice.steps)
         end = folder / f"checkpoints/global_step_{choice.steps}/actor/huggingface"
         model = AutoModelForCausalLM.from_pretrained(end, dtype=torch.float32).eval()
-        seen = evaluate(model, AutoTokenizer.from_pretrained(task.model), task, load(None), prompts=512, samples=8)
+        evaluation = evaluate(model, AutoTokenizer.from_pretrained(task.model), task, load(None), prompts=512, samples=8)
         peak = max(point["refusal_rate"] or 0.0 for point in curves[arm])
-        found[arm] = {**seen.figures(), "peak_refusal_rate": peak, "seconds": seconds}
+        figures_by_arm[arm] = {**evaluation.figures(), "peak_refusal_rate": peak, "seconds": seconds}
         console.print(f"{arm}: {seconds:.0f} s", highlight=False)
-    told = {key: value if isinstance(value, int | float | str) else str(value) for key, value in vars(choice).items()}
-    (choice.output / "summary.json").write_text(json.dumps({"options": told, "arms": found, "curves": curves}, indent=2))
-    say(console, *figure_table(f"correctness + log score from the same hard warm start, verl, seed {choice.seed}", found))
+    settings = {key: value if isinstance(value, int | float | str) else str(value) for key, value in vars(choice).items()}
+    (choice.output / "summary.json").write_text(
+        json.dumps({"options": settings, "arms": figures_by_arm, "curves": curves}, indent=2)
+    )
+    say(
+        console,
+        *figure_table(f"correctness + log score from the same hard warm start, verl, seed {choice.seed}", figures_by_arm),
+    )
     for arm, points in curves.items():
         console.print(f"\n{arm}, every {SMOOTH} steps", highlight=False)
-        shown = {"refusals": "refusal_rate", "accuracy": "accuracy"}
+        metrics = {"refusals": "refusal_rate", "accuracy": "accuracy"}
         console.print(
-            text_plot({title: [point[name] for point in points] for title, name in shown.items()}), highlight=False
+            text_plot({title: [point[name] for point in points] for title, name in metrics.items()}), highlight=False
         )
 
 

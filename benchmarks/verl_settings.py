@@ -22,7 +22,7 @@ def main():
     """Print what became of each script."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--why", action="store_true", help="each refusal with its scripts")
-    given = parser.parse_args()
+    options = parser.parse_args()
     from settings_small import check, scripts  # needs verl
 
     refusals = {}
@@ -35,7 +35,7 @@ def main():
     print(f"{len(scripts()) - len(refusals)} of {len(scripts())} taken")
     for sentence, count in Counter(refusals.values()).most_common():
         print(f"{count:3} {sentence}")
-        for script in [name for name, other in refusals.items() if other == sentence] if given.why else ():
+        for script in [name for name, other in refusals.items() if other == sentence] if options.why else ():
             print(f"      {script}")
 
 

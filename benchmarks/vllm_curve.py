@@ -82,8 +82,8 @@ def main() -> None:
         write_model(Path(place) / "model", tokenizer)
         for seed in seeds:
             for name in curves:
-                given = {"seed": seed, "steps": arguments.steps, "vllm": name == "vLLM"}
-                curves[name][seed] = curve(Path(place) / "out", Path(place) / "model", **given)
+                settings = {"seed": seed, "steps": arguments.steps, "vllm": name == "vLLM"}
+                curves[name][seed] = curve(Path(place) / "out", Path(place) / "model", **settings)
     figures: dict[str, dict[int, dict[str, float | None]]] = {
         name: {
             seed: {"whole run": fmean(rewards), "last five steps": fmean(rewards[-LAST:])}

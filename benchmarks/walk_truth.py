@@ -130,15 +130,15 @@ class Sampled:
         """Average what the policy does over all places that it reached."""
         ids_m = torch.tensor([self.ids[move] for move in MOVES])
         sum_sm = torch.full((STATES, len(MOVES)), 1e-3, dtype=torch.float64)
-        kept = dict[tuple[int, int], Tensor]()
+        logp_by_line = dict[tuple[int, int], Tensor]()
         for place in places(self.walk, self.words, self.start_n):
             logp_v = self.logp_ntv[place.row, place.token]
             if place.expected is None:
                 sum_sm[place.state] += logp_v[ids_m].exp()
             elif place.line < self.walk.lines and not (self.walk.is_told and place.expected.isdigit()):
                 line = (place.row, place.line)
-                kept[line] = kept.get(line, torch.zeros(())) + logp_v[self.ids[place.expected]]
-        return Policy(sum_sm / sum_sm.sum(dim=1, keepdim=True), float(torch.stack([*kept.values()]).exp().mean()))
+                logp_by_line[line] = logp_by_line.get(line, torch.zeros(())) + logp_v[self.ids[place.expected]]
+        return Policy(sum_sm / sum_sm.sum(dim=1, keepdim=True), float(torch.stack([*logp_by_line.values()]).exp().mean()))
 
     def truth(self, policy: Policy | None = None) -> tuple[Tensor, Tensor]:
         """Return the true value before each token, and the true advantage of each move (0 at other tokens)."""
@@ -381,12 +381,12 @@ def show_lambdas(walk: Walk, parts: Sequence[Measured]) -> None:
     """
     gae_lambdas = sorted({*GAE_LAMBDAS, walk.horizon})
     arms = {f"gae {lam:.4g}": _gae(lam) for lam in gae_lambdas} | {f"sae {lam:g}": _sae(lam) for lam in SAE_LAMBDAS}
-    shown: dict[tuple[str, str], list[float]] = {}
+    correlations: dict[tuple[str, str], list[float]] = {}
     for part in parts:
         for key, adv_nt in part.advantages(arms).items():
-            shown.setdefault(key, []).extend(part.correlations(adv_nt))
+            correlations.setdefault(key, []).extend(part.correlations(adv_nt))
     print(f"\n## {walk.name}\n\n| critic | {' | '.join(arms)} |\n|{'---|' * (1 + len(arms))}")
-    series = {key: torch.tensor(values, dtype=torch.float64) for key, values in shown.items()}
+    series = {key: torch.tensor(values, dtype=torch.float64) for key, values in correlations.items()}
     for critic in ("learned", "exact"):
         print(f"| {critic} | {' | '.join(f'{series[name, critic].mean():.3f}' for name in arms)} |")
     print("\n| critic | best GAE | best SAE | best SAE minus best GAE |\n|---|---|---|---|")
@@ -411,7 +411,7 @@ def show_slips(run: Path, count: int) -> None:
     print(f"{run.name}: {len(value_nt)} walks, {float(walks.reward_n.mean()):.3f} right")
     last: dict[int, Place] = {place.row: place for place in places(walk, walks.words, walks.start_n)}
     kinds: dict[str, list[tuple[float, float, float]]] = {"higher": [], "lower": []}
-    shown = None
+    example = None
     for place in last.values():
         word = walks.words[place.row][place.token]
         if place.move is None or not (place.expected or "").isdigit() or not word.isdigit() or word == place.expected:
@@ -419,16 +419,16 @@ def show_slips(run: Path, count: int) -> None:
         kind = "higher" if int(word) > int(place.expected or 0) else "lower"
         around = [place.token, place.token + 1, min(place.token + 24, len(walks.words[place.row]) - 1)]
         kinds[kind].append(tuple(float(value_nt[place.row, token]) for token in around))
-        shown = place if kind == "higher" and shown is None else shown
+        example = place if kind == "higher" and example is None else example
     for kind, values in kinds.items():
         if values:
             before, after, later = torch.tensor(values).mean(dim=0).tolist()
             values_text = f"critic before {before:.2f}, after {after:.2f}, 24 tokens on {later:.2f}"
             print(f"{len(values)} first slips to a {kind} state: {values_text}")
-    if shown is not None:
-        text = "".join(walks.words[shown.row][max(0, shown.token - 9) : shown.token + 9])
-        around = ", ".join(f"{one:.2f}" for one in value_nt[shown.row, shown.token - 1 : shown.token + 4].tolist())
-        print(f"{text}: {shown.expected} would follow; the critic around the false state: {around}")
+    if example is not None:
+        text = "".join(walks.words[example.row][max(0, example.token - 9) : example.token + 9])
+        around = ", ".join(f"{one:.2f}" for one in value_nt[example.row, example.token - 1 : example.token + 4].tolist())
+        print(f"{text}: {example.expected} would follow; the critic around the false state: {around}")
 
 
 def _gradient(model: Any, rows: Sequences, adv_nt: Tensor) -> Tensor:

@@ -159,18 +159,18 @@ PICTURES: Mapping[str, Callable[[Theme], tuple[int, str]]] = {
 
 def pictures() -> dict[str, str]:
     """Every picture by the name of its file."""
-    found = {}
+    svg_by_name = {}
     for name, draw in PICTURES.items():
         for suffix, theme in THEMES.items():
             height, body = draw(theme)
-            found[f"concepts-{name}{suffix}.svg"] = (
+            svg_by_name[f"concepts-{name}{suffix}.svg"] = (
                 f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
                 'font-family="system-ui, sans-serif" font-size="15">'
                 f'<defs><marker id="head" markerWidth="8" markerHeight="8" refX="6" refY="3" orient="auto">'
                 f'<path d="M0 0 L7 3 L0 6 z" fill="{theme["ink"]}"/></marker></defs>'
                 f'<rect width="{WIDTH}" height="{height}" rx="8" fill="{theme["paper"]}"/>{body}</svg>\n'
             )
-    return found
+    return svg_by_name
 
 
 if __name__ == "__main__":

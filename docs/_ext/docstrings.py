@@ -43,12 +43,12 @@ def entries(section: str) -> dict[str, str]:
     >>> entries("a, b: two\n    numbers.\nRecipeError: none.")
     {'a': 'two numbers.', 'b': 'two numbers.', 'RecipeError': 'none.'}
     """
-    found = {}
+    texts = {}
     for entry in re.split(r"\n(?=\S)", section):
         named = _ENTRY.match(" ".join(entry.split()))
         if named:
-            found.update({name.strip(): named[2] for name in named[1].split(",")})
-    return found
+            texts.update({name.strip(): named[2] for name in named[1].split(",")})
+    return texts
 
 
 def prose(text: str, link: Callable[[str], str] = lambda code: f"`{code}`") -> str:
@@ -71,17 +71,17 @@ def prose(text: str, link: Callable[[str], str] = lambda code: f"`{code}`") -> s
 
 def markdown(docstring: str, link: Callable[[str], str] = lambda code: f"`{code}`") -> str:
     """A docstring as Markdown: equations as they are written, arguments as a list, examples as code."""
-    shown = []
+    parts = []
     for name, text in sections(docstring).items():
         if name and text:
-            shown.append(f"**{SECTIONS[name]}**")
+            parts.append(f"**{SECTIONS[name]}**")
         if name == "Equation":
-            shown.append(f"```text\n{text}\n```")
+            parts.append(f"```text\n{text}\n```")
         elif name in ("Args", "Attributes", "Raises") and entries(text):
-            shown.append(_list(text, link))
+            parts.append(_list(text, link))
         else:
-            shown.append(_body(text, link))
-    return "\n\n".join(part for part in shown if part)
+            parts.append(_body(text, link))
+    return "\n\n".join(part for part in parts if part)
 
 
 def _list(section: str, link: Callable[[str], str]) -> str:
@@ -100,16 +100,16 @@ def _list(section: str, link: Callable[[str], str]) -> str:
 
 def _body(text: str, link: Callable[[str], str]) -> str:
     """Paragraphs, and examples between them; what is indented is shown as it is."""
-    shown = []
+    parts = []
     for block in re.split(r"\n\s*\n", text):
         lines = block.splitlines()
         start = next((n for n, line in enumerate(lines) if line.lstrip().startswith(">>>")), len(lines))
         before, example = "\n".join(lines[:start]), textwrap.dedent("\n".join(lines[start:]))
         if before.strip():
-            shown.append(f"```text\n{textwrap.dedent(before)}\n```" if before.startswith("    ") else prose(before, link))
+            parts.append(f"```text\n{textwrap.dedent(before)}\n```" if before.startswith("    ") else prose(before, link))
         if example:
-            shown.append(f"```pycon\n{example}\n```")
-    return "\n\n".join(shown)
+            parts.append(f"```pycon\n{example}\n```")
+    return "\n\n".join(parts)
 
 
 def has_example(thing: Any) -> bool:

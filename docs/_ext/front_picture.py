@@ -32,22 +32,22 @@ def words(theme: Theme, x: float, y: float, said: str, *, ink: str = "ink", at: 
 
 def completion(theme: Theme, x: float, colours: Sequence[str]) -> str:
     """The completion, a cell behind each of its pieces."""
-    drawn = []
-    for (said, _, _), colour in zip(PIECES, colours, strict=True):
-        width = len(said) * CELL
-        shown = html.escape(said).replace(" ", "&#160;")
-        drawn.append(
+    shapes = []
+    for (piece, _, _), colour in zip(PIECES, colours, strict=True):
+        width = len(piece) * CELL
+        label = html.escape(piece).replace(" ", "&#160;")
+        shapes.append(
             f'<rect x="{x:g}" y="40" width="{width:g}" height="34" fill="{theme[colour]}"/>'
-            f'<text x="{x:g}" y="62" class="code" textLength="{width:g}" fill="{theme["ink"]}">{shown}</text>'
+            f'<text x="{x:g}" y="62" class="code" textLength="{width:g}" fill="{theme["ink"]}">{label}</text>'
         )
         x += width
-    return "".join(drawn)
+    return "".join(shapes)
 
 
 def picture(theme: Theme) -> str:
     """One colour on the left, three on the right, and what they stand for."""
     left, right = 20.0, 350.0
-    sizes = [len(said) for said, _, _ in PIECES]
+    sizes = [len(piece) for piece, _, _ in PIECES]
     middle = [right + CELL * (sum(sizes[:n]) + size / 2) for n, size in enumerate(sizes)]
     whole = left + CELL * sum(sizes) / 2
     body = [

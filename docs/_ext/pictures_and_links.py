@@ -92,7 +92,7 @@ class Twins(SphinxTransform):
 
 def _source_read(app: Sphinx, docname: str, content: list[str]) -> None:
     page = Path(app.env.doc2path(docname))
-    root = next((file for file, shown in SHOWN.items() if shown == page and page.parent != DOCS), None)
+    root = next((file for file, shown_page in SHOWN.items() if shown_page == page and page.parent != DOCS), None)
     if root is not None:  # the page says where to read; the site shows what stands there
         app.env.note_dependency(str(root))
         content[0] = for_site(root.read_text(encoding="utf-8"), page, ROOT)

@@ -24,15 +24,15 @@ def places() -> dict[str, tuple[str, Any]]:
 
     What several rooms offer is shown once: in the first of them in the order of `public_face.ROOMS`, and `spanwise` is the first.
     """
-    found: dict[str, tuple[str, Any]] = {}
-    shown: dict[tuple[str, int], str] = {}
+    place_by_name: dict[str, tuple[str, Any]] = {}
+    homes: dict[tuple[str, int], str] = {}
     for room in public_face.ROOMS:
         module = importlib.import_module(room)
         for name in module.__all__:
             thing = getattr(module, name)
-            home = shown.setdefault((name, id(thing)), f"{room}.{name}")
-            found[f"{room}.{name}"] = (home, thing)
-    return found
+            home = homes.setdefault((name, id(thing)), f"{room}.{name}")
+            place_by_name[f"{room}.{name}"] = (home, thing)
+    return place_by_name
 
 
 @cache
@@ -93,19 +93,19 @@ def signature(function: Any, *, drop: int = 0) -> str:
     '(a, *more, b=1)'
     """
     try:
-        known = inspect.signature(inspect.unwrap(function))
+        declared = inspect.signature(inspect.unwrap(function))
     except (TypeError, ValueError):
         return ""
-    shown: list[str] = []
-    for one in list(known.parameters.values())[drop:]:
-        if one.kind is one.KEYWORD_ONLY and not any(word.startswith("*") for word in shown):
-            shown.append("*")
-        shown.append(_parameter(one))
-        if one.kind is one.POSITIONAL_ONLY and "/" not in shown:
-            shown.append("/")
-    back = known.return_annotation
-    returns = "" if back in (known.empty, "None", None) else f" -> {_annotation(back)}"
-    return f"({', '.join(shown)}){returns}"
+    parameters: list[str] = []
+    for one in list(declared.parameters.values())[drop:]:
+        if one.kind is one.KEYWORD_ONLY and not any(word.startswith("*") for word in parameters):
+            parameters.append("*")
+        parameters.append(_parameter(one))
+        if one.kind is one.POSITIONAL_ONLY and "/" not in parameters:
+            parameters.append("/")
+    back = declared.return_annotation
+    returns = "" if back in (declared.empty, "None", None) else f" -> {_annotation(back)}"
+    return f"({', '.join(parameters)}){returns}"
 
 
 def _parameter(one: inspect.Parameter) -> str:
@@ -125,9 +125,9 @@ def _annotation(note: Any) -> str:
     """
     if isinstance(note, typing.ForwardRef):
         note = note.__forward_arg__
-    shown = note.__name__ if isinstance(note, type) and not typing.get_args(note) else str(note)
-    shown = re.sub(r"\b(typing|collections\.abc|torch|jaxtyping|pathlib|numpy)\.", "", shown)
-    return re.sub(r"(\[[\w.]+, )['\"] ?([^'\"]*)['\"]\]", r'\1"\2"]', shown)
+    text = note.__name__ if isinstance(note, type) and not typing.get_args(note) else str(note)
+    text = re.sub(r"\b(typing|collections\.abc|torch|jaxtyping|pathlib|numpy)\.", "", text)
+    return re.sub(r"(\[[\w.]+, )['\"] ?([^'\"]*)['\"]\]", r'\1"\2"]', text)
 
 
 def _class(name: str, thing: type) -> str:
@@ -151,25 +151,27 @@ def _class(name: str, thing: type) -> str:
     plain = (
         issubclass(thing, (enum.Enum, dict)) or getattr(thing, "_is_protocol", False) or "Config" in str(thing.__mro__[1:-1])
     )
-    shown = "" if plain else re.sub(r" -> .*$", "", signature(thing))
-    return _fenced("py:class", f"{name}{shown}", "\n\n".join(filter(None, parts)))
+    parameters = "" if plain else re.sub(r" -> .*$", "", signature(thing))
+    return _fenced("py:class", f"{name}{parameters}", "\n\n".join(filter(None, parts)))
 
 
 def _member_values(thing: type[enum.Enum]) -> str:
     """The members of an enumeration, with what the code says beside each."""
-    said = dict(re.findall(r"^    ([A-Z_]+) = [^#\n]*#\s*(.*)$", inspect.getsource(thing), re.MULTILINE))
-    return "\n".join(f"- `{one.name}` = {one.value}{': ' + said[one.name] if one.name in said else ''}" for one in thing)
+    comments = dict(re.findall(r"^    ([A-Z_]+) = [^#\n]*#\s*(.*)$", inspect.getsource(thing), re.MULTILINE))
+    return "\n".join(
+        f"- `{one.name}` = {one.value}{': ' + comments[one.name] if one.name in comments else ''}" for one in thing
+    )
 
 
 def _constant(name: str, thing: Any) -> str:
     """A constant or an alias: what it is for, and its value."""
-    shown = str(thing) if typing.get_origin(thing) else repr(thing)
-    shown = re.sub(r"\b(typing|collections\.abc|torch|jaxtyping)\.", "", shown)
+    text = str(thing) if typing.get_origin(thing) else repr(thing)
+    text = re.sub(r"\b(typing|collections\.abc|torch|jaxtyping)\.", "", text)
     if isinstance(thing, typing.Mapping):
-        shown = "keys: " + ", ".join(map(str, thing))
+        text = "keys: " + ", ".join(map(str, thing))
     body = markdown(said_of(name), link)
-    if "<" not in shown and len(shown) <= 4 * SHORT:
-        body += f"\n\n```text\n{shown}\n```"
+    if "<" not in text and len(text) <= 4 * SHORT:
+        body += f"\n\n```text\n{text}\n```"
     return _fenced("py:data", name, body)
 
 
@@ -182,8 +184,8 @@ def said_of(name: str) -> str:
     room, _, short = name.rpartition(".")
     module = _origin(room, short)
     source = Path(importlib.import_module(module).__file__ or "").read_text(encoding="utf-8")
-    found = re.search(rf"((?:^#: .*\n)+){short}\b", source, re.MULTILINE)
-    return " ".join(found[1].replace("#: ", " ").split()) if found else ""
+    match = re.search(rf"((?:^#: .*\n)+){short}\b", source, re.MULTILINE)
+    return " ".join(match[1].replace("#: ", " ").split()) if match else ""
 
 
 def _origin(module: str, name: str) -> str:

@@ -82,10 +82,15 @@ def _recipe_row(name: str) -> tuple[str, str, str, str]:
     bounds = [
         f"{words} {getattr(one, key)}" for one in field.metadata for key, words in _BOUNDS.items() if hasattr(one, key)
     ]
-    shown = _value(default)
+    default_text = _value(default)
     if name in HUB:
-        shown += f"; {_value(HUB[name])} with a model by name"
-    return name, ", ".join([kind_of(field.annotation), *bounds]), shown, prose(_first_up(field.description or ""), link)
+        default_text += f"; {_value(HUB[name])} with a model by name"
+    return (
+        name,
+        ", ".join([kind_of(field.annotation), *bounds]),
+        default_text,
+        prose(_first_up(field.description or ""), link),
+    )
 
 
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most"}
@@ -93,7 +98,7 @@ _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most"}
 
 def part_rows(kind: type) -> list[tuple[str, str, str, str]]:
     """The fields of a frozen dataclass that recipes write, with what its docstring says of each."""
-    said = entries(
+    texts = entries(
         sections(inspect.getdoc(kind) or "").get("Args", "") or sections(kind.__doc__ or "").get("Attributes", "")
     )
     hints = typing.get_type_hints(kind)
@@ -103,8 +108,10 @@ def part_rows(kind: type) -> list[tuple[str, str, str, str]]:
             continue
         missing = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        shown = "required" if missing else _value(default)
-        rows.append((field.name, kind_of(hints[field.name]), shown, prose(_first_up(said.get(field.name, "")), link)))
+        default_text = "required" if missing else _value(default)
+        rows.append(
+            (field.name, kind_of(hints[field.name]), default_text, prose(_first_up(texts.get(field.name, "")), link))
+        )
     return rows
 
 

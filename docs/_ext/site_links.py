@@ -32,7 +32,7 @@ def _page(file: Path) -> _Page:
 
 def broken(site: Path) -> list[str]:
     """A sentence for each link of a built site that leads to no file, or to no place in it; links out of the site are left out."""
-    said = []
+    faults = []
     for file in sorted(site.rglob("*.html")):
         for target in dict.fromkeys(_page(file).targets):
             parts = urlsplit(target)
@@ -42,10 +42,10 @@ def broken(site: Path) -> list[str]:
             if place.is_dir():
                 place = place / "index.html"
             if not place.exists():
-                said.append(f"{file.relative_to(site)}: '{target}' leads to no file.")
+                faults.append(f"{file.relative_to(site)}: '{target}' leads to no file.")
             elif parts.fragment and place.suffix == ".html" and unquote(parts.fragment) not in _page(place).anchors:
-                said.append(f"{file.relative_to(site)}: '{target}' leads to no place on that page.")
-    return said
+                faults.append(f"{file.relative_to(site)}: '{target}' leads to no place on that page.")
+    return faults
 
 
 if __name__ == "__main__":
