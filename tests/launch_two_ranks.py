@@ -1,4 +1,4 @@
-"""Run by torchrun in test_trl_ranks.py: one gradient step per case, saved by the main process, and longer runs.
+"""Run by torchrun in test_trl_ranks.py: trainings in two processes, which save what each one saw.
 
 Usage: launch_two_ranks.py FOLDER
 """
@@ -11,25 +11,9 @@ from pathlib import Path
 import torch
 from datasets import Dataset
 
-import trl_turns_small as turns
 import two_ranks_critic
 import two_ranks_steps
-from spanwise import Laser, Objective
-from trl_small import LAYOUT, SAID, SAID_WITH_TOOLS, scripted, step, trainer
-
-WHOLE = [Objective("correct", pays=LAYOUT.names, options={"verify": "exact"})]
-SHAPE = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
-
-CASES = {"dr_grpo": {"loss_type": "dr_grpo"}, "dapo": {"loss_type": "dapo", "tools": True}, "bnpo": {"loss_type": "bnpo"}}
-#: A score's reference, its weights of right and wrong and the groups it is mixed in are those of all ranks.
-SCORE = Laser("?", beta=1.0, mix=0.25, self_rewarding_warmup=0, threshold=0.0, scale="none")
-#: Numbers over all ranks: the length that a share is counted in, what a method per token compares, and a score.
-SHARED = {
-    "batch": {"loss_type": "dapo", "tools": True, "extra": {"credit": {"per": "batch"}}},
-    "reinforce++": {"tools": True, "extra": {"method": "reinforce++", "objectives": WHOLE, "credit": {"per": "completion"}}},
-    "laser": {"extra": {"credit": {"laser": SCORE}}},
-}
-
+from trl_small import SAID, scripted, step, trainer
 
 #: Two groups of one prompt: the samples of each call, for the first rank and the second.
 ASKED = Dataset.from_list([{"prompt": "2+2=", "answer": "4"}] * 2)
@@ -61,29 +45,14 @@ def end(run):
     os._exit(0)  # gloo's threads sometimes abort a process that exits normally
 
 
-def case(folder, name, **shape):
-    """A trainer of one group of eight."""
-    options = {**CASES, **SHARED}[name]
-    return trainer(folder, scripts=SAID_WITH_TOOLS if "tools" in options else SAID, num_generations=8, **options, **shape)
-
-
-def keep(folder, name, run):
-    """Train one step; the main process saves its record of it."""
-    record = {"gradient": step(run), "advantages_nt": run.last_rollouts.advantages_nt}
-    if run.accelerator.is_main_process:
-        log = run.state.log_history[0].items()
-        record["log"] = {key: value for key, value in log if key.startswith(("credit/", "rewards/", "sampling/"))}
-        torch.save(record, f"{folder}/{name}.pt")
-
-
 def main():
     folder = sys.argv[1]
-    for name in (*CASES, *SHARED):
-        keep(folder, name, case(f"{folder}/{name}", name, **SHAPE))
-    for name in turns.SCHEMES:
-        keep(folder, f"turns {name}", turns.trainer(f"{folder}/turns {name}", name, num_generations=8, **SHAPE))
     extra = {"rollout_func": resampled(), "train_dataset": ASKED}
-    keep(folder, "sampling", trainer(f"{folder}/sampling", dynamic_sampling="credit", extra=extra, **SHAPE))
+    shape = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    run = trainer(f"{folder}/sampling", dynamic_sampling="credit", extra=extra, **shape)
+    gradient = step(run)
+    if run.accelerator.is_main_process:
+        torch.save({"gradient": gradient, "log": run.state.log_history[0]}, f"{folder}/sampling.pt")
     options = {"per_device_train_batch_size": 4, "max_steps": 2, "learning_rate": 0.01}
     run = trainer(f"{folder}/run", **options, keep_rollouts=1, report=True)
     run.train()

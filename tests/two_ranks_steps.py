@@ -10,17 +10,28 @@ from functools import partial
 import torch
 from datasets import Dataset
 
+from spanwise import Laser, Layout, Objective
 from spanwise.engines.trl import SpanGRPOTrainer
-from trl_small import PIECES, trainer, weights
+from trl_small import PIECES, many_a, trainer, weights
 
 STEPS = 3
+LOGGED = ("credit/", "rewards/")
 #: Three prompts of four completions on two processes of six: the second group lies on both.
 GROUP, PROMPTS = 4, 3
 SUMS = [(a, b) for a in range(1, 4) for b in range(1, 4)]
+#: A score's reference, its weights of right and wrong and the groups it is mixed in are those of all ranks.
+SCORE = Laser("?", beta=1.0, mix=0.25, self_rewarding_warmup=0, threshold=0.0, scale="none")
+PLAIN = {"method": "reinforce++", "layout": Layout({"completion": []}), "objectives": [Objective(many_a, pays="completion")]}
+#: A run of the mask is a turn: a process can have another number of them than the other.
+TURNS = {"layout": Layout({"turn": ["answer"]}), "objectives": [Objective(many_a, pays="turn", scope="turn")]}
 CASES = {
     "dr_grpo": {"loss_type": "dr_grpo"},
     "dapo with tools": {"loss_type": "dapo", "tools": True, "extra": {"credit": {"per": "batch"}}},
     "clipped": {"loss_type": "grpo", "max_grad_norm": 0.05},
+    "bnpo": {"loss_type": "bnpo"},
+    "reinforce++": {"tools": True, "extra": {**PLAIN, "credit": {"per": "completion"}}},
+    "laser": {"extra": {"credit": {"laser": SCORE}}},
+    "turns": {"tools": True, "extra": {**TURNS, "credit": {"per": "completion"}}},
 }
 
 
@@ -40,17 +51,10 @@ class Counted(SpanGRPOTrainer):
 
     def _generate_and_score_completions(self, inputs):
         output = super()._generate_and_score_completions(inputs)
-        kept = self.last_rollouts
-        rows = zip(kept.batch.ids_nt, kept.batch.mask_nt, kept.advantages_nt, strict=True)
+        rows = zip(output["completion_ids"], output["completion_mask"].bool(), output["advantages"], strict=True)
         self.seen = getattr(self, "seen", [])
-        self.seen += [(ids.tolist(), [f"{a:.9g}" for a in adv[mask].tolist()]) for ids, mask, adv in map(_trimmed, rows)]
+        self.seen += [(ids[mask].tolist(), [f"{a:.9g}" for a in adv[mask].tolist()]) for ids, mask, adv in rows]
         return output
-
-
-def _trimmed(row):
-    ids, mask, advantages = row
-    end = int(mask.nonzero().max()) + 1
-    return ids[:end], mask[:end], advantages[:end]
 
 
 def sampled(model, prompt, generator, *, tools):
@@ -99,7 +103,7 @@ def rollout(batch, trainer, *, tools=False):
 
 
 def train(folder, name, *, rows):
-    """Three steps; what was sampled and credited in this process, the weights after them, and the gathers of each step."""
+    """Three steps; what was sampled, credited and logged in this process, the weights after them, and the gathers of all steps."""
     options = dict(CASES[name])
     tools, extra = options.pop("tools", False), dict(options.pop("extra", {}))
     dataset = Dataset.from_list([{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a, b in SUMS])
@@ -112,7 +116,8 @@ def train(folder, name, *, rows):
     before = weights(run.model)
     run.train()
     model = run.accelerator.unwrap_model(run.model)
-    return {"seen": run.seen, "weights": weights(model), "before": before, "gathers": run.gathers}, run
+    logged = [{name: value for name, value in line.items() if name.startswith(LOGGED)} for line in run.state.log_history]
+    return {"seen": run.seen, "weights": weights(model), "before": before, "gathers": run.gathers, "logged": logged}, run
 
 
 def train_all(folder):
