@@ -38,21 +38,29 @@ class Watched(small.SpanGRPOTrainer):
         return self.seen
 
 
-def trained(folder, recipe, rows, *, extra=None, **options):
-    """The trainer after one step on replayed rollouts of one group."""
+def trainer(folder, recipe, rows, *, extra=None, **options):
+    """The trainer of one step on replayed rollouts of one group."""
     file = folder / "recipe.yaml"
     file.write_text(conformance.RECIPES[recipe])
     usual = {
-        "model": small.policy(words=len(conformance.PIECES)),
+        "model": policy(),
         "scheme": scheme_at(file, longest=64),
         "train_dataset": small.Dataset.from_list([{"prompt": rows[0]["question"], "answer": rows[0]["answer"]}]),
         "processing_class": conformance.tokenizer(),
         "rollout_func": replayed(rows),
     }
     sizes = {"num_generations": len(rows), "per_device_train_batch_size": len(rows), "max_completion_length": 64}
-    run = small.trainer(folder, kind=Watched, extra={**usual, **(extra or {})}, **sizes, **options)
+    return small.trainer(folder, kind=Watched, extra={**usual, **(extra or {})}, **sizes, **options)
+
+
+def trained(*arguments, **options):
+    run = trainer(*arguments, **options)
     run.train()
     return run
+
+
+def policy():
+    return small.policy(words=len(conformance.PIECES))
 
 
 def assert_defined(run, group):
@@ -61,3 +69,13 @@ def assert_defined(run, group):
         length = len(row["ids"])
         assert torch.allclose(values_t[:length].double(), torch.tensor(expected).double(), atol=1e-6, rtol=0)
         assert not values_t[length:].any()
+
+
+def gradient(group, *, unlearned=()):
+    """The gradient of minus the mean over rollouts of the sum over tokens of advantage, which the file has, times ratio."""
+    model, total = policy(), 0.0
+    for n, (row, advantages) in enumerate(group):
+        logp_t = small.completion_logps(model, row["prompt"], row["ids"])
+        if n not in unlearned:
+            total = total + ((logp_t - logp_t.detach()).exp() * torch.tensor(advantages, dtype=logp_t.dtype)).sum()
+    return small.gradient_of(model, -total / len(group))

@@ -226,13 +226,16 @@ def credit(scripts, size=GROUP):
 
 def log_probs(model, scripts, asked):
     """(log-probabilities of the completion's tokens) for each completion on its own, without padding."""
-    vocabulary = {piece: index for index, piece in enumerate(PIECES)}
     rows = []
     for script, question in zip(scripts, asked, strict=True):
-        prompt, completion = [vocabulary[sign] for sign in question], [vocabulary[piece] for piece in script.pieces]
-        logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
-        rows.append(logits.log_softmax(dim=-1).gather(1, torch.tensor(completion)[:, None])[:, 0])
+        prompt_ids, ids = ([PIECES.index(piece) for piece in pieces] for pieces in (question, script.pieces))
+        rows.append(completion_logps(model, prompt_ids, ids))
     return rows
+
+
+def completion_logps(model, prompt_ids, ids):
+    logits = model(torch.tensor([[*prompt_ids, *ids]])).logits[0, len(prompt_ids) - 1 : -1]
+    return logits.log_softmax(dim=-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
 
 
 def surrogate(ratio, advantage, log_prob, loss_type, clip=0.2):

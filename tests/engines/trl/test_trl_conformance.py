@@ -1,11 +1,12 @@
-"""The conformance rollouts through TRL: the advantages that reach the loss are those of loops over the definitions."""
+"""The conformance rollouts through TRL: the advantages that reach the loss, and its gradient, are those of the definitions."""
 
 import pytest
 import torch
 
 import conformance
+import trl_small as small
 from spanwise.pipeline import advantages
-from trl_conformance_small import CASES, assert_defined, trained
+from trl_conformance_small import CASES, assert_defined, gradient, trained, trainer
 
 #: The environment pays a turn that has no confidence; by the definitions this reward is not used.
 UNUSED = pytest.mark.filterwarnings("ignore:.*Such rewards are ignored:UserWarning")
@@ -15,8 +16,11 @@ pytestmark = [UNUSED, SHORT]
 
 
 @pytest.mark.parametrize(("recipe", "group"), CASES, ids=[f"{recipe}-{group[0][0]['group']}" for recipe, group in CASES])
-def test_the_advantages_are_those_of_the_definitions(tmp_path, recipe, group):
-    assert_defined(trained(tmp_path, recipe, [row for row, _ in group]), group)
+def test_the_advantages_are_those_of_the_definitions_and_one_step_is_their_gradient(tmp_path, recipe, group):
+    run = trainer(tmp_path, recipe, [row for row, _ in group])
+    assert small.largest_difference(small.step(run), gradient(group)) < small.EXACT
+    assert_defined(run, group)
+    assert not run._canary_due
 
 
 def test_float64_is_the_pipeline_to_the_last_bit(tmp_path):
