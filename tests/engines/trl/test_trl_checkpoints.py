@@ -8,12 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from critic_small import equal, state
 from spanwise.engines import checkpoints
 from spanwise.engines.checkpoints import MANIFEST, checkpoint_fault, newest_checkpoint, read_manifest, write_manifest
 from spanwise.engines.trl import trainer as room
 from spanwise.errors import DataError, RecipeError
 from spanwise.scheme import Scheme
-from trl_critic_small import fast, with_critic
+from trl_critic_small import critic_lines, fast, optimizer_state, with_critic
 from trl_small import LAYOUT, prompts, sampling, trainer, weights
 
 #: All that a run with a critic and an entropy target needs to go on as if nothing had happened.
@@ -21,13 +22,15 @@ NEEDED = {
     "model.safetensors", "config.json", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json",
     "training_args.bin", "entropy_ctrl_state.json", "critic/model.safetensors", "critic/optimizer.pt",
 }  # fmt: skip
+CRITIC = fast(epochs=2, mini_batches=2, warmup_steps=3, value_clip=0.5, weight_decay=0.1)
 
 
 def resumable(folder, *, method="grpo", critic=None, **options):
-    """TRL's own sampling, AdamW and its entropy controller."""
+    """TRL's own sampling, AdamW with a schedule and TRL's entropy controller."""
     usual = {
         "optim": "adamw_torch", "learning_rate": 1e-2, "max_steps": 3, "max_completion_length": 8, "shuffle_dataset": True,
-        "use_adaptive_entropy": True, "entropy_target": 1.0, "save_strategy": "steps", "save_steps": 1, **options,
+        "use_adaptive_entropy": True, "entropy_target": 1.0, "save_strategy": "steps", "save_steps": 1,
+        "lr_scheduler_type": "linear", **options,
     }  # fmt: skip
     if critic is not None:
         return with_critic(folder, critic, extra=sampling(), **usual)
@@ -39,36 +42,35 @@ def same_weights(left, right):
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("run")
-    resumable(folder, critic=fast(), max_steps=2).train()
-    return folder
+def whole(tmp_path_factory):
+    """A run with a critic that nothing interrupts; it saves each of its three steps."""
+    run = resumable(tmp_path_factory.mktemp("whole"), critic=CRITIC)
+    run.train()
+    return run
 
 
 @pytest.fixture
-def copied(run, tmp_path):
+def copied(whole, tmp_path):
     """A copy of the second checkpoint, to be damaged."""
-    return Path(shutil.copytree(run / "checkpoint-2", tmp_path / "checkpoint-2"))
+    return Path(shutil.copytree(Path(whole.args.output_dir, "checkpoint-2"), tmp_path / "checkpoint-2"))
 
 
-def test_whatever_a_checkpoint_lacks_it_is_skipped_and_says_what(run, tmp_path):
-    place = run / "checkpoint-2"
-    files = {path.relative_to(place).as_posix(): path for path in place.rglob("*") if path.is_file()}
-    assert set(files) >= NEEDED | {MANIFEST}
-    assert newest_checkpoint(run) == (place, {})
-    other = tmp_path / "checkpoint-2"
-    shutil.copytree(run / "checkpoint-1", tmp_path / "checkpoint-1")
-    for name in sorted(set(files) - {MANIFEST}):
-        for fault, left in (("missing", None), ("damaged", b""), ("damaged", files[name].read_bytes()[:-1])):
-            shutil.copytree(place, other)
-            (other / name).unlink()
+def test_whatever_a_checkpoint_lacks_it_is_skipped_and_says_what(whole, copied):
+    older = Path(shutil.copytree(Path(whole.args.output_dir, "checkpoint-1"), copied.parent / "checkpoint-1"))
+    contents = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
+    names = {path: path.relative_to(copied).as_posix() for path in contents}
+    assert {*names.values()} >= NEEDED | {MANIFEST}
+    assert newest_checkpoint(copied.parent) == (copied, {})
+    for file in contents.keys() - {copied / MANIFEST}:
+        for fault, left in (("missing", None), ("damaged", b""), ("damaged", contents[file][:-1])):
+            file.unlink()
             if left is not None:
-                (other / name).write_bytes(left)
-            newest, faults = newest_checkpoint(tmp_path)
-            assert newest == tmp_path / "checkpoint-1", (name, fault)
-            assert name in faults["checkpoint-2"], faults
+                file.write_bytes(left)
+            newest, faults = newest_checkpoint(copied.parent)
+            assert newest == older, (file, fault)
+            assert names[file] in faults["checkpoint-2"], faults
             assert fault in faults["checkpoint-2"], faults
-            shutil.rmtree(other)
+            file.write_bytes(contents[file])
 
 
 def test_a_list_that_is_not_one_and_a_file_of_the_right_size_that_is_not_one(copied):
@@ -88,9 +90,9 @@ def test_a_list_that_is_not_one_and_a_file_of_the_right_size_that_is_not_one(cop
     assert checkpoint_fault(place) is None
 
 
-def test_a_run_that_ends_before_the_list_is_written_goes_on_from_the_checkpoint_before(tmp_path, monkeypatch):
-    whole = resumable(tmp_path / "whole")
-    whole.train()
+def test_a_run_that_ends_before_the_list_is_written_goes_on_to_the_end_of_the_uninterrupted_run(
+    whole, tmp_path, monkeypatch
+):
     real, places = write_manifest, []
 
     def dies(place, **facts):
@@ -101,22 +103,26 @@ def test_a_run_that_ends_before_the_list_is_written_goes_on_from_the_checkpoint_
 
     monkeypatch.setattr(room, "write_manifest", dies)
     with pytest.raises(KeyboardInterrupt):
-        resumable(tmp_path / "cut", save_total_limit=1).train()
-    left = {path.name for path in (tmp_path / "cut").glob("checkpoint-*")}
+        resumable(tmp_path, critic=CRITIC, save_total_limit=1).train()
+    left = {path.name for path in tmp_path.glob("checkpoint-*")}
     assert left == {"checkpoint-1", "checkpoint-2"}  # the older one stays until the newer one is whole
     monkeypatch.setattr(room, "write_manifest", real)
-    resumed = resumable(tmp_path / "cut", save_total_limit=1)
-    with pytest.warns(
-        UserWarning, match="resumes from checkpoint-1; newer checkpoints are not readable: checkpoint-2"
-    ) as caught:
+    resumed = resumable(tmp_path, critic=CRITIC, save_total_limit=1)
+    with pytest.warns(UserWarning, match="resumes from checkpoint-1") as caught:
         resumed.train(resume_from_checkpoint=True)
     (place,) = (Path(warning.filename) for warning in caught if "resumes from" in str(warning.message))
     assert place != Path(checkpoints.__file__)  # the warning names the caller's line, not ours
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-3"]
+    assert torch.load(tmp_path / "checkpoint-3" / "training_args.bin", weights_only=False).save_total_limit == 1
     assert resumed.state.global_step == 3
     assert same_weights(resumed, whole)
     assert resumed.entropy_coef == whole.entropy_coef
-    assert [path.name for path in (tmp_path / "cut").glob("checkpoint-*")] == ["checkpoint-3"]
-    assert torch.load(tmp_path / "cut" / "checkpoint-3" / "training_args.bin", weights_only=False).save_total_limit == 1
+    assert torch.equal(resumed.last_rollouts.advantages_nt, whole.last_rollouts.advantages_nt)
+    assert equal(state(resumed.critic.model), state(whole.critic.model))
+    assert equal(optimizer_state(resumed.critic.optimizer), optimizer_state(whole.critic.optimizer))
+    assert resumed.critic.schedule.state_dict() == whole.critic.schedule.state_dict()
+    assert (resumed.critic.updates, resumed.critic.batches) == (whole.critic.updates, 3)
+    assert critic_lines(resumed)[-2:] == critic_lines(whole)[-2:]
 
 
 def test_a_checkpoint_that_is_written_again_is_not_whole_until_it_is(tmp_path, monkeypatch):
@@ -144,15 +150,19 @@ def test_only_a_model_is_nothing_to_go_on_from(tmp_path):
             resumable(folder).train(resume_from_checkpoint=resume)
 
 
-def test_other_settings_and_a_flipped_byte_are_refused(copied):
+def test_other_settings_a_flipped_byte_and_a_lost_critic_are_refused(copied):
+    def resume(match, **changes):
+        with pytest.raises(DataError, match=match):
+            resumable(copied.parent, critic=CRITIC, **changes).train(resume_from_checkpoint=True)
+
     for name, value in (("seed", 7), ("learning_rate", 1e-3), ("epsilon", 0.1)):
-        with pytest.raises(DataError, match=rf"other settings \({name} "):
-            resumable(copied.parent, critic=fast(), **{name: value}).train(resume_from_checkpoint=True)
-    content = bytearray((copied / "model.safetensors").read_bytes())
-    content[-1] ^= 1
-    (copied / "model.safetensors").write_bytes(content)
-    with pytest.raises(DataError, match=r"model\.safetensors"):
-        resumable(copied.parent, critic=fast()).train(resume_from_checkpoint=True)
+        resume(rf"other settings \({name} ", **{name: value})
+    content = (copied / "model.safetensors").read_bytes()
+    (copied / "model.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    resume(r"model\.safetensors")
+    shutil.rmtree(copied / "critic")
+    write_manifest(copied, processes=1, settings=read_manifest(copied)["settings"])
+    resume("holds no critic")
 
 
 def test_another_number_of_processes_is_said(copied):
