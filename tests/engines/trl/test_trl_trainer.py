@@ -1,11 +1,10 @@
 """The trainer's parts around the loss: canary, metrics, rollouts, evaluation, refusals."""
 
-import copy
 import logging
 import math
 import re
 import warnings
-from dataclasses import replace
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -14,7 +13,7 @@ from datasets import Dataset
 
 import trl_small as small
 from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
-from spanwise.errors import AlignmentError, DataError, RecipeError, SpanwiseError
+from spanwise.errors import DataError, RecipeError, SpanwiseError
 from spanwise.layout import Layout
 from spanwise.objective import Objective
 from spanwise.scheme import Scheme
@@ -62,17 +61,17 @@ def test_canary_can_be_switched_off(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def logged(tmp_path_factory):
-    """A run in four micro-batches that keeps TRL's table of completions: the run and the rows of the table."""
-    folder = tmp_path_factory.mktemp("logged")
-    run = small.trainer(folder, log_completions=True, per_device_train_batch_size=2, gradient_accumulation_steps=4)
+def ran(tmp_path_factory):
+    """A run in four micro-batches, with tool output, that keeps TRL's table of completions in its folder."""
+    micro_batches = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+    folder = tmp_path_factory.mktemp("ran")
+    run = small.trainer(folder, scripts=small.SAID_WITH_TOOLS, tools=True, log_completions=True, **micro_batches)
     run.train()
-    return run, table_of_completions(folder)
+    return run
 
 
-def test_metrics_are_those_of_the_whole_batch(logged):
-    run, _ = logged
-    log = run.state.log_history[0]
+def test_metrics_are_those_of_the_whole_batch(ran):
+    log = ran.state.log_history[0]
     rows = small.credit(small.SAID)  # right: 1 1 0 0 | 1 1 1 0; one report is missing
     present = [row for row, reply in zip(rows, small.SAID, strict=True) if reply.confidence is not None]
     want = {
@@ -90,25 +89,25 @@ def test_metrics_are_those_of_the_whole_batch(logged):
     }
     assert {name: log[name] for name in want} == pytest.approx(want)
     assert 0 < log["spanwise/seconds"] < 60
-    assert run.zero_batches == 0
+    assert ran.zero_batches == 0
 
 
-def table_of_completions(folder):
-    (file,) = (folder / "completions").glob("*.parquet")
+def table_of_completions(run):
+    (file,) = Path(run.args.output_dir, "completions").glob("*.parquet")
     return pq.read_table(file).to_pylist()
 
 
-def test_trls_table_of_completions_holds_the_credit(logged):
+def test_trls_table_of_completions_holds_the_credit(ran):
     """The sixth completion has no confidence: TRL's scalar praised it with +1.03."""
-    run, table = logged
-    assert [row["completion"] for row in table] == run.last_rollouts.completions
+    table = table_of_completions(ran)
+    assert [row["completion"] for row in table] == ran.last_rollouts.completions
     for row, (solution, confidence, stop), reply in zip(table, small.credit(small.SAID), small.SAID, strict=True):
         recorded = (row["credit/solution"], row["credit/confidence"], row["credit/stop"])
         assert recorded == pytest.approx((solution, None if reply.confidence is None else confidence, stop))
         assert row["advantage"] == pytest.approx(solution + confidence + stop)
         assert row["brier"] == pytest.approx(-1.0 if reply.confidence is None else -((reply.confidence - reply.right) ** 2))
     assert (table[5]["credit/confidence"], table[5]["advantage"] < 0) == (None, True)
-    log = run.state.log_history[0]
+    log = ran.state.log_history[0]
     assert log["rewards/brier/mean"] == pytest.approx(sum(row["brier"] for row in table) / 8)
     assert log["reward"] == pytest.approx(sum(row["correct"] + row["brier"] for row in table) / 8)
 
@@ -124,7 +123,7 @@ def test_a_completion_without_any_reward_is_no_noise(tmp_path, caplog, monkeypat
     with caplog.at_level(logging.WARNING), pytest.warns(UserWarning, match="leave out"):
         run.train()
     assert "returned None" not in caplog.text
-    assert [row["sure"] for row in table_of_completions(tmp_path)] == [3, 2, 4, 2, 3, None, 2, 4]
+    assert [row["sure"] for row in table_of_completions(run)] == [3, 2, 4, 2, 3, None, 2, 4]
     assert run.state.log_history[0]["rewards/sure/mean"] == pytest.approx(20 / 7)
 
 
@@ -144,10 +143,8 @@ def test_the_model_card_cites_the_method(tmp_path, method, cites):
     assert "shao2024" not in card
 
 
-def test_rollouts_are_kept(tmp_path):
-    run = small.trainer(tmp_path, scripts=small.SAID_WITH_TOOLS, tools=True)
-    run.train()
-    rollouts = run.last_rollouts
+def test_rollouts_are_kept(ran):
+    rollouts = ran.last_rollouts
     assert (rollouts.mode, rollouts.step, rollouts.method) == ("train", 0, "bae")
     assert rollouts.prompts == ["2+2="] * 4 + ["1+2="] * 4
     assert rollouts.batch.group_n.tolist() == [0] * 4 + [1] * 4
@@ -227,14 +224,6 @@ def test_a_prompt_of_a_later_batch_that_opens_a_tag_is_warned_of_once(tmp_path):
     assert "<answer>" in later[0]
 
 
-def test_a_tool_mask_of_the_wrong_length_names_the_completion(tmp_path):
-    run = small.trainer(tmp_path)
-    run._sampled = [[1, 1, 1]] + [[1, 1]] * 7
-    inputs = [{"prompt": "2+2=", "answer": "4"}] * 8
-    with pytest.raises(AlignmentError, match="Completion 1"):
-        run._calculate_rewards(inputs, ["2+2="] * 8, ["aaa"] * 8, [[3, 3, 3]] * 8)
-
-
 def test_config_reads_yaml(tmp_path):
     from trl import TrlParser
 
@@ -259,22 +248,9 @@ def test_the_logged_reward_is_the_weighted_sum(tmp_path):
     assert logged["reward_std"] < 1
 
 
-OWN = [
-    Objective(lambda completions, answer, **columns: [float(f">{a}<" in c) for c, a in zip(completions, answer, strict=True)],
-              pays="solution", name="solved"),
-    Objective(lambda blocks: [part["confidence"] and float(part["confidence"]["confidence"]) for part in blocks],
-              pays="confidence", name="stated", if_missing=-1.0),
-]  # fmt: skip
-
-
-def test_right_tags_and_rewards_of_a_script_train_without_a_word(tmp_path, recwarn):
-    small.trainer(tmp_path, extra={"objectives": OWN}, max_steps=3, learning_rate=0.1).train()
-    assert [str(warning.message) for warning in recwarn if issubclass(warning.category, UserWarning)] == []
-
-
 def test_wrong_tags_are_the_one_thing_said_of_the_first_batch(tmp_path):
     layout = Layout({"plan": ["plan"], "code": ["code"]})
-    objectives = [replace(OWN[0], pays=("plan",)), Objective("format", pays="code")]
+    objectives = [Objective(small.many_a, pays="plan"), Objective("format", pays="code")]
     run = small.trainer(tmp_path, extra={"layout": layout, "objectives": objectives})
     with pytest.warns(UserWarning, match="Step 0:") as caught:
         run.train()
@@ -286,20 +262,18 @@ def test_wrong_tags_are_the_one_thing_said_of_the_first_batch(tmp_path):
 def test_completions_sampled_beside_the_training_are_credited_and_forgotten(tmp_path):
     run = small.trainer(tmp_path)
     run.train()
-    remembered = (run.last_rollouts, run.last_metrics, run.step, run.zero_batches, copy.deepcopy(dict(run._metrics)))
-    logged = {name: list(values) for name, values in run._logs.items()}
+
+    def remembered():
+        metrics = {mode: {name: list(values) for name, values in by_name.items()} for mode, by_name in run._metrics.items()}
+        logged = {name: list(values) for name, values in run._logs.items()}
+        return run.last_rollouts, run.last_metrics, run.step, run.zero_batches, run.model.training, metrics, logged
+
+    before = remembered()
     sample = run.sample_rollouts([small.prompts()[0]])
     assert list(sample.prompts) == ["2+2="] * 4
     assert sample.mode == "eval"
-    rewards = [reply.right for reply in small.SAID[:4]]
-    expected = [reward - sum(rewards) / 4 for reward in rewards]  # the group's mean is the baseline of `correct`
-    assert sample.credit.block_nk[:, 0].tolist() == pytest.approx(expected)
-    assert run.last_rollouts is remembered[0]
-    assert (run.last_metrics, run.step, run.zero_batches) == remembered[1:4]
-    assert {name: dict(values) for name, values in run._metrics.items() if values} == {
-        name: dict(values) for name, values in remembered[4].items() if values
-    }
-    assert {name: list(values) for name, values in run._logs.items()} == logged
+    assert sample.credit.block_nk[:, 0].tolist() == [0.5, 0.5, -0.5, -0.5]  # right minus the mean of the group
+    assert remembered() == before
     assert run.model.training
 
 
