@@ -1,7 +1,5 @@
 """The private names of TRL and transformers that `SpanGRPOTrainer` stands on."""
 
-import pytest
-
 from contracts import Needed, check
 
 TRAINER = "trl.trainer.grpo_trainer:GRPOTrainer"
@@ -43,16 +41,3 @@ NAMES = [
 
 
 test_the_name_is_as_the_trainer_needs_it = check(NAMES)
-
-
-@pytest.mark.parametrize(
-    ("needed", "fault"),
-    [
-        (Needed("trl:GRPOTrainer._genrate"), "is gone"),
-        (Needed("no_such_package:Thing"), "is gone"),
-        (Needed(f"{TRAINER}._generate", ("promts",)), "no longer takes promts"),
-        (Needed(f"{TRAINER}._generate", says=("return prompt_ids", "def _generate")), "no longer says 'def _generate'"),
-    ],
-)
-def test_what_is_missing_is_named(needed, fault):
-    assert fault in needed.fault()

@@ -9,7 +9,7 @@ from transformers import PrinterCallback, TrainerCallback
 from transformers.integrations import MLflowCallback
 
 from spanwise.objective import Objective
-from trl_small import OBJECTIVES, SAID, trainer
+from trl_small import OBJECTIVES, trainer
 
 #: Those of docs/options.md that this run can have.
 FEW = {
@@ -46,18 +46,6 @@ class Tracker(MLflowCallback):
         self.sent.append(metrics)
 
 
-def ran(folder, **options):
-    """A run of two steps with a reward that is never there: its lines, what a tracker got, and the trainer."""
-    objectives = (*OBJECTIVES, Objective(never, pays=("solution",)))
-    listener, tracker = Listener(), Tracker()
-    run = trainer(
-        folder, scripts=SAID, extra={"objectives": objectives, "callbacks": [listener, tracker]}, max_steps=2, logging_steps=1,
-        keep_rollouts=1, learning_rate=0.01, disable_tqdm=True, **options,
-    )  # fmt: skip
-    run.train()
-    return listener.lines, tracker.sent, run
-
-
 def printed(text):
     """The lines of metrics on a console."""
     lines = [line for line in text.splitlines() if line.startswith("{")]
@@ -66,18 +54,19 @@ def printed(text):
 
 @pytest.mark.filterwarnings("ignore:Step 0. Objective 'never' has no reward")
 @pytest.mark.parametrize("choice", ["few", "all"])
-def test_a_console_shows_few_metrics_and_all_others_get_all_that_are_there(tmp_path, capsys, caplog, choice):
-    with caplog.at_level(logging.WARNING, logger="transformers"):
-        logging.getLogger("transformers").addHandler(caplog.handler)
-        lines, sent, run = ran(tmp_path, log_metrics=choice)
-        logging.getLogger("transformers").removeHandler(caplog.handler)
+def test_a_console_shows_few_metrics_and_all_others_get_all_that_are_there(tmp_path, capsys, caplog, monkeypatch, choice):
+    listener, tracker = Listener(), Tracker()
+    extra = {"objectives": (*OBJECTIVES, Objective(never, pays=("solution",))), "callbacks": [listener, tracker]}
+    run = trainer(tmp_path, extra=extra, max_steps=2, learning_rate=0.01, keep_rollouts=1, log_metrics=choice)
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    run.train()
     out, err = capsys.readouterr()
     assert "attempting to log" not in caplog.text + err
-    on_console = printed(out)
+    on_console, lines = printed(out), listener.lines
     assert len(on_console) == 2
     assert on_console[0].keys() == (lines[0].keys() & FEW if choice == "few" else lines[0].keys() - {"total_flos"})
     assert [value for line in lines for value in line.values() if not isinstance(value, int | float)] == []
-    assert len(sent[0]) == len(lines[0]) > 2 * len(FEW)
+    assert len(tracker.sent[0]) == len(lines[0]) > 2 * len(FEW)
     assert not any("never/mean" in name for name in lines[0])
     assert isinstance(run.callback_handler.pop_callback(PrinterCallback), PrinterCallback)
     line_in_file = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
