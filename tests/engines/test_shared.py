@@ -46,14 +46,26 @@ def test_every_field_of_a_scheme_has_its_case():
     assert {*OTHERS} == {*RULE}
 
 
+@pytest.fixture
+def record(tmp_path):
+    return RunRecord(tmp_path, keep_rollouts=0, report=False, option="folder")
+
+
 @pytest.mark.parametrize("name", OTHERS)
-def test_another_rule_does_not_go_on_in_a_folder(tmp_path, name):
-    record = RunRecord(tmp_path, keep_rollouts=0, report=False, option="folder")
+def test_another_rule_does_not_go_on_in_a_folder(tmp_path, record, name):
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(record.recipe(USUAL)))
     (tmp_path / "metrics.jsonl").write_text("")
     record.check(record.recipe(USUAL), step=1)
     with pytest.raises(DataError, match=rf"was trained with another .*{name}"):
         record.check(record.recipe(OTHERS[name]), step=1)
+
+
+@pytest.mark.parametrize("name", ["recipe.yaml", "rollouts/mine.parquet", "report.html"])
+def test_files_that_no_run_wrote_are_left_alone(tmp_path, record, name):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(DataError, match=rf"holds {name.partition('/')[0]}"):
+        record.check(record.recipe(USUAL), step=0)
 
 
 def test_settings_that_changed():

@@ -64,6 +64,8 @@ def test_the_recipe_reads_back_as_the_rule_it_was_trained_with(ran):
     assert recipe.own_layout == LAYOUT
     assert (recipe.task, recipe.steps, recipe.prompts, recipe.group_size) == ("own", 3, 2, 4)
     assert list(yaml.safe_load((ran / "recipe.yaml").read_text())["layout"]) == ["solution", "confidence"]
+    with pytest.raises(RecipeError, match="script"):  # which alone knows its prompts
+        make_task(recipe, Console(quiet=True))
 
 
 def test_the_credit_of_every_block_is_that_of_the_definitions_and_every_command_reads_it(ran):
@@ -74,11 +76,6 @@ def test_the_credit_of_every_block_is_that_of_the_definitions_and_every_command_
         assert recorded is None if completion.confidence is None else recorded == pytest.approx(confidence, abs=1e-6)
         assert row["credit/bae/stop"] == pytest.approx(stop, abs=1e-6)
         assert row["text"] == "".join(piece for piece in completion.pieces)
-
-
-def test_only_the_script_knows_its_prompts(ran):
-    with pytest.raises(RecipeError, match="script"):
-        make_task(load(ran / "recipe.yaml"), Console(quiet=True))
 
 
 def test_rewards_of_the_script_are_read_and_its_code_is_not_run(tmp_path):
@@ -140,17 +137,6 @@ def test_an_interrupted_run_has_its_data_and_a_report_that_says_so_and_is_gone_o
     assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3]
     assert len(pq.read_table(tmp_path / "rollouts" / "step_000003.parquet")) == 8
     assert json.loads((tmp_path / "summary.json").read_text())["steps"] == 3
-
-
-@pytest.mark.parametrize("name", ["recipe.yaml", "rollouts/mine.parquet", "report.html"])
-def test_files_that_no_run_wrote_are_left_alone(tmp_path, name):
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).write_text("mine")
-    with pytest.raises(
-        DataError, match=rf"holds {name.split('/')[0]}. No run of spanwise wrote it, but a run would overwrite it"
-    ):
-        trainer(tmp_path, **KEEP).train()
-    assert (tmp_path / name).read_text() == "mine"
 
 
 def test_other_files_stay_and_without_rollouts_there_are_metrics_and_a_report_that_fails_ends_no_training(
