@@ -138,22 +138,15 @@ def test_it_gives_every_token_the_advantage_of_the_file(tmp_path, name):
     conformance.assert_rows(credited(tmp_path, name, rows), expected)
 
 
-@pytest.mark.parametrize("name", ["blocks", "turns"])
-@pytest.mark.filterwarnings("ignore:.*Such rewards are ignored")
-def test_the_run_folder_holds_what_was_handed_over(tmp_path, name):
-    rollouts = of_rows(conformance.expected(name, whole=True)[0])
-    recipe = conformance.RECIPES[name] + f"output: {tmp_path / 'run'}\n"
+def test_the_run_folder_holds_what_was_handed_over_and_takes_no_second_run(tmp_path):
+    """NeMo-RL does not tell the estimator which step it is at."""
+    rollouts = of_rows(conformance.expected("blocks")[0])
+    recipe = conformance.RECIPES["blocks"] + f"output: {tmp_path / 'run'}\n"
     cfg = config(tmp_path, recipe, **{"policy.train_global_batch_size": len(rollouts)})
     advantages = of_tokens(rollouts, *ask(cfg, rollouts)[:3])
     opened_folder.check(tmp_path / "run", advantages, [sample["sampled"] for sample in rollouts])
-
-
-@pytest.mark.filterwarnings("ignore:.*Such rewards are ignored")  # a rollout without a reply has no reward
-def test_a_folder_with_a_run_is_refused_before_anything_is_sampled(tmp_path):
-    """NeMo-RL does not tell the estimator which step it is at."""
-    ask(config(tmp_path, conformance.RLOO + f"output: {tmp_path / 'run'}\n"), ragged())
     with pytest.raises(DataError, match="already holds a run"):
-        SpanEstimator(config(tmp_path, conformance.RLOO + f"output: {tmp_path / 'run'}\n"))
+        SpanEstimator(cfg)
 
 
 def test_order_padding_and_masked_tokens_change_nothing(tmp_path):

@@ -1,7 +1,5 @@
 """Sampling and continuing completions, and conversations sampled many at once, which are those sampled one turn at a time."""
 
-from itertools import groupby
-
 import pytest
 import torch
 
@@ -30,15 +28,6 @@ def test_continuing_greedily_gives_the_rest(tiny):
     for n, cut in enumerate(cuts):
         tail = ids_nt[n, cut:12][mask_nt[n, cut:12]].tolist()
         assert more_nt[n][more_mask_nt[n]].tolist()[: len(tail)] == tail
-
-
-def test_padding_is_not_seen(tiny, monkeypatch):
-    model, tokenizer = tiny
-    calls, generate = [], model.generate
-    monkeypatch.setattr(model, "generate", lambda **inputs: calls.append(inputs) or generate(**inputs))
-    continue_ids(model, tokenizer, [[11], [12, 13, 14]], samples=2, max_new_tokens=2)
-    assert calls[0]["input_ids"].tolist() == [[tokenizer.pad_token_id] * 2 + [11], [12, 13, 14]]
-    assert calls[0]["attention_mask"].tolist() == [[0, 0, 1], [1, 1, 1]]
 
 
 def test_continuations_stand_next_to_each_other_and_repeat(tiny):
@@ -99,20 +88,6 @@ def test_all_at_once_is_one_turn_at_a_time(tiny):
         want = turn_by_turn(*tiny, other, 5)
         assert (rollout.prompt_ids, rollout.completion_ids, rollout.env_mask) == want
         assert environment.turns == other.turns
-
-
-def test_the_environment_speaks_where_the_mask_is_0_and_a_turn_is_never_longer_than_allowed(tiny):
-    model, tokenizer = tiny
-    torch.manual_seed(0)
-    talks = environments()
-    played = play(model, tokenizer, talks, max_turn_tokens=3)
-    for rollout, environment, fresh in zip(played, talks, environments(), strict=True):
-        runs = groupby(zip(rollout.env_mask, rollout.completion_ids, strict=True), key=lambda pair: pair[0])
-        runs = [(sampled, [token for _, token in run]) for sampled, run in runs]
-        assert [tokenizer.decode(ids) for sampled, ids in runs if not sampled] == fresh.lines
-        turns = [ids for sampled, ids in runs if sampled]
-        assert all(1 <= len(ids) <= 3 for ids in turns)
-        assert [tokenizer.decode(ids, skip_special_tokens=True) for ids in turns] == environment.turns
 
 
 def test_sampling_has_the_models_probabilities(tiny):

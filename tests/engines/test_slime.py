@@ -171,7 +171,7 @@ def test_it_gives_every_token_the_advantage_of_the_file(tmp_path, name, ranks, w
 
 @pytest.mark.parametrize("name", ["blocks", "turns"])
 @pytest.mark.filterwarnings("ignore:.*Such rewards are ignored")
-def test_the_run_folder_holds_what_was_handed_over(tmp_path, name):
+def test_the_run_folder_holds_what_was_handed_over_and_slime_logs_the_metrics(tmp_path, slime, name):
     """Rollouts of one sample, and of one for each turn; slime counts from 0 and is at 7."""
     samples = of_rows(conformance.expected(name)[0])
     args = arguments(tmp_path, conformance.RECIPES[name] + f"output: {tmp_path / 'run'}\nkeep_rollouts: 4\n")
@@ -179,6 +179,10 @@ def test_the_run_folder_holds_what_was_handed_over(tmp_path, name):
     opened_folder.check(tmp_path / "run", advantages, [member.loss_mask for member in samples], step=8)
     recipe = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())
     assert (recipe["prompts"], recipe["group_size"]) == ((4, 2) if name == "blocks" else (3, 2))  # 10 and 7 rollouts
+    (metrics,) = slime.logged
+    assert metrics["rollout/step"] == 7
+    assert name == "turns" or metrics["rollout/credit/malformed"] == 0.2  # two of ten state no confidence
+    assert all(value == value for value in metrics.values())
 
 
 def test_a_resumed_training_goes_on_in_its_folder(tmp_path, slime):
@@ -263,27 +267,10 @@ def test_slimes_own_reward_and_each_value_of_a_reward_of_several_pay_a_block(tmp
     assert [row.tolist() for row in carried] == [[value] * 3 for value in credit]  # 1/3 of each times 3
 
 
-def test_metrics_are_logged_beside_slimes(tmp_path, slime):
-    trained(arguments(tmp_path, conformance.RECIPES["blocks"]), of_rows(conformance.expected("blocks")[0]))
-    (metrics,) = slime.logged
-    assert metrics["rollout/step"] == 7
-    assert metrics["rollout/credit/malformed"] == 0.2  # two of ten state no confidence
-    assert all(value == value for value in metrics.values())
-
-
-REFUSED = {  # beside the arguments of docs/border.md
-    "reinforce_plus_plus": ("", {"advantage_estimator": "reinforce_plus_plus"}),
-    "gamma is 0.9, but the recipe has gamma: 0.5": ("method: reinforce++\noptions: {gamma: .5}\n", {"gamma": 0.9}),
-    "laser": ("laser: {token: <pad>, verdict: environment, reference: -1.0, self_rewarding_warmup: 1}\n", {}),
-}
-
-
-@pytest.mark.parametrize("match", REFUSED)
-def test_what_cannot_work_is_refused(tmp_path, match):
-    more, changes = REFUSED[match]
-    recipe = conformance.WHOLE.replace("method: grpo\n", "") if "method" in more else conformance.WHOLE
-    with pytest.raises(RecipeError, match=match):
-        check(arguments(tmp_path, recipe + more, **changes))
+def test_a_discount_that_the_recipe_has_otherwise_is_refused(tmp_path):
+    recipe = conformance.WHOLE.replace("grpo", "reinforce++") + "options: {gamma: .5}\n"
+    with pytest.raises(RecipeError, match=r"gamma is 0\.9, but the recipe has gamma: 0\.5"):
+        check(arguments(tmp_path, recipe, gamma=0.9))
 
 
 def test_settings_that_are_taken(tmp_path):
