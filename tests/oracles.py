@@ -12,16 +12,6 @@ from helpers import NAN, double
 from spanwise.types import Fault
 
 
-def members(batch):
-    """Indices of the present completions, by group."""
-    reward, group = batch[0].tolist(), batch[1].tolist()
-    by_group = {}
-    for i, r in enumerate(reward):
-        if not math.isnan(r):
-            by_group.setdefault(group[i], []).append(i)
-    return reward, by_group
-
-
 def average(values):
     return sum(values) / len(values)
 
@@ -34,16 +24,6 @@ def deviation(values, ddof):
 def z_scores(values, ddof, eps):
     std = deviation(values, ddof)
     return [(v - average(values)) / (std + eps) if std > 1e-12 else 0.0 for v in values]
-
-
-def slow_opo(batch):
-    reward, groups = members(batch)
-    length, result = batch[2].tolist(), [0.0] * len(reward)
-    for inside in groups.values():
-        total = sum(length[i] for i in inside)
-        for i in inside if len(inside) > 1 and total else []:
-            result[i] = reward[i] - sum(length[j] * reward[j] for j in inside) / total
-    return result
 
 
 def slow_whitened(value, weight, ddof, eps, eps_at="variance", shift=True):

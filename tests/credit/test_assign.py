@@ -105,14 +105,8 @@ def test_two_missing_blocks_and_two_objectives_of_one_both_cost_the_decision_to_
 
 def test_weights_and_stand_ins_are_not_rounded_to_single_precision():
     objectives = [Objective("correct", pays=("a",), weight=0.1), Objective("brier", pays=("a",), if_missing=-0.3)]
-    credit = assign(
-        scores_of([[1, -0.5], [0, NAN]]),
-        SAME,
-        torch.ones(2, 1).bool(),
-        objectives=objectives,
-        block_names=("a",),
-        method="rlcr",
-    )
+    rule = {"objectives": objectives, "block_names": ("a",), "method": "rlcr"}
+    credit = assign(scores_of([[1, -0.5], [0, NAN]]), SAME, torch.ones(2, 1).bool(), **rule)
     assert_close(credit.block_nk, [[(-0.4 + 0.3) / 2], [(0.4 - 0.3) / 2]], 1e-15)
 
 

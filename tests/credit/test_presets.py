@@ -6,7 +6,6 @@ import torch
 from helpers import double
 from spanwise import Batch, Layout, Scheme, Vocabulary, credit_batch, read
 from spanwise.credit import METHODS
-from spanwise.credit.registry import preset_objectives, states_confidence
 
 LAYOUT = Layout({"solution": ["answer"], "confidence": ["analysis", "confidence"]})
 PIECES = ("<answer>", "</answer>", "<analysis>", "</analysis>", "<confidence>", "</confidence>", "4", "5", "0.9", "0.2")
@@ -23,19 +22,6 @@ def credited(name, *completions):
     scheme = Scheme.preset(name, LAYOUT)
     credit = credit_batch(read(batch, scheme, VOCABULARY), batch, scheme)
     return torch.cat([credit.block_nk, credit.stop_n[:, None]], dim=1)
-
-
-def test_what_a_preset_pays():
-    bae, rlcr = (preset_objectives(METHODS[name], LAYOUT) for name in ("bae_paper", "rlcr"))
-    assert [(o.name, o.pays, o.baseline) for o in bae] == [
-        ("correct", ("solution",), "group"),
-        ("brier", ("confidence",), "outcome"),
-    ]
-    assert [(o.name, o.pays) for o in rlcr[1:]] == [
-        ("brier", ("confidence", "solution")),
-        ("format", ("solution", "confidence")),
-    ]
-    assert not states_confidence(Layout({"first": ["answer"], "second": ["answer"]}))
 
 
 def test_one_of_four_is_malformed_and_its_confidence_alone_pays():

@@ -15,8 +15,7 @@ from spanwise.types import Credit, Spans
 def layout_spans():
     # completion 0: solution of 2 tokens, a tool token, confidence of 2; completion 1: solution only, 3 tokens, then padding
     block_nt = torch.tensor([[0, 0, -1, 1, 1], [0, 0, 0, -1, -1]], dtype=torch.int8)
-    start, end = torch.tensor([[0, 3], [0, 0]]), torch.tensor([[2, 5], [3, 0]])
-    return Spans(("solution", "confidence"), start, end, block_nt, torch.tensor([0, 1]))
+    return Spans.of_blocks(("solution", "confidence"), block_nt)
 
 
 CREDIT = Credit(
@@ -98,7 +97,6 @@ def test_stop_goes_to_each_completions_own_last_token_and_nowhere_if_there_is_no
 def test_per_a_constant():
     spans = spans_of([[0, 0]], 1)
     assert spread(credit_of([[1.0]]), spans, per=2.5, dtype=torch.float64).tolist() == [[0.4, 0.4]]
-    assert spread(credit_of([[1.0]]), spans, per=0.5).tolist() == [[2.0, 2.0]]
     for per in (0, -1, "token"):
         with pytest.raises(RecipeError):
             spread(credit_of([[1.0]]), spans, per=per)

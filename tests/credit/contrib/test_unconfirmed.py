@@ -1,4 +1,4 @@
-"""GAGPO's worked numbers and slow oracle, and the history of HA-DW, which moves, settles and is resumed."""
+"""GAGPO against its slow oracle, and the history of HA-DW, which moves, settles and is resumed."""
 
 import json
 
@@ -13,13 +13,6 @@ from oracles import slow_gagpo
 from spanwise.credit import HistoryWeight
 from spanwise.credit.contrib._unconfirmed import gagpo
 from spanwise.errors import RecipeError
-
-
-def test_gagpo():
-    # V: s0 4.5125, s1 9.5/3, s2 10
-    assert_close(gagpo(*WORKED), [4.211667, 6.333333, 0, -4.226332, -3.01625, -3.166667])
-    delta = [0.95 * 9.5 / 3 - 4.5125, 9.5 - 9.5 / 3, 0, 0.95 * 9.5 / 3 - 4.5125, 0.95 * 9.5 / 3 - 9.5 / 3, -9.5 / 3]
-    assert_close(gagpo(*WORKED, lam=0.0), delta, 1e-12)
 
 
 def test_gagpo_standardised_in_the_prompt():

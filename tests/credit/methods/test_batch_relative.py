@@ -1,6 +1,5 @@
 """GDPO, REINFORCE++ and its baseline: worked numbers, slow oracles, rewards that cancel, where epsilon stands."""
 
-import math
 from statistics import mean, stdev
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from credit_batches import completion_batches, outcome_tokens, token_batches
 from helpers import NAN, assert_close
 from oracles import slow_gdpo, slow_reinforce_plus_plus
-from spanwise.credit import gdpo, reinforce_plus_plus, reinforce_plus_plus_baseline
+from spanwise.credit import gdpo, reinforce_plus_plus
 
 
 @pytest.mark.parametrize("conflict", [None, 1.0])
@@ -99,14 +98,3 @@ def test_reinforce_plus_plus_of_equal_returns_is_exactly_zero(dtype):
     reward_nt, mask_nt = outcome_tokens(torch.full((40,), 0.7), torch.arange(1, 41), dtype)
     assert reinforce_plus_plus(reward_nt, mask_nt).abs().max() == 0.0
     assert reinforce_plus_plus(reward_nt[:1, :1], mask_nt[:1, :1]).tolist() == [[0.0]]
-
-
-def test_the_baseline_of_reinforce_plus_plus_credits_constant_groups_unless_told_not_to():
-    reward_n, group_n = torch.tensor([1.0, 0, 1, 1, 0.7]), torch.tensor([0, 0, 1, 1, 2])
-    length_n = torch.tensor([30, 10, 20, 20, 50])
-    adv_n = reinforce_plus_plus_baseline(reward_n, group_n, length_n=length_n, ddof=0, eps=0.0)
-    std = math.sqrt((30 * 0.375**2 + 10 * 0.625**2 + 40 * 0.125**2) / 80)
-    assert_close(adv_n, [0.375 / std, -0.625 / std, -0.125 / std, -0.125 / std, 0.0], 1e-12)
-    only = reinforce_plus_plus_baseline(reward_n, group_n, length_n=length_n, ddof=0, eps=0.0, zero_constant_groups=True)
-    alone = reinforce_plus_plus_baseline(reward_n[:2], group_n[:2], length_n=length_n[:2], ddof=0, eps=0.0)
-    assert_close(only, [*alone.tolist(), 0.0, 0.0, 0.0], 1e-12)

@@ -13,21 +13,17 @@ from oracles import slow_recursion, slow_vineppo
 from spanwise.credit.methods._batch_relative import reinforce_plus_plus
 from spanwise.credit.methods._gae import gae, sae, value_target
 from spanwise.credit.methods._refinements import ktae, oar
-from spanwise.credit.recursion import length_adaptive_lambda
 from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.testing import check_estimator
 
 
-@pytest.mark.parametrize("poison", [9.0, 1e9, NAN, math.inf, -1e30])
-def test_gae_skips_masked_tokens(poison):
-    value = torch.where(GAE_MASK, GAE_VALUE, poison)
-    adv = gae(GAE_REWARD, value, GAE_MASK, lam=0.95)
-    assert_close(adv, [[0.437962, 0.355750, 0, 0.585, 0.3, 0]], 1e-6)
-    assert adv[~GAE_MASK].tolist() == [0.0, 0.0]
-    target = value_target(GAE_REWARD, value, GAE_MASK, lam=0.95)
+def test_gae_its_targets_and_whitening_by_hand():
+    inputs = GAE_REWARD, GAE_VALUE, GAE_MASK
+    assert_close(gae(*inputs, lam=0.95), [[0.437962, 0.355750, 0, 0.585, 0.3, 0]], 1e-6)
+    target = value_target(*inputs, lam=0.95)
     assert_close(target, [[0.937963, 0.955750, 0, 0.985, 1.0, 0]], 1e-6)
     assert not bool(target[~GAE_MASK].signbit().any())
-    assert_close(gae(GAE_REWARD, value, GAE_MASK, whiten=True), [[0.147539, -0.515844, 0, 1.334003, -0.965698, 0]], 1e-6)
+    assert_close(gae(*inputs, whiten=True), [[0.147539, -0.515844, 0, 1.334003, -0.965698, 0]], 1e-6)
 
 
 def test_whitening_says_ddof_and_eps():
@@ -45,11 +41,6 @@ def test_whitening_of_constant_advantages_is_zero_and_absent_ones_take_no_part()
         adv = gae(reward, value, all_of(3, 2), whiten=True, **unknown)
         assert_close(adv[rows], alone, 1e-12)
         assert adv[1].tolist() == [0.0, 0.0]
-
-
-def test_length_adaptive_lambda():
-    assert_close(length_adaptive_lambda(torch.tensor([0, 10, 20, 100, 1000])), [0, 0, 0, 0.8, 0.98], 1e-12)
-    assert_close(length_adaptive_lambda(torch.tensor([1000]), alpha=0.4), [0.9975], 1e-12)
 
 
 def test_gae_with_a_lambda_of_each_length():

@@ -54,30 +54,23 @@ def test_a_token_that_branches_share_trains_once_and_is_context_elsewhere():
     assert merge_counts([graph])["branch_tokens"] == 4 + 5
 
 
-def test_rows_in_any_order_and_trajectories_apart():
-    given_rows = [turn([1, 2], [3]), turn([1], [2]), turn([1], [5]), turn([1, 5, 3], [4])]
-    rollouts = Trajectory.of_rows(
-        given_rows, ["b", "a", "b", "a"], [7, 3, 2, 4], ["x", "y", "x", "y"], rewards={"b": {"won": 1.0}}
-    )
-    assert [(t.id, t.group, t.rewards) for t in rollouts] == [("b", "x", {"won": 1.0}), ("a", "y", {})]
-    assert [[row.response_ids for row in trajectory.turns] for trajectory in rollouts] == [[(5,), (3,)], [(2,), (4,)]]
-
-
 def test_rewards_of_rows_in_other_processes_are_left_out():
     rewards = {"a": {"won": 1.0}, "b": {"won": 0.0}}
     assert [t.rewards for t in Trajectory.of_rows([turn([1], [2])], ["a"], [0], ["x"], rewards=rewards)] == [{"won": 1.0}]
     assert Trajectory.of_rows([], [], [], [], rewards=rewards) == []
 
 
-@pytest.mark.parametrize("kind", [pd.Series, np.array, torch.tensor])
-def test_rows_of_a_table_of_any_kind_go_by_their_place(kind, unchecked_shapes):
+@pytest.mark.parametrize("kind", [list, pd.Series, np.array, torch.tensor])
+def test_rows_in_any_order_in_columns_of_any_kind(kind, unchecked_shapes):
     """A column of pandas is asked for labels, not places, and ids in a tensor are no equal keys."""
-    columns = [[0, 0, 1], [1, 0, 0], [7, 7, 8]]
-    trajectory, step, group = (kind(column, index=[2, 0, 1]) if kind is pd.Series else kind(column) for column in columns)
-    rollouts = Trajectory.of_rows([turn([1], [i]) for i in (10, 11, 12)], trajectory, step, group)
-    assert [(t.id, t.group, [row.response_ids for row in t.turns]) for t in rollouts] == [
-        (0, 7, [(11,), (10,)]),
-        (1, 8, [(12,)]),
+    columns = [[5, 4, 5, 4], [7, 3, 2, 4], [8, 9, 8, 9]]
+    trajectory, step, group = (kind(column, index=[2, 0, 1, 3]) if kind is pd.Series else kind(column) for column in columns)
+    rollouts = Trajectory.of_rows(
+        [turn([1], [i]) for i in (10, 11, 12, 13)], trajectory, step, group, rewards={5: {"won": 1.0}}
+    )
+    assert [(t.id, t.group, t.rewards, [row.response_ids for row in t.turns]) for t in rollouts] == [
+        (5, 8, {"won": 1.0}, [(12,), (10,)]),
+        (4, 9, {}, [(11,), (13,)]),
     ]
 
 

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from credit_batches import STEP, STEP_REWARD, TRAJECTORY, scores_of, step_batches
-from helpers import NAN, assert_close
+from credit_batches import scores_of, step_batches
+from helpers import NAN
 from oracles import slow_returns
 from spanwise import AlignmentError, Batch, Layout, Objective, RecipeError, Scheme, Spans, Status, Steps
-from spanwise.credit import assign_turns, centred, dr_grpo, gigpo, split_turns, spread, step_returns
+from spanwise.credit import assign_turns, centred, dr_grpo, gigpo, split_turns, step_returns
 from spanwise.pipeline import Reading, credit_batch, metrics
 from spanwise.types import Zero
 
@@ -235,34 +235,11 @@ def test_the_road_takes_steps_and_counts_votes():
         credit_batch(reading, Batch([4, 4, 4]), scheme)
 
 
-@pytest.mark.parametrize("per", ["block", "completion", "batch"])
-def test_a_rollout_has_one_say_in_the_loss_however_it_is_cut(per):
-    """The tokens of one row, as one turn and as three: the same advantages."""
-    scheme = Scheme("bae", Layout({"all": []}), [Objective("correct", pays="all", options={"tag": ""})], per=per)
-    whole = reading_of([[1.0, 0.0]], [[6], [3]])
-    single = credit_batch(whole, Batch([0, 0], steps=Steps(torch.tensor([0, 1]), torch.tensor([0, 0]))), scheme)
-    cut = reading_of([[None, None, 1.0, 0.0]], [[1], [3], [2], [3]])
-    three = credit_batch(cut, Batch([0] * 4, steps=Steps(torch.tensor([0, 0, 0, 1]), torch.tensor([0, 1, 2, 0]))), scheme)
-    size = {"batch": single.mean_length_n}.get(per, per)
-    row = spread(single, blocks([6, 3]), per=size, dtype=torch.float64)
-    rows = spread(three, blocks([1, 3, 2, 3]), per={"batch": three.mean_length_n}.get(per, per), dtype=torch.float64)
-    assert [v for line in row.tolist() for v in line if v] == pytest.approx([v for line in rows.tolist() for v in line if v])
-    assert float(row[0].sum()) == pytest.approx({"block": 0.5, "completion": 0.5, "batch": 0.5 * 6 / 4.5}[per])
-    assert torch.equal(three.mean_length_n, torch.full((4,), 4.5).double())
-
-
-def reading_of(columns, length):
-    return Reading(scores(columns, ("correct",)), torch.tensor(length), torch.zeros(len(length)).long())
-
-
-def blocks(lengths):
-    return Spans.of_blocks(["all"], torch.tensor([[0] * n + [-1] * (6 - n) for n in lengths]))
-
-
 def test_a_method_of_tokens_is_refused_on_turns_and_runs_on_whole_rollouts():
     objectives = [Objective("correct", pays="all", options={"tag": ""})]
     scheme = Scheme("reinforce++", Layout({"all": []}), objectives, per="completion")
-    plain = reading_of([[0.0, 1.0, 1.0]], [[2], [1], [2]])
+    correct = scores([[0.0, 1.0, 1.0]], ("correct",))
+    plain = Reading(correct, torch.tensor([[2], [1], [2]]), torch.zeros(3).long())
     spans = Spans.of_blocks(["all"], torch.tensor([[0, 0], [0, -1], [0, 0]]))
     batch = Batch([0, 0, 0], torch.zeros(3, 2).long(), spans.block_nt >= 0)
     split = Steps(torch.tensor([0, 1, 0]), torch.tensor([0, 0, 1]))
@@ -304,11 +281,6 @@ def test_rows_without_a_sampled_token_have_no_turn():
     split = split_turns(torch.tensor([[0, 0], [1, 0], [0, 0]]).bool())
     assert split.row_s.tolist() == [1]
     assert split.put(torch.tensor([[3.0]]), rows=3).tolist() == [[0.0, 0.0], [3.0, 0.0], [0.0, 0.0]]
-
-
-def test_step_returns():
-    assert_close(step_returns(STEP_REWARD, TRAJECTORY, STEP), [9.025, 9.5, 10, 0, 0, 0], 1e-12)
-    assert_close(step_returns(STEP_REWARD, TRAJECTORY, STEP, gamma=1.0), [10, 10, 10, 0, 0, 0], 1e-12)
 
 
 @given(batch=step_batches(), gamma=st.sampled_from([0.0, 0.5, 0.95, 1.0]))

@@ -1,4 +1,4 @@
-"""Turns as rows: the reward of a rollout, rewards of steps at masked tokens, batches of whole prompts."""
+"""Turns as rows: rewards of steps at masked tokens, batches of whole prompts."""
 
 import pytest
 import torch
@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from helpers import NAN
 from spanwise.credit import prompt_mini_batches
 from spanwise.credit.registry import outcome_methods
-from spanwise.credit.trajectories.rollouts import build_timeline
 from spanwise.credit.trajectories.turns import step_rewards
 from spanwise.errors import AlignmentError, RecipeError
 
@@ -16,16 +15,6 @@ from spanwise.errors import AlignmentError, RecipeError
 def test_methods_that_are_no_outcome_methods():
     assert {"grpo", "dr_grpo"} <= set(outcome_methods())
     assert {"bae", "rlcr", "gigpo"}.isdisjoint(outcome_methods())
-
-
-def test_last_and_sum():
-    reward_s, step_s = torch.tensor([1.0, 5.0, 2.0, 4.0]), torch.tensor([0, 1, 1, 0])
-    group_s, trajectory_s = torch.tensor([3, 3, 3, 3]), torch.tensor([9, 9, 4, 4])
-    timeline = build_timeline(trajectory_s, step_s)
-    assert timeline.outcome(reward_s, "last").tolist() == [2.0, 5.0]
-    assert timeline.outcome(reward_s, "sum").tolist() == [6.0, 6.0]
-    assert timeline.groups(group_s).tolist() == [0, 0]
-    assert timeline.index_s.tolist() == [1, 1, 0, 0]
 
 
 def test_step_rewards_at_masked_tokens():
