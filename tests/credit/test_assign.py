@@ -29,15 +29,6 @@ def test_assign_blockwise_with_a_missing_confidence():
     assert credit.absent_m.tolist() == [0, 1]
 
 
-def test_assign_summed_first_pays_every_block():
-    objectives = (Objective("correct", pays=BLOCKS), Objective("brier", pays=BLOCKS, weight=0.5, if_missing=-1.0))
-    scores = scores_of([[1, -0.2], [0, NAN]], ("correct", "brier"))  # totals .9 and -.5, mean .2
-    present = torch.tensor([[1, 1], [1, 0]]).bool()
-    credit = assign(scores, torch.zeros(2).long(), present, objectives=objectives, block_names=BLOCKS, method="rlcr")
-    assert_close(credit.block_nk, [[0.7, 0.7], [-0.7, 0.0]], 1e-12)
-    assert credit.stop_n.tolist() == [0.0, 0.0]
-
-
 @pytest.mark.parametrize(("status", "cost"), [(1, -1 + 0.64), (2, -1 + 0.64), (3, 0.0), (4, 0.0)])
 @pytest.mark.parametrize("block_is_there", [True, False])
 def test_only_what_the_completion_left_out_costs_it(status, cost, block_is_there):

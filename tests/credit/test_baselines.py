@@ -1,4 +1,4 @@
-"""Baselines: constants, properties, what a missing block costs; the blended one by hand, and what it never reads."""
+"""Baselines: properties, what a missing block costs; the blended one by hand, and what it never reads."""
 
 import pytest
 import torch
@@ -90,12 +90,6 @@ def test_blended_by_hand_without_rescoring():
     assert_close(baseline_n, first + second + third, 1e-9)
 
 
-def test_blended_with_one_other_prompt():
-    # One other prompt cannot say how much prompts differ: mu stands in only for the completion that has nothing else.
-    reward_n = torch.tensor([0.0, 4.0, 8.0], dtype=torch.float64)
-    assert_close(blended_baseline(reward_n, torch.tensor([0, 1, 1]), torch.ones(3)), [6.0, 8.0, 4.0], 1e-9)
-
-
 @given(batch=report_batches(), data=st.data())
 @settings(max_examples=80, deadline=None)
 def test_blended_never_reads_the_own_reward(batch, data):
@@ -108,20 +102,3 @@ def test_blended_never_reads_the_own_reward(batch, data):
         torch.testing.assert_close(
             blended_baseline(*batch[:4], judged=judged)[i], before, atol=1e-7, rtol=1e-7, equal_nan=True
         )
-
-
-def brier_batch():
-    q = torch.tensor([0.5, 0.9, 0.6, 0.8, 0.4, 0.7, 0.3, 0.5, 0.2, 0.6], dtype=torch.float64)
-    c = torch.tensor([1.0, 1, 0, 1, 0, 0, 1, 0, 1, 0], dtype=torch.float64)
-    return c, -((q - c) ** 2), torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 3, 3]), torch.stack([-(q**2), -((q - 1) ** 2)], dim=1)
-
-
-def test_blended_with_an_absent_reward():
-    c, brier, group_n, by_outcome = brier_batch()
-    brier[1] = NAN
-    result = advantage(brier, group_n, baseline="blended", outcome_no=c, by_outcome_n2=by_outcome, if_missing=-1.0)
-    baseline_n = blended_baseline(brier, group_n, c, by_outcome)
-    assert_close(result.missing_n, [0.0, -1.0 - float(baseline_n[1]), 0, 0, 0, 0, 0, 0, 0, 0], 1e-12)
-    assert result.alone_n.tolist() == [False] * 10
-    nobody = advantage(torch.tensor([NAN, 1.0]), SAME, baseline="blended", outcome_no=torch.tensor([NAN, NAN]))
-    assert nobody.alone_n.tolist() == [False, True]

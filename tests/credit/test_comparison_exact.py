@@ -183,10 +183,10 @@ def with_reasons(rows, lines, m, objective, verdict):
     return lines
 
 
-def check(credit, lines, c, adv_n=None):
+def check(credit, lines, c):
     """One column of a comparison against the lines, and the formula against the credit."""
     comparison = credit.comparison
-    adv = (credit.adv_nm[:, c] if adv_n is None else adv_n).tolist()
+    adv = credit.adv_nm[:, c].tolist()
     table = [getattr(comparison, f"{key}_nm")[:, c].tolist() for key in ("worth", "baseline", "divisor", "reason", "about")]
     for i, (line, a, worth, baseline, divisor, reason, about) in enumerate(zip(lines, adv, *table, strict=True)):
         assert (Zero(reason), about) == (line.reason, line.about), (i, Zero(reason), line.reason)

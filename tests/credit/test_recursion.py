@@ -1,4 +1,4 @@
-"""The recursion over trainable tokens: a slow oracle, truncation, rewards on masked tokens, sentences."""
+"""The recursion over trainable tokens: truncation, dtypes, sentences; test_gae and test_batch_relative have the oracles."""
 
 import math
 
@@ -22,15 +22,6 @@ def test_three_ways_to_take_truncation():
         bootstrap = bootstrap_values(truncated, truncated=truncation, value_end_n=end)
         assert_close(gae(*inputs, lam=1.0, bootstrap_n=bootstrap), [row, [0.7, 0.6]], 1e-12)
     assert bootstrap_values(truncated).tolist() == [0.0, 0.0]
-
-
-def test_a_reward_on_a_masked_token_moves_back_and_is_dropped_before_the_first():
-    mask = torch.tensor([[False, True, False, False, True, False]])
-    reward = double([[5, 0, 1, 2, 0, 4]])
-    assert_close(reinforce_plus_plus(reward, mask, gamma=0.5, whiten=False), [[0, 3 + 0.5 * 4, 0, 0, 4, 0]], 1e-12)
-    assert_close(gae(reward, torch.full_like(reward, 0.0), mask, gamma=0.0), [[0, 3, 0, 0, 4, 0]], 1e-12)
-    nothing = reinforce_plus_plus(reward, torch.zeros(1, 6, dtype=torch.bool), whiten=False)
-    assert nothing.tolist() == [[0.0] * 6]
 
 
 def test_half_precision_is_only_the_wrapping():

@@ -27,23 +27,6 @@ def parents(trajectory):
     return [row.parent for row in trajectory.turns]
 
 
-# O1 = 1, A1 = 2, O2 = 3, A2 = 4, O2.5 = 5 in the three cases of SkyRL's table.
-@pytest.mark.parametrize(
-    ("first", "second", "response", "mask", "turns"),
-    [
-        (turn([1], [2]), turn([1, 2, 3], [4]), (2, 3, 4), (1, 0, 1), (0, -1, 1)),
-        (turn([1], [2, 3], [1, 0]), turn([1, 2, 3], [4]), (2, 3, 4), (1, 0, 1), (0, 0, 1)),
-        (turn([1], [2, 3], [1, 0]), turn([1, 2, 3, 5], [4]), (2, 3, 5, 4), (1, 0, 0, 1), (0, 0, -1, 1)),
-        (turn([1], []), turn([1], [2]), (2,), (1,), (1,)),  # an empty response, an equal prompt
-        (turn([], [2]), turn([2], [4]), (2, 4), (1, 1), (0, 1)),  # an empty prompt; two turns without a gap stay apart
-    ],
-)
-def test_a_prompt_that_starts_with_all_that_came_before_merges(first, second, response, mask, turns):
-    (branch,) = rows(first, second).merged().branches()
-    assert (branch.turns, branch.prompt_ids, branch.per_token) == ((0, 1), first.prompt_ids, {})
-    assert (branch.response_ids, branch.mask, branch.turn) == (response, mask, turns)
-
-
 def test_a_token_that_branches_share_trains_once_and_is_context_elsewhere():
     """Two attempts from one point: [1] -> 2 -> (3 -> 4 | 5 -> 6), then one more from the very end of the first."""
     graph = rows(turn([1], [2]), turn([1, 2, 3], [4]), turn([1, 2, 5], [6]), turn([1, 2, 3, 4], [7])).merged()
@@ -92,7 +75,6 @@ def test_per_token_numbers_and_extra_fields_stay_with_their_turns():
 def test_nothing_to_merge():
     assert merge_counts([]) == dict.fromkeys(merge_counts([]), 0)
     assert Trajectory("a", 0, ()).merged().branches() == []
-    assert len(rows(turn([1], [2])).merged().branches()) == 1
 
 
 # --- random trajectories
