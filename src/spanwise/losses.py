@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from spanwise.credit.strata import check_mask
-from spanwise.errors import AlignmentError, RecipeError, RewardError, refuse, unknown
+from spanwise.errors import AlignmentError, RecipeError, RewardError, check_known, refuse
 
 __all__ = ["aspo", "categorical_value", "categorical_value_loss", "critic_error", "dppo", "hl_gauss", "value_loss"]
 
@@ -29,9 +29,8 @@ def zero_masked(mask_nt: Tensor, **inputs: Tensor) -> list[Tensor]:
         if value.shape != mask_nt.shape:
             raise AlignmentError(f"mask_nt is {tuple(mask_nt.shape)} but {name} is {tuple(value.shape)}.")
     check_mask(mask_nt)
-    first_input, *other_inputs = inputs.values()
-    detached_inputs = [other.detach() for other in other_inputs]
-    return [torch.where(mask_nt, value, 0.0) for value in (first_input, *detached_inputs)]
+    first_input, *other_inputs = (torch.where(mask_nt, value, 0.0) for value in inputs.values())
+    return [first_input, *(other.detach() for other in other_inputs)]
 
 
 def aspo(
@@ -113,6 +112,7 @@ def dppo(
     Reference:
         "Rethinking the Trust Region in LLM RL" 2026 (arXiv 2602.04879), from three implementations; its deltas are not confirmed.
     """
+    check_known("divergence", divergence, ("tv", "kl"))
     logp_nt, logp_old_nt, adv_nt = zero_masked(mask_nt, logp_nt=logp_nt, logp_old_nt=logp_old_nt, adv_nt=adv_nt)
     detached_logp_nt = logp_nt.detach()
     dtype = torch.promote_types(logp_nt.dtype, torch.float32)  # 16 bits hold no 1 - p of a sure token
@@ -123,12 +123,10 @@ def dppo(
     gain_nt = (p_nt - p_old_nt) * adv_nt.sign()  # positive if the probability moved in the direction of the advantage
     if divergence == "tv":
         is_kept_nt = gain_nt <= change_limit_nt
-    elif divergence == "kl":
+    else:
         other_tokens_kl_nt = (1 - p_old_nt) * ((1 - p_old_nt + eps) / (1 - p_nt + eps)).log()
         kl_nt = p_old_nt * (exact_logp_old_nt - exact_logp_nt) + other_tokens_kl_nt
         is_kept_nt = (kl_nt <= change_limit_nt) | (gain_nt < 0)
-    else:
-        raise RecipeError(unknown("divergence", divergence, ("tv", "kl")))
     weight_nt = (detached_logp_nt - logp_old_nt).exp().clamp(max=cap)
     return torch.where(mask_nt & is_kept_nt, -adv_nt * (weight_nt * (logp_nt - detached_logp_nt).exp()), 0.0)
 

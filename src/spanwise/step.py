@@ -115,9 +115,7 @@ def in_useful_groups(credit: Credit, group_n: Shaped[Tensor, " n"], *, tolerance
 def gather_rows(read_batch: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
     """Gather the rewards, group ids and turns of all processes' rows, because processes may share a group."""
     steps = read_batch.batch.steps
-    step_fields = None
-    if steps is not None:
-        step_fields = (steps.trajectory_s.cpu(), steps.step_s.cpu(), steps.anchor_s)
+    step_fields = None if steps is None else (steps.trajectory_s.cpu(), steps.step_s.cpu(), steps.anchor_s)
     parts_of_ranks = ranks.gather((read_batch.reading.pack(), read_batch.batch.group_n.cpu(), step_fields))
     packed_readings, groups_of_ranks, steps_of_ranks = zip(*parts_of_ranks, strict=True)
     rows_per_rank = [len(packed_reading) for packed_reading in packed_readings]

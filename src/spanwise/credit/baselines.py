@@ -14,10 +14,10 @@ from spanwise.credit.strata import (
     Explained,
     Moments,
     as_columns,
-    build_comparison,
     check_counts,
     check_rewards,
     compare_in_strata,
+    explain_advantages,
     group_index,
     moments,
     refine,
@@ -148,8 +148,9 @@ def advantage(
         advantage_n = worth_n.nan_to_num(nan=0.0)
         zero_n = torch.zeros_like(worth_n)
         uncompared_n = torch.zeros_like(lacks_reward_n)
-        comparison = build_comparison(advantage_n, worth_n, zero_n, zero_n + 1, alone_n=uncompared_n, equal_n=uncompared_n)
-        merged_result = Explained(advantage_n, comparison)
+        merged_result = explain_advantages(
+            advantage_n, worth_n, zero_n, zero_n + 1, alone_n=uncompared_n, equal_n=uncompared_n
+        )
     elif baseline == "blended":
         if voter_n is not None:
             raise RecipeError("Turns of trajectories have no baseline 'blended'; use 'outcome', 'group', 'batch' or 'none'.")
@@ -224,11 +225,11 @@ def _subtract_blend(reward_n: Tensor, worth_n: Tensor, baseline_n: Tensor, group
     advantage_n = (worth_n - baseline_n).nan_to_num(nan=0.0)
     has_peers_nm = prompt_comparison.members_nm > 1
     reason_nm = torch.where(has_peers_nm, prompt_comparison.reason_nm, batch_comparison.reason_nm)
-    return Explained(advantage_n, build_comparison(
+    return explain_advantages(
         advantage_n, worth_n, baseline_n, torch.ones_like(baseline_n), alone_n=baseline_n.isnan(),
         equal_n=reason_nm[:, 0] == int(Zero.ALL_EQUAL), stratum_n=prompt_comparison.stratum_nm[:, 0],
         members_n=prompt_comparison.members_nm[:, 0],
-    ))  # fmt: skip
+    )  # fmt: skip
 
 
 @torch.no_grad()

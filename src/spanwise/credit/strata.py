@@ -115,7 +115,7 @@ def call_explained(estimator: Callable[..., Any], *args: Any, **kwargs: Any) -> 
     return getattr(estimator, "explained", estimator)(*args, **kwargs)
 
 
-def build_comparison(
+def explain_advantages(
     advantage_n: Float[Tensor, " n"],
     worth_n: Float[Tensor, " n"],
     baseline_n: Float[Tensor, " n"],
@@ -126,8 +126,8 @@ def build_comparison(
     stratum_n: Int[Tensor, " n"] | None = None,
     members_n: Tensor | None = None,
     averaged_n: Tensor | None = None,
-) -> Comparison:
-    """Build a one-column `Comparison` from advantages and the rewards, baselines and divisors behind them."""
+) -> Explained:
+    """Return advantages with a one-column `Comparison` of the rewards, baselines and divisors behind them."""
     zeros_n = torch.zeros_like(worth_n, dtype=torch.long)
     has_baseline_n = ~(worth_n.isnan() | baseline_n.isnan() | divisor_n.isnan() | alone_n)
     reason_n = torch.full_like(zeros_n, int(Zero.NO_SCALE))
@@ -150,7 +150,8 @@ def build_comparison(
         "reason_nm": reason_n,
         "about_nm": zeros_n - 1,
     }
-    return Comparison(**{name: column_n[:, None] for name, column_n in comparison_columns.items()})
+    comparison = Comparison(**{name: column_n[:, None] for name, column_n in comparison_columns.items()})
+    return Explained(advantage_n, comparison)
 
 
 def list_ids(ids: Any) -> list[Any]:
@@ -371,14 +372,11 @@ def compare_in_strata(
         advantage_n = torch.where(scale_n > 0, advantage_n / scale_or_nan_n, 0.0)
     is_compared_n = (stratum_moments.member_n & (count_n >= max(min_stratum, 2))) | uses_stand_in_n
     advantage_n = torch.where(is_compared_n, advantage_n, 0.0)
-    return Explained(
-        advantage_n,
-        build_comparison(
-            advantage_n, float64_value_n, baseline_n, divisor_n,
-            alone_n=~is_compared_n, equal_n=stratum_moments.member_n & stratum_moments.constant_n(),
-            stratum_n=stratum_n.long().where(stratum_moments.member_n | uses_stand_in_n, -1), members_n=count_n,
-            averaged_n=count_n - stratum_moments.member_n.double() if leave_one_out else count_n,
-        ),
+    return explain_advantages(
+        advantage_n, float64_value_n, baseline_n, divisor_n,
+        alone_n=~is_compared_n, equal_n=stratum_moments.member_n & stratum_moments.constant_n(),
+        stratum_n=stratum_n.long().where(stratum_moments.member_n | uses_stand_in_n, -1), members_n=count_n,
+        averaged_n=count_n - stratum_moments.member_n.double() if leave_one_out else count_n,
     )  # fmt: skip
 
 

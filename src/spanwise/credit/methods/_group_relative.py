@@ -12,9 +12,9 @@ from torch import Tensor
 from spanwise.credit.registry import Preset
 from spanwise.credit.strata import (
     Explained,
-    build_comparison,
     check_rewards,
     compare_in_strata,
+    explain_advantages,
     explains,
     first_of,
     group_index,
@@ -218,10 +218,10 @@ def opo(
     is_alone_n = reason_n == int(Zero.SINGLETON)
     is_all_equal_n = reason_n == int(Zero.ALL_EQUAL)
     advantage_n = torch.where(is_alone_n, 0.0, reward_n - baseline_n).nan_to_num(nan=0.0)
-    return Explained(advantage_n, build_comparison(
+    return explain_advantages(
         advantage_n, reward_n, baseline_n, torch.ones_like(reward_n), alone_n=is_alone_n, equal_n=is_all_equal_n,
         stratum_n=unweighted_comparison.stratum_nm[:, 0], members_n=unweighted_comparison.members_nm[:, 0],
-    ))  # fmt: skip
+    )  # fmt: skip
 
 
 _RLCR: Mapping[str, Any] = {
