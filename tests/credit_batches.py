@@ -19,14 +19,6 @@ def scores_of(reward_nm, names=("correct", "brier")):
     return Scores(names, reward_nm, status, torch.full((*reward_nm.shape, 2), NAN, dtype=torch.float64))
 
 
-def outcome_tokens(reward_n, length_n, dtype=torch.float64):
-    """Every completion's reward on its last token, right-padded."""
-    mask_nt = torch.arange(int(length_n.max()))[None] < length_n[:, None]
-    reward_nt = torch.zeros(mask_nt.shape, dtype=dtype)
-    reward_nt[torch.arange(len(reward_n)), length_n - 1] = reward_n.to(dtype)
-    return reward_nt, mask_nt
-
-
 @st.composite
 def completion_batches(draw, low=0):
     """Ragged groups in any order, some rewards absent, rewards and lengths on coarse grids so that ties happen."""

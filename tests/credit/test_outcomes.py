@@ -1,7 +1,6 @@
 """Several outcomes: hand numbers, and the blended baseline over tuples against loops; test_comparison_exact has the others."""
 
 import math
-from fractions import Fraction as F
 
 import pytest
 import torch
@@ -15,13 +14,8 @@ from spanwise.errors import AlignmentError, RecipeError
 from spanwise.objective import Objective
 from spanwise.types import Scores
 
-
-def exactly(*values):
-    return torch.tensor([float(value) for value in values], dtype=torch.float64)
-
-
 # Right and complete, of two prompts; rewards that work out by hand.
-REWARD = exactly(6, 2, 1, 4, 0, 5, 3, 1)
+REWARD = double([6, 2, 1, 4, 0, 5, 3, 1])
 PROMPT = torch.tensor([-1, -1, -1, -1, -1, -1, -7, -7])
 PAIRS = double([[1, 1], [1, 1], [0, 1], [0, 0], [0, 0], [1, 0], [1, 1], [0, 0]])
 
@@ -30,7 +24,7 @@ def test_hand_numbers_of_backing_off():
     # (1,1) {6,2} and (0,0) {4,0} have mates; the lone (0,1) is compared with all wrong ones {1,4,0}, the lone (1,0) with all
     # right ones {6,2,5}; the other prompt has one of each kind and compares {3,1}.
     result = advantage(REWARD, PROMPT, baseline="outcome", outcome_no=PAIRS)
-    assert_close(result.advantage_n, exactly(2, -2, F(-2, 3), 2, -2, F(2, 3), 1, -1), 1e-11)
+    assert_close(result.advantage_n, [2, -2, -2 / 3, 2, -2, 2 / 3, 1, -1], 1e-11)
     assert not result.alone_n.any()
     assert result.comparison.level_nm.flatten().tolist() == [0, 0, 1, 0, 0, 1, 2, 2]
 
@@ -41,8 +35,7 @@ def test_hand_numbers_of_unknown_outcomes():
     outcome = PAIRS.clone()
     outcome[0, 1] = outcome[3, 0] = NAN
     result = advantage(REWARD, PROMPT, baseline="outcome", outcome_no=outcome)
-    expected = [F(5, 3), F(-7, 3), F(1, 2), 1, F(-1, 2), F(2, 3), 1, -1]
-    assert_close(result.advantage_n, exactly(*expected), 1e-11)
+    assert_close(result.advantage_n, [5 / 3, -7 / 3, 1 / 2, 1, -1 / 2, 2 / 3, 1, -1], 1e-11)
     assert result.comparison.level_nm.flatten().tolist() == [1, 1, 1, 2, 1, 1, 2, 2]
     strict = advantage(REWARD, PROMPT, baseline="outcome", outcome_no=outcome, back_off=False)
     assert strict.advantage_n.tolist() == [0] * 8
@@ -51,18 +44,18 @@ def test_hand_numbers_of_unknown_outcomes():
 
 def test_hand_numbers_of_rewards_that_are_missing():
     # An absent (1,1) is measured by {6,2}, an absent (0,1) by {4,0} (there is no other (0,1)), an absent (2,2) by the group.
-    reward = exactly(6, 2, NAN, 4, 0, NAN, NAN)
+    reward = double([6, 2, NAN, 4, 0, NAN, NAN])
     outcome = double([[1, 1], [1, 1], [0, 1], [0, 0], [0, 0], [1, 1], [2, 2]])
     result = advantage(reward, torch.full((7,), -4), baseline="outcome", outcome_no=outcome, if_missing=-1.0)
-    assert_close(result.missing_n, exactly(0, 0, -3, 0, 0, -5, -4), 1e-11)
-    assert_close(result.advantage_n, exactly(2, -2, 0, 2, -2, 0, 0), 1e-11)
+    assert_close(result.missing_n, [0, 0, -3, 0, 0, -5, -4], 1e-11)
+    assert_close(result.advantage_n, [2, -2, 0, 2, -2, 0, 0], 1e-11)
     # Scaled by the deviation of that level, which the missing ones of that level join: squares 8 + 5^2 of {6,2} and its one, 8 +
     # 3^2 of {4,0} and its one, 20 + 3 x 4^2 of the group of four and all three.
     scaled = advantage(reward, torch.full((7,), -4), baseline="outcome", outcome_no=outcome, if_missing=-1.0, scale="std")
     right, wrong, group = math.sqrt(33 / 2), math.sqrt(17 / 2), math.sqrt(68 / 6)
-    assert_close(scaled.missing_n, exactly(0, 0, -3 / wrong, 0, 0, -5 / right, -4 / group), 1e-11)
+    assert_close(scaled.missing_n, [0, 0, -3 / wrong, 0, 0, -5 / right, -4 / group], 1e-11)
     unjoined = math.sqrt(8)  # {4,0} are (0,0), of which none is missing
-    assert_close(scaled.advantage_n, exactly(2 / right, -2 / right, 0, 2 / unjoined, -2 / unjoined, 0, 0), 1e-11)
+    assert_close(scaled.advantage_n, [2 / right, -2 / right, 0, 2 / unjoined, -2 / unjoined, 0, 0], 1e-11)
 
 
 def slow_blended(batch):
@@ -119,7 +112,7 @@ def slow_blended(batch):
         weights = [1 / max(v, floor) for _, v in estimates]
         total = sum(weights)
         result.append(sum(w * e for w, (e, _) in zip(weights, estimates, strict=True)) / total if estimates else NAN)
-    return exactly(*result)
+    return double(result)
 
 
 @given(batch=report_batches())
@@ -177,7 +170,7 @@ def test_other_codes_of_the_outcomes_change_nothing(batch, baseline, data):
         if baseline == "blended" and column == batch[4]:
             continue  # a verdict is 0 or 1
         zero, one = data.draw(st.permutations([0.0, 1.0, -2.5, 2.0**53 - 1, 2.0**53 - 2]))[:2]
-        outcome[:, column] = exactly(*({0.0: zero, 1.0: one}.get(old, NAN) for old in batch[2][:, column].tolist()))
+        outcome[:, column] = double([{0.0: zero, 1.0: one}.get(old, NAN) for old in batch[2][:, column].tolist()])
     assert_close(run((*batch[:2], outcome, *batch[3:]), baseline), run(batch, baseline), 1e-8)
 
 
@@ -210,7 +203,7 @@ def test_alone_under_blended_is_having_no_baseline(batch):
 
 def lopsided():
     """Three prompts with a right and a wrong answer each, all complete; the verdict is the second outcome."""
-    q = exactly(0.9, 0.6, 0.8, 0.4, 0.5, 0.3)
+    q = double([0.9, 0.6, 0.8, 0.4, 0.5, 0.3])
     outcome = double([[1, 1], [1, 0]] * 3)
     by_outcome = torch.stack([-(q**2), -((q - 1) ** 2)], dim=1)
     return -((q - outcome[:, 1]) ** 2), torch.tensor([4, 4, -1, -1, 9, 9]), outcome, by_outcome, 1

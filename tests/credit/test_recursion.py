@@ -1,4 +1,4 @@
-"""The recursion over trainable tokens: truncation, dtypes, sentences; test_gae and test_batch_relative have the oracles."""
+"""The recursion over trainable tokens: truncation, dtypes, sentences; tests of its methods have oracles."""
 
 import math
 

@@ -76,6 +76,7 @@ VOCABULARY = Vocabulary((b"<answer>", b"4", b"5", b"</answer>", b"<confidence>",
 LAYOUT = Layout({"solution": ["answer"], "confidence": ["confidence"]})
 SAID = [[0, 1, 3, 4, 5, 7], [0, 2, 3, 4, 5, 7], [0, 2, 3, 4, 6, 7], [0, 1, 3]]
 SCORES = double([0.9, 0.7, 0.1, 0.3])
+Z = [(score - 0.5) / statistics.stdev(SCORES.tolist()) for score in SCORES.tolist()]  # .5 is their mean
 
 
 def credit_by(method, *, score_n=SCORES, objectives=None, layout=LAYOUT, **fields):
@@ -92,10 +93,8 @@ def test_only_the_share_of_the_verdict_in_the_blocks_that_it_pays_is_mixed():
         Objective("format", pays="solution", weight=0.25),
     ]
     plain, mixed = (credit_by("bae", objectives=objectives, score_n=score_n) for score_n in (None, SCORES))
-    mean = 0.5
-    z = [(s - mean) / statistics.stdev(SCORES.tolist()) for s in SCORES.tolist()]
     correct = [0.5, -0.5, -0.5, 0.5]
-    change = [2.0 * 0.25 * (z[i] - correct[i]) for i in range(4)]
+    change = [2.0 * 0.25 * (Z[i] - correct[i]) for i in range(4)]
     assert_close(mixed.block_nk[:, 0] - plain.block_nk[:, 0], change, 1e-12)
     assert torch.equal(mixed.block_nk[:, 1], plain.block_nk[:, 1])
     assert torch.equal(mixed.stop_n, plain.stop_n)
@@ -108,8 +107,7 @@ def test_the_paper_itself_is_grpo_with_its_standard_deviations():
     mixed = credit_by("grpo", layout=layout)
     verdict = [1, 0, 0, 1]
     z_v = [(v - 0.5) / statistics.stdev(verdict) for v in verdict]
-    z_s = [(s - 0.5) / statistics.stdev(SCORES.tolist()) for s in SCORES.tolist()]
-    assert_close(mixed.block_nk[:, 0], [0.75 * v + 0.25 * s for v, s in zip(z_v, z_s, strict=True)], 1e-5)
+    assert_close(mixed.block_nk[:, 0], [0.75 * v + 0.25 * s for v, s in zip(z_v, Z, strict=True)], 1e-5)
 
 
 def test_tokens_with_advantages_of_their_own_are_mixed_where_the_verdict_pays():
@@ -119,11 +117,10 @@ def test_tokens_with_advantages_of_their_own_are_mixed_where_the_verdict_pays():
         credit_by("gae", objectives=objectives, score_n=score_n, value_nt=value_nt.unsqueeze(2).repeat(1, 1, 2))
         for score_n in (None, SCORES)
     )
-    z = [(s - 0.5) / statistics.stdev(SCORES.tolist()) for s in SCORES.tolist()]
     for i, completion in enumerate(SAID):
         for t in range(len(completion)):
             before, after = float(plain.token_nt[i, t]), float(mixed.token_nt[i, t])
-            expected = 0.75 * before + 0.25 * z[i] if t < 3 else before
+            expected = 0.75 * before + 0.25 * Z[i] if t < 3 else before
             assert math.isclose(after, expected, abs_tol=1e-12), (i, t)
 
 

@@ -5,23 +5,25 @@ from dataclasses import replace
 import pytest
 import torch
 
-from helpers import NAN, assert_close
+from helpers import NAN, assert_close, double
 from spanwise.credit import spread
 from spanwise.credit.spread import spread_tokens, to_tokens
 from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.types import Credit, Spans
 
 
-def layout_spans():
-    # completion 0: solution of 2 tokens, a tool token, confidence of 2; completion 1: solution only, 3 tokens, then padding
-    block_nt = torch.tensor([[0, 0, -1, 1, 1], [0, 0, 0, -1, -1]], dtype=torch.int8)
-    return Spans.of_blocks(("solution", "confidence"), block_nt)
+def spans_of(rows, blocks):
+    return Spans.of_blocks([f"b{k}" for k in range(blocks)], torch.tensor(rows, dtype=torch.int8))
 
 
-CREDIT = Credit(
-    torch.tensor([[1.0, -0.5], [-1.0, 0.0]]).double(), torch.tensor([0.0, -0.75]).double(), torch.zeros(2).long(),
-    torch.zeros(2).long(),
-)  # fmt: skip
+def credit_of(block_nk, stop_n=None):
+    block, counts = double(block_nk), torch.zeros(len(block_nk[0])).long()
+    return Credit(block, torch.zeros(len(block)).double() if stop_n is None else double(stop_n), counts, counts)
+
+
+# A block of two tokens, a token of a tool, a block of two; one block of three tokens, then padding.
+SPANS = spans_of([[0, 0, -1, 1, 1], [0, 0, 0, -1, -1]], 2)
+CREDIT = credit_of([[1.0, -0.5], [-1.0, 0.0]], [0.0, -0.75])
 
 
 @pytest.mark.parametrize(
@@ -33,8 +35,8 @@ CREDIT = Credit(
     ],
 )
 def test_spread(per, expected):
-    assert_close(spread(CREDIT, layout_spans(), per=per, dtype=torch.float64), expected, 1e-12)
-    assert spread(CREDIT, layout_spans(), per=per).dtype == torch.float32
+    assert_close(spread(CREDIT, SPANS, per=per, dtype=torch.float64), expected, 1e-12)
+    assert spread(CREDIT, SPANS, per=per).dtype == torch.float32
 
 
 @pytest.mark.parametrize(
@@ -49,33 +51,21 @@ def test_spread(per, expected):
 def test_the_decision_to_stop_is_a_block_of_one_token(per, expected):
     # Advantages 2, 2 and 1, 1; then 3, 3, 3 and -3 for the decision to stop.
     adv_nt = torch.tensor([[2.0, 2.0, 9.0, 1.0, 1.0], [3.0, 3.0, 3.0, 9.0, 9.0]])
-    spans, stop_n = layout_spans(), torch.tensor([0.0, -3.0]).double()
-    assert_close(spread_tokens(adv_nt, spans, per=per, stop_n=stop_n, dtype=torch.float64), expected, 1e-12)
-    untrained = replace(spans, block_nt=torch.full_like(spans.block_nt, -1))
+    stop_n = double([0.0, -3.0])
+    assert_close(spread_tokens(adv_nt, SPANS, per=per, stop_n=stop_n, dtype=torch.float64), expected, 1e-12)
+    untrained = replace(SPANS, block_nt=torch.full_like(SPANS.block_nt, -1))
     assert not spread_tokens(adv_nt, untrained, per=per, stop_n=stop_n).any()
 
 
 def test_credit_that_is_not_finite_or_of_another_size_is_refused(unchecked_shapes):
-    broken = Credit(CREDIT.block_nk.clone(), CREDIT.stop_n, CREDIT.singleton_m, CREDIT.absent_m)
-    broken.block_nk[1, 1] = NAN
     with pytest.raises(RewardError, match="completion 1"):
-        spread(broken, layout_spans())
+        spread(credit_of([[1.0, -0.5], [-1.0, NAN]]), SPANS)
     with pytest.raises(AlignmentError):
         spread(credit_of([[1.0]]), spans_of([[0, 1]], 2))
     for start, end in (([0, 5], [2, 3]), ([0, 3], [2, 6])):  # no intervals of five tokens
-        spans = replace(layout_spans(), start_nk=torch.tensor([start, [0, 0]]), end_nk=torch.tensor([end, [3, 0]]))
+        spans = replace(SPANS, start_nk=torch.tensor([start, [0, 0]]), end_nk=torch.tensor([end, [3, 0]]))
         with pytest.raises(AlignmentError, match=rf"completion 0 is \[{start[1]}, {end[1]}\)"):
             spread(CREDIT, spans)
-
-
-def spans_of(rows, blocks):
-    return Spans.of_blocks([f"b{k}" for k in range(blocks)], torch.tensor(rows))
-
-
-def credit_of(block_nk, stop_n=None):
-    block = torch.tensor(block_nk, dtype=torch.float64)
-    stop = torch.zeros(len(block), dtype=torch.float64) if stop_n is None else torch.tensor(stop_n, dtype=torch.float64)
-    return Credit(block, stop, torch.zeros(block.shape[1]).long(), torch.zeros(block.shape[1]).long())
 
 
 @pytest.mark.parametrize("size", [1, 15, 16, 17, 32, 33, 100])

@@ -6,6 +6,7 @@ from typing import TypeVar
 import pytest
 
 from helpers import assert_close
+from spanwise import SpanwiseError
 
 Variant = TypeVar("Variant")
 
@@ -20,6 +21,15 @@ def catches(check: Callable[[Variant], object], ours: Variant, faulty: Variant):
 def gives(*inputs, want, tolerance=1e-12):
     """Return the check that a function of these inputs gives these numbers."""
     return lambda function: assert_close(function(*inputs), want, tolerance)
+
+
+def refuses(call):
+    """The check that a call ends with a sentence for the user."""
+    try:
+        call()
+    except SpanwiseError:
+        return
+    raise AssertionError("nothing was said")
 
 
 def equals(want):

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from credit_batches import scores_of
-from faults.catches import catches, equals, gives
+from faults.catches import catches, equals, gives, refuses
 from helpers import NAN, assert_close, double
 from oracles import z_scores
-from spanwise import Batch, Layout, Objective, Reading, Scheme, SpanwiseError, Vocabulary, credit_batch, metrics, read
+from spanwise import Batch, Layout, Objective, Reading, Scheme, Vocabulary, credit_batch, metrics, read
 from spanwise.credit import advantage, assign_turns, dr_grpo, gae, grpo, opo, reinforce_plus_plus, rloo
 from spanwise.credit.spread import to_tokens
 from spanwise.credit_metrics import dead_strata
@@ -224,14 +224,6 @@ def test_f14_moments_are_those_of_the_group():
     up, rewards = 0.5**0.5, (double([1, 0, 5, 9]), torch.tensor([0, 0, 1, 1]))
     check = gives(*rewards, want=[up, -up, -up, up], tolerance=1e-5)
     catches(check, grpo, lambda r, g: (r - r.mean()) / (r.std() + 1e-6))
-
-
-def refuses(call):
-    try:
-        call()
-    except SpanwiseError:
-        return
-    raise AssertionError("nothing was said")
 
 
 def test_f15_a_comparison_needs_two_completions():

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from credit_batches import completion_batches, outcome_tokens, token_batches
+from credit_batches import completion_batches, token_batches
 from helpers import NAN, assert_close
 from oracles import slow_gdpo, slow_reinforce_plus_plus
 from spanwise.credit import gdpo, reinforce_plus_plus
@@ -95,6 +95,6 @@ def test_reinforce_plus_plus_equals_the_slow_oracle(batch, gamma, ddof):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_reinforce_plus_plus_of_equal_returns_is_exactly_zero(dtype):
-    reward_nt, mask_nt = outcome_tokens(torch.full((40,), 0.7), torch.arange(1, 41), dtype)
+    reward_nt, mask_nt = 0.7 * torch.eye(40, dtype=dtype), torch.ones(40, 40).tril().bool()  # 1 to 40 tokens
     assert reinforce_plus_plus(reward_nt, mask_nt).abs().max() == 0.0
     assert reinforce_plus_plus(reward_nt[:1, :1], mask_nt[:1, :1]).tolist() == [[0.0]]

@@ -1,4 +1,4 @@
-"""GRPO and its relatives: where epsilon stands, empty batches, what is refused; test_comparison_exact has the loops."""
+"""GRPO and its relatives: where epsilon stands, what is empty or refused; test_comparison_exact has loops."""
 
 import pytest
 import torch

@@ -47,7 +47,8 @@ def test_rewards_of_rows_in_other_processes_are_left_out():
 def test_rows_in_any_order_in_columns_of_any_kind(kind, unchecked_shapes):
     """A column of pandas is asked for labels, not places, and ids in a tensor are no equal keys."""
     columns = [[5, 4, 5, 4], [7, 3, 2, 4], [8, 9, 8, 9]]
-    trajectory, step, group = (kind(column, index=[2, 0, 1, 3]) if kind is pd.Series else kind(column) for column in columns)
+    labels = {"index": [2, 0, 1, 3]} if kind is pd.Series else {}
+    trajectory, step, group = (kind(column, **labels) for column in columns)
     rollouts = Trajectory.of_rows(
         [turn([1], [i]) for i in (10, 11, 12, 13)], trajectory, step, group, rewards={5: {"won": 1.0}}
     )
