@@ -40,18 +40,27 @@ def slow_whitened(value, weight, ddof, eps, eps_at="variance", shift=True):
     return [(value[i] - (mean if shift else 0.0)) / divisor if i in used else 0.0 for i in range(len(value))]
 
 
-def slow_gdpo(batch, weights, length, ddof):
+def slow_gdpo(batch, weights, length, ddof, conflict=None):
+    """GDPO, and with `conflict` GD2PO, after the authors' code."""
     reward_nm, group = batch[0].tolist(), batch[1].tolist()
     n = len(reward_nm)
-    value = [None if all(math.isnan(r) for r in row) else 0.0 for row in reward_nm]
+    terms = [[0.0] * len(weights) for _ in range(n)]
     for m, weight in enumerate(weights):
         for g in set(group):
             inside = [i for i in range(n) if group[i] == g and not math.isnan(reward_nm[i][m])]
-            if len(inside) > 1:
-                for i, z in zip(inside, z_scores([reward_nm[i][m] for i in inside], ddof, 1e-6), strict=True):
-                    value[i] += weight * z
+            for i, z in zip(inside, z_scores([reward_nm[i][m] for i in inside], ddof, 1e-6), strict=True):
+                terms[i][m] = weight * z if len(inside) > 1 else 0.0
+    absent = [all(map(math.isnan, row)) for row in reward_nm]
+    value = [None if absent[i] else sum(terms[i]) for i in range(n)]
     value = [v if v is None or abs(v) > 1e-12 else 0.0 for v in value]
-    return slow_whitened(value, length or [1] * n, ddof, 1e-6, eps_at="std", shift=length is not None)
+    if conflict is not None:
+        cancels = [abs(sum(term)) < conflict * (sum(map(abs, term)) + 1e-6) for term in terms]
+        fights = [max(terms[i]) > 1e-8 and min(terms[i]) < -1e-8 and cancels[i] for i in range(n)]
+        for i in range(n):
+            mates = [not fights[j] for j in range(n) if group[j] == group[i] and not absent[j]]
+            value[i] = None if fights[i] or absent[i] else value[i] * average(mates)
+    shift = length is not None or conflict is not None
+    return slow_whitened(value, length or [1] * n, ddof, 1e-6, eps_at="std", shift=shift)
 
 
 def slow_reinforce_plus_plus(reward_nt, mask_nt, gamma, ddof):
@@ -196,16 +205,13 @@ def slow_returns(batch, gamma):
     return result
 
 
-def slow_normal(value, members, scale, ddof, eps, least=2):
+def slow_normal(value, members, scale, ddof, eps):
     """(value - mean) over (deviation + eps) of the members that have a value."""
     present = [v for v in members if not math.isnan(v)]
-    if math.isnan(value) or len(present) < least or len(set(present)) == 1:
+    if math.isnan(value) or len(set(present)) < 2:
         return 0.0
-    mean = math.fsum(present) / len(present)
-    if scale == "none":
-        return value - mean
-    deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in present) / (len(present) - ddof))
-    return (value - mean) / (deviation + eps)
+    divisor = deviation(present, ddof) + eps if scale == "std" else 1.0
+    return (value - math.fsum(present) / len(present)) / divisor
 
 
 def slow_gigpo(batch, *, gamma, scale, over, reward, step_weight, ddof, eps):
