@@ -6,6 +6,7 @@ import torch
 from helpers import double
 from spanwise import Batch, Layout, Scheme, Vocabulary, credit_batch, read
 from spanwise.credit import METHODS
+from spanwise.credit.registry import outcome_methods
 
 LAYOUT = Layout({"solution": ["answer"], "confidence": ["analysis", "confidence"]})
 PIECES = ("<answer>", "</answer>", "<analysis>", "</analysis>", "<confidence>", "</confidence>", "4", "5", "0.9", "0.2")
@@ -66,3 +67,8 @@ def test_where_all_are_well_formed_nothing_moves(priced, bare):
 def test_the_others_are_as_published():
     weights = {name: method.preset.format for name, method in METHODS.items() if method.preset is not None}
     assert {name: weight for name, weight in weights.items() if weight} == {"bae": 0.25, "rlcr": 0.25}
+
+
+def test_methods_that_are_no_outcome_methods():
+    assert {"grpo", "dr_grpo"} <= set(outcome_methods())
+    assert {"bae", "rlcr", "gigpo"}.isdisjoint(outcome_methods())

@@ -6,7 +6,7 @@ LAST = 55
 
 
 def test_every_fault_is_tested_or_cannot_happen_here():
-    tested, listed = page.tests(), [number for number, *_ in page.not_ours()]
+    tested, listed = page.tests(), [number for number, *_ in page.NOT_OURS]
     assert sorted([*tested, *listed]) == list(range(1, LAST + 1))
     assert all(len(cases) == 1 for cases in tested.values())
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from credit_batches import GAE_MASK, GAE_REWARD, GAE_VALUE, SAE_REWARD, SAE_VALUE, all_of, fast, token_batches
 from helpers import NAN, assert_close, double
 from oracles import slow_recursion, slow_vineppo
+from spanwise.credit import recursion
 from spanwise.credit.methods._batch_relative import reinforce_plus_plus
 from spanwise.credit.methods._gae import gae, sae, value_target
 from spanwise.credit.methods._refinements import ktae, oar
@@ -49,6 +50,13 @@ def test_gae_with_a_lambda_of_each_length():
     mask = torch.tensor([[1, 1, 1], [0, 0, 1], [1, 0, 1]]).bool()
     adv = gae(reward, value, mask, length_adaptive_alpha=1.0)
     assert_close(adv, [[17 / 36, 1 / 3, 1 / 2], [0, 0, 1 / 2], [1 / 4 + 1 / 4, 0, 1 / 2]], 1e-12)
+
+
+@pytest.fixture(params=["one block", "many blocks"])
+def blocks(request, monkeypatch):
+    if request.param == "many blocks":
+        monkeypatch.setattr(recursion, "_ROWS", 2)
+        monkeypatch.setattr(recursion, "_BLOCK", 1)  # 32 tokens, the least
 
 
 @given(
