@@ -46,11 +46,13 @@ def test_statuses_anchors_truncation_and_columns_reach_the_rows(unchecked_shapes
     assert turn_batch([trajectory("b", "y", [1], 1.0)])[0].steps.anchor_s is None
 
 
-@pytest.mark.parametrize("per", ["block", "completion", "batch"])
 @given(
-    sizes=st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(0, 3), min_size=1, max_size=4)), min_size=1, max_size=6)
+    sizes=st.lists(
+        st.tuples(st.integers(0, 2), st.lists(st.integers(0, 3), min_size=1, max_size=4)), min_size=1, max_size=6
+    ),
+    per=st.sampled_from(["block", "completion", "batch"]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_the_credit_of_a_trajectory_does_not_depend_on_its_rows(sizes, per):
     """Splitting trajectories into turns changes no sum of credit: it is that of whole completions of as many tokens."""
     many = [trajectory(n, group, turns, float(n % 3)) for n, (group, turns) in enumerate(sizes)]

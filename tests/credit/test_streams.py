@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from fractions import Fraction as F
 
 import pytest
 import torch
@@ -45,10 +44,6 @@ def run(scheme, block_nt, reward_nm, value_nt, status_nm=None, *, mask_nt=None, 
     return credit, advantages(credit, reading.spans, scheme, dtype=torch.float64)
 
 
-def fractions(tensor):
-    return [[F(x).limit_denominator(4096) for x in row] for row in tensor.tolist()]
-
-
 # By hand: gamma 1, lam 1/2, right (1), a Brier score of -1/4 that weighs 2
 
 
@@ -57,7 +52,7 @@ def test_shared_by_hand():
     credit, adv_nt = run(scheme, TOKENS, [[1, -0.25]], double([[0.25, 0.5, NAN, -0.25, -0.125]]))
     # rewards 0, 1, 0, -1/2; surprises 1/4, 1/4, 1/8, -3/8
     # -3/8;  1/8 - 3/16 = -1/16;  1/4 - 1/32 = 7/32;  1/4 + 7/64 = 23/64
-    assert fractions(credit.token_nt) == [[F(23, 64), F(7, 32), 0, F(-1, 16), F(-3, 8)]]
+    assert_close(credit.token_nt, [[23 / 64, 7 / 32, 0, -1 / 16, -3 / 8]], 1e-12)
     assert torch.equal(adv_nt, credit.token_nt)
     assert scheme.value_names == ("return",)
 
@@ -67,7 +62,7 @@ def test_per_objective_by_hand():
     value_nts = double([[[0.25, NAN], [0.5, NAN], [NAN, NAN], [NAN, -0.25], [NAN, -0.125]]])
     credit, _ = run(scheme, TOKENS, [[1, -0.25]], value_nts)
     # correct: 1 - 1/2 = 1/2;  1/4 + 1/4 = 1/2.   brier: -1/4 + 1/8 = -1/8;  1/8 - 1/16 = 1/16; each times 2.
-    assert fractions(credit.token_nt) == [[F(1, 2), F(1, 2), 0, F(1, 8), F(-1, 4)]]
+    assert_close(credit.token_nt, [[1 / 2, 1 / 2, 0, 1 / 8, -1 / 4]], 1e-12)
     assert_close(credit.block_nk, [[0.5, -0.0625]], 1e-12)
     assert credit.stop_n.tolist() == [0.0]
     assert scheme.value_names == ("correct", "brier")
@@ -92,21 +87,21 @@ def test_whitening_is_of_one_stream(values):
 def test_a_missing_block_is_a_block_of_one_token():
     block_nt = torch.tensor([[0, 0, -1], [0, 0, 1]])
     value_nts = double([[[0.25, NAN], [0.5, -0.5], [NAN, NAN]], [[0.25, NAN], [0.5, NAN], [NAN, -0.25]]])
-    shares = {"block": (F(1, 4), F(1, 4) - 1), "completion": (F(1, 4), F(1, 4) - F(1, 2)), 4: (F(1, 8), F(1, 8) - F(1, 4))}
+    shares = {"block": (1 / 4, 1 / 4 - 1), "completion": (1 / 4, 1 / 4 - 1 / 2), 4: (1 / 8, 1 / 8 - 1 / 4)}
     for per, expected in shares.items():
         scheme = Scheme("gae", BLOCKS, PAIR, per, {"lam": 0.5})
         credit, adv_nt = run(scheme, block_nt, [[1, NAN], [1, -0.25]], value_nts)
         # The solution as before, 1/2 and 1/2; the decision to stop 2 (-1 - (-1/2)) = -1, a block of one token.
-        assert fractions(credit.token_nt[:1]) == [[F(1, 2), F(1, 2), 0]]
+        assert_close(credit.token_nt[:1], [[1 / 2, 1 / 2, 0]], 1e-12)
         assert credit.stop_n.tolist() == [-1.0, 0.0]
-        assert fractions(adv_nt[:1]) == [[*expected, 0]]
+        assert_close(adv_nt[:1], [[*expected, 0]], 1e-12)
         reading = reading_of(block_nt, [[1, NAN], [1, -0.25]])
         assert metrics(credit, reading, scheme)["credit/stop/mean_abs"] == 0.5
         assert credit.adv_nm[:, 0].tolist() == [1.0, 1.0]
     # Shared: 1 and 2 (-1) both end at the second token. -1 - 1/2 = -3/2;  1/4 - 3/4 = -1/2
     scheme = Scheme("gae", BLOCKS, PAIR, 1, {"lam": 0.5}, values="shared")
     credit, _ = run(scheme, block_nt[:1], [[1, NAN]], value_nts[:1, :, 0])
-    assert fractions(credit.token_nt) == [[F(-1, 2), F(-3, 2), 0]]
+    assert_close(credit.token_nt, [[-1 / 2, -3 / 2, 0]], 1e-12)
     assert credit.stop_n.tolist() == [0.0]
 
 
@@ -114,9 +109,9 @@ def test_a_bootstrap_stands_behind_the_streams_that_were_cut():
     value_nts = double([[[0.25, NAN], [0.5, NAN], [NAN, NAN], [NAN, -0.25], [NAN, -0.125]]])
     scheme = Scheme("gae", BLOCKS, PAIR, 1, {"lam": 0.5, "gamma": 0.5})
     # The solution had ended: 1 - 1/2; 1/4 - 1/4 + 1/4 x 1/2. The confidence: 0 + 1/2 (-1/4) + 1/8 = 0; 1/4 - 1/16 + 0; times 2.
-    for behind, confidence in ((double([-0.25]), F(3, 8)), (double([[7.0, -0.25]]), F(3, 8)), (double([NAN]), 0)):
+    for behind, confidence in ((double([-0.25]), 3 / 8), (double([[7.0, -0.25]]), 3 / 8), (double([NAN]), 0)):
         credit, _ = run(scheme, TOKENS, [[1, 0]], value_nts, bootstrap_n=behind)
-        assert fractions(credit.token_nt) == [[F(1, 8), F(1, 2), 0, confidence, 0]]  # nothing is learned from an unknown end
+        assert_close(credit.token_nt, [[1 / 8, 1 / 2, 0, confidence, 0]], 1e-12)  # an unknown end teaches nothing
 
 
 # Against a slow oracle
