@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from credit_batches import GAE_MASK, GAE_REWARD, GAE_VALUE
 from framework_numbers import COMPAT, compatible
 from helpers import NAN, assert_close
 from spanwise.credit import METHODS, grpo
@@ -77,9 +78,7 @@ def test_reinforce_plus_plus_where_there_are_tool_tokens():
 
 
 def test_gae_where_there_are_tool_tokens():
-    reward = torch.tensor([[0, 0, 0, 0, 1.0, 0]], dtype=torch.float64)
-    value = torch.tensor([[0.5, 0.6, 9, 0.4, 0.7, 7]], dtype=torch.float64)
-    mask = torch.tensor([[1, 1, 0, 1, 1, 0]]).bool()
+    reward, value, mask = GAE_REWARD, GAE_VALUE, GAE_MASK
     expected = {
         "verl": [0.437962, 0.355750, 0.585, 0.3],
         "skyrl": [1.105142, 1.058044, 0.9175, 0.65],

@@ -3,14 +3,12 @@
 import re
 from dataclasses import replace
 
-import pytest
 import torch
 
 from faults.catches import catches, equals, refuses
 from helpers import assert_close
 from oracles import owners_of_tokens, slow_segment
 from spanwise import (
-    AlignmentError,
     Batch,
     Fault,
     Layout,
@@ -69,17 +67,8 @@ def test_f24_what_was_sampled_is_never_tokenised_again():
     first, second = Turn([3], [0, 1], [1, 1]), Turn([3, 2, 3], [4], [1])  # the second prompt was encoded again
     rows = Trajectory("a", 0, (first, second))
 
-    def check(train):
-        try:
-            tokens = train()
-        except AlignmentError:
-            return  # said, with the token that differs
-        assert tokens == [0, 1, 4]
-
-    for arguments in ((WORDS,), ()):
-        catches(check, lambda arguments=arguments: sampled(rows.merged(*arguments)), lambda: [2, 4])  # encoded again
-    with pytest.raises(AlignmentError, match="in other tokens"):
-        rows.merged(WORDS)
+    catches(equals([0, 1, 4]), sampled(rows.merged()), [2, 4])  # encoded again
+    refuses(lambda: rows.merged(WORDS))
 
 
 def test_f25_what_the_template_adds_after_a_turn_is_not_trained():
@@ -87,10 +76,9 @@ def test_f25_what_the_template_adds_after_a_turn_is_not_trained():
     first, second = Turn([3], [0, 1], [1, 1]), Turn([3, 0, 1, 5, 3], [4], [1])
     (branch,) = Trajectory("a", 0, (first, second)).merged(WORDS).branches()
 
-    def check(mask):
-        assert (branch.response_ids, tuple(mask)) == ((0, 1, 5, 3, 4), (1, 1, 0, 0, 1))
-
-    catches(check, branch.mask, [1, 1, 1, 0, 1])  # the turn as the template writes it, newline and all
+    assert branch.response_ids == (0, 1, 5, 3, 4)
+    # the turn as the template writes it, newline and all
+    catches(equals((1, 1, 0, 0, 1)), branch.mask, (1, 1, 1, 0, 1))
 
 
 def test_f27_boundaries_are_in_bytes_of_tokens_and_not_in_characters():
