@@ -137,9 +137,9 @@ RULES = {
 THREE = Layout({"a": ["answer"], "b": ["confidence"], "c": ["answer", "confidence"]})
 
 
-def draw_case(seed, m, s, *, n=24):
+def draw_case(seed, m, s):
     """Completions of up to three blocks, each of up to four tokens, with a tool's tokens in between and padding on both sides."""
-    g = torch.Generator().manual_seed(seed)
+    n, g = 24, torch.Generator().manual_seed(seed)
 
     def whole(high, *shape):
         return torch.randint(high, shape, generator=g)
