@@ -255,26 +255,29 @@ def test_a_zip_of_something_else_is_no_log(tmp_path):
         read_rollouts(tmp_path / "a.eval")
 
 
+def write_log(file, talks):
+    """Let Inspect write a log of samples, each an input and the messages that came of it."""
+    from inspect_ai import log
+
+    samples = [
+        log.EvalSample(id=n, epoch=1, input=question, target="4", messages=messages)
+        for n, (question, messages) in enumerate(talks)
+    ]
+    spec = log.EvalSpec(
+        created="2026-11-28T08:00:00+00:00", task="t", model="m", config=log.EvalConfig(),
+        dataset=log.EvalDataset(sample_ids=[*range(len(samples))]),
+    )  # fmt: skip
+    log.write_eval_log(log.EvalLog(eval=spec, status="success", samples=samples), str(file))
+
+
 def test_a_json_log_is_read_in_little_more_than_its_tokens(tmp_path):
     """Inspect's own reader would hold the whole log."""
     import tracemalloc
 
-    from inspect_ai import log, model
+    from inspect_ai import model
 
-    words = " ".join(f"word{n % 50}" for n in range(6000))
-    samples = [
-        log.EvalSample(
-            id=n, epoch=1, input="q", target="4",
-            messages=[model.ChatMessageUser(content="q"), model.ChatMessageAssistant(content=f"{n} {words}")],
-        )
-        for n in range(200)
-    ]  # fmt: skip
-    spec = log.EvalSpec(
-        created="2026-11-28T08:00:00+00:00", task="t", model="m", dataset=log.EvalDataset(sample_ids=[*range(200)]),
-        config=log.EvalConfig(),
-    )  # fmt: skip
-    log.write_eval_log(log.EvalLog(eval=spec, status="success", samples=samples), str(tmp_path / "a.json"))
-    del samples
+    words, user, said = " ".join(f"word{n % 50}" for n in range(6000)), model.ChatMessageUser, model.ChatMessageAssistant
+    write_log(tmp_path / "a.json", [("q", [user(content="q"), said(content=f"{n} {words}")]) for n in range(200)])
     tracemalloc.start()
     try:
         table = read_rollouts(tmp_path / "a.json")
@@ -289,7 +292,7 @@ def test_a_json_log_is_read_in_little_more_than_its_tokens(tmp_path):
 
 def test_turns_before_the_last_user_message_are_told_from_examples_of_the_input(tmp_path):
     """An agent that is urged on by a user message: only its last turn is the completion, and a note says so."""
-    from inspect_ai import log, model
+    from inspect_ai import model
 
     user, said = model.ChatMessageUser, model.ChatMessageAssistant
     example = [user(content="1+1"), said(content="2"), user(content="2+2")]
@@ -297,18 +300,7 @@ def test_turns_before_the_last_user_message_are_told_from_examples_of_the_input(
         (example, [*example, said(content="4")]),
         ("2+2", [user(content="2+2"), said(content="Hm."), *example[2:], said(content="4")]),
     ]
-    samples = [
-        log.EvalSample(id=n, epoch=1, input=question, target="4", messages=messages)
-        for n, (question, messages) in enumerate(talks)
-    ]
-    spec = log.EvalSpec(
-        created="2026-11-28T08:00:00+00:00",
-        task="t",
-        model="m",
-        dataset=log.EvalDataset(sample_ids=[0, 1]),
-        config=log.EvalConfig(),
-    )
-    log.write_eval_log(log.EvalLog(eval=spec, status="success", samples=samples), str(tmp_path / "a.json"))
+    write_log(tmp_path / "a.json", talks)
     table = read_rollouts(tmp_path / "a.json")
     assert [text_of(table, n) for n in range(2)] == ["4", "4"]
     assert "In 1 of 2 samples the model spoke before the last user message" in table.note

@@ -53,15 +53,32 @@ def folder(tmp_path, monkeypatch):
     return prepare(tmp_path)
 
 
-class Scripted(SwiftSpanTrainer):
-    """Answer with the script, and record the advantages that were trained."""
-
-    truncated = ()
+class Recorded(SwiftSpanTrainer):
+    """Record the weights before the step, and by number of a sample the advantages that were trained."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        Scripted.last = self
+        Recorded.last = self
         self.before = {name: value.detach().clone() for name, value in self.model.named_parameters()}
+
+    def _postprocess_batch(self, samples, batch_encoded_inputs):
+        super()._postprocess_batch(samples, batch_encoded_inputs)
+        self.seen = {}
+        for chunk, part in zip(self.split_by_mini_batches(samples), batch_encoded_inputs, strict=True):
+            batch = part["grpo_batch"]
+            for i, sample in enumerate(chunk):
+                mask_t = batch.completion_mask[i].bool()
+                assert not batch.advantages[i][~mask_t].any()
+                self.seen[self.number_of(sample)] = batch.advantages[i][mask_t].tolist()
+
+
+class Scripted(Recorded):
+    """Answer with the script."""
+
+    truncated = ()
+
+    def number_of(self, sample):
+        return sample.extra["number"]
 
     def _generate_completions(self, samples):
         samples = self._preprocess_inputs(samples)
@@ -76,15 +93,6 @@ class Scripted(SwiftSpanTrainer):
             sample.response_token_ids = [small.PIECES.index(piece) for piece in pieces]
             sample.finish_reason = "length" if n in self.truncated else "stop"
         return samples
-
-    def _postprocess_batch(self, samples, batch_encoded_inputs):
-        super()._postprocess_batch(samples, batch_encoded_inputs)
-        chunks = self.split_by_mini_batches(samples)
-        self.seen = {
-            sample.extra["number"]: part["grpo_batch"].advantages[i][part["grpo_batch"].completion_mask[i]].tolist()
-            for chunk, part in zip(chunks, batch_encoded_inputs, strict=True)
-            for i, sample in enumerate(chunk)
-        }
 
 
 def trained(folder, *, trainer=f"{__name__}.Scripted", **options):
@@ -102,7 +110,7 @@ def trained(folder, *, trainer=f"{__name__}.Scripted", **options):
     args = RLHFArguments(**{**usual, **options})
     TrainerFactory.TRAINER_MAPPING["grpo"] = trainer
     rlhf_main(args)
-    run = Scripted.last
+    run = Recorded.last
     return run, {name: run.before[name] - value.detach() for name, value in run.model.named_parameters()}
 
 

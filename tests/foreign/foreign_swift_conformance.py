@@ -13,19 +13,12 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from foreign_swift import Scripted, prepare, trained
-from swift.infer_engine.protocol import (
-    ChatCompletionResponse,
-    ChatCompletionResponseChoice,
-    ChatMessage,
-    RolloutOutput,
-    UsageInfo,
-)
+from foreign_swift import Recorded, prepare, trained
+from swift.infer_engine import protocol
 from swift.rollout import MultiTurnScheduler, multi_turns
 
 import conformance
 import opened_folder
-from spanwise.engines.swift.trainer import SwiftSpanTrainer
 
 pytestmark = pytest.mark.filterwarnings("default")  # their packages warn of themselves
 
@@ -63,15 +56,13 @@ class Replay(MultiTurnScheduler):
 multi_turns["replay"] = Replay
 
 
-class Replayed(SwiftSpanTrainer):
-    """ms-swift's trainer with an engine that replays the file; records the advantages of its tokens."""
+class Replayed(Recorded):
+    """ms-swift's trainer with an engine that replays the file."""
 
     rollouts, numbers = (), {}
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        Scripted.last = self
-        self.before = {name: value.detach().clone() for name, value in self.model.named_parameters()}
+    def number_of(self, sample):
+        return sample.rollout_infos["number"]
 
     @classmethod
     def turns_of(cls, uuid):
@@ -85,19 +76,11 @@ class Replayed(SwiftSpanTrainer):
             number = Replayed.numbers.setdefault(request.uuid, start + n)
             row = Replayed.rollouts[number][turn][0]
             text = "".join(conformance.PIECES[token] for token in row["ids"])
-            choice = ChatCompletionResponseChoice(0, ChatMessage("assistant", text), "stop", token_ids=row["ids"])
-            outputs.append(RolloutOutput(response=ChatCompletionResponse("file", [choice], UsageInfo(0, 0, 0))))
+            message = protocol.ChatMessage("assistant", text)
+            choice = protocol.ChatCompletionResponseChoice(0, message, "stop", token_ids=row["ids"])
+            response = protocol.ChatCompletionResponse("file", [choice], protocol.UsageInfo(0, 0, 0))
+            outputs.append(protocol.RolloutOutput(response=response))
         return outputs
-
-    def _postprocess_batch(self, samples, batch_encoded_inputs):
-        super()._postprocess_batch(samples, batch_encoded_inputs)
-        self.seen = {}
-        for chunk, part in zip(self.split_by_mini_batches(samples), batch_encoded_inputs, strict=True):
-            batch = part["grpo_batch"]
-            for i, sample in enumerate(chunk):
-                mask_t = batch.completion_mask[i].bool()
-                assert not batch.advantages[i][~mask_t].any()
-                self.seen[sample.rollout_infos["number"]] = batch.advantages[i][mask_t].tolist()
 
 
 def replayed(folder, name, group, **options):
@@ -106,19 +89,13 @@ def replayed(folder, name, group, **options):
     Replayed.rollouts, Replayed.numbers = rollouts, {}
     row = rollouts[0][0][0]
     recipe = CASES["recipes"][name] + options.pop("more", "")
-    prepare(
-        folder, pieces=conformance.PIECES, tasks=[{"prompt": row["question"], "answer": row["answer"]}] * 2, recipe=recipe
-    )
-    sizes = {
-        "num_generations": len(rollouts),
-        "per_device_train_batch_size": len(rollouts),
-        "gradient_accumulation_steps": 1,
-    }
-    run, _ = trained(
-        folder, trainer=f"{__name__}.Replayed", multi_turn_scheduler="replay", loss_type="dr_grpo", max_completion_length=64,
-        **{**sizes, **options},
-    )  # fmt: skip
-    return run
+    tasks = [{"prompt": row["question"], "answer": row["answer"]}] * 2
+    prepare(folder, pieces=conformance.PIECES, tasks=tasks, recipe=recipe)
+    sizes = dict.fromkeys(("num_generations", "per_device_train_batch_size"), len(rollouts))
+    usual = {"multi_turn_scheduler": "replay", "loss_type": "dr_grpo", "max_completion_length": 64}
+    return trained(
+        folder, trainer=f"{__name__}.Replayed", **{**usual, **sizes, "gradient_accumulation_steps": 1, **options}
+    )[0]
 
 
 def defined(name, group):

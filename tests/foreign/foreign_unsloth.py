@@ -5,13 +5,10 @@ Unsloth's switch for its own tests lets it be imported without a GPU; its traine
 
 import os
 
-os.environ |= {
-    "UNSLOTH_ALLOW_CPU": "1",
-    "UNSLOTH_DISABLE_STATISTICS": "1",
-    "HF_HUB_OFFLINE": "1",
-    "TORCHDYNAMO_DISABLE": "1",
-}
-os.environ |= {"UNSLOTH_MIXED_PRECISION": "bfloat16"}  # no autocast: gradients in float32
+os.environ |= dict.fromkeys(
+    ("UNSLOTH_ALLOW_CPU", "UNSLOTH_DISABLE_STATISTICS", "HF_HUB_OFFLINE", "TORCHDYNAMO_DISABLE"), "1"
+)
+os.environ["UNSLOTH_MIXED_PRECISION"] = "bfloat16"  # no autocast: gradients in float32
 os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", "runs/unsloth_compiled")
 
 from functools import partial
@@ -34,14 +31,18 @@ pytestmark = pytest.mark.filterwarnings("default")  # their packages warn of the
 
 
 SAID = {False: small.SAID, True: small.SAID_WITH_TOOLS}
+#: Micro-batches that hold both prompts.
+FOUR = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
 
 
 def model(dtype=torch.float32, **options):
     """A small policy with the two methods that Unsloth's loader gives a model."""
-    policy = small.policy(dtype=dtype, **options)
-    policy.for_training, policy.for_inference = (
-        partial(method, policy) for method in (FastBaseModel.for_training, FastBaseModel.for_inference)
-    )
+    return with_switches(small.policy(dtype=dtype, **options))
+
+
+def with_switches(policy):
+    for name in ("for_training", "for_inference"):
+        setattr(policy, name, partial(getattr(FastBaseModel, name), policy))
     return policy
 
 
@@ -78,8 +79,7 @@ def test_the_kl_is_the_token_mean_of_each_completion(tmp_path, loss_type):
     beta, policy = 0.3, model()
     small.beside_a_reference(tmp_path, dtype=torch.float32)
     policy.config._name_or_path = str(tmp_path / "reference")
-    shape = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
-    run = run_of(tmp_path / "run", loss_type=loss_type, beta=beta, extra={"model": policy}, **shape)
+    run = run_of(tmp_path / "run", loss_type=loss_type, beta=beta, extra={"model": policy}, **FOUR)
     kl = small.kl_gradient(small.policy(dtype=torch.float32), beta=beta, cut=10)  # where Unsloth cuts a token's divergence
     assert same(small.step(run), small.added(paper(loss_type=loss_type), kl))
     assert run.beta == beta
@@ -111,14 +111,13 @@ def test_a_padding_token_at_the_end_is_in_no_block(tmp_path, tools):
 def test_a_completion_with_a_padding_token_inside_is_left_out(tmp_path, tools):
     completions = list(SAID[tools])
     completions[2] = small.replace(completions[2], pieces=[*completions[2].pieces[:2], "<pad>", *completions[2].pieces[3:]])
-    run = run_of(tmp_path, scripts=completions, tools=tools, per_device_train_batch_size=4, gradient_accumulation_steps=2)
+    run = run_of(tmp_path, scripts=completions, tools=tools, **FOUR)
     assert same(small.step(run), paper(completions, unlearned=(2,)))
 
 
 def test_completions_that_were_cut_off_are_left_out(tmp_path):
     completions = [small.cut(completion) if i in (0, 5) else completion for i, completion in enumerate(small.SAID)]
-    shape = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
-    run = run_of(tmp_path, scripts=completions, mask_truncated_completions=True, **shape)
+    run = run_of(tmp_path, scripts=completions, mask_truncated_completions=True, **FOUR)
     assert same(small.step(run), paper(completions, unlearned=(0, 5)))
 
 
@@ -170,10 +169,8 @@ def test_our_trainer_for_trl_says_where_the_door_is(tmp_path):
 def test_an_evaluation_and_adapters(tmp_path):
     from peft import LoraConfig, get_peft_model
 
-    policy = get_peft_model(model(), LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj"]))
-    policy.for_training, policy.for_inference = (
-        partial(method, policy) for method in (FastBaseModel.for_training, FastBaseModel.for_inference)
-    )
+    adapters = LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj"])
+    policy = with_switches(get_peft_model(model(), adapters))
     options = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 8}
     run = run_of(tmp_path, extra={"model": policy, "eval_dataset": small.prompts()}, **options)
     run.train()
@@ -183,15 +180,8 @@ def test_an_evaluation_and_adapters(tmp_path):
 
 def test_the_config_that_unsloth_has_put_in_the_place_of_trls(tmp_path):
     ours = small.config(tmp_path)
-    names = (
-        "num_generations",
-        "max_completion_length",
-        "max_steps",
-        "learning_rate",
-        "lr_scheduler_type",
-        "optim",
-        "use_cpu",
-    )
+    lengths = ("num_generations", "max_completion_length", "max_steps")
+    names = (*lengths, "learning_rate", "lr_scheduler_type", "optim", "use_cpu")
     args = small.GRPOConfig(
         str(tmp_path), loss_type="dr_grpo", beta=0.0, per_device_train_batch_size=8, max_grad_norm=0.0, shuffle_dataset=False,
         report_to="none", save_strategy="no", bf16=False, weight_decay=0.0, gradient_accumulation_steps=1,
