@@ -276,8 +276,10 @@ def test_a_json_log_is_read_in_little_more_than_its_tokens(tmp_path):
 
     from inspect_ai import model
 
-    words, user, said = " ".join(f"word{n % 50}" for n in range(6000)), model.ChatMessageUser, model.ChatMessageAssistant
-    write_log(tmp_path / "a.json", [("q", [user(content="q"), said(content=f"{n} {words}")]) for n in range(200)])
+    words = " ".join(f"word{n % 50}" for n in range(6000))
+    user, said = model.ChatMessageUser, model.ChatMessageAssistant
+    question = user(content="q")
+    write_log(tmp_path / "a.json", [("q", [question, said(content=f"{n} {words}")]) for n in range(200)])
     tracemalloc.start()
     try:
         table = read_rollouts(tmp_path / "a.json")

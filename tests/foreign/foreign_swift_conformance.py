@@ -93,9 +93,8 @@ def replayed(folder, name, group, **options):
     prepare(folder, pieces=conformance.PIECES, tasks=tasks, recipe=recipe)
     sizes = dict.fromkeys(("num_generations", "per_device_train_batch_size"), len(rollouts))
     usual = {"multi_turn_scheduler": "replay", "loss_type": "dr_grpo", "max_completion_length": 64}
-    return trained(
-        folder, trainer=f"{__name__}.Replayed", **{**usual, **sizes, "gradient_accumulation_steps": 1, **options}
-    )[0]
+    more = {**usual, **sizes, "gradient_accumulation_steps": 1, **options}
+    return trained(folder, trainer=f"{__name__}.Replayed", **more)[0]
 
 
 def defined(name, group):
