@@ -23,7 +23,7 @@ if installed("verl"):
         import verl.trainer.ppo.v1  # noqa: F401
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def queue():
     """A real TransferQueue."""
     import ray

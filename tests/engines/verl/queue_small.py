@@ -8,7 +8,7 @@ import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 from verl.utils.config import omega_conf_to_dataclass
-from verl_small import ROW, outputs_of, worker_of
+from verl_small import ROW, config_of, manager_of, outputs_of, worker_of
 
 from spanwise.engines.verl.settings import scheme_in
 
@@ -44,6 +44,12 @@ def trainer_of(config, mode="sync"):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return get_trainer_cls(mode)(config=config)
+
+
+def made(folder, *overrides, **options):
+    """A trainer of V1, made and not run, and the reward manager that it sets."""
+    config = config_of(folder, *overrides, **options)
+    return trainer_of(config), manager_of(config)
 
 
 def fetch(batch, *names):

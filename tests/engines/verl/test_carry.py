@@ -6,19 +6,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spanwise import (
-    AlignmentError,
-    Batch,
-    Layout,
-    Objective,
-    RecipeError,
-    RewardError,
-    Scheme,
-    Vocabulary,
-    read,
-)  # fmt: skip
+from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, read
 from spanwise.credit import split_turns
 from spanwise.engines.verl.carry import ChunkedCredit, Rows, credited, loss_factor, pack, unpack
+from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.score import Reward
 from spanwise.step import Step, turn_rows
 from tokenizers_small import byte_level
@@ -225,7 +216,8 @@ MASK = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 0, 1], [0, 0, 0, 0]])
 
 
 def factor(mode, mask_nt=MASK, **more):
-    return loss_factor(mask_nt, **{"mode": mode, "rollouts": 3, "mini_batch": 4, "tokens": 7, **more})
+    usual = {"rollouts": 3, "mini_batch": 4, "tokens": 7}
+    return loss_factor(mask_nt, mode=mode, **{**usual, **more})
 
 
 def test_by_hand():

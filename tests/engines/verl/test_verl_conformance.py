@@ -21,7 +21,7 @@ def carried(folder, recipe, rollouts):
         for output, row in zip(outputs, rollout, strict=True):
             output.extra_fields = {name: row[name] for name in ("paid", "turns", "anchor") if name in row}
         gold = {"reward_model": {"ground_truth": rollout[0]["answer"]}}
-        scored(config, outputs, manager, **gold)
+        scored(manager, outputs, **gold)
         for n, row in enumerate(rollout):
             rows.append(row)
             packed.append(outputs[-1].extra_fields["reward_extra_info"][KEY])

@@ -15,7 +15,6 @@ from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, get_policy_loss_
 from verl_small import actor_config
 
 from spanwise import RecipeError
-from spanwise.engines.estimators import outcome_advantages
 
 #: The names of our estimators, and of verl's.
 PAIRS = [("spanwise_rloo", "rloo"), ("spanwise_grpo", "grpo"), ("spanwise_dr_grpo", "grpo")]
@@ -50,21 +49,6 @@ def test_as_verls(ours, theirs):
     assert found_nt.dtype == torch.float32
 
 
-@pytest.mark.parametrize("name", ["grpo", "ha_dw"])
-def test_padding_rows_of_v1_join_nothing(name):
-    """V1 adds rows with a mask of 0, one id of their own and no reward; verl's own grpo gives them 0 too."""
-
-    def credit(data):
-        return outcome_advantages(name, **dict(data.batch), index=data.non_tensor_batch["uid"])[0]
-
-    rewards = REWARDS.abs()  # maxrl takes no negative ones
-    data, pad = data_of(rewards=rewards), data_of(rewards=torch.zeros(3), groups=["padf00d"] * 3)
-    pad.batch["response_mask"].zero_()
-    padded_nt = credit(DataProto.concat([data, pad]))
-    assert torch.equal(padded_nt[:7], credit(data))
-    assert padded_nt[7:].tolist() == credit(pad).tolist() == [[0.0] * 5] * 3
-
-
 def test_a_rejected_rollout_is_still_compared_with():
     """Rollout correction clears a rollout's mask but keeps its reward; verl's own estimators count it too."""
     advantages = []
@@ -83,10 +67,9 @@ def test_a_rejected_rollout_is_still_compared_with():
         GROUPS,
         torch.tensor([0, 1, 0, 1, 0, 2, 2]),
         np.array([10**12, 7, 10**12, 7, 10**12, -3, -3]),  # make verl's own grpo_vectorized ask for terabytes
-        np.array([str(10**12), "7", str(10**12), "7", str(10**12), "-3", "-3"], dtype=object),
         np.array([(1, 2), (3, 4), (1, 2), (3, 4), (1, 2), (5, 6), (5, 6), None], dtype=object)[:-1],
     ],
-    ids=["str", "list", "tensor", "big int", "numeric str", "tuple"],
+    ids=["str", "list", "tensor", "big int", "tuple"],
 )
 def test_any_ids(index):
     found_nt = ADV_ESTIMATOR_REGISTRY["spanwise_grpo"](**dict(data_of().batch), index=index)[0]

@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
-from queue_small import fetch, filled, trainer_of
+from queue_small import fetch, filled, made
 from verl_runs import GROUP, PROMPTS, STEPS
-from verl_small import RECIPE, TEXT, WHOLE, config_of, manager_of
+from verl_small import RECIPE, TEXT, WHOLE, config_of
 
 from spanwise.engines.estimators import outcome_advantages
 from spanwise.engines.verl.estimators import carrying, recipe_advantages
@@ -25,15 +25,10 @@ OWN = "+algorithm.spanwise."
 RIGHT, WRONG = "<answer>4</answer>", "<answer>5</answer>"
 
 
-def with_folder(folder, *more, recipe=WHOLE, every=1, **others):
-    """verl's configuration with a run folder."""
-    return config_of(folder, f"{OWN}folder={folder / 'run'}", f"{OWN}keep_rollouts={every}", *more, recipe=recipe, **others)
-
-
-def set_up(config):
-    """A trainer of V1, with what its `init` finds before it looks for GPUs, and the reward manager that it sets."""
-    trainer = trainer_of(config)
-    manager = manager_of(config)
+def set_up(folder, *, recipe=WHOLE, every=1):
+    """A trainer of V1 with a run folder and what its `init` finds before it looks for GPUs; a reward manager."""
+    kept = f"{OWN}folder={folder / 'run'}", f"{OWN}keep_rollouts={every}"
+    trainer, manager = made(folder, *kept, recipe=recipe)
     trainer.tokenizer, trainer.total_training_steps, trainer.global_steps = manager.tokenizer, 2, 0
     return trainer, manager
 
@@ -59,8 +54,7 @@ class TestV1:
         """rloo of rewards 1, 0, 0 is 1, -1/2, -1/2, and of 0, 1 it is -1, 1; a row that verl fills up with is in no file."""
         from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 
-        config = with_folder(tmp_path, every=2)
-        (trainer, manager), folder = set_up(config), tmp_path / "run"
+        (trainer, manager), folder = set_up(tmp_path, every=2), tmp_path / "run"
         batch = filled(manager, [[[RIGHT], [WRONG], [WRONG]], [[WRONG], [RIGHT]]])
         with trainer.spanwise.training(trainer, done=0):
             for trainer.global_steps in (1, 2):
@@ -86,8 +80,7 @@ class TestV1:
         assert (folder / "tokenizer" / "tokenizer.json").is_file()
 
     def test_outputs_of_one_rollout_and_tool_output(self, tmp_path):
-        config = with_folder(tmp_path)
-        (trainer, manager), folder = set_up(config), tmp_path / "run"
+        (trainer, manager), folder = set_up(tmp_path), tmp_path / "run"
         ids, tool = (manager.tokenizer(text)["input_ids"] for text in ("So " + RIGHT, WRONG))
         mask = [1] * len(ids) + [0] * len(tool) + [1]
         batch = filled(manager, [[["So", RIGHT], ([ids + tool + ids[:1]], [mask]), [WRONG]]])
@@ -103,8 +96,7 @@ class TestV1:
 
     def test_turns_are_rows(self, tmp_path):
         recipe = "layout: {a: [answer]}\nobjectives: [{reward: correct, pays: [a], scope: turn}]\n"
-        config = with_folder(tmp_path, recipe=recipe)
-        trainer, manager = set_up(config)
+        trainer, manager = set_up(tmp_path, recipe=recipe)
         right, wrong = (manager.tokenizer(text)["input_ids"] for text in (RIGHT, WRONG))
         talk = [*right, 7, 7, *wrong], [1] * len(right) + [0, 0] + [1] * len(wrong)
         credit_once(trainer, filled(manager, [[([talk[0]], [talk[1]]), [WRONG]]]))
@@ -118,8 +110,7 @@ class TestV1:
         assert [row["advantages/bae"][0] for row in rows] == pytest.approx(expected, rel=1e-5)
 
     def test_what_was_rejected_is_recorded_as_trained_with_zero(self, tmp_path):
-        config = with_folder(tmp_path)
-        trainer, manager = set_up(config)
+        trainer, manager = set_up(tmp_path)
         batch = filled(manager, [[[RIGHT], [WRONG], [WRONG]]])
         rows, run = rows_of(batch, {}), trainer.spanwise
         mask_nt = torch.nn.utils.rnn.pad_sequence(fetch(batch, "response_mask")[0], batch_first=True)
@@ -137,8 +128,7 @@ class TestV1:
 
     def test_several_batches_of_one_step_are_counted(self, tmp_path):
         """`separate_async` may update several times between two broadcasts of its weights; none of it is written over."""
-        config = with_folder(tmp_path)
-        trainer, manager = set_up(config)
+        trainer, manager = set_up(tmp_path)
         batch, trainer.parameter_sync_step, trainer.total_training_steps = filled(manager, [[[RIGHT], [WRONG]]]), 2, 3
         with trainer.spanwise.training(trainer, done=0):
             for trainer.global_steps in (1, 2):
@@ -150,11 +140,10 @@ class TestV1:
         assert (recipe["steps"], recipe["prompts"]) == (6, 1)  # of two prompts a step, half in each batch
 
     def test_a_folder_that_holds_a_run_is_refused_before_anything_is_sampled(self, tmp_path):
-        config = with_folder(tmp_path)
-        first, manager = set_up(config)
+        first, manager = set_up(tmp_path)
         credit_once(first, filled(manager, [[[RIGHT], [WRONG]]]))
         before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
-        second, _ = set_up(config)
+        second, _ = set_up(tmp_path)
         with pytest.raises(DataError, match="already holds a run"):
             second.fit(None)  # verl's own would fail at None
         assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
@@ -165,8 +154,7 @@ class TestV1:
         assert [line["step"] for line in lines_of(tmp_path / "run")] == [1, 2]
 
     def test_another_tokenizer_than_the_reward_workers_is_caught(self, tmp_path):
-        config = with_folder(tmp_path, recipe=RECIPE)
-        trainer, manager = set_up(config)
+        trainer, manager = set_up(tmp_path, recipe=RECIPE)
         trainer.spanwise._vocabulary = Vocabulary(tuple(b"x" for _ in range(len(manager.tokenizer))))
         batch = filled(manager, [[[TEXT.format(4, 0.9)], [TEXT.format(5, 0.2)]]])
         with pytest.raises(AlignmentError, match="found other blocks"):

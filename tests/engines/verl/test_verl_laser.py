@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import transfer_queue as tq
 from queue_small import advantages_of, fetch, filled, put, trainer_of
 from transformers import LlamaConfig, LlamaForCausalLM
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
@@ -212,7 +211,6 @@ def test_the_loss_is_verls_own_plus_the_verification_loss(credited, mode):
 
 REFUSED = {
     "no reference": ((), {"reference": None}, r"laser has no reference.*Run `spanwise reference RECIPE`"),
-    "a token that is written": ((), {"token": "So"}, r"laser.token 'So' is text that the policy writes"),
     "another mode": (("trainer.v1.trainer_mode=colocate_async",), {}, r"laser needs .* is not known here"),
     "V0": (("trainer.use_v1=False",), {}, r"laser needs .* or train with TRL"),
     "the rollout's log-probabilities": (("algorithm.rollout_correction.bypass_mode=True",), {}, r"bypass_mode=True takes"),
@@ -232,9 +230,6 @@ def test_rollouts_of_several_outputs_are_refused(tmp_path, queue):
     config, _, _ = configured(tmp_path)
     trainer, manager = trainer_of(config), manager_of(config)
     batch = filled(manager, [[["So", "<answer>4</answer>"], ["<answer>4</answer>"]]])
-    from spanwise.engines.verl.carry import credited as credited_rows
-    from spanwise.engines.verl.trainer import rows_of
-
-    mask_nt = tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["response_mask"])["response_mask"]
+    put(batch, old_log_probs=[torch.zeros(len(row)) for row in fetch(batch, "responses")[0]])
     with pytest.raises(RecipeError, match=r"these rollouts have several turns or outputs"):
-        credited_rows(rows_of(batch, {}), ["a"] * 3, mask_nt.to_padded_tensor(0), trainer.spanwise.step)
+        trainer._compute_advantage(batch, {})

@@ -48,18 +48,3 @@ def test_verl_divides_by_the_tokens_that_rejection_left(tmp_path, mode):
     how = {"batch_num_tokens": int(unpadded["loss_mask"].sum()), "global_batch_size": 3}
     loss = agg_loss(-batch.batch["advantages"], batch.batch["response_mask"], mode, **how)
     assert float(loss) == pytest.approx(-1 / 3)
-
-
-def test_a_conversation_is_credited_turn_by_turn(tmp_path):
-    """V0 has one output for each rollout; its turns are the runs of tokens that the model sampled."""
-    recipe = "layout: {a: [answer]}\nobjectives: [{reward: correct, pays: [a], scope: turn}]\n"
-    config = config_of(tmp_path, *V0, recipe=recipe)
-    trainer_of(config)
-    manager = manager_of(config)
-    right, wrong = (manager.tokenizer(f"<answer>{digit}</answer>")["input_ids"] for digit in (4, 5))
-    talk = [*right, 7, 7, *wrong], [1] * len(right) + [0, 0] + [1] * len(wrong)
-    found_nt = credited(config, batch_of(manager, [("a", talk), ("a", (wrong, [1] * len(wrong)))])).batch["advantages"]
-    size = len(right) + len(wrong)  # votes 1/2 and 0: the mean is 1/4, shared over the tokens of a rollout
-    expected = [*[0.75 / size] * len(right), 0.0, 0.0, *[-0.25 / size] * len(wrong)]
-    assert found_nt[0, : len(expected)].tolist() == pytest.approx(expected)
-    assert found_nt[1, : len(wrong)].tolist() == pytest.approx([-0.25 / len(wrong)] * len(wrong))

@@ -28,28 +28,34 @@ def doctor(path=None, **settings):
 
 
 NAMES = "from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY as r; print([n for n in r if 'spanwise' in str(n)])"
+OFF = {"VERL_USE_EXTERNAL_PLUGINS": "none"}
 
 
-def test_verl_registers_it_by_itself():
-    assert "'spanwise_grpo'" in python("import verl\n" + NAMES).stdout
-
-
-def test_without_entry_points_too():
-    """If plug-ins are switched off, the module may be named, or imported late."""
-    off = {"VERL_USE_EXTERNAL_PLUGINS": "none"}
-    assert (
-        "'spanwise_grpo'"
-        in python("import verl\n" + NAMES, **off, VERL_USE_EXTERNAL_MODULES="spanwise.engines.verl.plugin").stdout
+@pytest.fixture(scope="module")
+def printed():
+    """What two processes print: heavy modules that `import verl` loads, our names; one imports ours late."""
+    modules = (
+        "import verl, sys\nprint([m for m in sys.modules if m.startswith(('verl.trainer', 'verl.exp', 'transformers'))])"
     )
-    late = python(f"import verl\n{NAMES}\nimport spanwise.engines.verl.plugin\n{NAMES}", **off).stdout.splitlines()
-    assert late[0] == "[]"
-    assert "'spanwise_grpo'" in late[1]
+    by_itself = python(f"{modules}\n{NAMES}").stdout.splitlines()
+    late = python(f"{modules}\n{NAMES}\nimport spanwise.engines.verl.plugin\n{NAMES}", **OFF)
+    return by_itself, late.stdout.splitlines()
 
 
-def test_it_is_light():
+def test_verl_registers_it_by_itself(printed):
+    assert "'spanwise_grpo'" in printed[0][1]
+
+
+def test_it_is_light(printed):
     """The plug-in imports none of verl's trainers in a process that does not need them."""
-    code = "import verl, sys\nprint([m for m in sys.modules if m.startswith(('verl.trainer', 'verl.exp', 'transformers'))])"
-    assert python(code).stdout == python(code, VERL_USE_EXTERNAL_PLUGINS="none").stdout
+    assert printed[0][0] == printed[1][0]
+
+
+def test_without_entry_points_too(printed):
+    """If plug-ins are switched off, the module may be imported late, or named."""
+    assert printed[1][1:] == ["[]", printed[0][1]]
+    named = python("import verl\n" + NAMES, **OFF, VERL_USE_EXTERNAL_MODULES="spanwise.engines.verl.plugin")
+    assert "'spanwise_grpo'" in named.stdout
 
 
 def test_registering_again_is_free():
@@ -120,6 +126,6 @@ def test_a_plug_in_that_verl_swallows_is_heard(tmp_path):
 
 @INSTALLED
 def test_plug_ins_that_are_switched_off():
-    result = doctor(VERL_USE_EXTERNAL_PLUGINS="none")
+    result = doctor(**OFF)
     assert result.returncode == 1
     assert "VERL_USE_EXTERNAL_PLUGINS is 'none', so verl does not load spanwise; unset it." in result.stdout

@@ -16,20 +16,20 @@ from spanwise.engines.verl.settings import prepare, scheme_in
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory):
+def manager(tmp_path_factory):
     return prepared(tmp_path_factory.mktemp("verl"))
 
 
-@pytest.fixture(scope="module")
-def manager(config):
+def prepared(*where, **options):
+    """The manager of a configuration as verl's reward workers find it."""
+    config = config_of(*where, **options)
+    prepare(config)
     return manager_of(config)
 
 
-def prepared(*where, **options):
-    """A configuration as verl's reward workers find it."""
-    settings = config_of(*where, **options)
-    prepare(settings)
-    return settings
+def read_alone(manager, text, **row):
+    """The output of a rollout with one text, scored."""
+    return scored(manager, outputs_of(manager.tokenizer, [text]), **row)[0]
 
 
 OF_A_FILE = "layout: {{a: [answer]}}\nobjectives: [{{reward: '{}/mine.py:{}', pays: a}}]\n"
@@ -39,8 +39,8 @@ def info_of(output):
     return output.extra_fields["reward_extra_info"]
 
 
-def test_a_completion_is_scored_and_its_reading_arrives(config, manager):
-    (output,) = scored(config, outputs_of(manager.tokenizer, [TEXT.format(4, 0.9)]), manager)
+def test_a_completion_is_scored_and_its_reading_arrives(manager):
+    output = read_alone(manager, TEXT.format(4, 0.9))
     info = info_of(output)
     assert info["correct"] == 1.0
     assert info["brier"] == pytest.approx(-0.01)
@@ -56,22 +56,22 @@ def test_a_completion_is_scored_and_its_reading_arrives(config, manager):
     assert int(block_nt[0].ge(0).sum()) == len(output.response_ids)
 
 
-def test_absent_and_unreadable_survive_the_way(config, manager):
+def test_absent_and_unreadable_survive_the_way(manager):
     for text, expected in (("<answer>4</answer>", Status.ABSENT), (TEXT.format(4, "high"), Status.UNPARSABLE)):
-        (output,) = scored(config, outputs_of(manager.tokenizer, [text]), manager)
+        output = read_alone(manager, text)
         assert info_of(output)["brier"] == -1.0  # the log shows the stand-in
         reading = carry.unpack([info_of(output)[carry.KEY]], manager.scheme).reading
         assert reading.scores.status_nm.tolist() == [[Status.OK, expected]]
         assert math.isnan(reading.scores.reward_nm[0, 1])
 
 
-def test_two_rollouts_share_a_mark_only_if_no_reward_differs(tmp_path, config, manager):
-    assert "any_reward" not in info_of(scored(config, outputs_of(manager.tokenizer, [TEXT.format(4, 0.9)]), manager)[0])
+def test_two_rollouts_share_a_mark_only_if_no_reward_differs(tmp_path, manager):
+    assert "any_reward" not in info_of(read_alone(manager, TEXT.format(4, 0.9)))
     on = "algorithm.filter_groups."
-    filtering = prepared(tmp_path, f"{on}enable=True", f"{on}metric=any_reward")
-    marking, pairs = manager_of(filtering), ((4, 0.9), (4, 0.9), (4, 0.8), (5, 0.9), (4, "high"))
+    marking = prepared(tmp_path, f"{on}enable=True", f"{on}metric=any_reward")
+    pairs = (4, 0.9), (4, 0.9), (4, 0.8), (5, 0.9), (4, "high")
     texts = [TEXT.format(*pair) + " " * (n == 1) for n, pair in enumerate(pairs)]
-    marks = [info_of(scored(filtering, outputs_of(marking.tokenizer, [text]), marking)[0])["any_reward"] for text in texts]
+    marks = [info_of(read_alone(marking, text))["any_reward"] for text in texts]
     assert marks[0] == marks[1]
     assert len(set(marks)) == 4
 
@@ -83,10 +83,10 @@ def test_columns_have_the_names_that_rewards_ask_for(tmp_path, monkeypatch):
         "    assert completions == ['<answer>4</answer>'] and list(prompts[0]) == ['2+2']\n"
         "    return [len(completion_ids[0])]\n"
     )
-    config = prepared(tmp_path, recipe=OF_A_FILE.format(tmp_path, "seen"))
-    manager, extra = manager_of(config), {"level": "hard", "answer": "the whole solution"}
+    manager = prepared(tmp_path, recipe=OF_A_FILE.format(tmp_path, "seen"))
+    extra = {"level": "hard", "answer": "the whole solution"}
     outputs = outputs_of(manager.tokenizer, ["<answer>4</answer>"], turn_scores=[0.5])
-    (output,) = scored(config, outputs, manager, extra_info=extra, raw_prompt=["2+2"])
+    (output,) = scored(manager, outputs, extra_info=extra, raw_prompt=["2+2"])
     assert output.reward_score == len(output.response_ids)
 
 
@@ -97,9 +97,9 @@ def test_a_reward_function_is_called_with_one_rollout_at_a_time(tmp_path):
         "    free = busy.acquire(blocking=False)\n    time.sleep(0.1)\n    if free:\n        busy.release()\n"
         "    return [float(free)]\n"
     )
-    manager, calls = manager_of(prepared(tmp_path, recipe=OF_A_FILE.format(tmp_path, "alone"))), []
+    manager, calls = prepared(tmp_path, recipe=OF_A_FILE.format(tmp_path, "alone")), []
     manager.run_single = lambda data: calls.append(data) or RewardManager.run_single(manager, data)
-    scored(manager.config, outputs_of(manager.tokenizer, ["<answer>4</answer>"]), manager)
+    read_alone(manager, "<answer>4</answer>")
 
     async def several():
         return await asyncio.gather(*(RewardManager.run_single(manager, calls[0]) for _ in range(4)))
@@ -110,10 +110,8 @@ def test_a_reward_function_is_called_with_one_rollout_at_a_time(tmp_path):
 def test_a_rollout_in_which_the_model_said_nothing(tmp_path):
     """It has no turn to read: its reward is absent, and other rollouts are compared without it."""
     recipe = "layout: {a: [answer]}\nobjectives: [{reward: correct, pays: [a], scope: turn}]\n"
-    manager = manager_of(prepared(tmp_path, recipe=recipe))
-    (empty,), (right,) = (
-        scored(manager.config, outputs_of(manager.tokenizer, [t]), manager) for t in ("", "<answer>4</answer>")
-    )
+    manager = prepared(tmp_path, recipe=recipe)
+    empty, right = (read_alone(manager, text) for text in ("", "<answer>4</answer>"))
     assert math.isnan(info_of(empty)["correct"])
     assert empty.reward_score == 0.0
     unpacked = carry.unpack([info_of(output)[carry.KEY] for output in (empty, right)], manager.scheme)
@@ -121,16 +119,16 @@ def test_a_rollout_in_which_the_model_said_nothing(tmp_path):
     assert unpacked.row_s.tolist() == [1]
 
 
-def test_a_missing_column_says_so(config, manager):
+def test_a_missing_column_says_so(manager):
     with pytest.raises(DataError, match=r"answer"):
-        scored(config, outputs_of(manager.tokenizer, ["<answer>4</answer>"]), manager, reward_model={})
+        read_alone(manager, "<answer>4</answer>", reward_model={})
 
 
-def test_validation_shows_the_objectives(config, manager):
+def test_validation_shows_the_objectives(manager):
     """verl's own summary of a validation takes the numbers and leaves out the packed text."""
     from verl.trainer.ppo.metric_utils import process_validation_metrics
 
-    infos = [info_of(scored(config, outputs_of(manager.tokenizer, [TEXT.format(a, 0.9)]), manager)[0]) for a in (4, 5)]
+    infos = [info_of(read_alone(manager, TEXT.format(answer, 0.9))) for answer in (4, 5)]
     summary = process_validation_metrics(["small"] * 2, ["u", "u"], {key: [info[key] for info in infos] for key in infos[0]})
     assert set(summary["small"]) == {"correct", "brier"}
     assert summary["small"]["correct"]["mean@2"] == 0.5
@@ -140,10 +138,10 @@ def test_an_outcome_at_an_output_without_the_block_is_the_rollouts(tmp_path):
     """The last output says goodbye; the block that is paid stands in the one before."""
     objective = "{reward: environment, pays: [rest], options: {column: won}}"
     recipe = f"layout: {{solution: [answer], rest: [note]}}\nobjectives: [{objective}]\n"
-    manager = manager_of(prepared(tmp_path, recipe=recipe))
+    manager = prepared(tmp_path, recipe=recipe)
     outputs = outputs_of(manager.tokenizer, ["<answer>4</answer><note>x</note>", "<answer>bye</answer>"])
     outputs[0].extra_fields, outputs[1].extra_fields = {"won": None}, {"won": 1.0}
-    scored(manager.config, outputs, manager)
+    scored(manager, outputs)
     packed = info_of(outputs[-1])[carry.KEY]
     reading = carry.unpack([packed, packed], manager.scheme, [0, 1]).reading
     assert reading.scores.status_nm[:, 0].tolist() == [Status.ABSENT, Status.OK]
@@ -172,7 +170,7 @@ def test_rewards_that_wait_share_the_loop_and_not_the_thread(tmp_path, monkeypat
         for key in ("score", "length")
     )
     recipe = f"layout: {{all: [answer]}}\nmethod: gdpo\nobjectives:\n{entries}per: completion\n"
-    manager = manager_of(prepared(tmp_path, recipe=recipe))
+    manager = prepared(tmp_path, recipe=recipe)
     texts = [TEXT.format(4 if n % 2 else 5, 0.9) for n in range(30)]
     started = time.monotonic()
 
@@ -188,12 +186,6 @@ def test_rewards_that_wait_share_the_loop_and_not_the_thread(tmp_path, monkeypat
     assert time.monotonic() - started < 0.2 * 30 / 2
 
 
-FUNCTION = """
-def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    return {"score": float(ground_truth in solution_str), "short": float(len(solution_str) < 60)}
-"""
-
-
 def test_an_answer_that_a_reward_function_returns_is_not_the_gold_answer(tmp_path):
     """The function says what it read; `correct` compares with the dataset. A value that an objective pays is the function's."""
     (tmp_path / "mine.py").write_text(
@@ -207,40 +199,9 @@ def test_an_answer_that_a_reward_function_returns_is_not_the_gold_answer(tmp_pat
       - {reward: environment, pays: [confidence]}
       - {reward: environment, name: level, pays: [confidence], options: {column: level}}
     """
-    functions = (
-        f"reward.custom_reward_function.path={tmp_path / 'mine.py'}",
-        "reward.custom_reward_function.name=score",
-    )
-    manager = manager_of(prepared(tmp_path, *functions, recipe=recipe))
+    function = "reward.custom_reward_function."
+    settings = f"{function}path={tmp_path / 'mine.py'}", f"{function}name=score"
+    manager = prepared(tmp_path, *settings, recipe=recipe)
     for said, right in ((4, 1.0), (5, 0.0)):
-        (output,) = scored(
-            manager.config, outputs_of(manager.tokenizer, [TEXT.format(said, 1)]), manager, extra_info={"level": 3}
-        )
-        info = info_of(output)
+        info = info_of(read_alone(manager, TEXT.format(said, 1), extra_info={"level": 3}))
         assert (info["correct"], info["environment"], info["level"]) == (right, 0.5, 0.25)
-
-
-def test_verls_own_reward_manager_pays_as_the_environment(tmp_path):
-    """`environment` is the number verl itself would train with: manager `dapo`, a user's function, a penalty on length."""
-    (tmp_path / "mine.py").write_text(FUNCTION)
-    recipe = """
-    method: bae_paper
-    layout: {solution: [answer], confidence: [confidence]}
-    objectives:
-      - {reward: environment, pays: [solution], baseline: group}
-      - {reward: environment, name: short, pays: [confidence], baseline: group, options: {column: short}}
-    """
-    theirs = (
-        "reward.reward_manager.name=dapo", f"reward.custom_reward_function.path={tmp_path / 'mine.py'}",
-        "+reward.reward_kwargs.max_resp_len=40",
-        "+reward.reward_kwargs.overlong_buffer_cfg={enable: True, len: 20, penalty_factor: 1.0, log: False}",
-    )  # fmt: skip
-    alone = config_of(tmp_path, *theirs)
-    config = prepared(tmp_path, *theirs, recipe=recipe)
-    for text in ("<answer>4</answer>", "<answer>5</answer>" + "x" * 30, TEXT.format(4, 0.9)):
-        (output,) = scored(config, outputs_of(manager_of(config).tokenizer, [text]))
-        (other,) = scored(alone, outputs_of(manager_of(config).tokenizer, [text]))
-        carried = carry.unpack([info_of(output)[carry.KEY]], scheme_in(config)).reading.scores
-        assert float(carried.reward_nm[0, 0]) == pytest.approx(float(other.reward_score), abs=1e-6)
-        assert "confidence" not in text or float(carried.reward_nm[0, 1]) == info_of(other)["short"]
-    assert float(other.reward_score) < 1  # the penalty was due

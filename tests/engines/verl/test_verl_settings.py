@@ -32,13 +32,6 @@ def test_refused(tmp_path, override):
         prepare(config_of(tmp_path, override))
 
 
-def test_an_objective_called_reward_would_share_a_list_with_verls_own(tmp_path):
-    """verl's validation appends its total and the values of an objective `reward` to one list, and reads it by row."""
-    recipe = "layout: {a: [answer]}\nobjectives: [{reward: correct, name: reward, pays: [a]}]\n"
-    with pytest.raises(RecipeError, match=r"'reward' .* another name"):
-        prepare(config_of(tmp_path, recipe=recipe))
-
-
 def test_a_result_that_is_paid_must_not_stand_in_the_place_of_the_gold_answer(tmp_path):
     """The function's `answer` replaced the dataset's, and `correct` compared completions with what the function returned."""
     paid = "{reward: environment, name: mine, pays: [a], options: {column: %s}}"
@@ -94,11 +87,9 @@ def test_most_of_the_settings_of_verls_example_scripts_are_taken(tmp_path):
 
 GAE = "method: {}\nlayout: {{a: [answer], b: [confidence]}}\nobjectives:\n- {{reward: correct, pays: [{}]}}\n{}"
 SECOND = "- {reward: brier, pays: [b], given: correct}\n"
-ON, BYPASS = "critic.enable=True", "algorithm.rollout_correction.bypass_mode=True"
-TOKEN_K1, ROWS = (
-    "algorithm.rollout_correction.rollout_rs=token_k1",
-    "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
-)
+ON, ROWS = "critic.enable=True", "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"
+CORRECTION = "algorithm.rollout_correction."
+REJECTION = [f"{CORRECTION}bypass_mode=True", f"{CORRECTION}rollout_rs=token_k1"]
 WAITS, MODEL = "critic: {policy_training_start_step: 20}\n", "reward: reward_model, options: {model: some}"
 #: The method, more of the recipe, overrides, and the answer; None: it runs.
 WITH_RECIPE = {
@@ -107,25 +98,15 @@ WITH_RECIPE = {
     "two objectives, one value": ("gae", SECOND + "values: shared\n", [ON], None),
     "the critic's own lambda": ("gae", "critic: {gae_lambda_value: 0.9}\n", [ON], None),
     "no critic": ("gae", "", [], "'gae' needs .*critic.enable=True"),
-    "refused critic": ("sae", "", ["critic.enable=False"], "'sae' needs .*critic.enable=True"),
-    "nobody reads it": ("rloo", "", [ON], "critic.enable .* 'rloo' reads no values"),
-    "a section for nobody": ("rloo", "critic: {gae_lambda_value: 0.9}\n", [], "'rloo' reads no values"),
-    "two values": ("gae", SECOND, [ON], r"\(correct, brier\)"),
-    "cut off": ("gae", "critic: {truncated: bootstrap}\n", [ON], "'bootstrap'"),
-    "misspelt": ("gae", "critic: {gae_lambda: 0.9}\n", [ON], "gae_lambda_value"),
     # The same file as in TRL: 20 steps of the critic alone are those before verl's step 21.
     "the policy waits": ("gae", WAITS, [ON, "trainer.critic_warmup=21"], None),
-    "the policy waits too short": (
-        "gae",
-        WAITS,
-        [ON, "trainer.critic_warmup=20"],
-        r"trainer\.critic_warmup is 20\. Set it to 21",
-    ),
-    "two lambdas": ("gae", "options: {lam: 0.8}\n", [ON, "algorithm.lam=0.9"], r"the recipe has lam: 0\.8"),
+    "the policy waits too short": ("gae", WAITS, [ON, "trainer.critic_warmup=20"], "is 20. Set it to 21"),
     "no deviation, bae": ("bae", "", ["algorithm.norm_adv_by_std_in_grpo=False"], None),
     "no deviation, grpo": ("grpo", "", ["algorithm.norm_adv_by_std_in_grpo=False"], "Write method: dr_grpo"),
-    "rejection inside the loss": ("bae", "", [BYPASS, TOKEN_K1], None),
-    "rejection of rows' tokens": ("bae", "", [BYPASS, TOKEN_K1, ROWS], "rollout_rs"),
+    "rejection inside the loss": ("bae", "", REJECTION, None),
+    "rejection of rows' tokens": ("bae", "", [*REJECTION, ROWS], "rollout_rs"),
+    # verl's validation appends its total and the values of an objective `reward` to one list.
+    "its name": ("bae", "- {reward: brier, name: reward, pays: [b]}\n", [], "'reward' .* another name"),
     "a reward model": ("bae", f"- {{{MODEL}, pays: [a]}}\n", [], "'reward_model' loads a reward model"),
 }
 
@@ -158,29 +139,20 @@ def test_what_is_set(tmp_path, capsys):
     prepare(config)  # its own settings are not refused
 
 
+IDLE = GAE.format("gae", "a", "critic: {learning_rate: 0.1, gae_lambda_value: 1.0}\nsteps: 50\n")
 SAID = {
-    "recipe": (
-        "",
-        {"recipe": "steps: 50\nlearning_rate: 0.1\n" + RECIPE},
-        "ignores the recipe's learning_rate, steps and uses",
-    ),
-    "critic": (
-        "critic.enable=True",
-        {"recipe": GAE.format("gae", "a", "critic: {learning_rate: 0.1, gae_lambda_value: 1.0}\n")},
-        "ignores the recipe's critic.learning_rate and uses",
-    ),
-    "alone": ("actor_rollout_ref.rollout.n=1", {}, "nothing to compare"),
-    "entropy": ("actor_rollout_ref.actor.entropy_coeff=0.01", {}, "weigh more the longer"),
-    "dppo": ("actor_rollout_ref.actor.policy_loss.loss_mode=dppo_tv", {}, "Yours is 3"),
+    "recipe": (ON, IDLE, "ignores the recipe's critic.learning_rate, steps and uses"),
+    "alone": ("actor_rollout_ref.rollout.n=1", RECIPE, "nothing to compare"),
+    "entropy": ("actor_rollout_ref.actor.entropy_coeff=0.01", RECIPE, "weigh more the longer"),
+    "dppo": ("actor_rollout_ref.actor.policy_loss.loss_mode=dppo_tv", RECIPE, "Yours is 3"),
 }
 
 
 @pytest.mark.parametrize("case", SAID)
 def test_what_is_said(tmp_path, capsys, case):
-    override, more, sentence = SAID[case]
-    config = config_of(tmp_path, *([override] if override else []), **more)
+    override, recipe, sentence = SAID[case]
     with pytest.warns(UserWarning, match=sentence):
-        prepare(config)
+        prepare(config_of(tmp_path, override, recipe=recipe))
     assert sentence in capsys.readouterr().err  # Ray's workers may have their warnings filtered
 
 

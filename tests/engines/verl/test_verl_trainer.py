@@ -3,11 +3,10 @@
 import pytest
 import torch
 import transfer_queue as tq
-from queue_small import advantages_of, fetch, filled, put, trainer_of
-from verl_small import TEXT, WHOLE, config_of, manager_of
+from queue_small import advantages_of, fetch, filled, made, put, trainer_of
+from verl_small import TEXT, WHOLE, config_of
 
 import spanwise.engines.verl.trainer as trainer_module
-from spanwise.engines.verl.settings import prepare
 from spanwise.errors import AlignmentError, RecipeError
 
 pytestmark = pytest.mark.usefixtures("queue")
@@ -23,8 +22,7 @@ def test_padding_of_the_batch_changes_nothing(tmp_path):
     """verl tops batches up with copies of the first row whose mask is 0, its reading included."""
     from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 
-    config = config_of(tmp_path)
-    trainer, manager, plain, padded = trainer_of(config), manager_of(config), {}, {}
+    (trainer, manager), plain, padded = made(tmp_path), {}, {}
     batch = filled(manager, PROMPTS)
     trainer._compute_advantage(batch, plain)
     before = advantages_of(batch)
@@ -43,8 +41,7 @@ def test_a_batch_in_shares_gets_the_same_advantages_and_metrics(tmp_path, monkey
     """Chunks mix prompts and are padded to their own longest row; verl's own metrics of the chunks are joined."""
     from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 
-    config = config_of(tmp_path)
-    trainer, manager, whole, by_share = trainer_of(config), manager_of(config), {}, {}
+    (trainer, manager), whole, by_share = made(tmp_path), {}, {}
     batch = upsample_batch_to_divisible_size(filled(manager, PROMPTS), 4, manager.tokenizer.eos_token_id)
     logps = [torch.full((len(row),), -0.5 - n / 10) for n, row in enumerate(fetch(batch, "response_mask")[0])]
     put(batch, old_log_probs=logps, rollout_log_probs=[row + 0.25 for row in logps])  # what verl measures between them
@@ -65,8 +62,7 @@ def test_a_batch_in_shares_gets_the_same_advantages_and_metrics(tmp_path, monkey
 
 def test_a_rollout_of_several_outputs_has_one_vote(tmp_path):
     """Twelve rows of one rollout have one vote: the other rollouts get the same as if it were one row."""
-    config = config_of(tmp_path, recipe=WHOLE)
-    trainer, manager = trainer_of(config), manager_of(config)
+    trainer, manager = made(tmp_path, recipe=WHOLE)
     last, right, wrong = "<answer>4</answer>", ["<answer>4</answer>"], ["<answer>5</answer>"]
     many = filled(manager, [[["So"] * 11 + [last], right, wrong]])
     single = filled(manager, [[[last], right, wrong]])
@@ -82,8 +78,7 @@ def test_a_rollout_of_several_outputs_has_one_vote(tmp_path):
 
 
 def test_an_agent_loop_that_scores_itself_is_refused(tmp_path):
-    config = config_of(tmp_path)
-    trainer, manager = trainer_of(config), manager_of(config)
+    trainer, manager = made(tmp_path)
     batch = filled(manager, [[["<answer>4</answer>"]]])
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
@@ -99,8 +94,7 @@ def test_a_reader_that_did_not_know_the_mask_is_caught(tmp_path, monkeypatch):
 
     actor = AgentLoopWorkerTQ.__ray_metadata__.modified_class
     monkeypatch.setattr(actor, "_compute_score", AgentLoopWorker._compute_score.__wrapped__)
-    config = config_of(tmp_path, recipe=WHOLE)
-    trainer, manager = trainer_of(config), manager_of(config)
+    trainer, manager = made(tmp_path, recipe=WHOLE)
     batch = filled(manager, [[(["So <answer>4</answer>"], [[0] * 2 + [1] * 5])], [["<answer>4</answer>"]]])
     with pytest.raises(AlignmentError, match=r"Row 0: .* 5 tokens.* 7"):
         trainer._compute_advantage(batch, {})
@@ -113,9 +107,7 @@ def test_verls_own_estimators_run_as_before(tmp_path):
     config = config_of(tmp_path, name="rloo")
     trainer = trainer_of(config)
     assert type(trainer) is PPOTrainerSync
-    scored_by = config_of(tmp_path)
-    prepare(scored_by)
-    manager = manager_of(scored_by)
+    _, manager = made(tmp_path)
     batch = filled(manager, [[["<answer>4</answer>"], ["<answer>5</answer>"]]])
     trainer._compute_advantage(batch, {})
     # correct + brier if the confidence is left out: 1 - 1 and 0 - 1
@@ -126,12 +118,9 @@ def test_verls_own_estimators_run_as_before(tmp_path):
 def test_every_mode_is_made_ours_by_the_name_of_the_estimator(tmp_path, mode):
     from verl.trainer.ppo.v1 import get_trainer_cls
 
-    more = [
-        "actor_rollout_ref.rollout.nnodes=1",
-        "actor_rollout_ref.rollout.n_gpus_per_node=1",
-        "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl",
-        "data.train_batch_size=8",
-    ]
+    rollout = "actor_rollout_ref.rollout."
+    apart = [f"{rollout}nnodes=1", f"{rollout}n_gpus_per_node=1", f"{rollout}checkpoint_engine.backend=nccl"]
+    more = [*apart, "data.train_batch_size=8"]
     for name in (mode, f"spanwise_{mode}"):
         config = config_of(tmp_path, f"trainer.v1.trainer_mode={name}", *(more if mode == "separate_async" else []))
         trainer = trainer_of(config, name)
@@ -150,8 +139,7 @@ def test_another_estimator_is_refused_under_our_mode_and_with_a_recipe(tmp_path)
 
 
 def test_what_the_owner_must_be_told_is_said_once(tmp_path, capsys):
-    config = config_of(tmp_path)
-    trainer, manager = trainer_of(config), manager_of(config)
+    trainer, manager = made(tmp_path)
     batch = filled(manager, [[["So"], ["So"]]])
     with pytest.warns(UserWarning, match=r"Objective 'brier' has no reward for any of 2 completions"):
         trainer._compute_advantage(batch, {})

@@ -49,9 +49,8 @@ def test_is_the_objective(mode, padding, mini_batch, micro, ranks):
     if mode == "token-mean" and mini_batch < ROWS:
         return  # refused: see test_carry
     adv_nt, mask_nt = batch(padding)
-    factor = loss_factor(
-        mask_nt, mode=mode, rollouts=ROWS - padding, mini_batch=mini_batch, tokens=int(mask_nt.sum()), horizon=9
-    ).double()
+    sizes = {"rollouts": ROWS - padding, "tokens": int(mask_nt.sum()), "rows": ROWS}
+    factor = loss_factor(mask_nt, mode=mode, mini_batch=mini_batch, horizon=9, **sizes).double()
     objective = -float(adv_nt.sum()) / (ROWS - padding)
     assert reduced(adv_nt * factor, mask_nt, mode, mini_batch, micro, ranks) == pytest.approx(objective, rel=1e-5)
 

@@ -92,9 +92,8 @@ def outputs_of(tokenizer, turns, masks=None, **extra):
     return outputs
 
 
-def scored(config, outputs, manager=None, **row):
+def scored(manager, outputs, **row):
     """verl's own `AgentLoopWorker._compute_score` on the outputs of one rollout."""
-    manager = manager or manager_of(config)
     manager.loop.run_until_complete(scoring(manager, outputs, **row))
     return outputs
 
