@@ -21,6 +21,7 @@ BLOCKS = (
     "layout: {solution: [answer], confidence: [confidence]}\nmethod: gae\nobjectives:\n"
     "  - {reward: correct, pays: [solution]}\n  - {reward: brier, pays: [confidence], if_missing: -1.0}\n"
 )
+GRPO = small.BROADCAST.replace("rloo", "grpo")
 MODEL = small.BROADCAST.replace("reward: environment", "reward: reward_model, options: {model: some}")
 LEGACY = {ALGORITHM + "loss_reduction": "token_mean_legacy", "trainer.micro_train_batch_size_per_gpu": 5}
 STEPWISE = {"layout": "stepwise"}
@@ -44,14 +45,9 @@ REFUSED = {  # recipe, changes of SkyRL's configuration, and the words that the 
     "no recipe": (small.BROADCAST, {ALGORITHM + "spanwise.recipe": None}, r"spanwise\.recipe="),
     "rows that are dropped": (small.BROADCAST, LEGACY, r"48 rows .* micro-batches of 5\. Use token_mean"),
     "two lambdas": (GAE + "options: {lam: 0.7}", {**CRITIC, **of_algorithm(lambd=0.8)}, r"lambd is 0\.8, .* lam: 0\.7"),
-    "no deviation": (
-        small.BROADCAST.replace("rloo", "grpo"),
-        of_algorithm(grpo_norm_by_std=False),
-        "grpo_norm_by_std is False",
-    ),
+    "no deviation": (GRPO, of_algorithm(grpo_norm_by_std=False), "grpo_norm_by_std is False"),
     "a model": (MODEL, {}, "'reward_model' loads a reward model"),
-    "no critic, gae": (GAE, {}, r"add trainer\.critic\.model\.path=MODEL"),
-    "no critic, sae": (GAE.replace("gae", "sae"), {}, r"add trainer\.critic\.model\.path=MODEL"),
+    "no critic": (GAE, {}, r"add trainer\.critic\.model\.path=MODEL"),
     "a critic for nobody": (small.BROADCAST, CRITIC, "asks for a critic, but method"),
     "a section for nobody": (small.BROADCAST + "critic: {gae_lambda_value: 0.9}", {}, "has a critic section"),
     "turns, gae": (GAE, {**CRITIC, **STEPWISE}, r"generator\.merge_stepwise_output=true"),

@@ -1,5 +1,7 @@
 """The factor against SkyRL's own `_normalize_advantages`: under every loss reduction the same mean over rollouts of sums."""
 
+from itertools import product
+
 import pytest
 import skyrl_small as small
 import torch
@@ -27,31 +29,18 @@ def ragged(seed, *, stepwise):
 
 def reduced(data, name, adv_nt, mask_nt, mini, prompts):
     """The advantages after SkyRL's normalisation, before its loss sums them up."""
-    trainer = small.trainer(
-        small.config(
-            data,
-            **{
-                "trainer.algorithm.loss_reduction": name,
-                "trainer.algorithm.max_seq_len": 7,
-                "trainer.micro_train_batch_size_per_gpu": 2,
-            },
-        )
-    )
+    changes = {"trainer.algorithm.loss_reduction": name, "trainer.algorithm.max_seq_len": 7}
+    trainer = small.trainer(small.config(data, **changes, **{"trainer.micro_train_batch_size_per_gpu": 2}))
     batch = TrainingInputBatch({"advantages": adv_nt, "loss_mask": mask_nt, "response_mask": mask_nt})
     batch.metadata = {}
     return trainer._normalize_advantages(batch, mini, prompts)["advantages"]
 
 
-@pytest.mark.parametrize(
-    ("name", "stepwise"),
-    # SkyRL itself refuses token_mean_legacy over turns.
-    [
-        (name, stepwise)
-        for name in REDUCTIONS
-        for stepwise in (False, True)
-        if not (stepwise and name == "token_mean_legacy")
-    ],
-)
+# SkyRL itself refuses token_mean_legacy over turns.
+CASES = {*product(REDUCTIONS, (False, True))} - {("token_mean_legacy", True)}
+
+
+@pytest.mark.parametrize(("name", "stepwise"), sorted(CASES))
 def test_the_loss_is_the_mean_over_rollouts_of_the_sum_over_tokens(data, name, stepwise):
     for seed in range(3):
         adv_nt, mask_nt, rollout_n, mini, prompts = ragged(seed, stepwise=stepwise)
