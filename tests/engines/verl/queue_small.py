@@ -7,10 +7,7 @@ import numpy as np
 import torch
 import transfer_queue as tq
 from tensordict import TensorDict
-from verl.utils.config import omega_conf_to_dataclass
 from verl_small import ROW, config_of, manager_of, outputs_of, worker_of
-
-from spanwise.engines.verl.settings import scheme_in
 
 
 def filled(manager, prompts):
@@ -22,8 +19,6 @@ def filled(manager, prompts):
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
     worker = worker_of(manager, AgentLoopWorkerTQ.__ray_metadata__.modified_class)
-    if scheme_in(manager.config).modes:
-        worker.model_config = omega_conf_to_dataclass(manager.config.actor_rollout_ref.model)
     keys = []
     for rollouts in prompts:
         uid = str(uuid.uuid4())

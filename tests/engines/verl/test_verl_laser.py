@@ -109,10 +109,8 @@ def test_what_ended_has_one_more_token_and_no_other(credited):
 def test_validation_is_left_alone(tmp_path):
     import asyncio
 
-    from verl.utils.config import omega_conf_to_dataclass
-
     config, _, tokenizer = configured(tmp_path)
-    worker = worker_of(SimpleNamespace(config=config), model_config=omega_conf_to_dataclass(config.actor_rollout_ref.model))
+    worker = worker_of(SimpleNamespace(config=config))
     outputs = {}
     for validate in (True, False):
         (output,) = outputs_of(tokenizer, [[5, tokenizer.eos_token_id]])

@@ -30,7 +30,7 @@ def attach(agent_loop: Any) -> None:
         if validate or self.config.algorithm.adv_estimator != "spanwise":
             return teacher_logprobs
         if not hasattr(self, KEY):
-            setattr(self, KEY, parts_in(self.config, scheme_in(self.config), lambda: self.model_config))
+            setattr(self, KEY, parts_in(self.config, scheme_in(self.config)))
         for part in getattr(self, KEY).values():  # append the token now, because verl stores the output next
             if part.ended(output.response_ids, output.response_mask):
                 output.response_ids = [*output.response_ids, part.token]

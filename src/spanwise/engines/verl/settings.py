@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -116,8 +115,7 @@ def prepare(config: Any) -> VerlRun:
     scheme.check_loads("verl")
     change_notes = [_replace_loss_mode(config), _replace_filter_metric(config, scheme)]
     refuse(_faults(config, scheme))
-    get_model_config = partial(omega_conf_to_dataclass, config.actor_rollout_ref.model)
-    mode_parts = parts_in(config, scheme, get_model_config)
+    mode_parts = parts_in(config, scheme)
     verl_run = VerlRun(config, scheme, value_lam=critic_settings.gae_lambda_value, parts=mode_parts)
     with open_dict(config):
         spanwise_section.recipe = str(Path(spanwise_section.recipe).resolve())
@@ -200,14 +198,14 @@ def _manager_name(config: Any) -> str | None:
     return None if (manager_config.source, manager_config.name) == (MANAGER[0], MANAGER[2]) else manager_config.name
 
 
-def parts_in(config: Any, scheme: Scheme, get_model_config: Callable[[], Any]) -> dict[str, RowPart]:
+def parts_in(config: Any, scheme: Scheme) -> dict[str, RowPart]:
     """Map the name of each mode (such as laser) to a new object that runs the mode in verl."""
     verl_modes = [mode for mode in scheme.modes if "verl" in mode.parts]
     for mode in verl_modes:
         part_class(mode, "verl").check(mode, "verl", config)
     if not verl_modes:
         return {}
-    model_config = get_model_config()
+    model_config = omega_conf_to_dataclass(config.actor_rollout_ref.model)
     return parts_of(
         verl_modes,
         "verl",
