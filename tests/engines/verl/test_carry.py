@@ -216,7 +216,7 @@ MASK = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 0, 1], [0, 0, 0, 0]])
 
 
 def factor(mode, mask_nt=MASK, **more):
-    usual = {"rollouts": 3, "mini_batch": 4, "tokens": 7}
+    usual = {"rollouts": 3, "mini_batch": 4, "tokens": 7, "rows": 4}
     return loss_factor(mask_nt, mode=mode, **{**usual, **more})
 
 

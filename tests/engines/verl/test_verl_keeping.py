@@ -112,7 +112,8 @@ class TestV1:
     def test_what_was_rejected_is_recorded_as_trained_with_zero(self, tmp_path):
         trainer, manager = set_up(tmp_path)
         batch = filled(manager, [[[RIGHT], [WRONG], [WRONG]]])
-        rows, run = rows_of(batch, {}), trainer.spanwise
+        run = trainer.spanwise
+        rows = rows_of(batch, run)
         mask_nt = torch.nn.utils.rnn.pad_sequence(fetch(batch, "response_mask")[0], batch_first=True)
         mask_nt[1] = 0
         trainer.global_steps = 1

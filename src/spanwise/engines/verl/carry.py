@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -153,7 +153,7 @@ class UnpackedBatch:
 
 def unpack(packed: Sequence[Any], scheme: Scheme, output_number: Sequence[int] | None = None) -> UnpackedBatch:
     """Unpack the blocks and rewards of all rows from their texts. `output_number`: each row's number in its rollout."""
-    rollout_by_text: dict[str, dict[str, Any]] = {}
+    read_text = cache(json.loads)  # the rows of a rollout have the same text
     rollout_dicts, outputs = [], []
     for n, text in enumerate(packed):
         if not isinstance(text, str):
@@ -161,10 +161,8 @@ def unpack(packed: Sequence[Any], scheme: Scheme, output_number: Sequence[int] |
                 f"Row {n} lacks blocks and rewards: the agent loop scored the row instead of spanwise's reward manager. Let the "
                 f"agent loop leave reward_score empty and put its results in extra_fields, which rewards read as columns."
             )
-        if text not in rollout_by_text:
-            rollout_by_text[text] = json.loads(text)
-        rollout_dicts.append(rollout_by_text[text])
-        outputs.append(rollout_by_text[text]["outputs"][0 if output_number is None else output_number[n]])
+        rollout_dicts.append(read_text(text))
+        outputs.append(rollout_dicts[n]["outputs"][0 if output_number is None else output_number[n]])
     is_split_n = [rollout["split"] for rollout in rollout_dicts]
     output_indices = list(range(len(outputs)))
     if any(is_split_n):  # a row without sampled tokens has no turn
@@ -305,20 +303,19 @@ def loss_factor(
     rollouts: int,
     mini_batch: int,
     tokens: int,
-    rows: int | None = None,
+    rows: int,
     horizon: int | float | None = None,
 ) -> Float[Tensor, "n 1"]:
     """Return the factors on advantages that make verl's loss sum over tokens and average over rollouts."""
     token_count_n1 = mask_nt.sum(dim=1, keepdim=True).float()
-    row_count = rows or len(mask_nt)
-    if mode == "token-mean" and row_count > mini_batch:
+    if mode == "token-mean" and rows > mini_batch:
         raise RecipeError(
-            f"loss_agg_mode 'token-mean' divides each mini-batch by its own number of tokens. This batch of {row_count} rows has "
+            f"loss_agg_mode 'token-mean' divides each mini-batch by its own number of tokens. This batch of {rows} rows has "
             f"mini-batches of {mini_batch}, so the same credit would weigh differently in each. {USE}"
         )
-    factor_n1 = torch.full_like(token_count_n1, row_count / max(rollouts, 1))  # verl divides by rows, not rollouts
+    factor_n1 = torch.full_like(token_count_n1, rows / max(rollouts, 1))  # verl divides by rows, not rollouts
     if mode == "token-sum":
         return factor_n1 / mini_batch
     if mode == "token-mean":
-        return factor_n1 / row_count * tokens
+        return factor_n1 / rows * tokens
     return factor_n1 * {"seq-mean-token-mean": token_count_n1, "seq-mean-token-sum-norm": float(horizon or 1)}.get(mode, 1.0)

@@ -94,12 +94,6 @@ class VerlRun:
         needs_tokens = self.tokens or self.parts or "mask_nt" in self.scheme.needs
         return not (needs_tokens or self.record or correction_config.get("rollout_is_batch_normalize"))
 
-    def credit_rows(self, rows: Rows, uids: Sequence[Any]) -> ChunkedCredit:
-        """Compute the credit of a batch before its tokens are fetched. `credit_chunk` turns it into advantages."""
-        chunked_credit = ChunkedCredit.of(rows, uids, self.step)
-        say(*chunked_credit.batch.warnings)
-        return chunked_credit
-
     def credit_chunk(self, batch: ChunkedCredit, chunk: range, uids: Any, mask_nt: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the advantages of some rows, scaled for verl's loss. Return them twice: as advantages and as returns."""
         adv_nt = batch.advantages(chunk, mask_nt, self.scheme)

@@ -12,11 +12,10 @@ from tensordict import TensorDict  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
 from spanwise.engines.verl import settings
-from spanwise.engines.verl.carry import KEY, Rows
+from spanwise.engines.verl.carry import KEY, ChunkedCredit, Rows
 from spanwise.engines.verl.estimators import carrying
-from spanwise.engines.verl.plugin import around
+from spanwise.engines.verl.plugin import around, say
 from spanwise.engines.verl.run import Sampled, VerlRun
-from spanwise.modes.parts import RowPart
 
 #: verl's trainer modes, each of which can train with a recipe.
 MODES = ("sync", "colocate_async", "separate_async")
@@ -37,7 +36,7 @@ def attach(v1: Any) -> None:
         run: VerlRun | None = self.spanwise
         if run is None:
             return original(self, batch, metrics)
-        batch_rows = rows_of(batch, run.tokens, run.parts)
+        batch_rows = rows_of(batch, run)
         if run.allows_chunks:
             return _in_chunks(v1.trainer_base.MetricsAggregator, partial(original, self), batch, metrics, batch_rows, run)
         with carrying(partial(run.credit, batch_rows, getattr(self, "global_steps", 1) - 1)):
@@ -58,8 +57,8 @@ def attach(v1: Any) -> None:
 
 def _in_chunks(metrics_class: Any, original: Any, batch: Any, metrics: dict[str, Any], rows: Rows, run: VerlRun) -> Any:
     """Let verl compute advantages in chunks of rows, because a table of all tokens may be huge. Join the metrics."""
-    uids = [uid for uid, _ in rows.session or ()]
-    chunked_credit = run.credit_rows(rows, uids)
+    chunked_credit = ChunkedCredit.of(rows, [uid for uid, _ in rows.session or ()], run.step)
+    say(*chunked_credit.batch.warnings)
     credited_chunks = []
     joined_metrics = metrics_class()
     for chunk in chunked_credit.split(CHUNK_TOKENS):
@@ -71,14 +70,14 @@ def _in_chunks(metrics_class: Any, original: Any, batch: Any, metrics: dict[str,
     return type(batch).concat(credited_chunks).select_keys(batch.keys)
 
 
-def rows_of(batch: Any, tokens: Mapping[str, str], parts: Mapping[str, RowPart] | None = None) -> Rows:
+def rows_of(batch: Any, run: VerlRun) -> Rows:
     """Fetch a batch's packed blocks and rewards, and the numbers per token that the method needs."""
-    response_fields = ["responses", "response_mask"] if parts else []
-    fetched_fields = _fetch(batch, "extra_fields", *tokens.values(), *response_fields)
+    response_fields = ["responses", "response_mask"] if run.parts else []
+    fetched_fields = _fetch(batch, "extra_fields", *run.tokens.values(), *response_fields)
     extra_fields = list(fetched_fields["extra_fields"])  # the TransferQueue may return an array instead of a list
     key_parts = [key.rsplit("_", 2) for key in batch.keys]  # a key is "<uid>_<rollout>_<output>"
     token_column_by_mode = {}
-    for name, part in (parts or {}).items():  # a token that a mode appended is the last of its row, and masked
+    for name, part in run.parts.items():  # a token that a mode appended is the last of its row, and masked
         token_columns = [
             len(ids) - 1 if len(ids) > 1 and int(ids[-1]) == part.token and not mask[-1] else -1
             for ids, mask in zip(fetched_fields["responses"].unbind(), fetched_fields["response_mask"].unbind(), strict=True)
@@ -89,7 +88,7 @@ def rows_of(batch: Any, tokens: Mapping[str, str], parts: Mapping[str, RowPart] 
         session=[(uid, session) for uid, session, _ in key_parts],
         output_number=[int(output) for _, _, output in key_parts],
         padding=[bool(tag.get("is_padding")) for tag in batch.tags],
-        tokens={name: fetched_fields[field].to_padded_tensor(0.0) for name, field in tokens.items()},
+        tokens={name: fetched_fields[field].to_padded_tensor(0.0) for name, field in run.tokens.items()},
         places=token_column_by_mode,
     )
 
