@@ -49,13 +49,6 @@ def test_pays_may_hold_patterns_with_each_and_without():
     assert Scheme("gdpo", PAIR, [Objective("equals", each="*", pays="*")]).names == ("equals.a", "equals.b")
 
 
-@pytest.mark.parametrize("fields", [{"each": "item[*]"}, {"pays": "item[*]"}, {"each": "whole"}, {"each": "prose"}])
-def test_what_cannot_be_written_out_is_refused(fields):
-    layout = ITEMS if "item[*]" in fields.values() else Layout({"prose": [], "whole": ["plan", "code"]})
-    with pytest.raises(RecipeError):
-        written_out([Objective("equals", **fields)], layout)
-
-
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_the_earlier_blocks_are_given_and_the_first_one_has_its_group(size):
     layout, names = Layout(list("abc")[:size], segmenter="json"), [f"equals.{name}" for name in "ab"]

@@ -99,9 +99,8 @@ def test_one_name_is_one_thing(registered):
 @pytest.mark.parametrize(
     ("entry", "names"),
     [
-        ("corect", "'corect'"), ("brier", "'brier'"), ("nowhere.at_all:f", "no module 'nowhere.at_all'"),
+        ("brier", "'brier'"), ("nowhere.at_all:f", "no module 'nowhere.at_all'"),
         (f"{__name__}:gone", "'gone'"), (f"{__name__}:NOT_A_FUNCTION", "is 3"), (f"{__name__}:of_blocks", "'columns'"),
-        (of_blocks, "'columns'"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_found_is_said_before_training(entry, names):
@@ -192,9 +191,8 @@ def test_an_outcome_is_discrete():
         ("first", {"of": None}, "first", 0),
     ],
 )
-@pytest.mark.parametrize("rule", ["brier", "log_score"])
-def test_who_judges_a_report(unchecked_shapes, rule, given, of, judge, column):
-    objective = Objective(rule, pays="confidence", given=given, options=of)
+def test_who_judges_a_report(unchecked_shapes, given, of, judge, column):
+    objective = Objective("brier", pays="confidence", given=given, options=of)
     assert judge_of(objective) == judge
     assert judged_column(objective) == column
 

@@ -52,9 +52,6 @@ def build(*objectives):
     ("objectives", "names"),
     [
         ([], "no objective"),
-        ([{"reward": "correct"}, {"reward": "correct"}], "'correct'"),
-        ([{"reward": "corect"}], "'corect'.*'correct'"),
-        ([{"reward": "correct", "pays": ("solutoin",)}], "'solutoin'.*'solution'"),
         ([{"reward": "correct", "options": {"tga": "answer"}}], "'tga'.*'tag'"),
         ([{"reward": "correct", "options": {"tag": "reply"}}], "'reply' in solution.*reasoning, answer"),
         ([{"reward": "correct", "pays": ("confidence",)}], "'answer' in confidence"),

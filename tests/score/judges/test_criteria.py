@@ -11,7 +11,6 @@ import torch
 from judge_server import Server, part_of, reply, verdict
 from score_small import ABSENT, ERROR, OK, UNSCORED
 from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, credit_batch, read, score_all
-from spanwise.errors import RewardError
 
 LAYOUT = Layout(["plan", "answer"])
 TEXT = [
@@ -247,9 +246,3 @@ def test_located_verdicts_are_kept_with_their_place(tmp_path):
         first, second = (located(server, cache=str(tmp_path / "c.sqlite")) for _ in range(2))
         assert len(server.requests) == 6
     assert torch.equal(first.reward_nm.nan_to_num(9), second.reward_nm.nan_to_num(9))
-
-
-def test_a_place_that_is_no_part_is_an_error():
-    misplaced = Server(lambda *_: reply('{"verdict": "yes", "part": "step 7"}'))
-    with misplaced.serving() as server, pytest.raises(RewardError):
-        located(server)
