@@ -36,8 +36,10 @@ def rewarded(reward, texts, cells, *, name="price", **options):
     return scored(reward, name, [field(text, name) for text in texts], columns={"answer": cells}, tag=name, **options)
 
 
-def same(rewards, values, status):
-    assert rewards == (pytest.approx(values, abs=1e-12, nan_ok=True), status)
+def same(rewards, values, status=None):
+    """Compare the numbers and, if they are not OK for a number and ERROR for none, the statuses of some rewards."""
+    usual_status = [ERROR if value != value else OK for value in values]
+    assert rewards == (pytest.approx(values, abs=1e-12, nan_ok=True), status or usual_status)
 
 
 # ------------------------------------------------------------------------------------------------------------ equals
@@ -53,43 +55,41 @@ def same(rewards, values, status):
     ],
 )  # fmt: skip
 def test_a_field_equals_its_gold_value(text, gold, right):
-    same(rewarded("equals", [text], [{"price": gold}]), [right], [OK])
-    same(rewarded("equals", [text], [json.dumps({"price": gold})]), [right], [OK])
+    same(rewarded("equals", [text], [{"price": gold}]), [right])
+    same(rewarded("equals", [text], [json.dumps({"price": gold})]), [right])
 
 
 def test_absent_missing_and_beyond_are_three_things():
     cells = [{"price": 3}, {"cost": 3}, None, '{"price": 3']
-    same(rewarded("equals", ["3", "3", "3", "3"], cells), [1, NAN, NAN, NAN], [OK, ERROR, ERROR, ERROR])
+    same(rewarded("equals", ["3", "3", "3", "3"], cells), [1, NAN, NAN, NAN])
     same(rewarded("equals", [False, False], [{"price": 3}, {"cost": 3}]), [NAN, NAN], [ABSENT, ABSENT])
     path, golds = "items[1].price", [{"items": [{"price": 1}, {"price": 2}]}, {"items": [{"price": 1}]}, {"items": []}, {}]
-    same(rewarded("equals", ["2"] * 4, golds, name=path), [1, 0, 0, NAN], [OK, OK, OK, ERROR])
+    same(rewarded("equals", ["2"] * 4, golds, name=path), [1, 0, 0, NAN])
     anywhere = [{"items": [{"price": 1}, {"price": 2}]}, {"items": []}]
-    same(rewarded("equals", ["2", "2"], anywhere, name="items[*].price"), [1, 0], [OK, OK])  # the last element counts
+    same(rewarded("equals", ["2", "2"], anywhere, name="items[*].price"), [1, 0])  # the last element counts
 
 
 def test_a_dict_as_pandas_writes_it_into_a_csv_file_is_an_object():
     """`DataFrame.to_csv` writes a column of dicts as Python prints them, in single quotes."""
     cells = [str({"price": 3, "name": "O'Hara", "sold": None})] * 2
-    same(rewarded("equals", ["3", "4"], cells), [1, 0], [OK, OK])
-    same(rewarded("equals", ["O'Hara", "tea"], cells, name="name"), [1, 0], [OK, OK])
-    same(
-        rewarded("equals", ["{'price'", "{3}"], ["{'price'", "{3}"]), [1, 1], [OK, OK]
-    )  # no dict: the cell is the gold value
+    same(rewarded("equals", ["3", "4"], cells), [1, 0])
+    same(rewarded("equals", ["O'Hara", "tea"], cells, name="name"), [1, 0])
+    same(rewarded("equals", ["{'price'", "{3}"], ["{'price'", "{3}"]), [1, 1])  # no dict: the cell is the gold value
 
 
 @pytest.mark.parametrize("kind", [torch.tensor, np.array, pd.Series, list])
 def test_gold_values_in_a_tensor_or_an_array_are_those_of_a_list(kind):
-    same(rewarded("equals", ["4", "4"], kind([4, 5])), [1, 0], [OK, OK])
-    same(rewarded("equals", ["true", "true"], kind([True, False])), [1, 0], [OK, OK])
-    same(rewarded("near", ["4", "4"], kind([4, 5])), [1, 0], [OK, OK])
-    same(rewarded("near", ["4"], [np.int64(4)]), [1], [OK])
-    same(scored("correct", "a", [{"a": {"": "", "answer": "4"}}] * 2, columns={"answer": kind([4, 5])}), [1, 0], [OK, OK])
-    same(rewarded("one_of", ["b", "c"], [np.array(["a", "b"])] * 2), [1, 0], [OK, OK])  # as pandas reads lists from parquet
+    same(rewarded("equals", ["4", "4"], kind([4, 5])), [1, 0])
+    same(rewarded("equals", ["true", "true"], kind([True, False])), [1, 0])
+    same(rewarded("near", ["4", "4"], kind([4, 5])), [1, 0])
+    same(rewarded("near", ["4"], [np.int64(4)]), [1])
+    same(scored("correct", "a", [{"a": {"": "", "answer": "4"}}] * 2, columns={"answer": kind([4, 5])}), [1, 0])
+    same(rewarded("one_of", ["b", "c"], [np.array(["a", "b"])] * 2), [1, 0])  # as pandas reads lists from parquet
     nested = [{"price": np.array([1, 2])}, {"price": [np.float64(1), {"b": np.array([2])}]}]  # inside objects, too
-    same(rewarded("equals", ["[1, 2]", '[1, {"b": [2]}]'], nested), [1, 1], [OK, OK])
-    same(rewarded("equals", ["[1, 3]", '[1, {"b": 2}]'], nested), [0, 0], [OK, OK])
+    same(rewarded("equals", ["[1, 2]", '[1, {"b": [2]}]'], nested), [1, 1])
+    same(rewarded("equals", ["[1, 3]", '[1, {"b": 2}]'], nested), [0, 0])
     number = {"listed": [np.array([0.25, 0.5])]}
-    same(scored("listed", "s[1]", [{"s[1]": {"": "x"}}], columns=number), [0.5], [OK])
+    same(scored("listed", "s[1]", [{"s[1]": {"": "x"}}], columns=number), [0.5])
 
 
 @pytest.mark.parametrize(
@@ -106,30 +106,26 @@ def test_gold_values_in_a_tensor_or_an_array_are_those_of_a_list(kind):
 )  # fmt: skip
 def test_a_gold_value_of_a_type_that_json_lacks_is_read_or_there_is_no_reward(text, gold, right):
     for cell in (gold, {"price": gold}):
-        same(rewarded("equals", [text], [cell]), [right], [ERROR if right != right else OK])
+        same(rewarded("equals", [text], [cell]), [right])
 
 
 def test_a_value_that_json_lacks_takes_no_other_field_of_its_gold_object_along():
-    same(rewarded("equals", ["3"] * 2, [{"price": 3, "id": object()}, {"price": 3, (1, 2): 4}]), [1, 1], [OK, OK])
+    same(rewarded("equals", ["3"] * 2, [{"price": 3, "id": object()}, {"price": 3, (1, 2): 4}]), [1, 1])
 
 
 def test_lists_as_pandas_writes_them_into_a_csv_file_and_objects_that_cannot_be_read():
-    same(
-        rewarded("one_of", ["Roma"] * 3, ["['Rome', 'Roma']", "['Rome' 'Roma']", "[None, 'Roma']"]),
-        [1, NAN, 1],
-        [OK, ERROR, OK],
-    )
-    same(rewarded("equals", ['["a", null]', "[1]", "[0, 1)"], ["['a', None]", "[1]", "[0, 1)"]), [1, 1, 1], [OK] * 3)
+    same(rewarded("one_of", ["Roma"] * 3, ["['Rome', 'Roma']", "['Rome' 'Roma']", "[None, 'Roma']"]), [1, NAN, 1])
+    same(rewarded("equals", ['["a", null]', "[1]", "[0, 1)"], ["['a', None]", "[1]", "[0, 1)"]), [1, 1, 1])
     cells = ["{'price': 'tea', 'cost': nan}", "{'price': 'tea', 'cost': Decimal('3.1')}", "{'price': 'tea', 'cost': None}"]
-    same(rewarded("equals", ["tea"] * 3, cells), [NAN, NAN, 1], [ERROR, ERROR, OK])
+    same(rewarded("equals", ["tea"] * 3, cells), [NAN, NAN, 1])
     cells = ['{"price": "tea", "cost": None}', '{"price": "tea"', "{'price': 'tea'"]  # the last two are cut off
-    same(rewarded("equals", ["tea"] * 3, cells), [1, NAN, NAN], [OK, ERROR, ERROR])
+    same(rewarded("equals", ["tea"] * 3, cells), [1, NAN, NAN])
 
 
 def test_a_column_of_the_field_alone_and_keys_that_are_no_paths():
-    same(rewarded("equals", ['["a"]', "b"], [["a"], "b"], name="words"), [1, 1], [OK, OK])
-    same(rewarded("equals", ["4"] * 2, [{"a[b": 4}, {"c": 4}], name="a[b"), [1, NAN], [OK, ERROR])
-    same(rewarded("equals", ["2"], [{"buyer": {"name": {"last": 2}}}], name="buyer.name.last"), [1], [OK])
+    same(rewarded("equals", ['["a"]', "b"], [["a"], "b"], name="words"), [1, 1])
+    same(rewarded("equals", ["4"] * 2, [{"a[b": 4}, {"c": 4}], name="a[b"), [1, NAN])
+    same(rewarded("equals", ["2"], [{"buyer": {"name": {"last": 2}}}], name="buyer.name.last"), [1])
     with pytest.raises(DataError):
         rewarded("equals", ["4"], [4], column="gold")
 
@@ -141,12 +137,12 @@ def test_near_is_within_a_share_of_the_gold_value_or_a_number():
     numbers = ["101", "99", "101.1", "98.9", "-100", "1e2", "+100.", "1_00", "nan", "inf", "9" * 400]
     texts = [*numbers, '" 100 "', "100 EUR", None]
     right = [1, 1, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0]  # a share of 100 is 1; quotes are not part of what a field says
-    same(rewarded("near", texts, [{"price": 100}] * len(texts)), right, [OK] * len(texts))
-    same(rewarded("near", ["102", "103"], [100, "100"], rel=0.0, abs=2), [1, 0], [OK, OK])
-    same(rewarded("near", ["-99", "-98"], [-100, -100], rel=0.01), [1, 0], [OK, OK])  # the share is of the absolute value
-    same(rewarded("near", ["101", "103"], [100, 100], abs=2.5), [1, 0], [OK, OK])  # whichever is wider
+    same(rewarded("near", texts, [{"price": 100}] * len(texts)), right)
+    same(rewarded("near", ["102", "103"], [100, "100"], rel=0.0, abs=2), [1, 0])
+    same(rewarded("near", ["-99", "-98"], [-100, -100], rel=0.01), [1, 0])  # the share is of the absolute value
+    same(rewarded("near", ["101", "103"], [100, 100], abs=2.5), [1, 0])  # whichever is wider
     golds = ["cheap", True, None, {"cost": 1}, "1e999", 10**400, [100]]
-    same(rewarded("near", ["100"] * len(golds), golds), [NAN] * len(golds), [ERROR] * len(golds))
+    same(rewarded("near", ["100"] * len(golds), golds), [NAN] * len(golds))
     same(rewarded("near", [False], ["cheap"]), [NAN], [ABSENT])
 
 
@@ -158,8 +154,7 @@ def test_a_tolerance_that_is_none_is_refused_before_anything_runs(options):
 
 def test_one_of_the_values_that_are_allowed():
     cells = [["Rome", "Roma"], '["Rome", 3]', {"price": ["Rome"]}, {"price": []}, {"price": "Rome"}, None, ["Rome"]]
-    rewards = rewarded("one_of", ["Roma", "3.0", "Paris", "Rome", "Rome", "Rome", None], cells)
-    same(rewards, [1, 1, 0, NAN, NAN, NAN, 0], [OK, OK, OK, ERROR, ERROR, ERROR, OK])
+    same(rewarded("one_of", ["Roma", "3.0", "Paris", "Rome", "Rome", "Rome", None], cells), [1, 1, 0, NAN, NAN, NAN, 0])
     same(rewarded("one_of", [False], [["Rome"]]), [NAN], [ABSENT])
 
 
@@ -199,7 +194,7 @@ def test_a_whole_completion_under_a_schema(tmp_path):
     deep = '{"a": ' + "[" * 900 + "]" * 900 + "}"
     inner = {"$ref": "#/$defs/x"}
     recursive = {**inner, "$defs": {"x": {"additionalProperties": inner, "items": inner}}}
-    same(valid(['{"a": {"a": []}}', deep], recursive), [1, 0], [OK, OK])
+    same(valid(['{"a": {"a": []}}', deep], recursive), [1, 0])
 
 
 @pytest.mark.parametrize(
@@ -219,18 +214,18 @@ def test_a_multiple_is_one_of_the_decimals_that_are_written(kind, step, number, 
     schema = f'{{"properties": {{"price": {{"multipleOf": {step}}}, "of": {{"$ref": "#"}}}}}}'
     schema = schema.replace("{", f'{{"$schema": "{kind}", ', 1) if kind else schema
     texts = [f'{{"price": {number}}}', f'{{"of": {{"price": {number}}}}}']
-    same(valid(texts, "shape", columns={"shape": [schema] * 2}), [right] * 2, [OK] * 2)
+    same(valid(texts, "shape", columns={"shape": [schema] * 2}), [right] * 2)
 
 
 def test_numbers_are_read_for_what_they_are():
     texts = ["3.0", "3", "3.5", "1e400", "NaN", "Infinity", '"NaN"']
-    same(valid(texts, {"type": "integer"}), [1, 1, 0, 0, 0, 0, 0], [OK] * 7)
-    same(valid(texts, {"type": "number", "minimum": 3}), [1, 1, 1, 1, 0, 0, 0], [OK] * 7)
-    same(valid(texts, {"enum": [3, 3.5, "NaN"]}), [1, 1, 1, 0, 0, 0, 1], [OK] * 7)
+    same(valid(texts, {"type": "integer"}), [1, 1, 0, 0, 0, 0, 0])
+    same(valid(texts, {"type": "number", "minimum": 3}), [1, 1, 1, 1, 0, 0, 0])
+    same(valid(texts, {"enum": [3, 3.5, "NaN"]}), [1, 1, 1, 0, 0, 0, 1])
     fields = [{"n": text, "": f'"n": {text}'} for text in texts[:4]]
-    same(valid(fields, {"type": "number", "multipleOf": 0.5}, tag="n"), [1, 1, 1, 0], [OK] * 4)
+    same(valid(fields, {"type": "number", "multipleOf": 0.5}, tag="n"), [1, 1, 1, 0])
     schemas = ['{"multipleOf": NaN}', '{"multipleOf": 1e400}', '{"maximum": Infinity}']
-    same(valid(["3"] * 3, "shape", columns={"shape": schemas}), [NAN] * 3, [ERROR] * 3)
+    same(valid(["3"] * 3, "shape", columns={"shape": schemas}), [NAN] * 3)
 
 
 def test_all_blocks_make_the_whole_in_the_order_in_which_they_were_written():
@@ -253,8 +248,8 @@ def test_a_field_in_quotes_is_a_string_as_is_read_behind_its_own_key():
         (None, '"n": [1'), ("3", '{"a": 3, "n": "3"}'), ("3", '{"a": "3", "n" : 3}'), ("3", '{"a": [3, "3"], "n":"3"}'),
     ]  # fmt: skip
     fields = [{"n": text, "": block} for text, block in cases]
-    same(valid(fields, {"type": "integer"}, tag="n"), [1, 0, 0, 1, 0, 0, 0, 0, 1, 0], [OK] * 10)
-    same(valid(fields, {"type": "string"}, tag="n"), [0, 1, 1, 0, 1, 1, 0, 1, 0, 1], [OK] * 10)
+    same(valid(fields, {"type": "integer"}, tag="n"), [1, 0, 0, 1, 0, 0, 0, 0, 1, 0])
+    same(valid(fields, {"type": "string"}, tag="n"), [0, 1, 1, 0, 1, 1, 0, 1, 0, 1])
 
 
 @pytest.mark.parametrize(
@@ -264,7 +259,6 @@ def test_a_field_in_quotes_is_a_string_as_is_read_behind_its_own_key():
         {"$defs": {"b": {"$id": "b.json", "items": {"$ref": "c.json"}}}},
         {"allOf": [{"not": {"$ref": "#/$defs/b"}}], "$defs": {"b": {"if": {"$ref": "#"}}}},
         {"const": {1, 2}},
-        {"items": {"$ref": "#/else where"}, "else where": {"pattern": "("}},
         {"items": {"$ref": "#/elsewhere"}, "elsewhere": {"type": "intger"}},
         [],
     ],
@@ -285,8 +279,8 @@ def test_text_around_the_json_is_wrong_where_it_must_stand_alone():
         '{"a": 3}', ' {"a": 3}\n<eos>', '{"a": 3}<|im_end|>', 'So {"a": 3}', '{"a": 3} {"a": 3}', '{"a": 3}</s> more', '{"a": "x"}',
     ]  # fmt: skip
     integer = {"properties": {"a": {"type": "integer"}}}
-    same(valid(texts, integer, alone=True), [1, 1, 1, 0, 0, 0, 0], [OK] * 7)
-    same(valid(texts, integer), [1, 1, 1, 1, 1, 1, 0], [OK] * 7)
+    same(valid(texts, integer, alone=True), [1, 1, 1, 0, 0, 0, 0])
+    same(valid(texts, integer), [1, 1, 1, 1, 1, 1, 0])
 
 
 def doubled(times):
@@ -317,9 +311,9 @@ def test_a_value_that_takes_a_schema_too_long_is_stopped_and_costs_itself_alone(
 
 def test_a_schema_of_linear_keywords_starts_no_process(monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", None)
-    same(valid(['{"a": 2}', '{"a": 1}'], {"title": "pattern", **OBJECT}), [1, 0], [OK] * 2)
+    same(valid(['{"a": 2}', '{"a": 1}'], {"title": "pattern", **OBJECT}), [1, 0])
     named = {"properties": {"pattern": {"enum": ["$ref"]}}, "additionalProperties": False}
-    same(valid(['{"pattern": "$ref"}', '{"uniqueItems": true}'], named), [1, 0], [OK] * 2)
+    same(valid(['{"pattern": "$ref"}', '{"uniqueItems": true}'], named), [1, 0])
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs
@@ -342,46 +336,47 @@ CODE = {
     "import sys\nassert sys.stdin.read() == ''\nprint('x' * 2**20)\ntwo = lambda: 2": 1.0,
     "\ud800": 0.0,
     " ": 0.0,
+    "Call ```two()``` to see\n```python title=a\ntwo = lambda: 2\n```\nor ```two()```\n or so": 1.0,
 }
+RUN_LIMITS = {"allow": True, "workers": 2, "deadline": 0.3, "memory": 2**29}
 
 
 def test_code_runs_to_the_end_of_its_tests_within_its_limits(monkeypatch):
     monkeypatch.setenv("SPANWISE_SECRET", "1")
-    limits = {"allow": True, "workers": 2, "deadline": 0.3, "memory": 2**29}
     text = [{"fix": {"code": code, "": ""}} for code in CODE] + [{"fix": {"code": None, "": ""}}, {"fix": None}]
-    tests = ["assert two() == 2"] * len(text)
-    rewards = scored("runs", "fix", text, columns={"tests": tests}, tests="tests", **limits)
+    rewards = scored("runs", "fix", text, columns={"tests": ["assert two() == 2"] * len(text)}, tests="tests", **RUN_LIMITS)
     same(rewards, [*CODE.values(), 0, NAN], [OK] * (len(CODE) + 1) + [ABSENT])
-    cells = [["x = two()", "assert x == 2"], "", None, 3]
-    rewards = scored("runs", "fix", text[:1] * 4, columns={"tests": cells}, tests="tests", **limits)
-    same(rewards, [1, NAN, NAN, NAN], [OK, ERROR, ERROR, ERROR])
-    lists = [
-        '["assert two() == 2", "assert two() == 3"]',
-        " ['x = two()', 'assert x == 2']",
-        "[]",
-        "[1, 2",
-        "['assert two() == 3']",
-    ]
-    rewards = scored("runs", "fix", text[:1] * 5, columns={"tests": lists}, tests="tests", **limits)
-    same(rewards, [0, 1, NAN, NAN, 0], [OK, OK, ERROR, ERROR, OK])
-    no_tests = [  # any code would pass
-        'METADATA = {"author": "a"}\n\ndef check(candidate):\n    assert candidate() == 2\n',
-        "import unittest\nclass T(unittest.TestCase):\n    def test(self):\n        self.assertEqual(two(), 2)",
-        '{"inputs": ["1\\n"], "outputs": ["2\\n"]}',
-        [{"input": "", "output": "2"}],
-        "# assert two() == 2",
-        '{"cases": [{"output": "2", "shown": true}], "fn_name": null}',
-    ]
-    rewards = scored("runs", "fix", text[:1] * 6, columns={"tests": no_tests}, tests="tests", **limits)
-    same(rewards, [NAN] * 6, [ERROR] * 6)
-    numpy_cells = [np.array(["x = two()", "assert x == 2"]), np.str_("assert two() == 2"), "['x = two()' 'assert x == 2']"]
-    rewards = scored("runs", "fix", text[:1] * 3, columns={"tests": numpy_cells}, tests="tests", **limits)
-    same(rewards, [1, 1, 1], [OK] * 3)
-    program = "Call ```two()``` to see\n```python title=a\ntwo = lambda: 2\n```\nor ```two()```\n or so"
-    prose = [{"fix": {"code": program, "": ""}}]
-    same(scored("runs", "fix", prose, columns={"tests": tests[:1]}, tests="tests", **limits), [1], [OK])
     ends = [{"fix": {"code": code, "": ""}} for code in ("exit(0)", "x = 1", "exit(3)", "1 / 0")]
-    same(scored("runs", "fix", ends, **limits), [1, 1, 0, 0], [OK] * 4)
+    same(scored("runs", "fix", ends, **RUN_LIMITS), [1, 1, 0, 0])
+
+
+#: Cells of a column of tests, and what they make of code that is right; NaN: tests that any code would pass, or none.
+TEST_CELLS = [
+    (["x = two()", "assert x == 2"], 1),
+    ('["assert two() == 2", "assert two() == 3"]', 0),
+    (" ['x = two()', 'assert x == 2']", 1),
+    ("['assert two() == 3']", 0),
+    (np.array(["x = two()", "assert x == 2"]), 1),
+    (np.str_("assert two() == 2"), 1),
+    ("['x = two()' 'assert x == 2']", 1),
+    ("", NAN),
+    (None, NAN),
+    (3, NAN),
+    ("[]", NAN),
+    ("[1, 2", NAN),
+    ('METADATA = {"author": "a"}\n\ndef check(candidate):\n    assert candidate() == 2\n', NAN),
+    ("import unittest\nclass T(unittest.TestCase):\n    def test(self):\n        self.assertEqual(two(), 2)", NAN),
+    ('{"inputs": ["1\\n"], "outputs": ["2\\n"]}', NAN),
+    ([{"input": "", "output": "2"}], NAN),
+    ("# assert two() == 2", NAN),
+    ('{"cases": [{"output": "2", "shown": true}], "fn_name": null}', NAN),
+]
+
+
+def test_tests_are_code_or_a_list_of_it_and_what_calls_nothing_is_none():
+    cells, rights = zip(*TEST_CELLS, strict=True)
+    text = [{"fix": {"code": "two = lambda: 2", "": ""}}] * len(cells)
+    same(scored("runs", "fix", text, columns={"tests": cells}, tests="tests", **RUN_LIMITS), rights)
 
 
 def test_values_are_compared_as_python_compares_them_outside_of_the_process_that_ran_the_code():
@@ -471,10 +466,10 @@ def test_count_compares_how_many_elements_there_are(text, gold, right):
 def test_a_whole_completion_is_read_without_the_token_that_ends_it():
     array = {"type": "array", "items": {"type": "object"}}
     texts = ['[{"a": 1}]<|im_end|>', '[{"a": 1}]\n</s>', '{"a": 1}<|im_end|>', "[1]<|im_end|>"]
-    same(valid(texts, array), [1, 1, 0, 0], [OK] * 4)
+    same(valid(texts, array), [1, 1, 0, 0])
     blocks = [{"all": {"": said}} for said in ("[1, 2]<|im_end|>", "[1]<|im_end|>")]
-    same(scored("count", "all", blocks, columns={"answer": ["[3, 4]"] * 2}), [1, 0], [OK, OK])
+    same(scored("count", "all", blocks, columns={"answer": ["[3, 4]"] * 2}), [1, 0])
     blocks = [{"all": {"": said}} for said in ("Rome<|im_end|>", "Rome<eos>", "Oslo<|im_end|>")]
-    same(scored("correct", "all", blocks, columns={"answer": ["Rome"] * 3}, tag=""), [1, 1, 0], [OK] * 3)
+    same(scored("correct", "all", blocks, columns={"answer": ["Rome"] * 3}, tag=""), [1, 1, 0])
     blocks = [{"all": {"": said}} for said in ("x = 1<|im_end|>", "x = <|im_end|>")]
-    same(scored("runs", "all", blocks, allow=True, workers=1, tag=""), [1, 0], [OK] * 2)
+    same(scored("runs", "all", blocks, allow=True, workers=1, tag=""), [1, 0])
