@@ -14,7 +14,7 @@ from aiohttp import web
 from judge_server import Server, part_of, reply, verdict
 from score_small import ABSENT, ERROR, OK, TIMEOUT
 from spanwise import Layout, Objective, score_all
-from spanwise.errors import RecipeError, RewardError
+from spanwise.errors import RewardError
 from spanwise.score import REWARDS, ask_judge
 from spanwise.score.judges.cache import Cache
 from spanwise.score.judges.prompt import fenced
@@ -106,31 +106,17 @@ def test_the_expected_value_is_the_mean_over_the_choices(constrain, before, afte
 
 
 #: Tokens of a reply with log-probabilities, what the reply says, its choices, and the mean by hand; None: there is no telling.
+HALF = token("yes", yes=0.5, no=0.5)
 SURE = [token('{"reason": "'), token("\\xf0\\x9f"), token("\\x98\\x80"), token('", "verdict": "')]
-OF_TEN = {"1": 1, "9": 9, "10": 10}
+YES_NO, OF_TEN, OF_THREE = {"no": 0, "yes": 1}, {"1": 1, "9": 9, "10": 10}, {"no": 0, "not sure": 1, "yes": 2}
 MEANS = {
-    "thoughts that the server took out": ([token("No"), token("</think>"), token("yes", yes=0.5, no=0.5)], "yes", None, 0.5),
-    "bytes of a letter": (
-        [*SURE, token("yes", yes=0.5, no=0.5), token('"}')],
-        '{"reason": "😀", "verdict": "yes"}',
-        None,
-        0.5,
-    ),
-    "a word before the choice": (
-        [token("No", no=1.0), token("te: "), token("yes", yes=0.5, no=0.5)],
-        "Note: yes",
-        None,
-        0.5,
-    ),
-    "another word": ([token("yes", yes=0.5, no=0.25, nothing=0.25)], "yes", None, 2 / 3),
+    "thoughts that the server took out": ([token("No"), token("</think>"), HALF], "yes", YES_NO, 0.5),
+    "bytes of a letter": ([*SURE, HALF, token('"}')], '{"reason": "😀", "verdict": "yes"}', YES_NO, 0.5),
+    "a word before the choice": ([token("No", no=1.0), token("te: "), HALF], "Note: yes", YES_NO, 0.5),
+    "another word": ([token("yes", yes=0.5, no=0.25, nothing=0.25)], "yes", YES_NO, 2 / 3),
     "10 is a token": ([token("10", **{"10": 0.5, "1": 0.25, "9": 0.25})], "10", OF_TEN, 7.5),
-    "no begins two choices": (
-        [token("no", no=0.5, **{"not": 0.25, "yes": 0.25})],
-        "no",
-        {"no": 0, "not sure": 1, "yes": 2},
-        0.75,
-    ),
-    "a quote and a line in the token": ([token('yes"\n}', **{'yes"\n}': 0.5, "no": 0.5})], "yes", None, 0.5),
+    "no begins two choices": ([token("no", no=0.5, **{"not": 0.25, "yes": 0.25})], "no", OF_THREE, 0.75),
+    "a quote and a line in the token": ([token('yes"\n}', **{'yes"\n}': 0.5, "no": 0.5})], "yes", YES_NO, 0.5),
     "10 is two tokens": ([token("1", **{"1": 0.5, "9": 0.5}), token("0")], "10", OF_TEN, None),
 }
 
@@ -139,66 +125,48 @@ MEANS = {
 def test_the_probabilities_are_those_of_the_verdict_and_of_no_other_text(case):
     tokens, content, choices, mean = MEANS[case]
     with Server(lambda *_: reply(content, logprobs={"content": tokens})).serving() as server:
-        scores = judged(server, text=TEXT[:1], expected=True, **({} if choices is None else {"choices": choices}))
+        scores = judged(server, text=TEXT[:1], expected=True, choices=choices)
     assert scores.status_nm[0, 0] == (OK if mean else ERROR)
     assert mean is None or scores.reward_nm[0, 0] == pytest.approx(mean)
 
 
-#: A judge's reply, and its verdict; None: it chooses both words, or none.
+NUMBERS = {"0": 0, "1": 1, "4": 4, "So-so.": 0.5}
+#: What a judge thinks where its server leaves its thoughts in the reply: it drafts another answer there.
+THOUGHT = '<think>{even}: is it "yes"? A draft: {"verdict": "no"}.</think>'
+#: A judge's reply, its choices, and its verdict; None: it makes several of the choices, or none.
 SAID = [
-    ("The verdict is yes, not no.", None),
-    ("Verdict: yes\nReason: there is no error", None),
-    ("No errors were found.\nVerdict: yes", 1.0),
-    ('A draft: {"verdict": "no"}. {"verdict": "yes"}', None),
-    ("Yes. There is no error.", None),
-    ("Yes.\n\nThere is no error.", None),
-    ("I see no error, or one at most.\n\n**Verdict:** yes", 1.0),
-    ("Is it even, yes or no?\nIt is odd, so no.", 0.0),
-    ("The value $\\frac{1}{2}$ is even, no doubt.\nYes", 1.0),
-    ('The value $\\frac{1}{2}$ is odd. {"reason": "so", "verdict": "no"}', 0.0),
-    ('{"reason": "two\nlines", "verdict": "no."}', 0.0),
-    ([{"type": "thinking", "thinking": [{"type": "text", "text": "yes"}]}, {"type": "text", "text": "no"}], 0.0),
+    ("The verdict is yes, not no.", YES_NO, None),
+    ("Verdict: yes\nReason: there is no error", YES_NO, None),
+    ("No errors were found.\nVerdict: yes", YES_NO, 1.0),
+    ('A draft: {"verdict": "no"}. {"verdict": "yes"}', YES_NO, None),
+    ("Yes. There is no error.", YES_NO, None),
+    ("Yes.\n\nThere is no error.", YES_NO, None),
+    ("I see no error, or one at most.\n\n**Verdict:** yes", YES_NO, 1.0),
+    ("Is it even, yes or no?\nIt is odd, so no.", YES_NO, 0.0),
+    ("The value $\\frac{1}{2}$ is even, no doubt.\nYes", YES_NO, 1.0),
+    ('The value $\\frac{1}{2}$ is odd. {"reason": "so", "verdict": "no"}', YES_NO, 0.0),
+    ('{"reason": "two\nlines", "verdict": "no."}', YES_NO, 0.0),
+    ([{"type": "thinking", "thinking": [{"type": "text", "text": "yes"}]}, {"type": "text", "text": "no"}], YES_NO, 0.0),
+    ("1. It is even.\n2. It has a unit.\n\nScore: 4", NUMBERS, 4.0),
+    ("1. It is even.\n4. It has a unit.", NUMBERS, None),
+    ("1) It is even.\n2) It has a unit.\n3) It is short.\n4) It is dull.", NUMBERS, None),
+    ("I say 0.4", NUMBERS, None),
+    ("I say 4.", NUMBERS, 4.0),
+    ("4/1", NUMBERS, None),
+    ('{"verdict": "So-so."}', NUMBERS, 0.5),
+    ("so-so", NUMBERS, 0.5),
+    (f'{THOUGHT}\n{{"reason": "so", "verdict": "yes"}}', YES_NO, 1.0),
+    (f"{THOUGHT}yes", YES_NO, 1.0),
+    ('{"reason": "It ends with </think> and no <think>.", "verdict": "yes"}', YES_NO, 1.0),
 ]
 
 
-@pytest.mark.parametrize(("said", "worth"), SAID)
-def test_a_reply_in_words_is_a_verdict_where_it_chooses_one_word(said, worth):
-    with Server(lambda *_: reply(said)).serving() as server:
-        scores = judged(server, text=TEXT[:1], constrain="none")
-    assert scores.status_nm[0, 0] == (ERROR if worth is None else OK)
-    assert worth is None or scores.reward_nm[0, 0] == worth
-
-
-#: A judge's reply that chooses one of 0, 1, 4 and "So-so.", and its number; None: it chooses several, or none.
-NUMBERED = [
-    ("1. It is even.\n2. It has a unit.\n\nScore: 4", 4.0),
-    ("1. It is even.\n4. It has a unit.", None),
-    ("1) It is even.\n2) It has a unit.\n3) It is short.\n4) It is dull.", None),
-    ("I say 0.4", None),
-    ("I say 4.", 4.0),
-    ("4/1", None),
-    ('{"verdict": "So-so."}', 0.5),
-    ("so-so", 0.5),
-]
-
-
-@pytest.mark.parametrize(("said", "worth"), NUMBERED)
-def test_a_number_in_a_list_or_in_another_number_is_no_choice(said, worth):
-    choices = {"0": 0, "1": 1, "4": 4, "So-so.": 0.5}
+@pytest.mark.parametrize(("said", "choices", "worth"), SAID)
+def test_a_reply_in_words_is_a_verdict_where_it_makes_one_choice(said, choices, worth):
     with Server(lambda *_: reply(said)).serving() as server:
         scores = judged(server, text=TEXT[:1], constrain="none", choices=choices)
     assert scores.status_nm[0, 0] == (ERROR if worth is None else OK)
     assert worth is None or scores.reward_nm[0, 0] == worth
-
-
-def test_a_verdict_that_the_judge_only_thinks_of_is_none():
-    """A judge whose server leaves its thoughts in the reply drafts an answer there, and writes another one."""
-    thought = '<think>{even}: is it "yes"? A draft: {"verdict": "no"}.</think>'
-    quoted = '{"reason": "It ends with </think> and no <think>.", "verdict": "yes"}'
-    answers = [f'{thought}\n{{"reason": "so", "verdict": "yes"}}', f"{thought}yes", quoted]
-    for answer in answers:
-        with Server(lambda *_, said=answer: reply(said)).serving() as server:
-            assert judged(server, constrain="none").reward_nm[0, 0] == 1.0
 
 
 BAD = {
@@ -209,7 +177,6 @@ BAD = {
     "500": (lambda times: web.Response(status=500, text="oops"), ERROR, "InternalServerError: "),
     "malformed": (lambda times: web.Response(text='{"choices": [', content_type="application/json"), ERROR, ""),
     "no JSON": (lambda times: web.Response(text="<html>", content_type="text/html"), ERROR, "the judge's answer '<html>'"),
-    "empty": (lambda times: reply(""), ERROR, "the judge's answer '' holds none of the choices no, yes"),
     "no choice": (lambda times: {**reply(""), "choices": []}, ERROR, "the judge's answer {'id': 'x'"),
     "an error with status 200": (lambda times: web.json_response({"error": {"message": "no credit"}}), ERROR, "no credit"),
     "a thought without end": (lambda times: reply("<think>It may be even: yes", finish_reason="length"), ERROR, "cut off"),
@@ -244,13 +211,9 @@ def test_a_bad_answer_costs_its_own_item_alone_and_is_never_zero(kind):
         assert scores.measured_nc[2, 2] == 1
 
 
-def test_a_server_that_has_never_answered_and_one_that_refuses_end_the_run(monkeypatch):
-    nobody = Server(even)
-    nobody.url = "http://127.0.0.1:9/v1"
-    with pytest.raises(RewardError):
-        judged(nobody, retries=0, text=TEXT[:1])
+def test_a_server_that_refuses_ends_the_run_and_the_key_is_not_shown(monkeypatch):
     monkeypatch.setenv("MY_KEY", "sk-secret-1")
-    for code in (401, 403, 404):
+    for code in (401, 403):
         refusal = web.json_response({"error": {"message": f"refused with {code}"}}, status=code)
         with (
             Server(lambda *_, refusal=refusal: refusal).serving() as server,
@@ -259,8 +222,6 @@ def test_a_server_that_has_never_answered_and_one_that_refuses_end_the_run(monke
             judged(server, key="MY_KEY", text=TEXT[:1])
         assert server.keys == ["Bearer sk-secret-1"]
         assert "sk-secret" not in str(error.value)
-    with Server(lambda *_: reply("")).serving() as server, pytest.raises(RewardError, match="all 5 questions"):
-        judged(server)
 
 
 def test_a_server_that_is_down_for_a_while_loses_no_question():
@@ -383,17 +344,5 @@ def test_an_injection_cannot_change_the_structure_of_the_message():
 
 def test_a_verdict_that_a_file_holds_needs_no_key(monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    asking, layout = [Objective("judge", pays="plan", options={"model": "small"})], Layout(["plan"])
-    with pytest.raises(RecipeError):
-        check_objectives(asking, layout)
-    check_objectives(asking, layout, recorded=["judge"])
-
-
-@pytest.mark.filterwarnings("ignore:The judge's cache")
-def test_a_choice_with_another_number_is_no_verdict_of_the_cache(tmp_path):
-    """The judge sees the same words, but the reward differs."""
-    with Server(even).serving() as server:
-        for worth in (1, 2, 1):
-            scores = judged(server, cache=str(tmp_path / "judge.sqlite"), text=TEXT[:1], choices={"no": 0, "yes": worth})
-            assert scores.reward_nm[0, 0] == worth
-        assert len(server.requests) == 2
+    asking = [Objective("judge", pays="plan", options={"model": "small"})]
+    check_objectives(asking, Layout(["plan"]), recorded=["judge"])
