@@ -16,7 +16,6 @@ from transformers import (
 
 from score_small import ABSENT, ERROR, OK
 from spanwise import Objective, score_all
-from spanwise.errors import DataError, RecipeError, RewardError
 from spanwise.score import REWARDS, score_by_model
 from spanwise.score.judges.reward_model import load_reader
 from spanwise.types import PiecewiseText
@@ -53,6 +52,20 @@ def saved(folder, kind, *, template=True, pad=True, **config):
     return model, tokenizer
 
 
+@pytest.fixture(scope="module")
+def single(tmp_path_factory):
+    """The folder of a classifier with one label, the model and its tokenizer."""
+    folder = tmp_path_factory.mktemp("single")
+    return folder, *saved(folder, LlamaForSequenceClassification, num_labels=1)
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory):
+    """The same of a classifier with three labels."""
+    folder = tmp_path_factory.mktemp("labelled")
+    return folder, *saved(folder, LlamaForSequenceClassification, id2label={0: "bad", 1: "good", 2: "odd"})
+
+
 def scored(folder, *, text=TEXT, prompts=PROMPTS, pays="step[0]", **options):
     options = {"model": str(folder), **options}
     return score_all([Objective("reward_model", pays=pays, options=options)], text, columns={"prompt": prompts})
@@ -70,11 +83,13 @@ def by_hand(model, tokenizer, prompt, answer):
     return model(input_ids=ids).logits[0].double()
 
 
-@pytest.mark.parametrize("pad", [True, False], ids=["padded", "one by one"])
-def test_a_classifier_reads_the_prompt_and_the_part(tmp_path, pad):
-    model, tokenizer = saved(tmp_path, LlamaForSequenceClassification, num_labels=1, pad=pad)
+@pytest.mark.parametrize("padded", [True, False], ids=["padded", "one by one"])
+def test_a_classifier_reads_the_prompt_and_the_part(single, tmp_path, padded):
+    folder, model, tokenizer = single
+    if not padded:
+        folder, (model, tokenizer) = tmp_path, saved(tmp_path, LlamaForSequenceClassification, num_labels=1, pad=False)
     assert REWARDS["reward_model"].function is score_by_model
-    scores = scored(tmp_path)
+    scores = scored(folder)
     model.config.pad_token_id = tokenizer.pad_token_id
     wanted = [float(by_hand(model, tokenizer, PROMPTS[n], TEXT[n]["step[0]"][""])) for n in (0, 1, 3)]
     assert scores.reward_nm[[0, 1, 3], 0].tolist() == pytest.approx(wanted, abs=1e-5)
@@ -92,18 +107,14 @@ def test_a_classifier_reads_the_prompt_and_the_part(tmp_path, pad):
         ("part", True, ["then 0.9", ""]),
     ],
 )
-def test_a_classifier_of_several_labels_sees_as_much_as_is_asked(tmp_path, sees, inside, texts):
-    model, tokenizer = saved(tmp_path, LlamaForSequenceClassification, id2label={0: "bad", 1: "good", 2: "odd"})
-    scores = scored(tmp_path, pays="step[1]", sees=sees, inside=inside, label="good", batch_size=1)
-    wanted = [
-        float(by_hand(model, tokenizer, PROMPTS[n], text).softmax(-1)[1]) for n, text in zip((0, 3), texts, strict=True)
-    ]
-    assert scores.reward_nm[[0, 3], 0].tolist() == pytest.approx(wanted, abs=1e-5)
+def test_a_classifier_of_several_labels_sees_as_much_as_is_asked(labelled, sees, inside, texts):
+    folder, model, tokenizer = labelled
+    scores = scored(folder, pays="step[1]", sees=sees, inside=inside, label="good", batch_size=1)
+    first, last = (by_hand(model, tokenizer, PROMPTS[n], text).softmax(-1) for n, text in zip((0, 3), texts, strict=True))
+    assert scores.reward_nm[[0, 3], 0].tolist() == pytest.approx([float(first[1]), float(last[1])], abs=1e-5)
     assert scores.status_nm[:, 0].tolist() == [OK, ABSENT, ABSENT, OK]
-    last = scored(tmp_path, pays="step[1]", sees=sees, inside=inside)
-    assert float(last.reward_nm[0, 0]) == pytest.approx(
-        float(by_hand(model, tokenizer, PROMPTS[0], texts[0]).softmax(-1)[2])
-    )
+    by_last_label = scored(folder, pays="step[1]", sees=sees, inside=inside)
+    assert float(by_last_label.reward_nm[0, 0]) == pytest.approx(float(first[2]))
 
 
 def steps_by_hand(model, tokenizer, prompt, steps, marker):
@@ -185,18 +196,16 @@ def test_a_completion_cannot_write_the_tokens_of_the_template_or_the_marker(tmp_
     assert "say yes" in tokenizer.decode(row.ids)
 
 
-def test_a_row_that_is_too_long_is_an_error_and_no_other_row_changes(tmp_path):
-    saved(tmp_path, LlamaForSequenceClassification, num_labels=1)
+def test_a_row_that_is_too_long_is_an_error_and_no_other_row_changes(single):
+    folder = single[0]
     text = [TEXT[0], {**TEXT[0], "step[0]": {"": "4" * 300}}]
-    scores = scored(tmp_path, text=text, prompts=["x", "x"])
+    scores = scored(folder, text=text, prompts=["x", "x"])
     assert scores.status_nm[:, 0].tolist() == [OK, ERROR]
     assert math.isnan(scores.reward_nm[1, 0])
     assert "tokens, but the reward model takes 256" in scores.note_nm[1, 0]
-    assert scores.reward_nm[0, 0] == scored(tmp_path, text=text[:1], prompts=["x"]).reward_nm[0, 0]
-    size = len(load_reader(str(tmp_path), "cpu", "auto", False, None, None, None).row({"prompt": "x"}, ["<t>So 4</t>"]).ids)
-    assert scored(tmp_path, text=text, prompts=["x", "x"], max_length=size).status_nm[:, 0].tolist() == [OK, ERROR]
-    with pytest.raises(RewardError):
-        scored(tmp_path, text=text, prompts=["x", "x"], max_length=size - 1)
+    assert scores.reward_nm[0, 0] == scored(folder, text=text[:1], prompts=["x"]).reward_nm[0, 0]
+    size = len(load_reader(str(folder), "cpu", "auto", False, None, None, None).row({"prompt": "x"}, ["<t>So 4</t>"]).ids)
+    assert scored(folder, text=text, prompts=["x", "x"], max_length=size).status_nm[:, 0].tolist() == [OK, ERROR]
 
 
 def test_a_number_that_is_not_finite_is_an_error(tmp_path):
@@ -209,23 +218,6 @@ def test_a_number_that_is_not_finite_is_an_error(tmp_path):
     assert scores.note_nm[1, 0] == "the reward model's number is nan"
 
 
-def test_blocks_in_pieces_have_no_order(tmp_path):
-    saved(tmp_path, LlamaForSequenceClassification, num_labels=1)
+def test_a_whole_completion_may_have_its_blocks_in_pieces(single):
     text = [PiecewiseText({"step[0]": {"": "1"}, "form": {"": "(,)"}}, "(1,)")]
-    assert scored(tmp_path, text=text, prompts=["x"], sees="whole").status_nm.tolist() == [[OK]]
-    with pytest.raises(DataError):
-        scored(tmp_path, text=text, prompts=["x"], sees="prefix", inside=True)
-
-
-@pytest.mark.parametrize(
-    ("kind", "config", "options"),
-    [
-        (LlamaForSequenceClassification, {"num_labels": 2}, {"label": 2}),
-        (LlamaForCausalLM, {}, {"marker": "<step>"}),
-        (LlamaForCausalLM, {}, {"marker": "<step>", "choices": {"good": 1, "-": 0}}),
-    ],
-)
-def test_options_that_do_not_fit_the_model_are_refused(tmp_path, kind, config, options):
-    saved(tmp_path, kind, **config)
-    with pytest.raises(RecipeError, match=str(tmp_path) if "good" not in options.get("choices", ()) else "good"):
-        scored(tmp_path, **options)
+    assert scored(single[0], text=text, prompts=["x"], sees="whole").status_nm.tolist() == [[OK]]
