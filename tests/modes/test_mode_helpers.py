@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from helpers import NAN
 from spanwise import Batch, Layout, RecipeError, Scheme, Vocabulary, read
 from spanwise.modes.critic.config import returns
 from spanwise.modes.critic.critic import megabytes
@@ -11,8 +12,6 @@ from spanwise.modes.laser.logps import Appended, ended, measured, reserved_id
 from spanwise.modes.parts import token_logp, with_token
 from spanwise.modes.sequences import cut_off, sampled_end, sequences
 from spanwise.tasks.embedded import build_tokenizer
-
-NAN = float("nan")
 
 
 def completions(*rows, **fields):

@@ -21,7 +21,8 @@ from spanwise.score.score import await_rewards
 SIZE = 40
 TEXT = [{"solution": {"": f"so {n}", "answer": f"{n}"}, "note": {"": "x"} if n % 2 else None} for n in range(SIZE)]
 NUMBERS = [f"{n}" for n in range(SIZE)]
-COLUMNS = {"answer": NUMBERS, "completions": [f"so {n}" for n in NUMBERS], "trainer_state": object()}
+GOLDS = pd.Series(NUMBERS, index=range(SIZE - 1, -1, -1))  # its labels are not its places
+COLUMNS = {"answer": GOLDS, "completions": [f"so {n}" for n in NUMBERS], "trainer_state": object()}
 
 
 class Busy:
@@ -92,17 +93,6 @@ def test_one_completion_at_a_time_and_a_dict_of_rewards(waits):
     torch.testing.assert_close(scores.reward_nm, torch.tensor(expected).double(), equal_nan=True)
     assert scores.status_nm[:, 0].tolist() == [ABSENT if n % 2 == 0 else ERROR if n == 3 else OK for n in range(SIZE)]
     assert [scores.note_nm[n].tolist() for n in (1, 3)] == [[None, None], ["ConnectionError: reset by peer"] * 2]
-
-
-def test_one_completion_at_a_time_takes_a_table_of_pandas_by_place():
-    def compute_score(data_source, solution_str, ground_truth):
-        return float(solution_str == f"so {ground_truth}x")
-
-    columns = {**COLUMNS, "answer": pd.Series(NUMBERS, index=range(SIZE - 1, -1, -1))}
-    by_place = rewards(Objective(compute_score, pays="note")).reward_nm
-    torch.testing.assert_close(
-        rewards(Objective(compute_score, pays="note"), columns=columns).reward_nm, by_place, equal_nan=True
-    )
 
 
 def test_at_most_so_many_at_once_and_each_has_its_own_deadline():

@@ -16,18 +16,11 @@ from helpers import NAN
 from spanwise.errors import RecipeError, RewardError
 from spanwise.score import MathVerifier, judge
 from spanwise.score import workers as worker_module
-from spanwise.score.worker import as_latex
 from spanwise.score.workers import Worker, cores
 from spanwise.types import Status
 
 HANG = r"$9^{9^{9^{9}}}$"
 PAIR = (r"\frac{1}{3}", r"$\frac{2}{6}$")
-
-
-@pytest.fixture(scope="module")
-def verifier():
-    with MathVerifier(deadline=20.0) as shared:
-        yield shared
 
 
 @pytest.mark.parametrize(
@@ -97,8 +90,8 @@ def test_several_gold_answers_or_a_nan_make_no_answer_wrong(gold, answer):
 
 
 @pytest.mark.parametrize("gold", [["4"], ("4",), [4], np.array(["4"]), np.int64(4), np.float64(4), torch.tensor(4)])
-def test_a_gold_answer_alone_in_a_list_or_an_array_is_the_answer(gold):
-    assert [verdict.value for verdict in judge([gold] * 2, ["4", "5"])] == [1.0, 0.0]
+def test_a_gold_answer_alone_in_a_list_or_an_array_is_the_answer(verifier, gold):
+    assert [verdict.value for verdict in judge([gold] * 2, ["4", "5"], verifier=verifier)] == [1.0, 0.0]
 
 
 def test_exact_compares_text_and_math_compares_everything(verifier):
@@ -239,8 +232,3 @@ def test_a_start_that_fails_is_tried_again_and_then_costs_its_item(monkeypatch, 
         assert "cannot start" in lost.why
         monkeypatch.setattr(sys, "executable", python)
         assert verifier.equal([("1/2", "2/4")])[0].value == 1.0  # nothing of it is remembered
-
-
-def test_bare_text_is_put_between_dollars():
-    texts = [as_latex(text) for text in (r"\frac{1}{3}", "Paris", "it is $4$")]
-    assert texts == [r"$\frac{1}{3}$", r"$\text{Paris}$", "it is $4$"]

@@ -10,7 +10,7 @@ from helpers import NAN, assert_close
 from score_small import ABSENT, CORRECT, ERROR, OK, completion
 from spanwise.errors import AlignmentError, DataError, RecipeError, RewardError
 from spanwise.objective import Objective
-from spanwise.score import MathVerifier, parse_confidence, score_all
+from spanwise.score import parse_confidence, score_all
 from spanwise.score.score import score_one
 
 
@@ -128,27 +128,26 @@ def attempts(first, second):
     return {"first": block(first), "second": block(second)}
 
 
-def test_second_attempt_pays_one_tenth_for_something_else_and_nothing_for_the_same():
+def test_second_attempt_pays_one_tenth_for_something_else_and_nothing_for_the_same(verifier):
     cases = [
         (("3", "4"), 1.0), (("4", "4"), 1.0), (("3", "5"), 0.1), (("4", "5"), 0.1), (("5", "5"), 0.0), (("5", "05"), 0.0),
         ((r"\frac{1}{2}", "0.5"), 0.0), (("0.5", r"\frac{1}{3}"), 0.1), (("@#!", "5.5"), 0.1),
         (("3", None), 0.0), (("3", " "), 0.0), ((None, "5"), 0.1), ((False, "5"), 0.1), (("4", False), NAN),
     ]  # fmt: skip
     text = [attempts(*pair) for pair, _ in cases]
-    with MathVerifier(deadline=20.0) as verifier:
-        objective = Objective("second_attempt", pays=("second",), options={"verifier": verifier})
-        reward = score_one(objective, text, columns={"answer": ["4"] * len(text)}, scored={})
-        assert_close(reward.value_n, [value for _, value in cases], 1e-12, equal_nan=True)
-        assert reward.status_n.tolist() == [OK] * (len(text) - 1) + [ABSENT]
-        no_gold = score_one(objective, [attempts("3", "5")], columns={"answer": [None]}, scored={})
+    objective = Objective("second_attempt", pays=("second",), options={"verifier": verifier})
+    reward = score_one(objective, text, columns={"answer": ["4"] * len(text)}, scored={})
+    assert_close(reward.value_n, [value for _, value in cases], 1e-12, equal_nan=True)
+    assert reward.status_n.tolist() == [OK] * (len(text) - 1) + [ABSENT]
+    no_gold = score_one(objective, [attempts("3", "5")], columns={"answer": [None]}, scored={})
     assert no_gold.status_n.tolist() == [ERROR]
 
 
-def test_correct_reads_another_tag_and_column_or_the_whole_block():
-    texts = [{"all": {"": "The answer is \\boxed{4}."}}, {"all": {"": "\\boxed{5}"}}]
-    with MathVerifier(deadline=20.0) as verifier:
-        options = {"tag": "", "column": "gold", "verifier": verifier}
-        reward = score_one(Objective("correct", pays=("all",), options=options), texts, columns={"gold": [4, 4]}, scored={})
+def test_correct_reads_another_tag_and_column_or_the_whole_block(verifier):
+    steps = "Then $x = 3$ and so on.\n" * 2000  # of a long text its end is compared
+    texts = [{"all": {"": f"{steps}The answer is \\boxed{{4}}."}}, {"all": {"": steps}}]
+    options = {"tag": "", "column": "gold", "verifier": verifier}
+    reward = score_one(Objective("correct", pays=("all",), options=options), texts, columns={"gold": [4, 4]}, scored={})
     assert_close(reward.value_n, [1.0, 0.0], 1e-12)
     with pytest.raises(DataError):
         score_one(CORRECT, [completion()], columns={"gold": ["4"]}, scored={})

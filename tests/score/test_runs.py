@@ -84,11 +84,6 @@ HONEST = {
         "import math\nf = lambda: math.pi",
         "import math\nf = lambda: 3",
     ),
-    "a dict": (
-        "assert f('aab') == {'a': 2, 'b': 1}\nassert sorted(f('ba').items()) == [('a', 1), ('b', 1)]",
-        "def f(s): return {one: s.count(one) for one in s}",
-        "def f(s): return dict.fromkeys(s, 1)",
-    ),
     "an array": ("assert (f([1, 2]) == [2, 4])", "import numpy\nf = lambda a: 2 * numpy.array(a)", "f = lambda a: 2 * a"),
     "functions both ways": ("assert f(lambda n: n + 1)(3) == 5", "def f(g): return lambda n: g(g(n))", "def f(g): return g"),
     "what an object says of itself": (
