@@ -1,4 +1,4 @@
-"""A judge behind a real vLLM with constrained choices: on a file, in TRL's training, in a run of verl."""
+"""A judge behind a real vLLM with constrained choices: on a file and in a run of verl."""
 
 import json
 import math
@@ -13,10 +13,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "engines" / "verl" / "cpu"))
 
 from run_verl import Run, options, run, write_task
 
-from spanwise import Objective, Status, score_all
+from spanwise import Objective, score_all
 from spanwise.rollouts import read_rollouts
 from spanwise.tasks import digits_task
-from trl_small import THIRD_PARTY, trainer
+from trl_small import THIRD_PARTY
 
 pytestmark = [pytest.mark.timeout(900), *THIRD_PARTY]
 #: What vLLM can be held to: the words themselves, or JSON by a schema; with the word's number or the mean over all.
@@ -53,21 +53,6 @@ def test_a_file_is_credited_by_its_verdicts(judge_url, tmp_path):
     assert result.returncode == 0, result.stderr
     rewards = read_rollouts(tmp_path / "credit").rewards
     assert all(0 < value < 1 for name in ("good_plan", "good_answer") for value in rewards[name].value_n)
-
-
-def test_it_judges_in_a_training_of_trl(judge_url, tmp_path):
-    options = {**WORD, "base_url": judge_url}
-    judge = Objective("judge", pays="confidence", if_missing=-1.0, options=options)
-    right = Objective("correct", pays="solution", options={"verify": "exact"})
-    run_ = trainer(tmp_path, extra={"objectives": [right, judge]})
-    run_.train()
-    rows = run_.last_rollouts
-    status_n = rows.reading.scores.status_nm[:, 1]
-    assert set(status_n.tolist()) == {Status.OK, Status.ABSENT}
-    assert (rows.advantages_nt != 0).any()
-    log = run_.state.log_history[0]
-    assert log["cost/judge/failed"] == 0
-    assert log["cost/judge/calls"] == int((status_n == Status.OK).sum())
 
 
 def test_it_judges_in_a_run_of_verl(judge_url, tmp_path):
