@@ -1,4 +1,4 @@
-"""Compare answers with gold answers: as text, or by Math-Verify in worker processes if text cannot decide.
+"""Read what completions state: compare answers with gold answers, as text or by Math-Verify if text cannot decide.
 
 Math-Verify may hang, eat memory or take its process down on a hostile answer, and its own timeout works in a main thread only.
 """
@@ -23,6 +23,7 @@ LONGEST = 10_000
 
 # The quantifiers are possessive, because backtracking through a megabyte of digits would take quadratic time.
 _INTEGER = re.compile(r"([+-]?)([0-9]++)")
+NUMBER = re.compile(r"(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]{1,3})?")
 _BRACE = re.compile(r"[{}]")
 RIGHT, WRONG = Verdict(Status.OK, 1.0), Verdict(Status.OK, 0.0)
 
@@ -124,6 +125,23 @@ def bare(text: str) -> str:
             start, end = _strip_interval(text, start + len("\\boxed{"), end - 1)
         else:
             return text[start:end]
+
+
+def parse_confidence(text: str) -> float | None:
+    """Read a stated confidence, a number in [0, 1]; None for any other text.
+
+    The whole text must be one number: digits 0-9 with at most one decimal point, an exponent ("7e-1"), one full stop at the end
+    ("0.7."), and a percent sign ("70%", "70 %") that divides by 100. None: "" and words ("high"), "nan", "inf", any sign ("-0.1",
+    "+0.7"), out of range ("70", "1.2", "120%"), a decimal comma ("0,7"), two numbers ("0.7 or 0.8", "7/10"), other digits ("٠.٧").
+
+    >>> [parse_confidence(text) for text in ("0.7", "70%", "0.7.", "1", "70", "high")]
+    [0.7, 0.7, 0.7, 1.0, None, None]
+    """
+    text = text.strip().removesuffix(".").rstrip()
+    number_text = text.removesuffix("%").rstrip()
+    divisor = 100.0 if text.endswith("%") else 1.0
+    confidence = float(number_text) / divisor if NUMBER.fullmatch(number_text) else math.inf
+    return confidence if confidence <= 1.0 else None
 
 
 def gold_text(gold: Any) -> str:

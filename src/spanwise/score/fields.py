@@ -19,10 +19,10 @@ from spanwise.disk import read_text
 from spanwise.errors import DataError, LayoutError, RecipeError, check_number
 from spanwise.objective import Objective
 from spanwise.registry import register
+from spanwise.score.answers import NUMBER
 from spanwise.score.custom import as_number
 from spanwise.score.items import completion_text
 from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, column_of, judged
-from spanwise.score.rewards import NUMBER
 from spanwise.score.worker import MISSING, is_valid, json_value, read_schema, whole_json
 from spanwise.score.workers import DEADLINE, Verdict, Workers, shared_workers
 from spanwise.segment.json_fields import as_json, steps
@@ -388,7 +388,7 @@ def _schema_of_recipe(schema: Any) -> str | None:
 def _schema_of_cell(cell: Any) -> str | None:
     """Return the JSON text of the schema in a dataset's cell; None if the cell holds no valid schema."""
     with suppress(TypeError, ValueError, RecursionError):
-        return None if cell is None else _schema_text(cell)
+        return _schema_text(cell)
     return None
 
 

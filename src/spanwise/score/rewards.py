@@ -17,13 +17,12 @@ from typing import Any
 
 from spanwise.errors import RecipeError, RewardError, check_known, check_number
 from spanwise.registry import register
-from spanwise.score.answers import MathVerifier, check_package, check_verify, judge
+from spanwise.score.answers import MathVerifier, check_package, check_verify, judge, parse_confidence
 from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, column_of, judged, read_tag
 from spanwise.score.workers import DEADLINE, MEMORY, Verdict, Workers, shared_workers
 from spanwise.types import BlockText, Status
 
-# The quantifiers are possessive, because backtracking through a megabyte of digits would take quadratic time.
-NUMBER = re.compile(r"(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]{1,3})?")
+# The quantifiers are possessive, because backtracking through a megabyte of spaces would take quadratic time.
 _FENCED = re.compile(r"(?:^[^\S\n]*```[^`\n]*+|```[\w+-]*+[^\S\n]*+)\n(.*?)```", re.DOTALL | re.MULTILINE)
 # Matches a Python string, and the space up to a next string without a comma between them, as numpy prints lists.
 _STRING = re.compile(r"""('(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")(\s+(?=['"]))?""", re.DOTALL)
@@ -137,23 +136,6 @@ def log_score(
     return _score_confidence(text, pays, tag, scored, of, rule)
 
 
-def parse_confidence(text: str) -> float | None:
-    """Read a stated confidence, a number in [0, 1]; None for any other text.
-
-    The whole text must be one number: digits 0-9 with at most one decimal point, an exponent ("7e-1"), one full stop at the end
-    ("0.7."), and a percent sign ("70%", "70 %") that divides by 100. None: "" and words ("high"), "nan", "inf", any sign ("-0.1",
-    "+0.7"), out of range ("70", "1.2", "120%"), a decimal comma ("0,7"), two numbers ("0.7 or 0.8", "7/10"), other digits ("٠.٧").
-
-    >>> [parse_confidence(text) for text in ("0.7", "70%", "0.7.", "1", "70", "high")]
-    [0.7, 0.7, 0.7, 1.0, None, None]
-    """
-    text = text.strip().removesuffix(".").rstrip()
-    number_text = text.removesuffix("%").rstrip()
-    divisor = 100.0 if text.endswith("%") else 1.0
-    confidence = float(number_text) / divisor if NUMBER.fullmatch(number_text) else math.inf
-    return confidence if confidence <= 1.0 else None
-
-
 @register("format", kind="reward", segmenters=("tags",))
 def format_(
     text: Texts, *, pays: Pays, columns: Columns, scored: Scored, tags: Sequence[str] | None = None, empty: bool = False
@@ -175,13 +157,13 @@ def format_(
         >>> format_([good, twice, {"solution": None}], pays=("solution",), columns={}, scored={}).value_n
         tensor([1., 0., nan], dtype=torch.float64)
     """
-    rewards: list[float | None] = []
-    for blocks in text:
-        paid_blocks = [blocks.get(name) for name in pays]
+
+    def are_well_formed(blocks: BlockText, *_: Any) -> bool:
         counted_tags = {tag for block in blocks.values() if block for tag in block if tag} if tags is None else {*tags}
-        are_well_formed = all(block is not None and _is_well_formed(block, counted_tags, empty) for block in paid_blocks)
-        rewards.append(None if all(block is None for block in paid_blocks) else float(are_well_formed))
-    return Reward.of(rewards)
+        paid_blocks = [blocks.get(name) for name in pays]
+        return all(block is not None and _is_well_formed(block, counted_tags, empty) for block in paid_blocks)
+
+    return judged(text, pays, "", [None] * len(text), are_well_formed)
 
 
 @register("second_attempt", kind="reward", tags=("tag",), blocks=("first",), check=check_verify, ready=check_package)
