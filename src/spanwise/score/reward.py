@@ -78,14 +78,9 @@ class Reward(ByCompletion):
         >>> Reward.of([1.0, -1.0]).only_where(torch.tensor([True, False])).unused_n
         tensor([nan, -1.], dtype=torch.float64)
         """
-        return replace(
-            self,
-            value_n=self.value_n.masked_fill(~there_n, NAN),
-            status_n=self.status_n.masked_fill(~there_n, int(Status.ABSENT)),
-            by_outcome_n2=self.by_outcome_n2.masked_fill(~there_n[:, None], NAN),
-            stated_n=None if self.stated_n is None else self.stated_n.masked_fill(~there_n, NAN),
-            unused_n=self.value_n.masked_fill(there_n, NAN),
-        )
+        stated_n = None if self.stated_n is None else self.stated_n.masked_fill(~there_n, NAN)
+        unused_n = self.value_n.masked_fill(there_n, NAN)
+        return replace(taken_away(self, ~there_n, Status.ABSENT), stated_n=stated_n, unused_n=unused_n)
 
     @staticmethod
     def of(
@@ -130,6 +125,14 @@ class Reward(ByCompletion):
             note_n=None if notes is None else np.array(notes, dtype=object),
             measured_nc=None if measured is None else torch.tensor(measured, dtype=torch.float64).reshape(row_count, -1),
         )
+
+
+def taken_away(reward: Reward, taken_n: Bool[Tensor, " n"], reason: Status) -> Reward:
+    """Return the rewards without those of some completions, whose status becomes `reason`."""
+    value_n = reward.value_n.masked_fill(taken_n, NAN)
+    status_n = reward.status_n.masked_fill(taken_n, int(reason))
+    by_outcome_n2 = reward.by_outcome_n2.masked_fill(taken_n[:, None], NAN)
+    return replace(reward, value_n=value_n, status_n=status_n, by_outcome_n2=by_outcome_n2)
 
 
 #: The rewards of the objectives scored before, by the objective's name.

@@ -42,7 +42,7 @@ from spanwise.score.items import (
     together,
 )
 from spanwise.score.outcomes import OUTCOMES, find_outcome, judge_of, read_outcomes
-from spanwise.score.reward import NAN, REWARDS, BuiltIn, Columns, Reward, Scored, Texts, built_in
+from spanwise.score.reward import NAN, REWARDS, BuiltIn, Columns, Reward, Scored, Texts, built_in, taken_away
 from spanwise.types import Scores, Status, present
 
 #: The largest reward: squares of such rewards can be summed in float64, and weighted sums fit into float32.
@@ -90,7 +90,8 @@ def score_all(
         else:
             reward = _call(objective, text, columns, verdicts, call_results)
         reward = _only_paid(objective, reward, text)
-        reward = reward if objective.only is None else _only_right(reward, verdicts[objective.only])
+        if objective.only is not None:  # it counts only for completions that get 1 from that objective
+            reward = taken_away(reward, verdicts[objective.only].value_n != 1.0, Status.UNSCORED)
         rewards[objective.name], verdicts[objective.name] = (reward, reward) if settle is None else settle(objective, reward)
     all_scores = as_scores(rewards, *read_outcomes(objectives, text, columns=columns))
     if not (measure_names := measures_of(objectives)):
@@ -99,14 +100,6 @@ def score_all(
     costs_by_objective = {name: torch.zeros(len(text), count).double() for name, count in measure_counts.items()}
     costs_by_objective |= {name: reward.measured_nc for name, reward in rewards.items() if reward.measured_nc is not None}
     return replace(all_scores, measured_nc=torch.cat(list(costs_by_objective.values()), dim=1), measures=measure_names)
-
-
-def _only_right(reward: Reward, other: Reward) -> Reward:
-    """Keep an objective's reward only for completions that get 1 from the objective named in `only`."""
-    wrong_n = other.value_n != 1.0
-    status_n = reward.status_n.masked_fill(wrong_n, int(Status.UNSCORED))
-    by_outcome_n2 = reward.by_outcome_n2.masked_fill(wrong_n[:, None], NAN)
-    return replace(reward, value_n=reward.value_n.masked_fill(wrong_n, NAN), status_n=status_n, by_outcome_n2=by_outcome_n2)
 
 
 def measures_of(objectives: Sequence[Objective]) -> tuple[str, ...]:
@@ -161,10 +154,7 @@ def _call(objective: Objective, text: Texts, columns: Columns, scored: Scored, c
 
 
 def _only_paid(objective: Objective, reward: Reward, text: Texts) -> Reward:
-    """Remove the rewards of completions without any paid block. Refuse more or fewer rewards than completions.
-
-    Whatever the reward function returns there, the objective's `if_missing` alone sets the price of leaving a block out.
-    """
+    """Remove rewards of completions without any paid block: their price is `if_missing`. Refuse a wrong number of rewards."""
     if len(reward.value_n) != len(text):
         raise RewardError(
             f"Objective '{objective.name}': its reward returned {len(reward.value_n)} numbers for {len(text)} completions. Return "
