@@ -45,10 +45,8 @@ class CallResult:
 async def await_calls(
     calls: Mapping[_K, Callable[[], Awaitable[Any]]], receiver: object, max_concurrent: int, timeout: float
 ) -> dict[_K, CallResult]:
-    """Await all calls of a receiver (a reward function or server), each for at most `timeout` seconds.
-
-    The batches of one event loop that are awaited at the same time share `max_concurrent`.
-    """
+    """Await all calls of a receiver (a function or server), each for at most `timeout` seconds."""
+    # The batches that are awaited at the same time share `max_concurrent`.
     semaphore = once_per_loop((receiver, max_concurrent), partial(asyncio.Semaphore, max_concurrent))
 
     async def await_call(call: Callable[[], Awaitable[Any]]) -> CallResult:

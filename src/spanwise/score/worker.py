@@ -202,10 +202,9 @@ def redefinable_builtins(tests: str) -> list[str]:
     for nested in symbol_tables:
         symbol_tables += nested.get_children()
     module_symbols = module_table.get_symbols()
-    all_symbols = [symbol for table in symbol_tables for symbol in table.get_symbols()]
+    nested_symbols = [symbol for table in symbol_tables for symbol in table.get_symbols() if symbol.is_global()]
     defined_names = {s.get_name() for s in module_symbols if s.is_assigned() or s.is_imported() or s.is_namespace()}
-    used_names = {symbol.get_name() for symbol in module_symbols if symbol.is_referenced()}
-    used_names |= {symbol.get_name() for symbol in all_symbols if symbol.is_referenced() and symbol.is_global()}
+    used_names = {symbol.get_name() for symbol in (*module_symbols, *nested_symbols) if symbol.is_referenced()}
     undefined_names = used_names - defined_names
     return sorted(undefined_names) if all(hasattr(builtins, name) for name in undefined_names) else []
 

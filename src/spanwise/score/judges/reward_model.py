@@ -28,20 +28,17 @@ def _check(options: Mapping[str, Any]) -> None:
     if not isinstance(options["model"], str) or not options["model"]:
         raise RecipeError("The reward 'reward_model' has no model. Name a folder or a hub model: options: {model: NAME}.")
     check_known("value of the reward model's option 'sees'", options["sees"], ("part", "prefix", "whole"))
-    refuse(
-        {
-            f"The reward model's marker is {marker!r}. Set it to the text that follows each step.": (
-                marker is not None and (not isinstance(marker, str) or not marker)
-            ),
-            "The reward model has 'marker' and 'sees', but with a marker it reads all steps in one pass. Remove 'sees'.": (
-                marker is not None and options["sees"] != "part"
-            ),
+    if marker is not None and (not isinstance(marker, str) or not marker):
+        raise RecipeError(f"The reward model's marker is {marker!r}. Set it to the text that follows each step.")
+    if marker is not None and options["sees"] != "part":
+        raise RecipeError(
+            "The reward model has 'marker' and 'sees', but with a marker it reads all steps in one pass. Remove 'sees'."
+        )
+    if choices is not None and (marker is None or not is_number_table(choices)):
+        raise RecipeError(
             f"The reward model's choices are {choices!r}. Write two or more tokens with their numbers, {{'+': 1, '-': 0}}, and set "
-            f"the option 'marker', after which the model writes one of these tokens.": (
-                choices is not None and (marker is None or not is_number_table(choices))
-            ),
-        }
-    )
+            f"the option 'marker', after which the model writes one of these tokens."
+        )
     for name in ("batch_size", "max_length"):
         if name == "batch_size" or options[name] is not None:
             check_number(f"The reward model's option '{name}'", options[name], least=1.0, whole=True)
@@ -277,12 +274,10 @@ def _outputs(
     if choices is not None:
         ids_by_word = {word: tokenizer(word, add_special_tokens=False)["input_ids"] for word, _ in choices}
         refuse({f"The reward model '{name}' has choices. Leave label out.": label is not None})
-        refuse(
-            {
-                f"The reward model's choice {word!r} is {len(token_ids)} tokens. Choose a single token.": len(token_ids) != 1
-                for word, token_ids in ids_by_word.items()
-            }
-        )
+        for word, token_ids in ids_by_word.items():
+            token_count = len(token_ids)
+            if token_count != 1:
+                raise RecipeError(f"The reward model's choice {word!r} is {token_count} tokens. Choose a single token.")
         return [id for (id,) in ids_by_word.values()], torch.tensor([worth for _, worth in choices], dtype=torch.float64)
     label_names = [config.id2label[index] for index in range(config.num_labels)]
     if len(label_names) == 1:

@@ -55,9 +55,8 @@ def reply_rules(
         field_instructions += f'"{WHOLE}" if it is all of them, "{NONE}" if none'
     schema = {"type": "object", "properties": field_schemas, "required": list(field_schemas), "additionalProperties": False}
     json_format = {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": schema}}
-    return f"Answer with a JSON object: {field_instructions}.", {} if constrain == "none" else {
-        "response_format": json_format
-    }
+    schema_rule = {} if constrain == "none" else {"response_format": json_format}
+    return f"Answer with a JSON object: {field_instructions}.", schema_rule
 
 
 def read_verdict(reply: Any, choices: Mapping[str, float | int], *, expected: bool, parts: Sequence[str] = ()) -> Judgement:
