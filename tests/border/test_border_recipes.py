@@ -43,16 +43,10 @@ def rows(folder: Path, cells=ROWS, name: str = "data.jsonl") -> Path:
 
 def recipe(folder: Path, name: str = "recipe.yaml", **fields) -> Path:
     """A recipe of a model and a dataset in the folder, with some fields changed."""
-    usual = {
-        "model": model(),
-        "dataset": "data.jsonl",
-        "prompts": 2,
-        "group_size": 4,
-        "steps": 1,
-        "output": f"{folder / 'run'}",
-    }
+    usual = {"model": model(), "dataset": "data.jsonl", "prompts": 2, "group_size": 4, "steps": 1}
+    fields = {**usual, "output": str(folder / "run"), **fields}
     file = folder / name
-    file.write_text(yaml.safe_dump({**usual, **fields}, sort_keys=False))
+    file.write_text(yaml.safe_dump(fields, sort_keys=False))
     return file
 
 
@@ -104,6 +98,12 @@ def table(folder: Path, text: str) -> str:
     return trains(dataset="data.csv")(folder)
 
 
+def without_the_split(folder: Path) -> str:
+    (folder / "data").mkdir()
+    rows(folder / "data", name="train.jsonl")
+    return command("train", recipe(folder, dataset=str(folder / "data"), split="dev"))
+
+
 def tokenless(folder: Path) -> str:
     (folder / "weights").mkdir()
     (folder / "weights" / "model.safetensors").write_bytes((Path(model()) / "model.safetensors").read_bytes())
@@ -111,9 +111,9 @@ def tokenless(folder: Path) -> str:
 
 
 @case
-def trainer(folder: Path, **extra):
+def trainer(folder: Path, *, beta=0.0, **extra):
     """A `train.py` of the user's own."""
-    trl_small.trainer(folder, extra=extra).train()
+    trl_small.trainer(folder, extra=extra, beta=beta).train()
 
 
 @case
@@ -121,6 +121,11 @@ def real_trainer(folder: Path, *prompts):
     """A `train.py` whose completions are really sampled, for these prompts."""
     dataset = Dataset.from_dict({"prompt": list(prompts), "answer": ["4"] * len(prompts)})
     trl_small.trainer(folder, extra={"train_dataset": dataset, "rollout_func": None})
+
+
+@case
+def preset(method, **options):
+    return str(Scheme.preset(method, trl_small.LAYOUT, **options))
 
 
 def compared_as(verify):
@@ -159,11 +164,7 @@ CASES = {
     "a CSV file without a heading": table("2 + 2?,4\n3 + 3?,6\n4 + 4?,8\n"),
     "`--columns questoin=problem`": trains(ROWS, "--columns", "questoin=problem"),
     "three rows, and sixteen prompts a step": trains(ROWS[:3], prompts=16),
-    "a split that the dataset does not have": lambda folder: (
-        (folder / "data").mkdir(),
-        rows(folder / "data", name="train.jsonl"),
-        command("train", recipe(folder, dataset=str(folder / "data"), split="dev")),
-    )[-1],
+    "a split that the dataset does not have": without_the_split,
     "a model folder without a tokenizer and a config": tokenless,
     "a model that is neither in this folder nor beside the recipe": trains(model="my-model"),
     "`reward: rewards:code_correct`, and no rewards.py here or beside the recipe": elsewhere,
@@ -176,25 +177,15 @@ CASES = {
     "`temperature: 1.0e-9`": refused("temperature: 1.0e-9"),
     "`learning_rate: 4`, a slip for 4e-4": refused("learning_rate: 4"),
     "`entropy: 99`": refused("entropy: 99"),
-    "`options: {eps: .inf}`, which makes every advantage 0": lambda folder: str(
-        Scheme.preset("grpo", trl_small.LAYOUT, eps=math.inf)
-    ),
-    '`options: {leave_one_out: "false"}`, a text that Python takes for true': lambda folder: str(
-        Scheme.preset("bae", trl_small.LAYOUT, leave_one_out="false")
-    ),
-    "`gigpo` with `options: {over: trajectory}`": lambda folder: str(
-        Scheme.preset("gigpo", trl_small.LAYOUT, over="trajectory")
-    ),
-    '`gigpo` with `options: {step_weight: "1"}`, a text': lambda folder: str(
-        Scheme.preset("gigpo", trl_small.LAYOUT, step_weight="1")
-    ),
-    "`gigpo` with `options: {similarity: 95}`": lambda folder: str(Scheme.preset("gigpo", trl_small.LAYOUT, similarity=95)),
-    "`sae` with `options: {threshold: -1}`": lambda folder: str(Scheme.preset("sae", trl_small.LAYOUT, threshold=-1)),
-    "`sae` with `options: {boundary: begin}`": lambda folder: str(Scheme.preset("sae", trl_small.LAYOUT, boundary="begin")),
-    "`options: {eps_at: var}`": lambda folder: str(Scheme.preset("gdpo", trl_small.LAYOUT, eps_at="var")),
-    "a train.py with `beta=-0.1`, which pays for leaving the reference": lambda folder: str(
-        trl_small.trainer(folder, beta=-0.1)
-    ),
+    "`options: {eps: .inf}`, which makes every advantage 0": preset("grpo", eps=math.inf),
+    '`options: {leave_one_out: "false"}`, a text that Python takes for true': preset("bae", leave_one_out="false"),
+    "`gigpo` with `options: {over: trajectory}`": preset("gigpo", over="trajectory"),
+    '`gigpo` with `options: {step_weight: "1"}`, a text': preset("gigpo", step_weight="1"),
+    "`gigpo` with `options: {similarity: 95}`": preset("gigpo", similarity=95),
+    "`sae` with `options: {threshold: -1}`": preset("sae", threshold=-1),
+    "`sae` with `options: {boundary: begin}`": preset("sae", boundary="begin"),
+    "`options: {eps_at: var}`": preset("gdpo", eps_at="var"),
+    "a train.py with `beta=-0.1`, which pays for leaving the reference": trainer(beta=-0.1),
     "`steps: 0`": refused("steps: 0"),
     "`seed: -1`": refused("seed: -1"),
     "`steps: yes`": refused("steps: yes"),

@@ -18,14 +18,15 @@ LAYOUT = Layout({"solution": ["answer"], "confidence": ["confidence"]})
 SOLVED = Objective("correct", pays="solution")
 WHOLE = {"solution": {"": "4", "answer": "4"}, "confidence": {"": "0.9", "confidence": "0.9"}}
 SILENT = {**WHOLE, "confidence": None}
+GOLDS = {"answer": ["4", "4"]}
 
 
 @case
-def scored(reward, *, text=(WHOLE, WHOLE), **fields):
+def scored(reward, *, text=(WHOLE, WHOLE), columns=GOLDS, **fields):
     """A scheme with one reward of the user's, and what it makes of some completions."""
     objectives = [Objective(reward, **{"pays": "solution", **fields})]
     Scheme("bae", LAYOUT, objectives)
-    score_all(objectives, list(text), columns={"answer": ["4"] * len(text)})
+    score_all(objectives, list(text), columns=columns)
 
 
 @case
@@ -43,11 +44,11 @@ def returning(value):
     return mine
 
 
-def trained(folder, *objectives):
-    """One step of the real trainer on eight completions, the sixth of which states no confidence."""
-    trainer(
-        folder, extra={"objectives": [Objective("correct", pays="solution", options={"verify": "exact"}), *objectives]}
-    ).train()
+@case
+def trained(folder, reward, **fields):
+    """One step of the real trainer with one more reward on eight completions, the sixth of which states no confidence."""
+    objectives = [Objective("correct", pays="solution", options={"verify": "exact"}), Objective(reward, **fields)]
+    trainer(folder, extra={"objectives": objectives}).train()
 
 
 def minus_one_without_a_confidence(blocks):
@@ -114,21 +115,17 @@ CASES = {
     "An `async def` reward that fails for every completion": scored(compute_score),
     "A `key` of a function that returns a list": scored(of_blocks, key="format"),
     "A `key` that the function does not return": scored(two_scores, key="from"),
-    "A function in verl's signature without the right answer": lambda folder: score_all(
-        [Objective(two_scores, pays="solution")], [WHOLE], columns={}
-    ),
-    "A function in verifiers' signature without the right answer": lambda folder: score_all(
-        [Objective(contains, pays="solution")], [WHOLE], columns={"question": ["2+2"]}
-    ),
+    "A function in verl's signature without the right answer": scored(two_scores, columns={}),
+    "A function in verifiers' signature without the right answer": scored(contains, columns={"question": ["2+2"] * 2}),
     "`timeout` of a function that is not async": scored(two_scores, options={"timeout": 5}),
-    'Layout({"solution": ["answer"]}, segmenter="tag")': lambda folder: Layout({"solution": ["answer"]}, segmenter="tag"),
-    'Scheme("bae", {"solution": ["answer"]}, objectives)': lambda folder: Scheme("bae", {"solution": ["answer"]}, [SOLVED]),
-    "One objective in the place of a list": lambda folder: Scheme("bae", LAYOUT, SOLVED),
+    'Layout({"solution": ["answer"]}, segmenter="tag")': case(Layout)({"solution": ["answer"]}, segmenter="tag"),
+    'Scheme("bae", {"solution": ["answer"]}, objectives)': case(Scheme)("bae", {"solution": ["answer"]}, [SOLVED]),
+    "One objective in the place of a list": case(Scheme)("bae", LAYOUT, SOLVED),
     "An option that the reward function has no parameter for": scored(
         lambda blocks, limit=5: [1.0] * limit, name="short", options={"limt": 9}
     ),
     "A reward function with a parameter that is no column": scored(lambda block: block, name="misnamed"),
-    "A reward function that raises": lambda folder: trained(folder, Objective(fails, pays="solution")),
+    "A reward function that raises": trained(fails, pays="solution"),
     "A reward function that reads a block which a completion left out": scored(
         lambda blocks: [block["confidence"]["confidence"] for block in blocks], text=[WHOLE, SILENT]
     ),
@@ -145,28 +142,22 @@ CASES = {
     "A reward function that returns 1e308": scored(returning([1.0, 1e308])),
     "A reward function that returns a tensor on the device meta": scored(returning(torch.ones(2, device="meta"))),
     "A reward function that sets a seed, the default dtype, gradients or the working directory": scored(seeds),
-    "A reward function that returns -1.0 where the block is left out": lambda folder: trained(
-        folder, Objective(minus_one_without_a_confidence, pays="confidence", name="mine")
+    "A reward function that returns -1.0 where the block is left out": trained(
+        minus_one_without_a_confidence, pays="confidence", name="mine"
     ),
-    "The same with if_missing=0.0": lambda folder: trained(
-        folder, Objective(minus_one_without_a_confidence, pays="confidence", name="mine", if_missing=0.0)
-    ),
-    "A reward function that returns None for every completion": lambda folder: trained(
-        folder, Objective(lambda blocks: [None for _ in blocks], pays="solution", name="never")
+    "The same with if_missing=0.0": trained(minus_one_without_a_confidence, pays="confidence", name="mine", if_missing=0.0),
+    "A reward function that returns None for every completion": trained(
+        lambda blocks: [None for _ in blocks], pays="solution", name="never"
     ),
     "An outcome function of other parameters": compare_given(of_blocks),
     "An outcome function that returns a number of tokens": compare_given(
         lambda text, columns: list(range(len(text))), size=20
     ),
     "An outcome function that returns lists": compare_given(lambda text, columns: [[1] for _ in text]),
-    'given: "brier", a score that is different in every completion': lambda folder: Scheme(
+    'given: "brier", a score that is different in every completion': case(Scheme)(
         "bae",
         LAYOUT,
-        [
-            SOLVED,
-            Objective("brier", pays="confidence"),
-            Objective("format", pays="confidence", given="brier", baseline="outcome"),
-        ],
+        [Objective("brier", "confidence"), Objective("format", "confidence", given="brier", baseline="outcome")],
     ),
     'given: "corect"': compare_given("corect"),
 }

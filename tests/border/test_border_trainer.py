@@ -36,14 +36,14 @@ def reading(batch, trainer):
 @case
 def script(folder, *, scripts=SAID, train=False, replaced=None, kind=SpanGRPOConfig, **options):
     """A training script with some arguments of the trainer `replaced` (None leaves one out); `options` are of its config."""
-    usual = {
+    arguments = {
         "args": config(folder, **options) if kind is SpanGRPOConfig else kind(str(folder), **CPU, **options),
         "train_dataset": prompts(),
         "processing_class": tokenizer(),
         "rollout_func": scripted(scripts),
         "scheme": scheme(),
+        **(replaced or {}),
     }
-    arguments = {**usual, **(replaced or {})}
     run = SpanGRPOTrainer(policy(), **{name: value for name, value in arguments.items() if value is not None})
     if train:
         run.train()
@@ -108,9 +108,7 @@ CASES = {
     ),
     "an eval_dataset with a prompt that is None": script(
         replaced={
-            "eval_dataset": {
-                "hard": Dataset.from_list([{"prompt": "2+2=", "answer": "4"}, {"prompt": None, "answer": "3"}])
-            },
+            "eval_dataset": {"hard": Dataset.from_dict({"prompt": ["2+2=", None], "answer": ["4", "3"]})},
             "rollout_func": None,
         }
     ),
