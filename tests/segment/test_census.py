@@ -11,11 +11,6 @@ from spanwise.segment.census import census_of
 PIECES = ["<plan>", "</plan>", "<code>", "<answer>", "</answer>", "text", "<", "< plan>", "<b", "5 <answer"]
 
 
-def test_tags_are_counted_by_completion_not_by_occurrence():
-    counts = census(["<a>1</a><a>2</a>", "</a>", "<b><a>"], ["a", "c"])
-    assert (counts.size, dict(counts.wanted), dict(counts.others)) == (3, {"a": 2, "c": 0}, {"b": 1})
-
-
 @given(st.lists(st.lists(st.sampled_from(PIECES)).map("".join), max_size=8))
 def test_each_tag_is_in_as_many_completions_as_hold_its_text(texts):
     counts = census(texts, ["answer", "nowhere"])

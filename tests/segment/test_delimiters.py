@@ -14,7 +14,6 @@ TWO = Layout({"thinking": "delimiters:<think>...</think>", "answer": "delimiters
 T, A = "thinking", "answer"
 
 CASES = {
-    "clean": (["<think>", "2+2", "</think>", "\n", "<<", "4", ">>", "."], [T] * 4 + [A] * 4, "2+2", "4", 0),
     "straddled: a token belongs to the block of its first byte": (
         ["<th", "ink>2", "</think><", "<4", ">>"], [T] * 3 + [A] * 2, "2", "4", 0,
     ),
@@ -37,11 +36,6 @@ def test_blocks_texts_and_faults(case):
     names, text, faults = segment(TWO, pieces)
     assert (names, faults) == (owners, Fault(fault))
     assert [None if text[name] is None else text_of(text, name) for name in (T, A)] == [thinking, answer]
-
-
-def test_a_part_without_a_token_of_its_own_is_straddled():
-    owners, text, fault = segment(TWO, ["<think>2</think><<4>>"])
-    assert (owners, text["answer"], fault) == ([T], None, Fault.STRADDLED)
 
 
 def test_a_sign_that_the_vocabulary_has_as_a_token_is_that_token_only():

@@ -1,17 +1,14 @@
-"""`find_blocks` by hand, in chunks, and against a slow oracle that reads byte by byte."""
+"""`find_blocks` by hand and in chunks; `tests/fuzz` holds it against a slow oracle that reads byte by byte."""
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from oracles import owners_of_tokens, slow_segment
 from segment_small import segment
 from spanwise.errors import AlignmentError
 from spanwise.layout import Layout
 from spanwise.segment import SEGMENTERS, Sample, Vocabulary, find_blocks, place
 from spanwise.types import Fault
-from tokenizers_small import byte_level, sentencepiece
+from tokenizers_small import byte_level
 
 BYTES = Vocabulary.from_tokenizer(byte_level(), size=400)
 TWO = Layout({"solution": ["answer"], "confidence": ["confidence"]})
@@ -41,15 +38,7 @@ def intervals(spans):
 
 
 CASES = {
-    "clean": (TWO, ["So ", A, "4", NO_A, C, "0.9", NO_C, END], [(0, 4), (4, 8)], 0),
-    "boundary inside '>\\n\\n<'": (
-        TWO, ["So", " <", "answer", ">4", ".</", "answer", ">\n\n<", "confidence", ">", "4", NO_C], [(0, 7), (7, 11)], 0,
-    ),
-    "boundary after a character cut in two": (
-        TWO, [A, b"\xe6\x97\xa5\xe6", b"\x9c", b"\xac", NO_A, C, "4", NO_C], [(0, 5), (5, 8)], 0,
-    ),
     "token without bytes at the boundary": (TWO, [A, "4", NO_A, "", C, "4", NO_C, ""], [(0, 4), (4, 8)], 0),
-    "blocks in the wrong order": (TWO, [C, "4", NO_C, A, "4", NO_A], [(0, 6), (0, 0)], Fault.ORDER),
     "three attempts of two": (
         ATTEMPTS, [A, "4", NO_A, A, "4", NO_A, A, "4", NO_A], [(0, 3), (3, 9), (0, 0)], Fault.DUPLICATE | Fault.MISSING,
     ),
@@ -148,58 +137,6 @@ def test_a_segmenter_of_ones_own_may_look_for_tags():
     layout = Layout({"a": ["x"], "b": ["y"]}, segmenter="regex")  # the parts are of another segmenter
     find = SEGMENTERS.find("tags").function(layout.parts, layout=layout)
     assert [(claim.part.block, claim.start) for claim in find(Sample.of(b"<x>1</x><y>1</y>")).claims] == [(0, 0), (1, 8)]
-
-
-TOKENIZERS = [byte_level(), byte_level(special=("<a>", "</confidence>")), sentencepiece()]
-VOCABULARIES = [Vocabulary.from_tokenizer(tokenizer, size=len(tokenizer) + 1) for tokenizer in TOKENIZERS]
-LAYOUTS = [
-    Layout({"one": ["answer"], "two": ["confidence"]}),
-    Layout({"one": ["a", "answer"], "two": ["x", "confidence"]}),
-    Layout({"one": ["a", "answer"], "two": ["confidence"], "three": ["answer"]}, prefilled="a"),
-    Layout({"one": ["answer"], "two": ["answer", "x"]}, prefilled="answer"),
-    Layout({"all": []}),
-]
-NAMES = ["a", "answer", "x", "confidence"]
-TAGS = [f"<{end}{name}>" for name in NAMES for end in ("", "/")]
-NOISE = ["4", " ", "So ", ".", "é", "日本", "🙂", "<", ">", "</", "<answers>", "< a>", "<a ", "\n\n"]
-fast = settings(deadline=None, max_examples=250)
-
-
-@st.composite
-def completions(draw):
-    """Token ids as a policy might sample them: any cut of any mixture of tags and noise, here and there an unused id."""
-    which = draw(st.integers(0, len(TOKENIZERS) - 1))
-    text = "".join(draw(st.lists(st.sampled_from(TAGS * 2 + NOISE), max_size=12)))
-    cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=4)))
-    backend = TOKENIZERS[which].backend_tokenizer
-    ids = []
-    for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True):
-        ids += backend.encode(text[a:b], add_special_tokens=False).ids
-        ids += [len(VOCABULARIES[which]) - 1] * draw(st.integers(0, 1))
-    return VOCABULARIES[which], ids, draw(st.sampled_from(LAYOUTS))
-
-
-@fast
-@given(completions())
-def test_agrees_with_the_byte_by_byte_oracle(completion):
-    vocabulary, ids, layout = completion
-    if not ids:
-        return
-    tokens = [vocabulary.pieces[i] for i in ids]
-    data = b"".join(tokens)
-    owner, pieces, fault, contents = slow_segment(data, layout)
-    owners = owners_of_tokens(tokens, owner)
-    ids_nt = torch.tensor([ids])
-    spans, texts = find_blocks(ids_nt, torch.ones_like(ids_nt), layout=layout, vocabulary=vocabulary)
-    prefilled_start = layout.prefilled and owner[:1] not in ([], [0]) and not tokens[0]
-    if not prefilled_start:  # a prefilled block holds the tokens without bytes before byte 0; a literal case has it
-        assert spans.block_nt[0].tolist() == owners
-        for k, (name, tags) in enumerate(layout.blocks):
-            span = [t for t, o in enumerate(owners) if o == k]
-            assert [int(spans.start_nk[0, k]), int(spans.end_nk[0, k])] == ([span[0], span[-1] + 1] if span else [0, 0])
-            expected = {tag: contents[k, tag] for tag in tags} | {"": pieces[k].decode(errors="replace")}
-            assert texts[0][name] == (expected if span else None)
-    assert Fault(int(spans.fault_n)) == fault
 
 
 @pytest.mark.parametrize("sign", ["<|im_end|>", "</s>", "<\uff5cend\u2581of\u2581sentence\uff5c>"])
