@@ -37,11 +37,6 @@ def float_noise_over_epsilon(reward_n, group_n):
     return out
 
 
-def groups_by_position(reward_n, group_n):
-    r = reward_n.double().nan_to_num().view(-1, 2 if len(reward_n) % 2 == 0 else 1)
-    return (r - r.mean(dim=1, keepdim=True)).flatten()
-
-
 def means(reward_n, group_n):
     return torch.stack([reward_n[group_n == g].nanmean() for g in group_n])
 
@@ -71,11 +66,9 @@ def below_the_best(reward_n, group_n):
 OF_COMPLETIONS = {
     "raw for singletons": ("constant", raw_for_singletons),
     "float noise over epsilon": ("constant", float_noise_over_epsilon),
-    "groups by position": ("permutation split", groups_by_position),
     "absent as zero": ("absent", lambda r, g: centred(r.nan_to_num(), g)),
     "absent gets credit": ("absent", lambda r, g: torch.where(r.isnan(), -0.5, dr_grpo(r, g))),
     "whole batch": ("split shift", lambda r, g: centred(r, torch.zeros_like(g))),
-    "divided by the mean": ("shift", lambda r, g: dr_grpo(r, g) / (1 + means(r, g).abs().nan_to_num())),
     "half precision rewards": ("shift", lambda r, g: dr_grpo(r.bfloat16(), g)),
     "moments as they come": ("precision", lambda r, g: (r - means(r, g)).double().nan_to_num()),
     "single precision": ("result precision", lambda r, g: dr_grpo(r, g).float()),
@@ -86,7 +79,6 @@ OF_COMPLETIONS = {
     "groups from zero on": ("permutation", lambda r, g: centred(r, torch.where(g >= 0, group_index(g), -1))),
     "ids as floats": ("permutation", lambda r, g: centred(r, group_index(g.double()))),
     "NaN where constant": ("result", nan_where_constant),
-    "infinite": ("result", lambda r, g: dr_grpo(r, g) / (r.double().nan_to_num() != 0.5)),
     "only one number": ("result", lambda r, g: dr_grpo(r, g).sum()[None]),
     "flipped": ("monotone", lambda r, g: -dr_grpo(r, g)),
     "always zero": ("signs", lambda r, g: torch.zeros(len(r), dtype=torch.float64)),
@@ -140,13 +132,11 @@ def gae_that_reads_masked_values(reward_nt, value_nt, mask_nt):
     return torch.where(mask_nt, reward_nt + next_nt - value_nt, 0.0)
 
 
-def backwards(reward_nt, mask_nt, *, decay, resets):
-    """A return that is reset at masked tokens, or that decays over them."""
+def resets_at_masked_tokens(reward_nt, mask_nt):
     out, later = torch.zeros_like(reward_nt), torch.zeros(len(reward_nt))
     for t in reversed(range(reward_nt.shape[1])):
-        passed = torch.zeros_like(later) if resets else decay * later
-        later = torch.where(mask_nt[:, t], reward_nt[:, t] + decay * later, passed)
-        out[:, t] = torch.where(mask_nt[:, t], later, 0.0)
+        later = torch.where(mask_nt[:, t], reward_nt[:, t] + later, 0.0)
+        out[:, t] = later
     return out
 
 
@@ -159,12 +149,7 @@ OF_TOKENS = {
     "mask by multiplication": ("poison", lambda reward_nt, value_nt, mask_nt: (all_before(reward_nt) - value_nt) * mask_nt),
     "credit on padding": ("masking padding", lambda reward_nt, mask_nt: all_before(reward_nt)),
     "mean over the width": ("padding", lambda reward_nt, mask_nt: returns(reward_nt, mask_nt) / max(mask_nt.shape[1], 1)),
-    "resets at masked tokens": ("masking", partial(backwards, decay=1.0, resets=True)),
-    "decays over masked tokens": ("masking", partial(backwards, decay=0.5, resets=False)),
-    "position from the left": (
-        "padding",
-        lambda reward_nt, mask_nt: returns(reward_nt, mask_nt) * torch.arange(reward_nt.shape[1]),
-    ),
+    "resets at masked tokens": ("masking", resets_at_masked_tokens),
     "always double": ("precision", lambda reward_nt, mask_nt: returns(reward_nt, mask_nt).double()),
 }
 
@@ -180,10 +165,6 @@ def states_from_zero_on(reward_s, group_s, anchor_s: Int[torch.Tensor, " s"]):
 
 OF_STEPS = {
     "row order": ("permutation split", lambda reward_s, trajectory_s, step_s: reward_s.flip(0).cumsum(0).flip(0)),
-    "trajectories from zero on": (
-        "permutation",
-        lambda reward_s, trajectory_s: torch.where(trajectory_s >= 0, sums(reward_s, trajectory_s), 0.0),
-    ),
     "steps from zero on": (
         "permutation",
         lambda reward_s, trajectory_s, step_s: torch.where(step_s >= 0, sums(reward_s, trajectory_s), 0.0),
