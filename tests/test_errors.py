@@ -59,13 +59,6 @@ def requires_of(name):
         return []
 
 
-def test_the_sentence_for_an_unknown_name():
-    sentence = errors.unknown("method", "bea", ["bae", "grpo"])
-    assert sentence == "There is no method 'bea'. Did you mean 'bae'? Known: bae, grpo."
-    sentence = errors.unknown("option", "size_12", [f"size{n}" for n in range(100)])
-    assert sentence == ("There is no option 'size_12'. Did you mean 'size12'? Of 100 the closest are: size12, size2, size1.")
-
-
 def test_the_sentence_for_a_missing_package():
     missing = errors.lacking("spanwise.measure", ModuleNotFoundError(name="scipy.stats"))
     assert str(missing) == "spanwise.measure needs 'scipy'. Install it with: pip install 'spanwise[measure]'"
@@ -76,8 +69,3 @@ def test_the_sentence_for_a_missing_package():
 def test_the_first_line_of_an_error_is_its_message_or_its_type():
     lines = [errors.first_line(error) for error in (OSError("\nno file: \n at line 3"), ValueError("a.b."), EOFError())]
     assert lines == ["no file", "a.b", "EOFError"]
-
-
-def test_the_first_sentence_that_applies_is_raised():
-    with pytest.raises(RecipeError, match="The second"):
-        errors.refuse({"The first does not apply.": False, "The second does.": [1]})

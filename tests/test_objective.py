@@ -66,7 +66,6 @@ def test_a_function_is_called_as_recipes_write_it():
     ("fields", "sentence"),
     [
         ({"reward": 3}, r"has reward: 3; write the name of a reward, or pass a function"),
-        ({"reward": "rewards:correct"}, r"no reward 'rewards:correct'"),
         ({"given": waits}, r"has given: \(<function waits"),
         ({"given": ["correct", dict]}, r"has given: \('correct', <class 'dict'>\)"),
         ({"name": 3}, r"has name: 3; a name is text"),
@@ -77,7 +76,6 @@ def test_a_function_is_called_as_recipes_write_it():
             r"'brier' has given: 5; write the names of earlier objectives or of outcomes, or 'module:function', or pass",
         ),
         ({"given": ["a", "b", "a"]}, r"'brier' is given 'a' twice; name each outcome once"),
-        ({"weight": True}, r"'brier' has weight: True; write a finite number"),
         ({"if_missing": False}, r"has if_missing: False; write a finite number, or leave it out"),
         ({"if_missing": -math.inf}, r"has if_missing: -inf"),
         ({"back_off": 1, "given": "correct", "baseline": "outcome"}, r"has back_off: 1; write true or false"),

@@ -270,7 +270,6 @@ OUTSIDE, NOT_POSITIVE = (-0.1, 1.1, NAN, True, "0.9"), (0, -0.05, NAN, float("in
 @pytest.mark.parametrize(
     ("sentence", "name", "changes"),
     [
-        ("no option 'leave_one_out'", "grpo", {"leave_one_out": True}),
         ("calibration is", "grpo", {"calibration": "log_score"}),
         ("objectives are given", "bae", {"baseline": "group", "objectives": [Objective("correct", "solution")]}),
         ("no confidence", "bae", {"layout": Layout({"first": ["answer"], "second": ["answer"]}), "calibration": "brier"}),
@@ -334,8 +333,6 @@ def test_a_function_that_is_not_of_its_kind_is_named(kind, function, sizes):
 @pytest.mark.parametrize(
     ("parts", "sentence"),
     [
-        ({"layout": "answer"}, "layout is 'answer'"),
-        ({"objectives": "correct"}, "got 'correct'"),
         ({"objectives": [SOLVED, "brier"]}, "got 'brier'"),
         ({"objectives": [{"reward": "correct", "pays": "solution"}]}, "got {'reward'"),
         ({"options": None}, "options are None"),
