@@ -9,32 +9,25 @@ import pytest
 import torch
 
 from credit_batches import scores_of
-from spanwise import (
-    AlignmentError,
-    Batch,
-    Credit,
-    DataError,
-    Layout,
-    Objective,
-    Reading,
-    RecipeError,
-    Scheme,
-    Scores,
-    Spans,
-    Vocabulary,
-    advantages,
-    credit_batch,
-    metrics,
-    read,
-)
-from spanwise.batch import Steps, by_turn, pad_tokens
+from spanwise import Layout, Objective, Scheme, Vocabulary
+from spanwise.batch import Batch, Steps, by_turn, pad_tokens
 from spanwise.credit.spread import restrict
 from spanwise.credit_metrics import dead_strata
-from spanwise.errors import DivergedError
+from spanwise.errors import AlignmentError, DataError, DivergedError, RecipeError
+from spanwise.pipeline import Reading, advantages, credit_batch, metrics, read
+from spanwise.types import Credit, Scores, Spans
 
 LAYOUT = Layout({"a": ["x"], "b": ["y"]})
 TWO = Scheme("bae", LAYOUT, [Objective("format", "a", name="c"), Objective("format", "b", name="q")])
-ONE = Scheme("bae", Layout({"b": []}), [Objective("format", "b", name="r")])
+WHOLE = Layout({"b": []})
+
+
+def scheme_of(method="bae", per="block", **objective):
+    """A scheme with one objective, which pays the only block."""
+    return Scheme(method, WHOLE, [Objective("format", "b", name="r", **objective)], per)
+
+
+ONE = scheme_of()
 
 
 def spans(block_nt):
@@ -136,27 +129,26 @@ def test_a_token_alone_is_a_signal():
 
 def reading_of_lengths(reward_n, lengths):
     block_nt = torch.tensor([[0] * length + [-1] * (max(lengths) - length) for length in lengths], dtype=torch.int8)
-    end_n1 = torch.tensor(lengths)[:, None]
-    reading = reading_of(reward_n, end_n1.tolist(), [0] * len(lengths))
-    return reading, Spans(("b",), torch.zeros_like(end_n1), end_n1, block_nt, torch.zeros(len(lengths), dtype=torch.long))
+    its_spans = Spans.of_blocks(("b",), block_nt)
+    reading = reading_of(reward_n, its_spans.length_nk.tolist(), [0] * len(lengths))
+    return replace(reading, spans=its_spans), its_spans
 
 
 @pytest.mark.parametrize("method", ["bae", "reinforce++"])
 def test_a_share_of_the_batch_is_the_token_mean(method):
-    scheme = Scheme(method, ONE.layout, ONE.objectives, per="batch")
+    scheme = scheme_of(method, "batch")
     reading, its_spans = reading_of_lengths([1.0, 0.0, 3.0, 0.0], [1, 2, 5, 0])
-    reading = Reading(reading.scores, reading.length_nk, reading.fault_n, spans=its_spans)
     batch = Batch([0, 0, 1, 1], mask_nt=its_spans.block_nt >= 0)
     credit = credit_batch(reading, batch, scheme)
     adv_nt = advantages(credit, its_spans, scheme)
-    per_one = advantages(credit, its_spans, Scheme(method, ONE.layout, ONE.objectives, per=1))
+    per_one = advantages(credit, its_spans, scheme_of(method, 1))
     # 8 tokens, 4 completions: the mean over completions of the sum over tokens of A / 2 is the mean over tokens of A.
     assert torch.allclose(adv_nt.sum() / 4, per_one.sum() / 8)
     assert torch.allclose(adv_nt, per_one / 2)
     if method == "bae":
         assert adv_nt[:, 0].tolist() == [0.25, -0.25, 0.75, 0.0]
     # The rows that a rank holds, and rows that the trainer leaves out, keep the batch's share.
-    part = Spans(("b",), its_spans.start_nk[1:3], its_spans.end_nk[1:3], its_spans.block_nt[1:3], its_spans.fault_n[1:3])
+    part = Spans.of_blocks(("b",), its_spans.block_nt[1:3])
     assert torch.equal(advantages(credit.take(slice(1, 3)), part, scheme), adv_nt[1:3])
     mask_nt = its_spans.block_nt >= 0
     mask_nt[2] = False
@@ -178,9 +170,8 @@ def test_an_advantage_that_its_dtype_cannot_hold_is_refused_and_a_sum_of_them_is
 def test_a_share_of_the_batch_needs_the_batch():
     reading, its_spans = reading_of_lengths([1.0, 0.0], [1, 2])
     credit = credit_batch(reading, Batch([0, 0]), ONE)
-    scheme = Scheme("bae", ONE.layout, ONE.objectives, per="batch")
     with pytest.raises(RecipeError, match="mean_length_n"):
-        advantages(replace(credit, mean_length_n=None), its_spans, scheme)
+        advantages(replace(credit, mean_length_n=None), its_spans, scheme_of(per="batch"))
 
 
 def test_dead_strata_are_counted_where_nobody_moves():
@@ -190,9 +181,9 @@ def test_dead_strata_are_counted_where_nobody_moves():
     logged = metrics(credit, reading, ONE, group_n=torch.tensor([7, 7, -3, -3, 2]))
     assert logged["credit/r/unanimous"] == logged["credit/unanimous"] == 0.5  # one group in two: nobody agrees alone
     assert credit.singleton_m.tolist() == [1]
-    alone = Scheme("bae", ONE.layout, [Objective("format", "b", name="r", baseline="none")])
+    alone = scheme_of(baseline="none")
     assert dead_strata(credit_batch(reading, Batch([7, 7, -3, -3, 2]), alone), alone) == {}
-    rloo = Scheme("rloo", ONE.layout, ONE.objectives, "completion")
+    rloo = scheme_of("rloo", "completion")
     assert dead_strata(credit_batch(reading, Batch([7, 7, -3, -3, 2]), rloo), rloo) == {"r": (3, 2)}
 
 
@@ -212,7 +203,7 @@ def test_dead_strata_are_counted_where_nobody_moves():
 )
 def test_groups_of_turns_are_unanimous_in_what_the_method_compares(method, scope, rewards, rollouts, share):
     reading = reading_of(rewards, [[1]] * len(rewards), [0] * len(rewards))
-    scheme = Scheme(method, ONE.layout, [Objective("format", "b", name="r", scope=scope)], "completion")
+    scheme = scheme_of(method, "completion", scope=scope)
     steps = Steps(torch.tensor(rollouts), torch.arange(len(rewards)), ["s"] * len(rewards))
     batch = Batch([7] * len(rewards), steps=steps)
     credit = credit_batch(reading, batch, scheme)
@@ -222,8 +213,10 @@ def test_groups_of_turns_are_unanimous_in_what_the_method_compares(method, scope
 
 def test_a_group_in_which_a_missing_reward_has_a_price_is_not_unanimous():
     """By hand: the group [1, 1, -1 for the block that is left out] credits the last completion with -1 - 1 = -2."""
-    objective = Objective("format", "b", name="r", baseline="group", if_missing=-1.0)
-    reading, scheme = reading_of([1.0, 1.0, math.nan], [[1], [1], [0]], [0] * 3), Scheme("bae", ONE.layout, [objective])
+    reading, scheme = (
+        reading_of([1.0, 1.0, math.nan], [[1], [1], [0]], [0] * 3),
+        scheme_of(baseline="group", if_missing=-1.0),
+    )
     credit = credit_batch(reading, Batch([7] * 3), scheme)
     assert credit.stop_n.tolist() == [0.0, 0.0, -2.0]
     assert metrics(credit, reading, scheme, group_n=torch.tensor([7] * 3))["credit/unanimous"] == 0.0
@@ -231,7 +224,7 @@ def test_a_group_in_which_a_missing_reward_has_a_price_is_not_unanimous():
 
 def test_the_price_of_a_missing_reward_is_that_of_a_whole_rollout_where_steps_are_compared():
     """Both rollouts get 1 in their last turn, and the first turns cost nothing; without the reward one rollout has -1."""
-    scheme = Scheme("gigpo", ONE.layout, [Objective("format", "b", name="r", if_missing=-1.0)], "completion")
+    scheme = scheme_of("gigpo", "completion", if_missing=-1.0)
     steps = Steps(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1]), ["s", "t"] * 2)
     for last_reward, share in ((1.0, 1.0), (math.nan, 0.0)):
         reading = reading_of([math.nan, 1.0, math.nan, last_reward], [[1]] * 4, [0] * 4)
@@ -242,8 +235,7 @@ def test_the_price_of_a_missing_reward_is_that_of_a_whole_rollout_where_steps_ar
 
 def test_a_stratum_in_which_stopping_is_charged_for_is_not_dead():
     """By hand: 1 is alone with its prompt and gets 0; what left the block out stands for -1, and pays -1 - 1 = -2 for stopping."""
-    objective = Objective("format", "b", name="r", baseline="group", if_missing=-1.0)
-    reading, scheme = reading_of([1.0, math.nan], [[1], [0]], [0] * 2), Scheme("bae", ONE.layout, [objective])
+    reading, scheme = reading_of([1.0, math.nan], [[1], [0]], [0] * 2), scheme_of(baseline="group", if_missing=-1.0)
     credit = credit_batch(reading, Batch([7, 7]), scheme)
     assert (credit.block_nk.tolist(), credit.stop_n.tolist()) == ([[0.0], [0.0]], [0.0, -2.0])
     assert dead_strata(credit, scheme) == {"r": (1, 0)}
@@ -254,22 +246,18 @@ def test_a_stratum_in_which_stopping_is_charged_for_is_not_dead():
 
 
 def test_a_completion_without_a_reward_takes_no_part_in_a_token_method():
-    scheme = Scheme("reinforce++", ONE.layout, ONE.objectives, "completion", {"whiten": False})
-    its_spans = Spans(
-        ("b",), torch.zeros(2, 1).long(), torch.full((2, 1), 2), torch.zeros(2, 2).to(torch.int8), torch.zeros(2).long()
-    )
-    reading = reading_of([math.nan, 2.0], [[2], [2]], [0, 0])
+    scheme = replace(scheme_of("reinforce++", "completion"), options={"whiten": False})
+    reading, its_spans = reading_of_lengths([math.nan, 2.0], [2, 2])
     batch = Batch([0, 0], torch.zeros(2, 2).long(), torch.ones(2, 2).bool())
-    credit = credit_batch(Reading(reading.scores, reading.length_nk, reading.fault_n, spans=its_spans), batch, scheme)
+    credit = credit_batch(reading, batch, scheme)
     assert credit.token_nt.tolist() == [[0.0, 0.0], [2.0, 2.0]]
     assert advantages(credit, its_spans, scheme).tolist() == [[0.0, 0.0], [1.0, 1.0]]
 
 
 def test_a_method_with_a_critic_has_no_strata_that_could_be_dead():
     """A new critic expects 0 everywhere, so wrong answers get exactly 0, and nothing is said about sizes of groups."""
-    scheme = Scheme("gae", ONE.layout, ONE.objectives, "completion")
-    its_spans = Spans.of_blocks(("b",), torch.zeros(2, 2).to(torch.int8))
-    reading = replace(reading_of([0.0, 0.0], [[2], [2]], [0, 0]), spans=its_spans)
+    scheme = scheme_of("gae", "completion")
+    reading, _ = reading_of_lengths([0.0, 0.0], [2, 2])
     batch = Batch([0, 0], torch.zeros(2, 2).long(), torch.ones(2, 2).bool(), value_nt=torch.zeros(2, 2))
     credit = credit_batch(reading, batch, scheme)
     logged = metrics(credit, reading, scheme, group_n=batch.group_n)
@@ -289,9 +277,8 @@ def test_sentences():
         read(Batch([0]), ONE, Vocabulary((b"a",)))
     with pytest.raises(AlignmentError, match=r"2 completions .* 3 group ids"):
         credit_batch(reading_of([1.0, 0.0], [[1], [1]], [0, 0]), Batch([0, 0, 0]), ONE)
-    sae = Scheme("sae", ONE.layout, ONE.objectives)
     with pytest.raises(RecipeError, match="Method 'sae' needs log-probabilities"):
-        credit_batch(reading_of([1.0], [[1]], [0]), Batch([0]), sae)
+        credit_batch(reading_of([1.0], [[1]], [0]), Batch([0]), scheme_of("sae"))
 
 
 def test_without_spans_there_is_nowhere_to_put_credit():

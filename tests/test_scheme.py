@@ -8,23 +8,13 @@ import pytest
 import torch
 
 from helpers import NAN
-from spanwise import (
-    AlignmentError,
-    Batch,
-    Layout,
-    Objective,
-    Reading,
-    RecipeError,
-    Scheme,
-    Scores,
-    Spans,
-    Steps,
-    credit_batch,
-    register,
-)
+from spanwise import AlignmentError, Layout, Objective, RecipeError, Scheme, register
+from spanwise.batch import Batch, Steps
 from spanwise.commands.methods.methods import show_methods
 from spanwise.credit import METHODS, Preset
 from spanwise.credit.assign import call
+from spanwise.pipeline import Reading, credit_batch
+from spanwise.types import Scores, Spans
 
 LAYOUT = Layout({"solution": ["answer"], "confidence": ["confidence"]})
 PRESETS = {name: entry.preset for name, entry in METHODS.items() if entry.preset is not None}

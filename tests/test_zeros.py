@@ -6,21 +6,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helpers import NAN
-from spanwise import (
-    AlignmentError,
-    Batch,
-    Credit,
-    Layout,
-    Objective,
-    Reading,
-    Scheme,
-    Scores,
-    Spans,
-    advantages,
-    credit_batch,
-)
-from spanwise.batch import Steps
-from spanwise.types import Fault, Status
+from spanwise import AlignmentError, Layout, Objective, Scheme
+from spanwise.batch import Batch, Steps
+from spanwise.pipeline import Reading, advantages, credit_batch
+from spanwise.types import Credit, Fault, Scores, Spans, Status
 from spanwise.zeros import Zero, reason_of, recorded_reasons, tally_zeros, zero_reasons
 
 LAYOUT = Layout({"a": ["x"], "b": ["y"], "c": ["z"]})
@@ -33,16 +22,10 @@ def reading_of(reward_nm, status_nm, length_nk, fault_n=None):
     status_nm = torch.tensor([[int(status) for status in row] for row in status_nm], dtype=torch.int8)
     scores = Scores(("right", "said")[:m], reward_nm, status_nm, torch.full((n, m, 2), NAN, dtype=torch.float64))
     length_nk, fault_n = torch.tensor(length_nk), torch.tensor(fault_n or [0] * n)
-    width = int(length_nk.sum(dim=1).max()) + 1
-    block_nt, start_nk, end_nk = torch.full((n, width), -1, dtype=torch.int8), length_nk * 0, length_nk * 0
-    for i, lengths in enumerate(length_nk.tolist()):
-        place = 1  # a tool's token comes first
-        for k, length in enumerate(lengths):
-            start_nk[i, k] = place if length else 0
-            block_nt[i, place : place + length] = k
-            place += length
-            end_nk[i, k] = place if length else 0
-    return Reading(scores, length_nk, fault_n, Spans(LAYOUT.names, start_nk, end_nk, block_nt, fault_n))
+    # A tool's token comes first in each row.
+    rows = [torch.tensor([-1, *torch.arange(3).repeat_interleave(length_k)]) for length_k in length_nk]
+    block_nt = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
+    return Reading(scores, length_nk, fault_n, Spans.of_blocks(LAYOUT.names, block_nt, fault_n))
 
 
 def explained(reading, scheme, group, learned=None):
@@ -86,15 +69,10 @@ def test_cut_off_is_a_reason_of_its_own_and_an_unpaid_block_as_well():
 
 
 def test_of_two_objectives_the_graver_reason_counts_and_what_cancels_is_said():
-    rule = Scheme("bae", LAYOUT, [Objective("format", "a", name="right"), Objective("format", "a", name="said", weight=-1)])
+    rule = Scheme("bae", LAYOUT, [*ONE.objectives, Objective("format", "a", name="said", weight=-1)])
     reading = reading_of([[1, NAN], [1, 1], [1, 0], [0, 0]], [[OK, ERROR], [OK, OK], [OK, OK], [OK, OK]], [[1, 0, 0]] * 4)
     tally, *_ = explained(reading, rule, [0, 0, 1, 1])
-    assert named(tally, tally.key_n.tolist()) == [
-        ("ERROR", "said"),
-        ("SINGLETON", "said"),
-        ("CREDITED", ""),
-        ("CREDITED", ""),
-    ]
+    assert named(tally, tally.key_n.tolist()) == [("ERROR", "said"), ("SINGLETON", "said"), *[("CREDITED", "")] * 2]
     reading = reading_of([[1, 1], [0, 0]], [[OK, OK]] * 2, [[1, 0, 0]] * 2)
     tally, *_ = explained(reading, rule, [0, 0])
     assert named(tally, tally.key_n.tolist()) == [("CANCELLED", "")] * 2
@@ -111,9 +89,7 @@ def test_of_two_objectives_the_graver_reason_counts_and_what_cancels_is_said():
 )
 def test_if_several_objectives_of_a_block_were_compared_the_first_is_named(right_n, said, reason):
     """Answers that are all wrong are not called all right because their tags are; of the others, the last earns the mean."""
-    rule = Scheme(
-        "bae", LAYOUT, [Objective("format", "a", name="right"), Objective("format", "a", name="said", weight=0.25)]
-    )
+    rule = Scheme("bae", LAYOUT, [*ONE.objectives, Objective("format", "a", name="said", weight=0.25)])
     reading = reading_of([[right, said] for right in right_n], [[OK, OK]] * 3, [[1, 0, 0]] * 3)
     tally, *_ = explained(reading, rule, [0, 0, 0])
     assert named(tally, tally.key_n.tolist())[2] == (reason, "right")
@@ -126,18 +102,13 @@ def test_turns_of_rollouts_are_explained_by_their_rollouts():
     rewards = [[NAN, 0.5], [0.0, 0.5], [NAN, 0.5], [0.0, NAN], [1.0, NAN]]
     statuses = [[ABSENT, OK], [OK, OK], [ABSENT, OK], [OK, ERROR], [OK, ABSENT]]
     reading = reading_of(rewards, statuses, [[1, 1, 0]] * 5)
-    scheme = Scheme(
-        "bae", LAYOUT, [Objective("format", "a", name="right"), Objective("format", "b", name="said", scope="turn")]
-    )
+    scheme = Scheme("bae", LAYOUT, [*ONE.objectives, Objective("format", "b", name="said", scope="turn")])
     credit = credit_batch(reading, Batch(group_n, steps=steps), scheme)
     assert not credit.has_signal
     keys = zero_reasons(credit, scheme)
     names = [[reason_of(key).name for key in row] for row in keys.tolist()]
-    wrong, equal = "ALL_WRONG", "ALL_EQUAL"
-    assert names == [
-        [wrong, equal, "UNPAID"], [wrong, equal, "UNPAID"], [wrong, equal, "UNPAID"], [wrong, "ERROR", "UNPAID"],
-        ["SINGLETON", "ABSENT", "UNPAID"],
-    ]  # fmt: skip
+    compared = ["ALL_WRONG", "ALL_EQUAL", "UNPAID"]
+    assert names == [compared] * 3 + [["ALL_WRONG", "ERROR", "UNPAID"], ["SINGLETON", "ABSENT", "UNPAID"]]
     alone = zero_reasons(credit_batch(reading, Batch(torch.tensor([0, 0, 1, 1, 2]), steps=steps), scheme), scheme)
     assert [reason_of(key).name for key in alone[:, 1].tolist()][:3] == ["SINGLETON"] * 3  # two turns are one vote
 
@@ -249,10 +220,5 @@ def test_groups_may_have_any_ids():
     """Hashes of prompts: all wrong in the first, all right in the second, one completion in the third."""
     group_n, reward_n = torch.tensor([-1, -(2**63), -1, -(2**63), 2**62]), torch.tensor([0.0, 1.0, 0.0, 1.0, 1.0])
     keys = recorded_reasons(torch.zeros(5, 1), group_n, reward_n=reward_n).flatten()
-    assert [reason_of(key).name for key in keys.tolist()] == [
-        "ALL_WRONG",
-        "ALL_RIGHT",
-        "ALL_WRONG",
-        "ALL_RIGHT",
-        "SINGLETON",
-    ]
+    names = [reason_of(key).name for key in keys.tolist()]
+    assert names == ["ALL_WRONG", "ALL_RIGHT", "ALL_WRONG", "ALL_RIGHT", "SINGLETON"]
