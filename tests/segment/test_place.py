@@ -62,28 +62,6 @@ def test_first_and_last_token_of_every_span(case):
     assert spans.block_nt.tolist() == [owners]
 
 
-def test_a_block_without_a_token_of_its_own_is_absent():
-    vocabulary = Vocabulary((b"<a>1</a><b>2</b>", b"<c>", b"3</c>"))
-    ids = torch.tensor([[0, 1, 2]])
-    layout = Layout({"a": ["a"], "b": ["b"], "c": ["c"]})
-    spans, texts = find_blocks(ids, torch.ones_like(ids), layout=layout, vocabulary=vocabulary)
-    assert intervals(spans) == [(0, 1), (0, 0), (1, 3)]
-    assert spans.present_nk.tolist() == [[True, False, True]]
-    assert texts[0]["b"] is None
-    assert texts[0]["a"] == {"a": "1", "": "<a>1</a>"}
-
-
-def test_a_row_without_trainable_tokens_is_empty():
-    ids = torch.full((2, 3), -100)
-    ids[1] = ids_of("So", "4", END)
-    mask = ids >= 0
-    spans, texts = find_blocks(ids, mask, layout=TWO, vocabulary=BYTES)
-    assert spans.fault_n.tolist() == [Fault.EMPTY, Fault.MISSING]
-    assert spans.block_nt.tolist() == [[-1, -1, -1], [0, 0, 0]]
-    assert spans.end_nk.tolist() == [[0, 0], [3, 0]]
-    assert texts[0] == {"solution": None, "confidence": None}
-
-
 @pytest.mark.parametrize("shape", [(0, 3), (2, 0)])
 def test_no_completions_and_no_tokens(shape):
     ids = torch.zeros(shape, dtype=torch.int64)

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from segment_small import segment, text_of
+from segment_small import segment
 from spanwise import Batch, Objective, Scheme, pipeline
 from spanwise.credit.methods._gae import SaeSegments
 from spanwise.engines.trl.trainer import AT_READ, PROVIDES
@@ -41,25 +41,6 @@ def test_units(segmenter, text, units):
     layout, data = Layout({"unit[*]": f"{segmenter}:"}, most=16), text.encode()
     parsed = SEGMENTERS.find(segmenter).function(layout.parts, layout=layout)(Sample.of(data))
     assert [data[slice(*claim.inner)].decode() for claim in parsed.claims] == units
-
-
-def test_tokens_of_steps_and_what_stands_before_the_first():
-    pieces = ["Plan", ":\n1", ". a\n2", ". b", "<eos>"]
-    owners, text, fault = segment({"step[*]": "steps:"}, pieces, most=3)
-    assert (owners, fault) == (["step[0]"] * 3 + ["step[1]"] * 2, 0)  # ". a\n2" begins in the first step
-    assert (text_of(text, "step[0]"), text["step[0]"][""], text["step[2]"]) == ("1. a", "Plan:\n1. a\n", None)
-    owners, text, _ = segment({"preface": [], "step[*]": "steps:"}, pieces, most=3)
-    assert owners == ["preface", "preface", "step[0]", "step[1]", "step[1]"]
-
-
-def test_more_than_there_are_belong_to_the_last_one_or_the_rest():
-    pieces = ["a\n", "b\n", "c\n", "d"]
-    owners, text, fault = segment(["line[*]"], pieces, segmenter="lines", most=2)
-    assert (owners, fault, text_of(text, "line[1]")) == (["line[0]"] + ["line[1]"] * 3, Fault.MORE, "b")
-    owners, _, fault = segment({"line[*]": "lines:", "rest": []}, pieces, most=2)
-    assert (owners, fault) == (["line[0]", "line[1]", "rest", "rest"], Fault.MORE)
-    owners, text, fault = segment({"first": "lines:", "others": "lines:"}, pieces)
-    assert (owners, fault, text_of(text, "others")) == (["first"] + ["others"] * 3, 0, "d")
 
 
 @pytest.mark.parametrize(("blocks", "segmenter"), [({"step[*]": "steps:3"}, "tags"), ({"a": "turn"}, "turns")])
