@@ -1,11 +1,12 @@
-"""Methods of other distributions: a real wheel, installed by pip, seen by real processes."""
+"""Methods of other distributions: packages with entry points, seen by real processes."""
 
 import os
 import subprocess
 import sys
-import zipfile
 
 import pytest
+
+from packages_small import package
 
 pytestmark = pytest.mark.long
 
@@ -54,33 +55,14 @@ print(reading.scores.outcome("odd").tolist(), credit_batch(reading, batch, schem
 """
 
 
-def wheel(folder, name, code):
-    """A wheel with one module and an entry point of each sort."""
-    path = folder / f"{name}-1.0-py3-none-any.whl"
-    info = f"{name}-1.0.dist-info"
-    files = {
-        f"{name}.py": code,
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        f"{info}/entry_points.txt": "".join(f"[spanwise.{sort}]\n{name}_{sort} = {name}\n" for sort in SORTS),
-    }
-    files[f"{info}/RECORD"] = "".join(f"{file},,\n" for file in [*files, f"{info}/RECORD"])
-    with zipfile.ZipFile(path, "w") as archive:
-        for file, text in files.items():
-            archive.writestr(file, text)
-    return path
+@pytest.fixture
+def installed(tmp_path):
+    """Write a package of one module, with an entry point of each sort; returns a runner of `spanwise` that has it."""
 
-
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    """Install the distributions asked for into a folder of their own; returns a runner of `spanwise`."""
-
-    def install(**modules):
-        folder, target = tmp_path_factory.mktemp("wheels"), tmp_path_factory.mktemp("site")
-        wheels = [str(wheel(folder, name, code)) for name, code in modules.items()]
-        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--disable-pip-version-check"]
-        subprocess.run([*pip, "--target", str(target), *wheels], check=True, capture_output=True)
-        environment = {**os.environ, "PYTHONPATH": str(target), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    def install(name, code):
+        entry_points = {f"spanwise.{sort}": f"{name}_{sort} = {name}" for sort in SORTS}
+        path = package(tmp_path, name, code, entry_points=entry_points)
+        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 
         def spanwise(*arguments):
             command = [sys.executable, *(arguments if arguments[0] == "-c" else ("-m", "spanwise.cli", *arguments))]
@@ -92,7 +74,7 @@ def installed(tmp_path_factory):
 
 
 def test_an_installed_method_is_listed_and_found(installed):
-    spanwise = installed(extra_credit=GOOD)
+    spanwise = installed("extra_credit", GOOD)
     for words in (("methods",), ("methods", "doubled")):
         done = spanwise(*words)
         assert done.returncode == 0, done.stderr
@@ -108,7 +90,7 @@ def test_an_installed_method_is_listed_and_found(installed):
     ],
 )
 def test_a_broken_plugin_is_named(installed, code, says):
-    spanwise = installed(broken_credit=code)
+    spanwise = installed("broken_credit", code)
     done = spanwise("methods")
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
@@ -118,13 +100,13 @@ def test_a_broken_plugin_is_named(installed, code, says):
 
 
 def test_a_broken_plugin_is_in_the_way_only_of_unknown_names(installed):
-    spanwise = installed(broken_credit="raise ValueError('not today')\n")
+    spanwise = installed("broken_credit", "raise ValueError('not today')\n")
     unknown = spanwise("methods", "doubled")
     assert "(broken_credit) cannot be loaded: not today." in " ".join((unknown.stdout + unknown.stderr).split())
     assert spanwise("methods", "grpo").returncode == 0
 
 
 def test_installed_rewards_outcomes_and_segmenters_are_found_by_name(installed):
-    done = installed(extra_parts=PARTS)("-c", USE_PARTS)
+    done = installed("extra_parts", PARTS)("-c", USE_PARTS)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["mine was called"] * 2 + ["[1.0, 0.0] torch.Size([2, 2])"]
