@@ -11,6 +11,7 @@ import torch
 
 import trl_small
 from credit_batches import scores_of
+from helpers import assert_close
 from pages import DOCS, PAGES, README, ROOT, blocks, named, page_id, rows
 from spanwise import Batch, Objective, Reading, Scheme, assign, credit_batch
 from spanwise.batch import Steps
@@ -87,18 +88,17 @@ def test_the_readme_is_short():
     assert len(README.read_text(encoding="utf-8").splitlines()) <= 120
 
 
-def test_the_fifteen_lines_give_the_numbers_they_promise(page_runs):
-    # Brier scores -.01 -.64 of the right answers (mean -.325) and -.81 -.04 of the wrong ones (mean -.425); half are right.
-    expected = [[0.5, 0.315], [0.5, -0.315], [-0.5, -0.385], [-0.5, 0.385]]
-    credit = page_runs(HOWTO / "without_a_trainer.md")["credit"]
-    torch.testing.assert_close(credit.block_nk, torch.tensor(expected, dtype=torch.float64))
-
-
-def test_the_fields_give_the_numbers_they_promise(page_runs):
-    # form, city, year; half of the cities are right, and three of four years.
-    expected = [[0.75, 0.5, 0.25], [-0.25, 0.5, -0.75], [-0.25, -0.5, 0.25], [-0.25, -0.5, 0.25]]
-    fields = page_runs(HOWTO / "without_a_trainer.md")["fields"]
-    torch.testing.assert_close(fields.block_nk, torch.tensor(expected, dtype=torch.float64))
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        # Brier scores -.01 -.64 of the right answers (mean -.325) and -.81 -.04 of the wrong ones (mean -.425); half are right.
+        ("credit", [[0.5, 0.315], [0.5, -0.315], [-0.5, -0.385], [-0.5, 0.385]]),
+        # form, city, year; half of the cities are right, and three of four years.
+        ("fields", [[0.75, 0.5, 0.25], [-0.25, 0.5, -0.75], [-0.25, -0.5, 0.25], [-0.25, -0.5, 0.25]]),
+    ],
+)
+def test_the_page_without_a_trainer_gives_the_numbers_it_promises(page_runs, name, expected):
+    assert_close(page_runs(HOWTO / "without_a_trainer.md")[name].block_nk, expected, 1e-7)
 
 
 def test_the_picture_of_the_readme_has_the_numbers_of_the_fields():
@@ -113,8 +113,8 @@ def test_the_picture_of_the_readme_has_the_numbers_of_the_fields():
 def test_two_outcomes_back_off_as_the_page_says(page_runs):
     namespace = page_runs(DOCS / "methods.md")
     # -.64 and -.01 are .315 below and above their mean; without backing off each is alone with its tuple.
-    torch.testing.assert_close(namespace["comparison"].advantage_n, torch.tensor([0.04, -0.04, -0.315, 0.315]).double())
-    torch.testing.assert_close(namespace["alone"].advantage_n, torch.tensor([0.04, -0.04, 0.0, 0.0]).double())
+    assert_close(namespace["comparison"].advantage_n, [0.04, -0.04, -0.315, 0.315], 1e-7)
+    assert_close(namespace["alone"].advantage_n, [0.04, -0.04, 0.0, 0.0], 1e-7)
 
 
 def whole_script():
