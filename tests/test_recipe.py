@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from spanwise.credit import METHODS, bae, grpo, rlcr
+from spanwise.credit import METHODS, grpo, rlcr
 from spanwise.errors import RecipeError
 from spanwise.layout import Layout
 from spanwise.recipe import answer_layout, load, resolved, scheme_of
@@ -13,21 +13,6 @@ LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis",
 
 def filled(**fields):
     return scheme_of(load(None, fields), LAYOUT, 32)
-
-
-def test_default_is_blockwise_and_pays_each_block_for_its_own_tags_and_the_papers_method_does_not():
-    scheme, bare = filled(), filled(method="bae_paper")
-    assert (scheme.method, scheme.per, scheme.options) == ("bae", "block", {})
-    assert bare.entry.estimator is scheme.entry.estimator is bae
-    correct, brier, *formats = scheme.objectives
-    assert bare.objectives == (correct, brier)
-    assert (correct.reward, correct.pays, correct.baseline) == ("correct", ("solution",), "group")
-    assert (brier.reward, brier.pays, brier.given, brier.baseline) == ("brier", ("confidence",), ("correct",), "outcome")
-    assert brier.if_missing == -1.0
-    for objective, block in zip(formats, LAYOUT.names, strict=True):
-        assert (objective.name, objective.pays, objective.baseline) == (f"{block}_format", (block,), "group")
-        assert (objective.reward, objective.weight, objective.if_missing) == ("format", 0.25, None)
-        assert objective.options == {"empty": True}
 
 
 def test_rlcr_pays_every_block():
