@@ -1,9 +1,9 @@
-"""Completions written out token by token, and what a layout finds in them."""
+"""Completions written out token by token or as text, and what a layout finds in them."""
 
 import torch
 
 from spanwise.layout import Layout
-from spanwise.segment import Vocabulary, find_blocks
+from spanwise.segment import SEGMENTERS, Sample, Vocabulary, find_blocks
 from spanwise.types import Fault
 
 
@@ -21,6 +21,19 @@ def segment(layout, pieces, *, added=(), masked=(), **layout_options):
     spans, texts = find_blocks(ids, mask, layout=layout, vocabulary=vocabulary)
     owners = [None if k < 0 else layout.names[k] for k in spans.block_nt[0].tolist()]
     return owners, texts[0], Fault(int(spans.fault_n))
+
+
+def claims_in(layout, text):
+    """Return (claim, claimed text, what it says) of all claims of a layout with one segmenter, in order, and the faults."""
+    data = text if isinstance(text, bytes) else text.encode()
+    (name,) = layout.segmenters
+    claims, fault = SEGMENTERS.find(name).function(layout.parts, layout=layout)(Sample.of(data))
+    triples = []
+    for claim in sorted(claims, key=lambda claim: claim.start):
+        inner = data[slice(*claim.inner)] if isinstance(claim.inner, tuple) else claim.inner
+        content = None if inner is None else inner.decode(errors="replace")
+        triples.append((claim, data[claim.start : claim.stop].decode(errors="replace"), content))
+    return triples, Fault(fault)
 
 
 def text_of(text, block, key=None):

@@ -5,24 +5,17 @@ import random
 
 import pytest
 
-from segment_small import segment
+from segment_small import claims_in, segment
 from spanwise.errors import LayoutError
 from spanwise.layout import Layout
-from spanwise.segment import SEGMENTERS, Sample
 from spanwise.types import Fault
 
 
 def claims_of(text, blocks, most=16):
     """Return (block, claimed text, inner text) of each claim in order, and the faults."""
-    data = text.encode()
     layout = Layout({**blocks, "rest": []}, most=most)
-    parts = [part for part in layout.parts if part.segmenter == "code"]
-    claims, fault = SEGMENTERS.find("code").function(parts, layout=layout)(Sample.of(data))
-    triples = []
-    for claim in sorted(claims, key=lambda claim: claim.start):
-        inner = None if claim.inner is None else data[slice(*claim.inner)].decode()
-        triples.append((layout.names[claim.part.block], data[claim.start : claim.stop].decode(), inner))
-    return triples, Fault(fault)
+    claims, fault = claims_in(layout, text)
+    return [(layout.names[claim.part.block], claimed, content) for claim, claimed, content in claims], fault
 
 
 FENCED = "So:\n```python\nimport os\nx = 1\n```\nand\n~~~ js\nlet y;\n~~~\n"
@@ -145,11 +138,11 @@ def test_agrees_with_the_parser_of_python():
         nodes = {kind: outermost(tree, types) for kind, types in kinds.items()}
         nodes |= {"docstring": docstrings(tree), "statement": tree.body}
         for candidate in (layout, statements):
-            claims, fault = SEGMENTERS.find("code").function(candidate.parts, layout=candidate)(Sample.of(data))
+            claims, fault = claims_in(candidate, data)
             assert fault == 0, data
             for block, name in enumerate(candidate.names):
                 expected = sorted(place(node, starts, data) for node in nodes[name])
-                assert sorted((c.start, c.stop) for c in claims if c.part.block == block) == expected, (data, name)
+                assert sorted((c.start, c.stop) for c, *_ in claims if c.part.block == block) == expected, (data, name)
 
 
 @pytest.mark.parametrize("mark", ["function", "klingon.function", "python.funktion", "python.function_def"])

@@ -9,9 +9,9 @@ import random
 import pytest
 
 from json_oracle import walked
+from segment_small import claims_in
 from spanwise.errors import LayoutError
 from spanwise.layout import Layout
-from spanwise.segment import SEGMENTERS, Sample
 from spanwise.segment.json_fields import paths, steps
 from spanwise.types import Fault
 
@@ -19,19 +19,13 @@ ITEMS = Layout(["name", "items[*].price"], segmenter="json", most=2)
 OK, DUPLICATE, NESTED, TRUNCATED, MORE = Fault.NONE, Fault.DUPLICATE, Fault.NESTED, Fault.TRUNCATED, Fault.MORE
 
 
-def inner_of(data, claim):
-    return data[slice(*claim.inner)] if isinstance(claim.inner, tuple) else claim.inner
-
-
 def texts_of(text, layout):
     """Return {key: text} of all claims, and the faults."""
-    data = text.encode() if isinstance(text, str) else text
-    parsed = SEGMENTERS.find("json").function(layout.parts, layout=layout)(Sample.of(data))
+    claims, fault = claims_in(layout, text)
     texts = {}
-    for claim in parsed.claims:
-        inner = inner_of(data, claim)
-        texts.setdefault(claim.part.key, []).append(None if inner is None else inner.decode(errors="replace"))
-    return {key: values[0] if len(values) == 1 else values for key, values in texts.items()}, Fault(parsed.fault)
+    for claim, _, content in claims:
+        texts.setdefault(claim.part.key, []).append(content)
+    return {key: values[0] if len(values) == 1 else values for key, values in texts.items()}, fault
 
 
 AB = Layout(["a", "b"], segmenter="json")
@@ -106,14 +100,10 @@ def test_agrees_with_the_standard_library_on_what_is_whole():
             if not path:
                 continue
             layout = Layout({"it": "json:" + "".join(f"[{json.dumps(step)}]" for step in path), "rest": []})
-            data = f"So {text}".encode()
-            parsed = SEGMENTERS.find("json").function(layout.parts, layout=layout)(Sample.of(data))
-            (claim,) = parsed.claims
-            assert parsed.fault == 0
-            assert claim.stop == 3 + len(text[:end].encode())
-            assert data[claim.start : claim.stop].strip() == text[start:end].encode()
-            inner = inner_of(data, claim)
-            assert inner.decode() == gold if isinstance(gold, str) else json.loads(inner) == gold
+            ((claim, claimed, content),), fault = claims_in(layout, f"So {text}")
+            assert (fault, claim.stop) == (0, 3 + len(text[:end].encode()))
+            assert claimed.strip() == text[start:end]
+            assert content == gold if isinstance(gold, str) else json.loads(content) == gold
             seen += 1
     assert seen > 300
 

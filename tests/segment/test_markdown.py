@@ -5,10 +5,9 @@ import random
 import pytest
 from markdown_it import MarkdownIt
 
-from segment_small import segment
+from segment_small import claims_in, segment
 from spanwise.errors import LayoutError
 from spanwise.layout import Layout
-from spanwise.segment import SEGMENTERS, Sample
 from spanwise.segment.markdown import outline
 from spanwise.types import Fault
 
@@ -16,9 +15,8 @@ PLAN = Layout({"plan": "markdown:Plan", "answer": "markdown:Answer", "rest": []}
 
 
 def sections_of(text, layout):
-    data = text.encode()
-    claims, fault = SEGMENTERS.find("markdown").function(layout.parts, layout=layout)(Sample.of(data))
-    return [(layout.names[c.part.block], data[slice(*c.inner)].decode()) for c in claims], Fault(fault)
+    claims, fault = claims_in(layout, text)
+    return [(layout.names[claim.part.block], content) for claim, _, content in claims], fault
 
 
 SAID = {

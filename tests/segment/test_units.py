@@ -5,13 +5,13 @@ from functools import partial
 import pytest
 import torch
 
-from segment_small import segment
+from segment_small import claims_in, segment
 from spanwise import Batch, Objective, Scheme, pipeline
 from spanwise.credit.methods._gae import SaeSegments
 from spanwise.engines.trl.trainer import AT_READ, PROVIDES
 from spanwise.errors import AlignmentError, LayoutError, RecipeError
 from spanwise.layout import Layout
-from spanwise.segment import SEGMENTERS, Sample, Vocabulary, find_blocks
+from spanwise.segment import Vocabulary, find_blocks
 from spanwise.types import Fault
 
 
@@ -38,9 +38,8 @@ from spanwise.types import Fault
     ],
 )  # fmt: skip
 def test_units(segmenter, text, units):
-    layout, data = Layout({"unit[*]": f"{segmenter}:"}, most=16), text.encode()
-    parsed = SEGMENTERS.find(segmenter).function(layout.parts, layout=layout)(Sample.of(data))
-    assert [data[slice(*claim.inner)].decode() for claim in parsed.claims] == units
+    claims, _ = claims_in(Layout({"unit[*]": f"{segmenter}:"}, most=16), text)
+    assert [content for _, _, content in claims] == units
 
 
 @pytest.mark.parametrize(("blocks", "segmenter"), [({"step[*]": "steps:3"}, "tags"), ({"a": "turn"}, "turns")])
