@@ -21,6 +21,7 @@ def test_tags_and_names_of_a_layout():
         ({"a": ["a"], "stop": ["b"]}, None, "No block can be called 'stop'"),
         ({"a": ["<a>"]}, None, "bare name"),
         ({"a": ["a", "a"]}, None, "names a tag twice"),
+        ({"a": []}, "b", "must be the first tag .* which is 'none'"),
         ({"": ["a"]}, None, "The block with the tags a has no name; write {'solution': \\['answer'\\]}"),
         (["a", "a"], None, "Two blocks are called 'a'"),
         ({"a[*]": ["a"], "a[1]": ["b"]}, None, r"Two blocks are called 'a\[1\]'"),
