@@ -1,4 +1,7 @@
-"""`delimiters`, written out token by token, and `regex`: bytes in, bytes out, and what RE2 refuses."""
+"""`delimiters`, written out token by token, and `regex`: bytes in, bytes out, and what RE2 refuses.
+
+`tests/fuzz` holds both against oracles, also where signs are tokens of their own.
+"""
 
 import sys
 
@@ -36,31 +39,6 @@ def test_blocks_texts_and_faults(case):
     names, text, faults = segment(TWO, pieces)
     assert (names, faults) == (owners, Fault(fault))
     assert [None if text[name] is None else text_of(text, name) for name in (T, A)] == [thinking, answer]
-
-
-def test_a_sign_that_the_vocabulary_has_as_a_token_is_that_token_only():
-    pieces = ["<think>", "a", "</", "think>", "b", "</think>", "<<", "4", ">>"]
-    owners, text, fault = segment(TWO, pieces, added=("<think>", "</think>"))
-    assert (owners, text_of(text, T), fault) == ([T] * 6 + [A] * 3, "a</think>b", 0)
-    owners, text, fault = segment(TWO, pieces)  # in a vocabulary without that token it is its bytes
-    assert (owners, text_of(text, T), fault) == ([T] * 6 + [A] * 3, "a", Fault.ORDER)
-    owners, text, fault = segment(TWO, ["<", "think>", "a", "</", "think>"], added=("<think>", "</think>"))
-    assert (owners, text_of(text, T), fault) == ([T] * 5, None, Fault.MISSING)
-
-
-def test_a_spelled_sign_may_stand_right_before_and_after_a_token_but_not_across_it():
-    layout = Layout({"a": "delimiters:<x>...<y>", "b": "delimiters:<<..."})
-    owners, text, fault = segment(layout, ["<x>", "1", "<y>", "<<", "2"], added=("<x>", "<y>"))
-    assert (owners, text["b"]["<<..."], fault) == (["a"] * 3 + ["b"] * 2, "2", 0)
-
-
-def test_what_closes_nothing_is_out_of_order_inside_a_part_that_has_not_closed():
-    layout = Layout(
-        {"plan": "delimiters:Plan:...", "thinking": "delimiters:<think>...</think>", "code": "delimiters:<<...>>"}
-    )
-    owners, text, fault = segment(layout, ["Plan:", "a", "</think>", "<think>", "b", ">>", "<<", "c", ">>"])
-    assert owners == ["plan"] * 3 + ["thinking"] * 3 + ["code"] * 3
-    assert (text_of(text, "plan"), text_of(text, "thinking"), fault) == ("a</think>", None, Fault.ORDER | Fault.TRUNCATED)
 
 
 def test_a_sign_that_opens_and_closes():
