@@ -70,7 +70,7 @@ CASES = {
         Turn([1], [0], [1], rewards={"won": 1.0}), rewards={"won": 1.0}
     ),
     "a turn whose reward is NaN": of_turns(Turn([1], [0], [1], rewards={"won": float("nan")})),
-    "a turn whose reward is None": of_turns(Turn([1], [0], [1], rewards={"won": None})),
+    "a turn whose reward is None": lambda folder: f"{Trajectory('a', 0, (Turn([1], [0], [1], rewards={'won': None}),))}",
     "rewards by ids that are texts for `Trajectory.of_rows`, and ids of rows that are numbers": case(Trajectory.of_rows)(
         [FIRST], [7], [0], [0], rewards={"7": {"won": 1.0}}
     ),

@@ -42,6 +42,11 @@ def test_units(segmenter, text, units):
     assert [content for _, _, content in claims] == units
 
 
+def test_the_last_of_two_blocks_takes_the_units_that_are_left():
+    owners, text, fault = segment({"first": "lines:", "others": "lines:"}, ["a\n", "b\n", "c\n", "d"])
+    assert (owners, fault, text["others"]["others"]) == (["first"] + ["others"] * 3, 0, "d")
+
+
 @pytest.mark.parametrize(("blocks", "segmenter"), [({"step[*]": "steps:3"}, "tags"), ({"a": "turn"}, "turns")])
 def test_a_mark_is_refused(blocks, segmenter):
     with pytest.raises(LayoutError):
