@@ -31,12 +31,6 @@ def test_one_name_is_one_name_and_not_its_letters():
     assert Objective("brier", pays="a", given=None).given == Objective("brier", pays="a").given == ()
 
 
-def test_what_is_left_open_is_the_methods_own_choice():
-    objective = Objective("correct", pays="a")
-    assert (objective.baseline, objective.scale, objective.back_off) == (None, None, None)
-    assert (objective.weight, objective.if_missing, objective.name, objective.options) == (1.0, None, "correct", {})
-
-
 def test_numbers_become_floats(unchecked_shapes):
     objective = Objective("correct", pays="a", weight=Fraction(1, 4), if_missing=np.float32(-1))
     assert (objective.weight, objective.if_missing) == (0.25, -1.0)
