@@ -69,6 +69,7 @@ OF_COMPLETIONS = {
     "absent as zero": ("absent", lambda r, g: centred(r.nan_to_num(), g)),
     "absent gets credit": ("absent", lambda r, g: torch.where(r.isnan(), -0.5, dr_grpo(r, g))),
     "whole batch": ("split shift", lambda r, g: centred(r, torch.zeros_like(g))),
+    "divided by the mean": ("shift", lambda r, g: dr_grpo(r, g) / (1 + means(r, g).abs().nan_to_num())),
     "half precision rewards": ("shift", lambda r, g: dr_grpo(r.bfloat16(), g)),
     "moments as they come": ("precision", lambda r, g: (r - means(r, g)).double().nan_to_num()),
     "single precision": ("result precision", lambda r, g: dr_grpo(r, g).float()),
@@ -79,6 +80,7 @@ OF_COMPLETIONS = {
     "groups from zero on": ("permutation", lambda r, g: centred(r, torch.where(g >= 0, group_index(g), -1))),
     "ids as floats": ("permutation", lambda r, g: centred(r, group_index(g.double()))),
     "NaN where constant": ("result", nan_where_constant),
+    "infinite": ("result", lambda r, g: dr_grpo(r, g) / (r.double().nan_to_num() != 0.5)),
     "only one number": ("result", lambda r, g: dr_grpo(r, g).sum()[None]),
     "flipped": ("monotone", lambda r, g: -dr_grpo(r, g)),
     "always zero": ("signs", lambda r, g: torch.zeros(len(r), dtype=torch.float64)),
@@ -150,6 +152,10 @@ OF_TOKENS = {
     "credit on padding": ("masking padding", lambda reward_nt, mask_nt: all_before(reward_nt)),
     "mean over the width": ("padding", lambda reward_nt, mask_nt: returns(reward_nt, mask_nt) / max(mask_nt.shape[1], 1)),
     "resets at masked tokens": ("masking", resets_at_masked_tokens),
+    "position from the left": (
+        "padding",
+        lambda reward_nt, mask_nt: returns(reward_nt, mask_nt) * torch.arange(reward_nt.shape[1]),
+    ),
     "always double": ("precision", lambda reward_nt, mask_nt: returns(reward_nt, mask_nt).double()),
 }
 
@@ -165,6 +171,10 @@ def states_from_zero_on(reward_s, group_s, anchor_s: Int[torch.Tensor, " s"]):
 
 OF_STEPS = {
     "row order": ("permutation split", lambda reward_s, trajectory_s, step_s: reward_s.flip(0).cumsum(0).flip(0)),
+    "trajectories from zero on": (
+        "permutation",
+        lambda reward_s, trajectory_s: torch.where(trajectory_s >= 0, sums(reward_s, trajectory_s), 0.0),
+    ),
     "steps from zero on": (
         "permutation",
         lambda reward_s, trajectory_s, step_s: torch.where(step_s >= 0, sums(reward_s, trajectory_s), 0.0),
