@@ -1,14 +1,11 @@
-"""The segmenter `json`: hand-worked completions, and an oracle that knows JSON and nothing of ours.
-
-`tests/fuzz` holds it against another oracle, which reads what is broken sign by sign.
-"""
+"""The segmenter `json`: hand-worked completions, an oracle that reads sign by sign, and one that knows JSON and nothing of ours."""
 
 import json
 import random
 
 import pytest
 
-from json_oracle import walked
+from json_oracle import slow_json, walked
 from segment_small import claims_in
 from spanwise.errors import LayoutError
 from spanwise.layout import Layout
@@ -78,6 +75,38 @@ def test_cut_at_every_byte():
         }
         # the string of the name lies in [9, 14); keys break off, too
         assert fault == (Fault.TRUNCATED if 0 < size < len(text) else Fault.NONE)
+
+
+FRAGMENTS = [
+    "{", "}", "[", "]", ",", '"a":', '"b" :', '"items":', '"price":', '"a"', '"x y"', "3", "4.5", "true", " ", "\n", '"', "\\",
+    '\\"', "foo", '"\\u0061":', '"q\\n\\u00e9"', '"\\ud83d\\ude42"', '"\\q"', "é", "日", '{"a": 1}', ", ", ": ", "null",
+    "[]", "{}", "[ ]", '"c"\n:', "\r", "\t", "\x0b", ":", '"a":"v",', '"b":7}', "\x00", "{ {",
+]  # fmt: skip
+LAYOUTS = [
+    ITEMS,
+    Layout({"rest": [], "a": "json:a", "b": "json:b.a"}),
+    Layout({"a": "json:a[*]", "p": "json:items[*].price", "i": "json:items[0].a"}),
+    Layout({"rest": [], "x[*]": "json:items[*]", "a": "json:a"}, most=1),
+    Layout({"x[*]": ["json:items[*].a", "json:items[*].price"], "a": "json:a.b[1]"}, most=2),
+]
+
+
+def soup(draw):
+    opening = draw.choice(["", "{", "{", '{"items": [', '{"a": '])
+    return (opening + "".join(draw.choices(FRAGMENTS, k=draw.randint(1, 20)))).encode()
+
+
+def test_agrees_with_the_oracle_on_what_is_broken():
+    draw = random.Random(0)
+    for _ in range(300):
+        data = soup(draw)
+        for layout in LAYOUTS:
+            expected, fault = slow_json(data, layout)
+            claims, seen_fault = claims_in(layout, data)
+            claimed = [(claim.part, claim.start, claim.stop, content) for claim, _, content in claims]
+            texts = [None if content is None else content.decode(errors="replace") for *_, content in expected]
+            assert claimed == [(*place, content) for (*place, _), content in zip(expected, texts, strict=True)], data
+            assert seen_fault == fault, data
 
 
 def value(draw, depth=0):

@@ -24,6 +24,9 @@ CASES = {
     "prefilled, left at once for the next block's own opening": (
         Layout({"one": ["a"], "two": ["a"]}, prefilled="a"), A, ["two"] * 3, 0,
     ),
+    "prefilled, and the next block opens by its second tag": (
+        Layout({"one": ["a"], "two": ["a", "c"]}, prefilled="a"), A[1:] + C, ["one"] * 2 + ["two"] * 3, Fault.MISSING,
+    ),
     "no tags in the layout": (Layout({"one": []}), ["So", "<a>", "<|end|>"], ["one"] * 3, 0),
 }  # fmt: skip
 
