@@ -157,7 +157,7 @@ CASES = {
     'given: "brier", a score that is different in every completion': case(Scheme)(
         "bae",
         LAYOUT,
-        [Objective("brier", "confidence"), Objective("format", "confidence", given="brier", baseline="outcome")],
+        [SOLVED, Objective("brier", "confidence"), Objective("format", "confidence", given="brier", baseline="outcome")],
     ),
     'given: "corect"': compare_given("corect"),
 }
