@@ -24,7 +24,7 @@ def segment(layout, pieces, *, added=(), masked=(), **layout_options):
 
 
 def claims_in(layout, text):
-    """Return (claim, claimed text, what it says) of all claims of a layout with one segmenter, in order, and the faults."""
+    """Return (claim, claimed text, content) of each claim of a layout with one segmenter, and the faults."""
     data = text if isinstance(text, bytes) else text.encode()
     (name,) = layout.segmenters
     claims, fault = SEGMENTERS.find(name).function(layout.parts, layout=layout)(Sample.of(data))

@@ -28,6 +28,7 @@ def scheme_of(method="bae", per="block", **objective):
 
 
 ONE = scheme_of()
+PRICED = scheme_of(baseline="group", if_missing=-1.0)
 
 
 def spans(block_nt):
@@ -213,13 +214,10 @@ def test_groups_of_turns_are_unanimous_in_what_the_method_compares(method, scope
 
 def test_a_group_in_which_a_missing_reward_has_a_price_is_not_unanimous():
     """By hand: the group [1, 1, -1 for the block that is left out] credits the last completion with -1 - 1 = -2."""
-    reading, scheme = (
-        reading_of([1.0, 1.0, math.nan], [[1], [1], [0]], [0] * 3),
-        scheme_of(baseline="group", if_missing=-1.0),
-    )
-    credit = credit_batch(reading, Batch([7] * 3), scheme)
+    reading = reading_of([1.0, 1.0, math.nan], [[1], [1], [0]], [0] * 3)
+    credit = credit_batch(reading, Batch([7] * 3), PRICED)
     assert credit.stop_n.tolist() == [0.0, 0.0, -2.0]
-    assert metrics(credit, reading, scheme, group_n=torch.tensor([7] * 3))["credit/unanimous"] == 0.0
+    assert metrics(credit, reading, PRICED, group_n=torch.tensor([7] * 3))["credit/unanimous"] == 0.0
 
 
 def test_the_price_of_a_missing_reward_is_that_of_a_whole_rollout_where_steps_are_compared():
@@ -235,14 +233,14 @@ def test_the_price_of_a_missing_reward_is_that_of_a_whole_rollout_where_steps_ar
 
 def test_a_stratum_in_which_stopping_is_charged_for_is_not_dead():
     """By hand: 1 is alone with its prompt and gets 0; what left the block out stands for -1, and pays -1 - 1 = -2 for stopping."""
-    reading, scheme = reading_of([1.0, math.nan], [[1], [0]], [0] * 2), scheme_of(baseline="group", if_missing=-1.0)
-    credit = credit_batch(reading, Batch([7, 7]), scheme)
+    reading = reading_of([1.0, math.nan], [[1], [0]], [0] * 2)
+    credit = credit_batch(reading, Batch([7, 7]), PRICED)
     assert (credit.block_nk.tolist(), credit.stop_n.tolist()) == ([[0.0], [0.0]], [0.0, -2.0])
-    assert dead_strata(credit, scheme) == {"r": (1, 0)}
-    assert metrics(credit, reading, scheme)["credit/r/dead_strata"] == 0.0
+    assert dead_strata(credit, PRICED) == {"r": (1, 0)}
+    assert metrics(credit, reading, PRICED)["credit/r/dead_strata"] == 0.0
     # The charge is of its own stratum: the completions of the other prompt are equal, so theirs is dead.
     four = reading.take([0, 1, 0, 0])
-    assert dead_strata(credit_batch(four, Batch([7, 7, 8, 8]), scheme), scheme) == {"r": (2, 1)}
+    assert dead_strata(credit_batch(four, Batch([7, 7, 8, 8]), PRICED), PRICED) == {"r": (2, 1)}
 
 
 def test_a_completion_without_a_reward_takes_no_part_in_a_token_method():

@@ -15,10 +15,10 @@ from trl_small import THIRD_PARTY, trainer
 pytestmark = [*THIRD_PARTY, pytest.mark.usefixtures("unchecked_shapes")]
 
 LAYOUT = Layout({"solution": ["answer"], "confidence": ["confidence"]})
-SOLVED = Objective("correct", pays="solution")
+SOLVED, REPORT = Objective("correct", pays="solution"), Objective("brier", pays="confidence")
 WHOLE = {"solution": {"": "4", "answer": "4"}, "confidence": {"": "0.9", "confidence": "0.9"}}
 SILENT = {**WHOLE, "confidence": None}
-GOLDS = {"answer": ["4", "4"]}
+GOLDS, QUESTIONS = {"answer": ["4", "4"]}, {"question": ["2+2", "2+2"]}
 
 
 @case
@@ -46,13 +46,17 @@ def returning(value):
 
 @case
 def trained(folder, reward, **fields):
-    """One step of the real trainer with one more reward on eight completions, the sixth of which states no confidence."""
-    objectives = [Objective("correct", pays="solution", options={"verify": "exact"}), Objective(reward, **fields)]
-    trainer(folder, extra={"objectives": objectives}).train()
+    """One step of the real trainer with one more reward; the sixth of eight completions states no confidence."""
+    exact = Objective("correct", pays="solution", options={"verify": "exact"})
+    trainer(folder, extra={"objectives": [exact, Objective(reward, **fields)]}).train()
 
 
 def minus_one_without_a_confidence(blocks):
     return [-1.0 if block["confidence"] is None else 0.5 for block in blocks]
+
+
+def charged(**fields):
+    return trained(minus_one_without_a_confidence, pays="confidence", name="mine", **fields)
 
 
 def fails(blocks, answer):
@@ -116,7 +120,7 @@ CASES = {
     "A `key` of a function that returns a list": scored(of_blocks, key="format"),
     "A `key` that the function does not return": scored(two_scores, key="from"),
     "A function in verl's signature without the right answer": scored(two_scores, columns={}),
-    "A function in verifiers' signature without the right answer": scored(contains, columns={"question": ["2+2"] * 2}),
+    "A function in verifiers' signature without the right answer": scored(contains, columns=QUESTIONS),
     "`timeout` of a function that is not async": scored(two_scores, options={"timeout": 5}),
     'Layout({"solution": ["answer"]}, segmenter="tag")': case(Layout)({"solution": ["answer"]}, segmenter="tag"),
     'Scheme("bae", {"solution": ["answer"]}, objectives)': case(Scheme)("bae", {"solution": ["answer"]}, [SOLVED]),
@@ -142,10 +146,8 @@ CASES = {
     "A reward function that returns 1e308": scored(returning([1.0, 1e308])),
     "A reward function that returns a tensor on the device meta": scored(returning(torch.ones(2, device="meta"))),
     "A reward function that sets a seed, the default dtype, gradients or the working directory": scored(seeds),
-    "A reward function that returns -1.0 where the block is left out": trained(
-        minus_one_without_a_confidence, pays="confidence", name="mine"
-    ),
-    "The same with if_missing=0.0": trained(minus_one_without_a_confidence, pays="confidence", name="mine", if_missing=0.0),
+    "A reward function that returns -1.0 where the block is left out": charged(),
+    "The same with if_missing=0.0": charged(if_missing=0.0),
     "A reward function that returns None for every completion": trained(
         lambda blocks: [None for _ in blocks], pays="solution", name="never"
     ),
@@ -157,7 +159,7 @@ CASES = {
     'given: "brier", a score that is different in every completion': case(Scheme)(
         "bae",
         LAYOUT,
-        [SOLVED, Objective("brier", "confidence"), Objective("format", "confidence", given="brier", baseline="outcome")],
+        [SOLVED, REPORT, Objective("format", pays="confidence", given="brier", baseline="outcome")],
     ),
     'given: "corect"': compare_given("corect"),
 }

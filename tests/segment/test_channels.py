@@ -1,6 +1,6 @@
 """`channels`: the families' own signs, token by token, and what a prompt has opened.
 
-`tests/fuzz` holds every family against an oracle, also where the signs are tokens of their own and tokens are masked.
+`tests/fuzz` holds every family against an oracle, also with signs that are tokens and with masked tokens.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""`find_blocks` by hand and in chunks; `tests/fuzz` holds it against a slow oracle that reads byte by byte."""
+"""`find_blocks` by hand and in chunks; `tests/fuzz` holds it against an oracle that reads byte by byte."""
 
 import pytest
 import torch
@@ -17,7 +17,9 @@ ATTEMPTS = Layout({"one": ["a"], "two": ["a"], "three": ["c"]})
 A, C = ["<a>", "4", "</a>"], ["<c>", "4", "</c>"]
 CASES = {
     "token without bytes at the boundary": (LAYOUT, [*A, "", *C, ""], ["one"] * 4 + ["two"] * 4, 0),
-    "three attempts of two": (ATTEMPTS, [*A, *A, *A], ["one"] * 3 + ["two"] * 6, Fault.DUPLICATE | Fault.MISSING),
+    "three attempts of two": (
+        ATTEMPTS, [*A, *A, *A], ["one"] * 3 + ["two"] * 6, Fault.DUPLICATE | Fault.MISSING,
+    ),
     "prefilled, nothing in it but a token without bytes": (
         OPEN, ["", *C], ["one"] + ["two"] * 3, Fault.NESTED | Fault.TRUNCATED | Fault.MISSING,
     ),
@@ -25,7 +27,8 @@ CASES = {
         Layout({"one": ["a"], "two": ["a"]}, prefilled="a"), A, ["two"] * 3, 0,
     ),
     "prefilled, and the next block opens by its second tag": (
-        Layout({"one": ["a"], "two": ["a", "c"]}, prefilled="a"), A[1:] + C, ["one"] * 2 + ["two"] * 3, Fault.MISSING,
+        Layout({"one": ["a"], "two": ["a", "c"]}, prefilled="a"), A[1:] + C,
+        ["one"] * 2 + ["two"] * 3, Fault.MISSING,
     ),
     "no tags in the layout": (Layout({"one": []}), ["So", "<a>", "<|end|>"], ["one"] * 3, 0),
 }  # fmt: skip

@@ -57,7 +57,7 @@ print(reading.scores.outcome("odd").tolist(), credit_batch(reading, batch, schem
 
 @pytest.fixture
 def installed(tmp_path):
-    """Write a package of one module, with an entry point of each sort; returns a runner of `spanwise` that has it."""
+    """Write a package of one module with an entry point of each sort; return a runner of `spanwise` beside it."""
 
     def install(name, code):
         entry_points = {f"spanwise.{sort}": f"{name}_{sort} = {name}" for sort in SORTS}
