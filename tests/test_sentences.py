@@ -34,8 +34,8 @@ def test_no_sentence_is_long(page):
 
 
 def test_sentences_are_short_on_average():
-    counts_of_page = {page.name: [len(sentence.split()) for sentence in sentences(page)] for page in PAGES}
+    counts_of_page = {page: [len(sentence.split()) for sentence in sentences(page)] for page in PAGES}
     counts = list(chain.from_iterable(counts_of_page.values()))
-    means = {name: sum(counts) / max(len(counts), 1) for name, counts in counts_of_page.items()}
+    means = {page_id(page): sum(counts) / max(len(counts), 1) for page, counts in counts_of_page.items()}
     worst = ", ".join(f"{name} {mean:.1f}" for name, mean in sorted(means.items(), key=lambda item: -item[1])[:5])
     assert sum(counts) / len(counts) < MEAN, f"{sum(counts) / len(counts):.1f} words a sentence; the longest: {worst}"
