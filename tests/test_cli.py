@@ -11,8 +11,6 @@ import pytest
 import yaml
 
 import forked
-from plain_files import save
-from rollout_files import tagged
 from spanwise.engines.checkpoints import find_checkpoint
 from spanwise.errors import DataError
 from tokenizers_small import byte_model
@@ -136,17 +134,16 @@ def test_without_the_metrics_of_the_resumed_run_there_is_no_start(run, cache, tm
     assert [point["step"] for point in summary["curve"]] == [1, 2]
 
 
-def test_a_damaged_checkpoint_is_one_sentence(run, cache, tmp_path):
+def test_a_damaged_checkpoint_is_one_sentence(run, tmp_path):
     folder, _ = run
     broken = tmp_path / "checkpoint-1"
     shutil.copytree(folder / "checkpoints" / "checkpoint-1", broken)
     weights = broken / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    done = spanwise("train", *SMALL, "--output", tmp_path / "never", "--resume", broken, cache=cache, expect=2)
-    assert "is not a readable checkpoint: model.safetensors is damaged: it has 1000 of" in done.stderr
-    shutil.copytree(broken, tmp_path / "run" / "checkpoints" / "checkpoint-1")
-    with pytest.raises(DataError, match=r"No checkpoint .* is readable \(checkpoint-1: model.safetensors"):
-        find_checkpoint(tmp_path / "run" / "checkpoints")
+    with pytest.raises(DataError, match=r"is not a readable checkpoint: model\.safetensors is damaged: it has 1000 of"):
+        find_checkpoint(tmp_path, str(broken))
+    with pytest.raises(DataError, match=r"No checkpoint .* is readable \(checkpoint-1: model\.safetensors"):
+        find_checkpoint(tmp_path)
 
 
 def test_a_model_and_a_dataset_by_name(cache, tmp_path):
@@ -190,13 +187,6 @@ def test_demo_has_both_arms(cache, tmp_path):
     measured = {"accuracy", "mean_accuracy", "refusal_rate", "peak_refusal_rate", "format_rate", "ece", "brier", "auroc"}
     assert measured | {"seconds"} <= set(arms["scalar"])
     assert "refusals" in done.stdout
-
-
-def test_a_table_of_ones_own_is_credited_without_a_word_on_stderr(cache, tmp_path):
-    rows = [{"question": "2+2=", "output": tagged(answer, "0.9"), "gold": "4"} for answer in "4455"]
-    done = spanwise("credit", save(tmp_path, rows, "tsv"), "--output", tmp_path / "out", cache=cache)
-    assert done.stderr == ""
-    assert (tmp_path / "out" / "report.html").is_file()
 
 
 def test_methods(cache):

@@ -12,14 +12,13 @@ from rich.console import Console
 
 from rollout_files import tagged, verl_file
 from spanwise.commands.compare.compare import FIGURES, comparison_tables
-from spanwise.commands.credit.apply import _by_family
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.credit.write import figures_tables, summary
 from spanwise.commands.methods.methods import _methods_table as methods_table
 from spanwise.commands.methods.methods import show_methods
 from spanwise.commands.shared.display import figure_table, gain_table, interval_table, pull_note, text_plot, vote_table
 from spanwise.commands.shared.fitted import say
-from spanwise.commands.shared.progress import _average_parts, large_files_shown
+from spanwise.commands.shared.progress import Live, large_files_shown
 from spanwise.commands.shared.samples import unmeasured
 from spanwise.commands.why.why import _describe_completion, _reason_table, reasons
 from spanwise.credit import METHODS
@@ -165,7 +164,6 @@ JUDGED = {"ece", "brier", "auroc", "mean_confidence", "sharpness"}
         (Layout({"solution": ["answer"], "confidence": ["confidence"]}), TAGS, set()),
         (Layout({"all": []}), TAGS, set()),  # the task's own tags
         (None, TAGS, set()),
-        (Layout({"all": "answer", "sure": "confidence"}), TAGS, set()),
         (Layout({"first": ["answer"], "second": ["answer"]}), TAGS, {"coverage", *JUDGED}),
         (Layout({"plan": ["plan"], "sure": ["confidence"]}), TAGS, {"accuracy", "refusal_rate", "verdict_rate", *JUDGED}),
         (Layout({"plan": ["plan"], "sure": ["p"]}), {"answer": "plan", "confidence": "p"}, set()),
@@ -232,5 +230,6 @@ def test_a_large_file_shows_how_far_it_is_read_and_a_small_one_nothing(tmp_path,
 
 def test_many_parts_of_a_reward_are_shown_as_one():
     parts = {"equals.a": 1.0, "equals.b": 0.0, "equals.c[0]": 0.5, "equals.c[1]": 0.0, "equals.d": None, "form": 1.0}
-    assert _average_parts(parts) == {"equals (4 parts)": 0.5, "form": 1.0}
-    assert _by_family({"x.a": 1, "x.b": 1, "x.c": 1, "x.d": 1, "y": 2}) == {"x (4 parts)": 1, "y": 2}
+    console = Console(file=io.StringIO(), width=80)
+    Live(console, "train", 10).step(10, parts)
+    assert console.file.getvalue() == "train 10/10  equals (4 parts) 0.500  form 1.000  0 s left\n"

@@ -111,22 +111,6 @@ def test_the_evaluation_can_be_worked_out_again(finished):
     assert vote == pytest.approx(final["accuracy"])
 
 
-def test_a_missing_value_is_null_in_the_file_and_what_is_no_evaluation_cannot_be_read(finished, tmp_path):
-    samples = read_samples(finished / "group-0")
-    samples.confidence_n[0] = math.nan
-    samples.correct["solution"][1] = math.nan
-    samples.write(tmp_path)
-    row, other, *_ = pq.read_table(tmp_path / "evaluation.parquet").to_pylist()
-    assert (row["confidence"], other["correct/solution"]) == (None, None)
-    reread = read_samples(tmp_path)
-    assert bool(reread.confidence_n[0].isnan())
-    assert bool(reread.correct["solution"][1].isnan())
-    (tmp_path / "evaluation.parquet").write_bytes(b"PAR1")
-    for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(DataError, match=str(folder)):
-            read_samples(folder)
-
-
 def test_evaluations_of_different_sizes_are_not_compared(output, capsys):
     whole = read_samples(output / "group-0")
     parts = ({name: column[:8] for name, column in columns.items()} for columns in (whole.answers, whole.correct))
@@ -185,11 +169,21 @@ def test_what_is_there_is_not_trained_again(output, capsys, tmp_path, monkeypatc
         run(output, capsys, choices={"steps": 2})
 
 
-def test_a_run_that_fails_is_named_and_the_others_stay(output, capsys, tmp_path, monkeypatch):
-    by_commands(monkeypatch, "raise SystemExit('Error: there is no epsilon_hihg')")
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("raise SystemExit('Error: there is no epsilon_hihg')", "Error: there is no epsilon_hihg"),
+        (
+            "import os; print('train 10/120', flush=True); os.kill(os.getpid(), 9)",
+            r"the run was ended by signal 9 \(Killed\)",
+        ),
+    ],
+)
+def test_a_run_that_fails_is_named_and_the_others_stay(code, reason, output, capsys, tmp_path, monkeypatch):
+    by_commands(monkeypatch, code)
     bad = tmp_path / "bad.yaml"
     bad.write_text("trainer: {epsilon_hihg: 1}\n")
-    with pytest.raises(DataError, match=r"bad-0: .*epsilon_hihg.*bad-0\.log"):
+    with pytest.raises(DataError, match=rf"bad-0: {reason} \(full log: .*bad-0\.log\)"):
         run(output, capsys, arms=("group", str(bad)), seeds=(0,), processes=1)
     assert (output / "group-0" / "summary.json").is_file()
     # Nothing was trained, so the recipe can be put right.
@@ -237,27 +231,22 @@ def test_a_training_that_fails_leaves_no_old_results(finished, tmp_path, monkeyp
 
 
 def test_a_comparison_goes_on_from_what_is_intact_or_starts_anew(tmp_path, monkeypatch, capsys):
-    commands = by_commands(monkeypatch, "print('one attempt')")
-    planned = plan_runs(("group",), (0,), SMALL, str(tmp_path))[0]
-    damaged, whole = (planned.folder / "checkpoints" / f"checkpoint-{step}" for step in (20, 10))
+    commands = by_commands(monkeypatch, "raise SystemExit('one attempt')")
+    damaged, whole = (tmp_path / "group-0" / "checkpoints" / f"checkpoint-{step}" for step in (20, 10))
+
+    def attempt():
+        with pytest.raises(DataError, match="one attempt"):
+            run(tmp_path, capsys, arms=("group",), seeds=(0,))
+        return capsys.readouterr().out
+
     damaged.mkdir(parents=True)
-    assert room._start(planned, Console(width=160)).wait() == 0
+    assert "group-0 starts anew; these checkpoints are not readable: checkpoint-20: " in attempt()
     whole.mkdir()
     (whole / "trainer_state.json").write_text('{"global_step": 1}')
     write_manifest(whole, processes=1, settings={})
-    assert room._start(planned, Console(width=160)).wait() == 0
+    assert "group-0 goes on from checkpoint-10; these checkpoints are not readable: checkpoint-20: " in attempt()
     assert commands == [("group-0", False), ("group-0", True)]
-    first, second = capsys.readouterr().out.splitlines()
-    assert first.startswith("group-0 starts anew; these checkpoints are not readable: checkpoint-20: ")
-    assert second.startswith("group-0 goes on from checkpoint-10; these checkpoints are not readable: checkpoint-20: ")
     assert (tmp_path / "group-0.log").read_text() == "one attempt\n" * 2
-
-
-def test_what_ended_a_training_without_a_word_is_said(tmp_path):
-    planned = plan_runs(("group",), (0,), SMALL, str(tmp_path))[0]
-    (tmp_path / "group-0.log").write_text("train 10/120  left 60 s\n")
-    assert room._failure_reason(planned, -9).startswith("the run was ended by signal 9 (Killed) (full log: ")
-    assert room._failure_reason(planned, 2).startswith("train 10/120  left 60 s (full log: ")
 
 
 @pytest.mark.parametrize(
@@ -275,13 +264,6 @@ def test_arms_that_cannot_be_compared_are_refused(field, shared_value, own_value
     mine.write_text(yaml.safe_dump({**hub, field: own_value}))
     with pytest.raises(RecipeError, match=f"'group' has the {field} {shared_value} but arm 'mine' has {own_value},"):
         plan_runs(("group", str(mine)), (0, 1), {}, "out", shared=shared)
-
-
-def test_a_start_that_all_arms_share_is_no_difference(tmp_path):
-    mine = tmp_path / "mine.yaml"
-    mine.write_text("{start: hard, learning_rate: 0.001, steps: 7}\n")
-    runs = plan_runs(("group", str(mine)), (0,), {"start": "hard"}, "out")
-    assert [(run.recipe.start, run.recipe.steps) for run in runs] == [("hard", 120), ("hard", 7)]
 
 
 @pytest.mark.parametrize(

@@ -17,18 +17,24 @@ from spanwise.rollouts.rows import read_rows, token_rows
 
 GOLD = json.dumps({"a": 1, "b": [2, 3]})
 SAID = ['So {"a": 1, "b": [2, 3]}', '{"a": 1, "b": [2, 9]}', '{"a": 9, "b": [2, 3]}', '{"b": [9, 9], "a": 9}']
+#: Without a tokenizer credit is per word, and JSON without spaces would be one word, which only the first field could have.
+WITHOUT_SPACES = ['{"a":1,"b":[2,3]}', '{"a":1,"b":[2,9]}', '{"a":9,"b":[2,3]}', '{"b":[9,9],"a" :9}']
+#: A recipe with a block for each element of `b`.
+EACH_ELEMENT = {
+    "layout": {"rest": [], "a": "a", "b[*]": "b[*]"},
+    "segmenter": "json",
+    "most": 2,
+    "objectives": [{"reward": "equals", "each": "b[*]"}, {"reward": "equals", "each": "a"}],
+}
 
 
-@pytest.fixture
-def file(tmp_path):
-    place = tmp_path / "said.jsonl"
-    rows = [{"prompt": "p", "completion": text, "answer": GOLD} for text in SAID]
-    place.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return place
+def file(folder, texts):
+    return write_lines(folder / "said.jsonl", [{"prompt": "p", "completion": text, "answer": GOLD} for text in texts])
 
 
-def test_the_fields_that_most_completions_have_are_blocks(file):
-    result = credit_rollouts(file)
+@pytest.mark.parametrize("texts", [SAID, WITHOUT_SPACES], ids=["with spaces", "without"])
+def test_the_fields_that_most_completions_have_are_blocks(texts, tmp_path):
+    result = credit_rollouts(file(tmp_path, texts))
     by_field = next(arm for arm in result.applied if arm.name == "bae")
     # a: 1, 1, 0, 0; b: 1, 0, 1, 0: the mean of each is .5, and the order in which a completion writes them is its own business.
     assert by_field.by_block["a"].tolist() == [0.5, 0.5, -0.5, -0.5]
@@ -38,16 +44,9 @@ def test_the_fields_that_most_completions_have_are_blocks(file):
     assert "most completions hold JSON, so the blocks are its fields a, b" in " ".join(result.notes)
 
 
-def test_fields_of_json_without_spaces_have_words_of_their_own(tmp_path):
-    """Without a tokenizer credit is per word, and JSON without spaces would be one word, which only the first field could have."""
-    texts = ['{"a":1,"b":[2,3]}', '{"a":1,"b":[2,9]}', '{"a":9,"b":[2,3]}', '{"b":[9,9],"a" :9}']
-    file = write_lines(tmp_path / "said.jsonl", [{"prompt": "p", "completion": text, "answer": GOLD} for text in texts])
-    result = credit_rollouts(file, methods=["bae"])
-    assert result.applied[0].by_block["a"].tolist() == [0.5, 0.5, -0.5, -0.5]
-    assert result.applied[0].by_block["b"].tolist() == [0.5, -0.5, 0.5, -0.5]
-    fields = {"layout": {"form": [], "a": "a", "b[*]": "b[*]"}, "segmenter": "json", "most": 2}
-    fields["objectives"] = [{"reward": "equals", "each": "b[*]"}, {"reward": "equals", "each": "a"}]
-    by_block = credit_rollouts(file, methods=["recipe"], overrides=fields).applied[0].by_block
+def test_elements_of_a_list_in_json_without_spaces_have_words_of_their_own(tmp_path):
+    result = credit_rollouts(file(tmp_path, WITHOUT_SPACES), methods=["recipe"], overrides=EACH_ELEMENT)
+    by_block = result.applied[0].by_block
     # b[0]: 1, 1, 1, 0, mean .75; b[1]: 1, 0, 1, 0, mean .5.
     assert by_block["b[0]"].tolist() == [0.25, 0.25, 0.25, -0.75]
     assert by_block["b[1]"].tolist() == [0.5, -0.5, 0.5, -0.5]
@@ -60,15 +59,9 @@ def test_half_of_the_completions_are_no_majority():
     assert usual_fields(fields[:3]) == usual_tags(tags[:3])[0] == ("a",)
 
 
-def test_repeated_blocks_are_one_row_and_pieces_are_kept(file, tmp_path):
-    overrides = {
-        "layout": {"rest": [], "a": "a", "b[*]": "b[*]"},
-        "segmenter": "json",
-        "most": 2,
-        "objectives": [{"reward": "equals", "each": "b[*]"}, {"reward": "equals", "each": "a"}],
-    }
+def test_repeated_blocks_are_one_row_and_pieces_are_kept(tmp_path):
     out = tmp_path / "out"
-    credit(file, output=out, methods=["bae"], overrides=overrides)
+    credit(file(tmp_path, SAID), output=out, methods=["bae"], overrides=EACH_ELEMENT)
     page = credit_page(out)
     assert "bae: b[*]" in page
     assert "bae: b[0]" not in page
@@ -107,8 +100,8 @@ def test_a_lone_tag_is_the_completion_and_a_lone_confidence_ends_it():
 
 def test_a_layout_of_one_block_without_tags_is_not_replaced_by_the_tasks_blocks(tmp_path):
     rows = [{"prompt": "2+2", "completion": f"it is {said}", "score": float(said == "4")} for said in "4454"]
-    (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    result = credit_rollouts(tmp_path / "b.jsonl", methods=["grpo"], overrides={"layout": {"all": []}})
+    file = write_lines(tmp_path / "b.jsonl", rows)
+    result = credit_rollouts(file, methods=["grpo"], overrides={"layout": {"all": []}})
     assert result.arms.schemes["grpo"].layout.names == ("all",)
     with pytest.raises(RecipeError, match="'confidence' in all, which has no tags"):
-        credit_rollouts(tmp_path / "b.jsonl", methods=["bae"], overrides={"layout": {"all": []}})
+        credit_rollouts(file, methods=["bae"], overrides={"layout": {"all": []}})

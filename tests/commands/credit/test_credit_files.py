@@ -10,38 +10,24 @@ import pytest
 import torch
 
 import trl_small
-from rollout_files import LAYOUT, episode, quiet, tagged, trace, verl_rows, write_lines, write_own
+from rollout_files import LAYOUT, episode, quiet, tagged, texts, trace, verl_rows, write_lines, write_own
 from spanwise.commands.credit.blocks import split_groups
 from spanwise.commands.credit.credit import credit, credit_rollouts
 from spanwise.commands.credit.page import choose_rows
 from spanwise.errors import DataError, RecipeError
+from spanwise.rollouts import read_rollouts
 from spanwise.rollouts.rows import summarise_credit
 from spanwise.rollouts.table import fitting_runs
-from spanwise.types import Status
 
 pytestmark = [*trl_small.THIRD_PARTY, pytest.mark.filterwarnings("ignore:Every advantage of the batch at step:UserWarning")]
 
 
-def test_traces_of_verifiers(tmp_path):
-    """Scoring that did not run is not a wrong answer: it joins no baseline and costs nothing; a judge's own trace is no rollout."""
-    won, lost = {"exact": {"score": 1.0, "weight": 0.5}}, {"exact": {"score": 0.0, "weight": 0.5}}
-    failed = {"errors": [{"type": "E", "message": "m"}]}
-    traces = [
-        trace("4", "4", won), trace("5", "4", lost), trace("4", "4", {"exact": None}, **failed), trace("4", "4", {}, **failed),
-        trace("7", "7", won),
-    ]  # fmt: skip
-    lines = [episode(rollout, group="h" if n == 4 else "g") for n, rollout in enumerate(traces)]
+def test_a_judges_own_trace_is_no_rollout(tmp_path):
+    line = episode(trace("5", "4", {"exact": {"score": 0.0, "weight": 0.5}}))
     judge = {"config": {}, "name": "judge", "trainable": False}
-    lines[0]["traces"].append({**trace("fine", "4", {}), "agent": judge})
-    file = write_lines(tmp_path / "traces.jsonl", lines)
-    result = credit_rollouts(file.parent, methods=["grpo"], reward={"correct": "exact"}, overrides={"layout": {"all": []}})
-    table = result.table
-    assert (table.source, table.step_n.tolist(), table.group_n.tolist()) == ("verifiers", [3] * 5, [0, 0, 0, 0, 1])
-    assert table.rewards["exact"].status_n.tolist() == [0, 0, int(Status.UNSCORED), int(Status.UNSCORED), 0]
-    by_hand = [0.5**0.5, -(0.5**0.5), 0.0, 0.0, 0.0]
-    assert result.applied[0].credit.block_nk[:, 0].tolist() == pytest.approx(by_hand, rel=1e-3)
-    missing_text = ", ".join(f"2 of 5 values of '{name}'" for name in ("exact", "turns", "reward"))
-    assert f"missing or not finite: {missing_text}." in table.note
+    line["traces"].append({**trace("fine", "4", {}), "agent": judge})
+    table = read_rollouts(write_lines(tmp_path / "traces.jsonl", [line]).parent)
+    assert (table.source, table.step_n.tolist(), texts(table)) == ("verifiers", [3], ["5"])
 
 
 def own_file(path, *, values=False):
@@ -85,31 +71,15 @@ objectives:
 
 
 def two_streams(path):
-    """A run of SAE with a value per objective: .5 before each token of the solution, -.125 before each of the confidence."""
+    """A run of SAE with a value per objective."""
     folder = own_file(path, values=True)
     (folder / "recipe.yaml").write_text((folder / "recipe.yaml").read_text() + PAIR)
     file = folder / "rollouts" / "step_000001.parquet"
     table = pq.read_table(file)
-    for name, value in (("values/correct", 0.5), ("values/brier", -0.125)):
-        table = table.append_column(name, pa.array([[value] * len(row) for row in table["values"].to_pylist()]))
+    for name in ("values/correct", "values/brier"):
+        table = table.append_column(name, table["values"])
     pq.write_table(table.drop_columns(["values"]), file)
     return folder
-
-
-def test_a_value_for_each_objective_is_read_under_its_name(tmp_path):
-    result = credit_rollouts(two_streams(tmp_path))
-    arm = next(arm for arm in result.applied if arm.name == result.arms.own)
-    lengths, length_nk = result.table.tokens.lengths, arm.file_spans.length_nk.tolist()
-    brier_n = result.scores.reward_nm[:, result.scores.names.index("brier")].tolist()
-    for n, completion in enumerate(trl_small.SAID[:4]):
-        block = result.table.tokens.with_values(arm.file_spans.block_v).slice(n, n + 1)
-        advantages = arm.advantages(result.table, n, n + 1) * lengths[n]  # shared out over the tokens of the completion
-        # By hand: no token is unlikely, so each block is one segment: its reward minus its own value.
-        np.testing.assert_allclose(advantages[block == 0], completion.right - 0.5, rtol=1e-5)
-        assert length_nk[n][0] == (block == 0).sum() > 0
-        if length_nk[n][1]:
-            np.testing.assert_allclose(advantages[block == 1], brier_n[n] + 0.125, rtol=1e-4)
-    assert sum(length[1] > 0 for length in length_nk) > 1
 
 
 def test_values_of_other_streams_are_not_taken_for_what_is_asked(tmp_path):
@@ -207,12 +177,9 @@ def test_a_stratum_where_only_an_empty_completion_would_have_credit_is_dead(tmp_
         {"reward": "correct", "pays": ["solution"]},
         {"reward": "brier", "pays": ["confidence"], "given": "correct", "if_missing": -1.0},
     ]
-    options = {
-        "methods": ["recipe"],
-        "overrides": {"layout": LAYOUT, "objectives": objectives},
-        "reward": {"correct": "text"},
-    }
-    (own,) = credit_rollouts(write_lines(tmp_path / "1.jsonl", rows), **options).applied
+    options = {"methods": ["recipe"], "reward": {"correct": "text"}}
+    overrides = {"layout": LAYOUT, "objectives": objectives}
+    (own,) = credit_rollouts(write_lines(tmp_path / "1.jsonl", rows), **options, overrides=overrides).applied
     assert own.silent_n.all()
     assert own.dead["brier"] == 1.0
 

@@ -10,7 +10,7 @@ import trl_small
 from report_pages import Page, data_of, decoded
 from rollouts_cases import Case, completion
 from spanwise.commands.credit.credit import credit
-from spanwise.commands.credit.page import credit_page, opening_tokens
+from spanwise.commands.credit.page import opening_tokens
 from spanwise.credit import sae
 from spanwise.credit.methods._gae import SaeSegments
 from spanwise.rollouts import write_rollouts
@@ -18,8 +18,8 @@ from spanwise.rollouts import write_rollouts
 LAYOUT = {"solution": ["answer"], "confidence": ["confidence"]}
 
 
-def run(folder, *, texts=False, answers=trl_small.SAID, **options):
-    """Completions of some prompts, four of each, the third left out of the loss, as ids of a tokenizer or as texts."""
+def run(folder, *, answers, **options):
+    """Completions of some prompts, four of each, the third left out of the loss."""
     tokenizer = trl_small.tokenizer()
     tokenizer.save_pretrained(folder / "model")
     rows = []
@@ -33,42 +33,29 @@ def run(folder, *, texts=False, answers=trl_small.SAID, **options):
                 reward={"correct": answer.right}, logprobs=[-0.25] * len(ids),
             )
         )  # fmt: skip
-    pieces = [piece.encode() for piece in trl_small.PIECES] if texts else None
-    case = Case(rows, per_token=("logprobs",), pieces=pieces)
-    write_rollouts(folder / "in.parquet", case.parts(), pieces=pieces, tokenizer=folder / "model")
+    write_rollouts(folder / "in.parquet", Case(rows, per_token=("logprobs",)).parts(), tokenizer=folder / "model")
     options = {"methods": ["grpo", "rlcr", "bae"], "overrides": {"layout": LAYOUT}, **options}
     return credit(folder / "in.parquet", output=folder / "out", **options)
 
 
-@pytest.mark.parametrize("texts", [True, False])
-def test_the_page_shows_what_was_worked_out(texts, tmp_path):
-    result = run(tmp_path, texts=texts)
-    html = (tmp_path / "out" / "report.html").read_text()
-    assert credit_page(tmp_path / "out") == html
-    data = data_of(html)
-    assert data["methods"] == ["grpo", "rlcr", "bae"]
-    for n, answer in enumerate(trl_small.SAID):
-        assert decoded(data["tokens"], n) == answer.pieces
-        assert decoded(data["prompts"], n) == [f"prompt {n // 4}"]
-        assert decoded(data["probabilities"], n) == [pytest.approx(np.exp(-0.25), rel=1e-3)] * len(answer.pieces)
-        for method, applied in enumerate(result.applied):
-            advantages = decoded(data["advantages"][method], n)
-            if n == 2:
-                assert advantages == [None] * len(answer.pieces)  # not trained
-                continue
-            assert advantages == pytest.approx(applied.advantages(result.table, n, n + 1).tolist(), rel=1e-3)
-        assert data["rewards"][n][0] == answer.right
-
-
-def test_the_page_shows_whole_groups_evenly_from_the_file(tmp_path, monkeypatch):
+def test_the_page_shows_what_was_worked_out_of_whole_groups_evenly_from_the_file(tmp_path, monkeypatch):
     """Eight of twelve, written in parts of a few completions: the first prompt and the last."""
     monkeypatch.setattr("spanwise.commands.credit.write.AT_A_TIME", 30)
     answers = [*trl_small.SAID, *trl_small.SAID[:4]]
-    run(tmp_path, answers=answers, rows=8)
+    result = run(tmp_path, answers=answers, rows=8)
     html = (tmp_path / "out" / "report.html").read_text()
     data = data_of(html)
-    assert [decoded(data["prompts"], n) for n in range(8)] == [["prompt 0"]] * 4 + [["prompt 2"]] * 4
-    assert [decoded(data["tokens"], n) for n in range(8)] == [answer.pieces for answer in [*answers[:4], *answers[8:]]]
+    assert data["methods"] == ["grpo", "rlcr", "bae"]
+    for n, row in enumerate([*range(4), *range(8, 12)]):
+        assert decoded(data["prompts"], n) == [f"prompt {row // 4}"]
+        assert decoded(data["tokens"], n) == answers[row].pieces
+        assert data["rewards"][n][0] == answers[row].right
+        for method, applied in enumerate(result.applied):
+            advantages = decoded(data["advantages"][method], n)
+            if row == 2:
+                assert advantages == [None] * len(answers[row].pieces)  # not trained
+            else:
+                assert advantages == pytest.approx(applied.advantages(result.table, row, row + 1).tolist(), rel=1e-3)
     assert "The page shows 8 of 12 completions, drawn evenly over the file." in html
     assert ">12</" in html  # the figures are over all of them
 

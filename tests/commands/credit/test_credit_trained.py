@@ -125,19 +125,9 @@ def test_the_report_of_a_run_shows_grpo_beside_its_own(variant, trained, scripte
     view, credit = recorded_view(scripted(variant), {"method": trained}, files)
     rows = pq.read_table(files[0]).to_pylist()
     assert view.methods == (trained, "grpo")
-    assert [row.tokens for row in view.completions] == [
-        trl_small.tokenizer().convert_ids_to_tokens(row["completion_ids"]) for row in rows
-    ]
     assert list(credit) == [trained, "grpo"]
-    for n, (row, page) in enumerate(zip(rows, view.completions, strict=True)):
+    for row, page in zip(rows, view.completions, strict=True):
         np.testing.assert_array_equal(page.advantages[trained], row[f"advantages/{trained}"])
-        for block in ("solution", "confidence"):
-            is_there, recorded = row[f"end/{block}"] > 0, row[f"credit/{trained}/{block}"]
-            page_credit = float(credit[trained].get(block, credit[trained].get("completion"))[n])
-            if is_there:
-                assert page_credit == recorded
-            else:  # the one number of a completion stands, whatever it leaves out
-                assert recorded is None if trained == "rlcr" else np.isnan(page_credit)
     # One number: correctness against the mean of the group, four of them in file order.
     right_gn = np.array([row["reward/correct"] for row in rows]).reshape(4, 4)
     expected = np.sign((right_gn - right_gn.mean(axis=1, keepdims=True)).round(9)).flatten()

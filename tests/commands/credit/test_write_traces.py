@@ -40,19 +40,16 @@ def test_what_was_written_is_read_back_as_the_recorded_advantages(tmp_path, toke
 
 
 def test_what_cannot_be_written_is_refused_before_anything_is(tmp_path, tokenizer):
-    """A method that was not applied, and no tokenizer."""
-    for method, options, error in (("grpo", {"tokenizer": tokenizer}, RecipeError), ("recipe", {}, DataError)):
-        with pytest.raises(error):
-            write(FILE, tmp_path / "out", method, **options)
-    assert not list((tmp_path / "out").glob("[!.]*"))
-
-
-def test_traces_are_never_written_over_themselves(tmp_path, tokenizer):
+    """A method that was not applied, no tokenizer, and traces over themselves."""
     copy = tmp_path / "out" / "traces.jsonl"
     copy.parent.mkdir()
     copy.write_text(FILE.read_text())
-    with pytest.raises(DataError):
-        write(copy, tmp_path / "out", tokenizer=tokenizer)
+    with pytest.raises(RecipeError):
+        write(FILE, copy.parent, "grpo", tokenizer=tokenizer)
+    for source, options in ((FILE, {}), (copy, {"tokenizer": tokenizer})):
+        with pytest.raises(DataError):
+            write(source, copy.parent, **options)
+    assert list(copy.parent.glob("[!.]*")) == [copy]
     assert copy.read_text() == FILE.read_text()
 
 

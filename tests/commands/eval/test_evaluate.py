@@ -17,7 +17,7 @@ from spanwise.commands.train import train as room
 from spanwise.commands.train.train import Recorder
 from spanwise.engines.sample import prompt_ids, sample
 from spanwise.engines.trl import SpanGRPOTrainer
-from spanwise.fidelity.rerolls import Roller, collect_last_blocks, collect_tokens
+from spanwise.fidelity.rerolls import Roller, collect_tokens
 from spanwise.layout import Layout
 from spanwise.modes.laser.config import Laser
 from spanwise.objective import Objective
@@ -30,17 +30,17 @@ from spanwise.tasks.embedded import build_model, build_tokenizer
 from tokenizers_small import last_token_model
 
 PROMPTS = ["7+3*4____=", "2-5="]
+PUZZLE_ROWS = Dataset.from_dict({"prompt": PROMPTS, "answer": ["0", "1"]})
+PUZZLES = Task("digits", "", PUZZLE_ROWS, PUZZLE_ROWS, DIGITS_LAYOUT, 6)
 LASER = Laser("<unk>", reference=-12.0)
 
 
 def test_scores_are_those_of_each_completion_by_itself():
     tokenizer = build_tokenizer()
     model = build_model(tokenizer, 0)
-    rows = Dataset.from_dict({"prompt": PROMPTS, "answer": ["0", "1"]})
-    task = Task("digits", "", rows, rows, DIGITS_LAYOUT, 6)
     options = {"samples": 8, "seed": 3}
     recipe = load(None).model_copy(update={"max_completion_length": 24, "temperature": 200.0})  # some end, some do not
-    measured = evaluate(model, tokenizer, task, recipe, prompts=2, scored=LASER, **options)
+    measured = evaluate(model, tokenizer, PUZZLES, recipe, prompts=2, scored=LASER, **options)
     ids_nt, mask_nt = sample(model, tokenizer, PROMPTS, max_new_tokens=24, temperature=200.0, **options)
     starts = prompt_ids(tokenizer, PROMPTS)
     for n in range(16):
@@ -52,7 +52,7 @@ def test_scores_are_those_of_each_completion_by_itself():
         logp = 200.0 * float((logits / 200.0).log_softmax(dim=0)[tokenizer.unk_token_id])
         assert float(measured.score_n[n]) == pytest.approx(0.1 * (logp + 12.0), rel=1e-5)
     assert 0 < int(measured.score_n.isnan().sum()) < 16
-    assert evaluate(model, tokenizer, task, recipe, prompts=2, **options).score_n is None
+    assert evaluate(model, tokenizer, PUZZLES, recipe, prompts=2, **options).score_n is None
 
 
 def test_the_recorder_reads_scores_once_the_reference_is_known_and_leaves_it_behind(tmp_path, monkeypatch):
@@ -60,9 +60,8 @@ def test_the_recorder_reads_scores_once_the_reference_is_known_and_leaves_it_beh
     nothing_n = torch.zeros(1, dtype=torch.float64)
     nothing = Samples(nothing_n.long(), {"a": [None]}, {"a": nothing_n}, nothing_n, nothing_n == 0)
     monkeypatch.setattr(room, "evaluate", lambda *_, scored, **__: read_by.append(scored) or nothing)
-    rows = Dataset.from_dict({"prompt": PROMPTS, "answer": ["0", "1"]})
-    task = Task("digits", "", rows, rows, DIGITS_LAYOUT, 6)
-    recorder = Recorder(load(None, {}), task, RunFolder(tmp_path), quiet(), "", per_batch=1)
+    recipe = load(None, {"keep_rollouts": 0})
+    recorder = Recorder(recipe, PUZZLES, RunFolder(tmp_path), quiet(), "", per_batch=1)
     trainer = SpanGRPOTrainer.__new__(SpanGRPOTrainer)  # nothing is trained
     trainer.accelerator = SimpleNamespace(is_main_process=True, unwrap_model=lambda model: model)
     trainer.model = trainer.processing_class = trainer.last_rollouts = None
@@ -74,7 +73,8 @@ def test_the_recorder_reads_scores_once_the_reference_is_known_and_leaves_it_beh
         assert not (tmp_path / "laser.json").exists()
         trainer.parts = parts
         recorder.on_step_end(None, SimpleNamespace(global_step=1), None)
-        recorder._measure(2)
+        recorder.evaluations.clear()
+        recorder.on_train_begin(None, SimpleNamespace(global_step=0), None)
         assert read_by.pop() is mode
     assert '"reference": -12.0' in (tmp_path / "laser.json").read_text()
 
@@ -153,13 +153,6 @@ def test_evaluate_reads_them_as_nothing(padded):
     assert samples.answers["solution"] == ["2"] * 4
     assert samples.correct["solution"].tolist() == [1, 1, 0, 0]
     assert samples.confidence_n.tolist() == [1.0] * 4
-
-
-def test_fidelity_reads_them_as_nothing(padded):
-    rolled = collect_last_blocks(Roller(*padded, TASK, 1.0, 16), ROWS, samples=2, rerolls=3)
-    assert rolled.outcome_xs.tolist() == [[1, 1], [0, 0]]
-    assert rolled.confidence_xs.tolist() == [[1, 1], [1, 1]]
-    assert rolled.again_dm.tolist() == [[1, 1, 1], [1, 1, 1]]
 
 
 def test_token_rollouts_read_them_as_nothing_with_one_vocabulary(padded, monkeypatch):

@@ -53,14 +53,21 @@ def test_both_ways_of_weighing_a_vote_are_there_and_one_where_there_is_one():
     assert float(cut["weighted"].value_pb) == 0.0  # a completion that was cut off has no weight
 
 
-def test_scores_go_through_the_file_and_older_files_have_none(tmp_path):
-    scored = samples([1.4, -0.2, 0.6, NAN])
-    scored.write(tmp_path)
-    assert pq.read_table(tmp_path / FILE)["self_reward"].to_pylist() == [1.4, -0.2, 0.6, None]  # not clipped
-    assert_close(read_samples(tmp_path).score_n, scored.score_n, equal_nan=True)
+def test_what_is_missing_is_null_in_the_file_and_older_files_have_no_score(tmp_path):
+    written = samples([1.4, -0.2, 0.6, NAN], stated=(0.9, NAN, 0.1, 0.9), right=(1.0, 0.0, NAN, 0.0))
+    written.write(tmp_path)
+    columns = pq.read_table(tmp_path / FILE).to_pydict()
+    assert columns["self_reward"] == [1.4, -0.2, 0.6, None]  # not clipped
+    assert (columns["confidence"], columns["correct/solution"]) == ([0.9, None, 0.1, 0.9], [1.0, 0.0, None, 0.0])
+    reread = read_samples(tmp_path)
+    assert_close(reread.score_n, written.score_n, equal_nan=True)
+    assert_close(reread.confidence_n, written.confidence_n, equal_nan=True)
+    assert_close(reread.correct["solution"], written.correct["solution"], equal_nan=True)
     pq.write_table(pq.read_table(tmp_path / FILE).drop(["self_reward"]), tmp_path / FILE)
     assert read_samples(tmp_path).score_n is None
     assert read_samples(tmp_path).by_score() is None
+    with pytest.raises(DataError, match="nowhere"):
+        read_samples(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(

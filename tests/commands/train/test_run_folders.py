@@ -92,13 +92,6 @@ def test_a_run_without_an_output_gets_a_folder_that_says_nothing_of_where_it_is(
         assert str(first) not in file.read_text(errors="replace")
 
 
-def test_a_used_folder_is_refused_and_untouched(run):
-    before = files_of(run)
-    with pytest.raises(DataError, match="holds a run already"):
-        retrain(output=str(run))
-    assert files_of(run) == before
-
-
 def test_overwriting_leaves_nothing_of_the_old_run_and_all_of_the_users(run, tmp_path):
     """A link is removed, but not its target."""
     for file, text in (
@@ -160,8 +153,6 @@ def test_a_fault_in_the_objectives_is_met_before_anything_is_built(tmp_path, mon
     [
         ({"method": "rlcr"}, "method was 'bae' and is 'rlcr' now, objectives differs"),
         ({"steps": 1}, "steps was 2 and is 1 now"),
-        ({"learning_rate": 1e-3}, "learning_rate was 0.0004 and is 0.001 now"),
-        ({"trainer": {"beta": 0.1}}, "trainer was {} and is"),
     ],
 )
 def test_a_run_goes_on_under_its_own_recipe_only(run, changes, difference):
@@ -264,25 +255,17 @@ def test_a_step_is_a_generation_batch_however_often_it_is_passed_over(tmp_path):
     shutil.rmtree(place / "checkpoints" / "checkpoint-8")
     retrain(**twice, resume="last")
     assert timeless_metrics(place) == expected
-    for name, number, words in (
-        ("max_steps", 3, "own field instead: steps"),
-        ("num_iterations", 0, "num_iterations is 0"),
-        ("gradient_accumulation_steps", 3, r"positive multiple of gradient_accumulation_steps \(3\)"),
-    ):
-        with pytest.raises(RecipeError, match=words):
-            retrain(output=str(tmp_path / "other"), trainer={name: number})
-        assert not (tmp_path / "other").exists()
+    with pytest.raises(RecipeError, match="num_iterations is 0"):
+        retrain(output=str(tmp_path / "other"), trainer={"num_iterations": 0})
+    assert not (tmp_path / "other").exists()
 
 
 def test_the_demo_refuses_before_it_trains(run, tmp_path):
     (tmp_path / "demo").mkdir()
     run.rename(tmp_path / "demo" / "blockwise")
-    options = {"output": "demo", "seeds": [0], "choices": {"steps": 1}, "console": Console(quiet=True)}
     with pytest.raises(DataError, match="demo/blockwise"):
-        run_demo(DIGITS, **options)
+        run_demo(DIGITS, output="demo", seeds=[0], choices={"steps": 1}, console=Console(quiet=True))
     assert not (tmp_path / "demo" / "scalar").exists()
-    with pytest.raises(RecipeError, match="the output of its arms"):
-        run_demo(DIGITS, **{**options, "choices": {"output": "x"}})
 
 
 def scored(rule, rows):

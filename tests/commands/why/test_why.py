@@ -27,20 +27,6 @@ def printed(*words, code=0):
     return " ".join(command("why", *words, code=code).split())
 
 
-def test_groups_all_right_and_all_wrong_and_one_that_is_alone(tmp_path):
-    right, wrong = tagged("4", "0.9"), tagged("5", "0.9")
-    outputs = [right, right, wrong, wrong, right, right, tagged("5", "0.2")]
-    file = verl_file(tmp_path / "1.jsonl", outputs, prompts=[*"aabbcdd"], acc=[1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0])
-    zeros = why(file, methods=["grpo"], console=Console(quiet=True), **OURS)["grpo"]
-    tokens = len(zeros.key_v) // 7
-    assert counted(zeros) == {
-        ("CREDITED", ""): (2 * tokens, 2, (5, 6)),
-        ("SINGLETON", ""): (tokens, 1, (4,)),
-        ("ALL_RIGHT", "correct"): (2 * tokens, 2, (0, 1)),
-        ("ALL_WRONG", "correct"): (2 * tokens, 2, (2, 3)),
-    }
-
-
 def test_the_table_and_one_completion_as_they_are_printed(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     outputs = [tagged("5", "0.9"), tagged("7", "0.2"), "so <answer>6"]
@@ -72,9 +58,6 @@ def test_what_a_trainer_recorded_has_reasons_too(tmp_path):
         ("ALL_RIGHT", "correct"): (4, (0, 1, 2)),
         ("RECORDED", ""): (2, (5, 7)),
     }
-    silent = trl_file(tmp_path / "silent.parquet", WELL_FORMED, advantage=[0.0] * 4)
-    zeros = why(silent, methods=["recorded"], console=Console(quiet=True), **OURS)["recorded"]
-    assert list(counted(zeros)) == [("ALL_EQUAL", "")]
 
 
 def our_file(path):
