@@ -172,7 +172,7 @@ def test_what_is_there_is_not_trained_again(output, capsys, tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
-        ("raise SystemExit('Error: there is no epsilon_hihg')", "Error: there is no epsilon_hihg"),
+        ("print('train 10/120', flush=True); raise SystemExit('Error: no epsilon_hihg')", "Error: no epsilon_hihg"),
         (
             "import os; print('train 10/120', flush=True); os.kill(os.getpid(), 9)",
             r"the run was ended by signal 9 \(Killed\)",

@@ -39,8 +39,8 @@ def run(folder, *, answers, **options):
 
 
 def test_the_page_shows_what_was_worked_out_of_whole_groups_evenly_from_the_file(tmp_path, monkeypatch):
-    """Eight of twelve, written in parts of a few completions: the first prompt and the last."""
-    monkeypatch.setattr("spanwise.commands.credit.write.AT_A_TIME", 30)
+    """Eight of twelve, written in parts of one or two prompts: the first prompt and the last."""
+    monkeypatch.setattr("spanwise.commands.credit.write.AT_A_TIME", 90)
     answers = [*trl_small.SAID, *trl_small.SAID[:4]]
     result = run(tmp_path, answers=answers, rows=8)
     html = (tmp_path / "out" / "report.html").read_text()

@@ -2,11 +2,10 @@
 
 import pytest
 
-from rollout_files import texts, write_lines
+from rollout_files import write_lines
 from spanwise.cli import app
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.shared.options import CreditOptions
-from spanwise.rollouts import read_rollouts
 
 TEXTS = ["<draft>a b</draft><final>c</final>", "<draft>a</draft><final>c d</final>", "<final>e</final>"]
 
@@ -54,16 +53,6 @@ def test_each_block_is_paid_by_its_column(case, tmp_path):
     (arm,) = result.applied
     assert arm.credit.block_nk[: len(expected)].tolist() == [pytest.approx(row) for row in expected]
     assert names != PAIR or arm.credit.block_nk[2, 1].item() == pytest.approx(0.0)
-
-
-def test_parts_of_a_sheet_are_read_as_tagged_texts(tmp_path):
-    table = read_rollouts(sheet(SHEET)(tmp_path), parts=["draft", "final"])
-    assert texts(table) == [
-        "<draft>a b</draft>\n<final>c</final>",
-        "<draft>a</draft>\n<final>c d</final>",
-        "<final>e</final>",
-    ]
-    assert list(table.rewards) == ["passed", "style"]
 
 
 def test_the_page_repeats_it(tmp_path):
