@@ -11,7 +11,7 @@ import trl_small
 from helpers import NAN
 from rollout_files import quiet
 from spanwise.batch import Batch
-from spanwise.commands.eval.evaluate import _compute_rewards, evaluate
+from spanwise.commands.eval.evaluate import compute_rewards, evaluate
 from spanwise.commands.shared.samples import Samples
 from spanwise.commands.train import train as room
 from spanwise.commands.train.train import Recorder
@@ -94,7 +94,7 @@ def test_a_list_is_measured_by_the_elements_of_the_gold_list():
     _, text = find_blocks(batch.ids_nt, batch.mask_nt, layout=LAYOUT, vocabulary=vocabulary)
     scheme = Scheme.preset("bae", LAYOUT, objectives=[Objective("equals", each="*", if_missing=None)])
     gold = json.dumps({"total": 3, "items": [{"price": 1}, {"price": 2}]})
-    rewards = _compute_rewards(scheme.objectives, text, {"answer": [gold] * 4})
+    rewards = compute_rewards(scheme.objectives, text, {"answer": [gold] * 4})
     by_hand = {
         "equals.total": [1, 1, 0, NAN],  # without if_missing a field that is left out has no reward
         "equals.items[0].price": [1, 1, 1, 0],

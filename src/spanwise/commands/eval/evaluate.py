@@ -9,10 +9,9 @@ from rich.console import Console
 from torch import Tensor
 
 from spanwise.commands.shared.samples import Samples, unmeasured
-from spanwise.commands.shared.task import model_and_task, run_above
+from spanwise.commands.shared.task import model_and_task, run_above, task_roller
 from spanwise.credit.spread import fill_missing
 from spanwise.engines.sample import end_ids, prompt_ids
-from spanwise.fidelity.rerolls import Roller
 from spanwise.layout import any_index
 from spanwise.mode import Mode, part_class
 from spanwise.objective import Objective
@@ -40,9 +39,8 @@ def evaluate(
     """Sample completions of the first `prompts` held-out prompts (or of all), and judge their answers."""
     answer_tags = recipe.answer_tags
     prompt_rows = task.evaluation.select(range(min(prompts, len(task.evaluation))))
-    max_tokens = recipe.max_completion_length or task.max_completion_length
     is_digits_task = task.name.startswith("digits")
-    roller = Roller(model, tokenizer, task, recipe.temperature, max_tokens)
+    roller = task_roller(model, tokenizer, task, recipe)
     ids_nt, mask_nt, row_n = roller.completions(prompt_rows, samples=samples, seed=seed)
     spans, texts = roller.read(ids_nt, mask_nt)
     answering_blocks = [name for name, keys in task.layout.keys.items() if answer_tags["answer"] in keys]
@@ -63,8 +61,8 @@ def evaluate(
             "completion_ids": completion_ids,
         }
         reward_columns = roller.columns(prompt_rows, row_n.tolist()) | completion_columns
-        objectives = scheme_of(recipe, task.layout, max_tokens).objectives
-        reward_by_objective = _compute_rewards(objectives, texts, reward_columns)
+        objectives = scheme_of(recipe, task.layout, roller.limit).objectives
+        reward_by_objective = compute_rewards(objectives, texts, reward_columns)
     score_n = None
     if scored is not None:
         score_reader_class = part_class(scored, "model")
@@ -84,7 +82,7 @@ def evaluate(
     )
 
 
-def _compute_rewards(objectives: Sequence[Objective], text: Texts, columns: Columns) -> dict[str, Tensor]:
+def compute_rewards(objectives: Sequence[Objective], text: Texts, columns: Columns) -> dict[str, Tensor]:
     """Compute the reward of each completion under each objective. A missing block gets the objective's `if_missing`."""
     reward_scores = score_all(objectives, text, columns=columns)
     filled_reward_nm = fill_missing(reward_scores, objectives)

@@ -12,7 +12,7 @@ from rich.table import Column, Table
 from spanwise.commands.report.report import report_folder
 from spanwise.commands.shared.fitted import plain_table, say
 from spanwise.commands.shared.folder import FIDELITY, without_nan
-from spanwise.commands.shared.task import model_and_task
+from spanwise.commands.shared.task import model_and_task, task_roller
 from spanwise.disk import write_text
 from spanwise.errors import DataError, check_known
 from spanwise.fidelity import rerolls as rolls
@@ -69,9 +69,7 @@ def write_fidelity(folder: str | Path, *, source: str, recipe: Mapping[str, Any]
 
 def roller_of(folder: Path, recipe: Recipe, console: Console | None = None) -> rolls.Roller:
     """Build the `Roller` that samples completions of a recipe's task from a saved model."""
-    model, tokenizer, task = model_and_task(folder, recipe, console or Console())
-    max_tokens = recipe.max_completion_length or task.max_completion_length
-    return rolls.Roller(model, tokenizer, task, recipe.temperature, max_tokens)
+    return task_roller(*model_and_task(folder, recipe, console or Console()), recipe)
 
 
 def show_baselines(checkpoint: Path, recipe: Recipe, console: Console, options: Mapping[str, Any]) -> dict[str, Any]:

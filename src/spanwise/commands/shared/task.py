@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from spanwise.commands.shared.progress import quiet, warm_up_progress
 from spanwise.engines.checkpoints import newest_checkpoint
 from spanwise.errors import DataError, RecipeError, first_line
+from spanwise.fidelity.rerolls import Roller
 from spanwise.recipe import EMBEDDED, SCRIPT, Recipe, answer_layout, check_written, load
 from spanwise.tasks import Task, digits_task, load_task, task_layout, task_start
 from spanwise.tasks.embedded import embedded
@@ -90,6 +91,11 @@ def model_and_task(folder: Path, recipe: Recipe, console: Console) -> tuple[Any,
             f"but the task's has {len(task_tokenizer)}. Say which prompts to use: --recipe FILE, or --set dataset=FILE."
         )
     return model, tokenizer, make_task(recipe, console)
+
+
+def task_roller(model: Any, tokenizer: Any, task: Task, recipe: Recipe) -> Roller:
+    """Build the `Roller` that samples completions of a task, as long and as random as its recipe says."""
+    return Roller(model, tokenizer, task, recipe.temperature, recipe.max_completion_length or task.max_completion_length)
 
 
 def load_model(folder: Path) -> tuple[Any, Any]:
