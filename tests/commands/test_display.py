@@ -14,13 +14,12 @@ from rollout_files import tagged, verl_file
 from spanwise.commands.compare.compare import FIGURES, comparison_tables
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.credit.write import figures_tables, summary
-from spanwise.commands.methods.methods import _methods_table as methods_table
-from spanwise.commands.methods.methods import show_methods
+from spanwise.commands.methods.methods import methods_table, show_methods
 from spanwise.commands.shared.display import figure_table, gain_table, interval_table, pull_note, text_plot, vote_table
 from spanwise.commands.shared.fitted import say
 from spanwise.commands.shared.progress import Live, large_files_shown
 from spanwise.commands.shared.samples import unmeasured
-from spanwise.commands.why.why import _describe_completion, _reason_table, reasons
+from spanwise.commands.why.why import describe_completion, reason_table, reasons
 from spanwise.credit import METHODS
 from spanwise.layout import Layout
 from spanwise.measure import Interval, compare_arms, curve_difference, voting
@@ -65,8 +64,8 @@ def test_credit_and_why(credited, width):
     for table in figures_tables(summary(credited, {})["methods"], credited.title):
         check(table, width, keep=2)
     zeros = reasons(credited)
-    check(_reason_table(credited, zeros, 3), width, keep=2)
-    for line in _describe_completion(credited, zeros, 1)[1:]:
+    check(reason_table(credited, zeros, 3), width, keep=2)
+    for line in describe_completion(credited, zeros, 1)[1:]:
         if not isinstance(line, str):
             check(line, width, keep=2)
 
@@ -231,5 +230,5 @@ def test_a_large_file_shows_how_far_it_is_read_and_a_small_one_nothing(tmp_path,
 def test_many_parts_of_a_reward_are_shown_as_one():
     parts = {"equals.a": 1.0, "equals.b": 0.0, "equals.c[0]": 0.5, "equals.c[1]": 0.0, "equals.d": None, "form": 1.0}
     console = Console(file=io.StringIO(), width=80)
-    Live(console, "train", 10).step(10, parts)
+    Live(console, "train", 10).step(10, {**parts, "brier": None})
     assert console.file.getvalue() == "train 10/10  equals (4 parts) 0.500  form 1.000  0 s left\n"

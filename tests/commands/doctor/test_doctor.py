@@ -62,8 +62,8 @@ def test_an_engine_that_ends_the_process_is_broken_too(tmp_path, monkeypatch):
 AS_VERL_LOADS = """
 import json, logging
 from importlib.metadata import entry_points
-from spanwise.commands.doctor.examine import _collect_plugin_errors, plugins
-failed = _collect_plugin_errors()
+from spanwise.commands.doctor.examine import collect_plugin_errors, plugins
+failed = collect_plugin_errors()
 for entry in entry_points(group="verl.plugins"):
     try:
         entry.load()

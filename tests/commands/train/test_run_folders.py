@@ -18,7 +18,7 @@ from spanwise.commands.report.report import report_folder
 from spanwise.commands.shared.folder import new_folder, newest_folder
 from spanwise.commands.shared.task import run_or_model
 from spanwise.commands.train.place import run_folder
-from spanwise.commands.train.train import _batch_ece, train
+from spanwise.commands.train.train import batch_ece, train
 from spanwise.errors import DataError, RecipeError
 from spanwise.objective import Objective
 from spanwise.recipe import load
@@ -283,11 +283,11 @@ def test_of_what_was_stated(rule):
     # [1, 1.1): 100 %, right. The rest states nothing or cannot be judged.
     rows = [("5", "0"), ("5", "0"), ("5", "0.001"), ("4", "0.7"), ("5", "70%"), ("4", "100%"), ("4", "high"), ("4", None)]
     scores = scored(rule, rows)
-    assert _batch_ece(scores, 0, 1) == pytest.approx((3 * 0.001 / 3 + 2 * 0.2 + 0) / 6, abs=1e-12)
+    assert batch_ece(scores, 0, 1) == pytest.approx((3 * 0.001 / 3 + 2 * 0.2 + 0) / 6, abs=1e-12)
 
 
 def test_of_nothing_stated():
     scores = scored("brier", [("4", None), ("5", "high")])
-    assert _batch_ece(scores, 0, 1) is None
+    assert batch_ece(scores, 0, 1) is None
     bare = Scores(scores.names, scores.reward_nm, scores.status_nm, scores.by_outcome_nmo)
-    assert _batch_ece(bare, 0, 1) is None
+    assert batch_ece(bare, 0, 1) is None

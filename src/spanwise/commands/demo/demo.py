@@ -119,12 +119,8 @@ def verdict(figures: Mapping[str, Any]) -> str:
     """Say whether a run kept answering or collapsed into refusals, and whether it recovered."""
     if figures["peak_refusal_rate"] < 0.5:
         return "kept answering"
-    stays_refusing = figures["refusal_rate"] > 0.5
-    return (
-        "learned to refuse most questions and stayed so"
-        if stays_refusing
-        else "learned to refuse most questions and recovered"
-    )
+    ending = "stayed so" if figures["refusal_rate"] > 0.5 else "recovered"
+    return f"learned to refuse most questions and {ending}"
 
 
 def _show_digits(console: Console, trained: Sequence[Trained], result: Mapping[str, Any]) -> None:

@@ -172,7 +172,7 @@ def _probe_skyrl() -> Sentences:
 
 def _probe_verl() -> Sentences:
     """Import verl. Describe its trainer, its plug-ins, and the errors of importing the plug-ins."""
-    plugin_errors = _collect_plugin_errors()
+    plugin_errors = collect_plugin_errors()
     config_file = Path(import_module("verl").__file__ or "").parent / "trainer/config/ppo_trainer.yaml"
     trainer_config: dict[str, Any] = {}
     if config_file.is_file():
@@ -196,7 +196,7 @@ def plugins() -> dict[str, str]:
     return {entry.name: entry.value for entry in entry_points(group="verl.plugins")}
 
 
-def _collect_plugin_errors() -> dict[str, str]:
+def collect_plugin_errors() -> dict[str, str]:
     """Return a dictionary that collects the exceptions of verl's plug-ins. verl only logs them for debugging."""
     plugin_errors: dict[str, str] = {}
 

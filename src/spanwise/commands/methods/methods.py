@@ -15,7 +15,7 @@ def show_methods(name: str | None = None) -> None:
     console = Console()
     if name is None:
         METHODS.load_plugins()
-        say(console, _methods_table())
+        say(console, methods_table())
         return
     method_entry = method(name)
     default_options = method_entry.of_a_run().options
@@ -45,7 +45,8 @@ def _name_source(entry: Method) -> str:
     return f"{module_name}, which is no part of spanwise"
 
 
-def _methods_table() -> Table:
+def methods_table() -> Table:
+    """Build the table of all methods: what each credits, does and needs, and where its formula is from."""
     table_rows = []
     for entry in sorted(METHODS.values(), key=lambda entry: (entry.kind, entry.name)):
         facts = [entry.paper, f"from {_name_source(entry)}", f"needs {', '.join(entry.needs) or 'rewards only'}"]

@@ -321,7 +321,7 @@ class Recorder(BatchCallback):
         reward_names = self._scores.names if self._scores else ()
         calibration_name = next((name for name in ("log_score", "brier") if name in reward_names), None)
         if self._scores and "correct" in reward_names and calibration_name is not None:
-            figures["ece"] = _batch_ece(self._scores, reward_names.index("correct"), reward_names.index(calibration_name))
+            figures["ece"] = batch_ece(self._scores, reward_names.index("correct"), reward_names.index(calibration_name))
         return figures
 
     def _evaluate(self, step: int) -> None:
@@ -362,7 +362,7 @@ def _intervals(samples: Samples) -> dict[str, dict[str, list[float]]]:
     return {"intervals": bounds_by_reward} if bounds_by_reward else {}
 
 
-def _batch_ece(scores: Scores, correct_index: int, confidence_index: int) -> float | None:
+def batch_ece(scores: Scores, correct_index: int, confidence_index: int) -> float | None:
     """Compute the ECE of a batch from its verdicts and stated confidences; None if it lacks either."""
     if scores.stated_nm is None:
         return None

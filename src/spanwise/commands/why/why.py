@@ -43,7 +43,7 @@ def why(
     if completion is None:
         printed_parts = [*_describe_file(result, zeros_by_method, examples), *decision_notes(result)]
     else:
-        printed_parts = _describe_completion(result, zeros_by_method, completion)
+        printed_parts = describe_completion(result, zeros_by_method, completion)
     say(console, *printed_parts, *result.notes, keep=2)
     return zeros_by_method
 
@@ -77,7 +77,7 @@ def reasons(result: CreditResult) -> dict[str, Zeros]:
     return zeros_by_method
 
 
-def _reason_table(result: CreditResult, zeros: Mapping[str, Zeros], examples: int) -> Table:
+def reason_table(result: CreditResult, zeros: Mapping[str, Zeros], examples: int) -> Table:
     """Build the table that counts, for each method, why tokens and completions got no credit."""
     counts_table = plain_table(
         "method", "why a token gets nothing", "completions", "tokens", "share", "rows", rows=(), right=(2, 3, 4),
@@ -101,7 +101,7 @@ def _reason_table(result: CreditResult, zeros: Mapping[str, Zeros], examples: in
 
 def _describe_file(result: CreditResult, zeros: Mapping[str, Zeros], examples: int) -> list[Table | str]:
     """Return a table of reasons for zero credit, and notes on malformed completions and missing blocks."""
-    lines: list[Table | str] = [_reason_table(result, zeros, examples)]
+    lines: list[Table | str] = [reason_table(result, zeros, examples)]
     fault_n = result.file_spans.fault_n
     present_nk = result.file_spans.length_nk > 0
     is_all_wrong_n = torch.zeros(len(result.table), dtype=torch.bool)
@@ -133,7 +133,7 @@ def _describe_file(result: CreditResult, zeros: Mapping[str, Zeros], examples: i
     return lines
 
 
-def _describe_completion(result: CreditResult, zeros: Mapping[str, Zeros], n: int) -> list[Table | str]:
+def describe_completion(result: CreditResult, zeros: Mapping[str, Zeros], n: int) -> list[Table | str]:
     """Describe one completion: the rows that it is compared with, its rewards and its tokens."""
     table, scores = result.table, result.scores
     group_rows = (result.group_n == result.group_n[n]).nonzero().flatten().tolist()
