@@ -54,7 +54,5 @@ def test_a_comparison_says_which_arm_and_in_how_many_seeds():
     assert "!" not in good
     assert scalar.count(" ! |") == 2
     assert all(f"(scalar: {why})" in sentence for sentence in comparison.sentences())
-    assert compare_arms({"alone": {0: bad}}).wrong["alone", "ece"] == "most completions refuse to answer in its seed"
-    assert (
-        compare_arms({"two": {0: bad, 1: GOOD}}).wrong["two", "ece"] == "most completions refuse to answer in 1 of 2 seeds"
-    )
+    alone = compare_arms({"alone": {0: bad}}, figures=["ece"])
+    assert alone.wrong["alone", "ece"] == "most completions refuse to answer in its seed"
