@@ -8,11 +8,7 @@ import pytest
 import torch
 from parts import own_advantage, to_go_advantage, weighted_correlation
 
-from spanwise import Layout, Objective, Scheme
-from spanwise.batch import Batch
 from spanwise.measure import bootstrap
-from spanwise.pipeline import Reading, credit_batch
-from spanwise.types import Scores
 
 #: Two parts of three tokens each; the first is right as 0, the second as 1.
 FIRST = (0.5, 0.3, 0.2)
@@ -38,26 +34,6 @@ def test_advantages_to_go_add_what_a_part_does_to_later_ones() -> None:
     to_go = torch.tensor([[0.975, 0.8], [0.975, 0.8], [0.975, 0.25], [0.975, 0.0]]).double()
     expected = [[0.825, 0.2], [0.825, -0.8], [-0.725, 0.75], [-0.975, 0.0]]
     assert to_go_advantage(reward, to_go).tolist() == [pytest.approx(row) for row in expected]
-
-
-def test_a_group_of_four_is_compared_by_what_went_before() -> None:
-    # Fields a, b, c of four completions, of one prompt.
-    right = [[1, 1, 1], [1, 1, 0], [1, 0, 0], [0, 0, 1]]
-    layout = Layout({"a": ["a"], "b": ["b"], "c": ["c"], "keys": []}, segmenter="json")
-    objective = Objective("equals", each="*", given="earlier", baseline="outcome", back_off=True)
-    scheme = Scheme.preset("bae", layout, objectives=[objective])
-    reward_nm = torch.tensor(right).double()
-    scores = Scores(scheme.names, reward_nm, torch.zeros(4, 3).to(torch.int8), torch.full((4, 3, 2), torch.nan).double())
-    reading = Reading(scores, torch.ones(4, 4).long(), torch.zeros(4).long())
-    credit = credit_batch(reading, Batch(torch.zeros(4).long()), scheme)
-    # a: all four, mean 3/4. b: the three behind a right a, mean 2/3; the fourth is alone and backs off to all four, mean 1/2.
-    # c: behind (1, 1) two, mean 1/2. (1, 0) and (0, 0) are alone: a, the furthest back, is dropped, and behind a wrong b they
-    # are two, mean 1/2.
-    expected = [[1 / 4, 1 / 3, 1 / 2], [1 / 4, 1 / 3, -1 / 2], [1 / 4, -2 / 3, -1 / 2], [-3 / 4, -1 / 2, 1 / 2]]
-    assert credit.block_nk[:, :3].tolist() == [pytest.approx(row) for row in expected]
-    assert credit.coarser_m is not None
-    assert credit.coarser_m.tolist() == [0, 1, 2]
-    assert credit.block_nk[:, 3].tolist() == [0.0] * 4  # the keys are nobody's
 
 
 def test_correlation_under_weights_is_that_of_repeated_rows() -> None:

@@ -35,30 +35,27 @@ def blocks(tiny):
     return FirstBlocks(torch.arange(3), heads, ids_nt, torch.ones(3, 6).bool(), torch.ones(3).double())
 
 
-@pytest.mark.parametrize("names", [("return",), ("calibration", "correct")])
-def test_values_are_those_after_reading_the_prefix_alone(tiny, tmp_path, blocks, names):
-    saved(tiny, tmp_path / "critic", names=names)
+BINS = {"head": "hl_gauss", "bins": 7, "value_range": (-1.0, 2.0)}
+
+
+@pytest.mark.parametrize(
+    ("names", "config"), [(("return",), {}), (("calibration", "correct"), {}), (("return",), BINS)], ids=str
+)
+def test_values_are_those_after_reading_the_prefix_alone(tiny, tmp_path, blocks, names, config):
+    """One number, that of the reward among two, and the expectation over seven bins."""
+    saved(tiny, tmp_path / "critic", names=names, **config)
     objectives = ["correct"] if len(names) == 1 else ["correct", "calibration"]
     critic, stream = own_critic(tmp_path / "critic", tiny[1], objectives)
     said_nt = values(critic, blocks, stream=stream)
     plain = AutoModelForTokenClassification.from_pretrained(tmp_path / "critic", dtype=torch.float32).eval()
+    centre_b = -1 + 3 / 7 * (torch.arange(7) + 0.5)
     for n, head in enumerate(blocks.heads):
         for t in range(6):
             ids = torch.tensor([[*head, *blocks.ids_nt[n, :t].tolist()]])
             with torch.no_grad():
-                expected = float(plain(input_ids=ids).logits[0, -1, names.index("correct") if len(names) > 1 else 0])
-            assert float(said_nt[n, t]) == pytest.approx(expected, abs=1e-5)
-
-
-def test_a_categorical_head_gives_its_expectation(tiny, tmp_path, blocks):
-    saved(tiny, tmp_path / "critic", head="hl_gauss", bins=7, value_range=(-1.0, 2.0))
-    said_nt = values(*own_critic(tmp_path / "critic", tiny[1], ["correct"])[:1], blocks)
-    plain = AutoModelForTokenClassification.from_pretrained(tmp_path / "critic", dtype=torch.float32).eval()
-    centre_b = -1 + 3 / 7 * (torch.arange(7) + 0.5)
-    for n, head in enumerate(blocks.heads):
-        with torch.no_grad():
-            share_b = plain(input_ids=torch.tensor([[*head, *blocks.ids_nt[n, :4].tolist()]])).logits[0, -1].softmax(dim=0)
-        assert float(said_nt[n, 4]) == pytest.approx(float(share_b @ centre_b), abs=1e-5)
+                logits = plain(input_ids=ids).logits[0, -1]
+            expected = logits.softmax(dim=0) @ centre_b if config else logits[len(names) - 1]
+            assert float(said_nt[n, t]) == pytest.approx(float(expected), abs=1e-5)
 
 
 def test_where_the_critic_lies(tiny, tmp_path):

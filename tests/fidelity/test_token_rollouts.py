@@ -14,8 +14,6 @@ from rich.console import Console
 
 from spanwise.commands.fidelity.command import command as fidelity
 from spanwise.commands.fidelity.fidelity import rolled_tokens, show_tokens
-from spanwise.commands.shared.task import run_or_model
-from spanwise.commands.train.train import train
 from spanwise.errors import DataError, RecipeError
 from spanwise.fidelity import SaeSegments, monte_carlo_advantage, rerolls, token_fidelity
 from spanwise.fidelity.rerolls import Roller, choose_tokens, collect_tokens, fitted_critics, values
@@ -63,6 +61,15 @@ def tabular():
         for after, p in row.items():
             logits_fv[vocabulary[before], vocabulary[after]] = math.log(p)
     return last_token_model(logits_fv)
+
+
+@pytest.fixture
+def model(tabular, tmp_path, monkeypatch):
+    """The folder of the policy."""
+    monkeypatch.setenv("SPANWISE_CACHE", str(tmp_path / "cache"))
+    for part in tabular:
+        part.save_pretrained(tmp_path / "run" / "model")
+    return tmp_path / "run" / "model"
 
 
 @pytest.fixture(scope="module")
@@ -117,21 +124,15 @@ def test_long_completions_are_re_rolled_at_a_sample_of_tokens(tabular, monkeypat
     assert again_ntm.shape == (*blocks.mask_nt.shape, 0)
     valued = {(n, t) for n, t in trajectories.value_nt.isfinite().nonzero().tolist()}
     places = list(prefixes(tabular, blocks))
-    expected, kinds = set(), {}
+    expected = set()
     for n, t, answer, tokens in places:
-        chance = TABLE[tokens[-1] if tokens else "="][tabular[1].convert_ids_to_tokens(int(blocks.ids_nt[n, t]))]
-        weight = float(trajectories.weight_nt[n, t])
-        kinds.setdefault((n, "cut" if chance < 0.35 else "choice" if chance < 0.97 else "sure"), []).append(weight)
         after = [u for m, u, _, _ in places if m == n and u > t][:1]
-        expected |= {(n, u) for u in [t, *after] if weight > 0} | ({(n, t)} if not tokens else set())
+        expected |= {(n, u) for u in [t, *after] if trajectories.weight_nt[n, t] > 0} | ({(n, t)} if not tokens else set())
         if (n, t) in valued:
             v = worth(answer, tokens)
             assert float(trajectories.value_nt[n, t]) == pytest.approx(v, abs=4.5 * math.sqrt(v * (1 - v) / 50) + 1e-9)
     assert valued == expected
     assert len(valued) < len(places)
-    for (_, kind), weights in kinds.items():
-        assert sum(weights) == pytest.approx(len(weights))
-        assert sum(weight > 0 for weight in weights) == (len(weights) if kind == "cut" else 1)
     with pytest.raises(DataError, match="some"):  # no critic is made of a sample
         collect_tokens(roller(tabular), ROWS, samples=6, rerolls=50, most=1, seed=1)
     # Every segment has both of its values, for either convention.
@@ -148,10 +149,8 @@ def test_picked_tokens_stand_for_all_of_their_kind():
     for kind_nt in (p_nt < 0.2, (p_nt >= 0.2) & (p_nt < 0.97), p_nt >= 0.97):
         here_nt = kind_nt & mask_nt
         assert torch.allclose(torch.where(here_nt, weight_nt, 0.0).sum(dim=1), here_nt.sum(dim=1).double())
-        there_n = ((weight_nt > 0) & here_nt).sum(dim=1)
-        assert torch.equal(
-            there_n, here_nt.sum(dim=1) if bool((p_nt[kind_nt] < 0.2).all()) else here_nt.sum(dim=1).clamp(max=5)
-        )
+        limit = 60 if bool((p_nt[kind_nt] < 0.2).all()) else 5
+        assert torch.equal(((weight_nt > 0) & here_nt).sum(dim=1), here_nt.sum(dim=1).clamp(max=limit))
     assert not bool(weight_nt[~mask_nt].any())
     poisoned = torch.where(mask_nt, p_nt.log(), torch.nan)
     assert torch.equal(choose_tokens(poisoned, mask_nt, most=5, seed=3), weight_nt)
@@ -211,12 +210,9 @@ def test_a_critic_learns_the_values_of_the_states_it_can_tell_apart(tabular, mon
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_from_a_folder_to_tables(tabular, tmp_path, monkeypatch):
-    monkeypatch.setenv("SPANWISE_CACHE", str(tmp_path / "cache"))
-    for part in tabular:
-        part.save_pretrained(tmp_path / "model")
+def test_from_a_folder_to_tables(model):
     recipe = load(None, {"start_steps": 1, "eval_prompts": 8})
-    rolled = rolled_tokens(tmp_path / "model", recipe, prompts=6, samples=3, rerolls=6, steps=(1, 2), seed=1)
+    rolled = rolled_tokens(model, recipe, prompts=6, samples=3, rerolls=6, steps=(1, 2), seed=1)
     measured = token_fidelity(*rolled, seed=1)
     assert measured.critics == ("1 steps", "2 steps", "MC 4", "MC 6")
     assert (len(measured.prompt_n), len(measured.prompt_n.unique())) == (18, 6)
@@ -238,21 +234,17 @@ def test_from_a_folder_to_tables(tabular, tmp_path, monkeypatch):
     ):
         assert words in text
     with pytest.raises(DataError, match=r"at least 2 re-rolls .* asked for 1"):
-        rolled_tokens(tmp_path / "model", recipe, rerolls=1)
+        rolled_tokens(model, recipe, rerolls=1)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_a_run_of_one_block_with_its_own_critic(tabular, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("SPANWISE_CACHE", str(tmp_path / "cache"))
+def test_a_run_of_one_block_with_its_own_critic(tabular, model, tmp_path, capsys):
     fields = {
         "layout": {"solution": ["reasoning", "answer"]}, "objectives": [{"reward": "correct", "pays": ["solution"]}],
         "start_steps": 1, "eval_prompts": 8,
     }  # fmt: skip
-    run = tmp_path / "run"
-    run.mkdir()
+    run = model.parent
     (run / "recipe.yaml").write_text(yaml.safe_dump(fields))
-    for part in tabular:
-        part.save_pretrained(run / "model")
     sizes = {"tokens": True, "token_prompts": 6, "rerolls": 6, "output": tmp_path / "out"}
     with pytest.raises(DataError, match="has no critic: there is no folder 'critic'"):
         fidelity(run, critics="own", **sizes)
@@ -274,38 +266,6 @@ def test_a_run_of_one_block_with_its_own_critic(tabular, tmp_path, monkeypatch, 
         fidelity(run, critics="own,mine", **sizes)
     with pytest.raises(RecipeError, match="add --tokens"):
         fidelity(run, critics="own", output=tmp_path / "out")
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_checkpoints_of_a_real_run(tabular, tmp_path, monkeypatch):
-    monkeypatch.setenv("SPANWISE_CACHE", str(tmp_path / "cache"))
-    for part in tabular:
-        part.save_pretrained(tmp_path / "start")
-    rows = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in (1, 2) for b in (1, 2, 3, 4, 5)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    recipe = load(
-        None,
-        {
-            "task": "confidence", "model": str(tmp_path / "start"), "dataset": str(tmp_path / "rows.jsonl"),
-            "prompt_column": "prompt", "instruction": None, "layout": {"solution": ["reasoning", "answer"]},
-            "method": "sae", "objectives": [{"reward": "correct", "pays": ["solution"]}], "critic": {"learning_rate": 0.1},
-            "steps": 2, "prompts": 2, "group_size": 4, "save_every": 1, "max_completion_length": 32, "eval_samples": 1,
-            "report": False, "learning_rate": 0.01, "warmup_steps": 0, "output": str(tmp_path / "run"),
-        },
-    )  # fmt: skip
-    train(recipe)
-    by_place = {}
-    for place in ("checkpoints/checkpoint-1", "checkpoints/checkpoint-2", ""):
-        folder, run_recipe = run_or_model(tmp_path / "run" / place, None, {})
-        trajectories, critics = rolled_tokens(folder, run_recipe, critics=["own"], prompts=2, samples=4, rerolls=4, seed=1)
-        assert list(critics) == ["own"]
-        by_place[place] = critics["own"], trajectories.logp_nt, token_fidelity(trajectories, critics, draws=5)
-    # The last checkpoint is the end of the run, policy and critic; the one before it is not.
-    for position in (0, 1):
-        first, second, end = (parts[position] for parts in by_place.values())
-        assert torch.equal(second, end)
-        assert first.shape != end.shape or not torch.equal(first, end)
-    assert by_place[""][2].count() > 8
 
 
 def test_a_model_without_a_first_block(tabular):
