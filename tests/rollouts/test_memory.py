@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from plain_files import save
-from rollout_files import node, write_lines
+from rollout_files import node, write_lines, write_own
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.rollouts import columns, files, json_array, read_rollouts
 from tokenizers_small import byte_level
@@ -61,37 +61,30 @@ def slime(folder):
 
 
 def own_file(folder):
-    table = {
-        "prompt": [row["prompt"] for row in ROWS], "completion_ids": [ids_of(row) for row in ROWS],
-        "trainable": [[True] * len(ids_of(row)) for row in ROWS], "logprobs": [[-0.5] * len(ids_of(row)) for row in ROWS],
-        "reward/score": [row["score"] for row in ROWS],
-    }  # fmt: skip
-    pq.write_table(pa.table(table), folder / "a.parquet", row_group_size=50)
-    return folder / "a.parquet"
+    ids = [ids_of(row) for row in ROWS]
+    columns = {"prompt": [row["prompt"] for row in ROWS], "logprobs": [[-0.5] * len(row) for row in ids]}
+    return write_own(folder / "a.parquet", ids, **columns)
 
 
-def parquet_file(folder):
-    pq.write_table(pa.Table.from_pylist(ROWS), folder / "a.parquet", row_group_size=50)
-    return folder / "a.parquet"
+def lists(row):
+    return renamed(row, "question", "responses", lambda text: [chat(text)])
 
 
-#: What writes the file of a format, and what is kept of a token beside its id and mask: a log-probability takes four bytes.
 FILES = {
-    "verl": (lambda f: write_lines(f / "1.jsonl", [renamed(row, "input", "output") for row in ROWS]), 0),
-    "lines": (lambda f: write_lines(f / "1.jsonl", ROWS), 0),
-    "lists": (
-        lambda f: write_lines(f / "1.jsonl", [renamed(r, "question", "responses", lambda x: [chat(x)]) for r in ROWS]),
-        0,
-    ),
-    "messages": (lambda f: write_lines(f / "1.jsonl", [agent(row) for row in ROWS]), 0),
-    "array": (lambda f: save(f, ROWS, "json"), 0),
-    "csv": (lambda f: save(f, ROWS, "csv"), 0),
-    "parquet": (parquet_file, 0),
-    "lm-eval": (lambda f: write_lines(f / "samples_a.jsonl", [lm_eval(row, n) for n, row in enumerate(ROWS)]), 0),
-    "traces": (lambda f: write_lines(f / "traces.jsonl", [traces(row) for row in ROWS]), 4),
-    "slime": (slime, 4),
-    "own": (own_file, 4),
+    "verl": lambda f: write_lines(f / "1.jsonl", [renamed(row, "input", "output") for row in ROWS]),
+    "lines": lambda f: write_lines(f / "1.jsonl", ROWS),
+    "lists": lambda f: write_lines(f / "1.jsonl", map(lists, ROWS)),
+    "messages": lambda f: write_lines(f / "1.jsonl", map(agent, ROWS)),
+    "array": lambda f: save(f, ROWS, "json"),
+    "csv": lambda f: save(f, ROWS, "csv"),
+    "parquet": lambda f: save(f, ROWS, "parquet"),
+    "lm-eval": lambda f: write_lines(f / "samples_a.jsonl", [lm_eval(row, n) for n, row in enumerate(ROWS)]),
+    "traces": lambda f: write_lines(f / "traces.jsonl", map(traces, ROWS)),
+    "slime": slime,
+    "own": own_file,
 }
+#: The formats whose tokens have an id and a log-probability each, which takes four bytes.
+WITH_LOGPROBS = ("traces", "slime", "own")
 
 
 @pytest.fixture(scope="module")
@@ -104,13 +97,12 @@ def tokenizer(tmp_path_factory):
 @pytest.mark.parametrize("name", FILES)
 def test_reading_takes_little_beside_what_is_kept_and_says_how_far_it_is(name, tmp_path, monkeypatch, tokenizer):
     """Reading never holds all text of a file, nor its tokens as Python's numbers."""
-    write, stream_bytes = FILES[name]
-    path = write(tmp_path)
+    path = FILES[name](tmp_path)
     size = sum(file.stat().st_size for file in ([path] if path.is_file() else path.glob("*.pt")))
     monkeypatch.setattr(json_array, "_PIECE", 2**14)
     monkeypatch.setattr(files, "_BLOCK", 2**16)
     monkeypatch.setattr(columns, "_ROWS_AT_ONCE", 8)
-    options = {"tokenizer": tokenizer} if stream_bytes else {}
+    options = {"tokenizer": tokenizer} if name in WITH_LOGPROBS else {}
     read_rollouts(path, **options)  # imports, and the tokenizer
     done = []
     token = files.REPORT.set(lambda work, part, total: done.append((work, part, total)))
@@ -122,7 +114,7 @@ def test_reading_takes_little_beside_what_is_kept_and_says_how_far_it_is(name, t
     finally:
         tracemalloc.stop()
         files.REPORT.reset(token)
-    kept = len(table.tokens.values) * (5 + stream_bytes)  # four bytes of an id, one of the mask
+    kept = len(table.tokens.values) * (9 if name in WITH_LOGPROBS else 5)  # four bytes of an id, one of the mask
     assert len(table) == len(ROWS)
     assert peak < 1.5 * kept + 300_000
     assert {(work, total) for work, _, total in done} == {("reading", size)}

@@ -2,24 +2,8 @@
 
 import pytest
 
-from rollout_files import texts, trl_file, write_lines
+from rollout_files import texts, write_lines
 from spanwise.rollouts import read_rollouts
-
-
-@pytest.mark.parametrize("nested", [True, False])
-def test_calls_of_tools_and_reasoning_are_part_of_a_completion(nested, tmp_path):
-    call = {"name": "sum", "arguments": '{"of": [2, 2]}'}
-    calls = [{"id": "1", "type": "function", "function": call} if nested else call]
-    turns = [
-        {"role": "assistant", "content": "", "tool_calls": calls, "reasoning_content": "Add."},
-        {"role": "tool", "content": "4"},
-        {"role": "assistant", "content": "It is 4."},
-    ]
-    table = read_rollouts(trl_file(tmp_path / "a.parquet", [turns]))
-    assert texts(table) == ['Add.\nsum({"of": [2, 2]})' + "4" + "It is 4."]
-    sampled = table.tokens.with_values(table.trainable)
-    kept = [table.vocabulary.pieces[i].decode() for i in table.tokens.values[sampled.values]]
-    assert "".join(kept) == 'Add.\nsum({"of": [2, 2]})It is 4.'
 
 
 @pytest.mark.parametrize(
@@ -30,11 +14,12 @@ def test_calls_of_tools_and_reasoning_are_part_of_a_completion(nested, tmp_path)
         ({"content": "4", "reasoning": "Add.", "reasoning_content": "Add."}, "Add.\n4"),
         ({"content": None, "refusal": "No."}, "No."),
         ({"content": [{"type": "refusal", "refusal": "No."}]}, "No."),
+        ({"content": None, "tool_calls": [{"name": "sum", "arguments": {"of": [2]}}]}, 'sum({"of": [2]})'),
         ({"content": None, "tool_calls": [], "function_call": {"name": "sum", "arguments": "{}"}}, "sum({})"),
     ],
 )
 def test_what_servers_call_otherwise_is_part_of_a_completion(message, text, tmp_path):
-    """OpenAI's calls before tools, the reasoning of vLLM and OpenRouter, and a refusal, which has no content."""
+    """OpenAI's calls before tools, verifiers' calls, the reasoning of vLLM and OpenRouter, a refusal, which has no content."""
     row = {"messages": [{"role": "user", "content": "2+2"}, {"role": "assistant", **message}]}
     assert texts(read_rollouts(write_lines(tmp_path / "log.jsonl", [row]))) == [text]
 

@@ -1,6 +1,5 @@
 """Tables that anybody made: what is read, what is the same in every kind of file, and what is refused."""
 
-import json
 import math
 import tempfile
 from pathlib import Path
@@ -13,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from plain_files import KINDS, save
-from rollout_files import tagged, texts, trl_file, verl_rows, write_lines
+from rollout_files import tagged, texts, verl_rows, write_lines
 from spanwise.errors import DataError, RecipeError
 from spanwise.rollouts import read_rollouts
 from spanwise.types import Status
@@ -70,18 +69,23 @@ MESSAGES = st.lists(
 
 @st.composite
 def tables(draw):
-    """Rows of one completion each, or of a list of them, as texts or as chats, with rewards, answers, ids and further columns."""
-    grouped, talk = draw(st.booleans()), draw(st.booleans())
+    """Rows of one completion each, or of a list of them, as texts or as chats; with rewards, credit and further columns."""
+    grouped, talk, computed = draw(st.booleans()), draw(st.booleans()), draw(st.booleans())
     name = draw(st.sampled_from(["completions", "responses"] if grouped else ["completion", "response", "output"]))
     field = draw(st.sampled_from(["prompt", "question", "messages"]))
     said_once = MESSAGES if talk else WORDS
     rows, ids = [], draw(st.booleans())
+
+    def column(size):
+        return draw(st.lists(NUMBERS, min_size=size, max_size=size)) if grouped else draw(NUMBERS)
+
     for n in range(draw(st.integers(1, 4))):
         size = draw(st.integers(1, 3))
         row = {
             field: [{"role": "user", "content": draw(WORDS)}] if field == "messages" else draw(WORDS.filter(lambda t: t != "")),
             name: draw(st.lists(said_once, min_size=size, max_size=size)) if grouped else draw(said_once),
-            "rewards/correct": draw(st.lists(NUMBERS, min_size=size, max_size=size)) if grouped else draw(NUMBERS),
+            "rewards/correct": column(size),
+            **({"advantage": column(size), "credit/solution": column(size), "credit/stop": column(size)} if computed else {}),
             "acc": draw(st.none() | st.booleans()), "answer": draw(st.none() | WORDS), "note": draw(st.none() | WORDS),
             **({"group_id": n // 2} if ids else {}), "step": draw(st.integers(0, 2)),
         }  # fmt: skip
@@ -112,20 +116,17 @@ def test_a_list_is_a_group_whatever_the_prompts_say(tmp_path):
 
 
 def test_a_list_of_numbers_per_turn_is_told_but_not_the_texts_of_turns(tmp_path):
-    row = {"prompt": "2+2=", "completion": "4", "reward": 1}
     for turns, is_told in (["2+2=", "And 3+3?"], False), ([0.5, None], True), ([], False):
-        path = tmp_path / "a.jsonl"
-        write_lines(path, [{**row, "turns": turns}])
-        assert ("entry per turn" in read_rollouts(path).note) is is_told
+        file = save(tmp_path, [{"prompt": "2+2=", "completion": "4", "reward": 1, "turns": turns}], "jsonl")
+        assert ("entry per turn" in read_rollouts(file).note) is is_told
 
 
 def test_groups_by_an_id(tmp_path):
     rows = [{"completion": c, "group_id": g, "step": 1} for c, g in (("a", "x"), ("b", "y"), ("c", "x"))]
     table = read_rollouts(save(tmp_path, rows, "csv"))
     assert (table.group_n.tolist(), table.keyed, table.prompts) == ([0, 1, 0], True, [""] * 3)
-    path = tmp_path / "two_writers.jsonl"
-    write_lines(path, [{"completion": c, "group_id": g} for c, g in (("a", 1), ("b", 1.0), ("c", 1.5), ("d", "1"))])
-    assert read_rollouts(path).group_n.tolist() == [0, 0, 1, 0]
+    two_writers = save(tmp_path, [{"completion": f"{g}", "group_id": g} for g in (1, 1.0, 1.5, "1")], "jsonl")
+    assert read_rollouts(two_writers).group_n.tolist() == [0, 0, 1, 0]
 
 
 def test_rewards_in_an_object_and_under_their_prefix(tmp_path):
@@ -134,14 +135,6 @@ def test_rewards_in_an_object_and_under_their_prefix(tmp_path):
         table = read_rollouts(save(tmp_path / kind, rows, kind))
         assert table.rewards["right"].status_n.tolist() == [0, int(Status.UNSCORED)]
         assert table.rewards["short"].value_n.tolist() == [0.5, 0.5]
-
-
-def test_a_conversation_ends_with_what_the_model_said(tmp_path):
-    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2="}]
-    rows = [{"messages": [*chat, {"role": "assistant", "content": text}]} for text in ("4", "5")]
-    table = read_rollouts(save(tmp_path, rows, "jsonl"))
-    assert table.prompts == ["[system] Be brief.\n[user] 2+2="] * 2
-    assert texts(table) == ["4", "5"]
 
 
 def frame():
@@ -175,34 +168,11 @@ def test_gaps_as_r_and_sql_write_them_are_no_zeros(tmp_path):
     assert table.columns["answer"] == ["NA", "None", "7"]  # a text is what it says
 
 
-def test_trl_there_and_back(tmp_path):
-    """TRL's own file as each other kind: the same table."""
-    columns = {
-        "step": [None, 1, 2, 2], "accuracy_reward": [1.0, 0.0, None, 1.0], "advantage": [0.5, -0.5, 0.0, 0.0],
-        "credit/solution": [0.5, -0.5, None, 0.25], "credit/stop": [0.0, 0.0, -0.1, 0.0], "answer": ["4", "4", "04", "4"],
-    }  # fmt: skip
-    file = trl_file(tmp_path / "a.parquet", [tagged("4", "0.9"), tagged("5", "0.2"), "", "so"], **columns)
-    table = read_rollouts(file)
-    rows = [
-        {"prompt": "2+2=", "completion": text, **{name: values[n] for name, values in columns.items()}}
-        for n, text in enumerate([tagged("4", "0.9"), tagged("5", "0.2"), "", "so"])
-    ]
-    assert (table.source, set(table.as_recorded.by_block)) == ("TRL", {"solution", "stop"})
-    assert table.step_n.tolist() == [0, 1, 2, 2]  # null is no step
-    for kind in KINDS[:-1]:
-        assert plain(read_rollouts(save(tmp_path / kind, rows, kind))) == plain(table), kind
-
-
 def test_verls_dump_as_a_table_and_as_an_array(tmp_path):
-    dump = read_rollouts(write_lines(tmp_path / "1.jsonl", verl_rows()))
-    array = read_rollouts(save(tmp_path / "json", verl_rows(), "json"))
+    dump, array, table = (read_rollouts(save(tmp_path, verl_rows(), kind)) for kind in ("jsonl", "json", "csv"))
     assert (array.source, plain(array)) == ("verl", plain(dump))
-    table = read_rollouts(save(tmp_path / "csv", verl_rows(), "csv"))
-    assert table.group_n.tolist() == dump.group_n.tolist()
-    assert texts(table) == texts(dump)
-    assert {name: reward.value_n.tolist() for name, reward in table.rewards.items()} == {
-        name: reward.value_n.tolist() for name, reward in dump.rewards.items()
-    }
+    for name in ("groups", "texts", "rewards"):
+        assert plain(table)[name] == plain(dump)[name]
     assert table.columns["answer"] == dump.columns["answer"]
 
 
@@ -215,12 +185,11 @@ def test_columns_by_option(tmp_path):
     assert set(table.rewards) == set()
     lists = save(tmp_path, [{"prompt": "p", "samples": ["a", "b"]}], "csv")
     assert read_rollouts(lists, columns={"completions": "samples"}).group_n.tolist() == [0, 0]
-
-
-def test_a_folder_of_tables(tmp_path):
-    for n in (2, 10):
-        save(tmp_path / str(n), [{"prompt": "p", "completion": f"{n}"}], "csv").rename(tmp_path / f"{n}.csv")
-    assert texts(read_rollouts(tmp_path)) == ["2", "10"]
+    dump = save(tmp_path, [{**row, "mine": "5"} for row in verl_rows()], "jsonl")
+    columns = {"prompt": "input", "completion": "output", "answer": "mine"}
+    assert read_rollouts(dump, columns=columns).columns["answer"] == ["5"] * 8
+    with pytest.raises(DataError, match="holds verifiers' traces"):
+        read_rollouts(write_lines(tmp_path / "traces.jsonl", [{"traces": []}]), columns={"prompt": "q"})
 
 
 ONE = {"prompt": "p", "completion": "a"}
@@ -229,7 +198,6 @@ REFUSED = {
     "no prompts": ([{"completion": "a", "acc": 1}], {}, "No column says which completions belong to one prompt"),
     "alpaca": ([{"instruction": "p", "input": "a", "output": "b"}], {}, "input and instruction, and each may hold the prompt"),
     "one and several": ([{**ONE, "completions": ["a"]}], {}, "has the columns completion and completions, and each may hold"),
-    "two answers": ([{**ONE, "gold": "a", "target": "b"}], {}, "gold and target, and each may hold the answer. Choose one"),
     "a column that is not there": ([ONE], {"answer": "golds"}, "--columns answer=golds: "),
     "an empty prompt": ([ONE, {"prompt": None, "completion": "a"}], {}, "Row 1 of '{}' has nothing in column 'prompt'"),
     "no row": ([{"prompt": "p", "completion": None}], {}, "holds no completions. 1 of 1 rows hold no completion and are left out."),
@@ -266,12 +234,6 @@ def test_a_byte_order_mark_and_other_line_ends(tmp_path):
     assert (table.prompts, texts(table), table.rewards["acc"].value_n.tolist()) == (["p", "p"], ["a", "b"], [1.0, 0.0])
 
 
-def test_fixed_formats_take_no_columns(tmp_path):
-    file = write_lines(tmp_path / "traces.jsonl", [{"traces": []}])
-    with pytest.raises(DataError, match="holds verifiers' traces"):
-        read_rollouts(file, columns={"prompt": "q"})
-
-
 def test_lines_with_columns_that_verl_or_verifiers_has_not_are_a_table(tmp_path):
     """A table credits the same completions in the same groups, whatever its format; the dumps have no such columns."""
     rows = [
@@ -286,15 +248,6 @@ def test_lines_with_columns_that_verl_or_verifiers_has_not_are_a_table(tmp_path)
     said = [{"role": "assistant", "content": "4"}, {"role": "tool", "content": "t"}]
     (chat,) = texts(read_rollouts(write_lines(tmp_path / "chat.jsonl", [{"input": "q", "output": said}])))
     assert chat == "4t"
-    with pytest.raises(DataError, match="input and instruction, and each may hold the prompt"):
-        read_rollouts(write_lines(tmp_path / "alpaca.jsonl", [{"instruction": "p", "input": "a", "output": "b"}]))
-
-
-def test_columns_of_verls_dump_may_be_named(tmp_path):
-    file = write_lines(tmp_path / "1.jsonl", [{**row, "mine": "5"} for row in verl_rows()])
-    columns = {"prompt": "input", "completion": "output", "answer": "mine"}
-    assert read_rollouts(file, columns=columns).columns["answer"] == ["5"] * 8
-    assert json.loads(file.read_text().splitlines()[0])["gts"] == "4"
 
 
 def openai_log(*turns):

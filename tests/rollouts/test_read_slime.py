@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from rollout_files import LAYOUT, quiet, tagged, texts
-from spanwise.commands.credit.credit import credit, credit_rollouts
+from rollout_files import tagged, texts
+from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.errors import DataError
 from spanwise.rollouts import read_rollouts
 from tokenizers_small import byte_level
@@ -39,6 +39,13 @@ def tokenizer(tmp_path):
     return tmp_path / "tokenizer"
 
 
+def credited(folder, tokenizer, rows):
+    """The credit of a dump under Dr. GRPO, and that of each completion."""
+    options = {"methods": ["dr_grpo"], "overrides": {"layout": {"solution": ["answer"]}}}
+    result = credit_rollouts(dump(folder, rows), tokenizer=tokenizer, **options)
+    return result, result.applied[0].credit.block_nk.flatten().tolist()
+
+
 def test_the_response_is_the_last_of_the_tokens_and_the_mask_says_which_were_sampled(tmp_path, tokenizer):
     outputs = [tagged("4", "0.9"), "it says 7, é", tagged("5", "0.9")]
     lengths = [len(TOKENIZER(text)["input_ids"]) for text in outputs]
@@ -58,8 +65,10 @@ def test_the_response_is_the_last_of_the_tokens_and_the_mask_says_which_were_sam
 
 
 def test_a_reward_of_several_numbers_is_several_rewards(tmp_path):
+    """Without a tokenizer the credit is per word, and the note says so."""
     rewards = [{"acc": 1.0, "style": 0.5, "why": "short"}, {"acc": 0.0, "style": None}]
-    table = read_rollouts(dump(tmp_path, [sample("x", reward=reward) for reward in rewards]))
+    table = read_rollouts(dump(tmp_path, [sample("x y", reward=reward) for reward in rewards]))
+    assert ("--tokenizer" in table.note, table.has_ids, texts(table)) == (True, False, ["x y"] * 2)
     assert {name: reward.value_n.tolist()[0] for name, reward in table.rewards.items()} == {"acc": 1.0, "style": 0.5}
     assert table.rewards["style"].value_n.isnan().tolist() == [False, True]
 
@@ -69,13 +78,10 @@ def test_what_slime_leaves_out_of_the_loss_is_compared_and_gets_nothing(tmp_path
     text = tagged("4", None)
     nothing = [0] * len(TOKENIZER(text)["input_ids"])
     rows = [sample(text), sample(text, reward=0.0, remove_sample=True), sample(text, reward=0.0, loss_mask=nothing)]
-    result = credit_rollouts(
-        dump(tmp_path, rows), tokenizer=tokenizer, methods=["dr_grpo"], overrides={"layout": {"solution": ["answer"]}}
-    )
+    result, credits = credited(tmp_path, tokenizer, rows)
     assert result.table.learned_n.tolist() == [True, False, False]
-    (arm,) = result.applied
-    assert arm.credit.block_nk[0].item() == pytest.approx(2 / 3)
-    assert [bool(arm.advantages(result.table, n, n + 1).any()) for n in range(3)] == [True, False, False]
+    assert credits[0] == pytest.approx(2 / 3)
+    assert [bool(result.applied[0].advantages(result.table, n, n + 1).any()) for n in range(3)] == [True, False, False]
 
 
 def test_samples_of_one_rollout_have_one_vote(tmp_path, tokenizer):
@@ -84,15 +90,13 @@ def test_samples_of_one_rollout_have_one_vote(tmp_path, tokenizer):
     table = read_rollouts(dump(tmp_path, rows, rows), tokenizer=tokenizer)
     assert table.rollout_n.tolist() == [0, 0, 1, 2, 2, 3]
     in_group_1 = [{**row, "group_index": 1, "reward": 1.0 - row["reward"]} for row in rows]
-    file = dump(tmp_path, rows + in_group_1) / "rollout_data" / "0.pt"
-    result = credit_rollouts(file, tokenizer=tokenizer, methods=["dr_grpo"], overrides={"layout": {"solution": ["answer"]}})
+    (tmp_path / "two").mkdir()
+    result, credits = credited(tmp_path / "two", tokenizer, rows + in_group_1)
     assert result.group_n.tolist() == [0, 0, 0, 1, 1, 1]
-    assert result.applied[0].credit.block_nk.flatten().tolist() == [0.5, 0.5, -0.5, -0.5, -0.5, 0.5]
+    assert credits == [0.5, 0.5, -0.5, -0.5, -0.5, 0.5]
     # A later sample of a rollout has a prompt of its own; without a group_index, the prompt of the first sample counts.
     rows = [sample("a", group=None, rollout_id=0), sample("b", group=None, rollout_id=0, prompt="2+2=a, so"), rows[2]]
-    file = dump(tmp_path, rows) / "rollout_data" / "0.pt"
-    result = credit_rollouts(file, tokenizer=tokenizer, methods=["dr_grpo"], overrides={"layout": {"solution": ["answer"]}})
-    assert result.applied[0].credit.block_nk.flatten().tolist() == [0.5, 0.5, -0.5]
+    assert credited(tmp_path / "two", tokenizer, rows)[1] == [0.5, 0.5, -0.5]
 
 
 def test_samples_without_a_group_are_counted_and_without_a_label_have_the_answer_of_their_metadata(tmp_path):
@@ -102,15 +106,6 @@ def test_samples_without_a_group_are_counted_and_without_a_label_have_the_answer
     assert (table.group_n.tolist(), table.keyed) == ([0, 0, 0], False)
     assert "1 of 3 samples have no group_index" in table.note
     assert table.columns["answer"] == ["4", "5", "4"]
-
-
-def test_without_a_tokenizer_words_are_credited_and_the_page_says_so(tmp_path):
-    rows = [sample(tagged("4", "0.9")), sample(tagged("5", "0.9"), reward=0.0)]
-    result = credit(
-        dump(tmp_path, rows), output=tmp_path / "out", console=quiet(), methods=["bae"], overrides={"layout": LAYOUT}
-    )
-    assert "--tokenizer" in result.note
-    assert texts(result.table) == [tagged("4", "0.9"), tagged("5", "0.9")]
 
 
 class Stranger:
@@ -123,7 +118,6 @@ class Stranger:
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda file: file.write_bytes(b"{}"),
         lambda file: torch.save([1, 2], file),
         lambda file: torch.save({"samples": [3]}, file),
         lambda file: torch.save({"samples": [sample("x", loss_mask=[1] * 99)]}, file),

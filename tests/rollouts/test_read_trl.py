@@ -8,14 +8,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pytest
 from transformers import Trainer
 from trl import GRPOTrainer
 
-from rollout_files import texts
+from rollout_files import texts, trl_file
 from spanwise.rollouts import read_rollouts
-from spanwise.rollouts.readers.plain import _is_trl
 
 TALK = ["so", "4", "é", "日本", "\u2028", "🙂", "<answer>4</answer>", '"q"', "{}", "a,b"]
 
@@ -60,13 +58,12 @@ def chat(draw, *, calls, images):
 def text_of(message):
     """What a message of the file says, by the fields that pandas reads."""
     content = message["content"]
-    parts = (
-        [content]
-        if isinstance(content, str)
-        else [part.get("text") or "" for part in (content if content is not None else [])]
-    )
-    called = message.get("tool_calls")
-    calls = [call["function"] for call in (called if called is not None else [])]
+
+    def absent_or(field):
+        return [] if field is None else field
+
+    parts = [content] if isinstance(content, str) else [part.get("text") or "" for part in absent_or(content)]
+    calls = [call["function"] for call in absent_or(message.get("tool_calls"))]
     written = [f"{call['name']}({json.dumps(call['arguments'], ensure_ascii=False)})" for call in calls]
     return "\n".join(part for part in ("".join(parts), *written) if part)
 
@@ -105,7 +102,6 @@ def test_what_trl_logs_is_what_is_read(seed, tmp_path, monkeypatch):
     assert table.columns["level"] == logged["level"].tolist()
 
 
-def test_a_table_with_groups_is_not_trls():
-    trl_columns = {"step": pa.int64(), "prompt": pa.string(), "completion": pa.string()}
-    kinds = (trl_columns, {**trl_columns, "group_id": pa.int64()}, {"prompt": pa.string()})
-    assert [_is_trl(pa.schema(columns)) for columns in kinds] == [True, False, False]
+def test_a_table_with_groups_is_not_trls(tmp_path):
+    for groups, source in (({}, "TRL"), ({"group_id": [7]}, "parquet")):
+        assert read_rollouts(trl_file(tmp_path / "a.parquet", ["4"], step=[1], **groups)).source == source

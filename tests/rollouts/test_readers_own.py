@@ -4,7 +4,6 @@ import math
 import os
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -192,19 +191,12 @@ def exported(folder, tokenizer, *, ids):
     rows = []
     for n, digits in enumerate(SAID * 2):
         tokens = [int(sign) for sign in digits]
-        rows.append(
-            completion(
-                tokens,
-                group=n // 4,
-                prompt="same",
-                start={"solution": 0, "confidence": 0},
-                end={"solution": 0 if n == 3 else len(tokens), "confidence": 0},
-                reward={"correct": math.nan if n == 5 else float(2 in tokens)},
-                status={"correct": int(Status.TIMEOUT if n == 5 else Status.OK)},
-                values=[0.25] * len(tokens),
-                logprobs=[-0.5] * len(tokens),
-            )
-        )
+        spans = {"start": {"solution": 0, "confidence": 0}, "end": {"solution": len(tokens) * (n != 3), "confidence": 0}}
+        scored = {"reward": {"correct": float(2 in tokens)}, "status": {"correct": int(Status.OK)}}
+        if n == 5:
+            scored = {"reward": {"correct": math.nan}, "status": {"correct": int(Status.TIMEOUT)}}
+        critic = {"values": [0.25] * len(tokens), "logprobs": [-0.5] * len(tokens)}
+        rows.append(completion(tokens, group=n // 4, prompt="same", **spans, **scored, **critic))
     pieces = None if ids else [word.encode() for word in SPELLED]
     case = Case(rows, per_token=("values", "logprobs"), pieces=pieces)
     write_rollouts(folder / "in.parquet", case.parts(), pieces=pieces, tokenizer=tokenizer if ids else None)
@@ -276,6 +268,3 @@ def test_files_that_cannot_be_shown_are_one_sentence(read, tmp_path):
         read(tmp_path / "a.parquet")
     with pytest.raises(DataError, match="cannot be read: No such file or directory"):
         read(tmp_path / "none.parquet")
-    pq.write_table(pa.table({"prompt": ["p"], "advantages": [[0.5]]}), tmp_path / "nameless.parquet")
-    with pytest.raises(DataError, match="without the name of a method"):
-        read(tmp_path / "nameless.parquet")

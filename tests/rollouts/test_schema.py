@@ -4,30 +4,17 @@ import ast
 import re
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import spanwise
+from rollout_files import write_own
 from rollouts_cases import TEXTS, Case, completion
 from spanwise.errors import DataError, SpanwiseError
 from spanwise.rollouts import read_rollouts, schema, write_rollouts
+from spanwise.rollouts.rows import read_numbers, read_rows
 
 TABLE = dict(re.findall(r"^\| `([^|`]+)`(?:[^|]*)\| ([^|]+) \|", schema.__doc__, re.M))
-
-
-def table_type(name):
-    """The type that the docstring gives a column, by its family."""
-    family, slash, _ = name.partition("/")
-    if name.endswith("/stop") and family == "credit":
-        return TABLE["credit/<method>/stop"]
-    if not slash:
-        return TABLE[name]
-    names = {
-        "start": "<block>", "end": "<block>", "reward": "<objective>", "status": "<objective>", "advantages": "<method>",
-        "values": "<stream>",
-    }  # fmt: skip
-    return TABLE[f"{family}/{names[family]}" if family in names else "credit/<method>/<block>"]
 
 
 def plain(kind):
@@ -42,10 +29,16 @@ def written(path, **changes):
     return pq.read_schema(path)
 
 
+def test_every_type_of_the_table_is_known():
+    for name, kind in TABLE.items():
+        column = re.sub(r"<\w+>", "x", name)
+        assert plain(schema.type_of(column)) == kind
+
+
 @pytest.mark.parametrize("pieces", [None, TEXTS])
 def test_a_file_has_the_columns_and_types_that_the_table_says(pieces, tmp_path):
     stored = written(tmp_path / "a.parquet", pieces=pieces)
-    assert {field.name: plain(field.type) for field in stored} == {field.name: table_type(field.name) for field in stored}
+    assert {field.name: field.type for field in stored} == {field.name: schema.type_of(field.name) for field in stored}
     families = {name.partition("/")[0] for name in stored.names}
     other = "tokens" if pieces is None else "completion_ids"
     # Whose a row is stands there where a rollout is several rows: test_credit_branches; blocks of tokens where they have pieces;
@@ -59,12 +52,6 @@ def test_tokens_that_cut_characters_are_bytes(tmp_path):
     stored = written(tmp_path / "a.parquet", pieces=[b"\xc3", b"\xa9", b"a"])
     assert plain(stored.field("tokens").type) == "list<binary>"
     assert "list<binary>" in schema.__doc__
-
-
-def test_every_type_of_the_table_is_known():
-    for name, kind in TABLE.items():
-        column = re.sub(r"<\w+>", "x", name)
-        assert plain(schema.type_of(column)) == kind
 
 
 #: What starts a column and nothing else; metrics of training are called credit/..., too.
@@ -111,28 +98,20 @@ def test_a_method_that_columns_cannot_hold_is_refused():
 # --------------------------------------------------------------------------- versions
 
 
-def hand_made(path, metadata=None, **columns):
-    rows = {"prompt": ["p"], "completion_ids": [[1]], "trainable": [[True]], "text": ["t"], **columns}
-    pq.write_table(pa.table(rows).replace_schema_metadata(metadata), path)
-    return path
-
-
 def test_a_file_says_its_version_and_one_made_by_hand_needs_none(tmp_path):
     assert written(tmp_path / "a.parquet").metadata[b"spanwise.rollouts"] == b"1"
-    file = hand_made(tmp_path / "b.parquet", **{"advantages/mine": [[0.5]], "answer": ["4"]})
+    file = write_own(tmp_path / "b.parquet", [[1]], text=["t"], answer=["4"], **{"advantages/mine": [[0.5]]})
     assert read_rollouts(file).columns == {"answer": ["4"]}
+    pq.write_table(pq.read_table(file).replace_schema_metadata({"spanwise.rollouts": "2"}), file)
+    with pytest.raises(DataError, match=r"b\.parquet' has version 2 .* reads version 1"):
+        read_rollouts(file)
 
 
-@pytest.mark.parametrize(
-    ("metadata", "columns", "words"),
-    [
-        ({"spanwise.rollouts": "2"}, {}, r"a\.parquet' has version 2 .* reads version 1"),
-        (None, {"credit/solution": [0.5], "advantages": [[0.5]]}, "a column 'advantages' without the name of a method"),
-    ],
-)
-def test_another_version_and_advantages_of_no_method_are_refused(metadata, columns, words, tmp_path):
-    with pytest.raises(DataError, match=words):
-        read_rollouts(hand_made(tmp_path / "a.parquet", metadata, **columns))
+def test_advantages_of_no_method_are_refused(tmp_path):
+    file = write_own(tmp_path / "a.parquet", [[1]], text=["t"], advantages=[[0.5]])
+    for read in (read_rollouts, read_numbers, read_rows):
+        with pytest.raises(DataError, match="a column 'advantages' without the name of a method"):
+            read(file)
 
 
 def test_columns_of_tokens_come_in_order():

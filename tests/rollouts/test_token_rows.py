@@ -5,7 +5,6 @@ import tracemalloc
 import warnings
 
 import numpy as np
-import pytest
 
 from spanwise.rollouts.token_rows import DiskArray, TokenRows, disk_zeros
 
@@ -20,15 +19,6 @@ def test_streams_that_begin_late_or_end_early_are_nan_where_a_completion_lacks_t
     np.testing.assert_array_equal(rows.numbers("logprobs"), np.float32([-0.5, -1.0, np.nan]))
     np.testing.assert_array_equal(rows.numbers("advantages"), [np.nan, np.nan, 1e-9])
     assert rows.numbers("values") is None
-
-
-@pytest.mark.parametrize("sizes", [[], [0], [3, 0, 70_000]])
-def test_numbers_are_read_back_in_order(sizes):
-    numbers, parts = DiskArray(np.int32), [np.arange(size) - 7 for size in sizes]
-    for part in parts:
-        numbers.extend(part)
-    assert len(numbers) == sum(sizes)
-    np.testing.assert_array_equal(numbers.read(), np.concatenate([np.empty(0, np.int32), *parts]))
 
 
 def test_numbers_take_no_memory_and_leave_no_open_file():

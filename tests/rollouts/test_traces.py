@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import trl_small
-from rollout_files import LAYOUT, check_written_by_hand, records, small_episode, write_lines
+from rollout_files import LAYOUT, records, small_episode, write_lines
 from spanwise import Scheme, advantages, credit_batch, read
 from spanwise.credit import merge_counts
 from spanwise.errors import DataError
@@ -56,11 +56,13 @@ def test_the_credit_of_a_method_goes_back_into_the_file(tmp_path):
     scheme = Scheme.preset("rloo", Layout(LAYOUT), per="completion")
     rollouts = credited(read_traces(FILE), scheme)
     write_traces(tmp_path / "out.jsonl", FILE, rollouts)
-    check_written_by_hand(FILE, tmp_path / "out.jsonl")
-    reread = read_traces(tmp_path / "out.jsonl")
-    assert [turn.per_token["advantages"] for turn in reread[0].turns] == [
-        list(t.per_token["advantages"]) for t in rollouts[0].turns
-    ]
+    for old, new, sign in zip(records(FILE), records(tmp_path / "out.jsonl"), (1.0, -1.0), strict=True):
+        nodes = new["traces"][0]["nodes"]
+        assert [len(nodes[i]["advantages"]) for i in (1, 3, 6)] == [2, 9, 9]
+        for i in (1, 3, 6):
+            assert nodes[i]["advantages"] == pytest.approx([sign / 20] * len(nodes[i]["advantages"]))
+            nodes[i]["advantages"] = old["traces"][0]["nodes"][i]["advantages"]
+        assert new == old
 
 
 def test_a_trace_may_be_written_in_place_and_others_stay(tmp_path):
@@ -80,10 +82,12 @@ def test_a_trace_may_be_written_in_place_and_others_stay(tmp_path):
 def test_rewards_that_are_missing_or_no_number_have_a_status(tmp_path):
     (record, *_) = records(FILE)
     record["traces"][0]["rewards"] = {
-        "a": {"score": None}, "b": {"score": 0.5, "weight": 2.0}, "c": float("inf"), "d": "why",
+        "a": {"score": None}, "b": {"score": 0.5, "weight": 2.0}, "c": float("inf"), "d": "why", "e": {"weight": 3.0},
+        "f": {"score": 0.25, "weight": None},
     }  # fmt: skip
     (rollout,) = read_traces(write_lines(tmp_path / "t.jsonl", [record]))
-    assert rollout.rewards == {"a": Status.UNSCORED, "b": 0.5, "c": Status.UNSCORED, "reward": 1.0}
+    scored = {"b": 0.5, "f": 0.25, "reward": 2.0 * 0.5 + 0.25}  # a weight that is not written is 1
+    assert rollout.rewards == {**dict.fromkeys("ace", Status.UNSCORED), **scored}
 
 
 def test_group_id_0_is_an_id(tmp_path):
