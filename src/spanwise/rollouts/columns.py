@@ -56,17 +56,22 @@ class ColumnBuilder:
     """Collects rows as columns, with None where a row lacks a field. Equal texts are stored once."""
 
     def __init__(self) -> None:
-        self.columns: dict[str, list[Any]] = {}
+        self.columns: dict[Any, list[Any]] = {}
         self._size, self._shared = 0, Shared()
 
     def __len__(self) -> int:
         return self._size
 
-    def append(self, row: Mapping[str, Any]) -> None:
+    def append(self, row: Mapping[Any, Any]) -> None:
         """Add a row."""
         self.extend(1, {name: (value,) for name, value in row.items()})
 
-    def extend(self, size: int, piece: Mapping[str, Sequence[Any]]) -> None:
+    def update(self, place: int, row: Mapping[Any, Any]) -> None:
+        """Set some fields of a row that was added before."""
+        for name, value in row.items():
+            self.columns.setdefault(name, [None] * self._size)[place] = value
+
+    def extend(self, size: int, piece: Mapping[Any, Sequence[Any]]) -> None:
         """Add several rows, given as columns."""
         for name, values in piece.items():
             if name not in self.columns:

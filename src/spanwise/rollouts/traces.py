@@ -55,6 +55,12 @@ class NodeTokens(NamedTuple):
         """Return a list such as `logprobs`, one number per token. If the node lacks it, sampled tokens get NaN."""
         return self.number_lists.get(name, [math.nan if flag else 0.0 for flag in self.mask])
 
+    def split(self) -> tuple[list[int], NodeTokens]:
+        """Return the ids before the first sampled token, and the tokens from that one on."""
+        start = self.mask.index(True) if True in self.mask else len(self.mask)
+        number_lists = {name: values[start:] for name, values in self.number_lists.items()}
+        return self.ids[:start], NodeTokens(self.ids[start:], self.mask[start:], number_lists)
+
 
 def read_traces(path: str | Path) -> list[Trajectory]:
     """Read a file of verifiers' traces. Each becomes one trajectory, whose turns are the sampled nodes.
@@ -150,16 +156,12 @@ def write_branches(file: Path, source: Path, advantage_rows: Iterator[Sequence[f
         for _, _, record in read_records([source]):
             for trace in trained_traces(record):
                 for _, node_ids in trace.paths:
-                    flags_of_nodes = [node_tokens(trace, i).mask for i in node_ids]
-                    sampled_flags = [flag for node_flags in flags_of_nodes for flag in node_flags]
-                    first_sampled_index = sampled_flags.index(True) if True in sampled_flags else len(sampled_flags)
-                    completion_flags = sampled_flags[first_sampled_index:]
-                    values_and_flags = zip(next(advantage_rows), completion_flags, strict=True)
+                    values_and_flags = zip(next(advantage_rows), branch_tokens(trace, node_ids).mask, strict=True)
                     sampled_advantages = (value for value, flag in values_and_flags if flag)
                     nodes = cast(Sequence[dict[str, Any]], trace.nodes)
-                    for i, node_flags in zip(node_ids, flags_of_nodes, strict=True):
-                        if any(node_flags):
-                            nodes[i]["advantages"] = list(islice(sampled_advantages, sum(node_flags)))
+                    for i in node_ids:
+                        if sampled_count := sum(node_tokens(trace, i).mask):
+                            nodes[i]["advantages"] = list(islice(sampled_advantages, sampled_count))
             stream.write(json.dumps(record) + "\n")
 
 
@@ -266,6 +268,16 @@ def node_tokens(trace: Trace, i: int) -> NodeTokens:
     return NodeTokens(ids, sampled_mask, number_lists)
 
 
+def branch_tokens(trace: Trace, node_ids: Sequence[int]) -> NodeTokens:
+    """Join the tokens of a branch's nodes, from the first sampled token on."""
+    nodes = [node_tokens(trace, i) for i in node_ids]
+    all_ids = [token_id for node in nodes for token_id in node.ids]
+    all_flags = [flag for node in nodes for flag in node.mask]
+    names = dict.fromkeys(name for node in nodes for name in node.number_lists)
+    number_lists = {name: [value for node in nodes for value in node.numbers(name)] for name in names}
+    return NodeTokens(all_ids, all_flags, number_lists).split()[1]
+
+
 def _of_length(length: int, values: list[Any], name: str, place: str, noun: str = "token") -> list[Any]:
     """Return the values of a node, or raise an error if there are not `length` of them."""
     if len(values) != length:
@@ -326,21 +338,19 @@ def _turns(trace: Trace) -> Iterator[Turn]:
     tokens_of_node = {i: node_tokens(trace, i) for node_ids in chain(*trace.paths) for i in node_ids}
     turn_of_node: dict[int, int] = {}
     for i in sorted({i for _, own_nodes in trace.paths for i in own_nodes if nodes[i].get("sampled")}):
-        token_ids, mask, number_lists = tokens_of_node[i]
-        if not token_ids:
+        if not tokens_of_node[i].ids:
             raise FieldError(f"{_where(trace, i)} has no token ids, so none of its tokens can be credited")
-        first_sampled_index = mask.index(True) if True in mask else len(mask)
-        prompt_ids = token_ids[:first_sampled_index]
+        prompt_ids, response = tokens_of_node[i].split()
         parent_node = nodes[i].get("parent")
         while parent_node is not None and parent_node not in turn_of_node:
             prompt_ids = tokens_of_node[parent_node].ids + prompt_ids
             parent_node = nodes[parent_node].get("parent")
         yield Turn(
             prompt_ids,
-            token_ids[first_sampled_index:],
-            [int(flag) for flag in mask[first_sampled_index:]],
+            response.ids,
+            [int(flag) for flag in response.mask],
             parent=None if parent_node is None else turn_of_node[parent_node],
-            per_token={name: values[first_sampled_index:] for name, values in number_lists.items()},
+            per_token=response.number_lists,
             extra={"node": i},
         )
         turn_of_node[i] = len(turn_of_node)

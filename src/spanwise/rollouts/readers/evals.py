@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import zipfile
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 from spanwise.errors import DataError, first_line
 from spanwise.rollouts import cells
-from spanwise.rollouts.columns import ColumnBuilder
+from spanwise.rollouts.collected import Collected
 from spanwise.rollouts.files import ReadingProgress, parse_records
 from spanwise.rollouts.json_array import member_entries
-from spanwise.rollouts.table import RolloutTable, TokenizedTexts, tokenize
+from spanwise.rollouts.table import RolloutTable, tokenize
 from spanwise.score.foreign import score_number
 
 LM_EVAL_REQUIRED = frozenset({"doc_id", "resps", "arguments"})
@@ -31,59 +29,22 @@ def is_inspect(file: Path) -> bool:
 
 def read_inspect(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
     """Read the samples of Inspect's logs. The epochs of a sample form a group, and each scorer is a reward."""
-    rows = _Rows()
+    samples = Collected()
     unanswered_ids: list[Any] = []
-    tokens = tokenize(_inspect_completions(files, rows, unanswered_ids), tokenizer)
-    skipped_count = len(unanswered_ids)
-    later_turn_count = sum(rows.fields.columns.pop("is_later", []))
-    unanswered_note = f"{skipped_count} of {len(rows.fields) + skipped_count} samples hold no completion and are left out."
+    tokens = tokenize(_inspect_completions(files, samples, unanswered_ids), tokenizer)
+    sample_count, skipped_count = len(samples.fields), len(unanswered_ids)
+    later_turn_count = sum(samples.values("is_later"))
+    unanswered_note = f"{skipped_count} of {sample_count + skipped_count} samples hold no completion and are left out."
     later_note = (
-        f"In {later_turn_count} of {len(rows.fields)} samples the model spoke before the last user message; only what follows that "
+        f"In {later_turn_count} of {sample_count} samples the model spoke before the last user message; only what follows that "
         "message is the completion."
     )
     notes = [unanswered_note if skipped_count else "", later_note if later_turn_count else ""]
-    return rows.table("Inspect", path, tokens, " ".join(filter(None, notes)))
+    return samples.table("Inspect", path, tokens, keys=samples.values("key"), notes=notes)
 
 
-@dataclass
-class _Rows:
-    """Collects completions of an evaluation log as columns: prompts, keys, rewards and further columns."""
-
-    fields: ColumnBuilder = field(default_factory=ColumnBuilder)
-    columns: ColumnBuilder = field(default_factory=ColumnBuilder)
-    rewards: dict[Any, list[Any]] = field(default_factory=dict)
-
-    def append(self, fields: Mapping[str, Any], rewards: Mapping[Any, Any], columns: Mapping[str, Any]) -> None:
-        """Add a completion."""
-        self.fields.append(fields)
-        self.columns.append(columns)
-        self.set_rewards(len(self.fields) - 1, rewards)
-
-    def set_rewards(self, row: int, rewards: Mapping[Any, Any]) -> None:
-        """Add rewards to a completion, and keep its other rewards."""
-        for name, reward in rewards.items():
-            reward_column = self.rewards.setdefault(name, [])
-            reward_column += [None] * (row + 1 - len(reward_column))
-            reward_column[row] = reward
-
-    def table(self, source: str, path: Path, tokens: TokenizedTexts, note: str) -> RolloutTable:
-        """Return the completions as a table; those with equal keys are a group."""
-        row_count = len(self.fields)
-        return RolloutTable.of(
-            source,
-            path,
-            tokens,
-            prompts=self.fields.columns.get("prompt", []),
-            steps=[0] * row_count,
-            keys=self.fields.columns.get("key", []),
-            columns=self.columns.columns,
-            rewards={name: column + [None] * (row_count - len(column)) for name, column in self.rewards.items()},
-            notes=[note],
-        )
-
-
-def _inspect_completions(files: Sequence[Path], rows: _Rows, unanswered_ids: list[Any]) -> Iterator[cells.Parts]:
-    """Yield each sample's completion, and add its other fields to `rows`. Collect the ids of samples without completion."""
+def _inspect_completions(files: Sequence[Path], samples: Collected, unanswered_ids: list[Any]) -> Iterator[cells.Parts]:
+    """Yield each sample's completion, and add its other fields to `samples`. Collect the ids of samples without completion."""
     for model_name, sample in _read_samples(files):
         prompt, completion = cells.split_chat([_to_message(message) for message in sample.messages])
         if completion is None:
@@ -96,8 +57,9 @@ def _inspect_completions(files: Sequence[Path], rows: _Rows, unanswered_ids: lis
         sample_key = f"{model_name} {sample.id} {input_text}"
         input_turns = sum(message["role"] == "assistant" for message in input_chat)
         prompt_turn_count = sum(message["role"] == "assistant" for message in prompt)
-        row_fields = {"prompt": cells.prompt_text(prompt), "key": sample_key, "is_later": prompt_turn_count > input_turns}
-        rows.append(row_fields, {} if sample.error else _score_values(sample.scores or {}), columns)
+        sample_fields = {"prompt": cells.prompt_text(prompt), "step": 0, "key": sample_key}
+        sample_fields["is_later"] = prompt_turn_count > input_turns
+        samples.append(sample_fields, {} if sample.error else _score_values(sample.scores or {}), columns)
         yield cells.completion_parts(completion)
 
 
@@ -195,23 +157,23 @@ def _score_values(scores: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_lm_eval(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
     """Read `samples_*.jsonl`. Each response to a document is a completion, and each filter's metric is a reward."""
-    rows = _Rows()
-    unscored_counts = array("q")
-    tokens = tokenize(_lm_eval_responses(files, rows, unscored_counts), tokenizer)
-    filter_names = {name for _, name in rows.rewards}
-    rows.rewards = {
-        metric if len(filter_names) == 1 else f"{metric},{name}": column for (metric, name), column in rows.rewards.items()
+    responses = Collected()
+    tokens = tokenize(_lm_eval_responses(files, responses), tokenizer)
+    reward_columns = responses.rewards.columns
+    filter_names = {name for _, name in reward_columns}
+    responses.rewards.columns = {
+        metric if len(filter_names) == 1 else f"{metric},{name}": column for (metric, name), column in reward_columns.items()
     }
+    unscored_count = sum(responses.values("is_unscored"))
     unscored_note = (
-        f"{sum(unscored_counts)} responses have no reward, because lm-eval scores all responses to a document with one number."
-        if unscored_counts
-        else ""
+        f"{unscored_count} responses have no reward, because lm-eval scores all responses to a document with one number."
     )
-    return rows.table("lm-eval", path, tokens, unscored_note)
+    notes = [unscored_note] if unscored_count else []
+    return responses.table("lm-eval", path, tokens, keys=responses.values("key"), notes=notes)
 
 
-def _lm_eval_responses(files: Sequence[Path], rows: _Rows, unscored_counts: array) -> Iterator[cells.Parts]:
-    """Yield each response to a document once. Add its fields, and the rewards of all filters, to `rows`.
+def _lm_eval_responses(files: Sequence[Path], responses: Collected) -> Iterator[cells.Parts]:
+    """Yield each response to a document once. Add its fields, and the rewards of all filters, to `responses`.
 
     A line with other responses, or with a filter that the document has had, is of another run.
     """
@@ -224,14 +186,15 @@ def _lm_eval_responses(files: Sequence[Path], rows: _Rows, unscored_counts: arra
         if seen_rows and texts_hash == seen_texts_hash and record["filter"] not in seen_filters:
             seen_filters.append(record["filter"])
             for row in seen_rows:
-                rows.set_rewards(row, record["rewards"])
+                responses.rewards.update(row, record["rewards"])
             continue
-        new_row_numbers = range(len(rows.fields), len(rows.fields) + len(response_texts))
+        row_count = len(responses.fields)
+        new_row_numbers = range(row_count, row_count + len(response_texts))
         responses_of_document[record["key"]] = (new_row_numbers, texts_hash, [record["filter"]])
-        if len(response_texts) > 1:
-            unscored_counts.append(len(response_texts))
+        response_fields = {"prompt": record["prompt"], "step": 0, "key": record["key"]}
+        response_fields["is_unscored"] = len(response_texts) > 1
         for text in response_texts:
-            rows.append({"prompt": record["prompt"], "key": record["key"]}, record["rewards"], record["columns"])
+            responses.append(response_fields, record["rewards"], record["columns"])
             yield [(cells.content_text(text), True)]
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -41,9 +41,8 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     number_columns = schema.token_columns(column_names)
     # Training used the advantages called `recorded`, or those of the only method in the file.
     possible_methods = [schema.RECORDED] if schema.RECORDED in method_names else method_names
-    trained_methods = possible_methods if len(possible_methods) == 1 else []
-    trained_columns = [schema.column("advantages", method) for method in trained_methods]
-    trained_columns = [name for name in trained_columns if name in column_names]
+    possible_columns = [schema.column("advantages", method) for method in possible_methods]
+    trained_columns = [name for name in possible_columns if name in column_names and len(possible_columns) == 1]
     # Columns of credit, spans and text are not read, because they are computed again from tokens and rewards.
     unread_columns = {name for method in method_names for name in schema.method_columns(method, column_names)}
     unread_columns -= {*trained_columns}
@@ -57,14 +56,17 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         number_columns, trained_columns = [], []
     read_names = [name for name in column_names if name not in unread_columns]
     table = concatenate_tables(path, [pq.read_table(file, columns=read_names) for file in files])
-    file_tokens = _read_tokens(files, token_column, number_columns, trained_columns, keep=not splits_words)
+    dtype_of_column = {token_column: np.int32, schema.TRAINABLE: np.bool_}
+    dtype_of_column |= {**dict.fromkeys(number_columns, np.float32), **dict.fromkeys(trained_columns, np.float64)}
+    file_tokens = _read_tokens(files, token_column, dtype_of_column, keep=not splits_words)
+    is_trainable = file_tokens.columns[schema.TRAINABLE]
     if token_column == schema.TOKENS:  # `_read_tokens` gives an id to each distinct token text
         vocabulary = Vocabulary(tuple(file_tokens.id_of_piece) or (b"",))
         token_note = "The file holds its tokens as text, without ids."
-        tokens = TokenizedTexts(file_tokens.ids, file_tokens.trainable, vocabulary, token_note)
+        tokens = TokenizedTexts(file_tokens.ids, is_trainable, vocabulary, token_note)
     elif tokenizer is not None:
         vocabulary = load_tokenizer(tokenizer)[1]
-        tokens = TokenizedTexts(file_tokens.ids, file_tokens.trainable, vocabulary, "")
+        tokens = TokenizedTexts(file_tokens.ids, is_trainable, vocabulary, "")
         _check_spelling(files[0], vocabulary, tokenizer)
     else:
         token_note = (
@@ -76,7 +78,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     share_text = Shared()
     scalar_names = [field.name for field in table.schema if not pa.types.is_list(field.type)]
     training_records = [
-        AsRecorded(f"the file's '{name}'", file_tokens.trained[name], shares=True, by_token=True) for name in trained_columns
+        AsRecorded(f"the file's '{name}'", file_tokens.columns[name], shares=True, by_token=True) for name in trained_columns
     ]
     return replace(
         RolloutTable.of(
@@ -92,7 +94,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         ),
         rewards=_read_rewards(path, table),
         tokenizer=None if tokenizer is None else Path(tokenizer),
-        token_values=file_tokens.numbers,
+        token_values={name: file_tokens.columns[name] for name in number_columns},
         learned_n=None if splits_words else _find_learned(table, tokens),
         folder=run_folder,
         as_recorded=next(iter(training_records), None),
@@ -104,21 +106,15 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
 
 
 class _Tokens(NamedTuple):
-    """The tokens of rollout files, end to end: ids, whether each is trainable, and numbers for each token."""
+    """The tokens of rollout files, end to end: ids, and the columns with an entry for each token."""
 
     ids: Ragged
-    trainable: np.ndarray
-    numbers: dict[str, np.ndarray]
-    trained: dict[str, np.ndarray]
+    columns: dict[str, np.ndarray]
     id_of_piece: dict[bytes, int]  # the id of each token text, if the file holds texts instead of ids
 
 
-def _read_tokens(
-    files: Sequence[Path], token_column: str, numbers: Sequence[str], trained: Sequence[str], *, keep: bool
-) -> _Tokens:
+def _read_tokens(files: Sequence[Path], token_column: str, dtype_by_column: Mapping[str, Any], *, keep: bool) -> _Tokens:
     """Check the token columns of files, and, if `keep` is true, collect them piece by piece."""
-    dtype_by_column = {token_column: np.int32, schema.TRAINABLE: np.bool_}
-    dtype_by_column |= {**dict.fromkeys(numbers, np.float32), **dict.fromkeys(trained, np.float64)}
     flat_columns = {name: DiskArray(dtype) for name, dtype in dtype_by_column.items()}
     token_counts = array("q")
     id_of_piece: dict[bytes, int] = {}
@@ -135,13 +131,7 @@ def _read_tokens(
             flat_column.extend(flat_values)
     values_by_column = {name: flat_column.read() for name, flat_column in flat_columns.items()}
     token_offsets = np.concatenate(([0], np.cumsum(token_counts, dtype=np.int64)))
-    return _Tokens(
-        Ragged(values_by_column[token_column], token_offsets),
-        values_by_column[schema.TRAINABLE],
-        {name: values_by_column[name] for name in numbers},
-        {name: values_by_column[name] for name in trained},
-        id_of_piece,
-    )
+    return _Tokens(Ragged(values_by_column[token_column], token_offsets), values_by_column, id_of_piece)
 
 
 def _batches(files: Sequence[Path], names: Sequence[str], *, check: bool = False) -> Iterator[pa.Table]:

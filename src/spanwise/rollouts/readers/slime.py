@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import reprlib
 import warnings
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,9 @@ import torch
 from spanwise.disk import whole_file
 from spanwise.errors import DataError
 from spanwise.rollouts import cells, schema
-from spanwise.rollouts.columns import ColumnBuilder
+from spanwise.rollouts.collected import PER_WORD, Collected
 from spanwise.rollouts.files import ReadingProgress
-from spanwise.rollouts.table import AsRecorded, Ragged, RolloutTable, TokenizedTexts, load_tokenizer, tokenize
-from spanwise.rollouts.token_rows import TokenRows
+from spanwise.rollouts.table import AsRecorded, RolloutTable, tokenize
 
 #: The metadata entry in which `spanwise credit --write` stores the advantages of a sample's tokens.
 _ADVANTAGES = "spanwise_advantages"
@@ -30,44 +29,28 @@ def read_slime(path: Path, files: Sequence[Path], tokenizer: str | Path | None) 
 
     A sample that slime leaves out of the loss is compared and gets no credit.
     """
-    samples = _Samples()
-    progress = ReadingProgress(files)
-    responses = samples.read(files, progress, keep_ids=tokenizer is not None)
+    samples = Collected()
+    responses = _read_responses(files, samples, keep_ids=tokenizer is not None)
     if tokenizer is None:
-        tokens = tokenize(responses)._replace(
-            note="Credit is shown per word; to see the file's tokens, give the tokenizer's folder with --tokenizer."
-        )
+        tokens = tokenize(responses)._replace(note=PER_WORD)
     else:
         deque(responses, maxlen=0)
-        token_ids = Ragged(samples.tokens.ids.read(), samples.tokens.offsets)
-        tokens = TokenizedTexts(token_ids, samples.tokens.trainable.read(), load_tokenizer(tokenizer)[1], "")
-    sample_fields = defaultdict(list, samples.fields.columns)
-    ungrouped_count = sample_fields["group"].count(None)
-    rollout_table = RolloutTable.of(
-        "slime",
-        path,
-        tokens,
-        prompts=sample_fields["prompt"],
-        steps=sample_fields["step"],
-        keys=None if ungrouped_count else sample_fields["group"],
-        columns=samples.columns.columns,
-        rewards=samples.rewards.columns,
-        rollouts=[
-            ("sample", n) if rollout_id is None else rollout_id for n, rollout_id in enumerate(sample_fields["rollout"])
-        ],
-        notes=[
-            f"{ungrouped_count} of {len(sample_fields['group'])} samples have no group_index, so samples of equal prompts form "
-            "the groups."
-            if ungrouped_count
-            else ""
-        ],
+        tokens = samples.load_tokens(tokenizer)
+    groups = samples.values("group")
+    ungrouped_count = groups.count(None)
+    ungrouped_note = (
+        f"{ungrouped_count} of {len(groups)} samples have no group_index, so samples of equal prompts form the groups."
     )
+    rollouts = [("sample", n) if rollout is None else rollout for n, rollout in enumerate(samples.values("rollout"))]
+    keys, notes = (None, [ungrouped_note]) if ungrouped_count else (groups, [])
+    rollout_table = samples.table("slime", path, tokens, keys=keys, rollouts=rollouts, notes=notes)
+    learned_flags = samples.values("learned")
     logp_v = samples.tokens.numbers(schema.LOGP)
     advantage_v = samples.tokens.numbers("advantages")
     return replace(
         rollout_table,
         tokenizer=None if tokenizer is None else Path(tokenizer),
-        learned_n=None if all(sample_fields["learned"]) else torch.tensor(sample_fields["learned"]),
+        learned_n=None if all(learned_flags) else torch.tensor(learned_flags),
         as_recorded=(
             AsRecorded(f"the file's '{_ADVANTAGES}'", advantage_v, shares=True, by_token=True)
             if advantage_v is not None
@@ -77,36 +60,26 @@ def read_slime(path: Path, files: Sequence[Path], tokenizer: str | Path | None) 
     )
 
 
-@dataclass
-class _Samples:
-    """Collects slime's samples: tokens on disk, everything else by column."""
+def _read_responses(files: Sequence[Path], samples: Collected, *, keep_ids: bool) -> Iterator[cells.Parts]:
+    """Yield the text of each response, and add the other fields of its sample to `samples`.
 
-    fields: ColumnBuilder = field(default_factory=ColumnBuilder)
-    columns: ColumnBuilder = field(default_factory=ColumnBuilder)
-    rewards: ColumnBuilder = field(default_factory=ColumnBuilder)
-    #: The tokens have `advantages` only if `spanwise credit --write` added them to the dump.
-    tokens: TokenRows = field(default_factory=TokenRows)
-
-    def read(self, files: Sequence[Path], progress: ReadingProgress, *, keep_ids: bool) -> Iterator[cells.Parts]:
-        """Yield the text of each response, and collect the other fields of its sample.
-
-        Without `keep_ids`, tokens that no model sampled are an error.
-        """
-        for file in files:
-            for row in _read_dump(file):
-                if not keep_ids and not row["mask"].all():
-                    raise DataError(
-                        f"{row['place']} holds tokens that no model sampled. Only the token ids say which these are; give the "
-                        "folder of the policy's tokenizer with --tokenizer."
-                    )
-                self.fields.append({name: row[name] for name in ("prompt", "step", "group", "rollout", "learned")})
-                self.columns.append(row["columns"])
-                self.rewards.append(row["rewards"])
-                if keep_ids:
-                    token_numbers = {schema.LOGP: row["logps"], "advantages": row["advantages"]}
-                    self.tokens.append(row["ids"], row["mask"], token_numbers)
-                yield [(row["response"], True)]
-            progress.add(file.stat().st_size)
+    Without `keep_ids`, tokens that no model sampled are an error.
+    """
+    progress = ReadingProgress(files)
+    for file in files:
+        for row in _read_dump(file):
+            if not keep_ids and not row["mask"].all():
+                raise DataError(
+                    f"{row['place']} holds tokens that no model sampled. Only the token ids say which these are; give the "
+                    "folder of the policy's tokenizer with --tokenizer."
+                )
+            sample_fields = {name: row[name] for name in ("prompt", "step", "group", "rollout", "learned")}
+            samples.append(sample_fields, row["rewards"], row["columns"])
+            if keep_ids:  # a dump has advantages only if `spanwise credit --write` added them
+                token_numbers = {schema.LOGP: row["logps"], "advantages": row["advantages"]}
+                samples.tokens.append(row["ids"], row["mask"], token_numbers)
+            yield [(row["response"], True)]
+        progress.add(file.stat().st_size)
 
 
 def write_samples(file: Path, source: Path, advantage_rows: Iterator[Sequence[float]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from array import array
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -16,16 +16,18 @@ import numpy as np
 import torch
 
 from spanwise.rollouts import cells, schema
+from spanwise.rollouts.collected import PER_WORD, Collected
 from spanwise.rollouts.columns import ColumnBuilder
 from spanwise.rollouts.files import parse_records
-from spanwise.rollouts.table import AsRecorded, Ragged, RolloutTable, TokenizedTexts, load_tokenizer, tokenize
-from spanwise.rollouts.token_rows import TokenRows
-from spanwise.rollouts.traces import node_tokens, trace_rewards, trained_traces
+from spanwise.rollouts.table import AsRecorded, RolloutTable, TokenizedTexts, tokenize
+from spanwise.rollouts.traces import branch_tokens, trace_rewards, trained_traces
 
 VERL_REQUIRED = ("input", "output")
 #: Matches the rollout keys of verl's V1 trainer, which begin with the id of the prompt.
 _ROLLOUT_KEY = re.compile(r"(.+)_\d+_\d+", re.DOTALL)
 _NO_REWARDS = ("gts", "answer", "uid", "request_id")
+#: The numbers of a trace's tokens that are read; the others are a trainer's own.
+_KEPT_NUMBERS = ("logprobs", "advantages")
 
 
 def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
@@ -100,60 +102,43 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
     else:
         deque(branches.read(files, keep_ids=True), maxlen=0)
         has_token_ids = branches.all_ids and len(branches.fields) > 0
-        if has_token_ids:
-            token_ids = Ragged(branches.tokens.ids.read(), branches.tokens.offsets)
-            is_trainable = branches.tokens.trainable.read()
-            tokens = TokenizedTexts(token_ids, is_trainable, load_tokenizer(tokenizer)[1], "")
-        else:
-            tokens = tokenize(_Branches().read(files, keep_ids=False), tokenizer)
+        texts = _Branches().read(files, keep_ids=False)
+        tokens = branches.load_tokens(tokenizer) if has_token_ids else tokenize(texts, tokenizer)
     if branches.any_ids and not has_token_ids:
-        word_note = "Credit is shown per word; to see the file's tokens, give the tokenizer's folder with --tokenizer."
-        tokens = tokens._replace(note=word_note)
-    logp_v = branches.tokens.numbers("logprobs") if has_token_ids and branches.all_logprobs else None
-    branch_fields = defaultdict(list, branches.fields.columns)
-    is_first_branch_n = torch.tensor(branch_fields["is_first_branch"], dtype=torch.long)
+        tokens = tokens._replace(note=PER_WORD)
+    logp_v = branches.tokens.numbers("logprobs") if has_token_ids else None
+    if logp_v is not None and (np.isnan(logp_v) & tokens.trainable).any():
+        logp_v = None  # some sampled token has none
+    is_first_branch_n = torch.tensor(branches.values("is_first_branch"), dtype=torch.long)
     rollout_n = is_first_branch_n.cumsum(dim=0) - 1  # the branches of a trace share a number
-    trace_count = sum(branch_fields["is_first_branch"])
+    trace_count = int(is_first_branch_n.sum())
     branched_count = int((rollout_n.bincount() > 1).sum())
     branch_note = (
         f"{branched_count} of {trace_count} traces have several branches. Each branch is a row; its prompt is what it shares with "
         "an earlier branch. A baseline counts all branches of a trace as one completion."
     )
-    task_columns = branches.task_columns.columns
-    rollout_table = RolloutTable.of(
-        "verifiers",
-        path,
-        tokens,
-        prompts=branch_fields["prompt"],
-        steps=branch_fields["step"],
-        keys=branch_fields["key"],
-        columns={name: values for name, values in task_columns.items() if values.count(None) < len(values)},
-        rewards=branches.rewards.columns,
-        notes=[branch_note if branched_count else "", _unanswered_note(branches.errors)],
-    )
+    task_columns = branches.columns.columns
+    branches.columns.columns = {name: values for name, values in task_columns.items() if values.count(None) < len(values)}
+    notes = [branch_note if branched_count else "", _unanswered_note(branches.errors)]
+    rollout_table = branches.table("verifiers", path, tokens, keys=branches.values("key"), notes=notes)
     return replace(
         rollout_table,
         tokenizer=Path(tokenizer) if has_token_ids and tokenizer else None,
         token_values={} if logp_v is None else {schema.LOGP: logp_v},
-        keyed=all(branch_fields["keyed"]),
+        keyed=all(branches.values("keyed")),
         as_recorded=_recorded_advantages(branches, tokens, has_ids=has_token_ids) or rollout_table.as_recorded,
         rollout_n=rollout_n if branched_count else None,
     )
 
 
 @dataclass
-class _Branches:
-    """Collects the trained branches of verifiers' traces: tokens on disk, all other data by column."""
+class _Branches(Collected):
+    """Collects the trained branches of verifiers' traces."""
 
-    fields: ColumnBuilder = field(default_factory=ColumnBuilder)
-    task_columns: ColumnBuilder = field(default_factory=ColumnBuilder)
-    rewards: ColumnBuilder = field(default_factory=ColumnBuilder)
-    tokens: TokenRows = field(default_factory=TokenRows)
     mean_advantages: list[float] = field(default_factory=list)  # of each branch; NaN if it has no recorded advantages
     #: The error of every episode that holds no completion, None for the others.
     errors: list[str | None] = field(default_factory=list)
     all_ids: bool = True
-    all_logprobs: bool = True
     any_ids: bool = False
 
     def read(self, files: Sequence[Path], *, keep_ids: bool) -> Iterator[cells.Parts]:
@@ -165,9 +150,8 @@ class _Branches:
                 token_ids = row.pop("ids")
                 is_sampled = np.array(row.pop("mask"), np.bool_)
                 numbers = {name: np.array(values) for name, values in row.pop("numbers").items()}
-                self.task_columns.append(row.pop("columns"))
-                self.rewards.append(row.pop("rewards"))
-                self.fields.append(row)
+                rewards, columns = row.pop("rewards"), row.pop("columns")
+                self.append(row, rewards, columns)
                 self.all_ids = self.all_ids and bool(token_ids)
                 self.any_ids = self.any_ids or bool(token_ids)
                 mean_advantage = math.nan
@@ -175,10 +159,8 @@ class _Branches:
                     numbers["advantages"] = np.nan_to_num(numbers["advantages"])  # tokens without a recorded advantage get 0
                     mean_advantage = numbers["advantages"][is_sampled].mean() if is_sampled.any() else math.nan
                 self.mean_advantages.append(float(mean_advantage))
-                logp_t = numbers.get("logprobs", np.full(len(is_sampled), np.nan))
                 if "logprobs" in numbers:
-                    numbers["logprobs"] = np.where(is_sampled, logp_t, np.nan)
-                self.all_logprobs = self.all_logprobs and not np.isnan(logp_t[is_sampled]).any()
+                    numbers["logprobs"] = np.where(is_sampled, numbers["logprobs"], np.nan)
                 if keep_ids:
                     self.tokens.append(token_ids, is_sampled, numbers)
                 yield text_parts
@@ -217,9 +199,7 @@ def _branch_rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """
     for trace in trained_traces(record):
         for n, (earlier_nodes, nodes) in enumerate(trace.paths):
-            tokens_of_nodes = [node_tokens(trace, i) for i in nodes]
-            sampled_flags = [flag for node in tokens_of_nodes for flag in node.mask]
-            first_sampled_index = sampled_flags.index(True) if True in sampled_flags else len(sampled_flags)
+            tokens = branch_tokens(trace, nodes)
             yield {
                 "key": trace.key,
                 "step": trace.step,
@@ -231,13 +211,9 @@ def _branch_rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 ],
                 "rewards": trace_rewards(trace),
                 "columns": {key: v for key, v in trace.task.items() if not isinstance(v, (dict, list))},
-                "ids": _id_array([i for node in tokens_of_nodes for i in node.ids][first_sampled_index:]),
-                "mask": sampled_flags[first_sampled_index:],
-                "numbers": {
-                    name: [value for node in tokens_of_nodes for value in node.numbers(name)][first_sampled_index:]
-                    for name in ("logprobs", "advantages")
-                    if any(name in node.number_lists for node in tokens_of_nodes)
-                },
+                "ids": _id_array(tokens.ids),
+                "mask": tokens.mask,
+                "numbers": {name: values for name, values in tokens.number_lists.items() if name in _KEPT_NUMBERS},
                 "is_first_branch": n == 0,
             }
 

@@ -1,0 +1,57 @@
+"""Collect the completions of a file of records as columns, for formats whose token ids may lie in the file."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spanwise.rollouts.columns import ColumnBuilder
+from spanwise.rollouts.table import Ragged, RolloutTable, TokenizedTexts, load_tokenizer
+from spanwise.rollouts.token_rows import TokenRows
+
+#: The note on a file whose token ids are not used, because nobody says which tokenizer they are of.
+PER_WORD = "Credit is shown per word; to see the file's tokens, give the tokenizer's folder with --tokenizer."
+
+
+@dataclass
+class Collected:
+    """Completions by column: fields such as prompt, step and key, rewards, further columns. Their tokens lie on disk."""
+
+    fields: ColumnBuilder = field(default_factory=ColumnBuilder)
+    rewards: ColumnBuilder = field(default_factory=ColumnBuilder)
+    columns: ColumnBuilder = field(default_factory=ColumnBuilder)
+    tokens: TokenRows = field(default_factory=TokenRows)
+
+    def append(self, fields: Mapping[str, Any], rewards: Mapping[Any, Any], columns: Mapping[str, Any]) -> None:
+        """Add a completion."""
+        self.fields.append(fields)
+        self.rewards.append(rewards)
+        self.columns.append(columns)
+
+    def values(self, name: str) -> list[Any]:
+        """Return a field of all completions."""
+        return self.fields.columns.get(name, [])
+
+    def load_tokens(self, tokenizer: str | Path) -> TokenizedTexts:
+        """Return the file's own tokens, with the vocabulary of a folder's tokenizer."""
+        token_ids = Ragged(self.tokens.ids.read(), self.tokens.offsets)
+        return TokenizedTexts(token_ids, self.tokens.trainable.read(), load_tokenizer(tokenizer)[1], "")
+
+    def table(
+        self,
+        source: str,
+        path: Path,
+        tokens: TokenizedTexts,
+        *,
+        keys: Sequence[Hashable] | None,
+        rollouts: Sequence[Hashable] | None = None,
+        notes: Sequence[str] = (),
+    ) -> RolloutTable:
+        """Return the completions as a table; `keys`, `rollouts` and `notes` as in `RolloutTable.of`."""
+        prompts, steps = self.values("prompt"), self.values("step")
+        contents = {"columns": self.columns.columns, "rewards": self.rewards.columns}
+        return RolloutTable.of(
+            source, path, tokens, prompts=prompts, steps=steps, keys=keys, rollouts=rollouts, notes=notes, **contents
+        )
