@@ -76,25 +76,39 @@ class Browser:
         finally:
             self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
-    def press(self, *keys: str) -> None:
-        """Press keys, one after the other (a letter, or one of selenium's `Keys`)."""
+    def one(self, selector: str) -> Any:
+        """The first element that fits a CSS selector."""
+        return self.driver.find_element("css selector", selector)
+
+    def each(self, selector: str) -> list[Any]:
+        """Every element that fits a CSS selector."""
+        return self.driver.find_elements("css selector", selector)
+
+    def scroll_to(self, element: Any, *, block: str = "center") -> None:
+        """Scroll at once until an element is in the middle of the window, or at its start or end."""
+        self.run("arguments[0].scrollIntoView({block: arguments[1], behavior: 'instant'})", element, block)
+
+    def point_at(self, element: Any, *, right: int = 0) -> None:
+        """Move the pointer onto the middle of an element, or so many pixels to the right of it."""
         from selenium.webdriver.common.action_chains import ActionChains
 
+        ActionChains(self.driver).move_to_element_with_offset(element, right, 0).perform()
+
+    def press(self, *keys: str) -> None:
+        """Press keys, one after the other (a letter, or the name of one of selenium's `Keys`)."""
+        from selenium.webdriver.common.action_chains import ActionChains
+        from selenium.webdriver.common.keys import Keys
+
         for key in keys:
-            ActionChains(self.driver).send_keys(key).perform()
+            ActionChains(self.driver).send_keys(getattr(Keys, key, key)).perform()
 
     def console(self) -> list[str]:
         """Warnings and errors of the console since the page was opened (or since the last call)."""
         return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] in ("WARNING", "SEVERE")]
 
-    def picture(self, path: Path, *, whole: bool = False) -> None:
-        """Write a PNG of the window, or of the whole page."""
-        options: dict[str, Any] = {"format": "png"}
-        if whole:
-            size = self.driver.execute_cdp_cmd("Page.getLayoutMetrics", {})["cssContentSize"]
-            options["captureBeyondViewport"] = True
-            options["clip"] = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
-        path.write_bytes(base64.b64decode(self.driver.execute_cdp_cmd("Page.captureScreenshot", options)["data"]))
+    def picture(self, path: Path) -> None:
+        """Write a PNG of the window."""
+        path.write_bytes(base64.b64decode(self.driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})["data"]))
 
 
 @contextmanager
@@ -119,10 +133,18 @@ def opened(folder: Path) -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """A Chromium for the whole session; skipped where there is none."""
     if CHROMIUM is None or DRIVER is None:
         pytest.skip("needs Chromium and chromedriver on the PATH")
     pytest.importorskip("selenium.webdriver", reason="needs selenium")
     with opened(tmp_path_factory.mktemp("browser")) as driver:
         yield driver
+
+
+@pytest.fixture
+def browser(chromium: Browser) -> Iterator[Browser]:
+    """The session's Chromium. At the end of a test the page's console is empty, and no text of it has run as a script."""
+    yield chromium
+    assert chromium.console() == []
+    assert chromium.run("return window.hacked") is None

@@ -12,7 +12,7 @@ import jaxtyping
 import pytest
 import torch
 
-from browser import browser  # noqa: F401  (the fixture)
+from browser import browser, chromium  # noqa: F401  (the fixtures)
 
 #: They import a trainer that has an environment of its own: make test-swift, make test-unsloth.
 collect_ignore = ["foreign/foreign_swift.py", "foreign/foreign_swift_conformance.py", "foreign/foreign_unsloth.py"]

@@ -6,14 +6,7 @@ import math
 import re
 
 import pytest
-
-pytest.importorskip("selenium", reason="needs selenium")
-
-from selenium.webdriver.common.action_chains import ActionChains
-from selenium.webdriver.common.by import By
-from test_report_tokens_browser import PIXEL, assert_untouched, choose, luminance, page, row, style, text, token
-
-from spanwise.report import TokenView
+from test_report_tokens_browser import PIXEL, choose, luminance, page, row, style, text, token
 
 WORDS = "A tick marks each place where a token with a probability below 0.2 opens a segment."
 VALUES = [0.5, 0.25, math.nan, 0.75, 1.0, -1.0]
@@ -26,26 +19,18 @@ FIRST = row(
 )
 
 
-@pytest.fixture
-def show(browser, monkeypatch):
+def show(browser, *rows, segments=WORDS, **how):
     """Open a page of some completions, with what is said of segments."""
-    plain = TokenView
-
-    def open_page(*rows, segments=WORDS, **how):
-        monkeypatch.setattr("test_report_tokens_browser.TokenView", lambda *args, **more: plain(*args, segments, **more))
-        browser.show(page(*rows), **how)
-        browser.wait("return document.querySelector('.token-app:not([hidden])')")
-        return browser
-
-    return open_page
+    browser.show(page(*rows, segments=segments), **how)
+    browser.wait("return document.querySelector('.token-app:not([hidden])')")
 
 
 def charts(browser):
-    return browser.driver.find_elements(By.CSS_SELECTOR, ".token-course svg")
+    return browser.each(".token-course svg")
 
 
 def path(chart, name):
-    return chart.find_element(By.CSS_SELECTOR, f".token-{name}").get_attribute("d")
+    return chart.find_element("css selector", f".token-{name}").get_attribute("d")
 
 
 def strokes(chart):
@@ -65,11 +50,11 @@ def read(chart, low, high):
 
 def point_at(browser, chart, t, size):
     right = round(((t + 0.5) / size - 0.5) * chart.rect["width"])
-    ActionChains(browser.driver).move_to_element_with_offset(chart, right, 0).perform()
+    browser.point_at(chart, right=right)
 
 
-def test_the_line_has_the_values_and_a_gap_where_there_is_none(show):
-    browser = show(FIRST)
+def test_the_line_has_the_values_and_a_gap_where_there_is_none(browser):
+    show(browser, FIRST)
     (chart,) = charts(browser)
     assert text(browser, ".token-axis").split() == ["1", "−1"]
     (left, right) = read(chart, -1.0, 1.0)
@@ -80,16 +65,14 @@ def test_the_line_has_the_values_and_a_gap_where_there_is_none(show):
     # a tick stands at the left edge of each token that opens a segment
     assert re.findall(r"M(\d+) ", path(chart, "ticks")) == ["1", "4"]
     assert text(browser, ".token-courses").split("\n")[-1] == WORDS
-    assert_untouched(browser)
 
 
-def test_a_method_without_segments_has_no_ticks_and_no_words_of_them(show):
-    browser = show(row(["a", "b"], values={"": [0.25, 0.5]}), segments="")
+def test_a_method_without_segments_has_no_ticks_and_no_words_of_them(browser):
+    show(browser, row(["a", "b"], values={"": [0.25, 0.5]}), segments="")
     assert path(charts(browser)[0], "ticks") == ""
     assert "segment" not in text(browser, ".token-courses")
     point_at(browser, charts(browser)[0], 1, 2)
     assert "segment" not in text(browser, ".token-details")
-    assert_untouched(browser)
 
 
 SAID = {
@@ -101,8 +84,8 @@ SAID = {
 }
 
 
-def test_pointing_at_the_line_says_the_numbers_of_the_token_there(show):
-    browser = show(FIRST)
+def test_pointing_at_the_line_says_the_numbers_of_the_token_there(browser):
+    show(browser, FIRST)
     for t, numbers in SAID.items():
         point_at(browser, charts(browser)[0], t, 6)
         entries = browser.run(
@@ -112,38 +95,36 @@ def test_pointing_at_the_line_says_the_numbers_of_the_token_there(show):
         assert ("segment" in dict(entries)) == ("segment" in numbers)
         assert path(charts(browser)[0], "cursor") == f"M{t + 0.5} 0V1"
         assert "current" in token(browser, t).get_attribute("class").split()
-    ActionChains(browser.driver).move_to_element(browser.driver.find_element(By.CSS_SELECTOR, ".token-facts")).perform()
+    browser.point_at(browser.one(".token-facts"))
     assert text(browser, ".token-details") == ""  # what was pointed at is left
     assert path(charts(browser)[0], "cursor") == ""
-    assert_untouched(browser)
 
 
-def test_pointing_at_a_token_marks_its_place_on_every_line(show):
-    browser = show(row(["a", "b", "c"], values={"correct": [0.1, 0.2, 0.3], "brier": [math.nan, -0.1, -0.2]}))
-    ActionChains(browser.driver).move_to_element(token(browser, 1)).perform()
+def test_pointing_at_a_token_marks_its_place_on_every_line(browser):
+    show(browser, row(["a", "b", "c"], values={"correct": [0.1, 0.2, 0.3], "brier": [math.nan, -0.1, -0.2]}))
+    browser.point_at(token(browser, 1))
     assert [path(chart, "cursor") for chart in charts(browser)] == ["M1.5 0V1"] * 2
     assert "value, correct\n0.2" in text(browser, ".token-details")
     assert "value, brier\n−0.1" in text(browser, ".token-details")
     charts(browser)[0].click()
-    ActionChains(browser.driver).move_to_element(browser.driver.find_element(By.CSS_SELECTOR, ".token-facts")).perform()
+    browser.point_at(browser.one(".token-facts"))
     assert "token 2 of 3" in text(browser, ".token-details")  # a click (a tap) stays
 
 
-def test_all_completions_share_one_scale_so_that_a_flat_critic_looks_flat(show):
+def test_all_completions_share_one_scale_so_that_a_flat_critic_looks_flat(browser):
     wild, flat = row(["a", "b"], values={"": [0.0, 1.0]}), row(["a", "b"], values={"": [0.5, 0.505]})
-    browser = show(wild, flat)
+    show(browser, wild, flat)
     browser.press("j")
     (stroke,) = strokes(charts(browser)[0])
     assert abs(stroke[0][1] - stroke[1][1]) == pytest.approx(0.8 * 0.005, abs=2e-4)
     assert text(browser, ".token-axis").split() == ["1", "0"]
-    same = show(row(["a", "b"], values={"": [0.5, 0.5]}))
-    assert [y for _, y in strokes(charts(same)[0])[0]] == [0.84] * 2
-    assert text(same, ".token-axis") == "0.5"
-    assert_untouched(same)
+    show(browser, row(["a", "b"], values={"": [0.5, 0.5]}))
+    assert [y for _, y in strokes(charts(browser)[0])[0]] == [0.84] * 2
+    assert text(browser, ".token-axis") == "0.5"
 
 
-def test_a_completion_without_values_has_no_line(show):
-    browser = show(FIRST, row(["x"], values={"": [math.nan]}, probabilities=[math.nan]), row(["y"]))
+def test_a_completion_without_values_has_no_line(browser):
+    show(browser, FIRST, row(["x"], values={"": [math.nan]}, probabilities=[math.nan]), row(["y"]))
     choose(browser, "order", "file")
     choose(browser, "jump", "1")
     assert len(charts(browser)) == 1
@@ -155,13 +136,12 @@ def test_a_completion_without_values_has_no_line(show):
     choose(browser, "search", "")
     browser.press("Home")
     assert len(charts(browser)) == 1
-    assert_untouched(browser)
 
 
-def test_each_value_has_a_line_and_a_colour(show):
+def test_each_value_has_a_line_and_a_colour(browser):
     bad = "<b onmouseover='window.hacked=1'>x</b>"
     two_values = row(["u", "v"], values={"correct": [0.5, 0.25], bad: [-0.5, math.nan]}, opens={"correct": [1], bad: []})
-    browser = show(two_values)
+    show(browser, two_values)
     assert [chart.get_attribute("aria-label") for chart in charts(browser)] == [
         "value, correct before each token: 0.25 to 0.5, 2 segments",
         f"value, {bad} before each token: −0.5 to −0.5, 1 segment",
@@ -169,14 +149,13 @@ def test_each_value_has_a_line_and_a_colour(show):
     assert f"value, {bad}" in text(browser, ".token-courses")
     choose(browser, "colour", f"value, {bad}")
     assert [token(browser, t).get_attribute("class") for t in (0, 1)] == ["token minus", "token none"]
-    assert_untouched(browser)
 
 
-def test_a_long_completion_keeps_its_extremes_and_stays_small(show):
+def test_a_long_completion_keeps_its_extremes_and_stays_small(browser):
     size = 200_000
     values = [0.5 + 0.001 * (t % 7) for t in range(size)]
     values[123_456], values[77_777] = 1.0, 0.0
-    browser = show(row(["w"] * size, values={"": values}, opens={"": list(range(1, size, 3))}))
+    show(browser, row(["w"] * size, values={"": values}, opens={"": list(range(1, size, 3))}))
     (chart,) = charts(browser)
     assert len(path(chart, "line")) < 60_000
     assert len(path(chart, "ticks")) < 30_000
@@ -184,15 +163,14 @@ def test_a_long_completion_keeps_its_extremes_and_stays_small(show):
     assert max(stroke, key=lambda point: point[1]) == pytest.approx((123_456, 1.0), abs=1e-3)
     assert min(stroke, key=lambda point: point[1]) == pytest.approx((77_777, 0.0), abs=1e-3)
     assert [t for t, _ in stroke] == sorted(t for t, _ in stroke)
-    assert_untouched(browser)
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_a_phone_shows_it_whole_and_nothing_lies_over_it(show, dark):
-    browser = show(FIRST, width=375, height=700, dark=dark)
-    browser.run("scrollTo({top: document.body.scrollHeight, behavior: 'instant'})")
+def test_a_phone_shows_it_whole_and_nothing_lies_over_it(browser, dark):
+    show(browser, FIRST, width=375, height=700, dark=dark)
     assert browser.run("return document.documentElement.scrollWidth <= innerWidth")
     (chart,) = charts(browser)
+    browser.scroll_to(chart)
     assert chart.rect["width"] > 250
     point_at(browser, chart, 0, 6)
     (top, bottom), (above, below) = browser.run(
@@ -202,8 +180,7 @@ def test_a_phone_shows_it_whole_and_nothing_lies_over_it(show, dark):
     assert 0 <= top < bottom
     assert above < below
     assert bottom <= above or below <= top  # what is said lies beside the line, never on it
-    ground = browser.run(PIXEL, style(browser, browser.driver.find_element(By.TAG_NAME, "body"), "background-color"))
+    ground = browser.run(PIXEL, style(browser, browser.one("body"), "background-color"))
     for name in ("line", "ticks", "cursor"):
-        ink = luminance(browser.run(PIXEL, style(browser, chart.find_element(By.CSS_SELECTOR, f".token-{name}"), "stroke")))
+        ink = luminance(browser.run(PIXEL, style(browser, chart.find_element("css selector", f".token-{name}"), "stroke")))
         assert (max(luminance(ground), ink) + 0.05) / (min(luminance(ground), ink) + 0.05) >= 3
-    assert_untouched(browser)
