@@ -9,7 +9,7 @@ import torch
 
 from chain_agent import Chain, Episode
 from spanwise.tasks.embedded import build_model, build_tokenizer
-from spanwise.tasks.warm_start import _folder_name, shortened
+from spanwise.tasks.warm_start import shortened
 
 torch.set_num_threads(1)
 
@@ -74,7 +74,3 @@ def test_no_conversation_of_the_warm_start_is_about_a_held_out_chain() -> None:
     prompts = {re.sub(r"=|<answer>\d</answer>", "", text) + "=" for text in texts}
     assert all(Chain.of(prompt) for prompt in prompts)
     assert not prompts & held_out
-
-
-def test_a_finished_warm_start_keeps_its_cache() -> None:
-    assert _folder_name(agents.AGENT, 1, 0, agents.AgentSettings()) == "digits-agent-0-2295b91365da"

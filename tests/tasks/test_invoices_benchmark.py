@@ -55,28 +55,24 @@ def test_completions_to_a_goal_count_whole_steps_of_the_running_mean():
     assert benchmark.written([1.0, math.inf]) == "1 of 2 got there"
 
 
-def test_the_ratio_of_two_arms_is_a_geometric_mean_over_the_seeds_that_got_there():
-    def run(step):  # every field is right from this step on
-        return {"batches": [{"a": float(n >= step)} for n in range(1, 20)]}
+def right_from(step):
+    """A run whose batches have every field right from this step on."""
+    return {"batches": [{"a": float(n >= step)} for n in range(1, 20)]}
 
-    runs = {"by_field": {0: run(1), 1: run(1), 2: run(1)}, "sum": {0: run(2), 1: run(6), 2: run(30)}}
-    row = scale.ratio_rows("g4", runs)[-1]
-    # 60 % of the last five batches, or of all so far: by field at the first step, the sum at the steps 3 (0 1 1) and 8, and never.
-    assert [scale.invoices.completions_to(run(step), 0.6) for step in (1, 2, 6, 30)] == [64, 192, 512, math.inf]
+
+def test_the_completions_of_two_arms_are_compared_by_a_geometric_mean_over_the_seeds_that_got_there():
+    # 60 % of the last five batches, or of all so far: those right from step 2 get there at step 3 (0 1 1), from 6 at 8.
+    assert [benchmark.completions_to(right_from(step), 0.6) for step in (1, 2, 6, 30)] == [64, 192, 512, math.inf]
+    base, late = ({seed: right_from(step) for seed, step in enumerate(steps)} for steps in ((1, 1, 1), (2, 6, 30)))
+    row = scale.ratio_rows("g4", {"by_field": base, "sum": late})[-1]
     assert (row["reached"], row["seeds"]) == (2, 3)
     assert row["value"] == pytest.approx(math.sqrt(3 * 8))
-
-
-def test_how_many_times_the_completions_is_a_geometric_mean_over_seeds_and_a_bound_where_a_run_ended_before():
-    def run(step):
-        return {"batches": [{"a": float(n >= step)} for n in range(1, 20)]}
-
-    base = {0: run(1), 1: run(1), 2: run(1)}  # 64 completions each
-    text = benchmark.times_completions({0: run(2), 1: run(6)}, base, 0.6)  # 192 and 512: 3 and 8 times
+    text = benchmark.times_completions({0: late[0], 1: late[1]}, base, 0.6)
     assert text.startswith(f"{math.sqrt(24):.2f} (")
     assert text.endswith("2 seeds")
-    assert benchmark.times_completions({0: run(30), 1: run(30)}, base, 0.6) == "more than 48.00 (48.00, 48.00), 2 seeds"
-    assert benchmark.times_completions(base, {0: run(1), 1: run(30)}, 0.6) == "-"
+    never = {0: right_from(30), 1: right_from(30)}
+    assert benchmark.times_completions(never, base, 0.6) == "more than 48.00 (48.00, 48.00), 2 seeds"
+    assert benchmark.times_completions(base, {0: right_from(1), 1: right_from(30)}, 0.6) == "-"
 
 
 # ------------------------------------------------------------------------------------------------- a judge that errs

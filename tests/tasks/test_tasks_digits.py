@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from digits_small import by_hand
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from spanwise.tasks.digits import DIGITS, NOISE, Problems, TraceNoise, is_refusal, noisy_traces, success_probability
 from spanwise.tasks.embedded import build_model, build_tokenizer
@@ -109,21 +108,6 @@ def test_round_trip_and_one_token_per_meaning() -> None:
     assert tokenizer.unk_token_id not in {token for ids in tokenizer(texts)["input_ids"] for token in ids}
     assert tokenizer.pad_token_id != tokenizer.eos_token_id
     assert tokenizer("hi", add_special_tokens=True)["input_ids"] == [tokenizer.unk_token_id] * 2
-
-
-def test_model_and_tokenizer_survive_saving(tmp_path) -> None:
-    tokenizer = build_tokenizer()
-    model = build_model(tokenizer, 3).eval()
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    loaded, loaded_tokenizer = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
-    text = "7+3*4~2___=<reasoning>0"
-    ids = tokenizer(text, return_tensors="pt")["input_ids"]
-    assert loaded_tokenizer(text)["input_ids"] == ids[0].tolist()
-    assert loaded_tokenizer.decode(ids[0]) == text
-    assert (loaded_tokenizer.pad_token_id, loaded_tokenizer.eos_token_id) == (tokenizer.pad_token_id, tokenizer.eos_token_id)
-    with torch.no_grad():
-        assert torch.equal(loaded(ids).logits, model(ids).logits)
 
 
 def test_model_depends_on_the_seed_alone() -> None:

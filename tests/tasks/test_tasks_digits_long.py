@@ -1,4 +1,4 @@
-"""The long digit chain: what the traces hold, the names of the caches, and a run of it."""
+"""The long digit chain: what the traces hold, and a run of it."""
 
 import re
 
@@ -7,13 +7,10 @@ import pytest
 import torch
 import yaml
 
-from spanwise.errors import RecipeError
-from spanwise.recipe import load
 from spanwise.segment import Vocabulary, find_blocks
 from spanwise.tasks.digits import (
     LONG,
     LONG_LAYOUT,
-    LONG_NOISE,
     LONG_POSITIONS,
     LONGEST,
     LongNoise,
@@ -22,8 +19,7 @@ from spanwise.tasks.digits import (
     long_traces,
     tables,
 )
-from spanwise.tasks.embedded import STARTS, build_tokenizer
-from spanwise.tasks.warm_start import WarmStartSettings, _folder_name
+from spanwise.tasks.embedded import build_tokenizer
 
 torch.set_num_threads(1)
 TRACE = re.compile(r"<reasoning>(.*)</reasoning><answer>(\d)</answer>")
@@ -148,40 +144,6 @@ def test_the_layout_reads_the_answer() -> None:
     assert (spans.start_nk[0].tolist(), spans.end_nk[0].tolist()) == ([0], [26])
     assert text[0]["solution"]["answer"] == "0"
     assert [is_refusal(entry) for entry in text] == [False, True]
-
-
-def test_finished_warm_starts_keep_their_cache() -> None:
-    names = {
-        name: _folder_name(task.course, len(task.course.stretches) - 1, 0, WarmStartSettings())
-        for name, task in STARTS.items()
-    }
-    assert names == {
-        "invoices": "invoices_clerk-0-a0ed61271943",
-        "easy": "digits-easy-0-ffa9c4402686",
-        "hard": "digits-hard-0-fdae0b15b4a9",
-        "twice": "digits-twice-0-edc41e500e19",
-        "long": "digits-long-0-fe51cfa0404c",
-    }
-
-
-@pytest.mark.parametrize("index", [1, 2])
-def test_batches_hold_long_traces(index) -> None:
-    tokenizer, stretch = build_tokenizer(), STARTS["long"].course.stretches[index]
-    ids_nt, length_n = stretch.batch(tokenizer, 600, np.random.default_rng(0))
-    (prompt_length,) = set(length_n.tolist())
-    assert (len(ids_nt), prompt_length) == (300, 18)
-    texts = [text.replace("<pad>", "") for text in tokenizer.batch_decode(ids_nt)]
-    lines = [line for text in texts for line in LINE.findall(text[text.index("=") + 1 :])]
-    wrong = [line[6] != by_hand(line[3], line[4]) for line in lines if line[4][0] == "+" and not line[5]]
-    assert np.mean(wrong) == pytest.approx(0.9 * LONG_NOISE[stretch.name].slip[0], abs=0.02)
-
-
-@pytest.mark.parametrize("task", ["digits_long", "digits_twice"])
-def test_recipe_knows_the_task_and_refuses_what_it_has_not(task) -> None:
-    assert load(None, {"task": task}).start == "easy"
-    for other in ({"start": "hard"}, {"model": "m", "dataset": "d"}):
-        with pytest.raises(RecipeError):
-            load(None, {"task": task, **other})
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # the model has learned next to nothing, which is a warning

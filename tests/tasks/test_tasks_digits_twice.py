@@ -83,19 +83,3 @@ def test_the_layout_reads_both_answers() -> None:
     assert [(entry["first"]["answer"], entry["second"]["answer"]) for entry in text] == [("4", "7"), ("?", "?")]
     assert [is_refusal(entry) for entry in text] == [False, True]
     assert len(tokenizer(texts[0].replace("17", "123456"))["input_ids"]) <= STARTS["twice"].longest
-
-
-@pytest.mark.parametrize(("index", "share"), [(0, 0.2), (1, 0.85)])
-def test_batches_hold_traces_of_two_attempts(index, share) -> None:
-    tokenizer = build_tokenizer()
-    ids_nt, length_n = STARTS["twice"].course.stretches[index].batch(tokenizer, 600, np.random.default_rng(0))
-    (prompt_length,) = set(length_n.tolist())
-    assert prompt_length == 8
-    texts = [text.replace("<pad>", "") for text in tokenizer.batch_decode(ids_nt)]
-    prompts, completions = zip(*(text.split("=", 1) for text in texts), strict=True)
-    attempts = [TRACE.fullmatch(completion.removesuffix("<eos>")).groups() for completion in completions]
-    assert all(completion.endswith("<eos>") for completion in completions)
-    # a reflection that says something has a digit for every step
-    lengths = [len(re.findall(r"[-+*~]", prompt)) for prompt in prompts]
-    assert all(len(reasoning) in (0, k) for (_, reasoning, _), k in zip(attempts, lengths, strict=True))
-    assert np.mean([reasoning == "" for _, reasoning, _ in attempts]) == pytest.approx(share, abs=0.06)

@@ -57,15 +57,6 @@ def test_plain_prompts_without_a_chat_template(models, jsonl) -> None:
     assert (task.model, task.layout.names) == (models["plain"], ("solution", "confidence"))
 
 
-@pytest.mark.parametrize("style", ["system", "user"])
-def test_the_usual_instruction_is_a_system_message_if_the_template_takes_one(models, jsonl, style) -> None:
-    prompt = load_task(models[style], jsonl).train[0]["prompt"]
-    assert [message["role"] for message in prompt] == (["system", "user"] if style == "system" else ["user"])
-    assert "<confidence>" in prompt[0]["content"]
-    assert "What is" in prompt[-1]["content"]
-    assert ("<confidence>" in prompt[-1]["content"]) == (style == "user")
-
-
 def test_two_attempts_have_their_own_prompt_and_layout(models, jsonl) -> None:
     task = load_task(models["plain"], jsonl, prompt_format="two_attempts")
     assert task.layout.blocks == (("first", ("reasoning", "answer")), ("second", ("reasoning", "answer")))
@@ -86,26 +77,18 @@ def test_evaluation_is_set_aside_and_limits_hold(models, jsonl) -> None:
     assert set(small.evaluation["answer"]) < set(task.evaluation["answer"])
 
 
-@pytest.mark.parametrize("kind", ["json", "parquet", "csv", "folder", "saved"])
-def test_other_files_and_folders(models, tmp_path, kind) -> None:
+@pytest.mark.parametrize("kind", ["folder", "saved"])
+def test_a_folder_may_have_a_split_for_evaluation_and_numbers_as_answers(models, tmp_path, kind) -> None:
     rows = Dataset.from_list([{"problem": row["question"], "gold": int(row["answer"])} for row in ROWS])
-    place = tmp_path / f"data.{kind}"
     if kind == "saved":
-        DatasetDict({"train": rows, "test": rows.select([4])}).save_to_disk(place)
-    elif kind == "folder":
-        place.mkdir()
-        rows.to_json(place / "train.jsonl")
-        rows.select([4]).to_json(place / "test.jsonl")
+        DatasetDict({"train": rows, "test": rows.select([4])}).save_to_disk(tmp_path / "data")
     else:
-        getattr(rows, f"to_{kind}")(place)
-    separate = kind in ("folder", "saved")
-    task = load_task(
-        models["plain"], str(place), question_column="problem", answer_column="gold", eval_split="test" if separate else None
-    )
-    assert len(task.train) == (10 if separate else 8)
-    assert set(task.train["answer"]) <= {str(2 * n) for n in range(10)}
-    if separate:
-        assert task.evaluation["answer"][:] == ["8"]
+        rows.to_json(tmp_path / "data" / "train.jsonl")
+        rows.select([4]).to_json(tmp_path / "data" / "test.jsonl")
+    columns = {"question_column": "problem", "answer_column": "gold"}
+    task = load_task(models["plain"], str(tmp_path / "data"), eval_split="test", **columns)
+    assert task.train["answer"][:] == [str(2 * n) for n in range(10)]
+    assert task.evaluation["answer"][:] == ["8"]
 
 
 def test_a_csv_file_keeps_answers_as_they_are_written(models, tmp_path) -> None:
@@ -145,7 +128,6 @@ def test_too_few_rows_or_no_answer_in_one(models, tmp_path, rows, sentence) -> N
     ("name", "content", "message"),
     [
         ("bad.json", "{nope", "JSON parse error"),
-        ("empty.jsonl", "", "cannot be read"),
         ("bad.parquet", "xx", "Parquet"),
         ("absent.csv", None, "is neither in "),
         ("notes.txt", "hello", "not a kind of file"),
@@ -181,11 +163,10 @@ TALK = [{"role": "system", "content": "Write <plan> and <code>."}, {"role": "use
         ("system", "", [{"role": "user", "content": "What is 1 + 1?"}]),
     ],
 )
-def test_an_instruction_of_ones_own_goes_where_there_is_room(models, jsonl, style, instruction, expected, recwarn) -> None:
+def test_an_instruction_of_ones_own_goes_where_there_is_room(models, jsonl, style, instruction, expected) -> None:
     task = load_task(models[style], jsonl, layout=PLAN, instruction=instruction)
     assert expected in [*task.train["prompt"], *task.evaluation["prompt"]]
     assert task.layout == PLAN
-    assert not [warning for warning in recwarn if warning.category is UserWarning]
 
 
 @pytest.mark.parametrize("prompt", ["Write <plan> and <code>: sort a list. ", TALK], ids=["text", "conversation"])
@@ -235,17 +216,15 @@ def test_tags_that_no_prompt_asks_for_are_refused_or_said(models, jsonl, tmp_pat
         (Layout({"all": ["think", "answer"]}, prefilled="think"), "2 + 2?"),  # the prompt opens it
     ],
 )
-def test_nothing_is_refused_where_the_prompts_say_it(models, tmp_path, layout, question, recwarn) -> None:
+def test_nothing_is_refused_where_the_prompts_say_it(models, tmp_path, layout, question) -> None:
     rows = [{"question": question, "answer": "4"}] * 5
     load_task(models["system"], file_of(tmp_path, rows), layout=layout)
-    assert not [warning for warning in recwarn if warning.category is UserWarning]
 
 
-def test_no_tags_are_looked_for_where_another_segmenter_finds_the_blocks(models, tmp_path, monkeypatch, recwarn) -> None:
+def test_no_tags_are_looked_for_where_another_segmenter_finds_the_blocks(models, tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(SEGMENTERS, "lines", replace(SEGMENTERS["tags"], asks=None))
     rows = [{"question": "2 + 2?", "answer": "4"}] * 5
     load_task(models["system"], file_of(tmp_path, rows), layout=Layout({"all": ["plan"]}, segmenter="lines"))
-    assert not [warning for warning in recwarn if warning.category is UserWarning]
 
 
 def test_keys_of_fields_must_be_asked_for_as_tags_must(models, tmp_path) -> None:

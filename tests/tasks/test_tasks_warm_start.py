@@ -10,14 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from agent_start import AGENT, AgentSettings
 from field_kinds import Chain, Total
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from spanwise.errors import DataError
 from spanwise.tasks import DIGITS_LAYOUT, Fields, Phase, WarmStartSettings, digits_task, warm_start
-from spanwise.tasks.digits import DIGITS, LONG, LONG_LAYOUT, LONG_POSITIONS, LONGEST, TWICE_LAYOUT
+from spanwise.tasks.digits import DIGITS, LONG, LONG_LAYOUT, LONG_POSITIONS, LONGEST
 from spanwise.tasks.embedded import STARTS, build_model, build_tokenizer, embedded
-from spanwise.tasks.warm_start import _train, default_cache_folder, shortened
+from spanwise.tasks.warm_start import _folder_name, _train, default_cache_folder, shortened
 
 TINY = WarmStartSettings(easy=Phase(3, 3e-3, 0.03), hard=Phase(2, 2e-3, 0.02), batch=8, warm_up=1)
 
@@ -86,25 +87,38 @@ def test_every_setting_and_seed_has_its_own_folder(tmp_path) -> None:
     assert not equal(weights(seeded), weights(base))
 
 
-@pytest.mark.parametrize(
-    ("name", "parts"), [("twice", ["twice_early", "twice"]), ("long", ["long_tables", "long_early", "long"])]
-)
-def test_another_course_has_its_own_cache_and_leaves_the_others_alone(tmp_path, name, parts) -> None:
+def test_finished_warm_starts_keep_their_cache() -> None:
+    """Another name would train every start again, in all caches."""
+    agent, courses = AgentSettings(), {name: (task.course, WarmStartSettings()) for name, task in STARTS.items()}
+    names = {
+        name: _folder_name(course, len(course.stretches) - 1, 0, settings)
+        for name, (course, settings) in {**courses, "agent": (AGENT, agent)}.items()
+    }
+    assert names == {
+        "invoices": "invoices_clerk-0-a0ed61271943",
+        "easy": "digits-easy-0-ffa9c4402686",
+        "hard": "digits-hard-0-fdae0b15b4a9",
+        "twice": "digits-twice-0-edc41e500e19",
+        "long": "digits-long-0-fe51cfa0404c",
+        "agent": "digits-agent-0-2295b91365da",
+    }
+
+
+def test_another_course_has_its_own_cache_and_leaves_the_others_alone(tmp_path) -> None:
     two, steps = shortened(2), Steps()
-    folder = warm_start(name, cache_folder=tmp_path, settings=two, progress=steps)
-    assert steps == [(step, 2 * len(parts)) for step in range(1, 2 * len(parts) + 1)]
-    assert {path.name.split("-")[1] for path in tmp_path.iterdir()} == set(parts)
+    folder = warm_start("long", cache_folder=tmp_path, settings=two, progress=steps)
+    assert steps == [(step, 6) for step in range(1, 7)]
+    assert {path.name.split("-")[1] for path in tmp_path.iterdir()} == {"long_tables", "long_early", "long"}
+    config = AutoModelForCausalLM.from_pretrained(folder).config
+    assert (config.num_hidden_layers, config.max_position_embeddings) == (3, LONG_POSITIONS)
     easy = warm_start("easy", cache_folder=tmp_path, settings=two)
-    last, first = (replace(getattr(two, part), steps=count) for part, count in ((name, 3), (parts[0], 1)))
-    assert warm_start("easy", cache_folder=tmp_path, settings=replace(two, **{name: last, parts[0]: first})) == easy
+    last, first = replace(two.long, steps=3), replace(two.long_tables, steps=1)
+    assert warm_start("easy", cache_folder=tmp_path, settings=replace(two, long=last, long_tables=first)) == easy
     longer_easy = replace(two, easy=replace(two.easy, steps=9))
-    assert warm_start(name, cache_folder=tmp_path, settings=longer_easy) == folder
+    assert warm_start("long", cache_folder=tmp_path, settings=longer_easy) == folder
     steps.clear()
-    assert warm_start(name, cache_folder=tmp_path, settings=replace(two, **{name: last}), progress=steps) != folder
+    assert warm_start("long", cache_folder=tmp_path, settings=replace(two, long=last), progress=steps) != folder
     assert steps == [(1, 3), (2, 3), (3, 3)]  # the parts before came from the cache
-    if name == "long":
-        config = AutoModelForCausalLM.from_pretrained(folder).config
-        assert (config.num_hidden_layers, config.max_position_embeddings) == (3, LONG_POSITIONS)
 
 
 @pytest.fixture(scope="module")
@@ -178,15 +192,9 @@ def test_held_out_prompts_are_different_nested_and_never_trained_on(name) -> Non
             source.held_out(size)
 
 
-def test_batches_hold_whole_traces() -> None:
-    tokenizer = build_tokenizer()
-    ids_nt, length_n = STARTS["easy"].course.stretches[0].batch(tokenizer, 600, np.random.default_rng(0))
-    assert set(length_n.tolist()) == {8}
-    assert {text[-1] for text in tokenizer.batch_decode(ids_nt[:, :8])} == {"="}
-    for ids in ids_nt.tolist():
-        end = ids.index(tokenizer.eos_token_id)
-        assert set(ids[end + 1 :]) <= {tokenizer.pad_token_id}
-        assert tokenizer.pad_token_id not in ids[:end]
+def test_long_texts_come_in_smaller_batches() -> None:
+    rng, texts = np.random.default_rng(0), {"easy": 64, "twice": 64, "long": 32, "invoices": 16}
+    assert {name: len(STARTS[name].course.stretches[-1].draw(64, rng)) for name in texts} == texts
 
 
 def test_training_learns_the_order_of_the_tags(tmp_path) -> None:
@@ -212,7 +220,6 @@ def test_training_learns_the_order_of_the_tags(tmp_path) -> None:
     ("start", "layout", "source"),
     [
         ("easy", DIGITS_LAYOUT, DIGITS),
-        ("twice", TWICE_LAYOUT, DIGITS),
         ("long", LONG_LAYOUT, LONG),
         (Total(3), None, Total.source),
     ],
