@@ -89,7 +89,6 @@ def test_every_stream_has_its_own():
         ([0.9] * 4 + [-1.0] * 4, "is -1.00 at the end (mean of the last 2 batches)"),  # forgot
         ([-9.0] * 40 + [0.1] * 10, None),  # learned
         ([0.5] * 90 + [-0.1, 0.05] * 5, "is -0.03 at the end (mean of the last 10 batches)"),
-        ([-100.0] * 3 + [0.01], None),
         ([0.5, NAN, None], None),  # the last one that has any
         ([NAN, None], "cannot be judged"),
         ([], None),

@@ -40,40 +40,35 @@ def test_a_run_that_learned_and_one_that_may_not_have(before, sentence):
 
 
 @pytest.mark.parametrize(
-    ("points", "steps", "sentence"),
+    ("steps", "changes", "sentence"),
     [
-        ([], 3, "The policy trained for 3 steps, but no evaluation shows whether it learned."),
-        ([], 1, "The policy trained for 1 step, but no evaluation shows whether it learned."),
-        (
-            [{"step": 0, **GOOD}],
-            0,
-            "Before any training accuracy is 85.0 % and the refusal rate 0 %; ECE is 0.020. There is no",
-        ),
-        (
-            [{"step": 2, **GOOD, "accuracy": NAN, "ece": None}],
-            2,
-            "accuracy was not measured and the refusal rate 0 %; ECE was not",
-        ),
-        ([{"step": 2, **FALLEN}], 2, "Alarm: most completions refuse to answer. After 2 steps accuracy is 0 %"),
-        ([{"step": 2, **FALLEN}], 2, "Its ECE means nothing."),
-        ([{"step": 2, **GOOD, "format_rate": 0.5}], 2, "Alarm: many completions are malformed. After 2 steps"),
+        (0, {}, "Before any training accuracy is 85.0 % and the refusal rate 0 %; ECE is 0.020. There is no"),
+        (2, {"accuracy": NAN, "ece": None}, "accuracy was not measured and the refusal rate 0 %; ECE was not"),
+        (2, FALLEN, "Alarm: most completions refuse to answer. After 2 steps accuracy is 0 %"),
+        (2, FALLEN, "Its ECE means nothing."),
+        (2, {"format_rate": 0.5}, "Alarm: many completions are malformed. After 2 steps"),
     ],
 )
-def test_edge_cases_of_a_run(points, steps, sentence):
-    assert sentence in train_finding(points, steps=steps)
+def test_a_run_with_one_evaluation(steps, changes, sentence):
+    assert sentence in train_finding([{"step": steps, **GOOD, **changes}], steps=steps)
 
 
-def test_what_cannot_be_measured_gives_way_to_the_rewards():
-    sentence = train_finding(
-        [{"step": 2, "accuracy": None}], steps=2, unmeasured={"accuracy": "no block has the tag <answer>"},
-        rewards={"short": (-0.5, -0.25), "never": ()},
-    )  # fmt: skip
-    assert sentence == "After 2 steps the mean reward in the last batch of short is -0.250 (was -0.500)."
+def test_a_run_without_an_evaluation():
+    findings = [train_finding([], steps=steps) for steps in (1, 3)]
+    assert findings == [
+        f"The policy trained for {count}, but no evaluation shows whether it learned." for count in ("1 step", "3 steps")
+    ]
 
 
 @pytest.mark.parametrize(
     ("rewards", "clause"),
     [
+        ({"short": (-0.5, -0.25), "never": ()}, "the mean reward in the last batch of short is -0.250 (was -0.500)."),
+        # The ends add up to 2.5, the starts to 1; a moved by 1, e by -.5.
+        (
+            {"a": (0.0, 1.0), "b": (0.0, 0.5), "c": (0.5, 0.5), "d": (0.0, 0.5), "e": (0.5, 0.0)},
+            "the mean of 5 rewards in the last batch is 0.500 (was 0.200); the rewards changed by -0.500 (e) to +1.000 (a).",
+        ),
         (
             {"short": (-0.5, -0.25), "sure": (-0.75, -0.1, None), "late": (None, 1.0)},
             "the mean reward in the last batch of short is -0.250 (was -0.500), sure is not measured (was -0.750), "
@@ -87,18 +82,9 @@ def test_what_cannot_be_measured_gives_way_to_the_rewards():
         (dict.fromkeys("abcde", (0.5, None)), "none of 5 rewards in the last batch is measured."),
     ],
 )
-def test_a_reward_without_a_value_at_the_end_is_not_measured_there(rewards, clause):
-    assert train_finding([{"step": 2}], steps=2, unmeasured={"accuracy": "x"}, rewards=rewards).endswith(clause)
-
-
-def test_many_rewards_have_one_mean_and_the_largest_and_smallest_change():
-    """By hand: the ends add up to 2.5, the starts to 1; 'a' moved by 1, 'e' by -.5."""
-    rewards = {"a": (0.0, 1.0), "b": (0.0, 0.5), "c": (0.5, 0.5), "d": (0.0, 0.5), "e": (0.5, 0.0)}
-    sentence = train_finding([{"step": 2}], steps=2, unmeasured={"accuracy": "x"}, rewards=rewards, of_batches=False)
-    assert sentence == (
-        "After 2 steps the mean of 5 rewards on held-out prompts is 0.500 (was 0.200); "
-        "the rewards changed by -0.500 (e) to +1.000 (a)."
-    )
+def test_rewards_take_the_place_of_what_cannot_be_measured(rewards, clause):
+    finding = train_finding([{"step": 2, "accuracy": None}], steps=2, unmeasured={"accuracy": "x"}, rewards=rewards)
+    assert finding == f"After 2 steps {clause}"
 
 
 def test_the_three_pictures_join_the_elements_of_a_list_and_five_batches():
@@ -125,13 +111,15 @@ def test_the_page_says_it_first_and_marks_it_where_something_is_wrong():
     assert '<p class="finding">After 2 steps' in calm
 
 
-def test_a_run_that_stopped_says_so():
-    lines = [{"step": 0, "evaluation": GOOD}, batch(1)]
-    html = train_page(metrics=lines, summary={}, samples=None, votes=None)
-    assert "The run is not finished: 1 of 2 steps are recorded." in Page(html).text
-    assert 'class="finding bad"' in html
-    done = train_page(metrics=[*lines, batch(2)], summary={}, samples=None, votes=None)
-    assert "is not finished" not in done
+def test_a_run_that_stopped_says_so_and_shows_what_there_is():
+    lines, absent = [{"step": 0, "evaluation": GOOD}, batch(1), batch(2)], {"samples": None, "votes": None, "view": None}
+    nothing, started, stopped, done = (Page(train_page(metrics=lines[:count], summary={}, **absent)) for count in range(4))
+    assert nothing.headline("accuracy") == "not measured"
+    assert "0 of 2 steps" in started.text
+    assert not {"Reliability", "Voting", "Tokens", "Rewards"} & set(started.texts)
+    assert "The run is not finished: 1 of 2 steps are recorded." in stopped.text
+    assert ("p", {"class": "finding bad"}) in stopped.elements
+    assert "is not finished" not in done.text
 
 
 def arms(figure, **values):

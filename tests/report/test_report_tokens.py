@@ -111,14 +111,12 @@ def test_hostile_completions_do_not_change_the_markup():
         assert parsed(text) == (elements, around)
 
 
-def test_the_script_builds_text_nodes_only():
-    scripts = [(STATIC / f"{name}.js").read_text() for name in ("courses", "why", "list", "steps", "tokens")]
-    forbidden = r"innerHTML|outerHTML|insertAdjacent|document\.write|DOMParser|eval|Function\(|setAttribute\(.on|fetch|http"
-    for script in scripts:
-        assert not re.search(forbidden, script)
-        assert len(script.splitlines()) < 310
-    for name in (f"{asset}.{end}" for asset in ("courses", "why", "list", "steps", "tokens") for end in ("js", "css")):
-        assert "</" not in (STATIC / name).read_text()
+def test_the_scripts_build_text_nodes_only():
+    forbidden = (
+        r"innerHTML|outerHTML|insertAdjacent|document\.write|DOMParser|eval\(|Function\(|setAttribute\(.on|fetch|http"
+    )
+    for script in STATIC.glob("*.js"):
+        assert not re.search(forbidden, script.read_text()), script.name
 
 
 def test_500_long_completions_stay_small(unchecked_shapes):
@@ -228,11 +226,6 @@ def test_token_texts_are_the_bytes_of_the_tokens():
     assert any("\udc80" <= piece[0] <= "\udcff" for piece in pieces)  # the vocabulary cuts characters
     data = data_of(token_view(TokenView(("a",), [row(pieces)])))
     assert decoded(data["tokens"], 0) == pieces
-
-
-def test_a_completion_with_an_id_outside_the_vocabulary_shows_its_ids():
-    first, second, *_ = token_rows(table(), Vocabulary((b"a",) * 6))
-    assert (first.tokens, second.tokens) == (["a", "a", "a"], ["⟨5⟩", "⟨6⟩"])
 
 
 def test_more_distinct_texts_than_there_are_characters(monkeypatch):

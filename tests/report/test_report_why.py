@@ -2,6 +2,7 @@
 
 # ruff: noqa: E501, RUF001 sentences are whole, and the page writes − and · where it means them
 
+from dataclasses import replace
 from types import MappingProxyType
 
 import pyarrow.parquet as pq
@@ -109,21 +110,18 @@ def test_a_score_of_its_own_is_a_term():
     assert holds(solution["total"])
 
 
+NOT_COMPARED = CreditPart("brier", worth=-0.5, baseline=None, divisor=None, weight=1.0, part=0.0)
+MISSING = replace(NOT_COMPARED, worth=None)
+ALONE = replace(NOT_COMPARED, reason="singleton")
+
+
 @pytest.mark.parametrize(
     ("part", "status", "words"),
     [
-        (
-            CreditPart("brier", None, None, None, 1.0, 0.0),
-            "timeout",
-            "the check of the reward failed (timeout), so the completion gets no credit",
-        ),
-        (CreditPart("brier", None, None, None, 1.0, 0.0), "absent", "the reward is absent and has no if_missing"),
-        (
-            CreditPart("brier", -0.5, None, None, 1.0, 0.0, reason="singleton"),
-            "ok",
-            "there is no other completion to compare this one with, so the credit is",
-        ),
-        (CreditPart("brier", -0.5, None, None, 1.0, 0.4), "ok", "No single baseline gives this number. about it"),
+        (MISSING, "timeout", "the check of the reward failed (timeout), so the completion gets no credit"),
+        (MISSING, "absent", "the reward is absent and has no if_missing"),
+        (ALONE, "ok", "there is no other completion to compare this one with, so the credit is"),
+        (replace(NOT_COMPARED, part=0.4), "ok", "No single baseline gives this number. about it"),
     ],
 )
 def test_where_there_is_no_sum_a_sentence_says_why(part, status, words):
