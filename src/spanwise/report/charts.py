@@ -57,27 +57,25 @@ def curves(
 
 
 def reliability_diagram(rows: Rows, *, by: str = "confidence") -> tuple[Drawn, Drawn]:
-    """Draw accuracy against confidence with the diagonal. A second chart shows the number of answers in each bin."""
-    filled_bin_rows = [row for row in rows if row["count"]]
-    highest_bin_edge = max((row["high"] for row in rows if is_known(row["high"])), default=1.0)
-    confidence_scale = alt.Scale(domain=[0, max(1.04, highest_bin_edge)], nice=False)
+    """Draw the rows of `measure.reliability` with the diagonal. A second chart shows the number of answers in each bin."""
+    confidence_scale = alt.Scale(domain=[0, 1.04], nice=False)
     labelled_axis = alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1], grid=False)
     unlabelled_axis = alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1], grid=False, title=None, labels=False, ticks=False)
     accuracy_options = {"title": "accuracy", "scale": _UNIT, "axis": alt.Axis(minExtent=_AXIS_WIDTH)}
-    base_chart = _chart(filled_bin_rows)
+    base_chart = _chart(rows)
     confidence_axis = alt.X("confidence:Q", scale=confidence_scale, axis=unlabelled_axis)
     whisker_layer = base_chart.mark_rule(strokeWidth=2).encode(
         x=confidence_axis, y=alt.Y("accuracy_low:Q", **accuracy_options), y2="accuracy_high:Q"
     )
     point_layer = _points(base_chart, 70).encode(x=confidence_axis, y=alt.Y("accuracy:Q", **accuracy_options))
     # The bin of confidence 1 has no width (its `low` is its `high`), so it is drawn 0.035 wide.
-    drawn_rows = [row if row["high"] > row["low"] else {**row, "high": row["low"] + 0.035} for row in filled_bin_rows]
+    drawn_rows = [row if row["high"] > row["low"] else {**row, "high": row["low"] + 0.035} for row in rows]
     bin_chart = _chart(drawn_rows)
     bin_axis = alt.X("low:Q", title=by, scale=confidence_scale, axis=labelled_axis)
     count_axis = alt.Y("count:Q", title="count", axis=alt.Axis(minExtent=_AXIS_WIDTH, tickCount=3, format="~s"))
     bar_layer = bin_chart.mark_bar(binSpacing=1).encode(x=bin_axis, x2="high:Q", y=count_axis, y2=alt.datum(0))
     titles = {"confidence": f"mean {by}", "accuracy": "accuracy", "accuracy_low": "95 % from", "accuracy_high": "95 % to"}
-    tooltip = _tooltip(filled_bin_rows, low="from", high="to", **titles, count="completions")
+    tooltip = _tooltip(rows, low="from", high="to", **titles, count="completions")
     hover_layer = highlight(
         bin_chart, x=alt.X("low:Q", scale=confidence_scale, axis=unlabelled_axis), x2="high:Q", tooltip=tooltip
     )

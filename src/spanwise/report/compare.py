@@ -211,7 +211,6 @@ def _state_better(d: Difference) -> str:
     has_better_direction = is_accuracy_figure or d.figure in (*LOWER_BETTER, *HIGHER_BETTER)
     winner, loser = _better_first(d)
     smaller_bound, larger_bound = sorted([abs(d.interval.low), abs(d.interval.high)])
-    bounds_text = "" if math.isnan(smaller_bound) else f" [{smaller_bound:.3f}, {larger_bound:.3f}]"
-    size_text = f"{abs(d.interval.value):.3f}{bounds_text}"
+    size_text = f"{abs(d.interval.value):.3f} [{smaller_bound:.3f}, {larger_bound:.3f}]"
     adjective = "better" if has_better_direction else "higher"
     return f"{winner} is {adjective} than {loser} in {parts.figure_name(d.figure)} by {size_text} over {d.interval.count} seeds."

@@ -149,14 +149,10 @@ def clause(row: TokenRow, method: str, rule: Rule) -> str:
         zero_blocks_text = f"the {' and the '.join(zero_blocks)}"
         zero_text = zero_blocks_text if len(zero_blocks) <= _MOST_NAMED else f"{len(zero_blocks)} blocks"
         clauses.append(f"gives {zero_text} 0")
+    elif zero_blocks and {part.reason for part in row.parts.get(method, ())} == {"singleton"}:
+        clauses.append("gives it exactly 0, because there is no other completion to compare it with")
     elif zero_blocks:
-        reasons = {part.reason for part in row.parts.get(method, ())}
-        is_alone = reasons == {"singleton"}
-        clauses.append(
-            "gives it exactly 0, because there is no other completion to compare it with"
-            if is_alone
-            else "gives the completion exactly 0"
-        )
+        clauses.append("gives the completion exactly 0")
     if stop_credit:
         stop_verb = "charges" if stop_credit < 0 else "pays"
         clauses.append(f"{stop_verb} {shown(stop_credit, sign=True)} for missing blocks")
