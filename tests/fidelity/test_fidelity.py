@@ -62,16 +62,6 @@ def test_the_noise_of_the_re_rolls_is_subtracted(rerolls):
     assert measured.interval("outcome", 8, "rmse")[0] == pytest.approx(expected, rel=0.04)
 
 
-def test_an_exact_baseline_reaches_the_ceiling():
-    # The spread of reports is all there is, and strata of about 128 know their mean.
-    measured = measure_fidelity(rolled(40, 256, 4, own_prefix=True), group_sizes=[256], batch=10240, resamples=1, draws=50)
-    for name in ("outcome", "blended"):
-        ceiling = measured.interval(name, 256, "ceiling")[0]
-        assert ceiling < 0.95
-        assert measured.interval(name, 256, "correlation")[0] == pytest.approx(ceiling, abs=0.02)
-        assert measured.interval(name, 256, "gradient_noise")[0] < 0.15
-
-
 def test_the_order_of_the_paper():
     measured = measure_fidelity(rolled(64, 32, 16, spread=0.1), resamples=5, draws=200)
     for size in measured.group_sizes:

@@ -64,17 +64,6 @@ def test_blended_keeps_the_honest_probability(size):
     assert float(error_b.max()) < 0.0025
 
 
-@long_simulation
-def test_alone_in_the_batch_blended_is_outcome_without_itself():
-    (blended_b, _), (outcome_b, _) = (
-        simulated_fixed_point(
-            double([0.3]), group_size=4, batches=150, baseline=baseline, leave_one_out=baseline == "outcome"
-        )
-        for baseline in ("blended", "outcome")
-    )
-    assert float(blended_b) == pytest.approx(float(outcome_b), abs=1e-12)
-
-
 @pytest.mark.parametrize("rule", ["brier", "log_score"])
 def test_the_proper_scores_are_the_rewards(rule):
     reports, right = (0.0, 0.003, 0.4, 0.995, 1.0), (1.0, 0.0, 1.0, 1.0, 0.0)

@@ -5,6 +5,7 @@ import json
 import math
 import re
 from functools import cache
+from itertools import pairwise
 
 import pytest
 import torch
@@ -34,13 +35,9 @@ TABLE = {
     "<answer>": {"2": 0.6, "3": 0.4},
     "2": {"</answer>": 0.9, "<eos>": 0.1},
     "3": {"</answer>": 0.9, "<eos>": 0.1},
-    "</answer>": {"<analysis>": 1.0},
-    "<analysis>": {"</analysis>": 1.0},
-    "</analysis>": {"<confidence>": 1.0},
-    "<confidence>": {"?": 1.0},
-    "?": {"</confidence>": 1.0},
-    "</confidence>": {"<eos>": 1.0},
 }
+REPORT = ["</answer>", "<analysis>", "</analysis>", "<confidence>", "?", "</confidence>", "<eos>"]
+TABLE |= {token: {next_token: 1.0} for token, next_token in pairwise(REPORT)}
 ROWS = Dataset.from_dict({"prompt": ["1+1_____=", "1+1=", "7=", "1+1_____="], "answer": ["2", "2", "3", "3"]})
 
 
