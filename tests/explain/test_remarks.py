@@ -160,9 +160,6 @@ def test_an_adaptive_lambda_that_is_zero_for_most_completions():
     assert "lambda" not in warnings_of([layout, longer], critic)
 
 
-# ------------------------------------------------------------------------------------------------ habits of a training
-
-
 def line(step, **shares):
     return {"step": step, **{f"credit/{name.replace('__', '/')}": value for name, value in shares.items()}}
 

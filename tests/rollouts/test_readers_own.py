@@ -42,9 +42,6 @@ def same(first, other):
     return all(a == b or (a != a and (b is None or b != b)) for a, b in zip(first, other, strict=True))
 
 
-# --------------------------------------------------------------------------- round trips
-
-
 @EXAMPLES
 @given(case=cases())
 def test_what_is_written_is_read(case, tokenizer, place):
@@ -118,9 +115,6 @@ def test_what_is_written_is_shown(case, tokenizer, place):
             assert same(np.exp(np.array(row["logprobs"])).tolist(), token_row.probabilities)
 
 
-# --------------------------------------------------------------------------- tokens and tokenizers
-
-
 def test_a_file_names_the_tokenizer_of_its_ids(tokenizer, tmp_path):
     moved = tmp_path / "tokenizer"
     moved.mkdir()
@@ -157,16 +151,10 @@ def test_texts_take_no_tokenizer(tokenizer, tmp_path):
         read_rollouts(tmp_path / "a.parquet", tokenizer=tokenizer)
 
 
-# --------------------------------------------------------------------------- groups
-
-
 def test_groups_that_some_rows_lack_are_refused(tmp_path):
     file = write_own(tmp_path / "a.parquet", [["a"], ["b"]], key="tokens", group=[0, None])
     with pytest.raises(DataError, match=r"1 of 2 completions of .* have no 'group'"):
         read_rollouts(file)
-
-
-# --------------------------------------------------------------------------- made by hand
 
 
 def test_statuses_of_our_own_files(tmp_path):
@@ -178,8 +166,6 @@ def test_statuses_of_our_own_files(tmp_path):
     with pytest.raises(DataError, match=r"Completion 1 of .* has 'late' as 'status/correct'; a status is one of ok, absent"):
         read_rollouts(own_run(tmp_path / "c", rewards=rewards, status=["ok", "late", "ok", "ok"]))
 
-
-# --------------------------------------------------------------------------- credit on an export
 
 LAYOUT = {"solution": ["answer"], "confidence": ["confidence"]}
 #: Right, wrong, right without a confidence, and one that was left out of the loss; each stands in two groups.
@@ -233,9 +219,6 @@ def test_credit_on_an_export_is_credit_on_its_rollouts(ids, tokenizer, tmp_path)
     for output in (tmp_path / "twice", file.parent):  # the second time over its own input
         credit(file, output=output, **options)
         assert pq.read_table(output / "credit.parquet").equals(table)
-
-
-# --------------------------------------------------------------------------- reading little
 
 
 def spoilt(file, *, part, column):

@@ -95,9 +95,6 @@ def test_a_method_that_columns_cannot_hold_is_refused():
             schema.column(family, *names)
 
 
-# --------------------------------------------------------------------------- versions
-
-
 def test_a_file_says_its_version_and_one_made_by_hand_needs_none(tmp_path):
     assert written(tmp_path / "a.parquet").metadata[b"spanwise.rollouts"] == b"1"
     file = write_own(tmp_path / "b.parquet", [[1]], text=["t"], answer=["4"], **{"advantages/mine": [[0.5]]})

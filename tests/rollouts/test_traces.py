@@ -131,9 +131,6 @@ def test_sentences(tmp_path):
         read_traces(write_lines(tmp_path / "t.jsonl", [record]))
 
 
-# --- verifiers' own types
-
-
 def own_traces(file):
     episode = pytest.importorskip("verifiers.v1.episode")
     wire = episode.WireEpisode.model_validate_json
