@@ -48,12 +48,6 @@ class Ragged:
     values: Shaped[np.ndarray, " v"]
     offsets: Int[np.ndarray, " o"]  # row n is values[offsets[n]:offsets[n + 1]]
 
-    @staticmethod
-    def of(rows: Sequence[Sequence[int]]) -> Ragged:
-        """Concatenate rows of token ids."""
-        flat_ids = np.fromiter((value for row in rows for value in row), dtype=np.int32)
-        return Ragged(flat_ids, np.cumsum([0, *map(len, rows)]))
-
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
@@ -285,9 +279,7 @@ def is_computed(name: str) -> bool:
     return name == "advantage" or name.startswith("credit/")
 
 
-def training_record(
-    rewards: Mapping[str, Reward], columns: Mapping[str, Sequence[Any]] = MappingProxyType({})
-) -> AsRecorded | None:
+def training_record(rewards: Mapping[str, Reward], columns: Mapping[str, Sequence[Any]]) -> AsRecorded | None:
     """Return the numbers a trainer used: advantages or credit in `columns`, or else rewards."""
     computed_columns = parse_rewards({name: values for name, values in columns.items() if is_computed(name)})
     candidate_rewards = {**rewards, **computed_columns}

@@ -7,7 +7,7 @@ import re
 from array import array
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -95,16 +95,20 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
 
     Token ids are read if every trace has them and a tokenizer is given, otherwise messages.
     """
-    branches = _Branches()
+    branches = Collected()
+    episode_errors: list[str | None] = []
+    texts = _read_branches(files, branches, episode_errors, keep_ids=tokenizer is not None)
     has_token_ids = False
     if tokenizer is None:
-        tokens = tokenize(branches.read(files, keep_ids=False))
+        tokens = tokenize(texts)
     else:
-        deque(branches.read(files, keep_ids=True), maxlen=0)
-        has_token_ids = branches.all_ids and len(branches.fields) > 0
-        texts = _Branches().read(files, keep_ids=False)
-        tokens = branches.load_tokens(tokenizer) if has_token_ids else tokenize(texts, tokenizer)
-    if branches.any_ids and not has_token_ids:
+        deque(texts, maxlen=0)
+        has_token_ids = len(branches.fields) > 0 and all(branches.values("has_ids"))
+        if has_token_ids:
+            tokens = branches.load_tokens(tokenizer)
+        else:  # read the texts once more
+            tokens = tokenize(_read_branches(files, Collected(), [], keep_ids=False), tokenizer)
+    if any(branches.values("has_ids")) and not has_token_ids:
         tokens = tokens._replace(note=PER_WORD)
     logp_v = branches.tokens.numbers("logprobs") if has_token_ids else None
     if logp_v is not None and (np.isnan(logp_v) & tokens.trainable).any():
@@ -119,7 +123,7 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
     )
     task_columns = branches.columns.columns
     branches.columns.columns = {name: values for name, values in task_columns.items() if values.count(None) < len(values)}
-    notes = [branch_note if branched_count else "", _unanswered_note(branches.errors)]
+    notes = [branch_note if branched_count else "", _unanswered_note(episode_errors)]
     rollout_table = branches.table("verifiers", path, tokens, keys=branches.values("key"), notes=notes)
     return replace(
         rollout_table,
@@ -131,39 +135,30 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
     )
 
 
-@dataclass
-class _Branches(Collected):
-    """Collects the trained branches of verifiers' traces."""
+def _read_branches(
+    files: Sequence[Path], branches: Collected, errors: list[str | None], *, keep_ids: bool
+) -> Iterator[cells.Parts]:
+    """Yield the texts of every branch, and add its tokens and other fields to `branches`.
 
-    mean_advantages: list[float] = field(default_factory=list)  # of each branch; NaN if it has no recorded advantages
-    #: The error of every episode that holds no completion, None for the others.
-    errors: list[str | None] = field(default_factory=list)
-    all_ids: bool = True
-    any_ids: bool = False
-
-    def read(self, files: Sequence[Path], *, keep_ids: bool) -> Iterator[cells.Parts]:
-        """Yield the texts of every branch, and collect its tokens and other fields."""
-        for episode_rows, error in parse_records(files, _parse_episode):
-            self.errors.append(error)
-            for row in episode_rows:
-                text_parts = row.pop("parts")
-                token_ids = row.pop("ids")
-                is_sampled = np.array(row.pop("mask"), np.bool_)
-                numbers = {name: np.array(values) for name, values in row.pop("numbers").items()}
-                rewards, columns = row.pop("rewards"), row.pop("columns")
-                self.append(row, rewards, columns)
-                self.all_ids = self.all_ids and bool(token_ids)
-                self.any_ids = self.any_ids or bool(token_ids)
-                mean_advantage = math.nan
-                if "advantages" in numbers:
-                    numbers["advantages"] = np.nan_to_num(numbers["advantages"])  # tokens without a recorded advantage get 0
-                    mean_advantage = numbers["advantages"][is_sampled].mean() if is_sampled.any() else math.nan
-                self.mean_advantages.append(float(mean_advantage))
-                if "logprobs" in numbers:
-                    numbers["logprobs"] = np.where(is_sampled, numbers["logprobs"], np.nan)
-                if keep_ids:
-                    self.tokens.append(token_ids, is_sampled, numbers)
-                yield text_parts
+    Collect the error of every episode that holds no completion, None for the others.
+    """
+    for episode_rows, error in parse_records(files, _parse_episode):
+        errors.append(error)
+        for row in episode_rows:
+            text_parts, token_ids, rewards, columns = (row.pop(name) for name in ("parts", "ids", "rewards", "columns"))
+            is_sampled = np.array(row.pop("mask"), np.bool_)
+            numbers = {name: np.array(values) for name, values in row.pop("numbers").items()}
+            mean_advantage = math.nan
+            if "advantages" in numbers:
+                numbers["advantages"] = np.nan_to_num(numbers["advantages"])  # tokens without a recorded advantage get 0
+                mean_advantage = numbers["advantages"][is_sampled].mean() if is_sampled.any() else math.nan
+            if "logprobs" in numbers:
+                numbers["logprobs"] = np.where(is_sampled, numbers["logprobs"], np.nan)
+            row |= {"has_ids": bool(token_ids), "mean_advantage": float(mean_advantage)}
+            branches.append(row, rewards, columns)
+            if keep_ids:
+                branches.tokens.append(token_ids, is_sampled, numbers)
+            yield text_parts
 
 
 def _unanswered_note(errors: Sequence[str | None]) -> str:
@@ -246,9 +241,9 @@ def _legacy_row(record: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _recorded_advantages(branches: _Branches, tokens: TokenizedTexts, *, has_ids: bool) -> AsRecorded | None:
+def _recorded_advantages(branches: Collected, tokens: TokenizedTexts, *, has_ids: bool) -> AsRecorded | None:
     """Return each token's recorded advantage. If the file's token ids are not used, return the completion's mean."""
-    branch_means = np.array(branches.mean_advantages)
+    branch_means = np.array(branches.values("mean_advantage"))
     advantage_v = branches.tokens.numbers("advantages") if has_ids else np.repeat(branch_means, tokens.ids.lengths)
     if advantage_v is None or np.isnan(branch_means).all():
         return None
