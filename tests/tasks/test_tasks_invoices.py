@@ -64,7 +64,7 @@ def test_a_letter_without_facts_says_them_nowhere():
             assert not re.search(r"(Please pay by|Due|Payable until) ", letter), letter
 
 
-def test_the_start_comes_with_the_package_and_nothing_is_trained(tmp_path, monkeypatch):
+def test_the_start_comes_with_the_package_and_nothing_is_trained(tokenizer, tmp_path, monkeypatch):
     """Its name says which settings made it: if one of them changes, `make starts` is due."""
     monkeypatch.setenv("SPANWISE_CACHE", str(tmp_path))
     folder = warm_start("invoices", progress=lambda *_: pytest.fail("trained"))
@@ -72,8 +72,7 @@ def test_the_start_comes_with_the_package_and_nothing_is_trained(tmp_path, monke
     assert is_intact(folder)
     assert sum(file.stat().st_size for file in folder.iterdir()) < 4e6
     assert list(tmp_path.iterdir()) == []
-    model, tokenizer = load_model(folder), build_invoice_tokenizer()
-    assert model.num_parameters() == 716_160
+    assert load_model(folder).num_parameters() == 716_160
     letters = INVOICES.held_out(8)
     assert AutoTokenizer.from_pretrained(folder)(letters.prompts)["input_ids"] == tokenizer(letters.prompts)["input_ids"]
 
@@ -132,35 +131,36 @@ def test_the_loss_of_the_warm_start_is_that_of_the_objects_alone(tokenizer):
     assert model.get_input_embeddings().weight.mean(dim=0).abs().max() < 1e-6
 
 
-def credit_of(texts, gold, **fields):
+def credit_of(tokenizer, texts, gold, **fields):
     recipe = load(None, {"task": "invoices", **fields})
     scheme = scheme_of(recipe, task_layout(recipe), LONGEST)
-    pieces = build_invoice_tokenizer()
-    batch = Batch.jagged(pieces(texts)["input_ids"], [0] * len(texts), columns={"answer": [json.dumps(gold)] * len(texts)})
-    credit = credit_batch(read(batch, scheme, Vocabulary.from_tokenizer(pieces)), batch, scheme)
+    batch = Batch.jagged(
+        tokenizer(texts)["input_ids"], [0] * len(texts), columns={"answer": [json.dumps(gold)] * len(texts)}
+    )
+    credit = credit_batch(read(batch, scheme, Vocabulary.from_tokenizer(tokenizer)), batch, scheme)
     return {name: credit.block_nk[:, k].tolist() for k, name in enumerate(scheme.layout.names)}
 
 
-def test_a_field_pays_itself_and_an_invented_item_costs_the_form():
+def test_a_field_pays_itself_and_an_invented_item_costs_the_form(tokenizer):
     gold = {**LETTERS.gold_n[0], "items": [{"name": "blue lamp", "quantity": 3, "price": 12}], "total": 36, "due": None}
     twice = {**gold, "items": gold["items"] * 2}
     wrong = {**gold, "total": 15, "due": "2024-01-01"}
-    credit = credit_of([json.dumps(record) for record in (gold, twice, wrong)], gold, method="bae")
+    credit = credit_of(tokenizer, [json.dumps(record) for record in (gold, twice, wrong)], gold, method="bae")
     assert credit["form"] == pytest.approx([1 / 3, -2 / 3, 1 / 3])  # the number of items; all three have their keys
     assert credit["total"] == credit["due"] == pytest.approx([1 / 3, 1 / 3, -2 / 3])
     assert credit["invoice"] == credit["items[0].name"] == pytest.approx([0.0] * 3)
 
 
-def test_a_missing_key_and_text_behind_the_object_cost_the_form():
+def test_a_missing_key_and_text_behind_the_object_cost_the_form(tokenizer):
     """Nothing else pays for the end: without it a policy learns to write on."""
     gold = LETTERS.gold_n[0]
     less = {name: gold[name] for name in gold if name != "currency"}
     texts = [json.dumps(gold), f"{json.dumps(gold)} 5", json.dumps(less)]
-    form = credit_of(texts, gold, method="bae")["form"]
+    form = credit_of(tokenizer, texts, gold, method="bae")["form"]
     assert form[0] > 0 > max(form[1:])
 
 
-def test_one_number_pays_every_block_the_same():
+def test_one_number_pays_every_block_the_same(tokenizer):
     gold = LETTERS.gold_n[0]
-    credit = credit_of([json.dumps(gold), json.dumps({**gold, "total": -1})], gold, method="dr_grpo")
+    credit = credit_of(tokenizer, [json.dumps(gold), json.dumps({**gold, "total": -1})], gold, method="dr_grpo")
     assert credit["form"] == credit["customer"] == credit["total"] == pytest.approx([0.5, -0.5])
