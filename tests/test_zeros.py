@@ -24,7 +24,7 @@ def reading_of(reward_nm, status_nm, length_nk, fault_n=None):
     length_nk, fault_n = torch.tensor(length_nk), torch.tensor(fault_n or [0] * n)
     # A tool's token comes first in each row.
     rows = [torch.tensor([-1, *torch.arange(3).repeat_interleave(length_k)]) for length_k in length_nk]
-    block_nt = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
+    block_nt = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1).to(torch.int8)
     return Reading(scores, length_nk, fault_n, Spans.of_blocks(LAYOUT.names, block_nt, fault_n))
 
 
