@@ -1,0 +1,115 @@
+"""After kill -9 in the middle of a run with a critic, --resume gives the uninterrupted run, to the last bit."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+pytestmark = pytest.mark.long
+
+#: Adam, warm-up and shuffled mini-batches in the critic, a value for each block; the policy waits for one step.
+RECIPE = """
+method: sae
+steps: 5
+prompts: 2
+group_size: 8
+start_steps: 100
+eval_prompts: 2
+eval_samples: 2
+eval_every: 0
+save_every: 1
+report: false
+values: objective
+objectives: [{reward: correct, pays: [solution]}, {reward: brier, pays: [confidence], if_missing: -1.0}]
+critic:
+  learning_rate: 1.0e-3
+  epochs: 2
+  mini_batches: 2
+  warmup_steps: 3
+  value_clip: 0.5
+  gae_lambda_value: 0.95
+  policy_training_start_step: 1
+"""
+CLOCKS = ("seconds", "time", "share", "memory", "runtime", "per_second")
+
+
+def spanwise(*arguments, cache):
+    environment = {**os.environ, "SPANWISE_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "spanwise.cli", *map(str, arguments)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True,
+    )  # fmt: skip
+
+
+def ended(process):
+    out, _ = process.communicate(timeout=280)
+    assert process.returncode == 0, out[-4000:]
+    return out
+
+
+def metrics(folder):
+    """Every line of the metrics, without clocks."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if not any(word in name for word in CLOCKS)} for line in lines]
+
+
+def flat(value, name=""):
+    """Name -> tensor or number of whatever torch saved."""
+    if isinstance(value, dict):
+        return {key: x for k, part in value.items() for key, x in flat(part, f"{name}.{k}").items()}
+    if isinstance(value, list | tuple):
+        return {key: x for k, part in enumerate(value) for key, x in flat(part, f"{name}.{k}").items()}
+    return {name: value}
+
+
+def same(left, right):
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        equal = torch.equal(value, right[name]) if isinstance(value, torch.Tensor) else value == right[name]
+        assert equal, name
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The uninterrupted run, its recipe and the cache of its warm start."""
+    place = tmp_path_factory.mktemp("whole")
+    (place / "recipe.yaml").write_text(RECIPE)
+    ended(spanwise("train", place / "recipe.yaml", "--output", place / "run", cache=place / "cache"))
+    return place
+
+
+@pytest.mark.timeout(600)
+def test_a_killed_run_goes_on_to_the_same_critic(whole, tmp_path):
+    run: Path = tmp_path / "run"
+    process = spanwise("train", whole / "recipe.yaml", "--output", run, cache=whole / "cache")
+    until = time.monotonic() + 200
+    while not (run / "checkpoints" / "checkpoint-2").is_dir():  # its files may be half written
+        assert process.poll() is None, process.communicate()[0][-4000:]
+        assert time.monotonic() < until
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert not (run / "summary.json").exists()
+    assert "resumes from checkpoint-" in ended(spanwise("train", "--resume", run, cache=whole / "cache"))
+
+    other = whole / "run"
+    assert metrics(run) == metrics(other)
+    explained = [line for line in metrics(run) if "critic/brier/explained_variance" in line]
+    assert len(explained) == 5
+    last = Path("checkpoints") / "checkpoint-5"
+    for file in ("critic/model.safetensors", "model/model.safetensors", last / "critic" / "model.safetensors"):
+        same(load_file(run / file), load_file(other / file))
+    for file in ("critic/optimizer.pt", "optimizer.pt", "scheduler.pt"):
+        tensors = [flat(torch.load(folder / last / file, weights_only=True)) for folder in (run, other)]
+        assert tensors[0]
+        same(*tensors)
+    same(load_file(run / last / "critic" / "model.safetensors"), load_file(run / "critic" / "model.safetensors"))
+    assert not (run / "critic" / "optimizer.pt").exists()
