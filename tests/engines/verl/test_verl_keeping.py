@@ -184,7 +184,7 @@ def test_an_estimator_of_one_reward_keeps_nothing_and_says_so(tmp_path):
         outcome_advantages("rloo", torch.ones(2, 1), torch.ones(2, 1), index=["a", "a"], config=config.algorithm)
 
 
-@pytest.fixture(scope="module", params=["sync", "v0"])
+@pytest.fixture(params=["sync", "v0"])
 def finished(request, whole_run):
     return whole_run(request.param)
 
@@ -194,17 +194,21 @@ class TestWholeRuns:
     def test_the_folder_holds_what_verls_loss_took(self, finished):
         folder = finished.folder / "run"
         assert [line["step"] for line in lines_of(folder)] == list(range(1, STEPS + 1))
-        assert json.loads((folder / "summary.json").read_text())["steps"] == STEPS
-        for step in range(1, STEPS + 1):
+        summary = json.loads((folder / "summary.json").read_text())
+        assert summary["steps"] == STEPS
+        column = f"advantages/{summary['method']}"
+        for step in finished.trained_steps:
             rows, trained = rows_in(folder, step), finished.trained(step)
             assert len(rows) == len(trained) == PROMPTS * GROUP
-            assert sum(abs(value) for row in rows for value in row["advantages/bae_paper"]) > 0
-            ours = sorted((row["completion_ids"], row["advantages/bae_paper"]) for row in rows)
+            assert sum(abs(value) for row in rows for value in row[column]) > 0
+            ours = sorted((row["completion_ids"], row[column]) for row in rows)
             theirs = sorted((row["ids"], row["advantages"]) for row in trained)
             for (ids, advantages), (their_ids, loss) in zip(ours, theirs, strict=True):
                 assert ids == their_ids
                 # Both losses average over the tokens of a completion, which the advantages undo.
                 assert [value * len(ids) for value in advantages] == pytest.approx(loss, abs=1e-5)
+        table = read_rollouts(folder)
+        assert (table.source, table.has_ids, len(table)) == ("spanwise", True, STEPS * PROMPTS * GROUP)
 
     def test_the_update_is_told_as_verl_logs_it(self, finished):
         pairs = {
@@ -215,10 +219,7 @@ class TestWholeRuns:
         if finished.name == "v0":
             del pairs["entropy"]  # V0's loop keeps it for itself
         for line, logged in zip(lines_of(finished.folder / "run"), finished.metrics, strict=True):
-            assert {ours: line.get(ours) for ours in pairs} == {ours: logged[theirs] for ours, theirs in pairs.items()}
-            assert line["grad_norm"] > 0
+            expected = {ours: logged.get(theirs) for ours, theirs in pairs.items()}
+            assert {ours: line.get(ours) for ours in pairs} == expected
+            assert line["step"] not in finished.trained_steps or line["grad_norm"] > 0
             assert line["completions/mean_length"] > 1
-
-    def test_the_commands_read_it(self, finished):
-        table = read_rollouts(finished.folder / "run")
-        assert (table.source, table.has_ids, len(table)) == ("spanwise", True, STEPS * PROMPTS * GROUP)

@@ -133,10 +133,16 @@ class Run:
         lines = (self.folder / "rollouts" / f"{step}.jsonl").read_text().splitlines()
         return [json.loads(line) for line in lines]
 
+    @cached_property
+    def trained_steps(self) -> list[int]:
+        """The steps in which the policy was updated; a critic may be alone before them."""
+        return [step for step, line in enumerate(self.metrics, 1) if "actor/grad_norm" in line]
+
     def trained(self, step: int) -> list[dict[str, Any]]:
         """The rows that the policy's loss took in all updates of a step, as `seen` returns them."""
-        updates = len(list((self.folder / "record" / "actor").iterdir())) // len(self.metrics)
-        return [row for update in range(updates) for row in self.seen("actor", (step - 1) * updates + update + 1)]
+        updates = len(list((self.folder / "record" / "actor").iterdir())) // len(self.trained_steps)
+        first = self.trained_steps.index(step) * updates + 1
+        return [row for call in range(first, first + updates) for row in self.seen("actor", call)]
 
     def seen(self, loss: str, call: int) -> list[dict[str, Any]]:
         """The rows of one call of a loss ("actor" or "critic"): prompt, sampled tokens, and the numbers of each token."""
