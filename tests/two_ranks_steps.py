@@ -15,7 +15,7 @@ from spanwise.engines.trl import SpanGRPOTrainer
 from trl_small import PIECES, many_a, trainer, weights
 
 STEPS = 3
-LOGGED = ("credit/", "rewards/")
+LOGGED = ("credit/", "rewards/", "laser/")
 #: Three prompts of four completions on two processes of six: the second group lies on both.
 GROUP, PROMPTS = 4, 3
 SUMS = [(a, b) for a in range(1, 4) for b in range(1, 4)]

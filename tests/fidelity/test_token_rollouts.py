@@ -15,6 +15,8 @@ from rich.console import Console
 
 from spanwise.commands.fidelity.command import command as fidelity
 from spanwise.commands.fidelity.fidelity import rolled_tokens, show_tokens
+from spanwise.commands.shared.task import run_or_model
+from spanwise.commands.train.train import train
 from spanwise.errors import DataError, RecipeError
 from spanwise.fidelity import SaeSegments, monte_carlo_advantage, rerolls, token_fidelity
 from spanwise.fidelity.rerolls import Roller, choose_tokens, collect_tokens, fitted_critics, values
@@ -263,6 +265,38 @@ def test_a_run_of_one_block_with_its_own_critic(tabular, model, tmp_path, capsys
         fidelity(run, critics="own,mine", **sizes)
     with pytest.raises(RecipeError, match="add --tokens"):
         fidelity(run, critics="own", output=tmp_path / "out")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_checkpoints_of_a_real_run(tabular, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPANWISE_CACHE", str(tmp_path / "cache"))
+    for part in tabular:
+        part.save_pretrained(tmp_path / "start")
+    rows = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in (1, 2) for b in (1, 2, 3, 4, 5)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = load(
+        None,
+        {
+            "task": "confidence", "model": str(tmp_path / "start"), "dataset": str(tmp_path / "rows.jsonl"),
+            "prompt_column": "prompt", "instruction": None, "layout": {"solution": ["reasoning", "answer"]},
+            "method": "sae", "objectives": [{"reward": "correct", "pays": ["solution"]}], "critic": {"learning_rate": 0.1},
+            "steps": 2, "prompts": 2, "group_size": 4, "save_every": 1, "max_completion_length": 32, "eval_samples": 1,
+            "report": False, "learning_rate": 0.01, "warmup_steps": 0, "output": str(tmp_path / "run"),
+        },
+    )  # fmt: skip
+    train(recipe)
+    by_place = {}
+    for place in ("checkpoints/checkpoint-1", "checkpoints/checkpoint-2", ""):
+        folder, run_recipe = run_or_model(tmp_path / "run" / place, None, {})
+        trajectories, critics = rolled_tokens(folder, run_recipe, critics=["own"], prompts=2, samples=4, rerolls=4, seed=1)
+        assert list(critics) == ["own"]
+        by_place[place] = critics["own"], trajectories.logp_nt, token_fidelity(trajectories, critics, draws=5)
+    # The last checkpoint is the end of the run, policy and critic; the one before it is not.
+    for position in (0, 1):
+        first, second, end = (parts[position] for parts in by_place.values())
+        assert torch.equal(second, end)
+        assert first.shape != end.shape or not torch.equal(first, end)
+    assert by_place[""][2].count() > 8
 
 
 def test_a_model_without_a_first_block(tabular):

@@ -177,7 +177,7 @@ class SelfRewarding(TrlPart):
             ]
         self._class_sums = self._class_sums.to(score_b.device) + torch.stack(class_sums)
         self._summed_rows += len(verdict_b)
-        metrics = {"laser/loss": float(loss.detach())}
+        metrics = {"laser/loss": float(self.trainer.accelerator.reduce(loss.detach(), reduction="mean"))}
         if self._score_n is not None:
             row_b = inputs["laser_row"].cpu()
             is_score_missing_b = self._score_n[row_b].isnan()
