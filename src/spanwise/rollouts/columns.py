@@ -69,7 +69,9 @@ class ColumnBuilder:
     def update(self, place: int, row: Mapping[Any, Any]) -> None:
         """Set some fields of a row that was added before."""
         for name, value in row.items():
-            self.columns.setdefault(name, [None] * self._size)[place] = value
+            if name not in self.columns:
+                self.columns[name] = [None] * self._size
+            self.columns[name][place] = value
 
     def extend(self, size: int, piece: Mapping[Any, Sequence[Any]]) -> None:
         """Add several rows, given as columns."""

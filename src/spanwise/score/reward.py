@@ -80,7 +80,7 @@ class Reward(ByCompletion):
         """
         stated_n = None if self.stated_n is None else self.stated_n.masked_fill(~there_n, NAN)
         unused_n = self.value_n.masked_fill(there_n, NAN)
-        return replace(taken_away(self, ~there_n, Status.ABSENT), stated_n=stated_n, unused_n=unused_n)
+        return replace(remove_rewards(self, ~there_n, Status.ABSENT), stated_n=stated_n, unused_n=unused_n)
 
     @staticmethod
     def of(
@@ -127,11 +127,11 @@ class Reward(ByCompletion):
         )
 
 
-def taken_away(reward: Reward, taken_n: Bool[Tensor, " n"], reason: Status) -> Reward:
+def remove_rewards(reward: Reward, removed_n: Bool[Tensor, " n"], reason: Status) -> Reward:
     """Return the rewards without those of some completions, whose status becomes `reason`."""
-    value_n = reward.value_n.masked_fill(taken_n, NAN)
-    status_n = reward.status_n.masked_fill(taken_n, int(reason))
-    by_outcome_n2 = reward.by_outcome_n2.masked_fill(taken_n[:, None], NAN)
+    value_n = reward.value_n.masked_fill(removed_n, NAN)
+    status_n = reward.status_n.masked_fill(removed_n, int(reason))
+    by_outcome_n2 = reward.by_outcome_n2.masked_fill(removed_n[:, None], NAN)
     return replace(reward, value_n=value_n, status_n=status_n, by_outcome_n2=by_outcome_n2)
 
 

@@ -42,7 +42,7 @@ from spanwise.score.items import (
     together,
 )
 from spanwise.score.outcomes import OUTCOMES, find_outcome, judge_of, read_outcomes
-from spanwise.score.reward import NAN, REWARDS, BuiltIn, Columns, Reward, Scored, Texts, built_in, taken_away
+from spanwise.score.reward import NAN, REWARDS, BuiltIn, Columns, Reward, Scored, Texts, built_in, remove_rewards
 from spanwise.types import Scores, Status, present
 
 #: The largest reward: squares of such rewards can be summed in float64, and weighted sums fit into float32.
@@ -91,7 +91,7 @@ def score_all(
             reward = _call(objective, text, columns, verdicts, call_results)
         reward = _only_paid(objective, reward, text)
         if objective.only is not None:  # it counts only for completions that get 1 from that objective
-            reward = taken_away(reward, verdicts[objective.only].value_n != 1.0, Status.UNSCORED)
+            reward = remove_rewards(reward, verdicts[objective.only].value_n != 1.0, Status.UNSCORED)
         rewards[objective.name], verdicts[objective.name] = (reward, reward) if settle is None else settle(objective, reward)
     all_scores = as_scores(rewards, *read_outcomes(objectives, text, columns=columns))
     if not (measure_names := measures_of(objectives)):
