@@ -54,6 +54,7 @@ def test_a_batch_in_shares_gets_the_same_advantages_and_metrics(tmp_path, monkey
     assert max(map(len, calls[1:])) < len(batch) == sum(map(len, calls[1:]))  # the first call fetches the readings
     assert all(torch.equal(row, expected) for row, expected in zip(advantages_of(batch), before, strict=True))
     assert (several.keys, several.tags, several.fields) == (together.keys, together.tags, together.fields)
+    assert several.extra_info == together.extra_info == {}  # verl adds to it, so None would end the run
     assert by_share.keys() == whole.keys()
     for name in (name for name in whole if name.startswith("credit/")):
         assert by_share[name] == pytest.approx(whole[name], nan_ok=True), name

@@ -67,7 +67,9 @@ def _in_chunks(metrics_class: Any, original: Any, batch: Any, metrics: dict[str,
             credited_chunks.append(original(batch.select_keys([batch.keys[n] for n in chunk]), chunk_metrics))
         joined_metrics.add_step_metrics(chunk_metrics, sample_count=len(chunk))
     metrics.update({**joined_metrics.get_aggregated_metrics(), **chunked_credit.batch.metrics})
-    return type(batch).concat(credited_chunks).select_keys(batch.keys)
+    joined_batch = type(batch).concat(credited_chunks).select_keys(batch.keys)
+    joined_batch.extra_info = joined_batch.extra_info or {}  # `concat` returns None for an empty one, but verl adds to it
+    return joined_batch
 
 
 def rows_of(batch: Any, run: VerlRun) -> Rows:
