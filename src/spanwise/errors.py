@@ -90,8 +90,8 @@ class DivergedError(SpanwiseError):
         >>> import torch
         >>> from spanwise import Credit, Layout, Scheme, Spans, advantages
         >>> none, huge = torch.zeros(1), torch.tensor([[1e300]], dtype=torch.float64)  # more than float32 can hold
-        >>> found = Credit(huge, none.double(), none.long(), none.long())
-        >>> advantages(found, Spans.of_blocks(("answer",), torch.zeros(1, 2).long()), Scheme.preset("grpo", Layout(["answer"])))
+        >>> credit = Credit(huge, none.double(), none.long(), none.long())
+        >>> advantages(credit, Spans.of_blocks(("answer",), torch.zeros(1, 2).long()), Scheme.preset("grpo", Layout(["answer"])))
         Traceback (most recent call last):
         spanwise.errors.DivergedError: The advantage of completion 0 of 1 at token 0 is inf; ...
     """

@@ -337,8 +337,8 @@ def critic_error(
         that do not vary have no explained variance (NaN).
 
     Example:
-        >>> found = critic_error(torch.tensor([[.5, .5, .5]]), torch.tensor([[.2, .5, .8]]), torch.ones(1, 3, dtype=torch.bool))
-        >>> point, mean, within = (found[f"error_{name}"] for name in ("point", "mean", "within"))
+        >>> errors = critic_error(torch.tensor([[.5, .5, .5]]), torch.tensor([[.2, .5, .8]]), torch.ones(1, 3, dtype=torch.bool))
+        >>> point, mean, within = (errors[f"error_{name}"] for name in ("point", "mean", "within"))
         >>> print(f"{point:.2f} = {mean:.2f} + {within:.2f}")  # right on average, flat where it should rise
         0.06 = 0.00 + 0.06
 

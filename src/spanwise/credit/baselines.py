@@ -39,8 +39,8 @@ class Advantage(NamedTuple):
     Example:
         The mean of the two rewards is .5, and what is absent counts as -1.
 
-        >>> found = advantage(torch.tensor([1.0, 0.0, float("nan")]), torch.tensor([0, 0, 0]), if_missing=-1.0)
-        >>> found.advantage_n.tolist(), found.missing_n.tolist()
+        >>> result = advantage(torch.tensor([1.0, 0.0, float("nan")]), torch.tensor([0, 0, 0]), if_missing=-1.0)
+        >>> result.advantage_n.tolist(), result.missing_n.tolist()
         ([0.5, -0.5, 0.0], [0.0, 0.0, -1.5])
     """
 
@@ -115,8 +115,8 @@ def advantage(
         Without the last confidence, which counts as -1: the mean of the others is -.2467, the scale of all four .5173.
 
         >>> reward_n = torch.tensor([-.01, -.09, -.64, float("nan")])
-        >>> found = advantage(reward_n, one_prompt, scale="std", if_missing=-1.0)
-        >>> found.advantage_n + found.missing_n
+        >>> result = advantage(reward_n, one_prompt, scale="std", if_missing=-1.0)
+        >>> result.advantage_n + result.missing_n
         tensor([ 0.4575,  0.3029, -0.7604, -1.4563], dtype=torch.float64)
 
     Reference:

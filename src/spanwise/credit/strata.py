@@ -74,8 +74,8 @@ class Explained(NamedTuple):
         comparison: of as many columns.
 
     Example:
-        >>> found = compare_in_strata(torch.tensor([1.0, 0.0]), torch.tensor([0, 0]))
-        >>> found.advantages.tolist(), found.comparison.baseline_nm.flatten().tolist()
+        >>> result = compare_in_strata(torch.tensor([1.0, 0.0]), torch.tensor([0, 0]))
+        >>> result.advantages.tolist(), result.comparison.baseline_nm.flatten().tolist()
         ([0.5, -0.5], [0.5, 0.5])
     """
 

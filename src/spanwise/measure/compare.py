@@ -42,8 +42,8 @@ class Difference:
 
     Example:
         >>> ece = {"a": [0.07, 0.06, 0.08], "b": [0.13, 0.12, 0.14]}
-        >>> found = compare_arms({name: {s: {"ece": v} for s, v in enumerate(values)} for name, values in ece.items()})
-        >>> (one,) = found.differences
+        >>> comparison = compare_arms({name: {s: {"ece": v} for s, v in enumerate(values)} for name, values in ece.items()})
+        >>> (one,) = comparison.differences
         >>> one.a, one.b, round(one.interval.value, 2)
         ('a', 'b', -0.06)
     """
@@ -89,8 +89,8 @@ class ArmComparison:
         wrong: by (method, figure), what is wrong with that figure in at least one seed (`explain.alarms`).
 
     Example:
-        >>> found = compare_arms({"a": {0: {"ece": 0.1}, 1: {"ece": 0.2}}, "b": {0: {"ece": 0.3}, 1: {"ece": 0.4}}})
-        >>> found.methods, found.figures
+        >>> comparison = compare_arms({"a": {0: {"ece": 0.1}, 1: {"ece": 0.2}}, "b": {0: {"ece": 0.3}, 1: {"ece": 0.4}}})
+        >>> comparison.methods, comparison.figures
         (('a', 'b'), ('ece',))
     """
 

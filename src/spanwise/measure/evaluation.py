@@ -53,9 +53,9 @@ def figures(
         refusal_n: the completion declined to answer; None where the task knows no refusals.
 
     Example:
-        >>> said, right = torch.tensor([0.9, 0.5]), torch.tensor([1.0, 0.0])
-        >>> found = figures(said, right, well_formed_n=torch.tensor([True, True]))
-        >>> found["accuracy"], round(found["brier"], 2), found["coverage"]  # (.01 + .25) / 2
+        >>> confidence, right = torch.tensor([0.9, 0.5]), torch.tensor([1.0, 0.0])
+        >>> result = figures(confidence, right, well_formed_n=torch.tensor([True, True]))
+        >>> result["accuracy"], round(result["brier"], 2), result["coverage"]  # (.01 + .25) / 2
         (0.5, 0.13, 1.0)
     """
     value_of_figure: dict[str, float | None] = {}

@@ -123,8 +123,8 @@ def write_traces(
     Example:
         >>> import json, tempfile
         >>> from dataclasses import replace
-        >>> said = {"role": "assistant", "content": "4"}
-        >>> node = {"parent": None, "message": said, "token_ids": [4], "mask": [True], "sampled": True}
+        >>> message = {"role": "assistant", "content": "4"}
+        >>> node = {"parent": None, "message": message, "token_ids": [4], "mask": [True], "sampled": True}
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     file = Path(folder) / "traces.jsonl"
         ...     _ = file.write_text(json.dumps({"traces": [{"id": "t", "nodes": [node], "rewards": {}}]}) + chr(10))

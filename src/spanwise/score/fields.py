@@ -103,7 +103,7 @@ def near(
         rel, abs: how far off is close enough, as a share of the gold value and as a number.
 
     Example:
-        >>> text = [{"price": {"": "", "price": said}} for said in ("99", "98", "about 100")]
+        >>> text = [{"price": {"": "", "price": reply}} for reply in ("99", "98", "about 100")]
         >>> near(text, pays=("price",), columns={"answer": ['{"price": 100}'] * 3}, scored={}, tag="price").value_n
         tensor([1., 0., 0.], dtype=torch.float64)
     """
@@ -130,7 +130,7 @@ def one_of(
         text, pays, columns, scored, tag, column: see `equals`, for errors too.
 
     Example:
-        >>> text = [{"city": {"": "", "city": said}} for said in ("Roma", "Oslo")]
+        >>> text = [{"city": {"": "", "city": reply}} for reply in ("Roma", "Oslo")]
         >>> one_of(text, pays=("city",), columns={"answer": [["Rome", "Roma"]] * 2}, scored={}, tag="city").value_n
         tensor([1., 0.], dtype=torch.float64)
     """
@@ -261,7 +261,7 @@ def count(
         DataError: there is no such column.
 
     Example:
-        >>> text = [{"all": {"": said}} for said in ('{"items": [1, 2]}', '{"items": [1]}', '{"items": [1')]
+        >>> text = [{"all": {"": reply}} for reply in ('{"items": [1, 2]}', '{"items": [1]}', '{"items": [1')]
         >>> count(text, pays=("all",), columns={"answer": ['{"items": [7]}'] * 3}, scored={}).value_n
         tensor([0., 1., 0.], dtype=torch.float64)
     """
@@ -309,7 +309,7 @@ def json_schema(
         RecipeError: an invalid schema, an invalid pattern, or a `$ref` that leads nowhere or back to itself.
 
     Example:
-        >>> text = [{"all": {"": said}} for said in ('Sure: {"a": 3}', '{"a": "x"}', '{"a":')]
+        >>> text = [{"all": {"": reply}} for reply in ('Sure: {"a": 3}', '{"a": "x"}', '{"a":')]
         >>> integer = {"properties": {"a": {"type": "integer"}}}
         >>> json_schema(text, pays=("all",), columns={}, scored={}, schema=integer).value_n
         tensor([1., 0., 0.], dtype=torch.float64)

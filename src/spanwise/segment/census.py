@@ -61,8 +61,8 @@ def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "ta
         RecipeError: there is no such segmenter.
 
     Example:
-        >>> found = census(["<answer>4</answer>", "<plan>add<answer>5"], ["answer", "confidence"])
-        >>> dict(found.wanted), dict(found.others), found.lacking
+        >>> tag_census = census(["<answer>4</answer>", "<plan>add<answer>5"], ["answer", "confidence"])
+        >>> dict(tag_census.wanted), dict(tag_census.others), tag_census.lacking
         ({'answer': 2, 'confidence': 0}, {'plan': 1}, ('confidence',))
         >>> census(['{"cost": 3}'] * 8, ["price"], segmenter="json").sentence
         "'price' is in 0 of 8 completions; they do contain 'cost' (8)."

@@ -179,9 +179,9 @@ def assign_turns(
         >>> scores = Scores(("correct",), torch.tensor([[nan], [1.], [0.]]).double(), torch.tensor([[1], [0], [0]]).to(torch.int8),
         ...                 torch.full((3, 1, 2), nan).double())
         >>> zeros, ones = torch.zeros(3).long(), torch.ones(3, 1).long()
-        >>> found = assign_turns(scores, zeros, ones, trajectory_s=torch.tensor([0, 0, 1]), step_s=torch.tensor([0, 1, 0]),
+        >>> credit = assign_turns(scores, zeros, ones, trajectory_s=torch.tensor([0, 0, 1]), step_s=torch.tensor([0, 1, 0]),
         ...                      objectives=[Objective("correct", pays="all")], block_names=["all"])
-        >>> found.block_nk.flatten(), found.length_nk.flatten()
+        >>> credit.block_nk.flatten(), credit.length_nk.flatten()
         (tensor([ 0.5000,  0.5000, -0.5000], dtype=torch.float64), tensor([2, 2, 1]))
     """
     method_entry = find(method) if isinstance(method, str) else method
