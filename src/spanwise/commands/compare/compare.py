@@ -36,18 +36,18 @@ from spanwise.objective import BASELINES
 from spanwise.recipe import Recipe, load
 from spanwise.rollouts.folder import RunFolder, hidden, is_filled, sole_writer
 
-#: The figures of the comparison table, as in Table 1 of the BAE paper. The last three reveal a collapsed policy.
+#: The figures of the comparison table, as in Table 1 of the BAE paper.
 FIGURES = ("accuracy", "auroc", "ece", "brier", "coverage", "format_rate", "refusal_rate")
 #: The recipe fields that a comparison sets for every arm, unless the user sets them.
 COMMON = {"eval_every": 20, "eval_samples": 16, "keep_rollouts": 20, "report": False}
-#: Recipe fields for the start model and the evaluation. All compared runs must have the same values.
+#: Recipe fields that must be equal in all compared runs.
 _SAME = (
     "task", "model", "dataset", "split", "question_column", "prompt_column", "instruction", "answer_column", "start", "start_seed",
     "start_steps", "temperature", "eval_prompts", "eval_samples",
 )  # fmt: skip
 #: The files that a run writes only at its end, so they show that the run is finished.
 _ENDED = ("summary.json", "evaluation.parquet")
-#: Recipe fields that the method's preset fills in if the user leaves them out (`recipe.resolved`).
+#: Recipe fields that the method's preset fills in if the user leaves them out.
 _FILLED = ("layout", "prefilled", "segmenter", "objectives", "calibration", "baseline", "per", "options")
 _Item = TypeVar("_Item")
 
@@ -67,11 +67,11 @@ class ArmRun:
 
     @property
     def file(self) -> Path:
-        """The YAML file with the run's recipe, before the method's preset adds fields. It lies beside the run's folder."""
+        """The YAML file with the run's recipe, beside the run's folder."""
         return self.folder.with_name(f"{self.folder.name}.yaml")
 
     def asked(self) -> dict[str, Any]:
-        """Return the run's recipe as plain data, without the fields that the method's preset adds."""
+        """Return the run's recipe as plain data. Preset values are not filled in."""
         return self.recipe.model_dump(mode="json")
 
     def finished(self) -> bool:
@@ -142,7 +142,7 @@ def compare(
 
 
 def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
-    """Yield tables of a comparison: figures by arm (method), warnings, and differences paired by seed."""
+    """Yield the tables and warnings that show a comparison."""
     seed_count = max(interval.count for interval in comparison.cells.values())
     title = f"Mean over {seed_count} seeds ± half the width of the {100 * comparison.level:g} % interval"
     figure_columns = (Column(name.replace("_", " "), no_wrap=True) for name in comparison.figures)
@@ -169,7 +169,7 @@ def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
 
 
 def _measured_figures(arms: Mapping[str, Mapping[int, Mapping[str, float | None]]]) -> list[str]:
-    """Return the names of the figures (accuracy, ECE, ...) that at least one run has, in table order."""
+    """Return the names of the figures (accuracy, ECE, ...) that any run has."""
     figures_of_runs = [figures for seeds in arms.values() for figures in seeds.values()]
     figure_names: dict[str, None] = {}
     for figures in figures_of_runs:
@@ -182,11 +182,11 @@ def _measured_figures(arms: Mapping[str, Mapping[int, Mapping[str, float | None]
 
 
 def _train_waiting(unfinished_runs: Sequence[ArmRun], count: int, processes: int | None, console: Console) -> None:
-    """Train the unfinished runs; once all have ended, raise a DataError if any of them failed."""
+    """Train the unfinished runs. Raise a DataError at the end if any of them failed."""
     # Imported only here, because transformers takes seconds to load.
     from spanwise.commands.shared.task import make_task
 
-    # Make the start model here once; otherwise each of the training processes would make it.
+    # Make the start model once, before the training processes need it.
     make_task(unfinished_runs[0].recipe, console)
     can_train_two_at_once = (os.cpu_count() or 1) >= 2 and not torch.cuda.is_available()
     process_count = processes or (2 if can_train_two_at_once else 1)
@@ -194,7 +194,7 @@ def _train_waiting(unfinished_runs: Sequence[ArmRun], count: int, processes: int
     start_run = partial(_start, console=console)
     start_time = time.perf_counter()
     reason_by_failed_run = {}
-    # An error in this loop closes the iterator of `side_by_side`, which ends the running processes.
+    # An error in this loop ends the running processes, too.
     for done_count, (run, status) in enumerate(side_by_side(unfinished_runs, process_count, start=start_run), 1):
         seconds_left = (time.perf_counter() - start_time) / done_count * (len(unfinished_runs) - done_count)
         if status == 0:
@@ -214,14 +214,14 @@ def _train_waiting(unfinished_runs: Sequence[ArmRun], count: int, processes: int
 
 
 def train_command(run: ArmRun, *, resume: bool) -> list[str]:
-    """Return the command line that trains one run of a comparison: anew, or from its last checkpoint."""
-    # --overwrite is safe here: `run.finished()` refuses a folder that holds a run of another recipe.
+    """Return the command line that trains one run of a comparison."""
+    # --overwrite is safe, because `run.finished()` refuses the folder of another run.
     resume_options = ["--resume", "last"] if resume else ["--overwrite"]
     return [sys.executable, "-m", "spanwise.cli", "train", str(run.file), *resume_options]
 
 
 def _start(run: ArmRun, console: Console) -> subprocess.Popen[bytes]:
-    """Start the process that trains one run, from its newest intact checkpoint if it has one."""
+    """Start the process that trains one run. It resumes from the newest intact checkpoint."""
     recipe_fields = run.asked()
     fields_without_secrets = hidden(recipe_fields)
     write_text(run.file, yaml.safe_dump(fields_without_secrets, sort_keys=False))
@@ -254,7 +254,7 @@ def _failure_reason(run: ArmRun, status: int) -> str:
 
 
 def _write_comparison(output: Path, runs: Sequence[ArmRun], comparison: ArmComparison, options: Mapping[str, Any]) -> None:
-    """Write the figures of a comparison into its folder, as `summary.json` and `comparison.md`."""
+    """Write the figures of a comparison into `summary.json` and `comparison.md`."""
     recipes = [run.asked() for run in runs]
     common_names = [name for name in recipes[0] if all(recipe[name] == recipes[0][name] for recipe in recipes)]
     common_fields = {name: recipes[0][name] for name in common_names if name not in ("output", "seed")}
@@ -306,7 +306,7 @@ def plan_runs(
                     f"Arm '{name}' has the {field} {arm_choices[field]}, but --set {field}={choices[field]} would override that. "
                     f"Remove --set {field}, or add {choices[field]} as another arm."
                 )
-    # The fields of an arm (a compared method) override the shared recipe file. `choices` (--set) override both.
+    # --set overrides the fields of an arm, which override the recipe file.
     fields_in_file = set() if shared is None else load(shared).model_fields_set
     common_fields = {field: value for field, value in COMMON.items() if field not in fields_in_file}
     runs: list[ArmRun] = []
@@ -329,7 +329,7 @@ def plan_runs(
 def side_by_side(
     items: Iterable[_Item], processes: int, *, start: Callable[[_Item], subprocess.Popen[bytes]]
 ) -> Iterator[tuple[_Item, int]]:
-    """Run one process per item, `processes` at a time; yield each item with its exit status. Leaving the loop ends all."""
+    """Run one process per item, `processes` at a time. Yield items with exit status. Leaving the loop ends all."""
     waiting_items = list(items)[::-1]
     item_by_process = dict[subprocess.Popen[bytes], _Item]()
     with _sigterm_raises():
@@ -361,7 +361,7 @@ def _end_processes(processes: Collection[subprocess.Popen[bytes]]) -> None:
 
 @contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """Turn SIGTERM into SystemExit inside the `with` block, so that the block's clean-up runs."""
+    """Turn SIGTERM into SystemExit, so that clean-up code runs."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

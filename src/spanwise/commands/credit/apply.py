@@ -1,4 +1,4 @@
-"""Credit a rollout file's completions by several methods, or read the credit recorded in the file."""
+"""Credit the completions of a rollout file by several methods."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ AT_A_TIME = 250_000
 
 @dataclass(frozen=True)
 class FileSpans:
-    """The block spans (tokens of each block) in every completion of a rollout file, for one layout."""
+    """The places of all blocks in the completions of a rollout file."""
 
     names: tuple[str, ...]
     start_nk: Int[Tensor, "n k"]
@@ -52,7 +52,7 @@ class FileSpans:
     length_nk: Int[Tensor, "n k"]
     fault_n: Int[Tensor, " n"]
     block_v: Int[np.ndarray, " v"]  # the block index of every token of the file; -1 for tokens in no block
-    interleaved: bool  # whether tokens of another block interrupt the tokens of some block
+    interleaved: bool  # whether some block is interrupted by another block
 
     def spans(self, rows: Tensor | slice, index_rt: Int[np.ndarray, "r t"]) -> Spans:
         """Return the block spans of some rows. `index_rt` has the positions of their tokens in the file."""
@@ -62,13 +62,13 @@ class FileSpans:
 
 @dataclass(frozen=True)
 class MethodCredit:
-    """The credit that one method gives to the completions, or that the file's trainer recorded."""
+    """The credit that one method gives to the completions."""
 
     name: str
     file_spans: FileSpans
-    credit: Credit  # the credit of each block, a mean over tokens if tokens are credited; NaN if unknown
+    credit: Credit  # the credit of each block; NaN if unknown
     spread: Callable[[Credit, Spans], Float[Tensor, "n t"]]
-    #: The advantage of every token; None if it follows from the credit of the token's block.
+    #: The advantage of every token; None if it follows from the credit of blocks.
     adv_v: Float[np.ndarray, " v"] | None = None
     #: The share of strata (sets of compared completions) without any credit, by objective.
     dead: Mapping[str, float] = field(default_factory=dict)
@@ -94,20 +94,20 @@ class MethodCredit:
 
     @property
     def silent_n(self) -> Bool[Tensor, " n"]:
-        """Whether a completion gets no credit, neither for its blocks nor for omitting blocks."""
+        """Whether a completion gets no credit at all."""
         return (self.credit.block_nk == 0).all(dim=1) & (self.credit.stop_n == 0)
 
 
 @dataclass(frozen=True)
 class CreditResult:
-    """The credit of a rollout file under several methods, with its scores, spans and notes."""
+    """The credit of a rollout file under several methods."""
 
     table: RolloutTable
     group_n: Tensor  # each completion's group number; completions of one group are compared
     arms: Arms
-    applied: tuple[MethodCredit, ...]  # one entry per method; the credit that the file itself records comes last
+    applied: tuple[MethodCredit, ...]  # one entry per method; recorded credit comes last
     scores: Scores  # the rewards of all methods, joined by `_collect_scores`
-    file_spans: FileSpans  # the block spans to show: of `arms.layout`, or else of the layout with the most blocks
+    file_spans: FileSpans  # the block spans to show
     notes: tuple[str, ...]
     score: dict[str, Any] | None = None  # coverage and calibration of the self-rewarding scores (`_measure_score`)
 
@@ -159,7 +159,7 @@ def apply_arms(
 
 
 def _note_shared_words(table: RolloutTable, spans_by_layout: Mapping[Layout, FileSpans]) -> str:
-    """Return a note on blocks that are lost because they share a word with another block; empty if there are token ids."""
+    """Return a note on blocks that are lost because they share a word with another block."""
     straddled_flags = (spans.fault_n & int(Fault.STRADDLED) for spans in spans_by_layout.values())
     straddled_count = max((int(flag_n.count_nonzero()) for flag_n in straddled_flags), default=0)
     if table.has_ids or not straddled_count:
@@ -221,7 +221,7 @@ def _measure_score(table: RolloutTable, schemes: Iterable[Scheme], scores: Score
 
 
 def _by_family(values: Mapping[str, _T]) -> dict[str, _T]:
-    """Merge the JSON fields of a reward (`equals.a`, `equals.b`) into one entry if their values agree."""
+    """Merge the JSON fields of a reward (`equals.a`, `equals.b`) if their values agree."""
     value_by_label: dict[str, _T] = {}
     for label, members in families(values).items():
         values_agree = len({values[member] for member in members}) == 1
@@ -247,7 +247,7 @@ def _describe_origins(table: RolloutTable, arms: Arms) -> str:
 
 
 def _describe_sums(arms: Arms) -> str:
-    """Say, for each method that credits a completion as a whole, which rewards it adds up."""
+    """Say which rewards each method for whole completions adds up."""
     if len({objective.name for objective in arms.objectives}) < 2:
         return ""
     method_sums = []
@@ -280,7 +280,7 @@ def read_file(
         ids_rt = gather(token_index_rt, table.tokens.values, 0)
         mask_rt = gather(token_index_rt, table.trainable, False)
         file_columns = {name: values[row_range] for name, values in table.columns.items()}
-        # Files do not record the reward for each possible outcome, so `read` computes it from the text.
+        # Files do not record rewards per possible outcome, so `read` computes them from the text.
         recorded_rewards = {name: table.rewards[column].take(row_range) for name, column in arms.recorded_columns.items()}
         for layout, spans_parts in span_parts_by_layout.items():
             spans, texts = find_blocks(ids_rt, mask_rt, layout=layout, vocabulary=table.vocabulary)
@@ -309,7 +309,7 @@ def _function_columns(
     """Return the columns that a trainer adds for reward functions: prompts, completions and token ids."""
     computed_rewards = [objective.reward for objective in scheme.objectives if objective.name not in scheme.recorded]
     has_functions = any(map(callable, computed_rewards))
-    # Without token ids in the file, a length reward would count words or bytes instead of tokens.
+    # Without token ids, a length reward would count words or bytes instead of tokens.
     reward_entries = [REWARDS[name] for name in computed_rewards if isinstance(name, str)]
     reads_token_ids = table.has_ids and any(reward.reads_ids for reward in reward_entries)
     function_columns: dict[str, Sequence[Any]] = {}
@@ -333,7 +333,7 @@ def apply_arm(
     max_tokens = AT_A_TIME if can_split_step and not needs_whole_step else sys.maxsize
     credit_parts: list[tuple[Tensor, Credit]] = []
     for step in rows_by_number(table.step_n):
-        # The mean length covers the whole training step, even if the step is credited in several parts.
+        # Average over the whole step, even if it is credited in several parts.
         mean_length = file_spans.length_nk[step].sum(dim=1).double().mean()
         for first, last in fitting_runs(table.tokens.lengths[step.numpy()], max_tokens):
             row_indices = step[first:last]
@@ -361,7 +361,7 @@ def apply_arm(
                 if table.rollout_n is not None:
                     batch_fields["steps"] = Steps(table.rollout_n[row_indices], row_indices)
                 credit = credit_batch(scored_rows, Batch(group_n[row_indices], **batch_fields), scheme)
-                # A completion without any block has no token to credit, so its credit for omitting blocks is 0.
+                # A completion without blocks has no token that could get credit.
                 is_empty_n = ~scored_rows.present_nk.any(dim=1)
                 adv_nm = None if credit.adv_nm is None else credit.adv_nm.masked_fill(is_empty_n[:, None], 0.0)
                 credit = replace(credit, stop_n=credit.stop_n.masked_fill(is_empty_n, 0.0), adv_nm=adv_nm)
@@ -389,14 +389,14 @@ def _join_credit(parts: Sequence[tuple[Tensor, Credit]]) -> Credit:
 
 
 def rows_by_number(number_n: Int[Tensor, " n"]) -> Iterator[Int[Tensor, " r"]]:
-    """Yield the indices of all rows with the same number (of a step or group), smallest number first."""
+    """Yield the row indices of each step or group, in the order of their numbers."""
     row_order = torch.argsort(number_n, stable=True)
     _, row_counts = torch.unique_consecutive(number_n[row_order], return_counts=True)
     yield from torch.split(row_order, row_counts.tolist())
 
 
 def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCredit, str]:
-    """Return the credit that the trainer recorded in the file, and a note on how the file stores it."""
+    """Return the credit that the trainer recorded, and a note on it."""
     recorded_numbers = table.as_recorded
     if recorded_numbers is None:
         raise RecipeError(
@@ -462,6 +462,6 @@ def _spread_recorded(credit: Credit, spans: Spans, *, by_block: bool) -> Float[T
 
 
 def opening_tokens(segments: SaeSegments, logp: np.ndarray, trained: np.ndarray) -> list[int]:
-    """Return the index of each token that opens a segment of SAE, except for the first segment."""
+    """Return the index of each token that opens a segment of SAE. The first segment is left out."""
     logp_1t = torch.from_numpy(logp).float().nan_to_num(nan=0.0)[None]  # a token of unknown probability opens no segment
     return segments.opens(logp_1t, torch.from_numpy(trained)[None])[0].nonzero().flatten()[1:].tolist()

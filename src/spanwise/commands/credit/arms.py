@@ -1,4 +1,4 @@
-"""Choose the methods that credit a rollout file, and adapt them to the file's blocks and rewards."""
+"""Choose the methods that credit a rollout file. Adapt them to its blocks and rewards."""
 
 import reprlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -24,20 +24,20 @@ from spanwise.score.outcomes import judge_of
 from spanwise.segment import census
 from spanwise.segment.census import Census, census_of
 
-#: The methods that are shown beside the recipe's own method if the user names none.
+#: The methods that are shown by default, beside the recipe's own.
 USUAL = ("grpo", "rlcr", "bae")
-#: The `Batch` fields that a file may hold per token, and the words for them in error messages.
+#: Maps `Batch` fields with numbers per token to their names in error messages.
 PER_TOKEN = {"value_nt": "values of a critic", "logp_nt": "log-probabilities"}
 
 
 @dataclass(frozen=True)
 class Arms:
-    """The methods that credit a rollout file, and the file's columns that their rewards come from."""
+    """The methods that credit a rollout file, and the columns with their rewards."""
 
     layout: Layout  # the blocks that the recipe names, or that were found in the completions
     schemes: dict[str, Scheme]
     own: str | None  # the name of the recipe's own method, if that method is among the schemes
-    recorded_columns: Mapping[str, str]  # objective -> the column of the file that holds its reward
+    recorded_columns: Mapping[str, str]  # maps each objective to the column with its reward
     notes: list[str]
 
     @property
@@ -57,7 +57,7 @@ def choose_arms(
     must_fit: bool,
     run_code: bool,
 ) -> Arms:
-    """Build the requested methods for a file; default: the usual methods and the recipe's, if they fit the file."""
+    """Build the methods that credit a file. The default is the usual methods and the recipe's."""
     # An objective's `reward` may name a column of the rollout file instead of a registered reward.
     column_by_objective = {
         str(entry["name"]): entry["reward"]
@@ -122,7 +122,7 @@ def left_out_note(names: Sequence[str], reason: str) -> str:
 
 
 def choose_columns(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str, str]:
-    """Map each objective to its reward's column: the one in `rewards`, or the one of the same name."""
+    """Map each objective to the column that holds its reward."""
     for objective, column in rewards.items():
         if column != "text" and column not in table.rewards:
             known_values = [value for value in table.columns.get(column, ()) if value is not None]
@@ -132,14 +132,14 @@ def choose_columns(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str,
             if not table.rewards:
                 raise RecipeError(f"--reward {objective}={column}: '{table.path}' records no rewards at all.")
             raise RecipeError(unknown(f"reward in '{table.path}' called", column, table.rewards))
-    # Prefer the trainer's recorded verdict to one from the text, unless the user asks for "text".
+    # Prefer the trainer's verdict to one from the text.
     column_by_reward = {name: name for name in table.rewards}
     column_by_objective = {"correct": table.verdict or "text", **column_by_reward, **rewards}
     return {name: column for name, column in column_by_objective.items() if column != "text"}
 
 
 def _summed_rewards(table: RolloutTable, columns: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the recorded rewards that the trainer added up; empty if there is only one, equal to `correct`."""
+    """Return the names of the recorded rewards that the trainer added up."""
     if "correct" not in columns or len(table.trained) != 1:
         return table.trained
     correct_reward_n = table.rewards[columns["correct"]].value_n.nan_to_num()
@@ -174,10 +174,10 @@ class _SchemeBuilder:
     blocks: Blocks
     recorded_columns: Mapping[str, str]
     objectives: tuple[Objective, ...] | None
-    summed: tuple[str, ...]  # the recorded rewards that methods for whole completions add up
+    summed: tuple[str, ...]  # the recorded rewards that are added up for a whole completion
 
     def with_each_baseline(self) -> Iterator[tuple[str, Scheme]]:
-        """Yield (name, scheme) of the recipe's method: without a baseline, then with each fitting baseline."""
+        """Yield the recipe's method without a baseline, then with each fitting one."""
         for name in (self.recipe.method, *(f"{self.recipe.method}:{baseline}" for baseline in BASELINES)):
             with suppress(RecipeError, LayoutError):
                 yield name, self.build(name)
@@ -213,7 +213,7 @@ class _SchemeBuilder:
             raise RecipeError(self.blocks.no_verdict)
         if objectives is not None:
             if objectives is self.blocks.objectives and not pays_calibration:
-                # An objective that scores the confidence is kept only for methods that pay calibration.
+                # Only methods that pay calibration need an objective for the confidence.
                 objectives = tuple(objective for objective in objectives if judge_of(objective) is None)
             scheme_fields = {"objectives": _adapt_objectives(method_entry, objectives, layout.names, baseline)}
         elif pays_calibration and states_confidence(layout):
@@ -229,7 +229,7 @@ class _SchemeBuilder:
 
 
 def _build_own(builder: _SchemeBuilder, run_code: bool) -> tuple[str, Scheme, _SchemeBuilder]:
-    """Return the name and scheme of the recipe's method, and a builder with the recipe's objectives."""
+    """Build the scheme of the recipe's own method. Also return its name and a builder."""
     recipe = builder.recipe
     blocks = builder.blocks
     if blocks.objectives is None:
@@ -247,13 +247,13 @@ def _build_own(builder: _SchemeBuilder, run_code: bool) -> tuple[str, Scheme, _S
 
 
 def token_columns(scheme: Scheme) -> dict[str, list[str]]:
-    """Map fields of `Batch` to the file's columns with the numbers per token that a method reads."""
+    """Map `Batch` fields to the columns of token numbers that a method reads."""
     columns_by_field = {"value_nt": schema.value_columns(scheme.value_names), "logp_nt": [schema.LOGP]}
     return {field: columns for field, columns in columns_by_field.items() if field in scheme.needs}
 
 
 def check_file(scheme: Scheme, table: RolloutTable) -> None:
-    """Refuse a method if the file lacks its numbers per token, or has several rows per rollout."""
+    """Refuse a method that cannot work with the rows and columns of a file."""
     has_split_rollouts = table.rollout_n is not None
     refuse({
         f"Method '{scheme.method}' needs each rollout in one row, but rollouts of '{table.path}' have several rows "
@@ -287,7 +287,7 @@ def check_file(scheme: Scheme, table: RolloutTable) -> None:
 def _adapt_objectives(
     entry: Method, objectives: Sequence[Objective], block_names: tuple[str, ...], baseline: str
 ) -> tuple[Objective, ...]:
-    """Return objectives with the blocks, outcomes and baselines of a method's preset."""
+    """Adapt objectives to the preset of a method."""
     pays_calibration = (entry.preset or Preset()).calibrated
     if pays_calibration and len(objectives) == 1 and entry.kind != "block":
         raise RecipeError(
@@ -303,10 +303,10 @@ def _adapt_objectives(
         verdict_outcomes = tuple(outcome for outcome in objective.given if outcome == judge_name)
         outcomes = objective.given if used_baseline in ("outcome", "blended") else verdict_outcomes
         all_blocks = tuple(dict.fromkeys((*objective.pays, *block_names)))
-        paid_blocks = objective.pays if credits_blocks else all_blocks  # other methods add up all rewards
+        paid_blocks = objective.pays if credits_blocks else all_blocks  # a sum of rewards pays all blocks
         new_fields = {"pays": paid_blocks, "given": outcomes, "baseline": used_baseline, "scale": None, "back_off": None}
         if entry.kind == "completion" and objective.reward == "equals" and objective.if_missing is None:
-            # A sum of rewards needs a number for each list element that the completion leaves out.
+            # A sum needs a number in place of each missing reward.
             new_fields["if_missing"] = 0.0
         adapted_objectives.append(replace(objective, **new_fields))
     if baseline and not any(objective.given for objective in objectives):
@@ -326,7 +326,7 @@ def _drop_tagless(
     if not tag_counts:
         return []
     tag_notes = [f"{count.sentence} The layout asks for {count.lacking_text}." for count in tag_counts]
-    # A reward that reads a tag which no completion has would call every completion wrong.
+    # A reward that lacks its tag would call every completion wrong.
     missing_tags_by_method = {name: _missing_tags(scheme, tag_counts[0]) for name, scheme in schemes.items()}
     missing_tags_by_method = {name: tags for name, tags in missing_tags_by_method.items() if tags}
     if not missing_tags_by_method:
@@ -356,7 +356,7 @@ def advise_tagless(table: RolloutTable, texts: Sequence[str], name: str = "corre
 
 
 def _missing_tags(scheme: Scheme, tag_census: Census) -> list[str]:
-    """Return the tags and special tokens that a method needs and no completion has."""
+    """Return the tags that a method needs but no completion has."""
     layout = scheme.layout
     keys_read_by_rewards: set[str] = set()
     for objective in scheme.objectives:

@@ -1,4 +1,4 @@
-"""Choose how to cut a file's completions into blocks, and which completions to compare (groups)."""
+"""Choose the blocks and the groups of a file's completions."""
 
 import json
 import re
@@ -26,32 +26,32 @@ from spanwise.segment.json_fields import paths
 #: The recipe fields that decide how completions are cut into blocks.
 _BLOCK_FIELDS = {"layout", "objectives", "prefilled", "segmenter", "task"}
 _TAG = re.compile(r"<(/?)([^\W\d][\w.-]*)>")
-#: Completions with more tags or JSON fields than this are not cut into blocks by them.
+#: The largest number of tags or JSON fields that become blocks.
 _MOST_TAGS = 32
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks into which a file's completions are cut, and the objectives that pay these blocks."""
+    """The blocks of a file's completions, and the objectives that pay them."""
 
     layout: Layout
     longest: int  # the largest possible number of tokens of a completion
-    objectives: tuple[Objective, ...] | None = None  # None if the recipe's objectives pay the blocks
+    objectives: tuple[Objective, ...] | None = None  # if None, the recipe's objectives pay the blocks
     note: str = ""  # a note for the user on how the blocks were chosen
-    no_verdict: str = ""  # why right and wrong completions cannot be told apart; empty if they can
+    no_verdict: str = ""  # why right and wrong completions cannot be told apart
 
 
 def choose_blocks(
     usual: Blocks, recipe: Recipe, table: RolloutTable, texts: Sequence[str], *, asked: bool = False
 ) -> Blocks:
-    """Return the recipe's blocks (`usual`) if it sets blocks or spanwise wrote the file; else search the completions."""
+    """Choose the recipe's blocks (`usual`), or search the completions for blocks."""
     if table.folder is not None or _BLOCK_FIELDS & recipe.model_fields_set:
         return usual
     common_tags, majority_count = usual_tags(texts)
     if common_tags:
         file_blocks = _blocks_by_tag(common_tags, recipe, usual)
     else:
-        # Completions with untrained tokens come from an agent. Their JSON is in tool calls and gives no blocks.
+        # An agent's JSON is in tool calls, and gives no blocks.
         json_fields = usual_fields(texts) if table.trainable.all() else ()
         file_blocks = _blocks_by_field(json_fields, table, usual)
     tag_census = census(texts, usual.layout.tags)
@@ -61,7 +61,7 @@ def choose_blocks(
     lacks_verdict = bool(table.rewards) and not has_verdict
     if file_blocks is None and not usual_layout_fits and lacks_verdict:
         return _pay_every_reward(usual, table, Layout({"completion": []}))
-    # Keep the recipe's blocks if the search found no others, or only tags of the recipe.
+    # Keep the recipe's blocks if the search found nothing new.
     if file_blocks is None or (usual_layout_fits and set(common_tags) <= set(usual.layout.tags)):
         return usual
     if not common_tags:
@@ -79,7 +79,7 @@ def choose_blocks(
 
 
 def parse_pay(block_reward_pairs: Sequence[tuple[str, str]], recipe: Recipe, table: RolloutTable) -> dict[str, Any]:
-    """Return the recipe fields that `--pay` sets: the objectives, and a layout if the recipe has none."""
+    """Return the recipe fields that `--pay` sets."""
     blocks_by_reward: dict[str, list[str]] = {}
     for block, reward in block_reward_pairs:
         blocks_by_reward.setdefault(reward, []).append(block)
@@ -89,7 +89,7 @@ def parse_pay(block_reward_pairs: Sequence[tuple[str, str]], recipe: Recipe, tab
         return recipe_fields
     asked_blocks = list(dict.fromkeys(block for block, _ in block_reward_pairs))
     common_tags, _ = usual_tags(SampledTexts(table))
-    # `layout_of` would call a single block `completion`; use the name that --pay gives it.
+    # Name a single block as --pay does. `layout_of` would call it `completion`.
     if len(asked_blocks) == 1 and list(common_tags) in ([], asked_blocks):
         return {**recipe_fields, "layout": {asked_blocks[0]: list(common_tags)}}
     layout = layout_of(common_tags) if common_tags else None
@@ -102,7 +102,7 @@ def parse_pay(block_reward_pairs: Sequence[tuple[str, str]], recipe: Recipe, tab
 
 
 def _pay_every_reward(usual: Blocks, table: RolloutTable, layout: Layout) -> Blocks:
-    """Let every recorded reward pay all blocks of a file that does not say which completions are right."""
+    """Let every recorded reward pay all blocks."""
     objectives = tuple(Objective(recorded_elsewhere, layout.names, name=name) for name in table.rewards)
     blocks_note = (
         f"No column says which completions are right, so every recorded number is a reward: {', '.join(table.rewards)}. "
@@ -152,7 +152,7 @@ def _blocks_by_field(field_names: tuple[str, ...], table: RolloutTable, usual: B
 
 
 def usual_fields(texts: Sequence[str]) -> tuple[str, ...]:
-    """Return the JSON fields that most completions have, by first appearance; empty if there are too many."""
+    """Return the JSON fields that most completions have. Too many count as none."""
     field_counts = Counter[str]()
     for text in texts:
         field_counts.update(path for path in paths(text) if not set(path) & set(".["))
@@ -161,7 +161,7 @@ def usual_fields(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def usual_tags(texts: Sequence[str]) -> tuple[tuple[str, ...], int]:
-    """Return the outermost tags that most completions share, and how many have them. () and 0 if there are none."""
+    """Return the outermost tags that most completions share, and how many share them."""
     tag_counts = Counter(_outermost_tags(text) for text in texts)
     common_tags, sharing_count = tag_counts.most_common(1)[0] if tag_counts else ((), 0)
     can_be_layout = 0 < len(common_tags) <= _MOST_TAGS and len(set(common_tags)) == len(common_tags)
@@ -184,7 +184,7 @@ def _outermost_tags(text: str) -> tuple[str, ...]:
 
 
 def common_layout(texts: Sequence[str]) -> str:
-    """Return the tags that most texts share, in the form that `--set layout=` takes; empty if there are none."""
+    """Return the tags that most texts share, as a value for `--set layout=`."""
     common_tags, _ = usual_tags(texts)
     return _layout_json(layout_of(common_tags)) if common_tags else ""
 
@@ -217,13 +217,13 @@ def _layout_json(layout: Layout) -> str:
 
 
 def compared_groups(table: RolloutTable, recipe: Recipe, run: Recipe | None) -> tuple[Int[Tensor, " n"], list[str]]:
-    """Return each completion's group (the completions it is compared with), and notes for the user."""
+    """Return the group number of each completion, and notes for the user."""
     rollout_n = torch.arange(len(table)) if table.rollout_n is None else group_index(table.rollout_n)
     # A rollout with several rows counts once in its group.
     _, first_rows = np.unique(rollout_n.numpy(), return_index=True)
     rollout_group_r = table.group_n[first_rows]
     rollout_step_r = table.step_n[first_rows]
-    # Groups get the group size of the spanwise run that wrote the file, or the user's group size.
+    # The group size is that of the run that wrote the file, or the user's.
     if run is None and "group_size" not in recipe.model_fields_set:
         return rollout_group_r[rollout_n], _note_group_sizes(rollout_step_r, rollout_group_r, keyed=table.keyed)
     size = (run or recipe).group_size
@@ -241,7 +241,7 @@ def compared_groups(table: RolloutTable, recipe: Recipe, run: Recipe | None) -> 
 
 
 def split_groups(group_n: Int[Tensor, " n"], size: int) -> Int[Tensor, " n"]:
-    """Split groups, in file order, into groups of at most `size` completions. A prompt drawn twice makes larger groups."""
+    """Split groups into groups of at most `size` completions. A prompt drawn twice makes larger groups."""
     seen_count_by_group = Counter[int]()
     group_keys = []
     for group in group_n.tolist():
@@ -252,7 +252,7 @@ def split_groups(group_n: Int[Tensor, " n"], size: int) -> Int[Tensor, " n"]:
 
 
 def _note_group_sizes(step_n: Tensor, group_n: Tensor, *, keyed: bool) -> list[str]:
-    """Return a note if all groups have one completion, or if groups of a training step differ in size."""
+    """Return a note if the sizes of the groups are unusual."""
     size_of_group = Counter(zip(step_n.tolist(), group_n.tolist(), strict=True))
     if len(size_of_group) == len(group_n) > 1:
         return [

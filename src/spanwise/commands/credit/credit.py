@@ -54,21 +54,21 @@ def credit_rollouts(
     if recipe is not None and run_recipe_file is not None:
         size_overrides = {name: overrides[name] for name in ("group_size", "prompts") if name in overrides}
         run_recipe = load(run_recipe_file, size_overrides)
-    # What the user names (a recipe, method or objective) must fit the file. A default that does not fit is skipped.
+    # A rule that the user names must fit the file. A default that does not fit is skipped.
     user_gave_rule = recipe is not None or "method" in overrides or "objectives" in overrides
     task_layout, max_length = task_shape(full_recipe)
     # If another trainer wrote the file, the length limit is unknown unless the user gives it.
     length_limit_fields = {"max_completion_length", "task"}
     limit_is_unknown = run_recipe_file is None and not length_limit_fields & full_recipe.model_fields_set
     max_length = int(table.tokens.lengths.max()) if limit_is_unknown else max_length
-    # Only an embedded task's model writes the task's tags. Other files do not get these tags.
+    # Only the model of an embedded task writes the task's tags.
     task_is_named = run_recipe_file is not None or "task" in full_recipe.model_fields_set
     usual_layout = (None if task_is_named else full_recipe.own_layout) or answer_layout(full_recipe, task_layout)
-    # A run of spanwise names its tags in the recipe, so the completions are not searched for tags.
+    # A run of spanwise needs no search for tags, because its recipe names them.
     texts = SampledTexts(table) if user_gave_rule or run_recipe_file is None else []
     group_n, group_notes = compared_groups(table, full_recipe, run_recipe)
     blocks = choose_blocks(Blocks(usual_layout, max_length), full_recipe, table, texts, asked=bool(reward))
-    # Call reward functions only if the user named the recipe. A recipe that lies beside the file is not enough.
+    # Do not run code from a recipe that the user did not name.
     runs_code = recipe is not None or "objectives" in overrides
     arms = choose_arms(table, full_recipe, blocks, methods, reward, texts=texts, must_fit=user_gave_rule, run_code=runs_code)
     if own_only and not methods and arms.own is not None and table.folder is not None:

@@ -1,4 +1,4 @@
-"""Build the report of `spanwise credit`, and the view of credited tokens for the report of a run."""
+"""Build the report of `spanwise credit`, and the view of credited tokens."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -88,7 +88,7 @@ def credited_view(
     own: str | None,
     tokenizer: Path | None,
 ) -> tuple[TokenView, dict[str, dict[str, Tensor]]]:
-    """Return the token view of the completions `rows`, and the credit of all completions in the file."""
+    """Return the view of some completions' tokens, and the credit of all completions."""
     kind_by_method = {name: METHODS[rule["method"]].kind for name, rule in rules.items() if rule["method"] in METHODS}
     credit_by_method = {}
     for name, credit_columns in read_credit(table).items():
@@ -142,7 +142,7 @@ def as_names(names: str | Sequence[Any] | None) -> list[str]:
 
 
 def score_shares(table: pa.Table, mode: Mode) -> list[tuple[float, float]]:
-    """Return each self-rewarding score's weight in the credit (tau), and its value within the group (z)."""
+    """Return the weight of each self-rewarding score in the credit, and its z-score within the group."""
     if not {schema.SCORE, schema.GROUP} <= set(table.column_names):
         return [(0.0, 0.0)] * len(table)  # the table holds no self-rewarding scores
     step_n = float_column(table, schema.STEP).nan_to_num().long()

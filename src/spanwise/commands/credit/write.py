@@ -29,7 +29,7 @@ from spanwise.types import Status
 
 #: Tokens per row group of `credit.parquet`; smaller row groups make a larger file.
 AT_A_TIME = 1_000_000
-#: The functions that write a file again with advantages, by the format of the file.
+#: Maps file formats to functions that copy a file with advantages.
 _WRITERS = {"verifiers": write_branches, "slime": write_samples}
 _CAPTION = (
     "'Exactly 0' is the share of the completions with the block that get no credit for it. "
@@ -58,7 +58,7 @@ def write_result(folder: Path, result: CreditResult, options: Mapping[str, Any],
 
 
 def check_writable(result: CreditResult, method: str, folder: Path) -> None:
-    """Refuse `--write` if the method was not applied, or if the files cannot be copied with advantages."""
+    """Refuse the option `--write` if it cannot work with the files or the method."""
     table = result.table
     check_known("method of --write", method, [arm.name for arm in result.applied])
     refuse(
@@ -126,7 +126,7 @@ def credited_parts(result: CreditResult) -> Iterator[pa.Table]:
 
 
 def summary(result: CreditResult, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of `summary.json`: the figures of every method, and the report's input."""
+    """Return the content of `summary.json`."""
     file_table, scores, arms = result.table, result.scores, result.arms
     status_counts = {
         name: {status.name.lower(): n for status in Status if (n := int((scores.status_nm[:, m] == int(status)).sum()))}
@@ -199,5 +199,5 @@ def _cell(value: float | None, form: str) -> str:
 
 
 def outcome_of(names: Collection[str], given_names: Iterable[str | None]) -> str | None:
-    """Return the reward that tells right from wrong: the first known one of `given_names`, or `correct`."""
+    """Return the name of the reward that tells right from wrong."""
     return next((name for name in given_names if name in names), "correct" if "correct" in names else None)

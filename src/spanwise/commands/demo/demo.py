@@ -22,13 +22,13 @@ from spanwise.tasks.invoices import MEASURED
 
 #: The number of batches that a running mean covers.
 WINDOW = 5
-#: The demo counts the completions until this share of the fields is right.
+#: The share of right fields up to which the demo counts completions.
 GOAL = 0.8
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A finished run of the demo: its arm (way of crediting), recipe and summary. `title` names the arm, and any seed."""
+    """A finished run of the demo. `arm` is its way of crediting; `title` names the arm and any seed."""
 
     arm: str
     title: str
@@ -38,7 +38,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Demo:
-    """A demo: recipe fields of its arms (ways of crediting), and functions on its runs. Users may not set `fixed` fields."""
+    """A demo, which compares ways of crediting (arms). Users may not set `fixed` recipe fields."""
 
     name: str
     arms: Mapping[str, Mapping[str, Any]]
@@ -57,7 +57,7 @@ def run_demo(
     overwrite: bool = False,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Train each arm of a demo with each seed; `choices` sets recipe fields for all arms. Return the content of `summary.json`."""
+    """Train each arm of a demo with each seed. Return the content of `summary.json`."""
     console = console or Console()
     start_time = time.perf_counter()
     if len(set(seeds)) < len(seeds):
@@ -89,7 +89,7 @@ def run_demo(
 
 
 def _sum_up_digits(trained: Sequence[Trained]) -> dict[str, Any]:
-    """Return the digits demo's figures (accuracy, ...) by arm (way of crediting) and seed, and their means."""
+    """Return the accuracy and other figures of the digits demo."""
     figures_by_seed: dict[str, dict[str, dict[str, Any]]] = {}
     for run in trained:
         evaluation_points = run.summary["curve"]
@@ -116,7 +116,7 @@ def _sum_up_digits(trained: Sequence[Trained]) -> dict[str, Any]:
 
 
 def verdict(figures: Mapping[str, Any]) -> str:
-    """Say whether a run kept answering or collapsed into refusals, and whether it recovered."""
+    """Say whether a run collapsed into refusals, and whether it recovered."""
     if figures["peak_refusal_rate"] < 0.5:
         return "kept answering"
     ending = "stayed so" if figures["refusal_rate"] > 0.5 else "recovered"
@@ -140,7 +140,7 @@ def _show_digits(console: Console, trained: Sequence[Trained], result: Mapping[s
 
 
 def _sum_up_fields(trained: Sequence[Trained]) -> dict[str, Any]:
-    """Return figures of each run of the fields demo, and its curve of the share of right fields."""
+    """Return figures and curves of the runs of the fields demo."""
     figures_by_run = dict[str, dict[str, Any]]()
     curve_by_run = dict[str, list[float]]()
     for run in trained:
@@ -166,7 +166,7 @@ def _show_fields(console: Console, trained: Sequence[Trained], result: Mapping[s
 def shares_right(recipe: Recipe, names: Sequence[str]) -> list[dict[str, float]]:
     """For each training batch, return how often each field is right. A missing field counts as wrong."""
     objectives = scheme_of(recipe, *task_shape(recipe)).objectives
-    # Without `if_missing`, the mean reward covers only completions with the field. Scale it by their share.
+    # A mean over completions with the field is scaled by their share.
     names_with_if_missing = {objective.name for objective in objectives if objective.if_missing is not None}
     return [
         {

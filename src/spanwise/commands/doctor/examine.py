@@ -27,11 +27,11 @@ PACKAGES = (
 _TITLES = {"trl": "TRL", "verl": "verl", "skyrl": "SkyRL"}
 #: The seconds that the import of an engine may take.
 PATIENCE = 300
-#: The first word of the line in which a process prints the facts about an engine.
+#: The first word of the line with the facts about an engine.
 MARK = "spanwise-doctor "
 #: The findings on a package: name, version, tested versions, state, and sentences for the user.
 Finding = tuple[str, str, str, str, list[str]]
-#: Two lists of sentences on an engine: what is broken, and what works.
+#: Two lists of sentences on an engine: what is broken and what works.
 Sentences = tuple[list[str], list[str]]
 
 
@@ -127,7 +127,7 @@ def sentences_on_verl(facts: Mapping[str, Any]) -> Sentences:
 
 
 def _trainer_of_verl(facts: Mapping[str, Any]) -> str:
-    """Say which trainer verl's `main_ppo` uses, and which modes of that trainer have credit by block."""
+    """Say which trainer verl's `main_ppo` uses."""
     titles = {True: "V1 (trainer.use_v1: true)", False: "V0 (trainer.use_v1: false)", None: "V0, the only one in this verl"}
     trainer_text = f"main_ppo uses {titles[facts['use_v1']]}"
     mode_names = [mode.removeprefix("spanwise_") for mode in facts.get("modes", ()) if mode.startswith("spanwise_")]
@@ -137,7 +137,7 @@ def _trainer_of_verl(facts: Mapping[str, Any]) -> str:
 
 
 def probe(engine: str) -> None:
-    """Import an engine, and print sentences about it as one line of JSON, the last line of the output."""
+    """Import an engine, and print the findings as a line of JSON."""
     try:
         engine_sentences = {"trl": _probe_trl, "verl": _probe_verl, "skyrl": _probe_skyrl}[engine]()
     except BaseException as error:
@@ -159,7 +159,7 @@ def _probe_trl() -> Sentences:
 
 
 def _probe_skyrl() -> Sentences:
-    """Import spanwise's entry point for SkyRL, and count its estimators in SkyRL's registry."""
+    """Import spanwise's entry point for SkyRL, and count its estimators."""
     import_module("spanwise.engines.skyrl.main")
     import_module("spanwise.engines.skyrl.estimators").register()
     estimator_registry = import_module("skyrl.backends.skyrl_train.utils.ppo_utils").AdvantageEstimatorRegistry
@@ -192,7 +192,7 @@ def _probe_verl() -> Sentences:
 
 
 def plugins() -> dict[str, str]:
-    """Return the installed plug-ins of verl: name -> module."""
+    """Map the names of verl's installed plug-ins to their modules."""
     return {entry.name: entry.value for entry in entry_points(group="verl.plugins")}
 
 

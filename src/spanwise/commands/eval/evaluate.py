@@ -36,7 +36,7 @@ def evaluate(
     seed: int = 1,  # all evaluations share a seed, so that they differ only by the policy
     scored: Mode | None = None,
 ) -> Samples:
-    """Sample completions of the first `prompts` held-out prompts (or of all), and judge their answers."""
+    """Sample completions of held-out prompts, and judge their answers."""
     answer_tags = recipe.answer_tags
     prompt_rows = task.evaluation.select(range(min(prompts, len(task.evaluation))))
     is_digits_task = task.name.startswith("digits")
@@ -51,9 +51,9 @@ def evaluate(
         objective = Objective("correct", pays=(name,), options=verifier_options)
         verdict_n = roller.rewards(prompt_rows, texts, row_n.tolist(), objective)
         has_block_n = torch.tensor([blocks.get(name) is not None for blocks in texts])
-        verdict_by_block[name] = torch.where(has_block_n, verdict_n, 0.0)  # wrong without the block
+        verdict_by_block[name] = torch.where(has_block_n, verdict_n, 0.0)  # a missing block is wrong
     reward_by_objective = dict[str, Tensor]()
-    if not is_digits_task:  # for a digits task, the other figures already show all rewards
+    if not is_digits_task:  # the figures of a digits task show all rewards
         completion_ids = [ids_t[mask_t].tolist() for ids_t, mask_t in zip(ids_nt, mask_nt, strict=True)]
         completion_columns = {  # reward functions get completions without the end token, as in TRL
             "prompts": [prompt_rows["prompt"][row] for row in row_n.tolist()],
@@ -86,7 +86,7 @@ def compute_rewards(objectives: Sequence[Objective], text: Texts, columns: Colum
     """Compute the reward of each completion under each objective. A missing block gets the objective's `if_missing`."""
     reward_scores = score_all(objectives, text, columns=columns)
     filled_reward_nm = fill_missing(reward_scores, objectives)
-    # In a list that is graded by element, a missing element is wrong. Elements beyond the gold list do not count.
+    # A missing list element is wrong. Elements beyond the gold list do not count.
     for m, objective in enumerate(objectives):
         is_list_element = any_index(objective.name) != objective.name
         if is_list_element and (is_in_gold_n := gold_there(objective, columns)) is not None:

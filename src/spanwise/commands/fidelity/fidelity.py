@@ -27,17 +27,17 @@ from spanwise.rollouts.folder import hidden
 from spanwise.tasks import task_layout
 
 GROUP_SIZES = (4, 8, 16, 32)
-#: One Monte Carlo critic averages this many re-rolls per token. A trainer could afford as many.
+#: The re-rolls per token that a Monte Carlo critic averages.
 FEW = 4
-#: The kinds of critics: saved with the model, trained here, or the mean of further re-rolls.
+#: The kinds of critics: the model's own, one trained here, and Monte Carlo.
 CRITICS = ("own", "fitted", "mc")
-#: The setting of SAE that is compared with the best GAE. It was chosen on samples that are not used here.
+#: The setting of SAE that is compared with GAE, chosen on other samples.
 SAE = "SAE start 0.5, 0"
 GROUP_MEAN = "GRPO c - group mean"
 
 
 def show(checkpoint: Path, recipe: Recipe, *, output: Path, console: Console, options: Mapping[str, Any]) -> None:
-    """Compare a saved model's estimated advantages with Monte Carlo. Print tables; write `fidelity.json` and a report."""
+    """Compare a saved model's estimated advantages with Monte Carlo."""
     measured_fields: dict[str, Any] = {"options": options}
     if "tokens" in options:
         last_critic_step = options["critic_steps"]
@@ -61,7 +61,7 @@ def show(checkpoint: Path, recipe: Recipe, *, output: Path, console: Console, op
 
 
 def write_fidelity(folder: str | Path, *, source: str, recipe: Mapping[str, Any], **measured: Any) -> None:
-    """Write `fidelity.json`, which holds the input of `fidelity_report` and the command's options."""
+    """Write `fidelity.json`, from which the report is made."""
     empty_fields = {"counts": {}, "figures": [], "differences": [], "points": [], "tokens": [], "options": {}}
     report_fields = {"source": source, "recipe": dict(recipe), **empty_fields, **measured}
     write_text(Path(folder) / FIDELITY, json.dumps(without_nan(hidden(report_fields)), indent=1) + "\n")
@@ -110,7 +110,7 @@ def fidelity_tables(fidelity: Fidelity) -> Iterator[Table]:
 
 
 def difference_table(fidelity: Fidelity) -> Table:
-    """Build a table of `blended` minus `outcome` (two baselines), with intervals paired over prompts."""
+    """Build a table of the differences between the baselines `blended` and `outcome`."""
     figure_differences = difference_rows(fidelity)
     figure_names = dict.fromkeys(row["figure"].replace("_", " ") for row in figure_differences)
     cells_by_size: dict[int, list[str]] = {size: [str(size)] for size in fidelity.group_sizes}
@@ -122,7 +122,7 @@ def difference_table(fidelity: Fidelity) -> Table:
 
 
 def fixed_point_table(points: Sequence[Mapping[str, Any]]) -> Table:
-    """Build a table of the confidence q* that each baseline teaches a policy of accuracy p."""
+    """Build a table of the confidence that each baseline teaches."""
     right_probabilities = list(dict.fromkeys(row["p"] for row in points))
     q_by_baseline_and_size = {("none, batch, group", "any"): right_probabilities}
     for name in dict.fromkeys(row["baseline"] for row in points if row["baseline"] not in ("none", "batch", "group")):
@@ -152,7 +152,7 @@ def rolled_tokens(
     console: Console | None = None,
     **options: int,
 ) -> tuple[Trajectories, dict[str, torch.Tensor]]:
-    """Return sampled completions with Monte Carlo values by token, and the values of each critic."""
+    """Sample completions, and return token values of Monte Carlo and of each critic."""
     if rerolls < 2:
         raise DataError(f"Monte Carlo values need at least 2 re-rolls to estimate their noise, but you asked for {rerolls}.")
     critic_folder = rolls.own_critic_folder(model_folder)
@@ -165,7 +165,7 @@ def rolled_tokens(
             "or measure a run whose recipe has a critic."
         )
     critic_training_fields = {}
-    if "fitted" in critic_kinds:  # the fitted critic reads each training prompt once, so that it cannot memorise any
+    if "fitted" in critic_kinds:  # read each prompt once, so that the critic memorises none
         critic_training_fields = {"steps": max(steps, default=1), "prompts": rolls.CRITIC_BATCH}
     roller = roller_of(model_folder, recipe.model_copy(update=critic_training_fields), console)
     task = roller.task
@@ -189,7 +189,7 @@ def rolled_tokens(
 
 
 def show_tokens(fidelity: TokenFidelity, segments: SaeSegments | None = None, *, console: Console) -> dict[str, Any]:
-    """Print how token estimators correlate with Monte Carlo, and by how much SAE leads. Return the correlations."""
+    """Print how token estimators correlate with Monte Carlo. Return the correlations."""
     sample_counts = {"completions": len(fidelity.prompt_n), "prompts": len(fidelity.prompt_n.unique())}
     console.print(
         f"{sample_counts['completions']} completions of {sample_counts['prompts']} prompts: the table covers "
@@ -214,7 +214,7 @@ def reference_words(segments: SaeSegments | None) -> str:
 
 
 def _correlation_table(fidelity: TokenFidelity, kind: str) -> Table:
-    """Build a table of each critic's error and of each estimator's correlation with Monte Carlo."""
+    """Build the table that compares critics and estimators with Monte Carlo."""
     table_rows = []
     estimator_rows = ((name, name, "correlation") for name in fidelity.estimators)
     for heading, name, figure in [("RMSE of the values", VALUES, "rmse"), *estimator_rows]:
@@ -228,7 +228,7 @@ def _correlation_table(fidelity: TokenFidelity, kind: str) -> Table:
 
 
 def _lead_table(fidelity: TokenFidelity, kind: str, other: str) -> Table:
-    """Build a table of SAE's lead over other estimators in correlation with Monte Carlo."""
+    """Build a table of SAE's lead over other estimators."""
     other_is_estimator = other in fidelity.estimators
     other_text = other if other_is_estimator else f"the best {other}"
     title = f"{kind} tokens: correlation with Monte Carlo, SAE minus {other_text} (95 % intervals)"
@@ -255,7 +255,7 @@ def _decimals(number: float) -> str:
 
 
 def _short_name(name: str, family: str) -> str:
-    """Return an estimator's name without its family, with numbers as `.5` instead of `0.5`."""
+    """Return an estimator's name without its family."""
     return name.removeprefix(f"{family} ").replace("0.", ".")
 
 

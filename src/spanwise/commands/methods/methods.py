@@ -25,7 +25,7 @@ def show_methods(name: str | None = None) -> None:
         preset_text = f"# Beside another method: refine: {name}."
     elif method_entry.preset is None:
         preset_text = "# Callable from Python only: no engine provides its inputs."
-    else:  # a preset depends on a task, so it is shown for the task digits
+    else:  # a preset needs a task, here the task digits
         scheme = scheme_of(load(None, {"method": name}), DIGITS_LAYOUT, 32)
         preset_text = yaml.safe_dump(scheme.plain(), sort_keys=False)
     say(
@@ -38,7 +38,7 @@ def show_methods(name: str | None = None) -> None:
 
 
 def _name_source(entry: Method) -> str:
-    """Name the source of a method's formula, or the module of a plug-in that states no source."""
+    """Name the source of a method's formula."""
     module_name = entry.estimator.__module__
     if module_name.partition(".")[0] == "spanwise" or entry.source != Method.source:
         return entry.source
@@ -46,7 +46,7 @@ def _name_source(entry: Method) -> str:
 
 
 def methods_table() -> Table:
-    """Build the table of all methods: what each credits, does and needs, and where its formula is from."""
+    """Build the table of all methods."""
     table_rows = []
     for entry in sorted(METHODS.values(), key=lambda entry: (entry.kind, entry.name)):
         facts = [entry.paper, f"from {_name_source(entry)}", f"needs {', '.join(entry.needs) or 'rewards only'}"]

@@ -1,4 +1,4 @@
-"""`spanwise report FOLDER`: write `report.html` from the files that another command wrote."""
+"""`spanwise report FOLDER`: write `report.html` from the files in a folder."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -26,12 +26,12 @@ from spanwise.rollouts.folder import ONE_PROMPT, TRAINING
 from spanwise.rollouts.readers.own import tokenizer_in
 from spanwise.rollouts.rows import read_rows
 
-#: The numbers of samples at which a voting curve is computed. More points cost time and show little.
+#: The numbers of samples at which a voting curve is computed.
 BUDGETS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
 def report_folder(folder: str | Path) -> Path:
-    """Write `report.html` into the folder of a run, comparison, fidelity measurement or credit export."""
+    """Write `report.html` into the folder of a run, comparison or other result."""
     run_folder = Path(folder)
     page_makers: Mapping[str, Callable[[Path], str]] = {
         EXPORT: credit_page,
@@ -70,7 +70,7 @@ def train_page(folder: Path) -> str:
 
 
 def _unmeasured(folder: Path) -> dict[str, str]:
-    """Return the figures that a run's evaluations cannot have, with reasons; empty if the recipe is unreadable."""
+    """Map each figure that a run cannot measure to the reason."""
     try:
         recipe = load(folder / "recipe.yaml")
         layout = recipe.own_layout
@@ -130,10 +130,10 @@ def fidelity_page(folder: Path) -> str:
 
 
 def over_seeds(votes: Mapping[int, Mapping[str, Curve]]) -> dict[str, Curve]:
-    """Average curves of voting accuracy over the seeds of an arm, with Student's t intervals."""
+    """Average curves of voting accuracy over the seeds of an arm."""
     mean_curves = {}
     for way, budgets in {way: curve.budgets for curves in votes.values() for way, curve in curves.items()}.items():
-        # A seed whose completions state no confidence has no vote weighted by confidence.
+        # Runs without stated confidences have no vote weighted by confidence.
         curve_by_seed = {seed: curves[way] for seed, curves in votes.items() if way in curves}
         comparable_curves = {seed: curve for seed, curve in curve_by_seed.items() if curve.budgets == budgets}
         accuracies_by_seed = [[interval.value for interval in curve.intervals] for curve in comparable_curves.values()]
@@ -166,7 +166,7 @@ def _votes(samples: Samples, block: str, *, resamples: int = 1000) -> dict[str, 
 def recorded_view(
     folder: Path, recipe: Mapping[str, Any], files: Sequence[Path]
 ) -> tuple[TokenView | None, dict[str, dict[str, Tensor]]]:
-    """Return a run's tokens, and their credit by the run's method and by `grpo` or `bae`."""
+    """Return a run's tokens, with their credit by two methods."""
     if not files:
         return None, {}
     credit_table = pa.concat_tables(map(read_rows, files), promote_options="default")
@@ -192,12 +192,12 @@ def recorded_view(
 
 
 def _add_method(table: pa.Table, place: Path, method: str) -> tuple[pa.Table, dict[str, Any]]:
-    """Add another method's credit to a table of rollouts, if the table records enough for that method."""
+    """Add the credit of another method to a table of rollouts if possible."""
     try:
         credit_result = credit_rollouts(place, methods=[method])
     except SpanwiseError:
         return table, {}
-    if not credit_result.table.has_ids:  # without token ids, credit is per word and does not fit the page's tokens
+    if not credit_result.table.has_ids:  # credit of words does not fit the report's tokens
         return table, {}
     other_credit_table = pa.concat_tables(credited_parts(credit_result))
     for name in schema.method_columns(method, other_credit_table.column_names):

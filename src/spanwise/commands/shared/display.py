@@ -23,10 +23,10 @@ _LEVELS = " ▁▂▃▄▅▆▇█"
 def figure_table(
     title: str, columns: Mapping[str, Mapping[str, Any]], *, absent: Collection[str] = ()
 ) -> Iterator[RenderableType]:
-    """Build a table with a row per figure and a column per run, narrow enough for 80 characters."""
+    """Build a table with a row per figure and a column per run. It fits into 80 characters."""
     all_names = dict.fromkeys(name for figures in columns.values() for name in figures)
     figure_names = [name for name in all_names if name not in absent]
-    alarms_by_run = {  # a "!" beside a figure points to its sentence under the table
+    alarms_by_run = {  # a figure with an alarm gets a "!"
         run: alarms({name: figures.get(name) for name in figure_names if not isinstance(figures.get(name), str)})
         for run, figures in columns.items()
     }
@@ -81,14 +81,14 @@ def vote_table(title: str, votes: Mapping[str, Curve]) -> Table:
 
 
 def gain_table(title: str, gain: Curve) -> Table:
-    """Build a table of the difference between two voting curves, with a row per number of samples."""
+    """Build a table of the difference between two voting curves."""
     budget_intervals = zip(gain.budgets, gain.intervals, strict=True)
     table_rows = ([str(n), f"{i.value:+.3f}", f"{i.low:+.3f} to {i.high:+.3f}"] for n, i in budget_intervals)
     return plain_table("n", "", "95 %", rows=table_rows, title=title)
 
 
 def pull_note(scheme: Scheme, *, group_size: int) -> str | None:
-    """Say which confidence the outcome baseline teaches a policy of accuracy .70; None if it is near .70."""
+    """Say which confidence the outcome baseline teaches. Return None if it is nearly right."""
     scored_objectives = (objective for objective in scheme.objectives if objective.reward in get_args(ScoreName))
     if not any(objective.baseline == "outcome" and len(objective.given) == 1 for objective in scored_objectives):
         return None
@@ -107,7 +107,7 @@ def pull_note(scheme: Scheme, *, group_size: int) -> str | None:
 
 
 def text_plot(series: Mapping[str, Sequence[float | None]], *, height: int = 4) -> str:
-    """Plot curves between 0 and 1 as text, one below the other, each `height` rows high."""
+    """Plot curves between 0 and 1 as text, each `height` rows high."""
     label_width = max(len(name) for name in series)
     plot_lines = []
     for name, values in series.items():

@@ -1,4 +1,4 @@
-"""Print tables that fit the terminal; at any width no heading and no number is cut off."""
+"""Print tables that fit the terminal without cutting off headings or numbers."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -89,5 +89,5 @@ def _padding_width(table: Table, count: int) -> int:
 
 
 def _full_line(words: TextType, style: str, console: Console) -> Text:
-    """Turn a table's title or caption into a separate text, which may use the full terminal width."""
+    """Turn a title or caption into a text of the full terminal width."""
     return Text("", style=style).append_text(console.render_str(words) if isinstance(words, str) else words)

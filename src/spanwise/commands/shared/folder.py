@@ -65,7 +65,7 @@ def read_fields(file: Path) -> dict[str, Any]:
         raise DataError(f"The file '{file}' is not {format_name}: {first_line(error)}.") from error
 
 
-#: The environment variable in which `compare` passes secrets to its runs. Recipe files hold no secrets.
+#: The environment variable in which `compare` passes secrets to its runs.
 SECRETS = "SPANWISE_RECIPE_SECRETS"
 
 
@@ -75,26 +75,26 @@ def secret_fields() -> dict[str, Any]:
 
 
 def changed(file: Path, asked: Mapping[str, Any], *, but: Collection[str] = MAY_CHANGE) -> list[str]:
-    """List the fields in which the new recipe `asked` differs from the one in a file; empty without a file."""
+    """List the fields in which the recipe `asked` differs from the one in a file."""
     return changes(read_fields(file), asked, but=but) if file.is_file() else []
 
 
 def without_nan(value: Any) -> Any:
-    """Return data as JSON stores it, with null in place of NaN, which JSON lacks."""
+    """Return data as JSON stores it, with None for NaN."""
     return json.loads(json.dumps(value, default=str), parse_constant=lambda _: None)
 
 
-#: The most completions whose tokens a report shows, unless the user gives a number.
+#: How many completions a report shows at most, by default.
 MOST = 500
 
 
 def again_command(command: str, *places: str | Path, folder: Path, options: Mapping[str, Any] | None = None) -> str:
-    """Return the command that repeats a report's work in a new folder, with the user's options."""
+    """Return the command line that repeats a command in a new folder."""
     command_words = [str(path) for path in places]
     for name, value in hidden(options or {}).items():
         option_name = "--set" if name == "overrides" else f"--{name.replace('_', '-')}"
         if isinstance(value, Mapping):
-            for key, field in value.items():  # `--set` takes the value of a field as one line of YAML
+            for key, field in value.items():  # `--set` takes a value as one line of YAML
                 as_yaml = yaml.safe_dump([field], default_flow_style=True, sort_keys=False, allow_unicode=True, width=2**31)
                 command_words += [option_name, f"{key}={as_yaml.strip()[1:-1] if name == 'overrides' else field}"]
         elif isinstance(value, list):

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from spanwise.errors import RecipeError
 
 Flag = Annotated[bool, Parameter(negative="")]
-#: The option `--set`; the help of each command says which fields it takes.
+#: The option `--set`, which sets recipe fields.
 Fields = Annotated[list[str] | None, Parameter(name="--set")]
 
 

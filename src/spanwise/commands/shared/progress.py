@@ -85,7 +85,7 @@ def quiet() -> None:
 
 
 def warm_up_progress(console: Console) -> Any:
-    """Return a function of (step, total, loss) that shows the progress of the warm start before RL."""
+    """Return a function that shows the progress of the supervised warm start."""
     live_progress: Live | None = None
 
     def show(step: int, total: int, loss: float) -> None:
@@ -101,7 +101,7 @@ def warm_up_progress(console: Console) -> Any:
 
 
 def _average_parts(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Average a reward's figures over its JSON fields (`equals.a`, `equals.b`). Only the first list element counts."""
+    """Average a reward over its JSON fields. Only the first element of a list counts."""
     value_by_label: dict[str, Any] = {}
     hidden_names = later_elements(values)
     for label, part_names in families(name for name in values if name not in hidden_names).items():

@@ -22,20 +22,20 @@ from spanwise.rollouts import schema
 
 FILE = "evaluation.parquet"
 _Figure = TypeVar("_Figure")
-#: A mapping from arm and seed to the figures, samples or summary of that run.
+#: Maps arm and seed to the figures, samples or summary of that run.
 ByArm = dict[str, dict[int, _Figure]]
 
 
 @dataclass(frozen=True)
 class Samples:
-    """The completions of an evaluation, in columns (answers, verdicts, confidence, ...)."""
+    """The completions of an evaluation, in columns."""
 
     prompt_n: Int[Tensor, " n"]  # the index of each completion's held-out prompt
     answers: Mapping[str, list[str | None]]  # answers by block; None if no answer could be read
     correct: Mapping[str, Float[Tensor, " n"]]  # verdicts by block: 1 right, 0 wrong or missing, NaN without a verdict
     confidence_n: Float[Tensor, " n"]  # the confidence that each completion states, or NaN
     well_formed_n: Bool[Tensor, " n"]
-    refusal_n: Bool[Tensor, " n"] | None = None  # whether the completion declines to answer; None for tasks without refusals
+    refusal_n: Bool[Tensor, " n"] | None = None  # whether the completion declines to answer
     score_n: Float[Tensor, " n"] | None = None  # the self-rewarding score, not clipped; NaN if a completion has none
     rewards: Mapping[str, Float[Tensor, " n"]] = field(default_factory=dict)  # rewards by objective; NaN without a reward
 
@@ -50,11 +50,11 @@ class Samples:
         return not bool(self.confidence_n.isnan().all())
 
     def by_score(self) -> "Samples | None":
-        """Use each sample's self-rewarding score, clipped to [0, 1], as its confidence; None without scores."""
+        """Use the self-rewarding scores as confidences. Return None if there are no scores."""
         return None if self.score_n is None else replace(self, confidence_n=self.score_n.clamp(0.0, 1.0), score_n=None)
 
     def most_votes(self, block: str) -> int:
-        """Return how many samples of a prompt can vote on a block's answer, at most 16; 0 without verdicts."""
+        """Return how many samples of a prompt can vote on a block's answer, at most 16."""
         if not len(self.prompt_n) or block not in self.correct or bool(self.correct[block].isnan().all()):
             return 0
         return min(int(torch.bincount(self.prompt_n).max()), 16)
@@ -95,7 +95,7 @@ class Samples:
     def votes(
         self, block: str | None = None, *, budgets: Sequence[int] | None = None, resamples: int = 1000
     ) -> dict[str, Curve]:
-        """Compute voting accuracy by number of samples, for the answers of one block (default: the first)."""
+        """Compute the accuracy of votes on one block's answers by number of samples."""
         block_name = block or self.first
         score_samples = self.by_score()
         if score_samples is not None and not self.stated:  # without confidences, the self-rewarding score weights the votes
@@ -110,7 +110,7 @@ class Samples:
         return curves
 
     def figures_and_votes(self) -> dict[str, float | None]:
-        """Compute the figures, and the accuracy of a vote over up to 16 samples, as `majority@16`."""
+        """Compute the figures and the accuracy of votes, such as `majority@16`."""
         vote_count = self.most_votes(self.first)
         vote_names = ("majority", "weighted", f"{OF_SCORE}weighted")
         # One bootstrap draw is enough, because a comparison takes its intervals from the seeds.
@@ -137,7 +137,7 @@ class Samples:
 
 
 def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool = False) -> dict[str, str]:
-    """Return the figures (accuracy, ...) that an evaluation under a layout cannot have, with reasons."""
+    """Map each figure that an evaluation cannot measure to the reason."""
     if layout is None or not any(layout.keys.values()):
         return {}
     parts_by_block = layout.keys
@@ -152,7 +152,7 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
     def only(parts: Sequence[str]) -> str:
         return f", only {', '.join(map(part_template.format, parts))}" if parts else ""
 
-    # Without `answer` and `confidence`, the layout is for another kind of task. No answer can be judged.
+    # A layout without answer and confidence has no answers to judge.
     if part_noun == "part" and {answer_name, confidence_name}.isdisjoint(part_names):
         no_part_reason = (
             f"no block has the part '{answer_name}' or '{confidence_name}'; "
@@ -199,7 +199,7 @@ def read_samples(folder: str | Path) -> Samples:
 def ended_runs(
     places: Mapping[str, Mapping[int, Path]],
 ) -> tuple[ByArm[dict[str, Any]], ByArm[Samples], ByArm[dict[str, float | None]]]:
-    """Read summary, samples and final figures of a comparison's finished runs, by arm (method) and seed."""
+    """Read the summaries, samples and final figures of a comparison's finished runs."""
     summaries_by_arm: ByArm[dict[str, Any]] = {arm: {} for arm in places}
     samples_by_arm: ByArm[Samples] = {arm: {} for arm in places}
     figures_by_arm: ByArm[dict[str, float | None]] = {arm: {} for arm in places}

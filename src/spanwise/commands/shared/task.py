@@ -53,7 +53,7 @@ def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) ->
 
 
 def run_or_model(folder: Path, recipe: Path | None, overrides: Mapping[str, Any]) -> tuple[Path, Recipe]:
-    """Return the folder of a model, and a recipe with the task to evaluate it on; default: its run's recipe."""
+    """Return the folder of a model, and the recipe to evaluate it with."""
     possible_runs = (folder, *run_above(folder))
     run_folder = next((path for path in possible_runs if (path / "recipe.yaml").is_file()), None)
     model_folder = folder / "model" if (folder / "model").is_dir() else folder
@@ -71,14 +71,14 @@ def run_or_model(folder: Path, recipe: Path | None, overrides: Mapping[str, Any]
 
 
 def run_above(folder: Path) -> list[Path]:
-    """Return a list with the run folder of a model folder or checkpoint; empty for other folders."""
+    """Return a list with the run folder above a model folder or checkpoint."""
     return (
         [folder.parent] if folder.name == "model" else [folder.parent.parent] if folder.parent.name == "checkpoints" else []
     )
 
 
 def model_and_task(folder: Path, recipe: Recipe, console: Console) -> tuple[Any, Any, Task]:
-    """Load the model and tokenizer of a local folder, and build the task of a recipe for this model."""
+    """Load a local model and its tokenizer, and build the task of a recipe for it."""
     torch.set_num_threads(recipe.threads)
     model, tokenizer = load_model(folder)
     warm_start = task_start(recipe)
@@ -94,7 +94,7 @@ def model_and_task(folder: Path, recipe: Recipe, console: Console) -> tuple[Any,
 
 
 def task_roller(model: Any, tokenizer: Any, task: Task, recipe: Recipe) -> Roller:
-    """Build the `Roller` that samples completions of a task, as long and as random as its recipe says."""
+    """Build the `Roller` that samples completions of a task."""
     return Roller(model, tokenizer, task, recipe.temperature, recipe.max_completion_length or task.max_completion_length)
 
 

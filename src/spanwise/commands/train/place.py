@@ -21,13 +21,13 @@ from spanwise.rollouts.folder import WRITES, check_free, is_first_rank, is_run, 
 
 
 def task_name(recipe: Recipe) -> str:
-    """Return the name of a run's task, or of its dataset if the recipe has a layout of its own."""
+    """Return the name of a run's task or dataset."""
     is_named_by_dataset = recipe.dataset is not None and recipe.own_layout is not None
     return Path(str(recipe.dataset).partition(":")[0]).stem if is_named_by_dataset else recipe.task
 
 
 def _choose_folder(recipe: Recipe, resume: str | None, overwrite: bool, console: Console) -> tuple[Path, Path | None]:
-    """Choose the folder of the run, and the checkpoint that it resumes from, if any."""
+    """Choose the folder of the run and any checkpoint to resume from."""
     run_name = f"{task_name(recipe)}-{recipe.method}-{recipe.seed}"
     folder = None if recipe.output is None else Path(recipe.output)
     if resume is None:
@@ -61,7 +61,7 @@ def _choose_folder(recipe: Recipe, resume: str | None, overwrite: bool, console:
 
 
 def _run_of(checkpoint: Path) -> Path:
-    """Return the folder two levels above a checkpoint: its run, unless the checkpoint was moved."""
+    """Return the run folder of a checkpoint, two levels above it."""
     return (checkpoint if len(checkpoint.parts) > 2 else checkpoint.resolve()).parent.parent
 
 
@@ -89,7 +89,7 @@ def history_of(checkpoint: Path, new_recipe: Mapping[str, Any], *, per_batch: in
 def run_folder(
     recipe: Recipe, *, resume: str | None, overwrite: bool, console: Console
 ) -> Iterator[tuple[Path, Path | None]]:
-    """Yield the folder of a run, locked against other writers, and the checkpoint to resume from."""
+    """Lock the folder of a run, and yield it with any checkpoint to resume from."""
     folder, checkpoint = _choose_folder(recipe, resume, overwrite, console)
     is_same_run = checkpoint is not None and folder.resolve() == _run_of(checkpoint).resolve()
     with sole_writer(folder):

@@ -53,7 +53,7 @@ def train(
     title: str = "train",
     callbacks: Sequence[TrainerCallback] = (),
 ) -> dict[str, Any]:
-    """Train as the recipe says, write the run's folder, and return the content of `summary.json`."""
+    """Train as the recipe says, and write the run's folder. Return the content of `summary.json`."""
     console = console or Console()
     if secret_names := hidden_names({"trainer": recipe.trainer, "objectives": recipe.objectives}):
         hidden_note = f"The recipe holds {HIDDEN} in place of {' and '.join(secret_names)}."
@@ -136,7 +136,7 @@ def _show(summary: Mapping[str, Any], console: Console, *, title: str, absent: M
     figure_columns = {"start": summary["start"], "end": summary["final"]}
     if summary["intervals"]:
         figure_columns["95 %"] = {
-            name: "unknown" if low == high else f"{low:.3f} to {high:.3f}"  # all prompts agree: docs/intervals.md
+            name: "unknown" if low == high else f"{low:.3f} to {high:.3f}"  # no interval if all prompts agree
             for name, (low, high) in summary["intervals"].items()
         }
     say(console, *figure_table(title, figure_columns, absent=absent), *unmeasured_sentences(absent))
@@ -174,8 +174,8 @@ def check_recipe(recipe: Recipe) -> None:
 
 
 def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:
-    """Build the TRL configuration of a recipe; options in `recipe.trainer` win over all others."""
-    if len(task.train) < recipe.prompts:  # with fewer prompts than a step takes, TRL trains no step
+    """Build the TRL configuration of a recipe. Options in `recipe.trainer` win over all others."""
+    if len(task.train) < recipe.prompts:  # with too few prompts, TRL trains no step
         raise DataError(
             f"The dataset '{recipe.dataset}' has {len(task.train)} prompts to train on, but a step takes {recipe.prompts}. "
             f"(A fifth of its prompts, at least 1 and at most 512, is kept for evaluation.) "
@@ -223,7 +223,7 @@ def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:
 
 
 class Recorder(BatchCallback):
-    """A trainer callback that shows progress, and writes metrics, rollouts and evaluations."""
+    """A trainer callback that shows and writes the progress of a run."""
 
     def __init__(
         self,
@@ -238,7 +238,7 @@ class Recorder(BatchCallback):
     ) -> None:
         super().__init__(folder, per_batch=per_batch, keep_rollouts=recipe.keep_rollouts)
         self.recipe, self.task = recipe, task
-        self.absent = unmeasured(task.layout, recipe.answer_tags, scored=recipe.is_scored)  # why each figure is not measured
+        self.absent = unmeasured(task.layout, recipe.answer_tags, scored=recipe.is_scored)
         self.console, self.live = console, Live(console, title, recipe.steps)
         self.evaluations = [{"step": line["step"], **line["evaluation"]} for line in history if "evaluation" in line]
         self.spanwise_seconds = 0.0
@@ -253,7 +253,7 @@ class Recorder(BatchCallback):
             self._evaluate(state.global_step // self.per_batch)
 
     def batch_ended(self, step: int, rollouts: Rollouts | None) -> None:
-        """After a generation batch, write the modes' files, keep the scores, and count the tokens."""
+        """Count the tokens and keep the scores of a generation batch. Also write the modes' files."""
         if self.trainer.accelerator.is_main_process:
             text_by_file = {name: text for part in self.trainer.parts.values() for name, text in part.files.items()}
             for name in text_by_file.keys() - self._written_files:
@@ -356,14 +356,14 @@ class Recorder(BatchCallback):
 
 
 def _intervals(samples: Samples) -> dict[str, dict[str, list[float]]]:
-    """Return a `metrics.jsonl` field with the intervals of the mean rewards; empty without rewards."""
+    """Return the intervals of the mean rewards as a field of `metrics.jsonl`."""
     mean_by_reward = samples.mean_rewards()
     bounds_by_reward = {name: [mean.low, mean.high] for name, mean in mean_by_reward.items() if not isnan(mean.low)}
     return {"intervals": bounds_by_reward} if bounds_by_reward else {}
 
 
 def batch_ece(scores: Scores, correct_index: int, confidence_index: int) -> float | None:
-    """Compute the ECE of a batch from its verdicts and stated confidences; None if it lacks either."""
+    """Compute the ECE of a batch from its verdicts and stated confidences."""
     if scores.stated_nm is None:
         return None
     verdict_n = scores.reward_nm[:, correct_index]

@@ -11,7 +11,7 @@ from spanwise.credit.methods._gae import SaeSegments
 
 
 def decision_notes(result: CreditResult) -> Iterator[str]:
-    """Say how often each method like SAE cuts at unlikely tokens, and how late its critic reacts."""
+    """Say how often a method like SAE cuts completions, and how late its critic reacts."""
     for name, scheme in result.arms.schemes.items():
         segments = SaeSegments.of(scheme.method, scheme.options)
         if segments is None:
@@ -40,7 +40,7 @@ def decision_notes(result: CreditResult) -> Iterator[str]:
 def _cut_segments(
     result: CreditResult, segments: SaeSegments, logp_column: str, value_column: str
 ) -> tuple[list[int], list[np.ndarray], list[float]]:
-    """Return the number of SAE cuts per completion, and critic values and reward per segment."""
+    """Return the number of SAE cuts per completion, and each segment's values and reward."""
     table = result.table
     decision_counts = list[int]()
     segment_values = list[np.ndarray]()
@@ -62,7 +62,7 @@ def _cut_segments(
 
 
 def _describe_delay(name: str, values: list[np.ndarray], rewards: np.ndarray) -> str:
-    """Say after how many tokens the critic shows half of a decision's effect (or that it never does)."""
+    """Say after how many tokens the critic shows half of a decision's effect."""
 
     def agreement(lag: int) -> np.ndarray:
         later_values = [value_t[min(lag, len(value_t) - 1)] for value_t in values]

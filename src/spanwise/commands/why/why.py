@@ -24,9 +24,9 @@ from spanwise.rollouts.table import fitting_runs
 from spanwise.types import Fault, Status
 from spanwise.zeros import Zero, Zeros, reason_of, recorded_reasons, tally_zeros, zero_reasons
 
-#: The description of a completion lists at most this many of the completions compared with it.
+#: How many completions of the same group a description lists at most.
 _MATES = 16
-#: Up to this many missing blocks get a sentence each; more of them share one sentence.
+#: More missing blocks than this share one sentence.
 _NAMED = 4
 
 
@@ -49,7 +49,7 @@ def why(
 
 
 def reasons(result: CreditResult) -> dict[str, Zeros]:
-    """Return for each method why tokens of a rollout file have the advantage 0, and how often."""
+    """Count for each method the reasons why tokens have the advantage 0."""
     table, scheme_by_method = result.table, result.arms.schemes
     row_index_v = torch.from_numpy(np.repeat(np.arange(len(table)), table.tokens.lengths))
     if "correct" in result.scores.names:
@@ -78,7 +78,7 @@ def reasons(result: CreditResult) -> dict[str, Zeros]:
 
 
 def reason_table(result: CreditResult, zeros: Mapping[str, Zeros], examples: int) -> Table:
-    """Build the table that counts, for each method, why tokens and completions got no credit."""
+    """Build the table that counts the reasons for zero credit by method."""
     counts_table = plain_table(
         "method", "why a token gets nothing", "completions", "tokens", "share", "rows", rows=(), right=(2, 3, 4),
         title=result.title,
@@ -100,7 +100,7 @@ def reason_table(result: CreditResult, zeros: Mapping[str, Zeros], examples: int
 
 
 def _describe_file(result: CreditResult, zeros: Mapping[str, Zeros], examples: int) -> list[Table | str]:
-    """Return a table of reasons for zero credit, and notes on malformed completions and missing blocks."""
+    """Return a table of reasons for zero credit, and notes on the completions."""
     lines: list[Table | str] = [reason_table(result, zeros, examples)]
     fault_n = result.file_spans.fault_n
     present_nk = result.file_spans.length_nk > 0
@@ -134,7 +134,7 @@ def _describe_file(result: CreditResult, zeros: Mapping[str, Zeros], examples: i
 
 
 def describe_completion(result: CreditResult, zeros: Mapping[str, Zeros], n: int) -> list[Table | str]:
-    """Describe one completion: the rows that it is compared with, its rewards and its tokens."""
+    """Describe one completion with its group, rewards and tokens."""
     table, scores = result.table, result.scores
     group_rows = (result.group_n == result.group_n[n]).nonzero().flatten().tolist()
     completion_text = f"Completion {n} of '{table.path}': step {int(table.step_n[n])}"
