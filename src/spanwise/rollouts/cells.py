@@ -1,4 +1,4 @@
-"""Parse table cells and JSON records: numbers and lists stored as text, chat messages, required fields."""
+"""Parse the cells of tables and the fields of JSON records."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def refuse_words(path: Path, name: str, values: Sequence[Any]) -> None:
 
 
 def is_empty(value: Any) -> bool:
-    """Return whether a cell is null, or NaN as pandas writes null. An empty text is not empty in this sense."""
+    """Return whether a cell is null or NaN. An empty text is not empty in this sense."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
@@ -116,7 +116,7 @@ def parse_chats(values: Iterable[Any]) -> list[Any]:
 
 
 def answer_text(value: Any) -> str | None:
-    """Return a gold answer as text: JSON for a list or an object, None for an empty cell."""
+    """Return a gold answer as text. Lists and objects become JSON; an empty cell becomes None."""
     if is_empty(value):
         return None
     if isinstance(value, (list, dict)):
@@ -129,17 +129,17 @@ def object_text(value: Any) -> str:
     return re.sub(r" at 0x[0-9a-fA-F]+", "", str(value))
 
 
-#: The texts of a completion in order. A flag beside each text says whether the model wrote it.
+#: The texts of a completion, each with a flag: whether the model wrote it.
 Parts = Sequence[tuple[str, bool]]
 
 
 def clean(text: str) -> str:
-    """Replace the lone surrogates in a text, which JSON may contain and no UTF-8 file can hold."""
+    """Replace lone surrogates in a text, which no UTF-8 file can hold."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def content_text(content: Any) -> str:
-    """Return a chat message's content as text, whether it is a string, a list of parts or None."""
+    """Return the content of a chat message as text."""
     if isinstance(content, str):
         return clean(content)
     if isinstance(content, Mapping):
@@ -153,22 +153,22 @@ def content_text(content: Any) -> str:
 
 
 def message_text(message: Any) -> str:
-    """Return a message's reasoning, content and tool calls as text, one below the other."""
+    """Return a message's reasoning, content and tool calls as text."""
     if not isinstance(message, Mapping):
         return content_text(message)
     tool_calls = message.get("tool_calls")
     if not isinstance(tool_calls, (list, tuple, np.ndarray)):
         tool_calls = [] if tool_calls is None else [tool_calls]
-    if not len(tool_calls) and message.get("function_call") is not None:  # OpenAI's old name for a single call
+    if not len(tool_calls) and message.get("function_call") is not None:  # OpenAI's old field for a tool call
         tool_calls = [message["function_call"]]
-    # Servers call the reasoning differently, and a refusal has no content.
+    # Servers use different fields for reasoning and refusals.
     reasoning_text = content_text(message.get("reasoning_content")) or content_text(message.get("reasoning"))
     content_or_refusal = content_text(message) or content_text(message.get("refusal"))
     return "\n".join(filter(None, [reasoning_text, content_or_refusal, *map(_call_text, tool_calls)]))
 
 
 def _call_text(call: Any) -> str:
-    """Write a tool call as `name(arguments)`, from the call itself (verifiers) or its field `function` (chats)."""
+    """Write a tool call as `name(arguments)`."""
     if not isinstance(call, Mapping):
         return content_text(call)
     function_field = call.get("function")
@@ -180,7 +180,7 @@ def _call_text(call: Any) -> str:
 
 
 def prompt_text(prompt: Any) -> str:
-    """Return a prompt as text; each message of a chat becomes a line that begins with its role."""
+    """Return a prompt as text. Each chat message becomes a line that begins with its role."""
     if isinstance(prompt, (list, tuple, np.ndarray)):
         return "\n".join(
             f"[{m['role']}] {message_text(m)}" if isinstance(m, Mapping) and "role" in m else content_text(m) for m in prompt
@@ -189,7 +189,7 @@ def prompt_text(prompt: Any) -> str:
 
 
 def prompt_fault(prompt: Any, *, template: bool) -> str | None:
-    """Return why a trainer cannot use a prompt, and what to write instead; None if it is usable."""
+    """Return why a trainer cannot use a prompt, or None if it can."""
     if isinstance(prompt, str):
         return None if prompt.strip() else "a prompt must say something."
     if not (isinstance(prompt, list) and is_chat(prompt) and all("content" in message for message in prompt)):
@@ -200,7 +200,7 @@ def prompt_fault(prompt: Any, *, template: bool) -> str | None:
 
 
 def check_speaker(chat: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a chat without an assistant if a role has another format's name for it, such as "gpt"."""
+    """Refuse a chat in which the model has another role than assistant, such as "gpt"."""
     roles = dict.fromkeys(message["role"] for message in chat)
     if "assistant" not in roles and not _FOREIGN_ASSISTANT_ROLES.isdisjoint(roles):
         raise FieldError(f"its roles are {', '.join(roles)}, and the model's messages must have the role assistant")
@@ -214,7 +214,7 @@ def split_chat(chat: Sequence[Mapping[str, Any]]) -> tuple[Any, Any]:
 
 
 def completion_parts(completion: Any) -> Parts:
-    """Split a completion (a string or a list of messages) into texts, each with a flag: True if the model wrote it."""
+    """Split a completion into texts, each with a flag: whether the model wrote it."""
     if isinstance(completion, (list, tuple)):
         return [(message_text(m), not isinstance(m, dict) or m.get("role", "assistant") == "assistant") for m in completion]
     return [(content_text(completion), True)]
@@ -230,7 +230,7 @@ class FieldError(DataError):
 
 
 def whole_number(value: Any, key: str) -> int:
-    """Check that a field's value is a whole number, and return it as an int; None becomes 0."""
+    """Check that a field's value is a whole number, and return it as an int. None becomes 0."""
     if value is None:
         return 0
     if isinstance(value, float) and value.is_integer():
@@ -241,7 +241,7 @@ def whole_number(value: Any, key: str) -> int:
 
 
 def object_field(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return the object in a field of a record; an empty object if the record lacks the field."""
+    """Return the object in a field of a record. A missing field gives an empty object."""
     field_value = record.get(key)
     if field_value is None:
         return {}
@@ -265,7 +265,7 @@ def list_field(record: Mapping[str, Any], key: str, entry_type: type | tuple[typ
 
 @contextmanager
 def at_place(place: str) -> Iterator[None]:
-    """Add a record's place in its file to every error that the `with` block raises."""
+    """Name a record's place in the errors of the `with` block."""
     try:
         yield
     except FieldError as error:
@@ -295,5 +295,5 @@ def missing_field(key: str, record: Mapping[str, Any]) -> FieldError:
 
 
 def short_repr(value: Any) -> str:
-    """Return a value of a JSON file as an error shows it, cut if it is long."""
+    """Return a short text of a value for an error message."""
     return "null" if value is None else reprlib.repr(value)

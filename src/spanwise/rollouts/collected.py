@@ -1,4 +1,4 @@
-"""Collect the completions of a file of records as columns, for formats whose token ids may lie in the file."""
+"""Collect the completions of a file as columns."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from spanwise.rollouts.columns import ColumnBuilder
 from spanwise.rollouts.table import Ragged, RolloutTable, TokenizedTexts, load_tokenizer
 from spanwise.rollouts.token_rows import TokenRows
 
-#: The note on a file whose token ids are not used, because nobody says which tokenizer they are of.
+#: The note for the user if the tokenizer of a file is unknown.
 PER_WORD = "Credit is shown per word; to see the file's tokens, give the tokenizer's folder with --tokenizer."
 
 
 @dataclass
 class Collected:
-    """Completions by column: fields such as prompt, step and key, rewards, further columns. Their tokens lie on disk."""
+    """The completions of a file by column. Their tokens lie on disk."""
 
     fields: ColumnBuilder = field(default_factory=ColumnBuilder)
     rewards: ColumnBuilder = field(default_factory=ColumnBuilder)
@@ -49,7 +49,7 @@ class Collected:
         rollouts: Sequence[Hashable] | None = None,
         notes: Sequence[str] = (),
     ) -> RolloutTable:
-        """Return the completions as a table; `keys`, `rollouts` and `notes` as in `RolloutTable.of`."""
+        """Return the completions as a table. The arguments are those of `RolloutTable.of`."""
         prompts, steps = self.values("prompt"), self.values("step")
         contents = {"columns": self.columns.columns, "rewards": self.rewards.columns}
         return RolloutTable.of(

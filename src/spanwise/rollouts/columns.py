@@ -16,13 +16,13 @@ from spanwise.rollouts import cells
 from spanwise.rollouts.files import ReadingProgress, concatenate_tables, delimited_names, read_batches, read_records
 
 _ROWS_AT_ONCE = 256
-#: Yields some columns of a table (`None`: all), a few rows at a time, with the number of these rows.
+#: Takes column names (None: all), and yields (row count, columns) for a few rows at a time.
 Pieces = Callable[[Collection[str] | None], Iterator[tuple[int, Mapping[str, Sequence[Any]]]]]
 
 
 @dataclass(frozen=True)
 class RereadColumn:
-    """A column that is read from its files again at every iteration, because its texts may not fit into memory."""
+    """A column that is read from its files again at every iteration, to save memory."""
 
     read: Callable[[], Iterator[Any]]
     size: int
@@ -35,14 +35,14 @@ class RereadColumn:
 
 
 class Shared:
-    """Replaces equal texts, and equal chats, by one object, which saves memory."""
+    """Replaces equal texts by one object, and equal chats, to save memory."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
         self._chats: dict[int, Any] = {}
 
     def __call__(self, value: Any) -> Any:
-        """Return the value, or an equal text or chat that was given before."""
+        """Return an equal text or chat from an earlier call, or the value itself."""
         if isinstance(value, str):
             return self._texts.setdefault(value, value)
         if cells.is_chat(value):

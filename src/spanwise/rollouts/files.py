@@ -1,4 +1,4 @@
-"""Read parquet, CSV, TSV and JSON files, and report an unreadable file in one sentence."""
+"""Read parquet, CSV, TSV and JSON files. Report unreadable files in one sentence."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from spanwise.rollouts.cells import at_place, short_repr
 from spanwise.rollouts.json_array import array_entries
 
 Parsed = TypeVar("Parsed")
-SUFFIXES = {".csv": ",", ".tsv": "\t"}  # the delimiters of text tables; a CSV file may use another one
-#: How many bytes of a text table Arrow reads at once. For a longer row, it reads up to `_LARGEST_BLOCK`.
+SUFFIXES = {".csv": ",", ".tsv": "\t"}  # the usual delimiter of each text format
+#: The usual and the largest number of bytes to read at once.
 _BLOCK, _LARGEST_BLOCK = 2**20, 2**31 - 1
 _MOST_HEADING_BYTES = 2**20
-#: The function that long work calls with its name, the amount done and the total, so that commands show progress.
+#: The function that shows progress. Its arguments are the work, the amount done and the total.
 REPORT: ContextVar[Callable[[str, int, int], None]] = ContextVar("report", default=lambda work, done, total: None)
 
 
 @contextmanager
 def readable(file: Path) -> Iterator[None]:
-    """Raise a DataError of one sentence if the code in the `with` block cannot read its file."""
+    """Raise a DataError if the code in the `with` block cannot read its file."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:
@@ -67,9 +67,9 @@ class ReadingProgress:
         self._done, self._percent, self._report = 0.0, 0, REPORT.get()
 
     def add(self, size: int | float) -> None:
-        """Add a number of bytes that have been read; it may be an estimate from the number of rows."""
+        """Add a number of bytes that have been read. It may be an estimate."""
         self._done += size
-        # Sizes may be fractions, and their rounded sum may lie just below a whole percent.
+        # Rounding may put the sum of fractions just below a whole percent.
         percent = int(100 * self._done / max(self.total, 1) + 1e-6)
         if percent > self._percent:
             self._percent = percent
@@ -131,7 +131,7 @@ def read_batches(file: Path, columns: Sequence[str] | None, progress: ReadingPro
             return
         except (pa.ArrowException, UnicodeDecodeError) as error:
             format_fault = first_line(error).removeprefix("CSV parse error: ")[:200]
-        # If a row is longer than a block, read on with longer blocks, and skip the rows that were read before.
+        # A row may be longer than a block. Then read again with longer blocks.
         if "straddles two block boundaries" not in format_fault or block_size > file.stat().st_size:
             break
         block_size = min(8 * block_size, _LARGEST_BLOCK)
@@ -154,7 +154,7 @@ def parse_records(files: Sequence[Path], parse: Callable[[Mapping[str, Any]], Pa
 
 
 def read_records(files: Sequence[Path]) -> Iterator[tuple[Path, str, dict[str, Any]]]:
-    """Yield every JSON record with its file and its place there, such as "Line 3". Skip blank lines."""
+    """Yield every JSON record with its file and place, such as "Line 3". Skip blank lines."""
     progress = ReadingProgress(files)
     for file in files:
         with readable(file), file.open("rb") as stream:
@@ -169,7 +169,7 @@ def read_records(files: Sequence[Path]) -> Iterator[tuple[Path, str, dict[str, A
 
 
 def _lines(file: Path, stream: BufferedReader, progress: ReadingProgress) -> Iterator[tuple[str, Any]]:
-    """Yield the JSON value in every line of a file with the line's place; skip blank lines."""
+    """Yield the JSON value in every line of a file with the line's place. Skip blank lines."""
     for number, line in enumerate(stream, start=1):
         progress.add(len(line))
         if line.strip():
@@ -198,12 +198,12 @@ def holds_json(file: Path) -> bool:
 
 
 def _first_character(start: bytes) -> bytes:
-    """Return the first character of a text after a byte order mark and white space."""
+    """Return the first character of a text that is not white space or a byte order mark."""
     return start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
 
 
 def _parse_json(file: Path, place: str, text: bytes) -> Any:
-    """Parse the JSON text of a file or a line; an error names the place."""
+    """Parse the JSON text of a file or a line. An error names the place."""
     try:
         with at_place(f"{place} of '{file}'"):
             return json.loads(text)

@@ -21,7 +21,7 @@ from spanwise.errors import DataError
 from spanwise.objective import HIDDEN
 from spanwise.rollouts.schema import write_rollouts
 
-#: The folders of a run's rollout files: one for training, one for a held-out prompt at several steps.
+#: The folders for the rollouts of training and of one held-out prompt.
 TRAINING, ONE_PROMPT = "rollouts", "one_prompt"
 #: The files that only a finished run has.
 RESULTS = ("summary.json", "evaluation.parquet", "report.html")
@@ -29,16 +29,16 @@ WRITES = (  # all files and folders that a run writes
     "recipe.yaml", "metrics.jsonl", TRAINING, ONE_PROMPT, "checkpoints", "model", "tokenizer", "critic", "laser.json", *RESULTS,
 )  # fmt: skip
 
-#: The recipe sections that may hold a secret: settings of libraries and of users' functions.
+#: The recipe sections that may hold a secret.
 _SECRET_SECTIONS = ("trainer", "objectives")
 _SECRET_NAME = re.compile(r"secret|passw|passphrase|credential|(api|access|auth|private|account|hub|hf)_?key|_token$")
-_SPECIAL_TOKEN_NAME = re.compile(  # such as pad_token, which is no secret
+_SPECIAL_TOKEN_NAME = re.compile(  # names such as pad_token are no secrets
     r"(^|_)(pad|eos|bos|unk|sep|cls|mask|stop|start|end|begin|special|image|video|audio|think|tool)_token$"
 )
 
 
 def hidden(value: Any, stand_in: str | None = HIDDEN, *, within: str = "") -> Any:
-    """Replace the secrets in a recipe, such as `hub_token` in `trainer`, by `stand_in`. If that is None, drop them."""
+    """Replace the secrets in a recipe by `stand_in`. If that is None, drop them."""
     if isinstance(value, Mapping):
         secret_names = {name for name, field in value.items() if _is_secret(str(name), field, within)}
         return {
@@ -52,7 +52,7 @@ def hidden(value: Any, stand_in: str | None = HIDDEN, *, within: str = "") -> An
 
 
 def _is_secret(name: str, value: Any, within: str) -> bool:
-    """Return whether a setting in a recipe's section is a text whose name shows that it is secret."""
+    """Return whether a recipe's setting holds a secret, judged by its name."""
     snake_name = re.sub(r"(?<=[a-z])(?=[A-Z])|-", "_", name).lower()
     has_secret_name = _SECRET_NAME.search(snake_name) is not None and _SPECIAL_TOKEN_NAME.search(snake_name) is None
     is_filled_text = isinstance(value, str) and value != ""
@@ -123,7 +123,7 @@ def is_first_rank() -> bool:
 
 
 class RunFolder:
-    """Writes the files of a run: `recipe.yaml`, `metrics.jsonl`, `rollouts/*.parquet`, `summary.json`, `model/`.
+    """Writes the files of a run into its folder.
 
     Nothing is written before `begin`. Only the files and folders in `writes` are ever removed.
     """
@@ -132,7 +132,7 @@ class RunFolder:
         self.path, self.writes = Path(path), tuple(writes)
 
     def write_recipe(self, recipe: Mapping[str, Any]) -> None:
-        """Write the resolved recipe without secrets and without `output`, because a user may move the folder."""
+        """Write the recipe without secrets. `output` is left out, because a user may move the folder."""
         kept_settings = {name: value for name, value in recipe.items() if name != "output"}
         write_text(self.path / "recipe.yaml", yaml.safe_dump(hidden(kept_settings), sort_keys=False, allow_unicode=True))
 
@@ -165,12 +165,12 @@ class RunFolder:
         write_text(self.path / "summary.json", json.dumps(hidden(dict(summary)), indent=2) + "\n")
 
     def write_rollouts(self, parts: Sequence[pa.Table], *, step: int, kind: str = TRAINING) -> None:
-        """Write the rollouts of a batch, one table per process, to `<kind>/step_<step>.parquet`."""
+        """Write the rollouts of a batch to `<kind>/step_<step>.parquet`. Each process has a table."""
         write_rollouts(self.path / kind / f"step_{step:06d}.parquet", parts)
 
 
 def metrics_until(run: Path, step: int) -> list[dict[str, Any]]:
-    """Return a run's lines of `metrics.jsonl` up to a step, without the final evaluation. Warn about damaged lines."""
+    """Return the metrics of a run up to a step, without the final evaluation. Warn about damaged lines."""
     log_file = run / "metrics.jsonl"
     line_texts = log_file.read_bytes().splitlines() if log_file.is_file() else []
     kept_records: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Read the entries of a JSON array one by one, with only a piece of its text in memory.
+"""Read the entries of a JSON array one by one, to save memory.
 
 The library ijson would do this, too, but it refuses NaN, which Python and pandas write, and whole numbers beyond 64 bits.
 """
@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from io import BufferedReader
 from typing import Any
 
-#: The fewest bytes to read at once. For a longer entry, each read doubles the text in memory.
+#: The smallest number of bytes to read at once.
 _PIECE = 2**20
-#: A parse error this close to the text's end (in characters) may only mean that a name or an escape is cut off.
+#: A parse error this near the end (in characters) may only mean that the text is cut off.
 _CUT_OFF = 16
 _SPACE = re.compile(r"[ \t\n\r]*")
 
@@ -27,7 +27,7 @@ def array_entries(stream: BufferedReader, count: Callable[[int], None]) -> Itera
 
 
 def member_entries(stream: BufferedReader, name: str, count: Callable[[int], None]) -> Iterator[Any]:
-    """Yield the entries of the array that a JSON object holds under a name. Skip the object's other members."""
+    """Yield the entries of one array in a JSON object. Skip the object's other members."""
     unread_text = _Text(stream, count)
     unread_text.require("{")
     while not unread_text.skip("}"):
@@ -64,7 +64,7 @@ class _Text:
         return bool(new_text)
 
     def next_character(self) -> str:
-        """Skip white space and return the next character, empty at the end of the stream."""
+        """Skip white space, and return the next character. It is empty at the end."""
         while True:
             space_match = _SPACE.match(self.text, self.position)
             self.position = self.position if space_match is None else space_match.end()
@@ -74,7 +74,7 @@ class _Text:
                 return ""
 
     def skip(self, character: str) -> bool:
-        """Skip the next character if it is `character`; return whether it was skipped."""
+        """Skip the next character if it is `character`. Return whether it was."""
         is_next = self.next_character() == character
         self.position += is_next
         return is_next
@@ -110,7 +110,7 @@ class _Text:
                 if not (may_be_cut_off and self.read_more()):
                     raise ValueError(error.msg) from None
                 continue
-            # The last digits of a number may not have been read yet. The text of any other entry shows where it ends.
+            # The last digits of a number may not have been read yet.
             if isinstance(entry, int | float) and entry_end > len(self.text) - _CUT_OFF and self.read_more():
                 continue
             self.position += entry_end - entry_start

@@ -33,12 +33,13 @@ _PLACES = (
     "rollouts/*.parquet", "completions/*.parquet", "*.parquet", "traces.jsonl", "results.jsonl", "[0-9]*.jsonl", "*.csv", "*.tsv",
     "*.eval", "samples_*.jsonl", "rollout_data/[0-9]*.pt", "[0-9]*.pt",
 )  # fmt: skip
-#: The suffixes of files that may hold rollouts. JSON is left out, because many programs write settings as JSON.
+#: The suffixes of files that may hold rollouts. JSON is left out, because it often holds settings.
 _TABLES = (".parquet", ".jsonl", ".csv", ".tsv", ".eval", ".pt")
-#: Columns that a table of one's own may have beside `input` and `output`, and a dump of verl without `gts` has not.
+#: Columns that a user's own table may have, but a dump of verl has not.
 _NAMES_BESIDE_OUTPUT = {name for role in NAMES for name in NAMES[role]} - {*VERL_REQUIRED, "answer", "step"} | {"rewards"}
-_LEGACY_VERIFIERS_FIELDS = {"example_id", "metrics", "error", "error_chain"}  # only verifiers before 1.0 writes them
-_NO_LEGACY_VERIFIERS_FIELDS = {*NAMES["group"], *NAMES["step"]} - _LEGACY_VERIFIERS_FIELDS  # of a table of the user's own
+_LEGACY_VERIFIERS_FIELDS = {"example_id", "metrics", "error", "error_chain"}  # fields of verifiers before 1.0
+#: Columns of a user's own table that old verifiers never wrote.
+_NO_LEGACY_VERIFIERS_FIELDS = {*NAMES["group"], *NAMES["step"]} - _LEGACY_VERIFIERS_FIELDS
 
 
 def read_rollouts(
@@ -100,7 +101,7 @@ def read_rollouts(
 
 
 def _unread_note(path: Path, files: Sequence[Path]) -> str:
-    """Tell the user which other rollout files in a folder are not read; "" if there are none."""
+    """Tell the user which rollout files in a folder are not read."""
     if files[0].parent != path:
         return ""
     other_paths = sorted({*path.iterdir()}.difference(files))
@@ -164,13 +165,13 @@ def _choose_reader(
 
 
 def _is_verl(record: Mapping[str, object]) -> bool:
-    """Return whether a record with `input` and `output` is one of verl's dump, and not a row of a table of the user's own."""
+    """Return whether a record with `input` and `output` comes from verl."""
     holds_chats = any(is_chat_or_message(record[name]) for name in VERL_REQUIRED)
     return "gts" in record or not (holds_chats or _NAMES_BESIDE_OUTPUT & record.keys())
 
 
 def _check_parquet(file: Path) -> None:
-    """Refuse a file that is not parquet, with an error that says what the file is."""
+    """Refuse a file that is not parquet, and say what it is."""
     with file.open("rb") as stream:
         first_bytes = stream.read(200)
     if first_bytes.startswith(b"PAR1"):

@@ -1,4 +1,4 @@
-"""Read spanwise's rollout files for display: every completion's numbers, and single completions in full."""
+"""Read spanwise's rollout files for display."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from spanwise.rollouts.table import load_tokenizer
 from spanwise.segment import Vocabulary
 from spanwise.types import Fault
 
-#: The name that stands for all blocks if a method gives the whole completion one credit.
+#: The name for the credit of a whole completion.
 COMPLETION = "completion"
 
 
 def read_numbers(file: Path) -> pa.Table:
-    """Read a rollout file's columns with one number per completion, such as credit, rewards, spans and steps."""
+    """Read the columns of a rollout file with one number per completion."""
     with readable(file):
         parquet_file = _open_parquet(file)
         arrow_schema = parquet_file.schema_arrow
@@ -40,7 +40,7 @@ def read_numbers(file: Path) -> pa.Table:
 
 
 def read_rows(file: Path, rows: Sequence[int] | None = None) -> pa.Table:
-    """Read all columns of a rollout file, for all completions or for the ascending row numbers `rows`."""
+    """Read all columns of a rollout file. `rows` are ascending row numbers; None: all."""
     with readable(file):
         parquet_file = _open_parquet(file)
         if rows is None:
@@ -64,7 +64,7 @@ def _open_parquet(file: Path) -> pq.ParquetFile:
 
 
 def read_credit(table: pa.Table) -> dict[str, dict[str, Tensor]]:
-    """Return the credit of every completion by method and block, with NaN for absent blocks."""
+    """Return the credit of every completion by method and block. Absent blocks get NaN."""
     credit_of_method = {}
     for method in schema.methods_in(table.column_names):
         block_names = schema.family_names(table.column_names, "credit", method)
@@ -87,12 +87,12 @@ def credited_units(by_block: Mapping[str, Float[Tensor, " n"]], kind: str) -> di
 
 
 def stop_credit(stop_n: Float[Tensor, " n"]) -> dict[str, Float[Tensor, " n"]]:
-    """Return, under the name `stop`, the credit for leaving out every rewarded block. Return {} if all of it is 0."""
+    """Return the credit for leaving out every rewarded block, as `stop`. Return {} if all of it is 0."""
     return {schema.STOP: stop_n.masked_fill(stop_n == 0, torch.nan)} if bool((stop_n != 0).any()) else {}
 
 
 def summarise_credit(credit_n: Float[Tensor, " n"]) -> dict[str, Any]:
-    """Summarise a block's credit: count, mean absolute value, share of exactly 0, lowest and highest value."""
+    """Summarise the credit of a block: count, mean size, share of zeros and range."""
     known_credit_n = credit_n[~credit_n.isnan()].double()
     if not len(known_credit_n):
         return {"completions": 0, "mean_abs": None, "zero_share": None, "lowest": None, "highest": None}
@@ -106,7 +106,7 @@ def summarise_credit(credit_n: Float[Tensor, " n"]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class TokenRow:
-    """One completion for the token view, as plain Python data: tokens, advantages, blocks, rewards and credit.
+    """One completion as plain Python data, to show it token by token.
 
     Attributes:
         prompt: its text.
@@ -174,7 +174,7 @@ def token_rows(
     token_column = schema.TOKENS if schema.TOKENS in column_names else schema.IDS
     methods = schema.methods_in(column_names)
     number_columns = schema.token_columns(column_names)
-    # If the table has no method, `token_edges` reports that it lacks the column `advantages/<method>`.
+    # For a table without a method, `token_edges` raises an error.
     advantage_columns = {method: schema.column("advantages", method) for method in methods or ["<method>"]}
     block_columns = [schema.BLOCK] if schema.BLOCK in column_names else []
     flat_columns = [schema.TRAINABLE, *number_columns, *advantage_columns.values(), *block_columns]
@@ -231,7 +231,7 @@ def token_rows(
 
 
 def _pieces(row: Mapping[str, Any], blocks: Sequence[str], block_t: np.ndarray | None) -> dict[str, list[tuple[int, int]]]:
-    """Map each block to its token intervals: one, or several if the file has a column with each token's block."""
+    """Map each block to its intervals of tokens."""
     if block_t is None:
         return {name: [(row[schema.column("start", name)], row[schema.column("end", name)])] for name in blocks}
     change_places = np.flatnonzero(np.diff(block_t)) + 1
@@ -267,7 +267,7 @@ def token_text(piece: bytes) -> str:
 
 
 def read_vocabulary(tokenizer: Path | None) -> Vocabulary | None:
-    """Read the vocabulary of a folder's tokenizer; None if the folder has no readable tokenizer."""
+    """Read the vocabulary of a folder's tokenizer. None if there is no readable one."""
     try:
         return None if tokenizer is None else load_tokenizer(tokenizer)[1]
     except SpanwiseError:
@@ -275,7 +275,7 @@ def read_vocabulary(tokenizer: Path | None) -> Vocabulary | None:
 
 
 def display_prompt(text: str) -> str:
-    """Return a prompt as text for display; a chat stored as JSON becomes one line per message."""
+    """Return a prompt as text for display. A chat becomes one line per message."""
     try:
         messages = json.loads(text) if text.startswith("[{") else None
         return text if messages is None else "\n\n".join(f"{entry['role']}: {entry['content']}" for entry in messages)

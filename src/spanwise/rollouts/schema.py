@@ -1,4 +1,4 @@
-"""Define the columns of a rollout file; their names are written in this module only.
+"""Define the columns of a rollout file. Their names are written in this module only.
 
 A run's `rollouts/step_*.parquet` and the `credit.parquet` of `spanwise credit` are one format: a row per completion, and credit
 under the name of the method that made it. A run has one method, an export has those that were asked for, and under the name
@@ -73,34 +73,34 @@ BLOCK = "block"
 SCORE = "self_reward"
 ANSWER, VALUES, AFTER, LOGP = "answer", "values", "value_after", "logprobs"
 
-#: The method name under which a file holds the advantages that its trainer recorded.
+#: The method name for advantages that a trainer recorded.
 RECORDED = "recorded"
 
-VERSION = "1"  # of the rollout format; every file holds it in its metadata
+VERSION = "1"  # the version of the rollout format
 _VERSION_KEY, _TOKENIZER_KEY = b"spanwise.rollouts", b"spanwise.tokenizer"
 
 
 @dataclass(frozen=True)
 class CreditPart:
-    """The credit that one objective gives a completion: `weight * (worth - baseline) / divisor`."""
+    """The credit that one objective gives a completion. It is `weight * (worth - baseline) / divisor`."""
 
-    objective: str  # the name of an objective, or of several whose rewards are added up, joined by " + "
-    worth: float | None  # the reward, or the number that replaces a missing one; None without either
-    baseline: float | None  # None if nothing was compared (see `reason`), or if the credit has another formula
+    objective: str  # the objective; names of summed objectives are joined by " + "
+    worth: float | None  # the reward, or the number that replaces a missing one
+    baseline: float | None  # None if the reward is not compared with a baseline
     divisor: float | None  # None if the baseline is None
     weight: float
     part: float  # the credit from this objective
-    stratum: int = -1  # the number of the set that this reward is compared in; -1 without such a set
-    members: int = 0  # how many rewards the set has
-    averaged: int = 0  # how many rewards of the set the baseline averages; 0 if unknown, or if the baseline is no plain mean
-    reason: str = ""  # why `part` is exactly 0: a name of `types.Zero` in lower case; "" if unknown or not 0
+    stratum: int = -1  # the index of the set of compared rewards; -1: no set
+    members: int = 0  # how many rewards are compared
+    averaged: int = 0  # how many rewards the baseline averages; 0 if unknown
+    reason: str = ""  # why `part` is exactly 0; "" if unknown or not 0
 
 
 _ARROW_TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "float | None": pa.float64()}
-#: The Arrow type of an entry of the column `parts/<method>`, the credit from one objective.
+#: The Arrow type of a `CreditPart` in the column `parts/<method>`.
 PART = pa.struct([(part_field.name, _ARROW_TYPES[str(part_field.type)]) for part_field in fields(CreditPart)])
 _NUMBERS = pa.list_(pa.float32())
-#: The Arrow type of every column of a rollout file. A prefix such as `reward/` stands for a family of columns.
+#: The Arrow type of every column of a rollout file. Names that end in "/" are prefixes.
 COLUMNS = {
     STEP: pa.int64(), GROUP: pa.int64(), ROLLOUT: pa.int64(), PROMPT: pa.string(), IDS: pa.list_(pa.int32()),
     TOKENS: pa.list_(pa.string()), TRAINABLE: pa.list_(pa.bool_()), TEXT: pa.string(), FAULT: pa.int64(),
@@ -113,7 +113,7 @@ COLUMNS = {
 
 
 def column(family: str, *names: str) -> str:
-    """Join a family such as `reward` and the name of a block, objective or method into a column name."""
+    """Build a column name such as `reward/correct`."""
     assert f"{family}/" in COLUMNS, f"no column is called {family}/..."
     if family in ("credit", "advantages", "parts") and "/" in names[0]:
         raise SpanwiseError(
@@ -123,18 +123,18 @@ def column(family: str, *names: str) -> str:
 
 
 def family_names(names: Iterable[str], *family: str) -> list[str]:
-    """Return the blocks or objectives that have a column of a family, such as of `reward/<objective>`."""
+    """Return the names after a prefix such as `reward/`."""
     family_prefix = f"{column(*family)}/"
     return [name.removeprefix(family_prefix) for name in names if name.startswith(family_prefix)]
 
 
 def value_columns(streams: Sequence[str], family: str = VALUES) -> list[str]:
-    """Return the columns of a critic's values: `values`, or `values/<name>` for each of several values."""
+    """Return the names of the columns with a critic's values."""
     return [family] if len(streams) < 2 else [column(family, stream) for stream in streams]
 
 
 def token_columns(names: Iterable[str]) -> list[str]:
-    """Select the columns with one number per token: a critic's values first, log-probabilities last."""
+    """Select the columns with one number per token. Log-probabilities come last."""
     column_names = [name for name in names if name in (VALUES, LOGP) or name.startswith(f"{VALUES}/")]
     return sorted(column_names, key=lambda name: (name == LOGP, name != VALUES))
 
@@ -146,7 +146,7 @@ def methods_in(names: Iterable[str]) -> list[str]:
 
 
 def method_columns(method: str, names: Iterable[str]) -> list[str]:
-    """Select the columns of a rollout file that hold the credit and the advantages of a method."""
+    """Select the columns with the credit and the advantages of a method."""
     token_and_part_columns = (column("advantages", method), column("parts", method))
     return [name for name in names if name in token_and_part_columns or name.startswith(column("credit", method, ""))]
 
@@ -170,7 +170,7 @@ def tokenizer_of(schema: pa.Schema) -> Path | None:
 
 
 def check_version(file: Path, schema: pa.Schema) -> None:
-    """Refuse a rollout file of another format version, and a column `advantages` without a method's name."""
+    """Refuse a rollout file of another format version."""
     file_version = (schema.metadata or {}).get(_VERSION_KEY)
     if file_version not in (None, VERSION.encode()):
         raise DataError(
@@ -258,7 +258,7 @@ def credit_columns(
 
 
 def _part_lists(credit: Credit) -> pa.Array:
-    """Build the column `parts/<method>`: per completion, a list with one struct (`CreditPart`) per objective."""
+    """Build the column `parts/<method>`: a list of `CreditPart`s per completion."""
     advantage_nm, reward_comparison = credit.explained
     assert credit.weight_m is not None, "it compares objectives"
     completion_count, objective_count = advantage_nm.shape
@@ -285,7 +285,7 @@ def float_column(table: pa.Table, name: str) -> Float[Tensor, " n"]:
 
 
 def column_of(table: pa.Table, name: str, file: str = "the rollouts") -> pa.ChunkedArray:
-    """Return a column by its name, or raise a DataError that lists the columns of the file."""
+    """Return a column by its name. Raise a DataError if there is none."""
     if name not in table.column_names:
         raise DataError(f"There is no column '{name}' in {file}, only {', '.join(table.column_names) or 'none'}.")
     return table[name]
@@ -300,7 +300,7 @@ def flat_values(column: pa.ChunkedArray, dtype: Any) -> Shaped[np.ndarray, " v"]
 
 
 def offsets(column: pa.ChunkedArray) -> Int[np.ndarray, " o"]:
-    """Return where each list of an Arrow column starts in `flat_values`, and where the last list ends."""
+    """Return where each list of a column starts in `flat_values`, and the end of the last."""
     list_lengths = column.combine_chunks().value_lengths().fill_null(0)
     return np.concatenate(([0], np.cumsum(list_lengths.to_numpy(zero_copy_only=False), dtype=np.int64)))
 
@@ -357,7 +357,7 @@ def write_rollouts(
         ('2 + 2?', [1.0, 0.0])
     """
     bytes_of_id = [*(pieces or ()), b""]
-    empty_id = len(bytes_of_id) - 1  # the id of an empty text, for masked tokens whose numbers are not ids
+    empty_id = len(bytes_of_id) - 1  # the id of an empty text, for masked tokens
     try:
         token_text_array = pa.array([piece.decode() for piece in bytes_of_id], pa.string())
     except UnicodeDecodeError:  # a token may be part of a UTF-8 character
@@ -382,14 +382,14 @@ def write_rollouts(
             if writer is not None:
                 try:
                     writer.close()
-                finally:  # closing fails on a full disk, and would fail again in the writer's destructor
+                finally:  # on a full disk, a second closing would fail, too
                     writer.is_open = False
-    pa.default_memory_pool().release_unused()  # Arrow would keep the freed memory, which is not needed again
+    pa.default_memory_pool().release_unused()  # Arrow would keep the freed memory
 
 
 @dataclass(frozen=True)
 class Rollouts:
-    """The last generation batch of this process, with everything that was computed for its completions.
+    """The last generation batch of this process, with its rewards and credit.
 
     Attributes:
         mode: "train" or "eval".
@@ -437,7 +437,7 @@ class Rollouts:
         assert batch.ids_nt is not None, "a trainer's batch always has token ids"
         assert batch.mask_nt is not None, "a trainer's batch always has a mask"
         mask_nt = batch.mask_nt.bool()
-        is_kept_nt = mask_nt.flip(1).cumsum(1).flip(1) > 0  # True for all tokens up to the last sampled one
+        is_kept_nt = mask_nt.flip(1).cumsum(1).flip(1) > 0  # the tokens up to the last sampled one
         is_in_loss_n1 = (spans.block_nt >= 0).any(dim=1, keepdim=True)
         present_flags = [[text[name] is not None for name in spans.names] for text in texts]
         is_present_nk = torch.tensor(present_flags, dtype=torch.bool).reshape(-1, len(spans.names))
@@ -477,7 +477,7 @@ class Rollouts:
         return rollout_table(rollout_columns, np.cumsum([0, *is_kept_nt.sum(dim=1).tolist()]))
 
     def _after_columns(self) -> dict[str, Tensor]:
-        """Return the columns of the critic's values after the last token; empty if the engine knows no such values."""
+        """Return the columns with the critic's values after the last token."""
         if self.batch.bootstrap_n is None:
             return {}
         names = value_columns(self.value_names, AFTER)

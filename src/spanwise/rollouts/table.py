@@ -27,17 +27,17 @@ from spanwise.score import Reward
 from spanwise.segment import Vocabulary
 from spanwise.types import Status
 
-#: Matches a text's next piece: a tag, a word with the space before it, other white space, or a "<" that opens no tag.
+#: Matches the next piece of a text: a tag, a word or white space.
 _PIECE = re.compile(r"</?[\w.-]+>|\s?[^\s<]+|\s+|<[^\s<]*")
-#: Matches the start of a JSON object, and places in it where a value begins without a space before it.
+#: Matches the start of a JSON object, and places where a value begins.
 _OBJECT, _VALUE_START = re.compile(r'\{\s*"'), re.compile(r'(?:(?<=[\s"]:)|(?<=[\[,]))(?=\S)')
 
-#: The names of the reward that a trainer compared, in order of preference.
+#: Column names for the total reward that a trainer used, best first.
 COMPARED = ("score", "reward", "scores", "rewards")
 
-AT_ONCE = 256  # texts that the tokenizer encodes in one call
+AT_ONCE = 256  # how many texts the tokenizer encodes in one call
 
-#: Columns that may mark right completions with 1 and wrong ones with 0, in order of preference.
+#: Column names for a verdict: 1 for right and 0 for wrong completions, best first.
 VERDICTS = ("acc", "accuracy", "accuracy_reward", "is_correct", "score", "reward")
 
 
@@ -65,7 +65,7 @@ class Ragged:
         return self.values[self.offsets[first] : self.offsets[last]]
 
     def places(self, rows: Any) -> Int[np.ndarray, "m t"]:
-        """Return the positions in `values` of all entries of the given rows, as a table padded with -1."""
+        """Return the positions of some rows' entries in `values`, padded with -1."""
         row_start_m1 = self.offsets[:-1][rows][:, None]
         row_length_m1 = self.lengths[rows][:, None]
         offset_t = np.arange(row_length_m1.max(initial=0))
@@ -73,7 +73,7 @@ class Ragged:
 
 
 def fitting_runs(lengths: Int[np.ndarray, " n"], size: int) -> Iterator[tuple[int, int]]:
-    """Yield (start, end) of chunks of rows with at most `size` entries, padding included. A longer row is its own chunk."""
+    """Yield (start, end) of chunks of rows with at most `size` entries after padding."""
     chunk_start = longest_length = 0
     for n, length in enumerate(lengths.tolist()):
         longest_length = max(longest_length, length)
@@ -86,12 +86,12 @@ def fitting_runs(lengths: Int[np.ndarray, " n"], size: int) -> Iterator[tuple[in
 
 
 def gather(places: Int[np.ndarray, "m t"], values: Shaped[np.ndarray, " v"], nowhere: Any) -> Shaped[Tensor, "m t"]:
-    """Return the values at `places`, a table of positions padded with -1. The padding gets the value `nowhere`."""
+    """Return the values at some positions. A position of -1 gets the value `nowhere`."""
     return torch.from_numpy(np.where(places >= 0, values[places], np.asarray(nowhere, dtype=values.dtype)))
 
 
 class TokenizedTexts(NamedTuple):
-    """All completions as tokens, and a note for the user on how their texts were split."""
+    """The tokens of all completions, and a note on how the texts were split."""
 
     ids: Ragged
     trainable: np.ndarray
@@ -100,12 +100,12 @@ class TokenizedTexts(NamedTuple):
 
 
 class AsRecorded(NamedTuple):
-    """The numbers that a trainer used for its completions: advantages or rewards; NaN for a completion without one."""
+    """The advantages or rewards that a trainer used. NaN means that there is none."""
 
     says: str  # a description of the numbers for the user
     value: Float[np.ndarray, " v"]  # one number per completion, or per token if `by_token`
     shares: bool = False  # True if the credit is already divided among the tokens
-    #: The recorded credit of each block and (as `stop`) of the decision to stop. Their sum is `value`.
+    #: The recorded credit by block, and for stopping as `stop`.
     by_block: Mapping[str, Float[Tensor, " n"]] = MappingProxyType({})
     by_token: bool = False
 
@@ -181,7 +181,7 @@ class RolloutTable:
 
     @property
     def verdict(self) -> str | None:
-        """Return the name of a recorded reward that is 1 for right and 0 for wrong answers; None without one."""
+        """Return the name of a recorded reward that is 1 for right answers, else 0. None without one."""
         for name in VERDICTS:
             value_n = self.rewards[name].value_n if name in self.rewards else None
             if value_n is not None and bool((value_n.isnan() | (value_n == 0) | (value_n == 1)).all()):
@@ -211,12 +211,12 @@ class RolloutTable:
         """
         group_n = group_index(list(zip(prompts if keys is None else keys, steps, strict=True)))
         rollout_n = None
-        if rollouts is not None:  # a trainer may number the rollouts of every step or group from 0
+        if rollouts is not None:  # rollout numbers may begin again in every step or group
             step_or_group = steps if keys is None else group_n.tolist()
             rollout_n = group_index(list(zip(step_or_group, rollouts, strict=True)))
         reward_columns = parse_rewards({name: values for name, values in rewards.items() if not is_computed(name)})
         compared_names = [name for name in COMPARED if name in reward_columns][:1]
-        # The file's format says that these columns are rewards. So a note names those without numbers.
+        # These columns should be rewards. A note names those without numbers.
         expected_names = [name for name in rewards if name in COMPARED or name not in columns]
         unread_columns = {name: rewards[name] for name in expected_names if name not in reward_columns}
         return RolloutTable(
@@ -247,9 +247,10 @@ def finite(value: Any) -> float | None:
 
 
 def parse_rewards(columns: Mapping[str, Sequence[Any]]) -> dict[str, Reward]:
-    """Select the columns that hold rewards: only numbers and missing values, with at least one finite number.
+    """Select the columns that hold rewards.
 
-    An entry without a finite number gets the status UNSCORED, because a file does not say whether the block was absent.
+    They have numbers or missing values, and at least one finite number. An entry without a finite number gets
+    the status UNSCORED, because a file does not say whether the block was absent.
     """
     rewards: dict[str, Reward] = {}
     for name, values in columns.items():
@@ -265,7 +266,7 @@ def _is_number_or_none(value: Any) -> bool:
 
 
 def unread_note(columns: Mapping[str, Sequence[Any]]) -> str:
-    """Tell the user which columns hold texts or lists in place of rewards; "" if none does."""
+    """Tell the user which columns hold texts or lists in place of rewards."""
     example_by_column = {
         name: next((v for v in values if not (_is_number_or_none(v) or (isinstance(v, str) and v.strip() in NOTHING))), None)
         for name, values in columns.items()
@@ -280,7 +281,7 @@ def is_computed(name: str) -> bool:
 
 
 def training_record(rewards: Mapping[str, Reward], columns: Mapping[str, Sequence[Any]]) -> AsRecorded | None:
-    """Return the numbers a trainer used: advantages or credit in `columns`, or else rewards."""
+    """Return the advantages, credit or rewards that a trainer used."""
     computed_columns = parse_rewards({name: values for name, values in columns.items() if is_computed(name)})
     candidate_rewards = {**rewards, **computed_columns}
     used_column = next((name for name in ("advantage", "score", "reward") if name in candidate_rewards), None)
@@ -295,7 +296,7 @@ def training_record(rewards: Mapping[str, Reward], columns: Mapping[str, Sequenc
 
 
 def missing_note(rewards: Mapping[str, Reward]) -> str:
-    """Tell the user how many recorded rewards are missing; an empty text if none is missing."""
+    """Tell the user how many recorded rewards are missing."""
     missing_counts = {name: int((reward.status_n != int(Status.OK)).sum()) for name, reward in rewards.items()}
     phrases = [f"{n} of {len(rewards[name].value_n)} values of '{name}'" for name, n in missing_counts.items() if n]
     if len(phrases) > 4:
@@ -315,7 +316,7 @@ def split_pieces(text: str) -> list[str]:
 
 
 def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) -> TokenizedTexts:
-    """Split completions into tokens of a folder's tokenizer, or into words if no folder is given."""
+    """Split completions into tokens, or into words without a tokenizer."""
     flat_token_ids = DiskArray(np.int32)
     tokens_per_text = array("q")
     sampled_text_flags = array("b")
@@ -342,7 +343,7 @@ def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) 
         text_iterator = iterate_texts()
         while text_chunk := list(islice(text_iterator, AT_ONCE)):
             for text, encoding in zip(text_chunk, encoder.encode_batch(text_chunk, add_special_tokens=False), strict=True):
-                text_ids = np.array(encoding.ids, np.int32)  # the encoding object would take a hundred bytes per token
+                text_ids = np.array(encoding.ids, np.int32)  # an array takes less memory than the encoding
                 flat_token_ids.extend(text_ids)
                 tokens_per_text.append(len(text_ids))
                 changed_count += vocabulary.join(text_ids)[0] != text.encode()
@@ -351,14 +352,14 @@ def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) 
     text_token_edges = np.cumsum([0, *tokens_per_text])
     completion_edges = text_token_edges[np.cumsum([0, *texts_per_completion])]
     sampled_flags = np.array(sampled_text_flags, np.bool_)
-    # The model usually wrote every token. Then a single flag in memory stands for all of them.
+    # If the model wrote every token, a single flag stands for all of them.
     all_true_flags = np.broadcast_to(np.True_, completion_edges[-1])
     is_trainable = all_true_flags if sampled_flags.all() else np.repeat(sampled_flags, tokens_per_text)
     return TokenizedTexts(Ragged(flat_token_ids.read(), completion_edges), is_trainable, vocabulary, split_note)
 
 
 def load_tokenizer(folder: str | Path) -> tuple[Any, Vocabulary]:
-    """Load a local folder's tokenizer, with the bytes of every id that the folder's model can sample."""
+    """Load a local folder's tokenizer, with the bytes of every token id."""
     tokenizer_path = Path(folder)
     tokenizer_file = tokenizer_path if tokenizer_path.is_file() else tokenizer_path / "tokenizer.json"
     file_stat = tokenizer_file.stat() if tokenizer_file.is_file() else None

@@ -1,4 +1,4 @@
-"""Collect the numbers of tokens in temporary files, so that a large rollout file does not fill the memory."""
+"""Collect numbers per token in temporary files, to save memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spanwise.disk import writing
 
 
 class DiskArray:
-    """A growing array of numbers in an unnamed temporary file, for arrays that may not fit into memory."""
+    """A growing array of numbers in a temporary file."""
 
     def __init__(self, dtype: Any) -> None:
         self.dtype, self._size = np.dtype(dtype), 0
@@ -54,14 +54,14 @@ def _close(file: IO[bytes]) -> None:
 
 
 def disk_zeros(size: int, dtype: Any) -> Shaped[np.ndarray, " v"]:
-    """Return an array of zeros that lies in an unnamed temporary file instead of in memory."""
+    """Return an array of zeros that lies in a temporary file."""
     with tempfile.TemporaryFile(prefix="spanwise-") as file:
         return np.asarray(np.memmap(file, dtype, mode="w+", shape=(size,))) if size else np.empty(0, dtype)
 
 
 @dataclass
 class TokenRows:
-    """Collects completions' tokens end to end: ids, whether the model sampled them, numbers such as `logprobs`."""
+    """Collects the tokens of completions, stored end to end."""
 
     ids: DiskArray = field(default_factory=lambda: DiskArray(np.int32))
     trainable: DiskArray = field(default_factory=lambda: DiskArray(np.bool_))
@@ -69,7 +69,7 @@ class TokenRows:
     _numbers: dict[str, DiskArray] = field(default_factory=dict)
 
     def append(self, ids: Any, trainable: Any, numbers: Mapping[str, Sequence[float] | np.ndarray | None]) -> None:
-        """Add the tokens of a completion with numbers such as `logprobs` (None if the completion lacks them)."""
+        """Add the tokens of a completion and their numbers such as `logprobs`."""
         for name, token_numbers in numbers.items():
             if token_numbers is not None:
                 if name not in self._numbers:
@@ -82,11 +82,11 @@ class TokenRows:
 
     @property
     def offsets(self) -> Int[np.ndarray, " o"]:
-        """Where the tokens of each completion begin, and where those of the last one end."""
+        """Where the tokens of each completion begin, and the end of the last."""
         return np.cumsum(self.lengths, dtype=np.int64)
 
     def numbers(self, name: str) -> Shaped[np.ndarray, " v"] | None:
-        """Return numbers such as `logprobs` of all tokens, NaN for a completion that lacks them. Return None if all do."""
+        """Return numbers such as `logprobs` of all tokens, with NaN for missing ones. None if all are."""
         if name not in self._numbers:
             return None
         self._numbers[name].extend(np.full(len(self.ids) - len(self._numbers[name]), np.nan))

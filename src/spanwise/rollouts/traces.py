@@ -1,4 +1,4 @@
-"""Read verifiers' traces (graphs of messages with tokens), and write advantages back into their file."""
+"""Read verifiers' traces, which are graphs of messages, and write advantages into them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from spanwise.types import Status
 
 #: The fields of a node that list one number for each of its sampled tokens.
 NUMBER_FIELDS = ("logprobs", "advantages", "reference_logprobs", "trainer_logprobs", "entropies")
-_WEIGHTS = "loss_weights"  # a node's field with lists of one weight per token, by name
+_WEIGHTS = "loss_weights"  # a node's field with named lists of weights per token
 
 
 @dataclass(frozen=True)
@@ -34,15 +34,15 @@ class Trace:
     step: int
     keyed: bool  # True if the episode has a group id
     task: Mapping[str, Any]
-    paths: list[tuple[list[int], list[int]]]  # for each trained branch, the nodes of its context and the nodes after them
+    paths: list[tuple[list[int], list[int]]]  # each trained branch: the nodes before it, and its own
 
     def prompt(self, before: Sequence[int]) -> str:
-        """Return the messages of the nodes before a completion as text: the prompt."""
+        """Return the prompt of a completion: the text of the nodes before it."""
         return prompt_text([object_field(self.nodes[node_id], "message") for node_id in before])
 
 
 class NodeTokens(NamedTuple):
-    """The tokens of a node (a message) in a trace, and lists with a number for each token.
+    """The tokens of a message (a node) in a trace, with numbers per token.
 
     The number is 0 for a token that no model sampled.
     """
@@ -56,7 +56,7 @@ class NodeTokens(NamedTuple):
         return self.number_lists.get(name, [math.nan if flag else 0.0 for flag in self.mask])
 
     def split(self) -> tuple[list[int], NodeTokens]:
-        """Return the ids before the first sampled token, and the tokens from that one on."""
+        """Split the tokens at the first sampled one."""
         start = self.mask.index(True) if True in self.mask else len(self.mask)
         number_lists = {name: values[start:] for name, values in self.number_lists.items()}
         return self.ids[:start], NodeTokens(self.ids[start:], self.mask[start:], number_lists)
@@ -151,7 +151,7 @@ def write_traces(
 
 
 def write_branches(file: Path, source: Path, advantage_rows: Iterator[Sequence[float]]) -> None:
-    """Copy a file of traces with new advantages: one row per trained branch, in the order of the file."""
+    """Copy a file of traces with new advantages, a row for each trained branch."""
     with whole_file(file) as temporary, temporary.open("w", encoding="utf-8") as stream:
         for _, _, record in read_records([source]):
             for trace in trained_traces(record):
@@ -166,7 +166,7 @@ def write_branches(file: Path, source: Path, advantage_rows: Iterator[Sequence[f
 
 
 def _write_advantages(trace: Mapping[str, Any], trajectory: Trajectory, entry: str, source: str | Path) -> None:
-    """Write the numbers `entry` of each turn into the node of the turn, as `advantages`."""
+    """Write the numbers `entry` of each turn into its node as `advantages`."""
     nodes: dict[Any, dict[str, Any]] = dict(enumerate(trace["nodes"]))
     for t, turn in enumerate(trajectory.turns):
         turn_name = f"Turn {t} of trajectory {trajectory.id!r}"
@@ -189,7 +189,7 @@ def _write_advantages(trace: Mapping[str, Any], trajectory: Trajectory, entry: s
 
 
 def _list_traces(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the traces in a line of verifiers' file: those of an episode, or one trace in old files."""
+    """Return the traces of an episode. A record of an old file is one trace."""
     if "traces" not in record and "nodes" not in record:
         raise missing_field("traces", record)
     return list_field(record, "traces", Mapping, "objects") if "traces" in record else [record]
@@ -215,7 +215,7 @@ def trained_traces(record: Mapping[str, Any]) -> Iterator[Trace]:
 
 
 def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield the nodes of each trained branch of a trace: the nodes of its context, and the nodes that it adds.
+    """Yield the nodes of each trained branch: the nodes before it, and its own.
 
     The first branch through a sampled node owns it; for other branches it is context. An attempt to shorten the history trains only
     if the agent continued from it.
@@ -279,14 +279,14 @@ def branch_tokens(trace: Trace, node_ids: Sequence[int]) -> NodeTokens:
 
 
 def _of_length(length: int, values: list[Any], name: str, place: str, noun: str = "token") -> list[Any]:
-    """Return the values of a node, or raise an error if there are not `length` of them."""
+    """Check that a node has `length` values, and return them."""
     if len(values) != length:
         raise FieldError(f"{place} has {length} {noun}s but {len(values)} values of {name}; each {noun} must have one")
     return values
 
 
 def _where(trace: Trace, i: int) -> str:
-    """Return the part of an error text that names a node and its trace."""
+    """Name a node and its trace for an error text."""
     return f"node {i}" + (f" of trace {trace.raw['id']!r}" if trace.raw.get("id") else "")
 
 
@@ -312,14 +312,14 @@ def trace_rewards(trace: Trace) -> dict[str, Any]:
     metrics = {name: value for name, value in object_field(trace.raw, "metrics").items() if name not in rewards}
     all_rewards = {**rewards, **metrics}
     all_rewards.setdefault("reward", weighted_sum if is_scored else None)
-    # A trace with errors is `ok` if a later attempt succeeded. `ok` alone says nothing, because its default is False.
+    # A trace with errors is `ok` if a later attempt succeeded.
     if trace.raw.get("errors") and not trace.raw.get("ok", False):
         return {name: value if isinstance(value, str) else None for name, value in all_rewards.items()}
     return all_rewards
 
 
 def _trajectories(record: Mapping[str, Any]) -> Iterator[Trajectory]:
-    """Yield the trained traces of an episode, each with its turns and rewards as a trajectory."""
+    """Yield the trained traces of an episode as trajectories."""
     for trace in trained_traces(record):
         turns = tuple(_turns(trace))
         rewards: dict[str, float | Status] = {}

@@ -1,4 +1,4 @@
-"""Read the logs of evaluations: Inspect's, through its own reader, and the samples of lm-evaluation-harness."""
+"""Read the logs of Inspect and the samples of lm-evaluation-harness."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ LM_EVAL_REQUIRED = frozenset({"doc_id", "resps", "arguments"})
 
 
 def is_inspect(file: Path) -> bool:
-    """Return whether a file is an Inspect log, by its suffix or by the first fields of its JSON."""
+    """Return whether a file is a log of Inspect."""
     with file.open("rb") as stream:
-        file_start = b"".join(stream.read(200).split())  # without white space
+        file_start = b"".join(stream.read(200).split())  # white space is removed
     return file.suffix.lower() == ".eval" or (file_start.startswith(b'{"version":') and b'"status":' in file_start)
 
 
@@ -44,7 +44,7 @@ def read_inspect(path: Path, files: Sequence[Path], tokenizer: str | Path | None
 
 
 def _inspect_completions(files: Sequence[Path], samples: Collected, unanswered_ids: list[Any]) -> Iterator[cells.Parts]:
-    """Yield each sample's completion, and add its other fields to `samples`. Collect the ids of samples without completion."""
+    """Yield each sample's completion. Collect its other fields, or its id if it has no completion."""
     for model_name, sample in _read_samples(files):
         prompt, completion = cells.split_chat([_to_message(message) for message in sample.messages])
         if completion is None:
@@ -53,7 +53,7 @@ def _inspect_completions(files: Sequence[Path], samples: Collected, unanswered_i
         columns = {"answer": cells.answer_text(sample.target), "epoch": sample.epoch, **cells.scalar_fields(sample.metadata)}
         input_chat = [] if isinstance(sample.input, str) else [_to_message(message) for message in sample.input]
         input_text = cells.prompt_text(input_chat or sample.input)
-        # The logs of two tasks may both have a sample 1, and those of two models the same samples.
+        # Two tasks may use the same ids, and two models the same samples.
         sample_key = f"{model_name} {sample.id} {input_text}"
         input_turns = sum(message["role"] == "assistant" for message in input_chat)
         prompt_turn_count = sum(message["role"] == "assistant" for message in prompt)
@@ -64,7 +64,7 @@ def _inspect_completions(files: Sequence[Path], samples: Collected, unanswered_i
 
 
 def _read_samples(files: Sequence[Path]) -> Iterator[tuple[str, Any]]:
-    """Yield the samples of Inspect's logs one by one, as objects of Inspect's own class, after the name of their log's model."""
+    """Yield the samples of Inspect's logs, each with the name of the model."""
     try:
         from inspect_ai.log import EvalSample, read_eval_log, read_eval_log_samples  # pyright: ignore[reportMissingImports]
         from pydantic import ValidationError
@@ -85,7 +85,7 @@ def _read_samples(files: Sequence[Path]) -> Iterator[tuple[str, Any]]:
                 for sample_fields in _read_members(file, sample_names or ()):
                     progress.add(file.stat().st_size / len(sample_names or ()))
                     yield log_header.model, EvalSample.model_validate(sample_fields)
-            else:  # Inspect's reader would hold the whole log in memory; such a log is read alone, so its model does not matter
+            else:  # Inspect's reader would hold the whole log in memory
                 with file.open("rb") as stream:
                     for sample_fields in member_entries(stream, "samples", progress.add):
                         if not isinstance(sample_fields, dict):
@@ -104,7 +104,7 @@ def _read_samples(files: Sequence[Path]) -> Iterator[tuple[str, Any]]:
 
 
 def _check_archive(file: Path) -> None:
-    """Refuse a file that is no zip archive, and an archive without the header that Inspect writes."""
+    """Refuse a file that is not a zip archive written by Inspect."""
     if not zipfile.is_zipfile(file):
         raise ValueError("it is no whole zip archive")
     with zipfile.ZipFile(file) as archive:
@@ -181,7 +181,7 @@ def _lm_eval_responses(files: Sequence[Path], responses: Collected) -> Iterator[
     responses_of_document: dict[str, tuple[range, int, list[str]]] = {}
     for record in parse_records(files, _parse_lm_eval):
         response_texts = record["texts"]
-        texts_hash = hash(tuple(response_texts))  # all texts together may not fit into memory
+        texts_hash = hash(tuple(response_texts))  # the texts may not fit into memory
         seen_rows, seen_texts_hash, seen_filters = responses_of_document.get(record["key"], no_responses)
         if seen_rows and texts_hash == seen_texts_hash and record["filter"] not in seen_filters:
             seen_filters.append(record["filter"])

@@ -26,7 +26,7 @@ from spanwise.types import Status
 
 
 def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
-    """Read spanwise's own parquet files, with the tokenizer of the run's model or the one that the file names."""
+    """Read spanwise's own parquet files. The default tokenizer is the run's or the file's."""
     parent_folders = (files[0].parent.parent, files[0].parent)
     run_folder = next((folder for folder in parent_folders if (folder / "recipe.yaml").is_file()), None)
     arrow_schema = pq.read_schema(files[0])
@@ -39,11 +39,11 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         run_tokenizer = None if run_folder is None else tokenizer_in(run_folder)
         tokenizer = run_tokenizer or schema.tokenizer_of(arrow_schema)
     number_columns = schema.token_columns(column_names)
-    # Training used the advantages called `recorded`, or those of the only method in the file.
+    # Training used the advantages of the only method, or those called `recorded`.
     possible_methods = [schema.RECORDED] if schema.RECORDED in method_names else method_names
     possible_columns = [schema.column("advantages", method) for method in possible_methods]
     trained_columns = [name for name in possible_columns if name in column_names and len(possible_columns) == 1]
-    # Columns of credit, spans and text are not read, because they are computed again from tokens and rewards.
+    # Credit, spans and text are computed again, so they are not read.
     unread_columns = {name for method in method_names for name in schema.method_columns(method, column_names)}
     unread_columns -= {*trained_columns}
     unread_columns |= {schema.column("start", block) for block in schema.family_names(column_names, "end")}
@@ -52,7 +52,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     splits_words = token_column == schema.IDS and tokenizer is None
     if splits_words and schema.TEXT not in column_names:
         raise DataError(f"'{path}' holds token ids, but no text; give the folder of the tokenizer with --tokenizer.")
-    if splits_words:  # the file's numbers belong to its tokens, not to words
+    if splits_words:  # numbers per token do not fit words
         number_columns, trained_columns = [], []
     read_names = [name for name in column_names if name not in unread_columns]
     table = concatenate_tables(path, [pq.read_table(file, columns=read_names) for file in files])
@@ -106,15 +106,15 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
 
 
 class _Tokens(NamedTuple):
-    """The tokens of rollout files, end to end: ids, and the columns with an entry for each token."""
+    """The tokens of rollout files, stored end to end."""
 
     ids: Ragged
     columns: dict[str, np.ndarray]
-    id_of_piece: dict[bytes, int]  # the id of each token text, if the file holds texts instead of ids
+    id_of_piece: dict[bytes, int]  # maps token texts to ids, if the file has no ids
 
 
 def _read_tokens(files: Sequence[Path], token_column: str, dtype_by_column: Mapping[str, Any], *, keep: bool) -> _Tokens:
-    """Check the token columns of files, and, if `keep` is true, collect them piece by piece."""
+    """Check the token columns of files, and collect them if `keep` is true."""
     flat_columns = {name: DiskArray(dtype) for name, dtype in dtype_by_column.items()}
     token_counts = array("q")
     id_of_piece: dict[bytes, int] = {}
@@ -153,15 +153,12 @@ def _batches(files: Sequence[Path], names: Sequence[str], *, check: bool = False
 
 
 def tokenizer_in(run: Path) -> Path | None:
-    """Return the tokenizer folder in a run, `model` or `tokenizer`; None if the run has neither."""
+    """Return the folder of a run's tokenizer, or None."""
     return next((run / name for name in ("model", "tokenizer") if (run / name / "tokenizer.json").is_file()), None)
 
 
 def _read_ids(path: Path, table: pa.Table, name: str) -> list[int] | None:
-    """Return the group ids or rollout ids of a rollout file; None if the file has no such column.
-
-    A column in which ids are missing is an error.
-    """
+    """Return the group ids or rollout ids of a file, if it has them. Refuse missing ids."""
     if name not in table.column_names:
         return None
     if missing_count := table[name].null_count:
@@ -203,7 +200,7 @@ def _find_learned(table: pa.Table, tokens: TokenizedTexts) -> torch.Tensor | Non
 
 
 def _check_spelling(file: Path, vocabulary: Vocabulary, tokenizer: str | Path) -> None:
-    """Refuse a tokenizer that decodes most of the first completions to texts that the file does not hold."""
+    """Refuse a tokenizer whose texts are not those of the file."""
     parquet_file = pq.ParquetFile(file)
     checked_columns = [schema.IDS, schema.TRAINABLE, schema.TEXT]
     if schema.TEXT not in parquet_file.schema_arrow.names:

@@ -1,4 +1,4 @@
-"""Read tables of your own: CSV, TSV, JSON, JSON lines and parquet with a prompt and one or several completions in each row.
+"""Read tables of your own: CSV, TSV, JSON, JSON lines and parquet.
 
 The role of a column is what the user says, or else what its name says; an unclear role is an error.
 """
@@ -28,7 +28,7 @@ FORMATS = (
     "of Inspect (eval, json) and lm-eval (samples_*.jsonl) and tables (csv, tsv, json, jsonl, parquet) with prompt, question or "
     "messages, and completion(s) or response(s)"
 )
-#: The column names that are recognised for each role. A column with the role's own name is preferred.
+#: The column names that are recognised for each role, such as prompt.
 NAMES: Mapping[str, tuple[str, ...]] = {
     "prompt": ("prompt", "question", "messages", "input", "instruction", "input_prompt"),
     "completion": ("completion", "response", "output", "output_response"),
@@ -42,11 +42,11 @@ REWARD_PREFIXES = ("rewards/", schema.column("reward", ""))
 _OF_TURNS = re.compile(r"(?:^|_)turns?(?:$|_)")
 _COLUMN_HINT = "--columns {role}=NAME, in Python columns={{'{role}': 'NAME'}}"
 _PANDAS_INDEX_NAMES = ("", "__index_level_0__", "Unnamed: 0")
-_REWARD_NAMES = (*COMPARED, "advantage")  # a list in such a column must have one entry for each completion
+_REWARD_NAMES = (*COMPARED, "advantage")  # lists in these columns have an entry per completion
 
 
 class CompletionSource(NamedTuple):
-    """Where a completion comes from: its row, its place in the row's list, the list's length, and its prompt."""
+    """Where a completion stands in a table, and its prompt."""
 
     row: int
     position: int
@@ -61,7 +61,7 @@ def read_plain(
     columns: Mapping[str, str] | None = None,
     parts: Sequence[str] = (),
 ) -> RolloutTable:
-    """Read a table whose rows hold a completion, or a prompt's list of completions. Every numeric column is a reward."""
+    """Read a table with one or several completions in each row. Every numeric column is a reward."""
     role_columns = _check_roles(columns or {})
     format_name, table, repeated_note = _read_columns(path, files, role_columns, parts)
     index_names = {*_PANDAS_INDEX_NAMES}.difference(role_columns.values())
@@ -69,7 +69,7 @@ def read_plain(
     row_count = max(map(len, table.values()), default=0)
     if not row_count:
         raise DataError(f"'{path}' holds no completions.")
-    # A table without a column of completions may have a column per part of the completion.
+    # A completion may lie in several columns, one per part.
     has_completions = "completion" in role_columns or not _COMPLETION_COLUMNS.isdisjoint(table)
     if has_completions or not {*parts} <= table.keys():
         parts = ()
@@ -123,7 +123,7 @@ def read_plain(
 
 
 def _note_turns(columns: Mapping[str, Sequence[Any]]) -> str:
-    """Tell the user which columns hold a list with a number per turn. No reward reads them; "" without such columns."""
+    """Tell the user which columns hold a number per turn. No reward reads them."""
     turn_columns = {name: values for name, values in columns.items() if _OF_TURNS.search(name)}
     names = [name for name, values in turn_columns.items() if any(map(_is_number_list, map(cells.parse_literal, values)))]
     if not names:
@@ -140,7 +140,7 @@ def _is_number_list(value: Any) -> bool:
 
 
 def _join_parts(path: Path, table: Mapping[str, Any], parts: Sequence[str]) -> dict[str, Any]:
-    """Replace the columns of completions' parts by one column of completions, with each part between tags."""
+    """Join the columns of a completion's parts, with each part between tags."""
     part_tags = [tag for part in parts for tag in (f"<{part}>", f"</{part}>")]
 
     def join_rows() -> Iterator[str | None]:
@@ -162,7 +162,7 @@ def _join_parts(path: Path, table: Mapping[str, Any], parts: Sequence[str]) -> d
 def _read_columns(
     path: Path, files: Sequence[Path], roles: Mapping[str, str], parts: Sequence[str]
 ) -> tuple[str, dict[str, Any], str]:
-    """Return the format of the files, their joined columns, and a note if files are left out."""
+    """Read all columns. Return the format of the files, the columns, and a note."""
     file_suffix = files[0].suffix.lower()
     repeated_note = ""
     on_disk_names = {*_COMPLETION_COLUMNS, roles.get("completion"), roles.get("completions"), *parts}
@@ -197,7 +197,7 @@ def _drop_step(table: pa.Table) -> pa.Table:
 
 
 def _is_trl(schema: pa.Schema) -> bool:
-    """Return whether a parquet schema is TRL's: prompt, completion, step and (not in old files) advantage."""
+    """Return whether TRL wrote a parquet file, judged by its columns."""
     if not {"step", "prompt", "completion"} <= set(schema.names):
         return False
     completion_type = schema.field("completion").type
@@ -210,7 +210,7 @@ def _is_trl(schema: pa.Schema) -> bool:
 
 
 def _check_roles(role_columns: Mapping[str, str]) -> Mapping[str, str]:
-    """Check the roles (prompt, completion, answer, ...) that the user gave to columns, and return them."""
+    """Check the roles (prompt, completion, ...) that the user gave to columns."""
     role_of_column: dict[str, str] = {}
     for role, name in role_columns.items():
         if role not in NAMES:
@@ -226,7 +226,7 @@ def _check_roles(role_columns: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _find_roles(path: Path, names: Sequence[str], role_columns: Mapping[str, str]) -> dict[str, str]:
-    """Map each role, such as prompt, to the column that the user gave, or else to one with a usual name."""
+    """Find the column for each role, such as prompt."""
     names_text = ", ".join(map(str, names[:12])) or "(none)"
     more_text = f" and {len(names) - 12} more" if len(names) > 12 else ""
     table_text = f"'{path}' has the columns {names_text}{more_text}"
@@ -263,7 +263,7 @@ def _find_roles(path: Path, names: Sequence[str], role_columns: Mapping[str, str
 
 
 def _list_completions(cell: Any) -> list[Any]:
-    """Return the completions of a cell as a list; a chat is a single completion."""
+    """Return the completions of a cell as a list. A chat is one completion."""
     if cells.is_chat(cell):
         cells.check_speaker(cell)
         if len(cell) > 1 and all(message["role"] == "assistant" for message in cell):
@@ -284,7 +284,7 @@ def _list_completions(cell: Any) -> list[Any]:
 
 
 def _split_conversation(cell: Any) -> tuple[Any, list[Any]]:
-    """Split a cell with a conversation into the prompt and a list with the completion."""
+    """Split a conversation into the prompt and a list with the completion."""
     if cells.is_empty(cell):
         return None, []
     if not cells.is_chat(cell):
@@ -333,7 +333,7 @@ class _PlainTable:
                 yield cells.completion_parts(completion)
 
     def expand_columns(self) -> dict[str, list[Any]]:
-        """Return the columns with one value per completion: the row's, or the completion's in the row's list."""
+        """Return the columns with one value per completion."""
         answer_column, group_column = self.roles.get("answer"), self.roles.get("group")
         skipped_names = {self.roles.get(role) for role in ("prompt", "completion", "completions", "step")}
         has_list_cells = "completions" in self.roles or any(source.siblings > 1 for source in self.sources)
@@ -362,7 +362,7 @@ class _PlainTable:
         return columns
 
     def has_entry_per_completion(self, name: str, column: Sequence[Any]) -> bool:
-        """Return whether every list in a column has one number (or dict of rewards) per completion of its row."""
+        """Return whether every list in a column has an entry per completion."""
         count_of_row = {source.row: source.siblings for source in self.sources if isinstance(column[source.row], list)}
         is_reward = name in _REWARD_NAMES or name.startswith(REWARD_PREFIXES)
         number_types = (bool, int, float, type(None))
@@ -387,7 +387,7 @@ class _PlainTable:
         return wrong_row is None
 
     def group_ids(self, asked: Mapping[str, str]) -> list[str] | None:
-        """Return each completion's group id, from the group column or the row. Return None if prompts define the groups."""
+        """Return each completion's group id. Return None if prompts define the groups."""
         if "group" not in self.roles:
             has_completion_lists = any(source.siblings > 1 for source in self.sources)
             return [f"{source.row}" for source in self.sources] if has_completion_lists else None
@@ -400,7 +400,7 @@ class _PlainTable:
                 f"{missing_count} of {len(raw_group_ids)} completions of '{self.path}' have no '{id_column}'. Fill in every "
                 "row, or group by prompt with --columns group=PROMPT_COLUMN."
             )
-        # JSON lines of two writers may hold 1 and 1.0 for one group.
+        # One group may be written as 1 and as 1.0.
         whole_ids = (int(x) if isinstance(x, float) and x.is_integer() else x for x in raw_group_ids)
         group_ids = [str(group_id) for group_id in whole_ids]
         if len(set(group_ids)) == len(group_ids) > prompt_count and "group" not in asked:

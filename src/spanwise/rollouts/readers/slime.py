@@ -1,4 +1,4 @@
-"""Read slime's files from `--save-debug-rollout-data`: one torch file per rollout, with token ids and masks."""
+"""Read the rollouts that slime writes with `--save-debug-rollout-data`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from spanwise.rollouts.collected import PER_WORD, Collected
 from spanwise.rollouts.files import ReadingProgress
 from spanwise.rollouts.table import AsRecorded, RolloutTable, tokenize
 
-#: The metadata entry in which `spanwise credit --write` stores the advantages of a sample's tokens.
+#: The metadata entry for the advantages of `spanwise credit --write`.
 _ADVANTAGES = "spanwise_advantages"
 
 
 def read_slime(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
-    """Read slime's samples: the rollout's number is the step, `group_index` the group, `label` the answer.
+    """Read slime's samples.
 
-    A sample that slime leaves out of the loss is compared and gets no credit.
+    The rollout's number is the step, `group_index` the group, `label` the answer. A sample that slime
+    leaves out of the loss is compared and gets no credit.
     """
     samples = Collected()
     responses = _read_responses(files, samples, keep_ids=tokenizer is not None)
@@ -83,7 +84,7 @@ def _read_responses(files: Sequence[Path], samples: Collected, *, keep_ids: bool
 
 
 def write_samples(file: Path, source: Path, advantage_rows: Iterator[Sequence[float]]) -> None:
-    """Copy a dump of slime, and add advantages (one per response token) to the metadata of its samples."""
+    """Copy a dump of slime, and add advantages to its samples."""
     dump = _load(source)
     for sample in dump["samples"]:
         metadata = sample.get("metadata") or {}
@@ -152,7 +153,7 @@ def _parse_sample(sample: Any) -> dict[str, Any]:
         "prompt": cells.prompt_text(sample["prompt"]),
         "response": cells.content_text(sample["response"]),
         "ids": token_ids[len(token_ids) - response_length :],
-        "mask": in_loss if in_loss.any() else ~in_loss,  # if slime leaves a sample out of the loss, it masks every token
+        "mask": in_loss if in_loss.any() else ~in_loss,  # slime masks all tokens of a sample outside the loss
         "learned": bool(in_loss.any()) and not sample.get("remove_sample", False),
         "logps": sampled_logps,
         "advantages": advantages,
@@ -164,13 +165,13 @@ def _parse_sample(sample: Any) -> dict[str, Any]:
 
 
 def _to_array(sample: Mapping[str, Any], name: str, dtype: type[np.generic]) -> np.ndarray | None:
-    """Return a sample's tensor, array or list of numbers as an array; None if the sample has none."""
+    """Return a field of a sample as an array, or None if it is missing."""
     if sample.get(name) is None:
         return None
     try:
         numbers = np.asarray(sample[name])
         typed_numbers = numbers.astype(dtype)
-    except (TypeError, ValueError, OverflowError):  # NumPy refuses uneven lists and entries without numbers
+    except (TypeError, ValueError, OverflowError):  # NumPy refuses uneven lists and texts
         numbers = typed_numbers = np.array(None)
     if numbers.ndim != 1 or numbers.dtype.kind not in "biuf" or (dtype is np.int32 and (typed_numbers != numbers).any()):
         raise cells.FieldError(f"'{name}' is {reprlib.repr(sample[name])}, but it must be a list of numbers")

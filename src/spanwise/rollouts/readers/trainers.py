@@ -1,4 +1,4 @@
-"""Read the rollouts that verl dumps, and the traces and results that verifiers writes."""
+"""Read the rollouts of verl and verifiers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VERL_REQUIRED = ("input", "output")
 #: Matches the rollout keys of verl's V1 trainer, which begin with the id of the prompt.
 _ROLLOUT_KEY = re.compile(r"(.+)_\d+_\d+", re.DOTALL)
 _NO_REWARDS = ("gts", "answer", "uid", "request_id")
-#: The numbers of a trace's tokens that are read; the others are a trainer's own.
+#: The numbers per token that are read from a trace.
 _KEPT_NUMBERS = ("logprobs", "advantages")
 
 
@@ -86,7 +86,7 @@ def _parse_verl(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-#: Fields of old `results.jsonl` records (without a field `metrics`) that are no metrics, even if they hold numbers.
+#: Fields of old `results.jsonl` records that are no metrics.
 _LEGACY_FIELDS = ("answer", "reward", "example_id")
 
 
@@ -112,9 +112,9 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
         tokens = tokens._replace(note=PER_WORD)
     logp_v = branches.tokens.numbers("logprobs") if has_token_ids else None
     if logp_v is not None and (np.isnan(logp_v) & tokens.trainable).any():
-        logp_v = None  # some sampled token has none
+        logp_v = None  # some sampled token has no log-probability
     is_first_branch_n = torch.tensor(branches.values("is_first_branch"), dtype=torch.long)
-    rollout_n = is_first_branch_n.cumsum(dim=0) - 1  # the branches of a trace share a number
+    rollout_n = is_first_branch_n.cumsum(dim=0) - 1  # all branches of a trace get its number
     trace_count = int(is_first_branch_n.sum())
     branched_count = int((rollout_n.bincount() > 1).sum())
     branch_note = (
@@ -172,7 +172,7 @@ def _unanswered_note(errors: Sequence[str | None]) -> str:
 
 
 def _first_error(record: Mapping[str, Any]) -> str:
-    """Return the first error of an episode or its traces as text; empty if there is none."""
+    """Return the text of the first error in an episode."""
     traces = [trace for trace in record.get("traces") or () if isinstance(trace, Mapping)]
     error_lists = ((*(entry.get("errors") or ()), entry.get("error")) for entry in (record, *traces))
     first_error = next(filter(None, chain.from_iterable(error_lists)), "")
