@@ -8,12 +8,12 @@ from typing import Any
 
 from spanwise.rollouts.folder import hidden
 
-#: The settings that a resumed run may change: its folder, evaluations, files and length.
+#: The settings that a resumed run may change.
 MAY_CHANGE = ("output", "eval_every", "save_every", "keep_rollouts", "report", "report_to", "threads", "steps")
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any], *, but: Collection[str] = MAY_CHANGE) -> list[str]:
-    """List the settings in which a resumed run differs from its checkpoint, except secrets and `but`."""
+    """List the settings in which a resumed run differs from its checkpoint. Skip secrets and `but`."""
     old_settings, new_settings = plain(old), plain(new)
     compared_names = [name for name in new_settings if name not in but]
     changed_names = [name for name in compared_names if not _same(name, old_settings.get(name), new_settings[name])]
@@ -27,5 +27,5 @@ def _same(name: str, old: Any, new: Any) -> bool:
 
 
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return training settings as they look after a round trip through JSON, without secrets."""
+    """Return training settings as JSON stores them, without secrets."""
     return json.loads(json.dumps(hidden(dict(settings), None), default=str))

@@ -23,7 +23,7 @@ from spanwise.engines.changes import changes, plain
 from spanwise.errors import DataError
 from spanwise.scheme import Scheme
 
-#: The file with the list of a checkpoint's files. It is written last: without it a checkpoint is incomplete.
+#: The file that lists a checkpoint's files. It is written last, to mark the checkpoint as complete.
 MANIFEST = "spanwise.json"
 
 
@@ -35,7 +35,7 @@ def write_manifest(
     resumable: bool = True,
     estimator: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a checkpoint's manifest: file sizes, digests and settings without secrets. All other files must be on disk."""
+    """Write the list of a checkpoint's files with digests and settings. All other files must be on disk."""
     size_by_name, digest_by_name = {}, {}
     for file in sorted(path for path in checkpoint.rglob("*") if path.is_file()):
         if file.name.lstrip(".").startswith(MANIFEST):
@@ -59,7 +59,7 @@ def write_manifest(
 
 
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
-    """Read the manifest of a checkpoint, which `write_manifest` wrote."""
+    """Read the list that `write_manifest` wrote."""
     return json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
 
 
@@ -71,7 +71,7 @@ def checkpoint_fault(checkpoint: Path) -> str | None:
         manifest = read_manifest(checkpoint)
         size_by_name = {str(name): int(size) for name, size in manifest["files"].items()}
         is_resumable = bool(manifest["resumable"])
-        _ = int(manifest["processes"]), manifest["estimator"]  # raises an error if the manifest lacks one of these entries
+        _ = int(manifest["processes"]), manifest["estimator"]  # fails if an entry is missing
         _ = dict(manifest["digests"]), dict(manifest["settings"])
     except FileNotFoundError:
         return f"the folder lacks {MANIFEST}, which is written last: saving was cut off, or another trainer wrote the folder"
@@ -89,7 +89,7 @@ def checkpoint_fault(checkpoint: Path) -> str | None:
 
 
 def newest_checkpoint(folder: str | Path) -> tuple[Path | None, dict[str, str]]:
-    """Return a folder's newest usable checkpoint (or None), and why each newer checkpoint is unusable."""
+    """Return the newest usable checkpoint (or None), and the faults of newer ones."""
     step_by_path = {path: path.name.removeprefix("checkpoint-") for path in Path(folder).glob("checkpoint-*")}
     checkpoint_paths = [path for path, step in step_by_path.items() if step.isdecimal()]
     fault_by_name: dict[str, str] = {}
@@ -102,7 +102,7 @@ def newest_checkpoint(folder: str | Path) -> tuple[Path | None, dict[str, str]]:
 
 
 def find_checkpoint(folder: str | Path, path: str | Path | None = None) -> tuple[Path, str]:
-    """Return the checkpoint at `path`, or the folder's newest usable one. A note names newer, damaged ones."""
+    """Return the checkpoint at `path`, or the newest usable one. A note names newer, damaged ones."""
     if path is not None:
         if fault := checkpoint_fault(Path(path)):
             raise DataError(f"'{path}' is not a readable checkpoint: {fault}. Give another checkpoint-<step> folder.")
@@ -125,7 +125,7 @@ def find_checkpoint(folder: str | Path, path: str | Path | None = None) -> tuple
 def check_contents(place: Path) -> None:
     """Refuse a checkpoint whose files changed since they were written."""
     digest_by_name = read_manifest(place)["digests"]
-    first_changed_name: list[str | None] = [None]  # `broadcast_object_list` sends a list's entries to the other processes
+    first_changed_name: list[str | None] = [None]  # `broadcast_object_list` needs a list
     if PartialState().is_main_process:
         changed_names = (name for name, digest in digest_by_name.items() if _digest(place / name) != digest)
         first_changed_name[0] = next(changed_names, None)
@@ -179,7 +179,7 @@ def restore_estimator(scheme: Scheme, state: Mapping[str, Any] | None, place: Pa
 
 
 def _readable(file: Path) -> bool:
-    """Return whether a checkpoint file can be opened in the format of its suffix (.safetensors, ...)."""
+    """Return whether a checkpoint file can be opened."""
     try:
         if file.suffix == ".safetensors":
             with safe_open(file, framework="pt") as weights:

@@ -1,4 +1,4 @@
-"""Advantage estimators `spanwise_<method>` for verl and SkyRL, from one reward per completion."""
+"""Advantage estimators for verl and SkyRL that use one reward per completion."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from spanwise.credit.spread import to_tokens
 from spanwise.credit.trajectories.turns import step_rewards
 from spanwise.errors import refuse
 
-#: Matches the prompt ids of padding rows, which a trainer adds to fill up a batch.
+#: Matches the prompt ids of rows that only fill up a batch.
 _PAD = re.compile(r"pad[0-9a-f]+")
 
 
 def outcome_estimators() -> dict[str, Callable[..., tuple[Tensor, Tensor]]]:
-    """Map names such as `spanwise_grpo` to functions that turn one reward per completion into advantages."""
+    """Map names such as `spanwise_grpo` to advantage estimators."""
     return {f"spanwise_{name}": partial(outcome_advantages, name) for name in outcome_methods()}
 
 
@@ -51,13 +51,13 @@ def outcome_advantages(
         }
     )
     uids = index.tolist() if hasattr(index, "tolist") else list(index)
-    # Compare all rows except padding. Padding has a padding id, and ends the batch or has no trained token.
+    # Padding rows have a padding id, and end the batch or have no trained token.
     rows_with_real_id = {n for n, uid in enumerate(uids) if not _PAD.fullmatch(str(uid))}
     last_real_row = max(rows_with_real_id, default=-1)
     is_trained_n = response_mask.bool().any(dim=1)
     trained_rows_before_last = {n for n in range(last_real_row) if is_trained_n[n]}
     compared_rows = sorted(rows_with_real_id | trained_rows_before_last)
-    reward_sum_n = token_level_rewards.double().sum(dim=1)  # the reward of a rejected rollout, which has no trained token
+    reward_sum_n = token_level_rewards.double().sum(dim=1)  # for rollouts without a trained token
     reward_n = torch.where(is_trained_n, step_rewards(token_level_rewards, response_mask), reward_sum_n)
     adv_n = torch.zeros_like(reward_n)
     if compared_rows:

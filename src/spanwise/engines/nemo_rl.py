@@ -24,9 +24,9 @@ from spanwise.engines.shared import columns_of
 from spanwise.errors import RecipeError
 from spanwise.recipe import RecipeRule
 
-#: NeMo-RL batch fields that reward functions cannot read: messages, NeMo-RL's own baseline.
+#: The fields of NeMo-RL's batch that reward functions do not get.
 _OTHER = ("message_log", "extra_env_info", "total_reward", "filtered_reward", "unshaped_total_reward", "baseline", "std")
-#: Maps NeMo-RL options to (required value, reason). Other values change the credit or do nothing.
+#: NeMo-RL options that must keep a value: option -> (value, reason).
 _FIXED: dict[str, tuple[Any, str]] = {
     "grpo.advantage_clip_low": (None, "NeMo-RL would clip advantages after spanwise has scaled them for the loss"),
     "grpo.advantage_clip_high": (None, "NeMo-RL would clip advantages after spanwise has scaled them for the loss"),
@@ -41,7 +41,7 @@ _FIXED: dict[str, tuple[Any, str]] = {
 
 
 def attach() -> None:
-    """Make `grpo.adv_estimator.name=spanwise` choose `SpanEstimator` in NeMo-RL. Other names work as before."""
+    """Let NeMo-RL use `SpanEstimator` for `grpo.adv_estimator.name=spanwise`. Other names work as before."""
     from nemo_rl.algorithms import grpo  # pyright: ignore[reportMissingImports]
 
     original_factory = grpo._create_advantage_estimator
@@ -54,7 +54,7 @@ def attach() -> None:
 
 
 def get_setting(config: Any, path: str) -> Any:
-    """Look up a setting by its dotted name in nested mappings or objects; None if it does not exist."""
+    """Look up a setting by its dotted name. Return None if it does not exist."""
     for name in path.split("."):
         config = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
     return config
@@ -101,7 +101,7 @@ class SpanEstimator:
         repeated_batch: Any = None,
         **_rest: Any,
     ) -> Float[Tensor, "n t"]:
-        """Return advantages with which NeMo-RL's loss sums over tokens and averages over rollouts."""
+        """Compute the advantages of a batch, scaled to undo the normaliser of NeMo-RL's loss."""
         if "message_log" not in (repeated_batch or {}):
             raise RecipeError("This trainer passes no messages. Train with grpo_train, as examples/run_grpo.py does.")
         batch = self._batch(repeated_batch, prompt_ids, rewards)
@@ -115,14 +115,14 @@ class SpanEstimator:
         reply_adv_nt, metrics = self.run.finish(scored_batch, mask_nt=(reply_mask_nt > 0) & batch.mask_nt)
         self.last_metrics = {name: value for name, value in metrics.items() if value == value}
         padded_adv_nt = torch.zeros_like(padded_mask_nt).scatter(1, reply_column_nt, reply_adv_nt)
-        # A rollout's weight in the loss is its mask at replies; without a reply, the loss multiplier.
+        # A rollout without a reply is weighted by the loss multiplier.
         loss_multiplier_n = torch.as_tensor(repeated_batch["loss_multiplier"]).float().cpu()
         rollout_weight_n = torch.where(batch.mask_nt.any(dim=1), padded_mask_nt.amax(dim=1), loss_multiplier_n)
         factor_n1 = fold_factor(mask.cpu(), rollout_weight_n, mini_batch=self.mini_batch, token_level=self.token_level)
         return (padded_adv_nt[:, : mask.shape[1]] * factor_n1).to(mask.device)
 
     def _batch(self, batch: Any, prompt_ids: Tensor, rewards: Tensor) -> Batch:
-        """Build a `Batch` from the messages after each prompt: the replies and the environment's messages."""
+        """Build a `Batch` from the messages after each prompt."""
         logs_and_lengths = list(zip(batch["message_log"], batch["length"], strict=True))
 
         def after_prompt(name: str) -> list[list[Any]]:
@@ -146,7 +146,7 @@ class SpanEstimator:
             "completion_ids": reply_ids,
             "environment": rewards.tolist(),
         }
-        prompt_numbers = batch.get("idx")  # tells apart prompts with the same words but different images
+        prompt_numbers = batch.get("idx")  # prompts may have the same words but different images
         if prompt_numbers is None:
             prompt_numbers = [0] * len(reply_ids)
         return Batch.jagged(
@@ -161,7 +161,7 @@ class SpanEstimator:
 def fold_factor(
     mask_nt: Shaped[Tensor, "n t"], weight_n: Shaped[Tensor, " n"], *, mini_batch: int, token_level: bool
 ) -> Float[Tensor, "n 1"]:
-    """Return the factors on advantages that make NeMo-RL's loss sum over tokens and average over rows.
+    """Return the factors on advantages that undo the normaliser of NeMo-RL's loss.
 
     factor[i] = D[i] / R,  R the rows of i's mini-batch; D[i] the tokens in its loss, or at sequence level those of row i times
     the rows in the loss. `weight_n` is NeMo-RL's `sample_mask`.

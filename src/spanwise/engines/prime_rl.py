@@ -54,7 +54,7 @@ def check(recipe: str, *, tokens: int | str) -> RecipeRule:
 
 
 async def credit_traces(traces: Sequence[Any], run: RecipeRun, *, tokens: int) -> list[list[float]]:
-    """Return each trace's (rollout's) token advantages, times `tokens`, the usual length of a trace."""
+    """Return the token advantages of each trace (rollout), times its usual length `tokens`."""
     nodes_by_trace = [[node for node in trace.nodes if any(node.mask)] for trace in traces]
     reward_columns = columns_of([_reward_inputs(trace, run.tokenizer) for trace in traces])
     trajectories = [
@@ -71,12 +71,12 @@ async def credit_traces(traces: Sequence[Any], run: RecipeRun, *, tokens: int) -
 
 
 def attach(recipe: str, *, tokens: int | str) -> None:
-    """Put a recipe's credit in place of the algorithm `grpo`. prime-rl's configuration accepts no new algorithm."""
+    """Put a recipe's credit in place of `grpo`, because prime-rl accepts no new algorithm."""
     rule = check(recipe, tokens=tokens)
     from prime_rl.orchestrator import algo  # pyright: ignore[reportMissingImports]
     from prime_rl.orchestrator.algo.base import iter_trainable_traces  # pyright: ignore[reportMissingImports]
 
-    @cache  # prime-rl builds an algorithm for each environment, and all algorithms share one run
+    @cache  # the algorithms of all environments share one run
     def run_of(model_name: str) -> RecipeRun:
         return RecipeRun.of(rule, model=model_name)
 
@@ -103,7 +103,7 @@ def attach(recipe: str, *, tokens: int | str) -> None:
 
 
 def _reward_inputs(trace: Any, tokenizer: Any) -> dict[str, Any]:
-    """Return a prime-rl trace's data for reward functions: task data, info, reward and prompt."""
+    """Return the data of a prime-rl trace for reward functions."""
     task_data = trace.task.data
     task_fields = task_data if isinstance(task_data, Mapping) else task_data.model_dump()
     prompt_nodes = takewhile(lambda node: not any(node.mask), trace.nodes)

@@ -1,4 +1,4 @@
-"""`RecipeRun`, for trainers that only call hooks and never say when training begins or ends."""
+"""`RecipeRun`, for trainers that only call hooks."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class RecipeRun:
         vocabulary: Vocabulary,
         *,
         ranks: Ranks | None = None,
-        resumes: bool = False,  # True if the trainer numbers its batches, so that a resumed run can use its old folder
-        **settings: Any,  # the trainer's settings that the run folder's `recipe.yaml` lists
+        resumes: bool = False,  # True if the trainer numbers its batches
+        **settings: Any,  # the trainer's settings for `recipe.yaml`
     ) -> None:
         recipe = rule.recipe
         self.scheme = rule.scheme
@@ -41,7 +41,7 @@ class RecipeRun:
 
     @staticmethod
     def of(rule: RecipeRule, *, model: str, tokenizer: str | None = None, **options: Any) -> RecipeRun:
-        """Build a `RecipeRun` with the tokenizer of `model`, or with the tokenizer that `tokenizer` names."""
+        """Build a `RecipeRun`. `tokenizer` names a tokenizer other than the model's."""
         loaded_tokenizer = AutoTokenizer.from_pretrained(tokenizer or model, trust_remote_code=True)
         vocabulary = Vocabulary.from_tokenizer(loaded_tokenizer, size=model_vocabulary_size(model))
         return RecipeRun(rule, loaded_tokenizer, vocabulary, model=model, **options)
@@ -49,7 +49,7 @@ class RecipeRun:
     def finish(
         self, read_batch: ReadBatch, *, number: int | None = None, learn: bool = True, **options: Any
     ) -> tuple[Float[Tensor, "n t"], dict[str, float]]:
-        """Compute the credit of a scored batch, warn, and write the run folder. Return advantages and metrics.
+        """Compute the credit of a scored batch, and write the run folder. Return advantages and metrics.
 
         `read_batch` has each row's prompt in the column `prompts`; without the trainer's `number` the batches are counted from 1.
         """

@@ -13,9 +13,9 @@ from spanwise.errors import refuse
 from spanwise.modes import MODES
 from spanwise.recipe import RecipeRule, rule_at
 
-#: The `Batch` fields that a trainer fills in, unless `check_rule` gets others (`provides`).
+#: The `Batch` fields that most trainers fill in.
 PROVIDES = ("group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt")
-#: The recipe fields that an engine reads. The trainer's own configuration sets everything else.
+#: The recipe fields that an engine reads.
 _CREDIT = {*RULE, *MODES, "calibration", "baseline", "verifier"}
 
 
@@ -28,9 +28,9 @@ def read_rule(
     faults: Mapping[str, Any],
     fixed: Mapping[str, tuple[Any, str]],  # maps an engine's option to its required value and the reason
     discounts: Mapping[str, str] = {},  # maps an engine's option to the method's option for the same discount
-    deviation: str = "",  # the option that turns the division by a group's standard deviation on or off
+    deviation: str = "",  # the option for dividing by a group's standard deviation
 ) -> tuple[RecipeRule, list[str]]:
-    """Return a recipe's rule of credit, and warnings on discounts. Refuse engine settings that conflict with the recipe."""
+    """Load a recipe's rule of credit. Refuse engine settings that conflict with it. Also return warnings."""
     required_value_faults = {
         f"{name} is {get_setting(name)}: {reason}. Leave {name} at {required}.": get_setting(name) not in (None, required)
         for name, (required, reason) in fixed.items()
@@ -74,7 +74,7 @@ def check_rule(
     faults: Mapping[str, Any] = {},
     notes: Collection[str] = (),
 ) -> RecipeRule:
-    """Refuse a recipe that the trainer cannot use, and issue the warnings `notes`. Return the recipe's rule."""
+    """Refuse a recipe that the trainer cannot use. Issue the warnings `notes`. Return the recipe's rule."""
     modes_text = ", ".join(rule.recipe.modes)
     modes_sentence = (
         f"The recipe has {modes_text}, which does not work with {engine}. Leave it out, or train with TRL, verl or SkyRL."
@@ -88,7 +88,7 @@ def check_rule(
 
 
 def idle_fields(path: str | Path, *, engine: str, reads_output: bool = False) -> str:
-    """Return a warning that lists the recipe fields that an engine ignores; empty if it ignores none."""
+    """Return a warning about recipe fields that an engine ignores."""
     recipe_fields = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
     ignored_names = {*recipe_fields} - _CREDIT
     if reads_output and recipe_fields.get("output"):  # without a folder, keep_rollouts does nothing

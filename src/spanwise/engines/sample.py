@@ -32,7 +32,7 @@ def continue_ids(
     seed: int = 0,
     batch_size: int = 512,
 ) -> tuple[Int[Tensor, "n t"], Bool[Tensor, "n t"]]:
-    """Sample `samples` continuations of each list of token ids, in adjacent rows. Restore the random state."""
+    """Sample `samples` continuations of each list of token ids. Restore the random state."""
     was_training = model.training
     end_token_ids = torch.tensor(end_ids(model, tokenizer))
     prefixes_per_chunk = max(1, batch_size // samples)
@@ -64,7 +64,7 @@ def continue_ids(
     ids_nt = torch.cat([pad(output, (0, max_length - output.shape[1]), value=pad_id) for output in continuations])
     is_end_nt = torch.isin(ids_nt, end_token_ids).long()
     end_tokens_before_nt = is_end_nt.cumsum(dim=1) - is_end_nt
-    return ids_nt, end_tokens_before_nt == 0  # a completion ends with its first end token; `generate` adds padding after it
+    return ids_nt, end_tokens_before_nt == 0  # padding follows the first end token
 
 
 def prompt_ids(tokenizer: Any, prompts: Sequence[Any]) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""Helpers that several engines use: `RunRecord`, which writes a run folder, and checks of recipes and options."""
+"""Helpers of several engines, such as `RunRecord`, which writes a run folder."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from spanwise.rollouts.folder import RunFolder, check_free, hidden, is_run, metr
 from spanwise.scheme import SCRIPT, Scheme
 from spanwise.step import Ranks, StepResult
 
-#: The files that a run writes. Other files in the folder belong to the trainer or user, and stay.
+#: The files that a run writes. Other files in the folder stay.
 WRITES = ("recipe.yaml", "metrics.jsonl", "rollouts", "tokenizer", "summary.json", "report.html")
 #: The loss types under which ms-swift and Unsloth average the KL per completion.
 KL_LOSS_TYPES = ("grpo", "sapo")
 #: The packages that `spanwise report` needs to draw report.html.
 _REPORT = ("cyclopts", "rich", "pydantic", "jinja2", "altair", "vl_convert", "scipy")
-#: Fields of the classes `Scheme` and `Layout` that no recipe file has.
+#: Fields of `Scheme` and `Layout` that no recipe file has.
 _UNWRITTEN = {"blocks", "recorded", "modes"}
 #: The fields of a recipe file that decide the credit. A resumed run must not change them.
 RULE = (
@@ -51,7 +51,7 @@ def say(*sentences: str) -> None:
 
 
 def kl_fault(beta: float, loss_type: str, *, engine: str) -> dict[str, bool]:
-    """Return the error for an unsupported average of the KL term, as {sentence: whether it applies}."""
+    """Map an error about the average of the KL term to whether it occurs."""
     error_sentence = (
         f"beta is {beta}, and under loss_type '{loss_type}' {engine} does not average the KL over the tokens of each completion. "
         f"Set loss_type to {' or '.join(KL_LOSS_TYPES)}, or beta to 0."
@@ -68,8 +68,8 @@ def fold_factor(
     processes: int = 1,
     steps_per_generation: int = 1,
 ) -> Float[Tensor, "b 1"]:
-    """Return the factors on advantages that make TRL's loss sum over tokens and average over rows."""
-    # TRL's loss divides by the result of this function times the number of rows in the micro-batch.
+    """Return the factors on advantages that undo the normaliser of TRL's loss."""
+    # TRL's loss divides by these factors times the number of rows in the micro-batch.
     row_count = mask_bt.shape[0]
     token_count_b1 = mask_bt.sum(dim=1, keepdim=True).clamp(min=1).to(torch.float32)
     ones_b1 = torch.ones_like(token_count_b1)
@@ -85,7 +85,7 @@ def fold_factor(
 
 
 def model_vocabulary_size(path: str | None) -> int | None:
-    """Return the vocabulary size in a model's config, often larger than the tokenizer's; None if unknown."""
+    """Return the vocabulary size in a model's config, or None."""
     try:
         model_config = PretrainedConfig.get_config_dict(path)[0] if path else {}
     except (OSError, ValueError):
@@ -108,7 +108,7 @@ def _flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def check_keeping(keep_rollouts: Any, report: Any) -> None:
-    """Refuse values of the options `keep_rollouts` and `report` that cannot work. Call it before training."""
+    """Refuse unusable values of the options `keep_rollouts` and `report`. Call it before training."""
     missing_packages = [name for name in _REPORT if report and find_spec(name) is None]
     refuse(
         {
@@ -123,12 +123,12 @@ def check_keeping(keep_rollouts: Any, report: Any) -> None:
 
 
 def reward_means(reward_nm: Float[Tensor, "n m"], names: Sequence[str]) -> dict[str, float]:
-    """Return each reward's mean over the completions that have it, under the trainers' log names."""
+    """Return the mean of each reward, under the names that trainers log."""
     return {f"rewards/{name}/mean": mean for name, mean in zip(names, reward_nm.nanmean(dim=0).tolist(), strict=True)}
 
 
 def prompt_texts(tokenizer: Any, uids: Iterable[Any], prompts: Iterable[Sequence[int]]) -> dict[Any, str]:
-    """Map each prompt id (uid) to the prompt's text, decoded from the first row with this id."""
+    """Map each prompt id (uid) to the text of the prompt."""
     prompt_ids_by_uid: dict[Any, Sequence[int]] = {}
     for uid, ids in zip(uids, prompts, strict=True):
         prompt_ids_by_uid.setdefault(uid, ids)
@@ -136,7 +136,7 @@ def prompt_texts(tokenizer: Any, uids: Iterable[Any], prompts: Iterable[Sequence
 
 
 class RunRecord:
-    """Writes a run folder: `recipe.yaml`, `metrics.jsonl`, `rollouts/`, `tokenizer/`, `summary.json`, `report.html`."""
+    """Writes the metrics, rollouts and report of a run into its folder."""
 
     def __init__(self, folder: str | Path, *, keep_rollouts: int, report: bool, option: str) -> None:
         self.folder = RunFolder(folder, writes=WRITES)
@@ -150,7 +150,7 @@ class RunRecord:
 
     @staticmethod
     def of(section: Mapping[str, Any], *, option: str) -> RunRecord | None:
-        """Build a `RunRecord` from the options `folder`, `keep_rollouts` and `report`; None without a folder."""
+        """Build a `RunRecord` from a user's options. Return None without a folder."""
         folder = section.get("folder")
         keep_every = section.get("keep_rollouts", 0)
         report = section.get("report", False)
@@ -161,11 +161,11 @@ class RunRecord:
         return None if folder is None else RunRecord(str(folder), keep_rollouts=keep_every, report=report, option=option)
 
     def recipe(self, scheme: Scheme, **settings: Any) -> dict[str, Any]:
-        """Build the content of `recipe.yaml` from a scheme and the trainer's settings that are not None."""
+        """Build the content of `recipe.yaml`. Settings of None are left out."""
         given_settings = {name: value for name, value in settings.items() if value is not None}
         output_settings = {"keep_rollouts": self.keep, "report": self.report}
         recipe = {"task": SCRIPT, **scheme.plain(), **given_settings, **output_settings}
-        return json.loads(json.dumps(recipe))  # JSON turns tuples into lists, as in a recipe that is read from a file
+        return json.loads(json.dumps(recipe))  # JSON turns tuples into lists
 
     def check(self, recipe: Mapping[str, Any], *, step: int | None) -> None:
         """Refuse a folder that holds another run or other files. `step` is None if the trainer numbers no batches."""
@@ -194,7 +194,7 @@ class RunRecord:
             )
 
     def begin(self, recipe: Mapping[str, Any], *, step: int, tokenizer: Any) -> None:
-        """Start the run folder, or continue the run in it from a step."""
+        """Start the run folder, or continue it from a step."""
         folder_path = self.folder.path
         self.step, self._recipe = step, recipe
         self.folder.begin(recipe, step=step, history=metrics_until(folder_path, step))
@@ -212,7 +212,7 @@ class RunRecord:
         rollouts: Callable[[], Rollouts],
         ranks: Ranks | None = None,
     ) -> None:
-        """Write a batch's metrics and every k-th batch's rollouts. All processes call this together; the first writes for all."""
+        """Write a batch's metrics and every k-th batch's rollouts. All processes call it; one writes."""
         ranks = ranks or Ranks(0, lambda own: [own])
         is_writer = ranks.rank == 0
         all_rows = result.own.everyone

@@ -25,12 +25,12 @@ from spanwise.scheme import Scheme
 
 __all__ = ["check", "post_process_rewards", "set_advantages"]
 
-#: Maps slime's arguments for hooks to the functions of spanwise that they must name.
+#: Maps slime's hook arguments to the functions that they must name.
 HOOKS = {
     "custom_reward_post_process_path": "spanwise.engines.slime.post_process_rewards",
     "custom_advantage_function_path": "spanwise.engines.slime.set_advantages",
 }
-#: Maps slime arguments to (required value, reason). Other values change the credit or do nothing.
+#: slime arguments that must keep a value: argument -> (value, reason).
 _FIXED: dict[str, tuple[Any, str]] = {
     "normalize_advantages": (False, "slime would subtract one mean of all tokens from the advantages of every block"),
     "rewards_normalization": (True, "the recipe decides what a reward is compared with"),
@@ -49,12 +49,12 @@ _FIXED: dict[str, tuple[Any, str]] = {
 }
 #: slime's estimators whose losses work with any advantages.
 _ESTIMATORS = ("grpo", "gspo", "cispo")
-#: Maps the paths of recipes to their `RecipeRun`, which remembers the warnings already given.
+#: Maps the path of a recipe to its run.
 _RUNS: dict[str, RecipeRun] = {}
 
 
 def check(args: Any) -> RecipeRule:
-    """Load the recipe that slime's arguments name; refuse arguments that conflict with it.
+    """Load the recipe that slime's arguments name. Refuse arguments that conflict with it.
 
     The hooks call it with their first batch. As slime's `custom_megatron_init_path` it runs before anything is sampled.
     """
@@ -120,7 +120,7 @@ def set_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
     an `AlignmentError`.
     """
     reward_hook, advantage_hook = HOOKS
-    sample_credits = rollout_data["rewards"]  # `post_process_rewards` put credit into this field
+    sample_credits = rollout_data["rewards"]  # `post_process_rewards` put the credit here
     has_credit = all(isinstance(credit_t, Tensor) for credit_t in sample_credits)
     refuse({f"{advantage_hook} works only beside {reward_hook}: {HOOKS[reward_hook]}.": not has_credit})
     from slime.backends.megatron_utils.cp_utils import slice_log_prob_with_cp  # pyright: ignore[reportMissingImports]
@@ -135,18 +135,18 @@ def set_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
         advantages_by_sample.append(adv_t)
     rollout_data["advantages"] = advantages_by_sample
     rollout_data["returns"] = list(advantages_by_sample)
-    # slime logs the field `rewards`, which held credit until here. Put slime's own rewards back.
+    # slime logs the field `rewards`, so put its own rewards back.
     rollout_data["rewards"] = rollout_data["local_raw_reward"]
 
 
 def fold_factor(
     trained_n: Int[Tensor, " n"], rollout_n: Int[Tensor, " n"], *, batch_size: int, per_token: bool
 ) -> Float[Tensor, " n"]:
-    """Return the factors on advantages that make slime's loss sum over tokens and average over rollouts.
+    """Return the factors on advantages that undo the normaliser of slime's loss.
 
     factor[i] = D[i], the trained tokens of i's rollout; with `calculate_per_token_loss` those of i's step / its rollouts
     """
-    # `per_token`: slime averages over the tokens of `batch_size` rollouts. Otherwise over those of one rollout.
+    # slime averages over the tokens of one rollout, or of `batch_size` rollouts.
     rollouts_per_average = batch_size if per_token else 1
     average_index_n = rollout_n // rollouts_per_average
     token_count_n = trained_n.clamp(min=1).float() if per_token else trained_n.float()
@@ -155,7 +155,7 @@ def fold_factor(
 
 
 def _batch(args: Any, samples: Sequence[Any], scheme: Scheme) -> tuple[Batch, Int[Tensor, " n"], Bool[Tensor, "n t"]]:
-    """Return slime's samples as a batch, their rollout numbers, and the mask of the trained tokens."""
+    """Build a batch from slime's samples. Also return rollout numbers and the mask of trained tokens."""
     loss_masks, completion_ids, rollout_ids, left_out_flags = [], [], [], []
     for n, sample in enumerate(samples):
         group_fault = f"Sample {n} has no group_index; set the same group_index for all samples of a prompt."
@@ -163,7 +163,7 @@ def _batch(args: Any, samples: Sequence[Any], scheme: Scheme) -> tuple[Batch, In
         loss_masks.append([1] * sample.response_length if sample.loss_mask is None else list(sample.loss_mask))
         left_out_flags.append(sample.remove_sample or not any(loss_masks[n]))
         completion_ids.append(list(sample.tokens[len(sample.tokens) - sample.response_length :]))
-        rollout_ids.append(("sample", n) if sample.rollout_id is None else sample.rollout_id)  # no id: a rollout of its own
+        rollout_ids.append(("sample", n) if sample.rollout_id is None else sample.rollout_id)
     rollout_n = group_index(rollout_ids)
     has_turns = len(rollout_n.unique()) < len(samples)
     logp_rows = [sample.rollout_log_probs for sample in samples]
@@ -171,7 +171,7 @@ def _batch(args: Any, samples: Sequence[Any], scheme: Scheme) -> tuple[Batch, In
     batch = Batch.jagged(
         completion_ids,
         [sample.group_index for sample in samples],
-        # A sample outside the loss is still scored and compared, so all its tokens count as sampled.
+        # A sample outside the loss is scored, too, so all its tokens count as sampled.
         sampled=[mask if any(mask) else [1] * len(mask) for mask in loss_masks],
         columns=columns_of([_columns(args, sample, row) for sample, row in zip(samples, completion_ids, strict=True)]),
         steps=Steps(rollout_n, torch.arange(len(samples))) if has_turns else None,
@@ -182,7 +182,7 @@ def _batch(args: Any, samples: Sequence[Any], scheme: Scheme) -> tuple[Batch, In
 
 
 def _columns(args: Any, sample: Any, ids: list[int]) -> dict[str, Any]:
-    """Return a slime sample's data for reward functions: metadata, label, text and slime's reward."""
+    """Return the data of a slime sample for reward functions."""
     reward_parts = sample.reward if isinstance(sample.reward, Mapping) else {}
     slime_reward = None if sample.reward is None else sample.get_reward_value(args)
     text_columns = {"prompts": sample.prompt, "completions": sample.response, "completion_ids": ids}

@@ -84,7 +84,7 @@ def credit_datums(
     for n, (group, rollout) in enumerate(zip(group_of_rollout, rollouts, strict=True)):
         turns = tuple(_turn(datum, n, turn_number) for turn_number, datum in enumerate(rollout))
         trajectories.append(Trajectory(n, group, turns, {name: values[n] for name, values in rollout_rewards.items()}))
-    # A column of pandas is looked up by its labels, but a list by places.
+    # Make lists, because pandas looks up cells by label.
     cells_by_column = {name: list(values) for name, values in columns.items()}
     rollout_columns = {name: [cells[g] for g in group_of_rollout] for name, cells in cells_by_column.items()}
     batch, recorded_blocks = turn_batch(trajectories, columns=rollout_columns)
@@ -98,7 +98,7 @@ def credit_datums(
 
 
 def _turn(datum: Any, rollout: int, number: int) -> Turn:
-    """Build a `Turn` (token ids and mask) from a Tinker datum. Refuse a datum without a mask."""
+    """Build a `Turn` from a Tinker datum. Refuse a datum without a mask."""
     loss_inputs = _get(datum, "loss_fn_inputs")
     token_ids = [int(value) for value in _values(_get(loss_inputs, "target_tokens"))]
     mask = _values(_get(loss_inputs, "mask")) or _values(_get(loss_inputs, "weights"))
@@ -115,7 +115,7 @@ def _turn(datum: Any, rollout: int, number: int) -> Turn:
 
 
 def _credited(datum: Any, advantage_t: Sequence[float]) -> Any:
-    """Copy a datum of Tinker with new advantages, in a container of the old type. `advantage_t` may end with padding."""
+    """Copy a datum of Tinker with new advantages. `advantage_t` may end with padding."""
     loss_inputs = _get(datum, "loss_fn_inputs")
     target_tokens = _get(loss_inputs, "target_tokens")
     old_advantages = _get(loss_inputs, "advantages")
@@ -136,7 +136,7 @@ def _with(record: Any, name: str, value: Any) -> Any:
 
 
 def _values(numbers: Any) -> list[Any]:
-    """List the numbers of a list, a tensor, an array or an object with a field `data`; empty for None."""
+    """List the numbers of a list, tensor or other container."""
     if isinstance(numbers, (Tensor, np.ndarray)):
         return numbers.tolist()
     number_data = _get(numbers, "data")
@@ -144,7 +144,7 @@ def _values(numbers: Any) -> list[Any]:
 
 
 def _like(numbers: Any, values: Sequence[float]) -> Any:
-    """Convert values to float32 in the container type of `numbers`, such as a tensor or a list."""
+    """Convert values to float32, in the container type of `numbers`."""
     float_array = np.array(values, dtype=np.float32)
     if isinstance(numbers, Tensor):
         return torch.from_numpy(float_array)

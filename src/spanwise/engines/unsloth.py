@@ -21,16 +21,16 @@ from spanwise.scheme import Scheme
 
 __all__ = ["UnslothSpanGRPOTrainer"]
 
-#: The loss types that work without log-probabilities, which Unsloth's loss does not return.
+#: The supported loss types. Unsloth's loss returns no log-probabilities for others.
 LOSS_TYPES = ("bnpo", "cispo", "dapo", "dr_grpo", "grpo", "luspo", "sapo", "vespo")
-#: Environment variables by which Unsloth would weigh completions, each with the value that switches this off.
+#: Environment variables that make Unsloth weigh completions, with the values for off.
 _WEIGHTS = {"UNSLOTH_GRPO_ZERO_VARIANCE_EXCLUDE": ("", "0"), "UNSLOTH_GRPO_LOSS_AGGREGATION": ("",)}
 _INSTEAD = "train without Unsloth (spanwise.engines.trl)"
 _CANARY = f"Use unsloth 2026.10.9, or {_INSTEAD}."
 
 
 def packed(value_bt: Shaped[Tensor, "b t"], inputs: Mapping[str, Any], *, pad_id: int) -> Shaped[Tensor, "b u"]:
-    """Move each completion token's value to the column that the token has in Unsloth's loss."""
+    """Move the value of each token to its column in Unsloth's loss."""
     if any(inputs.get(name) is not None for name in ("pixel_values", "pixel_values_videos")):
         return value_bt  # with images, Unsloth leaves every token in its column
     prompt_ids_bp = inputs["prompt_ids"]
@@ -38,7 +38,7 @@ def packed(value_bt: Shaped[Tensor, "b t"], inputs: Mapping[str, Any], *, pad_id
     padding_last_order_bl = (ids_bl == pad_id).to(torch.uint8).argsort(dim=1, stable=True)
     value_bl = torch.cat([value_bt.new_zeros(prompt_ids_bp.shape), value_bt], dim=1)
     packed_value_bl = value_bl.gather(1, padding_last_order_bl)
-    # Log-probabilities that Unsloth computed before have as many columns as its loss expects.
+    # Log-probabilities of Unsloth have as many columns as its loss expects.
     for name in ("old_per_token_logps", "ref_per_token_logps"):
         if inputs.get(name) is not None:
             return packed_value_bl[:, -inputs[name].shape[1] :]
@@ -98,7 +98,7 @@ class _Packed(GRPOTrainer):
     def _generate(self, *args: Any, **kwargs: Any) -> Any:
         prompt_ids, completion_ids, masks, *other_outputs = super()._generate(*args, **kwargs)
         has_final_padding_n = [len(ids) > 0 and ids[-1] == self._pad_id for ids in completion_ids]
-        if any(has_final_padding_n):  # Unsloth's loss drops a final padding token, so the mask must drop it, too
+        if any(has_final_padding_n):  # Unsloth's loss drops a final padding token
             all_masks = [[1] * len(ids) for ids in completion_ids] if masks is None else masks
             masks_with_flags = zip(all_masks, has_final_padding_n, strict=True)
             masks = [[*mask[:-1], 0] if has_padding else mask for mask, has_padding in masks_with_flags]
@@ -111,14 +111,14 @@ class _Packed(GRPOTrainer):
         is_before_last_nt = torch.arange(mask_nt.shape[1], device=mask_nt.device) < last_column_n1
         is_padding_nt = output["completion_ids"] == self._pad_id
         has_inner_padding_n = (is_before_last_nt & is_padding_nt).any(dim=1)
-        # With inner padding, Unsloth moves the tokens but not the mask. Leave these rows out of the loss.
+        # Leave rows with inner padding out of the loss, because Unsloth does not move their mask.
         if bool(has_inner_padding_n.any()):
             output["tool_mask"] = output.get("tool_mask", mask_nt) * ~has_inner_padding_n[:, None]
         return output
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Tensor:
         moved_advantages = packed(inputs["advantages"].detach(), inputs, pad_id=self._pad_id)
-        # `SpanGRPOTrainer` set beta to 0 to add the KL itself. Unsloth returns no log-probabilities for that.
+        # Unsloth must add the KL, because it returns no log-probabilities.
         self.beta = self.args.beta
         return super().compute_loss(model, {**inputs, "advantages": moved_advantages}, return_outputs, num_items_in_batch)
 
@@ -141,10 +141,10 @@ class UnslothSpanGRPOTrainer(SpanGRPOTrainer, _Packed):
         loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         if self._canary_due and self.model.training and not (self.args.beta or self.args.entropy_coef):
             self._canary_due = False
-            # Unsloth computes the gradient together with the loss, and stores it in the loss's `grad_fn`.
+            # Unsloth computes the gradient with the loss, and stores it in `grad_fn`.
             saved_tensors = getattr(loss.grad_fn, "saved_tensors", ())
             advantage_bt = inputs["advantages"]
-            equal_logp_bt = torch.zeros_like(advantage_bt)  # so that every importance ratio is 1
+            equal_logp_bt = torch.zeros_like(advantage_bt)  # makes every importance ratio 1
             slope_bt = fold.surrogate_slope(equal_logp_bt, {"advantages": advantage_bt}, self.args)
             scaler = self.accelerator.scaler
             gradient_scale = 1.0 if scaler is None else scaler.get_scale()

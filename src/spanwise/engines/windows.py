@@ -23,7 +23,7 @@ def _release_numbers(version: str) -> list[int]:
 
 
 def untested(engine: str, version: str) -> str:
-    """Return the warning for a version outside the tested range; empty for a tested version."""
+    """Return a warning for an untested version. It is empty for a tested one."""
     if is_tested(engine, version):
         return ""
     return f"spanwise is tested with {engine} {WINDOWS[engine]}, but yours is {engine} {version}: check a short run first."

@@ -1,4 +1,4 @@
-"""Check that SkyRL's configuration works with a spanwise recipe, and add spanwise's options to it."""
+"""Check that SkyRL's configuration works with a recipe. Add spanwise's options to it."""
 
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -25,8 +25,8 @@ class SpanwiseConfig(BaseConfig):
     """The options `trainer.algorithm.spanwise.*` of SkyRL's command line."""
 
     recipe: str | None = None  # the path of spanwise's recipe, a YAML file
-    folder: str | None = None  # the run folder for `spanwise report`, `why` and `credit`; None: no folder
-    keep_rollouts: int = 0  # k: write the rollouts of every k-th batch; 0: none
+    folder: str | None = None  # the run folder; None: no folder
+    keep_rollouts: int = 0  # write the rollouts of every k-th batch; 0: none
     report: bool = False  # write report.html when training ends or is interrupted
 
 
@@ -40,7 +40,7 @@ class SpanwiseAlgorithmConfig(AlgorithmConfig):
 
 SpanwiseTrainConfig = make_config(algorithm_cls=SpanwiseAlgorithmConfig)
 
-#: Maps SkyRL options to (required value, reason). Other values change the credit or do nothing.
+#: SkyRL options that must keep a value: option -> (value, reason).
 _FIXED: dict[str, tuple[Any, str]] = {
     "trainer.algorithm.advantage_batch_normalize": (
         False,
@@ -52,7 +52,7 @@ _FIXED: dict[str, tuple[Any, str]] = {
     ),
 }
 REDUCTIONS = ("token_mean", "prompt_mean", "sequence_mean", "seq_mean_token_sum_norm", "token_mean_legacy")
-#: The accepted values of SkyRL's `advantage_estimator`. The recipe's method replaces each of them.
+#: The accepted values of SkyRL's `advantage_estimator`, which the recipe replaces.
 ESTIMATORS = ("spanwise", *AdvantageEstimator)
 #: SkyRL's policy losses to which spanwise can add another loss term.
 LOSSES = ("regular", "dual_clip", "gspo", "cispo", "sapo")
@@ -60,7 +60,7 @@ OPTION = "trainer.algorithm.spanwise.folder"
 
 
 def check(cfg: Any) -> RecipeRule:
-    """Load the recipe that SkyRL's configuration names; refuse settings that conflict with it."""
+    """Load the recipe that SkyRL's configuration names. Refuse settings that conflict with it."""
     skyrl_version = version("skyrl")
     say(untested("skyrl", skyrl_version))
     algorithm_config = cfg.trainer.algorithm
@@ -124,7 +124,7 @@ def check(cfg: Any) -> RecipeRule:
     provided_fields = {"group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt", "value_nt"}
     provided_fields |= added_by(scheme.modes, "skyrl")
     fields_at_read = set(provided_fields)
-    if reads_turns(scheme, stepwise=is_stepwise):  # SkyRL computes log-probabilities and values of rows, not of single turns
+    if reads_turns(scheme, stepwise=is_stepwise):  # SkyRL computes log-probabilities for rows, not turns
         fields_at_read -= {"logp_nt", "value_nt"}
     scheme.check(provided_fields, at_read=fields_at_read)
     say(idle_fields(spanwise_options.recipe, engine="SkyRL"))
@@ -142,7 +142,7 @@ def reads_turns(scheme: Scheme, *, stepwise: bool) -> bool:
 
 
 def _group_faults(cfg: Any, scheme: Scheme, *, skyrl_version: str) -> dict[str, Any]:
-    """Return errors about SkyRL's group filters, as {sentence: whether the configuration has the fault}."""
+    """Map errors about SkyRL's group filters to whether they occur."""
     mode_names = [mode.name for mode in scheme.modes if "skyrl" in mode.parts]
     sampling_type = cfg.trainer.algorithm.dynamic_sampling.type
     filter_setting = ""

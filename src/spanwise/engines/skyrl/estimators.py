@@ -34,7 +34,7 @@ def register() -> None:
 
 
 def register_loss(mode: str, loss_name: str, split_loss: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> str:
-    """Register the sum of a SkyRL policy loss and a mode's loss (such as laser's). Return its registry name."""
+    """Register the sum of a SkyRL policy loss and a mode's loss. Return its registry name."""
     combined_name = f"spanwise_{mode}_{loss_name}"
     if combined_name not in PolicyLossRegistry._functions:
         PolicyLossRegistry.register(combined_name, partial(_with_mode, loss_name, split_loss))
@@ -70,7 +70,7 @@ def _by_recipe(token_level_rewards: Tensor, *, config: Any, **rest: Any) -> tupl
 
 
 def _refused(name: str, *args: Any, **rest: Any) -> tuple[Tensor, Tensor]:
-    """Raise an error: this method needs more than the one reward per rollout from SkyRL's registry."""
+    """Refuse a method that needs more than one reward per rollout."""
     raise RecipeError(
         f"Method '{name}' needs more than one reward per rollout, and SkyRL's registry passes neither loss masks nor token ids nor "
         f"several rewards. Write method: {name} in a recipe and use {_ENTRYPOINT}; or use one of "

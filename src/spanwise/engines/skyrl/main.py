@@ -1,4 +1,4 @@
-"""The SkyRL entrypoint `trainer.override_entrypoint=spanwise.engines.skyrl.main`: train by a recipe."""
+"""The entrypoint for SkyRL. Set `trainer.override_entrypoint=spanwise.engines.skyrl.main`."""
 
 import sys
 from pathlib import Path
@@ -25,12 +25,12 @@ class SpanFullyAsyncRayPPOTrainer(SpanRayPPOTrainer, FullyAsyncRayPPOTrainer):
 
 
 def trainer_class(cfg: Any) -> type[SpanRayPPOTrainer]:
-    """Return the class of SkyRL's asynchronous or synchronous trainer, as the configuration asks."""
+    """Return the class of the trainer, asynchronous or synchronous."""
     return SpanFullyAsyncRayPPOTrainer if cfg.trainer.fully_async.enabled else SpanRayPPOTrainer
 
 
 class SpanPPOExp(BasePPOExp):
-    """SkyRL's training set-up `BasePPOExp`, with a trainer that uses the recipe's credit."""
+    """SkyRL's `BasePPOExp` with a trainer that uses the recipe's credit."""
 
     def get_trainer(self, *args: Any, **kwargs: Any) -> SpanRayPPOTrainer:
         """Build the trainer that uses the recipe's credit."""
@@ -43,7 +43,7 @@ def _run(cfg: Any) -> None:
 
 
 def configured(arguments: list[str]) -> Any:
-    """Read SkyRL's configuration from command-line arguments, and check it before SkyRL starts."""
+    """Read SkyRL's configuration from the command line, and check it."""
     # SkyRL's configuration has no field for `trainer.override_entrypoint`, so leave it out.
     overrides = [argument for argument in arguments if not argument.startswith("trainer.override_entrypoint=")]
     cfg: Any = SpanwiseTrainConfig.from_cli_overrides(overrides)

@@ -12,24 +12,24 @@ from skyrl.train.generators.base import GeneratorOutput  # pyright: ignore[repor
 from spanwise.batch import Batch, Steps
 from spanwise.credit.trajectories.turns import Turns
 
-#: SkyRL's own fields of a generator's output. Reward functions can read every other list with one value per row.
+#: SkyRL's own fields of a generator's output. Reward functions get the other lists.
 _KNOWN = frozenset(GeneratorOutput.__annotations__)
 
 
 @dataclass(frozen=True)
 class SampledRows:
-    """The rows that SkyRL's generator returned, and the place of each in SkyRL's training rows."""
+    """The rows of SkyRL's generator, and their places in SkyRL's training rows."""
 
     output: Mapping[str, Any]  # the generator's output, before SkyRL merged its rows
     uids: Sequence[str]  # the prompt id of each row of the output
-    # for each output row: the training row into which it was merged, and its offset in the response
+    # the training row of each output row, and its offset in the response
     place_s: Sequence[tuple[int, int]]
-    length_n: Sequence[int]  # the number of response tokens of each row of the training batch
+    length_n: Sequence[int]  # the number of response tokens of each training row
     stepwise: bool  # True if a row of the output is one turn instead of a whole conversation
 
     @staticmethod
     def of(output: Mapping[str, Any], uids: Sequence[str], trained: Mapping[str, Any], *, stepwise: bool) -> "SampledRows":
-        """Find the place of each generator row in the rows that `postprocess_generator_output` merged."""
+        """Find the place of each generator row in SkyRL's merged training rows."""
         response_lengths = [len(response) for response in trained["response_ids"]]
         if len(response_lengths) == len(output["response_ids"]):
             return SampledRows(output, uids, [(n, 0) for n in range(len(response_lengths))], response_lengths, stepwise)
@@ -53,19 +53,19 @@ class SampledRows:
 
     @cached_property
     def source_row_n(self) -> list[int]:
-        """For each row of the training batch, the index of the last generator row that was merged into it."""
+        """The index of the last generator row that was merged into each training row."""
         return list({n: s for s, (n, _) in enumerate(self.place_s)}.values())
 
     @cached_property
     def extra(self) -> dict[str, list[Any]]:
-        """Maps the names of the generator's additional columns to their values, one per row."""
+        """Maps the generator's additional columns to their values."""
         row_count = len(self.uids)
         output_lists = {name: values for name, values in self.output.items() if isinstance(values, list)}
         return {name: values for name, values in output_lists.items() if name not in _KNOWN and len(values) == row_count}
 
     @cached_property
     def rollout_s(self) -> list[int]:
-        """For each row of the generator's output, the number of its rollout, from 0."""
+        """The rollout number of each generator row, from 0."""
         if not self.stepwise:
             return list(range(len(self.uids)))
         return [0, *accumulate(int(is_last) for is_last in self.output["is_last_step"])][:-1]
@@ -73,7 +73,7 @@ class SampledRows:
     def whole(
         self, columns: Callable[[Sequence[str]], dict[str, list[Any]]], data: Mapping[str, Any] | None = None
     ) -> Batch:
-        """Build a right-aligned batch of SkyRL's training rows, each with the reward of its last turn.
+        """Build a batch of SkyRL's training rows, each with the reward of its last turn.
 
         Without `data` (SkyRL's tables of these rows) the batch is left-aligned and only has ids, mask and columns.
         """
@@ -110,7 +110,7 @@ class SampledRows:
     def turns(
         self, columns: Callable[[Sequence[str]], dict[str, list[Any]]], *, width: int, anchored: bool = False
     ) -> tuple[Batch, Turns]:
-        """Build a batch with a row per turn (a run of sampled tokens). Also return the turns' places in SkyRL's rows."""
+        """Build a batch with a row per turn. Also return the turns' places in SkyRL's rows."""
         prompt_ids = self.output["prompt_token_ids"]
         response_ids = self.output["response_ids"]
         loss_masks = self.output["loss_masks"]
@@ -119,7 +119,7 @@ class SampledRows:
         turn_ranges = [(row, k, *turn_range) for row, ranges in enumerate(row_ranges) for k, turn_range in enumerate(ranges)]
 
         def value_of_turn(values: Sequence[Any], row: int, k: int) -> Any:
-            """Return the value of turn `k` of a row from a generator's list, or the row's value if turns have none."""
+            """Return the value of turn `k` of a row, or the row's value if turns have none."""
             row_value = values[row]
             if self.stepwise or not isinstance(row_value, list) or len(row_value) != len(row_ranges[row]):
                 return row_value
@@ -139,7 +139,7 @@ class SampledRows:
         turn_columns["completion_ids"] = [response_ids[row][start:end] for row, _, start, end in turn_ranges]
         uids = [self.uids[row] for row in row_of_turn]
         turn_masks = [loss_masks[row][start:end] for row, _, start, end in turn_ranges]
-        # A turn outside the loss is still scored and compared, so all its tokens count as sampled.
+        # A turn outside the loss is scored, too, so all its tokens count as sampled.
         batch = Batch.jagged(
             turn_columns["completion_ids"],
             uids,
@@ -157,7 +157,7 @@ class SampledRows:
         return batch, Turns(training_row_s, turn_number_s, token_column_su, width)
 
     def _turn_reward(self, s: int, ranges: Sequence[tuple[int, int]], k: int) -> float | None:
-        """Return the environment's reward of a turn: the sum of token rewards up to the next turn."""
+        """Return the environment's reward of a turn. Token rewards are summed up to the next turn."""
         row_reward = self.output["rewards"][s]
         is_last_turn = k == len(ranges) - 1
         if not isinstance(row_reward, list):

@@ -24,9 +24,9 @@ from spanwise.rollouts import Rollouts
 from spanwise.segment import Vocabulary
 from spanwise.step import ReadBatch, Step, StepResult, in_useful_groups
 
-#: The key for the real rewards in a generator's output. Fake rewards tell SkyRL which groups to keep.
+#: The key for the real rewards while fake rewards tell SkyRL which groups to keep.
 _REWARDS = "spanwise_rewards"
-#: Maps the names of an update's metrics in spanwise's report to their names in SkyRL.
+#: Maps metric names in spanwise's report to SkyRL's names.
 UPDATE = {
     "loss": "policy/final_loss",
     "entropy": "policy/policy_entropy",
@@ -62,7 +62,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             generation=generation_config,
             temperature=algorithm_config.temperature,
         )
-        for name, part in self.parts.items():  # SkyRL's workers, built later, find their loss by this name
+        for name, part in self.parts.items():  # SkyRL's workers find their loss by this name
             algorithm_config.policy_loss_type = register_loss(name, algorithm_config.policy_loss_type, part.parted)
         self._appended: dict[str, Tensor] = {}
         self.last_advantages: Tensor | None = None
@@ -80,7 +80,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         unmerged_output = dict(generator_output)
         turn_uids = list(uids)
         algorithm_config = self.cfg.trainer.algorithm
-        # SkyRL's filter reads the environment's reward, so it is off here. `_leave_out_useless` filters by credit.
+        # SkyRL's filter reads rewards, so it is off here. `_leave_out_useless` filters by credit.
         filter_setting = algorithm_config.zero_variance_filter
         algorithm_config.zero_variance_filter = False
         try:
@@ -101,9 +101,9 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         return merged_output, uids
 
     def handle_dynamic_sampling(self, generator_output: Any, uids: list[str]) -> Any:
-        """Let SkyRL sample more prompts until enough prompt groups have a completion with credit."""
+        """Let SkyRL sample more prompts until enough groups get credit."""
         useful_uids = self._useful_uids(generator_output, uids)
-        # SkyRL keeps groups whose rewards differ. So one row of each useful group gets reward 1, all others 0.
+        # SkyRL keeps groups whose rewards differ, so one row of each useful group gets reward 1.
         first_useful_rows = {uids.index(uid) for uid in useful_uids}
         fake_rewards = [float(row in first_useful_rows) for row in range(len(uids))]
         fake_output = {**generator_output, "rewards": fake_rewards, _REWARDS: generator_output["rewards"]}
@@ -112,13 +112,13 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         return {**sampled_output, "rewards": original_rewards}, uids, keep_sampling
 
     def _useful_uids(self, output: Any, uids: Sequence[str]) -> set[str]:
-        """Return the prompt ids of the groups in which some completion gets credit."""
+        """Return the prompt ids of the groups that get credit."""
         sampled_rows = SampledRows.of(output, uids, output, stepwise=self.cfg.generator.step_wise_trajectories)
         scored_batch = self._read(sampled_rows, width=max(sampled_rows.length_n))
         return _prompts_of(uids, scored_batch.batch.group_n[self.step.useful(scored_batch)])
 
     def _read(self, rows: SampledRows, *, width: int, data: Any = None) -> ReadBatch:
-        """Build a batch whose rows are single turns or SkyRL's rows, then find and score its blocks."""
+        """Build a batch of turns or rows, then find and score its blocks."""
         shared_columns = sorted(rows.extra.keys() & self._columns(rows.uids[:1]).keys())
         if shared_columns:
             say(
@@ -135,13 +135,13 @@ class SpanRayPPOTrainer(RayPPOTrainer):
 
     def _execute_forward_pass(self, model: str, batch: Any, key: str, mini_batch_boundaries: Any) -> Tensor:
         """Compute old log-probabilities or values, in the order of the batch's rows."""
-        # With mini-batch boundaries, SkyRL would leave padding rows in the result. One pass over all rows has none.
+        # With mini-batch boundaries, SkyRL would leave padding rows in the result.
         row_multiple = self.dispatch.get_lcm_dp_size()
         needs_padding = any((end - start) % row_multiple for start, end in mini_batch_boundaries or ())
         return super()._execute_forward_pass(model, batch, key, None if needs_padding else mini_batch_boundaries or None)
 
     def _execute_training_step(self, model: str, data: Any) -> dict[str, float]:
-        """Run SkyRL's optimizer step, except for the policy while only the critic trains."""
+        """Run SkyRL's optimizer step. Skip the policy while only the critic trains."""
         trains_only_critic = 0 < self.global_step <= self.critic_config.policy_training_start_step
         return {} if model == "policy" and trains_only_critic else super()._execute_training_step(model, data)
 
@@ -168,9 +168,9 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         scored_batch = self._read(sampled_rows, width=mask_nt.shape[1], data=data)
         batch = scored_batch.batch
         reading = scored_batch.reading
-        if self.scheme.value_names:  # the critic does not learn from rows that the generator left out of the loss
+        if self.scheme.value_names:  # the critic does not learn from rows outside the loss
             batch = replace(batch, mask_nt=mask_nt[:row_count])
-        last_column = mask_nt.shape[1] - 1  # rows are right-aligned, so modes append their tokens in this column
+        last_column = mask_nt.shape[1] - 1  # modes append their tokens in this column
         token_columns = {mode: torch.where(has_token_n, last_column, -1) for mode, has_token_n in self._appended.items()}
         finished_steps = self.global_step - 1
         for name, part in self.parts.items():
@@ -197,7 +197,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         )
         data["advantages"], data["returns"] = adv_nt * advantage_factor_n1, adv_nt
         if batch.value_nt is not None and self.scheme.value_names:
-            # SkyRL multiplies errors by the loss mask. NaN times 0 is NaN, so masked tokens must hold 0.
+            # Masked tokens must hold 0, because SkyRL multiplies by the mask and 0 times NaN is NaN.
             return_nt, critic_metrics = returns(reading, batch, self.scheme, lam=self.critic_config.gae_lambda_value)
             all_metrics |= critic_metrics
             for name, value_nt in (("values", batch.value_nt), ("returns", return_nt)):
@@ -219,7 +219,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         return data
 
     def _leave_out_useless(self, data: Any, result: StepResult, rows: SampledRows) -> None:
-        """Leave groups without credit out of the loss (KL, entropy too), like SkyRL's zero-variance filter."""
+        """Leave groups without credit out of the loss. This includes KL and entropy."""
         tolerance = self.cfg.trainer.algorithm.zero_variance_filter_tol
         group_n = result.own.batch.group_n
         is_useful_n = in_useful_groups(result.credit, group_n, tolerance=tolerance)
@@ -232,8 +232,8 @@ class SpanRayPPOTrainer(RayPPOTrainer):
     def _columns(self, uids: Sequence[str]) -> dict[str, list[Any]]:
         """Return the dataset's columns for some prompts. Nested mappings get names such as `reward_spec.ground_truth`."""
         prompt_dataset: Any = self.train_dataset
-        numbered_uids = {uid for uid in uids if uid.isdecimal()}  # a prompt id of digits alone is the index of a dataset row
-        columns_by_uid = {uid: prompt_dataset[int(uid)][2] for uid in numbered_uids}  # a row's third entry
+        numbered_uids = {uid for uid in uids if uid.isdecimal()}  # a uid of digits is a row of the dataset
+        columns_by_uid = {uid: prompt_dataset[int(uid)][2] for uid in numbered_uids}  # entry 2: the columns
         return columns_of([columns_by_uid.get(uid, {}) for uid in uids])
 
     def _keep(self, record: RunRecord, result: StepResult, sampled_rows: SampledRows) -> None:
@@ -275,7 +275,7 @@ def fold_factor(
     max_seq_len: int | None = None,
     micro_batch_size: int = 1,
 ) -> Float[Tensor, "n 1"]:
-    """Return the factors on advantages that make SkyRL's loss sum over tokens and average over rollouts.
+    """Return the factors on advantages that undo the normaliser of SkyRL's loss.
 
     factor[i] = D[i] / R,  R the rollouts of i's mini-batch and D[i] what SkyRL divides row i by; 1 outside mini-batches
     """

@@ -1,4 +1,4 @@
-"""Let ms-swift (`swift rlhf --rlhf_type grpo`) train with a spanwise recipe; written for and run with ms-swift 4.6.0."""
+"""Let ms-swift (`swift rlhf --rlhf_type grpo`) train with a recipe. Written for and run with 4.6.0."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["install"]
 LOSS_TYPES = ("bnpo", "cispo", "dapo", "dr_grpo", "grpo", "sapo")
 RATIO_LEVELS = ("token", "sequence_token")
 NO_TEACHER = "ms-swift's teacher would change the advantages. Leave teacher_model and the column teacher_prompt out."
-#: Maps ms-swift options to (required value, reason). Other values change the credit.
+#: ms-swift options that must keep a value: option -> (value, reason).
 _FIXED: dict[str, tuple[Any, str]] = {
     "kl_in_reward": (False, "ms-swift would subtract the KL term from its own reward, which spanwise does not use"),
     "dynamic_sample": (False, "ms-swift would choose groups by its own rewards, not by the recipe's"),
@@ -27,7 +27,7 @@ _FIXED: dict[str, tuple[Any, str]] = {
     "padding_free": (False, "ms-swift would pack several completions into one row, but spanwise needs a row for each"),
     "sequence_parallel_size": (1, "ms-swift would spread the tokens of a completion over several processes"),
 }
-#: The path of the recipe with which trainers in this process train; `install` sets it.
+#: The path of the recipe, which `install` sets.
 installed_recipe = Path("recipe.yaml")
 
 
@@ -53,7 +53,7 @@ class NoReward:
     """The reward function `spanwise`, which returns 0. ms-swift needs one, even if the recipe has all rewards."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Accept and ignore the arguments that ms-swift gives to every reward function."""
+        """Ignore the arguments that ms-swift gives to every reward function."""
 
     def __call__(self, completions: Sequence[str], **columns: Any) -> list[float]:
         """Return reward 0 for each completion."""
@@ -61,7 +61,7 @@ class NoReward:
 
 
 def check(recipe: Path, settings: Mapping[str, Any], *, longest: int) -> RecipeRule:
-    """Load a recipe; refuse settings of ms-swift that do not work with it."""
+    """Load a recipe. Refuse settings of ms-swift that do not work with it."""
     loss_type = settings["loss_type"]
     ratio_level = settings["importance_sampling_level"]
     faults = {

@@ -86,7 +86,7 @@ class SwiftSpanTrainer(GRPOTrainer):
             self._metrics["train" if is_training else "eval"][name].append(value)
 
     def _columns(self, samples: Sequence[Any]) -> dict[str, list[Any]]:
-        """Return the columns for rewards: dataset, turn scheduler, prompts and ms-swift's own rewards."""
+        """Return the columns that reward functions read."""
         reward_nf = torch.stack(list(get_even_process_data(self, self._rewards_per_func)))
         weighted_sum_n = (reward_nf * self.reward_weights).nansum(dim=1)
         total_reward_n = weighted_sum_n.masked_fill(reward_nf.isnan().all(dim=1), torch.nan)
@@ -96,7 +96,7 @@ class SwiftSpanTrainer(GRPOTrainer):
         return reward_columns | {name: reward_nf[:, f].tolist() for f, name in enumerate(self.reward_func_names)}
 
     def _compute_loss_and_metrics(self, model: Any, model_inputs: Any, grpo_batch: Any) -> Any:
-        """Compute ms-swift's loss, with advantages scaled to undo its division by tokens or rows."""
+        """Compute ms-swift's loss with scaled advantages, to undo its normaliser."""
         mask_bt = grpo_batch.completion_mask
         if self.overlong_filter:
             mask_bt = mask_bt & ~grpo_batch.truncated_mask[:, None]
@@ -113,7 +113,7 @@ class SwiftSpanTrainer(GRPOTrainer):
 
 
 def _prompt(sample: Any) -> list[Any]:
-    """Return the messages before the first reply of a rollout, which may have several turns."""
+    """Return the messages before the first reply of a rollout."""
     turn_count = (sample.rollout_infos or {}).get("num_turns", 1)
     reply_indices = [n for n, message in enumerate(sample.messages) if message["role"] == "assistant"]
     return sample.messages[: reply_indices[-turn_count:][0]]

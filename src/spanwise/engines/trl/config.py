@@ -26,12 +26,12 @@ from spanwise.scheme import Scheme
 from spanwise.segment import SEGMENTERS
 
 _SCHEME = "scheme=Scheme.preset('bae', layout, objectives=[Objective(...), ...])"
-#: Ranges of options that TRL does not check. A negative value reverses a term of the loss; a huge one drowns the others.
+#: The allowed ranges of options that TRL does not check.
 _BOUNDS: Mapping[str, tuple[float, float]] = {
     "beta": (0.0, 1e3), "epsilon": (0.0, 1.0), "epsilon_high": (0.0, 1e3), "entropy_coef": (0.0, 1e3),
     "temperature": (0.01, 100.0), "learning_rate": (0.0, 1e3), "num_iterations": (1, 1e4),
 }  # fmt: skip
-#: Options of TRL that do nothing if `loss_type` is a DPPO loss, each with its default.
+#: TRL options that do nothing under a DPPO loss, each with its default.
 _NOT_UNDER_DPPO = {
     "delta": None,
     "off_policy_mask_threshold": None,
@@ -44,12 +44,12 @@ _Class = TypeVar("_Class", bound=type)
 
 def no_type_check(cls: _Class) -> _Class:
     """Return a class unchanged. A decorator of this name makes jaxtyping's import hook skip the class."""
-    # TRL's annotations are too loose for jaxtyping. `typing.no_type_check` would also hide them from TRL's argument parser.
+    # `typing.no_type_check` would also hide the annotations from TRL's argument parser.
     return cls
 
 
 def _option(default: Any, text: str) -> Any:
-    """Declare a field of the configuration, with the help text for TRL's argument parser."""
+    """Declare a field of the configuration with its help text."""
     return field(default=default, metadata={"help": text})
 
 
@@ -98,7 +98,7 @@ class SpanGRPOConfig(GRPOConfig):
     )
 
     def __post_init__(self) -> None:
-        # TRL itself refuses groups of one completion late, and with a bare ValueError.
+        # TRL refuses groups of one completion late, with a bare ValueError.
         if self.num_generations is not None and self.num_generations < 2:
             raise RecipeError(
                 f"num_generations is {self.num_generations}: a group of one completion has nothing to compare it with, so its "
@@ -113,12 +113,12 @@ class SpanGRPOConfig(GRPOConfig):
         check_keeping(self.keep_rollouts, self.report)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings for trackers and model cards, with secrets replaced by a placeholder."""
+        """Return the settings for trackers and model cards. Secrets are replaced by a placeholder."""
         return hidden({"trainer": super().to_dict()})["trainer"]
 
 
 def check_base(*, moves_columns: bool) -> None:
-    """Refuse a trainer without support for Unsloth's loss if Unsloth has replaced TRL's trainer."""
+    """Refuse a trainer that does not support Unsloth if Unsloth has replaced TRL's trainer."""
     if GRPOTrainer.__name__.startswith("Unsloth") and not moves_columns:
         raise RecipeError(
             "Unsloth has replaced TRL's trainer, and Unsloth's loss has completions in other columns than TRL's. Use "
@@ -157,7 +157,7 @@ def check_scheme(scheme: Any, critic: Any, options: Mapping[str, Any]) -> Scheme
 
 
 def _trl_arguments() -> list[str]:
-    """List the arguments of TRL's trainer, even if another package hides them behind `**kwargs`."""
+    """List the arguments of TRL's trainer. Another package may hide them behind `**kwargs`."""
     for base_class in GRPOTrainer.__mro__:
         parameters = inspect.signature(base_class.__init__).parameters
         if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -166,7 +166,7 @@ def _trl_arguments() -> list[str]:
 
 
 def check_args(args: Any) -> None:
-    """Check that `args` is a `GRPOConfig` whose settings give right credit and can train."""
+    """Refuse training arguments that cannot work."""
     if not isinstance(args, GRPOConfig):
         raise RecipeError(f"args is a {type(args).__name__}; pass SpanGRPOConfig(...) or TRL's GRPOConfig(...).")
     settings: dict[str, Any] = {name: getattr(args, name, None) for name in (*_BOUNDS, *_NOT_UNDER_DPPO)}
@@ -246,7 +246,7 @@ def check_use(
 def check_datasets(
     train: Any, evaluation: Any, objectives: Sequence[Objective], options: Mapping[str, Any], *, needed: int = 0
 ) -> None:
-    """Refuse datasets of a wrong type or without needed columns, and a training set that is too small."""
+    """Refuse unusable datasets, and a training set that is too small."""
     if train is None and options.get("environment_factory") is None:
         raise DataError("train_dataset is missing: pass a dataset with the column 'prompt' and the columns of the rewards.")
     _check_dataset("train_dataset", train, objectives)
@@ -263,7 +263,7 @@ def check_datasets(
 def _check_dataset(
     argument: str, dataset: Any, objectives: Sequence[Objective], *, prefix: str = "", kind: str = "training"
 ) -> None:
-    """Refuse a dataset of a wrong type, without prompts, or without needed gold answers."""
+    """Refuse a dataset of a wrong type or without needed columns."""
     split_names = list(dataset) if isinstance(dataset, Mapping) else []
     known_columns = None if split_names else getattr(dataset, "column_names", None)
     column_names = known_columns or ["none"]
@@ -296,14 +296,14 @@ def _check_dataset(
 
 
 def _evaluation_datasets(evaluation: Any) -> dict[str, Any]:
-    """Map the user's names of evaluation datasets, such as `eval_dataset['hard']`, to the datasets."""
+    """Map names such as `eval_dataset['hard']` to the evaluation datasets."""
     if not isinstance(evaluation, Mapping):
         return {"eval_dataset": evaluation}
     return {f"eval_dataset[{name!r}]": dataset for name, dataset in evaluation.items()}
 
 
 def check_prompts(train: Any, evaluation: Any, *, template: bool) -> None:
-    """Refuse a dataset (not a stream) with a prompt that is neither a text nor a list of messages."""
+    """Refuse a prompt that is neither a text nor a list of messages. Streams are not checked."""
     for name, dataset in {"the training dataset": train, **_evaluation_datasets(evaluation)}.items():
         for row, prompt in enumerate(dataset["prompt"] if isinstance(dataset, Dataset) else ()):
             if fault := prompt_fault(prompt, template=template):

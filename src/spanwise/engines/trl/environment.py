@@ -1,4 +1,4 @@
-"""Rewards that TRL's environments return from `get_reward`, for the reward `environment`."""
+"""Get the rewards that TRL's environments return from `get_reward`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def taken_from(trainer: Any, objectives: Sequence[Objective]) -> list[Any]:
 
 
 def environment_rewards(rewards: Sequence[Any], environments: Sequence[Any]) -> list[float | None]:
-    """Return each rollout's reward from its environment; None if the environment gives none."""
+    """Return the reward of each rollout's environment, or None."""
     reward_columns = [reward(environments=environments) for reward in rewards]
     awaited_columns = [run(column) if inspect.iscoroutine(column) else column for column in reward_columns]
     return [next((value for value in row if value is not None), None) for row in zip(*awaited_columns, strict=True)]

@@ -19,11 +19,11 @@ from spanwise.engines.shared import fold_factor as fold_factor  # re-exported fo
 from spanwise.errors import DivergedError, SpanwiseError
 from spanwise.losses import dppo
 
-#: Maps DPPO losses (under verl's names) to the divergences that they bound.
+#: Maps DPPO losses to the divergences that they bound.
 DPPO: Mapping[str, Any] = {"dppo_tv": "tv", "dppo_kl": "kl"}
 #: The supported loss types: DPPO, and TRL's losses whose normaliser can be undone exactly.
 LOSS_TYPES: tuple[str, ...] = ("bnpo", "cispo", "dapo", "dppo_kl", "dppo_tv", "dr_grpo", "grpo", "luspo", "sapo", "vespo")
-#: The values of `importance_sampling_level`: the unit whose tokens share an importance ratio.
+#: Which tokens may share an importance ratio (`importance_sampling_level`).
 RATIO_LEVELS: tuple[str, ...] = ("token", "block", "sequence")
 _CANARY = (
     "Spans would not get their own credit. Use a TRL version that this release of spanwise supports, or check subclasses that "
@@ -33,7 +33,7 @@ _ADVICE = "No weight was updated. Resume from the last checkpoint with a lower l
 
 
 def loss_mask(inputs: Mapping[str, Any]) -> Int[Tensor, "n t"]:
-    """Return the mask of the tokens in TRL's loss: the completion mask, times any tool mask."""
+    """Return the mask of the tokens in TRL's loss."""
     tool_mask = inputs.get("tool_mask")
     return inputs["completion_mask"] if tool_mask is None else inputs["completion_mask"] * tool_mask
 
@@ -59,14 +59,14 @@ def pooled_logps(
 
 
 def clip_range(args: GRPOConfig) -> tuple[float, float]:
-    """Return how far an importance ratio may fall below and rise above 1 before clipping. DPPO uses these as its bounds."""
+    """Return how far an importance ratio may lie below and above 1. DPPO uses these as its bounds."""
     return args.epsilon, args.epsilon if args.epsilon_high is None else args.epsilon_high
 
 
 def dppo_term(
     logps_bt: Float[Tensor, "b t"], inputs: Mapping[str, Any], mask_bt: Num[Tensor, "b t"], args: GRPOConfig
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """Compute the DPPO loss (sum over tokens, mean over rows), and the share of dropped tokens."""
+    """Compute the DPPO loss, and the share of tokens that it drops."""
     possible_logps = (inputs.get("sampling_per_token_logps"), inputs.get("old_per_token_logps"), logps_bt.detach())
     sampling_logp_bt = next(logp_bt for logp_bt in possible_logps if logp_bt is not None)
     is_in_loss_bt = mask_bt.bool()
@@ -95,7 +95,7 @@ def token_kl(
 
 
 def kl_term(kl_bt: Float[Tensor, "b t"], mask_bt: Num[Tensor, "b t"]) -> Float[Tensor, ""]:
-    """Average the KL over each completion's tokens, then over completions (arXiv 2402.03300, eq. 3)."""
+    """Average the KL over each completion's tokens, then over completions (arXiv 2402.03300, equation 3)."""
     return (kl_bt.sum(dim=1) / mask_bt.sum(dim=1).clamp(min=1)).mean()
 
 
@@ -113,7 +113,7 @@ def surrogate_slope(logps_bt: Float[Tensor, "b t"], inputs: Mapping[str, Any], a
         temperature_bt = torch.where(inputs["advantages"] > 0, args.sapo_temperature_pos, args.sapo_temperature_neg)
         gate_bt = torch.sigmoid(temperature_bt * (ratio_bt - 1))
         slope_bt = 4 * gate_bt * (1 - gate_bt) * ratio_bt
-    if args.loss_type == "vespo":  # if there are no importance ratios, vespo weighs every completion by 1
+    if args.loss_type == "vespo":  # without ratios, vespo weighs completions by 1
         slope_bt = torch.full_like(logps_bt, 1.0 if old_logp_bt is None else torch.nan)
     return slope_bt * inputs.get("importance_sampling_ratio", 1.0)
 
@@ -128,14 +128,14 @@ def check_own_advantage(
     accumulation: int,
     height_bt: Float[Tensor, "b t"],
 ) -> None:
-    """Raise an error unless each token's gradient is weighted by the token's own advantage.
+    """Check that the gradient of each token is weighted by its own advantage.
 
     d/dA_t of sum_s w_s dL/dlogp_s = -height_t w_t mask_t / (b accumulation factor), w: test weights; no check at NaN heights
     """
-    # In plain TRL, all tokens of a completion share one advantage. So a TRL release might average advantages unnoticed.
-    # The loss's second derivative, by log-probabilities and advantages, shows which advantage weighs which token.
+    # A release of TRL might average the advantages of a completion.
+    # The second derivative of the loss shows which advantage weighs which token.
     token_index_t = torch.arange(advantages_bt.shape[1], device=advantages_bt.device, dtype=torch.float64)
-    test_weight_t = 1 + (token_index_t * 0.6180339887) % 1  # a different weight in [1, 2) for each token of a completion
+    test_weight_t = 1 + (token_index_t * 0.6180339887) % 1  # a different weight in [1, 2) for each token
     test_weight_bt = test_weight_t.to(advantages_bt.dtype).expand_as(advantages_bt)
     (logp_gradient_bt,) = torch.autograd.grad(loss, logps_bt, create_graph=True, allow_unused=True)
     advantage_gradient_bt = None
@@ -147,7 +147,7 @@ def check_own_advantage(
     loss_divisor_b1 = factor_b1 * advantages_bt.shape[0] * accumulation
     token_weight_bt = -advantage_gradient_bt * loss_divisor_b1
     expected_weight_bt = torch.where(mask_bt.bool(), test_weight_bt * height_bt, 0.0)
-    # Rounding to bfloat16 changes a weight by less than 0.05. NaN is not checked, as comparing with NaN gives False.
+    # Rounding to bfloat16 changes a weight by less than 0.05.
     is_wrong_bt = (token_weight_bt - expected_weight_bt).abs() > 0.05
     if bool(is_wrong_bt.any()):
         row, token = is_wrong_bt.nonzero()[0].tolist()
@@ -177,7 +177,7 @@ def check_loss(
             continue
         is_not_finite_bt = ~value_bt.isfinite()
         is_not_finite_in_loss_bt = is_not_finite_bt & mask_bt.bool()
-        # TRL multiplies by the mask, and 0 times NaN is NaN. So a NaN at a masked token also makes the loss NaN.
+        # A NaN at a masked token also makes the loss NaN, because 0 times NaN is NaN.
         is_faulty_bt = is_not_finite_in_loss_bt if bool(is_not_finite_in_loss_bt.any()) else is_not_finite_bt
         row, token = is_faulty_bt.nonzero()[0].tolist()
         token_text = f"token {token}" if bool(mask_bt[row, token]) else f"masked token {token}"
@@ -194,7 +194,7 @@ def check_loss(
 
 
 class GradientGuard(TrainerCallback):
-    """Stops the training at a gradient that is not finite, unless a float16 scaler skips such steps."""
+    """Stops the training if a gradient is not finite. A float16 scaler skips such steps."""
 
     def __init__(self, scaled: Callable[[], bool]) -> None:
         self.scaled = scaled

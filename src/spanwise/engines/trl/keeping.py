@@ -1,4 +1,4 @@
-"""Write a TRL run's output: credit in TRL's table of completions, and a run folder."""
+"""Write the credit of a TRL run into TRL's table of completions and a run folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CONSOLE_METRICS = re.compile(
 
 
 def few_in(callback_class: Any) -> TrainerCallback:
-    """Build a callback like `callback_class` (for the console) that prints only a few of the metrics."""
+    """Build a console callback that prints only a few of the metrics."""
 
     class Few(callback_class):
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
@@ -38,7 +38,7 @@ def few_in(callback_class: Any) -> TrainerCallback:
 
 
 def log_credit(logs: Mapping[str, Any], credit: Credit, present_nk: Bool[Tensor, "n k"], scheme: Scheme) -> str:
-    """In TRL's table of completions, replace the advantage by the credit: the sum and each block's."""
+    """Write the credit into TRL's table of completions: the sum and each block's."""
     missing_columns = [name for name in ("advantages", "extra") if name not in logs]
     if missing_columns:
         return (
@@ -70,7 +70,7 @@ def steps_per_batch(args: GRPOConfig) -> int:
 
 
 class BatchCallback(TrainerCallback):
-    """Writes the rollouts of every k-th generation batch of a `SpanGRPOTrainer`, from all processes."""
+    """Writes the rollouts of every k-th generation batch."""
 
     trainer: Any
 
@@ -129,7 +129,7 @@ class Keeping(BatchCallback):
             self.record.begin(recipe, step=first_batch_number, tokenizer=self.trainer.processing_class)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write the line of metrics of the previous generation batch before a new batch begins."""
+        """Write the metrics of the previous generation batch before a new one begins."""
         if state.global_step % self.per_batch == 0:
             self.record.flush()
         super().on_step_begin(args, state, control, **kwargs)
@@ -141,6 +141,6 @@ class Keeping(BatchCallback):
             self.record.add(step, self.trainer.last_metrics)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
-        """Add the metrics of TRL's log line to the line of the same generation batch in `metrics.jsonl`."""
+        """Add the metrics that TRL logs to those of the same generation batch."""
         if state.is_world_process_zero and logs and "loss" in logs:
             self.record.add(-(-state.global_step // self.per_batch), logs)

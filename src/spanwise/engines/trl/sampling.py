@@ -23,7 +23,7 @@ CREDIT = "credit"
 
 
 def check_sampling(args: Any, scheme: Scheme, *, dataset: Any, options: Mapping[str, Any], modes: Sequence[Any]) -> None:
-    """Refuse dynamic sampling if useless groups cannot be recognised in time, or cannot be replaced."""
+    """Refuse dynamic sampling if it cannot work."""
     criterion = getattr(args, "dynamic_sampling", None)
     if criterion is None:
         return
@@ -56,13 +56,13 @@ def check_sampling(args: Any, scheme: Scheme, *, dataset: Any, options: Mapping[
 
 
 class DynamicSampling:
-    """Replaces a generation batch's groups that teach nothing, in at most `rounds` rounds of sampling."""
+    """Replaces groups that teach nothing, in at most `rounds` rounds of sampling."""
 
     def __init__(self, trainer: Any, criterion: str, rounds: int) -> None:
         self.trainer, self.criterion, self.rounds = trainer, criterion, rounds
-        # metrics of the last batch: sampled groups divided by needed groups, and the share of useless groups
+        # metrics of the last batch
         self.metrics: dict[str, float] = {}
-        # the last batch's completion ids, if its rewards are known because no group was sampled again
+        # the completion ids of the last batch, if its rewards are known already
         self.scored: Any = None
 
     def fill(self, outputs: tuple[Any, ...], prompts: list[Any], rows: list[dict[str, Any]]) -> tuple[Any, ...]:
@@ -76,7 +76,7 @@ class DynamicSampling:
         sampled_group_count = group_count
         self.scored = outputs[1]
         for _ in range(self.rounds):
-            # Every process samples as many groups as the process that needs the most groups.
+            # Every process samples as many groups as the one that needs the most.
             group_count_to_sample = max(gather_object([len(useless_groups)]))
             if group_count_to_sample == 0:
                 break
@@ -99,7 +99,7 @@ class DynamicSampling:
         return outputs
 
     def _useful(self, generated: tuple[Any, ...], prompts: list[Any], rows: list[dict[str, Any]]) -> Bool[Tensor, " g"]:
-        """Return which groups are useful: a completion gets credit or, if `criterion` is an objective, its rewards differ."""
+        """Return which groups are useful: those with credit, or with different rewards of one objective."""
         extra_fields = next((part for part in generated if isinstance(part, dict)), {})
         for n, row in enumerate(rows):
             row.update({name: values[n] if isinstance(values, list) else values for name, values in extra_fields.items()})
@@ -112,13 +112,13 @@ class DynamicSampling:
             is_nan_gn = reward_gn.isnan()
             return reward_gn.masked_fill(is_nan_gn, -torch.inf).amax(1) > reward_gn.masked_fill(is_nan_gn, torch.inf).amin(1)
         is_useful_n = self.trainer.step.useful(scored_rows)
-        if scored_rows.turns is not None:  # a row is a turn here, but groups consist of completions
+        if scored_rows.turns is not None:  # rows are turns here, but groups consist of completions
             useful_completions = scored_rows.turns.row_s[is_useful_n]
             is_useful_n = torch.isin(torch.arange(scored_rows.completions), useful_completions)
         return is_useful_n.view(-1, group_size).any(dim=1)
 
     def _fresh_rows(self) -> Any:
-        """Yield rows of the dataset in random order, without end; each process gets different rows."""
+        """Yield rows of the dataset in random order, without end. Each process gets different rows."""
         trainer = self.trainer
         dataset = trainer.train_dataset
         seed = trainer.args.seed * 1_000_003 + trainer.state.global_step  # a resumed run draws the same rows

@@ -40,13 +40,13 @@ from spanwise.scheme import Scheme
 from spanwise.segment import Vocabulary
 from spanwise.step import Ranks, ReadBatch, Step, wider
 
-#: The arguments of TRL's reward functions besides prompts, completions and dataset columns.
+#: What TRL passes to reward functions besides prompts, completions and columns.
 _TRL_KWARGS = ("trainer_state", "log_extra", "log_metric", "environments")
 #: The `Batch` fields known when TRL calls reward functions. Log-probabilities come later.
 AT_READ = ("group_n", "ids_nt", "mask_nt", "columns", "steps")
 #: The fields of `Batch` that TRL fills in.
 PROVIDES = (*AT_READ, "logp_nt")
-#: Arguments that a resumed run must keep. A change would split the run in two, or have no effect.
+#: TRL arguments that a resumed run must keep.
 _LASTING = (
     "seed", "data_seed", "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2",
     "max_grad_norm", "beta", "epsilon", "epsilon_high", "delta", "loss_type", "num_iterations", "num_generations",
@@ -87,7 +87,7 @@ class SpanGRPOTrainer(GRPOTrainer):
     """
 
     _tag_names = ["trl", "grpo", "spanwise"]  # noqa: RUF012 - TRL's own class attribute
-    # TRL annotates these attributes as optional, but a trainer always has them.
+    # A trainer always has these attributes, although TRL calls them optional.
     args: Any
     model: Any
     processing_class: Any
@@ -95,7 +95,7 @@ class SpanGRPOTrainer(GRPOTrainer):
     num_generations: Any
     num_generations_eval: Any
     settings: Mapping[str, Any] | None
-    _moves_columns = False  # True in a subclass that supports Unsloth's loss, whose columns differ from TRL's
+    _moves_columns = False  # True in the subclass for Unsloth
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         self.last_rollouts: Rollouts | None = None
         self.last_metrics: dict[str, float] = {}
         # The following attributes pass data from one hook of TRL to a later one.
-        self._sampled: list[list[int]] | None = None  # 1 for sampled tokens, 0 for others; None: all are sampled
+        self._sampled: list[list[int]] | None = None  # the mask of sampled tokens; None: all are sampled
         self._reward_arguments: dict[str, Any] = {}
         self._rows: list[dict[str, Any]] = []
         criterion = getattr(args, "dynamic_sampling", None)
@@ -139,13 +139,13 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._scored_batch: ReadBatch | None = None
         self._read_seconds = 0.0
         self._done: set[str] = set()
-        # With these options TRL masks further tokens inside its loss, so the check `canary` would fail.
+        # With these options TRL masks further tokens, so the check `canary` would fail.
         trl_masks_tokens = args.off_policy_mask_threshold is not None or args.top_entropy_quantile < 1.0
-        # The canary checks once that TRL's loss weighs each token with its advantage. The DPPO loss is not TRL's.
+        # The check runs once, and not for DPPO, which is no loss of TRL.
         self._canary_due = getattr(args, "canary", True) and not trl_masks_tokens and args.loss_type not in fold.DPPO
         self._logps: Tensor | None = None
-        self._loss_inputs: dict[str, Any] = {}  # the inputs of the loss that TRL is computing; empty at other times
-        # At importance_sampling_level "sequence", TRL averages a completion's advantages. So TRL always gets level "token".
+        self._loss_inputs: dict[str, Any] = {}  # the inputs of the loss while TRL computes it
+        # TRL always gets level "token", because at level "sequence" it averages advantages.
         self._ratio_level = args.importance_sampling_level
         args.importance_sampling_level = "token"
         try:
@@ -208,12 +208,12 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     @property
     def _lasting(self) -> dict[str, Any]:
-        """The settings that a resumed run must keep: rule of credit, critic, and some TRL arguments."""
+        """The settings that a resumed run must keep."""
         critic_settings = {} if self.critic is None else {"critic": vars(self.critic.config)}
         return {**self.scheme.plain(), **critic_settings, **{name: getattr(self.args, name, None) for name in _LASTING}}
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Write TRL's checkpoint, then a list of its files, which marks it as complete. Then delete older checkpoints."""
+        """Write TRL's checkpoint and a list of its files. Then delete older checkpoints."""
         folder = Path(self._get_output_dir(trial=trial))
         checkpoint = folder / f"checkpoint-{self.state.global_step}"
         if self.args.should_save:
@@ -227,7 +227,7 @@ class SpanGRPOTrainer(GRPOTrainer):
             self.args.save_total_limit = limit
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            # TRL has just saved the arguments without the user's save_total_limit, so save them again.
+            # TRL saved the arguments without the user's save_total_limit, so save them again.
             torch.save(self._written_args(), checkpoint / "training_args.bin")
             method_entry: Any = self.scheme.entry
             write_manifest(
@@ -249,7 +249,7 @@ class SpanGRPOTrainer(GRPOTrainer):
             self.args = user_args
 
     def _written_args(self) -> Any:
-        """Copy the training arguments without secrets, to be written into files."""
+        """Copy the training arguments without secrets."""
         public_args = copy.copy(self.args)
         public_args.__dict__ = hidden({"trainer": vars(self.args)}, None)["trainer"]
         return public_args
@@ -269,7 +269,7 @@ class SpanGRPOTrainer(GRPOTrainer):
             restore_estimator(self.scheme, read_manifest(Path(checkpoint))["estimator"], Path(checkpoint))
 
     def _reward_function(self, name: str) -> Any:
-        """Build a reward function for TRL, which stores its arguments and returns zeros that nothing uses."""
+        """Build a reward function for TRL that only stores its arguments and returns zeros."""
 
         def reward(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
             text_columns = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids}
@@ -280,7 +280,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         return reward
 
     def _sample(self, *args: Any, **kwargs: Any) -> Any:
-        """Sample completions as TRL does, inside the context managers that modes provide."""
+        """Sample completions as TRL does, inside the contexts of modes."""
         with ExitStack() as contexts:
             for part in self.parts.values():
                 contexts.enter_context(part.generating())
@@ -312,7 +312,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         return generated_outputs
 
     def _check_prompt_ends(self, prompt_ids: Any) -> None:
-        """Refuse a prompt of the first batch that does not fit the layout's `prefilled` tag. Later, warn once."""
+        """Refuse a prompt that does not fit the layout. After the first batch, only warn once."""
         is_first_batch = self._is_first_time("prompts")
         for last_ids in dict.fromkeys(tuple(ids)[-64:] for ids in prompt_ids):
             prompt_end = self._text_tokenizer.decode(list(last_ids), skip_special_tokens=False)
@@ -344,7 +344,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         return reward_nm
 
     def _logged_rewards(self, read_batch: ReadBatch) -> Tensor:
-        """Return the rewards of all processes' completions for TRL's log, one column per objective."""
+        """Return all rewards for TRL's log, one column per objective."""
         # The log counts a missing reward as `if_missing`. Without it, leaving out blocks would raise the mean.
         return read_batch.everyone.worth_nm(self.scheme).to(self.accelerator.device)
 
@@ -406,12 +406,12 @@ class SpanGRPOTrainer(GRPOTrainer):
         return output
 
     def sample_rollouts(self, prompts: Sequence[Mapping[str, Any]]) -> Rollouts:
-        """Sample and credit a group of completions per dataset row, without effect on training; for one process only."""
+        """Sample and credit a group of completions per row, without effect on training. One process only."""
         was_training = self.model.training
         old_rollouts = self.last_rollouts
         old_step = self.step
         old_logs = self._logs
-        # A `Step` gives each warning once. These samples must not use up the warnings of the training's `Step`.
+        # A `Step` gives each warning once, so these samples get a `Step` of their own.
         self.step, self._logs = Step(self.scheme, old_step.vocabulary), copy.deepcopy(old_logs)
         self.model.eval()
         try:
@@ -428,7 +428,7 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     @torch.no_grad()
     def _sampled_logps(self, rows: Sequences, output: dict[str, Any]) -> Tensor:
-        """Compute the tokens' log-probabilities under the policy and the temperature that sampled them."""
+        """Compute the tokens' log-probabilities under the policy that sampled them."""
         sampled_logp_nt = output.get("old_per_token_logps")
         if sampled_logp_nt is None:
             compute_logps = self._get_per_token_logps_and_entropies
@@ -438,13 +438,13 @@ class SpanGRPOTrainer(GRPOTrainer):
         return sampled_logp_nt[:, : rows.width].float().cpu()
 
     def _is_first_time(self, key: str) -> bool:
-        """Return True only at the first call with a key, for checks and warnings that are due once."""
+        """Return True only at the first call with a key."""
         is_first_time = key not in self._done
         self._done.add(key)
         return is_first_time
 
     def _note(self, metrics: Mapping[str, float]) -> None:
-        """Add metrics to TRL's next log line, which shows their means since the last line."""
+        """Add metrics to TRL's next log line."""
         for name, value in metrics.items():
             self._metrics["train" if self.model.training else "eval"][name].append(value)
 
@@ -471,8 +471,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         accumulation_steps = self.current_gradient_accumulation_steps if is_training else 1
         self._logps = None
         kl_weight = self.beta
-        self.beta = 0.0  # keeps TRL from adding its KL, whose normaliser cannot be undone; `kl_term` is added below
-        self.loss_type = "sapo" if dppo_type else self.loss_type  # advantages of 0 make TRL's loss 0; DPPO is added below
+        self.beta = 0.0  # keeps TRL from adding its KL; `kl_term` is added below
+        self.loss_type = "sapo" if dppo_type else self.loss_type  # advantages of 0 make TRL's loss 0
         loss_inputs = {**inputs, "advantages": advantages_bt}
         self._loss_inputs = loss_inputs
         try:
@@ -533,18 +533,18 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     @property
     def _waits(self) -> bool:
-        """True while only a mode such as the critic trains, and the policy stays unchanged."""
+        """True while only the critic (or another mode) trains."""
         return any(part.waits for part in self.parts.values())
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Run TRL's training step. Remove the policy's gradients while only the critic (or another mode) trains."""
         loss = super().training_step(model, inputs, num_items_in_batch)
         if self._waits:
-            model.zero_grad(set_to_none=True)  # AdamW would still decay weights if their gradients were 0 instead of None
+            model.zero_grad(set_to_none=True)  # AdamW decays weights even if gradients are 0
         return loss
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
-        """Write TRL's log line without metrics that were NaN in all batches since the last line."""
+        """Write TRL's log line. Leave out metrics that were NaN in every batch."""
         metric_lists = self._metrics["train" if self.model.training else "eval"]
         for name in [name for name, values in metric_lists.items() if all(math.isnan(value) for value in values)]:
             del metric_lists[name]

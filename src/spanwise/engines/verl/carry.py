@@ -30,21 +30,21 @@ from spanwise.types import Spans
 
 #: The key of the packed text in verl's `reward_extra_info`.
 KEY = "spanwise"
-#: The values of verl's `actor.loss_agg_mode` that spanwise supports: it scales advantages to undo their divisions.
+#: The values of verl's `actor.loss_agg_mode` that spanwise supports.
 MODES = ("seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "token-mean", "token-sum")
 USE = f"Use actor_rollout_ref.actor.loss_agg_mode={MODES[0]}."
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A batch's rows in verl's trainer: packed blocks and rewards, rollouts, numbers per token."""
+    """The rows of a batch in verl's trainer."""
 
-    packed: Sequence[Any]  # the text of the row's rollout, which `pack` wrote; padding rows may hold anything
+    packed: Sequence[Any]  # the packed text of each row's rollout; padding rows may hold anything
     session: Sequence[Any] | None = None  # the rollout id of each row; None: every row is a rollout
-    output_number: Sequence[int] | None = None  # the number of each row among the outputs of its rollout
+    output_number: Sequence[int] | None = None  # the number of each row within its rollout
     padding: Sequence[bool] = field(default=())  # True for rows that verl added to fill up the batch
     tokens: Mapping[str, Shaped[Tensor, "n t"]] = field(default_factory=dict)  # maps `Batch` fields to numbers per token
-    # maps each mode to the column of the token that it appended to each row (-1: no token)
+    # maps each mode to the column of its appended token in each row (-1: no token)
     places: Mapping[str, Int[Tensor, " n"]] = field(default_factory=dict)
 
     @cached_property
@@ -64,7 +64,7 @@ def pack(reading: Reading, length_n: Sequence[int], *, masked: bool, turns: Turn
     block_nt = reading.spans.block_nt
     note_nm = reading.scores.note_nm
     if turns is not None:
-        block_nt = turns.put(block_nt + 1, rows=len(length_n)) - 1  # -1 between turns
+        block_nt = turns.put(block_nt + 1, rows=len(length_n)) - 1  # tokens between turns get -1
     packed_outputs: list[dict[str, list[Any]]] = []
     for block_t, length in zip(block_nt, length_n, strict=True):
         run_blocks, run_lengths = block_t[:length].unique_consecutive(return_counts=True)
@@ -91,14 +91,14 @@ def _as_json(state: Any) -> Any:
 
 @dataclass(frozen=True)
 class UnpackedBatch:
-    """The blocks and rewards of a batch, unpacked from the texts that verl's reward workers wrote."""
+    """The blocks and rewards of a batch, unpacked from texts."""
 
-    reading: Reading  # the rewards of each row, or of each turn if some row was split into turns; `spans` is None
-    row_s: Int[Tensor, " s"]  # the batch row to which each row (or turn) of `reading` belongs
+    reading: Reading  # the rewards of each row or turn; `spans` is None
+    row_s: Int[Tensor, " s"]  # the batch row of each entry of `reading`
     runs: Sequence[list[list[int]]]  # each row's blocks, run-length encoded: block numbers and run lengths
-    masked_n: Bool[Tensor, " n"]  # True if the reward worker got a mask of the row's sampled tokens
+    masked_n: Bool[Tensor, " n"]  # True if the row came with a mask of sampled tokens
     split_n: Bool[Tensor, " n"]  # True if the row was split into turns
-    anchor: list[Any] | None  # the state before each row (or turn) of `reading`; None: no states
+    anchor: list[Any] | None  # the state before each entry of `reading`
 
     @cached_property
     def length_n(self) -> list[int]:
@@ -108,7 +108,7 @@ class UnpackedBatch:
     @cached_property
     def step_s(self) -> Int[Tensor, " s"]:
         """The number of each turn within its row, from 0. A row that was not split has one turn."""
-        first_turn_s = torch.searchsorted(self.row_s, self.row_s)  # the first turn of the same row; `row_s` is sorted
+        first_turn_s = torch.searchsorted(self.row_s, self.row_s)  # the first turn of the same row
         return torch.arange(len(self.row_s)) - first_turn_s
 
     def blocks_of(
@@ -143,7 +143,7 @@ class UnpackedBatch:
                 f"set AgentLoopOutput.response_mask, and do not override AgentLoopWorker._compute_score."
             )
         if self.split_n.any():
-            turn_number_nt = runs(is_sampled_nt) * self.split_n[row_index_n, None]  # 0 in a row that is not split
+            turn_number_nt = runs(is_sampled_nt) * self.split_n[row_index_n, None]  # unsplit rows get 0
             row_turns = split_turns(is_sampled_nt, torch.where(is_sampled_nt, turn_number_nt, -1))
             block_nt = row_turns.take(block_nt, fill=-1)
         is_selected_s = torch.isin(self.row_s, row_index_n)
@@ -153,7 +153,7 @@ class UnpackedBatch:
 
 def unpack(packed: Sequence[Any], scheme: Scheme, output_number: Sequence[int] | None = None) -> UnpackedBatch:
     """Unpack the blocks and rewards of all rows from their texts. `output_number`: each row's number in its rollout."""
-    read_text = cache(json.loads)  # the rows of a rollout have the same text
+    read_text = cache(json.loads)  # a text is parsed once for all rows of a rollout
     rollout_dicts, outputs = [], []
     for n, text in enumerate(packed):
         if not isinstance(text, str):
@@ -174,7 +174,7 @@ def unpack(packed: Sequence[Any], scheme: Scheme, output_number: Sequence[int] |
     if any(outputs[n]["notes"] for n in output_indices):
         no_notes: list[str | None] = [None] * len(scheme.objectives)
         reward_notes: list[list[str | None]] = []
-        for n in output_indices:  # `pack` writes no notes for a rollout if none of its rewards has a note
+        for n in output_indices:  # `pack` leaves out notes if there are none
             reward_notes += outputs[n]["notes"] or [no_notes] * len(outputs[n]["table"])
         scores = replace(reading.scores, note_nm=np.array(reward_notes, dtype=object))
         reading = replace(reading, scores=scores)
@@ -194,7 +194,7 @@ def _hashable(state: Any) -> Any:
 
 
 class Credited(NamedTuple):
-    """A batch's advantages, its critic's targets (None: no critic), and the result of the step."""
+    """The advantages of a batch, the targets of any critic, and the result of the step."""
 
     adv_nt: Float[Tensor, "n t"]
     return_nt: Float[Tensor, "n t"] | None
@@ -252,7 +252,7 @@ def credited(
 
 @dataclass(frozen=True)
 class ChunkedCredit:
-    """The credit of a batch, from which the advantages of one chunk of rows at a time are computed."""
+    """The credit of a batch, for computing advantages in chunks of rows."""
 
     rows: Rows
     unpacked: UnpackedBatch
@@ -266,7 +266,7 @@ class ChunkedCredit:
 
     @cached_property
     def _unpacked_row_by_row(self) -> dict[int, int]:
-        """Maps the index of each row to its index in `unpacked`, which lacks padding rows."""
+        """Maps row indices to indices in `unpacked`, which lacks padding rows."""
         return {n: number for number, n in enumerate(self.rows.real)}
 
     def split(self, tokens: int) -> list[range]:
@@ -277,7 +277,7 @@ class ChunkedCredit:
         return [range(start, row_count, chunk_count) for start in range(chunk_count)]
 
     def advantages(self, chunk: range, mask_nt: Shaped[Tensor, "n t"], scheme: Scheme) -> Float[Tensor, "n t"]:
-        """Compute the advantages of a chunk of rows, with 0 at masked tokens and in padding rows."""
+        """Compute the advantages of a chunk of rows. Masked tokens and padding rows get 0."""
         real_positions = [position for position, row in enumerate(chunk) if row in self._unpacked_row_by_row]
         unpacked_rows = [self._unpacked_row_by_row[chunk[position]] for position in real_positions]
         real_mask_nt = mask_nt[real_positions].bool()
@@ -289,7 +289,7 @@ class ChunkedCredit:
 
 
 def to_all_rows(value_nt: Float[Tensor, "n t"], real: Sequence[int], mask_nt: Shaped[Tensor, "m t"]) -> Float[Tensor, "m t"]:
-    """Add padding rows of 0 to a table, and set the tokens that verl does not train to 0."""
+    """Add padding rows of 0 to a table. Masked tokens become 0, too."""
     if len(real) < len(mask_nt):
         real_rows = torch.tensor(real, dtype=torch.int64)
         value_nt = value_nt.new_zeros(mask_nt.shape).index_copy_(0, real_rows, value_nt)
@@ -306,7 +306,7 @@ def loss_factor(
     rows: int,
     horizon: int | float | None = None,
 ) -> Float[Tensor, "n 1"]:
-    """Return the factors on advantages that make verl's loss sum over tokens and average over rollouts."""
+    """Return the factors on advantages that undo the normaliser of verl's loss."""
     token_count_n1 = mask_nt.sum(dim=1, keepdim=True).float()
     if mode == "token-mean" and rows > mini_batch:
         raise RecipeError(

@@ -18,13 +18,13 @@ from spanwise.mode import Mode, part_class
 from spanwise.modes import MODES
 
 CreditFunction = Callable[[Sequence[Any], Tensor], tuple[Tensor, Tensor]]
-#: The function that computes advantages and returns for the estimator `spanwise`. The trainer sets it.
+#: The function that computes advantages for the estimator `spanwise`. The trainer sets it.
 CREDIT_FUNCTION: ContextVar[CreditFunction | None] = ContextVar("credit_function", default=None)
 
 
 @contextmanager
 def carrying(compute_credit: CreditFunction) -> Iterator[None]:
-    """Inside a `with` block, let `compute_credit` compute advantages for verl's estimator `spanwise`."""
+    """Let the estimator `spanwise` call `compute_credit` inside a `with` block."""
     reset_token = CREDIT_FUNCTION.set(compute_credit)
     try:
         yield
@@ -48,7 +48,7 @@ def attach(core_algos: Any) -> None:
 
 
 def loss_of(mode: Mode | type[Mode], name: str) -> str:
-    """Return the name under which verl finds the sum of its policy loss `name` and a mode's loss."""
+    """Return the registered name of the sum of a policy loss and a mode's loss."""
     return f"spanwise_{mode.name}_{name}"
 
 
@@ -62,7 +62,7 @@ def _with_mode(
     advantages: Tensor,
     **rest: Any,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """Return the sum of a policy loss of verl and a mode's loss, which is averaged over rows."""
+    """Return the sum of a policy loss and a mode's loss. The latter is averaged over rows."""
     old_logp_nt, adv_nt, mode_loss_nt = split_loss(log_prob, old_log_prob, advantages, rest["response_mask"])
     policy_loss, metrics = loss(old_log_prob=old_logp_nt, log_prob=log_prob, advantages=adv_nt, **rest)
     agg_options = {"loss_agg_mode": "seq-mean-token-sum", **rest["config"].global_batch_info}
@@ -72,7 +72,7 @@ def _with_mode(
 def recipe_advantages(
     token_level_rewards: Tensor, response_mask: Tensor, index: Any = None, **_: Any
 ) -> tuple[Tensor, Tensor]:
-    """Return advantages and returns, computed by the function that the trainer set with `carrying`."""
+    """Compute advantages and returns with the function that `carrying` set."""
     compute_credit = CREDIT_FUNCTION.get()
     if compute_credit is None:
         raise RecipeError(

@@ -1,4 +1,4 @@
-"""Wrap verl's V0 trainer (`trainer.use_v1=False`), where blocks and rewards travel as text."""
+"""Wrap verl's V0 trainer, which `trainer.use_v1=False` chooses."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def attach(ray_trainer: Any) -> None:
 
 
 def sampled_of(data: Any) -> Sampled:
-    """Return prompts, responses and gold answers of a V0 batch, whose prompts are padded on the left."""
+    """Return the prompts, responses and gold answers of a batch of the V0 trainer."""
     response_nt = data.batch["responses"]
     prompt_nt = data.batch["prompts"]
     prompt_mask_nt = data.batch["attention_mask"][:, : prompt_nt.shape[1]].bool()

@@ -1,4 +1,4 @@
-"""Wrap verl's agent loop, to send response masks and to append the token of a mode (laser)."""
+"""Send response masks from verl's agent loop, and append the tokens of modes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 from spanwise.engines.verl.plugin import around
 from spanwise.engines.verl.settings import parts_in, scheme_in
 
-#: The `extra_fields` key under which an agent loop sends its response mask to reward workers.
+#: The key under which an agent loop sends its response mask.
 KEY = "spanwise_mask"
 
 
 def attach(agent_loop: Any) -> None:
-    """Let verl send response masks to the reward workers, then append the token of a mode (laser)."""
+    """Let verl send response masks to reward workers. Then append the token of a mode such as laser."""
 
     @around(agent_loop.AgentLoopWorker, "_compute_score")
     async def compute_score(original: Any, self: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -31,7 +31,7 @@ def attach(agent_loop: Any) -> None:
             return teacher_logprobs
         if not hasattr(self, KEY):
             setattr(self, KEY, parts_in(self.config, scheme_in(self.config)))
-        for part in getattr(self, KEY).values():  # append the token now, because verl stores the output next
+        for part in getattr(self, KEY).values():  # append the token before verl stores the output
             if part.ended(output.response_ids, output.response_mask):
                 output.response_ids = [*output.response_ids, part.token]
                 output.response_mask = [*output.response_mask, 0]

@@ -25,12 +25,12 @@ PATCHES = {
     "verl.trainer.ppo.ray_trainer": "legacy",
     "verl.experimental.agent_loop.agent_loop": "masks",
 }
-#: Maps modules of this package that could not attach to verl to their errors. `spanwise doctor` shows them.
+#: Maps modules that could not attach to verl to their errors. `spanwise doctor` shows them.
 FAULTS: dict[str, str] = {}
 
 
 def register() -> None:
-    """Patch the verl modules that spanwise adapts, now or after verl imports them. A second call does nothing."""
+    """Patch the modules of verl, now or after their import. A second call does nothing."""
     verl_version = getattr(sys.modules.get("verl"), "__version__", "unknown")
     if verl_version != "unknown":
         say(untested("verl", verl_version))
@@ -59,7 +59,7 @@ def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
 
 
 class _AttachOnImport(MetaPathFinder):
-    """An import finder that lets this package patch a module of verl once the module is imported."""
+    """Patches a module of verl as soon as it is imported."""
 
     def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
         if fullname not in PATCHES:

@@ -1,4 +1,4 @@
-"""`SpanRewardManager`: find and score blocks in verl's reward workers, and pack the result as text."""
+"""`SpanRewardManager`, which finds and scores blocks in verl's reward workers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class SpanRewardManager(RewardManagerBase):
         return await in_thread(self._packed, scored_batch, rollout_batch, length_n, has_masks)
 
     def _batch(self, data: Any, own_result: dict[str, Any] | None) -> tuple[Batch, list[int], bool]:
-        """Return a rollout's outputs as a batch, their lengths, and whether each has a mask of sampled tokens."""
+        """Build a batch from the outputs of a rollout. Return it with lengths, and whether all have masks."""
         ids_nt = data.batch["responses"]
         attention_nt = data.batch["attention_mask"][:, -ids_nt.shape[1] :]
         length_n = attention_nt.sum(dim=1).tolist()
@@ -69,7 +69,7 @@ class SpanRewardManager(RewardManagerBase):
         batch_columns = self._columns(field_dicts, ids_by_output)
         if own_result is not None:  # verl's own reward managers score only the last output
             manager_values = own_result.get("reward_extra_info", {})
-            # Other rewards read dataset columns, such as the gold answer. Only values that an objective pays replace them.
+            # The manager's results replace a dataset column only if an objective pays them.
             unpaid_values = {name: value for name, value in manager_values.items() if name not in (*batch_columns, "answer")}
             paid_values = {name: manager_values[name] for name in self.own_columns & manager_values.keys()}
             reward_columns = {**unpaid_values, **paid_values, "environment": own_result["reward_score"]}
@@ -81,7 +81,7 @@ class SpanRewardManager(RewardManagerBase):
         return batch, length_n, all(mask is not None for mask in given_masks)
 
     def _packed(self, read_batch: ReadBatch, batch: Batch, length_n: list[int], masked: bool) -> dict[str, Any]:
-        """Return verl's result for a rollout: total reward, reward per objective, and the packed text."""
+        """Return the result for a rollout in the form that verl expects."""
         turn_state_s = None  # only methods that compare turns by state need states
         if "anchor_s" in self.scheme.entry.inputs:
             turn_state_s = batch.columns.get("anchor")
@@ -123,7 +123,7 @@ def _hash_rewards(scores: Scores, objectives: Sequence[Objective]) -> float:
 
 
 def _own_manager(config: Any, used_columns: set[str], tokenizer: Any, router: dict[str, Any]) -> Any:
-    """Load the verl reward manager that the user configured; None if the recipe uses none of its results."""
+    """Load the user's own reward manager. Return None if the recipe does not use it."""
     manager_config = config.algorithm.spanwise.get(OWN_MANAGER)
     if manager_config is None or not used_columns:
         return None

@@ -24,12 +24,12 @@ from spanwise.scheme import Scheme
 from spanwise.segment import Vocabulary, find_blocks
 from spanwise.step import Step, StepResult
 
-#: Maps fields of `Batch` with a number per token to verl's names for them.
+#: Maps token fields of `Batch` to verl's names for them.
 TOKENS = {"value_nt": "values", "logp_nt": "old_log_probs", "ids_nt": "responses"}
 OPTION = "+algorithm.spanwise.folder"
-#: The file in a checkpoint with the state of a credit method that remembers earlier batches.
+#: The file in a checkpoint for a credit method that remembers earlier batches.
 MEMORY = "spanwise_memory.json"
-#: Maps the names of an update's metrics in spanwise's report to their names in verl.
+#: Maps metric names in spanwise's report to verl's names.
 _UPDATE = {
     "loss": "actor/loss",
     "entropy": "actor/entropy",
@@ -41,7 +41,7 @@ _UPDATE = {
 
 
 class Sampled(NamedTuple):
-    """All rows' group ids (uids), prompt and response tokens, and gold answers, padding rows included."""
+    """The group ids, prompts, responses and gold answers of all rows, padding included."""
 
     uids: Sequence[Any]
     prompts: Sequence[Sequence[int]]
@@ -63,7 +63,7 @@ class VerlRun:
         self.step = Step(scheme)
         self.record = RunRecord.of(config.algorithm.spanwise, option=OPTION)
         self.result: StepResult | None = None
-        self.targets: dict[str, Tensor] = {}  # maps each mode to its token's target log-probability per row
+        self.targets: dict[str, Tensor] = {}  # maps each mode to the targets of its tokens
         self._vocabulary: Vocabulary | None = None
 
     def credit(self, rows: Rows, number: int, uids: Sequence[Any], mask_nt: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,7 +89,7 @@ class VerlRun:
 
     @property
     def allows_chunks(self) -> bool:
-        """True if nothing needs all tokens of a batch at once, so advantages can be computed in chunks."""
+        """True if advantages can be computed in chunks of rows."""
         correction_config = self.config.algorithm.get("rollout_correction") or {}
         needs_tokens = self.tokens or self.parts or "mask_nt" in self.scheme.needs
         return not (needs_tokens or self.record or correction_config.get("rollout_is_batch_normalize"))
@@ -102,20 +102,20 @@ class VerlRun:
 
     def _loss_factor(self, rows: Rows, mask_nt: Tensor, reading: Reading) -> Tensor:
         """Return the factors on some rows' advantages that undo the normaliser of verl's loss."""
-        token_count = int(mask_nt.sum())  # verl's V0 trainer divides its loss by the tokens left after rejection sampling
+        token_count = int(mask_nt.sum())  # a V0 trainer divides by the tokens that are not rejected
         if rows.session is not None:  # a V1 trainer divides by all sampled tokens
             token_count = int(reading.length_nk.sum())
         return loss_factor(mask_nt, rollouts=rows.rollouts, tokens=token_count, rows=len(rows.packed), **self.reduction)
 
     def save_memory(self, step: int) -> None:
-        """Write the state of a credit method that remembers earlier batches into the checkpoint of a step."""
+        """Write the state of a credit method with a memory into a checkpoint."""
         if self.scheme.entry.stateful:
             estimator: Any = self.scheme.entry.estimator
             checkpoint_folder = Path(self.config.trainer.default_local_dir) / f"global_step_{step}"
             write_text(checkpoint_folder / MEMORY, json.dumps(estimator.state_dict()))
 
     def load_memory(self, step: int) -> None:
-        """Load the state of a credit method that remembers earlier batches, from verl's checkpoint."""
+        """Load the state of a credit method with a memory from a checkpoint."""
         if step == 0 or not self.scheme.entry.stateful:
             return
         trainer = self.config.trainer
@@ -139,7 +139,7 @@ class VerlRun:
             yield
 
     def keep(self, trainer: Any, rows: Rows, sampled: Callable[[], Sampled]) -> None:
-        """Write the last credited batch's metrics, and its rollouts if due, to the run folder."""
+        """Write the metrics of the last batch to the run folder, and its rollouts if due."""
         if self.record is None or self.result is None:
             return
         step_result = self.result
@@ -153,7 +153,7 @@ class VerlRun:
             ids_nt = scored_batch.take(sampled_rows.ids_nt[rows.real])
             if self._vocabulary is None:
                 self._vocabulary = vocabulary_of(self.config, tokenizer)
-            # Reward workers send the blocks' places without texts. Find the texts in the tokens again.
+            # Reward workers send no texts, so find them in the tokens again.
             trainer_spans, block_text = find_blocks(
                 ids_nt, scored_batch.spans.block_nt >= 0, layout=self.scheme.layout, vocabulary=self._vocabulary
             )
@@ -166,7 +166,7 @@ class VerlRun:
             reading = replace(scored_batch.reading, text=block_text)
             batch = replace(scored_batch.batch, ids_nt=ids_nt)
             completed_batch = replace(scored_batch, batch=batch, reading=reading)
-            # `prompt_texts` takes the prompt from a uid's first row. This must be a rollout's first output.
+            # `prompt_texts` reads the first row, which must be a rollout's first output.
             output_numbers = rows.output_number or [0] * len(rows.packed)
             row_order = sorted(rows.real, key=lambda n: output_numbers[n])
             uids = [sampled_rows.uids[n] for n in row_order]
@@ -188,7 +188,7 @@ class VerlRun:
             self.record.add_update(logged, _UPDATE)
 
     def _recipe(self, trainer: Any) -> dict[str, Any]:
-        """Build the content of the run's `recipe.yaml` from the rule of credit and verl's configuration."""
+        """Build the content of the run's `recipe.yaml`."""
         assert self.record is not None, "there is a folder"
         rollout_config = self.config.actor_rollout_ref.rollout
         return self.record.recipe(

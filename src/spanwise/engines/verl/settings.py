@@ -1,4 +1,4 @@
-"""Check that verl's configuration works with a recipe, and set the options that the recipe decides."""
+"""Check verl's configuration, and set the options that the recipe decides."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from spanwise.score.reward import built_in
 
 #: spanwise's reward manager for `reward.reward_manager`: source, module and class.
 MANAGER = ("importlib", "pkg://spanwise.engines.verl.reward", "SpanRewardManager")
-#: The field of `algorithm.spanwise` with the user's own reward manager (reward `environment`).
+#: The field of `algorithm.spanwise` for the user's own reward manager.
 OWN_MANAGER = "own_manager"
 _FILTER = "algorithm.filter_groups"
-#: With this filter metric, verl drops a group only if all rewards of its completions are equal.
+#: The filter metric that drops a group only if all its rewards are equal.
 ANY_REWARD = "any_reward"
-#: The fields of `algorithm.spanwise` that a user may set under the estimator `spanwise`.
+#: The options in `algorithm.spanwise` that a user may set.
 _KNOWN = ("recipe", "folder", "keep_rollouts", "report")
 _UNUSED = "No objective uses this reward. Add {reward: environment, pays: [...]} to the recipe, or remove this setting."
-#: Maps verl options to (required value, reason). Other values change the credit or do nothing.
+#: verl options that must keep a value: option -> (value, reason).
 _FIXED: dict[str, tuple[Any, str]] = {
     "algorithm.use_kl_in_reward": (
         False,
@@ -45,7 +45,7 @@ _FIXED: dict[str, tuple[Any, str]] = {
 
 def attach(trainer_class: Any) -> None:
     """Let a verl trainer class train with a recipe if the estimator is `spanwise`. Other runs stay unchanged."""
-    trainer_class.spanwise = None  # a trainer that trains with a recipe has a `VerlRun` here
+    trainer_class.spanwise = None  # the `VerlRun` of a trainer with a recipe
     trainer_class.latest = getattr(trainer_class, "latest", None)  # the newest trainer, for functions that get no trainer
 
     @around(trainer_class, "__init__")
@@ -120,7 +120,7 @@ def prepare(config: Any) -> VerlRun:
     with open_dict(config):
         spanwise_section.recipe = str(Path(spanwise_section.recipe).resolve())
         if config.trainer.get("use_v1"):
-            config.trainer.v1.trainer_mode = _trainer_mode(config)  # verl's own modes have no prefix spanwise_
+            config.trainer.v1.trainer_mode = _trainer_mode(config)  # without the prefix spanwise_
         manager_config = config.reward.reward_manager
         if _manager_name(config) is not None:
             spanwise_section[OWN_MANAGER] = OmegaConf.to_container(manager_config)
@@ -142,7 +142,7 @@ def _replace_loss_mode(config: Any) -> str | None:
     critic_loss_mode = OmegaConf.select(config, "critic.loss_agg_mode")
     with open_dict(config):
         actor_config.loss_agg_mode = MODES[0]
-        if critic_loss_mode is not None:  # by default the critic would copy the actor's new loss_agg_mode
+        if critic_loss_mode is not None:  # the critic would copy the actor's new mode
             config.critic.loss_agg_mode = critic_loss_mode
     change_reason = "with several mini-batches, token-mean would divide the loss of each by a different number of tokens"
     if uses_sapo_loss:
@@ -152,13 +152,13 @@ def _replace_loss_mode(config: Any) -> str | None:
 
 
 def filter_metric(config: Any) -> str | None:
-    """Return the name of the metric by which verl filters groups; None without a filter."""
+    """Return the metric by which verl filters groups, or None."""
     filter_section = OmegaConf.select(config, _FILTER) or {}
     return filter_section.get("metric") if filter_section.get("enable") else None
 
 
 def _replace_filter_metric(config: Any, scheme: Scheme) -> str | None:
-    """Replace verl's filter metric if spanwise's reward manager does not return it. Return a note on the filter, or None."""
+    """Replace a filter metric that spanwise does not return. Return a note on the filter, or None."""
     metric = filter_metric(config)
     if metric is None or metric == ANY_REWARD:
         return None
@@ -173,7 +173,7 @@ def _replace_filter_metric(config: Any, scheme: Scheme) -> str | None:
 
 
 def scheme_in(config: Any) -> Scheme:
-    """Load the scheme (the rule of credit) from the recipe that verl's configuration names."""
+    """Load the rule of credit from the recipe that verl's configuration names."""
     return _rule_in(config)[0].scheme
 
 
@@ -193,13 +193,13 @@ def _rule_in(config: Any) -> tuple[RecipeRule, list[str]]:
 
 
 def _manager_name(config: Any) -> str | None:
-    """Return the name of the configured reward manager; None if it is `SpanRewardManager`."""
+    """Return the name of the user's reward manager. None if it is `SpanRewardManager`."""
     manager_config = config.reward.reward_manager
     return None if (manager_config.source, manager_config.name) == (MANAGER[0], MANAGER[2]) else manager_config.name
 
 
 def parts_in(config: Any, scheme: Scheme) -> dict[str, RowPart]:
-    """Map the name of each mode (such as laser) to a new object that runs the mode in verl."""
+    """Map each mode's name, such as laser, to an object that runs the mode."""
     verl_modes = [mode for mode in scheme.modes if "verl" in mode.parts]
     for mode in verl_modes:
         part_class(mode, "verl").check(mode, "verl", config)
@@ -217,13 +217,13 @@ def parts_in(config: Any, scheme: Scheme) -> dict[str, RowPart]:
 
 
 def paid_results(scheme: Scheme) -> set[str]:
-    """Return the names of the results of the user's own reward manager that objectives pay."""
+    """Return the names of the user's own rewards that objectives pay."""
     environment_objectives = [objective for objective in scheme.objectives if objective.reward == "environment"]
     return {objective.options.get("column", "environment") for objective in environment_objectives}
 
 
 def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
-    """Map error sentences about verl's settings to whether the configuration has the fault."""
+    """Map errors about verl's settings to whether they occur."""
     manager_name = _manager_name(config)
     function_path = OmegaConf.select(config, "reward.custom_reward_function.path")
     paid_columns = paid_results(scheme)

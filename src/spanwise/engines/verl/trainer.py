@@ -17,9 +17,9 @@ from spanwise.engines.verl.estimators import carrying
 from spanwise.engines.verl.plugin import around, say
 from spanwise.engines.verl.run import Sampled, VerlRun
 
-#: verl's trainer modes, each of which can train with a recipe.
+#: The modes of verl's trainer that can train with a recipe.
 MODES = ("sync", "colocate_async", "separate_async")
-#: The approximate size of a chunk of rows in tokens, padding included. Advantages are computed by chunk.
+#: The approximate number of tokens in a chunk of rows, padding included.
 CHUNK_TOKENS = 2**21
 
 
@@ -56,7 +56,7 @@ def attach(v1: Any) -> None:
 
 
 def _in_chunks(metrics_class: Any, original: Any, batch: Any, metrics: dict[str, Any], rows: Rows, run: VerlRun) -> Any:
-    """Let verl compute advantages in chunks of rows, because a table of all tokens may be huge. Join the metrics."""
+    """Let verl compute advantages in chunks of rows, to save memory. Join the metrics."""
     chunked_credit = ChunkedCredit.of(rows, [uid for uid, _ in rows.session or ()], run.step)
     say(*chunked_credit.batch.warnings)
     credited_chunks = []
@@ -68,18 +68,18 @@ def _in_chunks(metrics_class: Any, original: Any, batch: Any, metrics: dict[str,
         joined_metrics.add_step_metrics(chunk_metrics, sample_count=len(chunk))
     metrics.update({**joined_metrics.get_aggregated_metrics(), **chunked_credit.batch.metrics})
     joined_batch = type(batch).concat(credited_chunks).select_keys(batch.keys)
-    joined_batch.extra_info = joined_batch.extra_info or {}  # `concat` returns None for an empty one, but verl adds to it
+    joined_batch.extra_info = joined_batch.extra_info or {}  # `concat` may return None, but verl adds to it
     return joined_batch
 
 
 def rows_of(batch: Any, run: VerlRun) -> Rows:
-    """Fetch a batch's packed blocks and rewards, and the numbers per token that the method needs."""
+    """Fetch the packed rewards of a batch, and its numbers per token."""
     response_fields = ["responses", "response_mask"] if run.parts else []
     fetched_fields = _fetch(batch, "extra_fields", *run.tokens.values(), *response_fields)
     extra_fields = list(fetched_fields["extra_fields"])  # the TransferQueue may return an array instead of a list
     key_parts = [key.rsplit("_", 2) for key in batch.keys]  # a key is "<uid>_<rollout>_<output>"
     token_column_by_mode = {}
-    for name, part in run.parts.items():  # a token that a mode appended is the last of its row, and masked
+    for name, part in run.parts.items():  # an appended token is the last of its row, and masked
         token_columns = [
             len(ids) - 1 if len(ids) > 1 and int(ids[-1]) == part.token and not mask[-1] else -1
             for ids, mask in zip(fetched_fields["responses"].unbind(), fetched_fields["response_mask"].unbind(), strict=True)
@@ -101,7 +101,7 @@ def _fetch(batch: Any, *fields: str) -> Any:
 
 
 def _write_targets(batch: Any, rows: Rows, targets: Mapping[str, Tensor]) -> None:
-    """For tokens that modes appended, store the target as old log-probability in the TransferQueue."""
+    """Store the targets of appended tokens as old log-probabilities."""
     old_logps = _fetch(batch, "old_log_probs")["old_log_probs"]
     old_logp_rows = [row.clone() for row in old_logps.unbind()]
     for name, target_n in targets.items():
@@ -114,7 +114,7 @@ def _write_targets(batch: Any, rows: Rows, targets: Mapping[str, Tensor]) -> Non
 
 
 def sampled_of(batch: Any) -> Sampled:
-    """Fetch a batch's prompts, responses and gold answers (if there are any) from the TransferQueue."""
+    """Fetch a batch's prompts, responses and gold answers from the TransferQueue."""
     fetched_fields = _fetch(batch, "prompts", "responses", "reward_model")
     field_names = set(fetched_fields.keys())  # `in` does not work on a TensorDict
     reward_models = [None] * len(batch.keys)
