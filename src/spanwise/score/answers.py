@@ -1,4 +1,4 @@
-"""Read what completions state: compare answers with gold answers, as text or by Math-Verify if text cannot decide.
+"""Compare completions' answers with gold answers, and read stated confidences.
 
 Math-Verify may hang, eat memory or take its process down on a hostile answer, and its own timeout works in a main thread only.
 """
@@ -18,10 +18,10 @@ from spanwise.score.workers import DEADLINE, Verdict, Workers, shared_workers
 from spanwise.segment.json_fields import as_json
 from spanwise.types import Status
 
-#: The most characters that Math-Verify reads; of a longer answer it reads only the end.
+#: Math-Verify reads at most this many characters of an answer, from its end.
 LONGEST = 10_000
 
-# The quantifiers are possessive, because backtracking through a megabyte of digits would take quadratic time.
+# Possessive quantifiers keep the time linear for long runs of digits.
 _INTEGER = re.compile(r"([+-]?)([0-9]++)")
 NUMBER = re.compile(r"(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]{1,3})?")
 _BRACE = re.compile(r"[{}]")
@@ -29,7 +29,7 @@ RIGHT, WRONG = Verdict(Status.OK, 1.0), Verdict(Status.OK, 0.0)
 
 
 class MathVerifier(Workers):
-    """Check answers against gold answers with Math-Verify, in worker processes with a deadline (`spanwise.score.workers`).
+    """Check answers against gold answers with Math-Verify, in worker processes with a deadline.
 
     Args:
         workers: how many processes check at a time, at most one per check; None: one for each core of this process.
@@ -61,7 +61,7 @@ class MathVerifier(Workers):
 
 
 def check_verify(options: Mapping[str, Any]) -> None:
-    """Refuse a way to compare answers that does not exist."""
+    """Refuse an unknown value of the option `verify`."""
     check_known("verify", options["verify"], ("auto", "math", "exact"))
 
 
@@ -116,7 +116,7 @@ def bare(text: str) -> str:
     start, end = _strip_interval(text, 0, len(text))
     closing_brace_of = _match_braces(text) if "\\boxed{" in text else {}
     dollar_count = text.count("$")
-    # The loop moves two indices and copies no text. So its time is linear, even for a thousand nested boxes.
+    # The loop copies no text, so that it takes linear time for nested boxes.
     while True:
         if end - start > 2 and dollar_count == 2 and text[start] == text[end - 1] == "$":
             start, end = _strip_interval(text, start + 1, end - 1)
@@ -128,7 +128,7 @@ def bare(text: str) -> str:
 
 
 def parse_confidence(text: str) -> float | None:
-    """Read a stated confidence, a number in [0, 1]; None for any other text.
+    """Read a stated confidence as a number from 0 to 1. Return None for any other text.
 
     The whole text must be one number: digits 0-9 with at most one decimal point, an exponent ("7e-1"), one full stop at the end
     ("0.7."), and a percent sign ("70%", "70 %") that divides by 100. None: "" and words ("high"), "nan", "inf", any sign ("-0.1",
@@ -145,16 +145,16 @@ def parse_confidence(text: str) -> float | None:
 
 
 def gold_text(gold: Any) -> str:
-    """Return a cell's gold answer as text; "" if the cell holds none, or several."""
+    """Return the gold answer in a dataset cell as text. Return "" for no or several answers."""
     gold = as_json(gold) if hasattr(gold, "tolist") or hasattr(gold, "isoformat") else gold
     gold = gold[0] if isinstance(gold, list | tuple) and len(gold) == 1 else gold
     if isinstance(gold, int) and not isinstance(gold, bool):
-        return str(Decimal(gold))  # str(int) refuses more than 4,300 digits
+        return str(Decimal(gold))  # str(int) raises an error for more than 4,300 digits
     return "" if repr(gold) in ("None", "nan", "NaT", "<NA>") or isinstance(gold, list | tuple | dict) else str(gold).strip()
 
 
 def _judge_text(gold: str, answer: str, verify: str) -> Verdict | None:
-    """Return the verdict on an answer by its text; None if only Math-Verify can decide."""
+    """Judge an answer by its text. Return None if only Math-Verify can decide."""
     if not gold:
         return Verdict(Status.ERROR, math.nan, "there is no gold answer, or more than one")
     if gold == answer:
@@ -166,7 +166,7 @@ def _judge_text(gold: str, answer: str, verify: str) -> Verdict | None:
         if bare_gold == bare_answer:
             return RIGHT
         if bare_answer.isascii() and not any(sign.isalnum() for sign in bare_answer):
-            return WRONG  # an answer of signs alone, such as "?" or "...", has no value
+            return WRONG  # an answer that consists of signs, such as "?", has no value
         plain_gold, plain_answer = _normalize(bare_gold), _normalize(bare_answer)
         if plain_gold is not None and plain_answer is not None:
             return RIGHT if plain_gold == plain_answer else WRONG
@@ -176,16 +176,16 @@ def _judge_text(gold: str, answer: str, verify: str) -> Verdict | None:
 
 
 def _shortened(text: str) -> str:
-    """Return a text, or the end of a text too long for Math-Verify. Return "" if that end has no sign such as `$`."""
+    """Return the end of a text too long for Math-Verify. Return "" if it has no sign such as `$`."""
     if len(text) <= LONGEST:
         return text
     tail = text[-LONGEST:]
-    tail = tail.partition("\n")[2] or tail  # drop the first line, in which the cut may have split a pair of `$`
+    tail = tail.partition("\n")[2] or tail  # drop the first line, where the cut may have split a formula
     return tail if any(sign in tail for sign in DELIMITERS) else ""
 
 
 def _normalize(text: str) -> str | None:
-    """Return an integer or words in a form that `==` can compare. Return None if only Math-Verify can compare it."""
+    """Normalise an integer or words, so that `==` can compare them. Return None for any other text."""
     if integer_match := _INTEGER.fullmatch(text):
         integer_digits = integer_match[2].lstrip("0") or "0"
         return f"-{integer_digits}" if integer_match[1] == "-" and integer_digits != "0" else integer_digits
@@ -205,7 +205,7 @@ def _match_braces(text: str) -> dict[int, int]:
 
 
 def _strip_interval(text: str, start: int, end: int) -> tuple[int, int]:
-    """Shrink an interval of a text until it neither begins nor ends with white space."""
+    """Shrink an interval of a text to leave out the white space at its ends."""
     while start < end and text[start].isspace():
         start += 1
     while start < end and text[end - 1].isspace():

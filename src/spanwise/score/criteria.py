@@ -1,4 +1,4 @@
-"""Read rubrics (lists of weighted criteria, each a sentence about a completion) from a file, recipe or dataset."""
+"""Read rubrics, which are lists of weighted criteria, from a file, recipe or dataset."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spanwise.objective import Objective, is_number
 from spanwise.score.custom import takes
 from spanwise.score.reward import built_in
 
-#: For each field of a criterion, in order: the keys that datasets of rubrics use for it, and its default.
+#: The keys that datasets use for each field of a criterion, and the field's default.
 _FIELDS: tuple[tuple[tuple[str, ...], Any], ...] = (
     (("text", "criterion", "description"), None),
     (("weight", "points"), 1.0),
@@ -28,7 +28,7 @@ _EXAMPLE = "[{text: 'It names a figure.', weight: 1, part: plan}]"
 
 @dataclass(frozen=True)
 class Criterion:
-    """A sentence that should be true of a part of the completion (false if its weight is negative)."""
+    """One sentence of a rubric, with its weight. It should be false if the weight is negative."""
 
     text: str
     weight: float = 1.0
@@ -37,12 +37,12 @@ class Criterion:
 
 
 def is_column(criteria: Any) -> bool:
-    """Return whether an objective's `criteria` names a dataset column, and is neither a file nor a list."""
+    """Return whether an objective's `criteria` names a column of the dataset."""
     return isinstance(criteria, str) and Path(criteria).suffix not in (".yaml", ".yml", ".json")
 
 
 def criteria_of(cell: Any, where: str, blocks: Collection[str]) -> list[Criterion]:
-    """Read a prompt's rubric from its cell of the dataset. None and an empty cell hold no criteria."""
+    """Read a prompt's rubric from a cell of the dataset. None and an empty cell hold no criteria."""
     if isinstance(cell, str):
         try:
             cell = json.loads(cell or "[]")
@@ -57,7 +57,7 @@ def criteria_of(cell: Any, where: str, blocks: Collection[str]) -> list[Criterio
 
 
 def _read(rubric: Any, where: str, error_type: type[DataError] | type[RecipeError]) -> list[Criterion]:
-    """Read the criteria of a rubric; raise `error_type` if an entry is not a valid criterion."""
+    """Read the criteria of a rubric. Raise `error_type` if one is invalid."""
     rubric_list = rubric.tolist() if hasattr(rubric, "tolist") else rubric  # Parquet files may give NumPy arrays
     if not isinstance(rubric_list, (list, tuple)):
         raise error_type(f"The rubric {where} is {rubric!r:.80}. Write a list of criteria: {_EXAMPLE}.")
@@ -79,7 +79,7 @@ def _read(rubric: Any, where: str, error_type: type[DataError] | type[RecipeErro
 
 
 def with_criteria(objective: Objective, layout: Layout) -> list[Objective]:
-    """Split an objective with a rubric into objectives: one per criterion, or per paid block if a column holds it."""
+    """Split an objective with a rubric into one per criterion. A column gives one per paid block."""
     rubric = objective.criteria
     if rubric is None:
         return [objective]
@@ -114,7 +114,7 @@ def with_criteria(objective: Objective, layout: Layout) -> list[Objective]:
 
 
 def _check_reads(objective: Objective, option: str) -> None:
-    """Refuse an objective whose reward takes no criteria, or whose options already hold criteria."""
+    """Refuse an objective whose reward cannot read criteria. Refuse criteria in its options, too."""
     built_in_reward = built_in(objective)
     if not (takes(objective, option) if built_in_reward is None else option in built_in_reward.options):
         raise RecipeError(
@@ -126,7 +126,7 @@ def _check_reads(objective: Objective, option: str) -> None:
 
 
 def _check_criteria(criteria: Collection[Criterion], where: str, objective: Objective, layout: Layout) -> None:
-    """Refuse two criteria with one name. Refuse a `part` that is missing, unknown or in conflict with `each`."""
+    """Refuse two criteria with the same name. Refuse a `part` that is missing or unknown."""
     for name, count in Counter(criterion.name for criterion in criteria if criterion.name).items():
         refuse({f"The rubric {where} has two criteria called '{name}'. Give one of them another name.": count > 1})
     has_each = objective.each is not None

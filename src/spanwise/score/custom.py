@@ -1,4 +1,4 @@
-"""Call users' reward functions, which take TRL's arguments or blocks. Check arguments and results; warn of slow calls."""
+"""Call the reward functions that users write. Check arguments and results; warn of slow calls."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from spanwise.score.workers import DEADLINES
 from spanwise.types import whole_text
 
 _FROM_TRAINER = ("prompts", "completions", "completion_ids")
-#: After this many seconds a warning names a reward function that has not returned.
+#: A reward function that runs for more than this many seconds causes a warning.
 SLOW = 60.0
-#: Folders and files that call a user's function. Their frames in a traceback do not show where its error arose.
+#: Files that call users' functions. Their frames in a traceback are skipped.
 _CALLER_FILES = (os.path.dirname(__file__), os.path.dirname(asyncio.__file__), contextlib.__file__)
 #: The parameters of a function with their defaults, and whether it has `**kwargs`.
 Parameters = tuple[dict[str, Any], bool]
-#: Types of immutable values. A list of nothing else needs no copies of its items.
+#: Types of immutable values, which need no copies.
 _PLAIN = frozenset((str, int, float, bool, bytes, type(None)))
 
 
@@ -62,7 +62,7 @@ def with_own_copies(function: partial[Any]) -> partial[Any]:
 
 @contextmanager
 def named_errors(subject: str, size: int, advice: str) -> Iterator[None]:
-    """Name the user's function in an error of the `with` block. Warn if the block takes over a minute."""
+    """Name the user's function in errors of the `with` block. Warn if the block takes over a minute."""
     slow_warning = f"{subject} has run for {SLOW:g} s on {size} completions. Only a timeout of its own would stop it."
     with DEADLINES.over(SLOW, lambda: Thread(target=warnings.warn, args=(slow_warning, UserWarning), daemon=True).start()):
         try:
@@ -77,7 +77,7 @@ def named_errors(subject: str, size: int, advice: str) -> Iterator[None]:
 
 
 def own_copy(value: Any) -> Any:
-    """Copy lists, tuples, dicts, sets, tensors, arrays and data classes, also nested ones. Return other values unchanged."""
+    """Copy a list, dict, tensor or the like, with everything inside it. Return other values unchanged."""
     if type(value) in (list, tuple):
         return type(value)(value if _PLAIN.issuperset(map(type, value)) else map(own_copy, value))
     if isinstance(value, Tensor):
@@ -95,22 +95,22 @@ def own_copy(value: Any) -> Any:
     return value
 
 
-#: Process settings that a user's function must not change: name, function that reads it, function that restores it.
+#: Process settings that a user's function must not change, with functions to read and restore them.
 _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = (
     ("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype),
     ("whether torch computes gradients", torch.is_grad_enabled, torch.set_grad_enabled),
     ("torch's seed", torch.initial_seed, torch.default_generator.manual_seed),
     ("the working directory", lambda: os.getcwd() if os.path.isdir(".") else "gone", os.chdir),
 )
-#: Maps a hash of a user's function, its texts and the random state to the number of such calls.
+#: Counts the calls with the same function, texts and random state, by their hash.
 _calls: Counter[int] = Counter()
 
 
 @contextmanager
 def restore_process(subject: str, text: Texts) -> Iterator[None]:
-    """Undo a user's changes to the process (default dtype, gradients, seed, working directory), and warn of them."""
+    """Undo a user's changes to process settings, such as the seed, and warn of them."""
     python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
-    # The seed is computed from the texts. Drawing a seed would advance the training's random state.
+    # The seed comes from the texts, because drawing one would change the training's random state.
     seed_text = "".join([subject, *map(whole_text, text[:8])])
     call_hash = crc32(seed_text.encode(errors="replace"), hash(python_state[1]) & 0xFFFFFFFF)
     _calls[call_hash] += 1
@@ -139,7 +139,7 @@ def restore_process(subject: str, text: Texts) -> Iterator[None]:
 
 
 def listed_values(result: Any, size: int, *, subject: str, noun: str) -> Sequence[Any]:
-    """Return the result of a user's function as a list; refuse it if its length is not `size`."""
+    """Return the result of a user's function as a list. Refuse it if its length is not `size`."""
     if isinstance(result, (Tensor, np.ndarray)):
         if isinstance(result, Tensor) and result.is_meta:
             raise RewardError(f"{subject} returned a tensor on the device meta, which has no {noun}s. Return a list.")
@@ -157,7 +157,7 @@ def listed_values(result: Any, size: int, *, subject: str, noun: str) -> Sequenc
 
 
 def place_of(error: BaseException) -> str:
-    """Return the sentence that names the line of a user's file where an error arose. Return "" without such a line."""
+    """Say at which line of a user's file an error arose. Return "" without such a line."""
     all_frames = traceback.extract_tb(error.__traceback__)
     user_frames = [frame for frame in all_frames if not frame.filename.startswith(_CALLER_FILES)]
     file_frames = [frame for frame in user_frames if frame.filename == user_frames[0].filename]
@@ -165,9 +165,9 @@ def place_of(error: BaseException) -> str:
 
 
 def reward_call(objective: Objective, text: Texts, columns: Columns) -> partial[Any]:
-    """Return the call of a user's reward function with the columns, blocks and options it takes."""
+    """Bind a user's reward function to the columns, blocks and options that it takes."""
     parameters = parameters_of(objective.reward, objective.name)
-    # A function without a parameter `blocks` is a TRL reward function: `f(prompts, completions, completion_ids, **columns)`.
+    # Without a parameter `blocks`, the function takes the arguments of TRL's reward functions.
     blocks_argument = {"blocks": list(text)} if "blocks" in parameters[0] else {}
     arguments, missing = arguments_for(parameters, {**columns, **blocks_argument, **objective.options})
     if missing in _FROM_TRAINER:
@@ -184,18 +184,18 @@ def reward_call(objective: Objective, text: Texts, columns: Columns) -> partial[
 
 
 def takes(objective: Objective, option: str) -> bool:
-    """Return whether an objective's reward function has a parameter for an option, or has `**kwargs`."""
+    """Return whether an objective's reward function accepts an option."""
     default_by_name, takes_any_keyword = parameters_of(objective.reward, objective.name)
     return takes_any_keyword or option in default_by_name
 
 
 def label_of_function(objective: Objective) -> str:
-    """Return how error messages name the reward function of an objective."""
+    """Return the name of an objective's reward function for error messages."""
     return f"Objective '{objective.name}': its reward function"
 
 
 def arguments_for(parameters: Parameters, offered: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """Return the offered arguments that a function takes, and its first required parameter without an argument."""
+    """Select the arguments that a function takes. Also return the first required parameter that lacks one."""
     default_by_name, takes_any_keyword = parameters
     required_names = (name for name, default in default_by_name.items() if default is inspect.Parameter.empty)
     unfilled_name = next((name for name in required_names if name not in offered), None)
@@ -203,7 +203,7 @@ def arguments_for(parameters: Parameters, offered: Mapping[str, Any]) -> tuple[d
 
 
 def checked_reward(result: Any, objective: Objective, size: int) -> Reward:
-    """Turn a reward function's result, one number or None for each completion, into a `Reward`."""
+    """Turn the numbers that a reward function returned into a `Reward`."""
     if isinstance(result, Reward):
         return result
     reward_values = listed_values(result, size, subject=label_of_function(objective), noun="number")
@@ -230,7 +230,7 @@ def as_number(value: Any) -> float:
 
 
 def check_reward_function(objective: Objective, call_options: Collection[str] = ()) -> None:
-    """Refuse positional-only parameters, and options that neither the reward function nor `call_options` has."""
+    """Check that a reward function has the parameters that its options need."""
     default_by_name, takes_any_keyword = parameters_of(objective.reward, objective.name)
     unknown_options = [name for name in objective.options if name not in {*default_by_name, *call_options}]
     if unknown_options and not takes_any_keyword:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
-#: Process id -> event loop for rewards; a forked child needs a loop of its own.
+#: The event loop for rewards of each process id. A forked child needs its own loop.
 _loops: dict[int, asyncio.AbstractEventLoop] = {}
 _objects: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
@@ -25,7 +25,7 @@ def run(coroutine: Coroutine[Any, Any, _T]) -> _T:
 
 
 def once_per_loop(key: Any, make: Callable[[], _T]) -> _T:
-    """Return the running loop's object, such as a semaphore, for a key. The first call makes the object."""
+    """Return an object, such as a semaphore, that exists once per event loop and key."""
     loop_objects = _objects.setdefault(asyncio.get_running_loop(), {})
     if key not in loop_objects:
         loop_objects[key] = make()

@@ -1,4 +1,4 @@
-"""Built-in rewards: `equals`, `near`, `one_of` compare a field; `listed` reads a column; `count`, `json_schema` check JSON."""
+"""The built-in rewards `equals`, `near`, `one_of`, `listed`, `count` and `json_schema`."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from spanwise.types import BlockText, Status
 _SIGNED = re.compile("[+-]?" + NUMBER.pattern)
 _DECODER = json.JSONDecoder()
 _INDEX = re.compile(r"\[(\d+)\]")
-#: Matches what stands before a JSON value: a colon, a comma, a bracket or nothing, and perhaps a quote.
+#: Matches the text before a JSON value: a colon, comma or bracket, and perhaps a quote.
 _BEFORE = re.compile(r'(?:^|[:\[,])\s*+("?)\Z')
-#: Stands for the gold value of an element that lies beyond the end of the gold list.
+#: The gold value of an element beyond the end of the gold list.
 _BEYOND = object()
 
 
@@ -66,13 +66,13 @@ def equals(
 
 
 def _same(field: str, gold: Any) -> bool:
-    """Return whether a field's text equals a gold value: as text if the value is a string, otherwise as JSON."""
+    """Return whether a field's text equals a gold value. Compare values other than strings as JSON."""
     if isinstance(gold, str):
         return field.strip() == gold.strip()
     field_value = json_value(field, decoder=_DECODER)
     if field_value is MISSING or field_value != gold:
         return False
-    plain_pair = json.loads(json.dumps([field_value, gold]), parse_int=float)  # 3 is 3.0, but 1 is not true
+    plain_pair = json.loads(json.dumps([field_value, gold]), parse_int=float)  # 3 equals 3.0, but 1 is not true
     return json.dumps(plain_pair[0], sort_keys=True) == json.dumps(plain_pair[1], sort_keys=True)
 
 
@@ -93,10 +93,11 @@ def near(
     rel: float | int = 0.01,
     abs: float | int = 0.0,
 ) -> Reward:
-    """Reward 1 if the number in a field is close to the gold number, 0 if not: |stated - gold| <= max(rel |gold|, abs).
+    """Reward 1 if the number in a field is close to the gold number, 0 if not.
 
-    Rule: the gold value is found as in `equals`. What is no plain number (digits, a sign, a point, an exponent, in quotes or not)
-    is wrong (0). No paid block: ABSENT. No gold value, or one that is no finite number: ERROR.
+    Close means |stated - gold| <= max(rel |gold|, abs). Rule: the gold value is found as in `equals`. What is no plain
+    number (digits, a sign, a point, an exponent, in quotes or not) is wrong (0). No paid block: ABSENT. No gold value, or
+    one that is no finite number: ERROR.
 
     Args:
         text, pays, columns, scored, tag, column: see `equals`, for errors too.
@@ -145,7 +146,7 @@ def one_of(
 
 @register("listed", kind="reward")
 def listed(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, block: str = "", column: str = "listed") -> Reward:
-    """Reward each block with its number in a column, such as a reward model's score of each step.
+    """Reward each block with its number from a dataset column, such as a step's score.
 
     Rule: a cell is a list, whose number i is that of the block with the index i (`step[i]`), or an object of numbers by block;
     or the JSON text of one. No such block, None or NaN in its place: ABSENT. No number in its place, no cell: ERROR.
@@ -187,7 +188,7 @@ def _judge_field(
 
     def judge_block(_: BlockText, block: Mapping[str, str | None], cell: Any) -> bool | None:
         gold_value = _value_at(_parse_cell(cell), tag)
-        is_gold_missing = gold_value is MISSING or gold_value != gold_value  # NaN
+        is_gold_missing = gold_value is MISSING or gold_value != gold_value  # only NaN differs from itself
         return False if gold_value is _BEYOND else None if is_gold_missing else rule(block.get(tag), gold_value)
 
     return judged(text, pays, tag, column_of(columns, column, len(text)), judge_block)
@@ -203,7 +204,7 @@ def gold_there(objective: Objective, columns: Columns) -> Bool[Tensor, " n"] | N
 
 
 def _number(value: Any) -> float | None:
-    """Return a plain number as a float; None for any other value, and for a number too large for a float."""
+    """Return a number as a float, or None for any other value. Also None if no float holds it."""
     if isinstance(value, str):
         value = float(value) if _SIGNED.fullmatch(value.strip()) else None
     number = math.nan if isinstance(value, bool) else as_number(value)
@@ -216,7 +217,7 @@ def _parse_cell(cell: Any) -> Any:
     parsed_cell = json_value(cell_text, decoder=_DECODER) if cell_text[:1] in ("{", "[") else MISSING
     if isinstance(parsed_cell, dict | list):
         return parsed_cell
-    if re.match(r"""\{['"]|\[(?!.*'\s+')""", cell_text, re.DOTALL):  # numpy prints no commas
+    if re.match(r"""\{['"]|\[(?!.*'\s+')""", cell_text, re.DOTALL):  # NumPy prints lists without commas
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             if isinstance(parsed_cell := ast.literal_eval(cell_text), dict | list):
                 return as_json(parsed_cell)
@@ -224,7 +225,7 @@ def _parse_cell(cell: Any) -> Any:
 
 
 def _value_at(value: Any, path: str) -> Any:
-    """Return the value at a path of a JSON object. Return `MISSING` without one, `_BEYOND` if a list is too short."""
+    """Return the value at a path of a JSON object. Return `MISSING` or `_BEYOND` if there is none."""
     if not isinstance(value, Mapping):
         return MISSING if value is None else value
     if path in value:
@@ -332,7 +333,7 @@ def json_schema(
 
 
 def _check_schema(*, schema: Any, tag: str = "", alone: bool = False, **_: Any) -> None:
-    """Refuse a reward `json_schema` that has an invalid schema, or both options `alone` and `tag`."""
+    """Refuse an invalid schema, and the options `alone` and `tag` together."""
     _schema_of_recipe(schema)
     if alone and tag:
         raise RecipeError(
@@ -342,7 +343,7 @@ def _check_schema(*, schema: Any, tag: str = "", alone: bool = False, **_: Any) 
 
 
 def _field_json(block: Mapping[str, str | None], tag: str) -> str | None:
-    """Return a field's value as JSON text, with quotes if it is a string; None without a complete value."""
+    """Return a field's value as JSON text, or None if there is no complete value."""
     field_text = block.get(tag)
     if field_text is None:
         return None
@@ -367,13 +368,13 @@ def _in_quotes(field_text: str, block_text: str, tag: str) -> bool:
 
 
 class SchemaChecker(Workers):
-    """Check JSON in worker processes that can be killed (`worker.py`), because some schemas take very long."""
+    """Check JSON against schemas in worker processes, because some schemas take very long."""
 
     kind = "schema"
 
 
 def _schema_of_recipe(schema: Any) -> str | None:
-    """Return the JSON text of a recipe's schema, written there or in a file. Return None if the recipe names a column."""
+    """Return the JSON text of the schema that a recipe holds or names. Return None if it names a column."""
     is_schema_name = isinstance(schema, str)
     if is_schema_name and not schema.endswith(".json"):
         return None
@@ -386,14 +387,14 @@ def _schema_of_recipe(schema: Any) -> str | None:
 
 
 def _schema_of_cell(cell: Any) -> str | None:
-    """Return the JSON text of the schema in a dataset's cell; None if the cell holds no valid schema."""
+    """Return the schema in a dataset cell as JSON text. Return None without a valid schema."""
     with suppress(TypeError, ValueError, RecursionError):
         return _schema_text(cell)
     return None
 
 
 def _schema_text(schema: Any) -> str:
-    """Return the JSON text of a schema; raise ValueError if the schema is invalid."""
+    """Return the JSON text of a schema. Raise ValueError if the schema is invalid."""
     if importlib.util.find_spec("jsonschema") is None:
         raise DataError("The reward 'json_schema' needs jsonschema. Install 'spanwise[json]'.")
     schema_text = schema if isinstance(schema, str) else json.dumps(schema, sort_keys=True)

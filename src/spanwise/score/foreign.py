@@ -1,4 +1,4 @@
-"""Call reward functions for one completion at a time, as verl, inspect_ai and verifiers write them."""
+"""Call reward functions that are written for verl, inspect_ai or verifiers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from spanwise.score.answers import gold_text
 
 #: The columns in which verl, SkyRL and rollout files hold the right answer.
 _GOLD = ("ground_truth", "reward_model.ground_truth", "reward_spec.ground_truth", "answer")
-#: The grades and words in inspect_ai's scores that stand for numbers.
+#: The numbers that grades and words in inspect_ai's scores stand for.
 _NUMBER_OF_WORD = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0, "yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
-#: Parameters that only a reward function of the whole batch has.
+#: Parameters that only reward functions for a whole batch have.
 _OF_BATCH = frozenset(("blocks", "prompts", "completions", "completion_ids"))
 
 
@@ -23,19 +23,19 @@ _OF_BATCH = frozenset(("blocks", "prompts", "completions", "completion_ids"))
 class Convention:
     """How a library calls a reward function for one completion."""
 
-    #: Says, from a function and its parameters' names, whether the function is written for this library.
+    #: Tells from a function and its parameter names whether it is written for this library.
     fits: Callable[[Any, frozenset[str]], bool]
-    #: Maps a completion's text and dataset cells to the arguments that the function may take, by name.
+    #: Returns the arguments for the function, by name, from a completion's text and dataset cells.
     arguments: Callable[[str, Mapping[str, Any]], dict[str, Any]]
-    #: Splits a function's result into its number (a dict of numbers if `key` chooses one, or None) and a note (or None).
+    #: Splits the function's result into its number and a note, either of which may be None.
     read: Callable[[Any], tuple[Any, str | None]] = lambda result: (result, None)
-    #: Maps the function to the callable that scores a completion: itself, or what it makes if it is a factory.
+    #: Returns the function that scores a completion, which a factory must first make.
     prepare: Callable[[Any], Callable[..., Any]] = lambda function: function
-    #: For a function that returns a dict: the key of the reward if the objective names none.
+    #: The default key of the reward in a dict that the function returns.
     key: str | None = None
 
     def number(self, result: Any, key: str | None, subject: str) -> tuple[Any, str | None]:
-        """Return the number in a reward function's result, and a note. If the result is a dict, `key` names the entry."""
+        """Return the number and the note in a reward function's result. In a dict, `key` names the number."""
         read_value, reward_note = self.read(result)
         if isinstance(read_value, Mapping):
             key = key or self.key
@@ -50,12 +50,12 @@ class Convention:
 
 
 def _first_cell(row: Mapping[str, Any], *names: str, default: Any = None) -> Any:
-    """Return a row's cell in the first of the named columns that the dataset has."""
+    """Return a row's cell in the first of the named columns that exists."""
     return next((row[name] for name in names if name in row), default)
 
 
 def _verl_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of verl's `compute_score`: a completion's text, right answer and dataset cells."""
+    """Return the arguments of verl's `compute_score` for one completion."""
     reward_spec = _first_cell(row, "reward_model", "reward_spec")
     gold_source = reward_spec if isinstance(reward_spec, dict) and "ground_truth" in reward_spec else row
     if gold_source.keys().isdisjoint(_GOLD):
@@ -68,13 +68,13 @@ def _verl_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_scorer(function: Any, parameters: frozenset[str]) -> bool:
-    """Return whether a function is inspect_ai's `async score(state, target) -> Score`, or a factory of scorers."""
+    """Return whether a function is a scorer of inspect_ai, or makes one."""
     return getattr(getattr(function, "__registry_info__", None), "type", "") == "scorer" or parameters == {"state", "target"}
 
 
 @lru_cache(maxsize=64)
 def _scorer(function: Any) -> Any:
-    """Return inspect_ai's scorer: the function itself, or the scorer that it makes if it is a factory."""
+    """Return the scorer of inspect_ai, which a factory must first make."""
     return function if set(inspect.signature(function).parameters) == {"state", "target"} else function()
 
 
@@ -86,7 +86,7 @@ def _scorer_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
     gold_cell = _first_cell(row, "target", "answer", *_GOLD)
     is_list = isinstance(gold_cell, list | tuple) or getattr(gold_cell, "ndim", 0)
     gold_answers = [answer for answer in map(gold_text, gold_cell if is_list else [gold_cell]) if answer]
-    # Without a right answer, a scorer that reads it must fail: an empty target would be found in every completion.
+    # Without a right answer the target is None, because every completion contains an empty one.
     prompt_cell = _first_cell(row, "prompt", "prompts", default="")
     question = prompt_cell if isinstance(prompt_cell, str) else "\n".join(str(turn["content"]) for turn in prompt_cell)
     model_output = ModelOutput.from_content("policy", text)
@@ -95,7 +95,7 @@ def _scorer_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def score_number(value: Any) -> Any:
-    """Return the number of a value in inspect_ai's `Score`; a value that inspect_ai cannot convert, and counts as 0, as it is.
+    """Convert a value of inspect_ai's `Score` to a number. Other words stay; inspect_ai counts them as 0.
 
     >>> score_number("C"), score_number("no"), score_number("0.5"), score_number("unsure")
     (1.0, 0.0, 0.5, 'unsure')
@@ -107,7 +107,7 @@ def score_number(value: Any) -> Any:
 
 
 def _read_score(score: Any) -> tuple[Any, str | None]:
-    """Return the number, or the dict of numbers, in inspect_ai's `Score`, and its explanation."""
+    """Return the number (or dict of numbers) and the explanation in inspect_ai's `Score`."""
     if score is None:
         return None, None
     if isinstance(score.value, dict):
@@ -123,7 +123,7 @@ def _rubric_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
     return {"task": None, **rollout_state, "state": rollout_state}
 
 
-#: The conventions of verl, inspect_ai and verifiers. The first one that fits a function's parameters is used.
+#: The calling conventions of verl, inspect_ai and verifiers. The first that fits is used.
 _CONVENTIONS = (
     Convention(lambda _, parameters: "solution_str" in parameters, _verl_arguments, key="score"),
     Convention(_is_scorer, _scorer_arguments, _read_score, prepare=_scorer),

@@ -1,4 +1,4 @@
-"""Call reward functions that judge a single completion, one after another or many at once."""
+"""Call reward functions that score one completion at a time."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from spanwise.score.reward import Columns, Reward, Texts
 from spanwise.segment.claims import without_end
 from spanwise.types import BlockText, Status, present, whole_text
 
-#: The options of an objective that say how its function is called. All other options go to the function.
+#: The options that say how an objective's function is called. All others go to the function.
 CALL_OPTIONS: Mapping[str, Any] = {"sees": "whole", "block": None, "timeout": 600.0, "max_concurrent": 64}
 _K = TypeVar("_K")
 _T = TypeVar("_T")
-#: How many processes share `max_concurrent`, the limit of requests in flight; 0: all processes of the training.
+#: How many processes share the limit of requests in flight; 0: all processes of the training.
 SHARERS: ContextVar[int] = ContextVar("sharers", default=0)
 
 
@@ -34,7 +34,7 @@ def requests_per_process(max_concurrent: int) -> int:
 
 @dataclass(frozen=True)
 class CallResult:
-    """The result of one call of a reward function with a note, or the error and status of a failed call."""
+    """The result or the error of one call of a reward function."""
 
     value: Any = None
     status: Status = Status.OK
@@ -45,8 +45,8 @@ class CallResult:
 async def await_calls(
     calls: Mapping[_K, Callable[[], Awaitable[Any]]], receiver: object, max_concurrent: int, timeout: float
 ) -> dict[_K, CallResult]:
-    """Await all calls of a receiver (a function or server), each for at most `timeout` seconds."""
-    # The batches that are awaited at the same time share `max_concurrent`.
+    """Await all calls of one function or server, each for at most `timeout` seconds."""
+    # One semaphore limits the requests of all batches together.
     semaphore = once_per_loop((receiver, max_concurrent), partial(asyncio.Semaphore, max_concurrent))
 
     async def await_call(call: Callable[[], Awaitable[Any]]) -> CallResult:
@@ -64,7 +64,7 @@ async def await_calls(
 
 
 async def together(coroutines: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """Await all coroutines at once; after an error, or Ctrl-C, cancel the others."""
+    """Await all coroutines at once. After an error or Ctrl-C, cancel the others."""
     running_tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         return await asyncio.gather(*running_tasks)
@@ -74,17 +74,17 @@ async def together(coroutines: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
 
 
 def completion_text(blocks: BlockText) -> str:
-    """Return a completion's text as other libraries decode it: without end-of-sequence tokens."""
+    """Return a completion's text without end-of-sequence tokens, as other libraries decode it."""
     return without_end(whole_text(blocks))
 
 
 def part_text(blocks: BlockText, pays: Sequence[str], block: str | None) -> str:
-    """Return the text of one block, or of all paid blocks if `block` is None, without end-of-sequence tokens."""
+    """Return the text of a block, or of all paid blocks, without end-of-sequence tokens."""
     return without_end("".join((blocks[name] or {})[""] or "" for name in present(blocks, [block] if block else pays)))
 
 
 def rows_of(columns: Columns, size: int) -> list[dict[str, Any]]:
-    """Return one dict (column name -> cell) per completion, from the columns with one cell per completion."""
+    """Return the dataset row of each completion as a dict of its cells."""
     cells_by_column = {
         name: list(cells)  # pyright: ignore[reportArgumentType] - a column with a length can be listed
         for name, cells in columns.items()
@@ -125,7 +125,7 @@ def check_call(objective: Objective, convention: Convention | None) -> None:
 
 
 def item_calls(objective: Objective, convention: Convention, text: Texts, columns: Columns) -> dict[int, Callable[[], Any]]:
-    """Build the calls of an objective's reward function: one for each completion that has a paid block."""
+    """Build a call of the reward function for each completion that has a paid block."""
     item_function = convention.prepare(objective.reward)
     parameters = parameters_of(item_function, objective.name)
     function_options = {name: value for name, value in objective.options.items() if name not in CALL_OPTIONS}
@@ -144,7 +144,7 @@ def item_calls(objective: Objective, convention: Convention, text: Texts, column
 
 
 def call_items(calls: Mapping[int, Callable[[], Any]]) -> dict[int, CallResult]:
-    """Run the calls of a reward function that is not async, one completion after another."""
+    """Run a plain (not async) reward function on one completion after another."""
     result_by_index: dict[int, CallResult] = {}
     for n, call in calls.items():
         try:
@@ -157,7 +157,7 @@ def call_items(calls: Mapping[int, Callable[[], Any]]) -> dict[int, CallResult]:
 
 
 async def await_items(objective: Objective, calls: Mapping[int, Callable[[], Any]]) -> dict[int, CallResult]:
-    """Await an async reward function for many completions at once, within `max_concurrent` and `timeout`."""
+    """Await an async reward function for many completions at once."""
     limits = {**CALL_OPTIONS, **objective.options}
     return await await_calls(calls, id(objective.reward), requests_per_process(limits["max_concurrent"]), limits["timeout"])
 
@@ -187,7 +187,7 @@ def reward_of(numbers: Mapping[int, CallResult], size: int, *, measured: Sequenc
 
 
 def _failure(result: CallResult) -> str:
-    """Return in words why a call of a reward function gave no result."""
+    """Say why a call of a reward function failed."""
     if result.status == Status.TIMEOUT:
         return "no answer in time"
     error_type = type(result.error)

@@ -26,9 +26,9 @@ from spanwise.registry import Registry, imported, register
 from spanwise.score.custom import called, listed_values
 from spanwise.score.reward import NAN, Columns, Texts, built_in
 
-#: The most values that an outcome may take in a batch. With more, hardly any two completions share a value.
+#: The most values that an outcome may have in a batch.
 MOST_VALUES = 16
-#: The smallest code of a string outcome. All codes are below twice this number, so float64 holds them exactly.
+#: The smallest number for a string outcome. float64 holds all of these numbers exactly.
 _STRING_CODES = 2**52
 
 
@@ -57,7 +57,7 @@ OUTCOMES: Registry[Outcome] = Registry("outcome", kinds=("outcome",), group="spa
 
 @register("complete", kind="outcome")
 def complete(text: Texts, *, columns: Columns) -> list[bool | None]:
-    """Return whether every tag of each completion's first block has content; None without that block.
+    """Return whether all tags of each completion's first block have content. Return None without that block.
 
     It tells "no answer" from "a wrong answer": `given: [correct, complete]`.
 
@@ -71,7 +71,7 @@ def complete(text: Texts, *, columns: Columns) -> list[bool | None]:
 
 
 def find_outcome(entry: str | Callable[..., Any]) -> Callable[..., Any]:
-    """Return an outcome function: the registered one, the one at "module:function", or the given function."""
+    """Find an outcome function by its name or by "module:function". A function is returned as it is."""
     if isinstance(entry, str) and ":" not in entry:
         return OUTCOMES.find(entry).function
     outcome_name = entry if isinstance(entry, str) else function_name(entry)
@@ -111,7 +111,7 @@ def read_outcomes(
 
 
 def check_discrete(values: Collection[float], name: str) -> None:
-    """Refuse an outcome with more than 16 values in a batch, because too few completions would share a value."""
+    """Refuse an outcome with more than 16 values in a batch."""
     if len(values) > MOST_VALUES:
         raise RecipeError(
             f"The outcome '{name}' took {len(values)} different values in one batch, and at most {MOST_VALUES} are allowed. Give "
@@ -170,7 +170,7 @@ def _outcome_codes(function: Callable[..., Any], text: Texts, columns: Columns, 
 
 
 def _code_of(value: Any) -> float | None:
-    """Return the number for an outcome (NaN if it is unknown); None if the value cannot be an outcome."""
+    """Return the number that stands for an outcome. Return NaN if it is unknown, None if it is invalid."""
     if value is None:
         return NAN
     if isinstance(value, str):

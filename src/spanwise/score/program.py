@@ -1,4 +1,4 @@
-"""Run a completion's code and its tests in two processes (started by `worker.py`) that exchange lines of JSON.
+"""Run the code of a completion and its tests in two processes.
 
 The code has its end of the connection as standard input. The tests get code and tests there, and their end as an argument: they
 let the code start, and their exit status is the verdict. Plain values travel as copies, anything else as a `Handle`. The code is
@@ -25,12 +25,12 @@ from typing import Any
 _LONGEST_LINE = 2**26
 _SCALARS = (type(None), bool, float, str)
 _CONTAINERS = (list, tuple, set, frozenset)
-#: Name -> type whose values are sent as copies, besides dict and JSON's own types.
+#: Types, by name, whose values are sent as copies, besides the types of JSON.
 _COPIED: dict[str, Any] = {
     kind.__name__: kind
     for kind in (*_CONTAINERS, int, bytes, bytearray, complex, range, date, datetime, time, timedelta, Fraction, Decimal)
 }
-#: Methods of a `Handle` that run in its object's process, because none of them gets a value that a test expects.
+#: Methods of a `Handle` that run in the process of its object.
 _UNARY = {
     "__call__", "__len__", "__iter__", "__next__", "__reversed__", "__getitem__", "__setitem__", "__delitem__", "__bool__",
     "__hash__", "__str__", "__repr__", "__abs__", "__neg__", "__int__", "__float__", "__index__", "__enter__", "__exit__",
@@ -39,7 +39,7 @@ _UNARY = {
 _COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
 _BINARY = {f"__{name}__" for name in _COMPARE + _ARITHMETIC}
-#: Methods that can decide a test, such as `isdigit`. Objects of the tested code could lie, so they may not answer them.
+#: Methods such as `isdigit` that objects of the tested code may not answer, because they could lie.
 _JUDGES = {name for kind in (str, set, float) for name in dir(kind) if name.startswith(("is", "startswith", "endswith"))}
 
 
@@ -125,7 +125,7 @@ class Connection:
         sys.exit()
 
     def ask(self, what: str, target: Any, argument_values: Any = (), named: Any = None) -> Any:
-        """Return the other process's result or raise its exception. Repeat here its changes to lists, dicts and sets."""
+        """Return the other process's result or raise its exception. Repeat its changes to arguments."""
         argument_values = [*argument_values, *(named or {}).values()]
         with self.lock:
             self.send(what, self.encode(target), [self.encode(item) for item in argument_values], list(named or {}))
@@ -163,7 +163,7 @@ class Connection:
             result = self.encode(returned_value, as_plain=what == "plain")
         except BaseException as raised:
             if self.judging and isinstance(raised, AssertionError):
-                os._exit(1)  # the tested code must not catch an assertion of the tests that failed
+                os._exit(1)  # the tested code must not catch a failed assertion of the tests
             error, result = self.encode(type(raised)), self.encode((raised.args, vars(raised)))
         encoded_arguments = [self.encode(item) for item in arguments]
         self.send("reply", error, result, [] if encoded_arguments == values else encoded_arguments)
@@ -209,7 +209,7 @@ class Connection:
                 if base in _COPIED.values():
                     return [base.__name__, *map(self.encode, _constructor_arguments(base, value))]
         if self.judging and not isinstance(value, type(_error)):
-            import pickle  # loading a pickle may run any code, so the tests' process only sends pickles
+            import pickle  # unpickling may run any code, so the tests' process only sends pickles
 
             with suppress(Exception):
                 pickled_value = pickle.dumps(value)
@@ -254,7 +254,7 @@ class Connection:
 
 
 def _constructor_arguments(kind: Any, value: Any) -> tuple[Any, ...]:
-    """Return the arguments from which the constructor of a plain type rebuilds a value."""
+    """Return the constructor arguments that rebuild a value of a plain type."""
     if kind is int:
         return hex(value), 16
     if kind in (bytes, bytearray):

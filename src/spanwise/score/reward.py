@@ -24,11 +24,11 @@ from spanwise.types import BlockText, ByCompletion, Status
 NAN = float("nan")
 #: The blocks of each completion, by name.
 Texts = Sequence[BlockText]
-#: The names of the blocks that an objective pays, that is, whose tokens get its credit.
+#: The names of the blocks whose tokens get an objective's credit.
 Pays = tuple[str, ...]
 #: The dataset's columns by name, one row per completion.
 Columns = Mapping[str, Any]
-#: The rule of a reward: (a completion's blocks, block with the tag, cell of the dataset) -> the completion's verdict.
+#: Judges one completion by its blocks, the block with the tag, and the dataset cell.
 Rule = Callable[[BlockText, Mapping[str, "str | None"], Any], "bool | float | tuple[Any, ...] | None"]
 
 
@@ -73,7 +73,7 @@ class Reward(ByCompletion):
             )
 
     def only_where(self, there_n: Bool[Tensor, " n"]) -> Reward:
-        """Make rewards of completions without a paid block (`there_n` is False) ABSENT. Keep their numbers in `unused_n`.
+        """Mark the rewards of completions without a paid block as ABSENT. Keep their numbers in `unused_n`.
 
         >>> Reward.of([1.0, -1.0]).only_where(torch.tensor([True, False])).unused_n
         tensor([nan, -1.], dtype=torch.float64)
@@ -128,37 +128,37 @@ class Reward(ByCompletion):
 
 
 def remove_rewards(reward: Reward, removed_n: Bool[Tensor, " n"], reason: Status) -> Reward:
-    """Return the rewards without those of some completions, whose status becomes `reason`."""
+    """Remove the rewards of some completions, and set their status to `reason`."""
     value_n = reward.value_n.masked_fill(removed_n, NAN)
     status_n = reward.status_n.masked_fill(removed_n, int(reason))
     by_outcome_n2 = reward.by_outcome_n2.masked_fill(removed_n[:, None], NAN)
     return replace(reward, value_n=value_n, status_n=status_n, by_outcome_n2=by_outcome_n2)
 
 
-#: The rewards of the objectives scored before, by the objective's name.
+#: The rewards of objectives that were scored earlier, by the objective's name.
 Scored = Mapping[str, Reward]
 
 
 def column_of(columns: Columns, name: str, size: int) -> Sequence[Any]:
     """Return a column of the dataset, one row per completion."""
     if name not in columns:
-        # A trainer also passes entries that are not columns; these have no length.
+        # Trainers also pass entries without a length, which are not columns.
         column_names = sorted(key for key, column in columns.items() if hasattr(column, "__len__"))
         raise DataError(f"The dataset has no column '{name}'; its columns are {', '.join(column_names) or 'none'}.")
     if len(columns[name]) != size:
         raise AlignmentError(f"Column '{name}' has {len(columns[name])} rows for {size} completions.")
-    return list(columns[name])  # a column of pandas is looked up by its labels, but a list by places
+    return list(columns[name])  # pandas looks a column up by labels, a list is looked up by positions
 
 
 def block_with(blocks: BlockText, pays: Sequence[str], tag: str) -> Mapping[str, str | None] | None:
-    """Return the first paid block that has a tag; {} if no paid block has it, None without any paid block."""
+    """Return the first paid block that has a tag. Return {} without the tag, None without a paid block."""
     paid_blocks = [block for name in pays if (block := blocks.get(name)) is not None]
     first_block = next((block for block in paid_blocks if tag in block), {}) if paid_blocks else None
     return {**first_block, "": without_end(first_block[""] or "")} if first_block and not tag else first_block
 
 
 def read_tag(blocks: BlockText, pays: Sequence[str], tag: str) -> str | None:
-    """Return the content of `tag` in the first of the blocks `pays` that has it; None if none has."""
+    """Return the content of a tag in the first paid block that has it. Return None without such a block."""
     return (block_with(blocks, pays, tag) or {}).get(tag)
 
 
@@ -171,7 +171,7 @@ def judged(
     check: Callable[[list[Any]], list[Verdict]] | None = None,
 ) -> Reward:
     """Reward each completion by a rule's verdict. A completion without any block in `pays` has no reward (ABSENT)."""
-    # `rule` returns a bool or number, None if it cannot judge, or a tuple: a request for `check` to answer.
+    # `rule` returns a verdict, None if it cannot judge, or a request for `check`.
     verdicts: list[Any] = [Verdict(Status.ABSENT, NAN)] * len(text)
     for n, (blocks, cell) in enumerate(zip(text, cells, strict=True)):
         block = block_with(blocks, pays, tag)
@@ -243,5 +243,5 @@ REWARDS: Registry[BuiltIn] = Registry("reward", kinds=("reward",), group="spanwi
 
 
 def built_in(objective: Objective) -> BuiltIn | None:
-    """Return the registered reward that an objective names; None if the objective has its own function."""
+    """Return the built-in reward that an objective names. Return None if it has its own function."""
     return REWARDS.find(objective.reward) if isinstance(objective.reward, str) else None

@@ -22,9 +22,9 @@ from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, column_o
 from spanwise.score.workers import DEADLINE, MEMORY, Verdict, Workers, shared_workers
 from spanwise.types import BlockText, Status
 
-# The quantifiers are possessive, because backtracking through a megabyte of spaces would take quadratic time.
+# Possessive quantifiers keep the time linear for long runs of spaces.
 _FENCED = re.compile(r"(?:^[^\S\n]*```[^`\n]*+|```[\w+-]*+[^\S\n]*+)\n(.*?)```", re.DOTALL | re.MULTILINE)
-# Matches a Python string, and the space up to a next string without a comma between them, as numpy prints lists.
+# Matches a string in a list that NumPy printed without commas.
 _STRING = re.compile(r"""('(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")(\s+(?=['"]))?""", re.DOTALL)
 
 
@@ -182,7 +182,7 @@ def second_attempt(
     deadline: float | int = DEADLINE,
     verifier: MathVerifier | None = None,
 ) -> Reward:
-    """Reward a second attempt with 1 if its answer is right, `partial` if it is wrong but new, 0 otherwise.
+    """Reward a second attempt with 1 if right, `partial` if wrong but new, 0 otherwise.
 
     The second attempt is the first paid block. "New" is the contrary of "equal" by `judge`, the first answer in the place of
     the gold one, so that "1/2" after "0.5" is the same; what cannot be compared is new. Without an answer the second attempt gets
@@ -229,7 +229,7 @@ def _score_confidence(
     confidence_texts = [read_tag(blocks, pays, tag) for blocks in text]
     confidences = [None if stated is None else parse_confidence(stated) for stated in confidence_texts]
     rewards = [None if q is None or math.isnan(c) else rule(q, c) for q, c in zip(confidences, outcome_rewards, strict=True)]
-    # If a confidence can be read but its outcome is unknown, the reward is missing for the outcome's reason.
+    # If the outcome is unknown, the reward is missing for the same reason.
     statuses = [
         Status.ABSENT if stated is None else Status.UNPARSABLE if q is None else Status(outcome_status)
         for stated, q, outcome_status in zip(confidence_texts, confidences, scored[of].status_n.tolist(), strict=True)
@@ -239,7 +239,7 @@ def _score_confidence(
 
 
 class CodeRunner(Workers):
-    """Run the Python code of completions and its tests, each in its own process (`program.py`)."""
+    """Run the Python code of completions and its tests in separate processes."""
 
     kind = "code"
 
@@ -314,7 +314,7 @@ def runs(
 
 
 def _test_code(cell: Any) -> str | None:
-    """Return a cell's test code: a text, a list of lines, or a list's text (as a program it would pass); None without."""
+    """Return the test code in a dataset cell, or None if there is none."""
     if isinstance(cell, str) and cell.lstrip().startswith("["):
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             cell = ast.literal_eval(_STRING.sub(lambda match: match[1] + ("," if match[2] else ""), cell.strip()))
@@ -351,7 +351,7 @@ def _check_lengths(options: Mapping[str, Any]) -> None:
 
 @register("overlong", kind="reward", check=_check_lengths, reads_ids=True)
 def overlong(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, longest: int = 0, buffer: int = 0) -> Reward:
-    r"""Penalise long completions: 0 up to a soft limit, then less, down to -1 at the longest length and beyond.
+    r"""Penalise long completions: 0 up to a soft limit, then less, down to -1.
 
     Equation
         reward = -min(max(length - (longest - buffer), 0) / buffer, 1),  length the tokens of the completion
@@ -381,7 +381,7 @@ def overlong(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, longe
 
 
 def _is_well_formed(block: Mapping[str, str | None], counted_tags: Collection[str], empty: bool) -> bool:
-    """Return whether each given tag of a block has content, opens once and closes once, in order."""
+    """Return whether a block's tags stand in order, each once and with content."""
     block_tags = [tag for tag in block if tag in counted_tags]
     if any(content is None or not (empty or content.strip()) for content in map(block.get, block_tags)):
         return False

@@ -45,7 +45,7 @@ from spanwise.score.outcomes import OUTCOMES, find_outcome, judge_of, read_outco
 from spanwise.score.reward import NAN, REWARDS, BuiltIn, Columns, Reward, Scored, Texts, built_in, remove_rewards
 from spanwise.types import Scores, Status, present
 
-#: The largest reward: squares of such rewards can be summed in float64, and weighted sums fit into float32.
+#: The largest reward, so that sums and squares of rewards do not overflow.
 LARGEST = 1e30
 
 
@@ -103,13 +103,13 @@ def score_all(
 
 
 def measures_of(objectives: Sequence[Objective]) -> tuple[str, ...]:
-    """Return the names "<objective>/<measure>" of the costs that rewards count, such as a judge's requests."""
+    """Return the names of the costs that rewards count, such as a judge's requests."""
     named_rewards = [(objective.name, built_in(objective)) for objective in objectives]
     return tuple(f"{name}/{measure}" for name, entry in named_rewards if entry is not None for measure in entry.measures)
 
 
 def as_scores(scored: Scored, outcome_names: Sequence[str] = (), outcome_no: Float[Tensor, "n o"] | None = None) -> Scores:
-    """Put the rewards of all objectives side by side in `Scores`. Refuse a reward so large that credit would overflow."""
+    """Join the rewards of all objectives in one `Scores`. Refuse a reward that would overflow."""
 
     def side_by_side(attribute: str) -> Tensor:
         columns_and_nans = [(getattr(reward, attribute), torch.full_like(reward.value_n, NAN)) for reward in scored.values()]
@@ -154,7 +154,7 @@ def _call(objective: Objective, text: Texts, columns: Columns, scored: Scored, c
 
 
 def _only_paid(objective: Objective, reward: Reward, text: Texts) -> Reward:
-    """Remove rewards of completions without any paid block: their price is `if_missing`. Refuse a wrong number of rewards."""
+    """Remove the rewards of completions without any paid block. Refuse a wrong number of rewards."""
     if len(reward.value_n) != len(text):
         raise RewardError(
             f"Objective '{objective.name}': its reward returned {len(reward.value_n)} numbers for {len(text)} completions. Return "
@@ -163,12 +163,12 @@ def _only_paid(objective: Objective, reward: Reward, text: Texts) -> Reward:
     return reward.only_where(torch.tensor([bool(present(blocks, objective.pays)) for blocks in text], dtype=torch.bool))
 
 
-#: The advice in error messages if a built-in reward or a function of one completion raises.
+#: The advice in messages about a reward that raised an error.
 _ADVICE = "Check the options of the reward and the columns that it reads."
 
 
 def _batch_call(objective: Objective, text: Texts, columns: Columns, scored: Scored) -> tuple[partial[Any], str, str]:
-    """Return a reward's call for the whole batch, and for error messages its name and an advice."""
+    """Return a call of the reward function for the whole batch, with its name and advice for errors."""
     if not isinstance(objective.reward, str):
         advice = "Return None for a completion that has no reward."
         return reward_call(objective, text, columns), label_of_function(objective), advice
@@ -181,7 +181,7 @@ def _batch_call(objective: Objective, text: Texts, columns: Columns, scored: Sco
 
 
 def _check_callable(objectives: Sequence[Objective], text: Texts) -> None:
-    """Refuse an objective with `<hidden>` in place of a secret option, or with an unknown paid block."""
+    """Refuse an objective with a hidden option or an unknown paid block."""
     for objective in objectives:
         if secret_keys := hidden_names(objective.options):
             raise RecipeError(
@@ -193,7 +193,7 @@ def _check_callable(objectives: Sequence[Objective], text: Texts) -> None:
 
 
 def waits(objective: Objective) -> bool:
-    """Return whether an objective's reward function is async, so that it must be awaited."""
+    """Return whether an objective's reward function is async."""
     if (built_in_reward := built_in(objective)) is not None:
         return is_async(built_in_reward.function)
     convention = calling_convention(objective)
@@ -222,7 +222,7 @@ async def _await_one(objective: Objective, text: Texts, columns: Columns, future
 
 
 def _await_early(objectives: Sequence[Objective], text: Texts, columns: Columns) -> dict[str, Reward]:
-    """Refuse an objective that cannot be called, then await all async reward functions at once."""
+    """Check all objectives, then await their async reward functions at once."""
     _check_callable(objectives, text)
     waiting_objectives = [objective for objective in objectives if waits(objective)]
     if not waiting_objectives:
@@ -233,16 +233,16 @@ def _await_early(objectives: Sequence[Objective], text: Texts, columns: Columns)
 
 
 def _call_key(objective: Objective) -> tuple[Any, ...]:
-    """Return a key that is equal for objectives that can share one call of a function."""
+    """Return the same key for objectives that can share a call of their function."""
     return id(objective.reward), repr(objective.options), objective.pays
 
 
 def _complete_known(objective: Objective, recorded: Reward, text: Texts, *, columns: Columns, scored: Scored) -> Reward:
-    """Take an objective's recorded rewards, and add outcomes and statuses from the completions' text."""
+    """Complete an objective's recorded rewards by outcomes and statuses from the text."""
     if judge_of(objective) is None:
         return recorded
     rescored = score_one(objective, text, columns=columns, scored=scored)
-    # Recorded rewards do not say why one is missing. The text does: the confidence is absent or cannot be read.
+    # Recorded rewards do not say why one is missing, so the text is read.
     has_failed_n = (recorded.status_n == Status.ERROR) | (recorded.status_n == Status.UNSCORED)
     is_unstated_n = (rescored.status_n == Status.ABSENT) | (rescored.status_n == Status.UNPARSABLE)
     status_n = torch.where(has_failed_n & is_unstated_n, rescored.status_n, recorded.status_n)
@@ -276,7 +276,7 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
 
 
 def written_out(objectives: Sequence[Objective], layout: Layout) -> tuple[Objective, ...]:
-    """Split objectives with `criteria` or `each` into several, and replace block patterns by block names."""
+    """Turn `criteria`, `each` and block patterns into plain objectives."""
     return tuple(
         block_objective
         for objective in objectives
@@ -310,7 +310,7 @@ def _by_block(objective: Objective, layout: Layout) -> list[Objective]:
         earlier_names = tuple(other.name for other in reversed(objectives))
         given_outcomes = tuple(chain(*(earlier_names if entry == EARLIER else (entry,) for entry in objective.given)))
         changed_fields: dict[str, Any] = {"name": f"{objective.name}.{block}", "given": given_outcomes}
-        # Without outcomes to compare by, the completions of the whole group are compared.
+        # Without outcomes, all completions of the group are compared.
         if not given_outcomes and objective.baseline in ("outcome", "blended"):
             changed_fields |= {"baseline": "group", "back_off": None}
         changed_fields["pays"] = tuple(dict.fromkeys(block if name == OWN else name for name in paid_blocks)) or (block,)
@@ -320,7 +320,7 @@ def _by_block(objective: Objective, layout: Layout) -> list[Objective]:
 
 
 def _block_option(objective: Objective, block: str, layout: Layout) -> dict[str, Any]:
-    """Return the option that tells a reward which block, or which tag of the block, to read."""
+    """Return the option that tells a reward which block or tag to read."""
     built_in_reward = built_in(objective)
     if built_in_reward is None:
         sees_part = calling_convention(objective) is not None and objective.options.get("sees") == "part"
@@ -389,14 +389,14 @@ def _check_options(objective: Objective, entry: BuiltIn) -> None:
 
 
 def _check_reading(objective: Objective, entry: BuiltIn, layout: Layout) -> None:
-    """Refuse a built-in reward without its package, block or tag, or with the wrong segmenter for its paid block."""
+    """Refuse a built-in reward that lacks its package or cannot read its block."""
     options = {**entry.options, **objective.options}
     entry.ready(options)
     named_blocks = [options[name] for name in entry.blocks]
     for block in named_blocks:
         if block not in layout.keys:
             raise RecipeError(f"Objective '{objective.name}' reads block '{block}'. {unknown('block', block, layout.keys)}")
-    # The tag must be in the first paid block and in each block that an option names; without such options, in any paid block.
+    # The tag must be in each block that it may be read from.
     block_groups = [(block,) for block in (objective.pays[0], *named_blocks)] if named_blocks else [objective.pays]
     for tag, blocks in product((options[name] for name in entry.tags), block_groups):
         block_tags = [key for block in blocks for key in layout.keys[block]]

@@ -1,4 +1,4 @@
-"""Run checks that may hang or crash in their own process: one JSON line in, one JSON line out, until the input closes.
+"""Run checks that may hang or crash in a process of their own.
 
 `worker.py KIND DEADLINE CLOCK_DEADLINE MEMORY` is run by path and imports nothing of this package, so that it starts in a second
 and holds no torch. KIND is `math`, which compares answers with Math-Verify, `schema`, which judges JSON by a schema, or `code`,
@@ -42,21 +42,21 @@ _SCIENTIFIC = re.compile(r"([+-]?(?:[0-9]++\.?[0-9]*+|\.[0-9]++))[eE]([+-]?[0-9]
 DELIMITERS = ("$", "\\boxed", "\\(", "\\[")
 _PROGRAM = Path(__file__).with_name("program.py")
 _FILE_BYTES = 2**26
-#: Stands for the value of a text that is not JSON.
+#: The value of a text that is not JSON.
 MISSING = object()
-#: JSON Schema keywords that are checked in linear time. Others (`pattern`, `uniqueItems`, `$ref`) may take far longer.
+#: JSON Schema keywords that are checked in linear time. Others, such as `pattern`, may take far longer.
 _LINEAR = {
     "$schema", "$id", "$comment", "$defs", "definitions", "title", "description", "default", "examples", "deprecated", "readOnly",
     "writeOnly", "format", "type", "enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
     "minLength", "maxLength", "items", "prefixItems", "additionalItems", "minItems", "maxItems", "properties", "required",
     "additionalProperties", "minProperties", "maxProperties", "allOf", "anyOf", "oneOf", "not", "if", "then", "else",
 }  # fmt: skip
-#: Keywords of a JSON Schema whose subschemas check the same value as the schema itself.
+#: Keywords whose schemas check the same value as the schema around them.
 _SAME_VALUE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")
 
 
 def as_latex(text: str) -> str:
-    r"""Put a text without mathematical signs in dollars, or Math-Verify reads `\frac{1}{3}` as 3. Words become `\text{}`."""
+    r"""Prepare a text for Math-Verify, in dollars if it has no mathematical signs. Words become `\text{}`."""
     text = match.expand(r"\1 \\cdot 10^{\2}") if (match := _SCIENTIFIC.fullmatch(text.strip())) else text.strip()
     if any(sign in text for sign in DELIMITERS) or "\n" in text:
         return text
@@ -64,16 +64,16 @@ def as_latex(text: str) -> str:
 
 
 def as_words(text: str) -> str | None:
-    """Return words or a date as `==` compares them. Return None for other text, which may be a product or a difference."""
+    """Normalise words or a date, so that `==` can compare them. Return None for any other text."""
     is_words = _WORDS.fullmatch(text) is not None and text != "pi"
     return unicodedata.normalize("NFC", re.sub(r"\b0(?=\d)", "", text.replace("/", "-"))) if is_words else None
 
 
 def equals_as_math(gold: str, answer: str) -> bool | None:
-    """Return whether `answer` equals `gold` as mathematics; None if the gold answer cannot be read."""
-    from math_verify import parse, verify  # a heavy import that only processes of the kind `math` need
+    """Return whether `answer` equals `gold` as mathematics. Return None if the gold answer cannot be read."""
+    from math_verify import parse, verify  # a slow import that only checks of mathematics need
 
-    # Math-Verify's own time limits are off: the parent kills this process if it takes too long.
+    # Math-Verify's own time limits are off, because the parent kills this process in time.
     untimed_parse = partial(parse, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
     parsed_gold = untimed_parse(as_latex(gold))
     if all(isinstance(part, str) for part in parsed_gold):  # Math-Verify found no mathematics, only the raw text
@@ -81,9 +81,9 @@ def equals_as_math(gold: str, answer: str) -> bool | None:
     try:
         parsed_answer = untimed_parse(as_latex(answer), raise_on_error=True)
         is_equal = bool(verify(parsed_gold, parsed_answer, timeout_seconds=None, raise_on_error=True))
-        with suppress(TypeError, ValueError):  # it compares six decimals, which say too little of numbers below 0.00001
+        with suppress(TypeError, ValueError):  # Math-Verify compares only six decimals
             gold_size = abs(float(parsed_gold[0]))
-            if is_equal and gold_size < 1e-5:  # sympy gives a term that is 0, such as sin(pi), a value below 1e-100
+            if is_equal and gold_size < 1e-5:  # sympy may turn 0 into a value below 1e-100
                 is_equal = math.isclose(parsed_gold[0], parsed_answer[0], rel_tol=1e-6, abs_tol=1e-12 * (gold_size < 1e-100))
         return is_equal
     except MemoryError:
@@ -93,19 +93,19 @@ def equals_as_math(gold: str, answer: str) -> bool | None:
 
 
 def exact(text: str) -> int | Fraction:
-    """Return a JSON number as an exact int or Fraction, so that remainders are exact. NaN and Infinity raise ValueError."""
+    """Return a JSON number as an exact int or Fraction. NaN and Infinity raise ValueError."""
     fraction = Fraction(repr(float(text)))  # `repr` returns the shortest decimal of a float
     return fraction.numerator if fraction.denominator == 1 else fraction
 
 
-#: A decoder that reads numbers as exact decimals. A number too large for a float becomes infinite.
+#: Reads JSON with numbers as exact decimals. A number too large for a float becomes infinite.
 EXACT = json.JSONDecoder(
     parse_float=lambda text: exact(text) if math.isfinite(float(text)) else float(text), parse_constant=exact
 )
 
 
 def json_value(text: str, *, within: bool = False, decoder: json.JSONDecoder = EXACT) -> Any:
-    """Return the value of a JSON text, `MISSING` if it is invalid. With `within`, the JSON begins at the first brace."""
+    """Return the value of a JSON text, or `MISSING` if it is invalid. With `within`, text may follow."""
     try:
         return decoder.raw_decode(text, text.index("{"))[0] if within else decoder.decode(text)
     except (ValueError, RecursionError):
@@ -181,7 +181,7 @@ def read_schema(text: str) -> tuple[Any, bool]:
 
     check(schema)
     schema_resource = specification.create_resource(schema)
-    schema_registry = REGISTRY.with_resource(schema_resource.id() or "", schema_resource).crawl()  # fetches nothing
+    schema_registry = REGISTRY.with_resource(schema_resource.id() or "", schema_resource).crawl()  # downloads nothing
     follow(schema, schema_registry.resolver(schema_resource.id() or ""))
     try:
         TopologicalSorter(subschema_ids).prepare()
@@ -191,7 +191,7 @@ def read_schema(text: str) -> tuple[Any, bool]:
 
 
 def redefinable_builtins(tests: str) -> list[str]:
-    """Return the builtins in the tests that the tested code may redefine; none if the tests also use undefined names."""
+    """Return the builtins of the tests that the tested code may redefine."""
     defining = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
     nodes = [node for part in ast.parse(tests).body if not isinstance(part, defining) for node in ast.walk(part)]
     read_names = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
@@ -210,7 +210,7 @@ def redefinable_builtins(tests: str) -> list[str]:
 
 
 def run(code: str, tests: str | None, *, deadline: float, clock: float, memory: int) -> bool:
-    """Return whether a program, or its tests if it has any, ends with exit status 0."""
+    """Return whether a program, or its tests, end with exit status 0."""
     code_request = [code] if tests is None else [code, tests, redefinable_builtins(tests)]
     with tempfile.TemporaryDirectory(prefix="spanwise-", ignore_cleanup_errors=True) as folder, ExitStack() as stack:
 
@@ -261,7 +261,7 @@ def _limit_program(deadline: float, clock: float, memory: int) -> None:
 
 
 def _limit_time(processor: float, clock: float) -> None:
-    """Let the operating system end this process after some processor or clock time, even without its parent."""
+    """Let the operating system end this process after some processor or clock time."""
     if sys.platform != "win32":
         signal.setitimer(signal.ITIMER_PROF, processor)
         signal.setitimer(signal.ITIMER_REAL, clock)

@@ -31,11 +31,11 @@ from spanwise.types import Status
 
 _SCRIPT = Path(__file__).with_name("worker.py")
 _START_SECONDS = 120.0
-#: The most times that a worker is started before its request fails.
+#: How often a worker is started before its request fails.
 _STARTS = 3
-#: How long to wait before a worker is started again, in seconds.
+#: Seconds to wait before a worker is started again.
 _PAUSE_SECONDS = 0.5
-#: Held while a check is repeated after its process died. So two checks that need much memory do not run at once.
+#: Held while a check is repeated, so that two checks with much memory do not run at once.
 _REPEAT_LOCK = threading.Lock()
 #: The arguments of one check, such as (gold, answer).
 Request = tuple[str | None, ...]
@@ -43,7 +43,7 @@ Request = tuple[str | None, ...]
 DEADLINE = 5.0
 #: Bytes of address space that a check may take.
 MEMORY = 4 * 2**30
-#: Kind of check -> its name, a request that succeeds if workers can run, and the advice if they cannot start.
+#: For each kind of check: its name, a request to test the worker, and advice if it cannot start.
 KINDS: Mapping[str, tuple[str, Request, str]] = {
     "math": ("Math-Verify", ("1/2", "1/2"), "Without Math-Verify no answer can be compared; set verify: exact."),
     "schema": ("jsonschema", ("{}", "{}"), "Without jsonschema a pattern, a $ref or uniqueItems cannot be checked."),
@@ -51,13 +51,13 @@ KINDS: Mapping[str, tuple[str, Request, str]] = {
 }
 
 _W = TypeVar("_W", bound="Workers")
-# The parent's worker processes. A forked child keeps their pipes open: closing them could flush the parent's buffers.
+# A forked child keeps the parent's worker processes, because closing their pipes could flush buffers.
 _inherited: list[subprocess.Popen[str]] = []
 _all_workers: weakref.WeakSet[Workers] = weakref.WeakSet()
 
 
 class Deadlines:
-    """Call an action if a `with` block takes too long; one thread watches all such blocks."""
+    """Call an action if a `with` block takes too long. One thread watches all such blocks."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -66,7 +66,7 @@ class Deadlines:
 
     @contextlib.contextmanager
     def over(self, seconds: float, action: Callable[[], object]) -> Iterator[None]:
-        """Call an action if the `with` block takes longer than `seconds`, but never after the block."""
+        """Call an action when the `with` block has taken `seconds`. Never call it after the block."""
         action_key = object()
         with self._changed:
             self._due[action_key] = time.monotonic() + seconds, action
@@ -103,24 +103,24 @@ class Verdict(NamedTuple):
     """
 
     status: Status
-    value: float  # 1.0 or 0.0 for the status OK, 0.0 for BROKE, otherwise NaN
+    value: float  # 1.0 or 0.0 for the status OK, 0.0 for BROKE, NaN for any other status
     why: str = ""
 
 
-# A check may write into the pipe, too. So each reply of `worker.py` begins with its request's secret, unknown to the check.
+# Each reply begins with a secret of its request, because a check may write into the same pipe.
 class Worker:
     """One worker process, started on first use and again after every kill."""
 
     def __init__(self, kind: str, what: str, harmless: Request, deadline: float, memory: int) -> None:
         self.what, self.harmless, self.deadline = what, harmless, deadline
-        # A check may take more clock time than processor time, because workers may share a core.
+        # Workers may share a core, so a check may take more clock time than processor time.
         self.clock_deadline = 4 * deadline + 10.0
         self.command = [kind, str(deadline), str(self.clock_deadline + 5.0), str(memory)]
         self.process: subprocess.Popen[str] | None = None
         self.started = self.failed = False
 
     def check(self, request: Request) -> tuple[Verdict, bool]:
-        """Check one request, twice if the first check fails. Return the verdict, and whether it may be cached."""
+        """Check one request, twice if the first check fails. Return the verdict, and whether to cache it."""
         verdict, has_failed = self._check_once(request)
         if has_failed:
             # If a check fails in two processes but a harmless check succeeds, the answer is to blame.
@@ -133,7 +133,7 @@ class Worker:
     def _check_once(self, request: Request) -> tuple[Verdict, bool]:
         """Check one request without a second try. Return the verdict, and whether the check hung or its process died."""
         if self.process is not None and self.process.poll() is not None:
-            self.stop()  # the process died while idle, perhaps for lack of memory, so no request is to blame
+            self.stop()  # the process died while idle, so no request is to blame
         if self.process is None and (start_fault := self.start()):
             return Verdict(Status.ERROR, math.nan, start_fault), False
         reply_secret = secrets.token_hex()
@@ -158,7 +158,7 @@ class Worker:
 
     def _start_once(self) -> str | None:
         try:
-            # A fixed hash seed gives sympy the same orderings in every worker, and so the same verdicts.
+            # A fixed hash seed makes sympy give the same verdicts in every worker.
             self.process = subprocess.Popen(
                 [sys.executable, "-P", str(_SCRIPT), *self.command],
                 stdin=subprocess.PIPE,
@@ -175,8 +175,8 @@ class Worker:
         return None
 
     def ask(self, message: str | None, seconds: float) -> tuple[str, bool]:
-        """Send a line to the process. Return the line it replies, and whether it was killed because time ran out."""
-        worker_process: Any = self.process  # callers have started the process
+        """Send a line to the process and return its reply. Also return whether it ran out of time."""
+        worker_process: Any = self.process  # the caller has started the process
         reply_line = ""
         start_time = time.monotonic()
         with DEADLINES.over(seconds, worker_process.kill), contextlib.suppress(OSError, ValueError):
@@ -186,12 +186,12 @@ class Worker:
         return reply_line, time.monotonic() - start_time >= seconds
 
     def stop(self) -> int | None:
-        """End the worker process and return its exit code; return None if no process runs."""
+        """End the worker process and return its exit code. Return None if no process runs."""
         worker_process, self.process = self.process, None
         if worker_process is None:
             return None
         worker_process.kill()
-        with contextlib.suppress(OSError), worker_process:  # leaving the block closes the pipes and waits for the process
+        with contextlib.suppress(OSError), worker_process:  # closes the pipes and waits for the process
             pass
         return worker_process.returncode
 
@@ -199,8 +199,7 @@ class Worker:
 class Workers:
     """Check requests in worker processes with a deadline, and cache verdicts. Threads, asyncio and forks may share it."""
 
-    kind: str  # of `KINDS`
-    # Verdicts of requests that hang or crash are cached too, unless the process was killed from outside or never started.
+    kind: str  # the kind of check, a key of `KINDS`
 
     def __init__(
         self, *, workers: int | None = None, deadline: float | int = DEADLINE, memory: int = MEMORY, cache: int = 65_536
@@ -220,7 +219,7 @@ class Workers:
 
     def _reset(self) -> None:
         self._lock, self._threads = threading.Lock(), ThreadPoolExecutor(len(self._workers), "spanwise-worker")
-        # Each thread takes the idle worker that was used last, so few checks start few workers.
+        # Taking the worker that was used last keeps the number of workers small.
         self._idle = self._workers[::-1]
 
     def __enter__(self: _W) -> _W:
@@ -230,7 +229,7 @@ class Workers:
         self.close()
 
     def check(self, requests: Sequence[Request]) -> list[Verdict]:
-        """Check every request; the verdicts come in the order of the requests."""
+        """Check every request, and return the verdicts in order."""
         with self._lock:
             verdict_by_request = {request: self._cache.get(request) for request in requests}
             for request, verdict in verdict_by_request.items():
@@ -244,7 +243,7 @@ class Workers:
         """Stop the workers; a later check starts them again."""
         for worker in self._workers:
             if (worker_process := worker.process) is not None:
-                worker_process.kill()  # so that a thread that waits for the reply can end
+                worker_process.kill()  # lets threads that wait for a reply end
         self._threads.shutdown()
         for worker in self._workers:
             worker.stop()
@@ -276,7 +275,7 @@ _shared: dict[tuple[Any, ...], Workers] = {}
 
 
 def shared_workers(worker_class: type[_W], **limits: Any) -> _W:
-    """Return the `Workers` of a class that callers with the same limits share. They are closed when Python ends."""
+    """Return the `Workers` object that callers with the same limits share. It is closed when Python ends."""
     workers_key = (worker_class, *sorted(limits.items()))
     if workers_key not in _shared:
         _shared.setdefault(workers_key, worker_class(**limits))
@@ -285,7 +284,7 @@ def shared_workers(worker_class: type[_W], **limits: Any) -> _W:
 
 @atexit.register
 def close() -> None:
-    """Stop all shared worker processes; the next check starts new ones.
+    """Stop all shared worker processes. The next check starts new ones.
 
     >>> close()
     """
@@ -301,7 +300,7 @@ def _after_fork() -> None:
     for workers in list(_all_workers):
         for worker in workers._workers:
             if worker.process is not None:
-                worker.process.returncode = 0  # marks it as ended; a forked child cannot wait for its parent's processes
+                worker.process.returncode = 0  # a child cannot wait for its parent's processes
                 _inherited.append(worker.process)
                 worker.process = None
         workers._reset()

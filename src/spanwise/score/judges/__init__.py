@@ -1,1 +1,1 @@
-"""Rewards that a model gives: a judge behind an HTTP endpoint, or a reward model of `transformers`."""
+"""Rewards from a model: a judge behind an HTTP endpoint, or a reward model of `transformers`."""

@@ -22,7 +22,7 @@ CREATE TABLE IF NOT EXISTS judgements
 
 
 def digest(content: Any) -> str:
-    """Return a hash of a JSON value; the order of keys does not matter."""
+    """Return a hash of a JSON value that does not depend on the order of keys."""
     return sha256(json.dumps(content, sort_keys=True, ensure_ascii=False).encode(errors="surrogatepass")).hexdigest()
 
 
@@ -35,7 +35,7 @@ class Cache:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             # On a slow disk another process may lock the file for many seconds.
             self._file = sqlite3.connect(path, timeout=60.0, isolation_level=None, check_same_thread=False)
-            # The file is closed when the garbage collector frees this object, perhaps in another thread.
+            # The garbage collector may close the file from another thread.
             weakref.finalize(self, self._file.close).atexit = False
             self._file.executescript(_SET_UP)
             verdict_counts = dict(self._file.execute("SELECT prompt, COUNT(*) FROM judgements GROUP BY prompt"))
@@ -49,11 +49,11 @@ class Cache:
             )
 
     def get(self, questions: Collection[str]) -> dict[str, Judgement]:
-        """Return the verdicts that the file holds on some questions, given by their digests."""
+        """Return the cached verdicts on questions, by the questions' digests."""
         select_query = "SELECT question, value, reason, tokens, place FROM judgements WHERE question = ?"
         judgement_rows = (self._file.execute(select_query, (question,)).fetchone() for question in questions)
         return {row[0]: Judgement(*row[1:]) for row in judgement_rows if row is not None}
 
     def put(self, question: str, verdict: Judgement) -> None:
-        """Write the verdict on one question, given by its digest, into the file."""
+        """Store the verdict on a question under the question's digest."""
         self._file.execute("INSERT OR REPLACE INTO judgements VALUES (?, ?, ?, ?, ?, ?)", (question, self.prompt, *verdict))

@@ -1,4 +1,4 @@
-"""The reward `judge`: a model behind an HTTP endpoint judges part of a completion by a word that stands for a number."""
+"""The reward `judge`: a model behind an HTTP endpoint judges a completion."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from spanwise.types import BlockText, Status, present
 CHOICES: Mapping[str, float] = {"no": 0.0, "yes": 1.0}
 #: The costs of a judge per completion: requests sent, answers from the cache, failures, tokens, seconds.
 MEASURES = ("calls", "cached", "failed", "tokens", "seconds")
-#: The connections of one HTTP client. They are few, because its pool looks at all of them for each request.
+#: The most connections of one HTTP client. Each request looks through all of them.
 _CONNECTIONS = 32
-#: The judges' servers that have answered once. If one falls silent later, its questions fail, but the run goes on.
+#: Servers of judges that have answered once. If one fails later, the run goes on.
 _answered: set[Any] = set()
 
 
@@ -72,10 +72,10 @@ def _check(options: Mapping[str, Any]) -> None:
 
 
 def _check_ready(options: Mapping[str, Any]) -> None:
-    """Refuse to ask a judge without the package, or without the key that the server needs or that `key` names."""
+    """Refuse to ask a judge if its package or its API key is missing."""
     key = options["key"]
     lacks_key = not os.environ.get(key) and (options["base_url"] is None or key != "OPENAI_API_KEY")
-    shown_key = key if key.isupper() else "that key names"  # somebody may have put the key itself there
+    shown_key = key if key.isupper() else "that key names"  # the option may hold the key itself, a secret
     missing_key = f"The judge has no key. Set the environment variable {shown_key}, or name another variable with key: NAME."
     missing_package = "The reward 'judge' needs the package openai. Install 'spanwise[judge]'."
     refuse(
@@ -209,11 +209,11 @@ async def ask_judge(
     costs_nc = np.zeros((len(text), len(MEASURES)))
     for n, group in questions_by_index.items():
         verdicts = [(question.criterion, result_by_name[question.name]) for question in group]
-        if locate:  # a failed question names no block, so every block gets its failure
+        if locate:  # a failed question fails every block
             judged_part = block or WHOLE
             verdicts = [(entry, result) for entry, result in verdicts if result.error or result.value.block == judged_part]
         result_by_index[n] = _sum(verdicts)
-        for question in group:  # a question asked for several completions, or by another objective, is charged once
+        for question in group:  # a question that several completions share is charged once
             for measure, cost in costs_by_name.pop(question.name, {}).items():
                 costs_nc[n, MEASURES.index(measure)] += cost
     return reward_of(result_by_index, len(text), measured=costs_nc.tolist())
@@ -230,7 +230,7 @@ class _Question(NamedTuple):
 
 @dataclass(frozen=True)
 class _RequestForm:
-    """The template, choices, model and options that an objective's requests to its judge have in common."""
+    """What all requests of an objective to its judge have in common."""
 
     template: str
     criterion: str
@@ -246,7 +246,7 @@ class _RequestForm:
     def question(
         self, blocks: BlockText, row: Mapping[str, Any], names: list[str], block: str | None, criterion: Criterion
     ) -> _Question:
-        """Build the request to the judge about one block, or about all blocks in `names` if `block` is None."""
+        """Build the request to the judge about one block, or about all blocks in `names`."""
         part_names = names if self.locate else []
         if self.locate and block:
             part_names = [name for name in present(blocks, list(blocks)) if any_index(name) == any_index(block)]
@@ -268,7 +268,7 @@ class _RequestForm:
             **({"logprobs": True, "top_logprobs": 20} if self.expected else {}),
             **reply_format,
         }
-        # The digest covers the choices' numbers: a cached verdict is a number, but the request holds only the words.
+        # The digest includes the numbers of the choices, because the cache stores numbers.
         return _Question(criterion, digest({**chat_request, "choices": self.choices}), chat_request, part_names)
 
     async def ask(self, client: Any, question: _Question, base_url: str | None) -> Judgement:
@@ -277,7 +277,7 @@ class _RequestForm:
 
         server_name = base_url or "OpenAI"
         try:
-            # Request and reply are plain JSON, because the client's own classes take longer than the rest of the request.
+            # Plain JSON is faster than the client's own classes.
             server_reply = await client.post("/chat/completions", cast_to=object, body=question.request)
         except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
             server_message = error.body.get("message") if isinstance(error.body, Mapping) else None

@@ -27,9 +27,9 @@ Judge this part of it, {{ name }}:
 
 {{ criterion or "Is this part right?" }}
 """
-#: The names that a judge's template can use besides the dataset's columns.
+#: The names that a judge's template can use, besides dataset columns.
 NAMES = ("question", "completion", "part", "name", "criterion")
-#: Tokens that a chat template gives a meaning to.
+#: Matches the control tokens of chat templates.
 _CONTROL = re.compile(
     r"<\|[^<>\n]{0,64}\|>|</?s>|<(?:start|end)_of_turn>|<(?:bos|eos|pad|unk|mask)>|\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|"
     r"TOOL_CALLS|TOOL_RESULTS)\]|<</?SYS>>|<[\uff5c|][^<>\n]{0,64}[\uff5c|]>|</?think>|<\|",
@@ -43,17 +43,17 @@ def as_plain_text(control_token: str) -> str:
 
 
 def fenced(text: str, name: str) -> str:
-    """Put a policy's text between two marks that hold a number unknown to the policy. So it cannot forge them."""
+    """Put a policy's text between two marks that the policy cannot guess. So it cannot forge them."""
     plain_text = _CONTROL.sub(lambda match: as_plain_text(match[0]), text)
     fence_hash = sha256(plain_text.encode(errors="replace")).hexdigest()[:12]
-    while fence_hash in plain_text:  # hardly any text contains its own hash
+    while fence_hash in plain_text:  # the text must not contain its own mark
         fence_hash = sha256(fence_hash.encode()).hexdigest()[:12]
     return f"<{name} {fence_hash}>\n{plain_text}\n</{name} {fence_hash}>"
 
 
-@lru_cache(maxsize=64)  # verl's workers call the judge anew for each completion
+@lru_cache(maxsize=64)  # cached, because verl's workers call the judge anew for each completion
 def compiled(source: str) -> tuple[Any, frozenset[str]]:
-    """Compile a judge's template; return it with the names that it uses. Refuse one that shows nothing of the completion."""
+    """Compile a judge's template, and list its names. Refuse one that shows nothing of the completion."""
     from jinja2 import StrictUndefined, TemplateError, meta
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -84,7 +84,7 @@ def messages_for(source: str, row: Mapping[str, Any], *, completion: str, part: 
 
 
 def prompt_of(row: Mapping[str, Any]) -> Any:
-    """Return a completion's prompt: a text, a conversation, or None if no column holds the prompt."""
+    """Return a completion's prompt, or None if no column holds it."""
     return next((row[name] for name in ("prompts", "prompt", "question") if row.get(name) is not None), None)
 
 

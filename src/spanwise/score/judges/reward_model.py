@@ -1,4 +1,4 @@
-"""The reward `reward_model`: a `transformers` classifier scores a part of a completion, or each of its steps."""
+"""The reward `reward_model`: a `transformers` classifier scores a completion or its steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spanwise.score.judges.prompt import as_plain_text, prompt_of, question_of
 from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts
 from spanwise.types import BlockText, PiecewiseText, Status, present
 
-#: The most inputs whose numbers a reward model keeps, so that a second objective need not run it again.
+#: The most inputs whose numbers a reward model keeps for other objectives.
 _REMEMBERED = 65_536
 
 
@@ -64,7 +64,7 @@ def score_by_model(
     dtype: str = "auto",
     trust_remote_code: bool = False,
 ) -> Reward:
-    """Reward a part of the completion with the number that a reward model of `transformers` gives it.
+    """Reward a part of the completion with the score of a reward model of `transformers`.
 
     Rule: without a marker the model is a sequence classifier. With one label its number is the logit, with several it is the
     probability of `label`. With a marker it is a process reward model, which reads the prompt and all blocks of the completion with
@@ -119,7 +119,7 @@ def score_by_model(
 
 
 def _pieces(blocks: BlockText, names: Sequence[str], sees: str, inside: bool) -> tuple[list[str], int]:
-    """Return a completion as the pieces that the reward model reads, and the index of the judged piece."""
+    """Split a completion into the pieces that a reward model reads. Also return the judged piece's index."""
 
     def block_text(name: str) -> str:
         inner_texts = [inner_text for tag, inner_text in (blocks[name] or {}).items() if tag and inner_text is not None]
@@ -142,15 +142,15 @@ def _pieces(blocks: BlockText, names: Sequence[str], sees: str, inside: bool) ->
 
 
 class _Row(NamedTuple):
-    """The token ids of one prompt and completion, as a row of the reward model's input."""
+    """The token ids of a prompt and completion: one input of the reward model."""
 
     ids: tuple[int, ...]
-    types: tuple[int, ...]  # the token type of each token; empty if the model takes none
-    places: tuple[int, ...]  # the tokens at which a number is read; empty if the whole row gets one number
+    types: tuple[int, ...]  # the type of each token; empty if the model takes none
+    places: tuple[int, ...]  # the tokens whose numbers are read; empty if the whole row gets one number
 
 
 class _RewardModel:
-    """A loaded reward model with its tokenizer, and the numbers it gave to the inputs it has read."""
+    """A loaded reward model with its tokenizer and a cache of its numbers."""
 
     def __init__(
         self, name: str, device: str, dtype: str, trust: bool, marker: str | None, label: str | int | None, choices: Any
@@ -179,7 +179,7 @@ class _RewardModel:
                     ),
                 }
             )
-            # AutoModel loads a model whose class is not in transformers but comes with the model.
+            # AutoModel also loads models that bring a class of their own.
             auto_class = getattr(transformers, f"AutoModel{class_kind}", transformers.AutoModel)
             self.model = auto_class.from_pretrained(name, dtype=dtype, **load_options).to(device).eval()
         except RecipeError:
@@ -192,15 +192,15 @@ class _RewardModel:
         self.outputs, self.worths = _outputs(name, model_config, self.tokenizer, label, choices)
         max_positions = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         self.longest = int(min(max_positions or math.inf, self.tokenizer.model_max_length, 2**31))
-        # A completion may not use these control tokens. The longest comes first, because it may contain a shorter one.
+        # Longer control tokens come first, because they may contain shorter ones.
         special_tokens = {token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special}
         control_tokens = special_tokens | ({marker} & self.tokenizer.get_added_vocab().keys())
         self.control_tokens = sorted((token for token in control_tokens if len(token) > 1), key=len, reverse=True)
-        self.rows: dict[Any, _Row] = {}  # (prompt, pieces of the completion) -> their tokens
+        self.rows: dict[Any, _Row] = {}  # maps a prompt and a completion's pieces to their tokens
         self.numbers: dict[_Row, list[float]] = {}
 
     def row(self, cells: Mapping[str, Any], text_pieces: Sequence[str]) -> _Row:
-        """Return the tokens of a prompt and a completion's pieces. They are encoded once, even for several objectives."""
+        """Encode a prompt and the pieces of a completion, once for all objectives."""
         prompt_cell = prompt_of(cells)
         if prompt_cell is None:
             raise DataError(
@@ -237,12 +237,12 @@ class _RewardModel:
         return _Row(tuple(row_ids), tuple(token_type_ids), tuple(marker_positions))
 
     def read(self, rows: Sequence[_Row], batch_size: int) -> None:
-        """Run the reward model on inputs (rows of tokens) it has not read yet. Remember their numbers."""
+        """Run the reward model on inputs that it has not read yet. Remember their numbers."""
         if len(self.numbers) > _REMEMBERED:
             self.numbers.clear()
             self.rows.clear()
         unread_rows = sorted({row for row in rows if row not in self.numbers}, key=lambda row: len(row.ids))
-        # Without a pad_token_id, a classifier takes a row's last token, even padding, for its end. So each row runs alone.
+        # Without a pad token a classifier would take padding for the row's end, so each row runs alone.
         rows_per_pass = batch_size if self.marker or self.model.config.pad_token_id is not None else 1
         for start in range(0, len(unread_rows), rows_per_pass):
             row_batch = unread_rows[start : start + rows_per_pass]
@@ -263,14 +263,14 @@ class _RewardModel:
             yield logits_pc[:, 0].tolist() if self.worths is None else (logits_pc.softmax(dim=-1) @ self.worths).tolist()
 
 
-#: Loads a reward model, once for the same arguments.
+#: Loads a reward model, or returns the one that is already loaded.
 load_reader = lru_cache(maxsize=4)(_RewardModel)
 
 
 def _outputs(
     name: str, config: Any, tokenizer: Any, label: str | int | None, choices: Any
 ) -> tuple[list[int], Tensor | None]:
-    """Return the indices of the logits that a reward needs, and each one's number; None if one logit is the reward."""
+    """Return the indices of the logits that a reward needs, and their numbers. One logit needs no number."""
     if choices is not None:
         ids_by_word = {word: tokenizer(word, add_special_tokens=False)["input_ids"] for word, _ in choices}
         refuse({f"The reward model '{name}' has choices. Leave label out.": label is not None})

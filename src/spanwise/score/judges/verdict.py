@@ -1,4 +1,4 @@
-"""Read a verdict from a judge's reply: a choice with its reason, or the expected value over the choices."""
+"""Read the verdict from a judge's reply."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from spanwise.score.worker import MISSING, json_value
 
 _VERDICT = re.compile(r'"verdict"\s*:\s*"?')
 _OBJECT = re.compile(r'\{\s*"')
-_JSON = json.JSONDecoder(strict=False)  # judges write line breaks into texts
-_LABEL = r"[\W_]{0,30}?(?:[\w *]{1,30}:[\W_]{0,30}?)?"  # such as "Verdict:"
-_LIST_NUMBER = re.compile(r"(?m)^[^\w\n]*\d+[.)]\s")  # two or more are of a list, and are no choices
-#: Matches the thoughts before an answer. A reply that begins with JSON has none: its reason may quote `</think>`.
+_JSON = json.JSONDecoder(strict=False)  # not strict, because judges write line breaks into JSON strings
+_LABEL = r"[\W_]{0,30}?(?:[\w *]{1,30}:[\W_]{0,30}?)?"  # matches a label, such as "Verdict:"
+_LIST_NUMBER = re.compile(r"(?m)^[^\w\n]*\d+[.)]\s")  # numbers of a list are no choices
+#: Matches a model's thoughts before its answer, unless the reply begins with JSON.
 _THINKING = re.compile(r"\A(?!\s*\{).*?</think>|\A\s*<think>.*", re.DOTALL)
-#: What a judge writes instead of a block's name if its verdict is about the whole answer, or about no block.
+#: What judges write instead of a block's name for the whole answer, or for no block.
 WHOLE, NONE = "whole", "none"
 
 
@@ -27,7 +27,7 @@ class UnreadableReplyError(Exception):
 
 
 class Judgement(NamedTuple):
-    """A judge's verdict: its number and reason, the count of tokens read and written, and the judged block."""
+    """The verdict of a judge: a number, a reason, token counts and the judged block."""
 
     value: float
     reason: str | None = None
@@ -81,10 +81,10 @@ def read_verdict(reply: Any, choices: Mapping[str, float | int], *, expected: bo
 
 
 def _read_content(content: str, choices: Mapping[str, Any], word_pattern: re.Pattern[str]) -> tuple[set[str], Any, Any]:
-    """Return the choices that a judge's reply makes (one, if it is clear), its reason and the part it names."""
+    """Read the choices, the reason and the part that a judge's reply names."""
     choice_of = {_plain(choice): choice for choice in choices}
     json_values = [json_value(content[brace.start() :], within=True, decoder=_JSON) for brace in _OBJECT.finditer(content)]
-    # A choice in the middle of an incomplete JSON object does not count.
+    # A choice inside a JSON object that breaks off does not count.
     if json_values or _plain(content) in choice_of:
         objects = [value for value in json_values if value is not MISSING and "verdict" in value] or [{"verdict": content}]
         fields = {key: field for key, field in objects[-1].items() if isinstance(field, str)}
@@ -99,7 +99,7 @@ def _read_content(content: str, choices: Mapping[str, Any], word_pattern: re.Pat
 
 
 def _plain(word: Any) -> str:
-    """Return a choice as it is compared: in small letters, without the space and the signs of JSON or prose around it."""
+    """Return a choice in small letters, without the signs around it."""
     return str(word).strip('".,} \t\n').lower()
 
 
@@ -108,7 +108,7 @@ def _expected_value(message: Mapping[str, Any], choices: Mapping[str, float | in
     tokens = (message.get("logprobs") or {}).get("content")
     if not tokens:
         raise UnreadableReplyError("the reply lacks the log-probabilities that an expected value needs: set expected: false")
-    token_text = "".join(token["token"] for token in tokens)  # it may hold thoughts that the server took out of the reply
+    token_text = "".join(token["token"] for token in tokens)  # it may hold thoughts that the reply lacks
     answer = _THINKING.sub("", token_text)
     verdict_ends = [match.end() for match in _VERDICT.finditer(answer)]
     verdict_starts = verdict_ends or [match.start() for match in word_pattern.finditer(answer)] or [0]
@@ -117,10 +117,10 @@ def _expected_value(message: Mapping[str, Any], choices: Mapping[str, float | in
     verdict_token = next((token for token, end in zip(tokens, token_ends, strict=True) if end > verdict_start), tokens[-1])
     likely_tokens = verdict_token.get("top_logprobs") or [verdict_token]
     candidates = [(_plain(token["token"]), math.exp(token["logprob"])) for token in likely_tokens]
-    probability_by_choice = dict.fromkeys((*choices, ""), 0.0)  # "": of tokens that begin several choices
+    probability_by_choice = dict.fromkeys((*choices, ""), 0.0)  # "": for tokens that begin several choices
     for text, probability in candidates:
         begun_choices = [word for word in choices if text and _plain(word).startswith(text)]
-        if len(begun_choices) > 1:  # where a token "not" begins "not sure", the token "no" does not begin it
+        if len(begun_choices) > 1:  # if the token "not" begins "not sure", the token "no" does not
             longer_texts = tuple(other_text for other_text, _ in candidates if len(other_text) > len(text))
             begun_choices = [word for word in begun_choices if not _plain(word).startswith(longer_texts)]
         if begun_choices:
