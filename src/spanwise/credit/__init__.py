@@ -1,4 +1,4 @@
-"""Turn rewards into advantages with pure functions on tensors: baselines, methods such as GRPO, and `spread`."""
+"""Turn rewards into advantages with pure functions on tensors."""
 
 from spanwise.credit.assign import assign
 from spanwise.credit.baselines import Advantage, advantage, blended_baseline

@@ -45,7 +45,7 @@ def assign(
     inputs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Credit:
-    r"""Turn the rewards of completions under all objectives into the credit (advantage) of each block.
+    r"""Turn the rewards of completions into the credit (advantage) of each block.
 
     Equation
         a block method has a column per objective:  A = method(r_nm, group, ...),
@@ -119,7 +119,7 @@ def assign(
             comparison = compare_columns(reward_nm, group_n, options_by_objective, min_stratum=min_stratum_size).comparison
             comparison = comparison.unexplained(adv_nm)
         weight_m = weights(objectives, adv_nm)
-        for m, paid_k in enumerate(pays_block_mk):  # a matrix product would add in another order and change the last digits
+        for m, paid_k in enumerate(pays_block_mk):  # a matrix product would round differently
             weighted_adv_n = weight_m[m] * adv_nm[:, m]
             block_credit_nk[:, paid_k] += weighted_adv_n[:, None]
             stop_credit_n += torch.where(present_nk[:, paid_k].any(dim=1) | ~is_left_out_nm[:, m], 0.0, weighted_adv_n)
@@ -130,7 +130,7 @@ def assign(
         reward_nm = reward_n[:, None]
         method_inputs |= {"reward_n": reward_n, "reward_s": reward_n, "reward_nm": filled_reward_nm}
         method_inputs["weight_m"] = weights(objectives, reward_n)
-        if mask_nt is not None:  # a completion without a reward takes no part: its tokens are masked
+        if mask_nt is not None:  # the tokens of a completion without a reward are masked
             method_inputs["mask_nt"] = mask_nt.bool() & ~reward_n.isnan()[:, None]
             method_inputs["reward_nt"] = put_on_last_token(reward_n, method_inputs["mask_nt"])
         if method_entry.kind == "token":
@@ -183,7 +183,7 @@ def assign(
 
 
 def _collect_inputs(scores: Scores, objectives: Sequence[Objective]) -> dict[str, Any]:
-    """Build a method's keyword arguments from the objectives' settings (baseline, scale, ...) and outcomes."""
+    """Build a method's keyword arguments from the objectives' settings and outcomes."""
     outcome_names = list(dict.fromkeys(name for objective in objectives for name in objective.outcomes))
     values_by_outcome = {name: scores.outcome(name).double() for name in outcome_names}
     stand_in_reward_nm = torch.where(left_out(scores), fill_missing(scores, objectives), torch.nan)
@@ -210,8 +210,8 @@ def _collect_inputs(scores: Scores, objectives: Sequence[Objective]) -> dict[str
 def _run_over_streams(
     run_method: Callable[..., tuple[Tensor, Any]], inputs: Mapping[str, Any], streams: Streams, stop_n: Tensor
 ) -> tuple[Tensor, Float[Tensor, " n"]]:
-    """Run a method such as GAE once per value that the critic predicts, and add up the weighted advantages."""
-    credit_sum = torch.zeros((), device=stop_n.device)  # a tensor without dimensions does not change the dtype of a sum
+    """Run a method once per value that the critic predicts, and add up the weighted advantages."""
+    credit_sum = torch.zeros((), device=stop_n.device)  # keeps the dtype of what is added
     for s, stream_inputs in enumerate(streams.inputs(inputs["value_nt"], inputs.get("bootstrap_n"))):
         advantage_nt, _ = run_method({**inputs, **stream_inputs}, inputs["block_nt"].shape)
         weighted_advantage_nt = streams.weight_s[s] * advantage_nt
@@ -279,7 +279,7 @@ def explain_objectives(
     *,
     truncated_n: Bool[Tensor, " n"] | None,
 ) -> Comparison:
-    """Find why an objective's credit is exactly 0: a missing reward, all right or wrong, or a weight of 0."""
+    """Find why an objective's credit is exactly 0, such as a missing reward."""
     missing_reason_nm = _explain_missing(scores, truncated_n)
     reason_nm = torch.where(comparison.reason_nm == int(Zero.ABSENT), missing_reason_nm, comparison.reason_nm)
     for m, objective in enumerate(objectives):
@@ -320,9 +320,9 @@ def explain_sum(
     missing_reason_nm = _explain_missing(scores, truncated_n)
     has_weight_m = torch.tensor([objective.weight != 0 for objective in objectives], device=reason_n.device)
     is_reward_missing_nm = fill_missing(scores, objectives).isnan() & has_weight_m
-    # If several rewards are missing, the reason that comes first in `Zero` is named.
+    # If a completion has several reasons, the one with the lowest number is named.
     missing_objective_n = missing_reason_nm.where(is_reward_missing_nm, len(Zero)).argmin(dim=1)
-    # A missing reward makes the sum NaN, but GDPO may still credit the completion for its other rewards.
+    # GDPO may credit a completion although one of its rewards is missing.
     sum_is_missing_n = comparison.worth_nm[:, 0].isnan() & (reason_n != int(Zero.CREDITED))
     missing_reason_n = missing_reason_nm.gather(1, missing_objective_n[:, None])[:, 0]
     reason_n = torch.where(sum_is_missing_n, missing_reason_n, reason_n)
@@ -331,7 +331,7 @@ def explain_sum(
 
 
 def _explain_missing(scores: Scores, truncated_n: Tensor | None) -> Int[Tensor, "n m"]:
-    """Return the reason for each missing reward (completion cut off, text unreadable, timeout, ...)."""
+    """Return the reason for each missing reward, such as a timeout."""
     reason_nm = torch.full(scores.status_nm.shape, int(Zero.ABSENT), device=scores.status_nm.device)
     if truncated_n is not None:
         reason_nm[truncated_n] = int(Zero.TRUNCATED)
@@ -341,7 +341,7 @@ def _explain_missing(scores: Scores, truncated_n: Tensor | None) -> Int[Tensor, 
 
 
 def _specify_all_equal(objective: Objective, reward_n: Tensor, reason_n: Tensor, worth_n: Tensor) -> Tensor:
-    """If all rewards of an objective are 0 or 1, say "all right" or "all wrong" instead of "all equal"."""
+    """Say "all right" or "all wrong" instead of "all equal" if all rewards of an objective are 0 or 1."""
     is_zero_one_or_nan_n = (reward_n == 0) | (reward_n == 1) | reward_n.isnan()
     if judge_of(objective) is not None or not bool(is_zero_one_or_nan_n.all()):
         return reason_n

@@ -1,4 +1,4 @@
-"""Subtract a baseline from each reward: 0, the mean of a set of completions, or an average of several estimates."""
+"""Subtract a baseline, such as the mean of a group, from each reward."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from spanwise.types import Comparison, Zero
 
 
 class Advantage(NamedTuple):
-    """The advantages that `advantage` returns for the rewards of one objective.
+    """The advantages that `advantage` returns for one objective.
 
     Attributes:
         advantage_n: float64 reward minus baseline; 0 where the reward is absent or has no other completion to compare with.
@@ -142,9 +142,9 @@ def advantage(
     merged_result: Explained | None = None
     uncompared_n = torch.ones_like(lacks_reward_n)
     whole_batch_group_n = torch.zeros_like(group_n, dtype=torch.long)  # the whole batch is one group
-    groupings: list[tuple[Tensor, int]] = []  # group ids, and the number of outcomes by which the groups are split
+    groupings: list[tuple[Tensor, int]] = []  # group ids, and the number of outcomes that split the groups
     if baseline == "none":
-        check_rewards(reward_n)  # the other baselines call `moments`, which checks the rewards
+        check_rewards(reward_n)  # only the other baselines check the rewards by themselves
         advantage_n = worth_n.nan_to_num(nan=0.0)
         zero_n = torch.zeros_like(worth_n)
         uncompared_n = torch.zeros_like(lacks_reward_n)
@@ -169,7 +169,7 @@ def advantage(
         if merged_result is not None and not bool(uncompared_n.any()):
             break
         stratum_n = refine(grouping_n, outcome_no[:, :used_outcomes])
-        # The offset keeps the stratum numbers of one grouping apart from those of all other groupings.
+        # The offset keeps the stratum numbers of different groupings apart.
         stratum_n = stratum_n.where(stratum_n < 0, stratum_n + level * len(stratum_n) ** 2)
         level_result = compare_in_strata(reward_n, stratum_n, **options)
         if 0 < level <= last_level:
@@ -183,7 +183,7 @@ def advantage(
     assert merged_result is not None, "there is a first level"
     adv_n = merged_result.advantages
     stratum_n = merged_result.comparison.stratum_nm[:, 0]
-    # -1 means "compared with no completion". `group_index` turns -1 into 0, so 1 is subtracted from all numbers.
+    # `group_index` turns -1 (compared with nothing) into 0, so 1 is subtracted.
     renumbered_stratum_n = group_index(stratum_n) - (stratum_n < 0).any().long()
     comparison = replace(merged_result.comparison, stratum_nm=renumbered_stratum_n[:, None])
     is_singleton_n = ~lacks_reward_n & (comparison.reason_nm[:, 0] == int(Zero.SINGLETON))
@@ -196,19 +196,19 @@ def compare_columns(
     by_column: Mapping[str, Sequence[Any] | None],
     **options: Any,
 ) -> Explained:
-    """Call `advantage` on each column of rewards, with the column's own options and the shared options."""
+    """Call `advantage` on each column of rewards, with the options of that column."""
     given_options = {name: values for name, values in by_column.items() if values is not None}
     column_advantages = [
         advantage(reward_nm[:, m], group_n, **{name: values[m] for name, values in given_options.items()}, **options)
         for m in range(reward_nm.shape[1])
     ]
-    # For a missing reward the advantage is 0; for all others `missing_n` is 0. So the sum merges both.
+    # The sum merges both, because one of the two is always 0.
     adv_nm = torch.stack([column.advantage_n + column.missing_n for column in column_advantages], dim=1)
     return Explained(adv_nm, Comparison.joined([column.comparison for column in column_advantages]))
 
 
 def _collect_outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str) -> Float[Tensor, "n o"]:
-    """Return the outcomes as a table with a column per outcome (none if the baseline ignores outcomes)."""
+    """Return the outcomes as a table with one column per outcome."""
     if baseline in ("none", "batch", "group"):
         return torch.zeros((len(group_n), 0), dtype=torch.float64, device=group_n.device)
     if outcome_no is None or as_columns(outcome_no).shape[1] == 0:
@@ -218,7 +218,7 @@ def _collect_outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str)
 
 
 def _subtract_blend(reward_n: Tensor, worth_n: Tensor, baseline_n: Tensor, group_n: Tensor, outcome_no: Tensor) -> Explained:
-    """Subtract the blended baseline from each reward, or from the number in place of a missing reward."""
+    """Subtract the blended baseline from each reward."""
     prompt_comparison = compare_in_strata(reward_n, refine(group_n, outcome_no)).comparison
     outcome_stratum_n = refine(torch.zeros_like(group_n), outcome_no)
     batch_comparison = compare_in_strata(reward_n, outcome_stratum_n).comparison
@@ -308,9 +308,9 @@ def blended_baseline(
 def _estimate_for_outcome(
     reward_n: Tensor, group_n: Tensor, is_known_n: Tensor, same_outcome_n: Tensor, counterfactual_n: Tensor | None
 ) -> Tensor:
-    """Estimate the blended baseline of the completions that have the same outcomes (`same_outcome_n`)."""
+    """Estimate the blended baseline of completions with the same outcomes."""
     present_rewards = reward_n[same_outcome_n & ~reward_n.isnan()]
-    # The lowest reward is subtracted first, so that sums of equal rewards are exact.
+    # Subtracting the lowest reward first makes sums of equal rewards exact.
     lowest_reward = present_rewards.min() if len(present_rewards) else 0.0
     reward_above_lowest_n = torch.where(same_outcome_n, reward_n - lowest_reward, torch.nan)
     prompt_n = torch.unique(group_n, return_inverse=True)[1]
@@ -320,7 +320,7 @@ def _estimate_for_outcome(
         has_other_outcome_n = ~same_outcome_n & is_known_n & ~reward_n.isnan()
         counterfactual_n = torch.where(has_other_outcome_n, counterfactual_n - lowest_reward, torch.nan)
         mean_square = mean_square + counterfactual_n.nan_to_num().square().mean()
-    # A variance of 0 would give an infinite weight. So each variance is at least a tiny share of the mean square.
+    # No variance may be 0, because its weight would be infinite.
     min_variance = 1e-12 * float(mean_square) + 1e-24
     noise_variance_s = prompt_stats.pooled_variance_of_others().nan_to_num(nan=0.0)
     other_count_n = prompt_stats.count_n() - prompt_stats.member_n.double()
@@ -348,13 +348,13 @@ def _estimate_for_outcome(
 
 
 def _average_counterfactuals(actual: Moments, counterfactual: Moments, noise_variance_s: Tensor) -> tuple[Tensor, Tensor]:
-    """Estimate a baseline: what the prompt's other completions would get for the same outcomes. Return its variance, too."""
+    """Average what the prompt's other completions would get for the same outcomes. Return its variance, too."""
     counterfactual_variance_s = counterfactual.pooled_variance_of_others()
     counterfactual_variance_s = torch.where(counterfactual_variance_s.isnan(), noise_variance_s, counterfactual_variance_s)
-    prompt_gap_s = actual.mean_s - counterfactual.mean_s  # NaN if a prompt has no actual or no counterfactual rewards
+    prompt_gap_s = actual.mean_s - counterfactual.mean_s  # NaN if a prompt lacks one of them
     has_gap_s = ~prompt_gap_s.isnan()
     other_count_s = has_gap_s.sum() - has_gap_s.double()
-    # The gap from counterfactual to actual rewards comes from other prompts. So no reward enters its own baseline.
+    # The gap comes from other prompts, so that no reward enters its own baseline.
     mean_gap_of_others_s = (prompt_gap_s.nansum() - prompt_gap_s.nan_to_num()) / other_count_s.clamp(min=1.0)
     noise_variance_sa = torch.stack([noise_variance_s, counterfactual_variance_s], dim=1)
     count_sa = torch.stack([actual.count_s, counterfactual.count_s], dim=1)
@@ -367,7 +367,7 @@ def _average_counterfactuals(actual: Moments, counterfactual: Moments, noise_var
 def excess_variance_of_others(
     mean_s: Float[Tensor, " s"], noise_sa: Float[Tensor, "s a"], count_sa: Float[Tensor, "s a"]
 ) -> Float[Tensor, " s"]:
-    """For each stratum, estimate how much the means of the P other strata vary beyond noise; NaN if P < 2.
+    """For each stratum, estimate how much the means of the others vary beyond noise.
 
     t2[s] (1 + 1/P),  t2[s] = max(0, var(other means, ddof 1) - sum_a noise[s, a] average(1 / count[., a]))
     """

@@ -1,4 +1,4 @@
-"""Run the backward recursion of GAE and SAE, which skips masked tokens and never reads their values.
+"""Run the backward recursion of GAE and SAE, which skips masked tokens.
 
 It is fast because blocks of tokens stay in the cache, laid out time first, with one operation in place per token.
 """
@@ -17,7 +17,7 @@ from spanwise.credit.spread import allocate
 from spanwise.credit.strata import check_mask, check_rewards, check_shapes, first_of
 from spanwise.errors import RecipeError, RewardError, check_known
 
-#: The most completions, and the most numbers (one megabyte of float32), that the recursion of GAE takes at once.
+#: The most completions and the most numbers that the recursion of GAE takes at once.
 _ROWS, _BLOCK = 1024, 1 << 18
 
 
@@ -33,7 +33,7 @@ def lambda_advantage(
     boundary_nt: Bool[Tensor, "n t"] | None = None,
     bootstrap_n: Float[Tensor, " n"] | None = None,
 ) -> Float[Tensor, "n t"]:
-    """Compute the advantages of GAE, or of SAE if boundaries are given, from last to first token. Masked tokens get 0.
+    """Compute the advantages of GAE, or of SAE if boundaries are given. Masked tokens get 0.
 
     A[k] = r[k] - V[k] + gamma (V[k+1] + lam[k+1] A[k+1]) over the trainable tokens k, lam[k] = lam at a boundary, else 1
     """
@@ -54,8 +54,8 @@ def lambda_advantage(
     if not bool(reward_nt.sum().isfinite()):  # a finite sum proves that no reward is NaN (absent)
         lacks_reward_n |= (reward_nt.isnan() & mask_nt).any(dim=1)
         reward_nt = torch.where(reward_nt.isnan(), 0.0, reward_nt)
-    # Token k carries c[k] = gamma (V[k] + lam[k] A[k]) to the trainable token before it, so that A[k] = r[k] - V[k] +
-    # c[k+1]. Hence c[k] = gamma ((1 - lam[k]) V[k] + lam[k] (r[k] + c[k+1])). A masked token carries c[t] = r[t] + c[t+1].
+    # Token k passes c[k] = gamma ((1 - lam[k]) V[k] + lam[k] (r[k] + c[k+1])) to the token before it. Then
+    # A[k] = r[k] - V[k] + c[k+1]. A masked token passes r[k] + c[k+1].
     carry_after_last_token_n = torch.zeros(len(reward_nt), dtype=exact_dtype, device=reward_nt.device)
     if bootstrap_n is not None:
         for n in first_of(bootstrap_n.isinf()):
@@ -72,7 +72,7 @@ def lambda_advantage(
         mask_factor = mask_tile.to(exact_dtype)
         boundary_factor = mask_factor if boundary_nt is None else (mask_tile & boundary_nt[rows, cols]).to(exact_dtype)
         value_factor = boundary_factor * value_factor_n[rows, None]
-        carry_factor = (mask_factor * (gamma - 1)).sub_(value_factor).add_(1.0)  # gamma lam[k], but 1 at a masked token
+        carry_factor = (mask_factor * (gamma - 1)).sub_(value_factor).add_(1.0)  # the factor of c[k+1]
         reward_term = carry_factor * reward_tile
         value_tile = None if value_nt is None else torch.where(mask_tile, value_nt[rows, cols].to(exact_dtype), 0.0)
         if value_tile is not None:
@@ -80,7 +80,7 @@ def lambda_advantage(
         _carry_back(reward_term, carry_factor, carry_after_last_token_n[rows]).add_(reward_tile)
         if value_tile is not None:
             reward_term.sub_(value_tile)
-        torch.add(reward_term.mul_(mask_factor), 0.0, out=advantage_nt[rows, cols])  # 0 is added to turn -0 into 0
+        torch.add(reward_term.mul_(mask_factor), 0.0, out=advantage_nt[rows, cols])  # adding 0 turns -0 into 0
     _check_finite(advantage_nt, value_nt, mask_nt)
     return advantage_nt.masked_fill_(lacks_reward_n[:, None], 0.0) if bool(lacks_reward_n.any()) else advantage_nt
 
@@ -101,7 +101,7 @@ def _carry_back(term: Tensor, factor: Tensor, next_carry_n: Tensor) -> Tensor:
     factor_rows = factor.t().contiguous().unbind(0)
     for t in reversed(range(len(factor_rows))):
         carry_rows[t].addcmul_(factor_rows[t], carry_rows[t + 1])
-    next_carry_n.copy_(carry_rows[0])  # the recursion over earlier tokens starts from this carry
+    next_carry_n.copy_(carry_rows[0])  # earlier tokens continue from this value
     return term.copy_(carry_tn[1:].t())
 
 
@@ -136,7 +136,7 @@ def bootstrap_values(
     truncated: Literal["terminal", "bootstrap", "mask"] = "terminal",
     value_end_n: Float[Tensor, " n"] | None = None,
 ) -> Float[Tensor, " n"]:
-    """Return the value after each completion's last token (`bootstrap_n`), for `gae` and `sae`.
+    """Return the value after the last token of each completion, for GAE and SAE.
 
     Args:
         truncated_n: the completions that ran out of tokens.

@@ -18,12 +18,12 @@ from spanwise.types import Credit
 
 @dataclass(frozen=True)
 class Refinement:
-    """A method, such as KTAE, that changes the token advantages of another method, with its options."""
+    """A method, such as KTAE, that changes another method's token advantages."""
 
     name: ClassVar[str] = "refine"
-    method: str  # name of a method of kind "refinement", such as `ktae` or `oar`
+    method: str  # the name of the refining method, such as `ktae`
     options: Mapping[str, Any] = field(default_factory=dict)  # the method's options that differ from its defaults
-    correct: str | None = None  # the objective whose reward is above 0 if a completion is right; None: the first
+    correct: str | None = None  # the objective that judges whether a completion is right; None: the first
 
     def __post_init__(self) -> None:
         if self.entry.kind != "refinement":
@@ -44,7 +44,7 @@ class Refinement:
 
     @staticmethod
     def of(written: Any) -> Refinement:
-        """Build the refinement from what a recipe writes under `refine`: a name, or a mapping of fields."""
+        """Build the refinement from the entry `refine` of a recipe."""
         if isinstance(written, Refinement):
             return written
         recipe_fields: Any = {"method": written} if isinstance(written, str) else written
@@ -55,7 +55,7 @@ class Refinement:
         return Refinement(**recipe_fields)
 
     def check_scheme(self, scheme: Any) -> None:
-        """Refuse a scheme that credits single turns, an unknown objective `correct`, and options without effect."""
+        """Refuse a scheme that the refinement cannot work with."""
         if scheme.entry.kind == "step" or any(objective.scope == "turn" for objective in scheme.objectives):
             raise RecipeError(
                 f"refine needs the credit of whole rollouts, but method '{scheme.method}' credits single turns here. Leave refine "
@@ -66,7 +66,7 @@ class Refinement:
         self.entry.check_options(self.options)
 
     def check_provided(self, provided: Collection[str]) -> None:
-        """Refuse to run if the trainer's batches lack an input of the method, such as log-probabilities."""
+        """Refuse to run if the trainer's batches lack an input of the method."""
         if missing_inputs := self.entry.lacking(provided):
             raise RecipeError(f"refine: '{self.method}' needs {missing_inputs}, which these batches lack. Leave refine out.")
 

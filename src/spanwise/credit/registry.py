@@ -16,8 +16,8 @@ from spanwise.registry import Registry
 
 Kind = Literal["completion", "block", "token", "step", "refinement"]
 
-#: The properties that `spanwise.testing.check_estimator` tests. The kind of a method decides which ones apply to it. A
-#: method that breaks a property by design names it at registration: `exceptions={"shift": "the mean reward is a divisor"}`.
+#: The properties that `spanwise.testing.check_estimator` tests. A method names the ones that it breaks by
+#: design: `exceptions={"shift": "the mean reward is a divisor"}`.
 PROPERTIES: Mapping[str, str] = {
     "result": "the result is one finite number per completion, block, token or step, as float64 or in the dtype of the inputs",
     "pure": "the method leaves its inputs unchanged, and a second call gives the same numbers",
@@ -35,18 +35,18 @@ PROPERTIES: Mapping[str, str] = {
     "monotone": "a higher reward never lowers the advantage of the completion, block, step or last token that gets it",
     "signs": "over all examples, some credit is above 0 and some is below 0",
 }
-#: The keyword parameters of methods that objectives or the batch fill in. A user cannot set them as options.
+#: Parameters of methods that objectives or the batch fill in, so users cannot set them.
 FACTS = (
     "baseline", "scale_k", "back_off_k", "if_missing_k", "given_k", "judged_k", "outcome_no", "by_outcome_nk2", "weight_m",
     "bootstrap_n", "voter_n",
 )  # fmt: skip
 _INDEXED = re.compile(r"_(?:n|s|m|k|nm|nk|nt|st|no|n2|nk2|nmo)$")
 _COMPARED = ("reward_n", "reward_nm", "reward_nk", "reward_nt", "reward_s", "group_n", "group_s")
-#: The inputs of methods that `pipeline.credit_batch` computes from any batch, so no engine has to provide them.
+#: Inputs of methods that are computed from any batch, so no engine has to provide them.
 _MADE = ("length_n", "block_nt", "adv_nt", "correct_n")
 #: Maps an input of methods to the field of `Batch` that it is made from.
 _FIELDS = {"trajectory_s": "steps", "step_s": "steps", "anchor_s": "steps", "importance_nt": "logp_nt"}
-#: Maps a field of `Batch` to the words for it in messages.
+#: Maps a field of `Batch` to its name in messages.
 _WORDS = {
     "value_nt": "values of a critic (value_nt)",
     "logp_nt": "log-probabilities (logp_nt)",
@@ -57,7 +57,7 @@ _SWITCH = (lambda value: isinstance(value, bool), "write true or false")
 _ANYTHING = (lambda value: True, "")
 _NUMBER = (is_number, "write a finite number")
 _SHARE = (lambda value: is_number(value) and 0 <= value <= 1, "it must lie between 0 and 1")
-#: Maps an option of several methods to a test of its value, and to the advice for a value that fails the test.
+#: Maps an option to a test of its value, and to advice for a value that fails.
 _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "min_stratum": (lambda v: is_number(v) and isinstance(v, int) and v >= 2, "a baseline needs at least 2 completions"),
     "ddof": (lambda v: not isinstance(v, bool) and v in (0, 1), "write 0 (population) or 1 (sample)"),
@@ -76,7 +76,7 @@ _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 @dataclass(frozen=True)
 class Preset:
-    """The settings that a method runs with if a recipe gives nothing but the method's name.
+    """The settings of a method for recipes that give nothing but its name.
 
     Attributes:
         whole: make the whole completion one block; False keeps the task's blocks.
@@ -97,7 +97,7 @@ class Preset:
 
 @dataclass(frozen=True)
 class Method:
-    """A registered estimator of advantages, such as GRPO, with what recipes and checks must know of it.
+    """A registered estimator of advantages, such as GRPO.
 
     Attributes:
         name: as in recipes.
@@ -164,7 +164,7 @@ class Method:
         return frozenset(_FIELDS.get(name, name) for name in self.needs if name not in _MADE)
 
     def lacking(self, provided: Collection[str]) -> str:
-        """Name in words the fields of `Batch` that the method needs and the batch lacks ("" if none)."""
+        """Name the fields of `Batch` that the method needs and the batch lacks."""
         return " and ".join(_WORDS.get(name, name) for name in sorted(self.fields - {*provided}))
 
     @cached_property
@@ -180,7 +180,7 @@ class Method:
 
     @property
     def stateful(self) -> bool:
-        """True if the estimator is an object that remembers earlier batches (`state_dict`, `load_state_dict`)."""
+        """True if the estimator remembers earlier batches."""
         return hasattr(self.estimator, "state_dict") and hasattr(self.estimator, "load_state_dict")
 
     @cached_property
@@ -199,7 +199,7 @@ class Method:
                 )
 
     def check_options(self, options: Mapping[str, Any], **says: list[Any]) -> None:
-        """Refuse options that are unknown, impossible or without effect, with a `RecipeError`.
+        """Refuse options of the method that are unknown, impossible or without effect.
 
         Args:
             options: what is chosen.
@@ -220,12 +220,12 @@ class Method:
                     )
 
     def _rule_of(self, name: str) -> tuple[Callable[[Any], bool], str]:
-        """Return the test of an option's value, and the advice to a user whose value fails it."""
+        """Return a test of an option's value, and advice for a value that fails."""
         if allowed_words := self._words.get(name):
             return allowed_words.__contains__, f"write {', '.join(allowed_words[:-1])} or {allowed_words[-1]}"
         if name in _VALUES:
             return _VALUES[name]
-        # An option whose default is a switch or a number must be one, too, unless its annotation allows other values.
+        # A switch or number stays one, unless the option's annotation allows other values.
         default, annotation = self.options[name], self._parameters[name].annotation
         option_type = type(default)
         if annotation not in (option_type, option_type.__name__, inspect.Parameter.empty):
@@ -234,10 +234,10 @@ class Method:
 
     @cached_property
     def _words(self) -> dict[str, tuple[str, ...]]:
-        """The words that an option may hold, for each option with the type `Literal`."""
+        """The allowed words of each option that has the type `Literal`."""
         try:
             parameters = inspect.signature(self.estimator, eval_str=True).parameters
-        except (NameError, AttributeError, TypeError, SyntaxError):  # only type checkers may know the types of a plug-in
+        except (NameError, AttributeError, TypeError, SyntaxError):  # a plug-in's types may be unknown
             return {}
         words_by_option = {name: get_args(p.annotation) for name, p in parameters.items() if name in self.options}
         return {name: words for name, words in words_by_option.items() if words and all(isinstance(w, str) for w in words)}
@@ -272,12 +272,12 @@ def outcome_methods() -> tuple[str, ...]:
     return tuple(sorted(entry.name for entry in completion_methods if entry.inputs[0] == "reward_n"))
 
 
-#: The lowest value of each calibration score, given to a completion without a confidence (`log_score` clips at .01).
+#: The lowest value of each calibration score. A completion without a confidence gets it.
 WORST_SCORE = {"brier": -1.0, "log_score": -4.605170185988091}
 
 
 def states_confidence(layout: Layout) -> bool:
-    """Return True if the last block of a layout states a confidence, False if it is a second attempt."""
+    """Return whether the last block of a layout states a confidence. If not, it is a second attempt."""
     return len(layout.names) == 1 or "confidence" in layout.keys[layout.names[-1]]
 
 
@@ -304,7 +304,7 @@ def preset_rule(
 def preset_objectives(
     chosen: Method, layout: Layout, *, calibration: str = "brier", baseline: BaselineName | None = None
 ) -> tuple[Objective, ...]:
-    """Return the objectives that a recipe gets from a method's preset if it names none.
+    """Return the objectives of a method's preset, for recipes that name none.
 
     Correctness pays the first block. The second objective pays the last block: a calibration score if the block states a
     confidence, else the reward of a second attempt. Well-formed tags are paid in each block if the preset has a `format`. A

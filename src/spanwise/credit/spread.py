@@ -20,7 +20,7 @@ from spanwise.types import Credit, Scores, Spans, Status
 #: What a critic predicts: the future reward of all objectives together ("shared"), or of each one ("objective").
 ValuesName = Literal["shared", "objective"]
 
-#: The number of completions that are processed at a time, so that their data stay in the processor's cache.
+#: How many completions are processed at a time, so that their data fit into the cache.
 _ROWS = 16
 _NUMPY = {torch.float16: np.float16, torch.float32: np.float32, torch.float64: np.float64}
 
@@ -31,13 +31,13 @@ def left_out(scores: Scores) -> Bool[Tensor, "n m"]:
 
 
 def fill_missing(scores: Scores, objectives: Sequence[Objective]) -> Float[Tensor, "n m"]:
-    """Return the rewards, with the objective's `if_missing` in place of each reward that `left_out` marks."""
+    """Replace each reward that `left_out` marks by the objective's `if_missing`."""
     if_missing_rewards = [torch.nan if objective.if_missing is None else objective.if_missing for objective in objectives]
     return torch.where(left_out(scores), scores.reward_nm.new_tensor(if_missing_rewards), scores.reward_nm)
 
 
 def weights(objectives: Sequence[Objective], like: Tensor) -> Float[Tensor, " m"]:
-    """Return the weights of the objectives as a tensor, in the dtype and on the device of another tensor."""
+    """Return the weights of the objectives as a tensor."""
     return like.new_tensor([objective.weight for objective in objectives])
 
 
@@ -59,7 +59,7 @@ def paid_blocks(objectives: Sequence[Objective], block_names: Sequence[str], dev
 
 
 def resolve_values(objectives: Sequence[Objective], values: ValuesName | None) -> ValuesName:
-    """Return what a critic predicts: `values`, or if None, "objective" if objectives pay different blocks, else "shared"."""
+    """Return whether a critic predicts one value for all objectives, or one for each."""
     if values is not None:
         check_known("kind of values", values, get_args(ValuesName))
         return values
@@ -67,7 +67,7 @@ def resolve_values(objectives: Sequence[Objective], values: ValuesName | None) -
 
 
 def name_streams(objectives: Sequence[Objective], values: ValuesName | None) -> tuple[str, ...]:
-    """Return the names of the values that the critic predicts for each token: "return" alone, or all objectives' names."""
+    """Return the names of the values that the critic predicts for each token."""
     if resolve_values(objectives, values) == "shared":
         return ("return",)
     return tuple(objective.name for objective in objectives)
@@ -75,13 +75,13 @@ def name_streams(objectives: Sequence[Objective], values: ValuesName | None) -> 
 
 @dataclass(frozen=True)
 class Streams:
-    """Rewards on tokens, one table (stream) for each value that a critic predicts. GAE or SAE runs once per stream."""
+    """Rewards on tokens, in one table for each value that a critic predicts. GAE or SAE runs once per table."""
 
-    names: tuple[str, ...]  # the names of the values that the critic predicts, one per stream
+    names: tuple[str, ...]  # the names of the values that the critic predicts
     reward_snt: Float[Tensor, "s n t"]  # the reward of each token; 0 nearly everywhere
     mask_snt: Bool[Tensor, "s n t"]  # the tokens that get advantages; GAE and SAE skip all others
-    weight_s: Float[Tensor, " s"]  # the weight of each stream's objective; 1 for the sum of all rewards
-    stop_sn: Bool[Tensor, "s n"]  # True if the reward is for ending the completion without the rewarded block
+    weight_s: Float[Tensor, " s"]  # the weight of each objective; 1 for the sum of all rewards
+    stop_sn: Bool[Tensor, "s n"]  # whether the reward is for a completion that ended without the paid block
     last_sn: Bool[Tensor, "s n"]  # True if `mask_snt` includes the completion's last trainable token
 
     def inputs(
@@ -135,16 +135,16 @@ def reward_streams(
     weight_m = weights(objectives, scores.reward_nm)
     is_trained_nt = mask_nt.bool()
     last_token_n, has_token_n = find_last_token(is_trained_nt)
-    # A token in no block has the block index -1, which reads the last column. So a last column of False is added.
+    # The added last column is False, for tokens in no block. Their block index is -1.
     pays_block_mk = pad(paid_blocks(objectives, block_names, mask_nt.device), (0, 1))
     is_paid_mnt = pays_block_mk[:, block_nt.long()] & is_trained_nt
     positions_and_flags = [find_last_token(paid_nt) for paid_nt in is_paid_mnt]
     has_paid_token_nm = torch.stack([is_found_n for _, is_found_n in positions_and_flags], dim=1)
     last_paid_token_nm = torch.stack([position_n for position_n, _ in positions_and_flags], dim=1)
-    # A completion without the rewarded block gets the reward at its last token, where it decided to stop.
+    # Without the paid block, the last token gets the reward, because the completion stopped there.
     reward_position_nm = torch.where(has_paid_token_nm, last_paid_token_nm, last_token_n[:, None])
     if resolve_values(objectives, values) == "shared":
-        # Tokens of a block that no objective pays train as well, because later rewards reach them, as in ordinary PPO.
+        # Tokens of unpaid blocks train, too, because later rewards reach them, as in PPO.
         weighted_reward_nm = weighted(reward_nm, weight_m)
         has_sum_n = ~weighted_reward_nm.sum(dim=1).isnan()  # the sum is NaN (unknown) if any reward with a weight is absent
         mask_snt = (is_trained_nt & has_sum_n[:, None])[None]
@@ -154,7 +154,7 @@ def reward_streams(
         rewarded_row_i = (has_sum_n & has_token_n).nonzero().squeeze(1)
         position_im = reward_position_nm[rewarded_row_i]
         reward_im = weighted_reward_nm[rewarded_row_i]
-        for m in range(len(objectives)):  # several objectives may pay the same token, which gets the sum of their rewards
+        for m in range(len(objectives)):  # a token that several objectives pay gets the sum of their rewards
             is_at_same_token_im = position_im == position_im[:, m, None]
             reward_sum_i = torch.where(is_at_same_token_im, reward_im, 0.0).sum(dim=1)
             reward_snt[0, rewarded_row_i, position_im[:, m]] = reward_sum_i.to(dtype)
@@ -178,7 +178,7 @@ def reward_streams(
 
 
 def find_last_token(flag_nt: Tensor) -> tuple[Int[Tensor, " n"], Bool[Tensor, " n"]]:
-    """Return the index of each completion's last flagged token (0 if none), and whether there is one."""
+    """Return the index of each completion's last flagged token, and whether there is one."""
     has_flag_n = flag_nt.any(dim=1)
     if not flag_nt.shape[1]:
         return has_flag_n.long(), has_flag_n
@@ -268,7 +268,7 @@ def spread_tokens(
     stop_n: Float[Tensor, " n"] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "n t"]:
-    """Divide the advantages of tokens by the length that `per` names. The loss is then a plain sum over tokens.
+    """Divide the advantages of tokens by the length that `per` names. The loss is then a sum over tokens.
 
     A[i, t] = adv[i, t] / size,   A[i, last] += stop[i] / size,   size = |T_k(i)|, |T(i)| or c; a stop alone in its block: 1
     """
@@ -296,7 +296,7 @@ def _add_stops(advantage_nt: Tensor, spans: Spans, stop_n: Tensor) -> Tensor:
 
 
 def _find_divisor(length_nk: Tensor, per: str | int | float | Tensor) -> Tensor:
-    """Return the number, never 0, that the option `per` divides each block's credit by."""
+    """Return the length by which each block's credit is divided."""
     if isinstance(per, Tensor):
         return torch.where(per > 0, per, 1.0).to(length_nk.device, torch.float64)[:, None].expand(length_nk.shape)
     if per == "block":
@@ -311,7 +311,7 @@ def _find_divisor(length_nk: Tensor, per: str | int | float | Tensor) -> Tensor:
 def to_tokens(
     advantage_n: Float[Tensor, " n"], mask_nt: Shaped[Tensor, "n t"], *, dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "n t"]:
-    """Give every trainable token its completion's advantage, as trainers' own estimators do; 0 elsewhere."""
+    """Give every trainable token its completion's advantage, and all other tokens 0."""
     advantage_nt = allocate(mask_nt.shape, dtype=dtype, device=advantage_n.device)
     zero_advantage = torch.zeros((), dtype=dtype, device=advantage_n.device)
     return torch.where(mask_nt.bool(), advantage_n.to(dtype)[:, None], zero_advantage, out=advantage_nt)
@@ -340,7 +340,7 @@ def restrict(spans: Spans, mask_nt: Bool[Tensor, "n t"]) -> Spans:
 
 def allocate(shape: tuple[int, ...] | torch.Size, *, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Allocate a tensor without filling it; on a CPU, in memory that is fast to write to."""
-    # NumPy asks Linux for huge pages, so the first write to a large tensor takes a tenth of the time.
+    # NumPy asks Linux for huge pages, which makes the first write much faster.
     if device.type == "cpu" and dtype in _NUMPY:
         return torch.from_numpy(np.empty(tuple(shape), dtype=_NUMPY[dtype]))
     return torch.empty(shape, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""Compare numbers with the mean of their stratum (set of completions that are compared with each other).
+"""Compare numbers with the mean of their stratum, which is a set of comparable completions.
 
 A stratum is the batch, the completions of one prompt (a group), or those of one prompt with equal outcomes. No other module
 divides by a group's moment. Everything here is float64, takes strata of any size in any order, and leaves NaN values out.
@@ -18,7 +18,7 @@ from torch import Tensor
 from spanwise.errors import AlignmentError, RecipeError, RewardError, check_known
 from spanwise.types import Comparison, Zero
 
-#: Where epsilon stands in a standardised batch's divisor: std + eps, sqrt(var + eps) or sqrt(max(var, eps)).
+#: Where epsilon enters a divisor: std + eps, sqrt(var + eps) or sqrt(max(var, eps)).
 EpsAt = Literal["std", "variance", "floor"]
 
 _ROWS = 32
@@ -26,12 +26,12 @@ _Inputs = ParamSpec("_Inputs")
 
 
 def first_of(wrong: Tensor) -> list[int]:
-    """Return the indices of the first wrong entry (True in `wrong`), or an empty list."""
+    """Return the indices of the first True in `wrong`, or an empty list."""
     return wrong.nonzero()[:1].flatten().tolist()
 
 
 def check_rewards(reward: Tensor, *, row: str = "completion", column: str = "token") -> None:
-    """Refuse an infinite reward before it enters a sum or a mean; NaN is an absent reward."""
+    """Refuse an infinite reward. NaN is allowed, because it means an absent reward."""
     if bool(reward.sum().isfinite()):  # a finite sum proves that no reward is infinite
         return
     if location := first_of(reward.isinf()):
@@ -43,7 +43,7 @@ def check_rewards(reward: Tensor, *, row: str = "completion", column: str = "tok
 
 
 def check_mask(mask_nt: Tensor) -> None:
-    """Refuse a mask that is not boolean; 0 and 1 would be read as indices."""
+    """Refuse a mask that is not boolean, because 0 and 1 would be read as indices."""
     if mask_nt.dtype != torch.bool:
         raise AlignmentError(f"mask_nt holds {mask_nt.dtype}, but a mask must be boolean; pass mask_nt.bool().")
 
@@ -55,10 +55,10 @@ def check_counts(items: Sized, item_noun: str, others: Sized, other_noun: str, *
 
 
 def check_shapes(**tensors: Tensor | None) -> None:
-    """Refuse tensors whose sizes disagree along an index in their names, such as n in `value_nt` and `reward_nk`."""
+    """Refuse tensors whose sizes disagree along an index that their names share."""
     given_tensors = [(name, tensor) for name, tensor in tensors.items() if tensor is not None]
     first_name, first_tensor = given_tensors[0]
-    first_axes = first_name.rpartition("_")[2]  # such as "nt"
+    first_axes = first_name.rpartition("_")[2]  # the names of the axes, such as "nt"
     for name, tensor in given_tensors[1:]:
         axis_pairs = zip(first_axes, name.rpartition("_")[2], strict=False)
         shared_axis_count = sum(first_axis == axis for first_axis, axis in axis_pairs)
@@ -100,7 +100,7 @@ def explains(method: Callable[_Inputs, Explained]) -> Callable[_Inputs, Tensor]:
     """
 
     @functools.wraps(method)
-    @torch.no_grad()  # advantages are constants of the loss, even if a reward model's rewards carry a gradient
+    @torch.no_grad()  # no gradient may flow through advantages
     def return_advantages(*args: _Inputs.args, **kwargs: _Inputs.kwargs) -> Tensor:
         return method(*args, **kwargs).advantages
 
@@ -109,7 +109,7 @@ def explains(method: Callable[_Inputs, Explained]) -> Callable[_Inputs, Tensor]:
 
 
 def call_explained(estimator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a method; return its `Explained` if it is decorated with `explains`, else its plain result."""
+    """Call a method, and return its `Explained` result if it has one."""
     if isinstance(estimator, functools.partial):
         return call_explained(estimator.func, *estimator.args, *args, **{**estimator.keywords, **kwargs})
     return getattr(estimator, "explained", estimator)(*args, **kwargs)
@@ -127,7 +127,7 @@ def explain_advantages(
     members_n: Tensor | None = None,
     averaged_n: Tensor | None = None,
 ) -> Explained:
-    """Return advantages with a one-column `Comparison` of the rewards, baselines and divisors behind them."""
+    """Return advantages with the rewards, baselines and divisors behind them."""
     zeros_n = torch.zeros_like(worth_n, dtype=torch.long)
     has_baseline_n = ~(worth_n.isnan() | baseline_n.isnan() | divisor_n.isnan() | alone_n)
     reason_n = torch.full_like(zeros_n, int(Zero.NO_SCALE))
@@ -155,7 +155,7 @@ def explain_advantages(
 
 
 def list_ids(ids: Any) -> list[Any]:
-    """Return ids, such as group ids or states, as a list of Python values that can be compared and hashed."""
+    """Return ids, such as group ids, as a list of Python values."""
     return ids.tolist() if hasattr(ids, "tolist") else list(ids)
 
 
@@ -177,14 +177,14 @@ def weighted(reward_nm: Float[Tensor, "n m"], weight_m: Float[Tensor, " m"]) -> 
 
 
 def weights_of(reward_nm: Float[Tensor, "n m"], weight_m: Float[Tensor, " m"] | None) -> Float[Tensor, " m"]:
-    """Return the weights of the rewards in float64; without weights, 1 for each reward."""
+    """Return the weights of the rewards in float64, or 1 for each reward without weights."""
     weight_m = torch.ones(reward_nm.shape[1]) if weight_m is None else weight_m
     check_counts(weight_m, "weights", reward_nm.T, "rewards", advice="give one weight to each reward")
     return weight_m.double().to(reward_nm.device)
 
 
 def as_columns(outcome_no: Float[Tensor, " n *o"]) -> Float[Tensor, "n o"]:
-    """Return outcomes as a table; a vector becomes a table of one column."""
+    """Return outcomes as a table. A vector becomes a table of one column."""
     return outcome_no[:, None] if outcome_no.dim() == 1 else outcome_no
 
 
@@ -204,7 +204,7 @@ def refine(group_n: Int[Tensor, " n"], outcome_no: Float[Tensor, " n *o"]) -> In
     outcome_no = as_columns(outcome_no)
     for column, outcome_n in enumerate(outcome_no.T):
         distinct_outcomes, outcome_id_n = torch.unique(outcome_n.nan_to_num(nan=0.0), return_inverse=True)
-        # The strata are renumbered from 0 before each further outcome, so that their numbers stay small.
+        # New numbers from 0 keep the stratum numbers small.
         renumbered_stratum_n = group_index(stratum_n) if column > 0 else stratum_n
         stratum_n = renumbered_stratum_n * len(distinct_outcomes) + outcome_id_n
     return torch.where(outcome_no.isnan().any(dim=1), -1, stratum_n)
@@ -216,21 +216,21 @@ class Moments:
 
     stratum_n: Int[Tensor, " n"]  # the number of each completion's stratum; -1: in no stratum
     member_n: Bool[Tensor, " n"]  # True if the completion has a value and a stratum
-    deviation_n: Float[Tensor, " n"]  # value minus its stratum's mean; exactly 0 if all are equal or the value is absent
+    deviation_n: Float[Tensor, " n"]  # the value minus its stratum's mean; 0 if the value is absent
     count_s: Float[Tensor, " s"]
     mean_s: Float[Tensor, " s"]
-    square_s: Float[Tensor, " s"]  # sum of squared deviations; an empty stratum has count 0, mean NaN and sum 0
+    square_s: Float[Tensor, " s"]  # the sum of squared deviations; 0 in an empty stratum
 
     def count_n(self) -> Float[Tensor, " n"]:
         """Return how many members each completion's stratum has (0 for a completion without a stratum)."""
         return self.look_up(self.count_s, 0.0)
 
     def mean_n(self) -> Float[Tensor, " n"]:
-        """Return the mean of each completion's stratum, itself included; NaN if the stratum is empty."""
+        """Return the mean of each completion's stratum, or NaN if the stratum is empty."""
         return self.look_up(self.mean_s, torch.nan)
 
     def std_n(self, *, ddof: int, stand_in_n: Float[Tensor, " n"] | None = None) -> Float[Tensor, " n"]:
-        """Return the standard deviation of each completion's stratum: sqrt(square / (count - ddof)); 0 if undefined."""
+        """Return the standard deviation of each completion's stratum, or 0 if it is undefined."""
         count_s, sum_of_squares_s = self.count_s, self.square_s
         if stand_in_n is not None:
             joins_stratum_n = (self.stratum_n >= 0) & ~self.member_n & ~stand_in_n.isnan()
@@ -251,7 +251,7 @@ class Moments:
         return value_s[self.stratum_n.clamp(min=0)].masked_fill_(self.stratum_n < 0, nowhere)
 
     def pooled_variance_of_others(self) -> Float[Tensor, " s"]:
-        """Return, for each stratum, the pooled variance inside all others; NaN if no other stratum has two values."""
+        """Return the pooled variance inside all other strata, for each stratum."""
         degrees_of_freedom_s = (self.count_s - 1).clamp(min=0.0)
         other_degrees_of_freedom_s = degrees_of_freedom_s.sum() - degrees_of_freedom_s
         other_square_sum_s = (self.square_s.sum() - self.square_s).clamp(min=0.0)
@@ -284,7 +284,7 @@ def moments(
             f"of ids of your own."
         )
     is_in_stratum_n = stratum_n >= 0
-    if highest_stratum > 16 * len(stratum_n):  # a table has a row for each stratum number, so smaller numbers save memory
+    if highest_stratum > 16 * len(stratum_n):  # small stratum numbers keep the tables small
         stratum_n = group_index(stratum_n).where(is_in_stratum_n, -1)
         highest_stratum = len(stratum_n)
     is_member_n = is_in_stratum_n & ~value_n.isnan()
@@ -387,7 +387,7 @@ def _compare_rollouts(
     value_n: Tensor, stratum_n: Tensor, rollout_n: Tensor, leave_one_out: bool, min_stratum: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compare each turn with its stratum, counting each rollout once. Return rollout count, mean and advantages."""
-    # All turns of a rollout in the same stratum form one set (index j), which counts once with its mean reward.
+    # All turns of a rollout in one stratum count once, with their mean reward.
     turn_set_index_n = refine(stratum_n, group_index(rollout_n).double()).where(stratum_n >= 0, -1)
     turn_set_moments = moments(value_n, turn_set_index_n)
     stratum_of_set_j = torch.full_like(turn_set_moments.count_s, -1, dtype=torch.long)
@@ -409,7 +409,7 @@ def standardise(
     eps: float = 0.0,
     eps_at: EpsAt = "std",
 ) -> tuple[Float[Tensor, " n"], float, float]:
-    """Standardise weighted values over the batch (all 0 if they are equal). Return the results, the mean and the divisor.
+    """Standardise weighted values over the batch. Return the results (0 for equal values), the mean and divisor.
 
     A[i] = (v[i] - mean v if shift else v[i]) / (std + eps, sqrt(var + eps) or sqrt(max(var, eps)) by `eps_at`)
     """
@@ -450,7 +450,7 @@ def standardise_tokens(
 def _measure_tokens(value_nt: Tensor, mask_nt: Tensor) -> tuple[float, float, int]:
     """Compute the mean, the sum of squared deviations and the number of the values inside the mask."""
     running_mean, square_sum, token_count = 0.0, 0.0, 0
-    # A few rows at a time are copied to float64, so that the copies stay in the processor's cache.
+    # A few rows at a time are copied to float64, so that the copies stay in the cache.
     for value, mask in zip(value_nt.split(_ROWS), mask_nt.split(_ROWS), strict=True):
         chunk_token_count = int(torch.count_nonzero(mask))
         if chunk_token_count == 0:
@@ -466,7 +466,7 @@ def _measure_tokens(value_nt: Tensor, mask_nt: Tensor) -> tuple[float, float, in
 
 
 def _find_divisor(square_sum: float, total_weight: float | int, ddof: int, eps: float, eps_at: EpsAt) -> float:
-    """Return the divisor of deviations; 0 if all deviations are 0 or there are too few values for `ddof`."""
+    """Return the divisor of deviations, or 0 if there is nothing to divide."""
     check_known("place of eps", eps_at, get_args(EpsAt))
     if square_sum <= 0 or total_weight <= max(ddof, 1):
         return 0.0

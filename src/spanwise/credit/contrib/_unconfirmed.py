@@ -1,4 +1,4 @@
-"""Methods whose formula neither the full paper nor its code confirms: HA-DW, GRPO-Verif and GAGPO; see each `source`."""
+"""Methods with unconfirmed formulas: HA-DW, GRPO-Verif and GAGPO."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class HistoryWeight:
         eps: float = 1e-6,
         min_stratum: int = 2,
     ) -> Explained:
-        """Apply `ha_dw` to one batch, then move the anchor (expected success rate) towards the batch's mean reward.
+        """Apply `ha_dw` to one batch, then update the expected success rate (anchor).
 
         Args:
             reward_n, group_n, lambda_scale, ddof, eps, min_stratum: see `ha_dw`.
@@ -95,7 +95,7 @@ class HistoryWeight:
         self._anchors = [*self._anchors, (1 - eta) * self.anchor + eta * mean_reward][-window:]
 
     def state_dict(self) -> dict[str, list[float]]:
-        """Return the anchors and success rates that a resumed run needs, as plain numbers ({} before the first batch)."""
+        """Return the state that a resumed run needs, as plain numbers ({} before the first batch)."""
         return {"anchors": list(self._anchors), "rates": list(self._rates)} if self._anchors else {}
 
     def load_state_dict(self, state: Mapping[str, list[float]]) -> None:
@@ -183,7 +183,7 @@ def grpo_verif(
     eps: float = 1e-6,
     min_stratum: int = 2,
 ) -> Explained:
-    r"""Standardise the rewards of a solution and of its verification over the group; the verification weighs less.
+    r"""Standardise the rewards of solutions and of their verifications over the group.
 
     Equation
         A[i, 0] = (r[i, 0] - mean_g r[:, 0]) / (std_g r[:, 0] + eps)
@@ -244,7 +244,7 @@ def gagpo(
     eps: float = 1e-6,
     min_stratum: int = 2,
 ) -> Float[Tensor, " s"]:
-    r"""Compute GAE over a trajectory's steps without a critic: a state's value is its mean return in the group.
+    r"""Compute GAE without a critic: the value of a state is its mean return in the group.
 
     Equation
         R[t] = sum over k >= t of gamma^(k-t) r[k],   V(u) = mean of R over the steps of the prompt that start in state u
@@ -281,7 +281,7 @@ def gagpo(
     timeline.groups(group_s)  # raises an error if a trajectory has rows of two prompts
     return_s = timeline.backward_sum(reward_s, decay=gamma)
     state_id_s = anchor_groups(group_s, anchor_s, similarity=similarity)
-    # Each unknown state gets a number of its own, so that it is compared with no other state.
+    # Each unknown state gets its own number, so that it is compared with no other.
     unique_stratum_s = len(state_id_s) + torch.arange(len(state_id_s), device=state_id_s.device)
     state_value_s = moments(return_s, torch.where(state_id_s < 0, unique_stratum_s, state_id_s)).mean_n()
     next_state_value_s = torch.where(timeline.next_s >= 0, gamma * state_value_s[timeline.next_s], 0.0)

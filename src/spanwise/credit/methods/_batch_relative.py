@@ -85,11 +85,11 @@ def gdpo(
     adv_nm, comparison = compare_columns(reward_nm, group_n, {}, min_stratum=min_stratum, scale="std", ddof=ddof, eps=eps)
     weighted_adv_nm = adv_nm * weight_m
     adv_sum_n, adv_abs_sum_n = weighted_adv_nm.sum(dim=1), weighted_adv_nm.abs().sum(dim=1)
-    # Advantages that cancel sum to exactly 0, without a rounding error.
+    # Advantages that cancel must sum to exactly 0, despite rounding errors.
     adv_sum_n = torch.where(adv_sum_n.abs() > 1e-12 * adv_abs_sum_n, adv_sum_n, 0.0)
     is_paid_m = weight_m != 0
     adv_sum_n = torch.where((reward_nm.isnan() | ~is_paid_m).all(dim=1), torch.nan, adv_sum_n)
-    conflict_limit = conflict if conflict is not None and int(is_paid_m.sum()) > 1 else None  # only two or more can conflict
+    conflict_limit = conflict if conflict is not None and int(is_paid_m.sum()) > 1 else None  # one cannot conflict
     if conflict_limit is not None:
         has_mixed_signs_n = (weighted_adv_nm > 1e-8).any(dim=1) & (weighted_adv_nm < -1e-8).any(dim=1)
         nearly_cancels_n = adv_sum_n.abs() < conflict_limit * (adv_abs_sum_n + 1e-6)
@@ -230,7 +230,7 @@ def reinforce_plus_plus_baseline(
     adv_n1 = adv_n[:, None]
     has_tokens_n1 = (length_n > 0)[:, None]
     scaled_comparison = comparison.rescaled(divisor=batch_divisor, shift=batch_mean).fitting(adv_n1)
-    # The baseline is the group's mean plus the batch's mean of `centred_n`, so it averages no single set of rewards.
+    # The baseline adds two means, so it is no mean of a single set of rewards.
     scaled_comparison = replace(scaled_comparison, averaged_nm=torch.zeros_like(comparison.averaged_nm))
     unscaled_comparison = comparison.unexplained(adv_n1)  # for completions that are not standardised and get 0
     zero_reason_n1 = torch.where(has_tokens_n1, int(Zero.NO_SCALE), int(Zero.EMPTY))

@@ -1,4 +1,4 @@
-"""Methods that use a critic's values: GAE, and SAE, which applies lambda only where a new segment starts."""
+"""Methods that use a critic's values: GAE and SAE."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from spanwise.errors import RecipeError, RewardError, check_known
 from spanwise.registry import register
 
 _ROWS = 64
-#: SAE cuts at unlikely tokens: such a token is the "start" of the next segment, or the "end" of the one before.
+#: An improbable token is the "start" of a segment of SAE, or the "end" of one.
 BOUNDARIES: tuple[Literal["start"], Literal["end"]] = ("start", "end")
 
 
@@ -100,7 +100,7 @@ def value_target(
     lam: float | Float[Tensor, " n"] = 1.0,
     bootstrap_n: Float[Tensor, " n"] | None = None,
 ) -> Float[Tensor, "n t"]:
-    r"""Compute the target that the critic is fitted to: its value plus a GAE with the critic's own lambda.
+    r"""Compute the critic's target: its value plus a GAE with the critic's own lambda.
 
     Equation
         target[k] = V[k] + A_lam[k]; the return itself at lam = 1
@@ -187,7 +187,7 @@ def sae(
 
 @dataclass(frozen=True)
 class SaeSegments:
-    """The rule by which SAE cuts a completion into segments: at tokens that are less probable than a threshold."""
+    """The rule by which SAE cuts a completion into segments at improbable tokens."""
 
     threshold: float = 0.2
     boundary: Literal["start", "end"] = "start"  # whether an unlikely token starts a segment or ends one
@@ -199,7 +199,7 @@ class SaeSegments:
 
     @staticmethod
     def of(method: str | None, options: Mapping[str, Any] | None) -> SaeSegments | None:
-        """Return the rule by which a method with these options cuts completions; None if it does not cut."""
+        """Return the rule by which a method with these options cuts completions, or None."""
         default_options = METHODS[method].options if method is not None and method in METHODS else {}
         if not {"threshold", "boundary"} <= set(default_options):
             return None
@@ -208,7 +208,7 @@ class SaeSegments:
 
     def _boundaries(self, logp_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) -> Bool[Tensor, "n t"]:
         """Mark the tokens at which SAE cuts, that is, applies lambda. A mark on a masked token has no effect."""
-        # The sum is NaN if any log-probability is NaN, and a sum is faster than a search.
+        # A sum finds a NaN faster than a search does.
         if bool(logp_nt.sum().isnan()) and (bad_entry := first_of(logp_nt.isnan() & mask_nt)):
             row, token = bad_entry
             raise RewardError(
@@ -234,7 +234,7 @@ def _move_to_next(flag_nt: Bool[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) ->
     moved_flag_nt = torch.zeros_like(flag_nt)
     position_t = torch.arange(flag_nt.shape[1], device=flag_nt.device)
     for rows in (slice(first, first + _ROWS) for first in range(0, len(flag_nt), _ROWS)):
-        # the position of the last trainable token up to each token; -1: there is none yet
+        # the position of the last trainable token so far; -1 before the first one
         last_position_nt = torch.where(mask_nt[rows], position_t, -1).cummax(dim=1).values
         flag_at_last_position_nt = flag_nt[rows].gather(1, last_position_nt.clamp(min=0)) & (last_position_nt >= 0)
         moved_flag_nt[rows, 1:] = flag_at_last_position_nt[:, :-1]

@@ -117,7 +117,7 @@ def _compare_episodes(reward_n: Tensor, group_n: Tensor, singleton: str, options
 
 
 def anchor_groups(group_s: Int[Tensor, " s"], anchor_s: Anchors, *, similarity: float | None = None) -> Int[Tensor, " s"]:
-    """Give equal states of one prompt the same number; an unknown state (None) gets -1. `similarity` groups similar texts."""
+    """Give equal states of one prompt the same number. None gets -1; `similarity` groups similar texts."""
     check_counts(
         anchor_s, "anchor states", group_s, "prompt ids", advice="give every row one anchor state and one prompt id"
     )
@@ -125,7 +125,7 @@ def anchor_groups(group_s: Int[Tensor, " s"], anchor_s: Anchors, *, similarity: 
         raise RecipeError(f"similarity is {similarity}; it must lie between 0 and 1. Use None to compare states exactly.")
     anchor_states = list_ids(anchor_s)
     state_keys = list(zip(group_s.tolist(), anchor_states, strict=True))
-    # A state text gets the number of the first earlier text that it resembles, so the order of rows matters.
+    # The order of rows matters, because a state gets the number of the first similar state.
     matchers_by_prompt: dict[int, list[SequenceMatcher]] = {}
     text_id_by_state: dict[tuple[int, Any], int] = {}
     for row, (prompt, state) in enumerate(state_keys):
@@ -144,10 +144,10 @@ def anchor_groups(group_s: Int[Tensor, " s"], anchor_s: Anchors, *, similarity: 
 
 
 def _find_text(state: str, matchers: list[SequenceMatcher], similarity: float) -> int:
-    """Return the number of the first state text that this text resembles, or a new number without one."""
+    """Return the number of the first state that this text resembles, or a new number."""
     for number, matcher in enumerate(matchers):
         matcher.set_seq1(state)
-        # Two upper bounds of the similarity ratio are tested first, because they cost less than the ratio itself.
+        # Two upper bounds of the ratio are tested first, because they cost less.
         if min(matcher.real_quick_ratio(), matcher.quick_ratio()) >= similarity and matcher.ratio() >= similarity:
             return number
     matchers.append(SequenceMatcher(None, "", state))

@@ -191,7 +191,7 @@ def opo(
     length_n: Int[Tensor, " n"] | Float[Tensor, " n"],
     min_stratum: int = 2,
 ) -> Explained:
-    r"""Subtract the group's mean reward, in which each completion counts by its number of tokens.
+    r"""Subtract the group's mean reward, with completions weighted by length.
 
     Equation
         A[i] = r[i] - (sum_g L r) / (sum_g L)
@@ -242,7 +242,7 @@ def rlcr(
     leave_one_out: bool = False,
     min_stratum: int = 2,
 ) -> Explained:
-    r"""Compare a completion's correctness plus calibration score with its group: one number for all tokens.
+    r"""Compare a completion's correctness plus its calibration score with its group.
 
     Equation
         R[i] = c[i] + w s[i],  s = -(q - c)^2 for Brier;   A[i] = R[i] - mean_g R
@@ -266,6 +266,6 @@ def rlcr(
         format too, at the weight of correctness; the preset pays it a quarter of that (`rlcr_paper`: R alone). The preset shares
         credit `per: block`, as that of `bae` does, so that the two differ in the credit alone.
     """
-    check_rewards(reward_nm, column="reward")  # inf and -inf would become NaN (absent) in the sum
+    check_rewards(reward_nm, column="reward")  # inf - inf would be NaN, which means absent
     reward_sum_n = weighted(reward_nm.double(), weights_of(reward_nm, weight_m)).sum(dim=1)
     return compare_in_strata(reward_sum_n, group_index(group_n), leave_one_out=leave_one_out, min_stratum=min_stratum)

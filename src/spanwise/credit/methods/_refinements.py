@@ -1,4 +1,4 @@
-"""Methods that change token advantages: KTAE by a token's association with correctness, OAR by its importance for the answer."""
+"""Methods that change the token advantages of another method: KTAE and OAR."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def ktae(
 
 
 def _count_frequency(word_u: Tensor, is_counted_u: Tensor, word_count: int, k1: float, b: float) -> Float[Tensor, " w"]:
-    """Compute the BM25 term frequency of each token id (word) among the tokens that `is_counted_u` marks."""
+    """Compute the BM25 term frequency of each token id in a completion."""
     count_w = torch.bincount(word_u[is_counted_u], minlength=word_count).double()
     share_w = count_w / is_counted_u.sum().clamp(min=1)
     relative_length = float(is_counted_u.sum()) / (len(is_counted_u) / 2)
@@ -153,7 +153,7 @@ def _log_choose(n: int, k: Tensor) -> Tensor:
 
 
 def _compute_entropy(x: Tensor, y: Tensor) -> Tensor:
-    """Compute the entropy in bits of a set with x items of one class and y of another (0 for an empty set)."""
+    """Compute the entropy in bits of a set with x items of one class and y of another."""
     item_count = (x + y).clamp(min=1.0)
     return -(torch.xlogy(x / item_count, x / item_count) + torch.xlogy(y / item_count, y / item_count)) / math.log(2)
 
@@ -223,7 +223,7 @@ def oar(
 
 
 def _weigh_tokens(importance_u: Tensor, quantile: float, beta: float, floor: float, eps: float) -> Tensor:
-    """Turn the importance of a completion's tokens into the factors that multiply their advantages."""
+    """Turn the importance of tokens into factors for their advantages."""
     log_importance_u = importance_u.log1p()
     lowest_log, highest_log = log_importance_u.aminmax()
     log_range = highest_log - lowest_log if highest_log > lowest_log else 1.0

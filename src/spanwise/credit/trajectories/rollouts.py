@@ -37,7 +37,7 @@ OutcomeName = Literal["last", "sum"]
 
 @dataclass(frozen=True)
 class Timeline:
-    """The trajectory that each row is a step of, and the order of the rows in each trajectory."""
+    """The trajectory of each row, and the order of the rows in it."""
 
     index_s: Int[Tensor, " s"]  # the number of each row's trajectory, in the order of `trajectory_s.unique()`
     next_s: Int[Tensor, " s"]  # the row of the trajectory's next step; -1 at its last step
@@ -51,7 +51,7 @@ class Timeline:
 
     def last_with(self, flag_s: Bool[Tensor, " s"]) -> Int[Tensor, " j"]:
         """Return the row of each trajectory's last flagged step, or of its last step if none is flagged."""
-        # The rows are sorted so that each trajectory starts with its last flagged row, or else with its last row.
+        # In each trajectory, the last flagged row is sorted first, or else the last row.
         sort_key_s = self.left_s + torch.where(flag_s, 0, len(flag_s))
         rows_by_key = sort_key_s.argsort(stable=True)
         row_order = rows_by_key[self.index_s[rows_by_key].argsort(stable=True)]
@@ -63,13 +63,13 @@ class Timeline:
         discounted_sum_s = value_s.double().clone()
         row_counts = self.left_s.bincount().tolist()  # how many rows have 0, 1, ... steps left
         for row_indices in self.left_s.argsort(stable=True).split(row_counts)[1:]:
-            # One fused operation would round differently: equal returns of steps would then not be exactly equal.
+            # A fused operation would round differently, so that equal returns could differ.
             discounted_next_sum = decay * discounted_sum_s[self.next_s[row_indices]]
             discounted_sum_s[row_indices] = discounted_sum_s[row_indices] + discounted_next_sum
         return discounted_sum_s
 
     def add_up(self, value_s: Tensor) -> Tensor:
-        """Add up the whole numbers or flags of each trajectory's rows, for one column or several."""
+        """Add up whole numbers or flags over the rows of each trajectory."""
         total_j = value_s.new_zeros((len(self.index_s.unique()), *value_s.shape[1:]), dtype=torch.long)
         return total_j.index_add(0, self.index_s, value_s.long())
 
@@ -79,7 +79,7 @@ class Timeline:
         return reward_s[self.last_j].double() if reward == "last" else self.sum_exactly(reward_s)
 
     def sum_exactly(self, value_s: Tensor) -> Float[Tensor, " j"]:
-        """Add up each trajectory's numbers without rounding errors, so that the order of rows does not matter."""
+        """Add up each trajectory's numbers without rounding errors."""
         value_lists_j: list[list[float]] = [[] for _ in self.last_j]
         for j, value in zip(self.index_s.tolist(), value_s.tolist(), strict=True):
             value_lists_j[j].append(value)
@@ -200,7 +200,7 @@ def assign_turns(
         method_inputs |= {"trajectory_s": timeline.index_s, "step_s": step_s}
         turn_scores = _score_steps(scores, timeline, objectives)
         credit = assign(turn_scores, group_s, present_sk, objectives=objectives, inputs=method_inputs, **options)
-        # If a step's credit is 0, the comparison of its whole rollout with the rest of the group says why.
+        # If a step's credit is 0, the comparison of its whole rollout says why.
         rollout_scores = _score_rollouts(scores, timeline, objectives, add_turns=True)
         comparison = compare_in_strata(sum_rewards(rollout_scores, objectives), group_j).comparison
         comparison = explain_sum(comparison, rollout_scores, objectives, group_j, in_groups=True, truncated_n=is_truncated_j)
@@ -233,7 +233,7 @@ def assign_turns(
                 score_tables[name] = getattr(scores_by_turn, name).clone()
                 score_tables[name][:, is_turn_objective_m] = table[:, is_turn_objective_m]
             turn_outcome_so, rollout_outcome_so = scores.outcome_no, scores_by_turn.outcome_no
-            if turn_outcome_so is not None and rollout_outcome_so is not None:  # what a turn itself says comes first
+            if turn_outcome_so is not None and rollout_outcome_so is not None:  # a turn's own outcome comes first
                 score_tables["outcome_no"] = torch.where(turn_outcome_so.isnan(), rollout_outcome_so, turn_outcome_so)
             turn_scores = replace(scores_by_turn, **score_tables)
             turn_objectives = _zero_other_weights(objectives, is_turn_objective_m)
@@ -258,7 +258,7 @@ def _refuse_split(timeline: Timeline, entry: Method) -> None:
 
 
 def _add_credits(rollouts: Credit, turns: Credit, is_turn_m: Bool[Tensor, " m"]) -> Credit:
-    """Add up the credit from objectives that judge whole rollouts and from those that judge single turns."""
+    """Add up the credit for whole rollouts and the credit for single turns."""
     credit_tables: dict[str, Any] = {}
     for name in ("adv_nm", "singleton_m", "absent_m", "coarser_m", "weight_m"):
         credit_tables[name] = torch.where(is_turn_m, getattr(turns, name), getattr(rollouts, name))
@@ -272,7 +272,7 @@ def _add_credits(rollouts: Credit, turns: Credit, is_turn_m: Bool[Tensor, " m"])
 
 
 def _zero_other_weights(objectives: Sequence[Objective], has_weight_m: Tensor) -> list[Objective]:
-    """Return the objectives, with weight 0 for each one that `has_weight_m` does not mark."""
+    """Set the weights of the objectives that `has_weight_m` does not mark to 0."""
     return [
         objective if has_weight else replace(objective, weight=0.0)
         for objective, has_weight in zip(objectives, has_weight_m.tolist(), strict=True)
@@ -280,7 +280,7 @@ def _zero_other_weights(objectives: Sequence[Objective], has_weight_m: Tensor) -
 
 
 def _score_rollouts(scores: Scores, timeline: Timeline, objectives: Sequence[Objective], *, add_turns: bool) -> Scores:
-    """Return one score per rollout: its last reward, or with `add_turns` the sum of its turns' rewards."""
+    """Return one score per rollout: its last reward, or the sum over its turns."""
     is_checked_sm = _mark_checked(scores.status_nm)
     reward_row_jm = torch.stack([timeline.last_with(is_checked_s) for is_checked_s in is_checked_sm.T], dim=1)
     column_m = torch.arange(len(objectives), device=reward_row_jm.device)
@@ -293,7 +293,7 @@ def _score_rollouts(scores: Scores, timeline: Timeline, objectives: Sequence[Obj
             reward_sum_j = timeline.sum_exactly(torch.where(is_counted_s, reward_s, 0.0))
             is_counted_j = timeline.add_up(is_counted_s) > 0
             tables["reward_nm"][:, m] = torch.where(is_counted_j, reward_sum_j, tables["reward_nm"][:, m])
-            # If a turn's check failed, the sum is NaN, and the rollout gets the status of that turn.
+            # If a turn's check failed, the rollout gets the status of that turn.
             failed_row_j = timeline.last_with(is_checked_sm[:, m] & reward_s.isnan())
             failed_status_j = scores.status_nm[failed_row_j, m]
             rollout_status_j = torch.where(reward_sum_j.isnan(), failed_status_j, int(Status.OK))
@@ -317,7 +317,7 @@ def _score_steps(scores: Scores, timeline: Timeline, objectives: Sequence[Object
             reward_row_s = timeline.last_with(is_checked_sm[:, m])[timeline.index_s]
             reward_sm[:, m] = torch.where(is_last_turn_s, turn_reward_s[reward_row_s], 0.0)
             status_sm[:, m] = status_sm[reward_row_s, m]
-        else:  # if no turn has the reward, it stays absent at the last turn; all other absent rewards become 0
+        else:  # without any reward, the last turn's stays absent and all others become 0
             # Without a scope, `if_missing` replaces the reward of the whole rollout, not of each turn.
             lacks_reward_s = ~is_checked_sm[:, m]
             if objective.scope is not None:
@@ -335,7 +335,7 @@ def worth_of_turns(
     objectives: Sequence[Objective],
     kind: str,
 ) -> tuple[Float[Tensor, "s m"], Float[Tensor, "s m"]]:
-    """Return the rewards that this kind of method compares, and those of them that count in their group.
+    """Return the rewards that a kind of method compares. Also return those that count in their group.
 
     A reward of scope rollout stands at each turn of its rollout and counts once. So do the turns of a rollout in scope turn,
     but for a method that credits steps, whose turns count one by one.
@@ -360,7 +360,7 @@ def worth_of_turns(
 
 
 def _objective_tables(scores: Scores) -> dict[str, Tensor]:
-    """Return the tables of the scores that have one column per objective, such as rewards and statuses."""
+    """Return the tables of the scores that have one column per objective."""
     table_names = ("reward_nm", "status_nm", "by_outcome_nmo", "stated_nm")
     return {name: getattr(scores, name) for name in table_names if getattr(scores, name) is not None}
 
@@ -379,11 +379,11 @@ def settle_turns(
     block_names: Sequence[str],
     scope: ScopeName,
 ) -> tuple[Reward, Reward]:
-    """Return the rewards of turns as rollouts count them, and each turn's verdict: its own, or its rollout's last one."""
+    """Return the rewards of turns, and the verdict on each turn or its rollout."""
     if (objective.scope or scope) == "turn":
         return reward, reward
     if reward.unused_n is not None:
-        # A reward may be recorded at the last turn, although an earlier turn wrote the block that it credits.
+        # The reward may stand at the last turn, although an earlier turn wrote the paid block.
         is_paid_s = (present_sk & paid_blocks([objective], block_names, present_sk.device)).any(dim=1)
         rollout_is_paid_s = (timeline.add_up(is_paid_s) > 0)[timeline.index_s]
         is_restored_s = rollout_is_paid_s & (reward.status_n == int(Status.ABSENT)) & ~reward.unused_n.isnan()

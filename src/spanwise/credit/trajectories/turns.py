@@ -1,4 +1,4 @@
-"""`Trajectory`: the turns of a rollout, as one row per turn, as merged sequences, or as a graph with branches.
+"""`Trajectory`: the turns of a rollout as rows, as merged sequences, or as a graph.
 
 A turn without a parent is a row: its prompt is its whole context. The prompt of a turn with a parent is only the text between the
 two. Training on branches costs O(T) tokens instead of the O(T^2) of rows, with the same contexts and so the same gradients.
@@ -23,7 +23,7 @@ from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.segment import Vocabulary
 from spanwise.types import Status
 
-#: Maps an objective to its reward, or to the status that says why it has none. Objectives left out are `UNSCORED`.
+#: Maps each objective to its reward, or to the status that says why it has none.
 Rewards = Mapping[str, "float | Status"]
 
 
@@ -72,7 +72,7 @@ class Branch:
     response_ids: tuple[int, ...]  # the responses of the turns, and the observations between them
     mask: tuple[int, ...]  # 1 at each response token that the model sampled
     turn: tuple[int, ...]  # the turn of each response token; -1 at observations
-    per_token: Mapping[str, tuple[float, ...]]  # log-probs and other numbers: 0 at observations, NaN in turns that lack them
+    per_token: Mapping[str, tuple[float, ...]]  # one number per response token, such as log-probs
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Trajectory:
         *,
         rewards: Mapping[Hashable, Rewards] | None = None,
     ) -> list[Trajectory]:
-        """Build trajectories from rows with one turn each, in the order in which the trajectories first appear.
+        """Build trajectories from rows with one turn each. They keep the order in which they first appear.
 
         Args:
             rows: in any order, without parents. What must find its way back to its row travels in `extra`.
@@ -168,7 +168,7 @@ class Trajectory:
         rows_by_trajectory: dict[Hashable, list[int]] = {name: [] for name in trajectory}
         unplaced_ids = [
             name for name in rewards or {} if name not in rows_by_trajectory
-        ]  # of other processes, if these rows have theirs
+        ]  # may belong to rows of other processes
         if unplaced_ids and rewards and not rows_by_trajectory.keys() <= rewards.keys():
             raise RewardError(
                 f"There are rewards of trajectory {unplaced_ids[0]!r}, but no row belongs to it; the trajectory of row 0 is "
@@ -233,7 +233,7 @@ class Trajectory:
     def _refuse_other_tokens(
         self, t: int, prompt: tuple[int, ...], contexts: Sequence[tuple[int, ...]], vocabulary: Vocabulary
     ) -> None:
-        """Refuse a prompt that begins with the text of an earlier turn's context, but with other tokens."""
+        """Refuse a prompt that repeats an earlier turn's text with other tokens."""
         prompt_text = vocabulary.join(np.array(prompt, dtype=np.int64))[0]
         for p, context_ids in reversed(list(enumerate(contexts))):
             context_text = vocabulary.join(np.array(context_ids, dtype=np.int64))[0]
@@ -261,7 +261,7 @@ class Trajectory:
         return branches
 
     def _build_branch(self, path: Sequence[int]) -> Branch:
-        """Join the responses of successive turns, and the observations between them, into one training sequence."""
+        """Join the responses of successive turns and the observations between them."""
         token_ids, mask, turn_of_token = list[int](), list[int](), list[int]()
         numbers_by_name: dict[str, list[float]] = {name: [] for t in path for name in self.turns[t].per_token}
         for t in path:
@@ -278,7 +278,7 @@ class Trajectory:
 
 
 def merge_counts(trajectories: Iterable[Trajectory]) -> dict[str, int]:
-    """Count the sequences and tokens to train on, before and after turns are merged into sequences.
+    """Count the sequences and tokens to train on, before and after turns are merged.
 
     Example:
         >>> rows = Trajectory("a", 0, (Turn([1, 2], [3, 4], [1, 1]), Turn([1, 2, 3, 4, 9], [5], [1])))
@@ -303,11 +303,11 @@ def merge_counts(trajectories: Iterable[Trajectory]) -> dict[str, int]:
 
 
 def _check_rewards(rewards: Rewards, who: str) -> None:
-    """Refuse a reward that is neither a finite number nor a `Status` that says why there is none."""
+    """Refuse a reward that is neither a finite number nor a `Status`."""
     for name, value in rewards.items():
         try:
             is_valid_reward = isinstance(value, Status) or math.isfinite(value)
-        except TypeError:  # None, a text or a list
+        except TypeError:  # not a number
             is_valid_reward = False
         if not is_valid_reward:
             raise RewardError(
@@ -316,7 +316,7 @@ def _check_rewards(rewards: Rewards, who: str) -> None:
 
 
 def _describe_token(ids: Sequence[int], position: int, vocabulary: Vocabulary) -> str:
-    """Format a token's id with its text, or return "not there" if there are too few ids."""
+    """Describe a token by its id and text, or say "not there"."""
     return f"{ids[position]} ({vocabulary.pieces[ids[position]]!r})" if position < len(ids) else "not there"
 
 
@@ -344,7 +344,7 @@ class Turns:
     width: int
 
     def take(self, value_nt: Shaped[Tensor, "n t *v"], *, fill: Any = 0) -> Shaped[Tensor, "s u *v"]:
-        """Gather the values at the tokens of each turn, one row per turn, with `fill` at padding."""
+        """Gather the values at the tokens of each turn, in one row per turn."""
         value_su = value_nt[self.row_s[:, None], self.place_su.clamp(min=0)]
         value_su[self.place_su < 0] = fill
         return value_su
@@ -363,13 +363,13 @@ class Turns:
         return value_nt
 
     def repeat(self, values: Sequence[Any]) -> list[Any]:
-        """Repeat each sequence's value for every turn in it, so that the list has one value per turn."""
-        value_by_row = list(values)  # a column of pandas is looked up by its labels, but a list by places
+        """Repeat each sequence's value for every turn in it."""
+        value_by_row = list(values)  # pandas looks a column up by labels, a list is looked up by positions
         return [value_by_row[row] for row in self.row_s.tolist()]
 
 
 def runs(mask_nt: Bool[Tensor, "n t"]) -> Int[Tensor, "n t"]:
-    """Number the runs of True in each row of a mask, from 0; entries outside the mask get -1."""
+    """Number the runs of True in each row of a mask, from 0. Entries outside the mask get -1."""
     shifted_mask_nt = torch.nn.functional.pad(mask_nt, (1, 0))[:, :-1]
     return torch.where(mask_nt, (mask_nt & ~shifted_mask_nt).cumsum(dim=1) - 1, -1)
 
@@ -421,7 +421,7 @@ def split_turns(mask_nt: Bool[Tensor, "n t"], turn_nt: Int[Tensor, "n t"] | None
 
 
 def step_rewards(reward_st: Float[Tensor, "s t"], mask_st: Shaped[Tensor, "s t"]) -> Float[Tensor, " s"]:
-    """Add up the rewards on the tokens of each step, that is, of each row.
+    """Add up the rewards on the tokens of each row (step).
 
     A reward on a masked token counts for the trainable token before it; one before the first trainable token is dropped, for
     nothing that was chosen can have caused it. NaN at a trainable token makes the reward absent; at a masked token it is no
