@@ -1,4 +1,4 @@
-"""Find the block that every sampled token belongs to, and the text of each block."""
+"""Find the block of every sampled token, and the text of each block."""
 
 from spanwise.segment import channels, delimiters, json_fields, markdown, units  # noqa: F401 - each registers its own
 from spanwise.segment.census import census

@@ -1,4 +1,4 @@
-"""`census` counts which parts (tags, fields, channels) completions have: those that a layout asks for, and others."""
+"""`census` counts how many completions hold the tags, fields or channels of a layout."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from spanwise.segment.claims import SEGMENTERS
 
 @dataclass(frozen=True)
 class Census:
-    """How many completions hold each tag, JSON field or channel of a layout, and how many hold others."""
+    """How many completions hold each tag, JSON field or channel."""
 
     size: int  # the number of completions
     wanted: Mapping[str, int]  # maps each mark of the layout to the number of completions that hold it
-    others: Mapping[str, int]  # maps each other mark to the number of completions that hold it, most frequent first
-    segmenter: str = "tags"  # the segmenter that the marks belong to
+    others: Mapping[str, int]  # the same for each mark that is not in the layout, most frequent first
+    segmenter: str = "tags"  # the segmenter that finds the marks
 
     @property
     def lacking(self) -> tuple[str, ...]:
-        """Return the layout's marks (tags, JSON paths, ...) that fewer than 1 % of the completions hold."""
+        """Return the layout's marks that fewer than 1 % of the completions hold."""
         return tuple(tag for tag, count in self.wanted.items() if count * 100 < self.size)
 
     @property
     def lacking_text(self) -> str:
-        """Return the lacking marks as a reader of the completions knows them: `<answer> and <think>`."""
+        """Return the lacking marks as text for users, such as `<answer> and <think>`."""
         return " and ".join(map(self._show, self.lacking))
 
     @property
     def sentence(self) -> str:
-        """Say which of the layout's marks are lacking, and what completions hold instead; "" if none is lacking."""
+        """Say which marks of the layout are lacking, and what completions hold instead. "" if none is."""
         if not self.lacking:
             return ""
         counts_text = " and ".join(f"{self._show(mark)} is in {self.wanted[mark]}" for mark in self.lacking)
@@ -49,7 +49,7 @@ class Census:
 
 
 def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "tags", prefilled: str | None = None) -> Census:
-    """Count the completions that hold each mark (tag, JSON path, ...) of a layout, and those that hold other marks.
+    """Count the completions that hold each mark, such as a tag or a JSON path.
 
     Args:
         texts: what was sampled.
@@ -89,7 +89,7 @@ def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "ta
 
 
 def census_of(layout: Layout, texts: Sequence[str]) -> list[Census]:
-    """Count the completions that hold each mark (tag, JSON path, ...) of a layout, segmenter by segmenter."""
+    """Count the completions that hold each mark of a layout, segmenter by segmenter."""
     marks_of_segmenter = {name: [part.mark for part in layout.parts_of(name)] for name in layout.segmenters}
     return [
         census(texts, marks, segmenter=name, prefilled=layout.prefilled if layout.prefilled in marks else None)

@@ -1,4 +1,4 @@
-"""The segmenter `channels`: find a chat model's reasoning, tool calls and answers by its family's special tokens.
+"""The segmenter `channels`: find a chat model's reasoning, tool calls and answers.
 
 Marks are `reasoning`, `tool_call` and `answer`. One table has the signs of Qwen, DeepSeek, GLM, Kimi and MiniMax (`<think>`,
 `<tool_call>` and their like), Llama 3 (`<|python_tag|>`), gpt-oss (harmony: a header with `<|channel|>`) and Mistral (`[THINK]`,
@@ -29,8 +29,8 @@ from spanwise.segment.delimiters import Sign, index_of_first, sign_finder
 from spanwise.types import Fault
 
 _REASONING, _CALL, _ANSWER = "reasoning", "tool_call", "answer"
-#: Channels with their opening and closing sign. "" means that the next opening sign or the turn's end closes the channel.
-#: The character U+FF5C in DeepSeek's special tokens is a fullwidth vertical bar.
+#: Channels with their opening and closing signs. Without a closing sign, the next opening sign or the turn's
+#: end closes a channel.
 _PAIRS = (
     (_REASONING, "<think>", "</think>"),
     (_REASONING, "[THINK]", "[/THINK]"),
@@ -47,25 +47,25 @@ def _signs(*texts: str) -> set[bytes]:
     return {sign.encode() for signs in texts for sign in signs.split()}
 
 
-#: Maps an opening sign, such as `<think>`, to the channel that it opens, and to the closing sign.
+#: Maps an opening sign, such as `<think>`, to its channel and closing sign.
 _OPENS = {opening.encode(): (channel, closing.encode()) for channel, opening, closing in _PAIRS}
 _CLOSES = {closing for _, closing in _OPENS.values() if closing}
 _REASONING_CLOSES = tuple(closing for channel, closing in _OPENS.values() if channel == _REASONING)
-#: The signs around the role in Llama's headers, such as `<|start_header_id|>assistant<|end_header_id|>`.
+#: Llama's special tokens before and after a role, as in `<|start_header_id|>assistant<|end_header_id|>`.
 _ROLE, _ROLE_ENDS = b"<|start_header_id|>", b"<|end_header_id|>"
-#: Special tokens that belong to a channel if they stand right before its opening sign.
+#: Special tokens that belong to a channel if they stand before its opening sign.
 _LEADS = {_ROLE, *_signs("<\uff5ctool▁calls▁begin\uff5c> <|tool_calls_section_begin|>")}
-#: Special tokens that end a header or a section of tool calls. They neither open nor close a channel.
+#: Special tokens that end a header or a section, and neither open nor close a channel.
 _FILLS = {_ROLE_ENDS, *_signs("<\uff5ctool▁calls▁end\uff5c> <|tool_calls_section_end|>")}
 #: Special tokens that may begin a harmony header, such as `<|start|>assistant<|channel|>analysis<|message|>`.
 _MESSAGE = b"<|message|>"
 _HEADER = (b"<|start|>", b"<|channel|>", _MESSAGE)
 _TO, _ANALYSIS = re.compile(rb"\bto="), re.compile(rb"<\|channel\|>\s*+analysis")
-#: Special tokens that open a channel; inside another channel they are the fault NESTED.
+#: Special tokens that open a channel. Inside another channel they are a fault.
 _ANY_OPENING = {*_OPENS, *_HEADER}
-#: Special tokens at which a channel without its closing sign ends.
+#: Special tokens that end a channel without a closing sign.
 _NEXT = _ANY_OPENING | _LEADS
-#: A turn that begins with one of these special tokens does not continue reasoning that the prompt opened.
+#: A turn that begins with one of these does not continue reasoning that the prompt opened.
 _AT_ONCE = _NEXT - {_ROLE}
 _MESSAGE_ENDS = b"<|end|>"
 _TURN_ENDS = _signs(
@@ -73,7 +73,7 @@ _TURN_ENDS = _signs(
     "<\uff5cend▁of▁sentence\uff5c> <|user|> <|observation|> [e~[",
 )
 _SIGNS = {*_OPENS, *_CLOSES, *_LEADS, *_FILLS, *_HEADER, *_TURN_ENDS}
-#: Signs, such as `<think>`, that a model may spell in several tokens. Every other sign must be a single token.
+#: Signs, such as `<think>`, that a model may spell in several tokens.
 _SPELLED = {sign for sign in {*_OPENS, *_CLOSES} if sign[:1] == b"<" and sign[1:2] != b"|" and b"\xef" not in sign}
 _OPENING = re.compile("|".join(re.escape(sign.decode()) for sign in _OPENS) + r"|<\|channel\|>[^<]*+")
 
@@ -86,7 +86,7 @@ def _list_channels(text: str) -> list[str]:
 
 
 def _prompt_endings(mark: str) -> tuple[str, ...]:
-    """Return the signs, such as `<think>`, at the end of a prompt that has already opened a channel."""
+    """Return the signs, such as `<think>`, with which a prompt opens a channel at its end."""
     channel = mark.removesuffix(EACH)
     opening_signs = [opening for name, opening, _ in _PAIRS if name == channel]
     return (*opening_signs, "<|channel|>analysis<|message|>") if channel == _REASONING else tuple(opening_signs)
@@ -100,7 +100,7 @@ def _prompt_endings(mark: str) -> tuple[str, ...]:
     holds=lambda text, mark: mark.removesuffix(EACH) in _list_channels(text),
 )
 def channels(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    """Find a chat model's reasoning, tool calls and answers, by the rules at the top of this module."""
+    """Find a chat model's reasoning, tool calls and answers. The rules are at the top of this module."""
     parts_of_mark = group_by_mark(parts)
     for channel, channel_parts in parts_of_mark.items():
         if channel not in (_REASONING, _CALL, _ANSWER):
@@ -130,13 +130,13 @@ class _Reader:
 
     def __init__(self, text: bytes, signs: list[Sign], prefilled: bool) -> None:
         self.text, self.signs, self.prefilled = text, signs, prefilled
-        #: Each channel's name, its first byte, and its content's bytes (None if the channel is cut off).
+        #: Each channel's name, its first byte, and its content's bytes (None if cut off).
         self.channels: list[tuple[str, int, tuple[int, int] | None]] = []
         self.fault = 0
-        self.unclaimed = 0  # the first byte that no channel has claimed yet
-        self.lead_start: int | None = None  # the first byte of special tokens that belong to the next channel
-        self.turn_end = 0  # `signs[turn_end]` ends the turn that is being read
-        self.last_index: dict[bytes, int] = {}  # maps each sign to the index in `signs` of its last occurrence in this turn
+        self.unclaimed = 0  # the first byte that belongs to no channel yet
+        self.lead_start: int | None = None  # the first byte of tokens that belong to the next channel
+        self.turn_end = 0  # the index of the sign that ends the current turn
+        self.last_index: dict[bytes, int] = {}  # the last index of each sign in this turn
 
     def run(self) -> None:
         """Read all turns of the completion into `channels` and `fault`."""
@@ -160,7 +160,7 @@ class _Reader:
             sign_index = turn_end + 1
 
     def _read_sign(self, index: int) -> int:
-        """Read the sign (special token) at `index`, and the channel it may open. Return the index to read next."""
+        """Read one sign (special token), and the channel that it may open. Return the index to read next."""
         sign = self.signs[index]
         if sign.written in _CLOSES:
             self.fault |= Fault.ORDER
@@ -179,7 +179,7 @@ class _Reader:
         return index + 1
 
     def _add_answer(self, stop: int) -> None:
-        """Add the text that no channel has claimed, up to the byte `stop`, as an answer. Skip mere white space."""
+        """Add the text that belongs to no channel as an answer. Skip mere white space."""
         if self.text[self.unclaimed : stop].strip():
             self._add(_ANSWER, self.unclaimed, (self.unclaimed, stop))
             self.unclaimed = stop
@@ -206,11 +206,11 @@ class _Reader:
         return end_index + is_closing_sign
 
     def _read_message(self, index: int) -> int:
-        """Read a message in the format harmony (gpt-oss), whose header names its channel."""
+        """Read a message in the format harmony of gpt-oss."""
         sign = self.signs[index]
         end_sign = self.signs[self.turn_end]
         body_index = index_of_first(self.signs, range(index, self.turn_end), (_MESSAGE,))
-        if body_index == self.turn_end:  # the header was cut off before `<|message|>`
+        if body_index == self.turn_end:  # the header breaks off before `<|message|>`
             self.fault |= Fault.TRUNCATED
             self.unclaimed = end_sign.start
             return self.turn_end

@@ -1,4 +1,4 @@
-"""Segmenters claim bytes of a completion (`Claim`) for the parts of a layout. `cut` turns claims into blocks."""
+"""The text that segmenters find for the parts of a layout (`Claim`). `cut` turns claims into blocks."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from spanwise.segment.vocabulary import Vocabulary
 from spanwise.types import Fault
 
 _BYTES = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
-#: The content of a part of a completion: its bytes [start, end), or its text after JSON escapes were resolved.
+#: The content of a part: its bytes [start, end), or its text without JSON escapes.
 Inner = tuple[int, int] | bytes
-#: One match of a mark (such as a tag): the mark, the first byte, the byte after the last, the content (None if incomplete).
+#: One match of a mark, such as a tag: the mark, its first byte, the byte after it, and its content.
 Match = tuple[str, int, int, Inner | None]
 #: Matches a token that ends a turn or a text, such as `<|im_end|>`.
 _END = re.compile("<\\|[^<>|\\n]{1,64}\\|>|</s>|<eos>|<end_of_turn>|<\uff5c[^<>\\n]{1,64}\uff5c>".encode())
 
 
 def text_end(text: bytes) -> int:
-    """Return the byte at which the tokens that end a completion, such as `<|im_end|>`, begin.
+    """Return the byte at which the end-of-sequence tokens of a completion begin.
 
     >>> text_end(b"Paris<|im_end|>"), text_end(b"Paris"), text_end(b"<s>Rome</s>")
     (5, 5, 11)
@@ -34,13 +34,13 @@ def text_end(text: bytes) -> int:
     end_byte = len(text)
     while (start_byte := text.rfind(b"<", 0, end_byte)) >= 0 and _END.fullmatch(text, start_byte, end_byte):
         if text[start_byte:end_byte] == b"</s>" and text.count(b"<s>", 0, start_byte) > text.count(b"</s>", 0, start_byte):
-            break  # the tag of HTML for text that is struck out
+            break  # this `</s>` closes a tag of HTML
         end_byte = start_byte
     return end_byte
 
 
 def without_end(text: str) -> str:
-    """Remove end-of-sequence tokens such as `<|im_end|>` from a text's end. Other libraries decode without them."""
+    """Remove end-of-sequence tokens from a text's end. Other libraries decode without them."""
     if not text.endswith(">"):
         return text
     text_bytes = text.encode(errors="surrogatepass")
@@ -49,7 +49,7 @@ def without_end(text: str) -> str:
 
 @dataclass(eq=False, slots=True)
 class Sample:
-    """One completion as a segmenter sees it: only trainable tokens, as if all others were deleted.
+    """One completion as a segmenter sees it: its trainable tokens only.
 
     Attributes:
         text: its bytes.
@@ -79,7 +79,7 @@ class Sample:
 
 
 class Claim(NamedTuple):
-    """The bytes of a completion that a segmenter found for one part of the layout, such as a tag.
+    """The bytes that a segmenter found for one part of the layout, such as a tag.
 
     Attributes:
         part: of the layout.
@@ -103,7 +103,7 @@ class Claim(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a segmenter found in one completion: claims, either disjoint or nested, and the completion's faults.
+    """What a segmenter found in one completion: text (claims) and faults. Claims are disjoint or nested.
 
     Example:
         >>> Found([]).fault
@@ -114,7 +114,7 @@ class Found(NamedTuple):
     fault: int = 0
 
 
-#: A function, built from a layout's parts, that takes a completion and returns what it found there.
+#: Finds the parts of a layout in a completion.
 Finder = Callable[[Sample], Found]
 
 
@@ -155,12 +155,12 @@ SEGMENTERS: Registry[Segmenter] = Registry("segmenter", kinds=("segmenter",), gr
 
 
 class Pieces(NamedTuple):
-    """One completion, cut into consecutive runs of bytes (pieces) that each belong to a block."""
+    """One completion, cut into runs of bytes (pieces) that each belong to one block."""
 
-    blocks: tuple[int, ...]  # for each piece, the index of its block in the layout
-    starts: tuple[int, ...]  # the first byte of each piece, from 0 on; a piece ends where the next piece starts
+    blocks: tuple[int, ...]  # the index in the layout of each piece's block
+    starts: tuple[int, ...]  # the first byte of each piece; a piece ends where the next one starts
     fault: int
-    contents: Mapping[tuple[int, str], Inner]  # (index of a block, key of a part) -> content, if the part is complete
+    contents: Mapping[tuple[int, str], Inner]  # the content of each complete part
 
 
 def assign(
@@ -170,7 +170,7 @@ def assign(
     surplus: Literal["keep", "report", "drop"],
     fault: int = 0,
 ) -> Found:
-    """Assign each mark's matches, in order, to the parts with that mark. `surplus` decides on the other matches."""
+    """Assign the matches of each mark, in order, to the parts with that mark. `surplus` decides on others."""
     claims: list[Claim] = []
     match_count = dict.fromkeys(parts_of, 0)
     for mark, start, stop, inner in matches:
@@ -190,7 +190,7 @@ def assign(
 
 
 def group_by_mark(parts: Sequence[Part], *, bare: bool = True) -> dict[str, list[Part]]:
-    """Group a layout's parts by their mark (such as a tag). `bare` removes the `[*]` at the end of marks."""
+    """Group a layout's parts by their mark, such as a tag. `bare` removes the `[*]` at the end of marks."""
     parts_of_mark: dict[str, list[Part]] = {}
     for part in parts:
         parts_of_mark.setdefault(part.mark.removesuffix(EACH) if bare else part.mark, []).append(part)
@@ -198,13 +198,13 @@ def group_by_mark(parts: Sequence[Part], *, bare: bool = True) -> dict[str, list
 
 
 def cut(layout: Layout, findings: Iterable[Found], length: int) -> Pieces:
-    """Cut a completion into blocks by the claims on it, by the rules in docs/segmenters.md."""
+    """Cut a completion into blocks where segmenters found them. The rules are in docs/segmenters.md."""
     fault_flags = 0
     claims = list[Claim]()
     for finding in findings:
         fault_flags |= finding.fault
         claims += finding.claims
-    # Sort outer claims before the claims inside them.
+    # Of texts that start at the same byte, the longest comes first.
     claims.sort(key=lambda claim: (claim.start, -sys.maxsize if claim.stop is None else -claim.stop))
     block_pieces, kept_claims = _carve(claims, layout.rest, length)
     if len(kept_claims) < len(claims):
@@ -216,17 +216,17 @@ def cut(layout: Layout, findings: Iterable[Found], length: int) -> Pieces:
         if claim.inner is not None:
             content_of_part[claim.part.block, claim.part.key] = claim.inner
     block_pieces[:1] = [(0, block_pieces[0][1] if block_pieces else 0)]
-    # If several pieces (runs of bytes) start at the same byte, the last piece gets the byte.
+    # If several pieces start at the same byte, the last one gets the byte.
     neighbouring_pieces = pairwise([(-1, -1), *block_pieces])
     block_by_start = {start: block for (_, previous_block), (start, block) in neighbouring_pieces if block != previous_block}
     return Pieces(tuple(block_by_start.values()), tuple(block_by_start), int(fault_flags), content_of_part)
 
 
 def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list[tuple[int, int]], list[Claim]]:
-    """Return the pieces (first byte, block) that claims cut a completion into, and the claims that were kept."""
+    """Cut a completion at the text that segmenters claim. Return the pieces and the claims that were kept."""
     block_pieces = [] if rest is None else [(0, rest)]
     kept_claims = list[Claim]()
-    # A claim whose `stop` is None ends where the next claim of this kind starts.
+    # A match without an end stops where the next one of this kind starts.
     open_claim_starts = [claim.start for claim in claims if claim.stop is None]
     stops_of_open_claims = iter([*open_claim_starts[1:], length])
     open_stops_and_blocks = [(length, rest)]
@@ -235,7 +235,7 @@ def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list
         block_pieces += _close_claims(open_stops_and_blocks, claim.start)
         content_stop = claim.inner[1] if isinstance(claim.inner, tuple) else claim.start
         min_stop = claim.stop or content_stop
-        if min_stop <= open_stops_and_blocks[-1][0]:  # drop a claim that reaches past the end of the claim around it
+        if min_stop <= open_stops_and_blocks[-1][0]:  # drop a match that ends after the match around it
             block_pieces.append((claim.start, claim.part.block))
             open_stops_and_blocks.append((min(claim_stop, open_stops_and_blocks[-1][0]), claim.part.block))
             kept_claims.append(claim)
@@ -244,7 +244,7 @@ def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list
 
 
 def _close_claims(stack: list[tuple[int, int | None]], byte: int) -> list[tuple[int, int]]:
-    """Pop the claims that end at or before a byte. Return the pieces in which the outer claims continue."""
+    """End the claims that stop at or before a byte. Return the pieces in which the outer claims continue."""
     outer_pieces = []
     while len(stack) > 1 and stack[-1][0] <= byte:
         claim_stop, _ = stack.pop()

@@ -1,4 +1,4 @@
-"""The segmenters `delimiters`, for blocks between two signs of any spelling, and `regex`, for patterns.
+"""The segmenters `delimiters`, for text between two signs, and `regex`, for patterns.
 
 A mark of `delimiters` is `<think>...</think>`: the opening sign, three dots, the closing one. `### Answer:...` has no closing
 sign: the part runs on to the next opening sign of the layout. A sign that the tokenizer added beside its vocabulary is that token
@@ -37,7 +37,7 @@ from spanwise.types import Fault
 
 _BETWEEN = "..."
 _TAG = re.compile(r"<(/?)([A-Za-z_][\w.:-]{0,59})>")
-#: Maps the start of an error message of the pattern library RE2 to our advice.
+#: Maps the start of an error message of RE2 (a regex library) to advice.
 _ADVICE = {
     "invalid perl operator: (?": "RE2 does not support lookaround; let the pattern match the surrounding text, too, and put "
     "the part that you want into a group, such as 'Answer: (?P<value>[0-9]+)'",
@@ -55,11 +55,11 @@ class Sign(NamedTuple):
 
 
 def sign_finder(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()) -> Callable[[Sample], list[Sign]]:
-    """Return a function that lists a completion's delimiters (signs) in order. An empty sign marks the text's end."""
+    """Return a function that lists a completion's delimiters (signs). The last, empty one marks its end."""
 
     @lru_cache(maxsize=4)
     def compile_signs(vocabulary: Vocabulary) -> tuple[list[int], re.Pattern[bytes]]:
-        """Return the ids of added tokens that are signs, and a pattern that finds the other signs by their bytes."""
+        """Return the ids of added tokens that are signs, and a pattern for all other signs."""
         added_sign_ids = [index for index in vocabulary.added if vocabulary.pieces[index] in signs]
         added_signs = {vocabulary.pieces[index] for index in added_sign_ids}
         spelled_signs = set(signs) - added_signs - set(tokens_only if vocabulary.added else ())
@@ -74,7 +74,7 @@ def sign_finder(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()
         token_ends = sample.end_t[sign_token_positions].tolist()
         token_signs = [Sign(written, end - len(written), end) for written, end in zip(sign_texts, token_ends, strict=True)]
         token_starts = [sign.start for sign in token_signs]
-        # Drop a spelled sign that overlaps an added token, because the token is a sign by itself.
+        # Drop a spelled sign that overlaps an added token.
         nonoverlapping_signs = [
             sign for sign in spelled_signs if bisect_left(token_starts, sign.end) == bisect_left(token_ends, sign.start + 1)
         ]
@@ -85,7 +85,7 @@ def sign_finder(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()
 
 
 def index_of_first(signs: Sequence[Sign], indices: range, wanted: Collection[bytes]) -> int:
-    """Return the first index in a range at which a wanted delimiter stands, or the end of the range."""
+    """Return the first index in a range at which a wanted delimiter stands, or the range's end."""
     return next((index for index in indices if signs[index].written in wanted), indices.stop)
 
 
@@ -101,7 +101,7 @@ def signs_of(mark: str) -> tuple[str, str]:
 
 
 def _opens(mark: str) -> tuple[str, ...]:
-    """Return the opening sign of a mark, or nothing if the closing sign is the same."""
+    """Return the opening sign of a mark, unless its closing sign is the same."""
     opening_sign, closing_sign = signs_of(mark)
     return () if opening_sign == closing_sign else (opening_sign,)
 
@@ -116,9 +116,9 @@ def _says(text: str) -> list[str]:
 
 @register("delimiters", kind="segmenter", says=_says, opens=_opens, holds=lambda text, mark: signs_of(mark)[0] in text)
 def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    """Find the text between two signs, such as `<think>...</think>`, by the rules at the top of this module."""
+    """Find the text between two signs, such as `<think>...</think>`. The module has the rules."""
     parts_of_mark = group_by_mark(parts, bare=False)
-    mark_of_opening: dict[bytes, tuple[str, bytes]] = {}  # maps each opening sign to its mark and closing sign
+    mark_of_opening: dict[bytes, tuple[str, bytes]] = {}  # maps an opening sign to its mark and closing sign
     for mark in parts_of_mark:
         opening_sign, closing_sign = signs_of(mark)
         if opening_sign.encode() in mark_of_opening:
@@ -151,7 +151,7 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
             if has_closing:
                 fault_flags |= Fault.NESTED if inner_signs & mark_of_opening.keys() else 0
             else:
-                fault_flags |= Fault.ORDER if inner_signs else 0  # a sign that closes another mark
+                fault_flags |= Fault.ORDER if inner_signs else 0  # one of the signs closes another mark
                 fault_flags |= Fault.TRUNCATED if closing_sign else 0
             is_complete = has_closing or not closing_sign
             content_place = (sign.end, end_sign.start) if is_complete else None
@@ -164,7 +164,7 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 @register("regex", kind="segmenter", holds=lambda text, mark: _compile(mark).search(text.encode()) is not None)
 def regex(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    """Find the matches of regular expressions, by the rules at the top of this module."""
+    """Find the matches of regular expressions. The rules are at the top of this module."""
     parts_of_mark = group_by_mark(parts, bare=False)
     marks_and_patterns = [(mark, _compile(mark)) for mark in parts_of_mark]
 
@@ -185,7 +185,7 @@ def regex(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 
 def _compile(mark: str) -> Any:
-    """Compile a mark as an RE2 pattern for bytes; if RE2 refuses the pattern, explain why."""
+    """Compile a pattern with RE2, or explain why RE2 refuses it."""
     try:
         import re2  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError:

@@ -1,4 +1,4 @@
-r"""The segmenter `json`: a block per JSON field of a completion, even if the JSON is amid text or breaks off.
+r"""The segmenter `json`: find a block for each JSON field of a completion.
 
 A mark is a path: `price`, `buyer.name`, `items[0]`, `items[*].price`, `["a key with.dots"]`. The bytes are scanned once, by one
 regular expression for strings and signs and a stack of what is open. No library that was tried gives the byte offsets of the
@@ -43,14 +43,14 @@ from spanwise.segment.claims import Claim, Finder, Found
 from spanwise.types import Fault
 
 _DECODER = json.JSONDecoder()
-_MOST_STEPS = 20  # `paths` leaves out every path with more steps than this
+_MOST_STEPS = 20  # the longest path that `paths` returns, in steps
 _KEYS = re.compile(r'"([^"\\\n]{1,60})"\s*:')
 _STEP = re.compile(r'(?:^|(?<=.)\.)([^.\[\]"]+)|\[(\d+|\*)\]|(?:(?<=.)\.)?\["((?:[^"\\]|\\.)*)"\]')
-# Possessive quantifiers keep the search linear in time: no byte is read more than twice.
+# Possessive quantifiers keep the search linear in time.
 _INSIDE = rb'(?:[^"\\\n]++|\\.)*+'
-#: Matches a bracket, a comma or a JSON string. The groups are a string's text, its closing quote, and a key's colon.
+#: Matches a bracket, a comma or a JSON string (text, closing quote, colon of a key).
 _TOKEN = re.compile(rb'"(%b)(?:(")([ \t\r\n]*+:)?+)?+|[{}\[\],]' % _INSIDE, re.DOTALL)
-#: The values of `match.lastindex` for a string without a closing quote, and for a key.
+#: `match.lastindex` of a string without a closing quote, and of a key.
 _BROKEN, _KEY = 1, 3
 _WHOLE = re.compile(rb'"%b"' % _INSIDE, re.DOTALL)
 _COMMA, _ARRAY, _ARRAY_END = b",[]"
@@ -61,26 +61,26 @@ _NESTED, _TRUNCATED, _DUPLICATE, _MORE = map(int, (Fault.NESTED, Fault.TRUNCATED
 
 @dataclass(eq=False)
 class Node:
-    """A JSON value on a path of the layout: the part whose path ends here, and a node for each value inside."""
+    """A JSON value on a path of the layout, with a node for each value inside it."""
 
     part: Part | None
     steps: dict[bytes | int, Node]
-    counted: bool  # whether each element of this array becomes a block of its own
+    counted: bool  # whether each element of this array is a block of its own
 
 
-#: The node of every JSON value that no path of the layout leads to.
+#: The node of every JSON value outside the paths of the layout.
 _NOWHERE = Node(None, {}, counted=False)
 
 
 @dataclass(eq=False, slots=True)
 class _Open:
-    """An object or array that is not closed yet, and the value in it that is being read."""
+    """An open object or array, with the value in it that is being read."""
 
     node: Node
     array: bool
-    index: int = -1  # the index of the array's element that is being read
+    index: int = -1  # the index of the element that is being read
     seen: set[Node] = field(default_factory=set)
-    #: For the value being read: its node, the first byte to claim, and the first byte of the value itself.
+    #: The node of the value being read, the first byte of its field, and its own first byte.
     reading: tuple[Node, int, int] | None = None
 
 
@@ -91,7 +91,7 @@ class _Open:
     asks=lambda mark: [step for step in steps(mark) if isinstance(step, str)],
 )
 def json_fields(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    """Find the fields of JSON objects, by the rules at the top of this module.
+    """Find the fields of JSON objects. The rules are at the top of this module.
 
     With a block for the rest a field is its value, from the colon on; the rest has keys and punctuation. Without one it runs from
     its key to the next field's key.
@@ -102,12 +102,12 @@ def json_fields(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 
 class _Scan:
-    """Scans one completion's text for the layout's fields, and notes where each field begins and ends."""
+    """Scans a completion for the layout's fields, and notes where each begins and ends."""
 
     def __init__(self, text: bytes, root: Node, from_key: bool) -> None:
         self.text, self.root, self.from_key = text, root, from_key
         self.stack: list[_Open] = []
-        self.open = [0, 0]  # the number of objects and the number of arrays on the stack
+        self.open = [0, 0]  # how many objects and how many arrays are open
         self.claims: list[Claim] = []
         self.fault = 0
         self.done: set[Part] = set()
@@ -143,10 +143,10 @@ class _Scan:
         return len(self.text)
 
     def _read_key(self, match: re.Match[bytes]) -> None:
-        """Read a key of the innermost open object, and begin the value that follows it."""
+        """Read a key of the innermost object, and begin its value."""
         container = self.stack[-1]
         key = match[1]
-        if container.reading:  # the comma before this key is missing
+        if container.reading:  # a comma is missing before this key
             self.fault |= _NESTED
             self._end_value(container, match.start(), is_whole=False)
         inner_nodes = container.node.steps
@@ -171,8 +171,8 @@ class _Scan:
             container.reading = element_node, at + 1, at + 1
 
     def _open_value(self, at: int, *, array: bool) -> None:
-        """Open an object or array inside the value that is being read."""
-        if self.stack and not self.stack[-1].reading:  # no key stands before this object or array
+        """Open an object or array inside another value."""
+        if self.stack and not self.stack[-1].reading:  # the object or array has no key
             self.fault |= _NESTED
             if array:
                 return
@@ -183,7 +183,7 @@ class _Scan:
         self._read_comma(at)
 
     def _close(self, at: int, *, array: bool | None = None) -> None:
-        """Close the innermost array or object, and all that is open inside it. If `array` is None, close everything."""
+        """Close the innermost array or object, and all open inside it. If `array` is None, close all."""
         closes_innermost = self.stack[-1].array == array
         self.fault |= 0 if closes_innermost or array is None else _NESTED
         is_already_closed = array is not None and not self.open[array]
@@ -194,7 +194,7 @@ class _Scan:
             is_already_closed = container.array == array
 
     def _end_value(self, container: _Open, at: int, *, is_whole: bool = True) -> None:
-        """End the value that is being read, and claim its bytes if it is a field of the layout."""
+        """End the value that is being read. Claim its bytes if it is a field of the layout."""
         open_value = container.reading
         container.reading = None
         if open_value is None:
@@ -220,7 +220,7 @@ class _Scan:
 
 
 def _value_content(value_text: bytes, start: int) -> tuple[int, int] | bytes | None:
-    """Return the content of a complete JSON value: a string's inside without escapes, or another value as it is."""
+    """Return the content of a JSON value: a string without quotes and escapes, or another value as it is."""
     if value_text[:1] != b'"':
         return (start, start + len(value_text)) if value_text else None
     if not _WHOLE.fullmatch(value_text):
@@ -229,7 +229,7 @@ def _value_content(value_text: bytes, start: int) -> tuple[int, int] | bytes | N
 
 
 def _build_node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -> Node:
-    """Build the tree of nodes for some parts of the layout, given the remaining steps of each part's path."""
+    """Build the tree of nodes from the JSON paths of some parts."""
     node_parts = [part for part, steps_left in paths if not steps_left]
     if node_parts and len(paths) > 1:
         outer_part = node_parts[-1]
@@ -242,7 +242,7 @@ def _build_node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -
             f"by one, or leave one of the two blocks out."
         )
     next_steps = [(_resolve_step(part, steps_left[0]), part, steps_left[1:]) for part, steps_left in paths if steps_left]
-    # `[*]` (-1) covers every element, also those that other paths name by index.
+    # `[*]` (-1) also covers the elements that other paths name by index.
     inner_nodes: dict[bytes | int, Node] = {}
     for key in dict.fromkeys(step for step, _, _ in next_steps):
         matching_steps = {key, -1} if isinstance(key, int) else {key}
@@ -252,7 +252,7 @@ def _build_node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -
 
 
 def _resolve_step(part: Part, step: str | int) -> bytes | int:
-    """Return the key in `Node.steps` of one step of a part's path. The part's index replaces `[*]` (-1), if it has one."""
+    """Return the key of a step in `Node.steps`. The part's index replaces `[*]` (-1), if it has one."""
     if isinstance(step, str):
         return step.encode()
     return part.index if step == -1 and part.index is not None else step
@@ -287,7 +287,7 @@ def unescaped(written: bytes) -> bytes:
 
 
 def as_json(value: Any) -> Any:
-    """Return a value as JSON has it: arrays as lists, decimals as numbers, dates and bytes as text. Other types become NaN.
+    """Convert a value to plain JSON types, such as arrays to lists and dates to text. Other types become NaN.
 
     >>> as_json({"price": Decimal("3.10"), "day": date(2024, 1, 5), "sizes": (1, 2), "id": object()})
     {'price': 3.1, 'day': '2024-01-05', 'sizes': [1, 2], 'id': nan}
@@ -309,7 +309,7 @@ def _plain_value(value: Any) -> Any:
     array = value.numpy(force=True) if hasattr(value, "numpy") else value
     array_type: Any = getattr(array, "dtype", None)
     if getattr(array_type, "kind", "") == "f" and array_type.itemsize != 8:
-        return array.astype(str).astype(float).tolist()  # the float32 3.1 is 3.1, though not to a float64's precision
+        return array.astype(str).astype(float).tolist()  # keep the float32 3.1 as 3.1, not as 3.0999999
     if getattr(array_type, "kind", "") == "M":
         return array.astype("datetime64[us]").tolist()
     if hasattr(array, "tolist"):
@@ -332,7 +332,7 @@ def paths(text: str) -> dict[str, None]:
 
 
 def _add_paths(value: object, path: str, paths: dict[str, None], depth: int = 0) -> None:
-    """Add the path of a JSON value, and those of all values inside it, to `paths`."""
+    """Add the paths of a JSON value and of all values inside it to `paths`."""
     if path:
         paths[path] = None
     if depth == _MOST_STEPS:

@@ -1,4 +1,4 @@
-"""The segmenters `markdown`, which finds blocks by headings, and `code`, which finds them by syntax.
+"""The segmenters `markdown`, which cuts at headings, and `code`, which cuts by syntax.
 
 A mark of `markdown` is the title of a heading of any level, in small or capital letters, `Plan` for `## plan`; or `section`, any
 heading that no other mark names. A `#` in a fenced code block is none.
@@ -41,12 +41,12 @@ from spanwise.segment.claims import Finder, Found, Match, Sample, assign, group_
 from spanwise.types import Fault
 
 _ANY = "section"
-#: Matches the line of a code fence or heading. Its groups are the fence, the heading's `#` signs, and the text after them.
+#: Matches the line of a code fence or heading.
 _LINE = re.compile(rb"^(?:[ \t]*+(`{3,}+|~{3,}+)| {0,3}+(#{1,6}+)(?![^ \t\r\n]))([^\n]*+)\n?", re.MULTILINE)
 
 
 class Fence(NamedTuple):
-    """A fenced code block: its bytes with and without fences, its language, and whether it is closed."""
+    """A fenced code block: its bytes, its language, and whether it is closed."""
 
     start: int
     stop: int
@@ -97,7 +97,7 @@ def _titles(text: str) -> list[str]:
 
 @register("markdown", kind="segmenter", says=_titles)
 def markdown(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    """Find the sections of Markdown, by the rules at the top of this module."""
+    """Find the sections of Markdown. The rules are at the top of this module."""
     parts_of: dict[str, list[Part]] = {}
     for mark, mark_parts in group_by_mark(parts).items():
         if not mark.strip("# \t") or "\n" in mark:
@@ -124,7 +124,7 @@ def markdown(parts: Sequence[Part], *, layout: Layout) -> Finder:
 def _section_stops(headings: Sequence[Heading], text_end: int) -> list[int]:
     """Return, for each heading, the byte at which its section ends."""
     section_stops: list[int] = []
-    stop_of_level = [text_end] * 8  # for each heading level, the byte at which a section of this level ends
+    stop_of_level = [text_end] * 8  # where a section of each heading level ends
     for heading in reversed(headings):
         section_stops.append(stop_of_level[heading.level])
         for level in range(heading.level, len(stop_of_level)):
@@ -136,7 +136,7 @@ _ALIASES = {
     "py": "python", "python3": "python", "js": "javascript", "jsx": "javascript", "ts": "typescript", "sh": "bash", "shell": "bash",
     "c++": "cpp", "c#": "c_sharp", "csharp": "c_sharp", "golang": "go", "rs": "rust", "rb": "ruby",
 }  # fmt: skip
-#: Maps our name for a kind of code to its names in tree-sitter's grammars.
+#: Maps a kind of code, such as `function`, to its names in tree-sitter's grammars.
 _KINDS = {
     "function": ("function_definition", "function_declaration", "method_definition", "method_declaration", "function_item"),
     "class": ("class_definition", "class_declaration", "class_specifier"),
@@ -146,13 +146,13 @@ _KINDS = {
 }  # fmt: skip
 _MARK = re.compile(r"([a-z0-9_]+)\.(\w+)")
 
-#: Takes a syntax tree's root. Returns each match's first byte, the byte after its last, and whether its syntax is valid.
+#: Finds nodes in a syntax tree: their first bytes, the bytes after them, and whether they are valid.
 _Matcher = Callable[[Any], list[tuple[int, int, bool]]]
 
 
 @register("code", kind="segmenter", says=lambda text: ["fence"] * bool(outline(text.encode(errors="replace"))[0]))
 def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    """Find fenced code blocks, and functions, classes and statements in them, by the rules at the top of this module."""
+    """Find fenced code blocks, and functions, classes and statements in them. The module has the rules."""
     parts_of_mark = group_by_mark(parts)
     parser_by_language: dict[str, Any] = {}
     matchers_by_language: dict[str, dict[str, _Matcher]] = {}
@@ -198,7 +198,7 @@ def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 
 def _syntax_fault(root: Any, last_line: int) -> int:
-    """Return the faults of syntax errors: TRUNCATED for an error that reaches into the last line, NESTED for others."""
+    """Return the faults of syntax errors. An error in the last line is TRUNCATED, others are NESTED."""
     fault_flags = 0
     nodes_to_visit = [root] if root.has_error else []
     while nodes_to_visit:
@@ -234,9 +234,9 @@ def _build_matcher(grammar: Any, language: str, kind: str) -> _Matcher:
 
 
 def _match_outermost(root: Any, match: Callable[[Any], Any]) -> list[tuple[int, int, bool]]:
-    """Locate the outermost nodes of a syntax tree that match, in order."""
+    """Locate the outermost nodes of a syntax tree that a function accepts."""
     located_nodes = list[tuple[int, int, bool]]()
-    nodes_to_visit = [root]  # the queries of tree-sitter would take quadratic time
+    nodes_to_visit = [root]  # tree-sitter's own queries would take quadratic time
     while nodes_to_visit:
         node = nodes_to_visit.pop()
         matched_node = match(node)
@@ -261,7 +261,7 @@ def _find_docstring(node: Any) -> Any:
 
 
 def _locate(node: Any) -> tuple[int, int, bool]:
-    """Return a syntax node's first byte, the byte after its last one, and whether its syntax is valid."""
+    """Return the bytes of a syntax node, and whether its syntax is valid."""
     return node.start_byte, node.end_byte, not node.has_error
 
 

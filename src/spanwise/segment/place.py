@@ -1,4 +1,4 @@
-"""Find a layout's blocks in token ids, exact to the byte, by tags or any other segmenter."""
+"""Find the blocks of a layout in token ids, exact to the byte."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from spanwise.segment.vocabulary import Vocabulary
 from spanwise.types import BlockText, Fault, PiecewiseText, Spans
 
 _OPENING_TAG = re.compile(r"<([^\W\d][\w.-]* ?)>")
-#: The most tags in a sequence whose blocks are cached. Longer sequences rarely repeat.
+#: Blocks are cached for texts with at most this many tags, because longer sequences rarely repeat.
 _LONGEST_CACHED = 64
 #: Names of special tokens that look like tags, such as `<pad>`.
 _SPECIAL = frozenset(("bos", "eos", "mask", "pad", "s", "unk"))
@@ -37,7 +37,7 @@ def find_blocks(
     vocabulary: Vocabulary,
     logp_nt: Float[Tensor, "n t"] | None = None,
 ) -> tuple[Spans, list[BlockText]]:
-    """Find the blocks of every completion, in tokens and as text.
+    """Find the blocks of every completion, as tokens and as text.
 
     A token belongs to the block that holds its first byte; one without bytes at a boundary (an unused id) to the block before. For
     masked tokens, faults and all other rules see docs/segmenters.md.
@@ -92,14 +92,14 @@ def find_blocks(
     return block_spans, block_texts
 
 
-#: A function that cuts completions (given as bytes and as `Sample` objects) into pieces, runs of bytes of one block.
+#: Cuts completions into pieces, which are runs of bytes of one block.
 _Cutter = Callable[[Sequence[bytes], Iterable[Sample]], list[Pieces]]
 
 
 def _build_cutter(layout: Layout) -> _Cutter:
-    """Return a function that cuts completions into runs of bytes (pieces). Each piece belongs to one block."""
+    """Return a function that cuts completions into runs of bytes (pieces), each of one block."""
     if layout.segmenters == ("tags",):
-        # `TagParser` cuts the text itself, because claims cannot express the order of tags.
+        # The parser of tags cuts the text itself, because it also needs their order.
         tag_parser = TagParser(layout)
         return lambda texts, _: [tag_parser.parse(text)[0] for text in texts]
     finders = [SEGMENTERS.find(name).function(layout.parts_of(name), layout=layout) for name in layout.segmenters]
@@ -115,7 +115,7 @@ def _segment_rows(
     vocabulary: Vocabulary,
     first_row: int,
 ) -> tuple[tuple[np.ndarray, ...], list[BlockText]]:
-    """Return the columns of `Spans` (start, end, block, fault, length) for some completions, and the blocks' texts."""
+    """Find the blocks of some completions: the columns of `Spans`, and the blocks' texts."""
     completion_count, token_width = valid_nt.shape
     block_count = len(layout.names)
     row_t, column_t = np.nonzero(valid_nt)
@@ -126,7 +126,7 @@ def _segment_rows(
     except AlignmentError as error:
         bad_token_positions = np.flatnonzero((token_id_t < 0) | (token_id_t >= len(vocabulary)))
         raise AlignmentError(f"Completion {row_t[bad_token_positions[0]] + first_row}: {error}") from None
-    # Completion i has the tokens [token_offsets[i], token_offsets[i + 1]). `byte_offsets` gives its bytes in the same way.
+    # Completion i has the tokens from token_offsets[i] to token_offsets[i + 1], and bytes likewise.
     token_offsets = np.concatenate(([0], np.cumsum(valid_nt.sum(axis=1))))
     first_byte_t = np.concatenate(([0], end_t))
     byte_offsets = first_byte_t[token_offsets]
@@ -138,16 +138,16 @@ def _segment_rows(
         for text, (low, high), (start, _) in zip(completion_bytes, token_spans, byte_spans, strict=True)
     )
     pieces_n = cutter(completion_bytes, samples)
-    # In names, the suffix `_p` is the index over the pieces (runs of bytes) of all completions.
+    # The suffix `_p` stands for an index over the pieces of all completions.
     row_of_piece_p = np.repeat(np.arange(completion_count), [len(pieces.starts) for pieces in pieces_n])
     block_of_piece_p = np.array([k for pieces in pieces_n for k in pieces.blocks], dtype=np.int64)
     start_in_text_p = np.array([start for pieces in pieces_n for start in pieces.starts], dtype=np.int64)
     first_byte_p = start_in_text_p + byte_offsets[row_of_piece_p]
-    # Token j belongs to the block of its first byte. So the first token of a piece that begins inside token j is j + 1.
+    # A token belongs to the block of its first byte, so a piece may start with the next token.
     first_token_p = np.searchsorted(end_t, first_byte_p, side="right")
     first_token_p += first_byte_t[first_token_p] != first_byte_p
     first_token_p = np.minimum(first_token_p, token_offsets[row_of_piece_p + 1])
-    # The first piece of a completion begins with its first token, even if that token has no bytes.
+    # The first piece starts at the first token, even if that token has no bytes.
     first_token_p[np.flatnonzero(np.diff(row_of_piece_p, prepend=-1))] = token_offsets[:-1]
     token_count_p = np.diff(first_token_p, append=len(end_t))
     byte_count_p = np.diff(first_byte_p, append=byte_offsets[-1])
@@ -171,7 +171,7 @@ def _segment_rows(
 
 
 def _check_logp(layout: Layout, logp_nt: Tensor | None, valid_nt: np.ndarray) -> np.ndarray | None:
-    """Check the log-probabilities, and return them as an array; None if no segmenter of the layout reads them."""
+    """Check the log-probabilities. Return them as an array, or None if no segmenter reads them."""
     segmenter = next((name for name in layout.segmenters if SEGMENTERS.find(name).reads_logp), None)
     if segmenter is None:
         return None
@@ -206,8 +206,8 @@ def _check_shape(values_nt: Tensor, shape: tuple[int, ...], name: str) -> None:
 
 
 def _text(completion: bytes, pieces: Pieces, present_k: Sequence[bool], keys: Mapping[str, Sequence[str]]) -> BlockText:
-    """Return the text of each block of a completion, and the contents of its parts (None if incomplete)."""
-    end_byte = text_end(completion)  # no part says the token that ends a turn
+    """Return the text of each block of a completion, with the contents of its parts."""
+    end_byte = text_end(completion)  # no part contains end-of-sequence tokens
     pieces_of_block: dict[int, list[bytes]] = {}
     for k, start, stop in zip(pieces.blocks, pieces.starts, (*pieces.starts[1:], len(completion)), strict=True):
         pieces_of_block.setdefault(k, []).append(completion[start:stop])
@@ -221,14 +221,14 @@ def _text(completion: bytes, pieces: Pieces, present_k: Sequence[bool], keys: Ma
                 content_bytes = completion[content[0] : min(content[1], end_byte)] if isinstance(content, tuple) else content
                 block_text[key] = None if content_bytes is None else content_bytes.decode("utf-8", "replace")
             block_text[""] = b"".join(pieces_of_block[k]).decode("utf-8", "replace")
-    # The joined texts of the blocks are the whole text only if each block is one piece, in the layout's order.
+    # The joined blocks are the whole text only if each is one piece, in the layout's order.
     if len(pieces_of_block) == len(pieces.blocks) and sorted(pieces_of_block) == [*pieces.blocks]:
         return text_of_block
     return PiecewiseText(text_of_block, completion.decode("utf-8", "replace"))
 
 
 class _Tag(NamedTuple):
-    """One tag, such as `</answer>`, in a text: its name, whether it closes, and its bytes [start, end)."""
+    """One tag in a text, such as `</answer>`: its name, whether it closes, and its bytes [start, end)."""
 
     name: str
     closes: bool
@@ -237,7 +237,7 @@ class _Tag(NamedTuple):
 
 
 def _opening_tags(text: str) -> list[str]:
-    """Return the tags that a text opens, without special tokens that look like tags, such as `<pad>`."""
+    """Return the tags that a text opens, without special tokens such as `<pad>`."""
     return [tag for tag in _OPENING_TAG.findall(text) if tag not in _SPECIAL]
 
 
@@ -269,7 +269,7 @@ class TagParser:
         self._parse_tags_cached = lru_cache(4096)(self._parse_tags)
 
     def find(self, sample: Sample) -> Found:
-        """Return a `Claim` (block and bytes) for the text from each tag to the next; layouts of several segmenters need it."""
+        """Return a `Claim` for the text from each tag to the next."""
         pieces, part_starts = self.parse(sample.text)
         part_claims = [
             Claim(part, start, None, pieces.contents.get((part.block, part.key)))
@@ -279,8 +279,8 @@ class TagParser:
         return Found(part_claims, pieces.fault)
 
     def parse(self, text: bytes) -> tuple[Pieces, list[int | None]]:
-        """Find the blocks of a text, and the byte at which each tag of the layout opens (None without the tag)."""
-        texts_and_tags = self._pattern.split(text)  # text, tag, text, ..., tag, text
+        """Find the blocks of a text. Also return the byte at which each tag opens, None without the tag."""
+        texts_and_tags = self._pattern.split(text)  # texts and tags in turn
         offsets = [0, *accumulate(map(len, texts_and_tags))]
         tag_texts = tuple(texts_and_tags[1::2])
         parse_tags = self._parse_tags_cached if len(tag_texts) <= _LONGEST_CACHED else self._parse_tags
@@ -292,13 +292,13 @@ class TagParser:
         return pieces_in_bytes, [None if start is None else offsets[start] for start in part_starts]
 
     def _parse_tags(self, tags: tuple[bytes, ...], at_start: bool) -> tuple[Pieces, list[int | None]]:
-        """Find blocks from the sequence of tags alone. Positions are indices into the list `offsets` of `parse`."""
+        """Find blocks from the sequence of tags alone. Positions are indices of `offsets` in `parse`."""
         seen_tags = [*self._prefilled]
         for i, tag in enumerate(tags):
             closes = tag.startswith(b"</")
             seen_tags.append(_Tag(tag[1 + closes : -1].decode(), closes, 0 if at_start and not i else 2 * i + 1, 2 * i + 2))
         opening_names = [None if tag.closes else tag.name for tag in seen_tags]
-        index_of_part: dict[Part, int] = {}  # maps each part to the index of its opening tag
+        index_of_part: dict[Part, int] = {}  # the index of each part's opening tag
         next_tag_index = 0
         for part in self._parts:
             if part.mark in opening_names[next_tag_index:]:
@@ -328,7 +328,7 @@ class TagParser:
         content_start_by_tag: dict[tuple[int, str], int] = {}
         content_places: dict[tuple[int, str], tuple[int, int]] = {}
         for index, tag in enumerate(tags):
-            # The prompt's tag ends at byte 0. It belongs to the first block, even if the second block also begins there.
+            # A tag at the end of the prompt belongs to the first block.
             block_index = 0 if tag.end == 0 else bisect_right(starts, tag.start) - 1
             block = blocks[block_index]
             block_and_name = block, tag.name

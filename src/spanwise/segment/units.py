@@ -1,4 +1,4 @@
-"""Segmenters that cut a completion into consecutive units: lines, sentences, steps, or runs of tokens.
+"""Segmenters that cut a completion into units: lines, sentences, steps, or runs of tokens.
 
 They are for repeated blocks, `Layout({"step[*]": "steps:"})` or `Layout(["step[*]"], segmenter="steps")`. Units follow each other
 without a gap; what stands before the first one belongs to it, or to the rest where the layout has one. More units than `most`: the
@@ -28,7 +28,7 @@ from spanwise.layout import EACH, Layout, Part
 from spanwise.registry import register
 from spanwise.segment.claims import Finder, Found, Match, Sample, assign, text_end
 
-#: Returns the bytes at which the units of a completion begin, in order. A unit ends where the next one begins.
+#: Returns the bytes at which the units of a completion begin, in order.
 _Starts = Callable[[Sample], Iterable[int]]
 
 _NON_SPACE = re.compile(rb"[^\s]")
@@ -45,11 +45,11 @@ _SENTENCE = re.compile(
     + rb"\s*+|(?:\A|\n)[^\S\n]*+\n\s*+"
 )
 _SHORT_WORDS = ("Dr", "Mr", "Mrs", "Ms", "Prof", "St", "vs", "cf", "Fig", "Eq", "Sec", "No", "e.g", "i.e", "approx")
-#: Matches a short word, or a short number at a line's start, before a full stop that does not end a sentence.
+#: Matches a short word or number before a full stop that does not end a sentence.
 _NO_END = re.compile(
     rf"\b(?:{'|'.join(map(re.escape, _SHORT_WORDS))})(?=\.)|^[ \t\r\v\f]*+[0-9]{{1,3}}(?=\.)".encode(), re.MULTILINE
 )
-#: Matches the start of a step: `Step 1`, `1.` or `1)`, plain, bold or as a heading, indented by three spaces or less.
+#: Matches the start of a step: `Step 1`, `1.` or `1)`, plain, bold or as a heading.
 _STEP = re.compile(
     rb"^ {0,3}(?:#{1,6} ++)?(?:\*\*)?(?:[Ss]tep ++[0-9]++\b|STEP ++[0-9]++\b|[0-9]{1,3}[.)](?=\s|\*\*))", re.MULTILINE
 )
@@ -79,7 +79,7 @@ def _register_unmarked(name: str, starts_of: _Starts, *, trimmed: bool = True) -
     """Register a segmenter that takes no mark, such as `lines`. A mark that repeats the block's name is allowed."""
 
     def segmenter(parts: Sequence[Part], *, layout: Layout) -> Finder:
-        """Find consecutive units, such as lines, by the rules in the docstring of `spanwise.segment.units`."""
+        """Find consecutive units, such as lines. The docstring of this module has the rules."""
         for part in parts:
             block_name = layout.names[part.block]
             if part.mark and block_name not in (part.mark, part.mark.replace(EACH, f"[{part.index}]", 1)):
@@ -94,7 +94,7 @@ def _register_unmarked(name: str, starts_of: _Starts, *, trimmed: bool = True) -
 
 
 def _start_after(pattern: re.Pattern[bytes]) -> _Starts:
-    """Return a function that lists where units begin: at the text's start, and after each match of a pattern."""
+    """Return a function that lists where units begin: at the start, and after each match of a pattern."""
     return lambda sample: [0, *(match.end() for match in pattern.finditer(sample.text))]
 
 
@@ -115,7 +115,7 @@ def _sentence_starts(sample: Sample) -> list[int]:
 
 
 def _start_at_tokens(cuts_of: Callable[[Sample], np.ndarray]) -> _Starts:
-    """Return a function that lists where units begin: at the start, and at the tokens that `cuts_of` returns."""
+    """Return a function that lists where units begin: at the start, and at some tokens."""
 
     def starts_of(sample: Sample) -> list[int]:
         token_indices = cuts_of(sample)
@@ -129,13 +129,13 @@ _register_unmarked("lines", _start_after(_LINE))
 _register_unmarked("paragraphs", _start_after(_PARAGRAPH))
 _register_unmarked("sentences", _sentence_starts)
 _register_unmarked("steps", lambda sample: [match.start() for match in _STEP.finditer(sample.text)])
-# A turn begins after masked tokens (tool output). They leave a gap between the columns of trainable tokens.
+# A turn begins after masked tokens, such as the output of a tool.
 _register_unmarked("turns", _start_at_tokens(lambda sample: np.flatnonzero(np.diff(sample.column_t) > 1) + 1), trimmed=False)
 
 
 @register("fixed", kind="segmenter")
 def fixed(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    """Cut a completion after every so many trainable tokens; `fixed:32` cuts after every 32."""
+    """Cut a completion after every so many trainable tokens, such as 32 in `fixed:32`."""
     run_length = int(_parse_number(_single_mark(parts), parts, example="fixed:32"))
     list_starts = _start_at_tokens(lambda sample: np.arange(run_length, len(sample.end_t), run_length))
     return _unit_finder(parts, list_starts, trimmed=False)
@@ -143,7 +143,7 @@ def fixed(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 @register("cuts", kind="segmenter", reads_logp=True)
 def cuts(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    """Cut after every few unsure tokens: `cuts:5@0.8` cuts after five tokens of probability below 0.8 (without `@`: 0.9).
+    """Cut after every few unsure tokens. `cuts:5@0.8`: after five of probability below 0.8 (0.9 without `@`).
 
     Reference:
         "Segment Policy Optimization" 2025 (arXiv 2505.23564), SPO-chain: cutpoints below .9, five to a segment.
@@ -173,7 +173,7 @@ def low_probability(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 
 def _single_mark(parts: Sequence[Part]) -> str:
-    """Return the mark that all parts share, such as `32` in `fixed:32`. Refuse different marks."""
+    """Return the mark of all parts, such as `32` in `fixed:32`. Refuse different marks."""
     other_mark = next((part.mark for part in parts if part.mark != parts[0].mark), None)
     if other_mark is not None:
         raise LayoutError(
@@ -184,7 +184,7 @@ def _single_mark(parts: Sequence[Part]) -> str:
 
 
 def _parse_number(written: str, parts: Sequence[Part], *, example: str, probability: bool = False) -> int | float:
-    """Parse the number in a mark such as `fixed:32`: a whole number from 1 on, or a probability in (0, 1]."""
+    """Parse the number in a mark, such as `fixed:32`. It is a whole number from 1 on, or a probability."""
     expected = "a probability above 0 and up to 1" if probability else "a whole number of tokens from 1 on"
     try:
         whole_number = int(written) if written.isascii() and written.isdecimal() else 0

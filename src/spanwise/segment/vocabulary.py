@@ -1,4 +1,4 @@
-"""Map token ids to the bytes that they stand for, with the class `Vocabulary`."""
+"""The class `Vocabulary`, which maps token ids to their bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxtyping import Int
 
 from spanwise.errors import AlignmentError, DataError
 
-#: A test text: ASCII with tags, characters of 2 to 4 bytes, and one that most tokenizers cut into several tokens.
+#: A test text with tags, characters of 2 to 4 bytes, and one that takes several tokens.
 PROBE = "Hi <answer>42</answer>\n naïve Σ→∞ 日本語 🙂🏽!"
 
 _REMEDY = (
@@ -59,7 +59,7 @@ class Vocabulary:
 
     @cached_property
     def _table(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the bytes of every token id as one array, and the number of bytes of each id."""
+        """Return the bytes of all token ids in one array. Also return the number of bytes of each id."""
         return np.array(self.pieces, dtype=object), np.array([len(piece) for piece in self.pieces], dtype=np.int64)
 
     def join(self, ids_t: Int[np.ndarray, " t"]) -> tuple[bytes, Int[np.ndarray, " t"]]:
@@ -79,7 +79,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: Any, model: Any) -> Vocabulary:
-        """Read the bytes of every token id a model can sample. A model often has more ids than its tokenizer has tokens.
+        """Read the bytes of every token id that a model can sample. A tokenizer often has fewer tokens.
 
         Args:
             tokenizer: see `from_tokenizer`, also for errors and an example.
@@ -131,10 +131,10 @@ class Vocabulary:
 
 
 def _check_probe(vocabulary: Vocabulary, backend: Any) -> None:
-    """Check that a test text's tokens, joined as bytes, give the text that the tokenizer decodes."""
+    """Check that the bytes of a test text's tokens give the text that the tokenizer decodes."""
     try:
         probe_ids = backend.encode(PROBE, add_special_tokens=False).ids
-    except Exception:  # a word vocabulary without an unknown token cannot encode the test text
+    except Exception:  # the vocabulary may hold no token for the test text
         return
     joined_text = vocabulary.join(np.array(probe_ids, dtype=np.int64))[0].decode(errors="replace")
     decoded_text = backend.decode(probe_ids, skip_special_tokens=False)
@@ -145,7 +145,7 @@ def _check_probe(vocabulary: Vocabulary, backend: Any) -> None:
 
 
 def _compile_decoder(decoder: Mapping[str, Any] | None) -> tuple[Callable[[str], bytes], Callable[[str], str]]:
-    """Turn a tokenizer's decoder (JSON) into two functions: learned tokens to bytes, added tokens to text."""
+    """Turn a tokenizer's decoder into two functions: learned tokens to bytes, added tokens to text."""
     if decoder is None:
         raise DataError(
             f"The tokenizer has no decoder, so its text is joined with spaces that no token holds. Set one, for example "
@@ -160,7 +160,7 @@ def _compile_decoder(decoder: Mapping[str, Any] | None) -> tuple[Callable[[str],
         if step_type == "Fuse":
             is_after_fuse_step = True
         elif step_type == "Strip" and is_after_fuse_step:
-            pass  # Strip drops a leading space, which a completion needs, because it continues a prompt
+            pass  # a completion continues a prompt, so it keeps its leading space
         elif step_type == "Replace" and precedes_encoding and "String" in step["pattern"]:
             replacements.append((step["pattern"]["String"], step["content"]))
         elif step_type == "Metaspace" and precedes_encoding:
@@ -179,7 +179,7 @@ def _compile_decoder(decoder: Mapping[str, Any] | None) -> tuple[Callable[[str],
 
 
 def _byte_of_character() -> dict[str, int]:
-    """Map GPT-2's characters to bytes: printable Latin-1 to itself, characters from U+0100 on to the other bytes."""
+    """Map the characters of GPT-2's byte-level alphabet to bytes."""
     printable_bytes = {*range(33, 127), *range(161, 173), *range(174, 256)}
     other_bytes = [byte for byte in range(256) if byte not in printable_bytes]
     return {chr(byte): byte for byte in printable_bytes} | {chr(256 + n): byte for n, byte in enumerate(other_bytes)}
@@ -192,7 +192,7 @@ _BYTE_PIECE = re.compile("<0x([0-9a-fA-F]{2})>")
 def _byte_level(text: str) -> bytes:
     try:
         return bytes([_ALPHABET[character] for character in text])
-    except KeyError:  # like the tokenizer, keep a text with characters outside GPT-2's alphabet
+    except KeyError:  # as in the tokenizer, other texts stay as they are
         return text.encode()
 
 
@@ -201,5 +201,5 @@ def _byte_fallback(text: str) -> bytes:
     return text.encode() if byte_match is None else bytes.fromhex(byte_match[1])
 
 
-#: Maps the type of a decoder step to a function from a token's text to its bytes.
+#: Maps the type of a decoder step to a function that returns a token's bytes.
 _ENCODERS: dict[str, Callable[[str], bytes]] = {"ByteLevel": _byte_level, "ByteFallback": _byte_fallback}
