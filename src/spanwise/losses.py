@@ -1,4 +1,4 @@
-"""Losses per token for trainers that lack them, as pure functions that never read a masked token.
+"""Losses per token for trainers that lack them. They never read a masked token.
 
 Every policy loss takes log-probabilities, advantages and a mask, every value loss values (or scores of bins), targets and a mask.
 They return loss_nt. A masked token has loss 0 and gradient 0, whatever it holds (NaN). Gradients flow through the first argument
@@ -19,12 +19,12 @@ from spanwise.errors import AlignmentError, RecipeError, RewardError, check_know
 
 __all__ = ["aspo", "categorical_value", "categorical_value_loss", "critic_error", "dppo", "hl_gauss", "value_loss"]
 
-SIGMA_RATIO = 0.75  # the standard deviation of HL-Gauss in bin widths, as Farebrother et al. recommend it
-_ROUNDING = 1e-3  # the share of a bin by which rounding may put a critic's target outside the range of the bins
+SIGMA_RATIO = 0.75  # the standard deviation of HL-Gauss in bin widths, after Farebrother et al.
+_ROUNDING = 1e-3  # how far a target may lie outside the bins by rounding, as a share of a bin
 
 
 def zero_masked(mask_nt: Tensor, **inputs: Tensor) -> list[Tensor]:
-    """Return the inputs with 0 at masked tokens, so that no NaN is there. Only the first input keeps its gradient."""
+    """Put 0 at the masked tokens of the inputs, against NaN. Only the first input keeps its gradient."""
     for name, value in inputs.items():
         if value.shape != mask_nt.shape:
             raise AlignmentError(f"mask_nt is {tuple(mask_nt.shape)} but {name} is {tuple(value.shape)}.")
@@ -43,7 +43,7 @@ def aspo(
     clip_high: float = 0.2,
     cap: float = 3.0,
 ) -> Float[Tensor, "n t"]:
-    r"""Compute the ASPO loss: a token with positive advantage weighs more if its probability has grown less.
+    r"""Compute the ASPO loss, which inverts the probability ratio at positive advantages.
 
     Equation
         drop where A > 0 and rho > 1 + clip_high, or A < 0 and rho < 1 - clip_low
@@ -87,7 +87,7 @@ def dppo(
     cap: float = 20.0,
     eps: float = 1e-8,
 ) -> Float[Tensor, "n t"]:
-    r"""Compute the DPPO loss: it trains a token only while its probability stays close to the old one.
+    r"""Compute the DPPO loss, which trains a token only while its probability is close to the old one.
 
     Equation
         tv: keep where (A > 0: p - p_old <= delta_high), (A < 0: p_old - p <= delta_low)
@@ -115,7 +115,7 @@ def dppo(
     check_known("divergence", divergence, ("tv", "kl"))
     logp_nt, logp_old_nt, adv_nt = zero_masked(mask_nt, logp_nt=logp_nt, logp_old_nt=logp_old_nt, adv_nt=adv_nt)
     detached_logp_nt = logp_nt.detach()
-    dtype = torch.promote_types(logp_nt.dtype, torch.float32)  # 16 bits hold no 1 - p of a sure token
+    dtype = torch.promote_types(logp_nt.dtype, torch.float32)  # in 16 bits, 1 - p of a sure token would be 0
     exact_logp_nt, exact_logp_old_nt = detached_logp_nt.to(dtype), logp_old_nt.to(dtype)
     p_nt = exact_logp_nt.exp()
     p_old_nt = exact_logp_old_nt.exp()
@@ -295,7 +295,7 @@ def categorical_value_loss(
     if logits_ntb.shape[:-1] != mask_nt.shape:
         raise AlignmentError(f"mask_nt is {tuple(mask_nt.shape)} but logits_ntb is {tuple(logits_ntb.shape)}.")
     (target_nt,) = zero_masked(mask_nt, target_nt=target_nt.detach())
-    target_nt = torch.where(mask_nt, target_nt, sum(value_range) / 2)  # the middle of the range at masked tokens
+    target_nt = torch.where(mask_nt, target_nt, sum(value_range) / 2)  # the middle, at masked tokens
     dtype = torch.promote_types(logits_ntb.dtype, torch.float32)
     bin_score_ntb = torch.where(mask_nt.unsqueeze(-1), logits_ntb.to(dtype), 0.0)
     target_probability_ntb = hl_gauss(target_nt.to(dtype), bins=logits_ntb.shape[-1], value_range=value_range)
@@ -303,7 +303,7 @@ def categorical_value_loss(
 
 
 def _edges(bins: int, value_range: tuple[float, float], like: Tensor) -> tuple[Tensor, float]:
-    """Return the bin edges of a categorical critic, in float32 or a wider dtype, and the bin width."""
+    """Return the bin edges and the bin width of a categorical critic."""
     lowest, highest = value_range
     if bins < 2:
         raise RecipeError(f"The number of bins is {bins}; a distribution over values needs 2 or more.")
@@ -316,7 +316,7 @@ def _edges(bins: int, value_range: tuple[float, float], like: Tensor) -> tuple[T
 def critic_error(
     value_nt: Float[Tensor, "n t"], target_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]
 ) -> dict[str, float]:
-    r"""Split a critic's squared error in two: the error of completions' mean values, and the error around them.
+    r"""Split a critic's squared error into the error of completions' mean values and the rest.
 
     Equation
         error_point = mean_i mean_t (v - q)^2 = error_mean + error_within
@@ -355,7 +355,7 @@ def critic_error(
     error_within = float(within_error_n[token_count_n > 0].mean())
 
     def moments(number_nt: Tensor) -> tuple[float, float]:
-        """Return the mean and variance over tokens; equal numbers have a variance of exactly 0."""
+        """Return the mean and variance over tokens. Equal numbers have a variance of exactly 0."""
         unmasked_number_u = number_nt[mask_nt]
         number_minus_first_u = unmasked_number_u - unmasked_number_u[:1]
         variance = (number_minus_first_u - number_minus_first_u.mean()).square().mean()

@@ -31,26 +31,26 @@ from spanwise.types import Credit, Spans
 
 __all__ = ["TURNS", "Ranks", "ReadBatch", "Step", "StepResult", "turn_rows"]
 
-#: The column that describes turns: a list with one mapping per turn for each completion. Rollout functions may return it.
+#: The column that describes turns: a list with one mapping per turn for each completion.
 TURNS = "turns"
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes of a distributed training, which hold equally many completions each."""
+    """The processes of a distributed training, which hold equally many completions."""
 
     rank: int  # the number of this process
-    gather: Callable[[Any], list[Any]]  # called by all processes at once; returns what each of them passed, in rank order
+    gather: Callable[[Any], list[Any]]  # called by all processes; returns the arguments of all
 
 
 @dataclass(frozen=True)
 class ReadBatch:
-    """A batch with what was read from its completions (`Reading`): blocks, rewards and the rewards' statuses."""
+    """A batch with the blocks and rewards that were read from its completions."""
 
-    batch: Batch  # one row per completion, or one row per turn of a completion
-    reading: Reading  # the blocks and rewards of the rows; rows of other processes lack text, and usually spans
+    batch: Batch  # one row per completion, or per turn
+    reading: Reading  # the blocks and rewards of each row
     completions: int  # the number of completions
-    turns: Turns | None = None  # the place of each turn (row) in its completion; None: each row is a completion
+    turns: Turns | None = None  # the place of each row's turn in its completion; None without turns
     gathered: ReadBatch | None = None  # the batch of all processes; None: there is one process
     here: slice = field(default_factory=lambda: slice(None))  # the range of this process's rows in `gathered`
 
@@ -61,16 +61,16 @@ class ReadBatch:
 
     @property
     def spans(self) -> Spans:
-        """The token spans of the blocks in each row; rows gathered from other processes have none."""
+        """The token spans of the blocks in each row. Rows from other processes have none."""
         assert self.reading.spans is not None, "only a reading from another process lacks spans"
         return self.reading.spans
 
     def take(self, value_nt: Shaped[Tensor, "n t"]) -> Shaped[Tensor, "s u"]:
-        """Turn a table with a row per completion into one with a row per turn, unless the batch has no turns."""
+        """Turn a table with a row per completion into one with a row per turn. Without turns, keep it."""
         return value_nt if self.turns is None else self.turns.take(value_nt)
 
     def put(self, value_su: Shaped[Tensor, "s u"], *, width: int | None = None) -> Shaped[Tensor, "n t"]:
-        """Turn a table with a row per turn into one with a row per completion, with 0 between the turns."""
+        """Turn a table with a row per turn into one with a row per completion. Put 0 between turns."""
         value_nt = value_su if self.turns is None else self.turns.put(value_su, rows=self.completions)
         return value_nt if width is None else wider(value_nt, width)
 
@@ -79,7 +79,7 @@ class ReadBatch:
         return list(values) if self.turns is None else self.turns.repeat(values)
 
     def worth_sm(self, scheme: Scheme) -> Float[Tensor, "s m"]:
-        """Return the rewards of the rows. `if_missing` replaces those that a row, or the rollout of a turn, left out."""
+        """Return the rewards of the rows of the batch. `if_missing` replaces those that are left out."""
         turn_steps = self.batch.steps
         if turn_steps is None or not len(turn_steps.step_s):
             return fill_missing(self.reading.scores, scheme.objectives)
@@ -87,7 +87,7 @@ class ReadBatch:
         return worth_of_turns(self.reading.scores, *trajectory_and_step, objectives=scheme.objectives, kind="block")[0]
 
     def worth_nm(self, scheme: Scheme) -> Float[Tensor, "n m"]:
-        """Return the float32 rewards that a trainer logs. `if_missing` replaces those that a completion left out.
+        """Return the rewards that a trainer logs, in float32. `if_missing` replaces those that are left out.
 
         A completion of several turns has the last reward of its turns, or their mean for an objective of scope "turn".
         """
@@ -96,7 +96,7 @@ class ReadBatch:
         if turn_steps is None:
             return reward_sm
         reward_nm = torch.full((self.completions, reward_sm.shape[1]), torch.nan)
-        reward_nm[turn_steps.trajectory_s] = reward_sm  # a reward of scope rollout stands at each turn of its rollout
+        reward_nm[turn_steps.trajectory_s] = reward_sm  # a rollout's reward stands at each of its turns
         for m, objective in enumerate(scheme.objectives):
             if objective.scope == "turn":
                 has_reward_s = ~reward_sm[:, m].isnan()
@@ -108,12 +108,12 @@ class ReadBatch:
 
 
 def in_useful_groups(credit: Credit, group_n: Shaped[Tensor, " n"], *, tolerance: float = 0.0) -> Bool[Tensor, " n"]:
-    """Mark the rows of groups in which some completion's credit exceeds the tolerance. Other groups teach nothing."""
+    """Mark the rows of groups in which some completion has credit above the tolerance."""
     return torch.isin(group_n, group_n[credit.signal_n(tolerance=tolerance)])
 
 
 def gather_rows(read_batch: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
-    """Gather the rewards, group ids and turns of all processes' rows, because processes may share a group."""
+    """Gather the rewards, group ids and turns of the rows of all processes."""
     steps = read_batch.batch.steps
     step_fields = None if steps is None else (steps.trajectory_s.cpu(), steps.step_s.cpu(), steps.anchor_s)
     parts_of_ranks = ranks.gather((read_batch.reading.pack(), read_batch.batch.group_n.cpu(), step_fields))
@@ -136,12 +136,12 @@ def gather_rows(read_batch: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatc
 
 
 def gather_tokens(read_batch: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
-    """Gather the blocks, values and log-probabilities of all processes' tokens, if the credit method needs them."""
+    """Gather the token tables of all processes, if the credit method needs them."""
     all_ranks = read_batch.everyone
     if all_ranks.batch.steps is not None or "mask_nt" not in scheme.needs:
         return read_batch
     local_tensors = {name: getattr(read_batch.batch, name) for name in ("value_nt", "logp_nt", "bootstrap_n", "ids_nt")}
-    # Tables are padded with 0, so block numbers are sent plus 1. Then 0 means padding or a token of no block.
+    # Block numbers are sent plus 1, because 0 means padding.
     parts_of_ranks = ranks.gather((read_batch.spans.block_nt + 1, local_tensors))
     blocks_of_ranks, tensors_of_ranks = zip(*parts_of_ranks, strict=True)
     block_nt = _stack(blocks_of_ranks) - 1
@@ -164,12 +164,12 @@ def wider(value_nt: Tensor, width: int, *, fill: float = 0.0) -> Tensor:
 
 
 def says_turns(entry: Any) -> bool:
-    """Return whether an entry of the column `turns` is well-formed, that is, a list with one mapping per turn."""
+    """Return whether an entry of the column `turns` is a list of mappings."""
     return isinstance(entry, list | tuple) and all(isinstance(turn, Mapping) for turn in entry)
 
 
 def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
-    """Split each completion of a batch into its turns, one row per turn.
+    """Split each completion of a batch into its turns, with one row per turn.
 
     A turn is a run of tokens that the model wrote. The keys of the mappings in the column `turns` become columns of the rows
     (None if a turn lacks a key); the key `anchor` is the state from which a turn starts. If every completion is a single turn, a
@@ -179,7 +179,7 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
     other_columns = {name: column for name, column in batch.columns.items() if name != TURNS}
     turn_batch, turns = by_turn(replace(batch, columns=other_columns))
     all_single_turns = bool((turns.step_s == 0).all())
-    if turn_descriptions is None:  # the column `anchor` may name the state from which a completion of one turn starts
+    if turn_descriptions is None:  # the column `anchor` may name the start state of a completion
         anchor_column = turn_batch.columns.get("anchor") if all_single_turns else None
         turn_mappings: list[Mapping[str, Any]] = [{"anchor": state} for state in anchor_column or [None] * len(turns.row_s)]
     else:
@@ -209,14 +209,14 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
 
 
 def steps_of_turns(outer: Steps | None, row_s: Int[Tensor, " s"], step_s: Int[Tensor, " s"], anchor_s: Any) -> Steps:
-    """Number turns within their rollouts. `outer` has the rollout of each batch row; None: each row is a rollout."""
+    """Number the turns of each rollout. Without `outer`, each row of the batch is a rollout."""
     if outer is None:
         return Steps(row_s, step_s, anchor_s)
     return Steps(outer.trajectory_s[row_s], outer.step_s[row_s] * len(row_s) + step_s, anchor_s)
 
 
 class BatchCredit(NamedTuple):
-    """The credit of all processes' rows, with the metrics and the new warnings of the batch."""
+    """The credit of all processes' rows, with the metrics and warnings of the batch."""
 
     credits: Credit
     metrics: dict[str, float]
@@ -227,26 +227,26 @@ class BatchCredit(NamedTuple):
 class StepResult:
     """The advantages of this process's rows, and the metrics and warnings of the batch."""
 
-    own: ReadBatch  # the rows of this process; `own.put` turns a table of rows into a table of completions
-    advantages_nt: Float[Tensor, "n t"]  # the advantage of each token of the rows
-    spans: Spans  # the blocks of the rows; rows that the trainer left out have none
-    credit: Credit  # the credit of this process's rows; its counts per objective cover all processes
-    metrics: dict[str, float]  # the metrics over the rows of all processes
+    own: ReadBatch  # the rows of this process
+    advantages_nt: Float[Tensor, "n t"]  # the advantage of each token of each row
+    spans: Spans  # the blocks of each row; a row that the trainer left out has none
+    credit: Credit  # the credit of this process's rows
+    metrics: dict[str, float]  # the metrics over all processes' rows
     warnings: list[str]  # the warnings that no earlier batch had
-    credits: Credit  # the credit of the rows of all processes
+    credits: Credit  # the credit of all processes' rows
 
     @property
     def blocks_nt(self) -> Int[Tensor, "n t"]:
-        """The block number of each token of the completions: from 1 on, different in every turn, 0 outside of blocks."""
+        """The number of each token's block: from 1 on, different in every turn, 0 outside blocks."""
         block_nt = self.spans.block_nt
-        turns = self.own.turns  # if there are turns, each row is a turn
+        turns = self.own.turns  # with turns, each row is one turn
         if turns is not None:
             earlier_block_count_s1 = len(self.spans.names) * turns.step_s[:, None]
             block_nt = torch.where(block_nt >= 0, block_nt + earlier_block_count_s1, -1)
         return self.own.put(block_nt + 1)
 
     def by_completion(self) -> tuple[Credit, Bool[Tensor, "n k"]]:
-        """Return the credit of each completion (the mean over its turns), and a mask of the blocks it has."""
+        """Return the mean credit over each completion's turns, and a mask of its blocks."""
         all_ranks = self.own.everyone
         if all_ranks.batch.steps is None:
             return self.credits, all_ranks.reading.present_nk
@@ -281,7 +281,7 @@ class Step:
 
     def __init__(self, scheme: Scheme, vocabulary: Vocabulary | None = None, *, ranks: Ranks | None = None) -> None:
         self.scheme, self.vocabulary, self.ranks = scheme, vocabulary, ranks
-        self.zero_batches = 0  # how many training batches had no credit at all
+        self.zero_batches = 0  # how many training batches gave no credit at all
         self._watch = Watch(scheme)
         self._noted: dict[str, float] = {}
 
@@ -290,7 +290,7 @@ class Step:
         self._noted.update(metrics)
 
     def read(self, batch: Batch) -> ReadBatch:
-        """Find and score the blocks of this process's completions, turn by turn if scheme or rollouts ask for it."""
+        """Find and score the blocks of this process's completions, by turn if scheme or rollouts ask so."""
         assert self.vocabulary is not None, "reading needs a vocabulary"
         row_batch, turns = self._rows(batch)
         reading = read(row_batch, self.scheme, self.vocabulary)
@@ -298,7 +298,7 @@ class Step:
         return local_batch if self.ranks is None else gather_rows(local_batch, self.scheme, self.ranks)
 
     async def read_waiting(self, batch: Batch, in_thread: Callable[..., Awaitable[Any]]) -> ReadBatch:
-        """Find and score blocks like `read`, but await slow rewards. `in_thread` runs a function in a thread meanwhile."""
+        """Find and score blocks like `read`, but await slow rewards. Other work runs `in_thread`."""
         assert self.vocabulary is not None, "reading needs a vocabulary"
         awaited_objectives = [objective for objective in self.scheme.objectives if waits(objective)]
         if not awaited_objectives:
@@ -310,8 +310,8 @@ class Step:
         return ReadBatch(rows, await in_thread(finish_reading), len(batch.group_n), turns)
 
     def _rows(self, batch: Batch) -> tuple[Batch, Turns | None]:
-        """Split completions into one row per turn if scheme or rollouts ask for it. Otherwise return them unchanged."""
-        # A method that runs over tokens credits a whole conversation as one sequence.
+        """Split completions into one row per turn, if the scheme or the rollouts ask for it."""
+        # A method for tokens credits a whole conversation as one sequence.
         turn_lists = None if self.scheme.entry.kind == "token" else batch.columns.get(TURNS)
         must_split_turns = turn_lists is not None and all(map(says_turns, turn_lists))
         return turn_rows(batch, self.scheme) if "steps" in self.scheme.needs or must_split_turns else (batch, None)
@@ -325,7 +325,7 @@ class Step:
         number: int | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> StepResult:
-        """Compute a read batch's credit and advantages, once its values, log-probabilities and final mask are known.
+        """Compute the credit and the advantages of a batch that was read.
 
         Args:
             read_batch: result of `read`, with the values and log-probabilities that the scheme needs filled into its batch.
@@ -353,7 +353,7 @@ class Step:
         )
 
     def credit(self, read_batch: ReadBatch, *, learn: bool = True, number: int | None = None) -> BatchCredit:
-        """Compute the credit of all processes' rows like `finish`, but no token advantages, which need spans."""
+        """Compute the credit of all processes' rows, without the advantages of tokens."""
         all_ranks = read_batch.everyone
         batch_credits = self._credit(all_ranks, learn=learn)
         groups_and_turns: dict[str, Any] = {"group_n": all_ranks.batch.group_n, "steps": all_ranks.batch.steps}
@@ -412,7 +412,7 @@ class Step:
         if "logp_nt" not in self.scheme.needs:
             batch = replace(batch, logp_nt=None)
         padding_by_field = {"ids_nt": 0.0, "mask_nt": 0.0, "value_nt": torch.nan, "logp_nt": torch.nan}
-        padded_tables: dict[str, Any] = {  # all tables of tokens get the width of the advantages
+        padded_tables: dict[str, Any] = {  # all token tables get the width of the advantages
             name: wider(table, result.advantages_nt.shape[1], fill=padding)
             for name, padding in padding_by_field.items()
             if (table := getattr(batch, name)) is not None

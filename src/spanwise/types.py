@@ -1,4 +1,4 @@
-"""The data types that all modules share: spans, scores, credit, and why a reward or a credit is missing.
+"""Data types that all modules share, such as spans, scores and credit.
 
 The letters at the end of names are indices: n completions, t tokens, k blocks, m objectives, o outcomes. Intervals are half-open.
 """
@@ -18,19 +18,19 @@ from torch import Tensor
 
 from spanwise.errors import AlignmentError, RecipeError, unknown
 
-#: The text of a completion by block and tag: `text["solution"]["answer"]` is what `<answer>` holds in that block. None
-#: stands for an absent block, and for a tag that does not open or close in its block.
+#: The text of a completion by block and tag, such as `text["solution"]["answer"]`. None stands for an absent
+#: block, and for a tag that does not both open and close in its block.
 BlockText = Mapping[str, Mapping[str, str | None] | None]
 _Table = TypeVar("_Table", bound="ByCompletion")
-_ROWS = 64  # tables are processed this many completions at a time, so that data stay in the processor's cache
+_ROWS = 64  # how many completions are processed at a time, so that data fit into the cache
 
 
 @dataclass(frozen=True)
 class ByCompletion:
-    """The base of tables about completions. A field whose suffix begins with n (`_n`, `_nk`) has a row per completion."""
+    """The base class of tables with one row per completion. Fields such as `_n` and `_nk` have rows."""
 
     def take(self: _Table, rows: Any) -> _Table:
-        """Return the table for some of the completions, given as a slice or as indices."""
+        """Return the rows of some completions, given by a slice or by indices."""
         taken_tables = {
             name: table.take(rows) if isinstance(table, ByCompletion) else table[rows]
             for name, table in self._row_fields().items()
@@ -38,7 +38,7 @@ class ByCompletion:
         return replace(self, **taken_tables)
 
     def _row_fields(self) -> dict[str, Any]:
-        """Return the fields with one row per completion: tensors, arrays, and tables inside this table."""
+        """Return the fields that have one row per completion."""
         row_fields = {}
         for name, value in vars(self).items():
             axes_suffix = name.rpartition("_")[2]
@@ -49,7 +49,7 @@ class ByCompletion:
 
 
 def join_rows(parts: Sequence[_Table]) -> _Table:
-    """Concatenate tables about completions. Fields without one row per completion come from the first table."""
+    """Concatenate the rows of several tables. Fields without rows come from the first table."""
     joined_tables = {}
     for name, first_table in parts[0]._row_fields().items():
         part_tables: list[Any] = [getattr(part, name) for part in parts]
@@ -61,7 +61,7 @@ def join_rows(parts: Sequence[_Table]) -> _Table:
 
 
 class PiecewiseText(dict[str, "Mapping[str, str | None] | None"]):
-    """A `BlockText` with the completion's whole text, for blocks that lie in pieces or out of order."""
+    """The text of blocks that lie in several pieces, with the completion's whole text."""
 
     __slots__ = ("whole",)
 
@@ -78,43 +78,43 @@ def whole_text(blocks: BlockText) -> str:
 
 
 def present(blocks: BlockText, names: Sequence[str]) -> list[str]:
-    """Return the names of those blocks that the completion has."""
+    """Return the names of the blocks that a completion has."""
     return [name for name in names if blocks.get(name) is not None]
 
 
 class Status(IntEnum):
-    """The reason why a reward has its value, or has none: `OK` and `BROKE` go with a number, every other status with NaN."""
+    """Why a reward has its value, or has none. Only `OK` and `BROKE` go with a number, not NaN."""
 
     OK = 0
-    ABSENT = 1  # the completion lacks the block, or the part of the block that the reward reads
-    UNPARSABLE = 2  # the part that the reward reads has no readable value (a confidence of "high")
+    ABSENT = 1  # the completion lacks the text that the reward reads
+    UNPARSABLE = 2  # the text that the reward reads has no readable value (such as a confidence of "high")
     TIMEOUT = 3  # the check of the completion was stopped at its deadline
     ERROR = 4  # the check of the completion raised an error, or its process died
-    UNSCORED = 5  # no reward was computed: a file lacks it, no criterion asks for it, or the objective's `only` excludes it
-    BROKE = 6  # the completion made its own check fail twice, so it counts as wrong
+    UNSCORED = 5  # no reward was computed: a file lacks it, or the objective leaves the completion out
+    BROKE = 6  # the completion made its check fail twice, so it counts as wrong
 
 
 class Fault(IntFlag):
-    """The faults in the form of a completion, as bits that add up; 0 means well-formed."""
+    """The faults in the form of a completion, as bits that add up. 0 means well-formed."""
 
     NONE = 0
     MISSING = 1  # a part of the layout is missing: its tag never opens, or its JSON path has no value
-    DUPLICATE = 2  # a tag opens twice in its block, or an object has a key twice
-    ORDER = 4  # the tags stand in another order than in the layout
-    NESTED = 8  # a part opens inside another part, or is closed by another part's closing tag or sign
-    TRUNCATED = 16  # a part opens and never closes
+    DUPLICATE = 2  # a tag opens twice in its block, or a JSON object has a key twice
+    ORDER = 4  # the tags do not stand in the layout's order
+    NESTED = 8  # a part opens inside another part, or is closed by another part's sign
+    TRUNCATED = 16  # a part opens but never closes
     EMPTY = 32  # the completion has no trainable token
-    MORE = 64  # a repeated block has more matches than the layout has blocks for (`most`)
-    STRADDLED = 128  # a part has no token of its own, because its text lies inside a token that began earlier
+    MORE = 64  # a repeated block matches more often than the layout allows
+    STRADDLED = 128  # a part has no token of its own, because it lies inside an earlier token
 
 
 class Zero(IntEnum):
-    """The reason why a token has the advantage 0. If several hold, the first in this order counts (see `zeros.zero_reasons`)."""
+    """Why a token has the advantage 0. Of several reasons, the first in this order counts."""
 
     words: str
 
     def __new__(cls, number: int, words: str) -> Zero:
-        """Create a member of `Zero` from its number and the words that explain it."""
+        """Create a member from its number and the words that explain it."""
         enum_member = int.__new__(cls, number)
         enum_member._value_, enum_member.words = number, words
         return enum_member
@@ -143,7 +143,7 @@ class Zero(IntEnum):
 
 @dataclass(frozen=True)
 class Spans:
-    """The tokens that each block of each completion consists of.
+    """The tokens of each block of each completion.
 
     Attributes:
         names: the K block names, in order.
@@ -184,7 +184,7 @@ class Spans:
 
     @cached_property
     def length_nk(self) -> Int[Tensor, "n k"]:
-        """The number of trainable tokens of each block, |T_k| in equations."""
+        """The number of trainable tokens of each block. Equations call it |T_k|."""
         length_nk = torch.zeros(self.start_nk.shape, dtype=torch.long, device=self.block_nt.device)
         for length_rows_nk, block_rows_nt in zip(length_nk.split(_ROWS), self.block_nt.split(_ROWS), strict=True):
             for k in range(len(self.names)):
@@ -198,9 +198,9 @@ class Spans:
 
     @cached_property
     def interleaved(self) -> bool:
-        """True if a block of some completion lies in several pieces, with other blocks' tokens between them."""
+        """True if a block lies in several pieces, with tokens of other blocks between them."""
         for block_nt in self.block_nt.split(_ROWS):
-            highest_block_nt = block_nt.cummax(dim=1).values  # the highest block number up to each token
+            highest_block_nt = block_nt.cummax(dim=1).values  # the highest block number so far
             goes_back_n = ((block_nt >= 0) & (block_nt < highest_block_nt)).any(dim=1)
             for row in goes_back_n.nonzero().flatten().tolist():
                 block_order = block_nt[row][block_nt[row] >= 0].unique_consecutive()
@@ -211,7 +211,7 @@ class Spans:
 
 @dataclass(frozen=True)
 class Scores(ByCompletion):
-    """The reward of every completion under every objective, and the outcomes that baselines may depend on.
+    """The rewards and outcomes of every completion under every objective. Baselines may use outcomes.
 
     Attributes:
         names: the M objective names, in order.
@@ -252,7 +252,7 @@ class Scores(ByCompletion):
             )
 
     def outcome(self, name: str) -> Float[Tensor, " n"]:
-        """Return the outcome called `name` of every completion: a reward, or a column of `outcome_no`.
+        """Return the outcome called `name` of every completion. It is a reward or a column of `outcome_no`.
 
         Raises:
             RecipeError: there is neither.
@@ -270,39 +270,39 @@ class Scores(ByCompletion):
 
 @dataclass(frozen=True)
 class Comparison(ByCompletion):
-    """The parts of each advantage `(worth - baseline) / divisor`, and the rewards behind its baseline."""
+    """The parts of each advantage `(worth - baseline) / divisor`, and the rewards in its baseline."""
 
-    worth_nm: Float[Tensor, "n m"]  # the float64 reward, or else the objective's `if_missing`; NaN if there is neither
-    #: The float64 number subtracted from `worth_nm`; NaN without a comparison, or if the method subtracts no single number.
+    worth_nm: Float[Tensor, "n m"]  # the float64 reward, or else `if_missing`; NaN without any
+    #: The float64 number subtracted from `worth_nm`; NaN if no single number is subtracted.
     baseline_nm: Float[Tensor, "n m"]
-    #: The float64 number that divides `worth_nm - baseline_nm`: 1 if nothing is divided, NaN without a baseline.
+    #: The float64 divisor of `worth_nm - baseline_nm`: 1 if nothing is divided, NaN without a baseline.
     divisor_nm: Float[Tensor, "n m"]
-    stratum_nm: Int[Tensor, "n m"]  # the number of the stratum (the rewards that are compared with each other); -1: none
-    level_nm: Int[Tensor, "n m"]  # how many outcomes in the objective's `given` the comparison ignores, the last one first
-    members_nm: Int[Tensor, "n m"]  # how many rewards the stratum has, without `if_missing`
-    averaged_nm: Int[Tensor, "n m"]  # how many rewards the baseline averages; 0 if it is no plain mean
-    reason_nm: Int[Tensor, "n m"]  # why the advantage is exactly 0 (`Zero`), or `Zero.CREDITED`
-    about_nm: Int[Tensor, "n m"]  # the objective that the reason is about; -1: all objectives together
+    stratum_nm: Int[Tensor, "n m"]  # the number of the set of compared rewards; -1: none
+    level_nm: Int[Tensor, "n m"]  # how many of the objective's outcomes (`given`) the comparison ignores
+    members_nm: Int[Tensor, "n m"]  # how many rewards are compared with each other, without `if_missing`
+    averaged_nm: Int[Tensor, "n m"]  # how many rewards the baseline averages; 0 if it is not a plain mean
+    reason_nm: Int[Tensor, "n m"]  # why the advantage is 0 (`Zero`), or `Zero.CREDITED`
+    about_nm: Int[Tensor, "n m"]  # the objective that the reason is about; -1: all of them
 
     def where(self, mask_nm: Bool[Tensor, ...], other: Comparison) -> Comparison:
-        """Take this comparison's entries where the mask is true, and those of `other` where it is false."""
+        """Take this comparison's entries where the mask is true, and elsewhere those of `other`."""
         return Comparison(**{name: torch.where(mask_nm, table, getattr(other, name)) for name, table in vars(self).items()})
 
     @staticmethod
     def joined(columns: Sequence[Comparison]) -> Comparison:
-        """Join the comparisons of several objectives as the columns of one, for the same completions."""
+        """Join the comparisons of several objectives as columns of one."""
         return Comparison(
             **{name: torch.cat([getattr(column, name) for column in columns], dim=1) for name in vars(columns[0])}
         )
 
     def fitting(self, adv_nm: Float[Tensor, "n m"]) -> Comparison:
-        """Return the comparison with reasons that fit new advantages: each advantage that is not 0 gets `CREDITED`."""
+        """Return the comparison with reasons that fit new advantages. Any advantage but 0 gets `CREDITED`."""
         credited_reason = int(Zero.CREDITED)
         zero_reason_nm = torch.where(self.reason_nm == credited_reason, int(Zero.AT_BASELINE), self.reason_nm)
         return replace(self, reason_nm=torch.where(adv_nm != 0, credited_reason, zero_reason_nm))
 
     def unexplained(self, adv_nm: Float[Tensor, "n m"]) -> Comparison:
-        """Return the comparison with NaN baselines and divisors, for advantages that no single baseline explains."""
+        """Return the comparison without baselines and divisors (NaN). No baseline explains its advantages."""
         nan_nm = torch.full_like(self.baseline_nm, torch.nan)
         zero_nm = torch.zeros_like(self.averaged_nm)
         return replace(self, baseline_nm=nan_nm, divisor_nm=nan_nm, averaged_nm=zero_nm).fitting(adv_nm)
@@ -314,7 +314,7 @@ class Comparison(ByCompletion):
 
 @dataclass(frozen=True)
 class Credit(ByCompletion):
-    """The credit (advantage) of every block of every completion, before it is spread over tokens.
+    """The credit (advantage) of every block of every completion. It is not spread over tokens yet.
 
     Attributes:
         block_nk: float64 advantage of block k; 0 where the block is absent.
@@ -357,14 +357,14 @@ class Credit(ByCompletion):
 
     @property
     def has_signal(self) -> bool:
-        """True if any block, any token or any decision to stop has a credit other than 0."""
+        """True if any block, token or decision to stop has credit."""
         return bool(self.signal_n().any())
 
     def signal_n(self, *, tolerance: float = 0.0) -> Bool[Tensor, " n"]:
-        """Mark the completions in which a block, a token or the decision to stop has credit above the tolerance."""
+        """Mark the completions of which a block, a token or the stop has credit above the tolerance."""
         block_or_token_credit = self.block_nk if self.token_nt is None else self.token_nt
         credit_tables = (block_or_token_credit, self.stop_n[:, None], self.refined_nt)
-        # Testing both bounds needs less memory than a table of absolute values. NaN counts as beyond the tolerance.
+        # Testing both bounds needs less memory than absolute values. NaN counts as above the tolerance.
         has_no_credit_masks = [
             ((table <= tolerance) & (table >= -tolerance)).all(dim=1) for table in credit_tables if table is not None
         ]
