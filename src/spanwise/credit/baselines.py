@@ -348,7 +348,7 @@ def _estimate_for_outcome(
 
 
 def _average_counterfactuals(actual: Moments, counterfactual: Moments, noise_variance_s: Tensor) -> tuple[Tensor, Tensor]:
-    """Average what the prompt's other completions would get for the same outcomes. Return its variance, too."""
+    """Average what the prompt's other completions would get for the same outcomes. Return the variance, too."""
     counterfactual_variance_s = counterfactual.pooled_variance_of_others()
     counterfactual_variance_s = torch.where(counterfactual_variance_s.isnan(), noise_variance_s, counterfactual_variance_s)
     prompt_gap_s = actual.mean_s - counterfactual.mean_s  # NaN if a prompt lacks one of them

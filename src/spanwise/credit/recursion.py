@@ -136,7 +136,7 @@ def bootstrap_values(
     truncated: Literal["terminal", "bootstrap", "mask"] = "terminal",
     value_end_n: Float[Tensor, " n"] | None = None,
 ) -> Float[Tensor, " n"]:
-    """Return the value after the last token of each completion, for GAE and SAE.
+    """Return the value after the last token of each completion (`bootstrap_n`), for GAE and SAE.
 
     Args:
         truncated_n: the completions that ran out of tokens.

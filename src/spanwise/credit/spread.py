@@ -75,7 +75,7 @@ def name_streams(objectives: Sequence[Objective], values: ValuesName | None) -> 
 
 @dataclass(frozen=True)
 class Streams:
-    """Rewards on tokens, in one table for each value that a critic predicts. GAE or SAE runs once per table."""
+    """Rewards on tokens, in one table for each value that a critic predicts. GAE or SAE runs on each."""
 
     names: tuple[str, ...]  # the names of the values that the critic predicts
     reward_snt: Float[Tensor, "s n t"]  # the reward of each token; 0 nearly everywhere

@@ -409,7 +409,7 @@ def standardise(
     eps: float = 0.0,
     eps_at: EpsAt = "std",
 ) -> tuple[Float[Tensor, " n"], float, float]:
-    """Standardise weighted values over the batch. Return the results (0 for equal values), the mean and divisor.
+    """Standardise weighted values over the batch. Return the results (0 if all are equal), mean and divisor.
 
     A[i] = (v[i] - mean v if shift else v[i]) / (std + eps, sqrt(var + eps) or sqrt(max(var, eps)) by `eps_at`)
     """

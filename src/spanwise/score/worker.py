@@ -181,7 +181,7 @@ def read_schema(text: str) -> tuple[Any, bool]:
 
     check(schema)
     schema_resource = specification.create_resource(schema)
-    schema_registry = REGISTRY.with_resource(schema_resource.id() or "", schema_resource).crawl()  # downloads nothing
+    schema_registry = REGISTRY.with_resource(schema_resource.id() or "", schema_resource).crawl()  # offline
     follow(schema, schema_registry.resolver(schema_resource.id() or ""))
     try:
         TopologicalSorter(subschema_ids).prepare()

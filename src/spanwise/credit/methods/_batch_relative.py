@@ -89,7 +89,7 @@ def gdpo(
     adv_sum_n = torch.where(adv_sum_n.abs() > 1e-12 * adv_abs_sum_n, adv_sum_n, 0.0)
     is_paid_m = weight_m != 0
     adv_sum_n = torch.where((reward_nm.isnan() | ~is_paid_m).all(dim=1), torch.nan, adv_sum_n)
-    conflict_limit = conflict if conflict is not None and int(is_paid_m.sum()) > 1 else None  # one cannot conflict
+    conflict_limit = conflict if conflict is not None and int(is_paid_m.sum()) > 1 else None
     if conflict_limit is not None:
         has_mixed_signs_n = (weighted_adv_nm > 1e-8).any(dim=1) & (weighted_adv_nm < -1e-8).any(dim=1)
         nearly_cancels_n = adv_sum_n.abs() < conflict_limit * (adv_abs_sum_n + 1e-6)

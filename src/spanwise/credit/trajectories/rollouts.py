@@ -233,7 +233,7 @@ def assign_turns(
                 score_tables[name] = getattr(scores_by_turn, name).clone()
                 score_tables[name][:, is_turn_objective_m] = table[:, is_turn_objective_m]
             turn_outcome_so, rollout_outcome_so = scores.outcome_no, scores_by_turn.outcome_no
-            if turn_outcome_so is not None and rollout_outcome_so is not None:  # a turn's own outcome comes first
+            if turn_outcome_so is not None and rollout_outcome_so is not None:  # a turn's own outcome wins
                 score_tables["outcome_no"] = torch.where(turn_outcome_so.isnan(), rollout_outcome_so, turn_outcome_so)
             turn_scores = replace(scores_by_turn, **score_tables)
             turn_objectives = _zero_other_weights(objectives, is_turn_objective_m)

@@ -23,7 +23,7 @@ from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.segment import Vocabulary
 from spanwise.types import Status
 
-#: Maps each objective to its reward, or to the status that says why it has none.
+#: Maps each objective to its reward, or to the status that says why it has none. Others are `UNSCORED`.
 Rewards = Mapping[str, "float | Status"]
 
 
@@ -344,7 +344,7 @@ class Turns:
     width: int
 
     def take(self, value_nt: Shaped[Tensor, "n t *v"], *, fill: Any = 0) -> Shaped[Tensor, "s u *v"]:
-        """Gather the values at the tokens of each turn, in one row per turn."""
+        """Gather the values at the tokens of each turn, in one row per turn. Padding gets `fill`."""
         value_su = value_nt[self.row_s[:, None], self.place_su.clamp(min=0)]
         value_su[self.place_su < 0] = fill
         return value_su
