@@ -211,7 +211,7 @@ def _run_over_streams(
     run_method: Callable[..., tuple[Tensor, Any]], inputs: Mapping[str, Any], streams: Streams, stop_n: Tensor
 ) -> tuple[Tensor, Float[Tensor, " n"]]:
     """Run a method once per value that the critic predicts, and add up the weighted advantages."""
-    credit_sum = torch.zeros((), device=stop_n.device)  # keeps the dtype of what is added
+    credit_sum = torch.zeros((), device=stop_n.device)  # a 0-d tensor does not change the dtype of the sum
     for s, stream_inputs in enumerate(streams.inputs(inputs["value_nt"], inputs.get("bootstrap_n"))):
         advantage_nt, _ = run_method({**inputs, **stream_inputs}, inputs["block_nt"].shape)
         weighted_advantage_nt = streams.weight_s[s] * advantage_nt

@@ -144,7 +144,7 @@ def advantage(
     whole_batch_group_n = torch.zeros_like(group_n, dtype=torch.long)  # the whole batch is one group
     groupings: list[tuple[Tensor, int]] = []  # group ids, and the number of outcomes that split the groups
     if baseline == "none":
-        check_rewards(reward_n)  # only the other baselines check the rewards by themselves
+        check_rewards(reward_n)  # the other baselines check the rewards in `moments`
         advantage_n = worth_n.nan_to_num(nan=0.0)
         zero_n = torch.zeros_like(worth_n)
         uncompared_n = torch.zeros_like(lacks_reward_n)
@@ -163,7 +163,7 @@ def advantage(
         outcome_counts_to_try = reversed(range(outcome_count + 1)) if backs_off else [outcome_count]
         groupings = [(whole_batch_group_n if baseline == "batch" else group_n, count) for count in outcome_counts_to_try]
     last_level = len(groupings) - 1
-    # If no reward has the same outcomes, `if_missing` is compared with the group, or else with the batch.
+    # If no reward has the same outcomes, a missing reward is compared with its group, or else the batch.
     groupings += [(group_n, 0), (whole_batch_group_n, 0)]
     for level, (grouping_n, used_outcomes) in enumerate(groupings):
         if merged_result is not None and not bool(uncompared_n.any()):
@@ -202,7 +202,7 @@ def compare_columns(
         advantage(reward_nm[:, m], group_n, **{name: values[m] for name, values in given_options.items()}, **options)
         for m in range(reward_nm.shape[1])
     ]
-    # The sum merges both, because one of the two is always 0.
+    # Present and missing rewards have their advantages in two tensors, which are 0 elsewhere.
     adv_nm = torch.stack([column.advantage_n + column.missing_n for column in column_advantages], dim=1)
     return Explained(adv_nm, Comparison.joined([column.comparison for column in column_advantages]))
 
@@ -348,13 +348,13 @@ def _estimate_for_outcome(
 
 
 def _average_counterfactuals(actual: Moments, counterfactual: Moments, noise_variance_s: Tensor) -> tuple[Tensor, Tensor]:
-    """Average what the prompt's other completions would get for the same outcomes. Return the variance, too."""
+    """Average what the prompt's other completions would get for the same outcomes, with its variance."""
     counterfactual_variance_s = counterfactual.pooled_variance_of_others()
     counterfactual_variance_s = torch.where(counterfactual_variance_s.isnan(), noise_variance_s, counterfactual_variance_s)
-    prompt_gap_s = actual.mean_s - counterfactual.mean_s  # NaN if a prompt lacks one of them
+    prompt_gap_s = actual.mean_s - counterfactual.mean_s  # NaN for prompts without rewards
     has_gap_s = ~prompt_gap_s.isnan()
     other_count_s = has_gap_s.sum() - has_gap_s.double()
-    # The gap comes from other prompts, so that no reward enters its own baseline.
+    # The gap between actual and counterfactual rewards comes from other prompts only.
     mean_gap_of_others_s = (prompt_gap_s.nansum() - prompt_gap_s.nan_to_num()) / other_count_s.clamp(min=1.0)
     noise_variance_sa = torch.stack([noise_variance_s, counterfactual_variance_s], dim=1)
     count_sa = torch.stack([actual.count_s, counterfactual.count_s], dim=1)
@@ -367,7 +367,7 @@ def _average_counterfactuals(actual: Moments, counterfactual: Moments, noise_var
 def excess_variance_of_others(
     mean_s: Float[Tensor, " s"], noise_sa: Float[Tensor, "s a"], count_sa: Float[Tensor, "s a"]
 ) -> Float[Tensor, " s"]:
-    """For each stratum, estimate how much the means of the others vary beyond noise.
+    """Estimate how much the means of the other strata vary beyond noise.
 
     t2[s] (1 + 1/P),  t2[s] = max(0, var(other means, ddof 1) - sum_a noise[s, a] average(1 / count[., a]))
     """

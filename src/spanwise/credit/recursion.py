@@ -72,7 +72,7 @@ def lambda_advantage(
         mask_factor = mask_tile.to(exact_dtype)
         boundary_factor = mask_factor if boundary_nt is None else (mask_tile & boundary_nt[rows, cols]).to(exact_dtype)
         value_factor = boundary_factor * value_factor_n[rows, None]
-        carry_factor = (mask_factor * (gamma - 1)).sub_(value_factor).add_(1.0)  # the factor of c[k+1]
+        carry_factor = (mask_factor * (gamma - 1)).sub_(value_factor).add_(1.0)  # multiplies the next c[k]
         reward_term = carry_factor * reward_tile
         value_tile = None if value_nt is None else torch.where(mask_tile, value_nt[rows, cols].to(exact_dtype), 0.0)
         if value_tile is not None:
@@ -80,7 +80,7 @@ def lambda_advantage(
         _carry_back(reward_term, carry_factor, carry_after_last_token_n[rows]).add_(reward_tile)
         if value_tile is not None:
             reward_term.sub_(value_tile)
-        torch.add(reward_term.mul_(mask_factor), 0.0, out=advantage_nt[rows, cols])  # adding 0 turns -0 into 0
+        torch.add(reward_term.mul_(mask_factor), 0.0, out=advantage_nt[rows, cols])  # turns -0 into 0
     _check_finite(advantage_nt, value_nt, mask_nt)
     return advantage_nt.masked_fill_(lacks_reward_n[:, None], 0.0) if bool(lacks_reward_n.any()) else advantage_nt
 

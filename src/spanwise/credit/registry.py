@@ -155,12 +155,12 @@ class Method:
 
     @cached_property
     def needs(self) -> tuple[str, ...]:
-        """The inputs that the estimator requires beside rewards and prompt ids, such as `mask_nt`."""
+        """The inputs that the estimator requires besides rewards and prompt ids, such as `mask_nt`."""
         return tuple(name for name in self.required if name not in _COMPARED)
 
     @cached_property
     def fields(self) -> frozenset[str]:
-        """The fields of `Batch` that the method needs beside rewards and prompt ids."""
+        """The fields of `Batch` that the method needs besides rewards and prompt ids."""
         return frozenset(_FIELDS.get(name, name) for name in self.needs if name not in _MADE)
 
     def lacking(self, provided: Collection[str]) -> str:
@@ -225,7 +225,7 @@ class Method:
             return allowed_words.__contains__, f"write {', '.join(allowed_words[:-1])} or {allowed_words[-1]}"
         if name in _VALUES:
             return _VALUES[name]
-        # A switch or number stays one, unless the option's annotation allows other values.
+        # An option whose default is a switch or number takes only such values, unless annotated otherwise.
         default, annotation = self.options[name], self._parameters[name].annotation
         option_type = type(default)
         if annotation not in (option_type, option_type.__name__, inspect.Parameter.empty):
@@ -317,7 +317,7 @@ def preset_objectives(
     by_block = chosen.kind == "block"
     baseline_of_correct = "group" if takes_baseline else None
     baseline_of_second_objective = (baseline or "outcome") if takes_baseline else None
-    # A reward function reads the first block in `pays`, so the block that it judges must come first.
+    # A reward function reads the first paid block, so the block that it judges must come first.
     blocks_paid_by_correct = (first_block,) if by_block else layout.names
     objectives = [Objective("correct", pays=blocks_paid_by_correct, baseline=baseline_of_correct, if_missing=0.0)]
     if preset.calibrated:

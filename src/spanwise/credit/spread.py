@@ -339,7 +339,7 @@ def restrict(spans: Spans, mask_nt: Bool[Tensor, "n t"]) -> Spans:
 
 
 def allocate(shape: tuple[int, ...] | torch.Size, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Allocate a tensor without filling it; on a CPU, in memory that is fast to write to."""
+    """Allocate a tensor without filling it. On a CPU, use memory that is fast to write to."""
     # NumPy asks Linux for huge pages, which makes the first write much faster.
     if device.type == "cpu" and dtype in _NUMPY:
         return torch.from_numpy(np.empty(tuple(shape), dtype=_NUMPY[dtype]))

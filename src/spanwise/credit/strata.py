@@ -189,7 +189,7 @@ def as_columns(outcome_no: Float[Tensor, " n *o"]) -> Float[Tensor, "n o"]:
 
 
 def refine(group_n: Int[Tensor, " n"], outcome_no: Float[Tensor, " n *o"]) -> Int[Tensor, " n"]:
-    """Split groups by outcome: equal outcomes in one group share a stratum. Any unknown (NaN) outcome gives -1.
+    """Split groups by outcome: equal outcomes of one group share a stratum. Unknown (NaN) ones give -1.
 
     Args:
         group_n: group ids of any sign.

@@ -72,7 +72,7 @@ def _same(field: str, gold: Any) -> bool:
     field_value = json_value(field, decoder=_DECODER)
     if field_value is MISSING or field_value != gold:
         return False
-    plain_pair = json.loads(json.dumps([field_value, gold]), parse_int=float)  # 3 equals 3.0, but 1 is not true
+    plain_pair = json.loads(json.dumps([field_value, gold]), parse_int=float)  # 3 is 3.0, but 1 is not true
     return json.dumps(plain_pair[0], sort_keys=True) == json.dumps(plain_pair[1], sort_keys=True)
 
 
@@ -95,8 +95,9 @@ def near(
 ) -> Reward:
     """Reward 1 if the number in a field is close to the gold number, 0 if not.
 
-    Rule: |stated - gold| <= max(rel |gold|, abs). The gold value is found as in `equals`; without a finite one: ERROR.
-    What is no plain number (digits, sign, point, exponent, in quotes or not) is wrong (0). No paid block: ABSENT.
+    Rule: |stated - gold| <= max(rel |gold|, abs). The gold value is found as in `equals`. What is no plain number
+    (digits, a sign, a point, an exponent, in quotes or not) is wrong (0). No paid block: ABSENT. No gold value,
+    or one that is no finite number: ERROR.
 
     Args:
         text, pays, columns, scored, tag, column: see `equals`, for errors too.
@@ -211,7 +212,7 @@ def _number(value: Any) -> float | None:
 
 
 def _parse_cell(cell: Any) -> Any:
-    """Return a dataset cell. Parse the text of an object or list, in JSON or as Python prints it; None if unreadable."""
+    """Parse a dataset cell that may hold an object or list as text (JSON or Python). None if unreadable."""
     cell_text = cell.strip() if isinstance(cell, str) else ""
     parsed_cell = json_value(cell_text, decoder=_DECODER) if cell_text[:1] in ("{", "[") else MISSING
     if isinstance(parsed_cell, dict | list):

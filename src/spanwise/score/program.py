@@ -115,13 +115,13 @@ class Connection:
                 os._exit(1)
 
     def receive(self) -> list[Any]:
-        """Read a message of the other process; end this process if the message is invalid."""
+        """Read a message of the other process. End this process if the message is invalid."""
         received_line = self.reader.readline(_LONGEST_LINE)
         if received_line.endswith(b"\n"):
             with suppress(Exception):
                 return json.loads(received_line)
         if self.judging:
-            os._exit(1)  # nothing that the tested code sends or leaves out may make the tests pass
+            os._exit(1)  # a broken message must not let the tests pass
         sys.exit()
 
     def ask(self, what: str, target: Any, argument_values: Any = (), named: Any = None) -> Any:

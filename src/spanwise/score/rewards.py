@@ -217,7 +217,7 @@ def second_attempt(
 def _score_confidence(
     text: Texts, pays: Pays, tag: str, scored: Scored, of: str, rule: Callable[[float, float], float]
 ) -> Reward:
-    """Reward stated confidences q by a proper scoring rule `rule(q, c)`. c is the reward (0 to 1) of the objective `of`."""
+    """Score stated confidences q against outcomes c by a proper scoring rule. The reward of `of` is c."""
     check_known("objective scored before this one", of, scored)
     outcome_rewards = scored[of].value_n.tolist()
     for n, outcome in enumerate(outcome_rewards):

@@ -90,7 +90,7 @@ def score_all(
         else:
             reward = _call(objective, text, columns, verdicts, call_results)
         reward = _only_paid(objective, reward, text)
-        if objective.only is not None:  # it counts only for completions that get 1 from that objective
+        if objective.only is not None:  # score only completions that get 1 from that objective
             reward = remove_rewards(reward, verdicts[objective.only].value_n != 1.0, Status.UNSCORED)
         rewards[objective.name], verdicts[objective.name] = (reward, reward) if settle is None else settle(objective, reward)
     all_scores = as_scores(rewards, *read_outcomes(objectives, text, columns=columns))
@@ -276,7 +276,7 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
 
 
 def written_out(objectives: Sequence[Objective], layout: Layout) -> tuple[Objective, ...]:
-    """Turn `criteria`, `each` and block patterns into plain objectives."""
+    """Replace objectives with `criteria`, `each` or block patterns by plain ones."""
     return tuple(
         block_objective
         for objective in objectives
@@ -290,7 +290,7 @@ def _by_function(objective: Objective) -> list[Objective]:
     """Return an objective for each function of a verifiers rubric, with its weight. Other objectives do not change."""
     if not isinstance(objective.reward, Rubric):
         return [objective]
-    prefix = "" if objective.name == "reward" else f"{objective.name}."  # "reward": the user gave the rubric no name
+    prefix = "" if objective.name == "reward" else f"{objective.name}."  # a default name adds no prefix
     return [
         replace(objective, reward=function, name=f"{prefix}{function.__name__}", weight=objective.weight * weight)
         for function, weight in rubric_functions(objective.reward)
@@ -396,7 +396,7 @@ def _check_reading(objective: Objective, entry: BuiltIn, layout: Layout) -> None
     for block in named_blocks:
         if block not in layout.keys:
             raise RecipeError(f"Objective '{objective.name}' reads block '{block}'. {unknown('block', block, layout.keys)}")
-    # The tag must be in each block that it may be read from.
+    # With named blocks, each of them needs the tag. Otherwise any paid block may have it.
     block_groups = [(block,) for block in (objective.pays[0], *named_blocks)] if named_blocks else [objective.pays]
     for tag, blocks in product((options[name] for name in entry.tags), block_groups):
         block_tags = [key for block in blocks for key in layout.keys[block]]

@@ -32,8 +32,7 @@ try:
 except ImportError:  # on Windows
     resource = None
 
-# The quantifiers are possessive, because backtracking through a megabyte of letters would take quadratic time. Letters and
-# vowel signs, but none of mathematics (Greek, superscripts, fractions, bold ones), which may be factors.
+# Possessive quantifiers keep the time linear. Letters that may be factors in mathematics do not match.
 _LETTER = r"(?:[^\W\d_\xb2-\xbe\u0370-\u03ff\u2070-\u2bff\U0001d400-\U0001d7ff]|(?!\d)[\u0300-\u036f\u0900-\u0eff])"
 _DATE = r"[12]\d{3}([/-])[0-3]?\d\3[0-3]?\d|[0-3]?\d([/-])[0-3]?\d\4[12]\d{3}"
 _WORDS = re.compile(rf"({_LETTER}{{2,}}+|(?![A-Za-z]){_LETTER})([ '-]{_LETTER}++)*+|{_DATE}")
@@ -143,7 +142,7 @@ def read_schema(text: str) -> tuple[Any, bool]:
     validator_class = validator_for(schema, default=Draft202012Validator)
     specification = specification_with(validator_class.META_SCHEMA["$schema"])
     schema_keywords: set[str] = set()
-    subschema_ids: dict[int, list[int]] = {}  # schema id -> ids of its subschemas that check the same value
+    subschema_ids: dict[int, list[int]] = {}  # maps a schema to its subschemas that check the same value
 
     def check(contents: Any) -> None:
         try:
@@ -181,7 +180,8 @@ def read_schema(text: str) -> tuple[Any, bool]:
 
     check(schema)
     schema_resource = specification.create_resource(schema)
-    schema_registry = REGISTRY.with_resource(schema_resource.id() or "", schema_resource).crawl()  # offline
+    # The crawl fetches nothing from the network.
+    schema_registry = REGISTRY.with_resource(schema_resource.id() or "", schema_resource).crawl()
     follow(schema, schema_registry.resolver(schema_resource.id() or ""))
     try:
         TopologicalSorter(subschema_ids).prepare()
@@ -268,7 +268,7 @@ def _limit_time(processor: float, clock: float) -> None:
 
 
 def _reply(check: Callable[..., bool | None], *request: Any, **limits: Any) -> str:
-    """Return the JSON reply to one request; an exception becomes an `error` entry."""
+    """Return the JSON reply to one request. An exception becomes an `error` entry."""
     try:
         verdict = check(*request, **limits)
     except MemoryError:

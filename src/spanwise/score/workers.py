@@ -240,10 +240,10 @@ class Workers:
         return [verdict for request in requests if (verdict := verdict_by_request[request]) is not None]
 
     def close(self) -> None:
-        """Stop the workers; a later check starts them again."""
+        """Stop the workers. A later check starts them again."""
         for worker in self._workers:
             if (worker_process := worker.process) is not None:
-                worker_process.kill()  # lets threads that wait for a reply end
+                worker_process.kill()  # threads that wait for a reply can then end
         self._threads.shutdown()
         for worker in self._workers:
             worker.stop()

@@ -157,7 +157,7 @@ SEGMENTERS: Registry[Segmenter] = Registry("segmenter", kinds=("segmenter",), gr
 class Pieces(NamedTuple):
     """One completion, cut into runs of bytes (pieces) that each belong to one block."""
 
-    blocks: tuple[int, ...]  # the index in the layout of each piece's block
+    blocks: tuple[int, ...]  # the index of each piece's block in the layout
     starts: tuple[int, ...]  # the first byte of each piece; a piece ends where the next one starts
     fault: int
     contents: Mapping[tuple[int, str], Inner]  # the content of each complete part

@@ -269,7 +269,7 @@ class TagParser:
         self._parse_tags_cached = lru_cache(4096)(self._parse_tags)
 
     def find(self, sample: Sample) -> Found:
-        """Return a `Claim` for the text from each tag to the next."""
+        """Find the text from each tag to the next."""
         pieces, part_starts = self.parse(sample.text)
         part_claims = [
             Claim(part, start, None, pieces.contents.get((part.block, part.key)))

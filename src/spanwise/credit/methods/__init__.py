@@ -1,1 +1,1 @@
-"""The credit methods, such as GRPO and GAE; importing this folder registers them."""
+"""The credit methods, such as GRPO and GAE. Importing this folder registers them."""

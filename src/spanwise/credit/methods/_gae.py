@@ -18,7 +18,7 @@ from spanwise.errors import RecipeError, RewardError, check_known
 from spanwise.registry import register
 
 _ROWS = 64
-#: An improbable token is the "start" of a segment of SAE, or the "end" of one.
+#: In SAE, an improbable token is the "start" or the "end" of a segment.
 BOUNDARIES: tuple[Literal["start"], Literal["end"]] = ("start", "end")
 
 
@@ -207,7 +207,7 @@ class SaeSegments:
         return SaeSegments(float(chosen_options["threshold"]), chosen_options["boundary"])
 
     def _boundaries(self, logp_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) -> Bool[Tensor, "n t"]:
-        """Mark the tokens at which SAE cuts, that is, applies lambda. A mark on a masked token has no effect."""
+        """Mark the tokens at which SAE applies lambda. A mark on a masked token has no effect."""
         # A sum finds a NaN faster than a search does.
         if bool(logp_nt.sum().isnan()) and (bad_entry := first_of(logp_nt.isnan() & mask_nt)):
             row, token = bad_entry
@@ -230,7 +230,7 @@ class SaeSegments:
 
 
 def _move_to_next(flag_nt: Bool[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) -> Bool[Tensor, "n t"]:
-    """Move each trainable token's flag on to the next trainable token of its completion."""
+    """Move the flag of each trainable token to the next trainable token."""
     moved_flag_nt = torch.zeros_like(flag_nt)
     position_t = torch.arange(flag_nt.shape[1], device=flag_nt.device)
     for rows in (slice(first, first + _ROWS) for first in range(0, len(flag_nt), _ROWS)):

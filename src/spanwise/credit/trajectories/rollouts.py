@@ -272,7 +272,7 @@ def _add_credits(rollouts: Credit, turns: Credit, is_turn_m: Bool[Tensor, " m"])
 
 
 def _zero_other_weights(objectives: Sequence[Objective], has_weight_m: Tensor) -> list[Objective]:
-    """Set the weights of the objectives that `has_weight_m` does not mark to 0."""
+    """Set to 0 the weights of objectives that `has_weight_m` does not mark."""
     return [
         objective if has_weight else replace(objective, weight=0.0)
         for objective, has_weight in zip(objectives, has_weight_m.tolist(), strict=True)
@@ -289,7 +289,7 @@ def _score_rollouts(scores: Scores, timeline: Timeline, objectives: Sequence[Obj
     for m, objective in enumerate(objectives):
         if add_turns and objective.scope == "turn":
             reward_s = filled_reward_sm[:, m]
-            is_counted_s = is_checked_sm[:, m] | ~reward_s.isnan()  # checked, or replaced by `if_missing`
+            is_counted_s = is_checked_sm[:, m] | ~reward_s.isnan()  # whether the turn has any reward
             reward_sum_j = timeline.sum_exactly(torch.where(is_counted_s, reward_s, 0.0))
             is_counted_j = timeline.add_up(is_counted_s) > 0
             tables["reward_nm"][:, m] = torch.where(is_counted_j, reward_sum_j, tables["reward_nm"][:, m])

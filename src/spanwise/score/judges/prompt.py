@@ -27,7 +27,7 @@ Judge this part of it, {{ name }}:
 
 {{ criterion or "Is this part right?" }}
 """
-#: The names that a judge's template can use, besides dataset columns.
+#: The variables that a judge's template can use, besides dataset columns.
 NAMES = ("question", "completion", "part", "name", "criterion")
 #: Matches the control tokens of chat templates.
 _CONTROL = re.compile(
@@ -53,7 +53,7 @@ def fenced(text: str, name: str) -> str:
 
 @lru_cache(maxsize=64)  # cached, because verl's workers call the judge anew for each completion
 def compiled(source: str) -> tuple[Any, frozenset[str]]:
-    """Compile a judge's template, and list its names. Refuse one that shows nothing of the completion."""
+    """Compile a judge's template, and list its variables. Refuse one that shows nothing of the completion."""
     from jinja2 import StrictUndefined, TemplateError, meta
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 

@@ -15,7 +15,7 @@ _VERDICT = re.compile(r'"verdict"\s*:\s*"?')
 _OBJECT = re.compile(r'\{\s*"')
 _JSON = json.JSONDecoder(strict=False)  # not strict, because judges write line breaks into JSON strings
 _LABEL = r"[\W_]{0,30}?(?:[\w *]{1,30}:[\W_]{0,30}?)?"  # matches a label, such as "Verdict:"
-_LIST_NUMBER = re.compile(r"(?m)^[^\w\n]*\d+[.)]\s")  # numbers of a list are no choices
+_LIST_NUMBER = re.compile(r"(?m)^[^\w\n]*\d+[.)]\s")  # list numbers are not choices
 #: Matches a model's thoughts before its answer, unless the reply begins with JSON.
 _THINKING = re.compile(r"\A(?!\s*\{).*?</think>|\A\s*<think>.*", re.DOTALL)
 #: What judges write instead of a block's name for the whole answer, or for no block.
@@ -99,7 +99,7 @@ def _read_content(content: str, choices: Mapping[str, Any], word_pattern: re.Pat
 
 
 def _plain(word: Any) -> str:
-    """Return a choice in small letters, without the signs around it."""
+    """Return a choice in lower case, without the punctuation around it."""
     return str(word).strip('".,} \t\n').lower()
 
 
@@ -108,7 +108,7 @@ def _expected_value(message: Mapping[str, Any], choices: Mapping[str, float | in
     tokens = (message.get("logprobs") or {}).get("content")
     if not tokens:
         raise UnreadableReplyError("the reply lacks the log-probabilities that an expected value needs: set expected: false")
-    token_text = "".join(token["token"] for token in tokens)  # it may hold thoughts that the reply lacks
+    token_text = "".join(token["token"] for token in tokens)  # includes thoughts that the reply lacks
     answer = _THINKING.sub("", token_text)
     verdict_ends = [match.end() for match in _VERDICT.finditer(answer)]
     verdict_starts = verdict_ends or [match.start() for match in word_pattern.finditer(answer)] or [0]
