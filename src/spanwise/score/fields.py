@@ -95,8 +95,8 @@ def near(
 ) -> Reward:
     """Reward 1 if the number in a field is close to the gold number, 0 if not.
 
-    Rule: |stated - gold| <= max(rel |gold|, abs). The gold value is found as in `equals`. What is no plain number
-    (digits, a sign, a point, an exponent, in quotes or not) is wrong (0). No paid block: ABSENT. No gold value,
+    Rule: |stated - gold| <= max(rel |gold|, abs). The gold value is found as in `equals`. What is no number
+    (digits, sign, point, exponent, in quotes or not) is wrong (0). No paid block: ABSENT. No gold value,
     or one that is no finite number: ERROR.
 
     Args:

@@ -289,7 +289,7 @@ def _score_rollouts(scores: Scores, timeline: Timeline, objectives: Sequence[Obj
     for m, objective in enumerate(objectives):
         if add_turns and objective.scope == "turn":
             reward_s = filled_reward_sm[:, m]
-            is_counted_s = is_checked_sm[:, m] | ~reward_s.isnan()  # whether the turn has any reward
+            is_counted_s = is_checked_sm[:, m] | ~reward_s.isnan()  # the turn was checked or has a reward
             reward_sum_j = timeline.sum_exactly(torch.where(is_counted_s, reward_s, 0.0))
             is_counted_j = timeline.add_up(is_counted_s) > 0
             tables["reward_nm"][:, m] = torch.where(is_counted_j, reward_sum_j, tables["reward_nm"][:, m])
@@ -317,7 +317,7 @@ def _score_steps(scores: Scores, timeline: Timeline, objectives: Sequence[Object
             reward_row_s = timeline.last_with(is_checked_sm[:, m])[timeline.index_s]
             reward_sm[:, m] = torch.where(is_last_turn_s, turn_reward_s[reward_row_s], 0.0)
             status_sm[:, m] = status_sm[reward_row_s, m]
-        else:  # without any reward, the last turn's stays absent and all others become 0
+        else:  # without any reward, the last turn gets none and the others get 0
             # Without a scope, `if_missing` replaces the reward of the whole rollout, not of each turn.
             lacks_reward_s = ~is_checked_sm[:, m]
             if objective.scope is not None:
