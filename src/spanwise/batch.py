@@ -17,7 +17,7 @@ from spanwise.errors import AlignmentError
 
 @dataclass(frozen=True)
 class Steps:
-    """The trajectory and the step number of each row, for methods that credit single steps of trajectories.
+    """The trajectory and the step number of each row. Methods that credit single steps need them.
 
     Attributes:
         trajectory_s: id of each row's trajectory.
@@ -71,7 +71,7 @@ class Batch:
     score_n: Float[Tensor, " n"] | None = None
 
     def __post_init__(self) -> None:
-        if getattr(self.group_n, "ndim", 1) != 1:  # a tensor or an array; a list has no ndim
+        if getattr(self.group_n, "ndim", 1) != 1:  # lists have no ndim
             raise AlignmentError(
                 f"group_n is {tuple(self.group_n.shape)}, but each completion has one group id; pass a vector, such as "
                 f"group_n.flatten()."
@@ -178,7 +178,7 @@ def by_turn(
 def pad_tokens(
     ids: Sequence[Sequence[int]], sampled: Sequence[Sequence[int]] | None = None
 ) -> tuple[Int[Tensor, "n t"], Bool[Tensor, "n t"]]:
-    """Return token ids, right-padded with 0, and the mask of sampled tokens (all, if `sampled` is None)."""
+    """Pad token ids with 0 on the right, and mask the sampled tokens. Without `sampled`, all are sampled."""
     row_lengths = [len(row) for row in ids]
     for n, (length, flags) in enumerate(zip(row_lengths, sampled or (), strict=bool(sampled))):
         if length != len(flags):

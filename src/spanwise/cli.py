@@ -31,7 +31,7 @@ app = App(
 )
 app.register_install_completion_command(help="Install completion of commands and options for this shell (bash, zsh, fish).")
 
-#: Maps each command to its module. A module sets `EXTRA` if its command needs a pip extra other than `train`.
+#: Maps each command to its module.
 COMMANDS = {
     folder.name: import_module(f"{commands.__name__}.{folder.name}.command")
     for folder in iter_modules(commands.__path__)
@@ -45,7 +45,7 @@ def main(words: Sequence[str] | None = None) -> None:
     """Run the command in `words` (default: sys.argv). Print a SpanwiseError as one sentence and exit with status 2."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-    # A warning is printed as its sentence alone, without the line of code that raised it.
+    # Print only the sentence of a warning, without the line of code that raised it.
     warnings.formatwarning = lambda message, *_: f"Warning: {message}\n"
     try:
         app(words)

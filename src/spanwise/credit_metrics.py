@@ -1,4 +1,4 @@
-"""The metrics of a batch's credit, the same in every engine, and the functions that compute them.
+"""The metrics of a batch's credit. They are the same in every engine.
 
 A new one is a row of `CREDIT`, and a line of the docs.
 """
@@ -37,7 +37,7 @@ class CreditedBatch:
 
     @cached_property
     def agreement(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Maps each objective compared in groups to two masks of groups: equal rewards, and two or more rewards."""
+        """Maps objectives to two masks of their groups: all rewards equal, and two or more rewards."""
         if self.group_n is None or self.scheme.value_names:
             return {}
         group_n = group_index(self.group_n).cpu()
@@ -57,13 +57,13 @@ class CreditedBatch:
 
 
 def _by_block(batch: CreditedBatch, compute: Callable[[Tensor], Tensor]) -> dict[str, float]:
-    """Apply `compute` to each block's credits in the completions that have the block."""
+    """Compute a number from the credits of each block. Completions without the block are left out."""
     numbered_blocks = enumerate(batch.scheme.layout.names)
     return {name: float(compute(batch.credit.block_nk[batch.present_nk[:, k], k])) for k, name in numbered_blocks}
 
 
 def _divide(batch: CreditedBatch, count_m: Tensor | None) -> dict[str, float]:
-    """Divide each objective's count by the number of completions, trajectories or turns it scores."""
+    """Divide each objective's count by the number of completions or turns that it scores."""
     if count_m is None:
         return {}
     scored_count_m = batch.credit.count_m
@@ -73,7 +73,7 @@ def _divide(batch: CreditedBatch, count_m: Tensor | None) -> dict[str, float]:
 
 
 def _measure_coarser(batch: CreditedBatch) -> dict[str, float]:
-    """Return the share of rewards whose baseline depends on fewer outcomes than its objective names (two or more)."""
+    """Return the share of rewards whose baseline ignores some outcomes of its objective."""
     multi_outcome_names = {objective.name for objective in batch.scheme.objectives if len(objective.outcomes) > 1}
     return {name: share for name, share in _divide(batch, batch.credit.coarser_m).items() if name in multi_outcome_names}
 
@@ -85,7 +85,7 @@ def _measure_unanimous(batch: CreditedBatch) -> dict[str, float]:
 
 def _measure_all_unanimous(batch: CreditedBatch) -> dict[str, float]:
     """Return the share of groups whose rewards are all equal under every objective."""
-    # An objective compared outside of groups may credit a group of equal rewards, so no share is returned.
+    # Objectives that compare across groups can give credit to a group of equal rewards.
     if len(batch.agreement) < len(batch.scheme.objectives):
         return {}
     unanimous_masks, compared_masks = zip(*batch.agreement.values(), strict=True)
@@ -101,13 +101,13 @@ def _add_up_costs(batch: CreditedBatch) -> dict[str, float]:
 
 
 def _measure_broke(batch: CreditedBatch) -> dict[str, float]:
-    """Return each objective's share of completions that broke their own check (`Status.BROKE`), unless it is 0."""
+    """Return each objective's share of completions with the status BROKE. Shares of 0 are left out."""
     broken_share_m = (batch.scores.status_nm == int(Status.BROKE)).double().mean(dim=0)
     return {name: share for name, share in zip(batch.scores.names, broken_share_m.tolist(), strict=True) if share > 0}
 
 
 def _measure_dead_strata(batch: CreditedBatch) -> dict[str, float]:
-    """Return the share of strata (compared sets) without credit, for each objective or for all together."""
+    """Return the share of compared sets (strata) in which no completion gets credit."""
     strata_counts = dead_strata(batch.credit, batch.scheme)
     return {comparison: dead / strata if strata else math.nan for comparison, (strata, dead) in strata_counts.items()}
 
@@ -115,8 +115,8 @@ def _measure_dead_strata(batch: CreditedBatch) -> dict[str, float]:
 def dead_strata(
     credit: Credit, scheme: Scheme, *, group_n: Shaped[Tensor, " n"] | None = None
 ) -> dict[str, tuple[int, int]]:
-    """Count all strata (compared sets) and those without credit, for each objective or for all together."""
-    # With a critic there are no strata: a reward is compared with a value, not with other completions.
+    """Count the compared sets (strata), and those in which no completion gets credit."""
+    # With a critic, rewards are compared with values, so there are no compared sets.
     if scheme.value_names or credit.adv_nm is None or credit.comparison is None:
         return {}
     column_by_name = {" + ".join(scheme.names): 0}

@@ -16,12 +16,12 @@ from spanwise.errors import DataError, RecipeError, SpanwiseError, lacking
 #: The operating system's error numbers for a full disk, a full quota and a file that is too large.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _UNITS = ((10**9, "GB"), (10**6, "MB"))
-#: Words in the errors of torch's archive writer, which say that a file is incomplete but not why.
+#: Words that show that an error comes from torch's archive writer.
 _TORCH_PHRASES = ("PytorchStreamWriter", "inline_container", "iostream error")
 
 
 def refusal(error: BaseException) -> str | None:
-    """Return the operating system's reason for a failed write, from an error or its causes; None for any other error.
+    """Return the operating system's reason for a failed write. Any other error gives None.
 
     Python and pyarrow raise an OSError, safetensors and tokenizers their own errors that end with its number, torch a RuntimeError.
     """
@@ -91,7 +91,7 @@ def whole_file(file: Path) -> Iterator[Path]:
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[None]:
-    """Run the `with` block, which writes a folder; if the block fails, remove the folder."""
+    """If the `with` block fails, remove the folder that it writes."""
     try:
         with writing(folder):
             yield
@@ -101,7 +101,7 @@ def whole_folder(folder: Path) -> Iterator[None]:
 
 
 def read_text(path: str | Path, what: str, advice: str = "") -> str:
-    """Read a text file that a recipe names; raise RecipeError if it cannot be read."""
+    """Read a text file that a recipe names. Raise RecipeError if it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -124,7 +124,7 @@ def read_yaml(path: str | Path, what: str, advice: str = "") -> Any:
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write a text file whole or not at all; raise DataError if it cannot be written."""
+    """Write a text file whole or not at all. Raise DataError if it cannot be written."""
     with whole_file(file) as temporary:
         temporary.write_text(text, encoding="utf-8")
 

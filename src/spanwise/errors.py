@@ -1,4 +1,4 @@
-"""Errors whose message is a sentence for the user: what is wrong, with its numbers, and what to do.
+"""Errors whose message says what is wrong and what to do.
 
 An error about a wrong argument is a `ValueError` as well, for code that catches Python's own errors.
 """
@@ -25,7 +25,7 @@ class SpanwiseError(Exception):
 
 
 class LayoutError(SpanwiseError, ValueError):
-    """A layout has a tag or a block that cannot work; also a ValueError.
+    """A layout has a tag or a block that cannot work. Also a ValueError.
 
     Example:
         >>> from spanwise import Layout
@@ -47,7 +47,7 @@ class RecipeError(SpanwiseError, ValueError):
 
 
 class AlignmentError(SpanwiseError, ValueError):
-    """Two things that must have the same size differ; the message names both sizes. Also a ValueError.
+    """Two things that must have the same size differ. The message names both sizes. Also a ValueError.
 
     Example:
         >>> import torch
@@ -59,7 +59,7 @@ class AlignmentError(SpanwiseError, ValueError):
 
 
 class RewardError(SpanwiseError, ValueError):
-    """A reward is missing, not finite, or has the wrong length; also a ValueError.
+    """A reward is missing, not finite, or has the wrong length. Also a ValueError.
 
     Example:
         >>> import torch
@@ -101,14 +101,14 @@ _MOST = 60  # the largest number of names that an error message lists
 
 
 def refuse(faults: Mapping[str, Any], error: type[SpanwiseError] = RecipeError) -> None:
-    """Raise an error with the first sentence in `faults` whose value is true. If all values are false, do nothing."""
+    """Raise an error for the first fault that applies. `faults` maps sentences to whether they apply."""
     for sentence, applies in faults.items():
         if applies:
             raise error(sentence)
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message without its full stop; without a message, the error's type."""
+    """Return the first line of an error's message. Without a message, return the error's type."""
     message_lines = str(error).strip().splitlines()
     return (message_lines[0].rstrip(" .:") if message_lines else "") or type(error).__name__
 
@@ -120,7 +120,7 @@ def wrong_entries(entries: Any, kind: type) -> list[Any]:
 
 
 def unknown(kind: str, name: str, valid_names: Iterable[str]) -> str:
-    """Build the message for an unknown name, with the nearest known name and a list of all."""
+    """Build the message for an unknown name, with the nearest known name and all known names."""
     known_names = sorted(valid_names)
     nearest_names = get_close_matches(str(name), known_names, n=3)
     suggestion = f" Did you mean '{nearest_names[0]}'?" if nearest_names else ""
@@ -133,7 +133,7 @@ def unknown(kind: str, name: str, valid_names: Iterable[str]) -> str:
 
 
 def check_known(kind: str, name: Any, valid_names: Iterable[str]) -> None:
-    """Refuse an unknown name; `kind` is what the error message calls it, such as "baseline"."""
+    """Refuse an unknown name. `kind` is what the error message calls it, such as "baseline"."""
     if name not in (known_names := tuple(valid_names)):
         raise RecipeError(unknown(kind, name, known_names))
 
@@ -158,7 +158,7 @@ def check_number(
         raise RecipeError(f"{called} is {value!r}; it must {requirement}.")
 
 
-#: Maps a package's import name to the smallest pip extra of spanwise that installs the package.
+#: Maps a package's import name to the pip extra of spanwise that installs it.
 EXTRAS = {
     **dict.fromkeys(("cyclopts", "rich", "pydantic", "pydantic_core", "yaml", "pyarrow", "filelock"), "cli"),
     **dict.fromkeys(("jinja2", "markupsafe", "altair", "vl_convert"), "report"),

@@ -1,4 +1,4 @@
-"""`Layout`: the blocks of a completion, their marks (tags, JSON paths, ...), and the segmenters that find them."""
+"""`Layout`: the blocks of a completion, and the marks (tags, JSON paths) that find them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from spanwise.errors import LayoutError, RecipeError, refuse, unknown
 from spanwise.registry import is_registered, registered
 
-EACH = "[*]"  # the text that stands for every index in the name of a block and in a mark
+EACH = "[*]"  # stands for every index in the name of a block
 _INDEX = re.compile(r"\[\d+\]")
 _T = TypeVar("_T")
 
@@ -24,12 +24,12 @@ class Part:
     segmenter: str  # the name of the segmenter that finds the mark
     mark: str  # a tag, a path or a pattern, as written in the layout
     key: str  # the name of the part in the block's text (`BlockText`)
-    index: int | None = None  # in a repeated block: which of the mark's matches this part takes; None: all matches
+    index: int | None = None  # which of the mark's matches this part takes; None: all of them
 
 
 @dataclass(frozen=True, init=False)
 class Layout:
-    """The blocks of a completion, in order, and the marks (tags, JSON paths, ...) that find each block.
+    """The blocks of a completion, in order, and the marks (tags, JSON paths) that find them.
 
     With the segmenter `tags` a mark `answer` opens with `<answer>` and closes with `</answer>`; with `json` it is a path, with
     `channels` a channel; see `spanwise.segment.SEGMENTERS`. A mark may name its own segmenter, `json:price`. Every trainable
@@ -79,7 +79,7 @@ class Layout:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The names of the blocks, in order; a repeated block has one name for each index."""
+        """The names of the blocks, in order. A repeated block has one name for each index."""
         return tuple(name for name, _, _ in self._single)
 
     @cached_property
@@ -104,12 +104,12 @@ class Layout:
 
     @cached_property
     def keys(self) -> dict[str, tuple[str, ...]]:
-        """Maps each block's name to the keys under which `BlockText` holds the texts of the block's parts."""
+        """Maps each block's name to the keys of its texts in `BlockText`."""
         return {name: tuple(p.key for p in self.parts if p.block == block) for block, name in enumerate(self.names)}
 
     @cached_property
     def rest(self) -> int | None:
-        """The index of the block without marks, which holds the rest of the text; None if there is none."""
+        """The index of the block that holds the rest of the text. It has no marks; None if there is none."""
         return next((block for block, (_, marks, _) in enumerate(self._single) if not marks), None)
 
     @property
@@ -122,7 +122,7 @@ class Layout:
         return [part for part in self.parts if part.segmenter == segmenter]
 
     def matching(self, pattern: str) -> tuple[str, ...]:
-        """Return the names of the blocks that a name or a pattern matches: `*` is every block, `[*]` any index.
+        """Return the names of the blocks that match a pattern. `*` is every block, `[*]` any index.
 
         Raises:
             RecipeError: it matches no block.
@@ -150,7 +150,7 @@ class Layout:
 
     @property
     def _single(self) -> list[tuple[str, tuple[str, ...], int | None]]:
-        """The blocks as (name, marks, index); a repeated block appears once for each index."""
+        """The blocks as (name, marks, index). A repeated block appears once for each index."""
         return [
             (name if index is None else name.replace(EACH, f"[{index}]", 1), marks, index)
             for name, marks in self.blocks
@@ -184,17 +184,17 @@ class Layout:
                 f"'{first_block_tags[0] if first_block_tags else 'none'}'."
             )
         for segmenter in self.segmenters:
-            # The segmenter is built only because building it refuses marks that cannot work. It is not used.
+            # Building the segmenter refuses marks that cannot work.
             registered("segmenter").find(segmenter).function(self.parts_of(segmenter), layout=self)
 
 
 def any_index(name: str) -> str:
-    """Return the name or the mark of a block with `[*]` in place of every index, such as `[0]`."""
+    """Replace every index in the name of a block, such as `[0]`, by `[*]`."""
     return _INDEX.sub(EACH, name)
 
 
 def together(columns: Mapping[str, _T]) -> dict[str, list[_T]]:
-    """Collect the columns of a repeated block (`item[0]`, `item[1]`, ...) in one list under the name `item[*]`."""
+    """Collect the columns `item[0]`, `item[1]`, ... in one list under the name `item[*]`."""
     columns_by_pattern: dict[str, list[_T]] = {}
     for name, column in columns.items():
         columns_by_pattern.setdefault(any_index(name), []).append(column)
@@ -202,7 +202,7 @@ def together(columns: Mapping[str, _T]) -> dict[str, list[_T]]:
 
 
 def _check_block(name: str, marks: tuple[str, ...]) -> None:
-    """Refuse a block whose name or marks cannot work, such as an empty name or the same mark twice."""
+    """Refuse a block whose name or marks cannot work, such as an empty name."""
     tag_list = ", ".join(marks)
     has_repeated_mark = len(set(marks)) < len(marks)
     possible_faults = {
@@ -225,7 +225,7 @@ def _pairs(blocks: Any) -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 
 def _marks(block: str, marks: Any) -> tuple[str, ...]:
-    """Return the marks of a block as a tuple, even if a single mark is given as a string."""
+    """Return the marks of a block as a tuple. A single mark may be a string."""
     if isinstance(marks, str):
         return (marks,)
     if not isinstance(marks, Sequence) or not all(isinstance(mark, str) for mark in marks):

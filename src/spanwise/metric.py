@@ -14,14 +14,14 @@ _BEYOND = {"above": operator.gt, "below": operator.lt, "at least": operator.ge, 
 
 @dataclass(frozen=True)
 class Alarm:
-    """A sentence to print if a metric is beyond a threshold: `{name}` is its block or objective, `{share}` its value as a share."""
+    """A sentence for a metric beyond a threshold. `{name}`: objective or block; `{share}`: value."""
 
     side: Literal["above", "below", "at least", "at most"]
     threshold: float
     sentence: str
     cause: str = ""
     hollow: tuple[str, ...] = ()  # the names of metrics that mean nothing while this alarm holds
-    unless: str = ""  # the name of a metric that explains the value: if that metric is above one half, no alarm is raised
+    unless: str = ""  # no alarm is raised while the metric of this name is above one half
     unknown: str = ""  # the sentence for a run in which no batch has a value of the metric
 
     def holds(self, value: float) -> bool:
@@ -34,13 +34,13 @@ class Metric:
     """A logged number. A placeholder in its name, such as `<block>`, stands for each block or objective."""
 
     name: str
-    of: Callable[[Any], Mapping[str, float]] | None = None  # computes a number per block or objective; None: other code does
+    of: Callable[[Any], Mapping[str, float]] | None = None  # computes a number per block or objective
     lasting: Alarm | None = None  # raised if the metric is beyond its threshold in several training batches in a row
     overall: Alarm | None = None  # raised if the mean over a whole run is beyond the threshold, unless `lasting` was raised
     at_end: Alarm | None = None  # raised if the mean over the last batches of a run is beyond the threshold
 
     def part(self, key: str) -> str | None:
-        """Return the text in place of the placeholder in a key of the log; None for another metric's key."""
+        """Return the block or objective in a key of the log. Keys of other metrics give None."""
         key_match = self._shape.fullmatch(key)
         return None if key_match is None else next(iter(key_match.groups("")), "")
 

@@ -1,4 +1,4 @@
-"""`Mode`: the base class of optional features, such as a critic, which change a method's credit or loss."""
+"""`Mode`: the base class of optional features, such as a critic."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Chart:
 
 @dataclass(frozen=True)
 class Page:
-    """A mode's section on a run's report page: its charts, and one metric for the top of the page."""
+    """A mode's section on a run's report page."""
 
     title: str
     text: str
     asks: str
     charts: tuple[Chart, ...]
-    # the name (without prefix) and title of the metric at the top of the page, and the sentence for a bad last value
+    # name and title of the metric at the top of the page, and a sentence for a bad last value
     headline: tuple[str, str, str]
 
 
@@ -52,15 +52,15 @@ class Mode:
     A subclass is a frozen dataclass whose fields are the keys of its section in a recipe. `@register(NAME, kind="mode")` adds it.
     """
 
-    name: ClassVar[str]  # the mode's name, which is its section in a recipe and the prefix of its metrics
+    name: ClassVar[str]  # names the mode's section in a recipe, and is the prefix of its metrics
     about: ClassVar[str] = ""  # the help text of the mode's section in a recipe
     metrics: ClassVar[tuple[Metric, ...]] = ()  # the mode's metrics that have alarms
     page: ClassVar[Page | None] = None  # the mode's section on the report page of a run; None: no section
-    #: The fields of the mode's section in a recipe that trainers with their own configuration read; empty: all fields.
+    #: The recipe fields of the mode that trainers with their own configuration read; empty: all.
     elsewhere: ClassVar[tuple[str, ...]] = ()
-    in_scheme: ClassVar[bool] = True  # whether `Scheme.modes` holds the mode; if not, it is an engine's own argument
+    in_scheme: ClassVar[bool] = True  # whether `Scheme.modes` holds the mode
     adds: ClassVar[frozenset[str]] = frozenset()  # the fields of `Batch` that the mode's code in an engine fills in
-    #: Maps an engine to the class "module:Class" that runs the mode there. Other engines' passes and losses do not change.
+    #: Maps an engine to the class "module:Class" that runs the mode there.
     parts: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
@@ -90,14 +90,14 @@ class Mode:
 
     @property
     def compares(self) -> bool:
-        """True if the mode's credit compares completions and therefore needs whole groups."""
+        """True if the mode compares completions, which needs whole groups."""
         return type(self).credit is not Mode.credit
 
     def check_scheme(self, scheme: Any) -> None:
         """Raise a `RecipeError` for a `Scheme` (a rule of credit) that the mode does not work with."""
 
     def check_provided(self, provided: Collection[str]) -> None:
-        """Raise a `RecipeError` if the provided fields of `Batch` lack one that the mode needs."""
+        """Raise a `RecipeError` if batches lack a field that the mode needs."""
 
     def check_turns(self) -> None:
         """Raise a `RecipeError` for rollouts of several turns if the mode needs whole completions."""
@@ -106,7 +106,7 @@ class Mode:
         """Raise a `RecipeError` for a run of too few steps for the mode to do anything."""
 
     def recorded(self, table: Any, rows: Any) -> Mapping[str, Tensor]:
-        """Return the fields of `Batch` that the mode fills in, as far as recorded rollouts hold them."""
+        """Return the mode's fields of `Batch` that recorded rollouts hold."""
         return {}
 
     @property
@@ -120,11 +120,11 @@ class Mode:
 
     @property
     def judge(self) -> str | None:
-        """The name of the objective whose reward the mode's score predicts; None if the mode has no score."""
+        """The name of the objective whose reward the mode's score predicts. Without a score: None."""
         return None
 
     def opinion(self, score_n: Tensor, group_n: Tensor, step_n: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the weight of the mode's score in each completion's credit, and the score relative to the group."""
+        """Return the weight of the mode's score in the credit, and the score relative to the group."""
         return torch.zeros_like(score_n), torch.zeros_like(score_n)
 
     def columns(self, batch: Any) -> Mapping[str, Tensor]:
@@ -132,7 +132,7 @@ class Mode:
         return {}
 
     def note(self, table: Any) -> str:
-        """Return a sentence about completions sampled before the mode was on; "" if there are none."""
+        """Return a note on completions sampled before the mode was on. Without any: ""."""
         return ""
 
     def credit(self, credit: Credit, reading: Any, batch: Any, scheme: Any) -> Credit:
@@ -150,7 +150,7 @@ def setting(default: Any, **bounds: float) -> Any:
 
 
 def check_modes(modes: Any) -> None:
-    """Refuse a value that is not a list of modes, and a list with two modes of the same name."""
+    """Refuse a value that is no list of modes, or repeats a name."""
     if wrong_modes := wrong_entries(modes, Mode):
         raise RecipeError(
             f"modes must be a list such as [Laser(token='<|vision_start|>')], but {wrong_modes[0]!r} is no mode."
@@ -162,7 +162,7 @@ def check_modes(modes: Any) -> None:
 
 
 def part_class(mode: Mode | type[Mode], engine: str) -> Any:
-    """Import the class that runs a mode inside an engine (see `spanwise.modes.parts`); None without such a class."""
+    """Import the class that runs a mode inside an engine. Return None if there is none."""
     if engine not in mode.parts:
         return None
     module, _, class_name = mode.parts[engine].partition(":")

@@ -1,4 +1,4 @@
-"""`Objective`: one reward, the blocks whose tokens it credits, and the outcomes its baseline may depend on."""
+"""`Objective`: a reward, and the blocks whose tokens it credits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BaselineName = Literal["none", "batch", "group", "outcome", "blended"]
 BASELINES: tuple[BaselineName, ...] = ("none", "batch", "group", "outcome", "blended")
 ScaleName = Literal["none", "std"]
 ScopeName = Literal["rollout", "turn"]
-#: In an objective that `each` repeats for every block: the current block is "own", the blocks before it "earlier".
+#: In an objective repeated for every block: the current block is "own", those before it "earlier".
 EARLIER, OWN = "earlier", "own"
 HIDDEN = "<hidden>"  # the text that saved files hold in place of a secret, such as an API key
 
@@ -33,7 +33,7 @@ class Rubric(Protocol):
 
 @dataclass(frozen=True, init=False)
 class Objective:
-    """One reward, the blocks whose tokens it credits, and the outcomes its baseline may depend on.
+    """A reward, the blocks whose tokens it credits, and its baseline.
 
     Args:
         reward: the name of a built-in reward (`correct`, `brier`, ...) or a function, plain or async, as TRL, verl, verifiers or
@@ -95,7 +95,7 @@ class Objective:
     criteria: str | Sequence[Any] | None
     only: str | None
 
-    # The constructor is written by hand: an argument may be one name or a list, but the field is always a tuple.
+    # Arguments may be one name or a list, but the fields are always tuples.
     def __init__(
         self,
         reward: str | Callable[..., Any] | Rubric,
@@ -128,7 +128,7 @@ class Objective:
         return tuple(entry if isinstance(entry, str) else function_name(entry) for entry in self.given)
 
     def _check_types(self) -> None:
-        """Refuse a field with a wrong type of value, an unknown reward, and an outcome that is given twice."""
+        """Refuse wrong types, an unknown reward, and an outcome that is given twice."""
         rule_by_field: Mapping[str, tuple[bool, str]] = {
             "reward": (
                 isinstance(self.reward, (str, Rubric)) or _is_function(self.reward),
@@ -173,7 +173,7 @@ class Objective:
             raise RecipeError(f"Objective '{self.name}' is given '{doubled_name}' twice; name each outcome once.")
 
     def _check_baseline(self) -> None:
-        """Refuse an unknown baseline, scale or back_off, and one that does not go with the other fields."""
+        """Refuse an unknown baseline, scale or back_off. Also one that contradicts the other fields."""
         check_known("baseline", self.baseline or "none", BASELINES)
         check_known("scale", self.scale or "none", ("none", "std"))
         if self.baseline in ("outcome", "blended") and not self.given:
@@ -195,7 +195,7 @@ class Objective:
 
 
 def hidden_names(settings: Any, prefix: str = "") -> list[str]:
-    """Return the paths in nested settings, such as `judge.key`, at which `HIDDEN` replaces a secret."""
+    """Return the paths of hidden secrets in nested settings, such as `judge.key`."""
     if settings == HIDDEN:
         return [prefix]
     setting_entries: Iterable[tuple[Any, Any]] = enumerate(settings) if isinstance(settings, list) else ()
@@ -215,7 +215,7 @@ def function_name(function: Callable[..., Any]) -> str:
 
 
 def _several(names_or_functions: Any) -> Any:
-    """Turn one name or function, or a list of them, into a tuple; None becomes an empty tuple. Leave other values as they are."""
+    """Turn one name or function, or a list of them, into a tuple. Leave other values as they are."""
     if names_or_functions is None:
         return ()
     if isinstance(names_or_functions, str) or callable(names_or_functions):
@@ -224,13 +224,13 @@ def _several(names_or_functions: Any) -> Any:
 
 
 def is_async(value: Any) -> bool:
-    """Return whether the result of a function (or of an object called like one) must be awaited."""
+    """Return whether the result of a function must be awaited. Objects with a call count too."""
     call_method = getattr(value, "__call__", None)  # noqa: B004 - an instance may have an async __call__
     return inspect.iscoroutinefunction(value) or inspect.iscoroutinefunction(call_method)
 
 
 def rubric_functions(rubric: Rubric) -> list[tuple[Callable[..., Any], float]]:
-    """Return the reward functions of verifiers' `Rubric` (or `RubricGroup`), bound to its objects, each with its weight."""
+    """Return the reward functions of a rubric of `verifiers`, each with its weight. Its objects are bound."""
     if group_members := getattr(rubric, "rubrics", None):
         return [pair for member in group_members for pair in rubric_functions(member)]
     class_objects = getattr(rubric, "class_objects", {})
@@ -238,7 +238,7 @@ def rubric_functions(rubric: Rubric) -> list[tuple[Callable[..., Any], float]]:
 
 
 def _bind(function: Callable[..., Any], objects: Mapping[str, Any]) -> Callable[..., Any]:
-    """Bind objects to a function's parameters of the same names, and remove these from its signature."""
+    """Bind objects to the parameters of a function that have their names."""
     function_signature = inspect.signature(function)
     bound_objects = {name: objects[name] for name in function_signature.parameters if name in objects}
     free_parameters = [parameter for name, parameter in function_signature.parameters.items() if name not in objects]
@@ -268,7 +268,7 @@ def is_number_table(choices: Any) -> bool:
 
 
 def families(names: Iterable[str]) -> dict[str, list[str]]:
-    """Group the parts of a reward (`reward.part`) if it has more than three. Other objective names stay alone."""
+    """Group the names `reward.part` of a reward with many parts. Three parts or fewer stay alone."""
     all_names = list(names)
     names_by_family: dict[str, list[str]] = {}
     part_counts = Counter(name.partition(".")[0] for name in all_names if "." in name)

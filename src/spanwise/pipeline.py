@@ -1,4 +1,4 @@
-"""Turn a batch of completions into advantages with four functions: `read`, `credit_batch`, `advantages`, `metrics`.
+"""Turn a batch of completions into advantages: `read`, `credit_batch`, `advantages`, `metrics`.
 
 An engine fills in a `Batch` and takes the advantages to its loss. `read` works row by row. `credit_batch` needs whole groups: if
 groups lie on several processes, gather the tables of `Reading.pack` first. `advantages` works row by row again.
@@ -59,11 +59,11 @@ class Reading(ByCompletion):
 
     @property
     def present_nk(self) -> Bool[Tensor, "n k"]:
-        """True for each block that the completion has, that is, with at least one trainable token."""
+        """True for each block of a completion with a trainable token."""
         return self.length_nk > 0
 
     def pack(self) -> Float[Tensor, "n c"]:
-        """Pack rewards, block lengths and form faults in one float64 table, which processes exchange in one gather.
+        """Pack the reading into one float64 table, so that processes exchange it in one gather.
 
         Columns: M rewards, M statuses, 2 M rewards by outcome, M stated numbers, O outcomes, C measures, K block lengths, 1 fault.
         """
@@ -82,7 +82,7 @@ class Reading(ByCompletion):
 
     @staticmethod
     def unpack(table_nc: Float[Tensor, "n c"], scheme: Scheme) -> Reading:
-        """Turn a table made by `pack` back into a `Reading`, without spans and text, usually after a gather.
+        """Turn a table made by `pack` back into a `Reading`. It has no spans and no text.
 
         Raises:
             AlignmentError: the table was packed under another scheme.
@@ -115,12 +115,12 @@ class Reading(ByCompletion):
         return Reading(scores, length_nk.long(), fault_n1.squeeze(1).long())
 
     def take(self, rows: Any) -> Reading:
-        """Return the blocks and rewards of some completions (a slice or indices), without spans and text."""
+        """Return the reading of some completions (a slice or indices). It has no spans and no text."""
         return super(Reading, replace(self, spans=None, text=None)).take(rows)
 
     @staticmethod
     def joined(parts: Sequence[Reading]) -> Reading:
-        """Join the readings of several batches in one, without spans and text. All must be of one scheme."""
+        """Join the readings of several batches. Spans and text are left out; all must be of one scheme."""
         return join_rows([replace(part, spans=None, text=None) for part in parts])
 
 
@@ -171,7 +171,7 @@ def locate(batch: Batch, scheme: Scheme, vocabulary: Vocabulary) -> tuple[Spans,
 
 
 def credit_batch(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
-    """Credit the blocks of every completion by the scheme's method, once per batch of whole groups.
+    """Credit the blocks of every completion by the scheme's method. The batch holds whole groups.
 
     Args:
         reading: the reading of all N completions.
@@ -291,7 +291,7 @@ def advantages(
         adv_nt = spread_tokens(credit.token_nt, spans, per=per, stop_n=credit.stop_n, dtype=dtype)
     if credit.refined_nt is not None:
         adv_nt = adv_nt + spread_tokens(credit.refined_nt, spans, per=per, dtype=dtype)
-    adv_sum_n = adv_nt.sum(dim=1)  # if a row's sum is finite, so is the row; this test needs little memory
+    adv_sum_n = adv_nt.sum(dim=1)  # saves memory: a row with a finite sum is finite
     if not adv_sum_n.isfinite().all() and (bad_token := first_of(~adv_nt.isfinite())):
         n, t = bad_token
         block_credits = ", ".join(f"{value:g}" for value in credit.block_nk[n])

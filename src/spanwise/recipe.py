@@ -33,8 +33,8 @@ _USED_BY: Mapping[str, tuple[str, ...]] = {
     "fields": ("fields",),
     **dict.fromkeys(("split", "question_column", "prompt_column", "answer_column", "instruction"), _BY_NAME),
 }
-LARGEST_SEED = 2**32 - 1  # the largest that NumPy takes
-#: Defaults for recipes that name a model and a dataset. `Recipe` has the defaults for the tiny embedded models.
+LARGEST_SEED = 2**32 - 1  # the largest seed that NumPy takes
+#: Defaults for recipes that name a model and a dataset.
 HUB: Mapping[str, Any] = {
     "learning_rate": 1e-6, "warmup_steps": 20, "entropy": 0.0, "eval_every": 0, "eval_prompts": 100, "eval_samples": 4,
     "save_every": 40, "keep_rollouts": 20,
@@ -168,7 +168,7 @@ class Recipe(BaseModel):
     @field_validator("method")
     @classmethod
     def _known_method(cls, name: str) -> str:
-        return method(name).name  # a RecipeError is a ValueError, which pydantic gathers with the other faults
+        return method(name).name  # pydantic gathers a RecipeError with the other faults
 
     @field_validator("layout", mode="before")
     @classmethod
@@ -185,7 +185,7 @@ class Recipe(BaseModel):
             expected_text = "a whole number" if name == "workers" else "a number of seconds"
             if isinstance(limit, bool) or not isinstance(limit, allowed_types):
                 raise ValueError(f"verifier.{name} is {limit!r}, and must be {expected_text}.")
-        MathVerifier(**limits)  # raises an error if a limit is wrong, and starts no worker process yet
+        MathVerifier(**limits)  # refuses a wrong limit, and starts no worker yet
         return limits
 
     @field_validator("*", mode="before")
@@ -202,7 +202,7 @@ class Recipe(BaseModel):
                 raise RecipeError(_no_field(name))
             if not isinstance(section, Mapping | None):
                 raise RecipeError(f"{name} is {section!r}, and must be {_KINDS['dict']} ({MODES[name].about})")
-        _ = self.modes, self.refinement  # built here, so that a wrong section of the recipe is refused at once
+        _ = self.modes, self.refinement  # refuses wrong sections of the recipe now
         if self.task not in EMBEDDED:
             for field in () if self.task == SCRIPT else ("model", "dataset"):
                 if getattr(self, field) is None:
@@ -229,35 +229,35 @@ class Recipe(BaseModel):
 
     @cached_property
     def modes(self) -> dict[str, Any]:
-        """The recipe's modes (features beside the method, such as `critic`), by name."""
+        """The recipe's modes (optional features), by name."""
         section_by_name = self.model_extra or {}
         return {name: MODES[name].of(section_by_name[name]) for name in MODES if section_by_name.get(name) is not None}
 
     @cached_property
     def refinement(self) -> Refinement | None:
-        """The stage that changes the tokens' advantages after the method; None if the recipe asks for none."""
+        """The stage that changes the tokens' advantages after the method. None if there is none."""
         return None if self.refine is None else Refinement.of(self.refine)
 
     @cached_property
     def own_layout(self) -> Layout | None:
-        """The layout that the recipe names; None if it leaves the layout to the task."""
+        """The layout that the recipe names. None if it leaves the layout to the task."""
         if self.layout is None:
             return None
         return Layout(self.layout, prefilled=self.prefilled, segmenter=self.segmenter, most=self.most)
 
     @property
     def scheme_modes(self) -> tuple[Mode, ...]:
-        """The recipe's modes (features beside the method) that are part of its rule of credit."""
+        """The recipe's modes (optional features) that are part of its rule of credit."""
         return tuple(mode for mode in self.modes.values() if mode.in_scheme)
 
     @property
     def is_scored(self) -> bool:
-        """Whether one of the recipe's modes (features beside the method) gives completions a score."""
+        """Whether a mode of the recipe gives completions a score."""
         return any(mode.judge is not None for mode in self.modes.values())
 
     @property
     def rule(self) -> Literal["brier", "log_score"]:
-        """The scoring rule for confidences: from objectives, else from `calibration`, else Brier."""
+        """The scoring rule for confidences. Objectives name it, else `calibration`, else it is Brier."""
         reward_names = [entry.get("reward") for entry in self.objectives or ()]
         if "log_score" in reward_names:
             return "log_score"
@@ -307,7 +307,7 @@ def _read(path: str | Path) -> dict[str, Any]:
     recipe_data = read_yaml(path, f"The recipe '{path}'")
     if recipe_data is not None and not isinstance(recipe_data, dict):
         raise RecipeError(f"The recipe '{path}' must hold 'field: value' lines, not a {type(recipe_data).__name__}.")
-    # A run copies its recipe into the run folder, so paths in the copy are not relative to that folder.
+    # A run folder holds a copy of a recipe, whose paths are not relative to that folder.
     is_run_folder = (recipe_folder / "metrics.jsonl").is_file()
     return dict(recipe_data or {}) if is_run_folder else _resolve_paths(recipe_data or {}, recipe_folder)
 
@@ -335,7 +335,7 @@ def _no_field(key: str) -> str:
 
 
 def _check_presets(from_file: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
-    """Refuse a new `method`, `baseline` or `calibration` that the recipe's own fields would cancel."""
+    """Refuse a changed preset, such as `method`, that the recipe's own fields would cancel."""
     for field in ("method", "baseline", "calibration"):
         old_setting = from_file.get(field, Recipe.model_fields[field].default)
         if field not in changes or changes[field] == old_setting:
@@ -370,7 +370,7 @@ def scheme_of(
 
 
 def _task_objectives(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | None:
-    """Return the objectives of a task that fills in JSON, one reward per field; None for other tasks."""
+    """Return the objectives of a task that fills in JSON, one reward per field. Other tasks: None."""
     if recipe.task not in ("fields", "invoices"):
         return None
     method_entry = method(recipe.method)
@@ -382,10 +382,10 @@ def _task_objectives(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | N
     blocks_of_field = (OWN, *rest_blocks) if credits_blocks else layout.names
     field_objective = {"reward": "equals", "each": "*", "pays": blocks_of_field, **shared_fields}
     if recipe.task == "fields":
-        return [field_objective]  # a field's reward also pays the block of JSON keys, because a wrong key loses the field
+        return [field_objective]  # also pays the JSON keys, because a wrong key loses the field
     paid_block_names = rest_blocks if credits_blocks else layout.names
     if credits_blocks:
-        # Only the two objectives below credit keys and punctuation. All fields together would outweigh them.
+        # All fields together would outweigh the two objectives for keys and punctuation.
         field_objective |= {"pays": (OWN,), "if_missing": None}
     schema_options = {"schema": _invoice_schema(layout), "alone": True}
     return [
@@ -422,14 +422,14 @@ def _apply_limits(scheme: Scheme, limits: Mapping[str, Any]) -> Scheme:
 
 
 class RecipeRule(NamedTuple):
-    """A recipe file with its rule of credit, for an engine whose own settings say how to train."""
+    """A recipe with its rule of credit, for an engine with its own training settings."""
 
     recipe: Recipe
     scheme: Scheme
 
 
 def rule_at(path: str | Path, *, longest: int, options: Mapping[str, Any] | None = None) -> RecipeRule:
-    """Load a recipe file and build its rule of credit; refuse a recipe without a layout.
+    """Load a recipe file and build its rule of credit. Refuse a recipe without a layout.
 
     `options` are the engine's own settings: the method takes those that it has and that the recipe does not name.
     """
@@ -446,7 +446,7 @@ def rule_at(path: str | Path, *, longest: int, options: Mapping[str, Any] | None
 
 
 def scheme_at(path: str | Path, *, longest: int, options: Mapping[str, Any] | None = None) -> Scheme:
-    """Build the rule of credit of a recipe file as `rule_at` does."""
+    """Build the rule of credit of a recipe file. See `rule_at`."""
     return rule_at(path, longest=longest, options=options).scheme
 
 
@@ -459,9 +459,9 @@ def _choose_layout(recipe: Recipe, task_layout: Layout) -> Layout:
 
 
 def answer_layout(recipe: Recipe, task_layout: Layout) -> Layout:
-    """Return the layout that finds the answers in completions: the recipe's layout or the task's."""
+    """Return the layout that finds the answers in completions. It is the recipe's or the task's."""
     used_layout = _choose_layout(recipe, task_layout)
-    # Models write the task's blocks even if the layout has one block. So the task's layout finds the answers.
+    # Models write the task's blocks even if the layout has only one block.
     may_take_task_blocks = not used_layout.marks and (recipe.own_layout is None or recipe.task in EMBEDDED)
     if len(used_layout.names) == 1 and (may_take_task_blocks or used_layout.marks == task_layout.marks):
         segmenter = used_layout.segmenter if used_layout.marks else task_layout.segmenter
@@ -470,7 +470,7 @@ def answer_layout(recipe: Recipe, task_layout: Layout) -> Layout:
 
 
 def check_written(recipe: Recipe, task_layout: Layout) -> None:
-    """Refuse a layout with tags that the tiny model of the embedded task has not learnt to write."""
+    """Refuse a layout with tags that the model of an embedded task has not learnt to write."""
     layout = recipe.own_layout
     learnt_tags = dict.fromkeys(task_layout.tags)
     recipe_tags = layout.tags if layout and layout.segmenter == "tags" else ()
@@ -489,13 +489,13 @@ def resolved(recipe: Recipe, scheme: Scheme) -> dict[str, Any]:
     function_by_path = {path: imported(path, what="The reward") for path in import_paths}
     for plain_objective, objective in zip(plain_scheme["objectives"], scheme.objectives, strict=True):
         for path, function in function_by_path.items():
-            if function == objective.reward:  # write the recipe's path, as the function may be defined in another module
+            if function == objective.reward:  # keep the path that the recipe names
                 plain_objective["reward"] = path
     return {**recipe.model_dump(mode="json"), "calibration": None, "baseline": None, **plain_scheme}
 
 
 def recorded_elsewhere(**_: Any) -> list[float]:
-    """Stand in for the reward function of a run whose rewards are recorded."""
+    """Stand in for a reward function whose rewards are recorded."""
     raise RecipeError("This reward function belongs to the run that recorded it; only its recorded values are known here.")
 
 
@@ -534,14 +534,14 @@ def _build_objective(position: int, entry: Mapping[str, Any], recorded: Collecti
 
 
 def _explain(error: ValidationError) -> str:
-    """Turn a validation error into sentences: field, value, allowed values and the field's purpose."""
+    """Turn a validation error into sentences. Each has field, value, allowed values and purpose."""
     field_bounds: dict[tuple[str, str], list[str]] = {}
     faults = []
     for item in error.errors():
         fault_type = item["type"]
         wrong_value = item["input"]
         fault_context = item.get("ctx", {})
-        # Pydantic may add the type that it tried to a field's path; this line drops the type.
+        # Drop the types that Pydantic adds to a field's path.
         field_path = ".".join(str(name) for name in item["loc"] if name not in ("str", "float", "list[str]"))
         if fault_type == "invalid_key":
             faults.append(_no_field(field_path))
@@ -558,7 +558,7 @@ def _explain(error: ValidationError) -> str:
     return "; ".join(faults)
 
 
-#: Maps Pydantic's names of bounds and types to the words for them in spanwise's error messages.
+#: Maps Pydantic's names of bounds and types to words for error messages.
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most"}
 _KINDS = {
     "int": "a whole number", "float": "a number", "finite": "a finite number", "bool": "true or false", "string": "text",

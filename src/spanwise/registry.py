@@ -19,7 +19,7 @@ from spanwise.errors import RecipeError, unknown
 _Entry = TypeVar("_Entry")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _BY_KIND: dict[str, Registry[Any]] = {}
-#: Maps each kind, such as "reward", to the module that creates its registry. `registered` imports it when needed.
+#: Maps each kind, such as "reward", to the module that creates its registry.
 _HOMES = {
     **dict.fromkeys(("completion", "block", "token", "step"), "spanwise.credit.registry"),
     "mode": "spanwise.modes",
@@ -28,7 +28,7 @@ _HOMES = {
     "segmenter": "spanwise.segment.claims",
 }
 _FILES: dict[Path, ModuleType] = {}
-_BESIDE: dict[Path, dict[str, ModuleType]] = {}  # folder -> its imported modules whose names also occur in another folder
+_BESIDE: dict[Path, dict[str, ModuleType]] = {}  # by folder: modules whose names also occur in another folder
 _SHOWN: set[tuple[str, Path | None]] = set()
 
 
@@ -59,7 +59,7 @@ class Registry(dict[str, _Entry], Generic[_Entry]):
                 raise RecipeError(f"The plug-in '{point.name}' ({point.value}) cannot be loaded: {error}.") from error
 
     def add(self, name: str, function: Callable[..., Any], kind: str, facts: dict[str, Any]) -> None:
-        """Add a function under a name; refuse a name under which another function is registered."""
+        """Add a function under a name. Refuse a name that another function has."""
         earlier_function = self._functions.get(name) if name in self else None
         if earlier_function is not None and earlier_function is not function:
             earlier_place = f"{earlier_function.__module__}.{earlier_function.__qualname__}"
@@ -91,7 +91,7 @@ def is_registered(name: str, *, kind: str) -> bool:
 
 
 def register(name: str, *, kind: str, **facts: Any) -> Callable[[_Function], _Function]:
-    """Register a function, unchanged, under a name that recipes, schemes and the command line use.
+    """Register a function under a name that recipes and the command line use. It stays unchanged.
 
     Args:
         name: a name can be taken once.
@@ -129,7 +129,7 @@ def imported(path: str, *, what: str) -> Any:
     try:
         if module_file is None:
             if sys.modules.get(module_name) in _FILES.values():
-                del sys.modules[module_name]  # so that the import does not return a user's file that ran under this name
+                del sys.modules[module_name]  # else the import returns a user's file of this name
             with _first(Path.cwd()):
                 module = import_module(module_name)
             if getattr(module, "__file__", None) is None and module.__spec__ is not None and module.__spec__.origin is None:
@@ -164,7 +164,7 @@ def _show(path: str, place: Path | None) -> None:
 
 
 def _origin(module: str) -> Path | None:
-    """Find the file or folder of a module's package without running it; None if there is none."""
+    """Find the file or folder of a module's package without running it. None if there is none."""
     with _first(Path.cwd()), suppress(ValueError):
         module_spec = find_spec(module.partition(".")[0])
         if module_spec is not None:
@@ -174,7 +174,7 @@ def _origin(module: str) -> Path | None:
 
 
 def seen_from_here(path: str, folder: Path) -> str:
-    """Rewrite `module:function` so that a module's file in `folder` is found from the current folder."""
+    """Rewrite `module:function` so that it is found from the current folder. `folder` holds the file."""
     module_name, _, function_name = path.rpartition(":")
     if not module_name or _file(module_name) or (not module_name.endswith(".py") and _is_installed(module_name)):
         return path
@@ -190,20 +190,20 @@ def _is_installed(module: str) -> bool:
     if loaded_module is not None:
         return loaded_module not in _FILES.values()
     package_spec = find_spec(package_name)
-    # A folder without __init__.py counts as a package only if the dotted name continues with a module in it.
+    # A folder without __init__.py is a package only if the dotted name continues.
     return (package_spec is not None and (package_spec.origin is not None or bool(submodule_name))) or (
         bool(submodule_name) and (Path.cwd() / package_name).is_dir()
     )
 
 
 def _file(module: str) -> Path | None:
-    """Return the file in the current folder that a module's name stands for; None if there is none."""
+    """Return the file in the current folder that a module's name stands for. None if there is none."""
     module_file = Path.cwd() / (module if module.endswith(".py") else f"{module}.py")
     return module_file if module_file.is_file() else None
 
 
 def _run(file: Path, module_name: str) -> ModuleType:
-    """Run a user's file as a module, once per process, even if another module has its name."""
+    """Run a user's file as a module, once per process. Another module may have its name."""
     loaded_module = sys.modules.get(module_name)
     if loaded_module is not None and Path(getattr(loaded_module, "__file__", None) or ".").resolve() == file.resolve():
         return loaded_module
@@ -226,7 +226,7 @@ def _run(file: Path, module_name: str) -> ModuleType:
 
 @contextmanager
 def _hide_namesakes(folder: Path) -> Iterator[None]:
-    """Hide other folders' imported modules that have the name of a module in this folder, during the `with` block."""
+    """Hide modules of other folders during the `with` block, if this folder has modules of their names."""
     folder = folder.resolve()
     user_files = [Path(module.__file__ or ".") for module in _FILES.values()]
     other_folders = {file.parent.resolve() for file in user_files} - {folder}

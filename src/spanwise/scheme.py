@@ -21,13 +21,13 @@ from spanwise.score.reward import built_in
 from spanwise.score.score import check_objectives, measures_of, written_out
 from spanwise.segment import SEGMENTERS
 
-SCRIPT = "own"  # the task in `recipe.yaml` if a user's script drives the run; the file then names no prompts
-_OTHER_NAMES = {"gae_lambda_policy": "lam"}  # from NeMo-RL; its `gae_lambda_value` is an option of the critic
+SCRIPT = "own"  # the task of a run that a user's script drives
+_OTHER_NAMES = {"gae_lambda_policy": "lam"}  # the name of `lam` in NeMo-RL
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """The complete rule of credit: blocks, their rewards, which completions are compared, and each token's share.
+    """The complete rule of credit: blocks, rewards, comparisons of completions, and shares of tokens.
 
     Attributes:
         method: name of a registered method.
@@ -99,7 +99,7 @@ class Scheme:
         refine: Refinement | str | Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Scheme:
-        """Build the scheme that a method is meant to run with (its preset), changed by the arguments.
+        """Build the preset of a method: the scheme that it is meant to run with. Arguments change it.
 
         Args:
             name: name of the method.
@@ -165,13 +165,13 @@ class Scheme:
 
     @property
     def outcome_names(self) -> tuple[str, ...]:
-        """The outcomes (without rewards) that baselines may depend on, in the order of `Scores.outcome_names`."""
+        """The outcomes that baselines may depend on. No rewards, in the order of `Scores.outcome_names`."""
         all_outcomes = [name for objective in self.objectives for name in objective.outcomes]
         return tuple(dict.fromkeys(name for name in all_outcomes if name not in self.names))
 
     @property
     def value_names(self) -> tuple[str, ...]:
-        """The name of each value a critic predicts, in the order of `Batch.value_nt`; () if the method needs no critic."""
+        """The names of the values that a critic predicts. As in `Batch.value_nt`; () without a critic."""
         if "value_nt" not in self.needs:
             return ()
         return name_streams(self.objectives, self.values) if self.entry.reads_values else ("return",)
@@ -190,7 +190,7 @@ class Scheme:
 
     @property
     def reads(self) -> frozenset[str]:
-        """The fields of a `Batch` that `read` needs to find blocks (`logp_nt` if a segmenter cuts by it, else none)."""
+        """The `Batch` fields that `read` needs to find blocks. `logp_nt` if a segmenter cuts by it."""
         return frozenset({"logp_nt"} if any(map(_reads_logp, self.layout.segmenters)) else ())
 
     def check(self, provides: Collection[str], *, at_read: Collection[str] | None = None) -> None:
@@ -236,7 +236,7 @@ class Scheme:
             )
 
     def check_forgets(self, engine: str) -> None:
-        """Refuse a method that remembers earlier batches (`RecipeError`) if an engine's checkpoints lose the memory."""
+        """Refuse a method whose memory an engine's checkpoints lose. Raises a `RecipeError`."""
         if self.entry.stateful:
             raise RecipeError(
                 f"Method '{self.method}' remembers earlier batches, and the checkpoints of {engine} do not keep this memory: "
@@ -244,7 +244,7 @@ class Scheme:
             )
 
     def check_loads(self, engine: str) -> None:
-        """Refuse a reward that loads a model (`RecipeError`) if an engine's reward workers have no device for it."""
+        """Refuse a reward that loads a model (`RecipeError`). The engine's workers have no device for it."""
         entry_by_name = {objective.name: built_in(objective) for objective in self.objectives}
         if loaders := [name for name, entry in entry_by_name.items() if entry is not None and entry.loads_model]:
             raise RecipeError(
@@ -254,7 +254,7 @@ class Scheme:
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """The names "<objective>/<measure>" of further numbers that reward functions report, such as costs."""
+        """The names of the costs and other numbers that rewards report. Form: "<objective>/<measure>"."""
         return measures_of(self.objectives)
 
     def plain(self) -> dict[str, Any]:
@@ -282,7 +282,7 @@ def _check_layout(layout: Any) -> None:
 
 
 def _check_kinds(objectives: Any, options: Any) -> None:
-    """Refuse `objectives` that are no list of `Objective`, and `options` that are no mapping."""
+    """Refuse objectives and options of the wrong type."""
     if wrong_objectives := wrong_entries(objectives, Objective):
         raise RecipeError(
             f"The objectives must be a list of Objective(...), such as [Objective('correct', pays='solution')]; "
@@ -298,7 +298,7 @@ def _as_set(names: Collection[str]) -> frozenset[str]:
 
 
 def _plain(objective: Objective) -> dict[str, Any]:
-    """Return an objective as plain data for YAML, without fields that are empty."""
+    """Return an objective as plain data for YAML. Empty fields are left out."""
     reward_name = objective.reward if isinstance(objective.reward, str) else function_name(objective.reward)
     given_outcomes = objective.outcomes[0] if len(objective.given) == 1 else list(objective.outcomes)
     recipe_entry = {**vars(objective), "reward": reward_name, "pays": list(objective.pays), "given": given_outcomes}
@@ -307,7 +307,7 @@ def _plain(objective: Objective) -> dict[str, Any]:
 
 
 def _parse_per(per: Any) -> str | float:
-    """Return the option `per`, which is "block", "completion", "batch" or a positive number. Refuse anything else."""
+    """Check and return the option `per`. It is "block", "completion", "batch" or a positive number."""
     if per in ("block", "completion", "batch"):
         return str(per)
     with suppress(TypeError, ValueError):
@@ -387,7 +387,7 @@ def _check_objectives_used(scheme: Scheme) -> None:
 
 
 def _check_values(scheme: Scheme) -> None:
-    """Refuse the setting `values` (what a critic predicts) if the scheme's method reads no critic."""
+    """Refuse the setting `values` (what a critic predicts) if the method has no critic."""
     if scheme.values is None:
         return
     resolve_values(scheme.objectives, scheme.values)

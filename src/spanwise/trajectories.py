@@ -23,7 +23,7 @@ __all__ = ["onto_turns", "turn_batch"]
 def turn_batch(
     trajectories: Sequence[Trajectory], *, columns: Mapping[str, Sequence[Any]] | None = None
 ) -> tuple[Batch, dict[str, Reward]]:
-    """Build a right-padded batch with one row per turn, and collect the trajectories' rewards for `pipeline.read`.
+    """Build a right-padded batch with one row per turn. Also return the rewards, for `pipeline.read`.
 
     The rows are the responses of the turns, trajectory by trajectory, so that a sampled token stands in one row however many
     branches share it; `Batch.steps` says whose they are. A reward of the outcome stands at the last turn that sampled a token.
@@ -59,7 +59,7 @@ def turn_batch(
             raise AlignmentError(
                 f"Column '{name}' has {len(column)} values for {len(trajectories)} trajectories; give one to each."
             )
-        cells = list(column)  # a column of pandas is looked up by its labels, but a list by places
+        cells = list(column)  # pandas looks up by label, a list by place
         turn_columns[name] = [cells[j] for j, _ in turn_index_pairs]
     turn_anchors = [turn.anchor for turn in turns]
     has_anchors = any(anchor is not None for anchor in turn_anchors)
@@ -89,7 +89,7 @@ def _collect_rewards(trajectories: Sequence[Trajectory]) -> dict[str, Reward]:
 
 
 def onto_turns(trajectories: Sequence[Trajectory], name: str, value_st: Float[Tensor, "s t"]) -> list[Trajectory]:
-    """Write numbers for the rows of `turn_batch`, such as advantages, into `Turn.per_token` of their turns.
+    """Write numbers, such as advantages, from a batch's rows into their turns (`Turn.per_token`).
 
     Args:
         trajectories: those of the batch, in its order.

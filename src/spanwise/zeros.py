@@ -17,12 +17,12 @@ from spanwise.types import Credit, Zero
 
 __all__ = ["Zero", "reason_of", "zero_reasons"]
 
-#: The key: one integer for a reason and its objective, reason * 4096 + the objective's number + 1. Keys sort as reasons do.
+#: A key is reason * 4096 + the objective's number + 1. Keys sort as reasons do.
 _OBJECTIVES = 4096
 
 
 def key_of(reason: Zero, objective: int = -1) -> int:
-    """Encode a reason and the number of its objective (-1: none) as one integer, the key."""
+    """Encode a reason and the number of its objective as one integer, the key. -1 is no objective."""
     return reason * _OBJECTIVES + objective + 1
 
 
@@ -33,13 +33,13 @@ def reason_of(key: int) -> Zero:
 
 @dataclass(frozen=True)
 class Count:
-    """How many tokens and completions have one and the same reason (`Zero`) for their credit."""
+    """How many tokens and completions share one reason (`Zero`)."""
 
     reason: Zero
     objective: str  # the reward that the reason is about; empty if it is about none
     tokens: int
-    completions: int  # how many completions without credit have this reason at most of their tokens
-    rows: tuple[int, ...] = ()  # the first completions with this reason, or else the first with a token of this reason
+    completions: int  # completions without credit that have this reason at most tokens
+    rows: tuple[int, ...] = ()  # a few completions with this reason, or with a token of it
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,16 @@ class Zeros:
     """The reason for each token with the advantage 0 in N completions. All completions' tokens form one list."""
 
     names: tuple[str, ...]  # the objectives
-    key_v: Int[Tensor, " v"]  # the key of each token's reason and objective; `reason_of` and `objective` decode it
+    key_v: Int[Tensor, " v"]  # the key of each token's reason
     row_v: Int[Tensor, " v"]  # the completion of each token
     key_n: Int[Tensor, " n"]  # CREDITED if the completion has credit, else the reason of most of its tokens
 
     def objective(self, key: int) -> str:
-        """Return the name of the objective in a key made by `key_of`; "" if it holds none."""
+        """Return the name of the objective in a key. Return "" if it holds none."""
         return self.names[key % _OBJECTIVES - 1] if key % _OBJECTIVES else ""
 
     def counts(self, examples: int) -> list[Count]:
-        """Count each reason's tokens and completions, in the order of `Zero`, with a few rows as examples."""
+        """Count the tokens and completions of each reason. Add a few rows as examples."""
         counts: list[Count] = []
         for key in torch.cat([self.key_v, self.key_n]).unique().tolist():
             has_key_v = self.key_v == key
@@ -68,7 +68,7 @@ class Zeros:
 
 
 def zero_reasons(credit: Credit, scheme: Scheme) -> Int[Tensor, "n k"]:
-    """Return the reason why each block's tokens may have the advantage 0, encoded by `key_of`.
+    """Return the reason why each block's tokens may have the advantage 0. `key_of` encodes it.
 
     If several objectives pay a block, the reason is the first in the order of `Zero`, then in the order of the objectives. Reasons
     from ALL_RIGHT to AT_BASELINE rank alike: answers that are all wrong count before the tags, all right, of a later objective.
@@ -76,7 +76,7 @@ def zero_reasons(credit: Credit, scheme: Scheme) -> Int[Tensor, "n k"]:
     _, comparison = credit.explained
     cancelled_key = key_of(Zero.CANCELLED)
     reason_key_nm = comparison.reason_nm * _OBJECTIVES + comparison.about_nm + 1  # the key of every reason, as in `key_of`
-    # If an objective credits a block whose total credit is 0, the other objectives cancel that credit.
+    # If the total credit of a block is 0, the objectives cancel each other's credit.
     reason_key_nm = torch.where(comparison.reason_nm == int(Zero.CREDITED), cancelled_key, reason_key_nm)
     reason_key_nm = reason_key_nm.expand(-1, len(scheme.objectives))
     is_compared_nm = (reason_key_nm >= key_of(Zero.ALL_RIGHT)) & (reason_key_nm < cancelled_key)
@@ -99,13 +99,13 @@ def recorded_reasons(
     reward_n: Float[Tensor, " n"] | None = None,
     rollout_n: Int[Tensor, " n"] | None = None,
 ) -> Int[Tensor, "n k"]:
-    """Return a key (see `key_of`) of the reason why tokens get 0, as far as a trainer's records show it.
+    """Return the reason why tokens get 0, as far as a trainer's records show it. `key_of` encodes it.
 
     `credit_nk` is NaN where the trainer recorded no credit; `reward_n`, if given, shows which completions are right.
     """
     largest_credit_n = credit_nk.nan_to_num().abs().amax(dim=1)
     group_n = group_index(group_n)
-    placeholder_reward_n = torch.ones_like(group_n).double()  # only the sizes of the groups are used, not these rewards
+    placeholder_reward_n = torch.ones_like(group_n).double()  # only the sizes of the groups matter
     group_comparison = compare_in_strata(placeholder_reward_n, group_n, voter_n=rollout_n).comparison
     group_size_n = group_comparison.members_nm[:, 0]
     reason_key_n = torch.full_like(group_n, key_of(Zero.ALL_EQUAL))
@@ -146,7 +146,7 @@ def tally_zeros(
             f"There are {len(advantage_v)} advantages for {len(block_v)} blocks and {len(row_v)} rows; give one per token."
         )
     trainable_v = block_v >= 0 if trainable_v is None else trainable_v
-    block_key_v = block_nk[row_v, block_v.long().clamp(min=0)]  # the next lines overwrite those of tokens without a block
+    block_key_v = block_nk[row_v, block_v.long().clamp(min=0)]  # replaced below for tokens without a block
     reason_key_v = torch.where(block_v >= 0, block_key_v, key_of(Zero.UNPAID))
     for applies_v, reason in (
         (advantage_v.isnan(), Zero.UNSCORED),
@@ -161,7 +161,7 @@ def tally_zeros(
         row_and_key_v2 = torch.stack([row_v, reason_key_v], dim=1)
         row_key_pair_p, count_p = torch.unique(row_and_key_v2, dim=0, return_counts=True)
         row_p, key_p = row_key_pair_p.T
-        # A completion is MASKED only if all its tokens are, and CREDITED if any of its tokens has credit.
+        # A completion is MASKED if all tokens are, and CREDITED if any token is.
         priority_p = torch.where(key_p == key_of(Zero.MASKED), 0, count_p)
         priority_p = torch.where(key_p == key_of(Zero.CREDITED), len(reason_key_v) + 1, priority_p)
         highest_priority_n = torch.zeros_like(reason_key_n).scatter_reduce(0, row_p, priority_p, "amax")
