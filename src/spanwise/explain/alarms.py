@@ -11,18 +11,18 @@ from spanwise.credit_metrics import CREDIT
 from spanwise.metric import Alarm, metrics_in
 from spanwise.registry import registered
 
-#: Calibration figures. They mean nothing if a policy is never right, never answers or is always equally confident.
+#: The names of calibration figures.
 CALIBRATION = ("ece", "brier", "auroc", "mean_confidence", "sharpness")
-OF_SCORE = "laser_"  # the prefix of figures from the self-rewarding score instead of a stated confidence
-OF_REWARD = "reward/"  # the prefix of evaluation figures that are mean rewards on held-out prompts
-#: Evaluation figures of the self-rewarding score, a policy's rating of its own answer.
+OF_SCORE = "laser_"  # the prefix of figures of the self-rewarding score
+OF_REWARD = "reward/"  # the prefix of mean rewards on held-out prompts
+#: The figures of a policy's score of its own answers.
 SCORE_FIGURES = tuple(f"{OF_SCORE}{name}" for name in ("coverage", *CALIBRATION))
 _SCORED = SCORE_FIGURES[1:]
 _OUT_OF_REACH = (
     "Usually laser has not trained the score yet (reasoning_warmup, alpha), or laser.reference belongs to another model or "
     "token."
 )
-#: Pairs of an evaluation figure and its alarm. A figure's warning comes from its first alarm that holds.
+#: The alarms of evaluation figures. The first alarm that holds gives a figure's warning.
 EVALUATION = (
     ("refusal_rate", Alarm("above", 0.5, "most completions refuse to answer",
         "Usually a wrong answer costs more than no answer, for example if all rewards are summed. Pay answer and confidence "
@@ -58,12 +58,12 @@ SHOWN_BY: Mapping[str, str] = {alarm.sentence: figure for figure, alarm in EVALU
 #: Maps the sentence of each evaluation alarm to the usual cause of the alarm.
 CAUSES: Mapping[str, str] = {alarm.sentence: alarm.cause for _, alarm in EVALUATION}
 _Key = TypeVar("_Key")
-IN_A_ROW = 3  # the number of training batches in a row that must show a problem before it is reported
+IN_A_ROW = 3  # report a problem after this many training batches in a row
 _LATER = re.compile(r"\[[1-9]\d*\]")  # matches an index above 0 in the name of an objective, such as "[2]"
 
 
 def alarms(figures: Mapping[str, float | int | None]) -> dict[str, str]:
-    """Return the figures of an evaluation that must not be taken at face value, each with the reason.
+    """Return the figures of an evaluation that cannot be trusted, each with the reason.
 
     The table `EVALUATION` holds the rules; each names the figures that a policy gets for nothing while its alarm holds.
 
@@ -95,7 +95,7 @@ def by_sentence(sentences: Mapping[_Key, str]) -> dict[str, list[_Key]]:
 
 
 def later_elements(names: Iterable[str]) -> set[str]:
-    """Return the objectives for later elements of a list, such as `name[2]`. Short lists do not have them."""
+    """Return the objectives of later list elements, such as `name[2]`. Short lists lack them."""
     all_names = set(names)
     return {name for name in all_names if _LATER.search(name) and _LATER.sub("[0]", name) in all_names}
 
@@ -103,7 +103,7 @@ def later_elements(names: Iterable[str]) -> set[str]:
 def _find_watched(
     batches: Sequence[Mapping[str, Any]], when: Literal["lasting", "overall", "at_end"]
 ) -> Iterator[tuple[str, str, Alarm]]:
-    """Yield (key, objective or block, alarm) of each logged metric with an alarm of kind `when`."""
+    """Yield each logged metric that has an alarm of the kind `when`."""
     mode_metrics = (metric for mode in registered("mode").values() for metric in mode.metrics)
     logged_metrics = list(metrics_in(batches, [*CREDIT, *mode_metrics]))
     later_element_names = later_elements(name for _, name, _ in logged_metrics)
@@ -114,7 +114,7 @@ def _find_watched(
 
 
 def habits(batches: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return a warning for each metric that is wrong in at least `IN_A_ROW` successive batches."""
+    """Return a warning for each metric that is wrong in several batches in a row."""
     sentence_of_metric = {}
     for key, name, alarm in _find_watched(batches, "lasting"):
         if len(longest_run := _longest_run(batches, key, name, alarm)) < IN_A_ROW:
@@ -129,7 +129,7 @@ def habits(batches: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _longest_run(batches: Sequence[Mapping[str, Any]], key: str, name: str, alarm: Alarm) -> list[Mapping[str, Any]]:
-    """Return the longest run of batches in which a metric's alarm holds. A batch without the metric ends a run."""
+    """Return the longest streak of batches in which an alarm holds. A batch without the metric ends it."""
     silencing_key = alarm.unless.format(name=name)
 
     def holds(line: Mapping[str, Any]) -> bool:
@@ -169,5 +169,5 @@ def end_alarms(batches: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def values_of(batches: Sequence[Mapping[str, Any]], key: str) -> list[float]:
-    """Return a metric's values, without the batches that lack the metric or log NaN for it."""
+    """Return all logged values of a metric that are not NaN."""
     return [value for line in batches if (value := line.get(key)) is not None and value == value]

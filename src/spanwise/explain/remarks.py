@@ -19,7 +19,7 @@ from spanwise.score import REWARDS
 from spanwise.segment.census import census_of
 from spanwise.types import Fault, Status, whole_text
 
-#: An explanation of how a block's tokens share its credit, and what GRPO calls an advantage.
+#: Explains how the tokens of a block share its credit.
 SHARING = (
     "A block's tokens share its credit; some methods credit the whole completion as one block. GRPO's advantage is the credit of "
     "the completion: GRPO writes this number at every token and divides the loss by the number of tokens."
@@ -73,7 +73,7 @@ def setup_warnings(reading: Reading, scheme: Scheme) -> dict[str, str]:
 
 
 class Watch:
-    """Collects the warnings about the batches of a training run, and returns each warning only once."""
+    """Collects the warnings of a training run, and returns each only once."""
 
     def __init__(self, scheme: Scheme) -> None:
         self.scheme = scheme
@@ -81,7 +81,7 @@ class Watch:
         self._batches: deque[Mapping[str, Any]] = deque(maxlen=IN_A_ROW)
 
     def of_reading(self, reading: Reading) -> tuple[list[str], bool]:
-        """Return a batch's new setup warnings, and whether some objective has no tag or reward to train on."""
+        """Return a batch's new warnings, and whether some objective has nothing to train on."""
         warnings = setup_warnings(reading, self.scheme)
         new_sentences = self._take_new(warnings)
         # Do not warn about the same problems again when the batch's metrics show them.
@@ -100,14 +100,14 @@ class Watch:
         return self._take_new(habits(self._batches))
 
     def _take_new(self, warnings: Mapping[str, str]) -> list[str]:
-        """Return the warnings whose keys were not given before, and remember all keys as given."""
+        """Return the warnings that were not given before, and remember their keys."""
         new_sentences = [sentence for key, sentence in warnings.items() if key not in self._given_keys]
         self._given_keys.update(warnings)
         return new_sentences
 
 
 def _warn_missing_tags(reading: Reading, scheme: Scheme) -> str:
-    """Warn if over 99 % of the completions lack some of the layout's tags (or other markers)."""
+    """Warn if over 99 % of the completions lack some tags of the layout. Other markers count too."""
     lacks_parts_n = (reading.fault_n & int(Fault.MISSING | Fault.EMPTY)) != 0
     if reading.text is None or float(lacks_parts_n.double().mean()) <= 0.99:
         return ""
@@ -136,7 +136,7 @@ def cut_off(
     *,
     among_n: Bool[Tensor, " n"],
 ) -> tuple[int, str]:
-    """Count completions that seem cut off, and say what shows it: an unclosed part or a shared largest length."""
+    """Count the completions that seem cut off, and say what shows it."""
     unclosed_count = int((among_n & ((fault_n & int(Fault.TRUNCATED)) != 0)).sum())
     largest_length = int(length_n.max())
     is_longest_n = among_n & (length_n == largest_length)
@@ -227,7 +227,7 @@ def _warn_free_omission(objective: Objective, reading: Reading, scheme: Scheme, 
 
 
 def _count_omitted(objective: Objective, reading: Reading, scheme: Scheme) -> int:
-    """Count the completions that omit all blocks of an objective; 0 if some objective's `if_missing` punishes that."""
+    """Count the completions that omit all blocks of an objective. Punished omissions count 0."""
     paid_block_indices = [scheme.layout.names.index(name) for name in objective.pays]
     has_tokens_n = reading.length_nk.sum(dim=1) > 0
     lacks_blocks_n = (reading.length_nk[:, paid_block_indices] == 0).all(dim=1)
@@ -237,7 +237,7 @@ def _count_omitted(objective: Objective, reading: Reading, scheme: Scheme) -> in
 
 
 def _merge_free_omissions(warnings: dict[str, str], reading: Reading, scheme: Scheme) -> dict[str, str]:
-    """Merge three or more warnings about omitted blocks if their objectives have the same reward."""
+    """Merge the warnings about omitted blocks whose objectives have the same reward."""
     is_unparsable_nm = reading.scores.status_nm == int(Status.UNPARSABLE)
     free_objectives = [
         objective
@@ -278,5 +278,5 @@ def _warn_zero_lambda(reading: Reading, scheme: Scheme) -> str:
     )
 
 
-#: The checks of an objective that has rewards, in order. Only the first check that finds a problem warns.
+#: The checks of an objective, in order. Only the first that finds a problem warns.
 _REWARD_CHECKS = {"unused": _warn_unused, "dear": _warn_large_if_missing, "free": _warn_free_omission}
