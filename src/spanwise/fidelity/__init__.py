@@ -1,4 +1,4 @@
-"""Compare estimated advantages with Monte Carlo: baselines, token estimators, and the confidence a baseline teaches.
+"""Compare estimated advantages with Monte Carlo advantages.
 
 Needs `pip install 'spanwise[measure]'`. The sampling is in `spanwise.fidelity.rerolls`, the page in `.page`.
 """

@@ -1,4 +1,4 @@
-"""Baseline fidelity: compare a baseline's advantages with Monte Carlo advantages from re-rolled last blocks."""
+"""Compare the advantages of reward baselines with Monte Carlo advantages."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from spanwise.credit import advantage
 from spanwise.credit.strata import check_shapes, moments, refine
 from spanwise.errors import AlignmentError, DataError, check_known
 
-#: The proper scores of a confidence: they are highest on average if a policy states its true belief.
+#: The proper scores of a confidence. They reward a policy most for its true belief.
 ScoreName = Literal["brier", "log_score"]
-#: The baselines that are compared by default, with their options of `spanwise.credit.advantage`.
+#: The baselines that are compared by default, with their options.
 BASELINES: Mapping[str, Mapping[str, Any]] = {
     "none": {"baseline": "none"},
     "batch": {"baseline": "batch"},
@@ -36,7 +36,7 @@ FIGURES = (
 def proper_score(
     confidence: Float[Tensor, "*n"], outcome: Float[Tensor, "*n"], *, rule: ScoreName = "brier", clip: float = 0.01
 ) -> Float[Tensor, "*n"]:
-    r"""Score stated confidences by whether the answers are right, as the rewards `brier` and `log_score` do.
+    r"""Score stated confidences by whether the answers are right. As the rewards `brier` and `log_score` do.
 
     Equation
         brier      -(q - c)^2
@@ -66,7 +66,7 @@ def proper_score(
 
 @dataclass(frozen=True)
 class Rerolls:
-    """S completions of each of X prompts, and M re-rolled last blocks for each of their D distinct prefixes.
+    """Completions, and re-rolls of their last blocks. X prompts, S samples each; D prefixes, M re-rolls each.
 
     Attributes:
         confidence_xs: the stated confidence; NaN if none is stated.
@@ -98,7 +98,7 @@ class Rerolls:
 
 @dataclass(frozen=True)
 class Fidelity:
-    """How close each baseline comes to Monte Carlo advantages, by group size: RMSE, correlation and other figures.
+    """How close each baseline comes to Monte Carlo advantages, by group size. The figures are `FIGURES`.
 
     Attributes:
         baselines, group_sizes: the names along the first two axes; the third axis has the names `FIGURES`.
@@ -152,7 +152,7 @@ def measure_fidelity(
     draws: int = 1000,
     seed: int = 0,
 ) -> Fidelity:
-    r"""Measure how close each baseline's advantages come to Monte Carlo advantages from re-rolled last blocks.
+    r"""Measure how close baselines come to Monte Carlo advantages. These come from re-rolled last blocks.
 
     Equation
         A_MC = r - V,  V = mean over re-rolls of f(q', c),  e2 = (A - A_MC)^2 - s2,  s2 = var(f(q', c)) / M
@@ -227,13 +227,13 @@ def measure_fidelity(
 
 
 def _prepare_columns(rerolls: Rerolls, rule: ScoreName) -> dict[str, Tensor]:
-    """Compute the columns that batches are drawn from, such as rewards and Monte Carlo advantages."""
+    """Compute the columns, such as rewards, from which batches are drawn."""
     prompt_count, sample_count = rerolls.prefix_xs.shape
     confidence_n = rerolls.confidence_xs.double().flatten()
     outcome_n = rerolls.outcome_xs.double().flatten()
     score_pair = [proper_score(confidence_n, torch.full_like(confidence_n, outcome), rule=rule) for outcome in (0.0, 1.0)]
     reward_n = proper_score(confidence_n, outcome_n, rule=rule)
-    no_rerolls_1m = torch.full((1, rerolls.again_dm.shape[1]), torch.nan)  # the last row, for completions of prefix -1
+    no_rerolls_1m = torch.full((1, rerolls.again_dm.shape[1]), torch.nan)  # the index -1 selects this row
     rerolled_nm = torch.cat([rerolls.again_dm.double(), no_rerolls_1m])[rerolls.prefix_xs.flatten()]
     rerolled_score_nm = proper_score(rerolled_nm, outcome_n[:, None].expand_as(rerolled_nm), rule=rule)
     mc_value_n, noise_n = mean_and_noise(rerolled_score_nm)
@@ -266,7 +266,7 @@ def _terms(batch: Mapping[str, Tensor], adv_n: Float[Tensor, " n"]) -> Float[Ten
 def _figures_of_sums(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
     """Compute the figures that `FIGURES` names from sums over completions."""
     term_sums = sums.unbind(-1)
-    # The first eight sums are four pairs: a count of completions, and the sum of their squared errors.
+    # The first eight sums are four pairs of a count and a sum of squared errors.
     rmses = [root_ratio(error_sum, count) for count, error_sum in zip(term_sums[0:8:2], term_sums[1:8:2], strict=True)]
     weighted_adv_square_sum, weighted_product_sum, weighted_mc_square_sum, weighted_noise_sum = term_sums[14:]
     exact_square_sum = weighted_mc_square_sum - weighted_noise_sum
@@ -279,7 +279,7 @@ def agreement(
     count: Tensor, adv_sum: Tensor, mc_sum: Tensor, adv_square_sum: Tensor, mc_square_sum: Tensor, product_sum: Tensor,
     noise_sum: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return a baseline's correlation with Monte Carlo, the highest one possible, and the RMSE at the best scale."""
+    """Return the correlation with Monte Carlo, its highest possible value, and the RMSE at the best scale."""
     adv_variance = adv_square_sum - adv_sum * adv_sum / count
     mc_variance = mc_square_sum - mc_sum * mc_sum / count
     covariance = product_sum - adv_sum * mc_sum / count
@@ -292,7 +292,7 @@ def agreement(
 
 
 def mean_and_noise(reward_dm: Float[Tensor, "d m"]) -> tuple[Tensor, Tensor]:
-    """Return the mean of each row's known rewards, and that mean's variance (NaN for fewer than two rewards)."""
+    """Return the mean of each row's known rewards, and the variance of that mean. One reward gives NaN."""
     reward_count_d = (~reward_dm.isnan()).sum(dim=1)
     mean_reward_d = reward_dm.nanmean(dim=1)
     variance_of_mean_d = (reward_dm - mean_reward_d[:, None]).square().nansum(dim=1) / (reward_count_d - 1) / reward_count_d
@@ -300,5 +300,5 @@ def mean_and_noise(reward_dm: Float[Tensor, "d m"]) -> tuple[Tensor, Tensor]:
 
 
 def root_ratio(top: Tensor, below: Tensor) -> Tensor:
-    """Return the square root of a ratio: 0 if the ratio is negative, NaN if the denominator is 0."""
+    """Return the square root of a ratio. A negative ratio gives 0, a denominator of 0 gives NaN."""
     return torch.where(below > 0, (top / torch.where(below > 0, below, 1.0)).clamp(min=0.0).sqrt(), torch.nan)

@@ -24,7 +24,7 @@ _FEWEST = 100
 def fixed_point(
     p_b: Float[Tensor, " b"], *, group_size: int, baseline: BaselineName, leave_one_out: bool = False
 ) -> Float[Tensor, " b"]:
-    r"""Compute exactly the confidence q* that a policy learns from a proper score (Brier, log score) under a baseline.
+    r"""Compute the confidence q* that a policy learns under a baseline. Exact for Brier and log score.
 
     Equation
         q* = p share[1] / (p share[1] + (1 - p) share[0]),  share[o]: the share of the gradient that is left if the outcome is o
@@ -86,7 +86,7 @@ def simulated_fixed_point(
     batches: int = 1000,
     seed: int = 0,
 ) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
-    r"""Simulate the confidence q* that any baseline of `credit.advantage` teaches a policy, and its error.
+    r"""Simulate the confidence q* that a policy learns under any baseline of `credit.advantage`.
 
     Equation
         q* = p share[1] / (p share[1] + (1 - p) share[0])
@@ -153,7 +153,7 @@ def simulated_fixed_point(
 def _simulate_batch(
     prompts: Sequence[Tensor], score_v2: Tensor, g: int, options: dict[str, Any], generator: torch.Generator
 ) -> Float[Tensor, "4 b 2"]:
-    """Simulate a batch and sum the gradient term and three control variates by prompt and outcome."""
+    """Simulate a batch, and sum its gradient terms by prompt and outcome."""
     p_b1, mean_confidence_b1, level_probability_bv = prompts
     prompt_count = len(p_b1)
     # An unused draw, to keep the random numbers of published results.
@@ -175,7 +175,7 @@ def _simulate_batch(
     gradient_terms_4bg = torch.stack([
         reward_bg - credit_n.reshape(prompt_count, g) - expected_score_bg,
         torch.ones_like(reward_bg),
-        (same_outcome_bgg @ reward_bg[..., None])[..., 0] / same_outcome_bgg.sum(dim=2).clamp(min=1),  # others' mean; 0 if alone
+        (same_outcome_bgg @ reward_bg[..., None])[..., 0] / same_outcome_bgg.sum(dim=2).clamp(min=1),  # the mean of the others
         others_score_bg2.gather(2, outcome_bg[..., None])[..., 0],
     ])  # fmt: skip
     prompt_outcome_bg = torch.arange(prompt_count)[:, None] * 2 + outcome_bg
@@ -186,7 +186,7 @@ def _simulate_batch(
 
 
 def _remove_explained_noise(sum_rcb2: Float[Tensor, "r c b 2"]) -> tuple[Float[Tensor, "b 2"], Float[Tensor, "b 2"]]:
-    """Return the mean gradient sum over batches and its error. Noise that control variates explain is removed."""
+    """Return the mean gradient and its error. Noise that control variates explain is removed."""
     sum_b2rc = sum_rcb2.permute(2, 3, 0, 1)
     mean_sum_b21c = sum_b2rc.mean(dim=2, keepdim=True)
     gradients, controls = (sum_b2rc - mean_sum_b21c).split([1, 3], dim=3)
@@ -206,7 +206,7 @@ def fixed_point_rows(
     batches: int = 100,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """Return the table of q*, the confidence that each baseline teaches, by group size and probability p."""
+    """Return a table of the confidence q* that each baseline teaches."""
     p_b = torch.tensor(probabilities, dtype=torch.float64)
     table_rows: list[dict[str, Any]] = []
     for size, (name, options) in product(group_sizes, BASELINES.items()):

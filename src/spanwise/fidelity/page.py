@@ -1,4 +1,4 @@
-"""Build the report of `spanwise fidelity`: baselines against Monte Carlo, and the confidence each baseline teaches."""
+"""Build the report page of the command `spanwise fidelity`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spanwise.report.charts import Rows, dodged, fixed_points, forest, is_known
 from spanwise.report.page import Headline, Panel, render
 from spanwise.report.sections import Row, percent, section, wide
 
-#: Figure of a baseline -> title of its panel in the report, and title of its axis.
+#: Maps a figure to the title of its panel and the title of its axis.
 PANELS: Mapping[str, tuple[str, str]] = {
     "rmse": ("Distance from Monte Carlo", "RMSE"),
     "rmse_wrong": ("… when the answer is wrong", "RMSE"),
@@ -35,7 +35,7 @@ def written_baselines(fidelity: Fidelity, rolled: Rerolls) -> dict[str, Any]:
 
 
 def fidelity_rows(fidelity: Fidelity) -> list[Row]:
-    """Return every figure by baseline and group size, with its interval, as rows of `fidelity.json`."""
+    """Return every figure with its interval, by baseline and group size. Rows of `fidelity.json`."""
     combinations = product(fidelity.baselines, fidelity.group_sizes, (*PANELS, "ceiling"))
     return [
         {"baseline": name, "group_size": size, "figure": figure, **_numbers(*fidelity.interval(name, size, figure))}
@@ -44,7 +44,7 @@ def fidelity_rows(fidelity: Fidelity) -> list[Row]:
 
 
 def difference_rows(fidelity: Fidelity) -> list[Row]:
-    """Return the figures of `blended` minus those of `outcome`, paired over prompts, as rows of `fidelity.json`."""
+    """Return the figures of the baseline `blended` minus those of `outcome`."""
     return [
         {"a": "blended", "b": "outcome", "group_size": size, "figure": figure}
         | _numbers(*fidelity.interval("blended", size, figure, minus="outcome"))
@@ -53,7 +53,7 @@ def difference_rows(fidelity: Fidelity) -> list[Row]:
 
 
 def token_rows(fidelity: TokenFidelity) -> list[Row]:
-    """Return each estimator's correlation with Monte Carlo over the decision tokens as rows of `fidelity.json`."""
+    """Return the correlation of each token estimator with Monte Carlo."""
     return [
         {"critic": critic, "estimator": name}
         | _numbers(**vars(fidelity.interval(critic, name, "correlation", kind="decision")))
@@ -77,7 +77,7 @@ def fidelity_report(
     tokens: Rows = (),
     command: str = "",
 ) -> str:
-    """Build the HTML report of `spanwise fidelity` from rows that this module's functions make."""
+    """Build the HTML report of `spanwise fidelity`. This module's functions make its rows."""
     baseline_names = list(dict.fromkeys(str(row["baseline"]) for row in (*figures, *points)))
     lead_text = f"{counts['completions']:,} completions of {counts['prompts']:,} prompts"
     headlines, warnings = [], []
@@ -118,7 +118,7 @@ def fidelity_report(
 
 
 def fidelity_finding(figures: Rows, differences: Rows = (), tokens: Rows = ()) -> str:
-    """Say which baseline is nearest to Monte Carlo in the smallest groups, and whether its lead is noise."""
+    """Say which baseline is nearest to Monte Carlo in the smallest groups."""
     correlation_rows = [row for row in figures if row["figure"] == "correlation" and is_known(row["value"])]
     if not correlation_rows:
         best = max((row for row in tokens if is_known(row["value"])), key=lambda row: row["value"], default=None)
@@ -148,7 +148,7 @@ def _with_bounds(row: Mapping[str, Any]) -> str:
 
 
 def _figure_panel(figures: Rows, figure: str, names: Sequence[str]) -> Panel | None:
-    """Build the panel that plots a figure of all baselines by group size; None if it was not measured."""
+    """Build the panel with a figure of all baselines by group size."""
     ceiling_rows = [row for row in figures if figure == "correlation" and row["figure"] == "ceiling"]
     ceilings = {row["group_size"]: row["value"] for row in ceiling_rows}
     chart_rows: list[Row] = [
@@ -174,7 +174,7 @@ def _difference_panel(figure: str, rows: Rows) -> Panel:
 
 
 def _forest(title: str, rows: Rows, columns: Mapping[str, str], *, x: str, prefix: str = "") -> Panel:
-    """Build a panel with a table of the rows, and a forest plot of their values with intervals."""
+    """Build a panel with a table and a forest plot of the same rows."""
     name_column = next(iter(columns.values()))
     chart_rows: list[Row] = [{"name": f"{prefix}{row[name_column]}", "series": "", **_numbers(**row)} for row in rows]
     field_of_label = {**columns, "from": "low", "to": "high"}

@@ -1,4 +1,4 @@
-"""Re-roll completions: sample their ends anew, from before a last block or a token. Also holds the critics of token fidelity."""
+"""Re-roll completions: keep their beginnings and sample their ends anew."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ from spanwise.segment import Vocabulary, find_blocks
 from spanwise.tasks.embedded import Task, stated_confidences
 from spanwise.types import BlockText, Spans
 
-#: The most decisions (tokens below probability `DECISION`) drawn per completion. The limit for other tokens is the same.
+#: The largest number of improbable tokens drawn per completion. Also the limit for other tokens.
 MOST = 16
-#: Tokens less probable than this are always chosen for re-rolls, because SAE cuts segments there.
+#: Tokens less probable than this are always re-rolled, because SAE cuts segments there.
 UNLIKELY = 0.2
-#: A batch holds at most `ROWS` continuations and `TOKENS` tokens. Larger batches spend too long on the KV cache.
+#: The most continuations and tokens of a batch. Larger batches spend too long on the KV cache.
 ROWS, TOKENS = 512, 32_768
-#: The fitted critic is evaluated after each of these numbers of optimizer steps.
+#: The numbers of optimizer steps after which the fitted critic is evaluated.
 CRITIC_STEPS = (5, 25, 80)
 #: The number of completions in a step of fitting a critic.
 CRITIC_BATCH = 256
 #: The learning rate of the fitted critic.
 LEARNING_RATE = 1e-3
-#: The index of a dataset row, and the first token ids of a completion of that row's prompt.
+#: A prefix: the index of a dataset row, and the first token ids of a completion.
 Prefix = tuple[int, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class FirstBlocks:
-    """The first blocks of N completions, with their prompts, and whether each block is right."""
+    """The first blocks of N completions, their prompts, and whether each block is right."""
 
     prompt_n: Int[Tensor, " n"]
     heads: Sequence[Sequence[int]]  # the token ids of each completion's prompt
@@ -60,7 +60,7 @@ class FirstBlocks:
         return FirstBlocks(*(column[rows] for column in vars(self).values()))
 
     def sequences(self, device: Any = "cpu") -> Sequences:
-        """Return prompts and first blocks, concatenated and padded, as the input of a model (`Sequences`)."""
+        """Join prompts and first blocks into the padded input of a model."""
         prompt_ids_nl, prompt_mask_nl = left_padded(self.heads, 0, device)
         ids_nt = self.ids_nt.to(device)
         ids_nl = torch.cat([prompt_ids_nl, ids_nt], dim=1)
@@ -70,7 +70,7 @@ class FirstBlocks:
 
 @dataclass(frozen=True)
 class Roller:
-    """Samples completions of a task, continues them from any prefix, and judges their first blocks by the answer."""
+    """Samples completions of a task, continues them from any prefix, and scores them."""
 
     model: Any
     tokenizer: Any
@@ -94,7 +94,7 @@ class Roller:
     def continued(
         self, rows: Any, prefixes: Sequence[Prefix], *, rerolls: int, seed: int, batch_size: int = 512
     ) -> list[BlockText]:
-        """Sample `rerolls` completions that begin with each prefix, and return the texts of their blocks."""
+        """Continue each prefix several times, and return the texts of the blocks."""
         prompts = prompt_ids(self.tokenizer, rows["prompt"][:])
         shortest_length = min(len(prefix) for _, prefix in prefixes)
         new_ids_nt, new_mask_nt = continue_ids(
@@ -124,7 +124,7 @@ class Roller:
         return rows.select(row_n).remove_columns("prompt")[:]
 
     def blocks(self, rows: Any, *, samples: int, seed: int) -> FirstBlocks:
-        """Sample the first blocks of `samples` completions of each dataset row."""
+        """Sample several completions of each dataset row, and return their first blocks."""
         with self._ending_at_later_blocks():
             ids_nt, mask_nt, row_n = self.completions(rows, samples=samples, seed=seed)
         spans, block_texts = self.read(ids_nt, mask_nt)
@@ -136,9 +136,9 @@ class Roller:
         return FirstBlocks(row_n, ids_of_prompts, ids_nt[:, :kept_width], is_in_first_block_nt[:, :kept_width], reward_n)
 
     def rewards_from(self, rows: Any, prefixes: Sequence[Prefix], *, rerolls: int, seed: int) -> Float[Tensor, "d m"]:
-        """Sample fresh continuations of each prefix (a prompt and first tokens), and compute their rewards."""
+        """Continue each prefix several times, and return the rewards."""
         reward_dm = torch.full((len(prefixes), rerolls), torch.nan, dtype=torch.float64)
-        # Prefixes are sorted by length, so that the continuations of one batch are about equally long.
+        # Sort prefixes by length, so that continuations in a batch are about equally long.
         indices_by_length = sorted(range(len(prefixes)), key=lambda d: len(prefixes[d][1]))
         max_rows = min(ROWS, TOKENS // self.limit)
         prefixes_per_batch = max(1, max_rows // rerolls)
@@ -155,7 +155,7 @@ class Roller:
 
     @contextmanager
     def _ending_at_later_blocks(self) -> Iterator[None]:
-        """Let sampling also end at a later block's opening tag (of one token), where the first block is complete."""
+        """Let sampling end where the first block is complete. Only opening tags of one token end it."""
         generation_config = self.model.generation_config
         vocabulary = self.tokenizer.get_vocab()
         (_, first_tags), *later_blocks = self.task.layout.blocks
@@ -180,7 +180,7 @@ class Roller:
 
 
 def collect_last_blocks(roller: Roller, rows: Any, *, samples: int = 32, rerolls: int = 32, seed: int = 0) -> Rerolls:
-    """Sample completions, then re-roll the last block after each distinct prefix (prompt and earlier blocks)."""
+    """Sample completions, and re-roll their last blocks. Equal prefixes (all before) share the re-rolls."""
     layout = roller.task.layout
     last_name = layout.names[-1]
     if "confidence" not in layout.keys[last_name]:
@@ -217,7 +217,7 @@ def collect_tokens(
     most: int = MOST,
     seed: int = 0,
 ) -> tuple[FirstBlocks, Trajectories, Float[Tensor, "n t m"]]:
-    """Sample first blocks, and re-roll them before each token. In long blocks `choose_tokens` picks the tokens."""
+    """Sample first blocks, and re-roll them from each token on. `choose_tokens` picks among many tokens."""
     seeds = make_seeds(seed)
     blocks = roller.blocks(rows, samples=samples, seed=next(seeds))
     mask_nt = blocks.mask_nt
@@ -234,11 +234,11 @@ def collect_tokens(
             "'mc' needs all tokens. Use the other critics: --critics own, or --critics fitted."
         )
     last_trainable_index_nt = torch.where(mask_nt, torch.arange(mask_nt.shape[1]), -1).cummax(dim=1).values
-    previous_index_nt = torch.nn.functional.pad(last_trainable_index_nt[:, :-1], (1, 0), value=-1)  # -1: there is none
+    previous_index_nt = torch.nn.functional.pad(last_trainable_index_nt[:, :-1], (1, 0), value=-1)  # -1: no token before
     is_chosen_nt = weight_nt > 0
     follows_chosen_token_nt = (previous_index_nt < 0) | is_chosen_nt.gather(1, previous_index_nt.clamp(min=0))
     index_of_prefix: dict[Prefix, int] = {}
-    # Tokens that are not re-rolled have the index -1, which selects the last row of the rewards, NaN.
+    # The index -1 selects the last row of the rewards, which is NaN.
     prefix_index_nt = torch.full(blocks.ids_nt.shape, -1)
     for n, t in (mask_nt & (is_chosen_nt | follows_chosen_token_nt)).nonzero().tolist():
         prompt_and_prefix = int(blocks.prompt_n[n]), tuple(blocks.ids_nt[n, :t].tolist())
@@ -246,7 +246,7 @@ def collect_tokens(
     reward_dm = roller.rewards_from(rows, list(index_of_prefix), rerolls=sets * rerolls, seed=reroll_seed)
     reward_dm = torch.cat([reward_dm, torch.full((1, sets * rerolls), torch.nan)])
     value_d, noise_d = mean_and_noise(reward_dm[:, :rerolls])
-    # A Monte Carlo critic gets a second set of re-rolls, whose noise is independent of the noise in `value_d`.
+    # A Monte Carlo critic needs a second set of re-rolls, with independent noise.
     trajectories = Trajectories(
         blocks.prompt_n, blocks.reward_n, value_d[prefix_index_nt], noise_d[prefix_index_nt], logp_nt, mask_nt, weight_nt
     )
@@ -256,10 +256,10 @@ def collect_tokens(
 def choose_tokens(
     logp_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"], *, most: int, seed: int = 0
 ) -> Float[Tensor, "n t"]:
-    """Choose the tokens to compare by re-rolls. Return how many tokens each token stands for: 0 if it is not chosen."""
+    """Choose the tokens to re-roll. Return how many tokens each token stands for: 0 if it is not chosen."""
     random_nt = torch.rand(mask_nt.shape, generator=torch.Generator().manual_seed(seed))
     probability_nt = logp_nt.exp()
-    # All tokens below `UNLIKELY` are chosen. Then at most `most` other decisions and `most` other tokens are drawn.
+    # Choose all tokens below `UNLIKELY`, and draw up to `most` tokens of each other kind.
     weight_nt = (mask_nt & (probability_nt < UNLIKELY)).double()
     for low, high in ((UNLIKELY, DECISION), (DECISION, math.inf)):
         is_in_kind_nt = mask_nt & (probability_nt >= low) & (probability_nt < high)

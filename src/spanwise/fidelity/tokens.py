@@ -1,4 +1,4 @@
-"""Token fidelity: compare GAE, SAE and GRPO with Monte Carlo advantages token by token, for a given critic."""
+"""Compare the token advantages of GAE, SAE and GRPO with Monte Carlo advantages."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from spanwise.measure.intervals import Interval, Weighted, bootstrap
 
 #: The names of the figures of an estimator, as `token_fidelity` defines them.
 TOKEN_FIGURES = ("correlation", "ceiling", "rmse", "rmse_scaled")
-#: The kinds of tokens: all tokens, and decisions (tokens less probable than `DECISION`).
+#: The kinds of tokens: all, and decisions (improbable tokens).
 TOKEN_KINDS = ("all", "decision")
 DECISION = 0.97
-#: The "estimator" that stands for a critic's own values, which are compared with Monte Carlo values.
+#: The name under which a critic's own values are compared with Monte Carlo values.
 VALUES = "values of the critic"
 
 
@@ -66,7 +66,7 @@ class Trajectories:
 
     @property
     def reward_nt(self) -> Float[Tensor, "n t"]:
-        """The reward of each completion at its last trainable token, and 0 at all other tokens."""
+        """The reward of each completion at its last trainable token. All other tokens have 0."""
         is_last_token_nt = self.mask_nt & (self.mask_nt.cumsum(dim=1) == self.mask_nt.sum(dim=1, keepdim=True))
         return torch.where(is_last_token_nt, self.reward_n.double()[:, None], 0.0)
 
@@ -137,7 +137,7 @@ def _prompt_value(trajectories: Trajectories, value_nt: Tensor) -> Tensor:
     return (trajectories.reward_n.double()[:, None] - value_nt.gather(1, first_token_index_n1)).expand_as(value_nt)
 
 
-#: The compared estimators. SAE is named by boundary, threshold and lambda, and adaptive GAE by its alpha.
+#: The compared estimators, named by their settings.
 TOKEN_ESTIMATORS: Mapping[str, Callable[[Trajectories, Tensor], Tensor]] = {
     **{f"GAE {lam:g}": partial(_gae, lam=lam) for lam in (0.0, 0.5, 0.8, 0.95, 1.0)},
     **{f"GAE adaptive {alpha:g}": partial(_gae, length_adaptive_alpha=alpha) for alpha in (0.05, 0.4)},
@@ -154,7 +154,7 @@ TOKEN_ESTIMATORS: Mapping[str, Callable[[Trajectories, Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class TokenFidelity:
-    """How well token estimators (e) agree with Monte Carlo, by critic (c) and kind of token (s), with bootstrap intervals.
+    """How well token estimators agree with Monte Carlo. By critic (c), estimator (e) and kind of token (s).
 
     Attributes:
         critics, estimators: the names along the first two axes; the third axis has the names `TOKEN_KINDS`.
@@ -185,7 +185,7 @@ class TokenFidelity:
     seed: int
 
     def count(self, kind: str = "all") -> int:
-        """Return how many tokens of a kind (all, or decisions) were compared with Monte Carlo."""
+        """Return how many tokens of a kind (all, or improbable ones) were compared with Monte Carlo."""
         return int(self.count_s[index_of("kind of token", TOKEN_KINDS, kind)])
 
     def interval(self, critic: str, estimator: str, figure: str, *, kind: str = "all") -> Interval:
@@ -193,7 +193,7 @@ class TokenFidelity:
         return bootstrap(self._figure(critic, estimator, figure, kind), self.prompt_n, resamples=self.draws, seed=self.seed)
 
     def best(self, critic: str, among: str, *, kind: str = "all") -> str:
-        """Return the estimator with the highest correlation among those whose names start with `among`."""
+        """Return a family's estimator with the highest correlation. Its names start with `among`."""
         family_names = self._family(among)
         unit_weight_1n = torch.ones(1, len(self.prompt_n)).double()
         correlations = self._correlations(critic, family_names, kind)(unit_weight_1n)
@@ -325,7 +325,7 @@ def token_fidelity(
 def _weights(
     trajectories: Trajectories, weight_nt: Tensor, known_n: Tensor, target_nt: Tensor, noise_nt: Tensor
 ) -> Float[Tensor, "s n t"]:
-    """Return each token's weight among all tokens and among decisions (improbable tokens); 0 without a Monte Carlo value."""
+    """Return each token's weight among all tokens and among improbable tokens."""
     is_known_nt = trajectories.mask_nt & known_n[:, None] & target_nt.isfinite() & noise_nt.isfinite()
     is_decision_nt = trajectories.logp_nt.double().exp() < DECISION
     return torch.where(torch.stack([is_known_nt, is_known_nt & is_decision_nt]), weight_nt, 0.0)
@@ -340,7 +340,7 @@ def _sums(estimate_nt: Tensor, target_nt: Tensor, noise_nt: Tensor, weight_snt: 
 
 
 def _figures_of_sums(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
-    """Compute an estimator's figures, in the order of `TOKEN_FIGURES`, from sums over completions."""
+    """Compute an estimator's figures from sums over completions."""
     term_sums = sums.unbind(-1)
     count, _, _, adv_square_sum, mc_square_sum, product_sum, noise_sum = term_sums
     correlation, ceiling, scaled_rmse = agreement(*term_sums)
