@@ -1,4 +1,4 @@
-"""Measure the calibration of stated confidences: ECE, AUROC and reliability, of all completions or of weighted resamples.
+"""Measure the calibration of stated confidences: ECE, AUROC and reliability.
 
 A row of weights says how often each completion counts in a resample. All of it runs in float64 on the CPU. scikit-learn and
 torchmetrics take one row of weights or none, so a bootstrap would call them once per resample.
@@ -16,7 +16,7 @@ from spanwise.measure.intervals import Prompts, mean_interval, prompt_index, wil
 
 
 def ece(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], *, bins: int = 10) -> float:
-    r"""Compute the expected calibration error: how far accuracy is from confidence, averaged over confidence bins.
+    r"""Compute the expected calibration error. It is the mean gap of accuracy and confidence, over bins.
 
     Equation
         ECE = sum over bins b of (n_b / n) |mean correctness in b - mean confidence in b|
@@ -43,7 +43,7 @@ def ece(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], *, bi
 
 
 def auroc(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"]) -> float:
-    """Compute the chance that a right answer has more confidence than a wrong one (a tie counts half); NaN without both.
+    """Compute the chance that a right answer is more confident than a wrong one. Ties: 1/2; NaN without both.
 
     >>> auroc(torch.tensor([.9, .5, .5, .1]), torch.tensor([1., 1., 0., 0.]))  # 3.5 of 4 pairs
     0.875
@@ -54,7 +54,7 @@ def auroc(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"]) -> 
 def reliability(
     confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], *, prompts: Prompts | None = None, bins: int = 10
 ) -> list[dict[str, float]]:
-    """Return the table behind a reliability diagram: accuracy and mean confidence in each bin of confidence.
+    """Return the table behind a reliability diagram. Rows: accuracy and mean confidence per bin.
 
     Args:
         confidence_n: reported probabilities in [0, 1]; NaN where there is none.
@@ -95,7 +95,7 @@ def reliability(
 
 
 def _effective_trials(correct_n: Tensor, prompt_n: Tensor) -> float:
-    """Return how many independent completions would give the same standard error as these, clustered by prompt."""
+    """Return the effective number of independent completions. Those of one prompt are dependent."""
     accuracy = float(correct_n.mean())
     interval = mean_interval(correct_n, prompt_n)
     trial_count = accuracy * (1 - accuracy) / interval.sem**2 if interval.sem > 0 else interval.count
@@ -105,7 +105,7 @@ def _effective_trials(correct_n: Tensor, prompt_n: Tensor) -> float:
 def weighted_ece(
     confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"], *, bins: int = 10
 ) -> Float[Tensor, " r"]:
-    """Compute the expected calibration error with each row of `weight_rn` as the weights of the completions.
+    """Compute the expected calibration error under each row of weights. Each completion has a weight.
 
     >>> q, c = torch.tensor([0.75, 0.25]), torch.tensor([1.0, 0.0])  # each .25 off
     >>> weighted_ece(q, c, torch.tensor([[1.0, 1.0], [2.0, 0.0]])).tolist()
@@ -127,7 +127,7 @@ def weighted_gaps(
 def weighted_auroc(
     confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"]
 ) -> Float[Tensor, " r"]:
-    """Compute the AUROC of the confidences with each row of `weight_rn` as the weights of the completions.
+    """Compute the AUROC of the confidences under each row of weights. Each completion has a weight.
 
     >>> q, c = torch.tensor([0.9, 0.2, 0.95]), torch.tensor([1.0, 0.0, 0.0])  # the right one is above one of two wrong ones
     >>> weighted_auroc(q, c, torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]])).tolist()
@@ -141,7 +141,7 @@ def weighted_auroc(
 
     def sums_by_confidence(answer_weight_rn: Tensor) -> Tensor:
         running_sum_rn = answer_weight_rn[:, confidence_order_n].cumsum(dim=1)
-        return torch.nn.functional.pad(running_sum_rn[:, last_position_v], (1, 0))  # the first column is 0
+        return torch.nn.functional.pad(running_sum_rn[:, last_position_v], (1, 0))  # puts a 0 before the sums
 
     wrong_sum_rv = sums_by_confidence(weight_rn.double() * (1 - is_right_n))
     wrong_weight_rv = wrong_sum_rv.diff(dim=1)
@@ -154,7 +154,7 @@ def bin_index(confidence_n: Tensor, bins: int) -> Int[Tensor, " n"]:
     """Return the index of each completion's confidence bin, 0 to `bins`. The last bin is for confidence 1."""
     if bins < 1:
         raise RecipeError(f"Calibration needs at least 1 bin, not {bins}.")
-    # Half a rounding unit is added, so that .29 * 100, or .7 in float32, does not fall below its bin's border.
+    # Add half a rounding unit, so that .29 * 100 does not fall below its bin's border.
     epsilon = torch.finfo(confidence_n.dtype).eps if confidence_n.is_floating_point() else 0.0
     float64_confidence_n = confidence_n.cpu().double()
     rounding_error_n = epsilon * 2.0 ** (torch.frexp(float64_confidence_n).exponent - 2)
@@ -162,7 +162,7 @@ def bin_index(confidence_n: Tensor, bins: int) -> Int[Tensor, " n"]:
 
 
 def _check_reports(confidence_n: Tensor, correct_n: Tensor) -> tuple[Tensor, Tensor]:
-    """Return confidence and correctness in float64 on the CPU; refuse numbers outside [0, 1]."""
+    """Return confidence and correctness in float64 on the CPU. Refuse numbers outside [0, 1]."""
     check_counts(confidence_n, "confidences", correct_n, "answers", advice="give one to each answer")
     for name, value_n in (("Confidence", confidence_n), ("Correctness", correct_n)):
         refuse_value(name, value_n, (value_n < 0) | (value_n > 1) | value_n.isnan(), "in [0, 1]")
@@ -170,6 +170,6 @@ def _check_reports(confidence_n: Tensor, correct_n: Tensor) -> tuple[Tensor, Ten
 
 
 def refuse_value(name: str, value_n: Tensor, bad_n: Tensor, allowed: str) -> None:
-    """Raise an AlignmentError that names the first bad value of a column, if `bad_n` marks any."""
+    """Refuse a column with a bad value. The AlignmentError names the first value that `bad_n` marks."""
     for n in first_of(bad_n):
         raise AlignmentError(f"{name} {float(value_n[n])} of completion {n} is not {allowed}.")

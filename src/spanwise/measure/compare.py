@@ -1,4 +1,4 @@
-"""Compare methods over several seeds: means with intervals, paired differences, and whether these are noise.
+"""Compare methods over several seeds: means, paired differences and their intervals.
 
 Methods are never ranked: a difference is a number with an interval and a sentence.
 """
@@ -19,24 +19,24 @@ from spanwise.errors import RecipeError, check_known
 from spanwise.explain.alarms import alarms, by_sentence
 from spanwise.measure.intervals import Interval, mean_interval
 
-#: The figures of all runs: method -> seed -> figure -> value. None and NaN stand for a missing figure.
+#: Maps method, seed and figure to a value. None and NaN stand for a missing figure.
 Runs = Mapping[str, Mapping[int, Mapping[str, float | None]]]
-#: The verdict on a difference between two methods. "clear": beyond the noise after Holm's correction. "borderline": only the
-#: uncorrected interval excludes 0. "noise": the interval holds 0. "same": the methods are equal in every seed. "unknown":
-#: fewer than two common seeds, or an infinite figure.
+#: What may be said of a difference between two methods.
 Verdict = Literal["clear", "borderline", "noise", "same", "unknown"]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference in one evaluation figure between methods `a` and `b`, paired by seed, with a verdict.
+    """The difference in one evaluation figure between two methods. Paired by seed, with a verdict.
 
     Attributes:
         figure, a, b: what is compared.
         interval: mean difference over the common seeds, with its own t interval.
         p: of the paired t test, two-sided; of the sign test, 2^(1 - S), where all S differences are equal.
         p_adjusted: by Holm over the differences of this figure.
-        verdict: what may be said.
+        verdict: "clear": beyond the noise after Holm's correction. "borderline": only the uncorrected
+            interval excludes 0. "noise": the interval holds 0. "same": the methods are equal in every seed.
+            "unknown": fewer than two common seeds, or an infinite figure.
         seeds_needed: to call a true difference of this size clear with a power of .8, among as many pairs; None if it is 0,
             unknown, or equal in all seeds (no spread to plan with).
 
@@ -58,7 +58,7 @@ class Difference:
     seeds_needed: int | None
 
     def sentence(self) -> str:
-        """State the mean difference between two methods with its interval, and whether it may be noise."""
+        """State the difference between two methods in a sentence. With interval, and if it may be noise."""
         interval = self.interval
         subject = f"{self.figure} of {self.a} minus {self.b}"
         if self.verdict == "unknown" and interval.count > 1:
@@ -79,7 +79,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class ArmComparison:
-    """The evaluation figures of several methods, averaged over seeds, and the differences between the methods.
+    """The mean evaluation figures of several methods over seeds, and their differences.
 
     Attributes:
         methods, figures: rows and columns, in the order given.
@@ -102,7 +102,7 @@ class ArmComparison:
     wrong: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     def markdown(self) -> str:
-        """Return a Markdown table with a row per method: each mean ± half its interval, with n if seeds are missing."""
+        """Return a Markdown table, one row per method. Cell: mean ± half interval; n if seeds are missing."""
         most_seeds = max((cell.count for cell in self.cells.values()), default=0)
         table_lines = ["| method | " + " | ".join(self.figures) + " |", "|---|" + "---|" * len(self.figures)]
         table_lines += [f"| {method} | " + " | ".join(self.row(method, most_seeds)) + " |" for method in self.methods]
@@ -122,12 +122,12 @@ class ArmComparison:
         return cell_texts
 
     def warnings(self) -> list[str]:
-        """Say why the figures with "!" in the table cannot be trusted, in a sentence per method and reason."""
+        """Say why figures marked "!" in the table cannot be trusted. One sentence per method and reason."""
         reasons = {(method, figure): f"{method}: {reason}" for (method, figure), reason in self.wrong.items()}
         return [f"{reason} ({', '.join(figure for _, figure in cells)})." for reason, cells in by_sentence(reasons).items()]
 
     def sentences(self, *verdicts: Verdict) -> list[str]:
-        """Return a sentence for each difference between two methods, or only for those with the given verdicts."""
+        """Return a sentence for each difference between two methods. `verdicts` limit the differences."""
         difference_sentences = []
         for diff in self.differences:
             alarm_by_method = {method: self.wrong.get((method, diff.figure)) for method in (diff.a, diff.b)}
@@ -155,7 +155,7 @@ class ArmComparison:
 def compare_arms(
     runs: Runs, *, figures: Sequence[str] | None = None, reference: str | None = None, level: float = 0.95
 ) -> ArmComparison:
-    r"""Compare the evaluation figures of training methods over seeds, with a verdict on each difference.
+    r"""Compare the evaluation figures of training methods over seeds. Each difference has a verdict.
 
     Equation
         difference of a figure: d_s = a_s - b_s over the seeds both have; mean d +- t_{S-1} sd(d) / sqrt(S)
@@ -227,15 +227,15 @@ def compare_arms(
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjust p values for multiple tests by Holm's method; NaN does not count as a test."""
-    # SciPy has no Holm adjustment; statsmodels (65 MB) would count NaN as a test.
+    """Adjust p values for multiple tests by Holm's method. NaN does not count as a test."""
+    # SciPy has no Holm adjustment, and the one of statsmodels counts NaN as a test.
     sorted_p, sorted_index = torch.tensor(p_values, dtype=torch.float64).sort()  # torch.sort puts NaN last
     remaining_tests = int((~sorted_p.isnan()).sum()) - torch.arange(len(sorted_p))
     return (sorted_p * remaining_tests).clamp(max=1.0).cummax(dim=0).values[sorted_index.argsort()].tolist()
 
 
 def _find_wrong(runs: Runs, figures: Sequence[str]) -> dict[tuple[str, str], str]:
-    """Map (method, figure) to the figure's most frequent warning, and the number of seeds with a warning."""
+    """Find the most frequent warning of each method and figure, and count the seeds with one."""
     sentence_of_cell: dict[tuple[str, str], str] = {}
     for method, seeds in runs.items():
         alarms_by_seed = [alarms(values) for values in seeds.values()]
@@ -248,12 +248,12 @@ def _find_wrong(runs: Runs, figures: Sequence[str]) -> dict[tuple[str, str], str
 
 
 def _over_seeds(values: Iterable[float], level: float) -> Interval:
-    """Return the mean of a figure, or of a difference, over seeds with Student's t interval."""
+    """Return the mean over seeds with Student's t interval."""
     return mean_interval(torch.tensor(list(values), dtype=torch.float64), level=level)
 
 
 def _p_value(interval: Interval) -> float:
-    """Return the two-sided p value of the hypothesis that the mean difference over seeds is truly 0."""
+    """Return the two-sided p value of no difference between two methods."""
     if interval.count < 2:
         return math.nan
     if _is_flat(interval):
@@ -262,17 +262,17 @@ def _p_value(interval: Interval) -> float:
 
 
 def _is_flat(interval: Interval) -> bool:
-    """Return whether the values that an interval averages are all equal up to rounding."""
+    """Return whether the averaged values are all equal up to rounding."""
     return interval.sem <= 1e-9 * max(abs(interval.value), 1.0)
 
 
 def seeds_needed(difference: float, sd: float, *, alpha: float, power: float = 0.8, most: int = 1_000_000) -> int | None:
-    """Return how many seeds a paired t test at level `alpha` needs to detect `difference`. Return None if above `most`."""
+    """Return how many seeds a paired t test needs to detect a difference. Return None if above `most`."""
 
     def is_enough(n: int) -> bool:
         noncentrality = abs(difference) / sd * math.sqrt(n)
         critical_t = scipy.stats.t.ppf(1 - alpha / 2, n - 1)
-        # The lower tail is computed as an upper tail, because SciPy's nct.cdf is NaN for a large noncentrality.
+        # SciPy's nct.cdf is NaN for a large noncentrality, but nct.sf is not.
         return float(sum(scipy.stats.nct.sf(critical_t, n - 1, side) for side in (noncentrality, -noncentrality))) >= power
 
     seed_count = bisect_left(range(most + 1), True, lo=2, key=is_enough)  # the smallest number of seeds that is enough

@@ -116,13 +116,13 @@ def figure_intervals(
         else:
             interval = unseen_interval(figure.function, figure.columns, figure.ends, known_prompts, **resample_options)
         if not math.isnan(interval.value):
-            # an interval's unknown bounds stay NaN, because max(nan, 0.0) is NaN
+            # unknown bounds stay NaN, because max(nan, 0.0) is NaN
             intervals[name] = replace(interval, low=max(interval.low, 0.0), high=min(interval.high, 1.0))
     return intervals
 
 
 class BoundedFigure(NamedTuple):
-    """An evaluation figure with its data, and the values of unseen prompts that would lower and raise it most."""
+    """An evaluation figure with its data, and the most extreme values of an unseen prompt."""
 
     function: Callable[..., Tensor]
     columns: tuple[Float[Tensor, " n"], ...]
@@ -143,7 +143,7 @@ def build_figures(
     columns = (confidence_n.cpu()[is_judged_n], correct_n.cpu()[is_judged_n])
     confidence_i, correct_i = (column.double() for column in columns)
     mean_confidence = float(confidence_i.mean())
-    share_extremes = (([0.0],), ([1.0],))  # an unseen prompt of zeros lowers a share most, and one of ones raises it most
+    share_extremes = (([0.0],), ([1.0],))  # the values of an unseen prompt that lower and raise a share most
 
     def share(column_n: Tensor | None) -> BoundedFigure | None:
         if column_n is None:
@@ -168,7 +168,7 @@ def build_figures(
 
 
 def _variance(value_n: Tensor, weight_rn: Tensor) -> Tensor:
-    """Compute the variance of `value_n` with each row of `weight_rn` as the weights."""
+    """Compute the variance of the values under each row of weights."""
     deviation_rn = value_n.double() - weighted_mean(value_n, weight_rn).unsqueeze(1)
     return (weight_rn * deviation_rn.square()).sum(dim=1) / weight_rn.sum(dim=1)
 
@@ -194,7 +194,7 @@ class Reports:
 
 
 def ece_interval(reports: Reports, *, bins: int = 10, resamples: int = 1000, level: float = 0.95, seed: int = 0) -> Interval:
-    r"""Compute the interval of an expected calibration error, from its bins' noise when prompts are resampled.
+    r"""Compute the interval of an expected calibration error. It comes from bootstrap noise of the bins.
 
     Equation
         ECE = sum_b |g_b|, g_b = sum over the completions of bin b of (correct - confidence) / N;  Z_b: noise of g_b
@@ -233,7 +233,7 @@ def ece_interval(reports: Reports, *, bins: int = 10, resamples: int = 1000, lev
 def ece_difference(
     a: Reports, b: Reports, *, bins: int = 10, resamples: int = 1000, level: float = 0.95, seed: int = 0
 ) -> Interval:
-    """Compute the interval of run `a`'s ECE minus run `b`'s, with the same prompts and resamples for both.
+    """Compute the interval of run `a`'s ECE minus run `b`'s. Both have the same prompts and resamples.
 
     The upper side of `ece_interval` for the one run with the resampled error |g + Z| - |g| of the other, and the other way round,
     because how far the two biases cancel depends on what is not known.
@@ -268,7 +268,7 @@ def ece_difference(
 
 
 def unseen_gaps(confidence_n: Float[Tensor, " n"], prompt_n: Int[Tensor, " n"], *, bins: int = 10) -> Float[Tensor, "2 b"]:
-    """Return how one more prompt changes each bin's gap: if its answers contradict its confidences, and if they agree."""
+    """Return how one more prompt may change each bin's gap. Rows: contrary answers, agreeing answers."""
     weight_1n = torch.ones(1, len(prompt_n), dtype=torch.float64)
     contrary_answer_n = (confidence_n < 0.5).to(confidence_n)
     contrary_gap_1b = weighted_gaps(confidence_n, contrary_answer_n, weight_1n, bins=bins)
@@ -286,7 +286,7 @@ def gaps_interval(
     level: float,
     seed: int,
 ) -> Interval:
-    """Compute the interval of an ECE from its bins' gaps. With `minus`, compute that of a difference of two runs' ECEs."""
+    """Compute the interval of an ECE from its bins' gaps. With `minus`: of a difference of two ECEs."""
     check_level(level)
     gap_b, gap_rb, count = resample(gaps, prompts, resamples=resamples, seed=seed)
     run_sign_b = torch.ones_like(gap_b)
@@ -312,13 +312,13 @@ def bounds(
     level: float,
     seed: int,
 ) -> tuple[float, float]:
-    """Compute the bounds of an ECE, or of the difference of two runs' ECEs, from the noise of their bins' gaps."""
+    """Compute the bounds of an ECE or of a difference of two ECEs."""
     tail = (1 - level) / 2
     t_quantile = float(scipy.stats.t.isf(tail, count - 1))
     width_factor = math.sqrt(count / (count - 1)) * t_quantile / NormalDist().inv_cdf(1 - tail)
     generator = torch.Generator().manual_seed(seed + 1)  # another seed than the one that drew the prompts
     centred_weight_rj = torch.empty(len(noise_rb), 2, dtype=torch.float64).exponential_(generator=generator) - 1
-    # The two unseen prompts also swap weights. Then swapping the two runs exactly negates the bounds.
+    # Both orders of the unseen prompts are used, so that swapping the runs negates the bounds.
     unseen_noise_rb = centred_weight_rj @ unseen_jb
     swapped_noise_rb = centred_weight_rj.flip(1) @ unseen_jb
     noise_rb = torch.cat([noise_rb + unseen_noise_rb, noise_rb + swapped_noise_rb])
@@ -326,7 +326,7 @@ def bounds(
     gap_sign_b = gap_b.round(decimals=12).sign()  # a gap that is 0 up to rounding gets the sign 0
     signed_noise_rb = gap_sign_b * noise_rb
     upper_error_rb = torch.where(has_clear_sign_b, signed_noise_rb, noise_rb.abs())
-    # Noise enlarges both ECEs of a difference. So a bin's lower error is how noise changes its absolute gap.
+    # In a difference, noise enlarges both ECEs, so the error is that of the absolute gap.
     is_single_run = bool((run_sign_b > 0).all())
     lower_error_rb = signed_noise_rb if is_single_run else (gap_b + noise_rb).abs() - gap_b.abs()
     upper_error_r = torch.where(run_sign_b > 0, upper_error_rb, -lower_error_rb).sum(dim=1)

@@ -1,4 +1,4 @@
-"""Compute confidence intervals of figures: Wilson's, Student's t, and the bootstrap over prompts for any figure.
+"""Compute confidence intervals: Wilson's, Student's t, and the bootstrap over prompts.
 
 Samples of one prompt are not independent, so the unit is the prompt, never the single completion.
 """
@@ -21,9 +21,9 @@ from torch import Tensor
 from spanwise.credit.strata import group_index, list_ids
 from spanwise.errors import AlignmentError, RecipeError
 
-#: The prompt of each completion: integers or other ids, in any order. A prompt may have any number of completions.
+#: The prompt of each completion: integers or other ids, in any order.
 Prompts = Int[Tensor, " n"] | Sequence[Hashable]
-#: A function that maps completions' weights (one row per resample) to a figure's values (one per row).
+#: A function that computes a figure from each row of weights.
 Weighted = Callable[[Float[Tensor, "r n"]], Float[Tensor, " r"]]
 
 _CHUNK = 4_000_000  # the largest number of weights that one chunk of resamples holds
@@ -55,11 +55,11 @@ class Interval:
 
     @property
     def sd(self) -> float:
-        """Return the sample standard deviation (ddof 1) of the averaged values; NaN for a single value."""
+        """Return the sample standard deviation (ddof 1) of the averaged values. A single value gives NaN."""
         return self.sem * math.sqrt(self.count)
 
     def excludes(self, value: float = 0.0) -> bool:
-        """Return whether `value` lies outside the interval; False if the bounds are unknown."""
+        """Return whether `value` lies outside the interval. False if the bounds are unknown."""
         return value < self.low or value > self.high
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ class Interval:
 
 
 def bounds_text(interval: Interval | None, show: Callable[[Any], str]) -> str:
-    """Say between which bounds an interval lies; an empty text if they are unknown."""
+    """Say between which bounds an interval lies. Unknown bounds give an empty text."""
     if interval is None or math.isnan(interval.low):
         return ""
     if math.isclose(interval.low, interval.high, rel_tol=1e-9, abs_tol=1e-12):
@@ -106,7 +106,7 @@ def wilson(successes: int | float, count: int | float, *, level: float = 0.95) -
 
 
 def mean_interval(value_n: Float[Tensor, " n"], prompts: Prompts | None = None, *, level: float = 0.95) -> Interval:
-    r"""Compute a mean with Student's t interval, in which samples of the same prompt count as dependent.
+    r"""Compute a mean with Student's t interval. Samples of the same prompt count as dependent.
 
     Equation
         sem = sqrt(P / (P - 1) * sum over prompts of (sum_p v - n_p mean)^2) / N
@@ -138,7 +138,7 @@ def mean_interval(value_n: Float[Tensor, " n"], prompts: Prompts | None = None, 
 
 
 def bootstrap(figure: Weighted, prompts: Prompts, *, resamples: int = 1000, level: float = 0.95, seed: int = 0) -> Interval:
-    r"""Compute the bootstrap interval of any figure, by prompt: P prompts are drawn with replacement, each with all of its samples.
+    r"""Compute the bootstrap interval of any figure. Draws prompts with replacement, each with all samples.
 
     Args:
         figure: from weights (R, N) to values (R), such as `partial(weighted_ece, confidence_n, correct_n)`.
@@ -161,7 +161,7 @@ def bootstrap(figure: Weighted, prompts: Prompts, *, resamples: int = 1000, leve
     Reference:
         Efron and Tibshirani 1993, "An Introduction to the Bootstrap", chapters 13 and 14; by cluster as in Field and Welsh 2007.
     """
-    # scipy.stats.bootstrap could draw prompts too, but a single undefined resample makes both of its bounds NaN.
+    # A single undefined resample makes both bounds of scipy.stats.bootstrap NaN.
     figure_value, resampled_value_r, prompt_count = resample(figure, prompts, resamples=resamples, seed=seed)
     known_value_r = resampled_value_r[~resampled_value_r.isnan()]
     tail_probability = (1 - check_level(level)) / 2
@@ -248,7 +248,7 @@ def prompt_index(prompts: Prompts, completions: int) -> Int[Tensor, " n"]:
     if len(prompts) != completions:
         raise AlignmentError(f"There are {len(prompts)} prompt ids for {completions} completions; give one id to each.")
     prompt_ids = list_ids(prompts)
-    # Ids that are numbers come first. Other ids are sorted by the name of their type, then by their text.
+    # Numbers come first. Other ids are sorted by type and text.
     sort_key_of_id = {
         id: ("", id) if isinstance(id, Real) else (type(id).__name__, id if isinstance(id, str) else repr(id))
         for id in prompt_ids
@@ -259,7 +259,7 @@ def prompt_index(prompts: Prompts, completions: int) -> Int[Tensor, " n"]:
 
 
 def check_level(level: float) -> float:
-    """Return a confidence level, or raise an error if it does not lie between 0 and 1."""
+    """Return a confidence level. Refuse one that is not between 0 and 1."""
     if not 0 < level < 1:
         raise RecipeError(f"A level of confidence must lie between 0 and 1, but it is {level}.")
     return level

@@ -23,12 +23,12 @@ from spanwise.measure.intervals import Interval, Prompts, bootstrap, prompt_inde
 
 #: The ways to choose among a prompt's samples. Only the last two need a stated confidence.
 _WAYS = ("pass@1", "pass@k", "majority", "weighted", "maxconf")
-_MICRO = 1e6  # voting weights are multiplied by this factor and rounded to whole numbers, so that equal votes tie exactly
+_MICRO = 1e6  # votes are rounded to multiples of 1 / _MICRO, so that equal votes tie exactly
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The accuracy of a way of choosing an answer among n samples of a prompt, for several n.
+    """The accuracy of one way to choose among n samples of a prompt, for several n.
 
     Attributes:
         budgets: the numbers of samples.
@@ -59,7 +59,7 @@ def voting(
     resamples: int = 1000,
     seed: int = 0,
 ) -> dict[str, Curve]:
-    r"""Compute accuracy by the number of samples per prompt, for every way of choosing an answer.
+    r"""Compute accuracy by the number of samples per prompt. Each way of choosing an answer has a curve.
 
     Equation
         pass@1     mean correctness, whatever the budget
@@ -160,7 +160,7 @@ def curve_difference(a: Curve, b: Curve) -> Curve:
 def _build_curve(
     budgets: tuple[int, ...], value_pb: Tensor, prompts: tuple[object, ...], resamples: int = 1000, seed: int = 0
 ) -> Curve:
-    """Build a curve: the mean over prompts at each number of samples, with its bootstrap interval."""
+    """Build a curve from accuracies by prompt. Points are means over prompts with bootstrap intervals."""
     intervals = []
     for value_p in value_pb.unbind(dim=1):
         known_value_i = value_p[~value_p.isnan()]
@@ -172,11 +172,11 @@ def _build_curve(
 def _expected_accuracies(
     samples: list[tuple[str, float, float]], budgets: Sequence[int], ways: Sequence[str], subsets: int, seed: int
 ) -> dict[str, list[float]]:
-    """Return the expected correctness of the answer that each way chooses, for every sample count in `budgets`.
+    """Return the expected correctness of the chosen answer, by way of choosing and number of samples.
 
     A sample is an answer, its correctness and its confidence; `seed` differs between prompts, so that their errors average out.
     """
-    # Random subsets pick samples by position. So the samples are sorted, and their order does not matter.
+    # Sort the samples, so that their order does not matter to random subsets.
     samples = sorted(
         samples, key=lambda sample: (sample[0], *((math.isnan(x), 0.0 if math.isnan(x) else x) for x in sample[1:]))
     )
@@ -206,7 +206,7 @@ def _expected_accuracies(
 
 
 def _choose_highest(correct_m: Tensor, score_m: Tensor, n: int) -> float:
-    """Return the expected correctness of the highest-scored of n random samples. Ties are equally likely; NaN is lowest."""
+    """Return the expected correctness of the best of n random samples. Ties are equal; NaN is lowest."""
     known_score_m = score_m.nan_to_num(nan=-math.inf)
     distinct_score_v, rank_m, count_v = torch.unique(known_score_m, return_inverse=True, return_counts=True)
     mean_correct_v = torch.zeros(len(distinct_score_v), dtype=torch.float64).index_add_(0, rank_m, correct_m) / count_v
