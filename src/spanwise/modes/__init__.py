@@ -17,7 +17,7 @@ def _named(name: str, mode: type[Mode], _: str) -> type[Mode]:
     return mode
 
 
-#: The class of every mode by name. An engine imports its own code for a mode when it builds the mode.
+#: The class of every mode by name.
 MODES: Registry[type[Mode]] = Registry("mode", kinds=("mode",), group="spanwise.modes", entry=_named)
 
 from spanwise.modes.critic.config import CriticConfig  # noqa: E402 - registers itself
@@ -27,6 +27,6 @@ __all__ = ["MODES", "CriticConfig", "Laser", "Mode", "scoring_mode"]
 
 
 def scoring_mode(sections: Mapping[str, Any]) -> Mode | None:
-    """Return a recipe's first mode that scores completions, such as laser; None if the recipe has none."""
+    """Return a recipe's first mode that scores completions, such as laser. None if the recipe has none."""
     configured_modes = (mode.of(sections[name]) for name, mode in MODES.items() if sections.get(name))
     return next((mode for mode in configured_modes if mode.judge is not None), None)

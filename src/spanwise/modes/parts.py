@@ -1,4 +1,4 @@
-"""Base classes that run a mode (such as laser) inside TRL's trainer, or inside verl and SkyRL."""
+"""Base classes that run a mode, such as laser, inside a trainer."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class TrlPart:
         return nullcontext()
 
     def forward(self, score: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call `score` (TRL's `_get_per_token_logps_and_entropies`) with TRL's arguments. A mode may change them."""
+        """Call TRL's `_get_per_token_logps_and_entropies` with its arguments. A mode may change them."""
         return score(*args, **kwargs)
 
     def fill(self, read_batch: Any, output: dict[str, Any]) -> tuple[Any, dict[str, float]]:
-        """Add the mode's fields to a `step.ReadBatch` before the credit is computed. Return the batch with metrics."""
+        """Add the mode's fields to a batch before the credit is computed. Return the batch with metrics."""
         return read_batch, {}  # TRL splits `output` into the micro-batches that `loss` receives
 
     def loss(self, inputs: Mapping[str, Any]) -> tuple[Tensor | float, dict[str, float]]:
-        """Return the term that the mode adds to the loss of a micro-batch, and the mode's metrics."""
+        """Return the mode's term in the loss of a micro-batch, and metrics."""
         return 0.0, {}
 
     @property
@@ -51,7 +51,7 @@ class TrlPart:
 
     @property
     def files(self) -> dict[str, str]:
-        """The text of each file that the mode keeps in checkpoints and run folders, by file name."""
+        """The mode's files in checkpoints and run folders. Maps each name to the text."""
         return {}
 
     def save(self, folder: Path) -> None:
@@ -64,11 +64,13 @@ class TrlPart:
 
 
 class RowPart(ABC):
-    """Runs a mode inside verl or SkyRL: the engine appends the mode's token to each row that ended."""
+    """Runs a mode inside verl or SkyRL. The engine appends the mode's token to each row that ended.
 
-    # The engine appends `token` to each row for which `ended` is True: outside the loss mask, inside the forward passes.
-    # In the token's column, the advantage holds the weight from `lesson`, and the old log-probability holds the target.
-    # The engine's loss `spanwise_<mode>_<loss>` removes both with `parted`, and adds the weighted squared error.
+    The appended `token` is outside the loss mask, but inside the forward passes. In its column, the advantage
+    holds the weight from `lesson`, and the old log-probability holds the target. The engine's loss
+    `spanwise_<mode>_<loss>` removes both with `parted`, and adds the weighted squared error.
+    """
+
     mode: Any
     token: int
 
@@ -79,18 +81,15 @@ class RowPart(ABC):
 
     @abstractmethod
     def ended(self, ids: Sequence[int], mask: Sequence[Any]) -> bool:
-        """Return whether the engine appends the mode's token to a row, given the row's ids and mask."""
+        """Return whether the engine appends the mode's token to a row."""
 
     @abstractmethod
     def fields(self, logp_n: Tensor, number: int) -> dict[str, Tensor]:
-        """Compute the mode's `Batch` fields from its token's log-probability in each row. `number` counts batches from 0."""
+        """Compute the mode's `Batch` fields from its token's log-probabilities. `number` counts from 0."""
 
     @abstractmethod
     def lesson(self, reading: Reading, scheme: Scheme, number: int, *, rows: int) -> tuple[Tensor, Tensor, dict[str, float]]:
-        """Return weights and target log-probabilities of the mode's squared error, and metrics.
-
-        The trainer averages the squared errors over `rows` rows.
-        """
+        """Return weights and targets of the mode's squared error, and metrics. `rows` rows are averaged."""
 
     @staticmethod
     @abstractmethod
@@ -99,13 +98,13 @@ class RowPart(ABC):
 
 
 def token_logp(logp_nt: Tensor, column_n: Tensor) -> Tensor:
-    """Return the log-probability in column `column_n` of each row; NaN for rows whose column is -1."""
+    """Return the log-probability in one column of each row. NaN where `column_n` is -1."""
     logp_n = logp_nt.gather(1, column_n.clamp(min=0)[:, None])[:, 0]
     return torch.where(column_n >= 0, logp_n, torch.nan)
 
 
 def with_token(value_nt: Tensor, column_n: Tensor, value_n: Tensor) -> Tensor:
-    """Return a copy of a table with `value_n` in column `column_n` of each row. Rows with column -1 stay unchanged."""
+    """Return a copy of a table with a new entry in each row. Rows with column -1 stay unchanged."""
     value_nt = value_nt.clone()
     written_row_r = (column_n >= 0).nonzero()[:, 0]
     value_nt[written_row_r, column_n[written_row_r]] = value_n[written_row_r].to(value_nt.dtype)

@@ -1,4 +1,4 @@
-"""`Sequences`: prompts joined with their completions, as a model reads them; and masks of ended completions."""
+"""`Sequences`: prompts joined with their completions, as a model reads them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def sampled_end(batch: Batch, ends: Collection[int]) -> Bool[Tensor, " n"]:
 
 
 def left_padded(prefixes: Sequence[Sequence[int]], padding: int, device: Any) -> tuple[Tensor, Tensor]:
-    """Return the ids and the mask of token lists, padded on the left to the longest."""
+    """Pad lists of token ids on the left to the longest. Return ids and mask."""
     padded_width = max(len(prefix) for prefix in prefixes)
     padded_ids = [[padding] * (padded_width - len(prefix)) + list(prefix) for prefix in prefixes]
     padded_mask = [[0] * (padded_width - len(prefix)) + [1] * len(prefix) for prefix in prefixes]
@@ -63,7 +63,7 @@ def left_padded(prefixes: Sequence[Sequence[int]], padding: int, device: Any) ->
 
 
 def positions(model: Any, attention_nl: Tensor) -> dict[str, Tensor]:
-    """Return `position_ids` that count from each row's first token; empty if the model takes none."""
+    """Return `position_ids` that count from each row's first token. Empty if the model takes none."""
     if "position_ids" not in signature(model.forward).parameters:
         return {}
     return {"position_ids": (attention_nl.cumsum(dim=1) - 1).clamp(min=0)}

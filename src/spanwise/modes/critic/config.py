@@ -1,4 +1,4 @@
-"""The settings of the value model (critic) of `gae` and `sae`; for verl's and SkyRL's critic: checks, targets, errors."""
+"""The settings of the value model (critic) of `gae` and `sae`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from spanwise.scheme import Scheme
 #: The name of the critic's folder in a run folder or checkpoint.
 CRITIC = "critic"
 
-#: Warns if the critic explains none of the returns' variance at the end of a run.
+#: Warns if the critic explains nothing at the end of a run.
 _EXPLAINED = Metric(
     "critic/[value/]explained_variance",
     at_end=Alarm(
@@ -46,7 +46,7 @@ _PAGE = Page(
             "share of the variance",
             "1 - variance of (earned - expected) / variance of earned, over the tokens of a batch. 1 is perfect, 0 is no "
             "better than a constant, and below 0 is worse.",
-            floor=-1.0,  # the explained variance of a new critic can be -1,000, which would flatten the curve
+            floor=-1.0,  # a new critic can be at -1,000, which would flatten the curve
         ),
         Chart(
             "Error of the critic",
@@ -70,7 +70,7 @@ _PAGE = Page(
 @register("critic", kind="mode")
 @dataclass(frozen=True)
 class CriticConfig(Mode):
-    """The settings of a value model beside the policy: its source, and how it is fitted to each batch.
+    """The settings of a value model (critic) beside the policy.
 
     Attributes:
         model: a folder or hub name that `AutoModelForTokenClassification` reads, such as a critic that a run saved; None: a copy
@@ -173,7 +173,7 @@ class CriticConfig(Mode):
 def critic_faults(
     critic_config: CriticConfig, scheme: Scheme, *, engine: str, has_critic: Any, option: str, instead: str = ""
 ) -> dict[str, Any]:
-    """Return every error that a critic can cause, as {sentence: whether it applies}."""
+    """Return the errors that a critic may cause. Maps each sentence to whether it applies."""
     value_names = scheme.value_names
     no_values_text = f"method '{scheme.method}' reads no values"
     return {
@@ -192,7 +192,7 @@ def critic_faults(
 
 
 def returns(reading: Reading, batch: Batch, scheme: Scheme, *, lam: float) -> tuple[Float[Tensor, "n t"], dict[str, float]]:
-    """Compute the targets and error metrics of a critic in verl or SkyRL (one value per token)."""
+    """Compute the targets and errors of a critic in verl or SkyRL. It has one value per token."""
     (target_inputs,) = streams(reading, batch, scheme).inputs(batch.value_nt)
     value_nt, mask_nt = target_inputs["value_nt"], target_inputs["mask_nt"]
     target_nt = value_target(**target_inputs, gamma=scheme.gamma, lam=lam)

@@ -30,7 +30,7 @@ STATE = "optimizer.pt"
 
 
 class Learned(NamedTuple):
-    """A critic's values of a batch from before it was fitted to the batch, and the metrics of the fit."""
+    """A critic's values of a batch from before the fit to it, and the metrics of the fit."""
 
     value_nts: Float[Tensor, "n t s"]
     bootstrap_ns: Float[Tensor, "n s"]
@@ -38,7 +38,7 @@ class Learned(NamedTuple):
 
 
 class Critic:
-    """A value model with its own optimizer, fitted to each generation batch apart from the policy."""
+    """A value model with its own optimizer, trained beside the policy."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Critic:
         self.schedule = get_constant_schedule_with_warmup(self.optimizer, config.warmup_steps)
 
     def learn(self, rows: Sequences, streams: Streams, truncated_n: Bool[Tensor, " n"], *, fit: bool) -> Learned:
-        """Compute the critic's values of a batch, and fit the critic to the batch if `fit` is True."""
+        """Compute the critic's values of a batch. With `fit`, fit the critic to the batch."""
         start_time = time.perf_counter()
         row_count = len(truncated_n)
         self._move(self.accelerator.device)
@@ -73,7 +73,7 @@ class Critic:
             device = self.accelerator.device
             batch = _Batch(rows, streams, truncated_n, self.config, self.gamma).changed(lambda tensor: tensor.to(device))
             value_nts = torch.zeros(row_count, rows.width + 1, len(self.model.names), device=device)
-            # `_fit` stores a row's values from its first pass, before the critic learns from the row.
+            # `_fit` stores each row's values before the critic learns from the row.
             fit_metrics = self._fit(batch, value_nts) if fit else {}
             if not fit:
                 self.model.eval()
@@ -144,7 +144,7 @@ class Critic:
         return {"grad_norm": gradient_norm, "loss": float(self._sum(total_loss))}
 
     def _check_finite(self, batch: _Batch, value_nts: Tensor, row_r: Tensor) -> None:
-        """Raise an error in all processes if the critic gave a value that is not finite in one of them."""
+        """Raise an error in all processes if one of them has a value that is not finite."""
         nonfinite_count_r = batch.take(row_r).lost_n(value_nts[row_r])
         nonfinite_count = int(self._sum(nonfinite_count_r.sum()))
         if nonfinite_count:
@@ -185,7 +185,7 @@ class Critic:
                 state.update({name: x.to(device) for name, x in state.items() if isinstance(x, Tensor) and x.dim()})
 
     def save(self, folder: str | Path, tokenizer: Any = None, *, state: bool = True) -> None:
-        """Write the critic's model and, unless `state` is False, the state of its optimizer."""
+        """Write the critic's model and the state of its optimizer. `state=False` leaves out the state."""
         self.model.save(folder, tokenizer)
         if state:
             optimizer_state = {"optimizer": self.optimizer.state_dict(), "schedule": self.schedule.state_dict()}
@@ -236,14 +236,14 @@ class _Batch:
         return value_nts.gather(1, self.rows.end_n[:, None, None].expand(-1, 1, value_nts.shape[2])).squeeze(1)
 
     def lost_n(self, value_nts: Tensor) -> Tensor:
-        """Count, for each row, the critic's values that are used but not finite."""
+        """Count the used values that are not finite in each row."""
         uses_end_value_n = self.truncated_n & (self.config.truncated == "bootstrap")
         is_nonfinite_nts = self.streams.mask_snt.permute(1, 2, 0) & ~value_nts[:, :-1].isfinite()
         is_nonfinite_end_ns = uses_end_value_n[:, None] & ~self.ends(value_nts).isfinite()
         return is_nonfinite_nts.sum(dim=(1, 2)).float() + is_nonfinite_end_ns.sum(dim=1)
 
     def targets(self, value_nts: Tensor) -> Tensor:
-        """Return the target of each value, 0 where it has none. Values that are not finite count as 1/2."""
+        """Return the target of each value. It is 0 without one. Values that are not finite count as 1/2."""
         value_nts = torch.where(value_nts.isfinite(), value_nts, 0.5)
         gae_options: dict[str, Any] = {"lam": self.config.gae_lambda_value, "gamma": self.gamma}
         inputs_of_streams: Iterator[dict[str, Any]] = self.streams.inputs(value_nts[:, :-1], self.bootstrap(value_nts))
@@ -313,5 +313,5 @@ class CriticInTrl(TrlPart):
 
 
 def megabytes(model: nn.Module) -> float:
-    """Estimate a model's memory in MB: its weights and, if trained, gradients and AdamW's two moments."""
+    """Estimate a model's memory in MB. Training adds gradients and AdamW's two moments."""
     return sum(p.numel() * p.element_size() * (4 if p.requires_grad else 1) for p in model.parameters()) / 1e6

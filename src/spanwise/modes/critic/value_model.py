@@ -26,7 +26,7 @@ ABOUT = "critic.json"
 
 
 class Saved(NamedTuple):
-    """A saved critic's description: names of values, head, tokenizer fingerprint (None: unknown)."""
+    """The description of a saved critic: names of its values, settings and tokenizer."""
 
     names: list[str]
     config: CriticConfig
@@ -34,7 +34,7 @@ class Saved(NamedTuple):
 
     @staticmethod
     def of(place: str | Path) -> Saved | None:
-        """Read a saved critic's description from its folder; None for a token classifier that is no saved critic."""
+        """Read a saved critic's description from its folder. None if it holds no saved critic."""
         about_file = Path(place) / ABOUT
         try:
             fields = json.loads(about_file.read_text(encoding="utf-8"))
@@ -49,7 +49,7 @@ class Saved(NamedTuple):
 
 
 class ValueModel(nn.Module):
-    """A critic: before each token, it predicts the reward still to come, in total or per objective."""
+    """A critic that predicts, before each token, the reward still to come. In total or per objective."""
 
     def __init__(self, model: Any, names: Sequence[str], config: CriticConfig) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class ValueModel(nn.Module):
 
     @staticmethod
     def of_policy(policy: Any, names: Sequence[str], config: CriticConfig) -> ValueModel:
-        """Build a float32 critic from the policy: its trunk with merged adapters, and a head of zeros."""
+        """Build a float32 critic from the policy, with a head of zeros. Adapters are merged."""
         merged_policy = deepcopy(policy).merge_and_unload() if hasattr(policy, "merge_and_unload") else policy
         model_config = _set_head(deepcopy(merged_policy.config), names, config)
         try:
@@ -121,7 +121,7 @@ class ValueModel(nn.Module):
         return ValueModel(model, names, config)
 
     def forward(self, rows: Sequences) -> Tensor:
-        """Return the value head's output before each of T tokens and after the last, of shape (N, T + 1, S[, bins])."""
+        """Return the value head's output before each token and after the last. Shape (N, T+1, S[, bins])."""
         model_args: dict[str, Any] = {"use_cache": False} if "use_cache" in signature(self.model.forward).parameters else {}
         model_args |= positions(self.model, rows.attention_nl)
         logits_nlc = self.model(input_ids=rows.ids_nl, attention_mask=rows.attention_nl, **model_args).logits
@@ -130,7 +130,7 @@ class ValueModel(nn.Module):
         return head_output_ntc.unflatten(-1, (len(self.names), *head_shape))
 
     def value(self, output_nts: Tensor) -> Float[Tensor, "n t s"]:
-        """Turn the output of the value head, which may be a distribution over bins, into values."""
+        """Turn the output of the value head into values. It may be a distribution over bins."""
         if self.config.head == "scalar":
             return output_nts
         return categorical_value(output_nts, value_range=self.config.value_range)
@@ -189,7 +189,7 @@ def _check_tokenizer(place: str, saved: Saved | None, tokenizer: Any) -> None:
             if not has_file(place, "tokenizer_config.json"):  # AutoTokenizer would return an empty tokenizer
                 return
             critic_fingerprint = fingerprint(AutoTokenizer.from_pretrained(place, trust_remote_code=False))
-        except Exception:  # a missing tokenizer raises errors of many types; `load` still compares the number of ids
+        except Exception:  # a missing tokenizer raises errors of many types
             return
     if policy_fingerprint != critic_fingerprint:
         raise DataError(

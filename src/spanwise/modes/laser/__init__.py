@@ -1,4 +1,4 @@
-"""The mode laser (LaSeR): a model's confidence, from a reserved token's probability at the end."""
+"""The mode laser (LaSeR): a model's confidence from the probability of a reserved token."""
 
 from spanwise.modes.laser.config import Laser
 from spanwise.modes.laser.score import class_weights, own_opinion, self_reward, verification_loss

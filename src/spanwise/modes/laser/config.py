@@ -1,4 +1,4 @@
-"""`Laser` (LaSeR): a model's confidence, from a reserved token's probability after the answer."""
+"""`Laser` (LaSeR): a model's confidence from the probability of a reserved token."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FILE = "laser.json"
 
 
 def read_measured(file: Path) -> dict[str, Any]:
-    """Read a run's file with laser's measured reference log-probability, `token` and token `id`."""
+    """Read laser's measured reference log-probability from a run's file. It also has `token` and `id`."""
     try:
         entries = json.loads(file.read_text(encoding="utf-8"))
         return {**entries, "token": entries["token"], "id": entries["id"], "reference": float(entries["reference"])}
@@ -41,7 +41,7 @@ def read_measured(file: Path) -> dict[str, Any]:
 @register("laser", kind="mode")
 @dataclass(frozen=True)
 class Laser(Mode):
-    """The settings of a policy's score of its own answers: reading, training, mixing into the credit.
+    """The settings of a policy's score of its own answers (LaSeR).
 
     Equation
         r_s = beta (log pi(token | prompt, completion, end) - reference)
@@ -110,7 +110,7 @@ class Laser(Mode):
             self.check_reach(self.reference)
 
     def check_reach(self, reference: float) -> None:
-        """Refuse a reference so high that no score can reach 1, as log-probabilities are at most 0."""
+        """Refuse a reference so high that no score can reach 1. Log-probabilities are at most 0."""
         if -self.beta * reference < 1:
             lowest_beta = math.ceil(-100 / reference) / 100 if reference < 0 else math.inf
             remedy_text = f"set beta to {lowest_beta:.2f} or more" if reference < 0 else "set a reference below 0"
@@ -121,16 +121,16 @@ class Laser(Mode):
 
     @property
     def first_mix(self) -> int | None:
-        """The index of the first generation batch whose credit contains laser's scores; None without such a batch."""
+        """The index of the first batch whose credit contains laser's scores. None if there is none."""
         return self.reasoning_warmup + self.self_rewarding_warmup if self.mix > 0 else None
 
     @property
     def compares(self) -> bool:
-        """True if laser ever compares scores within groups, which it does to mix them into the credit."""
+        """True if laser ever compares scores within groups. It does so to mix them into the credit."""
         return self.first_mix is not None
 
     def mixes(self, number: int) -> bool:
-        """Return whether laser's score is mixed into the credit of a generation batch, numbered from 0."""
+        """Return whether laser's score enters the credit of a generation batch. The first has number 0."""
         return self.first_mix is not None and number >= self.first_mix
 
     def check_scheme(self, scheme: Scheme) -> None:
@@ -144,7 +144,7 @@ class Laser(Mode):
             )
 
     def check_provided(self, provided: Collection[str]) -> None:
-        """Refuse an engine that does not give laser the log-probabilities from which it computes scores."""
+        """Refuse an engine that does not give laser its log-probabilities."""
         if "score_n" not in provided:
             raise RecipeError(
                 f"laser needs the log-probability of '{self.token}' after the end of each completion (score_n), which is not "
@@ -171,7 +171,7 @@ class Laser(Mode):
                 )
 
     def mixes_at(self, step_n: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
-        """Mark completions of steps that mix laser's score into the credit, and of unknown steps (0).
+        """Mark the completions whose credit contains laser's scores. Unknown steps (0) count as mixed.
 
         >>> Laser("<unk>", self_rewarding_warmup=2).mixes_at(torch.tensor([0, 1, 2, 3]))
         tensor([ True, False, False,  True])
@@ -181,7 +181,7 @@ class Laser(Mode):
         return (step_n == 0) | (step_n > self.first_mix)
 
     def recorded(self, table: Any, rows: Any) -> dict[str, Tensor]:
-        """Return laser's recorded scores for some rows of one step; empty if the step mixes no scores into the credit."""
+        """Return laser's recorded scores for some rows of one step. Empty if its credit has no scores."""
         if self.first_mix is None:
             return {}
         if table.score_n is None:
@@ -205,7 +205,7 @@ class Laser(Mode):
         return self.reference is not None
 
     def as_trained(self, places: Sequence[Path]) -> Laser:
-        """Return laser with the reference log-probability that a run measured, if the recipe sets none."""
+        """Return laser with the reference log-probability that a run measured. A recipe's own comes first."""
         possible_files = (place / FILE for place in places)
         reference_file = next((file for file in possible_files if file.is_file()), None)
         if reference_file is None:
@@ -225,11 +225,11 @@ class Laser(Mode):
 
     @property
     def judge(self) -> str:
-        """The name of the objective whose reward laser's score predicts: 1 for a right answer, 0 for a wrong answer."""
+        """The name of the objective whose reward laser's score predicts. The reward is 1 or 0."""
         return self.verdict
 
     def note(self, table: Any) -> str:
-        """Say how many completions are from steps before laser's scores enter the credit; empty if there are none."""
+        """Say how many completions are from before laser's scores entered the credit. Empty if none are."""
         if self.first_mix is None or table.score_n is None:
             return ""
         warmup_count = int((~self.mixes_at(table.step_n)).sum())
@@ -240,7 +240,7 @@ class Laser(Mode):
         return warmup_note if warmup_count else ""
 
     def credit(self, credit: Credit, reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
-        """Mix laser's scores into the advantages of `verdict`, in the blocks that this objective pays."""
+        """Mix laser's scores into the advantages of the objective `verdict`, in its blocks."""
         if batch.score_n is None:
             return credit
         if batch.steps is not None:
@@ -268,5 +268,5 @@ class Laser(Mode):
 
 
 def verdicts(laser: Laser, reading: Reading, scheme: Scheme) -> Tensor:
-    """Return each completion's reward that laser predicts, or `if_missing` if the reward is missing."""
+    """Return the rewards that laser predicts. `if_missing` replaces missing rewards."""
     return fill_missing(reading.scores, scheme.objectives)[:, scheme.names.index(laser.verdict)]

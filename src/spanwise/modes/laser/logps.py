@@ -1,4 +1,4 @@
-"""Compute laser's score of a completion from the reserved token's log-probability after its end."""
+"""Compute laser's scores from the reserved token's log-probability after each completion."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from spanwise.modes.sequences import left_padded, positions
 from spanwise.pipeline import Reading
 from spanwise.scheme import Scheme
 
-#: The first batch's mean score: over `_FAR` outside [0, 1] is an error, over `_NEAR` from 0 a warning.
+#: How far the first mean score may be outside [0, 1], and how far from 0 without a warning.
 _FAR, _NEAR = 0.5, 0.1
 
 
 def reserved_id(laser: Laser, tokenizer: Any, *, size: int, ends: Collection[int]) -> int:
-    """Return the id of laser's reserved token; refuse a token that the policy may write."""
+    """Return the id of laser's reserved token. Refuse a token that the policy may write."""
     vocabulary = tokenizer.get_vocab()
     token_setting = f"laser.token '{laser.token}'"
     used_ids = {*ends, tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id}
@@ -90,7 +90,7 @@ class ScoreReader:
         *,
         temperature: float,
     ) -> Float[Tensor, " n"]:
-        """Return the reserved token's log-probability after each completion; NaN for cut-off completions."""
+        """Return the reserved token's log-probability after each completion. NaN for cut-off completions."""
         has_ended_n = ended(ids_nt, present_nt, self.ends)
         pad_id = int(self.tokenizer.pad_token_id)
         ended_indices = has_ended_n.nonzero()[:, 0].tolist()
@@ -100,7 +100,7 @@ class ScoreReader:
         return logp_n
 
     def scores(self, *completions: Any, temperature: float) -> Float[Tensor, " n"]:
-        """Return the self-rewarding score of each completion, NaN for completions that did not end."""
+        """Return the self-rewarding score of each completion. NaN for completions that did not end."""
         assert self.laser.reference is not None, "scores need a reference"
         logp_n = self.logps(*completions, temperature=temperature)
         return self_reward(logp_n, beta=self.laser.beta, reference=self.laser.reference)
@@ -109,7 +109,7 @@ class ScoreReader:
 def measured(
     laser: Laser, token: int, logp_n: Float[Tensor, " n"], *, temperature: float
 ) -> tuple[Laser, dict[str, Any], str | None]:
-    """Set laser's reference to the reserved token's mean log-probability, or check a given reference."""
+    """Set laser's reference to the mean log-probability of its token. A given reference is checked."""
     known_logp_n = logp_n[~logp_n.isnan()].double()
     if not len(known_logp_n):
         raise DataError(
@@ -139,7 +139,7 @@ def measured(
 
 
 class Appended(RowPart):
-    """Runs laser in verl and SkyRL: the reserved token becomes one more token of each row that ended."""
+    """Runs laser in verl and SkyRL. The reserved token becomes one more token of each row that ended."""
 
     def __init__(self, mode: Laser, tokenizer: Any, *, size: int, generation: Any, temperature: float) -> None:
         end_ids = getattr(generation, "eos_token_id", None)
@@ -169,7 +169,7 @@ class Appended(RowPart):
         return {"score_n": self._score_n} if self.mode.mixes(number) else {}
 
     def lesson(self, reading: Reading, scheme: Scheme, number: int, *, rows: int) -> tuple[Tensor, Tensor, dict[str, float]]:
-        """Return weights and target log-probabilities of laser's squared error, and metrics."""
+        """Return weights and targets of laser's squared error, and metrics. Targets are log-probabilities."""
         laser = self.mode
         score_n = self._score_n
         laser_metrics: dict[str, float] = {}
@@ -182,7 +182,7 @@ class Appended(RowPart):
             is_score_right_n = (score_n > 0.5) == (verdict_n > 0.5)
             laser_metrics["laser/loss"] = float(verification_loss(score_n.double(), verdict_n, weight_n=class_weight_n))
             laser_metrics["laser/accuracy"] = float(is_score_right_n[is_known_n].double().mean())
-        # The trainer averages squared log-probability errors. `weight_scale` makes the mean alpha * the MSE of the scores.
+        # This scale turns the mean squared log-probability error into alpha * the MSE of the scores.
         weight_scale = laser.alpha * (laser.beta * self.temperature) ** 2 * rows / max(scored_count, 1)
         target_n = (laser.reference + verdict_n.nan_to_num(nan=0.0) / laser.beta) / self.temperature
         return (weight_scale * class_weight_n * (number >= laser.reasoning_warmup)).float(), target_n.float(), laser_metrics
@@ -195,7 +195,7 @@ class Appended(RowPart):
         mask_nt: Shaped[Tensor, "n t"],
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Remove laser's entries from old log-probabilities and advantages. Return both, and laser's loss by token."""
-        # The advantage after the last trained token is the weight of laser's error. The rest outside the mask is padding.
+        # The advantage after the last trained token holds the weight of laser's error.
         is_trained_nt = mask_nt > 0
         is_after_trained_nt = torch.cat([torch.zeros_like(is_trained_nt[:, :1]), is_trained_nt[:, :-1]], dim=1)
         is_reserved_nt = is_after_trained_nt & ~is_trained_nt & (adv_nt != 0)
@@ -206,7 +206,7 @@ class Appended(RowPart):
 
 
 def _verl_faults(config: Any) -> dict[str, Any]:
-    """Return every error of laser with verl's settings, as {sentence: whether it applies}."""
+    """Return laser's errors with verl's settings. Maps each sentence to whether it applies."""
     return {
         "algorithm.rollout_correction.bypass_mode=True takes log-probabilities from sampling, but laser's token is not sampled. "
         "Set bypass_mode=False, or leave laser out.": (config.algorithm.get("rollout_correction") or {}).get("bypass_mode"),
@@ -216,7 +216,7 @@ def _verl_faults(config: Any) -> dict[str, Any]:
 
 
 def _skyrl_faults(cfg: Any) -> dict[str, Any]:
-    """Return every error of laser with SkyRL's settings, as {sentence: whether it applies}."""
+    """Return laser's errors with SkyRL's settings. Maps each sentence to whether it applies."""
     algorithm_config = cfg.trainer.algorithm
     return {
         "laser scores a completion at its end, but generator.step_wise_trajectories=true makes one row per turn. Set it to false, "

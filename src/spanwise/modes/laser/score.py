@@ -69,7 +69,7 @@ def own_opinion(
 
 
 def class_weights(verdict_n: Float[Tensor, " n"], *, balanced: bool = True) -> Float[Tensor, " n"]:
-    r"""Return weights of completions that make right and wrong answers count equally in total.
+    r"""Return weights that make right and wrong answers count equally in total.
 
     Equation
         w = (N_c + N_i) / (2 N_c) for right, (N_c + N_i) / (2 N_i) for wrong; 0 where there is no verdict

@@ -35,13 +35,13 @@ class SelfRewarding(TrlPart):
         vocabulary_size = policy_model.get_input_embeddings().weight.shape[0]
         self.token = reserved_id(laser, self.tokenizer, size=vocabulary_size, ends=self.ends)
         self.measured: dict[str, Any] | None = None  # the content of `laser.json`; None before the first batch
-        # The reserved token's log-probabilities: first and last forward pass after `generate`; NaN for cut-off rows.
+        # The reserved token's log-probabilities in the first and last forward pass after `generate`.
         self.passes: list[Tensor] = []
-        # The reserved token's log-probabilities in each `generate` call; NaN for rows that end in its last step.
+        # The reserved token's log-probabilities in each call of `generate`.
         self.heard: list[Tensor] = []
         self._written = False
         self._score_n: Tensor | None = None
-        # Sum and count of the scores of right, then of wrong completions, in the micro-batches of a pass over a generation batch.
+        # Sum and count of the scores of right completions, then of wrong completions.
         self._class_sums, self._summed_rows = torch.zeros(4), 0
 
     @property
@@ -53,12 +53,12 @@ class SelfRewarding(TrlPart):
 
     @property
     def _needed(self) -> bool:
-        """True if scores are needed before the loss: for the credit, or to measure the reference."""
+        """True if scores are needed before the loss. The credit or the reference may need them."""
         return self.measured is None or self.mode.mixes(self._generation)
 
     @contextmanager
     def generating(self) -> Iterator[None]:
-        """Record the reserved token's log-probabilities in `generate` if they are needed before the loss."""
+        """Record the reserved token's log-probabilities while TRL generates, if they are needed then."""
         self.passes, self.heard = [], []
         policy_model = self.trainer.accelerator.unwrap_model(self.trainer.model)
         # A PEFT adapter wraps the model, and the hook must be on the model itself.
@@ -68,7 +68,7 @@ class SelfRewarding(TrlPart):
             yield
 
     def hear(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Record the reserved token's log-probability after a row's end, in a forward pass of `generate`."""
+        """Record the reserved token's log-probability in a forward pass of `generate`."""
         input_ids = kwargs.get("input_ids", args[0] if args else None)
         logits = getattr(output, "logits", None)
         if input_ids is None or logits is None:
@@ -147,7 +147,7 @@ class SelfRewarding(TrlPart):
             warnings.warn(f"Step {trainer.state.global_step}: {sentence}", UserWarning, stacklevel=2)
         score_n = self._score_n = self._scores(logp_n)
         self._class_sums, self._summed_rows = torch.zeros(4), 0
-        if self._generation >= mode.reasoning_warmup:  # laser's loss starts after this warm-up
+        if self._generation >= mode.reasoning_warmup:  # the warm-up of laser's loss is over
             verdict_n = verdicts(mode, all_ranks.reading, trainer.scheme)
             verdict_n = torch.where(self.gather(has_ended_n).bool(), verdict_n, torch.nan)
             weight_scale = len(verdict_n) / max(int((~verdict_n.isnan()).sum()), 1)
@@ -182,7 +182,7 @@ class SelfRewarding(TrlPart):
             row_b = inputs["laser_row"].cpu()
             is_score_missing_b = self._score_n[row_b].isnan()
             self._score_n[row_b] = torch.where(is_score_missing_b, detached_score_b.to(self._score_n), self._score_n[row_b])
-            if self._summed_rows == len(self._score_n):  # a mean of micro-batches would not count each completion once
+            if self._summed_rows == len(self._score_n):  # wait for all rows, so that each counts once
                 gathered_sums: Any = self.trainer.accelerator.reduce(self._class_sums, reduction="sum")
                 right_sum, right_count, wrong_sum, wrong_count = gathered_sums.tolist()
                 metrics["laser/score_right"] = right_sum / right_count if right_count else math.nan
@@ -191,7 +191,7 @@ class SelfRewarding(TrlPart):
         return self.mode.alpha * loss, metrics
 
     def known_logps(self, ended_n: Tensor, output: dict[str, Any]) -> Tensor:
-        """Return the recorded log-probabilities of the reserved token; NaN for rows without one."""
+        """Return the recorded log-probabilities of the reserved token. Rows without one are NaN."""
         if "old_per_token_logps" in output:  # the first recorded forward pass was the policy's
             return self.passes[0].detach().float().cpu()
         if "logp_nt" in self.trainer.scheme.needs:
@@ -201,7 +201,7 @@ class SelfRewarding(TrlPart):
         return torch.full((len(ended_n),), torch.nan)
 
     def _read_ends(self, batch: Batch, output: dict[str, Any], wanted_n: Tensor) -> Tensor:
-        """Compute the reserved token's missing log-probabilities, with equally many rows in every process."""
+        """Compute the reserved token's missing log-probabilities. All processes run equally many rows."""
         sequence_rows = sequences(output, batch)
         max_wanted_count = int(self.gather(wanted_n.sum()[None]).max())
         wanted_rows_first_n = wanted_n.to(torch.uint8).argsort(descending=True, stable=True)
@@ -218,12 +218,12 @@ class SelfRewarding(TrlPart):
         return logp_n
 
     def _scores(self, logp_n: Tensor) -> Tensor:
-        """Compute laser's scores from log-probabilities; NaN for completions that did not end."""
+        """Compute laser's scores from log-probabilities. Completions that did not end are NaN."""
         return self_reward(logp_n, beta=self.mode.beta, reference=self.mode.reference)
 
     @property
     def files(self) -> dict[str, str]:
-        """Return the file with the measured reference log-probability, as {name: text}. Empty before the first batch."""
+        """Return the file with the measured reference log-probability. Empty before the first batch."""
         return {} if self.measured is None else {FILE: json.dumps(self.measured, indent=1) + "\n"}
 
     def restore(self, folder: Path) -> None:
