@@ -14,7 +14,7 @@ import altair as alt
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
 Drawn = alt.Chart | alt.LayerChart
-#: The names of the page's two lists of colours. The list "verdicts" is grey from the third colour on.
+#: The names of the page's two lists of colours.
 Palette = Literal["series", "verdicts"]
 
 NOTHING = "none"  # what a tooltip shows for a series without a value
@@ -34,7 +34,7 @@ def curves(
     floor: float | None = None,
     height: int = 225,
 ) -> Drawn:
-    """Draw lines from rows of `x`, `value`, `series`, with a band from `low` to `high`. Cut off values below `floor`."""
+    """Draw a curve with a band for each series. Rows have `x`, `value`, `low`, `high`; `floor` cuts off."""
 
     def draw(series_rows: Rows) -> alt.Chart:
         return _chart(series_rows).encode(x=_x("x", x), color=_color(names))
@@ -68,7 +68,7 @@ def reliability_diagram(rows: Rows, *, by: str = "confidence") -> tuple[Drawn, D
         x=confidence_axis, y=alt.Y("accuracy_low:Q", **accuracy_options), y2="accuracy_high:Q"
     )
     point_layer = _points(base_chart, 70).encode(x=confidence_axis, y=alt.Y("accuracy:Q", **accuracy_options))
-    # The bin of confidence 1 has no width (its `low` is its `high`), so it is drawn 0.035 wide.
+    # The bin of confidence 1 has no width, so draw it 0.035 wide.
     drawn_rows = [row if row["high"] > row["low"] else {**row, "high": row["low"] + 0.035} for row in rows]
     bin_chart = _chart(drawn_rows)
     bin_axis = alt.X("low:Q", title=by, scale=confidence_scale, axis=labelled_axis)
@@ -102,14 +102,14 @@ def dodged(rows: Rows, *, names: Sequence[str], y: str) -> Drawn:
 
 
 def fixed_points(rows: Rows, *, names: Sequence[str]) -> Drawn:
-    """Draw the confidence at which training ends for each baseline, against the true probability `x`."""
+    """Draw the confidence that each baseline teaches, against the true probability `x`."""
     chart = curves(rows, names=names, x="probability of being right, p", y="where its confidence ends, q*", height=270)
     chart.layer.insert(0, _diagonal(_UNIT))
     return chart
 
 
 def histograms(rows: Rows, *, names: Sequence[str], x: str = "credit", zero: bool = True, height: int = 210) -> Drawn:
-    """Draw outlines of histograms over shared bins, from rows of `low`, `high`, `share` and `series`."""
+    """Draw outlines of histograms over shared bins. Rows have `low`, `high`, `share` and `series`."""
     bin_axis = alt.X("low:Q", title=x, scale=alt.Scale(nice=False), axis=alt.Axis(grid=False, tickCount=7))
     share_axis = alt.Y("share:Q", title="share of completions", axis=alt.Axis(format="%", tickCount=4))
     base_chart = _chart(rows).encode(x=bin_axis, color=_color(names))
@@ -122,7 +122,7 @@ def histograms(rows: Rows, *, names: Sequence[str], x: str = "credit", zero: boo
 
 
 def forest(rows: Rows, *, names: Sequence[str], x: str, palette: Palette = "series") -> Drawn:
-    """Draw a forest plot: each value with its interval on a line of its own, and a dashed line at 0."""
+    """Draw a forest plot: a line with each value and interval, and a dashed line at 0."""
     name_axis = alt.Axis(labelLimit=150, ticks=False, domain=False)
     row_chart = _chart(rows).encode(y=alt.Y("name:N", sort=_row_names(rows), title=None, axis=name_axis))
     coloured_chart = row_chart.encode(color=_color(names, palette))
@@ -136,7 +136,7 @@ def forest(rows: Rows, *, names: Sequence[str], x: str, palette: Palette = "seri
 
 
 def bars(rows: Rows, *, names: Sequence[str], x: str, percent: bool = False, stacked: bool = True) -> Drawn:
-    """Draw horizontal bars from rows of `name`, `series` and `value`, one line for each `name`."""
+    """Draw horizontal bars with one line for each `name`. Rows have `name`, `series` and `value`."""
     row_names = _row_names(rows)
     value_axis = alt.Axis(format="%" if percent else "~s", tickCount=5, grid=True)
     value_scale = alt.Scale(domain=[0, 1]) if percent else alt.Undefined
@@ -155,7 +155,7 @@ _UNIT = alt.Scale(domain=[0, 1])
 
 
 def _chart(rows: Rows) -> alt.Chart:
-    """Build an Altair chart from rows, with null for NaN and infinity, which JSON lacks."""
+    """Build an Altair chart from rows. NaN and infinity, which JSON lacks, become null."""
     json_rows = [
         {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
         for row in rows
@@ -196,7 +196,7 @@ def _y(field: str, title: str, *, zero: bool = False, percent: bool = False) -> 
 
 
 def _color(names: Sequence[str], palette: Palette = "series") -> alt.Color:
-    colour_list_name = "category" if palette == "series" else "ordinal"  # the page's Vega configuration defines both
+    colour_list_name = "category" if palette == "series" else "ordinal"  # colour lists of the page's Vega settings
     return alt.Color("series:N", scale=alt.Scale(domain=list(names), range=colour_list_name), legend=None)
 
 
@@ -205,7 +205,7 @@ def _shape(names: Sequence[str]) -> alt.Shape:
 
 
 def _tooltip(rows: Rows, **titles: str) -> list[alt.Tooltip]:
-    """Build a chart's tooltip from fields of its rows: words unchanged, numbers with four digits."""
+    """Build a chart's tooltip from fields of its rows. Numbers have four digits."""
     filled_keys = {key for row in rows for key in row if row[key] != ""}
     all_titles = {"series": " ", **titles, "low": "from", "high": "to"}
     return [tip(key, title, number=key not in ("series", "name")) for key, title in all_titles.items() if key in filled_keys]

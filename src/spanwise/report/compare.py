@@ -99,7 +99,7 @@ def compare_report(
 
 
 def _warnings(comparison: ArmComparison) -> list[str]:
-    """Return the comparison's warnings with usual causes, and one for each arm (method) without figures."""
+    """Return the comparison's warnings with their usual causes. Methods without figures get one too."""
     alarm_sentences = [
         f"{sentence} {next((cause for problem, cause in CAUSES.items() if problem in sentence), '')}".strip()
         for sentence in comparison.warnings()
@@ -115,7 +115,7 @@ def _warnings(comparison: ArmComparison) -> list[str]:
 
 
 def _best_arm_headlines(comparison: ArmComparison) -> list[Headline]:
-    """Build a headline for accuracy and one for ECE: the measured arms (methods) that no other arm clearly beats."""
+    """Build headlines that name the best methods in accuracy and in ECE. No other clearly beats them."""
     headlines = []
     for figure in ("accuracy", "ece"):
         if figure not in comparison.figures:
@@ -161,7 +161,7 @@ def _difference_panels(comparison: ArmComparison) -> list[Panel]:
 
 
 def compare_finding(comparison: ArmComparison) -> str:
-    """Say which arm (method) is better, in which figure and by how much, and which figures mean nothing."""
+    """Say which method is better, in which figure and by how much. Also name meaningless figures."""
     figure_names = [name for name in ("accuracy", "ece") if name in comparison.figures] or comparison.figures[:2]
     alarm_sentences = [
         f"Alarm for {' and '.join(dict.fromkeys(arm for arm, _ in cells))}: {reason}."
@@ -194,19 +194,19 @@ def _figure_finding(comparison: ArmComparison, name: str) -> str:
 
 
 def _is_meaningless(comparison: ArmComparison, d: Difference) -> bool:
-    """Return whether a warning about an arm (method) makes a difference in this figure meaningless."""
+    """Return whether a warning makes a difference between two methods meaningless."""
     arm_warnings = [comparison.wrong[arm, d.figure] for arm in (d.a, d.b) if (arm, d.figure) in comparison.wrong]
     is_calibration_figure = d.figure in (*CALIBRATION, *SCORE_FIGURES)
     return any(is_calibration_figure or warning.startswith("most answers could not") for warning in arm_warnings)
 
 
 def _better_first(d: Difference) -> tuple[str, str]:
-    """Return the two arms (methods) of a difference, the better one first (the higher one if no direction is better)."""
+    """Return the two methods of a difference, the better one first. If none is better: the higher one."""
     return (d.a, d.b) if (d.interval.value > 0) != (d.figure in LOWER_BETTER) else (d.b, d.a)
 
 
 def _state_better(d: Difference) -> str:
-    """Say which arm is clearly better in a figure, or only higher, and by how much."""
+    """Say which method is clearly better in a figure, and by how much. It may be only higher."""
     is_accuracy_figure = d.figure.endswith("_accuracy") or "@" in d.figure
     has_better_direction = is_accuracy_figure or d.figure in (*LOWER_BETTER, *HIGHER_BETTER)
     winner, loser = _better_first(d)

@@ -36,7 +36,7 @@ def credit_report(
     samples: Mapping[str, Tensor] | None = None,
     command: str = "",
 ) -> str:
-    """Write the report that compares several methods' credit for the same rollouts, as one HTML file.
+    """Write the report that compares several methods' credit for the same rollouts. It is one HTML file.
 
     Args:
         source: where the rollouts came from.
@@ -92,7 +92,7 @@ def credit_report(
 
 
 def _headlines(rewards: Mapping[str, Tensor], statuses: Mapping[str, Mapping[str, int]]) -> list[Headline]:
-    """Build a headline per objective: its mean reward, and how many rewards have each status."""
+    """Build a headline per objective with its mean reward. The note counts the statuses of rewards."""
     headlines = []
     for name, reward_n in rewards.items():
         status_count_texts = [
@@ -116,7 +116,7 @@ def _summary_tables(methods: Sequence[str], credit: Mapping[str, Mapping[str, Te
 
 
 def _dead_strata_panels(methods: Sequence[str], dead: Mapping[str, Mapping[str, float]]) -> list[Panel]:
-    """Draw the share of dead strata (compared sets with equal rewards), by objective and method."""
+    """Draw the share of compared sets (strata) whose rewards are all equal. By objective and method."""
     chart_rows = []
     for method in methods:
         for name, shares in together(dead.get(method, {})).items():
@@ -149,7 +149,7 @@ def _rows_by_objective(rows: Sequence[parts.Row]) -> list[parts.Row]:
 
 
 def credit_finding(credit: Mapping[str, Mapping[str, Tensor]], left: str, right: str) -> str:
-    """Say how often two methods push a block in opposite directions, and in which block most often."""
+    """Say how often two methods push a block in opposite directions. Name the most frequent block."""
     right_credit = {block: credit_n for block, credit_n in credit.get(right, {}).items() if block != STOP}
     left_credit = {block: credit_n for block, credit_n in credit.get(left, {}).items() if block != STOP}
     if not right_credit or not left_credit:
@@ -160,7 +160,7 @@ def credit_finding(credit: Mapping[str, Mapping[str, Tensor]], left: str, right:
         credited_count = int(has_credit_kn.any(dim=0).sum())
         alarm_sentence = "" if credited_count else "Alarm: nothing would be learned. "
         return f"{alarm_sentence}{right} gives credit to {credited_count:,} of {completion_count:,} completions."
-    if len(left_credit) == 1:  # a method with one number per completion gives each block this number
+    if len(left_credit) == 1:  # this method has one number for all blocks
         left_credit = {block: next(iter(left_credit.values())) for block in right_credit}
     common_blocks = [block for block in right_credit if block in left_credit]
     is_opposed_by_block = {block: left_credit[block] * right_credit[block] < 0 for block in common_blocks}  # NaN gives False

@@ -32,7 +32,7 @@ Table = Sequence[Mapping[str, Cell]]
 
 _TOKEN_VIEW_ASSETS = ("courses", "why", "list", "steps", "tokens")
 ABSENT = "not measured"
-#: The citation of CITATION.cff without its URL, because a report page holds no URLs.
+#: The citation of CITATION.cff without its URL, because report pages hold none.
 CITE = (
     "Pavlenko, Golubev, Karasik and Yangel: Blockwise Advantage Estimation for Multi-Objective RL with Verifiable Rewards, 2026, "
     "arXiv:2602.10231."
@@ -46,14 +46,14 @@ class Headline:
     label: str
     value: Cell
     note: str = ""  # lines of small print under the value, such as its interval
-    wrong: str = ""  # an alarm: why the value must not be taken at face value
+    wrong: str = ""  # an alarm: why the value cannot be trusted
 
 
 @dataclass(frozen=True)
 class Panel:
     """One or more charts of a report page, with a table of the numbers that they show."""
 
-    title: str  # the heading of the panel; a screen reader reads it in place of the charts
+    title: str  # the heading of the panel, also for screen readers
     charts: tuple[Drawn, ...]  # the charts of the panel, from top to bottom
     rows: Table  # a table of the numbers that the charts show
     note: str = ""  # a sentence under the charts
@@ -133,7 +133,7 @@ def spec_data(chart: Drawn) -> Markup:
 
 
 def shown(value: Cell) -> str:
-    """Format a table cell: a number with about three significant digits, or "not measured" for None."""
+    """Format a table cell. Numbers have about three significant digits; None is "not measured"."""
     if value is None or (isinstance(value, float) and value != value):
         return ABSENT
     if isinstance(value, str):

@@ -49,7 +49,7 @@ def calibration_section(samples: Mapping[str, Mapping[str, Tensor]], *, note: st
 
 
 def _calibration_panels(name: str, kind: str, columns: Mapping[str, Tensor], note: str) -> list[Panel]:
-    """Build an arm's (method's) reliability diagram. A single arm, named "", also gets histograms."""
+    """Build the reliability diagram of an arm (method). A single arm, named "", also gets histograms."""
     rows = reliability(columns[kind], columns["correct"], prompts=columns.get("prompt"))
     if not rows:
         return []
@@ -81,7 +81,7 @@ def curve_panel(
     title: str, rows: list[Row], names: Sequence[str], *, x: str = "step", label: str = "step", note: str = "",
     legend: Sequence[str] = (), **options: Any,
 ) -> list[Panel]:  # fmt: skip
-    """Return a panel with curves over `x` and a table of their numbers; no panel if there are no rows."""
+    """Return a panel with curves over `x` and a table of their numbers. Without rows: no panel."""
     if not rows:
         return []
     return [Panel(title, (curves(rows, names=names, x=x, **options),), wide(rows, key="x", label=label), note, legend)]
@@ -114,7 +114,7 @@ def voting_section(
 
 
 def attempts_section(votes: Mapping[str, Mapping[str, Curve]]) -> Section:
-    """Build the section on how much accuracy later attempts gain over the first, by majority vote."""
+    """Build the section on the accuracy that later attempts gain. Each chooses by majority vote."""
     first_attempt = next(iter(votes), "")
     later_attempts = [name for name in votes if name != first_attempt]
     difference_curves = {
@@ -144,7 +144,7 @@ def credit_section(methods: Sequence[str], credit: Mapping[str, Mapping[str, Ten
 
 
 def tokens_section(view: TokenView | None, *, title: str = "Tokens", note: str = "") -> Section:
-    """Build the section with the token view, or an empty section if there are no completions."""
+    """Build the section with the token view. Without completions it is empty."""
     return section(title, {"note": note}, body=token_view(view) if view is not None and view.completions else None)
 
 
@@ -169,7 +169,7 @@ def _count_in_bins(values: Mapping[str, Tensor], edges: Sequence[float]) -> list
 
 
 def voting_rows(votes: Mapping[str, Curve], *, over: str = "prompts") -> list[Row]:
-    """Return chart rows of accuracy by number of samples and way of voting, without the flat pass@1."""
+    """Return chart rows of accuracy by number of samples and way of voting. pass@1 is flat and left out."""
     return [
         {"series": WAYS.get(name, name), "x": n, "value": i.value, "low": i.low, "high": i.high, over: i.count}
         for name, curve in votes.items()
@@ -187,7 +187,7 @@ def histogram_rows(values: Mapping[str, Float[Tensor, " n"]], *, bins: int = 41)
 
 
 def figures_of(points: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the evaluation figures to draw: the usual ones, then accuracies, then score figures."""
+    """Return the names of the evaluation figures to draw. Usual ones, then accuracies, then scores."""
     measured_names = dict.fromkeys(name for point in points for name in point)
     accuracy_names = [name for name in measured_names if name.endswith("_accuracy")]
     score_figure_names = [name for name in SCORE_FIGURES if name in measured_names]
@@ -223,7 +223,7 @@ def figure(point: Mapping[str, Any], name: str) -> float | None:
 
 
 def seed_curves(seeds: Seeds, name: str, series: str) -> list[Row]:
-    """Return a chart row per evaluated step: a figure's mean, lowest and highest value over seeds."""
+    """Return a chart row per evaluated step. It has a figure's mean, lowest and highest value over seeds."""
     values_by_step: dict[int, list[float]] = {}
     for points in seeds.values():
         # If a step was evaluated twice, the later evaluation counts.

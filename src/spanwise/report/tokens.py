@@ -22,10 +22,10 @@ from spanwise.rollouts.rows import TokenRow
 
 # Few digits keep a page of 500 completions with 1,000 tokens each under 3 MB.
 COARSE = 3  # significant digits of token values and probabilities
-FEW = 2  # significant digits of a column with more than `MANY` changes between neighbouring tokens
+FEW = 2  # significant digits of columns whose tokens differ much
 MANY = 200_000
 
-#: The most distinct words in a compressed column: one per code point from 32 on, without surrogates.
+#: The most distinct words in a compressed column: one per usable code point.
 _MOST_WORDS = 0x110000 - 2048 - 32
 
 
@@ -60,7 +60,7 @@ class TokenView:
 
     @property
     def pair(self) -> tuple[str, str]:
-        """Return the two methods that the page shows first: grpo (if present) and the run's method."""
+        """Return the two methods that the page shows first. These are grpo, if present, and the run's own."""
         left_method = "grpo" if "grpo" in self.methods else self.methods[0]
         second_method = self.methods[1] if len(self.methods) > 1 else left_method
         right_method = self.own if self.own and self.own in self.methods else second_method
@@ -187,7 +187,7 @@ def _coded_numbers(columns: Sequence[Sequence[float] | None], digits: int) -> di
 
 
 def _coded(rows: Sequence[Sequence[Hashable] | None]) -> dict[str, Any]:
-    """Compress rows of words to a list of distinct words, and a character per word in each row."""
+    """Compress rows of words: write each distinct word once, and one character for each use."""
     word_counts = Counter(word for row in rows for word in row or ())
     distinct_words = [word for word, _ in word_counts.most_common()]
     if len(distinct_words) > _MOST_WORDS:

@@ -83,7 +83,7 @@ def train_report(
     points = [{"step": line["step"], **line[kind]} for line in metrics for kind in evaluation_kinds if kind in line]
     last_step = max((line["step"] for line in (*batch_rows, *points)), default=0)
     objective_names = names_in(batch_rows, "rewards/<objective>/mean")
-    # An interval may rest on more samples than the last evaluation, so its value replaces that of the evaluation.
+    # An interval may rest on more samples than the last evaluation, so show its value.
     interval_values = {name: interval.value for name, interval in intervals.items() if interval is not None}
     last_figures = points[-1] | interval_values if points else {}
     evaluations = [*points[:-1], last_figures] if points else []
@@ -166,7 +166,7 @@ def _spoken(name: str) -> str:
 
 
 def _baseline(recipe: Mapping[str, Any]) -> str:
-    """Name the reward baselines that the objectives of a recipe set; return "" if none is used."""
+    """Name the reward baselines that the objectives of a recipe set. Return "" if none is used."""
     method_entry = METHODS.get(str(recipe.get("method")))
     takes_no_baseline = method_entry is not None and "baseline" not in method_entry.inputs
     baseline_names = dict.fromkeys(entry.get("baseline") for entry in recipe.get("objectives") or ())
@@ -224,7 +224,7 @@ def _headlines(
 
 
 def _note(interval: Interval | None, before: float | None, show: Callable[[Any], str], began: str = "at the start") -> str:
-    """Return a headline figure's small print: its interval, and its value at the start of training."""
+    """Return the small print of a headline: its interval and its value at the start."""
     interval_text = bounds_text(interval, show)
     note_lines = [f"95 %: {interval_text}"] if interval_text else []
     return "\n".join(note_lines if before is None else [*note_lines, f"{show(before)} {began}"])
@@ -239,7 +239,7 @@ def train_finding(
     rewards: Mapping[str, Sequence[float | None]] | None = None,
     of_batches: bool = True,
 ) -> str:
-    """Say how a run ended and where it started, by its accuracy or else by its rewards."""
+    """Say how a run ended and where it started. Accuracy tells this, else rewards."""
     intervals = intervals or {}
     unmeasured = unmeasured or {}
     rewards_clause = _of_rewards(rewards or {}, "in the last batch" if of_batches else "on held-out prompts")
@@ -280,7 +280,7 @@ def train_finding(
 
 
 def _of_rewards(rewards: Mapping[str, Sequence[float | None]], where: str) -> str:
-    """State the mean rewards at the end and at the start, or a summary of them if there are many."""
+    """State the mean rewards at the end and at the start. Many rewards are summarised."""
     rewards = {name: means for name, means in rewards.items() if means}
     start_by_reward = {name: means[0] for name, means in rewards.items() if len(means) > 1 and means[0] is not None}
     end_by_reward = {name: means[-1] for name, means in rewards.items() if means[-1] is not None}
@@ -311,7 +311,7 @@ def _steps(count: int) -> str:
 
 
 def batch_section(title: str, batches: Lines, names: Sequence[str] = ()) -> Section:
-    """Build charts over the training batches, with a curve for each objective or block in `names`."""
+    """Build a section of charts over the training batches. `names`: objectives or blocks with a curve."""
     curve_names = names or ("",)
     panels: list[Panel] = []
     for chart in (Chart(**written) for written in SECTIONS[title]["charts"]):
@@ -360,7 +360,7 @@ def _rewards_section(
     points: Lines,
     intervals: Mapping[str, Interval | None],
 ) -> Section:
-    """Build the section on rewards: a curve per objective, and a table of blocks and reward changes."""
+    """Build the section on rewards: a curve per objective, and a table of changes."""
     panels = list[Panel]()
     rows = list[Row]()
     blocks_of_objective = {
@@ -387,7 +387,7 @@ def _rewards_section(
 
 
 def _cost_section(batches: Lines) -> Section:
-    """Build a table of costs that reward functions report (`cost/<measure>`), a row per objective."""
+    """Build a table of the costs that rewards report. It has a row per objective."""
     row_by_objective: dict[str, Row] = {}
     for measure in names_in(batches, "cost/<measure>"):
         objective, _, cost_name = measure.rpartition("/")
@@ -427,7 +427,7 @@ def mode_sections(batches: Lines) -> list[Section]:
 
 
 def mode_headlines(batches: Lines) -> list[Headline]:
-    """Build a headline per training mode (or per critic output), with its main metric's last value."""
+    """Build headlines with the last main metric of each training mode. A critic has one per output."""
     headlines = []
     alarm_by_metric = end_alarms(batches)
     for _, page, prefix_of_value in _pages(batches):
@@ -443,7 +443,7 @@ def mode_headlines(batches: Lines) -> list[Headline]:
 
 
 def _pages(batches: Lines) -> Iterator[tuple[type[Mode], Page, dict[str, str]]]:
-    """Yield (mode, page section, metric prefixes) for each training mode with a page section."""
+    """Yield each training mode that has a page section. Add the section and its metric prefixes."""
     for mode in MODES.values():
         if mode.page is not None:
             metric_name = mode.page.headline[0]
@@ -452,7 +452,7 @@ def _pages(batches: Lines) -> Iterator[tuple[type[Mode], Page, dict[str, str]]]:
 
 
 def _panel(chart: Chart, batches: Lines, names: Sequence[str] = (), **drawn: Any) -> list[Panel]:
-    """Return a panel with a chart of training metrics; no panel if no batch has these metrics."""
+    """Return a panel with a chart of training metrics. No panel if no batch has these metrics."""
     curve_rows = [row for key, name in chart.series.items() for row in batch_curve(batches, key, name)]
     has_cut_values = chart.floor is not None and any(row["value"] < chart.floor for row in curve_rows)
     chart_note = chart.note + (f" Values below {chart.floor:g} are drawn at {chart.floor:g}." if has_cut_values else "")

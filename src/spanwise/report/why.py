@@ -18,7 +18,7 @@ _MOST_NAMED = 3  # the largest number of blocks that a sentence names one by one
 #: A term of a sum that is shown as text: its amount, the amount as text, and its name.
 _Term = tuple[float, str, str]
 LEFT_OUT = ("absent", "unparsable")  # the statuses of a reward whose block is missing or unreadable
-_NO_BASELINE = {  # by `CreditPart.reason`
+_NO_BASELINE = {  # maps `CreditPart.reason` to a sentence
     "singleton": "there is no other completion to compare this one with",
     "no_scale": "the compared rewards have no spread to divide by",
 }
@@ -62,7 +62,7 @@ def _factor(value: float) -> str:
 
 
 def equation(part: CreditPart) -> str:
-    """Return one objective's credit as an equation of reward, baseline and divisor; "" if it has no baseline."""
+    """Return one objective's credit as an equation of reward, baseline and divisor. "" without one."""
     if part.worth is None or part.baseline is None or part.divisor is None:
         return ""
     difference_text = f"{shown(part.worth)} {_MINUS} {_factor(part.baseline)}"
@@ -85,7 +85,7 @@ def _term(weight: float, value: float, name: str) -> _Term:
 
 
 def credits(row: TokenRow, method: str, rule: Rule) -> dict[str, float]:
-    """Return a completion's credit per block, or one number if the method credits it as a whole."""
+    """Return a completion's credit per block. Methods that credit it as a whole give one number."""
     credit = row.credit.get(method, {})
     block_credit = {block: value for block, value in credit.items() if value is not None and math.isfinite(value)}
     paid_blocks = (set(objective["pays"]) for objective in rule.objectives.values())
@@ -180,7 +180,7 @@ def explained(row: TokenRow, method: str, rule: Rule) -> dict[str, Any]:
 
 
 def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: float) -> dict[str, Any]:
-    """Explain a block's credit: the objectives' credits that add up to it, and the share of each token."""
+    """Explain a block's credit: the terms that add up to it, and the share of each token."""
     objective_names = [name for name, fields in rule.objectives.items() if block == COMPLETION or block in fields["pays"]]
     credit_parts = list(row.parts.get(method, ()))
     if not objective_names or len(credit_parts) != 1:  # a single part of the credit may cover all objectives
@@ -214,7 +214,7 @@ def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: f
 
 
 def _name_worth(row: TokenRow, rule: Rule, part: CreditPart) -> str:
-    """Explain a compared reward that is a sum of several rewards, or that replaces a missing one."""
+    """Explain a compared reward that is a sum, or that replaces a missing reward."""
     if part.worth is None:
         return ""
     if part.objective in row.statuses or part.objective in row.rewards or not rule.objectives:
@@ -227,7 +227,7 @@ def _name_worth(row: TokenRow, rule: Rule, part: CreditPart) -> str:
         if reward is None:
             return ""
         reward_terms.append(_term(objective.get("weight", 1.0), reward, f"{name}, left out" if is_left_out else name))
-    # In a rollout of several turns, the compared reward also counts other turns. So it may differ from the sum.
+    # In a rollout of several turns, the compared reward also counts other turns.
     terms_sum = math.fsum(amount for amount, *_ in reward_terms)
     is_same_sum = math.isclose(terms_sum, part.worth, rel_tol=1e-9, abs_tol=1e-9)
     return added(part.worth, reward_terms).removeprefix("+") if is_same_sum else ""
@@ -261,7 +261,7 @@ def _baseline_note(row: TokenRow, rule: Rule, part: CreditPart) -> str:
 
 
 def _token_shares(row: TokenRow, method: str, block: str, credit: float) -> tuple[str, str]:
-    """Say how much credit each trained token of a block carries, and how much all carry together."""
+    """Say how much credit each trained token of a block carries, and how much all do."""
     advantage_by_token = {t: float(value) for t, value in enumerate(row.advantages[method]) if not math.isnan(value)}
     if advantage_by_token and row.stop.get(method):
         advantage_by_token[max(advantage_by_token)] -= row.stop[method]
@@ -289,7 +289,7 @@ def _range(low: float, high: float) -> str:
 
 
 def _explain_stop(row: TokenRow, method: str, rule: Rule) -> str:
-    """Explain the credit that the last token gets for rewarded blocks that the completion left out."""
+    """Explain the last token's credit for rewarded blocks that the completion left out."""
     stop_credit = row.stop.get(method)
     credit = row.credit.get(method, {})
     if not stop_credit:

@@ -9,16 +9,16 @@ import yaml
 from markupsafe import Markup, escape
 
 _WRITTEN = yaml.safe_load(files("spanwise.report").joinpath("static", "words.yaml").read_text(encoding="utf-8"))
-SECTIONS: Mapping[str, Mapping[str, Any]] = _WRITTEN["sections"]  # by title: `asks`, `text` and, for some, `charts`
+SECTIONS: Mapping[str, Mapping[str, Any]] = _WRITTEN["sections"]  # the texts of each section, by title
 NOTES: Mapping[str, str] = _WRITTEN["notes"]
 FIGURES: Mapping[str, str] = _WRITTEN["figures"]
 WAYS: Mapping[str, str] = _WRITTEN["ways"]
 GLOSSARY: Mapping[str, str] = _WRITTEN["glossary"]
 
 _TERMS = {term.lower(): term for term in GLOSSARY if term not in _WRITTEN["everyday"]}
-# A regular expression takes the first alternative that matches, so longer terms come first.
+# Longer terms come first, because the first alternative that matches wins.
 _ALTERNATIVES = "|".join(re.escape(term) for term in sorted(_TERMS, key=len, reverse=True))
-#: Matches a glossary term, also in the plural, but not inside a name with a dash or a dot.
+#: Matches a glossary term, also in the plural, but not inside a name.
 _PATTERN = re.compile(rf"(?<![\w./-])(?P<term>{_ALTERNATIVES})s?(?![\w/-])", re.IGNORECASE)
 
 
