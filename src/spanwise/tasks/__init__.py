@@ -10,7 +10,7 @@ from spanwise.tasks.warm_start import Phase, WarmStartSettings, digits_task, war
 
 
 def task_start(recipe: Recipe) -> Start | Fields | None:
-    """Return the name of a recipe's warm start, or the settings of the task `fields`; None for other tasks."""
+    """Return a recipe's warm start, by name or by settings of the task `fields`. Other tasks: None."""
     start_by_task: dict[str, Start | Fields] = {
         "digits": recipe.start, "digits_twice": "twice", "digits_long": "long", "fields": Fields(recipe.fields),
         "invoices": "invoices",
@@ -19,7 +19,7 @@ def task_start(recipe: Recipe) -> Start | Fields | None:
 
 
 def task_layout(recipe: Recipe) -> Layout:
-    """Return the default blocks of a recipe's task; for a run of the user's own script, the blocks in the recipe.
+    """Return the default blocks of a recipe's task. For a user's own script: the blocks in the recipe.
 
     Example:
         >>> from spanwise.recipe import load

@@ -40,7 +40,7 @@ class EmbeddedProblems(ByCompletion):
 
 @dataclass(frozen=True)
 class Source(Generic[AnyProblems]):
-    """A source of an embedded task's problems: a function that draws them, and an evaluation seed."""
+    """A source of problems: a function that draws them, and an evaluation seed."""
 
     draw_any: Callable[[int, np.random.Generator], AnyProblems]
     held_out_seed: int
@@ -66,7 +66,7 @@ class Source(Generic[AnyProblems]):
         return join_rows(problem_chunks)
 
     def training(self, size: int, *, rng: np.random.Generator) -> AnyProblems:
-        """Draw random problems for training, none with the prompt of an evaluation problem."""
+        """Draw random problems for training. Evaluation prompts are excluded."""
         return self.draw(size, rng=rng, exclude=self.held_out_prompts)
 
     def held_out(self, size: int = HELD_OUT) -> AnyProblems:
@@ -123,14 +123,14 @@ class Problems(EmbeddedProblems):
 
 @dataclass(frozen=True)
 class TraceNoise:
-    """How often training completions of the digit chain err or refuse, and how confident they are."""
+    """How often completions of the digit chain err or refuse, and how confident they are."""
 
     slip: tuple[float, float, float, float]  # for each operator, the probability that a step yields a random digit
     refusal: float  # the probability of a refusal: `<reasoning></reasoning><answer>?</answer>`
-    # The confidences that a refusal may state, drawn at random. If empty, refusals state confidences like other answers.
+    # The confidences that a refusal may state. If empty, they are as for other answers.
     refusal_confidence: tuple[float, ...] = ()
-    power: float = 0.5  # a completion states (probability of success)**power + noise, rounded to 0.1: over-confident
-    spread: float = 0.25  # the standard deviation of the noise, which makes the stated confidence weakly informative
+    power: float = 0.5  # the stated confidence is (probability of success)**power + noise
+    spread: float = 0.25  # the standard deviation of this noise
 
 
 NOISE: dict[str, TraceNoise] = {
@@ -171,7 +171,7 @@ def slipping_chain(problems: Problems, slip: tuple[float, ...], rng: np.random.G
 
 
 def success_probability(problems: Problems, noise: TraceNoise) -> Float[np.ndarray, " n"]:
-    """Return each problem's probability that a model with this noise gets all steps right."""
+    """Return the probability that all steps of a problem are right under this noise."""
     smudge_right_share = SMUDGE_IS_PLUS**2 + (1 - SMUDGE_IS_PLUS) ** 2
     wrong_share_o = 0.9 * np.array(noise.slip)  # a random digit is right in one of ten cases
     right_share_o = (1 - wrong_share_o) * np.array([1, 1, 1, smudge_right_share])
@@ -180,7 +180,7 @@ def success_probability(problems: Problems, noise: TraceNoise) -> Float[np.ndarr
 
 
 def noisy_traces(problems: Problems, noise: TraceNoise, *, rng: np.random.Generator) -> list[str]:
-    """Write completions for the warm start: noisy reasoning, answer, risky steps and confidence."""
+    """Write completions for the warm start, with random errors in their reasoning."""
     problem_count = len(problems)
     digit_ns = slipping_chain(problems, noise.slip, rng)
     is_refusal_n = rng.random(problem_count) < noise.refusal
@@ -193,7 +193,7 @@ def noisy_traces(problems: Problems, noise: TraceNoise, *, rng: np.random.Genera
 
 
 def is_refusal(text: BlockText) -> bool:
-    """Return whether a completion refuses: the answer of its first block is not a single digit."""
+    """Return whether a completion refuses. Then the answer of its first block is no single digit."""
     first_block = next(iter(text.values()), None) or {}
     answer_text = first_block.get("answer") or ""
     return not (len(answer_text) == 1 and answer_text in "0123456789")
@@ -243,7 +243,7 @@ class TwiceNoise:
 
     # for each operator, the probability that a step of the reflection yields a random digit
     slip: tuple[float, float, float, float]
-    repeat: float  # share of completions whose reflection is empty and whose answers are the same
+    repeat: float  # share of completions with an empty reflection and two equal answers
     refusal: float = 0.02  # share of first answers that are `?`, a refusal
     # The first answer is right with probability glance**(steps - 1). Otherwise it is a random digit.
     glance: float = 0.8
@@ -256,7 +256,7 @@ TWICE_NOISE: dict[str, TwiceNoise] = {
 
 
 def twice_traces(problems: Problems, noise: TwiceNoise, *, rng: np.random.Generator) -> list[str]:
-    """Write completions for the warm start: an answer, an empty or noisy reflection, a second answer."""
+    """Write completions for the warm start: an answer, a reflection and a second answer."""
     problem_count = len(problems)
     digit_ns = slipping_chain(problems, noise.slip, rng)
     is_repeat_n = rng.random(problem_count) < noise.repeat
@@ -307,11 +307,11 @@ class LongProblems(Problems):
 
 @dataclass(frozen=True)
 class LongNoise:
-    """Probabilities of errors in the training texts of the long digit chain, and of lines that repeat a calculation."""
+    """Probabilities of errors, and of repeated calculations, in texts of the long digit chain."""
 
     slip: tuple[float, float, float]  # probability that the result of a step becomes a random digit, for `+`, `-` and `*`
     careful: float = 0.3  # share of careful lines, which write their calculation twice
-    relief: float = 0.2  # in careful lines, the probability of a random digit is multiplied by this
+    relief: float = 0.2  # multiplies the probability of a random digit in careful lines
     plus: float = 0.5  # probability that a smudged operator `~` is read as a plus
 
 

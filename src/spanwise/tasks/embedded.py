@@ -1,4 +1,4 @@
-"""The embedded tasks: problems, length of a completion, and the warm start of each tiny model.
+"""The embedded tasks: their problems, and the warm start of each tiny model.
 
 A warm start is a `Course`: stretches of training on noisy traces, one after the other. Models have at most 0.7 million parameters,
 tokenizers some sixty ids, or some 460 for letters in English; all are real `transformers` classes.
@@ -27,12 +27,12 @@ from spanwise.tasks.fields import FIELDS_NOISE, Fields, field_words
 from spanwise.types import BlockText
 
 PAD, END, UNKNOWN = "<pad>", "<eos>", "<unk>"
-# Embeddings of the usual deviation 0.02 are small beside layer outputs. Then learning arithmetic takes much longer.
+# With the usual deviation 0.02, learning arithmetic takes much longer.
 _EMBEDDING_STD = 0.5
 
 
 def build_tokenizer() -> Any:
-    """Build the digit chain's tokenizer: a token per tag, operator with operand, and other character."""
+    """Build the digit chain's tokenizer: a token per tag, per step and per other character."""
     tag_marks = [mark for tag in digits.DIGITS_LAYOUT.tags for mark in (f"<{tag}>", f"</{tag}>")]
     step_words = [f"{operator}{operand}" for operator in digits.OPERATORS for operand in range(1, 10)]
     vocabulary_words = [*tag_marks, *"0123456789", digits.FILLER, "=", ".", "?", *step_words]
@@ -40,7 +40,7 @@ def build_tokenizer() -> Any:
 
 
 def build_fields_tokenizer() -> Any:
-    """Build the tokenizer of the task `fields`: a token per JSON key with punctuation, digit and brace."""
+    """Build the tokenizer of the task `fields`: a token per JSON key, digit and brace."""
     return word_tokenizer([*"0123456789", digits.FILLER, "=", *field_words()], r"""\{"a": |, "[a-z]+": |.""")
 
 
@@ -50,7 +50,7 @@ def build_invoice_tokenizer() -> Any:
 
     letter_problems = invoices.INVOICES.training(3_000, rng=np.random.default_rng(0))
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
-    # A token may end with the space after a word. So a name has the same tokens in a letter and after a quote in JSON.
+    # Spaces end tokens, so that a name has the same tokens in a letter and in JSON.
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[A-Za-z_]+ ?|[0-9]|[^A-Za-z_0-9] ?"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer_trainer = trainers.BpeTrainer(
@@ -62,7 +62,7 @@ def build_invoice_tokenizer() -> Any:
 
 
 def build_reader(tokenizer: Any, seed: int, *, width: int = 128) -> Any:
-    """Build the model that reads invoice letters: 0.7 million parameters, attention, and convolutions that ease copying."""
+    """Build the model that reads invoice letters. 0.7 million parameters; convolutions ease copying."""
     from transformers import Lfm2Config, Lfm2ForCausalLM
 
     id_of_token = tokenizer.get_vocab()
@@ -86,7 +86,7 @@ def _draw_weights(model_class: Any, config: Any, seed: int, *, embedding_std: fl
 
 
 def word_tokenizer(words: list[str], pattern: str) -> Any:
-    """Build a tokenizer with one token for each word; `pattern` matches the words in a text."""
+    """Build a tokenizer with one token for each word. `pattern` matches the words in a text."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     id_of_word = {word: index for index, word in enumerate([PAD, END, UNKNOWN, *words])}
@@ -133,7 +133,7 @@ class Stretch:
 
     name: str
     place: int  # the seed of this stage's training texts
-    noise: Any  # the texts' errors, such as `TraceNoise`; a dataclass, as the cached model's key contains it
+    noise: Any  # a dataclass of error rates, such as `TraceNoise`
     draw: Callable[[int, np.random.Generator], Pairs]
     learned: Callable[[Int[Tensor, "n t"], dict[str, int]], Bool[Tensor, "n t"]] | None = None
 
@@ -153,7 +153,7 @@ class Course:
     tokenizer: Callable[[], Any] = build_tokenizer
     shape: Mapping[str, int] = field(default_factory=dict)  # options of `model`
     model: Callable[..., Any] = build_model
-    # If true, training keeps the mean of the embeddings at 0. Otherwise tied embeddings of rare words become alike.
+    # Keep the mean of the embeddings at 0, so that those of rare words do not become alike.
     centred: bool = False
     folder: str = "digits-{}"
     key: Mapping[str, Any] = field(default_factory=dict)  # settings of the task on which the weights depend
@@ -196,7 +196,7 @@ def _course(
     return Course(tuple(build_stretch(place, *entry) for place, entry in enumerate(noises.items(), first)), **options)
 
 
-# The model of the long chain first learns arithmetic alone, with a loss on the results only.
+# The model of the long chain first learns arithmetic alone.
 _TABLES = Stretch(
     "long_tables", 6, digits.TABLES_NOISE, lambda size, rng: digits.tables(4 * size, rng=rng),
     lambda ids_nt, ids: ids_nt.roll(1, dims=1) == ids["="],
@@ -208,7 +208,7 @@ _INVOICES = _course(
     tokenizer=build_invoice_tokenizer, model=build_reader, centred=True, folder="{}",
 )  # fmt: skip
 _HARD = _course(0, digits.NOISE, digits.DIGITS, digits.noisy_traces)
-# The seeds of all stages differ. 4 and 5 are left out here, because benchmarks/agent_start.py uses them.
+# Seeds 4 and 5 are left out, because benchmarks/agent_start.py uses them.
 _TWICE = _course(2, digits.TWICE_NOISE, digits.DIGITS, digits.twice_traces)
 STARTS: dict[Start, Embedded] = {
     "easy": Embedded("digits-easy", digits.DIGITS_LAYOUT, 32, digits.DIGITS, Course(_HARD.stretches[:1])),
@@ -225,7 +225,7 @@ STARTS: dict[Start, Embedded] = {
 
 
 def embedded(task: Start | Fields) -> Embedded:
-    """Return an embedded task, given the name of its warm start or the settings of the task `fields`."""
+    """Return an embedded task by the name of its warm start. `fields` is given by its settings."""
     if not isinstance(task, Fields):
         return STARTS[task]
     warm_start = _course(
@@ -237,7 +237,7 @@ def embedded(task: Start | Fields) -> Embedded:
 
 @dataclass(frozen=True)
 class Task:
-    """The task of a run: a model, prompts with answers, and a completion's blocks and largest length.
+    """The task of a run: a model, prompts with answers, and the blocks of completions.
 
     Args:
         name: how reports call it.
@@ -264,7 +264,7 @@ class Task:
 
 
 def stated_confidences(text: list[BlockText], block: str, layout: Layout, *, tag: str = "confidence") -> torch.Tensor:
-    """Return the number that each completion states as its confidence; NaN if it is missing or unreadable."""
+    """Return the number that each completion states as its confidence. NaN if it is missing or unreadable."""
     block_fields = [blocks.get(block) or {} for blocks in text]
     confidence_texts = [fields.get(tag) if tag in layout.keys[block] else None for fields in block_fields]
     confidences = [None if stated is None else parse_confidence(stated) for stated in confidence_texts]

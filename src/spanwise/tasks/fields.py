@@ -19,13 +19,13 @@ from spanwise.layout import Layout
 from spanwise.tasks.digits import FILLER, EmbeddedProblems, Source
 
 DIGITS = 8
-#: The names of fields, in order; only benchmarks/field_kinds.py uses `total`.
+#: The names of fields, in order. Only benchmarks/field_kinds.py uses `total`.
 LETTERS = "abcdefghijklmnop"
 NAMES = (*LETTERS, "total")
 FORM = "form"  # the block of all text outside the fields' values
 _TABLE = np.array([4, 7, 1, 9, 0, 6, 2, 8, 5, 3])
 
-#: The question of field k: an operation and the places of its digits in the prompt. `hidden` has no knowable answer.
+#: The question of each field: an operation, and the places of its digits in the prompt.
 QUESTIONS: tuple[tuple[str, int, int], ...] = (
     ("larger", 0, 1), ("hidden", 0, 0), ("copy", 2, 2), ("smaller", 3, 4),
     ("look-up", 5, 5), ("parity", 7, 7), ("rest", 6, 6), ("larger", 4, 6),
@@ -51,9 +51,9 @@ class FieldProblems(EmbeddedProblems):
 class FieldsNoise:
     """How often the fields of training texts follow their rules, or copy a wrong digit."""
 
-    # each field's probability of following its rule; a tuple shorter than the fields is repeated
+    # the probability that a field follows its rule, repeated over the fields
     right: tuple[float, ...]
-    # the probability that a field copies the digit four places after its own, an error to unlearn
+    # the probability that a field copies a wrong digit
     astray: float = 0.4
 
 
@@ -64,12 +64,12 @@ FIELDS_NOISE: dict[str, FieldsNoise] = {
 
 
 def draw_digits(size: int, rng: np.random.Generator, *, below: int | np.ndarray = 10) -> FieldProblems:
-    """Draw problems of random digits below `below`: one limit for all digits, or one for each place."""
+    """Draw problems of random digits below a limit. `below` has one limit, or one for each place."""
     return FieldProblems(rng.integers(0, below, (size, DIGITS)), rng.integers(0, 10, size))
 
 
 def value_of(problems: FieldProblems, operation: str, first: int, second: int) -> Int[np.ndarray, " n"]:
-    """Compute the answers to one of `QUESTIONS`, such as the larger of two digits, for N problems."""
+    """Compute the answers of N problems to a question, such as the larger of two digits."""
     left_digit_n, right_digit_n = problems.digit_nd[:, first], problems.digit_nd[:, second]
     return {
         "hidden": problems.hidden_n,
@@ -84,7 +84,7 @@ def value_of(problems: FieldProblems, operation: str, first: int, second: int) -
 
 @dataclass(frozen=True)
 class Fields:
-    """The JSON objects of the task `fields`: how many fields they have, and of which kind.
+    """The JSON objects of the task `fields`: the number and the kind of their fields.
 
     Args:
         count: K, the number of fields, 1 to 16.
@@ -121,12 +121,12 @@ class Fields:
 
     @property
     def layout(self) -> Layout:
-        """Return a completion's layout: a block per field's value, and `form` for all other tokens."""
+        """Return the layout: a block for each field's value, and `form` for all other tokens."""
         return Layout({FORM: [], **{name: [name] for name in self.names}}, segmenter="json")
 
     @property
     def longest(self) -> int:
-        """The number of tokens of a completion: key and value per field, closing brace, end."""
+        """The number of tokens of a completion. A key and a value per field, a brace and the end."""
         return 2 * self.count + 2
 
     def values(self, problems: FieldProblems, slips: tuple[np.ndarray, np.ndarray] | None = None) -> Int[np.ndarray, "n k"]:
@@ -135,7 +135,7 @@ class Fields:
         return value_nk if slips is None else np.where(*slips, value_nk)
 
     def answers(self, problems: FieldProblems) -> list[str]:
-        """Return the right JSON object of each problem as text, including the values that no prompt shows."""
+        """Return the right JSON object of each problem as text. Values that no prompt shows are included."""
         return self.objects(self.values(problems))
 
     def traces(self, problems: FieldProblems, noise: FieldsNoise, *, rng: np.random.Generator) -> list[str]:
@@ -155,7 +155,7 @@ class Fields:
         return rng.random((size, self.count)) >= np.array(right_share_k), rng.integers(0, 10, (size, self.count))
 
     def objects(self, values_nk: Int[np.ndarray, "n k"]) -> list[str]:
-        """Write the fields' values as JSON objects, like completions and the dataset's column `answer`."""
+        """Write the fields' values as JSON objects, as in the dataset's column `answer`."""
         return [json.dumps(dict(zip(self.names, field_values, strict=True))) for field_values in values_nk.tolist()]
 
 

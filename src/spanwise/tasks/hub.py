@@ -22,7 +22,7 @@ from spanwise.tasks.embedded import Task
 PromptFormat = Literal["confidence", "two_attempts"]
 #: The place of an instruction: plain text (no chat template), user message or system message.
 PromptStyle = Literal["plain", "user", "system"]
-_SEARCHED_PROMPTS = 64  # for the layout's tags, to warn if prompts do not ask for them
+_SEARCHED_PROMPTS = 64  # the number of prompts to search for the layout's tags
 _TRL_COLUMNS = ("completion", "completions", "completion_ids", "prompts", "image", "images", "environment")
 _READERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 _NO_ROWS = "The dataset '{}' is empty and cannot be read; add rows, or set --dataset to another one."
@@ -131,7 +131,7 @@ def _load_tokenizer(model: str) -> tuple[Any, PromptStyle]:
     try:
         AutoConfig.from_pretrained(model, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
-    except Exception as error:  # transformers, and its parsers of damaged files, raise many types of exceptions
+    except Exception as error:  # damaged files raise many types of exceptions
         if Path(model).is_dir():
             file_names = sorted(file.name for file in Path(model).iterdir()) or ["no file"]
             file_list = ", ".join([*file_names[:8], "..."] if len(file_names) > 8 else file_names)
@@ -146,13 +146,13 @@ def _load_tokenizer(model: str) -> tuple[Any, PromptStyle]:
     try:
         chat_roles = ("system", "user")
         tokenizer.apply_chat_template([{"role": role, "content": "Hi"} for role in chat_roles], tokenize=False)
-    except Exception:  # a chat template raises its own exception type for a role that it rejects
+    except Exception:  # chat templates raise their own exceptions for unknown roles
         return tokenizer, "user"
     return tokenizer, "system"
 
 
 def _add_prompts(rows: Any, columns: DatasetColumns, instruction: str, style: PromptStyle) -> Any:
-    """Add the columns `prompt` and `answer` to a dataset, and drop columns whose names TRL uses."""
+    """Add the columns `prompt` and `answer` to a dataset. Columns with names that TRL uses are dropped."""
     added_columns = ["prompt"] if columns.answer is None else ["prompt", "answer"]
     prompt_columns = [columns.prompt] if columns.whole else []
     unwanted_names = (*added_columns, *prompt_columns, *_TRL_COLUMNS)
@@ -199,17 +199,17 @@ def add_instruction(question: str, instruction: str, style: PromptStyle) -> Any:
 
 
 def render(prompt: Any, tokenizer: Any) -> str:
-    """Return a prompt as the model sees it: a text unchanged, a conversation in the chat template."""
+    """Return a prompt as the model sees it. Conversations are put in the chat template."""
     if isinstance(prompt, str):
         return prompt
     try:
         return tokenizer.apply_chat_template(prompt, tokenize=False)
-    except Exception as error:  # a chat template raises its own exception type for a conversation that it rejects
+    except Exception as error:  # chat templates raise their own exceptions for bad conversations
         raise DataError(f"The model's chat template rejects the prompt {prompt!r:.80}: {error}.") from error
 
 
 def find_unasked(layout: Layout, texts: Sequence[str]) -> list[str]:
-    """Return the layout's opening tags and JSON keys that no prompt names, except a prefilled tag."""
+    """Return the layout's opening tags and JSON keys that no prompt names. A prefilled tag is left out."""
     searched_words: dict[str, None] = {}
     for part in layout.parts:
         words_of_mark = SEGMENTERS.find(part.segmenter).asks
@@ -230,7 +230,7 @@ class DatasetColumns:
     prompt: str
     whole: bool  # whether the column holds whole prompts, which stay unchanged
     answer: str | None
-    conversations: bool = False  # whether spanwise chose this column; its conversations may then end with answers
+    conversations: bool = False  # whether spanwise chose this column of conversations
 
 
 def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -> Any:
@@ -323,7 +323,7 @@ def check_cells(rows: Any, dataset: str, columns: DatasetColumns, *, template: b
 
 
 def _cell_fault(cell: Any, option: str, columns: DatasetColumns, *, template: bool) -> str | None:
-    """Say why a cell of a dataset is no question, prompt or answer; None for a good cell."""
+    """Say why a cell of a dataset is no question, prompt or answer. None for a good cell."""
     if option == "prompt_column":
         message_fault = prompt_fault(cell, template=template)
         if not message_fault and columns.conversations and cell[-1]["role"] == "assistant":

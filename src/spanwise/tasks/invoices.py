@@ -1,4 +1,4 @@
-"""Make up English invoice letters, from which a model learns to write JSON: number, date, items, ...
+"""Make up English invoice letters, from which a model learns to write JSON.
 
     Invoice 4821 of 12 March 2024. Customer: Dana Weltor. 3 x blue lamp, 12 each. Total 36 euros. Please pay by 26.03.2024.
     {"invoice": 4821, "customer": "Dana Weltor", "date": "2024-03-12", "due": "2024-03-26", "currency": "EUR",
@@ -28,7 +28,7 @@ MOST_ITEMS, MOST_QUANTITY, MOST_PRICE = 3, 5, 29
 LONGEST = 88
 FIELDS = ("invoice", "customer", "date", "due", "currency", "total")
 ITEM_FIELDS = ("name", "quantity", "price")
-#: The JSON fields of every letter's object. A second item is left out, because only some letters have it.
+#: The JSON fields that the objects of all letters have.
 MEASURED = (*FIELDS, *(f"items[0].{name}" for name in ITEM_FIELDS))
 INVOICES_LAYOUT = Layout(
     {FORM: [], **{name: [name] for name in FIELDS}, **{f"items[*].{name}": [f"items[*].{name}"] for name in ITEM_FIELDS}},
@@ -52,29 +52,29 @@ _MONTHS = (
 _CURRENCIES: Mapping[str, tuple[str, ...]] = {
     "EUR": ("EUR", "euros"), "USD": ("USD", "dollars"), "GBP": ("GBP", "pounds"), "CHF": ("CHF", "francs"),
 }  # fmt: skip
-#: The wordings of an item in a letter. Punctuation follows an item's name, so that its tokens are as in JSON.
+#: The wordings of an item in a letter. Punctuation follows the item's name, as in JSON.
 _LINES = ("{quantity} x {name}, {price} each", "{name}: {quantity} at {price}", "{quantity} of {name}; {price} per piece")
 
 
 @dataclass(frozen=True)
 class InvoiceProblems(EmbeddedProblems):
-    """N invoice letters, each with the right JSON object and misleading numbers, dates and names."""
+    """N invoice letters, their right JSON objects, and misleading facts in them."""
 
-    letter_n: Shaped[np.ndarray, " n"]  # text
-    gold_n: Shaped[np.ndarray, " n"]  # the object
-    misleading_n: Shaped[np.ndarray, " n"]  # the misleading number, date and name of each letter; None if it has none
+    letter_n: Shaped[np.ndarray, " n"]  # the letters
+    gold_n: Shaped[np.ndarray, " n"]  # the right JSON object of each letter
+    misleading_n: Shaped[np.ndarray, " n"]  # the misleading number, date and name of each letter, or None
 
     @property
     def prompts(self) -> list[str]:
-        """The letters, each with a line break, after which the JSON object begins."""
+        """The letters, each with a line break at its end."""
         return [f"{letter}\n" for letter in self.letter_n]
 
 
 @dataclass(frozen=True)
 class ClerkNoise:
-    """How often training completions have a hurried clerk's faults, and how many facts letters hold."""
+    """How often training completions have faults, and how many facts letters hold."""
 
-    # the probability of a fault per field; a fault in `due` turns a date into null, or null into a date
+    # the probability of a fault per field
     slip: float = 0.0
     facts: float = 1.0  # the smallest share of the optional facts that a letter holds
 
@@ -87,7 +87,7 @@ INVOICES_NOISE: dict[str, ClerkNoise] = {
 
 
 def _name(rng: np.random.Generator) -> str:
-    """Make up a person's name: a first name, and a surname of one or two syllables and an ending."""
+    """Make up the name of a person from parts of names."""
     syllable_count = int(rng.integers(1, 3))
     surname = "".join(_pick(_SYLLABLES, rng) for _ in range(syllable_count)) + _pick(_SURNAME_ENDS, rng)
     return f"{_pick(_FIRST, rng)} {surname.capitalize()}"

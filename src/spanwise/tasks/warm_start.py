@@ -28,7 +28,7 @@ from spanwise.tasks.embedded import PAD, Course, Start, Stretch, Task, embedded
 from spanwise.tasks.fields import Fields
 
 _RECORD = "warm_start.json"
-#: The folder of the warm starts in the package; `make starts` trains them again.
+#: The folder of the warm starts in the package.
 SHIPPED = Path(__file__).with_name("starts")
 _logger = logging.getLogger(__name__)
 Progress = Callable[[int, int, float], None]
@@ -170,7 +170,7 @@ def digits_task(
     progress: Progress | None = None,
     settings: WarmStartSettings | None = None,
 ) -> Task:
-    """Build an embedded task with its warm-started model: digit chains, JSON objects or invoice letters.
+    """Build an embedded task with its warm-started model. It has digit chains, JSON objects or letters.
 
     The evaluation prompts are the same for every seed; neither the training prompts nor the warm start contain any of the 512.
 
@@ -271,7 +271,7 @@ def _phases(settings: WarmStartSettings) -> dict[str, Phase]:
 
 
 def _identity(course: Course, index: int, seed: int, settings: WarmStartSettings) -> dict[str, Any]:
-    """Return all that determines a model's weights after a warm-start stage, to name the model."""
+    """Return all that determines a model's weights after a stage of its warm start."""
     stage_of_name = {stretch.name: stretch for stretch in course.stretches[: index + 1]}
     unused_phases = _phases(settings).keys() - stage_of_name.keys()
     return {
@@ -289,7 +289,7 @@ def _folder_name(course: Course, index: int, seed: int, settings: WarmStartSetti
 
 
 def default_cache_folder() -> Path:
-    """Return the folder of cached warm starts: `$SPANWISE_CACHE`, else `$XDG_CACHE_HOME/spanwise`, else `~/.cache/spanwise`."""
+    """Return the folder of cached warm starts. `$SPANWISE_CACHE`, else one in the user's cache folder."""
     if folder := os.environ.get("SPANWISE_CACHE"):
         return Path(folder).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "spanwise"
@@ -350,7 +350,7 @@ _A, _B, _C, _STEPS, _EPS, _MOMENTUM = 3.4445, -4.7750, 2.0315, 5, 1e-7, 0.95
 
 
 def matrix_optimizer(matrices: Iterable[Tensor], lr: float) -> torch.optim.Optimizer:
-    """Return `torch.optim.Muon` if bfloat16 is fast on the device, else the same optimiser in float32."""
+    """Return `torch.optim.Muon` if bfloat16 is fast on the device. Else: the same in float32."""
     matrix_weights = list(matrices)
     has_fast_bfloat16 = matrix_weights[0].is_cuda or torch.backends.cpu.get_cpu_capability().startswith("AVX512")
     return (torch.optim.Muon if has_fast_bfloat16 else Float32Muon)(matrix_weights, lr=lr, weight_decay=0.0)
@@ -377,7 +377,7 @@ class Float32Muon(torch.optim.Optimizer):
 
 
 def orthogonalised(matrix: Tensor) -> Tensor:
-    """Return a matrix with the same singular vectors, but singular values near 1 (0.7 to 1.2), by Newton-Schulz steps."""
+    """Return a matrix with the same singular vectors, but singular values near 1. They are 0.7 to 1.2."""
     wide_matrix = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
     wide_matrix = wide_matrix / wide_matrix.norm().clamp(min=_EPS)
     for _ in range(_STEPS):
