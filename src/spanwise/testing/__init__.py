@@ -1,4 +1,4 @@
-"""The conformance suite: properties that estimators, segmenters and rewards must have, built in or yours.
+"""Check properties that estimators, segmenters and rewards must have, built in or yours.
 
 `check_estimator`, `check_segmenter` and `check_reward` search for counter-examples and describe one in a sentence. Needs
 `pip install 'spanwise[testing]'`.

@@ -1,4 +1,4 @@
-"""Draw batches as trainers produce them: ragged groups, absent rewards, masked tokens, steps of trajectories.
+"""Draw random batches like those of trainers, with ragged groups, absent rewards and masked tokens.
 
 An input is known by its name, which carries its indices: `reward_nk` is a reward per completion and block, `value_nt` a value per
 token, `step_s` a number per step row. n and s index rows, k blocks, m objectives, t tokens, a digit that many columns.
@@ -27,7 +27,7 @@ _numbers = st.sampled_from([0.0, 0.125, -0.25, 0.5, 1.0, -1.0, 717 / 1024, 2.0, 
 
 Draw = Callable[[SearchStrategy[Any]], Any]
 
-#: Maps an input's name, without index letters, to its possible values. A check's `inputs=` adds names.
+#: Maps an input's name, without index letters, to its possible values.
 ENTRIES: dict[str, SearchStrategy[Any]] = {
     **dict.fromkeys(("reward", "score", "by_outcome", "metric", "value", "adv", "advantage", "bootstrap"), _numbers),
     **dict.fromkeys(("confidence", "report", "importance"), st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])),
@@ -42,7 +42,7 @@ ENTRIES: dict[str, SearchStrategy[Any]] = {
 _REWARDS = ("reward", "score", "calibration", "correct")
 _WHOLE = ("ids", "length", "stratum", "group", "trajectory", "step", "block", "start", "end", "anchor", "state")
 _STRUCTURE = ("group", "trajectory", "step", "mask", "block")
-#: Ids like hashes: positive and negative, and so large that neighbouring ids are the same float64.
+#: Ids like hashes, so large that neighbouring ids are the same float64.
 LABELS = (-(2**62) - 1, -(2**62), -1, -(2**63), 0, 2**62, 2**63 - 1, 2, 7)
 
 
@@ -68,7 +68,7 @@ class Input:
 
 
 def take(columns: Mapping[str, Any], index: Sequence[int]) -> dict[str, Any]:
-    """Select rows by their indices, in the given order, from columns that are tensors or lists."""
+    """Select rows by their indices, in the given order. Columns are tensors or lists."""
     return {
         name: value[list(index)] if isinstance(value, Tensor) else [value[row] for row in index]
         for name, value in columns.items()
@@ -119,7 +119,7 @@ def placed(token_nt: Tensor, place_nt: Int[Tensor, "n t"], masked: float | int) 
 def read_inputs(
     estimator: Callable[..., Any], *, optional: Sequence[str] = (), entries: Mapping[str, SearchStrategy[Any]] | None = None
 ) -> tuple[Input, ...]:
-    """Return the inputs of an estimator: its parameters without default, and the `optional` parameters."""
+    """Return the inputs of an estimator. These are parameters without default, and those in `optional`."""
     input_specs = []
     for parameter in inspect.signature(estimator).parameters.values():
         name = parameter.name
@@ -149,7 +149,7 @@ def batches_of(
     most: int = 8,
     ids: SearchStrategy[tuple[int, ...]] | None = None,
 ) -> DrawnBatch:
-    """Draw random batches with these inputs: 1 to `most` rows, groups of any sizes in any order, right-padded tokens."""
+    """Draw random batches with these inputs. 1 to `most` rows, any groups in any order, right-padded."""
     input_stems = {entry.stem for entry in spec}
     large_sizes = range((most + 3) // 2, most + 1)
     row_count = draw(st.sampled_from([*range(1, most + 1), *large_sizes]))  # large batches come up more often
@@ -189,7 +189,7 @@ def _draw_tokens(draw: Draw, entry: Input, length: int, k: int) -> tuple[Any, ..
 
 
 def _draw_rows(draw: Draw, entry: Input, n: int, k: int, structure: dict[str, list[int]], absent: bool) -> Any:
-    """Draw the values of one input for all rows; with `absent` some rewards are NaN."""
+    """Draw the values of one input for all rows. With `absent` some rewards are NaN."""
     if entry.stem in structure:
         return torch.tensor(structure[entry.stem], dtype=entry.dtype)
     if entry.stem == "step":  # step numbers have gaps, because only their order counts
@@ -215,7 +215,7 @@ def _pad(rows: Sequence[Sequence[Any]], dtype: torch.dtype = torch.int64, *, fil
 
 
 def rearranged(batch: DrawnBatch, draw: Draw) -> Int[Tensor, "n t"]:
-    """Return a batch's `place_nt` with some masked tokens inserted before, between and after its trainable tokens."""
+    """Insert masked tokens before, between and after the trainable tokens. Return the new `place_nt`."""
     place_rows = [[t for t in places if t >= 0] for places in batch.place_nt.tolist()]
     for places in place_rows:
         for _ in range(draw(st.integers(0, 3))):
@@ -224,5 +224,5 @@ def rearranged(batch: DrawnBatch, draw: Draw) -> Int[Tensor, "n t"]:
 
 
 def left_padded(batch: DrawnBatch) -> Int[Tensor, "n t"]:
-    """Return the `place_nt` of a batch after all its padding moved to the left."""
+    """Move all padding of a batch to the left. Return the new `place_nt`."""
     return pad(batch.place_nt, (1, 0), value=-1).sort(dim=1).values

@@ -21,17 +21,17 @@ from spanwise.testing.search import ConformanceError, Suite, show
 from spanwise.types import Credit, Spans
 
 _IDS = ("group", "trajectory", "stratum", "anchor", "state")
-_LEVELS = (0.7, 1 / 3, 0.1, 0.806, -0.123456789, 1.0, 0.0)  # rewards to draw from; float32 rounds most of their sums
+_LEVELS = (0.7, 1 / 3, 0.1, 0.806, -0.123456789, 1.0, 0.0)  # float32 rounds most sums of these rewards
 _REWARD_NAMES = ("reward_n", "reward_nk", "reward_nm", "reward_nt", "reward_s")
 _NOT_NEGATIVE = st.sampled_from([0.0, 0.125, 0.5, 1.0, 2.0])
 _SAYS = {**PROPERTIES, "oracle": "it equals the slow oracle", "one block": "one block is the method for completions"}
-#: Maps the index letters of an estimator's first input to the kind of method (what the method credits).
+#: Maps the index letters of an estimator's first input to what the estimator credits.
 _KIND_OF_AXES: dict[str, Kind] = {"n": "completion", "nm": "completion", "nk": "block", "nt": "token", "s": "step"}
 _ALWAYS = ("result", "pure", "precision", "permutation", "split")
 _REWARDED = ("absent", "shift", "constant", "conservation")
 _PAID = ("monotone", "signs")
 _MASKED = ("masking", "poison", "padding")
-#: Maps each kind of method (what it credits) to the properties that it must have.
+#: Maps what a method credits to the properties that the method must have.
 BY_KIND: Mapping[str, tuple[str, ...]] = {
     "completion": (*_ALWAYS, *_REWARDED, *_PAID),
     "block": (*_ALWAYS, *_REWARDED, *_PAID),
@@ -54,7 +54,7 @@ def check_estimator(
     sequence: Callable[..., Tensor] | None = None,
     examples: int = 30,
 ) -> None:
-    """Check an estimator against all properties of its kind (`spanwise.credit.registry.PROPERTIES`).
+    """Check an estimator against all properties of its kind. `spanwise.credit.registry` has them.
 
     Inputs are made up from the names of its parameters without a default (`reward_n`, `group_n`, `value_nt`, ...).
 
@@ -118,7 +118,7 @@ def check_estimator(
 
 @dataclass(kw_only=True)
 class _Estimator(Suite):
-    """An advantage estimator under test, the inputs it needs, and the functions whose results it must equal."""
+    """An advantage estimator under test, its inputs, and the functions that it must equal."""
 
     method: Method
     spec: tuple[Input, ...]
@@ -142,11 +142,11 @@ class _Estimator(Suite):
         return self.run(batch)[""]
 
     def separate_rows(self, batch: DrawnBatch) -> list[list[int]]:
-        """Return the row numbers of each group, because groups are credited apart from each other."""
+        """Return the row numbers of each group."""
         return [_row_indices(batch.group_n == group) for group in batch.group_n.unique()]
 
     def columns(self, result: Any) -> dict[str, Tensor]:
-        """Return the advantages from an estimator's result as one column, whose name is empty."""
+        """Return an estimator's advantages as one column without a name."""
         if isinstance(result, tuple) and result and isinstance(result[0], Tensor):
             result = result[0]  # the result is a NamedTuple whose first field is the advantage
         if not isinstance(result, Tensor):
@@ -154,7 +154,7 @@ class _Estimator(Suite):
         return {"": result}
 
     def refuse(self, batch: DrawnBatch, result: Tensor, expected: str) -> None:
-        """Fail the checked property with a message that shows the result and the expected result."""
+        """Fail the checked property. The message shows the result and the expected result."""
         self.fail(batch, f"Got {show(result)}, expected {expected}.")
 
     def result(self, batch: DrawnBatch, _: Draw) -> None:
@@ -188,7 +188,7 @@ class _Estimator(Suite):
         self.alone(batch, _row_indices(~is_absent_n))
 
     def permutation(self, batch: DrawnBatch, draw: Draw) -> None:
-        """Check that another order of the rows, with new ids of groups and trajectories, only reorders the result."""
+        """Check that another order of the rows only reorders the result. Groups get new ids too."""
         # New step numbers are sorted, so that the steps of a trajectory keep their order.
         new_ids_of_stem = {**dict.fromkeys(_IDS, LABELS), "step": sorted(LABELS)}
         id_input_entries = [
@@ -209,7 +209,7 @@ class _Estimator(Suite):
 
     def constant(self, batch: DrawnBatch, draw: Draw) -> None:
         """Check that groups with equal rewards get exactly 0."""
-        # Step methods get rewards of 0: equal rewards have unequal sums over trajectories of different lengths.
+        # Step methods get rewards of 0, because equal rewards add up to more in longer trajectories.
         reward_choices = (0.0, 1.0) if any(entry.stem == "correct" for entry in self.spec) else _LEVELS
         reward_choices = [abs(reward) if "negative" in self.method.exceptions else reward for reward in reward_choices]
         group_level_n = _draw_by_group(batch, draw, (0.0,) if self.method.kind == "step" else (*reward_choices, NAN))
@@ -252,7 +252,7 @@ class _Estimator(Suite):
             self.refuse(batch, advantage_nt, "exactly 0 outside every block")
 
     def monotone(self, batch: DrawnBatch, draw: Draw) -> None:
-        """Check that a higher reward never lowers the credit of the row, block, step or last token it is for."""
+        """Check that a higher reward never lowers the credit of its row, block, step or last token."""
         reward_names = [entry.name for entry in self.spec if entry.is_reward and entry.stem != "calibration"]
         changed_row = draw(st.integers(0, len(batch) - 1))
         name = draw(st.sampled_from(reward_names))

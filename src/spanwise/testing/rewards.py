@@ -43,7 +43,7 @@ HOSTILE = (
 
 @dataclass(frozen=True)
 class DrawnCompletions:
-    """The arguments of one call of a reward: each completion's blocks, dataset row and earlier rewards."""
+    """The arguments of one call of a reward. Blocks, dataset row and earlier rewards by completion."""
 
     rows: Sequence[tuple[Any, ...]]
 
@@ -81,7 +81,7 @@ def check_reward(
     processes: bool = True,
     examples: int = 40,
 ) -> None:
-    """Check a reward, given by its registered name or as a function, against `REWARD_PROPERTIES`.
+    """Check that a reward has all properties of rewards (`REWARD_PROPERTIES`).
 
     Args:
         reward: its registered name, or the function.

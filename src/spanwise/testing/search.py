@@ -16,7 +16,7 @@ from torch import Tensor
 from spanwise.errors import RecipeError, SpanwiseError, check_known
 from spanwise.testing.batches import NAN, Draw, DrawnBatch, left_padded, placed, rearranged, take
 
-#: If some example must show a fact, such as a negative result, the property gets at least this many examples.
+#: The least number of examples if they must show a fact, such as a negative result.
 _LEAST_EXAMPLES = 60
 
 
@@ -38,20 +38,20 @@ class Suite:
     sentences: Mapping[str, str]
     name: str = ""  # the name of the property that is checked
     facts_shown: set[Any] = field(default_factory=set)  # the facts that the property's examples have shown so far
-    #: Maps a property to what its examples together must show, such as a positive and a negative result.
+    #: Maps a property to what its examples must show, such as a negative result.
     facts_to_show: ClassVar[Mapping[str, frozenset[Any]]] = {}
     #: Maps each column with a number per token to the number that it must hold at masked tokens.
     by_token: ClassVar[Mapping[str, float]] = {}
-    #: The result's columns with one entry per row, which must not change if tokens move to other places.
+    #: The columns of the result that must not change if tokens move to other places.
     by_row: ClassVar[tuple[str, ...]] = ()
     crashes: ClassVar[str] = "raises"
 
     def columns(self, result: Any) -> dict[str, Any]:
-        """Return a result of the function under test as columns by name, tensors and lists with one entry per row."""
+        """Return a result of the function under test as columns by name. Columns have one entry per row."""
         return {"": result}
 
     def separate_rows(self, batch: Any) -> list[list[int]]:
-        """Return the sets of rows that the function under test must handle independently of each other."""
+        """Return the sets of rows that must not depend on each other."""
         return [[row] for row in range(len(batch))]
 
     def show_example(self, example: Any) -> str:
@@ -98,12 +98,12 @@ class Suite:
         return self.call(batch.inputs())
 
     def fail(self, example: Any, detail: str) -> NoReturn:
-        """Raise a ConformanceError that states the property, the example that breaks it, and the detail."""
+        """Raise a ConformanceError with the property, the example and the detail."""
         failure_sentence = f"{self.who} breaks '{self.name}': {self.sentences[self.name]}."
         raise ConformanceError(f"{failure_sentence} Smallest example: {self.show_example(example)}. {detail}")
 
     def same(self, example: Any, result: dict[str, Any], expected: dict[str, Any], *, tolerance: float = 1e-9) -> None:
-        """Fail the property if a result differs from the expected one in any expected column."""
+        """Fail the property if a result differs from the expected result."""
         for column, expected_value in expected.items():
             if differ(result[column], expected_value, tolerance=tolerance):
                 column_prefix = f"{column} " if column else ""
@@ -115,7 +115,7 @@ class Suite:
             self.same(batch, take(self.run(batch), rows), self.run(batch.take(rows)))
 
     def pure(self, batch: Any, _: Draw) -> None:
-        """Check that a second call gives the same result, and that calls do not change their inputs."""
+        """Check that calls repeat their result and do not change their inputs."""
         batch_inputs = batch.inputs()
         inputs_before = copy.deepcopy(batch_inputs)
         first_result = copy.deepcopy(self.call(batch_inputs))
@@ -151,7 +151,7 @@ class Suite:
             self.same(poisoned_batch, self.run(poisoned_batch), self.run(rearranged_batch))
 
     def _check_moved_tokens(self, batch: DrawnBatch, place_nt: Tensor) -> None:
-        """Check that trainable tokens get the same numbers at other columns of their row."""
+        """Check that trainable tokens get the same numbers in other columns of their row."""
         moved_batch = replace(batch, place_nt=place_nt)
         result_before = self.run(batch)
         expectations = {column: result_before[column] for column in self.by_row}

@@ -32,7 +32,7 @@ _NOISE = ("4", " ", "So ", ".", "0.9", "é", "日本", "🙂", "<", ">", "</", "
 
 
 def small_vocabulary(tags: Sequence[str] = ("answer", "confidence"), *, signs: Sequence[str] = ()) -> Vocabulary:
-    """Build a test vocabulary: all bytes, whole tags and `signs`, and tokens that cut a tag, a sign or a character.
+    """Build a test vocabulary. It has all bytes, tags and `signs`, and tokens that cut them or a character.
 
     >>> b"></" in small_vocabulary().pieces
     True
@@ -53,7 +53,7 @@ def _tags_and_signs(tags: Sequence[str], signs: Sequence[str]) -> list[str]:
 def texts(
     tags: Sequence[str] = ("answer", "confidence"), *, most: int = 8, signs: Sequence[str] = ()
 ) -> SearchStrategy[str]:
-    """Build a hypothesis strategy for a policy's completions: tags and signs, whole and broken, and noise.
+    """Build a hypothesis strategy for a policy's completions. Tags and signs, whole and broken, and noise.
 
     Example:
         >>> from hypothesis import find
@@ -114,7 +114,7 @@ def check_segmenter(
     inputs: Mapping[str, SearchStrategy[Any]] | None = None,
     examples: int = 60,
 ) -> None:
-    """Check a segmenter `(ids_nt, mask_nt, ...) -> Spans` or `-> (Spans, texts)` against `SEGMENTER_PROPERTIES`.
+    """Check a segmenter against `SEGMENTER_PROPERTIES`. It is `(ids_nt, mask_nt, ...) -> Spans` (and texts).
 
     Args:
         segmenter: called by name; fix what it needs beside tensors with `functools.partial`. Further tensors without a default
@@ -212,26 +212,26 @@ class _Segmenter(Suite):
                 self.fail(batch, f"Completion {row} has the texts {block_texts}, but its blocks have tokens: {has_token}.")
             # The key "" holds a block's whole text.
             joined_texts = "".join(str(block[""]) for block in block_texts if block is not None)
-            # A block inside one token (STRADDLED) has bytes but no token of its own, and so no text.
+            # A block inside one token (STRADDLED) has no token of its own, and so no text.
             is_straddled = int(result_columns["fault_n"][row]) & Fault.STRADDLED
             if not is_straddled and not _same_text(joined_texts, token_text, ordered=not _overlap(spans)):
                 self.fail(batch, f"The blocks of completion {row} hold {joined_texts!r}, but its tokens {token_text!r}.")
 
 
 def _intervals(result: Mapping[str, Any]) -> list[list[tuple[int, int]]]:
-    """Return each block's first token index, and the index after its last token, for each completion."""
+    """Return where each block of each completion starts and ends."""
     start_end_pairs = zip(result["start_nk"].tolist(), result["end_nk"].tolist(), strict=True)
     return [list(zip(start_k, end_k, strict=True)) for start_k, end_k in start_end_pairs]
 
 
 def _overlap(spans: Sequence[tuple[int, int]]) -> bool:
-    """Return whether any two blocks of a completion, given as token intervals, overlap."""
+    """Return whether any two blocks of a completion overlap."""
     spans_with_tokens = sorted(span for span in spans if span[0] < span[1])
     return any(before[1] > after[0] for before, after in pairwise(spans_with_tokens))
 
 
 def _same_text(joined: str, token_text: str, *, ordered: bool) -> bool:
-    """Return whether texts are equal, apart from characters that became U+FFFD because a block's edge cut them."""
+    """Return whether texts are equal, apart from characters that the edge of a block cut (U+FFFD)."""
     if "\ufffd" in joined:
         joined = joined.encode("ascii", "ignore").decode()
         token_text = token_text.encode("ascii", "ignore").decode()
