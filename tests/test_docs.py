@@ -191,7 +191,7 @@ def test_the_page_says_of_each_method_what_the_registry_says(name):
     method, (heading, text) = METHODS[name], entries()[name]
     contrib = ".contrib." in method.estimator.__module__
     assert heading == ("Contrib" if contrib else f"{method.kind.capitalize()}s")
-    assert not contrib or f"Credits {method.kind}s." in text
+    assert not contrib or f"The method `{name}` credits {method.kind}s." in text
     assert re.search(r"```text\n.*A.*\n```", text)
     title, _, number = method.paper.partition(", arXiv ")
     assert f"{title}, [arXiv {number}](https://arxiv.org/abs/{number}). The formula was taken from {method.source}." in text
