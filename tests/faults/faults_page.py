@@ -10,8 +10,8 @@ FILE = HERE.parent.parent / "docs" / "reliability.md"
 TITLE = "## Faults seen elsewhere"
 HEAD = f"""{TITLE}
 
-Each fault of this table was found in another trainer, where runs went wrong in silence. Each fault has a test that fails on
-the mistake as it was made there, and passes on spanwise (`pytest tests/faults`).
+Each fault of this table was found in another trainer, where runs went wrong without a warning. For each fault of the table,
+a test fails on the other trainer's mistake and passes on spanwise (`pytest tests/faults`).
 """
 #: Faults that cannot concern spanwise: number, where it was seen, what happened, why it cannot happen here.
 NOT_OURS = [
@@ -52,7 +52,7 @@ def section():
     for number, cases in sorted(tests().items()):
         text += [f"| F{number} | {cell(where)} | {cell(what)} | `{name}` |" for where, what, name in cases]
     text += [
-        "\nThe faults of this table cannot occur in spanwise:\n",
+        "\nThe next table lists faults of other trainers that cannot occur in spanwise:\n",
         "| | seen at | what happened | why not here |",
         "|---|---|---|---|",
     ]
