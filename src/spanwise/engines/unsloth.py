@@ -21,7 +21,7 @@ from spanwise.scheme import Scheme
 
 __all__ = ["UnslothSpanGRPOTrainer"]
 
-#: The supported loss types. Unsloth's loss returns no log-probabilities for others.
+#: The supported loss types. Others need log-probabilities, which Unsloth's loss does not return.
 LOSS_TYPES = ("bnpo", "cispo", "dapo", "dr_grpo", "grpo", "luspo", "sapo", "vespo")
 #: Environment variables that make Unsloth weigh completions, with the values for off.
 _WEIGHTS = {"UNSLOTH_GRPO_ZERO_VARIANCE_EXCLUDE": ("", "0"), "UNSLOTH_GRPO_LOSS_AGGREGATION": ("",)}

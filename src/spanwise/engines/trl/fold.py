@@ -194,7 +194,7 @@ def check_loss(
 
 
 class GradientGuard(TrainerCallback):
-    """Stops the training if a gradient is not finite. A float16 scaler skips such steps."""
+    """Stops the training if a gradient is not finite, unless a float16 scaler skips such steps."""
 
     def __init__(self, scaled: Callable[[], bool]) -> None:
         self.scaled = scaled

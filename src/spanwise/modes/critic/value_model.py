@@ -49,7 +49,7 @@ class Saved(NamedTuple):
 
 
 class ValueModel(nn.Module):
-    """A critic that predicts, before each token, the reward still to come. In total or per objective."""
+    """A critic that predicts, before each token, the reward still to come, in total or per objective."""
 
     def __init__(self, model: Any, names: Sequence[str], config: CriticConfig) -> None:
         super().__init__()

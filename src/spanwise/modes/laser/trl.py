@@ -58,7 +58,7 @@ class SelfRewarding(TrlPart):
 
     @contextmanager
     def generating(self) -> Iterator[None]:
-        """Record the reserved token's log-probabilities while TRL generates, if they are needed then."""
+        """Record the reserved token's log-probabilities in `generate` if they are needed before the loss."""
         self.passes, self.heard = [], []
         policy_model = self.trainer.accelerator.unwrap_model(self.trainer.model)
         # A PEFT adapter wraps the model, and the hook must be on the model itself.
