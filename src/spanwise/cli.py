@@ -31,7 +31,7 @@ app = App(
 )
 app.register_install_completion_command(help="Install completion of commands and options for this shell (bash, zsh, fish).")
 
-#: Maps each command to its module.
+#: Maps each command to its module, which sets `EXTRA` if it needs a pip extra other than `train`.
 COMMANDS = {
     folder.name: import_module(f"{commands.__name__}.{folder.name}.command")
     for folder in iter_modules(commands.__path__)

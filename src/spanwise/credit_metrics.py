@@ -63,7 +63,7 @@ def _by_block(batch: CreditedBatch, compute: Callable[[Tensor], Tensor]) -> dict
 
 
 def _divide(batch: CreditedBatch, count_m: Tensor | None) -> dict[str, float]:
-    """Divide each objective's count by the number of completions or turns that it scores."""
+    """Divide each objective's count by the number of completions, trajectories or turns it scores."""
     if count_m is None:
         return {}
     scored_count_m = batch.credit.count_m

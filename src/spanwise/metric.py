@@ -14,7 +14,7 @@ _BEYOND = {"above": operator.gt, "below": operator.lt, "at least": operator.ge, 
 
 @dataclass(frozen=True)
 class Alarm:
-    """A sentence for a metric beyond a threshold. `{name}`: objective or block; `{share}`: value."""
+    """A sentence for a metric beyond a threshold. `{name}`: block or objective; `{share}`: value in %."""
 
     side: Literal["above", "below", "at least", "at most"]
     threshold: float

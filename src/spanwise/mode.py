@@ -36,7 +36,7 @@ class Page:
     text: str
     asks: str
     charts: tuple[Chart, ...]
-    # name and title of the metric at the top of the page, and a sentence for a bad last value
+    # name (without prefix) and title of the metric at the page's top, and a sentence for a bad last value
     headline: tuple[str, str, str]
 
 

@@ -59,7 +59,7 @@ class Reading(ByCompletion):
 
     @property
     def present_nk(self) -> Bool[Tensor, "n k"]:
-        """True for each block of a completion with a trainable token."""
+        """True where a completion has a block, with at least one trainable token."""
         return self.length_nk > 0
 
     def pack(self) -> Float[Tensor, "n c"]:

@@ -165,13 +165,13 @@ class Scheme:
 
     @property
     def outcome_names(self) -> tuple[str, ...]:
-        """The outcomes that baselines may depend on. No rewards, in the order of `Scores.outcome_names`."""
+        """The outcomes, but not rewards, that baselines may depend on. Order: `Scores.outcome_names`."""
         all_outcomes = [name for objective in self.objectives for name in objective.outcomes]
         return tuple(dict.fromkeys(name for name in all_outcomes if name not in self.names))
 
     @property
     def value_names(self) -> tuple[str, ...]:
-        """The names of the values that a critic predicts. As in `Batch.value_nt`; () without a critic."""
+        """The names of the values that a critic predicts. Order: `Batch.value_nt`; () without a critic."""
         if "value_nt" not in self.needs:
             return ()
         return name_streams(self.objectives, self.values) if self.entry.reads_values else ("return",)

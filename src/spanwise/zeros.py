@@ -38,7 +38,7 @@ class Count:
     reason: Zero
     objective: str  # the reward that the reason is about; empty if it is about none
     tokens: int
-    completions: int  # completions without credit that have this reason at most tokens
+    completions: int  # completions without credit that have this reason at most of their tokens
     rows: tuple[int, ...] = ()  # a few completions with this reason, or with a token of it
 
 
@@ -76,7 +76,7 @@ def zero_reasons(credit: Credit, scheme: Scheme) -> Int[Tensor, "n k"]:
     _, comparison = credit.explained
     cancelled_key = key_of(Zero.CANCELLED)
     reason_key_nm = comparison.reason_nm * _OBJECTIVES + comparison.about_nm + 1  # the key of every reason, as in `key_of`
-    # If the total credit of a block is 0, the objectives cancel each other's credit.
+    # If a credited block has a total of 0, other objectives cancel the credit.
     reason_key_nm = torch.where(comparison.reason_nm == int(Zero.CREDITED), cancelled_key, reason_key_nm)
     reason_key_nm = reason_key_nm.expand(-1, len(scheme.objectives))
     is_compared_nm = (reason_key_nm >= key_of(Zero.ALL_RIGHT)) & (reason_key_nm < cancelled_key)

@@ -237,7 +237,7 @@ def _count_omitted(objective: Objective, reading: Reading, scheme: Scheme) -> in
 
 
 def _merge_free_omissions(warnings: dict[str, str], reading: Reading, scheme: Scheme) -> dict[str, str]:
-    """Merge the warnings about omitted blocks whose objectives have the same reward."""
+    """Merge three or more warnings about omitted blocks whose objectives have the same reward."""
     is_unparsable_nm = reading.scores.status_nm == int(Status.UNPARSABLE)
     free_objectives = [
         objective

@@ -36,7 +36,7 @@ FIGURES = (
 def proper_score(
     confidence: Float[Tensor, "*n"], outcome: Float[Tensor, "*n"], *, rule: ScoreName = "brier", clip: float = 0.01
 ) -> Float[Tensor, "*n"]:
-    r"""Score stated confidences by whether the answers are right. As the rewards `brier` and `log_score` do.
+    r"""Score stated confidences by whether the answers are right, like the rewards `brier` and `log_score`.
 
     Equation
         brier      -(q - c)^2
@@ -292,7 +292,7 @@ def agreement(
 
 
 def mean_and_noise(reward_dm: Float[Tensor, "d m"]) -> tuple[Tensor, Tensor]:
-    """Return the mean of each row's known rewards, and the variance of that mean. One reward gives NaN."""
+    """Return the mean of each row's known rewards, and its variance. Fewer than two rewards give NaN."""
     reward_count_d = (~reward_dm.isnan()).sum(dim=1)
     mean_reward_d = reward_dm.nanmean(dim=1)
     variance_of_mean_d = (reward_dm - mean_reward_d[:, None]).square().nansum(dim=1) / (reward_count_d - 1) / reward_count_d

@@ -24,7 +24,7 @@ _FEWEST = 100
 def fixed_point(
     p_b: Float[Tensor, " b"], *, group_size: int, baseline: BaselineName, leave_one_out: bool = False
 ) -> Float[Tensor, " b"]:
-    r"""Compute the confidence q* that a policy learns under a baseline. Exact for Brier and log score.
+    r"""Compute exactly which confidence q* a baseline teaches. The reward is the Brier or the log score.
 
     Equation
         q* = p share[1] / (p share[1] + (1 - p) share[0]),  share[o]: the share of the gradient that is left if the outcome is o

@@ -58,7 +58,7 @@ class Difference:
     seeds_needed: int | None
 
     def sentence(self) -> str:
-        """State the difference between two methods in a sentence. With interval, and if it may be noise."""
+        """State the difference between two methods with its interval, and whether it may be noise."""
         interval = self.interval
         subject = f"{self.figure} of {self.a} minus {self.b}"
         if self.verdict == "unknown" and interval.count > 1:

@@ -206,7 +206,7 @@ def _expected_accuracies(
 
 
 def _choose_highest(correct_m: Tensor, score_m: Tensor, n: int) -> float:
-    """Return the expected correctness of the best of n random samples. Ties are equal; NaN is lowest."""
+    """Return the expected correctness of the top-scored of n samples. Ties have equal odds; NaN is lowest."""
     known_score_m = score_m.nan_to_num(nan=-math.inf)
     distinct_score_v, rank_m, count_v = torch.unique(known_score_m, return_inverse=True, return_counts=True)
     mean_correct_v = torch.zeros(len(distinct_score_v), dtype=torch.float64).index_add_(0, rank_m, correct_m) / count_v

@@ -34,7 +34,7 @@ def curves(
     floor: float | None = None,
     height: int = 225,
 ) -> Drawn:
-    """Draw a curve with a band for each series. Rows have `x`, `value`, `low`, `high`; `floor` cuts off."""
+    """Draw a curve with a band (`low` to `high`) for each series. Values below `floor` are cut off."""
 
     def draw(series_rows: Rows) -> alt.Chart:
         return _chart(series_rows).encode(x=_x("x", x), color=_color(names))
@@ -122,7 +122,7 @@ def histograms(rows: Rows, *, names: Sequence[str], x: str = "credit", zero: boo
 
 
 def forest(rows: Rows, *, names: Sequence[str], x: str, palette: Palette = "series") -> Drawn:
-    """Draw a forest plot: a line with each value and interval, and a dashed line at 0."""
+    """Draw a forest plot: a line for each value with its interval, and a dashed line at 0."""
     name_axis = alt.Axis(labelLimit=150, ticks=False, domain=False)
     row_chart = _chart(rows).encode(y=alt.Y("name:N", sort=_row_names(rows), title=None, axis=name_axis))
     coloured_chart = row_chart.encode(color=_color(names, palette))

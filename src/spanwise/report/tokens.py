@@ -22,7 +22,7 @@ from spanwise.rollouts.rows import TokenRow
 
 # Few digits keep a page of 500 completions with 1,000 tokens each under 3 MB.
 COARSE = 3  # significant digits of token values and probabilities
-FEW = 2  # significant digits of columns whose tokens differ much
+FEW = 2  # significant digits of columns with more than `MANY` changes between tokens
 MANY = 200_000
 
 #: The most distinct words in a compressed column: one per usable code point.

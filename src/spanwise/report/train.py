@@ -427,7 +427,7 @@ def mode_sections(batches: Lines) -> list[Section]:
 
 
 def mode_headlines(batches: Lines) -> list[Headline]:
-    """Build headlines with the last main metric of each training mode. A critic has one per output."""
+    """Build headlines with the last value of each mode's main metric. A critic has one per output."""
     headlines = []
     alarm_by_metric = end_alarms(batches)
     for _, page, prefix_of_value in _pages(batches):

@@ -62,7 +62,7 @@ def _factor(value: float) -> str:
 
 
 def equation(part: CreditPart) -> str:
-    """Return one objective's credit as an equation of reward, baseline and divisor. "" without one."""
+    """Return an objective's credit as an equation of reward, baseline and divisor. "" without a baseline."""
     if part.worth is None or part.baseline is None or part.divisor is None:
         return ""
     difference_text = f"{shown(part.worth)} {_MINUS} {_factor(part.baseline)}"

@@ -170,7 +170,7 @@ def tokenizer_of(schema: pa.Schema) -> Path | None:
 
 
 def check_version(file: Path, schema: pa.Schema) -> None:
-    """Refuse a rollout file of another format version."""
+    """Refuse a rollout file of another format version, or with `advantages` of no named method."""
     file_version = (schema.metadata or {}).get(_VERSION_KEY)
     if file_version not in (None, VERSION.encode()):
         raise DataError(

@@ -73,7 +73,7 @@ class Ragged:
 
 
 def fitting_runs(lengths: Int[np.ndarray, " n"], size: int) -> Iterator[tuple[int, int]]:
-    """Yield (start, end) of chunks of rows with at most `size` entries after padding."""
+    """Yield (start, end) of chunks of at most `size` entries after padding. A longer row is a chunk alone."""
     chunk_start = longest_length = 0
     for n, length in enumerate(lengths.tolist()):
         longest_length = max(longest_length, length)

@@ -153,7 +153,7 @@ class Course:
     tokenizer: Callable[[], Any] = build_tokenizer
     shape: Mapping[str, int] = field(default_factory=dict)  # options of `model`
     model: Callable[..., Any] = build_model
-    # Keep the mean of the embeddings at 0, so that those of rare words do not become alike.
+    # Whether to keep the mean of the embeddings at 0, so that those of rare words do not become alike.
     centred: bool = False
     folder: str = "digits-{}"
     key: Mapping[str, Any] = field(default_factory=dict)  # settings of the task on which the weights depend

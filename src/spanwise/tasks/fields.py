@@ -25,7 +25,7 @@ NAMES = (*LETTERS, "total")
 FORM = "form"  # the block of all text outside the fields' values
 _TABLE = np.array([4, 7, 1, 9, 0, 6, 2, 8, 5, 3])
 
-#: The question of each field: an operation, and the places of its digits in the prompt.
+#: The question of each field: an operation, and its digits' places in the prompt. `hidden` is not knowable.
 QUESTIONS: tuple[tuple[str, int, int], ...] = (
     ("larger", 0, 1), ("hidden", 0, 0), ("copy", 2, 2), ("smaller", 3, 4),
     ("look-up", 5, 5), ("parity", 7, 7), ("rest", 6, 6), ("larger", 4, 6),

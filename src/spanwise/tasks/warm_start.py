@@ -28,7 +28,7 @@ from spanwise.tasks.embedded import PAD, Course, Start, Stretch, Task, embedded
 from spanwise.tasks.fields import Fields
 
 _RECORD = "warm_start.json"
-#: The folder of the warm starts in the package.
+#: The folder of the warm starts in the package. `make starts` trains them again.
 SHIPPED = Path(__file__).with_name("starts")
 _logger = logging.getLogger(__name__)
 Progress = Callable[[int, int, float], None]
@@ -289,7 +289,7 @@ def _folder_name(course: Course, index: int, seed: int, settings: WarmStartSetti
 
 
 def default_cache_folder() -> Path:
-    """Return the folder of cached warm starts. `$SPANWISE_CACHE`, else one in the user's cache folder."""
+    """Return the cache: `$SPANWISE_CACHE`, else `$XDG_CACHE_HOME/spanwise`, else `~/.cache/spanwise`."""
     if folder := os.environ.get("SPANWISE_CACHE"):
         return Path(folder).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "spanwise"

@@ -54,7 +54,7 @@ def check_estimator(
     sequence: Callable[..., Tensor] | None = None,
     examples: int = 30,
 ) -> None:
-    """Check an estimator against all properties of its kind. `spanwise.credit.registry` has them.
+    """Check an estimator against all properties of its kind. See `spanwise.credit.registry.PROPERTIES`.
 
     Inputs are made up from the names of its parameters without a default (`reward_n`, `group_n`, `value_nt`, ...).
 

@@ -51,7 +51,7 @@ class Suite:
         return {"": result}
 
     def separate_rows(self, batch: Any) -> list[list[int]]:
-        """Return the sets of rows that must not depend on each other."""
+        """Return sets of rows. The result of one set must not depend on another set."""
         return [[row] for row in range(len(batch))]
 
     def show_example(self, example: Any) -> str:

@@ -221,7 +221,7 @@ def train_command(run: ArmRun, *, resume: bool) -> list[str]:
 
 
 def _start(run: ArmRun, console: Console) -> subprocess.Popen[bytes]:
-    """Start the process that trains one run. It resumes from the newest intact checkpoint."""
+    """Start the process that trains one run. It resumes from the newest intact checkpoint, if any."""
     recipe_fields = run.asked()
     fields_without_secrets = hidden(recipe_fields)
     write_text(run.file, yaml.safe_dump(fields_without_secrets, sort_keys=False))

@@ -57,7 +57,7 @@ def choose_arms(
     must_fit: bool,
     run_code: bool,
 ) -> Arms:
-    """Build the methods that credit a file. The default is the usual methods and the recipe's."""
+    """Build the methods that credit a file. The default is the usual ones and the recipe's, if they fit."""
     # An objective's `reward` may name a column of the rollout file instead of a registered reward.
     column_by_objective = {
         str(entry["name"]): entry["reward"]
@@ -132,7 +132,7 @@ def choose_columns(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str,
             if not table.rewards:
                 raise RecipeError(f"--reward {objective}={column}: '{table.path}' records no rewards at all.")
             raise RecipeError(unknown(f"reward in '{table.path}' called", column, table.rewards))
-    # Prefer the trainer's verdict to one from the text.
+    # Prefer the trainer's verdict to one from the text, unless the user asks for "text".
     column_by_reward = {name: name for name in table.rewards}
     column_by_objective = {"correct": table.verdict or "text", **column_by_reward, **rewards}
     return {name: column for name, column in column_by_objective.items() if column != "text"}

@@ -89,5 +89,5 @@ def _padding_width(table: Table, count: int) -> int:
 
 
 def _full_line(words: TextType, style: str, console: Console) -> Text:
-    """Turn a title or caption into a text of the full terminal width."""
+    """Turn a title or caption into a text that may fill the terminal's width."""
     return Text("", style=style).append_text(console.render_str(words) if isinstance(words, str) else words)

@@ -28,7 +28,7 @@ FORMATS = (
     "of Inspect (eval, json) and lm-eval (samples_*.jsonl) and tables (csv, tsv, json, jsonl, parquet) with prompt, question or "
     "messages, and completion(s) or response(s)"
 )
-#: The column names that are recognised for each role, such as prompt.
+#: The column names that are recognised for each role, such as prompt. The role's own name is preferred.
 NAMES: Mapping[str, tuple[str, ...]] = {
     "prompt": ("prompt", "question", "messages", "input", "instruction", "input_prompt"),
     "completion": ("completion", "response", "output", "output_response"),
