@@ -58,7 +58,7 @@ class Mode:
     page: ClassVar[Page | None] = None  # the mode's section on the report page of a run; None: no section
     #: The recipe fields of the mode that trainers with their own configuration read; empty: all.
     elsewhere: ClassVar[tuple[str, ...]] = ()
-    in_scheme: ClassVar[bool] = True  # whether `Scheme.modes` holds the mode
+    in_scheme: ClassVar[bool] = True  # whether `Scheme.modes` holds the mode; else it is an engine's argument
     adds: ClassVar[frozenset[str]] = frozenset()  # the fields of `Batch` that the mode's code in an engine fills in
     #: Maps an engine to the class "module:Class" that runs the mode there.
     parts: ClassVar[Mapping[str, str]] = {}

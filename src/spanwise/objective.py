@@ -238,7 +238,7 @@ def rubric_functions(rubric: Rubric) -> list[tuple[Callable[..., Any], float]]:
 
 
 def _bind(function: Callable[..., Any], objects: Mapping[str, Any]) -> Callable[..., Any]:
-    """Bind objects to the parameters of a function that have their names."""
+    """Bind objects to the parameters of their names. The signature of the function loses these parameters."""
     function_signature = inspect.signature(function)
     bound_objects = {name: objects[name] for name in function_signature.parameters if name in objects}
     free_parameters = [parameter for name, parameter in function_signature.parameters.items() if name not in objects]

@@ -236,7 +236,7 @@ class Scheme:
             )
 
     def check_forgets(self, engine: str) -> None:
-        """Refuse a method whose memory an engine's checkpoints lose. Raises a `RecipeError`."""
+        """Refuse a method with a memory (`RecipeError`), because the engine's checkpoints lose the memory."""
         if self.entry.stateful:
             raise RecipeError(
                 f"Method '{self.method}' remembers earlier batches, and the checkpoints of {engine} do not keep this memory: "

@@ -155,7 +155,7 @@ class Roller:
 
     @contextmanager
     def _ending_at_later_blocks(self) -> Iterator[None]:
-        """Let sampling also end where the first block is complete. A later opening tag of one token shows it."""
+        """Let sampling also end where the first block is complete. A later one-token opening tag shows it."""
         generation_config = self.model.generation_config
         vocabulary = self.tokenizer.get_vocab()
         (_, first_tags), *later_blocks = self.task.layout.blocks

@@ -139,7 +139,7 @@ def choose_columns(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str,
 
 
 def _summed_rewards(table: RolloutTable, columns: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of the recorded rewards that the trainer added up."""
+    """Return the recorded rewards that the trainer added up. A single one equal to `correct` is left out."""
     if "correct" not in columns or len(table.trained) != 1:
         return table.trained
     correct_reward_n = table.rewards[columns["correct"]].value_n.nan_to_num()
