@@ -31,7 +31,7 @@ from spanwise.types import Credit, Spans
 
 __all__ = ["TURNS", "Ranks", "ReadBatch", "Step", "StepResult", "turn_rows"]
 
-#: The column that describes turns: a list with one mapping per turn for each completion.
+#: The column of turns: each completion has a list of one mapping per turn. Rollout functions may return it.
 TURNS = "turns"
 
 
@@ -40,15 +40,15 @@ class Ranks:
     """The processes of a distributed training, which hold equally many completions."""
 
     rank: int  # the number of this process
-    gather: Callable[[Any], list[Any]]  # called by all processes; returns the arguments of all
+    gather: Callable[[Any], list[Any]]  # called by all processes at once; returns all arguments in rank order
 
 
 @dataclass(frozen=True)
 class ReadBatch:
-    """A batch with the blocks and rewards that were read from its completions."""
+    """A batch with the blocks, rewards and statuses that were read from its completions (`Reading`)."""
 
     batch: Batch  # one row per completion, or per turn
-    reading: Reading  # the blocks and rewards of each row
+    reading: Reading  # the blocks and rewards of each row; other processes' rows lack text, and usually spans
     completions: int  # the number of completions
     turns: Turns | None = None  # the place of each row's turn in its completion; None without turns
     gathered: ReadBatch | None = None  # the batch of all processes; None: there is one process
@@ -79,7 +79,7 @@ class ReadBatch:
         return list(values) if self.turns is None else self.turns.repeat(values)
 
     def worth_sm(self, scheme: Scheme) -> Float[Tensor, "s m"]:
-        """Return the rewards of the rows of the batch. `if_missing` replaces those that are left out."""
+        """Return the rewards of the rows. `if_missing` replaces what a row, or a turn's rollout, left out."""
         turn_steps = self.batch.steps
         if turn_steps is None or not len(turn_steps.step_s):
             return fill_missing(self.reading.scores, scheme.objectives)
@@ -87,7 +87,7 @@ class ReadBatch:
         return worth_of_turns(self.reading.scores, *trajectory_and_step, objectives=scheme.objectives, kind="block")[0]
 
     def worth_nm(self, scheme: Scheme) -> Float[Tensor, "n m"]:
-        """Return the rewards that a trainer logs, in float32. `if_missing` replaces those that are left out.
+        """Return the float32 rewards that a trainer logs. `if_missing` replaces what a completion left out.
 
         A completion of several turns has the last reward of its turns, or their mean for an objective of scope "turn".
         """
@@ -227,10 +227,10 @@ class BatchCredit(NamedTuple):
 class StepResult:
     """The advantages of this process's rows, and the metrics and warnings of the batch."""
 
-    own: ReadBatch  # the rows of this process
+    own: ReadBatch  # the rows of this process; `own.put` turns tables of rows into tables of completions
     advantages_nt: Float[Tensor, "n t"]  # the advantage of each token of each row
     spans: Spans  # the blocks of each row; a row that the trainer left out has none
-    credit: Credit  # the credit of this process's rows
+    credit: Credit  # the credit of this process's rows; its counts per objective cover all processes
     metrics: dict[str, float]  # the metrics over all processes' rows
     warnings: list[str]  # the warnings that no earlier batch had
     credits: Credit  # the credit of all processes' rows
@@ -290,7 +290,7 @@ class Step:
         self._noted.update(metrics)
 
     def read(self, batch: Batch) -> ReadBatch:
-        """Find and score the blocks of this process's completions, by turn if scheme or rollouts ask so."""
+        """Find and score this process's blocks, turn by turn if scheme or rollouts ask for it."""
         assert self.vocabulary is not None, "reading needs a vocabulary"
         row_batch, turns = self._rows(batch)
         reading = read(row_batch, self.scheme, self.vocabulary)
@@ -298,7 +298,7 @@ class Step:
         return local_batch if self.ranks is None else gather_rows(local_batch, self.scheme, self.ranks)
 
     async def read_waiting(self, batch: Batch, in_thread: Callable[..., Awaitable[Any]]) -> ReadBatch:
-        """Find and score blocks like `read`, but await slow rewards. Other work runs `in_thread`."""
+        """Find and score blocks like `read`, but await slow rewards. `in_thread` runs the other work."""
         assert self.vocabulary is not None, "reading needs a vocabulary"
         awaited_objectives = [objective for objective in self.scheme.objectives if waits(objective)]
         if not awaited_objectives:
@@ -353,7 +353,7 @@ class Step:
         )
 
     def credit(self, read_batch: ReadBatch, *, learn: bool = True, number: int | None = None) -> BatchCredit:
-        """Compute the credit of all processes' rows, without the advantages of tokens."""
+        """Compute the credit of all processes' rows. Unlike `finish`, leave out token advantages."""
         all_ranks = read_batch.everyone
         batch_credits = self._credit(all_ranks, learn=learn)
         groups_and_turns: dict[str, Any] = {"group_n": all_ranks.batch.group_n, "steps": all_ranks.batch.steps}

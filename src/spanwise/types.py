@@ -27,7 +27,7 @@ _ROWS = 64  # how many completions are processed at a time, so that data fit int
 
 @dataclass(frozen=True)
 class ByCompletion:
-    """The base class of tables with one row per completion. Fields such as `_n` and `_nk` have rows."""
+    """The base class of tables with one row per completion. Only fields such as `_n` and `_nk` have rows."""
 
     def take(self: _Table, rows: Any) -> _Table:
         """Return the rows of some completions, given by a slice or by indices."""
@@ -90,7 +90,7 @@ class Status(IntEnum):
     UNPARSABLE = 2  # the text that the reward reads has no readable value (such as a confidence of "high")
     TIMEOUT = 3  # the check of the completion was stopped at its deadline
     ERROR = 4  # the check of the completion raised an error, or its process died
-    UNSCORED = 5  # no reward was computed: a file lacks it, or the objective leaves the completion out
+    UNSCORED = 5  # no reward was computed: a file lacks it, no criterion asks for it, or `only` excludes it
     BROKE = 6  # the completion made its check fail twice, so it counts as wrong
 
 
@@ -109,7 +109,7 @@ class Fault(IntFlag):
 
 
 class Zero(IntEnum):
-    """Why a token has the advantage 0. Of several reasons, the first in this order counts."""
+    """Why a token has the advantage 0. Of several, the first in this order counts (`zeros.zero_reasons`)."""
 
     words: str
 
@@ -278,7 +278,7 @@ class Comparison(ByCompletion):
     #: The float64 divisor of `worth_nm - baseline_nm`: 1 if nothing is divided, NaN without a baseline.
     divisor_nm: Float[Tensor, "n m"]
     stratum_nm: Int[Tensor, "n m"]  # the number of the set of compared rewards; -1: none
-    level_nm: Int[Tensor, "n m"]  # how many of the objective's outcomes (`given`) the comparison ignores
+    level_nm: Int[Tensor, "n m"]  # how many outcomes of `given` the comparison ignores, from the last on
     members_nm: Int[Tensor, "n m"]  # how many rewards are compared with each other, without `if_missing`
     averaged_nm: Int[Tensor, "n m"]  # how many rewards the baseline averages; 0 if it is not a plain mean
     reason_nm: Int[Tensor, "n m"]  # why the advantage is 0 (`Zero`), or `Zero.CREDITED`
@@ -357,11 +357,11 @@ class Credit(ByCompletion):
 
     @property
     def has_signal(self) -> bool:
-        """True if any block, token or decision to stop has credit."""
+        """True if any block, token or decision to stop has a credit other than 0."""
         return bool(self.signal_n().any())
 
     def signal_n(self, *, tolerance: float = 0.0) -> Bool[Tensor, " n"]:
-        """Mark the completions of which a block, a token or the stop has credit above the tolerance."""
+        """Mark the completions of which a block, token or decision to stop has credit above the tolerance."""
         block_or_token_credit = self.block_nk if self.token_nt is None else self.token_nt
         credit_tables = (block_or_token_credit, self.stop_n[:, None], self.refined_nt)
         # Testing both bounds needs less memory than absolute values. NaN counts as above the tolerance.

@@ -164,7 +164,7 @@ class Method:
         return frozenset(_FIELDS.get(name, name) for name in self.needs if name not in _MADE)
 
     def lacking(self, provided: Collection[str]) -> str:
-        """Name the fields of `Batch` that the method needs and the batch lacks."""
+        """Name the fields of `Batch` that the method needs and the batch lacks. Return "" if none."""
         return " and ".join(_WORDS.get(name, name) for name in sorted(self.fields - {*provided}))
 
     @cached_property
@@ -180,7 +180,7 @@ class Method:
 
     @property
     def stateful(self) -> bool:
-        """True if the estimator remembers earlier batches."""
+        """True if the estimator remembers earlier batches (`state_dict`, `load_state_dict`)."""
         return hasattr(self.estimator, "state_dict") and hasattr(self.estimator, "load_state_dict")
 
     @cached_property
@@ -199,7 +199,7 @@ class Method:
                 )
 
     def check_options(self, options: Mapping[str, Any], **says: list[Any]) -> None:
-        """Refuse options of the method that are unknown, impossible or without effect.
+        """Refuse options of the method that are unknown, impossible or without effect (`RecipeError`).
 
         Args:
             options: what is chosen.

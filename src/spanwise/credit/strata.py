@@ -177,7 +177,7 @@ def weighted(reward_nm: Float[Tensor, "n m"], weight_m: Float[Tensor, " m"]) -> 
 
 
 def weights_of(reward_nm: Float[Tensor, "n m"], weight_m: Float[Tensor, " m"] | None) -> Float[Tensor, " m"]:
-    """Return the weights of the rewards in float64, or 1 for each reward without weights."""
+    """Return the weights of the rewards in float64. If none are given, each weight is 1."""
     weight_m = torch.ones(reward_nm.shape[1]) if weight_m is None else weight_m
     check_counts(weight_m, "weights", reward_nm.T, "rewards", advice="give one weight to each reward")
     return weight_m.double().to(reward_nm.device)
@@ -189,7 +189,7 @@ def as_columns(outcome_no: Float[Tensor, " n *o"]) -> Float[Tensor, "n o"]:
 
 
 def refine(group_n: Int[Tensor, " n"], outcome_no: Float[Tensor, " n *o"]) -> Int[Tensor, " n"]:
-    """Split groups by outcome: equal outcomes of one group share a stratum. Unknown (NaN) ones give -1.
+    """Split groups by outcome: equal outcomes of one group share a stratum. Any unknown one (NaN) gives -1.
 
     Args:
         group_n: group ids of any sign.

@@ -176,7 +176,7 @@ def _judge_text(gold: str, answer: str, verify: str) -> Verdict | None:
 
 
 def _shortened(text: str) -> str:
-    """Return the end of a text too long for Math-Verify. Return "" if it has no sign such as `$`."""
+    """Return a text, or only the end of a long one. Return "" if that end has no sign such as `$`."""
     if len(text) <= LONGEST:
         return text
     tail = text[-LONGEST:]

@@ -29,7 +29,7 @@ class Convention:
     arguments: Callable[[str, Mapping[str, Any]], dict[str, Any]]
     #: Splits the function's result into its number and a note, either of which may be None.
     read: Callable[[Any], tuple[Any, str | None]] = lambda result: (result, None)
-    #: Returns the function that scores a completion, which a factory must first make.
+    #: Returns what scores a completion: the function itself, or what it makes if it is a factory.
     prepare: Callable[[Any], Callable[..., Any]] = lambda function: function
     #: The default key of the reward in a dict that the function returns.
     key: str | None = None
@@ -74,7 +74,7 @@ def _is_scorer(function: Any, parameters: frozenset[str]) -> bool:
 
 @lru_cache(maxsize=64)
 def _scorer(function: Any) -> Any:
-    """Return the scorer of inspect_ai, which a factory must first make."""
+    """Return inspect_ai's scorer: the function itself, or what it makes if it is a factory."""
     return function if set(inspect.signature(function).parameters) == {"state", "target"} else function()
 
 
@@ -95,7 +95,7 @@ def _scorer_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def score_number(value: Any) -> Any:
-    """Convert a value of inspect_ai's `Score` to a number. Other words stay; inspect_ai counts them as 0.
+    """Convert a value of inspect_ai's `Score` to a number. Other values stay; inspect_ai counts them as 0.
 
     >>> score_number("C"), score_number("no"), score_number("0.5"), score_number("unsure")
     (1.0, 0.0, 0.5, 'unsure')

@@ -73,7 +73,7 @@ class Reward(ByCompletion):
             )
 
     def only_where(self, there_n: Bool[Tensor, " n"]) -> Reward:
-        """Mark the rewards of completions without a paid block as ABSENT. Keep their numbers in `unused_n`.
+        """Mark rewards without a paid block (`there_n` is False) as ABSENT. Keep their numbers in `unused_n`.
 
         >>> Reward.of([1.0, -1.0]).only_where(torch.tensor([True, False])).unused_n
         tensor([nan, -1.], dtype=torch.float64)

@@ -104,7 +104,7 @@ EXACT = json.JSONDecoder(
 
 
 def json_value(text: str, *, within: bool = False, decoder: json.JSONDecoder = EXACT) -> Any:
-    """Return the value of a JSON text, or `MISSING` if it is invalid. With `within`, text may follow."""
+    """Return the value of a JSON text, or `MISSING` if it is invalid. With `within`, text may surround it."""
     try:
         return decoder.raw_decode(text, text.index("{"))[0] if within else decoder.decode(text)
     except (ValueError, RecursionError):
@@ -210,7 +210,7 @@ def redefinable_builtins(tests: str) -> list[str]:
 
 
 def run(code: str, tests: str | None, *, deadline: float, clock: float, memory: int) -> bool:
-    """Return whether a program, or its tests, end with exit status 0."""
+    """Return whether a program, or its tests if it has any, ends with exit status 0."""
     code_request = [code] if tests is None else [code, tests, redefinable_builtins(tests)]
     with tempfile.TemporaryDirectory(prefix="spanwise-", ignore_cleanup_errors=True) as folder, ExitStack() as stack:
 

@@ -49,7 +49,7 @@ class Census:
 
 
 def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "tags", prefilled: str | None = None) -> Census:
-    """Count the completions that hold each mark, such as a tag or a JSON path.
+    """Count the completions that hold each mark of a layout, such as a tag, and those with other marks.
 
     Args:
         texts: what was sampled.

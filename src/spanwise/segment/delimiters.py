@@ -55,7 +55,7 @@ class Sign(NamedTuple):
 
 
 def sign_finder(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()) -> Callable[[Sample], list[Sign]]:
-    """Return a function that lists a completion's delimiters (signs). The last, empty one marks its end."""
+    """Return a function that lists a text's delimiters (signs) in order. The last, empty one is its end."""
 
     @lru_cache(maxsize=4)
     def compile_signs(vocabulary: Vocabulary) -> tuple[list[int], re.Pattern[bytes]]:

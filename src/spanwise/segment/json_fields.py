@@ -287,7 +287,7 @@ def unescaped(written: bytes) -> bytes:
 
 
 def as_json(value: Any) -> Any:
-    """Convert a value to plain JSON types, such as arrays to lists and dates to text. Other types become NaN.
+    """Convert a value to JSON: arrays to lists, decimals to numbers, dates or bytes to text, others to NaN.
 
     >>> as_json({"price": Decimal("3.10"), "day": date(2024, 1, 5), "sizes": (1, 2), "id": object()})
     {'price': 3.1, 'day': '2024-01-05', 'sizes': [1, 2], 'id': nan}

@@ -126,7 +126,7 @@ def _segment_rows(
     except AlignmentError as error:
         bad_token_positions = np.flatnonzero((token_id_t < 0) | (token_id_t >= len(vocabulary)))
         raise AlignmentError(f"Completion {row_t[bad_token_positions[0]] + first_row}: {error}") from None
-    # Completion i has the tokens from token_offsets[i] to token_offsets[i + 1], and bytes likewise.
+    # Completion i has the tokens from token_offsets[i] up to before token_offsets[i + 1], and bytes likewise.
     token_offsets = np.concatenate(([0], np.cumsum(valid_nt.sum(axis=1))))
     first_byte_t = np.concatenate(([0], end_t))
     byte_offsets = first_byte_t[token_offsets]

@@ -79,7 +79,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: Any, model: Any) -> Vocabulary:
-        """Read the bytes of every token id that a model can sample. A tokenizer often has fewer tokens.
+        """Read the bytes of every token id that a model can sample. Its tokenizer often has fewer.
 
         Args:
             tokenizer: see `from_tokenizer`, also for errors and an example.

@@ -63,7 +63,7 @@ class HistoryWeight:
         eps: float = 1e-6,
         min_stratum: int = 2,
     ) -> Explained:
-        """Apply `ha_dw` to one batch, then update the expected success rate (anchor).
+        """Apply `ha_dw` to one batch, then move the anchor (expected success rate) towards its mean reward.
 
         Args:
             reward_n, group_n, lambda_scale, ddof, eps, min_stratum: see `ha_dw`.
@@ -95,7 +95,7 @@ class HistoryWeight:
         self._anchors = [*self._anchors, (1 - eta) * self.anchor + eta * mean_reward][-window:]
 
     def state_dict(self) -> dict[str, list[float]]:
-        """Return the state that a resumed run needs, as plain numbers ({} before the first batch)."""
+        """Return the anchors and rates that a resumed run needs, as numbers ({} before the first batch)."""
         return {"anchors": list(self._anchors), "rates": list(self._rates)} if self._anchors else {}
 
     def load_state_dict(self, state: Mapping[str, list[float]]) -> None:

@@ -187,7 +187,7 @@ def sae(
 
 @dataclass(frozen=True)
 class SaeSegments:
-    """The rule by which SAE cuts a completion into segments at improbable tokens."""
+    """The rule by which SAE cuts a completion into segments at tokens below some probability."""
 
     threshold: float = 0.2
     boundary: Literal["start", "end"] = "start"  # whether an unlikely token starts a segment or ends one
@@ -199,7 +199,7 @@ class SaeSegments:
 
     @staticmethod
     def of(method: str | None, options: Mapping[str, Any] | None) -> SaeSegments | None:
-        """Return the rule by which a method with these options cuts completions, or None."""
+        """Return the rule by which a method with these options cuts completions, or None if it cuts none."""
         default_options = METHODS[method].options if method is not None and method in METHODS else {}
         if not {"threshold", "boundary"} <= set(default_options):
             return None

@@ -242,7 +242,7 @@ def rlcr(
     leave_one_out: bool = False,
     min_stratum: int = 2,
 ) -> Explained:
-    r"""Compare a completion's correctness plus its calibration score with its group.
+    r"""Compare a completion's correctness plus calibration score with its group. All tokens share one number.
 
     Equation
         R[i] = c[i] + w s[i],  s = -(q - c)^2 for Brier;   A[i] = R[i] - mean_g R

@@ -270,7 +270,7 @@ load_reader = lru_cache(maxsize=4)(_RewardModel)
 def _outputs(
     name: str, config: Any, tokenizer: Any, label: str | int | None, choices: Any
 ) -> tuple[list[int], Tensor | None]:
-    """Return the indices of the logits that a reward needs, and their numbers. One logit needs no number."""
+    """Return the indices of the logits that a reward needs, and their numbers (None for a single logit)."""
     if choices is not None:
         ids_by_word = {word: tokenizer(word, add_special_tokens=False)["input_ids"] for word, _ in choices}
         refuse({f"The reward model '{name}' has choices. Leave label out.": label is not None})

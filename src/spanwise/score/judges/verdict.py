@@ -15,7 +15,7 @@ _VERDICT = re.compile(r'"verdict"\s*:\s*"?')
 _OBJECT = re.compile(r'\{\s*"')
 _JSON = json.JSONDecoder(strict=False)  # not strict, because judges write line breaks into JSON strings
 _LABEL = r"[\W_]{0,30}?(?:[\w *]{1,30}:[\W_]{0,30}?)?"  # matches a label, such as "Verdict:"
-_LIST_NUMBER = re.compile(r"(?m)^[^\w\n]*\d+[.)]\s")  # list numbers are not choices
+_LIST_NUMBER = re.compile(r"(?m)^[^\w\n]*\d+[.)]\s")  # two or more number a list and are no choices
 #: Matches a model's thoughts before its answer, unless the reply begins with JSON.
 _THINKING = re.compile(r"\A(?!\s*\{).*?</think>|\A\s*<think>.*", re.DOTALL)
 #: What judges write instead of a block's name for the whole answer, or for no block.
