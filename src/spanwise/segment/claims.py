@@ -49,7 +49,7 @@ def without_end(text: str) -> str:
 
 @dataclass(eq=False, slots=True)
 class Sample:
-    """One completion as a segmenter sees it: its trainable tokens, as if others were deleted.
+    """One completion as a segmenter sees it: its trainable tokens, as if all others were deleted.
 
     Attributes:
         text: its bytes.
