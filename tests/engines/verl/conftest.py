@@ -37,7 +37,9 @@ def queue():
         yield
         tq.close()
         ray.shutdown()
-        gc.collect()  # what TransferQueue leaves open would count as a fault outside of this block
+        with warnings.catch_warnings():  # of what TransferQueue leaves open; pytest has its own filters at a fixture's end
+            warnings.simplefilter("ignore")
+            gc.collect()
 
 
 @pytest.fixture(scope="session")
