@@ -69,20 +69,22 @@ class ColumnBuilder:
     def update(self, place: int, row: Mapping[Any, Any]) -> None:
         """Set some fields of a row that was added before."""
         for name, value in row.items():
-            if name not in self.columns:
-                self.columns[name] = [None] * self._size
-            self.columns[name][place] = value
+            self._column(name)[place] = value
 
     def extend(self, size: int, piece: Mapping[Any, Sequence[Any]]) -> None:
         """Add several rows, given as columns."""
         for name, values in piece.items():
-            if name not in self.columns:
-                self.columns[name] = [None] * self._size
-            self.columns[name].extend(map(self._shared, values))
+            self._column(name).extend(map(self._shared, values))
         self._size += size
         for column in self.columns.values():
             if len(column) < self._size:
                 column.extend([None] * (self._size - len(column)))
+
+    def _column(self, name: Any) -> list[Any]:
+        """Return the column of a field. In a new column, all rows so far lack the field."""
+        if name not in self.columns:
+            self.columns[name] = [None] * self._size
+        return self.columns[name]
 
 
 def read_columns(pieces: Pieces, long: Collection[str | None]) -> dict[str, list[Any] | RereadColumn]:

@@ -156,11 +156,12 @@ def write_branches(file: Path, source: Path, advantage_rows: Iterator[Sequence[f
         for _, _, record in read_records([source]):
             for trace in trained_traces(record):
                 for _, node_ids in trace.paths:
-                    values_and_flags = zip(next(advantage_rows), branch_tokens(trace, node_ids).mask, strict=True)
+                    tokens_of_nodes = [node_tokens(trace, i) for i in node_ids]
+                    values_and_flags = zip(next(advantage_rows), branch_tokens(tokens_of_nodes).mask, strict=True)
                     sampled_advantages = (value for value, flag in values_and_flags if flag)
                     nodes = cast(Sequence[dict[str, Any]], trace.nodes)
-                    for i in node_ids:
-                        if sampled_count := sum(node_tokens(trace, i).mask):
+                    for i, tokens in zip(node_ids, tokens_of_nodes, strict=True):
+                        if sampled_count := sum(tokens.mask):
                             nodes[i]["advantages"] = list(islice(sampled_advantages, sampled_count))
             stream.write(json.dumps(record) + "\n")
 
@@ -268,9 +269,8 @@ def node_tokens(trace: Trace, i: int) -> NodeTokens:
     return NodeTokens(ids, sampled_mask, number_lists)
 
 
-def branch_tokens(trace: Trace, node_ids: Sequence[int]) -> NodeTokens:
+def branch_tokens(nodes: Sequence[NodeTokens]) -> NodeTokens:
     """Join the tokens of a branch's nodes, from the first sampled token on."""
-    nodes = [node_tokens(trace, i) for i in node_ids]
     all_ids = [token_id for node in nodes for token_id in node.ids]
     all_flags = [flag for node in nodes for flag in node.mask]
     names = dict.fromkeys(name for node in nodes for name in node.number_lists)

@@ -42,7 +42,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     # Training used the advantages of the only method, or those called `recorded`.
     possible_methods = [schema.RECORDED] if schema.RECORDED in method_names else method_names
     possible_columns = [schema.column("advantages", method) for method in possible_methods]
-    trained_columns = [name for name in possible_columns if name in column_names and len(possible_columns) == 1]
+    trained_columns = [name for name in possible_columns if name in column_names] if len(possible_columns) == 1 else []
     # Credit, spans and text are computed again, so they are not read.
     unread_columns = {name for method in method_names for name in schema.method_columns(method, column_names)}
     unread_columns -= {*trained_columns}

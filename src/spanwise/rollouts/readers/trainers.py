@@ -20,7 +20,7 @@ from spanwise.rollouts.collected import PER_WORD, Collected
 from spanwise.rollouts.columns import ColumnBuilder
 from spanwise.rollouts.files import parse_records
 from spanwise.rollouts.table import AsRecorded, RolloutTable, TokenizedTexts, tokenize
-from spanwise.rollouts.traces import branch_tokens, trace_rewards, trained_traces
+from spanwise.rollouts.traces import branch_tokens, node_tokens, trace_rewards, trained_traces
 
 VERL_REQUIRED = ("input", "output")
 #: Matches the rollout keys of verl's V1 trainer, which begin with the id of the prompt.
@@ -194,7 +194,7 @@ def _branch_rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """
     for trace in trained_traces(record):
         for n, (earlier_nodes, nodes) in enumerate(trace.paths):
-            tokens = branch_tokens(trace, nodes)
+            tokens = branch_tokens([node_tokens(trace, i) for i in nodes])
             yield {
                 "key": trace.key,
                 "step": trace.step,
