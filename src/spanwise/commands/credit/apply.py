@@ -1,4 +1,4 @@
-"""Credit the completions of a rollout file by several methods."""
+"""Compute the credit of a rollout file's completions under several methods."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -94,7 +94,7 @@ class MethodCredit:
 
     @property
     def silent_n(self) -> Bool[Tensor, " n"]:
-        """Whether a completion gets no credit at all."""
+        """Whether each completion gets no credit at all."""
         return (self.credit.block_nk == 0).all(dim=1) & (self.credit.stop_n == 0)
 
 
@@ -107,7 +107,7 @@ class CreditResult:
     arms: Arms
     applied: tuple[MethodCredit, ...]  # one entry per method; recorded credit comes last
     scores: Scores  # the rewards of all methods, joined by `_collect_scores`
-    file_spans: FileSpans  # the block spans to show
+    file_spans: FileSpans  # the spans of the blocks that tables and reports show
     notes: tuple[str, ...]
     score: dict[str, Any] | None = None  # coverage and calibration of the self-rewarding scores (`_measure_score`)
 
@@ -127,7 +127,7 @@ class CreditResult:
 def apply_arms(
     table: RolloutTable, arms: Arms, group_n: Int[Tensor, " n"], notes: Sequence[str], *, recorded: bool, must: bool
 ) -> CreditResult:
-    """Credit all completions by every method. `recorded` adds the trainer's own credit; `must` requires it."""
+    """Compute every method's credit. `recorded` adds the trainer's own credit; `must` requires it."""
     spans_by_layout, reading_by_method = read_file(table, arms, extra_layouts=[arms.layout] if recorded else [])
     method_credits = [
         apply_arm(table, name, scheme, reading_by_method[name], spans_by_layout[scheme.layout], group_n)
@@ -159,7 +159,7 @@ def apply_arms(
 
 
 def _note_shared_words(table: RolloutTable, spans_by_layout: Mapping[Layout, FileSpans]) -> str:
-    """Return a note on blocks that are lost because they share a word with another block."""
+    """Return a note on blocks that count as missing because they lie within a word of another block."""
     straddled_flags = (spans.fault_n & int(Fault.STRADDLED) for spans in spans_by_layout.values())
     straddled_count = max((int(flag_n.count_nonzero()) for flag_n in straddled_flags), default=0)
     if table.has_ids or not straddled_count:
@@ -247,7 +247,7 @@ def _describe_origins(table: RolloutTable, arms: Arms) -> str:
 
 
 def _describe_sums(arms: Arms) -> str:
-    """Say which rewards each method for whole completions adds up."""
+    """List the rewards that each method with one number per completion adds up."""
     if len({objective.name for objective in arms.objectives}) < 2:
         return ""
     method_sums = []
@@ -280,7 +280,7 @@ def read_file(
         ids_rt = gather(token_index_rt, table.tokens.values, 0)
         mask_rt = gather(token_index_rt, table.trainable, False)
         file_columns = {name: values[row_range] for name, values in table.columns.items()}
-        # Files do not record rewards per possible outcome, so `read` computes them from the text.
+        # Files record no reward for the outcome that did not happen, so `read` computes it from the text.
         recorded_rewards = {name: table.rewards[column].take(row_range) for name, column in arms.recorded_columns.items()}
         for layout, spans_parts in span_parts_by_layout.items():
             spans, texts = find_blocks(ids_rt, mask_rt, layout=layout, vocabulary=table.vocabulary)
@@ -333,7 +333,7 @@ def apply_arm(
     max_tokens = AT_A_TIME if can_split_step and not needs_whole_step else sys.maxsize
     credit_parts: list[tuple[Tensor, Credit]] = []
     for step in rows_by_number(table.step_n):
-        # Average over the whole step, even if it is credited in several parts.
+        # Average the lengths over the whole step, even if its credit is computed in several parts.
         mean_length = file_spans.length_nk[step].sum(dim=1).double().mean()
         for first, last in fitting_runs(table.tokens.lengths[step.numpy()], max_tokens):
             row_indices = step[first:last]
@@ -403,7 +403,7 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
             f"'{table.path}' records no advantages, score or reward, so there is nothing to show; leave '{RECORDED}' out."
         )
     present_nk = file_spans.length_nk > 0
-    # A recorded number is spread over all sampled tokens of the rollout, as trainers do.
+    # As in trainers, a recorded number is spread over all sampled tokens of its rollout.
     token_count_n = file_spans.length_nk.sum(dim=1).double()
     if table.rollout_n is not None:
         token_count_n = torch.bincount(table.rollout_n, weights=token_count_n)[table.rollout_n]
@@ -462,6 +462,6 @@ def _spread_recorded(credit: Credit, spans: Spans, *, by_block: bool) -> Float[T
 
 
 def opening_tokens(segments: SaeSegments, logp: np.ndarray, trained: np.ndarray) -> list[int]:
-    """Return the index of each token that opens a segment of SAE. The first segment is left out."""
-    logp_1t = torch.from_numpy(logp).float().nan_to_num(nan=0.0)[None]  # a token of unknown probability opens no segment
+    """Return the index of each SAE segment's first token, except for the first segment."""
+    logp_1t = torch.from_numpy(logp).float().nan_to_num(nan=0.0)[None]  # NaN (unknown) starts no segment
     return segments.opens(logp_1t, torch.from_numpy(trained)[None])[0].nonzero().flatten()[1:].tolist()

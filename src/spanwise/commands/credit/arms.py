@@ -132,7 +132,7 @@ def choose_columns(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str,
             if not table.rewards:
                 raise RecipeError(f"--reward {objective}={column}: '{table.path}' records no rewards at all.")
             raise RecipeError(unknown(f"reward in '{table.path}' called", column, table.rewards))
-    # Prefer the trainer's verdict to one from the text, unless the user asks for "text".
+    # Take `correct` from the file's verdicts if there are any, unless the user asks for "text".
     column_by_reward = {name: name for name in table.rewards}
     column_by_objective = {"correct": table.verdict or "text", **column_by_reward, **rewards}
     return {name: column for name, column in column_by_objective.items() if column != "text"}
@@ -177,7 +177,7 @@ class _SchemeBuilder:
     summed: tuple[str, ...]  # the recorded rewards that are added up for a whole completion
 
     def with_each_baseline(self) -> Iterator[tuple[str, Scheme]]:
-        """Yield the recipe's method without a baseline, then with each fitting one."""
+        """Yield the recipe's method without a baseline, then with each baseline that fits."""
         for name in (self.recipe.method, *(f"{self.recipe.method}:{baseline}" for baseline in BASELINES)):
             with suppress(RecipeError, LayoutError):
                 yield name, self.build(name)
@@ -213,7 +213,7 @@ class _SchemeBuilder:
             raise RecipeError(self.blocks.no_verdict)
         if objectives is not None:
             if objectives is self.blocks.objectives and not pays_calibration:
-                # Only methods that pay calibration need an objective for the confidence.
+                # Only methods that reward calibration need the objective on confidences.
                 objectives = tuple(objective for objective in objectives if judge_of(objective) is None)
             scheme_fields = {"objectives": _adapt_objectives(method_entry, objectives, layout.names, baseline)}
         elif pays_calibration and states_confidence(layout):
@@ -287,7 +287,7 @@ def check_file(scheme: Scheme, table: RolloutTable) -> None:
 def _adapt_objectives(
     entry: Method, objectives: Sequence[Objective], block_names: tuple[str, ...], baseline: str
 ) -> tuple[Objective, ...]:
-    """Adapt objectives to the preset of a method."""
+    """Change objectives so that they fit a method's preset."""
     pays_calibration = (entry.preset or Preset()).calibrated
     if pays_calibration and len(objectives) == 1 and entry.kind != "block":
         raise RecipeError(
@@ -303,7 +303,7 @@ def _adapt_objectives(
         verdict_outcomes = tuple(outcome for outcome in objective.given if outcome == judge_name)
         outcomes = objective.given if used_baseline in ("outcome", "blended") else verdict_outcomes
         all_blocks = tuple(dict.fromkeys((*objective.pays, *block_names)))
-        paid_blocks = objective.pays if credits_blocks else all_blocks  # a sum of rewards pays all blocks
+        paid_blocks = objective.pays if credits_blocks else all_blocks  # a sum of rewards credits all blocks
         new_fields = {"pays": paid_blocks, "given": outcomes, "baseline": used_baseline, "scale": None, "back_off": None}
         if entry.kind == "completion" and objective.reward == "equals" and objective.if_missing is None:
             # A sum needs a number in place of each missing reward.
@@ -326,7 +326,7 @@ def _drop_tagless(
     if not tag_counts:
         return []
     tag_notes = [f"{count.sentence} The layout asks for {count.lacking_text}." for count in tag_counts]
-    # A reward that lacks its tag would call every completion wrong.
+    # Without its tag, a reward would count every completion as wrong.
     missing_tags_by_method = {name: _missing_tags(scheme, tag_counts[0]) for name, scheme in schemes.items()}
     missing_tags_by_method = {name: tags for name, tags in missing_tags_by_method.items() if tags}
     if not missing_tags_by_method:

@@ -36,22 +36,22 @@ class Blocks:
 
     layout: Layout
     longest: int  # the largest possible number of tokens of a completion
-    objectives: tuple[Objective, ...] | None = None  # if None, the recipe's objectives pay the blocks
+    objectives: tuple[Objective, ...] | None = None  # the objectives of the blocks; None: the recipe's
     note: str = ""  # a note for the user on how the blocks were chosen
-    no_verdict: str = ""  # why right and wrong completions cannot be told apart
+    no_verdict: str = ""  # the error message if nothing tells right from wrong completions
 
 
 def choose_blocks(
     usual: Blocks, recipe: Recipe, table: RolloutTable, texts: Sequence[str], *, asked: bool = False
 ) -> Blocks:
-    """Choose the recipe's blocks (`usual`), or search the completions for blocks."""
+    """Return the recipe's blocks (`usual`), or blocks that are found in the completions."""
     if table.folder is not None or _BLOCK_FIELDS & recipe.model_fields_set:
         return usual
     common_tags, majority_count = usual_tags(texts)
     if common_tags:
         file_blocks = _blocks_by_tag(common_tags, recipe, usual)
     else:
-        # An agent's JSON is in tool calls, and gives no blocks.
+        # In an agent's completions, JSON belongs to tool calls, so its fields are no blocks.
         json_fields = usual_fields(texts) if table.trainable.all() else ()
         file_blocks = _blocks_by_field(json_fields, table, usual)
     tag_census = census(texts, usual.layout.tags)
@@ -89,7 +89,7 @@ def parse_pay(block_reward_pairs: Sequence[tuple[str, str]], recipe: Recipe, tab
         return recipe_fields
     asked_blocks = list(dict.fromkeys(block for block, _ in block_reward_pairs))
     common_tags, _ = usual_tags(SampledTexts(table))
-    # Name a single block as --pay does. `layout_of` would call it `completion`.
+    # Keep the name that --pay gives to a single block, because `layout_of` would call it `completion`.
     if len(asked_blocks) == 1 and list(common_tags) in ([], asked_blocks):
         return {**recipe_fields, "layout": {asked_blocks[0]: list(common_tags)}}
     layout = layout_of(common_tags) if common_tags else None
@@ -102,7 +102,7 @@ def parse_pay(block_reward_pairs: Sequence[tuple[str, str]], recipe: Recipe, tab
 
 
 def _pay_every_reward(usual: Blocks, table: RolloutTable, layout: Layout) -> Blocks:
-    """Let every recorded reward pay all blocks."""
+    """Let every recorded reward give credit to all blocks."""
     objectives = tuple(Objective(recorded_elsewhere, layout.names, name=name) for name in table.rewards)
     blocks_note = (
         f"No column says which completions are right, so every recorded number is a reward: {', '.join(table.rewards)}. "
@@ -223,7 +223,7 @@ def compared_groups(table: RolloutTable, recipe: Recipe, run: Recipe | None) -> 
     _, first_rows = np.unique(rollout_n.numpy(), return_index=True)
     rollout_group_r = table.group_n[first_rows]
     rollout_step_r = table.step_n[first_rows]
-    # The group size is that of the run that wrote the file, or the user's.
+    # The group size comes from the recipe of the run that wrote the file, or from the user.
     if run is None and "group_size" not in recipe.model_fields_set:
         return rollout_group_r[rollout_n], _note_group_sizes(rollout_step_r, rollout_group_r, keyed=table.keyed)
     size = (run or recipe).group_size

@@ -54,14 +54,14 @@ def credit_rollouts(
     if recipe is not None and run_recipe_file is not None:
         size_overrides = {name: overrides[name] for name in ("group_size", "prompts") if name in overrides}
         run_recipe = load(run_recipe_file, size_overrides)
-    # A rule that the user names must fit the file. A default that does not fit is skipped.
+    # The recipe's method must fit the file if the user chose it. A default that does not fit is skipped.
     user_gave_rule = recipe is not None or "method" in overrides or "objectives" in overrides
     task_layout, max_length = task_shape(full_recipe)
     # If another trainer wrote the file, the length limit is unknown unless the user gives it.
     length_limit_fields = {"max_completion_length", "task"}
     limit_is_unknown = run_recipe_file is None and not length_limit_fields & full_recipe.model_fields_set
     max_length = int(table.tokens.lengths.max()) if limit_is_unknown else max_length
-    # Only the model of an embedded task writes the task's tags.
+    # Without a named task, the completions come from a model that does not write the task's tags.
     task_is_named = run_recipe_file is not None or "task" in full_recipe.model_fields_set
     usual_layout = (None if task_is_named else full_recipe.own_layout) or answer_layout(full_recipe, task_layout)
     # A run of spanwise needs no search for tags, because its recipe names them.

@@ -27,7 +27,7 @@ PACKAGES = (
 _TITLES = {"trl": "TRL", "verl": "verl", "skyrl": "SkyRL"}
 #: The seconds that the import of an engine may take.
 PATIENCE = 300
-#: The first word of the line with the facts about an engine.
+#: The start of the output line that holds the facts about an engine.
 MARK = "spanwise-doctor "
 #: The findings on a package: name, version, tested versions, state, and sentences for the user.
 Finding = tuple[str, str, str, str, list[str]]

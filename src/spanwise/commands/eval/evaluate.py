@@ -51,9 +51,9 @@ def evaluate(
         objective = Objective("correct", pays=(name,), options=verifier_options)
         verdict_n = roller.rewards(prompt_rows, texts, row_n.tolist(), objective)
         has_block_n = torch.tensor([blocks.get(name) is not None for blocks in texts])
-        verdict_by_block[name] = torch.where(has_block_n, verdict_n, 0.0)  # a missing block is wrong
+        verdict_by_block[name] = torch.where(has_block_n, verdict_n, 0.0)  # a missing block counts as wrong
     reward_by_objective = dict[str, Tensor]()
-    if not is_digits_task:  # the figures of a digits task show all rewards
+    if not is_digits_task:  # for digits, the figures already cover all rewards
         completion_ids = [ids_t[mask_t].tolist() for ids_t, mask_t in zip(ids_nt, mask_nt, strict=True)]
         completion_columns = {  # reward functions get completions without the end token, as in TRL
             "prompts": [prompt_rows["prompt"][row] for row in row_n.tolist()],
@@ -86,7 +86,7 @@ def compute_rewards(objectives: Sequence[Objective], text: Texts, columns: Colum
     """Compute the reward of each completion under each objective. A missing block gets the objective's `if_missing`."""
     reward_scores = score_all(objectives, text, columns=columns)
     filled_reward_nm = fill_missing(reward_scores, objectives)
-    # A missing list element is wrong. Elements beyond the gold list do not count.
+    # A list element that the completion left out is wrong. Elements beyond the gold list do not count.
     for m, objective in enumerate(objectives):
         is_list_element = any_index(objective.name) != objective.name
         if is_list_element and (is_in_gold_n := gold_there(objective, columns)) is not None:

@@ -27,11 +27,11 @@ from spanwise.rollouts.folder import hidden
 from spanwise.tasks import task_layout
 
 GROUP_SIZES = (4, 8, 16, 32)
-#: The re-rolls per token that a Monte Carlo critic averages.
+#: The number of continuations per token that a Monte Carlo critic averages.
 FEW = 4
 #: The kinds of critics: the model's own, one trained here, and Monte Carlo.
 CRITICS = ("own", "fitted", "mc")
-#: The setting of SAE that is compared with GAE, chosen on other samples.
+#: The SAE variant that is compared with GAE. It was chosen on other samples.
 SAE = "SAE start 0.5, 0"
 GROUP_MEAN = "GRPO c - group mean"
 

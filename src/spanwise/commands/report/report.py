@@ -197,7 +197,7 @@ def _add_method(table: pa.Table, place: Path, method: str) -> tuple[pa.Table, di
         credit_result = credit_rollouts(place, methods=[method])
     except SpanwiseError:
         return table, {}
-    if not credit_result.table.has_ids:  # credit of words does not fit the report's tokens
+    if not credit_result.table.has_ids:  # without token ids, the credit is per word instead of per token
         return table, {}
     other_credit_table = pa.concat_tables(credited_parts(credit_result))
     for name in schema.method_columns(method, other_credit_table.column_names):

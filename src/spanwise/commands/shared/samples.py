@@ -50,7 +50,7 @@ class Samples:
         return not bool(self.confidence_n.isnan().all())
 
     def by_score(self) -> "Samples | None":
-        """Use the self-rewarding scores as confidences. Return None if there are no scores."""
+        """Return a copy with the self-rewarding scores as confidences, or None without scores."""
         return None if self.score_n is None else replace(self, confidence_n=self.score_n.clamp(0.0, 1.0), score_n=None)
 
     def most_votes(self, block: str) -> int:
@@ -77,7 +77,7 @@ class Samples:
         return {name: interval for name, interval in interval_by_reward.items() if interval.value == interval.value}
 
     def _apply_to_answers(self, compute: Callable[..., Mapping[str, _Figure]]) -> dict[str, _Figure]:
-        """Compute figures of the first block's answer and of self-rewarding scores. Later blocks get an accuracy."""
+        """Compute the figures of answers and of self-rewarding scores. Later blocks get only an accuracy."""
         format_columns = {"well_formed_n": self.well_formed_n, "refusal_n": self.refusal_n}
         if not self.correct:
             unjudged_figures = compute(self.confidence_n, torch.full_like(self.confidence_n, torch.nan), **format_columns)
@@ -113,7 +113,7 @@ class Samples:
         """Compute the figures and the accuracy of votes, such as `majority@16`."""
         vote_count = self.most_votes(self.first)
         vote_names = ("majority", "weighted", f"{OF_SCORE}weighted")
-        # One bootstrap draw is enough, because a comparison takes its intervals from the seeds.
+        # One bootstrap draw is enough, because the intervals of the votes are not used.
         votes = self.votes(budgets=(vote_count,), resamples=1) if vote_count else {}
         return self.figures() | {f"{way}@{vote_count}": votes[way].intervals[0].value for way in vote_names if way in votes}
 
@@ -152,7 +152,7 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
     def only(parts: Sequence[str]) -> str:
         return f", only {', '.join(map(part_template.format, parts))}" if parts else ""
 
-    # A layout without answer and confidence has no answers to judge.
+    # Without a part for the answer or the confidence, no answer can be judged.
     if part_noun == "part" and {answer_name, confidence_name}.isdisjoint(part_names):
         no_part_reason = (
             f"no block has the part '{answer_name}' or '{confidence_name}'; "

@@ -136,7 +136,7 @@ def _show(summary: Mapping[str, Any], console: Console, *, title: str, absent: M
     figure_columns = {"start": summary["start"], "end": summary["final"]}
     if summary["intervals"]:
         figure_columns["95 %"] = {
-            name: "unknown" if low == high else f"{low:.3f} to {high:.3f}"  # no interval if all prompts agree
+            name: "unknown" if low == high else f"{low:.3f} to {high:.3f}"  # low == high: all prompts agree
             for name, (low, high) in summary["intervals"].items()
         }
     say(console, *figure_table(title, figure_columns, absent=absent), *unmeasured_sentences(absent))
@@ -290,7 +290,7 @@ class Recorder(BatchCallback):
         curve_figure_names = ("step", "malformed", "accuracy", "ece")
         batch_figures = [
             {k: v for k, v in line.items() if k in curve_figure_names or (k.startswith("rewards/") and k.endswith("/mean"))}
-            for line in metrics_until(self.folder.path, step_count)  # only the main process has lines of metrics
+            for line in metrics_until(self.folder.path, step_count)
             if "evaluation" not in line
         ]
         if self.trainer.accelerator.is_main_process:

@@ -26,7 +26,7 @@ from spanwise.zeros import Zero, Zeros, reason_of, recorded_reasons, tally_zeros
 
 #: How many completions of the same group a description lists at most.
 _MATES = 16
-#: More missing blocks than this share one sentence.
+#: Up to this many missing blocks get a sentence each. More blocks share one sentence.
 _NAMED = 4
 
 
