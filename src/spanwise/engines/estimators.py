@@ -51,13 +51,13 @@ def outcome_advantages(
         }
     )
     uids = index.tolist() if hasattr(index, "tolist") else list(index)
-    # Padding rows have a padding id, and end the batch or have no trained token.
+    # A padding row has a padding id, and either has no trained token or is at the end of the batch.
     rows_with_real_id = {n for n, uid in enumerate(uids) if not _PAD.fullmatch(str(uid))}
     last_real_row = max(rows_with_real_id, default=-1)
     is_trained_n = response_mask.bool().any(dim=1)
     trained_rows_before_last = {n for n in range(last_real_row) if is_trained_n[n]}
     compared_rows = sorted(rows_with_real_id | trained_rows_before_last)
-    reward_sum_n = token_level_rewards.double().sum(dim=1)  # for rollouts without a trained token
+    reward_sum_n = token_level_rewards.double().sum(dim=1)  # the reward of rows without a trained token
     reward_n = torch.where(is_trained_n, step_rewards(token_level_rewards, response_mask), reward_sum_n)
     adv_n = torch.zeros_like(reward_n)
     if compared_rows:

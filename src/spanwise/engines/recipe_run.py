@@ -1,4 +1,4 @@
-"""`RecipeRun`, for trainers that only call hooks."""
+"""`RecipeRun`: compute a recipe's credit for trainers that offer only hooks."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ def read_rule(
     get_setting: Callable[[str], Any],  # returns the value of an engine's option, or None if it is not set
     faults: Mapping[str, Any],
     fixed: Mapping[str, tuple[Any, str]],  # maps an engine's option to its required value and the reason
-    discounts: Mapping[str, str] = {},  # maps an engine's option to the method's option for the same discount
-    deviation: str = "",  # the option for dividing by a group's standard deviation
+    discounts: Mapping[str, str] = {},  # maps the engine's discount options to those of the method
+    deviation: str = "",  # the engine's option to divide by a group's standard deviation
 ) -> tuple[RecipeRule, list[str]]:
     """Load a recipe's rule of credit. Refuse engine settings that conflict with it. Also return warnings."""
     required_value_faults = {

@@ -120,7 +120,7 @@ def set_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
     an `AlignmentError`.
     """
     reward_hook, advantage_hook = HOOKS
-    sample_credits = rollout_data["rewards"]  # `post_process_rewards` put the credit here
+    sample_credits = rollout_data["rewards"]  # `post_process_rewards` stored the credit under this name
     has_credit = all(isinstance(credit_t, Tensor) for credit_t in sample_credits)
     refuse({f"{advantage_hook} works only beside {reward_hook}: {HOOKS[reward_hook]}.": not has_credit})
     from slime.backends.megatron_utils.cp_utils import slice_log_prob_with_cp  # pyright: ignore[reportMissingImports]
@@ -146,7 +146,7 @@ def fold_factor(
 
     factor[i] = D[i], the trained tokens of i's rollout; with `calculate_per_token_loss` those of i's step / its rollouts
     """
-    # slime averages over the tokens of one rollout, or of `batch_size` rollouts.
+    # With `per_token`, slime averages over the tokens of `batch_size` rollouts, otherwise of one rollout.
     rollouts_per_average = batch_size if per_token else 1
     average_index_n = rollout_n // rollouts_per_average
     token_count_n = trained_n.clamp(min=1).float() if per_token else trained_n.float()
@@ -171,7 +171,7 @@ def _batch(args: Any, samples: Sequence[Any], scheme: Scheme) -> tuple[Batch, In
     batch = Batch.jagged(
         completion_ids,
         [sample.group_index for sample in samples],
-        # A sample outside the loss is scored, too, so all its tokens count as sampled.
+        # All tokens of a sample outside the loss count as sampled, because the sample is scored, too.
         sampled=[mask if any(mask) else [1] * len(mask) for mask in loss_masks],
         columns=columns_of([_columns(args, sample, row) for sample, row in zip(samples, completion_ids, strict=True)]),
         steps=Steps(rollout_n, torch.arange(len(samples))) if has_turns else None,

@@ -23,7 +23,7 @@ __all__ = ["UnslothSpanGRPOTrainer"]
 
 #: The supported loss types. Others need log-probabilities, which Unsloth's loss does not return.
 LOSS_TYPES = ("bnpo", "cispo", "dapo", "dr_grpo", "grpo", "luspo", "sapo", "vespo")
-#: Environment variables that make Unsloth weigh completions, with the values for off.
+#: Environment variables that make Unsloth weigh completions, each with the values that turn it off.
 _WEIGHTS = {"UNSLOTH_GRPO_ZERO_VARIANCE_EXCLUDE": ("", "0"), "UNSLOTH_GRPO_LOSS_AGGREGATION": ("",)}
 _INSTEAD = "train without Unsloth (spanwise.engines.trl)"
 _CANARY = f"Use unsloth 2026.10.9, or {_INSTEAD}."
@@ -70,7 +70,7 @@ def check_use(args: Any, scheme: Any, *, critic: Any = None) -> None:
 
 
 def check_gradient(gradient_bu: Float[Tensor, "b u"] | None, expected_bu: Float[Tensor, "b u"], *, exact: bool) -> None:
-    """Raise an error if the gradient of a log-probability is unexpected. Unless `exact`, only its sign is compared."""
+    """Raise an error if the gradient of a log-probability is wrong. Unless `exact`, compare only its sign."""
     if gradient_bu is None:
         raise SpanwiseError(f"Unsloth's loss stores no gradient, so spanwise cannot check it. {_CANARY}")
     tolerance_bu = 0.05 * expected_bu.abs() + 1e-6 * expected_bu.abs().max()

@@ -139,7 +139,7 @@ class SampledRows:
         turn_columns["completion_ids"] = [response_ids[row][start:end] for row, _, start, end in turn_ranges]
         uids = [self.uids[row] for row in row_of_turn]
         turn_masks = [loss_masks[row][start:end] for row, _, start, end in turn_ranges]
-        # A turn outside the loss is scored, too, so all its tokens count as sampled.
+        # All tokens of a turn outside the loss count as sampled, because the turn is scored, too.
         batch = Batch.jagged(
             turn_columns["completion_ids"],
             uids,

@@ -24,7 +24,7 @@ from spanwise.rollouts import Rollouts
 from spanwise.segment import Vocabulary
 from spanwise.step import ReadBatch, Step, StepResult, in_useful_groups
 
-#: The key for the real rewards while fake rewards tell SkyRL which groups to keep.
+#: The key that holds the real rewards while fake ones tell SkyRL which groups to keep.
 _REWARDS = "spanwise_rewards"
 #: Maps metric names in spanwise's report to SkyRL's names.
 UPDATE = {
@@ -135,7 +135,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
 
     def _execute_forward_pass(self, model: str, batch: Any, key: str, mini_batch_boundaries: Any) -> Tensor:
         """Compute old log-probabilities or values, in the order of the batch's rows."""
-        # With mini-batch boundaries, SkyRL would leave padding rows in the result.
+        # Pass no boundaries of mini-batches that need padding: SkyRL would leave padding rows in the result.
         row_multiple = self.dispatch.get_lcm_dp_size()
         needs_padding = any((end - start) % row_multiple for start, end in mini_batch_boundaries or ())
         return super()._execute_forward_pass(model, batch, key, None if needs_padding else mini_batch_boundaries or None)
@@ -170,7 +170,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         reading = scored_batch.reading
         if self.scheme.value_names:  # the critic does not learn from rows outside the loss
             batch = replace(batch, mask_nt=mask_nt[:row_count])
-        last_column = mask_nt.shape[1] - 1  # modes append their tokens in this column
+        last_column = mask_nt.shape[1] - 1  # a mode such as laser appends its token here
         token_columns = {mode: torch.where(has_token_n, last_column, -1) for mode, has_token_n in self._appended.items()}
         finished_steps = self.global_step - 1
         for name, part in self.parts.items():
@@ -183,7 +183,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             self._leave_out_useless(data, step_result, sampled_rows)
             mask_nt = data["loss_mask"] > 0
         padding_row_count = len(mask_nt) - row_count
-        adv_nt = pad(adv_nt, (0, 0, 0, padding_row_count)) * mask_nt  # 0 in padding and in rows left out of the loss
+        adv_nt = pad(adv_nt, (0, 0, 0, padding_row_count)) * mask_nt  # advantages are 0 outside the loss
         all_metrics = dict(step_result.metrics)
         rollout_n = torch.tensor([sampled_rows.rollout_s[s] for s in sampled_rows.source_row_n])
         advantage_factor_n1 = fold_factor(
@@ -232,8 +232,8 @@ class SpanRayPPOTrainer(RayPPOTrainer):
     def _columns(self, uids: Sequence[str]) -> dict[str, list[Any]]:
         """Return the dataset's columns for some prompts. Nested mappings get names such as `reward_spec.ground_truth`."""
         prompt_dataset: Any = self.train_dataset
-        numbered_uids = {uid for uid in uids if uid.isdecimal()}  # a uid of digits is a row of the dataset
-        columns_by_uid = {uid: prompt_dataset[int(uid)][2] for uid in numbered_uids}  # entry 2: the columns
+        numbered_uids = {uid for uid in uids if uid.isdecimal()}  # a numeric uid is a dataset row's index
+        columns_by_uid = {uid: prompt_dataset[int(uid)][2] for uid in numbered_uids}  # [2]: dataset columns
         return columns_of([columns_by_uid.get(uid, {}) for uid in uids])
 
     def _keep(self, record: RunRecord, result: StepResult, sampled_rows: SampledRows) -> None:

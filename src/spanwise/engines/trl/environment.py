@@ -12,7 +12,7 @@ from spanwise.score.event_loop import run
 
 
 def taken_from(trainer: Any, objectives: Sequence[Objective]) -> list[Any]:
-    """Move the rewards of TRL's environments from the trainer to a list. Refuse rewards that no objective uses."""
+    """Take the environments' reward functions from TRL's trainer. Refuse rewards that no objective uses."""
     objective_count = len(objectives)
     reward_functions = trainer.reward_funcs[objective_count:]
     environment_names = trainer.reward_func_names[objective_count:]

@@ -99,7 +99,7 @@ class DynamicSampling:
         return outputs
 
     def _useful(self, generated: tuple[Any, ...], prompts: list[Any], rows: list[dict[str, Any]]) -> Bool[Tensor, " g"]:
-        """Return which groups are useful: those with credit, or with different rewards of one objective."""
+        """Return which groups get credit, or differ in the rewards of the objective that the user chose."""
         extra_fields = next((part for part in generated if isinstance(part, dict)), {})
         for n, row in enumerate(rows):
             row.update({name: values[n] if isinstance(values, list) else values for name, values in extra_fields.items()})

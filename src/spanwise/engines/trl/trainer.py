@@ -95,7 +95,7 @@ class SpanGRPOTrainer(GRPOTrainer):
     num_generations: Any
     num_generations_eval: Any
     settings: Mapping[str, Any] | None
-    _moves_columns = False  # True in the subclass for Unsloth
+    _moves_columns = False  # whether the loss moves tokens to other columns, as with Unsloth
 
     def __init__(
         self,
@@ -139,13 +139,13 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._scored_batch: ReadBatch | None = None
         self._read_seconds = 0.0
         self._done: set[str] = set()
-        # With these options TRL masks further tokens, so the check `canary` would fail.
+        # With these options TRL also masks other tokens, so the check of the gradient would fail.
         trl_masks_tokens = args.off_policy_mask_threshold is not None or args.top_entropy_quantile < 1.0
-        # The check runs once, and not for DPPO, which is no loss of TRL.
+        # The check runs once, but not for DPPO, because TRL does not compute that loss.
         self._canary_due = getattr(args, "canary", True) and not trl_masks_tokens and args.loss_type not in fold.DPPO
         self._logps: Tensor | None = None
         self._loss_inputs: dict[str, Any] = {}  # the inputs of the loss while TRL computes it
-        # TRL always gets level "token", because at level "sequence" it averages advantages.
+        # TRL always gets the importance-sampling level "token", because it averages advantages at "sequence".
         self._ratio_level = args.importance_sampling_level
         args.importance_sampling_level = "token"
         try:
@@ -158,7 +158,7 @@ class SpanGRPOTrainer(GRPOTrainer):
                 processing_class=processing_class,
                 **options,
             )
-        finally:  # the user may pass the same arguments again after an error of TRL
+        finally:  # restored even after an error, because the user may use `args` again
             args.importance_sampling_level = self._ratio_level
         self._environment_rewards = taken_from(self, scheme.objectives)
         if not any(options.get(name) for name in ("rollout_func", "environment_factory")):
@@ -192,7 +192,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         return getattr(self.processing_class, "tokenizer", self.processing_class)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
-        """Run TRL's training, on request from the newest checkpoint. Complete the run folder even after an error."""
+        """Train, or resume a checkpoint (True: the newest). Complete the run folder even after an error."""
         compared_settings = self._lasting if self.settings is None else None
         checkpoint = whole_checkpoint(self.args, resume_from_checkpoint, compared_settings)
         run_writer = self.keeping if self.accelerator.is_main_process else None
@@ -280,7 +280,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         return reward
 
     def _sample(self, *args: Any, **kwargs: Any) -> Any:
-        """Sample completions as TRL does, inside the contexts of modes."""
+        """Sample completions as TRL does, and let modes such as laser watch the sampling."""
         with ExitStack() as contexts:
             for part in self.parts.values():
                 contexts.enter_context(part.generating())
@@ -345,7 +345,7 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     def _logged_rewards(self, read_batch: ReadBatch) -> Tensor:
         """Return all rewards for TRL's log, one column per objective."""
-        # The log counts a missing reward as `if_missing`. Without it, leaving out blocks would raise the mean.
+        # Missing rewards count as `if_missing`. Otherwise leaving out blocks would raise the logged mean.
         return read_batch.everyone.worth_nm(self.scheme).to(self.accelerator.device)
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
@@ -411,7 +411,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         old_rollouts = self.last_rollouts
         old_step = self.step
         old_logs = self._logs
-        # A `Step` gives each warning once, so these samples get a `Step` of their own.
+        # A `Step` gives each warning only once, so these samples use another `Step` than the training.
         self.step, self._logs = Step(self.scheme, old_step.vocabulary), copy.deepcopy(old_logs)
         self.model.eval()
         try:
@@ -525,7 +525,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._logps = logp_outputs[0]
         loss_inputs = self._loss_inputs
         old_logp_bt = loss_inputs.get("old_per_token_logps")
-        if old_logp_bt is not None and self._ratio_level != "token":  # TRL reads old log-probabilities after this method
+        if old_logp_bt is not None and self._ratio_level != "token":  # TRL reads `old_per_token_logps` later
             mask_bt = fold.loss_mask(loss_inputs)
             block_bt = loss_inputs.get("block_numbers")
             loss_inputs["old_per_token_logps"] = fold.pooled_logps(logp_outputs[0], old_logp_bt, mask_bt, block_bt)

@@ -44,7 +44,7 @@ class Rows:
     output_number: Sequence[int] | None = None  # the number of each row within its rollout
     padding: Sequence[bool] = field(default=())  # True for rows that verl added to fill up the batch
     tokens: Mapping[str, Shaped[Tensor, "n t"]] = field(default_factory=dict)  # maps `Batch` fields to numbers per token
-    # maps each mode to the column of its appended token in each row (-1: no token)
+    # maps each mode to the column of the token that it appended to each row (-1: no token)
     places: Mapping[str, Int[Tensor, " n"]] = field(default_factory=dict)
 
     @cached_property
@@ -93,12 +93,12 @@ def _as_json(state: Any) -> Any:
 class UnpackedBatch:
     """The blocks and rewards of a batch, unpacked from texts."""
 
-    reading: Reading  # the rewards of each row or turn; `spans` is None
-    row_s: Int[Tensor, " s"]  # the batch row of each entry of `reading`
+    reading: Reading  # the rewards of each row or turn, without the blocks (`spans` is None)
+    row_s: Int[Tensor, " s"]  # the batch row that each row or turn in `reading` belongs to
     runs: Sequence[list[list[int]]]  # each row's blocks, run-length encoded: block numbers and run lengths
     masked_n: Bool[Tensor, " n"]  # True if the row came with a mask of sampled tokens
     split_n: Bool[Tensor, " n"]  # True if the row was split into turns
-    anchor: list[Any] | None  # the state before each entry of `reading`
+    anchor: list[Any] | None  # the state before each row or turn, if the method compares states
 
     @cached_property
     def length_n(self) -> list[int]:
@@ -108,7 +108,7 @@ class UnpackedBatch:
     @cached_property
     def step_s(self) -> Int[Tensor, " s"]:
         """The number of each turn within its row, from 0. A row that was not split has one turn."""
-        first_turn_s = torch.searchsorted(self.row_s, self.row_s)  # the first turn of the same row
+        first_turn_s = torch.searchsorted(self.row_s, self.row_s)  # the first turn of each turn's row
         return torch.arange(len(self.row_s)) - first_turn_s
 
     def blocks_of(
@@ -143,7 +143,7 @@ class UnpackedBatch:
                 f"set AgentLoopOutput.response_mask, and do not override AgentLoopWorker._compute_score."
             )
         if self.split_n.any():
-            turn_number_nt = runs(is_sampled_nt) * self.split_n[row_index_n, None]  # unsplit rows get 0
+            turn_number_nt = runs(is_sampled_nt) * self.split_n[row_index_n, None]  # 0 in rows without turns
             row_turns = split_turns(is_sampled_nt, torch.where(is_sampled_nt, turn_number_nt, -1))
             block_nt = row_turns.take(block_nt, fill=-1)
         is_selected_s = torch.isin(self.row_s, row_index_n)
@@ -226,7 +226,7 @@ def credited(
     step: Step,
     *,
     value_lam: float = 1.0,
-    fields: Mapping[str, Tensor] = {},  # fields that modes add to the `Batch`
+    fields: Mapping[str, Tensor] = {},  # `Batch` fields that modes such as laser fill in
     dtype: torch.dtype = torch.float32,
 ) -> Credited:
     """Compute the advantages of a batch and its critic's targets. Masked tokens and padding rows get 0."""

@@ -1,4 +1,4 @@
-"""Send response masks from verl's agent loop, and append the tokens of modes."""
+"""Send response masks from verl's agent loop, and append the tokens of modes such as laser."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def attach(agent_loop: Any) -> None:
             return teacher_logprobs
         if not hasattr(self, KEY):
             setattr(self, KEY, parts_in(self.config, scheme_in(self.config)))
-        for part in getattr(self, KEY).values():  # append the token before verl stores the output
+        for part in getattr(self, KEY).values():  # verl stores the output after this call
             if part.ended(output.response_ids, output.response_mask):
                 output.response_ids = [*output.response_ids, part.token]
                 output.response_mask = [*output.response_mask, 0]

@@ -69,7 +69,7 @@ class SpanRewardManager(RewardManagerBase):
         batch_columns = self._columns(field_dicts, ids_by_output)
         if own_result is not None:  # verl's own reward managers score only the last output
             manager_values = own_result.get("reward_extra_info", {})
-            # The manager's results replace a dataset column only if an objective pays them.
+            # A result of the user's reward manager replaces a dataset column only if an objective reads it.
             unpaid_values = {name: value for name, value in manager_values.items() if name not in (*batch_columns, "answer")}
             paid_values = {name: manager_values[name] for name in self.own_columns & manager_values.keys()}
             reward_columns = {**unpaid_values, **paid_values, "environment": own_result["reward_score"]}
@@ -90,7 +90,7 @@ class SpanRewardManager(RewardManagerBase):
         packed_text = carry.pack(read_batch.reading, length_n, masked=masked, turns=read_batch.turns, anchor=turn_state_s)
         objectives = self.scheme.objectives
         reward_nm = read_batch.worth_sm(self.scheme)
-        last_reward_m = reward_nm[-1].tolist() if len(reward_nm) else [math.nan] * len(objectives)  # verl logs the last turn
+        last_reward_m = reward_nm[-1].tolist() if len(reward_nm) else [math.nan] * len(objectives)
         objective_rewards = list(zip(objectives, last_reward_m, strict=True))
         total_reward = sum(objective.weight * reward for objective, reward in objective_rewards if not math.isnan(reward))
         extra_info: dict[str, Any] = {objective.name: reward for objective, reward in objective_rewards}
@@ -116,7 +116,7 @@ class SpanRewardManager(RewardManagerBase):
 
 
 def _hash_rewards(scores: Scores, objectives: Sequence[Objective]) -> float:
-    """Hash the rewards whose weight is not 0. Rollouts get the same hash only if all these rewards agree."""
+    """Return a hash of a rollout's rewards, except those with weight 0. Equal hashes mean equal rewards."""
     has_weight_m = torch.tensor([objective.weight != 0 for objective in objectives], dtype=torch.bool)
     hashed_tables = (scores.reward_nm[:, has_weight_m], scores.status_nm[:, has_weight_m])
     return float(zlib.crc32(b"".join(table.contiguous().numpy().tobytes() for table in hashed_tables)))
@@ -128,7 +128,7 @@ def _own_manager(config: Any, used_columns: set[str], tokenizer: Any, router: di
     if manager_config is None or not used_columns:
         return None
     user_chose_manager = manager_config.name != "naive" or config.reward.custom_reward_function.path is not None
-    if not user_chose_manager and "environment" not in used_columns:  # verl's agent loop fills the other columns
+    if not user_chose_manager and "environment" not in used_columns:  # verl's agent loop fills these columns
         return None
     user_config = copy.deepcopy(config)
     with open_dict(user_config):

@@ -63,7 +63,7 @@ class VerlRun:
         self.step = Step(scheme)
         self.record = RunRecord.of(config.algorithm.spanwise, option=OPTION)
         self.result: StepResult | None = None
-        self.targets: dict[str, Tensor] = {}  # maps each mode to the targets of its tokens
+        self.targets: dict[str, Tensor] = {}  # maps each mode to the training targets of its appended tokens
         self._vocabulary: Vocabulary | None = None
 
     def credit(self, rows: Rows, number: int, uids: Sequence[Any], mask_nt: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,14 +108,14 @@ class VerlRun:
         return loss_factor(mask_nt, rollouts=rows.rollouts, tokens=token_count, rows=len(rows.packed), **self.reduction)
 
     def save_memory(self, step: int) -> None:
-        """Write the state of a credit method with a memory into a checkpoint."""
+        """Write the state of a credit method that remembers earlier batches into a checkpoint."""
         if self.scheme.entry.stateful:
             estimator: Any = self.scheme.entry.estimator
             checkpoint_folder = Path(self.config.trainer.default_local_dir) / f"global_step_{step}"
             write_text(checkpoint_folder / MEMORY, json.dumps(estimator.state_dict()))
 
     def load_memory(self, step: int) -> None:
-        """Load the state of a credit method with a memory from a checkpoint."""
+        """Load the state of a credit method that remembers earlier batches from a checkpoint."""
         if step == 0 or not self.scheme.entry.stateful:
             return
         trainer = self.config.trainer
@@ -153,7 +153,7 @@ class VerlRun:
             ids_nt = scored_batch.take(sampled_rows.ids_nt[rows.real])
             if self._vocabulary is None:
                 self._vocabulary = vocabulary_of(self.config, tokenizer)
-            # Reward workers send no texts, so find them in the tokens again.
+            # Reward workers do not send the blocks' texts, so find them in the tokens again.
             trainer_spans, block_text = find_blocks(
                 ids_nt, scored_batch.spans.block_nt >= 0, layout=self.scheme.layout, vocabulary=self._vocabulary
             )
@@ -166,7 +166,7 @@ class VerlRun:
             reading = replace(scored_batch.reading, text=block_text)
             batch = replace(scored_batch.batch, ids_nt=ids_nt)
             completed_batch = replace(scored_batch, batch=batch, reading=reading)
-            # `prompt_texts` reads the first row, which must be a rollout's first output.
+            # Put first outputs first, because `prompt_texts` takes a prompt from its first row.
             output_numbers = rows.output_number or [0] * len(rows.packed)
             row_order = sorted(rows.real, key=lambda n: output_numbers[n])
             uids = [sampled_rows.uids[n] for n in row_order]

@@ -120,7 +120,7 @@ def prepare(config: Any) -> VerlRun:
     with open_dict(config):
         spanwise_section.recipe = str(Path(spanwise_section.recipe).resolve())
         if config.trainer.get("use_v1"):
-            config.trainer.v1.trainer_mode = _trainer_mode(config)  # without the prefix spanwise_
+            config.trainer.v1.trainer_mode = _trainer_mode(config)
         manager_config = config.reward.reward_manager
         if _manager_name(config) is not None:
             spanwise_section[OWN_MANAGER] = OmegaConf.to_container(manager_config)
@@ -142,7 +142,7 @@ def _replace_loss_mode(config: Any) -> str | None:
     critic_loss_mode = OmegaConf.select(config, "critic.loss_agg_mode")
     with open_dict(config):
         actor_config.loss_agg_mode = MODES[0]
-        if critic_loss_mode is not None:  # the critic would copy the actor's new mode
+        if critic_loss_mode is not None:  # otherwise the critic would take over the actor's new loss_agg_mode
             config.critic.loss_agg_mode = critic_loss_mode
     change_reason = "with several mini-batches, token-mean would divide the loss of each by a different number of tokens"
     if uses_sapo_loss:
@@ -217,13 +217,13 @@ def parts_in(config: Any, scheme: Scheme) -> dict[str, RowPart]:
 
 
 def paid_results(scheme: Scheme) -> set[str]:
-    """Return the names of the user's own rewards that objectives pay."""
+    """Return the columns that objectives with the reward `environment` read."""
     environment_objectives = [objective for objective in scheme.objectives if objective.reward == "environment"]
     return {objective.options.get("column", "environment") for objective in environment_objectives}
 
 
 def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
-    """Map errors about verl's settings to whether they occur."""
+    """Map error messages about verl's settings to whether they apply."""
     manager_name = _manager_name(config)
     function_path = OmegaConf.select(config, "reward.custom_reward_function.path")
     paid_columns = paid_results(scheme)

@@ -73,7 +73,7 @@ def _in_chunks(metrics_class: Any, original: Any, batch: Any, metrics: dict[str,
 
 
 def rows_of(batch: Any, run: VerlRun) -> Rows:
-    """Fetch the packed rewards of a batch, and its numbers per token."""
+    """Fetch the packed rewards and the per-token numbers of a batch."""
     response_fields = ["responses", "response_mask"] if run.parts else []
     fetched_fields = _fetch(batch, "extra_fields", *run.tokens.values(), *response_fields)
     extra_fields = list(fetched_fields["extra_fields"])  # the TransferQueue may return an array instead of a list
@@ -101,7 +101,7 @@ def _fetch(batch: Any, *fields: str) -> Any:
 
 
 def _write_targets(batch: Any, rows: Rows, targets: Mapping[str, Tensor]) -> None:
-    """Store the targets of appended tokens as old log-probabilities."""
+    """Write the training targets of appended tokens in place of their old log-probabilities."""
     old_logps = _fetch(batch, "old_log_probs")["old_log_probs"]
     old_logp_rows = [row.clone() for row in old_logps.unbind()]
     for name, target_n in targets.items():
