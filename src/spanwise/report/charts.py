@@ -196,7 +196,7 @@ def _y(field: str, title: str, *, zero: bool = False, percent: bool = False) -> 
 
 
 def _color(names: Sequence[str], palette: Palette = "series") -> alt.Color:
-    colour_list_name = "category" if palette == "series" else "ordinal"  # colour lists of the page's Vega settings
+    colour_list_name = "category" if palette == "series" else "ordinal"  # Vega's names for the colour lists
     return alt.Color("series:N", scale=alt.Scale(domain=list(names), range=colour_list_name), legend=None)
 
 

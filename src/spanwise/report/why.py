@@ -214,7 +214,7 @@ def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: f
 
 
 def _name_worth(row: TokenRow, rule: Rule, part: CreditPart) -> str:
-    """Explain a compared reward that is a sum, or that replaces a missing reward."""
+    """Explain how a compared number comes from rewards, if it is a sum or replaces a missing reward."""
     if part.worth is None:
         return ""
     if part.objective in row.statuses or part.objective in row.rewards or not rule.objectives:
@@ -261,7 +261,7 @@ def _baseline_note(row: TokenRow, rule: Rule, part: CreditPart) -> str:
 
 
 def _token_shares(row: TokenRow, method: str, block: str, credit: float) -> tuple[str, str]:
-    """Say how much credit each trained token of a block carries, and how much all do."""
+    """Return the credit of each trained token in a block, and their sum, as text."""
     advantage_by_token = {t: float(value) for t, value in enumerate(row.advantages[method]) if not math.isnan(value)}
     if advantage_by_token and row.stop.get(method):
         advantage_by_token[max(advantage_by_token)] -= row.stop[method]
