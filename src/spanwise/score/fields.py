@@ -72,7 +72,7 @@ def _same(field: str, gold: Any) -> bool:
     field_value = json_value(field, decoder=_DECODER)
     if field_value is MISSING or field_value != gold:
         return False
-    plain_pair = json.loads(json.dumps([field_value, gold]), parse_int=float)  # 3 is 3.0, but 1 is not true
+    plain_pair = json.loads(json.dumps([field_value, gold]), parse_int=float)  # 3 equals 3.0, 1 is not true
     return json.dumps(plain_pair[0], sort_keys=True) == json.dumps(plain_pair[1], sort_keys=True)
 
 

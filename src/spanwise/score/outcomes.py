@@ -28,7 +28,7 @@ from spanwise.score.reward import NAN, Columns, Texts, built_in
 
 #: The most values that an outcome may have in a batch.
 MOST_VALUES = 16
-#: The smallest number for a string outcome. float64 holds all of these numbers exactly.
+#: The smallest number that stands for a string outcome. float64 holds all such numbers exactly.
 _STRING_CODES = 2**52
 
 
@@ -120,7 +120,7 @@ def check_discrete(values: Collection[float], name: str) -> None:
 
 
 def judge_of(objective: Objective) -> str | None:
-    """Return the objective, such as `correct`, that judges a reward's confidences. Return None for other rewards.
+    """Return the objective, such as `correct`, by which a reward scores confidences (None for other rewards).
 
     That is its option (`of`), else the only reward that it is given, else `correct` if it is given that or no reward at all.
     """

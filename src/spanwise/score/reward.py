@@ -147,7 +147,7 @@ def column_of(columns: Columns, name: str, size: int) -> Sequence[Any]:
         raise DataError(f"The dataset has no column '{name}'; its columns are {', '.join(column_names) or 'none'}.")
     if len(columns[name]) != size:
         raise AlignmentError(f"Column '{name}' has {len(columns[name])} rows for {size} completions.")
-    return list(columns[name])  # pandas looks a column up by labels, a list is looked up by positions
+    return list(columns[name])  # a list, because pandas would look up labels instead of positions
 
 
 def block_with(blocks: BlockText, pays: Sequence[str], tag: str) -> Mapping[str, str | None] | None:

@@ -90,7 +90,7 @@ def score_all(
         else:
             reward = _call(objective, text, columns, verdicts, call_results)
         reward = _only_paid(objective, reward, text)
-        if objective.only is not None:  # score only completions that get 1 from that objective
+        if objective.only is not None:  # only completions with reward 1 from `objective.only` are scored
             reward = remove_rewards(reward, verdicts[objective.only].value_n != 1.0, Status.UNSCORED)
         rewards[objective.name], verdicts[objective.name] = (reward, reward) if settle is None else settle(objective, reward)
     all_scores = as_scores(rewards, *read_outcomes(objectives, text, columns=columns))
@@ -233,16 +233,16 @@ def _await_early(objectives: Sequence[Objective], text: Texts, columns: Columns)
 
 
 def _call_key(objective: Objective) -> tuple[Any, ...]:
-    """Return the same key for objectives that can share a call of their function."""
+    """Return a key that is equal for objectives that can share one call of their reward function."""
     return id(objective.reward), repr(objective.options), objective.pays
 
 
 def _complete_known(objective: Objective, recorded: Reward, text: Texts, *, columns: Columns, scored: Scored) -> Reward:
-    """Complete an objective's recorded rewards by outcomes and statuses from the text."""
+    """Add outcomes and statuses, read from the text, to an objective's recorded rewards."""
     if judge_of(objective) is None:
         return recorded
     rescored = score_one(objective, text, columns=columns, scored=scored)
-    # Recorded rewards do not say why one is missing, so the text is read.
+    # Recorded rewards do not say why a reward is missing, so the text is read.
     has_failed_n = (recorded.status_n == Status.ERROR) | (recorded.status_n == Status.UNSCORED)
     is_unstated_n = (rescored.status_n == Status.ABSENT) | (rescored.status_n == Status.UNPARSABLE)
     status_n = torch.where(has_failed_n & is_unstated_n, rescored.status_n, recorded.status_n)
@@ -290,7 +290,7 @@ def _by_function(objective: Objective) -> list[Objective]:
     """Return an objective for each function of a verifiers rubric, with its weight. Other objectives do not change."""
     if not isinstance(objective.reward, Rubric):
         return [objective]
-    prefix = "" if objective.name == "reward" else f"{objective.name}."  # a default name adds no prefix
+    prefix = "" if objective.name == "reward" else f"{objective.name}."  # leave out the default name "reward"
     return [
         replace(objective, reward=function, name=f"{prefix}{function.__name__}", weight=objective.weight * weight)
         for function, weight in rubric_functions(objective.reward)
@@ -306,7 +306,7 @@ def _by_block(objective: Objective, layout: Layout) -> list[Objective]:
         return [replace(objective, pays=tuple(paid_blocks))]
     objectives: list[Objective] = []
     for block in layout.matching(objective.each):
-        # The nearest earlier block comes first, because `back_off` drops the last outcome first.
+        # Put the nearest earlier block first, because `back_off` drops outcomes from the end of `given`.
         earlier_names = tuple(other.name for other in reversed(objectives))
         given_outcomes = tuple(chain(*(earlier_names if entry == EARLIER else (entry,) for entry in objective.given)))
         changed_fields: dict[str, Any] = {"name": f"{objective.name}.{block}", "given": given_outcomes}
@@ -396,7 +396,7 @@ def _check_reading(objective: Objective, entry: BuiltIn, layout: Layout) -> None
     for block in named_blocks:
         if block not in layout.keys:
             raise RecipeError(f"Objective '{objective.name}' reads block '{block}'. {unknown('block', block, layout.keys)}")
-    # The first paid block and all named blocks need the tag. If none is named, any paid block may have it.
+    # The tag must be in the first paid and every named block, or in any paid block if none is named.
     block_groups = [(block,) for block in (objective.pays[0], *named_blocks)] if named_blocks else [objective.pays]
     for tag, blocks in product((options[name] for name in entry.tags), block_groups):
         block_tags = [key for block in blocks for key in layout.keys[block]]

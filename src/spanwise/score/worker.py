@@ -29,7 +29,7 @@ from typing import Any
 
 try:
     import resource
-except ImportError:  # on Windows
+except ImportError:  # Windows has no module `resource`
     resource = None
 
 # Possessive quantifiers keep the time linear. Letters that may be factors in mathematics do not match.
@@ -180,7 +180,7 @@ def read_schema(text: str) -> tuple[Any, bool]:
 
     check(schema)
     schema_resource = specification.create_resource(schema)
-    # The crawl fetches nothing from the network.
+    # `crawl` fetches nothing from the network.
     schema_registry = REGISTRY.with_resource(schema_resource.id() or "", schema_resource).crawl()
     follow(schema, schema_registry.resolver(schema_resource.id() or ""))
     try:

@@ -75,7 +75,7 @@ def _check_ready(options: Mapping[str, Any]) -> None:
     """Refuse to ask a judge if its package or its API key is missing."""
     key = options["key"]
     lacks_key = not os.environ.get(key) and (options["base_url"] is None or key != "OPENAI_API_KEY")
-    shown_key = key if key.isupper() else "that key names"  # the option may hold the key itself, a secret
+    shown_key = key if key.isupper() else "that key names"  # the option may hold the secret key itself
     missing_key = f"The judge has no key. Set the environment variable {shown_key}, or name another variable with key: NAME."
     missing_package = "The reward 'judge' needs the package openai. Install 'spanwise[judge]'."
     refuse(

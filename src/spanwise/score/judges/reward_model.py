@@ -146,11 +146,11 @@ class _Row(NamedTuple):
 
     ids: tuple[int, ...]
     types: tuple[int, ...]  # the type of each token; empty if the model takes none
-    places: tuple[int, ...]  # the tokens whose numbers are read; empty if the whole row gets one number
+    places: tuple[int, ...]  # the positions of the logits to read; empty if the row has only one
 
 
 class _RewardModel:
-    """A loaded reward model with its tokenizer and a cache of its numbers."""
+    """A loaded reward model with its tokenizer and a cache of its results."""
 
     def __init__(
         self, name: str, device: str, dtype: str, trust: bool, marker: str | None, label: str | int | None, choices: Any
@@ -270,7 +270,7 @@ load_reader = lru_cache(maxsize=4)(_RewardModel)
 def _outputs(
     name: str, config: Any, tokenizer: Any, label: str | int | None, choices: Any
 ) -> tuple[list[int], Tensor | None]:
-    """Return the indices of the logits that a reward needs, and their numbers (None for a single logit)."""
+    """Return the indices of the logits that a reward needs, and their weights (None for a single logit)."""
     if choices is not None:
         ids_by_word = {word: tokenizer(word, add_special_tokens=False)["input_ids"] for word, _ in choices}
         refuse({f"The reward model '{name}' has choices. Leave label out.": label is not None})
