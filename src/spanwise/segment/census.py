@@ -15,13 +15,13 @@ class Census:
     """How many completions hold each tag, JSON field or channel."""
 
     size: int  # the number of completions
-    wanted: Mapping[str, int]  # maps each mark of the layout to the number of completions that hold it
-    others: Mapping[str, int]  # the same for each mark that is not in the layout, most frequent first
+    wanted: Mapping[str, int]  # maps each mark of the layout (such as a tag) to its number of completions
+    others: Mapping[str, int]  # maps other marks to their numbers of completions, most frequent first
     segmenter: str = "tags"  # the segmenter that finds the marks
 
     @property
     def lacking(self) -> tuple[str, ...]:
-        """Return the layout's marks that fewer than 1 % of the completions hold."""
+        """Return the layout's marks, such as tags, that fewer than 1 % of the completions hold."""
         return tuple(tag for tag, count in self.wanted.items() if count * 100 < self.size)
 
     @property
@@ -89,7 +89,7 @@ def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "ta
 
 
 def census_of(layout: Layout, texts: Sequence[str]) -> list[Census]:
-    """Count the completions that hold each mark of a layout, segmenter by segmenter."""
+    """Count the completions that hold each mark of a layout, such as a tag, segmenter by segmenter."""
     marks_of_segmenter = {name: [part.mark for part in layout.parts_of(name)] for name in layout.segmenters}
     return [
         census(texts, marks, segmenter=name, prefilled=layout.prefilled if layout.prefilled in marks else None)

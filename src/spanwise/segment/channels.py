@@ -86,7 +86,7 @@ def _list_channels(text: str) -> list[str]:
 
 
 def _prompt_endings(mark: str) -> tuple[str, ...]:
-    """Return the signs, such as `<think>`, with which a prompt opens a channel at its end."""
+    """Return the signs, such as `<think>`, by which the end of a prompt can open a channel."""
     channel = mark.removesuffix(EACH)
     opening_signs = [opening for name, opening, _ in _PAIRS if name == channel]
     return (*opening_signs, "<|channel|>analysis<|message|>") if channel == _REASONING else tuple(opening_signs)

@@ -170,7 +170,7 @@ def assign(
     surplus: Literal["keep", "report", "drop"],
     fault: int = 0,
 ) -> Found:
-    """Assign the matches of each mark, in order, to the parts with that mark. `surplus` decides on others."""
+    """Give each match of a mark (such as a tag) to the next part with it. `surplus` decides on others."""
     claims: list[Claim] = []
     match_count = dict.fromkeys(parts_of, 0)
     for mark, start, stop, inner in matches:
@@ -223,10 +223,10 @@ def cut(layout: Layout, findings: Iterable[Found], length: int) -> Pieces:
 
 
 def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list[tuple[int, int]], list[Claim]]:
-    """Cut a completion at the text that segmenters claim. Return the pieces and the claims that were kept."""
+    """Cut a completion where segmenters found text. Return the pieces and the claims that were kept."""
     block_pieces = [] if rest is None else [(0, rest)]
     kept_claims = list[Claim]()
-    # A match without an end stops where the next one of this kind starts.
+    # A match without an end stops where the next match without an end starts.
     open_claim_starts = [claim.start for claim in claims if claim.stop is None]
     stops_of_open_claims = iter([*open_claim_starts[1:], length])
     open_stops_and_blocks = [(length, rest)]
@@ -244,7 +244,7 @@ def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list
 
 
 def _close_claims(stack: list[tuple[int, int | None]], byte: int) -> list[tuple[int, int]]:
-    """End the claims that stop at or before a byte. Return the pieces in which the outer claims continue."""
+    """Close found texts that end at or before a byte. Return the pieces in which the outer texts continue."""
     outer_pieces = []
     while len(stack) > 1 and stack[-1][0] <= byte:
         claim_stop, _ = stack.pop()

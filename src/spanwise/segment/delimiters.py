@@ -74,7 +74,7 @@ def sign_finder(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()
         token_ends = sample.end_t[sign_token_positions].tolist()
         token_signs = [Sign(written, end - len(written), end) for written, end in zip(sign_texts, token_ends, strict=True)]
         token_starts = [sign.start for sign in token_signs]
-        # Drop a spelled sign that overlaps an added token.
+        # Drop a sign found in the text that overlaps a sign which is one added token.
         nonoverlapping_signs = [
             sign for sign in spelled_signs if bisect_left(token_starts, sign.end) == bisect_left(token_ends, sign.start + 1)
         ]
@@ -118,7 +118,7 @@ def _says(text: str) -> list[str]:
 def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Find the text between two signs, such as `<think>...</think>`. The module has the rules."""
     parts_of_mark = group_by_mark(parts, bare=False)
-    mark_of_opening: dict[bytes, tuple[str, bytes]] = {}  # maps an opening sign to its mark and closing sign
+    mark_of_opening: dict[bytes, tuple[str, bytes]] = {}  # maps opening signs to marks and closing signs
     for mark in parts_of_mark:
         opening_sign, closing_sign = signs_of(mark)
         if opening_sign.encode() in mark_of_opening:
@@ -151,7 +151,7 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
             if has_closing:
                 fault_flags |= Fault.NESTED if inner_signs & mark_of_opening.keys() else 0
             else:
-                fault_flags |= Fault.ORDER if inner_signs else 0  # one of the signs closes another mark
+                fault_flags |= Fault.ORDER if inner_signs else 0  # a sign in between closes another mark
                 fault_flags |= Fault.TRUNCATED if closing_sign else 0
             is_complete = has_closing or not closing_sign
             content_place = (sign.end, end_sign.start) if is_complete else None

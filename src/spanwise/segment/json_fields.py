@@ -50,7 +50,7 @@ _STEP = re.compile(r'(?:^|(?<=.)\.)([^.\[\]"]+)|\[(\d+|\*)\]|(?:(?<=.)\.)?\["((?
 _INSIDE = rb'(?:[^"\\\n]++|\\.)*+'
 #: Matches a bracket, a comma or a JSON string (text, closing quote, colon of a key).
 _TOKEN = re.compile(rb'"(%b)(?:(")([ \t\r\n]*+:)?+)?+|[{}\[\],]' % _INSIDE, re.DOTALL)
-#: `match.lastindex` of a string without a closing quote, and of a key.
+#: The values of `match.lastindex` for a string without a closing quote and for a key.
 _BROKEN, _KEY = 1, 3
 _WHOLE = re.compile(rb'"%b"' % _INSIDE, re.DOTALL)
 _COMMA, _ARRAY, _ARRAY_END = b",[]"
@@ -172,7 +172,7 @@ class _Scan:
 
     def _open_value(self, at: int, *, array: bool) -> None:
         """Open an object or array inside another value."""
-        if self.stack and not self.stack[-1].reading:  # the object or array has no key
+        if self.stack and not self.stack[-1].reading:  # no key stands before this object or array
             self.fault |= _NESTED
             if array:
                 return
@@ -252,7 +252,7 @@ def _build_node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -
 
 
 def _resolve_step(part: Part, step: str | int) -> bytes | int:
-    """Return the key of a step in `Node.steps`. The part's index replaces `[*]` (-1), if it has one."""
+    """Return a path step's key in `Node.steps`. The part's index replaces `[*]` (-1), if it has one."""
     if isinstance(step, str):
         return step.encode()
     return part.index if step == -1 and part.index is not None else step

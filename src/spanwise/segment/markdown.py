@@ -198,7 +198,7 @@ def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 
 def _syntax_fault(root: Any, last_line: int) -> int:
-    """Return the faults of syntax errors. An error in the last line is TRUNCATED, others are NESTED."""
+    """Return fault flags for syntax errors: TRUNCATED for an error in the last line, else NESTED."""
     fault_flags = 0
     nodes_to_visit = [root] if root.has_error else []
     while nodes_to_visit:

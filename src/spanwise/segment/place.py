@@ -221,7 +221,7 @@ def _text(completion: bytes, pieces: Pieces, present_k: Sequence[bool], keys: Ma
                 content_bytes = completion[content[0] : min(content[1], end_byte)] if isinstance(content, tuple) else content
                 block_text[key] = None if content_bytes is None else content_bytes.decode("utf-8", "replace")
             block_text[""] = b"".join(pieces_of_block[k]).decode("utf-8", "replace")
-    # The joined blocks are the whole text only if each is one piece, in the layout's order.
+    # The blocks add up to the whole text only if each is one piece, in the layout's order.
     if len(pieces_of_block) == len(pieces.blocks) and sorted(pieces_of_block) == [*pieces.blocks]:
         return text_of_block
     return PiecewiseText(text_of_block, completion.decode("utf-8", "replace"))
@@ -280,7 +280,7 @@ class TagParser:
 
     def parse(self, text: bytes) -> tuple[Pieces, list[int | None]]:
         """Find the blocks of a text. Also return the byte at which each tag opens, None without the tag."""
-        texts_and_tags = self._pattern.split(text)  # texts and tags in turn
+        texts_and_tags = self._pattern.split(text)  # texts and tags alternate
         offsets = [0, *accumulate(map(len, texts_and_tags))]
         tag_texts = tuple(texts_and_tags[1::2])
         parse_tags = self._parse_tags_cached if len(tag_texts) <= _LONGEST_CACHED else self._parse_tags

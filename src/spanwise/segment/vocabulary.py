@@ -192,7 +192,7 @@ _BYTE_PIECE = re.compile("<0x([0-9a-fA-F]{2})>")
 def _byte_level(text: str) -> bytes:
     try:
         return bytes([_ALPHABET[character] for character in text])
-    except KeyError:  # as in the tokenizer, other texts stay as they are
+    except KeyError:  # like the tokenizer, keep a text with other characters
         return text.encode()
 
 
