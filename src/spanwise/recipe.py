@@ -168,7 +168,7 @@ class Recipe(BaseModel):
     @field_validator("method")
     @classmethod
     def _known_method(cls, name: str) -> str:
-        return method(name).name  # pydantic gathers a RecipeError with the other faults
+        return method(name).name  # pydantic reports a RecipeError together with other faults
 
     @field_validator("layout", mode="before")
     @classmethod
@@ -185,7 +185,7 @@ class Recipe(BaseModel):
             expected_text = "a whole number" if name == "workers" else "a number of seconds"
             if isinstance(limit, bool) or not isinstance(limit, allowed_types):
                 raise ValueError(f"verifier.{name} is {limit!r}, and must be {expected_text}.")
-        MathVerifier(**limits)  # refuses a wrong limit, and starts no worker yet
+        MathVerifier(**limits)  # raises an error if a limit is wrong; starts no worker
         return limits
 
     @field_validator("*", mode="before")
@@ -202,7 +202,7 @@ class Recipe(BaseModel):
                 raise RecipeError(_no_field(name))
             if not isinstance(section, Mapping | None):
                 raise RecipeError(f"{name} is {section!r}, and must be {_KINDS['dict']} ({MODES[name].about})")
-        _ = self.modes, self.refinement  # refuses wrong sections of the recipe now
+        _ = self.modes, self.refinement  # raises an error if a section of the recipe is wrong
         if self.task not in EMBEDDED:
             for field in () if self.task == SCRIPT else ("model", "dataset"):
                 if getattr(self, field) is None:
@@ -335,7 +335,7 @@ def _no_field(key: str) -> str:
 
 
 def _check_presets(from_file: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
-    """Refuse a changed preset, such as `method`, that the recipe's own fields would cancel."""
+    """Refuse to override `method`, `baseline` or `calibration` if other recipe fields would cancel that."""
     for field in ("method", "baseline", "calibration"):
         old_setting = from_file.get(field, Recipe.model_fields[field].default)
         if field not in changes or changes[field] == old_setting:
@@ -382,7 +382,7 @@ def _task_objectives(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | N
     blocks_of_field = (OWN, *rest_blocks) if credits_blocks else layout.names
     field_objective = {"reward": "equals", "each": "*", "pays": blocks_of_field, **shared_fields}
     if recipe.task == "fields":
-        return [field_objective]  # also pays the JSON keys, because a wrong key loses the field
+        return [field_objective]  # JSON keys get credit, too, because a wrong key loses the field
     paid_block_names = rest_blocks if credits_blocks else layout.names
     if credits_blocks:
         # All fields together would outweigh the two objectives for keys and punctuation.
@@ -404,7 +404,7 @@ def _invoice_schema(layout: Layout) -> dict[str, Any]:
 
 
 def _apply_limits(scheme: Scheme, limits: Mapping[str, Any]) -> Scheme:
-    """Give the recipe's limits of answer checking to objectives with a verifier. An objective's own limits win."""
+    """Pass the recipe's `verifier` limits to objectives that check answers. An objective's own limits win."""
 
     def has_verifier(objective: Objective) -> bool:
         return isinstance(objective.reward, str) and limits.keys() <= REWARDS.find(objective.reward).options.keys()
@@ -461,7 +461,7 @@ def _choose_layout(recipe: Recipe, task_layout: Layout) -> Layout:
 def answer_layout(recipe: Recipe, task_layout: Layout) -> Layout:
     """Return the layout that finds the answers in completions. It is the recipe's or the task's."""
     used_layout = _choose_layout(recipe, task_layout)
-    # Models write the task's blocks even if the layout has only one block.
+    # The model writes the task's tags even if the recipe's layout has a single block.
     may_take_task_blocks = not used_layout.marks and (recipe.own_layout is None or recipe.task in EMBEDDED)
     if len(used_layout.names) == 1 and (may_take_task_blocks or used_layout.marks == task_layout.marks):
         segmenter = used_layout.segmenter if used_layout.marks else task_layout.segmenter

@@ -28,7 +28,7 @@ _HOMES = {
     "segmenter": "spanwise.segment.claims",
 }
 _FILES: dict[Path, ModuleType] = {}
-_BESIDE: dict[Path, dict[str, ModuleType]] = {}  # by folder: modules whose names also occur in another folder
+_BESIDE: dict[Path, dict[str, ModuleType]] = {}  # each folder's modules that share names with others
 _SHOWN: set[tuple[str, Path | None]] = set()
 
 
@@ -129,7 +129,7 @@ def imported(path: str, *, what: str) -> Any:
     try:
         if module_file is None:
             if sys.modules.get(module_name) in _FILES.values():
-                del sys.modules[module_name]  # else the import returns a user's file of this name
+                del sys.modules[module_name]  # otherwise import_module would return a user's file
             with _first(Path.cwd()):
                 module = import_module(module_name)
             if getattr(module, "__file__", None) is None and module.__spec__ is not None and module.__spec__.origin is None:
@@ -226,7 +226,7 @@ def _run(file: Path, module_name: str) -> ModuleType:
 
 @contextmanager
 def _hide_namesakes(folder: Path) -> Iterator[None]:
-    """Hide modules of other folders during the `with` block, if this folder has modules of their names."""
+    """In the `with` block, hide modules of other folders that share a name with modules of this folder."""
     folder = folder.resolve()
     user_files = [Path(module.__file__ or ".") for module in _FILES.values()]
     other_folders = {file.parent.resolve() for file in user_files} - {folder}

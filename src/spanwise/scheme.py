@@ -21,7 +21,7 @@ from spanwise.score.reward import built_in
 from spanwise.score.score import check_objectives, measures_of, written_out
 from spanwise.segment import SEGMENTERS
 
-SCRIPT = "own"  # the task of a run that a user's script drives
+SCRIPT = "own"  # the task of runs that a user's own script starts
 _OTHER_NAMES = {"gae_lambda_policy": "lam"}  # the name of `lam` in NeMo-RL
 
 
@@ -155,7 +155,7 @@ class Scheme:
 
     @cached_property
     def entry(self) -> Method:
-        """The registered method. If it remembers earlier batches, this scheme gets a memory of its own."""
+        """The method's registry entry. If it remembers earlier batches, this scheme gets its own memory."""
         return method(self.method).of_a_run()
 
     @property
@@ -165,7 +165,7 @@ class Scheme:
 
     @property
     def outcome_names(self) -> tuple[str, ...]:
-        """The outcomes, but not rewards, that baselines may depend on. Order: `Scores.outcome_names`."""
+        """The outcomes that baselines may depend on, except rewards. Order: `Scores.outcome_names`."""
         all_outcomes = [name for objective in self.objectives for name in objective.outcomes]
         return tuple(dict.fromkeys(name for name in all_outcomes if name not in self.names))
 
@@ -307,7 +307,7 @@ def _plain(objective: Objective) -> dict[str, Any]:
 
 
 def _parse_per(per: Any) -> str | float:
-    """Check and return the option `per`. It is "block", "completion", "batch" or a positive number."""
+    """Check the option `per`, the divisor of credit: "block", "completion", "batch" or a positive number."""
     if per in ("block", "completion", "batch"):
         return str(per)
     with suppress(TypeError, ValueError):
