@@ -404,7 +404,7 @@ def _invoice_schema(layout: Layout) -> dict[str, Any]:
 
 
 def _apply_limits(scheme: Scheme, limits: Mapping[str, Any]) -> Scheme:
-    """Pass the recipe's `verifier` limits to objectives that check answers. An objective's own limits win."""
+    """Pass the recipe's `verifier` limits to objectives that verify math. An objective's own limits win."""
 
     def has_verifier(objective: Objective) -> bool:
         return isinstance(objective.reward, str) and limits.keys() <= REWARDS.find(objective.reward).options.keys()

@@ -28,7 +28,7 @@ _HOMES = {
     "segmenter": "spanwise.segment.claims",
 }
 _FILES: dict[Path, ModuleType] = {}
-_BESIDE: dict[Path, dict[str, ModuleType]] = {}  # each folder's modules that share names with others
+_BESIDE: dict[Path, dict[str, ModuleType]] = {}  # by folder: modules named like another folder's
 _SHOWN: set[tuple[str, Path | None]] = set()
 
 

@@ -307,7 +307,7 @@ def _plain(objective: Objective) -> dict[str, Any]:
 
 
 def _parse_per(per: Any) -> str | float:
-    """Check the option `per`, the divisor of credit: "block", "completion", "batch" or a positive number."""
+    """Check and return `per`, the divisor of credit: "block", "completion", "batch" or a positive number."""
     if per in ("block", "completion", "batch"):
         return str(per)
     with suppress(TypeError, ValueError):

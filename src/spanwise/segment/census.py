@@ -15,8 +15,8 @@ class Census:
     """How many completions hold each tag, JSON field or channel."""
 
     size: int  # the number of completions
-    wanted: Mapping[str, int]  # maps each mark of the layout (such as a tag) to its number of completions
-    others: Mapping[str, int]  # maps other marks to their numbers of completions, most frequent first
+    wanted: Mapping[str, int]  # maps the layout's marks (such as tags) to how many completions hold each
+    others: Mapping[str, int]  # maps other marks to how many completions hold each, most frequent first
     segmenter: str = "tags"  # the segmenter that finds the marks
 
     @property

@@ -170,7 +170,7 @@ def assign(
     surplus: Literal["keep", "report", "drop"],
     fault: int = 0,
 ) -> Found:
-    """Give each match of a mark (such as a tag) to the next part with it. `surplus` decides on others."""
+    """Give the matches of a mark (such as a tag) to its parts in order. `surplus` decides on extra ones."""
     claims: list[Claim] = []
     match_count = dict.fromkeys(parts_of, 0)
     for mark, start, stop, inner in matches:

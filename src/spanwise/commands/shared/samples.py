@@ -77,7 +77,7 @@ class Samples:
         return {name: interval for name, interval in interval_by_reward.items() if interval.value == interval.value}
 
     def _apply_to_answers(self, compute: Callable[..., Mapping[str, _Figure]]) -> dict[str, _Figure]:
-        """Compute the figures of answers and of self-rewarding scores. Later blocks get only an accuracy."""
+        """Compute figures of the first block and self-rewarding scores. Later blocks get only an accuracy."""
         format_columns = {"well_formed_n": self.well_formed_n, "refusal_n": self.refusal_n}
         if not self.correct:
             unjudged_figures = compute(self.confidence_n, torch.full_like(self.confidence_n, torch.nan), **format_columns)
@@ -152,7 +152,7 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
     def only(parts: Sequence[str]) -> str:
         return f", only {', '.join(map(part_template.format, parts))}" if parts else ""
 
-    # Without a part for the answer or the confidence, no answer can be judged.
+    # If no part is the answer or the confidence, no answer can be judged.
     if part_noun == "part" and {answer_name, confidence_name}.isdisjoint(part_names):
         no_part_reason = (
             f"no block has the part '{answer_name}' or '{confidence_name}'; "

@@ -81,7 +81,7 @@ class SpanRewardManager(RewardManagerBase):
         return batch, length_n, all(mask is not None for mask in given_masks)
 
     def _packed(self, read_batch: ReadBatch, batch: Batch, length_n: list[int], masked: bool) -> dict[str, Any]:
-        """Return the result for a rollout in the form that verl expects."""
+        """Return a rollout's result, with the rewards of its last turn, in the form that verl expects."""
         turn_state_s = None  # only methods that compare turns by state need states
         if "anchor_s" in self.scheme.entry.inputs:
             turn_state_s = batch.columns.get("anchor")

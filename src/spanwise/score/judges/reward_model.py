@@ -146,7 +146,7 @@ class _Row(NamedTuple):
 
     ids: tuple[int, ...]
     types: tuple[int, ...]  # the type of each token; empty if the model takes none
-    places: tuple[int, ...]  # the positions of the logits to read; empty if the row has only one
+    places: tuple[int, ...]  # the tokens whose logits are read; empty if the row as a whole has logits
 
 
 class _RewardModel:
