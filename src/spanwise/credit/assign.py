@@ -119,7 +119,7 @@ def assign(
             comparison = compare_columns(reward_nm, group_n, options_by_objective, min_stratum=min_stratum_size).comparison
             comparison = comparison.unexplained(adv_nm)
         weight_m = weights(objectives, adv_nm)
-        for m, paid_k in enumerate(pays_block_mk):  # a matrix product would round differently
+        for m, paid_k in enumerate(pays_block_mk):  # a loop, because a matrix product would round differently
             weighted_adv_n = weight_m[m] * adv_nm[:, m]
             block_credit_nk[:, paid_k] += weighted_adv_n[:, None]
             stop_credit_n += torch.where(present_nk[:, paid_k].any(dim=1) | ~is_left_out_nm[:, m], 0.0, weighted_adv_n)
@@ -190,7 +190,7 @@ def _collect_inputs(scores: Scores, objectives: Sequence[Objective]) -> dict[str
     reward_by_outcome_nm2 = scores.by_outcome_nmo.clone()
     judged_columns = [judged_column(objective) for objective in objectives]
     for m, objective in enumerate(objectives):
-        if judged_columns[m] is None:  # no outcome decides this reward
+        if judged_columns[m] is None:  # no outcome (such as right or wrong) determines this reward
             reward_by_outcome_nm2[:, m] = torch.nan
         for name in objective.outcomes if objective.baseline in ("outcome", "blended") else ():
             check_discrete(values_by_outcome[name][~values_by_outcome[name].isnan()].unique().tolist(), name)
@@ -320,7 +320,7 @@ def explain_sum(
     missing_reason_nm = _explain_missing(scores, truncated_n)
     has_weight_m = torch.tensor([objective.weight != 0 for objective in objectives], device=reason_n.device)
     is_reward_missing_nm = fill_missing(scores, objectives).isnan() & has_weight_m
-    # If a completion has several reasons, the one with the lowest number is named.
+    # If a completion lacks several rewards, name the reason that comes first in `Zero`.
     missing_objective_n = missing_reason_nm.where(is_reward_missing_nm, len(Zero)).argmin(dim=1)
     # GDPO may credit a completion although one of its rewards is missing.
     sum_is_missing_n = comparison.worth_nm[:, 0].isnan() & (reason_n != int(Zero.CREDITED))

@@ -142,7 +142,7 @@ def advantage(
     merged_result: Explained | None = None
     uncompared_n = torch.ones_like(lacks_reward_n)
     whole_batch_group_n = torch.zeros_like(group_n, dtype=torch.long)  # the whole batch is one group
-    groupings: list[tuple[Tensor, int]] = []  # group ids, and the number of outcomes that split the groups
+    groupings: list[tuple[Tensor, int]] = []  # pairs: group ids, and how many outcomes split the groups
     if baseline == "none":
         check_rewards(reward_n)  # the other baselines check the rewards in `moments`
         advantage_n = worth_n.nan_to_num(nan=0.0)
@@ -163,7 +163,7 @@ def advantage(
         outcome_counts_to_try = reversed(range(outcome_count + 1)) if backs_off else [outcome_count]
         groupings = [(whole_batch_group_n if baseline == "batch" else group_n, count) for count in outcome_counts_to_try]
     last_level = len(groupings) - 1
-    # If no reward has the same outcomes, a missing reward is compared with its group, or else the batch.
+    # The replacement of a missing reward falls back to a comparison with its group, then with the batch.
     groupings += [(group_n, 0), (whole_batch_group_n, 0)]
     for level, (grouping_n, used_outcomes) in enumerate(groupings):
         if merged_result is not None and not bool(uncompared_n.any()):
@@ -183,7 +183,7 @@ def advantage(
     assert merged_result is not None, "there is a first level"
     adv_n = merged_result.advantages
     stratum_n = merged_result.comparison.stratum_nm[:, 0]
-    # `group_index` turns -1 (compared with nothing) into 0, so 1 is subtracted.
+    # `group_index` numbers -1 (in no stratum) as 0, so subtract 1 to keep it -1.
     renumbered_stratum_n = group_index(stratum_n) - (stratum_n < 0).any().long()
     comparison = replace(merged_result.comparison, stratum_nm=renumbered_stratum_n[:, None])
     is_singleton_n = ~lacks_reward_n & (comparison.reason_nm[:, 0] == int(Zero.SINGLETON))
@@ -202,7 +202,7 @@ def compare_columns(
         advantage(reward_nm[:, m], group_n, **{name: values[m] for name, values in given_options.items()}, **options)
         for m in range(reward_nm.shape[1])
     ]
-    # Present and missing rewards have their advantages in two tensors, which are 0 elsewhere.
+    # Each completion's advantage is in one of these tensors, and 0 in the other.
     adv_nm = torch.stack([column.advantage_n + column.missing_n for column in column_advantages], dim=1)
     return Explained(adv_nm, Comparison.joined([column.comparison for column in column_advantages]))
 
@@ -348,13 +348,13 @@ def _estimate_for_outcome(
 
 
 def _average_counterfactuals(actual: Moments, counterfactual: Moments, noise_variance_s: Tensor) -> tuple[Tensor, Tensor]:
-    """Average what the prompt's other completions would get for the same outcomes, with its variance."""
+    """Average what the prompt's other completions would get for these outcomes; also return the variance."""
     counterfactual_variance_s = counterfactual.pooled_variance_of_others()
     counterfactual_variance_s = torch.where(counterfactual_variance_s.isnan(), noise_variance_s, counterfactual_variance_s)
     prompt_gap_s = actual.mean_s - counterfactual.mean_s  # NaN for prompts without rewards
     has_gap_s = ~prompt_gap_s.isnan()
     other_count_s = has_gap_s.sum() - has_gap_s.double()
-    # The gap between actual and counterfactual rewards comes from other prompts only.
+    # Average the gap between actual and counterfactual rewards over the other prompts only.
     mean_gap_of_others_s = (prompt_gap_s.nansum() - prompt_gap_s.nan_to_num()) / other_count_s.clamp(min=1.0)
     noise_variance_sa = torch.stack([noise_variance_s, counterfactual_variance_s], dim=1)
     count_sa = torch.stack([actual.count_s, counterfactual.count_s], dim=1)
@@ -367,7 +367,7 @@ def _average_counterfactuals(actual: Moments, counterfactual: Moments, noise_var
 def excess_variance_of_others(
     mean_s: Float[Tensor, " s"], noise_sa: Float[Tensor, "s a"], count_sa: Float[Tensor, "s a"]
 ) -> Float[Tensor, " s"]:
-    """Estimate how much the means of the P other strata vary beyond noise (NaN if P < 2).
+    """For each stratum, estimate how much the means of the P others vary beyond noise. NaN if P < 2.
 
     t2[s] (1 + 1/P),  t2[s] = max(0, var(other means, ddof 1) - sum_a noise[s, a] average(1 / count[., a]))
     """

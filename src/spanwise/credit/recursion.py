@@ -17,7 +17,7 @@ from spanwise.credit.spread import allocate
 from spanwise.credit.strata import check_mask, check_rewards, check_shapes, first_of
 from spanwise.errors import RecipeError, RewardError, check_known
 
-#: The most completions and the most numbers that the recursion of GAE takes at once.
+#: GAE's recursion processes at most this many completions, and this many numbers, at a time.
 _ROWS, _BLOCK = 1024, 1 << 18
 
 
@@ -42,7 +42,7 @@ def lambda_advantage(
     lam = lam if alpha is None else length_adaptive_lambda(mask_nt.sum(dim=1), alpha=alpha)
     for name, option in (("gamma", gamma), ("lam", lam)):
         option_values = torch.as_tensor(option, dtype=torch.float64)
-        is_valid = (option_values >= 0) & (option_values <= 1)  # False for NaN
+        is_valid = (option_values >= 0) & (option_values <= 1)  # NaN is not valid
         if not bool(is_valid.all()):
             raise RecipeError(f"{name} is {float(option_values[~is_valid][0]):g}; it must lie between 0 and 1.")
     dtype = reward_nt.dtype if value_nt is None else torch.promote_types(reward_nt.dtype, value_nt.dtype)
@@ -54,8 +54,8 @@ def lambda_advantage(
     if not bool(reward_nt.sum().isfinite()):  # a finite sum proves that no reward is NaN (absent)
         lacks_reward_n |= (reward_nt.isnan() & mask_nt).any(dim=1)
         reward_nt = torch.where(reward_nt.isnan(), 0.0, reward_nt)
-    # Token k passes c[k] = gamma ((1 - lam[k]) V[k] + lam[k] (r[k] + c[k+1])) to the token before it. Then
-    # A[k] = r[k] - V[k] + c[k+1]. A masked token passes r[k] + c[k+1].
+    # The recursion is A[k] = r[k] - V[k] + c[k+1], c[k] = gamma ((1 - lam[k]) V[k] + lam[k] (r[k] + c[k+1])).
+    # At a masked token, c[k] = r[k] + c[k+1].
     carry_after_last_token_n = torch.zeros(len(reward_nt), dtype=exact_dtype, device=reward_nt.device)
     if bootstrap_n is not None:
         for n in first_of(bootstrap_n.isinf()):
@@ -72,7 +72,7 @@ def lambda_advantage(
         mask_factor = mask_tile.to(exact_dtype)
         boundary_factor = mask_factor if boundary_nt is None else (mask_tile & boundary_nt[rows, cols]).to(exact_dtype)
         value_factor = boundary_factor * value_factor_n[rows, None]
-        carry_factor = (mask_factor * (gamma - 1)).sub_(value_factor).add_(1.0)  # multiplies the next c[k]
+        carry_factor = (mask_factor * (gamma - 1)).sub_(value_factor).add_(1.0)  # factor of c[k+1] in c[k]
         reward_term = carry_factor * reward_tile
         value_tile = None if value_nt is None else torch.where(mask_tile, value_nt[rows, cols].to(exact_dtype), 0.0)
         if value_tile is not None:
@@ -101,7 +101,7 @@ def _carry_back(term: Tensor, factor: Tensor, next_carry_n: Tensor) -> Tensor:
     factor_rows = factor.t().contiguous().unbind(0)
     for t in reversed(range(len(factor_rows))):
         carry_rows[t].addcmul_(factor_rows[t], carry_rows[t + 1])
-    next_carry_n.copy_(carry_rows[0])  # earlier tokens continue from this value
+    next_carry_n.copy_(carry_rows[0])  # the recursion over earlier tokens starts from this value
     return term.copy_(carry_tn[1:].t())
 
 

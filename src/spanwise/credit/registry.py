@@ -135,7 +135,7 @@ class Method:
                 raise RecipeError(f"Method '{self.name}': {unknown('property', name, PROPERTIES)}")
 
     def of_a_run(self) -> Method:
-        """Return the method for one run. A method that remembers earlier batches gets a new memory."""
+        """Return the method with an empty memory of earlier batches, for a new run."""
         return self if self.memory is None else replace(self, estimator=self.memory(), memory=None)
 
     @property
@@ -225,7 +225,7 @@ class Method:
             return allowed_words.__contains__, f"write {', '.join(allowed_words[:-1])} or {allowed_words[-1]}"
         if name in _VALUES:
             return _VALUES[name]
-        # An option whose default is a switch or number takes only such values, unless annotated otherwise.
+        # An option with a boolean or numeric default takes only such values, unless annotated otherwise.
         default, annotation = self.options[name], self._parameters[name].annotation
         option_type = type(default)
         if annotation not in (option_type, option_type.__name__, inspect.Parameter.empty):
@@ -237,7 +237,7 @@ class Method:
         """The allowed words of each option that has the type `Literal`."""
         try:
             parameters = inspect.signature(self.estimator, eval_str=True).parameters
-        except (NameError, AttributeError, TypeError, SyntaxError):  # a plug-in's types may be unknown
+        except (NameError, AttributeError, TypeError, SyntaxError):  # a plug-in's types may be undefined
             return {}
         words_by_option = {name: get_args(p.annotation) for name, p in parameters.items() if name in self.options}
         return {name: words for name, words in words_by_option.items() if words and all(isinstance(w, str) for w in words)}
@@ -317,7 +317,7 @@ def preset_objectives(
     by_block = chosen.kind == "block"
     baseline_of_correct = "group" if takes_baseline else None
     baseline_of_second_objective = (baseline or "outcome") if takes_baseline else None
-    # A reward function reads the first paid block, so the block that it judges must come first.
+    # A reward function reads the first block in `pays`, so the block that it judges must come first.
     blocks_paid_by_correct = (first_block,) if by_block else layout.names
     objectives = [Objective("correct", pays=blocks_paid_by_correct, baseline=baseline_of_correct, if_missing=0.0)]
     if preset.calibrated:

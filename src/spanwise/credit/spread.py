@@ -81,8 +81,8 @@ class Streams:
     reward_snt: Float[Tensor, "s n t"]  # the reward of each token; 0 nearly everywhere
     mask_snt: Bool[Tensor, "s n t"]  # the tokens that get advantages; GAE and SAE skip all others
     weight_s: Float[Tensor, " s"]  # the weight of each objective; 1 for the sum of all rewards
-    stop_sn: Bool[Tensor, "s n"]  # whether the reward is for a completion that ended without the paid block
-    last_sn: Bool[Tensor, "s n"]  # True if `mask_snt` includes the completion's last trainable token
+    stop_sn: Bool[Tensor, "s n"]  # True if the reward is for ending without the block that it credits
+    last_sn: Bool[Tensor, "s n"]  # True if the completion's last trainable token gets an advantage
 
     def inputs(
         self, value_nt: Float[Tensor, "n t *s"] | None = None, bootstrap_n: Float[Tensor, " n *b"] | None = None
@@ -135,16 +135,16 @@ def reward_streams(
     weight_m = weights(objectives, scores.reward_nm)
     is_trained_nt = mask_nt.bool()
     last_token_n, has_token_n = find_last_token(is_trained_nt)
-    # The added last column is False, for tokens in no block. Their block index is -1.
+    # Tokens outside blocks have the index -1, which selects the added last column, False.
     pays_block_mk = pad(paid_blocks(objectives, block_names, mask_nt.device), (0, 1))
     is_paid_mnt = pays_block_mk[:, block_nt.long()] & is_trained_nt
     positions_and_flags = [find_last_token(paid_nt) for paid_nt in is_paid_mnt]
     has_paid_token_nm = torch.stack([is_found_n for _, is_found_n in positions_and_flags], dim=1)
     last_paid_token_nm = torch.stack([position_n for position_n, _ in positions_and_flags], dim=1)
-    # Without the paid block, the last token gets the reward, because the completion stopped there.
+    # If the rewarded block is absent, the last token gets the reward, because the completion stopped there.
     reward_position_nm = torch.where(has_paid_token_nm, last_paid_token_nm, last_token_n[:, None])
     if resolve_values(objectives, values) == "shared":
-        # Tokens of unpaid blocks train, too, because later rewards reach them, as in PPO.
+        # Tokens of unrewarded blocks get advantages, too, because later rewards reach them, as in PPO.
         weighted_reward_nm = weighted(reward_nm, weight_m)
         has_sum_n = ~weighted_reward_nm.sum(dim=1).isnan()  # the sum is NaN (unknown) if any reward with a weight is absent
         mask_snt = (is_trained_nt & has_sum_n[:, None])[None]
@@ -154,7 +154,7 @@ def reward_streams(
         rewarded_row_i = (has_sum_n & has_token_n).nonzero().squeeze(1)
         position_im = reward_position_nm[rewarded_row_i]
         reward_im = weighted_reward_nm[rewarded_row_i]
-        for m in range(len(objectives)):  # a token that several objectives pay gets the sum of their rewards
+        for m in range(len(objectives)):  # a token that gets several rewards gets their sum
             is_at_same_token_im = position_im == position_im[:, m, None]
             reward_sum_i = torch.where(is_at_same_token_im, reward_im, 0.0).sum(dim=1)
             reward_snt[0, rewarded_row_i, position_im[:, m]] = reward_sum_i.to(dtype)
@@ -288,7 +288,7 @@ def spread_tokens(
 
 
 def _add_stops(advantage_nt: Tensor, spans: Spans, stop_n: Tensor) -> Tensor:
-    """Add the credit of the decision to stop to the last trainable token of each completion."""
+    """Add the credit of the decision to stop to each completion's last token in a block."""
     stop_row_i = (spans.present_nk.any(dim=1) & (stop_n != 0)).nonzero()[:, 0]
     if len(stop_row_i):
         advantage_nt[stop_row_i, spans.end_nk[stop_row_i].amax(dim=1) - 1] += stop_n[stop_row_i].to(advantage_nt.dtype)

@@ -109,7 +109,7 @@ def explains(method: Callable[_Inputs, Explained]) -> Callable[_Inputs, Tensor]:
 
 
 def call_explained(estimator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a method, and return its `Explained` result if it has one."""
+    """Call a method, and return its `Explained` result, or else its plain result."""
     if isinstance(estimator, functools.partial):
         return call_explained(estimator.func, *estimator.args, *args, **{**estimator.keywords, **kwargs})
     return getattr(estimator, "explained", estimator)(*args, **kwargs)
@@ -255,7 +255,7 @@ class Moments:
         degrees_of_freedom_s = (self.count_s - 1).clamp(min=0.0)
         other_degrees_of_freedom_s = degrees_of_freedom_s.sum() - degrees_of_freedom_s
         other_square_sum_s = (self.square_s.sum() - self.square_s).clamp(min=0.0)
-        return other_square_sum_s / other_degrees_of_freedom_s  # 0 / 0 is NaN
+        return other_square_sum_s / other_degrees_of_freedom_s  # NaN if no other stratum has two members
 
 
 def moments(
@@ -466,7 +466,7 @@ def _measure_tokens(value_nt: Tensor, mask_nt: Tensor) -> tuple[float, float, in
 
 
 def _find_divisor(square_sum: float, total_weight: float | int, ddof: int, eps: float, eps_at: EpsAt) -> float:
-    """Return the divisor of deviations, or 0 if there is nothing to divide."""
+    """Return the standard deviation, with eps, or 0 if the values do not vary."""
     check_known("place of eps", eps_at, get_args(EpsAt))
     if square_sum <= 0 or total_weight <= max(ddof, 1):
         return 0.0

@@ -101,7 +101,7 @@ def gdpo(
     options: dict[str, Any] = {"shift": subtracts_mean, "ddof": ddof, "eps": eps, "eps_at": eps_at}
     adv_n, _, batch_divisor = standardise(adv_sum_n, weight_n=length_n, **options)
     if len(weight_m) == 1 and batch_divisor > 0 and length_n is None:
-        # If there is only one reward, its baseline explains the whole advantage.
+        # With a single reward, its baseline explains the whole advantage.
         weighted_reward_nm = weight_m * comparison.worth_nm
         weighted_baseline_nm = weight_m * comparison.baseline_nm
         comparison = replace(comparison, worth_nm=weighted_reward_nm, baseline_nm=weighted_baseline_nm)
@@ -230,9 +230,9 @@ def reinforce_plus_plus_baseline(
     adv_n1 = adv_n[:, None]
     has_tokens_n1 = (length_n > 0)[:, None]
     scaled_comparison = comparison.rescaled(divisor=batch_divisor, shift=batch_mean).fitting(adv_n1)
-    # The baseline adds two means, so it is no mean of a single set of rewards.
+    # The baseline is the group's mean plus the batch's mean, so it is not the mean of one set of rewards.
     scaled_comparison = replace(scaled_comparison, averaged_nm=torch.zeros_like(comparison.averaged_nm))
-    unscaled_comparison = comparison.unexplained(adv_n1)  # for completions that are not standardised and get 0
+    unscaled_comparison = comparison.unexplained(adv_n1)  # completions that are not standardised get 0
     zero_reason_n1 = torch.where(has_tokens_n1, int(Zero.NO_SCALE), int(Zero.EMPTY))
     is_at_baseline_n1 = unscaled_comparison.reason_nm == int(Zero.AT_BASELINE)
     reason_nm = torch.where(is_at_baseline_n1, zero_reason_n1, unscaled_comparison.reason_nm)

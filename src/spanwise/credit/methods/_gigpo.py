@@ -147,7 +147,7 @@ def _find_text(state: str, matchers: list[SequenceMatcher], similarity: float) -
     """Return the number of the first state that this text resembles, or a new number."""
     for number, matcher in enumerate(matchers):
         matcher.set_seq1(state)
-        # Two upper bounds of the ratio are tested first, because they cost less.
+        # `ratio` is slow, so test two cheap upper bounds of it first.
         if min(matcher.real_quick_ratio(), matcher.quick_ratio()) >= similarity and matcher.ratio() >= similarity:
             return number
     matchers.append(SequenceMatcher(None, "", state))

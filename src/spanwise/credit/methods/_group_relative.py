@@ -266,6 +266,6 @@ def rlcr(
         format too, at the weight of correctness; the preset pays it a quarter of that (`rlcr_paper`: R alone). The preset shares
         credit `per: block`, as that of `bae` does, so that the two differ in the credit alone.
     """
-    check_rewards(reward_nm, column="reward")  # inf - inf would be NaN, which means absent
+    check_rewards(reward_nm, column="reward")  # inf - inf would be NaN, as if a reward were missing
     reward_sum_n = weighted(reward_nm.double(), weights_of(reward_nm, weight_m)).sum(dim=1)
     return compare_in_strata(reward_sum_n, group_index(group_n), leave_one_out=leave_one_out, min_stratum=min_stratum)

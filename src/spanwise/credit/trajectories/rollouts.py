@@ -51,7 +51,7 @@ class Timeline:
 
     def last_with(self, flag_s: Bool[Tensor, " s"]) -> Int[Tensor, " j"]:
         """Return the row of each trajectory's last flagged step, or of its last step if none is flagged."""
-        # In each trajectory, the last flagged row is sorted first, or else the last row.
+        # Sort the last flagged row of each trajectory first, or else its last row.
         sort_key_s = self.left_s + torch.where(flag_s, 0, len(flag_s))
         rows_by_key = sort_key_s.argsort(stable=True)
         row_order = rows_by_key[self.index_s[rows_by_key].argsort(stable=True)]
@@ -200,7 +200,7 @@ def assign_turns(
         method_inputs |= {"trajectory_s": timeline.index_s, "step_s": step_s}
         turn_scores = _score_steps(scores, timeline, objectives)
         credit = assign(turn_scores, group_s, present_sk, objectives=objectives, inputs=method_inputs, **options)
-        # If a step's credit is 0, the comparison of its whole rollout says why.
+        # The comparison of whole rollouts gives the reason for a credit of 0.
         rollout_scores = _score_rollouts(scores, timeline, objectives, add_turns=True)
         comparison = compare_in_strata(sum_rewards(rollout_scores, objectives), group_j).comparison
         comparison = explain_sum(comparison, rollout_scores, objectives, group_j, in_groups=True, truncated_n=is_truncated_j)
@@ -233,7 +233,7 @@ def assign_turns(
                 score_tables[name] = getattr(scores_by_turn, name).clone()
                 score_tables[name][:, is_turn_objective_m] = table[:, is_turn_objective_m]
             turn_outcome_so, rollout_outcome_so = scores.outcome_no, scores_by_turn.outcome_no
-            if turn_outcome_so is not None and rollout_outcome_so is not None:  # a turn's own outcome wins
+            if turn_outcome_so is not None and rollout_outcome_so is not None:  # a turn's outcome comes first
                 score_tables["outcome_no"] = torch.where(turn_outcome_so.isnan(), rollout_outcome_so, turn_outcome_so)
             turn_scores = replace(scores_by_turn, **score_tables)
             turn_objectives = _zero_other_weights(objectives, is_turn_objective_m)
@@ -272,7 +272,7 @@ def _add_credits(rollouts: Credit, turns: Credit, is_turn_m: Bool[Tensor, " m"])
 
 
 def _zero_other_weights(objectives: Sequence[Objective], has_weight_m: Tensor) -> list[Objective]:
-    """Set to 0 the weights of objectives that `has_weight_m` does not mark."""
+    """Keep the weights of the objectives that `has_weight_m` marks, and set all others to 0."""
     return [
         objective if has_weight else replace(objective, weight=0.0)
         for objective, has_weight in zip(objectives, has_weight_m.tolist(), strict=True)
@@ -317,8 +317,8 @@ def _score_steps(scores: Scores, timeline: Timeline, objectives: Sequence[Object
             reward_row_s = timeline.last_with(is_checked_sm[:, m])[timeline.index_s]
             reward_sm[:, m] = torch.where(is_last_turn_s, turn_reward_s[reward_row_s], 0.0)
             status_sm[:, m] = status_sm[reward_row_s, m]
-        else:  # without any reward, the last turn gets none and the others get 0
-            # Without a scope, `if_missing` replaces the reward of the whole rollout, not of each turn.
+        else:  # if no turn has a reward, the last turn gets NaN and the others get 0
+            # If `scope` is None, `if_missing` replaces the reward of a whole rollout, not of each turn.
             lacks_reward_s = ~is_checked_sm[:, m]
             if objective.scope is not None:
                 lacks_reward_s &= turn_reward_s.isnan()
@@ -335,7 +335,7 @@ def worth_of_turns(
     objectives: Sequence[Objective],
     kind: str,
 ) -> tuple[Float[Tensor, "s m"], Float[Tensor, "s m"]]:
-    """Return the rewards that a kind of method compares. Also return those that count in their group.
+    """Return each turn's rewards as methods of `kind` compare them, and those that count in their group.
 
     A reward of scope rollout stands at each turn of its rollout and counts once. So do the turns of a rollout in scope turn,
     but for a method that credits steps, whose turns count one by one.
@@ -351,7 +351,7 @@ def worth_of_turns(
         if credits_steps or (kind == "block" and objective.scope == "turn"):
             compared_reward_sm[:, m] = turn_reward_sm[:, m]
         if credits_steps and objective.scope is None:
-            # `if_missing` stands for the reward of a whole rollout, as in `_score_steps`.
+            # `if_missing` replaces the reward of a whole rollout, as in `_score_steps`.
             uses_if_missing_s = (timeline.left_s == 0) & (timeline.add_up(is_checked_sm[:, m]) == 0)[timeline.index_s]
             compared_reward_sm[:, m] = compared_reward_sm[:, m].where(is_checked_sm[:, m] | uses_if_missing_s, torch.nan)
         counted_rows = slice(None) if credits_steps else timeline.last_with(~compared_reward_sm[:, m].isnan())
@@ -360,7 +360,7 @@ def worth_of_turns(
 
 
 def _objective_tables(scores: Scores) -> dict[str, Tensor]:
-    """Return the tables of the scores that have one column per objective."""
+    """Return the tables in `Scores` that have one column per objective."""
     table_names = ("reward_nm", "status_nm", "by_outcome_nmo", "stated_nm")
     return {name: getattr(scores, name) for name in table_names if getattr(scores, name) is not None}
 
@@ -383,7 +383,7 @@ def settle_turns(
     if (objective.scope or scope) == "turn":
         return reward, reward
     if reward.unused_n is not None:
-        # The reward may stand at the last turn, although an earlier turn wrote the paid block.
+        # The last turn may hold the reward, although an earlier turn wrote the block that it credits.
         is_paid_s = (present_sk & paid_blocks([objective], block_names, present_sk.device)).any(dim=1)
         rollout_is_paid_s = (timeline.add_up(is_paid_s) > 0)[timeline.index_s]
         is_restored_s = rollout_is_paid_s & (reward.status_n == int(Status.ABSENT)) & ~reward.unused_n.isnan()

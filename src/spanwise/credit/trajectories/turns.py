@@ -23,7 +23,7 @@ from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.segment import Vocabulary
 from spanwise.types import Status
 
-#: Maps each objective to its reward, or to the status that says why it has none. Others are `UNSCORED`.
+#: Maps an objective to its reward, or to a `Status` that says why it has none; if omitted, `UNSCORED`.
 Rewards = Mapping[str, "float | Status"]
 
 
@@ -72,7 +72,7 @@ class Branch:
     response_ids: tuple[int, ...]  # the responses of the turns, and the observations between them
     mask: tuple[int, ...]  # 1 at each response token that the model sampled
     turn: tuple[int, ...]  # the turn of each response token; -1 at observations
-    per_token: Mapping[str, tuple[float, ...]]  # such as log-probs: 0 at observations, NaN in turns without
+    per_token: Mapping[str, tuple[float, ...]]  # such as log-probs; 0 at observations, NaN if a turn has none
 
 
 @dataclass(frozen=True)
@@ -162,13 +162,12 @@ class Trajectory:
                 raise AlignmentError(
                     f"Row {row} leaves out the context of its parent turn; pass the turns that `rows()` of its trajectory returns."
                 )
-        trajectory, step, group = map(list_ids, (trajectory, step, group))  # pandas and tensors look rows up in other ways
+        trajectory, step, group = map(list_ids, (trajectory, step, group))  # pandas looks rows up by label
         timeline = build_timeline(trajectory, torch.tensor(step, dtype=None if step else torch.long))
         timeline.groups(group)  # raises an error if a trajectory has rows of two prompts
         rows_by_trajectory: dict[Hashable, list[int]] = {name: [] for name in trajectory}
-        unplaced_ids = [
-            name for name in rewards or {} if name not in rows_by_trajectory
-        ]  # may belong to rows of other processes
+        # Rewards without a row here may belong to rows of other processes.
+        unplaced_ids = [name for name in rewards or {} if name not in rows_by_trajectory]
         if unplaced_ids and rewards and not rows_by_trajectory.keys() <= rewards.keys():
             raise RewardError(
                 f"There are rewards of trajectory {unplaced_ids[0]!r}, but no row belongs to it; the trajectory of row 0 is "
@@ -307,7 +306,7 @@ def _check_rewards(rewards: Rewards, who: str) -> None:
     for name, value in rewards.items():
         try:
             is_valid_reward = isinstance(value, Status) or math.isfinite(value)
-        except TypeError:  # not a number
+        except TypeError:  # the reward is not a number
             is_valid_reward = False
         if not is_valid_reward:
             raise RewardError(
