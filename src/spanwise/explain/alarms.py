@@ -77,7 +77,7 @@ def alarms(figures: Mapping[str, float | int | None]) -> dict[str, str]:
         >>> alarms({"accuracy": 0.001, "ece": 0.001, "format_rate": 1.0})
         {'accuracy': 'hardly any answer is right', 'ece': 'hardly any answer is right'}
     """
-    known_figures = {name: value for name, value in figures.items() if value is not None and value == value}  # no NaN
+    known_figures = {name: value for name, value in figures.items() if value is not None and value == value}
     reason_of_figure: dict[str, str] = {}
     for name, alarm in EVALUATION:
         if name in known_figures and alarm.holds(known_figures[name]):
@@ -95,7 +95,7 @@ def by_sentence(sentences: Mapping[_Key, str]) -> dict[str, list[_Key]]:
 
 
 def later_elements(names: Iterable[str]) -> set[str]:
-    """Return the objectives of later list elements, such as `name[2]`. Short lists lack them."""
+    """Return the names of objectives that belong to later elements of a list, such as `name[2]`."""
     all_names = set(names)
     return {name for name in all_names if _LATER.search(name) and _LATER.sub("[0]", name) in all_names}
 
@@ -103,7 +103,7 @@ def later_elements(names: Iterable[str]) -> set[str]:
 def _find_watched(
     batches: Sequence[Mapping[str, Any]], when: Literal["lasting", "overall", "at_end"]
 ) -> Iterator[tuple[str, str, Alarm]]:
-    """Yield each logged metric that has an alarm of the kind `when`."""
+    """Yield each logged metric that has an alarm of the kind `when`, such as "at_end"."""
     mode_metrics = (metric for mode in registered("mode").values() for metric in mode.metrics)
     logged_metrics = list(metrics_in(batches, [*CREDIT, *mode_metrics]))
     later_element_names = later_elements(name for _, name, _ in logged_metrics)

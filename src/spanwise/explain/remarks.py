@@ -95,7 +95,7 @@ class Watch:
         return new_sentences, any(key.startswith(("tags", "scored/")) for key in warnings)
 
     def of_batch(self, batch_metrics: Mapping[str, float], *, step: int | None = None) -> list[str]:
-        """Add the metrics of the latest batch. Return new warnings about problems that last several batches."""
+        """Record a batch's metrics, and return new warnings about problems that last several batches."""
         self._batches.append({**({} if step is None else {"step": step}), **batch_metrics})
         return self._take_new(habits(self._batches))
 
