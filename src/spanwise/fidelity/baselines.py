@@ -233,7 +233,7 @@ def _prepare_columns(rerolls: Rerolls, rule: ScoreName) -> dict[str, Tensor]:
     outcome_n = rerolls.outcome_xs.double().flatten()
     score_pair = [proper_score(confidence_n, torch.full_like(confidence_n, outcome), rule=rule) for outcome in (0.0, 1.0)]
     reward_n = proper_score(confidence_n, outcome_n, rule=rule)
-    no_rerolls_1m = torch.full((1, rerolls.again_dm.shape[1]), torch.nan)  # the index -1 selects this row
+    no_rerolls_1m = torch.full((1, rerolls.again_dm.shape[1]), torch.nan)  # NaN if there are no re-rolls
     rerolled_nm = torch.cat([rerolls.again_dm.double(), no_rerolls_1m])[rerolls.prefix_xs.flatten()]
     rerolled_score_nm = proper_score(rerolled_nm, outcome_n[:, None].expand_as(rerolled_nm), rule=rule)
     mc_value_n, noise_n = mean_and_noise(rerolled_score_nm)
@@ -250,7 +250,7 @@ _SUMS = 18
 
 
 def _terms(batch: Mapping[str, Tensor], adv_n: Float[Tensor, " n"]) -> Float[Tensor, "n k"]:
-    """Compute a completion's terms, such as the squared error. `_figures_of_sums` computes the figures from their sums."""
+    """Compute what each completion adds to the sums of `_figures_of_sums`, such as its squared error."""
     outcome_n, usable_n = batch["outcome_n"], batch["usable_n"]
     same_outcome_count_n = moments(batch["reward_n"], refine(batch["prompt_n"], outcome_n)).count_n()
     selection_masks = (usable_n, outcome_n == 0, outcome_n == 1, same_outcome_count_n == 1)

@@ -70,7 +70,7 @@ def fixed_point(
         expected_count_b2 = group_size * outcome_probability_b2
         occurrence_probability_b2 = -torch.expm1(group_size * torch.log1p(-outcome_probability_b2))
         expected_surplus_b2 = (expected_count_b2 - occurrence_probability_b2).clamp(min=0.0)
-        gradient_share_b2 = (expected_surplus_b2 / expected_count_b2).nan_to_num(nan=0.0)  # 0 / 0 if the probability is 0
+        gradient_share_b2 = (expected_surplus_b2 / expected_count_b2).nan_to_num(nan=0.0)  # NaN at p = 0
     wrong_weight_b, right_weight_b = (outcome_probability_b2 * gradient_share_b2).unbind(dim=1)
     return right_weight_b / (right_weight_b + wrong_weight_b)
 
@@ -175,7 +175,7 @@ def _simulate_batch(
     gradient_terms_4bg = torch.stack([
         reward_bg - credit_n.reshape(prompt_count, g) - expected_score_bg,
         torch.ones_like(reward_bg),
-        (same_outcome_bgg @ reward_bg[..., None])[..., 0] / same_outcome_bgg.sum(dim=2).clamp(min=1),  # the mean of the others
+        (same_outcome_bgg @ reward_bg[..., None])[..., 0] / same_outcome_bgg.sum(dim=2).clamp(min=1),
         others_score_bg2.gather(2, outcome_bg[..., None])[..., 0],
     ])  # fmt: skip
     prompt_outcome_bg = torch.arange(prompt_count)[:, None] * 2 + outcome_bg

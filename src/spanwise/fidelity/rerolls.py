@@ -29,7 +29,7 @@ from spanwise.segment import Vocabulary, find_blocks
 from spanwise.tasks.embedded import Task, stated_confidences
 from spanwise.types import BlockText, Spans
 
-#: The largest number of improbable tokens drawn per completion. Also the limit for other tokens.
+#: At most this many improbable tokens, and this many other tokens, are drawn per completion.
 MOST = 16
 #: Tokens less probable than this are always re-rolled, because SAE cuts segments there.
 UNLIKELY = 0.2
@@ -234,7 +234,7 @@ def collect_tokens(
             "'mc' needs all tokens. Use the other critics: --critics own, or --critics fitted."
         )
     last_trainable_index_nt = torch.where(mask_nt, torch.arange(mask_nt.shape[1]), -1).cummax(dim=1).values
-    previous_index_nt = torch.nn.functional.pad(last_trainable_index_nt[:, :-1], (1, 0), value=-1)  # -1: no token before
+    previous_index_nt = torch.nn.functional.pad(last_trainable_index_nt[:, :-1], (1, 0), value=-1)
     is_chosen_nt = weight_nt > 0
     follows_chosen_token_nt = (previous_index_nt < 0) | is_chosen_nt.gather(1, previous_index_nt.clamp(min=0))
     index_of_prefix: dict[Prefix, int] = {}
