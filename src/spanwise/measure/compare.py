@@ -21,7 +21,7 @@ from spanwise.measure.intervals import Interval, mean_interval
 
 #: Maps method, seed and figure to a value. None and NaN stand for a missing figure.
 Runs = Mapping[str, Mapping[int, Mapping[str, float | None]]]
-#: What may be said of a difference between two methods.
+#: How sure a difference between two methods is.
 Verdict = Literal["clear", "borderline", "noise", "same", "unknown"]
 
 
@@ -235,7 +235,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def _find_wrong(runs: Runs, figures: Sequence[str]) -> dict[tuple[str, str], str]:
-    """Find the most frequent warning of each method and figure, and count the seeds with one."""
+    """Find the most frequent warning of each method and figure, and the number of seeds with a warning."""
     sentence_of_cell: dict[tuple[str, str], str] = {}
     for method, seeds in runs.items():
         alarms_by_seed = [alarms(values) for values in seeds.values()]

@@ -122,7 +122,7 @@ def figure_intervals(
 
 
 class BoundedFigure(NamedTuple):
-    """An evaluation figure with its data, and the most extreme values of an unseen prompt."""
+    """An evaluation figure, its data, and the most extreme values that one more prompt could have."""
 
     function: Callable[..., Tensor]
     columns: tuple[Float[Tensor, " n"], ...]
@@ -143,7 +143,7 @@ def build_figures(
     columns = (confidence_n.cpu()[is_judged_n], correct_n.cpu()[is_judged_n])
     confidence_i, correct_i = (column.double() for column in columns)
     mean_confidence = float(confidence_i.mean())
-    share_extremes = (([0.0],), ([1.0],))  # the values of an unseen prompt that lower and raise a share most
+    share_extremes = (([0.0],), ([1.0],))  # a new prompt of 0 lowers a share most, one of 1 raises it most
 
     def share(column_n: Tensor | None) -> BoundedFigure | None:
         if column_n is None:
@@ -316,9 +316,9 @@ def bounds(
     tail = (1 - level) / 2
     t_quantile = float(scipy.stats.t.isf(tail, count - 1))
     width_factor = math.sqrt(count / (count - 1)) * t_quantile / NormalDist().inv_cdf(1 - tail)
-    generator = torch.Generator().manual_seed(seed + 1)  # another seed than the one that drew the prompts
+    generator = torch.Generator().manual_seed(seed + 1)  # not the seed that drew the prompts
     centred_weight_rj = torch.empty(len(noise_rb), 2, dtype=torch.float64).exponential_(generator=generator) - 1
-    # Both orders of the unseen prompts are used, so that swapping the runs negates the bounds.
+    # Use the unseen prompts in both orders, so that swapping the two runs only negates the bounds.
     unseen_noise_rb = centred_weight_rj @ unseen_jb
     swapped_noise_rb = centred_weight_rj.flip(1) @ unseen_jb
     noise_rb = torch.cat([noise_rb + unseen_noise_rb, noise_rb + swapped_noise_rb])
@@ -326,7 +326,7 @@ def bounds(
     gap_sign_b = gap_b.round(decimals=12).sign()  # a gap that is 0 up to rounding gets the sign 0
     signed_noise_rb = gap_sign_b * noise_rb
     upper_error_rb = torch.where(has_clear_sign_b, signed_noise_rb, noise_rb.abs())
-    # In a difference, noise enlarges both ECEs, so the error is that of the absolute gap.
+    # In a difference, noise enlarges both ECEs, so use the error of the absolute gap.
     is_single_run = bool((run_sign_b > 0).all())
     lower_error_rb = signed_noise_rb if is_single_run else (gap_b + noise_rb).abs() - gap_b.abs()
     upper_error_r = torch.where(run_sign_b > 0, upper_error_rb, -lower_error_rb).sum(dim=1)

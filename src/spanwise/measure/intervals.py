@@ -259,7 +259,7 @@ def prompt_index(prompts: Prompts, completions: int) -> Int[Tensor, " n"]:
 
 
 def check_level(level: float) -> float:
-    """Return a confidence level. Refuse one that is not between 0 and 1."""
+    """Return a confidence level, but refuse one that is not between 0 and 1."""
     if not 0 < level < 1:
         raise RecipeError(f"A level of confidence must lie between 0 and 1, but it is {level}.")
     return level
