@@ -46,7 +46,7 @@ _PAGE = Page(
             "share of the variance",
             "1 - variance of (earned - expected) / variance of earned, over the tokens of a batch. 1 is perfect, 0 is no "
             "better than a constant, and below 0 is worse.",
-            floor=-1.0,  # a new critic can be at -1,000, which would flatten the curve
+            floor=-1.0,  # a new critic's explained variance of -1,000 would flatten the curve
         ),
         Chart(
             "Error of the critic",
@@ -173,7 +173,7 @@ class CriticConfig(Mode):
 def critic_faults(
     critic_config: CriticConfig, scheme: Scheme, *, engine: str, has_critic: Any, option: str, instead: str = ""
 ) -> dict[str, Any]:
-    """Return the errors that a critic may cause. Maps each sentence to whether it applies."""
+    """Map each possible error about an engine's critic to whether it applies."""
     value_names = scheme.value_names
     no_values_text = f"method '{scheme.method}' reads no values"
     return {

@@ -30,7 +30,7 @@ STATE = "optimizer.pt"
 
 
 class Learned(NamedTuple):
-    """A critic's values of a batch from before the fit to it, and the metrics of the fit."""
+    """A critic's values from before it was fitted to the batch, and the metrics of the fit."""
 
     value_nts: Float[Tensor, "n t s"]
     bootstrap_ns: Float[Tensor, "n s"]
@@ -135,7 +135,7 @@ class Critic:
         for parameter in parameters_with_gradient:
             parameter.grad = self._sum(parameter.grad)
         gradient_norm = float(nn.utils.clip_grad_norm_(parameters_with_gradient, self.config.max_grad_norm))
-        if not gradient_norm < float("inf"):  # the norm is the same in all processes
+        if not gradient_norm < float("inf"):  # all processes have the same gradient norm
             raise self._diverged(f"the norm of its gradient is {gradient_norm}")
         self.optimizer.step()
         self.schedule.step()
@@ -294,7 +294,7 @@ class CriticInTrl(TrlPart):
             if self._ended is not None:
                 metrics["critic/share"] = (end_time - start_time) / (start_time - self._ended)
             self._ended = end_time
-        if reward_streams.names != ("return",):  # an objective's value is meaningless outside the blocks that it pays
+        if reward_streams.names != ("return",):  # each value has meaning only in its objective's blocks
             value_nts = value_nts.masked_fill(~reward_streams.mask_snt.permute(1, 2, 0), torch.nan)
         return replace(read_batch, batch=replace(batch, value_nt=value_nts, bootstrap_n=learn_result.bootstrap_ns)), metrics
 

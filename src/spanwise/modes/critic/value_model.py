@@ -186,7 +186,7 @@ def _check_tokenizer(place: str, saved: Saved | None, tokenizer: Any) -> None:
     critic_fingerprint = None if saved is None else saved.tokenizer
     if critic_fingerprint is None:
         try:
-            if not has_file(place, "tokenizer_config.json"):  # AutoTokenizer would return an empty tokenizer
+            if not has_file(place, "tokenizer_config.json"):  # without the file, AutoTokenizer would be empty
                 return
             critic_fingerprint = fingerprint(AutoTokenizer.from_pretrained(place, trust_remote_code=False))
         except Exception:  # a missing tokenizer raises errors of many types

@@ -110,7 +110,7 @@ class Laser(Mode):
             self.check_reach(self.reference)
 
     def check_reach(self, reference: float) -> None:
-        """Refuse a reference so high that no score can reach 1. Log-probabilities are at most 0."""
+        """Refuse a reference log-probability (at most 0) so high that no score can reach 1."""
         if -self.beta * reference < 1:
             lowest_beta = math.ceil(-100 / reference) / 100 if reference < 0 else math.inf
             remedy_text = f"set beta to {lowest_beta:.2f} or more" if reference < 0 else "set a reference below 0"

@@ -18,7 +18,7 @@ from spanwise.modes.sequences import left_padded, positions
 from spanwise.pipeline import Reading
 from spanwise.scheme import Scheme
 
-#: How far the first mean score may be outside [0, 1], and how far from 0 without a warning.
+#: The first mean score may lie this far outside [0, 1], and this far from 0 without a warning.
 _FAR, _NEAR = 0.5, 0.1
 
 

@@ -182,7 +182,7 @@ class SelfRewarding(TrlPart):
             row_b = inputs["laser_row"].cpu()
             is_score_missing_b = self._score_n[row_b].isnan()
             self._score_n[row_b] = torch.where(is_score_missing_b, detached_score_b.to(self._score_n), self._score_n[row_b])
-            if self._summed_rows == len(self._score_n):  # wait for all rows, so that each counts once
+            if self._summed_rows == len(self._score_n):  # report after all rows, so that each counts once
                 gathered_sums: Any = self.trainer.accelerator.reduce(self._class_sums, reduction="sum")
                 right_sum, right_count, wrong_sum, wrong_count = gathered_sums.tolist()
                 metrics["laser/score_right"] = right_sum / right_count if right_count else math.nan
@@ -192,7 +192,7 @@ class SelfRewarding(TrlPart):
 
     def known_logps(self, ended_n: Tensor, output: dict[str, Any]) -> Tensor:
         """Return the recorded log-probabilities of the reserved token. Rows without one are NaN."""
-        if "old_per_token_logps" in output:  # the first recorded forward pass was the policy's
+        if "old_per_token_logps" in output:  # the first forward pass was that of the policy
             return self.passes[0].detach().float().cpu()
         if "logp_nt" in self.trainer.scheme.needs:
             return self.passes[-1].detach().float().cpu()
