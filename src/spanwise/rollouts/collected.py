@@ -31,7 +31,7 @@ class Collected:
         self.columns.append(columns)
 
     def values(self, name: str) -> list[Any]:
-        """Return a field of all completions."""
+        """Return one field's values for all completions."""
         return self.fields.columns.get(name, [])
 
     def load_tokens(self, tokenizer: str | Path) -> TokenizedTexts:

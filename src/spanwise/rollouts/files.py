@@ -131,7 +131,7 @@ def read_batches(file: Path, columns: Sequence[str] | None, progress: ReadingPro
             return
         except (pa.ArrowException, UnicodeDecodeError) as error:
             format_fault = first_line(error).removeprefix("CSV parse error: ")[:200]
-        # A row may be longer than a block. Then read again with longer blocks.
+        # A row may be longer than a block, so read again with longer blocks.
         if "straddles two block boundaries" not in format_fault or block_size > file.stat().st_size:
             break
         block_size = min(8 * block_size, _LARGEST_BLOCK)

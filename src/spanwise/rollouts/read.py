@@ -35,9 +35,9 @@ _PLACES = (
 )  # fmt: skip
 #: The suffixes of files that may hold rollouts. JSON is left out, because it often holds settings.
 _TABLES = (".parquet", ".jsonl", ".csv", ".tsv", ".eval", ".pt")
-#: Columns that a user's own table may have, but a dump of verl without `gts` has not.
+#: Columns that show that a table is not a dump of verl without `gts`.
 _NAMES_BESIDE_OUTPUT = {name for role in NAMES for name in NAMES[role]} - {*VERL_REQUIRED, "answer", "step"} | {"rewards"}
-_LEGACY_VERIFIERS_FIELDS = {"example_id", "metrics", "error", "error_chain"}  # only in verifiers before 1.0
+_LEGACY_VERIFIERS_FIELDS = {"example_id", "metrics", "error", "error_chain"}  # fields of verifiers < 1.0
 #: Columns of a user's own table that old verifiers never wrote.
 _NO_LEGACY_VERIFIERS_FIELDS = {*NAMES["group"], *NAMES["step"]} - _LEGACY_VERIFIERS_FIELDS
 

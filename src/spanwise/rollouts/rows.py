@@ -174,7 +174,7 @@ def token_rows(
     token_column = schema.TOKENS if schema.TOKENS in column_names else schema.IDS
     methods = schema.methods_in(column_names)
     number_columns = schema.token_columns(column_names)
-    # For a table without a method, `token_edges` raises an error.
+    # If the table has no method, the error of `token_edges` names this placeholder column.
     advantage_columns = {method: schema.column("advantages", method) for method in methods or ["<method>"]}
     block_columns = [schema.BLOCK] if schema.BLOCK in column_names else []
     flat_columns = [schema.TRAINABLE, *number_columns, *advantage_columns.values(), *block_columns]

@@ -87,7 +87,7 @@ class CreditPart:
     objective: str  # the objective; names of summed objectives are joined by " + "
     worth: float | None  # the reward, or the number that replaces a missing one
     baseline: float | None  # None if the reward is not compared with a baseline
-    divisor: float | None  # None if the baseline is None
+    divisor: float | None  # None if there is no baseline
     weight: float
     part: float  # the credit from this objective
     stratum: int = -1  # the index of the set of compared rewards; -1: no set
@@ -123,7 +123,7 @@ def column(family: str, *names: str) -> str:
 
 
 def family_names(names: Iterable[str], *family: str) -> list[str]:
-    """Return the names after a prefix such as `reward/`."""
+    """Return the rest of the names that begin with a prefix such as `reward/`."""
     family_prefix = f"{column(*family)}/"
     return [name.removeprefix(family_prefix) for name in names if name.startswith(family_prefix)]
 
@@ -170,7 +170,7 @@ def tokenizer_of(schema: pa.Schema) -> Path | None:
 
 
 def check_version(file: Path, schema: pa.Schema) -> None:
-    """Refuse a rollout file of another format version, or with `advantages` of no named method."""
+    """Refuse a rollout file of another version, or with `advantages` that name no method."""
     file_version = (schema.metadata or {}).get(_VERSION_KEY)
     if file_version not in (None, VERSION.encode()):
         raise DataError(
@@ -357,7 +357,7 @@ def write_rollouts(
         ('2 + 2?', [1.0, 0.0])
     """
     bytes_of_id = [*(pieces or ()), b""]
-    empty_id = len(bytes_of_id) - 1  # the id of an empty text, for masked tokens
+    empty_id = len(bytes_of_id) - 1  # masked tokens get the id of an empty text
     try:
         token_text_array = pa.array([piece.decode() for piece in bytes_of_id], pa.string())
     except UnicodeDecodeError:  # a token may be part of a UTF-8 character
@@ -382,9 +382,9 @@ def write_rollouts(
             if writer is not None:
                 try:
                     writer.close()
-                finally:  # on a full disk, a second closing would fail, too
+                finally:  # closing again would fail, too, on a full disk
                     writer.is_open = False
-    pa.default_memory_pool().release_unused()  # Arrow would keep the freed memory
+    pa.default_memory_pool().release_unused()  # else Arrow would keep the freed memory
 
 
 @dataclass(frozen=True)

@@ -211,12 +211,12 @@ class RolloutTable:
         """
         group_n = group_index(list(zip(prompts if keys is None else keys, steps, strict=True)))
         rollout_n = None
-        if rollouts is not None:  # rollout numbers may begin again in every step or group
+        if rollouts is not None:  # rollout numbers may restart in every step or group
             step_or_group = steps if keys is None else group_n.tolist()
             rollout_n = group_index(list(zip(step_or_group, rollouts, strict=True)))
         reward_columns = parse_rewards({name: values for name, values in rewards.items() if not is_computed(name)})
         compared_names = [name for name in COMPARED if name in reward_columns][:1]
-        # These columns should be rewards. A note names those without numbers.
+        # Columns that should hold rewards; a note names those without numbers.
         expected_names = [name for name in rewards if name in COMPARED or name not in columns]
         unread_columns = {name: rewards[name] for name in expected_names if name not in reward_columns}
         return RolloutTable(
@@ -343,7 +343,7 @@ def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) 
         text_iterator = iterate_texts()
         while text_chunk := list(islice(text_iterator, AT_ONCE)):
             for text, encoding in zip(text_chunk, encoder.encode_batch(text_chunk, add_special_tokens=False), strict=True):
-                text_ids = np.array(encoding.ids, np.int32)  # an array takes less memory than the encoding
+                text_ids = np.array(encoding.ids, np.int32)  # smaller than the tokenizer's encoding
                 flat_token_ids.extend(text_ids)
                 tokens_per_text.append(len(text_ids))
                 changed_count += vocabulary.join(text_ids)[0] != text.encode()

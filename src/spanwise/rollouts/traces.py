@@ -151,7 +151,7 @@ def write_traces(
 
 
 def write_branches(file: Path, source: Path, advantage_rows: Iterator[Sequence[float]]) -> None:
-    """Copy a file of traces with new advantages, a row for each trained branch."""
+    """Copy a file of traces with new advantages, given as one row per trained branch."""
     with whole_file(file) as temporary, temporary.open("w", encoding="utf-8") as stream:
         for _, _, record in read_records([source]):
             for trace in trained_traces(record):

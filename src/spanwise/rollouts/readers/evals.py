@@ -23,7 +23,7 @@ LM_EVAL_REQUIRED = frozenset({"doc_id", "resps", "arguments"})
 def is_inspect(file: Path) -> bool:
     """Return whether a file is a log of Inspect."""
     with file.open("rb") as stream:
-        file_start = b"".join(stream.read(200).split())  # white space is removed
+        file_start = b"".join(stream.read(200).split())  # the first bytes, without white space
     return file.suffix.lower() == ".eval" or (file_start.startswith(b'{"version":') and b'"status":' in file_start)
 
 
@@ -53,7 +53,7 @@ def _inspect_completions(files: Sequence[Path], samples: Collected, unanswered_i
         columns = {"answer": cells.answer_text(sample.target), "epoch": sample.epoch, **cells.scalar_fields(sample.metadata)}
         input_chat = [] if isinstance(sample.input, str) else [_to_message(message) for message in sample.input]
         input_text = cells.prompt_text(input_chat or sample.input)
-        # Two tasks may use the same ids, and two models the same samples.
+        # The key has model and prompt, because two tasks may share ids, and two models may share samples.
         sample_key = f"{model_name} {sample.id} {input_text}"
         input_turns = sum(message["role"] == "assistant" for message in input_chat)
         prompt_turn_count = sum(message["role"] == "assistant" for message in prompt)

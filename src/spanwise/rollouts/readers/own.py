@@ -39,7 +39,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         run_tokenizer = None if run_folder is None else tokenizer_in(run_folder)
         tokenizer = run_tokenizer or schema.tokenizer_of(arrow_schema)
     number_columns = schema.token_columns(column_names)
-    # Training used the advantages of the only method, or those called `recorded`.
+    # Training used the advantages called `recorded`, or else those of the only method.
     possible_methods = [schema.RECORDED] if schema.RECORDED in method_names else method_names
     possible_columns = [schema.column("advantages", method) for method in possible_methods]
     trained_columns = [name for name in possible_columns if name in column_names] if len(possible_columns) == 1 else []
@@ -52,7 +52,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     splits_words = token_column == schema.IDS and tokenizer is None
     if splits_words and schema.TEXT not in column_names:
         raise DataError(f"'{path}' holds token ids, but no text; give the folder of the tokenizer with --tokenizer.")
-    if splits_words:  # numbers per token do not fit words
+    if splits_words:  # numbers per token cannot be assigned to words
         number_columns, trained_columns = [], []
     read_names = [name for name in column_names if name not in unread_columns]
     table = concatenate_tables(path, [pq.read_table(file, columns=read_names) for file in files])

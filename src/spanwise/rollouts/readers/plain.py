@@ -162,7 +162,7 @@ def _join_parts(path: Path, table: Mapping[str, Any], parts: Sequence[str]) -> d
 def _read_columns(
     path: Path, files: Sequence[Path], roles: Mapping[str, str], parts: Sequence[str]
 ) -> tuple[str, dict[str, Any], str]:
-    """Read all columns. Return the format of the files, the columns, and a note."""
+    """Return the format of a table's files, their columns, and a note about repeated files."""
     file_suffix = files[0].suffix.lower()
     repeated_note = ""
     on_disk_names = {*_COMPLETION_COLUMNS, roles.get("completion"), roles.get("completions"), *parts}

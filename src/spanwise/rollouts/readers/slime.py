@@ -153,7 +153,7 @@ def _parse_sample(sample: Any) -> dict[str, Any]:
         "prompt": cells.prompt_text(sample["prompt"]),
         "response": cells.content_text(sample["response"]),
         "ids": token_ids[len(token_ids) - response_length :],
-        "mask": in_loss if in_loss.any() else ~in_loss,  # slime masks all tokens of a sample outside the loss
+        "mask": in_loss if in_loss.any() else ~in_loss,  # slime masks a whole sample that the loss leaves out
         "learned": bool(in_loss.any()) and not sample.get("remove_sample", False),
         "logps": sampled_logps,
         "advantages": advantages,

@@ -106,15 +106,15 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
         has_token_ids = len(branches.fields) > 0 and all(branches.values("has_ids"))
         if has_token_ids:
             tokens = branches.load_tokens(tokenizer)
-        else:  # read the texts once more
+        else:  # without token ids, read the texts again and split them
             tokens = tokenize(_read_branches(files, Collected(), [], keep_ids=False), tokenizer)
     if any(branches.values("has_ids")) and not has_token_ids:
         tokens = tokens._replace(note=PER_WORD)
     logp_v = branches.tokens.numbers("logprobs") if has_token_ids else None
     if logp_v is not None and (np.isnan(logp_v) & tokens.trainable).any():
-        logp_v = None  # some sampled token has no log-probability
+        logp_v = None  # log-probabilities are used only if every sampled token has one
     is_first_branch_n = torch.tensor(branches.values("is_first_branch"), dtype=torch.long)
-    rollout_n = is_first_branch_n.cumsum(dim=0) - 1  # all branches of a trace get its number
+    rollout_n = is_first_branch_n.cumsum(dim=0) - 1  # the branches of a trace share one number
     trace_count = int(is_first_branch_n.sum())
     branched_count = int((rollout_n.bincount() > 1).sum())
     branch_note = (
