@@ -27,7 +27,7 @@ from spanwise.tasks.fields import FIELDS_NOISE, Fields, field_words
 from spanwise.types import BlockText
 
 PAD, END, UNKNOWN = "<pad>", "<eos>", "<unk>"
-# With the usual deviation 0.02, learning arithmetic takes much longer.
+# With the usual standard deviation of 0.02, learning arithmetic takes much longer.
 _EMBEDDING_STD = 0.5
 
 
@@ -151,7 +151,7 @@ class Course:
 
     stretches: tuple[Stretch, ...]
     tokenizer: Callable[[], Any] = build_tokenizer
-    shape: Mapping[str, int] = field(default_factory=dict)  # options of `model`
+    shape: Mapping[str, int] = field(default_factory=dict)  # keyword arguments of the function `model`
     model: Callable[..., Any] = build_model
     # Whether to keep the mean of the embeddings at 0, so that those of rare words do not become alike.
     centred: bool = False

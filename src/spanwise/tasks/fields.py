@@ -1,4 +1,4 @@
-"""A JSON object of K fields. Each answers a small question (`QUESTIONS`) on the prompt's eight digits.
+"""The task `fields`: answer K small questions (`QUESTIONS`) about eight digits in one JSON object.
 
     3_8_1_4_0_7_5_2_=   {"a": 8, "b": 6, "c": 1, "d": 0}
 
@@ -51,7 +51,7 @@ class FieldProblems(EmbeddedProblems):
 class FieldsNoise:
     """How often the fields of training texts follow their rules, or copy a wrong digit."""
 
-    # the probability that a field follows its rule, repeated over the fields
+    # the probability that a field follows its rule; the values repeat over the fields
     right: tuple[float, ...]
     # the probability that a field copies a wrong digit
     astray: float = 0.4
