@@ -8,7 +8,7 @@ from spanwise.errors import lacking
 
 try:
     import hypothesis as _hypothesis  # noqa: F401
-except ModuleNotFoundError as error:  # spanwise installs without hypothesis
+except ModuleNotFoundError as error:  # hypothesis is an optional dependency
     raise lacking("spanwise.testing", error) from error
 
 from spanwise.testing.estimators import check_estimator

@@ -152,7 +152,7 @@ def batches_of(
     """Draw random batches with these inputs. 1 to `most` rows, any groups in any order, right-padded."""
     input_stems = {entry.stem for entry in spec}
     large_sizes = range((most + 3) // 2, most + 1)
-    row_count = draw(st.sampled_from([*range(1, most + 1), *large_sizes]))  # large batches come up more often
+    row_count = draw(st.sampled_from([*range(1, most + 1), *large_sizes]))  # draw large batches more often
     group_of_row = draw(st.lists(st.sampled_from([0, 0, 1, 1, 2]), min_size=row_count, max_size=row_count))
     trajectory_of_row = list(range(row_count))
     if "trajectory" in input_stems:
@@ -183,7 +183,7 @@ def _draw_tokens(draw: Draw, entry: Input, length: int, k: int) -> tuple[Any, ..
     if entry.stem == "block":
         return tuple(sorted(draw(st.lists(st.integers(0, k - 1), min_size=length, max_size=length))))
     assert entry.entries is not None
-    if entry.is_reward and length and draw(st.booleans()):  # a reward at the last token alone, as verifiers give it
+    if entry.is_reward and length and draw(st.booleans()):  # a reward at the last token only
         return (*(0.0 for _ in range(length - 1)), draw(entry.entries))
     return tuple(draw(st.lists(entry.entries, min_size=length, max_size=length)))
 

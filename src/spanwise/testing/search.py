@@ -16,12 +16,12 @@ from torch import Tensor
 from spanwise.errors import RecipeError, SpanwiseError, check_known
 from spanwise.testing.batches import NAN, Draw, DrawnBatch, left_padded, placed, rearranged, take
 
-#: The least number of examples if they must show a fact, such as a negative result.
+#: At least this many examples are tried if one must show a fact, such as a negative result.
 _LEAST_EXAMPLES = 60
 
 
 class ConformanceError(SpanwiseError, AssertionError):
-    """A property does not hold. The message names the property, the function, the smallest example and the expected result.
+    """A function breaks a property. The message names both, the smallest example and the expected result.
 
     Example:
         >>> issubclass(ConformanceError, AssertionError)  # pytest shows it as a failed assertion
@@ -51,7 +51,7 @@ class Suite:
         return {"": result}
 
     def separate_rows(self, batch: Any) -> list[list[int]]:
-        """Return sets of rows. The result of one set must not depend on another set."""
+        """Return sets of rows whose results must not depend on each other."""
         return [[row] for row in range(len(batch))]
 
     def show_example(self, example: Any) -> str:
