@@ -71,7 +71,7 @@ class Batch:
     score_n: Float[Tensor, " n"] | None = None
 
     def __post_init__(self) -> None:
-        if getattr(self.group_n, "ndim", 1) != 1:  # lists have no ndim
+        if getattr(self.group_n, "ndim", 1) != 1:  # a list has no `ndim` and counts as a vector
             raise AlignmentError(
                 f"group_n is {tuple(self.group_n.shape)}, but each completion has one group id; pass a vector, such as "
                 f"group_n.flatten()."
@@ -86,7 +86,7 @@ class Batch:
             if field_tensor is None:
                 continue
             needed_shape = ids_shape if dims == 2 else None
-            max_dims = dims + 1 if name in ("value_nt", "bootstrap_n") else dims  # a critic may give several values
+            max_dims = dims + 1 if name in ("value_nt", "bootstrap_n") else dims  # may have an objective axis
             has_fitting_shape = dims <= field_tensor.dim() <= max_dims and len(field_tensor) == n_rows
             if not has_fitting_shape or (needed_shape is not None and tuple(field_tensor.shape[:2]) != needed_shape):
                 ids_shape_note = "" if needed_shape is None else f" and token ids {needed_shape}"

@@ -85,7 +85,7 @@ def _measure_unanimous(batch: CreditedBatch) -> dict[str, float]:
 
 def _measure_all_unanimous(batch: CreditedBatch) -> dict[str, float]:
     """Return the share of groups whose rewards are all equal under every objective."""
-    # Objectives that compare across groups can give credit to a group of equal rewards.
+    # No share if some objective compares across groups, because that can credit a group of equal rewards.
     if len(batch.agreement) < len(batch.scheme.objectives):
         return {}
     unanimous_masks, compared_masks = zip(*batch.agreement.values(), strict=True)
@@ -101,7 +101,7 @@ def _add_up_costs(batch: CreditedBatch) -> dict[str, float]:
 
 
 def _measure_broke(batch: CreditedBatch) -> dict[str, float]:
-    """Return each objective's share of completions with the status BROKE. Shares of 0 are left out."""
+    """Return each objective's share of completions that broke their check. Zero shares are left out."""
     broken_share_m = (batch.scores.status_nm == int(Status.BROKE)).double().mean(dim=0)
     return {name: share for name, share in zip(batch.scores.names, broken_share_m.tolist(), strict=True) if share > 0}
 

@@ -108,7 +108,7 @@ def refuse(faults: Mapping[str, Any], error: type[SpanwiseError] = RecipeError) 
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, without its stop. If it has none: the error's type."""
+    """Return the first line of an error's message, without a full stop, or else the error's type."""
     message_lines = str(error).strip().splitlines()
     return (message_lines[0].rstrip(" .:") if message_lines else "") or type(error).__name__
 

@@ -150,7 +150,7 @@ class Layout:
 
     @property
     def _single(self) -> list[tuple[str, tuple[str, ...], int | None]]:
-        """The blocks as (name, marks, index). A repeated block appears once for each index."""
+        """The blocks as (name, marks, index), where the index counts the copies of a repeated block."""
         return [
             (name if index is None else name.replace(EACH, f"[{index}]", 1), marks, index)
             for name, marks in self.blocks

@@ -295,7 +295,7 @@ def categorical_value_loss(
     if logits_ntb.shape[:-1] != mask_nt.shape:
         raise AlignmentError(f"mask_nt is {tuple(mask_nt.shape)} but logits_ntb is {tuple(logits_ntb.shape)}.")
     (target_nt,) = zero_masked(mask_nt, target_nt=target_nt.detach())
-    target_nt = torch.where(mask_nt, target_nt, sum(value_range) / 2)  # the middle, at masked tokens
+    target_nt = torch.where(mask_nt, target_nt, sum(value_range) / 2)  # a valid target for masked tokens
     dtype = torch.promote_types(logits_ntb.dtype, torch.float32)
     bin_score_ntb = torch.where(mask_nt.unsqueeze(-1), logits_ntb.to(dtype), 0.0)
     target_probability_ntb = hl_gauss(target_nt.to(dtype), bins=logits_ntb.shape[-1], value_range=value_range)

@@ -14,7 +14,7 @@ _BEYOND = {"above": operator.gt, "below": operator.lt, "at least": operator.ge, 
 
 @dataclass(frozen=True)
 class Alarm:
-    """A sentence for a metric beyond a threshold. `{name}`: block or objective; `{share}`: value in %."""
+    """A warning about a metric beyond its threshold. `{name}`: block or objective; `{share}`: value in %."""
 
     side: Literal["above", "below", "at least", "at most"]
     threshold: float
@@ -34,7 +34,7 @@ class Metric:
     """A logged number. A placeholder in its name, such as `<block>`, stands for each block or objective."""
 
     name: str
-    of: Callable[[Any], Mapping[str, float]] | None = None  # by block or objective; None: other code does it
+    of: Callable[[Any], Mapping[str, float]] | None = None  # computes the metric by block or objective
     lasting: Alarm | None = None  # raised if the metric is beyond its threshold in several training batches in a row
     overall: Alarm | None = None  # raised if the mean over a whole run is beyond the threshold, unless `lasting` was raised
     at_end: Alarm | None = None  # raised if the mean over the last batches of a run is beyond the threshold

@@ -36,7 +36,7 @@ class Page:
     text: str
     asks: str
     charts: tuple[Chart, ...]
-    # name (without prefix) and title of the metric at the page's top, and a sentence for a bad last value
+    # the metric at the page's top: its name without prefix, its title, and a warning for a bad last value
     headline: tuple[str, str, str]
 
 
@@ -56,9 +56,9 @@ class Mode:
     about: ClassVar[str] = ""  # the help text of the mode's section in a recipe
     metrics: ClassVar[tuple[Metric, ...]] = ()  # the mode's metrics that have alarms
     page: ClassVar[Page | None] = None  # the mode's section on the report page of a run; None: no section
-    #: The recipe fields of the mode that trainers with their own configuration read; empty: all.
+    #: The mode's settings that trainers with a configuration of their own read. If empty, they read all.
     elsewhere: ClassVar[tuple[str, ...]] = ()
-    in_scheme: ClassVar[bool] = True  # whether `Scheme.modes` holds the mode; else it is an engine's argument
+    in_scheme: ClassVar[bool] = True  # False if engines get the mode as an argument, not in `Scheme.modes`
     adds: ClassVar[frozenset[str]] = frozenset()  # the fields of `Batch` that the mode's code in an engine fills in
     #: Maps an engine to the class "module:Class" that runs the mode there.
     parts: ClassVar[Mapping[str, str]] = {}
@@ -115,7 +115,7 @@ class Mode:
         return False
 
     def as_trained(self, places: Sequence[Path]) -> Mode:
-        """Return the mode with the numbers it needs to score. A training run stored them in one of the folders."""
+        """Return the mode with the numbers that a training run measured and stored in one of the folders."""
         return self
 
     @property

@@ -18,7 +18,7 @@ BaselineName = Literal["none", "batch", "group", "outcome", "blended"]
 BASELINES: tuple[BaselineName, ...] = ("none", "batch", "group", "outcome", "blended")
 ScaleName = Literal["none", "std"]
 ScopeName = Literal["rollout", "turn"]
-#: In an objective repeated for every block: the current block is "own", those before it "earlier".
+#: An objective for every block calls the current block "own" and the blocks before it "earlier".
 EARLIER, OWN = "earlier", "own"
 HIDDEN = "<hidden>"  # the text that saved files hold in place of a secret, such as an API key
 
@@ -238,7 +238,7 @@ def rubric_functions(rubric: Rubric) -> list[tuple[Callable[..., Any], float]]:
 
 
 def _bind(function: Callable[..., Any], objects: Mapping[str, Any]) -> Callable[..., Any]:
-    """Bind objects to the parameters of their names. The signature of the function loses these parameters."""
+    """Bind each object to the function's parameter of the same name, and hide these parameters."""
     function_signature = inspect.signature(function)
     bound_objects = {name: objects[name] for name in function_signature.parameters if name in objects}
     free_parameters = [parameter for name, parameter in function_signature.parameters.items() if name not in objects]
@@ -268,7 +268,7 @@ def is_number_table(choices: Any) -> bool:
 
 
 def families(names: Iterable[str]) -> dict[str, list[str]]:
-    """Group the names `reward.part` of a reward with many parts. Three parts or fewer stay alone."""
+    """Group the names of a reward's parts (`reward.part`) if it has more than three."""
     all_names = list(names)
     names_by_family: dict[str, list[str]] = {}
     part_counts = Counter(name.partition(".")[0] for name in all_names if "." in name)

@@ -291,7 +291,7 @@ def advantages(
         adv_nt = spread_tokens(credit.token_nt, spans, per=per, stop_n=credit.stop_n, dtype=dtype)
     if credit.refined_nt is not None:
         adv_nt = adv_nt + spread_tokens(credit.refined_nt, spans, per=per, dtype=dtype)
-    adv_sum_n = adv_nt.sum(dim=1)  # saves memory: a row with a finite sum is finite
+    adv_sum_n = adv_nt.sum(dim=1)  # the sum is finite only if all terms are, and needs little memory
     if not adv_sum_n.isfinite().all() and (bad_token := first_of(~adv_nt.isfinite())):
         n, t = bad_token
         block_credits = ", ".join(f"{value:g}" for value in credit.block_nk[n])

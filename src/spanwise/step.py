@@ -79,7 +79,7 @@ class ReadBatch:
         return list(values) if self.turns is None else self.turns.repeat(values)
 
     def worth_sm(self, scheme: Scheme) -> Float[Tensor, "s m"]:
-        """Return the rewards of the rows. `if_missing` replaces what a row, or a turn's rollout, left out."""
+        """Return each row's rewards; `if_missing` replaces what a row, or a turn's rollout, left out."""
         turn_steps = self.batch.steps
         if turn_steps is None or not len(turn_steps.step_s):
             return fill_missing(self.reading.scores, scheme.objectives)
@@ -239,7 +239,7 @@ class StepResult:
     def blocks_nt(self) -> Int[Tensor, "n t"]:
         """The number of each token's block: from 1 on, different in every turn, 0 outside blocks."""
         block_nt = self.spans.block_nt
-        turns = self.own.turns  # with turns, each row is one turn
+        turns = self.own.turns  # None if each row is a whole completion
         if turns is not None:
             earlier_block_count_s1 = len(self.spans.names) * turns.step_s[:, None]
             block_nt = torch.where(block_nt >= 0, block_nt + earlier_block_count_s1, -1)

@@ -101,7 +101,7 @@ class Fault(IntFlag):
     MISSING = 1  # a part of the layout is missing: its tag never opens, or its JSON path has no value
     DUPLICATE = 2  # a tag opens twice in its block, or a JSON object has a key twice
     ORDER = 4  # the tags do not stand in the layout's order
-    NESTED = 8  # a part opens inside another part, or is closed by another part's sign
+    NESTED = 8  # a part opens inside another part, or another part's closing mark ends it
     TRUNCATED = 16  # a part opens but never closes
     EMPTY = 32  # the completion has no trainable token
     MORE = 64  # a repeated block matches more often than the layout allows
@@ -279,7 +279,7 @@ class Comparison(ByCompletion):
     divisor_nm: Float[Tensor, "n m"]
     stratum_nm: Int[Tensor, "n m"]  # the number of the set of compared rewards; -1: none
     level_nm: Int[Tensor, "n m"]  # how many outcomes of `given` the comparison ignores, from the last on
-    members_nm: Int[Tensor, "n m"]  # how many rewards are compared with each other, without `if_missing`
+    members_nm: Int[Tensor, "n m"]  # how many rewards are compared, not counting `if_missing`
     averaged_nm: Int[Tensor, "n m"]  # how many rewards the baseline averages; 0 if it is not a plain mean
     reason_nm: Int[Tensor, "n m"]  # why the advantage is 0 (`Zero`), or `Zero.CREDITED`
     about_nm: Int[Tensor, "n m"]  # the objective that the reason is about; -1: all of them
@@ -296,13 +296,13 @@ class Comparison(ByCompletion):
         )
 
     def fitting(self, adv_nm: Float[Tensor, "n m"]) -> Comparison:
-        """Return the comparison with reasons that fit new advantages. Any advantage but 0 gets `CREDITED`."""
+        """Return the comparison with `reason_nm` updated for new advantages. Any but 0 gets `CREDITED`."""
         credited_reason = int(Zero.CREDITED)
         zero_reason_nm = torch.where(self.reason_nm == credited_reason, int(Zero.AT_BASELINE), self.reason_nm)
         return replace(self, reason_nm=torch.where(adv_nm != 0, credited_reason, zero_reason_nm))
 
     def unexplained(self, adv_nm: Float[Tensor, "n m"]) -> Comparison:
-        """Return the comparison without baselines and divisors (NaN). No baseline explains its advantages."""
+        """Return the comparison with NaN as baselines and divisors. No baseline explains its advantages."""
         nan_nm = torch.full_like(self.baseline_nm, torch.nan)
         zero_nm = torch.zeros_like(self.averaged_nm)
         return replace(self, baseline_nm=nan_nm, divisor_nm=nan_nm, averaged_nm=zero_nm).fitting(adv_nm)

@@ -36,20 +36,20 @@ class Count:
     """How many tokens and completions share one reason (`Zero`)."""
 
     reason: Zero
-    objective: str  # the reward that the reason is about; empty if it is about none
+    objective: str  # the objective that the reason concerns; empty if there is none
     tokens: int
-    completions: int  # completions without credit that have this reason at most of their tokens
-    rows: tuple[int, ...] = ()  # a few completions with this reason, or with a token of it
+    completions: int  # how many completions have this reason, as `Zeros.key_n` gives it
+    rows: tuple[int, ...] = ()  # a few completions with this reason, or else with a token that has it
 
 
 @dataclass(frozen=True)
 class Zeros:
     """The reason for each token with the advantage 0 in N completions. All completions' tokens form one list."""
 
-    names: tuple[str, ...]  # the objectives
+    names: tuple[str, ...]  # the names of the objectives
     key_v: Int[Tensor, " v"]  # the key of each token's reason
     row_v: Int[Tensor, " v"]  # the completion of each token
-    key_n: Int[Tensor, " n"]  # CREDITED if the completion has credit, else the reason of most of its tokens
+    key_n: Int[Tensor, " n"]  # CREDITED if the completion has credit, else its tokens' most frequent reason
 
     def objective(self, key: int) -> str:
         """Return the name of the objective in a key. Return "" if it holds none."""
@@ -105,7 +105,7 @@ def recorded_reasons(
     """
     largest_credit_n = credit_nk.nan_to_num().abs().amax(dim=1)
     group_n = group_index(group_n)
-    placeholder_reward_n = torch.ones_like(group_n).double()  # only the sizes of the groups matter
+    placeholder_reward_n = torch.ones_like(group_n).double()  # equal rewards: only group sizes matter
     group_comparison = compare_in_strata(placeholder_reward_n, group_n, voter_n=rollout_n).comparison
     group_size_n = group_comparison.members_nm[:, 0]
     reason_key_n = torch.full_like(group_n, key_of(Zero.ALL_EQUAL))
@@ -146,7 +146,7 @@ def tally_zeros(
             f"There are {len(advantage_v)} advantages for {len(block_v)} blocks and {len(row_v)} rows; give one per token."
         )
     trainable_v = block_v >= 0 if trainable_v is None else trainable_v
-    block_key_v = block_nk[row_v, block_v.long().clamp(min=0)]  # replaced below for tokens without a block
+    block_key_v = block_nk[row_v, block_v.long().clamp(min=0)]  # tokens without a block are set below
     reason_key_v = torch.where(block_v >= 0, block_key_v, key_of(Zero.UNPAID))
     for applies_v, reason in (
         (advantage_v.isnan(), Zero.UNSCORED),
