@@ -7,7 +7,7 @@ PYTHON_SKYRL ?= $(firstword $(foreach one,python3.12 python3.13 python3 $(sort $
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo demo-seeds starts gpu fields invoices scale demo-verl easy evidence turns critic rubric chain laser screenshots test test-long test-verl test-skyrl test-unsloth test-swift test-foreign test-vllm contracts check hooks dist notebooks docs docs-links bench first-report fuzz kills soak mutation clean
+.PHONY: demo demo-seeds starts gpu fields invoices scale demo-verl easy evidence turns critic rubric chain laser screenshots test test-long test-verl test-verl-runs test-verl-parts test-skyrl test-unsloth test-swift test-foreign test-vllm contracts check hooks dist notebooks docs docs-links bench first-report fuzz kills soak mutation clean
 
 demo: .venv/train.stamp          ## the point of the project on two CPU cores, about five minutes
 	$(BIN)/spanwise demo
@@ -74,11 +74,14 @@ test-long: .venv/dev.stamp       ## two processes that train together, a run tha
 VERL_TESTS := .venv-verl/bin/python -m pytest -q
 # These share the whole runs of a session; each run waits for its processes a third of the time.
 VERL_RUNS := tests/engines/verl/test_main_ppo.py tests/engines/verl/test_verl_keeping.py tests/engines/verl/test_killed.py
-test-verl: .venv-verl/stamp      ## the verl adapter against verl itself, in an environment of its own; whole runs on CPU among it
-	@mkdir -p runs; echo "$(VERL_TESTS) tests/engines/verl, whole runs beside the others; their output comes last"
-	@$(VERL_TESTS) $(VERL_RUNS) > runs/verl-tests.log 2>&1 & whole=$$!; \
-	$(VERL_TESTS) tests/engines/verl $(VERL_RUNS:%=--ignore=%); others=$$?; \
-	wait $$whole; whole=$$?; cat runs/verl-tests.log; [ $$others = 0 ] && [ $$whole = 0 ]
+test-verl:                       ## the verl adapter against verl itself, in an environment of its own; whole runs on CPU among it
+	$(MAKE) -j2 --output-sync=target test-verl-runs test-verl-parts
+
+test-verl-runs: .venv-verl/stamp
+	$(VERL_TESTS) $(VERL_RUNS)
+
+test-verl-parts: .venv-verl/stamp
+	$(VERL_TESTS) tests/engines/verl $(VERL_RUNS:%=--ignore=%)
 
 test-skyrl: .venv-skyrl/stamp    ## the SkyRL adapter against SkyRL itself; needs a Python >= 3.12
 	.venv-skyrl/bin/python -m pytest -q tests/engines/skyrl src/spanwise/engines/skyrl

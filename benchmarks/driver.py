@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
+import itertools
 import resource
 import sys
 import tempfile
@@ -128,8 +129,37 @@ def fill(batch: MadeRows, prompts: int, group: int) -> Any:
     return KVBatchMeta(keys=keys, tags=[TAG] * len(keys), partition_id="train")
 
 
+def compare(tokens: list[int], prompts: list[int], *, group: int, repeats: int) -> None:
+    """Print one line per size and part; a queue runs."""
+    import transfer_queue as tq  # pyright: ignore[reportMissingImports]
+    from queue_small import trainer_of
+    from verl_small import config_of
+
+    with tempfile.TemporaryDirectory() as folder:
+        ours = trainer_of(config_of(Path(folder), "data.max_response_length=16384"))
+        verls = trainer_of(config_of(Path(folder), "data.max_response_length=16384", name="grpo"))
+        for trainer in (ours, verls):
+            trainer.use_critic = False
+            trainer.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 1)
+        for length, n_prompts in itertools.product(tokens, prompts):
+            rows = MadeRows(n_prompts, group, length)
+            keys = fill(rows, n_prompts, group)
+            del rows
+            parts = {
+                "verl grpo": lambda keys=keys: verls._compute_advantage(keys, {}),
+                "spanwise": lambda keys=keys: ours._compute_advantage(keys, {}),
+                "verl's metrics": lambda keys=keys: verls._compute_metrics(keys, {}, {"step": 1.0}, 0, 0),
+            }
+            runs = [{name: measured(call) for name, call in parts.items()} for _ in range(repeats)]
+            for name in parts:
+                seconds, peaks = zip(*(run[name] for run in runs), strict=True)
+                size = f"{n_prompts * group:6d} x {length:5d}"
+                print(f"{size}  {name:20s} {min(seconds):7.2f} s  {min(peaks) / 2**20:7.0f} MiB", flush=True)
+            tq.kv_clear(keys=keys.keys, partition_id="train")
+
+
 def main() -> None:
-    """Print one line per size and part."""
+    """Start Ray and a queue, and print one line per size and part."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", default="2048,8192")
     parser.add_argument("--prompts", default="64,256,1024")
@@ -141,36 +171,11 @@ def main() -> None:
     import ray  # pyright: ignore[reportMissingImports]
     import transfer_queue as tq  # pyright: ignore[reportMissingImports]
     import verl.trainer.main_ppo  # pyright: ignore[reportMissingImports]  # noqa: F401
-    from queue_small import trainer_of
-    from verl_small import config_of
 
     ray.init(num_cpus=8, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
     tq.init()
-    with tempfile.TemporaryDirectory() as folder:
-        ours = trainer_of(config_of(Path(folder), "data.max_response_length=16384"))
-        verls = trainer_of(config_of(Path(folder), "data.max_response_length=16384", name="grpo"))
-        for trainer in (ours, verls):
-            trainer.use_critic = False
-            trainer.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 1)
-        for tokens in map(int, options.tokens.split(",")):
-            for prompts in map(int, options.prompts.split(",")):
-                rows = MadeRows(prompts, options.group, tokens)
-                keys = fill(rows, prompts, options.group)
-                del rows
-                parts = {
-                    "verl grpo": lambda keys=keys: verls._compute_advantage(keys, {}),
-                    "spanwise": lambda keys=keys: ours._compute_advantage(keys, {}),
-                    "verl's metrics": lambda keys=keys: verls._compute_metrics(keys, {}, {"step": 1.0}, 0, 0),
-                }
-                runs = [{name: measured(call) for name, call in parts.items()} for _ in range(options.repeats)]
-                size = f"{prompts * options.group:6d} x {tokens:5d}"
-                for name in parts:
-                    seconds, peaks = zip(*(run[name] for run in runs), strict=True)
-                    print(
-                        f"{size}  {name:20s} {min(seconds):7.2f} s  {min(peaks) / 2**20:7.0f} MiB",
-                        flush=True,
-                    )
-                tq.kv_clear(keys=keys.keys, partition_id="train")
+    tokens, prompts = ([int(word) for word in words.split(",")] for words in (options.tokens, options.prompts))
+    compare(tokens, prompts, group=options.group, repeats=options.repeats)
     tq.close()
     ray.shutdown()
 

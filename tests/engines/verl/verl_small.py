@@ -1,6 +1,8 @@
 """Small real pieces of a verl run: its configuration, a model folder, rollouts as its agent loop makes them."""
 
+import copy
 import warnings
+from functools import cache
 
 import numpy as np
 
@@ -29,9 +31,21 @@ def actor_config(**more):
     return FSDPActorConfig(**{"strategy": "fsdp", "rollout_n": 1, "ppo_micro_batch_size_per_gpu": 1, **more})
 
 
-def config_of(folder, *overrides, recipe=RECIPE, name="spanwise", plain=False):
-    """verl's real configuration, with a recipe and a model folder that holds a tokenizer."""
+@cache
+def _defaults():
+    """verl's own configuration as Hydra composes it, half a second of reading YAML."""
     from hydra import compose, initialize_config_module
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with initialize_config_module("verl.trainer.config", version_base=None):
+            return compose("ppo_trainer")
+
+
+def config_of(folder, *overrides, recipe=RECIPE, name="spanwise", plain=False):
+    """verl's real configuration with Hydra's overrides, a recipe, and a model folder that holds a tokenizer."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from omegaconf import OmegaConf
 
     path = folder / "recipe.yaml"
     path.write_text(recipe)
@@ -54,10 +68,11 @@ def config_of(folder, *overrides, recipe=RECIPE, name="spanwise", plain=False):
     ]
     if plain:  # verl's own defaults, but for the estimator and the model
         ours = [*ours[:3], "trainer.n_gpus_per_node=1"]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with initialize_config_module("verl.trainer.config", version_base=None):
-            return compose("ppo_trainer", overrides=[*ours, *overrides])
+    config = copy.deepcopy(_defaults())
+    for override in OverridesParser.create().parse_overrides([*ours, *overrides]):
+        is_new = override.is_add() or override.is_force_add()
+        OmegaConf.update(config, override.key_or_group, override.value(), force_add=is_new)
+    return config
 
 
 def manager_of(config):
