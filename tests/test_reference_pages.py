@@ -233,7 +233,7 @@ def test_every_number_in_the_log_of_a_run_is_explained(tmp_path):
     """With a critic of two values, and with a score; what is not ours is TRL's."""
     with_critic = trl_critic_small.with_critic(tmp_path / "critic", max_steps=2)
     with_critic.train()
-    laser = Laser("?", beta=1.0, alpha=0.3, mix=0.0, self_rewarding_warmup=0, reasoning_warmup=0)
+    laser = Laser("?", beta=1.0, alpha=0.3, mix=0.0)
     only = (Objective("correct", pays=("solution",), options={"verify": "exact"}, baseline="group"),)
     with_score = trainer(tmp_path / "score", extra={"scheme": scheme(objectives=only, credit={"laser": laser})}, max_steps=2)
     with_score.train()

@@ -23,6 +23,9 @@ CASES = {
     "`method: bae` with a `critic`": trained(method="bae", critic={}),
     "`critic: {lerning_rate: 0.001}`": trained(**GAE, critic={"lerning_rate": 1e-3}),
     "`critic: {gae_lambda_policy: 0.95}`": trained(**GAE, critic={"gae_lambda_policy": 0.95}),
+    "`critic: {mini_batches: 9}` with 8 completions a batch": trained(
+        **GAE, prompts=2, group_size=4, steps=1, critic={"mini_batches": 9}
+    ),
     "`critic: {model: nowhere}`": trained(**GAE, critic={"model": "nowhere"}),
     "`critic: {model: runs/pre/critic}`, whose values are of other objectives": of_other_values,
     "`gae(..., bootstrap_n=...)` with an infinite value after a completion that was cut off": case(gae)(

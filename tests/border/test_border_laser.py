@@ -26,6 +26,7 @@ CASES = {
     "`laser: {reference: -1.5}`, so near to 0 that no score reaches 1": scored(reference=-1.5),
     "`temperature: 0` with `laser`": scored(temperature=0.0),
     "`laser` whose mixing begins behind the last batch": scored(steps=5, mix=0.1),
+    "`laser: {mix: 0, threshold: 0.2}`": scored(threshold=0.2),
     "`laser: {verdict: right}`, an objective that the recipe does not have": scored(verdict="right"),
 }
 

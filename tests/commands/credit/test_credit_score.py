@@ -30,7 +30,7 @@ def file(folder, scores=SCORES, *, step=1, **columns):
 def recipe(folder, *, method="grpo", **laser):
     fields = {"layout": {"solution": ["answer"]}, "objectives": [{"reward": "correct", "pays": ["solution"]}]}
     rule = {"method": method, **({"options": {"eps": 0.0}} if method == "grpo" else fields)}
-    rule["laser"] = {"token": "<unk>", "self_rewarding_warmup": 0, **laser}
+    rule["laser"] = {"token": "<unk>", **({} if laser.get("mix") == 0 else {"self_rewarding_warmup": 0}), **laser}
     (folder / "recipe-in.yaml").write_text(yaml.safe_dump(rule))
     return folder / "recipe-in.yaml"
 

@@ -23,8 +23,8 @@ CORRECT = (Objective("correct", pays=("solution",), options={"verify": "exact"},
 
 
 def laser(**changes):
-    usual = {"beta": BETA, "alpha": ALPHA, "mix": 0.0, "self_rewarding_warmup": 0, "threshold": 0.0, "scale": "none"}
-    return Laser(TOKEN, **{**usual, **changes})
+    mixing = {"self_rewarding_warmup": 0, "threshold": 0.0, "scale": "none"} if changes.get("mix") else {"mix": 0.0}
+    return Laser(TOKEN, **{"beta": BETA, "alpha": ALPHA, **mixing, **changes})
 
 
 def run_with(folder, mine, *, scripts=small.SAID, objectives=CORRECT, tools=False, **options):

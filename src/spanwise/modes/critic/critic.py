@@ -95,12 +95,17 @@ class Critic:
         self.model.train()
         step_metrics: list[dict[str, float]] = []
         row_count = len(value_nts)
+        if self.config.mini_batches > row_count:
+            raise RecipeError(
+                f"critic.mini_batches is {self.config.mini_batches}, but each process has {row_count} completions of a generation "
+                f"batch. Set it to {row_count} or less."
+            )
         for epoch in range(self.config.epochs):
             mini_batches: Sequence[Tensor] = [torch.arange(row_count)]
             if self.config.mini_batches > 1:
                 random_generator = torch.Generator().manual_seed((self.seed * 1_000_003 + self.batches) * 1_000 + epoch)
                 shuffled_row_r = torch.randperm(row_count, generator=random_generator)
-                mini_batches = shuffled_row_r.tensor_split(min(self.config.mini_batches, row_count))
+                mini_batches = shuffled_row_r.tensor_split(self.config.mini_batches)
             step_metrics += [self._update(batch, mini_batch, value_nts, first=epoch == 0) for mini_batch in mini_batches]
         self.batches += 1
         return {name: sum(metrics[name] for metrics in step_metrics) / len(step_metrics) for name in step_metrics[0]}

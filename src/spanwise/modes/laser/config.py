@@ -106,6 +106,12 @@ class Laser(Mode):
         if isinstance(self.token, bool) or not isinstance(self.token, str | int) or self.token == "":
             raise RecipeError(f"laser.token is {self.token!r}; name one token of the vocabulary, or its id.")
         super().__post_init__()
+        for name in ("threshold", "scale", "self_rewarding_warmup"):
+            if self.mix == 0 and getattr(self, name) != getattr(Laser, name):
+                raise RecipeError(
+                    f"laser.{name} is {getattr(self, name)}, but with laser.mix 0 no score enters the credit, so it would change "
+                    f"nothing. Remove laser.{name}, or raise laser.mix."
+                )
         if self.reference is not None:
             self.check_reach(self.reference)
 
