@@ -176,9 +176,9 @@ def _measured_figures(arms: Mapping[str, Mapping[int, Mapping[str, float | None]
         figure_names |= dict.fromkeys(name for name, value in figures.items() if value is not None)
     has_unjudged_runs = any(figures.get("verdict_rate", 1.0) not in (None, 1.0) for figures in figures_of_runs)
     score_figure_names = (f"{OF_SCORE}{name}" for name in ("auroc", "ece", "brier", "coverage"))
-    table_figure_names = [*FIGURES, *(["verdict_rate"] if has_unjudged_runs else []), *score_figure_names]
+    usual_figure_names = [*FIGURES, *(["verdict_rate"] if has_unjudged_runs else []), *score_figure_names]
     other_figure_names = [name for name in figure_names if "@" in name or name.endswith("_accuracy")]
-    return [*(name for name in table_figure_names if name in figure_names), *other_figure_names]
+    return [*(name for name in usual_figure_names if name in figure_names), *other_figure_names]
 
 
 def _train_waiting(unfinished_runs: Sequence[ArmRun], count: int, processes: int | None, console: Console) -> None:
@@ -216,8 +216,8 @@ def _train_waiting(unfinished_runs: Sequence[ArmRun], count: int, processes: int
 def train_command(run: ArmRun, *, resume: bool) -> list[str]:
     """Return the command line that trains one run of a comparison."""
     # --overwrite is safe, because `run.finished()` refuses the folder of another run.
-    resume_options = ["--resume", "last"] if resume else ["--overwrite"]
-    return [sys.executable, "-m", "spanwise.cli", "train", str(run.file), *resume_options]
+    start_options = ["--resume", "last"] if resume else ["--overwrite"]
+    return [sys.executable, "-m", "spanwise.cli", "train", str(run.file), *start_options]
 
 
 def _start(run: ArmRun, console: Console) -> subprocess.Popen[bytes]:
@@ -231,8 +231,8 @@ def _start(run: ArmRun, console: Console) -> subprocess.Popen[bytes]:
         faults_text = "; ".join(f"{name}: {fault}" for name, fault in checkpoint_faults.items())
         start_text = f"goes on from {checkpoint.name}" if checkpoint else "starts anew"
         say(console, f"{run.folder.name} {start_text}; these checkpoints are not readable: {faults_text}.")
-    thread_environment = {"OMP_NUM_THREADS": str(run.recipe.threads)}
-    environment = {**thread_environment, **os.environ, "COLUMNS": "120", SECRETS: json.dumps(secrets)}
+    thread_variables = {"OMP_NUM_THREADS": str(run.recipe.threads)}
+    environment = {**thread_variables, **os.environ, "COLUMNS": "120", SECRETS: json.dumps(secrets)}
     with _log_file(run).open("ab") as log:  # append to the log, to keep the lines of earlier attempts
         return subprocess.Popen(
             train_command(run, resume=checkpoint is not None),
@@ -256,8 +256,8 @@ def _failure_reason(run: ArmRun, status: int) -> str:
 def _write_comparison(output: Path, runs: Sequence[ArmRun], comparison: ArmComparison, options: Mapping[str, Any]) -> None:
     """Write the figures of a comparison into `summary.json` and `comparison.md`."""
     recipes = [run.asked() for run in runs]
-    common_names = [name for name in recipes[0] if all(recipe[name] == recipes[0][name] for recipe in recipes)]
-    common_fields = {name: recipes[0][name] for name in common_names if name not in ("output", "seed")}
+    common_field_names = [name for name in recipes[0] if all(recipe[name] == recipes[0][name] for recipe in recipes)]
+    common_fields = {name: recipes[0][name] for name in common_field_names if name not in ("output", "seed")}
     figures_by_arm: dict[str, dict[str, Any]] = {arm: {} for arm in comparison.methods}
     for (arm, figure), interval in comparison.cells.items():
         figures_by_arm[arm][figure] = {**_interval(interval), "sd": interval.sd, "seeds": interval.count}
@@ -267,8 +267,8 @@ def _write_comparison(output: Path, runs: Sequence[ArmRun], comparison: ArmCompa
         "differences": [{**vars(d), "interval": _interval(d.interval), "sd": d.interval.sd} for d in comparison.differences],
     }  # fmt: skip
     RunFolder(output).write_summary(without_nan(summary_fields))
-    sentence_list = "\n".join(f"- {sentence}" for sentence in comparison.sentences())
-    write_text(output / "comparison.md", f"{comparison.markdown()}\n\n{comparison.summary()}\n\n{sentence_list}\n")
+    sentences_text = "\n".join(f"- {sentence}" for sentence in comparison.sentences())
+    write_text(output / "comparison.md", f"{comparison.markdown()}\n\n{comparison.summary()}\n\n{sentences_text}\n")
 
 
 def _interval(interval: Interval) -> dict[str, float]:

@@ -254,9 +254,9 @@ def _describe_sums(arms: Arms) -> str:
     for name, scheme in arms.schemes.items():
         if scheme.entry.kind == "completion":
             weight_by_label = _by_family({term.name: term.weight for term in scheme.objectives})
-            weighted_names = (label if weight == 1 else f"{weight:g} {label}" for label, weight in weight_by_label.items())
+            weighted_labels = (label if weight == 1 else f"{weight:g} {label}" for label, weight in weight_by_label.items())
             alone_text = "" if len(scheme.objectives) > 1 else " alone"
-            method_sums.append(f"{name}: {' + '.join(weighted_names)}{alone_text}")
+            method_sums.append(f"{name}: {' + '.join(weighted_labels)}{alone_text}")
     sums_text = "; ".join(method_sums)
     return f"Each of these methods adds rewards up to one number per completion: {sums_text}." if method_sums else ""
 
@@ -271,7 +271,7 @@ def read_file(
     block_index_by_layout = {
         layout: disk_zeros(len(table.tokens.values), np.int8 if len(layout.names) < 128 else np.int16) for layout in layouts
     }
-    readings: dict[str, list[Reading]] = {name: [] for name in arms.schemes}
+    readings_by_method: dict[str, list[Reading]] = {name: [] for name in arms.schemes}
     for first, last in fitting_runs(table.tokens.lengths, AT_A_TIME):
         REPORT.get()("finding blocks", int(table.tokens.offsets[last]), len(table.tokens.values))
         row_range = slice(first, last)
@@ -290,17 +290,17 @@ def read_file(
             spans_parts.append((spans.start_nk, spans.end_nk, spans.length_nk, spans.fault_n))
             for name, scheme in arms.schemes.items():
                 if scheme.layout == layout:
-                    function_columns = _function_columns(table, row_range, texts, scheme)
-                    batch = Batch(table.group_n[row_range], ids_rt, mask_rt, columns={**file_columns, **function_columns})
+                    reward_inputs = _function_columns(table, row_range, texts, scheme)
+                    batch = Batch(table.group_n[row_range], ids_rt, mask_rt, columns={**file_columns, **reward_inputs})
                     scored_rows = read(batch, scheme, table.vocabulary, recorded=recorded_rewards, located=(spans, texts))
-                    readings[name].append(scored_rows.take(slice(None)))
+                    readings_by_method[name].append(scored_rows.take(slice(None)))
     spans_by_layout = {}
     for layout, spans_parts in span_parts_by_layout.items():
         span_columns = (torch.cat(column) for column in zip(*spans_parts, strict=True))
         spans_by_layout[layout] = FileSpans(
             layout.names, *span_columns, block_v=block_index_by_layout[layout], interleaved=layout in interleaved_layouts
         )
-    return spans_by_layout, {name: Reading.joined(parts) for name, parts in readings.items()}
+    return spans_by_layout, {name: Reading.joined(parts) for name, parts in readings_by_method.items()}
 
 
 def _function_columns(
@@ -312,12 +312,12 @@ def _function_columns(
     # Without token ids, a length reward would count words or bytes instead of tokens.
     reward_entries = [REWARDS[name] for name in computed_rewards if isinstance(name, str)]
     reads_token_ids = table.has_ids and any(reward.reads_ids for reward in reward_entries)
-    function_columns: dict[str, Sequence[Any]] = {}
+    reward_inputs: dict[str, Sequence[Any]] = {}
     if has_functions or reads_token_ids:
-        function_columns["completion_ids"] = [table.tokens.slice(n, n + 1).tolist() for n in range(rows.start, rows.stop)]
+        reward_inputs["completion_ids"] = [table.tokens.slice(n, n + 1).tolist() for n in range(rows.start, rows.stop)]
     if has_functions:
-        function_columns |= {"prompts": table.prompts[rows], "completions": [completion_text(blocks) for blocks in texts]}
-    return function_columns
+        reward_inputs |= {"prompts": table.prompts[rows], "completions": [completion_text(blocks) for blocks in texts]}
+    return reward_inputs
 
 
 def apply_arm(
@@ -349,10 +349,10 @@ def apply_arm(
                 for batch_field, column_names in token_columns(scheme).items():
                     token_values = [gather(token_index_rt, table.token_values[column], 0.0) for column in column_names]
                     batch_fields[batch_field] = torch.stack(token_values, dim=2).squeeze(2)
-                after_columns = value_columns(scheme.value_names, AFTER)
-                if "value_nt" in batch_fields and table.after_values.keys() >= {*after_columns}:
-                    after_values = [table.after_values[column][row_indices] for column in after_columns]
-                    batch_fields["bootstrap_n"] = torch.stack(after_values, dim=1)
+                end_value_columns = value_columns(scheme.value_names, AFTER)
+                if "value_nt" in batch_fields and table.after_values.keys() >= {*end_value_columns}:
+                    end_values = [table.after_values[column][row_indices] for column in end_value_columns]
+                    batch_fields["bootstrap_n"] = torch.stack(end_values, dim=1)
                 credit = credit_batch(scored_rows, Batch(group_n[row_indices], **batch_fields), scheme)
                 credit = replace(credit, mean_length_n=mean_length.expand(len(row_indices)))
                 is_token_rt = token_index_rt >= 0
@@ -367,8 +367,8 @@ def apply_arm(
                 credit = replace(credit, stop_n=credit.stop_n.masked_fill(is_empty_n, 0.0), adv_nm=adv_nm)
             credit_parts.append((row_indices, credit))
     credit = _join_credit(credit_parts)
-    counts_by_objective = dead_strata(credit, scheme, group_n=group_n if credits_tokens else None)
-    dead_share_by_objective = {name: dead / total for name, (total, dead) in counts_by_objective.items() if total}
+    strata_counts = dead_strata(credit, scheme, group_n=group_n if credits_tokens else None)
+    dead_share_by_objective = {name: dead / total for name, (total, dead) in strata_counts.items() if total}
     spread_credit = partial(advantages, scheme=scheme)
     return MethodCredit(name, file_spans, credit, spread_credit, adv_v if credits_tokens else None, dead_share_by_objective)
 

@@ -84,8 +84,8 @@ def choose_arms(
     schemes: dict[str, Scheme] = {}
     methods_by_reason: dict[str, list[str]] = {}
     last_error: SpanwiseError | None = None
-    for requested in [method_name for method_name in methods if method_name != RECORDED] if methods else (*USUAL, "recipe"):
-        method_name = own_method_name if requested == "recipe" else requested
+    for request in [method_name for method_name in methods if method_name != RECORDED] if methods else (*USUAL, "recipe"):
+        method_name = own_method_name if request == "recipe" else request
         try:
             scheme = own_scheme_or_error if method_name == own_method_name else scheme_builder.build_for_file(method_name)
             if not isinstance(scheme, Scheme):
@@ -93,10 +93,10 @@ def choose_arms(
             check_file(scheme, table)
             _check_answers(scheme, recorded_columns, table)
         except (RecipeError, LayoutError, DataError) as error:
-            if methods or (must_fit and requested == "recipe"):
+            if methods or (must_fit and request == "recipe"):
                 raise
             last_error = error
-            methods_by_reason.setdefault(str(error), []).append(requested)
+            methods_by_reason.setdefault(str(error), []).append(request)
             continue
         if methods or method_name in USUAL or scheme not in schemes.values():
             schemes[method_name] = scheme
@@ -241,9 +241,9 @@ def _build_own(builder: _SchemeBuilder, run_code: bool) -> tuple[str, Scheme, _S
         method_presets = builder.with_each_baseline()
         return next((name for name, preset in method_presets if preset == scheme), "recipe"), scheme, builder
     preset_name = f"{recipe.method}:{recipe.baseline}" if recipe.baseline else recipe.method
-    own_fields = {"per": recipe.per, "values": recipe.values, "refine": recipe.refinement, "modes": recipe.scheme_modes}
-    own_fields = {name: value for name, value in own_fields.items() if value}
-    return "recipe" if own_fields else preset_name, builder.build(preset_name, **own_fields), builder
+    recipe_fields = {"per": recipe.per, "values": recipe.values, "refine": recipe.refinement, "modes": recipe.scheme_modes}
+    recipe_fields = {name: value for name, value in recipe_fields.items() if value}
+    return "recipe" if recipe_fields else preset_name, builder.build(preset_name, **recipe_fields), builder
 
 
 def token_columns(scheme: Scheme) -> dict[str, list[str]]:
@@ -271,15 +271,15 @@ def check_file(scheme: Scheme, table: RolloutTable) -> None:
     critic_names = [name.partition("/")[2] for name in table.token_values if name.startswith(schema.VALUES)]
     needed_values_text = ""
     present_values_text = "none of them" if table.has_ids else "no token ids"
-    column_list = " and ".join(name for columns in columns_by_field.values() for name in columns)
-    advice = f"Use a method that needs rewards only (grpo, rlcr, bae), or a file with the columns {column_list}"
+    columns_text = " and ".join(name for columns in columns_by_field.values() for name in columns)
+    advice = f"Use a method that needs rewards only (grpo, rlcr, bae), or a file with the columns {columns_text}"
     if critic_names and missing_fields == ["value_nt"]:
         present_values_text = f"those of {', '.join(critic_names)}" if critic_names != [""] else "one value"
         needed_values_text = f" for {', '.join(scheme.value_names)}"
         advice = "Use the recipe that the critic was trained with (its objectives and `values`)"
-    needs_text = " and ".join(PER_TOKEN[field] for field in missing_fields)
+    missing_text = " and ".join(PER_TOKEN[field] for field in missing_fields)
     raise RecipeError(
-        f"Method '{scheme.method}' needs {needs_text} of every token{needed_values_text}, but '{table.path}' holds "
+        f"Method '{scheme.method}' needs {missing_text} of every token{needed_values_text}, but '{table.path}' holds "
         f"{present_values_text}. {advice}."
     )
 
@@ -336,8 +336,8 @@ def _drop_tagless(
     tags_sentence = census(texts, missing_tags, segmenter=tag_counts[0].segmenter).sentence
     if len(missing_tags_by_method) == len(schemes) or any(name in required for name in missing_tags_by_method):
         advice = advise_tagless(table, texts, next(iter(schemes.values())).names[0])
-        method_list = " and ".join(missing_tags_by_method)
-        raise RecipeError(f"{method_list} cannot be applied to '{table.path}': {tags_sentence}{advice}")
+        methods_text = " and ".join(missing_tags_by_method)
+        raise RecipeError(f"{methods_text} cannot be applied to '{table.path}': {tags_sentence}{advice}")
     for name in missing_tags_by_method:
         del schemes[name]
     return [left_out_note(list(missing_tags_by_method), tags_sentence), *tag_notes]
@@ -346,13 +346,13 @@ def _drop_tagless(
 def advise_tagless(table: RolloutTable, texts: Sequence[str], name: str = "correct") -> str:
     """Say what to do if completions lack the layout's tags. The options in the text can be copied."""
     rewards_text = f" The file records {', '.join(table.rewards)}." if table.rewards else ""
-    layout_text = f" (most are made of {layout})" if (layout := common_layout(texts)) else ""
+    layout_note = f" (most are made of {layout})" if (layout := common_layout(texts)) else ""
     if table.rewards:
         options_text = f"--methods grpo --reward {name}={table.verdict or next(iter(table.rewards))}"
     else:
         objective_text = '{reward: correct, pays: [completion], options: {tag: ""}}'
         options_text = f"--methods recipe --set 'layout={{completion: []}}' --set 'objectives=[{objective_text}]'"
-    return f"{rewards_text} Give the layout of the completions{layout_text}, or credit whole completions with {options_text}"
+    return f"{rewards_text} Give the layout of the completions{layout_note}, or credit whole completions with {options_text}"
 
 
 def _missing_tags(scheme: Scheme, tag_census: Census) -> list[str]:

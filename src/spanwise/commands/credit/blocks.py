@@ -87,13 +87,13 @@ def parse_pay(block_reward_pairs: Sequence[tuple[str, str]], recipe: Recipe, tab
     recipe_fields: dict[str, Any] = {"objectives": objective_fields}
     if recipe.layout is not None:
         return recipe_fields
-    asked_blocks = list(dict.fromkeys(block for block, _ in block_reward_pairs))
+    paid_blocks = list(dict.fromkeys(block for block, _ in block_reward_pairs))
     common_tags, _ = usual_tags(SampledTexts(table))
     # Keep the name that --pay gives to a single block, because `layout_of` would call it `completion`.
-    if len(asked_blocks) == 1 and list(common_tags) in ([], asked_blocks):
-        return {**recipe_fields, "layout": {asked_blocks[0]: list(common_tags)}}
+    if len(paid_blocks) == 1 and list(common_tags) in ([], paid_blocks):
+        return {**recipe_fields, "layout": {paid_blocks[0]: list(common_tags)}}
     layout = layout_of(common_tags) if common_tags else None
-    for block in asked_blocks:
+    for block in paid_blocks:
         if layout is None:
             raise RecipeError(f"--pay {block}=...: Most completions have no tags; give the blocks with --set layout=...")
         if block not in layout.names:
@@ -163,9 +163,9 @@ def usual_fields(texts: Sequence[str]) -> tuple[str, ...]:
 def usual_tags(texts: Sequence[str]) -> tuple[tuple[str, ...], int]:
     """Return the outermost tags that most completions share, and how many share them."""
     tag_counts = Counter(_outermost_tags(text) for text in texts)
-    common_tags, sharing_count = tag_counts.most_common(1)[0] if tag_counts else ((), 0)
+    common_tags, majority_count = tag_counts.most_common(1)[0] if tag_counts else ((), 0)
     can_be_layout = 0 < len(common_tags) <= _MOST_TAGS and len(set(common_tags)) == len(common_tags)
-    return (common_tags, sharing_count) if can_be_layout and 2 * sharing_count > len(texts) else ((), 0)
+    return (common_tags, majority_count) if can_be_layout and 2 * majority_count > len(texts) else ((), 0)
 
 
 def _outermost_tags(text: str) -> tuple[str, ...]:
@@ -229,8 +229,8 @@ def compared_groups(table: RolloutTable, recipe: Recipe, run: Recipe | None) -> 
     size = (run or recipe).group_size
     notes = []
     rollout_group_r = split_groups(rollout_group_r, size)
-    if small_groups := int((rollout_group_r.unique(return_counts=True)[1] < size).sum()):
-        notes.append(f"{small_groups} groups have fewer than {size} completions; their credit may differ from training.")
+    if small_count := int((rollout_group_r.unique(return_counts=True)[1] < size).sum()):
+        notes.append(f"{small_count} groups have fewer than {size} completions; their credit may differ from training.")
     step_sizes = rollout_step_r.unique(return_counts=True)[1]
     if run is not None and bool((step_sizes != run.prompts * size).any()):
         notes.append(

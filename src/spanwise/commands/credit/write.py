@@ -81,17 +81,17 @@ def write_again(result: CreditResult, method: str, folder: Path, console: Consol
     """Write copies of the rollout files into a folder, with a method's advantage beside each token."""
     table = result.table
     method_credit = next(credit for credit in result.applied if credit.name == method)
-    advantages_by_row = (
+    row_advantages = (
         row.tolist()
         for first, last in fitting_runs(table.tokens.lengths, AT_A_TIME)
         for row in np.split(method_credit.advantages(table, first, last), np.cumsum(table.tokens.lengths[first : last - 1]))
     )
     for file in rollout_files(table.path):
-        _WRITERS[table.source](folder / file.name, file, advantages_by_row)
+        _WRITERS[table.source](folder / file.name, file, row_advantages)
         say(console, f"Written with the advantages of {method}: {folder / file.name}")
     if (scheme := result.arms.schemes.get(method)) is not None:
-        divided_text = f"These advantages are already divided among tokens (per: {scheme.per})"
-        say(console, f"{divided_text}. Train with a loss that sums over tokens.")
+        division_note = f"These advantages are already divided among tokens (per: {scheme.per})"
+        say(console, f"{division_note}. Train with a loss that sums over tokens.")
 
 
 def credited_parts(result: CreditResult) -> Iterator[pa.Table]:
@@ -187,8 +187,8 @@ def _figures_table(methods: Mapping[str, Mapping[str, Any]]) -> Table:
         dead_strata_cells = [f"{name} {share:.0%}" for name, share in figures["dead_strata"].items()]
         for position, (cells, dead) in enumerate(zip_longest(block_cells, dead_strata_cells)):
             method_cell = "" if position else method
-            signal_cell = "" if position else _cell(figures["no_signal_share"], ".1%")
-            table_rows.append([method_cell, *(cells or ("", "", "")), signal_cell, dead or ""])
+            no_signal_cell = "" if position else _cell(figures["no_signal_share"], ".1%")
+            table_rows.append([method_cell, *(cells or ("", "", "")), no_signal_cell, dead or ""])
     return plain_table(
         "method", "block", "mean |credit|", "exactly 0", "no signal", "dead strata", rows=table_rows, right=(2, 3, 4)
     )

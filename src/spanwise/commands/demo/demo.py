@@ -103,10 +103,10 @@ def _sum_up_digits(trained: Sequence[Trained]) -> dict[str, Any]:
         }
     means_by_arm: dict[str, dict[str, float | None]] = {}
     for arm in DIGITS.arms:
-        seed_figures = [arms[arm] for arms in figures_by_seed.values()]
+        figures_of_seeds = [arms[arm] for arms in figures_by_seed.values()]
         means_by_arm[arm] = {}
-        for name in seed_figures[0]:
-            figure_values = [figures[name] for figures in seed_figures if figures[name] is not None]
+        for name in figures_of_seeds[0]:
+            figure_values = [figures[name] for figures in figures_of_seeds if figures[name] is not None]
             means_by_arm[arm][name] = sum(figure_values) / len(figure_values) if figure_values else None
     return {
         "arms": means_by_arm,
@@ -119,17 +119,17 @@ def verdict(figures: Mapping[str, Any]) -> str:
     """Say whether a run collapsed into refusals, and whether it recovered."""
     if figures["peak_refusal_rate"] < 0.5:
         return "kept answering"
-    ending = "stayed so" if figures["refusal_rate"] > 0.5 else "recovered"
-    return f"learned to refuse most questions and {ending}"
+    end_state = "stayed so" if figures["refusal_rate"] > 0.5 else "recovered"
+    return f"learned to refuse most questions and {end_state}"
 
 
 def _show_digits(console: Console, trained: Sequence[Trained], result: Mapping[str, Any]) -> None:
     recipe = trained[0].recipe
-    paid_text = (
+    setup_text = (
         f"all arms have the same {recipe.start} start and are paid for correctness and {recipe.rule.replace('_', ' ')}"
     )
     for seed, arms in result["seeds"].items():
-        title = f"digit puzzle, seed {seed}: {paid_text}"
+        title = f"digit puzzle, seed {seed}: {setup_text}"
         verdict_texts = (f"{arm}: {verdict(figures)}" for arm, figures in arms.items())
         say(console, *figure_table(title, arms, absent=["spanwise_share"]), *verdict_texts)
     for run in trained:

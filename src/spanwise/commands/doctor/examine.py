@@ -76,11 +76,11 @@ def _check_engine(name: str) -> Finding:
                 "SkyRL needs Python 3.12 or newer: make a separate environment, and pip install 'spanwise[skyrl]' there."
             )
         return engine_title, "", tested_versions, "not installed", [install_advice]
-    problem_sentences, working_sentences = probe_in_process(name)
+    problem_sentences, success_sentences = probe_in_process(name)
     untested_note = f"{engine_title} {engine_version} is untested: the tests run with {tested_versions}."
     version_notes = [] if is_tested(name, engine_version) else [untested_note]
     status = "broken" if problem_sentences else "untested" if version_notes else "ok"
-    return engine_title, engine_version, tested_versions, status, [*problem_sentences, *version_notes, *working_sentences]
+    return engine_title, engine_version, tested_versions, status, [*problem_sentences, *version_notes, *success_sentences]
 
 
 def probe_in_process(name: str) -> Sentences:
@@ -95,8 +95,8 @@ def probe_in_process(name: str) -> Sentences:
         return _broken(name, f"the import takes more than {PATIENCE} seconds")
     result_lines = [line for line in process.stdout.splitlines() if line.startswith(MARK)]
     if not result_lines:
-        last_error_lines = "\n".join(process.stderr.strip().splitlines()[-3:])
-        return _broken(name, f"the process ended with status {process.returncode}: {last_error_lines}")
+        last_error_text = "\n".join(process.stderr.strip().splitlines()[-3:])
+        return _broken(name, f"the process ended with status {process.returncode}: {last_error_text}")
     return json.loads(result_lines[-1].removeprefix(MARK))
 
 
@@ -122,18 +122,18 @@ def sentences_on_verl(facts: Mapping[str, Any]) -> Sentences:
     if "spanwise" not in facts["estimators"]:
         return problems, []
     method_count = sum(name.startswith("spanwise_") for name in facts["estimators"])
-    registry_text = f"verl's registry has the estimator spanwise, and {method_count} estimators spanwise_<method>"
-    return problems, [f"{registry_text} for one reward.", _trainer_of_verl(facts)]
+    registry_note = f"verl's registry has the estimator spanwise, and {method_count} estimators spanwise_<method>"
+    return problems, [f"{registry_note} for one reward.", _trainer_of_verl(facts)]
 
 
 def _trainer_of_verl(facts: Mapping[str, Any]) -> str:
     """Say which trainer verl's `main_ppo` uses."""
     titles = {True: "V1 (trainer.use_v1: true)", False: "V0 (trainer.use_v1: false)", None: "V0, the only one in this verl"}
-    trainer_text = f"main_ppo uses {titles[facts['use_v1']]}"
+    trainer_note = f"main_ppo uses {titles[facts['use_v1']]}"
     mode_names = [mode.removeprefix("spanwise_") for mode in facts.get("modes", ()) if mode.startswith("spanwise_")]
     if mode_names:
-        return f"{trainer_text}. Credit by block works with trainer V0, and with these modes of V1: {', '.join(mode_names)}."
-    return f"{trainer_text}, and V1 cannot be imported: {facts['v1']}" if "v1" in facts else f"{trainer_text}."
+        return f"{trainer_note}. Credit by block works with trainer V0, and with these modes of V1: {', '.join(mode_names)}."
+    return f"{trainer_note}, and V1 cannot be imported: {facts['v1']}" if "v1" in facts else f"{trainer_note}."
 
 
 def probe(engine: str) -> None:

@@ -84,16 +84,16 @@ def evaluate(
 
 def compute_rewards(objectives: Sequence[Objective], text: Texts, columns: Columns) -> dict[str, Tensor]:
     """Compute the reward of each completion under each objective. A missing block gets the objective's `if_missing`."""
-    reward_scores = score_all(objectives, text, columns=columns)
-    filled_reward_nm = fill_missing(reward_scores, objectives)
+    scores = score_all(objectives, text, columns=columns)
+    filled_reward_nm = fill_missing(scores, objectives)
     # A list element that the completion left out is wrong. Elements beyond the gold list do not count.
     for m, objective in enumerate(objectives):
         is_list_element = any_index(objective.name) != objective.name
         if is_list_element and (is_in_gold_n := gold_there(objective, columns)) is not None:
             reward_n = filled_reward_nm[:, m]
-            is_omitted_n = reward_n.isnan() & (reward_scores.status_nm[:, m] == int(Status.ABSENT))
+            is_omitted_n = reward_n.isnan() & (scores.status_nm[:, m] == int(Status.ABSENT))
             filled_reward_nm[:, m] = reward_n.masked_fill(is_omitted_n, 0.0).masked_fill(~is_in_gold_n, torch.nan)
-    return dict(zip(reward_scores.names, filled_reward_nm.T, strict=True))
+    return dict(zip(scores.names, filled_reward_nm.T, strict=True))
 
 
 def evaluate_folder(

@@ -40,14 +40,14 @@ def show(checkpoint: Path, recipe: Recipe, *, output: Path, console: Console, op
     """Compare a saved model's estimated advantages with Monte Carlo."""
     measured_fields: dict[str, Any] = {"options": options}
     if "tokens" in options:
-        last_critic_step = options["critic_steps"]
+        max_critic_steps = options["critic_steps"]
         critic_names = options["critics"]
         seed = options["seed"]
         sae_segments = SaeSegments() if options["reference"] == "segment" else None
         trajectories, critic_values = rolled_tokens(
             checkpoint, recipe, prompts=options["token_prompts"], rerolls=options["rerolls"], seed=seed, console=console,
             critics=critic_names and critic_names.split(","),
-            steps=sorted({last_critic_step, *(step for step in rolls.CRITIC_STEPS if step < last_critic_step)}),
+            steps=sorted({max_critic_steps, *(step for step in rolls.CRITIC_STEPS if step < max_critic_steps)}),
         )  # fmt: skip
         fidelity = token_fidelity(trajectories, critic_values, segments=sae_segments, seed=seed)
         measured_fields |= show_tokens(fidelity, sae_segments, console=console)
@@ -79,10 +79,10 @@ def show_baselines(checkpoint: Path, recipe: Recipe, console: Console, options: 
     roller = roller_of(checkpoint, recipe, console)
     held_out_rows = roller.task.evaluation
     prompt_rows = held_out_rows.select(range(min(options["prompts"], len(held_out_rows))))
-    sampled_rerolls = rolls.collect_last_blocks(roller, prompt_rows, samples=samples, rerolls=options["rerolls"], seed=seed)
+    rerolls = rolls.collect_last_blocks(roller, prompt_rows, samples=samples, rerolls=options["rerolls"], seed=seed)
     group_sizes = [size for size in GROUP_SIZES if size <= samples] or [samples]
-    fidelity = measure_fidelity(sampled_rerolls, group_sizes=group_sizes, rule=recipe.rule, seed=seed)
-    report_fields = written_baselines(fidelity, sampled_rerolls)
+    fidelity = measure_fidelity(rerolls, group_sizes=group_sizes, rule=recipe.rule, seed=seed)
+    report_fields = written_baselines(fidelity, rerolls)
     report_fields["points"] = fixed_point_rows(rule=recipe.rule, seed=seed)
     sample_counts = report_fields["counts"]
     console.print(

@@ -22,18 +22,18 @@ def show_methods(name: str | None = None) -> None:
     options_text = ", ".join(f"{option}: {value}" for option, value in default_options.items()) or "none"
     needs_text = f"Needs {', '.join(method_entry.needs)}. " if method_entry.needs else ""
     if method_entry.kind == "refinement":
-        preset_text = f"# Beside another method: refine: {name}."
+        recipe_text = f"# Beside another method: refine: {name}."
     elif method_entry.preset is None:
-        preset_text = "# Callable from Python only: no engine provides its inputs."
+        recipe_text = "# Callable from Python only: no engine provides its inputs."
     else:  # a preset needs a task, here the task digits
         scheme = scheme_of(load(None, {"method": name}), DIGITS_LAYOUT, 32)
-        preset_text = yaml.safe_dump(scheme.plain(), sort_keys=False)
+        recipe_text = yaml.safe_dump(scheme.plain(), sort_keys=False)
     say(
         console,
         f"# {method_entry.summary}",
         f"# {needs_text}{method_entry.paper}. Taken from {_name_source(method_entry)}.",
         f"# spanwise.credit.{method_entry.estimator.__name__}; options: {options_text}.",
-        preset_text,
+        recipe_text,
     )
 
 

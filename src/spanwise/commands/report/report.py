@@ -94,11 +94,11 @@ def compare_page(folder: Path) -> str:
     folders_by_arm = {arm: {seed: folder / f"{arm}-{seed}" for seed in seeds} for arm in arm_names}
     summaries_by_arm, samples_by_arm, figures_by_arm = ended_runs(folders_by_arm)
     figures_of_runs = [figures for runs in figures_by_arm.values() for figures in runs.values()]
-    measured_figures = {name for figures in figures_of_runs for name in figures}
-    if not measured_figures:
+    measured_figure_names = {name for figures in figures_of_runs for name in figures}
+    if not measured_figure_names:
         raise DataError("No run of this comparison exists; run spanwise compare again.")
     first_arm_figures = next(iter(summary_fields["figures"].values()), {})
-    figure_names = [name for name in first_arm_figures if name in measured_figures]
+    figure_names = [name for name in first_arm_figures if name in measured_figure_names]
     return compare_report(
         title=f"Comparison of {len(arm_names)} arms",
         recipe=summary_fields.get("recipe", {}),

@@ -24,8 +24,8 @@ def figure_table(
     title: str, columns: Mapping[str, Mapping[str, Any]], *, absent: Collection[str] = ()
 ) -> Iterator[RenderableType]:
     """Build a table with a row per figure and a column per run. It fits into 80 characters."""
-    all_names = dict.fromkeys(name for figures in columns.values() for name in figures)
-    figure_names = [name for name in all_names if name not in absent]
+    all_figure_names = dict.fromkeys(name for figures in columns.values() for name in figures)
+    figure_names = [name for name in all_figure_names if name not in absent]
     alarms_by_run = {  # a figure with an alarm gets a "!"
         run: alarms({name: figures.get(name) for name in figure_names if not isinstance(figures.get(name), str)})
         for run, figures in columns.items()

@@ -75,8 +75,8 @@ def _shrink(widths: list[int], least: Sequence[int], total: int) -> list[int]:
 def _narrow_table(table: Table, indices: Sequence[int], widths: Sequence[int]) -> Table:
     """Build a table from some columns of another table, with the given widths."""
     narrowed_columns = [
-        replace(table.columns[c], width=wide, no_wrap=False, overflow="fold")
-        for c, wide in zip(indices, widths, strict=True)
+        replace(table.columns[c], width=width, no_wrap=False, overflow="fold")
+        for c, width in zip(indices, widths, strict=True)
     ]
     narrow_table = Table(*narrowed_columns, box=table.box, padding=table.padding)
     narrow_table.rows = table.rows

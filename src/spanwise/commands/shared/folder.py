@@ -95,8 +95,8 @@ def again_command(command: str, *places: str | Path, folder: Path, options: Mapp
         option_name = "--set" if name == "overrides" else f"--{name.replace('_', '-')}"
         if isinstance(value, Mapping):
             for key, field in value.items():  # `--set` takes a value as one line of YAML
-                as_yaml = yaml.safe_dump([field], default_flow_style=True, sort_keys=False, allow_unicode=True, width=2**31)
-                command_words += [option_name, f"{key}={as_yaml.strip()[1:-1] if name == 'overrides' else field}"]
+                text = yaml.safe_dump([field], default_flow_style=True, sort_keys=False, allow_unicode=True, width=2**31)
+                command_words += [option_name, f"{key}={text.strip()[1:-1] if name == 'overrides' else field}"]
         elif isinstance(value, list):
             command_words += [option_name, ",".join(map(str, value))] if value else []
         elif value is not None and value is not False:

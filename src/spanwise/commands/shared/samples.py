@@ -146,7 +146,7 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
     part_template = "<{}>" if part_noun == "tag" else "'{}'"
     last_block = list(parts_by_block)[-1]
     answer_name, confidence_name = tags["answer"], tags["confidence"]
-    judged_figures = ("accuracy", "refusal_rate", "verdict_rate")
+    judged_figure_names = ("accuracy", "refusal_rate", "verdict_rate")
     score_figure_names = SCORE_FIGURES[1:] if scored else ()
 
     def only(parts: Sequence[str]) -> str:
@@ -158,7 +158,7 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
             f"no block has the part '{answer_name}' or '{confidence_name}'; "
             "if another part is the answer, name it in the objective 'correct'"
         )
-        return dict.fromkeys((*judged_figures, "coverage", *CALIBRATION, *score_figure_names), no_part_reason)
+        return dict.fromkeys((*judged_figure_names, "coverage", *CALIBRATION, *score_figure_names), no_part_reason)
     reason_by_figure: dict[str, str] = {}
     if confidence_name not in parts_by_block[last_block]:
         confidence_part = part_template.format(confidence_name) + only(parts_by_block[last_block])
@@ -168,7 +168,7 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
     if answer_name not in part_names:
         answer_part = part_template.format(answer_name) + only(part_names)
         reason = f"no block has the {part_noun} {answer_part}; name the {part_noun} of the answer in the objective 'correct'"
-        reason_by_figure |= dict.fromkeys((*judged_figures, *CALIBRATION, *score_figure_names), reason)
+        reason_by_figure |= dict.fromkeys((*judged_figure_names, *CALIBRATION, *score_figure_names), reason)
     return reason_by_figure
 
 

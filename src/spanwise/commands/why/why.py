@@ -39,13 +39,13 @@ def why(
     if completion is not None and not 0 <= completion < len(result.table):
         last_row = len(result.table) - 1
         raise RecipeError(f"--completion is {completion}, but '{result.table.path}' holds the completions 0 to {last_row}.")
-    zeros_by_method = reasons(result)
+    tally_by_method = reasons(result)
     if completion is None:
-        printed_parts = [*_describe_file(result, zeros_by_method, examples), *decision_notes(result)]
+        printed_parts = [*_describe_file(result, tally_by_method, examples), *decision_notes(result)]
     else:
-        printed_parts = describe_completion(result, zeros_by_method, completion)
+        printed_parts = describe_completion(result, tally_by_method, completion)
     say(console, *printed_parts, *result.notes, keep=2)
-    return zeros_by_method
+    return tally_by_method
 
 
 def reasons(result: CreditResult) -> dict[str, Zeros]:
@@ -58,14 +58,14 @@ def reasons(result: CreditResult) -> dict[str, Zeros]:
     else:  # a column of the file may say which completions are right
         verdict_name = result.arms.recorded_columns.get("correct", "")
         verdict_n = table.rewards[verdict_name].value_n if verdict_name else None
-    zeros_by_method = {}
+    tally_by_method = {}
     for arm in result.applied:
         if arm.credit.comparison is None:
             reason_nk = recorded_reasons(arm.credit.block_nk, result.group_n, reward_n=verdict_n, rollout_n=table.rollout_n)
         else:
             reason_nk = zero_reasons(arm.credit, scheme_by_method[arm.name])
         advantage_parts = [arm.advantages(table, *rows) for rows in fitting_runs(table.tokens.lengths, AT_A_TIME)]
-        zeros_by_method[arm.name] = tally_zeros(
+        tally_by_method[arm.name] = tally_zeros(
             reason_nk,
             torch.from_numpy(np.concatenate(advantage_parts)),
             torch.from_numpy(arm.file_spans.block_v),
@@ -74,7 +74,7 @@ def reasons(result: CreditResult) -> dict[str, Zeros]:
             trainable_v=torch.tensor(table.trainable),
             learned_n=table.learned_n,
         )
-    return zeros_by_method
+    return tally_by_method
 
 
 def reason_table(result: CreditResult, zeros: Mapping[str, Zeros], examples: int) -> Table:
@@ -90,9 +90,9 @@ def reason_table(result: CreditResult, zeros: Mapping[str, Zeros], examples: int
         for position, count in enumerate(tally.counts(examples)):
             reason_text = _reason_words(count.reason, count.objective)
             token_share = f"{count.tokens / max(len(tally.key_v), 1):.1%}"
-            row_list = _row_list(count.rows, more=len(count.rows) < count.completions)
+            rows_text = _row_list(count.rows, more=len(count.rows) < count.completions)
             method_cell = escape(name) if position == 0 else ""
-            counts_table.add_row(method_cell, reason_text, str(count.completions), str(count.tokens), token_share, row_list)
+            counts_table.add_row(method_cell, reason_text, str(count.completions), str(count.tokens), token_share, rows_text)
         counts_table.add_row(
             "", "all", str(len(tally.key_n)), str(len(tally.key_v)), "100.0%", style="bold", end_section=True
         )
@@ -101,7 +101,7 @@ def reason_table(result: CreditResult, zeros: Mapping[str, Zeros], examples: int
 
 def _describe_file(result: CreditResult, zeros: Mapping[str, Zeros], examples: int) -> list[Table | str]:
     """Return a table of reasons for zero credit, and notes on the completions."""
-    lines: list[Table | str] = [reason_table(result, zeros, examples)]
+    parts: list[Table | str] = [reason_table(result, zeros, examples)]
     fault_n = result.file_spans.fault_n
     present_nk = result.file_spans.length_nk > 0
     is_all_wrong_n = torch.zeros(len(result.table), dtype=torch.bool)
@@ -115,31 +115,31 @@ def _describe_file(result: CreditResult, zeros: Mapping[str, Zeros], examples: i
         cut_off_text = f"; {cut_count} of them {cut_clause}" if cut_count else ""
         wrong_count = int(is_all_wrong_n.sum())
         faulty_count = int(is_faulty_n.sum())
-        lines.append(
+        parts.append(
             f"Of the {wrong_count} completions whose group is all wrong, {faulty_count} are malformed{cut_off_text}."
         )
     is_missing_nk = present_nk.any(dim=1, keepdim=True) & ~present_nk
-    missing_columns = zip(result.file_spans.names, is_missing_nk.T, strict=True)
-    rows_without_block = {name: missing_n.nonzero().flatten().tolist() for name, missing_n in missing_columns}
+    names_and_flags = zip(result.file_spans.names, is_missing_nk.T, strict=True)
+    rows_without_block = {name: missing_n.nonzero().flatten().tolist() for name, missing_n in names_and_flags}
     rows_by_missing_block = {name: rows for name, rows in rows_without_block.items() if rows}
-    missing_sentences = [
+    block_faults = [
         f"Block '{name}' is missing in {len(rows)} of {len(is_missing_nk)} completions (row {_row_list(rows[:3])})"
         for name, rows in rows_by_missing_block.items()
     ]
     if len(rows_by_missing_block) > _NAMED:
         missing_blocks_text = ", ".join(f"{name} in {len(rows)}" for name, rows in rows_by_missing_block.items())
-        missing_sentences = [f"Of {len(is_missing_nk)} completions some lack a block ({missing_blocks_text})"]
-    lines += (f"{lack}. Objectives that pay a missing block have no token to credit there." for lack in missing_sentences)
-    return lines
+        block_faults = [f"Of {len(is_missing_nk)} completions some lack a block ({missing_blocks_text})"]
+    parts += (f"{lack}. Objectives that pay a missing block have no token to credit there." for lack in block_faults)
+    return parts
 
 
 def describe_completion(result: CreditResult, zeros: Mapping[str, Zeros], n: int) -> list[Table | str]:
     """Describe one completion with its group, rewards and tokens."""
     table, scores = result.table, result.scores
     group_rows = (result.group_n == result.group_n[n]).nonzero().flatten().tolist()
-    completion_text = f"Completion {n} of '{table.path}': step {int(table.step_n[n])}"
-    row_list = _row_list(group_rows[:_MATES], more=len(group_rows) > _MATES)
-    description: list[Table | str] = [f"{completion_text}, compared with rows {row_list}; prompt {table.prompts[n]!r:.200}"]
+    heading = f"Completion {n} of '{table.path}': step {int(table.step_n[n])}"
+    rows_text = _row_list(group_rows[:_MATES], more=len(group_rows) > _MATES)
+    description: list[Table | str] = [f"{heading}, compared with rows {rows_text}; prompt {table.prompts[n]!r:.200}"]
     fault_bits = int(result.file_spans.fault_n[n])
     fault_names = [fault.name.lower() for fault in Fault if fault.name and fault_bits & fault]
     if fault_names:
@@ -165,7 +165,7 @@ def _token_table(table: RolloutTable, arm: MethodCredit, tally: Zeros, n: int) -
     advantage_texts = [f"{advantage:.6g}" for advantage in token_advantages]
     token_facts = list(zip(token_blocks, reason_keys, advantage_texts, strict=True))
     table_rows = []
-    for (block, key, _), positions in groupby(range(len(token_facts)), key=token_facts.__getitem__):
+    for (block, reason_key, _), positions in groupby(range(len(token_facts)), key=token_facts.__getitem__):
         token_indices = list(positions)
         joined_text = table.vocabulary.join(completion_ids[token_indices])[0].decode(errors="replace")
         text_cell = repr(joined_text) if len(joined_text) <= 60 else f"{joined_text[:28]!r} ... {joined_text[-28:]!r}"
@@ -173,7 +173,7 @@ def _token_table(table: RolloutTable, arm: MethodCredit, tally: Zeros, n: int) -
             f"{token_indices[0]}-{token_indices[-1]}" if len(token_indices) > 1 else f"{token_indices[0]}", escape(text_cell),
             escape(arm.file_spans.names[block]) if block >= 0 else "-", credit_cells[block] if block >= 0 else "-",
             f"{token_advantages[token_indices[0]]:.4g}",
-            _reason_words(reason_of(key), tally.objective(key)),
+            _reason_words(reason_of(reason_key), tally.objective(reason_key)),
         ])  # fmt: skip
     headings = ("tokens", "text", "block", "credit", "per token", "why")
     return plain_table(*headings, rows=table_rows, right=[3, 4], title=Text(arm.name))
