@@ -125,14 +125,14 @@ def assign(
             stop_credit_n += torch.where(present_nk[:, paid_k].any(dim=1) | ~is_left_out_nm[:, m], 0.0, weighted_adv_n)
         explained_comparison = explain_objectives(comparison, scores, objectives, reward_nm, truncated_n=is_truncated_n)
     else:
-        reward_n = sum_rewards(scores, objectives)
+        reward_sum_n = sum_rewards(scores, objectives)
         comparison = None
-        reward_nm = reward_n[:, None]
-        method_inputs |= {"reward_n": reward_n, "reward_s": reward_n, "reward_nm": filled_reward_nm}
-        method_inputs["weight_m"] = weights(objectives, reward_n)
+        reward_nm = reward_sum_n[:, None]
+        method_inputs |= {"reward_n": reward_sum_n, "reward_s": reward_sum_n, "reward_nm": filled_reward_nm}
+        method_inputs["weight_m"] = weights(objectives, reward_sum_n)
         if mask_nt is not None:  # the tokens of a completion without a reward are masked
-            method_inputs["mask_nt"] = mask_nt.bool() & ~reward_n.isnan()[:, None]
-            method_inputs["reward_nt"] = put_on_last_token(reward_n, method_inputs["mask_nt"])
+            method_inputs["mask_nt"] = mask_nt.bool() & ~reward_sum_n.isnan()[:, None]
+            method_inputs["reward_nt"] = put_on_last_token(reward_sum_n, method_inputs["mask_nt"])
         if method_entry.kind == "token":
             block_nt = method_inputs.get("block_nt")
             if block_nt is None:
@@ -158,7 +158,7 @@ def assign(
             block_credit_nk = adv_nm * pays_block_mk.any(dim=0)
         if comparison is None:
             completion_adv_nm = adv_nm if token_credit_nt is None else torch.zeros_like(adv_nm)
-            comparison = compare_in_strata(reward_n, group_n, min_stratum=min_stratum_size).comparison
+            comparison = compare_in_strata(reward_sum_n, group_n, min_stratum=min_stratum_size).comparison
             comparison = comparison.unexplained(completion_adv_nm)
         weight_m = adv_nm.new_ones(1)
         objective_names = (" + ".join(objective_names),) if method_entry.kind == "completion" else ()
@@ -231,10 +231,10 @@ def _run_method(
     advantages = method_result.advantages if isinstance(method_result, Explained) else method_result
     if not isinstance(advantages, Tensor) or advantages.shape != shape:
         axes_text = {"block": "completions and objectives", "token": "completions and tokens"}.get(entry.kind, "completions")
-        result = f"a tensor of {tuple(advantages.shape)}" if isinstance(advantages, Tensor) else type(advantages).__name__
+        type_text = f"a tensor of {tuple(advantages.shape)}" if isinstance(advantages, Tensor) else type(advantages).__name__
         raise AlignmentError(
             f"Method '{entry.name}' is registered with kind='{entry.kind}' and must return a tensor of shape "
-            f"{tuple(shape)}, the {axes_text}; it returned {result}."
+            f"{tuple(shape)}, the {axes_text}; it returned {type_text}."
         )
     return advantages, method_result.comparison if isinstance(method_result, Explained) else None
 
@@ -321,12 +321,12 @@ def explain_sum(
     has_weight_m = torch.tensor([objective.weight != 0 for objective in objectives], device=reason_n.device)
     is_reward_missing_nm = fill_missing(scores, objectives).isnan() & has_weight_m
     # If a completion lacks several rewards, name the reason that comes first in `Zero`.
-    missing_objective_n = missing_reason_nm.where(is_reward_missing_nm, len(Zero)).argmin(dim=1)
+    missing_objective_index_n = missing_reason_nm.where(is_reward_missing_nm, len(Zero)).argmin(dim=1)
     # GDPO may credit a completion although one of its rewards is missing.
     sum_is_missing_n = comparison.worth_nm[:, 0].isnan() & (reason_n != int(Zero.CREDITED))
-    missing_reason_n = missing_reason_nm.gather(1, missing_objective_n[:, None])[:, 0]
+    missing_reason_n = missing_reason_nm.gather(1, missing_objective_index_n[:, None])[:, 0]
     reason_n = torch.where(sum_is_missing_n, missing_reason_n, reason_n)
-    objective_index_n = torch.where(sum_is_missing_n, missing_objective_n, objective_index_n)
+    objective_index_n = torch.where(sum_is_missing_n, missing_objective_index_n, objective_index_n)
     return replace(comparison, reason_nm=reason_n[:, None], about_nm=objective_index_n[:, None])
 
 

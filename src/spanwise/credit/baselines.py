@@ -140,23 +140,23 @@ def advantage(
     options: dict[str, Any] = {"leave_one_out": leave_one_out, "min_stratum": min_stratum, "voter_n": voter_n}
     options |= {"scale": scale, "ddof": ddof, "eps": eps, "stand_in_n": stand_in_reward_n}
     merged_result: Explained | None = None
-    uncompared_n = torch.ones_like(lacks_reward_n)
+    is_uncompared_n = torch.ones_like(lacks_reward_n)
     whole_batch_group_n = torch.zeros_like(group_n, dtype=torch.long)  # the whole batch is one group
     groupings: list[tuple[Tensor, int]] = []  # pairs: group ids, and how many outcomes split the groups
     if baseline == "none":
         check_rewards(reward_n)  # the other baselines check the rewards in `moments`
         advantage_n = worth_n.nan_to_num(nan=0.0)
-        zero_n = torch.zeros_like(worth_n)
-        uncompared_n = torch.zeros_like(lacks_reward_n)
+        zeros_n = torch.zeros_like(worth_n)
+        is_uncompared_n = torch.zeros_like(lacks_reward_n)
         merged_result = explain_advantages(
-            advantage_n, worth_n, zero_n, zero_n + 1, alone_n=uncompared_n, equal_n=uncompared_n
+            advantage_n, worth_n, zeros_n, zeros_n + 1, alone_n=is_uncompared_n, equal_n=is_uncompared_n
         )
     elif baseline == "blended":
         if voter_n is not None:
             raise RecipeError("Turns of trajectories have no baseline 'blended'; use 'outcome', 'group', 'batch' or 'none'.")
         baseline_n = blended_baseline(reward_n, group_n, outcome_no, by_outcome_n2, judged=judged)
         merged_result = _subtract_blend(reward_n, worth_n, baseline_n, group_n, outcome_no)
-        uncompared_n = baseline_n.isnan() & ~stand_in_reward_n.isnan()
+        is_uncompared_n = baseline_n.isnan() & ~stand_in_reward_n.isnan()
     else:
         outcome_count = outcome_no.shape[1]
         backs_off = outcome_count > 1 if back_off is None else back_off
@@ -166,7 +166,7 @@ def advantage(
     # The replacement of a missing reward falls back to a comparison with its group, then with the batch.
     groupings += [(group_n, 0), (whole_batch_group_n, 0)]
     for level, (grouping_n, used_outcomes) in enumerate(groupings):
-        if merged_result is not None and not bool(uncompared_n.any()):
+        if merged_result is not None and not bool(is_uncompared_n.any()):
             break
         stratum_n = refine(grouping_n, outcome_no[:, :used_outcomes])
         # The offset keeps the stratum numbers of different groupings apart.
@@ -175,11 +175,11 @@ def advantage(
         if 0 < level <= last_level:
             level_nm = torch.full_like(level_result.comparison.level_nm, level)
             level_result = level_result._replace(comparison=replace(level_result.comparison, level_nm=level_nm))
-        merged_result = level_result if merged_result is None else level_result.where(uncompared_n, merged_result)
-        members_needed = max(min_stratum, 2) if level < last_level else 1
-        uncompared_n = uncompared_n & (level_result.comparison.members_nm[:, 0] < members_needed)
+        merged_result = level_result if merged_result is None else level_result.where(is_uncompared_n, merged_result)
+        min_members = max(min_stratum, 2) if level < last_level else 1
+        is_uncompared_n = is_uncompared_n & (level_result.comparison.members_nm[:, 0] < min_members)
         if level >= last_level:
-            uncompared_n &= ~stand_in_reward_n.isnan()
+            is_uncompared_n &= ~stand_in_reward_n.isnan()
     assert merged_result is not None, "there is a first level"
     adv_n = merged_result.advantages
     stratum_n = merged_result.comparison.stratum_nm[:, 0]
@@ -323,11 +323,11 @@ def _estimate_for_outcome(
     # No variance may be 0, because its weight would be infinite.
     min_variance = 1e-12 * float(mean_square) + 1e-24
     noise_variance_s = prompt_stats.pooled_variance_of_others().nan_to_num(nan=0.0)
-    other_count_n = prompt_stats.count_n() - prompt_stats.member_n.double()
+    count_of_others_n = prompt_stats.count_n() - prompt_stats.member_n.double()
     prompt_sum_n = (prompt_stats.mean_n() * prompt_stats.count_n()).nan_to_num()
     sum_of_others_n = prompt_sum_n - reward_above_lowest_n.nan_to_num()
-    prompt_mean_n = torch.where(other_count_n > 0, sum_of_others_n / other_count_n, torch.nan)
-    prompt_mean_variance_n = noise_variance_s[prompt_n] / other_count_n.clamp(min=1.0)
+    prompt_mean_n = torch.where(count_of_others_n > 0, sum_of_others_n / count_of_others_n, torch.nan)
+    prompt_mean_variance_n = noise_variance_s[prompt_n] / count_of_others_n.clamp(min=1.0)
     other_prompts_count_n = prompt_stats.count_s.sum() - prompt_stats.count_n()
     other_prompts_sum_n = (prompt_stats.mean_s * prompt_stats.count_s).nansum() - prompt_sum_n
     batch_mean_n = torch.where(other_prompts_count_n > 0, other_prompts_sum_n / other_prompts_count_n, torch.nan)
@@ -353,9 +353,9 @@ def _average_counterfactuals(actual: Moments, counterfactual: Moments, noise_var
     counterfactual_variance_s = torch.where(counterfactual_variance_s.isnan(), noise_variance_s, counterfactual_variance_s)
     prompt_gap_s = actual.mean_s - counterfactual.mean_s  # NaN for prompts without rewards
     has_gap_s = ~prompt_gap_s.isnan()
-    other_count_s = has_gap_s.sum() - has_gap_s.double()
+    count_of_others_s = has_gap_s.sum() - has_gap_s.double()
     # Average the gap between actual and counterfactual rewards over the other prompts only.
-    mean_gap_of_others_s = (prompt_gap_s.nansum() - prompt_gap_s.nan_to_num()) / other_count_s.clamp(min=1.0)
+    mean_gap_of_others_s = (prompt_gap_s.nansum() - prompt_gap_s.nan_to_num()) / count_of_others_s.clamp(min=1.0)
     noise_variance_sa = torch.stack([noise_variance_s, counterfactual_variance_s], dim=1)
     count_sa = torch.stack([actual.count_s, counterfactual.count_s], dim=1)
     gap_variance_s = excess_variance_of_others(prompt_gap_s, noise_variance_sa, count_sa)
@@ -372,16 +372,16 @@ def excess_variance_of_others(
     t2[s] (1 + 1/P),  t2[s] = max(0, var(other means, ddof 1) - sum_a noise[s, a] average(1 / count[., a]))
     """
     has_mean_s = ~mean_s.isnan()
-    other_count_s = has_mean_s.sum() - has_mean_s.to(mean_s.dtype)
+    count_of_others_s = has_mean_s.sum() - has_mean_s.to(mean_s.dtype)
     centred_mean_s = torch.where(has_mean_s, mean_s - mean_s.nanmean(), 0.0)
     inverse_count_sa = torch.where(has_mean_s[:, None], 1.0 / count_sa.clamp(min=1.0), 0.0)
-    other_sum_s = centred_mean_s.sum() - centred_mean_s
-    other_square_sum_s = centred_mean_s.square().sum() - centred_mean_s.square()
-    other_variance_s = (other_square_sum_s - other_sum_s.square() / other_count_s) / (other_count_s - 1)
+    sum_of_others_s = centred_mean_s.sum() - centred_mean_s
+    square_sum_of_others_s = centred_mean_s.square().sum() - centred_mean_s.square()
+    variance_of_others_s = (square_sum_of_others_s - sum_of_others_s.square() / count_of_others_s) / (count_of_others_s - 1)
     inverse_sum_of_others_sa = inverse_count_sa.sum(dim=0) - inverse_count_sa
-    sampling_noise_s = (noise_sa * inverse_sum_of_others_sa).sum(dim=1) / other_count_s
-    excess_variance_s = (other_variance_s - sampling_noise_s).clamp(min=0.0) * (1 + 1 / other_count_s)
-    return torch.where(other_count_s >= 2, excess_variance_s, torch.nan)
+    sampling_noise_s = (noise_sa * inverse_sum_of_others_sa).sum(dim=1) / count_of_others_s
+    excess_variance_s = (variance_of_others_s - sampling_noise_s).clamp(min=0.0) * (1 + 1 / count_of_others_s)
+    return torch.where(count_of_others_s >= 2, excess_variance_s, torch.nan)
 
 
 def average_by_precision(estimate_en: Float[Tensor, "e n"], variance_en: Float[Tensor, "e n"]) -> Float[Tensor, " n"]:

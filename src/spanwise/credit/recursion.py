@@ -71,12 +71,12 @@ def lambda_advantage(
         mask_tile, reward_tile = mask_nt[rows, cols], reward_nt[rows, cols].to(exact_dtype)
         mask_factor = mask_tile.to(exact_dtype)
         boundary_factor = mask_factor if boundary_nt is None else (mask_tile & boundary_nt[rows, cols]).to(exact_dtype)
-        value_factor = boundary_factor * value_factor_n[rows, None]
-        carry_factor = (mask_factor * (gamma - 1)).sub_(value_factor).add_(1.0)  # factor of c[k+1] in c[k]
+        value_factor_tile = boundary_factor * value_factor_n[rows, None]
+        carry_factor = (mask_factor * (gamma - 1)).sub_(value_factor_tile).add_(1.0)  # factor of c[k+1] in c[k]
         reward_term = carry_factor * reward_tile
         value_tile = None if value_nt is None else torch.where(mask_tile, value_nt[rows, cols].to(exact_dtype), 0.0)
         if value_tile is not None:
-            reward_term.addcmul_(value_factor, value_tile)
+            reward_term.addcmul_(value_factor_tile, value_tile)
         _carry_back(reward_term, carry_factor, carry_after_last_token_n[rows]).add_(reward_tile)
         if value_tile is not None:
             reward_term.sub_(value_tile)

@@ -244,10 +244,10 @@ class Method:
 
     @cached_property
     def _parameters(self) -> dict[str, inspect.Parameter]:
-        fixed_names = getattr(self.estimator, "keywords", {})  # parameters that a functools.partial has fixed
+        fixed_parameters = getattr(self.estimator, "keywords", {})  # parameters that a functools.partial has fixed
         parameters = inspect.signature(self.estimator).parameters.items()
         variable_kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-        return {name: p for name, p in parameters if name not in fixed_names and p.kind not in variable_kinds}
+        return {name: p for name, p in parameters if name not in fixed_parameters and p.kind not in variable_kinds}
 
 
 #: All registered methods by name.
@@ -289,9 +289,9 @@ def preset_rule(
     merges_blocks = preset.whole and len(task.names) > 1
     method_layout = replace(task, blocks={"completion": task.marks}) if merges_blocks else task
     if calibration is not None and not (preset.calibrated and states_confidence(method_layout)):
-        why_ignored = "finds no confidence in the last block" if preset.calibrated else "rewards correctness alone"
+        reason = "finds no confidence in the last block" if preset.calibrated else "rewards correctness alone"
         raise RecipeError(
-            f"calibration is '{calibration}', but method '{chosen.name}' {why_ignored}, so it would change nothing. Leave it out."
+            f"calibration is '{calibration}', but method '{chosen.name}' {reason}, so it would change nothing. Leave it out."
         )
     if baseline is not None and not (preset.calibrated and "baseline" in chosen.inputs):
         raise RecipeError(
@@ -314,17 +314,17 @@ def preset_objectives(
     first_block, last_block = layout.names[0], layout.names[-1]
     preset = chosen.preset or Preset()
     takes_baseline = "baseline" in chosen.inputs
-    by_block = chosen.kind == "block"
+    blockwise = chosen.kind == "block"
     baseline_of_correct = "group" if takes_baseline else None
     baseline_of_second_objective = (baseline or "outcome") if takes_baseline else None
     # A reward function reads the first block in `pays`, so the block that it judges must come first.
-    blocks_paid_by_correct = (first_block,) if by_block else layout.names
+    blocks_paid_by_correct = (first_block,) if blockwise else layout.names
     objectives = [Objective("correct", pays=blocks_paid_by_correct, baseline=baseline_of_correct, if_missing=0.0)]
     if preset.calibrated:
         has_confidence = states_confidence(layout)
         second_objective = Objective(
             calibration if has_confidence else "second_attempt",
-            pays=(last_block,) if by_block else tuple(dict.fromkeys((last_block, *layout.names))),
+            pays=(last_block,) if blockwise else tuple(dict.fromkeys((last_block, *layout.names))),
             given="correct" if has_confidence or baseline_of_second_objective in ("outcome", "blended") else (),
             baseline=baseline_of_second_objective,
             if_missing=WORST_SCORE[calibration] if has_confidence else 0.0,
@@ -335,5 +335,5 @@ def preset_objectives(
     if preset.format and layout.segmenters == ("tags",):
         tag_options: dict[str, Any] = {"weight": preset.format, "baseline": baseline_of_correct, "options": {"empty": True}}
         format_objectives = [Objective("format", name, name=f"{name}_format", **tag_options) for name in layout.names]
-        objectives += format_objectives if by_block else [Objective("format", layout.names, if_missing=0.0, **tag_options)]
+        objectives += format_objectives if blockwise else [Objective("format", layout.names, if_missing=0.0, **tag_options)]
     return tuple(objectives)

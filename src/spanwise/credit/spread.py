@@ -255,8 +255,8 @@ def spread(
     credit_share_nk = pad(credit_share_nk, (1, 0)).to(dtype)  # column 0 is for tokens in no block
     advantage_nt = allocate(spans.block_nt.shape, dtype=dtype, device=credit_share_nk.device)
     row_tables = (credit_share_nk, spans.block_nt, advantage_nt)
-    for share_rows_nk, block_nt, out_nt in zip(*(table.split(_ROWS) for table in row_tables), strict=True):
-        torch.gather(share_rows_nk, 1, (block_nt + 1).long(), out=out_nt)
+    for share_rows_nk, block_nt, advantage_rows_nt in zip(*(table.split(_ROWS) for table in row_tables), strict=True):
+        torch.gather(share_rows_nk, 1, (block_nt + 1).long(), out=advantage_rows_nt)
     return _add_stops(advantage_nt, spans, credit.stop_n)
 
 
@@ -327,8 +327,8 @@ def restrict(spans: Spans, mask_nt: Bool[Tensor, "n t"]) -> Spans:
         )
     block_nt = pad(spans.block_nt, (0, mask_width - span_width), value=-1)
     is_in_loss_n = mask_nt.any(dim=1)
-    if bad_row := first_of(is_in_loss_n & ((block_nt >= 0) != mask_nt).any(dim=1)):
-        (row,) = bad_row
+    if bad_entry := first_of(is_in_loss_n & ((block_nt >= 0) != mask_nt).any(dim=1)):
+        (row,) = bad_entry
         raise AlignmentError(
             f"Completion {row} trains on {int(mask_nt[row].sum())} tokens, but its spans cover {int((block_nt[row] >= 0).sum())}; "
             "the trainer's mask must not change after scoring. Did a tool mask change?"

@@ -253,9 +253,9 @@ class Moments:
     def pooled_variance_of_others(self) -> Float[Tensor, " s"]:
         """Return the pooled variance inside all other strata, for each stratum."""
         degrees_of_freedom_s = (self.count_s - 1).clamp(min=0.0)
-        other_degrees_of_freedom_s = degrees_of_freedom_s.sum() - degrees_of_freedom_s
-        other_square_sum_s = (self.square_s.sum() - self.square_s).clamp(min=0.0)
-        return other_square_sum_s / other_degrees_of_freedom_s  # NaN if no other stratum has two members
+        degrees_of_freedom_of_others_s = degrees_of_freedom_s.sum() - degrees_of_freedom_s
+        square_sum_of_others_s = (self.square_s.sum() - self.square_s).clamp(min=0.0)
+        return square_sum_of_others_s / degrees_of_freedom_of_others_s  # NaN if no other stratum has two members
 
 
 def moments(
@@ -288,17 +288,17 @@ def moments(
         stratum_n = group_index(stratum_n).where(is_in_stratum_n, -1)
         highest_stratum = len(stratum_n)
     is_member_n = is_in_stratum_n & ~value_n.isnan()
-    table_row_n = stratum_n.clamp(min=0).long()
+    stratum_index_n = stratum_n.clamp(min=0).long()
     weight_n = is_member_n.double() if weight_n is None else weight_n.double().where(is_member_n, 0.0)
     value_n = value_n.double().where(is_member_n, torch.inf)
     zeros_s = torch.zeros(max(highest_stratum, 0) + 1, dtype=torch.float64, device=value_n.device)
-    count_s = zeros_s.index_add(0, table_row_n, weight_n)
-    minimum_s = zeros_s.scatter_reduce(0, table_row_n, value_n, "amin", include_self=False)
-    above_minimum_n = (value_n - minimum_s[table_row_n]).masked_fill_(~is_member_n, 0.0)
-    mean_above_s = zeros_s.index_add(0, table_row_n, weight_n * above_minimum_n) / count_s.where(count_s > 0, 1.0)
-    deviation_n = (above_minimum_n - mean_above_s[table_row_n]).masked_fill_(~is_member_n, 0.0)
+    count_s = zeros_s.index_add(0, stratum_index_n, weight_n)
+    minimum_s = zeros_s.scatter_reduce(0, stratum_index_n, value_n, "amin", include_self=False)
+    above_minimum_n = (value_n - minimum_s[stratum_index_n]).masked_fill_(~is_member_n, 0.0)
+    mean_above_s = zeros_s.index_add(0, stratum_index_n, weight_n * above_minimum_n) / count_s.where(count_s > 0, 1.0)
+    deviation_n = (above_minimum_n - mean_above_s[stratum_index_n]).masked_fill_(~is_member_n, 0.0)
     mean_s = (minimum_s + mean_above_s).masked_fill_(count_s <= 0, torch.nan)
-    square_sum_s = zeros_s.index_add(0, table_row_n, weight_n * deviation_n.square())
+    square_sum_s = zeros_s.index_add(0, stratum_index_n, weight_n * deviation_n.square())
     return Moments(stratum_n, is_member_n, deviation_n, count_s, mean_s, square_sum_s)
 
 
@@ -442,8 +442,8 @@ def standardise_tokens(
     whitened_nt = value_nt if in_place else value_nt.clone()
     if deviation_divisor == 0:
         return whitened_nt.zero_()
-    for white, mask in zip(whitened_nt.split(_ROWS), mask_nt.split(_ROWS), strict=True):
-        white.sub_(token_mean).div_(deviation_divisor).masked_fill_(~mask, 0.0)
+    for whitened_chunk, mask_chunk in zip(whitened_nt.split(_ROWS), mask_nt.split(_ROWS), strict=True):
+        whitened_chunk.sub_(token_mean).div_(deviation_divisor).masked_fill_(~mask_chunk, 0.0)
     return whitened_nt
 
 

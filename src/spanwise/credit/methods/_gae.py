@@ -214,8 +214,8 @@ class SaeSegments:
             raise RewardError(
                 f"The log-probability of completion {row} is nan at trainable token {token}; give a number for every sampled token."
             )
-        lowest_logp = math.log(self.threshold) if self.threshold > 0 else -math.inf
-        is_unlikely_nt = logp_nt < lowest_logp
+        logp_threshold = math.log(self.threshold) if self.threshold > 0 else -math.inf
+        is_unlikely_nt = logp_nt < logp_threshold
         return is_unlikely_nt if self.boundary == "start" else _move_to_next(is_unlikely_nt, mask_nt)
 
     def opens(self, logp_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) -> Bool[Tensor, "n t"]:

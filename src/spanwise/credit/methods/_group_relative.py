@@ -167,8 +167,8 @@ def maxrl(
         the paper's weight of a completion is (r - K/G) / K, which is A/G; the mean over the batch supplies the 1/G.
     """
     check_rewards(reward_n)
-    if bad_row := first_of(reward_n < 0):
-        (row,) = bad_row
+    if bad_entry := first_of(reward_n < 0):
+        (row,) = bad_entry
         raise RewardError(
             f"The reward of completion {row} is {float(reward_n[row]):g}. maxrl divides by the mean reward of the group, so "
             f"rewards must be 0 (failure) or more. Use rewards from 0 to 1, or another method, such as rloo."

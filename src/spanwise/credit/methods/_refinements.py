@@ -140,16 +140,16 @@ def _tabulate_evidence(right: int, wrong: int, two_sided: bool) -> tuple[Float[T
             p_value_ab += torch.where(is_counted_ab, other_probability_ab, 0.0)
     fisher_evidence_ab = torch.where(p_value_ab > 1 - 1e-9, 0.0, (-2 * p_value_ab).exp())
     weighted_entropy_with_ab = count_with_ab / completion_count * _compute_entropy(right_with_token_ab, wrong_with_token_ab)
-    entropy_without_ab = _compute_entropy(right - right_with_token_ab, wrong - wrong_with_token_ab)
-    weighted_entropy_without_ab = (completion_count - count_with_ab) / completion_count * entropy_without_ab
+    entropy_without_token_ab = _compute_entropy(right - right_with_token_ab, wrong - wrong_with_token_ab)
+    weighted_entropy_without_ab = (completion_count - count_with_ab) / completion_count * entropy_without_token_ab
     prior_entropy = _compute_entropy(right_with_token_ab[-1, -1], wrong_with_token_ab[-1, -1])
     return fisher_evidence_ab, (prior_entropy - weighted_entropy_with_ab - weighted_entropy_without_ab).clamp(min=0.0)
 
 
 def _log_choose(n: int, k: Tensor) -> Tensor:
     """Compute the logarithm of "n choose k" for each entry of k."""
-    n_like_k = torch.full_like(k, n)
-    return (n_like_k + 1).lgamma() - (k + 1).lgamma() - (n_like_k - k + 1).lgamma()
+    n_k = torch.full_like(k, n)
+    return (n_k + 1).lgamma() - (k + 1).lgamma() - (n_k - k + 1).lgamma()
 
 
 def _compute_entropy(x: Tensor, y: Tensor) -> Tensor:

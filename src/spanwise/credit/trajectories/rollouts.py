@@ -53,8 +53,8 @@ class Timeline:
         """Return the row of each trajectory's last flagged step, or of its last step if none is flagged."""
         # Sort the last flagged row of each trajectory first, or else its last row.
         sort_key_s = self.left_s + torch.where(flag_s, 0, len(flag_s))
-        rows_by_key = sort_key_s.argsort(stable=True)
-        row_order = rows_by_key[self.index_s[rows_by_key].argsort(stable=True)]
+        rows_in_key_order = sort_key_s.argsort(stable=True)
+        row_order = rows_in_key_order[self.index_s[rows_in_key_order].argsort(stable=True)]
         step_count_j = self.index_s.bincount()
         return row_order[step_count_j.cumsum(dim=0) - step_count_j]
 
@@ -89,8 +89,8 @@ class Timeline:
         """Return the number of each trajectory's group. Refuse a trajectory with rows of two groups."""
         group_index_s = group_index(group_s)
         last_row_s = self.last_j[self.index_s]
-        if bad_rows := first_of(group_index_s != group_index_s[last_row_s]):
-            bad_row = bad_rows[0]
+        if bad_entry := first_of(group_index_s != group_index_s[last_row_s]):
+            bad_row = bad_entry[0]
             group_ids = list_ids(group_s)
             raise AlignmentError(
                 f"Trajectory {self.names[bad_row]!r} has rows of prompt {group_ids[bad_row]!r} and of prompt "
@@ -113,8 +113,8 @@ def build_timeline(
     )
     trajectory_index_s = group_index(trajectory_s)
     trajectory_ids = list_ids(trajectory_s)
-    rows_by_step = step_s.argsort(stable=True)
-    row_order = rows_by_step[trajectory_index_s[rows_by_step].argsort(stable=True)]
+    rows_in_step_order = step_s.argsort(stable=True)
+    row_order = rows_in_step_order[trajectory_index_s[rows_in_step_order].argsort(stable=True)]
     sorted_trajectory_s, sorted_step_s = trajectory_index_s[row_order], step_s[row_order]
     is_same_trajectory = sorted_trajectory_s[1:] == sorted_trajectory_s[:-1]
     if repeated_step := first_of(is_same_trajectory & (sorted_step_s[1:] == sorted_step_s[:-1])):

@@ -110,20 +110,20 @@ class Trajectory:
         object.__setattr__(self, "turns", tuple(self.turns))
         _check_rewards(self.rewards, f"Trajectory {self.id!r}")
         for t, turn in enumerate(self.turns):
-            turn_text = f"Turn {t} of trajectory {self.id!r}"
+            turn_label = f"Turn {t} of trajectory {self.id!r}"
             response_length = len(turn.response_ids)
             for name, numbers in {"mask": turn.mask, **turn.per_token}.items():
                 if len(numbers) != response_length:
                     raise AlignmentError(
-                        f"{turn_text} has {response_length} response tokens but {len(numbers)} entries of '{name}'; give one to "
+                        f"{turn_label} has {response_length} response tokens but {len(numbers)} entries of '{name}'; give one to "
                         f"each token."
                     )
             if turn.parent is not None and not 0 <= turn.parent < t:
-                raise AlignmentError(f"{turn_text} has turn {turn.parent} as its parent; a parent must be an earlier turn.")
-            _check_rewards(turn.rewards, turn_text)
+                raise AlignmentError(f"{turn_label} has turn {turn.parent} as its parent; a parent must be an earlier turn.")
+            _check_rewards(turn.rewards, turn_label)
             if doubled_names := [name for name in turn.rewards if name in self.rewards]:
                 raise RewardError(
-                    f"{turn_text} has a reward '{doubled_names[0]}', and so has the trajectory as a whole; give the two different "
+                    f"{turn_label} has a reward '{doubled_names[0]}', and so has the trajectory as a whole; give the two different "
                     f"names."
                 )
 
@@ -409,8 +409,8 @@ def split_turns(mask_nt: Bool[Tensor, "n t"], turn_nt: Int[Tensor, "n t"] | None
     is_sampled_s = turn_of_sampled_token.bincount(minlength=len(distinct_turns)) > 0
     row_s = distinct_turns[is_sampled_s, 0]
     token_count_s = turn_i.bincount(minlength=len(distinct_turns))[is_sampled_s]
-    turn_order = turn_i.argsort(stable=True)  # a stable sort keeps the positions of each turn ascending
-    position_i = position_i[turn_order][is_sampled_s[turn_i[turn_order]]]
+    position_order = turn_i.argsort(stable=True)  # a stable sort keeps the positions of each turn ascending
+    position_i = position_i[position_order][is_sampled_s[turn_i[position_order]]]
     position_su = position_i.new_empty(0, 0)
     if len(row_s):
         position_su = pad_sequence([*position_i.split(token_count_s.tolist())], batch_first=True, padding_value=-1)
@@ -428,9 +428,9 @@ def step_rewards(reward_st: Float[Tensor, "s t"], mask_st: Shaped[Tensor, "s t"]
     """
     check_shapes(reward_st=reward_st, mask_st=mask_st)
     check_rewards(reward_st, row="row")
-    mask_bool_st = mask_st.bool()
-    has_started_st = mask_bool_st.cumsum(dim=1) > 0  # True from the row's first trainable token on
-    is_counted_st = has_started_st & (mask_bool_st | ~reward_st.isnan())
+    is_trainable_st = mask_st.bool()
+    has_started_st = is_trainable_st.cumsum(dim=1) > 0  # True from the row's first trainable token on
+    is_counted_st = has_started_st & (is_trainable_st | ~reward_st.isnan())
     return torch.where(is_counted_st, reward_st.double(), 0.0).sum(dim=1)
 
 
