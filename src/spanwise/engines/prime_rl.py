@@ -107,8 +107,8 @@ def _reward_inputs(trace: Any, tokenizer: Any) -> dict[str, Any]:
     task_data = trace.task.data
     task_fields = task_data if isinstance(task_data, Mapping) else task_data.model_dump()
     prompt_nodes = takewhile(lambda node: not any(node.mask), trace.nodes)
-    prompt = tokenizer.decode(list(chain.from_iterable(node.token_ids for node in prompt_nodes)))
-    return {**task_fields, **(trace.info or {}), "environment": trace.reward, "prompts": prompt}
+    prompt_text = tokenizer.decode(list(chain.from_iterable(node.token_ids for node in prompt_nodes)))
+    return {**task_fields, **(trace.info or {}), "environment": trace.reward, "prompts": prompt_text}
 
 
 def main(arguments: Sequence[str]) -> None:

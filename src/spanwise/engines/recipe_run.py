@@ -66,13 +66,13 @@ class RecipeRun:
         """Write the metrics of a batch to the run folder, and the rollouts if they are due."""
 
         def rollouts() -> Rollouts:
-            columns = result.own.batch.columns
+            batch_columns = result.own.batch.columns
             group_of_row = result.own.batch.group_n.tolist()
             prompt_by_group: dict[int, Any] = {}
-            for group, prompt in zip(group_of_row, columns["prompts"], strict=True):
+            for group, prompt in zip(group_of_row, batch_columns["prompts"], strict=True):
                 prompt_by_group.setdefault(group, prompt)  # keep the first prompt, because later turns have longer prompts
             row_prompts = [prompt_by_group[group] for group in group_of_row]
-            return self.step.rollouts(result, number=self.batches, prompts=row_prompts, columns=columns)
+            return self.step.rollouts(result, number=self.batches, prompts=row_prompts, columns=batch_columns)
 
         batch = result.own.everyone.batch  # the rows of all processes
         rollout_count = len(batch.group_n if batch.steps is None else batch.steps.trajectory_s.unique())

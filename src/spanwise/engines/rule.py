@@ -31,11 +31,11 @@ def read_rule(
     deviation: str = "",  # the engine's option to divide by a group's standard deviation
 ) -> tuple[RecipeRule, list[str]]:
     """Load a recipe's rule of credit. Refuse engine settings that conflict with it. Also return warnings."""
-    required_value_faults = {
+    fixed_setting_faults = {
         f"{name} is {get_setting(name)}: {reason}. Leave {name} at {required}.": get_setting(name) not in (None, required)
         for name, (required, reason) in fixed.items()
     }
-    refuse({**faults, **required_value_faults})
+    refuse({**faults, **fixed_setting_faults})
     discount_by_name = {name: get_setting(name) for name in discounts}
     given_discounts = {name: value for name, value in discount_by_name.items() if value not in (None, 1.0)}
     method_options = {discounts[name]: value for name, value in given_discounts.items()}

@@ -63,8 +63,8 @@ def continue_ids(
     pad_id = int(end_token_ids[0])
     ids_nt = torch.cat([pad(output, (0, max_length - output.shape[1]), value=pad_id) for output in continuations])
     is_end_nt = torch.isin(ids_nt, end_token_ids).long()
-    end_tokens_before_nt = is_end_nt.cumsum(dim=1) - is_end_nt
-    return ids_nt, end_tokens_before_nt == 0  # padding follows the first end token
+    end_count_before_nt = is_end_nt.cumsum(dim=1) - is_end_nt
+    return ids_nt, end_count_before_nt == 0  # padding follows the first end token
 
 
 def prompt_ids(tokenizer: Any, prompts: Sequence[Any]) -> list[list[int]]:

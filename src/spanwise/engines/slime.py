@@ -127,8 +127,8 @@ def set_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
 
     advantages_by_sample = []
     row_lengths = zip(rollout_data["total_lengths"], rollout_data["response_lengths"], strict=True)
-    for n, (credit_t, (total, response), kl) in enumerate(zip(sample_credits, row_lengths, rollout_data["kl"], strict=True)):
-        rank_credit_t = slice_log_prob_with_cp(credit_t, total, response)
+    for n, (credit_t, lengths, kl) in enumerate(zip(sample_credits, row_lengths, rollout_data["kl"], strict=True)):
+        rank_credit_t = slice_log_prob_with_cp(credit_t, *lengths)
         adv_t = rank_credit_t.to(device=kl.device, dtype=torch.float32)
         if adv_t.shape != kl.shape:
             raise AlignmentError(f"Sample {n} of this rank has {len(adv_t)} advantages but {len(kl)} log-probabilities.")

@@ -117,10 +117,10 @@ class _Packed(GRPOTrainer):
         return output
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Tensor:
-        moved_advantages = packed(inputs["advantages"].detach(), inputs, pad_id=self._pad_id)
+        packed_advantages = packed(inputs["advantages"].detach(), inputs, pad_id=self._pad_id)
         # Unsloth must add the KL, because it returns no log-probabilities.
         self.beta = self.args.beta
-        return super().compute_loss(model, {**inputs, "advantages": moved_advantages}, return_outputs, num_items_in_batch)
+        return super().compute_loss(model, {**inputs, "advantages": packed_advantages}, return_outputs, num_items_in_batch)
 
 
 class UnslothSpanGRPOTrainer(SpanGRPOTrainer, _Packed):

@@ -283,7 +283,7 @@ def fold_factor(
     factor_n = torch.ones_like(length_n)
     for start, end in mini_batches:
         mini_batch_slice = slice(start, end)
-        mini_batch_rows = end - start
+        row_count = end - start
         prompt_slices = [slice(first, last) for first, last in prompts if start <= first < end]
         micro_batch_slices = [slice(first, first + micro_batch_size) for first in range(start, end, micro_batch_size)]
         slices_by_reduction = {"prompt_mean": prompt_slices, "token_mean_legacy": micro_batch_slices}
@@ -293,8 +293,8 @@ def fold_factor(
                 "token_mean": token_count,
                 "prompt_mean": len(prompt_slices) * token_count,
                 "token_mean_legacy": len(micro_batch_slices) * token_count,
-                "sequence_mean": mini_batch_rows * length_n[row_slice],
-                "seq_mean_token_sum_norm": float(mini_batch_rows * (max_seq_len or 1)),
+                "sequence_mean": row_count * length_n[row_slice],
+                "seq_mean_token_sum_norm": float(row_count * (max_seq_len or 1)),
             }
             factor_n[row_slice] = divisor_by_reduction[loss_reduction]
         factor_n[mini_batch_slice] /= len(rollout_n[mini_batch_slice].unique())

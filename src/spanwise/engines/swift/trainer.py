@@ -46,11 +46,11 @@ class SwiftSpanTrainer(GRPOTrainer):
         super()._postprocess_batch(samples, batch_encoded_inputs)
         ordered_samples = [sample for chunk in self.split_by_mini_batches(samples) for sample in chunk]
         is_training = self.model.training
-        micro_batches = [encoded["grpo_batch"] for encoded in batch_encoded_inputs]
+        micro_batches = [encoded_batch["grpo_batch"] for encoded_batch in batch_encoded_inputs]
         refuse({adapter.NO_TEACHER: any(micro_batch.teacher_per_token_logps is not None for micro_batch in micro_batches)})
         completion_ids, sampled_masks, logp_rows, column_ranges = [], [], [], []
-        for micro_batch, encoded in zip(micro_batches, batch_encoded_inputs, strict=True):
-            input_ids = encoded["model_inputs"]["input_ids"]
+        for micro_batch, encoded_batch in zip(micro_batches, batch_encoded_inputs, strict=True):
+            input_ids = encoded_batch["model_inputs"]["input_ids"]
             token_rows = zip(micro_batch.completion_mask, input_ids, micro_batch.old_per_token_logps, strict=True)
             for mask_t, ids_l, logp_t in token_rows:
                 trained_columns = mask_t.nonzero()[:, 0].tolist()
@@ -72,8 +72,8 @@ class SwiftSpanTrainer(GRPOTrainer):
             is_truncated_n = torch.cat([micro_batch.truncated_mask for micro_batch in micro_batches]).cpu()
             mask_nt = mask_nt & ~is_truncated_n[:, None]
         micro_batches_per_generation = self.args.steps_per_generation * self.num_iterations
-        finished_micro_batches = self.state.global_step * self.args.gradient_accumulation_steps
-        batch_number = finished_micro_batches // micro_batches_per_generation + 1
+        finished_micro_batch_count = self.state.global_step * self.args.gradient_accumulation_steps
+        batch_number = finished_micro_batch_count // micro_batches_per_generation + 1
         batch_number = max(batch_number, self.recipe_run.batches + 1)  # unique even within an optimizer step
         adv_nt, metrics = self.recipe_run.finish(scored_batch, mask_nt=mask_nt, learn=is_training, number=batch_number)
         ranges_and_advantages = zip(column_ranges, adv_nt, strict=True)

@@ -312,7 +312,7 @@ def check_prompts(train: Any, evaluation: Any, *, template: bool) -> None:
 
 def check_prefilled(prompt: str, layout: Layout) -> None:
     """Check that a prompt ends with the `prefilled` opening tag. Without one, it must end with no opening tag."""
-    prompt_end = prompt.rstrip()
+    bare_prompt = prompt.rstrip()
     prefill_mark = layout.prefilled or ""
     opening_tags_by_mark: dict[str, list[str]] = {}
     for part in layout.parts:
@@ -320,13 +320,13 @@ def check_prefilled(prompt: str, layout: Layout) -> None:
         opening_tags = [] if segmenter.opens is None else segmenter.opens(part.mark)
         opening_tags_by_mark[part.mark] = [tag.strip() for tag in opening_tags if tag.strip()]
     marks_and_tags = [(mark, tag) for mark, tags in opening_tags_by_mark.items() for tag in tags]
-    opened_marks_and_tags = [(mark, tag) for mark, tag in marks_and_tags if prompt_end.endswith(tag)]
+    opened_marks_and_tags = [(mark, tag) for mark, tag in marks_and_tags if bare_prompt.endswith(tag)]
     opened_mark, opened_tag = opened_marks_and_tags[0] if opened_marks_and_tags else ("", "")
     prefilled_tags = opening_tags_by_mark.get(prefill_mark, [])
     prompt_faults = {
         f"The prompt already opens {opened_tag}, so no completion will hold that {_noun(opened_mark, opened_tag)}. Write "
         f"Layout(..., prefilled='{opened_mark}').": opened_tag and opened_mark != prefill_mark,
-        f"The layout says that the prompt opens {' or '.join(prefilled_tags)}, but a prompt ends with {prompt_end[-40:]!r}. End "
+        f"The layout says that the prompt opens {' or '.join(prefilled_tags)}, but a prompt ends with {bare_prompt[-40:]!r}. End "
         f"the prompt with that {_noun(prefill_mark, *prefilled_tags[:1])}, or leave 'prefilled' out of the layout.": prefilled_tags
         and not opened_tag,
     }

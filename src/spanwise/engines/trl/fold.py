@@ -180,12 +180,12 @@ def check_loss(
         # A NaN at a masked token also makes the loss NaN, because 0 times NaN is NaN.
         is_faulty_bt = is_not_finite_in_loss_bt if bool(is_not_finite_in_loss_bt.any()) else is_not_finite_bt
         row, token = is_faulty_bt.nonzero()[0].tolist()
-        token_text = f"token {token}" if bool(mask_bt[row, token]) else f"masked token {token}"
+        token_label = f"token {token}" if bool(mask_bt[row, token]) else f"masked token {token}"
         completion_ids = inputs["completion_ids"][row][mask_bt[row].bool()].tolist()
         completion_text = repr(tokenizer.decode(completion_ids, skip_special_tokens=False)[:200])
         raise DivergedError(
             f"Step {step}: the loss is {loss_value}. In completion {row} of the micro-batch of {len(mask_bt)}, "
-            f"the {name} of {token_text} is {float(value_bt.detach()[row, token])}. {_ADVICE} The completion: {completion_text}"
+            f"the {name} of {token_label} is {float(value_bt.detach()[row, token])}. {_ADVICE} The completion: {completion_text}"
         )
     raise DivergedError(
         f"Step {step}: the loss is {loss_value}, but all numbers of its completions are finite. {_ADVICE} "
@@ -208,10 +208,10 @@ class GradientGuard(TrainerCallback):
         gradient_norm = torch.nn.utils.get_total_norm(list(gradients.values()))
         if not bool(gradient_norm.isfinite()):
             faulty_names = [name for name, gradient in gradients.items() if not bool(gradient.isfinite().all())]
-            parameter_text = "although the gradient of every parameter is finite"
+            gradient_note = "although the gradient of every parameter is finite"
             if faulty_names:
-                parameter_text = f"in {len(faulty_names)} of {len(gradients)} parameters, {faulty_names[0]} first"
+                gradient_note = f"in {len(faulty_names)} of {len(gradients)} parameters, {faulty_names[0]} first"
             raise DivergedError(
-                f"Step {state.global_step}: the gradient is not finite (norm {float(gradient_norm)}), {parameter_text}. "
+                f"Step {state.global_step}: the gradient is not finite (norm {float(gradient_norm)}), {gradient_note}. "
                 f"{_ADVICE} Look at the prompts of this batch, too (last_rollouts)."
             )

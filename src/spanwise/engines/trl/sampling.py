@@ -24,11 +24,11 @@ CREDIT = "credit"
 
 def check_sampling(args: Any, scheme: Scheme, *, dataset: Any, options: Mapping[str, Any], modes: Sequence[Any]) -> None:
     """Refuse dynamic sampling if it cannot work."""
-    criterion = getattr(args, "dynamic_sampling", None)
-    if criterion is None:
+    sampling_criterion = getattr(args, "dynamic_sampling", None)
+    if sampling_criterion is None:
         return
-    check_known("dynamic_sampling", criterion, (CREDIT, *scheme.names))
-    late_field_names = sorted({"logp_nt", "value_nt"} & scheme.needs) if criterion == CREDIT else []
+    check_known("dynamic_sampling", sampling_criterion, (CREDIT, *scheme.names))
+    late_field_names = sorted({"logp_nt", "value_nt"} & scheme.needs) if sampling_criterion == CREDIT else []
     column_names = getattr(dataset, "column_names", None) or []
     advice = "Leave dynamic_sampling out."
     round_count = args.dynamic_sampling_rounds

@@ -133,9 +133,9 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._sampled: list[list[int]] | None = None  # the mask of sampled tokens; None: all are sampled
         self._reward_arguments: dict[str, Any] = {}
         self._rows: list[dict[str, Any]] = []
-        criterion = getattr(args, "dynamic_sampling", None)
+        sampling_criterion = getattr(args, "dynamic_sampling", None)
         round_count = getattr(args, "dynamic_sampling_rounds", None)
-        self.sampling = None if criterion is None else DynamicSampling(self, criterion, round_count or 0)
+        self.sampling = None if sampling_criterion is None else DynamicSampling(self, sampling_criterion, round_count or 0)
         self._scored_batch: ReadBatch | None = None
         self._read_seconds = 0.0
         self._done: set[str] = set()
@@ -193,8 +193,8 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
         """Train, or resume a checkpoint (True: the newest). Complete the run folder even after an error."""
-        compared_settings = self._lasting if self.settings is None else None
-        checkpoint = whole_checkpoint(self.args, resume_from_checkpoint, compared_settings)
+        settings_to_compare = self._lasting if self.settings is None else None
+        checkpoint = whole_checkpoint(self.args, resume_from_checkpoint, settings_to_compare)
         run_writer = self.keeping if self.accelerator.is_main_process else None
         try:
             with nullcontext() if run_writer is None else run_writer.record.running():
@@ -329,15 +329,15 @@ class SpanGRPOTrainer(GRPOTrainer):
             return self._logged_rewards(self._scored_batch)
         super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         start_time = time.perf_counter()
-        columns = self._reward_arguments
-        trl_arguments = {key: columns.pop(key) for key in _TRL_KWARGS if key in columns}
+        arguments = self._reward_arguments
+        trl_arguments = {key: arguments.pop(key) for key in _TRL_KWARGS if key in arguments}
         if self._environment_rewards:
-            columns["environment"] = environment_rewards(self._environment_rewards, trl_arguments["environments"])
+            arguments["environment"] = environment_rewards(self._environment_rewards, trl_arguments["environments"])
         # Completions of a prompt are adjacent, and each process has equally many completions.
         group_size = self.num_generations if self.model.training else self.num_generations_eval
         first_row = self.accelerator.process_index * len(completion_ids_list)
         group_n = (first_row + torch.arange(len(completion_ids_list))) // group_size
-        batch = Batch.jagged(completion_ids_list, group_n, sampled=self._sampled, columns=columns, extras=trl_arguments)
+        batch = Batch.jagged(completion_ids_list, group_n, sampled=self._sampled, columns=arguments, extras=trl_arguments)
         self._scored_batch = self.step.read(batch)
         reward_nm = self._logged_rewards(self._scored_batch)
         self._read_seconds += time.perf_counter() - start_time
@@ -380,8 +380,8 @@ class SpanGRPOTrainer(GRPOTrainer):
             columns={name: values for name, values in batch.columns.items() if name not in text_column_names},
             learn=is_training,
         )
-        own_seconds = self._read_seconds + time.perf_counter() - start_time
-        metrics = {**step_result.metrics, "spanwise/seconds": own_seconds}
+        spanwise_seconds = self._read_seconds + time.perf_counter() - start_time
+        metrics = {**step_result.metrics, "spanwise/seconds": spanwise_seconds}
         self._note(metrics)
         if is_training:
             self.last_metrics = {**metrics, **reward_means(all_rows.worth_nm(self.scheme), self.scheme.names)}

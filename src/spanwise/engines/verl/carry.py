@@ -153,7 +153,7 @@ class UnpackedBatch:
 
 def unpack(packed: Sequence[Any], scheme: Scheme, output_number: Sequence[int] | None = None) -> UnpackedBatch:
     """Unpack the blocks and rewards of all rows from their texts. `output_number`: each row's number in its rollout."""
-    read_text = cache(json.loads)  # a text is parsed once for all rows of a rollout
+    parse_text = cache(json.loads)  # a text is parsed once for all rows of a rollout
     rollout_dicts, outputs = [], []
     for n, text in enumerate(packed):
         if not isinstance(text, str):
@@ -161,7 +161,7 @@ def unpack(packed: Sequence[Any], scheme: Scheme, output_number: Sequence[int] |
                 f"Row {n} lacks blocks and rewards: the agent loop scored the row instead of spanwise's reward manager. Let the "
                 f"agent loop leave reward_score empty and put its results in extra_fields, which rewards read as columns."
             )
-        rollout_dicts.append(read_text(text))
+        rollout_dicts.append(parse_text(text))
         outputs.append(rollout_dicts[n]["outputs"][0 if output_number is None else output_number[n]])
     is_split_n = [rollout["split"] for rollout in rollout_dicts]
     output_indices = list(range(len(outputs)))

@@ -89,8 +89,8 @@ class SpanRewardManager(RewardManagerBase):
                 turn_state_s = read_batch.batch.steps.anchor_s
         packed_text = carry.pack(read_batch.reading, length_n, masked=masked, turns=read_batch.turns, anchor=turn_state_s)
         objectives = self.scheme.objectives
-        reward_nm = read_batch.worth_sm(self.scheme)
-        last_reward_m = reward_nm[-1].tolist() if len(reward_nm) else [math.nan] * len(objectives)
+        reward_sm = read_batch.worth_sm(self.scheme)
+        last_reward_m = reward_sm[-1].tolist() if len(reward_sm) else [math.nan] * len(objectives)
         objective_rewards = list(zip(objectives, last_reward_m, strict=True))
         total_reward = sum(objective.weight * reward for objective, reward in objective_rewards if not math.isnan(reward))
         extra_info: dict[str, Any] = {objective.name: reward for objective, reward in objective_rewards}

@@ -55,9 +55,9 @@ class VerlRun:
     def __init__(self, config: Any, scheme: Scheme, *, value_lam: float, parts: Mapping[str, RowPart]) -> None:
         actor_config = config.actor_rollout_ref.actor
         self.config, self.scheme, self.value_lam, self.parts = config, scheme, value_lam, parts
-        mini_batch_rows = actor_config.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
+        rows_per_mini_batch = actor_config.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
         loss_settings = {"mode": actor_config.loss_agg_mode, "horizon": actor_config.get("loss_scale_factor")}
-        self.reduction: dict[str, Any] = {**loss_settings, "mini_batch": mini_batch_rows}
+        self.reduction: dict[str, Any] = {**loss_settings, "mini_batch": rows_per_mini_batch}
         needed_fields = scheme.needs | ({"logp_nt"} if parts else set())
         self.tokens = {name: field for name, field in TOKENS.items() if name in needed_fields}
         self.step = Step(scheme)
@@ -144,8 +144,8 @@ class VerlRun:
             return
         step_result = self.result
         tokenizer = trainer.tokenizer
-        batches_before_step = (trainer.global_steps - 1) * _batches_per_step(trainer)
-        batch_number = batches_before_step + getattr(trainer, "local_trigger_step", 0) + 1
+        earlier_batch_count = (trainer.global_steps - 1) * _batches_per_step(trainer)
+        batch_number = earlier_batch_count + getattr(trainer, "local_trigger_step", 0) + 1
 
         def rollouts() -> Rollouts:
             sampled_rows = sampled()

@@ -105,9 +105,9 @@ def _write_targets(batch: Any, rows: Rows, targets: Mapping[str, Tensor]) -> Non
     old_logps = _fetch(batch, "old_log_probs")["old_log_probs"]
     old_logp_rows = [row.clone() for row in old_logps.unbind()]
     for name, target_n in targets.items():
-        for n, target in zip(rows.real, target_n, strict=True):
+        for n, target_logp in zip(rows.real, target_n, strict=True):
             if (token_column := int(rows.places[name][n])) >= 0:
-                old_logp_rows[n][token_column] = target
+                old_logp_rows[n][token_column] = target_logp
     nested_logp_table = torch.nested.as_nested_tensor(old_logp_rows, layout=torch.jagged)
     updated_fields = TensorDict({"old_log_probs": nested_logp_table}, batch_size=len(old_logp_rows))
     tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=updated_fields)
