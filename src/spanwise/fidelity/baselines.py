@@ -234,14 +234,14 @@ def _prepare_columns(rerolls: Rerolls, rule: ScoreName) -> dict[str, Tensor]:
     score_pair = [proper_score(confidence_n, torch.full_like(confidence_n, outcome), rule=rule) for outcome in (0.0, 1.0)]
     reward_n = proper_score(confidence_n, outcome_n, rule=rule)
     no_rerolls_1m = torch.full((1, rerolls.again_dm.shape[1]), torch.nan)  # NaN if there are no re-rolls
-    rerolled_nm = torch.cat([rerolls.again_dm.double(), no_rerolls_1m])[rerolls.prefix_xs.flatten()]
-    rerolled_score_nm = proper_score(rerolled_nm, outcome_n[:, None].expand_as(rerolled_nm), rule=rule)
+    rerolled_confidence_nm = torch.cat([rerolls.again_dm.double(), no_rerolls_1m])[rerolls.prefix_xs.flatten()]
+    rerolled_score_nm = proper_score(rerolled_confidence_nm, outcome_n[:, None].expand_as(rerolled_confidence_nm), rule=rule)
     mc_value_n, noise_n = mean_and_noise(rerolled_score_nm)
     return {
         "prompt_n": torch.arange(prompt_count).repeat_interleave(sample_count), "reward_n": reward_n, "outcome_n": outcome_n,
         "by_outcome_n2": torch.stack(score_pair, dim=1), "usable_n": ~reward_n.isnan() & ~noise_n.isnan(),
         "mc_n": reward_n - mc_value_n, "noise_n": noise_n,  # the variance of the noise in each Monte Carlo advantage
-        "phi_square_n": (confidence_n - rerolled_nm.nanmean(dim=1)).square(),
+        "phi_square_n": (confidence_n - rerolled_confidence_nm.nanmean(dim=1)).square(),
     }  # fmt: skip
 
 
@@ -251,16 +251,16 @@ _SUMS = 18
 
 def _terms(batch: Mapping[str, Tensor], adv_n: Float[Tensor, " n"]) -> Float[Tensor, "n k"]:
     """Compute what each completion adds to the sums of `_figures_of_sums`, such as its squared error."""
-    outcome_n, usable_n = batch["outcome_n"], batch["usable_n"]
+    outcome_n, is_usable_n = batch["outcome_n"], batch["usable_n"]
     same_outcome_count_n = moments(batch["reward_n"], refine(batch["prompt_n"], outcome_n)).count_n()
-    selection_masks = (usable_n, outcome_n == 0, outcome_n == 1, same_outcome_count_n == 1)
+    selection_masks = (is_usable_n, outcome_n == 0, outcome_n == 1, same_outcome_count_n == 1)
     mc_adv_n, noise_n, gradient_weight_n = batch["mc_n"], batch["noise_n"], batch["phi_square_n"]
     squared_error_n = (adv_n - mc_adv_n).square() - noise_n
     completion_terms = [term for mask_n in selection_masks for term in (mask_n.double(), mask_n * squared_error_n)]
     completion_terms += [adv_n, mc_adv_n, adv_n * adv_n, mc_adv_n * mc_adv_n, adv_n * mc_adv_n, noise_n]
     completion_terms += [gradient_weight_n * adv_n * adv_n, gradient_weight_n * adv_n * mc_adv_n]
     completion_terms += [gradient_weight_n * mc_adv_n * mc_adv_n, gradient_weight_n * noise_n]
-    return torch.where(usable_n[:, None], torch.stack(completion_terms, dim=1), 0.0)
+    return torch.where(is_usable_n[:, None], torch.stack(completion_terms, dim=1), 0.0)
 
 
 def _figures_of_sums(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:

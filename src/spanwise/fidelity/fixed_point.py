@@ -171,17 +171,17 @@ def _simulate_batch(
     expected_score_bg = (level_probability_bv @ score_v2).gather(1, outcome_bg)
     is_other_gg = ~torch.eye(g, dtype=torch.bool)
     same_outcome_bgg = ((outcome_bg[:, :, None] == outcome_bg[:, None, :]) & is_other_gg).double()
-    others_score_bg2 = score_by_outcome_bg2.sum(dim=1, keepdim=True) - score_by_outcome_bg2
+    score_sum_of_others_bg2 = score_by_outcome_bg2.sum(dim=1, keepdim=True) - score_by_outcome_bg2
     gradient_terms_4bg = torch.stack([
         reward_bg - credit_n.reshape(prompt_count, g) - expected_score_bg,
         torch.ones_like(reward_bg),
         (same_outcome_bgg @ reward_bg[..., None])[..., 0] / same_outcome_bgg.sum(dim=2).clamp(min=1),
-        others_score_bg2.gather(2, outcome_bg[..., None])[..., 0],
+        score_sum_of_others_bg2.gather(2, outcome_bg[..., None])[..., 0],
     ])  # fmt: skip
-    prompt_outcome_bg = torch.arange(prompt_count)[:, None] * 2 + outcome_bg
+    stratum_number_bg = torch.arange(prompt_count)[:, None] * 2 + outcome_bg
     excess_confidence_bg = level_bg.double() / LEVELS - mean_confidence_b1
     term_sum_4c = torch.zeros(4, prompt_count * 2, dtype=torch.float64)
-    term_sum_4c.index_add_(1, prompt_outcome_bg.flatten(), (gradient_terms_4bg * excess_confidence_bg).flatten(1))
+    term_sum_4c.index_add_(1, stratum_number_bg.flatten(), (gradient_terms_4bg * excess_confidence_bg).flatten(1))
     return term_sum_4c.reshape(4, prompt_count, 2)
 
 
@@ -211,9 +211,9 @@ def fixed_point_rows(
     table_rows: list[dict[str, Any]] = []
     for size, (name, options) in product(group_sizes, BASELINES.items()):
         if name == "blended":
-            copies = max(1, 512 // (size * len(p_b)))
+            copy_count = max(1, 512 // (size * len(p_b)))
             q_b, error_b = simulated_fixed_point(
-                p_b, group_size=size, rule=rule, copies=copies, batches=batches, seed=seed, **options
+                p_b, group_size=size, rule=rule, copies=copy_count, batches=batches, seed=seed, **options
             )
             errors = error_b.tolist()
         else:

@@ -79,10 +79,10 @@ def fidelity_report(
 ) -> str:
     """Build the HTML report of `spanwise fidelity`. This module's functions make its rows."""
     baseline_names = list(dict.fromkeys(str(row["baseline"]) for row in (*figures, *points)))
-    lead_text = f"{counts['completions']:,} completions of {counts['prompts']:,} prompts"
+    counts_text = f"{counts['completions']:,} completions of {counts['prompts']:,} prompts"
     headlines, warnings = [], []
     if "rerolls" in counts:
-        lead_text += f"; {counts['rerolls']:,} re-rolls of {counts['prefixes']:,} distinct prefixes"
+        counts_text += f"; {counts['rerolls']:,} re-rolls of {counts['prefixes']:,} distinct prefixes"
     if not any(is_known(row["value"]) for row in (*figures, *tokens)):
         warnings.append("Nothing was measured. Usually all completions are malformed or lack the block that is re-rolled.")
     if "share" in counts:  # the key exists if baselines were measured
@@ -112,7 +112,7 @@ def fidelity_report(
         section("Token advantages", panels=token_panels),
     ]
     return render(
-        title=f"Fidelity of the baselines on {source}", lead=f"{lead_text}.", warnings=warnings, command=command,
+        title=f"Fidelity of the baselines on {source}", lead=f"{counts_text}.", warnings=warnings, command=command,
         finding=fidelity_finding(figures, differences, tokens), headlines=headlines, sections=page_sections, recipe=recipe,
     )  # fmt: skip
 

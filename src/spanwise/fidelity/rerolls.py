@@ -103,8 +103,8 @@ class Roller:
         )  # fmt: skip
         repeated_prefixes = [prefix for _, prefix in prefixes for _ in range(rerolls)]
         input_ids = [
-            [*start, *new_t[mask_t].tolist()][: self.limit]
-            for start, new_t, mask_t in zip(repeated_prefixes, new_ids_nt, new_mask_nt, strict=True)
+            [*prefix, *new_t[mask_t].tolist()][: self.limit]
+            for prefix, new_t, mask_t in zip(repeated_prefixes, new_ids_nt, new_mask_nt, strict=True)
         ]
         return self.read(*pad_tokens(input_ids))[1]
 
@@ -139,11 +139,11 @@ class Roller:
         """Continue each prefix several times, and return the rewards."""
         reward_dm = torch.full((len(prefixes), rerolls), torch.nan, dtype=torch.float64)
         # Sort prefixes by length, so that continuations in a batch are about equally long.
-        indices_by_length = sorted(range(len(prefixes)), key=lambda d: len(prefixes[d][1]))
+        sorted_indices = sorted(range(len(prefixes)), key=lambda d: len(prefixes[d][1]))
         max_rows = min(ROWS, TOKENS // self.limit)
         prefixes_per_batch = max(1, max_rows // rerolls)
-        for number, first in enumerate(range(0, len(indices_by_length), prefixes_per_batch)):
-            batch_indices = indices_by_length[first : first + prefixes_per_batch]
+        for number, first in enumerate(range(0, len(sorted_indices), prefixes_per_batch)):
+            batch_indices = sorted_indices[first : first + prefixes_per_batch]
             chosen_prefixes = [prefixes[d] for d in batch_indices]
             with self._ending_at_later_blocks():
                 continued_texts = self.continued(
