@@ -103,11 +103,11 @@ class ArmComparison:
 
     def markdown(self) -> str:
         """Return a Markdown table, one row per method. Cell: mean ± half interval; n if seeds are missing."""
-        most_seeds = max((cell.count for cell in self.cells.values()), default=0)
+        max_seed_count = max((cell.count for cell in self.cells.values()), default=0)
         table_lines = ["| method | " + " | ".join(self.figures) + " |", "|---|" + "---|" * len(self.figures)]
-        table_lines += [f"| {method} | " + " | ".join(self.row(method, most_seeds)) + " |" for method in self.methods]
+        table_lines += [f"| {method} | " + " | ".join(self.row(method, max_seed_count)) + " |" for method in self.methods]
         table_lines += ["", *(f"! {sentence}" for sentence in self.warnings()), *[""] * bool(self.wrong)]
-        caption = f"Mean ± half the width of the {100 * self.level:g} % interval (Student's t) over {most_seeds} seeds."
+        caption = f"Mean ± half the width of the {100 * self.level:g} % interval (Student's t) over {max_seed_count} seeds."
         return "\n".join([*table_lines, caption])
 
     def row(self, method: str, most: int) -> list[str]:
@@ -116,9 +116,9 @@ class ArmComparison:
         for figure in self.figures:
             interval = self.cells[method, figure]
             alarm_mark = " !" if (method, figure) in self.wrong else ""
-            half_width = "" if math.isnan(interval.low) else f" ± {(interval.high - interval.low) / 2:.3f}"
+            width_text = "" if math.isnan(interval.low) else f" ± {(interval.high - interval.low) / 2:.3f}"
             count_text = "" if interval.count == most else f" (n={interval.count})"
-            cell_texts.append(("-" if interval.count == 0 else f"{interval.value:.3f}{half_width}{count_text}") + alarm_mark)
+            cell_texts.append(("-" if interval.count == 0 else f"{interval.value:.3f}{width_text}{count_text}") + alarm_mark)
         return cell_texts
 
     def warnings(self) -> list[str]:
@@ -139,14 +139,14 @@ class ArmComparison:
     def summary(self) -> str:
         """Say how many differences between methods are beyond the noise of seeds, and name them."""
         clear_names = [f"{diff.figure} ({diff.a} and {diff.b})" for diff in self.differences if diff.verdict == "clear"]
-        total = len(self.differences)
+        count = len(self.differences)
         if not clear_names:
-            return f"None of {total} differences is beyond the noise: these runs do not show which method is better."
-        other_count = total - len(clear_names)
+            return f"None of {count} differences is beyond the noise: these runs do not show which method is better."
+        other_count = count - len(clear_names)
         others_text = f". Not clear: the other {other_count}" if other_count else ""
         figure_count = len({diff.figure for diff in self.differences})
         return (
-            f"Of {total} differences, {len(clear_names)} are beyond the noise: {', '.join(clear_names)}{others_text}. Noise is "
+            f"Of {count} differences, {len(clear_names)} are beyond the noise: {', '.join(clear_names)}{others_text}. Noise is "
             "the spread between seeds on the same held-out prompts. Holm's correction treats each figure alone. Over all "
             f"figures ({figure_count}), up to {figure_count * (1 - self.level):.2g} of these differences may be luck."
         )
@@ -190,11 +190,11 @@ def compare_arms(
     if reference is not None:
         check_known("method", reference, runs)
         method_pairs = [(method, reference) for method in runs if method != reference]
-    evaluations = [values for seeds in runs.values() for values in seeds.values()]
-    known_figures = dict.fromkeys(name for values in evaluations for name in values)
-    figure_names = tuple(known_figures) if figures is None else tuple(figures)
+    figures_of_runs = [values for seeds in runs.values() for values in seeds.values()]
+    known_figure_names = dict.fromkeys(name for values in figures_of_runs for name in values)
+    figure_names = tuple(known_figure_names) if figures is None else tuple(figures)
     for name in figure_names:
-        check_known("figure", name, known_figures)
+        check_known("figure", name, known_figure_names)
     cells: dict[tuple[str, str], Interval] = {}
     differences: list[Difference] = []
     for name in figure_names:
@@ -210,19 +210,19 @@ def compare_arms(
             difference_intervals.append(_over_seeds(paired_differences, level))
         p_values = [_p_value(interval) for interval in difference_intervals]
         for (a, b), interval, p, adjusted in zip(method_pairs, difference_intervals, p_values, holm(p_values), strict=True):
-            needed_seeds = None
+            needed_seed_count = None
             verdict = "borderline" if interval.excludes(0.0) else "noise"
             has_known_interval = interval.count > 1 and math.isfinite(interval.sem)
             if has_known_interval and not _is_flat(interval):
                 holm_factor = adjusted / p if p > 0 and adjusted < 1 else len(method_pairs)
-                needed_seeds = seeds_needed(interval.value, interval.sd, alpha=(1 - level) / max(1.0, holm_factor))
+                needed_seed_count = seeds_needed(interval.value, interval.sd, alpha=(1 - level) / max(1.0, holm_factor))
             if not has_known_interval:
                 verdict = "unknown"
             elif _is_flat(interval) and abs(interval.value) <= 1e-9:
                 verdict = "same"
             elif adjusted < 1 - level:
                 verdict = "clear"
-            differences.append(Difference(name, a, b, interval, p, adjusted, verdict, needed_seeds))
+            differences.append(Difference(name, a, b, interval, p, adjusted, verdict, needed_seed_count))
     return ArmComparison(tuple(runs), figure_names, cells, tuple(differences), level, _find_wrong(runs, figure_names))
 
 
@@ -230,8 +230,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
     """Adjust p values for multiple tests by Holm's method. NaN does not count as a test."""
     # SciPy has no Holm adjustment, and the one of statsmodels counts NaN as a test.
     sorted_p, sorted_index = torch.tensor(p_values, dtype=torch.float64).sort()  # torch.sort puts NaN last
-    remaining_tests = int((~sorted_p.isnan()).sum()) - torch.arange(len(sorted_p))
-    return (sorted_p * remaining_tests).clamp(max=1.0).cummax(dim=0).values[sorted_index.argsort()].tolist()
+    remaining_test_counts = int((~sorted_p.isnan()).sum()) - torch.arange(len(sorted_p))
+    return (sorted_p * remaining_test_counts).clamp(max=1.0).cummax(dim=0).values[sorted_index.argsort()].tolist()
 
 
 def _find_wrong(runs: Runs, figures: Sequence[str]) -> dict[tuple[str, str], str]:
