@@ -158,8 +158,8 @@ def by_turn(
         raise AlignmentError(f"There are {len(anchor_s)} anchor states for {len(turns.row_s)} turns; give one to each.")
     turn_bootstrap_s = None
     if batch.bootstrap_n is not None:  # only a completion's last turn can be cut off
-        batch_end_flag = torch.ones_like(turns.row_s[:1], dtype=torch.bool)
-        is_last_turn_s = torch.cat([turns.row_s[1:] != turns.row_s[:-1], batch_end_flag])
+        true_for_last_turn = torch.ones_like(turns.row_s[:1], dtype=torch.bool)
+        is_last_turn_s = torch.cat([turns.row_s[1:] != turns.row_s[:-1], true_for_last_turn])
         turn_bootstrap_s = batch.bootstrap_n[turns.row_s]
         turn_bootstrap_s[~is_last_turn_s] = 0.0
     return Batch(
@@ -180,10 +180,10 @@ def pad_tokens(
 ) -> tuple[Int[Tensor, "n t"], Bool[Tensor, "n t"]]:
     """Pad token ids with 0 on the right, and mask the sampled tokens. Without `sampled`, all are sampled."""
     row_lengths = [len(row) for row in ids]
-    for n, (length, flags) in enumerate(zip(row_lengths, sampled or (), strict=bool(sampled))):
-        if length != len(flags):
+    for n, (length, mask) in enumerate(zip(row_lengths, sampled or (), strict=bool(sampled))):
+        if length != len(mask):
             raise AlignmentError(
-                f"Completion {n} has {length} tokens and a tool mask of {len(flags)}; give one mask value to each token."
+                f"Completion {n} has {length} tokens and a tool mask of {len(mask)}; give one mask value to each token."
             )
     row_length_n1 = torch.tensor(row_lengths, dtype=torch.long)[:, None]
     is_token_nt = torch.arange(max(row_lengths, default=0)) < row_length_n1

@@ -125,11 +125,11 @@ def unknown(kind: str, name: str, valid_names: Iterable[str]) -> str:
     nearest_names = get_close_matches(str(name), known_names, n=3)
     suggestion = f" Did you mean '{nearest_names[0]}'?" if nearest_names else ""
     if len(known_names) <= _MOST:
-        name_list = f"Known: {', '.join(known_names)}."
+        names_text = f"Known: {', '.join(known_names)}."
     else:
         closest_text = f"Of {len(known_names)} the closest are: {', '.join(nearest_names)}."
-        name_list = closest_text if nearest_names else f"None of {len(known_names)} is close to it."
-    return f"There is no {kind} '{name}'.{suggestion} {name_list}"
+        names_text = closest_text if nearest_names else f"None of {len(known_names)} is close to it."
+    return f"There is no {kind} '{name}'.{suggestion} {names_text}"
 
 
 def check_known(kind: str, name: Any, valid_names: Iterable[str]) -> None:

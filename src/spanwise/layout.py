@@ -131,7 +131,7 @@ class Layout:
         ('b[0]', 'b[1]')
         """
         if pattern == "*":
-            return tuple(name for block, name in enumerate(self.names) if block != self.rest or len(self.names) == 1)
+            return tuple(name for index, name in enumerate(self.names) if index != self.rest or len(self.names) == 1)
         name_pattern = re.compile(re.escape(pattern).replace(re.escape(EACH), _INDEX.pattern))
         matching_names = tuple(name for name in self.names if name_pattern.fullmatch(name))
         if not matching_names:
@@ -203,13 +203,13 @@ def together(columns: Mapping[str, _T]) -> dict[str, list[_T]]:
 
 def _check_block(name: str, marks: tuple[str, ...]) -> None:
     """Refuse a block whose name or marks cannot work, such as an empty name."""
-    tag_list = ", ".join(marks)
+    tags_text = ", ".join(marks)
     has_repeated_mark = len(set(marks)) < len(marks)
     possible_faults = {
-        f"The block with the tags {tag_list or 'none'} has no name; write {{'solution': ['answer']}}.": not name.strip(),
+        f"The block with the tags {tags_text or 'none'} has no name; write {{'solution': ['answer']}}.": not name.strip(),
         "No block can be called 'stop': metrics and files use this name for the decision to stop.": name == "stop",
         f"Block '{name}' has [*] twice; write one of the two as a number, such as items[0].parts[*].": name.count(EACH) > 1,
-        f"Block '{name}' names a tag twice: {tag_list}. Give each use of the tag its own block.": has_repeated_mark,
+        f"Block '{name}' names a tag twice: {tags_text}. Give each use of the tag its own block.": has_repeated_mark,
         f"The repeated block '{name}' has no mark; give it one, such as {name}: [step].": EACH in name and not marks,
     }
     refuse(possible_faults, LayoutError)

@@ -351,8 +351,8 @@ def critic_error(
     mean_error_n = error_nt.sum(dim=1) / token_count_n.clamp(min=1)
     deviation_nt = torch.where(mask_nt, error_nt - mean_error_n[:, None], 0.0)
     within_error_n = deviation_nt.square().sum(dim=1) / token_count_n.clamp(min=1)
-    error_mean = float(mean_error_n.square()[token_count_n > 0].mean())
-    error_within = float(within_error_n[token_count_n > 0].mean())
+    between_error = float(mean_error_n.square()[token_count_n > 0].mean())
+    within_error = float(within_error_n[token_count_n > 0].mean())
 
     def moments(number_nt: Tensor) -> tuple[float, float]:
         """Return the mean and variance over tokens. Equal numbers have a variance of exactly 0."""
@@ -368,7 +368,7 @@ def critic_error(
         "explained_variance": 1 - error_variance / target_variance if target_variance else math.nan,
         "value_mean": value_mean,
         "target_mean": target_mean,
-        "error_point": error_mean + error_within,
-        "error_mean": error_mean,
-        "error_within": error_within,
+        "error_point": between_error + within_error,
+        "error_mean": between_error,
+        "error_within": within_error,
     }

@@ -125,8 +125,8 @@ def _warn_missing_tags(reading: Reading, scheme: Scheme) -> str:
             f"completion (max_completion_length, in verl data.max_response_length), or ask for shorter completions. Otherwise "
             f"ask for {tags_text} in the prompt."
         )
-    layout_text = f"The layout asks for {part_counts.lacking_text}. Rewards that read a missing part are missing, too."
-    return f"{part_counts.sentence} {layout_text} {advice_text}"
+    layout_sentence = f"The layout asks for {part_counts.lacking_text}. Rewards that read a missing part are missing, too."
+    return f"{part_counts.sentence} {layout_sentence} {advice_text}"
 
 
 def cut_off(
