@@ -69,7 +69,7 @@ def test_a_function_is_called_as_recipes_write_it():
             {"given": 5},
             r"'brier' has given: 5; write the names of earlier objectives or of outcomes, or 'module:function', or pass",
         ),
-        ({"given": ["a", "b", "a"]}, r"'brier' is given 'a' twice; name each outcome once"),
+        ({"given": ["a", "b", "a"]}, r"'brier' has 'a' twice in 'given'; name each outcome once"),
         ({"if_missing": False}, r"has if_missing: False; write a finite number, or leave it out"),
         ({"if_missing": -math.inf}, r"has if_missing: -inf"),
         ({"back_off": 1, "given": "correct", "baseline": "outcome"}, r"has back_off: 1; write true or false"),

@@ -265,11 +265,11 @@ def test_a_method_with_a_critic_has_no_strata_that_could_be_dead():
 
 
 def test_sentences():
-    with pytest.raises(AlignmentError, match=r"mask_nt is \(1, 3\) for 2 group ids"):
+    with pytest.raises(AlignmentError, match=r"mask_nt \(1, 3\) does not fit 2 group ids"):
         Batch([0, 1], mask_nt=torch.ones(1, 3))
     with pytest.raises(AlignmentError, match="Column 'answer' has 1 values for 2 completions"):
         Batch([0, 1], columns={"answer": ["4"]})
-    with pytest.raises(AlignmentError, match="Completion 1 has 1 tokens and a tool mask of 2"):
+    with pytest.raises(AlignmentError, match="Completion 1 has 1 tokens, but its tool mask has 2 values"):
         Batch.jagged([[1], [2]], [0, 0], sampled=[[1], [1, 0]])
     with pytest.raises(RecipeError, match="no token ids or no mask"):
         read(Batch([0]), ONE, Vocabulary((b"a",)))
@@ -291,14 +291,14 @@ def test_values_come_one_by_one_or_one_per_stream(unchecked_shapes):
     for shape in ((2, 3), (2, 3, 1), (2, 3, 4)):
         assert "value_nt" in Batch([0, 0], ids, mask, value_nt=torch.zeros(shape)).provides
     for shape in ((2,), (2, 4), (3, 3), (2, 4, 2), (2, 3, 1, 1)):
-        with pytest.raises(AlignmentError, match=r"value_nt is .* for 2 group ids and token ids"):
+        with pytest.raises(AlignmentError, match=r"value_nt .* does not fit 2 group ids and token ids"):
             Batch([0, 0], ids, mask, value_nt=torch.zeros(shape))
     for shape in ((2,), (2, 4)):
         assert "bootstrap_n" in Batch([0, 0], ids, mask, bootstrap_n=torch.zeros(shape)).provides
     for shape in ((3,), (1, 2), (2, 1, 1)):
-        with pytest.raises(AlignmentError, match=r"bootstrap_n is .* for 2 group ids"):
+        with pytest.raises(AlignmentError, match=r"bootstrap_n .* does not fit 2 group ids"):
             Batch([0, 0], ids, mask, bootstrap_n=torch.zeros(shape))
-    with pytest.raises(AlignmentError, match="logp_nt is"):
+    with pytest.raises(AlignmentError, match="logp_nt .* does not fit"):
         Batch([0, 0], ids, mask, logp_nt=torch.zeros(2, 3, 1))
 
 
@@ -391,5 +391,5 @@ def test_a_confidence_in_turns_may_be_compared_by_other_objectives_than_its_judg
 
 def test_group_ids_in_a_column_of_an_array_are_refused_as_those_of_a_tensor_are():
     for group_n in (torch.tensor([[0], [0]]), np.array([[0], [0]])):
-        with pytest.raises(AlignmentError, match=r"group_n is \(2, 1\), but each completion has one group id"):
+        with pytest.raises(AlignmentError, match=r"group_n has the shape \(2, 1\), but each completion has one group id"):
             Batch(group_n)

@@ -261,7 +261,7 @@ OUTSIDE, NOT_POSITIVE = (-0.1, 1.1, NAN, True, "0.9"), (0, -0.05, NAN, float("in
     ("sentence", "name", "changes"),
     [
         ("calibration is", "grpo", {"calibration": "log_score"}),
-        ("objectives are given", "bae", {"baseline": "group", "objectives": [Objective("correct", "solution")]}),
+        ("you also passed objectives", "bae", {"baseline": "group", "objectives": [Objective("correct", "solution")]}),
         ("no confidence", "bae", {"layout": Layout({"first": ["answer"], "second": ["answer"]}), "calibration": "brier"}),
         ("per is '-1'", "bae", {"per": "-1"}),
         ("per is 'True'", "bae", {"per": True}),
@@ -272,7 +272,7 @@ OUTSIDE, NOT_POSITIVE = (-0.1, 1.1, NAN, True, "0.9"), (0, -0.05, NAN, float("in
         ("conflict is 0", "gdpo", {"conflict": 0}),
         ("Pass it as longest=", "dr_grpo", {"longest": None}),
         (
-            "given the outcome 'correct', but",
+            "has the outcome 'correct' in 'given', but",
             "bae",
             {"objectives": [SOLVED, Objective("format", "confidence", given="correct")]},
         ),

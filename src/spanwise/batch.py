@@ -73,8 +73,8 @@ class Batch:
     def __post_init__(self) -> None:
         if getattr(self.group_n, "ndim", 1) != 1:  # a list has no `ndim` and counts as a vector
             raise AlignmentError(
-                f"group_n is {tuple(self.group_n.shape)}, but each completion has one group id; pass a vector, such as "
-                f"group_n.flatten()."
+                f"group_n has the shape {tuple(self.group_n.shape)}, but each completion has one group id; pass a vector, "
+                f"such as group_n.flatten()."
             )
         if not isinstance(self.group_n, Tensor):
             object.__setattr__(self, "group_n", group_index(list(self.group_n)))
@@ -89,8 +89,8 @@ class Batch:
             max_dims = dims + 1 if name in ("value_nt", "bootstrap_n") else dims  # may have an objective axis
             has_fitting_shape = dims <= field_tensor.dim() <= max_dims and len(field_tensor) == n_rows
             if not has_fitting_shape or (needed_shape is not None and tuple(field_tensor.shape[:2]) != needed_shape):
-                ids_shape_note = "" if needed_shape is None else f" and token ids {needed_shape}"
-                raise AlignmentError(f"{name} is {tuple(field_tensor.shape)} for {n_rows} group ids{ids_shape_note}.")
+                ids_note = "" if needed_shape is None else f" and token ids of the shape {needed_shape}"
+                raise AlignmentError(f"{name} {tuple(field_tensor.shape)} does not fit {n_rows} group ids{ids_note}.")
         for name, column in self.columns.items():
             if len(column) != n_rows:
                 raise AlignmentError(f"Column '{name}' has {len(column)} values for {n_rows} completions; give one to each.")
@@ -183,7 +183,7 @@ def pad_tokens(
     for n, (length, mask) in enumerate(zip(row_lengths, sampled or (), strict=bool(sampled))):
         if length != len(mask):
             raise AlignmentError(
-                f"Completion {n} has {length} tokens and a tool mask of {len(mask)}; give one mask value to each token."
+                f"Completion {n} has {length} tokens, but its tool mask has {len(mask)} values; give one to each token."
             )
     row_length_n1 = torch.tensor(row_lengths, dtype=torch.long)[:, None]
     is_token_nt = torch.arange(max(row_lengths, default=0)) < row_length_n1

@@ -26,7 +26,7 @@ except ModuleNotFoundError as error:  # a plain `pip install spanwise` installs 
 
 app = App(
     name="spanwise",
-    help="Credit for every span of a completion. With no recipe, everything runs on a small embedded task.",
+    help="Give every span of a completion its own credit. Without a recipe, commands run on a small embedded task.",
     result_action="return_value",
 )
 app.register_install_completion_command(help="Install completion of commands and options for this shell (bash, zsh, fish).")

@@ -127,8 +127,8 @@ def unknown(kind: str, name: str, valid_names: Iterable[str]) -> str:
     if len(known_names) <= _MOST:
         names_text = f"Known: {', '.join(known_names)}."
     else:
-        closest_text = f"Of {len(known_names)} the closest are: {', '.join(nearest_names)}."
-        names_text = closest_text if nearest_names else f"None of {len(known_names)} is close to it."
+        closest_text = f"The closest of {len(known_names)} are: {', '.join(nearest_names)}."
+        names_text = closest_text if nearest_names else f"None of {len(known_names)} names is close to it."
     return f"There is no {kind} '{name}'.{suggestion} {names_text}"
 
 

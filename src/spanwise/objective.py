@@ -166,11 +166,11 @@ class Objective:
             raise RecipeError(f"Objective '{self.name}' pays no block; name at least one in 'pays'.")
         if EARLIER in self.outcomes and self.each is None:
             raise RecipeError(
-                f"Objective '{self.name}' is given '{EARLIER}', which works only together with 'each'; add 'each'."
+                f"Objective '{self.name}' has '{EARLIER}' in 'given', which works only together with 'each'; add 'each'."
             )
         doubled_name = next((name for name in self.outcomes if self.outcomes.count(name) > 1), None)
         if doubled_name is not None:
-            raise RecipeError(f"Objective '{self.name}' is given '{doubled_name}' twice; name each outcome once.")
+            raise RecipeError(f"Objective '{self.name}' has '{doubled_name}' twice in 'given'; name each outcome once.")
 
     def _check_baseline(self) -> None:
         """Refuse an unknown baseline, scale or back_off. Also one that contradicts the other fields."""

@@ -132,7 +132,7 @@ class Scheme:
         elif calibration is not None or baseline is not None:
             option, setting = ("calibration", calibration) if calibration is not None else ("baseline", baseline)
             raise RecipeError(
-                f"{option} is '{setting}', but the objectives are given, so {option} would change nothing. Set it in the "
+                f"{option} is '{setting}', but you also passed objectives, so it would change nothing. Set it in the "
                 "objectives."
             )
         per = method_entry.preset.per if per is None else per
@@ -344,8 +344,8 @@ def _check_objectives_used(scheme: Scheme) -> None:
     _refuse(
         objectives,
         lambda o: o.baseline not in ("outcome", "blended") and next((n for n in o.outcomes if n != judge_of(o)), None),
-        "Objective '{o.name}' is given the outcome '{fault}', but neither its reward nor its baseline uses it. Use baseline "
-        "'outcome' or 'blended', or leave it out.",
+        "Objective '{o.name}' has the outcome '{fault}' in 'given', but neither its reward nor its baseline uses it. Use "
+        "baseline 'outcome' or 'blended', or remove the outcome.",
     )
     if method_entry.kind != "block" and not method_entry.reads_values:
         first_objective = objectives[0]

@@ -180,7 +180,7 @@ def test_what_a_layout_cannot_tell_is_said_once(layout, tags, names):
 def test_what_a_layout_cannot_tell_of_a_score_is_said_too():
     spoken = unmeasured(Layout({"solution": ["answer"]}), TAGS, scored=True)
     assert set(spoken) == {"coverage", *JUDGED}
-    assert spoken["ece"].endswith("only <answer>; the figures of the score are measured")
+    assert spoken["ece"].endswith("only <answer>; the self-rewarding score is measured instead")
     nothing = set(unmeasured(Layout({"plan": ["plan"]}), TAGS, scored=True))
     assert nothing - set(unmeasured(Layout({"plan": ["plan"]}), TAGS)) == {f"laser_{name}" for name in JUDGED}
 
@@ -206,7 +206,7 @@ def test_a_plug_in_without_a_source_is_not_taken_from_the_paper(capsys):
         show_methods("halved")
     finally:
         METHODS.pop("halved")
-    assert f"Taken from {__name__}, which is no part of spanwise." in " ".join(capsys.readouterr().out.split())
+    assert f"Taken from the module {__name__}, which is no part of spanwise." in " ".join(capsys.readouterr().out.split())
     show_methods("grpo")
     assert "Taken from the paper, which leaves ddof open" in " ".join(capsys.readouterr().out.split())
 

@@ -117,7 +117,7 @@ SENTENCES = {
         raw("a.json", b'{"prompt": {"0": "p"},\n "completion": {"0": "a"}}'), "to_json(FILE, orient='records')."
     ),
     "an array of numbers": (raw("a.json", b"[1]"), "Entry 1 of '{}' holds 1; each entry of the array must be a JSON object."),
-    "CSV as parquet": (raw("a.parquet", b"prompt,completion\n2+2=,4\n"), "looks like CSV; rename it to '.csv'"),
+    "CSV as parquet": (raw("a.parquet", b"prompt,completion\n2+2=,4\n"), "looks like CSV; let its name end in '.csv'"),
     "a spreadsheet": (raw("a.xlsx", b"PK"), "is a spreadsheet; save it as CSV in UTF-8."),
     "packed": (raw("1.jsonl.gz", gzip.compress(b'{"input": "q", "output": "a"}\n')), "'{}' is compressed; unpack it first."),
 }  # fmt: skip

@@ -118,7 +118,7 @@ def test_a_list_is_a_group_whatever_the_prompts_say(tmp_path):
 def test_a_list_of_numbers_per_turn_is_told_but_not_the_texts_of_turns(tmp_path):
     for turns, is_told in (["2+2=", "And 3+3?"], False), ([0.5, None], True), ([], False):
         file = save(tmp_path, [{"prompt": "2+2=", "completion": "4", "reward": 1, "turns": turns}], "jsonl")
-        assert ("entry per turn" in read_rollouts(file).note) is is_told
+        assert ("a number per turn" in read_rollouts(file).note) is is_told
 
 
 def test_groups_by_an_id(tmp_path):

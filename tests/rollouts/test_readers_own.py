@@ -163,7 +163,7 @@ def test_statuses_of_our_own_files(tmp_path):
     assert kept.rewards["correct"].status_n.tolist() == [OK, int(Status.TIMEOUT), ABSENT, OK]
     bare = read_rollouts(own_run(tmp_path / "b", rewards=rewards))
     assert bare.rewards["correct"].status_n.tolist() == [OK, UNSCORED, UNSCORED, OK]
-    with pytest.raises(DataError, match=r"Completion 1 of .* has 'late' as 'status/correct'; a status is one of ok, absent"):
+    with pytest.raises(DataError, match=r"Completion 1 of .* has 'late' in column 'status/correct'; a status is one of ok"):
         read_rollouts(own_run(tmp_path / "c", rewards=rewards, status=["ok", "late", "ok", "ok"]))
 
 

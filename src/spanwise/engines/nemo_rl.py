@@ -36,7 +36,7 @@ _FIXED: dict[str, tuple[Any, str]] = {
         False,
         "NeMo-RL would add the KL to a reward that spanwise does not use; set reference_policy_kl_penalty instead",
     ),
-    "data_plane.enabled": (False, "NeMo-RL's trainer then gives estimators no token ids"),
+    "data_plane.enabled": (False, "with the data plane, NeMo-RL's trainer gives estimators no token ids"),
 }
 
 

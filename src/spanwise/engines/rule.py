@@ -57,7 +57,7 @@ def read_rule(
         }
     )
     return rule, [
-        f"{name}={value} is taken as the recipe's option {discounts[name]}."
+        f"{name}={value} sets the recipe's option {discounts[name]}."
         if recipe_discounts[name] is not None
         else f"{name}={value} changes nothing: neither method '{scheme.method}' nor {engine}'s grpo discounts rewards."
         for name, value in given_discounts.items()

@@ -122,7 +122,7 @@ def set_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
     reward_hook, advantage_hook = HOOKS
     sample_credits = rollout_data["rewards"]  # `post_process_rewards` stored the credit under this name
     has_credit = all(isinstance(credit_t, Tensor) for credit_t in sample_credits)
-    refuse({f"{advantage_hook} works only beside {reward_hook}: {HOOKS[reward_hook]}.": not has_credit})
+    refuse({f"{advantage_hook} works only together with {reward_hook}={HOOKS[reward_hook]}.": not has_credit})
     from slime.backends.megatron_utils.cp_utils import slice_log_prob_with_cp  # pyright: ignore[reportMissingImports]
 
     advantages_by_sample = []

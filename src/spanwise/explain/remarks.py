@@ -26,8 +26,8 @@ SHARING = (
 )
 #: The end of a warning that completions can leave out a block at no cost.
 _DRIFT = (
-    "A missing or unreadable block then costs nothing, so training may drift towards it. Set if_missing, the reward for such a "
-    "completion: Objective(..., if_missing=-1.0)."
+    "Leaving the block out or writing it unreadably then costs nothing, so training may drift towards that. Set if_missing, the "
+    "reward for such a completion: Objective(..., if_missing=-1.0)."
 )
 
 
@@ -143,7 +143,7 @@ def cut_off(
     longest_rows = is_longest_n.nonzero().flatten().tolist() if largest_length else []
     distinct_text_count = len({text_of(n) for n in longest_rows})
     longest_count = distinct_text_count if distinct_text_count > 1 else 0
-    longest_clause = f"have {largest_length} tokens, more than all others, and different texts"
+    longest_clause = f"have the largest length, {largest_length} tokens, but different texts"
     return max((unclosed_count, "end inside an unclosed part"), (longest_count, longest_clause))
 
 
@@ -207,7 +207,7 @@ def _warn_large_if_missing(objective: Objective, reading: Reading, scheme: Schem
     return (
         f"Objective '{objective.name}' has if_missing {if_missing:g}, but its rewards lie between {min_reward:g} and "
         f"{max_reward:g}. One completion that leaves the block out outweighs all others in the gradient. Set if_missing to "
-        "the lowest possible reward, or divide by the deviation with scale: std."
+        "the lowest possible reward, or set scale: std, which divides by the deviation."
     )
 
 

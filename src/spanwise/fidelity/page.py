@@ -18,7 +18,7 @@ PANELS: Mapping[str, tuple[str, str]] = {
     "rmse": ("Distance from Monte Carlo", "RMSE"),
     "rmse_wrong": ("… when the answer is wrong", "RMSE"),
     "rmse_right": ("… when the answer is right", "RMSE"),
-    "rmse_alone": ("… alone with its outcome in the group", "RMSE"),
+    "rmse_alone": ("… when no other of the group has the outcome", "RMSE"),
     "correlation": ("Correlation with Monte Carlo", "correlation"),
     "rmse_scaled": ("Distance at the best scale", "RMSE after scaling"),
     "gradient_noise": ("Noise added to the gradient", "relative to the exact gradient"),
@@ -125,13 +125,13 @@ def fidelity_finding(figures: Rows, differences: Rows = (), tokens: Rows = ()) -
         if best is None:
             return "Nothing was measured: no baseline has a correlation with Monte Carlo."
         estimator_and_critic = f"{best['estimator']} with {best['critic']}"
-        return f"Token by token, {estimator_and_critic} is nearest to Monte Carlo: correlation {_with_bounds(best)}."
+        return f"The token advantages of {estimator_and_critic} correlate best with Monte Carlo: {_with_bounds(best)}."
     size = min(row["group_size"] for row in correlation_rows)
     rows_of_size = [row for row in correlation_rows if row["group_size"] == size]
     best, *other_rows = sorted(rows_of_size, key=lambda row: -row["value"])
     if best["low"] <= 0:
-        return f"In groups of {size} no baseline clearly fits Monte Carlo: best is {best['baseline']}, {_with_bounds(best)}."
-    best_sentence = f"In groups of {size}, {best['baseline']} is nearest to Monte Carlo: correlation {_with_bounds(best)}"
+        return f"In groups of {size} no baseline clearly fits Monte Carlo; the best is {best['baseline']}: {_with_bounds(best)}."
+    best_sentence = f"In groups of {size}, {best['baseline']} correlates best with Monte Carlo: {_with_bounds(best)}"
     if not other_rows:
         return f"{best_sentence}."
     second_row = other_rows[0]

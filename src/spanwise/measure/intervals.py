@@ -94,7 +94,7 @@ def wilson(successes: int | float, count: int | float, *, level: float = 0.95) -
     # `reliability` needs fractions of a trial, but scipy.stats.binomtest takes whole numbers only.
     z_score = NormalDist().inv_cdf((1 + check_level(level)) / 2)
     if not 0 <= successes <= count:
-        raise RecipeError(f"There are {successes} successes in {count} trials.")
+        raise RecipeError(f"There are {successes} successes in {count} trials; give 0 to {count} successes.")
     if count == 0:
         return 0.0, 1.0
     rate = successes / count

@@ -256,7 +256,7 @@ def _baseline_note(row: TokenRow, rule: Rule, part: CreditPart) -> str:
         compared_text = f"compared ({baseline_text})" if baseline_text else "compared"
         averaged_text = "others" if part.averaged < part.members else compared_text
         baseline_text = f"the mean of the {part.averaged} {averaged_text}"
-    divisor_note = "" if part.divisor == 1.0 else f"; divided by the rewards' scale, {shown(part.divisor)}"
+    divisor_note = "" if part.divisor == 1.0 else f"; the difference is divided by the rewards' scale, {shown(part.divisor)}"
     return f"baseline {shown(part.baseline)}{f': {baseline_text}' if baseline_text else ''}{divisor_note}"
 
 

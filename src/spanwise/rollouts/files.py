@@ -56,7 +56,7 @@ def concatenate_tables(path: Path, tables: Iterable[pa.Table]) -> pa.Table:
     try:
         return pa.concat_tables(tables, promote_options="permissive")
     except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
-        raise DataError(f"The files of '{path}' differ in their columns ({first_line(error)}); give one of them.") from None
+        raise DataError(f"The files of '{path}' differ in their columns ({first_line(error)}); name one file.") from None
 
 
 class ReadingProgress:
@@ -91,7 +91,7 @@ def delimited_names(file: Path) -> tuple[list[str], str]:
     heading_lines = heading.decode("utf-8-sig", "replace").splitlines()
     heading_line = next((line for line in heading_lines if line.strip()), "")
     if re.fullmatch(r"\s*[\[{]\s*([{\"].*)?", heading_line):
-        raise DataError(f"'{file}' looks like JSON; rename it to '.json' or '.jsonl'.")
+        raise DataError(f"'{file}' looks like JSON, not like CSV; let its name end in '.json' or '.jsonl'.")
     if {"\0", "\ufffd"} & {*heading_line}:
         raise DataError(f"'{file}' is not UTF-8 text; save it as CSV in UTF-8.")
     delimiters = (SUFFIXES.get(file.suffix.lower(), ","), ";", "\t")

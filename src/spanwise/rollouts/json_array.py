@@ -87,7 +87,7 @@ class _Text:
     def end(self) -> None:
         """Refuse text after the end of the JSON value."""
         if self.next_character():
-            raise ValueError("there is more after the end")
+            raise ValueError("more text follows the end of the JSON")
 
     def entries(self) -> Iterator[Any]:
         """Yield the entries of the array that comes next."""

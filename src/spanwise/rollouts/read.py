@@ -91,7 +91,7 @@ def read_rollouts(
     plain_reader = partial(read_plain, columns=columns, parts=parts)
     readers = {_choose_reader(file, all_files, columns) or plain_reader for file in all_files}
     if len(readers) > 1:
-        raise DataError(f"The folder '{all_files[0].parent}' holds files of more than one format; give one of its files.")
+        raise DataError(f"The folder '{all_files[0].parent}' holds files of more than one format; name one file.")
     reader = readers.pop()
     with readable(all_files[0] if len(all_files) == 1 else rollouts_path):
         rollout_table = reader(rollouts_path, all_files, tokenizer)
@@ -107,7 +107,7 @@ def _unread_note(path: Path, files: Sequence[Path]) -> str:
     other_paths = sorted({*path.iterdir()}.difference(files))
     unread_names = [other.name for other in other_paths if other.suffix.lower() in _TABLES and other.is_file()]
     more_text = f" and {len(unread_names) - 3} more" if len(unread_names) > 3 else ""
-    return f"Not read from this folder: {', '.join(unread_names[:3])}{more_text}." if unread_names else ""
+    return f"These files of the folder were not read: {', '.join(unread_names[:3])}{more_text}." if unread_names else ""
 
 
 def rollout_files(path: Path) -> list[Path]:
@@ -184,5 +184,5 @@ def _check_parquet(file: Path) -> None:
     if not (first_line and first_line.isprintable()):
         raise DataError(f"'{file}' is neither parquet nor text. Known formats: {FORMATS}.")
     if "," in first_line or "\t" in first_line:
-        raise DataError(f"'{file}' looks like CSV; rename it to '.csv' (or '.tsv'). It begins {first_line!r}.")
+        raise DataError(f"'{file}' looks like CSV; let its name end in '.csv' or '.tsv'. It begins {first_line!r}.")
     raise DataError(f"'{file}' is text in no known format. Known formats: {FORMATS}. The file begins {first_line!r}.")

@@ -272,7 +272,7 @@ def unread_note(columns: Mapping[str, Sequence[Any]]) -> str:
         for name, values in columns.items()
     }
     phrases = [f"'{name}' (such as {word!r:.40})" for name, word in example_by_column.items() if word is not None]
-    return f"Columns with texts or lists in place of numbers are no rewards: {', '.join(phrases)}." if phrases else ""
+    return f"Columns with texts or lists instead of numbers are no rewards: {', '.join(phrases)}." if phrases else ""
 
 
 def is_computed(name: str) -> bool:
@@ -304,8 +304,8 @@ def missing_note(rewards: Mapping[str, Reward]) -> str:
     if not phrases:
         return ""
     return (
-        f"Some recorded numbers are missing or not finite: {', '.join(phrases)}. These completions are unscored, and no "
-        "baseline counts them."
+        f"Some recorded numbers are missing or not finite: {', '.join(phrases)}. A completion without its number "
+        "has no reward, and no baseline counts it."
     )
 
 

@@ -62,7 +62,7 @@ class Reward(ByCompletion):
     def __post_init__(self) -> None:
         for name, column in vars(self).items():
             if column is not None and len(column) != len(self.value_n):
-                raise AlignmentError(f"A reward has {len(self.value_n)} values, but its {name} has {len(column)}.")
+                raise AlignmentError(f"A reward has {len(self.value_n)} values, but its {name} has {len(column)} entries.")
         has_number_n = (self.status_n == Status.OK) | (self.status_n == Status.BROKE)
         is_invalid_n = torch.where(has_number_n, ~self.value_n.isfinite(), ~self.value_n.isnan())
         if is_invalid_n.any():
@@ -111,7 +111,7 @@ class Reward(ByCompletion):
         value_pairs = [None] * row_count if by_outcome is None else by_outcome
         if not row_count == len(statuses) == len(value_pairs):
             raise AlignmentError(
-                f"There are {row_count} values, {len(statuses)} statuses and {len(value_pairs)} outcome pairs; give each row one."
+                f"A row needs a value, a status and an outcome pair; there are {row_count}, {len(statuses)} and {len(value_pairs)}."
             )
         status_codes = [
             int(reason if value is None or reason == Status.BROKE else Status.OK)

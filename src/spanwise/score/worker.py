@@ -138,7 +138,7 @@ def read_schema(text: str) -> tuple[Any, bool]:
 
     schema = json.loads(text, parse_float=exact, parse_constant=exact)
     if not isinstance(schema, dict):
-        raise ValueError(f"it is {text:.60}, but must be an object")
+        raise ValueError(f"it is {text:.60}, but it must be a JSON object")
     validator_class = validator_for(schema, default=Draft202012Validator)
     specification = specification_with(validator_class.META_SCHEMA["$schema"])
     schema_keywords: set[str] = set()

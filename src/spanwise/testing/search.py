@@ -78,7 +78,7 @@ class Suite:
                 _search(getattr(self, name.replace(" ", "_")), strategy_of(name), examples=example_count)
                 if not required_facts <= self.facts_shown:
                     raise ConformanceError(
-                        f"{self.who} breaks '{name}': {self.sentences[name]}. None of {example_count} examples has it."
+                        f"{self.who} breaks '{name}': {self.sentences[name]}. None of {example_count} examples shows this."
                     )
 
     def call(self, inputs: dict[str, Any], function: Callable[..., Any] | None = None) -> dict[str, Any]:

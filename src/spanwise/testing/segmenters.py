@@ -175,7 +175,7 @@ class _Segmenter(Suite):
         block_nt, start_nk, end_nk = result_columns["block_nt"], result_columns["start_nk"], result_columns["end_nk"]
         is_masked_nt = batch.place_nt < 0
         if block_nt.shape != is_masked_nt.shape:
-            self.fail(batch, f"block_nt is {tuple(block_nt.shape)}, the mask {tuple(is_masked_nt.shape)}.")
+            self.fail(batch, f"block_nt has shape {tuple(block_nt.shape)}, but the mask {tuple(is_masked_nt.shape)}.")
         if bool((block_nt[is_masked_nt] != -1).any()):
             self.fail(batch, f"A masked token has a block: {show(block_nt)}.")
         trainable_block_u = block_nt[~is_masked_nt]
@@ -209,13 +209,13 @@ class _Segmenter(Suite):
             block_texts = [blocks[result_columns["names"][row][k]] for k in block_order]
             has_token = [spans[k][0] < spans[k][1] for k in block_order]
             if [block is not None for block in block_texts] != has_token:
-                self.fail(batch, f"Completion {row} has the texts {block_texts}, but its blocks have tokens: {has_token}.")
+                self.fail(batch, f"Completion {row} has the texts {block_texts}, but has tokens in blocks {has_token}.")
             # The key "" holds a block's whole text.
             joined_texts = "".join(str(block[""]) for block in block_texts if block is not None)
             # A block inside one token (STRADDLED) has no token of its own, and so no text.
             is_straddled = int(result_columns["fault_n"][row]) & Fault.STRADDLED
             if not is_straddled and not _same_text(joined_texts, token_text, ordered=not _overlap(spans)):
-                self.fail(batch, f"The blocks of completion {row} hold {joined_texts!r}, but its tokens {token_text!r}.")
+                self.fail(batch, f"The blocks of completion {row} hold {joined_texts!r}, its tokens spell {token_text!r}.")
 
 
 def _intervals(result: Mapping[str, Any]) -> list[list[tuple[int, int]]]:

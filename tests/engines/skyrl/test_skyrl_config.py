@@ -86,7 +86,7 @@ def test_what_gives_way_or_changes_nothing_is_said(data):
     with pytest.warns(UserWarning, match="advantage_estimator=grpo is not used: the recipe's method is 'rloo'"):
         check(cfg)
     assert cfg.trainer.algorithm.advantage_estimator == "spanwise"
-    with pytest.warns(UserWarning, match=r"(gamma|lambd)=0\..* is taken as the recipe's option (gamma|lam)\."):
+    with pytest.warns(UserWarning, match=r"(gamma|lambd)=0\..* sets the recipe's option (gamma|lam)\."):
         scheme = check(small.config(data, recipe=GAE, **CRITIC, **of_algorithm(gamma=0.9, lambd=0.8))).scheme
     assert {name: scheme.options[name] for name in ("gamma", "lam")} == {"gamma": 0.9, "lam": 0.8}
     with pytest.warns(UserWarning, match="lambd=0.8 changes nothing: neither method 'rloo'"):

@@ -152,7 +152,7 @@ def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
     if not comparison.differences:
         return
     yield Text(
-        "\nDifferences paired by seed (Holm-corrected), each with the number of seeds that would show it clearly",
+        "\nDifferences paired by seed (Holm-corrected); the last column is the number of seeds that would show one clearly",
         style="italic",
     )
     difference_rows: list[list[str | Text]] = []

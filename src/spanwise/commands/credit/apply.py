@@ -165,8 +165,8 @@ def _note_shared_words(table: RolloutTable, spans_by_layout: Mapping[Layout, Fil
     if table.has_ids or not straddled_count:
         return ""
     return (
-        f"In {straddled_count} of {len(table)} completions a block lies within a word of another block and counts as absent. To "
-        "credit it, give the tokenizer's folder with --tokenizer."
+        f"Credit is shown per word, and in {straddled_count} of {len(table)} completions a block lies within a word of another "
+        "block, so it counts as absent. To credit it, give the tokenizer's folder with --tokenizer."
     )
 
 
@@ -242,7 +242,7 @@ def _describe_origins(table: RolloutTable, arms: Arms) -> str:
     unused_columns = [name for name in table.rewards if name not in column_by_objective.values()]
     first_unused_names = ", ".join(unused_columns[:3])
     more_text = f" and {len(unused_columns) - 3} more" if len(unused_columns) > 3 else ""
-    unused_hint = f" No objective uses the file's {first_unused_names}{more_text}; --reward OBJECTIVE=COLUMN assigns one."
+    unused_hint = f" No objective uses the file's {first_unused_names}{more_text}; to use one: --reward OBJECTIVE=COLUMN."
     return f"Rewards: {origins_text}.{unused_hint if unused_columns else ''}"
 
 
@@ -258,7 +258,7 @@ def _describe_sums(arms: Arms) -> str:
             alone_text = "" if len(scheme.objectives) > 1 else " alone"
             method_sums.append(f"{name}: {' + '.join(weighted_labels)}{alone_text}")
     sums_text = "; ".join(method_sums)
-    return f"Each of these methods adds rewards up to one number per completion: {sums_text}." if method_sums else ""
+    return f"Each of these methods adds up all rewards of a completion: {sums_text}." if method_sums else ""
 
 
 def read_file(

@@ -126,7 +126,7 @@ def choose_columns(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str,
     for objective, column in rewards.items():
         if column != "text" and column not in table.rewards:
             known_values = [value for value in table.columns.get(column, ()) if value is not None]
-            column_problem = f"holds no numbers; it has {reprlib.repr(known_values[0])}" if known_values else "is empty"
+            column_problem = f"holds no numbers, but {reprlib.repr(known_values[0])}" if known_values else "is empty"
             if column in table.columns:
                 raise RecipeError(f"--reward {objective}={column}: that column of '{table.path}' {column_problem}.")
             if not table.rewards:

@@ -76,10 +76,10 @@ def credit_rollouts(
     dividing_methods = [name for name, scheme in arms.schemes.items() if limit_is_unknown and scheme.per == max_length]
     if dividing_methods:
         verb = "divides" if len(dividing_methods) == 1 else "divide"
-        divide_text = f"{' and '.join(dividing_methods)} {verb} by {max_length}"
+        names_text = " and ".join(dividing_methods)
         group_notes.append(
-            f"{divide_text}, the length of the file's longest completion. If completions could be longer, give --set "
-            "max_completion_length=N."
+            f"{names_text} {verb} by {max_length}, the length of the file's longest completion. If completions could be longer, "
+            "give --set max_completion_length=N."
         )
     is_from_another_trainer = run_recipe_file is None and table.as_recorded is not None
     shows_recorded_credit = RECORDED in methods if methods else is_from_another_trainer

@@ -128,7 +128,7 @@ def sentences_on_verl(facts: Mapping[str, Any]) -> Sentences:
 
 def _trainer_of_verl(facts: Mapping[str, Any]) -> str:
     """Say which trainer verl's `main_ppo` uses."""
-    titles = {True: "V1 (trainer.use_v1: true)", False: "V0 (trainer.use_v1: false)", None: "V0, the only one in this verl"}
+    titles = {True: "V1 (trainer.use_v1: true)", False: "V0 (trainer.use_v1: false)", None: "V0 (this verl has no V1)"}
     trainer_note = f"main_ppo uses {titles[facts['use_v1']]}"
     mode_names = [mode.removeprefix("spanwise_") for mode in facts.get("modes", ()) if mode.startswith("spanwise_")]
     if mode_names:

@@ -105,7 +105,7 @@ def fidelity_tables(fidelity: Fidelity) -> Iterator[Table]:
             other_cells = (_decimals(fidelity.interval(name, size, figure)[0]) for figure in other_figure_names)
             table_rows.append([name, _decimals(rmse), "-".join(map(_decimals, rmse_bounds)), *other_cells])
         correlation, *_ = fidelity.interval(fidelity.baselines[0], size, "ceiling")
-        title = f"Groups of {size}: advantages against Monte Carlo (correlation of exact advantages: {correlation:.3f})"
+        title = f"Groups of {size}: advantages against Monte Carlo (exact advantages reach correlation {correlation:.3f})"
         yield _table(title, ("", "RMSE", "95 %", "wrong", "right", "alone", "corr", "scaled", "noise"), table_rows)
 
 
@@ -221,7 +221,7 @@ def _correlation_table(fidelity: TokenFidelity, kind: str) -> Table:
         critic_figures = (fidelity.interval(critic, name, figure, kind=kind).value for critic in fidelity.critics)
         table_rows.append([heading, *map(_decimals, critic_figures)])
     ceiling_interval = fidelity.interval(fidelity.critics[0], fidelity.estimators[0], "ceiling", kind=kind)
-    title = f"{kind} tokens: correlation (of the exact advantage: {_decimals(ceiling_interval.value)})"
+    title = f"{kind} tokens: correlation with Monte Carlo (exact advantages reach {_decimals(ceiling_interval.value)})"
     correlation_table = _table(title, ("", *fidelity.critics), table_rows)
     correlation_table.rows[0].end_section = True
     return correlation_table

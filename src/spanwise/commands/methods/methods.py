@@ -42,7 +42,7 @@ def _name_source(entry: Method) -> str:
     module_name = entry.estimator.__module__
     if module_name.partition(".")[0] == "spanwise" or entry.source != Method.source:
         return entry.source
-    return f"{module_name}, which is no part of spanwise"
+    return f"the module {module_name}, which is no part of spanwise"
 
 
 def methods_table() -> Table:

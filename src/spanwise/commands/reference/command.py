@@ -37,7 +37,7 @@ def command(
     console = Console()
     reference = measure(full_recipe, prompts=prompts, samples=samples, console=console)
     console.print(
-        f"Over the {reference['completions']} of {prompts * samples} completions that ended, log pi('{reference['token']}') is "
+        f"{reference['completions']} of {prompts * samples} completions ended. After their ends, log pi('{reference['token']}') is "
         f"{reference['mean']:.4g} +- {reference['std']:.2g} at temperature {reference['temperature']:g}. Write in the recipe:\n"
         f"laser: {{token: '{reference['token']}', reference: {reference['mean']:.4g}, ...}}",
         highlight=False, soft_wrap=True, markup=False,

@@ -39,7 +39,7 @@ from spanwise.types import Scores, join_rows
 
 #: TRL options that the run itself sets, each with the recipe field to give instead.
 _OWN_FIELD = {
-    "max_steps": "steps", "save_steps": "save_every", "logging_steps": "steps (a line for each generation batch)",
+    "max_steps": "steps", "save_steps": "save_every", "logging_steps": "steps (each generation batch gets a line)",
     "keep_rollouts": "keep_rollouts", "report": "report", "max_completion_length": "max_completion_length",
 }  # fmt: skip
 
@@ -59,7 +59,7 @@ def train(
         hidden_note = f"The recipe holds {HIDDEN} in place of {' and '.join(secret_names)}."
         if [name for name in secret_names if not name.startswith("trainer.")]:
             raise RecipeError(f"{hidden_note} A reward would run without its secret. Set objectives again, with the secret.")
-        say(console, f"{hidden_note} TRL gets no secret. If the run needs it, set trainer again with the secret, or log in.")
+        say(console, f"{hidden_note} TRL gets no secret. If it needs one, set `trainer` again with the secret, or log in.")
         recipe = recipe.model_copy(update={"trainer": _drop_hidden(recipe.trainer)})
     torch.set_num_threads(recipe.threads)
     start_time = time.perf_counter()

@@ -82,9 +82,9 @@ def reason_table(result: CreditResult, zeros: Mapping[str, Zeros], examples: int
     counts_table = plain_table(
         "method", "why a token gets nothing", "completions", "tokens", "share", "rows", rows=(), right=(2, 3, 4),
         title=result.title,
-        caption="Each token has one reason. A completion without credit is counted under the commonest reason of its "
-        "tokens. 'rows' lists the counted completions, or if there are none, completions with such a token. --completion ROW "
-        "shows one of them.",
+        caption="A token without credit has one reason. A completion without credit counts under the commonest reason of its "
+        "tokens. 'rows' lists the counted completions or, if there are none, completions with such a token. To see one of them, "
+        "give --completion ROW.",
     )  # fmt: skip
     for name, tally in zeros.items():
         for position, count in enumerate(tally.counts(examples)):
@@ -127,9 +127,9 @@ def _describe_file(result: CreditResult, zeros: Mapping[str, Zeros], examples: i
         for name, rows in rows_by_missing_block.items()
     ]
     if len(rows_by_missing_block) > _NAMED:
-        missing_blocks_text = ", ".join(f"{name} in {len(rows)}" for name, rows in rows_by_missing_block.items())
-        block_faults = [f"Of {len(is_missing_nk)} completions some lack a block ({missing_blocks_text})"]
-    parts += (f"{lack}. Objectives that pay a missing block have no token to credit there." for lack in block_faults)
+        missing_blocks_text = ", ".join(f"{name}: {len(rows)}" for name, rows in rows_by_missing_block.items())
+        block_faults = [f"Some of {len(is_missing_nk)} completions lack a block ({missing_blocks_text})"]
+    parts += (f"{lack}. Objectives have no token to credit where their block is missing." for lack in block_faults)
     return parts
 
 
@@ -150,7 +150,7 @@ def describe_completion(result: CreditResult, zeros: Mapping[str, Zeros], n: int
         reward_text = Status(int(scores.status_nm[n, m])).name.lower() if isnan(row_reward) else f"{row_reward:g}"
         group_rewards_text = " ".join("-" if isnan(reward) else f"{reward:g}" for reward in group_rewards)
         ellipsis = " ..." if len(group_rows) > _MATES else ""
-        description.append(f"Reward {name}: {reward_text}; of all rows compared: {group_rewards_text}{ellipsis}")
+        description.append(f"Reward {name}: {reward_text}; all compared rows have: {group_rewards_text}{ellipsis}")
     return [*description, *(_token_table(table, arm, zeros[arm.name], n) for arm in result.applied), SHARING]
 
 

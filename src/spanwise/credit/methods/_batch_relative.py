@@ -34,7 +34,7 @@ from spanwise.types import Zero
     paper="GDPO, arXiv 2601.05242",
     source="four codebases, the authors' included, and third-party summaries",
     preset=Preset(whole=True, per="completion"),
-    exceptions={"split": "standardised over the batch"},
+    exceptions={"split": "advantages are standardised over the batch"},
 )
 @explains
 def gdpo(
@@ -118,7 +118,7 @@ def gdpo(
     source="the code of verl and OpenRLHF",
     preset=Preset(per="length", calibrated=False),
     only_with={"ddof": ("whiten", (True,)), "eps": ("whiten", (True,)), "eps_at": ("whiten", (True,))},
-    exceptions={"split": "standardised over the tokens of the batch"},
+    exceptions={"split": "advantages are standardised over the tokens of the batch"},
 )
 def reinforce_plus_plus(
     reward_nt: Float[Tensor, "n t"],
@@ -175,7 +175,7 @@ def reinforce_plus_plus(
     source="the code of verl and OpenRLHF",
     preset=Preset(whole=True, per="length", calibrated=False),
     exceptions={
-        "split": "standardised over the tokens of the batch",
+        "split": "advantages are standardised over the tokens of the batch",
         "constant": "the batch's mean is subtracted from groups of equal rewards, too, unless zero_constant_groups is set",
     },
 )

@@ -159,7 +159,7 @@ def _group_faults(cfg: Any, scheme: Scheme, *, skyrl_version: str) -> dict[str, 
         ),
         f"{filter_setting} keeps the groups that get credit, but the credit needs {', '.join(late_field_names)}, "
         "which SkyRL computes after sampling. Remove the setting.": filter_setting and late_field_names,
-        "trainer.algorithm.zero_variance_filter leaves out completions from which a mode still learns. Remove the setting.": (
+        f"trainer.algorithm.zero_variance_filter drops completions from which {' and '.join(mode_names)} learns. Remove it.": (
             cfg.trainer.algorithm.zero_variance_filter and mode_names
         ),
     }

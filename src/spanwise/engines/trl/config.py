@@ -75,20 +75,20 @@ class SpanGRPOConfig(GRPOConfig):
     )
     importance_sampling_level: str = _option(
         "token",
-        "Which tokens share an importance ratio (the geometric mean of their ratios): token (none), block, or sequence (the "
-        "whole completion). Each token keeps its own advantage and gradient.",
+        "Which tokens share one importance ratio, the geometric mean of theirs. token: none; block: the tokens of a block; "
+        "sequence: all tokens of a completion. Each token keeps its own advantage and gradient.",
     )
     dynamic_sampling: str | None = _option(
         None,
-        "Sample other prompts in place of groups that teach nothing (DAPO). 'credit': groups in which no block gets credit. "
-        "The name of an objective: groups in which all completions have the same reward of this objective.",
+        "Replace groups that teach nothing by groups of other prompts (DAPO). With 'credit': groups in which no block gets "
+        "credit. With the name of an objective: groups whose completions all have the same reward of that objective.",
     )
     dynamic_sampling_rounds: int = _option(3, "The most rounds in which dynamic_sampling samples other prompts for a batch.")
     canary: bool = _option(True, "On the first micro-batch, check that TRL weighs every token with its own advantage.")
     keep_rollouts: int = _option(
         0,
         "Write a run folder into output_dir for `spanwise report`, `why` and `credit`: recipe.yaml, metrics.jsonl and the "
-        "rollouts of every k-th generation batch. 0: no rollouts.",
+        "rollouts of every k-th generation batch. 0 writes no rollouts.",
     )
     report: bool = _option(False, "Write the run folder and, when training ends or is interrupted, its report.html.")
     log_metrics: str = _option(

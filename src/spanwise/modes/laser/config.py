@@ -122,7 +122,7 @@ class Laser(Mode):
             remedy_text = f"set beta to {lowest_beta:.2f} or more" if reference < 0 else "set a reference below 0"
             raise RecipeError(
                 f"laser: with beta {self.beta:g} and reference {reference:.3g}, the score is at most "
-                f"{-self.beta * reference:.2g}, but a score of 1 means right; {remedy_text}."
+                f"{-self.beta * reference:.2g}, but it must be able to reach 1, which means right; {remedy_text}."
             )
 
     @property

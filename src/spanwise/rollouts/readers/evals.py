@@ -106,7 +106,7 @@ def _read_samples(files: Sequence[Path]) -> Iterator[tuple[str, Any]]:
 def _check_archive(file: Path) -> None:
     """Refuse a file that is not a zip archive written by Inspect."""
     if not zipfile.is_zipfile(file):
-        raise ValueError("it is no whole zip archive")
+        raise ValueError("it is not a complete zip archive")
     with zipfile.ZipFile(file) as archive:
         members = archive.namelist()
     if not {"header.json", "_journal/start.json"} & {*members}:
@@ -210,7 +210,7 @@ def _parse_lm_eval(record: Mapping[str, Any]) -> dict[str, Any]:
     responses = [text for texts in text_lists for text in texts]
     if prompt_field is None or not all(isinstance(text, str) for text in responses):
         raise cells.FieldError(
-            "the sample holds no text that a model wrote, as in a task with given choices; give samples of a generation task"
+            "the sample holds no text that a model wrote, as in a multiple-choice task; give samples of a generation task"
         )
     metric_names = cells.list_field(record, "metrics", str, "names")
     filter_name = str(record.get("filter"))

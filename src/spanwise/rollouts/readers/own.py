@@ -178,7 +178,7 @@ def _read_rewards(path: Path, table: pa.Table) -> dict[str, Reward]:
         status_words = table[status_column].to_pylist() if has_statuses else ["unscored"] * len(table)
         wrong_row = next((row for row, word in enumerate(status_words) if word not in status_of_word), None)
         if wrong_row is not None:
-            problem = f"Completion {wrong_row} of '{path}' has '{status_words[wrong_row]}' as '{status_column}'"
+            problem = f"Completion {wrong_row} of '{path}' has '{status_words[wrong_row]}' in column '{status_column}'"
             raise DataError(f"{problem}; a status is one of {', '.join(status_of_word)}.")
         reward_cells = table[schema.column("reward", name)].to_pylist()
         refuse_words(path, schema.column("reward", name), reward_cells)

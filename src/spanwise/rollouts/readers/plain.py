@@ -129,8 +129,8 @@ def _note_turns(columns: Mapping[str, Sequence[Any]]) -> str:
     if not names:
         return ""
     return (
-        f"Lists with an entry per turn are no rewards: {', '.join(names)}. Here all turns of a completion share its rewards. "
-        "To pay each turn its own, call spanwise.by_turn (docs/agents.md)."
+        f"Columns with a number per turn are not read as rewards: {', '.join(names)}. All turns of a completion share its "
+        "rewards. To pay each turn its own, call spanwise.by_turn (docs/agents.md)."
     )
 
 
