@@ -298,7 +298,7 @@ def test_values_come_one_by_one_or_one_per_stream(unchecked_shapes):
     for shape in ((3,), (1, 2), (2, 1, 1)):
         with pytest.raises(AlignmentError, match=r"bootstrap_n .* does not fit 2 group ids"):
             Batch([0, 0], ids, mask, bootstrap_n=torch.zeros(shape))
-    with pytest.raises(AlignmentError, match="logp_nt .* does not fit"):
+    with pytest.raises(AlignmentError, match=r"logp_nt .* does not fit"):
         Batch([0, 0], ids, mask, logp_nt=torch.zeros(2, 3, 1))
 
 

@@ -155,7 +155,7 @@ def by_turn(
         raise AlignmentError("This batch has no token ids and mask, so it has no turns; give ids_nt and mask_nt.")
     turns = split_turns(batch.mask_nt.bool(), turn_nt)
     if anchor_s is not None and len(anchor_s) != len(turns.row_s):
-        raise AlignmentError(f"There are {len(anchor_s)} anchor states for {len(turns.row_s)} turns; give one to each.")
+        raise AlignmentError(f"There are {len(anchor_s)} anchor states for {len(turns.row_s)} turns; give each turn one.")
     turn_bootstrap_s = None
     if batch.bootstrap_n is not None:  # only a completion's last turn can be cut off
         true_for_last_turn = torch.ones_like(turns.row_s[:1], dtype=torch.bool)

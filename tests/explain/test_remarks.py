@@ -178,9 +178,9 @@ def test_what_lasts_for_three_batches_is_said_with_its_cause(metric, share, calm
     beyond = [line(step, **{metric: share}) for step in range(4)]
     key = f"credit/{metric.replace('__', '/')}"
     assert list(habits(beyond)) == [key]
-    assert habits(beyond)[key].startswith(f"In 4 batches in a row (steps 0 to 3) {share:.0%}".replace("%", " %"))
+    assert habits(beyond)[key].startswith(f"In 4 batches in a row (steps 0 to 3): {share:.0%}".replace("%", " %"))
     assert problem in habits(beyond)[key]
-    assert f") {100 * share:.0f} % of" in habits([*beyond, line(4, **{metric: share + 1e-4})])[key], "not 51 % to 51 %"
+    assert f"): {100 * share:.0f} % of" in habits([*beyond, line(4, **{metric: share + 1e-4})])[key], "not 51 % to 51 %"
     assert habits(beyond[:2]) == {}
     assert habits([*beyond[:2], line(2, **{metric: calm}), *beyond[2:]]) == {}, "two, a calm one, two"
     assert habits([*beyond[:2], line(2), *beyond[2:]]) == {}, "a batch that does not say ends them too"
@@ -190,7 +190,7 @@ def test_a_training_is_told_once_and_again_of_something_else():
     watch = Watch(scheme())
     by_step = [watch.of_batch({"credit/malformed": 0.9}, step=step) for step in range(6)]
     assert [len(sentences) for sentences in by_step] == [0, 0, 1, 0, 0, 0]
-    assert "(steps 0 to 2) 90 %" in by_step[2][0]
+    assert "(steps 0 to 2): 90 %" in by_step[2][0]
     both = {"credit/malformed": 0.9, "credit/unanimous": 1.0}
     assert [len(watch.of_batch(both, step=step)) for step in range(6, 10)] == [0, 0, 1, 0]
 
@@ -248,7 +248,7 @@ def test_a_habit_of_a_long_run_is_found_in_one_pass():
     """The longest run of batches is reported, and the first of two equally long ones."""
     shares = [0.9] * 4 + [0.1] + [0.8] * 5 + [0.1] + [0.7] * 5
     (sentence,) = habits([{"step": step, "credit/malformed": share} for step, share in enumerate(shares)]).values()
-    assert sentence.startswith("In 5 batches in a row (steps 5 to 9) 80 % of")
+    assert sentence.startswith("In 5 batches in a row (steps 5 to 9): 80 % of")
 
 
 @pytest.mark.parametrize("order", [1, -1])

@@ -64,9 +64,7 @@ def test_a_recipe_has_a_section_for_it():
 
 def test_its_page_its_column_and_its_alarm_show(tmp_path):
     run = trainer(tmp_path, extra={"scheme": scheme(credit={"modes": [Brevity()]})}, max_steps=4, keep_rollouts=1)
-    alarm = (
-        r"Step 3: In 3 batches in a row \(steps 1 to 3\) 100 % of the ends are foregone conclusions. Usually bonus is large."
-    )
+    alarm = r"Step 3: In 3 batches in a row \(steps 1 to 3\): 100 % of the ends are foregone conclusions. Usually bonus is large."
     with pytest.warns(UserWarning, match=alarm):
         run.train()
     table = read_rollouts(tmp_path)

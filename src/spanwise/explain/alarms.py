@@ -124,7 +124,7 @@ def habits(batches: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         share_text = lowest_text if lowest_text == highest_text else f"{lowest_text} to {highest_text}"
         steps_text = f" (steps {longest_run[0]['step']} to {longest_run[-1]['step']})" if "step" in longest_run[0] else ""
         problem_text = alarm.sentence.format(name=name, share=share_text)
-        sentence_of_metric[key] = f"In {len(longest_run)} batches in a row{steps_text} {problem_text} {alarm.cause}"
+        sentence_of_metric[key] = f"In {len(longest_run)} batches in a row{steps_text}: {problem_text} {alarm.cause}"
     return sentence_of_metric
 
 

@@ -187,7 +187,7 @@ def _warn_unused(objective: Objective, reading: Reading, scheme: Scheme, m: int)
     max_reward = max(ignored_rewards.values())
     numbers_text = f"{min_reward:g}" if min_reward == max_reward else f"{min_reward:g} to {max_reward:g}"
     source_text = "recorded in the file" if objective.name in scheme.recorded else "from its reward function"
-    omission_text = "has no reward and costs nothing" if if_missing is None else f"counts as its if_missing, {if_missing:g}"
+    omission_text = "has no reward and costs nothing" if if_missing is None else f"gets its if_missing, {if_missing:g}"
     return (
         f"{len(ignored_rewards)} of {len(reading)} completions lack {' and '.join(objective.pays)}, but have a reward of objective "
         f"'{objective.name}': {numbers_text} ({source_text}). The first is completion {first_row}. Such rewards are ignored: a "

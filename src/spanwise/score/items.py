@@ -204,5 +204,5 @@ def refuse_if_all_failed(
         first_failure = failed_results[0]
         error_place = place_of(first_failure.error) if with_place and first_failure.error is not None else ""
         raise RewardError(
-            f"{subject} failed for all {len(results)} {noun}. The first says: {_failure(first_failure)}.{error_place}"
+            f"{subject} failed for all {len(results)} {noun}. The first error is: {_failure(first_failure)}.{error_place}"
         ) from first_failure.error

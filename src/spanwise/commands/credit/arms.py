@@ -159,7 +159,9 @@ def _check_answers(scheme: Scheme, columns: Mapping[str, str], table: RolloutTab
             recorded_rewards_text = ", ".join(table.rewards)
             advice = f"The file records {recorded_rewards_text}: use one with {reward_option}, or add the column '{answer_column}'."
             another_column_may_fit = answer_column == "answer" and table.columns
-            columns_hint = f" If another column has them: --columns {answer_column}=NAME." if another_column_may_fit else ""
+            columns_hint = (
+                " If another column has the answers, give --columns answer=NAME." if another_column_may_fit else ""
+            )
             raise DataError(
                 f"Reward '{objective.name}' needs gold answers, but '{table.path}' has no column '{answer_column}'. "
                 f"{advice if table.rewards else 'Add the column.'}{columns_hint}"
@@ -276,7 +278,7 @@ def check_file(scheme: Scheme, table: RolloutTable) -> None:
     if critic_names and missing_fields == ["value_nt"]:
         present_values_text = f"those of {', '.join(critic_names)}" if critic_names != [""] else "one value"
         needed_values_text = f" for {', '.join(scheme.value_names)}"
-        advice = "Use the recipe that the critic was trained with (its objectives and `values`)"
+        advice = "Use the recipe that the critic was trained with: it has the same objectives and `values`"
     missing_text = " and ".join(PER_TOKEN[field] for field in missing_fields)
     raise RecipeError(
         f"Method '{scheme.method}' needs {missing_text} of every token{needed_values_text}, but '{table.path}' holds "

@@ -161,8 +161,8 @@ def rolled_tokens(
         check_known("kind of critic", kind, CRITICS)
     if "own" in critic_kinds and critic_folder is None:
         raise DataError(
-            f"The model in '{model_folder}' has no critic: there is no folder 'critic' with {ABOUT}. Remove own from --critics, "
-            "or measure a run whose recipe has a critic."
+            f"The model in '{model_folder}' has no critic: there is no folder 'critic' with {ABOUT}. Remove 'own' from "
+            "--critics, or measure a run whose recipe has a critic."
         )
     critic_training_fields = {}
     if "fitted" in critic_kinds:  # read each prompt once, so that the critic memorises none

@@ -118,8 +118,8 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
     trace_count = int(is_first_branch_n.sum())
     branched_count = int((rollout_n.bincount() > 1).sum())
     branch_note = (
-        f"{branched_count} of {trace_count} traces have several branches. Each branch is a row; its prompt is what it shares with "
-        "an earlier branch. A baseline counts all branches of a trace as one completion."
+        f"{branched_count} of {trace_count} traces have several branches. Each branch is a row, and what it shares with an "
+        "earlier branch is part of its prompt. A baseline counts all branches of a trace as one completion."
     )
     task_columns = branches.columns.columns
     branches.columns.columns = {name: values for name, values in task_columns.items() if values.count(None) < len(values)}
