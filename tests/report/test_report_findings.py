@@ -160,9 +160,9 @@ def test_fidelity():
         "In groups of 4, blended correlates best with Monte Carlo: 0.800 [0.700, 0.900]; "
         "next is outcome with 0.750 [0.650, 0.850]."
     )
-    assert fidelity_finding(rows, [paired | {"low": -0.01}]).endswith(", but their difference is within the noise.")
+    assert fidelity_finding(rows, [paired | {"low": -0.01}]).endswith(". Their difference is within the noise.")
     # Without pairs their intervals overlap.
-    assert fidelity_finding(rows).endswith(", but their difference is within the noise.")
+    assert fidelity_finding(rows).endswith(". Their difference is within the noise.")
     nothing = "In groups of 4 no baseline clearly fits Monte Carlo; the best is a: 0.100 [-0.100, 0.300]."
     assert fidelity_finding([row("a", 0.1, -0.1, 0.3)]) == nothing
     assert fidelity_finding([row("a", None, None, None)]).startswith("Nothing was measured: no baseline has a correlation")

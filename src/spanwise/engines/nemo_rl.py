@@ -76,7 +76,7 @@ def check(master_config: Any) -> RecipeRule:
     if get_option("grpo.use_dynamic_sampling"):
         rule_notes.append(
             "grpo.use_dynamic_sampling drops groups with equal environment rewards, although their blocks may have different "
-            "rewards."
+            "rewards. Set it to false to keep these groups."
         )
     return check_rule(recipe_path, rule, engine="NeMo-RL", notes=rule_notes)
 

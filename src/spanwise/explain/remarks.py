@@ -21,8 +21,8 @@ from spanwise.types import Fault, Status, whole_text
 
 #: Explains how the tokens of a block share its credit.
 SHARING = (
-    "A block's tokens share its credit; some methods credit the whole completion as one block. GRPO's advantage is the credit of "
-    "the completion: GRPO writes this number at every token and divides the loss by the number of tokens."
+    "A block's tokens share its credit; some methods credit the whole completion as one block. In GRPO, the credit of the "
+    "completion is its advantage. GRPO writes this number at every token, and its loss divides by the number of tokens."
 )
 #: The end of a warning that completions can leave out a block at no cost.
 _DRIFT = (

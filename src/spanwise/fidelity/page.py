@@ -139,8 +139,8 @@ def fidelity_finding(figures: Rows, differences: Rows = (), tokens: Rows = ()) -
     pair_rows = [row for row in differences if row["group_size"] == size and {row["a"], row["b"]} == baseline_pair]
     intervals = [(row["low"], row["high"]) for row in pair_rows if row["figure"] == "correlation"]
     is_within_noise = any(low <= 0 <= high for low, high in intervals) if intervals else second_row["high"] >= best["low"]
-    noise_words = ", but their difference is within the noise" if is_within_noise else ""
-    return f"{best_sentence}; next is {second_row['baseline']} with {_with_bounds(second_row)}{noise_words}."
+    noise_words = " Their difference is within the noise." if is_within_noise else ""
+    return f"{best_sentence}; next is {second_row['baseline']} with {_with_bounds(second_row)}.{noise_words}"
 
 
 def _with_bounds(row: Mapping[str, Any]) -> str:

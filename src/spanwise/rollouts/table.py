@@ -347,8 +347,8 @@ def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) 
                 flat_token_ids.extend(text_ids)
                 tokens_per_text.append(len(text_ids))
                 changed_count += vocabulary.join(text_ids)[0] != text.encode()
-        split_note = f"The file holds no token ids; the text is encoded with the tokenizer of '{tokenizer}'"
-        split_note += f", which changes {changed_count} of {len(tokens_per_text)} texts." if changed_count else "."
+        split_note = f"The file holds no token ids; the text is encoded with the tokenizer of '{tokenizer}'."
+        split_note += f" This changes {changed_count} of {len(tokens_per_text)} texts." if changed_count else ""
     text_token_edges = np.cumsum([0, *tokens_per_text])
     completion_edges = text_token_edges[np.cumsum([0, *texts_per_completion])]
     sampled_flags = np.array(sampled_text_flags, np.bool_)

@@ -80,8 +80,8 @@ class ArmRun:
             return False
         if not self.file.is_file():
             raise DataError(
-                f"'{self.folder}' holds a run, but '{self.file}', the recipe of that run, is missing: give another --output, or "
-                f"delete '{self.folder}'."
+                f"'{self.folder}' holds a run whose recipe, '{self.file}', is missing. Give another --output, or delete "
+                f"'{self.folder}'."
             )
         recipe_fields = self.asked()
         changed_fields = changed(self.file, recipe_fields, but=("output",))

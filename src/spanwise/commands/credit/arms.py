@@ -159,9 +159,7 @@ def _check_answers(scheme: Scheme, columns: Mapping[str, str], table: RolloutTab
             recorded_rewards_text = ", ".join(table.rewards)
             advice = f"The file records {recorded_rewards_text}: use one with {reward_option}, or add the column '{answer_column}'."
             another_column_may_fit = answer_column == "answer" and table.columns
-            columns_hint = (
-                " If another column has the answers, give --columns answer=NAME." if another_column_may_fit else ""
-            )
+            columns_hint = " If another column has the answers: --columns answer=NAME." if another_column_may_fit else ""
             raise DataError(
                 f"Reward '{objective.name}' needs gold answers, but '{table.path}' has no column '{answer_column}'. "
                 f"{advice if table.rewards else 'Add the column.'}{columns_hint}"

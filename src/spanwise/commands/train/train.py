@@ -99,8 +99,10 @@ def train(
                 critic_mb, policy_mb = megabytes(critic.model), megabytes(policy)
                 say(console, f"Weights, gradients and optimizer: critic {critic_mb:.3g} MB, policy {policy_mb:.3g} MB.")
                 if (start_step := critic.config.policy_training_start_step) >= recipe.steps:
-                    reason = f"critic.policy_training_start_step is {start_step}, and the run ends after step {recipe.steps}"
-                    say(console, f"Only the critic trains in this run: {reason}.")
+                    say(
+                        console,
+                        f"Only the critic trains: critic.policy_training_start_step is {start_step}, and the run has {recipe.steps} steps.",
+                    )
             say(console, *filter(None, [pull_note(scheme, group_size=recipe.group_size)]))
         try:
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))

@@ -72,7 +72,7 @@ def _by_recipe(token_level_rewards: Tensor, *, config: Any, **rest: Any) -> tupl
 def _refused(name: str, *args: Any, **rest: Any) -> tuple[Tensor, Tensor]:
     """Refuse a method that needs more than one reward per rollout."""
     raise RecipeError(
-        f"Method '{name}' needs more than one reward per rollout, and SkyRL's registry passes neither loss masks nor token ids nor "
-        f"several rewards. Write method: {name} in a recipe and use {_ENTRYPOINT}; or use one of "
+        f"Method '{name}' needs loss masks, token ids or several rewards per rollout, but SkyRL's registry passes only one "
+        f"reward. Write method: {name} in a recipe and use {_ENTRYPOINT}; or use one of "
         f"{', '.join(outcome_estimators())}."
     )

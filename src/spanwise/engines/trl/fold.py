@@ -26,8 +26,8 @@ LOSS_TYPES: tuple[str, ...] = ("bnpo", "cispo", "dapo", "dppo_kl", "dppo_tv", "d
 #: Which tokens may share an importance ratio (`importance_sampling_level`).
 RATIO_LEVELS: tuple[str, ...] = ("token", "block", "sequence")
 _CANARY = (
-    "Spans would not get their own credit. Use a TRL version that this release of spanwise supports, or check subclasses that "
-    "override _compute_loss. To train anyway, set canary=False in SpanGRPOConfig."
+    "The loss would not give each span its own credit. Use a TRL version that this release of spanwise supports, or check "
+    "subclasses that override _compute_loss. To train anyway, set canary=False in SpanGRPOConfig."
 )
 _ADVICE = "No weight was updated. Resume from the last checkpoint with a lower learning_rate."
 

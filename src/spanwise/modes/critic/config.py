@@ -54,7 +54,7 @@ _PAGE = Page(
             "squared error",
             "The squared error has two parts: the error of a completion's mean value, and the error around that mean within "
             "a completion. Suppose that all reward comes at the end. Then the second part is 0 for a critic that gives every "
-            "token the same value, although it cannot tell states apart.",
+            "token the same value, although such a critic cannot tell states apart.",
         ),
         Chart(
             "Expected and earned",
