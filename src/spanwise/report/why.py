@@ -131,9 +131,9 @@ def clause(row: TokenRow, method: str, rule: Rule) -> str:
     block_credit = credits(row, method, rule)
     stop_credit = row.stop.get(method)
     if not advantages:
-        return f"{method} trains none of its tokens"
+        return f"{method} trains no token of the completion"
     if not block_credit and not stop_credit:
-        return f"{method} gives its tokens {_range(min(advantages), max(advantages))}"
+        return f"{method} gives the completion's tokens {_range(min(advantages), max(advantages))}"
     clauses = []
     for verb, sign in (("praises", 1), ("blames", -1)):
         credited_blocks = {block: value for block, value in block_credit.items() if value * sign > 0}
@@ -243,7 +243,7 @@ def _baseline_note(row: TokenRow, rule: Rule, part: CreditPart) -> str:
             return f"{_NO_BASELINE[part.reason]}, so the credit is exactly 0"
         absence_reason = "a reward is absent"
         if reward_status in LEFT_OUT:
-            absence_reason = f"the reward is {reward_status} and has no if_missing"
+            absence_reason = f"the reward is {reward_status}, and no if_missing replaces it"
         elif reward_status != "ok":
             absence_reason = f"the check of the reward failed ({reward_status})"
         return f"{absence_reason}, so the completion gets no credit and no baseline counts it"

@@ -101,7 +101,7 @@ def train(
                 if (start_step := critic.config.policy_training_start_step) >= recipe.steps:
                     say(
                         console,
-                        f"Only the critic trains: critic.policy_training_start_step is {start_step}, and the run has {recipe.steps} steps.",
+                        f"Only the critic trains: policy_training_start_step is {start_step}, and steps is {recipe.steps}.",
                     )
             say(console, *filter(None, [pull_note(scheme, group_size=recipe.group_size)]))
         try:
