@@ -30,7 +30,7 @@ def test_sentences_go_through_pydantic_once_and_together():
         load(None, {"method": "bea", "steps": 0})
     first, second = str(caught.value).split("; ")
     assert first.startswith("There is no method 'bea'. Did you mean 'bae'?")
-    assert second == "steps is 0, and must be at least 1 (generation batches)"
+    assert second == "steps is 0, but must be at least 1 (generation batches)"
 
 
 def test_a_file_that_cannot_be_read_is_not_called_nonsense(tmp_path):

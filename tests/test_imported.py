@@ -147,7 +147,7 @@ def test_what_a_recipe_names_is_looked_for_here_then_beside_it(tmp_path, monkeyp
 
 @pytest.mark.parametrize("odd", ["objectives: [{reward: 'x:f', pays: a}, 5]", "objectives: {a: 1}", "model: 5"])
 def test_a_recipe_that_cannot_work_still_gets_its_sentence(odd, tmp_path):
-    with pytest.raises(RecipeError, match="and must be"):
+    with pytest.raises(RecipeError, match="but must be"):
         load(written(tmp_path / "odd", odd))
 
 

@@ -120,7 +120,7 @@ def test_a_recipe_is_data(tmp_path):
 def test_a_recipe_nested_without_end_is_one_sentence(tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("options: " + "[" * 20_000)
-    with pytest.raises(RecipeError, match="is nested deeper than can be read"):
+    with pytest.raises(RecipeError, match="is nested too deeply to be read"):
         load(recipe)
     with pytest.raises(DataError, match="is not YAML"):
         read_fields(recipe)

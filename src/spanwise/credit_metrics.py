@@ -172,7 +172,7 @@ CREDIT = (
         "credit/<objective>/broke",
         _measure_broke,
         lasting=Alarm(
-            "above", 0.1, "{share} of the completions made the check of '{name}' fail twice, and count as wrong.",
+            "above", 0.1, "{share} of the completions made the check of '{name}' fail twice; these count as wrong.",
             "The policy may have learned to write text that crashes the check. `spanwise why` names these completions; read some.",
         ),
     ),

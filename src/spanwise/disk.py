@@ -120,7 +120,7 @@ def read_yaml(path: str | Path, what: str, advice: str = "") -> Any:
     except yaml.YAMLError as error:
         raise RecipeError(f"{what} is not valid YAML: {' '.join(str(error).split())}. {advice}".rstrip()) from error
     except RecursionError as error:
-        raise RecipeError(f"{what} is nested deeper than can be read.") from error
+        raise RecipeError(f"{what} is nested too deeply to be read.") from error
 
 
 def write_text(file: Path, text: str) -> None:

@@ -184,7 +184,7 @@ class Recipe(BaseModel):
             allowed_types = (int,) if name == "workers" else (int, float)
             expected_text = "a whole number" if name == "workers" else "a number of seconds"
             if isinstance(limit, bool) or not isinstance(limit, allowed_types):
-                raise ValueError(f"verifier.{name} is {limit!r}, and must be {expected_text}.")
+                raise ValueError(f"verifier.{name} is {limit!r}, but must be {expected_text}.")
         MathVerifier(**limits)  # raises an error if a limit is wrong; starts no worker
         return limits
 
@@ -201,7 +201,7 @@ class Recipe(BaseModel):
             if not is_registered(name, kind="mode"):
                 raise RecipeError(_no_field(name))
             if not isinstance(section, Mapping | None):
-                raise RecipeError(f"{name} is {section!r}, and must be {_KINDS['dict']} ({MODES[name].about})")
+                raise RecipeError(f"{name} is {section!r}, but must be {_KINDS['dict']} ({MODES[name].about})")
         _ = self.modes, self.refinement  # raises an error if a section of the recipe is wrong
         if self.task not in EMBEDDED:
             for field in () if self.task == SCRIPT else ("model", "dataset"):
@@ -554,7 +554,7 @@ def _explain(error: ValidationError) -> str:
             purpose_text = f" ({Recipe.model_fields[field_path].description})" if field_path in Recipe.model_fields else ""
             allowed_text = bound_texts[0] if bound_texts else _KINDS.get(fault_type.split("_")[0], item["msg"])
             field_bounds.setdefault((f"{field_path} is {wrong_value!r}", purpose_text), []).append(allowed_text)
-    faults += [f"{start}, and must be {' or '.join(bounds)}{purpose}" for (start, purpose), bounds in field_bounds.items()]
+    faults += [f"{start}, but must be {' or '.join(bounds)}{purpose}" for (start, purpose), bounds in field_bounds.items()]
     return "; ".join(faults)
 
 

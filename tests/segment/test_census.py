@@ -56,4 +56,4 @@ def test_a_tag_of_any_length_is_named_in_few_characters():
 def test_each_segmenter_of_a_layout_is_counted():
     layout = Layout({"why": "why", "price": "json:price"})
     sentences = [count.sentence for count in census_of(layout, ["<why>so</why>{}"] * 2)]
-    assert sentences == ["", "'price' is in 0 of 2 completions; json finds nothing in them."]
+    assert sentences == ["", "'price' is in 0 of 2 completions; segmenter json finds nothing."]

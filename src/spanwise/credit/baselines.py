@@ -288,7 +288,7 @@ def blended_baseline(
     outcome_count = outcome_no.shape[1]
     if by_outcome_n2 is not None and judged is None and outcome_count > 1:
         raise RecipeError(
-            f"by_outcome_n2 belongs to one of the {outcome_count} outcomes; set 'judged' to the column number of that outcome."
+            f"by_outcome_n2 is for one of {outcome_count} outcomes; set 'judged' to the column number of this outcome."
         )
     if by_outcome_n2 is not None and judged is not None and not 0 <= judged < outcome_count:
         raise RecipeError(f"'judged' is {judged}; set it to the column number of an outcome, from 0 to {outcome_count - 1}.")

@@ -160,7 +160,7 @@ def read_schema(text: str) -> tuple[Any, bool]:
         try:
             re.compile(property_patterns)  # the validator joins the patterns, so the joined pattern must compile
         except re.error as error:
-            raise ValueError(f"{property_patterns!r} is no regular expression of Python ({error})") from None
+            raise ValueError(f"{property_patterns!r} is not a valid regular expression in Python ({error})") from None
         subschemas: list[Any] = []
         for nested in map(contents.get, _SAME_VALUE):
             subschemas += nested if isinstance(nested, list) else [nested]

@@ -95,7 +95,7 @@ VERL = {"switch": "", "plugins": {"spanwise": "m"}, "failed": {}, "faults": {}, 
         ({"failed": {"mine": "KeyError: 'x'"}}, 0, "The plug-in 'mine' is broken, and verl does not say so: KeyError: 'x'"),
         ({"plugins": {}}, 0, "spanwise is not registered in this verl: there is no entry point 'spanwise'"),
         ({"switch": "none"}, 0, "VERL_USE_EXTERNAL_PLUGINS is 'none', so verl does not load spanwise"),
-        ({"estimators": []}, 0, "verl's registry still lacks algorithm.adv_estimator=spanwise"),
+        ({"estimators": []}, 0, "verl's registry still lacks the estimator spanwise"),
         ({"faults": {"trainer": "AttributeError: y"}}, 0, "'trainer' could not be attached to verl: AttributeError: y"),
         (
             {},

@@ -118,7 +118,7 @@ def sentences_on_verl(facts: Mapping[str, Any]) -> Sentences:
     elif facts["switch"].strip().lower() not in ("", "auto") and "spanwise" not in facts["switch"].lower().split(","):
         problems.append(f"VERL_USE_EXTERNAL_PLUGINS is '{facts['switch']}', so verl does not load spanwise; unset it.")
     elif "spanwise" not in facts["estimators"]:
-        problems.append("spanwise's plug-in is loaded, but verl's registry still lacks algorithm.adv_estimator=spanwise.")
+        problems.append("spanwise's plug-in is loaded, but verl's registry still lacks the estimator spanwise.")
     if "spanwise" not in facts["estimators"]:
         return problems, []
     method_count = sum(name.startswith("spanwise_") for name in facts["estimators"])
@@ -165,7 +165,7 @@ def _probe_skyrl() -> Sentences:
     estimator_registry = import_module("skyrl.backends.skyrl_train.utils.ppo_utils").AdvantageEstimatorRegistry
     method_count = sum(str(name).startswith("spanwise_") for name in estimator_registry.list_available())
     return [], [
-        "spanwise.engines.skyrl is imported; trainer.override_entrypoint=spanwise.engines.skyrl.main trains by a recipe. "
+        "To train by a recipe with SkyRL, set trainer.override_entrypoint=spanwise.engines.skyrl.main. "
         f"SkyRL's registry has {method_count} estimators spanwise_<method>."
     ]
 

@@ -117,7 +117,7 @@ def difference_table(fidelity: Fidelity) -> Table:
     for row in figure_differences:
         cells_by_size[row["group_size"]].append(f"{row['value']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]")
     return _table(
-        "baseline blended minus baseline outcome, paired over prompts", ("G", *figure_names), cells_by_size.values()
+        "figures of blended minus those of outcome, paired over prompts", ("G", *figure_names), cells_by_size.values()
     )
 
 
