@@ -192,7 +192,7 @@ def test_demo_has_both_arms(cache, tmp_path):
 def test_methods(cache):
     listed = spanwise("methods", cache=cache).stdout
     assert all(words in listed for words in ("arXiv 2602.10231", "gigpo"))
-    assert "its full text was not read" in spanwise("methods", "sae", cache=cache).stdout
+    assert "not from its full text" in spanwise("methods", "sae", cache=cache).stdout
     preset = yaml.safe_load(spanwise("methods", "rlcr", cache=cache).stdout)
     assert (preset["method"], preset["per"], preset["options"]) == ("rlcr", "block", {})
     assert all({*objective["pays"]} == {"solution", "confidence"} for objective in preset["objectives"])

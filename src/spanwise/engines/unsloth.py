@@ -81,7 +81,7 @@ def check_gradient(gradient_bu: Float[Tensor, "b u"] | None, expected_bu: Float[
         row, column = is_wrong_bu.nonzero()[0].tolist()
         raise SpanwiseError(
             f"Unsloth does not weigh the tokens of completion {row} with their own advantages: in column {column} the gradient is "
-            f"{float(gradient_bu[row, column]):.4g} and must be {float(expected_bu[row, column]):.4g}. {_CANARY}"
+            f"{float(gradient_bu[row, column]):.4g}, but must be {float(expected_bu[row, column]):.4g}. {_CANARY}"
         )
 
 

@@ -153,7 +153,7 @@ def check_own_advantage(
         row, token = is_wrong_bt.nonzero()[0].tolist()
         raise SpanwiseError(
             f"The gradient of token {token} of completion {row} is not weighted with its own advantage: in a test the weight is "
-            f"{float(token_weight_bt[row, token]):.4g} and must be {float(expected_weight_bt[row, token]):.4g}. {_CANARY}"
+            f"{float(token_weight_bt[row, token]):.4g}, but must be {float(expected_weight_bt[row, token]):.4g}. {_CANARY}"
         )
 
 
