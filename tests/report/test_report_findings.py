@@ -163,7 +163,7 @@ def test_fidelity():
     assert fidelity_finding(rows, [paired | {"low": -0.01}]).endswith(". Their difference is within the noise.")
     # Without pairs their intervals overlap.
     assert fidelity_finding(rows).endswith(". Their difference is within the noise.")
-    nothing = "In groups of 4 no baseline clearly fits Monte Carlo; the best is a: 0.100 [-0.100, 0.300]."
+    nothing = "In groups of 4 no baseline clearly fits Monte Carlo; best is a: 0.100 [-0.100, 0.300]."
     assert fidelity_finding([row("a", 0.1, -0.1, 0.3)]) == nothing
     assert fidelity_finding([row("a", None, None, None)]).startswith("Nothing was measured: no baseline has a correlation")
     token = {"critic": "fitted", "estimator": "SAE", "value": 0.4, "low": 0.3, "high": 0.5}

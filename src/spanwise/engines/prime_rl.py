@@ -39,7 +39,7 @@ def check(recipe: str, *, tokens: int | str) -> RecipeRule:
         "per: batch needs several groups, but prime-rl passes one. Use per: block, per: completion or a number.": (
             scheme.per == "batch"
         ),
-        f"Method '{scheme.method}' standardises over the batch, but prime-rl passes one group at a time. Use another method.": (
+        f"Method '{scheme.method}' standardises over the batch, but prime-rl passes single groups. Use another method.": (
             {**scheme.entry.options, **scheme.options}.get("whiten")
         ),
         **{

@@ -26,8 +26,8 @@ SHARING = (
 )
 #: The end of a warning that completions can leave out a block at no cost.
 _DRIFT = (
-    "Leaving the block out or writing it unreadably then costs nothing, so training may drift towards that. Set if_missing, the "
-    "reward for such a completion: Objective(..., if_missing=-1.0)."
+    "Leaving the block out or writing it unreadably then costs nothing, so training may drift towards that. Set if_missing, "
+    "the reward for such a completion: Objective(..., if_missing=-1.0)."
 )
 
 

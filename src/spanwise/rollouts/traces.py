@@ -146,7 +146,7 @@ def write_traces(
         if unwritten_by_place:
             unknown_trajectory = next(iter(unwritten_by_place.values()))
             raise DataError(
-                f"Trajectory {unknown_trajectory.id!r} was not read from '{source}'; give only those that read_traces returned."
+                f"Trajectory {unknown_trajectory.id!r} was not read from '{source}'; give those that read_traces returned."
             )
 
 

@@ -111,7 +111,7 @@ class Reward(ByCompletion):
         value_pairs = [None] * row_count if by_outcome is None else by_outcome
         if not row_count == len(statuses) == len(value_pairs):
             raise AlignmentError(
-                f"A row needs a value, a status and an outcome pair; there are {row_count}, {len(statuses)} and {len(value_pairs)}."
+                f"A row needs a value, a status and an outcome pair; got {row_count}, {len(statuses)}, {len(value_pairs)}."
             )
         status_codes = [
             int(reason if value is None or reason == Status.BROKE else Status.OK)

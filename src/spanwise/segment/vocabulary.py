@@ -71,8 +71,8 @@ class Vocabulary:
         if ids_t.size and not (ids_t.min() >= 0 and ids_t.max() < len(self)):
             bad_id = int(ids_t[(ids_t < 0) | (ids_t >= len(self))][0])
             raise AlignmentError(
-                f"Token id {bad_id} is not in the vocabulary, which has {len(self)} ids (0 to {len(self) - 1}). Mask the token. "
-                f"If the model has more embedding rows than its tokenizer has tokens, use Vocabulary.of(tokenizer, model) instead."
+                f"Token id {bad_id} is not in the vocabulary, which has {len(self)} ids (0 to {len(self) - 1}). Mask the token, "
+                f"or use Vocabulary.of(tokenizer, model) if the model has more embedding rows than its tokenizer has tokens."
             )
         bytes_of_id, length_of_id = self._table
         return b"".join(bytes_of_id[ids_t].tolist()), np.cumsum(length_of_id[ids_t])

@@ -37,7 +37,7 @@ def test_a_result_that_is_paid_must_not_stand_in_the_place_of_the_gold_answer(tm
     paid = "{reward: environment, name: mine, pays: [a], options: {column: %s}}"
     recipe = "layout: {a: [answer]}\nobjectives: [{reward: correct, pays: [a]}, " + paid + "]\n"
     function = "reward.custom_reward_function.path=mine.py"
-    with pytest.raises(RecipeError, match=r"'correct' reads .* 'answer', .* under another name"):
+    with pytest.raises(RecipeError, match=r"'correct' reads .* 'answer', .* Rename that result"):
         prepare(config_of(tmp_path, function, recipe=recipe % "answer"))
     prepare(config_of(tmp_path, function, recipe=recipe % "mine"))
 

@@ -165,8 +165,8 @@ def _note_shared_words(table: RolloutTable, spans_by_layout: Mapping[Layout, Fil
     if table.has_ids or not straddled_count:
         return ""
     return (
-        f"Credit is shown per word, and in {straddled_count} of {len(table)} completions a block lies within a word of another "
-        "block, so it counts as absent. To credit it, give the tokenizer's folder with --tokenizer."
+        f"Credit is shown per word, and in {straddled_count} of {len(table)} completions a block lies within a word of "
+        "another block, so it counts as absent. To credit it, give the tokenizer's folder with --tokenizer."
     )
 
 

@@ -37,8 +37,8 @@ def command(
     console = Console()
     reference = measure(full_recipe, prompts=prompts, samples=samples, console=console)
     console.print(
-        f"{reference['completions']} of {prompts * samples} completions ended. After their ends, log pi('{reference['token']}') is "
-        f"{reference['mean']:.4g} +- {reference['std']:.2g} at temperature {reference['temperature']:g}. Write in the recipe:\n"
-        f"laser: {{token: '{reference['token']}', reference: {reference['mean']:.4g}, ...}}",
+        f"{reference['completions']} of {prompts * samples} completions ended. At temperature {reference['temperature']:g}, "
+        f"log pi('{reference['token']}') after the end is {reference['mean']:.4g} +- {reference['std']:.2g}. "
+        f"Write in the recipe:\nlaser: {{token: '{reference['token']}', reference: {reference['mean']:.4g}, ...}}",
         highlight=False, soft_wrap=True, markup=False,
     )  # fmt: skip

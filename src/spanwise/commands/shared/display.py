@@ -100,9 +100,9 @@ def pull_note(scheme: Scheme, *, group_size: int) -> str | None:
         return None
     confidence_text = f"{taught_confidence:.2f}".removeprefix("0")
     return (
-        f"Suppose that a policy is right with probability .70. In groups of {group_size}, the baseline outcome teaches it to "
-        f"state the confidence {confidence_text}, and in larger groups one nearer to .70. The baselines blended and group "
-        "teach .70 (see docs/fidelity.md)."
+        f"Suppose that a policy is right with probability .70. In groups of {group_size}, the baseline outcome teaches it "
+        f"to state the confidence {confidence_text}, and in larger groups one nearer to .70. The baselines blended and "
+        "group teach .70 (see docs/fidelity.md)."
     )
 
 

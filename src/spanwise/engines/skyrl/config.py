@@ -159,7 +159,7 @@ def _group_faults(cfg: Any, scheme: Scheme, *, skyrl_version: str) -> dict[str, 
         ),
         f"{filter_setting} keeps the groups that get credit, but the credit needs {', '.join(late_field_names)}, "
         "which SkyRL computes after sampling. Remove the setting.": filter_setting and late_field_names,
-        f"trainer.algorithm.zero_variance_filter drops completions from which {' and '.join(mode_names)} learns. Remove it.": (
+        f"trainer.algorithm.zero_variance_filter drops completions that {''.join(mode_names[:1])} learns from. Remove it.": (
             cfg.trainer.algorithm.zero_variance_filter and mode_names
         ),
     }

@@ -299,8 +299,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         shared_columns = [name for name in extra_fields if self._rows and name in self._rows[0]]
         if shared_columns and self._is_first_time("shared columns") and self.accelerator.is_main_process:
             warnings.warn(
-                f"rollout_func returns {', '.join(shared_columns)}, but the dataset has columns of this name, too. Rewards read "
-                "what rollout_func returned. If they should read the dataset, return yours under another name.",
+                f"rollout_func returns {', '.join(shared_columns)}, but the dataset has columns of this name, too. Rewards "
+                "read what rollout_func returned. If they should read the dataset, return yours under another name.",
                 UserWarning,
                 stacklevel=2,
             )

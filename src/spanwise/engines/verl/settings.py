@@ -261,8 +261,8 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
             for name in ("reward", KEY)
         },
         **{
-            f"Objective '{objective.name}' reads the right answer in the column '{column}', but your reward function returns "
-            f"a result of this name, which another objective pays. Return it under another name.": column in paid_columns
+            f"Objective '{objective.name}' reads the right answer in the column '{column}', but your reward function "
+            f"returns a result of this name, which another objective pays. Rename that result.": column in paid_columns
             for objective, column in objectives_with_columns
         },
         "algorithm.spanwise.options is for runs without a recipe. Write the options in the recipe.": "options" in section,

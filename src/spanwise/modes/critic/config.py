@@ -44,8 +44,8 @@ _PAGE = Page(
             "Explained variance",
             {"explained_variance": "critic"},
             "share of the variance",
-            "The formula, over the tokens of a batch, is 1 - variance of (earned - expected) / variance of earned. 1 is perfect, "
-            "0 is no better than a constant, and below 0 is worse.",
+            "The formula, over the tokens of a batch, is 1 - variance of (earned - expected) / variance of earned. 1 is "
+            "perfect, 0 is no better than a constant, and below 0 is worse.",
             floor=-1.0,  # a new critic's explained variance of -1,000 would flatten the curve
         ),
         Chart(
