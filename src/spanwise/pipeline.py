@@ -275,8 +275,8 @@ def advantages(
     """
     if spans is None:
         raise DataError(
-            "spans is None, as in a reading that came from another process, so the tokens of each block are unknown. Pass the "
-            "spans of the reading that `read` returned for these completions."
+            "spans is None, so the tokens of each block are unknown. (A reading from another process has no spans.) Pass "
+            "the spans of the reading that `read` returned for these completions."
         )
     spans = spans if mask_nt is None else restrict(spans, mask_nt)
     per: Any = credit.mean_length_n if scheme.per == "batch" else scheme.per

@@ -262,7 +262,7 @@ def test_arms_that_cannot_be_compared_are_refused(field, shared_value, own_value
     hub = {"task": "confidence", "dataset": "sums.jsonl", "model": shared_value} if field == "model" else {}
     shared.write_text(yaml.safe_dump(hub))
     mine.write_text(yaml.safe_dump({**hub, field: own_value}))
-    with pytest.raises(RecipeError, match=f"'group' has the {field} {shared_value} but arm 'mine' has {own_value},"):
+    with pytest.raises(RecipeError, match=f"'group' has the {field} {shared_value}, but arm 'mine' has {own_value},"):
         plan_runs(("group", str(mine)), (0, 1), {}, "out", shared=shared)
 
 

@@ -320,8 +320,8 @@ def plan_runs(
             other_value = getattr(run.recipe, field)
             if first_value != other_value:
                 raise RecipeError(
-                    f"Arm '{first_run.arm}' has the {field} {first_value} but arm '{run.arm}' has {other_value}, so their figures "
-                    f"cannot be compared. Use one {field} for all arms: --set {field}={first_value}."
+                    f"Arm '{first_run.arm}' has the {field} {first_value}, but arm '{run.arm}' has {other_value}, so their "
+                    f"figures cannot be compared. Use one {field} for all arms: --set {field}={first_value}."
                 )
     return runs
 
