@@ -57,7 +57,7 @@ class CreditedBatch:
 
 
 def _by_block(batch: CreditedBatch, compute: Callable[[Tensor], Tensor]) -> dict[str, float]:
-    """Compute a number from the credits of each block. Completions without the block are left out."""
+    """Apply `compute` to the credits of each block. Completions without the block are left out."""
     numbered_blocks = enumerate(batch.scheme.layout.names)
     return {name: float(compute(batch.credit.block_nk[batch.present_nk[:, k], k])) for k, name in numbered_blocks}
 
@@ -73,7 +73,7 @@ def _divide(batch: CreditedBatch, count_m: Tensor | None) -> dict[str, float]:
 
 
 def _measure_coarser(batch: CreditedBatch) -> dict[str, float]:
-    """Return the share of rewards whose baseline ignores some outcomes of its objective."""
+    """Return the share of rewards that are compared without regard to some outcomes in `given`."""
     multi_outcome_names = {objective.name for objective in batch.scheme.objectives if len(objective.outcomes) > 1}
     return {name: share for name, share in _divide(batch, batch.credit.coarser_m).items() if name in multi_outcome_names}
 
@@ -101,7 +101,7 @@ def _add_up_costs(batch: CreditedBatch) -> dict[str, float]:
 
 
 def _measure_broke(batch: CreditedBatch) -> dict[str, float]:
-    """Return each objective's share of completions that broke their check. Zero shares are left out."""
+    """Return each objective's share of completions whose check failed twice. Zero shares are left out."""
     broken_share_m = (batch.scores.status_nm == int(Status.BROKE)).double().mean(dim=0)
     return {name: share for name, share in zip(batch.scores.names, broken_share_m.tolist(), strict=True) if share > 0}
 

@@ -225,7 +225,7 @@ def _pairs(blocks: Any) -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 
 def _marks(block: str, marks: Any) -> tuple[str, ...]:
-    """Return the marks of a block as a tuple. A single mark may be a string."""
+    """Return a block's marks, such as its tags, as a tuple. A single mark may be given as a string."""
     if isinstance(marks, str):
         return (marks,)
     if not isinstance(marks, Sequence) or not all(isinstance(mark, str) for mark in marks):

@@ -36,11 +36,11 @@ class Metric:
     name: str
     of: Callable[[Any], Mapping[str, float]] | None = None  # computes the metric by block or objective
     lasting: Alarm | None = None  # raised if the metric is beyond its threshold in several training batches in a row
-    overall: Alarm | None = None  # raised if the mean over a whole run is beyond the threshold, unless `lasting` was raised
+    overall: Alarm | None = None  # raised if the mean over a run is beyond the threshold and `lasting` was never raised
     at_end: Alarm | None = None  # raised if the mean over the last batches of a run is beyond the threshold
 
     def part(self, key: str) -> str | None:
-        """Return the block or objective in a key of the log. Keys of other metrics give None."""
+        """Return the block or objective that a logged key of this metric names. Keys of other metrics give None."""
         key_match = self._shape.fullmatch(key)
         return None if key_match is None else next(iter(key_match.groups("")), "")
 

@@ -56,7 +56,7 @@ class Mode:
     about: ClassVar[str] = ""  # the help text of the mode's section in a recipe
     metrics: ClassVar[tuple[Metric, ...]] = ()  # the mode's metrics that have alarms
     page: ClassVar[Page | None] = None  # the mode's section on the report page of a run; None: no section
-    #: The mode's settings that trainers with a configuration of their own read. If empty, they read all.
+    #: The settings that verl and SkyRL, which have their own configuration, take from the mode; empty: all.
     elsewhere: ClassVar[tuple[str, ...]] = ()
     in_scheme: ClassVar[bool] = True  # False if engines get the mode as an argument, not in `Scheme.modes`
     adds: ClassVar[frozenset[str]] = frozenset()  # the fields of `Batch` that the mode's code in an engine fills in
@@ -106,12 +106,12 @@ class Mode:
         """Raise a `RecipeError` for a run of too few steps for the mode to do anything."""
 
     def recorded(self, table: Any, rows: Any) -> Mapping[str, Tensor]:
-        """Return the mode's fields of `Batch` that recorded rollouts hold."""
+        """Read the `Batch` fields that this mode fills in from recorded rollouts."""
         return {}
 
     @property
     def readable(self) -> bool:
-        """True if the mode has everything to score completions with a model outside of training."""
+        """True if the mode can score completions with a model outside of training."""
         return False
 
     def as_trained(self, places: Sequence[Path]) -> Mode:
@@ -132,11 +132,11 @@ class Mode:
         return {}
 
     def note(self, table: Any) -> str:
-        """Return a note on completions sampled before the mode was on. Without any: ""."""
+        """Say how many completions were sampled before the mode took effect. Empty if none were."""
         return ""
 
     def credit(self, credit: Credit, reading: Any, batch: Any, scheme: Any) -> Credit:
-        """Return a batch's credit as the mode changes it. The arguments after `credit` are those of `pipeline.credit_batch`."""
+        """Change a batch's credit. The arguments after `credit` are those of `pipeline.credit_batch`."""
         return credit
 
     def plain(self) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def part_class(mode: Mode | type[Mode], engine: str) -> Any:
 
 
 def parts_of(modes: Sequence[Mode], engine: str, *arguments: Any, **options: Any) -> dict[str, Any]:
-    """Build each mode's object that runs inside an engine, by name. Skip modes without code for that engine."""
+    """Build the adapters of modes to an engine, by mode name. Modes without code for the engine are skipped."""
     return {mode.name: part_class(mode, engine)(mode, *arguments, **options) for mode in modes if engine in mode.parts}
 
 

@@ -63,7 +63,7 @@ class Reading(ByCompletion):
         return self.length_nk > 0
 
     def pack(self) -> Float[Tensor, "n c"]:
-        """Pack the reading into one float64 table, so that processes exchange it in one gather.
+        """Pack rewards, outcomes and lengths into one float64 table, so that processes exchange them in one gather.
 
         Columns: M rewards, M statuses, 2 M rewards by outcome, M stated numbers, O outcomes, C measures, K block lengths, 1 fault.
         """
@@ -92,7 +92,7 @@ class Reading(ByCompletion):
         measure_names = scheme.measures
         reward_widths = [objective_count, objective_count, 2 * objective_count, objective_count]  # in the order of `pack`
         column_widths = [*reward_widths, len(outcome_names), len(measure_names), len(scheme.layout.names), 1]
-        if len(table_nc) == 0:  # a packed table without rows may lack its columns, too
+        if len(table_nc) == 0:  # a table without rows may also have no columns
             table_nc = table_nc.new_zeros(0, sum(column_widths))
         if table_nc.shape[1] != sum(column_widths):
             raise AlignmentError(
@@ -120,7 +120,7 @@ class Reading(ByCompletion):
 
     @staticmethod
     def joined(parts: Sequence[Reading]) -> Reading:
-        """Join the readings of several batches. Spans and text are left out; all must be of one scheme."""
+        """Join the rewards and blocks read from several batches of one scheme. Spans and text are left out."""
         return join_rows([replace(part, spans=None, text=None) for part in parts])
 
 

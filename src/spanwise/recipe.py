@@ -385,7 +385,7 @@ def _task_objectives(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | N
         return [field_objective]  # JSON keys get credit, too, because a wrong key loses the field
     paid_block_names = rest_blocks if credits_blocks else layout.names
     if credits_blocks:
-        # All fields together would outweigh the two objectives for keys and punctuation.
+        # The block for keys and punctuation gets no field rewards: together they would outweigh its own two.
         field_objective |= {"pays": (OWN,), "if_missing": None}
     schema_options = {"schema": _invoice_schema(layout), "alone": True}
     return [
@@ -422,7 +422,7 @@ def _apply_limits(scheme: Scheme, limits: Mapping[str, Any]) -> Scheme:
 
 
 class RecipeRule(NamedTuple):
-    """A recipe with its rule of credit, for an engine with its own training settings."""
+    """A recipe and its scheme, for an engine that brings its own training settings."""
 
     recipe: Recipe
     scheme: Scheme

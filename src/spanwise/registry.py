@@ -28,7 +28,7 @@ _HOMES = {
     "segmenter": "spanwise.segment.claims",
 }
 _FILES: dict[Path, ModuleType] = {}
-_BESIDE: dict[Path, dict[str, ModuleType]] = {}  # by folder: modules named like another folder's
+_BESIDE: dict[Path, dict[str, ModuleType]] = {}  # folder -> its modules whose names another folder also has
 _SHOWN: set[tuple[str, Path | None]] = set()
 
 

@@ -103,7 +103,7 @@ class ReadBatch:
                 completion_s = turn_steps.trajectory_s[has_reward_s]
                 zero_n = torch.zeros(self.completions, dtype=torch.float64)
                 reward_sum_n = zero_n.index_add(0, completion_s, reward_sm[has_reward_s, m].double())
-                reward_nm[:, m] = reward_sum_n / completion_s.bincount(minlength=self.completions)  # NaN without a reward
+                reward_nm[:, m] = reward_sum_n / completion_s.bincount(minlength=self.completions)  # 0 / 0 is NaN: no reward
         return reward_nm
 
 
@@ -286,7 +286,7 @@ class Step:
         self._noted: dict[str, float] = {}
 
     def note(self, metrics: Mapping[str, float]) -> None:
-        """Remember metrics that modes log after the credit. The next batch's `finish` warns of alarming ones."""
+        """Remember metrics that modes compute after the credit. The next `finish` warns of alarming ones."""
         self._noted.update(metrics)
 
     def read(self, batch: Batch) -> ReadBatch:

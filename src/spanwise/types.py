@@ -275,11 +275,11 @@ class Comparison(ByCompletion):
     worth_nm: Float[Tensor, "n m"]  # the float64 reward, or else `if_missing`; NaN without any
     #: The float64 number subtracted from `worth_nm`; NaN if no single number is subtracted.
     baseline_nm: Float[Tensor, "n m"]
-    #: The float64 divisor of `worth_nm - baseline_nm`: 1 if nothing is divided, NaN without a baseline.
+    #: What `worth_nm - baseline_nm` is divided by (float64): 1 for no division, NaN without a baseline.
     divisor_nm: Float[Tensor, "n m"]
     stratum_nm: Int[Tensor, "n m"]  # the number of the set of compared rewards; -1: none
-    level_nm: Int[Tensor, "n m"]  # how many outcomes of `given` the comparison ignores, from the last on
-    members_nm: Int[Tensor, "n m"]  # how many rewards are compared, not counting `if_missing`
+    level_nm: Int[Tensor, "n m"]  # how many of the last outcomes in `given` the comparison ignores
+    members_nm: Int[Tensor, "n m"]  # how many rewards are compared; `if_missing` is not counted
     averaged_nm: Int[Tensor, "n m"]  # how many rewards the baseline averages; 0 if it is not a plain mean
     reason_nm: Int[Tensor, "n m"]  # why the advantage is 0 (`Zero`), or `Zero.CREDITED`
     about_nm: Int[Tensor, "n m"]  # the objective that the reason is about; -1: all of them
@@ -296,7 +296,7 @@ class Comparison(ByCompletion):
         )
 
     def fitting(self, adv_nm: Float[Tensor, "n m"]) -> Comparison:
-        """Return the comparison with `reason_nm` updated for new advantages. Any but 0 gets `CREDITED`."""
+        """Return a copy whose reasons for zeros (`reason_nm`) fit new advantages."""
         credited_reason = int(Zero.CREDITED)
         zero_reason_nm = torch.where(self.reason_nm == credited_reason, int(Zero.AT_BASELINE), self.reason_nm)
         return replace(self, reason_nm=torch.where(adv_nm != 0, credited_reason, zero_reason_nm))
@@ -361,7 +361,7 @@ class Credit(ByCompletion):
         return bool(self.signal_n().any())
 
     def signal_n(self, *, tolerance: float = 0.0) -> Bool[Tensor, " n"]:
-        """Mark the completions of which a block, token or decision to stop has credit above the tolerance."""
+        """Mark the completions that have any credit above the tolerance: of a block, a token or for stopping."""
         block_or_token_credit = self.block_nk if self.token_nt is None else self.token_nt
         credit_tables = (block_or_token_credit, self.stop_n[:, None], self.refined_nt)
         # Testing both bounds needs less memory than absolute values. NaN counts as above the tolerance.
@@ -372,7 +372,7 @@ class Credit(ByCompletion):
 
     @property
     def explained(self) -> tuple[Tensor, Comparison]:
-        """The advantages and their `Comparison`. Raises an `AlignmentError` if this credit lacks one of them."""
+        """The advantages, and the baseline and group behind each. Raises `AlignmentError` if the credit lacks them."""
         if self.adv_nm is None or self.comparison is None:
             raise AlignmentError(
                 "This credit does not say how its advantages were computed; take a credit from pipeline.credit_batch."

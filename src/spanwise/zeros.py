@@ -39,7 +39,7 @@ class Count:
     objective: str  # the objective that the reason concerns; empty if there is none
     tokens: int
     completions: int  # how many completions have this reason, as `Zeros.key_n` gives it
-    rows: tuple[int, ...] = ()  # a few completions with this reason, or else with a token that has it
+    rows: tuple[int, ...] = ()  # a few completions that have this reason, or a token with it
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,16 @@ class Zeros:
     """The reason for each token with the advantage 0 in N completions. All completions' tokens form one list."""
 
     names: tuple[str, ...]  # the names of the objectives
-    key_v: Int[Tensor, " v"]  # the key of each token's reason
+    key_v: Int[Tensor, " v"]  # the reason why each token has credit or none, as a key
     row_v: Int[Tensor, " v"]  # the completion of each token
     key_n: Int[Tensor, " n"]  # CREDITED if the completion has credit, else its tokens' most frequent reason
 
     def objective(self, key: int) -> str:
-        """Return the name of the objective in a key. Return "" if it holds none."""
+        """Return the name of the objective that a reason's key contains. Return "" if it contains none."""
         return self.names[key % _OBJECTIVES - 1] if key % _OBJECTIVES else ""
 
     def counts(self, examples: int) -> list[Count]:
-        """Count the tokens and completions of each reason. Add a few rows as examples."""
+        """Count tokens and completions by reason (credited, or why not), with a few rows as examples."""
         counts: list[Count] = []
         for key in torch.cat([self.key_v, self.key_n]).unique().tolist():
             has_key_v = self.key_v == key

@@ -142,7 +142,7 @@ def advantage(
     merged_result: Explained | None = None
     is_uncompared_n = torch.ones_like(lacks_reward_n)
     whole_batch_group_n = torch.zeros_like(group_n, dtype=torch.long)  # the whole batch is one group
-    groupings: list[tuple[Tensor, int]] = []  # pairs: group ids, and how many outcomes split the groups
+    groupings: list[tuple[Tensor, int]] = []  # pairs: the group ids, and by how many outcomes the groups are split
     if baseline == "none":
         check_rewards(reward_n)  # the other baselines check the rewards in `moments`
         advantage_n = worth_n.nan_to_num(nan=0.0)
@@ -163,7 +163,7 @@ def advantage(
         outcome_counts_to_try = reversed(range(outcome_count + 1)) if backs_off else [outcome_count]
         groupings = [(whole_batch_group_n if baseline == "batch" else group_n, count) for count in outcome_counts_to_try]
     last_level = len(groupings) - 1
-    # The replacement of a missing reward falls back to a comparison with its group, then with the batch.
+    # A replaced missing reward is at last compared with its whole group, and then with the batch.
     groupings += [(group_n, 0), (whole_batch_group_n, 0)]
     for level, (grouping_n, used_outcomes) in enumerate(groupings):
         if merged_result is not None and not bool(is_uncompared_n.any()):
@@ -218,7 +218,7 @@ def _collect_outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str)
 
 
 def _subtract_blend(reward_n: Tensor, worth_n: Tensor, baseline_n: Tensor, group_n: Tensor, outcome_no: Tensor) -> Explained:
-    """Subtract the blended baseline from each reward."""
+    """Subtract a mix of the prompt's mean and the batch's mean, both of the same outcome, from each reward."""
     prompt_comparison = compare_in_strata(reward_n, refine(group_n, outcome_no)).comparison
     outcome_stratum_n = refine(torch.zeros_like(group_n), outcome_no)
     batch_comparison = compare_in_strata(reward_n, outcome_stratum_n).comparison

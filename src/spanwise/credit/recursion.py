@@ -54,8 +54,8 @@ def lambda_advantage(
     if not bool(reward_nt.sum().isfinite()):  # a finite sum proves that no reward is NaN (absent)
         lacks_reward_n |= (reward_nt.isnan() & mask_nt).any(dim=1)
         reward_nt = torch.where(reward_nt.isnan(), 0.0, reward_nt)
-    # The recursion is A[k] = r[k] - V[k] + c[k+1], c[k] = gamma ((1 - lam[k]) V[k] + lam[k] (r[k] + c[k+1])).
-    # At a masked token, c[k] = r[k] + c[k+1].
+    # c is what a token passes back: A[k] = r[k] - V[k] + c[k+1], with
+    # c[k] = gamma ((1 - lam[k]) V[k] + lam[k] (r[k] + c[k+1])), and at a masked token c[k] = r[k] + c[k+1].
     carry_after_last_token_n = torch.zeros(len(reward_nt), dtype=exact_dtype, device=reward_nt.device)
     if bootstrap_n is not None:
         for n in first_of(bootstrap_n.isinf()):

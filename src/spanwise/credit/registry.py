@@ -237,7 +237,7 @@ class Method:
         """The allowed words of each option that has the type `Literal`."""
         try:
             parameters = inspect.signature(self.estimator, eval_str=True).parameters
-        except (NameError, AttributeError, TypeError, SyntaxError):  # a plug-in's types may be undefined
+        except (NameError, AttributeError, TypeError, SyntaxError):  # a plug-in's annotation cannot be evaluated
             return {}
         words_by_option = {name: get_args(p.annotation) for name, p in parameters.items() if name in self.options}
         return {name: words for name, words in words_by_option.items() if words and all(isinstance(w, str) for w in words)}
@@ -317,7 +317,7 @@ def preset_objectives(
     blockwise = chosen.kind == "block"
     baseline_of_correct = "group" if takes_baseline else None
     baseline_of_second_objective = (baseline or "outcome") if takes_baseline else None
-    # A reward function reads the first block in `pays`, so the block that it judges must come first.
+    # A reward function gets the text of the first block in `pays`.
     blocks_paid_by_correct = (first_block,) if blockwise else layout.names
     objectives = [Objective("correct", pays=blocks_paid_by_correct, baseline=baseline_of_correct, if_missing=0.0)]
     if preset.calibrated:

@@ -13,8 +13,8 @@ from spanwise.registry import registered
 
 #: The names of calibration figures.
 CALIBRATION = ("ece", "brier", "auroc", "mean_confidence", "sharpness")
-OF_SCORE = "laser_"  # the prefix of figures of the self-rewarding score
-OF_REWARD = "reward/"  # the prefix of mean rewards on held-out prompts
+OF_SCORE = "laser_"  # metrics of the self-rewarding score have this prefix
+OF_REWARD = "reward/"  # metrics of mean rewards on held-out prompts have this prefix
 #: The figures of a policy's score of its own answers.
 SCORE_FIGURES = tuple(f"{OF_SCORE}{name}" for name in ("coverage", *CALIBRATION))
 _SCORED = SCORE_FIGURES[1:]

@@ -1,4 +1,4 @@
-"""Warn about likely mistakes: missing tags, absent rewards, blocks that can be left out for free."""
+"""Warn about likely mistakes: missing tags, absent rewards, blocks that a completion can omit unpunished."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def _count_omitted(objective: Objective, reading: Reading, scheme: Scheme) -> in
 
 
 def _merge_free_omissions(warnings: dict[str, str], reading: Reading, scheme: Scheme) -> dict[str, str]:
-    """Merge three or more warnings about omitted blocks whose objectives have the same reward."""
+    """Merge three or more warnings about omitted blocks into one if the same reward scores these blocks."""
     is_unparsable_nm = reading.scores.status_nm == int(Status.UNPARSABLE)
     free_objectives = [
         objective

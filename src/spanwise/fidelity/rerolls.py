@@ -328,7 +328,7 @@ def fitted_critics(roller: Roller, rows: Any, *, steps: Sequence[int], seed: int
 
 
 def _sample_batches(roller: Roller, rows: Any, seeds: Iterator[int]) -> Iterator[FirstBlocks]:
-    """Yield batches of fresh first blocks without end. Two are sampled at once, because that is faster."""
+    """Sample first blocks forever, and yield them in batches. Two batches are sampled at once for speed."""
     for first in count(0, 2 * CRITIC_BATCH):
         row_indices = [number % len(rows) for number in range(first, first + 2 * CRITIC_BATCH)]
         blocks = roller.blocks(rows.select(row_indices), samples=1, seed=next(seeds))

@@ -189,7 +189,7 @@ class TokenFidelity:
         return int(self.count_s[index_of("kind of token", TOKEN_KINDS, kind)])
 
     def interval(self, critic: str, estimator: str, figure: str, *, kind: str = "all") -> Interval:
-        """Return an estimator's figure under a critic, with its interval. `VALUES` names the critic's own values."""
+        """Return a figure, such as a correlation, of an estimator that uses a critic, with its interval."""
         return bootstrap(self._figure(critic, estimator, figure, kind), self.prompt_n, resamples=self.draws, seed=self.seed)
 
     def best(self, critic: str, among: str, *, kind: str = "all") -> str:
@@ -332,7 +332,7 @@ def _weights(
 
 
 def _sums(estimate_nt: Tensor, target_nt: Tensor, noise_nt: Tensor, weight_snt: Tensor) -> Float[Tensor, "s n k"]:
-    """Return each completion's weighted sums over a kind of token. `_figures_of_sums` computes the figures from them."""
+    """Return each completion's weighted sums of products, from which `_figures_of_sums` computes correlations."""
     adv_nt, mc_nt = estimate_nt.double(), target_nt.double()
     token_terms = [torch.ones_like(mc_nt), adv_nt, mc_nt, adv_nt * adv_nt, mc_nt * mc_nt, adv_nt * mc_nt, noise_nt.double()]
     weight_snt1 = weight_snt[..., None]

@@ -170,6 +170,6 @@ def _check_reports(confidence_n: Tensor, correct_n: Tensor) -> tuple[Tensor, Ten
 
 
 def refuse_value(name: str, value_n: Tensor, bad_n: Tensor, allowed: str) -> None:
-    """Refuse a column with a bad value. The AlignmentError names the first value that `bad_n` marks."""
+    """Raise an AlignmentError that names the first value which `bad_n` marks as not allowed."""
     for n in first_of(bad_n):
         raise AlignmentError(f"{name} {float(value_n[n])} of completion {n} is not {allowed}.")

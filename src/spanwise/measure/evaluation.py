@@ -326,7 +326,7 @@ def bounds(
     gap_sign_b = gap_b.round(decimals=12).sign()  # a gap that is 0 up to rounding gets the sign 0
     signed_noise_rb = gap_sign_b * noise_rb
     upper_error_rb = torch.where(has_clear_sign_b, signed_noise_rb, noise_rb.abs())
-    # In a difference, noise enlarges both ECEs, so use the error of the absolute gap.
+    # Noise enlarges both ECEs of a difference, so take the error of each absolute gap.
     is_single_run = bool((run_sign_b > 0).all())
     lower_error_rb = signed_noise_rb if is_single_run else (gap_b + noise_rb).abs() - gap_b.abs()
     upper_error_r = torch.where(run_sign_b > 0, upper_error_rb, -lower_error_rb).sum(dim=1)

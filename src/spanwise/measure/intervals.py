@@ -23,7 +23,7 @@ from spanwise.errors import AlignmentError, RecipeError
 
 #: The prompt of each completion: integers or other ids, in any order.
 Prompts = Int[Tensor, " n"] | Sequence[Hashable]
-#: A function that computes a figure from each row of weights.
+#: A function that computes one figure from each row of weights over completions.
 Weighted = Callable[[Float[Tensor, "r n"]], Float[Tensor, " r"]]
 
 _CHUNK = 4_000_000  # the largest number of weights that one chunk of resamples holds

@@ -236,7 +236,7 @@ def _draw_subsets(m: int, n: int, most: int, seed: int) -> Iterator[Float[Tensor
     if math.comb(m, n) <= most:
         yield _all_subsets(m, n)
         return
-    generator = torch.Generator().manual_seed((seed * 1009 + m) * 1009 + n)  # new subsets for each m and n
+    generator = torch.Generator().manual_seed((seed * 1009 + m) * 1009 + n)  # other subsets for each pair m, n
     for start in range(0, most, 4096):
         random_ms = torch.rand(m, min(4096, most - start), generator=generator)
         yield torch.zeros_like(random_ms, dtype=torch.float64).scatter_(0, random_ms.topk(n, dim=0).indices, 1.0)

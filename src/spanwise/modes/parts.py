@@ -17,7 +17,7 @@ from spanwise.scheme import Scheme
 
 
 class TrlPart:
-    """Runs a mode inside TRL's trainer. It is built after the trainer, and never sets the trainer's attributes."""
+    """Base class of what runs a mode (critic, laser) inside TRL's trainer. It never sets the trainer's attributes."""
 
     def __init__(self, mode: Any, trainer: Any) -> None:
         self.mode: Any = mode
@@ -85,11 +85,11 @@ class RowPart(ABC):
 
     @abstractmethod
     def fields(self, logp_n: Tensor, number: int) -> dict[str, Tensor]:
-        """Compute the mode's `Batch` fields from its token's log-probabilities. `number` counts from 0."""
+        """Compute `Batch` fields from the log-probabilities of the appended token. Batch `number` counts from 0."""
 
     @abstractmethod
     def lesson(self, reading: Reading, scheme: Scheme, number: int, *, rows: int) -> tuple[Tensor, Tensor, dict[str, float]]:
-        """Return weights and targets of the mode's squared error, and metrics. `rows` rows are averaged."""
+        """Return weights and targets of a squared error on the appended token, and metrics. The loss averages `rows` rows."""
 
     @staticmethod
     @abstractmethod

@@ -102,7 +102,7 @@ def dodged(rows: Rows, *, names: Sequence[str], y: str) -> Drawn:
 
 
 def fixed_points(rows: Rows, *, names: Sequence[str]) -> Drawn:
-    """Draw the confidence that each baseline teaches, against the true probability `x`."""
+    """Draw the confidence that each baseline pays best, against the true probability `x` of being right."""
     chart = curves(rows, names=names, x="probability of being right, p", y="where its confidence ends, q*", height=270)
     chart.layer.insert(0, _diagonal(_UNIT))
     return chart

@@ -25,7 +25,7 @@ COARSE = 3  # significant digits of token values and probabilities
 FEW = 2  # significant digits of columns with more than `MANY` changes between tokens
 MANY = 200_000
 
-#: The most distinct words in a compressed column: one per usable code point.
+#: The most distinct words in a compressed column: each is written as one Unicode code point.
 _MOST_WORDS = 0x110000 - 2048 - 32
 
 

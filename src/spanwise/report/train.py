@@ -83,7 +83,7 @@ def train_report(
     points = [{"step": line["step"], **line[kind]} for line in metrics for kind in evaluation_kinds if kind in line]
     last_step = max((line["step"] for line in (*batch_rows, *points)), default=0)
     objective_names = names_in(batch_rows, "rewards/<objective>/mean")
-    # Show the interval's value, because it may rest on more samples than the last evaluation.
+    # Prefer the value that has an interval: it may rest on more samples than the last evaluation.
     interval_values = {name: interval.value for name, interval in intervals.items() if interval is not None}
     last_figures = points[-1] | interval_values if points else {}
     evaluations = [*points[:-1], last_figures] if points else []

@@ -35,10 +35,10 @@ _PLACES = (
 )  # fmt: skip
 #: The suffixes of files that may hold rollouts. JSON is left out, because it often holds settings.
 _TABLES = (".parquet", ".jsonl", ".csv", ".tsv", ".eval", ".pt")
-#: Columns that show that a table is not a dump of verl without `gts`.
+#: A table without `gts` that has one of these columns is no dump of verl.
 _NAMES_BESIDE_OUTPUT = {name for role in NAMES for name in NAMES[role]} - {*VERL_REQUIRED, "answer", "step"} | {"rewards"}
 _LEGACY_VERIFIERS_FIELDS = {"example_id", "metrics", "error", "error_chain"}  # fields of verifiers < 1.0
-#: Columns of a user's own table that old verifiers never wrote.
+#: A table with one of these columns was not written by verifiers < 1.0.
 _NO_LEGACY_VERIFIERS_FIELDS = {*NAMES["group"], *NAMES["step"]} - _LEGACY_VERIFIERS_FIELDS
 
 

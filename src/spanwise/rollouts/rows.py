@@ -87,7 +87,7 @@ def credited_units(by_block: Mapping[str, Float[Tensor, " n"]], kind: str) -> di
 
 
 def stop_credit(stop_n: Float[Tensor, " n"]) -> dict[str, Float[Tensor, " n"]]:
-    """Return the credit for leaving out every rewarded block, as `stop`. Return {} if all of it is 0."""
+    """Return the column `stop`: the credit for leaving out every rewarded block. Return {} if it is all 0."""
     return {schema.STOP: stop_n.masked_fill(stop_n == 0, torch.nan)} if bool((stop_n != 0).any()) else {}
 
 
@@ -174,7 +174,7 @@ def token_rows(
     token_column = schema.TOKENS if schema.TOKENS in column_names else schema.IDS
     methods = schema.methods_in(column_names)
     number_columns = schema.token_columns(column_names)
-    # If the table has no method, the error of `token_edges` names this placeholder column.
+    # Without any method, `token_edges` raises an error that names this placeholder.
     advantage_columns = {method: schema.column("advantages", method) for method in methods or ["<method>"]}
     block_columns = [schema.BLOCK] if schema.BLOCK in column_names else []
     flat_columns = [schema.TRAINABLE, *number_columns, *advantage_columns.values(), *block_columns]

@@ -37,7 +37,7 @@ COMPARED = ("score", "reward", "scores", "rewards")
 
 AT_ONCE = 256  # how many texts the tokenizer encodes in one call
 
-#: Column names for a verdict: 1 for right and 0 for wrong completions, best first.
+#: Names of columns that may hold verdicts (1 right, 0 wrong). The first that is there is taken.
 VERDICTS = ("acc", "accuracy", "accuracy_reward", "is_correct", "score", "reward")
 
 

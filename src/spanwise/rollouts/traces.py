@@ -20,7 +20,7 @@ from spanwise.types import Status
 
 #: The fields of a node that list one number for each of its sampled tokens.
 NUMBER_FIELDS = ("logprobs", "advantages", "reference_logprobs", "trainer_logprobs", "entropies")
-_WEIGHTS = "loss_weights"  # a node's field with named lists of weights per token
+_WEIGHTS = "loss_weights"  # a node's field: name -> a weight for each token
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ def trained_traces(record: Mapping[str, Any]) -> Iterator[Trace]:
 
 
 def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield the nodes of each trained branch: the nodes before it, and its own.
+    """Yield each trained branch of the conversation: the indices of its earlier nodes, and of its own.
 
     The first branch through a sampled node owns it; for other branches it is context. An attempt to shorten the history trains only
     if the agent continued from it.

@@ -29,7 +29,7 @@ class Convention:
     arguments: Callable[[str, Mapping[str, Any]], dict[str, Any]]
     #: Splits the function's result into its number and a note, either of which may be None.
     read: Callable[[Any], tuple[Any, str | None]] = lambda result: (result, None)
-    #: Returns what scores a completion: the function itself, or what it makes if it is a factory.
+    #: Returns the scorer of a completion: the function itself, or what it returns if it is a factory.
     prepare: Callable[[Any], Callable[..., Any]] = lambda function: function
     #: The default key of the reward in a dict that the function returns.
     key: str | None = None
@@ -86,7 +86,7 @@ def _scorer_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
     gold_cell = _first_cell(row, "target", "answer", *_GOLD)
     is_list = isinstance(gold_cell, list | tuple) or getattr(gold_cell, "ndim", 0)
     gold_answers = [answer for answer in map(gold_text, gold_cell if is_list else [gold_cell]) if answer]
-    # Without a right answer the target is None, because every completion contains an empty text.
+    # Without a gold answer the target is None. An empty text would be found in every completion.
     prompt_cell = _first_cell(row, "prompt", "prompts", default="")
     question = prompt_cell if isinstance(prompt_cell, str) else "\n".join(str(turn["content"]) for turn in prompt_cell)
     model_output = ModelOutput.from_content("policy", text)

@@ -125,7 +125,7 @@ def check_call(objective: Objective, convention: Convention | None) -> None:
 
 
 def item_calls(objective: Objective, convention: Convention, text: Texts, columns: Columns) -> dict[int, Callable[[], Any]]:
-    """Build a call of the reward function for each completion that has a paid block."""
+    """Build a call of the reward function for each completion that has one of the objective's blocks."""
     item_function = convention.prepare(objective.reward)
     parameters = parameters_of(item_function, objective.name)
     function_options = {name: value for name, value in objective.options.items() if name not in CALL_OPTIONS}

@@ -32,7 +32,7 @@ try:
 except ImportError:  # Windows has no module `resource`
     resource = None
 
-# Possessive quantifiers keep the time linear. Letters that may be factors in mathematics do not match.
+# Possessive quantifiers keep the time linear. `_LETTER` matches no letter that formulas use, such as Greek ones.
 _LETTER = r"(?:[^\W\d_\xb2-\xbe\u0370-\u03ff\u2070-\u2bff\U0001d400-\U0001d7ff]|(?!\d)[\u0300-\u036f\u0900-\u0eff])"
 _DATE = r"[12]\d{3}([/-])[0-3]?\d\3[0-3]?\d|[0-3]?\d([/-])[0-3]?\d\4[12]\d{3}"
 _WORDS = re.compile(rf"({_LETTER}{{2,}}+|(?![A-Za-z]){_LETTER})([ '-]{_LETTER}++)*+|{_DATE}")

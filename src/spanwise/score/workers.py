@@ -107,7 +107,7 @@ class Verdict(NamedTuple):
     why: str = ""
 
 
-# Each reply begins with a secret of its request, because a check may write into the same pipe.
+# Each reply begins with a secret from its request: the checked code may write into the same pipe.
 class Worker:
     """One worker process, started on first use and again after every kill."""
 

@@ -136,7 +136,7 @@ class _Reader:
         self.unclaimed = 0  # the first byte that belongs to no channel yet
         self.lead_start: int | None = None  # the first byte of tokens that belong to the next channel
         self.turn_end = 0  # the index of the sign that ends the current turn
-        self.last_index: dict[bytes, int] = {}  # the last index of each sign in this turn
+        self.last_index: dict[bytes, int] = {}  # special token -> its last index in this turn
 
     def run(self) -> None:
         """Read all turns of the completion into `channels` and `fault`."""

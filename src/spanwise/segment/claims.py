@@ -170,7 +170,7 @@ def assign(
     surplus: Literal["keep", "report", "drop"],
     fault: int = 0,
 ) -> Found:
-    """Give the matches of a mark (such as a tag) to its parts in order. `surplus` decides on extra ones."""
+    """Assign the occurrences of each mark, such as a tag, to blocks in order. `surplus` decides on extra ones."""
     claims: list[Claim] = []
     match_count = dict.fromkeys(parts_of, 0)
     for mark, start, stop, inner in matches:
@@ -244,7 +244,7 @@ def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list
 
 
 def _close_claims(stack: list[tuple[int, int | None]], byte: int) -> list[tuple[int, int]]:
-    """Close found texts that end at or before a byte. Return the pieces in which the outer texts continue."""
+    """Pop the texts that end at or before a byte. Return the stretches in which the outer texts go on."""
     outer_pieces = []
     while len(stack) > 1 and stack[-1][0] <= byte:
         claim_stop, _ = stack.pop()

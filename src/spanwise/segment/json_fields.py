@@ -61,14 +61,14 @@ _NESTED, _TRUNCATED, _DUPLICATE, _MORE = map(int, (Fault.NESTED, Fault.TRUNCATED
 
 @dataclass(eq=False)
 class Node:
-    """A JSON value on a path of the layout, with a node for each value inside it."""
+    """A node of the tree of JSON values that the layout names, such as `items[*].price`."""
 
     part: Part | None
     steps: dict[bytes | int, Node]
     counted: bool  # whether each element of this array is a block of its own
 
 
-#: The node of every JSON value outside the paths of the layout.
+#: The node of every JSON value that the layout does not name.
 _NOWHERE = Node(None, {}, counted=False)
 
 

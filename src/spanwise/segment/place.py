@@ -171,7 +171,7 @@ def _segment_rows(
 
 
 def _check_logp(layout: Layout, logp_nt: Tensor | None, valid_nt: np.ndarray) -> np.ndarray | None:
-    """Check the log-probabilities. Return them as an array, or None if no segmenter reads them."""
+    """Return the log-probabilities as an array, or None if no segmenter reads them. Refuse missing or invalid ones."""
     segmenter = next((name for name in layout.segmenters if SEGMENTERS.find(name).reads_logp), None)
     if segmenter is None:
         return None

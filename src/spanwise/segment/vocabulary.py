@@ -192,7 +192,7 @@ _BYTE_PIECE = re.compile("<0x([0-9a-fA-F]{2})>")
 def _byte_level(text: str) -> bytes:
     try:
         return bytes([_ALPHABET[character] for character in text])
-    except KeyError:  # like the tokenizer, keep a text with other characters
+    except KeyError:  # the tokenizer also keeps a text with characters outside its alphabet
         return text.encode()
 
 

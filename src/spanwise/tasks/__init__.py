@@ -10,7 +10,7 @@ from spanwise.tasks.warm_start import Phase, WarmStartSettings, digits_task, war
 
 
 def task_start(recipe: Recipe) -> Start | Fields | None:
-    """Return the warm start of a recipe's task: a name, or settings of task `fields`. Other tasks: None."""
+    """Return the name or settings of the warm start of a recipe's task. None for tasks without one."""
     start_by_task: dict[str, Start | Fields] = {
         "digits": recipe.start, "digits_twice": "twice", "digits_long": "long", "fields": Fields(recipe.fields),
         "invoices": "invoices",

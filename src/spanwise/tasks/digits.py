@@ -275,7 +275,7 @@ def twice_traces(problems: Problems, noise: TwiceNoise, *, rng: np.random.Genera
 
 FEWEST_STEPS, MOST_STEPS = 4, 8
 LONG_SHARE = (0.44, 0.30, 0.06, 0.20)
-LONG_PLUS = 0.95  # the probability that a smudged operator `~` is a plus
+LONG_PLUS = 0.95  # the probability that `~`, an unreadable operator, stands for a plus
 #: A long chain's completion has at most eight lines of 14 tokens, and six other tokens.
 LONGEST = MOST_STEPS * 14 + 6
 LONG_POSITIONS = 160  # how many tokens the model can process: a prompt and the longest completion
@@ -299,7 +299,7 @@ class LongProblems(Problems):
 
     @property
     def prompts(self) -> list[str]:
-        """The prompt texts: the start digit, the numbered steps and fillers, and `=`."""
+        """The prompt texts: the start digit, the numbered steps padded to one length, and `=`."""
         filled_steps = [steps + [FILLER] * (MOST_STEPS - len(steps)) for steps in self.items]
         chains = zip(self.start_n.tolist(), filled_steps, strict=True)
         return [f"{start}{''.join(f'{place}{step}' for place, step in enumerate(steps))}=" for start, steps in chains]
@@ -310,7 +310,7 @@ class LongNoise:
     """Probabilities of errors, and of repeated calculations, in texts of the long digit chain."""
 
     slip: tuple[float, float, float]  # probability that the result of a step becomes a random digit, for `+`, `-` and `*`
-    careful: float = 0.3  # share of careful lines, which write their calculation twice
+    careful: float = 0.3  # share of lines that write their calculation twice and err less often
     relief: float = 0.2  # multiplies the probability of a random digit in careful lines
     plus: float = 0.5  # probability that a smudged operator `~` is read as a plus
 
@@ -341,7 +341,7 @@ def long_traces(problems: LongProblems, noise: LongNoise, *, rng: np.random.Gene
 
 
 def tables(size: int, *, rng: np.random.Generator) -> list[tuple[str, str]]:
-    """Draw exercises modulo 10 such as `7+3=0_0*4=0_`. The first `=` separates prompt and completion."""
+    """Draw texts of sums modulo 10 such as `7+3=0_0*4=0_`. What follows the first `=` is the completion."""
     steps_per_exercise = int(rng.choice((1, 2, 4, 8)))
     start_digits = rng.integers(0, 10, size // steps_per_exercise).tolist()
     step_codes = rng.integers(0, 27, (size // steps_per_exercise, steps_per_exercise)).tolist()

@@ -123,7 +123,7 @@ def build_model(tokenizer: Any, seed: int, *, layers: int = 2, positions: int = 
 
 #: Prompts, each with the completion that a warm start imitates.
 Pairs = list[tuple[str, str]]
-#: The name of a warm start of the digit chains or of the invoice letters.
+#: The names of warm starts: four of the digit tasks, one of the task `invoices`.
 Start = Literal["easy", "hard", "twice", "long", "invoices"]
 
 
@@ -181,7 +181,7 @@ def _course(
     source_of: Callable[[Any], Source[Any]] | None = None,
     **options: Any,
 ) -> Course:
-    """Build a warm start with one training stage for each of `noises`. The stages' seeds count up from `first`."""
+    """Build a warm start with one training stage for each level of noise in `noises`. Seeds count up from `first`."""
 
     def build_stretch(place: int, name: str, noise: Any) -> Stretch:
         problem_source = source if source_of is None else source_of(noise)

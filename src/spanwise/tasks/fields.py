@@ -49,7 +49,7 @@ class FieldProblems(EmbeddedProblems):
 
 @dataclass(frozen=True)
 class FieldsNoise:
-    """How often the fields of training texts follow their rules, or copy a wrong digit."""
+    """How often each field of a training text is right, or copies a wrong digit."""
 
     # the probability that a field follows its rule; the values repeat over the fields
     right: tuple[float, ...]
@@ -160,5 +160,5 @@ class Fields:
 
 
 def field_words() -> list[str]:
-    """Return the tokenizer's words except digits: keys with punctuation, and the closing brace."""
+    """Return the tokenizer's words that are no digits: the keys with their punctuation, and `}`."""
     return [f'{{"{NAMES[0]}": ', *(f', "{name}": ' for name in NAMES[1:]), "}"]

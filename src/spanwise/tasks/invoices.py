@@ -52,7 +52,7 @@ _MONTHS = (
 _CURRENCIES: Mapping[str, tuple[str, ...]] = {
     "EUR": ("EUR", "euros"), "USD": ("USD", "dollars"), "GBP": ("GBP", "pounds"), "CHF": ("CHF", "francs"),
 }  # fmt: skip
-#: The wordings of an item in a letter. Punctuation follows the item's name, as in JSON.
+#: The ways in which a letter words an item. A comma, colon or semicolon ends the item's name.
 _LINES = ("{quantity} x {name}, {price} each", "{name}: {quantity} at {price}", "{quantity} of {name}; {price} per piece")
 
 
@@ -60,7 +60,7 @@ _LINES = ("{quantity} x {name}, {price} each", "{name}: {quantity} at {price}", 
 class InvoiceProblems(EmbeddedProblems):
     """N invoice letters, their right JSON objects, and misleading facts in them."""
 
-    letter_n: Shaped[np.ndarray, " n"]  # the letters
+    letter_n: Shaped[np.ndarray, " n"]  # the texts of the letters
     gold_n: Shaped[np.ndarray, " n"]  # the right JSON object of each letter
     misleading_n: Shaped[np.ndarray, " n"]  # the misleading number, date and name of each letter, or None
 
@@ -106,7 +106,7 @@ def _write_date(day: date, form: int) -> str:
 
 
 def draw_letters(size: int, rng: np.random.Generator, *, facts: float = 1.0, most_facts: float = 1.0) -> InvoiceProblems:
-    """Draw letters and their JSON objects. Each letter's share of optional facts is between `facts` and `most_facts`."""
+    """Generate order letters and their JSON objects. Each has a share of `facts` to `most_facts` of optional facts."""
     empty_columns = [np.empty(size, dtype=object) for _ in range(3)]
     problems = InvoiceProblems(*empty_columns)
     for n in range(size):

@@ -27,7 +27,7 @@ _numbers = st.sampled_from([0.0, 0.125, -0.25, 0.5, 1.0, -1.0, 717 / 1024, 2.0, 
 
 Draw = Callable[[SearchStrategy[Any]], Any]
 
-#: Maps an input's name, without index letters, to its possible values.
+#: Maps an input's name, without a suffix such as `_nk`, to its possible values.
 ENTRIES: dict[str, SearchStrategy[Any]] = {
     **dict.fromkeys(("reward", "score", "by_outcome", "metric", "value", "adv", "advantage", "bootstrap"), _numbers),
     **dict.fromkeys(("confidence", "report", "importance"), st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])),

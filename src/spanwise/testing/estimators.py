@@ -209,7 +209,7 @@ class _Estimator(Suite):
 
     def constant(self, batch: DrawnBatch, draw: Draw) -> None:
         """Check that groups with equal rewards get exactly 0."""
-        # Step methods get rewards of 0, because equal rewards add up to more in longer trajectories.
+        # Methods for turns are tested with rewards of 0: equal rewards add up to more in longer trajectories.
         reward_choices = (0.0, 1.0) if any(entry.stem == "correct" for entry in self.spec) else _LEVELS
         reward_choices = [abs(reward) if "negative" in self.method.exceptions else reward for reward in reward_choices]
         group_level_n = _draw_by_group(batch, draw, (0.0,) if self.method.kind == "step" else (*reward_choices, NAN))

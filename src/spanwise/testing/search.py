@@ -37,8 +37,8 @@ class Suite:
     function: Callable[..., Any]
     sentences: Mapping[str, str]
     name: str = ""  # the name of the property that is checked
-    facts_shown: set[Any] = field(default_factory=set)  # the facts that the property's examples have shown so far
-    #: Maps a property to what its examples must show, such as a negative result.
+    facts_shown: set[Any] = field(default_factory=set)  # the cases that the property's examples have covered so far
+    #: Maps a property to the cases that its examples must cover, such as a negative result.
     facts_to_show: ClassVar[Mapping[str, frozenset[Any]]] = {}
     #: Maps each column with a number per token to the number that it must hold at masked tokens.
     by_token: ClassVar[Mapping[str, float]] = {}
@@ -66,7 +66,7 @@ class Suite:
         exceptions: Mapping[str, str] | None,
         examples: int,
     ) -> None:
-        """Check the requested properties, or all but the exceptions. Report the smallest example that breaks one."""
+        """Check the properties in `asked`, or all but `exceptions`. Report the smallest example that breaks one."""
         for name in (*(asked or ()), *(exceptions or ())):
             check_known("property", name, self.sentences)
         for name in asked or self.sentences:

@@ -221,7 +221,7 @@ def _measure_score(table: RolloutTable, schemes: Iterable[Scheme], scores: Score
 
 
 def _by_family(values: Mapping[str, _T]) -> dict[str, _T]:
-    """Merge the JSON fields of a reward (`equals.a`, `equals.b`) if their values agree."""
+    """Merge entries such as `equals.a` and `equals.b` into `equals` if their values agree."""
     value_by_label: dict[str, _T] = {}
     for label, members in families(values).items():
         values_agree = len({values[member] for member in members}) == 1
@@ -247,7 +247,7 @@ def _describe_origins(table: RolloutTable, arms: Arms) -> str:
 
 
 def _describe_sums(arms: Arms) -> str:
-    """List the rewards that each method with one number per completion adds up."""
+    """Say which rewards are added up by methods that credit whole completions."""
     if len({objective.name for objective in arms.objectives}) < 2:
         return ""
     method_sums = []

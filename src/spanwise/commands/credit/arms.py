@@ -213,7 +213,7 @@ class _SchemeBuilder:
             raise RecipeError(self.blocks.no_verdict)
         if objectives is not None:
             if objectives is self.blocks.objectives and not pays_calibration:
-                # Only methods that reward calibration need the objective on confidences.
+                # Drop the reward for the stated confidence unless the method uses it.
                 objectives = tuple(objective for objective in objectives if judge_of(objective) is None)
             scheme_fields = {"objectives": _adapt_objectives(method_entry, objectives, layout.names, baseline)}
         elif pays_calibration and states_confidence(layout):
@@ -247,7 +247,7 @@ def _build_own(builder: _SchemeBuilder, run_code: bool) -> tuple[str, Scheme, _S
 
 
 def token_columns(scheme: Scheme) -> dict[str, list[str]]:
-    """Map `Batch` fields to the columns of token numbers that a method reads."""
+    """Map `Batch` fields (values, log-probabilities) to the columns that a method reads."""
     columns_by_field = {"value_nt": schema.value_columns(scheme.value_names), "logp_nt": [schema.LOGP]}
     return {field: columns for field, columns in columns_by_field.items() if field in scheme.needs}
 
@@ -303,7 +303,7 @@ def _adapt_objectives(
         verdict_outcomes = tuple(outcome for outcome in objective.given if outcome == judge_name)
         outcomes = objective.given if used_baseline in ("outcome", "blended") else verdict_outcomes
         all_blocks = tuple(dict.fromkeys((*objective.pays, *block_names)))
-        paid_blocks = objective.pays if credits_blocks else all_blocks  # a sum of rewards credits all blocks
+        paid_blocks = objective.pays if credits_blocks else all_blocks  # the summed reward credits every block
         new_fields = {"pays": paid_blocks, "given": outcomes, "baseline": used_baseline, "scale": None, "back_off": None}
         if entry.kind == "completion" and objective.reward == "equals" and objective.if_missing is None:
             # A sum needs a number in place of each missing reward.

@@ -89,7 +89,7 @@ def parse_pay(block_reward_pairs: Sequence[tuple[str, str]], recipe: Recipe, tab
         return recipe_fields
     paid_blocks = list(dict.fromkeys(block for block, _ in block_reward_pairs))
     common_tags, _ = usual_tags(SampledTexts(table))
-    # Keep the name that --pay gives to a single block, because `layout_of` would call it `completion`.
+    # Keep the name that `--pay` gives to a single block. `layout_of` would call it `completion`.
     if len(paid_blocks) == 1 and list(common_tags) in ([], paid_blocks):
         return {**recipe_fields, "layout": {paid_blocks[0]: list(common_tags)}}
     layout = layout_of(common_tags) if common_tags else None

@@ -61,7 +61,7 @@ def credit_rollouts(
     length_limit_fields = {"max_completion_length", "task"}
     limit_is_unknown = run_recipe_file is None and not length_limit_fields & full_recipe.model_fields_set
     max_length = int(table.tokens.lengths.max()) if limit_is_unknown else max_length
-    # Without a named task, the completions come from a model that does not write the task's tags.
+    # If no task is named, assume a user's own model, which does not write the embedded task's tags.
     task_is_named = run_recipe_file is not None or "task" in full_recipe.model_fields_set
     usual_layout = (None if task_is_named else full_recipe.own_layout) or answer_layout(full_recipe, task_layout)
     # A run of spanwise needs no search for tags, because its recipe names them.

@@ -22,7 +22,7 @@ from spanwise.tasks.invoices import MEASURED
 
 #: The number of batches that a running mean covers.
 WINDOW = 5
-#: The demo counts the completions until this share of fields is right.
+#: The share of right fields up to which the demo counts the completions trained on.
 GOAL = 0.8
 
 

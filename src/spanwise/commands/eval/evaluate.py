@@ -53,7 +53,7 @@ def evaluate(
         has_block_n = torch.tensor([blocks.get(name) is not None for blocks in texts])
         verdict_by_block[name] = torch.where(has_block_n, verdict_n, 0.0)  # a missing block counts as wrong
     reward_by_objective = dict[str, Tensor]()
-    if not is_digits_task:  # for digits, the figures already cover all rewards
+    if not is_digits_task:  # the figures of the digit task already cover all rewards
         completion_ids = [ids_t[mask_t].tolist() for ids_t, mask_t in zip(ids_nt, mask_nt, strict=True)]
         completion_columns = {  # reward functions get completions without the end token, as in TRL
             "prompts": [prompt_rows["prompt"][row] for row in row_n.tolist()],

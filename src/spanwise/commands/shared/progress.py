@@ -101,7 +101,7 @@ def warm_up_progress(console: Console) -> Any:
 
 
 def _average_parts(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Average a reward over its JSON fields. Only the first element of a list counts."""
+    """Average entries such as `equals.a` and `equals.b` into `equals`. Of a list, only the first element counts."""
     value_by_label: dict[str, Any] = {}
     hidden_names = later_elements(values)
     for label, part_names in families(name for name in values if name not in hidden_names).items():

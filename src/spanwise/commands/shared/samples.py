@@ -77,7 +77,7 @@ class Samples:
         return {name: interval for name, interval in interval_by_reward.items() if interval.value == interval.value}
 
     def _apply_to_answers(self, compute: Callable[..., Mapping[str, _Figure]]) -> dict[str, _Figure]:
-        """Compute figures of the first block and self-rewarding scores. Later blocks get only an accuracy."""
+        """Compute all figures of the first answer and of self-rewarding scores. Later answers get only an accuracy."""
         format_columns = {"well_formed_n": self.well_formed_n, "refusal_n": self.refusal_n}
         if not self.correct:
             unjudged_figures = compute(self.confidence_n, torch.full_like(self.confidence_n, torch.nan), **format_columns)

@@ -51,7 +51,7 @@ class Timeline:
 
     def last_with(self, flag_s: Bool[Tensor, " s"]) -> Int[Tensor, " j"]:
         """Return the row of each trajectory's last flagged step, or of its last step if none is flagged."""
-        # Sort the last flagged row of each trajectory first, or else its last row.
+        # Flagged rows come before the others, so the last flagged row of a trajectory is found first.
         sort_key_s = self.left_s + torch.where(flag_s, 0, len(flag_s))
         rows_in_key_order = sort_key_s.argsort(stable=True)
         row_order = rows_in_key_order[self.index_s[rows_in_key_order].argsort(stable=True)]
@@ -233,7 +233,7 @@ def assign_turns(
                 score_tables[name] = getattr(scores_by_turn, name).clone()
                 score_tables[name][:, is_turn_objective_m] = table[:, is_turn_objective_m]
             turn_outcome_so, rollout_outcome_so = scores.outcome_no, scores_by_turn.outcome_no
-            if turn_outcome_so is not None and rollout_outcome_so is not None:  # a turn's outcome comes first
+            if turn_outcome_so is not None and rollout_outcome_so is not None:  # prefer a turn's own outcome
                 score_tables["outcome_no"] = torch.where(turn_outcome_so.isnan(), rollout_outcome_so, turn_outcome_so)
             turn_scores = replace(scores_by_turn, **score_tables)
             turn_objectives = _zero_other_weights(objectives, is_turn_objective_m)
@@ -289,7 +289,7 @@ def _score_rollouts(scores: Scores, timeline: Timeline, objectives: Sequence[Obj
     for m, objective in enumerate(objectives):
         if add_turns and objective.scope == "turn":
             reward_s = filled_reward_sm[:, m]
-            is_counted_s = is_checked_sm[:, m] | ~reward_s.isnan()  # the turn was checked or has a reward
+            is_counted_s = is_checked_sm[:, m] | ~reward_s.isnan()  # count turns that were checked or have a reward
             reward_sum_j = timeline.sum_exactly(torch.where(is_counted_s, reward_s, 0.0))
             is_counted_j = timeline.add_up(is_counted_s) > 0
             tables["reward_nm"][:, m] = torch.where(is_counted_j, reward_sum_j, tables["reward_nm"][:, m])

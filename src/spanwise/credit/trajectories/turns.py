@@ -72,7 +72,7 @@ class Branch:
     response_ids: tuple[int, ...]  # the responses of the turns, and the observations between them
     mask: tuple[int, ...]  # 1 at each response token that the model sampled
     turn: tuple[int, ...]  # the turn of each response token; -1 at observations
-    per_token: Mapping[str, tuple[float, ...]]  # such as log-probs; 0 at observations, NaN if a turn has none
+    per_token: Mapping[str, tuple[float, ...]]  # log-probs and the like: 0 at observations, NaN in turns without them
 
 
 @dataclass(frozen=True)

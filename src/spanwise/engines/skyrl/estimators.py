@@ -34,7 +34,7 @@ def register() -> None:
 
 
 def register_loss(mode: str, loss_name: str, split_loss: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> str:
-    """Register a SkyRL policy loss plus the loss of a mode such as laser. Return its registry name."""
+    """Register the sum of a SkyRL policy loss and the loss of `mode` (laser). Return its registry name."""
     combined_name = f"spanwise_{mode}_{loss_name}"
     if combined_name not in PolicyLossRegistry._functions:
         PolicyLossRegistry.register(combined_name, partial(_with_mode, loss_name, split_loss))
@@ -51,7 +51,7 @@ def _with_mode(
     loss_mask: Tensor | None = None,
     rollout_logprobs: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
-    """Compute a policy loss of SkyRL plus the loss of a mode such as laser."""
+    """Compute the sum of a SkyRL policy loss and the loss of a mode (laser)."""
     old_logp_nt, adv_nt, mode_loss_nt = split_loss(log_probs, old_log_probs, advantages, loss_mask)
     inner_config = copy.copy(config)
     inner_config.policy_loss_type = loss_name  # some losses of SkyRL read their own name from this field

@@ -135,7 +135,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
 
     def _execute_forward_pass(self, model: str, batch: Any, key: str, mini_batch_boundaries: Any) -> Tensor:
         """Compute old log-probabilities or values, in the order of the batch's rows."""
-        # Pass no boundaries of mini-batches that need padding: SkyRL would leave padding rows in the result.
+        # If mini-batches need padding, pass None. SkyRL would leave padding rows in the result.
         row_multiple = self.dispatch.get_lcm_dp_size()
         needs_padding = any((end - start) % row_multiple for start, end in mini_batch_boundaries or ())
         return super()._execute_forward_pass(model, batch, key, None if needs_padding else mini_batch_boundaries or None)
@@ -233,7 +233,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         """Return the dataset's columns for some prompts. Nested mappings get names such as `reward_spec.ground_truth`."""
         prompt_dataset: Any = self.train_dataset
         numbered_uids = {uid for uid in uids if uid.isdecimal()}  # a numeric uid is a dataset row's index
-        columns_by_uid = {uid: prompt_dataset[int(uid)][2] for uid in numbered_uids}  # [2]: dataset columns
+        columns_by_uid = {uid: prompt_dataset[int(uid)][2] for uid in numbered_uids}  # the row's columns
         return columns_of([columns_by_uid.get(uid, {}) for uid in uids])
 
     def _keep(self, record: RunRecord, result: StepResult, sampled_rows: SampledRows) -> None:

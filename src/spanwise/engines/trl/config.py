@@ -127,7 +127,7 @@ def check_base(*, moves_columns: bool) -> None:
 
 
 def check_scheme(scheme: Any, critic: Any, options: Mapping[str, Any]) -> Scheme:
-    """Return the scheme (the rule of credit). First check that it works with the critic and trainer options."""
+    """Check the scheme (the rule of credit) against the critic and the trainer's options, and return it."""
     scheme_parameters = inspect.signature(Scheme.preset).parameters
     misplaced_options = [name for name in options if name in scheme_parameters]
     known_names = [*_trl_arguments(), "scheme"]

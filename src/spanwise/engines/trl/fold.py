@@ -135,7 +135,7 @@ def check_own_advantage(
     # A release of TRL might average the advantages of a completion.
     # The second derivative of the loss shows which advantage weighs which token.
     token_index_t = torch.arange(advantages_bt.shape[1], device=advantages_bt.device, dtype=torch.float64)
-    test_weight_t = 1 + (token_index_t * 0.6180339887) % 1  # a different weight in [1, 2) for each token
+    test_weight_t = 1 + (token_index_t * 0.6180339887) % 1  # each token gets its own number in [1, 2)
     test_weight_bt = test_weight_t.to(advantages_bt.dtype).expand_as(advantages_bt)
     (logp_gradient_bt,) = torch.autograd.grad(loss, logps_bt, create_graph=True, allow_unused=True)
     advantage_gradient_bt = None

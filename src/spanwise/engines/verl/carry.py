@@ -28,7 +28,7 @@ from spanwise.scheme import Scheme
 from spanwise.step import BatchCredit, ReadBatch, Step, StepResult, steps_of_turns
 from spanwise.types import Spans
 
-#: The key of the packed text in verl's `reward_extra_info`.
+#: The key in verl's `reward_extra_info` under which a rollout's packed rewards and blocks travel.
 KEY = "spanwise"
 #: The values of verl's `actor.loss_agg_mode` that spanwise supports.
 MODES = ("seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "token-mean", "token-sum")
@@ -143,7 +143,7 @@ class UnpackedBatch:
                 f"set AgentLoopOutput.response_mask, and do not override AgentLoopWorker._compute_score."
             )
         if self.split_n.any():
-            turn_number_nt = runs(is_sampled_nt) * self.split_n[row_index_n, None]  # 0 in rows without turns
+            turn_number_nt = runs(is_sampled_nt) * self.split_n[row_index_n, None]  # all 0 in a row without turns
             row_turns = split_turns(is_sampled_nt, torch.where(is_sampled_nt, turn_number_nt, -1))
             block_nt = row_turns.take(block_nt, fill=-1)
         is_selected_s = torch.isin(self.row_s, row_index_n)

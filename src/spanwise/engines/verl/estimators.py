@@ -48,7 +48,7 @@ def attach(core_algos: Any) -> None:
 
 
 def loss_of(mode: Mode | type[Mode], name: str) -> str:
-    """Return the registered name of a policy loss plus the loss of a mode such as laser."""
+    """Return the name under which verl has the sum of a policy loss and the loss of a mode (laser)."""
     return f"spanwise_{mode.name}_{name}"
 
 
@@ -62,7 +62,7 @@ def _with_mode(
     advantages: Tensor,
     **rest: Any,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """Compute a policy loss plus the loss of a mode such as laser. The latter is averaged over rows."""
+    """Compute the sum of a policy loss and the loss of a mode (laser), which is averaged over rows."""
     old_logp_nt, adv_nt, mode_loss_nt = split_loss(log_prob, old_log_prob, advantages, rest["response_mask"])
     policy_loss, metrics = loss(old_log_prob=old_logp_nt, log_prob=log_prob, advantages=adv_nt, **rest)
     agg_options = {"loss_agg_mode": "seq-mean-token-sum", **rest["config"].global_batch_info}

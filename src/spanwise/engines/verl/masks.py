@@ -31,7 +31,7 @@ def attach(agent_loop: Any) -> None:
             return teacher_logprobs
         if not hasattr(self, KEY):
             setattr(self, KEY, parts_in(self.config, scheme_in(self.config)))
-        for part in getattr(self, KEY).values():  # verl stores the output after this call
+        for part in getattr(self, KEY).values():  # append the mode's token before verl stores the output
             if part.ended(output.response_ids, output.response_mask):
                 output.response_ids = [*output.response_ids, part.token]
                 output.response_mask = [*output.response_mask, 0]

@@ -63,7 +63,7 @@ class VerlRun:
         self.step = Step(scheme)
         self.record = RunRecord.of(config.algorithm.spanwise, option=OPTION)
         self.result: StepResult | None = None
-        self.targets: dict[str, Tensor] = {}  # maps each mode to the training targets of its appended tokens
+        self.targets: dict[str, Tensor] = {}  # mode -> the targets that its loss fits log-probabilities to
         self._vocabulary: Vocabulary | None = None
 
     def credit(self, rows: Rows, number: int, uids: Sequence[Any], mask_nt: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,8 +102,8 @@ class VerlRun:
 
     def _loss_factor(self, rows: Rows, mask_nt: Tensor, reading: Reading) -> Tensor:
         """Return the factors on some rows' advantages that undo the normaliser of verl's loss."""
-        token_count = int(mask_nt.sum())  # a V0 trainer divides by the tokens that are not rejected
-        if rows.session is not None:  # a V1 trainer divides by all sampled tokens
+        token_count = int(mask_nt.sum())  # verl's V0 trainer divides the loss by the tokens that are not rejected
+        if rows.session is not None:  # verl's V1 trainer divides the loss by all sampled tokens
             token_count = int(reading.length_nk.sum())
         return loss_factor(mask_nt, rollouts=rows.rollouts, tokens=token_count, rows=len(rows.packed), **self.reduction)
 

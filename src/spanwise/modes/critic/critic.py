@@ -65,7 +65,7 @@ class Critic:
         self.schedule = get_constant_schedule_with_warmup(self.optimizer, config.warmup_steps)
 
     def learn(self, rows: Sequences, streams: Streams, truncated_n: Bool[Tensor, " n"], *, fit: bool) -> Learned:
-        """Compute the critic's values of a batch. With `fit`, fit the critic to the batch."""
+        """Compute the critic's values of a batch, and with `fit` also train the critic on it."""
         start_time = time.perf_counter()
         row_count = len(truncated_n)
         self._move(self.accelerator.device)
@@ -248,7 +248,7 @@ class _Batch:
         return is_nonfinite_nts.sum(dim=(1, 2)).float() + is_nonfinite_end_ns.sum(dim=1)
 
     def targets(self, value_nts: Tensor) -> Tensor:
-        """Return the target of each value. It is 0 without one. Values that are not finite count as 1/2."""
+        """Return what each value is fitted to (0 where there is nothing). A value that is not finite counts as 1/2."""
         value_nts = torch.where(value_nts.isfinite(), value_nts, 0.5)
         gae_options: dict[str, Any] = {"lam": self.config.gae_lambda_value, "gamma": self.gamma}
         inputs_of_streams: Iterator[dict[str, Any]] = self.streams.inputs(value_nts[:, :-1], self.bootstrap(value_nts))
@@ -299,7 +299,7 @@ class CriticInTrl(TrlPart):
             if self._ended is not None:
                 metrics["critic/share"] = (end_time - start_time) / (start_time - self._ended)
             self._ended = end_time
-        if reward_streams.names != ("return",):  # each value has meaning only in its objective's blocks
+        if reward_streams.names != ("return",):  # with a value per objective, keep each only in its objective's blocks
             value_nts = value_nts.masked_fill(~reward_streams.mask_snt.permute(1, 2, 0), torch.nan)
         return replace(read_batch, batch=replace(batch, value_nt=value_nts, bootstrap_n=learn_result.bootstrap_ns)), metrics
 

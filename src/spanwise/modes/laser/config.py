@@ -211,7 +211,7 @@ class Laser(Mode):
         return self.reference is not None
 
     def as_trained(self, places: Sequence[Path]) -> Laser:
-        """Return laser with the reference log-probability that a run measured. A recipe's own comes first."""
+        """Fill in the reference log-probability that a run measured, unless the recipe gives one."""
         possible_files = (place / FILE for place in places)
         reference_file = next((file for file in possible_files if file.is_file()), None)
         if reference_file is None:
@@ -235,7 +235,7 @@ class Laser(Mode):
         return self.verdict
 
     def note(self, table: Any) -> str:
-        """Say how many completions are from before laser's scores entered the credit. Empty if none are."""
+        """Say how many completions were sampled before scores were mixed into the credit. Empty if none were."""
         if self.first_mix is None or table.score_n is None:
             return ""
         warmup_count = int((~self.mixes_at(table.step_n)).sum())
@@ -257,7 +257,7 @@ class Laser(Mode):
         is_paid_nk = reading.present_nk & is_paid_k.to(reading.length_nk.device)
         mix_share_n, relative_score_n = self._compared(batch.score_n, batch.group_n)
         mix_share_n1, relative_score_n1 = mix_share_n[:, None], relative_score_n[:, None]
-        # If each objective's credit is known, change only the credit of the objective `verdict`.
+        # If there is a credit for each objective, change only that of the objective `verdict`.
         if scheme.entry.kind == "block" and credit.adv_nm is not None:
             verdict_adv_n1 = credit.adv_nm[:, verdict_index, None].double()
             credit_change_n1 = objective.weight * mix_share_n1 * (relative_score_n1 - verdict_adv_n1)

@@ -23,7 +23,7 @@ _FAR, _NEAR = 0.5, 0.1
 
 
 def reserved_id(laser: Laser, tokenizer: Any, *, size: int, ends: Collection[int]) -> int:
-    """Return the id of laser's reserved token. Refuse a token that the policy may write."""
+    """Return the id of the token reserved for the confidence. Refuse a token that the policy may write."""
     vocabulary = tokenizer.get_vocab()
     token_setting = f"laser.token '{laser.token}'"
     used_ids = {*ends, tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id}
@@ -139,7 +139,7 @@ def measured(
 
 
 class Appended(RowPart):
-    """Runs laser in verl and SkyRL. The reserved token becomes one more token of each row that ended."""
+    """Runs laser in verl and SkyRL: the reserved token is appended to each row that ended."""
 
     def __init__(self, mode: Laser, tokenizer: Any, *, size: int, generation: Any, temperature: float) -> None:
         end_ids = getattr(generation, "eos_token_id", None)
@@ -151,7 +151,7 @@ class Appended(RowPart):
 
     @staticmethod
     def check(mode: Laser, engine: str, config: Any) -> None:
-        """Refuse settings that split completions, or that give the reserved token no log-probability."""
+        """Refuse engine settings that leave the appended token without log-probabilities, or make rows of turns."""
         setting_faults = _verl_faults(config) if engine == "verl" else _skyrl_faults(config)
         no_reference_message = (
             f"laser has no reference, and {engine} does not measure one. Run `spanwise reference RECIPE`, and write the number "
@@ -182,7 +182,7 @@ class Appended(RowPart):
             is_score_right_n = (score_n > 0.5) == (verdict_n > 0.5)
             laser_metrics["laser/loss"] = float(verification_loss(score_n.double(), verdict_n, weight_n=class_weight_n))
             laser_metrics["laser/accuracy"] = float(is_score_right_n[is_known_n].double().mean())
-        # This scale turns the mean squared log-probability error into alpha * the MSE of the scores.
+        # With this weight, the squared error of log-probabilities equals alpha times that of the scores.
         weight_scale = laser.alpha * (laser.beta * self.temperature) ** 2 * rows / max(scored_count, 1)
         target_n = (laser.reference + verdict_n.nan_to_num(nan=0.0) / laser.beta) / self.temperature
         return (weight_scale * class_weight_n * (number >= laser.reasoning_warmup)).float(), target_n.float(), laser_metrics

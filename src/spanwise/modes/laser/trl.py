@@ -25,7 +25,7 @@ from spanwise.modes.sequences import sampled_end, sequences
 
 
 class SelfRewarding(TrlPart):
-    """Runs laser in TRL's trainer. Appends the reserved token, and keeps its reference and log-probabilities."""
+    """Runs laser (LaSeR) in TRL's trainer: appends the reserved token and reads its log-probabilities."""
 
     def __init__(self, laser: Laser, trainer: Any) -> None:
         super().__init__(laser, trainer)

@@ -209,7 +209,7 @@ async def ask_judge(
     costs_nc = np.zeros((len(text), len(MEASURES)))
     for n, group in questions_by_index.items():
         verdicts = [(question.criterion, result_by_name[question.name]) for question in group]
-        if locate:  # if a question fails, every block fails
+        if locate:  # an unreadable reply is an error for every block
             judged_part = block or WHOLE
             verdicts = [(entry, result) for entry, result in verdicts if result.error or result.value.block == judged_part]
         result_by_index[n] = _sum(verdicts)

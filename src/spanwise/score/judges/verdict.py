@@ -15,10 +15,10 @@ _VERDICT = re.compile(r'"verdict"\s*:\s*"?')
 _OBJECT = re.compile(r'\{\s*"')
 _JSON = json.JSONDecoder(strict=False)  # not strict, because judges write line breaks into JSON strings
 _LABEL = r"[\W_]{0,30}?(?:[\w *]{1,30}:[\W_]{0,30}?)?"  # matches a label, such as "Verdict:"
-_LIST_NUMBER = re.compile(r"(?m)^[^\w\n]*\d+[.)]\s")  # numbers that start several lines are no choices
+_LIST_NUMBER = re.compile(r"(?m)^[^\w\n]*\d+[.)]\s")  # a list's numbers (`1.`, `2.`) are not verdicts
 #: Matches a model's thoughts before its answer, unless the reply begins with JSON.
 _THINKING = re.compile(r"\A(?!\s*\{).*?</think>|\A\s*<think>.*", re.DOTALL)
-#: What judges write instead of a block's name for the whole answer, or for no block.
+#: The words that a judge writes if a criterion applies to the whole answer, or to no block.
 WHOLE, NONE = "whole", "none"
 
 
@@ -108,7 +108,7 @@ def _expected_value(message: Mapping[str, Any], choices: Mapping[str, float | in
     tokens = (message.get("logprobs") or {}).get("content")
     if not tokens:
         raise UnreadableReplyError("the reply lacks the log-probabilities that an expected value needs: set expected: false")
-    token_text = "".join(token["token"] for token in tokens)  # includes thoughts that the reply's text lacks
+    token_text = "".join(token["token"] for token in tokens)  # includes the judge's thoughts
     answer = _THINKING.sub("", token_text)
     verdict_ends = [match.end() for match in _VERDICT.finditer(answer)]
     verdict_starts = verdict_ends or [match.start() for match in word_pattern.finditer(answer)] or [0]
@@ -117,10 +117,10 @@ def _expected_value(message: Mapping[str, Any], choices: Mapping[str, float | in
     verdict_token = next((token for token, end in zip(tokens, token_ends, strict=True) if end > verdict_start), tokens[-1])
     likely_tokens = verdict_token.get("top_logprobs") or [verdict_token]
     candidates = [(_plain(token["token"]), math.exp(token["logprob"])) for token in likely_tokens]
-    probability_by_choice = dict.fromkeys((*choices, ""), 0.0)  # "": tokens that could begin several choices
+    probability_by_choice = dict.fromkeys((*choices, ""), 0.0)  # "": tokens that begin several choices
     for text, probability in candidates:
         begun_choices = [word for word in choices if text and _plain(word).startswith(text)]
-        if len(begun_choices) > 1:  # if the token "not" begins "not sure", the token "no" does not
+        if len(begun_choices) > 1:  # "no" does not begin "not sure" if "not" is a token of its own
             longer_texts = tuple(other_text for other_text, _ in candidates if len(other_text) > len(text))
             begun_choices = [word for word in begun_choices if not _plain(word).startswith(longer_texts)]
         if begun_choices:
