@@ -58,8 +58,8 @@ def left_padded(prefixes: Sequence[Sequence[int]], padding: int, device: Any) ->
     """Pad lists of token ids on the left to the longest. Return ids and mask."""
     padded_width = max(len(prefix) for prefix in prefixes)
     padded_ids = [[padding] * (padded_width - len(prefix)) + list(prefix) for prefix in prefixes]
-    padded_mask = [[0] * (padded_width - len(prefix)) + [1] * len(prefix) for prefix in prefixes]
-    return torch.tensor(padded_ids, device=device), torch.tensor(padded_mask, device=device)
+    padded_masks = [[0] * (padded_width - len(prefix)) + [1] * len(prefix) for prefix in prefixes]
+    return torch.tensor(padded_ids, device=device), torch.tensor(padded_masks, device=device)
 
 
 def positions(model: Any, attention_nl: Tensor) -> dict[str, Tensor]:

@@ -87,8 +87,8 @@ class Critic:
         value_nts = value_nts.cpu()
         error_metrics = self._compare(batch, value_nts)
         all_metrics = {**error_metrics, **fit_metrics, "seconds": time.perf_counter() - start_time}
-        named_metrics = {f"critic/{name}": number for name, number in all_metrics.items()}
-        return Learned(value_nts[:, :-1], batch.bootstrap(value_nts), named_metrics)
+        prefixed_metrics = {f"critic/{name}": number for name, number in all_metrics.items()}
+        return Learned(value_nts[:, :-1], batch.bootstrap(value_nts), prefixed_metrics)
 
     def _fit(self, batch: _Batch, value_nts: Tensor) -> dict[str, float]:
         """Fit the critic to a batch. Store its values from before the fit in `value_nts`; return loss and gradient norm."""
@@ -261,9 +261,9 @@ class _Batch:
     def changed(self, change: Callable[[Tensor], Tensor]) -> _Batch:
         """Return the batch with a function applied to each tensor. The first dimension of the tensors is the rows."""
         stream_tables = {name: getattr(self.streams, name) for name in ("reward_snt", "mask_snt", "stop_sn", "last_sn")}
-        stream_fields = {name: change(table.transpose(0, 1)).transpose(0, 1) for name, table in stream_tables.items()}
+        new_tables = {name: change(table.transpose(0, 1)).transpose(0, 1) for name, table in stream_tables.items()}
         rows = Sequences(change(self.rows.ids_nl), change(self.rows.attention_nl), self.rows.width)
-        return replace(self, rows=rows, streams=replace(self.streams, **stream_fields), truncated_n=change(self.truncated_n))
+        return replace(self, rows=rows, streams=replace(self.streams, **new_tables), truncated_n=change(self.truncated_n))
 
 
 class CriticInTrl(TrlPart):

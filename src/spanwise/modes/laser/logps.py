@@ -27,21 +27,21 @@ def reserved_id(laser: Laser, tokenizer: Any, *, size: int, ends: Collection[int
     vocabulary = tokenizer.get_vocab()
     token_setting = f"laser.token '{laser.token}'"
     used_ids = {*ends, tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id}
-    free_ids = {token: vocabulary[token] for token in tokenizer.all_special_tokens if token in vocabulary}
-    free_ids |= {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-    free_ids = {token: number for token, number in free_ids.items() if number not in used_ids}
-    any_id_example = f"or an unused id from {len(tokenizer)} to {size - 1}, if there is one"
-    free_id_examples = f"such as {', '.join(list(free_ids)[:3])}" if free_ids else any_id_example
+    id_of_special_token = {token: vocabulary[token] for token in tokenizer.all_special_tokens if token in vocabulary}
+    id_of_special_token |= {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    id_of_special_token = {token: number for token, number in id_of_special_token.items() if number not in used_ids}
+    unused_id_text = f"or an unused id from {len(tokenizer)} to {size - 1}, if there is one"
+    token_examples = f"such as {', '.join(list(id_of_special_token)[:3])}" if id_of_special_token else unused_id_text
     token_id = vocabulary.get(laser.token) if isinstance(laser.token, str) else laser.token
     if token_id is None or not 0 <= token_id < size:
         raise RecipeError(
-            f"{token_setting} is not in the vocabulary of {len(tokenizer)} tokens; name one that is, {free_id_examples}."
+            f"{token_setting} is not in the vocabulary of {len(tokenizer)} tokens; name one that is, {token_examples}."
         )
     if token_id in used_ids:
-        raise RecipeError(f"{token_setting} begins, ends or pads a completion; name an unused token, {free_id_examples}.")
-    if token_id in set(vocabulary.values()) - set(free_ids.values()):
+        raise RecipeError(f"{token_setting} begins, ends or pads a completion; name an unused token, {token_examples}.")
+    if token_id in set(vocabulary.values()) - set(id_of_special_token.values()):
         raise RecipeError(
-            f"{token_setting} is text that the policy writes, so it can be sampled; name a special token, {free_id_examples}."
+            f"{token_setting} is text that the policy writes, so it can be sampled; name a special token, {token_examples}."
         )
     return token_id
 
@@ -124,16 +124,16 @@ def measured(
         laser = replace(laser, reference=mean_logp)
     else:
         first_self_reward = laser.beta * (mean_logp - laser.reference)
-        first_score_text = (
+        self_reward_text = (
             f"laser.reference is {laser.reference:g}, but the starting policy gives '{laser.token}' the log-probability "
             f"{mean_logp:.4g} (+- {std_logp:.2g}), so answers start with the score {first_self_reward:.2g}"
         )
         if not -_FAR <= first_self_reward <= 1 + _FAR:
             raise RecipeError(
-                f"{first_score_text}. The reference is from another model or token. Remove it; then spanwise measures one."
+                f"{self_reward_text}. The reference is from another model or token. Remove it; then spanwise measures one."
             )
         if abs(first_self_reward) > _NEAR:
-            warning = f"{first_score_text}. Is this a policy that laser has trained before? If not, remove laser.reference."
+            warning = f"{self_reward_text}. Is this a policy that laser has trained before? If not, remove laser.reference."
     measurement = {"token": laser.token, "id": token, "reference": laser.reference, "mean": mean_logp, "std": std_logp}
     return laser, {**measurement, "completions": len(known_logp_n), "temperature": temperature}, warning
 
@@ -172,7 +172,7 @@ class Appended(RowPart):
         """Return weights and targets of laser's squared error, and metrics. Targets are log-probabilities."""
         laser = self.mode
         score_n = self._score_n
-        laser_metrics: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         verdict_n = verdicts(laser, reading, scheme).double()
         is_known_n = ~(score_n.isnan() | verdict_n.isnan())
         verdict_n = torch.where(is_known_n, verdict_n, torch.nan)
@@ -180,12 +180,12 @@ class Appended(RowPart):
         scored_count = int(is_known_n.sum())
         if scored_count:
             is_score_right_n = (score_n > 0.5) == (verdict_n > 0.5)
-            laser_metrics["laser/loss"] = float(verification_loss(score_n.double(), verdict_n, weight_n=class_weight_n))
-            laser_metrics["laser/accuracy"] = float(is_score_right_n[is_known_n].double().mean())
+            metrics["laser/loss"] = float(verification_loss(score_n.double(), verdict_n, weight_n=class_weight_n))
+            metrics["laser/accuracy"] = float(is_score_right_n[is_known_n].double().mean())
         # With this weight, the squared error of log-probabilities equals alpha times that of the scores.
         weight_scale = laser.alpha * (laser.beta * self.temperature) ** 2 * rows / max(scored_count, 1)
-        target_n = (laser.reference + verdict_n.nan_to_num(nan=0.0) / laser.beta) / self.temperature
-        return (weight_scale * class_weight_n * (number >= laser.reasoning_warmup)).float(), target_n.float(), laser_metrics
+        target_logp_n = (laser.reference + verdict_n.nan_to_num(nan=0.0) / laser.beta) / self.temperature
+        return (weight_scale * class_weight_n * (number >= laser.reasoning_warmup)).float(), target_logp_n.float(), metrics
 
     @staticmethod
     def parted(

@@ -184,9 +184,9 @@ class SelfRewarding(TrlPart):
             self._score_n[row_b] = torch.where(is_score_missing_b, detached_score_b.to(self._score_n), self._score_n[row_b])
             if self._summed_rows == len(self._score_n):  # report after all rows, so that each counts once
                 gathered_sums: Any = self.trainer.accelerator.reduce(self._class_sums, reduction="sum")
-                right_sum, right_count, wrong_sum, wrong_count = gathered_sums.tolist()
-                metrics["laser/score_right"] = right_sum / right_count if right_count else math.nan
-                metrics["laser/score_wrong"] = wrong_sum / wrong_count if wrong_count else math.nan
+                right_score_sum, right_count, wrong_score_sum, wrong_count = gathered_sums.tolist()
+                metrics["laser/score_right"] = right_score_sum / right_count if right_count else math.nan
+                metrics["laser/score_wrong"] = wrong_score_sum / wrong_count if wrong_count else math.nan
                 self._class_sums, self._summed_rows = torch.zeros(4), 0
         return self.mode.alpha * loss, metrics
 
@@ -204,8 +204,8 @@ class SelfRewarding(TrlPart):
         """Compute the reserved token's missing log-probabilities. All processes run equally many rows."""
         sequence_rows = sequences(output, batch)
         max_wanted_count = int(self.gather(wanted_n.sum()[None]).max())
-        wanted_rows_first_n = wanted_n.to(torch.uint8).argsort(descending=True, stable=True)
-        row_r = wanted_rows_first_n[:max_wanted_count]
+        row_order_n = wanted_n.to(torch.uint8).argsort(descending=True, stable=True)
+        row_r = row_order_n[:max_wanted_count]
         chosen_rows = sequence_rows.take(row_r.to(sequence_rows.ids_nl.device))
         row_pairs = zip(chosen_rows.ids_nl, chosen_rows.attention_nl, strict=True)
         token_lists = [ids_l[attention_l.bool()].tolist() for ids_l, attention_l in row_pairs]
