@@ -115,10 +115,10 @@ def histograms(rows: Rows, *, names: Sequence[str], x: str = "credit", zero: boo
     base_chart = _chart(rows).encode(x=bin_axis, color=_color(names))
     areas = base_chart.mark_area(interpolate="step-after", opacity=0.16, line=False).encode(y=share_axis.stack(None))
     outlines = base_chart.mark_line(interpolate="step-after", strokeWidth=2).encode(y=share_axis)
-    zero_line = [_chart([{"low": 0}]).mark_rule(style="reference").encode(x="low:Q")] if zero else []
+    zero_lines = [_chart([{"low": 0}]).mark_rule(style="reference").encode(x="low:Q")] if zero else []
     bin_rows = [row for row in rows if row["low"] < row["high"]]
     hover = bands(bin_rows, keys={"low": "from", "high": "to"}, value="share", percent=True, x=bin_axis, x2=alt.X2("high:Q"))
-    return _layered(height, *zero_line, areas, outlines, hover)
+    return _layered(height, *zero_lines, areas, outlines, hover)
 
 
 def forest(rows: Rows, *, names: Sequence[str], x: str, palette: Palette = "series") -> Drawn:

@@ -52,7 +52,7 @@ def compare_report(
     seeds = sorted({seed for by_seed in curves.values() for seed in by_seed})
     max_seed_count = max((interval.count for interval in comparison.cells.values()), default=0)
     clear_count = sum(d.verdict == "clear" for d in comparison.differences)
-    pair_count = len(comparison.differences)
+    total_count = len(comparison.differences)
     seed_counts = {len(by_seed) for by_seed in curves.values()}
     seeds_text = f"{min(seed_counts)} to {max_seed_count}" if len(seed_counts) > 1 else f"{max_seed_count}"
     evaluations_by_run = [evaluations for by_seed in curves.values() for evaluations in by_seed.values()]
@@ -89,7 +89,7 @@ def compare_report(
             Headline("arms", len(arm_names)),
             Headline("seeds per arm", seeds_text),
             Headline(
-                "differences beyond the noise", f"{clear_count} of {pair_count}", "Holm's correction over all pairs of arms"
+                "differences beyond the noise", f"{clear_count} of {total_count}", "Holm's correction over all pairs of arms"
             ),
             *_best_arm_headlines(comparison),
         ],
@@ -186,10 +186,10 @@ def _figure_finding(comparison: ArmComparison, name: str) -> str:
         untrusted_arms = [arm for arm in compared_arms if (arm, name) in comparison.wrong]
         sentences.append(f"The {figure_label} of {' and '.join(untrusted_arms)} means nothing.")
     if meaningful_differences and not clear_differences:
-        quoted_pairs = [d for d in meaningful_differences if d.verdict == "borderline"][:2]
+        examples = [d for d in meaningful_differences if d.verdict == "borderline"][:2]
         if len(meaningful_differences) == 1 or {d.verdict for d in meaningful_differences} in ({"unknown"}, {"same"}):
-            quoted_pairs = [max(meaningful_differences, key=lambda d: d.interval.count)]
-        sentences += [d.sentence() for d in quoted_pairs] or [f"In {figure_label} all differences are inside the noise."]
+            examples = [max(meaningful_differences, key=lambda d: d.interval.count)]
+        sentences += [d.sentence() for d in examples] or [f"In {figure_label} all differences are inside the noise."]
     return " ".join(sentences)
 
 

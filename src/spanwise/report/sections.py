@@ -43,9 +43,9 @@ def calibration_section(samples: Mapping[str, Mapping[str, Tensor]], *, note: st
             if kind in columns:
                 panels += _calibration_panels(name, kind, columns, note)
     has_scores = any("score" in columns for columns in samples.values())
-    kinds_text = "confidence or have the same score" if has_scores else "confidence"
+    same_value_text = "confidence or have the same score" if has_scores else "confidence"
     score_note = f" {NOTES['score']}" if has_scores else ""
-    return section("Reliability", {"kinds": kinds_text, "score": score_note}, panels=panels)
+    return section("Reliability", {"kinds": same_value_text, "score": score_note}, panels=panels)
 
 
 def _calibration_panels(name: str, kind: str, columns: Mapping[str, Tensor], note: str) -> list[Panel]:
@@ -135,8 +135,8 @@ def credit_section(methods: Sequence[str], credit: Mapping[str, Mapping[str, Ten
     panels = list[Panel]()
     for block in block_names:
         rows = histogram_rows({method: credit[method][block] for method in methods if block in credit[method]})
-        wide_bins = [row for row in rows if row["low"] < row["high"]]  # leaves out each histogram's empty last bin
-        bin_rows = [{"from": row["low"], "to": row["high"], row["series"]: row["share"]} for row in wide_bins]
+        bins_with_width = [row for row in rows if row["low"] < row["high"]]  # leaves out each histogram's empty last bin
+        bin_rows = [{"from": row["low"], "to": row["high"], row["series"]: row["share"]} for row in bins_with_width]
         if rows:
             panels.append(Panel(block, (histograms(rows, names=methods, height=220),), merged(bin_rows, key="from")))
     stop_note = f" {NOTES['stop']}" if STOP in block_names else ""

@@ -89,8 +89,8 @@ def payload(view: TokenView) -> dict[str, Any]:
     for number, row in enumerate(rows, start=1):
         _check(row, number, view.methods)
     objective_names = list(dict.fromkeys(name for row in rows for name in row.rewards))
-    outcome = view.outcome or ""
-    is_judged = any(row.rewards.get(outcome) in (0, 1) for row in rows)
+    outcome_name = view.outcome or ""
+    is_judged = any(row.rewards.get(outcome_name) in (0, 1) for row in rows)
     method_rules = {method: view.rules.get(method, Rule()) for method in view.methods}.items()
     stated_confidences = chain.from_iterable(row.stated.items() for row in rows)
     confidence_objectives = {name for name, value in stated_confidences if _number(value) is not None}
@@ -98,7 +98,7 @@ def payload(view: TokenView) -> dict[str, Any]:
     return {
         "methods": list(view.methods),
         "objectives": objective_names,
-        "outcome": objective_names.index(outcome) if is_judged else None,
+        "outcome": objective_names.index(outcome_name) if is_judged else None,
         "prompts": _coded([[row.prompt] for row in rows]),
         "steps": [row.step for row in rows],
         "by_step": view.by_step,
@@ -174,16 +174,16 @@ def _coded_numbers(columns: Sequence[Sequence[float] | None], digits: int) -> di
     number_v = np.concatenate([np.asarray(column, dtype=np.float64) for column in columns if column is not None])
     finite_number_v = np.nan_to_num(number_v)
     change_count = np.count_nonzero(finite_number_v[1:] != finite_number_v[:-1])
-    digits = FEW if change_count > MANY else digits
+    kept_digits = FEW if change_count > MANY else digits
     distinct_numbers, distinct_index_v = np.unique(number_v, return_inverse=True)
-    rounded_numbers = [_number(value, digits) for value in distinct_numbers.tolist()]
+    rounded_numbers = [_number(value, kept_digits) for value in distinct_numbers.tolist()]
     number_iterator = iter([rounded_numbers[index] for index in distinct_index_v.tolist()])
     rounded_columns = [None if column is None else list(islice(number_iterator, len(column))) for column in columns]
     # The 98th percentile gets the full colour, so that one outlier does not make all others pale.
-    number_sizes = np.abs(number_v[np.isfinite(number_v) & (number_v != 0)])
-    large_size = np.quantile(number_sizes, 0.98, method="higher") if number_sizes.size else 0.0
-    full_colour_size = float(f"{large_size:.{DIGITS}g}")
-    return {**_coded(rounded_columns), "scale": full_colour_size, "rounded": digits == FEW}
+    magnitudes = np.abs(number_v[np.isfinite(number_v) & (number_v != 0)])
+    large_magnitude = np.quantile(magnitudes, 0.98, method="higher") if magnitudes.size else 0.0
+    full_colour_size = float(f"{large_magnitude:.{DIGITS}g}")
+    return {**_coded(rounded_columns), "scale": full_colour_size, "rounded": kept_digits == FEW}
 
 
 def _coded(rows: Sequence[Sequence[Hashable] | None]) -> dict[str, Any]:

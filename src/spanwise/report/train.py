@@ -78,11 +78,11 @@ def train_report(
     votes = votes or {}
     credit = credit or {}
     samples_by_arm = {"": samples} if samples else {}  # a run counts as a single arm without a name
-    batch_rows = [line for line in metrics if "evaluation" not in line and "final" not in line]
+    batch_lines = [line for line in metrics if "evaluation" not in line and "final" not in line]
     evaluation_kinds = ("evaluation", "final")
     points = [{"step": line["step"], **line[kind]} for line in metrics for kind in evaluation_kinds if kind in line]
-    last_step = max((line["step"] for line in (*batch_rows, *points)), default=0)
-    objective_names = names_in(batch_rows, "rewards/<objective>/mean")
+    last_step = max((line["step"] for line in (*batch_lines, *points)), default=0)
+    objective_names = names_in(batch_lines, "rewards/<objective>/mean")
     # Prefer the value that has an interval: it may rest on more samples than the last evaluation.
     interval_values = {name: interval.value for name, interval in intervals.items() if interval is not None}
     last_figures = points[-1] | interval_values if points else {}
@@ -90,15 +90,15 @@ def train_report(
     # A run of the user's own script has no held-out prompts. Show its training rewards instead.
     reward_names = dict.fromkeys(name for point in evaluations for name in point if name.startswith(OF_REWARD))
     rewards = {name.removeprefix(OF_REWARD): [figure(point, name) for point in evaluations] for name in reward_names}
-    from_batches = not rewards
-    if from_batches:
-        rewards = {name: [figure(line, f"rewards/{name}/mean") for line in batch_rows] for name in objective_names}
+    uses_batches = not rewards
+    if uses_batches:
+        rewards = {name: [figure(line, f"rewards/{name}/mean") for line in batch_lines] for name in objective_names}
     reward_headlines = []
     for name, means in rewards.items() if unmeasured else ():
         mean_at_start = means[0] if len(means) > 1 else None
-        start_text = "in the first batch" if from_batches else "at the start"
-        small_print = _note(intervals.get(OF_REWARD + name), mean_at_start, shown, start_text)
-        reward_headlines.append(Headline(f"mean reward: {name}", means[-1], small_print))
+        start_text = "in the first batch" if uses_batches else "at the start"
+        note = _note(intervals.get(OF_REWARD + name), mean_at_start, shown, start_text)
+        reward_headlines.append(Headline(f"mean reward: {name}", means[-1], note))
     shown_steps = {row.step for row in view.completions if row.step is not None} if view else set()
     step_note = f", of step {shown_steps.pop()}" if len(shown_steps) == 1 else ""
     methods_note = ""
@@ -109,28 +109,28 @@ def train_report(
     alarm_of_figure = alarms(measured_figures)
     learning_panels: list[Panel] = []
     for name in figures_of(points):
-        rows = [*batch_curve(batch_rows, name, _TRAINING), *seed_curves({0: points}, name, _HELD_OUT)]
+        rows = [*batch_curve(batch_lines, name, _TRAINING), *seed_curves({0: points}, name, _HELD_OUT)]
         starts_at_zero = name.removeprefix(OF_SCORE) in _AXIS_FROM_ZERO
         learning_panels += parts.figure_panel(name, rows, (_HELD_OUT, _TRAINING), dots=(_HELD_OUT,), y_zero=starts_at_zero)
     sections = [
-        glance_section(batch_rows, objective_names),
+        glance_section(batch_lines, objective_names),
         parts.section("Learning", {"seeds": ""}, legend=(_HELD_OUT, _TRAINING), panels=learning_panels),
         parts.calibration_section(samples_by_arm),
         parts.voting_section(votes if len(votes) > 1 else {"": next(iter(votes.values()), {})}, samples_by_arm),
         parts.attempts_section(votes),
-        _rewards_section(batch_rows, recipe, objective_names, evaluations, intervals),
-        batch_section("Dropped", batch_rows, objective_names),
-        _cost_section(batch_rows),
-        batch_section("Credit", batch_rows, names_in(batch_rows, "credit/<block>/zero_frac")),
-        batch_section("Dead strata", batch_rows, objective_names),
-        *mode_sections(batch_rows),
+        _rewards_section(batch_lines, recipe, objective_names, evaluations, intervals),
+        batch_section("Dropped", batch_lines, objective_names),
+        _cost_section(batch_lines),
+        batch_section("Credit", batch_lines, names_in(batch_lines, "credit/<block>/zero_frac")),
+        batch_section("Dead strata", batch_lines, objective_names),
+        *mode_sections(batch_lines),
         parts.credit_section(list(credit), credit, of=f"these rollouts{step_note}"),
-        batch_section("Optimiser", batch_rows),
+        batch_section("Optimiser", batch_lines),
         parts.tokens_section(view, note=methods_note),
         parts.tokens_section(one_prompt, title="One prompt, step by step"),
     ]
     finding = train_finding(
-        evaluations, steps=last_step, intervals=intervals, unmeasured=unmeasured, rewards=rewards, of_batches=from_batches
+        evaluations, steps=last_step, intervals=intervals, unmeasured=unmeasured, rewards=rewards, of_batches=uses_batches
     )
     return render(
         title=f"Training {recipe.get('method', 'run')}" + (f" with {name}" if (name := _baseline(recipe)) else ""),
@@ -143,13 +143,13 @@ def train_report(
                 f"{why[:1].upper()}{why[1:]} ({', '.join(map(figure_name, names))}). {CAUSES[why]}"
                 for why, names in by_sentence(alarm_of_figure).items()
             ),
-            *batch_alarms(batch_rows),
+            *batch_alarms(batch_lines),
         ],
         notes=unmeasured_sentences(unmeasured),
         headlines=[
             *_headlines(evaluations, intervals, unmeasured, alarm_of_figure),
             *reward_headlines,
-            *mode_headlines(batch_rows),
+            *mode_headlines(batch_lines),
         ],
         sections=sections,
         recipe=recipe,
@@ -170,10 +170,10 @@ def _baseline(recipe: Mapping[str, Any]) -> str:
     method_entry = METHODS.get(str(recipe.get("method")))
     takes_no_baseline = method_entry is not None and "baseline" not in method_entry.inputs
     baseline_names = dict.fromkeys(entry.get("baseline") for entry in recipe.get("objectives") or ())
-    used_names = [name for name in baseline_names if name not in (None, "none")]
-    if takes_no_baseline or not used_names:
+    used_baselines = [name for name in baseline_names if name not in (None, "none")]
+    if takes_no_baseline or not used_baselines:
         return ""
-    return f"the {' and '.join(used_names)} baseline{'s' if len(used_names) > 1 else ''}"
+    return f"the {' and '.join(used_baselines)} baseline{'s' if len(used_baselines) > 1 else ''}"
 
 
 def _unfinished(recipe: Mapping[str, Any], ended: bool, done: int, *, again: bool) -> list[str]:
@@ -217,9 +217,9 @@ def _headlines(
         value_at_start = figure(first_point, name)
         interval = intervals.get(name)
         format_value = percent if is_share(name) else shown
-        small_print = _note(interval, value_at_start if len(points) > 1 else None, format_value)
+        note = _note(interval, value_at_start if len(points) > 1 else None, format_value)
         alarm = alarm_of_figure.get("format_rate" if name == "malformed" else name, "")
-        headlines.append(Headline(figure_name(name), None if value is None else format_value(value), small_print, alarm))
+        headlines.append(Headline(figure_name(name), None if value is None else format_value(value), note, alarm))
     return headlines
 
 
@@ -261,8 +261,8 @@ def train_finding(
         low_bound = math.nan if interval is None else interval.low
         high_bound = math.nan if interval is None else interval.high
         bounds_note = "" if math.isnan(low_bound) else f" [{percent(low_bound)}, {percent(high_bound)}]"
-        unclear_note = ": no clear change" if old_accuracy is not None and low_bound <= old_accuracy <= high_bound else ""
-        change_note = "" if old_accuracy is None else f" (was {percent(old_accuracy)}{unclear_note})"
+        no_change_note = ": no clear change" if old_accuracy is not None and low_bound <= old_accuracy <= high_bound else ""
+        change_note = "" if old_accuracy is None else f" (was {percent(old_accuracy)}{no_change_note})"
         accuracy_clause = f"accuracy is {percent(accuracy)}{bounds_note}{change_note}"
     refusal_rate = figure(last_point, "refusal_rate")
     refusal_clause = "" if refusal_rate is None else f" and the refusal rate {percent(refusal_rate)}"
@@ -292,17 +292,17 @@ def _of_rewards(rewards: Mapping[str, Sequence[float | None]], where: str) -> st
     if not end_by_reward:
         return f"none of {len(rewards)} rewards {where} is measured"
     mean_at_end = math.fsum(end_by_reward.values()) / len(end_by_reward)
-    lost_text = "" if len(end_by_reward) == len(rewards) else f", of which {len(end_by_reward)} are measured,"
-    mean_text = f"the mean of {len(rewards)} rewards {where}{lost_text} is {mean_at_end:.3f}"
+    measured_text = "" if len(end_by_reward) == len(rewards) else f", of which {len(end_by_reward)} are measured,"
+    mean_text = f"the mean of {len(rewards)} rewards {where}{measured_text} is {mean_at_end:.3f}"
     change_by_reward = {
         name: mean - start_by_reward[name] for name, mean in end_by_reward.items() if name in start_by_reward
     }
     if len(change_by_reward) < len(end_by_reward):
         return mean_text
-    top_name = max(change_by_reward, key=change_by_reward.__getitem__)
-    low_name = min(change_by_reward, key=change_by_reward.__getitem__)
+    max_name = max(change_by_reward, key=change_by_reward.__getitem__)
+    min_name = min(change_by_reward, key=change_by_reward.__getitem__)
     mean_at_start = mean_at_end - math.fsum(change_by_reward.values()) / len(change_by_reward)
-    change_text = f"{change_by_reward[low_name]:+.3f} ({low_name}) to {change_by_reward[top_name]:+.3f} ({top_name})"
+    change_text = f"{change_by_reward[min_name]:+.3f} ({min_name}) to {change_by_reward[max_name]:+.3f} ({max_name})"
     return f"{mean_text} (was {mean_at_start:.3f}); the rewards changed by {change_text}"
 
 
@@ -373,16 +373,16 @@ def _rewards_section(
         late_rewards = values_of(batches[-tenth_size:], f"rewards/{name}/mean")
         early_mean = sum(early_rewards) / len(early_rewards) if early_rewards else None
         late_mean = sum(late_rewards) / len(late_rewards) if late_rewards else None
-        block_list = ", ".join(map(str, blocks_of_objective.get(name) or ())) or "unknown"
+        pays_text = ", ".join(map(str, blocks_of_objective.get(name) or ())) or "unknown"
         change = None if early_mean is None or late_mean is None else f"{late_mean - early_mean:+.3f}"
         rows.append(
-            {"objective": name, "pays": block_list, "first batches": early_mean, "last batches": late_mean, "change": change}
+            {"objective": name, "pays": pays_text, "first batches": early_mean, "last batches": late_mean, "change": change}
         )
         held_out_metric = f"{OF_REWARD}{any_index(name)}"
         if values_of(points, held_out_metric):
-            start, end = figure(points[0], held_out_metric), figure(points[-1], held_out_metric)
+            start_mean, end_mean = figure(points[0], held_out_metric), figure(points[-1], held_out_metric)
             interval = intervals.get(held_out_metric)
-            rows[-1] |= {"held-out start": start, "held-out end": str(interval) if interval else end}
+            rows[-1] |= {"held-out start": start_mean, "held-out end": str(interval) if interval else end_mean}
     return parts.section("Rewards", legend=objectives, panels=panels, tables=[rows] if len(batches) > 1 else [])
 
 
@@ -434,11 +434,11 @@ def mode_headlines(batches: Lines) -> list[Headline]:
         metric_name, label, alarm = page.headline
         for value, prefix in prefix_of_value.items():
             metric_values = values_of(batches, prefix + metric_name)
-            small_print = f"{metric_values[0]:.2f} in the first batch" if len(metric_values) > 1 else ""
+            note = f"{metric_values[0]:.2f} in the first batch" if len(metric_values) > 1 else ""
             alarm_text = alarm if metric_values else "no batch tells"
             warning = alarm_text if prefix + metric_name in alarm_by_metric else ""
             last_value_text = f"{metric_values[-1]:.2f}" if metric_values else None
-            headlines.append(Headline(label + (f": {value}" if value else ""), last_value_text, small_print, warning))
+            headlines.append(Headline(label + (f": {value}" if value else ""), last_value_text, note, warning))
     return headlines
 
 

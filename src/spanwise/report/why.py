@@ -139,16 +139,16 @@ def clause(row: TokenRow, method: str, rule: Rule) -> str:
         credited_blocks = {block: value for block, value in block_credit.items() if value * sign > 0}
         if len(credited_blocks) > _MOST_NAMED:
             top_block = max(credited_blocks, key=lambda block: abs(credited_blocks[block]))
-            top_text = f"{top_block} ({shown(credited_blocks[top_block], sign=True)})"
-            clauses.append(f"{verb} {len(credited_blocks)} blocks, most of all {top_text}")
+            top_block_text = f"{top_block} ({shown(credited_blocks[top_block], sign=True)})"
+            clauses.append(f"{verb} {len(credited_blocks)} blocks, most of all {top_block_text}")
         elif credited_blocks:
             block_texts = (f"the {block} ({shown(value, sign=True)})" for block, value in credited_blocks.items())
             clauses.append(f"{verb} {' and '.join(block_texts)}")
     zero_blocks = [block for block, value in block_credit.items() if value == 0]
     if zero_blocks and clauses:
         zero_blocks_text = f"the {' and the '.join(zero_blocks)}"
-        zero_text = zero_blocks_text if len(zero_blocks) <= _MOST_NAMED else f"{len(zero_blocks)} blocks"
-        clauses.append(f"gives {zero_text} 0")
+        zero_blocks_or_count = zero_blocks_text if len(zero_blocks) <= _MOST_NAMED else f"{len(zero_blocks)} blocks"
+        clauses.append(f"gives {zero_blocks_or_count} 0")
     elif zero_blocks and {part.reason for part in row.parts.get(method, ())} == {"singleton"}:
         clauses.append("gives it exactly 0, because there is no other completion to compare it with")
     elif zero_blocks:
@@ -190,10 +190,10 @@ def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: f
     credit_terms: list[_Term] = []
     for part in credit_parts:
         is_mixed_with_score = len(credit_parts) == 1 or part.objective == rule.verdict
-        part_score_share = score_share if is_mixed_with_score else 0.0
-        credit_terms.append(_term(1 - part_score_share, part.part, part.objective))
-        if part_score_share:
-            credit_terms.append(_term(part_score_share * part.weight, own_score, "its own score"))
+        mixed_share = score_share if is_mixed_with_score else 0.0
+        credit_terms.append(_term(1 - mixed_share, part.part, part.objective))
+        if mixed_share:
+            credit_terms.append(_term(mixed_share * part.weight, own_score, "its own score"))
     terms_sum = math.fsum(amount for amount, *_ in credit_terms)
     parts_add_up = abs(terms_sum - credit) <= 1e-6 * (1 + abs(credit))
     token_share_text, tokens_text = _token_shares(row, method, block, credit)
@@ -253,9 +253,9 @@ def _baseline_note(row: TokenRow, rule: Rule, part: CreditPart) -> str:
     if part.averaged == 1:
         baseline_text = "the reward of the only other completion"
     elif part.averaged:
-        compared_text = f"compared ({baseline_text})" if baseline_text else "compared"
-        averaged_text = "others" if part.averaged < part.members else compared_text
-        baseline_text = f"the mean of the {part.averaged} {averaged_text}"
+        compared_rewards_text = f"compared ({baseline_text})" if baseline_text else "compared"
+        averaged_rewards_text = "others" if part.averaged < part.members else compared_rewards_text
+        baseline_text = f"the mean of the {part.averaged} {averaged_rewards_text}"
     divisor_note = "" if part.divisor == 1.0 else f"; the difference is divided by the rewards' scale, {shown(part.divisor)}"
     return f"baseline {shown(part.baseline)}{f': {baseline_text}' if baseline_text else ''}{divisor_note}"
 
@@ -279,8 +279,7 @@ def _token_shares(row: TokenRow, method: str, block: str, credit: float) -> tupl
     total_text = shown(credit if is_whole_credit else total_share, sign=True)
     all_equal = math.isclose(lowest, highest, rel_tol=1e-5, abs_tol=1e-12)
     token_count = len(token_shares)
-    each_text = "each of its" if all_equal else "its"
-    tokens_text = "its one token" if token_count == 1 else f"{each_text} {token_count} tokens"
+    tokens_text = "its one token" if token_count == 1 else f"{'each of ' if all_equal else ''}its {token_count} tokens"
     return shown(lowest, sign=True) if all_equal else _range(lowest, highest), f"on {tokens_text}, together {total_text}"
 
 
