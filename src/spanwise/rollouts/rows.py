@@ -35,8 +35,8 @@ def read_numbers(file: Path) -> pa.Table:
     with readable(file):
         parquet_file = _open_parquet(file)
         arrow_schema = parquet_file.schema_arrow
-        number_names = [x.name for x in arrow_schema if pa.types.is_integer(x.type) or pa.types.is_floating(x.type)]
-        return parquet_file.read(columns=number_names)
+        number_columns = [x.name for x in arrow_schema if pa.types.is_integer(x.type) or pa.types.is_floating(x.type)]
+        return parquet_file.read(columns=number_columns)
 
 
 def read_rows(file: Path, rows: Sequence[int] | None = None) -> pa.Table:
@@ -97,10 +97,10 @@ def summarise_credit(credit_n: Float[Tensor, " n"]) -> dict[str, Any]:
     if not len(known_credit_n):
         return {"completions": 0, "mean_abs": None, "zero_share": None, "lowest": None, "highest": None}
     lowest, highest = map(float, known_credit_n.aminmax())
-    mean_abs = float(known_credit_n.abs().mean())
+    mean_size = float(known_credit_n.abs().mean())
     zero_share = float((known_credit_n == 0).double().mean())
     return {
-        "completions": len(known_credit_n), "mean_abs": mean_abs, "zero_share": zero_share, "lowest": lowest, "highest": highest,
+        "completions": len(known_credit_n), "mean_abs": mean_size, "zero_share": zero_share, "lowest": lowest, "highest": highest,
     }  # fmt: skip
 
 
@@ -180,7 +180,7 @@ def token_rows(
     flat_columns = [schema.TRAINABLE, *number_columns, *advantage_columns.values(), *block_columns]
     edges = schema.token_edges(table, [token_column, *flat_columns], "the rollouts")
     flat_values = {name: schema.flat_values(table[name], np.float64) for name in flat_columns}
-    texts = _texts(table[token_column], edges, vocabulary)
+    text_rows = _texts(table[token_column], edges, vocabulary)
     plain_columns = [column.name for column in table.schema if not pa.types.is_list(column.type)]
     plain_rows = table.select(plain_columns).to_pylist()
     block_names = schema.family_names(column_names, "end")
@@ -192,8 +192,8 @@ def token_rows(
     parts_of_method = {method: table[name].to_pylist() for method, name in parts_columns.items() if name in column_names}
     critic_columns = {name.partition("/")[2]: name for name in number_columns if name != schema.LOGP}
     view_rows = []
-    for n, (row, token_texts, (first, last)) in enumerate(zip(plain_rows, texts, pairwise(edges.tolist()), strict=True)):
-        row_columns = {name: values[first:last] for name, values in flat_values.items()}
+    for n, (row, token_texts, (start, end)) in enumerate(zip(plain_rows, text_rows, pairwise(edges.tolist()), strict=True)):
+        row_columns = {name: values[start:end] for name, values in flat_values.items()}
         is_trained_t = row_columns[schema.TRAINABLE].astype(np.bool_)
         logp_t = row_columns.get(schema.LOGP)
         critic_values = {value_name: row_columns[column] for value_name, column in critic_columns.items()}
@@ -247,17 +247,17 @@ def _texts(column: pa.ChunkedArray, edges: np.ndarray, vocabulary: Vocabulary | 
     encoded_tokens = column.combine_chunks().flatten().dictionary_encode()
     distinct_tokens = encoded_tokens.dictionary.to_pylist()
     token_indices = encoded_tokens.indices.to_pylist()
-    id_pieces = () if vocabulary is None else vocabulary.pieces
+    pieces = () if vocabulary is None else vocabulary.pieces
     distinct_texts: list[str | None] = []
     for token in distinct_tokens:
         if isinstance(token, int):
-            token = id_pieces[token] if 0 <= token < len(id_pieces) else None
+            token = pieces[token] if 0 <= token < len(pieces) else None
         distinct_texts.append(token_text(token) if isinstance(token, bytes) else token)
     text_lists = []
-    for first, last in pairwise(edges.tolist()):
-        row_indices = token_indices[first:last]
-        token_texts = [distinct_texts[index] for index in row_indices]
-        text_lists.append([f"⟨{distinct_tokens[index]}⟩" for index in row_indices] if None in token_texts else token_texts)
+    for start, end in pairwise(edges.tolist()):
+        indices = token_indices[start:end]
+        token_texts = [distinct_texts[index] for index in indices]
+        text_lists.append([f"⟨{distinct_tokens[index]}⟩" for index in indices] if None in token_texts else token_texts)
     return text_lists
 
 

@@ -480,7 +480,7 @@ class Rollouts:
         """Return the columns with the critic's values after the last token."""
         if self.batch.bootstrap_n is None:
             return {}
-        names = value_columns(self.value_names, AFTER)
+        column_names = value_columns(self.value_names, AFTER)
         bootstrap_ns = self.batch.bootstrap_n.detach().cpu()
-        bootstrap_ns = bootstrap_ns if bootstrap_ns.dim() > 1 else bootstrap_ns[:, None].expand(-1, len(names))
-        return dict(zip(names, bootstrap_ns.unbind(dim=1), strict=True))
+        bootstrap_ns = bootstrap_ns if bootstrap_ns.dim() > 1 else bootstrap_ns[:, None].expand(-1, len(column_names))
+        return dict(zip(column_names, bootstrap_ns.unbind(dim=1), strict=True))

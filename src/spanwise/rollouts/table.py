@@ -337,7 +337,7 @@ def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) 
             flat_token_ids.extend(text_ids)
             tokens_per_text.append(len(text_ids))
         vocabulary = Vocabulary(tuple(piece.encode() for piece in id_of_piece) or (b"",))
-        split_note = "The file holds no token ids; credit is shown per word." if id_of_piece else ""
+        token_note = "The file holds no token ids; credit is shown per word." if id_of_piece else ""
     else:
         encoder, vocabulary = load_tokenizer(tokenizer)
         text_iterator = iterate_texts()
@@ -347,15 +347,15 @@ def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) 
                 flat_token_ids.extend(text_ids)
                 tokens_per_text.append(len(text_ids))
                 changed_count += vocabulary.join(text_ids)[0] != text.encode()
-        split_note = f"The file holds no token ids; the text is encoded with the tokenizer of '{tokenizer}'."
-        split_note += f" This changes {changed_count} of {len(tokens_per_text)} texts." if changed_count else ""
+        token_note = f"The file holds no token ids; the text is encoded with the tokenizer of '{tokenizer}'."
+        token_note += f" This changes {changed_count} of {len(tokens_per_text)} texts." if changed_count else ""
     text_token_edges = np.cumsum([0, *tokens_per_text])
     completion_edges = text_token_edges[np.cumsum([0, *texts_per_completion])]
     sampled_flags = np.array(sampled_text_flags, np.bool_)
     # If the model wrote every token, a single flag stands for all of them.
     all_true_flags = np.broadcast_to(np.True_, completion_edges[-1])
     is_trainable = all_true_flags if sampled_flags.all() else np.repeat(sampled_flags, tokens_per_text)
-    return TokenizedTexts(Ragged(flat_token_ids.read(), completion_edges), is_trainable, vocabulary, split_note)
+    return TokenizedTexts(Ragged(flat_token_ids.read(), completion_edges), is_trainable, vocabulary, token_note)
 
 
 def load_tokenizer(folder: str | Path) -> tuple[Any, Vocabulary]:

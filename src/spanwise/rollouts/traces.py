@@ -232,7 +232,7 @@ def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list
     leaf_ids = [i for i in range(len(nodes)) if i not in parent_ids]
     attempt_node_ids = {i for i in leaf_ids if any(link.get("type") == "compaction_attempt" for link in links_of_node[i])}
     rejected_node_ids = attempt_node_ids - compacted_node_ids
-    used_nodes: set[int] = set()
+    used_ids: set[int] = set()
     for leaf in [leaf for leaf in leaf_ids if leaf not in rejected_node_ids] or leaf_ids:
         branch_path: list[int] = []
         node_id: int | None = leaf
@@ -240,11 +240,11 @@ def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list
             branch_path.append(node_id)
             node_id = parent_of_node[node_id]
         branch_path.reverse()
-        new_node_places = (place for place, i in enumerate(branch_path) if nodes[i].get("sampled") and i not in used_nodes)
+        new_node_places = (place for place, i in enumerate(branch_path) if nodes[i].get("sampled") and i not in used_ids)
         branch_start = next(new_node_places, None)
         if branch_start is not None:
             yield branch_path[:branch_start], branch_path[branch_start:]
-            used_nodes.update(branch_path)
+            used_ids.update(branch_path)
 
 
 def node_tokens(trace: Trace, i: int) -> NodeTokens:

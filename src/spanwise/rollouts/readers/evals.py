@@ -34,12 +34,12 @@ def read_inspect(path: Path, files: Sequence[Path], tokenizer: str | Path | None
     tokens = tokenize(_inspect_completions(files, samples, unanswered_ids), tokenizer)
     sample_count, skipped_count = len(samples.fields), len(unanswered_ids)
     later_turn_count = sum(samples.values("is_later"))
-    unanswered_note = f"{skipped_count} of {sample_count + skipped_count} samples hold no completion and are left out."
-    later_note = (
+    no_completion_note = f"{skipped_count} of {sample_count + skipped_count} samples hold no completion and are left out."
+    later_turn_note = (
         f"In {later_turn_count} of {sample_count} samples the model spoke before the last user message; only what follows that "
         "message is the completion."
     )
-    notes = [unanswered_note if skipped_count else "", later_note if later_turn_count else ""]
+    notes = [no_completion_note if skipped_count else "", later_turn_note if later_turn_count else ""]
     return samples.table("Inspect", path, tokens, keys=samples.values("key"), notes=notes)
 
 
@@ -55,10 +55,10 @@ def _inspect_completions(files: Sequence[Path], samples: Collected, unanswered_i
         input_text = cells.prompt_text(input_chat or sample.input)
         # The key has model and prompt, because two tasks may share ids, and two models may share samples.
         sample_key = f"{model_name} {sample.id} {input_text}"
-        input_turns = sum(message["role"] == "assistant" for message in input_chat)
+        input_turn_count = sum(message["role"] == "assistant" for message in input_chat)
         prompt_turn_count = sum(message["role"] == "assistant" for message in prompt)
         sample_fields = {"prompt": cells.prompt_text(prompt), "step": 0, "key": sample_key}
-        sample_fields["is_later"] = prompt_turn_count > input_turns
+        sample_fields["is_later"] = prompt_turn_count > input_turn_count
         samples.append(sample_fields, {} if sample.error else _score_values(sample.scores or {}), columns)
         yield cells.completion_parts(completion)
 
@@ -108,10 +108,10 @@ def _check_archive(file: Path) -> None:
     if not zipfile.is_zipfile(file):
         raise ValueError("it is not a complete zip archive")
     with zipfile.ZipFile(file) as archive:
-        members = archive.namelist()
-    if not {"header.json", "_journal/start.json"} & {*members}:
+        names = archive.namelist()
+    if not {"header.json", "_journal/start.json"} & {*names}:
         raise DataError(
-            f"'{file}' is a zip archive without Inspect's header.json; it holds {', '.join(members[:3]) or 'nothing'}. Give a log "
+            f"'{file}' is a zip archive without Inspect's header.json; it holds {', '.join(names[:3]) or 'nothing'}. Give a log "
             "that inspect eval wrote."
         )
 
@@ -165,10 +165,10 @@ def read_lm_eval(path: Path, files: Sequence[Path], tokenizer: str | Path | None
         metric if len(filter_names) == 1 else f"{metric},{name}": column for (metric, name), column in reward_columns.items()
     }
     unscored_count = sum(responses.values("is_unscored"))
-    unscored_note = (
+    no_score_note = (
         f"{unscored_count} responses have no reward, because lm-eval scores all responses to a document with one number."
     )
-    notes = [unscored_note] if unscored_count else []
+    notes = [no_score_note] if unscored_count else []
     return responses.table("lm-eval", path, tokens, keys=responses.values("key"), notes=notes)
 
 

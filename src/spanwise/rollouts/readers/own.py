@@ -41,8 +41,8 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     number_columns = schema.token_columns(column_names)
     # Training used the advantages called `recorded`, or else those of the only method.
     possible_methods = [schema.RECORDED] if schema.RECORDED in method_names else method_names
-    possible_columns = [schema.column("advantages", method) for method in possible_methods]
-    trained_columns = [name for name in possible_columns if name in column_names] if len(possible_columns) == 1 else []
+    advantage_columns = [schema.column("advantages", method) for method in possible_methods]
+    trained_columns = [name for name in advantage_columns if name in column_names] if len(advantage_columns) == 1 else []
     # Credit, spans and text are computed again, so they are not read.
     unread_columns = {name for method in method_names for name in schema.method_columns(method, column_names)}
     unread_columns -= {*trained_columns}
@@ -54,8 +54,8 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         raise DataError(f"'{path}' holds token ids, but no text; give the folder of the tokenizer with --tokenizer.")
     if splits_words:  # numbers per token cannot be assigned to words
         number_columns, trained_columns = [], []
-    read_names = [name for name in column_names if name not in unread_columns]
-    table = concatenate_tables(path, [pq.read_table(file, columns=read_names) for file in files])
+    kept_columns = [name for name in column_names if name not in unread_columns]
+    table = concatenate_tables(path, [pq.read_table(file, columns=kept_columns) for file in files])
     dtype_of_column = {token_column: np.int32, schema.TRAINABLE: np.bool_}
     dtype_of_column |= {**dict.fromkeys(number_columns, np.float32), **dict.fromkeys(trained_columns, np.float64)}
     file_tokens = _read_tokens(files, token_column, dtype_of_column, keep=not splits_words)
@@ -75,9 +75,9 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         text_columns = (batch[schema.TEXT] for batch in _batches(files, [schema.TEXT]))
         completion_texts = (text or "" for column in text_columns for text in column.to_pylist())
         tokens = tokenize([(text, True)] for text in completion_texts)._replace(note=token_note)
-    share_text = Shared()
+    deduplicate = Shared()
     scalar_names = [field.name for field in table.schema if not pa.types.is_list(field.type)]
-    training_records = [
+    recorded_advantages = [
         AsRecorded(f"the file's '{name}'", file_tokens.columns[name], shares=True, by_token=True) for name in trained_columns
     ]
     return replace(
@@ -85,7 +85,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
             "spanwise",
             path,
             tokens,
-            prompts=[share_text(text) for chunk in table[schema.PROMPT].chunks for text in chunk.to_pylist()],
+            prompts=[deduplicate(text) for chunk in table[schema.PROMPT].chunks for text in chunk.to_pylist()],
             steps=read_steps(path, table[schema.STEP].to_pylist() if schema.STEP in scalar_names else [None] * len(table)),
             keys=_read_ids(path, table, schema.GROUP),
             rollouts=_read_ids(path, table, schema.ROLLOUT),
@@ -97,7 +97,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         token_values={name: file_tokens.columns[name] for name in number_columns},
         learned_n=None if splits_words else _find_learned(table, tokens),
         folder=run_folder,
-        as_recorded=next(iter(training_records), None),
+        as_recorded=next(iter(recorded_advantages), None),
         after_values={
             name: schema.float_column(table, name) for name in scalar_names if name.partition("/")[0] == schema.AFTER
         },
@@ -212,8 +212,8 @@ def _check_spelling(file: Path, vocabulary: Vocabulary, tokenizer: str | Path) -
         is_sampled = np.array(row[schema.TRAINABLE], dtype=np.bool_)
         sampled_ids = np.array(row[schema.IDS], dtype=np.int64)[is_sampled]
         valid_ids = sampled_ids[(sampled_ids >= 0) & (sampled_ids < len(vocabulary))]
-        known_text = vocabulary.join(valid_ids)[0].decode(errors="replace")
-        wrong_count += len(valid_ids) < len(sampled_ids) or known_text != row[schema.TEXT]
+        decoded_text = vocabulary.join(valid_ids)[0].decode(errors="replace")
+        wrong_count += len(valid_ids) < len(sampled_ids) or decoded_text != row[schema.TEXT]
     if wrong_count > len(first_rows) // 2:
         raise DataError(
             f"The tokenizer of '{tokenizer}' decodes {wrong_count} of the first {len(first_rows)} completions of '{file}' to "

@@ -63,7 +63,7 @@ def read_plain(
 ) -> RolloutTable:
     """Read a table with one or several completions in each row. Every numeric column is a reward."""
     role_columns = _check_roles(columns or {})
-    format_name, table, repeated_note = _read_columns(path, files, role_columns, parts)
+    format_name, table, repeats_note = _read_columns(path, files, role_columns, parts)
     index_names = {*_PANDAS_INDEX_NAMES}.difference(role_columns.values())
     table = {name: column for name, column in table.items() if name not in index_names}
     row_count = max(map(len, table.values()), default=0)
@@ -78,9 +78,9 @@ def read_plain(
     roles = _find_roles(path, list(table), role_columns)
     completion_column = roles.get("completion") or roles.get("completions") or "messages"
     on_disk_column = None if roles.get("group") == completion_column else completion_column
-    share_value = Shared()
+    deduplicate = Shared()
     table = {
-        name: [*map(share_value, column)] if isinstance(column, RereadColumn) and name != on_disk_column else column
+        name: [*map(deduplicate, column)] if isinstance(column, RereadColumn) and name != on_disk_column else column
         for name, column in table.items()
     }
     plain_table = _PlainTable(path, table, roles)
@@ -113,7 +113,7 @@ def read_plain(
         rewards=reward_columns,
         trained=[name for name in reward_columns if format_name == "TRL" or name not in all_columns],
         notes=[
-            repeated_note,
+            repeats_note,
             role_note,
             f"{empty_row_count} of {row_count} rows hold no completion and are left out." if empty_row_count else "",
             f"Null entries in lists of completions are left out: {null_entry_count}." if null_entry_count else "",
@@ -164,19 +164,19 @@ def _read_columns(
 ) -> tuple[str, dict[str, Any], str]:
     """Return the format of a table's files, their columns, and a note about repeated files."""
     file_suffix = files[0].suffix.lower()
-    repeated_note = ""
+    repeats_note = ""
     on_disk_names = {*_COMPLETION_COLUMNS, roles.get("completion"), roles.get("completions"), *parts}
     if file_suffix in SUFFIXES:
-        return file_suffix[1:].upper(), read_columns(partial(delimited_pieces, files), on_disk_names), repeated_note
+        return file_suffix[1:].upper(), read_columns(partial(delimited_pieces, files), on_disk_names), repeats_note
     if holds_json(files[0]):
         format_name = "JSON" if file_suffix == ".json" else "JSONL"
-        return format_name, read_columns(partial(json_pieces, files), on_disk_names), repeated_note
+        return format_name, read_columns(partial(json_pieces, files), on_disk_names), repeats_note
     is_trl = all(_is_trl(pq.read_schema(file)) for file in files)
     kept_files = _without_repeated(files) if is_trl else files
     if repeated_count := len(files) - len(kept_files):
-        repeated_note = f"{repeated_count} of {len(files)} files repeat the batch of the previous file and are left out."
+        repeats_note = f"{repeated_count} of {len(files)} files repeat the batch of the previous file and are left out."
     read_pieces = partial(parquet_pieces, path, kept_files)
-    return "TRL" if is_trl else "parquet", read_columns(read_pieces, on_disk_names), repeated_note
+    return "TRL" if is_trl else "parquet", read_columns(read_pieces, on_disk_names), repeats_note
 
 
 def _without_repeated(files: Sequence[Path]) -> list[Path]:
@@ -236,17 +236,17 @@ def _find_roles(path: Path, names: Sequence[str], role_columns: Mapping[str, str
     used_names = {name for role, name in role_columns.items() if role != "group"}  # one column may be both group and prompt
     roles = dict(role_columns)
     for role in ("prompt", "completion", "answer", "group", "step"):
-        list_names = NAMES["completions"] if role == "completion" else ()
-        known_names = (*NAMES[role], *list_names)
+        list_column_names = NAMES["completions"] if role == "completion" else ()
+        known_names = (*NAMES[role], *list_column_names)
         candidate_names = [name for name in known_names if name in names and name not in used_names]
-        if role in role_columns or (list_names and "completions" in role_columns) or not candidate_names:
+        if role in role_columns or (list_column_names and "completions" in role_columns) or not candidate_names:
             continue
         if len(candidate_names) > 1 and (role not in candidate_names or "completions" in candidate_names):
             raise DataError(
                 f"'{path}' has the columns {' and '.join(candidate_names)}, and each may hold the {role}. Choose one: "
                 f"{_COLUMN_HINT.format(role=role)}."
             )
-        matched_role = "completions" if candidate_names[0] in list_names else role
+        matched_role = "completions" if candidate_names[0] in list_column_names else role
         roles[matched_role] = role if role in candidate_names else candidate_names[0]
     if not roles.keys() & {"completion", "completions"} and roles.get("prompt") != "messages":
         usual_names = [*NAMES["completion"], *NAMES["completions"]]

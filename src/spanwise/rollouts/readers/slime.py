@@ -39,12 +39,12 @@ def read_slime(path: Path, files: Sequence[Path], tokenizer: str | Path | None) 
         tokens = samples.load_tokens(tokenizer)
     groups = samples.values("group")
     ungrouped_count = groups.count(None)
-    ungrouped_note = (
+    no_group_note = (
         f"{ungrouped_count} of {len(groups)} samples have no group_index, so samples of equal prompts form the groups."
     )
-    rollouts = [("sample", n) if rollout is None else rollout for n, rollout in enumerate(samples.values("rollout"))]
-    keys, notes = (None, [ungrouped_note]) if ungrouped_count else (groups, [])
-    rollout_table = samples.table("slime", path, tokens, keys=keys, rollouts=rollouts, notes=notes)
+    rollout_keys = [("sample", n) if rollout is None else rollout for n, rollout in enumerate(samples.values("rollout"))]
+    keys, notes = (None, [no_group_note]) if ungrouped_count else (groups, [])
+    rollout_table = samples.table("slime", path, tokens, keys=keys, rollouts=rollout_keys, notes=notes)
     learned_flags = samples.values("learned")
     logp_v = samples.tokens.numbers(schema.LOGP)
     advantage_v = samples.tokens.numbers("advantages")
@@ -146,15 +146,15 @@ def _parse_sample(sample: Any) -> dict[str, Any]:
         raise cells.FieldError(
             f"'tokens' has {0 if token_ids is None else len(token_ids)} ids, but 'response_length' is {response_length}"
         )
-    in_loss = np.ones(response_length, dtype=np.bool_) if loss_mask is None else loss_mask
+    is_in_loss = np.ones(response_length, dtype=np.bool_) if loss_mask is None else loss_mask
     raw_reward = sample.get("reward")
     label_columns = {} if sample.get("label") is None else {"answer": cells.answer_text(sample["label"])}
     return {
         "prompt": cells.prompt_text(sample["prompt"]),
         "response": cells.content_text(sample["response"]),
         "ids": token_ids[len(token_ids) - response_length :],
-        "mask": in_loss if in_loss.any() else ~in_loss,  # slime masks a whole sample that the loss leaves out
-        "learned": bool(in_loss.any()) and not sample.get("remove_sample", False),
+        "mask": is_in_loss if is_in_loss.any() else ~is_in_loss,  # slime masks a whole sample that the loss leaves out
+        "learned": bool(is_in_loss.any()) and not sample.get("remove_sample", False),
         "logps": sampled_logps,
         "advantages": advantages,
         "group": sample.get("group_index"),

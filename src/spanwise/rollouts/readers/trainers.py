@@ -97,12 +97,12 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
     """
     branches = Collected()
     episode_errors: list[str | None] = []
-    texts = _read_branches(files, branches, episode_errors, keep_ids=tokenizer is not None)
+    branch_texts = _read_branches(files, branches, episode_errors, keep_ids=tokenizer is not None)
     has_token_ids = False
     if tokenizer is None:
-        tokens = tokenize(texts)
+        tokens = tokenize(branch_texts)
     else:
-        deque(texts, maxlen=0)
+        deque(branch_texts, maxlen=0)
         has_token_ids = len(branches.fields) > 0 and all(branches.values("has_ids"))
         if has_token_ids:
             tokens = branches.load_tokens(tokenizer)
@@ -243,9 +243,9 @@ def _legacy_row(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _recorded_advantages(branches: Collected, tokens: TokenizedTexts, *, has_ids: bool) -> AsRecorded | None:
     """Return each token's recorded advantage. If the file's token ids are not used, return the completion's mean."""
-    branch_means = np.array(branches.values("mean_advantage"))
-    advantage_v = branches.tokens.numbers("advantages") if has_ids else np.repeat(branch_means, tokens.ids.lengths)
-    if advantage_v is None or np.isnan(branch_means).all():
+    mean_advantages = np.array(branches.values("mean_advantage"))
+    advantage_v = branches.tokens.numbers("advantages") if has_ids else np.repeat(mean_advantages, tokens.ids.lengths)
+    if advantage_v is None or np.isnan(mean_advantages).all():
         return None
     description = "the file's 'advantages'" if has_ids else "the mean over tokens of the file's 'advantages'"
     return AsRecorded(description, advantage_v, by_token=True)
