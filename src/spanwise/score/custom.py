@@ -119,15 +119,15 @@ def restore_process(subject: str, text: Texts) -> Iterator[None]:
         random.seed(call_seed)
         np.random.seed(call_seed)  # noqa: NPY002
         torch.default_generator.manual_seed(call_seed)
-        settings_before = [read() for _, read, _ in _SETTINGS]
+        old_settings = [read() for _, read, _ in _SETTINGS]
         changes: list[str] = []
         try:
             yield
         finally:
-            for (name, read, restore), before in zip(_SETTINGS, settings_before, strict=True):
-                if (setting_now := read()) != before:
-                    changes.append(f"{name} ({setting_now})")
-                    restore(before)
+            for (name, read, restore), old_setting in zip(_SETTINGS, old_settings, strict=True):
+                if (new_setting := read()) != old_setting:
+                    changes.append(f"{name} ({new_setting})")
+                    restore(old_setting)
             random.setstate(python_state)
             np.random.set_state(numpy_state)  # noqa: NPY002
             if changes:
@@ -169,16 +169,16 @@ def reward_call(objective: Objective, text: Texts, columns: Columns) -> partial[
     parameters = parameters_of(objective.reward, objective.name)
     # Without a parameter `blocks`, the function takes the arguments of TRL's reward functions.
     blocks_argument = {"blocks": list(text)} if "blocks" in parameters[0] else {}
-    arguments, missing = arguments_for(parameters, {**columns, **blocks_argument, **objective.options})
-    if missing in _FROM_TRAINER:
+    arguments, missing_name = arguments_for(parameters, {**columns, **blocks_argument, **objective.options})
+    if missing_name in _FROM_TRAINER:
         raise RewardError(
-            f"Objective '{objective.name}' has a reward function in TRL's signature, but there are no '{missing}' to call it with. "
-            f"Pass {{'{missing}': ...}} among the columns, or write the function as f(blocks, **columns)."
+            f"Objective '{objective.name}' has a reward function in TRL's signature, but there are no '{missing_name}' to call it "
+            f"with. Pass {{'{missing_name}': ...}} among the columns, or write the function as f(blocks, **columns)."
         )
-    if missing is not None:
+    if missing_name is not None:
         raise DataError(
-            f"Objective '{objective.name}': {unknown('column', missing, {'blocks', *columns, *objective.options})} The parameters "
-            f"of a reward function are names of columns, or 'blocks' for the blocks of every completion."
+            f"Objective '{objective.name}': {unknown('column', missing_name, {'blocks', *columns, *objective.options})} The "
+            f"parameters of a reward function are names of columns, or 'blocks' for the blocks of every completion."
         )
     return partial(objective.reward, **arguments)  # pyright: ignore[reportArgumentType] - the reward is a function here
 

@@ -353,17 +353,17 @@ def _field_json(block: Mapping[str, str | None], tag: str) -> str | None:
 
 def _in_quotes(field_text: str, block_text: str, tag: str) -> bool:
     """Return whether a field's value is in quotes in the text of its block."""
-    value_start = field_text[:256]
+    value_prefix = field_text[:256]
     field_name = tag.rpartition(".")[2]
     first_quote = None
-    value_index = block_text.find(value_start)
+    value_index = block_text.find(value_prefix)
     while value_index >= 0:
         if opening_match := _BEFORE.search(block_text, max(0, value_index - 256), value_index):
             text_before = block_text[max(0, opening_match.start() - 256) : opening_match.start()].rstrip()
             if opening_match[0].startswith(":") and text_before.endswith(f'"{field_name}"'):
                 return opening_match[1] == '"'
             first_quote = opening_match[1] if first_quote is None else first_quote
-        value_index = block_text.find(value_start, value_index + 1)
+        value_index = block_text.find(value_prefix, value_index + 1)
     return first_quote == '"'
 
 

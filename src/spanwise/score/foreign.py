@@ -36,17 +36,17 @@ class Convention:
 
     def number(self, result: Any, key: str | None, subject: str) -> tuple[Any, str | None]:
         """Return the number and the note in a reward function's result. In a dict, `key` names the number."""
-        read_value, reward_note = self.read(result)
-        if isinstance(read_value, Mapping):
+        raw_value, reward_note = self.read(result)
+        if isinstance(raw_value, Mapping):
             key = key or self.key
-            if key is None or key not in read_value:
+            if key is None or key not in raw_value:
                 raise RewardError(
-                    f"{subject} returned a dict. Set key to one of its keys. {unknown('key', key or '', map(str, read_value))}"
+                    f"{subject} returned a dict. Set key to one of its keys. {unknown('key', key or '', map(str, raw_value))}"
                 )
-            return read_value[key], reward_note
-        if key is not None and read_value is not None:
-            raise RewardError(f"{subject} returned {read_value!r:.60} instead of a dict with the key {key}. Leave key out.")
-        return read_value, reward_note
+            return raw_value[key], reward_note
+        if key is not None and raw_value is not None:
+            raise RewardError(f"{subject} returned {raw_value!r:.60} instead of a dict with the key {key}. Leave key out.")
+        return raw_value, reward_note
 
 
 def _first_cell(row: Mapping[str, Any], *names: str, default: Any = None) -> Any:
@@ -118,8 +118,8 @@ def _read_score(score: Any) -> tuple[Any, str | None]:
 def _rubric_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
     prompt_cell = _first_cell(row, "prompt", "prompts", default="")
     completion_turns = text if isinstance(prompt_cell, str) else [{"role": "assistant", "content": text}]
-    gold_answer = {} if row.keys().isdisjoint(_GOLD) else {"answer": _first_cell(row, *_GOLD)}
-    rollout_state = gold_answer | {**row, "prompt": prompt_cell, "completion": completion_turns, "info": row.get("info", {})}
+    gold_fields = {} if row.keys().isdisjoint(_GOLD) else {"answer": _first_cell(row, *_GOLD)}
+    rollout_state = gold_fields | {**row, "prompt": prompt_cell, "completion": completion_turns, "info": row.get("info", {})}
     return {"task": None, **rollout_state, "state": rollout_state}
 
 

@@ -98,14 +98,14 @@ def read_outcomes(
     Numbers stand for themselves (True is 1), a string for a code that is the same in every run and process, None is NaN.
     """
     functions: dict[str, Callable[..., Any]] = {}
-    earlier_objectives: set[str] = set()
+    earlier_names: set[str] = set()
     for objective in objectives:
         for entry, name in zip(objective.given, objective.outcomes, strict=True):
-            if name not in earlier_objectives:
+            if name not in earlier_names:
                 function = find_outcome(entry)
                 if functions.setdefault(name, function) is not function:
                     raise RecipeError(f"Two outcome functions are called '{name}'. Register one of them under another name.")
-        earlier_objectives.add(objective.name)
+        earlier_names.add(objective.name)
     codes_by_outcome = [_outcome_codes(function, text, columns, name) for name, function in functions.items()]
     return tuple(functions), torch.tensor(codes_by_outcome, dtype=torch.float64).reshape(len(functions), len(text)).T
 
@@ -130,13 +130,13 @@ def judge_of(objective: Objective) -> str | None:
     judge_option = built_in_reward.judged_by
     chosen_judge_name = objective.options.get(judge_option)
     default_judge = built_in_reward.options[judge_option] or "correct"
-    given_rewards = [name for name in objective.given if isinstance(name, str) and ":" not in name and name not in OUTCOMES]
-    if chosen_judge_name is None and len(given_rewards) == 1:
-        return given_rewards[0]
-    if chosen_judge_name is None and given_rewards and default_judge not in given_rewards:
+    reward_names = [name for name in objective.given if isinstance(name, str) and ":" not in name and name not in OUTCOMES]
+    if chosen_judge_name is None and len(reward_names) == 1:
+        return reward_names[0]
+    if chosen_judge_name is None and reward_names and default_judge not in reward_names:
         raise RecipeError(
-            f"Objective '{objective.name}' has several outcomes in 'given': {' and '.join(given_rewards)}. Name the one that "
-            f"decides its reward: 'options: {{{judge_option}: {given_rewards[0]}}}'."
+            f"Objective '{objective.name}' has several outcomes in 'given': {' and '.join(reward_names)}. Name the one that "
+            f"decides its reward: 'options: {{{judge_option}: {reward_names[0]}}}'."
         )
     return chosen_judge_name or default_judge
 

@@ -78,9 +78,9 @@ class Reward(ByCompletion):
         >>> Reward.of([1.0, -1.0]).only_where(torch.tensor([True, False])).unused_n
         tensor([nan, -1.], dtype=torch.float64)
         """
-        stated_n = None if self.stated_n is None else self.stated_n.masked_fill(~there_n, NAN)
-        unused_n = self.value_n.masked_fill(there_n, NAN)
-        return replace(remove_rewards(self, ~there_n, Status.ABSENT), stated_n=stated_n, unused_n=unused_n)
+        stated_number_n = None if self.stated_n is None else self.stated_n.masked_fill(~there_n, NAN)
+        unused_value_n = self.value_n.masked_fill(there_n, NAN)
+        return replace(remove_rewards(self, ~there_n, Status.ABSENT), stated_n=stated_number_n, unused_n=unused_value_n)
 
     @staticmethod
     def of(
@@ -114,8 +114,8 @@ class Reward(ByCompletion):
                 f"A row needs a value, a status and an outcome pair; got {row_count}, {len(statuses)}, {len(value_pairs)}."
             )
         status_codes = [
-            int(reason if value is None or reason == Status.BROKE else Status.OK)
-            for value, reason in zip(values, statuses, strict=True)
+            int(value_status if value is None or value_status == Status.BROKE else Status.OK)
+            for value, value_status in zip(values, statuses, strict=True)
         ]
         return Reward(
             _as_numbers(values),
@@ -131,8 +131,8 @@ def remove_rewards(reward: Reward, removed_n: Bool[Tensor, " n"], reason: Status
     """Remove the rewards of some completions, and set their status to `reason`."""
     value_n = reward.value_n.masked_fill(removed_n, NAN)
     status_n = reward.status_n.masked_fill(removed_n, int(reason))
-    by_outcome_n2 = reward.by_outcome_n2.masked_fill(removed_n[:, None], NAN)
-    return replace(reward, value_n=value_n, status_n=status_n, by_outcome_n2=by_outcome_n2)
+    reward_by_outcome_n2 = reward.by_outcome_n2.masked_fill(removed_n[:, None], NAN)
+    return replace(reward, value_n=value_n, status_n=status_n, by_outcome_n2=reward_by_outcome_n2)
 
 
 #: The rewards of objectives that were scored earlier, by the objective's name.

@@ -104,8 +104,8 @@ def score_all(
 
 def measures_of(objectives: Sequence[Objective]) -> tuple[str, ...]:
     """Return the names of the costs that rewards count, such as a judge's requests."""
-    named_rewards = [(objective.name, built_in(objective)) for objective in objectives]
-    return tuple(f"{name}/{measure}" for name, entry in named_rewards if entry is not None for measure in entry.measures)
+    names_and_entries = [(objective.name, built_in(objective)) for objective in objectives]
+    return tuple(f"{name}/{measure}" for name, entry in names_and_entries if entry is not None for measure in entry.measures)
 
 
 def as_scores(scored: Scored, outcome_names: Sequence[str] = (), outcome_no: Float[Tensor, "n o"] | None = None) -> Scores:
@@ -116,7 +116,7 @@ def as_scores(scored: Scored, outcome_names: Sequence[str] = (), outcome_no: Flo
         return torch.stack([nan_n if column is None else column for column, nan_n in columns_and_nans], dim=1)
 
     reward_nm, status_nm = side_by_side("value_n"), side_by_side("status_n")
-    by_outcome_nmo = side_by_side("by_outcome_n2")
+    reward_by_outcome_nmo = side_by_side("by_outcome_n2")
     stated_nm, unused_nm = side_by_side("stated_n"), side_by_side("unused_n")
     is_too_large_nm = reward_nm.abs() > LARGEST
     if is_too_large_nm.any():
@@ -129,7 +129,7 @@ def as_scores(scored: Scored, outcome_names: Sequence[str] = (), outcome_no: Flo
     note_columns = [empty_notes if reward.note_n is None else reward.note_n for reward in scored.values()]
     note_nm = np.stack(note_columns, axis=1) if any(column is not empty_notes for column in note_columns) else None
     outcome_fields = (tuple(outcome_names), outcome_no if outcome_names else None)
-    return Scores(tuple(scored), reward_nm, status_nm, by_outcome_nmo, *outcome_fields, stated_nm, unused_nm, note_nm)
+    return Scores(tuple(scored), reward_nm, status_nm, reward_by_outcome_nmo, *outcome_fields, stated_nm, unused_nm, note_nm)
 
 
 def score_one(objective: Objective, text: Texts, *, columns: Columns, scored: Scored) -> Reward:
@@ -227,8 +227,8 @@ def _await_early(objectives: Sequence[Objective], text: Texts, columns: Columns)
     waiting_objectives = [objective for objective in objectives if waits(objective)]
     if not waiting_objectives:
         return {}
-    waiting_names = ", ".join(f"'{objective.name}'" for objective in waiting_objectives)
-    with restore_process(f"A reward function that is awaited ({waiting_names})", text):
+    names_text = ", ".join(f"'{objective.name}'" for objective in waiting_objectives)
+    with restore_process(f"A reward function that is awaited ({names_text})", text):
         return run(await_rewards(waiting_objectives, text, columns))
 
 
@@ -241,12 +241,12 @@ def _complete_known(objective: Objective, recorded: Reward, text: Texts, *, colu
     """Add outcomes and statuses, read from the text, to an objective's recorded rewards."""
     if judge_of(objective) is None:
         return recorded
-    rescored = score_one(objective, text, columns=columns, scored=scored)
+    new_reward = score_one(objective, text, columns=columns, scored=scored)
     # Recorded rewards do not say why a reward is missing, so the text is read.
     has_failed_n = (recorded.status_n == Status.ERROR) | (recorded.status_n == Status.UNSCORED)
-    is_unstated_n = (rescored.status_n == Status.ABSENT) | (rescored.status_n == Status.UNPARSABLE)
-    status_n = torch.where(has_failed_n & is_unstated_n, rescored.status_n, recorded.status_n)
-    return replace(recorded, status_n=status_n, by_outcome_n2=rescored.by_outcome_n2, stated_n=rescored.stated_n)
+    is_unstated_n = (new_reward.status_n == Status.ABSENT) | (new_reward.status_n == Status.UNPARSABLE)
+    status_n = torch.where(has_failed_n & is_unstated_n, new_reward.status_n, recorded.status_n)
+    return replace(recorded, status_n=status_n, by_outcome_n2=new_reward.by_outcome_n2, stated_n=new_reward.stated_n)
 
 
 def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorded: Collection[str] = ()) -> None:

@@ -156,11 +156,11 @@ def read_schema(text: str) -> tuple[Any, bool]:
         if not isinstance(contents, dict) or id(contents) in subschema_ids:
             return
         schema_keywords.update(contents)
-        property_patterns = "|".join(contents.get("patternProperties", ()))
+        property_pattern = "|".join(contents.get("patternProperties", ()))
         try:
-            re.compile(property_patterns)  # the validator joins the patterns, so the joined pattern must compile
+            re.compile(property_pattern)  # the validator joins the patterns, so the joined pattern must compile
         except re.error as error:
-            raise ValueError(f"{property_patterns!r} is not a valid regular expression in Python ({error})") from None
+            raise ValueError(f"{property_pattern!r} is not a valid regular expression in Python ({error})") from None
         subschemas: list[Any] = []
         for nested in map(contents.get, _SAME_VALUE):
             subschemas += nested if isinstance(nested, list) else [nested]
@@ -192,10 +192,10 @@ def read_schema(text: str) -> tuple[Any, bool]:
 
 def redefinable_builtins(tests: str) -> list[str]:
     """Return the builtins of the tests that the tested code may redefine."""
-    defining = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
-    nodes = [node for part in ast.parse(tests).body if not isinstance(part, defining) for node in ast.walk(part)]
-    read_names = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    if not read_names - {"true", "false", "null"} and not any(isinstance(node, ast.Assert) for node in nodes):
+    definition_types = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+    nodes = [node for part in ast.parse(tests).body if not isinstance(part, definition_types) for node in ast.walk(part)]
+    loaded_names = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    if not loaded_names - {"true", "false", "null"} and not any(isinstance(node, ast.Assert) for node in nodes):
         raise ValueError("the tests only define or list something, so any code would pass")
     module_table = symtable.symtable(tests, "tests", "exec")
     symbol_tables = [module_table]

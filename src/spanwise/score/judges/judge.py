@@ -76,10 +76,10 @@ def _check_ready(options: Mapping[str, Any]) -> None:
     key = options["key"]
     lacks_key = not os.environ.get(key) and (options["base_url"] is None or key != "OPENAI_API_KEY")
     shown_key = key if key.isupper() else "that key names"  # the option may hold the secret key itself
-    missing_key = f"The judge has no key. Set the environment variable {shown_key}, or name another variable with key: NAME."
-    missing_package = "The reward 'judge' needs the package openai. Install 'spanwise[judge]'."
+    no_key_text = f"The judge has no key. Set the environment variable {shown_key}, or name another variable with key: NAME."
+    no_package_text = "The reward 'judge' needs the package openai. Install 'spanwise[judge]'."
     refuse(
-        {missing_package: not find_spec("openai"), f"{missing_key} A server of your own (base_url) needs no key.": lacks_key}
+        {no_package_text: not find_spec("openai"), f"{no_key_text} A server of your own (base_url) needs no key.": lacks_key}
     )
 
 
@@ -208,11 +208,11 @@ async def ask_judge(
     result_by_index = dict[int, CallResult]()
     costs_nc = np.zeros((len(text), len(MEASURES)))
     for n, group in questions_by_index.items():
-        verdicts = [(question.criterion, result_by_name[question.name]) for question in group]
+        results = [(question.criterion, result_by_name[question.name]) for question in group]
         if locate:  # an unreadable reply is an error for every block
             judged_part = block or WHOLE
-            verdicts = [(entry, result) for entry, result in verdicts if result.error or result.value.block == judged_part]
-        result_by_index[n] = _sum(verdicts)
+            results = [(entry, result) for entry, result in results if result.error or result.value.block == judged_part]
+        result_by_index[n] = _sum(results)
         for question in group:  # a question that several completions share is charged once
             for measure, cost in costs_by_name.pop(question.name, {}).items():
                 costs_nc[n, MEASURES.index(measure)] += cost

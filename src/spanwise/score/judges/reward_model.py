@@ -221,8 +221,8 @@ class _RewardModel:
             text_pieces = [piece.replace(token, as_plain_text(token)) for piece in text_pieces]
         if tokenizer.chat_template is not None:
             turns = [{"role": "user", "content": question}] if isinstance(prompt, str) else list(prompt)
-            answer_turn = [] if has_steps else [{"role": "assistant", "content": text_pieces[0]}]
-            encoding = tokenizer.apply_chat_template(turns + answer_turn, add_generation_prompt=has_steps, return_dict=True)
+            answer_turns = [] if has_steps else [{"role": "assistant", "content": text_pieces[0]}]
+            encoding = tokenizer.apply_chat_template(turns + answer_turns, add_generation_prompt=has_steps, return_dict=True)
         elif tokenizer.sep_token is not None and not has_steps:
             encoding = tokenizer(question, text_pieces[0])
             token_type_ids = encoding.get("token_type_ids", ())

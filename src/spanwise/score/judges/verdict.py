@@ -39,12 +39,12 @@ def reply_rules(
     choices: Sequence[str], constrain: str, *, reasons: bool, parts: Sequence[str] = ()
 ) -> tuple[str, dict[str, Any]]:
     """Return the sentence that tells a judge what to write, and request options that enforce it."""
-    quoted_choices = " or ".join(f'"{choice}"' for choice in choices)
+    choices_text = " or ".join(f'"{choice}"' for choice in choices)
     if constrain == "choice" or (constrain == "none" and not reasons and not parts):
-        choice_rule = {"structured_outputs": {"choice": list(choices)}} if constrain == "choice" else {}
-        return f"Answer with {quoted_choices} and nothing else.", choice_rule
+        choice_options = {"structured_outputs": {"choice": list(choices)}} if constrain == "choice" else {}
+        return f"Answer with {choices_text} and nothing else.", choice_options
     field_schemas: dict[str, Any] = {"verdict": {"type": "string", "enum": list(choices)}}
-    field_instructions = f'"verdict": {quoted_choices}'
+    field_instructions = f'"verdict": {choices_text}'
     if reasons:
         field_schemas = {"reason": {"type": "string"}, **field_schemas}
         field_instructions = f'"reason": one sentence of evidence, and then {field_instructions}'
@@ -55,8 +55,8 @@ def reply_rules(
         field_instructions += f'"{WHOLE}" if it is all of them, "{NONE}" if none'
     schema = {"type": "object", "properties": field_schemas, "required": list(field_schemas), "additionalProperties": False}
     json_format = {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": schema}}
-    schema_rule = {} if constrain == "none" else {"response_format": json_format}
-    return f"Answer with a JSON object: {field_instructions}.", schema_rule
+    schema_options = {} if constrain == "none" else {"response_format": json_format}
+    return f"Answer with a JSON object: {field_instructions}.", schema_options
 
 
 def read_verdict(reply: Any, choices: Mapping[str, float | int], *, expected: bool, parts: Sequence[str] = ()) -> Judgement:
@@ -86,9 +86,9 @@ def _read_content(content: str, choices: Mapping[str, Any], word_pattern: re.Pat
     json_values = [json_value(content[brace.start() :], within=True, decoder=_JSON) for brace in _OBJECT.finditer(content)]
     # A choice inside a JSON object that breaks off does not count.
     if json_values or _plain(content) in choice_of:
-        objects = [value for value in json_values if value is not MISSING and "verdict" in value] or [{"verdict": content}]
-        fields = {key: field for key, field in objects[-1].items() if isinstance(field, str)}
-        verdicts = {_plain(reply_object["verdict"]) for reply_object in objects}
+        replies = [value for value in json_values if value is not MISSING and "verdict" in value] or [{"verdict": content}]
+        fields = {key: field for key, field in replies[-1].items() if isinstance(field, str)}
+        verdicts = {_plain(reply_object["verdict"]) for reply_object in replies}
         return {choice_of[word] for word in verdicts if word in choice_of}, fields.get("reason"), fields.get("part")
     prose = _LIST_NUMBER.sub("", content) if len(_LIST_NUMBER.findall(content)) > 1 else content
     words_by_line = [words for line in prose.splitlines() if (words := word_pattern.findall(line))]
@@ -116,12 +116,12 @@ def _expected_value(message: Mapping[str, Any], choices: Mapping[str, float | in
     token_ends = accumulate(len(token["token"]) for token in tokens)
     verdict_token = next((token for token, end in zip(tokens, token_ends, strict=True) if end > verdict_start), tokens[-1])
     likely_tokens = verdict_token.get("top_logprobs") or [verdict_token]
-    candidates = [(_plain(token["token"]), math.exp(token["logprob"])) for token in likely_tokens]
+    text_probabilities = [(_plain(token["token"]), math.exp(token["logprob"])) for token in likely_tokens]
     probability_by_choice = dict.fromkeys((*choices, ""), 0.0)  # "": tokens that begin several choices
-    for text, probability in candidates:
+    for text, probability in text_probabilities:
         begun_choices = [word for word in choices if text and _plain(word).startswith(text)]
         if len(begun_choices) > 1:  # "no" does not begin "not sure" if "not" is a token of its own
-            longer_texts = tuple(other_text for other_text, _ in candidates if len(other_text) > len(text))
+            longer_texts = tuple(other_text for other_text, _ in text_probabilities if len(other_text) > len(text))
             begun_choices = [word for word in begun_choices if not _plain(word).startswith(longer_texts)]
         if begun_choices:
             probability_by_choice[begun_choices[0] if len(begun_choices) == 1 else ""] += probability
