@@ -84,8 +84,8 @@ def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "ta
         count_of_mark[prefilled] = completion_count
     wanted_counts = {mark: count_of_mark[mark] for mark in layout_marks} if list_marks or holds_mark else {}
     other_counts = [(mark, count) for mark, count in count_of_mark.items() if mark not in wanted_counts]
-    counts_most_frequent_first = sorted(other_counts, key=lambda entry: (-entry[1], entry[0]))
-    return Census(completion_count, wanted_counts, dict(counts_most_frequent_first), segmenter)
+    sorted_counts = sorted(other_counts, key=lambda entry: (-entry[1], entry[0]))
+    return Census(completion_count, wanted_counts, dict(sorted_counts), segmenter)
 
 
 def census_of(layout: Layout, texts: Sequence[str]) -> list[Census]:

@@ -116,8 +116,8 @@ def channels(parts: Sequence[Part], *, layout: Layout) -> Finder:
         next_channel_starts = [start for _, start, _ in channel_reader.channels[1:]]
         channel_stops = [*next_channel_starts, len(sample.text)]
         channel_matches = [
-            (channel, start, stop, inner)
-            for (channel, start, inner), stop in zip(channel_reader.channels, channel_stops, strict=False)
+            (channel, start, stop, content_span)
+            for (channel, start, content_span), stop in zip(channel_reader.channels, channel_stops, strict=False)
             if channel in parts_of_mark
         ]
         return assign(channel_matches, parts_of_mark, surplus="keep", fault=channel_reader.fault)

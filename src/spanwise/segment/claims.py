@@ -172,11 +172,11 @@ def assign(
 ) -> Found:
     """Assign the occurrences of each mark, such as a tag, to blocks in order. `surplus` decides on extra ones."""
     claims: list[Claim] = []
-    match_count = dict.fromkeys(parts_of, 0)
+    match_counts = dict.fromkeys(parts_of, 0)
     for mark, start, stop, inner in matches:
         parts_with_mark = parts_of[mark]
-        part_index = match_count[mark]
-        match_count[mark] += 1
+        part_index = match_counts[mark]
+        match_counts[mark] += 1
         last_part = parts_with_mark[-1]
         if part_index >= len(parts_with_mark) and last_part.index is not None:
             fault |= Fault.MORE
@@ -217,8 +217,8 @@ def cut(layout: Layout, findings: Iterable[Found], length: int) -> Pieces:
             content_of_part[claim.part.block, claim.part.key] = claim.inner
     block_pieces[:1] = [(0, block_pieces[0][1] if block_pieces else 0)]
     # If several pieces start at the same byte, the last one gets the byte.
-    neighbouring_pieces = pairwise([(-1, -1), *block_pieces])
-    block_by_start = {start: block for (_, previous_block), (start, block) in neighbouring_pieces if block != previous_block}
+    piece_pairs = pairwise([(-1, -1), *block_pieces])
+    block_by_start = {start: block for (_, previous_block), (start, block) in piece_pairs if block != previous_block}
     return Pieces(tuple(block_by_start.values()), tuple(block_by_start), int(fault_flags), content_of_part)
 
 

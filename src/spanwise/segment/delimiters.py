@@ -143,20 +143,20 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
                 sign_index += 1
                 continue
             mark, closing_sign = mark_of_opening[sign.written]
-            has_closing = closing_sign != b"" and last_index_by_sign.get(closing_sign, 0) > sign_index
-            end_signs = (closing_sign,) if has_closing else mark_of_opening
+            has_closing_sign = closing_sign != b"" and last_index_by_sign.get(closing_sign, 0) > sign_index
+            end_signs = (closing_sign,) if has_closing_sign else mark_of_opening
             end_index = index_of_first(signs, range(sign_index + 1, len(signs) - 1), end_signs)
             end_sign = signs[end_index]
             inner_signs = {inside.written for inside in signs[sign_index + 1 : end_index]}
-            if has_closing:
+            if has_closing_sign:
                 fault_flags |= Fault.NESTED if inner_signs & mark_of_opening.keys() else 0
             else:
                 fault_flags |= Fault.ORDER if inner_signs else 0  # a sign in between closes another mark
                 fault_flags |= Fault.TRUNCATED if closing_sign else 0
-            is_complete = has_closing or not closing_sign
-            content_place = (sign.end, end_sign.start) if is_complete else None
-            pair_matches.append((mark, sign.start, end_sign.end if has_closing else end_sign.start, content_place))
-            sign_index = end_index + 1 if has_closing else end_index
+            is_complete = has_closing_sign or not closing_sign
+            content_span = (sign.end, end_sign.start) if is_complete else None
+            pair_matches.append((mark, sign.start, end_sign.end if has_closing_sign else end_sign.start, content_span))
+            sign_index = end_index + 1 if has_closing_sign else end_index
         return assign(pair_matches, parts_of_mark, surplus="report", fault=fault_flags)
 
     return find
@@ -177,8 +177,8 @@ def regex(parts: Sequence[Part], *, layout: Layout) -> Finder:
             if previous_stop <= match_start < match.end():
                 previous_stop = match.end()
                 content_group = pattern.groupindex.get(b"value", min(pattern.groups, 1))  # group 0 is the whole match
-                content_place = match.span(content_group)
-                disjoint_matches.append((mark, match_start, previous_stop, content_place if content_place[0] >= 0 else None))
+                content_span = match.span(content_group)
+                disjoint_matches.append((mark, match_start, previous_stop, content_span if content_span[0] >= 0 else None))
         return assign(disjoint_matches, parts_of_mark, surplus="keep")
 
     return find

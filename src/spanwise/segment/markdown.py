@@ -235,16 +235,16 @@ def _build_matcher(grammar: Any, language: str, kind: str) -> _Matcher:
 
 def _match_outermost(root: Any, match: Callable[[Any], Any]) -> list[tuple[int, int, bool]]:
     """Locate the outermost nodes of a syntax tree that a function accepts."""
-    located_nodes = list[tuple[int, int, bool]]()
+    locations = list[tuple[int, int, bool]]()
     nodes_to_visit = [root]  # tree-sitter's own queries would take quadratic time
     while nodes_to_visit:
         node = nodes_to_visit.pop()
         matched_node = match(node)
         if matched_node is not None:
-            located_nodes.append(_locate(matched_node))
+            locations.append(_locate(matched_node))
         if matched_node != node:
             nodes_to_visit += reversed(node.children)
-    return located_nodes
+    return locations
 
 
 def _find_docstring(node: Any) -> Any:

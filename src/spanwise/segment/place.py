@@ -73,7 +73,7 @@ def find_blocks(
     is_valid_nt = _check_mask(ids_nt, mask_nt)
     ids_array = ids_nt.detach().cpu().numpy()
     logp_array = _check_logp(layout, logp_nt, is_valid_nt)
-    cut_completions = _build_cutter(layout)
+    cutter = _build_cutter(layout)
     rows_per_chunk = max(1, _TOKENS_AT_A_TIME // max(ids_array.shape[1], 1))
     column_chunks = []
     block_texts = []
@@ -81,7 +81,7 @@ def find_blocks(
         row_slice = slice(first_row, first_row + rows_per_chunk)
         chunk_logp = None if logp_array is None else logp_array[row_slice]
         chunk_columns, chunk_texts = _segment_rows(
-            ids_array[row_slice], is_valid_nt[row_slice], chunk_logp, layout, cut_completions, vocabulary, first_row
+            ids_array[row_slice], is_valid_nt[row_slice], chunk_logp, layout, cutter, vocabulary, first_row
         )
         column_chunks.append(chunk_columns)
         block_texts += chunk_texts
@@ -134,8 +134,8 @@ def _segment_rows(
     byte_spans = list(pairwise(byte_offsets.tolist()))
     completion_bytes = [all_bytes[start:stop] for start, stop in byte_spans]
     samples = (
-        Sample(text, token_id_t[low:high], end_t[low:high] - start, column_t[low:high], logp_t[low:high], vocabulary)
-        for text, (low, high), (start, _) in zip(completion_bytes, token_spans, byte_spans, strict=True)
+        Sample(text, token_id_t[first:stop], end_t[first:stop] - start, column_t[first:stop], logp_t[first:stop], vocabulary)
+        for text, (first, stop), (start, _) in zip(completion_bytes, token_spans, byte_spans, strict=True)
     )
     pieces_n = cutter(completion_bytes, samples)
     # The suffix `_p` stands for an index over the pieces of all completions.
@@ -155,12 +155,12 @@ def _segment_rows(
     block_nt[valid_nt] = np.repeat(block_of_piece_p, token_count_p)
     length_nk = np.zeros((completion_count, block_count), dtype=np.int64)
     np.add.at(length_nk, (row_of_piece_p, block_of_piece_p), token_count_p)
-    nonempty_pieces = np.flatnonzero(token_count_p)
-    row_and_block = row_of_piece_p[nonempty_pieces], block_of_piece_p[nonempty_pieces]
+    nonempty_indices = np.flatnonzero(token_count_p)
+    row_and_block = row_of_piece_p[nonempty_indices], block_of_piece_p[nonempty_indices]
     start_nk = np.full((completion_count, block_count), token_width, dtype=np.int64)
     end_nk = np.zeros((completion_count, block_count), dtype=np.int64)
-    np.minimum.at(start_nk, row_and_block, column_t[first_token_p[nonempty_pieces]])
-    np.maximum.at(end_nk, row_and_block, column_t[(first_token_p + token_count_p)[nonempty_pieces] - 1] + 1)
+    np.minimum.at(start_nk, row_and_block, column_t[first_token_p[nonempty_indices]])
+    np.maximum.at(end_nk, row_and_block, column_t[(first_token_p + token_count_p)[nonempty_indices] - 1] + 1)
     fault_n = np.array([pieces.fault for pieces in pieces_n], dtype=np.int64)
     fault_n[row_of_piece_p[(byte_count_p > 0) & (length_nk[row_of_piece_p, block_of_piece_p] == 0)]] |= int(Fault.STRADDLED)
     fault_n[np.diff(token_offsets) == 0] = int(Fault.EMPTY)

@@ -118,9 +118,9 @@ def _start_at_tokens(cuts_of: Callable[[Sample], np.ndarray]) -> _Starts:
     """Return a function that lists where units begin: at the start, and at some tokens."""
 
     def starts_of(sample: Sample) -> list[int]:
-        token_indices = cuts_of(sample)
-        is_inside_text = (token_indices > 0) & (token_indices < len(sample.end_t))
-        return [0, *sample.end_t[token_indices[is_inside_text] - 1].tolist()]
+        cut_positions = cuts_of(sample)
+        is_inside_text = (cut_positions > 0) & (cut_positions < len(sample.end_t))
+        return [0, *sample.end_t[cut_positions[is_inside_text] - 1].tolist()]
 
     return starts_of
 
@@ -137,8 +137,8 @@ _register_unmarked("turns", _start_at_tokens(lambda sample: np.flatnonzero(np.di
 def fixed(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Cut a completion after every so many trainable tokens, such as 32 in `fixed:32`."""
     run_length = int(_parse_number(_single_mark(parts), parts, example="fixed:32"))
-    list_starts = _start_at_tokens(lambda sample: np.arange(run_length, len(sample.end_t), run_length))
-    return _unit_finder(parts, list_starts, trimmed=False)
+    find_starts = _start_at_tokens(lambda sample: np.arange(run_length, len(sample.end_t), run_length))
+    return _unit_finder(parts, find_starts, trimmed=False)
 
 
 @register("cuts", kind="segmenter", reads_logp=True)
@@ -154,8 +154,8 @@ def cuts(parts: Sequence[Part], *, layout: Layout) -> Finder:
     logp_limit = math.log(probability_limit)
 
     def cuts_of(sample: Sample) -> np.ndarray:
-        unlikely_tokens = np.flatnonzero(sample.logp_t < logp_limit)
-        return unlikely_tokens[stride - 1 :: stride] + 1
+        unlikely_positions = np.flatnonzero(sample.logp_t < logp_limit)
+        return unlikely_positions[stride - 1 :: stride] + 1
 
     return _unit_finder(parts, _start_at_tokens(cuts_of), trimmed=False)
 
@@ -185,7 +185,7 @@ def _single_mark(parts: Sequence[Part]) -> str:
 
 def _parse_number(written: str, parts: Sequence[Part], *, example: str, probability: bool = False) -> int | float:
     """Parse the number in a mark, such as `fixed:32`. It is a whole number from 1 on, or a probability."""
-    expected = "a probability above 0 and up to 1" if probability else "a whole number of tokens from 1 on"
+    number_kind = "a probability above 0 and up to 1" if probability else "a whole number of tokens from 1 on"
     try:
         whole_number = int(written) if written.isascii() and written.isdecimal() else 0
         number = float(written) if probability else whole_number
@@ -193,4 +193,4 @@ def _parse_number(written: str, parts: Sequence[Part], *, example: str, probabil
         number = 0
     if number > 0 and (number <= 1 or not probability):
         return number
-    raise LayoutError(f"The segmenter '{parts[0].segmenter}' takes {expected}, such as {example}; you wrote '{written}'.")
+    raise LayoutError(f"The segmenter '{parts[0].segmenter}' takes {number_kind}, such as {example}; you wrote '{written}'.")
