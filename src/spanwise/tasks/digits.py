@@ -172,9 +172,9 @@ def slipping_chain(problems: Problems, slip: tuple[float, ...], rng: np.random.G
 
 def success_probability(problems: Problems, noise: TraceNoise) -> Float[np.ndarray, " n"]:
     """Return the probability that all steps of a problem are right under this noise."""
-    smudge_right_share = SMUDGE_IS_PLUS**2 + (1 - SMUDGE_IS_PLUS) ** 2
+    right_reading_share = SMUDGE_IS_PLUS**2 + (1 - SMUDGE_IS_PLUS) ** 2
     wrong_share_o = 0.9 * np.array(noise.slip)  # a random digit is right in one of ten cases
-    right_share_o = (1 - wrong_share_o) * np.array([1, 1, 1, smudge_right_share])
+    right_share_o = (1 - wrong_share_o) * np.array([1, 1, 1, right_reading_share])
     is_step_ns = np.arange(STEPS) < problems.length_n[:, None]
     return np.where(is_step_ns, right_share_o[problems.operator_ns], 1.0).prod(axis=1)
 
@@ -189,7 +189,7 @@ def noisy_traces(problems: Problems, noise: TraceNoise, *, rng: np.random.Genera
     if noise.refusal_confidence:
         confidence_n = np.where(is_refusal_n, rng.choice(noise.refusal_confidence, problem_count), confidence_n)
     rows = zip(problems.items, digit_ns.tolist(), is_refusal_n.tolist(), confidence_n.clip(0, 1).tolist(), strict=True)
-    return [_write_trace(steps, digits[: len(steps)], refuse=refuse, confidence=q) for steps, digits, refuse, q in rows]
+    return [_write_trace(steps, digits[: len(steps)], refuse=refuses, confidence=q) for steps, digits, refuses, q in rows]
 
 
 def is_refusal(text: BlockText) -> bool:
@@ -202,10 +202,10 @@ def is_refusal(text: BlockText) -> bool:
 def _write_trace(steps: list[str], digits: list[int], *, refuse: bool, confidence: float) -> str:
     reasoning = "" if refuse else "".join(map(str, digits))
     answer = "?" if refuse else str(digits[-1])
-    risky_steps = "".join(step for step in steps if step[0] in _RISKY)
+    risky_text = "".join(step for step in steps if step[0] in _RISKY)
     return (
         f"<reasoning>{reasoning}</reasoning><answer>{answer}</answer>"
-        f"<analysis>{risky_steps}</analysis><confidence>{confidence:.1f}</confidence>"
+        f"<analysis>{risky_text}</analysis><confidence>{confidence:.1f}</confidence>"
     )
 
 
@@ -346,9 +346,9 @@ def tables(size: int, *, rng: np.random.Generator) -> list[tuple[str, str]]:
     start_digits = rng.integers(0, 10, size // steps_per_exercise).tolist()
     step_codes = rng.integers(0, 27, (size // steps_per_exercise, steps_per_exercise)).tolist()
     exercise_pairs = []
-    for digit, numbers in zip(start_digits, step_codes, strict=True):
+    for digit, codes in zip(start_digits, step_codes, strict=True):
         exercise_text = ""
-        for step in (f"{OPERATORS[number // 9]}{number % 9 + 1}" for number in numbers):
+        for step in (f"{OPERATORS[code // 9]}{code % 9 + 1}" for code in codes):
             exercise_text += f"{digit}{step}="
             digit = apply_step(digit, step)
             exercise_text += f"{digit}_"

@@ -228,11 +228,11 @@ def embedded(task: Start | Fields) -> Embedded:
     """Return an embedded task by the name of its warm start. `fields` is given by its settings."""
     if not isinstance(task, Fields):
         return STARTS[task]
-    warm_start = _course(
+    course = _course(
         9, FIELDS_NOISE, task.source, task.traces, tokenizer=build_fields_tokenizer, shape={"width": 64, "heads": 2},
         folder=f"{{}}-{task.kind}-{task.count}", key={"fields": {"kind": task.kind, "count": task.count}},
     )  # fmt: skip
-    return Embedded(f"fields-{task.kind}-{task.count}", task.layout, task.longest, task.source, warm_start, task.answers)
+    return Embedded(f"fields-{task.kind}-{task.count}", task.layout, task.longest, task.source, course, task.answers)
 
 
 @dataclass(frozen=True)

@@ -134,8 +134,8 @@ def _load_tokenizer(model: str) -> tuple[Any, PromptStyle]:
     except Exception as error:  # damaged files raise many types of exceptions
         if Path(model).is_dir():
             file_names = sorted(file.name for file in Path(model).iterdir()) or ["no file"]
-            file_list = ", ".join([*file_names[:8], "..."] if len(file_names) > 8 else file_names)
-            fault = f"The model folder '{model}' needs a config and a tokenizer that can be read; it holds {file_list}"
+            file_names_text = ", ".join([*file_names[:8], "..."] if len(file_names) > 8 else file_names)
+            fault = f"The model folder '{model}' needs a config and a tokenizer that can be read; it holds {file_names_text}"
         else:
             fault = f"The model '{model}' is neither a folder in '{Path.cwd()}' or beside the recipe, nor a hub model within reach"
         raise DataError(
@@ -173,11 +173,11 @@ def _check_asked(layout: Layout, prompts: list[str], *, instruction: str | None,
     if not missing_words or instruction == "":
         return
     missing_text = ", ".join(missing_words)
-    asked_tags_text = ", ".join(f"<{tag}>" for tag in dict.fromkeys(LAYOUTS[usual].tags))
+    usual_tags_text = ", ".join(f"<{tag}>" for tag in dict.fromkeys(LAYOUTS[usual].tags))
     if instruction is None and not whole:
         raise RecipeError(
             f"The layout has {missing_text}, but no prompt asks for them: the default instruction of '{usual}' asks for "
-            f"{asked_tags_text}. Set instruction to a text that asks for the layout's tags, prompt_column to a column of whole "
+            f"{usual_tags_text}. Set instruction to a text that asks for the layout's tags, prompt_column to a column of whole "
             "prompts, or instruction='' for a model that writes them by itself."
         )
     noun = "tags" if missing_words[0].startswith("<") else "keys"
@@ -212,9 +212,9 @@ def find_unasked(layout: Layout, texts: Sequence[str]) -> list[str]:
     """Return the layout's opening tags and JSON keys that no prompt names. A prefilled tag is left out."""
     searched_words: dict[str, None] = {}
     for part in layout.parts:
-        words_of_mark = SEGMENTERS.find(part.segmenter).asks
-        if words_of_mark is not None and part.mark != layout.prefilled:
-            searched_words.update(dict.fromkeys(words_of_mark(part.mark)))
+        list_words = SEGMENTERS.find(part.segmenter).asks
+        if list_words is not None and part.mark != layout.prefilled:
+            searched_words.update(dict.fromkeys(list_words(part.mark)))
     return [word for word in searched_words if not any(_holds(text, word) for text in texts)]
 
 
@@ -243,11 +243,11 @@ def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -
     if dataset_path.exists():
         config.HF_UPDATE_DOWNLOAD_COUNTS = False  # stops `datasets` from reporting local reads to a server
     if dataset_path.is_file() != (file_suffix in readable_suffixes):
-        missing_text = f"is neither in '{Path.cwd()}' nor beside the recipe"
-        file_problem = "is not a kind of file that can be read" if dataset_path.is_file() else missing_text
-        suffix_list = ", ".join(readable_suffixes)
+        not_found_text = f"is neither in '{Path.cwd()}' nor beside the recipe"
+        file_problem = "is not a kind of file that can be read" if dataset_path.is_file() else not_found_text
+        suffixes_text = ", ".join(readable_suffixes)
         raise DataError(
-            f"The dataset file '{dataset}' {file_problem}; set --dataset to a {suffix_list} file, a folder or a hub name."
+            f"The dataset file '{dataset}' {file_problem}; set --dataset to a {suffixes_text} file, a folder or a hub name."
         )
     if file_suffix in SUFFIXES:
         delimited_cells = read_delimited(dataset_path).to_pydict()

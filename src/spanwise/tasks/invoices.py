@@ -189,8 +189,8 @@ def answers(problems: InvoiceProblems) -> list[str]:
 
 def clerk_traces(problems: InvoiceProblems, noise: ClerkNoise, *, rng: np.random.Generator) -> list[str]:
     """Write completions for the warm start: each letter as JSON, with a hurried clerk's faults."""
-    gold_and_misleading = zip(problems.gold_n, problems.misleading_n, strict=True)
-    return [json.dumps(_copy_with_faults(gold, other, noise.slip, rng)) for gold, other in gold_and_misleading]
+    record_pairs = zip(problems.gold_n, problems.misleading_n, strict=True)
+    return [json.dumps(_copy_with_faults(gold, other, noise.slip, rng)) for gold, other in record_pairs]
 
 
 def _copy_with_faults(
