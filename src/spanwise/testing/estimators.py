@@ -191,13 +191,13 @@ class _Estimator(Suite):
         """Check that another order of the rows only reorders the result. Groups get new ids too."""
         # New step numbers are sorted, so that the steps of a trajectory keep their order.
         new_ids_of_stem = {**dict.fromkeys(_IDS, LABELS), "step": sorted(LABELS)}
-        id_input_entries = [
+        id_entries = [
             entry for entry in self.spec if entry.stem in new_ids_of_stem and isinstance(batch.rows.get(entry.name), Tensor)
         ]
         row_order = draw(st.permutations(range(len(batch))))
         new_ids = {
             entry.name: torch.tensor(new_ids_of_stem[entry.stem])[batch.rows[entry.name].unique(return_inverse=True)[1]]
-            for entry in id_input_entries
+            for entry in id_entries
         }
         reordered_batch = batch.put(new_ids).take(row_order)
         self.same(reordered_batch, self.run(reordered_batch), take(self.run(batch), row_order))
@@ -228,10 +228,10 @@ class _Estimator(Suite):
                 self.refuse(constant_batch, advantages, f"exactly 0 in rows {_row_indices(is_constant_n)}")
         group_input_names = [entry.name for entry in self.spec if entry.stem == "group"]
         if group_input_names and self.method.kind != "step":
-            groups_of_one = batch.put(dict.fromkeys(group_input_names, torch.arange(len(batch))))
-            advantages = self.advantages(groups_of_one)
+            singleton_batch = batch.put(dict.fromkeys(group_input_names, torch.arange(len(batch))))
+            advantages = self.advantages(singleton_batch)
             if bool((advantages != 0).any()):
-                self.refuse(groups_of_one, advantages, "exactly 0 in a group of one")
+                self.refuse(singleton_batch, advantages, "exactly 0 in a group of one")
 
     def conservation(self, batch: DrawnBatch, _: Draw) -> None:
         credit_nk = self.advantages(batch).reshape(len(batch), -1)
@@ -265,9 +265,9 @@ class _Estimator(Suite):
                 return
             column = column_count - 1 if self.of_tokens else draw(st.integers(0, column_count - 1))
             reward_index = (changed_row, column)
-        raised_reward = reward_values.clone()
-        raised_reward[reward_index] += increase
-        raised_batch = batch.put({name: raised_reward})
+        raised_rewards = reward_values.clone()
+        raised_rewards[reward_index] += increase
+        raised_batch = batch.put({name: raised_rewards})
         result_before, result_after = self.advantages(batch), self.advantages(raised_batch)
         credit_index = reward_index[: result_after.ndim]
         credit_before = float(result_before[credit_index])

@@ -120,11 +120,11 @@ def check_reward(
         objective=objective,
         processes=processes,
     )
-    drawn_completions = _draw_completions(layout, contents, *column_tables)
-    all_completions = st.just(_list_completions(layout, contents, *column_tables))
+    random_strategy = _draw_completions(layout, contents, *column_tables)
+    exhaustive_strategy = st.just(_list_completions(layout, contents, *column_tables))
 
     def strategy_of(name: str) -> SearchStrategy[DrawnCompletions]:
-        return all_completions if name == "threads" else drawn_completions
+        return exhaustive_strategy if name == "threads" else random_strategy
 
     reward_suite.check(strategy_of, asked=properties, exceptions=exceptions, examples=examples)
 

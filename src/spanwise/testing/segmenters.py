@@ -135,11 +135,11 @@ def check_segmenter(
         >>> check_segmenter(partial(find_blocks, layout=layout, vocabulary=small_vocabulary()), examples=5)
     """
     vocabulary = vocabulary or small_vocabulary(tags, signs=signs)
-    batch_draws = batches_of(read_inputs(segmenter, entries=inputs), most=3, ids=token_rows(vocabulary, tags, signs=signs))
+    batches = batches_of(read_inputs(segmenter, entries=inputs), most=3, ids=token_rows(vocabulary, tags, signs=signs))
     function = getattr(segmenter, "func", segmenter)
     suite_name = f"Segmenter '{getattr(function, '__name__', 'segmenter')}'"
     segmenter_suite = _Segmenter(who=suite_name, function=segmenter, sentences=SEGMENTER_PROPERTIES, vocabulary=vocabulary)
-    segmenter_suite.check(lambda _: batch_draws, asked=properties, exceptions=exceptions, examples=examples)
+    segmenter_suite.check(lambda _: batches, asked=properties, exceptions=exceptions, examples=examples)
 
 
 @dataclass(kw_only=True)
@@ -211,11 +211,11 @@ class _Segmenter(Suite):
             if [block is not None for block in block_texts] != has_token:
                 self.fail(batch, f"Completion {row} has the texts {block_texts}, but has tokens in blocks {has_token}.")
             # The key "" holds a block's whole text.
-            joined_texts = "".join(str(block[""]) for block in block_texts if block is not None)
+            joined_text = "".join(str(block[""]) for block in block_texts if block is not None)
             # A block inside one token (STRADDLED) has no token of its own, and so no text.
             is_straddled = int(result_columns["fault_n"][row]) & Fault.STRADDLED
-            if not is_straddled and not _same_text(joined_texts, token_text, ordered=not _overlap(spans)):
-                self.fail(batch, f"The blocks of completion {row} hold {joined_texts!r}, its tokens spell {token_text!r}.")
+            if not is_straddled and not _same_text(joined_text, token_text, ordered=not _overlap(spans)):
+                self.fail(batch, f"The blocks of completion {row} hold {joined_text!r}, its tokens spell {token_text!r}.")
 
 
 def _intervals(result: Mapping[str, Any]) -> list[list[tuple[int, int]]]:
