@@ -231,8 +231,8 @@ def is_async(value: Any) -> bool:
 
 def rubric_functions(rubric: Rubric) -> list[tuple[Callable[..., Any], float]]:
     """Return the reward functions of a rubric of `verifiers`, each with its weight. Its objects are bound."""
-    if group_members := getattr(rubric, "rubrics", None):
-        return [pair for member in group_members for pair in rubric_functions(member)]
+    if member_rubrics := getattr(rubric, "rubrics", None):
+        return [pair for member in member_rubrics for pair in rubric_functions(member)]
     class_objects = getattr(rubric, "class_objects", {})
     return [(_bind(function, class_objects), weight) for function, weight in zip(rubric.funcs, rubric.weights, strict=True)]
 

@@ -68,7 +68,7 @@ class Reading(ByCompletion):
         Columns: M rewards, M statuses, 2 M rewards by outcome, M stated numbers, O outcomes, C measures, K block lengths, 1 fault.
         """
         scores = self.scores
-        packed_columns = [
+        packed_tables = [
             scores.reward_nm,
             scores.status_nm,
             scores.by_outcome_nmo.flatten(1),
@@ -78,7 +78,7 @@ class Reading(ByCompletion):
             self.length_nk,
             self.fault_n[:, None],
         ]
-        return torch.cat([columns.double().cpu() for columns in packed_columns], dim=1)
+        return torch.cat([table.double().cpu() for table in packed_tables], dim=1)
 
     @staticmethod
     def unpack(table_nc: Float[Tensor, "n c"], scheme: Scheme) -> Reading:
@@ -99,8 +99,8 @@ class Reading(ByCompletion):
                 f"The packed table has {table_nc.shape[1]} columns, but this scheme's objectives and blocks need "
                 f"{sum(column_widths)}; pack and unpack with the same scheme."
             )
-        column_tables = table_nc.split(column_widths, dim=1)
-        reward_nm, status_nm, reward_by_outcome_nc, stated_nm, outcome_no, measured_nc, length_nk, fault_n1 = column_tables
+        tables = table_nc.split(column_widths, dim=1)
+        reward_nm, status_nm, reward_by_outcome_nc, stated_number_nm, outcome_no, cost_nc, length_nk, fault_n1 = tables
         scores = Scores(
             scheme.names,
             reward_nm,
@@ -108,8 +108,8 @@ class Reading(ByCompletion):
             reward_by_outcome_nc.reshape(-1, objective_count, 2),
             outcome_names=outcome_names,
             outcome_no=outcome_no if outcome_names else None,
-            stated_nm=stated_nm,
-            measured_nc=measured_nc if measure_names else None,
+            stated_nm=stated_number_nm,
+            measured_nc=cost_nc if measure_names else None,
             measures=measure_names,
         )
         return Reading(scores, length_nk.long(), fault_n1.squeeze(1).long())
@@ -154,12 +154,12 @@ def read(
     """
     spans, block_texts = locate(batch, scheme, vocabulary) if located is None else located
     columns = {**batch.columns, **batch.extras}
-    settle = None
+    settle_function = None
     if batch.steps is not None:
         scope: ScopeName = "turn" if scheme.entry.kind == "step" else "rollout"
         timeline = build_timeline(batch.steps.trajectory_s, batch.steps.step_s)
-        settle = partial(settle_turns, timeline, spans.present_nk, block_names=scheme.layout.names, scope=scope)
-    scores = score_all(scheme.objectives, block_texts, columns=columns, recorded=recorded, settle=settle)
+        settle_function = partial(settle_turns, timeline, spans.present_nk, block_names=scheme.layout.names, scope=scope)
+    scores = score_all(scheme.objectives, block_texts, columns=columns, recorded=recorded, settle=settle_function)
     return Reading(scores, spans.length_nk, spans.fault_n, spans, block_texts)
 
 
@@ -279,25 +279,25 @@ def advantages(
             "the spans of the reading that `read` returned for these completions."
         )
     spans = spans if mask_nt is None else restrict(spans, mask_nt)
-    per: Any = credit.mean_length_n if scheme.per == "batch" else scheme.per
-    if per is None:
+    per_or_length: Any = credit.mean_length_n if scheme.per == "batch" else scheme.per
+    if per_or_length is None:
         raise RecipeError(
             "per: batch divides by the mean length of the batch, but this credit has no mean_length_n. Take the credit from "
             "spanwise.credit_batch, or set mean_length_n."
         )
     if credit.token_nt is None:
-        adv_nt = spread(credit, spans, per=per, dtype=dtype)
+        adv_nt = spread(credit, spans, per=per_or_length, dtype=dtype)
     else:
-        adv_nt = spread_tokens(credit.token_nt, spans, per=per, stop_n=credit.stop_n, dtype=dtype)
+        adv_nt = spread_tokens(credit.token_nt, spans, per=per_or_length, stop_n=credit.stop_n, dtype=dtype)
     if credit.refined_nt is not None:
-        adv_nt = adv_nt + spread_tokens(credit.refined_nt, spans, per=per, dtype=dtype)
+        adv_nt = adv_nt + spread_tokens(credit.refined_nt, spans, per=per_or_length, dtype=dtype)
     adv_sum_n = adv_nt.sum(dim=1)  # the sum is finite only if all terms are, and needs little memory
-    if not adv_sum_n.isfinite().all() and (bad_token := first_of(~adv_nt.isfinite())):
-        n, t = bad_token
-        block_credits = ", ".join(f"{value:g}" for value in credit.block_nk[n])
+    if not adv_sum_n.isfinite().all() and (bad_position := first_of(~adv_nt.isfinite())):
+        n, t = bad_position
+        credits_text = ", ".join(f"{value:g}" for value in credit.block_nk[n])
         raise DivergedError(
             f"The advantage of completion {n} of {len(adv_nt)} at token {t} is {float(adv_nt[n, t])}; its blocks are credited with "
-            f"{block_credits}. Training stopped before this updated the model. Look for very large numbers: this completion's "
+            f"{credits_text}. Training stopped before this updated the model. Look for very large numbers: this completion's "
             f"rewards, the objectives' `weight` and `if_missing`, and the critic's values."
         )
     return adv_nt

@@ -343,10 +343,10 @@ def _check_presets(from_file: Mapping[str, Any], changes: Mapping[str, Any]) -> 
         preset_fields = ("objectives", "per") if field == "method" else ("objectives",)
         kept_fields = [name for name in preset_fields if from_file.get(name) is not None and name not in changes]
         if kept_fields:
-            reset_options = " ".join(f"--set {name}=null" for name in kept_fields)
+            reset_text = " ".join(f"--set {name}=null" for name in kept_fields)
             raise RecipeError(
                 f"The recipe sets {' and '.join(kept_fields)} itself, so changing {field} to {changes[field]} would have only part "
-                f"of its effect, or none. Edit the recipe, or reset {' and '.join(kept_fields)}: {reset_options}."
+                f"of its effect, or none. Edit the recipe, or reset {' and '.join(kept_fields)}: {reset_text}."
             )
 
 
@@ -511,8 +511,8 @@ def _build_objective(position: int, entry: Mapping[str, Any], recorded: Collecti
             )
     reward = entry["reward"]
     given_outcomes = entry.get("given") or ()
-    given_names = [given_outcomes] if isinstance(given_outcomes, str) else given_outcomes
-    import_paths = [name for name in given_names if ":" in str(name)]
+    outcome_names = [given_outcomes] if isinstance(given_outcomes, str) else given_outcomes
+    import_paths = [name for name in outcome_names if ":" in str(name)]
     if isinstance(reward, str) and ":" in reward:
         objective_name = str(entry.get("name") or reward.rpartition(":")[2])
         if objective_name in recorded or ("each" in entry and any(r.startswith(f"{objective_name}.") for r in recorded)):

@@ -52,11 +52,11 @@ class Registry(dict[str, _Entry], Generic[_Entry]):
 
     def load_plugins(self) -> None:
         """Import the plug-ins of other installed packages. An error names the plug-in that is broken."""
-        for point in entry_points(group=self.group):
+        for plugin in entry_points(group=self.group):
             try:
-                point.load()
+                plugin.load()
             except Exception as error:  # another package's plug-in may raise any error on import
-                raise RecipeError(f"The plug-in '{point.name}' ({point.value}) cannot be loaded: {error}.") from error
+                raise RecipeError(f"The plug-in '{plugin.name}' ({plugin.value}) cannot be loaded: {error}.") from error
 
     def add(self, name: str, function: Callable[..., Any], kind: str, facts: dict[str, Any]) -> None:
         """Add a function under a name. Refuse a name that another function has."""

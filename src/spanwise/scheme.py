@@ -212,17 +212,17 @@ class Scheme:
         """
         provided_fields = {*provides, "mask_nt"}
         if self.reads - (provided_fields if at_read is None else set(at_read)):
-            cutting_segmenter = next(filter(_reads_logp, self.layout.segmenters))
-            other_segmenters = ", ".join(sorted(name for name in SEGMENTERS if not _reads_logp(name)))
+            logp_segmenter = next(filter(_reads_logp, self.layout.segmenters))
+            segmenters_text = ", ".join(sorted(name for name in SEGMENTERS if not _reads_logp(name)))
             raise RecipeError(
-                f"The segmenter '{cutting_segmenter}' cuts by log-probabilities (logp_nt), but here completions are read without "
-                f"them. Use a segmenter that needs none: {other_segmenters}."
+                f"The segmenter '{logp_segmenter}' cuts by log-probabilities (logp_nt), but here completions are read without "
+                f"them. Use a segmenter that needs none: {segmenters_text}."
             )
         for stage in self.stages:
             stage.check_provided(provided_fields)
         if missing_inputs := self.entry.lacking(provided_fields):
-            named_methods = sorted(METHODS.items())
-            runnable_names = [name for name, entry in named_methods if entry.preset and not entry.lacking(provided_fields)]
+            sorted_methods = sorted(METHODS.items())
+            runnable_names = [name for name, entry in sorted_methods if entry.preset and not entry.lacking(provided_fields)]
             raise RecipeError(
                 f"Method '{self.method}' needs {missing_inputs}, which the batches here do not hold. Methods that can be run: "
                 f"{', '.join(runnable_names)}."
@@ -246,9 +246,9 @@ class Scheme:
     def check_loads(self, engine: str) -> None:
         """Refuse a reward that loads a model (`RecipeError`). The engine's workers have no device for it."""
         entry_by_name = {objective.name: built_in(objective) for objective in self.objectives}
-        if loaders := [name for name, entry in entry_by_name.items() if entry is not None and entry.loads_model]:
+        if names := [name for name, entry in entry_by_name.items() if entry is not None and entry.loads_model]:
             raise RecipeError(
-                f"Objective '{loaders[0]}' loads a reward model, and the reward workers of {engine} have no device for it. Serve "
+                f"Objective '{names[0]}' loads a reward model, and the reward workers of {engine} have no device for it. Serve "
                 f"the model, and ask the server in an `async def` of your own; or train with TRL."
             )
 

@@ -118,7 +118,7 @@ def gather_rows(read_batch: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatc
     step_fields = None if steps is None else (steps.trajectory_s.cpu(), steps.step_s.cpu(), steps.anchor_s)
     parts_of_ranks = ranks.gather((read_batch.reading.pack(), read_batch.batch.group_n.cpu(), step_fields))
     packed_readings, groups_of_ranks, steps_of_ranks = zip(*parts_of_ranks, strict=True)
-    rows_per_rank = [len(packed_reading) for packed_reading in packed_readings]
+    row_counts = [len(packed_reading) for packed_reading in packed_readings]
     batch = Batch(torch.cat(groups_of_ranks))
     if steps is not None:
         trajectories_of_ranks, step_numbers_of_ranks, anchors_of_ranks = zip(*steps_of_ranks, strict=True)
@@ -126,12 +126,12 @@ def gather_rows(read_batch: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatc
         anchor_states = None
         if any(states is not None for states in anchors_of_ranks):
             anchor_states = []
-            for anchors, row_count in zip(anchors_of_ranks, rows_per_rank, strict=True):
+            for anchors, row_count in zip(anchors_of_ranks, row_counts, strict=True):
                 anchor_states += [None] * row_count if anchors is None else list_ids(anchors)
         batch = replace(batch, steps=Steps(trajectory_s, torch.cat(step_numbers_of_ranks), anchor_states))
     reading = Reading.unpack(torch.cat(packed_readings), scheme)
-    all_ranks = ReadBatch(batch, reading, len(rows_per_rank) * read_batch.completions)
-    rank_start_row = sum(rows_per_rank[: ranks.rank])
+    all_ranks = ReadBatch(batch, reading, len(row_counts) * read_batch.completions)
+    rank_start_row = sum(row_counts[: ranks.rank])
     return replace(read_batch, gathered=all_ranks, here=slice(rank_start_row, rank_start_row + len(read_batch.reading)))
 
 
@@ -367,17 +367,17 @@ class Step:
         if learn and not batch_credits.has_signal:
             self.zero_batches += 1
             if self.zero_batches == 1:
-                objective_names = ", ".join(repr(one.name) for one in self.scheme.objectives if one.weight)
+                objectives_text = ", ".join(repr(one.name) for one in self.scheme.objectives if one.weight)
                 step_label = "" if number is None else f" at step {number}"
                 usual_cause = "the prompts are too easy or too hard, or a reward is constant"
                 cause_text = "an earlier warning says why" if has_unscored else usual_cause
                 zero_reason = (
-                    f"No completion differs from its baseline in any reward ({objective_names}). If this lasts (see "
+                    f"No completion differs from its baseline in any reward ({objectives_text}). If this lasts (see "
                     f"credit/no_signal), {cause_text}."
                 )
                 new_warnings.append(
                     f"Every advantage of the batch{step_label} is zero, so nothing is learned from it. "
-                    + (zero_reason if objective_names else "Every objective has weight 0; give at least one another weight.")
+                    + (zero_reason if objectives_text else "Every objective has weight 0; give at least one another weight.")
                 )
         return BatchCredit(batch_credits, batch_metrics, new_warnings)
 

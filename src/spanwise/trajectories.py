@@ -75,8 +75,8 @@ def _collect_rewards(trajectories: Sequence[Trajectory]) -> dict[str, Reward]:
     """Collect the rewards of each objective, one per turn. The last sampled turn gets the trajectory's own rewards."""
     rewards_by_turn: list[Mapping[str, float | Status]] = []
     for trajectory in trajectories:
-        sampled_turns = [t for t, turn in enumerate(trajectory.turns) if any(turn.mask)]
-        last_turn_index = sampled_turns[-1] if sampled_turns else len(trajectory.turns) - 1
+        sampled_turn_indices = [t for t, turn in enumerate(trajectory.turns) if any(turn.mask)]
+        last_turn_index = sampled_turn_indices[-1] if sampled_turn_indices else len(trajectory.turns) - 1
         for t, turn in enumerate(trajectory.turns):
             rewards_by_turn.append({**turn.rewards, **(trajectory.rewards if t == last_turn_index else {})})
     reward_by_objective = {}
@@ -114,7 +114,7 @@ def onto_turns(trajectories: Sequence[Trajectory], name: str, value_st: Float[Te
             f"give each turn a row."
         )
     credited_turns = (
-        replace(turn, per_token={**turn.per_token, name: tuple(row[: len(turn.response_ids)])})
-        for turn, row in zip(turns, value_st.tolist(), strict=True)
+        replace(turn, per_token={**turn.per_token, name: tuple(values[: len(turn.response_ids)])})
+        for turn, values in zip(turns, value_st.tolist(), strict=True)
     )
-    return [replace(one, turns=tuple(islice(credited_turns, len(one.turns)))) for one in trajectories]
+    return [replace(trajectory, turns=tuple(islice(credited_turns, len(trajectory.turns)))) for trajectory in trajectories]

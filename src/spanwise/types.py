@@ -365,10 +365,10 @@ class Credit(ByCompletion):
         block_or_token_credit = self.block_nk if self.token_nt is None else self.token_nt
         credit_tables = (block_or_token_credit, self.stop_n[:, None], self.refined_nt)
         # Testing both bounds needs less memory than absolute values. NaN counts as above the tolerance.
-        has_no_credit_masks = [
+        no_credit_masks = [
             ((table <= tolerance) & (table >= -tolerance)).all(dim=1) for table in credit_tables if table is not None
         ]
-        return ~torch.stack(has_no_credit_masks).all(dim=0)
+        return ~torch.stack(no_credit_masks).all(dim=0)
 
     @property
     def explained(self) -> tuple[Tensor, Comparison]:

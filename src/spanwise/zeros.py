@@ -86,8 +86,8 @@ def zero_reasons(credit: Credit, scheme: Scheme) -> Int[Tensor, "n k"]:
         paying_columns = [m for m, o in enumerate(scheme.objectives) if name in o.pays and o.weight != 0]
         if paying_columns:
             is_cancelled_n = (reason_key_nm[:, paying_columns] == cancelled_key).any(dim=1)
-            first_n1 = rank_nm[:, paying_columns].argmin(dim=1, keepdim=True)
-            first_key_n = reason_key_nm[:, paying_columns].gather(1, first_n1).squeeze(1)
+            first_column_n1 = rank_nm[:, paying_columns].argmin(dim=1, keepdim=True)
+            first_key_n = reason_key_nm[:, paying_columns].gather(1, first_column_n1).squeeze(1)
             block_key_nk[:, k] = torch.where(is_cancelled_n, cancelled_key, first_key_n)
     return block_key_nk
 
