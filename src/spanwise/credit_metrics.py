@@ -85,7 +85,7 @@ def _measure_unanimous(batch: CreditedBatch) -> dict[str, float]:
 
 def _measure_all_unanimous(batch: CreditedBatch) -> dict[str, float]:
     """Return the share of groups whose rewards are all equal under every objective."""
-    # No share if some objective compares across groups, because that can credit a group of equal rewards.
+    # If an objective compares across groups, even a group of equal rewards may get credit, so return no share.
     if len(batch.agreement) < len(batch.scheme.objectives):
         return {}
     unanimous_masks, compared_masks = zip(*batch.agreement.values(), strict=True)

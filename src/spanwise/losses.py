@@ -316,7 +316,7 @@ def _edges(bins: int, value_range: tuple[float, float], like: Tensor) -> tuple[T
 def critic_error(
     value_nt: Float[Tensor, "n t"], target_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]
 ) -> dict[str, float]:
-    r"""Split a critic's squared error into the error of completions' mean values and the rest.
+    r"""Split a critic's squared error into that of each completion's mean value and that within completions.
 
     Equation
         error_point = mean_i mean_t (v - q)^2 = error_mean + error_within

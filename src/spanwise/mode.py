@@ -36,7 +36,7 @@ class Page:
     text: str
     asks: str
     charts: tuple[Chart, ...]
-    # the metric at the page's top: its name without prefix, its title, and a warning for a bad last value
+    # the metric at the page's top, as three texts: name without prefix, title, warning for a bad last value
     headline: tuple[str, str, str]
 
 
@@ -115,7 +115,7 @@ class Mode:
         return False
 
     def as_trained(self, places: Sequence[Path]) -> Mode:
-        """Return the mode with the numbers that a training run measured and stored in one of the folders."""
+        """Return the mode with what its training run measured and stored in a folder, such as laser's reference."""
         return self
 
     @property

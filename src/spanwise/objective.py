@@ -18,7 +18,7 @@ BaselineName = Literal["none", "batch", "group", "outcome", "blended"]
 BASELINES: tuple[BaselineName, ...] = ("none", "batch", "group", "outcome", "blended")
 ScaleName = Literal["none", "std"]
 ScopeName = Literal["rollout", "turn"]
-#: An objective for every block calls the current block "own" and the blocks before it "earlier".
+#: In an objective for each block, "own" stands for the current block, and "earlier" for those before it.
 EARLIER, OWN = "earlier", "own"
 HIDDEN = "<hidden>"  # the text that saved files hold in place of a secret, such as an API key
 

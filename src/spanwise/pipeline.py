@@ -90,7 +90,7 @@ class Reading(ByCompletion):
         objective_count = len(scheme.objectives)
         outcome_names = scheme.outcome_names
         measure_names = scheme.measures
-        reward_widths = [objective_count, objective_count, 2 * objective_count, objective_count]  # in the order of `pack`
+        reward_widths = [objective_count, objective_count, 2 * objective_count, objective_count]
         column_widths = [*reward_widths, len(outcome_names), len(measure_names), len(scheme.layout.names), 1]
         if len(table_nc) == 0:  # a table without rows may also have no columns
             table_nc = table_nc.new_zeros(0, sum(column_widths))
@@ -115,7 +115,7 @@ class Reading(ByCompletion):
         return Reading(scores, length_nk.long(), fault_n1.squeeze(1).long())
 
     def take(self, rows: Any) -> Reading:
-        """Return the reading of some completions (a slice or indices). It has no spans and no text."""
+        """Select the rewards and blocks of some completions (a slice or indices). Spans and text are left out."""
         return super(Reading, replace(self, spans=None, text=None)).take(rows)
 
     @staticmethod

@@ -107,7 +107,7 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
-    # Task, model and data.
+    # These fields set the task, the model and the data.
     task: Literal["digits", "digits_twice", "digits_long", "fields", "invoices", "confidence", "two_attempts", "own"] = (
         "digits"
     )
@@ -123,7 +123,7 @@ class Recipe(BaseModel):
     answer_column: str | None = "answer"
     instruction: str | None = None
 
-    # Rule of credit.
+    # These fields say how rewards become credit.
     method: str = "bae"
     calibration: Literal["brier", "log_score"] | None = None
     baseline: Literal["none", "batch", "group", "outcome", "blended"] | None = None
@@ -138,7 +138,7 @@ class Recipe(BaseModel):
     options: dict[str, Any] = Field(default_factory=dict)
     refine: str | dict[str, Any] | None = None
 
-    # Training loop.
+    # These fields set the training loop.
     steps: int = Field(120, ge=1)
     prompts: int = Field(16, ge=1)
     group_size: int = Field(16, ge=2)
@@ -154,7 +154,7 @@ class Recipe(BaseModel):
     seed: int = Field(0, ge=0, le=LARGEST_SEED)
     trainer: dict[str, Any] = Field(default_factory=dict)
 
-    # Evaluation and files.
+    # These fields set the evaluation, and the files that a run writes.
     eval_every: int = Field(10, ge=0)
     eval_prompts: int = Field(512, ge=1)
     eval_samples: int = Field(8, ge=1)
@@ -335,7 +335,7 @@ def _no_field(key: str) -> str:
 
 
 def _check_presets(from_file: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
-    """Refuse to override `method`, `baseline` or `calibration` if other recipe fields would cancel that."""
+    """Refuse a change of `method`, `baseline` or `calibration` that other fields of the recipe would undo."""
     for field in ("method", "baseline", "calibration"):
         old_setting = from_file.get(field, Recipe.model_fields[field].default)
         if field not in changes or changes[field] == old_setting:
@@ -489,7 +489,7 @@ def resolved(recipe: Recipe, scheme: Scheme) -> dict[str, Any]:
     function_by_path = {path: imported(path, what="The reward") for path in import_paths}
     for plain_objective, objective in zip(plain_scheme["objectives"], scheme.objectives, strict=True):
         for path, function in function_by_path.items():
-            if function == objective.reward:  # keep the path that the recipe names
+            if function == objective.reward:  # write a function's path as the recipe writes it
                 plain_objective["reward"] = path
     return {**recipe.model_dump(mode="json"), "calibration": None, "baseline": None, **plain_scheme}
 

@@ -174,7 +174,7 @@ def _origin(module: str) -> Path | None:
 
 
 def seen_from_here(path: str, folder: Path) -> str:
-    """Rewrite `module:function` so that it is found from the current folder. `folder` holds the file."""
+    """Put `folder` before the file in `module:function` if it is there, so that it is found from the current folder."""
     module_name, _, function_name = path.rpartition(":")
     if not module_name or _file(module_name) or (not module_name.endswith(".py") and _is_installed(module_name)):
         return path

@@ -322,7 +322,7 @@ def _reads_logp(segmenter: str) -> bool:
 
 
 def _refuse(objectives: Sequence[Objective], find_fault: Callable[[Objective], Any], sentence: str) -> None:
-    """Refuse the first objective with a fault. `{o}` in `sentence` is the objective, `{fault}` its fault."""
+    """Raise an error if `find_fault` finds a fault in an objective. `sentence` gets both, as `{o}` and `{fault}`."""
     for objective in objectives:
         if fault_sentence := find_fault(objective):
             raise RecipeError(sentence.format(o=objective, fault=fault_sentence))

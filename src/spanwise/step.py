@@ -48,7 +48,7 @@ class ReadBatch:
     """A batch with the blocks, rewards and statuses that were read from its completions (`Reading`)."""
 
     batch: Batch  # one row per completion, or per turn
-    reading: Reading  # the blocks and rewards of each row; other processes' rows lack text, and usually spans
+    reading: Reading  # each row's blocks and rewards; rows of other processes have no text, and usually no spans
     completions: int  # the number of completions
     turns: Turns | None = None  # the place of each row's turn in its completion; None without turns
     gathered: ReadBatch | None = None  # the batch of all processes; None: there is one process
@@ -79,7 +79,7 @@ class ReadBatch:
         return list(values) if self.turns is None else self.turns.repeat(values)
 
     def worth_sm(self, scheme: Scheme) -> Float[Tensor, "s m"]:
-        """Return each row's rewards; `if_missing` replaces what a row, or a turn's rollout, left out."""
+        """Return each row's rewards. `if_missing` replaces a reward that the row, or its turn's rollout, left out."""
         turn_steps = self.batch.steps
         if turn_steps is None or not len(turn_steps.step_s):
             return fill_missing(self.reading.scores, scheme.objectives)
@@ -227,10 +227,10 @@ class BatchCredit(NamedTuple):
 class StepResult:
     """The advantages of this process's rows, and the metrics and warnings of the batch."""
 
-    own: ReadBatch  # the rows of this process; `own.put` turns tables of rows into tables of completions
+    own: ReadBatch  # the rows of this process; its method `put` joins turns to completions
     advantages_nt: Float[Tensor, "n t"]  # the advantage of each token of each row
     spans: Spans  # the blocks of each row; a row that the trainer left out has none
-    credit: Credit  # the credit of this process's rows; its counts per objective cover all processes
+    credit: Credit  # the credit of this process's rows; its counts cover the rows of all processes
     metrics: dict[str, float]  # the metrics over all processes' rows
     warnings: list[str]  # the warnings that no earlier batch had
     credits: Credit  # the credit of all processes' rows

@@ -61,7 +61,7 @@ def join_rows(parts: Sequence[_Table]) -> _Table:
 
 
 class PiecewiseText(dict[str, "Mapping[str, str | None] | None"]):
-    """The text of blocks that lie in several pieces, with the completion's whole text."""
+    """The text of a completion's blocks if some lie in several pieces. `whole` is the text of the completion."""
 
     __slots__ = ("whole",)
 

@@ -38,7 +38,7 @@ class Count:
     reason: Zero
     objective: str  # the objective that the reason concerns; empty if there is none
     tokens: int
-    completions: int  # how many completions have this reason, as `Zeros.key_n` gives it
+    completions: int  # how many completions have this reason in `Zeros.key_n`
     rows: tuple[int, ...] = ()  # a few completions that have this reason, or a token with it
 
 
@@ -75,7 +75,7 @@ def zero_reasons(credit: Credit, scheme: Scheme) -> Int[Tensor, "n k"]:
     """
     _, comparison = credit.explained
     cancelled_key = key_of(Zero.CANCELLED)
-    reason_key_nm = comparison.reason_nm * _OBJECTIVES + comparison.about_nm + 1  # the key of every reason, as in `key_of`
+    reason_key_nm = comparison.reason_nm * _OBJECTIVES + comparison.about_nm + 1  # encode the reasons as `key_of` does
     # If a credited block has a total of 0, other objectives cancel the credit.
     reason_key_nm = torch.where(comparison.reason_nm == int(Zero.CREDITED), cancelled_key, reason_key_nm)
     reason_key_nm = reason_key_nm.expand(-1, len(scheme.objectives))
@@ -105,7 +105,7 @@ def recorded_reasons(
     """
     largest_credit_n = credit_nk.nan_to_num().abs().amax(dim=1)
     group_n = group_index(group_n)
-    placeholder_reward_n = torch.ones_like(group_n).double()  # equal rewards: only group sizes matter
+    placeholder_reward_n = torch.ones_like(group_n).double()  # any numbers do, because only the group sizes are used
     group_comparison = compare_in_strata(placeholder_reward_n, group_n, voter_n=rollout_n).comparison
     group_size_n = group_comparison.members_nm[:, 0]
     reason_key_n = torch.full_like(group_n, key_of(Zero.ALL_EQUAL))
@@ -146,7 +146,7 @@ def tally_zeros(
             f"There are {len(advantage_v)} advantages for {len(block_v)} blocks and {len(row_v)} rows; give one per token."
         )
     trainable_v = block_v >= 0 if trainable_v is None else trainable_v
-    block_key_v = block_nk[row_v, block_v.long().clamp(min=0)]  # tokens without a block are set below
+    block_key_v = block_nk[row_v, block_v.long().clamp(min=0)]  # the next line replaces it for tokens without a block
     reason_key_v = torch.where(block_v >= 0, block_key_v, key_of(Zero.UNPAID))
     for applies_v, reason in (
         (advantage_v.isnan(), Zero.UNSCORED),

@@ -322,7 +322,7 @@ def explain_sum(
     is_reward_missing_nm = fill_missing(scores, objectives).isnan() & has_weight_m
     # If a completion lacks several rewards, name the reason that comes first in `Zero`.
     missing_objective_index_n = missing_reason_nm.where(is_reward_missing_nm, len(Zero)).argmin(dim=1)
-    # GDPO may credit a completion although one of its rewards is missing.
+    # GDPO adds up the advantages of single rewards, so it may credit a completion that lacks one of them.
     sum_is_missing_n = comparison.worth_nm[:, 0].isnan() & (reason_n != int(Zero.CREDITED))
     missing_reason_n = missing_reason_nm.gather(1, missing_objective_index_n[:, None])[:, 0]
     reason_n = torch.where(sum_is_missing_n, missing_reason_n, reason_n)

@@ -144,7 +144,7 @@ def advantage(
     whole_batch_group_n = torch.zeros_like(group_n, dtype=torch.long)  # the whole batch is one group
     groupings: list[tuple[Tensor, int]] = []  # pairs: the group ids, and by how many outcomes the groups are split
     if baseline == "none":
-        check_rewards(reward_n)  # the other baselines check the rewards in `moments`
+        check_rewards(reward_n)  # `moments` checks the rewards for all other baselines
         advantage_n = worth_n.nan_to_num(nan=0.0)
         zeros_n = torch.zeros_like(worth_n)
         is_uncompared_n = torch.zeros_like(lacks_reward_n)
@@ -202,7 +202,7 @@ def compare_columns(
         advantage(reward_nm[:, m], group_n, **{name: values[m] for name, values in given_options.items()}, **options)
         for m in range(reward_nm.shape[1])
     ]
-    # Each completion's advantage is in one of these tensors, and 0 in the other.
+    # A completion with a reward has its advantage in `advantage_n`, any other in `missing_n`. The other entry is 0.
     adv_nm = torch.stack([column.advantage_n + column.missing_n for column in column_advantages], dim=1)
     return Explained(adv_nm, Comparison.joined([column.comparison for column in column_advantages]))
 

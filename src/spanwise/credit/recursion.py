@@ -72,7 +72,7 @@ def lambda_advantage(
         mask_factor = mask_tile.to(exact_dtype)
         boundary_factor = mask_factor if boundary_nt is None else (mask_tile & boundary_nt[rows, cols]).to(exact_dtype)
         value_factor_tile = boundary_factor * value_factor_n[rows, None]
-        carry_factor = (mask_factor * (gamma - 1)).sub_(value_factor_tile).add_(1.0)  # factor of c[k+1] in c[k]
+        carry_factor = (mask_factor * (gamma - 1)).sub_(value_factor_tile).add_(1.0)
         reward_term = carry_factor * reward_tile
         value_tile = None if value_nt is None else torch.where(mask_tile, value_nt[rows, cols].to(exact_dtype), 0.0)
         if value_tile is not None:

@@ -220,7 +220,7 @@ class Method:
                     )
 
     def _rule_of(self, name: str) -> tuple[Callable[[Any], bool], str]:
-        """Return a test of an option's value, and advice for a value that fails."""
+        """Return a function that checks an option's value, and advice for a user whose value fails the check."""
         if allowed_words := self._words.get(name):
             return allowed_words.__contains__, f"write {', '.join(allowed_words[:-1])} or {allowed_words[-1]}"
         if name in _VALUES:

@@ -81,7 +81,7 @@ class Streams:
     reward_snt: Float[Tensor, "s n t"]  # the reward of each token; 0 nearly everywhere
     mask_snt: Bool[Tensor, "s n t"]  # the tokens that get advantages; GAE and SAE skip all others
     weight_s: Float[Tensor, " s"]  # the weight of each objective; 1 for the sum of all rewards
-    stop_sn: Bool[Tensor, "s n"]  # True if the reward is for ending without the block that it credits
+    stop_sn: Bool[Tensor, "s n"]  # True if the completion lacks the rewarded blocks, so its last token has the reward
     last_sn: Bool[Tensor, "s n"]  # True if the completion's last trainable token gets an advantage
 
     def inputs(

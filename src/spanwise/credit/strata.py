@@ -55,7 +55,7 @@ def check_counts(items: Sized, item_noun: str, others: Sized, other_noun: str, *
 
 
 def check_shapes(**tensors: Tensor | None) -> None:
-    """Refuse tensors whose sizes disagree along an index that their names share."""
+    """Refuse tensors of different sizes along an axis that their names share, such as `n` in `x_n` and `y_nt`."""
     given_tensors = [(name, tensor) for name, tensor in tensors.items() if tensor is not None]
     first_name, first_tensor = given_tensors[0]
     first_axes = first_name.rpartition("_")[2]  # the names of the axes, such as "nt"
@@ -255,7 +255,7 @@ class Moments:
         degrees_of_freedom_s = (self.count_s - 1).clamp(min=0.0)
         degrees_of_freedom_of_others_s = degrees_of_freedom_s.sum() - degrees_of_freedom_s
         square_sum_of_others_s = (self.square_s.sum() - self.square_s).clamp(min=0.0)
-        return square_sum_of_others_s / degrees_of_freedom_of_others_s  # NaN if no other stratum has two members
+        return square_sum_of_others_s / degrees_of_freedom_of_others_s  # 0 / 0 is NaN: no other stratum has 2 members
 
 
 def moments(

@@ -71,7 +71,7 @@ def checkpoint_fault(checkpoint: Path) -> str | None:
         manifest = read_manifest(checkpoint)
         size_by_name = {str(name): int(size) for name, size in manifest["files"].items()}
         is_resumable = bool(manifest["resumable"])
-        _ = int(manifest["processes"]), manifest["estimator"]  # raises an error if an entry is missing
+        _ = int(manifest["processes"]), manifest["estimator"]  # a missing entry raises an error, caught below
         _ = dict(manifest["digests"]), dict(manifest["settings"])
     except FileNotFoundError:
         return f"the folder lacks {MANIFEST}, which is written last: saving was cut off, or another trainer wrote the folder"

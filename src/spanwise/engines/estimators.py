@@ -51,7 +51,7 @@ def outcome_advantages(
         }
     )
     uids = index.tolist() if hasattr(index, "tolist") else list(index)
-    # A padding row has a padding id, and either has no trained token or is at the end of the batch.
+    # Padding rows have a padding id, and either no trained token or a place after all rows with a real id.
     rows_with_real_id = {n for n, uid in enumerate(uids) if not _PAD.fullmatch(str(uid))}
     last_real_row = max(rows_with_real_id, default=-1)
     is_trained_n = response_mask.bool().any(dim=1)

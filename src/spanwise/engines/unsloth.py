@@ -86,7 +86,7 @@ def check_gradient(gradient_bu: Float[Tensor, "b u"] | None, expected_bu: Float[
 
 
 class _Packed(GRPOTrainer):
-    """Moves advantages to the columns of Unsloth's loss. Stands between `SpanGRPOTrainer` and Unsloth's trainer."""
+    """A trainer between `SpanGRPOTrainer` and Unsloth's. It moves advantages to where Unsloth's loss reads them."""
 
     args: Any
     processing_class: Any

@@ -23,7 +23,7 @@ def _release_numbers(version: str) -> list[int]:
 
 
 def untested(engine: str, version: str) -> str:
-    """Return a warning for an untested version. It is empty for a tested one."""
+    """Return a warning if an engine's version is untested, otherwise an empty text."""
     if is_tested(engine, version):
         return ""
     return f"spanwise is tested with {engine} {WINDOWS[engine]}, but yours is {engine} {version}: check a short run first."

@@ -15,7 +15,7 @@ from spanwise.registry import registered
 CALIBRATION = ("ece", "brier", "auroc", "mean_confidence", "sharpness")
 OF_SCORE = "laser_"  # metrics of the self-rewarding score have this prefix
 OF_REWARD = "reward/"  # metrics of mean rewards on held-out prompts have this prefix
-#: The figures of a policy's score of its own answers.
+#: The figures of the score that a policy gives to its own answers.
 SCORE_FIGURES = tuple(f"{OF_SCORE}{name}" for name in ("coverage", *CALIBRATION))
 _SCORED = SCORE_FIGURES[1:]
 _OUT_OF_REACH = (
@@ -95,7 +95,7 @@ def by_sentence(sentences: Mapping[_Key, str]) -> dict[str, list[_Key]]:
 
 
 def later_elements(names: Iterable[str]) -> set[str]:
-    """Return the names of objectives that belong to later elements of a list, such as `name[2]`."""
+    """Return the objective names of later list elements, such as `price[2]` if there is also `price[0]`."""
     all_names = set(names)
     return {name for name in all_names if _LATER.search(name) and _LATER.sub("[0]", name) in all_names}
 

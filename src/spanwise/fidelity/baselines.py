@@ -227,13 +227,13 @@ def measure_fidelity(
 
 
 def _prepare_columns(rerolls: Rerolls, rule: ScoreName) -> dict[str, Tensor]:
-    """Compute the columns, such as rewards, from which batches are drawn."""
+    """Compute the rewards, outcomes and Monte Carlo advantages of all completions, from which batches are drawn."""
     prompt_count, sample_count = rerolls.prefix_xs.shape
     confidence_n = rerolls.confidence_xs.double().flatten()
     outcome_n = rerolls.outcome_xs.double().flatten()
     score_pair = [proper_score(confidence_n, torch.full_like(confidence_n, outcome), rule=rule) for outcome in (0.0, 1.0)]
     reward_n = proper_score(confidence_n, outcome_n, rule=rule)
-    no_rerolls_1m = torch.full((1, rerolls.again_dm.shape[1]), torch.nan)  # NaN if there are no re-rolls
+    no_rerolls_1m = torch.full((1, rerolls.again_dm.shape[1]), torch.nan)  # the row for completions without re-rolls
     rerolled_confidence_nm = torch.cat([rerolls.again_dm.double(), no_rerolls_1m])[rerolls.prefix_xs.flatten()]
     rerolled_score_nm = proper_score(rerolled_confidence_nm, outcome_n[:, None].expand_as(rerolled_confidence_nm), rule=rule)
     mc_value_n, noise_n = mean_and_noise(rerolled_score_nm)
@@ -245,7 +245,7 @@ def _prepare_columns(rerolls: Rerolls, rule: ScoreName) -> dict[str, Tensor]:
     }  # fmt: skip
 
 
-#: The number of terms that `_terms` computes for a completion.
+#: How many numbers `_terms` returns for each completion.
 _SUMS = 18
 
 
@@ -266,7 +266,7 @@ def _terms(batch: Mapping[str, Tensor], adv_n: Float[Tensor, " n"]) -> Float[Ten
 def _figures_of_sums(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
     """Compute the figures that `FIGURES` names from sums over completions."""
     term_sums = sums.unbind(-1)
-    # The first eight sums are four pairs of a count and a sum of squared errors.
+    # The first eight sums are, for four sets of completions, the set's size and its sum of squared errors.
     rmses = [root_ratio(error_sum, count) for count, error_sum in zip(term_sums[0:8:2], term_sums[1:8:2], strict=True)]
     weighted_adv_square_sum, weighted_product_sum, weighted_mc_square_sum, weighted_noise_sum = term_sums[14:]
     exact_square_sum = weighted_mc_square_sum - weighted_noise_sum

@@ -85,7 +85,7 @@ def fidelity_report(
         counts_text += f"; {counts['rerolls']:,} re-rolls of {counts['prefixes']:,} distinct prefixes"
     if not any(is_known(row["value"]) for row in (*figures, *tokens)):
         warnings.append("Nothing was measured. Usually all completions are malformed or lack the block that is re-rolled.")
-    if "share" in counts:  # the key exists if baselines were measured
+    if "share" in counts:  # the counts hold a share only if baselines were measured
         smallest_group_size = min((row["group_size"] for row in figures), default=None)
         used_share = percent(counts["share"])
         headlines = [

@@ -141,7 +141,7 @@ def weighted_auroc(
 
     def sums_by_confidence(answer_weight_rn: Tensor) -> Tensor:
         running_sum_rn = answer_weight_rn[:, confidence_order_n].cumsum(dim=1)
-        return torch.nn.functional.pad(running_sum_rn[:, last_position_v], (1, 0))  # sums begin with 0
+        return torch.nn.functional.pad(running_sum_rn[:, last_position_v], (1, 0))  # prepend 0, the sum of no answers
 
     wrong_sum_rv = sums_by_confidence(weight_rn.double() * (1 - is_right_n))
     wrong_weight_rv = wrong_sum_rv.diff(dim=1)

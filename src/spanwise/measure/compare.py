@@ -275,5 +275,5 @@ def seeds_needed(difference: float, sd: float, *, alpha: float, power: float = 0
         # SciPy's nct.cdf is NaN for a large noncentrality, but nct.sf is not.
         return float(sum(scipy.stats.nct.sf(critical_t, n - 1, side) for side in (noncentrality, -noncentrality))) >= power
 
-    seed_count = bisect_left(range(most + 1), True, lo=2, key=is_enough)  # the smallest number of seeds that is enough
+    seed_count = bisect_left(range(most + 1), True, lo=2, key=is_enough)  # the fewest seeds that reach the power
     return seed_count if seed_count <= most else None

@@ -143,7 +143,7 @@ def build_figures(
     columns = (confidence_n.cpu()[is_judged_n], correct_n.cpu()[is_judged_n])
     confidence_i, correct_i = (column.double() for column in columns)
     mean_confidence = float(confidence_i.mean())
-    share_extremes = (([0.0],), ([1.0],))  # a new prompt of 0 lowers a share most, one of 1 raises it most
+    share_extremes = (([0.0],), ([1.0],))  # the values of an unseen prompt that lower and raise a share most
 
     def share(column_n: Tensor | None) -> BoundedFigure | None:
         if column_n is None:
@@ -316,9 +316,9 @@ def bounds(
     tail = (1 - level) / 2
     t_quantile = float(scipy.stats.t.isf(tail, count - 1))
     width_factor = math.sqrt(count / (count - 1)) * t_quantile / NormalDist().inv_cdf(1 - tail)
-    generator = torch.Generator().manual_seed(seed + 1)  # not the seed that drew the prompts
+    generator = torch.Generator().manual_seed(seed + 1)  # use another seed than the one that drew the prompts
     centred_weight_rj = torch.empty(len(noise_rb), 2, dtype=torch.float64).exponential_(generator=generator) - 1
-    # Use the unseen prompts in both orders, so that swapping the two runs only negates the bounds.
+    # Add noise from two unseen prompts, in either order. So swapping the two runs only negates the bounds.
     unseen_noise_rb = centred_weight_rj @ unseen_jb
     swapped_noise_rb = centred_weight_rj.flip(1) @ unseen_jb
     noise_rb = torch.cat([noise_rb + unseen_noise_rb, noise_rb + swapped_noise_rb])

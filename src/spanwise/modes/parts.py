@@ -81,7 +81,7 @@ class RowPart(ABC):
 
     @abstractmethod
     def ended(self, ids: Sequence[int], mask: Sequence[Any]) -> bool:
-        """Return whether the engine appends the mode's token to a row."""
+        """Return whether a row has ended. If so, the engine appends the mode's extra token to it."""
 
     @abstractmethod
     def fields(self, logp_n: Tensor, number: int) -> dict[str, Tensor]:
@@ -94,11 +94,11 @@ class RowPart(ABC):
     @staticmethod
     @abstractmethod
     def parted(logp_nt: Tensor, old_nt: Tensor, adv_nt: Tensor, mask_nt: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Remove the mode's entries from old log-probabilities and advantages. Return both, and the mode's loss by token."""
+        """Clear the mode's extra token in old log-probabilities and advantages. Return both, and its loss by token."""
 
 
 def token_logp(logp_nt: Tensor, column_n: Tensor) -> Tensor:
-    """Return the log-probability in one column of each row. NaN where `column_n` is -1."""
+    """Return the log-probability in the column `column_n[n]` of each row n. NaN where `column_n` is -1."""
     logp_n = logp_nt.gather(1, column_n.clamp(min=0)[:, None])[:, 0]
     return torch.where(column_n >= 0, logp_n, torch.nan)
 

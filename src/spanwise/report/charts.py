@@ -254,7 +254,7 @@ def bands(
 
 
 def highlight(chart: alt.Chart, **encoded: Any) -> alt.Chart:
-    """Turn a chart into invisible areas. The area under the pointer is highlighted and shows its tooltip."""
+    """Turn a chart into areas that are invisible, except for the one under the pointer, which shows its tooltip."""
     pointer_selection = alt.selection_point(name="near", on="pointerover", clear="pointerout", empty=False)
     hover_opacity: Any = alt.when(alt.param("near"), empty=False).then(alt.value(0.14)).otherwise(alt.value(0))
     hover_area = chart.properties(name="hover").mark_rect(style="pointed")

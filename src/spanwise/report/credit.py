@@ -160,7 +160,7 @@ def credit_finding(credit: Mapping[str, Mapping[str, Tensor]], left: str, right:
         credited_count = int(has_credit_kn.any(dim=0).sum())
         alarm_sentence = "" if credited_count else "Alarm: nothing would be learned. "
         return f"{alarm_sentence}{right} gives credit to {credited_count:,} of {completion_count:,} completions."
-    if len(left_credit) == 1:  # the left method has one number for all blocks
+    if len(left_credit) == 1:  # one number for the whole completion counts for every block
         left_credit = {block: next(iter(left_credit.values())) for block in right_credit}
     common_blocks = [block for block in right_credit if block in left_credit]
     is_opposed_by_block = {block: left_credit[block] * right_credit[block] < 0 for block in common_blocks}

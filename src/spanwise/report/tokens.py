@@ -22,7 +22,7 @@ from spanwise.rollouts.rows import TokenRow
 
 # Few digits keep a page of 500 completions with 1,000 tokens each under 3 MB.
 COARSE = 3  # significant digits of token values and probabilities
-FEW = 2  # significant digits of columns with more than `MANY` changes between tokens
+FEW = 2  # significant digits if the numbers of a column change more than `MANY` times from token to token
 MANY = 200_000
 
 #: The most distinct words in a compressed column: each is written as one Unicode code point.
@@ -192,9 +192,9 @@ def _coded(rows: Sequence[Sequence[Hashable] | None]) -> dict[str, Any]:
     distinct_words = [word for word, _ in word_counts.most_common()]
     if len(distinct_words) > _MOST_WORDS:
         distinct_words = [*distinct_words[: _MOST_WORDS - 1], "…"]
-    code_points = (point for point in range(32, 0x110000) if not 0xD800 <= point <= 0xDFFF)  # without surrogates
+    code_points = (point for point in range(32, 0x110000) if not 0xD800 <= point <= 0xDFFF)  # surrogates are left out
     code_of_word = {word: chr(point) for word, point in zip(distinct_words, code_points, strict=False)}
-    unlisted_code = code_of_word.get("…", "")  # the code of a word that is left out
+    unlisted_code = code_of_word.get("…", "")  # the code of "…" stands for all words that are not listed
     return {
         "words": distinct_words,
         "codes": [None if row is None else "".join(code_of_word.get(word, unlisted_code) for word in row) for row in rows],

@@ -183,7 +183,7 @@ def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: f
     """Explain a block's credit: the terms that add up to it, and the share of each token."""
     objective_names = [name for name, fields in rule.objectives.items() if block == COMPLETION or block in fields["pays"]]
     credit_parts = list(row.parts.get(method, ()))
-    if not objective_names or len(credit_parts) != 1:  # a single part of the credit may cover all objectives
+    if not objective_names or len(credit_parts) != 1:  # a single part may be the credit of all objectives together
         credit_parts = [part for part in credit_parts if part.objective in objective_names]
     share_and_score = row.own.get(method) if rule.verdict in objective_names else None
     score_share, own_score = share_and_score or (0.0, 0.0)
@@ -214,7 +214,7 @@ def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: f
 
 
 def _name_worth(row: TokenRow, rule: Rule, part: CreditPart) -> str:
-    """Explain how a compared number comes from rewards, if it is a sum or replaces a missing reward."""
+    """Explain a compared number that is not a plain reward: a sum, or the replacement of a missing reward."""
     if part.worth is None:
         return ""
     if part.objective in row.statuses or part.objective in row.rewards or not rule.objectives:

@@ -176,7 +176,7 @@ def _check_parquet(file: Path) -> None:
         first_bytes = stream.read(200)
     if first_bytes.startswith(b"PAR1"):
         return
-    # Bytes that are not text become surrogates, which are not printable.
+    # Bytes that are not text decode to surrogates, for which `isprintable` below is False.
     first_lines = first_bytes.decode(errors="surrogateescape").splitlines()
     first_line = first_lines[0][:60] if first_lines else ""
     if first_bytes.startswith(b"PK"):

@@ -86,14 +86,14 @@ class CreditPart:
 
     objective: str  # the objective; names of summed objectives are joined by " + "
     worth: float | None  # the reward, or the number that replaces a missing one
-    baseline: float | None  # None if the reward is not compared with a baseline
-    divisor: float | None  # None if there is no baseline
+    baseline: float | None  # the number that the reward is compared with, or None
+    divisor: float | None  # the number that divides the difference; None without a baseline
     weight: float
     part: float  # the credit from this objective
     stratum: int = -1  # the index of the set of compared rewards; -1: no set
     members: int = 0  # how many rewards are compared
     averaged: int = 0  # how many rewards the baseline averages; 0 if unknown
-    reason: str = ""  # why `part` is exactly 0; "" if unknown or not 0
+    reason: str = ""  # why the credit is exactly 0; "" if unknown or not 0
 
 
 _ARROW_TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "float | None": pa.float64()}
@@ -123,7 +123,7 @@ def column(family: str, *names: str) -> str:
 
 
 def family_names(names: Iterable[str], *family: str) -> list[str]:
-    """Return the rest of the names that begin with a prefix such as `reward/`."""
+    """Select the names that begin with a prefix such as `reward/`. Return them without the prefix."""
     family_prefix = f"{column(*family)}/"
     return [name.removeprefix(family_prefix) for name in names if name.startswith(family_prefix)]
 

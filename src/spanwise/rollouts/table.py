@@ -73,7 +73,7 @@ class Ragged:
 
 
 def fitting_runs(lengths: Int[np.ndarray, " n"], size: int) -> Iterator[tuple[int, int]]:
-    """Yield (start, end) of chunks of at most `size` entries after padding. A longer row is a chunk alone."""
+    """Yield (start, end) of chunks of rows. Padded to equal length, a chunk has at most `size` entries, or one row."""
     chunk_start = longest_length = 0
     for n, length in enumerate(lengths.tolist()):
         longest_length = max(longest_length, length)
@@ -102,10 +102,10 @@ class TokenizedTexts(NamedTuple):
 class AsRecorded(NamedTuple):
     """The advantages or rewards that a trainer used. NaN means that there is none."""
 
-    says: str  # a description of the numbers for the user
+    says: str  # tells the user what the numbers in `value` are
     value: Float[np.ndarray, " v"]  # one number per completion, or per token if `by_token`
     shares: bool = False  # True if the credit is already divided among the tokens
-    #: The recorded credit by block, and for stopping as `stop`.
+    #: The recorded credit of each block. The entry `stop` is the credit for leaving out all rewarded blocks.
     by_block: Mapping[str, Float[Tensor, " n"]] = MappingProxyType({})
     by_token: bool = False
 
@@ -181,7 +181,7 @@ class RolloutTable:
 
     @property
     def verdict(self) -> str | None:
-        """Return the name of a recorded reward that is 1 for right answers, else 0. None without one."""
+        """The name of a recorded reward that tells right (1) from wrong answers (0), or None if there is none."""
         for name in VERDICTS:
             value_n = self.rewards[name].value_n if name in self.rewards else None
             if value_n is not None and bool((value_n.isnan() | (value_n == 0) | (value_n == 1)).all()):
@@ -343,7 +343,7 @@ def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) 
         text_iterator = iterate_texts()
         while text_chunk := list(islice(text_iterator, AT_ONCE)):
             for text, encoding in zip(text_chunk, encoder.encode_batch(text_chunk, add_special_tokens=False), strict=True):
-                text_ids = np.array(encoding.ids, np.int32)  # smaller than the tokenizer's encoding
+                text_ids = np.array(encoding.ids, np.int32)  # an array takes less memory than `encoding`
                 flat_token_ids.extend(text_ids)
                 tokens_per_text.append(len(text_ids))
                 changed_count += vocabulary.join(text_ids)[0] != text.encode()

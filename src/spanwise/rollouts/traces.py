@@ -52,7 +52,7 @@ class NodeTokens(NamedTuple):
     number_lists: dict[str, list[float]]
 
     def numbers(self, name: str) -> list[float]:
-        """Return a list such as `logprobs`, one number per token. If the node lacks it, sampled tokens get NaN."""
+        """Return the node's numbers called `name`, such as `logprobs`. If it has none, sampled tokens get NaN."""
         return self.number_lists.get(name, [math.nan if flag else 0.0 for flag in self.mask])
 
     def split(self) -> tuple[list[int], NodeTokens]:
@@ -167,7 +167,7 @@ def write_branches(file: Path, source: Path, advantage_rows: Iterator[Sequence[f
 
 
 def _write_advantages(trace: Mapping[str, Any], trajectory: Trajectory, entry: str, source: str | Path) -> None:
-    """Write the numbers `entry` of each turn into its node as `advantages`."""
+    """Write each turn's numbers called `entry` into the turn's node of a trace, under the name `advantages`."""
     nodes: dict[Any, dict[str, Any]] = dict(enumerate(trace["nodes"]))
     for t, turn in enumerate(trajectory.turns):
         turn_name = f"Turn {t} of trajectory {trajectory.id!r}"

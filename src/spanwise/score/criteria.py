@@ -114,7 +114,7 @@ def with_criteria(objective: Objective, layout: Layout) -> list[Objective]:
 
 
 def _check_reads(objective: Objective, option: str) -> None:
-    """Refuse an objective whose reward cannot read criteria. Refuse criteria in its options, too."""
+    """Refuse an objective with criteria if its reward takes no criteria, or if its options already hold them."""
     built_in_reward = built_in(objective)
     if not (takes(objective, option) if built_in_reward is None else option in built_in_reward.options):
         raise RecipeError(

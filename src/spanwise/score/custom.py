@@ -102,7 +102,7 @@ _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = 
     ("torch's seed", torch.initial_seed, torch.default_generator.manual_seed),
     ("the working directory", lambda: os.getcwd() if os.path.isdir(".") else "gone", os.chdir),
 )
-#: Counts the calls with the same function, texts and random state, by their hash.
+#: Counts how often a function was called with the same texts and random state. The keys are hashes of all three.
 _calls: Counter[int] = Counter()
 
 

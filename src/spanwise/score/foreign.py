@@ -23,7 +23,7 @@ _OF_BATCH = frozenset(("blocks", "prompts", "completions", "completion_ids"))
 class Convention:
     """How a library calls a reward function for one completion."""
 
-    #: Tells from a function and its parameter names whether it is written for this library.
+    #: Returns whether a function, given with its parameter names, is written for the library.
     fits: Callable[[Any, frozenset[str]], bool]
     #: Returns the arguments for the function, by name, from a completion's text and dataset cells.
     arguments: Callable[[str, Mapping[str, Any]], dict[str, Any]]

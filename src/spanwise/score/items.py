@@ -86,7 +86,7 @@ def part_text(blocks: BlockText, pays: Sequence[str], block: str | None) -> str:
 def rows_of(columns: Columns, size: int) -> list[dict[str, Any]]:
     """Return the dataset row of each completion as a dict of its cells."""
     cells_by_column = {
-        name: list(cells)  # pyright: ignore[reportArgumentType] - a column with a length can be listed
+        name: list(cells)  # pyright: ignore[reportArgumentType] - a column with a length is iterable, too
         for name, cells in columns.items()
         if isinstance(cells, Sized) and not isinstance(cells, (str, Mapping, set)) and len(cells) == size
     }

@@ -28,7 +28,7 @@ from spanwise.score.reward import NAN, Columns, Texts, built_in
 
 #: The most values that an outcome may have in a batch.
 MOST_VALUES = 16
-#: The smallest number that stands for a string outcome. float64 holds all such numbers exactly.
+#: The smallest code number that a string outcome can get. float64 holds all code numbers exactly.
 _STRING_CODES = 2**52
 
 
@@ -93,7 +93,7 @@ def find_outcome(entry: str | Callable[..., Any]) -> Callable[..., Any]:
 def read_outcomes(
     objectives: Sequence[Objective], text: Texts, *, columns: Columns
 ) -> tuple[tuple[str, ...], Float[Tensor, "n o"]]:
-    """Call each outcome function in the objectives' `given` once. Return the outcomes' names and values.
+    """Call each outcome function that an objective names in `given` once. Return the outcomes' names and values.
 
     Numbers stand for themselves (True is 1), a string for a code that is the same in every run and process, None is NaN.
     """

@@ -5,7 +5,7 @@ let the code start, and their exit status is the verdict. Plain values travel as
 never asked how one of its objects compares with a plain value, and nothing that it sends is evaluated.
 """
 
-from __future__ import annotations  # compile() applies `annotations` to the tested code and the tests, too
+from __future__ import annotations  # compile() also turns this on in the tested code and the tests
 
 import _thread
 import builtins
@@ -67,7 +67,7 @@ class Handle:
 
 
 def _binary(name: str, *, swapped: bool = False) -> Any:
-    """Build an operator of `Handle`. It runs in the other process for two handles, and here for a plain operand."""
+    """Build an operator of the class `Handle`. It runs in the other process, or here if the other operand is plain."""
     operator_function = getattr(operator, name)
 
     def method(self: Any, other: Any) -> Any:
@@ -254,7 +254,7 @@ class Connection:
 
 
 def _constructor_arguments(kind: Any, value: Any) -> tuple[Any, ...]:
-    """Return the constructor arguments that rebuild a value of a plain type."""
+    """Return the arguments with which the constructor of a plain type makes a copy of a value."""
     if kind is int:
         return hex(value), 16
     if kind in (bytes, bytearray):
@@ -270,7 +270,7 @@ def _error(name: str) -> type[BaseException]:
 
 
 class Names(dict[str, Any]):
-    """Builtins for test code. Names that the test code does not define are looked up in the tested code's process."""
+    """The builtins of test code. Names that this code does not define are looked up in the tested code's process."""
 
     connection: Connection
 

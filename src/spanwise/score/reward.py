@@ -92,7 +92,7 @@ class Reward(ByCompletion):
         notes: Sequence[str | None] | None = None,
         measured: Sequence[Sequence[float]] | None = None,
     ) -> Reward:
-        """Build a reward from plain lists. None is no reward, for the reason in `status` (ABSENT if not given).
+        """Build a reward from lists of one value per completion. None: no reward, as `status` says (default ABSENT).
 
         Args:
             status: why a value is missing; read where the value is None or the status is BROKE, OK elsewhere.
@@ -142,7 +142,7 @@ Scored = Mapping[str, Reward]
 def column_of(columns: Columns, name: str, size: int) -> Sequence[Any]:
     """Return a column of the dataset, one row per completion."""
     if name not in columns:
-        # Trainers also pass entries without a length, which are not columns.
+        # List only values with a length. Trainers also pass values that are no columns of the dataset.
         column_names = sorted(key for key, column in columns.items() if hasattr(column, "__len__"))
         raise DataError(f"The dataset has no column '{name}'; its columns are {', '.join(column_names) or 'none'}.")
     if len(columns[name]) != size:

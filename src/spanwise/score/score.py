@@ -90,7 +90,7 @@ def score_all(
         else:
             reward = _call(objective, text, columns, verdicts, call_results)
         reward = _only_paid(objective, reward, text)
-        if objective.only is not None:  # only completions with reward 1 from `objective.only` are scored
+        if objective.only is not None:  # score only completions whose reward from another objective (`only`) is 1
             reward = remove_rewards(reward, verdicts[objective.only].value_n != 1.0, Status.UNSCORED)
         rewards[objective.name], verdicts[objective.name] = (reward, reward) if settle is None else settle(objective, reward)
     all_scores = as_scores(rewards, *read_outcomes(objectives, text, columns=columns))
@@ -181,7 +181,7 @@ def _batch_call(objective: Objective, text: Texts, columns: Columns, scored: Sco
 
 
 def _check_callable(objectives: Sequence[Objective], text: Texts) -> None:
-    """Refuse an objective with a hidden option or an unknown paid block."""
+    """Refuse an objective if a secret in its options was replaced by <hidden>, or if it rewards an unknown block."""
     for objective in objectives:
         if secret_keys := hidden_names(objective.options):
             raise RecipeError(
@@ -320,7 +320,7 @@ def _by_block(objective: Objective, layout: Layout) -> list[Objective]:
 
 
 def _block_option(objective: Objective, block: str, layout: Layout) -> dict[str, Any]:
-    """Return the option that tells a reward which block or tag to read."""
+    """Return the option for a reward function that names the block or tag to score."""
     built_in_reward = built_in(objective)
     if built_in_reward is None:
         sees_part = calling_convention(objective) is not None and objective.options.get("sees") == "part"
@@ -396,7 +396,7 @@ def _check_reading(objective: Objective, entry: BuiltIn, layout: Layout) -> None
     for block in named_blocks:
         if block not in layout.keys:
             raise RecipeError(f"Objective '{objective.name}' reads block '{block}'. {unknown('block', block, layout.keys)}")
-    # The tag must be in the first paid and every named block, or in any paid block if none is named.
+    # If options name blocks, each of them and the first rewarded block need the tag. Otherwise one rewarded block does.
     block_groups = [(block,) for block in (objective.pays[0], *named_blocks)] if named_blocks else [objective.pays]
     for tag, blocks in product((options[name] for name in entry.tags), block_groups):
         block_tags = [key for block in blocks for key in layout.keys[block]]

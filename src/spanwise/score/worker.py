@@ -50,7 +50,7 @@ _LINEAR = {
     "minLength", "maxLength", "items", "prefixItems", "additionalItems", "minItems", "maxItems", "properties", "required",
     "additionalProperties", "minProperties", "maxProperties", "allOf", "anyOf", "oneOf", "not", "if", "then", "else",
 }  # fmt: skip
-#: Keywords whose schemas check the same value as the schema around them.
+#: Keywords such as `allOf`, whose inner schemas check the same value as the outer schema.
 _SAME_VALUE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")
 
 
@@ -142,7 +142,7 @@ def read_schema(text: str) -> tuple[Any, bool]:
     validator_class = validator_for(schema, default=Draft202012Validator)
     specification = specification_with(validator_class.META_SCHEMA["$schema"])
     schema_keywords: set[str] = set()
-    subschema_ids: dict[int, list[int]] = {}  # maps a schema to its subschemas that check the same value
+    subschema_ids: dict[int, list[int]] = {}  # schema -> inner schemas that check the same value as it does
 
     def check(contents: Any) -> None:
         try:
@@ -158,7 +158,7 @@ def read_schema(text: str) -> tuple[Any, bool]:
         schema_keywords.update(contents)
         property_pattern = "|".join(contents.get("patternProperties", ()))
         try:
-            re.compile(property_pattern)  # the validator joins the patterns, so the joined pattern must compile
+            re.compile(property_pattern)  # the validator joins these patterns into one, so check the joined one
         except re.error as error:
             raise ValueError(f"{property_pattern!r} is not a valid regular expression in Python ({error})") from None
         subschemas: list[Any] = []
@@ -180,7 +180,7 @@ def read_schema(text: str) -> tuple[Any, bool]:
 
     check(schema)
     schema_resource = specification.create_resource(schema)
-    # `crawl` fetches nothing from the network.
+    # The registry's method `crawl` finds inner schemas, and fetches nothing from the network.
     schema_registry = REGISTRY.with_resource(schema_resource.id() or "", schema_resource).crawl()
     follow(schema, schema_registry.resolver(schema_resource.id() or ""))
     try:

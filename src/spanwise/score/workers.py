@@ -103,7 +103,7 @@ class Verdict(NamedTuple):
     """
 
     status: Status
-    value: float  # 1.0 or 0.0 for the status OK, 0.0 for BROKE, NaN for any other status
+    value: float  # 1.0 if the check passed, 0.0 if it failed or broke, NaN if it gave no result
     why: str = ""
 
 
@@ -279,7 +279,7 @@ def shared_workers(worker_class: type[_W], **limits: Any) -> _W:
     workers_key = (worker_class, *sorted(limits.items()))
     if workers_key not in _shared:
         _shared.setdefault(workers_key, worker_class(**limits))
-    return _shared[workers_key]  # pyright: ignore[reportReturnType] - the key holds the class of the value
+    return _shared[workers_key]  # pyright: ignore[reportReturnType] - the workers are of the class in the key
 
 
 @atexit.register

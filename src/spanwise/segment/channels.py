@@ -65,7 +65,7 @@ _TO, _ANALYSIS = re.compile(rb"\bto="), re.compile(rb"<\|channel\|>\s*+analysis"
 _ANY_OPENING = {*_OPENS, *_HEADER}
 #: Special tokens that end a channel without a closing sign.
 _NEXT = _ANY_OPENING | _LEADS
-#: A turn that begins with one of these tokens does not continue reasoning that the prompt opened.
+#: If one of these tokens begins a turn, the turn does not continue reasoning that its prompt opened.
 _AT_ONCE = _NEXT - {_ROLE}
 _MESSAGE_ENDS = b"<|end|>"
 _TURN_ENDS = _signs(

@@ -235,7 +235,7 @@ def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list
         block_pieces += _close_claims(open_stops_and_blocks, claim.start)
         content_stop = claim.inner[1] if isinstance(claim.inner, tuple) else claim.start
         min_stop = claim.stop or content_stop
-        if min_stop <= open_stops_and_blocks[-1][0]:  # drop a match that ends after the match around it
+        if min_stop <= open_stops_and_blocks[-1][0]:  # keep only a match that ends within the outer match
             block_pieces.append((claim.start, claim.part.block))
             open_stops_and_blocks.append((min(claim_stop, open_stops_and_blocks[-1][0]), claim.part.block))
             kept_claims.append(claim)

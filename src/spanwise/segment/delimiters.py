@@ -59,7 +59,7 @@ def sign_finder(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()
 
     @lru_cache(maxsize=4)
     def compile_signs(vocabulary: Vocabulary) -> tuple[list[int], re.Pattern[bytes]]:
-        """Return the ids of added tokens that are signs, and a pattern for all other signs."""
+        """Return the token ids of delimiters (signs) that are added tokens, and a pattern for the other delimiters."""
         added_sign_ids = [index for index in vocabulary.added if vocabulary.pieces[index] in signs]
         added_signs = {vocabulary.pieces[index] for index in added_sign_ids}
         spelled_signs = set(signs) - added_signs - set(tokens_only if vocabulary.added else ())
@@ -74,7 +74,7 @@ def sign_finder(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()
         token_ends = sample.end_t[sign_token_positions].tolist()
         token_signs = [Sign(written, end - len(written), end) for written, end in zip(sign_texts, token_ends, strict=True)]
         token_starts = [sign.start for sign in token_signs]
-        # Drop a sign found in the text that overlaps a sign which is one added token.
+        # If delimiters overlap, keep the one that is an added token, and drop the one found in the text.
         nonoverlapping_signs = [
             sign for sign in spelled_signs if bisect_left(token_starts, sign.end) == bisect_left(token_ends, sign.start + 1)
         ]
@@ -101,7 +101,7 @@ def signs_of(mark: str) -> tuple[str, str]:
 
 
 def _opens(mark: str) -> tuple[str, ...]:
-    """Return the opening sign of a mark, unless its closing sign is the same."""
+    """Return the opening sign of a mark such as `<think>...</think>`. Return () if the closing sign is the same."""
     opening_sign, closing_sign = signs_of(mark)
     return () if opening_sign == closing_sign else (opening_sign,)
 
@@ -151,7 +151,7 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
             if has_closing_sign:
                 fault_flags |= Fault.NESTED if inner_signs & mark_of_opening.keys() else 0
             else:
-                fault_flags |= Fault.ORDER if inner_signs else 0  # a sign in between closes another mark
+                fault_flags |= Fault.ORDER if inner_signs else 0  # a closing sign of another pair stands inside
                 fault_flags |= Fault.TRUNCATED if closing_sign else 0
             is_complete = has_closing_sign or not closing_sign
             content_span = (sign.end, end_sign.start) if is_complete else None

@@ -43,7 +43,7 @@ from spanwise.segment.claims import Claim, Finder, Found
 from spanwise.types import Fault
 
 _DECODER = json.JSONDecoder()
-_MOST_STEPS = 20  # the longest path that `paths` returns, in steps
+_MOST_STEPS = 20  # `paths` lists no path of more keys and indices than this
 _KEYS = re.compile(r'"([^"\\\n]{1,60})"\s*:')
 _STEP = re.compile(r'(?:^|(?<=.)\.)([^.\[\]"]+)|\[(\d+|\*)\]|(?:(?<=.)\.)?\["((?:[^"\\]|\\.)*)"\]')
 # Possessive quantifiers keep the search linear in time.
@@ -80,7 +80,7 @@ class _Open:
     array: bool
     index: int = -1  # the index of the element that is being read
     seen: set[Node] = field(default_factory=set)
-    #: The node of the value being read, the first byte of its field, and its own first byte.
+    #: The value being read: its node, the byte where its field begins, and the byte where the value begins.
     reading: tuple[Node, int, int] | None = None
 
 
@@ -242,7 +242,7 @@ def _build_node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -
             f"by one, or leave one of the two blocks out."
         )
     next_steps = [(_resolve_step(part, steps_left[0]), part, steps_left[1:]) for part, steps_left in paths if steps_left]
-    # `[*]` (-1) also covers the elements that other paths name by index.
+    # A step `[*]` (-1) covers all elements of an array, even those that another path names by index.
     inner_nodes: dict[bytes | int, Node] = {}
     for key in dict.fromkeys(step for step, _, _ in next_steps):
         matching_steps = {key, -1} if isinstance(key, int) else {key}

@@ -146,7 +146,7 @@ _KINDS = {
 }  # fmt: skip
 _MARK = re.compile(r"([a-z0-9_]+)\.(\w+)")
 
-#: Finds nodes in a syntax tree: their first bytes, the bytes after them, and whether they are valid.
+#: A function that finds nodes in a syntax tree. It returns each node as (first byte, end byte, is valid).
 _Matcher = Callable[[Any], list[tuple[int, int, bool]]]
 
 
@@ -198,7 +198,7 @@ def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 
 def _syntax_fault(root: Any, last_line: int) -> int:
-    """Return fault flags for syntax errors: TRUNCATED for an error in the last line, else NESTED."""
+    """Return flags for syntax errors: TRUNCATED for an error that reaches into the last line, NESTED for others."""
     fault_flags = 0
     nodes_to_visit = [root] if root.has_error else []
     while nodes_to_visit:

@@ -96,7 +96,7 @@ DIGITS_LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["ana
 class Problems(EmbeddedProblems):
     """N digit chains (a digit and up to six operations modulo 10) as arrays. Steps from `length_n` on are fillers."""
 
-    start_n: Int[np.ndarray, " n"]  # the first digit
+    start_n: Int[np.ndarray, " n"]  # the digit with which the chain begins
     length_n: Int[np.ndarray, " n"]  # the number of steps
     operator_ns: Int[np.ndarray, "n s"]  # indices into `OPERATORS`
     operand_ns: Int[np.ndarray, "n s"]
@@ -127,10 +127,10 @@ class TraceNoise:
 
     slip: tuple[float, float, float, float]  # for each operator, the probability that a step yields a random digit
     refusal: float  # the probability of a refusal: `<reasoning></reasoning><answer>?</answer>`
-    # The confidences that a refusal may state. If empty, they are as for other answers.
+    # The confidences that a refusal may state. If empty, refusals state confidences like all other answers.
     refusal_confidence: tuple[float, ...] = ()
     power: float = 0.5  # the stated confidence is (probability of success)**power + noise
-    spread: float = 0.25  # the standard deviation of this noise
+    spread: float = 0.25  # the standard deviation of the noise in the stated confidence
 
 
 NOISE: dict[str, TraceNoise] = {
@@ -311,7 +311,7 @@ class LongNoise:
 
     slip: tuple[float, float, float]  # probability that the result of a step becomes a random digit, for `+`, `-` and `*`
     careful: float = 0.3  # share of lines that write their calculation twice and err less often
-    relief: float = 0.2  # multiplies the probability of a random digit in careful lines
+    relief: float = 0.2  # multiplies the probabilities in `slip` in lines that write their calculation twice
     plus: float = 0.5  # probability that a smudged operator `~` is read as a plus
 
 

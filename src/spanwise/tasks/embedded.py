@@ -196,7 +196,7 @@ def _course(
     return Course(tuple(build_stretch(place, *entry) for place, entry in enumerate(noises.items(), first)), **options)
 
 
-# The model of the long chain first learns arithmetic alone.
+# Before the long digit chain, its model first learns arithmetic alone.
 _TABLES = Stretch(
     "long_tables", 6, digits.TABLES_NOISE, lambda size, rng: digits.tables(4 * size, rng=rng),
     lambda ids_nt, ids: ids_nt.roll(1, dims=1) == ids["="],

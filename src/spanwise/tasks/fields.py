@@ -25,7 +25,7 @@ NAMES = (*LETTERS, "total")
 FORM = "form"  # the block of all text outside the fields' values
 _TABLE = np.array([4, 7, 1, 9, 0, 6, 2, 8, 5, 3])
 
-#: The question of each field: an operation, and its digits' places in the prompt. `hidden` is not knowable.
+#: The question of each field: an operation and two places of digits in the prompt. `hidden` cannot be answered.
 QUESTIONS: tuple[tuple[str, int, int], ...] = (
     ("larger", 0, 1), ("hidden", 0, 0), ("copy", 2, 2), ("smaller", 3, 4),
     ("look-up", 5, 5), ("parity", 7, 7), ("rest", 6, 6), ("larger", 4, 6),
@@ -51,7 +51,7 @@ class FieldProblems(EmbeddedProblems):
 class FieldsNoise:
     """How often each field of a training text is right, or copies a wrong digit."""
 
-    # the probability that a field follows its rule; the values repeat over the fields
+    # field k has its right value with the probability right[k % len(right)], if the prompt tells the value
     right: tuple[float, ...]
     # the probability that a field copies a wrong digit
     astray: float = 0.4
@@ -126,7 +126,7 @@ class Fields:
 
     @property
     def longest(self) -> int:
-        """The number of tokens of a completion. A key and a value per field, a brace and the end."""
+        """The length of a completion in tokens: a key and a value per field, a brace and the end."""
         return 2 * self.count + 2
 
     def values(self, problems: FieldProblems, slips: tuple[np.ndarray, np.ndarray] | None = None) -> Int[np.ndarray, "n k"]:

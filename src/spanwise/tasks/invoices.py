@@ -228,7 +228,7 @@ INVOICES: Source[InvoiceProblems] = Source(draw_letters, 20_264)
 
 
 def key_words() -> list[str]:
-    """Return texts that are one token each in the letters' tokenizer: keys, the quote and null."""
+    """Return texts that the tokenizer of the invoice task turns into one token each, such as JSON keys and `null`."""
     first_field, *other_fields = FIELDS[:-1]
     item_keys = [f', "{name}": ' for name in ITEM_FIELDS[1:]]
     return [f'{{"{first_field}": ', *(f', "{name}": ' for name in other_fields), ', "items": [', '{"name": ',

@@ -25,13 +25,13 @@ _LEVELS = (0.7, 1 / 3, 0.1, 0.806, -0.123456789, 1.0, 0.0)  # float32 rounds mos
 _REWARD_NAMES = ("reward_n", "reward_nk", "reward_nm", "reward_nt", "reward_s")
 _NOT_NEGATIVE = st.sampled_from([0.0, 0.125, 0.5, 1.0, 2.0])
 _SAYS = {**PROPERTIES, "oracle": "it equals the slow oracle", "one block": "one block gives what the sequence method gives"}
-#: Maps the index letters of an estimator's first input to what the estimator credits.
+#: What an estimator credits, by the letters after `_` in the name of its first input, such as `reward_nk`.
 _KIND_OF_AXES: dict[str, Kind] = {"n": "completion", "nm": "completion", "nk": "block", "nt": "token", "s": "step"}
 _ALWAYS = ("result", "pure", "precision", "permutation", "split")
 _REWARDED = ("absent", "shift", "constant", "conservation")
 _PAID = ("monotone", "signs")
 _MASKED = ("masking", "poison", "padding")
-#: Maps what a method credits to the properties that the method must have.
+#: The properties to check for each kind of method: by what the method credits, or a refinement.
 BY_KIND: Mapping[str, tuple[str, ...]] = {
     "completion": (*_ALWAYS, *_REWARDED, *_PAID),
     "block": (*_ALWAYS, *_REWARDED, *_PAID),
@@ -154,7 +154,7 @@ class _Estimator(Suite):
         return {"": result}
 
     def refuse(self, batch: DrawnBatch, result: Tensor, expected: str) -> None:
-        """Fail the checked property. The message shows the result and the expected result."""
+        """Raise an error about the checked property. It shows the result and the expected result."""
         self.fail(batch, f"Got {show(result)}, expected {expected}.")
 
     def result(self, batch: DrawnBatch, _: Draw) -> None:
@@ -189,7 +189,7 @@ class _Estimator(Suite):
 
     def permutation(self, batch: DrawnBatch, draw: Draw) -> None:
         """Check that another order of the rows only reorders the result. Groups get new ids too."""
-        # New step numbers are sorted, so that the steps of a trajectory keep their order.
+        # Give the steps new numbers in sorted order, so that the steps of a trajectory keep their order.
         new_ids_of_stem = {**dict.fromkeys(_IDS, LABELS), "step": sorted(LABELS)}
         id_entries = [
             entry for entry in self.spec if entry.stem in new_ids_of_stem and isinstance(batch.rows.get(entry.name), Tensor)

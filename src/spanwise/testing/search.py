@@ -16,7 +16,7 @@ from torch import Tensor
 from spanwise.errors import RecipeError, SpanwiseError, check_known
 from spanwise.testing.batches import NAN, Draw, DrawnBatch, left_padded, placed, rearranged, take
 
-#: At least this many examples are tried if one must show a fact, such as a negative result.
+#: The least number of examples if one of them must show something, such as a negative result.
 _LEAST_EXAMPLES = 60
 
 
@@ -151,7 +151,7 @@ class Suite:
             self.same(poisoned_batch, self.run(poisoned_batch), self.run(rearranged_batch))
 
     def _check_moved_tokens(self, batch: DrawnBatch, place_nt: Tensor) -> None:
-        """Check that trainable tokens get the same numbers in other columns of their row."""
+        """Check that the result for a trainable token stays the same if the token moves to another column."""
         moved_batch = replace(batch, place_nt=place_nt)
         result_before = self.run(batch)
         expectations = {column: result_before[column] for column in self.by_row}
@@ -189,7 +189,7 @@ def _search(check: Callable[[Any, Draw], None], strategy: SearchStrategy[Any], *
 
 
 def show(value: Any) -> str:
-    """Return a short, exact text of an input or a result, for error messages."""
+    """Return an input or a result as a short text for error messages. Its numbers are not rounded."""
     if isinstance(value, Tensor):
         return str(value.tolist())
     if isinstance(value, dict):

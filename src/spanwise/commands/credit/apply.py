@@ -280,7 +280,7 @@ def read_file(
         ids_rt = gather(token_index_rt, table.tokens.values, 0)
         mask_rt = gather(token_index_rt, table.trainable, False)
         file_columns = {name: values[row_range] for name, values in table.columns.items()}
-        # Files record no reward for the outcome that did not happen, so `read` computes it from the text.
+        # Files lack the reward that a completion would have had under the other outcome. `read` computes it.
         recorded_rewards = {name: table.rewards[column].take(row_range) for name, column in arms.recorded_columns.items()}
         for layout, spans_parts in span_parts_by_layout.items():
             spans, texts = find_blocks(ids_rt, mask_rt, layout=layout, vocabulary=table.vocabulary)
@@ -333,7 +333,7 @@ def apply_arm(
     max_tokens = AT_A_TIME if can_split_step and not needs_whole_step else sys.maxsize
     credit_parts: list[tuple[Tensor, Credit]] = []
     for step in rows_by_number(table.step_n):
-        # Average the lengths over the whole step, even if its credit is computed in several parts.
+        # Average over the whole training step. The loop below may compute the credit of the step in several parts.
         mean_length = file_spans.length_nk[step].sum(dim=1).double().mean()
         for first, last in fitting_runs(table.tokens.lengths[step.numpy()], max_tokens):
             row_indices = step[first:last]

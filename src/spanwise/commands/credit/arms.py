@@ -132,7 +132,7 @@ def choose_columns(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str,
             if not table.rewards:
                 raise RecipeError(f"--reward {objective}={column}: '{table.path}' records no rewards at all.")
             raise RecipeError(unknown(f"reward in '{table.path}' called", column, table.rewards))
-    # Take `correct` from the file's verdicts if there are any, unless the user asks for "text".
+    # Read the objective `correct` from recorded verdicts if there are any. `--reward correct=text` prevents this.
     column_by_reward = {name: name for name in table.rewards}
     column_by_objective = {"correct": table.verdict or "text", **column_by_reward, **rewards}
     return {name: column for name, column in column_by_objective.items() if column != "text"}

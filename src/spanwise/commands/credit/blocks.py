@@ -36,7 +36,7 @@ class Blocks:
 
     layout: Layout
     longest: int  # the largest possible number of tokens of a completion
-    objectives: tuple[Objective, ...] | None = None  # the objectives of the blocks; None: the recipe's
+    objectives: tuple[Objective, ...] | None = None  # the objectives of the blocks; if None, those of the recipe
     note: str = ""  # a note for the user on how the blocks were chosen
     no_verdict: str = ""  # the error message if nothing tells right from wrong completions
 

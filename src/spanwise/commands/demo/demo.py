@@ -151,7 +151,7 @@ def _sum_up_fields(trained: Sequence[Trained]) -> dict[str, Any]:
             "right at the end": share_curve[-1],
             "completions to 80 %": None if goal_batch is None else goal_batch * run.recipe.prompts * run.recipe.group_size,
             "format rate": run.summary["final"]["format_rate"],
-            # Step times leave out the warm start, which the first arm makes for both arms.
+            # Count only the time of RL: the first run also trains the warm start, which both runs use.
             "seconds of steps": run.summary["step_seconds"],
         }
         curve_by_run[run.title] = share_curve

@@ -29,7 +29,7 @@ from spanwise.tasks import task_layout
 GROUP_SIZES = (4, 8, 16, 32)
 #: The number of continuations per token that a Monte Carlo critic averages.
 FEW = 4
-#: The kinds of critics: the model's own, one trained here, and Monte Carlo.
+#: The kinds of critics: the saved model's own, one trained by this command, and Monte Carlo averages.
 CRITICS = ("own", "fitted", "mc")
 #: The SAE variant that is compared with GAE. It was chosen on other samples.
 SAE = "SAE start 0.5, 0"
@@ -152,7 +152,7 @@ def rolled_tokens(
     console: Console | None = None,
     **options: int,
 ) -> tuple[Trajectories, dict[str, torch.Tensor]]:
-    """Sample completions, and return token values of Monte Carlo and of each critic."""
+    """Sample completions, and compute Monte Carlo values of their tokens. Return both, and each critic's values."""
     if rerolls < 2:
         raise DataError(f"Monte Carlo values need at least 2 re-rolls to estimate their noise, but you asked for {rerolls}.")
     critic_folder = rolls.own_critic_folder(model_folder)

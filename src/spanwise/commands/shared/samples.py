@@ -98,7 +98,7 @@ class Samples:
         """Compute the accuracy of votes on one block's answers by number of samples."""
         block_name = block or self.first
         score_samples = self.by_score()
-        if score_samples is not None and not self.stated:  # without confidences, the self-rewarding score weights the votes
+        if score_samples is not None and not self.stated:  # the self-rewarding score replaces missing confidences
             return score_samples.votes(block, budgets=budgets, resamples=resamples)
         prompt_indices = self.prompt_n.tolist()
         answers = self.answers[block_name]

@@ -71,7 +71,7 @@ def run_or_model(folder: Path, recipe: Path | None, overrides: Mapping[str, Any]
 
 
 def run_above(folder: Path) -> list[Path]:
-    """Return the run folder of a model folder or checkpoint, in a list that is empty if there is none."""
+    """Return a list with the run folder above a model folder or checkpoint. The list is empty if there is none."""
     return (
         [folder.parent] if folder.name == "model" else [folder.parent.parent] if folder.parent.name == "checkpoints" else []
     )

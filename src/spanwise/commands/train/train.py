@@ -136,7 +136,7 @@ def _show(summary: Mapping[str, Any], console: Console, *, title: str, absent: M
     figure_columns = {"start": summary["start"], "end": summary["final"]}
     if summary["intervals"]:
         figure_columns["95 %"] = {
-            name: "unknown" if low == high else f"{low:.3f} to {high:.3f}"  # low == high: all prompts agree
+            name: "unknown" if low == high else f"{low:.3f} to {high:.3f}"  # equal bounds: all prompts have one value
             for name, (low, high) in summary["intervals"].items()
         }
     say(console, *figure_table(title, figure_columns, absent=absent), *unmeasured_sentences(absent))

@@ -62,7 +62,7 @@ def _cut_segments(
 
 
 def _describe_delay(name: str, values: list[np.ndarray], rewards: np.ndarray) -> str:
-    """Say after how many tokens the critic shows half of a decision's effect."""
+    """Say how many tokens after a decision the critic's value has made half of its change towards the reward."""
 
     def agreement(lag: int) -> np.ndarray:
         later_values = [value_t[min(lag, len(value_t) - 1)] for value_t in values]

@@ -1,4 +1,4 @@
-"""Methods with unconfirmed formulas: HA-DW, GRPO-Verif and GAGPO."""
+"""The methods HA-DW, GRPO-Verif and GAGPO, whose formulas no primary source confirms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from spanwise.registry import register
 
 
 class HistoryWeight:
-    r"""Apply HA-DW to successive batches. After each batch the expected success rate (the anchor) moves.
+    r"""Apply the method HA-DW to successive batches. Each batch moves the expected success rate (the anchor).
 
     Call it once per batch with the options of `ha_dw`, and save its state with the run.
 

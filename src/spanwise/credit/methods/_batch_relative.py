@@ -101,7 +101,7 @@ def gdpo(
     options: dict[str, Any] = {"shift": subtracts_mean, "ddof": ddof, "eps": eps, "eps_at": eps_at}
     adv_n, _, batch_divisor = standardise(adv_sum_n, weight_n=length_n, **options)
     if len(weight_m) == 1 and batch_divisor > 0 and length_n is None:
-        # With a single reward, its baseline explains the whole advantage.
+        # With a single reward, the advantage is the reward minus its baseline, divided by `batch_divisor`.
         weighted_reward_nm = weight_m * comparison.worth_nm
         weighted_baseline_nm = weight_m * comparison.baseline_nm
         comparison = replace(comparison, worth_nm=weighted_reward_nm, baseline_nm=weighted_baseline_nm)

@@ -200,7 +200,7 @@ def assign_turns(
         method_inputs |= {"trajectory_s": timeline.index_s, "step_s": step_s}
         turn_scores = _score_steps(scores, timeline, objectives)
         credit = assign(turn_scores, group_s, present_sk, objectives=objectives, inputs=method_inputs, **options)
-        # The comparison of whole rollouts gives the reason for a credit of 0.
+        # A turn with credit 0 gets the reason that a comparison of whole rollouts gives.
         rollout_scores = _score_rollouts(scores, timeline, objectives, add_turns=True)
         comparison = compare_in_strata(sum_rewards(rollout_scores, objectives), group_j).comparison
         comparison = explain_sum(comparison, rollout_scores, objectives, group_j, in_groups=True, truncated_n=is_truncated_j)
@@ -318,7 +318,7 @@ def _score_steps(scores: Scores, timeline: Timeline, objectives: Sequence[Object
             reward_sm[:, m] = torch.where(is_last_turn_s, turn_reward_s[reward_row_s], 0.0)
             status_sm[:, m] = status_sm[reward_row_s, m]
         else:  # if no turn has a reward, the last turn gets NaN and the others get 0
-            # If `scope` is None, `if_missing` replaces the reward of a whole rollout, not of each turn.
+            # Without a `scope`, `if_missing` counts at most once per rollout, for its last turn.
             lacks_reward_s = ~is_checked_sm[:, m]
             if objective.scope is not None:
                 lacks_reward_s &= turn_reward_s.isnan()
@@ -366,7 +366,7 @@ def _objective_tables(scores: Scores) -> dict[str, Tensor]:
 
 
 def _mark_checked(status: Int[Tensor, " s *m"]) -> Bool[Tensor, " s *m"]:
-    """Mark the rewards that are neither absent nor unscored. Their turn was checked, even if the check failed."""
+    """Mark the rewards whose turn was checked, even if the check failed: all that are neither absent nor unscored."""
     return (status != int(Status.ABSENT)) & (status != int(Status.UNSCORED))
 
 

@@ -195,7 +195,7 @@ class Trajectory:
         return turn_path[::-1]
 
     def rows(self) -> Trajectory:
-        """Give every turn its whole context as prompt: the inverse of `merged`."""
+        """Put the whole context of each turn into its prompt, so that no turn has a parent. This undoes `merged`."""
         turns_with_context = (replace(turn, prompt_ids=self.context(t), parent=None) for t, turn in enumerate(self.turns))
         return replace(self, turns=tuple(turns_with_context))
 
@@ -409,7 +409,7 @@ def split_turns(mask_nt: Bool[Tensor, "n t"], turn_nt: Int[Tensor, "n t"] | None
     is_sampled_s = turn_of_sampled_token.bincount(minlength=len(distinct_turns)) > 0
     row_s = distinct_turns[is_sampled_s, 0]
     token_count_s = turn_i.bincount(minlength=len(distinct_turns))[is_sampled_s]
-    position_order = turn_i.argsort(stable=True)  # a stable sort keeps the positions of each turn ascending
+    position_order = turn_i.argsort(stable=True)  # stable, so that the token positions of each turn stay in order
     position_i = position_i[position_order][is_sampled_s[turn_i[position_order]]]
     position_su = position_i.new_empty(0, 0)
     if len(row_s):

@@ -142,7 +142,7 @@ def reads_turns(scheme: Scheme, *, stepwise: bool) -> bool:
 
 
 def _group_faults(cfg: Any, scheme: Scheme, *, skyrl_version: str) -> dict[str, Any]:
-    """Map error messages about SkyRL's group filters to whether they apply."""
+    """Check SkyRL's group filters. Return {error message: a true value if it applies}."""
     mode_names = [mode.name for mode in scheme.modes if "skyrl" in mode.parts]
     sampling_type = cfg.trainer.algorithm.dynamic_sampling.type
     filter_setting = ""

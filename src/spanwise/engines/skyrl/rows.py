@@ -22,7 +22,7 @@ class SampledRows:
 
     output: Mapping[str, Any]  # the generator's output, before SkyRL merged its rows
     uids: Sequence[str]  # the prompt id of each row of the output
-    # the training row of each output row, and its offset in the response
+    # for each output row, the training row that contains it, and its offset in the response there
     place_s: Sequence[tuple[int, int]]
     length_n: Sequence[int]  # the number of response tokens of each training row
     stepwise: bool  # True if a row of the output is one turn instead of a whole conversation
@@ -139,7 +139,7 @@ class SampledRows:
         turn_columns["completion_ids"] = [response_ids[row][start:end] for row, _, start, end in turn_ranges]
         uids = [self.uids[row] for row in row_of_turn]
         turn_masks = [loss_masks[row][start:end] for row, _, start, end in turn_ranges]
-        # All tokens of a turn outside the loss count as sampled, because the turn is scored, too.
+        # If a turn's loss mask is all 0, mark every token as sampled, because the turn is scored, too.
         batch = Batch.jagged(
             turn_columns["completion_ids"],
             uids,

@@ -345,7 +345,7 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     def _logged_rewards(self, read_batch: ReadBatch) -> Tensor:
         """Return all rewards for TRL's log, one column per objective."""
-        # Missing rewards count as `if_missing`. Otherwise leaving out blocks would raise the logged mean.
+        # Count missing rewards as `if_missing`. If they were skipped, omitting blocks would raise the logged mean.
         return read_batch.everyone.worth_nm(self.scheme).to(self.accelerator.device)
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:

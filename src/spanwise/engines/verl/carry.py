@@ -94,7 +94,7 @@ class UnpackedBatch:
     """The blocks and rewards of a batch, unpacked from texts."""
 
     reading: Reading  # the rewards of each row or turn, without the blocks (`spans` is None)
-    row_s: Int[Tensor, " s"]  # the batch row that each row or turn in `reading` belongs to
+    row_s: Int[Tensor, " s"]  # for each entry of `reading` (a row or a turn), its row in the batch
     runs: Sequence[list[list[int]]]  # each row's blocks, run-length encoded: block numbers and run lengths
     masked_n: Bool[Tensor, " n"]  # True if the row came with a mask of sampled tokens
     split_n: Bool[Tensor, " n"]  # True if the row was split into turns
@@ -108,7 +108,7 @@ class UnpackedBatch:
     @cached_property
     def step_s(self) -> Int[Tensor, " s"]:
         """The number of each turn within its row, from 0. A row that was not split has one turn."""
-        first_turn_s = torch.searchsorted(self.row_s, self.row_s)  # the first turn of each turn's row
+        first_turn_s = torch.searchsorted(self.row_s, self.row_s)  # for each turn, the index of its row's first turn
         return torch.arange(len(self.row_s)) - first_turn_s
 
     def blocks_of(
@@ -174,7 +174,7 @@ def unpack(packed: Sequence[Any], scheme: Scheme, output_number: Sequence[int] |
     if any(outputs[n]["notes"] for n in output_indices):
         no_notes: list[str | None] = [None] * len(scheme.objectives)
         reward_notes: list[list[str | None]] = []
-        for n in output_indices:  # `pack` leaves out notes if there are none
+        for n in output_indices:  # an output whose rewards all lack notes holds no notes
             reward_notes += outputs[n]["notes"] or [no_notes] * len(outputs[n]["table"])
         scores = replace(reading.scores, note_nm=np.array(reward_notes, dtype=object))
         reading = replace(reading, scores=scores)

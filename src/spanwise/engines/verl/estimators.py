@@ -24,7 +24,7 @@ CREDIT_FUNCTION: ContextVar[CreditFunction | None] = ContextVar("credit_function
 
 @contextmanager
 def carrying(compute_credit: CreditFunction) -> Iterator[None]:
-    """Let the estimator `spanwise` call `compute_credit` inside a `with` block."""
+    """Let `compute_credit` compute the advantages of the estimator `spanwise` inside a `with` block."""
     reset_token = CREDIT_FUNCTION.set(compute_credit)
     try:
         yield
@@ -72,7 +72,7 @@ def _with_mode(
 def recipe_advantages(
     token_level_rewards: Tensor, response_mask: Tensor, index: Any = None, **_: Any
 ) -> tuple[Tensor, Tensor]:
-    """Compute advantages and returns with the function that `carrying` set."""
+    """Compute the advantages and returns of the estimator `spanwise` with the function that the trainer set."""
     compute_credit = CREDIT_FUNCTION.get()
     if compute_credit is None:
         raise RecipeError(

@@ -1,4 +1,4 @@
-"""Send response masks from verl's agent loop, and append the tokens of modes such as laser."""
+"""Patches of verl's agent loop: send response masks to reward workers, and append the token of a mode (laser)."""
 
 from __future__ import annotations
 

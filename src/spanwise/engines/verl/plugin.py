@@ -43,7 +43,7 @@ def register() -> None:
 
 
 def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
-    """Return a decorator that replaces `owner.name` once. The new function gets the original as first argument."""
+    """Return a decorator that wraps `owner.name`, but only once. Its function gets the original as first argument."""
     original_function = getattr(owner, name)
 
     def wrap(function: Callable[..., Any]) -> None:

@@ -103,7 +103,7 @@ class VerlRun:
     def _loss_factor(self, rows: Rows, mask_nt: Tensor, reading: Reading) -> Tensor:
         """Return the factors on some rows' advantages that undo the normaliser of verl's loss."""
         token_count = int(mask_nt.sum())  # verl's V0 trainer divides the loss by the tokens that are not rejected
-        if rows.session is not None:  # verl's V1 trainer divides the loss by all sampled tokens
+        if rows.session is not None:  # the rows come from verl's V1 trainer, which divides by all sampled tokens
             token_count = int(reading.length_nk.sum())
         return loss_factor(mask_nt, rollouts=rows.rollouts, tokens=token_count, rows=len(rows.packed), **self.reduction)
 
@@ -166,7 +166,7 @@ class VerlRun:
             reading = replace(scored_batch.reading, text=block_text)
             batch = replace(scored_batch.batch, ids_nt=ids_nt)
             completed_batch = replace(scored_batch, batch=batch, reading=reading)
-            # Put first outputs first, because `prompt_texts` takes a prompt from its first row.
+            # Sort by output number, because `prompt_texts` reads a prompt from the first row with its id.
             output_numbers = rows.output_number or [0] * len(rows.packed)
             row_order = sorted(rows.real, key=lambda n: output_numbers[n])
             uids = [sampled_rows.uids[n] for n in row_order]

@@ -46,7 +46,7 @@ _FIXED: dict[str, tuple[Any, str]] = {
 def attach(trainer_class: Any) -> None:
     """Let a verl trainer class train with a recipe if the estimator is `spanwise`. Other runs stay unchanged."""
     trainer_class.spanwise = None  # the `VerlRun` of a trainer with a recipe
-    trainer_class.latest = getattr(trainer_class, "latest", None)  # the newest trainer, for functions that get no trainer
+    trainer_class.latest = getattr(trainer_class, "latest", None)  # for functions that verl calls without a trainer
 
     @around(trainer_class, "__init__")
     def create(original: Any, self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -142,7 +142,7 @@ def _replace_loss_mode(config: Any) -> str | None:
     critic_loss_mode = OmegaConf.select(config, "critic.loss_agg_mode")
     with open_dict(config):
         actor_config.loss_agg_mode = MODES[0]
-        if critic_loss_mode is not None:  # otherwise the critic would take over the actor's new loss_agg_mode
+        if critic_loss_mode is not None:  # keep the critic's mode, which by default follows the actor's
             config.critic.loss_agg_mode = critic_loss_mode
     change_reason = "with several mini-batches, token-mean would divide the loss of each by a different number of tokens"
     if uses_sapo_loss:
@@ -158,7 +158,7 @@ def filter_metric(config: Any) -> str | None:
 
 
 def _replace_filter_metric(config: Any, scheme: Scheme) -> str | None:
-    """Replace a filter metric that spanwise does not return. Return a note on the filter, or None."""
+    """Replace the metric of verl's group filter if spanwise does not compute it. Return a note for users, or None."""
     metric = filter_metric(config)
     if metric is None or metric == ANY_REWARD:
         return None
@@ -217,7 +217,7 @@ def parts_in(config: Any, scheme: Scheme) -> dict[str, RowPart]:
 
 
 def paid_results(scheme: Scheme) -> set[str]:
-    """Return the columns that objectives with the reward `environment` read."""
+    """Return the names of the columns that objectives with the reward `environment` use as rewards."""
     environment_objectives = [objective for objective in scheme.objectives if objective.reward == "environment"]
     return {objective.options.get("column", "environment") for objective in environment_objectives}
 

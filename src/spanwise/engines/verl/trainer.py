@@ -68,7 +68,7 @@ def _in_chunks(metrics_class: Any, original: Any, batch: Any, metrics: dict[str,
         joined_metrics.add_step_metrics(chunk_metrics, sample_count=len(chunk))
     metrics.update({**joined_metrics.get_aggregated_metrics(), **chunked_credit.batch.metrics})
     joined_batch = type(batch).concat(credited_chunks).select_keys(batch.keys)
-    joined_batch.extra_info = joined_batch.extra_info or {}  # `concat` may return None, but verl adds to it
+    joined_batch.extra_info = joined_batch.extra_info or {}  # verl adds entries to it, but `concat` may return None
     return joined_batch
 
 
@@ -101,7 +101,7 @@ def _fetch(batch: Any, *fields: str) -> Any:
 
 
 def _write_targets(batch: Any, rows: Rows, targets: Mapping[str, Tensor]) -> None:
-    """Write the training targets of appended tokens in place of their old log-probabilities."""
+    """Store the targets of a mode's loss as the old log-probabilities of the tokens that the mode appended."""
     old_logps = _fetch(batch, "old_log_probs")["old_log_probs"]
     old_logp_rows = [row.clone() for row in old_logps.unbind()]
     for name, target_n in targets.items():

@@ -173,7 +173,7 @@ class CriticConfig(Mode):
 def critic_faults(
     critic_config: CriticConfig, scheme: Scheme, *, engine: str, has_critic: Any, option: str, instead: str = ""
 ) -> dict[str, Any]:
-    """Map each possible error about an engine's critic to whether it applies."""
+    """Check an engine's critic against the recipe. Return {error message: a true value if it applies}."""
     value_names = scheme.value_names
     no_values_text = f"method '{scheme.method}' reads no values"
     return {

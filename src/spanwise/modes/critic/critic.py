@@ -225,7 +225,7 @@ class _Batch:
 
     @property
     def mask_nts(self) -> Tensor:
-        """The mask of the values that have a target, by row, token and kind of value."""
+        """Which values have a target. The axes are rows, tokens, and the values that the critic predicts per token."""
         mask_snt = self.streams.mask_snt
         if self.config.truncated == "mask":
             mask_snt = mask_snt & ~(self.streams.last_sn & self.truncated_n)[..., None]

@@ -246,7 +246,7 @@ class Laser(Mode):
         return warmup_note if warmup_count else ""
 
     def credit(self, credit: Credit, reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
-        """Mix laser's scores into the advantages of the objective `verdict`, in its blocks."""
+        """Mix laser's scores into the advantages of the blocks that the objective named by `verdict` rewards."""
         if batch.score_n is None:
             return credit
         if batch.steps is not None:
@@ -274,5 +274,5 @@ class Laser(Mode):
 
 
 def verdicts(laser: Laser, reading: Reading, scheme: Scheme) -> Tensor:
-    """Return the rewards that laser predicts. `if_missing` replaces missing rewards."""
+    """Return the rewards that laser learns to predict (the verdicts). `if_missing` replaces missing rewards."""
     return fill_missing(reading.scores, scheme.objectives)[:, scheme.names.index(laser.verdict)]

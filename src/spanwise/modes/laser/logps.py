@@ -18,7 +18,7 @@ from spanwise.modes.sequences import left_padded, positions
 from spanwise.pipeline import Reading
 from spanwise.scheme import Scheme
 
-#: The first mean score may lie this far outside [0, 1], and this far from 0 without a warning.
+#: How far the first mean score may lie outside [0, 1] without an error, and from 0 without a warning.
 _FAR, _NEAR = 0.5, 0.1
 
 
@@ -109,7 +109,7 @@ class ScoreReader:
 def measured(
     laser: Laser, token: int, logp_n: Float[Tensor, " n"], *, temperature: float
 ) -> tuple[Laser, dict[str, Any], str | None]:
-    """Set laser's reference to the mean log-probability of its token. A given reference is checked."""
+    """Set the reference log-probability of the mode laser to the measured mean, or check a given reference."""
     known_logp_n = logp_n[~logp_n.isnan()].double()
     if not len(known_logp_n):
         raise DataError(
@@ -169,7 +169,7 @@ class Appended(RowPart):
         return {"score_n": self._score_n} if self.mode.mixes(number) else {}
 
     def lesson(self, reading: Reading, scheme: Scheme, number: int, *, rows: int) -> tuple[Tensor, Tensor, dict[str, float]]:
-        """Return weights and targets of laser's squared error, and metrics. Targets are log-probabilities."""
+        """Return weights and targets of the squared error of the reserved token's log-probability, and metrics."""
         laser = self.mode
         score_n = self._score_n
         metrics: dict[str, float] = {}
@@ -194,8 +194,8 @@ class Appended(RowPart):
         adv_nt: Float[Tensor, "n t"],
         mask_nt: Shaped[Tensor, "n t"],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Remove laser's entries from old log-probabilities and advantages. Return both, and laser's loss by token."""
-        # The advantage after the last trained token holds the weight of laser's error.
+        """Clear laser's extra token in old log-probabilities and advantages. Return both, and laser's loss by token."""
+        # A row's advantage after its last trained token is not an advantage, but the weight of laser's squared error.
         is_trained_nt = mask_nt > 0
         is_after_trained_nt = torch.cat([torch.zeros_like(is_trained_nt[:, :1]), is_trained_nt[:, :-1]], dim=1)
         is_reserved_nt = is_after_trained_nt & ~is_trained_nt & (adv_nt != 0)
@@ -206,7 +206,7 @@ class Appended(RowPart):
 
 
 def _verl_faults(config: Any) -> dict[str, Any]:
-    """Return laser's errors with verl's settings. Maps each sentence to whether it applies."""
+    """Check verl's settings for laser. Return {error message: a true value if it applies}."""
     return {
         "algorithm.rollout_correction.bypass_mode=True takes log-probabilities from sampling, but laser's token is not sampled. "
         "Set bypass_mode=False, or leave laser out.": (config.algorithm.get("rollout_correction") or {}).get("bypass_mode"),
@@ -216,7 +216,7 @@ def _verl_faults(config: Any) -> dict[str, Any]:
 
 
 def _skyrl_faults(cfg: Any) -> dict[str, Any]:
-    """Return laser's errors with SkyRL's settings. Maps each sentence to whether it applies."""
+    """Check SkyRL's settings for laser. Return {error message: a true value if it applies}."""
     algorithm_config = cfg.trainer.algorithm
     return {
         "laser scores a completion at its end, but generator.step_wise_trajectories=true makes one row per turn. Set it to false, "

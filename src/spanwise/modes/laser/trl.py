@@ -58,7 +58,7 @@ class SelfRewarding(TrlPart):
 
     @contextmanager
     def generating(self) -> Iterator[None]:
-        """Record the reserved token's log-probabilities in `generate` if they are needed before the loss."""
+        """Record log-probabilities of laser's reserved token in `generate`, if scores are needed before the loss."""
         self.passes, self.heard = [], []
         policy_model = self.trainer.accelerator.unwrap_model(self.trainer.model)
         # A PEFT adapter wraps the model, and the hook must be on the model itself.
@@ -192,7 +192,7 @@ class SelfRewarding(TrlPart):
 
     def known_logps(self, ended_n: Tensor, output: dict[str, Any]) -> Tensor:
         """Return the recorded log-probabilities of the reserved token. Rows without one are NaN."""
-        if "old_per_token_logps" in output:  # the first forward pass was that of the policy
+        if "old_per_token_logps" in output:  # of the recorded forward passes, the policy's was the first
             return self.passes[0].detach().float().cpu()
         if "logp_nt" in self.trainer.scheme.needs:
             return self.passes[-1].detach().float().cpu()

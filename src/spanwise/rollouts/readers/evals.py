@@ -23,7 +23,7 @@ LM_EVAL_REQUIRED = frozenset({"doc_id", "resps", "arguments"})
 def is_inspect(file: Path) -> bool:
     """Return whether a file is a log of Inspect."""
     with file.open("rb") as stream:
-        file_start = b"".join(stream.read(200).split())  # the first bytes, without white space
+        file_start = b"".join(stream.read(200).split())  # the file's first bytes, without white space
     return file.suffix.lower() == ".eval" or (file_start.startswith(b'{"version":') and b'"status":' in file_start)
 
 
@@ -181,7 +181,7 @@ def _lm_eval_responses(files: Sequence[Path], responses: Collected) -> Iterator[
     responses_of_document: dict[str, tuple[range, int, list[str]]] = {}
     for record in parse_records(files, _parse_lm_eval):
         response_texts = record["texts"]
-        texts_hash = hash(tuple(response_texts))  # the texts may not fit into memory
+        texts_hash = hash(tuple(response_texts))  # keep a hash, because the texts may not fit into memory
         seen_rows, seen_texts_hash, seen_filters = responses_of_document.get(record["key"], no_responses)
         if seen_rows and texts_hash == seen_texts_hash and record["filter"] not in seen_filters:
             seen_filters.append(record["filter"])

@@ -52,7 +52,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     splits_words = token_column == schema.IDS and tokenizer is None
     if splits_words and schema.TEXT not in column_names:
         raise DataError(f"'{path}' holds token ids, but no text; give the folder of the tokenizer with --tokenizer.")
-    if splits_words:  # numbers per token cannot be assigned to words
+    if splits_words:  # drop numbers per token, because they do not fit words
         number_columns, trained_columns = [], []
     kept_columns = [name for name in column_names if name not in unread_columns]
     table = concatenate_tables(path, [pq.read_table(file, columns=kept_columns) for file in files])
@@ -200,7 +200,7 @@ def _find_learned(table: pa.Table, tokens: TokenizedTexts) -> torch.Tensor | Non
 
 
 def _check_spelling(file: Path, vocabulary: Vocabulary, tokenizer: str | Path) -> None:
-    """Refuse a tokenizer whose texts are not those of the file."""
+    """Refuse a tokenizer that decodes the file's token ids to other texts than the file holds."""
     parquet_file = pq.ParquetFile(file)
     checked_columns = [schema.IDS, schema.TRAINABLE, schema.TEXT]
     if schema.TEXT not in parquet_file.schema_arrow.names:

@@ -39,7 +39,7 @@ from spanwise.types import BlockText, Status, present
 CHOICES: Mapping[str, float] = {"no": 0.0, "yes": 1.0}
 #: The costs of a judge per completion: requests sent, answers from the cache, failures, tokens, seconds.
 MEASURES = ("calls", "cached", "failed", "tokens", "seconds")
-#: The most connections of one HTTP client. Each request looks through all of them.
+#: One HTTP client has at most this many connections, because each request searches through all of them.
 _CONNECTIONS = 32
 #: Servers of judges that have answered once. If one fails later, the run goes on.
 _answered: set[Any] = set()
@@ -268,7 +268,7 @@ class _RequestForm:
             **({"logprobs": True, "top_logprobs": 20} if self.expected else {}),
             **reply_format,
         }
-        # The digest includes the numbers of the choices, because the cache stores numbers.
+        # The cache stores the number of a choice, so the digest must cover the numbers of all choices.
         return _Question(criterion, digest({**chat_request, "choices": self.choices}), chat_request, part_names)
 
     async def ask(self, client: Any, question: _Question, base_url: str | None) -> Judgement:

@@ -19,7 +19,7 @@ from spanwise.score.judges.prompt import as_plain_text, prompt_of, question_of
 from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts
 from spanwise.types import BlockText, PiecewiseText, Status, present
 
-#: The most results that a reward model caches for other objectives.
+#: A reward model's cache of results is emptied once it holds more than this many.
 _REMEMBERED = 65_536
 
 
