@@ -107,7 +107,7 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
-    # These fields set the task, the model and the data.
+    # Task, model and data.
     task: Literal["digits", "digits_twice", "digits_long", "fields", "invoices", "confidence", "two_attempts", "own"] = (
         "digits"
     )
@@ -123,7 +123,7 @@ class Recipe(BaseModel):
     answer_column: str | None = "answer"
     instruction: str | None = None
 
-    # These fields say how rewards become credit.
+    # Rule of credit.
     method: str = "bae"
     calibration: Literal["brier", "log_score"] | None = None
     baseline: Literal["none", "batch", "group", "outcome", "blended"] | None = None
@@ -138,7 +138,7 @@ class Recipe(BaseModel):
     options: dict[str, Any] = Field(default_factory=dict)
     refine: str | dict[str, Any] | None = None
 
-    # These fields set the training loop.
+    # Training loop.
     steps: int = Field(120, ge=1)
     prompts: int = Field(16, ge=1)
     group_size: int = Field(16, ge=2)
@@ -154,7 +154,7 @@ class Recipe(BaseModel):
     seed: int = Field(0, ge=0, le=LARGEST_SEED)
     trainer: dict[str, Any] = Field(default_factory=dict)
 
-    # These fields set the evaluation, and the files that a run writes.
+    # Evaluation and files.
     eval_every: int = Field(10, ge=0)
     eval_prompts: int = Field(512, ge=1)
     eval_samples: int = Field(8, ge=1)
