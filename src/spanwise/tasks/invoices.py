@@ -14,6 +14,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date, timedelta
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,10 @@ def _pick(words: Any, rng: np.random.Generator) -> Any:
     return words[int(rng.integers(len(words)))]
 
 
+def _happens(rng: np.random.Generator, probability: float, share: float = 1.0) -> bool:
+    return bool(rng.random() < share * probability)
+
+
 def _write_date(day: date, form: int) -> str:
     month_name = _MONTHS[day.month - 1]
     return (
@@ -117,10 +122,7 @@ def draw_letters(size: int, rng: np.random.Generator, *, facts: float = 1.0, mos
 
 def _draw_letter(rng: np.random.Generator, facts: float) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """Draw an invoice letter, its right JSON object, and the misleading facts in it."""
-
-    def has(share: float) -> bool:
-        return bool(rng.random() < share * facts)
-
+    has = partial(_happens, rng, facts)
     date_format = int(rng.integers(5))
     currency = _pick(tuple(_CURRENCIES), rng)
     currency_spelling = _pick(_CURRENCIES[currency], rng)
@@ -197,10 +199,7 @@ def _copy_with_faults(
     gold: Mapping[str, Any], other: Mapping[str, Any], rate: float, rng: np.random.Generator
 ) -> dict[str, Any]:
     """Copy a letter's JSON object as a hurried clerk does: misread facts, invent dates, miscount."""
-
-    def slips() -> bool:
-        return bool(rng.random() < rate)
-
+    slips = partial(_happens, rng, rate)
     faulty_record = {**gold, "items": [dict(item) for item in gold["items"]]}
     if slips():
         faulty_record["invoice"] = other["invoice"]
