@@ -17,7 +17,7 @@ from torch import Tensor
 from spanwise.errors import AlignmentError, LayoutError, RecipeError
 from spanwise.layout import Layout, Part
 from spanwise.registry import register
-from spanwise.segment.claims import SEGMENTERS, Claim, Finder, Found, Pieces, Sample, cut, text_end
+from spanwise.segment.claims import SEGMENTERS, Claim, Finder, Found, Pieces, Sample, Segmenter, cut, text_end
 from spanwise.segment.vocabulary import Vocabulary
 from spanwise.types import BlockText, Fault, PiecewiseText, Spans
 
@@ -73,7 +73,7 @@ def find_blocks(
     is_valid_nt = _check_mask(ids_nt, mask_nt)
     ids_array = ids_nt.detach().cpu().numpy()
     logp_array = _check_logp(layout, logp_nt, is_valid_nt)
-    cutter = _build_cutter(layout)
+    cutter = _build_cutter(layout, tuple(SEGMENTERS.find(name) for name in layout.segmenters))
     rows_per_chunk = max(1, _TOKENS_AT_A_TIME // max(ids_array.shape[1], 1))
     column_chunks = []
     block_texts = []
@@ -96,13 +96,14 @@ def find_blocks(
 _Cutter = Callable[[Sequence[bytes], Iterable[Sample]], list[Pieces]]
 
 
-def _build_cutter(layout: Layout) -> _Cutter:
+@lru_cache(maxsize=64)
+def _build_cutter(layout: Layout, segmenters: tuple[Segmenter, ...]) -> _Cutter:
     """Return a function that cuts completions into runs of bytes (pieces), each of one block."""
     if layout.segmenters == ("tags",):
         # The parser of tags cuts the text itself, because it also needs their order.
         tag_parser = TagParser(layout)
         return lambda texts, _: [tag_parser.parse(text)[0] for text in texts]
-    finders = [SEGMENTERS.find(name).function(layout.parts_of(name), layout=layout) for name in layout.segmenters]
+    finders = [segmenter.function(layout.parts_of(segmenter.name), layout=layout) for segmenter in segmenters]
     return lambda _, samples: [cut(layout, [find(sample) for find in finders], len(sample.text)) for sample in samples]
 
 
