@@ -160,11 +160,12 @@ def batches_of(
     # All rows of a trajectory belong to one group.
     first_rows = [trajectory_of_row.index(j) for j in trajectory_of_row]
     group_of_row = [group_of_row[row] for row in first_rows] if "group" in input_stems else trajectory_of_row
-    ids_strategy = st.lists(st.none(), max_size=4).map(tuple) if ids is None else ids
-    id_rows = draw(st.lists(ids_strategy, min_size=row_count, max_size=row_count))
     has_tokens = any(entry.by_token for entry in spec)
-    row_lengths = [len(row) if has_tokens else 0 for row in id_rows]
-    n_blocks = draw(st.integers(1, 3))
+    ids_strategy = st.integers(0, 4).map(range) if ids is None else ids
+    id_rows = draw(st.lists(ids_strategy, min_size=row_count, max_size=row_count)) if has_tokens else [()] * row_count
+    row_lengths = [len(row) for row in id_rows]
+    has_blocks = any("k" in entry.axes or entry.stem == "block" for entry in spec)
+    n_blocks = draw(st.integers(1, 3)) if has_blocks else 1
     token_structure = {"length": row_lengths} if has_tokens else {}
     row_structure = {"group": group_of_row, "trajectory": trajectory_of_row, **token_structure}
     inputs: dict[str, Any] = {}

@@ -277,7 +277,7 @@ class _Estimator(Suite):
 
     def signs(self, batch: DrawnBatch, _: Draw) -> None:
         advantages = self.advantages(batch)
-        self.facts_shown |= {sign for sign in (-1, 1) if bool((sign * advantages > 0).any())}
+        self.has_shown({sign for sign in (-1, 1) if bool((sign * advantages > 0).any())})
 
     def oracle(self, batch: DrawnBatch, _: Draw) -> None:
         self.same(batch, self.run(batch), {"": self.call(batch.inputs(), self.slow)[""].double()})

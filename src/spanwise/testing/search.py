@@ -81,6 +81,12 @@ class Suite:
                         f"{self.who} breaks '{name}': {self.sentences[name]}. None of {example_count} examples shows this."
                     )
 
+    def has_shown(self, facts: set[Any]) -> None:
+        """Note the facts that an example shows. End the search if that is all that must be shown."""
+        self.facts_shown |= facts
+        if self.facts_to_show[self.name] <= self.facts_shown:
+            raise _AllShown
+
     def call(self, inputs: dict[str, Any], function: Callable[..., Any] | None = None) -> dict[str, Any]:
         """Call the function under test, or another one, with these inputs. Raise a ConformanceError if it crashes."""
         try:
@@ -163,6 +169,10 @@ class Suite:
                 self.fail(moved_batch, f"Got {show(result_after[column])}, expected exactly {masked:g} at masked tokens.")
 
 
+class _AllShown(BaseException):
+    """Ends a search whose examples have shown all facts. To hypothesis an `Exception` would be a failing example."""
+
+
 def _search(check: Callable[[Any, Draw], None], strategy: SearchStrategy[Any], *, examples: int) -> None:
     """Run `check` on examples, the same in every run. Raise for the smallest failing example of hypothesis."""
 
@@ -182,6 +192,8 @@ def _search(check: Callable[[Any, Draw], None], strategy: SearchStrategy[Any], *
 
     try:
         run()
+    except _AllShown:
+        return
     except ConformanceError as error:
         raise ConformanceError(str(error)) from error.__cause__  # hide hypothesis's long output
     except Unsatisfiable as error:

@@ -190,7 +190,7 @@ class _Segmenter(Suite):
 
     def seen(self, batch: DrawnBatch, _: Draw) -> None:
         result_columns = self.run(batch)
-        self.facts_shown.add(len(result_columns["names"][0]) < 2 or bool((result_columns["block_nt"] > 0).any()))
+        self.has_shown({len(result_columns["names"][0]) < 2 or bool((result_columns["block_nt"] > 0).any())})
 
     def contiguous(self, batch: DrawnBatch, _: Draw) -> None:
         result_columns = self.run(batch)
