@@ -24,7 +24,8 @@ METHODS = {
 @pytest.mark.parametrize("name", METHODS)
 def test_one_prompt_is_kept_at_each_evaluation_and_training_is_the_same(tmp_path, name):
     for folder, keep in (("kept", 1), ("bare", 0)):
-        recipe = load(None, {**SMALL, **METHODS[name], "keep_rollouts": keep, "output": str(tmp_path / folder)})
+        choices = {**SMALL, **METHODS[name], "keep_rollouts": keep, "report": keep == 1, "output": str(tmp_path / folder)}
+        recipe = load(None, choices)
         train(recipe, console=Console(quiet=True))
     assert timeless_metrics(tmp_path / "kept") == timeless_metrics(tmp_path / "bare")
     assert not (tmp_path / "bare" / "one_prompt").exists()
