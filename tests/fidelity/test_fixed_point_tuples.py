@@ -88,6 +88,7 @@ def test_points_by_what_judges_and_what_is_seen(judged, seen):
         assert float(plain[values]) == pytest.approx(float(point))
 
 
+@long_simulation
 @pytest.mark.parametrize("rule", ["brier", "log_score"])
 @pytest.mark.parametrize(
     "options",
