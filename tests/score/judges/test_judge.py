@@ -12,8 +12,9 @@ import pytest
 from aiohttp import web
 
 from judge_server import Server, part_of, reply, verdict
+from judge_small import TEXT, ask_from_afar, even, judged
 from score_small import ABSENT, ERROR, OK, TIMEOUT
-from spanwise import Layout, Objective, score_all
+from spanwise import Layout, Objective
 from spanwise.errors import RewardError
 from spanwise.score import REWARDS, ask_judge
 from spanwise.score.judges.cache import Cache
@@ -21,18 +22,6 @@ from spanwise.score.judges.prompt import fenced
 from spanwise.score.score import check_objectives
 from spanwise.segment.claims import without_end
 from tokenizers_small import byte_level
-
-TEXT = [{"step": {"": f"step {n}"} if n != 3 else None, "end": {"": f"end {n}"}} for n in range(6)]
-COLUMNS = {"prompt": [f"task {n}" for n in range(6)]}
-
-
-def judged(server, *, text=TEXT, columns=COLUMNS, pays="step", **options):
-    options = {"model": "judge", "base_url": server.url, **options}
-    return score_all([Objective("judge", pays=pays, options=options)], text, columns=columns)
-
-
-def even(part, request, times):
-    return verdict("yes" if int(part.split()[-1]) % 2 == 0 else "no", f"I read {part}")
 
 
 def test_each_part_is_a_question_and_its_reason_a_note():
@@ -267,12 +256,6 @@ def test_verdicts_are_kept_by_content_and_failures_and_the_key_are_not(tmp_path,
     assert without_server.status_nm[:, 0].tolist() == second.status_nm[:, 0].tolist()
 
 
-def _ask(url, cache):
-    server = Server(even)
-    server.url = url
-    return judged(server, cache=cache).reward_nm[0, 0].item()
-
-
 def test_a_cache_that_nobody_uses_any_more_is_closed(tmp_path):
     cache = Cache(str(tmp_path / "judge.sqlite"), "judge.sqlite", "prompt")
     file = cache._file
@@ -283,10 +266,14 @@ def test_a_cache_that_nobody_uses_any_more_is_closed(tmp_path):
 
 
 def test_several_processes_share_one_cache(tmp_path):
+    """This process and another ask at once, as soon as the other has imported all it needs."""
     cache = str(tmp_path / "deep" / "judge.sqlite")
-    with Server(even).serving() as server, ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        futures = [pool.submit(_ask, server.url, cache) for _ in range(6)]
-        assert [future.result() for future in futures] == [1.0] * 6
+    with Server(even).serving() as server, ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:
+        assert other.submit(ask_from_afar, server.url, None).result() == 1.0
+        del server.requests[:]
+        futures = [other.submit(ask_from_afar, server.url, cache) for _ in range(3)]
+        assert [ask_from_afar(server.url, cache) for _ in range(3)] == [1.0] * 3
+        assert [future.result() for future in futures] == [1.0] * 3
         assert len(server.requests) <= 10
         assert judged(server, cache=cache).measured_nc[:, 1].sum() == 5
 
