@@ -4,9 +4,12 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from border.case import case, check, command
 from packages_small import package
 from rollout_files import WELL_FORMED, episode, node, trace, trl_file, verl_file, write_lines
+from spanwise.commands.doctor import examine
 from spanwise.recipe import scheme_at
 
 LAYOUT = ("--set", "layout={solution: [answer], confidence: [confidence]}")
@@ -24,6 +27,15 @@ def doctor(folder, *installed, command="spanwise.commands.doctor", code, **about
     done = subprocess.run([sys.executable, "-m", *command.split()], env=environment, capture_output=True, text=True)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
+
+
+def untried(folder):
+    """The engine itself is imported where the doctor is tested; what is seen here is its version."""
+    package(folder, "trl", None, version="2.3.0")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        patch.setattr(examine, "probe_in_process", lambda name: ([], []))
+        examine.main()
 
 
 def streams(folder):
@@ -52,7 +64,7 @@ CASES = {
     "`doctor` where a package under an engine cannot be imported": doctor(
         "datasets", "raise ImportError('built for another Python')\n", code=1
     ),
-    "`doctor` beside a version of an engine that nobody has tried": doctor("trl", None, version="2.3.0", code=0),
+    "`doctor` beside a version of an engine that nobody has tried": untried,
     "the command line without its packages": doctor(
         "rich", "raise ModuleNotFoundError('', name='rich')\n", command="spanwise.cli doctor", code=1
     ),
