@@ -8,6 +8,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import dill.detect
 import jaxtyping
 import pytest
 import torch
@@ -18,6 +19,8 @@ from browser import browser, chromium  # noqa: F401  (the fixtures)
 collect_ignore = ["foreign/foreign_swift.py", "foreign/foreign_swift_conformance.py", "foreign/foreign_unsloth.py"]
 
 torch.set_num_threads(1)
+#: `datasets` asks it of each function that a mapped one refers to, every time; under the shape checks these are hundreds.
+dill.detect.nestedglobals = functools.cache(dill.detect.nestedglobals)
 #: Examples of a property test that run under the shape checks.
 CHECKED = 10
 
