@@ -21,7 +21,7 @@ def chat(text):
 
 #: Ten times as many bytes as its tokens take.
 WORDS = " ".join(f"w{n % 50}{'x' * 40}" for n in range(500))
-ROWS = [{"prompt": f"{n // 8}", "completion": f"{n} {WORDS}", "score": float(n % 2), "step": n // 16} for n in range(150)]
+ROWS = [{"prompt": f"{n // 8}", "completion": f"{n} {WORDS}", "score": float(n % 2), "step": n // 16} for n in range(50)]
 
 
 def renamed(row, prompt, completion, form=str):
@@ -50,7 +50,7 @@ def traces(row):
 
 
 def slime(folder):
-    for step in range(30):
+    for step in range(10):
         samples = [
             {"prompt": row["prompt"], "response": "", "tokens": ids_of(row), "response_length": len(ids_of(row)),
              "rollout_log_probs": [-0.1 - i for i in range(len(ids_of(row)))], "reward": row["score"]}
@@ -101,7 +101,7 @@ def test_reading_takes_little_beside_what_is_kept_and_says_how_far_it_is(name, t
     size = sum(file.stat().st_size for file in ([path] if path.is_file() else path.glob("*.pt")))
     monkeypatch.setattr(json_array, "_PIECE", 2**14)
     monkeypatch.setattr(files, "_BLOCK", 2**16)
-    monkeypatch.setattr(columns, "_ROWS_AT_ONCE", 8)
+    monkeypatch.setattr(columns, "_ROWS_AT_ONCE", 4)
     options = {"tokenizer": tokenizer} if name in WITH_LOGPROBS else {}
     read_rollouts(path, **options)  # imports, and the tokenizer
     done = []
@@ -127,7 +127,7 @@ def test_arrow_keeps_nothing_of_the_rows_before(tmp_path, monkeypatch):
     """Arrow's own memory, which tracemalloc does not see: at most a few of thirty row groups."""
     file = tmp_path / "a.parquet"
     monkeypatch.setattr(columns, "_ROWS_AT_ONCE", 5)
-    pq.write_table(pa.Table.from_pylist(ROWS), file, row_group_size=5, compression="none", use_dictionary=False)
+    pq.write_table(pa.Table.from_pylist(ROWS * 3), file, row_group_size=5, compression="none", use_dictionary=False)
     before, at_each = pa.total_allocated_bytes(), []
     for batch in columns.read_row_batches(file, ["completion"], files.ReadingProgress([file])):
         at_each.append(pa.total_allocated_bytes() - before)
