@@ -148,10 +148,12 @@ def bars(rows: Rows, *, names: Sequence[str], x: str, percent: bool = False, sta
     )  # fmt: skip
     if not stacked:
         bar_chart = bar_chart.encode(yOffset=alt.YOffset("series:N", scale=alt.Scale(domain=list(names))))
-    return _wide(bar_chart, 45 + len(row_names) * (28 if stacked else 14 * len(names) + 10))
+    return bar_chart.properties(**_wide(45 + len(row_names) * (28 if stacked else 14 * len(names) + 10)))
 
 
 _UNIT = alt.Scale(domain=[0, 1])
+_POINTER = alt.selection_point(name="near", on="pointerover", clear="pointerout", empty=False)
+_HOVER_OPACITY = alt.OpacityValue(0, condition=[{"param": "near", "value": 0.14, "empty": False}])
 
 
 def _chart(rows: Rows) -> alt.Chart:
@@ -178,12 +180,12 @@ def _diagonal(scale: alt.Scale, **axis: Any) -> alt.Chart:
 
 
 def _layered(height: int, *charts: alt.Chart) -> Drawn:
-    return _wide(alt.LayerChart(layer=list(charts)), height)
+    return alt.LayerChart(layer=list(charts), **_wide(height))  # setting the size later would copy every layer
 
 
-def _wide(chart: Drawn, height: int) -> Drawn:
-    """Give a chart the full width and a fixed height, so that charts side by side are equally tall."""
-    return chart.properties(width="container", height=height, autosize=alt.AutoSizeParams(type="fit", contains="padding"))
+def _wide(height: int) -> dict[str, Any]:
+    """Return a chart's full width and fixed height, so that charts side by side are equally tall."""
+    return {"width": "container", "height": height, "autosize": alt.AutoSizeParams(type="fit", contains="padding")}
 
 
 def _x(field: str, title: str) -> alt.X:
@@ -255,10 +257,8 @@ def bands(
 
 def highlight(chart: alt.Chart, **encoded: Any) -> alt.Chart:
     """Turn a chart into areas that are invisible, except for the one under the pointer, which shows its tooltip."""
-    pointer_selection = alt.selection_point(name="near", on="pointerover", clear="pointerout", empty=False)
-    hover_opacity: Any = alt.when(alt.param("near"), empty=False).then(alt.value(0.14)).otherwise(alt.value(0))
     hover_area = chart.properties(name="hover").mark_rect(style="pointed")
-    return hover_area.encode(**encoded, opacity=hover_opacity).add_params(pointer_selection)
+    return hover_area.encode(**encoded, opacity=_HOVER_OPACITY).add_params(_POINTER)
 
 
 def tip(key: str, title: str, *, number: bool = False) -> alt.Tooltip:

@@ -99,7 +99,8 @@ def render(
     has_token_view = any(section.body is not None for section in filled_sections)
     asset_names = ("report", *_TOKEN_VIEW_ASSETS) if has_token_view else ("report",)
     scripts = [_static(f"{asset}.js") for asset in asset_names]
-    hashed_scripts = [*scripts, _vega()] if has_charts else scripts
+    vega_script, packed_vega = _vega() if has_charts else (None, None)
+    hashed_scripts = [*scripts, vega_script] if vega_script else scripts
     return template("page.html.j2").render(
         title=title,
         lead=lead,
@@ -115,7 +116,7 @@ def render(
         recipe=yaml.safe_dump(hidden(dict(recipe)), sort_keys=False, allow_unicode=True) if recipe else "",
         styles=Markup("\n".join(_static(f"{asset}.css") for asset in asset_names)),
         scripts=[Markup(script) for script in scripts],
-        vega=deflated(_vega()) if has_charts else None,
+        vega=packed_vega,
         hashes=[base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in hashed_scripts],
     )
 
@@ -162,6 +163,7 @@ def _static(name: str) -> str:
 
 
 @cache
-def _vega() -> str:
-    """Join the chart libraries Vega, Vega-Lite and Vega-Embed into one script."""
-    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+def _vega() -> tuple[str, str]:
+    """Join the chart libraries Vega, Vega-Lite and Vega-Embed into one script. Also return it compressed."""
+    script = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    return script, deflated(script)
