@@ -99,12 +99,16 @@ def test_figures_of_training_evaluation_and_demo(width):
     assert printed(*interval_table("runs/a", intervals), width=width).count("0.100 to 0.150") == len(names)
 
 
-@widths
-def test_votes(width):
+@pytest.fixture(scope="module")
+def votes():
     prompts = [n // 32 for n in range(64)]
     right_n = (torch.arange(64) % 3 == 0).double()
     answers, said_n = [str(n % 5) for n in range(64)], torch.tensor(numbers(64)).double()
-    votes = voting(answers, said_n, right_n, prompts=prompts, resamples=5)
+    return voting(answers, said_n, right_n, prompts=prompts, resamples=5)
+
+
+@widths
+def test_votes(votes, width):
     check(vote_table("accuracy of a vote", votes), width)
     check(gain_table("a minus b", curve_difference(*list(votes.values())[:2])), width)
 
@@ -121,17 +125,23 @@ def test_a_vote_says_what_stands_behind_its_sign_and_claims_no_certainty():
         assert ("±" in first_cell) == ("±" in shown)
 
 
-@widths
-def test_a_comparison(width):
-    figures = [*FIGURES, "majority@16", "weighted@16", "second_accuracy"]
+COMPARED = [*FIGURES, "majority@16", "weighted@16", "second_accuracy"]
+
+
+@pytest.fixture(scope="module")
+def comparison():
     runs = {
-        arm: {s: dict.fromkeys(figures, 0.8 + (3 * s + k) % 7 / 100) | {"refusal_rate": 0.0} for s in range(5)}
+        arm: {s: dict.fromkeys(COMPARED, 0.8 + (3 * s + k) % 7 / 100) | {"refusal_rate": 0.0} for s in range(5)}
         for k, arm in enumerate(["outcome", "blended", "rlcr", "two_attempts"])
     }
-    comparison = compare_arms(runs)
+    return compare_arms(runs)
+
+
+@widths
+def test_a_comparison(comparison, width):
     text = printed(*comparison_tables(comparison), width=width)
     assert max(map(len, text.splitlines())) <= width
-    assert all(figure.replace("_", " ") in text for figure in figures)
+    assert all(figure.replace("_", " ") in text for figure in COMPARED)
     table = text.split("paired by seed")[0]
     for line in comparison.markdown().splitlines()[2:6]:
         assert all(cell in table for cell in line.strip("| ").split(" | "))
@@ -213,10 +223,10 @@ def test_a_plug_in_without_a_source_is_not_taken_from_the_paper(capsys):
 
 def test_a_large_file_shows_how_far_it_is_read_and_a_small_one_nothing(tmp_path, monkeypatch):
     file, text = tmp_path / "a.jsonl", io.StringIO()
-    file.write_text("".join('{"prompt": "p", "completion": "one two"}\n' for _ in range(4000)))
+    file.write_text("".join('{"prompt": "p", "completion": "one two"}\n' for _ in range(800)))
     console = Console(file=text, width=80)
     with large_files_shown(console):
-        assert len(read_rollouts(file)) == 4000
+        assert len(read_rollouts(file)) == 800
     assert text.getvalue() == ""
     monkeypatch.setattr("spanwise.commands.shared.progress._LARGE", 1000)
     with large_files_shown(console):
