@@ -5,9 +5,11 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+import forked
 from spanwise.commands.compare.compare import side_by_side
 
 SLEEP = "import time; time.sleep(60)"
@@ -15,17 +17,21 @@ SLEEP = "import time; time.sleep(60)"
 #: `spanwise compare` itself, whose trainings are processes that write down their number and sleep.
 #: A shell makes its background jobs ignore Ctrl-C, this suite too; a terminal does not.
 COMPARE = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)
+import os, signal, sys
+from pathlib import Path
 from spanwise.cli import main
 from spanwise.commands.compare import compare
 from spanwise.commands.shared import task
+os.setsid()
+Path({leader!r}).write_text(str(os.getpid()))
+signal.signal(signal.SIGINT, signal.default_int_handler)
 stub = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(60)"
-compare.train_command = lambda run, *, resume: [sys.executable, "-c", stub, f"{run.folder}.pid"]
+compare.train_command = lambda run, *, resume: [sys.executable, "-c", stub, f"{{run.folder}}.pid"]
 task.make_task = lambda recipe, console: None
-sys.argv = ["spanwise", "compare", "--arms", "group,outcome,rlcr", "--seeds", "0,1", "--processes", "2", "--output", sys.argv[1]]
+sys.argv = ["spanwise", "compare", "--arms", "group,outcome,rlcr", "--seeds", "0,1", "--processes", "2", "--output", {output!r}]
 main()
 """
+IMPORTS = "import spanwise.cli, spanwise.commands.compare.compare, spanwise.commands.shared.task"
 
 
 def until(condition, seconds=60.0):
@@ -48,24 +54,24 @@ def is_alive(pid):
 @pytest.mark.parametrize(("stop", "whole_group", "status"), [(signal.SIGINT, True, 130), (signal.SIGTERM, False, 143)])
 def test_a_stopped_comparison_leaves_no_training_behind(stop, whole_group, status, tmp_path):
     """Ctrl-C reaches every process of the terminal, a kill only the one it names."""
-    output = tmp_path / "out"
-    command = [sys.executable, "-c", COMPARE, str(output)]
-    parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        until(lambda: sum(bool(file.read_text()) for file in output.glob("*.pid")) == 2 or parent.poll() is not None)
-        (os.killpg if whole_group else os.kill)(parent.pid, stop)
-        printed, errors = parent.communicate(timeout=20)
-        assert parent.returncode == status, errors
-        assert "0 of 6 runs are finished; 2 train at a time." in printed
-        assert "Stopped. Run the same command again" in printed
-        assert "Traceback" not in errors
-        started = {file.stem: int(file.read_text()) for file in output.glob("*.pid")}
-        assert set(started) == {"group-0", "outcome-0"}
-        assert not any(is_alive(pid) for pid in started.values())
-    finally:
-        if parent.poll() is None:
-            os.killpg(parent.pid, signal.SIGKILL)
-            parent.communicate()
+    output, leader = tmp_path / "out", tmp_path / "leader"
+    code = COMPARE.format(leader=str(leader), output=str(output))
+    with ThreadPoolExecutor(1) as thread:
+        ended = thread.submit(forked.run, code, imports=IMPORTS)
+        try:
+            until(lambda: sum(bool(file.read_text()) for file in output.glob("*.pid")) == 2 or ended.done())
+            (os.killpg if whole_group else os.kill)(int(leader.read_text()), stop)
+            done = ended.result(timeout=20)
+            assert done.returncode == status, done.stderr
+            assert "0 of 6 runs are finished; 2 train at a time." in done.stdout
+            assert "Stopped. Run the same command again" in done.stdout
+            assert "Traceback" not in done.stderr
+            started = {file.stem: int(file.read_text()) for file in output.glob("*.pid")}
+            assert set(started) == {"group-0", "outcome-0"}
+            assert not any(is_alive(pid) for pid in started.values())
+        finally:
+            if not ended.done():
+                os.killpg(int(leader.read_text()), signal.SIGKILL)
 
 
 def test_an_error_ends_what_runs_and_starts_nothing_more():
