@@ -193,8 +193,8 @@ CREDIT = (
         "credit/<comparison>/dead_strata",
         _measure_dead_strata,
         lasting=Alarm(
-            "above", 0.95, "{share} of the strata (compared sets) of '{name}' are dead: no completion in them gets credit, "
-            "though rewards differ within groups.",
+            "above", 0.95, "{share} of the sets of completions that '{name}' compares (strata) give no credit to any "
+            "completion, though rewards differ within groups.",
             "Usually groups are too small to be split by outcome: raise group_size, or use baseline: blended.",
             unless="credit/{name}/unanimous",
         ),

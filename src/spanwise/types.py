@@ -121,7 +121,7 @@ class Zero(IntEnum):
 
     CREDITED = 0, "credited"
     MASKED = 1, "masked: not sampled by the model (a tool, an observation)"
-    LEFT_OUT = 2, "left out of the loss by the trainer"
+    LEFT_OUT = 2, "left out: the trainer took the completion out of the loss"
     EMPTY = 3, "empty: the completion has no tokens"
     UNPAID = 4, "no objective pays the block"
     TIMEOUT = 5, "timeout: the check was stopped at its deadline"
@@ -135,7 +135,7 @@ class Zero(IntEnum):
     ALL_WRONG = 13, "unanimous: all wrong"
     ALL_EQUAL = 14, "unanimous: all rewards are equal"
     AT_BASELINE = 15, "at the baseline: the reward equals the baseline, its expected value"
-    CANCELLED = 16, "cancelled: several objectives add up to 0"
+    CANCELLED = 16, "cancelled: the credits of several objectives add up to 0"
     RECORDED = 17, "recorded as 0, though other completions of the group got credit"
     NO_SCALE = 18, "no scale: the reward minus its baseline would be divided by 0"
     NO_WEIGHT = 19, "no weight: the objective is only logged"

@@ -143,7 +143,8 @@ def tally_zeros(
     """
     if not len(advantage_v) == len(block_v) == len(row_v):
         raise AlignmentError(
-            f"There are {len(advantage_v)} advantages for {len(block_v)} blocks and {len(row_v)} rows; give one per token."
+            f"advantage_v, block_v and row_v have {len(advantage_v)}, {len(block_v)} and {len(row_v)} entries; "
+            "give one per token."
         )
     trainable_v = block_v >= 0 if trainable_v is None else trainable_v
     block_key_v = block_nk[row_v, block_v.long().clamp(min=0)]  # the next line replaces it for tokens without a block

@@ -216,9 +216,9 @@ def test_a_plug_in_without_a_source_is_not_taken_from_the_paper(capsys):
         show_methods("halved")
     finally:
         METHODS.pop("halved")
-    assert f"Taken from the module {__name__}, which is no part of spanwise." in " ".join(capsys.readouterr().out.split())
+    assert f"taken from the module {__name__}, which is not part of spanwise." in " ".join(capsys.readouterr().out.split())
     show_methods("grpo")
-    assert "Taken from the paper, which leaves ddof open" in " ".join(capsys.readouterr().out.split())
+    assert "The formula is taken from the paper, which does not say ddof" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_large_file_shows_how_far_it_is_read_and_a_small_one_nothing(tmp_path, monkeypatch):

@@ -58,7 +58,7 @@ def sentence(case, left="grpo", right="bae", rows=(), **view):
          "bae praises the solution (+0.5) and charges −0.7 for missing blocks."),
         ({"credit": {"grpo": {}, "bae": {f"f{n}": n - 1.5 for n in range(8)}}}, "praises 6 blocks, most of all f7 (+5.5)"),
         ({"credit": {"grpo": {}, "bae": {"solution": 0.0}}, "parts": {"bae": [CreditPart("correct", 1.0, None, None, 1.0, 0.0, reason="singleton")]}},
-         "bae gives it exactly 0, because there is no other completion to compare it with."),
+         "bae gives the completion exactly 0, because there is no other completion to compare it with."),
     ],
 )  # fmt: skip
 def test_the_sentence_is_true(changes, words):
@@ -98,7 +98,7 @@ def test_terms_add_up_and_what_does_not_is_said():
 
 def test_a_file_without_parts_has_no_arithmetic():
     why, unknown = block(row(), "solution", rules=RULES)
-    assert [unknown["terms"], why["note"]] == [[], "The file does not say what the credit of bae is made of."]
+    assert [unknown["terms"], why["note"]] == [[], "The file does not say how the credit of bae was computed."]
 
 
 def test_a_score_of_its_own_is_a_term():
@@ -121,7 +121,7 @@ ALONE = replace(NOT_COMPARED, reason="singleton")
         (MISSING, "timeout", "the check of the reward failed (timeout), so the completion gets no credit"),
         (MISSING, "absent", "the reward is absent, and no if_missing replaces it"),
         (ALONE, "ok", "there is no other completion to compare this one with, so the credit is"),
-        (replace(NOT_COMPARED, part=0.4), "ok", "No single baseline gives this number. about it"),
+        (replace(NOT_COMPARED, part=0.4), "ok", "This credit is not a reward minus one baseline. about it"),
     ],
 )
 def test_where_there_is_no_sum_a_sentence_says_why(part, status, words):

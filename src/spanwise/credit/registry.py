@@ -24,7 +24,7 @@ PROPERTIES: Mapping[str, str] = {
     "precision": "rewards in float32 and float64 give the same numbers",
     "negative": "rewards may be negative",
     "absent": "an absent reward (NaN) gives exactly the advantage 0 and does not change the advantages of other rewards",
-    "permutation": "reordered rows only reorder the result; renamed ids, whatever their sign and size, change nothing",
+    "permutation": "another order of rows only reorders the result; other ids (negative or large) change nothing",
     "shift": "adding a constant to all rewards of a group changes nothing",
     "constant": "a group whose rewards are all equal, or a group of one, gets exactly 0",
     "split": "a group gets the same numbers alone in a batch and together with other groups",

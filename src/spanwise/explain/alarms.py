@@ -43,7 +43,7 @@ EVALUATION = (
         "Usually the confidence is trained with the answer's credit, or all completions of a group are alike.", hollow=CALIBRATION,
     )),
     ("format_rate", Alarm("below", 0.9, "many completions are malformed",
-        "Usually no reward pays for the tags (such as `format`), or completions are cut off at the token limit.",
+        "Usually no reward (such as `format`) pays for the tags, or completions are cut off at the token limit.",
     )),
     (f"{OF_SCORE}coverage", Alarm("below", 0.5, "few completions have a score, because the others were cut off",
         "Usually the token limit of a completion is too low for this policy.", hollow=_SCORED,

@@ -18,7 +18,7 @@ PANELS: Mapping[str, tuple[str, str]] = {
     "rmse": ("Distance from Monte Carlo", "RMSE"),
     "rmse_wrong": ("… when the answer is wrong", "RMSE"),
     "rmse_right": ("… when the answer is right", "RMSE"),
-    "rmse_alone": ("… when no other of the group has its outcome", "RMSE"),
+    "rmse_alone": ("… when no other completion of the group has the same outcome", "RMSE"),
     "correlation": ("Correlation with Monte Carlo", "correlation"),
     "rmse_scaled": ("Distance at the best scale", "RMSE after scaling"),
     "gradient_noise": ("Noise added to the gradient", "relative to the exact gradient"),

@@ -292,8 +292,8 @@ def own_critic(place: Path, tokenizer: Any, objectives: Sequence[str]) -> tuple[
     if objective_name not in value_names:
         value_text = " + ".join(objectives) if len(value_names) == 1 else ", ".join(value_names)
         raise RecipeError(
-            f"The critic '{place}' predicts {value_text}, but only the reward 'correct' is measured by re-rolls. Train with "
-            "values: objective, or use other critics: --critics fitted,mc."
+            f"The critic '{place}' predicts {value_text}, but re-rolls measure only the reward 'correct'. Write values: "
+            "objective in the recipe and train again, or use other critics: --critics fitted,mc."
         )
     return ValueModel.load(str(place), value_names, saved_critic.config, tokenizer).eval(), value_names.index(objective_name)
 

@@ -146,9 +146,9 @@ class ArmComparison:
         others_text = f". Not clear: the other {other_count}" if other_count else ""
         figure_count = len({diff.figure for diff in self.differences})
         return (
-            f"Of {count} differences, {len(clear_names)} are beyond the noise: {', '.join(clear_names)}{others_text}. Noise is "
-            "the spread between seeds on the same held-out prompts. Holm's correction treats each figure alone. Over all "
-            f"figures ({figure_count}), up to {figure_count * (1 - self.level):.2g} of these differences may be luck."
+            f"Of {count} differences, {len(clear_names)} are beyond the noise: {', '.join(clear_names)}{others_text}. The "
+            "noise is how far seeds differ on the same held-out prompts. Holm's correction treats each figure "
+            f"alone. Over all figures ({figure_count}), up to {figure_count * (1 - self.level):.2g} of these may be luck."
         )
 
 

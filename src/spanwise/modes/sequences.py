@@ -33,7 +33,7 @@ class Sequences(ByCompletion):
 
 def sequences(output: Mapping[str, Any], batch: Batch) -> Sequences:
     """Join the prompts and completions of a TRL batch into the sequences that the model saw."""
-    assert batch.ids_nt is not None, "this batch has no token ids, but a trainer's batch must"
+    assert batch.ids_nt is not None, "a trainer's batch must hold token ids, but this one has none"
     width = batch.ids_nt.shape[1]
     device = output["prompt_ids"].device
     token_count_n = torch.tensor([len(ids) for ids in batch.columns["completion_ids"]], device=device)

@@ -150,7 +150,7 @@ def clause(row: TokenRow, method: str, rule: Rule) -> str:
         zero_blocks_or_count = zero_blocks_text if len(zero_blocks) <= _MOST_NAMED else f"{len(zero_blocks)} blocks"
         clauses.append(f"gives {zero_blocks_or_count} 0")
     elif zero_blocks and {part.reason for part in row.parts.get(method, ())} == {"singleton"}:
-        clauses.append("gives it exactly 0, because there is no other completion to compare it with")
+        clauses.append("gives the completion exactly 0, because there is no other completion to compare it with")
     elif zero_blocks:
         clauses.append("gives the completion exactly 0")
     if stop_credit:
@@ -165,7 +165,7 @@ def explained(row: TokenRow, method: str, rule: Rule) -> dict[str, Any]:
     explained_blocks = {
         block: _explain_block(row, method, rule, block, credit) for block, credit in credits(row, method, rule).items()
     }
-    note = f"The file does not say what the credit of {method} is made of."
+    note = f"The file does not say how the credit of {method} was computed."
     if rule.kind in ("token", "step"):
         note = f"{method} credits each {rule.kind} by itself; the credit of a block is the mean over its tokens."
     elif method == "recorded":
@@ -238,7 +238,7 @@ def _baseline_note(row: TokenRow, rule: Rule, part: CreditPart) -> str:
     if part.baseline is None:
         reward_status = row.statuses.get(part.objective) or "ok"
         if part.part != 0:
-            return f"No single baseline gives this number. {rule.about}".strip()
+            return f"This credit is not a reward minus one baseline. {rule.about}".strip()
         if part.reason in _NO_BASELINE:
             return f"{_NO_BASELINE[part.reason]}, so the credit is exactly 0"
         absence_reason = "a reward is absent"
@@ -246,7 +246,7 @@ def _baseline_note(row: TokenRow, rule: Rule, part: CreditPart) -> str:
             absence_reason = f"the reward is {reward_status}, and no if_missing replaces it"
         elif reward_status != "ok":
             absence_reason = f"the check of the reward failed ({reward_status})"
-        return f"{absence_reason}, so the completion gets no credit and no baseline counts it"
+        return f"{absence_reason}, so the completion gets no credit and is left out of baselines"
     objective_rule = rule.objectives.get(part.objective, {})
     baseline_name = objective_rule.get("baseline")
     baseline_text = rule_words(baseline_name, objective_rule["given"]) if baseline_name else ""

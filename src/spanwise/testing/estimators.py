@@ -24,7 +24,8 @@ _IDS = ("group", "trajectory", "stratum", "anchor", "state")
 _LEVELS = (0.7, 1 / 3, 0.1, 0.806, -0.123456789, 1.0, 0.0)  # float32 rounds most sums of these rewards
 _REWARD_NAMES = ("reward_n", "reward_nk", "reward_nm", "reward_nt", "reward_s")
 _NOT_NEGATIVE = st.sampled_from([0.0, 0.125, 0.5, 1.0, 2.0])
-_SAYS = {**PROPERTIES, "oracle": "it equals the slow oracle", "one block": "one block gives what the sequence method gives"}
+_ONE_BLOCK = "if there is one block, its credit equals that of the method 'sequence' for whole completions"
+_SAYS = {**PROPERTIES, "oracle": "it equals the slow oracle", "one block": _ONE_BLOCK}
 #: What an estimator credits, by the letters after `_` in the name of its first input, such as `reward_nk`.
 _KIND_OF_AXES: dict[str, Kind] = {"n": "completion", "nm": "completion", "nk": "block", "nt": "token", "s": "step"}
 _ALWAYS = ("result", "pure", "precision", "permutation", "split")
@@ -90,7 +91,7 @@ def check_estimator(
             first_axes = read_inputs(method, optional=optional, entries=inputs)[0].axes
             if first_axes not in _KIND_OF_AXES:
                 raise RecipeError(
-                    f"The first input of '{name}' has the indices '{first_axes}'; say in kind= what it credits."
+                    f"The name of the first input of '{name}' ends in '{first_axes}'. Say with kind= what it credits."
                 )
             kind = _KIND_OF_AXES[first_axes]
         method = Method(name, method, kind, "", None, dict(exceptions or {}))
@@ -165,7 +166,7 @@ class _Estimator(Suite):
         if advantages.shape != expected_shape:
             self.refuse(batch, advantages, f"the shape {tuple(expected_shape)}")
         if advantages.dtype != torch.float64:
-            self.refuse(batch, advantages, f"torch.float64 (the rewards are float64), not {advantages.dtype}")
+            self.refuse(batch, advantages, f"the dtype of the rewards, torch.float64, instead of {advantages.dtype}")
         if not bool(advantages.isfinite().all()):
             self.refuse(batch, advantages, "finite numbers")
 
@@ -272,7 +273,7 @@ class _Estimator(Suite):
         credit_index = reward_index[: result_after.ndim]
         credit_before = float(result_before[credit_index])
         if not bool(result_after[credit_index] >= credit_before - 1e-9):
-            expected_text = f"{credit_before} or more at {credit_index}, because only {name} rose there, by {increase:g}"
+            expected_text = f"{credit_before} or more at {credit_index}, because only there {name} rose, by {increase:g}"
             self.refuse(raised_batch, result_after, expected_text)
 
     def signs(self, batch: DrawnBatch, _: Draw) -> None:

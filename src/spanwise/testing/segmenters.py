@@ -17,9 +17,10 @@ from spanwise.types import Fault, Spans
 
 #: Maps each property of segmenters to its meaning.
 SEGMENTER_PROPERTIES: Mapping[str, str] = {
-    "partition": "every trainable token is in one block, other tokens in none; an interval runs from a block's first to last token",
+    "partition": "every trainable token is in one block, and other tokens are in none; the interval of a block, "
+    "from start_nk to end_nk, runs from its first to its last token",
     "contiguous": "the intervals of two blocks do not overlap",
-    "text": "the blocks' texts together are the text of the trainable tokens, in the same order unless blocks overlap",
+    "text": "the joined texts of the blocks are the text of the trainable tokens, in its order unless blocks overlap",
     "pure": "the inputs stay unchanged, and a second call gives the same spans",
     "permutation": "another order of the completions only reorders the result",
     "split": "a completion alone is segmented as in a batch",
@@ -186,7 +187,7 @@ class _Segmenter(Suite):
         is_right_nk = (start_nk == expected_spans.start_nk) & (end_nk == expected_spans.end_nk)
         if not bool((is_right_nk | (~expected_spans.present_nk & (start_nk == end_nk))).all()):
             interval_text = f"start_nk {show(start_nk)} and end_nk {show(end_nk)}"
-            self.fail(batch, f"The intervals of blocks, {interval_text}, do not fit the blocks of tokens: {show(block_nt)}.")
+            self.fail(batch, f"The intervals {interval_text} must enclose the tokens of each block, as in {show(block_nt)}.")
 
     def seen(self, batch: DrawnBatch, _: Draw) -> None:
         result_columns = self.run(batch)
@@ -209,13 +210,13 @@ class _Segmenter(Suite):
             block_texts = [blocks[result_columns["names"][row][k]] for k in block_order]
             has_token = [spans[k][0] < spans[k][1] for k in block_order]
             if [block is not None for block in block_texts] != has_token:
-                self.fail(batch, f"Completion {row} has the texts {block_texts}, but has tokens in blocks {has_token}.")
+                self.fail(batch, f"Only blocks with tokens have a text. Completion {row}: {block_texts}, {has_token}.")
             # The key "" holds a block's whole text.
             joined_text = "".join(str(block[""]) for block in block_texts if block is not None)
             # A block inside one token (STRADDLED) has no token of its own, and so no text.
             is_straddled = int(result_columns["fault_n"][row]) & Fault.STRADDLED
             if not is_straddled and not _same_text(joined_text, token_text, ordered=not _overlap(spans)):
-                self.fail(batch, f"The blocks of completion {row} hold {joined_text!r}, its tokens spell {token_text!r}.")
+                self.fail(batch, f"In completion {row}, blocks hold {joined_text!r}, but the tokens spell {token_text!r}.")
 
 
 def _intervals(result: Mapping[str, Any]) -> list[list[tuple[int, int]]]:

@@ -152,7 +152,7 @@ def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
     if not comparison.differences:
         return
     yield Text(
-        "\nDifferences paired by seed (Holm-corrected); the last column is the number of seeds that would show one clearly",
+        "\nDifferences paired by seed, Holm-corrected. The last column is how many seeds would show the difference clearly.",
         style="italic",
     )
     difference_rows: list[list[str | Text]] = []

@@ -159,14 +159,14 @@ def apply_arms(
 
 
 def _note_shared_words(table: RolloutTable, spans_by_layout: Mapping[Layout, FileSpans]) -> str:
-    """Return a note on blocks that count as missing because they lie within a word of another block."""
+    """Return a note on blocks that count as missing because they are a part of a word that goes to another block."""
     straddled_flags = (spans.fault_n & int(Fault.STRADDLED) for spans in spans_by_layout.values())
     straddled_count = max((int(flag_n.count_nonzero()) for flag_n in straddled_flags), default=0)
     if table.has_ids or not straddled_count:
         return ""
     return (
-        f"Credit is shown per word, and in {straddled_count} of {len(table)} completions a block lies within a word of "
-        "another block, so it counts as absent. To credit it, give the tokenizer's folder with --tokenizer."
+        f"Credit is shown per word. In {straddled_count} of {len(table)} completions, a block is only a part of a word that "
+        "goes to another block, so the block counts as absent. To credit it, give the tokenizer's folder with --tokenizer."
     )
 
 
@@ -447,8 +447,8 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
     block_nk = torch.where(present_nk, credit_nk, 0.0)
     credit = Credit(block_nk, stop_credit_n, singleton_m=no_counts_m, absent_m=no_counts_m, mean_length_n=token_count_n)
     spread_unit = "block" if recorded_numbers.by_block else "completion"
-    spread_text = "token by token" if recorded_numbers.shares else f"spread over the tokens of the {spread_unit}"
-    recorded_note = f"'{RECORDED}' shows the trainer's own numbers: {recorded_numbers.says}, {spread_text}."
+    spread_text = "given token by token" if recorded_numbers.shares else f"spread over the tokens of the {spread_unit}"
+    recorded_note = f"'{RECORDED}' shows the trainer's own numbers: {recorded_numbers.says}. The numbers are {spread_text}."
     spread_function = partial(_spread_recorded, by_block=bool(recorded_numbers.by_block))
     return MethodCredit(RECORDED, file_spans, credit, spread_function, token_adv_v), recorded_note
 

@@ -32,9 +32,9 @@ AT_A_TIME = 1_000_000
 #: Maps file formats to functions that copy a file with advantages.
 _WRITERS = {"verifiers": write_branches, "slime": write_samples}
 _CAPTION = (
-    "'Exactly 0' is the share of the completions with the block that get no credit for it. "
-    "'No signal' is the share of completions without credit on any token. "
-    "'Dead strata' is the share of comparisons in which no completion gets credit. "
+    "'Exactly 0' is the share of the completions with the block that get no credit for it.\n"
+    "'No signal' is the share of completions without credit on any token.\n"
+    "'Dead strata' is the share of comparisons in which no completion gets credit.\n"
     "'Stop' is the credit on the last token of a completion that has none of the paid blocks."
 )
 
@@ -90,7 +90,7 @@ def write_again(result: CreditResult, method: str, folder: Path, console: Consol
         _WRITERS[table.source](folder / file.name, file, row_advantages)
         say(console, f"Written with the advantages of {method}: {folder / file.name}")
     if (scheme := result.arms.schemes.get(method)) is not None:
-        division_note = f"These advantages are already divided among tokens (per: {scheme.per})"
+        division_note = f"These advantages already divide each credit among its tokens (by the option per: {scheme.per})"
         say(console, f"{division_note}. Train with a loss that sums over tokens.")
 
 

@@ -69,8 +69,8 @@ def _check_engine(name: str) -> Finding:
     tested_versions = WINDOWS[name]
     if engine_version is None:
         has_other_engine = any(installed(other_name) for other_name in WINDOWS if other_name != name)
-        environment_text = ", in an environment of its own" if name != "trl" or has_other_engine else ""
-        install_advice = f"To train with {engine_title}: pip install 'spanwise[{name}]'{environment_text}."
+        environment_text = " in a separate environment" if name != "trl" or has_other_engine else ""
+        install_advice = f"To train with {engine_title}, install it{environment_text}: pip install 'spanwise[{name}]'."
         if name == "skyrl" and sys.version_info < (3, 12):
             install_advice = (
                 "SkyRL needs Python 3.12 or newer: make a separate environment, and pip install 'spanwise[skyrl]' there."

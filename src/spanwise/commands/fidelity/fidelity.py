@@ -117,7 +117,9 @@ def difference_table(fidelity: Fidelity) -> Table:
     for row in figure_differences:
         cells_by_size[row["group_size"]].append(f"{row['value']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]")
     return _table(
-        "figures of blended minus those of outcome, paired over prompts", ("G", *figure_names), cells_by_size.values()
+        "figures of baseline blended minus baseline outcome, paired over prompts",
+        ("G", *figure_names),
+        cells_by_size.values(),
     )
 
 
@@ -134,8 +136,8 @@ def fixed_point_table(points: Sequence[Mapping[str, Any]]) -> Table:
     q_table = _table(title, headings, table_rows)
     largest_error = max(row["error"] or 0.0 for row in points)
     q_table.caption = (
-        "For baseline outcome, q* is exact. For baseline blended, it is simulated with a standard error of at most "
-        f"{largest_error:.4f}."
+        "The confidence q* is exact for the baseline outcome. For blended, q* is simulated, with a standard error "
+        f"of at most {largest_error:.4f}."
     )
     return q_table
 
@@ -207,9 +209,9 @@ def reference_words(segments: SaeSegments | None) -> str:
     if segments is None:
         return "Each token's advantage is compared with the change of the Monte Carlo value over the token."
     return (
-        "Each token's advantage is compared with the change of the Monte Carlo value over the token's segment of SAE "
-        f"({segments.boundary}, p < {segments.threshold:g}). All tokens of a segment share this reference, which favours SAE with "
-        "these segments."
+        f"SAE cuts completions into segments ({segments.boundary}, p < {segments.threshold:g}). Each token's advantage is "
+        "compared with the change of the Monte Carlo value from the start of the token's segment to its end. All tokens of "
+        "a segment share this reference, so the comparison favours SAE with these segments."
     )
 
 

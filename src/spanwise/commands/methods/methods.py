@@ -31,7 +31,7 @@ def show_methods(name: str | None = None) -> None:
     say(
         console,
         f"# {method_entry.summary}",
-        f"# {needs_text}{method_entry.paper}. Taken from {_name_source(method_entry)}.",
+        f"# {needs_text}{method_entry.paper}. The formula is taken from {_name_source(method_entry)}.",
         f"# spanwise.credit.{method_entry.estimator.__name__}; options: {options_text}.",
         recipe_text,
     )
@@ -42,14 +42,14 @@ def _name_source(entry: Method) -> str:
     module_name = entry.estimator.__module__
     if module_name.partition(".")[0] == "spanwise" or entry.source != Method.source:
         return entry.source
-    return f"the module {module_name}, which is no part of spanwise"
+    return f"the module {module_name}, which is not part of spanwise"
 
 
 def methods_table() -> Table:
     """Build the table of all methods."""
     table_rows = []
     for entry in sorted(METHODS.values(), key=lambda entry: (entry.kind, entry.name)):
-        facts = [entry.paper, f"from {_name_source(entry)}", f"needs {', '.join(entry.needs) or 'rewards only'}"]
+        facts = [entry.paper, f"formula from {_name_source(entry)}", f"needs {', '.join(entry.needs) or 'rewards only'}"]
         facts += ["beside another method"] if entry.kind == "refinement" else [] if entry.preset else ["from Python only"]
         table_rows.append([f"[bold]{entry.name}", f"{entry.kind}s", f"{entry.summary}\n[dim]{'; '.join(facts)}[/dim]"])
     return plain_table("method", "credits", "what it does", rows=table_rows)

@@ -39,7 +39,7 @@ from spanwise.types import Scores, join_rows
 
 #: TRL options that the run itself sets, each with the recipe field to give instead.
 _OWN_FIELD = {
-    "max_steps": "steps", "save_steps": "save_every", "logging_steps": "steps (each generation batch gets a line)",
+    "max_steps": "steps", "save_steps": "save_every", "logging_steps": "steps (the log has a line per generation batch)",
     "keep_rollouts": "keep_rollouts", "report": "report", "max_completion_length": "max_completion_length",
 }  # fmt: skip
 

@@ -31,8 +31,8 @@ def decision_notes(result: CreditResult) -> Iterator[str]:
         lambda_per_token = scheme.options.get("lam", 0.95) ** (1 / mean_length)
         yield (
             f"{count_text}. Decisions are {mean_length:.3g} tokens apart, with a relative standard deviation of "
-            f"{relative_deviation:.2g}. GAE with lambda {lambda_per_token:.4g} at each token looks as far ahead as '{name}'. "
-            f"docs/critic.md compares the two."
+            f"{relative_deviation:.2g}. Over one such distance, GAE with lambda {lambda_per_token:.4g} at each token "
+            f"discounts as much as '{name}'. docs/critic.md compares the two."
         )
         yield _describe_delay(name, segment_values, np.array(segment_rewards))
 

@@ -82,9 +82,9 @@ def reason_table(result: CreditResult, zeros: Mapping[str, Zeros], examples: int
     counts_table = plain_table(
         "method", "why a token gets nothing", "completions", "tokens", "share", "rows", rows=(), right=(2, 3, 4),
         title=result.title,
-        caption="A token without credit has one reason. A completion without credit counts under the commonest reason of "
-        "its tokens. 'rows' lists the counted completions or, if there are none, completions with such a token. To see one "
-        "of them, give --completion ROW.",
+        caption="Each token without credit has one reason. A completion without credit counts under the reason that most of "
+        "its tokens have. The column 'rows' lists these completions. If there are none, it lists completions with such a "
+        "token. To see a completion, give --completion ROW.",
     )  # fmt: skip
     for name, tally in zeros.items():
         for position, count in enumerate(tally.counts(examples)):

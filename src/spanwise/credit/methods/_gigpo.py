@@ -23,7 +23,7 @@ Anchors = Sequence[Hashable] | Int[Tensor, " s"]
     "gigpo",
     kind="step",
     paper="Group-in-Group Policy Optimization, arXiv 2505.10978",
-    source="the authors' code, from two forks",
+    source="two forks of the authors' code",
     preset=Preset(per="completion", calibrated=False),
     only_with={"ddof": ("scale", ("std",)), "eps": ("scale", ("std",))},
 )

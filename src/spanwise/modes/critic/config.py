@@ -53,8 +53,8 @@ _PAGE = Page(
             {"error_mean": "of a completion's mean", "error_within": "within a completion"},
             "squared error",
             "The squared error has two parts: the error of a completion's mean value, and the error around that mean within "
-            "a completion. Suppose that all reward comes at the end. Then the second part is 0 for a critic that gives every "
-            "token the same value, although such a critic cannot tell states apart.",
+            "a completion. A low second part alone does not show a good critic: if all reward comes at the end, this part "
+            "is 0 for a critic that gives every token the same value.",
         ),
         Chart(
             "Expected and earned",
