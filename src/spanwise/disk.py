@@ -38,7 +38,7 @@ def refusal(error: BaseException) -> str | None:
             return os.strerror(error_number)
     runtime_error_texts = [str(cause) for cause in causes if isinstance(cause, RuntimeError)]
     is_torch_error = any(phrase in text for text in runtime_error_texts for phrase in _TORCH_PHRASES)
-    return "a file ended before all of it was written" if is_torch_error else None
+    return "PyTorch could not write all of the file" if is_torch_error else None
 
 
 def unwritten(place: Path, error: Exception, what: str | None = None) -> str:

@@ -209,7 +209,7 @@ class Recipe(BaseModel):
                     raise ValueError(f"Task '{self.task}' needs a {field}; add --{field} with a hub name or a folder.")
         elif self.model or self.dataset:
             raise ValueError(
-                f"You named a model or a dataset, but task '{self.task}' has its own; add --task confidence to train on yours."
+                f"You named a model or a dataset, but task '{self.task}' has its own. To use yours, add --task confidence."
             )
         if self.task == SCRIPT and self.layout is None:
             raise ValueError(f"Task '{SCRIPT}' has no layout of its own; add the layout of its completions to the recipe.")
@@ -496,7 +496,7 @@ def resolved(recipe: Recipe, scheme: Scheme) -> dict[str, Any]:
 
 def recorded_elsewhere(**_: Any) -> list[float]:
     """Stand in for a reward function whose rewards are recorded."""
-    raise RecipeError("This reward function belongs to the run that recorded it; only its recorded values are known here.")
+    raise RecipeError("Only recorded values of this reward are known. To compute new ones, name its function in the recipe.")
 
 
 def _build_objective(position: int, entry: Mapping[str, Any], recorded: Collection[str], run_code: bool) -> Objective:

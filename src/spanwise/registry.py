@@ -209,8 +209,8 @@ def _run(file: Path, module_name: str) -> ModuleType:
         return loaded_module
     if file.resolve() not in _FILES:
         module_spec = spec_from_file_location(module_name, file)
-        assert module_spec is not None, "Python finds no loader for this file"
-        assert module_spec.loader is not None, "Python finds no loader for this file"
+        assert module_spec is not None, f"Python cannot import '{file}'; its name must end in .py"
+        assert module_spec.loader is not None, f"Python cannot import '{file}'; its name must end in .py"
         module = module_from_spec(module_spec)
         with _first(file.parent), _hide_namesakes(file.parent):
             sys.modules.setdefault(module_name, module)  # dataclasses and pickle look up a class's module in `sys.modules`

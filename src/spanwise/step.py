@@ -62,7 +62,7 @@ class ReadBatch:
     @property
     def spans(self) -> Spans:
         """The token spans of the blocks in each row. Rows from other processes have none."""
-        assert self.reading.spans is not None, "this reading is from another process, so it has no spans"
+        assert self.reading.spans is not None, "only the process that sampled a completion knows its blocks' tokens"
         return self.reading.spans
 
     def take(self, value_nt: Shaped[Tensor, "n t"]) -> Shaped[Tensor, "s u"]:

@@ -38,7 +38,7 @@ def test_the_sentence_says_what_is_there_instead():
     assert census(["<plan><code>", "<plan>"], ["answer", "plan", "confidence"]).sentence == (
         "<answer> is in 0 and <confidence> is in 0 of 2 completions; they do contain <plan> (2), <code> (1)."
     )
-    assert census(["4", ""], ["a"]).sentence == "<a> is in 0 of 2 completions; they contain no tags at all."
+    assert census(["4", ""], ["a"]).sentence == "<a> is in 0 of 2 completions; no completion contains tags."
     assert census(["<a>"], ["a"]).sentence == ""
 
 

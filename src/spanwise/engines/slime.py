@@ -33,14 +33,14 @@ HOOKS = {
 #: slime arguments that must keep a value: argument -> (value, reason).
 _FIXED: dict[str, tuple[Any, str]] = {
     "normalize_advantages": (False, "slime would subtract one mean of all tokens from the advantages of every block"),
-    "rewards_normalization": (True, "the recipe decides what a reward is compared with"),
+    "rewards_normalization": (True, "the recipe, not slime, decides what a reward is compared with"),
     "kl_coef": (
         0,
         "slime would put the KL penalty into a reward that spanwise does not use; set use_kl_loss for a KL penalty in the loss",
     ),
     "loss_type": ("policy_loss", "only slime's own policy loss uses the advantages of each token"),
-    "compute_advantages_and_returns": (True, "slime computes no advantages without the option"),
-    "custom_pg_loss_reducer_function_path": (None, "spanwise cannot undo the division in your own loss reducer"),
+    "compute_advantages_and_returns": (True, "slime would compute no advantages"),
+    "custom_pg_loss_reducer_function_path": (None, "your function may divide the loss in a way that spanwise cannot undo"),
     "custom_convert_samples_to_train_data_path": (None, "your function would replace the step that computes credit"),
     "mask_offpolicy_in_partial_rollout": (
         False,

@@ -141,7 +141,7 @@ def read_batches(file: Path, columns: Sequence[str] | None, progress: ReadingPro
         format_fault = format_fault[0].lower() + format_fault[1:]
         format_fault = f"{format_fault}. Put text with a comma or a line break in quotes"
         if int(count_match[2]) < int(count_match[1]):
-            format_fault += ", or write the file again if it was cut off"
+            format_fault += ". If the file was cut off, write it again"
     raise DataError(f"'{file}' cannot be read as CSV: {format_fault}.")
 
 

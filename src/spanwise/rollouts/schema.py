@@ -434,7 +434,7 @@ class Rollouts:
         """
         batch, spans = self.batch, self.spans
         texts = self.reading.text or []
-        assert batch.ids_nt is not None, "this batch has no token ids, but a trainer's batch must"
+        assert batch.ids_nt is not None, "a trainer's batch must hold token ids, but this one has none"
         assert batch.mask_nt is not None, "a trainer's batch always has a mask"
         mask_nt = batch.mask_nt.bool()
         is_kept_nt = mask_nt.flip(1).cumsum(1).flip(1) > 0  # the tokens up to the last sampled one

@@ -291,7 +291,7 @@ def training_record(rewards: Mapping[str, Reward], columns: Mapping[str, Sequenc
     block_credit = {name.removeprefix("credit/"): reward.value_n for name, reward in credit_columns.items()}
     baseline_note = "" if used_column == "advantage" else ", from which nothing is subtracted"
     column_text = f"the file's '{used_column}'{baseline_note}"
-    description = "the file's 'credit/...' of each block" if block_credit else column_text
+    description = "the file's column 'credit/BLOCK' for each block" if block_credit else column_text
     return AsRecorded(description, candidate_rewards[used_column].value_n.numpy(), by_block=block_credit)
 
 

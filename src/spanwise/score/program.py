@@ -63,7 +63,7 @@ class Handle:
         self._spanwise_connection.ask("setattr", self, (name, value))
 
     def __reduce__(self) -> Any:
-        raise TypeError("The object lives in another process.")
+        raise TypeError("This object of the tested code is in another process, so it cannot be copied or pickled.")
 
 
 def _binary(name: str, *, swapped: bool = False) -> Any:

@@ -170,7 +170,7 @@ def read_schema(text: str) -> tuple[Any, bool]:
                 try:
                     resolved_target = resolver.lookup(contents[key])
                 except Unresolvable:
-                    advice = "put that schema under $defs (spanwise loads no other)"
+                    advice = "copy the missing schema into $defs, because spanwise downloads none"
                     raise ValueError(f"{key} {contents[key]!r} refers to a missing schema; {advice}") from None
                 check(resolved_target.contents)
                 subschema_ids[id(contents)].append(id(resolved_target.contents))

@@ -41,7 +41,7 @@ class Census:
         more_text = ", ..." if len(counted_marks) > 6 else ""
         if counted_marks:
             return f"{counts_text} of {self.size} completions; they do contain {', '.join(counted_marks[:6])}{more_text}."
-        finding = "they contain no tags at all" if self.segmenter == "tags" else f"segmenter {self.segmenter} finds nothing"
+        finding = "no completion contains tags" if self.segmenter == "tags" else f"segmenter {self.segmenter} finds nothing"
         return f"{counts_text} of {self.size} completions; {finding}."
 
     def _show(self, mark: str) -> str:

@@ -18,8 +18,8 @@ from spanwise.errors import AlignmentError, DataError
 PROBE = "Hi <answer>42</answer>\n naïve Σ→∞ 日本語 🙂🏽!"
 
 _REMEDY = (
-    "spanwise reads ByteLevel decoders (Qwen, Llama 3, GPT-2), SentencePiece-style ones (Replace or Metaspace, with or "
-    "without ByteFallback) and Fuse over literal pieces. For other decoders, build Vocabulary(pieces) from the bytes of each id."
+    "spanwise reads the decoders ByteLevel (Qwen, Llama 3, GPT-2), Fuse, and those of SentencePiece (Replace or Metaspace, "
+    "with or without ByteFallback). For other decoders, build Vocabulary(pieces) from the bytes of each id."
 )
 
 

@@ -316,7 +316,7 @@ def check_cells(rows: Any, dataset: str, columns: DatasetColumns, *, template: b
             )
         for row, cell in enumerate(rows[name]):
             is_empty = cell is None or not str(cell).strip()
-            problem = "fill it in or remove the row." if is_empty else _cell_fault(cell, option, columns, template=template)
+            problem = "fill the cell or drop the row." if is_empty else _cell_fault(cell, option, columns, template=template)
             if problem:
                 cell_text = "nothing" if is_empty else f"{cell!r:.80}"
                 raise DataError(f"Row {row} of the dataset '{dataset}' has {cell_text} in column '{name}'; {problem}")

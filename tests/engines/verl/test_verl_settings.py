@@ -12,7 +12,7 @@ from spanwise.errors import RecipeError
 REFUSED = {
     "algorithm.use_kl_in_reward=True": "is True: .*actor.use_kl_loss=True.*Leave .* at False",
     "critic.enable=True": "critic.enable asks for a critic, but .* reads no values",
-    "algorithm.use_pf_ppo=True": "unless adv_estimator is gae",
+    "algorithm.use_pf_ppo=True": "only if adv_estimator is gae",
     "reward.custom_reward_function.path=mine.py": r"mine.py\. No objective uses .*\. Add \{reward: environment",
     "reward.reward_manager.name=dapo": r"dapo\. No objective uses .*\. Add \{reward: environment",
     "reward.reward_model.enable=True": "only to reward.custom_reward_function",

@@ -157,7 +157,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         """Replace the advantages of SkyRL's estimator by those of the recipe."""
         data = super().compute_advantages_and_returns(data)
         sampled_rows = self.last_rows
-        assert sampled_rows is not None, "SkyRL asks for advantages before it postprocessed a batch"
+        assert sampled_rows is not None, "SkyRL must call postprocess_generator_output before it computes advantages"
         mask_nt = data["loss_mask"] > 0
         if not mask_nt.any():
             say(

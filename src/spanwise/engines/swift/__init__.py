@@ -21,9 +21,9 @@ _FIXED: dict[str, tuple[Any, str]] = {
     "kl_in_reward": (False, "ms-swift would subtract the KL term from its own reward, which spanwise does not use"),
     "dynamic_sample": (False, "ms-swift would choose groups by its own rewards, not by the recipe's"),
     "off_policy_sequence_mask_delta": (None, "ms-swift would mask whole completions by their mean advantage"),
-    "advantage_reweight": (None, "the option lets a teacher change advantages"),
+    "advantage_reweight": (None, "ms-swift would let a teacher change the advantages"),
     "sdar_loss_coef": (0.0, "the option needs a teacher"),
-    "use_liger_kernel": (False, "the option's loss takes one advantage per completion"),
+    "use_liger_kernel": (False, "Liger's loss takes one advantage per completion, not one per token"),
     "padding_free": (False, "ms-swift would pack several completions into one row, but spanwise needs a row for each"),
     "sequence_parallel_size": (1, "ms-swift would spread the tokens of a completion over several processes"),
 }

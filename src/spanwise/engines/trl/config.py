@@ -121,8 +121,8 @@ def check_base(*, moves_columns: bool) -> None:
     """Refuse a trainer that does not support Unsloth if Unsloth has replaced TRL's trainer."""
     if GRPOTrainer.__name__.startswith("Unsloth") and not moves_columns:
         raise RecipeError(
-            "Unsloth has replaced TRL's trainer, and Unsloth's loss has completions in other columns than TRL's. Use "
-            "UnslothSpanGRPOTrainer of spanwise.engines.unsloth."
+            "Unsloth has replaced TRL's trainer. Unsloth's loss expects completions in other columns than TRL's loss. "
+            "Use UnslothSpanGRPOTrainer of spanwise.engines.unsloth."
         )
 
 

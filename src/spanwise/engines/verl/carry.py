@@ -60,7 +60,7 @@ class Rows:
 
 def pack(reading: Reading, length_n: Sequence[int], *, masked: bool, turns: Turns | None = None, anchor: Any = None) -> str:
     """Pack a rollout's blocks and rewards as text. verl's V0 trainer carries no other data of uneven length."""
-    assert reading.spans is not None, "this reading is from another process, so it has no spans"
+    assert reading.spans is not None, "only the process that sampled a completion knows its blocks' tokens"
     block_nt = reading.spans.block_nt
     note_nm = reading.scores.note_nm
     if turns is not None:

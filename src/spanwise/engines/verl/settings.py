@@ -39,7 +39,7 @@ _FIXED: dict[str, tuple[Any, str]] = {
         False,
         "verl would add the KL to a reward that spanwise does not use; set actor_rollout_ref.actor.use_kl_loss=True instead",
     ),
-    "algorithm.use_pf_ppo": (False, "verl ignores the option unless adv_estimator is gae"),
+    "algorithm.use_pf_ppo": (False, "verl reads use_pf_ppo only if adv_estimator is gae"),
 }
 
 
@@ -147,7 +147,7 @@ def _replace_loss_mode(config: Any) -> str | None:
     change_reason = "with several mini-batches, token-mean would divide the loss of each by a different number of tokens"
     if uses_sapo_loss:
         change_reason = "sapo supports no other mode"
-    kl_note = " KL and entropy are averaged the same way." if actor_config.use_kl_loss or actor_config.entropy_coeff else ""
+    kl_note = " This mode also averages KL and entropy." if actor_config.use_kl_loss or actor_config.entropy_coeff else ""
     return f"loss_agg_mode is set from token-mean to {MODES[0]}: {change_reason}. The policy loss stays the same.{kl_note}"
 
 
@@ -262,7 +262,7 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
         },
         **{
             f"Objective '{objective.name}' reads the right answer in the column '{column}', but your reward function "
-            f"returns a result of this name, which another objective pays. Rename that result.": column in paid_columns
+            f"returns a result '{column}' for another objective. Rename that result.": column in paid_columns
             for objective, column in objectives_with_columns
         },
         "algorithm.spanwise.options is for runs without a recipe. Write the options in the recipe.": "options" in section,

@@ -325,7 +325,7 @@ class _PlainTable:
             filled_entries = [(k, entry) for k, entry in enumerate(completions) if not cells.is_empty(entry)]
             if filled_entries and cells.is_empty(prompt) and "group" not in roles:
                 raise DataError(
-                    f"Row {n} of '{self.path}' has nothing in column '{roles['prompt']}'; fill it in or remove the row."
+                    f"Row {n} of '{self.path}' has nothing in column '{roles['prompt']}'; fill the cell or drop the row."
                 )
             text = cells.prompt_text(prompt) if filled_entries else ""
             for k, completion in filled_entries:
