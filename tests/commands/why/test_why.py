@@ -140,7 +140,7 @@ def test_decisions_are_counted_and_the_delay_is_found(delay, lag, tmp_path):
     """.95^(1/8) is .9936; the last stretch ends with the completion, a token short."""
     text = printed(sae_of_decisions(tmp_path, delay))
     assert "sae: 6 decisions (tokens less likely than 0.2) per completion. Decisions are 7.83 tokens apart" in text
-    assert "lambda 0.9935 at each token looks as far ahead" in text
+    assert "lambda 0.9935 at each token discounts as much" in text
     assert f"needs {lag} to show half of the effect of a decision" in text
 
 

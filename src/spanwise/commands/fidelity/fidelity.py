@@ -116,11 +116,7 @@ def difference_table(fidelity: Fidelity) -> Table:
     cells_by_size: dict[int, list[str]] = {size: [str(size)] for size in fidelity.group_sizes}
     for row in figure_differences:
         cells_by_size[row["group_size"]].append(f"{row['value']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]")
-    return _table(
-        "figures of baseline blended minus baseline outcome, paired over prompts",
-        ("G", *figure_names),
-        cells_by_size.values(),
-    )
+    return _table("baseline blended minus outcome, paired over prompts", ("G", *figure_names), cells_by_size.values())
 
 
 def fixed_point_table(points: Sequence[Mapping[str, Any]]) -> Table:
