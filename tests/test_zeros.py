@@ -175,7 +175,13 @@ def by_definition(credit, scheme, k, i):
         return "UNPAID", ""
     if any(reason is Zero.CREDITED for reason, _ in reasons):
         return "CANCELLED", ""
-    reason, about = min(reasons)
+    compared = (
+        Zero.ALL_RIGHT,
+        Zero.ALL_WRONG,
+        Zero.ALL_EQUAL,
+        Zero.AT_BASELINE,
+    )  # they rank alike: the first objective is named
+    reason, about = min(reasons, key=lambda pair: (compared[0] if pair[0] in compared else pair[0], pair[1]))
     return reason.name, scheme.names[about] if about >= 0 else ""
 
 
