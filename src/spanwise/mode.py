@@ -36,7 +36,7 @@ class Page:
     text: str
     asks: str
     charts: tuple[Chart, ...]
-    # the metric at the page's top, as three texts: name without prefix, title, warning for a bad last value
+    # name, title and warning of the metric at the top of a run's page; the name has no prefix
     headline: tuple[str, str, str]
 
 

@@ -332,7 +332,7 @@ def _weights(
 
 
 def _sums(estimate_nt: Tensor, target_nt: Tensor, noise_nt: Tensor, weight_snt: Tensor) -> Float[Tensor, "s n k"]:
-    """Return each completion's weighted sums of products, from which `_figures_of_sums` computes correlations."""
+    """Return sums over each completion's tokens, from which correlations are computed."""
     adv_nt, mc_nt = estimate_nt.double(), target_nt.double()
     token_terms = [torch.ones_like(mc_nt), adv_nt, mc_nt, adv_nt * adv_nt, mc_nt * mc_nt, adv_nt * mc_nt, noise_nt.double()]
     weight_snt1 = weight_snt[..., None]

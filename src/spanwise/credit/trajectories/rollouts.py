@@ -200,7 +200,7 @@ def assign_turns(
         method_inputs |= {"trajectory_s": timeline.index_s, "step_s": step_s}
         turn_scores = _score_steps(scores, timeline, objectives)
         credit = assign(turn_scores, group_s, present_sk, objectives=objectives, inputs=method_inputs, **options)
-        # A turn with credit 0 gets the reason that a comparison of whole rollouts gives.
+        # Explain a turn's zero credit by the comparison of whole rollouts.
         rollout_scores = _score_rollouts(scores, timeline, objectives, add_turns=True)
         comparison = compare_in_strata(sum_rewards(rollout_scores, objectives), group_j).comparison
         comparison = explain_sum(comparison, rollout_scores, objectives, group_j, in_groups=True, truncated_n=is_truncated_j)

@@ -51,7 +51,7 @@ def _with_mode(
     loss_mask: Tensor | None = None,
     rollout_logprobs: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
-    """Compute the sum of a SkyRL policy loss and the loss of a mode (laser)."""
+    """Return SkyRL's policy loss plus the loss that a mode such as LaSeR adds."""
     old_logp_nt, adv_nt, mode_loss_nt = split_loss(log_probs, old_log_probs, advantages, loss_mask)
     inner_config = copy.copy(config)
     inner_config.policy_loss_type = loss_name  # some losses of SkyRL read their own name from this field

@@ -62,7 +62,7 @@ def _with_mode(
     advantages: Tensor,
     **rest: Any,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """Compute the sum of a policy loss and the loss of a mode (laser), which is averaged over rows."""
+    """Return verl's policy loss plus the loss that a mode such as LaSeR adds, averaged over rows."""
     old_logp_nt, adv_nt, mode_loss_nt = split_loss(log_prob, old_log_prob, advantages, rest["response_mask"])
     policy_loss, metrics = loss(old_log_prob=old_logp_nt, log_prob=log_prob, advantages=adv_nt, **rest)
     agg_options = {"loss_agg_mode": "seq-mean-token-sum", **rest["config"].global_batch_info}

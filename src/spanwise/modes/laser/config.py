@@ -177,7 +177,7 @@ class Laser(Mode):
                 )
 
     def mixes_at(self, step_n: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
-        """Mark the completions whose credit contains laser's scores. Unknown steps (0) count as mixed.
+        """Mark the completions whose advantage contains their self-rewarding score. Unknown steps (0) count as mixed.
 
         >>> Laser("<unk>", self_rewarding_warmup=2).mixes_at(torch.tensor([0, 1, 2, 3]))
         tensor([ True, False, False,  True])

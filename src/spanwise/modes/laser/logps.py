@@ -76,7 +76,7 @@ def end_logp(
 
 
 class ScoreReader:
-    """Computes laser's self-rewarding score of completions with a model."""
+    """Scores completions by the probability that a model gives the reserved token (LaSeR)."""
 
     def __init__(self, laser: Laser, model: Any, tokenizer: Any, ends: Collection[int]) -> None:
         self.laser, self.model, self.tokenizer, self.ends = laser, model, tokenizer, ends
@@ -151,7 +151,7 @@ class Appended(RowPart):
 
     @staticmethod
     def check(mode: Laser, engine: str, config: Any) -> None:
-        """Refuse engine settings that leave the appended token without log-probabilities, or make rows of turns."""
+        """Refuse settings of verl or SkyRL with which LaSeR cannot work."""
         setting_faults = _verl_faults(config) if engine == "verl" else _skyrl_faults(config)
         no_reference_message = (
             f"laser has no reference, and {engine} does not measure one. Run `spanwise reference RECIPE`, and write the number "
