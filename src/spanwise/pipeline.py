@@ -96,8 +96,8 @@ class Reading(ByCompletion):
             table_nc = table_nc.new_zeros(0, sum(column_widths))
         if table_nc.shape[1] != sum(column_widths):
             raise AlignmentError(
-                f"The packed table has {table_nc.shape[1]} columns, but this scheme's objectives and blocks need "
-                f"{sum(column_widths)}; pack and unpack with the same scheme."
+                f"This packed reading has {table_nc.shape[1]} columns, but the objectives and blocks of this scheme need "
+                f"{sum(column_widths)}. Pack and unpack with the same scheme."
             )
         tables = table_nc.split(column_widths, dim=1)
         reward_nm, status_nm, reward_by_outcome_nc, stated_number_nm, outcome_no, cost_nc, length_nk, fault_n1 = tables
@@ -275,8 +275,8 @@ def advantages(
     """
     if spans is None:
         raise DataError(
-            "spans is None, so the tokens of each block are unknown. (A reading from another process has no spans.) Pass "
-            "the spans of the reading that `read` returned for these completions."
+            "spans is None, so the tokens of each block are unknown. Pass `reading.spans`, where `reading` is what `read` "
+            "returned for these completions. If it came from another process, its spans are None; call `read` in this one."
         )
     spans = spans if mask_nt is None else restrict(spans, mask_nt)
     per_or_length: Any = credit.mean_length_n if scheme.per == "batch" else scheme.per

@@ -63,7 +63,7 @@ def with_own_copies(function: partial[Any]) -> partial[Any]:
 @contextmanager
 def named_errors(subject: str, size: int, advice: str) -> Iterator[None]:
     """Name the user's function in errors of the `with` block. Warn if the block takes over a minute."""
-    slow_warning = f"{subject} has run for {SLOW:g} s on {size} completions. Only a timeout of its own would stop it."
+    slow_warning = f"{subject} has run for {SLOW:g} s on {size} completions. spanwise does not stop it: add a timeout."
     with DEADLINES.over(SLOW, lambda: Thread(target=warnings.warn, args=(slow_warning, UserWarning), daemon=True).start()):
         try:
             yield

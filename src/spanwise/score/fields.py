@@ -337,8 +337,8 @@ def _check_schema(*, schema: Any, tag: str = "", alone: bool = False, **_: Any) 
     _schema_of_recipe(schema)
     if alone and tag:
         raise RecipeError(
-            f"The reward 'json_schema' has both tag: {tag} and alone: true, but alone refers to the text around the JSON of "
-            f"a whole completion. Remove one of them."
+            f"The reward 'json_schema' has tag: {tag} and alone: true. But 'alone' forbids text around the JSON of a whole "
+            f"completion, and a tag or field has no such text. Remove one of the two options."
         )
 
 

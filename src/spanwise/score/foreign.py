@@ -41,7 +41,7 @@ class Convention:
             key = key or self.key
             if key is None or key not in raw_value:
                 raise RewardError(
-                    f"{subject} returned a dict. Choose an entry with key. {unknown('key', key or '', map(str, raw_value))}"
+                    f"{subject} returned a dict. Set key to a name in it. {unknown('key', key or '', map(str, raw_value))}"
                 )
             return raw_value[key], reward_note
         if key is not None and raw_value is not None:

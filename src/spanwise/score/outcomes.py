@@ -135,8 +135,8 @@ def judge_of(objective: Objective) -> str | None:
         return reward_names[0]
     if chosen_judge_name is None and reward_names and default_judge not in reward_names:
         raise RecipeError(
-            f"Objective '{objective.name}' has several outcomes in 'given': {' and '.join(reward_names)}. Name the one that "
-            f"decides its reward: 'options: {{{judge_option}: {reward_names[0]}}}'."
+            f"Objective '{objective.name}' has several outcomes in the option 'given': {' and '.join(reward_names)}. Say by "
+            f"which of them its reward is computed: 'options: {{{judge_option}: {reward_names[0]}}}'."
         )
     return chosen_judge_name or default_judge
 

@@ -69,7 +69,7 @@ class Reward(ByCompletion):
             n = int(is_invalid_n.nonzero()[0])
             raise RewardError(
                 f"The reward of completion {n} is {float(self.value_n[n])} with status {Status(int(self.status_n[n])).name}. "
-                f"Return a finite number, or None for no reward. A status other than OK or BROKE allows no number."
+                f"Return a finite number, or None for no reward. Only the statuses OK and BROKE go with a number."
             )
 
     def only_where(self, there_n: Bool[Tensor, " n"]) -> Reward:
@@ -111,7 +111,7 @@ class Reward(ByCompletion):
         value_pairs = [None] * row_count if by_outcome is None else by_outcome
         if not row_count == len(statuses) == len(value_pairs):
             raise AlignmentError(
-                f"A row needs a value, a status and an outcome pair; got {row_count}, {len(statuses)}, {len(value_pairs)}."
+                f"A row needs one of each; got {row_count} values, {len(statuses)} statuses, {len(value_pairs)} by_outcome."
             )
         status_codes = [
             int(value_status if value is None or value_status == Status.BROKE else Status.OK)

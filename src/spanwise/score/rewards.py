@@ -224,7 +224,7 @@ def _score_confidence(
         if outcome < 0.0 or outcome > 1.0:
             raise RewardError(
                 f"Objective '{of}' gives completion {n} the outcome {outcome}, but only an outcome in [0, 1] can judge a "
-                f"confidence. Set 'given' to an objective of right or wrong, or remove the objective of the confidence."
+                f"confidence. Set 'given' to an objective with rewards from 0 to 1, or remove that of the confidence."
             )
     confidence_texts = [read_tag(blocks, pays, tag) for blocks in text]
     confidences = [None if stated is None else parse_confidence(stated) for stated in confidence_texts]

@@ -258,9 +258,9 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
         for name in objective.outcomes:
             if judge_by_objective.get(name) is not None:
                 raise RecipeError(
-                    f"Objective '{objective.name}' compares only completions with the same reward '{name}', but that reward "
-                    f"is different in nearly all of them. Set given: {judge_by_objective[name]}, the outcome that it "
-                    f"depends on, or set baseline: group."
+                    f"Objective '{objective.name}' compares only completions with the same reward '{name}' (given), but "
+                    f"hardly two have the same one. Set given: {judge_by_objective[name]}, the outcome that it depends on, "
+                    f"or set baseline: group."
                 )
         built_in_reward = built_in(objective)
         if built_in_reward is None:
@@ -326,8 +326,8 @@ def _block_option(objective: Objective, block: str, layout: Layout) -> dict[str,
         sees_part = calling_convention(objective) is not None and objective.options.get("sees") == "part"
         if not sees_part and "block" not in objective.options and not takes(objective, "block"):
             raise RecipeError(
-                f"Objective '{objective.name}' sets each, but its reward function does not take the name of the block, so "
-                f"all blocks would get the same number. Give the function a parameter 'block': def f(blocks, block)."
+                f"Objective '{objective.name}' has 'each', but its reward function does not know which block it scores, "
+                f"so all blocks would get the same number. Give the function a parameter 'block': def f(blocks, block)."
             )
     if built_in_reward is None or "block" in built_in_reward.options:
         return {"block": block}
@@ -410,7 +410,7 @@ def _check_reading(objective: Objective, entry: BuiltIn, layout: Layout) -> None
     for part in (part for part in layout.parts if layout.names[part.block] in objective.pays):
         if entry.segmenters and part.segmenter not in entry.segmenters:
             raise RecipeError(
-                f"Objective '{objective.name}': the reward '{objective.reward}' reads only blocks of the segmenter "
-                f"{' or '.join(entry.segmenters)}, but block '{layout.names[part.block]}' is found by {part.segmenter}. "
-                f"Use a reward of the block's content, such as json_schema, or a function of your own."
+                f"Objective '{objective.name}': the reward '{objective.reward}' can only read blocks from the segmenter "
+                f"{' or '.join(entry.segmenters)}, but block '{layout.names[part.block]}' is from {part.segmenter}. Use a "
+                f"reward that reads any block's text, such as json_schema, or a function of your own."
             )

@@ -170,7 +170,7 @@ def read_schema(text: str) -> tuple[Any, bool]:
                 try:
                     resolved_target = resolver.lookup(contents[key])
                 except Unresolvable:
-                    advice = "copy the missing schema into $defs, because spanwise downloads none"
+                    advice = "copy that schema into $defs, because spanwise downloads nothing"
                     raise ValueError(f"{key} {contents[key]!r} refers to a missing schema; {advice}") from None
                 check(resolved_target.contents)
                 subschema_ids[id(contents)].append(id(resolved_target.contents))
@@ -186,7 +186,7 @@ def read_schema(text: str) -> tuple[Any, bool]:
     try:
         TopologicalSorter(subschema_ids).prepare()
     except CycleError:
-        raise ValueError("its $ref leads back to itself") from None
+        raise ValueError("a $ref in it leads back to itself; remove this $ref") from None
     return validator_class(schema, registry=schema_registry), schema_keywords <= _LINEAR
 
 

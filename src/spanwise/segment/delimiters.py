@@ -41,8 +41,8 @@ _TAG = re.compile(r"<(/?)([A-Za-z_][\w.:-]{0,59})>")
 _ADVICE = {
     "invalid perl operator: (?": "RE2 does not support lookaround; let the pattern match the surrounding text, too, and put "
     "the part that you want into a group, such as 'Answer: (?P<value>[0-9]+)'",
-    "invalid escape sequence: \\": "RE2 supports neither this escape sequence nor back-references; write out the text that may "
-    "repeat, or use the segmenter delimiters",
+    "invalid escape sequence: \\": "RE2 supports neither this escape sequence nor back-references such as \\1; write the "
+    "repeated text in full, or use the segmenter delimiters",
 }
 
 

@@ -177,8 +177,8 @@ def _single_mark(parts: Sequence[Part]) -> str:
     other_mark = next((part.mark for part in parts if part.mark != parts[0].mark), None)
     if other_mark is not None:
         raise LayoutError(
-            f"'{parts[0].mark}' and '{other_mark}' cut the same tokens in two ways; keep only one of them, in a block called "
-            "'name[*]'."
+            f"The layout cuts the same tokens twice, by '{parts[0].mark}' and by '{other_mark}'. Keep one of the two, in a "
+            "block called 'name[*]'."
         )
     return parts[0].mark
 

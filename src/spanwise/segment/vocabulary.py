@@ -148,7 +148,7 @@ def _compile_decoder(decoder: Mapping[str, Any] | None) -> tuple[Callable[[str],
     """Turn a tokenizer's decoder into two functions: learned tokens to bytes, added tokens to text."""
     if decoder is None:
         raise DataError(
-            f"The tokenizer has no decoder, so its text is joined with spaces that no token holds. Set one, for example "
+            f"The tokenizer has no decoder, so decoding adds spaces that belong to no token. Set a decoder, for example "
             f"tokenizer.decoder = tokenizers.decoders.Fuse(). {_REMEDY}"
         )
     replacements: list[tuple[str, str]] = []

@@ -63,7 +63,7 @@ def _check(options: Mapping[str, Any]) -> None:
             f"The judge's choices are {choices!r}. Write two or more words with their numbers: {{no: 0, yes: 1}}.": not choice_list,
             f"The judge's choices are {choice_list}. Write words that differ from each other, and put yes and no in quotes: YAML "
             f"reads them as true and false.": not (are_words and are_distinct),
-            "The judge's option 'locate' needs replies with several fields. Remove 'constrain: choice'.": (
+            "With 'constrain: choice', the judge can reply only a choice, but 'locate' needs more. Remove one of them.": (
                 options["locate"] and constrain == "choice"
             ),
         }

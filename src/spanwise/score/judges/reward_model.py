@@ -32,12 +32,12 @@ def _check(options: Mapping[str, Any]) -> None:
         raise RecipeError(f"The reward model's marker is {marker!r}. Set it to the text that follows each step.")
     if marker is not None and options["sees"] != "part":
         raise RecipeError(
-            "The reward model has 'marker' and 'sees', but with a marker it reads all steps in one pass. Remove 'sees'."
+            "With the option 'marker', the reward model reads all steps at once, so 'sees' has no effect. Remove 'sees'."
         )
     if choices is not None and (marker is None or not is_number_table(choices)):
         raise RecipeError(
             f"The reward model's choices are {choices!r}. Write two or more tokens with their numbers, {{'+': 1, '-': 0}}, and set "
-            f"the option 'marker', after which the model writes one of these tokens."
+            f"the option 'marker' to the text after which the model writes one of these tokens."
         )
     for name in ("batch_size", "max_length"):
         if name == "batch_size" or options[name] is not None:
@@ -168,7 +168,7 @@ class _RewardModel:
                 {
                     f"{model_label} gives each text one number. Leave marker out. To score each step with the text before it, "
                     f"set sees: prefix.": class_kind == "ForSequenceClassification" and marker is not None,
-                    f"{model_label} gives every token a number. Set the option 'marker' to the text that follows each step.": (
+                    f"{model_label} gives every token a number. Set 'marker' to the text at which the number counts.": (
                         class_kind == "ForTokenClassification" and marker is None
                     ),
                     f"{model_label} writes tokens, not numbers. Set marker and choices, or use the reward judge.": (
@@ -281,7 +281,7 @@ def _outputs(
         return [id for (id,) in ids_by_word.values()], torch.tensor([worth for _, worth in choices], dtype=torch.float64)
     label_names = [config.id2label[index] for index in range(config.num_labels)]
     if len(label_names) == 1:
-        refuse({f"The reward model '{name}' has one label, whose number is the reward. Leave label out.": label is not None})
+        refuse({f"The reward model '{name}' gives one number, which is the reward. Leave label out.": label is not None})
         return [0], None
     index_by_label: dict[Any, int] = {key: index for index, name in enumerate(label_names) for key in (name, index)}
     label_index = len(label_names) - 1 if label is None else index_by_label.get(label)
