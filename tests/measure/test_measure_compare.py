@@ -72,7 +72,7 @@ def test_many_pairs_make_a_difference_borderline():
     first = next(d for d in among.differences if (d.a, d.b) == ("a", "b"))
     assert first.interval == alone.interval
     assert first.verdict == "borderline"
-    assert "Several pairs are compared, so this may be luck (Holm p = 0.07)" in first.sentence()
+    assert "Among several pairs, this may be luck (p = 0.07 after Holm's correction)." in first.sentence()
     assert first.seeds_needed > alone.seeds_needed  # each of three pairs has a third of the 5 %
     assert "would need" in first.sentence()
     # With a reference there are two pairs instead of three.
@@ -133,7 +133,7 @@ def test_equal_differences_are_judged_by_their_signs(seeds, verdict):
             "Of 3 differences, 2 are beyond the noise: ece (a and b), ece (b and c). Not clear: the other 1."
             in result.summary()
         )
-        assert "Over all figures (1), up to 0.05 of" in result.summary()
+        assert "Over all figures (1), up to 0.05 differences may be luck" in result.summary()
 
 
 def test_rounding_is_no_difference_and_seeds_needed_are_those_of_the_observed_one():

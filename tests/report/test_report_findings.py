@@ -222,7 +222,7 @@ OWN = {"solution": [0.5, 0.5, -0.5, NAN], "confidence": [0.2, -0.3, NAN, NAN], "
 )
 def test_two_methods_are_compared_by_the_signs_of_their_blocks(left, sentence):
     credit = {"a": as_tensors(left), "b": as_tensors(OWN)}
-    assert f"a and b push in opposite directions {sentence}" in credit_finding(credit, "a", "b")
+    assert f"a and b give a block credit of opposite signs {sentence}" in credit_finding(credit, "a", "b")
 
 
 def as_tensors(columns):

@@ -119,9 +119,9 @@ ALONE = replace(NOT_COMPARED, reason="singleton")
     ("part", "status", "words"),
     [
         (MISSING, "timeout", "the check of the reward failed (timeout), so the completion gets no credit"),
-        (MISSING, "absent", "the reward is absent, and no if_missing replaces it"),
+        (MISSING, "absent", "the reward is absent, and its objective sets no if_missing to replace it"),
         (ALONE, "ok", "there is no other completion to compare this one with, so the credit is"),
-        (replace(NOT_COMPARED, part=0.4), "ok", "This credit is not a reward minus one baseline. about it"),
+        (replace(NOT_COMPARED, part=0.4), "ok", "This method does not subtract one baseline from one reward. about it"),
     ],
 )
 def test_where_there_is_no_sum_a_sentence_says_why(part, status, words):

@@ -93,5 +93,5 @@ def test_what_the_trainer_credited_stands_at_every_token_of_every_branch(tmp_pat
         table.token_values["logprobs"][: len(expected)], [-0.5 if value else np.nan for value in expected]
     )
     as_words = read_rollouts(WRITTEN / "verifiers_branches")
-    assert as_words.as_recorded.says == "each completion's mean of the file's 'advantages'"
+    assert as_words.as_recorded.says == "the mean of the file's 'advantages' in each completion"
     assert sorted(set(as_words.as_recorded.value.tolist())) == [-0.5, 0.5]

@@ -72,7 +72,7 @@ class Difference:
             return f"{finding}, beyond the noise."
         seeds_hint = "" if self.seeds_needed is None else f" A difference of this size would need {self.seeds_needed} seeds."
         if self.verdict == "borderline":
-            luck_text = f"Several pairs are compared, so this may be luck (Holm p = {self.p_adjusted:.2f})."
+            luck_text = f"Among several pairs, this may be luck (p = {self.p_adjusted:.2f} after Holm's correction)."
             return f"{finding}; the interval excludes 0. {luck_text}{seeds_hint}"
         return f"{finding}, inside the noise.{seeds_hint}"
 
@@ -147,8 +147,8 @@ class ArmComparison:
         figure_count = len({diff.figure for diff in self.differences})
         return (
             f"Of {count} differences, {len(clear_names)} are beyond the noise: {', '.join(clear_names)}{others_text}. The "
-            "noise is how far seeds differ on the same held-out prompts. Holm's correction treats each figure "
-            f"alone. Over all figures ({figure_count}), up to {figure_count * (1 - self.level):.2g} of these may be luck."
+            "noise is how far seeds differ on the same held-out prompts. Per figure, Holm's correction allows for several "
+            f"pairs. Over all figures ({figure_count}), up to {figure_count * (1 - self.level):.2g} differences may be luck."
         )
 
 

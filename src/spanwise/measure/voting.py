@@ -150,7 +150,7 @@ def curve_difference(a: Curve, b: Curve) -> Curve:
     """
     if a.budgets != b.budgets or a.prompts != b.prompts:
         raise AlignmentError(
-            "A paired difference needs curves of the same prompts and budgets. These curves have "
+            "Only voting curves with the same prompts and budgets (completions per vote) can be subtracted. These have "
             f"{len(a.prompts)} and {len(b.prompts)} prompts ({'equal' if a.prompts == b.prompts else 'different'} ids), and the "
             f"budgets {list(a.budgets)} and {list(b.budgets)}."
         )

@@ -69,12 +69,12 @@ def compare_report(
             points=comparison.sentences("clear"), panels=_difference_panels(comparison),
         ),
         parts.section(
-            "Learning", {"seeds": "Mean over seeds; the band goes from the lowest to the highest seed. "}, legend=arm_names,
+            "Learning", {"seeds": "Line: mean over seeds. Band: from the lowest to the highest seed. "}, legend=arm_names,
             panels=curve_panels,
         ),
         parts.calibration_section(
             samples or {},
-            note="All seeds together; the whiskers count a prompt once, even if several seeds answered it.",
+            note="All seeds are pooled. For the whiskers, a prompt counts once, even if several seeds answered it.",
         ),
         parts.voting_section(votes or {}, samples or {}, over="seeds"),
     ]  # fmt: skip
@@ -89,7 +89,7 @@ def compare_report(
             Headline("arms", len(arm_names)),
             Headline("seeds per arm", seeds_text),
             Headline(
-                "differences beyond the noise", f"{clear_count} of {total_count}", "Holm's correction over all pairs of arms"
+                "differences beyond the noise", f"{clear_count} of {total_count}", "corrected for all pairs of arms (Holm)"
             ),
             *_best_arm_headlines(comparison),
         ],

@@ -20,7 +20,7 @@ _Term = tuple[float, str, str]
 LEFT_OUT = ("absent", "unparsable")  # the statuses of a reward whose block is missing or unreadable
 _NO_BASELINE = {  # maps `CreditPart.reason` to a sentence
     "singleton": "there is no other completion to compare this one with",
-    "no_scale": "the compared rewards have no spread to divide by",
+    "no_scale": "reward minus baseline would be divided by the spread of the compared rewards, which is 0",
 }
 
 
@@ -238,12 +238,12 @@ def _baseline_note(row: TokenRow, rule: Rule, part: CreditPart) -> str:
     if part.baseline is None:
         reward_status = row.statuses.get(part.objective) or "ok"
         if part.part != 0:
-            return f"This credit is not a reward minus one baseline. {rule.about}".strip()
+            return f"This method does not subtract one baseline from one reward. {rule.about}".strip()
         if part.reason in _NO_BASELINE:
             return f"{_NO_BASELINE[part.reason]}, so the credit is exactly 0"
         absence_reason = "a reward is absent"
         if reward_status in LEFT_OUT:
-            absence_reason = f"the reward is {reward_status}, and no if_missing replaces it"
+            absence_reason = f"the reward is {reward_status}, and its objective sets no if_missing to replace it"
         elif reward_status != "ok":
             absence_reason = f"the check of the reward failed ({reward_status})"
         return f"{absence_reason}, so the completion gets no credit and is left out of baselines"

@@ -88,7 +88,7 @@ def test_values_of_other_streams_are_not_taken_for_what_is_asked(tmp_path):
     for folder, options, needs in (
         (single, pair, "for correct, brier, but .* holds one value"),
         (several, {"methods": ["gae"]}, r"for return, but .* holds those of correct, brier\."),
-        (bare, {"methods": ["gae"]}, "values of a critic of"),
+        (bare, {"methods": ["gae"]}, "needs values of a critic, but"),
         (bare, {"methods": ["sae"]}, "and log-probabilities"),
         (bare, {"methods": ["gigpo"]}, "trajectory_s, step_s"),
     ):

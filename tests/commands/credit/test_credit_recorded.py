@@ -94,7 +94,10 @@ def test_the_advantages_of_verifiers_stay_at_their_tokens_and_are_a_mean_without
     figures = summarise_credit(recorded.by_block["final"])
     assert (figures["completions"], figures["mean_abs"]) == (3, pytest.approx((0.5 + 0.7 + 1.2) / 3))
     without = credit_rollouts(WRITTEN / "verifiers_stream")
-    assert "'recorded' shows the trainer's own numbers: each completion's mean of the file's 'advantages'" in without.note
+    assert (
+        "'recorded' shows the numbers that the trainer wrote: the mean of the file's 'advantages' in each completion"
+        in without.note
+    )
     by_arm, size = sampled(without, 0)
     np.testing.assert_allclose(by_arm["recorded"], 0.35 / size, rtol=1e-6)
 
@@ -132,7 +135,7 @@ def test_trl_with_notes_and_reply(other_tags, tmp_path):
         torch.testing.assert_close(arms[name].credit.block_nk, expected_n[:, None].expand(8, 2), atol=1e-6, rtol=0)
     by_arm, size = sampled(result, 3)
     np.testing.assert_allclose(by_arm["recorded"], [-0.75 / size] * size, rtol=1e-6)
-    assert "shows the trainer's own numbers: the file's 'advantage'. The numbers are spread over the" in result.note
+    assert "shows the numbers that the trainer wrote: the file's 'advantage'. Each is spread over its" in result.note
 
 
 def test_credit_of_blocks_stays_in_its_blocks(tmp_path):
@@ -147,7 +150,7 @@ def test_credit_of_blocks_stays_in_its_blocks(tmp_path):
     assert result.file_spans.length_nk.tolist() == [[5, 3], [5, 0], [5, 3]]
     np.testing.assert_allclose(sampled(result, 0)[0]["recorded"], [0.75 / 5] * 5 + [-0.25 / 3] * 3, rtol=1e-6)
     np.testing.assert_allclose(sampled(result, 1)[0]["recorded"], [-0.1] * 4 + [-0.1 - 0.25], rtol=1e-6)
-    assert "column 'credit/BLOCK' for each block. The numbers are spread over the tokens of the block." in result.note
+    assert "column 'credit/BLOCK' for each block. Each is spread over its block's tokens." in result.note
     other = {"layout": {"first": ["answer"], "confidence": ["confidence"]}}
     assert "recorded is left out: " in credit_rollouts(file, overrides=other).note
     with pytest.raises(RecipeError, match="the layout also has first"):

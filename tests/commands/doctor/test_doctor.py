@@ -100,7 +100,7 @@ VERL = {"switch": "", "plugins": {"spanwise": "m"}, "failed": {}, "faults": {}, 
         (
             {},
             1,
-            "main_ppo uses V1 (trainer.use_v1: true). Credit by block works with trainer V0, and with these modes of V1: sync.",
+            "main_ppo uses V1 (trainer.use_v1: true). Credit by block works with V0, and with V1 in these trainer modes: sync.",
         ),
         ({"use_v1": False}, 1, "uses V0"),
         ({"modes": [], "v1": "no queue"}, 1, "cannot be imported: no queue"),

@@ -144,7 +144,7 @@ def compare(
 def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
     """Yield the tables and warnings that show a comparison."""
     seed_count = max(interval.count for interval in comparison.cells.values())
-    title = f"Mean over {seed_count} seeds ± half the width of the {100 * comparison.level:g} % interval"
+    title = f"Each figure: its mean over {seed_count} seeds ± half the width of its {100 * comparison.level:g} % interval"
     figure_columns = (Column(name.replace("_", " "), no_wrap=True) for name in comparison.figures)
     figure_rows = ([arm, *comparison.row(arm, seed_count)] for arm in comparison.methods)
     yield plain_table("", *figure_columns, rows=figure_rows, title=Text(title, style="italic"))

@@ -165,8 +165,9 @@ def _note_shared_words(table: RolloutTable, spans_by_layout: Mapping[Layout, Fil
     if table.has_ids or not straddled_count:
         return ""
     return (
-        f"Credit is shown per word. In {straddled_count} of {len(table)} completions, a block is only a part of a word that "
-        "goes to another block, so the block counts as absent. To credit it, give the tokenizer's folder with --tokenizer."
+        f"Credit is shown per word, and in {straddled_count} of {len(table)} completions one word holds the text of two "
+        "blocks. The word goes to one of these blocks, so the other counts as missing. To credit both, give the "
+        "tokenizer's folder with --tokenizer."
     )
 
 
@@ -201,7 +202,7 @@ def _measure_score(table: RolloutTable, schemes: Iterable[Scheme], scores: Score
     score_count = int(has_score_n.sum())
     coverage = float(has_score_n.double().mean())
     fields: dict[str, Any] = {"completions": score_count, "coverage": coverage, "verdict": judge_name if is_judged else None}
-    score_sentence = f"Self-rewarding score (laser): {score_count:,} completions have a score ({100 * coverage:.3g} %)"
+    score_sentence = f"LaSeR (the model rates its answer): {score_count:,} completions have a score ({100 * coverage:.3g} %)"
     alarm_reasons: list[str] = []
     try:
         from spanwise.measure import figures
@@ -417,8 +418,8 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
         if missing_names := [name for name in present_names if name not in recorded_numbers.by_block]:
             recorded_blocks_text = ", ".join(name for name in recorded_numbers.by_block if name != STOP)
             raise RecipeError(
-                f"'{table.path}' records only the credit of the blocks {recorded_blocks_text}, but the layout also has "
-                f"{', '.join(missing_names)}. To see the recorded credit under '{RECORDED}', give the trainer's layout."
+                f"'{table.path}' has the trainer's credit only for blocks {recorded_blocks_text}, but the layout also has "
+                f"{', '.join(missing_names)}. To see this credit (method '{RECORDED}'), give the layout of the training run."
             )
         credit_nk = torch.stack(block_credits, dim=1).double().nan_to_num()
         stop_credit_n = recorded_numbers.by_block.get(STOP, stop_credit_n).nan_to_num()
@@ -447,8 +448,8 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
     block_nk = torch.where(present_nk, credit_nk, 0.0)
     credit = Credit(block_nk, stop_credit_n, singleton_m=no_counts_m, absent_m=no_counts_m, mean_length_n=token_count_n)
     spread_unit = "block" if recorded_numbers.by_block else "completion"
-    spread_text = "given token by token" if recorded_numbers.shares else f"spread over the tokens of the {spread_unit}"
-    recorded_note = f"'{RECORDED}' shows the trainer's own numbers: {recorded_numbers.says}. The numbers are {spread_text}."
+    spread_text = "Each token has its own" if recorded_numbers.shares else f"Each is spread over its {spread_unit}'s tokens"
+    recorded_note = f"'{RECORDED}' shows the numbers that the trainer wrote: {recorded_numbers.says}. {spread_text}."
     spread_function = partial(_spread_recorded, by_block=bool(recorded_numbers.by_block))
     return MethodCredit(RECORDED, file_spans, credit, spread_function, token_adv_v), recorded_note
 

@@ -157,7 +157,7 @@ def _check_answers(scheme: Scheme, columns: Mapping[str, str], table: RolloutTab
         if answer_column is not None and not any(value is not None for value in table.columns.get(answer_column, ())):
             reward_option = f"--reward {objective.name}={next(iter(table.rewards), '')}"
             recorded_rewards_text = ", ".join(table.rewards)
-            advice = f"The file records {recorded_rewards_text}: use one with {reward_option}, or add the column '{answer_column}'."
+            advice = f"Add this column, or use a reward of the file ({recorded_rewards_text}), for example {reward_option}."
             another_column_may_fit = answer_column == "answer" and table.columns
             columns_hint = " If another column has the answers: --columns answer=NAME." if another_column_may_fit else ""
             raise DataError(
@@ -279,7 +279,7 @@ def check_file(scheme: Scheme, table: RolloutTable) -> None:
         advice = "Use the recipe that the critic was trained with: it has the same objectives and `values`"
     missing_text = " and ".join(PER_TOKEN[field] for field in missing_fields)
     raise RecipeError(
-        f"Method '{scheme.method}' needs {missing_text} of every token{needed_values_text}, but '{table.path}' holds "
+        f"For every token, method '{scheme.method}' needs {missing_text}{needed_values_text}, but '{table.path}' holds "
         f"{present_values_text}. {advice}."
     )
 

@@ -136,8 +136,8 @@ def _blocks_by_field(field_names: tuple[str, ...], table: RolloutTable, usual: B
     gold_answers = table.columns.get("answer", ())
     no_verdict_sentence = ""
     blocks_note = (
-        f"You gave no layout, and most completions hold JSON, so the blocks are its fields {', '.join(field_names)}. "
-        f"For other blocks, edit these options and add them: --set 'layout=[{', '.join(field_names)}]' --set segmenter=json."
+        f"You gave no layout, and most completions hold JSON, so the blocks are its fields {', '.join(field_names)}. For "
+        f"other fields, add these options and edit the list: --set 'layout=[{', '.join(field_names)}]' --set segmenter=json."
     )
     if gold_answers and all(isinstance(gold, Mapping) or str(gold).lstrip().startswith("{") for gold in gold_answers):
         objective = Objective("equals", each="*", if_missing=0.0)

@@ -78,8 +78,8 @@ def credit_rollouts(
         verb = "divides" if len(dividing_methods) == 1 else "divide"
         names_text = " and ".join(dividing_methods)
         group_notes.append(
-            f"{names_text} {verb} by {max_length}, the length of the file's longest completion. If completions could be "
-            "longer, give --set max_completion_length=N."
+            f"{names_text} {verb} each credit by {max_length}, the number of tokens of the file's longest completion. If "
+            "training allows longer completions, give its limit: --set max_completion_length=N."
         )
     is_from_another_trainer = run_recipe_file is None and table.as_recorded is not None
     shows_recorded_credit = RECORDED in methods if methods else is_from_another_trainer

@@ -32,10 +32,10 @@ AT_A_TIME = 1_000_000
 #: Maps file formats to functions that copy a file with advantages.
 _WRITERS = {"verifiers": write_branches, "slime": write_samples}
 _CAPTION = (
-    "'Exactly 0' is the share of the completions with the block that get no credit for it.\n"
-    "'No signal' is the share of completions without credit on any token.\n"
-    "'Dead strata' is the share of comparisons in which no completion gets credit.\n"
-    "'Stop' is the credit on the last token of a completion that has none of the paid blocks."
+    "'Exactly 0': of the completions that have the block, the share that gets no credit for it.\n"
+    "'No signal': the share of completions in which no token gets credit.\n"
+    "'Dead strata': the share of compared sets of completions (strata) in which no completion gets credit.\n"
+    "'Stop': the credit on the last token of a completion that has no block with a reward."
 )
 
 
@@ -90,8 +90,8 @@ def write_again(result: CreditResult, method: str, folder: Path, console: Consol
         _WRITERS[table.source](folder / file.name, file, row_advantages)
         say(console, f"Written with the advantages of {method}: {folder / file.name}")
     if (scheme := result.arms.schemes.get(method)) is not None:
-        division_note = f"These advantages already divide each credit among its tokens (by the option per: {scheme.per})"
-        say(console, f"{division_note}. Train with a loss that sums over tokens.")
+        division_note = f"In these advantages, each credit is already divided among its tokens (option per: {scheme.per})"
+        say(console, f"{division_note}. So train with a loss that sums over tokens; a mean would divide again.")
 
 
 def credited_parts(result: CreditResult) -> Iterator[pa.Table]:

@@ -126,7 +126,7 @@ def verdict(figures: Mapping[str, Any]) -> str:
 def _show_digits(console: Console, trained: Sequence[Trained], result: Mapping[str, Any]) -> None:
     recipe = trained[0].recipe
     setup_text = (
-        f"all arms have the same {recipe.start} start and are paid for correctness and {recipe.rule.replace('_', ' ')}"
+        f"all arms have the same {recipe.start} start; the rewards are correctness and {recipe.rule.replace('_', ' ')}"
     )
     for seed, arms in result["seeds"].items():
         title = f"digit puzzle, seed {seed}: {setup_text}"

@@ -86,8 +86,9 @@ def show_baselines(checkpoint: Path, recipe: Recipe, console: Console, options: 
     report_fields["points"] = fixed_point_rows(rule=recipe.rule, seed=seed)
     sample_counts = report_fields["counts"]
     console.print(
-        f"{sample_counts['completions']} completions of {sample_counts['prompts']} prompts, {sample_counts['rerolls']} re-rolls of "
-        f"{sample_counts['prefixes']} distinct prefixes. {fidelity.share:.1%} of the completions could be compared.",
+        f"{sample_counts['completions']} completions of {sample_counts['prompts']} prompts. In {sample_counts['rerolls']} "
+        f"re-rolls, the last block was sampled again, after {sample_counts['prefixes']} distinct prefixes. "
+        f"{fidelity.share:.1%} of the completions could be compared: they and two of their re-rolls state a confidence.",
         highlight=False,
     )
     say(console, *fidelity_tables(fidelity), difference_table(fidelity))
@@ -105,7 +106,7 @@ def fidelity_tables(fidelity: Fidelity) -> Iterator[Table]:
             other_cells = (_decimals(fidelity.interval(name, size, figure)[0]) for figure in other_figure_names)
             table_rows.append([name, _decimals(rmse), "-".join(map(_decimals, rmse_bounds)), *other_cells])
         correlation, *_ = fidelity.interval(fidelity.baselines[0], size, "ceiling")
-        title = f"Groups of {size}: advantages against Monte Carlo (exact advantages reach correlation {correlation:.3f})"
+        title = f"Groups of {size}: advantages against Monte Carlo (its noise allows a correlation of {correlation:.3f})"
         yield _table(title, ("", "RMSE", "95 %", "wrong", "right", "alone", "corr", "scaled", "noise"), table_rows)
 
 
@@ -116,7 +117,7 @@ def difference_table(fidelity: Fidelity) -> Table:
     cells_by_size: dict[int, list[str]] = {size: [str(size)] for size in fidelity.group_sizes}
     for row in figure_differences:
         cells_by_size[row["group_size"]].append(f"{row['value']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]")
-    return _table("baseline blended minus outcome, paired over prompts", ("G", *figure_names), cells_by_size.values())
+    return _table("figures of blended minus those of outcome, same prompts", ("G", *figure_names), cells_by_size.values())
 
 
 def fixed_point_table(points: Sequence[Mapping[str, Any]]) -> Table:
@@ -128,12 +129,12 @@ def fixed_point_table(points: Sequence[Mapping[str, Any]]) -> Table:
             q_by_baseline_and_size.setdefault((name, str(row["group_size"])), []).append(row["q"])
     table_rows = ([name, size, *map(_decimals, q_values)] for (name, size), q_values in q_by_baseline_and_size.items())
     headings = ("", "G", *(f"{p:g}" for p in right_probabilities))
-    title = "q*: the confidence to which training drives a policy that is right with probability p"
+    title = "q*: the confidence at which training settles, by the probability that the policy is right"
     q_table = _table(title, headings, table_rows)
     largest_error = max(row["error"] or 0.0 for row in points)
     q_table.caption = (
-        "The confidence q* is exact for the baseline outcome. For blended, q* is simulated, with a standard error "
-        f"of at most {largest_error:.4f}."
+        "G: completions per prompt. For the baseline outcome, q* is calculated exactly. For blended, it is simulated "
+        f"(standard error of at most {largest_error:.4f})."
     )
     return q_table
 
@@ -190,9 +191,9 @@ def show_tokens(fidelity: TokenFidelity, segments: SaeSegments | None = None, *,
     """Print how token estimators correlate with Monte Carlo. Return the correlations."""
     sample_counts = {"completions": len(fidelity.prompt_n), "prompts": len(fidelity.prompt_n.unique())}
     console.print(
-        f"{sample_counts['completions']} completions of {sample_counts['prompts']} prompts: the table covers "
-        f"{fidelity.count()} tokens of their first blocks. {fidelity.count('decision')} of these tokens are decisions "
-        f"(probability below .97). {reference_words(segments)}",
+        f"{sample_counts['completions']} completions of {sample_counts['prompts']} prompts: their first blocks have "
+        f"{fidelity.count()} tokens that are compared. {fidelity.count('decision')} of these are decisions, tokens with a "
+        f"probability below .97. {reference_words(segments)}",
         highlight=False,
     )
     say(console, *(_correlation_table(fidelity, kind) for kind in TOKEN_KINDS))
@@ -206,8 +207,8 @@ def reference_words(segments: SaeSegments | None) -> str:
         return "Each token's advantage is compared with the change of the Monte Carlo value over the token."
     return (
         f"SAE cuts completions into segments ({segments.boundary}, p < {segments.threshold:g}). Each token's advantage is "
-        "compared with the change of the Monte Carlo value from the start of the token's segment to its end. All tokens of "
-        "a segment share this reference, so the comparison favours SAE with these segments."
+        "compared with the change of the Monte Carlo value over the whole segment that holds the token. This number is the "
+        "same for all tokens of a segment, which favours SAE with these segments."
     )
 
 
@@ -219,7 +220,7 @@ def _correlation_table(fidelity: TokenFidelity, kind: str) -> Table:
         critic_figures = (fidelity.interval(critic, name, figure, kind=kind).value for critic in fidelity.critics)
         table_rows.append([heading, *map(_decimals, critic_figures)])
     ceiling_interval = fidelity.interval(fidelity.critics[0], fidelity.estimators[0], "ceiling", kind=kind)
-    title = f"{kind} tokens: correlation with Monte Carlo (exact advantages reach {_decimals(ceiling_interval.value)})"
+    title = f"{kind} tokens: correlation with Monte Carlo (its noise allows up to {_decimals(ceiling_interval.value)})"
     correlation_table = _table(title, ("", *fidelity.critics), table_rows)
     correlation_table.rows[0].end_section = True
     return correlation_table

@@ -37,8 +37,9 @@ def command(
     console = Console()
     reference = measure(full_recipe, prompts=prompts, samples=samples, console=console)
     console.print(
-        f"{reference['completions']} of {prompts * samples} completions ended. At temperature {reference['temperature']:g}, "
-        f"log pi('{reference['token']}') after the end is {reference['mean']:.4g} +- {reference['std']:.2g}. "
+        f"{reference['completions']} of {prompts * samples} completions were not cut off. The log-probability of the token "
+        f"'{reference['token']}' after their end, at temperature {reference['temperature']:g} and multiplied by this "
+        f"temperature, is {reference['mean']:.4g} +- {reference['std']:.2g}. "
         f"Write in the recipe:\nlaser: {{token: '{reference['token']}', reference: {reference['mean']:.4g}, ...}}",
         highlight=False, soft_wrap=True, markup=False,
     )  # fmt: skip

@@ -43,7 +43,8 @@ def report_folder(folder: str | Path) -> Path:
         if (run_folder / name).is_file() and (name != "metrics.jsonl" or (run_folder / "recipe.yaml").is_file()):
             return write_page(run_folder, page(run_folder))
     raise DataError(
-        f"'{folder}' holds none of {', '.join(page_makers)}. Give a folder that spanwise train, compare, fidelity or credit wrote."
+        f"'{folder}' has none of the files {', '.join(page_makers)}. Give a folder that spanwise train, "
+        "compare, fidelity or credit wrote."
     )
 
 

@@ -44,7 +44,7 @@ def figure_table(
             yield Text(f"! {run_prefix}{sentence} ({', '.join(figures).replace('_', ' ')})", style="bold red")
     if any(name.startswith(OF_SCORE) for name in figure_names):
         yield Text(
-            "laser: the model's score for its own answer, read from a reserved token after the answer and clipped to 0 to 1"
+            "laser: the model's rating of its own answer, from the probability of a token after it, clipped to 0 to 1"
         )
 
 
@@ -100,9 +100,9 @@ def pull_note(scheme: Scheme, *, group_size: int) -> str | None:
         return None
     confidence_text = f"{taught_confidence:.2f}".removeprefix("0")
     return (
-        f"Suppose that a policy is right with probability .70. In groups of {group_size}, the baseline outcome teaches it "
-        f"to state the confidence {confidence_text}, and in larger groups one nearer to .70. The baselines blended and "
-        "group teach .70 (see docs/fidelity.md)."
+        f"With groups of {group_size}, the baseline outcome teaches a policy that is right 70 % of the time to state the "
+        f"confidence {confidence_text}. Larger groups bring it nearer to .70. With the baselines blended and group, it "
+        "learns to state .70 (see docs/fidelity.md)."
     )
 
 

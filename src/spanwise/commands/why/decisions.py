@@ -21,18 +21,18 @@ def decision_notes(result: CreditResult) -> Iterator[str]:
         value_column = column_by_field["value_nt"][0]
         decision_counts, segment_values, segment_rewards = _cut_segments(result, segments, logp_column, value_column)
         mean_count = sum(decision_counts) / max(len(decision_counts), 1)
-        count_text = f"{name}: {mean_count:.3g} decisions (tokens less likely than {segments.threshold:g}) per completion"
+        count_text = f"{name}: {mean_count:.3g} decisions (tokens below probability {segments.threshold:g}) per completion"
         if not segment_values:
-            yield f"{count_text}. With so few decisions, '{name}' equals GAE with lambda 1 at nearly every token."
+            yield f"{count_text}. With so few decisions, '{name}' hardly differs from GAE with lambda 1."
             continue
         segment_lengths = np.array([len(value_t) - 1 for value_t in segment_values])
         mean_length = segment_lengths.mean()
         relative_deviation = segment_lengths.std() / mean_length
         lambda_per_token = scheme.options.get("lam", 0.95) ** (1 / mean_length)
         yield (
-            f"{count_text}. Decisions are {mean_length:.3g} tokens apart, with a relative standard deviation of "
-            f"{relative_deviation:.2g}. Over one such distance, GAE with lambda {lambda_per_token:.4g} at each token "
-            f"discounts as much as '{name}'. docs/critic.md compares the two."
+            f"{count_text}. Decisions are {mean_length:.3g} tokens apart on average, with a relative standard deviation of "
+            f"{relative_deviation:.2g}. Over this distance, GAE with lambda {lambda_per_token:.4g} at each token discounts "
+            f"as much as '{name}' does from one decision to the next. docs/critic.md compares the two."
         )
         yield _describe_delay(name, segment_values, np.array(segment_rewards))
 
@@ -71,8 +71,8 @@ def _describe_delay(name: str, values: list[np.ndarray], rewards: np.ndarray) ->
 
     end_agreements = agreement(max(map(len, values)))
     if len(end_agreements) < 2 or end_agreements.mean() <= 2 * end_agreements.std(ddof=1) / len(end_agreements) ** 0.5:
-        return f"{name}: after a decision, the critic's value does not change towards the reward, so the critic ignores decisions."
+        return f"{name}: after decisions, the critic's value comes no nearer to the reward, so the critic ignores them."
     half_agreement = end_agreements.mean() / 2
     half_lag = next((lag for lag in (1, 2, 4, 8, 16, 32, 64) if agreement(lag).mean() >= half_agreement), None)
     lag_text = "more than 64 tokens" if half_lag is None else f"{half_lag} token{'s' if half_lag > 1 else ''}"
-    return f"{name}: the critic's value needs {lag_text} to show half of the effect of a decision."
+    return f"{name}: after a decision, the critic's value needs {lag_text} for half of its change towards the reward."

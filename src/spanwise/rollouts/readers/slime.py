@@ -71,8 +71,8 @@ def _read_responses(files: Sequence[Path], samples: Collected, *, keep_ids: bool
         for row in _read_dump(file):
             if not keep_ids and not row["mask"].all():
                 raise DataError(
-                    f"{row['place']} holds tokens that no model sampled. Only the token ids say which these are; give the "
-                    "folder of the policy's tokenizer with --tokenizer."
+                    f"{row['place']} holds tokens that no model sampled, such as a tool's output. Only the token ids show "
+                    "where they are, so give the folder of the policy's tokenizer with --tokenizer."
                 )
             sample_fields = {name: row[name] for name in ("prompt", "step", "group", "rollout", "learned")}
             samples.append(sample_fields, row["rewards"], row["columns"])

@@ -118,8 +118,8 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
     trace_count = int(is_first_branch_n.sum())
     branched_count = int((rollout_n.bincount() > 1).sum())
     branch_note = (
-        f"{branched_count} of {trace_count} traces have several branches. Each branch is a row. Tokens that it shares with "
-        "an earlier branch belong to its prompt. A baseline counts all branches of a trace as one completion."
+        f"{branched_count} of {trace_count} traces have several branches, and each branch is a row. Tokens that were in an "
+        "earlier branch count as prompt. In a baseline's mean, all branches of a trace count as one completion."
     )
     task_columns = branches.columns.columns
     branches.columns.columns = {name: values for name, values in task_columns.items() if values.count(None) < len(values)}
@@ -247,5 +247,5 @@ def _recorded_advantages(branches: Collected, tokens: TokenizedTexts, *, has_ids
     advantage_v = branches.tokens.numbers("advantages") if has_ids else np.repeat(mean_advantages, tokens.ids.lengths)
     if advantage_v is None or np.isnan(mean_advantages).all():
         return None
-    description = "the file's 'advantages'" if has_ids else "each completion's mean of the file's 'advantages'"
+    description = "the file's 'advantages'" if has_ids else "the mean of the file's 'advantages' in each completion"
     return AsRecorded(description, advantage_v, by_token=True)
