@@ -74,7 +74,7 @@ def test_parts_of_one_reward_that_are_left_out_have_one_sentence():
     rule = Scheme("bae", layout, parts)
     watch, completions = Watch(rule), [[0, 4, 1], [2, 6, 3], [7, 4, 8]]
     ((sentence,), _) = watch.of_reading(reading_of(completions, rule))
-    assert sentence.startswith("Up to 2 of 3 completions leave out one of answer, sure, plan, ")
+    assert sentence.startswith("Up to 2 of 3 completions lack a block (answer, sure, plan, ")
     assert watch.of_reading(reading_of([*completions, [0, 4, 1]], rule))[0] == [], "neither again, nor of a part alone"
     garbled = {"own.all": Reward.of([1.0, 1.0, None], status=[Status.OK, Status.OK, Status.UNPARSABLE])}
     rule = Scheme("bae", layout, [*parts, Objective(paying(), layout.names, name="own.all")], recorded=frozenset(garbled))
@@ -154,8 +154,8 @@ def test_an_adaptive_lambda_that_is_zero_for_most_completions():
     layout = [0, *[4] * 3, 1]  # 5 tokens: 1 - 1 / (.2 * 5) = 0
     longer = [0, *[4] * 4, 1]  # 6 tokens: 1/6
     assert warnings_of([layout, layout, [4], longer, []], critic)["lambda"].startswith(
-        "length_adaptive_alpha=0.2 sets lambda to 0 for completions of at most 5 tokens. "
-        "This holds for 3 of 4 completions (median length 5). "
+        "length_adaptive_alpha=0.2 sets GAE's lambda to 0 in completions of at most 5 tokens. "
+        "These are 3 of 4 completions (the median length is 5). "
     )
     assert "lambda" not in warnings_of([layout, longer], critic)
 

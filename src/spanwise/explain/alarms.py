@@ -19,8 +19,8 @@ OF_REWARD = "reward/"  # metrics of mean rewards on held-out prompts have this p
 SCORE_FIGURES = tuple(f"{OF_SCORE}{name}" for name in ("coverage", *CALIBRATION))
 _SCORED = SCORE_FIGURES[1:]
 _OUT_OF_REACH = (
-    "Usually laser has not trained the score yet (reasoning_warmup, alpha), or laser.reference belongs to another model or "
-    "token."
+    "Usually LaSeR has not yet trained the model to rate its answers (see laser.reasoning_warmup and laser.alpha), or "
+    "laser.reference was measured with another model or token."
 )
 #: The alarms of evaluation figures. The first alarm that holds gives a figure's warning.
 EVALUATION = (
@@ -37,10 +37,10 @@ EVALUATION = (
         hollow=("accuracy", *CALIBRATION, *_SCORED),
     )),
     ("coverage", Alarm("below", 0.5, "few completions state a confidence",
-        "Usually a missing confidence costs nothing (if_missing), or completions are cut off before it.", hollow=CALIBRATION,
+        "Usually leaving it out costs nothing (set if_missing), or completions are cut off before it.", hollow=CALIBRATION,
     )),
     ("sharpness", Alarm("below", 1e-4, "every completion states the same confidence",
-        "Usually the confidence is trained with the answer's credit, or all completions of a group are alike.", hollow=CALIBRATION,
+        "Usually it gets the answer's credit, not its own, or all completions of a group are alike.", hollow=CALIBRATION,
     )),
     ("format_rate", Alarm("below", 0.9, "many completions are malformed",
         "Usually no reward (such as `format`) pays for the tags, or completions are cut off at the token limit.",

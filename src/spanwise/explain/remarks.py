@@ -21,13 +21,13 @@ from spanwise.types import Fault, Status, whole_text
 
 #: Explains how the tokens of a block share its credit.
 SHARING = (
-    "A block's tokens share its credit; some methods credit the whole completion as one block. In GRPO, the credit of the "
-    "completion is its advantage. GRPO writes this number at every token, and its loss divides by the number of tokens."
+    "A token shows its share of the credit of its block. Some methods treat the whole completion as one block. GRPO's own "
+    "code writes the whole advantage of a completion at every token, and its loss divides by the number of tokens."
 )
 #: The end of a warning that completions can leave out a block at no cost.
 _DRIFT = (
-    "Leaving the block out or writing it unreadably then costs nothing, so training may drift towards that. Set if_missing, "
-    "the reward for such a completion: Objective(..., if_missing=-1.0)."
+    "A completion that leaves the block out, or writes it unreadably, loses nothing, so the policy may learn to do so. Set "
+    "if_missing, the reward for such a completion: Objective(..., if_missing=-1.0)."
 )
 
 
@@ -187,11 +187,11 @@ def _warn_unused(objective: Objective, reading: Reading, scheme: Scheme, m: int)
     max_reward = max(ignored_rewards.values())
     numbers_text = f"{min_reward:g}" if min_reward == max_reward else f"{min_reward:g} to {max_reward:g}"
     source_text = "recorded in the file" if objective.name in scheme.recorded else "from its reward function"
-    omission_text = "has no reward and costs nothing" if if_missing is None else f"gets its if_missing, {if_missing:g}"
+    omission_text = "gets no reward and loses nothing" if if_missing is None else f"gets if_missing, {if_missing:g}"
     return (
         f"{len(ignored_rewards)} of {len(reading)} completions lack {' and '.join(objective.pays)}, but have a reward of objective "
         f"'{objective.name}': {numbers_text} ({source_text}). The first is completion {first_row}. Such rewards are ignored: a "
-        f"missing block {omission_text}. To make them count, write if_missing={ignored_rewards[first_row]:g}."
+        f"completion without the block {omission_text}. To make them count, set if_missing={ignored_rewards[first_row]:g}."
     )
 
 
@@ -205,9 +205,9 @@ def _warn_large_if_missing(objective: Objective, reading: Reading, scheme: Schem
     if if_missing is None or objective.scale == "std" or abs(if_missing) <= 10 * max(1.0, abs(min_reward), abs(max_reward)):
         return ""
     return (
-        f"Objective '{objective.name}' has if_missing {if_missing:g}, but its rewards lie between {min_reward:g} and "
-        f"{max_reward:g}. One completion that leaves the block out outweighs all others in the gradient. Set if_missing to "
-        "the lowest possible reward, or set scale: std, which divides by the deviation."
+        f"Objective '{objective.name}' gives {if_missing:g} to a completion without its block (if_missing), but its rewards "
+        f"lie between {min_reward:g} and {max_reward:g}. One such completion outweighs all others in the gradient. Set "
+        "if_missing to the lowest possible reward, or set scale: std, which divides by the rewards' standard deviation."
     )
 
 
@@ -254,8 +254,8 @@ def _merge_free_omissions(warnings: dict[str, str], reading: Reading, scheme: Sc
         warnings = {key: text for key, text in warnings.items() if key not in merged_warning_keys}
         omitted_blocks = dict.fromkeys(block for objective in family_objectives for block in objective.pays)
         warnings[f"free/{family}"] = (
-            f"Up to {max(omitted_counts)} of {len(reading)} completions leave out one of {', '.join(omitted_blocks)}, but the "
-            f"objectives '{family}' have no if_missing. {_DRIFT}"
+            f"Up to {max(omitted_counts)} of {len(reading)} completions lack a block ({', '.join(omitted_blocks)}). "
+            f"The objectives '{family}' set no reward for this case. {_DRIFT}"
         )
     return warnings
 
@@ -271,10 +271,10 @@ def _warn_zero_lambda(reading: Reading, scheme: Scheme) -> str:
     if zero_lambda_count * 2 <= len(length_n):
         return ""
     return (
-        f"length_adaptive_alpha={alpha:g} sets lambda to 0 for completions of at most {int(1 / alpha)} tokens. This "
-        f"holds for {zero_lambda_count} of {len(length_n)} completions (median length {int(length_n.median())}). With lambda "
-        f"0, only the last token sees the reward. Any other token gets the difference of two of the critic's values. Set a "
-        f"larger alpha, or remove it and set lam near 1."
+        f"length_adaptive_alpha={alpha:g} sets GAE's lambda to 0 in completions of at most {int(1 / alpha)} tokens. These "
+        f"are {zero_lambda_count} of {len(length_n)} completions (the median length is {int(length_n.median())}). In them, "
+        f"only the last token's advantage depends on the reward. Other tokens depend on the critic's values alone. Set a "
+        f"larger length_adaptive_alpha, or remove it and set lam near 1."
     )
 
 
