@@ -168,7 +168,7 @@ class _RewardModel:
                 {
                     f"{model_label} gives each text one number. Leave marker out. To score each step with the text before it, "
                     f"set sees: prefix.": class_kind == "ForSequenceClassification" and marker is not None,
-                    f"{model_label} gives every token a number. Set 'marker' to the text at which the number counts.": (
+                    f"{model_label} gives every token a number. Set 'marker' to the text that follows each step.": (
                         class_kind == "ForTokenClassification" and marker is None
                     ),
                     f"{model_label} writes tokens, not numbers. Set marker and choices, or use the reward judge.": (
