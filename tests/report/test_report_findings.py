@@ -165,7 +165,7 @@ def test_fidelity():
     assert fidelity_finding(rows).endswith(". Their difference is within the noise.")
     nothing = "In groups of 4 no baseline clearly fits Monte Carlo; best is a: 0.100 [-0.100, 0.300]."
     assert fidelity_finding([row("a", 0.1, -0.1, 0.3)]) == nothing
-    assert fidelity_finding([row("a", None, None, None)]).startswith("Nothing was measured: no baseline has a correlation")
+    assert fidelity_finding([row("a", None, None, None)]).startswith("Nothing was measured: no correlation")
     token = {"critic": "fitted", "estimator": "SAE", "value": 0.4, "low": 0.3, "high": 0.5}
     sentence = "The token advantages of SAE with the critic fitted correlate best with Monte Carlo: 0.400 [0.300, 0.500]."
     assert fidelity_finding([], (), [token]) == sentence

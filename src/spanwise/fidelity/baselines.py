@@ -92,8 +92,8 @@ class Rerolls:
         check_shapes(confidence_xs=self.confidence_xs, outcome_xs=self.outcome_xs, prefix_xs=self.prefix_xs)
         if self.prefix_xs.numel() and int(self.prefix_xs.max()) >= len(self.again_dm):
             raise AlignmentError(
-                f"prefix_xs names prefix {int(self.prefix_xs.max())}, but again_dm has only {len(self.again_dm)} rows. "
-                "Give the re-rolls of every prefix."
+                f"prefix_xs points to row {int(self.prefix_xs.max())} of again_dm, which has only {len(self.again_dm)} "
+                "rows. Give again_dm a row of re-rolls for every prefix."
             )
 
 

@@ -123,7 +123,7 @@ def fidelity_finding(figures: Rows, differences: Rows = (), tokens: Rows = ()) -
     if not correlation_rows:
         best = max((row for row in tokens if is_known(row["value"])), key=lambda row: row["value"], default=None)
         if best is None:
-            return "Nothing was measured: no baseline has a correlation with Monte Carlo."
+            return "Nothing was measured: no correlation with the Monte Carlo advantage could be computed."
         estimator_and_critic = f"{best['estimator']} with the critic {best['critic']}"
         return f"The token advantages of {estimator_and_critic} correlate best with Monte Carlo: {_with_bounds(best)}."
     size = min(row["group_size"] for row in correlation_rows)

@@ -308,7 +308,7 @@ def token_fidelity(
         weight_snt = _weights(trajectories, unit_weight_nt, is_known_n, target_nt, noise_nt)
     if not critics or not bool((weight_snt > 0).any()):
         raise DataError(
-            "No token can be compared: each needs a reward, a critic's value, and Monte Carlo values before and after the token."
+            "No token's advantage can be compared: that takes a reward, a critic's value, and re-rolls before and after it."
         )
     critic_sums = []
     for value_nt in critics.values():

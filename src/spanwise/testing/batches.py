@@ -131,9 +131,10 @@ def read_inputs(
         has_known_axes = axis_letters[:1] in ("n", "s") and all(axis in "nskmt" or axis.isdigit() for axis in axis_letters)
         if not has_known_axes or (entry_strategy is None and input_stem not in _STRUCTURE):
             raise RecipeError(
-                f"The suite does not know which values '{name}' may have. End its name with the letters of its axes, as in "
-                f"reward_n or value_nt, and pass a strategy: inputs={{'{name}': hypothesis.strategies.floats(0, 1)}}. "
-                f"The suite knows {', '.join(sorted({*ENTRIES, *_STRUCTURE}))}."
+                f"spanwise does not know which values to test the argument '{name}' with. End its name with its axes (n: "
+                "completions, t: tokens), as in reward_n or value_nt, and pass what to draw: "
+                f"inputs={{'{name}': hypothesis.strategies.floats(0, 1)}}. Known without that: "
+                f"{', '.join(sorted({*ENTRIES, *_STRUCTURE}))}."
             )
         input_dtype = torch.bool if input_stem == "mask" else torch.int64 if input_stem in _WHOLE else torch.float64
         input_specs.append(Input(name, input_stem, axis_letters, input_dtype, entry_strategy))

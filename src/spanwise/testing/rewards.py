@@ -29,7 +29,7 @@ from spanwise.types import BlockText, Status
 REWARD_PROPERTIES: Mapping[str, str] = {
     "result": "one finite number or one status per completion, whatever the text",
     "pure": "the inputs stay unchanged, and a second call gives the same numbers",
-    "absent": "a completion without the paid blocks gets no reward (absent, not 0) and changes nothing for other completions",
+    "absent": "a completion without the rewarded blocks gets no reward (absent, not 0) and changes nothing for other completions",
     "permutation": "another order of the completions only reorders the result",
     "split": "a completion alone gets the same reward as in a batch",
     "threads": "main thread, worker thread, event loop and another process give the same numbers",

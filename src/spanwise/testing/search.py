@@ -78,7 +78,7 @@ class Suite:
                 _search(getattr(self, name.replace(" ", "_")), strategy_of(name), examples=example_count)
                 if not required_facts <= self.facts_shown:
                     raise ConformanceError(
-                        f"{self.who} breaks '{name}': {self.sentences[name]}. In {example_count} examples, this was not so."
+                        f"{self.who} breaks '{name}': {self.sentences[name]}. {example_count} examples did not show this."
                     )
 
     def has_shown(self, facts: set[Any]) -> None:
@@ -197,7 +197,7 @@ def _search(check: Callable[[Any, Draw], None], strategy: SearchStrategy[Any], *
     except ConformanceError as error:
         raise ConformanceError(str(error)) from error.__cause__  # hide hypothesis's long output
     except Unsatisfiable as error:
-        raise RecipeError("No example could be built from the given inputs; loosen their strategies.") from error
+        raise RecipeError("The strategies in inputs= leave no example to test; let them draw more values.") from error
 
 
 def show(value: Any) -> str:

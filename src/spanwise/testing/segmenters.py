@@ -187,7 +187,7 @@ class _Segmenter(Suite):
         is_right_nk = (start_nk == expected_spans.start_nk) & (end_nk == expected_spans.end_nk)
         if not bool((is_right_nk | (~expected_spans.present_nk & (start_nk == end_nk))).all()):
             interval_text = f"start_nk {show(start_nk)} and end_nk {show(end_nk)}"
-            self.fail(batch, f"The intervals {interval_text} must enclose the tokens of each block, as in {show(block_nt)}.")
+            self.fail(batch, f"The intervals {interval_text} do not enclose the tokens of each block: {show(block_nt)}.")
 
     def seen(self, batch: DrawnBatch, _: Draw) -> None:
         result_columns = self.run(batch)
