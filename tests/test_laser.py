@@ -37,10 +37,10 @@ def test_the_schedule_counts_the_mixing_from_the_loss():
 
 def test_a_scheme_refuses_rows_that_are_turns_and_what_is_no_mode_of_its_own():
     whole = Layout({"all": ["answer"]})
-    with pytest.raises(RecipeError, match="'gigpo' credits turns"):
+    with pytest.raises(RecipeError, match="'gigpo' gives credit to single turns"):
         Scheme.preset("gigpo", whole, laser=Laser("<unk>"))
     turn = [Objective("correct", pays="all"), Objective("format", pays="all", scope="turn", baseline="group")]
-    with pytest.raises(RecipeError, match="credits turns"):
+    with pytest.raises(RecipeError, match="gives credit to single turns"):
         Scheme("bae", whole, turn, modes=[Laser("<unk>")])
     with pytest.raises(RecipeError, match="'laser' is no mode"):
         Scheme.preset("bae", LAYOUT, modes=["laser"])

@@ -79,9 +79,9 @@ def test_command_line_wins_over_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ({"baseline": "blended"}, ["changing baseline to blended", "--set objectives=null"]),
-        ({"calibration": "log_score"}, ["changing calibration to log_score"]),
-        ({"method": "rlcr"}, ["The recipe sets objectives and per itself", "--set per=null"]),
+        ({"baseline": "blended"}, ["baseline: blended cannot take effect", "--set objectives=null"]),
+        ({"calibration": "log_score"}, ["calibration: log_score cannot take effect"]),
+        ({"method": "rlcr"}, ["the recipe sets objectives and per itself", "--set per=null"]),
     ],
 )
 def test_a_preset_that_is_written_out_is_not_changed_in_vain(overrides, words, tmp_path):

@@ -272,7 +272,7 @@ OUTSIDE, NOT_POSITIVE = (-0.1, 1.1, NAN, True, "0.9"), (0, -0.05, NAN, float("in
         ("conflict is 0", "gdpo", {"conflict": 0}),
         ("Pass it as longest=", "dr_grpo", {"longest": None}),
         (
-            "has the outcome 'correct' in 'given', but",
+            "names the outcome 'correct' in 'given', but",
             "bae",
             {"objectives": [SOLVED, Objective("format", "confidence", given="correct")]},
         ),

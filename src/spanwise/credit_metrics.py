@@ -163,8 +163,8 @@ CREDIT = (
         lambda batch: _divide(batch, batch.credit.absent_m),
         lasting=Alarm(
             "above", 0.5, "{share} of the completions have no reward '{name}'.",
-            "Usually the completions leave out the block, because this costs nothing without if_missing. Or the reward function "
-            "returns None or times out.",
+            "Usually the completions leave out the rewarded block, which costs them nothing unless you set if_missing. Or "
+            "the reward function returns None or times out.",
         ),
         overall=Alarm("at least", 1.0, "No completion of any training batch has the reward '{name}'."),
     ),
@@ -172,7 +172,7 @@ CREDIT = (
         "credit/<objective>/broke",
         _measure_broke,
         lasting=Alarm(
-            "above", 0.1, "{share} of the completions made the check of '{name}' fail twice; these count as wrong.",
+            "above", 0.1, "{share} of the completions crashed or hung the check of '{name}' twice; they count as wrong.",
             "The policy may have learned to write text that crashes the check. `spanwise why` names these completions; read some.",
         ),
     ),
@@ -193,8 +193,8 @@ CREDIT = (
         "credit/<comparison>/dead_strata",
         _measure_dead_strata,
         lasting=Alarm(
-            "above", 0.95, "{share} of the sets of completions that '{name}' compares (strata) give no credit to any "
-            "completion, though rewards differ within groups.",
+            "above", 0.95, "{share} of the strata of '{name}' (sets of completions that are compared) give no credit, though "
+            "rewards differ within groups.",
             "Usually groups are too small to be split by outcome: raise group_size, or use baseline: blended.",
             unless="credit/{name}/unanimous",
         ),

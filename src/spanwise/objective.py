@@ -147,7 +147,7 @@ class Objective:
             "each": (isinstance(self.each, str) and self.each != "", "write a block or a pattern: 'items[*]'"),
             "criteria": (
                 isinstance(self.criteria, (str, list, tuple)) and len(self.criteria) > 0,
-                "write a list of criteria, [{text: It names a figure., part: plan}], or name a file or a column that holds one",
+                "write a list, such as [{text: It names a figure., part: plan}], or name a file or a column that holds one",
             ),
             "only": (isinstance(self.only, str), "name an earlier objective: 'correct'"),
             "weight": (is_number(self.weight), "write a finite number"),
@@ -166,7 +166,7 @@ class Objective:
             raise RecipeError(f"Objective '{self.name}' pays no block; name at least one in 'pays'.")
         if EARLIER in self.outcomes and self.each is None:
             raise RecipeError(
-                f"Objective '{self.name}' has '{EARLIER}' in 'given', which works only together with 'each'; add 'each'."
+                f"Objective '{self.name}' has '{EARLIER}' (the blocks before it) in 'given', which needs 'each'. Add 'each'."
             )
         doubled_name = next((name for name in self.outcomes if self.outcomes.count(name) > 1), None)
         if doubled_name is not None:

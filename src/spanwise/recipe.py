@@ -220,10 +220,10 @@ class Recipe(BaseModel):
         batch_size = self.prompts * self.group_size
         if batch_size % self.mini_batches or (batch_size // self.mini_batches) % (self.micro_batch or 1):
             raise ValueError(
-                f"{self.prompts} prompts x {self.group_size} completions = {batch_size} completions. They cannot be cut into "
-                f"{self.mini_batches} equal mini-batches of whole micro-batches of "
-                f"{self.micro_batch or batch_size // self.mini_batches}. Choose mini_batches and micro_batch so that their product "
-                f"divides {batch_size}."
+                f"{self.prompts} prompts x {self.group_size} completions = {batch_size} completions. They cannot be cut "
+                f"into {self.mini_batches} mini-batches of equal size, and these into micro-batches of "
+                f"{self.micro_batch or batch_size // self.mini_batches}. Choose mini_batches and micro_batch so that their "
+                f"product divides {batch_size}."
             )
         return self
 
@@ -345,8 +345,8 @@ def _check_presets(from_file: Mapping[str, Any], changes: Mapping[str, Any]) -> 
         if kept_fields:
             reset_text = " ".join(f"--set {name}=null" for name in kept_fields)
             raise RecipeError(
-                f"The recipe sets {' and '.join(kept_fields)} itself, so changing {field} to {changes[field]} would have only part "
-                f"of its effect, or none. Edit the recipe, or reset {' and '.join(kept_fields)}: {reset_text}."
+                f"{field}: {changes[field]} cannot take effect, or only in part, because the recipe sets "
+                f"{' and '.join(kept_fields)} itself. Edit the recipe, or drop its {' and '.join(kept_fields)}: {reset_text}."
             )
 
 
@@ -496,7 +496,7 @@ def resolved(recipe: Recipe, scheme: Scheme) -> dict[str, Any]:
 
 def recorded_elsewhere(**_: Any) -> list[float]:
     """Stand in for a reward function whose rewards are recorded."""
-    raise RecipeError("Only recorded values of this reward are known. To compute new ones, name its function in the recipe.")
+    raise RecipeError("A reward is only recorded in a file. To compute new ones, name its function in the recipe.")
 
 
 def _build_objective(position: int, entry: Mapping[str, Any], recorded: Collection[str], run_code: bool) -> Objective:

@@ -248,8 +248,8 @@ class Scheme:
         entry_by_name = {objective.name: built_in(objective) for objective in self.objectives}
         if names := [name for name, entry in entry_by_name.items() if entry is not None and entry.loads_model]:
             raise RecipeError(
-                f"Objective '{names[0]}' loads a reward model, and the reward workers of {engine} have no device for it. Serve "
-                f"the model, and ask the server in an `async def` of your own; or train with TRL."
+                f"Objective '{names[0]}' loads a reward model, and the reward workers of {engine} have no device for it. "
+                "Serve the model, and ask the server in a reward function of your own (`async def`); or train with TRL."
             )
 
     @property
@@ -344,15 +344,15 @@ def _check_objectives_used(scheme: Scheme) -> None:
     _refuse(
         objectives,
         lambda o: o.baseline not in ("outcome", "blended") and next((n for n in o.outcomes if n != judge_of(o)), None),
-        "Objective '{o.name}' has the outcome '{fault}' in 'given', but neither its reward nor its baseline uses it. Use "
-        "baseline 'outcome' or 'blended', or remove the outcome.",
+        "Objective '{o.name}' names the outcome '{fault}' in 'given', but neither its reward nor its baseline uses it. Use "
+        "baseline 'outcome' or 'blended', or remove '{fault}' from 'given'.",
     )
     if method_entry.kind != "block" and not method_entry.reads_values:
         first_objective = objectives[0]
         other_objective = next((o for o in objectives if set(o.pays) != set(first_objective.pays)), None)
         if other_objective is not None:
             raise RecipeError(
-                f"Method '{method_entry.name}' gives a completion one number, but '{first_objective.name}' pays "
+                f"Method '{method_entry.name}' cannot pay blocks separately, but '{first_objective.name}' pays "
                 f"{', '.join(first_objective.pays)} and '{other_objective.name}' pays {', '.join(other_objective.pays)}. "
                 f"Let all objectives pay the same blocks, or use method 'bae'."
             )
@@ -360,8 +360,8 @@ def _check_objectives_used(scheme: Scheme) -> None:
         _refuse(
             objectives,
             lambda o: o.only,
-            f"Objective '{{o.name}}' has 'only: {{o.only}}', but {method_name} adds up all rewards, so a completion without this "
-            f"reward would get nothing at all. Leave 'only' out, or use method 'bae'.",
+            f"Objective '{{o.name}}' has 'only: {{o.only}}', so some completions lack this reward. They would get no credit "
+            f"at all, because {method_name} adds up all rewards. Leave 'only' out, or use method 'bae'.",
         )
     if method_entry.kind == "token":
         _refuse(

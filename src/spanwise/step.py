@@ -343,8 +343,8 @@ class Step:
             mask_su = read_batch.take(mask_nt)
             if int(mask_su.sum()) != int(mask_nt.sum()):
                 raise AlignmentError(
-                    f"The trainer's mask has {int(mask_nt.sum())} tokens, but only {int(mask_su.sum())} of them lie in a turn, so "
-                    "the mask changed after the turns were read. Keep the mask of sampled tokens unchanged."
+                    f"The trainer's mask has {int(mask_nt.sum())} tokens, but only {int(mask_su.sum())} of them lie in the "
+                    "turns that spanwise read before. So the mask has changed. Keep the mask of sampled tokens unchanged."
                 )
             spans = restrict(spans, mask_su)
         adv_nt = advantages(local_credit, spans, self.scheme, dtype=dtype)

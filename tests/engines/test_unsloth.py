@@ -72,7 +72,7 @@ def test_what_it_can_serve(tmp_path, monkeypatch):
     ]:
         door.check_use(small.config(tmp_path, **options), small.scheme())
     door.check_use(None, small.scheme())
-    with pytest.raises(RecipeError, match="does not average the KL"):
+    with pytest.raises(RecipeError, match="averages it otherwise"):
         door.check_use(small.config(tmp_path, loss_type="bnpo", beta=0.1), small.scheme())
 
 

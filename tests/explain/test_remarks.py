@@ -170,7 +170,7 @@ def line(step, **shares):
         ("malformed", 0.51, 0.5, "of the completions are malformed"),
         ("brier__reward_absent", 0.51, 0.5, "of the completions have no reward 'brier'"),
         ("unanimous", 0.91, 0.9, "of the groups are unanimous"),
-        ("brier__dead_strata", 0.96, 0.95, "of the sets of completions that 'brier' compares (strata)"),
+        ("brier__dead_strata", 0.96, 0.95, "of the strata of 'brier' (sets of completions that are compared)"),
         ("no_signal", 1.0, 0.0, "of the batches taught nothing"),
     ],
 )

@@ -157,7 +157,7 @@ def test_a_table_that_does_not_move_and_one_number_for_a_completion_are_noticed(
 
     run = run_of(tmp_path)
     monkeypatch.setattr(door._Packed, "compute_loss", compute_loss)
-    with pytest.raises(SpanwiseError, match="does not weigh the tokens"):
+    with pytest.raises(SpanwiseError, match="does not use the advantage of each token"):
         run.train()
 
 

@@ -288,10 +288,10 @@ def blended_baseline(
     outcome_count = outcome_no.shape[1]
     if by_outcome_n2 is not None and judged is None and outcome_count > 1:
         raise RecipeError(
-            f"by_outcome_n2 is about one of {outcome_count} outcomes. Set 'judged' to its column number in outcome_no."
+            f"outcome_no has {outcome_count} columns, and by_outcome_n2 belongs to one of them. Set 'judged' to its number."
         )
     if by_outcome_n2 is not None and judged is not None and not 0 <= judged < outcome_count:
-        raise RecipeError(f"'judged' is {judged}. Set it to a column number of outcome_no, from 0 to {outcome_count - 1}.")
+        raise RecipeError(f"outcome_no has no column {judged}. Set 'judged' to a number from 0 to {outcome_count - 1}.")
     baseline_n = torch.full((len(reward_n),), torch.nan, dtype=torch.float64, device=reward_n.device)
     outcome_code_n = refine(torch.zeros_like(group_n), outcome_no)  # equal outcomes get one number, an unknown outcome -1
     is_known_n = outcome_code_n >= 0

@@ -108,10 +108,10 @@ class Streams:
         value_count = value.shape[-1]
         if value_count != len(self.names):
             unit_noun = "completion" if what.endswith("_n") else "token"
-            advice = " If the critic has one value, set values: shared." if value_count == 1 else ""
+            advice = " If it predicts the sum of all rewards, set values: shared." if value_count == 1 else ""
             raise AlignmentError(
-                f"{what} holds {value_count} numbers per {unit_noun}, but the critic needs one for each of its values "
-                f"({', '.join(self.names)}), in this order.{advice}"
+                f"{what} has {value_count} numbers per {unit_noun}, but needs {len(self.names)}. The critic predicts "
+                f"{', '.join(self.names)}; give one number for each, in this order.{advice}"
             )
         return value
 

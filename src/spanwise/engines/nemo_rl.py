@@ -30,13 +30,13 @@ _OTHER = ("message_log", "extra_env_info", "total_reward", "filtered_reward", "u
 _FIXED: dict[str, tuple[Any, str]] = {
     "grpo.advantage_clip_low": (None, "NeMo-RL would clip advantages after spanwise has scaled them for the loss"),
     "grpo.advantage_clip_high": (None, "NeMo-RL would clip advantages after spanwise has scaled them for the loss"),
-    "grpo.invalid_tool_call_advantage": (None, "NeMo-RL would overwrite the credit of a whole message"),
-    "grpo.malformed_thinking_advantage": (None, "NeMo-RL would overwrite the credit of a whole message"),
+    "grpo.invalid_tool_call_advantage": (None, "NeMo-RL would give a whole message this advantage in place of spanwise's"),
+    "grpo.malformed_thinking_advantage": (None, "NeMo-RL would give a whole message this advantage in place of spanwise's"),
     "loss_fn.use_kl_in_reward": (
         False,
         "NeMo-RL would add the KL to a reward that spanwise does not use; set reference_policy_kl_penalty instead",
     ),
-    "data_plane.enabled": (False, "with the data plane, NeMo-RL's trainer gives estimators no token ids"),
+    "data_plane.enabled": (False, "with it, NeMo-RL gives spanwise no token ids, and so no blocks"),
 }
 
 

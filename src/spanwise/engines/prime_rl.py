@@ -113,7 +113,7 @@ def _reward_inputs(trace: Any, tokenizer: Any) -> dict[str, Any]:
 
 def main(arguments: Sequence[str]) -> None:
     """Run prime-rl's orchestrator with the credit of a recipe. Arguments: RECIPE, TOKENS, and those of the orchestrator."""
-    usage = "Write python -m spanwise.engines.prime_rl RECIPE TOKENS @ FILE, such as recipe.yaml 2048 @ orchestrator.toml."
+    usage = "Write python -m spanwise.engines.prime_rl recipe.yaml TOKENS @ orchestrator.toml (TOKENS: rollout length)."
     refuse({usage: len(arguments) < 2})
     attach(arguments[0], tokens=arguments[1])
     sys.argv[1:] = arguments[2:]

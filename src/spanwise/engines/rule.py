@@ -46,7 +46,7 @@ def read_rule(
     std_setting = get_setting(deviation) if deviation else None
     refuse(
         {
-            f"{deviation} is {std_setting}, but method '{scheme.method}' of the recipe divides by the group's standard deviation. "
+            f"{deviation} is {std_setting}, but the recipe divides by the standard deviation of groups (method '{scheme.method}'). "
             "Write method: dr_grpo, or remove scale: std.": divides_by_std and std_setting is not None and not std_setting,
             **{
                 f"{name} is {value}, but the recipe has {discounts[name]}: {recipe_discounts[name]}. Remove one of the two.": (

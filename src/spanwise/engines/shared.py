@@ -53,8 +53,8 @@ def say(*sentences: str) -> None:
 def kl_fault(beta: float, loss_type: str, *, engine: str) -> dict[str, bool]:
     """Check how the KL term is averaged. Return {error message: True if it applies}."""
     error_sentence = (
-        f"beta is {beta}, and under loss_type '{loss_type}' {engine} does not average the KL over the tokens of each completion. "
-        f"Set loss_type to {' or '.join(KL_LOSS_TYPES)}, or beta to 0."
+        f"beta is {beta}, which adds the KL to the loss. spanwise needs its mean over the tokens of each completion, but with "
+        f"loss_type '{loss_type}' {engine} averages it otherwise. Set loss_type to {' or '.join(KL_LOSS_TYPES)}, or beta to 0."
     )
     return {error_sentence: bool(beta) and loss_type not in KL_LOSS_TYPES}
 

@@ -59,8 +59,8 @@ def check_use(args: Any, scheme: Any, *, critic: Any = None) -> None:
         **kl_fault(getattr(args, "beta", 0.0), loss_type, engine="Unsloth"),
         f"importance_sampling_level is '{ratio_level}', which needs log-probabilities from inside Unsloth's loss. Leave it at "
         f"'token', or {_INSTEAD}.": ratio_level != "token",
-        "The scheme reads log-probabilities (logp_nt), but Unsloth shifts them to the columns of other tokens. Use another "
-        f"method, or {_INSTEAD}.": "logp_nt" in needed_fields,
+        "The scheme reads the tokens' log-probabilities (logp_nt), but Unsloth moves them to the columns of other tokens. "
+        f"Use another method, or {_INSTEAD}.": "logp_nt" in needed_fields,
         f"Mode '{''.join(mode_names[:1])}' is not tested with models of Unsloth. Leave it out, or {_INSTEAD}.": mode_names,
     }
     for name, values_off in _WEIGHTS.items():
@@ -72,7 +72,7 @@ def check_use(args: Any, scheme: Any, *, critic: Any = None) -> None:
 def check_gradient(gradient_bu: Float[Tensor, "b u"] | None, expected_bu: Float[Tensor, "b u"], *, exact: bool) -> None:
     """Raise an error if the gradient of a log-probability is wrong. Unless `exact`, compare only its sign."""
     if gradient_bu is None:
-        raise SpanwiseError(f"Unsloth's loss stores no gradient, so spanwise cannot check it. {_CANARY}")
+        raise SpanwiseError(f"spanwise cannot check that advantages reach Unsloth's loss: it stores no gradient. {_CANARY}")
     tolerance_bu = 0.05 * expected_bu.abs() + 1e-6 * expected_bu.abs().max()
     is_wrong_bu = (gradient_bu - expected_bu).abs() > tolerance_bu
     if not exact:  # clipping and importance ratios change the size of the gradient, not its sign
@@ -80,7 +80,7 @@ def check_gradient(gradient_bu: Float[Tensor, "b u"] | None, expected_bu: Float[
     if bool(is_wrong_bu.any()):
         row, column = is_wrong_bu.nonzero()[0].tolist()
         raise SpanwiseError(
-            f"Unsloth does not weigh the tokens of completion {row} with their own advantages: in column {column} the gradient is "
+            f"Unsloth's loss does not use the advantage of each token in completion {row}: in column {column} the gradient is "
             f"{float(gradient_bu[row, column]):.4g}, but must be {float(expected_bu[row, column]):.4g}. {_CANARY}"
         )
 

@@ -185,8 +185,8 @@ def collect_last_blocks(roller: Roller, rows: Any, *, samples: int = 32, rerolls
     last_name = layout.names[-1]
     if "confidence" not in layout.keys[last_name]:
         raise RecipeError(
-            f"Fidelity re-rolls stated confidences, but the last block '{last_name}' has no tag 'confidence'. To measure token "
-            "advantages alone, add --tokens."
+            f"Fidelity samples stated confidences again, but the last block '{last_name}' has no tag 'confidence'. To "
+            "measure token advantages alone, add --tokens."
         )
     ids_nt, mask_nt, row_n = roller.completions(rows, samples=samples, seed=seed)
     spans, block_texts = roller.read(ids_nt, mask_nt)
@@ -230,8 +230,8 @@ def collect_tokens(
     weight_nt = choose_tokens(logp_nt, mask_nt, most=most, seed=reroll_seed)
     if sets > 1 and bool((mask_nt & (weight_nt == 0)).any()):
         raise DataError(
-            f"Completions of up to {int(mask_nt.sum(dim=1).max())} tokens are re-rolled at some tokens only, but the critic "
-            "'mc' needs all tokens. Use the other critics: --critics own, or --critics fitted."
+            f"Some completions are so long (up to {int(mask_nt.sum(dim=1).max())} tokens) that only some of their tokens "
+            "are re-rolled, but the critic 'mc' needs all. Use the other critics: --critics own, or --critics fitted."
         )
     last_trainable_index_nt = torch.where(mask_nt, torch.arange(mask_nt.shape[1]), -1).cummax(dim=1).values
     previous_index_nt = torch.nn.functional.pad(last_trainable_index_nt[:, :-1], (1, 0), value=-1)
@@ -292,8 +292,8 @@ def own_critic(place: Path, tokenizer: Any, objectives: Sequence[str]) -> tuple[
     if objective_name not in value_names:
         value_text = " + ".join(objectives) if len(value_names) == 1 else ", ".join(value_names)
         raise RecipeError(
-            f"The critic '{place}' predicts {value_text}, but re-rolls measure only the reward 'correct'. Write values: "
-            "objective in the recipe and train again, or use other critics: --critics fitted,mc."
+            f"The critic '{place}' predicts {value_text}, but only the reward 'correct' is measured here. Write values: "
+            "objective in the recipe and train again, or compare other critics: --critics fitted,mc."
         )
     return ValueModel.load(str(place), value_names, saved_critic.config, tokenizer).eval(), value_names.index(objective_name)
 

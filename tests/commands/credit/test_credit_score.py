@@ -43,7 +43,7 @@ def test_a_recipe_with_laser_mixes_the_score_from_its_warm_up_on_and_other_metho
         options = {"recipe": recipe(tmp_path, self_rewarding_warmup=5), "methods": ["recipe"]}
         result = credit_rollouts(file(tmp_path, step=step), **options)
         assert_close(result.applied[0].credit.block_nk[:, 0], expected, 1e-6)
-        early = "from step 6 on (self_rewarding_warmup); 4 of 4 completions are from earlier steps"
+        early = "from step 6 on (self_rewarding_warmup). 4 of 4 completions are from earlier steps"
         assert (early in result.note) == ("warmup" in result.note) == (step == 5)
 
 

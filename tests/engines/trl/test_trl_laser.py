@@ -189,7 +189,7 @@ def test_a_resumed_run_goes_on_with_its_reference(tmp_path):
 
 def test_a_checkpoint_without_a_reference_is_not_gone_on_from(tmp_path):
     run = run_with(tmp_path, laser())
-    with pytest.raises(DataError, match="no reference"):
+    with pytest.raises(DataError, match="trained without laser"):
         run.parts["laser"].restore(tmp_path)
     (tmp_path / "laser.json").write_text(json.dumps({"token": "x", "id": 3, "reference": -4.0}))
     with pytest.raises(DataError, match=r"reserved token 3, .* the id 20"):
@@ -220,7 +220,7 @@ def test_a_score_that_cannot_work_is_refused_by_the_first_batch(tmp_path, error,
 
 def test_a_trained_policy_is_pointed_out_and_its_own_reference_is_not(tmp_path):
     mean = reference_of(small.SAID)
-    with pytest.warns(UserWarning, match=r"start with the score 0\.4"):
+    with pytest.warns(UserWarning, match=r"scores start at 0\.4"):
         run_with(tmp_path / "near", laser(reference=mean - 0.4)).train()
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)

@@ -219,7 +219,7 @@ def test_a_prompt_of_a_later_batch_that_opens_a_tag_is_warned_of_once(tmp_path):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run.train()
-    later = [str(warning.message) for warning in caught if "earlier ones" in str(warning.message)]
+    later = [str(warning.message) for warning in caught if "A later prompt" in str(warning.message)]
     assert len(later) == 1
     assert "<answer>" in later[0]
 

@@ -194,7 +194,7 @@ class SaeSegments:
 
     def __post_init__(self) -> None:
         if not self.threshold >= 0:
-            raise RecipeError(f"threshold is {self.threshold}; it is a probability, so write 0 (no boundary) or more.")
+            raise RecipeError(f"threshold is {self.threshold}; write 0 or more, as less probable tokens are boundaries.")
         check_known("boundary", self.boundary, BOUNDARIES)
 
     @staticmethod

@@ -160,7 +160,7 @@ class Trajectory:
         for row, turn in enumerate(rows):
             if turn.parent is not None:
                 raise AlignmentError(
-                    f"Row {row} leaves out the context of its parent turn; pass the turns that `rows()` of its trajectory returns."
+                    f"The prompt of row {row} lacks what came before; pass the turns that `rows()` of its trajectory returns."
                 )
         trajectory, step, group = map(list_ids, (trajectory, step, group))  # pandas looks rows up by label
         timeline = build_timeline(trajectory, torch.tensor(step, dtype=None if step else torch.long))
@@ -243,9 +243,10 @@ class Trajectory:
             old_token_text = _describe_token(context_ids, position, vocabulary)
             new_token_text = _describe_token(prompt, position, vocabulary)
             raise AlignmentError(
-                f"Turns {p} and {t} of trajectory {self.id!r} cannot become one sequence, because the prompt of turn {t} holds the "
-                f"text of turn {p} in other tokens. Token {position} was {old_token_text}, and now it is {new_token_text}. Pass "
-                f"on the sampled token ids, not their text. Or merge without a vocabulary; then turn {t} starts a new sequence."
+                f"Turns {p} and {t} of trajectory {self.id!r} cannot become one sequence: the prompt of turn {t} repeats "
+                f"the text of turn {p}, but in other tokens. Token {position} was {old_token_text}, and now it is "
+                f"{new_token_text}. Build the prompt from the sampled token ids, not text. Or pass no vocabulary: then turn "
+                f"{t} starts a new sequence."
             )
 
     def branches(self) -> list[Branch]:

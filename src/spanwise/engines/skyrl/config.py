@@ -76,8 +76,8 @@ def check(cfg: Any) -> RecipeRule:
         "There is no recipe; add trainer.algorithm.spanwise.recipe=recipe.yaml.": spanwise_options.recipe is None,
         unknown("trainer.algorithm.advantage_estimator", estimator_name, ESTIMATORS): estimator_name not in ESTIMATORS,
         unknown("trainer.algorithm.loss_reduction", loss_reduction, REDUCTIONS): loss_reduction not in REDUCTIONS,
-        f"trainer.algorithm.loss_reduction 'token_mean_legacy' drops the last rows of each mini-batch: {mini_batch_rows} rows do "
-        f"not fill whole micro-batches of {micro_batch_rows}. Use token_mean, which gives the same loss here.": (
+        f"trainer.algorithm.loss_reduction 'token_mean_legacy' drops the last rows of each mini-batch: {mini_batch_rows} rows "
+        f"cannot be cut into micro-batches of {micro_batch_rows}. Use token_mean, which gives the same loss here.": (
             loss_reduction == "token_mean_legacy" and mini_batch_rows % micro_batch_rows
         ),
         "trainer.algorithm.policy_loss_type is 'cross_entropy', a loss without advantages. Use 'regular'.": (
@@ -157,9 +157,10 @@ def _group_faults(cfg: Any, scheme: Scheme, *, skyrl_version: str) -> dict[str, 
         f"{filter_setting} counts rows, but in step-wise training a row is one turn, not a rollout. Remove the setting.": (
             sampling_type is not None and cfg.generator.step_wise_trajectories
         ),
-        f"{filter_setting} keeps the groups that get credit, but the credit needs {', '.join(late_field_names)}, "
-        "which SkyRL computes after sampling. Remove the setting.": filter_setting and late_field_names,
-        f"trainer.algorithm.zero_variance_filter drops completions that {''.join(mode_names[:1])} learns from. Remove it.": (
+        f"{filter_setting} drops groups without credit at once, but the credit needs {', '.join(late_field_names)}, "
+        "which SkyRL computes later. Remove the setting.": filter_setting and late_field_names,
+        "trainer.algorithm.zero_variance_filter drops groups with equal rewards, but "
+        f"{''.join(mode_names[:1])} learns from them, too. Remove it.": (
             cfg.trainer.algorithm.zero_variance_filter and mode_names
         ),
     }

@@ -64,7 +64,7 @@ def _with_mode(
 def _by_recipe(token_level_rewards: Tensor, *, config: Any, **rest: Any) -> tuple[Tensor, Tensor]:
     """Return NaN for every token. spanwise's trainer later writes the recipe's advantages there."""
     if not isinstance(config, SpanwiseAlgorithmConfig):
-        raise RecipeError(f"advantage_estimator=spanwise needs a recipe, but SkyRL's registry has none; use {_ENTRYPOINT}.")
+        raise RecipeError(f"advantage_estimator=spanwise needs a recipe, but SkyRL itself reads none; use {_ENTRYPOINT}.")
     nan_nt = torch.full_like(token_level_rewards, torch.nan)
     return nan_nt, nan_nt
 

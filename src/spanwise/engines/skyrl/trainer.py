@@ -122,8 +122,8 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         shared_columns = sorted(rows.extra.keys() & self._columns(rows.uids[:1]).keys())
         if shared_columns:
             say(
-                f"The generator returns {', '.join(shared_columns)}, but the dataset has columns of this name, too. Rewards "
-                "read what the generator returned. If they should read the dataset, return yours under another name."
+                f"Both the generator's output and the dataset have the columns {', '.join(shared_columns)}. Rewards read "
+                "the generator's. If they should read the dataset's, let the generator return its own under other names."
             )
         if reads_turns(self.scheme, stepwise=rows.stepwise):
             needs_states = "anchor_s" in self.scheme.entry.inputs

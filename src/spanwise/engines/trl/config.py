@@ -75,8 +75,8 @@ class SpanGRPOConfig(GRPOConfig):
     )
     importance_sampling_level: str = _option(
         "token",
-        "Which tokens share one importance ratio, the geometric mean of theirs. token: none; block: the tokens of a block; "
-        "sequence: all tokens of a completion. Each token keeps its own advantage and gradient.",
+        "Which tokens share one importance ratio, the geometric mean of their ratios. token: none; block: the tokens of a "
+        "block; sequence: all tokens of a completion. Each token keeps its own advantage and gradient.",
     )
     dynamic_sampling: str | None = _option(
         None,
@@ -324,9 +324,9 @@ def check_prefilled(prompt: str, layout: Layout) -> None:
     opened_mark, opened_tag = opened_marks_and_tags[0] if opened_marks_and_tags else ("", "")
     prefilled_tags = opening_tags_by_mark.get(prefill_mark, [])
     prompt_faults = {
-        f"The prompt already opens {opened_tag}, so no completion will hold that {_noun(opened_mark, opened_tag)}. Write "
-        f"Layout(..., prefilled='{opened_mark}').": opened_tag and opened_mark != prefill_mark,
-        f"The layout says that the prompt opens {' or '.join(prefilled_tags)}, but a prompt ends with {bare_prompt[-40:]!r}. End "
+        f"The prompt ends with {opened_tag}, so no completion will write that {_noun(opened_mark, opened_tag)} itself. Say "
+        f"so in the layout: Layout(..., prefilled='{opened_mark}').": opened_tag and opened_mark != prefill_mark,
+        f"'prefilled' says that prompts end with {' or '.join(prefilled_tags)}, but a prompt ends with {bare_prompt[-40:]!r}. End "
         f"the prompt with that {_noun(prefill_mark, *prefilled_tags[:1])}, or leave 'prefilled' out of the layout.": prefilled_tags
         and not opened_tag,
     }

@@ -152,8 +152,9 @@ def check_own_advantage(
     if bool(is_wrong_bt.any()):
         row, token = is_wrong_bt.nonzero()[0].tolist()
         raise SpanwiseError(
-            f"The gradient of token {token} of completion {row} is not weighted with its own advantage: in a test the weight is "
-            f"{float(token_weight_bt[row, token]):.4g}, but must be {float(expected_weight_bt[row, token]):.4g}. {_CANARY}"
+            f"The loss does not multiply the gradient of token {token} of completion {row} by this token's advantage: in a "
+            f"test the factor is {float(token_weight_bt[row, token]):.4g}, not {float(expected_weight_bt[row, token]):.4g}. "
+            f"{_CANARY}"
         )
 
 

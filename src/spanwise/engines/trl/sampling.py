@@ -39,7 +39,7 @@ def check_sampling(args: Any, scheme: Scheme, *, dataset: Any, options: Mapping[
             f"{', '.join(late_field_names)}, which TRL computes later. Name an objective instead: "
             f"dynamic_sampling='{scheme.names[0]}'.": late_field_names,
             **{
-                f"Mode '{mode.name}' must see every completion sampled, but dynamic_sampling replaces some. {advice}": True
+                f"Mode '{mode.name}' needs all sampled completions, but dynamic_sampling replaces some. {advice}": True
                 for mode in modes
                 if mode.name != "critic"
             },

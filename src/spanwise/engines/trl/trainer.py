@@ -322,7 +322,7 @@ class SpanGRPOTrainer(GRPOTrainer):
                 if is_first_batch:
                     raise
                 if self._is_first_time("later prompts"):
-                    warnings.warn(f"A prompt does not fit the layout; earlier ones did. {error}", UserWarning, stacklevel=2)
+                    warnings.warn(f"A later prompt does not fit the layout. {error}", UserWarning, stacklevel=2)
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         if self.sampling is not None and self._scored_batch is not None and self.sampling.scored is completion_ids_list:

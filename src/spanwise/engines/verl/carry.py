@@ -138,9 +138,9 @@ class UnpackedBatch:
             if self.masked_n[rows[n]] and not (mask_nt[n] & ~is_sampled_nt[n]).any():
                 continue  # verl's rejection sampling may have masked sampled tokens
             raise AlignmentError(
-                f"Row {rows[n]}: verl trains {int(mask_nt[n].sum())} tokens, but the reward worker counted "
-                f"{int(is_sampled_nt[n].sum())} tokens as sampled, so tool output would be scored as the model's. Let agent loops "
-                f"set AgentLoopOutput.response_mask, and do not override AgentLoopWorker._compute_score."
+                f"Row {rows[n]}: verl trains {int(mask_nt[n].sum())} tokens, but the reward worker took "
+                f"{int(is_sampled_nt[n].sum())} tokens for the model's, so tool output would be scored as well. Let agent "
+                "loops set AgentLoopOutput.response_mask, and do not override AgentLoopWorker._compute_score."
             )
         if self.split_n.any():
             turn_number_nt = runs(is_sampled_nt) * self.split_n[row_index_n, None]  # all 0 in a row without turns
@@ -311,7 +311,7 @@ def loss_factor(
     if mode == "token-mean" and rows > mini_batch:
         raise RecipeError(
             f"loss_agg_mode 'token-mean' divides each mini-batch by its own number of tokens. This batch of {rows} rows has "
-            f"mini-batches of {mini_batch}, so the same credit would weigh differently in each. {USE}"
+            f"mini-batches of {mini_batch}, so an advantage would count more in one than in another. {USE}"
         )
     factor_n1 = torch.full_like(token_count_n1, rows / max(rollouts, 1))  # verl divides by rows, not rollouts
     if mode == "token-sum":

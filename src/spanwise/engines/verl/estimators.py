@@ -76,9 +76,10 @@ def recipe_advantages(
     compute_credit = CREDIT_FUNCTION.get()
     if compute_credit is None:
         raise RecipeError(
-            "adv_estimator 'spanwise' needs the blocks that reward workers find, but this trainer passes rewards alone. Use "
-            "verl.trainer.main_ppo with trainer.v1.trainer_mode sync, colocate_async or separate_async, or trainer.use_v1=False. "
-            f"With another trainer use an estimator of one reward: {', '.join(outcome_estimators())}."
+            "adv_estimator 'spanwise' does not work with this trainer, because it passes on rewards alone, without blocks. "
+            "Use verl.trainer.main_ppo with trainer.v1.trainer_mode sync, colocate_async or separate_async, or "
+            "trainer.use_v1=False. Or keep the trainer, and use an adv_estimator of one reward: "
+            f"{', '.join(outcome_estimators())}."
         )
     adv_nt, return_nt = compute_credit(list(index), response_mask)
     return adv_nt.to(token_level_rewards.dtype), return_nt.to(token_level_rewards.dtype)

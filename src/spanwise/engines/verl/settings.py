@@ -147,7 +147,7 @@ def _replace_loss_mode(config: Any) -> str | None:
     change_reason = "with several mini-batches, token-mean would divide the loss of each by a different number of tokens"
     if uses_sapo_loss:
         change_reason = "sapo supports no other mode"
-    kl_note = " This mode also averages KL and entropy." if actor_config.use_kl_loss or actor_config.entropy_coeff else ""
+    kl_note = " KL and entropy are averaged this way, too." if actor_config.use_kl_loss or actor_config.entropy_coeff else ""
     return f"loss_agg_mode is set from token-mean to {MODES[0]}: {change_reason}. The policy loss stays the same.{kl_note}"
 
 

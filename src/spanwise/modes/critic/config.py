@@ -44,8 +44,8 @@ _PAGE = Page(
             "Explained variance",
             {"explained_variance": "critic"},
             "share of the variance",
-            "The formula, over the tokens of a batch, is 1 - variance of (earned - expected) / variance of earned. 1 is "
-            "perfect, 0 is no better than a constant, and below 0 is worse.",
+            "How much of what tokens earned (their returns) the critic expected: 1 is all, 0 is no better than a constant, "
+            "and below 0 is worse. Over the tokens of a batch: 1 - variance of (earned - expected) / variance of earned.",
             floor=-1.0,  # a new critic's explained variance of -1,000 would flatten the curve
         ),
         Chart(
@@ -53,8 +53,8 @@ _PAGE = Page(
             {"error_mean": "of a completion's mean", "error_within": "within a completion"},
             "squared error",
             "The squared error has two parts: the error of a completion's mean value, and the error around that mean within "
-            "a completion. A low second part alone does not show a good critic: if all reward comes at the end, this part "
-            "is 0 for a critic that gives every token the same value.",
+            "a completion. The second part alone says little: if all reward comes at the end, it is 0 for every critic that "
+            "gives all tokens of a completion the same value.",
         ),
         Chart(
             "Expected and earned",
@@ -147,7 +147,7 @@ class CriticConfig(Mode):
             {
                 f"critic.value_clip is {self.value_clip}, but the categorical head hl_gauss has no clipped loss. Remove "
                 "value_clip.": self.value_clip and self.head == "hl_gauss",
-                f"critic.value_clip is {self.value_clip}, but with critic.epochs 1 no value changes twice, so nothing is clipped. "
+                f"critic.value_clip is {self.value_clip}, but it only limits epochs after the first, and critic.epochs is 1. "
                 "Raise critic.epochs, or remove value_clip.": self.value_clip and self.epochs == 1,
             }
         )
@@ -186,8 +186,8 @@ def critic_faults(
         ),
         f"The method needs a value for each objective ({', '.join(value_names)}), but {engine}'s critic gives one per token; write "
         f"values: shared in the recipe.": len(value_names) > 1,
-        f"critic.truncated is '{critic_config.truncated}', but {engine} stores no value after the last token. Remove "
-        f"critic.truncated.{instead}": (critic_config.truncated != "terminal"),
+        f"critic.truncated is '{critic_config.truncated}', but {engine} can only treat a completion that was cut off like a "
+        f"finished one. Remove critic.truncated.{instead}": (critic_config.truncated != "terminal"),
     }
 
 

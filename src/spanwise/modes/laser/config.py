@@ -122,7 +122,7 @@ class Laser(Mode):
             remedy_text = f"set beta to {lowest_beta:.2f} or more" if reference < 0 else "set a reference below 0"
             raise RecipeError(
                 f"laser: with beta {self.beta:g} and reference {reference:.3g}, the score is at most "
-                f"{-self.beta * reference:.2g}, but it must be able to reach 1, which means right; {remedy_text}."
+                f"{-self.beta * reference:.2g}, but right completions are trained towards the score 1; {remedy_text}."
             )
 
     @property
@@ -145,8 +145,8 @@ class Laser(Mode):
             raise RecipeError(f"laser.verdict: {unknown('objective', self.verdict, scheme.names)}")
         if scheme.entry.kind == "step" or any(objective.scope == "turn" for objective in scheme.objectives):
             raise RecipeError(
-                f"laser scores a completion at its end, but method '{scheme.method}' credits turns, each with an end of its own. "
-                f"Leave laser out, or use a method that credits whole rollouts, such as 'bae'."
+                f"laser gives a whole completion one score, at its end, but method '{scheme.method}' gives credit to single "
+                "turns. Leave laser out, or credit whole rollouts: with a method such as 'bae', and without scope: turn."
             )
 
     def check_provided(self, provided: Collection[str]) -> None:
@@ -167,13 +167,12 @@ class Laser(Mode):
     def check_steps(self, steps: int) -> None:
         """Refuse warm-ups as long as the run. Laser's loss, or the mixing of its score, would never start."""
         for start, name, remedy in (
-            (self.reasoning_warmup, "loss", "lower reasoning_warmup"),
-            (self.first_mix, "mixing", "lower self_rewarding_warmup, or set mix: 0"),
+            (self.reasoning_warmup, "its loss", "lower reasoning_warmup"),
+            (self.first_mix, "mixing its score into the credit", "lower self_rewarding_warmup, or set mix: 0"),
         ):
             if start is not None and start >= steps:
                 raise RecipeError(
-                    f"laser: the {name} begins after {start} generation batches, but the run has only {steps}, so the {name} never "
-                    f"begins; {remedy}."
+                    f"laser: {name} would begin after {start} generation batches, but the run has only {steps}; {remedy}."
                 )
 
     def mixes_at(self, step_n: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
@@ -240,8 +239,8 @@ class Laser(Mode):
             return ""
         warmup_count = int((~self.mixes_at(table.step_n)).sum())
         warmup_note = (
-            f"laser's score is part of the credit from step {self.first_mix + 1} on (self_rewarding_warmup); {warmup_count:,} of "
-            f"{len(table):,} completions are from earlier steps."
+            f"laser's score is part of the credit only from step {self.first_mix + 1} on (self_rewarding_warmup). "
+            f"{warmup_count:,} of {len(table):,} completions are from earlier steps, so their credit does not contain it."
         )
         return warmup_note if warmup_count else ""
 

@@ -126,14 +126,14 @@ def measured(
         first_self_reward = laser.beta * (mean_logp - laser.reference)
         self_reward_text = (
             f"laser.reference is {laser.reference:g}, but the starting policy gives '{laser.token}' the log-probability "
-            f"{mean_logp:.4g} (+- {std_logp:.2g}), so answers start with the score {first_self_reward:.2g}"
+            f"{mean_logp:.4g} (+- {std_logp:.2g}), so scores start at {first_self_reward:.2g} instead of 0"
         )
         if not -_FAR <= first_self_reward <= 1 + _FAR:
             raise RecipeError(
-                f"{self_reward_text}. The reference is from another model or token. Remove it; then spanwise measures one."
+                f"{self_reward_text}. The reference belongs to another model or token. Remove it, and spanwise measures one."
             )
         if abs(first_self_reward) > _NEAR:
-            warning = f"{self_reward_text}. Is this a policy that laser has trained before? If not, remove laser.reference."
+            warning = f"{self_reward_text}. If laser has not trained this policy before, remove laser.reference."
     measurement = {"token": laser.token, "id": token, "reference": laser.reference, "mean": mean_logp, "std": std_logp}
     return laser, {**measurement, "completions": len(known_logp_n), "temperature": temperature}, warning
 
@@ -154,8 +154,8 @@ class Appended(RowPart):
         """Refuse settings of verl or SkyRL with which LaSeR cannot work."""
         setting_faults = _verl_faults(config) if engine == "verl" else _skyrl_faults(config)
         no_reference_message = (
-            f"laser has no reference, and {engine} does not measure one. Run `spanwise reference RECIPE`, and write the number "
-            "that it prints as reference: under laser:."
+            f"laser needs the log-probability that its token has before training (reference), and {engine} does not measure "
+            "it. Run `spanwise reference RECIPE`, and write the number that it prints as reference: under laser:."
         )
         refuse({**setting_faults, no_reference_message: mode.reference is None})
 
@@ -224,6 +224,6 @@ def _skyrl_faults(cfg: Any) -> dict[str, Any]:
         "laser only works with SkyRL's synchronous trainer. Set trainer.fully_async.enabled=false, or leave laser out.": (
             cfg.trainer.fully_async.enabled
         ),
-        "trainer.algorithm.enable_sample_support_replay=true needs data from the sampling of each token, but laser's token is not "
-        "sampled. Set it to false, or leave laser out.": getattr(algorithm_config, "enable_sample_support_replay", False),
+        "trainer.algorithm.enable_sample_support_replay=true needs data from the sampling of each token, but laser's token is "
+        "appended. Set it to false, or leave laser out.": getattr(algorithm_config, "enable_sample_support_replay", False),
     }

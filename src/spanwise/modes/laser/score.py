@@ -90,8 +90,8 @@ def class_weights(verdict_n: Float[Tensor, " n"], *, balanced: bool = True) -> F
     is_right_n, is_wrong_n = verdict_n == 1, verdict_n == 0
     for n in first_of(~(is_right_n | is_wrong_n | verdict_n.isnan())):
         raise RewardError(
-            f"The verdict of completion {n} of {len(verdict_n)} is {float(verdict_n[n]):g}, but laser trains its score towards "
-            f"1 (right) or 0 (wrong). Use an objective whose reward is 1 or 0."
+            f"The verdict of completion {n} of {len(verdict_n)} is {float(verdict_n[n]):g}, but laser needs 1 (right) or 0 "
+            "(wrong). Let laser.verdict name an objective whose reward is 1 or 0."
         )
     is_judged_n = (~verdict_n.isnan()).to(verdict_n.dtype)
     class_size_n = torch.where(is_right_n, is_right_n.sum(), is_wrong_n.sum()).clamp(min=1)

@@ -230,7 +230,7 @@ class SelfRewarding(TrlPart):
         """Restore the reference log-probability from a checkpoint. Refuse one that was measured for another token."""
         if not (folder / FILE).is_file():
             raise DataError(
-                f"'{folder}' holds no reference of laser ({FILE}), because it was trained without laser. Start a new run."
+                f"'{folder}' was trained without laser (it has no {FILE}), so laser cannot continue it. Start a new run."
             )
         measurement = read_measured(folder / FILE)
         trained_id = measurement["id"]
