@@ -5,8 +5,6 @@ BIN := .venv/bin
 PYTHON_SKYRL ?= $(firstword $(foreach one,python3.12 python3.13 python3 $(sort $(wildcard $(HOME)/.pyenv/versions/3.1[2-9]*/bin/python)), \
   $(shell $(one) -c 'import sys, venv; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && echo $(one))))
 export OMP_NUM_THREADS ?= 1
-# Python compiles the modules that it imports; pip would compile all of every package.
-export PIP_NO_COMPILE ?= 1
 export HF_HUB_OFFLINE ?= 1
 
 .PHONY: demo demo-seeds starts gpu fields invoices scale demo-verl easy evidence turns critic rubric chain laser screenshots test test-long test-verl test-verl-runs test-verl-parts test-skyrl test-unsloth test-swift test-foreign test-vllm contracts check hooks dist notebooks docs docs-links bench first-report fuzz kills soak mutation clean
