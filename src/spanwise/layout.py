@@ -183,6 +183,11 @@ class Layout:
                 f"The prefilled tag '{self.prefilled}' must be the first tag of the first block, which is "
                 f"'{first_block_tags[0] if first_block_tags else 'none'}'."
             )
+        if self.prefilled is not None and registered("segmenter").find(self.parts[0].segmenter).opens is None:
+            raise LayoutError(
+                f"prefilled is '{self.prefilled}', but the segmenter '{self.parts[0].segmenter}' finds no block that a prompt "
+                "opens. Leave prefilled out, or use the segmenter tags, delimiters or channels."
+            )
         for segmenter in self.segmenters:
             # Building the segmenter refuses marks that cannot work.
             registered("segmenter").find(segmenter).function(self.parts_of(segmenter), layout=self)

@@ -95,6 +95,9 @@ CASES = {
     'Layout(["items[*].parts[*]"], segmenter="json")': fields(["items[*].parts[*]"]),
     'Layout(["items[*]"], segmenter="json", most=0)': fields(["items[*]"], most=0),
     "`most: 0` in a recipe": resolved("most: 0\n"),
+    'Layout({"plan": "Plan", "answer": "Answer"}, segmenter="markdown", prefilled="Plan")': laid_out(
+        {"plan": "Plan", "answer": "Answer"}, segmenter="markdown", prefilled="Plan"
+    ),
     'Layout({"plan": "plan", "code": "code"}, prefilled="code")': laid_out(
         {"plan": "plan", "code": "code"}, prefilled="code"
     ),

@@ -27,6 +27,9 @@ CASES = {
     "`temperature: 0` with `laser`": scored(temperature=0.0),
     "`laser` whose mixing begins behind the last batch": scored(steps=5, mix=0.1),
     "`laser: {mix: 0, threshold: 0.2}`": scored(threshold=0.2),
+    "`laser` whose verdict has `if_missing: -1`": trained(
+        laser={"token": "<unk>", "mix": 0.0}, objectives=[{"reward": "correct", "pays": ["solution"], "if_missing": -1.0}]
+    ),
     "`laser: {verdict: right}`, an objective that the recipe does not have": scored(verdict="right"),
 }
 

@@ -74,7 +74,7 @@ def test_parts_of_one_reward_that_are_left_out_have_one_sentence():
     rule = Scheme("bae", layout, parts)
     watch, completions = Watch(rule), [[0, 4, 1], [2, 6, 3], [7, 4, 8]]
     ((sentence,), _) = watch.of_reading(reading_of(completions, rule))
-    assert sentence.startswith("Up to 2 of 3 completions lack a block (answer, sure, plan, ")
+    assert sentence.startswith("Up to 2 of 3 completions lack a block (answer, sure, plan)")
     assert watch.of_reading(reading_of([*completions, [0, 4, 1]], rule))[0] == [], "neither again, nor of a part alone"
     garbled = {"own.all": Reward.of([1.0, 1.0, None], status=[Status.OK, Status.OK, Status.UNPARSABLE])}
     rule = Scheme("bae", layout, [*parts, Objective(paying(), layout.names, name="own.all")], recorded=frozenset(garbled))
@@ -118,6 +118,8 @@ def test_a_number_for_a_block_that_is_not_there(values, if_missing, count, numbe
         rf"{count} of 3 completions lack .*: {numbers} \(from its reward function\)\. The first is completion {first}\."
     )
     assert not count or re.search(sentence, warnings["unused/mine"])
+    # Different numbers: none of them is right for every completion that lacks the block.
+    assert not count or ("set if_missing=" in warnings["unused/mine"]) == ("to" not in numbers)
 
 
 def warnings_of_recorded(ids, reward):

@@ -22,6 +22,12 @@ def test_a_second_run_leaves_the_rewards_of_the_first_as_they_are(tmp_path):
     assert table.group_n.tolist() == [0, 1, 0, 1]
 
 
+def test_the_target_is_the_gold_answer_whatever_the_document_calls_answer(tmp_path):
+    """A document of gsm8k holds a derivation as its answer, one of mmlu an index."""
+    rows = [{**sample("4", 1.0, doc=n), "doc": {"answer": answer}} for n, answer in enumerate(("2+2=4 #### 4", 2, None))]
+    assert read_rollouts(write_lines(tmp_path / "samples_sums.jsonl", rows)).columns["answer"] == ["4"] * 3
+
+
 def test_runs_with_different_prompts_are_not_compared(tmp_path):
     write_lines(tmp_path / "samples_sums_1.jsonl", [sample("4", 1.0)])
     write_lines(tmp_path / "samples_sums_2.jsonl", [sample("9", 0.0, shots=5)])

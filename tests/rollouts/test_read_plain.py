@@ -168,6 +168,12 @@ def test_gaps_as_r_and_sql_write_them_are_no_zeros(tmp_path):
     assert table.columns["answer"] == ["NA", "None", "7"]  # a text is what it says
 
 
+def test_an_integer_that_runs_away_is_a_number(tmp_path):
+    """Python reads no integer of more than 4,300 digits."""
+    (tmp_path / "a.csv").write_text("prompt,completion,length\nq,4,7\nq,5," + "9" * 5000 + "\n")
+    assert read_rollouts(tmp_path / "a.csv").rewards["length"].value_n.tolist()[0] == 7.0
+
+
 def test_verls_dump_as_a_table_and_as_an_array(tmp_path):
     dump, array, table = (read_rollouts(save(tmp_path, verl_rows(), kind)) for kind in ("jsonl", "json", "csv"))
     assert (array.source, plain(array)) == ("verl", plain(dump))

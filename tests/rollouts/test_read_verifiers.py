@@ -63,6 +63,15 @@ def test_results_of_verifiers_before_1_0(tmp_path):
     assert table.columns["answer"] == ["4"] * 3
 
 
+def test_a_tokenizer_is_not_asked_for_where_it_was_given(tmp_path):
+    """One of two traces has no token ids, so all texts are tokenised again."""
+    trl_small.tokenizer().save_pretrained(tmp_path / "model")
+    episodes = [small_episode("4", {"exact": 1.0}) for _ in range(2)]
+    episodes[0]["traces"][0]["nodes"][1] |= {"token_ids": [1], "mask": [1]}
+    assert "--tokenizer" in read_episodes(tmp_path, *episodes).note
+    assert "--tokenizer" not in read_episodes(tmp_path, *episodes, tokenizer=tmp_path / "model").note
+
+
 WRITTEN = Path(__file__).with_name("written")
 
 

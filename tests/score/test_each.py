@@ -100,7 +100,7 @@ def test_a_function_of_one_block_hears_which_and_an_absent_step_is_absent():
     reading = read(batch(text, text, listed=[[0.1, 0.2, 0.3], [0.5, None]]), scheme, BYTES)
     expected = [[3, -1, NAN, 0.1, 0.2, NAN], [3, -1, NAN, 0.5, NAN, NAN]]
     assert_close(reading.scores.reward_nm, expected, 1e-12, equal_nan=True)
-    with pytest.raises(RecipeError, match="'loud' sets each"):
+    with pytest.raises(RecipeError, match="'loud' has 'each'"):
         Scheme("bae", STEPS, [Objective(loud, each="step[*]")])
     for reward in (why, "listed"):
         chosen = Scheme("bae", STEPS, [Objective(reward, each="*", pays="step[2]", options={"block": "step[0]"})])

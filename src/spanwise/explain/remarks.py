@@ -188,10 +188,15 @@ def _warn_unused(objective: Objective, reading: Reading, scheme: Scheme, m: int)
     numbers_text = f"{min_reward:g}" if min_reward == max_reward else f"{min_reward:g} to {max_reward:g}"
     source_text = "recorded in the file" if objective.name in scheme.recorded else "from its reward function"
     omission_text = "gets no reward and loses nothing" if if_missing is None else f"gets if_missing, {if_missing:g}"
+    remedy = (
+        f"set if_missing={min_reward:g}"
+        if min_reward == max_reward
+        else "let the objective pay a block that is never missing"
+    )
     return (
         f"{len(ignored_rewards)} of {len(reading)} completions lack {' and '.join(objective.pays)}, but have a reward of objective "
         f"'{objective.name}': {numbers_text} ({source_text}). The first is completion {first_row}. Such rewards are ignored: a "
-        f"completion without the block {omission_text}. To make them count, set if_missing={ignored_rewards[first_row]:g}."
+        f"completion without the block {omission_text}. To make them count, {remedy}."
     )
 
 

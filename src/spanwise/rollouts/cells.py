@@ -22,6 +22,7 @@ NOTHING = frozenset({"", "NA", "N/A", "#N/A", "<NA>", "NaN", "nan", "NULL", "nul
 _BOOLEAN_OF_TEXT = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _FOREIGN_ASSISTANT_ROLES = {"gpt", "model", "ai", "bot", "chatbot"}
 NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*|\s*[+-]?(inf|Inf|Infinity|infinity|nan|NaN)\s*")
+_INTEGER = re.compile(r"\s*[+-]?\d{1,300}\s*")  # Python refuses to read integers of more than 4,300 digits
 
 
 def parse_numbers(values: Sequence[Any]) -> list[Any]:
@@ -39,7 +40,7 @@ def parse_numbers(values: Sequence[Any]) -> list[Any]:
     if filled_texts and all(text in _BOOLEAN_OF_TEXT for text in filled_texts):
         value_of_text = _BOOLEAN_OF_TEXT
     elif all(map(NUMBER.fullmatch, filled_texts)):
-        value_of_text = {text: int(text) if text.strip().lstrip("+-").isdecimal() else float(text) for text in filled_texts}
+        value_of_text = {text: int(text) if _INTEGER.fullmatch(text) else float(text) for text in filled_texts}
     else:
         return values
     return [value_of_text.get(value) if isinstance(value, str) else value for value in values]

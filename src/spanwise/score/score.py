@@ -393,8 +393,8 @@ def _check_reading(objective: Objective, entry: BuiltIn, layout: Layout) -> None
     options = {**entry.options, **objective.options}
     entry.ready(options)
     named_blocks = [options[name] for name in entry.blocks]
-    for block in named_blocks:
-        if block not in layout.keys:
+    for block in (*named_blocks, options.get("block")):
+        if block is not None and block not in layout.keys:
             raise RecipeError(f"Objective '{objective.name}' reads block '{block}'. {unknown('block', block, layout.keys)}")
     # If options name blocks, each of them and the first rewarded block need the tag. Otherwise one rewarded block does.
     block_groups = [(block,) for block in (objective.pays[0], *named_blocks)] if named_blocks else [objective.pays]

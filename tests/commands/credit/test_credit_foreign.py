@@ -76,7 +76,7 @@ def test_one_bad_cell_does_not_drop_the_column(cell, tmp_path):
 def test_a_column_without_numbers_is_no_reward(tmp_path):
     file = verl_file(tmp_path / "1.jsonl", WELL_FORMED, acc=["good", "bad", 1, "good"], none=[None] * 4, score=["1"] * 4)
     assert list(read_rollouts(file).rewards) == []
-    for column, why in (("acc", "holds no numbers"), ("none", "is empty")):
+    for column, why in (("acc", "holds .*, which is no number"), ("none", "is empty")):
         with pytest.raises(RecipeError, match=why):
             credit_rollouts(file, reward={"correct": column}, overrides={"layout": LAYOUT})
 

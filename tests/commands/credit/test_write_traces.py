@@ -39,6 +39,14 @@ def test_what_was_written_is_read_back_as_the_recorded_advantages(tmp_path, toke
     assert [len(turn.per_token["advantages"]) for turn in turns] == [2, 9, 9]
 
 
+def test_a_recipe_that_is_a_preset_is_written_by_either_name(tmp_path, tokenizer):
+    """Such a recipe is one method called `bae`, and --write recipe means it."""
+    for name in ("bae", "recipe"):
+        options = {"methods": ["recipe"], "overrides": {"layout": LAYOUT}, "reward": {"correct": "exact"}}
+        credit(FILE, output=tmp_path / name, write=name, console=quiet(), tokenizer=tokenizer, **options)
+    assert (tmp_path / "bae" / "traces.jsonl").read_bytes() == (tmp_path / "recipe" / "traces.jsonl").read_bytes()
+
+
 def test_what_cannot_be_written_is_refused_before_anything_is(tmp_path, tokenizer):
     """A method that was not applied, no tokenizer, and traces over themselves."""
     copy = tmp_path / "out" / "traces.jsonl"

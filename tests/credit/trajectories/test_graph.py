@@ -220,7 +220,7 @@ TWO = [turn([1], [2]), turn([1, 2], [2])]
     [
         ("2 .* 1 .*'mask'", lambda: rows(turn([1], [2]), turn([1], [2, 2], [1]))),
         ("2 rows but 1 groups", lambda: Trajectory.of_rows(TWO, ["a", "a"], [3, 2], ["y"])),
-        ("Row 0", lambda: Trajectory.of_rows([turn([1], [2], parent=0)], ["a"], [0], [0])),
+        ("row 0", lambda: Trajectory.of_rows([turn([1], [2], parent=0)], ["a"], [0], [0])),
     ],
 )
 def test_what_does_not_fit_is_refused(sentence, call):

@@ -19,7 +19,7 @@ from spanwise.errors import DataError, RecipeError
 from spanwise.objective import Objective
 from spanwise.recipe import load
 from spanwise.types import Credit
-from trl_small import LAYOUT, SAID, config, credit, plain, scheme, token_advantages, trainer, weights
+from trl_small import LAYOUT, SAID, config, credit, cut, plain, prompts, scheme, token_advantages, trainer, weights
 
 KEEP = {"max_steps": 3, "learning_rate": 0.01, "keep_rollouts": 1}
 
@@ -150,6 +150,22 @@ def test_other_files_stay_and_without_rollouts_there_are_metrics_and_a_report_th
     assert (tmp_path / "model" / "config.json").read_text() == "{}"
     assert (tmp_path / "summary.json").is_file()
     assert not (tmp_path / "rollouts").exists()
+
+
+def test_an_evaluation_between_two_passes_over_a_batch_leaves_its_rollouts(tmp_path):
+    """The second pass ends the batch. What is kept then was trained, and not the one held-out prompt."""
+    passes = {"num_iterations": 2, "max_steps": 2, "keep_rollouts": 1, "eval_strategy": "steps", "eval_steps": 1}
+    held_out = prompts().select([1, 1])
+    trainer(tmp_path, extra={"eval_dataset": held_out}, per_device_eval_batch_size=8, **passes).train()
+    (file,) = (tmp_path / "rollouts").glob("*.parquet")
+    assert set(pq.read_table(file)["prompt"].to_pylist()) == {"2+2=", "1+2="}
+
+
+def test_samples_of_a_held_out_prompt_use_up_no_warning(tmp_path):
+    run = trainer(tmp_path, scripts=[cut(reply) for reply in SAID], mask_truncated_completions=True, max_steps=1)
+    run.sample_rollouts([{"prompt": "2+2=", "answer": "4"}])
+    with pytest.warns(UserWarning, match="were cut off at max_completion_length"):
+        run.train()
 
 
 def test_a_run_that_is_there_is_not_written_over(ran):

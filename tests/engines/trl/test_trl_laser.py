@@ -200,7 +200,7 @@ WRITES = [
     small.Said([TOKEN, *reply.pieces], [0, *reply.blocks], reply.right, reply.confidence) if i == 2 else reply
     for i, reply in enumerate(small.SAID)
 ]
-GRADED = (*CORRECT, Objective("brier", pays=("confidence",), baseline="group", if_missing=-1.0))
+GRADED = (*CORRECT, Objective("brier", pays=("confidence",), baseline="group"))
 
 
 @pytest.mark.parametrize(

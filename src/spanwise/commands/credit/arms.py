@@ -17,6 +17,7 @@ from spanwise.objective import BASELINES, Objective
 from spanwise.recipe import Recipe, recorded_elsewhere, scheme_of
 from spanwise.registry import is_registered
 from spanwise.rollouts import RolloutTable, schema
+from spanwise.rollouts.cells import is_number_text
 from spanwise.rollouts.schema import RECORDED
 from spanwise.scheme import Scheme
 from spanwise.score import REWARDS
@@ -126,7 +127,8 @@ def choose_columns(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str,
     for objective, column in rewards.items():
         if column != "text" and column not in table.rewards:
             known_values = [value for value in table.columns.get(column, ()) if value is not None]
-            column_problem = f"holds no numbers, but {reprlib.repr(known_values[0])}" if known_values else "is empty"
+            wrong_values = [value for value in known_values if not (isinstance(value, int | float) or is_number_text(value))]
+            column_problem = f"holds {reprlib.repr(wrong_values[0])}, which is no number" if wrong_values else "is empty"
             if column in table.columns:
                 raise RecipeError(f"--reward {objective}={column}: that column of '{table.path}' {column_problem}.")
             if not table.rewards:

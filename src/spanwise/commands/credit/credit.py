@@ -101,6 +101,8 @@ def credit(
     check_no_run(output)
     with sole_writer(output):
         credit_result = credit_rollouts(rollouts, **options)
+        if write == "recipe" and credit_result.arms.own is not None:
+            write = credit_result.arms.own  # the recipe's method, by the name of the preset that it equals
         if write is not None:
             check_writable(credit_result, write, Path(output))
         write_result(Path(output), credit_result, {**options, "rows": rows}, console or Console())

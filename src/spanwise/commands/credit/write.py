@@ -66,9 +66,8 @@ def check_writable(result: CreditResult, method: str, folder: Path) -> None:
             f"--write only works for traces of verifiers and prime-rl and dumps of slime, but '{table.path}' is a file of "
             f"{table.source}. Leave --write out; the advantage of every token is in {folder / EXPORT}.": table.source
             not in _WRITERS,
-            f"--write needs the token ids of '{table.path}'; give the folder of the policy's tokenizer with --tokenizer.": (
-                not table.has_ids
-            ),
+            f"--write needs the token ids of '{table.path}'. The file must hold them for every completion; give the folder of the "
+            "policy's tokenizer with --tokenizer.": not table.has_ids,
             f"--write would overwrite '{table.path}' itself; give another --output.": any(
                 (folder / file.name).resolve() == file.resolve() for file in rollout_files(table.path)
             ),

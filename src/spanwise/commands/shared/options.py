@@ -56,8 +56,8 @@ class CreditOptions:
         columns: role=column for a table with other column names, as in prompt=input,completion=output,answer=gold; roles
             are prompt, completion or completions (a list in each cell), answer, group and step. May be repeated.
         reward: objective=column: take the reward from this column of the file, as in correct=my_reward; objective=text computes
-            it from the text. May be repeated. Default: the column of the same name; for correct also acc, accuracy_reward, score or
-            reward, if these hold only 0 and 1.
+            it from the text. May be repeated. Default: the column of the same name; for correct also acc, accuracy,
+            accuracy_reward, is_correct, score or reward, if these hold only 0 and 1.
         pay: block=reward, as in draft=passed: the block is paid by this column of the file or reward, in place of the recipe's
             objectives. May be repeated or joined by commas. Blocks are those of the layout, else the tags of the completions;
             without tags one name stands for the whole completion.

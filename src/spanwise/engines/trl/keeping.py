@@ -88,10 +88,10 @@ class BatchCallback(TrainerCallback):
         if state.global_step % self.per_batch:
             return
         batch_number = state.global_step // self.per_batch
-        last_rollouts = self.trainer.last_rollouts
-        self.batch_ended(batch_number, last_rollouts)
-        if last_rollouts is not None and self.keep_rollouts and batch_number % self.keep_rollouts == 0:
-            rollouts_of_ranks = gather_object([last_rollouts.recorded(step=batch_number)])
+        trained_rollouts = self.trainer._trained_rollouts
+        self.batch_ended(batch_number, trained_rollouts)
+        if trained_rollouts is not None and self.keep_rollouts and batch_number % self.keep_rollouts == 0:
+            rollouts_of_ranks = gather_object([trained_rollouts.recorded(step=batch_number)])
             if state.is_world_process_zero:
                 self.folder.write_rollouts(rollouts_of_ranks, step=batch_number)
 

@@ -128,6 +128,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._name = f"spanwise's method '{scheme.method}'"
         self._paper = {"title": title, "id": arxiv_id} if title else {}
         self.last_rollouts: Rollouts | None = None
+        self._trained_rollouts: Rollouts | None = None  # an evaluation leaves these as they are
         self.last_metrics: dict[str, float] = {}
         # The following attributes pass data from one hook of TRL to a later one.
         self._sampled: list[list[int]] | None = None  # the mask of sampled tokens; None: all are sampled
@@ -384,6 +385,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         metrics = {**step_result.metrics, "spanwise/seconds": spanwise_seconds}
         self._note(metrics)
         if is_training:
+            self._trained_rollouts = self.last_rollouts
             self.last_metrics = {**metrics, **reward_means(all_rows.worth_nm(self.scheme), self.scheme.names)}
         completion_credit, present_nk = step_result.by_completion()
         table_warning = log_credit(getattr(self, "_logs", {}), completion_credit, present_nk, self.scheme)
@@ -411,8 +413,9 @@ class SpanGRPOTrainer(GRPOTrainer):
         old_rollouts = self.last_rollouts
         old_step = self.step
         old_logs = self._logs
+        old_done = self._done
         # A `Step` gives each warning only once, so these samples use another `Step` than the training.
-        self.step, self._logs = Step(self.scheme, old_step.vocabulary), copy.deepcopy(old_logs)
+        self.step, self._logs, self._done = Step(self.scheme, old_step.vocabulary), copy.deepcopy(old_logs), {*old_done}
         self.model.eval()
         try:
             with torch.random.fork_rng(), warnings.catch_warnings():
@@ -423,7 +426,7 @@ class SpanGRPOTrainer(GRPOTrainer):
             return self.last_rollouts
         finally:
             self.model.train(was_training)
-            self.last_rollouts, self.step, self._logs = old_rollouts, old_step, old_logs
+            self.last_rollouts, self.step, self._logs, self._done = old_rollouts, old_step, old_logs, old_done
             self._metrics["eval"].clear()
 
     @torch.no_grad()

@@ -143,6 +143,12 @@ class Laser(Mode):
         """Refuse a scheme without laser's objective, or with credit for turns instead of completions."""
         if self.verdict not in scheme.names:
             raise RecipeError(f"laser.verdict: {unknown('objective', self.verdict, scheme.names)}")
+        if_missing = scheme.objectives[scheme.names.index(self.verdict)].if_missing
+        if if_missing not in (None, 0, 1):
+            raise RecipeError(
+                f"laser.verdict is '{self.verdict}', which has if_missing {if_missing:g}, but a verdict is 1 or 0. Set this "
+                "if_missing to 0, or remove it."
+            )
         if scheme.entry.kind == "step" or any(objective.scope == "turn" for objective in scheme.objectives):
             raise RecipeError(
                 f"laser gives a whole completion one score, at its end, but method '{scheme.method}' gives credit to single "

@@ -50,7 +50,7 @@ def _inspect_completions(files: Sequence[Path], samples: Collected, unanswered_i
         if completion is None:
             unanswered_ids.append(sample.id)
             continue
-        columns = {"answer": cells.answer_text(sample.target), "epoch": sample.epoch, **cells.scalar_fields(sample.metadata)}
+        columns = {**cells.scalar_fields(sample.metadata), "answer": cells.answer_text(sample.target), "epoch": sample.epoch}
         input_chat = [] if isinstance(sample.input, str) else [_to_message(message) for message in sample.input]
         input_text = cells.prompt_text(input_chat or sample.input)
         # The key has model and prompt, because two tasks may share ids, and two models may share samples.
@@ -223,7 +223,7 @@ def _parse_lm_eval(record: Mapping[str, Any]) -> dict[str, Any]:
         "filter": filter_name,
         "rewards": metric_values if len(responses) == 1 else dict.fromkeys(metric_values),
         "columns": {
-            "answer": cells.answer_text(record.get("target")),
             **cells.scalar_fields(cells.object_field(record, "doc")),
+            "answer": cells.answer_text(record.get("target")),
         },
     }

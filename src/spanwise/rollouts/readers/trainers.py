@@ -108,7 +108,7 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
             tokens = branches.load_tokens(tokenizer)
         else:  # without token ids, read the texts again and split them
             tokens = tokenize(_read_branches(files, Collected(), [], keep_ids=False), tokenizer)
-    if any(branches.values("has_ids")) and not has_token_ids:
+    if tokenizer is None and any(branches.values("has_ids")):
         tokens = tokens._replace(note=PER_WORD)
     logp_v = branches.tokens.numbers("logprobs") if has_token_ids else None
     if logp_v is not None and (np.isnan(logp_v) & tokens.trainable).any():
