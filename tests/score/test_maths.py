@@ -166,11 +166,11 @@ def test_the_deadline_is_of_processor_time_and_a_sleep_ends_by_the_clock(monkeyp
 
 
 def test_checks_of_a_batch_run_side_by_side_one_check_starts_one_process_and_none_is_left():
-    with SchemaChecker(workers=2, deadline=20.0) as pair:
-        pair.check([(ANY, "1")])
-        pair.check([(ANY, "2")])
+    with MathVerifier(workers=2, deadline=20.0) as pair:
+        pair.equal([("1/2", "0.5")])
+        pair.equal([("1/2", "0.25")])
         assert [worker.process is not None for worker in pair._workers] == [True, False]
-        pair.check([(ANY, f"{n}") for n in range(3, 11)])
+        pair.equal([("1/2", f"{n}/{2 * n + 1}") for n in range(1, 9)])
         pids = [worker.process.pid for worker in pair._workers]
     for pid in pids:
         with pytest.raises(ProcessLookupError):  # no zombie either: it has been waited for

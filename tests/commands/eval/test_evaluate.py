@@ -64,7 +64,7 @@ def test_the_recorder_reads_scores_once_the_reference_is_known_and_leaves_it_beh
     recorder = Recorder(recipe, PUZZLES, RunFolder(tmp_path), quiet(), "", per_batch=1)
     trainer = SpanGRPOTrainer.__new__(SpanGRPOTrainer)  # nothing is trained
     trainer.accelerator = SimpleNamespace(is_main_process=True, unwrap_model=lambda model: model)
-    trainer.model = trainer.processing_class = trainer.last_rollouts = None
+    trainer.model = trainer.processing_class = trainer._trained_rollouts = None
     trainer.parts = {}
     recorder.trainer = trainer
     files = {"laser.json": json.dumps({"token": "<unk>", "id": 2, "reference": -12.0})}
