@@ -1,11 +1,14 @@
 """`find_blocks` by hand and in chunks; `tests/fuzz` holds it against an oracle that reads byte by byte."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 
 from segment_small import segment
 from spanwise.errors import AlignmentError
 from spanwise.layout import Layout
+from spanwise.registry import register
 from spanwise.segment import SEGMENTERS, Sample, Vocabulary, find_blocks, place
 from spanwise.types import Fault
 
@@ -109,3 +112,23 @@ def test_no_part_says_the_token_that_ends_a_turn(said, mark, expected, sign):
     assert text["answer"][""] == said + sign
     assert owners == ["answer", "answer"]
     assert fault == 0
+
+
+def test_a_segmenter_without_a_hash_cuts_as_well():
+    """An instance of a plain dataclass has none; a layout's cutter is kept by its segmenters."""
+
+    @dataclass
+    class Fields:
+        def __call__(self, parts, *, layout):
+            return SEGMENTERS.find("json").function(parts, layout=layout)
+
+    register("own_fields", kind="segmenter")(Fields())
+    try:
+        vocabulary = Vocabulary((b'{"price": ', b"4", b"}"))
+        _, texts = find_blocks(
+            torch.arange(3)[None], torch.ones(1, 3, dtype=torch.bool), layout=Layout(["price"], segmenter="own_fields"),
+            vocabulary=vocabulary,
+        )  # fmt: skip
+    finally:
+        SEGMENTERS.pop("own_fields")
+    assert texts[0]["price"]["price"] == "4"

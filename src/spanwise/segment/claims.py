@@ -118,7 +118,7 @@ class Found(NamedTuple):
 Finder = Callable[[Sample], Found]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # hashed by identity, because a function of the user may have no hash
 class Segmenter:
     """A registered segmenter. One function finds a layout's blocks, and others list a text's marks (tags, ...).
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -73,9 +73,7 @@ def find_blocks(
     is_valid_nt = _check_mask(ids_nt, mask_nt)
     ids_array = ids_nt.detach().cpu().numpy()
     logp_array = _check_logp(layout, logp_nt, is_valid_nt)
-    segmenters = tuple(SEGMENTERS.find(name) for name in layout.segmenters)
-    can_be_kept = all(isinstance(segmenter.function, Hashable) for segmenter in segmenters)
-    cutter = (_build_cutter if can_be_kept else _build_cutter.__wrapped__)(layout, segmenters)
+    cutter = _build_cutter(layout, tuple(SEGMENTERS.find(name) for name in layout.segmenters))
     rows_per_chunk = max(1, _TOKENS_AT_A_TIME // max(ids_array.shape[1], 1))
     column_chunks = []
     block_texts = []
