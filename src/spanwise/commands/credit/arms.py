@@ -128,7 +128,9 @@ def choose_columns(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str,
         if column != "text" and column not in table.rewards:
             known_values = [value for value in table.columns.get(column, ()) if value is not None]
             wrong_values = [value for value in known_values if not (isinstance(value, int | float) or is_number_text(value))]
-            column_problem = f"holds {reprlib.repr(wrong_values[0])}, which is no number" if wrong_values else "is empty"
+            column_problem = "is no reward, because it is read as something else" if known_values else "is empty"
+            if wrong_values:
+                column_problem = f"holds {reprlib.repr(wrong_values[0])}, which is no number"
             if column in table.columns:
                 raise RecipeError(f"--reward {objective}={column}: that column of '{table.path}' {column_problem}.")
             if not table.rewards:
