@@ -7,7 +7,7 @@ PYTHON_SKYRL ?= $(firstword $(foreach one,python3.12 python3.13 python3 $(sort $
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo demo-seeds starts gpu fields invoices scale demo-verl easy evidence turns critic rubric chain laser screenshots test test-long test-verl test-verl-runs test-verl-parts test-skyrl test-unsloth test-swift test-foreign test-vllm contracts check hooks dist notebooks docs docs-links bench first-report fuzz kills soak mutation clean
+.PHONY: demo demo-seeds starts gpu fields invoices scale demo-verl easy evidence turns critic rubric chain laser screenshots test test-long test-verl test-verl-runs test-verl-parts test-skyrl test-unsloth test-swift test-foreign test-vllm contracts check types hooks dist notebooks docs docs-links bench first-report fuzz kills soak mutation clean
 
 demo: .venv/train.stamp          ## the point of the project on two CPU cores, about five minutes
 	$(BIN)/spanwise demo
@@ -107,14 +107,16 @@ contracts: .venv/dev.stamp .venv-verl/stamp .venv-skyrl/stamp  ## the private na
 	$(call contract,.venv-verl,verl==0.9.0,tests/engines/verl/test_verl_contract.py)
 	$(call contract,.venv-skyrl,skyrl==0.3.0,tests/engines/skyrl/test_skyrl_contract.py)
 
-check: .venv/dev.stamp           ## what CI runs: lint, format, types, the road, tests
+check: .venv/dev.stamp           ## what CI runs: lint, format, the road, types, tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@if git rev-parse --git-dir > /dev/null 2>&1; then $(BIN)/pre-commit run --all-files --show-diff-on-failure; \
 	  else echo "This is no git repository, so the hooks were not run."; fi
-	$(BIN)/pyright
 	$(BIN)/lint-imports
-	$(MAKE) test
+	@$(MAKE) --jobs=2 types test
+
+types: .venv/dev.stamp
+	$(BIN)/pyright
 
 docs: .venv/docs.stamp           ## the site, in docs/_build/html: warnings are errors, every link inside it is followed
 	$(BIN)/python -m sphinx -W --keep-going -n -q -b html -d docs/_build/doctrees docs docs/_build/html
