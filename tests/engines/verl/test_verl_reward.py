@@ -148,6 +148,25 @@ def test_an_outcome_at_an_output_without_the_block_is_the_rollouts(tmp_path):
     assert reading.scores.reward_nm[1, 0] == 1.0
 
 
+def test_outputs_whose_prompts_differ_in_length_are_read_whole(tmp_path):
+    """verl pads prompt and response as one, so its mask is right only for outputs with the longest prompt."""
+    (tmp_path / "mine.py").write_text(
+        "def score(data_source, solution_str, ground_truth, extra_info):\n    return len(solution_str)\n"
+    )
+    function = "reward.custom_reward_function."
+    settings = f"{function}path={tmp_path / 'mine.py'}", f"{function}name=score"
+    recipe = "layout: {a: [answer]}\nobjectives: [{reward: environment, pays: [a]}]\n"
+    manager = prepared(tmp_path, *settings, recipe=recipe)
+    outputs = outputs_of(manager.tokenizer, ["So it is.", "<answer>4</answer>", "<answer>5</answer>"])
+    outputs[0].prompt_ids = [1, 2, 3, 4, 5, 6, 7]
+    outputs[1].prompt_ids = [1, 2, 3, 4]
+    scored(manager, outputs)
+    assert outputs[-1].reward_score == len("<answer>5</answer>")
+    packed = info_of(outputs[-1])[carry.KEY]
+    lengths = carry.unpack([packed] * 3, manager.scheme, [0, 1, 2]).length_n
+    assert lengths == [len(output.response_ids) for output in outputs]
+
+
 def test_a_recipe_must_be_there_and_have_blocks(tmp_path):
     config, bare = config_of(tmp_path), config_of(tmp_path, recipe="method: bae\n")
     config.algorithm.spanwise.recipe = None

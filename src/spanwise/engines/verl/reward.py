@@ -46,6 +46,7 @@ class SpanRewardManager(RewardManagerBase):
         def in_thread(function: Any, *arguments: Any) -> Any:
             return asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
+        _mark_responses(data)
         agent_fields = [data[n].non_tensor_batch.get("tool_extra_fields") or {} for n in range(len(data))]
         has_agent_reward = any("environment" in fields for fields in agent_fields)
         user_result = None
@@ -113,6 +114,19 @@ class SpanRewardManager(RewardManagerBase):
             extra_fields = {**(row.get("extra_info") or {}), **(row.get("tool_extra_fields") or {})}
             row_dicts.append({**row, **extra_fields, **answer_column, **text_columns})
         return columns_of(row_dicts, flat=False)
+
+
+def _mark_responses(data: Any) -> None:
+    """Let the attention mask end with a mask of the responses, as verl's reward managers read it.
+
+    verl pads prompt and response as one, so the mask is off if the prompts of a rollout's outputs differ in length.
+    """
+    length_n = data.non_tensor_batch.get("response_len")
+    if length_n is not None:
+        width = data.batch["responses"].shape[1]
+        is_response_nt = torch.arange(width) < torch.tensor(length_n.tolist())[:, None]
+        prompt_mask_nt = data.batch["attention_mask"][:, :-width]
+        data.batch["attention_mask"] = torch.cat([prompt_mask_nt, is_response_nt.to(prompt_mask_nt.dtype)], dim=1)
 
 
 def _hash_rewards(scores: Scores, objectives: Sequence[Objective]) -> float:
