@@ -1,5 +1,7 @@
 """V1's `_compute_advantage` on a real TransferQueue that verl's own agent loop worker filled."""
 
+import warnings
+
 import pytest
 import torch
 import transfer_queue as tq
@@ -137,6 +139,29 @@ def test_another_estimator_is_refused_under_our_mode_and_with_a_recipe(tmp_path)
         trainer_of(named, "spanwise_sync")
     with pytest.raises(RecipeError, match="'grpo'"):
         trainer_of(config_of(tmp_path, f"+algorithm.spanwise.recipe={tmp_path / 'recipe.yaml'}", name="grpo"), "sync")
+
+
+def test_rollouts_that_verl_went_on_without_are_counted(tmp_path):
+    """verl logs the error of a reward or an agent loop in a worker, and trains on the others: here 2 prompts x 4."""
+    right, wrong = ["<answer>4</answer>"], ["<answer>5</answer>"]
+    group = [right, wrong, wrong, ["So", "<answer>5</answer>"]]
+    for prompts, expected in (([group, group], []), ([group, group[1:]], ["1 of 8"]), ([group], ["4 of 8"])):
+        trainer, manager = made(tmp_path, recipe=WHOLE)
+        batch = filled(manager, prompts)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trainer._compute_advantage(batch, {})
+            trainer._compute_advantage(batch, {})  # said once
+        said = [str(warning.message) for warning in caught if "Error in _run_prompt" in str(warning.message)]
+        assert [sentence.split(" completions")[0].split("lacks ")[1] for sentence in said] == expected
+
+
+def test_prompts_that_verl_replaced_are_counted(tmp_path):
+    """The asynchronous modes sample other prompts instead of those with an error, and log how many."""
+    trainer, manager = made(tmp_path, recipe=WHOLE)
+    batch = filled(manager, [[["<answer>4</answer>"], ["<answer>5</answer>"]] * 2] * 2)
+    with pytest.warns(UserWarning, match="lacks 3 prompts"):
+        trainer._compute_advantage(batch, {"training/rollout_failure/evicted_samples": 3})
 
 
 def test_what_the_owner_must_be_told_is_said_once(tmp_path, capsys):
