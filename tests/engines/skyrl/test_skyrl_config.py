@@ -36,6 +36,7 @@ def of_spanwise(**changes):
 
 
 SAMPLING = of_algorithm(**{"dynamic_sampling.type": "filter"})
+FULL = {"trainer.fully_async.sample_full_batch": True}
 REFUSED = {  # recipe, changes of SkyRL's configuration, and the words that the error names
     "no estimator": (small.BROADCAST, of_algorithm(advantage_estimator="grop"), "'grop'. Did you mean 'grpo'"),
     "whitened": (small.BROADCAST, of_algorithm(advantage_batch_normalize=True), "padding included"),
@@ -56,6 +57,12 @@ REFUSED = {  # recipe, changes of SkyRL's configuration, and the words that the 
     "bins": (GAE + "critic: {head: hl_gauss}", CRITIC, "Leave head out"),
     "groups by values": (GAE, {**CRITIC, **SAMPLING}, "credit needs value_nt"),
     "groups by turns": (small.BROADCAST, {**STEPWISE, **SAMPLING}, "a row is one turn, not a rollout"),
+    "groups by a batch": (
+        small.BROADCAST.replace("rloo", "bae").replace("turn}", "turn, baseline: batch}"),
+        FULL,
+        "'environment'",
+    ),
+    "groups by a method's batch": (GAE.replace("gae", "reinforce++"), FULL, "method 'reinforce\\+\\+'"),
     "rollouts in no folder": (small.BROADCAST, of_spanwise(keep_rollouts=1), "need a folder"),
     "no number of rollouts": (small.BROADCAST, of_spanwise(keep_rollouts=-1, folder="runs/a"), "keep_rollouts is -1"),
     "a value after the end": (GAE + "critic: {truncated: bootstrap}", CRITIC, "'bootstrap'"),
@@ -78,6 +85,7 @@ def test_what_fits(data):
             assert check(small.config(data, recipe=recipe, layout=layout, **critic)).scheme.method == method
     assert check(small.config(data, recipe=BLOCKS + "values: shared", **CRITIC)).scheme.value_names == ("return",)
     check(small.config(data, recipe=small.BROADCAST, **of_algorithm(grpo_norm_by_std=False)))
+    check(small.config(data, recipe=small.BROADCAST, **FULL, **STEPWISE))
     check(small.config(data, recipe=small.BROADCAST, **of_algorithm(advantage_estimator="rloo")))  # warnings are errors here
 
 

@@ -104,17 +104,20 @@ def test_a_whole_training_on_useful_groups(data):
     assert all(line["reward/num_zero_variance_filtered"] == 0 for line in logged), "useless groups never arrive"
 
 
-def test_asynchronous_training_keeps_the_groups_with_credit(tmp_path):
-    trainer = of_two_turns(tmp_path, list(SCRIPTED))
+@pytest.mark.parametrize("layout", ["flat", "stepwise"])
+def test_asynchronous_training_keeps_the_groups_with_credit(tmp_path, layout):
+    trainer = of_two_turns(tmp_path, list(SCRIPTED), layout=layout)
     output, uids = sampled(trainer)
+    if layout == "stepwise":
+        uids = [trajectory.instance_id for trajectory in output["trajectory_ids"]]
     kept = {}
-    for number, kind in enumerate(SCRIPTED):
-        rows = slice(2 * number, 2 * number + 2)
-        part = {name: values[rows] if isinstance(values, list) else values for name, values in output.items()}
+    for kind, uid in zip(SCRIPTED, dict.fromkeys(uids), strict=True):
+        rows = [row for row, of_row in enumerate(uids) if of_row == uid]
+        part = {
+            name: [values[row] for row in rows] if isinstance(values, list) else values for name, values in output.items()
+        }
         cfg = SimpleNamespace(trainer=SimpleNamespace(fully_async=SimpleNamespace(enabled=True)))
-        kept[kind] = trainer_class(cfg)._should_keep_group(
-            trainer, SimpleNamespace(generator_output=part, uid=uids[2 * number])
-        )
+        kept[kind] = trainer_class(cfg)._should_keep_group(trainer, SimpleNamespace(generator_output=part, uid=uid))
     assert {kind for kind, is_kept in kept.items() if is_kept} == USEFUL != VARIED
 
 

@@ -150,6 +150,10 @@ def _group_faults(cfg: Any, scheme: Scheme, *, skyrl_version: str) -> dict[str, 
         filter_setting = f"trainer.algorithm.dynamic_sampling.type={sampling_type}"
     elif cfg.trainer.fully_async.sample_full_batch:
         filter_setting = "trainer.fully_async.sample_full_batch"
+    # SkyRL asks about each group alone, so a group of equal rewards never gets the credit that other groups give it.
+    batch_users = [f"objective '{o.name}'" for o in scheme.objectives if o.baseline in ("batch", "blended")]
+    if scheme.entry.kind == "token" and "split" in scheme.entry.exceptions:
+        batch_users.append(f"method '{scheme.method}'")
     late_field_names = sorted({"logp_nt", "value_nt"} & scheme.needs) or mode_names
     return {
         f"Under SkyRL {skyrl_version}, {filter_setting} drops the columns that the generator adds to its output. Install skyrl 0.4 "
@@ -159,6 +163,10 @@ def _group_faults(cfg: Any, scheme: Scheme, *, skyrl_version: str) -> dict[str, 
         ),
         f"{filter_setting} drops groups without credit at once, but the credit needs {', '.join(late_field_names)}, "
         "which SkyRL computes later. Remove the setting.": filter_setting and late_field_names,
+        f"trainer.fully_async.sample_full_batch judges each group alone, but {''.join(batch_users[:1])} compares completions of "
+        "the whole batch, so groups with credit would be dropped. Remove the setting.": (
+            cfg.trainer.fully_async.sample_full_batch and batch_users
+        ),
         "trainer.algorithm.zero_variance_filter drops groups with equal rewards, but "
         f"{''.join(mode_names[:1])} learns from them, too. Remove it.": (
             cfg.trainer.algorithm.zero_variance_filter and mode_names
