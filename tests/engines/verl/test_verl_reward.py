@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-from verl_small import TEXT, config_of, manager_of, outputs_of, scored, scoring
+from verl_small import RECIPE, TEXT, config_of, manager_of, outputs_of, scored, scoring
 
 from spanwise import DataError, RecipeError, Status
 from spanwise.engines.verl import carry
@@ -76,6 +76,41 @@ def test_two_rollouts_share_a_mark_only_if_no_reward_differs(tmp_path, manager):
     assert len(set(marks)) == 4
 
 
+RIGHT, WRONG, TOOL = "<answer>4</answer>", "<answer>5</answer>", "tool "
+BY_TURN = "layout: {a: [answer]}\nobjectives: [{reward: correct, pays: [a], scope: turn}]\n"
+
+
+def read_turns(manager, *turns):
+    """What verl is told of a conversation, with tool output between its turns."""
+    ids, mask = [], []
+    for text in [part for turn in turns for part in (TOOL, turn)][1:]:
+        piece = manager.tokenizer(text)["input_ids"]
+        ids, mask = ids + piece, mask + [int(text != TOOL)] * len(piece)
+    states = [{"anchor": f"after {n} turns"} for n in range(len(turns))]
+    outputs = outputs_of(manager.tokenizer, [ids], [mask])
+    outputs[0].extra_fields = {"turns": states}
+    return scored(manager, outputs)[0]
+
+
+def test_a_reward_of_turns_is_logged_as_their_mean(tmp_path):
+    output = read_turns(prepared(tmp_path, recipe=BY_TURN), RIGHT, RIGHT, RIGHT, WRONG)
+    assert output.reward_score == info_of(output)["correct"] == 0.75
+
+
+@pytest.mark.parametrize("recipe", [BY_TURN, "method: gigpo\n" + BY_TURN.replace(", scope: turn", "")])
+def test_a_group_is_dropped_only_if_no_turn_can_get_credit(tmp_path, recipe):
+    """verl drops a group whose marks are equal numbers; a group with NaN stays."""
+    on = "algorithm.filter_groups."
+    manager = prepared(tmp_path, f"{on}enable=True", f"{on}metric=any_reward", recipe=recipe)
+    all_wrong, longer, mixed, right = (
+        info_of(read_turns(manager, *turns))["any_reward"]
+        for turns in ((WRONG, WRONG), (WRONG, WRONG, WRONG), (RIGHT, WRONG), (RIGHT, RIGHT))
+    )
+    assert all_wrong == longer != right
+    assert math.isnan(mixed)  # two such rollouts: a right turn is above the mean, a wrong one below
+    assert math.isnan(right) == ("gigpo" in recipe)  # its first turn has more reward to come than its second
+
+
 def test_columns_have_the_names_that_rewards_ask_for(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
         "def seen(blocks, answer, level, turn_scores, prompts, completions, data_source, completion_ids):\n"
@@ -112,7 +147,7 @@ def test_a_rollout_in_which_the_model_said_nothing(tmp_path):
     recipe = "layout: {a: [answer]}\nobjectives: [{reward: correct, pays: [a], scope: turn}]\n"
     manager = prepared(tmp_path, recipe=recipe)
     empty, right = (read_alone(manager, text) for text in ("", "<answer>4</answer>"))
-    assert math.isnan(info_of(empty)["correct"])
+    assert info_of(empty)["correct"] is None
     assert empty.reward_score == 0.0
     unpacked = carry.unpack([info_of(output)[carry.KEY] for output in (empty, right)], manager.scheme)
     assert unpacked.reading.scores.reward_nm.tolist() == [[1.0]]
@@ -132,6 +167,22 @@ def test_validation_shows_the_objectives(manager):
     summary = process_validation_metrics(["small"] * 2, ["u", "u"], {key: [info[key] for info in infos] for key in infos[0]})
     assert set(summary["small"]) == {"correct", "brier"}
     assert summary["small"]["correct"]["mean@2"] == 0.5
+
+
+def test_an_absent_reward_joins_no_mean_of_the_validation(tmp_path):
+    """Without `if_missing` there is no number for it; NaN would be the mean of the whole data source."""
+    from verl.trainer.ppo.metric_utils import process_validation_metrics
+
+    manager = prepared(tmp_path, recipe=RECIPE.replace(", if_missing: -1.0", ""))
+    infos = [info_of(read_alone(manager, text)) for text in (TEXT.format(4, 0.5), "<answer>4</answer>")]
+    summary = process_validation_metrics(["small"] * 2, ["u", "v"], {"brier": [info["brier"] for info in infos]})
+    assert summary["small"]["brier"]["mean@1"] == -0.25
+    on = "algorithm.filter_groups."
+    with pytest.warns(UserWarning, match="metric=brier drops"):
+        filtering = prepared(
+            tmp_path, f"{on}enable=True", f"{on}metric=brier", recipe=RECIPE.replace(", if_missing: -1.0", "")
+        )
+    assert math.isnan(info_of(read_alone(filtering, "<answer>4</answer>"))["brier"])  # verl's filter takes numbers alone
 
 
 def test_an_outcome_at_an_output_without_the_block_is_the_rollouts(tmp_path):

@@ -6,7 +6,6 @@ import asyncio
 import copy
 import math
 import zlib
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,14 +17,15 @@ from verl.experimental.reward_loop.reward_manager.base import (  # pyright: igno
 from verl.trainer.ppo.reward import load_reward_manager  # pyright: ignore[reportMissingImports]
 
 from spanwise.batch import Batch, Steps
+from spanwise.credit.spread import fill_missing
+from spanwise.credit.trajectories.rollouts import worth_of_turns
 from spanwise.engines.shared import columns_of
 from spanwise.engines.verl import carry, masks
 from spanwise.engines.verl.run import vocabulary_of
 from spanwise.engines.verl.settings import ANY_REWARD, OWN_MANAGER, filter_metric, paid_results, scheme_in
-from spanwise.objective import Objective
+from spanwise.scheme import Scheme
 from spanwise.score.items import SHARERS
 from spanwise.step import ReadBatch, Step
-from spanwise.types import Scores
 
 
 class SpanRewardManager(RewardManagerBase):
@@ -35,7 +35,7 @@ class SpanRewardManager(RewardManagerBase):
         super().__init__(config, tokenizer, compute_score)
         self.scheme, self.vocabulary = scheme_in(config), vocabulary_of(config, tokenizer)
         self.step = Step(self.scheme, self.vocabulary)
-        self.marks_rewards = filter_metric(config) == ANY_REWARD
+        self.filter_metric = filter_metric(config)
         self.own_columns = paid_results(self.scheme)
         self.own_manager = _own_manager(config, self.own_columns, tokenizer, router)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spanwise-reward")
@@ -82,7 +82,7 @@ class SpanRewardManager(RewardManagerBase):
         return batch, length_n, all(mask is not None for mask in given_masks)
 
     def _packed(self, read_batch: ReadBatch, batch: Batch, length_n: list[int], masked: bool) -> dict[str, Any]:
-        """Return a rollout's result, with the rewards of its last turn, in the form that verl expects."""
+        """Return a rollout's result in the form that verl expects, with the rewards that other trainers log."""
         turn_state_s = None  # only methods that compare turns by state need states
         if "anchor_s" in self.scheme.entry.inputs:
             turn_state_s = batch.columns.get("anchor")
@@ -90,14 +90,16 @@ class SpanRewardManager(RewardManagerBase):
                 turn_state_s = read_batch.batch.steps.anchor_s
         packed_text = carry.pack(read_batch.reading, length_n, masked=masked, turns=read_batch.turns, anchor=turn_state_s)
         objectives = self.scheme.objectives
-        reward_sm = read_batch.worth_sm(self.scheme)
-        last_reward_m = reward_sm[-1].tolist() if len(reward_sm) else [math.nan] * len(objectives)
-        objective_rewards = list(zip(objectives, last_reward_m, strict=True))
+        reward_m = read_batch.worth_nm(self.scheme)[0].tolist()
+        objective_rewards = list(zip(objectives, reward_m, strict=True))
         total_reward = sum(objective.weight * reward for objective, reward in objective_rewards if not math.isnan(reward))
-        extra_info: dict[str, Any] = {objective.name: reward for objective, reward in objective_rewards}
+        extra_info: dict[str, Any] = {  # verl's means skip None, but its filter of groups needs numbers
+            objective.name: None if math.isnan(reward) and objective.name != self.filter_metric else reward
+            for objective, reward in objective_rewards
+        }
         extra_info[carry.KEY] = packed_text
-        if self.marks_rewards:
-            extra_info[ANY_REWARD] = _hash_rewards(read_batch.reading.scores, objectives)
+        if self.filter_metric == ANY_REWARD:
+            extra_info[ANY_REWARD] = _mark_rewards(read_batch, self.scheme)
         return {"reward_score": float(total_reward), "reward_extra_info": extra_info}
 
     def _columns(self, row_fields: list[Any], ids: list[list[int]]) -> dict[str, list[Any]]:
@@ -129,11 +131,22 @@ def _mark_responses(data: Any) -> None:
         data.batch["attention_mask"] = torch.cat([prompt_mask_nt, is_response_nt.to(prompt_mask_nt.dtype)], dim=1)
 
 
-def _hash_rewards(scores: Scores, objectives: Sequence[Objective]) -> float:
-    """Return a hash of a rollout's rewards, except those with weight 0. Equal hashes mean equal rewards."""
-    has_weight_m = torch.tensor([objective.weight != 0 for objective in objectives], dtype=torch.bool)
-    hashed_tables = (scores.reward_nm[:, has_weight_m], scores.status_nm[:, has_weight_m])
-    return float(zlib.crc32(b"".join(table.contiguous().numpy().tobytes() for table in hashed_tables)))
+def _mark_rewards(read_batch: ReadBatch, scheme: Scheme) -> float:
+    """Return a number that is equal for rollouts with equal rewards, without those of weight 0.
+
+    It is NaN, so that verl keeps the group, if turns of the rollout alone may get credit: their rewards differ, or are summed.
+    """
+    scores, steps = read_batch.reading.scores, read_batch.batch.steps
+    reward_sm = fill_missing(scores, scheme.objectives)
+    if steps is not None and len(reward_sm):
+        kind = scheme.entry.kind
+        reward_sm, _ = worth_of_turns(scores, steps.trajectory_s, steps.step_s, objectives=scheme.objectives, kind=kind)
+    has_weight_m = torch.tensor([objective.weight != 0 for objective in scheme.objectives], dtype=torch.bool)
+    rewards_m = [set(column_s[~column_s.isnan()].tolist()) for column_s in reward_sm[:, has_weight_m].unbind(dim=1)]
+    has_sums = scheme.entry.kind == "step" and len(reward_sm) > 1 and any(rewards - {0.0} for rewards in rewards_m)
+    if has_sums or any(len(rewards) > 1 for rewards in rewards_m):
+        return math.nan
+    return float(zlib.crc32(repr([sorted(rewards) for rewards in rewards_m]).encode()))
 
 
 def _own_manager(config: Any, used_columns: set[str], tokenizer: Any, router: dict[str, Any]) -> Any:
