@@ -25,11 +25,11 @@ def test_another_estimator_is_left_alone(tmp_path, config):
     assert batch.batch["advantages"][:, 0].tolist() == [1.0, -1.0]
 
 
-def test_without_readings_it_says_which_trainer_carries_them(config):
+def test_an_agent_loop_that_scores_itself_is_refused(config):
     trainer_of(config)
     batch = batch_of(manager_of(config), PROMPTS)
     del batch.non_tensor_batch["spanwise"]
-    with pytest.raises(RecipeError, match=r"trainer\.v1\.trainer_mode sync"):
+    with pytest.raises(RecipeError, match="Row 0 lacks blocks and rewards: the agent loop scored the row"):
         credited(config, batch)
 
 

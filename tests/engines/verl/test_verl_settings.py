@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from settings_small import check, scripts
-from verl_small import RECIPE, config_of
+from verl_small import RECIPE, V0, config_of
 
 from spanwise.engines.verl.settings import prepare
 from spanwise.errors import RecipeError
@@ -67,6 +67,8 @@ def test_groups_are_dropped_by_a_number_that_there_is(tmp_path):
         with pytest.warns(UserWarning, match=f"metric={name} drops .* any_reward, which keeps such groups"):
             assert metric(name) == name
     assert metric("any_reward") == "any_reward"
+    with pytest.warns(UserWarning, match="V0 trainer does not read algorithm.filter_groups"):
+        prepare(config_of(tmp_path, on, "algorithm.filter_groups.metric=acc", *V0))
 
 
 def test_verls_discounts_are_the_recipes_where_the_method_has_them(tmp_path):
@@ -91,6 +93,8 @@ ON, ROWS = "critic.enable=True", "actor_rollout_ref.actor.loss_agg_mode=seq-mean
 CORRECTION = "algorithm.rollout_correction."
 REJECTION = [f"{CORRECTION}bypass_mode=True", f"{CORRECTION}rollout_rs=token_k1"]
 WAITS, MODEL = "critic: {policy_training_start_step: 20}\n", "reward: reward_model, options: {model: some}"
+POOL, PAID = "reward.reward_model.enable_resource_pool", "- {reward: environment, pays: [b]}\n"
+VERLS_MODEL = ["reward.reward_model.enable=True", "reward.custom_reward_function.path=mine.py"]
 #: The method, more of the recipe, overrides, and the answer; None: it runs.
 WITH_RECIPE = {
     "gae": ("gae", "", [ON], None),
@@ -107,6 +111,10 @@ WITH_RECIPE = {
     "rejection of rows' tokens": ("bae", "", [*REJECTION, ROWS], "rollout_rs"),
     # verl's validation appends its total and the values of an objective `reward` to one list.
     "its name": ("bae", "- {reward: brier, name: reward, pays: [b]}\n", [], "'reward' .* another name"),
+    "a reward model of verl's": ("bae", PAID, [*VERLS_MODEL, f"{POOL}=True"], None),
+    # V1 then scores batches that have no columns but the messages; a function in verl's signature needs more.
+    "a reward model that shares": ("bae", PAID, [*VERLS_MODEL, f"{POOL}=False"], f"Set {POOL}=True"),
+    "a reward model that shares, V0": ("bae", PAID, [*VERLS_MODEL, f"{POOL}=False", *V0], None),
     "a reward model": ("bae", f"- {{{MODEL}, pays: [a]}}\n", [], "'reward_model' loads a reward model"),
 }
 

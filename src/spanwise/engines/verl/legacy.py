@@ -7,7 +7,7 @@ from typing import Any
 
 from spanwise.engines.verl import settings
 from spanwise.engines.verl.carry import KEY, Rows
-from spanwise.engines.verl.estimators import carrying
+from spanwise.engines.verl.estimators import CREDIT_FUNCTION, carrying
 from spanwise.engines.verl.plugin import around
 from spanwise.engines.verl.run import Sampled, VerlRun
 
@@ -27,12 +27,13 @@ def attach(ray_trainer: Any) -> None:
 
     @around(ray_trainer, "compute_advantage")
     def compute_advantage(original: Any, data: Any, adv_estimator: Any, *args: Any, **kwargs: Any) -> Any:
-        if adv_estimator != "spanwise" or trainer_class.latest is None or KEY not in data.non_tensor_batch:
+        is_v1 = CREDIT_FUNCTION.get() is not None  # the V1 trainer calls this function, too
+        if adv_estimator != "spanwise" or trainer_class.latest is None or is_v1:
             return original(data, adv_estimator, *args, **kwargs)
         run: VerlRun = trainer_class.latest.spanwise
         token_fields = {name: data.batch[field] for name, field in run.tokens.items()}
-        packed_texts = data.non_tensor_batch[KEY].tolist()
-        batch_rows = Rows(packed_texts, tokens=token_fields)
+        packed_texts = data.non_tensor_batch.get(KEY, [None] * len(data))
+        batch_rows = Rows(list(packed_texts), tokens=token_fields)
         with carrying(partial(run.credit, batch_rows, 0)):
             data = original(data, adv_estimator, *args, **kwargs)
         credit_metrics.update(run.result.metrics if run.result else {})

@@ -160,6 +160,8 @@ def filter_metric(config: Any) -> str | None:
 def _replace_filter_metric(config: Any, scheme: Scheme) -> str | None:
     """Replace the metric of verl's group filter if spanwise does not compute it. Return a note for users, or None."""
     metric = filter_metric(config)
+    if metric is not None and not config.trainer.get("use_v1"):
+        return f"verl's V0 trainer does not read {_FILTER}, so no group is dropped. Set trainer.use_v1=True, or remove the setting."
     if metric is None or metric == ANY_REWARD:
         return None
     if metric == "reward" or metric in scheme.names:
@@ -240,6 +242,7 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
     correction_config = config.algorithm.get("rollout_correction") or {}
     run_folder = section.get("folder")
     dump_folder = config.trainer.get("rollout_data_dir")
+    reward_model = OmegaConf.select(config, "reward.reward_model") or {}
     return {
         f"{unknown('loss_agg_mode', loss_agg_mode, MODES)} {USE}": loss_agg_mode not in MODES,
         f"loss_agg_mode '{loss_agg_mode}' divides by the width of each micro-batch, and widths differ. Set "
@@ -280,7 +283,11 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
         f"reward.custom_reward_function is {function_path}. {_UNUSED}": function_path is not None and not reads_environment,
         "reward.reward_model.enable is True, but verl passes its reward model only to reward.custom_reward_function. Set the path "
         "and name of such a function, and add {reward: environment, pays: [...]} to the recipe.": (
-            OmegaConf.select(config, "reward.reward_model.enable") and not (reads_environment and function_path is not None)
+            reward_model.get("enable") and not (reads_environment and function_path is not None)
+        ),
+        "With reward.reward_model.enable_resource_pool=False, verl's V1 trainer asks the reward model about whole batches, without "
+        "the dataset's columns. Set reward.reward_model.enable_resource_pool=True.": (
+            reward_model.get("enable") and not reward_model.get("enable_resource_pool") and config.trainer.get("use_v1")
         ),
     }
 
