@@ -137,11 +137,12 @@ def test_both_commands_come_here(data, tmp_path, monkeypatch, command):
     monkeypatch.setattr(main.ray, "get", lambda task: None)
     monkeypatch.setattr(main._run, "remote", lambda cfg: started.append(cfg))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["main", *arguments(data, tmp_path)[command is main :]])
+    monkeypatch.setattr(sys, "argv", ["main", *arguments(data, tmp_path, **of_spanwise(folder="runs/a"))[command is main :]])
     command.main()
     assert [type(cfg) for cfg in started] == [SpanwiseTrainConfig] * 2
     assert started[0].trainer.algorithm.advantage_estimator == "spanwise"
-    assert [cfg.trainer.algorithm.spanwise.recipe for cfg in started] == [str(tmp_path / "recipe.yaml")] * 2
+    ours = [cfg.trainer.algorithm.spanwise for cfg in started]  # absolute, as Ray's task runs in another folder
+    assert [(part.recipe, part.folder) for part in ours] == [(str(tmp_path / "recipe.yaml"), str(tmp_path / "runs/a"))] * 2
 
 
 def test_it_is_refused_before_ray_starts(data, tmp_path, monkeypatch):

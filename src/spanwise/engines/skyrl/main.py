@@ -49,8 +49,11 @@ def configured(arguments: list[str]) -> Any:
     cfg: Any = SpanwiseTrainConfig.from_cli_overrides(overrides)
     register()
     check(cfg)
-    # The training task may run in another folder, so the path must be absolute.
-    cfg.trainer.algorithm.spanwise.recipe = str(Path(cfg.trainer.algorithm.spanwise.recipe).resolve())
+    # The training task may run in another folder, so paths must be absolute.
+    spanwise_options = cfg.trainer.algorithm.spanwise
+    spanwise_options.recipe = str(Path(spanwise_options.recipe).resolve())
+    if spanwise_options.folder is not None:
+        spanwise_options.folder = str(Path(spanwise_options.folder).resolve())
     validate_cfg(cfg)
     return cfg
 
