@@ -103,7 +103,7 @@ class Mode:
         """Raise a `RecipeError` for rollouts of several turns if the mode needs whole completions."""
 
     def check_steps(self, steps: int) -> None:
-        """Raise a `RecipeError` for a run of too few steps for the mode to do anything."""
+        """Raise a `RecipeError`, or warn, if a run has too few generation batches (`steps`) for the mode to do all it should."""
 
     def recorded(self, table: Any, rows: Any) -> Mapping[str, Tensor]:
         """Read the `Batch` fields that this mode fills in from recorded rollouts."""

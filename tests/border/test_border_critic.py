@@ -6,6 +6,7 @@ import torch
 
 from border.case import case, check, trained
 from spanwise.credit import gae
+from trl_critic_small import fast, with_critic
 
 GAE = {"method": "gae", "objectives": [{"reward": "correct", "pays": ["solution", "confidence"]}]}
 
@@ -18,6 +19,11 @@ def of_other_values(folder):
     return trained(**GAE, critic={"model": "critic"})(folder)
 
 
+def of_critic_alone(folder):
+    """A script whose run ends before its policy trains."""
+    with_critic(folder, fast(policy_training_start_step=2), max_steps=2).train()
+
+
 CASES = {
     "`method: gae` without `critic`": trained(**GAE),
     "`method: bae` with a `critic`": trained(method="bae", critic={}),
@@ -26,6 +32,7 @@ CASES = {
     "`critic: {mini_batches: 9}` with 8 completions a batch": trained(
         **GAE, prompts=2, group_size=4, steps=1, critic={"mini_batches": 9}
     ),
+    "`CriticConfig(policy_training_start_step=2)` in a run of two generation batches": of_critic_alone,
     "`critic: {model: nowhere}`": trained(**GAE, critic={"model": "nowhere"}),
     "`critic: {model: runs/pre/critic}`, whose values are of other objectives": of_other_values,
     "`gae(..., bootstrap_n=...)` with an infinite value after a completion that was cut off": case(gae)(

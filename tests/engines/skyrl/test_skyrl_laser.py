@@ -183,6 +183,11 @@ def test_before_the_warm_ups_nothing_is_taught_and_nothing_mixed(signs):
     assert torch.equal(data["action_log_probs"][:, :-1], old[:, :-1])
 
 
+def test_a_run_that_ends_before_the_mixing_begins_is_refused(signs):
+    with pytest.raises(RecipeError, match="the run has only 5"):
+        small.run(trainer_of(signs, laser={"self_rewarding_warmup": 5}, steps=5))
+
+
 REFUSED = {
     "makes one row per turn": {"layout": "stepwise"},
     "synchronous trainer": {"trainer.fully_async.enabled": True},

@@ -136,12 +136,20 @@ def test_the_warm_ups_are_counted_in_generation_batches(tmp_path):
     assert [loss is not None for loss in losses] == [False, True, True]
 
 
+def test_a_run_that_ends_before_the_mixing_begins_is_refused(tmp_path):
+    """Four steps on batches of two steps are two batches."""
+    options = {"max_steps": 4, "per_device_train_batch_size": 4, "steps_per_generation": 2, "gradient_accumulation_steps": 1}
+    with pytest.raises(RecipeError, match="begin after 2 generation batches, but the run has only 2"):
+        run_with(tmp_path / "two", laser(mix=MIX, self_rewarding_warmup=2), **options).train()
+    run_with(tmp_path / "one", laser(mix=MIX, self_rewarding_warmup=1), **options).train()
+
+
 def test_rollouts_that_say_their_turns_are_refused_at_the_first_step_and_not_once_scores_are_mixed(tmp_path):
     def rollout(batch, trainer):
         return {**plain(batch, trainer), "turns": [[{"anchor": "0"}] for _ in batch]}
 
     plain, mine = small.scripted(), laser(mix=MIX, self_rewarding_warmup=5)
-    run = run_with(tmp_path, mine, extra={"rollout_func": rollout}, max_steps=1)
+    run = run_with(tmp_path, mine, extra={"rollout_func": rollout}, max_steps=6)
     with pytest.raises(RecipeError, match="several turns"):
         run.train()
 

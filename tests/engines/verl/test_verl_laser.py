@@ -224,6 +224,13 @@ def test_refused(tmp_path, case):
         prepare(config)
 
 
+def test_a_run_that_ends_before_the_mixing_begins_is_refused(tmp_path):
+    trainer = trainer_of(configured(tmp_path, self_rewarding_warmup=5)[0])
+    trainer.total_training_steps = 5
+    with pytest.raises(RecipeError, match="the run has only 5"), trainer.spanwise.training(trainer):
+        pass
+
+
 def test_rollouts_of_several_outputs_are_refused(tmp_path, queue):
     config, _, _ = configured(tmp_path)
     trainer, manager = trainer_of(config), manager_of(config)

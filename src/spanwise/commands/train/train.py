@@ -2,6 +2,7 @@
 
 import os
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from math import gcd, isnan
 from pathlib import Path
@@ -98,11 +99,6 @@ def train(
                 policy = trainer.accelerator.unwrap_model(trainer.model)
                 critic_mb, policy_mb = megabytes(critic.model), megabytes(policy)
                 say(console, f"Weights, gradients and optimizer: critic {critic_mb:.3g} MB, policy {policy_mb:.3g} MB.")
-                if (start_step := critic.config.policy_training_start_step) >= recipe.steps:
-                    say(
-                        console,
-                        f"Only the critic trains: policy_training_start_step is {start_step}, and steps is {recipe.steps}.",
-                    )
             say(console, *filter(None, [pull_note(scheme, group_size=recipe.group_size)]))
         try:
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
@@ -151,8 +147,10 @@ def _show(summary: Mapping[str, Any], console: Console, *, title: str, absent: M
 
 def check_recipe(recipe: Recipe) -> None:
     """Refuse a recipe that cannot be trained: an unknown logger or option, or a missing critic."""
-    for mode in recipe.modes.values():
-        mode.check_steps(recipe.steps)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the trainer checks again and warns
+        for mode in recipe.modes.values():
+            mode.check_steps(recipe.steps)
     logger_names = ["none", "all", *INTEGRATION_TO_CALLBACK]
     check_known("logger for report_to", recipe.report_to, logger_names)
     if recipe.report_to not in (*logger_names[:2], *get_available_reporting_integrations()):

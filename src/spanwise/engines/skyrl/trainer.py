@@ -72,6 +72,8 @@ class SpanRayPPOTrainer(RayPPOTrainer):
 
     async def train(self) -> None:
         """Run SkyRL's training, and complete the run folder even if training fails."""
+        for mode in (*self.scheme.modes, self.critic_config):
+            mode.check_steps(self.total_training_steps)
         with nullcontext() if self._record is None else self._record.running():
             return await super().train()
 

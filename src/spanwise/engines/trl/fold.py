@@ -6,7 +6,8 @@ factor on A undoes the normaliser of each `loss_type` without a copy of TRL's lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from trl.trainer.grpo_config import GRPOConfig
 from spanwise.engines.shared import fold_factor as fold_factor  # re-exported for `trainer.py`
 from spanwise.errors import DivergedError, SpanwiseError
 from spanwise.losses import dppo
+from spanwise.mode import Mode
 
 #: Maps DPPO losses to the divergences that they bound.
 DPPO: Mapping[str, Any] = {"dppo_tv": "tv", "dppo_kl": "kl"}
@@ -192,6 +194,23 @@ def check_loss(
         f"Step {step}: the loss is {loss_value}, but all numbers of its completions are finite. {_ADVICE} "
         "Look at beta and entropy_coef, too."
     )
+
+
+class LengthGuard(TrainerCallback):
+    """Refuses a run that is too short for its modes, such as laser."""
+
+    def __init__(self, modes: Sequence[Mode]) -> None:
+        self.modes = modes
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Tell each mode how many generation batches the run has. Only the main process warns."""
+        micro_batch_count = state.max_steps * args.gradient_accumulation_steps
+        batch_count = -(-micro_batch_count // (args.steps_per_generation * args.num_iterations))
+        with warnings.catch_warnings():
+            if not state.is_world_process_zero:
+                warnings.simplefilter("ignore")
+            for mode in self.modes:
+                mode.check_steps(batch_count)
 
 
 class GradientGuard(TrainerCallback):

@@ -172,6 +172,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         self.step: Step = Step(scheme, Vocabulary.of(self._text_tokenizer, self.model), ranks=ranks)
         self.parts = parts_of(all_modes, "trl", self)
         self.critic = None if critic is None else self.parts[critic.name].critic
+        self.add_callback(fold.LengthGuard(all_modes))
         self.add_callback(fold.GradientGuard(lambda: self.accelerator.scaler is not None))
         if getattr(args, "log_metrics", "all") == "few":
             for callback_class in (PrinterCallback, ProgressCallback):

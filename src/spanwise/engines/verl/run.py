@@ -149,6 +149,8 @@ class VerlRun:
     @contextmanager
     def training(self, trainer: Any, *, done: int | None = None) -> Iterator[None]:
         """Lock the run folder during training. Refuse a folder of another run, unless `done` (finished steps) is None."""
+        for mode in self.scheme.modes:
+            mode.check_steps(trainer.total_training_steps)
         if self.record is None:
             yield
             return

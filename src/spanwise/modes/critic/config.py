@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -158,6 +159,15 @@ class CriticConfig(Mode):
             raise RecipeError(
                 f"Method '{scheme.method}' reads no values, so a critic would change nothing. Leave it out, or use 'gae' or 'sae'."
             )
+
+    def check_steps(self, steps: int) -> None:
+        """Warn of a run that ends before the policy trains."""
+        if 0 < self.policy_training_start_step >= steps:
+            warning_sentence = (
+                f"Only the critic trains: critic.policy_training_start_step is {self.policy_training_start_step}, and the run has "
+                f"{steps} generation batches. Lower it, or train longer, if the policy should train, too."
+            )
+            warnings.warn(warning_sentence, UserWarning, stacklevel=2)
 
     @classmethod
     def of(cls, section: Mapping[str, Any]) -> Any:
