@@ -1,5 +1,7 @@
 """The gradient of one real TRL step against the paper's objective, written out token by token in float64."""
 
+import math
+
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -95,6 +97,8 @@ def test_dppo_counts_from_the_sampler_where_trl_knows_it(tmp_path):
     assert gradient() == ([-1.0, -1.0], 0.0)
     sampled = torch.tensor([[0.25, 0.4]]).log()
     assert gradient(sampling_per_token_logps=sampled) == ([0.0, pytest.approx(-1.25)], 0.5)
+    unknown = torch.tensor([[math.nan, 0.4]]).log()  # vLLM does not know the first
+    assert gradient(sampling_per_token_logps=unknown) == ([-1.0, pytest.approx(-1.25)], 0.0)
 
 
 @pytest.mark.parametrize(
