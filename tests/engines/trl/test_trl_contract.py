@@ -4,7 +4,10 @@ from contracts import Needed, check
 
 TRAINER = "trl.trainer.grpo_trainer:GRPOTrainer"
 SCORING = f"{TRAINER}._generate_and_score_completions"
-ATTRIBUTES = ("reward_func_names", "reward_weights", "max_completion_length", "num_generations", "_metrics")
+ATTRIBUTES = (
+    "reward_func_names", "reward_weights", "max_completion_length", "num_generations", "_metrics", "_pending_extra_logs",
+    "_pending_metrics",
+)  # fmt: skip
 BATCH, LISTS = "prompts=prompts, completions=completions", "prompts, completions, completion_ids_list)"
 #: What is done in this order.
 LOSS = (

@@ -75,14 +75,23 @@ def test_a_reward_that_is_missing_differs_from_nothing(tmp_path):
 
 @pytest.mark.parametrize(("scripts", "times"), [([[*FIRST, *SECOND]], 1), ([[*USELESS, *SECOND], FIRST], 3)])
 def test_rewards_are_computed_again_only_after_an_exchange(tmp_path, scripts, times):
-    counts = []
+    """What rewards log of groups that gave way is not in TRL's table and metrics: only the 8 that are trained."""
+    counts, table = [], []
 
-    def counted(completions, answer, **columns):
+    def counted(completions, answer, log_metric, log_extra, **columns):
         counts.append(len(completions))
+        log_metric("completions", len(completions))
+        log_extra("text", completions)
         return [float(f"<answer>{gold}</answer>" in text) for text, gold in zip(completions, answer, strict=True)]
 
-    run = sampled(tmp_path, Calls(*scripts), objectives=(Objective(counted, pays="solution", name="correct"), OBJECTIVES[1]))
+    objectives = (Objective(counted, pays="solution", name="correct"), OBJECTIVES[1])
+    extra = {"rollout_func": Calls(*scripts), "train_dataset": prompts(6), "objectives": objectives}
+    run = trainer(tmp_path, extra=extra, dynamic_sampling="credit")
+    run._logs["extra"]["text"] = table  # TRL's own keeps only the newest 8
+    step(run)
     assert len(counts) == times
+    assert table == list(run.last_rollouts.completions)
+    assert run.state.log_history[0]["completions"] == 8.0
     assert bool(run.last_rollouts.advantages_nt.any())
 
 
