@@ -101,10 +101,10 @@ CASES = {
         replaced={"train_dataset": prompts().add_column("completions", ["4", "3"])}
     ),
     "a streamed dataset without the answers that `correct` reads": script(
-        train=True, replaced={"train_dataset": Dataset.from_list(QUESTIONS).to_iterable_dataset()}
+        replaced={"train_dataset": Dataset.from_list(QUESTIONS).to_iterable_dataset(), "rollout_func": None}
     ),
     "an eval_dataset without the answers that `correct` reads": script(
-        replaced={"eval_dataset": {"hard": Dataset.from_list(QUESTIONS)}}
+        replaced={"eval_dataset": {"hard": Dataset.from_list(QUESTIONS)}, "rollout_func": None}
     ),
     "an eval_dataset with a prompt that is None": script(
         replaced={

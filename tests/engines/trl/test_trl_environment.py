@@ -45,7 +45,7 @@ def len_of(completions):
     return [float(len(str(completion))) for completion in completions]
 
 
-def trainer(folder, environment, objectives):
+def trainer(folder, environment, objectives, row=None):
     tokenizer = byte_level()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     tokenizer.eos_token, tokenizer.pad_token, tokenizer.chat_template = "<|im_end|>", "<|im_end|>", qwen3_chat_template
@@ -54,7 +54,7 @@ def trainer(folder, environment, objectives):
     ends = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
     extra = {
         "model": LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=1024, **sizes, **ends)),
-        "train_dataset": Dataset.from_list([{"prompt": [{"role": "user", "content": "Go."}]}] * 4),
+        "train_dataset": Dataset.from_list([row or {"prompt": [{"role": "user", "content": "Go."}]}] * 4),
         "processing_class": tokenizer,
         "scheme": Scheme.preset("rloo", LAYOUT, objectives=objectives, per="completion"),
         "rollout_func": None,
@@ -63,10 +63,14 @@ def trainer(folder, environment, objectives):
     return small.trainer(folder, extra=extra, per_device_train_batch_size=4, max_completion_length=6)
 
 
-@pytest.mark.parametrize("environment", [Room, SlowRoom])
-def test_get_reward_pays_the_blocks_of_the_objective_environment(tmp_path, environment):
+@pytest.mark.parametrize(
+    ("environment", "row"),
+    [(Room, None), (SlowRoom, None), ({"room": Room}, {"environment": "room"})],
+    ids=["sync", "async", "rows without a prompt"],
+)
+def test_get_reward_pays_the_blocks_of_the_objective_environment(tmp_path, environment, row):
     Room.count = 0
-    run = trainer(tmp_path, environment, [Objective("environment", pays="all")])
+    run = trainer(tmp_path, environment, [Objective("environment", pays="all")], row)
     run.train()
     rewards = run.last_rollouts.reading.scores.reward_nm[:, 0].tolist()
     assert sorted(rewards) == [0.0, 1.0, 2.0, 3.0]

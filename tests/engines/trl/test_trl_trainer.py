@@ -213,6 +213,18 @@ def test_data_and_objectives_that_cannot_be_trained_on_are_refused(tmp_path, err
         small.trainer(tmp_path, extra=extra).train()
 
 
+def test_a_rollout_function_may_return_the_answers_that_the_dataset_lacks(tmp_path):
+    def rollout(batch, trainer):
+        return {
+            **small.scripted()(batch, trainer),
+            "answer": [str(sum(map(int, prompt[:3].split("+")))) for prompt in batch],
+        }
+
+    run = small.trainer(tmp_path, extra={"rollout_func": rollout, "train_dataset": small.prompts().remove_columns("answer")})
+    run.train()
+    assert run.last_rollouts.reading.scores.reward_nm[:, 0].tolist() == [said.right for said in small.SAID]
+
+
 def test_a_prompt_of_a_later_batch_that_opens_a_tag_is_warned_of_once(tmp_path):
     rows = Dataset.from_dict({"prompt": ["2+2="] * 2 + ["2+2=<answer>"] * 4, "answer": ["4"] * 6})
     run = small.trainer(tmp_path, max_steps=3, extra={"train_dataset": rows})

@@ -249,9 +249,9 @@ def check_datasets(
     """Refuse unusable datasets, and a training set that is too small."""
     if train is None and options.get("environment_factory") is None:
         raise DataError("train_dataset is missing: pass a dataset with the column 'prompt' and the columns of the rewards.")
-    _check_dataset("train_dataset", train, objectives)
+    _check_dataset("train_dataset", train, objectives, options)
     for argument_name, dataset in _evaluation_datasets(evaluation).items():
-        _check_dataset(argument_name, dataset, objectives, prefix=f"{argument_name}: ", kind="evaluation")
+        _check_dataset(argument_name, dataset, objectives, options, prefix=f"{argument_name}: ", kind="evaluation")
     if isinstance(train, Dataset) and len(train) < needed:
         raise DataError(
             f"The training dataset has {len(train)} prompts and one generation batch takes {needed}, so TRL would not make a "
@@ -261,9 +261,16 @@ def check_datasets(
 
 
 def _check_dataset(
-    argument: str, dataset: Any, objectives: Sequence[Objective], *, prefix: str = "", kind: str = "training"
+    argument: str,
+    dataset: Any,
+    objectives: Sequence[Objective],
+    options: Mapping[str, Any],
+    *,
+    prefix: str = "",
+    kind: str = "training",
 ) -> None:
-    """Refuse a dataset of a wrong type or without needed columns."""
+    """Refuse a dataset of a wrong type or without needed columns. An environment may give prompts, a rollout function columns."""
+    has_environment, has_rollout_function = (options.get(name) for name in ("environment_factory", "rollout_func"))
     split_names = list(dataset) if isinstance(dataset, Mapping) else []
     known_columns = None if split_names else getattr(dataset, "column_names", None)
     column_names = known_columns or ["none"]
@@ -277,7 +284,8 @@ def _check_dataset(
         ),
         f"{prefix}The {kind} dataset has no column 'prompt' with the text or messages to complete; its columns are "
         f"{', '.join(column_names)}. Rename one: dataset.rename_column({column_names[0]!r}, 'prompt').": known_columns
-        and "prompt" not in known_columns,
+        and "prompt" not in known_columns
+        and not has_environment,
     }
     dataset_faults |= {
         f"{prefix}The {kind} dataset has a column '{name}', the name under which TRL passes the sampled texts to rewards. Rename "
@@ -290,7 +298,7 @@ def _check_dataset(
             f"{prefix}Objective '{objective.name}' reads the dataset column '{column_name}', which does not exist; the columns are "
             f"{', '.join(column_names)}. Rename the column, or set options: {{column: NAME}} in the objective."
         )
-        needs_answer_column = objective.reward in ("correct", "second_attempt")
+        needs_answer_column = objective.reward in ("correct", "second_attempt") and not has_rollout_function
         dataset_faults[missing_column_fault] = needs_answer_column and column_name not in column_names
     refuse(dataset_faults, DataError)
 
