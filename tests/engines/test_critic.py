@@ -303,6 +303,21 @@ def test_a_target_outside_the_range_of_the_bins_is_named():
     assert small.equal(small.state(critic.model), before)
 
 
+def test_a_target_of_wrong_values_outside_the_range_is_cut_to_it():
+    """1 at the first token and -1 at the last: returns are 0 and -1, but a value of 1/2 after the first makes its target 1.5."""
+    rows, streams = small.question(completions=4)
+    reward_nt, mask_nt = torch.zeros_like(streams.reward_snt[0]), streams.mask_snt[0]
+    reward_nt[:, 0] = 1.0
+    for n in range(4):
+        reward_nt[n, mask_nt[n].nonzero()[-1]] = -1.0
+    config = CriticConfig(head="hl_gauss", bins=2, value_range=(-1.0, 1.0), gae_lambda_value=0.0, learning_rate=1e-3)
+    critic = small.critic(config)
+    small.head(critic)[1].data = torch.tensor([0.0, 40.0])  # all probability is in the bin around 1/2
+    tokens = int(mask_nt.sum())
+    result = small.learn(critic, rows, replace(streams, reward_snt=reward_nt[None]))
+    assert result.metrics["critic/target_mean"] == pytest.approx((4 * (1 - 1) + (tokens - 8) * 0.5) / tokens)
+
+
 def test_a_batch_in_which_nothing_trains_changes_nothing():
     rows, streams = small.question(completions=4)
     critic = small.critic(CriticConfig(learning_rate=1e-2))

@@ -250,9 +250,17 @@ class _Batch:
     def targets(self, value_nts: Tensor) -> Tensor:
         """Return what each value is fitted to (0 where there is nothing). A value that is not finite counts as 1/2."""
         value_nts = torch.where(value_nts.isfinite(), value_nts, 0.5)
-        gae_options: dict[str, Any] = {"lam": self.config.gae_lambda_value, "gamma": self.gamma}
+        target_nts = self._targets(value_nts, lam=self.config.gae_lambda_value)
+        if self.config.head == "scalar" or self.config.gae_lambda_value == 1:
+            return target_nts
+        # Below lambda 1 a wrong value can put a target outside of `value_range`, although all returns lie inside.
+        return_nts = self._targets(value_nts, lam=1.0)
+        lowest, highest = self.config.value_range
+        return target_nts.clamp(min=return_nts.clamp(max=lowest), max=return_nts.clamp(min=highest))
+
+    def _targets(self, value_nts: Tensor, *, lam: float) -> Tensor:
         inputs_of_streams: Iterator[dict[str, Any]] = self.streams.inputs(value_nts[:, :-1], self.bootstrap(value_nts))
-        return torch.stack([value_target(**stream_inputs, **gae_options) for stream_inputs in inputs_of_streams], dim=2)
+        return torch.stack([value_target(**inputs, lam=lam, gamma=self.gamma) for inputs in inputs_of_streams], dim=2)
 
     def take(self, row_r: Tensor) -> _Batch:
         """Return the batch with only the given rows."""
