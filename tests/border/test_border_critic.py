@@ -7,6 +7,7 @@ import torch
 from border.case import case, check, trained
 from spanwise.credit import gae
 from trl_critic_small import fast, with_critic
+from trl_small import policy
 
 GAE = {"method": "gae", "objectives": [{"reward": "correct", "pays": ["solution", "confidence"]}]}
 
@@ -17,6 +18,14 @@ def of_other_values(folder):
     about = {"values": ["correct", "brier"], "head": "scalar", "bins": 51, "value_range": [0.0, 1.0], "tokenizer": "0"}
     (folder / "critic" / "critic.json").write_text(json.dumps(about))
     return trained(**GAE, critic={"model": "critic"})(folder)
+
+
+def of_a_sharded_policy(folder):
+    """A policy as ZeRO-3 leaves it in a process: every weight is elsewhere."""
+    model = policy()
+    for weight in model.parameters():
+        weight.data = weight.new_empty(0)
+    with_critic(folder, extra={"model": model})
 
 
 def of_critic_alone(folder):
@@ -33,6 +42,10 @@ CASES = {
         **GAE, prompts=2, group_size=4, steps=1, critic={"mini_batches": 9}
     ),
     "`CriticConfig(policy_training_start_step=2)` in a run of two generation batches": of_critic_alone,
+    "`CriticConfig(policy_training_start_step=2)` with `fp16=True`": lambda folder: with_critic(
+        folder, fast(policy_training_start_step=2), fp16=True
+    ),
+    "`CriticConfig()` with a policy whose weights DeepSpeed ZeRO-3 shards": of_a_sharded_policy,
     "`critic: {model: nowhere}`": trained(**GAE, critic={"model": "nowhere"}),
     "`critic: {model: runs/pre/critic}`, whose values are of other objectives": of_other_values,
     "`gae(..., bootstrap_n=...)` with an infinite value after a completion that was cut off": case(gae)(

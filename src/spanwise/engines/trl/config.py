@@ -205,8 +205,9 @@ def check_use(
     model: Any = "",
     reward_funcs: Any = None,
     options: Mapping[str, Any] | None = None,
+    critic: CriticConfig | None = None,
 ) -> None:
-    """Refuse settings that do not work with TRL's version, the model or other options. Warn of settings without effect."""
+    """Refuse settings that do not work with TRL's version, the model, critic or other options. Warn of settings without effect."""
     has_adapters = (options or {}).get("peft_config") is not None or hasattr(model, "peft_config")
     path_in_config = getattr(getattr(model, "config", None), "_name_or_path", "")
     can_load_reference = has_adapters or isinstance(model, str) or bool(path_in_config)
@@ -225,6 +226,10 @@ def check_use(
         f"beta is {args.beta}, so TRL must load the reference model by name, but your model has no name: it was "
         "built in memory. Save it and its tokenizer in a folder and pass the folder as model, or set beta=0.": (
             args.beta != 0.0 and not can_load_reference
+        ),
+        "critic.policy_training_start_step keeps the policy without gradients, but the scaler of fp16=True allows no such step. "
+        "Set bf16=True instead, or policy_training_start_step to 0.": (
+            args.fp16 and critic is not None and critic.policy_training_start_step
         ),
     }
     refuse(setting_faults)

@@ -119,7 +119,9 @@ class SpanGRPOTrainer(GRPOTrainer):
             model_name = model_path.split("/")[-1] or "model"
             args = config.SpanGRPOConfig(f"{model_name}-SpanGRPO")
         config.check_args(args)
-        config.check_use(args, trl_version=trl.__version__, model=model, reward_funcs=reward_funcs, options=options)
+        config.check_use(
+            args, trl_version=trl.__version__, model=model, reward_funcs=reward_funcs, options=options, critic=critic
+        )
         prompts_per_batch = (args.generation_batch_size or 0) // (args.num_generations or 1)
         config.check_datasets(train_dataset, eval_dataset, scheme.objectives, options, needed=prompts_per_batch)
         check_sampling(args, scheme, dataset=train_dataset, options=options, modes=all_modes)

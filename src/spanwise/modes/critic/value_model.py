@@ -67,7 +67,13 @@ class ValueModel(nn.Module):
                 f"transformers has no token classifier for a {type(merged_policy).__name__}, so spanwise cannot copy the policy's "
                 "trunk as a critic. Name a critic with critic: {model: NAME}."
             ) from error
-        model.base_model.load_state_dict({name: x.float() for name, x in merged_policy.base_model.state_dict().items()})
+        try:
+            model.base_model.load_state_dict({name: x.float() for name, x in merged_policy.base_model.state_dict().items()})
+        except RuntimeError as error:
+            raise RecipeError(
+                "spanwise cannot copy the policy as a critic, because its weights are quantized or sharded (DeepSpeed ZeRO-3). "
+                "If they are quantized, name a critic with critic: {model: NAME}. If they are sharded, use ZeRO-2."
+            ) from error
         _zero_head(model)
         return ValueModel(model.to(merged_policy.device), names, config)
 
