@@ -10,6 +10,7 @@ from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForCon
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from trl import GRPOTrainer
 
+from spanwise import Laser
 from spanwise.engines.trl import SpanGRPOTrainer
 from spanwise.layout import Layout
 from spanwise.objective import Objective
@@ -98,3 +99,37 @@ def test_a_run_folder_names_the_image_and_no_memory_address(ours):
     assert "image mode=RGB size=8x8" in prompts[0]
     assert not any(" at 0x" in prompt for prompt in prompts)
     assert len(set(prompts)) == 2  # two completions of each
+
+
+def test_a_self_rewarding_score_is_read_beside_the_image(tmp_path):
+    """Also of completions that end in the last step of the generation, which need a pass of their own."""
+    processing = processor()
+    tokenizer = processing.tokenizer
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>", "<|score|>"]})
+    policy = model(tokenizer)
+    for weight in policy.parameters():  # so that the image matters
+        torch.nn.init.normal_(weight, std=0.4)
+    end = tokenizer.eos_token_id
+    unwritten = sorted({*range(len(tokenizer))} - {end, *tokenizer.encode("a")})
+    args = config(tmp_path, max_completion_length=2, generation_kwargs={"suppress_tokens": unwritten})
+    verdict = Objective(lambda completions: [n % 2 for n in range(len(completions))], pays="all", name="correct")
+    laser = Laser("<|score|>", beta=1.0, mix=0.5, self_rewarding_warmup=0)
+    scheme = Scheme.preset("bae", Layout({"all": []}), objectives=[verdict], laser=laser)
+    run = SpanGRPOTrainer(policy, args=args, train_dataset=questions(), processing_class=processing, scheme=scheme)
+    part, logps, lengths = run.parts["laser"], [], set()
+    fill = part.fill
+
+    @torch.no_grad()
+    def by_hand(read_batch, output):
+        for n, pixels in enumerate(output["pixel_values"].split(1)):
+            prompt, reply = (output[f"{name}_ids"][n][output[f"{name}_mask"][n] > 0] for name in ("prompt", "completion"))
+            logits = policy(input_ids=torch.cat([prompt, reply])[None], pixel_values=pixels).logits[0, -1]
+            logps.append(logits.log_softmax(dim=0)[part.token] if reply[-1] == end else torch.tensor(torch.nan))
+            lengths.update([len(reply)] if reply[-1] == end else [])
+        return fill(read_batch, output)
+
+    part.fill = by_hand
+    run.train()
+    assert lengths == {1, 2}
+    expected = torch.stack(logps) - torch.stack(logps).nanmean()  # the reference that it measures
+    torch.testing.assert_close(run.last_rollouts.batch.score_n, expected, atol=1e-4, rtol=0, equal_nan=True)

@@ -23,6 +23,12 @@ from spanwise.modes.laser.score import class_weights, self_reward, verification_
 from spanwise.modes.parts import TrlPart, token_logp
 from spanwise.modes.sequences import sampled_end, sequences
 
+#: What TRL's pass reads beside the tokens.
+_IMAGE_INPUTS = (
+    "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles", "image_sizes",
+    "token_type_ids", "mm_token_type_ids", "image_position_ids",
+)  # fmt: skip
+
 
 class SelfRewarding(TrlPart):
     """Runs laser (LaSeR) in TRL's trainer: appends the reserved token and reads its log-probabilities."""
@@ -204,6 +210,8 @@ class SelfRewarding(TrlPart):
         """Compute the reserved token's missing log-probabilities. All processes run equally many rows."""
         sequence_rows = sequences(output, batch)
         max_wanted_count = int(self.gather(wanted_n.sum()[None]).max())
+        if "pixel_values" in output:
+            return self._read_ends_with_images(output)
         row_order_n = wanted_n.to(torch.uint8).argsort(descending=True, stable=True)
         row_r = row_order_n[:max_wanted_count]
         chosen_rows = sequence_rows.take(row_r.to(sequence_rows.ids_nl.device))
@@ -216,6 +224,19 @@ class SelfRewarding(TrlPart):
             read_options = {"pad": pad_id, "temperature": self.temperature, "batch_size": batch_size}
             logp_n[row_r] = end_logp(self.trainer.model, token_lists, self.token, **read_options)
         return logp_n
+
+    @torch.no_grad()
+    def _read_ends_with_images(self, output: dict[str, Any]) -> Tensor:
+        """Compute the reserved token's log-probability in all rows by TRL's own pass, which knows whose the images are."""
+        ids_nl, mask_nl = (
+            torch.cat([output[f"prompt_{name}"], output[f"completion_{name}"]], 1) for name in ("ids", "mask")
+        )
+        image_options = {name: output[name] for name in _IMAGE_INPUTS if name in output}
+        image_options["batch_size"] = self.trainer.args.per_device_train_batch_size
+        completion_width = output["completion_ids"].shape[1]
+        trainer = self.trainer
+        trainer._get_per_token_logps_and_entropies(trainer.model, ids_nl, mask_nl, completion_width, **image_options)
+        return self.passes[-1].float().cpu()
 
     def _scores(self, logp_n: Tensor) -> Tensor:
         """Compute laser's scores from log-probabilities. Completions that did not end are NaN."""
