@@ -81,6 +81,10 @@ def contains(completion, answer):
     return float(answer in completion)
 
 
+def of_trl(completions, **columns):
+    return [True for _ in completions]
+
+
 def of_blocks(blocks):
     return [True for _ in blocks]
 
@@ -122,6 +126,9 @@ CASES = {
     "A function in verl's signature without the right answer": scored(two_scores, columns={}),
     "A function in verifiers' signature without the right answer": scored(contains, columns=QUESTIONS),
     "`timeout` of a function that is not async": scored(two_scores, options={"timeout": 5}),
+    "`timeout` of a function in TRL's signature": scored(of_trl, options={"timeout": 5}),
+    "A `block` of a function that sees the whole completion": scored(two_scores, options={"block": "solution"}),
+    "`sees: part` of a block that the layout lacks": scored(two_scores, options={"sees": "part", "block": "solutoin"}),
     'Layout({"solution": ["answer"]}, segmenter="tag")': case(Layout)({"solution": ["answer"]}, segmenter="tag"),
     'Scheme("bae", {"solution": ["answer"]}, objectives)': case(Scheme)("bae", {"solution": ["answer"]}, [SOLVED]),
     "One objective in the place of a list": case(Scheme)("bae", LAYOUT, SOLVED),

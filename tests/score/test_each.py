@@ -150,3 +150,25 @@ def test_a_layout_of_any_form_is_printed_as_what_it_is(layout):
     rebuilt = scheme_of(load(None, {key: value for key, value in plain.items() if value is not None}), PAIR, 32)
     assert rebuilt.layout == layout
     assert (rebuilt.layout.parts and rebuilt.plain()) == scheme.plain()
+
+
+def test_a_function_that_takes_whatever_it_is_given_does_not_know_its_block():
+    def of_trl(completions, **columns):
+        return [1.0 for _ in completions]
+
+    def of_verl(solution_str, ground_truth, **columns):
+        return 1.0
+
+    for function in (of_trl, of_verl):
+        with pytest.raises(RecipeError, match="does not know which block it scores"):
+            Scheme("bae", PAIR, [Objective(function, each="*")])
+        with pytest.raises(RecipeError, match="'criterion'"):
+            Scheme("bae", PAIR, [Objective(function, "a", criteria=["It is short.", "It is true."])])
+
+
+def test_a_function_of_one_completion_hears_its_block_too():
+    def place(solution_str, ground_truth, block):
+        return float("ab".index(block))
+
+    scheme = Scheme("bae", PAIR, [Objective(place, each="*")])
+    assert read(batch('{"a": 1, "b": 2}'), scheme, BYTES).scores.reward_nm.tolist() == [[0.0, 1.0]]

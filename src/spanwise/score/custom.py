@@ -12,7 +12,7 @@ import random
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import is_dataclass
 from functools import partial
@@ -184,9 +184,8 @@ def reward_call(objective: Objective, text: Texts, columns: Columns) -> partial[
 
 
 def takes(objective: Objective, option: str) -> bool:
-    """Return whether an objective's reward function accepts an option."""
-    default_by_name, takes_any_keyword = parameters_of(objective.reward, objective.name)
-    return takes_any_keyword or option in default_by_name
+    """Return whether an objective's reward function has a parameter of a name. `**kwargs` does not count."""
+    return option in parameters_of(objective.reward, objective.name)[0]
 
 
 def label_of_function(objective: Objective) -> str:
@@ -227,17 +226,6 @@ def as_number(value: Any) -> float:
         return math.nan if isinstance(value, (str, bytes)) else float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         return math.nan
-
-
-def check_reward_function(objective: Objective, call_options: Collection[str] = ()) -> None:
-    """Check that a reward function has the parameters that its options need."""
-    default_by_name, takes_any_keyword = parameters_of(objective.reward, objective.name)
-    unknown_options = [name for name in objective.options if name not in {*default_by_name, *call_options}]
-    if unknown_options and not takes_any_keyword:
-        raise RecipeError(
-            f"Objective '{objective.name}' has the option '{unknown_options[0]}', but its reward function has no such "
-            f"parameter. Its parameters are: {', '.join(default_by_name) or 'none'}."
-        )
 
 
 def parameters_of(function: Any, name: str) -> Parameters:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence, Sized
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence, Sized
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from spanwise.errors import DataError, RecipeError, RewardError, SpanwiseError, check_known, check_number, unknown
+from spanwise.errors import DataError, RecipeError, RewardError, SpanwiseError, check_known, check_number, refuse, unknown
 from spanwise.objective import Objective, is_async
 from spanwise.score.custom import arguments_for, finite_number, label_of_function, own_copy, parameters_of, place_of
 from spanwise.score.event_loop import once_per_loop
@@ -100,24 +100,40 @@ def calling_convention(objective: Objective) -> Convention | None:
     return convention_of(objective.reward, frozenset(parameters_of(objective.reward, objective.name)[0]))
 
 
-def check_call(objective: Objective, convention: Convention | None) -> None:
-    """Refuse call options that cannot work, such as `timeout` for a plain function."""
+def check_call(objective: Objective, convention: Convention | None, blocks: Collection[str]) -> None:
+    """Refuse options of a reward function that cannot work, such as `timeout` for a plain function."""
     subject = f"Objective '{objective.name}'"
     options = objective.options
+    default_by_name, takes_any_keyword = parameters_of(objective.reward, objective.name)
+    unknown_options = [name for name in options if name not in {*default_by_name, *(CALL_OPTIONS if convention else ())}]
+    if unknown_options and not takes_any_keyword:
+        raise RecipeError(
+            f"{subject} has the option '{unknown_options[0]}', but its reward function has no such parameter. Its parameters are: "
+            f"{', '.join(default_by_name) or 'none'}."
+        )
     if convention is None:
-        if objective.key is not None:
-            raise RecipeError(
-                f"{subject} has key: {objective.key}, but its function returns a list for the whole batch. A key works only with a "
-                f"function for one completion, such as verl's compute_score. Leave it out."
-            )
+        unused_names = [name for name in CALL_OPTIONS if name not in ("block", *default_by_name)]
+        for name, setting in {"key": objective.key, **{name: options.get(name) for name in unused_names}}.items():
+            if setting is not None:
+                raise RecipeError(
+                    f"{subject} has {name}: {setting}, but its function returns a list for the whole batch. This works only with a "
+                    f"function for one completion, such as verl's compute_score. Leave it out."
+                )
         return
-    sees_setting = options.get("sees", "whole")
+    sees_setting, block = options.get("sees", "whole"), options.get("block")
     check_known(f"value of the option 'sees' of objective '{objective.name}'", sees_setting, ("whole", "part"))
+    if block is not None and sees_setting == "part":
+        refuse({f"{subject} reads block '{block}'. {unknown('block', block, blocks)}": block not in blocks})
+    elif block is not None and "block" not in default_by_name:
+        raise RecipeError(
+            f"{subject} has block: {block}, but its function sees the whole completion. Set sees: part, or give the function a "
+            f"parameter 'block'."
+        )
     for name, unit in (("timeout", " (seconds)"), ("max_concurrent", "")):
         if name not in options:
             continue
         check_number(f"{subject}: {name}{unit}", options[name], above=0.0, whole=name == "max_concurrent")
-        if not is_async(convention.prepare(objective.reward)):
+        if not is_async(convention.prepare(objective.reward)) and name not in default_by_name:
             raise RecipeError(
                 f"{subject} has {name}: {options[name]!r}, but its function is not async: it runs for one completion after "
                 f"another, and nothing can stop it. Leave {name} out, or write `async def`."
@@ -128,7 +144,8 @@ def item_calls(objective: Objective, convention: Convention, text: Texts, column
     """Build a call of the reward function for each completion that has one of the objective's blocks."""
     item_function = convention.prepare(objective.reward)
     parameters = parameters_of(item_function, objective.name)
-    function_options = {name: value for name, value in objective.options.items() if name not in CALL_OPTIONS}
+    call_names = CALL_OPTIONS.keys() - parameters[0].keys()
+    function_options = {name: value for name, value in objective.options.items() if name not in call_names}
     shows_only_part = objective.options.get("sees") == "part"
     shown_block = objective.options.get("block")
     call_by_index: dict[int, Callable[[], Any]] = {}

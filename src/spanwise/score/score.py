@@ -21,7 +21,6 @@ from spanwise.registry import is_registered
 from spanwise.score.criteria import with_criteria
 from spanwise.score.custom import (
     called,
-    check_reward_function,
     checked_reward,
     label_of_function,
     named_errors,
@@ -32,7 +31,6 @@ from spanwise.score.custom import (
 )
 from spanwise.score.event_loop import run
 from spanwise.score.items import (
-    CALL_OPTIONS,
     as_reward,
     await_items,
     call_items,
@@ -264,9 +262,7 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
                 )
         built_in_reward = built_in(objective)
         if built_in_reward is None:
-            convention = calling_convention(objective)
-            check_reward_function(objective, CALL_OPTIONS if convention else ())
-            check_call(objective, convention)
+            check_call(objective, calling_convention(objective), layout.keys)
             continue
         _check_options(objective, built_in_reward)
         if (judge_name := judge_by_objective[objective.name]) is not None:
