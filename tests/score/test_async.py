@@ -133,6 +133,8 @@ def test_what_sees_the_part_and_what_sees_the_whole():
     columns = {"prompts": ["q"] * SIZE}
     part = Objective(verifier, "note", name="part", options={"sees": "part"})
     assert rewards(Objective(verifier, "note"), part, columns=columns).reward_nm[1].tolist() == [5.0, 1.0]  # "so 1x", "x"
+    block = Objective(verifier, ["solution", "note"], options={"sees": "part", "block": "note"})
+    assert rewards(block, columns=columns).status_nm[:2, 0].tolist() == [ABSENT, OK]
     chat = {"prompts": [[{"role": "user", "content": "q"}]] * SIZE}
     assert rewards(Objective(verifier, "note"), columns=chat).reward_nm[1].tolist() == [5.0]
 

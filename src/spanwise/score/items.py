@@ -78,9 +78,9 @@ def completion_text(blocks: BlockText) -> str:
     return without_end(whole_text(blocks))
 
 
-def part_text(blocks: BlockText, pays: Sequence[str], block: str | None) -> str:
-    """Return the text of a block, or of all paid blocks, without end-of-sequence tokens."""
-    return without_end("".join((blocks[name] or {})[""] or "" for name in present(blocks, [block] if block else pays)))
+def part_text(blocks: BlockText, names: Sequence[str]) -> str:
+    """Return the text of some blocks without end-of-sequence tokens."""
+    return without_end("".join((blocks[name] or {})[""] or "" for name in present(blocks, names)))
 
 
 def rows_of(columns: Columns, size: int) -> list[dict[str, Any]]:
@@ -147,12 +147,13 @@ def item_calls(objective: Objective, convention: Convention, text: Texts, column
     call_names = CALL_OPTIONS.keys() - parameters[0].keys()
     function_options = {name: value for name, value in objective.options.items() if name not in call_names}
     shows_only_part = objective.options.get("sees") == "part"
-    shown_block = objective.options.get("block")
+    shown_block = objective.options.get("block") if shows_only_part else None
+    shown_names = [shown_block] if shown_block else objective.pays
     call_by_index: dict[int, Callable[[], Any]] = {}
     for n, (blocks, row) in enumerate(zip(text, rows_of(columns, len(text)), strict=True)):
-        if not present(blocks, objective.pays):
+        if not (names := present(blocks, objective.pays) and present(blocks, shown_names)):
             continue
-        shown_text = part_text(blocks, objective.pays, shown_block) if shows_only_part else completion_text(blocks)
+        shown_text = part_text(blocks, names) if shows_only_part else completion_text(blocks)
         arguments, missing_column = arguments_for(parameters, convention.arguments(shown_text, row) | function_options)
         if missing_column is not None:
             raise DataError(f"Objective '{objective.name}': {unknown('column', missing_column, row)}")

@@ -45,6 +45,13 @@ def test_each_part_is_a_question_and_its_reason_a_note():
     assert scores.measured_nc[:, :4].sum(dim=0).tolist() == [5, 0, 0, 75]
 
 
+def test_a_block_that_a_completion_lacks_is_absent_and_nobody_is_asked():
+    with Server(even).serving() as server:
+        scores = judged(server, pays=["step", "end"], block="step")
+    assert scores.status_nm[:, 0].tolist() == [OK, OK, OK, ABSENT, OK, OK]
+    assert len(server.requests) == 5
+
+
 def test_equal_questions_are_asked_once_and_many_at_a_time():
     text = [{"step": {"": f"step {n % 20}"}} for n in range(60)]
     with Server(even, delay=0.05).serving() as server:

@@ -117,6 +117,12 @@ def test_a_classifier_of_several_labels_sees_as_much_as_is_asked(labelled, sees,
     assert float(by_last_label.reward_nm[0, 0]) == pytest.approx(float(first[2]))
 
 
+@pytest.mark.parametrize("sees", ["part", "prefix", "whole"])
+def test_a_block_that_a_completion_lacks_is_absent_though_it_has_another_paid_one(single, sees):
+    scores = scored(single[0], pays=["step[1]", "end"], block="step[1]", sees=sees)
+    assert scores.status_nm[:, 0].tolist() == [OK, ABSENT, ABSENT, OK]
+
+
 def steps_by_hand(model, tokenizer, prompt, steps, marker):
     """The logits at the last token of each marker, with every piece encoded by itself."""
     turns_before = turns(prompt, "")[:-1]

@@ -113,9 +113,9 @@ async def ask_judge(
     """Reward a part of a completion by the word that a judge model chooses. Each word stands for a number.
 
     Rule: each completion with a paid block is one question, asked through the chat completions API; equal questions are asked once.
-    No paid block: ABSENT. A rubric without a criterion about the block: UNSCORED. No answer before `deadline`: TIMEOUT. Any other
-    failure, a reply without one of the choices among them: ERROR, with the reason as its note. A failure is never 0. What the
-    completion says stands in a fence that it cannot close (`spanwise.score.judges.prompt`).
+    No paid block, or no `block`: ABSENT. A rubric without a criterion about the block: UNSCORED. No answer before `deadline`:
+    TIMEOUT. Any other failure, a reply without one of the choices among them: ERROR, with the reason as its note. A failure is
+    never 0. What the completion says stands in a fence that it cannot close (`spanwise.score.judges.prompt`).
 
     Args:
         text, pays, columns, scored: see `spanwise.score.rewards`.
@@ -158,10 +158,10 @@ async def ask_judge(
     )
     questions_by_index: dict[int, list[_Question]] = {}
     for n, (blocks, row) in enumerate(zip(text, rows_of(columns, len(text)), strict=True)):
-        if present_blocks := present(blocks, pays):
+        if names := present(blocks, pays) and present(blocks, [block] if block else pays):
             rubric = [Criterion(criterion)] if criteria is None else criteria_of(row[criteria], f"of completion {n}", blocks)
             questions_by_index[n] = [
-                request_form.question(blocks, row, present_blocks, block, entry)
+                request_form.question(blocks, row, names, block, entry)
                 for entry in rubric
                 if block is None or entry.part in (None, block)
             ]
@@ -252,10 +252,10 @@ class _RequestForm:
             part_names = [name for name in present(blocks, list(blocks)) if any_index(name) == any_index(block)]
         block = criterion.part or block
         part_name = block or ", ".join(names)
-        part_content = part_text(blocks, names, block)
+        part_content = part_text(blocks, [block] if block else names)
         if part_names:
             part_name = ", ".join(part_names)
-            part_content = "\n".join(fenced(part_text(blocks, [name], name), name) for name in part_names)
+            part_content = "\n".join(fenced(part_text(blocks, [name]), name) for name in part_names)
         template_values = {"part": part_content, "name": part_name, "criterion": criterion.text}
         instruction, reply_format = reply_rules(list(self.choices), self.constrain, reasons=self.reasons, parts=part_names)
         messages = messages_for(self.template, row, completion=completion_text(blocks), **template_values)

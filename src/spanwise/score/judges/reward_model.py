@@ -69,8 +69,8 @@ def score_by_model(
     Rule: without a marker the model is a sequence classifier. With one label its number is the logit, with several it is the
     probability of `label`. With a marker it is a process reward model, which reads the prompt and all blocks of the completion with
     the marker behind each, in one pass. A block's number is read at the last token of its marker: the probability of `label` of a
-    token classifier, or of a causal model the mean of `choices` under their probabilities. No paid block: ABSENT. A row that is too
-    long for the model, and a number that is not finite: ERROR, with the reason as its note.
+    token classifier, or of a causal model the mean of `choices` under their probabilities. No paid block, or no `block`: ABSENT. A
+    row that is too long for the model, and a number that is not finite: ERROR, with the reason as its note.
 
     Args:
         text, pays, columns, scored: see `spanwise.score.rewards`. The prompt is the column prompts, prompt or question.
@@ -100,9 +100,8 @@ def score_by_model(
     max_tokens = min(reward_model.longest, max_length or reward_model.longest)
     row_and_index_by_completion: dict[int, tuple[_Row, int]] = {}
     for n, (blocks, cells) in enumerate(zip(text, rows_of(columns, len(text)), strict=True)):
-        if present_blocks := present(blocks, pays):
-            judged_blocks = [block] if block else present_blocks
-            text_pieces, judged_index = _pieces(blocks, judged_blocks, sees if marker is None else "steps", inside)
+        if names := present(blocks, pays) and present(blocks, [block] if block else pays):
+            text_pieces, judged_index = _pieces(blocks, names, sees if marker is None else "steps", inside)
             row_and_index_by_completion[n] = reward_model.row(cells, text_pieces), judged_index
     reward_model.read([row for row, _ in row_and_index_by_completion.values() if len(row.ids) <= max_tokens], batch_size)
     result_by_index: dict[int, CallResult] = {}
@@ -123,7 +122,7 @@ def _pieces(blocks: BlockText, names: Sequence[str], sees: str, inside: bool) ->
 
     def block_text(name: str) -> str:
         inner_texts = [inner_text for tag, inner_text in (blocks[name] or {}).items() if tag and inner_text is not None]
-        return "".join(inner_texts) if inside and inner_texts else part_text(blocks, [name], name)
+        return "".join(inner_texts) if inside and inner_texts else part_text(blocks, [name])
 
     if sees == "part":
         return ["".join(map(block_text, names))], 0
