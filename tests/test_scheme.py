@@ -234,7 +234,7 @@ FACTS = {
 def test_every_fact_of_an_objective_is_used_or_refused(name, fact):
     rule = preset(name)
     pays = {"pays": rule.layout.names}
-    objectives = Objective("correct", **pays), Objective("format", **pays, **FACTS[fact])
+    objectives = Objective("correct", **pays), Objective("correct", name="other", **pays, **FACTS[fact])
     if "baseline" in METHODS[name].inputs:
         assert Scheme(name, rule.layout, objectives, rule.per).objectives[1] == objectives[1]
     else:

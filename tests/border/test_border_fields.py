@@ -118,6 +118,7 @@ CASES = {
     "`format` with a tag that the layout lacks": scheme(
         "format", layout=Layout(["name", "price"]), options={"tags": ["name", "prize"]}
     ),
+    "`format` for a block that may be repeated": scheme("format", layout=Layout({"step[*]": "step"}, most=2), pays="*"),
     "`overlong` without its lengths": scheme("overlong"),
     "`json_schema` with a schema that is none": json_schema({"properties": {"price": {"type": "nubmer"}}}),
     "`json_schema` of one field that must stand alone": json_schema({"type": "object"}, tag="price", alone=True),

@@ -8,10 +8,13 @@ from hypothesis import strategies as st
 
 from helpers import NAN, assert_close
 from score_small import ABSENT, CORRECT, ERROR, OK, completion
+from spanwise import Batch, Layout, Scheme, Vocabulary, read
 from spanwise.errors import AlignmentError, DataError, RecipeError, RewardError
 from spanwise.objective import Objective
 from spanwise.score import parse_confidence, score_all
 from spanwise.score.score import score_one
+
+BYTES = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
 
 
 def test_log_score_is_clipped_on_both_sides():
@@ -121,6 +124,17 @@ def test_format_over_two_blocks_and_over_chosen_tags():
     for options, expected in (({}, [1, 0, NAN, 0]), ({"tags": ["answer"]}, [1, 0, NAN, 1])):
         objective = Objective("format", pays=("solution", "confidence"), options=options)
         assert_close(score_one(objective, text, columns={}, scored={}).value_n, expected, 1e-12, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [("<answer>4</answer>", 1), ("<sure>1</sure><answer>4</answer>", 0), ("<answer>4</answer></sure>", 0)],
+)
+def test_format_in_a_scheme_counts_the_tags_of_a_block_that_is_left_out(written, value):
+    layout = Layout({"solution": ["answer"], "report": ["sure"]})
+    batch = Batch.jagged([list(written.encode())], [0])
+    scores = read(batch, Scheme("bae", layout, [Objective("format", "solution")]), BYTES).scores
+    assert scores.reward_nm.tolist() == [[value]]
 
 
 def attempts(first, second):

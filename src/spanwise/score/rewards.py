@@ -144,11 +144,11 @@ def format_(
 
     Well-formed: every tag of the block (or every one of `tags` that it has) holds something, these tags open and close once, in
     order, without nesting, and no tag of another block stands in this one. The first opening tag may be missing, as the prompt
-    may hold it. One missing block: 0; all paid blocks missing, an empty completion included: ABSENT.
+    may hold it. One missing block: 0; all paid blocks missing, an empty completion included: ABSENT. A repeated block: refused.
 
     Args:
         text, pays, columns, scored: see the module.
-        tags: the tags that count; all tags of the paid blocks if not given.
+        tags: the tags that count. A recipe without them has all of the layout; None: those of the blocks that the completion has.
         empty: a tag may hold nothing, so that the tags alone count: `<reasoning></reasoning>` is well-formed.
 
     Example:

@@ -30,15 +30,7 @@ from spanwise.score.custom import (
     with_own_copies,
 )
 from spanwise.score.event_loop import run
-from spanwise.score.items import (
-    as_reward,
-    await_items,
-    call_items,
-    calling_convention,
-    check_call,
-    item_calls,
-    together,
-)
+from spanwise.score.items import as_reward, await_items, call_items, calling_convention, check_call, item_calls, together
 from spanwise.score.outcomes import OUTCOMES, find_outcome, judge_of, read_outcomes
 from spanwise.score.reward import NAN, REWARDS, BuiltIn, Columns, Reward, Scored, Texts, built_in, remove_rewards
 from spanwise.types import Scores, Status, present
@@ -295,6 +287,8 @@ def _by_function(objective: Objective) -> list[Objective]:
 
 def _by_block(objective: Objective, layout: Layout) -> list[Objective]:
     """Split an objective into one for each block that its pattern `each` matches."""
+    if objective.reward == "format":  # the tags of a block that a completion lacks count, too
+        objective = replace(objective, options={"tags": list(dict.fromkeys(layout.tags)), **objective.options})
     paid_blocks: dict[str, None] = {}
     for name in objective.pays:
         paid_blocks |= dict.fromkeys(layout.matching(name) if "*" in name and name not in layout.names else (name,))
@@ -404,9 +398,15 @@ def _check_reading(objective: Objective, entry: BuiltIn, layout: Layout) -> None
     for tag in (options["tags"] or ()) if objective.reward == "format" else ():
         check_known("tag of the layout", tag, layout.tags)
     for part in (part for part in layout.parts if layout.names[part.block] in objective.pays):
+        reward_label = f"Objective '{objective.name}': the reward '{objective.reward}'"
         if entry.segmenters and part.segmenter not in entry.segmenters:
             raise RecipeError(
-                f"Objective '{objective.name}': the reward '{objective.reward}' can only read blocks from the segmenter "
-                f"{' or '.join(entry.segmenters)}, but block '{layout.names[part.block]}' is from {part.segmenter}. Use a "
-                f"reward that reads any block's text, such as json_schema, or a function of your own."
+                f"{reward_label} can only read blocks from the segmenter {' or '.join(entry.segmenters)}, but block "
+                f"'{layout.names[part.block]}' is from {part.segmenter}. Use a reward that reads any block's text, such as "
+                f"json_schema, or a function of your own."
+            )
+        if objective.reward == "format" and part.index is not None:
+            raise RecipeError(
+                f"{reward_label} cannot read block '{layout.names[part.block]}', which may be repeated. Pay other blocks with it, "
+                f"or write the objectives without it."
             )
