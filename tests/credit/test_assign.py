@@ -63,6 +63,29 @@ def test_a_reward_that_is_only_logged_takes_nobody_out_of_a_sum(method, weight):
         assert method == "gdpo" or (both.block_nk[[1, 3]] == 0).all()
 
 
+@pytest.mark.parametrize("status", [Status.ABSENT, Status.ERROR])
+@pytest.mark.parametrize("method", ["dr_grpo", "reinforce++"])
+def test_one_number_is_paid_to_the_paid_blocks_and_leaving_them_out_costs_the_decision_to_stop(method, status):
+    # Only the confidence is paid. Completion 1 has none: its last token stands for it, unless its check failed.
+    scores = scores_of([[1.0], [0.0], [NAN]], ("brier",))
+    scores.status_nm[2] = int(status)
+    block_nt = torch.tensor([[0, 0, 1, 1], [0, 0, 1, -1], [0, 0, 0, -1]])
+    present = torch.tensor([[True, True], [True, True], [True, False]])
+    left_out = status == Status.ABSENT
+    mean = -2 / 3 if left_out else 0.5  # the paid ones have 1, 0 and -3, and the tokens 1, 1, 0 and -3
+    options, inputs = {}, {}
+    if method == "reinforce++":
+        options, inputs, mean = {"whiten": False}, {"block_nt": block_nt, "mask_nt": block_nt >= 0}, 0.0
+    credit = assign(
+        scores, torch.zeros(3).long(), present, objectives=[Objective("brier", "confidence", if_missing=-3.0)],
+        block_names=BLOCKS, method=method, inputs=inputs, **options,
+    )  # fmt: skip
+    assert_close(credit.block_nk, [[0, 1 - mean], [0, -mean], [0, 0]], 1e-12)
+    assert_close(credit.stop_n, [0, 0, -3 - mean if left_out else 0], 1e-12)
+    if method == "reinforce++":
+        assert credit.token_nt.tolist() == [[0, 0, 1, 1], [0, 0, 0, 0], [0, 0, 0, 0]]
+
+
 def test_an_estimator_is_bound_by_the_options_of_the_scheme():
     reward_n, group_n = double([1, 0, 1, 1, 0, 1, 0, 0]), torch.tensor([0, 0, 0, 0, 0, 7, 7, 7])
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from spanwise.credit.baselines import compare_columns
 from spanwise.credit.registry import FACTS, Method
@@ -19,6 +20,7 @@ from spanwise.credit.spread import (
     Streams,
     ValuesName,
     fill_missing,
+    find_last_token,
     left_out,
     paid_blocks,
     put_on_last_token,
@@ -54,8 +56,9 @@ def assign(
             has; if it has none of them, to stop[i], the decision to end the completion without them
         a method per token that reads a critic:     token[i, t] = sum over the streams s of  weight_s * method(r_s, V_s)[i, t]
             (`reward_streams`); a stream that is the decision to stop goes to stop[i]
-        every other method has one number:          A = method(sum_m weight_m r_m, group, ...), paid to every paid block;
-            what is left out stands for `if_missing`
+        every other method has one number:          A = method(sum_m weight_m r_m, group, ...), paid to every paid block, and to
+            stop[i] where i left out a reward and has no paid block; what is left out stands for `if_missing`. A method per token
+            sees the tokens of the paid blocks alone, or else the last token, which is stop[i]
 
     Left out means that the completion does not hold what the reward reads, or holds it unreadably. A check that failed (a
     timeout, an error) is not the completion's doing: its reward is absent and costs nothing.
@@ -130,6 +133,9 @@ def assign(
         reward_nm = reward_sum_n[:, None]
         method_inputs |= {"reward_n": reward_sum_n, "reward_s": reward_sum_n, "reward_nm": filled_reward_nm}
         method_inputs["weight_m"] = weights(objectives, reward_sum_n)
+        is_paid_k = pays_block_mk.any(dim=0)
+        has_left_out_n = (left_out(scores) & (method_inputs["weight_m"] != 0)).any(dim=1)
+        pays_stop_n = has_left_out_n & ~present_nk[:, is_paid_k].any(dim=1)
         if mask_nt is not None:  # the tokens of a completion without a reward are masked
             method_inputs["mask_nt"] = mask_nt.bool() & ~reward_sum_n.isnan()[:, None]
             method_inputs["reward_nt"] = put_on_last_token(reward_sum_n, method_inputs["mask_nt"])
@@ -144,8 +150,11 @@ def assign(
                 dtype = torch.promote_types(method_inputs["value_nt"].dtype, torch.float32)
                 streams = reward_streams(scores, objectives, block_names, block_nt, mask_nt, values=values, dtype=dtype)
                 token_credit_nt, stop_credit_n = _run_over_streams(run_method, method_inputs, streams, stop_credit_n)
-            else:
+            elif mask_nt is None or bool(is_paid_k.all()):
                 token_credit_nt, _ = run_method(method_inputs, block_nt.shape)
+            else:
+                is_paid_nt = pad(is_paid_k, (0, 1))[block_nt.long()]  # tokens outside blocks have the index -1
+                token_credit_nt, stop_credit_n = _run_over_paid_tokens(run_method, method_inputs, is_paid_nt, pays_stop_n)
             for k in range(len(block_names)):
                 is_in_block_nt = block_nt == k
                 block_sum_n = torch.where(is_in_block_nt, token_credit_nt.double(), 0.0).sum(dim=1)
@@ -155,7 +164,8 @@ def assign(
         else:
             advantage_n, comparison = run_method(method_inputs, group_n.shape)
             adv_nm = advantage_n.double()[:, None]
-            block_credit_nk = adv_nm * pays_block_mk.any(dim=0)
+            block_credit_nk = adv_nm * is_paid_k
+            stop_credit_n = torch.where(pays_stop_n, adv_nm[:, 0], 0.0)
         if comparison is None:
             completion_adv_nm = adv_nm if token_credit_nt is None else torch.zeros_like(adv_nm)
             comparison = compare_in_strata(reward_sum_n, group_n, min_stratum=min_stratum_size).comparison
@@ -221,6 +231,19 @@ def _run_over_streams(
             weighted_advantage_nt = weighted_advantage_nt.masked_fill(pays_stop_n[:, None], 0.0)
         credit_sum = credit_sum + weighted_advantage_nt
     return credit_sum, stop_n
+
+
+def _run_over_paid_tokens(
+    run_method: Callable[..., tuple[Tensor, Any]], inputs: Mapping[str, Any], is_paid_nt: Tensor, pays_stop_n: Tensor
+) -> tuple[Tensor, Float[Tensor, " n"]]:
+    """Run a method on the tokens of the paid blocks. Without them, the last token stands for the decision to stop."""
+    position_t = torch.arange(is_paid_nt.shape[1], device=is_paid_nt.device)
+    is_stop_nt = pays_stop_n[:, None] & (position_t == find_last_token(inputs["mask_nt"])[0][:, None])
+    mask_nt = inputs["mask_nt"] & (is_paid_nt | is_stop_nt)
+    token_inputs = {"mask_nt": mask_nt, "reward_nt": put_on_last_token(inputs["reward_n"], mask_nt)}
+    advantage_nt, _ = run_method({**inputs, **token_inputs}, is_paid_nt.shape)
+    stop_credit_n = torch.where(is_stop_nt, advantage_nt.double(), 0.0).sum(dim=1)
+    return advantage_nt.masked_fill(is_stop_nt, 0.0), stop_credit_n
 
 
 def _run_method(
