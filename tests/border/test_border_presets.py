@@ -35,6 +35,9 @@ CASES = {
     "an objective with `pay` in place of `pays`": recipe({"reward": "brier", "pay": ["confidence"]}),
     "an objective without `pays`": recipe({"reward": "brier"}),
     "the usual objectives and a layout without a confidence": recipe(layout={"solution": ["answer"]}),
+    "Scheme.preset('grpo', Layout(['step[*]'], segmenter='steps'))": lambda folder: Scheme.preset(
+        "grpo", Layout(["step[*]"], segmenter="steps")
+    ),
     "`options: {baseline: group}`, which objectives say": recipe(FORMAT, options={"baseline": "group"}),
 }
 

@@ -72,3 +72,19 @@ def test_the_others_are_as_published():
 def test_methods_that_are_no_outcome_methods():
     assert {"grpo", "dr_grpo"} <= set(outcome_methods())
     assert {"bae", "rlcr", "gigpo"}.isdisjoint(outcome_methods())
+
+
+@pytest.mark.parametrize("name", ["grpo", "gdpo", "rlcr", "bae"])
+def test_two_attempts_stay_two_blocks_so_that_every_preset_judges_the_first(name):
+    two = Layout({"first": ["answer"], "second": ["answer"]})
+    wrong = ("<answer>", "5", "</answer>")
+    ids = [[PIECES.index(piece) for piece in (*first, *second)] for first, second in ((wrong, SOLVED), (SOLVED, wrong))]
+    batch = Batch.jagged(ids, ["2 + 2"] * 2, columns={"answer": ["4"] * 2})
+    reading = read(batch, Scheme.preset(name, two), VOCABULARY)
+    assert reading.scores.reward_nm[:, 0].tolist() == [0.0, 1.0]
+    assert reading.fault_n.tolist() == [0, 0]
+
+
+def test_units_without_marks_stay_blocks_in_a_preset_for_whole_completions():
+    steps = Layout(["step[*]"], segmenter="steps", most=2)
+    assert Scheme.preset("grpo", steps, recorded="correct").layout.names == ("step[0]", "step[1]")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
 
-from spanwise.errors import RecipeError, check_known, unknown
+from spanwise.errors import LayoutError, RecipeError, check_known, unknown
 from spanwise.layout import Layout
 from spanwise.objective import BaselineName, Objective, is_number
 from spanwise.registry import Registry
@@ -286,8 +287,7 @@ def preset_rule(
 ) -> tuple[Layout, tuple[Objective, ...]]:
     """Return the layout and the objectives of a method's preset."""
     preset = chosen.preset or Preset()
-    merges_blocks = preset.whole and len(task.names) > 1
-    method_layout = replace(task, blocks={"completion": task.marks}) if merges_blocks else task
+    method_layout = _merge_blocks(task) if preset.whole and len(task.names) > 1 else task
     if calibration is not None and not (preset.calibrated and states_confidence(method_layout)):
         reason = "finds no confidence in the last block" if preset.calibrated else "rewards correctness alone"
         raise RecipeError(
@@ -299,6 +299,14 @@ def preset_rule(
             f"out, or use method 'bae'."
         )
     return method_layout, preset_objectives(chosen, method_layout, calibration=calibration or "brier", baseline=baseline)
+
+
+def _merge_blocks(task: Layout) -> Layout:
+    """Make one block of all blocks. Keep them if two blocks share a mark, or if a mark is the name of its block."""
+    if len(task.marks) == sum(len(marks) for _, marks in task.blocks):
+        with suppress(LayoutError):  # the mark of a segmenter such as `steps` can only be its block's name
+            return replace(task, blocks={"completion": task.marks})
+    return task
 
 
 def preset_objectives(

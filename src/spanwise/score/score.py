@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from spanwise.errors import RecipeError, RewardError, check_known, unknown
-from spanwise.layout import Layout
+from spanwise.layout import Layout, any_index
 from spanwise.objective import EARLIER, HIDDEN, OWN, Objective, Rubric, hidden_names, is_async, rubric_functions
 from spanwise.registry import is_registered
 from spanwise.score.criteria import with_criteria
@@ -392,8 +392,8 @@ def _check_reading(objective: Objective, entry: BuiltIn, layout: Layout) -> None
         block_tags = [key for block in blocks for key in layout.keys[block]]
         if tag and tag not in block_tags:
             raise RecipeError(
-                f"Objective '{objective.name}' reads the tag '{tag}' in {' or '.join(blocks)}, which has "
-                f"{', '.join(block_tags) or 'no tags'}. Add it to the layout, or set 'tag'."
+                f"Objective '{objective.name}' reads the tag '{tag}' in {' or '.join(sorted({*map(any_index, blocks)}))}, which "
+                f"has {', '.join(dict.fromkeys(map(any_index, block_tags))) or 'no tags'}. Add it to the layout, or set 'tag'."
             )
     for tag in (options["tags"] or ()) if objective.reward == "format" else ():
         check_known("tag of the layout", tag, layout.tags)
