@@ -57,3 +57,17 @@ def test_each_segmenter_of_a_layout_is_counted():
     layout = Layout({"why": "why", "price": "json:price"})
     sentences = [count.sentence for count in census_of(layout, ["<why>so</why>{}"] * 2)]
     assert sentences == ["", "'price' is in 0 of 2 completions; segmenter json finds nothing."]
+
+
+@pytest.mark.parametrize(
+    ("segmenter", "mark", "text", "holds"),
+    [
+        ("markdown", "Plan", "## plan\nAdd.", 1),
+        ("markdown", "section", "# Sum\nAdd.", 1),
+        ("markdown", "section[*]", "Add.", 0),
+        ("code", "python.function", "```py\ndef f(): pass\n```", 1),
+        ("code", "python.class", "```py\ndef f(): pass\n```", 0),
+    ],
+)
+def test_headings_and_code_are_counted_as_they_are_found(segmenter, mark, text, holds):
+    assert census([text], [mark], segmenter=segmenter).wanted == {mark: holds}

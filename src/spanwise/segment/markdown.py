@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, NamedTuple
@@ -37,7 +38,7 @@ from typing import Any, NamedTuple
 from spanwise.errors import LayoutError, unknown
 from spanwise.layout import Layout, Part
 from spanwise.registry import register
-from spanwise.segment.claims import Finder, Found, Match, Sample, assign, group_by_mark, text_end
+from spanwise.segment.claims import SEGMENTERS, Finder, Found, Match, Sample, assign, group_by_mark, text_end
 from spanwise.types import Fault
 
 _ANY = "section"
@@ -95,7 +96,17 @@ def _titles(text: str) -> list[str]:
     return list(dict.fromkeys(heading.title for heading in headings if heading.title))
 
 
-@register("markdown", kind="segmenter", says=_titles)
+@lru_cache(maxsize=64)
+def _build_finder(segmenter: str, mark: str) -> Finder:
+    layout = Layout({"block": f"{segmenter}:{mark}"})
+    return SEGMENTERS.find(segmenter).function(layout.parts, layout=layout)
+
+
+def _finds(segmenter: str, text: str, mark: str) -> bool:
+    return bool(_build_finder(segmenter, mark)(Sample.of(text.encode(errors="replace"))).claims)
+
+
+@register("markdown", kind="segmenter", says=_titles, holds=partial(_finds, "markdown"))
 def markdown(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Find the sections of Markdown. The rules are at the top of this module."""
     parts_of: dict[str, list[Part]] = {}
@@ -150,7 +161,12 @@ _MARK = re.compile(r"([a-z0-9_]+)\.(\w+)")
 _Matcher = Callable[[Any], list[tuple[int, int, bool]]]
 
 
-@register("code", kind="segmenter", says=lambda text: ["fence"] * bool(outline(text.encode(errors="replace"))[0]))
+@register(
+    "code",
+    kind="segmenter",
+    says=lambda text: ["fence"] * bool(outline(text.encode(errors="replace"))[0]),
+    holds=partial(_finds, "code"),
+)
 def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Find fenced code blocks, and functions, classes and statements in them. The module has the rules."""
     parts_of_mark = group_by_mark(parts)
