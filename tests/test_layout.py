@@ -10,6 +10,7 @@ def test_tags_and_names_of_a_layout():
     assert Layout({"X": ["X"]}).tags == ("X",)
     assert Layout({"whole": [], "c": ["c"]}).names == ("whole", "c")
     assert Layout({"one": ["a", "b"]}, prefilled="a").prefilled == "a"
+    assert Layout({"a": r"steps: (\d+)"}, segmenter="regex").parts[0].mark == r"steps: (\d+)"
     assert Layout({"solution": "answer"}) == Layout({"solution": ["answer"]})
 
 

@@ -32,9 +32,9 @@ class Layout:
     """The blocks of a completion, in order, and the marks (tags, JSON paths) that find them.
 
     With the segmenter `tags` a mark `answer` opens with `<answer>` and closes with `</answer>`; with `json` it is a path, with
-    `channels` a channel; see `spanwise.segment.SEGMENTERS`. A mark may name its own segmenter, `json:price`. Every trainable
-    token belongs to exactly one block: a block runs on to where the next one starts, and what stands before the first belongs to
-    the first; a part inside another one has its own bytes only.
+    `channels` a channel; see `spanwise.segment.SEGMENTERS`. A mark may name its own segmenter, `json:price`, without a space.
+    Every trainable token belongs to exactly one block: a block runs on to where the next one starts, and what stands before the
+    first belongs to the first; a part inside another one has its own bytes only.
 
     A block whose name holds `[*]` is repeated: one block per match, `item[0]`, `item[1]`, ..., the first `most` of them. One block
     without marks is the rest. Between tags that is the text before the first one; beside other segmenters it is all that no
@@ -49,7 +49,8 @@ class Layout:
     Raises:
         RecipeError: an unknown segmenter.
         LayoutError: no mapping of blocks to marks, no block, a block without a name or called `stop`, a second block without
-            marks, two blocks that overlap, a mark that its segmenter does not understand, a prefilled mark that is not the first.
+            marks, two blocks that overlap, a mark that its segmenter does not understand, a segmenter without a mark, a prefilled
+            mark that is not the first.
 
     Example:
         >>> layout = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]})
@@ -87,9 +88,9 @@ class Layout:
         """The parts of all blocks, each found by one mark, in the order of the layout."""
         parts: list[Part] = []
         for block, (name, marks, index) in enumerate(self._single):
-            for written in marks:  # a mark such as `json:price` names its own segmenter
+            for written in marks:  # a mark such as `json:price` names its own segmenter; in `steps: 5` these are words
                 segmenter, colon, mark = written.partition(":")
-                if not colon or not is_registered(segmenter, kind="segmenter"):
+                if not colon or mark[:1].isspace() or not is_registered(segmenter, kind="segmenter"):
                     segmenter, mark = self.segmenter, written
                 part_key = mark or name
                 if index is not None:
@@ -168,6 +169,10 @@ class Layout:
             )
         for block_name, marks in self.blocks:
             _check_block(block_name, marks)
+        if self.segmenter != "tags" and not self.parts_of(self.segmenter):
+            raise LayoutError(
+                f"segmenter is '{self.segmenter}', but no block has a mark for it. Give a block a mark, or leave segmenter out."
+            )
         unmarked_positions = [position for position, (_, marks) in enumerate(self.blocks) if not marks]
         uses_only_tags = self.segmenters == ("tags",)
         if unmarked_positions and (len(unmarked_positions) > 1 or (uses_only_tags and unmarked_positions != [0])):

@@ -92,6 +92,7 @@ CASES = {
     'Layout({"one": "price", "other": "price"}, segmenter="json")': fields({"one": "price", "other": "price"}),
     'Layout(["price."], segmenter="json")': fields(["price."]),
     'Layout({"step[*]": []}), nothing to look for': laid_out({"step[*]": []}),
+    'Layout({"run": []}, segmenter="fixed"), nothing to look for': laid_out({"run": []}, segmenter="fixed"),
     'Layout(["items[*].parts[*]"], segmenter="json")': fields(["items[*].parts[*]"]),
     'Layout(["items[*]"], segmenter="json", most=0)': fields(["items[*]"], most=0),
     "`most: 0` in a recipe": resolved("most: 0\n"),

@@ -206,3 +206,10 @@ def test_a_conversation_with_a_tool(case):
     masked = find_blocks(ids.masked_fill(~mask, -100), mask, layout=layout, vocabulary=vocabulary)
     assert masked[0].block_nt.equal(spans.block_nt)
     assert masked[1] == texts
+
+
+def test_a_repeated_channel_can_be_the_prefilled_one():
+    layout = Layout(["reasoning[*]", "answer"], segmenter="channels", most=2, prefilled="reasoning[*]")
+    owners, _, faults = segment(layout, ["2", "</think>", "4", "<|im_end|>", "3", "</think>", "5"])
+    assert owners == ["reasoning[0]"] * 2 + [A] * 2 + ["reasoning[1]"] * 2 + [A]
+    assert faults == Fault(0)

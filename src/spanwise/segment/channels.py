@@ -106,7 +106,7 @@ def channels(parts: Sequence[Part], *, layout: Layout) -> Finder:
         if channel not in (_REASONING, _CALL, _ANSWER):
             raise LayoutError(unknown("channel", channel_parts[0].mark, (_REASONING, _CALL, _ANSWER)))
     is_prefilled = layout.prefilled in {part.mark for part in parts}
-    if is_prefilled and layout.prefilled != _REASONING:
+    if is_prefilled and str(layout.prefilled).removesuffix(EACH) != _REASONING:
         raise LayoutError(f"prefilled is '{layout.prefilled}', but a prompt can open only 'reasoning'. Leave prefilled out.")
     find_signs = sign_finder(_SIGNS, tokens_only=_SIGNS - _SPELLED)
 
