@@ -5,7 +5,7 @@ import torch
 
 from credit_batches import PAIR, SAME
 from helpers import NAN, assert_close, double
-from spanwise.credit import advantage, centred, moments, refine
+from spanwise.credit import advantage, centred, group_index, moments, refine
 from spanwise.credit.strata import compare_in_strata, standardise, standardise_tokens
 from spanwise.errors import AlignmentError, RecipeError
 
@@ -105,3 +105,8 @@ def test_voters_may_have_any_ids():
         assert_close(centred_n, [-2.0, 0.0, 1.0, 3.0], 1e-12)
         compared = compare_in_strata(value_n, group_n, voter_n=torch.tensor(voters)).comparison
         assert compared.members_nm.flatten().tolist() == [3] * 4
+
+
+def test_tensors_in_a_list_of_ids_are_their_numbers():
+    ids = [torch.tensor(7), torch.tensor(7), torch.tensor(2)]
+    assert group_index(ids).tolist() == [0, 0, 1]

@@ -155,8 +155,9 @@ def explain_advantages(
 
 
 def list_ids(ids: Any) -> list[Any]:
-    """Return ids, such as group ids, as a list of Python values."""
-    return ids.tolist() if hasattr(ids, "tolist") else list(ids)
+    """Return ids, such as group ids, as a list of Python values. Equal tensors in a list have different hashes."""
+    rows = ids.tolist() if hasattr(ids, "tolist") else ids
+    return [row.tolist() if isinstance(row, Tensor) else row for row in rows]
 
 
 def group_index(groups: Sequence[Hashable] | Tensor) -> Int[Tensor, " n"]:
@@ -168,7 +169,9 @@ def group_index(groups: Sequence[Hashable] | Tensor) -> Int[Tensor, " n"]:
     if isinstance(groups, Tensor):
         return torch.unique(groups, return_inverse=True)[1]
     index_of_group: dict[Hashable, int] = {}
-    return torch.tensor([index_of_group.setdefault(group, len(index_of_group)) for group in groups], dtype=torch.long)
+    return torch.tensor(
+        [index_of_group.setdefault(group, len(index_of_group)) for group in list_ids(groups)], dtype=torch.long
+    )
 
 
 def weighted(reward_nm: Float[Tensor, "n m"], weight_m: Float[Tensor, " m"]) -> Float[Tensor, "n m"]:
