@@ -9,11 +9,13 @@ from tempfile import mkdtemp
 from unittest.mock import patch
 
 import datasets
+import torch
 import yaml
 from datasets import Dataset
 
 import trl_small
 from border.case import case, check, command
+from spanwise.credit import ktae
 from spanwise.scheme import Scheme
 from spanwise.tasks.embedded import build_model, build_tokenizer
 
@@ -183,6 +185,17 @@ CASES = {
     '`gigpo` with `options: {step_weight: "1"}`, a text': preset("gigpo", step_weight="1"),
     "`gigpo` with `options: {similarity: 95}`": preset("gigpo", similarity=95),
     "`sae` with `options: {threshold: -1}`": preset("sae", threshold=-1),
+    "`ha_dw` with `options: {window: 10.0}`": preset("ha_dw", window=10.0),
+    "`refine: {method: oar, options: {beta: -1.5}}`": preset("grpo", refine={"method": "oar", "options": {"beta": -1.5}}),
+    "`ktae(..., h1=0, h2=0)`, in Python": case(ktae)(
+        torch.zeros(2, 1),
+        torch.ones(2, 1).long(),
+        torch.ones(2, 1).bool(),
+        torch.eye(2)[0],
+        torch.zeros(2).long(),
+        h1=0.0,
+        h2=0.0,
+    ),
     "`sae` with `options: {boundary: begin}`": preset("sae", boundary="begin"),
     "`options: {eps_at: var}`": preset("gdpo", eps_at="var"),
     "a train.py with `beta=-0.1`, which pays for leaving the reference": trainer(beta=-0.1),

@@ -57,12 +57,13 @@ _WORDS = {
 _SWITCH = (lambda value: isinstance(value, bool), "write true or false")
 _ANYTHING = (lambda value: True, "")
 _NUMBER = (is_number, "write a finite number")
+_NOT_NEGATIVE = (lambda value: is_number(value) and value >= 0, "it must be a finite number, 0 or more")
 _SHARE = (lambda value: is_number(value) and 0 <= value <= 1, "it must lie between 0 and 1")
 #: Maps an option to a test of its value, and to advice for a value that fails.
 _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "min_stratum": (lambda v: is_number(v) and isinstance(v, int) and v >= 2, "a baseline needs at least 2 completions"),
     "ddof": (lambda v: not isinstance(v, bool) and v in (0, 1), "write 0 (population) or 1 (sample)"),
-    "eps": (lambda v: is_number(v) and v >= 0, "it must be a finite number, 0 or more"),
+    **dict.fromkeys(("eps", "h1", "h2", "h3"), _NOT_NEGATIVE),
     "length_adaptive_alpha": (
         lambda v: v is None or (is_number(v) and v > 0),
         "write a positive number, such as 0.05 (VAPO)",
@@ -70,8 +71,13 @@ _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "conflict": (lambda v: v is None or (is_number(v) and 0 < v <= 1), "it must be above 0 and at most 1, or left out"),
     "similarity": (lambda v: v is None or (is_number(v) and 0 < v < 1), "write a number between 0 and 1, or leave it out"),
     "threshold": (lambda v: is_number(v) and v >= 0, "write 0 or more, as less probable tokens are boundaries"),
-    "gamma": _SHARE,
-    "lam": _SHARE,
+    "beta": (lambda v: is_number(v) and v >= -1, "write -1 or more, as smaller numbers would reverse advantages"),
+    "window": (lambda v: is_number(v) and isinstance(v, int) and v >= 2, "write a whole number, at least 2"),
+    "history": (
+        lambda v: v is None or (is_number(v) and isinstance(v, int) and v >= 1),
+        "write a whole number, at least 1, or leave it out",
+    ),
+    **dict.fromkeys(("gamma", "lam", "quantile"), _SHARE),
 }
 
 

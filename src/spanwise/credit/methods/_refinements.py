@@ -56,7 +56,7 @@ def ktae(
         correct_n: above 0 is correct; NaN where unknown (joins no table, its advantages stay as they are).
         group_n: prompt ids, in any order.
         form: the paper's term, in (-1/2, 1/2), or the authors' code's, in (-top, top).
-        h1, h2, h3: weights of Fisher's test, information gain and term frequency.
+        h1, h2, h3: weights of Fisher's test, information gain and term frequency; 0 or more, one of the first two above 0.
         top: size of the code's term.
         k1, b: saturation and length correction of the term frequency.
         floor: keeps the ratio of term frequencies finite.
@@ -78,6 +78,10 @@ def ktae(
     check_mask(mask_nt)
     check_rewards(correct_n)
     check_known("form of KTAE", form, ("paper", "code"))
+    if min(h1, h2, h3) < 0 or h1 + h2 == 0:
+        raise RecipeError(
+            f"h1, h2 and h3 are {h1:g}, {h2:g} and {h3:g}. Write 0 or more, and more than 0 for h1 or h2, or no token would change."
+        )
     refined_adv_nt = torch.where(mask_nt, adv_nt, 0.0)
     group_index_n = torch.where(correct_n.isnan(), -1, group_index(group_n))
     for g in group_index_n[group_index_n >= 0].unique():
@@ -185,7 +189,7 @@ def oar(
             the surprise of the token, -logp, as no trainer here makes the further passes of the paper's own.
         mask_nt: the tokens to reshape; the others get exactly 0 and are not read.
         quantile: the share of tokens whose advantage shrinks.
-        beta: the most important token gets 1 + beta.
+        beta: the most important token gets 1 + beta; -1 or more.
         floor: the smallest weight.
         sum_to_length: scale the weights of a completion so that their mean is 1.
         eps: added to both divisors.
@@ -207,6 +211,8 @@ def oar(
         raise RecipeError(
             f"quantile is {quantile:g}; it is the share of tokens whose advantage shrinks, so it must lie between 0 and 1."
         )
+    if beta < -1:
+        raise RecipeError(f"beta is {beta:g}; write -1 or more, as smaller numbers would reverse advantages.")
     weighted_adv_nt = torch.zeros_like(adv_nt)
     for i in range(len(adv_nt)):
         mask_t = mask_nt[i]
