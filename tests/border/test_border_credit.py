@@ -109,7 +109,7 @@ CASES = {
         without_answers, "--set", "layout={solution: [answer], confidence: [confidence]}"
     ),
     "TRL's completions with two reward functions, no recipe": credited(
-        trl(step=[1] * 4, form=[1.0] * 4, accuracy_reward=[1.0, 0.0, 0.0, 1.0]), code=0
+        trl(step=[1] * 4, form=[1.0] * 4, accuracy_reward=[1.0, 0.0, 0.0, 1.0], advantage=[0.0] * 4), code=0
     ),
     "`--reward correct=acc` where `acc` holds words": credited(
         verl(CODE, acc=["good", "bad", "good", "bad"]), "--reward", "correct=acc"

@@ -102,6 +102,6 @@ def test_what_trl_logs_is_what_is_read(seed, tmp_path, monkeypatch):
     assert table.columns["level"] == logged["level"].tolist()
 
 
-def test_a_table_with_groups_is_not_trls(tmp_path):
-    for groups, source in (({}, "TRL"), ({"group_id": [7]}, "parquet")):
-        assert read_rollouts(trl_file(tmp_path / "a.parquet", ["4"], step=[1], **groups)).source == source
+def test_a_table_without_advantages_is_not_trls(tmp_path):
+    for columns, source in (({"advantage": [0.0]}, "TRL"), ({}, "parquet")):
+        assert read_rollouts(trl_file(tmp_path / "a.parquet", ["4"], step=[1], **columns)).source == source

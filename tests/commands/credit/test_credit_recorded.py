@@ -216,6 +216,10 @@ def of_trl(folder):
     return trl_file(folder / "completions_1.parquet", WELL_FORMED, **columns)
 
 
+def without_advantages(folder):
+    return trl_file(folder / "mine.parquet", WELL_FORMED, step=[1] * 4, acc=ACC, length=[9, 1, 1, 1])
+
+
 def listed(folder):
     row = {"prompt": "2+2=", "completions": WELL_FORMED, "rewards": [3, 2, 2, 1], "acc": ACC}
     return write_lines(folder / "mine.jsonl", [row])
@@ -234,9 +238,11 @@ def listed(folder):
         (own_table(rewards=[{"form": 1, "right": n} for n in RIGHT]), ("form", "right"), CENTRED),
         (own_table(form=FORM, acc=ACC, reward=[3, 2, 2, 1]), ("reward",), CENTRED),
         (own_table(acc=ACC, length=[9, 1, 1, 1]), ("correct",), [0.5, -0.5, -0.5, 0.5]),  # nothing says what length is
+        # A step beside prompt and completion is not yet TRL's: TRL writes advantages, too.
+        (without_advantages, ("correct",), [0.5, -0.5, -0.5, 0.5]),
         (listed, ("rewards",), CENTRED),
     ],
-    ids=["TRL", "verl", "verifiers", "prefixed", "an object", "reward", "acc", "a list"],
+    ids=["TRL", "verl", "verifiers", "prefixed", "an object", "reward", "acc", "no advantage", "a list"],
 )
 def test_the_rewards_that_the_trainer_added_up_are_added_up(write, names, expected, tmp_path):
     result, credit = credit_of(write(tmp_path), "dr_grpo")

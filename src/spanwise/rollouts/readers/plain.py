@@ -23,10 +23,10 @@ from spanwise.rollouts.files import SUFFIXES, holds_json
 from spanwise.rollouts.table import COMPARED, RolloutTable, tokenize
 
 FORMATS = (
-    "spanwise's rollouts (parquet with prompt, trainable, completion_ids or tokens), TRL's completions (parquet with prompt, "
-    "completion), verl's rollout dump (jsonl with input, output), verifiers' traces (jsonl with traces), slime's dumps (pt), logs "
-    "of Inspect (eval, json) and lm-eval (samples_*.jsonl) and tables (csv, tsv, json, jsonl, parquet) with prompt, question or "
-    "messages, and completion(s) or response(s)"
+    "spanwise's rollouts (parquet with prompt, trainable, completion_ids or tokens), TRL's completions (parquet with step, "
+    "prompt, completion, advantage), verl's rollout dump (jsonl with input, output), verifiers' traces (jsonl with traces), "
+    "slime's dumps (pt), logs of Inspect (eval, json) and lm-eval (samples_*.jsonl) and tables (csv, tsv, json, jsonl, parquet) "
+    "with prompt, question or messages, and completion(s) or response(s)"
 )
 #: The column names that are recognised for each role, such as prompt. The role's own name is preferred.
 NAMES: Mapping[str, tuple[str, ...]] = {
@@ -198,15 +198,11 @@ def _drop_step(table: pa.Table) -> pa.Table:
 
 def _is_trl(schema: pa.Schema) -> bool:
     """Return whether TRL wrote a parquet file, judged by its columns."""
-    if not {"step", "prompt", "completion"} <= set(schema.names):
+    if not {"step", "prompt", "completion", "advantage"} <= set(schema.names):
         return False
     completion_type = schema.field("completion").type
     holds_lists = pa.types.is_list(completion_type) or pa.types.is_large_list(completion_type)
-    if holds_lists and not pa.types.is_struct(completion_type.value_type):  # TRL writes a list of messages as structs
-        return False
-    non_trl_names = ("rewards", *NAMES["group"])
-    has_non_trl_name = any(name in non_trl_names or name.startswith(REWARD_PREFIXES) for name in schema.names)
-    return "advantage" in schema.names or not has_non_trl_name
+    return not holds_lists or pa.types.is_struct(completion_type.value_type)  # TRL writes a list of messages as structs
 
 
 def _check_roles(role_columns: Mapping[str, str]) -> Mapping[str, str]:
