@@ -8,7 +8,7 @@ import torch
 
 import trl_small
 from border.case import case, check, command
-from rollout_files import LAYOUT, WELL_FORMED, trl_file, verl_file, verl_rows, write_lines
+from rollout_files import LAYOUT, WELL_FORMED, node, small_episode, trl_file, verl_file, verl_rows, write_lines
 
 WRITTEN = Path(__file__).parents[1] / "rollouts" / "written"
 CODE = [
@@ -88,6 +88,19 @@ def two_formats(folder):
     (folder / "mine").mkdir()
     (folder / "mine" / "a.csv").write_text("prompt,completion,acc\np,4,1\n")
     return write_lines(folder / "mine" / "b.jsonl", [{"prompt": "p", "completion": "5", "acc": 0}]).parent
+
+
+def two_writers(folder):
+    write_lines(folder / "mine" / "1.jsonl", [{"prompt": "p", "completion": "5", "acc": 0}])
+    return verl_file(folder / "mine" / "2.jsonl", ["4"], acc=[1]).parent
+
+
+def unscored_traces(folder):
+    """Two traces with token ids, one of them without a reward."""
+    trl_small.tokenizer().save_pretrained(folder)
+    spoken = node("assistant", "4", parent=None, sampled=True, ids=(5,), mask=(1,))
+    rows = [small_episode("4", {"exact": score}, nodes=[spoken]) for score in (1.0, None)]
+    return write_lines(folder / "traces.jsonl", rows)
 
 
 SUMMED = [
@@ -199,6 +212,10 @@ CASES = {
     ),
     "an agent's log in which each row has a prompt of its own": credited(own_prompts, code=0),
     "a folder with tables of two formats": credited(two_formats, "--pay", "all=acc", "--methods", "grpo", code=0),
+    "a folder with JSON lines of two writers": credited(two_writers),
+    "`--write recorded` on traces without a reward": credited(
+        unscored_traces, "--methods", "recorded", "--tokenizer", ".", "--write", "recorded"
+    ),
     "two blocks in one word, and no tokenizer": credited(
         text(
             "1.jsonl", "".join(json.dumps({"prompt": "p", "completion": c, "acc": 1}) + "\n" for c in ("(a)[b]", "(a) [b]"))

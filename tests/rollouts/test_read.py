@@ -136,5 +136,8 @@ def test_a_record_that_cannot_be_read_is_one_sentence(case, tmp_path):
 
 
 def test_lines_are_known_by_what_they_hold(tmp_path):
+    """A file without a line beside them is of any format."""
+    (tmp_path / "0.jsonl").write_text("\n")
     file = verl_file(tmp_path / "1.jsonl", ["a", "b"])
+    assert read_rollouts(tmp_path).source == "verl"
     assert len(read_rollouts(file.rename(tmp_path / "dump.txt"))) == 2

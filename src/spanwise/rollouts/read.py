@@ -89,7 +89,9 @@ def read_rollouts(
     if rollouts_path.is_file() and rollouts_path.stat().st_size == 0:
         raise DataError(f"'{rollouts_path}' is empty.")
     plain_reader = partial(read_plain, columns=columns, parts=parts)
-    readers = {_choose_reader(file, all_files, columns) or plain_reader for file in all_files}
+    readers = {reader for file in all_files if (reader := _choose_reader(file, columns, plain_reader)) is not None}
+    if not readers:
+        raise DataError(f"'{all_files[0]}' holds no completions.")
     if len(readers) > 1:
         raise DataError(f"The folder '{all_files[0].parent}' holds files of more than one format; name one file.")
     reader = readers.pop()
@@ -126,12 +128,12 @@ def rollout_files(path: Path) -> list[Path]:
 
 
 def _choose_reader(
-    file: Path, files: Sequence[Path], columns: Mapping[str, str] | None
+    file: Path, columns: Mapping[str, str] | None, plain_reader: Callable[..., RolloutTable]
 ) -> Callable[..., RolloutTable] | None:
-    """Return the function that reads a file's format. Return None for a plain table, or if the user names columns."""
+    """Return the function that reads a file's format, `plain_reader` if the user names columns. None for JSON without records."""
     if file.suffix.lower() in SUFFIXES:
-        return None
-    format_reader = None
+        return plain_reader
+    format_reader = plain_reader
     format_name = ""
     with readable(file):
         if file.suffix == ".pt":
@@ -139,9 +141,9 @@ def _choose_reader(
         elif is_inspect(file):
             format_reader, format_name = read_inspect, "a log of Inspect"
         elif holds_json(file):
-            file, _, first_record = next(read_records(files), (file, "", None))
+            _, _, first_record = next(read_records([file]), (file, "", None))
             if first_record is None:
-                raise DataError(f"'{file}' holds no completions.")
+                return None
             field_names = {*first_record}
             if field_names & {"traces", "nodes"}:
                 format_reader, format_name = read_verifiers, "verifiers' traces"
@@ -150,7 +152,7 @@ def _choose_reader(
             elif field_names >= LM_EVAL_REQUIRED:
                 format_reader, format_name = read_lm_eval, "samples of lm-evaluation-harness"
             elif {"prompt", "completion"} <= field_names and field_names & _LEGACY_VERIFIERS_FIELDS:
-                format_reader = read_verifiers if field_names.isdisjoint(_NO_LEGACY_VERIFIERS_FIELDS) else None
+                format_reader = read_verifiers if field_names.isdisjoint(_NO_LEGACY_VERIFIERS_FIELDS) else plain_reader
         else:
             _check_parquet(file)
             arrow_schema = pq.read_schema(file)
@@ -161,7 +163,7 @@ def _choose_reader(
                 format_reader, format_name = read_own, "spanwise's own rollouts"
     if columns and format_name:
         raise DataError(f"'{file}' holds {format_name}, whose columns have fixed names; leave out --columns.")
-    return None if columns else format_reader
+    return plain_reader if columns else format_reader
 
 
 def _is_verl(record: Mapping[str, object]) -> bool:

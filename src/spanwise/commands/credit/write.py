@@ -61,6 +61,8 @@ def check_writable(result: CreditResult, method: str, folder: Path) -> None:
     """Refuse the option `--write` if it cannot work with the files or the method."""
     table = result.table
     check_known("method of --write", method, [arm.name for arm in result.applied])
+    method_credit = next(credit for credit in result.applied if credit.name == method)
+    unknown_count = int(method_credit.credit.block_nk.isnan().any(dim=1).sum())
     refuse(
         {
             f"--write only works for traces of verifiers and prime-rl and dumps of slime, but '{table.path}' is a file of "
@@ -68,6 +70,8 @@ def check_writable(result: CreditResult, method: str, folder: Path) -> None:
             not in _WRITERS,
             f"--write needs the token ids of '{table.path}'. The file must hold them for every completion; give the folder of the "
             "policy's tokenizer with --tokenizer.": not table.has_ids,
+            f"{unknown_count} of {len(table)} completions of '{table.path}' have no number of the trainer, so '{method}' cannot be "
+            "written. Give another method with --write.": unknown_count > 0,
             f"--write would overwrite '{table.path}' itself; give another --output.": any(
                 (folder / file.name).resolve() == file.resolve() for file in rollout_files(table.path)
             ),
