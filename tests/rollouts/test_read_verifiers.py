@@ -63,6 +63,10 @@ def test_results_of_verifiers_before_1_0(tmp_path):
     assert table.columns["answer"] == ["4"] * 3
 
 
+def test_an_answer_of_several_values_is_json(tmp_path):
+    assert read_episodes(tmp_path, small_episode("4", {}, answer=["4", "four"])).columns["answer"] == ['["4", "four"]']
+
+
 def test_a_tokenizer_is_not_asked_for_where_it_was_given(tmp_path):
     """One of two traces has no token ids, so all texts are tokenised again."""
     trl_small.tokenizer().save_pretrained(tmp_path / "model")

@@ -180,6 +180,11 @@ class RolloutTable:
         return self.tokenizer is not None
 
     @property
+    def has_fixed_columns(self) -> bool:
+        """Return whether the file's format names all columns, so that the option `--columns` is refused."""
+        return self.source in ("spanwise", "verifiers", "slime", "Inspect", "lm-eval")
+
+    @property
     def verdict(self) -> str | None:
         """The name of a recorded reward that tells right (1) from wrong answers (0), or None if there is none."""
         for name in VERDICTS:

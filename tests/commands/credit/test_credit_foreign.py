@@ -9,7 +9,21 @@ import pytest
 
 from helpers import assert_close
 from plain_files import save
-from rollout_files import LAYOUT, OK, UNPARSABLE, UNSCORED, WELL_FORMED, own_run, tagged, trl_file, verifiers_file, verl_file
+from rollout_files import (
+    LAYOUT,
+    OK,
+    UNPARSABLE,
+    UNSCORED,
+    WELL_FORMED,
+    episode,
+    own_run,
+    tagged,
+    trace,
+    trl_file,
+    verifiers_file,
+    verl_file,
+    write_lines,
+)
 from spanwise.cli import app
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.credit.write import summary
@@ -51,6 +65,21 @@ def test_a_reward_that_was_never_scored_costs_nothing(kind, gap, tmp_path):
     # By hand: 1, 1 and 0 have mean 2/3. Brier -.01 and -.09 of the right ones have mean -.05; the wrong one is alone.
     assert_close(block_nk.T, [[1 / 3, 0, 1 / 3, -2 / 3], [0.04, 0, -0.04, 0]])
     assert result.applied[0].credit.stop_n.tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize("kind", ["TRL", "verifiers"])
+def test_columns_are_asked_for_only_where_they_can_be_named(kind, tmp_path):
+    """Without answers, and where each group has one completion. Names of traces are fixed: --columns is refused for them."""
+    episodes = [episode(trace(tagged("4", "1"), None, {"acc": 1.0}), group=group) for group in "gh"]
+    file = trl_file(tmp_path / "a.parquet", WELL_FORMED[:2], prompt=["g", "h"], acc=[1.0, 1.0])
+    file = write_lines(tmp_path / "traces.jsonl", episodes) if kind == "verifiers" else file
+    options = {"methods": ["grpo"], "overrides": {"layout": LAYOUT}}
+    with pytest.raises(DataError, match="needs gold answers") as error:
+        credit_rollouts(file, reward={"correct": "text"}, **options)
+    notes = " ".join(credit_rollouts(file, reward={"correct": "acc"}, **options).notes)
+    assert "2 groups" in notes
+    for sentence in (str(error.value), notes):
+        assert ("--columns" in sentence) == (kind == "TRL")
 
 
 def test_a_gap_of_the_completions_own_doing_is_charged(tmp_path):

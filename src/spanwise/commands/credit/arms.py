@@ -162,7 +162,7 @@ def _check_answers(scheme: Scheme, columns: Mapping[str, str], table: RolloutTab
             reward_option = f"--reward {objective.name}={next(iter(table.rewards), '')}"
             recorded_rewards_text = ", ".join(table.rewards)
             advice = f"Add this column, or use a reward of the file ({recorded_rewards_text}), for example {reward_option}."
-            another_column_may_fit = answer_column == "answer" and table.columns
+            another_column_may_fit = answer_column == "answer" and table.columns and not table.has_fixed_columns
             columns_hint = " If another column has the answers: --columns answer=NAME." if another_column_may_fit else ""
             raise DataError(
                 f"Reward '{objective.name}' needs gold answers, but '{table.path}' has no column '{answer_column}'. "

@@ -225,7 +225,7 @@ def compared_groups(table: RolloutTable, recipe: Recipe, run: Recipe | None) -> 
     rollout_step_r = table.step_n[first_rows]
     # The group size comes from the recipe of the run that wrote the file, or from the user.
     if run is None and "group_size" not in recipe.model_fields_set:
-        return rollout_group_r[rollout_n], _note_group_sizes(rollout_step_r, rollout_group_r, keyed=table.keyed)
+        return rollout_group_r[rollout_n], _note_group_sizes(rollout_step_r, rollout_group_r, table)
     size = (run or recipe).group_size
     notes = []
     rollout_group_r = split_groups(rollout_group_r, size)
@@ -251,15 +251,16 @@ def split_groups(group_n: Int[Tensor, " n"], size: int) -> Int[Tensor, " n"]:
     return torch.tensor([index_of_key[key] for key in group_keys], dtype=torch.long)
 
 
-def _note_group_sizes(step_n: Tensor, group_n: Tensor, *, keyed: bool) -> list[str]:
+def _note_group_sizes(step_n: Tensor, group_n: Tensor, table: RolloutTable) -> list[str]:
     """Return a note if the sizes of the groups are unusual."""
     size_of_group = Counter(zip(step_n.tolist(), group_n.tolist(), strict=True))
     if len(size_of_group) == len(group_n) > 1:
+        hint = " If several rows answer one prompt, name a column that they share: --columns group=NAME."
         return [
             f"Each of the {len(group_n)} groups holds one completion, so methods that compare the completions of a prompt credit "
-            f"nothing. If several rows answer one prompt, name a column that they share: --columns group=NAME."
+            f"nothing.{'' if table.has_fixed_columns else hint}"
         ]
-    if keyed or len({(step, size) for (step, _), size in size_of_group.items()}) == len(step_n.unique()):
+    if table.keyed or len({(step, size) for (step, _), size in size_of_group.items()}) == len(step_n.unique()):
         return []
     size_counts = Counter(size_of_group.values())
     usual_group_size = max(size_counts, key=lambda size: (size_counts[size], -size))

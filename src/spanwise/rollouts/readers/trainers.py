@@ -193,6 +193,7 @@ def _branch_rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     The completion starts at the first sampled token that no earlier branch has.
     """
     for trace in trained_traces(record):
+        task_columns = {**trace.task, "answer": cells.answer_text(trace.task.get("answer"))}
         for n, (earlier_nodes, nodes) in enumerate(trace.paths):
             tokens = branch_tokens([node_tokens(trace, i) for i in nodes])
             yield {
@@ -205,7 +206,7 @@ def _branch_rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                     for i in nodes
                 ],
                 "rewards": trace_rewards(trace),
-                "columns": {key: v for key, v in trace.task.items() if not isinstance(v, (dict, list))},
+                "columns": {key: v for key, v in task_columns.items() if not isinstance(v, (dict, list))},
                 "ids": _id_array(tokens.ids),
                 "mask": tokens.mask,
                 "numbers": {name: values for name, values in tokens.number_lists.items() if name in _KEPT_NUMBERS},
