@@ -200,6 +200,12 @@ def test_rows_of_the_report_keep_groups_together(size, count):
         assert count >= size or len(chosen) > count - 8
 
 
+def test_rows_of_a_group_that_is_larger_than_the_report_are_drawn_evenly():
+    """101 rows of one group, and of one group before many: rows 0, 10, ..., 100."""
+    for group_n in (torch.zeros(101), (torch.arange(101) - 50).clamp(min=0)):
+        assert choose_rows(group_n.long(), 11) == [*range(0, 101, 10)]
+
+
 @pytest.mark.parametrize(
     ("options", "names"),
     [

@@ -65,10 +65,12 @@ def credit_page(folder: Path) -> str:
 
 
 def choose_rows(group_n: Int[Tensor, " n"], count: int) -> list[int]:
-    """Choose at most `count` completions to show: whole groups, spread evenly over the file."""
+    """Choose at most `count` completions to show, spread evenly over the file: whole groups, if each has at most `count`."""
     if len(group_n) <= count:
         return list(range(len(group_n)))
     rows_of_groups = sorted(rows_by_number(group_n), key=lambda rows: int(rows[0]))
+    if max(map(len, rows_of_groups)) > count:
+        return np.linspace(0, len(group_n) - 1, count).astype(int).tolist()
     chosen_groups: list[Tensor] = []
     for group_count in range(max(1, count * len(rows_of_groups) // len(group_n)), 0, -1):
         group_positions = np.linspace(0, len(rows_of_groups) - 1, group_count)
