@@ -40,6 +40,7 @@ class Count:
     tokens: int
     completions: int  # how many completions have this reason in `Zeros.key_n`
     rows: tuple[int, ...] = ()  # a few completions that have this reason, or a token with it
+    has_more_rows: bool = False  # whether there are other such completions
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,10 @@ class Zeros:
             has_key_n = self.key_n == key
             example_rows = has_key_n.nonzero().flatten() if has_key_n.any() else self.row_v[has_key_v].unique()
             first_rows = tuple(example_rows[:examples].tolist())
-            counts.append(Count(reason_of(key), self.objective(key), int(has_key_v.sum()), int(has_key_n.sum()), first_rows))
+            token_count, completion_count = int(has_key_v.sum()), int(has_key_n.sum())
+            has_more_rows = len(first_rows) < len(example_rows)
+            reason, objective = reason_of(key), self.objective(key)
+            counts.append(Count(reason, objective, token_count, completion_count, first_rows, has_more_rows))
         return counts
 
 

@@ -1,5 +1,6 @@
 """`spanwise why`: reasons and counts worked out by hand; for SAE decisions and the critic's delay on values that are known."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,19 @@ from rich.console import Console
 
 import trl_small
 from border.case import command
-from rollout_files import LAYOUT, WELL_FORMED, own_run, sae_run, tagged, trl_file, verl_file, write_own
+from rollout_files import (
+    LAYOUT,
+    WELL_FORMED,
+    node,
+    own_run,
+    sae_run,
+    small_episode,
+    tagged,
+    trl_file,
+    verl_file,
+    write_lines,
+    write_own,
+)
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.why.why import reasons, why
 from spanwise.errors import RecipeError
@@ -49,6 +62,8 @@ def test_the_table_and_one_completion_as_they_are_printed(tmp_path, monkeypatch)
     length = int(credit_rollouts(file, **OURS).file_spans.length_nk[1, 1])
     assert f"confidence 0.385 {0.385 / length:.4g} credited" in text  # -.04 minus the mean of -.81 and -.04, over its tokens
     assert "Its tags: missing, truncated." in printed(*words, "--completion", "2")
+    verl_file(file, [outputs[0], *outputs[2:] * 4], acc=[0.0] * 5)
+    assert "Block 'confidence' is missing in 4 of 5 completions (row 1, 2, 3, ...)" in printed(*words)
 
 
 def test_what_a_trainer_recorded_has_reasons_too(tmp_path):
@@ -63,6 +78,27 @@ def test_what_a_trainer_recorded_has_reasons_too(tmp_path):
     }
 
 
+@pytest.mark.parametrize(("branch_counts", "reason"), [((2,), "SINGLETON"), ((2, 1), "ALL_RIGHT")])
+def test_branches_of_a_trace_are_one_rollout_of_recorded_credit(branch_counts, reason, tmp_path):
+    """One trace of two branches is compared with no other; beside a second right one, all two of two rollouts are right."""
+    answer = {**node("assistant", "4", parent=0, sampled=True, ids=(1,), mask=(1,)), "advantages": [0.0]}
+    nodes = [node("user", "2+2=", parent=None), answer]
+    traces = [small_episode("4", {"correct": 1.0}, nodes=[*nodes, *[answer] * (count - 1)]) for count in branch_counts]
+    file = write_lines(tmp_path / "traces.jsonl", traces)
+    zeros = why(file, methods=["recorded"], console=Console(quiet=True), overrides={"layout": {"all": []}})["recorded"]
+    assert [(name, count[1]) for (name, _), count in counted(zeros).items()] == [(reason, sum(branch_counts))]
+
+
+def test_a_column_says_what_is_right_of_recorded_credit(tmp_path):
+    """The options of a method that is not there are refused: only `correct` is read."""
+    file = trl_file(tmp_path / "a.parquet", WELL_FORMED, advantage=[0.0] * 4, acc=[0.0, 1.0, 0.0, 1.0], grade=[0.0] * 4)
+    options = {"methods": ["recorded"], "console": Console(quiet=True), **OURS}
+    assert counted(why(file, reward={"correct": "grade"}, **options)["recorded"]).keys() == {("ALL_WRONG", "correct")}
+    assert counted(why(file, **options)["recorded"]).keys() == {("ALL_EQUAL", "")}
+    with pytest.raises(RecipeError, match="'brier'"):
+        why(file, reward={"brier": "grade"}, **options)
+
+
 def our_file(path):
     """Our rollouts with a tool's token, a completion left out of the loss, a check that timed out and one that never ran."""
     tokens = [["<answer>", word, "</answer>"] for word in "75444"]
@@ -74,7 +110,8 @@ def our_file(path):
     return write_own(path, tokens, key="tokens", **columns)
 
 
-def test_masked_left_out_timeout_and_unscored(tmp_path):
+def test_masked_left_out_timeout_and_unscored(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
     file = our_file(tmp_path / "step_000001.parquet")
     options = {"methods": ["rloo"], "overrides": {"layout": {"all": ["answer"]}}}
     zeros = why(file, console=Console(quiet=True), **options)["rloo"]
@@ -85,6 +122,8 @@ def test_masked_left_out_timeout_and_unscored(tmp_path):
         ("TIMEOUT", "correct"): (2, 1, (3,)),
         ("UNSCORED", "correct"): (2, 1, (4,)),
     }
+    table = printed(file, "--methods", "rloo", "--set", "layout={all: [answer]}")
+    assert re.search(r"masked\S* .*? 0 5 33.3% 0, 1, 2, \.\.\.", table)
 
 
 def test_a_run_of_ours_is_explained_by_its_own_method(tmp_path):

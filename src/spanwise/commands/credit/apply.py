@@ -145,12 +145,13 @@ def apply_arms(
     setup_notes = [
         text for name, scheme in arms.schemes.items() for text in setup_warnings(reading_by_method[name], scheme).values()
     ]
-    scores = _collect_scores(len(table), arms, reading_by_method)
+    scores = _collect_scores(table, arms, reading_by_method)
     figures, score_note = _measure_score(table, arms.schemes.values(), scores)
     recipe_modes = next((scheme.modes for scheme in arms.schemes.values() if scheme.modes), ())
     all_notes = [
         *arms.notes, file_credit_note, *dict.fromkeys(setup_notes), table.note, *notes, _note_shared_words(table, spans_by_layout),
-        _describe_origins(table, arms), _describe_sums(arms), score_note, *(mode.note(table) for mode in recipe_modes),
+        _describe_origins(table, arms, scores.names), _describe_sums(arms), score_note,
+        *(mode.note(table) for mode in recipe_modes),
     ]  # fmt: skip
     spans_with_most_blocks = max((arm.file_spans for arm in method_credits), key=lambda spans: len(spans.names))
     shown_spans = spans_by_layout.get(arms.layout, spans_with_most_blocks)
@@ -171,7 +172,7 @@ def _note_shared_words(table: RolloutTable, spans_by_layout: Mapping[Layout, Fil
     )
 
 
-def _collect_scores(completions: int, arms: Arms, reading_by_method: Mapping[str, Reading]) -> Scores:
+def _collect_scores(table: RolloutTable, arms: Arms, reading_by_method: Mapping[str, Reading]) -> Scores:
     """Join the rewards of all methods. A reward that several methods use is taken from the method with the most blocks."""
     reward_by_objective: dict[str, Reward] = {}
     for method_name in sorted(reading_by_method, key=lambda name: -len(arms.schemes[name].layout.names)):
@@ -181,8 +182,11 @@ def _collect_scores(completions: int, arms: Arms, reading_by_method: Mapping[str
             confidence_n = None if scores.stated_nm is None else scores.stated_nm[:, m]
             note_n = None if scores.note_nm is None else scores.note_nm[:, m]
             reward_by_objective.setdefault(objective, Reward(*score_columns, confidence_n, note_n=note_n))
-    if not reward_by_objective:  # without methods, only the credit that the file records is shown
-        return Scores((), torch.zeros(completions, 0), torch.zeros(completions, 0).long(), torch.zeros(completions, 0, 2))
+    if not reward_by_objective and "correct" in arms.recorded_columns:  # only the credit that the file records is shown
+        reward_by_objective["correct"] = table.rewards[arms.recorded_columns["correct"]]
+    if not reward_by_objective:
+        no_number_n0 = torch.zeros(len(table), 0)
+        return Scores((), no_number_n0, no_number_n0.long(), torch.zeros(len(table), 0, 2))
     return as_scores(reward_by_objective)
 
 
@@ -230,9 +234,9 @@ def _by_family(values: Mapping[str, _T]) -> dict[str, _T]:
     return value_by_label
 
 
-def _describe_origins(table: RolloutTable, arms: Arms) -> str:
+def _describe_origins(table: RolloutTable, arms: Arms, objective_names: Sequence[str]) -> str:
     """Say whether each reward comes from the text or from a column. Name the unused reward columns."""
-    column_by_objective = {objective.name: arms.recorded_columns.get(objective.name) for objective in arms.objectives}
+    column_by_objective = {name: arms.recorded_columns.get(name) for name in objective_names}
     if not column_by_objective:
         return ""
     origin_by_objective = {

@@ -163,7 +163,7 @@ def summary(result: CreditResult, options: Mapping[str, Any]) -> dict[str, Any]:
         "options": {name: value for name, value in options.items() if value and (name, value) != ("rows", MOST)},
         "paid": {name: scheme.plain() for name, scheme in arms.schemes.items()},
         "own": arms.own,
-        "outcome": outcome_of([objective.name for objective in arms.objectives], outcome_names),
+        "outcome": outcome_of(scores.names, outcome_names),
     }
     return without_nan(summary_fields)
 

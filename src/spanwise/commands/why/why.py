@@ -90,7 +90,7 @@ def reason_table(result: CreditResult, zeros: Mapping[str, Zeros], examples: int
         for position, count in enumerate(tally.counts(examples)):
             reason_text = _reason_words(count.reason, count.objective)
             token_share = f"{count.tokens / max(len(tally.key_v), 1):.1%}"
-            rows_text = _row_list(count.rows, more=len(count.rows) < count.completions)
+            rows_text = _row_list(count.rows, more=count.has_more_rows)
             method_cell = escape(name) if position == 0 else ""
             counts_table.add_row(method_cell, reason_text, str(count.completions), str(count.tokens), token_share, rows_text)
         counts_table.add_row(
@@ -123,7 +123,8 @@ def _describe_file(result: CreditResult, zeros: Mapping[str, Zeros], examples: i
     rows_without_block = {name: missing_n.nonzero().flatten().tolist() for name, missing_n in names_and_flags}
     rows_by_missing_block = {name: rows for name, rows in rows_without_block.items() if rows}
     block_faults = [
-        f"Block '{name}' is missing in {len(rows)} of {len(is_missing_nk)} completions (row {_row_list(rows[:3])})"
+        f"Block '{name}' is missing in {len(rows)} of {len(is_missing_nk)} completions "
+        f"(row {_row_list(rows[:3], more=len(rows) > 3)})"
         for name, rows in rows_by_missing_block.items()
     ]
     if len(rows_by_missing_block) > _NAMED:
