@@ -93,7 +93,8 @@ class Recipe(BaseModel):
         temperature: temperature of sampling, in training and in evaluations
         max_completion_length: largest number of tokens of a completion; default: the task's
         seed: seed of prompts and sampling
-        trainer: further SpanGRPOConfig options, as TRL names them
+        trainer: further SpanGRPOConfig options, as TRL names them; those of sampling (top_p, top_k, min_p,
+            repetition_penalty, generation_kwargs, chat_template_kwargs) hold in evaluations, too, except vLLM's generation_kwargs
         eval_every: steps between evaluations; 0: only at the end
         eval_prompts: held-out prompts of each evaluation
         eval_samples: completions per prompt in the final evaluation; 2 while training

@@ -5,8 +5,9 @@ import torch
 
 from chain_agent import Episode
 from play_turns import play
-from spanwise.engines.sample import continue_ids, prompt_ids, sample
+from spanwise.engines.sample import continue_ids, end_ids, prompt_ids, sample
 from spanwise.tasks.embedded import build_model, build_tokenizer
+from tokenizers_small import last_token_model
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +41,18 @@ def test_continuations_stand_next_to_each_other_and_repeat(tiny):
     assert torch.equal(first[0], second[0])
     assert torch.equal(torch.random.get_rng_state(), state)
     assert not torch.equal(first[0], continue_ids(model, tokenizer, heads, **(options | {"seed": 6}))[0])
+
+
+def test_the_models_own_sampling_options_change_nothing_and_its_ends_are_kept():
+    seven, logits_fv = build_tokenizer().get_vocab()["7"], torch.zeros(64, 64)
+    logits_fv[:, seven] = 64.0  # 7 follows everything
+    model, tokenizer = last_token_model(logits_fv)
+    model.generation_config.update(repetition_penalty=1e6, top_p=0.1, eos_token_id=5)
+    assert end_ids(model, tokenizer) == [5, tokenizer.eos_token_id]
+    options = {"samples": 1, "max_new_tokens": 4}
+    assert sample(model, tokenizer, ["7="], **options)[0].tolist() == [[seven] * 4]
+    suppressed_ids_nt, _ = sample(model, tokenizer, ["7="], **options, generation={"suppress_tokens": [seven]})
+    assert seven not in suppressed_ids_nt
 
 
 #: As good as greedy.

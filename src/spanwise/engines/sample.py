@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn.functional import pad
+from transformers import GenerationConfig
 
 from spanwise.modes.sequences import left_padded
 
 
 def sample(
-    model: Any, tokenizer: Any, prompts: Sequence[Any], **options: Any
+    model: Any, tokenizer: Any, prompts: Sequence[Any], *, template: Mapping[str, Any] = {}, **options: Any
 ) -> tuple[Int[Tensor, "n t"], Bool[Tensor, "n t"]]:
-    """Sample completions of prompts (strings or message lists) from a model. For the options see `continue_ids`."""
-    return continue_ids(model, tokenizer, prompt_ids(tokenizer, prompts), **options)
+    """Sample completions of prompts from a model. For the prompts see `prompt_ids`, for the options `continue_ids`."""
+    return continue_ids(model, tokenizer, prompt_ids(tokenizer, prompts, template), **options)
 
 
 @torch.no_grad()
@@ -31,10 +32,14 @@ def continue_ids(
     temperature: float = 1.0,
     seed: int = 0,
     batch_size: int = 512,
+    generation: Mapping[str, Any] = {},  # further options of `generate`, such as top_p
 ) -> tuple[Int[Tensor, "n t"], Bool[Tensor, "n t"]]:
-    """Sample `samples` continuations of each list of token ids. Restore the random state."""
+    """Sample `samples` continuations of each list of token ids, as TRL samples. Restore the random state."""
     was_training = model.training
     end_token_ids = torch.tensor(end_ids(model, tokenizer))
+    # The defaults are given, because what is left out is taken from the model's own configuration.
+    sampling_options: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0, "temperature": temperature}
+    sampling_options |= {"max_new_tokens": max_new_tokens, "eos_token_id": end_token_ids.tolist(), **generation}
     prefixes_per_chunk = max(1, batch_size // samples)
     continuations = []
     model.eval()
@@ -47,15 +52,11 @@ def continue_ids(
                 generated_ids = model.generate(
                     input_ids=padded_ids_nl,
                     attention_mask=attention_nl,
-                    do_sample=True,
-                    temperature=temperature,
-                    top_k=0,
-                    top_p=1.0,
-                    num_return_sequences=samples,
-                    max_new_tokens=max_new_tokens,
-                    pad_token_id=tokenizer.pad_token_id,
-                    disable_compile=True,
-                )
+                    generation_config=GenerationConfig(
+                        do_sample=True, num_return_sequences=samples, pad_token_id=tokenizer.pad_token_id, disable_compile=True,
+                        **sampling_options,
+                    ),
+                )  # fmt: skip
                 continuations.append(generated_ids[:, padded_ids_nl.shape[1] :].cpu())
     finally:
         model.train(was_training)
@@ -67,18 +68,18 @@ def continue_ids(
     return ids_nt, end_count_before_nt == 0  # padding follows the first end token
 
 
-def prompt_ids(tokenizer: Any, prompts: Sequence[Any]) -> list[list[int]]:
-    """Return the token ids of each prompt. Message lists go through the tokenizer's chat template."""
+def prompt_ids(tokenizer: Any, prompts: Sequence[Any], template: Mapping[str, Any] = {}) -> list[list[int]]:
+    """Return the token ids of each prompt, a string or a message list. `template` are options of the chat template."""
     return [
         tokenizer(prompt)["input_ids"]
         if isinstance(prompt, str)
-        else tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)["input_ids"]
+        else tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True, **template)["input_ids"]
         for prompt in prompts
     ]
 
 
 def end_ids(model: Any, tokenizer: Any) -> list[int]:
-    """Return the ids of the tokens that end a completion."""
-    end_id_setting = model.generation_config.eos_token_id
-    end_id_setting = tokenizer.eos_token_id if end_id_setting is None else end_id_setting
-    return list(end_id_setting) if isinstance(end_id_setting, list) else [int(end_id_setting)]
+    """Return the ids of the tokens that end a completion: the model's and the tokenizer's, as in TRL."""
+    model_ids = model.generation_config.eos_token_id
+    model_ids = model_ids if isinstance(model_ids, list) else [model_ids]
+    return [end_id for end_id in dict.fromkeys([*model_ids, tokenizer.eos_token_id]) if end_id is not None]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, count
 from pathlib import Path
@@ -77,6 +77,8 @@ class Roller:
     task: Task
     temperature: float
     limit: int  # the largest number of tokens of a completion
+    generation: Mapping[str, Any] = field(default_factory=dict)  # further options of `generate`, such as top_p
+    template: Mapping[str, Any] = field(default_factory=dict)  # options of the chat template
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
@@ -87,19 +89,24 @@ class Roller:
         """Sample completions of each dataset row. Return their token ids and mask, and the row of each completion."""
         ids_nt, mask_nt = sample(
             self.model, self.tokenizer, rows["prompt"][:], samples=samples, max_new_tokens=self.limit,
-            temperature=self.temperature, seed=seed,
+            temperature=self.temperature, seed=seed, generation=self.generation, template=self.template,
         )  # fmt: skip
         return ids_nt, mask_nt, torch.arange(len(rows)).repeat_interleave(samples)
+
+    def prompt_ids(self, rows: Any) -> list[list[int]]:
+        """Return the token ids of the prompt of each dataset row."""
+        return prompt_ids(self.tokenizer, rows["prompt"][:], self.template)
 
     def continued(
         self, rows: Any, prefixes: Sequence[Prefix], *, rerolls: int, seed: int, batch_size: int = 512
     ) -> list[BlockText]:
         """Continue each prefix several times, and return the texts of the blocks."""
-        prompts = prompt_ids(self.tokenizer, rows["prompt"][:])
+        prompts = self.prompt_ids(rows)
         shortest_length = min(len(prefix) for _, prefix in prefixes)
         new_ids_nt, new_mask_nt = continue_ids(
             self.model, self.tokenizer, [[*prompts[row], *prefix] for row, prefix in prefixes], samples=rerolls,
             max_new_tokens=max(1, self.limit - shortest_length), temperature=self.temperature, seed=seed, batch_size=batch_size,
+            generation=self.generation,
         )  # fmt: skip
         repeated_prefixes = [prefix for _, prefix in prefixes for _ in range(rerolls)]
         input_ids = [
@@ -131,7 +138,7 @@ class Roller:
         is_in_first_block_nt = spans.block_nt == 0
         used_columns = is_in_first_block_nt.any(dim=0).nonzero()
         kept_width = int(used_columns.max()) + 1 if len(used_columns) else 1
-        ids_of_prompts = [ids for ids in prompt_ids(self.tokenizer, rows["prompt"][:]) for _ in range(samples)]
+        ids_of_prompts = [ids for ids in self.prompt_ids(rows) for _ in range(samples)]
         reward_n = self.rewards(rows, block_texts, row_n.tolist())
         return FirstBlocks(row_n, ids_of_prompts, ids_nt[:, :kept_width], is_in_first_block_nt[:, :kept_width], reward_n)
 

@@ -13,6 +13,7 @@ from rollout_files import quiet
 from spanwise.batch import Batch
 from spanwise.commands.eval.evaluate import compute_rewards, evaluate
 from spanwise.commands.shared.samples import Samples
+from spanwise.commands.shared.task import task_roller
 from spanwise.commands.train import train as room
 from spanwise.commands.train.train import Recorder
 from spanwise.engines.sample import prompt_ids, sample
@@ -153,6 +154,23 @@ def test_evaluate_reads_them_as_nothing(padded):
     assert samples.answers["solution"] == ["2"] * 4
     assert samples.correct["solution"].tolist() == [1, 1, 0, 0]
     assert samples.confidence_n.tolist() == [1.0] * 4
+
+
+def test_evaluations_sample_as_the_trainer_section_says(padded):
+    model, tokenizer = padded[0], build_tokenizer()
+    tokenizer.chat_template = "1+1{% if short %}={% endif %}"
+    suppressed = {"suppress_tokens": [tokenizer.vocab["2"]]}
+    trainer = {"generation_kwargs": json.dumps(suppressed), "top_k": 5, "chat_template_kwargs": {"short": True}}
+    rows = Dataset.from_dict({"prompt": [[{"role": "user", "content": "1+1"}]], "answer": ["2"]})
+    task = Task("digits-easy", "nowhere", rows, rows, DIGITS_LAYOUT, 16)
+    roller = task_roller(model, tokenizer, task, load(None, {"trainer": trainer}))
+    assert tokenizer.decode(roller.prompt_ids(rows)[0]) == "1+1="
+    assert roller.generation == {"top_k": 5, **suppressed}
+    ids_nt, _, _ = roller.completions(rows, samples=2, seed=0)
+    assert (ids_nt[:, 0] == tokenizer.vocab["<reasoning>"]).all()
+    assert tokenizer.vocab["2"] not in ids_nt
+    on_vllm = load(None, {"trainer": {**trainer, "use_vllm": True}})
+    assert task_roller(model, tokenizer, task, on_vllm).generation == {"top_k": 5}
 
 
 def test_token_rollouts_read_them_as_nothing_with_one_vocabulary(padded, monkeypatch):

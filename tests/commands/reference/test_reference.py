@@ -18,7 +18,9 @@ pytestmark = THIRD_PARTY
 def test_the_reference_is_the_mean_over_those_that_ended(tmp_path, monkeypatch):
     model, encoder = policy(), tokenizer()
     model.save_pretrained(tmp_path)
-    encoder.save_pretrained(tmp_path)
+    without_padding = tokenizer()
+    without_padding.pad_token = None  # as in Llama 3
+    without_padding.save_pretrained(tmp_path)
     task = Task("confidence", str(tmp_path), prompts(4), prompts(2), LAYOUT, 12)
     monkeypatch.setattr(room, "make_task", lambda *_: task)
     recipe = load(None, {"laser": {"token": "?", "beta": 1.0}, "seed": 3, "temperature": 2.0})

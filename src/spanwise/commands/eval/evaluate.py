@@ -11,7 +11,7 @@ from torch import Tensor
 from spanwise.commands.shared.samples import Samples, unmeasured
 from spanwise.commands.shared.task import model_and_task, run_above, task_roller
 from spanwise.credit.spread import fill_missing
-from spanwise.engines.sample import end_ids, prompt_ids
+from spanwise.engines.sample import end_ids
 from spanwise.layout import any_index
 from spanwise.mode import Mode, part_class
 from spanwise.objective import Objective
@@ -67,8 +67,7 @@ def evaluate(
     if scored is not None:
         score_reader_class = part_class(scored, "model")
         score_reader = score_reader_class(scored, model, tokenizer, end_ids(model, tokenizer))
-        ids_by_prompt = prompt_ids(tokenizer, prompt_rows["prompt"][:])
-        prompt_ids_n = [ids for ids in ids_by_prompt for _ in range(samples)]
+        prompt_ids_n = [ids for ids in roller.prompt_ids(prompt_rows) for _ in range(samples)]
         score_n = score_reader.scores(prompt_ids_n, ids_nt, mask_nt, temperature=recipe.temperature).double()
     return Samples(
         row_n,

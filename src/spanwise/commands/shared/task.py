@@ -1,5 +1,6 @@
 """Build the task of a recipe, and load the model of a folder."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,9 @@ from spanwise.recipe import EMBEDDED, SCRIPT, Recipe, answer_layout, check_writt
 from spanwise.tasks import Task, digits_task, load_task, task_layout, task_start
 from spanwise.tasks.embedded import embedded
 from spanwise.tasks.warm_start import shortened
+
+#: TRL's options of sampling that a recipe may set under `trainer`. Evaluations sample with them, too.
+SAMPLING = ("top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) -> Task:
@@ -95,16 +99,28 @@ def model_and_task(folder: Path, recipe: Recipe, console: Console) -> tuple[Any,
 
 def task_roller(model: Any, tokenizer: Any, task: Task, recipe: Recipe) -> Roller:
     """Build the `Roller` that samples completions of a task."""
-    return Roller(model, tokenizer, task, recipe.temperature, recipe.max_completion_length or task.max_completion_length)
+    longest = recipe.max_completion_length or task.max_completion_length
+    given_options = {name: recipe.trainer[name] for name in SAMPLING if name in recipe.trainer}
+    if not recipe.trainer.get("use_vllm"):  # vLLM's options are not those of `generate`
+        given_options |= _mapping(recipe.trainer.get("generation_kwargs"))
+    template_options = _mapping(recipe.trainer.get("chat_template_kwargs"))
+    return Roller(model, tokenizer, task, recipe.temperature, longest, given_options, template_options)
 
 
-def load_model(folder: Path) -> tuple[Any, Any]:
-    """Load the model and tokenizer of a local folder. Raise a DataError if the folder has none."""
+def _mapping(written: Any) -> dict[str, Any]:
+    """Return an option of TRL that may be written as JSON."""
+    return json.loads(written) if isinstance(written, str) else dict(written or {})
+
+
+def load_model(source: Path | str) -> tuple[Any, Any]:
+    """Load a model, on the GPU if there is one, and its tokenizer. A `Path` is a local folder. May raise a DataError."""
     quiet()
     try:
-        load_options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-        model = AutoModelForCausalLM.from_pretrained(str(folder), **load_options)
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), **load_options)
+        load_options: dict[str, Any] = {"local_files_only": isinstance(source, Path), "trust_remote_code": False}
+        model: Any = AutoModelForCausalLM.from_pretrained(str(source), **load_options)
+        tokenizer = AutoTokenizer.from_pretrained(str(source), **load_options)
     except Exception as error:  # transformers, safetensors and json raise different error types
-        raise DataError(f"The folder '{folder}' holds no readable model and tokenizer: {first_line(error)}.") from error
-    return model, tokenizer
+        raise DataError(f"'{source}' holds no readable model and tokenizer: {first_line(error)}.") from error
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token  # as in TRL
+    return model.to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
