@@ -70,6 +70,8 @@ def test_files_that_no_run_wrote_are_left_alone(tmp_path, record, name):
 
 def test_settings_that_changed():
     assert changed_settings({"seed": 0, "steps": 5}, {"seed": 1, "steps": 9}) == ["seed was 0 and is 1 now"]
+    # A stage that the rule no longer has is a setting, too.
+    assert changed_settings({"refine": "oar", "values": None}, {}) == ["refine was 'oar' and is None now"]
     # The order of blocks is a setting.
     before, now = {"layout": {"a": ["a"], "b": ["b"]}}, {"layout": {"b": ["b"], "a": ["a"]}}
     assert len(changed_settings(before, now)) == 1

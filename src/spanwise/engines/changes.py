@@ -15,9 +15,9 @@ MAY_CHANGE = ("output", "eval_every", "save_every", "keep_rollouts", "report", "
 def changes(old: Mapping[str, Any], new: Mapping[str, Any], *, but: Collection[str] = MAY_CHANGE) -> list[str]:
     """List the settings in which a resumed run differs from its checkpoint. Skip secrets and `but`."""
     old_settings, new_settings = plain(old), plain(new)
-    compared_names = [name for name in new_settings if name not in but]
-    changed_names = [name for name in compared_names if not _same(name, old_settings.get(name), new_settings[name])]
-    sentences = [f"{name} was {old_settings.get(name)!r} and is {new_settings[name]!r} now" for name in changed_names]
+    compared_names = [name for name in {**new_settings, **old_settings} if name not in but]
+    changed_names = [name for name in compared_names if not _same(name, old_settings.get(name), new_settings.get(name))]
+    sentences = [f"{name} was {old_settings.get(name)!r} and is {new_settings.get(name)!r} now" for name in changed_names]
     return [text if len(text) < 100 else f"{name} differs" for name, text in zip(changed_names, sentences, strict=True)]
 
 
