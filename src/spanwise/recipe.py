@@ -288,7 +288,7 @@ for _name, _description in _parse_descriptions(Recipe.__doc__).items():
 
 def load(path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> Recipe:
     """Read a recipe file, apply overrides, and check everything that can be checked without a model."""
-    file_settings = {} if path is None else _read(path)
+    file_settings = {} if path is None else read_file(path)
     changed_settings = dict(overrides or {})
     _check_presets(file_settings, changed_settings)
     settings = {**file_settings, **changed_settings}
@@ -302,8 +302,8 @@ def load(path: str | Path | None, overrides: Mapping[str, Any] | None = None) ->
         raise RecipeError(_explain(error)) from error
 
 
-def _read(path: str | Path) -> dict[str, Any]:
-    """Read a recipe file as a dictionary."""
+def read_file(path: str | Path) -> dict[str, Any]:
+    """Read a recipe file as a dictionary. Its fields are not checked yet."""
     recipe_folder = Path(path).parent
     recipe_data = read_yaml(path, f"The recipe '{path}'")
     if recipe_data is not None and not isinstance(recipe_data, dict):

@@ -21,8 +21,10 @@ from spanwise.commands.train import train as train_room
 from spanwise.commands.train.train import train
 from spanwise.engines.checkpoints import write_manifest
 from spanwise.errors import DataError, RecipeError
-from spanwise.recipe import load
+from spanwise.measure import compare_arms
+from spanwise.recipe import load, resolved, scheme_of
 from spanwise.rollouts.folder import RunFolder
+from spanwise.tasks import task_shape
 
 SMALL = {
     "steps": 1, "prompts": 2, "group_size": 4, "start_steps": 2, "eval_prompts": 4, "eval_samples": 4, "eval_every": 0,
@@ -206,6 +208,23 @@ def test_the_numbers_of_another_recipe_are_never_taken(output):
     assert not other.finished()
 
 
+LASER = {"token": "<unk>", "reference": -12.0}
+
+
+@pytest.mark.parametrize("choices", [{"task": "invoices"}, {"refine": "ktae"}, {"laser": LASER}])
+def test_what_a_run_fills_in_is_no_other_recipe(choices, tmp_path):
+    planned = plan_runs(("grpo",), (0,), choices, str(tmp_path))[0]
+    planned.folder.mkdir()
+    planned.file.write_text(yaml.safe_dump(planned.asked()))
+    recipe = load(planned.file)
+    settings = resolved(recipe, scheme_of(recipe, *task_shape(recipe)))
+    RunFolder(planned.folder).begin(settings, history=[{"step": 0}])
+    assert not planned.finished()
+    RunFolder(planned.folder).write_recipe({**settings, "most": 5})
+    with pytest.raises(DataError, match="another recipe"):
+        planned.finished()
+
+
 @pytest.mark.filterwarnings("ignore")  # transformers about itself, the trainer about a batch that teaches nothing
 def test_a_training_that_fails_leaves_no_old_results(finished, tmp_path, monkeypatch):
     def stop(*_, **__):
@@ -291,3 +310,25 @@ def test_an_arm_wins_over_the_shared_recipe(tmp_path):
     with pytest.raises(RecipeError, match="baseline"):
         plan_runs(("group",), (0,), {}, "out", shared=file)
     assert plan_runs(("bae",), (0,), {}, "out", shared=file)[0].recipe.eval_every == 7
+
+
+def test_an_arms_file_says_what_stands_in_it_and_no_default_of_models_by_name(tmp_path):
+    """It need not be a recipe of its own: the model and the task may stand in the shared file."""
+    hub, mine, shared = {"model": "m", "dataset": "d.jsonl"}, tmp_path / "mine.yaml", tmp_path / "shared.yaml"
+    shared.write_text(yaml.safe_dump({**hub, "learning_rate": 5e-6}))
+    for fields in ({**hub, "method": "rlcr"}, {"instruction": "Think."}):
+        mine.write_text(yaml.safe_dump(fields))
+        (planned,) = plan_runs((str(mine),), (0,), {}, "out", shared=shared)
+        assert planned.recipe.learning_rate == 5e-6
+        assert fields.items() <= planned.asked().items()
+
+
+def test_a_section_that_only_the_first_arm_has_is_not_common(tmp_path):
+    """The first arm has a critic, the others lack the field."""
+    gae = load(None, {**SMALL, "method": "gae", "critic": {"learning_rate": 1e-3}})
+    runs = [room.ArmRun("gae", 0, gae), room.ArmRun("grpo", 0, load(None, {**SMALL, "method": "grpo"}))]
+    figures = {arm: {0: {"accuracy": 0.5}} for arm in ("gae", "grpo")}
+    room._write_comparison(tmp_path, runs, compare_arms(figures, figures=["accuracy"]), {"reference": None})
+    recipe = json.loads((tmp_path / "summary.json").read_text())["recipe"]
+    assert recipe["steps"] == 1
+    assert {"critic", "method"}.isdisjoint(recipe)

@@ -33,8 +33,9 @@ from spanwise.errors import DataError, RecipeError, check_known, unknown
 from spanwise.explain.alarms import OF_SCORE
 from spanwise.measure import ArmComparison, Interval, compare_arms
 from spanwise.objective import BASELINES
-from spanwise.recipe import Recipe, load
+from spanwise.recipe import Recipe, answer_layout, load, read_file, resolved, scheme_of
 from spanwise.rollouts.folder import RunFolder, hidden, is_filled, sole_writer
+from spanwise.tasks import task_shape
 
 #: The figures of the comparison table, as in Table 1 of the BAE paper.
 FIGURES = ("accuracy", "auroc", "ece", "brier", "coverage", "format_rate", "refusal_rate")
@@ -47,8 +48,6 @@ _SAME = (
 )  # fmt: skip
 #: The files that a run writes only at its end, so they show that the run is finished.
 _ENDED = ("summary.json", "evaluation.parquet")
-#: Recipe fields that the method's preset fills in if the user leaves them out.
-_FILLED = ("layout", "prefilled", "segmenter", "objectives", "calibration", "baseline", "per", "options")
 _Item = TypeVar("_Item")
 
 
@@ -83,9 +82,10 @@ class ArmRun:
                 f"'{self.folder}' holds a run whose recipe, '{self.file}', is missing. Give another --output, or delete "
                 f"'{self.folder}'."
             )
-        recipe_fields = self.asked()
-        changed_fields = changed(self.file, recipe_fields, but=("output",))
-        changed_fields = changed_fields or changed(self.folder / "recipe.yaml", recipe_fields, but=("output", *_FILLED))
+        task_layout, longest = task_shape(self.recipe)
+        trained_fields = resolved(self.recipe, scheme_of(self.recipe, answer_layout(self.recipe, task_layout), longest))
+        changed_fields = changed(self.file, self.asked(), but=("output",))
+        changed_fields = changed_fields or changed(self.folder / "recipe.yaml", trained_fields, but=("output",))
         if changed_fields:
             raise DataError(
                 f"'{self.folder}' holds a run of another recipe ({', '.join(changed_fields[:3])}). Give another --output, or "
@@ -256,7 +256,7 @@ def _failure_reason(run: ArmRun, status: int) -> str:
 def _write_comparison(output: Path, runs: Sequence[ArmRun], comparison: ArmComparison, options: Mapping[str, Any]) -> None:
     """Write the figures of a comparison into `summary.json` and `comparison.md`."""
     recipes = [run.asked() for run in runs]
-    common_field_names = [name for name in recipes[0] if all(recipe[name] == recipes[0][name] for recipe in recipes)]
+    common_field_names = [name for name in recipes[0] if all(recipe.get(name) == recipes[0][name] for recipe in recipes)]
     common_fields = {name: recipes[0][name] for name in common_field_names if name not in ("output", "seed")}
     figures_by_arm: dict[str, dict[str, Any]] = {arm: {} for arm in comparison.methods}
     for (arm, figure), interval in comparison.cells.items():
@@ -283,7 +283,7 @@ def arm_fields(name: str) -> dict[str, Any]:
     if name in METHODS:
         return {"method": name}
     if name.endswith((".yaml", ".yml")):
-        return load(name).model_dump(exclude_unset=True, mode="json")
+        return read_file(name)
     raise RecipeError(unknown("arm (a baseline, a method or a recipe file)", name, [*BASELINES, *METHODS]))
 
 
