@@ -40,7 +40,7 @@ def check(recipe: str, *, tokens: int | str) -> RecipeRule:
             scheme.per == "batch"
         ),
         f"Method '{scheme.method}' standardises over the batch, but prime-rl passes single groups. Use another method.": (
-            {**scheme.entry.options, **scheme.options}.get("whiten")
+            {**scheme.entry.options, **scheme.options}.get("whiten", True) and "split" in scheme.entry.exceptions
         ),
         **{
             f"Objective '{objective.name}' has scope: turn, but a trace of prime-rl has one reward for all turns. Remove the "
