@@ -323,6 +323,7 @@ class Step:
         mask_nt: Bool[Tensor, "n t"] | None = None,
         learn: bool = True,
         number: int | None = None,
+        whole_batch: bool = True,
         dtype: torch.dtype = torch.float32,
     ) -> StepResult:
         """Compute the credit and the advantages of a batch that was read.
@@ -332,11 +333,12 @@ class Step:
             mask_nt: the trainer's final mask over the completions; None: it trains on every sampled token.
             learn: False for an evaluation, of which estimators and warnings must remember nothing.
             number: number of the step, for warnings.
+            whole_batch: False for one group of the trainer's batch: the warnings about batches do not hold for it.
             dtype: dtype of the advantages.
         """
         if self.ranks is not None:
             read_batch = gather_tokens(read_batch, self.scheme, self.ranks)
-        batch_credit = self.credit(read_batch, learn=learn, number=number)
+        batch_credit = self.credit(read_batch, learn=learn, number=number, whole_batch=whole_batch)
         local_credit = batch_credit.credits.take(read_batch.here)
         spans = read_batch.spans
         if mask_nt is not None:
@@ -352,19 +354,21 @@ class Step:
             read_batch, adv_nt, spans, local_credit, batch_credit.metrics, batch_credit.warnings, batch_credit.credits
         )
 
-    def credit(self, read_batch: ReadBatch, *, learn: bool = True, number: int | None = None) -> BatchCredit:
+    def credit(
+        self, read_batch: ReadBatch, *, learn: bool = True, number: int | None = None, whole_batch: bool = True
+    ) -> BatchCredit:
         """Compute the credit of all processes' rows. Unlike `finish`, leave out token advantages."""
         all_ranks = read_batch.everyone
         batch_credits = self._credit(all_ranks, learn=learn)
         groups_and_turns: dict[str, Any] = {"group_n": all_ranks.batch.group_n, "steps": all_ranks.batch.steps}
         batch_metrics = metrics(batch_credits, all_ranks.reading, self.scheme, **groups_and_turns)
         new_warnings, has_unscored = self._watch.of_reading(read_batch.reading)
-        if learn:
+        if learn and whole_batch:
             new_warnings += self._watch.of_batch({**self._noted, **batch_metrics}, step=number)
             self._noted.clear()
         if number is not None:
             new_warnings = [f"Step {number}: {sentence}" for sentence in new_warnings]
-        if learn and not batch_credits.has_signal:
+        if learn and whole_batch and not batch_credits.has_signal:
             self.zero_batches += 1
             if self.zero_batches == 1:
                 objectives_text = ", ".join(repr(one.name) for one in self.scheme.objectives if one.weight)

@@ -109,7 +109,7 @@ def credited(folder, prime, name, rows):
 
 
 # Leaving list elements out is free here; there is a group of one and a unanimous group.
-@pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning", "ignore:Every advantage of the batch")
+@pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning")
 @pytest.mark.parametrize("name", ["blocks", "waits", "fields"])
 def test_it_gives_every_token_the_advantage_of_the_file(tmp_path, prime, name):
     rows, expected = conformance.expected(name)
@@ -130,7 +130,6 @@ def test_the_run_folder_holds_what_was_handed_over(tmp_path, prime):
     assert {row["prompt"] for row in rows} == {"2+2=", "1+1=", "1+2="}
 
 
-@pytest.mark.filterwarnings("ignore:Every advantage of the batch")
 def test_the_order_of_traces_and_masked_tokens_change_nothing(tmp_path, prime):
     conformance.check_symmetries(lambda rows: credited(tmp_path, prime, "blocks", rows))
 
@@ -141,12 +140,15 @@ def rollout(reward, *lengths):
     return trace_of(turns)
 
 
-@pytest.mark.filterwarnings("ignore:Every advantage of the batch")  # a group of one
 def test_prime_rls_loss_is_the_sum_over_tokens_with_one_divisor_for_the_step(tmp_path, prime):
-    """RLOO of 1 and 0: 1 and -1; of 0, 2, 1: -3/2, 3/2, 0. A rollout of two nodes has one vote; one alone in its group gets 0."""
+    """RLOO of 1 and 0: 1 and -1; of 0, 2, 1: -3/2, 3/2, 0. A rollout of two nodes has one vote; one alone in its group gets 0.
+
+    Neither that group nor three unanimous ones in a row are warned of: they are parts of a batch.
+    """
     groups = [[rollout(1.0, 4, 3), rollout(0.0, 4)], [rollout(0.0, 3), rollout(2.0, 2), rollout(1.0, 4)], [rollout(5.0, 4)]]
+    groups += [[rollout(1.0, 2), rollout(1.0, 3)] for _ in range(3)]
     scored(tmp_path, prime, conformance.RLOO, groups, tokens=10)
     values = [[value for node in trace.nodes for value in node.advantages] for traces in groups for trace in traces]
-    assert [sum(row) for row in values] == pytest.approx([10.0, -10.0, -15.0, 15.0, 0.0, 0.0], abs=1e-5)
+    assert [sum(row) for row in values] == pytest.approx([10.0, -10.0, -15.0, 15.0, 0.0, 0.0] + [0.0] * 6, abs=1e-5)
     weighted = sum(value != 0 for row in values for value in row)
     assert weighted == 4 + 3 + 4 + 3 + 2  # rl_scale, by which the trainer divides all of them alike
