@@ -161,6 +161,12 @@ def test_a_table_that_does_not_move_and_one_number_for_a_completion_are_noticed(
         run.train()
 
 
+def test_a_batch_without_advantages_tests_nothing_and_leaves_the_check_to_the_next(tmp_path):
+    run = run_of(tmp_path, scripts=[small.SAID[0]] * 8)
+    run.train()
+    assert run._canary_due
+
+
 def test_our_trainer_for_trl_says_where_the_door_is(tmp_path):
     with pytest.raises(RecipeError, match=r"spanwise\.engines\.unsloth"):
         small.trainer(tmp_path, extra={"model": model()})

@@ -126,8 +126,9 @@ class _Packed(GRPOTrainer):
 class UnslothSpanGRPOTrainer(SpanGRPOTrainer, _Packed):
     """`SpanGRPOTrainer` for a model of Unsloth. The first line of the script must be `import unsloth`.
 
-    Settings and schemes that do not work with Unsloth's loss raise a `RecipeError`; a gradient of the first micro-batch that does
-    not follow the advantages raises a `SpanwiseError` (`canary`). All else is as in `spanwise.engines.trl.SpanGRPOTrainer`.
+    Settings and schemes that do not work with Unsloth's loss raise a `RecipeError`; a gradient of the first micro-batch with
+    credit that does not follow the advantages raises a `SpanwiseError` (`canary`). All else is as in
+    `spanwise.engines.trl.SpanGRPOTrainer`.
     """
 
     _moves_columns = True
@@ -137,10 +138,9 @@ class UnslothSpanGRPOTrainer(SpanGRPOTrainer, _Packed):
         super().__init__(model, args=args, scheme=scheme, **options)
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Tensor:
-        """Compute Unsloth's loss with scaled advantages, to undo its normaliser. Check the first micro-batch's gradient."""
+        """Compute Unsloth's loss with scaled advantages, to undo its normaliser. Check the gradient once."""
         loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         if self._canary_due and self.model.training and not (self.args.beta or self.args.entropy_coef):
-            self._canary_due = False
             # Unsloth computes the gradient with the loss, and stores it in `grad_fn`.
             saved_tensors = getattr(loss.grad_fn, "saved_tensors", ())
             advantage_bt = inputs["advantages"]
@@ -150,6 +150,7 @@ class UnslothSpanGRPOTrainer(SpanGRPOTrainer, _Packed):
             gradient_scale = 1.0 if scaler is None else scaler.get_scale()
             gradient_scale /= len(advantage_bt) * self.current_gradient_accumulation_steps
             expected_gradient_bu = -packed(advantage_bt * slope_bt * gradient_scale, inputs, pad_id=self._pad_id)
+            self._canary_due = not bool(expected_gradient_bu.any())  # advantages of 0 test nothing
             gradient_bu = saved_tensors[0] if saved_tensors else None
             check_gradient(gradient_bu, expected_gradient_bu, exact=inputs.get("old_per_token_logps") is None)
         return loss
