@@ -10,6 +10,7 @@ from spanwise.batch import Steps, by_turn
 from spanwise.credit.trajectories.turns import Trajectory, Turn
 from spanwise.engines.tinker import credit_datums
 from spanwise.engines.verl.estimators import recipe_advantages
+from spanwise.modes.laser import Laser
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 VOCABULARY = Vocabulary((b"<answer>", b"4", b"5", b"</answer>", b"<ans", b"wer>"))
@@ -76,6 +77,15 @@ CASES = {
     ),
     "rewards for Tinker's datums under a name that no objective has": case(credit_datums)(
         [[{}]], Scheme.preset("dr_grpo", WHOLE, longest=64), VOCABULARY, rewards={"corect": [[1.0]]}
+    ),
+    "rewards for Tinker's datums of an objective with `scope: turn`": case(credit_datums)(
+        [[[{}, {}]]],
+        Scheme("bae", WHOLE, [Objective("correct", "all", scope="turn")]),
+        VOCABULARY,
+        rewards={"correct": [[1.0]]},
+    ),
+    "Tinker's datums under a scheme with `laser`": case(credit_datums)(
+        [[{}]], Scheme.preset("dr_grpo", WHOLE, longest=64, laser=Laser(token="?")), VOCABULARY
     ),
     "a turn that goes on from a later one": of_turns(Turn([1], [0], [1], parent=3)),
     "`adv_estimator=spanwise` in a trainer of verl that passes rewards alone": lambda folder: (

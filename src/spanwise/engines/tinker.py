@@ -52,7 +52,7 @@ def credit_datums(
 
     Raises:
         AlignmentError: rewards or columns are not nested like `groups`; a datum has no mask, or one of another length.
-        RecipeError: rewards of an objective that the scheme does not have.
+        RecipeError: rewards of an objective that the scheme does not have, or that pays single turns; a scheme with a mode.
 
     Example:
         >>> from spanwise import Layout
@@ -69,6 +69,18 @@ def credit_datums(
     rollouts = [list(rollout) if isinstance(rollout, (list, tuple)) else [rollout] for rollout in all_rollouts]
     group_of_rollout = [g for g, group in enumerate(groups) for _ in group]
     group_sizes = [len(group) for group in groups]
+    modes_text = ", ".join(mode.name for mode in scheme.modes)
+    refuse(
+        {
+            f"The scheme has {modes_text}, which does not work with Tinker's datums. Leave it out, or train with TRL, verl or "
+            "SkyRL.": modes_text,
+            **{
+                f"Objective '{objective.name}' has scope: turn, but `rewards` holds one reward for all turns of a rollout. Remove "
+                "the scope.": objective.scope == "turn" and objective.name in rewards
+                for objective in scheme.objectives
+            },
+        }
+    )
     for name, values in rewards.items():
         check_known("objective", name, scheme.names)
         if (reward_counts := [len(group) for group in values]) != group_sizes:
