@@ -253,7 +253,8 @@ def _refuse_split(timeline: Timeline, entry: Method) -> None:
         turn_rows = (timeline.index_s == rollout_index).nonzero().squeeze(1).tolist()
         raise RecipeError(
             f"Method '{entry.name}' needs all tokens of a rollout in one row, but rows {turn_rows[:6]} are turns of one rollout. "
-            f"Merge the turns of a rollout into one row, or use a method that credits completions or steps, such as 'gigpo'."
+            "Use a method that credits whole rollouts, such as 'grpo'. If you build the batch, you can also merge the turns of a "
+            "rollout into one row."
         )
 
 
