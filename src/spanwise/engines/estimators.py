@@ -50,6 +50,8 @@ def outcome_advantages(
             f"'spanwise_{name}' gets only one reward per completion, not its tokens. Leave the option out.": ignored_key,
         }
     )
+    method_options = dict(spanwise_section.get("options") or {})
+    method(name).check_options(method_options)
     uids = index.tolist() if hasattr(index, "tolist") else list(index)
     # Padding rows have a padding id, and either no trained token or a place after all rows with a real id.
     rows_with_real_id = {n for n, uid in enumerate(uids) if not _PAD.fullmatch(str(uid))}
@@ -61,7 +63,6 @@ def outcome_advantages(
     reward_n = torch.where(is_trained_n, step_rewards(token_level_rewards, response_mask), reward_sum_n)
     adv_n = torch.zeros_like(reward_n)
     if compared_rows:
-        method_options = dict(spanwise_section.get("options") or {})
         group_n = group_index([uids[n] for n in compared_rows])
         adv_n[compared_rows] = method(name).estimator(reward_n[compared_rows], group_n, **method_options).double()
     adv_nt = to_tokens(adv_n, response_mask, dtype=token_level_rewards.dtype)

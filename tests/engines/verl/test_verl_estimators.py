@@ -91,6 +91,9 @@ def test_options_of_the_method():
     config = {"spanwise": {"options": {"leave_one_out": True}}}
     found_nt = run("spanwise_dr_grpo", data_of(rewards=torch.tensor([1.0, 0.0]), groups=["a", "a"]), config)
     assert found_nt[:, 0].tolist() == [1.0, -1.0]  # without the option: .5 and -.5
+    for wrong in ({"ddoff": 0}, {"ddof": 8}):
+        with pytest.raises(RecipeError, match="ddof"):
+            run("spanwise_grpo", data_of(), {"spanwise": {"options": wrong}})
 
 
 def test_what_verl_tells_its_own_grpo_alone_is_refused():
