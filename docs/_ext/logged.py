@@ -56,8 +56,9 @@ CREDIT: Mapping[str, Logged] = {
         "Share of completions compared with fewer outcomes than the objective is given, because their stratum was too small.",
         "Near 1: the last outcome is never used, so leave it out or set group_size up.",
     ),
-    "credit/<objective>/unanimous": Logged(
-        "Share of the groups in which all completions that have this reward have the same one.",
+    "credit/<comparison>/unanimous": Logged(
+        "Share of the groups in which all completions that have this reward have the same one. A method that compares the "
+        "sum of several rewards logs the share for the sum, too. With `baseline: batch` the batch is the only group.",
         "Near 1 for the reward of the answer: prompts are too easy or too hard.",
     ),
     "credit/unanimous": Logged(

@@ -15,8 +15,8 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from spanwise.batch import Steps
-from spanwise.credit.spread import fill_missing
-from spanwise.credit.strata import group_index, moments
+from spanwise.credit.spread import fill_missing, weights
+from spanwise.credit.strata import group_index, moments, weighted
 from spanwise.credit.trajectories.rollouts import worth_of_turns
 from spanwise.metric import Alarm, Metric
 from spanwise.scheme import Scheme
@@ -37,7 +37,7 @@ class CreditedBatch:
 
     @cached_property
     def agreement(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Maps objectives to two masks of their groups: all rewards equal, and two or more rewards."""
+        """Maps comparisons to two masks of their groups: all rewards equal, and two or more rewards. The batch is one group."""
         if self.group_n is None or self.scheme.value_names:
             return {}
         group_n = group_index(self.group_n).cpu()
@@ -47,13 +47,22 @@ class CreditedBatch:
         if self.steps is not None:
             ids = self.steps.trajectory_s, self.steps.step_s
             reward_nm, peer_reward_nm = worth_of_turns(self.scores, *ids, objectives=objectives, kind=self.scheme.entry.kind)
-        agreement_by_objective = {}
-        for m, objective in enumerate(objectives):
-            if objective.baseline not in ("none", "batch"):
-                is_unanimous_g = moments(reward_nm[:, m].cpu(), group_n).square_s == 0
-                reward_count_g = moments(peer_reward_nm[:, m].cpu(), group_n).count_s
-                agreement_by_objective[objective.name] = is_unanimous_g, reward_count_g > 1
-        return agreement_by_objective
+        names, baselines = list(self.scheme.names), [objective.baseline for objective in objectives]
+        if self.scheme.entry.kind != "block" and len(names) > 1:  # such a method compares the sum of the rewards
+            names, baselines = [*names, " + ".join(names)], [*baselines, None]
+            weight_m = weights(objectives, reward_nm)
+            reward_nm, peer_reward_nm = (
+                torch.cat([value_nm, weighted(value_nm, weight_m).sum(dim=1, keepdim=True)], dim=1)
+                for value_nm in (reward_nm, peer_reward_nm)
+            )
+        agreement_by_comparison = {}
+        for m, (name, baseline) in enumerate(zip(names, baselines, strict=True)):
+            if baseline != "none":
+                compared_n = torch.zeros_like(group_n) if baseline == "batch" else group_n
+                is_unanimous_g = moments(reward_nm[:, m].cpu(), compared_n).square_s == 0
+                reward_count_g = moments(peer_reward_nm[:, m].cpu(), compared_n).count_s
+                agreement_by_comparison[name] = is_unanimous_g, reward_count_g > 1
+        return agreement_by_comparison
 
 
 def _by_block(batch: CreditedBatch, compute: Callable[[Tensor], Tensor]) -> dict[str, float]:
@@ -79,16 +88,16 @@ def _measure_coarser(batch: CreditedBatch) -> dict[str, float]:
 
 
 def _measure_unanimous(batch: CreditedBatch) -> dict[str, float]:
-    """Return each objective's share of groups whose rewards are all equal. Groups with one reward do not count."""
+    """Return each comparison's share of groups whose rewards are all equal. Groups with one reward do not count."""
     return {name: float(same_g[compared_g].double().mean()) for name, (same_g, compared_g) in batch.agreement.items()}
 
 
 def _measure_all_unanimous(batch: CreditedBatch) -> dict[str, float]:
     """Return the share of groups whose rewards are all equal under every objective."""
     # If an objective compares across groups, even a group of equal rewards may get credit, so return no share.
-    if len(batch.agreement) < len(batch.scheme.objectives):
+    if not batch.agreement or any(objective.baseline in ("none", "batch") for objective in batch.scheme.objectives):
         return {}
-    unanimous_masks, compared_masks = zip(*batch.agreement.values(), strict=True)
+    unanimous_masks, compared_masks = zip(*(batch.agreement[name] for name in batch.scheme.names), strict=True)
     is_unanimous_g = torch.stack(unanimous_masks).all(dim=0)
     is_compared_g = torch.stack(compared_masks).any(dim=0)
     return {"": float(is_unanimous_g[is_compared_g].double().mean())}
@@ -179,7 +188,7 @@ CREDIT = (
     Metric("cost/<measure>", _add_up_costs),
     Metric("credit/<objective>/singletons", lambda batch: _divide(batch, batch.credit.singleton_m)),
     Metric("credit/<objective>/coarser", _measure_coarser),
-    Metric("credit/<objective>/unanimous", _measure_unanimous),
+    Metric("credit/<comparison>/unanimous", _measure_unanimous),
     Metric(
         "credit/unanimous",
         _measure_all_unanimous,

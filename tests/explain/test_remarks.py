@@ -246,6 +246,24 @@ def test_one_objective_that_all_earn_is_no_habit():
     assert list(habits([{"step": step, **split} for step in range(3)])) == ["credit/brier/dead_strata"]
 
 
+@pytest.mark.parametrize(
+    ("method", "baseline", "group_n", "unanimous"),
+    [
+        ("grpo", None, [0, 0], ["correct", "format", "correct + format"]),
+        ("rlcr", None, [0, 0], ["correct", "format", "correct + format"]),
+        ("bae", "batch", [0, 1], ["correct", "format"]),  # one stratum, the batch
+    ],
+)
+def test_a_comparison_of_equal_rewards_is_not_called_too_small(method, baseline, group_n, unanimous):
+    rule = Scheme(method, LAYOUT, [Objective(name, "solution", baseline=baseline) for name in ("correct", "format")])
+    reading, batch = reading_of([WHOLE, WHOLE], rule), Batch(group_n)
+    logged = metrics(credit_batch(reading, batch, rule), reading, rule, group_n=batch.group_n)
+    assert {key for key in logged if key.endswith("/unanimous") and logged[key] == 1.0} - {"credit/unanimous"} == {
+        f"credit/{name}/unanimous" for name in unanimous
+    }
+    assert not [key for key in habits([{"step": step, **logged} for step in range(3)]) if key.endswith("dead_strata")]
+
+
 def test_a_habit_of_a_long_run_is_found_in_one_pass():
     """The longest run of batches is reported, and the first of two equally long ones."""
     shares = [0.9] * 4 + [0.1] + [0.8] * 5 + [0.1] + [0.7] * 5
@@ -260,7 +278,10 @@ def test_an_objective_of_another_baseline_hides_none_of_the_others(order):
     reading, batch = reading_of([WHOLE, WHOLE], rule), Batch([0, 0])
     credit = credit_batch(reading, batch, rule)
     logged = metrics(credit, reading, rule, group_n=batch.group_n)
-    assert [name for name in logged if name.endswith("unanimous")] == ["credit/format/unanimous"]
+    assert {name: logged[name] for name in logged if name.endswith("unanimous")} == {
+        "credit/format/unanimous": 1.0,
+        "credit/correct/unanimous": 1.0,  # of the batch; so nothing is said of groups as a whole
+    }
     assert "credit/format/unanimous" not in metrics(credit, reading, rule), "without groups nobody agrees"
 
 
