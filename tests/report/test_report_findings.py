@@ -99,6 +99,18 @@ def test_the_three_pictures_join_the_elements_of_a_list_and_five_batches():
     assert {row["tokens"] for row in length.rows} == {7.0}
 
 
+@pytest.mark.parametrize("name", ["length", "dead", "step"])
+def test_the_three_pictures_tell_an_objective_from_another_number_of_its_name(name):
+    lines = [
+        {"step": step, f"rewards/{name}/mean": 0.5, f"credit/{name} + b/dead_strata": 0.25, "completions/mean_length": 7.0}
+        for step in (1, 2)
+    ]
+    rewards, dead, length = glance_section(lines, [name, "b"]).panels  # the method compares the sum of two rewards
+    assert {row[name] for row in rewards.rows} == {0.5}
+    assert [(row["step"], row["mean over the parts"]) for row in dead.rows] == [(1, 0.25), (2, 0.25)]
+    assert {row["tokens"] for row in length.rows} == {7.0}
+
+
 def test_the_page_says_it_first_and_marks_it_where_something_is_wrong():
     lines = [{"step": 0, "evaluation": start()}, batch(1), {"step": 2, "final": FALLEN}]
     html = train_page(metrics=lines, samples=None, votes=None)

@@ -325,6 +325,7 @@ def batch_section(title: str, batches: Lines, names: Sequence[str] = ()) -> Sect
 def glance_section(batches: Lines, names: Sequence[str]) -> Section:
     """Build a run's three main charts: rewards, groups without learning signal, completion lengths."""
     objectives_by_family = together({name: name for name in names})
+    comparisons = names_in(batches, "credit/<comparison>/dead_strata")
 
     def mean(lines: Lines, metric: str, objectives: Sequence[str]) -> float | None:
         metric_values = [value for name in objectives for value in values_of(lines, metric.format(name))]
@@ -334,16 +335,20 @@ def glance_section(batches: Lines, names: Sequence[str]) -> Section:
         {
             "step": line["step"],
             **{
-                family: mean(batches[max(0, place - 4) : place + 1], "rewards/{}/mean", objectives)
+                f"reward/{family}": mean(batches[max(0, place - 4) : place + 1], "rewards/{}/mean", objectives)
                 for family, objectives in objectives_by_family.items()
             },
-            "dead": mean([line], "credit/{}/dead_strata", names),
+            "dead": mean([line], "credit/{}/dead_strata", comparisons),
             "length": line.get("completions/mean_length"),
         }
         for place, line in enumerate(batches)
     ]
     charts = (
-        Chart("Reward of each part, over five batches", {family: family for family in objectives_by_family}, "mean reward"),
+        Chart(
+            "Reward of each part, over five batches",
+            {f"reward/{family}": family for family in objectives_by_family},
+            "mean reward",
+        ),
         Chart("Comparisons that teach nothing", {"dead": "mean over the parts"}, "share of comparisons"),
         Chart("Length of a completion", {"length": "tokens"}, "tokens"),
     )
