@@ -282,7 +282,7 @@ class Step:
     def __init__(self, scheme: Scheme, vocabulary: Vocabulary | None = None, *, ranks: Ranks | None = None) -> None:
         self.scheme, self.vocabulary, self.ranks = scheme, vocabulary, ranks
         self.zero_batches = 0  # how many training batches gave no credit at all
-        self._watch = Watch(scheme)
+        self._watch, self._evaluation_watch = Watch(scheme), Watch(scheme)
         self._noted: dict[str, float] = {}
 
     def note(self, metrics: Mapping[str, float]) -> None:
@@ -362,7 +362,8 @@ class Step:
         batch_credits = self._credit(all_ranks, learn=learn)
         groups_and_turns: dict[str, Any] = {"group_n": all_ranks.batch.group_n, "steps": all_ranks.batch.steps}
         batch_metrics = metrics(batch_credits, all_ranks.reading, self.scheme, **groups_and_turns)
-        new_warnings, has_unscored = self._watch.of_reading(read_batch.reading)
+        watch = self._watch if learn else self._evaluation_watch
+        new_warnings, has_unscored = watch.of_reading(read_batch.reading)
         if learn and whole_batch:
             new_warnings += self._watch.of_batch({**self._noted, **batch_metrics}, step=number)
             self._noted.clear()

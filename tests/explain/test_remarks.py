@@ -208,13 +208,21 @@ def test_a_remark_silences_the_habits_that_follow_from_it_and_no_others():
     absent = {f"credit/{name}/reward_absent": 1.0 for name in ("brier", "mine")}
     for rule, habit_names in (
         (scheme(), ["mine"]),  # free/brier
-        (with_function(paying(None, None)), ["brier"]),  # scored/mine
-        (with_function(paying(0.5, -1.0)), ["brier", "mine"]),  # unused/mine
+        (with_function(paying(None, None, None)), ["brier"]),  # scored/mine
+        (with_function(paying(0.5, -1.0, -1.0)), ["brier", "mine"]),  # unused/mine
     ):
         watch = Watch(rule)
-        assert len(watch.of_reading(reading_of([WHOLE, SILENT], rule))[0]) == 1
+        assert len(watch.of_reading(reading_of([WHOLE, SILENT, SILENT], rule))[0]) == 1
         sentences = "".join(sentence for step in range(4) for sentence in watch.of_batch(absent, step=step))
         assert [name for name in ("brier", "mine") if f"'{name}'" in sentences] == habit_names
+
+
+def test_a_remark_on_few_completions_silences_no_habit_of_most():
+    """Half of the first batch leaves the block out, which is no alarm, then two of three, then all."""
+    watch = Watch(scheme())
+    for completions, count in (([WHOLE, SILENT], 1), ([WHOLE, SILENT, SILENT], 0)):
+        assert len(watch.of_reading(reading_of(completions, scheme()))[0]) == count
+    assert [len(watch.of_batch({"credit/brier/reward_absent": 1.0}, step=step)) for step in range(4)] == [0, 0, 1, 0]
 
 
 def test_a_later_element_of_a_list_may_be_absent_and_its_first_may_not():

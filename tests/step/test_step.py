@@ -169,6 +169,15 @@ def test_an_evaluation_and_a_look_for_useful_groups_change_no_memory():
         assert memory() == before != {}
 
 
+def test_an_evaluation_uses_up_no_warning_of_the_training():
+    step = Step(BAE, VOCABULARY)
+    reading = step.read(Batch.jagged([[7], [7]], [0, 0], columns={"answer": ["4", "4"]}))  # no tags
+    (sentence,) = step.finish(reading, learn=False).warnings
+    assert step.finish(reading, learn=False).warnings == []
+    assert sentence in step.finish(reading).warnings
+    assert sentence not in step.finish(reading).warnings
+
+
 def test_what_is_noted_counts_for_the_next_training_batch_alone():
     step = Step(Scheme.preset("rloo", ONE, per="completion"), VOCABULARY)
     reading = step.read(Batch.jagged([RIGHT, WRONG], [0, 0], columns={"answer": ["4", "4"]}))

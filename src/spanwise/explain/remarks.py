@@ -83,15 +83,18 @@ class Watch:
     def of_reading(self, reading: Reading) -> tuple[list[str], bool]:
         """Return a batch's new warnings, and whether some objective has nothing to train on."""
         warnings = setup_warnings(reading, self.scheme)
+        new_keys = warnings.keys() - self._given_keys
         new_sentences = self._take_new(warnings)
-        # Do not warn about the same problems again when the batch's metrics show them.
-        for kind, _, name in (key.partition("/") for key in warnings):
+        absent_shares = reading.scores.reward_nm.isnan().double().mean(dim=0).tolist()
+        # Do not warn about the same problems again when the batch's metrics show them. Fewer absent rewards are another problem.
+        for kind, _, name in (key.partition("/") for key in new_keys):
             if kind == "tags":
                 self._given_keys.add("credit/malformed")
             elif kind in ("scored", "free"):
-                for objective in self.scheme.names:
+                for objective, absent_share in zip(self.scheme.names, absent_shares, strict=True):
                     if objective == name or objective.startswith(f"{name}."):
-                        self._given_keys |= {f"free/{objective}", f"credit/{objective}/reward_absent"}
+                        shown_metrics = {f"credit/{objective}/reward_absent": absent_share}
+                        self._given_keys |= {f"free/{objective}", *habits([shown_metrics] * IN_A_ROW)}
         return new_sentences, any(key.startswith(("tags", "scored/")) for key in warnings)
 
     def of_batch(self, batch_metrics: Mapping[str, float], *, step: int | None = None) -> list[str]:
