@@ -140,6 +140,14 @@ def test_an_objective_whose_check_failed_for_everybody(status):
     assert "The check itself failed" in warnings_of_recorded([WHOLE, WHOLE], failed)["scored/mine"]
 
 
+def test_a_completion_that_broke_its_check_has_a_reward():
+    """It counts as 0. That checks break is the alarm of another metric, and that a block is left out is said as ever."""
+    broke = Reward.of([0.0, 0.0], status=[Status.BROKE] * 2)
+    assert warnings_of_recorded([WHOLE, WHOLE], broke) == {}
+    some = Reward.of([0.0, None], status=[Status.BROKE, Status.ABSENT])
+    assert list(warnings_of_recorded([WHOLE, SILENT], some)) == ["free/mine"]
+
+
 def test_what_is_not_kept_is_not_said():
     rule = with_function(paying(0.5, -1.0))
     reading = reading_of([WHOLE, SILENT], rule)

@@ -307,6 +307,17 @@ def test_methods_with_other_blocks_have_a_table_of_their_own():
     ]
 
 
+@pytest.mark.parametrize(("ok", "note"), [(6, "6 ok, 2 broke"), (0, "0 ok, 8 broke")])
+def test_a_completion_that_broke_its_check_has_a_reward_and_is_not_ok(ok, note):
+    html = credit_report(
+        source="x", note="", methods=["grpo"], credit={"grpo": {}}, rewards={"runs": torch.arange(8) < ok},
+        statuses={"runs": {"ok": ok, "broke": 8 - ok} if ok else {"broke": 8}}, dead={}, view=TokenView(("grpo",), []),
+    )  # fmt: skip
+    page = Page(html)
+    assert (page.headline("mean reward: runs"), note in page.text) == (f"{ok / 8:.3f}" if ok else "0", True)
+    assert "No completion has the reward" not in page.text
+
+
 def test_a_credit_report_without_completions():
     nothing = {"rewards": {}, "statuses": {}, "dead": {}, "view": TokenView(("grpo",), [])}
     html = credit_report(source="x", note="", methods=["grpo"], credit={"grpo": {}}, **nothing)

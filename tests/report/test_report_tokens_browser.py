@@ -199,6 +199,17 @@ def test_filters(browser):
         assert text(browser, ".token-count").endswith("of 4")
 
 
+def test_a_broken_check_is_a_failed_one(browser):
+    opened(
+        browser,
+        SECOND,
+        row(["x"], rewards={"correct": 0.0, "brier": None}, statuses={"correct": "broke", "brier": "absent"}),
+    )
+    choose(browser, "status", "failed")
+    assert text(browser, ".token-count") == "1 of 1 that fit: completion 2 of 2"
+    assert text(browser, ".token-facts").split("\n")[-2:] == ["correct 0 ✗ (broke)", "brier: absent"]
+
+
 def test_right_and_wrong_are_those_of_the_outcome_not_of_another_reward(browser):
     kinds = {"format": "ok", "solved": "ok"}
     rows = [row(["x"], rewards={"format": f, "solved": s}, statuses=kinds) for f, s in ((1.0, 0.0), (1.0, 1.0), (0.0, 1.0))]

@@ -46,6 +46,7 @@ def sentence(case, left="grpo", right="bae", rows=(), **view):
         ({"rewards": {"correct": 0.5}, "stated": {}}, "Correct 0.5: "),
         ({"stated": {"brier": None}, "statuses": {"correct": "ok", "brier": "absent"}}, "Right without a confidence: "),
         ({"stated": {"brier": None}, "statuses": {"correct": "ok", "brier": "unparsable"}}, "Right with a confidence that cannot be read: "),
+        ({"rewards": {"correct": 0.0}, "statuses": {"correct": "broke"}, "stated": {}}, "Wrong (broke its check): "),
         ({"rewards": {}, "statuses": {"correct": "timeout"}, "stated": {}}, "Not judged, because the check failed (timeout): "),
         ({"rewards": {}, "statuses": {"correct": "absent"}, "stated": {}}, "No answer that can be read: "),
         ({"rewards": {}, "statuses": {}, "stated": {}}, "3 tokens: "),

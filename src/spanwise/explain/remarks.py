@@ -59,11 +59,12 @@ def setup_warnings(reading: Reading, scheme: Scheme) -> dict[str, str]:
     later_objectives = later_elements(scheme.names)
     for m, objective in enumerate(scheme.objectives):
         status_codes = set(reading.scores.status_nm[:, m].tolist())
-        if warning_of_key["tags"] and not status_codes & {Status.OK, Status.ERROR}:
+        has_reward = bool(status_codes & {Status.OK, Status.BROKE})
+        if warning_of_key["tags"] and not has_reward and Status.ERROR not in status_codes:
             continue  # the warning about missing tags already explains why the objective has no reward
         if Status.ABSENT in status_codes and objective.name in later_objectives:
             continue
-        for kind, check in (_REWARD_CHECKS if Status.OK in status_codes else {"scored": _warn_unscored}).items():
+        for kind, check in (_REWARD_CHECKS if has_reward else {"scored": _warn_unscored}).items():
             if sentence := check(objective, reading, scheme, m):
                 warning_of_key[f"{kind}/{objective.name}"] = sentence
                 break

@@ -84,7 +84,7 @@ def credit_report(
         warnings=[
             f"No completion has the reward {name} ({', '.join(f'{n:,} {key}' for key, n in counts.items())}), so it trains nothing."
             for name, counts in statuses.items()
-            if counts and not counts.get("ok")
+            if counts and not counts.keys() & {"ok", "broke"}  # a completion that broke its check has the reward 0
         ],
         headlines=[Headline("completions", count), *_headlines(rewards, statuses)],
         sections=sections,
@@ -95,10 +95,8 @@ def _headlines(rewards: Mapping[str, Tensor], statuses: Mapping[str, Mapping[str
     """Build a headline per objective with its mean reward. The note counts the statuses of rewards."""
     headlines = []
     for name, reward_n in rewards.items():
-        status_count_texts = [
-            f"{int((~reward_n.isnan()).sum()):,} ok",
-            *(f"{n:,} {status}" for status, n in statuses.get(name, {}).items() if status != "ok"),
-        ]
+        counts = {"ok": 0, **statuses.get(name, {})}
+        status_count_texts = [f"{n:,} {status}" for status, n in counts.items()]
         headlines.append(Headline(f"mean reward: {name}", float(reward_n.double().nanmean()), ", ".join(status_count_texts)))
     return headlines
 

@@ -107,7 +107,8 @@ def opening(row: TokenRow, outcome: str | None, stating: set[str]) -> str:
     outcome_reward = row.rewards.get(outcome or "")
     outcome_status = row.statuses.get(outcome or "", "")
     if outcome_reward is not None:
-        phrases.append({1.0: "right", 0.0: "wrong"}.get(outcome_reward) or f"{outcome} {shown(outcome_reward)}")
+        outcome_phrase = {1.0: "right", 0.0: "wrong"}.get(outcome_reward) or f"{outcome} {shown(outcome_reward)}"
+        phrases.append(outcome_phrase + (" (broke its check)" if outcome_status == "broke" else ""))
     elif outcome_status in LEFT_OUT:
         phrases.append("no answer that can be read")
     elif outcome_status not in ("", "ok"):

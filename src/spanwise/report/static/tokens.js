@@ -3,7 +3,7 @@
 (() => {
   "use strict";
   const ROW_TOKENS = 1000, ROW_CHARACTERS = 6000, PROMPT_CHARACTERS = 100000, DETAIL_CHARACTERS = 120; // shown at a time
-  const FAILED = new Set(["unparsable", "timeout", "error"]), SLICE = new RegExp(`[^]{1,${ROW_CHARACTERS}}`, "gu"); // never half a character
+  const FAILED = new Set(["unparsable", "timeout", "error", "broke"]), SLICE = new RegExp(`[^]{1,${ROW_CHARACTERS}}`, "gu"); // never half a character
   // ---- reading ----
   const read = async (view) => {
     const { deflate } = JSON.parse(view.querySelector(".token-data").textContent);
@@ -74,7 +74,7 @@
     const rewards = (n) => data.objectives.map((objective, m) => {
       const reward = data.rewards[n][m], status = statuses(n)[m];
       if (reward === null) return [`${objective}: ${status && status !== "ok" ? status : "not given"}`, true];
-      return [`${objective} ${plain(Number(reward))}${m !== data.outcome ? "" : { 1: " ✓", 0: " ✗" }[reward] ?? ""}`, false];
+      return [`${objective} ${plain(Number(reward))}${m !== data.outcome ? "" : { 1: " ✓", 0: " ✗" }[reward] ?? ""}${status === "broke" ? " (broke)" : ""}`, status === "broke"];
     });
     const drawFacts = (n = shown.n) => {
       const facts = [...(data.steps[n] === null ? [] : [[`step ${data.steps[n]}`]]), [count(shown.tokens.length, "token")],
