@@ -15,7 +15,7 @@ from spanwise.report import compare_report, train_report
 from spanwise.report.compare import compare_finding
 from spanwise.report.credit import credit_finding
 from spanwise.report.page import CITE
-from spanwise.report.train import glance_section, train_finding
+from spanwise.report.train import batch_section, glance_section, train_finding
 from spanwise.report.words import GLOSSARY, Terms
 
 ROOT = Path(__file__).parents[2]
@@ -235,6 +235,7 @@ OWN = {"solution": [0.5, 0.5, -0.5, NAN], "confidence": [0.2, -0.3, NAN, NAN], "
 def test_two_methods_are_compared_by_the_signs_of_their_blocks(left, sentence):
     credit = {"a": as_tensors(left), "b": as_tensors(OWN)}
     assert f"a and b give a block credit of opposite signs {sentence}" in credit_finding(credit, "a", "b")
+    assert f"b and a give a block credit of opposite signs {sentence}" in credit_finding(credit, "b", "a")
 
 
 def as_tensors(columns):
@@ -268,6 +269,19 @@ def test_a_collapsed_run_has_no_calm_card_and_a_good_one_no_warning():
     html = train_page(metrics=[batch(1), {"step": 2, "final": good}], samples=None)
     assert {mark for mark, _ in cards(html).values()} == {""}
     assert 'aria-label="what is wrong"' not in html
+
+
+def test_malformed_completions_of_every_engine_are_drawn():
+    lines = [{"step": step, "credit/malformed": step / 4} for step in (1, 2)]
+    (panel,) = batch_section("Dropped", lines).panels
+    assert [row["malformed"] for row in panel.rows] == [0.25, 0.5]
+
+
+def test_a_figure_that_a_task_has_not_is_no_card():
+    """On own data nobody says what a refusal is: the interval is undefined, and no evaluation has the figure."""
+    final = {name: value for name, value in GOOD.items() if name != "refusal_rate"}
+    html = train_page(metrics=[{"step": 2, "final": final}], samples=None, votes=None, intervals={"refusal_rate": None})
+    assert "refusal rate" not in cards(html)
 
 
 def test_malformed_completions_and_silent_batches_are_said():

@@ -57,6 +57,8 @@ def sentence(case, left="grpo", right="bae", rows=(), **view):
         ({"credit": {"grpo": {}, "bae": {"solution": 0.0, "confidence": -0.8}}}, "bae blames the confidence (−0.8) and gives the solution 0."),
         ({"credit": {"grpo": {}, "bae": {"solution": 0.5, "confidence": None}}, "stop": {"bae": -0.7}},
          "bae praises the solution (+0.5) and charges −0.7 for missing blocks."),
+        ({"credit": {"grpo": {}, "bae": {"solution": 0.0, "confidence": None}}, "stop": {"bae": -0.7}},
+         "bae gives the solution 0 and charges −0.7 for missing blocks."),
         ({"credit": {"grpo": {}, "bae": {f"f{n}": n - 1.5 for n in range(8)}}}, "praises 6 blocks, most of all f7 (+5.5)"),
         ({"credit": {"grpo": {}, "bae": {"solution": 0.0}}, "parts": {"bae": [CreditPart("correct", 1.0, None, None, 1.0, 0.0, reason="singleton")]}},
          "bae gives the completion exactly 0, because there is no other completion to compare it with."),

@@ -160,6 +160,8 @@ def credit_finding(credit: Mapping[str, Mapping[str, Tensor]], left: str, right:
         return f"{alarm_sentence}{right} gives credit to {credited_count:,} of {completion_count:,} completions."
     if len(left_credit) == 1:  # one number for the whole completion counts for every block
         left_credit = {block: next(iter(left_credit.values())) for block in right_credit}
+    elif len(right_credit) == 1:
+        right_credit = {block: next(iter(right_credit.values())) for block in left_credit}
     common_blocks = [block for block in right_credit if block in left_credit]
     is_opposed_by_block = {block: left_credit[block] * right_credit[block] < 0 for block in common_blocks}
     if not common_blocks:

@@ -210,7 +210,7 @@ def _headlines(
     headlines = []
     for name in _HEADLINE_FIGURES:
         is_optional = name == "refusal_rate" or name.startswith(OF_SCORE)  # only some tasks have refusals or scores
-        is_measured = name in intervals or any(figure(point, name) is not None for point in points)
+        is_measured = intervals.get(name) is not None or any(figure(point, name) is not None for point in points)
         if name in unmeasured or (is_optional and not is_measured and (points or name.startswith(OF_SCORE))):
             continue
         value = figure(last_point, name)

@@ -146,7 +146,7 @@ def clause(row: TokenRow, method: str, rule: Rule) -> str:
             block_texts = (f"the {block} ({shown(value, sign=True)})" for block, value in credited_blocks.items())
             clauses.append(f"{verb} {' and '.join(block_texts)}")
     zero_blocks = [block for block, value in block_credit.items() if value == 0]
-    if zero_blocks and clauses:
+    if zero_blocks and (clauses or stop_credit):
         zero_blocks_text = f"the {' and the '.join(zero_blocks)}"
         zero_blocks_or_count = zero_blocks_text if len(zero_blocks) <= _MOST_NAMED else f"{len(zero_blocks)} blocks"
         clauses.append(f"gives {zero_blocks_or_count} 0")
