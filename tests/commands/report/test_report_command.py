@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shlex
+from collections import Counter
 from html import unescape
 
 import pytest
@@ -66,6 +67,22 @@ def test_report_of_a_run_folder(tmp_path):
     assert "15 of 16 completions have a confidence and could be judged." in page.text
     assert {"Learning", "Reliability", "Voting", "Tokens", "Recipe"} <= set(page.texts)
     assert f"spanwise train {folder}/recipe.yaml --output {folder}-again" in page.text
+
+
+def test_the_page_of_a_large_batch_shows_whole_groups_of_all_of_it(tmp_path):
+    """Of 64 groups of 8 completions, 62 fit on a page of at most 500."""
+    folder, group = make_run(tmp_path / "run", evaluation=False), [n // 8 for n in range(512)]
+    columns = {"fault": [0] * 512, "start/solution": [0] * 512, "end/solution": [1] * 512, "advantages/bae": [[0.5]] * 512}
+    prompts = [f"prompt {number}" for number in group]
+    write_own(
+        folder / "rollouts" / "step_000002.parquet", [[5]] * 512, group=group, prompt=prompts, step=[2] * 512, **columns
+    )
+    html = report_folder(folder).read_text()
+    data = data_of(html)
+    sizes = Counter(decoded(data["prompts"], n)[0] for n in range(len(data["steps"])))
+    assert set(sizes.values()) == {8}
+    assert (len(sizes), {"prompt 0", "prompt 63"} <= sizes.keys()) == (62, True)
+    assert "--rows" not in html  # an option of spanwise credit alone
 
 
 def test_report_of_a_comparison_folder(tmp_path):

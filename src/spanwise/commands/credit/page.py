@@ -39,7 +39,7 @@ def credit_page(folder: Path) -> str:
     )  # fmt: skip
     shown_rows_note = ""
     if len(row_indices) < len(table):
-        shown_rows_note = f" The page shows {len(row_indices)} of {len(table)} completions, drawn evenly over the file."
+        shown_rows_note = f" The page shows {len(row_indices)} of {len(table)} completions, drawn evenly over the file; --rows sets how many."
     verdict_name = (summary.get("score") or {}).get("verdict") or "correct"
     verdict_column = schema.column("reward", verdict_name)
     score_samples = None
@@ -78,6 +78,13 @@ def choose_rows(group_n: Int[Tensor, " n"], count: int) -> list[int]:
         if sum(map(len, chosen_groups)) <= count:
             break
     return sorted(torch.cat(chosen_groups).tolist())[:count]
+
+
+def groups_of_steps(table: pa.Table) -> Int[Tensor, " n"]:
+    """Number the groups of a table of rollouts. A group's own number counts within its step."""
+    id_names = [name for name in (schema.STEP, schema.GROUP) if name in table.column_names]
+    ids_2n = torch.stack([float_column(table, name).nan_to_num().long() for name in id_names])
+    return torch.unique(ids_2n, dim=1, return_inverse=True)[1]
 
 
 def credited_view(
@@ -148,7 +155,5 @@ def score_shares(table: pa.Table, mode: Mode) -> list[tuple[float, float]]:
     if not {schema.SCORE, schema.GROUP} <= set(table.column_names):
         return [(0.0, 0.0)] * len(table)  # the table holds no self-rewarding scores
     step_n = float_column(table, schema.STEP).nan_to_num().long()
-    step_and_group_2n = torch.stack([step_n, float_column(table, schema.GROUP).long()])
-    _, group_in_step_n = torch.unique(step_and_group_2n, dim=1, return_inverse=True)
-    score_share_n, score_in_group_n = mode.opinion(float_column(table, schema.SCORE), group_in_step_n, step_n)
+    score_share_n, score_in_group_n = mode.opinion(float_column(table, schema.SCORE), groups_of_steps(table), step_n)
     return list(zip(score_share_n.tolist(), score_in_group_n.where(score_share_n > 0, 0.0).tolist(), strict=True))

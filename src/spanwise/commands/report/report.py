@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from spanwise.commands.credit.credit import credit_rollouts
-from spanwise.commands.credit.page import as_names, choose_rows, credit_page, credited_view
+from spanwise.commands.credit.page import as_names, choose_rows, credit_page, credited_view, groups_of_steps
 from spanwise.commands.credit.write import credited_parts, outcome_of
 from spanwise.commands.shared.folder import EXPORT, FIDELITY, MOST, again_command, read_fields, write_page
 from spanwise.commands.shared.samples import FILE, Samples, ended_runs, read_samples, unmeasured
@@ -183,7 +183,7 @@ def recorded_view(
     if methods:
         rule_fields = {name: recipe.get(name) for name in ("method", "options", *MODES)}
         rule_by_method = {methods[0]: {"objectives": objective_fields, **rule_fields}, **rule_by_method}
-    row_indices = choose_rows(schema.float_column(credit_table, schema.STEP).long(), MOST)
+    row_indices = choose_rows(groups_of_steps(credit_table), MOST)
     token_view, credit_by_method = credited_view(
         credit_table, credit_table.take(row_indices), row_indices, rules=rule_by_method,
         outcome=outcome_of(schema.family_names(credit_table.column_names, "reward"), outcome_names),
