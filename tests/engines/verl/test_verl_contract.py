@@ -11,6 +11,7 @@ NAMES = [
     *(Needed(f"{trainer}.{name}") for trainer in (V1, V0) for name in ("fit", "_save_checkpoint", "_load_checkpoint")),
     Needed(f"{V1}._compute_advantage", ("batch", "metrics")),
     Needed(f"{V1}._compute_metrics", ("batch", "metrics")),
+    Needed("verl.trainer.ppo.v1.trainer_base:MetricsAggregator._get_aggregation_type", ("metric_name",)),
     Needed(f"{V0}._update_actor"),
     Needed("verl.trainer.ppo.ray_trainer:compute_advantage", ("data", "adv_estimator")),
     Needed("verl.trainer.ppo.ray_trainer:compute_data_metrics"),
@@ -31,6 +32,8 @@ NAMES = [
     Needed("verl.trainer.ppo.v1.trainer_base:MetricsAggregator.get_aggregated_metrics"),
     Needed("transfer_queue:KVBatchMeta.select_keys", ("keys_to_select",)),
     Needed("transfer_queue:KVBatchMeta.concat", ("data",)),
+    # What is read: the length of each output of a rollout, whose prompts verl pads with the responses.
+    Needed(f"{LOOP}._compute_score", says=('"response_len"',)),
     # What is undone: how the loss averages.
     Needed(
         "verl.trainer.ppo.core_algos:agg_loss",

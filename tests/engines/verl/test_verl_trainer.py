@@ -164,6 +164,17 @@ def test_prompts_that_verl_replaced_are_counted(tmp_path):
         trainer._compute_advantage(batch, {"training/rollout_failure/evicted_samples": 3})
 
 
+def test_verl_joins_metrics_of_blocks_by_their_mean_whatever_they_are_called():
+    """verl takes sums, minima and maxima of names that hold these words: of `summary`, `terminal` and `maximal`, too."""
+    from verl.trainer.ppo.v1.utils import MetricsAggregator
+
+    joined, blocks = MetricsAggregator(), ("summary", "terminal", "maximal", "answer")
+    for value, count in ((1.0, 1), (3.0, 3)):
+        joined.add_step_metrics({f"credit/{block}/mean_abs": value for block in blocks} | {"loss/sum": value}, count)
+    expected = {f"credit/{block}/mean_abs": 2.5 for block in blocks}  # (1 x 1 + 3 x 3) / 4 rows
+    assert joined.get_aggregated_metrics() == expected | {"loss/sum": 4.0}
+
+
 def test_what_the_owner_must_be_told_is_said_once(tmp_path, capsys):
     trainer, manager = made(tmp_path)
     batch = filled(manager, [[["So"], ["So"]]])

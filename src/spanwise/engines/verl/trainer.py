@@ -48,6 +48,11 @@ def attach(v1: Any) -> None:
         run.keep(self, batch_rows, lambda: sampled_of(batch))
         return batch
 
+    @around(v1.trainer_base.MetricsAggregator, "_get_aggregation_type")
+    def get_aggregation_type(original: Any, self: Any, metric_name: str) -> str:
+        """Join metrics of blocks by their mean. verl goes by words in a name, such as `sum` in a block's name `summary`."""
+        return "weighted_avg" if metric_name.startswith("credit/") else original(self, metric_name)
+
     @around(v1.PPOTrainer, "_compute_metrics")
     def compute_metrics(original: Any, self: Any, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         computed_metrics = original(self, batch, metrics, *args, **kwargs)
