@@ -1,5 +1,6 @@
 """The folder of a run that a script or a trainer drives: a run goes on in it under its own rule alone."""
 
+import json
 from dataclasses import fields
 
 import pytest
@@ -10,6 +11,7 @@ from spanwise import Laser, Layout, Objective, Scheme
 from spanwise.engines.changes import changes as changed_settings
 from spanwise.engines.shared import RULE, RunRecord, columns_of, reward_means
 from spanwise.errors import DataError
+from spanwise.rollouts.folder import sole_writer
 
 LAYOUT = Layout({"part[*]": ["part"], "answer": ["answer"]})
 
@@ -85,3 +87,16 @@ def test_the_mean_of_a_reward_leaves_absent_numbers_out():
 def test_rows_become_columns_with_dotted_names():
     columns = columns_of([{"gold": {"answer": "4"}}, {"level": 2}])
     assert columns == {"gold.answer": ["4", None], "level": [None, 2]}
+
+
+def test_a_folder_that_another_process_writes_is_refused_by_the_name_of_its_option(tmp_path, record):
+    with sole_writer(tmp_path), pytest.raises(DataError, match=r"give another folder\."), record.running():
+        pass
+
+
+def test_a_time_that_no_trainer_measured_is_not_called_zero(record):
+    with record.running():
+        record._recipe = record.recipe(USUAL)
+    summary = json.loads((record.folder.path / "summary.json").read_text())
+    assert summary["seconds"] > 0
+    assert not {"spanwise_seconds", "spanwise_share"} & summary.keys()

@@ -256,7 +256,7 @@ class RunRecord:
         """Lock the run folder during training, and complete its files even if training fails."""
         start_time = time.perf_counter()
         training_has_finished = False
-        with sole_writer(self.folder.path):
+        with sole_writer(self.folder.path, option=self.option):
             try:
                 yield
                 training_has_finished = True
@@ -264,8 +264,10 @@ class RunRecord:
                 self.flush()
                 if self._recipe is not None and training_has_finished:
                     recipe_summary = {name: self._recipe.get(name) for name in ("method", "task", "seed")}
-                    spanwise_share = self.own_seconds / self.seconds if self.seconds else None
-                    time_costs = {"spanwise_seconds": self.own_seconds, "spanwise_share": spanwise_share}
+                    time_costs = {}  # verl and SkyRL do not measure the time that spanwise takes
+                    if self.seconds:
+                        spanwise_share = self.own_seconds / self.seconds
+                        time_costs = {"spanwise_seconds": self.own_seconds, "spanwise_share": spanwise_share}
                     run_seconds = time.perf_counter() - start_time
                     self.folder.write_summary({**recipe_summary, "steps": self.step, "seconds": run_seconds, **time_costs})
                 if self._recipe is not None and self.report:

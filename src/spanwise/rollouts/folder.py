@@ -89,7 +89,7 @@ def is_filled(path: Path) -> bool:
 
 
 @contextmanager
-def sole_writer(path: str | Path) -> Iterator[None]:
+def sole_writer(path: str | Path, *, option: str = "--output") -> Iterator[None]:
     """Lock a folder for this process during a `with` block. At the end, remove the folder if it is new and empty."""
     if not is_first_rank():
         yield
@@ -103,7 +103,7 @@ def sole_writer(path: str | Path) -> Iterator[None]:
         folder_lock.acquire(timeout=0)
     except Timeout:
         raise DataError(
-            f"Another process is writing into '{path}'; wait until it ends, end it, or give another --output."
+            f"Another process is writing into '{path}'; wait until it ends, end it, or give another {option}."
         ) from None
     except (OSError, NotImplementedError):  # the file system has no locks, so the run goes on without one
         pass
