@@ -196,7 +196,7 @@ class Objective:
 
 def hidden_names(settings: Any, prefix: str = "") -> list[str]:
     """Return the paths of hidden secrets in nested settings, such as `judge.key`."""
-    if settings == HIDDEN:
+    if isinstance(settings, str) and settings == HIDDEN:  # an array is never equal as a whole
         return [prefix]
     setting_entries: Iterable[tuple[Any, Any]] = enumerate(settings) if isinstance(settings, list) else ()
     if isinstance(settings, Mapping):

@@ -67,6 +67,7 @@ CASES = {
     "A judge of OpenAI's without a key": without_a_key,
     "A judge whose `key` names a variable that is not set": asked(key="MY_KY"),
     "A judge whose `key` is the key itself": asked(key="sk-4f6a"),
+    "`key: null`": lambda folder: rubric(["It is short."], pays="plan", options={"model": "small", "key": None})(folder),
     "A model that the server does not know": asked(unknown_model),
     "A server that is not there": asked(base_url="http://127.0.0.1:9/v1", retries=0),
     "A judge that answers nothing at all": asked(lambda *_: reply("")),

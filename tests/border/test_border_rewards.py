@@ -9,7 +9,7 @@ import torch
 from border.case import case, check, command
 from rollout_files import WELL_FORMED, trl_file
 from spanwise import Layout, Objective, Scheme, score_all
-from spanwise.score import custom
+from spanwise.score import Reward, custom
 from trl_small import THIRD_PARTY, trainer
 
 pytestmark = [*THIRD_PARTY, pytest.mark.usefixtures("unchecked_shapes")]
@@ -152,6 +152,9 @@ CASES = {
     "A reward function that returns NaN": scored(returning([1.0, float("nan")])),
     "A reward function that returns 1e308": scored(returning([1.0, 1e308])),
     "A reward function that returns a tensor on the device meta": scored(returning(torch.ones(2, device="meta"))),
+    "A reward function that returns measured costs, which nobody named": scored(
+        returning(Reward.of([1.0, 1.0], measured=[[3.0], [3.0]]))
+    ),
     "A reward function that sets a seed, the default dtype, gradients or the working directory": scored(seeds),
     "A reward function that returns -1.0 where the block is left out": charged(),
     "The same with if_missing=0.0": charged(if_missing=0.0),

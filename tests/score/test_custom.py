@@ -52,6 +52,11 @@ def test_our_reward_gets_blocks_and_only_what_it_asks_for_and_may_be_a_partial()
     assert rewarded(twice, text, columns={"level": [2, 3]}).value_n.tolist() == [4.0, 12.0]
 
 
+def test_an_option_may_be_an_array():
+    options = {"levels": np.array([2.0, 3.0])}
+    assert rewarded(lambda blocks, levels: levels, [completion()] * 2, options=options).value_n.tolist() == [2.0, 3.0]
+
+
 @pytest.mark.parametrize("container", [list, tuple, np.array, torch.tensor])
 def test_none_is_absent_zero_is_zero_and_a_missing_block_is_absent_whatever_is_returned(container):
     text = [completion(), completion(False), completion()]

@@ -455,6 +455,7 @@ def test_code_has_the_properties_of_a_reward():
     [
         ('Sure: {"items": [1, 2]}', '{"items": [3, 4]}', 1), ('{"items": [1, 2, 3]}', {"items": [3, 4]}, 0),
         ('{"items": [1, 2', '{"items": [3, 4]}', 0), ('{"item": [1, 2]}', '{"items": [3, 4]}', 0),
+        ("[1, 2]", '{"items": [3, 4]}', 0), ('{"items": [1, 2]}', "[3, 4]", 1),
         ('{"items": []}', '{"items": []}', 1), ('{"items": [1]}', '{"item": [1]}', NAN),
     ],
 )  # fmt: skip

@@ -66,6 +66,16 @@ def test_all_four_ways_to_give_an_outcome(registered):
     same(scores.outcome(path), [1, 2, NAN, 2])
 
 
+def test_a_method_of_an_object_is_one_outcome_for_two_objectives():
+    class Levels:
+        def of(self, text, *, columns):
+            return columns["level"]
+
+    levels, fields = Levels(), {"pays": "confidence", "baseline": "outcome"}
+    reports = [Objective("brier", given=["correct", levels.of], name=name, **fields) for name in "ab"]
+    same(score_all([CORRECT, *reports], TEXT, columns=COLUMNS).outcome_no[:, 0], [1, 2, NAN, 2])
+
+
 def test_a_function_is_called_once_and_sees_text_and_columns():
     calls = []
 

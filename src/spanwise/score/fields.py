@@ -251,7 +251,7 @@ def count(
     """Reward 1 if a list in the completion's JSON is as long as the gold list, 0 if not.
 
     Rule: the list stands at the path of the completion's JSON, which is found as in `json_schema`, and at the same path of the gold
-    object. No list, or JSON that is not complete: wrong (0). No paid block: ABSENT. No gold list: ERROR.
+    object; a bare gold list lets it be bare. No list, or JSON cut off: wrong (0). No paid block: ABSENT. No gold list: ERROR.
 
     Args:
         text, pays, columns, scored: see `spanwise.score.rewards`.
@@ -268,8 +268,9 @@ def count(
     """
 
     def as_many(blocks: BlockText, _: Mapping[str, str | None], cell: Any) -> bool | None:
-        gold_list = _value_at(_parse_cell(cell), path)
-        stated_list = _value_at(whole_json(completion_text(blocks)), path)
+        gold_json, stated_json = _parse_cell(cell), whole_json(completion_text(blocks))
+        gold_list, stated_list = _value_at(gold_json, path), _value_at(stated_json, path)
+        stated_list = MISSING if isinstance(gold_json, Mapping) and isinstance(stated_json, list) else stated_list
         return isinstance(stated_list, list) and len(stated_list) == len(gold_list) if isinstance(gold_list, list) else None
 
     return judged(text, pays, "", column_of(columns, column, len(text)), as_many)
@@ -296,7 +297,7 @@ def json_schema(
     exponent beyond every float as infinite, a multiple of nothing. NaN and Infinity are no JSON. No paid block: ABSENT.
     A schema of the dataset that is missing or no schema: ERROR. A `$ref` leads to a place in the schema itself; nothing is ever
     fetched. Where a schema has keywords whose time may grow faster than the value (`pattern`, `patternProperties`, `uniqueItems`,
-    `$ref` and any not known to be linear), a separate process checks it; past its deadline there is no reward: TIMEOUT.
+    `$ref` and any not known to be linear), a separate process checks it; past its deadline, twice, it is not valid: BROKE.
 
     Args:
         text, pays, columns, scored: see `spanwise.score.rewards`.
@@ -316,7 +317,7 @@ def json_schema(
         tensor([1., 0., 0.], dtype=torch.float64)
     """
     recipe_schema = _schema_of_recipe(schema)
-    schema_cells = column_of(columns, str(schema), len(text)) if recipe_schema is None else [None] * len(text)
+    schemas = column_of(columns, str(schema), len(text)) if recipe_schema is None else [None] * len(text)
 
     def rule(blocks: BlockText, block: Mapping[str, str | None], cell: Any) -> bool | tuple[str, str] | None:
         schema_text = recipe_schema or _schema_of_cell(cell)
@@ -327,9 +328,7 @@ def json_schema(
             return False
         return is_valid(schema_text, stated_json) if read_schema(schema_text)[1] else (schema_text, stated_json)
 
-    return judged(
-        text, pays, tag, schema_cells, rule, shared_workers(SchemaChecker, workers=workers, deadline=deadline).check
-    )
+    return judged(text, pays, tag, schemas, rule, shared_workers(SchemaChecker, workers=workers, deadline=deadline).check)
 
 
 def _check_schema(*, schema: Any, tag: str = "", alone: bool = False, **_: Any) -> None:

@@ -147,8 +147,7 @@ def item_calls(objective: Objective, convention: Convention, text: Texts, column
     call_names = CALL_OPTIONS.keys() - parameters[0].keys()
     function_options = {name: value for name, value in objective.options.items() if name not in call_names}
     shows_only_part = objective.options.get("sees") == "part"
-    shown_block = objective.options.get("block") if shows_only_part else None
-    shown_names = [shown_block] if shown_block else objective.pays
+    shown_names = [objective.options["block"]] if shows_only_part and objective.options.get("block") else objective.pays
     call_by_index: dict[int, Callable[[], Any]] = {}
     for n, (blocks, row) in enumerate(zip(text, rows_of(columns, len(text)), strict=True)):
         if not (names := present(blocks, objective.pays) and present(blocks, shown_names)):

@@ -103,7 +103,7 @@ def read_outcomes(
         for entry, name in zip(objective.given, objective.outcomes, strict=True):
             if name not in earlier_names:
                 function = find_outcome(entry)
-                if functions.setdefault(name, function) is not function:
+                if functions.setdefault(name, function) != function:  # a bound method is a new object each time
                     raise RecipeError(f"Two outcome functions are called '{name}'. Register one of them under another name.")
         earlier_names.add(objective.name)
     codes_by_outcome = [_outcome_codes(function, text, columns, name) for name, function in functions.items()]

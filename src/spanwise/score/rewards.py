@@ -44,8 +44,8 @@ def correct(
 ) -> Reward:
     r"""Reward 1 if the answer equals the gold answer, 0 if not.
 
-    Rule: see `judge`. Without an answer in a present block, or with one that cannot be read, the completion is simply wrong
-    (0, OK). No paid block: ABSENT. A gold answer that is missing or cannot be read, or a crash: ERROR. A hang: TIMEOUT.
+    Rule: see `judge`. Without an answer in a present block, or with one that cannot be read, the completion is wrong (0, OK). A
+    check that hangs or dies twice: wrong (0, BROKE). No paid block: ABSENT. A gold answer that is missing or unreadable: ERROR.
 
     Args:
         text, pays, columns, scored: see the module.

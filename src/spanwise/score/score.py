@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from spanwise.errors import RecipeError, RewardError, check_known, unknown
+from spanwise.errors import RecipeError, RewardError, check_known, refuse, unknown
 from spanwise.layout import Layout, any_index
 from spanwise.objective import EARLIER, HIDDEN, OWN, Objective, Rubric, hidden_names, is_async, rubric_functions
 from spanwise.registry import is_registered
@@ -37,6 +37,8 @@ from spanwise.types import Scores, Status, present
 
 #: The largest reward, so that sums and squares of rewards do not overflow.
 LARGEST = 1e30
+#: The advice in messages about a reward that raised an error.
+_ADVICE = "Check the options of the reward and the columns that it reads."
 
 
 def score_all(
@@ -86,10 +88,8 @@ def score_all(
     all_scores = as_scores(rewards, *read_outcomes(objectives, text, columns=columns))
     if not (measure_names := measures_of(objectives)):
         return all_scores
-    measure_counts = {objective.name: len(measures_of([objective])) for objective in objectives}
-    costs_by_objective = {name: torch.zeros(len(text), count).double() for name, count in measure_counts.items()}
-    costs_by_objective |= {name: reward.measured_nc for name, reward in rewards.items() if reward.measured_nc is not None}
-    return replace(all_scores, measured_nc=torch.cat(list(costs_by_objective.values()), dim=1), measures=measure_names)
+    costs = [reward.measured_nc for reward in rewards.values() if reward.measured_nc is not None]
+    return replace(all_scores, measured_nc=torch.cat(costs, dim=1), measures=measure_names)
 
 
 def measures_of(objectives: Sequence[Objective]) -> tuple[str, ...]:
@@ -144,17 +144,18 @@ def _call(objective: Objective, text: Texts, columns: Columns, scored: Scored, c
 
 
 def _only_paid(objective: Objective, reward: Reward, text: Texts) -> Reward:
-    """Remove the rewards of completions without any paid block. Refuse a wrong number of rewards."""
-    if len(reward.value_n) != len(text):
-        raise RewardError(
-            f"Objective '{objective.name}': its reward returned {len(reward.value_n)} numbers for {len(text)} completions. Return "
-            f"one for each."
-        )
-    return reward.only_where(torch.tensor([bool(present(blocks, objective.pays)) for blocks in text], dtype=torch.bool))
-
-
-#: The advice in messages about a reward that raised an error.
-_ADVICE = "Check the options of the reward and the columns that it reads."
+    """Remove the rewards of completions without any paid block. Refuse a wrong number of rewards or measured costs."""
+    size, cost_count = len(text), len(measures_of([objective]))
+    cost_nc = torch.zeros(size, cost_count).double() if reward.measured_nc is None else reward.measured_nc
+    subject = f"Objective '{objective.name}': its reward returned"
+    possible_faults = {
+        f"{subject} {len(reward.value_n)} numbers for {size} completions. Return one for each.": len(reward.value_n) != size,
+        f"{subject} {cost_nc.shape[1]} measured numbers for each completion, but has {cost_count} names for them. Register it with "
+        f"measures=[NAME, ...], or return no measured numbers.": cost_nc.shape[1] != cost_count,
+    }
+    refuse(possible_faults, RewardError)
+    is_paid_n = torch.tensor([bool(present(blocks, objective.pays)) for blocks in text], dtype=torch.bool)
+    return replace(reward, measured_nc=cost_nc).only_where(is_paid_n)
 
 
 def _batch_call(objective: Objective, text: Texts, columns: Columns, scored: Scored) -> tuple[partial[Any], str, str]:
@@ -203,7 +204,7 @@ async def _await_one(objective: Objective, text: Texts, columns: Columns, future
     convention = calling_convention(objective)
     if convention is None:
         batch_call, reward_label, error_advice = _batch_call(objective, text, columns, {})
-        with named_errors(reward_label, len(text), error_advice):
+        with named_errors(reward_label, len(text), error_advice, ours=built_in(objective) is not None):
             return checked_reward(await with_own_copies(batch_call)(), objective, len(text))
     if (call_key := _call_key(objective)) not in futures:
         item_call_by_index = item_calls(objective, convention, text, columns)

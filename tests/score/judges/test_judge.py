@@ -16,7 +16,7 @@ from judge_small import TEXT, ask_from_afar, even, judged
 from score_small import ABSENT, ERROR, OK, TIMEOUT
 from spanwise import Layout, Objective
 from spanwise.errors import RewardError
-from spanwise.score import REWARDS, ask_judge
+from spanwise.score import REWARDS, ask_judge, custom
 from spanwise.score.judges.cache import Cache
 from spanwise.score.judges.prompt import fenced
 from spanwise.score.score import check_objectives
@@ -50,6 +50,15 @@ def test_a_block_that_a_completion_lacks_is_absent_and_nobody_is_asked():
         scores = judged(server, pays=["step", "end"], block="step")
     assert scores.status_nm[:, 0].tolist() == [OK, OK, OK, ABSENT, OK, OK]
     assert len(server.requests) == 5
+
+
+def test_a_slow_judge_which_has_a_timeout_is_not_said_to_lack_one(monkeypatch):
+    warned = []
+    monkeypatch.setattr(custom, "SLOW", 0.05)
+    monkeypatch.setattr(custom.warnings, "warn", lambda text, _: warned.append(text))
+    with Server(even, delay=0.3).serving() as server:
+        judged(server, text=TEXT[:1])
+    assert warned == ["Objective 'judge': the reward 'judge' has run for 0.05 s on 1 completions."]
 
 
 def test_equal_questions_are_asked_once_and_many_at_a_time():
@@ -101,7 +110,7 @@ def test_the_expected_value_is_the_mean_over_the_choices(constrain, before, afte
     assert ("structured_outputs" in request) == (constrain == "choice")
 
 
-#: Tokens of a reply with log-probabilities, what the reply says, its choices, and the mean by hand; None: there is no telling.
+#: Tokens of a reply with log-probabilities, what the reply says, its choices, and the mean by hand, or why there is none.
 HALF = token("yes", yes=0.5, no=0.5)
 SURE = [token('{"reason": "'), token("\\xf0\\x9f"), token("\\x98\\x80"), token('", "verdict": "')]
 YES_NO, OF_TEN, OF_THREE = {"no": 0, "yes": 1}, {"1": 1, "9": 9, "10": 10}, {"no": 0, "not sure": 1, "yes": 2}
@@ -113,7 +122,8 @@ MEANS = {
     "10 is a token": ([token("10", **{"10": 0.5, "1": 0.25, "9": 0.25})], "10", OF_TEN, 7.5),
     "no begins two choices": ([token("no", no=0.5, **{"not": 0.25, "yes": 0.25})], "no", OF_THREE, 0.75),
     "a quote and a line in the token": ([token('yes"\n}', **{'yes"\n}': 0.5, "no": 0.5})], "yes", YES_NO, 0.5),
-    "10 is two tokens": ([token("1", **{"1": 0.5, "9": 0.5}), token("0")], "10", OF_TEN, None),
+    "10 is two tokens": ([token("1", **{"1": 0.5, "9": 0.5}), token("0")], "10", OF_TEN, "begin several choices"),
+    "no choice is likely": ([token("It", It=0.9, That=0.1)], "yes", YES_NO, "begin no choice"),
 }
 
 
@@ -122,8 +132,11 @@ def test_the_probabilities_are_those_of_the_verdict_and_of_no_other_text(case):
     tokens, content, choices, mean = MEANS[case]
     with Server(lambda *_: reply(content, logprobs={"content": tokens})).serving() as server:
         scores = judged(server, text=TEXT[:1], expected=True, choices=choices)
-    assert scores.status_nm[0, 0] == (OK if mean else ERROR)
-    assert mean is None or scores.reward_nm[0, 0] == pytest.approx(mean)
+    if isinstance(mean, str):
+        assert scores.status_nm[0, 0] == ERROR
+        assert mean in scores.note_nm[0, 0]
+    else:
+        assert scores.reward_nm[0, 0] == pytest.approx(mean)
 
 
 NUMBERS = {"0": 0, "1": 1, "4": 4, "So-so.": 0.5}

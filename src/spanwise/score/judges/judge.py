@@ -46,7 +46,7 @@ _answered: set[Any] = set()
 
 
 def _check(options: Mapping[str, Any]) -> None:
-    choices, constrain = options["choices"], options["constrain"]
+    choices, constrain, key = options["choices"], options["constrain"], options["key"]
     check_known("value of the judge's option 'constrain'", constrain, ("schema", "choice", "none"))
     for name, least in (("max_concurrent", 1.0), ("retries", 0.0), ("max_tokens", 1.0)):
         check_number(f"The judge's option '{name}'", options[name], least=least, whole=True)
@@ -57,6 +57,7 @@ def _check(options: Mapping[str, Any]) -> None:
     are_distinct = len({str(word).lower() for word in choice_list}) == len(choice_list)
     refuse(
         {
+            "The judge's key names no environment variable. Name one, or leave key out.": not isinstance(key, str),
             "The reward 'judge' has no model. Set it to the name that the server uses: options: {model: NAME, base_url: URL}.": (
                 not isinstance(options["model"], str) or not options["model"]
             ),
@@ -77,10 +78,8 @@ def _check_ready(options: Mapping[str, Any]) -> None:
     lacks_key = not os.environ.get(key) and (options["base_url"] is None or key != "OPENAI_API_KEY")
     shown_key = key if key.isupper() else "that key names"  # the option may hold the secret key itself
     no_key_text = f"The judge has no key. Set the environment variable {shown_key}, or name another variable with key: NAME."
-    no_package_text = "The reward 'judge' needs the package openai. Install 'spanwise[judge]'."
-    refuse(
-        {no_package_text: not find_spec("openai"), f"{no_key_text} A server of your own (base_url) needs no key.": lacks_key}
-    )
+    no_package = "The reward 'judge' needs the package openai. Install 'spanwise[judge]'."
+    refuse({no_package: not find_spec("openai"), f"{no_key_text} A server of your own (base_url) needs no key.": lacks_key})
 
 
 @register("judge", kind="reward", check=_check, ready=_check_ready, measures=MEASURES)

@@ -127,5 +127,6 @@ def _expected_value(message: Mapping[str, Any], choices: Mapping[str, float | in
             probability_by_choice[begun_choices[0] if len(begun_choices) == 1 else ""] += probability
     known_probability = sum(probability_by_choice[word] for word in choices)
     if known_probability <= 100.0 * probability_by_choice[""]:
-        raise UnreadableReplyError("the likeliest tokens begin several choices: write choices with different first tokens")
+        fault = "several choices: write choices with different first tokens" if probability_by_choice[""] else "no choice"
+        raise UnreadableReplyError(f"the likeliest tokens begin {fault}")
     return sum(probability_by_choice[word] * number for word, number in choices.items()) / known_probability
