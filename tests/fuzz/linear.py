@@ -76,6 +76,7 @@ SHAPES = {
     "tags of many names": numbered,
     "pairs of any tag": repeated("<t>4</t>"),
     "an open tag name": lambda size: "<" + "a" * size,
+    "ends of text": repeated("</s>"),
     "brackets": repeated("<"),
     "closing brackets": repeated("</"),
     "round brackets that never close": repeated("("),

@@ -32,9 +32,12 @@ def text_end(text: bytes) -> int:
     (5, 5, 11)
     """
     end_byte = len(text)
+    open_count: int | None = None  # tags of HTML, `<s>`, that are open before the `</s>` at the end
     while (start_byte := text.rfind(b"<", 0, end_byte)) >= 0 and _END.fullmatch(text, start_byte, end_byte):
-        if text[start_byte:end_byte] == b"</s>" and text.count(b"<s>", 0, start_byte) > text.count(b"</s>", 0, start_byte):
-            break  # this `</s>` closes a tag of HTML
+        if text[start_byte:end_byte] == b"</s>":
+            open_count = 1 + (text.count(b"<s>") - text.count(b"</s>") if open_count is None else open_count)
+            if open_count > 0:
+                break  # this `</s>` closes a tag of HTML
         end_byte = start_byte
     return end_byte
 
