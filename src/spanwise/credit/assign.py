@@ -58,7 +58,8 @@ def assign(
             (`reward_streams`); a stream that is the decision to stop goes to stop[i]
         every other method has one number:          A = method(sum_m weight_m r_m, group, ...), paid to every paid block, and to
             stop[i] where i left out a reward and has no paid block; what is left out stands for `if_missing`. A method per token
-            sees the tokens of the paid blocks alone, or else the last token, which is stop[i]
+            sees the tokens of the paid blocks alone, or else the last token, which is stop[i]; one per step
+            has no stop, since the return of a later step reaches the paid blocks of earlier ones
 
     Left out means that the completion does not hold what the reward reads, or holds it unreadably. A check that failed (a
     timeout, an error) is not the completion's doing: its reward is absent and costs nothing.
