@@ -132,6 +132,9 @@ CASES = {
         recipe={"objectives": [{"reward": "train_of_nobody:code_correct", "pays": ["code"]}]},
     ),
     "a recipe for other tags than the file's": credited(trl(acc=[1, 0, 1, 0]), recipe={}),
+    "`--methods rloo --set per=completion`": credited(
+        verl(WELL_FORMED, acc=[1, 0, 1, 0]), "--methods", "rloo", "--set", "per=completion"
+    ),
     "`--reward` twice for one objective": credited(
         verl(WELL_FORMED, acc=[1, 0, 1, 0], fine=[0, 1, 0, 1]), "--reward", "correct=acc", "--reward", "correct=fine"
     ),

@@ -206,6 +206,16 @@ def test_rows_of_a_group_that_is_larger_than_the_report_are_drawn_evenly():
         assert choose_rows(group_n.long(), 11) == [*range(0, 101, 10)]
 
 
+def test_a_setting_of_the_recipes_method_is_used_or_refused(tmp_path):
+    """bae:group reads the options of bae. `per` and `baseline` belong to the recipe's own rule, which is not asked for."""
+    file = write_lines(tmp_path / "1.jsonl", verl_rows())
+    own = {"methods": ["bae:group"], "overrides": {"layout": LAYOUT, "options": {"leave_one_out": True}}}
+    assert credit_rollouts(file, **own).arms.schemes["bae:group"].options["leave_one_out"]
+    for field, value in (("per", "block"), ("baseline", "outcome")):
+        with pytest.raises(RecipeError, match=f"--set {field} "):
+            credit_rollouts(file, methods=["bae:group"], overrides={"layout": LAYOUT, field: value})
+
+
 @pytest.mark.parametrize(
     ("options", "names"),
     [

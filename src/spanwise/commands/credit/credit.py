@@ -20,6 +20,9 @@ from spanwise.rollouts.folder import sole_writer
 from spanwise.rollouts.schema import RECORDED
 from spanwise.tasks import task_shape
 
+#: The recipe fields that change the recipe's own method alone.
+_OWN_FIELDS = ("baseline", "per", "values", "refine", "options")
+
 
 def credit_rollouts(
     rollouts: str | Path,
@@ -71,6 +74,8 @@ def credit_rollouts(
     # Do not run code from a recipe that the user did not name.
     runs_code = recipe is not None or "objectives" in overrides
     arms = choose_arms(table, full_recipe, blocks, methods, reward, texts=texts, must_fit=user_gave_rule, run_code=runs_code)
+    if methods and arms.own is None:
+        _check_own_fields(full_recipe.method, methods, overrides)
     if own_only and not methods and arms.own is not None and table.folder is not None:
         arms = replace(arms, schemes={arms.own: arms.schemes[arms.own]})
     dividing_methods = [name for name, scheme in arms.schemes.items() if limit_is_unknown and scheme.per == max_length]
@@ -84,6 +89,17 @@ def credit_rollouts(
     is_from_another_trainer = run_recipe_file is None and table.as_recorded is not None
     shows_recorded_credit = RECORDED in methods if methods else is_from_another_trainer
     return apply_arms(table, arms, group_n, group_notes, recorded=shows_recorded_credit, must=bool(methods))
+
+
+def _check_own_fields(own_method: str, methods: Sequence[str], overrides: Mapping[str, Any]) -> None:
+    """Refuse settings of the recipe's own method, which is not among `methods`. With another baseline it reads its options."""
+    reads_options = own_method in [name.partition(":")[0] for name in methods]
+    unread_fields = [name for name in _OWN_FIELDS if name in overrides and not (name == "options" and reads_options)]
+    if unread_fields:
+        raise RecipeError(
+            f"--set {unread_fields[0]} is for the recipe's own method alone, but --methods does not name it. Write --methods "
+            "recipe, and choose its method with --set method=NAME."
+        )
 
 
 def credit(
