@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from spanwise.commands.shared.options import Fields, listed, recipe_fields, seed_numbers
+from spanwise.commands.shared.options import Fields, Whole, listed, recipe_fields, seed_numbers
 
 
 def command(
@@ -13,7 +13,7 @@ def command(
     seeds: str = "0,1,2,3,4",
     output: str = "runs/compare",
     reference: str | None = None,
-    processes: int | None = None,
+    processes: Whole | None = None,
     set_: Fields = None,
 ) -> None:
     """Train several methods or baselines with several seeds, and say which differences exceed noise.

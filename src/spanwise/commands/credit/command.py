@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from spanwise.commands.shared.options import AS_USUAL, CreditOptions
+from spanwise.commands.shared.options import AS_USUAL, CreditOptions, Whole
 
 #: The pip extra that installs the packages of this command.
 EXTRA = "report"
@@ -14,7 +14,7 @@ def command(
     *,
     how: CreditOptions = AS_USUAL,
     output: Path = Path("runs/credit"),
-    rows: int = 500,
+    rows: Whole = 500,
     write: str | None = None,
 ) -> None:
     """Show the credit that several methods would have given to every token of existing rollouts. Nothing is trained.

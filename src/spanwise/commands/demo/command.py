@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from spanwise.commands.shared.options import Fields, Flag, recipe_fields, seed_numbers
+from spanwise.commands.shared.options import Fields, Flag, Whole, recipe_fields, seed_numbers
 
 
 def command(
@@ -11,7 +11,7 @@ def command(
     *,
     output: str | None = None,
     seeds: str = "0",
-    steps: int | None = None,
+    steps: Whole | None = None,
     overwrite: Flag = False,
     set_: Fields = None,
 ) -> None:
@@ -28,5 +28,5 @@ def command(
     """
     from spanwise.commands.demo.demo import DEMOS, run_demo
 
-    choices = recipe_fields(set_) | ({} if steps is None else {"steps": steps})
+    choices = recipe_fields(set_, **({} if steps is None else {"steps": steps}))
     run_demo(DEMOS[task], output=output, seeds=seed_numbers(seeds), choices=choices, overwrite=overwrite)

@@ -4,11 +4,18 @@ from pathlib import Path
 
 from rich.console import Console
 
-from spanwise.commands.shared.options import Fields, check_sizes, recipe_fields
+from spanwise.commands.shared.options import Fields, Whole, check_sizes, recipe_fields
 
 
 def command(
-    model: Path, /, *, recipe: Path | None = None, prompts: int = 512, samples: int = 16, seed: int = 1, set_: Fields = None
+    model: Path,
+    /,
+    *,
+    recipe: Path | None = None,
+    prompts: Whole = 512,
+    samples: Whole = 16,
+    seed: Whole = 1,
+    set_: Fields = None,
 ) -> None:
     """Evaluate a trained model on held-out prompts: accuracy, calibration, format, refusals and votes, with 95 % intervals.
 
@@ -31,7 +38,7 @@ def command(
     from spanwise.rollouts.folder import sole_writer
 
     check_sizes(prompts=prompts, samples=samples)
-    folder, full_recipe = run_or_model(model, recipe, {**recipe_fields(set_), "eval_prompts": prompts})
+    folder, full_recipe = run_or_model(model, recipe, recipe_fields(set_, eval_prompts=prompts))
     console = Console()
     with sole_writer(model):
         results, reasons = evaluate_folder(folder, full_recipe, prompts=prompts, samples=samples, seed=seed, console=console)

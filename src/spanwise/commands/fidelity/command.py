@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from spanwise.commands.shared.options import Fields, Flag, check_sizes, recipe_fields
+from spanwise.commands.shared.options import Fields, Flag, Whole, check_sizes, recipe_fields
 from spanwise.errors import RecipeError
 
 
@@ -14,15 +14,15 @@ def command(
     /,
     *,
     recipe: Path | None = None,
-    prompts: int = 128,
-    samples: int = 32,
-    rerolls: int = 32,
+    prompts: Whole = 128,
+    samples: Whole = 32,
+    rerolls: Whole = 32,
     tokens: Flag = False,
-    token_prompts: int = 48,
+    token_prompts: Whole = 48,
     critics: str | None = None,
-    critic_steps: int = 80,
+    critic_steps: Whole = 80,
     reference: Literal["token", "segment"] | None = None,
-    seed: int = 0,
+    seed: Whole = 0,
     output: Path = Path("runs/fidelity"),
     set_: Fields = None,
 ) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from spanwise.commands.shared.options import Fields, check_sizes, recipe_fields
+from spanwise.commands.shared.options import Fields, Whole, check_sizes, recipe_fields
 
 
 def command(
@@ -13,8 +13,8 @@ def command(
     *,
     model: str | None = None,
     dataset: str | None = None,
-    prompts: int = 16,
-    samples: int = 16,
+    prompts: Whole = 16,
+    samples: Whole = 16,
     set_: Fields = None,
 ) -> None:
     """Measure laser's reference: the log-probability of its reserved token before training (docs/laser.md).
@@ -33,7 +33,7 @@ def command(
     check_sizes(prompts=prompts, samples=samples)
     options = {"model": model, "dataset": dataset}
     given_options = {name: value for name, value in options.items() if value is not None}
-    full_recipe = load(recipe, {**recipe_fields(set_), **given_options})
+    full_recipe = load(recipe, recipe_fields(set_, **given_options))
     console = Console()
     reference = measure(full_recipe, prompts=prompts, samples=samples, console=console)
     console.print(

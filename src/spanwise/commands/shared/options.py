@@ -6,21 +6,35 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from cyclopts import Parameter
+from cyclopts import Parameter, Token
 
-from spanwise.errors import RecipeError
+from spanwise.errors import RecipeError, SpanwiseError
 
+
+def _whole_number(type_: type, tokens: Sequence[Token]) -> int:
+    """Parse the value of an option. Cyclopts itself would round 1.5."""
+    try:
+        return int(tokens[0].value)
+    except ValueError:
+        raise SpanwiseError(f"{tokens[0].keyword} is '{tokens[0].value}', but it must be a whole number.") from None
+
+
+#: An option that takes a whole number.
+Whole = Annotated[int, Parameter(converter=_whole_number)]
 Flag = Annotated[bool, Parameter(negative="")]
 #: The option `--set`, which sets recipe fields.
 Fields = Annotated[list[str] | None, Parameter(name="--set")]
 
 
-def recipe_fields(pairs: Sequence[str] | None) -> dict[str, Any]:
-    """Parse the `field=value` pairs of `--set` into recipe fields."""
-    field_values: dict[str, Any] = {}
+def recipe_fields(pairs: Sequence[str] | None, **options: Any) -> dict[str, Any]:
+    """Parse the `field=value` pairs of `--set`, and add the fields that other options set. Refuse a field that is set twice."""
+    field_values = options
     for pair in pairs or []:
         field_name, value_text = key_value(pair, "--set", "field=value, such as --set entropy=0.05")
-        field_values[field_name.replace("-", "_")] = yaml.safe_load(value_text)
+        field_name = field_name.replace("-", "_")
+        if field_name in field_values:
+            raise RecipeError(f"--set {pair}: another option of the command sets {field_name}, too. Keep one of them.")
+        field_values[field_name] = yaml.safe_load(value_text)
     return field_values
 
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from rich.console import Console
 
-from spanwise.commands.shared.options import Fields, Flag, column_roles, recipe_fields
+from spanwise.commands.shared.options import Fields, Flag, Whole, column_roles, recipe_fields
 from spanwise.errors import check_known
 
 
@@ -21,13 +21,13 @@ def command(
     method: str | None = None,
     calibration: Literal["brier", "log_score"] | None = None,
     baseline: Literal["none", "batch", "group", "outcome", "blended"] | None = None,
-    steps: int | None = None,
-    prompts: int | None = None,
-    group_size: int | None = None,
+    steps: Whole | None = None,
+    prompts: Whole | None = None,
+    group_size: Whole | None = None,
     learning_rate: float | None = None,
-    seed: int | None = None,
-    eval_every: int | None = None,
-    save_every: int | None = None,
+    seed: Whole | None = None,
+    eval_every: Whole | None = None,
+    save_every: Whole | None = None,
     output: str | None = None,
     report_to: str | None = None,
     resume: str | None = None,
@@ -84,7 +84,7 @@ def command(
     for role, column in column_roles(columns).items():
         check_known("role of --columns", role, ("question", "prompt", "answer"))
         given_fields[f"{role}_column"] = column
-    full_recipe = load(recipe, {**given_fields, **recipe_fields(set_), **secret_fields()})
+    full_recipe = load(recipe, {**recipe_fields(set_, **given_fields), **secret_fields()})
     from spanwise.commands.train.train import train
 
     train(full_recipe, console=Console(), resume=resume, overwrite=overwrite)

@@ -2,13 +2,15 @@
 
 from pathlib import Path
 
-from spanwise.commands.shared.options import AS_USUAL, CreditOptions, check_sizes
+from spanwise.commands.shared.options import AS_USUAL, CreditOptions, Whole, check_sizes
 
 #: The pip extra that installs the packages of this command.
 EXTRA = "report"
 
 
-def command(rollouts: Path, /, *, how: CreditOptions = AS_USUAL, completion: int | None = None, examples: int = 3) -> None:
+def command(
+    rollouts: Path, /, *, how: CreditOptions = AS_USUAL, completion: Whole | None = None, examples: Whole = 3
+) -> None:
     """Say why tokens have advantage 0 (masked, group all right or all wrong, missing block, timeout, ...), with counts.
 
     Reads the same files as `spanwise credit`, under the same methods; writes nothing.
