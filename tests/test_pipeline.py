@@ -267,6 +267,8 @@ def test_a_method_with_a_critic_has_no_strata_that_could_be_dead():
 def test_sentences():
     with pytest.raises(AlignmentError, match=r"mask_nt \(1, 3\) does not fit 2 group ids"):
         Batch([0, 1], mask_nt=torch.ones(1, 3))
+    with pytest.raises(AlignmentError, match=r"anchor_s has 1 .* 2 completions"):
+        Batch([0, 1], steps=Steps(torch.tensor([0, 1]), torch.tensor([0, 0]), ["door"]))
     with pytest.raises(AlignmentError, match="Column 'answer' has 1 values for 2 completions"):
         Batch([0, 1], columns={"answer": ["4"]})
     with pytest.raises(AlignmentError, match="Completion 1 has 1 tokens, but its tool mask has 2 values"):

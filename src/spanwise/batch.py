@@ -91,6 +91,11 @@ class Batch:
             if not has_fitting_shape or (needed_shape is not None and tuple(field_tensor.shape[:2]) != needed_shape):
                 ids_note = "" if needed_shape is None else f" and token ids of the shape {needed_shape}"
                 raise AlignmentError(f"{name} {tuple(field_tensor.shape)} does not fit {n_rows} group ids{ids_note}.")
+        for name, values in vars(self.steps).items() if self.steps is not None else ():
+            if values is not None and len(values) != n_rows:
+                raise AlignmentError(
+                    f"steps.{name} has {len(values)} values for {n_rows} completions; give one to each row."
+                )
         for name, column in self.columns.items():
             if len(column) != n_rows:
                 raise AlignmentError(f"Column '{name}' has {len(column)} values for {n_rows} completions; give one to each.")

@@ -91,6 +91,9 @@ CASES = {
     "`adv_estimator=spanwise` in a trainer of verl that passes rewards alone": lambda folder: (
         f"{recipe_advantages(torch.zeros(1, 2), torch.ones(1, 2), index=['a'])}"
     ),
+    "a batch of two rows whose `steps` have one": lambda folder: (
+        f"{Batch([0, 0], steps=Steps(torch.zeros(1), torch.zeros(1)))}"
+    ),
     "group ids in a column of their own, `torch.tensor([[0], [0]])`": case(Batch)(torch.tensor([[0], [0]])),
     "one state for a sequence of two turns": lambda folder: (
         f"{by_turn(Batch.jagged([[0, 1, 3]], [0], sampled=[[1, 0, 1]]), anchor_s=['hall'])}"
