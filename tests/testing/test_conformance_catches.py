@@ -340,4 +340,5 @@ def test_what_is_right_passes():
     check_estimator(returns, examples=10)
     check_estimator(sums, examples=10)
     check_segmenter(right, examples=5)
-    check_reward(right_or_wrong, processes=False, examples=5)
+    for pays in ("solution", "*", ["*"]):
+        check_reward(right_or_wrong, pays=pays, processes=False, examples=5)

@@ -20,7 +20,7 @@ from spanwise.errors import RecipeError
 from spanwise.layout import Layout
 from spanwise.objective import Objective
 from spanwise.score.reward import Reward
-from spanwise.score.score import score_one
+from spanwise.score.score import score_one, written_out
 from spanwise.testing.batches import Draw
 from spanwise.testing.search import Suite
 from spanwise.types import BlockText, Status
@@ -69,7 +69,7 @@ def _by_name(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 def check_reward(
     reward: str | Callable[..., Any],
     *,
-    pays: Sequence[str] = ("solution",),
+    pays: str | Sequence[str] = ("solution",),
     layout: Layout | None = None,
     columns: Mapping[str, Sequence[Any]] | None = None,
     scored: Mapping[str, Sequence[float | None]] | None = None,
@@ -85,7 +85,7 @@ def check_reward(
 
     Args:
         reward: its registered name, or the function.
-        pays: the blocks it is to pay.
+        pays: the blocks it is to pay, as in `Objective`.
         layout: blocks and tags of the completions; None: solution with `answer`, confidence with `confidence`.
         columns: dataset column -> values to draw from.
         scored: objective scored before -> values to draw from; None is an absent reward.
@@ -109,8 +109,8 @@ def check_reward(
         Traceback (most recent call last):
         spanwise.testing.search.ConformanceError: Reward 'length' breaks 'result': ...
     """
-    objective = Objective(reward, pays=tuple(pays), given=given, options=dict(options or {}))
     layout = layout or Layout({"solution": ["answer"], "confidence": ["confidence"]})
+    (objective,) = written_out([Objective(reward, pays=pays, given=given, options=options)], layout)
     contents = (*contents, *HOSTILE)
     column_tables = (columns or {}, scored or {})
     reward_suite = _Reward(
