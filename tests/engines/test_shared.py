@@ -53,13 +53,17 @@ def record(tmp_path):
     return RunRecord(tmp_path, keep_rollouts=0, report=False, option="folder")
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_another_rule_does_not_go_on_in_a_folder(tmp_path, record, name):
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(record.recipe(USUAL)))
+#: The usual layout with its blocks in another order.
+TURNED = rule(layout=Layout(dict(reversed(LAYOUT.blocks))), objectives=USUAL.objectives)
+
+
+@pytest.mark.parametrize(("name", "other"), [*OTHERS.items(), ("layout", TURNED)])
+def test_another_rule_does_not_go_on_in_a_folder(tmp_path, record, name, other):
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(record.recipe(USUAL), sort_keys=False))
     (tmp_path / "metrics.jsonl").write_text("")
     record.check(record.recipe(USUAL), step=1)
     with pytest.raises(DataError, match=rf"was trained with another .*{name}"):
-        record.check(record.recipe(OTHERS[name]), step=1)
+        record.check(record.recipe(other), step=1)
 
 
 @pytest.mark.parametrize("name", ["recipe.yaml", "rollouts/mine.parquet", "report.html"])
@@ -85,8 +89,8 @@ def test_the_mean_of_a_reward_leaves_absent_numbers_out():
 
 
 def test_rows_become_columns_with_dotted_names():
-    columns = columns_of([{"gold": {"answer": "4"}}, {"level": 2}])
-    assert columns == {"gold.answer": ["4", None], "level": [None, 2]}
+    columns = columns_of([{"gold": {"answer": "4", 7: {1: "a"}}}, {"level": 2}])
+    assert columns == {"gold.answer": ["4", None], "gold.7.1": ["a", None], "level": [None, 2]}
 
 
 def test_a_folder_that_another_process_writes_is_refused_by_the_name_of_its_option(tmp_path, record):

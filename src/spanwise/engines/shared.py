@@ -99,11 +99,11 @@ def columns_of(rows: Sequence[Mapping[str, Any]], *, flat: bool = True) -> dict[
     return {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
 
 
-def _flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(row: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested mappings into one mapping with dotted keys."""
     flat_columns: dict[str, Any] = {}
     for name, value in row.items():
-        flat_columns |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+        flat_columns |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
     return flat_columns
 
 
@@ -187,6 +187,8 @@ class RunRecord:
         saved_rule = hidden({name: saved_recipe.get(name) for name in RULE})
         new_rule = hidden({name: recipe.get(name) for name in RULE})
         changed_names = [name for name in RULE if saved_rule[name] != new_rule[name]]
+        if not changed_names and [*saved_rule["layout"]] != [*new_rule["layout"]]:
+            changed_names = ["layout"]  # only the order of its blocks differs
         if changed_names:
             raise DataError(
                 f"The run in '{folder_path}' was trained with another {', '.join(changed_names)}, so it cannot go on in the same "
