@@ -47,12 +47,14 @@ def test_a_comparison_says_which_arm_and_in_how_many_seeds():
     bad = {"accuracy": 0.0, "refusal_rate": 1.0, "ece": 0.001}
     runs = {"good": {0: GOOD, 1: GOOD}, "scalar": {0: bad, 1: {**GOOD, "accuracy": 0.01}, 2: GOOD}}
     comparison = compare_arms(runs, figures=["accuracy", "ece"])
-    why = "most completions refuse to answer in 2 of 3 seeds"
+    why = "most completions refuse to answer in 1 of 3 seeds, hardly any answer is right in 1 of 3 seeds"
     assert comparison.wrong == {("scalar", "accuracy"): why, ("scalar", "ece"): why}
     assert comparison.warnings() == [f"scalar: {why} (accuracy, ece)."]
     good, scalar = (line for line in comparison.markdown().splitlines() if line.startswith(("| good", "| scalar")))
     assert "!" not in good
     assert scalar.count(" ! |") == 2
     assert all(f"(scalar: {why})" in sentence for sentence in comparison.sentences())
+    failed = compare_arms({"scalar": {0: {"accuracy": 0.01}, 1: bad, 2: {"accuracy": 0.02}}}).wrong["scalar", "accuracy"]
+    assert failed == "hardly any answer is right in 2 of 3 seeds, most completions refuse to answer in 1 of 3 seeds"
     alone = compare_arms({"alone": {0: bad}}, figures=["ece"])
     assert alone.wrong["alone", "ece"] == "most completions refuse to answer in its seed"

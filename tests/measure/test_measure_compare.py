@@ -42,6 +42,14 @@ def test_pairing_by_seed_finds_what_two_intervals_do_not():
     assert compare_arms(named).differences[0].verdict == "same"
 
 
+def test_equal_differences_of_one_pair_are_not_blamed_on_several():
+    """The sign test of 3 seeds has p = 2 / 2^3."""
+    (sentence,) = compare_arms(runs(a=[0.5, 0.5, 0.5], b=[0.25, 0.25, 0.25])).sentences()
+    assert sentence == (
+        "ece of a minus b: +0.250 [+0.250, +0.250] over 3 seeds, equal in each. With so few seeds this may be luck (p = 0.25)."
+    )
+
+
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
 @settings(max_examples=60, deadline=None)
 def test_holm_against_its_definition(p_values):

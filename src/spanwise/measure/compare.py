@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -71,6 +72,8 @@ class Difference:
         if self.verdict == "clear":
             return f"{finding}, beyond the noise."
         seeds_hint = "" if self.seeds_needed is None else f" A difference of this size would need {self.seeds_needed} seeds."
+        if self.verdict == "borderline" and self.p >= 1 - interval.level:  # a sign test: the seeds do not differ at all
+            return f"{finding}, equal in each. With so few seeds this may be luck (p = {self.p:.2f})."
         if self.verdict == "borderline":
             luck_text = f"Among several pairs, this may be luck (p = {self.p_adjusted:.2f} after Holm's correction)."
             return f"{finding}; the interval excludes 0. {luck_text}{seeds_hint}"
@@ -235,15 +238,17 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def _find_wrong(runs: Runs, figures: Sequence[str]) -> dict[tuple[str, str], str]:
-    """Find the most frequent warning of each method and figure, and the number of seeds with a warning."""
+    """Find the warnings of each method and figure, the most frequent first, with their numbers of seeds."""
     sentence_of_cell: dict[tuple[str, str], str] = {}
     for method, seeds in runs.items():
         alarms_by_seed = [alarms(values) for values in seeds.values()]
         for figure in figures:
             if reasons := [alarms_of_seed[figure] for alarms_of_seed in alarms_by_seed if figure in alarms_of_seed]:
-                seed_count_text = f"{len(reasons)} of {len(seeds)} seeds" if len(seeds) > 1 else "its seed"
-                most_frequent_reason = max(reasons, key=reasons.count)
-                sentence_of_cell[method, figure] = f"{most_frequent_reason} in {seed_count_text}"
+                reason_texts = [
+                    f"{reason} in {f'{count} of {len(seeds)} seeds' if len(seeds) > 1 else 'its seed'}"
+                    for reason, count in Counter(reasons).most_common()
+                ]
+                sentence_of_cell[method, figure] = ", ".join(reason_texts)
     return sentence_of_cell
 
 
