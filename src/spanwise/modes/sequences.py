@@ -14,6 +14,12 @@ from torch import Tensor
 from spanwise.batch import Batch
 from spanwise.types import ByCompletion
 
+#: What TRL's forward pass reads beside the tokens.
+_IMAGE_INPUTS = (
+    "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles", "image_sizes",
+    "token_type_ids", "mm_token_type_ids", "image_position_ids",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Sequences(ByCompletion):
@@ -40,6 +46,12 @@ def sequences(output: Mapping[str, Any], batch: Batch) -> Sequences:
     is_present_nt = torch.arange(width, device=device) < token_count_n[:, None]
     ids_nl = torch.cat([output["prompt_ids"], output["completion_ids"][:, :width]], dim=1)
     return Sequences(ids_nl, torch.cat([output["prompt_mask"], is_present_nt.to(output["prompt_mask"].dtype)], dim=1), width)
+
+
+def image_inputs(output: Mapping[str, Any], length: int) -> dict[str, Any]:
+    """Return what TRL's forward pass reads beside the tokens of a batch, for rows of `length` tokens. Empty without images."""
+    inputs = {name: output[name] for name in _IMAGE_INPUTS if name in output}
+    return {name: value[:, :length] if name.endswith("token_type_ids") else value for name, value in inputs.items()}
 
 
 def cut_off(batch: Batch, ends: Collection[int]) -> Bool[Tensor, " n"]:

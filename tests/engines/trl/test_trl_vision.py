@@ -6,11 +6,18 @@ import pytest
 import torch
 from datasets import Dataset
 from PIL import Image
-from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration, LlavaProcessor
+from transformers import (
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlamaForTokenClassification,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaProcessor,
+)  # fmt: skip
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from trl import GRPOTrainer
 
-from spanwise import Laser
+from spanwise import CriticConfig, Laser
 from spanwise.engines.trl import SpanGRPOTrainer
 from spanwise.layout import Layout
 from spanwise.objective import Objective
@@ -101,35 +108,57 @@ def test_a_run_folder_names_the_image_and_no_memory_address(ours):
     assert len(set(prompts)) == 2  # two completions of each
 
 
-def test_a_self_rewarding_score_is_read_beside_the_image(tmp_path):
-    """Also of completions that end in the last step of the generation, which need a pass of their own."""
-    processing = processor()
-    tokenizer = processing.tokenizer
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>", "<|score|>"]})
-    policy = model(tokenizer)
-    for weight in policy.parameters():  # so that the image matters
-        torch.nn.init.normal_(weight, std=0.4)
-    end = tokenizer.eos_token_id
-    unwritten = sorted({*range(len(tokenizer))} - {end, *tokenizer.encode("a")})
-    args = config(tmp_path, max_completion_length=2, generation_kwargs={"suppress_tokens": unwritten})
-    verdict = Objective(lambda completions: [n % 2 for n in range(len(completions))], pays="all", name="correct")
-    laser = Laser("<|score|>", beta=1.0, mix=0.5, self_rewarding_warmup=0)
-    scheme = Scheme.preset("bae", Layout({"all": []}), objectives=[verdict], laser=laser)
-    run = SpanGRPOTrainer(policy, args=args, train_dataset=questions(), processing_class=processing, scheme=scheme)
-    part, logps, lengths = run.parts["laser"], [], set()
-    fill = part.fill
+class Watched:
+    """A trainer of completions `a`, `aa` or shorter with an end, and the policy's own view of its first batch, row by row."""
 
-    @torch.no_grad()
-    def by_hand(read_batch, output):
+    def __init__(self, folder, part, **options):
+        processing = processor()
+        self.tokenizer = tokenizer = processing.tokenizer
+        tokenizer.add_special_tokens({"additional_special_tokens": ["<image>", "<|score|>"]})
+        self.policy = model(tokenizer)
+        for weight in self.policy.parameters():  # so that the image matters
+            torch.nn.init.normal_(weight, std=0.4)
+        unwritten = sorted({*range(len(tokenizer))} - {tokenizer.eos_token_id, *tokenizer.encode("a")})
+        args = config(folder, max_completion_length=2, generation_kwargs={"suppress_tokens": unwritten})
+        data = {"train_dataset": questions(), "processing_class": processing}
+        self.run = SpanGRPOTrainer(self.policy, args=args, **data, **options)
+        self.part = self.run.parts[part]
+        self.fill, self.part.fill = self.part.fill, self.watched
+        self.run.train()
+        self.batch = self.run.last_rollouts.batch
+
+    def watched(self, read_batch, output):
+        self.replies, self.logps = [], []
         for n, pixels in enumerate(output["pixel_values"].split(1)):
             prompt, reply = (output[f"{name}_ids"][n][output[f"{name}_mask"][n] > 0] for name in ("prompt", "completion"))
-            logits = policy(input_ids=torch.cat([prompt, reply])[None], pixel_values=pixels).logits[0, -1]
-            logps.append(logits.log_softmax(dim=0)[part.token] if reply[-1] == end else torch.tensor(torch.nan))
-            lengths.update([len(reply)] if reply[-1] == end else [])
-        return fill(read_batch, output)
+            with torch.no_grad():
+                logits = self.policy(input_ids=torch.cat([prompt, reply])[None], pixel_values=pixels).logits[0]
+            self.logps.append(logits[len(prompt) - 1 :].log_softmax(dim=1))
+            self.replies.append(reply)
+        return self.fill(read_batch, output)
 
-    part.fill = by_hand
-    run.train()
-    assert lengths == {1, 2}
-    expected = torch.stack(logps) - torch.stack(logps).nanmean()  # the reference that it measures
-    torch.testing.assert_close(run.last_rollouts.batch.score_n, expected, atol=1e-4, rtol=0, equal_nan=True)
+
+VERDICT = Objective(lambda completions: [n % 2 for n in range(len(completions))], pays="all", name="correct")
+
+
+def test_a_self_rewarding_score_is_read_beside_the_image(tmp_path):
+    """Also of completions that end in the last step of the generation, which need a pass of their own."""
+    laser = Laser("<|score|>", beta=1.0, mix=0.5, self_rewarding_warmup=0)
+    scheme = Scheme.preset("bae", Layout({"all": []}), objectives=[VERDICT], laser=laser)
+    seen = Watched(tmp_path, "laser", scheme=scheme)
+    ended = [n for n, reply in enumerate(seen.replies) if reply[-1] == seen.tokenizer.eos_token_id]
+    assert {len(seen.replies[n]) for n in ended} == {1, 2}
+    logp_n = torch.full((8,), torch.nan)
+    logp_n[ended] = torch.stack([seen.logps[n][-1, seen.part.token] for n in ended])
+    expected_n = logp_n - logp_n.nanmean()  # the reference that it measures
+    torch.testing.assert_close(seen.batch.score_n, expected_n, atol=1e-4, rtol=0, equal_nan=True)
+
+
+def test_the_log_probabilities_that_sae_reads_are_those_beside_the_image(tmp_path):
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    LlamaForTokenClassification(LlamaConfig(vocab_size=1000, num_labels=1, **sizes)).save_pretrained(tmp_path / "critic")
+    scheme = Scheme.preset("sae", Layout({"all": []}), objectives=[VERDICT])
+    seen = Watched(tmp_path, "critic", scheme=scheme, critic=CriticConfig(model=str(tmp_path / "critic")))
+    for n, reply in enumerate(seen.replies):
+        expected_t = seen.logps[n][:-1].gather(1, reply[:, None])[:, 0]
+        torch.testing.assert_close(seen.batch.logp_nt[n, : len(reply)], expected_t, atol=1e-4, rtol=0)

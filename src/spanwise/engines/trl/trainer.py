@@ -33,7 +33,7 @@ from spanwise.engines.trl.sampling import DynamicSampling, check_sampling
 from spanwise.errors import DataError, RecipeError, first_line
 from spanwise.mode import added_by, parts_of
 from spanwise.modes.critic.config import CriticConfig
-from spanwise.modes.sequences import Sequences, sequences
+from spanwise.modes.sequences import Sequences, image_inputs, sequences
 from spanwise.rollouts import Rollouts
 from spanwise.rollouts.folder import hidden
 from spanwise.scheme import Scheme
@@ -439,7 +439,9 @@ class SpanGRPOTrainer(GRPOTrainer):
         if sampled_logp_nt is None:
             compute_logps = self._get_per_token_logps_and_entropies
             batch_size = self.args.per_device_train_batch_size
-            sampled_logp_nt = compute_logps(self.model, rows.ids_nl, rows.attention_nl, rows.width, batch_size)[0]
+            images = image_inputs(output, rows.ids_nl.shape[1])
+            logp_outputs = compute_logps(self.model, rows.ids_nl, rows.attention_nl, rows.width, batch_size, **images)
+            sampled_logp_nt = logp_outputs[0]
             self._logps = None
         return sampled_logp_nt[:, : rows.width].float().cpu()
 

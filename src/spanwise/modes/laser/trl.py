@@ -21,13 +21,7 @@ from spanwise.modes.laser.config import FILE, Laser, read_measured, verdicts
 from spanwise.modes.laser.logps import end_logp, ended, measured, reserved_id
 from spanwise.modes.laser.score import class_weights, self_reward, verification_loss
 from spanwise.modes.parts import TrlPart, token_logp
-from spanwise.modes.sequences import sampled_end, sequences
-
-#: What TRL's pass reads beside the tokens.
-_IMAGE_INPUTS = (
-    "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles", "image_sizes",
-    "token_type_ids", "mm_token_type_ids", "image_position_ids",
-)  # fmt: skip
+from spanwise.modes.sequences import image_inputs, sampled_end, sequences
 
 
 class SelfRewarding(TrlPart):
@@ -231,11 +225,11 @@ class SelfRewarding(TrlPart):
         ids_nl, mask_nl = (
             torch.cat([output[f"prompt_{name}"], output[f"completion_{name}"]], 1) for name in ("ids", "mask")
         )
-        image_options = {name: output[name] for name in _IMAGE_INPUTS if name in output}
-        image_options["batch_size"] = self.trainer.args.per_device_train_batch_size
-        completion_width = output["completion_ids"].shape[1]
+        completion_width, batch_size = output["completion_ids"].shape[1], self.trainer.args.per_device_train_batch_size
         trainer = self.trainer
-        trainer._get_per_token_logps_and_entropies(trainer.model, ids_nl, mask_nl, completion_width, **image_options)
+        trainer._get_per_token_logps_and_entropies(
+            trainer.model, ids_nl, mask_nl, completion_width, batch_size, **image_inputs(output, ids_nl.shape[1])
+        )
         return self.passes[-1].float().cpu()
 
     def _scores(self, logp_n: Tensor) -> Tensor:
