@@ -1,6 +1,7 @@
 """What verl's configuration must be: every refusal is of an option of verl's, and names what to write."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from settings_small import check, scripts
@@ -125,12 +126,18 @@ def test_a_recipe_and_the_settings_beside_it(tmp_path, case):
     config = config_of(tmp_path, *overrides, recipe=GAE.format(method, "a, b" if method == "grpo" else "a", more))
     if sentence is None:
         settings = prepare(config)
-        assert settings.value_lam == (0.9 if "gae_lambda_value" in more else 1.0)
+        assert settings.critic.gae_lambda_value == (0.9 if "gae_lambda_value" in more else 1.0)
         tokens = {"gae": {"value_nt"}, "sae": {"value_nt", "logp_nt"}, "bae": set()}
         assert set(settings.tokens) == tokens[method]
     else:
         with pytest.raises(RecipeError, match=sentence):
             prepare(config)
+
+
+def test_a_run_that_ends_before_the_policy_trains_is_warned_of(tmp_path):
+    run = prepare(config_of(tmp_path, ON, "trainer.critic_warmup=21", recipe=GAE.format("gae", "a", WAITS)))
+    with pytest.warns(UserWarning, match="Only the critic trains"), run.training(SimpleNamespace(total_training_steps=20)):
+        pass
 
 
 def test_what_is_set(tmp_path, capsys):

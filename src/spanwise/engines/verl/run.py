@@ -18,6 +18,7 @@ from spanwise.engines.shared import RunRecord, model_vocabulary_size, prompt_tex
 from spanwise.engines.verl.carry import ChunkedCredit, Rows, credited, loss_factor
 from spanwise.engines.verl.plugin import say
 from spanwise.errors import AlignmentError
+from spanwise.modes.critic.config import CriticConfig
 from spanwise.modes.parts import RowPart, token_logp, with_token
 from spanwise.pipeline import Reading
 from spanwise.rollouts import Rollouts
@@ -53,9 +54,9 @@ class Sampled(NamedTuple):
 class VerlRun:
     """Computes a recipe's credit for a verl trainer's batches, and writes the run folder."""
 
-    def __init__(self, config: Any, scheme: Scheme, *, value_lam: float, parts: Mapping[str, RowPart]) -> None:
+    def __init__(self, config: Any, scheme: Scheme, *, critic: CriticConfig, parts: Mapping[str, RowPart]) -> None:
         actor_config = config.actor_rollout_ref.actor
-        self.config, self.scheme, self.value_lam, self.parts = config, scheme, value_lam, parts
+        self.config, self.scheme, self.critic, self.parts = config, scheme, critic, parts
         rows_per_mini_batch = actor_config.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
         loss_settings = {"mode": actor_config.loss_agg_mode, "horizon": actor_config.get("loss_scale_factor")}
         self.reduction: dict[str, Any] = {**loss_settings, "mini_batch": rows_per_mini_batch}
@@ -75,7 +76,7 @@ class VerlRun:
         for name, part in self.parts.items():
             mode_fields |= part.fields(token_logp(rows.tokens["logp_nt"], rows.places[name])[real_indices], number)
         adv_nt, return_nt, step_result = credited(
-            rows, uids, mask_nt, self.step, value_lam=self.value_lam, fields=mode_fields
+            rows, uids, mask_nt, self.step, value_lam=self.critic.gae_lambda_value, fields=mode_fields
         )
         say(*step_result.warnings)
         reading = step_result.own.reading
@@ -149,7 +150,7 @@ class VerlRun:
     @contextmanager
     def training(self, trainer: Any, *, done: int | None = None) -> Iterator[None]:
         """Lock the run folder during training. Refuse a folder of another run, unless `done` (finished steps) is None."""
-        for mode in self.scheme.modes:
+        for mode in (*self.scheme.modes, self.critic):
             mode.check_steps(trainer.total_training_steps)
         if self.record is None:
             yield

@@ -116,7 +116,7 @@ def prepare(config: Any) -> VerlRun:
     change_notes = [_replace_loss_mode(config), _replace_filter_metric(config, scheme)]
     refuse(_faults(config, scheme))
     mode_parts = parts_in(config, scheme)
-    verl_run = VerlRun(config, scheme, value_lam=critic_settings.gae_lambda_value, parts=mode_parts)
+    verl_run = VerlRun(config, scheme, critic=critic_settings, parts=mode_parts)
     with open_dict(config):
         spanwise_section.recipe = str(Path(spanwise_section.recipe).resolve())
         if config.trainer.get("use_v1"):
