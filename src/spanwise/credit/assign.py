@@ -21,6 +21,7 @@ from spanwise.credit.spread import (
     ValuesName,
     fill_missing,
     find_last_token,
+    lacks_all,
     left_out,
     paid_blocks,
     put_on_last_token,
@@ -135,8 +136,7 @@ def assign(
         method_inputs |= {"reward_n": reward_sum_n, "reward_s": reward_sum_n, "reward_nm": filled_reward_nm}
         method_inputs["weight_m"] = weights(objectives, reward_sum_n)
         is_paid_k = pays_block_mk.any(dim=0)
-        has_left_out_n = (left_out(scores) & (method_inputs["weight_m"] != 0)).any(dim=1)
-        pays_stop_n = has_left_out_n & ~present_nk[:, is_paid_k].any(dim=1)
+        pays_stop_n = lacks_all(scores, objectives, present_nk[:, is_paid_k])
         if mask_nt is not None:  # the tokens of a completion without a reward are masked
             method_inputs["mask_nt"] = mask_nt.bool() & ~reward_sum_n.isnan()[:, None]
             method_inputs["reward_nt"] = put_on_last_token(reward_sum_n, method_inputs["mask_nt"])

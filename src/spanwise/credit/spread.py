@@ -30,6 +30,11 @@ def left_out(scores: Scores) -> Bool[Tensor, "n m"]:
     return (scores.status_nm == int(Status.ABSENT)) | (scores.status_nm == int(Status.UNPARSABLE))
 
 
+def lacks_all(scores: Scores, objectives: Sequence[Objective], present_nk: Bool[Tensor, "n k"]) -> Bool[Tensor, " n"]:
+    """Mark the completions that left out a reward with a weight, and have none of the paid blocks (`present_nk`)."""
+    return (left_out(scores) & (weights(objectives, scores.reward_nm) != 0)).any(dim=1) & ~present_nk.any(dim=1)
+
+
 def fill_missing(scores: Scores, objectives: Sequence[Objective]) -> Float[Tensor, "n m"]:
     """Replace each reward that `left_out` marks by the objective's `if_missing`."""
     if_missing_rewards = [torch.nan if objective.if_missing is None else objective.if_missing for objective in objectives]

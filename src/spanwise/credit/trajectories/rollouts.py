@@ -17,7 +17,7 @@ from torch import Tensor
 from spanwise.credit.assign import assign, explain_sum
 from spanwise.credit.registry import Method
 from spanwise.credit.registry import method as find
-from spanwise.credit.spread import fill_missing, paid_blocks, sum_rewards
+from spanwise.credit.spread import fill_missing, lacks_all, paid_blocks, sum_rewards
 from spanwise.credit.strata import (
     check_counts,
     check_rewards,
@@ -208,6 +208,11 @@ def assign_turns(
         step_adv_nm, step_comparison = credit.explained
         rollout_reasons = {"reason_nm": rollout_comparison.reason_nm, "about_nm": rollout_comparison.about_nm}
         credit = replace(credit, comparison=replace(step_comparison, **rollout_reasons).fitting(step_adv_nm))
+        # A rollout without a paid block in any turn pays `if_missing` with the last token of its last turn.
+        is_paid_k = paid_blocks(objectives, block_names, length_sk.device).any(dim=0)
+        pays_stop_j = lacks_all(rollout_scores, objectives, length_jk[:, is_paid_k] > 0)
+        stop_row_i = timeline.last_with(length_sk.sum(dim=1) > 0)[pays_stop_j]
+        credit = replace(credit, stop_n=credit.stop_n.index_put((stop_row_i,), step_adv_nm[stop_row_i, 0]))
     else:
         credits_turns = method_entry.kind == "block"
         is_turn_objective_m = torch.tensor([credits_turns and objective.scope == "turn" for objective in objectives])
