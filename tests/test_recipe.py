@@ -7,6 +7,7 @@ from spanwise.credit import METHODS, grpo, rlcr
 from spanwise.errors import RecipeError
 from spanwise.layout import Layout
 from spanwise.recipe import answer_layout, load, resolved, scheme_of
+from spanwise.tasks import task_shape
 
 LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]})
 
@@ -124,6 +125,12 @@ TAGGED = dict(LAYOUT.blocks)
 )
 def test_completions_are_read_by_the_recipes_blocks(fields, blocks, prefilled):
     assert answer_layout(load(None, fields), LAYOUT) == Layout(blocks, prefilled=prefilled)
+
+
+def test_the_number_of_repeated_blocks_is_the_recipes_or_else_the_tasks():
+    for fields, most in (({}, 3), ({"most": 5}, 5), ({"most": 16}, 16)):
+        recipe = load(None, {"task": "invoices", **fields})
+        assert scheme_of(recipe, *task_shape(recipe)).layout.most == most
 
 
 def test_what_values_are_of_is_read_and_written():

@@ -69,7 +69,7 @@ class Recipe(BaseModel):
         layout: block: its marks (tags, paths, ...), in order; or a list of blocks marked by their names; default: the
             task's
         segmenter: segmenter of marks that name none, as json:price does
-        most: number of blocks that a repeated block such as items[*] becomes
+        most: number of blocks that a repeated block such as items[*] becomes; default: the task's, else 16
         prefilled: mark that the prompt already opens
         objectives: list of objectives that replaces the preset's
         per: 'block', 'completion', 'batch' or a number of tokens; default: the preset's
@@ -456,7 +456,11 @@ def _choose_layout(recipe: Recipe, task_layout: Layout) -> Layout:
         return recipe.own_layout
     segmenter = task_layout.segmenter if recipe.segmenter == "tags" else recipe.segmenter
     prefilled_tag = recipe.prefilled or task_layout.prefilled
-    return Layout(dict(task_layout.blocks), prefilled=prefilled_tag, segmenter=segmenter, most=task_layout.most)
+    has_repeated_block = any("[*]" in name for name, _ in task_layout.blocks)
+    most = recipe.most if "most" in recipe.model_fields_set else task_layout.most
+    if most != task_layout.most and not has_repeated_block:
+        raise RecipeError(f"most is {most}, but no block of the layout is repeated, as items[*] is. Leave most out.")
+    return Layout(dict(task_layout.blocks), prefilled=prefilled_tag, segmenter=segmenter, most=most)
 
 
 def answer_layout(recipe: Recipe, task_layout: Layout) -> Layout:

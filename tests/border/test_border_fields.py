@@ -96,6 +96,7 @@ CASES = {
     'Layout(["items[*].parts[*]"], segmenter="json")': fields(["items[*].parts[*]"]),
     'Layout(["items[*]"], segmenter="json", most=0)': fields(["items[*]"], most=0),
     "`most: 0` in a recipe": resolved("most: 0\n"),
+    "`most: 5` for the digits, whose layout repeats no block": resolved("most: 5\n"),
     'Layout({"plan": "Plan", "answer": "Answer"}, segmenter="markdown", prefilled="Plan")': laid_out(
         {"plan": "Plan", "answer": "Answer"}, segmenter="markdown", prefilled="Plan"
     ),

@@ -208,6 +208,8 @@ CASES = {
     "`trainer: {max_completion_length: 4096}`, which the recipe has a field for": trains(
         trainer={"max_completion_length": 4096}
     ),
+    "`trainer: {num_generations: 8}`": trains(trainer={"num_generations": 8}),
+    "`trainer: {weight_decay: 1e-2}`, which YAML reads as a text": trains(trainer={"weight_decay": "1e-2"}),
     "a train.py whose prompts and layout disagree about the tags": trainer(
         layout=PLAN, objectives=[trl_small.Objective("format", pays=("plan", "confidence"))]
     ),

@@ -69,9 +69,10 @@ def of_bytes(folder, name):
     return command(name, str(byte_model(folder / "mine")))
 
 
-def of_two_processes(folder):
+@case
+def of_two_processes(*words):
     with patch.dict(os.environ, {"WORLD_SIZE": "2"}):
-        return command("train", *QUICK)
+        return command("train", *QUICK, *words)
 
 
 def own_model(folder):
@@ -152,8 +153,10 @@ CASES = {
     ),
     "a second training into a folder while the first one goes on": in_use,
     "an output below a file": below_a_file,
-    "torchrun without an output folder": of_two_processes,
+    "torchrun of two processes that share 3 completions": of_two_processes("--prompts", "1", "--group-size", "3"),
+    "torchrun without an output folder": of_two_processes(),
     "`report_to: wanb`": ran("train", "--report-to", "wanb"),
+    "`--set layout='{solution: [answer]'`, without its last bracket": ran("train", "--set", "layout={solution: [answer]"),
     "`--set stepz=3`": ran("train", "--set", "stepz=3"),
     "a mean reward that is the same for every prompt, evaluated": unanimous,
     "`spanwise eval` on a model of something else than the embedded task, without a recipe": of_bytes("eval"),

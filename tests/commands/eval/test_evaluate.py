@@ -78,6 +78,11 @@ def test_the_recorder_reads_scores_once_the_reference_is_known_and_leaves_it_beh
         recorder.on_train_begin(None, SimpleNamespace(global_step=0), None)
         assert read_by.pop() is mode
     assert '"reference": -12.0' in (tmp_path / "laser.json").read_text()
+    # Of several processes, each evaluates while the policy trains. They may share its weights.
+    trainer.accelerator.is_main_process = False
+    state = SimpleNamespace(is_world_process_zero=False, global_step=10, log_history=[])
+    recorder.on_log(None, state, None, logs={"loss": 0.0})
+    assert (read_by, recorder.evaluations[-1]["step"]) == ([LASER], 10)
 
 
 LAYOUT = Layout({"form": [], "total": "total", "items[*].price": "items[*].price"}, segmenter="json", most=3)

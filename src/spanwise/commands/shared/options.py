@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import yaml
 from cyclopts import Parameter, Token
 
-from spanwise.errors import RecipeError, SpanwiseError
+from spanwise.errors import RecipeError, SpanwiseError, first_line
 
 
 def _whole_number(type_: type, tokens: Sequence[Token]) -> int:
@@ -34,7 +34,12 @@ def recipe_fields(pairs: Sequence[str] | None, **options: Any) -> dict[str, Any]
         field_name = field_name.replace("-", "_")
         if field_name in field_values:
             raise RecipeError(f"--set {pair}: another option of the command sets {field_name}, too. Keep one of them.")
-        field_values[field_name] = yaml.safe_load(value_text)
+        try:
+            field_values[field_name] = yaml.safe_load(value_text)
+        except yaml.YAMLError as error:
+            raise RecipeError(
+                f"The value of --set {pair} is no YAML: {first_line(error)}. Close its brackets, or put it in quotes."
+            ) from error
     return field_values
 
 

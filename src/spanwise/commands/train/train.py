@@ -1,6 +1,7 @@
 """`spanwise train`: train a model by a recipe. A `Recorder` writes metrics and rollouts into the run's folder."""
 
 import os
+import re
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -41,8 +42,15 @@ from spanwise.types import Scores, join_rows
 #: TRL options that the run itself sets, each with the recipe field to give instead.
 _OWN_FIELD = {
     "max_steps": "steps", "save_steps": "save_every", "logging_steps": "steps (the log has a line per generation batch)",
-    "keep_rollouts": "keep_rollouts", "report": "report", "max_completion_length": "max_completion_length",
+    "output_dir": "output", "num_generations": "group_size", "epsilon": "clip", "entropy_coef": "entropy",
+    "use_adaptive_entropy": "entropy_target", "generation_batch_size": "prompts", "per_device_train_batch_size": "micro_batch",
+    "steps_per_generation": "mini_batches", "gradient_accumulation_steps": "mini_batches",
 }  # fmt: skip
+for _name in (
+    "temperature", "max_completion_length", "learning_rate", "warmup_steps", "entropy_target", "seed", "keep_rollouts",
+    "report", "report_to",
+):  # fmt: skip
+    _OWN_FIELD[_name] = _name
 
 
 def train(
@@ -146,7 +154,7 @@ def _show(summary: Mapping[str, Any], console: Console, *, title: str, absent: M
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Refuse a recipe that cannot be trained: an unknown logger or option, or a missing critic."""
+    """Refuse a recipe that cannot be trained: an unknown logger or option, a missing critic, or too many processes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the trainer checks again and warns
         for mode in recipe.modes.values():
@@ -162,13 +170,25 @@ def check_recipe(recipe: Recipe) -> None:
             f"Method '{recipe.method}' needs a critic, but the recipe has none. Write critic: {{learning_rate: 1.0e-5}}, or "
             "use a method that compares completions, such as 'bae' or 'grpo'."
         )
-    for name in recipe.trainer:
+    for name, value in recipe.trainer.items():
         check_known("trainer option", name, SpanGRPOConfig.__dataclass_fields__)
         if name in _OWN_FIELD:
             raise RecipeError(
-                f"trainer: {{{name}: {recipe.trainer[name]}}} is not possible, because the run sets {name} itself. Use the "
-                f"recipe's own field instead: {_OWN_FIELD[name]}."
+                f"trainer: {{{name}: {value}}} is not possible, because the run sets {name} itself. Use the recipe's own field "
+                f"instead: {_OWN_FIELD[name]}."
             )
+        option_type = str(SpanGRPOConfig.__dataclass_fields__[name].type)
+        if isinstance(value, str) and re.search(r"\b(int|float)\b", option_type) and "str" not in option_type:
+            raise RecipeError(
+                f"trainer: {{{name}: {value}}} is a text, but must be a number. YAML takes 1e-2 for a text; write 1.0e-2."
+            )
+    process_count = int(os.environ.get("WORLD_SIZE", "1"))
+    mini_batch_size = recipe.prompts * recipe.group_size // recipe.mini_batches
+    if mini_batch_size % (process_count * (recipe.micro_batch or 1)):
+        raise RecipeError(
+            f"{process_count} processes with micro-batches of {recipe.micro_batch or 1} cannot share the {mini_batch_size} "
+            "completions of a mini-batch equally. Change the number of processes, or prompts, mini_batches or micro_batch."
+        )
 
 
 def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:
@@ -185,7 +205,7 @@ def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:
     rank_batch_size = mini_batch_size // process_count
     default_micro_batch_size = rank_batch_size if recipe.task in EMBEDDED else gcd(rank_batch_size, 4)
     micro_batch_size = recipe.micro_batch or default_micro_batch_size
-    accumulation_steps = max(1, mini_batch_size // (micro_batch_size * process_count))
+    accumulation_steps = mini_batch_size // (micro_batch_size * process_count)
     recipe_options = {
         "output_dir": str(Path(recipe.output or "") / "checkpoints"),
         "per_device_train_batch_size": micro_batch_size,
@@ -266,9 +286,17 @@ class Recorder(BatchCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Write and show the metrics of a training step. Evaluate the policy every `eval_every` steps."""
         del state.log_history[:-1]  # TRL would keep all log lines in memory; metrics.jsonl has them
-        if not state.is_world_process_zero or not logs or "loss" not in logs:
+        if not logs or "loss" not in logs:
             return
         step = state.global_step // self.per_batch
+        if state.is_world_process_zero:
+            self._write_step(step, logs)
+        # Every process evaluates, because processes that share the model's weights can only sample together.
+        if step < self.recipe.steps and self.recipe.eval_every and step % self.recipe.eval_every == 0:
+            self._evaluate(step)
+
+    def _write_step(self, step: int, logs: dict[str, Any]) -> None:
+        """Write and show the metrics of a training step."""
         self.spanwise_seconds += logs.get("spanwise/seconds") or 0.0
         batch_figures = self._batch_figures(logs)
         logged_numbers = {name: value for name, value in logs.items() if isinstance(value, (int, float))}
@@ -276,8 +304,6 @@ class Recorder(BatchCallback):
         tokens_per_second = self.tokens / max(self.step_seconds, 1e-9)
         mean_rewards = {k.split("/")[1]: v for k, v in logs.items() if k.startswith("rewards/") and k.endswith("/mean")}
         self.live.step(step, {**mean_rewards, **batch_figures, "tokens/s": float(round(tokens_per_second))})
-        if step < self.recipe.steps and self.recipe.eval_every and step % self.recipe.eval_every == 0:
-            self._evaluate(step)
 
     def summary(self, *, seconds: float) -> dict[str, Any]:
         """Evaluate the final model, and return the content of the run's `summary.json`."""
