@@ -3,6 +3,7 @@
 from argparse import Namespace
 
 from border.case import case, check, write_recipe
+from spanwise.engines import slime
 from spanwise.engines.slime import HOOKS, set_advantages
 from spanwise.engines.slime import check as check_arguments
 
@@ -32,6 +33,9 @@ CASES = {
     "slime with `--disable-grpo-std-normalization` and `method: grpo`": checked("grpo", grpo_std_normalization=False),
     "slime with `--gamma 0.9` and a method that does not discount": checked("grpo", gamma=0.9),
     "slime with `--dynamic-sampling-filter-path m.f`": checked(dynamic_sampling_filter_path="m.f"),
+    "slime with rewards that are dicts and no `--reward-key`": lambda folder: slime._columns(
+        Namespace(reward_key=""), Namespace(reward={"score": 1.0, "format": 0.0}), []
+    ),
     "slime with `method: gae`": checked("gae"),
     "slime with a `critic` in the recipe": checked(more="critic: {gae_lambda_value: 0.5}\n"),
 }

@@ -280,6 +280,12 @@ def test_settings_that_are_taken(tmp_path):
     assert check(single).scheme.method == "grpo"  # slime ignores the option for single samples
 
 
+def test_several_rewards_without_a_key_are_refused_before_anything_is_computed(tmp_path):
+    args = arguments(tmp_path, conformance.RLOO)
+    with pytest.raises(RecipeError, match="reward-key"):
+        post_process_rewards(args, [sample([2], 0, reward={"score": reward}) for reward in (1.0, 0.0)])
+
+
 def test_a_sample_of_no_group_is_refused(tmp_path):
     with pytest.raises(AlignmentError, match="Sample 1"):
         post_process_rewards(arguments(tmp_path, conformance.WHOLE), [sample([2], g, reward=1.0) for g in (0, None)])
