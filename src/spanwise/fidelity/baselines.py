@@ -221,7 +221,9 @@ def measure_fidelity(
             advantage_n = advantage(reward_n, prompt_n, **outcome_options, **options).advantage_n
             sum_bgxk[b, g].index_add_(0, prompt_n, _terms(batch_columns, advantage_n))
     resampled_prompts = torch.multinomial(torch.ones(n_prompts), draws * n_prompts, replacement=True, generator=generator)
-    weight_rx = torch.nn.functional.one_hot(resampled_prompts.reshape(draws, -1), n_prompts).sum(dim=1).double()
+    weight_rx = torch.stack(
+        [drawn_x.bincount(minlength=n_prompts) for drawn_x in resampled_prompts.view(draws, -1)]
+    ).double()
     draw_rbgf = _figures_of_sums(torch.einsum("rx,bgxk->rbgk", weight_rx, sum_bgxk))
     usable_share = float(completion_columns["usable_n"].double().mean())
     return Fidelity(tuple(baselines), tuple(group_sizes), _figures_of_sums(sum_bgxk.sum(dim=2)), draw_rbgf, usable_share)
