@@ -19,6 +19,16 @@ def test_blended_gives_a_constant_group_exactly_zero(value, size, dtype):
     assert result.advantage_n.tolist() == [0.0] * size
 
 
+@pytest.mark.parametrize("values", [(0.1, 0.5, 0.7), (-0.123456789, 1 / 3, 0.806, 0.3)])
+@pytest.mark.parametrize("size", [2, 3, 7])
+def test_blended_gives_constant_groups_of_other_means_exactly_zero(values, size):
+    """Nothing varies inside a prompt, so the mean of the prompt's others is certain, and other prompts do not count."""
+    reward_n = torch.tensor(values, dtype=torch.float64).repeat_interleave(size)
+    group_n = torch.arange(len(values)).repeat_interleave(size)
+    result = advantage(reward_n, group_n, baseline="blended", outcome_no=torch.ones(len(reward_n)))
+    assert result.advantage_n.tolist() == [0.0] * len(reward_n)
+
+
 def test_defaults_of_advantage():
     assert_close(advantage(PAIR, torch.tensor([0, 1])).advantage_n, [0.0, 0.0], 1e-12)  # the group, not the batch
     assert_close(advantage(PAIR, SAME, scale="std").advantage_n, [-(2**-0.5), 2**-0.5], 1e-12)

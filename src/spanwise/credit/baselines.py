@@ -320,13 +320,15 @@ def _estimate_for_outcome(
         has_other_outcome_n = ~same_outcome_n & is_known_n & ~reward_n.isnan()
         counterfactual_n = torch.where(has_other_outcome_n, counterfactual_n - lowest_reward, torch.nan)
         mean_square = mean_square + counterfactual_n.nan_to_num().square().mean()
-    # No variance may be 0, because its weight would be infinite.
+    # A smaller variance is 0 but for rounding.
     min_variance = 1e-12 * float(mean_square) + 1e-24
     noise_variance_s = prompt_stats.pooled_variance_of_others().nan_to_num(nan=0.0)
     count_of_others_n = prompt_stats.count_n() - prompt_stats.member_n.double()
     prompt_sum_n = (prompt_stats.mean_n() * prompt_stats.count_n()).nan_to_num()
-    sum_of_others_n = prompt_sum_n - reward_above_lowest_n.nan_to_num()
-    prompt_mean_n = torch.where(count_of_others_n > 0, sum_of_others_n / count_of_others_n, torch.nan)
+    # In a prompt of equal rewards the deviation is exactly 0, so the mean of the others is exactly the own reward.
+    own_or_mean_n = torch.where(prompt_stats.member_n, reward_above_lowest_n, prompt_stats.mean_n())
+    prompt_mean_n = own_or_mean_n - prompt_stats.deviation_n * prompt_stats.count_n() / count_of_others_n.clamp(min=1.0)
+    prompt_mean_n = torch.where(count_of_others_n > 0, prompt_mean_n, torch.nan)
     prompt_mean_variance_n = noise_variance_s[prompt_n] / count_of_others_n.clamp(min=1.0)
     other_prompts_count_n = prompt_stats.count_s.sum() - prompt_stats.count_n()
     other_prompts_sum_n = (prompt_stats.mean_s * prompt_stats.count_s).nansum() - prompt_sum_n
@@ -342,9 +344,14 @@ def _estimate_for_outcome(
         counterfactual_mean_n, variance_n = _average_counterfactuals(prompt_stats, counterfactual_stats, noise_variance_s)
         estimates.append(counterfactual_mean_n)
         variances.append(variance_n)
-    variance_en = torch.stack(variances).clamp(min=min_variance)
-    combined_estimate_n = average_by_precision(torch.stack(estimates), variance_en)
-    return torch.where(combined_estimate_n.isnan(), batch_mean_n, combined_estimate_n) + lowest_reward
+    estimate_en, variance_en = torch.stack(estimates), torch.stack(variances)
+    is_certain_en = (variance_en <= min_variance) & ~estimate_en.isnan()
+    # The weight of a variance of 0 is infinite: such estimates alone are averaged where there are any.
+    variance_en = torch.where(is_certain_en, 1.0, variance_en.masked_fill(is_certain_en.any(dim=0), torch.inf))
+    combined_estimate_n = average_by_precision(estimate_en, variance_en)
+    combined_estimate_n = torch.where(combined_estimate_n.isnan(), batch_mean_n, combined_estimate_n)
+    is_own_reward_n = combined_estimate_n == reward_above_lowest_n  # adding the lowest reward back may round
+    return torch.where(is_own_reward_n, reward_n, combined_estimate_n + lowest_reward)
 
 
 def _average_counterfactuals(actual: Moments, counterfactual: Moments, noise_variance_s: Tensor) -> tuple[Tensor, Tensor]:
