@@ -274,6 +274,9 @@ def test_curves_average_what_is_there():
     assert seed_curves(points, "ece", "a") == [{"series": "a", "x": 0, "value": pytest.approx(0.2), "low": 0.1, "high": 0.3}]
     steps = [{"step": n, "loss": None if n == 1 else float(n)} for n in range(1, 6)]
     assert [(row["x"], row["value"]) for row in batch_curve(steps, "loss", "b", most=3)] == [(2, 2.0), (4, 3.5), (5, 5.0)]
+    often = {0: [{"step": step, "ece": 0.1} for step in range(5001)]}  # eval_every: 1
+    evaluated = [row["x"] for row in seed_curves(often, "ece", "a")]
+    assert (len(evaluated), evaluated[0], evaluated[-1]) == (100, 0, 5000)
 
 
 def test_bars_keep_their_order_and_shares_their_axis():

@@ -47,7 +47,8 @@ def curves(
     if any(is_known(row.get("low")) for row in rows):
         chart_layers.append(draw(rows).mark_area(opacity=0.13, line=False).encode(y=low_axis, y2="high:Q"))
     dotted_rows = [row for row in rows if dots is None or row["series"] in dots]
-    for series_rows, width in (([row for row in rows if row not in dotted_rows], 1.2), (dotted_rows, 2)):
+    other_rows = [row for row in rows if dots is not None and row["series"] not in dots]
+    for series_rows, width in ((other_rows, 1.2), (dotted_rows, 2)):
         if series_rows:
             line_opacity = 0.5 if width < 2 and dotted_rows else 1
             chart_layers.append(draw(series_rows).mark_line(strokeWidth=width, opacity=line_opacity).encode(y=value_axis))

@@ -223,17 +223,22 @@ def figure(point: Mapping[str, Any], name: str) -> float | None:
 
 
 def seed_curves(seeds: Seeds, name: str, series: str) -> list[Row]:
-    """Return a chart row per evaluated step. It has a figure's mean, lowest and highest value over seeds."""
+    """Return a row per evaluated step, `MOST` at most. It has a figure's mean, lowest and highest value over seeds."""
     values_by_step: dict[int, list[float]] = {}
     for points in seeds.values():
         # If a step was evaluated twice, the later evaluation counts.
         for point in {point["step"]: point for point in points}.values():
             if (value := figure(point, name)) is not None:
                 values_by_step.setdefault(point["step"], []).append(value)
+    steps = sorted(values_by_step)
+    drawn_places = sorted({place * (len(steps) - 1) // (MOST - 1) for place in range(MOST)}) if steps else []
+    values_of_drawn = {
+        steps[place]: values_by_step[steps[place]] for place in drawn_places
+    }  # the first and the last among them
     return [
         {"series": series, "x": step, "value": math.fsum(values) / len(values)}
         | ({"low": min(values), "high": max(values)} if len(values) > 1 else {})
-        for step, values in sorted(values_by_step.items())
+        for step, values in values_of_drawn.items()
     ]
 
 
