@@ -288,7 +288,7 @@ def _by_function(objective: Objective) -> list[Objective]:
 
 def _by_block(objective: Objective, layout: Layout) -> list[Objective]:
     """Split an objective into one for each block that its pattern `each` matches."""
-    if objective.reward == "format":  # the tags of a block that a completion lacks count, too
+    if objective.reward == "format" and layout.tags:  # the tags of a block that a completion lacks count, too
         objective = replace(objective, options={"tags": list(dict.fromkeys(layout.tags)), **objective.options})
     paid_blocks: dict[str, None] = {}
     for name in objective.pays:
