@@ -5,7 +5,7 @@ Before them the engine fills in a batch; after them it puts the advantages where
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -196,6 +196,7 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
                 )
         turn_mappings = [turn for turn_list in turn_descriptions for turn in turn_list]
     turn_keys = dict.fromkeys(key for turn in turn_mappings for key in turn)
+    _check_turn_rewards(scheme, other_columns, turns, turn_keys)
     turn_columns = {key: [turn.get(key) for turn in turn_mappings] for key in turn_keys if key != "anchor"}
     turn_anchors = [turn.get("anchor") for turn in turn_mappings]
     if "anchor_s" in scheme.entry.needs and all(anchor is None for anchor in turn_anchors):
@@ -206,6 +207,20 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
     anchors_or_none = turn_anchors if any(anchor is not None for anchor in turn_anchors) else None
     steps_with_anchors = steps_of_turns(batch.steps, turns.row_s, turns.step_s, anchors_or_none)
     return replace(turn_batch, columns={**turn_batch.columns, **turn_columns}, steps=steps_with_anchors), turns
+
+
+def _check_turn_rewards(scheme: Scheme, columns: Mapping[str, Any], turns: Turns, turn_keys: Collection[str]) -> None:
+    """Refuse one number of the environment for all turns of a completion, if an objective pays each turn."""
+    names = {
+        o.options.get("column", "environment") for o in scheme.objectives if o.scope == "turn" and o.reward == "environment"
+    }
+    for name in names & columns.keys() - turn_keys:
+        for n, count in enumerate(turns.row_s.bincount().tolist()):
+            if count > 1 and columns[name][n] is not None:
+                raise DataError(
+                    f"An objective has scope: turn, but completion {n} has one '{name}' for its {count} turns. Give each entry of "
+                    f"'{TURNS}' its own '{name}', or remove the scope."
+                )
 
 
 def steps_of_turns(outer: Steps | None, row_s: Int[Tensor, " s"], step_s: Int[Tensor, " s"], anchor_s: Any) -> Steps:

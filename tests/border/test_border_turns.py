@@ -11,10 +11,12 @@ from spanwise.credit.trajectories.turns import Trajectory, Turn
 from spanwise.engines.tinker import credit_datums
 from spanwise.engines.verl.estimators import recipe_advantages
 from spanwise.modes.laser import Laser
+from spanwise.step import turn_rows
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 VOCABULARY = Vocabulary((b"<answer>", b"4", b"5", b"</answer>", b"<ans", b"wer>"))
 WHOLE = Layout({"all": ["answer"]})
+ENVIRONMENT = Scheme("bae", WHOLE, [Objective("environment", "all", scope="turn")])
 FIRST, SECOND = Turn([1], [0, 1, 3], [1, 1, 1]), Turn([1, 0, 1, 3, 2], [2], [1])
 
 
@@ -95,6 +97,9 @@ CASES = {
         f"{Batch([0, 0], steps=Steps(torch.zeros(1), torch.zeros(1)))}"
     ),
     "group ids in a column of their own, `torch.tensor([[0], [0]])`": case(Batch)(torch.tensor([[0], [0]])),
+    "`reward: environment` with `scope: turn`, and one number for a sequence of two turns": lambda folder: (
+        f"{turn_rows(Batch.jagged([[0, 1, 3]], [0], sampled=[[1, 0, 1]], columns={'environment': [1.0]}), ENVIRONMENT)}"
+    ),
     "one state for a sequence of two turns": lambda folder: (
         f"{by_turn(Batch.jagged([[0, 1, 3]], [0], sampled=[[1, 0, 1]]), anchor_s=['hall'])}"
     ),
