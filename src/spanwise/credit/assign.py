@@ -59,8 +59,7 @@ def assign(
             (`reward_streams`); a stream that is the decision to stop goes to stop[i]
         every other method has one number:          A = method(sum_m weight_m r_m, group, ...), paid to every paid block, and to
             stop[i] where i left out a reward and has no paid block; what is left out stands for `if_missing`. A method per token
-            sees the tokens of the paid blocks alone, or else the last token, which is stop[i]; one per step
-            has no stop, since the return of a later step reaches the paid blocks of earlier ones
+            sees the tokens of the paid blocks alone, or else the last token, which is stop[i]
 
     Left out means that the completion does not hold what the reward reads, or holds it unreadably. A check that failed (a
     timeout, an error) is not the completion's doing: its reward is absent and costs nothing.
@@ -136,7 +135,7 @@ def assign(
         method_inputs |= {"reward_n": reward_sum_n, "reward_s": reward_sum_n, "reward_nm": filled_reward_nm}
         method_inputs["weight_m"] = weights(objectives, reward_sum_n)
         is_paid_k = pays_block_mk.any(dim=0)
-        pays_stop_n = lacks_all(scores, objectives, present_nk[:, is_paid_k])
+        pays_stop_n = lacks_all(left_out(scores), objectives, present_nk[:, is_paid_k])
         if mask_nt is not None:  # the tokens of a completion without a reward are masked
             method_inputs["mask_nt"] = mask_nt.bool() & ~reward_sum_n.isnan()[:, None]
             method_inputs["reward_nt"] = put_on_last_token(reward_sum_n, method_inputs["mask_nt"])

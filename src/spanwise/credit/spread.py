@@ -30,9 +30,12 @@ def left_out(scores: Scores) -> Bool[Tensor, "n m"]:
     return (scores.status_nm == int(Status.ABSENT)) | (scores.status_nm == int(Status.UNPARSABLE))
 
 
-def lacks_all(scores: Scores, objectives: Sequence[Objective], present_nk: Bool[Tensor, "n k"]) -> Bool[Tensor, " n"]:
+def lacks_all(
+    left_out_nm: Bool[Tensor, "n m"], objectives: Sequence[Objective], present_nk: Bool[Tensor, "n k"]
+) -> Bool[Tensor, " n"]:
     """Mark the completions that left out a reward with a weight, and have none of the paid blocks (`present_nk`)."""
-    return (left_out(scores) & (weights(objectives, scores.reward_nm) != 0)).any(dim=1) & ~present_nk.any(dim=1)
+    has_weight_m = torch.tensor([objective.weight != 0 for objective in objectives], device=left_out_nm.device)
+    return (left_out_nm & has_weight_m).any(dim=1) & ~present_nk.any(dim=1)
 
 
 def fill_missing(scores: Scores, objectives: Sequence[Objective]) -> Float[Tensor, "n m"]:

@@ -210,10 +210,12 @@ def test_a_step_method_takes_rewards_where_they_stand():
     assert bool((plain != 0).all())
 
 
+@pytest.mark.parametrize("scope", [None, "turn"])
 @pytest.mark.parametrize("method", ["gigpo", "dr_grpo"])
-def test_a_rollout_that_never_writes_the_paid_block_pays_with_its_last_turn(method):
-    # Rollout 0 writes its note at the second turn and is right, rollout 1 writes none in two turns: 1 and -1, mean 0.
-    objectives = [Objective("correct", pays="note", if_missing=-1.0)]
+def test_a_rollout_that_never_writes_the_paid_block_pays_with_its_last_turn(method, scope):
+    # Rollout 0 writes its note at the second turn and is right, rollout 1 writes none in two turns: 1 and -1, mean 0. In scope
+    # turn each turn without a note pays: 0 and -2, mean -1.
+    objectives = [Objective("correct", pays="note", if_missing=-1.0, scope=scope)]
     places, lengths = ([0] * 4, [0, 0, 1, 1], [0, 1, 0, 1]), [[2, 0], [2, 1], [2, 0], [2, 0]]
     steps = {"inputs": {"anchor_s": [None] * 4}, "over": "trajectories"} if method == "gigpo" else {}
     credit = turns([[None, 1, None, None]], *places, objectives, lengths, method=method, **steps)

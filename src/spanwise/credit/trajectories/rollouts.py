@@ -17,7 +17,7 @@ from torch import Tensor
 from spanwise.credit.assign import assign, explain_sum
 from spanwise.credit.registry import Method
 from spanwise.credit.registry import method as find
-from spanwise.credit.spread import fill_missing, lacks_all, paid_blocks, sum_rewards
+from spanwise.credit.spread import fill_missing, lacks_all, left_out, paid_blocks, sum_rewards
 from spanwise.credit.strata import (
     check_counts,
     check_rewards,
@@ -193,6 +193,9 @@ def assign_turns(
     options = {"block_names": block_names, "method": method_entry, **options}
     is_truncated_s = method_inputs.get("truncated_n")
     is_truncated_j = None if is_truncated_s is None else timeline.add_up(is_truncated_s) > 0
+    is_paid_k = paid_blocks(objectives, block_names, length_sk.device).any(dim=0)
+    no_turn_has_jm = timeline.add_up(~left_out(scores)) == 0
+    pays_stop_j = lacks_all(no_turn_has_jm, objectives, length_jk[:, is_paid_k] > 0)
     if method_entry.kind == "token":
         _refuse_split(timeline, method_entry)
         credit = assign(scores, group_s, present_sk, objectives=objectives, inputs=method_inputs, **options)
@@ -209,8 +212,6 @@ def assign_turns(
         rollout_reasons = {"reason_nm": rollout_comparison.reason_nm, "about_nm": rollout_comparison.about_nm}
         credit = replace(credit, comparison=replace(step_comparison, **rollout_reasons).fitting(step_adv_nm))
         # A rollout without a paid block in any turn pays `if_missing` with the last token of its last turn.
-        is_paid_k = paid_blocks(objectives, block_names, length_sk.device).any(dim=0)
-        pays_stop_j = lacks_all(rollout_scores, objectives, length_jk[:, is_paid_k] > 0)
         stop_row_i = timeline.last_with(length_sk.sum(dim=1) > 0)[pays_stop_j]
         credit = replace(credit, stop_n=credit.stop_n.index_put((stop_row_i,), step_adv_nm[stop_row_i, 0]))
     else:
@@ -221,7 +222,10 @@ def assign_turns(
         rollout_objectives = _zero_other_weights(objectives, ~is_turn_objective_m)
         credit = assign(
             rollout_scores, group_j, length_jk > 0, objectives=rollout_objectives, inputs=method_inputs, **options
-        ).take(timeline.index_s)
+        )
+        if not credits_turns:  # the reward of a rollout may be the sum of what its turns pay for leaving it out
+            credit = replace(credit, stop_n=torch.where(pays_stop_j, credit.explained[0][:, 0], 0.0))
+        credit = credit.take(timeline.index_s)
         has_tokens_s = length_sk.sum(dim=1) > 0
         carries_stop_credit_s = torch.zeros_like(has_tokens_s)
         carries_stop_credit_s[timeline.last_with(has_tokens_s)] = True
