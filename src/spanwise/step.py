@@ -33,6 +33,8 @@ __all__ = ["TURNS", "Ranks", "ReadBatch", "Step", "StepResult", "turn_rows"]
 
 #: The column of turns: each completion has a list of one mapping per turn. Rollout functions may return it.
 TURNS = "turns"
+#: How the names of metrics end that mean something for a whole batch alone.
+_OF_WHOLE_BATCHES = ("/unanimous", "/no_signal", "/dead_strata")
 
 
 @dataclass(frozen=True)
@@ -348,7 +350,7 @@ class Step:
             mask_nt: the trainer's final mask over the completions; None: it trains on every sampled token.
             learn: False for an evaluation, of which estimators and warnings must remember nothing.
             number: number of the step, for warnings.
-            whole_batch: False for one group of the trainer's batch: the warnings about batches do not hold for it.
+            whole_batch: False for one group of the trainer's batch, which is not warned of because it gets no credit.
             dtype: dtype of the advantages.
         """
         if self.ranks is not None:
@@ -379,8 +381,11 @@ class Step:
         batch_metrics = metrics(batch_credits, all_ranks.reading, self.scheme, **groups_and_turns)
         watch = self._watch if learn else self._evaluation_watch
         new_warnings, has_unscored = watch.of_reading(read_batch.reading)
-        if learn and whole_batch:
-            new_warnings += self._watch.of_batch({**self._noted, **batch_metrics}, step=number)
+        if learn:
+            watched_metrics = {**self._noted, **batch_metrics}
+            if not whole_batch:  # one group may well be unanimous
+                watched_metrics = {k: v for k, v in watched_metrics.items() if not k.endswith(_OF_WHOLE_BATCHES)}
+            new_warnings += self._watch.of_batch(watched_metrics, step=number)
             self._noted.clear()
         if number is not None:
             new_warnings = [f"Step {number}: {sentence}" for sentence in new_warnings]

@@ -178,6 +178,17 @@ def test_an_evaluation_uses_up_no_warning_of_the_training():
     assert sentence not in step.finish(reading).warnings
 
 
+def test_a_single_group_is_watched_for_all_but_equal_rewards():
+    step = Step(Scheme.preset("rloo", ONE, per="completion"), VOCABULARY)
+    reading = step.read(Batch.jagged([RIGHT, RIGHT], [0, 0], columns={"answer": ["4", "4"]}))
+    sentences = []
+    for _ in range(3):
+        step.note({"credit/other/reward_absent": 1.0})
+        sentences += step.finish(reading, whole_batch=False).warnings
+    (sentence,) = sentences
+    assert "'other'" in sentence
+
+
 def test_what_is_noted_counts_for_the_next_training_batch_alone():
     step = Step(Scheme.preset("rloo", ONE, per="completion"), VOCABULARY)
     reading = step.read(Batch.jagged([RIGHT, WRONG], [0, 0], columns={"answer": ["4", "4"]}))
