@@ -39,7 +39,8 @@ def continue_ids(
     end_token_ids = torch.tensor(end_ids(model, tokenizer))
     # The defaults are given, because what is left out is taken from the model's own configuration.
     sampling_options: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0, "temperature": temperature}
-    sampling_options |= {"max_new_tokens": max_new_tokens, "eos_token_id": end_token_ids.tolist(), **generation}
+    sampling_options |= {"max_new_tokens": max_new_tokens, "eos_token_id": end_token_ids.tolist(), "do_sample": True}
+    sampling_options |= {"pad_token_id": tokenizer.pad_token_id, "disable_compile": True, **generation}
     prefixes_per_chunk = max(1, batch_size // samples)
     continuations = []
     model.eval()
@@ -52,11 +53,8 @@ def continue_ids(
                 generated_ids = model.generate(
                     input_ids=padded_ids_nl,
                     attention_mask=attention_nl,
-                    generation_config=GenerationConfig(
-                        do_sample=True, num_return_sequences=samples, pad_token_id=tokenizer.pad_token_id, disable_compile=True,
-                        **sampling_options,
-                    ),
-                )  # fmt: skip
+                    generation_config=GenerationConfig(**sampling_options, num_return_sequences=samples),
+                )
                 continuations.append(generated_ids[:, padded_ids_nl.shape[1] :].cpu())
     finally:
         model.train(was_training)

@@ -164,7 +164,7 @@ def test_evaluate_reads_them_as_nothing(padded):
 def test_evaluations_sample_as_the_trainer_section_says(padded):
     model, tokenizer = padded[0], build_tokenizer()
     tokenizer.chat_template = "1+1{% if short %}={% endif %}"
-    suppressed = {"suppress_tokens": [tokenizer.vocab["2"]]}
+    suppressed = {"suppress_tokens": [tokenizer.vocab["2"]], "do_sample": True}
     trainer = {"generation_kwargs": json.dumps(suppressed), "top_k": 5, "chat_template_kwargs": {"short": True}}
     rows = Dataset.from_dict({"prompt": [[{"role": "user", "content": "1+1"}]], "answer": ["2"]})
     task = Task("digits-easy", "nowhere", rows, rows, DIGITS_LAYOUT, 16)
@@ -174,8 +174,8 @@ def test_evaluations_sample_as_the_trainer_section_says(padded):
     ids_nt, _, _ = roller.completions(rows, samples=2, seed=0)
     assert (ids_nt[:, 0] == tokenizer.vocab["<reasoning>"]).all()
     assert tokenizer.vocab["2"] not in ids_nt
-    on_vllm = load(None, {"trainer": {**trainer, "use_vllm": True}})
-    assert task_roller(model, tokenizer, task, on_vllm).generation == {"top_k": 5}
+    on_vllm = load(None, {"trainer": {**trainer, "use_vllm": True, "top_k": -1}})  # with -1 vLLM draws from all tokens
+    assert task_roller(model, tokenizer, task, on_vllm).generation == {"top_k": 0}
 
 
 def test_token_rollouts_read_them_as_nothing_with_one_vocabulary(padded, monkeypatch):

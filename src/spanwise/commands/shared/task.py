@@ -101,6 +101,8 @@ def task_roller(model: Any, tokenizer: Any, task: Task, recipe: Recipe) -> Rolle
     """Build the `Roller` that samples completions of a task."""
     longest = recipe.max_completion_length or task.max_completion_length
     given_options = {name: recipe.trainer[name] for name in SAMPLING if name in recipe.trainer}
+    if given_options.get("top_k") == -1:  # vLLM's way to switch it off
+        given_options["top_k"] = 0
     if not recipe.trainer.get("use_vllm"):  # vLLM's options are not those of `generate`
         given_options |= _mapping(recipe.trainer.get("generation_kwargs"))
     template_options = _mapping(recipe.trainer.get("chat_template_kwargs"))
