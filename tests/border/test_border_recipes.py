@@ -17,6 +17,7 @@ import trl_small
 from border.case import case, check, command
 from spanwise.credit import ktae
 from spanwise.scheme import Scheme
+from spanwise.tasks import load_task
 from spanwise.tasks.embedded import build_model, build_tokenizer
 
 pytestmark = trl_small.THIRD_PARTY
@@ -100,6 +101,10 @@ def table(folder: Path, text: str) -> str:
     return trains(dataset="data.csv")(folder)
 
 
+def twice_the_rows(folder: Path) -> None:
+    load_task(model(), str(rows(folder)), eval_split="train")
+
+
 def without_the_split(folder: Path) -> str:
     (folder / "data").mkdir()
     rows(folder / "data", name="train.jsonl")
@@ -166,6 +171,8 @@ CASES = {
     "a CSV file without a heading": table("2 + 2?,4\n3 + 3?,6\n4 + 4?,8\n"),
     "`--columns questoin=problem`": trains(ROWS, "--columns", "questoin=problem"),
     "three rows, and sixteen prompts a step": trains(ROWS[:3], prompts=16),
+    "`--set split=dev` of a file": trains(ROWS, "--set", "split=dev"),
+    "`load_task` with an `eval_split` that is the split of the training": twice_the_rows,
     "a split that the dataset does not have": without_the_split,
     "a model folder without a tokenizer and a config": tokenless,
     "a model that is neither in this folder nor beside the recipe": trains(model="my-model"),

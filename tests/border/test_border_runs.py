@@ -179,6 +179,7 @@ CASES = {
     "`spanwise compare --arms outcome,blendd`": ran("compare", "--arms", "outcome,blendd"),
     "`spanwise compare --set seed=3`": ran("compare", "--set", "seed=3"),
     "`spanwise compare` into the folder of a run": beside("compare", "--output", "RUN"),
+    "`spanwise demo` into the folder of a run": beside("demo", "--output", "RUN"),
     "`spanwise demo --seeds one`": ran("demo", "--seeds", "one"),
     "`spanwise demo --seeds 1,1`": ran("demo", "--seeds", "1,1"),
     "`spanwise demo --set method=grpo`": ran("demo", "--set", "method=grpo"),

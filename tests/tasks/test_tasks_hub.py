@@ -91,6 +91,24 @@ def test_a_folder_may_have_a_split_for_evaluation_and_numbers_as_answers(models,
     assert task.evaluation["answer"][:] == ["8"]
 
 
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "saved"])
+def test_what_has_no_splits_is_not_read_twice(models, tmp_path, kind) -> None:
+    """The rows of the training would be those of the evaluation."""
+    place = tmp_path / "data"
+    if kind == "saved":
+        Dataset.from_list(ROWS).save_to_disk(place)
+    else:
+        place = save(place, ROWS, kind)
+    for splits in ({"eval_split": "test"}, {"split": "test"}, {"eval_split": "train"}):
+        with pytest.raises(DataError, match="split"):
+            load_task(models["plain"], str(place), **splits)
+
+
+def test_a_folder_may_be_called_as_a_file(models, tmp_path) -> None:
+    Dataset.from_list(ROWS).to_parquet(tmp_path / "sums.parquet" / "train.parquet")
+    assert len(load_task(models["plain"], str(tmp_path / "sums.parquet")).train) == 8
+
+
 def test_a_csv_file_keeps_answers_as_they_are_written(models, tmp_path) -> None:
     (tmp_path / "a.csv").write_text(
         "question,answer,level,ok,note\n" + "".join(f'"{n} + 0, or so?",0{n},{n}.5,True,\n' for n in range(8))

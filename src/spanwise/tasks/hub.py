@@ -108,6 +108,11 @@ def load_task(
     if eval_split is None:
         dataset_rows, held_out_rows = set_aside(dataset_rows, dataset, eval_limit)
     else:
+        if eval_split == split:
+            raise DataError(
+                f"split and eval_split are both '{split}', so an evaluation would see the rows of the training. Name another "
+                "split, or leave eval_split out."
+            )
         held_out_rows = read_rows(dataset, eval_split, texts=text_columns)
         check_cells(held_out_rows, dataset, columns, template=prompt_style != "plain")
         held_out_rows = held_out_rows.select(range(min(eval_limit, len(held_out_rows))))
@@ -238,7 +243,7 @@ def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -
     from datasets import Dataset, DatasetDict, config, load_dataset, load_from_disk
 
     dataset_path = Path(dataset)
-    file_suffix = dataset_path.suffix.lower()
+    file_suffix = "" if dataset_path.is_dir() else dataset_path.suffix.lower()
     readable_suffixes = (*_READERS, *SUFFIXES)
     if dataset_path.exists():
         config.HF_UPDATE_DOWNLOAD_COUNTS = False  # stops `datasets` from reporting local reads to a server
@@ -248,6 +253,11 @@ def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -
         suffixes_text = ", ".join(readable_suffixes)
         raise DataError(
             f"The dataset file '{dataset}' {file_problem}; set --dataset to a {suffixes_text} file, a folder or a hub name."
+        )
+    if file_suffix and split != "train":
+        raise DataError(
+            f"The dataset file '{dataset}' has no splits, so it has no split '{split}'. Leave the split out, or give a folder with "
+            f"the files train{file_suffix} and {split}{file_suffix}."
         )
     if file_suffix in SUFFIXES:
         delimited_cells = read_delimited(dataset_path).to_pydict()
@@ -260,7 +270,11 @@ def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -
             return load_dataset(reader_name, data_files={split: str(dataset_path)}, split=split)
         if (dataset_path / "dataset_info.json").is_file() or (dataset_path / "dataset_dict.json").is_file():
             saved_dataset = load_from_disk(dataset)
-            return saved_dataset[split] if isinstance(saved_dataset, DatasetDict) else saved_dataset
+            if isinstance(saved_dataset, DatasetDict):
+                return saved_dataset[split]
+            if split not in ("train", str(saved_dataset.split)):
+                raise ValueError("it was saved without splits")
+            return saved_dataset
         if dataset_path.exists():
             return load_dataset(dataset, split=split)
         hub_name, _, hub_config = dataset.partition(":")

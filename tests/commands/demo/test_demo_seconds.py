@@ -5,10 +5,12 @@ import time
 import warnings
 from importlib import import_module
 
+import pytest
 from rich.console import Console
 
 import trl_small
 from spanwise.commands.demo.demo import DIGITS, FIELDS, INVOICES, Trained, run_demo, running_mean, verdict
+from spanwise.errors import RecipeError
 from spanwise.recipe import load
 
 pytestmark = trl_small.THIRD_PARTY
@@ -41,6 +43,12 @@ def test_letters_are_trained_in_both_ways_and_measured_by_field(tmp_path, monkey
         warnings.simplefilter("ignore")
         result = run_demo(INVOICES, seeds=[0], output=str(tmp_path / "demo"), choices=choices, console=Console(quiet=True))
     assert result["curves"] == {"one number": [0.0], "by field": [0.0]}
+
+
+@pytest.mark.parametrize("demo", [FIELDS, INVOICES])
+def test_a_demo_of_fields_keeps_the_rewards_that_it_measures(demo):
+    with pytest.raises(RecipeError, match="objectives"):
+        run_demo(demo, seeds=[0], output="demo", choices={"objectives": []}, console=Console(quiet=True))
 
 
 def test_a_running_mean_has_fewer_values_at_the_start():

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from spanwise.commands.shared.display import figure_table, text_plot
 from spanwise.commands.shared.fitted import say
-from spanwise.commands.shared.folder import new_folder
+from spanwise.commands.shared.folder import check_no_run, new_folder
 from spanwise.commands.train.train import train
 from spanwise.errors import RecipeError
 from spanwise.recipe import Recipe, load, scheme_of
@@ -65,6 +65,7 @@ def run_demo(
     for field in choices.keys() & set(demo.fixed):
         raise RecipeError(f"The demo itself sets the {field} of its arms. Remove --set {field}.")
     folder = new_folder(demo.name) if output is None else Path(output)
+    check_no_run(folder)
     has_many_seeds = len(seeds) > 1
     run_folders = {
         (arm, seed): folder / (arm.replace(" ", "_") + (f"-{seed}" if has_many_seeds else ""))
