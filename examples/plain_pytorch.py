@@ -51,7 +51,7 @@ def sample(model: Any, tokenizer: Any, prompts: list[Any], *, group: int, longes
     inputs = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=not tokenizer.chat_template)
     inputs = inputs.to(model.device)
     ids_nl = model.generate(
-        input_ids=inputs.input_ids, attention_mask=inputs.attention_mask, num_return_sequences=group, do_sample=True, top_k=0,
+        input_ids=inputs.input_ids, attention_mask=inputs.attention_mask, num_return_sequences=group, do_sample=True,
         max_new_tokens=longest, pad_token_id=tokenizer.pad_token_id, disable_compile=True,
     )  # fmt: skip
     width = inputs.input_ids.shape[1]
@@ -73,6 +73,9 @@ def main() -> None:
     task = make_task(args)
     tokenizer = AutoTokenizer.from_pretrained(task.model, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(task.model)
+    # Sample from the model's own probabilities. Other settings come with some models, such as top_p and a second end token.
+    plain_sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}
+    model.generation_config.update(**plain_sampling, eos_token_id=tokenizer.eos_token_id)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.0)
     vocabulary = Vocabulary.from_tokenizer(tokenizer)
 

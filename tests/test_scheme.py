@@ -253,6 +253,15 @@ def test_a_method_without_a_preset_is_called_from_python_only(capsys):
     assert "from Python only" in output
 
 
+def test_a_preset_that_divides_by_the_token_limit_says_whose_it_is(capsys):
+    show_methods("dr_grpo")
+    output = " ".join(capsys.readouterr().out.split())
+    assert "per: 32.0" in output
+    assert "Here per is the token limit of the task digits; a run takes its own." in output
+    show_methods("grpo")
+    assert "token limit" not in capsys.readouterr().out
+
+
 SOLVED = Objective("correct", pays="solution")
 OUTSIDE, NOT_POSITIVE = (-0.1, 1.1, NAN, True, "0.9"), (0, -0.05, NAN, float("inf"), True, "0.05")
 

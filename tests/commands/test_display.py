@@ -237,6 +237,14 @@ def test_a_large_file_shows_how_far_it_is_read_and_a_small_one_nothing(tmp_path,
     assert text.getvalue() == progress  # nothing is shown afterwards
 
 
+def test_the_time_left_of_a_resumed_run_is_that_of_its_own_steps():
+    console = Console(file=io.StringIO(), width=80)
+    live = Live(console, "train", 20, first=9)
+    live._started -= 100  # the tenth step took 100 s, and ten are left
+    live.step(10, {})
+    assert console.file.getvalue() == "train 10/20    1000 s left\n"
+
+
 def test_many_parts_of_a_reward_are_shown_as_one():
     parts = {"equals.a": 1.0, "equals.b": 0.0, "equals.c[0]": 0.5, "equals.c[1]": 0.0, "equals.d": None, "form": 1.0}
     console = Console(file=io.StringIO(), width=80)

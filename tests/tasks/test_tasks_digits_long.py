@@ -143,7 +143,7 @@ def test_the_layout_reads_the_answer() -> None:
     assert spans.fault_n.bool().tolist() == [False, True]
     assert (spans.start_nk[0].tolist(), spans.end_nk[0].tolist()) == ([0], [26])
     assert text[0]["solution"]["answer"] == "0"
-    assert [is_refusal(entry) for entry in text] == [False, True]
+    assert [is_refusal((entry["solution"] or {}).get("answer")) for entry in text] == [False, True]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # the model has learned next to nothing, which is a warning

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 
 from spanwise.errors import DataError
 from spanwise.layout import Layout
-from spanwise.types import BlockText, ByCompletion, join_rows
+from spanwise.types import ByCompletion, join_rows
 
 FILLER = "_"
 HELD_OUT = 512
@@ -192,11 +192,9 @@ def noisy_traces(problems: Problems, noise: TraceNoise, *, rng: np.random.Genera
     return [_write_trace(steps, digits[: len(steps)], refuse=refuses, confidence=q) for steps, digits, refuses, q in rows]
 
 
-def is_refusal(text: BlockText) -> bool:
-    """Return whether a completion refuses. Then the answer of its first block is no single digit."""
-    first_block = next(iter(text.values()), None) or {}
-    answer_text = first_block.get("answer") or ""
-    return not (len(answer_text) == 1 and answer_text in "0123456789")
+def is_refusal(answer: str | None) -> bool:
+    """Return whether an answer refuses, which means that it is no single digit."""
+    return answer is None or not (len(answer) == 1 and answer in "0123456789")
 
 
 def _write_trace(steps: list[str], digits: list[int], *, refuse: bool, confidence: float) -> str:

@@ -161,6 +161,18 @@ def test_evaluate_reads_them_as_nothing(padded):
     assert samples.confidence_n.tolist() == [1.0] * 4
 
 
+def test_answers_are_judged_as_the_objective_says_wherever_they_stand(padded):
+    """The dataset has the gold answers in a column of another name, and the answer stands in the second block."""
+    layout = {"thought": ["reasoning"], "solution": ["answer"], "confidence": ["analysis", "confidence"]}
+    objective = {"reward": "correct", "pays": "solution", "options": {"column": "gold", "verify": "exact"}}
+    recipe = load(None, {"layout": layout, "objectives": [objective]})
+    rows = ROWS.add_column("gold", ["2", "4"])
+    task = Task("digits-easy", "nowhere", rows, rows, recipe.own_layout, 16)
+    samples = evaluate(*padded, task, recipe, prompts=2, samples=1)
+    assert samples.correct["solution"].tolist() == [1, 0]  # the model answers 2
+    assert samples.refusal_n.tolist() == [False, False]
+
+
 def test_evaluations_sample_as_the_trainer_section_says(padded):
     model, tokenizer = padded[0], build_tokenizer()
     tokenizer.chat_template = "1+1{% if short %}={% endif %}"

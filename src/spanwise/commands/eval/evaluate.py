@@ -39,15 +39,17 @@ def evaluate(
     """Sample completions of held-out prompts, and judge their answers."""
     answer_tags = recipe.answer_tags
     prompt_rows = task.evaluation.select(range(min(prompts, len(task.evaluation))))
-    is_digits_task = task.name.startswith("digits")
+    is_digits_task = recipe.task.startswith("digits")
     roller = task_roller(model, tokenizer, task, recipe)
     ids_nt, mask_nt, row_n = roller.completions(prompt_rows, samples=samples, seed=seed)
     spans, texts = roller.read(ids_nt, mask_nt)
     answering_blocks = [name for name, keys in task.layout.keys.items() if answer_tags["answer"] in keys]
-    verifier_options = {"tag": answer_tags["answer"], **recipe.verifier}
+    correct_entries = (entry for entry in recipe.objectives or () if entry.get("reward") == "correct")
+    own_options = next((entry.get("options") or {} for entry in correct_entries), {})
+    verifier_options = {"tag": answer_tags["answer"], **recipe.verifier, **own_options}
     unknown_verdict_n = torch.full((len(texts),), torch.nan, dtype=torch.float64)
     verdict_by_block = dict.fromkeys(answering_blocks, unknown_verdict_n)
-    for name in answering_blocks if "answer" in prompt_rows.column_names else ():
+    for name in answering_blocks if verifier_options.get("column", "answer") in prompt_rows.column_names else ():
         objective = Objective("correct", pays=(name,), options=verifier_options)
         verdict_n = roller.rewards(prompt_rows, texts, row_n.tolist(), objective)
         has_block_n = torch.tensor([blocks.get(name) is not None for blocks in texts])
@@ -69,13 +71,15 @@ def evaluate(
         score_reader = score_reader_class(scored, model, tokenizer, end_ids(model, tokenizer))
         prompt_ids_n = [ids for ids in roller.prompt_ids(prompt_rows) for _ in range(samples)]
         score_n = score_reader.scores(prompt_ids_n, ids_nt, mask_nt, temperature=recipe.temperature).double()
+    answers = {name: [(blocks.get(name) or {}).get(answer_tags["answer"]) for blocks in texts] for name in answering_blocks}
+    first_answers = next(iter(answers.values()), [None] * len(texts))
     return Samples(
         row_n,
-        {name: [(blocks.get(name) or {}).get(answer_tags["answer"]) for blocks in texts] for name in answering_blocks},
+        answers,
         verdict_by_block,
         stated_confidences(texts, task.layout.names[-1], task.layout, tag=answer_tags["confidence"]),
         spans.fault_n == 0,
-        torch.tensor([is_refusal(blocks) for blocks in texts]) if is_digits_task else None,
+        torch.tensor([is_refusal(answer) for answer in first_answers]) if is_digits_task else None,
         score_n,
         reward_by_objective,
     )

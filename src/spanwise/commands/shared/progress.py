@@ -19,9 +19,12 @@ _LARGE = 20_000_000
 
 
 class Live(Progress):
-    """Shows the progress of a run until `stop`. A terminal gets a bar, a log file a line every tenth step."""
+    """Shows the progress of a run until `stop`. A terminal gets a bar, a log file a line every tenth step.
 
-    def __init__(self, console: Console, title: str, steps: int) -> None:
+    `first` is the number of steps that were done before.
+    """
+
+    def __init__(self, console: Console, title: str, steps: int, *, first: int = 0) -> None:
         progress_columns = (
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=20),
@@ -30,8 +33,8 @@ class Live(Progress):
             TextColumn("{task.fields[figures]}"),
         )
         super().__init__(*progress_columns, console=console, transient=True, disable=not console.is_terminal)
-        self.title, self.steps, self._started = title, steps, time.perf_counter()
-        self._task = self.add_task(title, total=steps, figures="")
+        self.title, self.steps, self.first, self._started = title, steps, first, time.perf_counter()
+        self._task = self.add_task(title, total=steps, completed=first, figures="")
         self.start()
 
     def step(self, step: int, values: Mapping[str, Any]) -> None:
@@ -40,7 +43,7 @@ class Live(Progress):
         figures_text = "  ".join(f"{name} {short(value)}" for name, value in figures.items())
         self.update(self._task, completed=step, figures=figures_text)
         if not self.console.is_terminal and (step % 10 == 0 or step == self.steps):
-            seconds_left = (time.perf_counter() - self._started) / max(step, 1) * (self.steps - step)
+            seconds_left = (time.perf_counter() - self._started) / max(step - self.first, 1) * (self.steps - step)
             log_line = f"{self.title} {step}/{self.steps}  {figures_text}  {seconds_left:.0f} s left"
             self.console.print(log_line, soft_wrap=True, highlight=False)
 

@@ -257,7 +257,8 @@ class Recorder(BatchCallback):
         super().__init__(folder, per_batch=per_batch, keep_rollouts=recipe.keep_rollouts)
         self.recipe, self.task = recipe, task
         self.absent = unmeasured(task.layout, recipe.answer_tags, scored=recipe.is_scored)
-        self.console, self.live = console, Live(console, title, recipe.steps)
+        resumed_step = history[-1]["step"] if history else 0
+        self.console, self.live = console, Live(console, title, recipe.steps, first=resumed_step)
         self.evaluations = [{"step": line["step"], **line["evaluation"]} for line in history if "evaluation" in line]
         self.spanwise_seconds = 0.0
         self.tokens = 0
