@@ -128,7 +128,7 @@ def test_reward_functions_see_completions_as_in_training_without_the_end_token()
     fields = {"layout": {"all": []}, "objectives": [{"reward": "correct", "pays": ["all"]}]}
     recipe = load(None, {"model": "m", "dataset": "d", **fields})
     of_its_own = {"objectives": [{"reward": ended, "name": "ended", "pays": ["all"]}], "temperature": 100.0}
-    task, recipe = Task("own", "m", rows, rows, layout, 56), recipe.model_copy(update=of_its_own)
+    task, recipe = Task("digits-of-mine on sums", "m", rows, rows, layout, 56), recipe.model_copy(update=of_its_own)
     reward_n = evaluate(build_model(tokenizer, 0), tokenizer, task, recipe, prompts=2, samples=128).rewards["ended"]
     assert reward_n[~reward_n.isnan()].tolist() == [1.0] * int((~reward_n.isnan()).sum()) != []
 
