@@ -123,7 +123,7 @@ class Layout:
         return [part for part in self.parts if part.segmenter == segmenter]
 
     def matching(self, pattern: str) -> tuple[str, ...]:
-        """Return the names of the blocks that match a pattern. `*` is every block, `[*]` any index.
+        """Return the names of the blocks that match a pattern. `*` is every block but the rest, `[*]` any index.
 
         Raises:
             RecipeError: it matches no block.

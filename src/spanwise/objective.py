@@ -46,7 +46,7 @@ class Objective:
             completions are compared with right ones and the others get nothing (PAPO, arXiv 2603.26535). Where completions are
             turns, that one counts for all turns of a rollout, unless its scope is "turn".
         key: of a function that returns a dict for each completion, the entry that is the reward. None: verl's `score`.
-        pays: the blocks whose tokens this reward moves, or one of them; `items[*]`: that block of any index, `*`: every block.
+        pays: the blocks whose tokens this reward moves, or one of them; `items[*]`: that block of any index, `*`: all but the rest.
         each: instead of one objective, one per block that this name or pattern matches, called `<name>.<block>`. Each reads the
             part that its block is made of (the option `tag`) and pays its block, or what `pays` says (`OWN`: its own block).
         given: the outcomes of what comes before the paid blocks that the baseline may know (`baseline: outcome` or `blended`),
