@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SkyRL with credit by block, on the GPUs of one machine: bash skyrl_run.sh
-# Needs SkyRL and spanwise[skyrl] in one environment. Arguments that you add win: bash skyrl_run.sh trainer.epochs=1
+# Needs SkyRL, spanwise[skyrl] and math-verify[antlr4_9_3] in one environment. Arguments that you add win: bash skyrl_run.sh trainer.epochs=1
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # verl with credit by block, on the GPUs of one machine: bash verl_run.sh
-# Needs verl and spanwise[verl] in one environment. Arguments that you add win: bash verl_run.sh trainer.total_epochs=1
+# Needs verl, spanwise[verl] and math-verify[antlr4_9_3] in one environment. Arguments that you add win: bash verl_run.sh trainer.total_epochs=1
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 

@@ -18,12 +18,14 @@ from spanwise.cli import main
 from spanwise.commands.shared.folder import read_fields
 from spanwise.commands.shared.task import load_model
 from spanwise.engines.checkpoints import read_manifest, write_manifest
+from spanwise.engines.recipe_run import RecipeRun
 from spanwise.errors import DataError, RecipeError
 from spanwise.layout import Layout
 from spanwise.modes.critic.config import CriticConfig
 from spanwise.modes.critic.value_model import ValueModel
 from spanwise.objective import Objective
-from spanwise.recipe import load, scheme_of
+from spanwise.recipe import Recipe, RecipeRule, load, scheme_of
+from spanwise.scheme import Scheme
 from spanwise.tasks.hub import load_task
 from tokenizers_small import byte_model
 from trl_small import THIRD_PARTY, policy, prompts, trainer
@@ -64,6 +66,7 @@ def test_code_in_a_models_folder_is_never_run_and_nobody_is_asked(hostile, tmp_p
     Dataset.from_list([{"question": "1+1?", "answer": "2"}] * 4).to_json(tmp_path / "rows.jsonl")
     with pytest.raises(DataError, match="contains custom code"):
         load_task(str(folder), str(tmp_path / "rows.jsonl"))
+    RecipeRun.of(RecipeRule(Recipe(), Scheme.preset("bae", LAYOUT)), model=str(folder))  # slime, NeMo-RL and prime-rl
     assert not mark.exists()
 
 

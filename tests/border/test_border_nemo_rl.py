@@ -38,11 +38,10 @@ def run_again(folder):
     (folder / "run").mkdir()
     for name in ("recipe.yaml", "metrics.jsonl"):
         (folder / "run" / name).touch()
-    RecipeRun(
-        RecipeRule(load(None, {"output": "run"}), Scheme.preset("grpo", Layout(["answer"]))), None, Vocabulary((b"a",))
-    )
+    RecipeRun(RULE, None, Vocabulary((b"a",)))
 
 
+RULE = RecipeRule(load(None, {"output": "run"}), Scheme.preset("grpo", Layout(["answer"])))
 NOT_DIVIDED = {"adv_estimator": {"recipe": "recipe.yaml", "normalize_rewards": False}}
 CASES = {
     "NeMo-RL with `adv_estimator.name=spanwise` and no recipe": checked(recipe=None),
@@ -56,6 +55,7 @@ CASES = {
     "NeMo-RL with `grpo.use_dynamic_sampling=true`": checked(grpo={"use_dynamic_sampling": True}),
     "NeMo-RL with `method: gae`": checked("gae"),
     "NeMo-RL with an `output` that holds a run": run_again,
+    "NeMo-RL with a model folder without a tokenizer": lambda folder: RecipeRun.of(RULE, model=str(folder)),
     "NeMo-RL with a `critic` in the recipe": checked(more="critic: {gae_lambda_value: 0.5}\n"),
 }
 

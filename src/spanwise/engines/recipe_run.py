@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from spanwise.engines.shared import RunRecord, model_vocabulary_size, say
+from spanwise.errors import DataError, first_line
 from spanwise.recipe import RecipeRule
 from spanwise.rollouts import Rollouts
 from spanwise.segment import Vocabulary
@@ -42,7 +43,11 @@ class RecipeRun:
     @staticmethod
     def of(rule: RecipeRule, *, model: str, tokenizer: str | None = None, **options: Any) -> RecipeRun:
         """Build a `RecipeRun`. `tokenizer` names a tokenizer other than the model's."""
-        loaded_tokenizer = AutoTokenizer.from_pretrained(tokenizer or model, trust_remote_code=True)
+        source = tokenizer or model
+        try:
+            loaded_tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        except Exception as error:  # transformers raises different error types
+            raise DataError(f"The tokenizer '{source}' cannot be read: {first_line(error)}.") from error
         vocabulary = Vocabulary.from_tokenizer(loaded_tokenizer, size=model_vocabulary_size(model))
         return RecipeRun(rule, loaded_tokenizer, vocabulary, model=model, **options)
 

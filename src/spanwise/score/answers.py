@@ -68,7 +68,7 @@ def check_verify(options: Mapping[str, Any]) -> None:
 def check_package(options: Mapping[str, Any]) -> None:
     """Refuse the comparison `math` if Math-Verify is not installed."""
     if options["verify"] == "math" and find_spec("math_verify") is None:
-        raise DataError("Comparing mathematics needs Math-Verify. Install 'spanwise[math]', or set verify: exact.")
+        raise DataError("Comparing mathematics needs Math-Verify. Install 'math-verify[antlr4_9_3]', or set verify: exact.")
 
 
 def judge(

@@ -43,6 +43,8 @@ REFUSED = {  # recipe, changes of SkyRL's configuration, and the words that the 
     "KL in the reward": (small.BROADCAST, of_algorithm(use_kl_in_reward=True), "use_kl_loss=true"),
     "no reduction": (small.BROADCAST, of_algorithm(loss_reduction="mean"), "loss_reduction 'mean'"),
     "no advantages": (small.BROADCAST, of_algorithm(policy_loss_type="cross_entropy"), "without advantages"),
+    "tokens picked by advantages": (small.BROADCAST, of_algorithm(policy_loss_type="clip_cov"), "'clip_cov' does not weigh"),
+    "a KL picked by advantages": (small.BROADCAST, of_algorithm(policy_loss_type="kl_cov"), "'kl_cov' does not weigh"),
     "no recipe": (small.BROADCAST, {ALGORITHM + "spanwise.recipe": None}, r"spanwise\.recipe="),
     "rows that are dropped": (small.BROADCAST, LEGACY, r"48 rows .* micro-batches of 5\. Use token_mean"),
     "two lambdas": (GAE + "options: {lam: 0.7}", {**CRITIC, **of_algorithm(lambd=0.8)}, r"lambd is 0\.8, .* lam: 0\.7"),

@@ -83,6 +83,8 @@ def check(cfg: Any) -> RecipeRule:
         "trainer.algorithm.policy_loss_type is 'cross_entropy', a loss without advantages. Use 'regular'.": (
             loss_name == "cross_entropy"
         ),
+        f"trainer.algorithm.policy_loss_type '{loss_name}' does not weigh each token by its own advantage alone. Use regular, "
+        "dual_clip, gspo, cispo or sapo.": loss_name in ("clip_cov", "kl_cov"),
     }
     rule, discount_notes = read_rule(
         spanwise_options.recipe,

@@ -155,7 +155,8 @@ class Appended(RowPart):
         setting_faults = _verl_faults(config) if engine == "verl" else _skyrl_faults(config)
         no_reference_message = (
             f"laser needs the log-probability that its token has before training (reference), and {engine} does not measure "
-            "it. Run `spanwise reference RECIPE`, and write the number that it prints as reference: under laser:."
+            "it. Run `spanwise reference RECIPE --model MODEL --dataset FILE`, and write the number that it prints as reference: "
+            "under laser:."
         )
         refuse({**setting_faults, no_reference_message: mode.reference is None})
 
