@@ -17,7 +17,7 @@ from typing import Any
 
 from spanwise.credit import Trajectory, Turn
 from spanwise.engines.recipe_run import RecipeRun
-from spanwise.engines.rule import PROVIDES, check_rule
+from spanwise.engines.rule import PROVIDES, check_rule, compares_groups
 from spanwise.engines.shared import columns_of
 from spanwise.errors import RecipeError, refuse
 from spanwise.recipe import RecipeRule, rule_at
@@ -40,7 +40,7 @@ def check(recipe: str, *, tokens: int | str) -> RecipeRule:
             scheme.per == "batch"
         ),
         f"Method '{scheme.method}' standardises over the batch, but prime-rl passes single groups. Use another method.": (
-            {**scheme.entry.options, **scheme.options}.get("whiten", True) and "split" in scheme.entry.exceptions
+            compares_groups(scheme)
         ),
         **{
             f"Objective '{objective.name}' has scope: turn, but a trace of prime-rl has one reward for all turns. Remove the "

@@ -12,6 +12,7 @@ from spanwise.engines.shared import RULE, say
 from spanwise.errors import refuse
 from spanwise.modes import MODES
 from spanwise.recipe import RecipeRule, rule_at
+from spanwise.scheme import Scheme
 
 #: The `Batch` fields that most trainers fill in.
 PROVIDES = ("group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt")
@@ -85,6 +86,11 @@ def check_rule(
     rule.scheme.check(provides)
     say(idle_fields(path, engine=engine, reads_output=True), *notes)
     return rule
+
+
+def compares_groups(scheme: Scheme) -> bool:
+    """Return whether the method standardises over the batch, so that other groups change the credit of a group."""
+    return "split" in scheme.entry.exceptions and {**scheme.entry.options, **scheme.options}.get("whiten", True)
 
 
 def idle_fields(path: str | Path, *, engine: str, reads_output: bool = False) -> str:

@@ -37,6 +37,7 @@ def of_spanwise(**changes):
 
 SAMPLING = of_algorithm(**{"dynamic_sampling.type": "filter"})
 FULL = {"trainer.fully_async.sample_full_batch": True}
+BASELINE = GAE.replace("gae", "reinforce++-baseline")
 REFUSED = {  # recipe, changes of SkyRL's configuration, and the words that the error names
     "no estimator": (small.BROADCAST, of_algorithm(advantage_estimator="grop"), "'grop'. Did you mean 'grpo'"),
     "whitened": (small.BROADCAST, of_algorithm(advantage_batch_normalize=True), "padding included"),
@@ -65,6 +66,8 @@ REFUSED = {  # recipe, changes of SkyRL's configuration, and the words that the 
         "'environment'",
     ),
     "groups by a method's batch": (GAE.replace("gae", "reinforce++"), FULL, "method 'reinforce\\+\\+'"),
+    "groups by a mean of the batch": (BASELINE, FULL, "method 'reinforce\\+\\+-baseline'"),
+    "groups by conflicts": (GAE.replace("gae", "gdpo") + "options: {conflict: 1}", FULL, "method 'gdpo'"),
     "rollouts in no folder": (small.BROADCAST, of_spanwise(keep_rollouts=1), "need a folder"),
     "no number of rollouts": (small.BROADCAST, of_spanwise(keep_rollouts=-1, folder="runs/a"), "keep_rollouts is -1"),
     "a value after the end": (GAE + "critic: {truncated: bootstrap}", CRITIC, "'bootstrap'"),
@@ -88,6 +91,12 @@ def test_what_fits(data):
     assert check(small.config(data, recipe=BLOCKS + "values: shared", **CRITIC)).scheme.value_names == ("return",)
     check(small.config(data, recipe=small.BROADCAST, **of_algorithm(grpo_norm_by_std=False)))
     check(small.config(data, recipe=small.BROADCAST, **FULL, **STEPWISE))
+    for recipe in (  # a group of equal rewards gets the same in the batch and alone: its returns, or 0
+        GAE.replace("gae", "reinforce++") + "options: {whiten: false}",
+        BASELINE + "options: {zero_constant_groups: true}",
+        GAE.replace("gae", "gdpo"),
+    ):
+        check(small.config(data, recipe=recipe, **FULL))
     check(small.config(data, recipe=small.BROADCAST, **of_algorithm(advantage_estimator="rloo")))  # warnings are errors here
 
 

@@ -10,7 +10,7 @@ from skyrl.backends.skyrl_train.utils.ppo_utils import AdvantageEstimator  # pyr
 from skyrl.train.config import AlgorithmConfig, make_config  # pyright: ignore[reportMissingImports]
 from skyrl.train.config.config import BaseConfig  # pyright: ignore[reportMissingImports]
 
-from spanwise.engines.rule import idle_fields, read_rule
+from spanwise.engines.rule import compares_groups, idle_fields, read_rule
 from spanwise.engines.shared import RunRecord, say
 from spanwise.engines.windows import untested
 from spanwise.errors import refuse, unknown
@@ -154,7 +154,9 @@ def _group_faults(cfg: Any, scheme: Scheme, *, skyrl_version: str) -> dict[str, 
         filter_setting = "trainer.fully_async.sample_full_batch"
     # SkyRL asks about each group alone, so a group of equal rewards never gets the credit that other groups give it.
     batch_users = [f"objective '{o.name}'" for o in scheme.objectives if o.baseline in ("batch", "blended")]
-    if scheme.entry.kind == "token" and "split" in scheme.entry.exceptions:
+    options = {**scheme.entry.options, **scheme.options}
+    subtracts_mean = options.get("zero_constant_groups") is False or options.get("conflict") is not None
+    if compares_groups(scheme) and (scheme.entry.kind == "token" or subtracts_mean):
         batch_users.append(f"method '{scheme.method}'")
     late_field_names = sorted({"logp_nt", "value_nt"} & scheme.needs) or mode_names
     return {
