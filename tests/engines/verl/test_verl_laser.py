@@ -229,6 +229,9 @@ def test_a_run_that_ends_before_the_mixing_begins_is_refused(tmp_path):
     trainer.total_training_steps = 5
     with pytest.raises(RecipeError, match="the run has only 5"), trainer.spanwise.training(trainer):
         pass
+    trainer.spanwise.config.trainer.val_only = True
+    with trainer.spanwise.training(trainer):  # nothing is trained, so nothing is too short
+        pass
 
 
 def test_rollouts_of_several_outputs_are_refused(tmp_path, queue):

@@ -134,9 +134,20 @@ def test_a_recipe_and_the_settings_beside_it(tmp_path, case):
             prepare(config)
 
 
-def test_a_run_that_ends_before_the_policy_trains_is_warned_of(tmp_path):
-    run = prepare(config_of(tmp_path, ON, "trainer.critic_warmup=21", recipe=GAE.format("gae", "a", WAITS)))
-    with pytest.warns(UserWarning, match="Only the critic trains"), run.training(SimpleNamespace(total_training_steps=20)):
+@pytest.mark.parametrize(("method", "more", "on"), [("gae", WAITS, True), ("gae", "", True), ("bae", "", False)])
+def test_a_run_that_ends_before_the_policy_trains_is_warned_of(tmp_path, method, more, on):
+    """verl's first update of the policy is in step 21, with or without a critic."""
+    config = config_of(tmp_path, f"critic.enable={on}", "trainer.critic_warmup=21", recipe=GAE.format(method, "a", more))
+    run = prepare(config)
+    with (
+        pytest.warns(UserWarning, match="critic_warmup is 21.* has 20"),
+        run.training(SimpleNamespace(total_training_steps=20)),
+    ):
+        pass
+    with run.training(SimpleNamespace(total_training_steps=21)):  # warnings are errors here
+        pass
+    config.trainer.val_only = True
+    with run.training(SimpleNamespace(total_training_steps=20)):
         pass
 
 

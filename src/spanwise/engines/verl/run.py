@@ -150,8 +150,7 @@ class VerlRun:
     @contextmanager
     def training(self, trainer: Any, *, done: int | None = None) -> Iterator[None]:
         """Lock the run folder during training. Refuse a folder of another run, unless `done` (finished steps) is None."""
-        for mode in (*self.scheme.modes, self.critic):
-            mode.check_steps(trainer.total_training_steps)
+        self._check_steps(trainer.total_training_steps)
         if self.record is None:
             yield
             return
@@ -159,6 +158,19 @@ class VerlRun:
             if done is not None:
                 self.record.check(self._recipe(trainer), step=done * _batches_per_step(trainer))
             yield
+
+    def _check_steps(self, step_count: int) -> None:
+        """Refuse or warn of a run that ends before a mode or the policy trains. A run that only validates has no such end."""
+        trainer_config = self.config.trainer
+        if trainer_config.get("val_only") and trainer_config.get("val_before_train", True):
+            return
+        for mode in self.scheme.modes:
+            mode.check_steps(step_count)
+        if trainer_config.critic_warmup > step_count:
+            say(
+                f"The policy never trains: trainer.critic_warmup is {trainer_config.critic_warmup}, the step in which it starts, "
+                f"and the run has {step_count} steps. Lower it, or train longer."
+            )
 
     def keep(self, trainer: Any, rows: Rows, sampled: Callable[[], Sampled]) -> None:
         """Write the metrics of the last batch to the run folder, and its rollouts if due."""
