@@ -96,6 +96,7 @@ REJECTION = [f"{CORRECTION}bypass_mode=True", f"{CORRECTION}rollout_rs=token_k1"
 WAITS, MODEL = "critic: {policy_training_start_step: 20}\n", "reward: reward_model, options: {model: some}"
 POOL, PAID = "reward.reward_model.enable_resource_pool", "- {reward: environment, pays: [b]}\n"
 VERLS_MODEL = ["reward.reward_model.enable=True", "reward.custom_reward_function.path=mine.py"]
+FUNCTION, BY_TURN = VERLS_MODEL[1:], "- {{reward: environment, scope: turn, pays: [b]{}}}\n"
 #: The method, more of the recipe, overrides, and the answer; None: it runs.
 WITH_RECIPE = {
     "gae": ("gae", "", [ON], None),
@@ -110,6 +111,20 @@ WITH_RECIPE = {
     "no deviation, grpo": ("grpo", "", ["algorithm.norm_adv_by_std_in_grpo=False"], "Write method: dr_grpo"),
     "rejection inside the loss": ("bae", "", REJECTION, None),
     "rejection of rows' tokens": ("bae", "", [*REJECTION, ROWS], "rollout_rs"),
+    # A function or a manager knows a whole rollout; each turn's number can only come from an agent loop.
+    "one number for turns": ("bae", BY_TURN.format(""), FUNCTION, r"'environment' has scope: turn, but .* whole rollout"),
+    "a manager's for turns": ("bae", BY_TURN.format(""), ["reward.reward_manager.name=dapo"], "has scope: turn, but"),
+    "a result for turns": ("bae", BY_TURN.format(", options: {column: tool}"), FUNCTION, "has scope: turn, but"),
+    "an agent loop's for turns": ("bae", BY_TURN.format(""), [], None),
+    "an agent loop's beside a function's": (
+        "bae",
+        PAID + BY_TURN.format(", name: tool, options: {column: tool}"),
+        FUNCTION,
+        None,
+    ),
+    # verl's validation counts a missing `acc` as 0; V0's does not.
+    "a name for accuracy": ("bae", "- {reward: brier, name: acc, pays: [b]}\n", [], "'acc' .* as 0"),
+    "a name for accuracy, V0": ("bae", "- {reward: brier, name: acc, pays: [b]}\n", [*V0], None),
     # verl's validation appends its total and the values of an objective `reward` to one list.
     "its name": ("bae", "- {reward: brier, name: reward, pays: [b]}\n", [], "'reward' .* another name"),
     "a reward model of verl's": ("bae", PAID, [*VERLS_MODEL, f"{POOL}=True"], None),

@@ -230,6 +230,9 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
     function_path = OmegaConf.select(config, "reward.custom_reward_function.path")
     paid_columns = paid_results(scheme)
     reads_environment = bool(paid_columns)
+    user_chose_reward = function_path is not None or manager_name not in (None, "naive")
+    turn_objectives = [o for o in scheme.objectives if o.reward == "environment" and o.scope == "turn"]
+    turn_columns = {o.options.get("column", "environment"): o.name for o in turn_objectives}
     objectives_with_columns = [
         (objective, {**entry.options, **objective.options}.get("column"))
         for objective in scheme.objectives
@@ -267,6 +270,16 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
             f"Objective '{objective.name}' reads the right answer in the column '{column}', but your reward function "
             f"returns a result '{column}' for another objective. Rename that result.": column in paid_columns
             for objective, column in objectives_with_columns
+        },
+        "Objective 'acc' has the name of a value that verl's validation counts as 0 where it is missing. Give it another name: "
+        "{reward: ..., name: NAME}.": "acc" in scheme.names and config.trainer.get("use_v1"),
+        **{
+            f"Objective '{name}' has scope: turn, but your reward function or manager gives one number for a whole "
+            f"rollout. Remove the scope. Or remove the function or manager, and let your agent loop give each entry of 'turns' its "
+            f"own '{column}'.": user_chose_reward
+            # The user's function may serve other objectives, while an agent loop gives the turns another column.
+            and (column == "environment" or turn_columns.keys() == paid_columns)
+            for column, name in turn_columns.items()
         },
         "algorithm.spanwise.options is for runs without a recipe. Write the options in the recipe.": "options" in section,
         **{
