@@ -67,6 +67,26 @@ def test_a_function_for_each_block_is_imported_unless_its_rewards_are_recorded(r
     assert [o.reward for o in scheme_of(recipe, LAYOUT, 64, recorded=recorded).objectives] == [reward] * 2
 
 
+def sees_one(solution_str, criteria=""):
+    return {"score": 1.0, "style": 0.5}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"options": {"sees": "part", "timeout": 1, "max_concurrent": 2}},
+        {"each": "*", "options": {"sees": "part"}},
+        {"each": "*", "criteria": "rubrics"},
+        {"key": "style"},
+    ],
+)
+def test_recorded_rewards_are_credited_whatever_says_how_their_function_was_called(fields):
+    recipe = load(None, {"objectives": [{"reward": f"{__name__}:sees_one", "pays": "solution", **fields}]})
+    recorded = ["sees_one", "sees_one.solution", "sees_one.confidence"]
+    objectives = scheme_of(recipe, LAYOUT, 64, recorded=recorded, run_code=False).objectives
+    assert {objective.name for objective in objectives} <= set(recorded)
+
+
 @pytest.mark.parametrize(("written", "read"), [("rubric", "rubric"), ("rubric.yaml", "there/rubric.yaml")])
 def test_a_column_of_rubrics_is_no_path(written, read, tmp_path, monkeypatch):
     """A folder beside the recipe may have the name of a column."""

@@ -499,8 +499,8 @@ def resolved(recipe: Recipe, scheme: Scheme) -> dict[str, Any]:
     return {**recipe.model_dump(mode="json"), "calibration": None, "baseline": None, **plain_scheme}
 
 
-def recorded_elsewhere(**_: Any) -> list[float]:
-    """Stand in for a reward function whose rewards are recorded."""
+def recorded_elsewhere(*, block: str = "", criteria: str = "", criterion: str = "", **_: Any) -> list[float]:
+    """Stand in for a reward function whose rewards are recorded, with the parameters that objectives may ask for."""
     raise RecipeError("A reward is only recorded in a file. To compute new ones, name its function in the recipe.")
 
 

@@ -253,9 +253,9 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
                     f"hardly two have the same one. Set given: {judge_by_objective[name]}, the outcome that it depends on, "
                     f"or set baseline: group."
                 )
-        built_in_reward = built_in(objective)
-        if built_in_reward is None:
-            check_call(objective, calling_convention(objective), layout.keys)
+        if (built_in_reward := built_in(objective)) is None:
+            if objective.name not in recorded:  # the function that a recipe names may not be imported
+                check_call(objective, calling_convention(objective), layout.keys)
             continue
         _check_options(objective, built_in_reward)
         if (judge_name := judge_by_objective[objective.name]) is not None:
