@@ -130,7 +130,7 @@ class Recipe(BaseModel):
     baseline: Literal["none", "batch", "group", "outcome", "blended"] | None = None
     layout: dict[str, str | list[str]] | None = None
     segmenter: str = "tags"
-    most: int = Field(16, ge=1)
+    most: int | None = Field(None, ge=1)
     prefilled: str | None = None
     objectives: list[dict[str, Any]] | None = None
     per: str | float | None = None
@@ -244,7 +244,7 @@ class Recipe(BaseModel):
         """The layout that the recipe names. None if it leaves the layout to the task."""
         if self.layout is None:
             return None
-        return Layout(self.layout, prefilled=self.prefilled, segmenter=self.segmenter, most=self.most)
+        return Layout(self.layout, prefilled=self.prefilled, segmenter=self.segmenter, most=self.most or 16)
 
     @property
     def scheme_modes(self) -> tuple[Mode, ...]:
@@ -457,7 +457,7 @@ def _choose_layout(recipe: Recipe, task_layout: Layout) -> Layout:
     segmenter = task_layout.segmenter if recipe.segmenter == "tags" else recipe.segmenter
     prefilled_tag = recipe.prefilled or task_layout.prefilled
     has_repeated_block = any("[*]" in name for name, _ in task_layout.blocks)
-    most = recipe.most if "most" in recipe.model_fields_set else task_layout.most
+    most = recipe.most or task_layout.most
     if most != task_layout.most and not has_repeated_block:
         raise RecipeError(f"most is {most}, but no block of the layout is repeated, as items[*] is. Leave most out.")
     return Layout(dict(task_layout.blocks), prefilled=prefilled_tag, segmenter=segmenter, most=most)

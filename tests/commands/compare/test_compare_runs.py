@@ -220,6 +220,8 @@ def test_what_a_run_fills_in_is_no_other_recipe(choices, tmp_path):
     settings = resolved(recipe, scheme_of(recipe, *task_shape(recipe)))
     RunFolder(planned.folder).begin(settings, history=[{"step": 0}])
     assert not planned.finished()
+    planned.file.write_text(yaml.safe_dump({**planned.asked(), "most": 16}))  # as older versions wrote it
+    assert not planned.finished()
     RunFolder(planned.folder).write_recipe({**settings, "most": 5})
     with pytest.raises(DataError, match="another recipe"):
         planned.finished()
