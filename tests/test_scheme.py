@@ -299,6 +299,12 @@ def test_call_names_what_is_missing():
         call(METHODS["gae"], GROUP_N, {}, {})
 
 
+def test_a_preset_pays_the_format_of_blocks_that_are_not_repeated():
+    layout = Layout({"solution": ["answer"], "quote[*]": ["quote"], "confidence": ["confidence"]})
+    paid = [objective.pays for objective in Scheme.preset("bae", layout).objectives if objective.reward == "format"]
+    assert paid == [("solution",), ("confidence",)]
+
+
 def test_a_scheme_is_plain_data():
     rule = preset("bae", baseline="blended", min_stratum=3)
     assert rule.plain()["options"] == {"min_stratum": 3}
@@ -306,6 +312,7 @@ def test_a_scheme_is_plain_data():
         "reward": "brier", "pays": ["confidence"], "given": "correct", "baseline": "blended", "weight": 1.0, "if_missing": -1.0,
         "name": "brier",
     }  # fmt: skip
+    assert rule.plain()["objectives"][2]["options"] == {"empty": True}, "the tags stand in the layout"
     assert replace(rule, per="completion").per == "completion"
 
 

@@ -266,7 +266,7 @@ class Scheme:
             "prefilled": self.layout.prefilled,
             "segmenter": self.layout.segmenter,
             "most": self.layout.most,
-            "objectives": [_plain(objective) for objective in self.objectives],
+            "objectives": [_plain(objective, self.layout) for objective in self.objectives],
             "per": self.per,
             "options": dict(self.options),
             **({} if self.values is None else {"values": self.values}),
@@ -298,12 +298,15 @@ def _as_set(names: Collection[str]) -> frozenset[str]:
     return frozenset([names] if isinstance(names, str) else names)
 
 
-def _plain(objective: Objective) -> dict[str, Any]:
-    """Return an objective as plain data for YAML. Empty fields are left out."""
+def _plain(objective: Objective, layout: Layout) -> dict[str, Any]:
+    """Return an objective as plain data for YAML. Empty fields and the layout's own tags (`format`) are left out."""
     reward_name = objective.reward if isinstance(objective.reward, str) else function_name(objective.reward)
     given_outcomes = objective.outcomes[0] if len(objective.given) == 1 else list(objective.outcomes)
     recipe_entry = {**vars(objective), "reward": reward_name, "pays": list(objective.pays), "given": given_outcomes}
-    recipe_entry["options"] = dict(objective.options)
+    filled_in = {"tags": list(dict.fromkeys(layout.tags))} if objective.reward == "format" else {}
+    recipe_entry["options"] = {
+        name: value for name, value in objective.options.items() if (name, value) not in filled_in.items()
+    }
     return {key: value for key, value in recipe_entry.items() if value is not None and value not in ({}, [])}
 
 

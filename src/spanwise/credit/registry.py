@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 from spanwise.errors import LayoutError, RecipeError, check_known, unknown
-from spanwise.layout import Layout
+from spanwise.layout import EACH, Layout
 from spanwise.objective import BaselineName, Objective, is_number
 from spanwise.registry import Registry
 
@@ -321,8 +321,8 @@ def preset_objectives(
     """Return the objectives of a method's preset, for recipes that name none.
 
     Correctness pays the first block. The second objective pays the last block: a calibration score if the block states a
-    confidence, else the reward of a second attempt. Well-formed tags are paid in each block if the preset has a `format`. A
-    method that gives a completion one number pays it to every block.
+    confidence, else the reward of a second attempt. Well-formed tags are paid in each block that is not repeated, if the
+    preset has a `format`. A method that gives a completion one number pays it to every block.
     """
     check_known("calibration score", calibration, WORST_SCORE)
     first_block, last_block = layout.names[0], layout.names[-1]
@@ -346,8 +346,10 @@ def preset_objectives(
         )
         objectives.append(second_objective)
     # The format rewards accept an empty tag, because other rewards judge the text inside it.
-    if preset.format and layout.segmenters == ("tags",):
+    format_blocks = [name for name, _ in layout.blocks if EACH not in name]  # `format` cannot read a repeated block
+    can_pay = blockwise or len(format_blocks) == len(layout.blocks)
+    if preset.format and can_pay and layout.segmenters == ("tags",):
         tag_options: dict[str, Any] = {"weight": preset.format, "baseline": baseline_of_correct, "options": {"empty": True}}
-        format_objectives = [Objective("format", name, name=f"{name}_format", **tag_options) for name in layout.names]
-        objectives += format_objectives if blockwise else [Objective("format", layout.names, if_missing=0.0, **tag_options)]
+        format_objectives = [Objective("format", name, name=f"{name}_format", **tag_options) for name in format_blocks]
+        objectives += format_objectives if blockwise else [Objective("format", format_blocks, if_missing=0.0, **tag_options)]
     return tuple(objectives)
