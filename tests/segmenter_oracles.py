@@ -51,30 +51,49 @@ def claimed(case, name):
     return claims, int(fault)
 
 
+def ends_at(data, at):
+    """Return the byte after the end token that begins at a byte, or None if none does."""
+    for sign in (b"</s>", b"<eos>", b"<end_of_turn>"):
+        if data.startswith(sign, at):
+            return at + len(sign)
+    for opening, closing in ((b"<|", b"|>"), (b"<\xef\xbd\x9c", b"\xef\xbd\x9c>")):
+        stop = data.find(closing, at + len(opening) + 1)
+        name, forbidden = data[at + len(opening) : stop], b"<>\n|" if opening == b"<|" else b"<>\n"
+        if data.startswith(opening, at) and stop > 0 and len(name) <= 64 and not set(name) & set(forbidden):
+            return stop + len(closing)
+    return None
+
+
 def spoken(data):
     """Return where the end tokens begin that close a completion, one behind the other."""
     while True:
-        signs = [sign for sign in (b"</s>", b"<eos>", b"<end_of_turn>") if data.endswith(sign)]
-        for opening, closing in ((b"<|", b"|>"), (b"<\xef\xbd\x9c", b"\xef\xbd\x9c>")):
-            at = data.rfind(b"<")
-            name = data[at + len(opening) : len(data) - len(closing)]
-            forbidden = set(b"<>\n|" if opening == b"<|" else b"<>\n")
-            is_name = 1 <= len(name) <= 64 and not forbidden & set(name)
-            if is_name and data.startswith(opening, at) and data.endswith(closing):
-                signs.append(data[at:])
+        at = data.rfind(b"<")
         is_struck_out = data.endswith(b"</s>") and data.count(b"<s>") >= data.count(b"</s>")
-        if is_struck_out or not signs:
+        if at < 0 or is_struck_out or ends_at(data, at) != len(data):
             return len(data)
-        data = data[: -len(signs[0])]
+        data = data[:at]
 
 
-def units(data, starts):
+def lined(data):
+    """Return the bytes with end tokens as white space that ends a line; `</s>` is none where there is a `<s>`."""
+    at = 0
+    while at < len(data):
+        stop = ends_at(data, at)
+        if stop is not None and not (data.startswith(b"</s>", at) and b"<s>" in data):
+            data = data[:at] + b" " * (stop - at - 1) + b"\n" + data[stop:]
+        at += 1
+    return data
+
+
+def units(case, starts):
     """Return the stretches between starts that say something: more than white space and end tokens."""
     matches = []
-    end = spoken(data)
+    data, end = lined(case.data), spoken(case.data)
     for start, stop in zip(starts, [*starts[1:], len(data)], strict=False):
-        if data[start : min(stop, end)].strip(SPACE):
-            matches.append((None, start, stop, data[start : min(stop, end)].strip(SPACE)))
+        said = data[start : min(stop, end)]
+        if said.strip(SPACE):
+            first = start + len(said) - len(said.lstrip(SPACE))
+            matches.append((None, start, stop, case.data[first : start + len(said.rstrip(SPACE))]))
     return matches, 0
 
 
@@ -89,16 +108,16 @@ def lines_of(data):
 
 
 def slow_lines(case):
-    return units(case.data, [start for start, line in lines_of(case.data) if line.strip(SPACE)])
+    return units(case, [start for start, line in lines_of(lined(case.data)) if line.strip(SPACE)])
 
 
 def slow_paragraphs(case):
     starts, empty = [], True
-    for start, line in lines_of(case.data):
+    for start, line in lines_of(lined(case.data)):
         if empty and line.strip(SPACE):
             starts.append(start)
         empty = not line.strip(SPACE)
-    return units(case.data, starts)
+    return units(case, starts)
 
 
 def run_of(data, at, signs):
@@ -132,7 +151,7 @@ def is_short(data, at):
 
 
 def slow_sentences(case):
-    data, starts, at = case.data, [0], 0
+    data, starts, at = lined(case.data), [0], 0
     while at < len(data):
         after = run_of(data, at, [bytes([space]) for space in SPACE])
         signs, cjk = run_of(data, at, ENDS), run_of(data, at, CJK_ENDS)
@@ -153,7 +172,7 @@ def slow_sentences(case):
             starts.append(at)
         else:
             at += 1
-    return units(data, starts)
+    return units(case, starts)
 
 
 def begins_step(line):
@@ -179,7 +198,7 @@ def begins_step(line):
 
 
 def slow_steps(case):
-    return units(case.data, [start for start, line in lines_of(case.data) if begins_step(line)])
+    return units(case, [start for start, line in lines_of(lined(case.data)) if begins_step(line)])
 
 
 #: Patterns of RE2 and the same in `re`, where `.` is one character of UTF-8.
@@ -216,7 +235,7 @@ def runs(case, opens):
             starts.append(at)
         at += len(piece)
     matches = [
-        (None, start, stop, case.data[start:stop])
+        (None, start, stop, case.data[start : start + spoken(case.data[start:stop])])
         for start, stop in zip(starts, [*starts[1:], at], strict=True)
         if stop > start
     ]

@@ -40,6 +40,13 @@ def test_what_sections_say(name):
     assert sections_of(text, PLAN) == (contents, fault)
 
 
+def test_a_turn_begins_with_a_line_of_its_own():
+    answer = sections_of("# Plan\nAdd.<|im_end|># Answer\n4<|im_end|>", PLAN)
+    assert answer == ([("plan", "Add.<|im_end|>"), ("answer", "4<|im_end|>")], 0)
+    (fence,), _ = outline(b"```py\nx = 1\n```<|im_end|>Done<|im_end|>")
+    assert (fence.inner, fence.closed) == ((6, 12), True)
+
+
 def test_a_block_per_section():
     layout = Layout(["section[*]"], segmenter="markdown", most=3)
     text = "Hm.\n# A\na\n## B\nb\n# C\nc\n"

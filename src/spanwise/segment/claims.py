@@ -42,6 +42,16 @@ def text_end(text: bytes) -> int:
     return end_byte
 
 
+def with_line_ends(text: bytes) -> bytes:
+    r"""Turn each token that ends a turn into white space and a line feed, byte for byte. Keep `</s>` in a text with `<s>`.
+
+    >>> with_line_ends(b"Done.<|end|>Next")
+    b'Done.      \nNext'
+    """
+    is_html = b"<s>" in text
+    return _END.sub(lambda end: end[0] if is_html and end[0] == b"</s>" else b" " * (len(end[0]) - 1) + b"\n", text)
+
+
 def without_end(text: str) -> str:
     """Remove end-of-sequence tokens from a text's end. Other libraries decode without them."""
     if not text.endswith(">"):

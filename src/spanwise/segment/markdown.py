@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 from spanwise.errors import LayoutError, unknown
 from spanwise.layout import Layout, Part
 from spanwise.registry import register
-from spanwise.segment.claims import SEGMENTERS, Finder, Found, Match, Sample, assign, group_by_mark, text_end
+from spanwise.segment.claims import SEGMENTERS, Finder, Found, Match, Sample, assign, group_by_mark, text_end, with_line_ends
 from spanwise.types import Fault
 
 _ANY = "section"
@@ -70,7 +70,7 @@ def outline(text: bytes) -> tuple[list[Fence], list[Heading]]:
     fences = list[Fence]()
     headings = list[Heading]()
     open_fence: re.Match[bytes] | None = None
-    for match in _LINE.finditer(text):
+    for match in _LINE.finditer(with_line_ends(text)):
         fence_sign, heading_sign, padded_text = match.groups()
         line_text = padded_text.strip()
         if open_fence is not None:

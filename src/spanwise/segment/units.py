@@ -6,8 +6,8 @@ fault MORE, and the others belong to the last one, or to the rest.
 
 `lines`, `paragraphs`, `sentences` and `steps` take no mark. Their units say their text without the white space around it (bytes 9
 to 13 and 32), and white space alone is none: it belongs to the line or paragraph before it. `fixed`, `cuts`, `low_probability` and
-`turns` find runs of tokens, which say all of their text. A token without bytes at a cut belongs to the run before it; a run
-without bytes is none.
+`turns` find runs of tokens, which say all of their text but the tokens that end a turn. A token without bytes at a cut belongs to
+the run before it; a run without bytes is none.
 
 A step begins in a line with at most three spaces before it, after up to six `#` and spaces, and after `**`, if there are any: at
 `Step`, `step` or `STEP` with spaces and a number, or at a number of up to three digits with `.` or `)` and white space or `**`.
@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -26,7 +27,7 @@ import numpy as np
 from spanwise.errors import LayoutError
 from spanwise.layout import EACH, Layout, Part
 from spanwise.registry import register
-from spanwise.segment.claims import Finder, Found, Match, Sample, assign, text_end
+from spanwise.segment.claims import Finder, Found, Match, Sample, assign, text_end, with_line_ends
 
 #: Returns the bytes at which the units of a completion begin, in order.
 _Starts = Callable[[Sample], Iterable[int]]
@@ -59,17 +60,17 @@ def _unit_finder(parts: Sequence[Part], starts_of: _Starts, *, trimmed: bool) ->
     """Return a function that finds a completion's units, such as lines. `trimmed` drops white space around units."""
 
     def find(sample: Sample) -> Found:
-        text = sample.text
-        end_byte = text_end(text) if trimmed else len(text)
+        text = with_line_ends(sample.text) if trimmed else sample.text
+        end_byte = text_end(sample.text)
         unit_matches = list[Match]()
-        for start, stop in pairwise([*starts_of(sample), len(text)]):
+        for start, stop in pairwise([*starts_of(replace(sample, text=text)), len(text)]):
             first_match = _NON_SPACE.search(text, start, min(stop, end_byte)) if trimmed else None
             if first_match is not None:
                 unit_matches.append(
                     ("", start, stop, (first_match.start(), start + len(text[start : min(stop, end_byte)].rstrip())))
                 )
             elif start < stop and not trimmed:
-                unit_matches.append(("", start, stop, (start, stop)))
+                unit_matches.append(("", start, stop, (start, start + text_end(text[start:stop]))))
         return assign(unit_matches, {"": parts}, surplus="keep")
 
     return find
