@@ -19,7 +19,7 @@ from spanwise.errors import DataError, RecipeError
 from spanwise.objective import Objective
 from spanwise.recipe import load
 from spanwise.types import Credit
-from trl_small import LAYOUT, SAID, config, credit, cut, plain, prompts, scheme, token_advantages, trainer, weights
+from trl_small import LAYOUT, SAID, config, credit, cut, plain, prompts, scheme, scripted, token_advantages, trainer, weights
 
 KEEP = {"max_steps": 3, "learning_rate": 0.01, "keep_rollouts": 1}
 
@@ -27,6 +27,10 @@ KEEP = {"max_steps": 3, "learning_rate": 0.01, "keep_rollouts": 1}
 def solved(completions, answer, **columns):
     """A reward function of a script."""
     return [float(f"<answer>{right}</answer>" in text) for text, right in zip(completions, answer, strict=True)]
+
+
+def says_4(completions, **columns):
+    return [float("4" in text) for text in completions]
 
 
 def lines(folder):
@@ -112,11 +116,25 @@ def test_a_line_for_each_batch_however_rarely_the_trainer_logs(tmp_path):
     assert "credit/solution/mean_abs" in lines(tmp_path)[0]
 
 
+def test_a_line_holds_its_own_batch_and_not_the_mean_that_the_trainer_logs(tmp_path):
+    """Half of the first batch says 4, and a quarter of the second; TRL logs their mean, 0.375."""
+    with_4, without = SAID[0], SAID[3]
+    batches = [[with_4, without] * 4, [with_4, without, without, without] * 2]
+    objectives = [Objective(says_4, pays="solution")]
+    extra = {"rollout_func": lambda *call: scripted(batches.pop(0))(*call), "objectives": objectives}
+    trainer(tmp_path, extra=extra, **{**KEEP, "max_steps": 2, "logging_steps": 2}).train()
+    assert [line["rewards/says_4/mean"] for line in lines(tmp_path)] == [0.5, 0.25]
+    assert "loss" in lines(tmp_path)[1]
+
+
 class Stops(TrainerCallback):
-    """Somebody presses Ctrl-C after the second step."""
+    """Somebody presses Ctrl-C after a step."""
+
+    def __init__(self, after=2):
+        self.after = after
 
     def on_step_begin(self, args, state, control, **kwargs):
-        if state.global_step == 2:
+        if state.global_step == self.after:
             raise KeyboardInterrupt
 
 
@@ -137,6 +155,17 @@ def test_an_interrupted_run_has_its_data_and_a_report_that_says_so_and_is_gone_o
     assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3]
     assert len(pq.read_table(tmp_path / "rollouts" / "step_000003.parquet")) == 8
     assert json.loads((tmp_path / "summary.json").read_text())["steps"] == 3
+
+
+def test_a_run_that_stopped_within_its_first_batch_is_gone_on_with(tmp_path):
+    options = {**KEEP, "num_iterations": 2, "max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    run = trainer(tmp_path, **options)
+    run.add_callback(Stops(after=1))
+    with pytest.raises(KeyboardInterrupt):
+        run.train()
+    trainer(tmp_path, **options).train(resume_from_checkpoint=True)
+    assert [line["step"] for line in lines(tmp_path)] == [1]
+    assert names_in(tmp_path) == ["step_000001.parquet"]
 
 
 def test_other_files_stay_and_without_rollouts_there_are_metrics_and_a_report_that_fails_ends_no_training(
@@ -166,6 +195,16 @@ def test_samples_of_a_held_out_prompt_use_up_no_warning(tmp_path):
     run.sample_rollouts([{"prompt": "2+2=", "answer": "4"}])
     with pytest.warns(UserWarning, match="were cut off at max_completion_length"):
         run.train()
+
+
+def test_each_sample_has_its_own_fields_of_the_rollout_function_and_the_callers_row_stays(tmp_path):
+    def numbered(batch, trainer):
+        return {**scripted()(batch, trainer), "number": list(range(len(batch)))}
+
+    row = {"prompt": "2+2=", "answer": "4"}
+    sampled = trainer(tmp_path, extra={"rollout_func": numbered}).sample_rollouts([row])
+    assert sampled.batch.columns["number"] == [0, 1, 2, 3]
+    assert row == {"prompt": "2+2=", "answer": "4"}
 
 
 def test_a_run_that_is_there_is_not_written_over(ran):

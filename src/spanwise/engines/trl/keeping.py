@@ -123,7 +123,7 @@ class Keeping(BatchCallback):
             max_completion_length=args.max_completion_length,
             seed=args.seed,
         )
-        self.record.check(recipe, step=first_batch_number)
+        self.record.check(recipe, step=state.global_step)
         self.trainer.accelerator.wait_for_everyone()  # no process writes before all have checked the folder
         if state.is_world_process_zero:
             self.record.begin(recipe, step=first_batch_number, tokenizer=self.trainer.processing_class)
@@ -141,6 +141,7 @@ class Keeping(BatchCallback):
             self.record.add(step, self.trainer.last_metrics)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
-        """Add the metrics that TRL logs to those of the same generation batch."""
+        """Add the metrics that TRL logs. Those that spanwise has stay the batch's own, because TRL logs means over many."""
         if state.is_world_process_zero and logs and "loss" in logs:
-            self.record.add(-(-state.global_step // self.per_batch), logs)
+            logged = {name: value for name, value in logs.items() if name not in self.trainer.last_metrics}
+            self.record.add(-(-state.global_step // self.per_batch), logged)
