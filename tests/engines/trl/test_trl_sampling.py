@@ -116,7 +116,15 @@ def test_the_prompts_that_are_drawn_belong_to_the_seed_and_the_step(tmp_path):
     assert any(drawn(tmp_path / str(seed), seed) != first for seed in (0, 2, 3, 4, 5))
 
 
-def test_nothing_is_sampled_twice_in_an_evaluation(tmp_path):
-    extra = {"rollout_func": scripted(USELESS), "eval_dataset": prompts(2)}
+@pytest.mark.parametrize("to_training", [False, True], ids=["as called", "the model is left in training mode"])
+def test_nothing_is_sampled_twice_in_an_evaluation(tmp_path, to_training):
+    """TRL's continuous batching, too, leaves the model in training mode."""
+
+    def rollout(batch, trainer):
+        trainer.model.train(to_training or trainer.model.training)
+        return scripted(USELESS)(batch, trainer)
+
+    extra = {"rollout_func": rollout, "eval_dataset": prompts(2)}
     run = trainer(tmp_path, extra=extra, dynamic_sampling="credit", per_device_eval_batch_size=8)
     assert "eval_sampling/groups" not in run.evaluate()
+    assert run.last_rollouts.mode == "eval"

@@ -285,10 +285,14 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     def _sample(self, *args: Any, **kwargs: Any) -> Any:
         """Sample completions as TRL does, and let modes such as laser watch the sampling."""
+        is_training = self.model.training
         with ExitStack() as contexts:
             for part in self.parts.values():
                 contexts.enter_context(part.generating())
-            return super()._generate(*args, **kwargs)
+            outputs = super()._generate(*args, **kwargs)
+        if self.model.training != is_training:  # TRL's continuous batching leaves the model in training mode
+            self.model.train(is_training)
+        return outputs
 
     def _read(self, generated: Any, prompts: list[Any], rows: list[dict[str, Any]]) -> ReadBatch:
         """Find and score the blocks of sampled completions before TRL asks for rewards."""
@@ -424,7 +428,7 @@ class SpanGRPOTrainer(GRPOTrainer):
             with torch.random.fork_rng(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 torch.manual_seed(0)
-                self._generate_and_score_completions([row for row in prompts for _ in range(self.num_generations_eval)])
+                self._generate_and_score_completions([dict(row) for row in prompts for _ in range(self.num_generations_eval)])
             assert self.last_rollouts is not None, "completions were sampled"
             return self.last_rollouts
         finally:
