@@ -89,15 +89,15 @@ class ReadBatch:
         return worth_of_turns(self.reading.scores, *trajectory_and_step, objectives=scheme.objectives, kind="block")[0]
 
     def worth_nm(self, scheme: Scheme) -> Float[Tensor, "n m"]:
-        """Return the float32 rewards that a trainer logs. `if_missing` replaces what a completion left out.
+        """Return the rewards that a trainer logs. `if_missing` replaces what a completion left out.
 
         A completion of several turns has the last reward of its turns, or their mean for an objective of scope "turn".
         """
-        reward_sm = self.worth_sm(scheme).float()
+        reward_sm = self.worth_sm(scheme)
         turn_steps = self.batch.steps
         if turn_steps is None:
             return reward_sm
-        reward_nm = torch.full((self.completions, reward_sm.shape[1]), torch.nan)
+        reward_nm = reward_sm.new_full((self.completions, reward_sm.shape[1]), torch.nan)
         reward_nm[turn_steps.trajectory_s] = reward_sm  # a rollout's reward stands at each of its turns
         for m, objective in enumerate(scheme.objectives):
             if objective.scope == "turn":

@@ -354,7 +354,7 @@ class SpanGRPOTrainer(GRPOTrainer):
     def _logged_rewards(self, read_batch: ReadBatch) -> Tensor:
         """Return all rewards for TRL's log, one column per objective."""
         # Count missing rewards as `if_missing`. If they were skipped, omitting blocks would raise the logged mean.
-        return read_batch.everyone.worth_nm(self.scheme).to(self.accelerator.device)
+        return read_batch.everyone.worth_nm(self.scheme).to(self.accelerator.device, torch.float32)
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         self._rows, self._read_seconds = inputs, 0.0
