@@ -32,9 +32,10 @@ class Layout:
     """The blocks of a completion, in order, and the marks (tags, JSON paths) that find them.
 
     With the segmenter `tags` a mark `answer` opens with `<answer>` and closes with `</answer>`; with `json` it is a path, with
-    `channels` a channel; see `spanwise.segment.SEGMENTERS`. A mark may name its own segmenter, `json:price`, without a space.
-    Every trainable token belongs to exactly one block: a block runs on to where the next one starts, and what stands before the
-    first belongs to the first; a part inside another one has its own bytes only.
+    `channels` a channel; see `spanwise.segment.SEGMENTERS`. A mark may name its own segmenter, `json:price`; with another
+    segmenter than `tags` no space may follow the colon. Every trainable token belongs to exactly one block: a block runs on to
+    where the next one starts, and what stands before the first belongs to the first; a part inside another one has its own bytes
+    only.
 
     A block whose name holds `[*]` is repeated: one block per match, `item[0]`, `item[1]`, ..., the first `most` of them. One block
     without marks is the rest. Between tags that is the text before the first one; beside other segmenters it is all that no
@@ -88,9 +89,10 @@ class Layout:
         """The parts of all blocks, each found by one mark, in the order of the layout."""
         parts: list[Part] = []
         for block, (name, marks, index) in enumerate(self._single):
-            for written in marks:  # a mark such as `json:price` names its own segmenter; in `steps: 5` these are words
+            for written in marks:  # a mark such as `json:price` names its own segmenter
                 segmenter, colon, mark = written.partition(":")
-                if not colon or mark[:1].isspace() or not is_registered(segmenter, kind="segmenter"):
+                is_pattern = self.segmenter != "tags" and mark[:1] == " "  # in the pattern `steps: 5` these are words
+                if not colon or is_pattern or not is_registered(segmenter, kind="segmenter"):
                     segmenter, mark = self.segmenter, written
                 part_key = mark or name
                 if index is not None:

@@ -63,6 +63,7 @@ def test_each_segmenter_of_a_layout_is_counted():
     ("segmenter", "mark", "text", "holds"),
     [
         ("markdown", "Plan", "## plan\nAdd.", 1),
+        ("markdown", " Plan", "## plan\nAdd.", 0),
         ("markdown", "section", "# Sum\nAdd.", 1),
         ("markdown", "section[*]", "Add.", 0),
         ("code", "python.function", "```py\ndef f(): pass\n```", 1),
