@@ -126,7 +126,7 @@ window.spanwiseList = ({ view, data, make, show, decode, numbers, statuses, faul
   };
   const draw = (listed, n) => {
     [rows, current] = [listed, n];
-    const part = data.total > data.steps.length ? ` The file has ${data.total.toLocaleString("en")}; these were chosen evenly, in whole groups.` : "";
+    const part = data.total > data.steps.length ? ` The file has ${data.total.toLocaleString("en")}; these were chosen evenly.` : "";
     fold.firstElementChild.textContent = `List of completions (${rows.length.toLocaleString("en")} of ${data.steps.length.toLocaleString("en")})`;
     view.querySelector(".token-rows").textContent = `${rows.length.toLocaleString("en")} of ${data.steps.length.toLocaleString("en")} completions on this page.${part} A heading sorts; the fields under it filter.`;
     drawRows();
