@@ -183,7 +183,9 @@ def test_the_remedy_in_the_message_runs(outputs, tmp_path):
     with pytest.raises(RecipeError, match=r"<answer> is in 0 .*of 4 completions") as error:
         credit_rollouts(file)
     remedy = re.search(r"whole completions with (--methods .*)", str(error.value))
-    command = ["credit", str(file), *shlex.split(remedy[1]), "--output", str(tmp_path / "out")]
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("segmenter: json\nlayout: {answer: answer}\n")  # the remedy replaces its layout, too
+    command = ["credit", str(file), "--recipe", str(recipe), *shlex.split(remedy[1]), "--output", str(tmp_path / "out")]
     app(command, exit_on_error=False, result_action="return_value")
     rewards = [row["reward/correct"] for row in pq.read_table(tmp_path / "out" / "credit.parquet").to_pylist()]
     assert rewards == [1.0, 1.0, 1.0, None]  # without a right answer, no verdict

@@ -356,7 +356,8 @@ def advise_tagless(table: RolloutTable, texts: Sequence[str], name: str = "corre
         options_text = f"--methods grpo --reward {name}={table.verdict or next(iter(table.rewards))}"
     else:
         objective_text = '{reward: correct, pays: [completion], options: {tag: ""}}'
-        options_text = f"--methods recipe --set 'layout={{completion: []}}' --set 'objectives=[{objective_text}]'"
+        layout_text = "--set segmenter=tags --set 'layout={completion: []}'"
+        options_text = f"--methods recipe {layout_text} --set 'objectives=[{objective_text}]'"
     return f"{rewards_text} Give the layout of the completions{layout_note}, or credit whole completions with {options_text}"
 
 
