@@ -3,6 +3,7 @@
 import re
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
@@ -157,5 +158,6 @@ def test_train_and_eval_run_on_it(tmp_path, monkeypatch) -> None:
     app([*train.split(), *small.split()], exit_on_error=False, result_action="return_value")
     recipe = yaml.safe_load((run / "recipe.yaml").read_text())
     assert (recipe["task"], list(recipe["layout"])) == ("digits_long", ["solution"])
-    app(["eval", str(run), "--prompts", "2", "--samples", "2"], exit_on_error=False, result_action="return_value")
-    assert (run / "evaluation.parquet").is_file()
+    for words, prompts in ((["--set", "eval_prompts=2"], 2), (["--prompts", "3"], 3)):
+        app(["eval", str(run), "--samples", "2", *words], exit_on_error=False, result_action="return_value")
+        assert len(pq.read_table(run / "evaluation.parquet")) == 2 * prompts

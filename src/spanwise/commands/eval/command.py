@@ -12,7 +12,7 @@ def command(
     /,
     *,
     recipe: Path | None = None,
-    prompts: Whole = 512,
+    prompts: Whole | None = None,
     samples: Whole = 16,
     seed: Whole = 1,
     set_: Fields = None,
@@ -23,7 +23,7 @@ def command(
         model: a run folder, whose recipe names the task, a checkpoint or a model folder; `evaluation.parquet` is written
             into it.
         recipe: YAML file that names the task; default: the run's own, else the embedded task.
-        prompts: the number of held-out prompts, over which the intervals are.
+        prompts: the number of held-out prompts, over which the intervals are; default: 512.
         samples: completions per prompt.
         seed: the seed of sampling.
         set_: any recipe field, as field=value (spanwise train --help lists them); may be repeated.
@@ -37,8 +37,10 @@ def command(
     from spanwise.report.train import unmeasured_sentences
     from spanwise.rollouts.folder import sole_writer
 
-    check_sizes(prompts=prompts, samples=samples)
-    folder, full_recipe = run_or_model(model, recipe, recipe_fields(set_, eval_prompts=prompts))
+    fields = recipe_fields(set_, **({} if prompts is None else {"eval_prompts": prompts}))
+    check_sizes(prompts=1 if prompts is None else prompts, samples=samples)
+    folder, full_recipe = run_or_model(model, recipe, {"eval_prompts": 512, **fields})
+    prompts = full_recipe.eval_prompts
     console = Console()
     with sole_writer(model):
         results, reasons = evaluate_folder(folder, full_recipe, prompts=prompts, samples=samples, seed=seed, console=console)
