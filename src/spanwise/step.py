@@ -5,7 +5,7 @@ Before them the engine fills in a batch; after them it puts the advantages where
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -198,7 +198,9 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
                 )
         turn_mappings = [turn for turn_list in turn_descriptions for turn in turn_list]
     turn_keys = dict.fromkeys(key for turn in turn_mappings for key in turn)
-    _check_turn_rewards(scheme, other_columns, turns, turn_keys)
+    rollout_columns = {name: column for name, column in other_columns.items() if name not in turn_keys}
+    turn_count_n = turns.row_s.bincount().tolist()
+    check_turn_rewards(scheme, rollout_columns, turn_count_n, advice=f"Give each entry of '{TURNS}' its own")
     turn_columns = {key: [turn.get(key) for turn in turn_mappings] for key in turn_keys if key != "anchor"}
     turn_anchors = [turn.get("anchor") for turn in turn_mappings]
     if "anchor_s" in scheme.entry.needs and all(anchor is None for anchor in turn_anchors):
@@ -211,17 +213,18 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
     return replace(turn_batch, columns={**turn_batch.columns, **turn_columns}, steps=steps_with_anchors), turns
 
 
-def _check_turn_rewards(scheme: Scheme, columns: Mapping[str, Any], turns: Turns, turn_keys: Collection[str]) -> None:
+def check_turn_rewards(scheme: Scheme, columns: Mapping[str, Any], turn_count_n: Sequence[int], *, advice: str) -> None:
     """Refuse one number of the environment for all turns of a completion, if an objective pays each turn."""
-    names = {
-        o.options.get("column", "environment") for o in scheme.objectives if o.scope == "turn" and o.reward == "environment"
-    }
-    for name in names & columns.keys() - turn_keys:
-        for n, count in enumerate(turns.row_s.bincount().tolist()):
+    default_scope = "turn" if scheme.entry.kind == "step" else "rollout"
+    environment_objectives = [
+        o for o in scheme.objectives if o.reward == "environment" and (o.scope or default_scope) == "turn"
+    ]
+    for name in {o.options.get("column", "environment") for o in environment_objectives} & columns.keys():
+        for n, count in enumerate(turn_count_n):
             if count > 1 and columns[name][n] is not None:
                 raise DataError(
-                    f"An objective has scope: turn, but completion {n} has one '{name}' for its {count} turns. Give each entry of "
-                    f"'{TURNS}' its own '{name}', or remove the scope."
+                    f"An objective pays each turn, but completion {n} has one '{name}' for its {count} turns. {advice}, "
+                    "or write scope: rollout."
                 )
 
 

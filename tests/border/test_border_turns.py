@@ -16,7 +16,8 @@ from spanwise.step import turn_rows
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 VOCABULARY = Vocabulary((b"<answer>", b"4", b"5", b"</answer>", b"<ans", b"wer>"))
 WHOLE = Layout({"all": ["answer"]})
-ENVIRONMENT = Scheme("bae", WHOLE, [Objective("environment", "all", scope="turn")])
+OF_EACH_TURN = Scheme("bae", WHOLE, [Objective("environment", "all", scope="turn")])
+OF_STEPS = Scheme("gigpo", WHOLE, [Objective("environment", "all")])
 FIRST, SECOND = Turn([1], [0, 1, 3], [1, 1, 1]), Turn([1, 0, 1, 3, 2], [2], [1])
 
 
@@ -37,6 +38,11 @@ def of_turns(*turns, **options):
 @case
 def by_rows(step=(0, 1), group=(0, 0)):
     return f"{Trajectory.of_rows([FIRST, SECOND], ['a', 'a'], step, group)}"
+
+
+@case
+def paid_once(scheme):
+    return f"{turn_rows(Batch.jagged([[0, 1, 3]], [0], sampled=[[1, 0, 1]], columns={'environment': [1.0]}), scheme)}"
 
 
 @case
@@ -97,9 +103,8 @@ CASES = {
         f"{Batch([0, 0], steps=Steps(torch.zeros(1), torch.zeros(1)))}"
     ),
     "group ids in a column of their own, `torch.tensor([[0], [0]])`": case(Batch)(torch.tensor([[0], [0]])),
-    "`reward: environment` with `scope: turn`, and one number for a sequence of two turns": lambda folder: (
-        f"{turn_rows(Batch.jagged([[0, 1, 3]], [0], sampled=[[1, 0, 1]], columns={'environment': [1.0]}), ENVIRONMENT)}"
-    ),
+    "`reward: environment` with `scope: turn`, and one number for a sequence of two turns": paid_once(OF_EACH_TURN),
+    "the same under `gigpo` without a scope": paid_once(OF_STEPS),
     "one state for a sequence of two turns": lambda folder: (
         f"{by_turn(Batch.jagged([[0, 1, 3]], [0], sampled=[[1, 0, 1]]), anchor_s=['hall'])}"
     ),

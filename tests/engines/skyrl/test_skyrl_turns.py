@@ -241,3 +241,16 @@ def test_a_turn_of_a_whole_conversation_is_paid_what_stands_until_the_next_turn(
     output = small.output_of(([9], [1, 2, 3, 4, 5, 6, 7], rewards, [1, 1, 0, 1, 0, 1, 1]))
     batch, _ = SampledRows(output, ["p"], [(0, 0)], [7], stepwise=False).turns(lambda uids: {}, width=7)
     assert batch.columns["environment"] == [0.75, 3.0, 4.0]
+
+
+@pytest.mark.parametrize("recipe", [small.BY_TURN, small.GIGPO], ids=["bae", "gigpo"])
+def test_a_whole_conversation_with_one_value_for_its_turns_is_refused_where_each_is_paid(data, recipe):
+    trainer = small.trainer(small.config(data, recipe=recipe))
+
+    def read(right):
+        flat = small.output_of(([3], [7, 8, 9, 2], 1.0, [1, 0, 1, 1]), right=[right])
+        return trainer._read(SampledRows.of(flat, ["0"], flat, stepwise=False), width=4)
+
+    assert read([1.0, 0.0]).batch.columns["right"] == [1.0, 0.0]
+    with pytest.raises(DataError, match="for its 2 turns"):
+        read(1.0)

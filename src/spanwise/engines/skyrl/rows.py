@@ -70,6 +70,13 @@ class SampledRows:
             return list(range(len(self.uids)))
         return [0, *accumulate(int(is_last) for is_last in self.output["is_last_step"])][:-1]
 
+    @cached_property
+    def turn_ranges_s(self) -> list[list[tuple[int, int]]]:
+        """The start and end of each turn in each generator row."""
+        if self.stepwise:
+            return [[(0, len(response))] for response in self.output["response_ids"]]
+        return [_runs(mask) for mask in self.output["loss_masks"]]
+
     def whole(
         self, columns: Callable[[Sequence[str]], dict[str, list[Any]]], data: Mapping[str, Any] | None = None
     ) -> Batch:
@@ -114,8 +121,7 @@ class SampledRows:
         prompt_ids = self.output["prompt_token_ids"]
         response_ids = self.output["response_ids"]
         loss_masks = self.output["loss_masks"]
-        responses_with_masks = zip(response_ids, loss_masks, strict=True)
-        row_ranges = [[(0, len(response))] if self.stepwise else _runs(mask) for response, mask in responses_with_masks]
+        row_ranges = self.turn_ranges_s
         turn_ranges = [(row, k, *turn_range) for row, ranges in enumerate(row_ranges) for k, turn_range in enumerate(ranges)]
 
         def value_of_turn(values: Sequence[Any], row: int, k: int) -> Any:

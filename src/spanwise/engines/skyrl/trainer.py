@@ -22,7 +22,7 @@ from spanwise.modes.parts import RowPart, token_logp, with_token
 from spanwise.pipeline import read
 from spanwise.rollouts import Rollouts
 from spanwise.segment import Vocabulary
-from spanwise.step import ReadBatch, Step, StepResult, in_useful_groups
+from spanwise.step import ReadBatch, Step, StepResult, check_turn_rewards, in_useful_groups
 
 #: The key that holds the real rewards while fake ones tell SkyRL which groups to keep.
 _REWARDS = "spanwise_rewards"
@@ -130,6 +130,13 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         if reads_turns(self.scheme, stepwise=rows.stepwise):
             needs_states = "anchor_s" in self.scheme.entry.inputs
             batch, turns = rows.turns(self._columns, width=width, anchored=needs_states)
+            row_values = {
+                name: [None if isinstance(value, list) else value for value in values] for name, values in rows.extra.items()
+            }
+            turn_count_s = [len(ranges) for ranges in rows.turn_ranges_s]
+            check_turn_rewards(
+                self.scheme, row_values, turn_count_s, advice="Let the generator return a list of one per turn"
+            )
         else:
             batch = rows.whole(self._columns, data)
             turns = None
