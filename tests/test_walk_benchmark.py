@@ -142,9 +142,9 @@ def test_a_rollout_masks_the_states_and_they_follow():
         processing_class=tokenizer, args=SimpleNamespace(max_completion_length=80), model=model,
         accelerator=SimpleNamespace(unwrap_model=lambda wrapped: wrapped),
     )  # fmt: skip
-    rollouts, names = _rollout(["5=", "3="] * 8, trainer), {index: word for word, index in tokenizer.get_vocab().items()}
+    rollouts, names = _rollout(["5=", "3="] * 12, trainer), {index: word for word, index in tokenizer.get_vocab().items()}
     states = 0
-    for start, ids, mask in zip("53" * 8, rollouts["completion_ids"], rollouts["env_mask"], strict=True):
+    for start, ids, mask in zip("53" * 12, rollouts["completion_ids"], rollouts["env_mask"], strict=True):
         words = [start, *(names[token] for token in ids)]
         for place, is_policys in enumerate(mask, 1):
             assert is_policys == (words[place - 1] != "(1)")

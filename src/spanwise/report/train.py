@@ -335,7 +335,7 @@ def glance_section(batches: Lines, names: Sequence[str]) -> Section:
         {
             "step": line["step"],
             **{
-                f"reward/{family}": mean(batches[max(0, place - 4) : place + 1], "rewards/{}/mean", objectives)
+                f"mean/{family}": mean(batches[max(0, place - 4) : place + 1], "rewards/{}/mean", objectives)
                 for family, objectives in objectives_by_family.items()
             },
             "dead": mean([line], "credit/{}/dead_strata", comparisons),
@@ -346,7 +346,7 @@ def glance_section(batches: Lines, names: Sequence[str]) -> Section:
     charts = (
         Chart(
             "Reward of each part, over five batches",
-            {f"reward/{family}": family for family in objectives_by_family},
+            {f"mean/{family}": family for family in objectives_by_family},
             "mean reward",
         ),
         Chart("Comparisons that teach nothing", {"dead": "mean over the parts"}, "share of comparisons"),

@@ -428,7 +428,9 @@ class SpanGRPOTrainer(GRPOTrainer):
             with torch.random.fork_rng(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 torch.manual_seed(0)
-                self._generate_and_score_completions([dict(row) for row in prompts for _ in range(self.num_generations_eval)])
+                self._generate_and_score_completions(
+                    [dict(row) for row in prompts for _ in range(self.num_generations_eval)]
+                )
             assert self.last_rollouts is not None, "completions were sampled"
             return self.last_rollouts
         finally:
