@@ -1,6 +1,7 @@
 """V1's `_compute_advantage` on a real TransferQueue that verl's own agent loop worker filled."""
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -157,11 +158,18 @@ def test_rollouts_that_verl_went_on_without_are_counted(tmp_path):
 
 
 def test_prompts_that_verl_replaced_are_counted(tmp_path):
-    """The asynchronous modes sample other prompts instead of those with an error, and log how many."""
+    """The asynchronous modes sample other prompts instead of those with an error, and log how many in the step's metrics.
+
+    Some are replaced before the step's first batch is sampled, so that no batch's own metrics count them.
+    """
     trainer, manager = made(tmp_path, recipe=WHOLE)
+    trainer.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 1)
     batch = filled(manager, [[["<answer>4</answer>"], ["<answer>5</answer>"]] * 2] * 2)
-    with pytest.warns(UserWarning, match="lacks 3 prompts"):
-        trainer._compute_advantage(batch, {"training/rollout_failure/evicted_samples": 3})
+    trainer._compute_advantage(batch, {})
+    step = {"timing_raw": {"step": 1.0}, "global_steps": 1, "epoch": 0}
+    with pytest.warns(UserWarning, match="verl replaced 3 prompts"):
+        trainer._compute_metrics(batch, {"training/rollout_failure/evicted_samples": 3}, **step)
+    trainer._compute_metrics(batch, {"training/rollout_failure/evicted_samples": 3}, **step)  # said once
 
 
 def test_verl_joins_metrics_of_blocks_by_their_mean_whatever_they_are_called():

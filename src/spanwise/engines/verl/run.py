@@ -67,7 +67,7 @@ class VerlRun:
         self.result: StepResult | None = None
         self.targets: dict[str, Tensor] = {}  # mode -> the log-probabilities that it trains its tokens towards
         self._vocabulary: Vocabulary | None = None
-        self._has_noted_missing = False
+        self._has_noted_errors = False
 
     def credit(self, rows: Rows, number: int, uids: Sequence[Any], mask_nt: Tensor) -> tuple[Tensor, Tensor]:
         """Compute a batch's advantages and critic targets. Scaling undoes the normaliser of verl's loss."""
@@ -90,22 +90,31 @@ class VerlRun:
         self.result = replace(step_result, metrics={**step_result.metrics, **all_mode_metrics})
         return adv_nt, return_nt
 
-    def note_missing(self, trainer: Any, rows: Rows, replaced_prompts: int) -> None:
-        """Warn once if verl trains without some completions. verl itself only logs the errors of its workers."""
+    def note_missing(self, trainer: Any, rows: Rows) -> None:
+        """Warn if verl trains without some completions. verl itself only logs the errors of its workers."""
         group_size = self.config.actor_rollout_ref.rollout.n
         rollouts_by_uid = Counter(uid for uid, _ in {(rows.session or ())[n] for n in rows.real})
         expected_count = self.config.data.train_batch_size // _batches_per_step(trainer) * group_size
         missing_count = expected_count - sum(min(count, group_size) for count in rollouts_by_uid.values())
-        if self._has_noted_missing or not (missing_count > 0 or replaced_prompts):
-            return
-        self._has_noted_missing = True
-        missing_text = (
-            f"{missing_count} of {expected_count} completions" if missing_count > 0 else f"{replaced_prompts} prompts"
-        )
-        say(
-            f"The batch of step {getattr(trainer, 'global_steps', 1)} lacks {missing_text}, and verl trains without them. Their "
-            "reward or agent loop raised an error, or returned nothing. Search verl's log for 'Error in _run_prompt'."
-        )
+        if missing_count > 0:
+            self._note_errors(
+                f"The batch of step {getattr(trainer, 'global_steps', 1)} lacks {missing_count} of {expected_count} completions, "
+                "and verl trains without them. Their reward or agent loop raised an error or returned nothing, or the dataset's "
+                "column __rollout_n__ asks for fewer."
+            )
+
+    def note_replaced(self, metrics: Mapping[str, Any]) -> None:
+        """Warn if verl sampled other prompts in the place of some that failed. `metrics` are those of a whole step."""
+        if prompt_count := int(metrics.get("training/rollout_failure/evicted_samples", 0)):
+            self._note_errors(
+                f"By step {metrics['training/global_step']}, verl replaced {prompt_count} prompts whose reward or agent loop "
+                "raised an error."
+            )
+
+    def _note_errors(self, sentence: str) -> None:
+        if not self._has_noted_errors:
+            self._has_noted_errors = True
+            say(f"{sentence} Search verl's log for 'Error in _run_prompt'.")
 
     @property
     def allows_chunks(self) -> bool:

@@ -37,7 +37,7 @@ def attach(v1: Any) -> None:
         if run is None:
             return original(self, batch, metrics)
         batch_rows = rows_of(batch, run)
-        run.note_missing(self, batch_rows, int(metrics.get("training/rollout_failure/evicted_samples", 0)))
+        run.note_missing(self, batch_rows)
         if run.allows_chunks:
             return _in_chunks(v1.trainer_base.MetricsAggregator, partial(original, self), batch, metrics, batch_rows, run)
         with carrying(partial(run.credit, batch_rows, getattr(self, "global_steps", 1) - 1)):
@@ -58,6 +58,7 @@ def attach(v1: Any) -> None:
         computed_metrics = original(self, batch, metrics, *args, **kwargs)
         if self.spanwise is not None:
             self.spanwise.add_update(metrics)
+            self.spanwise.note_replaced(metrics)
         return computed_metrics
 
 
