@@ -3,6 +3,7 @@
 import json
 from dataclasses import fields
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -64,6 +65,20 @@ def test_another_rule_does_not_go_on_in_a_folder(tmp_path, record, name, other):
     record.check(record.recipe(USUAL), step=1)
     with pytest.raises(DataError, match=rf"was trained with another .*{name}"):
         record.check(record.recipe(other), step=1)
+
+
+@pytest.mark.parametrize("as_array", [np.array, torch.tensor])
+def test_a_run_with_an_array_among_the_options_of_a_reward_goes_on_with_the_same_array_alone(tmp_path, record, as_array):
+    def with_levels(numbers):
+        return rule(objectives=[Objective(length, pays="answer", options={"levels": as_array(numbers)})])
+
+    zeros, other = [with_levels([0.0] * 1000 + [number] + [0.0] * 999) for number in (0.0, 1.0)]
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(record.recipe(zeros), sort_keys=False))
+    (tmp_path / "metrics.jsonl").write_text("")
+    record.check(record.recipe(zeros), step=1)
+    with pytest.raises(DataError, match="another objectives"):
+        record.check(record.recipe(other), step=1)
+    assert changed_settings(zeros.plain(), other.plain()) == ["objectives differs"]
 
 
 @pytest.mark.parametrize("name", ["recipe.yaml", "rollouts/mine.parquet", "report.html"])

@@ -1,5 +1,6 @@
 """Rewards of one's own, in our signature and in TRL's, registered or handed over."""
 
+import asyncio
 import functools
 import math
 import os
@@ -55,6 +56,17 @@ def test_our_reward_gets_blocks_and_only_what_it_asks_for_and_may_be_a_partial()
 def test_an_option_may_be_an_array():
     options = {"levels": np.array([2.0, 3.0])}
     assert rewarded(lambda blocks, levels: levels, [completion()] * 2, options=options).value_n.tolist() == [2.0, 3.0]
+
+
+def test_objectives_with_long_arrays_as_options_share_no_call_if_one_number_differs():
+    def highest(solution_str, levels):
+        return float(levels.max())
+
+    zeros, one = np.zeros(2000), np.eye(1, 2000, 1000)[0]
+    objectives = [
+        Objective(highest, "solution", name=f"{n}", options={"levels": levels}) for n, levels in enumerate((zeros, one))
+    ]
+    assert score_all(objectives, [completion()], columns={"answer": ["4"]}).reward_nm.tolist() == [[0.0, 1.0]]
 
 
 @pytest.mark.parametrize("container", [list, tuple, np.array, torch.tensor])
@@ -139,6 +151,22 @@ def test_a_reward_that_takes_long_is_named_while_it_runs_and_a_quick_one_is_not(
     time.sleep(0.0 if seconds else slow + 0.1)
     assert [when < ended[0] for when, *_ in warned] == [True] * bool(seconds)
     assert all(kind is UserWarning and "'sleepy'" in text for _, text, kind in warned)
+
+
+def test_an_async_reward_of_a_plug_in_that_takes_long_is_advised_to_add_a_timeout(monkeypatch):
+    async def waits_long(text, *, pays, columns, scored):
+        await asyncio.sleep(0.3)
+        return Reward.of([1.0])
+
+    warned = []
+    monkeypatch.setattr(custom, "SLOW", 0.05)
+    monkeypatch.setattr(custom.warnings, "warn", lambda text, _: warned.append(text))
+    register("waits_long", kind="reward")(waits_long)
+    try:
+        rewarded("waits_long")
+    finally:
+        REWARDS.pop("waits_long")
+    assert [text.endswith("add a timeout.") for text in warned] == [True]
 
 
 def test_rewards_that_are_quick_start_no_thread_each(monkeypatch):

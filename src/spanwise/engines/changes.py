@@ -28,4 +28,9 @@ def _same(name: str, old: Any, new: Any) -> bool:
 
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return training settings as JSON stores them, without secrets."""
-    return json.loads(json.dumps(hidden(dict(settings), None), default=str))
+    return json.loads(json.dumps(hidden(dict(settings), None), default=as_list_or_text))
+
+
+def as_list_or_text(value: Any) -> Any:
+    """Return an array, such as a reward's option, as a list. Return other values that JSON cannot hold as text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)

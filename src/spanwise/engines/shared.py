@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from spanwise.disk import whole_folder
+from spanwise.engines.changes import as_list_or_text
 from spanwise.errors import DataError, refuse
 from spanwise.layout import Layout
 from spanwise.modes import MODES
@@ -165,7 +166,7 @@ class RunRecord:
         given_settings = {name: value for name, value in settings.items() if value is not None}
         output_settings = {"keep_rollouts": self.keep, "report": self.report}
         recipe = {"task": SCRIPT, **scheme.plain(), **given_settings, **output_settings}
-        return json.loads(json.dumps(recipe))  # JSON turns tuples into lists
+        return json.loads(json.dumps(recipe, default=as_list_or_text))  # JSON turns tuples into lists
 
     def check(self, recipe: Mapping[str, Any], *, step: int | None) -> None:
         """Refuse a folder that holds another run or other files. `step` is None if the trainer numbers no batches."""

@@ -44,7 +44,7 @@ _PLAIN = frozenset((str, int, float, bool, bytes, type(None)))
 def called(function: partial[Any], *, subject: str, text: Texts, advice: str) -> Any:
     """Call a user's function on copies of its arguments, and undo its side effects. Name it if it fails or is slow."""
     state_guard = nullcontext() if _is_ours(function) else restore_process(subject, text)
-    with state_guard, named_errors(subject, len(text), advice, ours=_is_ours(function)):
+    with state_guard, named_errors(subject, len(text), advice, function):
         return with_own_copies(function)()
 
 
@@ -61,9 +61,9 @@ def with_own_copies(function: partial[Any]) -> partial[Any]:
 
 
 @contextmanager
-def named_errors(subject: str, size: int, advice: str, *, ours: bool = False) -> Iterator[None]:
+def named_errors(subject: str, size: int, advice: str, call: partial[Any] | None = None) -> Iterator[None]:
     """Name the user's function in errors of the `with` block. Warn if the block takes over a minute."""
-    stop_advice = "" if ours else " spanwise does not stop it: add a timeout."
+    stop_advice = "" if call is not None and _is_ours(call) else " spanwise does not stop it: add a timeout."
     slow_warning = f"{subject} has run for {SLOW:g} s on {size} completions.{stop_advice}"
     with DEADLINES.over(SLOW, lambda: Thread(target=warnings.warn, args=(slow_warning, UserWarning), daemon=True).start()):
         try:

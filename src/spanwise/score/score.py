@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
@@ -70,9 +71,8 @@ def score_all(
         tensor([[ 1.0000, -0.0900]], dtype=torch.float64)
     """
     _check_order(objectives)
-    known_rewards = dict(recorded or {})
-    unscored_objectives = [objective for objective in objectives if objective.name not in known_rewards]
-    known_rewards |= _await_early(unscored_objectives, text, columns)
+    unscored_objectives = [objective for objective in objectives if objective.name not in (recorded or {})]
+    known_rewards = {**(recorded or {}), **_await_early(unscored_objectives, text, columns)}
     rewards: dict[str, Reward] = {}
     verdicts: dict[str, Reward] = {}
     call_results: dict[Any, Any] = {}
@@ -125,9 +125,8 @@ def as_scores(scored: Scored, outcome_names: Sequence[str] = (), outcome_no: Flo
 def score_one(objective: Objective, text: Texts, *, columns: Columns, scored: Scored) -> Reward:
     """Score every completion by one objective. `scored` holds the rewards of the objectives before it."""
     _check_given(objective, scored)
-    awaited_rewards = _await_early([objective], text, columns)
-    reward = awaited_rewards[objective.name] if awaited_rewards else _call(objective, text, columns, scored, {})
-    return _only_paid(objective, reward, text)
+    awaited_reward = _await_early([objective], text, columns).get(objective.name)
+    return _only_paid(objective, awaited_reward or _call(objective, text, columns, scored, {}), text)
 
 
 def _call(objective: Objective, text: Texts, columns: Columns, scored: Scored, call_results: dict[Any, Any]) -> Reward:
@@ -204,7 +203,7 @@ async def _await_one(objective: Objective, text: Texts, columns: Columns, future
     convention = calling_convention(objective)
     if convention is None:
         batch_call, reward_label, error_advice = _batch_call(objective, text, columns, {})
-        with named_errors(reward_label, len(text), error_advice, ours=built_in(objective) is not None):
+        with named_errors(reward_label, len(text), error_advice, batch_call):
             return checked_reward(await with_own_copies(batch_call)(), objective, len(text))
     if (call_key := _call_key(objective)) not in futures:
         item_call_by_index = item_calls(objective, convention, text, columns)
@@ -225,7 +224,8 @@ def _await_early(objectives: Sequence[Objective], text: Texts, columns: Columns)
 
 def _call_key(objective: Objective) -> tuple[Any, ...]:
     """Return a key that is equal for objectives that can share one call of their reward function."""
-    return id(objective.reward), repr(objective.options), objective.pays
+    options_text = json.dumps({**objective.options}, default=id, skipkeys=True)  # `repr` leaves out numbers of long arrays
+    return id(objective.reward), repr(objective.options), options_text, objective.pays
 
 
 def _complete_known(objective: Objective, recorded: Reward, text: Texts, *, columns: Columns, scored: Scored) -> Reward:
