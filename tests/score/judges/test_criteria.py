@@ -103,6 +103,17 @@ def test_as_an_option_the_column_pays_the_sum_of_all_criteria_to_every_block():
     assert credit_nk.T.tolist() == [pytest.approx([0.875, -1.625, -0.625, 1.375])] * 2
 
 
+def test_a_criterion_about_a_part_that_is_not_there_is_not_asked():
+    rubric = [{"text": "It mentions 3.", "part": "plan"}, {"text": "It mentions 4.", "part": "answer", "weight": 2}]
+    with Server(by_words).serving() as server:
+        objective = Objective(
+            "judge", pays=["plan", "answer"], options={"model": "m", "base_url": server.url, "criteria": "r"}
+        )
+        scores = score_all([objective], [{"plan": None, "answer": {"": "4", "answer": "4"}}], columns={"r": [rubric]})
+        assert [part_of(request) for request in server.requests] == ["4"]
+    assert scores.reward_nm.tolist() == [[2.0]]
+
+
 def test_a_criterion_without_a_verdict_leaves_its_block_without_a_reward():
     rubrics = [[{"text": "It mentions 3.", "part": "plan"}, {"text": "It mentions broken.", "part": "plan"}]] * 4
 

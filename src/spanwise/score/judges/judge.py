@@ -112,7 +112,7 @@ async def ask_judge(
     """Reward a part of a completion by the word that a judge model chooses. Each word stands for a number.
 
     Rule: each completion with a paid block is one question, asked through the chat completions API; equal questions are asked once.
-    No paid block, or no `block`: ABSENT. A rubric without a criterion about the block: UNSCORED. No answer before `deadline`:
+    No paid block, or no `block`: ABSENT. No criterion about a block that is there: UNSCORED. No answer before `deadline`:
     TIMEOUT. Any other failure, a reply without one of the choices among them: ERROR, with the reason as its note. A failure is
     never 0. What the completion says stands in a fence that it cannot close (`spanwise.score.judges.prompt`).
 
@@ -162,7 +162,7 @@ async def ask_judge(
             questions_by_index[n] = [
                 request_form.question(blocks, row, names, block, entry)
                 for entry in rubric
-                if block is None or entry.part in (None, block)
+                if entry.part is None or (block in (None, entry.part) and blocks[entry.part] is not None)
             ]
     question_by_name = {question.name: question for group in questions_by_index.values() for question in group}
     verdict_cache = None
