@@ -168,6 +168,8 @@ def test_number_i_is_that_of_step_i_and_an_absent_step_has_none():
     values = [-1, 0, NAN, NAN, NAN, NAN, NAN, NAN, 0.3, NAN]
     status = [OK, OK, ABSENT, ERROR, ERROR, ABSENT, ERROR, ERROR, OK, ERROR]
     same(scored("listed", "step[1]", [steps] * len(cells), columns={"listed": cells}), values, status)
+    part, cells = {"items[0].parts[1]": {"": "a"}}, [[0.1, 0.2], {"items[0].parts[1]": 0.3}]  # number 0 or number 1?
+    same(scored("listed", "items[0].parts[1]", [part] * 2, columns={"listed": cells}), [NAN, 0.3], [ERROR, OK])
     text = [steps, {**steps, "step[2]": {"": "c"}}]  # the block that is judged is not the one that is paid
     same(scored("listed", "step[1]", text, columns={"listed": [[1, 2, 3]] * 2}, block="step[2]"), [NAN, 3], [ABSENT, OK])
 

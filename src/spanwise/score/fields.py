@@ -148,8 +148,8 @@ def one_of(
 def listed(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, block: str = "", column: str = "listed") -> Reward:
     """Reward each block with its number from a dataset column, such as a step's score.
 
-    Rule: a cell is a list, whose number i is that of the block with the index i (`step[i]`), or an object of numbers by block;
-    or the JSON text of one. No such block, None or NaN in its place: ABSENT. No number in its place, no cell: ERROR.
+    Rule: a cell is a list, whose number i is that of `step[i]`, or an object of numbers by block, which names with two indices
+    need; or the JSON text of one. No such block, None or NaN in its place: ABSENT. No number in its place, no cell: ERROR.
 
     Args:
         text, pays, columns, scored: see `spanwise.score.rewards`.
@@ -165,15 +165,15 @@ def listed(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, block: 
         tensor([0.2000,    nan], dtype=torch.float64)
     """
     judged_block = block or pays[0]
-    index_match = _INDEX.search(judged_block)
+    block_indices = [int(digits) for digits in _INDEX.findall(judged_block)]
 
     def rule(_: BlockText, __: Mapping[str, str | None], cell: Any) -> Verdict | float | None:
         numbers_by_block = _parse_cell(cell)
         block_entry = MISSING
         if isinstance(numbers_by_block, Mapping):
             block_entry = numbers_by_block.get(judged_block, MISSING)
-        elif isinstance(numbers_by_block, list | tuple) and index_match and int(index_match[1]) < len(numbers_by_block):
-            block_entry = numbers_by_block[int(index_match[1])]
+        elif isinstance(numbers_by_block, list | tuple) and len(block_indices) == 1:
+            block_entry = dict(enumerate(numbers_by_block)).get(block_indices[0], MISSING)
         if block_entry is None or block_entry != block_entry:
             return Verdict(Status.ABSENT, math.nan)
         return None if isinstance(block_entry, str) else _number(block_entry)
