@@ -338,6 +338,7 @@ CODE = {
     "import sys\nassert sys.stdin.read() == ''\nprint('x' * 2**20)\ntwo = lambda: 2": 1.0,
     "\ud800": 0.0,
     " ": 0.0,
+    "1. So:\n   ```python\n   def two():\n       return 2\n   ```\n2. Done": 1.0,
     "Call ```two()``` to see\n```python title=a\ntwo = lambda: 2\n```\nor ```two()```\n or so": 1.0,
 }
 RUN_LIMITS = {"allow": True, "workers": 2, "deadline": 0.3, "memory": 2**29}

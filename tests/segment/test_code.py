@@ -36,8 +36,9 @@ def test_a_fence_that_never_closes_says_nothing():
 
 
 def test_a_fence_with_fences_inside_and_one_in_a_list():
-    text = "1. so\n   ````md\n   ```\n   x\n   ```\n   ````\n"
-    assert claims_of(text, {"a": "code:fence"})[0] == [("a", text[6:], "   ```\n   x\n   ```\n")]
+    text = "1. so\n   ````md\n   ```\n     x\n y\n   ```\n   ````\n"
+    # CommonMark takes as much space from each line as stands before the fence.
+    assert claims_of(text, {"a": "code:fence"})[0] == [("a", text[6:], "```\n  x\ny\n```\n")]
 
 
 def test_statements_stand_in_fences_of_their_language_or_of_none():

@@ -23,7 +23,7 @@ from spanwise.score.workers import DEADLINE, MEMORY, Verdict, Workers, shared_wo
 from spanwise.types import BlockText, Status
 
 # Possessive quantifiers keep the time linear for long runs of spaces.
-_FENCED = re.compile(r"(?:^[^\S\n]*```[^`\n]*+|```[\w+-]*+[^\S\n]*+)\n(.*?)```", re.DOTALL | re.MULTILINE)
+_FENCED = re.compile(r"(?:^([^\S\n]*)```[^`\n]*+|```[\w+-]*+[^\S\n]*+)\n(.*?)```", re.DOTALL | re.MULTILINE)
 # Matches a string in a list that NumPy printed without commas.
 _STRING = re.compile(r"""('(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")(\s+(?=['"]))?""", re.DOTALL)
 
@@ -307,7 +307,8 @@ def runs(
         program_code = block.get(tag) or ""
         if tests is not None and test_code is None:
             return None
-        return ([program_code, *_FENCED.findall(program_code)][-1], test_code) if program_code.strip() else False
+        indent, code = [("", program_code), *_FENCED.findall(program_code)][-1]
+        return (re.sub(f"(?m)^[^\\S\\n]{{0,{len(indent)}}}", "", code), test_code) if program_code.strip() else False
 
     code_runner = shared_workers(CodeRunner, workers=workers, deadline=deadline, memory=memory)
     return judged(text, pays, tag, [*test_codes], request, code_runner.check)

@@ -22,8 +22,9 @@ Rules. Code is what stands in fences of that language or of none, see above; wit
 one mark are the outermost ones, a function with its decorators; a match inside one of another mark takes its bytes out of that;
 where two marks match the same bytes, the one that the layout names first has them. A mark takes its first match, one in two
 blocks its first two; another match is a DUPLICATE, with `[*]` it takes them all; of a repeated block, one each, up to `most`
-(MORE). A part says its code, a fence what stands between its lines; it says nothing where its syntax is broken. A fence that
-never closes, and an error of syntax that reaches into the last line of the code, are TRUNCATED; any other error is NESTED.
+(MORE). A part says its code, a fence what stands between its lines, without the indentation of the fence; it says nothing where
+its syntax is broken. A fence that never closes, and an error of syntax that reaches into the last line of the code, are TRUNCATED;
+any other error is NESTED.
 """
 
 from __future__ import annotations
@@ -38,7 +39,18 @@ from typing import Any, NamedTuple
 from spanwise.errors import LayoutError, unknown
 from spanwise.layout import Layout, Part
 from spanwise.registry import register
-from spanwise.segment.claims import SEGMENTERS, Finder, Found, Match, Sample, assign, group_by_mark, text_end, with_line_ends
+from spanwise.segment.claims import (
+    SEGMENTERS,
+    Finder,
+    Found,
+    Inner,
+    Match,
+    Sample,
+    assign,
+    group_by_mark,
+    text_end,
+    with_line_ends,
+)
 from spanwise.types import Fault
 
 _ANY = "section"
@@ -194,7 +206,7 @@ def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
         code_fences, _ = outline(text)
         for fence in code_fences if "fence" in parts_of_mark else ():
             fault_flags |= 0 if fence.closed else Fault.TRUNCATED
-            code_matches.append(("fence", fence.start, fence.stop, fence.inner if fence.closed else None))
+            code_matches.append(("fence", fence.start, fence.stop, _content(text, fence) if fence.closed else None))
         for language, parser in parser_by_language.items():
             code_spans = [fence.inner for fence in code_fences if fence.language in ("", language)]
             for code_start, code_stop in code_spans if code_fences else [(0, len(text))]:
@@ -211,6 +223,13 @@ def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
         return assign(code_matches, parts_of_mark, surplus="drop", fault=fault_flags)
 
     return find
+
+
+def _content(text: bytes, fence: Fence) -> Inner:
+    """Return the code in a fence. Remove from each line as much space as stands before the fence itself."""
+    opening_line = text[fence.start : fence.inner[0]]
+    indent = len(opening_line) - len(opening_line.lstrip(b" \t"))
+    return re.sub(rb"(?m)^[ \t]{0,%d}" % indent, b"", text[slice(*fence.inner)]) if indent else fence.inner
 
 
 def _syntax_fault(root: Any, last_line: int) -> int:
