@@ -117,6 +117,8 @@ CASES = {
     ),
     "`runs`, which executes what the model wrote, without permission": scheme("runs", options={"tag": "price"}),
     "`runs` with a memory in megabytes": scheme("runs", options={"tag": "price", "allow": True, "memory": 512}),
+    "`runs` with a deadline of 0": scheme("runs", options={"tag": "price", "allow": True, "deadline": 0}),
+    "`log_score` with clip: 0.6": scheme("log_score", options={"tag": "price", "of": "equals", "clip": 0.6}),
     "`format` with a tag that the layout lacks": scheme(
         "format", layout=Layout(["name", "price"]), options={"tags": ["name", "prize"]}
     ),

@@ -14,7 +14,7 @@ from typing import Any
 
 from spanwise.errors import DataError, check_known
 from spanwise.score.worker import DELIMITERS, as_words
-from spanwise.score.workers import DEADLINE, Verdict, Workers, shared_workers
+from spanwise.score.workers import DEADLINE, Verdict, Workers, check_limits, shared_workers
 from spanwise.segment.json_fields import as_json
 from spanwise.types import Status
 
@@ -60,9 +60,10 @@ class MathVerifier(Workers):
         return self.check(pairs)
 
 
-def check_verify(options: Mapping[str, Any]) -> None:
-    """Refuse an unknown value of the option `verify`."""
+def check_comparison(options: Mapping[str, Any]) -> None:
+    """Refuse an unknown value of the option `verify`, and limits of worker processes that cannot work."""
     check_known("verify", options["verify"], ("auto", "math", "exact"))
+    check_limits(options)
 
 
 def check_package(options: Mapping[str, Any]) -> None:
@@ -101,7 +102,7 @@ def judge(
         >>> [verdict.value for verdict in judge(["4", "4", 4], ["4", "04", None])]
         [1.0, 1.0, 0.0]
     """
-    check_verify({"verify": verify})
+    check_known("verify", verify, ("auto", "math", "exact"))
     answer_pairs = [(gold_text(gold), (answer or "").strip()) for gold, answer in zip(golds, answers, strict=True)]
     verdicts = [_judge_text(gold, answer, verify) for gold, answer in answer_pairs]
     undecided_pairs = [pair for pair, verdict in zip(answer_pairs, verdicts, strict=True) if verdict is None]

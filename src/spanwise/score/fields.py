@@ -24,7 +24,7 @@ from spanwise.score.custom import as_number
 from spanwise.score.items import completion_text
 from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, column_of, judged
 from spanwise.score.worker import MISSING, is_valid, json_value, read_schema, whole_json
-from spanwise.score.workers import DEADLINE, Verdict, Workers, shared_workers
+from spanwise.score.workers import DEADLINE, Verdict, Workers, check_limits, shared_workers
 from spanwise.segment.json_fields import as_json, steps
 from spanwise.types import BlockText, Status
 
@@ -152,12 +152,9 @@ def listed(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, block: 
     need; or the JSON text of one. No such block, None or NaN in its place: ABSENT. No number in its place, no cell: ERROR.
 
     Args:
-        text, pays, columns, scored: see `spanwise.score.rewards`.
+        text, pays, columns, scored: see `equals`, for errors too.
         block: whose number it is; the first paid block if not given, and with `each` every block in turn.
         column: the dataset column.
-
-    Raises:
-        DataError: there is no such column.
 
     Example:
         >>> text = [{"step[0]": {"": "4 - 1"}, "step[1]": {"": "3"}}, {"step[0]": {"": "5"}, "step[1]": None}]
@@ -254,12 +251,9 @@ def count(
     object; a bare gold list lets it be bare. No list, or JSON cut off: wrong (0). No paid block: ABSENT. No gold list: ERROR.
 
     Args:
-        text, pays, columns, scored: see `spanwise.score.rewards`.
+        text, pays, columns, scored: see `equals`, for errors too.
         path: of the list.
         column: the dataset column of the gold objects.
-
-    Raises:
-        DataError: there is no such column.
 
     Example:
         >>> text = [{"all": {"": reply}} for reply in ('{"items": [1, 2]}', '{"items": [1]}', '{"items": [1')]
@@ -331,8 +325,9 @@ def json_schema(
     return judged(text, pays, tag, schemas, rule, shared_workers(SchemaChecker, workers=workers, deadline=deadline).check)
 
 
-def _check_schema(*, schema: Any, tag: str = "", alone: bool = False, **_: Any) -> None:
-    """Refuse an invalid schema, and the options `alone` and `tag` together."""
+def _check_schema(*, schema: Any, tag: str = "", alone: bool = False, **limits: Any) -> None:
+    """Refuse an invalid schema, the options `alone` and `tag` together, and limits that cannot work."""
+    check_limits(limits)
     _schema_of_recipe(schema)
     if alone and tag:
         raise RecipeError(

@@ -17,9 +17,9 @@ from typing import Any
 
 from spanwise.errors import RecipeError, RewardError, check_known, check_number
 from spanwise.registry import register
-from spanwise.score.answers import MathVerifier, check_package, check_verify, judge, parse_confidence
+from spanwise.score.answers import MathVerifier, check_comparison, check_package, judge, parse_confidence
 from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, column_of, judged, read_tag
-from spanwise.score.workers import DEADLINE, MEMORY, Verdict, Workers, shared_workers
+from spanwise.score.workers import DEADLINE, MEMORY, Verdict, Workers, check_limits, shared_workers
 from spanwise.types import BlockText, Status
 
 # Possessive quantifiers keep the time linear for long runs of spaces.
@@ -28,7 +28,7 @@ _FENCED = re.compile(r"(?:^([^\S\n]*)```[^`\n]*+|```[\w+-]*+[^\S\n]*+)\n(.*?)```
 _STRING = re.compile(r"""('(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")(\s+(?=['"]))?""", re.DOTALL)
 
 
-@register("correct", kind="reward", tags=("tag",), check=check_verify, ready=check_package)
+@register("correct", kind="reward", tags=("tag",), check=check_comparison, ready=check_package)
 def correct(
     text: Texts,
     *,
@@ -79,7 +79,7 @@ def brier(
     """Reward the stated confidence q with its Brier score for the outcome c: -(q - c)^2.
 
     q is read by `parse_confidence`; c is the reward of objective `of`. No block or no tag: ABSENT; not a number in [0, 1]:
-    UNPARSABLE; c unknown: ABSENT, while `by_outcome_n2` still holds -q^2 and -(q - 1)^2. `stated_n` is q.
+    UNPARSABLE; else the status of c. Where c is unknown, `by_outcome_n2` still holds -q^2 and -(q - 1)^2. `stated_n` is q.
 
     Args:
         text, pays, columns, scored: see the module.
@@ -98,7 +98,15 @@ def brier(
     return _score_confidence(text, pays, tag, scored, of, lambda q, c: -((q - c) ** 2))
 
 
-@register("log_score", kind="reward", tags=("tag",), judged_by="of")
+def _check_clip(options: Mapping[str, Any]) -> None:
+    check_number("The option 'clip' of reward 'log_score'", options["clip"], above=0.0)
+    if options["clip"] >= 0.5:
+        raise RecipeError(
+            f"The option 'clip' of reward 'log_score' is {options['clip']}. It must lie above 0 and below 0.5."
+        )
+
+
+@register("log_score", kind="reward", tags=("tag",), judged_by="of", check=_check_clip)
 def log_score(
     text: Texts,
     *,
@@ -114,20 +122,14 @@ def log_score(
     q is first clipped to [clip, 1 - clip]; everything else as in `brier`.
 
     Args:
-        text, pays, columns, scored, tag, of: see `brier`.
+        text, pays, columns, scored, tag, of: see `brier`, for errors too.
         clip: the least confidence that counts, above 0 and below 0.5.
-
-    Raises:
-        RecipeError: the objective `of` is not scored before this one, or `clip` is outside (0, 0.5).
-        RewardError: c is outside [0, 1].
 
     Example:
         >>> text = [{"confidence": {"": "", "confidence": "50%"}}]
         >>> log_score(text, pays=("confidence",), columns={}, scored={"correct": Reward.of([1.0])}).value_n
         tensor([-0.6931], dtype=torch.float64)
     """
-    if not 0.0 < clip < 0.5:
-        raise RecipeError(f"The option 'clip' of reward 'log_score' is {clip}. It must lie above 0 and below 0.5.")
 
     def rule(q: float, c: float) -> float:
         q = min(max(q, clip), 1.0 - clip)
@@ -166,7 +168,7 @@ def format_(
     return judged(text, pays, "", [None] * len(text), are_well_formed)
 
 
-@register("second_attempt", kind="reward", tags=("tag",), blocks=("first",), check=check_verify, ready=check_package)
+@register("second_attempt", kind="reward", tags=("tag",), blocks=("first",), check=check_comparison, ready=check_package)
 def second_attempt(
     text: Texts,
     *,
@@ -189,12 +191,9 @@ def second_attempt(
     0; without a first answer, a wrong second one gets `partial`.
 
     Args:
-        text, pays, columns, scored, tag, column, verify, workers, deadline, verifier: see `correct`.
+        text, pays, columns, scored, tag, column, verify, workers, deadline, verifier: see `correct`, for errors too.
         first: the block of the first attempt.
         partial: the reward of trying something else.
-
-    Raises:
-        DataError: there is no such column.
 
     Example:
         >>> text = [{"first": {"": "", "answer": "3"}, "second": {"": "", "answer": a}} for a in ("4", "5", "3")]
@@ -251,6 +250,7 @@ def _check_allowed(options: Mapping[str, Any]) -> None:
             "read, send and delete whatever you can. Run it in a container without a network and with nothing to lose, then set "
             "options: {allow: true}."
         )
+    check_limits(options)
     memory = options["memory"]
     if not isinstance(memory, int) or 0 != memory < 2**25:
         raise RecipeError(f"The option 'memory' of reward 'runs' is {memory!r}. Set 0 (no limit) or 33554432 bytes or more.")
@@ -300,7 +300,7 @@ def runs(
         >>> runs(text, pays=("fix",), columns=columns, scored={}, tests="tests", allow=True, workers=1).value_n
         tensor([1., 0., 0.], dtype=torch.float64)
     """
-    _check_allowed({"allow": allow, "memory": memory})
+    _check_allowed({"allow": allow, "memory": memory, "workers": workers, "deadline": deadline})
     test_codes = [None] * len(text) if tests is None else map(_test_code, column_of(columns, tests, len(text)))
 
     def request(_: BlockText, block: Mapping[str, str | None], test_code: Any) -> bool | tuple[str, str | None] | None:

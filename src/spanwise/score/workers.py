@@ -25,8 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from spanwise.errors import RewardError
-from spanwise.objective import is_number
+from spanwise.errors import RewardError, check_number
 from spanwise.types import Status
 
 _SCRIPT = Path(__file__).with_name("worker.py")
@@ -196,6 +195,12 @@ class Worker:
         return worker_process.returncode
 
 
+def check_limits(options: Mapping[str, Any]) -> None:
+    """Refuse a number of worker processes, or a deadline, that cannot work."""
+    check_number("The option 'workers'", 1 if options["workers"] is None else options["workers"], least=1.0, whole=True)
+    check_number("The option 'deadline' (seconds)", options["deadline"], above=0.0)
+
+
 class Workers:
     """Check requests in worker processes with a deadline, and cache verdicts. Threads, asyncio and forks may share it."""
 
@@ -205,11 +210,7 @@ class Workers:
         self, *, workers: int | None = None, deadline: float | int = DEADLINE, memory: int = MEMORY, cache: int = 65_536
     ) -> None:
         workers = cores() if workers is None else workers
-        if not (is_number(workers) and isinstance(workers, int) and workers >= 1 and is_number(deadline) and deadline > 0):
-            raise RewardError(
-                f"A verifier has {workers!r} workers and a deadline of {deadline!r} s. Set at least one worker and a deadline "
-                f"above 0 s."
-            )
+        check_limits({"workers": workers, "deadline": deadline})
         self._cache: OrderedDict[Request, Verdict] = OrderedDict()
         self._cache_size = cache
         check_name, harmless_request, self._advice = KINDS[self.kind]
