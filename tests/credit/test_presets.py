@@ -88,3 +88,10 @@ def test_two_attempts_stay_two_blocks_so_that_every_preset_judges_the_first(name
 def test_units_without_marks_stay_blocks_in_a_preset_for_whole_completions():
     steps = Layout(["step[*]"], segmenter="steps", most=2)
     assert Scheme.preset("grpo", steps, recorded="correct").layout.names == ("step[0]", "step[1]")
+
+
+def test_a_repeated_block_stays_one_in_a_preset_for_whole_completions():
+    steps = Layout({"step[*]": ["analysis"], "end": ["answer"]}, most=2)
+    ids = [PIECES.index(piece) for piece in ("<analysis>", "4", "</analysis>") * 2 + SOLVED]
+    reading = read(Batch.jagged([ids], ["2 + 2"], columns={"answer": ["4"]}), Scheme.preset("grpo", steps), VOCABULARY)
+    assert (reading.scores.reward_nm.tolist(), reading.fault_n.tolist()) == ([[1.0]], [0])

@@ -308,8 +308,9 @@ def preset_rule(
 
 
 def _merge_blocks(task: Layout) -> Layout:
-    """Make one block of all blocks. Keep them if two blocks share a mark, or if a mark is the name of its block."""
-    if len(task.marks) == sum(len(marks) for _, marks in task.blocks):
+    """Make one block of all blocks. Keep them if two share a mark, if one is repeated, or if a mark is its block's name."""
+    is_repeated = any(EACH in name for name, _ in task.blocks)
+    if not is_repeated and len(task.marks) == sum(len(marks) for _, marks in task.blocks):
         with suppress(LayoutError):  # the mark of a segmenter such as `steps` can only be its block's name
             return replace(task, blocks={"completion": task.marks})
     return task

@@ -39,18 +39,7 @@ from typing import Any, NamedTuple
 from spanwise.errors import LayoutError, unknown
 from spanwise.layout import Layout, Part
 from spanwise.registry import register
-from spanwise.segment.claims import (
-    SEGMENTERS,
-    Finder,
-    Found,
-    Inner,
-    Match,
-    Sample,
-    assign,
-    group_by_mark,
-    text_end,
-    with_line_ends,
-)
+from spanwise.segment.claims import SEGMENTERS, Finder, Found, Match, Sample, assign, group_by_mark, text_end, with_line_ends
 from spanwise.types import Fault
 
 _ANY = "section"
@@ -225,7 +214,7 @@ def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
     return find
 
 
-def _content(text: bytes, fence: Fence) -> Inner:
+def _content(text: bytes, fence: Fence) -> tuple[int, int] | bytes:
     """Return the code in a fence. Remove from each line as much space as stands before the fence itself."""
     opening_line = text[fence.start : fence.inner[0]]
     indent = len(opening_line) - len(opening_line.lstrip(b" \t"))
