@@ -121,6 +121,11 @@ def gather_rows(read_batch: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatc
     parts_of_ranks = ranks.gather((read_batch.reading.pack(), read_batch.batch.group_n.cpu(), step_fields))
     packed_readings, groups_of_ranks, steps_of_ranks = zip(*parts_of_ranks, strict=True)
     row_counts = [len(packed_reading) for packed_reading in packed_readings]
+    if None in steps_of_ranks and any(step_fields_of_rank is not None for step_fields_of_rank in steps_of_ranks):
+        raise DataError(
+            f"Process {steps_of_ranks.index(None)} got no '{TURNS}' for its completions, but another process did. Let rollout_func "
+            f"return '{TURNS}' for every completion, also for one that failed."
+        )
     batch = Batch(torch.cat(groups_of_ranks))
     if steps is not None:
         trajectories_of_ranks, step_numbers_of_ranks, anchors_of_ranks = zip(*steps_of_ranks, strict=True)
@@ -333,7 +338,10 @@ class Step:
         """Split completions into one row per turn, if the scheme or the rollouts ask for it."""
         # A method for tokens credits a whole conversation as one sequence.
         turn_lists = None if self.scheme.entry.kind == "token" else batch.columns.get(TURNS)
-        must_split_turns = turn_lists is not None and all(map(says_turns, turn_lists))
+        # One description is enough, because `turn_rows` refuses completions that lack theirs.
+        must_split_turns = turn_lists is not None and (
+            all(map(says_turns, turn_lists)) or any(says_turns(entry) and entry for entry in turn_lists)
+        )
         return turn_rows(batch, self.scheme) if "steps" in self.scheme.needs or must_split_turns else (batch, None)
 
     def finish(

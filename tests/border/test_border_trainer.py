@@ -22,6 +22,11 @@ def right(completions, answer, **columns):
     return [float(f"<answer>{want}<" in text) for text, want in zip(completions, answer, strict=True)]
 
 
+def logging(completions, log_extra):
+    log_extra("first", completions[:1])
+    return [0.0] * len(completions)
+
+
 def masked(batch, trainer):
     """A rollout function that takes every token for the environment's."""
     said = scripted()(batch, trainer)
@@ -117,6 +122,9 @@ CASES = {
     ),
     "a rollout_func whose env_mask is 0 everywhere": script(train=True, replaced={"rollout_func": masked}),
     "a rollout_func that returns 'answer', a column of the dataset": script(train=True, replaced={"rollout_func": reading}),
+    "a reward function that logs one value of `log_extra` for 8 completions": script(
+        train=True, replaced={"scheme": scheme(objectives=[Objective(logging, "solution")])}
+    ),
     "every objective with weight=0.0": script(
         train=True, replaced={"scheme": scheme(objectives=[replace(one, weight=0.0) for one in OBJECTIVES])}
     ),

@@ -11,7 +11,7 @@ from spanwise.credit.trajectories.turns import Trajectory, Turn
 from spanwise.engines.tinker import credit_datums
 from spanwise.engines.verl.estimators import recipe_advantages
 from spanwise.modes.laser import Laser
-from spanwise.step import turn_rows
+from spanwise.step import Ranks, Step, turn_rows
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 VOCABULARY = Vocabulary((b"<answer>", b"4", b"5", b"</answer>", b"<ans", b"wer>"))
@@ -48,6 +48,13 @@ def paid_once(scheme):
 @case
 def with_scope(scope, method="grpo", **options):
     return credited(method, objectives=[Objective("correct", "all", scope=scope)], **options)(None)
+
+
+def without_turns_elsewhere(folder):
+    """A rollout function that returned `turns` in one of two processes."""
+    others = lambda own: [own, (*own[:2], None)]  # noqa: E731
+    batch = Batch.jagged([[0, 1, 3]], [0], columns={"turns": [[{"environment": 1.0}]]})
+    return f"{Step(ENVIRONMENT, VOCABULARY, ranks=Ranks(0, others)).read(batch)}"
 
 
 CASES = {
@@ -105,6 +112,7 @@ CASES = {
     "group ids in a column of their own, `torch.tensor([[0], [0]])`": case(Batch)(torch.tensor([[0], [0]])),
     "`reward: environment` with `scope: turn`, and one number for a sequence of two turns": paid_once(OF_EACH_TURN),
     "the same under `gigpo` without a scope": paid_once(OF_STEPS),
+    "a `rollout_func` that returns `turns` in one process and not in the other": without_turns_elsewhere,
     "one state for a sequence of two turns": lambda folder: (
         f"{by_turn(Batch.jagged([[0, 1, 3]], [0], sampled=[[1, 0, 1]]), anchor_s=['hall'])}"
     ),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helpers import NAN
-from spanwise import AlignmentError, Batch, Credit, Layout, Objective, Scheme, Steps, Vocabulary
+from spanwise import AlignmentError, Batch, Credit, DataError, Layout, Objective, Scheme, Steps, Vocabulary
 from spanwise.step import Ranks, Step, gather_rows, in_useful_groups, steps_of_turns, turn_rows
 
 VOCABULARY = Vocabulary((b"<answer>", b"4", b"5", b"</answer>", b"<confidence>", b"0.5", b"</confidence>", b" so"))
@@ -145,6 +145,20 @@ def test_what_a_trainer_leaves_out_learns_nothing_and_another_mask_is_refused():
     assert (rollouts.mode, rollouts.step, rollouts.batch.columns) == ("train", 3, {"answer": ["4", "4"]})
     with pytest.raises(AlignmentError, match="Completion 0 trains on 2 tokens"):
         step.finish(reading, mask_nt=torch.tensor([[1, 1, 0], [1, 1, 1]]).bool())
+
+
+@pytest.mark.parametrize("lacking", [None, "three turns", [0, 1]], ids=["none", "a text", "numbers"])
+def test_one_completion_without_its_turns_is_refused_and_not_the_turns_of_all_forgotten(lacking):
+    ids, sampled = [[*WRONG, 7, *RIGHT], RIGHT], [[1, 1, 1, 0, 1, 1, 1], [1, 1, 1]]
+    columns = {"answer": ["4", "4"], "turns": [[{}, {}], lacking]}
+    with pytest.raises(DataError, match="Completion 1 has turns"):
+        Step(BAE, VOCABULARY).read(Batch.jagged(ids, [0, 0], sampled=sampled, columns=columns))
+
+
+@pytest.mark.parametrize("column", [[3, 4], [["a"], []]], ids=["counts", "texts"])
+def test_a_column_of_another_meaning_splits_no_completion(column):
+    batch = Batch.jagged([RIGHT, WRONG], [0, 0], columns={"answer": ["4", "4"], "turns": column})
+    assert Step(BAE, VOCABULARY).read(batch).turns is None
 
 
 def test_a_batch_without_signal_is_counted_and_said_once_and_an_evaluation_is_neither():

@@ -58,6 +58,32 @@ def test_what_does_not_describe_the_turns_is_refused(tmp_path, name, n, entry, e
         rollouts.trained(tmp_path, name, rows)
 
 
+def test_a_reward_per_turn_reads_the_environment_of_its_completion_and_logs_no_column_for_completions(tmp_path):
+    """Rollouts of 3, 1 and 2 turns, in the environments 10, 20 and 30."""
+
+    def rollout(batch, trainer):
+        trainer.environments = [10, 20, 30]
+        return rollouts.replayed(rows_of(THREE))(batch, trainer)
+
+    def paid(environments):
+        return [float(environment) for environment in environments]
+
+    def logging(environments, log_extra):
+        log_extra("paid", environments)
+        return paid(environments)
+
+    def run_with(reward):
+        objectives = [small.Objective(reward, pays="solution", scope="turn")]
+        extra = {"scheme": small.scheme(objectives=objectives), "rollout_func": rollout}
+        return rollouts.trained(tmp_path, "turns", rows_of(THREE), extra=extra).last_rollouts
+
+    table = run_with(paid)
+    assert table.reading.scores.reward_nm.flatten().tolist() == [10.0, 10.0, 10.0, 20.0, 30.0, 30.0]
+    assert "environments" not in table.batch.columns
+    with pytest.raises(DataError, match=r"6 values .* 3 completions"):
+        run_with(logging)
+
+
 def test_turns_are_runs_of_the_mask_where_nobody_says_what_they_are(tmp_path):
     """`correct` reads the answer of each turn: 1, 2 and 4; 4; 3 and 5."""
     objectives = [small.Objective("correct", pays="solution", scope="turn", options={"verify": "exact"})]

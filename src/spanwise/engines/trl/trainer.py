@@ -6,7 +6,7 @@ import copy
 import math
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -40,8 +40,8 @@ from spanwise.scheme import Scheme
 from spanwise.segment import Vocabulary
 from spanwise.step import Ranks, ReadBatch, Step, wider
 
-#: What TRL passes to reward functions besides prompts, completions and columns.
-_TRL_KWARGS = ("trainer_state", "log_extra", "log_metric", "environments")
+#: What TRL passes to reward functions besides columns with one value per completion.
+_TRL_KWARGS = ("trainer_state", "log_extra", "log_metric")
 #: The `Batch` fields known when TRL calls reward functions. Log-probabilities come later.
 AT_READ = ("group_n", "ids_nt", "mask_nt", "columns", "steps")
 #: The fields of `Batch` that TRL fills in.
@@ -340,11 +340,13 @@ class SpanGRPOTrainer(GRPOTrainer):
         arguments = self._reward_arguments
         trl_arguments = {key: arguments.pop(key) for key in _TRL_KWARGS if key in arguments}
         if self._environment_rewards:
-            arguments["environment"] = environment_rewards(self._environment_rewards, trl_arguments["environments"])
+            arguments["environment"] = environment_rewards(self._environment_rewards, arguments["environments"])
         # Completions of a prompt are adjacent, and each process has equally many completions.
         group_size = self.num_generations if self.model.training else self.num_generations_eval
         first_row = self.accelerator.process_index * len(completion_ids_list)
         group_n = (first_row + torch.arange(len(completion_ids_list))) // group_size
+        if "log_extra" in trl_arguments:
+            trl_arguments["log_extra"] = _checked(trl_arguments["log_extra"], len(completion_ids_list))
         batch = Batch.jagged(completion_ids_list, group_n, sampled=self._sampled, columns=arguments, extras=trl_arguments)
         self._scored_batch = self.step.read(batch)
         reward_nm = self._logged_rewards(self._scored_batch)
@@ -379,13 +381,13 @@ class SpanGRPOTrainer(GRPOTrainer):
         output["advantages"] = advantage_nt.to(output["completion_ids"].device)
         if self._ratio_level == "block":
             output["block_numbers"] = wider(step_result.blocks_nt, mask_nt.shape[1]).to(output["completion_ids"].device)
-        text_column_names = ("prompts", "completions", "completion_ids")
+        other_names = ("prompts", "completions", "completion_ids", "environments")
         self.last_rollouts = self.step.rollouts(
             step_result,
             number=step_number,
             prompts=batch.columns["prompts"],
             completions=batch.columns["completions"],
-            columns={name: values for name, values in batch.columns.items() if name not in text_column_names},
+            columns={name: values for name, values in batch.columns.items() if name not in other_names},
             learn=is_training,
         )
         spanwise_seconds = self._read_seconds + time.perf_counter() - start_time
@@ -563,3 +565,18 @@ class SpanGRPOTrainer(GRPOTrainer):
         for name in [name for name, values in metric_lists.items() if all(math.isnan(value) for value in values)]:
             del metric_lists[name]
         super().log(logs, start_time)
+
+
+def _checked(log_extra: Callable[[str, list[Any]], None], completion_count: int) -> Callable[[str, list[Any]], None]:
+    """Refuse columns of TRL's table without one value per completion, which would stand beside other completions."""
+
+    def checked(column: str, values: list[Any]) -> None:
+        if len(values) != completion_count:
+            raise DataError(
+                f"A reward function logs {len(values)} values as '{column}' with log_extra, but there are {completion_count} "
+                "completions. TRL's table has one row per completion, not per turn. Log one value per completion, or remove "
+                "log_extra."
+            )
+        log_extra(column, values)
+
+    return checked
