@@ -391,7 +391,7 @@ class Step:
         groups_and_turns: dict[str, Any] = {"group_n": all_ranks.batch.group_n, "steps": all_ranks.batch.steps}
         batch_metrics = metrics(batch_credits, all_ranks.reading, self.scheme, **groups_and_turns)
         watch = self._watch if learn else self._evaluation_watch
-        new_warnings, has_unscored = watch.of_reading(read_batch.reading)
+        new_warnings, has_unscored = watch.of_reading(read_batch.reading, all_ranks.reading)
         if learn:
             watched_metrics = {**self._noted, **batch_metrics}
             if not whole_batch:  # one group may well be unanimous

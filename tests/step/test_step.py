@@ -147,6 +147,23 @@ def test_what_a_trainer_leaves_out_learns_nothing_and_another_mask_is_refused():
         step.finish(reading, mask_nt=torch.tensor([[1, 1, 0], [1, 1, 1]]).bool())
 
 
+@pytest.mark.parametrize(("elsewhere", "sentences"), [([1.0, 0.0], []), ([None, None], ["has no reward for any of 4 "])])
+def test_a_reward_is_missing_if_the_completions_of_all_processes_lack_it(elsewhere, sentences):
+    scheme = Scheme.preset("rloo", ONE, objectives=[Objective("environment", "all", weight=0.5)], per="completion")
+    barrier, room = Barrier(2), {}
+
+    def process(rank):
+        step = Step(scheme, VOCABULARY, ranks=threads(rank, barrier, room))
+        columns = {"environment": [[None, None], elsewhere][rank]}
+        return step.finish(step.read(Batch.jagged([RIGHT, WRONG], torch.tensor([rank, rank]), columns=columns)))
+
+    with ThreadPoolExecutor(2) as pool:
+        first, _ = pool.map(process, range(2))
+    warnings = [sentence for sentence in first.warnings if "no reward" in sentence]
+    assert len(warnings) == len(sentences)
+    assert all(part in sentence for part, sentence in zip(sentences, warnings, strict=True))
+
+
 @pytest.mark.parametrize("lacking", [None, "three turns", [0, 1]], ids=["none", "a text", "numbers"])
 def test_one_completion_without_its_turns_is_refused_and_not_the_turns_of_all_forgotten(lacking):
     ids, sampled = [[*WRONG, 7, *RIGHT], RIGHT], [[1, 1, 1, 0, 1, 1, 1], [1, 1, 1]]

@@ -53,23 +53,29 @@ def setup_warnings(reading: Reading, scheme: Scheme) -> dict[str, str]:
         >>> print(setup_warnings(read(batch, scheme, vocabulary), scheme)["tags"])
         <answer> is in 0 of 2 completions; they do contain <plan> (2). The layout asks for <answer>...
     """
+    return _setup_warnings(reading, reading, scheme)
+
+
+def _setup_warnings(reading: Reading, everyone: Reading, scheme: Scheme) -> dict[str, str]:
+    """Build `setup_warnings` of all processes' completions (`everyone`). Only those in `reading` were read here."""
     if not len(reading):
         return {}
-    warning_of_key = {"tags": _warn_missing_tags(reading, scheme)}
+    warning_of_key = {"tags": _warn_missing_tags(reading, everyone, scheme)}
     later_objectives = later_elements(scheme.names)
     for m, objective in enumerate(scheme.objectives):
-        status_codes = set(reading.scores.status_nm[:, m].tolist())
+        status_codes = set(everyone.scores.status_nm[:, m].tolist())
         has_reward = bool(status_codes & {Status.OK, Status.BROKE})
         if warning_of_key["tags"] and not has_reward and Status.ERROR not in status_codes:
             continue  # the warning about missing tags already explains why the objective has no reward
         if Status.ABSENT in status_codes and objective.name in later_objectives:
             continue
         for kind, check in (_REWARD_CHECKS if has_reward else {"scored": _warn_unscored}).items():
-            if sentence := check(objective, reading, scheme, m):
+            # The rewards of missing blocks are known only where they were read.
+            if sentence := check(objective, reading if kind == "unused" else everyone, scheme, m):
                 warning_of_key[f"{kind}/{objective.name}"] = sentence
                 break
-    warning_of_key = _merge_free_omissions(warning_of_key, reading, scheme)
-    warning_of_key["lambda"] = _warn_zero_lambda(reading, scheme)
+    warning_of_key = _merge_free_omissions(warning_of_key, everyone, scheme)
+    warning_of_key["lambda"] = _warn_zero_lambda(everyone, scheme)
     return {key: sentence for key, sentence in warning_of_key.items() if sentence}
 
 
@@ -81,12 +87,12 @@ class Watch:
         self._given_keys = set[str]()
         self._batches: deque[Mapping[str, Any]] = deque(maxlen=IN_A_ROW)
 
-    def of_reading(self, reading: Reading) -> tuple[list[str], bool]:
-        """Return a batch's new warnings, and whether some objective has nothing to train on."""
-        warnings = setup_warnings(reading, self.scheme)
+    def of_reading(self, reading: Reading, everyone: Reading) -> tuple[list[str], bool]:
+        """Return a batch's new warnings, and whether some objective has nothing to train on. See `_setup_warnings`."""
+        warnings = _setup_warnings(reading, everyone, self.scheme)
         new_keys = warnings.keys() - self._given_keys
         new_sentences = self._take_new(warnings)
-        absent_shares = reading.scores.reward_nm.isnan().double().mean(dim=0).tolist()
+        absent_shares = everyone.scores.reward_nm.isnan().double().mean(dim=0).tolist()
         # Do not warn about the same problems again when the batch's metrics show them. Fewer absent rewards are another problem.
         for kind, _, name in (key.partition("/") for key in new_keys):
             if kind == "tags":
@@ -110,10 +116,10 @@ class Watch:
         return new_sentences
 
 
-def _warn_missing_tags(reading: Reading, scheme: Scheme) -> str:
+def _warn_missing_tags(reading: Reading, everyone: Reading, scheme: Scheme) -> str:
     """Warn if over 99 % of the completions lack some tags of the layout. Other markers count too."""
-    lacks_parts_n = (reading.fault_n & int(Fault.MISSING | Fault.EMPTY)) != 0
-    if reading.text is None or float(lacks_parts_n.double().mean()) <= 0.99:
+    lacks_parts_n, all_lacks_parts_n = ((r.fault_n & int(Fault.MISSING | Fault.EMPTY)) != 0 for r in (reading, everyone))
+    if reading.text is None or float(all_lacks_parts_n.double().mean()) <= 0.99:
         return ""
     texts = [whole_text(blocks) for blocks in reading.text]
     part_counts = next((counts for counts in census_of(scheme.layout, texts) if counts.lacking), None)
