@@ -1,11 +1,9 @@
 """A number that is not finite stops the run before a weight changes, and the error names the completion."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
-from spanwise.engines.trl.fold import GradientGuard
+from spanwise.engines.trl.fold import check_gradient
 from spanwise.errors import DivergedError
 from spanwise.objective import Objective
 from trl_small import LAYOUT, policy, prompts, trainer, weights
@@ -48,11 +46,14 @@ def test_a_loss_that_is_not_finite_names_the_completion(tmp_path, where, token):
     assert run.state.global_step == 1
 
 
-def test_a_gradient_that_is_not_finite_under_a_finite_loss(tmp_path):
-    run = adam(tmp_path)
+@pytest.mark.parametrize("max_grad_norm", [0.0, 1.0])
+def test_a_gradient_that_is_not_finite_under_a_finite_loss_names_its_parameter(tmp_path, max_grad_norm):
+    """Clipping by a norm that is NaN would make every gradient NaN."""
+    run = adam(tmp_path, max_grad_norm=max_grad_norm)
     weight = run.model.lm_head.weight
     weight.register_hook(lambda grad: grad * torch.nan if run.state.global_step == 1 else grad)
-    stopped(run, r"Step 1: the gradient is not finite \(norm nan\)")
+    count = len(list(run.model.parameters()))
+    stopped(run, rf"Step 1: the gradient is not finite \(norm nan\), in 1 of {count} parameters, lm_head.weight first")
     assert run.state.global_step == 1
 
 
@@ -67,7 +68,7 @@ def test_a_float16_scaler_skips_steps_of_its_own_accord():
     model = policy()
     for value in model.parameters():
         value.grad = torch.full_like(value, torch.inf)
-    GradientGuard(lambda: True).on_pre_optimizer_step(None, None, None, model=model)
+    check_gradient(model, scaled=True, step=4)
 
     with pytest.raises(DivergedError, match=r"Step 4: the gradient is not finite \(norm inf\)"):
-        GradientGuard(lambda: False).on_pre_optimizer_step(None, SimpleNamespace(global_step=4), None, model=model)
+        check_gradient(model, scaled=False, step=4)

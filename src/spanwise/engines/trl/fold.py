@@ -7,7 +7,7 @@ factor on A undoes the normaliser of each `loss_type` without a copy of TRL's lo
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -216,25 +216,19 @@ class LengthGuard(TrainerCallback):
                 mode.check_steps(batch_count)
 
 
-class GradientGuard(TrainerCallback):
-    """Stops the training if a gradient is not finite, unless a float16 scaler skips such steps."""
-
-    def __init__(self, scaled: Callable[[], bool]) -> None:
-        self.scaled = scaled
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Raise an error if the gradient is not finite."""
-        weight_by_name = dict(model.named_parameters())
-        gradients = {name: weight.grad for name, weight in weight_by_name.items() if weight.grad is not None}
-        if not gradients or self.scaled():
-            return
-        gradient_norm = torch.nn.utils.get_total_norm(list(gradients.values()))
-        if not bool(gradient_norm.isfinite()):
-            faulty_names = [name for name, gradient in gradients.items() if not bool(gradient.isfinite().all())]
-            gradient_note = "although the gradient of every parameter is finite"
-            if faulty_names:
-                gradient_note = f"in {len(faulty_names)} of {len(gradients)} parameters, {faulty_names[0]} first"
-            raise DivergedError(
-                f"Step {state.global_step}: the gradient is not finite (norm {float(gradient_norm)}), {gradient_note}. "
-                f"{_ADVICE} Look at the prompts of this batch, too (last_rollouts)."
-            )
+def check_gradient(model: Any, *, scaled: bool, step: int) -> None:
+    """Raise an error if the gradient is not finite, unless a float16 scaler skips such steps. Call it before clipping."""
+    weight_by_name = dict(model.named_parameters())
+    gradients = {name: weight.grad for name, weight in weight_by_name.items() if weight.grad is not None}
+    if not gradients or scaled:
+        return
+    gradient_norm = torch.nn.utils.get_total_norm(list(gradients.values()))
+    if not bool(gradient_norm.isfinite()):
+        faulty_names = [name for name, gradient in gradients.items() if not bool(gradient.isfinite().all())]
+        gradient_note = "although the gradient of every parameter is finite"
+        if faulty_names:
+            gradient_note = f"in {len(faulty_names)} of {len(gradients)} parameters, {faulty_names[0]} first"
+        raise DivergedError(
+            f"Step {step}: the gradient is not finite (norm {float(gradient_norm)}), {gradient_note}. "
+            f"{_ADVICE} Look at the prompts of this batch, too (last_rollouts)."
+        )

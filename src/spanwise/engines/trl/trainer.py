@@ -175,7 +175,6 @@ class SpanGRPOTrainer(GRPOTrainer):
         self.parts = parts_of(all_modes, "trl", self)
         self.critic = None if critic is None else self.parts[critic.name].critic
         self.add_callback(fold.LengthGuard(all_modes))
-        self.add_callback(fold.GradientGuard(lambda: self.accelerator.scaler is not None))
         if getattr(args, "log_metrics", "all") == "few":
             for callback_class in (PrinterCallback, ProgressCallback):
                 if self.pop_callback(callback_class) is not None:
@@ -553,8 +552,10 @@ class SpanGRPOTrainer(GRPOTrainer):
         return any(part.waits for part in self.parts.values())
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """Run TRL's training step. Remove the policy's gradients while only the critic (or another mode) trains."""
+        """Run TRL's training step, and check the gradient before it is clipped. Remove the policy's gradients while only the critic (or another mode) trains."""
         loss = super().training_step(model, inputs, num_items_in_batch)
+        if self.accelerator.sync_gradients:
+            fold.check_gradient(self.model, scaled=self.accelerator.scaler is not None, step=self.state.global_step)
         if self._waits:
             model.zero_grad(set_to_none=True)  # AdamW decays weights even if gradients are 0
         return loss
