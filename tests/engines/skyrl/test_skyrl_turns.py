@@ -1,7 +1,9 @@
 """Turns as SkyRL lays them out: every row gets the credit of its own tokens, merged or not, and a rollout has one vote."""
 
 import asyncio
+import json
 import random
+from pathlib import Path
 
 import pytest
 import skyrl_small as small
@@ -206,6 +208,15 @@ def test_columns_of_the_dataset_reach_rewards(data):
         trainer.compute_advantages_and_returns(small.batch_of(trainer))
 
 
+@pytest.mark.parametrize(("recipe", "texts"), [(small.BROADCAST, ["a0q1a1"]), (small.BY_TURN, ["a0", "a1"])])
+def test_rewards_read_prompts_as_messages_and_completions_as_text(data, recipe, texts):
+    flat = small.output_of(([2], [8, 3, 9], 1.0, [1, 0, 1]), right=[[1.0, 0.0]])
+    trainer = small.trainer(small.config(data, recipe=recipe))
+    columns = trainer._read(SampledRows.of(flat, ["0"], flat, stepwise=False), width=3).batch.columns
+    prompt = json.loads(Path(data).read_text().splitlines()[0])["prompt"]
+    assert (columns["prompts"], columns["completions"]) == ([prompt] * len(texts), texts)
+
+
 def test_fully_asynchronous_training_takes_the_same_road(data):
     """The conversion and the credit of SkyRL's asynchronous trainer; its loop wants several GPUs."""
     from skyrl.train.fully_async_trainer import FullyAsyncRayPPOTrainer, GeneratedOutputGroup
@@ -239,7 +250,7 @@ def test_a_turn_of_a_whole_conversation_is_paid_what_stands_until_the_next_turn(
     """Three turns that begin at 0, 3 and 5: .5 + 0 + .25, then 1 + 2, then 0 + 4."""
     rewards = [0.5, 0.0, 0.25, 1.0, 2.0, 0.0, 4.0]
     output = small.output_of(([9], [1, 2, 3, 4, 5, 6, 7], rewards, [1, 1, 0, 1, 0, 1, 1]))
-    batch, _ = SampledRows(output, ["p"], [(0, 0)], [7], stepwise=False).turns(lambda uids: {}, width=7)
+    batch, _ = SampledRows.of(output, ["p"], output, stepwise=False).turns(lambda uids: {}, width=7)
     assert batch.columns["environment"] == [0.75, 3.0, 4.0]
 
 

@@ -115,13 +115,14 @@ def test_columns_have_the_names_that_rewards_ask_for(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
         "def seen(blocks, answer, level, turn_scores, prompts, completions, data_source, completion_ids):\n"
         "    assert (answer, level, turn_scores, data_source) == (['4'], ['hard'], [[0.5]], ['small'])\n"
-        "    assert completions == ['<answer>4</answer>'] and list(prompts[0]) == ['2+2']\n"
+        "    assert completions == ['<answer>4</answer>']\n"
+        "    assert type(prompts[0]) is list and prompts == [[{'role': 'user', 'content': '2+2'}]]\n"
         "    return [len(completion_ids[0])]\n"
     )
     manager = prepared(tmp_path, recipe=OF_A_FILE.format(tmp_path, "seen"))
     extra = {"level": "hard", "answer": "the whole solution"}
     outputs = outputs_of(manager.tokenizer, ["<answer>4</answer>"], turn_scores=[0.5])
-    (output,) = scored(manager, outputs, extra_info=extra, raw_prompt=["2+2"])
+    (output,) = scored(manager, outputs, extra_info=extra, raw_prompt=[{"role": "user", "content": "2+2"}])
     assert output.reward_score == len(output.response_ids)
 
 

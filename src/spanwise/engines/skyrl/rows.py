@@ -24,19 +24,19 @@ class SampledRows:
     uids: Sequence[str]  # the prompt id of each row of the output
     # for each output row, the training row that contains it, and its offset in the response there
     place_s: Sequence[tuple[int, int]]
-    length_n: Sequence[int]  # the number of response tokens of each training row
+    response_ids_n: Sequence[Sequence[int]]  # the response of each training row
     stepwise: bool  # True if a row of the output is one turn instead of a whole conversation
 
     @staticmethod
     def of(output: Mapping[str, Any], uids: Sequence[str], trained: Mapping[str, Any], *, stepwise: bool) -> "SampledRows":
         """Find the place of each generator row in SkyRL's merged training rows."""
-        response_lengths = [len(response) for response in trained["response_ids"]]
-        if len(response_lengths) == len(output["response_ids"]):
-            return SampledRows(output, uids, [(n, 0) for n in range(len(response_lengths))], response_lengths, stepwise)
+        responses = trained["response_ids"]
+        if len(responses) == len(output["response_ids"]):
+            return SampledRows(output, uids, [(n, 0) for n in range(len(responses))], responses, stepwise)
         trajectory_ids = output["trajectory_ids"]
         sampled_turns = list(zip(output["prompt_token_ids"], output["response_ids"], trajectory_ids, strict=True))
         row_and_offset_s: list[tuple[int, int]] = []
-        for n, (prompt, response) in enumerate(zip(trained["prompt_token_ids"], trained["response_ids"], strict=True)):
+        for n, (prompt, response) in enumerate(zip(trained["prompt_token_ids"], responses, strict=True)):
             row_ids = [*prompt, *response]
             matched_length = len(prompt)
             first_turn_index = len(row_and_offset_s)
@@ -49,7 +49,12 @@ class SampledRows:
                     break
                 row_and_offset_s.append((n, len(turn_prompt) - len(prompt)))
                 matched_length = len(turn_ids)
-        return SampledRows(output, uids, row_and_offset_s, response_lengths, stepwise)
+        return SampledRows(output, uids, row_and_offset_s, responses, stepwise)
+
+    @cached_property
+    def length_n(self) -> list[int]:
+        """The number of response tokens of each training row."""
+        return [len(response) for response in self.response_ids_n]
 
     @cached_property
     def source_row_n(self) -> list[int]:
@@ -87,12 +92,10 @@ class SampledRows:
         source_rows = self.source_row_n
         row_rewards = [float(sum(reward) if isinstance(reward, list) else reward) for reward in self.output["rewards"]]
         row_columns: dict[str, list[Any]] = {**self.extra, "environment": row_rewards}
-        if not self.stepwise:
-            row_columns["completion_ids"] = list(self.output["response_ids"])
         uids = [self.uids[s] for s in source_rows]
         row_count = len(source_rows)
         trained_columns = {name: [column[s] for s in source_rows] for name, column in row_columns.items()}
-        batch_columns = columns(uids) | trained_columns
+        batch_columns = columns(uids) | trained_columns | {"completion_ids": list(self.response_ids_n)}
         if data is None:
             sampled_masks = [mask if any(mask) else [1] * len(mask) for mask in self.output["loss_masks"]]
             return Batch.jagged(self.output["response_ids"], uids, sampled=sampled_masks, columns=batch_columns)

@@ -140,6 +140,8 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         else:
             batch = rows.whole(self._columns, data)
             turns = None
+        completions = self.tokenizer.batch_decode(batch.columns["completion_ids"], skip_special_tokens=True)
+        batch = replace(batch, columns={**batch.columns, "completions": completions})
         return ReadBatch(batch, read(batch, self.scheme, self.vocabulary), len(rows.length_n), turns)
 
     def _execute_forward_pass(self, model: str, batch: Any, key: str, mini_batch_boundaries: Any) -> Tensor:
@@ -242,7 +244,10 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         """Return the dataset's columns for some prompts. Nested mappings get names such as `reward_spec.ground_truth`."""
         prompt_dataset: Any = self.train_dataset
         numbered_uids = {uid for uid in uids if uid.isdecimal()}  # a numeric uid is a dataset row's index
-        columns_by_uid = {uid: prompt_dataset[int(uid)][2] for uid in numbered_uids}  # the row's columns
+        columns_by_uid = {}
+        for uid in numbered_uids:
+            messages, _, dataset_columns, *_ = prompt_dataset[int(uid)]
+            columns_by_uid[uid] = {**dataset_columns, "prompts": messages}
         return columns_of([columns_by_uid.get(uid, {}) for uid in uids])
 
     def _keep(self, record: RunRecord, result: StepResult, sampled_rows: SampledRows) -> None:

@@ -9,6 +9,7 @@ import zlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import torch
 from omegaconf import open_dict  # pyright: ignore[reportMissingImports]
 from verl.experimental.reward_loop.reward_manager.base import (  # pyright: ignore[reportMissingImports]
@@ -105,6 +106,8 @@ class SpanRewardManager(RewardManagerBase):
     def _columns(self, row_fields: list[Any], ids: list[list[int]]) -> dict[str, list[Any]]:
         row_dicts = []
         for row, ids_t in zip(row_fields, ids, strict=True):
+            # verl's agent loop makes arrays of lists, such as the messages of a prompt.
+            row = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in row.items()}
             gold_answer = (row.get("reward_model") or {}).get("ground_truth")
             text_columns = {
                 "prompts": row.get("raw_prompt"),
