@@ -54,7 +54,7 @@ def without_turns_elsewhere(folder):
     """A rollout function that returned `turns` in one of two processes."""
     others = lambda own: [own, (*own[:2], None)]  # noqa: E731
     batch = Batch.jagged([[0, 1, 3]], [0], columns={"turns": [[{"environment": 1.0}]]})
-    return f"{Step(ENVIRONMENT, VOCABULARY, ranks=Ranks(0, others)).read(batch)}"
+    return f"{Step(OF_EACH_TURN, VOCABULARY, ranks=Ranks(0, others)).read(batch)}"
 
 
 CASES = {

@@ -552,7 +552,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         return any(part.waits for part in self.parts.values())
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """Run TRL's training step, and check the gradient before it is clipped. Remove the policy's gradients while only the critic (or another mode) trains."""
+        """Run TRL's training step, and check the gradient before it is clipped. Remove it while only a critic (or mode) trains."""
         loss = super().training_step(model, inputs, num_items_in_batch)
         if self.accelerator.sync_gradients:
             fold.check_gradient(self.model, scaled=self.accelerator.scaler is not None, step=self.state.global_step)
