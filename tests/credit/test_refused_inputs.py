@@ -129,6 +129,25 @@ def test_advantages_are_constants_of_the_loss(name):
     assert not METHODS[name].estimator(**given).requires_grad
 
 
+def test_the_rules_of_ha_dw_and_oar_do_not_hold_for_options_of_a_plug_in():
+    def own(
+        reward_n, group_n, *, window: int = 1, history: int = 0, beta: float = 0.0, quantile: float = 50.0, h1: float = 1.0
+    ):
+        return reward_n
+
+    Method("own", own, "completion", "a test").check_options(
+        {"window": 1, "history": 0, "beta": -2.0, "quantile": 95.0, "h1": -1.0}
+    )
+    for name, option, value in (
+        ("ha_dw", "window", 1),
+        ("oar", "beta", -2.0),
+        ("oar", "quantile", 95.0),
+        ("ktae", "h1", -1.0),
+    ):
+        with pytest.raises(RecipeError, match=f"The option {option} is {value}"):
+            METHODS[name].of_a_run().check_options({option: value})
+
+
 def test_an_option_with_a_wider_type_or_an_infinite_default_takes_more_than_finite_numbers():
     def own(
         reward_n, group_n, *, clip: float = math.inf, mix: float | str = 0.5, soft: "bool | str" = False, share: float = 1.0

@@ -63,7 +63,7 @@ _SHARE = (lambda value: is_number(value) and 0 <= value <= 1, "it must lie betwe
 _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "min_stratum": (lambda v: is_number(v) and isinstance(v, int) and v >= 2, "a baseline needs at least 2 completions"),
     "ddof": (lambda v: not isinstance(v, bool) and v in (0, 1), "write 0 (population) or 1 (sample)"),
-    **dict.fromkeys(("eps", "h1", "h2", "h3"), _NOT_NEGATIVE),
+    "eps": _NOT_NEGATIVE,
     "length_adaptive_alpha": (
         lambda v: v is None or (is_number(v) and v > 0),
         "write a positive number, such as 0.05 (VAPO)",
@@ -71,13 +71,18 @@ _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "conflict": (lambda v: v is None or (is_number(v) and 0 < v <= 1), "it must be above 0 and at most 1, or left out"),
     "similarity": (lambda v: v is None or (is_number(v) and 0 < v < 1), "write a number between 0 and 1, or leave it out"),
     "threshold": (lambda v: is_number(v) and v >= 0, "write 0 or more, as less probable tokens are boundaries"),
+    **dict.fromkeys(("gamma", "lam"), _SHARE),
+}
+#: The same for options of methods of this package alone. A plug-in may mean something else by such a name.
+_OWN_VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("h1", "h2", "h3"), _NOT_NEGATIVE),
+    "quantile": _SHARE,
     "beta": (lambda v: is_number(v) and v >= -1, "write -1 or more, as smaller numbers would reverse advantages"),
     "window": (lambda v: is_number(v) and isinstance(v, int) and v >= 2, "write a whole number, at least 2"),
     "history": (
         lambda v: v is None or (is_number(v) and isinstance(v, int) and v >= 1),
         "write a whole number, at least 1, or leave it out",
     ),
-    **dict.fromkeys(("gamma", "lam", "quantile"), _SHARE),
 }
 
 
@@ -230,8 +235,9 @@ class Method:
         """Return a function that checks an option's value, and advice for a user whose value fails the check."""
         if allowed_words := self._words.get(name):
             return allowed_words.__contains__, f"write {', '.join(allowed_words[:-1])} or {allowed_words[-1]}"
-        if name in _VALUES:
-            return _VALUES[name]
+        is_own = f"{getattr(self.estimator, '__module__', '')}.".startswith("spanwise.")
+        if rule := _VALUES.get(name) or (_OWN_VALUES.get(name) if is_own else None):
+            return rule
         # An option with a boolean or numeric default takes only such values, unless annotated otherwise.
         default, annotation = self.options[name], self._parameters[name].annotation
         option_type = type(default)
