@@ -59,9 +59,16 @@ def test_each_segmenter_of_a_layout_is_counted():
     assert sentences == ["", "'price' is in 0 of 2 completions; segmenter json finds nothing."]
 
 
+def test_an_index_counts_as_any_in_a_path_of_json_alone():
+    assert census(['{"items": [{"price": 1}]}'], ["items[0].price"], segmenter="json").count("items[0].price") == 1
+
+
 @pytest.mark.parametrize(
     ("segmenter", "mark", "text", "holds"),
     [
+        ("markdown", "Step [1]", "# Step [1]\nAdd.", 1),
+        ("delimiters", "[1]...[/1]", "[1]Add.[/1]", 1),
+        ("regex", "score: [01]", "score: 1", 1),
         ("markdown", "Plan", "## plan\nAdd.", 1),
         ("markdown", " Plan", "## plan\nAdd.", 0),
         ("markdown", "section", "# Sum\nAdd.", 1),

@@ -24,6 +24,10 @@ class Census:
         """Return the layout's marks, such as tags, that fewer than 1 % of the completions hold."""
         return tuple(tag for tag, count in self.wanted.items() if count * 100 < self.size)
 
+    def count(self, mark: str) -> int | None:
+        """Return how many completions hold a mark of the layout. Return None for any other mark."""
+        return self.wanted.get(any_index(mark) if self.segmenter == "json" else mark)
+
     @property
     def lacking_text(self) -> str:
         """Return the lacking marks as text for users, such as `<answer> and <think>`."""
@@ -53,7 +57,7 @@ def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "ta
 
     Args:
         texts: what was sampled.
-        marks: those that a layout asks for; an index counts as any index.
+        marks: those that a layout asks for; in a path of JSON an index counts as any index.
         segmenter: whose marks they are; where it cannot tell what a text holds, nothing is wanted.
         prefilled: the mark that prompts opened already: every completion has it.
 
@@ -70,7 +74,7 @@ def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "ta
     segmenter_entry = SEGMENTERS.find(segmenter)
     list_marks = segmenter_entry.says
     holds_mark = segmenter_entry.holds
-    layout_marks = dict.fromkeys(marks if segmenter == "tags" else map(any_index, marks))
+    layout_marks = dict.fromkeys(map(any_index, marks) if segmenter == "json" else marks)
     completion_count = 0
     count_of_mark = Counter[str]()
     for text in texts:

@@ -121,3 +121,11 @@ def test_a_reward_function_sees_no_end_token(tmp_path):
     overrides = {"layout": {"all": []}, "objectives": objectives}
     result = credit_rollouts(tmp_path / "rows.jsonl", methods=["bae"], overrides=overrides)
     assert result.scores.reward_nm[:, result.scores.names.index("last")].tolist() == [4.0, 5.0]
+
+
+@pytest.mark.parametrize("mark", ["json:items[0].price", "markdown:Step [1]"])
+def test_a_part_that_no_completion_has_is_refused_whatever_finds_it_and_wherever_it_stands(mark, file):
+    layout = {"plan": ["plan", "why"], "end": [mark]}  # `why` is in none either, but nothing reads it
+    objectives = [{"reward": "correct", "name": "runs", "pays": ["end"], "baseline": "group", "if_missing": 0.0}]
+    with pytest.raises(RecipeError, match="is in 0 of 4 completions"):
+        credit_rollouts(file, methods=["recipe"], overrides={"layout": layout, "objectives": objectives})

@@ -332,13 +332,16 @@ def _drop_tagless(
         return []
     tag_notes = [f"{count.sentence} The layout asks for {count.lacking_text}." for count in tag_counts]
     # Without its tag, a reward would count every completion as wrong.
-    missing_tags_by_method = {name: _missing_tags(scheme, tag_counts[0]) for name, scheme in schemes.items()}
-    missing_tags_by_method = {name: tags for name, tags in missing_tags_by_method.items() if tags}
+    missing_tags_by_method: dict[str, list[str]] = {}
+    missing_sentences: list[str] = []
+    for count in tag_counts:
+        tags_by_method = {name: tags for name, scheme in schemes.items() if (tags := _missing_tags(scheme, count))}
+        missing_tags_by_method |= tags_by_method
+        if missing_tags := dict.fromkeys(tag for tags in tags_by_method.values() for tag in tags):
+            missing_sentences.append(census(texts, missing_tags, segmenter=count.segmenter).sentence)
     if not missing_tags_by_method:
         return tag_notes
-    all_missing_tags = set[str]().union(*missing_tags_by_method.values())
-    missing_tags = [tag for tag in tag_counts[0].wanted if tag in all_missing_tags]
-    tags_sentence = census(texts, missing_tags, segmenter=tag_counts[0].segmenter).sentence
+    tags_sentence = " ".join(dict.fromkeys(missing_sentences))
     if len(missing_tags_by_method) == len(schemes) or any(name in required for name in missing_tags_by_method):
         advice = advise_tagless(table, texts, next(iter(schemes.values())).names[0])
         methods_text = " and ".join(missing_tags_by_method)
@@ -373,8 +376,8 @@ def _missing_tags(scheme: Scheme, tag_census: Census) -> list[str]:
     needed_parts = [part for part in layout_parts if part.key and part.key in keys_read_by_rewards]
     if scheme.entry.kind == "block" and len(layout.names) > 1:
         paid_blocks = {name for objective in scheme.objectives for name in objective.pays}
-        seen_blocks = {part.block for part in layout_parts if tag_census.wanted.get(part.mark)}
+        seen_blocks = {part.block for part in layout_parts if tag_census.count(part.mark)}
         unseen_parts = [part for part in layout_parts if part.block not in seen_blocks and not part.index]
         needed_parts += [part for part in unseen_parts if layout.names[part.block] in paid_blocks]
     needed_tags = dict.fromkeys(part.mark for part in layout_parts if part in needed_parts)
-    return [mark for mark in needed_tags if mark in tag_census.wanted and not tag_census.wanted[mark]]
+    return [mark for mark in needed_tags if tag_census.count(mark) == 0]
