@@ -20,6 +20,17 @@ ASKED = Dataset.from_list([{"prompt": "2+2=", "answer": "4"}] * 2)
 USELESS = [SAID[0]] * 4
 
 
+#: Two steps on one batch: in the second, DPPO drops tokens. TRL logs the policy loss only beside an entropy bonus.
+DPPO = {
+    "loss_type": "dppo_tv",
+    "epsilon": 0.01,
+    "num_iterations": 2,
+    "max_steps": 2,
+    "learning_rate": 0.05,
+    "entropy_coef": 1e-6,
+}
+
+
 def resampled():
     """A rollout function whose first rank samples a useless group at first; the second rank's is useful."""
     calls = [[*USELESS, *SAID[4:]], [*SAID[:4], *USELESS]]
@@ -45,8 +56,22 @@ def end(run):
     os._exit(0)  # gloo's threads sometimes abort a process that exits normally
 
 
+def shares(folder):
+    """What two processes log of a batch of which each sees half: the first one's group stays useless, DPPO drops some tokens."""
+    calls = [[*USELESS, *SAID[4:]], [*USELESS, *SAID[:4]]]
+    rollout_function = lambda batch, trainer: scripted(calls.pop(0))(batch, trainer)  # noqa: E731
+    extra, shape = {"rollout_func": rollout_function, "train_dataset": ASKED}, {"per_device_train_batch_size": 4}
+    sampling = trainer(f"{folder}/share", dynamic_sampling="credit", dynamic_sampling_rounds=1, extra=extra, **shape)
+    step(sampling)
+    dppo = trainer(f"{folder}/dppo", **shape, **DPPO)
+    dppo.train()
+    if dppo.accelerator.is_main_process:
+        torch.save({"sampling": sampling.state.log_history[0], "dppo": dppo.state.log_history}, f"{folder}/shares.pt")
+
+
 def main():
     folder = sys.argv[1]
+    shares(folder)
     extra = {"rollout_func": resampled(), "train_dataset": ASKED}
     shape = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
     run = trainer(f"{folder}/sampling", dynamic_sampling="credit", extra=extra, **shape)

@@ -10,7 +10,7 @@ import trl_small as small
 import two_ranks_critic
 import two_ranks_steps
 from critic_small import equal, state
-from launch_two_ranks import ASKED, launched
+from launch_two_ranks import ASKED, DPPO, launched
 from trl_critic_small import Watched, critic_lines, with_critic
 from two_ranks_critic import CASES as CRITICS
 from two_ranks_steps import CASES, GROUP, PROMPTS, STEPS
@@ -31,6 +31,17 @@ def test_every_rank_samples_as_much_as_the_neediest(two_ranks, tmp_path):
     run = small.trainer(tmp_path, extra={"train_dataset": ASKED})
     assert small.largest_difference(two["gradient"], small.step(run)) < small.EXACT
     assert (two["log"]["sampling/groups"], two["log"]["sampling/useless"]) == (2.0, 0.0)
+
+
+def test_shares_that_two_processes_log_are_of_the_whole_batch(two_ranks, tmp_path):
+    two = torch.load(two_ranks / "shares.pt")
+    assert two["sampling"]["sampling/useless"] == 0.5
+    run = small.trainer(tmp_path, **DPPO)
+    run.train()
+    assert run.state.log_history[1]["dppo/dropped"] > 0
+    for line, expected in zip(two["dppo"][:2], run.state.log_history[:2], strict=True):
+        for name in ("dppo/dropped", "policy_loss"):
+            assert line[name] == pytest.approx(expected[name], abs=1e-6)
 
 
 def test_two_processes_write_one_folder(two_ranks):

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from datasets import Dataset
 
 from spanwise import Objective
 from trl_small import OBJECTIVES, SAID, prompts, say, scripted, step, tokenizer, trainer
@@ -114,6 +115,18 @@ def test_the_prompts_that_are_drawn_belong_to_the_seed_and_the_step(tmp_path):
     first = drawn(tmp_path / "a", 1)
     assert drawn(tmp_path / "b", 1) == first
     assert any(drawn(tmp_path / str(seed), seed) != first for seed in (0, 2, 3, 4, 5))
+
+
+def test_each_generation_batch_of_an_optimizer_step_draws_its_own_prompts(tmp_path):
+    """Four generation batches make one step. Each draws one of 64 prompts."""
+    calls = Calls(*[[*USELESS, *SECOND], USELESS] * 4)
+    questions = Dataset.from_list([{"prompt": f"{n}+2=", "answer": "4"} for n in range(64)])
+    shape = {"steps_per_generation": 1, "gradient_accumulation_steps": 4, "dynamic_sampling_rounds": 1}
+    extra = {"rollout_func": calls, "train_dataset": questions}
+    trainer(tmp_path, extra=extra, dynamic_sampling="credit", **shape).train()
+    drawn = [prompts[0] for prompts in calls.asked[1::2]]
+    assert len(drawn) == 4
+    assert len(set(drawn)) > 1
 
 
 @pytest.mark.parametrize("to_training", [False, True], ids=["as called", "the model is left in training mode"])

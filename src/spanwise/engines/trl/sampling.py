@@ -97,7 +97,8 @@ class DynamicSampling:
         if self.scored is None:  # TRL scores the final batch again, so it must not log the groups that were scored here
             self.trainer._pending_extra_logs.clear()
             self.trainer._pending_metrics.clear()
-        useless_share = len(useless_groups) / group_count
+        useless_counts = gather_object([len(useless_groups)])
+        useless_share = sum(useless_counts) / (group_count * len(useless_counts))
         self.metrics = {"sampling/groups": sampled_group_count / group_count, "sampling/useless": useless_share}
         return outputs
 
@@ -124,7 +125,9 @@ class DynamicSampling:
         """Yield rows of the dataset in random order, without end. Each process gets different rows."""
         trainer = self.trainer
         dataset = trainer.train_dataset
-        seed = trainer.args.seed * 1_000_003 + trainer.state.global_step  # a resumed run draws the same rows
+        accumulation = trainer.args.gradient_accumulation_steps
+        micro_batch = trainer.state.global_step * accumulation + trainer._step % accumulation
+        seed = trainer.args.seed * 1_000_003 + micro_batch  # a resumed run draws the same rows
         random_generator = torch.Generator().manual_seed(seed)
         rank = trainer.accelerator.process_index
         rank_count = trainer.accelerator.num_processes

@@ -499,10 +499,13 @@ class SpanGRPOTrainer(GRPOTrainer):
             self.loss_type = dppo_type or self.loss_type
         if dppo_type is not None and logps_bt is not None:
             dppo_loss_value, dropped_share = fold.dppo_term(logps_bt, inputs, mask_bt, self.args)
-            self._note({"dppo/dropped": float(dropped_share)})
+            token_count = mask_bt.sum()
+            local_sums = torch.stack([dropped_share * token_count, token_count, dppo_loss_value.detach()])
+            dropped_count, token_count, loss_sum = self.accelerator.reduce(local_sums, reduction="sum").tolist()
+            self._note({"dppo/dropped": dropped_count / max(token_count, 1)})
             logged_losses = self._metrics["train" if is_training else "eval"]["policy_loss"]
             if logged_losses:  # TRL logs a policy loss only if there is an entropy bonus
-                logged_losses[-1] = float(dppo_loss_value.detach())
+                logged_losses[-1] = loss_sum / self.accelerator.num_processes
             total_loss = total_loss + dppo_loss_value / accumulation_steps
         fold.check_loss(total_loss, logps_bt, inputs, mask_bt, self._text_tokenizer, step=self.state.global_step)
         if is_canary_due and logps_bt is not None:
