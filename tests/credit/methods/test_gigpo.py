@@ -114,6 +114,7 @@ CROSSED = STEP_REWARD, torch.tensor([0, 0, 0, 0, 0, 3]), TRAJECTORY, STEP, STATE
         (AlignmentError, "5 anchor states", lambda: gigpo(*WORKED[:4], STATE[:5])),
         (AlignmentError, "Trajectory 1", lambda: gagpo(*CROSSED)),
         (RecipeError, "row 1 is of type list", lambda: anchor_groups(TASK, ["a", ["b"], "c", "d", "e", "f"])),
+        (RecipeError, "row 1 is of type tuple", lambda: anchor_groups(TASK, ["a", ("b", ["key"]), "c", "d", "e", "f"])),
         (RecipeError, "is 0.0", lambda: anchor_groups(TASK, STATE, similarity=0.0)),
         (RecipeError, "is 1.0", lambda: anchor_groups(TASK, STATE, similarity=1.0)),
         (RecipeError, "'mean'", lambda: gigpo(*WORKED, reward="mean")),

@@ -129,10 +129,10 @@ def anchor_groups(group_s: Int[Tensor, " s"], anchor_s: Anchors, *, similarity: 
     matchers_by_prompt: dict[int, list[SequenceMatcher]] = {}
     text_id_by_state: dict[tuple[int, Any], int] = {}
     for row, (prompt, state) in enumerate(state_keys):
-        if state is not None and not isinstance(state, Hashable if similarity is None else str):
+        if state is not None and not (_is_hashable(state) if similarity is None else isinstance(state, str)):
             advice = "Only states that are texts have a similarity; use similarity=None."
             if similarity is None:
-                advice = "Turn each state into a string or a tuple, so that states can be compared."
+                advice = "Turn each state into a string, or a tuple of strings and numbers, so that states can be compared."
             raise RecipeError(f"The anchor state of row {row} is of type {type(state).__name__}. {advice}")
         if similarity is not None and state is not None and (prompt, state) not in text_id_by_state:
             prompt_matchers = matchers_by_prompt.setdefault(prompt, [])
@@ -141,6 +141,15 @@ def anchor_groups(group_s: Int[Tensor, " s"], anchor_s: Anchors, *, similarity: 
         state_keys = [(prompt, text_id_by_state.get((prompt, state), -1)) for prompt, state in state_keys]
     is_known_state_s = torch.tensor([state is not None for state in anchor_states], dtype=torch.bool, device=group_s.device)
     return torch.where(is_known_state_s, group_index(state_keys).to(group_s.device), -1)
+
+
+def _is_hashable(state: Any) -> bool:
+    """Return whether a state and all that it holds can be hashed. A tuple of lists cannot."""
+    try:
+        hash(state)
+    except TypeError:
+        return False
+    return True
 
 
 def _find_text(state: str, matchers: list[SequenceMatcher], similarity: float) -> int:
