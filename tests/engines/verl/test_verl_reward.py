@@ -126,6 +126,21 @@ def test_columns_have_the_names_that_rewards_ask_for(tmp_path, monkeypatch):
     assert output.reward_score == len(output.response_ids)
 
 
+def test_a_run_with_another_estimator_sends_no_mask(manager, tmp_path):
+    """verl's own managers pass such fields to the user's reward function, in `extra_info`."""
+
+    class Recorder:
+        config, loop, sent = config_of(tmp_path, "algorithm.adv_estimator=grpo"), manager.loop, []
+
+        async def run_single(self, data):
+            self.sent += [dict(fields) for fields in data.non_tensor_batch["tool_extra_fields"]]
+            return {"reward_score": 0.0, "reward_extra_info": {}}
+
+    recorder = Recorder()
+    scored(recorder, outputs_of(manager.tokenizer, ["4"], level="hard"))
+    assert recorder.sent == [{"level": "hard"}]
+
+
 def test_a_reward_function_is_called_with_one_rollout_at_a_time(tmp_path):
     """verl calls it for many rollouts at once, and a function that keeps a state need not be thread-safe."""
     (tmp_path / "mine.py").write_text(

@@ -16,6 +16,8 @@ def attach(agent_loop: Any) -> None:
 
     @around(agent_loop.AgentLoopWorker, "_compute_score")
     async def compute_score(original: Any, self: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.config.algorithm.adv_estimator != "spanwise":
+            return await original(self, outputs, *args, **kwargs)
         for output in outputs:
             output.extra_fields[KEY] = list(output.response_mask)
         try:
