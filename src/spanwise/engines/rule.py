@@ -16,6 +16,8 @@ from spanwise.scheme import Scheme
 
 #: The `Batch` fields that most trainers fill in.
 PROVIDES = ("group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt")
+#: The methods that divide by the standard deviation of a group, whatever the recipe says.
+_DIVIDES_BY_STD = ("grpo", "dcpo", "gdpo", "grpo_verif", "ha_dw")
 #: The recipe fields that an engine reads.
 _CREDIT = {*RULE, *MODES, "calibration", "baseline", "verifier"}
 
@@ -43,12 +45,15 @@ def read_rule(
     rule = rule_at(path, longest=longest, options=method_options)
     recipe, scheme = rule
     recipe_discounts = {name: scheme.options.get(discounts[name]) for name in given_discounts}
-    divides_by_std = scheme.method == "grpo" or any(objective.scale == "std" for objective in scheme.objectives)
+    scales = (scheme.options.get("scale"), *(objective.scale for objective in scheme.objectives))
+    divides_by_std = scheme.method in _DIVIDES_BY_STD or "std" in scales
     std_setting = get_setting(deviation) if deviation else None
     refuse(
         {
             f"{deviation} is {std_setting}, but the recipe divides by the standard deviation of groups (method '{scheme.method}'). "
-            "Write method: dr_grpo, or remove scale: std.": divides_by_std and std_setting is not None and not std_setting,
+            "Write method: dr_grpo, remove scale: std, or remove the setting.": (
+                divides_by_std and std_setting is not None and not std_setting
+            ),
             **{
                 f"{name} is {value}, but the recipe has {discounts[name]}: {recipe_discounts[name]}. Remove one of the two.": (
                     recipe_discounts[name] not in (None, value)

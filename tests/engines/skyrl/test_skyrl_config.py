@@ -49,6 +49,13 @@ REFUSED = {  # recipe, changes of SkyRL's configuration, and the words that the 
     "no recipe": (small.BROADCAST, {ALGORITHM + "spanwise.recipe": None}, r"spanwise\.recipe="),
     "rows that are dropped": (small.BROADCAST, LEGACY, r"48 rows .* micro-batches of 5\. Use token_mean"),
     "two lambdas": (GAE + "options: {lam: 0.7}", {**CRITIC, **of_algorithm(lambd=0.8)}, r"lambd is 0\.8, .* lam: 0\.7"),
+    "no deviation, dcpo": (GRPO.replace("grpo", "dcpo"), of_algorithm(grpo_norm_by_std=False), "method 'dcpo'"),
+    "no deviation, gigpo": (
+        small.GIGPO + "options: {scale: std}",
+        {**STEPWISE, **of_algorithm(grpo_norm_by_std=False)},
+        "method 'gigpo'",
+    ),
+    "refined turns": (GRPO + "refine: ktae", STEPWISE, r"refine .* generator\.step_wise_trajectories=true"),
     "no deviation": (GRPO, of_algorithm(grpo_norm_by_std=False), "grpo_norm_by_std is False"),
     "a model": (MODEL, {}, "'reward_model' loads a reward model"),
     "no critic": (GAE, {}, r"add trainer\.critic\.model\.path=MODEL"),

@@ -212,6 +212,9 @@ REFUSED = {
     "another mode": (("trainer.v1.trainer_mode=colocate_async",), {}, r"laser needs .* is not known here"),
     "V0": (("trainer.use_v1=False",), {}, r"laser needs .* or train with TRL"),
     "the rollout's log-probabilities": (("algorithm.rollout_correction.bypass_mode=True",), {}, r"bypass_mode=True takes"),
+    "a filter of groups": (
+        ("algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=any_reward"), {}, r"filter_groups drops"
+    ),
     "distillation": (("distillation.enabled=True",), {}, r"teacher only scores sampled tokens"),
 }  # fmt: skip
 

@@ -115,6 +115,8 @@ def check(cfg: Any) -> RecipeRule:
             f"generator.merge_stepwise_output=true, or use an outcome method or 'gigpo'.": (
                 scheme.entry.kind == "token" and is_stepwise and not generator_config.merge_stepwise_output
             ),
+            "refine changes tokens of whole rollouts, but generator.step_wise_trajectories=true makes one row per turn. Set it to "
+            "false, or leave refine out.": scheme.refine and is_stepwise,
             f"trainer.algorithm.policy_loss_type is '{loss_name}', which does not work with the loss of a mode such as laser. Use "
             f"one of {', '.join(LOSSES)}.": skyrl_modes and loss_name not in LOSSES,
         }

@@ -211,6 +211,8 @@ def _verl_faults(config: Any) -> dict[str, Any]:
     return {
         "algorithm.rollout_correction.bypass_mode=True takes log-probabilities from sampling, but laser's token is not sampled. "
         "Set bypass_mode=False, or leave laser out.": (config.algorithm.get("rollout_correction") or {}).get("bypass_mode"),
+        "algorithm.filter_groups drops groups with equal rewards, but laser learns from them, too. Set "
+        "filter_groups.enable=False, or leave laser out.": (config.algorithm.get("filter_groups") or {}).get("enable"),
         "distillation.enabled is True, but the teacher only scores sampled tokens, and laser's token is not sampled. Set "
         "distillation.enabled=False, or leave laser out.": ((config.get("distillation") or {}).get("enabled")),
     }
