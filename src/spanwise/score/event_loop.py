@@ -15,9 +15,9 @@ _loops: dict[int, asyncio.AbstractEventLoop] = {}
 _objects: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
 
-def run(coroutine: Coroutine[Any, Any, _T]) -> _T:
-    """Run a coroutine on this process's event loop for rewards. Cancel it if the calling thread is interrupted."""
-    coroutine_future = asyncio.run_coroutine_threadsafe(coroutine, _running_loop())
+def run(coroutine: Coroutine[Any, Any, _T], loop: asyncio.AbstractEventLoop | None = None) -> _T:
+    """Run a coroutine on `loop`, or this process's loop for rewards. Cancel it if the calling thread is interrupted."""
+    coroutine_future = asyncio.run_coroutine_threadsafe(coroutine, loop or _running_loop())
     try:
         return coroutine_future.result()
     finally:

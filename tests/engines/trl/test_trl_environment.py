@@ -1,5 +1,7 @@
 """A TRL environment that owns its reward: `get_reward`, called by TRL's own trainer after real generations, pays a block."""
 
+import asyncio
+
 import pytest
 import torch
 from datasets import Dataset
@@ -37,7 +39,10 @@ class Room:
 
 
 class SlowRoom(Room):
+    loop = None
+
     async def get_reward(self):
+        SlowRoom.loop = asyncio.get_running_loop()
         return float(self.number)
 
 
@@ -77,6 +82,8 @@ def test_get_reward_pays_the_blocks_of_the_objective_environment(tmp_path, envir
     expected = [reward - (6.0 - reward) / 3 for reward in rewards]  # minus the mean of the three others
     assert run.last_rollouts.credit.block_nk[:, 0].tolist() == pytest.approx(expected)
     assert run.reward_func_names == ["environment"]
+    if environment is SlowRoom:  # its asynchronous tools run there, too
+        assert SlowRoom.loop is run.async_loop
     assert run.state.log_history[0]["rewards/environment/mean"] == 1.5
 
 

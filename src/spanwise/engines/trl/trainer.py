@@ -339,7 +339,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         arguments = self._reward_arguments
         trl_arguments = {key: arguments.pop(key) for key in _TRL_KWARGS if key in arguments}
         if self._environment_rewards:
-            arguments["environment"] = environment_rewards(self._environment_rewards, arguments["environments"])
+            loop = getattr(self, "async_loop", None)
+            arguments["environment"] = environment_rewards(self._environment_rewards, arguments["environments"], loop)
         # Completions of a prompt are adjacent, and each process has equally many completions.
         group_size = self.num_generations if self.model.training else self.num_generations_eval
         first_row = self.accelerator.process_index * len(completion_ids_list)
@@ -555,7 +556,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         return any(part.waits for part in self.parts.values())
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """Run TRL's training step, and check the gradient before it is clipped. Remove it while only a critic (or mode) trains."""
+        """Run TRL's training step, and check its gradient. Remove it while only the critic (or another mode) trains."""
         loss = super().training_step(model, inputs, num_items_in_batch)
         if self.accelerator.sync_gradients:
             fold.check_gradient(self.model, scaled=self.accelerator.scaler is not None, step=self.state.global_step)
