@@ -7,7 +7,7 @@ import torch
 from border.case import case, check, trained
 from spanwise.credit import gae
 from trl_critic_small import fast, with_critic
-from trl_small import policy
+from trl_small import config, policy
 
 GAE = {"method": "gae", "objectives": [{"reward": "correct", "pays": ["solution", "confidence"]}]}
 
@@ -33,6 +33,13 @@ def of_critic_alone(folder):
     with_critic(folder, fast(policy_training_start_step=2), max_steps=2).train()
 
 
+def under_deepspeed(folder):
+    """A critic that trains alone at first, in a script that DeepSpeed launched: transformers then sets `deepspeed_plugin`."""
+    args = config(folder)
+    args.deepspeed_plugin = "ZeRO-2"
+    with_critic(folder, fast(policy_training_start_step=2), extra={"args": args})
+
+
 CASES = {
     "`method: gae` without `critic`": trained(**GAE),
     "`method: bae` with a `critic`": trained(method="bae", critic={}),
@@ -45,6 +52,7 @@ CASES = {
     "`CriticConfig(policy_training_start_step=2)` with `fp16=True`": lambda folder: with_critic(
         folder, fast(policy_training_start_step=2), fp16=True
     ),
+    "`CriticConfig(policy_training_start_step=2)` under DeepSpeed": under_deepspeed,
     "`CriticConfig()` with a policy whose weights DeepSpeed ZeRO-3 shards": of_a_sharded_policy,
     "`critic: {model: nowhere}`": trained(**GAE, critic={"model": "nowhere"}),
     "`critic: {model: runs/pre/critic}`, whose values are of other objectives": of_other_values,

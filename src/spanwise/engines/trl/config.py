@@ -231,6 +231,10 @@ def check_use(
         "Set bf16=True instead, or policy_training_start_step to 0.": (
             args.fp16 and critic is not None and critic.policy_training_start_step
         ),
+        "critic.policy_training_start_step keeps the policy unchanged, but DeepSpeed updates it within the backward pass. Set "
+        "policy_training_start_step to 0, or train without DeepSpeed.": (
+            getattr(args, "deepspeed_plugin", None) and critic is not None and critic.policy_training_start_step
+        ),
     }
     refuse(setting_faults)
     if args.remove_unused_columns:
