@@ -48,10 +48,11 @@ class SpanRewardManager(RewardManagerBase):
             return asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
         _mark_responses(data)
-        agent_fields = [data[n].non_tensor_batch.get("tool_extra_fields") or {} for n in range(len(data))]
-        has_agent_reward = any("environment" in fields for fields in agent_fields)
+        field_dicts = [data[n].non_tensor_batch for n in range(len(data))]
+        given_names = {name for row in field_dicts for name in (*row, *(row.get("extra_info") or {}), *_agent_fields(row))}
+        lacks_column = not self.own_columns <= given_names
         user_result = None
-        if self.own_manager is not None and not has_agent_reward:
+        if self.own_manager is not None and (lacks_column or not _has_agent_reward(field_dicts)):
             user_result = await self.own_manager.run_single(data)
         rollout_batch, length_n, has_masks = await in_thread(self._batch, data, user_result)
         SHARERS.set(int(self.config.reward.num_workers))
@@ -64,7 +65,7 @@ class SpanRewardManager(RewardManagerBase):
         attention_nt = data.batch["attention_mask"][:, -ids_nt.shape[1] :]
         length_n = attention_nt.sum(dim=1).tolist()
         field_dicts = [data[n].non_tensor_batch for n in range(len(data))]
-        given_masks = [(row.get("tool_extra_fields") or {}).get(masks.KEY) for row in field_dicts]
+        given_masks = [_agent_fields(row).get(masks.KEY) for row in field_dicts]
         ids_by_output = [ids_t[:length].tolist() for ids_t, length in zip(ids_nt, length_n, strict=True)]
         ids_with_masks = zip(ids_by_output, given_masks, strict=True)
         sampled_masks = [[1] * len(output_ids) if mask is None else mask for output_ids, mask in ids_with_masks]
@@ -75,6 +76,8 @@ class SpanRewardManager(RewardManagerBase):
             unpaid_values = {name: value for name, value in manager_values.items() if name not in (*batch_columns, "answer")}
             paid_values = {name: manager_values[name] for name in self.own_columns & manager_values.keys()}
             reward_columns = {**unpaid_values, **paid_values, "environment": own_result["reward_score"]}
+            if _has_agent_reward(field_dicts):
+                del reward_columns["environment"]
             batch_columns |= {name: [None] * (len(ids_by_output) - 1) + [number] for name, number in reward_columns.items()}
         output_number_n = torch.arange(len(ids_by_output))
         rollout_n = torch.zeros_like(output_number_n)
@@ -116,9 +119,19 @@ class SpanRewardManager(RewardManagerBase):
                 "num_turns": row.get("__num_turns__"),
             }
             answer_column = {} if gold_answer is None else {"answer": gold_answer}
-            extra_fields = {**(row.get("extra_info") or {}), **(row.get("tool_extra_fields") or {})}
+            extra_fields = {**(row.get("extra_info") or {}), **_agent_fields(row)}
             row_dicts.append({**row, **extra_fields, **answer_column, **text_columns})
         return columns_of(row_dicts, flat=False)
+
+
+def _agent_fields(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that an agent loop gave to one of its outputs."""
+    return row.get("tool_extra_fields") or {}
+
+
+def _has_agent_reward(rows: list[dict[str, Any]]) -> bool:
+    """Return whether an agent loop gave a reward of its own, which replaces that of the user's reward manager."""
+    return any("environment" in _agent_fields(row) for row in rows)
 
 
 def _mark_responses(data: Any) -> None:
