@@ -37,9 +37,10 @@ class Layout:
     where the next one starts, and what stands before the first belongs to the first; a part inside another one has its own bytes
     only.
 
-    A block whose name holds `[*]` is repeated: one block per match, `item[0]`, `item[1]`, ..., the first `most` of them. One block
-    without marks is the rest. Between tags that is the text before the first one; beside other segmenters it is all that no
-    block claims, each of which then ends where its part ends.
+    A block whose name holds `[*]` is repeated: one block per match, `item[0]`, `item[1]`, ..., the first `most` of them. Of
+    several marks each has its own text, `thought[0]` and `action[0]`. One block without marks is the rest. Between tags that
+    is the text before the first one; beside other segmenters it is all that no block claims, each of which then ends where its
+    part ends. But a tag runs on to the next tag, also past its closing tag.
 
     Args:
         blocks: block name -> marks; one string is one mark. Or a list of blocks, each marked by its own name.
@@ -96,7 +97,8 @@ class Layout:
                     segmenter, mark = self.segmenter, written
                 part_key = mark or name
                 if index is not None:
-                    part_key = mark.replace(EACH, f"[{index}]", 1) if EACH in mark else name
+                    own_name = f"{mark}[{index}]" if mark and len(marks) > 1 else name
+                    part_key = mark.replace(EACH, f"[{index}]", 1) if EACH in mark else own_name
                 parts.append(Part(block, segmenter, mark, part_key, index))
         return tuple(parts)
 

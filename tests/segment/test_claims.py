@@ -32,6 +32,7 @@ PARTLY = Fault.NESTED | Fault.MISSING
         ({"a": "tags:t", "b": B}, ["<t>", "1", "xy", "2", "</t>", "."], "aabaaa", {"a": "1xy2", "b": "xy"}, Fault.NONE),
         # A tag has no end of its own: it ends with what it lies in, as long as what it says does.
         ({"a": A, "b": "tags:t", "rest": []}, ["<<", "<t>", "1</t>", ".>>", "."], "abbbr", {"a": "<t>1</t>.", "b": "1"}, Fault(0)),
+        ({"a": A, "b": "tags:t", "rest": []}, [".", "<t>1", "</t>", ".", "<<x1>>", "."], "rbbbab", {"a": "x1", "b": "1"}, Fault(0)),
         ({"a": A, "b": "tags:t", "rest": []}, ["<<", "<t>", "1", ">>", "2", "</t>"], "aaaarr", {"a": "<t>1"}, PARTLY),
     ],
 )  # fmt: skip

@@ -132,3 +132,12 @@ def test_a_segmenter_without_a_hash_cuts_as_well():
     finally:
         SEGMENTERS.pop("own_fields")
     assert texts[0]["price"]["price"] == "4"
+
+
+def test_two_marks_of_a_repeated_block_have_a_text_each():
+    layout = Layout({"step[*]": ["thought", "action"]}, most=2)
+    _, texts, fault = segment(
+        layout, ["<thought>a</thought>", "<action>b</action>", "<thought>c</thought>", "<action>d</action>"]
+    )
+    assert (texts["step[0]"]["thought[0]"], texts["step[0]"]["action[0]"]) == ("a", "b")
+    assert (texts["step[1]"]["thought[1]"], texts["step[1]"]["action[1]"], fault) == ("c", "d", 0)
