@@ -502,7 +502,8 @@ class SpanGRPOTrainer(GRPOTrainer):
             dppo_loss_value, dropped_share = fold.dppo_term(logps_bt, inputs, mask_bt, self.args)
             token_count = mask_bt.sum()
             local_sums = torch.stack([dropped_share * token_count, token_count, dppo_loss_value.detach()])
-            dropped_count, token_count, loss_sum = self.accelerator.reduce(local_sums, reduction="sum").tolist()
+            summed: Any = self.accelerator.reduce(local_sums, reduction="sum")
+            dropped_count, token_count, loss_sum = summed.tolist()
             self._note({"dppo/dropped": dropped_count / max(token_count, 1)})
             logged_losses = self._metrics["train" if is_training else "eval"]["policy_loss"]
             if logged_losses:  # TRL logs a policy loss only if there is an entropy bonus
