@@ -71,9 +71,14 @@ def test_two_rollouts_share_a_mark_only_if_no_reward_differs(tmp_path, manager):
     marking = prepared(tmp_path, f"{on}enable=True", f"{on}metric=any_reward")
     pairs = (4, 0.9), (4, 0.9), (4, 0.8), (5, 0.9), (4, "high")
     texts = [TEXT.format(*pair) + " " * (n == 1) for n, pair in enumerate(pairs)]
-    marks = [info_of(read_alone(marking, text))["any_reward"] for text in texts]
+    infos = [info_of(read_alone(marking, text)) for text in texts]
+    marks = [float(info["any_reward"]) for info in infos]  # as verl's filter reads it
     assert marks[0] == marks[1]
     assert len(set(marks)) == 4
+    from verl.trainer.ppo.metric_utils import process_validation_metrics
+
+    columns = {name: [info[name] for info in infos] for name in ("correct", "any_reward")}
+    assert [*process_validation_metrics(["small"] * 5, ["u"] * 5, columns)["small"]] == ["correct"]  # a mark is no result
 
 
 RIGHT, WRONG, TOOL = "<answer>4</answer>", "<answer>5</answer>", "tool "
@@ -103,7 +108,7 @@ def test_a_group_is_dropped_only_if_no_turn_can_get_credit(tmp_path, recipe):
     on = "algorithm.filter_groups."
     manager = prepared(tmp_path, f"{on}enable=True", f"{on}metric=any_reward", recipe=recipe)
     all_wrong, longer, mixed, right = (
-        info_of(read_turns(manager, *turns))["any_reward"]
+        float(info_of(read_turns(manager, *turns))["any_reward"])
         for turns in ((WRONG, WRONG), (WRONG, WRONG, WRONG), (RIGHT, WRONG), (RIGHT, RIGHT))
     )
     assert all_wrong == longer != right

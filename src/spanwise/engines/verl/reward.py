@@ -103,7 +103,8 @@ class SpanRewardManager(RewardManagerBase):
         }
         extra_info[carry.KEY] = packed_text
         if self.filter_metric == ANY_REWARD:
-            extra_info[ANY_REWARD] = _mark_rewards(read_batch, self.scheme)
+            # verl's filter turns texts into numbers, and its validation leaves texts out.
+            extra_info[ANY_REWARD] = str(_mark_rewards(read_batch, self.scheme))
         return {"reward_score": float(total_reward), "reward_extra_info": extra_info}
 
     def _columns(self, row_fields: list[Any], ids: list[list[int]]) -> dict[str, list[Any]]:
