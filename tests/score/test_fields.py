@@ -339,6 +339,7 @@ CODE = {
     "\ud800": 0.0,
     " ": 0.0,
     "1. So:\n   ```python\n   def two():\n       return 2\n   ```\n2. Done": 1.0,
+    "   ```python\ndef two():\n    return 2\n   ```": 1.0,  # only the fence is indented
     "Call ```two()``` to see\n```python title=a\ntwo = lambda: 2\n```\nor ```two()```\n or so": 1.0,
 }
 RUN_LIMITS = {"allow": True, "workers": 2, "deadline": 0.3, "memory": 2**29}

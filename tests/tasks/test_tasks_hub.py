@@ -13,6 +13,7 @@ from spanwise.layout import Layout
 from spanwise.segment import SEGMENTERS
 from spanwise.tasks import load_task
 from spanwise.tasks.embedded import build_model, build_tokenizer
+from spanwise.tasks.hub import read_rows
 
 ROWS = [{"question": f"What is {n} + {n}?", "answer": str(2 * n), "note": "x"} for n in range(10)]
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
@@ -102,6 +103,11 @@ def test_what_has_no_splits_is_not_read_twice(models, tmp_path, kind) -> None:
     for splits in ({"eval_split": "test"}, {"split": "test"}, {"eval_split": "train"}):
         with pytest.raises(DataError, match="split"):
             load_task(models["plain"], str(place), **splits)
+
+
+def test_a_name_with_a_dot_is_no_file_without_splits() -> None:
+    with pytest.raises(DataError, match=r"Split 'test' of the dataset name 'owner/news:3\.0\.0'"):  # no hub here
+        read_rows("owner/news:3.0.0", "test")
 
 
 def test_a_folder_may_be_called_as_a_file(models, tmp_path) -> None:

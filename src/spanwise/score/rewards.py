@@ -308,7 +308,9 @@ def runs(
         if tests is not None and test_code is None:
             return None
         indent, code = [("", program_code), *_FENCED.findall(program_code)][-1]
-        return (re.sub(f"(?m)^[^\\S\\n]{{0,{len(indent)}}}", "", code), test_code) if program_code.strip() else False
+        first_line = code.lstrip("\n")  # code that is indented less than its fence stays as it is
+        width = min(len(indent), len(first_line) - len(first_line.lstrip(" \t")))
+        return (re.sub(f"(?m)^[^\\S\\n]{{0,{width}}}", "", code), test_code) if program_code.strip() else False
 
     code_runner = shared_workers(CodeRunner, workers=workers, deadline=deadline, memory=memory)
     return judged(text, pays, tag, [*test_codes], request, code_runner.check)

@@ -25,6 +25,12 @@ Match = tuple[str, int, int, Inner | None]
 _END = re.compile("<\\|[^<>|\\n]{1,64}\\|>|</s>|<eos>|<end_of_turn>|<\uff5c[^<>\\n]{1,64}\uff5c>".encode())
 
 
+#: Matches one after which another turn begins. Other tokens, such as `<|channel|>`, stand inside a turn.
+_TURN_END = re.compile(
+    "<\\|(?:im_end|end|eo|return|call)[^<>|\\n]{0,60}\\|>|</s>|<eos>|<end_of_turn>|<\uff5cend[^<>\\n]{0,60}\uff5c>".encode()
+)
+
+
 def text_end(text: bytes) -> int:
     """Return the byte at which the end-of-sequence tokens of a completion begin.
 
@@ -47,9 +53,11 @@ def with_line_ends(text: bytes) -> bytes:
 
     >>> with_line_ends(b"Done.<|end|>Next")
     b'Done.      \nNext'
+    >>> with_line_ends(b"<|channel|>final<|message|>Next")
+    b'<|channel|>final<|message|>Next'
     """
     is_html = b"<s>" in text
-    return _END.sub(lambda end: end[0] if is_html and end[0] == b"</s>" else b" " * (len(end[0]) - 1) + b"\n", text)
+    return _TURN_END.sub(lambda end: end[0] if is_html and end[0] == b"</s>" else b" " * (len(end[0]) - 1) + b"\n", text)
 
 
 def without_end(text: str) -> str:

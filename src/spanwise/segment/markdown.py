@@ -217,7 +217,8 @@ def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
 def _content(text: bytes, fence: Fence) -> tuple[int, int] | bytes:
     """Return the code in a fence. Remove from each line as much space as stands before the fence itself."""
     opening_line = text[fence.start : fence.inner[0]]
-    indent = len(opening_line) - len(opening_line.lstrip(b" \t"))
+    first_line = text[slice(*fence.inner)].lstrip(b"\n")  # code that is indented less than its fence stays as it is
+    indent = min(len(line) - len(line.lstrip(b" \t")) for line in (opening_line, first_line))
     return re.sub(rb"(?m)^[ \t]{0,%d}" % indent, b"", text[slice(*fence.inner)]) if indent else fence.inner
 
 

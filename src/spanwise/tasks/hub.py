@@ -254,7 +254,7 @@ def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -
         raise DataError(
             f"The dataset file '{dataset}' {file_problem}; set --dataset to a {suffixes_text} file, a folder or a hub name."
         )
-    if file_suffix and split != "train":
+    if dataset_path.is_file() and split != "train":
         raise DataError(
             f"The dataset file '{dataset}' has no splits, so it has no split '{split}'. Leave the split out, or give a folder with "
             f"the files train{file_suffix} and {split}{file_suffix}."

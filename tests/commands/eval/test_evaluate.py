@@ -165,7 +165,8 @@ def test_answers_are_judged_as_the_objective_says_wherever_they_stand(padded):
     """The dataset has the gold answers in a column of another name, and the answer stands in the second block."""
     layout = {"thought": ["reasoning"], "solution": ["answer"], "confidence": ["analysis", "confidence"]}
     objective = {"reward": "correct", "pays": "solution", "options": {"column": "gold", "verify": "exact"}}
-    recipe = load(None, {"layout": layout, "objectives": [objective]})
+    thinking = {"reward": "correct", "name": "thinking", "pays": "thought", "options": {"tag": "reasoning"}}
+    recipe = load(None, {"layout": layout, "objectives": [thinking, objective]})
     rows = ROWS.add_column("gold", ["2", "4"])
     task = Task("digits-easy", "nowhere", rows, rows, recipe.own_layout, 16)
     samples = evaluate(*padded, task, recipe, prompts=2, samples=1)

@@ -297,5 +297,7 @@ def test_an_answer_that_a_reward_function_returns_is_not_the_gold_answer(tmp_pat
         info = info_of(read_alone(manager, TEXT.format(said, 1), extra_info={"level": 3}))
         assert (info["correct"], info["environment"], info["level"]) == (right, 0.5, 0.25)
     # A number called `environment` in the agent loop's extra fields replaces the function's score, and nothing else of it.
-    (output,) = scored(manager, outputs_of(manager.tokenizer, [TEXT.format(4, 1)], environment=0.75))
+    (output,) = scored(
+        manager, outputs_of(manager.tokenizer, [TEXT.format(4, 1)], environment=0.75), extra_info={"level": 3}
+    )
     assert (info_of(output)["environment"], info_of(output)["level"]) == (0.75, 0.25)

@@ -26,7 +26,7 @@ from spanwise.engines.verl.run import vocabulary_of
 from spanwise.engines.verl.settings import ANY_REWARD, OWN_MANAGER, filter_metric, paid_results, scheme_in
 from spanwise.scheme import Scheme
 from spanwise.score.items import SHARERS
-from spanwise.step import ReadBatch, Step
+from spanwise.step import TURNS, ReadBatch, Step
 
 
 class SpanRewardManager(RewardManagerBase):
@@ -38,7 +38,7 @@ class SpanRewardManager(RewardManagerBase):
         self.step = Step(self.scheme, self.vocabulary)
         self.filter_metric = filter_metric(config)
         self.own_columns = paid_results(self.scheme)
-        self.own_manager = _own_manager(config, self.own_columns, tokenizer, router)
+        self.own_manager, self.user_chose_manager = _own_manager(config, self.own_columns, tokenizer, router)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spanwise-reward")
 
     async def run_single(self, data: Any) -> dict[str, Any]:
@@ -49,10 +49,12 @@ class SpanRewardManager(RewardManagerBase):
 
         _mark_responses(data)
         field_dicts = [data[n].non_tensor_batch for n in range(len(data))]
-        given_names = {name for row in field_dicts for name in (*row, *(row.get("extra_info") or {}), *_agent_fields(row))}
-        lacks_column = not self.own_columns <= given_names
+        agent_field_dicts = [_agent_fields(row) for row in field_dicts]
+        turn_dicts = [turn for fields in agent_field_dicts for turn in fields.get(TURNS) or ()]
+        agent_names = {name for fields in (*agent_field_dicts, *turn_dicts) for name in fields}
+        user_gives_column = self.user_chose_manager and not self.own_columns <= agent_names
         user_result = None
-        if self.own_manager is not None and (lacks_column or not _has_agent_reward(field_dicts)):
+        if self.own_manager is not None and (user_gives_column or not _has_agent_reward(field_dicts)):
             user_result = await self.own_manager.run_single(data)
         rollout_batch, length_n, has_masks = await in_thread(self._batch, data, user_result)
         SHARERS.set(int(self.config.reward.num_workers))
@@ -166,15 +168,15 @@ def _mark_rewards(read_batch: ReadBatch, scheme: Scheme) -> float:
     return float(zlib.crc32(repr([sorted(rewards) for rewards in rewards_m]).encode()))
 
 
-def _own_manager(config: Any, used_columns: set[str], tokenizer: Any, router: dict[str, Any]) -> Any:
-    """Load the user's own reward manager. Return None if the recipe does not use it."""
+def _own_manager(config: Any, used_columns: set[str], tokenizer: Any, router: dict[str, Any]) -> tuple[Any, bool]:
+    """Load verl's reward manager, or None if the recipe does not use it. Return also whether it or its function is the user's."""
     manager_config = config.algorithm.spanwise.get(OWN_MANAGER)
     if manager_config is None or not used_columns:
-        return None
+        return None, False
     user_chose_manager = manager_config.name != "naive" or config.reward.custom_reward_function.path is not None
     if not user_chose_manager and "environment" not in used_columns:  # verl's agent loop fills these columns
-        return None
+        return None, False
     user_config = copy.deepcopy(config)
     with open_dict(user_config):
         user_config.reward.reward_manager = manager_config
-    return load_reward_manager(user_config, tokenizer, **router)
+    return load_reward_manager(user_config, tokenizer, **router), user_chose_manager
