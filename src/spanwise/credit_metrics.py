@@ -37,7 +37,7 @@ class CreditedBatch:
 
     @cached_property
     def agreement(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Maps comparisons to two masks of their groups: all rewards equal, and two or more rewards. The batch is one group."""
+        """Maps comparisons to two masks of groups: all rewards equal, two or more rewards. The baseline `batch` has one group."""
         if self.group_n is None or self.scheme.value_names:
             return {}
         group_n = group_index(self.group_n).cpu()

@@ -31,16 +31,16 @@ class Part:
 class Layout:
     """The blocks of a completion, in order, and the marks (tags, JSON paths) that find them.
 
-    With the segmenter `tags` a mark `answer` opens with `<answer>` and closes with `</answer>`; with `json` it is a path, with
-    `channels` a channel; see `spanwise.segment.SEGMENTERS`. A mark may name its own segmenter, `json:price`; with another
-    segmenter than `tags` no space may follow the colon. Every trainable token belongs to exactly one block: a block runs on to
-    where the next one starts, and what stands before the first belongs to the first; a part inside another one has its own bytes
-    only.
+    With the segmenter `tags`, a mark `answer` opens with `<answer>` and closes with `</answer>`. With `json` a mark is a path,
+    with `channels` a channel; see `spanwise.segment.SEGMENTERS`. A mark may name its own segmenter, `json:price`. In a layout
+    with another segmenter than `tags`, no space may follow the colon. Every trainable token belongs to exactly one block. A
+    block runs on to the start of the next block. Text before the first block belongs to the first block. A part inside another
+    part has only its own bytes.
 
-    A block whose name holds `[*]` is repeated: one block per match, `item[0]`, `item[1]`, ..., the first `most` of them. Of
-    several marks each has its own text, `thought[0]` and `action[0]`. One block without marks is the rest. Between tags that
-    is the text before the first one; beside other segmenters it is all that no block claims, each of which then ends where its
-    part ends. But a tag runs on to the next tag, also past its closing tag.
+    A block whose name holds `[*]` is repeated: each match, up to `most` matches, is a block, `item[0]`, `item[1]`, ... If such
+    a block has several marks, each mark has its own text, `thought[0]` and `action[0]`. One block may have no marks; it is the
+    rest. With tags, the rest is the text before the first tag. With other segmenters, the rest is all text that no block
+    claims, and a block ends where its part ends. But a tag runs on to the next tag, also past its closing tag.
 
     Args:
         blocks: block name -> marks; one string is one mark. Or a list of blocks, each marked by its own name.
@@ -92,7 +92,7 @@ class Layout:
         for block, (name, marks, index) in enumerate(self._single):
             for written in marks:  # a mark such as `json:price` names its own segmenter
                 segmenter, colon, mark = written.partition(":")
-                is_pattern = self.segmenter != "tags" and mark[:1] == " "  # in the pattern `steps: 5` these are words
+                is_pattern = self.segmenter != "tags" and mark[:1] == " "  # the pattern `steps: 5` names no segmenter
                 if not colon or is_pattern or not is_registered(segmenter, kind="segmenter"):
                     segmenter, mark = self.segmenter, written
                 part_key = mark or name
@@ -127,7 +127,7 @@ class Layout:
         return [part for part in self.parts if part.segmenter == segmenter]
 
     def matching(self, pattern: str) -> tuple[str, ...]:
-        """Return the names of the blocks that match a pattern. `*` is every block but the rest, `[*]` any index.
+        """Return the names of the blocks that match a pattern. `*` matches every block but the rest, and `[*]` any index.
 
         Raises:
             RecipeError: it matches no block.

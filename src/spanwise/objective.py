@@ -46,7 +46,7 @@ class Objective:
             completions are compared with right ones and the others get nothing (PAPO, arXiv 2603.26535). Where completions are
             turns, that one counts for all turns of a rollout, unless its scope is "turn".
         key: of a function that returns a dict for each completion, the entry that is the reward. None: verl's `score`.
-        pays: the blocks whose tokens this reward moves, or one of them; `items[*]`: that block of any index, `*`: all but the rest.
+        pays: the blocks, or the block, whose tokens this reward moves. `items[*]` is `items` of any index; `*` is all but the rest.
         each: instead of one objective, one per block that this name or pattern matches, called `<name>.<block>`. Each reads the
             part that its block is made of (the option `tag`) and pays its block, or what `pays` says (`OWN`: its own block).
         given: the outcomes of what comes before the paid blocks that the baseline may know (`baseline: outcome` or `blended`),
@@ -196,7 +196,7 @@ class Objective:
 
 def hidden_names(settings: Any, prefix: str = "") -> list[str]:
     """Return the paths of hidden secrets in nested settings, such as `judge.key`."""
-    if isinstance(settings, str) and settings == HIDDEN:  # an array is never equal as a whole
+    if isinstance(settings, str) and settings == HIDDEN:  # `==` of an array has no single truth value
         return [prefix]
     setting_entries: Iterable[tuple[Any, Any]] = enumerate(settings) if isinstance(settings, list) else ()
     if isinstance(settings, Mapping):

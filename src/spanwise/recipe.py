@@ -93,8 +93,8 @@ class Recipe(BaseModel):
         temperature: temperature of sampling, in training and in evaluations
         max_completion_length: largest number of tokens of a completion; default: the task's
         seed: seed of prompts and sampling
-        trainer: further SpanGRPOConfig options, as TRL names them; those of sampling (top_p, top_k, min_p,
-            repetition_penalty, generation_kwargs, chat_template_kwargs) hold in evaluations, too, except vLLM's generation_kwargs
+        trainer: further SpanGRPOConfig options, as TRL names them. The sampling options (top_p, top_k, min_p, repetition_penalty,
+            generation_kwargs, chat_template_kwargs) hold in evaluations, too, except vLLM's generation_kwargs
         eval_every: steps between evaluations; 0: only at the end
         eval_prompts: held-out prompts of each evaluation
         eval_samples: completions per prompt in the final evaluation; 2 while training
@@ -500,7 +500,7 @@ def resolved(recipe: Recipe, scheme: Scheme) -> dict[str, Any]:
 
 
 def recorded_elsewhere(*, block: str = "", criteria: str = "", criterion: str = "", **_: Any) -> list[float]:
-    """Stand in for a reward function whose rewards are recorded, with the parameters that objectives may ask for."""
+    """Stand in for a reward function whose rewards are recorded. Take the parameters that objectives may ask for."""
     raise RecipeError("A reward is only recorded in a file. To compute new ones, name its function in the recipe.")
 
 

@@ -103,8 +103,8 @@ class Scheme:
 
         Args:
             name: name of the method.
-            layout: the blocks of the task. Without `objectives`, a method that credits whole completions merges them into one,
-                unless two of them share a tag, as two attempts do.
+            layout: the blocks of the task. Without `objectives`, a method that credits whole completions merges the blocks
+                into one, unless two blocks share a tag, as two attempts do.
             objectives: replace those of the preset.
             calibration: how the preset scores a confidence, `brier` (default) or `log_score`.
             baseline: baseline of the preset's second objective; `outcome` by default.

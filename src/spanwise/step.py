@@ -33,7 +33,7 @@ __all__ = ["TURNS", "Ranks", "ReadBatch", "Step", "StepResult", "turn_rows"]
 
 #: The column of turns: each completion has a list of one mapping per turn. Rollout functions may return it.
 TURNS = "turns"
-#: How the names of metrics end that mean something for a whole batch alone.
+#: The name endings of metrics that mean something only for a whole batch.
 _OF_WHOLE_BATCHES = ("/unanimous", "/no_signal", "/dead_strata")
 
 
@@ -219,7 +219,7 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
 
 
 def check_turn_rewards(scheme: Scheme, columns: Mapping[str, Any], turn_count_n: Sequence[int], *, advice: str) -> None:
-    """Refuse one number of the environment for all turns of a completion, if an objective pays each turn."""
+    """Refuse a single reward of the environment for several turns of a completion if an objective pays each turn."""
     default_scope = "turn" if scheme.entry.kind == "step" else "rollout"
     environment_objectives = [
         o for o in scheme.objectives if o.reward == "environment" and (o.scope or default_scope) == "turn"
@@ -338,7 +338,7 @@ class Step:
         """Split completions into one row per turn, if the scheme or the rollouts ask for it."""
         # A method for tokens credits a whole conversation as one sequence.
         turn_lists = None if self.scheme.entry.kind == "token" else batch.columns.get(TURNS)
-        # One description is enough, because `turn_rows` refuses completions that lack theirs.
+        # One completion with turns is enough, because `turn_rows` refuses completions without turns.
         must_split_turns = turn_lists is not None and (
             all(map(says_turns, turn_lists)) or any(says_turns(entry) and entry for entry in turn_lists)
         )
@@ -361,7 +361,7 @@ class Step:
             mask_nt: the trainer's final mask over the completions; None: it trains on every sampled token.
             learn: False for an evaluation, of which estimators and warnings must remember nothing.
             number: number of the step, for warnings.
-            whole_batch: False for one group of the trainer's batch, which is not warned of because it gets no credit.
+            whole_batch: False for one group of the trainer's batch. If the group gets no credit, there is no warning.
             dtype: dtype of the advantages.
         """
         if self.ranks is not None:

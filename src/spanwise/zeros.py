@@ -40,7 +40,7 @@ class Count:
     tokens: int
     completions: int  # how many completions have this reason in `Zeros.key_n`
     rows: tuple[int, ...] = ()  # a few completions that have this reason, or a token with it
-    has_more_rows: bool = False  # whether there are other such completions
+    has_more_rows: bool = False  # whether more completions have this reason than `rows` lists
 
 
 @dataclass(frozen=True)

@@ -58,8 +58,8 @@ def assign(
         a method per token that reads a critic:     token[i, t] = sum over the streams s of  weight_s * method(r_s, V_s)[i, t]
             (`reward_streams`); a stream that is the decision to stop goes to stop[i]
         every other method has one number:          A = method(sum_m weight_m r_m, group, ...), paid to every paid block, and to
-            stop[i] where i left out a reward and has no paid block; what is left out stands for `if_missing`. A method per token
-            sees the tokens of the paid blocks alone, or else the last token, which is stop[i]
+            stop[i] where i left out a reward and has no paid block. A reward that is left out counts as `if_missing`. A method per
+            token sees only the tokens of the paid blocks, or, if there are none, the last token, whose credit is stop[i]
 
     Left out means that the completion does not hold what the reward reads, or holds it unreadably. A check that failed (a
     timeout, an error) is not the completion's doing: its reward is absent and costs nothing.
@@ -236,7 +236,7 @@ def _run_over_streams(
 def _run_over_paid_tokens(
     run_method: Callable[..., tuple[Tensor, Any]], inputs: Mapping[str, Any], is_paid_nt: Tensor, pays_stop_n: Tensor
 ) -> tuple[Tensor, Float[Tensor, " n"]]:
-    """Run a method on the tokens of the paid blocks. Without them, the last token stands for the decision to stop."""
+    """Run a method on the tokens of the paid blocks. Without a paid block, the last token stands for the decision to stop."""
     position_t = torch.arange(is_paid_nt.shape[1], device=is_paid_nt.device)
     is_stop_nt = pays_stop_n[:, None] & (position_t == find_last_token(inputs["mask_nt"])[0][:, None])
     mask_nt = inputs["mask_nt"] & (is_paid_nt | is_stop_nt)

@@ -320,7 +320,7 @@ def _estimate_for_outcome(
         has_other_outcome_n = ~same_outcome_n & is_known_n & ~reward_n.isnan()
         counterfactual_n = torch.where(has_other_outcome_n, counterfactual_n - lowest_reward, torch.nan)
         mean_square = mean_square + counterfactual_n.nan_to_num().square().mean()
-    # A smaller variance is 0 but for rounding.
+    # A variance below this limit differs from 0 only by rounding.
     min_variance = 1e-12 * float(mean_square) + 1e-24
     noise_variance_s = prompt_stats.pooled_variance_of_others().nan_to_num(nan=0.0)
     count_of_others_n = prompt_stats.count_n() - prompt_stats.member_n.double()
@@ -346,11 +346,11 @@ def _estimate_for_outcome(
         variances.append(variance_n)
     estimate_en, variance_en = torch.stack(estimates), torch.stack(variances)
     is_certain_en = (variance_en <= min_variance) & ~estimate_en.isnan()
-    # The weight of a variance of 0 is infinite: such estimates alone are averaged where there are any.
+    # An estimate of variance 0 has infinite weight. If a completion has such estimates, average only these.
     variance_en = torch.where(is_certain_en, 1.0, variance_en.masked_fill(is_certain_en.any(dim=0), torch.inf))
     combined_estimate_n = average_by_precision(estimate_en, variance_en)
     combined_estimate_n = torch.where(combined_estimate_n.isnan(), batch_mean_n, combined_estimate_n)
-    is_own_reward_n = combined_estimate_n == reward_above_lowest_n  # adding the lowest reward back may round
+    is_own_reward_n = combined_estimate_n == reward_above_lowest_n  # adding the lowest reward again may round the sum
     return torch.where(is_own_reward_n, reward_n, combined_estimate_n + lowest_reward)
 
 

@@ -73,7 +73,7 @@ _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "threshold": (lambda v: is_number(v) and v >= 0, "write 0 or more, as less probable tokens are boundaries"),
     **dict.fromkeys(("gamma", "lam"), _SHARE),
 }
-#: The same for options of methods of this package alone. A plug-in may mean something else by such a name.
+#: The same for options of spanwise's own methods. A plug-in's option of the same name may mean something else.
 _OWN_VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("h1", "h2", "h3"), _NOT_NEGATIVE),
     "quantile": _SHARE,
@@ -314,10 +314,10 @@ def preset_rule(
 
 
 def _merge_blocks(task: Layout) -> Layout:
-    """Make one block of all blocks. Keep them if two share a mark, if one is repeated, or if a mark is its block's name."""
+    """Merge all blocks into one. Keep them if two blocks share a mark, a block is repeated, or a mark must be its block's name."""
     is_repeated = any(EACH in name for name, _ in task.blocks)
     if not is_repeated and len(task.marks) == sum(len(marks) for _, marks in task.blocks):
-        with suppress(LayoutError):  # the mark of a segmenter such as `steps` can only be its block's name
+        with suppress(LayoutError):  # with a segmenter such as `steps`, a mark must be its block's name
             return replace(task, blocks={"completion": task.marks})
     return task
 
@@ -328,8 +328,8 @@ def preset_objectives(
     """Return the objectives of a method's preset, for recipes that name none.
 
     Correctness pays the first block. The second objective pays the last block: a calibration score if the block states a
-    confidence, else the reward of a second attempt. Well-formed tags are paid in each block that is not repeated, if the
-    preset has a `format`. A method that gives a completion one number pays it to every block.
+    confidence, else the reward of a second attempt. If the preset has a `format`, each block that is not repeated is paid
+    for well-formed tags. A method that gives a completion one number pays it to every block.
     """
     check_known("calibration score", calibration, WORST_SCORE)
     first_block, last_block = layout.names[0], layout.names[-1]

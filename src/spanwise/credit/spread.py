@@ -33,7 +33,7 @@ def left_out(scores: Scores) -> Bool[Tensor, "n m"]:
 def lacks_all(
     left_out_nm: Bool[Tensor, "n m"], objectives: Sequence[Objective], present_nk: Bool[Tensor, "n k"]
 ) -> Bool[Tensor, " n"]:
-    """Mark the completions that left out a reward with a weight, and have none of the paid blocks (`present_nk`)."""
+    """Mark completions that have none of the paid blocks (`present_nk`) and left out a reward whose weight is not 0."""
     has_weight_m = torch.tensor([objective.weight != 0 for objective in objectives], device=left_out_nm.device)
     return (left_out_nm & has_weight_m).any(dim=1) & ~present_nk.any(dim=1)
 

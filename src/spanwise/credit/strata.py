@@ -155,7 +155,7 @@ def explain_advantages(
 
 
 def list_ids(ids: Any) -> list[Any]:
-    """Return ids, such as group ids, as a list of Python values. Equal tensors in a list have different hashes."""
+    """Return ids, such as group ids, as a list of Python values, because equal tensors have different hashes."""
     rows = ids.tolist() if hasattr(ids, "tolist") else ids
     return [row.tolist() if isinstance(row, Tensor) else row for row in rows]
 

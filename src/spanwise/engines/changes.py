@@ -32,5 +32,5 @@ def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_list_or_text(value: Any) -> Any:
-    """Return an array, such as a reward's option, as a list. Return other values that JSON cannot hold as text."""
+    """Return an array, such as a reward's option, as a list. Return any other value as text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)

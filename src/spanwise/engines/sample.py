@@ -17,7 +17,7 @@ from spanwise.modes.sequences import left_padded
 def sample(
     model: Any, tokenizer: Any, prompts: Sequence[Any], *, template: Mapping[str, Any] = {}, **options: Any
 ) -> tuple[Int[Tensor, "n t"], Bool[Tensor, "n t"]]:
-    """Sample completions of prompts from a model. For the prompts see `prompt_ids`, for the options `continue_ids`."""
+    """Sample completions of prompts from a model. `prompt_ids` describes the prompts, and `continue_ids` the options."""
     return continue_ids(model, tokenizer, prompt_ids(tokenizer, prompts, template), **options)
 
 
@@ -37,7 +37,7 @@ def continue_ids(
     """Sample `samples` continuations of each list of token ids, as TRL samples. Restore the random state."""
     was_training = model.training
     end_token_ids = torch.tensor(end_ids(model, tokenizer))
-    # The defaults are given, because what is left out is taken from the model's own configuration.
+    # Set every default, because `generate` takes missing options from the model's own configuration.
     sampling_options: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0, "temperature": temperature}
     sampling_options |= {"max_new_tokens": max_new_tokens, "eos_token_id": end_token_ids.tolist(), "do_sample": True}
     sampling_options |= {"pad_token_id": tokenizer.pad_token_id, "disable_compile": True, **generation}
@@ -67,7 +67,7 @@ def continue_ids(
 
 
 def prompt_ids(tokenizer: Any, prompts: Sequence[Any], template: Mapping[str, Any] = {}) -> list[list[int]]:
-    """Return the token ids of each prompt, a string or a message list. `template` are options of the chat template."""
+    """Return the token ids of each prompt, a string or a list of messages. `template` holds options of the chat template."""
     return [
         tokenizer(prompt)["input_ids"]
         if isinstance(prompt, str)
@@ -77,7 +77,7 @@ def prompt_ids(tokenizer: Any, prompts: Sequence[Any], template: Mapping[str, An
 
 
 def end_ids(model: Any, tokenizer: Any) -> list[int]:
-    """Return the ids of the tokens that end a completion: the model's and the tokenizer's, as in TRL."""
+    """Return the ids of the model's and the tokenizer's end tokens. In TRL, too, either of them ends a completion."""
     model_ids = model.generation_config.eos_token_id
     model_ids = model_ids if isinstance(model_ids, list) else [model_ids]
     return [end_id for end_id in dict.fromkeys([*model_ids, tokenizer.eos_token_id]) if end_id is not None]

@@ -189,7 +189,7 @@ class RunRecord:
         new_rule = hidden({name: recipe.get(name) for name in RULE})
         changed_names = [name for name in RULE if saved_rule[name] != new_rule[name]]
         if not changed_names and [*saved_rule["layout"]] != [*new_rule["layout"]]:
-            changed_names = ["layout"]  # only the order of its blocks differs
+            changed_names = ["layout"]  # the layout has the same blocks in another order
         if changed_names:
             raise DataError(
                 f"The run in '{folder_path}' was trained with another {', '.join(changed_names)}, so it cannot go on in the same "

@@ -126,8 +126,8 @@ class _Packed(GRPOTrainer):
 class UnslothSpanGRPOTrainer(SpanGRPOTrainer, _Packed):
     """`SpanGRPOTrainer` for a model of Unsloth. The first line of the script must be `import unsloth`.
 
-    Settings and schemes that do not work with Unsloth's loss raise a `RecipeError`; a gradient of the first micro-batch with
-    credit that does not follow the advantages raises a `SpanwiseError` (`canary`). All else is as in
+    Settings and schemes that do not work with Unsloth's loss raise a `RecipeError`. On the first micro-batch with credit, the
+    check `canary` raises a `SpanwiseError` if the gradient does not follow the advantages. All else is as in
     `spanwise.engines.trl.SpanGRPOTrainer`.
     """
 

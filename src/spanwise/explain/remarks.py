@@ -57,7 +57,7 @@ def setup_warnings(reading: Reading, scheme: Scheme) -> dict[str, str]:
 
 
 def _setup_warnings(reading: Reading, everyone: Reading, scheme: Scheme) -> dict[str, str]:
-    """Build `setup_warnings` of all processes' completions (`everyone`). Only those in `reading` were read here."""
+    """Build `setup_warnings` for the completions of all processes (`everyone`). This process has read only `reading`."""
     if not len(reading):
         return {}
     warning_of_key = {"tags": _warn_missing_tags(reading, everyone, scheme)}
@@ -70,7 +70,7 @@ def _setup_warnings(reading: Reading, everyone: Reading, scheme: Scheme) -> dict
         if Status.ABSENT in status_codes and objective.name in later_objectives:
             continue
         for kind, check in (_REWARD_CHECKS if has_reward else {"scored": _warn_unscored}).items():
-            # The rewards of missing blocks are known only where they were read.
+            # Only the process that read a completion knows the rewards of its missing blocks.
             if sentence := check(objective, reading if kind == "unused" else everyone, scheme, m):
                 warning_of_key[f"{kind}/{objective.name}"] = sentence
                 break
@@ -93,7 +93,7 @@ class Watch:
         new_keys = warnings.keys() - self._given_keys
         new_sentences = self._take_new(warnings)
         absent_shares = everyone.scores.reward_nm.isnan().double().mean(dim=0).tolist()
-        # Do not warn about the same problems again when the batch's metrics show them. Fewer absent rewards are another problem.
+        # Do not warn of the same problem again when the batch's metrics show it. Another share of absent rewards may be a new one.
         for kind, _, name in (key.partition("/") for key in new_keys):
             if kind == "tags":
                 self._given_keys.add("credit/malformed")

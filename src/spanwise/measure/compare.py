@@ -72,7 +72,7 @@ class Difference:
         if self.verdict == "clear":
             return f"{finding}, beyond the noise."
         seeds_hint = "" if self.seeds_needed is None else f" A difference of this size would need {self.seeds_needed} seeds."
-        if self.verdict == "borderline" and self.p >= 1 - interval.level:  # a sign test: the seeds do not differ at all
+        if self.verdict == "borderline" and self.p >= 1 - interval.level:  # a sign test, as all seeds are equal
             return f"{finding}, equal in each. With so few seeds this may be luck (p = {self.p:.2f})."
         if self.verdict == "borderline":
             luck_text = f"Among several pairs, this may be luck (p = {self.p_adjusted:.2f} after Holm's correction)."
@@ -238,7 +238,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def _find_wrong(runs: Runs, figures: Sequence[str]) -> dict[tuple[str, str], str]:
-    """Find the warnings of each method and figure, the most frequent first, with their numbers of seeds."""
+    """Find the warnings of each method and figure, with the number of seeds of each. The most frequent warning comes first."""
     sentence_of_cell: dict[tuple[str, str], str] = {}
     for method, seeds in runs.items():
         alarms_by_seed = [alarms(values) for values in seeds.values()]

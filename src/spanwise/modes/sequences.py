@@ -14,7 +14,7 @@ from torch import Tensor
 from spanwise.batch import Batch
 from spanwise.types import ByCompletion
 
-#: What TRL's forward pass reads beside the tokens.
+#: The inputs of TRL's forward pass besides the tokens.
 _IMAGE_INPUTS = (
     "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles", "image_sizes",
     "token_type_ids", "mm_token_type_ids", "image_position_ids",
@@ -49,7 +49,7 @@ def sequences(output: Mapping[str, Any], batch: Batch) -> Sequences:
 
 
 def image_inputs(output: Mapping[str, Any], length: int) -> dict[str, Any]:
-    """Return what TRL's forward pass reads beside the tokens of a batch, for rows of `length` tokens. Empty without images."""
+    """Return the inputs of TRL's forward pass besides the tokens, cut to `length` tokens. A batch without images has none."""
     inputs = {name: output[name] for name in _IMAGE_INPUTS if name in output}
     return {name: value[:, :length] if name.endswith("token_type_ids") else value for name, value in inputs.items()}
 

@@ -223,7 +223,7 @@ def figure(point: Mapping[str, Any], name: str) -> float | None:
 
 
 def seed_curves(seeds: Seeds, name: str, series: str) -> list[Row]:
-    """Return a row per evaluated step, `MOST` at most. It has a figure's mean, lowest and highest value over seeds."""
+    """Return a row per evaluated step, at most `MOST` rows. A row has a figure's mean, lowest and highest value over seeds."""
     values_by_step: dict[int, list[float]] = {}
     for points in seeds.values():
         # If a step was evaluated twice, the later evaluation counts.
@@ -234,7 +234,7 @@ def seed_curves(seeds: Seeds, name: str, series: str) -> list[Row]:
     drawn_places = sorted({place * (len(steps) - 1) // (MOST - 1) for place in range(MOST)}) if steps else []
     values_of_drawn = {
         steps[place]: values_by_step[steps[place]] for place in drawn_places
-    }  # the first and the last among them
+    }  # the first and the last step are among them
     return [
         {"series": series, "x": step, "value": math.fsum(values) / len(values)}
         | ({"low": min(values), "high": max(values)} if len(values) > 1 else {})

@@ -130,7 +130,7 @@ def rollout_files(path: Path) -> list[Path]:
 def _choose_reader(
     file: Path, columns: Mapping[str, str] | None, plain_reader: Callable[..., RolloutTable]
 ) -> Callable[..., RolloutTable] | None:
-    """Return the function that reads a file's format, `plain_reader` if the user names columns. None for JSON without records."""
+    """Return the reader of a file's format, or `plain_reader` if the user names columns. Return None for JSON without records."""
     if file.suffix.lower() in SUFFIXES:
         return plain_reader
     format_reader = plain_reader

@@ -52,8 +52,8 @@ class MathVerifier(Workers):
     def equal(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
         """Check with Math-Verify whether each answer equals its gold answer. The verdicts have the order of the pairs.
 
-        OK with 1.0 or 0.0; BROKE with 0.0 if the check ran past the deadline, or its process died, twice; ERROR if the gold
-        answer cannot be read. An answer that cannot be read is not equal: 0.0.
+        Verdicts: OK with 1.0 or 0.0. BROKE with 0.0 if, twice, the check ran past the deadline or its process died. ERROR if the
+        gold answer cannot be read. An answer that cannot be read is not equal: 0.0.
         """
         if pairs:
             check_package({"verify": "math"})

@@ -16,7 +16,7 @@ _objects: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, Any]] =
 
 
 def run(coroutine: Coroutine[Any, Any, _T], loop: asyncio.AbstractEventLoop | None = None) -> _T:
-    """Run a coroutine on `loop`, or this process's loop for rewards. Cancel it if the calling thread is interrupted."""
+    """Run a coroutine on `loop`, or on this process's event loop for rewards. Cancel it if the calling thread is interrupted."""
     coroutine_future = asyncio.run_coroutine_threadsafe(coroutine, loop or _running_loop())
     try:
         return coroutine_future.result()

@@ -148,8 +148,8 @@ def one_of(
 def listed(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, block: str = "", column: str = "listed") -> Reward:
     """Reward each block with its number from a dataset column, such as a step's score.
 
-    Rule: a cell is a list, whose number i is that of `step[i]`, or an object of numbers by block, which names with two indices
-    need; or the JSON text of one. No such block, None or NaN in its place: ABSENT. No number in its place, no cell: ERROR.
+    Rule: a cell is a list or an object, or its JSON text. Number i of a list is for `step[i]`. An object maps blocks to numbers;
+    names with two indices need an object. No such block, or None or NaN for it: ABSENT. No number for it, or no cell: ERROR.
 
     Args:
         text, pays, columns, scored: see `equals`, for errors too.
@@ -247,8 +247,8 @@ def count(
 ) -> Reward:
     """Reward 1 if a list in the completion's JSON is as long as the gold list, 0 if not.
 
-    Rule: the list stands at the path of the completion's JSON, which is found as in `json_schema`, and at the same path of the gold
-    object; a bare gold list lets it be bare. No list, or JSON cut off: wrong (0). No paid block: ABSENT. No gold list: ERROR.
+    Rule: both lists stand at `path`, in the gold object and in the completion's JSON, found as in `json_schema`. If the gold list
+    is bare, the other may be bare, too. No list, or JSON cut off: wrong (0). No paid block: ABSENT. No gold list: ERROR.
 
     Args:
         text, pays, columns, scored: see `equals`, for errors too.
@@ -290,8 +290,8 @@ def json_schema(
     string. Numbers are the decimals that are written (0.07 is a multiple of 0.01): to a float's precision, one with a point or an
     exponent beyond every float as infinite, a multiple of nothing. NaN and Infinity are no JSON. No paid block: ABSENT.
     A schema of the dataset that is missing or no schema: ERROR. A `$ref` leads to a place in the schema itself; nothing is ever
-    fetched. Where a schema has keywords whose time may grow faster than the value (`pattern`, `patternProperties`, `uniqueItems`,
-    `$ref` and any not known to be linear), a separate process checks it; past its deadline, twice, it is not valid: BROKE.
+    fetched. If a schema has keywords whose time may grow faster than the value (`pattern`, `patternProperties`, `uniqueItems`,
+    `$ref` and any not known to be linear), a separate process checks it. Past the deadline twice: not valid, BROKE.
 
     Args:
         text, pays, columns, scored: see `spanwise.score.rewards`.

@@ -44,7 +44,7 @@ def correct(
 ) -> Reward:
     r"""Reward 1 if the answer equals the gold answer, 0 if not.
 
-    Rule: see `judge`. Without an answer in a present block, or with one that cannot be read, the completion is wrong (0, OK). A
+    Rule: see `judge`. If a present block has no answer, or an unreadable answer, the completion is wrong (0, OK). A
     check that hangs or dies twice: wrong (0, BROKE). No paid block: ABSENT. A gold answer that is missing or unreadable: ERROR.
 
     Args:
@@ -150,7 +150,7 @@ def format_(
 
     Args:
         text, pays, columns, scored: see the module.
-        tags: the tags that count. A recipe without them has all of the layout; None: those of the blocks that the completion has.
+        tags: the tags that count; None: the tags of the blocks that the completion has. A recipe's default is the layout's tags.
         empty: a tag may hold nothing, so that the tags alone count: `<reasoning></reasoning>` is well-formed.
 
     Example:

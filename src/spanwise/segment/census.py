@@ -57,7 +57,7 @@ def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "ta
 
     Args:
         texts: what was sampled.
-        marks: those that a layout asks for; in a path of JSON an index counts as any index.
+        marks: the marks of a layout. An index in a JSON path stands for any index.
         segmenter: whose marks they are; where it cannot tell what a text holds, nothing is wanted.
         prefilled: the mark that prompts opened already: every completion has it.
 

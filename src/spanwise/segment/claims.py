@@ -38,7 +38,7 @@ def text_end(text: bytes) -> int:
     (5, 5, 11)
     """
     end_byte = len(text)
-    open_count: int | None = None  # tags of HTML, `<s>`, that are open before the `</s>` at the end
+    open_count: int | None = None  # the number of HTML tags `<s>` that are open before the `</s>` at the end
     while (start_byte := text.rfind(b"<", 0, end_byte)) >= 0 and _END.fullmatch(text, start_byte, end_byte):
         if text[start_byte:end_byte] == b"</s>":
             open_count = 1 + (text.count(b"<s>") - text.count(b"</s>") if open_count is None else open_count)
@@ -49,7 +49,7 @@ def text_end(text: bytes) -> int:
 
 
 def with_line_ends(text: bytes) -> bytes:
-    r"""Turn each token that ends a turn into white space and a line feed, byte for byte. Keep `</s>` in a text with `<s>`.
+    r"""Replace each token that ends a turn by as many bytes: spaces, then a line feed. Keep `</s>` in a text with `<s>`.
 
     >>> with_line_ends(b"Done.<|end|>Next")
     b'Done.      \nNext'

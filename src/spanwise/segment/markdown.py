@@ -22,9 +22,9 @@ Rules. Code is what stands in fences of that language or of none, see above; wit
 one mark are the outermost ones, a function with its decorators; a match inside one of another mark takes its bytes out of that;
 where two marks match the same bytes, the one that the layout names first has them. A mark takes its first match, one in two
 blocks its first two; another match is a DUPLICATE, with `[*]` it takes them all; of a repeated block, one each, up to `most`
-(MORE). A part says its code, a fence what stands between its lines, without the indentation of the fence; it says nothing where
-its syntax is broken. A fence that never closes, and an error of syntax that reaches into the last line of the code, are TRUNCATED;
-any other error is NESTED.
+(MORE). The text of a part is its code. The text of a fence is the code between its two lines, without the fence's indentation. A
+part with broken syntax has no text. A fence that never closes is TRUNCATED, and so is an error of syntax that reaches into the last
+line of the code. Any other error is NESTED.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 
 def _content(text: bytes, fence: Fence) -> tuple[int, int] | bytes:
-    """Return the code in a fence. Remove from each line as much space as stands before the fence itself."""
+    """Return the code in a fence. Remove the fence's own indentation from each line."""
     opening_line = text[fence.start : fence.inner[0]]
     first_line = text[slice(*fence.inner)].lstrip(b"\n")  # code that is indented less than its fence stays as it is
     indent = min(len(line) - len(line.lstrip(b" \t")) for line in (opening_line, first_line))

@@ -6,8 +6,8 @@ fault MORE, and the others belong to the last one, or to the rest.
 
 `lines`, `paragraphs`, `sentences` and `steps` take no mark. Their units say their text without the white space around it (bytes 9
 to 13 and 32), and white space alone is none: it belongs to the line or paragraph before it. `fixed`, `cuts`, `low_probability` and
-`turns` find runs of tokens, which say all of their text but the tokens that end a turn. A token without bytes at a cut belongs to
-the run before it; a run without bytes is none.
+`turns` find runs of tokens. The text of a run leaves out tokens that end a turn. At a cut, a token without bytes belongs to the
+run before it. A run without bytes does not count.
 
 A step begins in a line with at most three spaces before it, after up to six `#` and spaces, and after `**`, if there are any: at
 `Step`, `step` or `STEP` with spaces and a number, or at a number of up to three digits with `.` or `)` and white space or `**`.

@@ -193,7 +193,7 @@ def noisy_traces(problems: Problems, noise: TraceNoise, *, rng: np.random.Genera
 
 
 def is_refusal(answer: str | None) -> bool:
-    """Return whether an answer refuses, which means that it is no single digit."""
+    """Return whether an answer is a refusal. Every answer but a single digit counts as one."""
     return answer is None or not (len(answer) == 1 and answer in "0123456789")
 
 

@@ -85,7 +85,7 @@ def check_reward(
 
     Args:
         reward: its registered name, or the function.
-        pays: the blocks it is to pay, as in `Objective`.
+        pays: the blocks that the reward pays, as in `Objective`.
         layout: blocks and tags of the completions; None: solution with `answer`, confidence with `confidence`.
         columns: dataset column -> values to draw from.
         scored: objective scored before -> values to draw from; None is an absent reward.

@@ -84,7 +84,7 @@ class ArmRun:
             )
         task_layout, longest = task_shape(self.recipe)
         trained_fields = resolved(self.recipe, scheme_of(self.recipe, answer_layout(self.recipe, task_layout), longest))
-        # Older versions wrote `most: 16` here where the recipe leaves it to the task; the run's own recipe has the number used.
+        # Ignore `most` here: older versions wrote 16 if the recipe did not set it. The run's own recipe has the number used.
         changed_fields = changed(self.file, self.asked(), but=("output", "most"))
         changed_fields = changed_fields or changed(self.folder / "recipe.yaml", trained_fields, but=("output",))
         if changed_fields:

@@ -182,7 +182,7 @@ def _collect_scores(table: RolloutTable, arms: Arms, reading_by_method: Mapping[
             confidence_n = None if scores.stated_nm is None else scores.stated_nm[:, m]
             note_n = None if scores.note_nm is None else scores.note_nm[:, m]
             reward_by_objective.setdefault(objective, Reward(*score_columns, confidence_n, note_n=note_n))
-    if not reward_by_objective and "correct" in arms.recorded_columns:  # only the credit that the file records is shown
+    if not reward_by_objective and "correct" in arms.recorded_columns:  # the page shows only the file's recorded credit
         reward_by_objective["correct"] = table.rewards[arms.recorded_columns["correct"]]
     if not reward_by_objective:
         no_number_n0 = torch.zeros(len(table), 0)

@@ -104,7 +104,7 @@ def choose_arms(
     if last_error is not None and not schemes:
         raise last_error
     objective_names = dict.fromkeys(objective.name for scheme in schemes.values() for objective in scheme.objectives)
-    objective_names = objective_names or ["correct"]  # the credit that the file records is explained by what is right
+    objective_names = objective_names or ["correct"]  # the page explains the file's recorded credit by `correct`
     for objective in column_by_objective:
         check_known("objective", objective, objective_names)
     left_out_notes = (left_out_note(names, reason) for reason, names in methods_by_reason.items())

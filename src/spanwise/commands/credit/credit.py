@@ -20,7 +20,7 @@ from spanwise.rollouts.folder import sole_writer
 from spanwise.rollouts.schema import RECORDED
 from spanwise.tasks import task_shape
 
-#: The recipe fields that change the recipe's own method alone.
+#: The recipe fields that affect only the recipe's own method.
 _OWN_FIELDS = ("baseline", "per", "values", "refine", "options")
 
 
@@ -92,7 +92,7 @@ def credit_rollouts(
 
 
 def _check_own_fields(own_method: str, methods: Sequence[str], overrides: Mapping[str, Any]) -> None:
-    """Refuse settings of the recipe's own method, which is not among `methods`. With another baseline it reads its options."""
+    """Refuse settings of the recipe's own method if `methods` lacks it. The method with another baseline still reads `options`."""
     reads_options = own_method in [name.partition(":")[0] for name in methods]
     unread_fields = [name for name in _OWN_FIELDS if name in overrides and not (name == "options" and reads_options)]
     if unread_fields:

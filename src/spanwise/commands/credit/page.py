@@ -66,7 +66,7 @@ def credit_page(folder: Path) -> str:
 
 
 def choose_rows(group_n: Int[Tensor, " n"], count: int) -> list[int]:
-    """Choose at most `count` completions to show, spread evenly over the file: whole groups, if each has at most `count`."""
+    """Choose at most `count` completions, spread evenly over the file. Choose whole groups if each has at most `count`."""
     if len(group_n) <= count:
         return list(range(len(group_n)))
     rows_of_groups = sorted(rows_by_number(group_n), key=lambda rows: int(rows[0]))
@@ -82,7 +82,7 @@ def choose_rows(group_n: Int[Tensor, " n"], count: int) -> list[int]:
 
 
 def groups_of_steps(table: pa.Table) -> Int[Tensor, " n"]:
-    """Number the groups of a table of rollouts. A group's own number counts within its step."""
+    """Number the groups of a table of rollouts. Groups of different steps get different numbers."""
     id_names = [name for name in (schema.STEP, schema.GROUP) if name in table.column_names]
     ids_2n = torch.stack([float_column(table, name).nan_to_num().long() for name in id_names])
     return torch.unique(ids_2n, dim=1, return_inverse=True)[1]

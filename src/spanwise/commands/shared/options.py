@@ -12,7 +12,7 @@ from spanwise.errors import RecipeError, SpanwiseError, first_line
 
 
 def _whole_number(type_: type, tokens: Sequence[Token]) -> int:
-    """Parse the value of an option. Cyclopts itself would round 1.5."""
+    """Parse an option's value as a whole number. Refuse 1.5, which Cyclopts itself would round."""
     try:
         return int(tokens[0].value)
     except ValueError:

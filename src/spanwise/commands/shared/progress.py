@@ -19,7 +19,7 @@ _LARGE = 20_000_000
 
 
 class Live(Progress):
-    """Shows the progress of a run until `stop`. A terminal gets a bar, a log file a line every tenth step.
+    """Shows the progress of a run until `stop`. A terminal gets a bar. A log file gets a line at every tenth step.
 
     `first` is the number of steps that were done before.
     """

@@ -19,7 +19,7 @@ from spanwise.tasks import Task, digits_task, load_task, task_layout, task_start
 from spanwise.tasks.embedded import embedded
 from spanwise.tasks.warm_start import shortened
 
-#: TRL's options of sampling that a recipe may set under `trainer`. Evaluations sample with them, too.
+#: TRL's sampling options that a recipe may set under `trainer`. Evaluations use these options, too.
 SAMPLING = ("top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -101,16 +101,16 @@ def task_roller(model: Any, tokenizer: Any, task: Task, recipe: Recipe) -> Rolle
     """Build the `Roller` that samples completions of a task."""
     longest = recipe.max_completion_length or task.max_completion_length
     given_options = {name: recipe.trainer[name] for name in SAMPLING if name in recipe.trainer}
-    if given_options.get("top_k") == -1:  # vLLM's way to switch it off
+    if given_options.get("top_k") == -1:  # in vLLM, -1 switches `top_k` off
         given_options["top_k"] = 0
-    if not recipe.trainer.get("use_vllm"):  # vLLM's options are not those of `generate`
+    if not recipe.trainer.get("use_vllm"):  # `generate` does not know vLLM's options
         given_options |= _mapping(recipe.trainer.get("generation_kwargs"))
     template_options = _mapping(recipe.trainer.get("chat_template_kwargs"))
     return Roller(model, tokenizer, task, recipe.temperature, longest, given_options, template_options)
 
 
 def _mapping(written: Any) -> dict[str, Any]:
-    """Return an option of TRL that may be written as JSON."""
+    """Return an option of TRL as a dictionary. The option may be JSON text."""
     return json.loads(written) if isinstance(written, str) else dict(written or {})
 
 
@@ -124,5 +124,5 @@ def load_model(source: Path | str) -> tuple[Any, Any]:
     except Exception as error:  # transformers, safetensors and json raise different error types
         raise DataError(f"'{source}' holds no readable model and tokenizer: {first_line(error)}.") from error
     if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token  # as in TRL
+        tokenizer.pad_token = tokenizer.eos_token  # TRL does the same
     return model.to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer

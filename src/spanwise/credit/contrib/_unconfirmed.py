@@ -189,12 +189,12 @@ def grpo_verif(
         A[i, 0] = (r[i, 0] - mean_g r[:, 0]) / (std_g r[:, 0] + eps)
         A[i, k] = weight (r[i, k] - mean_g r[:, k]) / (std_g r[:, k] + eps)    for the objectives after the first
 
-    The same as `dcpo` with less weight on the objectives after the first. In the preset the confidence stands for the verification.
+    This is `dcpo` with less weight on the objectives after the first. In the preset, the confidence replaces the verification.
 
     Args:
         reward_nk: as for `dcpo`, of the solution and of the judgement on it (paper: 1 right, -1 wrong, -1.5 no valid output).
         group_n, if_missing_k, ddof, eps, min_stratum: as for `dcpo`.
-        weight: of the objectives after the first (alpha in the paper).
+        weight: the weight of the objectives after the first (alpha in the paper).
 
     Edge cases:
         A group of one and a block whose reward is constant in the group give exactly 0. Right and wrong solutions share one

@@ -56,7 +56,7 @@ def ktae(
         correct_n: above 0 is correct; NaN where unknown (joins no table, its advantages stay as they are).
         group_n: prompt ids, in any order.
         form: the paper's term, in (-1/2, 1/2), or the authors' code's, in (-top, top).
-        h1, h2, h3: weights of Fisher's test, information gain and term frequency; 0 or more, one of the first two above 0.
+        h1, h2, h3: weights of Fisher's test, information gain and term frequency; 0 or more, and h1 or h2 above 0.
         top: size of the code's term.
         k1, b: saturation and length correction of the term frequency.
         floor: keeps the ratio of term frequencies finite.
@@ -189,7 +189,7 @@ def oar(
             the surprise of the token, -logp, as no trainer here makes the further passes of the paper's own.
         mask_nt: the tokens to reshape; the others get exactly 0 and are not read.
         quantile: the share of tokens whose advantage shrinks.
-        beta: the most important token gets 1 + beta; -1 or more.
+        beta: -1 or more. The most important token gets the weight 1 + beta.
         floor: the smallest weight.
         sum_to_length: scale the weights of a completion so that their mean is 1.
         eps: added to both divisors.

@@ -211,7 +211,7 @@ def assign_turns(
         step_adv_nm, step_comparison = credit.explained
         rollout_reasons = {"reason_nm": rollout_comparison.reason_nm, "about_nm": rollout_comparison.about_nm}
         credit = replace(credit, comparison=replace(step_comparison, **rollout_reasons).fitting(step_adv_nm))
-        # A rollout without a paid block in any turn pays `if_missing` with the last token of its last turn.
+        # If no turn of a rollout has a paid block, the last token of its last turn gets the credit for `if_missing`.
         stop_row_i = timeline.last_with(length_sk.sum(dim=1) > 0)[pays_stop_j]
         credit = replace(credit, stop_n=credit.stop_n.index_put((stop_row_i,), step_adv_nm[stop_row_i, 0]))
     else:
@@ -223,7 +223,7 @@ def assign_turns(
         credit = assign(
             rollout_scores, group_j, length_jk > 0, objectives=rollout_objectives, inputs=method_inputs, **options
         )
-        if not credits_turns:  # the reward of a rollout may be the sum of what its turns pay for leaving it out
+        if not credits_turns:  # a rollout's reward may be the sum of its turns' `if_missing`
             credit = replace(credit, stop_n=torch.where(pays_stop_j, credit.explained[0][:, 0], 0.0))
         credit = credit.take(timeline.index_s)
         has_tokens_s = length_sk.sum(dim=1) > 0

@@ -154,7 +154,7 @@ def _group_faults(cfg: Any, scheme: Scheme, *, skyrl_version: str) -> dict[str, 
         filter_setting = f"trainer.algorithm.dynamic_sampling.type={sampling_type}"
     elif cfg.trainer.fully_async.sample_full_batch:
         filter_setting = "trainer.fully_async.sample_full_batch"
-    # SkyRL asks about each group alone, so a group of equal rewards never gets the credit that other groups give it.
+    # SkyRL judges each group alone, and drops a group of equal rewards even if other groups would give it credit.
     batch_users = [f"objective '{o.name}'" for o in scheme.objectives if o.baseline in ("batch", "blended")]
     options = {**scheme.entry.options, **scheme.options}
     subtracts_mean = options.get("zero_constant_groups") is False or options.get("conflict") is not None

@@ -278,7 +278,7 @@ def _check_dataset(
     prefix: str = "",
     kind: str = "training",
 ) -> None:
-    """Refuse a dataset of a wrong type or without needed columns. An environment may give prompts, a rollout function columns."""
+    """Refuse a dataset of a wrong type or without needed columns. Environments may add prompts, rollout functions other columns."""
     has_environment, has_rollout_function = (options.get(name) for name in ("environment_factory", "rollout_func"))
     split_names = list(dataset) if isinstance(dataset, Mapping) else []
     known_columns = None if split_names else getattr(dataset, "column_names", None)

@@ -27,7 +27,7 @@ def taken_from(trainer: Any, objectives: Sequence[Objective]) -> list[Any]:
 
 
 def environment_rewards(rewards: Sequence[Any], environments: Sequence[Any], loop: Any) -> list[float | None]:
-    """Return the reward of each rollout's environment, or None. `loop` is where TRL runs the environments' async tools."""
+    """Return the reward of each rollout's environment, or None. `loop` is the event loop of the environments' async tools."""
     reward_columns = [reward(environments=environments) for reward in rewards]
     awaited_columns = [run(column, loop) if inspect.iscoroutine(column) else column for column in reward_columns]
     return [next((value for value in row if value is not None), None) for row in zip(*awaited_columns, strict=True)]

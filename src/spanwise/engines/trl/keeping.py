@@ -141,7 +141,7 @@ class Keeping(BatchCallback):
             self.record.add(step, self.trainer.last_metrics)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
-        """Add the metrics that TRL logs. Those that spanwise has stay the batch's own, because TRL logs means over many."""
+        """Add TRL's metrics, which may be means over many batches. Keep the metrics that spanwise has for this batch."""
         if state.is_world_process_zero and logs and "loss" in logs:
             logged = {name: value for name, value in logs.items() if name not in self.trainer.last_metrics}
             self.record.add(-(-state.global_step // self.per_batch), logged)

@@ -94,7 +94,7 @@ class DynamicSampling:
                 outputs = tuple(_replaced(old, new, old_rows, new_rows) for old, new in output_pairs)
                 for old_row, new_row in zip(old_rows, new_rows, strict=True):
                     prompts[old_row], rows[old_row] = candidate_prompts[new_row], candidate_rows[new_row]
-        if self.scored is None:  # TRL scores the final batch again, so it must not log the groups that were scored here
+        if self.scored is None:  # TRL scores the final batch again, so drop what rewards have logged so far
             self.trainer._pending_extra_logs.clear()
             self.trainer._pending_metrics.clear()
         useless_counts = gather_object([len(useless_groups)])

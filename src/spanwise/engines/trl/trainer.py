@@ -40,7 +40,7 @@ from spanwise.scheme import Scheme
 from spanwise.segment import Vocabulary
 from spanwise.step import Ranks, ReadBatch, Step, wider
 
-#: What TRL passes to reward functions besides columns with one value per completion.
+#: The arguments that TRL passes to reward functions besides columns with one value per completion.
 _TRL_KWARGS = ("trainer_state", "log_extra", "log_metric")
 #: The `Batch` fields known when TRL calls reward functions. Log-probabilities come later.
 AT_READ = ("group_n", "ids_nt", "mask_nt", "columns", "steps")
@@ -557,7 +557,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         return any(part.waits for part in self.parts.values())
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """Run TRL's training step, and check its gradient. Remove it while only the critic (or another mode) trains."""
+        """Run TRL's training step, and check the gradient. Remove the gradient while only the critic (or another mode) trains."""
         loss = super().training_step(model, inputs, num_items_in_batch)
         if self.accelerator.sync_gradients:
             fold.check_gradient(self.model, scaled=self.accelerator.scaler is not None, step=self.state.global_step)
@@ -574,7 +574,7 @@ class SpanGRPOTrainer(GRPOTrainer):
 
 
 def _checked(log_extra: Callable[[str, list[Any]], None], completion_count: int) -> Callable[[str, list[Any]], None]:
-    """Refuse columns of TRL's table without one value per completion, which would stand beside other completions."""
+    """Make `log_extra` refuse columns of another length. Their values would stand beside the wrong completions in TRL's table."""
 
     def checked(column: str, values: list[Any]) -> None:
         if len(values) != completion_count:

@@ -112,7 +112,7 @@ class SpanRewardManager(RewardManagerBase):
     def _columns(self, row_fields: list[Any], ids: list[list[int]]) -> dict[str, list[Any]]:
         row_dicts = []
         for row, ids_t in zip(row_fields, ids, strict=True):
-            # verl's agent loop makes arrays of lists, such as the messages of a prompt.
+            # verl's agent loop turns lists, such as the messages of a prompt, into arrays.
             row = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in row.items()}
             gold_answer = (row.get("reward_model") or {}).get("ground_truth")
             text_columns = {
@@ -133,14 +133,14 @@ def _agent_fields(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _has_agent_reward(rows: list[dict[str, Any]]) -> bool:
-    """Return whether an agent loop gave a reward of its own, which replaces that of the user's reward manager."""
+    """Return whether an agent loop gave its own reward. That reward replaces the one of the user's reward manager."""
     return any("environment" in _agent_fields(row) for row in rows)
 
 
 def _mark_responses(data: Any) -> None:
-    """Let the attention mask end with a mask of the responses, as verl's reward managers read it.
+    """Mark the response tokens at the end of the attention mask, where verl's reward managers look for them.
 
-    verl pads prompt and response as one, so the mask is off if the prompts of a rollout's outputs differ in length.
+    verl pads prompt and response together. So its mask is shifted if a rollout's outputs have prompts of different lengths.
     """
     length_n = data.non_tensor_batch.get("response_len")
     if length_n is not None:
@@ -151,9 +151,9 @@ def _mark_responses(data: Any) -> None:
 
 
 def _mark_rewards(read_batch: ReadBatch, scheme: Scheme) -> float:
-    """Return a number that is equal for rollouts with equal rewards, without those of weight 0.
+    """Return a number that is equal for rollouts with equal rewards. Rewards of weight 0 do not count.
 
-    It is NaN, so that verl keeps the group, if turns of the rollout alone may get credit: their rewards differ, or are summed.
+    Return NaN if turns may get credit from this rollout alone: their rewards differ or are summed. verl then keeps the group.
     """
     scores, steps = read_batch.reading.scores, read_batch.batch.steps
     reward_sm = fill_missing(scores, scheme.objectives)

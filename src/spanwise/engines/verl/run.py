@@ -104,7 +104,7 @@ class VerlRun:
             )
 
     def note_replaced(self, metrics: Mapping[str, Any]) -> None:
-        """Warn if verl sampled other prompts in the place of some that failed. `metrics` are those of a whole step."""
+        """Warn if verl replaced prompts that failed by other prompts. `metrics` are the metrics of a whole step."""
         if prompt_count := int(metrics.get("training/rollout_failure/evicted_samples", 0)):
             self._note_errors(
                 f"By step {metrics['training/global_step']}, verl replaced {prompt_count} prompts whose reward or agent loop "
@@ -169,7 +169,7 @@ class VerlRun:
             yield
 
     def _check_steps(self, step_count: int) -> None:
-        """Refuse or warn of a run that ends before a mode or the policy trains. A run that only validates has no such end."""
+        """Refuse or warn of a run that ends before a mode or the policy trains. Do not check a run that only validates."""
         trainer_config = self.config.trainer
         if trainer_config.get("val_only") and trainer_config.get("val_before_train", True):
             return

@@ -50,7 +50,7 @@ def attach(v1: Any) -> None:
 
     @around(v1.trainer_base.MetricsAggregator, "_get_aggregation_type")
     def get_aggregation_type(original: Any, self: Any, metric_name: str) -> str:
-        """Join metrics of blocks by their mean. verl goes by words in a name, such as `sum` in a block's name `summary`."""
+        """Average the metrics of blocks. verl goes by words in a name, and would add up those of a block called `summary`."""
         return "weighted_avg" if metric_name.startswith("credit/") else original(self, metric_name)
 
     @around(v1.PPOTrainer, "_compute_metrics")

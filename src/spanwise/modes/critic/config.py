@@ -77,7 +77,7 @@ class CriticConfig(Mode):
         model: a folder or hub name that `AutoModelForTokenClassification` reads, such as a critic that a run saved; None: a copy
             of the policy's trunk with a new head that returns 0 (or the middle of `value_range`) everywhere.
         head: "scalar" is fitted by squared error; "hl_gauss" predicts a distribution over `bins` and is fitted by cross entropy.
-        bins, value_range: of the categorical head; every return must lie in the range. Targets of a lambda below 1 are cut to it.
+        bins, value_range: of the categorical head. Every return must lie in the range. If lambda is below 1, targets are cut to it.
         learning_rate, weight_decay, warmup_steps, max_grad_norm: of the critic's own AdamW; constant after a linear warm-up.
         epochs: passes over each generation batch.
         mini_batches: optimizer steps per pass.

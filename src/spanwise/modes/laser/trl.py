@@ -221,7 +221,7 @@ class SelfRewarding(TrlPart):
 
     @torch.no_grad()
     def _read_ends_with_images(self, output: dict[str, Any]) -> Tensor:
-        """Compute the reserved token's log-probability in all rows by TRL's own pass, which knows whose the images are."""
+        """Compute the reserved token's log-probability in all rows by TRL's own pass, which knows the images of each row."""
         ids_nl, mask_nl = (
             torch.cat([output[f"prompt_{name}"], output[f"completion_{name}"]], 1) for name in ("ids", "mask")
         )

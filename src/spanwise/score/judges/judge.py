@@ -113,8 +113,8 @@ async def ask_judge(
 
     Rule: each completion with a paid block is one question, asked through the chat completions API; equal questions are asked once.
     No paid block, or no `block`: ABSENT. No criterion about a block that is there: UNSCORED. No answer before `deadline`:
-    TIMEOUT. Any other failure, a reply without one of the choices among them: ERROR, with the reason as its note. A failure is
-    never 0. What the completion says stands in a fence that it cannot close (`spanwise.score.judges.prompt`).
+    TIMEOUT. Any other failure, such as a reply without one of the choices: ERROR, with the reason as its note. A failure is
+    never 0. The completion's text stands in a fence that it cannot close (`spanwise.score.judges.prompt`).
 
     Args:
         text, pays, columns, scored: see `spanwise.score.rewards`.

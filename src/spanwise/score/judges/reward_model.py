@@ -70,7 +70,7 @@ def score_by_model(
     probability of `label`. With a marker it is a process reward model, which reads the prompt and all blocks of the completion with
     the marker behind each, in one pass. A block's number is read at the last token of its marker: the probability of `label` of a
     token classifier, or of a causal model the mean of `choices` under their probabilities. No paid block, or no `block`: ABSENT. A
-    row that is too long for the model, and a number that is not finite: ERROR, with the reason as its note.
+    row that is too long for the model, or a number that is not finite: ERROR, with the reason as its note.
 
     Args:
         text, pays, columns, scored: see `spanwise.score.rewards`. The prompt is the column prompts, prompt or question.
