@@ -135,7 +135,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             }
             turn_count_s = [len(ranges) for ranges in rows.turn_ranges_s]
             check_turn_rewards(
-                self.scheme, row_values, turn_count_s, advice="Let the generator return a list of one per turn"
+                self.scheme, row_values, turn_count_s, advice="Let the generator return a list with one number per turn"
             )
         else:
             batch = rows.whole(self._columns, data)
