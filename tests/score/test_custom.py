@@ -130,10 +130,14 @@ def test_a_reward_that_ends_the_process_is_named_and_its_error_chained():
     assert isinstance(caught.value.__cause__, SystemExit)
 
 
-def test_a_registered_reward_that_raises_is_named_too(unchecked_shapes):
-    wrong = Objective("log_score", pays="confidence", options={"clip": "0.1"})
-    with pytest.raises(RewardError, match="'log_score' raised TypeError"):
-        score_one(wrong, [completion()], columns={}, scored={"correct": Reward.of([1.0])})
+def test_a_registered_reward_that_raises_is_named_too():
+    @register("raises", kind="reward")
+    def raises(text, *, pays, columns, scored):
+        raise TypeError("no number")
+
+    with pytest.raises(RewardError, match="'raises' raised TypeError"):
+        score_one(Objective("raises", pays="confidence"), [completion()], columns={}, scored={})
+    REWARDS.pop("raises")
 
 
 @pytest.mark.parametrize(("slow", "seconds"), [(0.05, 0.3), (0.5, 0.0)])

@@ -87,8 +87,9 @@ class Watch:
         self._given_keys = set[str]()
         self._batches: deque[Mapping[str, Any]] = deque(maxlen=IN_A_ROW)
 
-    def of_reading(self, reading: Reading, everyone: Reading) -> tuple[list[str], bool]:
+    def of_reading(self, reading: Reading, everyone: Reading | None = None) -> tuple[list[str], bool]:
         """Return a batch's new warnings, and whether some objective has nothing to train on. See `_setup_warnings`."""
+        everyone = reading if everyone is None else everyone
         warnings = _setup_warnings(reading, everyone, self.scheme)
         new_keys = warnings.keys() - self._given_keys
         new_sentences = self._take_new(warnings)

@@ -38,7 +38,7 @@ def command(
 
     Recipe fields and their defaults: task=digits, start=easy, start_seed=0, start_steps=null, fields=8, model=null,
     dataset=null, split=train, question_column=question, prompt_column=null, answer_column=answer, instruction=null,
-    method=bae, calibration=null, baseline=null, layout=null, segmenter=tags, most=16, prefilled=null, objectives=null,
+    method=bae, calibration=null, baseline=null, layout=null, segmenter=tags, most=null, prefilled=null, objectives=null,
     per=null, values=null, verifier={}, options={}, refine=null, steps=120, prompts=16,
     group_size=16, mini_batches=1, micro_batch=null, learning_rate=0.0004, warmup_steps=10, clip=0.2, entropy=0.04,
     entropy_target=0.2, temperature=1.0, max_completion_length=null, seed=0, trainer={}, eval_every=10,
