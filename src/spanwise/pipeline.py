@@ -22,7 +22,6 @@ from spanwise.credit.strata import first_of
 from spanwise.credit.trajectories.rollouts import build_timeline, settle_turns
 from spanwise.credit_metrics import CREDIT, CreditedBatch
 from spanwise.errors import AlignmentError, DataError, DivergedError, RecipeError
-from spanwise.objective import ScopeName
 from spanwise.scheme import Scheme
 from spanwise.score import Reward, score_all
 from spanwise.segment import Vocabulary, find_blocks
@@ -156,9 +155,10 @@ def read(
     columns = {**batch.columns, **batch.extras}
     settle_function = None
     if batch.steps is not None:
-        scope: ScopeName = "turn" if scheme.entry.kind == "step" else "rollout"
         timeline = build_timeline(batch.steps.trajectory_s, batch.steps.step_s)
-        settle_function = partial(settle_turns, timeline, spans.present_nk, block_names=scheme.layout.names, scope=scope)
+        settle_function = partial(
+            settle_turns, timeline, spans.present_nk, block_names=scheme.layout.names, scope=scheme.default_scope
+        )
     scores = score_all(scheme.objectives, block_texts, columns=columns, recorded=recorded, settle=settle_function)
     return Reading(scores, spans.length_nk, spans.fault_n, spans, block_texts)
 

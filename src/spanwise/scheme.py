@@ -15,7 +15,7 @@ from spanwise.credit.spread import ValuesName, name_streams, resolve_values
 from spanwise.errors import RecipeError, wrong_entries
 from spanwise.layout import Layout
 from spanwise.mode import Mode, check_modes
-from spanwise.objective import BaselineName, Objective, function_name
+from spanwise.objective import BaselineName, Objective, ScopeName, function_name
 from spanwise.score.outcomes import judge_of
 from spanwise.score.reward import built_in
 from spanwise.score.score import check_objectives, measures_of, written_out
@@ -158,6 +158,11 @@ class Scheme:
     def entry(self) -> Method:
         """The method's registry entry. If it remembers earlier batches, this scheme gets its own memory."""
         return method(self.method).of_a_run()
+
+    @property
+    def default_scope(self) -> ScopeName:
+        """The scope of an objective that has none: methods of steps pay each turn, all others the whole rollout."""
+        return "turn" if self.entry.kind == "step" else "rollout"
 
     @property
     def names(self) -> tuple[str, ...]:

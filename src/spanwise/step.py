@@ -220,9 +220,8 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
 
 def check_turn_rewards(scheme: Scheme, columns: Mapping[str, Any], turn_count_n: Sequence[int], *, advice: str) -> None:
     """Refuse a single reward of the environment for several turns of a completion if an objective pays each turn."""
-    default_scope = "turn" if scheme.entry.kind == "step" else "rollout"
     environment_objectives = [
-        o for o in scheme.objectives if o.reward == "environment" and (o.scope or default_scope) == "turn"
+        o for o in scheme.objectives if o.reward == "environment" and (o.scope or scheme.default_scope) == "turn"
     ]
     for name in {o.options.get("column", "environment") for o in environment_objectives} & columns.keys():
         for n, count in enumerate(turn_count_n):
