@@ -20,6 +20,7 @@ from spanwise.registry import register
 from spanwise.score.answers import MathVerifier, check_comparison, check_package, judge, parse_confidence
 from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, column_of, judged, read_tag
 from spanwise.score.workers import DEADLINE, MEMORY, Verdict, Workers, check_limits, shared_workers
+from spanwise.segment.claims import without_indent
 from spanwise.types import BlockText, Status
 
 # Possessive quantifiers keep the time linear for long runs of spaces.
@@ -308,9 +309,7 @@ def runs(
         if tests is not None and test_code is None:
             return None
         indent, code = [("", program_code), *_FENCED.findall(program_code)][-1]
-        first_line = code.lstrip("\n")  # code that is indented less than its fence stays as it is
-        width = min(len(indent), len(first_line) - len(first_line.lstrip(" \t")))
-        return (re.sub(f"(?m)^[^\\S\\n]{{0,{width}}}", "", code), test_code) if program_code.strip() else False
+        return (without_indent(code, len(indent)), test_code) if program_code.strip() else False
 
     code_runner = shared_workers(CodeRunner, workers=workers, deadline=deadline, memory=memory)
     return judged(text, pays, tag, [*test_codes], request, code_runner.check)

@@ -68,6 +68,17 @@ def without_end(text: str) -> str:
     return text_bytes[: text_end(text_bytes)].decode(errors="surrogatepass")
 
 
+def without_indent(code: str, width: int) -> str:
+    r"""Remove the indentation of a fence, `width`, from the code in it. Code that is indented less stays as it is.
+
+    >>> without_indent("   if x:\n       y()\n", 3), without_indent("x()\n", 3)
+    ('if x:\n    y()\n', 'x()\n')
+    """
+    first_line = code.lstrip("\n")
+    width = min(width, len(first_line) - len(first_line.lstrip(" \t")))
+    return re.sub(f"(?m)^[ \\t]{{0,{width}}}", "", code)
+
+
 @dataclass(eq=False, slots=True)
 class Sample:
     """One completion as a segmenter sees it: its trainable tokens, as if all others were deleted.

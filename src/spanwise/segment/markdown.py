@@ -39,7 +39,18 @@ from typing import Any, NamedTuple
 from spanwise.errors import LayoutError, unknown
 from spanwise.layout import Layout, Part
 from spanwise.registry import register
-from spanwise.segment.claims import SEGMENTERS, Finder, Found, Match, Sample, assign, group_by_mark, text_end, with_line_ends
+from spanwise.segment.claims import (
+    SEGMENTERS,
+    Finder,
+    Found,
+    Match,
+    Sample,
+    assign,
+    group_by_mark,
+    text_end,
+    with_line_ends,
+    without_indent,
+)
 from spanwise.types import Fault
 
 _ANY = "section"
@@ -217,9 +228,9 @@ def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
 def _content(text: bytes, fence: Fence) -> tuple[int, int] | bytes:
     """Return the code in a fence. Remove the fence's own indentation from each line."""
     opening_line = text[fence.start : fence.inner[0]]
-    first_line = text[slice(*fence.inner)].lstrip(b"\n")  # code that is indented less than its fence stays as it is
-    indent = min(len(line) - len(line.lstrip(b" \t")) for line in (opening_line, first_line))
-    return re.sub(rb"(?m)^[ \t]{0,%d}" % indent, b"", text[slice(*fence.inner)]) if indent else fence.inner
+    indent = len(opening_line) - len(opening_line.lstrip(b" \t"))
+    code = text[slice(*fence.inner)].decode(errors="surrogateescape")
+    return without_indent(code, indent).encode(errors="surrogateescape") if indent else fence.inner
 
 
 def _syntax_fault(root: Any, last_line: int) -> int:
