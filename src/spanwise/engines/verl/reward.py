@@ -23,7 +23,7 @@ from spanwise.credit.trajectories.rollouts import worth_of_turns
 from spanwise.engines.shared import columns_of
 from spanwise.engines.verl import carry, masks
 from spanwise.engines.verl.run import vocabulary_of
-from spanwise.engines.verl.settings import ANY_REWARD, OWN_MANAGER, filter_metric, paid_results, scheme_in
+from spanwise.engines.verl.settings import ANY_REWARD, OWN_MANAGER, filter_metric, paid_results, scheme_in, user_chose_reward
 from spanwise.scheme import Scheme
 from spanwise.score.items import SHARERS
 from spanwise.step import TURNS, ReadBatch, Step
@@ -38,7 +38,9 @@ class SpanRewardManager(RewardManagerBase):
         self.step = Step(self.scheme, self.vocabulary)
         self.filter_metric = filter_metric(config)
         self.own_columns = paid_results(self.scheme)
-        self.own_manager, self.user_chose_manager = _own_manager(config, self.own_columns, tokenizer, router)
+        self.own_manager = _own_manager(config, self.own_columns, tokenizer, router)
+        user_manager = config.algorithm.spanwise.get(OWN_MANAGER)
+        self.user_chose_reward = user_chose_reward(config, user_manager and user_manager.name)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spanwise-reward")
 
     async def run_single(self, data: Any) -> dict[str, Any]:
@@ -52,7 +54,7 @@ class SpanRewardManager(RewardManagerBase):
         agent_field_dicts = [_agent_fields(row) for row in field_dicts]
         turn_dicts = [turn for fields in agent_field_dicts for turn in fields.get(TURNS) or ()]
         agent_names = {name for fields in (*agent_field_dicts, *turn_dicts) for name in fields}
-        user_gives_column = self.user_chose_manager and not self.own_columns <= agent_names
+        user_gives_column = self.user_chose_reward and not self.own_columns <= agent_names
         user_result = None
         if self.own_manager is not None and (user_gives_column or not _has_agent_reward(field_dicts)):
             user_result = await self.own_manager.run_single(data)
@@ -168,15 +170,15 @@ def _mark_rewards(read_batch: ReadBatch, scheme: Scheme) -> float:
     return float(zlib.crc32(repr([sorted(rewards) for rewards in rewards_m]).encode()))
 
 
-def _own_manager(config: Any, used_columns: set[str], tokenizer: Any, router: dict[str, Any]) -> tuple[Any, bool]:
-    """Load verl's reward manager, or None if the recipe does not use it. Return also whether it or its function is the user's."""
+def _own_manager(config: Any, used_columns: set[str], tokenizer: Any, router: dict[str, Any]) -> Any:
+    """Load verl's reward manager. Return None if the recipe does not use it."""
     manager_config = config.algorithm.spanwise.get(OWN_MANAGER)
     if manager_config is None or not used_columns:
-        return None, False
-    user_chose_manager = manager_config.name != "naive" or config.reward.custom_reward_function.path is not None
-    if not user_chose_manager and "environment" not in used_columns:  # verl's agent loop fills these columns
-        return None, False
+        return None
+    # Without the reward of verl's manager, the agent loop fills the columns.
+    if not user_chose_reward(config, manager_config.name) and "environment" not in used_columns:
+        return None
     user_config = copy.deepcopy(config)
     with open_dict(user_config):
         user_config.reward.reward_manager = manager_config
-    return load_reward_manager(user_config, tokenizer, **router), user_chose_manager
+    return load_reward_manager(user_config, tokenizer, **router)

@@ -200,6 +200,11 @@ def _manager_name(config: Any) -> str | None:
     return None if (manager_config.source, manager_config.name) == (MANAGER[0], MANAGER[2]) else manager_config.name
 
 
+def user_chose_reward(config: Any, manager_name: str | None) -> bool:
+    """Return whether verl has a reward function or manager (`manager_name`) of the user."""
+    return manager_name not in (None, "naive") or OmegaConf.select(config, "reward.custom_reward_function.path") is not None
+
+
 def parts_in(config: Any, scheme: Scheme) -> dict[str, RowPart]:
     """Map each mode's name, such as laser, to an object that runs the mode."""
     verl_modes = [mode for mode in scheme.modes if "verl" in mode.parts]
@@ -230,7 +235,6 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
     function_path = OmegaConf.select(config, "reward.custom_reward_function.path")
     paid_columns = paid_results(scheme)
     reads_environment = bool(paid_columns)
-    user_chose_reward = function_path is not None or manager_name not in (None, "naive")
     turn_objectives = [o for o in scheme.objectives if o.reward == "environment" and o.scope == "turn"]
     turn_columns = {o.options.get("column", "environment"): o.name for o in turn_objectives}
     objectives_with_columns = [
@@ -276,7 +280,7 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
         **{
             f"Objective '{name}' has scope: turn, but your reward function or manager gives one number for a whole "
             f"rollout. Remove the scope. Or remove the function or manager, and let your agent loop give each entry of 'turns' its "
-            f"own '{column}'.": user_chose_reward
+            f"own '{column}'.": user_chose_reward(config, manager_name)
             # The user's function may serve other objectives, while an agent loop gives the turns another column.
             and (column == "environment" or turn_columns.keys() == paid_columns)
             for column, name in turn_columns.items()
