@@ -45,9 +45,7 @@ def evaluate(
     spans, texts = roller.read(ids_nt, mask_nt)
     answering_blocks = [name for name, keys in task.layout.keys.items() if answer_tags["answer"] in keys]
     correct_entries = [entry for entry in recipe.objectives or () if entry.get("reward") == "correct"]
-    own_options = (
-        correct_entries[-1].get("options") or {} if correct_entries else {}
-    )  # `answer_tags` reads the last one, too
+    own_options = (correct_entries or [{}])[-1].get("options") or {}  # those of the last one, whose tag `answer_tags` reads
     verifier_options = {"tag": answer_tags["answer"], **recipe.verifier, **own_options}
     unknown_verdict_n = torch.full((len(texts),), torch.nan, dtype=torch.float64)
     verdict_by_block = dict.fromkeys(answering_blocks, unknown_verdict_n)

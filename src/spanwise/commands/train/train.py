@@ -45,12 +45,11 @@ _OWN_FIELD = {
     "output_dir": "output", "num_generations": "group_size", "epsilon": "clip", "entropy_coef": "entropy",
     "use_adaptive_entropy": "entropy_target", "generation_batch_size": "prompts", "per_device_train_batch_size": "micro_batch",
     "steps_per_generation": "mini_batches", "gradient_accumulation_steps": "mini_batches",
+    **{name: name for name in (
+        "temperature", "max_completion_length", "learning_rate", "warmup_steps", "entropy_target", "seed", "keep_rollouts",
+        "report", "report_to",
+    )},
 }  # fmt: skip
-for _name in (
-    "temperature", "max_completion_length", "learning_rate", "warmup_steps", "entropy_target", "seed", "keep_rollouts",
-    "report", "report_to",
-):  # fmt: skip
-    _OWN_FIELD[_name] = _name
 
 
 def train(

@@ -210,6 +210,7 @@ def check_use(
     """Refuse settings that do not work with TRL's version, the model, critic or other options. Warn of settings without effect."""
     has_adapters = (options or {}).get("peft_config") is not None or hasattr(model, "peft_config")
     path_in_config = getattr(getattr(model, "config", None), "_name_or_path", "")
+    policy_waits = critic is not None and critic.policy_training_start_step > 0
     can_load_reference = has_adapters or isinstance(model, str) or bool(path_in_config)
     installed_version = Version(trl_version)
     setting_faults = {
@@ -228,13 +229,10 @@ def check_use(
             args.beta != 0.0 and not can_load_reference
         ),
         "critic.policy_training_start_step keeps the policy without gradients, but the scaler of fp16=True allows no such step. "
-        "Set bf16=True instead, or policy_training_start_step to 0.": (
-            args.fp16 and critic is not None and critic.policy_training_start_step
-        ),
+        "Set bf16=True instead, or policy_training_start_step to 0.": args.fp16 and policy_waits,
         "critic.policy_training_start_step keeps the policy unchanged, but DeepSpeed updates it within the backward pass. Set "
-        "policy_training_start_step to 0, or train without DeepSpeed.": (
-            getattr(args, "deepspeed_plugin", None) and critic is not None and critic.policy_training_start_step
-        ),
+        "policy_training_start_step to 0, or train without DeepSpeed.": getattr(args, "deepspeed_plugin", None)
+        and policy_waits,
     }
     refuse(setting_faults)
     if args.remove_unused_columns:

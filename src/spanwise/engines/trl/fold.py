@@ -69,9 +69,9 @@ def dppo_term(
     logps_bt: Float[Tensor, "b t"], inputs: Mapping[str, Any], mask_bt: Num[Tensor, "b t"], args: GRPOConfig
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """Compute the DPPO loss, and the share of tokens that it drops."""
-    old_logp_bt = inputs.get("old_per_token_logps")
+    sampling_logp_bt, old_logp_bt = inputs.get("sampling_per_token_logps"), inputs.get("old_per_token_logps")
     old_logp_bt = logps_bt.detach() if old_logp_bt is None else old_logp_bt
-    sampling_logp_bt = inputs.get("sampling_per_token_logps", old_logp_bt)
+    sampling_logp_bt = old_logp_bt if sampling_logp_bt is None else sampling_logp_bt
     # vLLM may not know the log-probability of a token (NaN).
     sampling_logp_bt = torch.where(sampling_logp_bt.isnan(), old_logp_bt, sampling_logp_bt)
     is_in_loss_bt = mask_bt.bool()
