@@ -1,8 +1,10 @@
 """Shared settings: one torch thread, no hub, one cache of warm starts, and a switch for the run-time shape checks."""
 
 import functools
+import importlib.util
 import itertools
 import os
+import pathlib
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -13,7 +15,16 @@ import jaxtyping
 import pytest
 import torch
 
-from browser import browser, chromium  # noqa: F401  (the fixtures)
+SOURCE = pathlib.Path(importlib.util.find_spec("spanwise").origin).parent
+#: Only modules whose annotations name shapes are checked at run time: pyright knows the other types, and each check costs time.
+SHAPED = [
+    ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts)
+    for path in SOURCE.rglob("*.py")
+    if "jaxtyping" in path.read_text(encoding="utf-8")
+]
+jaxtyping.install_import_hook(SHAPED, "beartype.beartype")
+
+from browser import browser, chromium  # noqa: E402, F401  (the fixtures)
 
 #: They import a trainer that has an environment of its own: make test-swift, make test-unsloth.
 collect_ignore = ["foreign/foreign_swift.py", "foreign/foreign_swift_conformance.py", "foreign/foreign_unsloth.py"]

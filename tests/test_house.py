@@ -11,6 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
+from jaxtyping import TypeCheckError
 
 import spanwise
 import spanwise.losses
@@ -55,6 +57,11 @@ def test_no_circle_of_modules(trees):
         for module, tree in trees.items()
     }
     TopologicalSorter(imports).prepare()  # raises a CycleError that names the circle
+
+
+def test_the_suite_checks_shapes_at_run_time():
+    with pytest.raises(TypeCheckError):
+        spanwise.grpo(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))
 
 
 def test_no_class_name_twice(trees):
