@@ -59,31 +59,24 @@ class Server:
     @contextmanager
     def serving(self, port=0):
         """Serve in a thread, at `url`."""
-        loop, ready = asyncio.new_event_loop(), threading.Event()
-
-        async def start():
-            app = web.Application()
-            app.router.add_post("/v1/chat/completions", self.complete)
-            self.runner = web.AppRunner(app, shutdown_timeout=0.1)
-            await self.runner.setup()
-            site = web.TCPSite(self.runner, "127.0.0.1", port)
-            await site.start()
-            self.port = self.runner.addresses[0][1]
-            self.url = f"http://127.0.0.1:{self.port}/v1"
-            ready.set()
-
-        def serve():
-            asyncio.set_event_loop(loop)
-            loop.run_until_complete(start())
-            loop.run_forever()
-
-        thread = threading.Thread(target=serve, daemon=True)
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever, daemon=True)
         thread.start()
-        assert ready.wait(10)
+
+        def run(coroutine):
+            asyncio.run_coroutine_threadsafe(coroutine, loop).result(10)
+
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", self.complete)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        run(runner.setup())
+        run(web.TCPSite(runner, "127.0.0.1", port).start())
+        self.port = runner.addresses[0][1]
+        self.url = f"http://127.0.0.1:{self.port}/v1"
         try:
             yield self
         finally:
-            asyncio.run_coroutine_threadsafe(self.runner.cleanup(), loop).result(10)
+            run(runner.cleanup())
             loop.call_soon_threadsafe(loop.stop)
             thread.join(10)
             loop.close()

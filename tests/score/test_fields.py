@@ -69,14 +69,6 @@ def test_absent_missing_and_beyond_are_three_things():
     same(rewarded("equals", ["2", "2"], anywhere, name="items[*].price"), [1, 0])  # the last element counts
 
 
-def test_a_dict_as_pandas_writes_it_into_a_csv_file_is_an_object():
-    """`DataFrame.to_csv` writes a column of dicts as Python prints them, in single quotes."""
-    cells = [str({"price": 3, "name": "O'Hara", "sold": None})] * 2
-    same(rewarded("equals", ["3", "4"], cells), [1, 0])
-    same(rewarded("equals", ["O'Hara", "tea"], cells, name="name"), [1, 0])
-    same(rewarded("equals", ["{'price'", "{3}"], ["{'price'", "{3}"]), [1, 1])  # no dict: the cell is the gold value
-
-
 @pytest.mark.parametrize("kind", [torch.tensor, np.array, pd.Series, list])
 def test_gold_values_in_a_tensor_or_an_array_are_those_of_a_list(kind):
     same(rewarded("equals", ["4", "4"], kind([4, 5])), [1, 0])
@@ -107,13 +99,15 @@ def test_gold_values_in_a_tensor_or_an_array_are_those_of_a_list(kind):
 def test_a_gold_value_of_a_type_that_json_lacks_is_read_or_there_is_no_reward(text, gold, right):
     for cell in (gold, {"price": gold}):
         same(rewarded("equals", [text], [cell]), [right])
+    same(rewarded("equals", ["3"], [{"price": 3, "id": gold, (1, 2): 4}]), [1])  # it takes no other field along
 
 
-def test_a_value_that_json_lacks_takes_no_other_field_of_its_gold_object_along():
-    same(rewarded("equals", ["3"] * 2, [{"price": 3, "id": object()}, {"price": 3, (1, 2): 4}]), [1, 1])
-
-
-def test_lists_as_pandas_writes_them_into_a_csv_file_and_objects_that_cannot_be_read():
+def test_dicts_and_lists_as_pandas_writes_them_into_a_csv_file_and_objects_that_cannot_be_read():
+    """`DataFrame.to_csv` writes a column of dicts as Python prints them, in single quotes."""
+    cells = [str({"price": 3, "name": "O'Hara", "sold": None})] * 2
+    same(rewarded("equals", ["3", "4"], cells), [1, 0])
+    same(rewarded("equals", ["O'Hara", "tea"], cells, name="name"), [1, 0])
+    same(rewarded("equals", ["{'price'", "{3}"], ["{'price'", "{3}"]), [1, 1])  # no dict: the cell is the gold value
     same(rewarded("one_of", ["Roma"] * 3, ["['Rome', 'Roma']", "['Rome' 'Roma']", "[None, 'Roma']"]), [1, NAN, 1])
     same(rewarded("equals", ['["a", null]', "[1]", "[0, 1)"], ["['a', None]", "[1]", "[0, 1)"]), [1, 1, 1])
     cells = ["{'price': 'tea', 'cost': nan}", "{'price': 'tea', 'cost': Decimal('3.1')}", "{'price': 'tea', 'cost': None}"]
@@ -450,7 +444,7 @@ def test_every_one_has_the_properties_of_a_reward(reward, options, columns):
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_code_has_the_properties_of_a_reward():
     options = {"tag": "price", "allow": True, "tests": "tests", "workers": 2, "deadline": 1.0}
-    setting = {"pays": ["price"], "layout": Layout({"price": "price"}), "columns": {"tests": ["assert True", None]}}
+    setting = {"pays": ["price"], "layout": FIELDS, "columns": {"tests": ["assert True", None]}}
     check_reward("runs", options=options, **setting, properties=["absent", "split"], processes=False, examples=3)
 
 

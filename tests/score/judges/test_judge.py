@@ -6,9 +6,11 @@ import os
 import sqlite3
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import nullcontext
 from multiprocessing import get_context
 
 import pytest
+import torch
 from aiohttp import web
 
 from judge_server import Server, part_of, reply, verdict
@@ -19,6 +21,7 @@ from spanwise.errors import RewardError
 from spanwise.score import REWARDS, ask_judge, custom
 from spanwise.score.judges.cache import Cache
 from spanwise.score.judges.prompt import fenced
+from spanwise.score.judges.verdict import UnreadableReplyError, read_verdict
 from spanwise.score.score import check_objectives
 from spanwise.segment.claims import without_end
 from tokenizers_small import byte_level
@@ -73,11 +76,14 @@ def test_equal_questions_are_asked_once_and_many_at_a_time():
 def test_a_template_sees_columns_and_choices_have_their_numbers(tmp_path):
     prompt = tmp_path / "judge.txt"
     prompt.write_text("{{ gold }} of {{ name }}: {{ part }}")
-    with Server(lambda part, request, times: reply("Verdict: so-so")).serving() as server:
-        columns = {"gold": list("abcdef")}
-        choices = {"bad": -1, "so-so": 0.25, "good": 1}
-        options = {"prompt": str(prompt), "constrain": "none", "choices": choices, "reasons": False}
-        scores = judged(server, columns=columns, **options)
+    options = {
+        "prompt": str(prompt),
+        "constrain": "none",
+        "reasons": False,
+        "choices": {"bad": -1, "so-so": 0.25, "good": 1},
+    }
+    with Server(lambda *_: reply("Verdict: so-so")).serving() as server:
+        scores = judged(server, columns={"gold": list("abcdef")}, **options)
     assert scores.reward_nm[0, 0] == 0.25
     request = next(request for request in server.requests if part_of(request) == "step 0")
     assert request["messages"][-1]["content"].startswith(f"a of step: {fenced('step 0', 'part')}")
@@ -130,13 +136,12 @@ MEANS = {
 @pytest.mark.parametrize("case", MEANS)
 def test_the_probabilities_are_those_of_the_verdict_and_of_no_other_text(case):
     tokens, content, choices, mean = MEANS[case]
-    with Server(lambda *_: reply(content, logprobs={"content": tokens})).serving() as server:
-        scores = judged(server, text=TEXT[:1], expected=True, choices=choices)
+    answer = reply(content, logprobs={"content": tokens})
     if isinstance(mean, str):
-        assert scores.status_nm[0, 0] == ERROR
-        assert mean in scores.note_nm[0, 0]
+        with pytest.raises(UnreadableReplyError, match=mean):
+            read_verdict(answer, choices, expected=True)
     else:
-        assert scores.reward_nm[0, 0] == pytest.approx(mean)
+        assert read_verdict(answer, choices, expected=True).value == pytest.approx(mean)
 
 
 NUMBERS = {"0": 0, "1": 1, "4": 4, "So-so.": 0.5}
@@ -172,10 +177,8 @@ SAID = [
 
 @pytest.mark.parametrize(("said", "choices", "worth"), SAID)
 def test_a_reply_in_words_is_a_verdict_where_it_makes_one_choice(said, choices, worth):
-    with Server(lambda *_: reply(said)).serving() as server:
-        scores = judged(server, text=TEXT[:1], constrain="none", choices=choices)
-    assert scores.status_nm[0, 0] == (ERROR if worth is None else OK)
-    assert worth is None or scores.reward_nm[0, 0] == worth
+    with nullcontext() if worth is not None else pytest.raises(UnreadableReplyError):
+        assert read_verdict(reply(said), choices, expected=False).value == worth
 
 
 BAD = {
@@ -265,15 +268,13 @@ def test_verdicts_are_kept_by_content_and_failures_and_the_key_are_not(tmp_path,
         assert second.reward_nm[:, 0].tolist() == pytest.approx([1, 0, 1, math.nan, 1, 0], nan_ok=True)
         assert second.note_nm[0, 0] == "I read step 0"
         assert second.measured_nc[:, :2].sum(dim=0).tolist() == [1, 4]
-        changed = [{"criterion": "other"}, {"choices": {"no": -1, "yes": 1}}, {"model": "other"}, {"temperature": 0.5}]
-        for number, change in enumerate(changed, start=1):
+        for change in ({"criterion": "other"}, {"choices": {"no": -1, "yes": 1}}, {"model": "other"}, {"temperature": 0.5}):
             with pytest.warns(UserWarning, match="every question anew"):
                 judged(server, cache=cache, text=TEXT[:1], **change)
-            assert len(server.requests) == 6 + number
+        assert len(server.requests) == 10
     assert server.keys[0] == "Bearer sk-very-secret"
     assert not any(b"very-secret" in file.read_bytes() for file in tmp_path.iterdir())
-    without_server = judged(server, cache=cache)
-    assert without_server.status_nm[:, 0].tolist() == second.status_nm[:, 0].tolist()
+    assert torch.equal(judged(server, cache=cache).status_nm, second.status_nm)  # the server is gone
 
 
 def test_a_cache_that_nobody_uses_any_more_is_closed(tmp_path):
