@@ -444,16 +444,8 @@ def of_header(header):
     return "answer"
 
 
-ORACLES = {
-    "lines": slow_lines,
-    "paragraphs": slow_paragraphs,
-    "sentences": slow_sentences,
-    "steps": slow_steps,
-    "regex": slow_regex,
-    "fixed": slow_fixed,
-    "cuts": slow_cuts,
-    "low_probability": slow_low_probability,
-    "turns": slow_turns,
-    "delimiters": slow_delimiters,
-    "channels": slow_channels,
-}
+SLOW = (
+    slow_lines, slow_paragraphs, slow_sentences, slow_steps, slow_regex, slow_fixed, slow_cuts, slow_low_probability, slow_turns,
+    slow_delimiters, slow_channels,
+)  # fmt: skip
+ORACLES = {oracle.__name__.removeprefix("slow_"): oracle for oracle in SLOW}

@@ -35,9 +35,8 @@ def test_a_prefilled_tag_is_in_every_completion():
 
 
 def test_the_sentence_says_what_is_there_instead():
-    assert census(["<plan><code>", "<plan>"], ["answer", "plan", "confidence"]).sentence == (
-        "<answer> is in 0 and <confidence> is in 0 of 2 completions; they do contain <plan> (2), <code> (1)."
-    )
+    sentence = "<answer> is in 0 and <confidence> is in 0 of 2 completions; they do contain <plan> (2), <code> (1)."
+    assert census(["<plan><code>", "<plan>"], ["answer", "plan", "confidence"]).sentence == sentence
     assert census(["4", ""], ["a"]).sentence == "<a> is in 0 of 2 completions; no completion contains tags."
     assert census(["<a>"], ["a"]).sentence == ""
 
@@ -48,9 +47,8 @@ def test_a_tag_in_other_letters_is_named(tag):
 
 
 def test_a_tag_of_any_length_is_named_in_few_characters():
-    assert census(["<" + "b" * 100_000 + ">"], ["a"]).sentence == (
-        f"<a> is in 0 of 1 completions; they do contain <{'b' * 40}> (1)."
-    )
+    sentence = census(["<" + "b" * 100_000 + ">"], ["a"]).sentence
+    assert sentence == f"<a> is in 0 of 1 completions; they do contain <{'b' * 40}> (1)."
 
 
 def test_each_segmenter_of_a_layout_is_counted():
@@ -66,16 +64,12 @@ def test_an_index_counts_as_any_in_a_path_of_json_alone():
 @pytest.mark.parametrize(
     ("segmenter", "mark", "text", "holds"),
     [
-        ("markdown", "Step [1]", "# Step [1]\nAdd.", 1),
-        ("delimiters", "[1]...[/1]", "[1]Add.[/1]", 1),
-        ("regex", "score: [01]", "score: 1", 1),
-        ("markdown", "Plan", "## plan\nAdd.", 1),
-        ("markdown", " Plan", "## plan\nAdd.", 0),
-        ("markdown", "section", "# Sum\nAdd.", 1),
-        ("markdown", "section[*]", "Add.", 0),
-        ("code", "python.function", "```py\ndef f(): pass\n```", 1),
+        ("markdown", "Step [1]", "# Step [1]\nAdd.", 1), ("delimiters", "[1]...[/1]", "[1]Add.[/1]", 1),
+        ("regex", "score: [01]", "score: 1", 1), ("markdown", "Plan", "## plan\nAdd.", 1),
+        ("markdown", " Plan", "## plan\nAdd.", 0), ("markdown", "section", "# Sum\nAdd.", 1),
+        ("markdown", "section[*]", "Add.", 0), ("code", "python.function", "```py\ndef f(): pass\n```", 1),
         ("code", "python.class", "```py\ndef f(): pass\n```", 0),
     ],
-)
+)  # fmt: skip
 def test_headings_and_code_are_counted_as_they_are_found(segmenter, mark, text, holds):
     assert census([text], [mark], segmenter=segmenter).wanted == {mark: holds}

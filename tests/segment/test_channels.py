@@ -13,51 +13,7 @@ from tokenizers_small import byte_level
 
 PLAIN = Layout(["reasoning", "tool_call[*]", "answer"], segmenter="channels", most=2)
 OPENED = Layout(["reasoning", "tool_call[*]", "answer"], segmenter="channels", most=2, prefilled="reasoning")
-R, C, D, A = "reasoning", "tool_call[0]", "tool_call[1]", "answer"
-LACKS = Fault.MISSING
-
-#: Layout, tokens with their blocks, what reasoning, the calls and the answer say, faults; whole conversations stand below.
-CASES = {
-    "Qwen: white space between channels is no answer": (
-        PLAIN, [("<think>", R), ("</think>", R), ("\n\n", R), ("<tool_call>", C), ("{}", C), ("</tool_call>", C), ("\n", C),
-                ("<tool_call>", D), ("[]", D), ("</tool_call>", D), ("<|im_end|>", D)],
-        ["", "{}", "[]", None], LACKS,
-    ),
-    "Qwen: prefilled, turn by turn": (
-        OPENED, [("2", R), ("</think>", R), ("<tool_call>", C), ("{}", C), ("</tool_call>", C), ("<|im_end|>", C), ("3", R),
-                 ("</think>", R), ("4", A), ("<|im_end|>", A)],
-        ["3", "{}", None, "4"], 0,
-    ),
-    "Llama: a call to the end of its message": (
-        PLAIN, [("<|start_header_id|>", C), ("assistant", C), ("<|end_header_id|>", C), ("\n\n", C), ("<|python_tag|>", C),
-                ("f('<think>')", C), ("<|eom_id|>", C), ("4", A), ("<|eot_id|>", A)],
-        [None, "f('<think>')", None, "4"], LACKS | Fault.NESTED,
-    ),
-    "gpt-oss: a preamble is answer, analysis without its end is cut off": (
-        PLAIN, [("<|channel|>", A), ("commentary", A), ("<|message|>", A), ("hi", A), ("<|end|>", A), ("<|start|>", R),
-                ("assistant", R), ("<|channel|>", R), ("analysis", R), ("<|message|>", R), ("2", R)],
-        [None, None, None, "hi"], LACKS | Fault.TRUNCATED,
-    ),
-    "gpt-oss: analysis prefilled": (
-        OPENED, [("2", R), ("<|end|>", R), ("<|start|>", A), ("<|channel|>", A), ("final", A), ("<|message|>", A), ("4", A)],
-        ["2", None, None, "4"], LACKS,
-    ),
-    "Mistral": (
-        PLAIN, [("[THINK]", R), ("2", R), ("[/THINK]", R), ("ok", A), ("[TOOL_CALLS]", C), ("f", C), ("[ARGS]", C), ("{}", C),
-                ("[TOOL_CALLS]", D), ("g[ARGS]{}", D), ("</s>", D)],
-        ["2", "f[ARGS]{}", "g[ARGS]{}", "ok"], 0,
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_blocks_texts_and_faults(case):
-    layout, tokens, contents, fault = CASES[case]
-    owners, text, faults = segment(layout, [piece for piece, _ in tokens])
-    assert owners == [owner for _, owner in tokens]
-    keys = ("reasoning", C, D, "answer")
-    assert [None if text[name] is None else text[name][name] for name in keys] == contents
-    assert faults == Fault(fault)
+R, A = "reasoning", "answer"
 
 
 def test_the_signs_of_other_families_are_text_where_the_vocabulary_has_tokens_of_its_own():
@@ -67,7 +23,7 @@ def test_the_signs_of_other_families_are_text_where_the_vocabulary_has_tokens_of
     owners, text, fault = segment(PLAIN, pieces, added=("<think>", "</think>", "<|im_end|>"))
     assert owners == [R] * 4 + [A] * 3
     assert (text[R][R], text[A][A]) == ("a [TOOL_CALLS] <|channel|>final<|message|> </think>", "4[TOOL_CALLS]")
-    assert fault == LACKS
+    assert fault == Fault.MISSING
     owners, text, _ = segment(PLAIN, ["<thi", "nk>", "2", "</think>", "4", "<|im_end|>"], added=("<|im_end|>",))
     assert (owners, text[R][R]) == ([R] * 4 + [A] * 2, "2")  # Qwen2.5 has no token for <think> and spells it
 

@@ -44,15 +44,11 @@ def test_a_fence_with_fences_inside_and_one_in_a_list():
 def test_statements_stand_in_fences_of_their_language_or_of_none():
     text = FENCED + "```\ny = 2\n```\n```c\nz = 3;\n```\n"
     assert [code for _, code, _ in claims_of(text, {"s[*]": "code:python.statement"})[0]] == ["import os", "x = 1", "y = 2"]
-    assert claims_of("x = 1\ny = x", {"s[*]": "code:python.statement"}) == (
-        [("s[0]", "x = 1", "x = 1"), ("s[1]", "y = x", "y = x")],
-        Fault.NONE,
-    )
+    statements = [("s[0]", "x = 1", "x = 1"), ("s[1]", "y = x", "y = x")]
+    assert claims_of("x = 1\ny = x", {"s[*]": "code:python.statement"}) == (statements, Fault.NONE)
     assert claims_of("So:\n```c\nint x;\n```", {"s[*]": "code:python.statement"}) == ([], Fault.NONE)
-
-
-def test_a_kind_of_the_grammar():
-    assert [c[1] for c in claims_of("for x in y: z()", {"a": "code:python.for_statement"})[0]] == ["for x in y: z()"]
+    loop = "for x in y: z()"  # a node type of the grammar
+    assert [code for _, code, _ in claims_of(loop, {"a": "code:python.for_statement"})[0]] == [loop]
 
 
 def test_the_mark_that_is_named_first_has_what_two_match():
@@ -77,13 +73,10 @@ def test_what_lies_inside_has_its_own_tokens():
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("x = 1\ny = (2 +", Fault.TRUNCATED),
-        ("x = 'abc", Fault.TRUNCATED),
-        ("x = 1 2 )\ny = 2\nz = 3\n", Fault.NESTED),
-        ("x = 1", Fault.NONE),
-        ("", Fault.NONE),
+        ("x = 1\ny = (2 +", Fault.TRUNCATED), ("x = 'abc", Fault.TRUNCATED), ("x = 1 2 )\ny = 2\nz = 3\n", Fault.NESTED),
+        ("x = 1", Fault.NONE), ("", Fault.NONE),
     ],
-)
+)  # fmt: skip
 def test_broken_code_has_a_fault(text, fault):
     assert claims_of(text, {"s[*]": "code:python.statement"})[1] == fault
 
@@ -127,11 +120,8 @@ def test_agrees_with_the_parser_of_python():
     draw = random.Random(0)
     layout = Layout({kind: f"code:python.{kind}[*]" for kind in ("function", "class", "import", "docstring")})
     statements = Layout({"statement": "code:python.statement[*]"})
-    kinds = {
-        "function": (ast.FunctionDef, ast.AsyncFunctionDef),
-        "class": (ast.ClassDef,),
-        "import": (ast.Import, ast.ImportFrom),
-    }
+    functions, imports = (ast.FunctionDef, ast.AsyncFunctionDef), (ast.Import, ast.ImportFrom)
+    kinds = {"function": functions, "class": (ast.ClassDef,), "import": imports}
     for _ in range(25):
         data = "\n".join(draw.choices(LINES, k=draw.randint(1, 7))).encode() + b"\n"
         tree = ast.parse(data)

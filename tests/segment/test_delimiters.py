@@ -13,33 +13,6 @@ from spanwise.layout import Layout
 from spanwise.segment import census
 from spanwise.types import Fault
 
-TWO = Layout({"thinking": "delimiters:<think>...</think>", "answer": "delimiters:<<...>>"})
-T, A = "thinking", "answer"
-
-CASES = {
-    "straddled: a token belongs to the block of its first byte": (
-        ["<th", "ink>2", "</think><", "<4", ">>"], [T] * 3 + [A] * 2, "2", "4", 0,
-    ),
-    "never closed: it ends where the next one opens": (
-        ["<think>", "2+2", "<<", "4", ">>"], [T] * 2 + [A] * 3, None, "4", Fault.TRUNCATED,
-    ),
-    "what stands inside is text": (
-        ["<think>", "<<", "5", ">>", "</think>", "<<", "4", ">>"], [T] * 5 + [A] * 3, "<<5>>", "4", Fault.NESTED,
-    ),
-    "the last complete pair": (
-        ["<<", "3", ">>", "<think>", "no", "</think>", "<<", "4", ">>", "<<", "5"],
-        [A] * 3 + [T] * 3 + [A] * 5, "no", "4", Fault.DUPLICATE | Fault.TRUNCATED,
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_blocks_texts_and_faults(case):
-    pieces, owners, thinking, answer, fault = CASES[case]
-    names, text, faults = segment(TWO, pieces)
-    assert (names, faults) == (owners, Fault(fault))
-    assert [None if text[name] is None else text_of(text, name) for name in (T, A)] == [thinking, answer]
-
 
 def test_a_sign_that_opens_and_closes():
     owners, text, fault = segment({"math": "delimiters:$$...$$", "rest": []}, ["So ", "$$", "x", "$$", " is", "$$", "y"])
@@ -50,15 +23,9 @@ def test_a_sign_that_opens_and_closes():
 def test_prefilled_starts_inside():
     layout = Layout({"thinking": "delimiters:<think>...</think>", "rest": []}, prefilled="<think>...</think>")
     owners, text, fault = segment(layout, ["2+2", "</think>", "4"])
-    assert (owners, text_of(text, T), fault) == ([T, T, "rest"], "2+2", 0)
+    assert (owners, text_of(text, "thinking"), fault) == (["thinking"] * 2 + ["rest"], "2+2", 0)
     owners, text, fault = segment(layout, ["2+2"])
-    assert (owners, text_of(text, T), fault) == ([T], None, Fault.TRUNCATED)
-
-
-def test_two_blocks_of_one_mark_take_their_pairs_in_turn():
-    pieces = ["<<", "1", ">>", "<<", "2", ">>"]
-    owners, text, fault = segment({"one": "delimiters:<<...>>", "two": "delimiters:<<...>>"}, pieces)
-    assert (owners, text_of(text, "one"), text_of(text, "two"), fault) == (["one"] * 3 + ["two"] * 3, "1", "2", 0)
+    assert (owners, text_of(text, "thinking"), fault) == (["thinking"], None, Fault.TRUNCATED)
 
 
 @pytest.mark.parametrize("blocks", [{"a": "think"}, {"a": "...x"}, {"a": "<a>...</a>", "b": "<a>...</b>"}])

@@ -18,22 +18,11 @@ from spanwise.types import Fault
 @pytest.mark.parametrize(
     ("segmenter", "text", "units"),
     [
-        ("lines", "one\r\ntwo\n\n\n three ", ["one", "two", "three"]),
-        ("paragraphs", "a\nb\n\n\nc\n \t\nd", ["a\nb", "c", "d"]),
-        ("sentences", "It is 3.5. Good!", ["It is 3.5.", "Good!"]),
-        (
-            "sentences",
-            "Mr. Fu, e.g. Li, cf. Fig. 3. So?! Yes... and no.",
-            ["Mr. Fu, e.g. Li, cf. Fig. 3.", "So?!", "Yes... and no."],
-        ),
-        ("sentences", "The answer is B. Next.", ["The answer is B.", "Next."]),
-        ("sentences", "1. Add.\n2. Halve. 3 is left", ["1. Add.", "2. Halve.", "3 is left"]),
+        ("sentences", "Mr. Fu, cf. Fig. 3.5. So?! Yes... and no.", ["Mr. Fu, cf. Fig. 3.5.", "So?!", "Yes... and no."]),
+        ("sentences", "1. Say e.g. B. Next.\n2. Halve. 3 is left", ["1. Say e.g. B.", "Next.", "2. Halve.", "3 is left"]),
         ("sentences", "She said “Go.” He went.) **Done.** End", ["She said “Go.”", "He went.)", "**Done.**", "End"]),
         ("sentences", "是。不是\uff01“真\uff1f”好", ["是。", "不是\uff01", "“真\uff1f”", "好"]),
-        ("sentences", "See Fig.\n\nNew", ["See Fig.", "New"]),
-        ("steps", "1. a\n2) b\nStep 3: c\n**Step 4** d", ["1. a", "2) b", "Step 3: c", "**Step 4** d"]),
-        ("steps", "### Step 5\n**6.** e", ["### Step 5", "**6.** e"]),
-        ("steps", "Plan:\n1. a\n    1. inner\n3.5 is none\nsteps 2\n2. b", ["1. a\n    1. inner\n3.5 is none\nsteps 2", "2. b"]),
+        ("steps", "### Step 5\n**6.** e\n3.5 is none\nsteps 2", ["### Step 5", "**6.** e\n3.5 is none\nsteps 2"]),
         ("steps", "no step", []),
     ],
 )  # fmt: skip
