@@ -1,8 +1,10 @@
 """The digit chain as a person reads it."""
 
 import re
+from functools import cache
 
 
+@cache
 def by_hand(prompt: str, plus: bool = True) -> list[int]:
     """The digit after every step."""
     digits, value = [], int(prompt[0])

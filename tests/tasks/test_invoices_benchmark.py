@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 
 import invoices as benchmark
 import numpy as np
@@ -9,10 +10,11 @@ import pytest
 import rubric
 import scale
 import torch
+from transformers import AutoTokenizer
 
 from spanwise.recipe import load, scheme_of
-from spanwise.tasks import invoices, task_layout, task_shape
-from spanwise.tasks.embedded import STARTS, build_invoice_tokenizer
+from spanwise.tasks import invoices, task_shape, warm_start
+from spanwise.tasks.embedded import STARTS
 from spanwise.tasks.invoices import LONGEST, MEASURED
 
 GOLD = {
@@ -77,27 +79,19 @@ def test_the_completions_of_two_arms_are_compared_by_a_geometric_mean_over_the_s
 
 # ------------------------------------------------------------------------------------------------- a judge that errs
 
-SIZE = 3000
+
+def flipped(blocks, answers, name):
+    return rubric.simulated_judge(blocks, answers, f"The value of {name} follows from the digits.", "flips20")
 
 
-def turned_round(names, judge):
-    """Which of a judge's verdicts (N, K) are wrong, on completions whose values are all right."""
-    golds = [{name: (n // 10**k) % 10 for k, name in enumerate(names)} for n in range(SIZE)]
+@pytest.mark.parametrize("judge", [partial(benchmark.erring_judge, error=0.2, seed=0), flipped], ids=["invoices", "rubric"])
+def test_verdicts_on_different_fields_are_turned_round_independently(judge):
+    """How many of eight verdicts are turned round has the variance of a binomial; equal errors would have eight times as much."""
+    names = rubric.FIELDS.names
+    golds = [{name: (n // 10**k) % 10 for k, name in enumerate(names)} for n in range(3000)]
     blocks = [{name: {"": f"{gold[name]}", name: f"{gold[name]}"} for name in names} for gold in golds]
     answers = [json.dumps(gold) for gold in golds]
-    return torch.tensor([judge(blocks, answers, name) for name in names]).T == 0
-
-
-@pytest.mark.parametrize("benchmark_name", ["invoices", "rubric"])
-def test_verdicts_on_different_fields_are_turned_round_independently(benchmark_name):
-    """How many of eight verdicts are turned round has the variance of a binomial; equal errors would have eight times as much."""
-    judges = {
-        "invoices": lambda blocks, answer, name: benchmark.erring_judge(blocks, answer, name, 0.2, 0),
-        "rubric": lambda blocks, answer, name: rubric.simulated_judge(
-            blocks, answer, f"The value of {name} follows from the digits.", "flips20"
-        ),
-    }
-    wrong_nk = turned_round(rubric.FIELDS.names, judges[benchmark_name])
+    wrong_nk = torch.tensor([judge(blocks, answers, name) for name in names]).T == 0
     assert wrong_nk.double().mean(dim=0).tolist() == pytest.approx([0.2] * 8, abs=0.03)
     assert float(wrong_nk.sum(dim=1).double().var()) == pytest.approx(8 * 0.2 * 0.8, rel=0.15)
 
@@ -115,13 +109,16 @@ def test_a_verdict_hangs_on_seed_field_letter_and_completion_and_not_on_the_batc
     assert benchmark.erring_judge([{"total": None}, *blocks], ["{}", *answers], "total", 0.2, 0) == [None, *verdicts]
 
 
+def objectives_of(recipe):
+    return {objective.name: objective for objective in scheme_of(recipe, *task_shape(recipe)).objectives}
+
+
 @pytest.mark.parametrize("method", ["bae", "dr_grpo"])
 def test_the_judge_pays_what_the_exact_check_paid_and_the_check_stays_as_a_figure(method):
     fields = {"task": "invoices", "method": method, "seed": 3}
     exact = load(None, fields)
     judged = load(None, {**fields, "objectives": benchmark.judged_objectives(fields, 0.2)})
-    checks = {objective.name: objective for objective in scheme_of(exact, *task_shape(exact)).objectives}
-    objectives = {objective.name: objective for objective in scheme_of(judged, *task_shape(judged)).objectives}
+    checks, objectives = map(objectives_of, (exact, judged))
     assert objectives["judge.customer"].options == {"block": "customer", "error": 0.2, "seed": 3}
     for name, check in checks.items():
         payer = objectives[name.replace("equals", "judge")]
@@ -134,7 +131,7 @@ def test_a_wrong_verdict_costs_one_field_by_field_and_every_field_in_the_sum(mon
     """All is right but the customer of the second completion; the judge turns both verdicts on customers round."""
     monkeypatch.setattr(benchmark, "chance_of", lambda place, *_: 0.0 if place == "0 customer" else 1.0)
     texts = [json.dumps(GOLD), json.dumps({**GOLD, "customer": "Ada Weltor"})]
-    tables = benchmark.verdicts_and_credit(texts, GOLD, build_invoice_tokenizer(), 0.2)
+    tables = benchmark.verdicts_and_credit(texts, GOLD, AutoTokenizer.from_pretrained(warm_start("invoices")), 0.2)
     customer = MEASURED.index("customer")
     assert tables["right"][:, customer].tolist() == [1, 0]
     assert tables["verdict"][:, customer].tolist() == [0, 1]
@@ -148,10 +145,7 @@ def test_the_sum_of_a_recipe_has_its_rewards_and_pays_every_block():
     fields = {"task": "invoices", "method": "dr_grpo"}
     recipe = load(None, {**fields, "objectives": benchmark.summed(load("recipes/invoices.yaml").objectives)})
     plain = load(None, fields)
-    by_name, own_objectives = (
-        {objective.name: objective for objective in scheme_of(settings, task_layout(settings), LONGEST).objectives}
-        for settings in (recipe, plain)
-    )
+    by_name, own_objectives = map(objectives_of, (recipe, plain))
     assert by_name.keys() - own_objectives.keys() == {"due_stated", "adds_up"}
     assert {name: by_name[name] for name in own_objectives} == own_objectives
     new_objectives = [by_name["due_stated"], by_name["adds_up"]]
@@ -215,17 +209,17 @@ def test_a_model_that_learns_sums_reads_bare_letters_among_the_others(letter_num
 
 
 def test_an_amount_is_one_field_more_with_a_reward_of_its_own(letter_numbers, monkeypatch):
-    monkeypatch.setitem(STARTS, "invoices", benchmark.careful(STARTS["invoices"], "amounts"))
-    task = STARTS["invoices"]
+    usual_size = len(AutoTokenizer.from_pretrained(warm_start("invoices")))
+    task = benchmark.careful(STARTS["invoices"], "amounts")
+    monkeypatch.setitem(STARTS, "invoices", task)
     answers = task.answers(task.source.held_out())
     tokenizer = task.course.tokenizer()
     assert ', "amount": ' in tokenizer.tokenize(answers[0])
     assert max(map(len, tokenizer(answers)["input_ids"])) < task.longest == LONGEST
-    recipe = load(None, {"task": "invoices", "method": "bae"})
-    objectives = {objective.name: objective for objective in scheme_of(recipe, *task_shape(recipe)).objectives}
+    objectives = objectives_of(load(None, {"task": "invoices", "method": "bae"}))
     assert objectives["equals.items[1].amount"].pays == ("items[1].amount",)
     assert objectives["json_schema"].options["schema"]["properties"]["items"]["items"]["required"][-1] == "amount"
-    assert len(tokenizer) == len(build_invoice_tokenizer()) + 1
+    assert len(tokenizer) == usual_size + 1
 
 
 def test_amounts_are_compared_with_the_letter_and_with_their_own_items():

@@ -7,19 +7,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
+from digits_small import by_hand
 
 from spanwise.segment import Vocabulary, find_blocks
-from spanwise.tasks.digits import (
-    LONG,
-    LONG_LAYOUT,
-    LONG_POSITIONS,
-    LONGEST,
-    LongNoise,
-    LongProblems,
-    is_refusal,
-    long_traces,
-    tables,
-)
+from spanwise.tasks.digits import LONG, LONG_LAYOUT, LONG_POSITIONS, LONGEST, LongNoise, LongProblems, long_traces, tables
 from spanwise.tasks.embedded import build_tokenizer
 
 torch.set_num_threads(1)
@@ -43,8 +34,9 @@ def written(problems: LongProblems, noise: LongNoise, seed: int = 0) -> list[tup
     return traces
 
 
-def by_hand(value: str, step: str) -> str:
-    return str(eval(f"{value}{step}") % 10)
+def after(value: str, step: str) -> str:
+    """The digit after a step."""
+    return str(by_hand(value + step)[0])
 
 
 def test_without_noise_every_line_follows_from_the_prompt_and_the_line_before() -> None:
@@ -60,7 +52,7 @@ def test_without_noise_every_line_follows_from_the_prompt_and_the_line_before() 
             assert bool(read) == (step[0] == "~")
             assert not read or read[1] == step[1]
             as_it_is &= not read or (read[0] == "+") == plus[place]
-            assert line == (str(place), step, line[2], value, read or step, "", by_hand(value, read or step))
+            assert line == (str(place), step, line[2], value, read or step, "", after(value, read or step))
             value = line[6]
         assert final == value
         if as_it_is:
@@ -77,7 +69,7 @@ def test_lines_with_care_repeat_the_question_of_their_line_and_lines_hang_togeth
             assert taken == (read.removeprefix("?") or step)
             assert care in ("", f"_{value}{taken}")
             assert before in (None, value)  # what a line ends with, the next one starts from
-            slips += new != by_hand(value, taken)
+            slips += new != after(value, taken)
             before = new
         assert final == before
     assert slips > 100
@@ -93,18 +85,17 @@ def test_shares_are_the_stated_ones() -> None:
     for operator, slip in zip("+-*", noise.slip, strict=True):
         for care, share in ((False, 1.0), (True, 0.5)):
             wrong = [
-                line[6] != by_hand(line[3], line[4]) for line in lines if line[4][0] == operator and bool(line[5]) == care
+                line[6] != after(line[3], line[4]) for line in lines if line[4][0] == operator and bool(line[5]) == care
             ]
             assert np.mean(wrong) == pytest.approx(0.9 * slip * share, abs=0.025)  # a random digit is right one time in ten
 
 
 def test_every_smudge_has_a_sign_of_its_own() -> None:
-    columns = ([5], [3], [[3, 3, 3] + [0] * 5], [[1, 2, 4] + [1] * 5])
-    answers = {
-        signs: LongProblems(*map(np.array, columns), np.array([[*signs] + [False] * 5])).answers[0]
-        for signs in ((True, True, True), (True, False, True), (False, True, False))
-    }
-    assert answers == {(True, True, True): "2", (True, False, True): "8", (False, True, False): "2"}
+    columns = map(np.array, ([5], [3], [[3, 3, 3] + [0] * 5], [[1, 2, 4] + [1] * 5], [[False] * 8]))
+    problems = LongProblems(*columns)
+    for signs, answer in (((True, True, True), "2"), ((True, False, True), "8"), ((False, True, False), "2")):
+        problems.plus_n[0, :3] = signs
+        assert problems.answers == [answer]
 
 
 def test_exercises_are_right_and_reach_every_value_and_step() -> None:
@@ -114,7 +105,7 @@ def test_exercises_are_right_and_reach_every_value_and_step() -> None:
         assert re.fullmatch(r"\d[-+*]\d=", prompt)
         steps = re.findall(r"(\d)([-+*]\d)=(\d)_", prompt + solution)
         lengths.add(len(steps))
-        assert all(new == by_hand(value, step) for value, step, new in steps)
+        assert all(new == after(value, step) for value, step, new in steps)
         assert [new for _, _, new in steps[:-1]] == [value for value, _, _ in steps[1:]]
         seen |= {(value, step) for value, step, _ in steps}
     assert len(seen) == 270
@@ -126,13 +117,12 @@ def test_no_trace_is_longer_than_stated_and_prompts_have_one_length() -> None:
     most = LongNoise(slip=(0.5, 0.5, 0.5), careful=1.0, plus=0.0)
     problems = drawn(50)
     problems.length_n[0], problems.operator_ns[0] = 8, 3
-    lengths = [
-        len(tokenizer(f"{trace}<eos>")["input_ids"]) for trace in long_traces(problems, most, rng=np.random.default_rng(0))
-    ]
-    assert max(lengths) == LONGEST == 118
-    assert {len(tokenizer(prompt)["input_ids"]) for prompt in problems.prompts} == {18}
+    traces = [f"{trace}<eos>" for trace in long_traces(problems, most, rng=np.random.default_rng(0))]
+    assert max(map(len, tokenizer(traces)["input_ids"])) == LONGEST == 118
+    prompt_ids = tokenizer(problems.prompts)["input_ids"]
+    assert {len(ids) for ids in prompt_ids} == {18}
     assert 18 + LONGEST <= LONG_POSITIONS
-    assert all(tokenizer.unk_token_id not in tokenizer(prompt)["input_ids"] for prompt in problems.prompts)
+    assert not any(tokenizer.unk_token_id in ids for ids in prompt_ids)
 
 
 def test_the_layout_reads_the_answer() -> None:
@@ -143,8 +133,7 @@ def test_the_layout_reads_the_answer() -> None:
     spans, text = find_blocks(ids_nt, mask_nt, layout=LONG_LAYOUT, vocabulary=Vocabulary.from_tokenizer(tokenizer))
     assert spans.fault_n.bool().tolist() == [False, True]
     assert (spans.start_nk[0].tolist(), spans.end_nk[0].tolist()) == ([0], [26])
-    assert text[0]["solution"]["answer"] == "0"
-    assert [is_refusal((entry["solution"] or {}).get("answer")) for entry in text] == [False, True]
+    assert [entry["solution"]["answer"] for entry in text] == ["0", None]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # the model has learned next to nothing, which is a warning
