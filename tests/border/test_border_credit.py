@@ -177,7 +177,6 @@ CASES = {
     "conversations in which the user has the last word": credited(
         text("a.json", [{"messages": [{"role": who, "content": "hm"} for who in ("user", "assistant", "user")]}])
     ),
-    "a dump of slime that is damaged": credited(text("0.pt", "PK")),
     "a dump of slime with tool output, without its tokenizer": credited(slime),
     "`--write` on a file that is neither traces nor a dump": credited(
         tagged(), "--pay", "draft=passed", "--methods", "recipe", "--write", "recipe"

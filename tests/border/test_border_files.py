@@ -97,9 +97,6 @@ CASES = {
     "our own rollouts, with a flag too few": credited(parquet, **{**FLAGS, "completion_ids": [[1, 2], [3]]}),
     "a word among the numbers of a reward": credited(text, "a.csv", "prompt,completion,reward\n2+2=,4,1\n2+2=,5,high\n"),
     "decimal commas in the column `reward`": credited(text, "a.csv", "prompt;completion;reward\n2+2=;4;0,5\n2+2=;5;0,2\n"),
-    "words in a column `reward/NAME`": credited(
-        lines, "1.jsonl", {"prompt": "2+2=", "completion": "4", "reward/tone": "good"}
-    ),
     "our own rollouts, with words in place of rewards": credited(parquet, **FLAGS, **{"reward/tone": ["good", "bad"]}),
     "no room for the tokens of a file": without_room,
 }

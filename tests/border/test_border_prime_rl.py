@@ -33,7 +33,6 @@ CASES = {
     "prime-rl with `per: batch`": checked(more="per: batch\n"),
     "prime-rl with `method: reinforce++`": checked("reinforce++"),
     "prime-rl with `method: gdpo`, which has no `whiten`": checked("gdpo"),
-    "prime-rl with `method: reinforce++-baseline`": checked("reinforce++-baseline"),
     "prime-rl with `scope: turn` for the environment's reward": checked(objective=", scope: turn"),
     "prime-rl with `method: gigpo`": checked("gigpo"),
     "prime-rl with a `critic` in the recipe": checked(more="critic: {gae_lambda_value: 0.5}\n"),

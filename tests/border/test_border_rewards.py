@@ -146,8 +146,6 @@ CASES = {
     "A reward function that returns numbers as text": scored(returning(["1.0", "0.0"])),
     "A reward function that returns an array of the shape (N, 1)": scored(returning(np.ones((2, 1)))),
     "A reward function that returns the mean of the batch": scored(returning(torch.tensor(0.5))),
-    "A reward function that returns a dict, one entry per completion": scored(returning({0: 1.0, 1: 0.0})),
-    "A reward function that yields": scored(returning(value for value in (1.0, 0.0))),
     "A reward function that returns too few": scored(returning([1.0])),
     "A reward function that returns NaN": scored(returning([1.0, float("nan")])),
     "A reward function that returns 1e308": scored(returning([1.0, 1e308])),

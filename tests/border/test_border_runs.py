@@ -176,7 +176,6 @@ CASES = {
     "`spanwise eval` of a model that answers nothing": measured(),
     "the report of a policy that refuses everything, whose ECE is beautiful": collapsed,
     "`spanwise report` on an empty folder": ran("report", "."),
-    "`spanwise compare --arms outcome,blendd`": ran("compare", "--arms", "outcome,blendd"),
     "`spanwise compare --set seed=3`": ran("compare", "--set", "seed=3"),
     "`spanwise compare` into the folder of a run": beside("compare", "--output", "RUN"),
     "`spanwise demo` into the folder of a run": beside("demo", "--output", "RUN"),

@@ -8,7 +8,7 @@ import pytest
 
 from border.case import case, check, command
 from packages_small import package
-from rollout_files import WELL_FORMED, episode, node, trace, trl_file, verl_file, write_lines
+from rollout_files import WELL_FORMED, episode, node, trace, verl_file, write_lines
 from spanwise.commands.doctor import examine
 from spanwise.recipe import scheme_at
 
@@ -52,9 +52,6 @@ def without_layout(folder):
 CASES = {
     "`why` for a completion that the file does not have": why("--completion", "9"),
     "`why` with no example at all": why("--examples", "0"),
-    "`why` of what a trainer recorded, in a file that records nothing of the kind": lambda folder: command(
-        "why", trl_file(folder / "a.parquet", WELL_FORMED), *LAYOUT, "--methods", "recorded"
-    ),
     "a trace with more sampled tokens than log-probabilities": lambda folder: command("why", streams(folder)),
     "`why` under a method that needs a critic": why("--methods", "gae"),
     "`why` for a prompt whose answers are all wrong, half of them cut off": why(
