@@ -21,13 +21,10 @@ CASES = [(name, group) for name in conformance.RECIPES for group in groups(name)
 def replayed(rows, logps=None):
     """A rollout function that gives back what is in the file; `logps`: what a sampler says of every token."""
 
-    def rollout(batch, trainer):
-        output = {"prompt_ids": [row["prompt"] for row in rows], "completion_ids": [row["ids"] for row in rows]}
-        output |= {"logprobs": None if logps is None else [[logps] * len(row["ids"]) for row in rows]}
-        output |= {"env_mask": [row["sampled"] for row in rows]}
-        return output if "turns" not in rows[0] else {**output, "turns": [row["turns"] for row in rows]}
-
-    return rollout
+    names = {"prompt_ids": "prompt", "completion_ids": "ids", "env_mask": "sampled", "turns": "turns"}
+    output = {key: [row[name] for row in rows] for key, name in names.items() if name in rows[0]}
+    output["logprobs"] = None if logps is None else [[logps] * len(row["ids"]) for row in rows]
+    return lambda batch, trainer: dict(output)
 
 
 class Watched(small.SpanGRPOTrainer):

@@ -5,6 +5,7 @@ Completions are scripted (TRL's `rollout_func`), so every token's block is known
 
 import math
 import os
+import statistics
 import warnings
 from dataclasses import dataclass, replace
 
@@ -70,11 +71,6 @@ def cut(script):
     return replace(script, pieces=script.pieces[:-1], blocks=script.blocks[:-1])
 
 
-def asked_first(scripts):
-    """The same completions, all given to the first prompt, whose answer is 4."""
-    return [replace(script, right=float(script.pieces[script.pieces.index("<answer>") + 1] == "4")) for script in scripts]
-
-
 def tokenizer(pieces=None):
     return tag_level(pieces or PIECES)  # tests replace PIECES
 
@@ -101,14 +97,10 @@ def scripted(scripts=SAID, *, tools=False):
         first = trainer.accelerator.process_index * len(batch)
         mine = [scripts[(first + i) % len(scripts)] for i in range(len(batch))]
         encoder = trainer.processing_class
-        output = {
-            "prompt_ids": [encoder.encode(prompt, add_special_tokens=False) for prompt in batch],
-            "completion_ids": [encoder.convert_tokens_to_ids(script.pieces) for script in mine],
-            "logprobs": None,
-        }
-        if tools:
-            output["env_mask"] = [[int(block >= 0) for block in script.blocks] for script in mine]
-        return output
+        prompt_ids = [encoder.encode(prompt, add_special_tokens=False) for prompt in batch]
+        completion_ids = [encoder.convert_tokens_to_ids(script.pieces) for script in mine]
+        masks = {"env_mask": [[int(block >= 0) for block in script.blocks] for script in mine]} if tools else {}
+        return {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": None, **masks}
 
     return rollout
 
@@ -137,16 +129,16 @@ def scheme(method="bae", layout=LAYOUT, objectives=OBJECTIVES, credit=None):
 
 def trainer(folder, *, scripts=SAID, tools=False, kind=SpanGRPOTrainer, extra=None, **options):
     """The real trainer on scripted completions; `extra` replaces its arguments (and parts of its scheme), `options` its config."""
+    arguments = dict(extra or {})
+    parts = {name: arguments.pop(name) for name in ("method", "layout", "objectives", "credit") if name in arguments}
     usual = {
-        "model": policy() if "model" not in (extra or {}) else None,
+        "model": None if "model" in arguments else policy(),
+        "scheme": None if "scheme" in arguments else scheme(**parts),
         "args": config(folder, **options),
         "train_dataset": prompts(),
         "processing_class": tokenizer(),
         "rollout_func": scripted(scripts, tools=tools),
     }
-    arguments = dict(extra or {})
-    parts = {name: arguments.pop(name) for name in ("method", "layout", "objectives", "credit") if name in arguments}
-    usual["scheme"] = None if "scheme" in arguments else scheme(**parts)
     return kind(**{**usual, **arguments})
 
 
@@ -205,10 +197,6 @@ def weights(model):
     return {name: value.detach().clone() for name, value in model.named_parameters() if value.requires_grad}
 
 
-def mean(values):
-    return sum(values) / len(values) if values else None
-
-
 def rows_of(scripts, size):
     """The completions as `conformance` has them, group by group."""
     return [{**vars(script), "group": i // size} for i, script in enumerate(scripts)]
@@ -226,11 +214,9 @@ def credit(scripts, size=GROUP):
 
 def log_probs(model, scripts, asked):
     """(log-probabilities of the completion's tokens) for each completion on its own, without padding."""
-    rows = []
-    for script, question in zip(scripts, asked, strict=True):
-        prompt_ids, ids = ([PIECES.index(piece) for piece in pieces] for pieces in (question, script.pieces))
-        rows.append(completion_logps(model, prompt_ids, ids))
-    return rows
+    ids_of = lambda pieces: [PIECES.index(piece) for piece in pieces]  # noqa: E731
+    pairs = zip(scripts, asked, strict=True)
+    return [completion_logps(model, ids_of(question), ids_of(script.pieces)) for script, question in pairs]
 
 
 def completion_logps(model, prompt_ids, ids):
@@ -275,7 +261,7 @@ def paper_loss(model, scripts, *, loss_type="dr_grpo", old=None, clip=0.2, size=
             ratio = (rows[i][t] - before).exp()
             if level != "token" and old is not None:
                 alike = [s for s in trainable if level == "sequence" or script.blocks[s] == block]
-                shared = math.exp(mean([float(rows[i][s].detach() - old[i][s]) for s in alike]))
+                shared = math.exp(statistics.mean(float(rows[i][s].detach() - old[i][s]) for s in alike))
                 ratio = shared * (rows[i][t] - rows[i][t].detach()).exp()
             if loss_type == "vespo":
                 w = math.exp(sum(0.0 if old is None else float(rows[i][s].detach() - old[i][s]) for s in trainable))

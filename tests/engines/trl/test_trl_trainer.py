@@ -3,7 +3,6 @@
 import logging
 import math
 import re
-import warnings
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -38,16 +37,12 @@ def collapsing(how="completion mean"):
 
 
 #: A loss with more terms than the policy's, and log-probabilities that are kept.
-MORE = {
-    "scripts": small.SAID_WITH_TOOLS, "tools": True, "beta": 0.1, "entropy_coef": 0.5, "per_device_train_batch_size": 4,
-    "steps_per_generation": 2,
-}  # fmt: skip
-OTHERS = [MORE, *({"loss_type": name} for name in ("grpo", "cispo", "sapo"))]
+MORE = {"scripts": small.SAID_WITH_TOOLS, "tools": True, "beta": 0.1, "entropy_coef": 0.5}
+MORE |= {"per_device_train_batch_size": 4, "steps_per_generation": 2}
+OTHERS = [("completion mean", options) for options in (MORE, *({"loss_type": name} for name in ("grpo", "cispo", "sapo")))]
 
 
-@pytest.mark.parametrize(
-    ("how", "options"), [*((how, {}) for how in COLLAPSES), *(("completion mean", setting) for setting in OTHERS)]
-)
+@pytest.mark.parametrize(("how", "options"), [*((how, {}) for how in COLLAPSES), *OTHERS])
 def test_canary_sees_collapsed_advantages(tmp_path, how, options):
     extra = {"model": small.beside_a_reference(tmp_path)}
     run = small.trainer(tmp_path / "run", kind=collapsing(how), extra=extra, **options)
@@ -89,7 +84,6 @@ def test_metrics_are_those_of_the_whole_batch(ran):
     }
     assert {name: log[name] for name in want} == pytest.approx(want)
     assert 0 < log["spanwise/seconds"] < 60
-    assert ran.zero_batches == 0
 
 
 def table_of_completions(run):
@@ -128,16 +122,13 @@ def test_a_completion_without_any_reward_is_no_noise(tmp_path, caplog, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("method", "cites"),
-    [
-        ("bae", "[Blockwise Advantage Estimation](https://huggingface.co/papers/2602.10231)"),
-        ("grpo", "[DeepSeekMath](https://huggingface.co/papers/2402.03300)"),
-    ],
+    ("method", "title", "paper"),
+    [("bae", "Blockwise Advantage Estimation", "2602.10231"), ("grpo", "DeepSeekMath", "2402.03300")],
 )
-def test_the_model_card_cites_the_method(tmp_path, method, cites):
-    extra = {"scheme": Scheme.preset(method, small.LAYOUT)}
-    small.trainer(tmp_path, extra=extra).create_model_card("tuned")
+def test_the_model_card_cites_the_method(tmp_path, method, title, paper):
+    small.trainer(tmp_path, extra={"scheme": Scheme.preset(method, small.LAYOUT)}).create_model_card("tuned")
     card = (tmp_path / "README.md").read_text()
+    cites = f"[{title}](https://huggingface.co/papers/{paper})"
     assert f"trained with spanwise's method '{method}', a method introduced in {cites}." in card
     assert ("DeepSeekMath" in card) == (method == "grpo")
     assert "shao2024" not in card
@@ -152,26 +143,23 @@ def test_rollouts_are_kept(ran):
     assert rollouts.completions[1] == "<answer>4</answer><confidence>0.6</confidence>"
     assert rollouts.reading.text[0]["confidence"]["confidence"] == "0.9"
     assert rollouts.reading.text[5]["confidence"] is None
-    for n, reply in enumerate(small.SAID_WITH_TOOLS):
+    for n, (reply, row) in enumerate(zip(small.SAID_WITH_TOOLS, small.token_advantages(small.SAID_WITH_TOOLS), strict=True)):
         assert rollouts.spans.block_nt[n, : len(reply.blocks)].tolist() == reply.blocks
         assert rollouts.batch.mask_nt[n].sum() == sum(block >= 0 for block in reply.blocks)
+        assert rollouts.advantages_nt[n, : len(row)].tolist() == pytest.approx(row, abs=1e-6)
     assert rollouts.reading.scores.names == ("correct", "brier")
     assert rollouts.reading.scores.reward_nm[0].tolist() == pytest.approx([1.0, -0.01])
     assert math.isnan(rollouts.reading.scores.reward_nm[5, 1])
-    for n, row in enumerate(small.token_advantages(small.SAID_WITH_TOOLS)):
-        assert rollouts.advantages_nt[n, : len(row)].tolist() == pytest.approx(row, abs=1e-6)
 
 
 def test_evaluation_groups_by_its_own_number_of_generations(tmp_path):
-    run = small.trainer(
-        tmp_path, num_generations_eval=2, per_device_eval_batch_size=8, extra={"eval_dataset": small.prompts(4)}
-    )
-    log = run.evaluate()
+    shape = {"num_generations_eval": 2, "per_device_eval_batch_size": 8}
+    run = small.trainer(tmp_path, extra={"eval_dataset": small.prompts(4)}, **shape)
+    log, rollouts = run.evaluate(), run.last_rollouts
     # Answers 4 4 3 5 3 3 3 7 to 2+2= 2+2= 1+2= 1+2= 2+2= 2+2= 1+2= 1+2=: right 1 1 | 1 0 | 0 0 | 1 0.
-    assert run.last_rollouts.mode == "eval"
-    assert run.last_rollouts.prompts == ["2+2=", "2+2=", "1+2=", "1+2="] * 2
-    assert run.last_rollouts.batch.group_n.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert run.last_rollouts.credit.block_nk[:, 0].tolist() == [0, 0, 0.5, -0.5, 0, 0, 0.5, -0.5]
+    assert (rollouts.mode, rollouts.prompts) == ("eval", ["2+2=", "2+2=", "1+2=", "1+2="] * 2)
+    assert rollouts.batch.group_n.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert rollouts.credit.block_nk[:, 0].tolist() == [0, 0, 0.5, -0.5, 0, 0, 0.5, -0.5]
     assert log["eval_credit/solution/zero_frac"] == pytest.approx(0.5)
     assert not any(name.startswith("credit/") for name in log)
     assert run._canary_due
@@ -188,15 +176,12 @@ def test_a_reward_function_in_trls_signature_may_log(tmp_path):
     run.train()
     lengths = [len(reply.pieces) for reply in small.SAID]
     assert run.state.log_history[0]["longest"] == max(lengths)
-    group = sum(lengths[1:4]) / 3
-    solution = run.last_rollouts.credit.block_nk[:4, 0].tolist()
-    assert solution == pytest.approx([0.0] + [n - group for n in lengths[1:4]])
+    mean = sum(lengths[1:4]) / 3
+    assert run.last_rollouts.credit.block_nk[:4, 0].tolist() == pytest.approx([0.0] + [n - mean for n in lengths[1:4]])
 
 
-def opened(ending, prefilled):
-    """Prompts that end with a tag, or a layout that expects it."""
-    rows = Dataset.from_dict({"prompt": ["2+2=" + ending] * 2, "answer": ["4"] * 2})
-    return {"train_dataset": rows, "layout": Layout(dict(small.LAYOUT.blocks), prefilled=prefilled)}
+def asked(*prompts):
+    return Dataset.from_dict({"prompt": prompts, "answer": ["4"] * len(prompts)})
 
 
 @pytest.mark.parametrize(
@@ -204,8 +189,8 @@ def opened(ending, prefilled):
     [
         (DataError, {"train_dataset": small.prompts(1)}),  # and a generation batch takes two
         (RecipeError, {"objectives": [Objective(torch.nn.Linear(1, 1), pays=("solution",), name="judge")]}),
-        (RecipeError, opened("<answer>", None)),
-        (RecipeError, opened("", "answer")),
+        (RecipeError, {"train_dataset": asked(*["2+2=<answer>"] * 2)}),  # and no layout expects it
+        (RecipeError, {"layout": Layout(dict(small.LAYOUT.blocks), prefilled="answer")}),
     ],
 )
 def test_data_and_objectives_that_cannot_be_trained_on_are_refused(tmp_path, error, extra):
@@ -215,10 +200,8 @@ def test_data_and_objectives_that_cannot_be_trained_on_are_refused(tmp_path, err
 
 def test_a_rollout_function_may_return_the_answers_that_the_dataset_lacks(tmp_path):
     def rollout(batch, trainer):
-        return {
-            **small.scripted()(batch, trainer),
-            "answer": [str(sum(map(int, prompt[:3].split("+")))) for prompt in batch],
-        }
+        answers = [str(sum(map(int, prompt[:3].split("+")))) for prompt in batch]
+        return {**small.scripted()(batch, trainer), "answer": answers}
 
     run = small.trainer(tmp_path, extra={"rollout_func": rollout, "train_dataset": small.prompts().remove_columns("answer")})
     run.train()
@@ -226,14 +209,11 @@ def test_a_rollout_function_may_return_the_answers_that_the_dataset_lacks(tmp_pa
 
 
 def test_a_prompt_of_a_later_batch_that_opens_a_tag_is_warned_of_once(tmp_path):
-    rows = Dataset.from_dict({"prompt": ["2+2="] * 2 + ["2+2=<answer>"] * 4, "answer": ["4"] * 6})
-    run = small.trainer(tmp_path, max_steps=3, extra={"train_dataset": rows})
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    run = small.trainer(tmp_path, max_steps=3, extra={"train_dataset": asked(*["2+2="] * 2, *["2+2=<answer>"] * 4)})
+    with pytest.warns(UserWarning, match="A later prompt") as caught:
         run.train()
-    later = [str(warning.message) for warning in caught if "A later prompt" in str(warning.message)]
-    assert len(later) == 1
-    assert "<answer>" in later[0]
+    (sentence,) = (str(warning.message) for warning in caught if "A later prompt" in str(warning.message))
+    assert "<answer>" in sentence
 
 
 def test_config_reads_yaml(tmp_path):
@@ -248,12 +228,8 @@ def test_config_reads_yaml(tmp_path):
 
 def test_the_logged_reward_is_the_weighted_sum(tmp_path):
     """Weights .7 and 0 on means 5/8 and 36: TRL logged 36.6, but training used .4375."""
-
-    def large(blocks):
-        return [36.0 for _ in blocks]
-
-    objectives = [Objective("correct", pays="solution", weight=0.7), Objective(large, pays="solution", weight=0.0)]
-    run = small.trainer(tmp_path, extra={"objectives": objectives})
+    large = Objective(lambda blocks: [36.0 for _ in blocks], pays="solution", weight=0.0, name="large")
+    run = small.trainer(tmp_path, extra={"objectives": [Objective("correct", pays="solution", weight=0.7), large]})
     run.train()
     logged = run.state.log_history[0]
     assert logged["reward"] == pytest.approx(0.7 * 5 / 8)
@@ -282,8 +258,7 @@ def test_completions_sampled_beside_the_training_are_credited_and_forgotten(tmp_
 
     before = remembered()
     sample = run.sample_rollouts([small.prompts()[0]])
-    assert list(sample.prompts) == ["2+2="] * 4
-    assert sample.mode == "eval"
+    assert (sample.mode, list(sample.prompts)) == ("eval", ["2+2="] * 4)
     assert sample.credit.block_nk[:, 0].tolist() == [0.5, 0.5, -0.5, -0.5]  # right minus the mean of the group
     assert remembered() == before
     assert run.model.training
