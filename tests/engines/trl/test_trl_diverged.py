@@ -10,8 +10,8 @@ from trl_small import LAYOUT, policy, prompts, trainer, weights
 
 
 def adam(folder, *, extra=None, **options):
-    usual = {"optim": "adamw_torch", "learning_rate": 1e-2, "max_steps": 3, **options}
-    return trainer(folder, extra={"train_dataset": prompts(4), **(extra or {})}, **usual)
+    options |= {"optim": "adamw_torch", "learning_rate": 1e-2, "max_steps": 3}
+    return trainer(folder, extra={"train_dataset": prompts(4), **(extra or {})}, **options)
 
 
 def stopped(run, match):
@@ -69,6 +69,5 @@ def test_a_float16_scaler_skips_steps_of_its_own_accord():
     for value in model.parameters():
         value.grad = torch.full_like(value, torch.inf)
     check_gradient(model, scaled=True, step=4)
-
     with pytest.raises(DivergedError, match=r"Step 4: the gradient is not finite \(norm inf\)"):
         check_gradient(model, scaled=False, step=4)

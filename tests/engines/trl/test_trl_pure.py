@@ -7,26 +7,22 @@ import pytest
 import torch
 
 from spanwise.engines.trl.config import SpanGRPOConfig, check_prefilled, check_use
-from spanwise.engines.trl.fold import check_own_advantage, fold_factor, kl_term, surrogate_slope, token_kl
+from spanwise.engines.trl.fold import check_own_advantage, fold_factor, surrogate_slope, token_kl
 from spanwise.errors import SpanwiseError
 from spanwise.layout import Layout
-
-
-def test_an_empty_batch_divides_by_one():
-    factor = fold_factor(torch.zeros(2, 3), loss_type="bnpo", max_completion_length=9, num_items=0.0)
-    assert factor.flatten().tolist() == [0.5, 0.5]
 
 
 def test_slopes_of_the_surrogates(tmp_path):
     ratio = torch.tensor([[1.0, 0.5, 1.1, 1.3]], dtype=torch.float64)
     adv = torch.tensor([[1.0, -1.0, -1.0, 0.5]], dtype=torch.float64)
-    arguments = (ratio.log(), {"old_per_token_logps": torch.zeros_like(ratio), "advantages": adv})
+    inputs, nan = {"old_per_token_logps": torch.zeros_like(ratio), "advantages": adv}, math.nan
 
     def slope(**options):
         quiet = {"use_cpu": True, "bf16": False, "gradient_checkpointing": None}
-        return surrogate_slope(*arguments, SpanGRPOConfig(str(tmp_path), epsilon=0.2, **quiet, **options))[0].tolist()
+        return surrogate_slope(ratio.log(), inputs, SpanGRPOConfig(str(tmp_path), epsilon=0.2, **quiet, **options))[
+            0
+        ].tolist()
 
-    nan = math.nan
     assert slope(loss_type="grpo", epsilon_high=0.28) == pytest.approx([1.0, nan, 1.1, nan], nan_ok=True)
     assert slope(loss_type="grpo", epsilon_high=0.28, delta=1.05) == pytest.approx([1.0, nan, nan, nan], nan_ok=True)
     soft = slope(loss_type="sapo", sapo_temperature_pos=1.0, sapo_temperature_neg=2.0)
@@ -51,14 +47,9 @@ def test_the_canary_on_losses_of_other_shapes():
 
 def test_versions_of_trl(tmp_path):
     plain, liger = (SpanGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, use_liger_kernel=x) for x in (False, True))
-    for args, version in (
-        (plain, "1.10.0"),
-        (plain, "1.14.2"),
-        (plain, "1.16.0"),
-        (plain, "1.17.0.dev0"),
-        (liger, "1.14.0"),
-    ):
-        check_use(args, trl_version=version)
+    check_use(liger, trl_version="1.14.0")
+    for version in ("1.10.0", "1.14.2", "1.16.0", "1.17.0.dev0"):
+        check_use(plain, trl_version=version)
     for args, version in ((plain, "1.9.2"), (plain, "1.15.0"), (liger, "1.13.0")):
         with pytest.raises(SpanwiseError, match=re.escape(f"trl {version}")):
             check_use(args, trl_version=version)
@@ -70,10 +61,8 @@ def test_white_space_after_a_prefilled_tag_and_a_prompt_that_only_mentions_one()
     check_prefilled("Put it in <answer> and </answer>.", Layout({"all": ["answer"]}))
 
 
-def test_the_divergence_of_a_token_and_its_mean_over_completions():
-    # exp(d) - d - 1 is 0 at d = 0 and e - 2 at d = 1; nothing is read at a masked token.
-    logp_bt, ref_bt = torch.tensor([[-1.0, -2.0, math.nan]]), torch.tensor([[-1.0, -1.0, 0.0]])
-    kl_bt = token_kl(logp_bt, ref_bt, torch.tensor([[1, 1, 0]]))
-    torch.testing.assert_close(kl_bt, torch.tensor([[0.0, math.e - 2, 0.0]]))
-    # The mean of (1 + 3) / 2 and 4 / 1.
-    assert kl_term(torch.tensor([[1.0, 3.0], [4.0, 0.0]]), torch.tensor([[1, 1], [1, 0]])) == 3.0
+def test_nothing_is_read_at_a_masked_token_and_an_empty_batch_divides_by_one():
+    kl_bt = token_kl(torch.tensor([[-2.0, math.nan]]), torch.tensor([[-1.0, 0.0]]), torch.tensor([[1, 0]]))
+    torch.testing.assert_close(kl_bt, torch.tensor([[math.e - 2, 0.0]]))  # exp(d) - d - 1 at d = 1
+    factor = fold_factor(torch.zeros(2, 3), loss_type="bnpo", max_completion_length=9, num_items=0.0)
+    assert factor.flatten().tolist() == [0.5, 0.5]

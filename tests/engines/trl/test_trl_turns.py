@@ -24,6 +24,10 @@ def rows_of(group):
     return [row for row, _ in group]
 
 
+def without_turns(rows):
+    return [{name: value for name, value in row.items() if name != "turns"} for row in rows]
+
+
 def test_a_completion_that_the_trainer_leaves_out_learns_nothing_and_changes_no_other(tmp_path):
     first, (row, values), third = THREE
     without_end = {**row, "ids": row["ids"][:-1], "sampled": row["sampled"][:-1]}
@@ -42,20 +46,18 @@ def test_what_trl_logs_is_of_completions(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "n", "entry", "error"),
+    ("name", "changes", "error", "match"),
     [
-        ("turns", 0, [{}, {}], AlignmentError),  # it has three turns
-        ("gigpo", 0, [{}, {}], AlignmentError),
-        ("gigpo", 2, 1, DataError),  # no list
-        ("gigpo", None, None, DataError),  # nobody names the states
+        ("turns", {0: [{}, {}]}, AlignmentError, "Completion 0 has"),  # it has three turns
+        ("gigpo", {0: [{}, {}]}, AlignmentError, "Completion 0 has"),
+        ("gigpo", {2: 1}, DataError, "Completion 2 has"),  # no list
+        ("gigpo", {}, DataError, "turns"),  # nobody names the states
     ],
 )
-def test_what_does_not_describe_the_turns_is_refused(tmp_path, name, n, entry, error):
-    rows = [{**row, "turns": entry} if i == n else dict(row) for i, row in enumerate(rows_of(THREE))]
-    if n is None:
-        del rows[0]["turns"]
-    with pytest.raises(error, match="turns" if n is None else f"Completion {n} has"):
-        rollouts.trained(tmp_path, name, rows)
+def test_what_does_not_describe_the_turns_is_refused(tmp_path, name, changes, error, match):
+    rows = [{**row, "turns": changes.get(n, row["turns"])} for n, row in enumerate(rows_of(THREE))]
+    with pytest.raises(error, match=match):
+        rollouts.trained(tmp_path, name, rows if changes else without_turns(rows))
 
 
 def test_a_reward_per_turn_reads_the_environment_of_its_completion_and_logs_no_column_for_completions(tmp_path):
@@ -65,30 +67,23 @@ def test_a_reward_per_turn_reads_the_environment_of_its_completion_and_logs_no_c
         trainer.environments = [10, 20, 30]
         return rollouts.replayed(rows_of(THREE))(batch, trainer)
 
-    def paid(environments):
-        return [float(environment) for environment in environments]
-
-    def logging(environments, log_extra):
-        log_extra("paid", environments)
-        return paid(environments)
-
     def run_with(reward):
-        objectives = [small.Objective(reward, pays="solution", scope="turn")]
+        objectives = [small.Objective(reward, pays="solution", scope="turn", name="paid")]
         extra = {"scheme": small.scheme(objectives=objectives), "rollout_func": rollout}
         return rollouts.trained(tmp_path, "turns", rows_of(THREE), extra=extra).last_rollouts
 
-    table = run_with(paid)
+    table = run_with(lambda environments: [*map(float, environments)])
     assert table.reading.scores.reward_nm.flatten().tolist() == [10.0, 10.0, 10.0, 20.0, 30.0, 30.0]
     assert "environments" not in table.batch.columns
     with pytest.raises(DataError, match=r"6 values .* 3 completions"):
-        run_with(logging)
+        run_with(lambda environments, log_extra: log_extra("paid", environments) or [*map(float, environments)])
 
 
 def test_turns_are_runs_of_the_mask_where_nobody_says_what_they_are(tmp_path):
     """`correct` reads the answer of each turn: 1, 2 and 4; 4; 3 and 5."""
     objectives = [small.Objective("correct", pays="solution", scope="turn", options={"verify": "exact"})]
-    rows = [{name: value for name, value in row.items() if name != "turns"} for row in rows_of(THREE)]
-    run = rollouts.trained(tmp_path, "turns", rows, extra={"scheme": small.scheme(objectives=objectives)})
+    extra = {"scheme": small.scheme(objectives=objectives)}
+    run = rollouts.trained(tmp_path, "turns", without_turns(rows_of(THREE)), extra=extra)
     assert run.last_rollouts.reading.scores.reward_nm.flatten().tolist() == [0.0, 0.0, 1.0, 1.0, 0.0, 0.0]
 
 
