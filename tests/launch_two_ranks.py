@@ -18,23 +18,17 @@ from trl_small import SAID, scripted, step, trainer
 #: Two groups of one prompt: the samples of each call, for the first rank and the second.
 ASKED = Dataset.from_list([{"prompt": "2+2=", "answer": "4"}] * 2)
 USELESS = [SAID[0]] * 4
-
-
 #: Two steps on one batch: in the second, DPPO drops tokens. TRL logs the policy loss only beside an entropy bonus.
-DPPO = {
-    "loss_type": "dppo_tv",
-    "epsilon": 0.01,
-    "num_iterations": 2,
-    "max_steps": 2,
-    "learning_rate": 0.05,
-    "entropy_coef": 1e-6,
-}
+DPPO = {"loss_type": "dppo_tv", "epsilon": 0.01, "num_iterations": 2, "max_steps": 2, "learning_rate": 0.05}
+DPPO |= {"entropy_coef": 1e-6}
 
 
-def resampled():
-    """A rollout function whose first rank samples a useless group at first; the second rank's is useful."""
-    calls = [[*USELESS, *SAID[4:]], [*SAID[:4], *USELESS]]
-    return lambda batch, trainer: scripted(calls.pop(0))(batch, trainer)
+def resampled(folder, second_call, **options):
+    """The gradient and the log of a step; at the first call the first rank's group is useless, and the second rank's is useful."""
+    calls = [[*USELESS, *SAID[4:]], second_call]
+    extra = {"rollout_func": lambda batch, trainer: scripted(calls.pop(0))(batch, trainer), "train_dataset": ASKED}
+    run = trainer(folder, dynamic_sampling="credit", extra=extra, **options)
+    return {"gradient": step(run), "log": run.state.log_history[0]}
 
 
 def launched(folder):
@@ -56,31 +50,18 @@ def end(run):
     os._exit(0)  # gloo's threads sometimes abort a process that exits normally
 
 
-def shares(folder):
-    """What two processes log of a batch of which each sees half: the first one's group stays useless, DPPO drops some tokens."""
-    calls = [[*USELESS, *SAID[4:]], [*USELESS, *SAID[:4]]]
-    rollout_function = lambda batch, trainer: scripted(calls.pop(0))(batch, trainer)  # noqa: E731
-    extra, shape = {"rollout_func": rollout_function, "train_dataset": ASKED}, {"per_device_train_batch_size": 4}
-    sampling = trainer(f"{folder}/share", dynamic_sampling="credit", dynamic_sampling_rounds=1, extra=extra, **shape)
-    step(sampling)
-    dppo = trainer(f"{folder}/dppo", **shape, **DPPO)
-    dppo.train()
-    if dppo.accelerator.is_main_process:
-        torch.save({"sampling": sampling.state.log_history[0], "dppo": dppo.state.log_history}, f"{folder}/shares.pt")
-
-
 def main():
     folder = sys.argv[1]
-    shares(folder)
-    extra = {"rollout_func": resampled(), "train_dataset": ASKED}
-    shape = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
-    run = trainer(f"{folder}/sampling", dynamic_sampling="credit", extra=extra, **shape)
-    gradient = step(run)
-    if run.accelerator.is_main_process:
-        torch.save({"gradient": gradient, "log": run.state.log_history[0]}, f"{folder}/sampling.pt")
-    options = {"per_device_train_batch_size": 4, "max_steps": 2, "learning_rate": 0.01}
-    run = trainer(f"{folder}/run", **options, keep_rollouts=1, report=True)
-    run.train()
+    half, quarter = {"per_device_train_batch_size": 4}, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    saved = {
+        "useful": resampled(f"{folder}/useful", [*SAID[:4], *USELESS], **quarter),
+        "useless": resampled(f"{folder}/useless", [*USELESS, *SAID[:4]], dynamic_sampling_rounds=1, **half),
+    }
+    dppo = trainer(f"{folder}/dppo", **half, **DPPO)
+    dppo.train()
+    if dppo.accelerator.is_main_process:
+        torch.save({**saved, "dppo": dppo.state.log_history}, f"{folder}/sampling.pt")
+    trainer(f"{folder}/run", **half, max_steps=2, learning_rate=0.01, keep_rollouts=1, report=True).train()
     two_ranks_steps.train_all(folder)
     end(two_ranks_critic.train_all(folder))
 

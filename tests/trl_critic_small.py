@@ -13,9 +13,7 @@ PAIR = (
 )
 #: One reward at the end: one value.
 ONE = (Objective("correct", pays=LAYOUT.names, options={"verify": "exact"}),)
-STEPS = {
-    "max_steps": 3, "learning_rate": 1e-2, "optim": "adamw_torch", "num_generations": 4, "max_grad_norm": 1.0
-}  # fmt: skip
+STEPS = {"max_steps": 3, "learning_rate": 1e-2, "optim": "adamw_torch", "num_generations": 4, "max_grad_norm": 1.0}
 
 
 def with_critic(folder, critic=None, *, method="gae", objectives=PAIR, credit=None, extra=None, **options):
@@ -31,21 +29,16 @@ def fast(**options):
 def optimizer_state(optimizer):
     """Every number an optimizer holds, by parameter and name."""
     saved = optimizer.state_dict()
-    return {
-        f"{key}.{name}": torch.as_tensor(value).clone()
-        for key, values in saved["state"].items()
-        for name, value in values.items()
-    } | {f"rate {i}": torch.tensor(group["lr"]) for i, group in enumerate(saved["param_groups"])}
+    numbers = {f"{key}.{name}": value for key, values in saved["state"].items() for name, value in values.items()}
+    numbers |= {f"rate {i}": group["lr"] for i, group in enumerate(saved["param_groups"])}
+    return {name: torch.as_tensor(value).clone() for name, value in numbers.items()}
 
 
 def critic_lines(run):
     """What was logged of the critic, batch by batch, without clocks."""
-    clocks = ("critic/seconds", "critic/share")
-    return [
-        {name: value for name, value in line.items() if name.startswith("critic/") and name not in clocks}
-        for line in run.state.log_history
-        if any(name.startswith("critic/") for name in line)
-    ]
+    clocks = {"critic/seconds", "critic/share"}
+    names = [{name for name in line if name.startswith("critic/")} - clocks for line in run.state.log_history]
+    return [{name: line[name] for name in kept} for kept, line in zip(names, run.state.log_history, strict=True) if kept]
 
 
 class Watched:

@@ -31,17 +31,16 @@ def break_on_one_rank(run):
 
 def train_all(folder):
     """Run all cases, and one that breaks; return the last trainer."""
+    shape = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, **SHAPE}
     for name, options in CASES.items():
-        run = with_critic(
-            f"{folder}/critic/{name}", per_device_train_batch_size=2, gradient_accumulation_steps=2, **SHAPE, **options
-        )
+        run = with_critic(f"{folder}/critic/{name}", **shape, **options)
         watched = Watched(run)
         run.train()
         kept = {"critic": state(run.critic.model), "policy": state(run.accelerator.unwrap_model(run.model))}
         kept |= {"lines": critic_lines(run), "values": [estimate.value_nts for estimate in watched.estimates]}
         kept |= {"advantages_nt": run.last_rollouts.advantages_nt}
         torch.save(kept, f"{folder}/critic {name}.{run.accelerator.process_index}.pt")
-    run = with_critic(f"{folder}/broken", per_device_train_batch_size=2, gradient_accumulation_steps=2, **SHAPE)
+    run = with_critic(f"{folder}/broken", **shape)
     break_on_one_rank(run)
     try:
         run.train()

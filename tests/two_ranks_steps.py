@@ -59,35 +59,32 @@ class Counted(SpanGRPOTrainer):
 
 def sampled(model, prompt, generator, *, tools):
     """Thoughts, a tool's digits in between, an answer and nearly always a confidence: what is free is drawn from the policy."""
-    ids, flags = list(prompt), []
+    pieces, flags = [], []
 
-    def put(piece, flag=1):
-        ids.append(PIECES.index(piece))
-        flags.append(flag)
+    def put(*written, flag=1):
+        pieces.extend(written)
+        flags.extend([flag] * len(written))
 
     def draw(choices):
+        ids = [*prompt, *map(PIECES.index, pieces)]
         with torch.no_grad():
             logits = model(torch.tensor([ids])).logits[0, -1]
-        allowed = torch.tensor([PIECES.index(piece) for piece in choices])
-        chosen = torch.multinomial(logits[allowed].softmax(dim=0), 1, generator=generator)
-        put(PIECES[int(allowed[chosen])])
-        return ids[-1]
+        chances = logits[[PIECES.index(piece) for piece in choices]].softmax(dim=0)
+        put(choices[int(torch.multinomial(chances, 1, generator=generator))])
+        return pieces[-1]
 
-    stop = PIECES.index("<answer>")
-    while draw(["a", "b", "<answer>"]) != stop and len(flags) < 6:
+    while draw(["a", "b", "<answer>"]) != "<answer>" and len(flags) < 6:
         if tools and len(flags) == 2:
-            put("7", 0)
-    if ids[-1] != stop:
+            put("7", flag=0)
+    if pieces[-1] != "<answer>":
         put("<answer>")
     draw("23456")
     put("</answer>")
-    if draw(["<confidence>", "<eos>"]) == PIECES.index("<confidence>"):
-        put("0")
-        put(".")
+    if draw(["<confidence>", "<eos>"]) == "<confidence>":
+        put("0", ".")
         draw("1379")
-        put("</confidence>")
-        put("<eos>")
-    return ids[len(prompt) :], flags
+        put("</confidence>", "<eos>")
+    return [*map(PIECES.index, pieces)], flags
 
 
 def rollout(batch, trainer, *, tools=False):

@@ -9,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 import conformance
 import opened_folder
@@ -23,8 +24,8 @@ def config(folder, recipe, **changes):
     """The settings of the contract: the policy and the data plane are mappings, the rest objects."""
     (folder / "recipe.yaml").write_text(recipe)
     usual = {"grpo.adv_estimator.name": "spanwise", "grpo.adv_estimator.recipe": str(folder / "recipe.yaml")}
-    sizes = {"policy.generation.max_new_tokens": 64, "policy.train_global_batch_size": 4}
     usual |= {"policy.model_name": "unread", "policy.tokenizer.name": "unread"}
+    sizes = {"policy.generation.max_new_tokens": 64, "policy.train_global_batch_size": 4}
     assert changes.keys() <= CONTRACT["settings"].keys()
     tree: dict = {}
     for path, value in {**CONTRACT["settings"], **usual, **sizes, **changes}.items():
@@ -79,8 +80,7 @@ def ask(cfg, rollouts, *, padding=3):
         flags = torch.cat([message["token_loss_mask"] for message in log])
         token_mask[n, : len(flags)] = flags
     sample_mask = torch.tensor([sample["weight"] for sample in rollouts])
-    longest = max(len(sample["prompt"]) for sample in rollouts)
-    prompts = torch.tensor([[*sample["prompt"], *[0] * (longest - len(sample["prompt"]))] for sample in rollouts])
+    prompts = pad_sequence([torch.tensor(sample["prompt"]) for sample in rollouts], batch_first=True)
     rewards = torch.tensor([sample["reward"] for sample in rollouts])
     batch = {
         "message_log": logs,
@@ -106,10 +106,8 @@ def losses(adv_nt, token_mask, sample_mask, *, size, token_level):
     for start in range(0, len(adv_nt), size):
         total = divisor = 0.0
         for n in range(start, start + size):
-            inner = length = 0.0
-            for t in range(1, len(adv_nt[n])):  # nothing predicts the first token
-                inner += adv_nt[n][t] * token_mask[n][t]
-                length += token_mask[n][t]
+            length = sum(token_mask[n][1:])  # nothing predicts the first token
+            inner = sum(advantage * flag for advantage, flag in zip(adv_nt[n][1:], token_mask[n][1:], strict=True))
             total += sample_mask[n] * (inner if token_level else inner / (length + 1e-8))
             divisor += sample_mask[n] * (length if token_level else 1.0)
         by_batch.append(-total / (divisor + 1e-8))
@@ -189,25 +187,19 @@ def test_nemo_rls_loss_is_the_mean_over_rollouts_of_the_sum_over_tokens(tmp_path
 def test_prompts_of_the_same_words_and_other_images_are_two_groups(tmp_path):
     cfg = config(tmp_path, conformance.RLOO)
     pairs = [rollout([2, 11, 3], reward=reward, idx=idx) for idx, reward in ((0, 1.0), (1, 5.0), (0, 0.0), (1, 5.0))]
-    advantages = of_tokens(pairs, *ask(cfg, pairs)[:3])
-    assert [sum(row) for row in advantages] == pytest.approx([1.0, 0.0, -1.0, 0.0])
+    assert [sum(row) for row in of_tokens(pairs, *ask(cfg, pairs)[:3])] == pytest.approx([1.0, 0.0, -1.0, 0.0])
 
 
 def test_facts_of_the_environment_and_values_of_the_batch_are_columns(tmp_path):
     recipe = conformance.RLOO.replace("{reward: environment, pays: all}", "{reward: 'test_nemo_rl:seen', pays: all}")
-    cfg = config(tmp_path, recipe)
     pair = [rollout([2, 11, 3], facts={"gold": gold}) for gold in ("4", "5")]
-    estimator = ask(cfg, pair)[3]
-    assert estimator.last_metrics["credit/malformed"] == 0.0
+    assert ask(config(tmp_path, recipe), pair)[3].last_metrics["credit/malformed"] == 0.0
 
 
 def seen(prompts, completions, completion_ids, **columns):
-    assert prompts == ["01", "01"]
-    assert completion_ids == [[2, 11, 3]] * 2
-    assert completions == ["<answer>4</answer>"] * 2
+    assert (prompts, completions, completion_ids) == (["01"] * 2, ["<answer>4</answer>"] * 2, [[2, 11, 3]] * 2)
     assert columns["facts.gold"] == ["4", "5"]
-    assert columns["environment"] == [0.0, 0.0]
-    assert columns["loss_multiplier"] == [1.0, 1.0]
+    assert (columns["environment"], columns["loss_multiplier"]) == ([0.0, 0.0], [1.0, 1.0])
     assert not any(name.startswith(("total_reward", "extra_env_info")) for name in columns)
     return [1.0, 0.0]
 
@@ -219,13 +211,12 @@ def test_settings_of_which_the_border_has_the_others_are_refused(tmp_path, name)
 
 
 def test_attach_gives_the_name_to_nemo_rl_and_leaves_others_alone(tmp_path, monkeypatch):
-    grpo: object = ModuleType("nemo_rl.algorithms.grpo")
-    vars(grpo)["_create_advantage_estimator"] = lambda master_config: "its own"
-    for name in ("nemo_rl", "nemo_rl.algorithms"):
+    for name in ("nemo_rl", "nemo_rl.algorithms", "nemo_rl.algorithms.grpo"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    vars(sys.modules["nemo_rl.algorithms"])["grpo"] = grpo
+    grpo = vars(sys.modules["nemo_rl.algorithms.grpo"])
+    grpo["_create_advantage_estimator"] = lambda master_config: "its own"
     attach()
-    create = vars(grpo)["_create_advantage_estimator"]
+    create = grpo["_create_advantage_estimator"]
     assert [*inspect.signature(create).parameters] == CONTRACT["factory"]["takes"]
     assert isinstance(create(config(tmp_path, conformance.WHOLE)), SpanEstimator)
     assert create(SimpleNamespace(grpo=SimpleNamespace(adv_estimator=SimpleNamespace(name="gdpo")))) == "its own"

@@ -36,21 +36,19 @@ def prime(monkeypatch):
         assert next(left, None) is None
 
     def iter_trainable_traces(episodes):
-        yield from (
-            (episode, trace) for episode in episodes for trace in episode.traces if any(any(n.mask) for n in trace.nodes)
-        )
+        traces = ((episode, trace) for episode in episodes for trace in episode.traces)
+        return ((episode, trace) for episode, trace in traces if any(any(node.mask) for node in trace.nodes))
 
     functions = {"assign_advantages": assign_advantages, "iter_trainable_traces": iter_trainable_traces}
     for path, takes in CONTRACT["calls"].items():
         assert [*inspect.signature(functions[path.rpartition(".")[2]]).parameters] == takes
-    algo, base, orchestrator = (ModuleType(name) for name in ("algo", "base", "orchestrator"))
-    vars(algo).update(
-        Algorithm=Algorithm, assign_advantages=assign_advantages, ALGORITHM_CLASSES={"grpo": None, "opd": None}
-    )
-    vars(base)["iter_trainable_traces"], vars(orchestrator)["algo"] = iter_trainable_traces, algo
     names = ("prime_rl", "prime_rl.orchestrator", "prime_rl.orchestrator.algo", "prime_rl.orchestrator.algo.base")
-    for name, module in zip(names, (ModuleType("prime_rl"), orchestrator, algo, base), strict=True):
-        monkeypatch.setitem(sys.modules, name, module)
+    *_, algo, base = modules = [ModuleType(name) for name in names]
+    for module in modules:
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    classes = {"Algorithm": Algorithm, "ALGORITHM_CLASSES": {"grpo": None, "opd": None}}
+    vars(algo).update(assign_advantages=assign_advantages, **classes)
+    vars(base)["iter_trainable_traces"] = iter_trainable_traces
     conformance.replace_model(monkeypatch, recipe_run)
     return algo
 
@@ -59,10 +57,8 @@ def trace_of(rows):
     """A trace of nodes: before each turn a node of its context, which nobody sampled."""
     nodes = []
     for row in rows:
-        nodes += [
-            SimpleNamespace(token_ids=row["prompt"], mask=[False] * len(row["prompt"])),
-            SimpleNamespace(token_ids=row["ids"], mask=[bool(flag) for flag in row["sampled"]]),
-        ]
+        nodes.append(SimpleNamespace(token_ids=row["prompt"], mask=[False] * len(row["prompt"])))
+        nodes.append(SimpleNamespace(token_ids=row["ids"], mask=[bool(flag) for flag in row["sampled"]]))
     task = SimpleNamespace(data={"answer": rows[0].get("answer")})
     fields = {"nodes": nodes, "info": None, "task": task, "reward": rows[-1].get("reward", 0.0)}
     assert sorted(fields) == CONTRACT["trace"]
@@ -70,17 +66,20 @@ def trace_of(rows):
 
 
 def scored(folder, prime, recipe, groups, *, tokens=1):
-    """The advantages of every node that a model sampled, after prime-rl scored group by group."""
+    """Give the nodes that a model sampled their advantages, group by group."""
     (folder / "recipe.yaml").write_text(recipe)
     prime_rl.attach(str(folder / "recipe.yaml"), tokens=tokens)
-    algorithm = prime.ALGORITHM_CLASSES[CONTRACT["registry"]["key"]](
-        SimpleNamespace(length_penalty=None), SimpleNamespace(model_name="m")
-    )
+    score(prime, groups)
+
+
+def score(prime, groups):
+    """Let an environment's algorithm score its groups."""
+    create = prime.ALGORITHM_CLASSES[CONTRACT["registry"]["key"]]
+    algorithm = create(SimpleNamespace(length_penalty=None), SimpleNamespace(model_name="m"))
     assert algorithm.action_loss_type == "rl"
     assert [*inspect.signature(type(algorithm).score_group).parameters] == CONTRACT["hook"]["takes"]
     for traces in groups:
         asyncio.run(algorithm.score_group([SimpleNamespace(traces=[trace]) for trace in traces]))
-    return algorithm
 
 
 def spread_out(node):
@@ -121,8 +120,7 @@ def test_the_run_folder_holds_what_was_handed_over(tmp_path, prime):
     flat = conformance.expected("blocks")[0]
     groups, nodes = grouped(flat)
     scored(tmp_path, prime, conformance.RECIPES["blocks"] + f"output: {tmp_path / 'run'}\n", groups[:2])
-    second = prime.ALGORITHM_CLASSES["grpo"](SimpleNamespace(length_penalty=None), SimpleNamespace(model_name="m"))
-    asyncio.run(second.score_group([SimpleNamespace(traces=[trace]) for trace in groups[2]]))
+    score(prime, groups[2:3])
     order = [n for g in ("g4", "g2", "g3") for n, row in enumerate(flat) if row["group"] == g]
     advantages = [spread_out(nodes[n]) for n in order]
     rows = opened_folder.check(tmp_path / "run", advantages, [flat[n]["sampled"] for n in order], step=3)

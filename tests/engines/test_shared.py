@@ -54,28 +54,32 @@ def record(tmp_path):
     return RunRecord(tmp_path, keep_rollouts=0, report=False, option="folder")
 
 
+def begun(record, scheme):
+    """Let the folder hold a run under a scheme, which may go on."""
+    recipe = record.recipe(scheme)
+    (record.folder.path / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
+    (record.folder.path / "metrics.jsonl").write_text("")
+    record.check(recipe, step=1)
+
+
 #: The usual layout with its blocks in another order.
 TURNED = rule(layout=Layout(dict(reversed(LAYOUT.blocks))), objectives=USUAL.objectives)
 
 
 @pytest.mark.parametrize(("name", "other"), [*OTHERS.items(), ("layout", TURNED)])
-def test_another_rule_does_not_go_on_in_a_folder(tmp_path, record, name, other):
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(record.recipe(USUAL), sort_keys=False))
-    (tmp_path / "metrics.jsonl").write_text("")
-    record.check(record.recipe(USUAL), step=1)
+def test_another_rule_does_not_go_on_in_a_folder(record, name, other):
+    begun(record, USUAL)
     with pytest.raises(DataError, match=rf"was trained with another .*{name}"):
         record.check(record.recipe(other), step=1)
 
 
 @pytest.mark.parametrize("as_array", [np.array, torch.tensor])
-def test_a_run_with_an_array_among_the_options_of_a_reward_goes_on_with_the_same_array_alone(tmp_path, record, as_array):
+def test_a_run_with_an_array_among_the_options_of_a_reward_goes_on_with_the_same_array_alone(record, as_array):
     def with_levels(numbers):
         return rule(objectives=[Objective(length, pays="answer", options={"levels": as_array(numbers)})])
 
     zeros, other = [with_levels([0.0] * 1000 + [number] + [0.0] * 999) for number in (0.0, 1.0)]
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(record.recipe(zeros), sort_keys=False))
-    (tmp_path / "metrics.jsonl").write_text("")
-    record.check(record.recipe(zeros), step=1)
+    begun(record, zeros)
     with pytest.raises(DataError, match="another objectives"):
         record.check(record.recipe(other), step=1)
     assert changed_settings(zeros.plain(), other.plain()) == ["objectives differs"]
@@ -94,8 +98,7 @@ def test_settings_that_changed():
     # A stage that the rule no longer has is a setting, too.
     assert changed_settings({"refine": "oar", "values": None}, {}) == ["refine was 'oar' and is None now"]
     # The order of blocks is a setting.
-    before, now = {"layout": {"a": ["a"], "b": ["b"]}}, {"layout": {"b": ["b"], "a": ["a"]}}
-    assert len(changed_settings(before, now)) == 1
+    assert len(changed_settings({"layout": {"a": ["a"], "b": ["b"]}}, {"layout": {"b": ["b"], "a": ["a"]}})) == 1
 
 
 def test_the_mean_of_a_reward_leaves_absent_numbers_out():

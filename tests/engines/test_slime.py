@@ -4,6 +4,7 @@ import inspect
 import json
 import math
 import sys
+from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,14 +40,8 @@ class Sample(Strict):
 
 def arguments(folder, recipe, **changes):
     (folder / "recipe.yaml").write_text(recipe)
-    usual = {
-        **HOOKS,
-        "hf_checkpoint": "unread",
-        "global_batch_size": 1,
-        "rollout_max_response_len": 64,
-        "label_key": "answer",
-    }
-    sizes = {"n_samples_per_prompt": 8, "spanwise_recipe": str(folder / "recipe.yaml")}
+    usual = {**HOOKS, "hf_checkpoint": "unread", "label_key": "answer", "spanwise_recipe": str(folder / "recipe.yaml")}
+    sizes = {"n_samples_per_prompt": 8, "global_batch_size": 1, "rollout_max_response_len": 64}
     return Strict(CONTRACT["arguments"], **{**usual, **sizes, **changes})
 
 
@@ -58,19 +53,13 @@ def sample(ids, group, *, mask=None, prompt=(20,), **more):
 def of_rows(rows):
     """Rows of `conformance.json` as slime's samples: what an environment paid and its state lie in the metadata."""
     groups = {row["group"]: g for g, row in enumerate(rows)}
-    rollouts = {row.get("rollout"): j for j, row in enumerate(rows)}
-    return [
-        sample(
-            row["ids"],
-            groups[row["group"]],
-            mask=row["sampled"],
-            prompt=row["prompt"],
-            label=row["answer"],
-            metadata={key: row[key] for key in ("paid", "anchor", "turns") if row.get(key) is not None},
-            rollout_id=rollouts[row["rollout"]] if "rollout" in row else None,
-        )
-        for row in rows
-    ]
+    rollouts = {row["rollout"]: j for j, row in enumerate(rows) if "rollout" in row}
+    samples = []
+    for row in rows:
+        metadata = {key: row[key] for key in ("paid", "anchor", "turns") if row.get(key) is not None}
+        fields = {"mask": row["sampled"], "prompt": row["prompt"], "label": row["answer"], "metadata": metadata}
+        samples.append(sample(row["ids"], groups[row["group"]], rollout_id=rollouts.get(row.get("rollout")), **fields))
+    return samples
 
 
 @pytest.fixture(autouse=True)
@@ -95,13 +84,10 @@ def slime(monkeypatch):
         module, _, name = path.rpartition(".")
         if takes is not None:
             assert [*inspect.signature(functions[name]).parameters] == takes
-        for i in range(1, module.count(".") + 2):
-            part = ".".join(module.split(".")[:i])
+        for part in accumulate(module.split("."), "{}.{}".format):
             if part not in sys.modules:
                 monkeypatch.setitem(sys.modules, part, ModuleType(part))
         setattr(sys.modules[module], name, functions[name])
-        parent, _, child = module.rpartition(".")
-        setattr(sys.modules[parent], child, sys.modules[module])
     monkeypatch.setattr(door, "_RUNS", {})
     conformance.replace_model(monkeypatch, recipe_run)
 
@@ -141,9 +127,7 @@ def trained(args, samples, *, ranks=1, per_token=False):
         members = [n for n in range(len(samples)) if rollouts[n] in order[start : start + size]]
         total = tokens = 0.0
         for n in members:
-            inner = 0.0
-            for t in range(samples[n].response_length):
-                inner += advantages[n][t] * masks[n][t]
+            inner = sum(advantage * flag for advantage, flag in zip(advantages[n], masks[n], strict=True))
             divisor = sum(sum(masks[j]) for j in members if rollouts[j] == rollouts[n])
             total += inner if per_token else inner / max(divisor, 1)
             tokens += max(sum(masks[n]), 1)
@@ -244,11 +228,12 @@ def test_a_slice_of_a_context_parallel_rank_has_its_own_tokens(tmp_path, slime):
     for rank, mine in expected.items():
         slime.parallel.update(size=2, rank=rank)
         lengths = {"total_lengths": [17], "response_lengths": [13], "local_raw_reward": [1.0]}
-        data = {"rewards": [credit], "kl": [torch.zeros(len(mine))], **lengths}
+        data = {"rewards": [credit], "kl": [torch.zeros(4)], **lengths}
+        with pytest.raises(AlignmentError, match=rf"Sample 0 of this rank has {len(mine)} advantages but 4 log-prob"):
+            set_advantages(args, data)
+        data["kl"] = [torch.zeros(len(mine))]
         set_advantages(args, data)
         assert data["advantages"][0].tolist() == data["returns"][0].tolist() == mine
-        with pytest.raises(AlignmentError, match=rf"Sample 0 of this rank has {len(mine)} advantages but 4 log-prob"):
-            set_advantages(args, {**data, "rewards": [credit], "kl": [torch.zeros(4)]})
 
 
 @pytest.mark.parametrize(
@@ -280,22 +265,13 @@ def test_settings_that_are_taken(tmp_path):
     assert check(single).scheme.method == "grpo"  # slime ignores the option for single samples
 
 
-def test_several_rewards_without_a_key_are_refused_before_anything_is_computed(tmp_path):
-    args = arguments(tmp_path, conformance.RLOO)
-    with pytest.raises(RecipeError, match="reward-key"):
-        post_process_rewards(args, [sample([2], 0, reward={"score": reward}) for reward in (1.0, 0.0)])
-
-
 def test_a_sample_of_no_group_is_refused(tmp_path):
     with pytest.raises(AlignmentError, match="Sample 1"):
         post_process_rewards(arguments(tmp_path, conformance.WHOLE), [sample([2], g, reward=1.0) for g in (0, None)])
 
 
 def test_the_hooks_take_what_slime_gives():
-    functions = {
-        "custom_reward_post_process_path": post_process_rewards,
-        "custom_advantage_function_path": set_advantages,
-        "custom_megatron_init_path": check,
-    }
+    functions = {**HOOKS, "custom_megatron_init_path": "spanwise.engines.slime.check"}
     for name, hook in CONTRACT["hooks"].items():
-        assert [*inspect.signature(functions[name]).parameters] == hook["takes"]
+        function = getattr(door, functions[name].removeprefix("spanwise.engines.slime."))
+        assert [*inspect.signature(function).parameters] == hook["takes"]

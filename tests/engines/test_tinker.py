@@ -27,15 +27,18 @@ def as_dict(ids, mask):
     return {"model_input": ids[:-1], "loss_fn_inputs": {**inputs, "logprobs": [-0.5] * (len(ids) - 1)}}
 
 
+def field(record, name):
+    return record[name] if isinstance(record, dict) else getattr(record, name)
+
+
 def advantages_of(datum):
-    inputs = datum["loss_fn_inputs"] if isinstance(datum, dict) else datum.loss_fn_inputs
-    return inputs["advantages"] if isinstance(inputs, dict) else inputs.advantages
+    return field(field(datum, "loss_fn_inputs"), "advantages")
 
 
 def numbers(datum):
     adv = advantages_of(datum)
-    adv = adv["data"] if isinstance(adv, dict) else adv
-    return [float(value) for value in (adv if isinstance(adv, torch.Tensor | np.ndarray) else getattr(adv, "data", adv))]
+    is_plain = isinstance(adv, list | torch.Tensor | np.ndarray)
+    return [float(value) for value in (adv if is_plain else field(adv, "data"))]
 
 
 @pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning")  # leaving list elements out is free
@@ -61,7 +64,7 @@ def test_it_gives_every_token_the_advantage_of_the_file_and_changes_nothing_else
 
 def test_a_rollout_of_several_datums_has_one_vote():
     """Rewards 1 (three datums), 0, 0: each token of the first gets 1 over its 18 tokens, of the others -.5 over 6."""
-    several = [as_dict(*ids_of(1, 5)) for _ in range(3)]
+    several = [as_dict(*ids_of(1, 5))] * 3
     others = [as_dict(*ids_of(2, 5)), [as_dict(*ids_of(2, 6))]]
     credited = credit_datums([[several, *others]], RLOO, VOCABULARY, rewards={"correct": [[1.0, 0.0, 0.0]]})
     assert [len(rollout) for rollout in credited[0]] == [3, 1, 1]
@@ -72,7 +75,7 @@ def test_a_rollout_of_several_datums_has_one_vote():
 
 
 def test_a_reward_that_is_not_there_joins_no_baseline_and_groups_do_not_mix():
-    groups = [[as_dict(*ids_of(1, 5)) for _ in range(3)], [as_dict(*ids_of(1, 5)) for _ in range(2)]]
+    groups = [[as_dict(*ids_of(1, 5))] * 3, [as_dict(*ids_of(1, 5))] * 2]
     credited = credit_datums(groups, RLOO, VOCABULARY, rewards={"correct": [[1.0, Status.TIMEOUT, 0.0], [5.0, 5.0]]})
     sums = [[sum(numbers(datum)) for datum in rollout] for group in credited for rollout in group]
     assert sums == [[pytest.approx(1.0)], [0.0], [pytest.approx(-1.0)], [0.0], [0.0]]
@@ -80,9 +83,8 @@ def test_a_reward_that_is_not_there_joins_no_baseline_and_groups_do_not_mix():
 
 def plain(kind):
     """A datum without advantages, its numbers as torch, numpy or a client have them."""
-    return lambda datum: {
-        "loss_fn_inputs": {name: kind(datum["loss_fn_inputs"][name]) for name in ("target_tokens", "mask")}
-    }
+    numbers = lambda inputs: {name: kind(inputs[name]) for name in ("target_tokens", "mask")}  # noqa: E731
+    return lambda datum: {"loss_fn_inputs": numbers(datum["loss_fn_inputs"])}
 
 
 def of_tinker(datum):

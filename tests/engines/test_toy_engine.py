@@ -13,8 +13,13 @@ from spanwise.recipe import scheme_at
 from toy_engine import SIDES, ToyEngine
 
 VOCABULARY = Vocabulary(tuple(piece.encode() for piece in conformance.PIECES))
-RLOO = (
-    conformance.RECIPES["blocks"].replace("method: bae", "method: rloo\nper: completion").partition("  - {reward: brier")[0]
+GAE = (
+    conformance.LAYOUT
+    + """method: gae
+options: {lam: 0.9}
+per: completion
+objectives: [{reward: correct, pays: [solution, confidence], options: {verify: exact}}]
+"""
 )
 
 
@@ -54,10 +59,7 @@ def test_it_gives_every_token_the_advantage_of_the_file(tmp_path, name, side):
 def test_a_token_method_with_a_critic(tmp_path, side):
     rows, _ = conformance.expected("blocks")
     values = [[0.25 + 0.01 * t for t in range(len(row["ids"]))] for row in rows]
-    rule = scheme(
-        tmp_path,
-        RLOO.replace("method: rloo", "method: gae\noptions: {lam: 0.9}").replace("[solution]", "[solution, confidence]"),
-    )
+    rule = scheme(tmp_path, GAE)
     advantages, _ = ToyEngine(rule, VOCABULARY, side=side, needs=("value_nt",)).step(list(rows_of(rows)), value_nt=values)
     # Without masks, alignments and padding: the trainable tokens of one completion, and its reward at their end.
     for row, value, adv in zip(rows, values, advantages, strict=True):

@@ -1,5 +1,7 @@
 """The parts of the door to Unsloth that need no Unsloth; its own trainer runs in tests/foreign/foreign_unsloth.py."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -66,11 +68,8 @@ def test_what_it_can_serve(tmp_path, monkeypatch):
     monkeypatch.setattr(door, "GRPOTrainer", UnslothGRPOTrainer)
     monkeypatch.delenv("UNSLOTH_GRPO_LOSS_AGGREGATION", raising=False)
     monkeypatch.setenv("UNSLOTH_GRPO_ZERO_VARIANCE_EXCLUDE", "0")
-    for options in [
-        *({"loss_type": name} for name in door.LOSS_TYPES),
-        *({"loss_type": name, "beta": 0.1} for name in KL_LOSS_TYPES),
-    ]:
-        door.check_use(small.config(tmp_path, **options), small.scheme())
+    for loss_type, beta in [*((name, 0.0) for name in door.LOSS_TYPES), *((name, 0.1) for name in KL_LOSS_TYPES)]:
+        door.check_use(small.config(tmp_path, loss_type=loss_type, beta=beta), small.scheme())
     door.check_use(None, small.scheme())
     with pytest.raises(RecipeError, match="averages it otherwise"):
         door.check_use(small.config(tmp_path, loss_type="bnpo", beta=0.1), small.scheme())
@@ -85,8 +84,6 @@ def test_a_gradient_in_other_columns_is_refused(exact):
     for wrong in (EXPECTED.roll(1, dims=1), EXPECTED.mean(dim=1, keepdim=True).expand_as(EXPECTED), None):
         with pytest.raises(SpanwiseError, match="Unsloth"):
             door.check_gradient(wrong, EXPECTED, exact=exact)
-    if exact:  # where ratios change the size of a gradient, it may differ
-        with pytest.raises(SpanwiseError, match=r"completion 0: in column 2 .* -0\.25, but must be -0\.5"):
-            door.check_gradient(EXPECTED / 2, EXPECTED, exact=True)
-    else:
-        door.check_gradient(EXPECTED / 2, EXPECTED, exact=False)
+    refused = pytest.raises(SpanwiseError, match=r"completion 0: in column 2 .* -0\.25, but must be -0\.5")
+    with refused if exact else nullcontext():  # where ratios change the size of a gradient, it may differ
+        door.check_gradient(EXPECTED / 2, EXPECTED, exact=exact)

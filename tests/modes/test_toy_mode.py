@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import spanwise
+import trl_small as small
 from modes.toy.mode import Brevity
 from spanwise import Batch, Layout, RecipeError, Scheme, Vocabulary, credit_batch, read
 from spanwise.modes import MODES
@@ -14,11 +15,13 @@ from spanwise.recipe import load, resolved, scheme_of
 from spanwise.registry import register
 from spanwise.report.train import mode_headlines, mode_sections
 from spanwise.rollouts import read_rollouts
-from trl_small import GROUP, SAID, THIRD_PARTY, largest_difference, log_probs, policy, questions, scheme, step, trainer
 
-pytestmark = THIRD_PARTY
+pytestmark = small.THIRD_PARTY
 TOY = Path(__file__).parent / "toy"
 VOCABULARY = Vocabulary((b"<answer>", b"4", b"5", b"</answer>", b"a"))
+LENGTHS = [len(completion.pieces) for completion in small.SAID]
+#: How many tokens each completion is shorter than the mean of its group of four.
+SHORTER = [statistics.mean(LENGTHS[n // 4 * 4 :][:4]) - length for n, length in enumerate(LENGTHS)]
 
 
 @pytest.fixture(autouse=True)
@@ -63,16 +66,11 @@ def test_a_recipe_has_a_section_for_it():
 
 
 def test_its_page_its_column_and_its_alarm_show(tmp_path):
-    run = trainer(tmp_path, extra={"scheme": scheme(credit={"modes": [Brevity()]})}, max_steps=4, keep_rollouts=1)
+    run = small.trainer(tmp_path, extra={"credit": {"modes": [Brevity()]}}, max_steps=4, keep_rollouts=1)
     alarm = r"Step 3: In 3 batches in a row \(steps 1 to 3\): 100 % of the ends are foregone conclusions. Usually bonus is large."
     with pytest.warns(UserWarning, match=alarm):
         run.train()
-    table = read_rollouts(tmp_path)
-    peers = [SAID[i // GROUP * GROUP :][:GROUP] for i in range(len(SAID))]
-    shorter = [
-        statistics.mean(len(p.pieces) for p in group) - len(mine.pieces) for mine, group in zip(SAID, peers, strict=True)
-    ]
-    assert table.columns["shorter"][: len(SAID)] == shorter
+    assert read_rollouts(tmp_path).columns["shorter"][: len(small.SAID)] == SHORTER
     lines = [{"step": step, "brevity/sure": 1.0} for step in (1, 2)]
     section = next(section for section in mode_sections(lines) if section.title == "Brevity")
     assert [panel.title for panel in section.panels] == ["Ends"]
@@ -81,20 +79,18 @@ def test_its_page_its_column_and_its_alarm_show(tmp_path):
 
 def test_in_trl_the_gradient_is_that_of_its_credit_and_its_loss(tmp_path):
     bonus, pull = 0.05, 0.3
-    rule = scheme(credit={"modes": [Brevity(bonus, pull)]})
-    run = trainer(tmp_path / "mine", extra={"scheme": rule}, save_strategy="steps", save_steps=1)
-    with_mode, without = step(run), step(trainer(tmp_path / "plain"))
-    model = policy()
-    total, last = 0.0, []
-    for i, (completion, row) in enumerate(zip(SAID, log_probs(model, SAID, questions(SAID, GROUP)), strict=True)):
-        peers = SAID[i // GROUP * GROUP :][:GROUP]
-        more = bonus * (statistics.mean(len(peer.pieces) for peer in peers) - len(completion.pieces))
+    extra = {"credit": {"modes": [Brevity(bonus, pull)]}}
+    run = small.trainer(tmp_path / "mine", extra=extra, save_strategy="steps", save_steps=1)
+    with_mode, without = small.step(run), small.step(small.trainer(tmp_path / "plain"))
+    model, total, last = small.policy(), 0.0, []
+    rows = small.log_probs(model, small.SAID, small.questions(small.SAID))
+    for shorter, completion, row in zip(SHORTER, small.SAID, rows, strict=True):
         for t, block in enumerate(completion.blocks):
-            total = total - more * (row[t] - row[t].detach()).exp() / completion.blocks.count(block) / len(SAID)
-        last.append(row[len(completion.pieces) - 1])
-    (total - pull * sum(last) / len(SAID)).backward()
-    gradient = {name: weight.grad for name, weight in model.named_parameters()}
-    assert largest_difference({name: with_mode[name] - without[name] for name in with_mode}, gradient) < 2e-6
+            ratio = (row[t] - row[t].detach()).exp()
+            total = total - bonus * shorter * ratio / completion.blocks.count(block) / len(small.SAID)
+        last.append(row[-1])
+    gradient = small.gradient_of(model, total - pull * sum(last) / len(small.SAID))
+    assert small.largest_difference({name: with_mode[name] - without[name] for name in with_mode}, gradient) < 2e-6
     logged = next(line["brevity/last"] for line in run.state.log_history if "brevity/last" in line)
     assert logged == pytest.approx(statistics.mean(float(value.detach()) for value in last), abs=1e-5)
     assert (tmp_path / "mine" / "checkpoint-1" / "brevity.txt").read_text() == "0.05\n"

@@ -8,31 +8,38 @@ from threading import Barrier
 import pytest
 import torch
 
-from helpers import NAN
+from helpers import NAN, assert_close
 from spanwise import AlignmentError, Batch, Credit, DataError, Layout, Objective, Scheme, Steps, Vocabulary
 from spanwise.step import Ranks, Step, gather_rows, in_useful_groups, steps_of_turns, turn_rows
 
+ANSWERS = {"answer": ["4", "4"]}
 VOCABULARY = Vocabulary((b"<answer>", b"4", b"5", b"</answer>", b"<confidence>", b"0.5", b"</confidence>", b" so"))
 RIGHT, WRONG, SURE = [0, 1, 3], [0, 2, 3], [4, 5, 6]
 IDS = [RIGHT, RIGHT + SURE, [*WRONG, 7, *RIGHT], [7], WRONG, RIGHT + SURE, RIGHT, [7, *WRONG]]
 ONE = Layout({"all": ["answer"]})
 TURN = Layout({"turn": ["answer"]})
 BAE = Scheme.preset("bae", Layout({"solution": ["answer"], "confidence": ["confidence"]}))
+RLOO = Scheme.preset("rloo", ONE, per="completion")
 GAE = Scheme.preset("gae", ONE, lam=0.5, per=1.0)
 STEPS = Scheme("bae", TURN, [Objective("correct", pays="turn", scope="turn")])
 ROLLOUTS = Scheme("bae", TURN, [Objective("correct", pays="turn")])
 
 
-def threads(rank, barrier, room):
-    """The ranks of two processes, which are threads here."""
+def in_two_processes(function):
+    """Call a function with the ranks of each of two processes, which are threads here."""
+    barrier, room = Barrier(2), {}
 
-    def gather(part):
-        barrier.wait()
-        room[rank] = part
-        barrier.wait()
-        return [room[0], room[1]]
+    def ranks(rank):
+        def gather(part):
+            barrier.wait()
+            room[rank] = part
+            barrier.wait()
+            return [room[0], room[1]]
 
-    return Ranks(rank, gather)
+        return Ranks(rank, gather)
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(function, map(ranks, range(2))))
 
 
 def batch_of(rows, group_n, *, turns):
@@ -60,6 +67,12 @@ def test_blocks_are_numbered_from_1_and_apart_for_every_turn():
     assert turns.blocks_nt.tolist() == [[1, 1, 1, 0, 0, 0, 0], [1, 1, 1, 0, 2, 2, 2]]
 
 
+def step_and_reading(scheme, ids, **tables):
+    """A step, and its reading of two completions of one prompt."""
+    step = Step(scheme, VOCABULARY)
+    return step, step.read(Batch.jagged(ids, [0, 0], columns=ANSWERS, **tables))
+
+
 def finished(scheme, rows, group_n, ranks=None):
     step = Step(scheme, VOCABULARY, ranks=ranks)
     reading = with_values(step.read(batch_of(rows, group_n, turns=scheme is STEPS)))
@@ -71,22 +84,15 @@ def finished(scheme, rows, group_n, ranks=None):
 def test_processes_together_have_the_numbers_of_one(scheme, groups):
     group_n = torch.tensor(groups)
     reading, whole = finished(scheme, list(range(8)), group_n)
-    barrier, room = Barrier(2), {}
-
-    def process(rank):
-        return finished(scheme, list(range(4 * rank, 4 * rank + 4)), group_n, threads(rank, barrier, room))
-
-    with ThreadPoolExecutor(2) as pool:
-        parts = list(pool.map(process, range(2)))
+    rows = lambda ranks: list(range(4 * ranks.rank, 4 * ranks.rank + 4))  # noqa: E731
+    parts = in_two_processes(lambda ranks: finished(scheme, rows(ranks), group_n, ranks))
     width = reading.batch.mask_nt.shape[1] if reading.turns is None else reading.turns.width
     together = torch.cat([local.put(result.advantages_nt, width=width) for local, result in parts])
     assert torch.equal(together, reading.put(whole.advantages_nt))
     assert float(together.abs().sum()) > 0
     for local, result in parts:
         assert result.metrics == pytest.approx(whole.metrics, nan_ok=True)
-        torch.testing.assert_close(
-            local.everyone.worth_nm(scheme), reading.everyone.worth_nm(scheme), equal_nan=True, atol=0, rtol=0
-        )
+        assert_close(local.everyone.worth_nm(scheme), reading.everyone.worth_nm(scheme), 0.0, equal_nan=True)
         for got, want in zip(result.by_completion(), whole.by_completion(), strict=True):
             assert torch.equal(got, want) if isinstance(got, torch.Tensor) else torch.equal(got.block_nk, want.block_nk)
 
@@ -96,8 +102,7 @@ def test_a_completion_of_several_turns_is_logged_as_one(described):
     """A completion with a right and a wrong turn is logged with the mean of its rewards and of its credit."""
     ids, sampled = [[*RIGHT, 7, *WRONG], WRONG], [[1, 1, 1, 0, 1, 1, 1], [1, 1, 1]]
     step = Step(STEPS, VOCABULARY)
-    columns = {"answer": ["4", "4"], **described}
-    batch = Batch.jagged(ids, [0, 0], sampled=sampled, columns=columns)
+    batch = Batch.jagged(ids, [0, 0], sampled=sampled, columns={**ANSWERS, **described})
     assert Step(GAE, VOCABULARY).read(batch).turns is None  # a method over tokens takes a conversation whole
     reading = step.read(batch)
     assert reading.batch.steps.trajectory_s.tolist() == [0, 0, 1]
@@ -116,8 +121,7 @@ def test_a_completion_of_several_turns_is_logged_as_one(described):
 def test_the_charge_for_leaving_a_block_out_is_a_completions_whose_blocks_are_apart_in_every_turn():
     """Both are right in the end: one is half sure, Brier -1/4; the other says nothing, which stands for -1 against that -1/4."""
     ids, sampled = [RIGHT + SURE, [*WRONG, 7, *RIGHT]], [[1] * 6, [1, 1, 1, 0, 1, 1, 1]]
-    step = Step(BAE, VOCABULARY)
-    columns = {"answer": ["4", "4"], "turns": [[{}], [{}, {}]]}
+    step, columns = Step(BAE, VOCABULARY), {**ANSWERS, "turns": [[{}], [{}, {}]]}
     result = step.finish(step.read(Batch.jagged(ids, [0, 0], sampled=sampled, columns=columns)))
     assert result.by_completion()[0].stop_n.tolist() == [0.0, -0.75]
     assert result.blocks_nt.tolist() == [[1, 1, 1, 2, 2, 2, 0], [1, 1, 1, 0, 3, 3, 3]]
@@ -131,9 +135,8 @@ def test_a_column_names_the_state_of_completions_of_one_turn_alone():
 
 
 def test_what_a_trainer_leaves_out_learns_nothing_and_another_mask_is_refused():
-    step = Step(Scheme.preset("rloo", ONE, per="completion"), VOCABULARY)
     tables = {"value_nt": torch.ones(2, 3), "logp_nt": torch.zeros(2, 3)}
-    reading = step.read(Batch.jagged([RIGHT, WRONG], [0, 0], columns={"answer": ["4", "4"]}, **tables))
+    step, reading = step_and_reading(RLOO, [RIGHT, WRONG], **tables)
     mask_nt = torch.tensor([[1, 1, 1, 0], [0, 0, 0, 0]]).bool()
     result = step.finish(reading, mask_nt=mask_nt)
     assert result.advantages_nt.tolist() == [pytest.approx([1 / 3] * 3 + [0]), [0.0] * 4]
@@ -147,40 +150,35 @@ def test_what_a_trainer_leaves_out_learns_nothing_and_another_mask_is_refused():
         step.finish(reading, mask_nt=torch.tensor([[1, 1, 0], [1, 1, 1]]).bool())
 
 
-@pytest.mark.parametrize(("elsewhere", "sentences"), [([1.0, 0.0], []), ([None, None], ["has no reward for any of 4 "])])
-def test_a_reward_is_missing_if_the_completions_of_all_processes_lack_it(elsewhere, sentences):
+@pytest.mark.parametrize(("elsewhere", "warnings"), [([1.0, 0.0], 0), ([None, None], 1)])
+def test_a_reward_is_missing_if_the_completions_of_all_processes_lack_it(elsewhere, warnings):
     scheme = Scheme.preset("rloo", ONE, objectives=[Objective("environment", "all", weight=0.5)], per="completion")
-    barrier, room = Barrier(2), {}
 
-    def process(rank):
-        step = Step(scheme, VOCABULARY, ranks=threads(rank, barrier, room))
-        columns = {"environment": [[None, None], elsewhere][rank]}
-        return step.finish(step.read(Batch.jagged([RIGHT, WRONG], torch.tensor([rank, rank]), columns=columns)))
+    def process(ranks):
+        step, columns = Step(scheme, VOCABULARY, ranks=ranks), {"environment": [[None, None], elsewhere][ranks.rank]}
+        return step.finish(step.read(Batch.jagged([RIGHT, WRONG], torch.tensor([ranks.rank] * 2), columns=columns)))
 
-    with ThreadPoolExecutor(2) as pool:
-        first, _ = pool.map(process, range(2))
-    warnings = [sentence for sentence in first.warnings if "no reward" in sentence]
-    assert len(warnings) == len(sentences)
-    assert all(part in sentence for part, sentence in zip(sentences, warnings, strict=True))
+    first, _ = in_two_processes(process)
+    assert sum("has no reward for any of 4 " in sentence for sentence in first.warnings) == warnings
 
 
 @pytest.mark.parametrize("lacking", [None, "three turns", [0, 1]], ids=["none", "a text", "numbers"])
 def test_one_completion_without_its_turns_is_refused_and_not_the_turns_of_all_forgotten(lacking):
     ids, sampled = [[*WRONG, 7, *RIGHT], RIGHT], [[1, 1, 1, 0, 1, 1, 1], [1, 1, 1]]
-    columns = {"answer": ["4", "4"], "turns": [[{}, {}], lacking]}
+    columns = {**ANSWERS, "turns": [[{}, {}], lacking]}
     with pytest.raises(DataError, match="Completion 1 has turns"):
         Step(BAE, VOCABULARY).read(Batch.jagged(ids, [0, 0], sampled=sampled, columns=columns))
 
 
 @pytest.mark.parametrize("column", [[3, 4], [["a"], []]], ids=["counts", "texts"])
 def test_a_column_of_another_meaning_splits_no_completion(column):
-    batch = Batch.jagged([RIGHT, WRONG], [0, 0], columns={"answer": ["4", "4"], "turns": column})
-    assert Step(BAE, VOCABULARY).read(batch).turns is None
+    assert (
+        Step(BAE, VOCABULARY).read(Batch.jagged([RIGHT, WRONG], [0, 0], columns={**ANSWERS, "turns": column})).turns is None
+    )
 
 
 def test_a_batch_without_signal_is_counted_and_said_once_and_an_evaluation_is_neither():
-    step = Step(Scheme.preset("rloo", ONE, per="completion"), VOCABULARY)
-    reading = step.read(Batch.jagged([RIGHT, RIGHT], [0, 0], columns={"answer": ["4", "4"]}))
+    step, reading = step_and_reading(RLOO, [RIGHT, RIGHT])
     assert step.finish(reading, learn=False).warnings == []
     assert step.zero_batches == 0
     (sentence,) = step.finish(reading, number=7).warnings
@@ -190,8 +188,7 @@ def test_a_batch_without_signal_is_counted_and_said_once_and_an_evaluation_is_ne
 
 
 def test_an_evaluation_and_a_look_for_useful_groups_change_no_memory():
-    step = Step(Scheme.preset("ha_dw", ONE), VOCABULARY)
-    reading = step.read(Batch.jagged([RIGHT, WRONG], [0, 0], columns={"answer": ["4", "4"]}))
+    step, reading = step_and_reading(Scheme.preset("ha_dw", ONE), [RIGHT, WRONG])
     memory = step.scheme.entry.estimator.state_dict
     for look in (lambda: step.finish(reading, learn=False), lambda: step.useful(reading)):
         step.finish(reading)
@@ -201,8 +198,7 @@ def test_an_evaluation_and_a_look_for_useful_groups_change_no_memory():
 
 
 def test_an_evaluation_uses_up_no_warning_of_the_training():
-    step = Step(BAE, VOCABULARY)
-    reading = step.read(Batch.jagged([[7], [7]], [0, 0], columns={"answer": ["4", "4"]}))  # no tags
+    step, reading = step_and_reading(BAE, [[7], [7]])  # no tags
     (sentence,) = step.finish(reading, learn=False).warnings
     assert step.finish(reading, learn=False).warnings == []
     assert sentence in step.finish(reading).warnings
@@ -210,8 +206,7 @@ def test_an_evaluation_uses_up_no_warning_of_the_training():
 
 
 def test_a_single_group_is_watched_for_all_but_equal_rewards():
-    step = Step(Scheme.preset("rloo", ONE, per="completion"), VOCABULARY)
-    reading = step.read(Batch.jagged([RIGHT, RIGHT], [0, 0], columns={"answer": ["4", "4"]}))
+    step, reading = step_and_reading(RLOO, [RIGHT, RIGHT])
     sentences = []
     for _ in range(3):
         step.note({"credit/other/reward_absent": 1.0})
@@ -221,8 +216,7 @@ def test_a_single_group_is_watched_for_all_but_equal_rewards():
 
 
 def test_what_is_noted_counts_for_the_next_training_batch_alone():
-    step = Step(Scheme.preset("rloo", ONE, per="completion"), VOCABULARY)
-    reading = step.read(Batch.jagged([RIGHT, WRONG], [0, 0], columns={"answer": ["4", "4"]}))
+    step, reading = step_and_reading(RLOO, [RIGHT, WRONG])
     warning_counts = []
     for is_noted in (True, False, False, True, True, True):
         step.note({"credit/other/reward_absent": 1.0} if is_noted else {})
@@ -250,8 +244,8 @@ def test_turns_are_numbered_within_their_rollouts():
 
 
 def test_a_group_is_useful_if_one_completion_has_credit():
-    zeros = torch.zeros(4)
-    credit = Credit(torch.tensor([[0.5], [0.0], [0.0], [0.0]]), zeros, zeros[:1].long(), zeros[:1].long())
+    none_m = torch.zeros(1).long()
+    credit = Credit(torch.tensor([[0.5], [0.0], [0.0], [0.0]]), torch.zeros(4), none_m, none_m)
     assert in_useful_groups(credit, torch.tensor([3, 3, -1, -1])).tolist() == [True, True, False, False]
 
 

@@ -1,6 +1,7 @@
 """A TRL environment that owns its reward: `get_reward`, called by TRL's own trainer after real generations, pays a block."""
 
 import asyncio
+from itertools import cycle
 
 import pytest
 import torch
@@ -20,11 +21,10 @@ LAYOUT = Layout({"all": []})
 class Room:
     """Pay the n-th rollout n mod 4."""
 
-    count = 0
+    numbers = cycle(range(4))
 
     def reset(self, **kwargs):
-        self.number = Room.count % 4
-        Room.count += 1
+        self.number = next(Room.numbers)
 
     def look(self) -> str:
         """Look around.
@@ -44,10 +44,6 @@ class SlowRoom(Room):
     async def get_reward(self):
         SlowRoom.loop = asyncio.get_running_loop()
         return float(self.number)
-
-
-def len_of(completions):
-    return [float(len(str(completion))) for completion in completions]
 
 
 def trainer(folder, environment, objectives, row=None):
@@ -74,7 +70,6 @@ def trainer(folder, environment, objectives, row=None):
     ids=["sync", "async", "rows without a prompt"],
 )
 def test_get_reward_pays_the_blocks_of_the_objective_environment(tmp_path, environment, row):
-    Room.count = 0
     run = trainer(tmp_path, environment, [Objective("environment", pays="all")], row)
     run.train()
     rewards = run.last_rollouts.reading.scores.reward_nm[:, 0].tolist()
@@ -89,4 +84,4 @@ def test_get_reward_pays_the_blocks_of_the_objective_environment(tmp_path, envir
 
 def test_get_reward_that_pays_no_block_is_refused(tmp_path):
     with pytest.raises(RecipeError, match="Room has a get_reward"):
-        trainer(tmp_path, Room, [Objective(len_of, pays="all")])
+        trainer(tmp_path, Room, [Objective("format", pays="all")])

@@ -2,7 +2,7 @@
 
 import importlib.util
 import json
-from collections import deque
+from collections import defaultdict, deque
 
 import pyarrow.parquet as pq
 import pytest
@@ -27,10 +27,6 @@ KEEP = {"max_steps": 3, "learning_rate": 0.01, "keep_rollouts": 1}
 def solved(completions, answer, **columns):
     """A reward function of a script."""
     return [float(f"<answer>{right}</answer>" in text) for text, right in zip(completions, answer, strict=True)]
-
-
-def says_4(completions, **columns):
-    return [float("4" in text) for text in completions]
 
 
 def lines(folder):
@@ -76,7 +72,7 @@ def test_the_credit_of_every_block_is_that_of_the_definitions_and_every_command_
         recorded = row["credit/bae/confidence"]
         assert recorded is None if completion.confidence is None else recorded == pytest.approx(confidence, abs=1e-6)
         assert row["credit/bae/stop"] == pytest.approx(stop, abs=1e-6)
-        assert row["text"] == "".join(piece for piece in completion.pieces)
+        assert row["text"] == "".join(completion.pieces)
     page = (ran / "report.html").read_text()
     assert "is not finished" not in page
     assert "the training script has no held-out prompts" in page
@@ -118,32 +114,29 @@ def test_a_line_for_each_batch_however_rarely_the_trainer_logs(tmp_path):
 
 def test_a_line_holds_its_own_batch_and_not_the_mean_that_the_trainer_logs(tmp_path):
     """Half of the first batch says 4, and a quarter of the second; TRL logs their mean, 0.375."""
-    with_4, without = SAID[0], SAID[3]
-    batches = [[with_4, without] * 4, [with_4, without, without, without] * 2]
-    objectives = [Objective(says_4, pays="solution")]
-    extra = {"rollout_func": lambda *call: scripted(batches.pop(0))(*call), "objectives": objectives}
+    batches = [[SAID[0], SAID[3]] * 4, [SAID[0], *[SAID[3]] * 3] * 2]
+    says_4 = Objective(lambda completions: [float("4" in text) for text in completions], pays="solution", name="says_4")
+    extra = {"rollout_func": lambda *call: scripted(batches.pop(0))(*call), "objectives": [says_4]}
     trainer(tmp_path, extra=extra, **{**KEEP, "max_steps": 2, "logging_steps": 2}).train()
     assert [line["rewards/says_4/mean"] for line in lines(tmp_path)] == [0.5, 0.25]
     assert "loss" in lines(tmp_path)[1]
 
 
-class Stops(TrainerCallback):
-    """Somebody presses Ctrl-C after a step."""
+def stopped(folder, *, after, **options):
+    """Somebody presses Ctrl-C after some steps."""
 
-    def __init__(self, after=2):
-        self.after = after
+    class Stops(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            if state.global_step == after:
+                raise KeyboardInterrupt
 
-    def on_step_begin(self, args, state, control, **kwargs):
-        if state.global_step == self.after:
-            raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        trainer(folder, extra={"callbacks": [Stops()]}, **options).train()
 
 
 def test_an_interrupted_run_has_its_data_and_a_report_that_says_so_and_is_gone_on_with(tmp_path):
     saved = {**KEEP, "report": True, "save_strategy": "steps", "save_steps": 2}
-    run = trainer(tmp_path, **saved)
-    run.add_callback(Stops())
-    with pytest.raises(KeyboardInterrupt):
-        run.train()
+    stopped(tmp_path, after=2, **saved)
     assert [line["step"] for line in lines(tmp_path)] == [1, 2]
     assert names_in(tmp_path) == ["step_000001.parquet", "step_000002.parquet"]
     assert not (tmp_path / "summary.json").exists()
@@ -159,33 +152,26 @@ def test_an_interrupted_run_has_its_data_and_a_report_that_says_so_and_is_gone_o
 
 def test_a_run_that_stopped_within_its_first_batch_is_gone_on_with(tmp_path):
     options = {**KEEP, "num_iterations": 2, "max_steps": 2, "save_strategy": "steps", "save_steps": 1}
-    run = trainer(tmp_path, **options)
-    run.add_callback(Stops(after=1))
-    with pytest.raises(KeyboardInterrupt):
-        run.train()
+    stopped(tmp_path, after=1, **options)
     trainer(tmp_path, **options).train(resume_from_checkpoint=True)
     assert [line["step"] for line in lines(tmp_path)] == [1]
     assert names_in(tmp_path) == ["step_000001.parquet"]
 
 
-def test_other_files_stay_and_without_rollouts_there_are_metrics_and_a_report_that_fails_ends_no_training(
-    tmp_path, monkeypatch
-):
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
+def test_other_files_stay_and_a_report_that_fails_ends_no_training_without_rollouts(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr("sys.executable", "/bin/false")
     with pytest.warns(UserWarning, match="could not be made"):
         trainer(tmp_path, **{**KEEP, "keep_rollouts": 0, "report": True}).train()
-    assert (tmp_path / "model" / "config.json").read_text() == "{}"
-    assert (tmp_path / "summary.json").is_file()
+    assert {"config.json", "summary.json"} <= {file.name for file in tmp_path.iterdir()}
     assert not (tmp_path / "rollouts").exists()
 
 
 def test_an_evaluation_between_two_passes_over_a_batch_leaves_its_rollouts(tmp_path):
     """The second pass ends the batch. What is kept then was trained, and not the one held-out prompt."""
     passes = {"num_iterations": 2, "max_steps": 2, "keep_rollouts": 1, "eval_strategy": "steps", "eval_steps": 1}
-    held_out = prompts().select([1, 1])
-    trainer(tmp_path, extra={"eval_dataset": held_out}, per_device_eval_batch_size=8, **passes).train()
+    extra = {"eval_dataset": prompts().select([1, 1])}
+    trainer(tmp_path, extra=extra, per_device_eval_batch_size=8, **passes).train()
     (file,) = (tmp_path / "rollouts").glob("*.parquet")
     assert set(pq.read_table(file)["prompt"].to_pylist()) == {"2+2=", "1+2="}
 
@@ -214,10 +200,10 @@ def test_a_run_that_is_there_is_not_written_over(ran):
     assert {file: file.read_bytes() for file in before} == before
 
 
-@pytest.mark.parametrize("options", [{"keep_rollouts": value} for value in (-1, True, 1.5)] + [{"report": 3}])
-def test_what_cannot_be_kept_is_refused_at_construction(tmp_path, options):
-    with pytest.raises(RecipeError, match=next(iter(options))):
-        config(tmp_path, **options)
+def test_what_cannot_be_kept_is_refused_at_construction(tmp_path):
+    for name, value in (("keep_rollouts", -1), ("keep_rollouts", True), ("keep_rollouts", 1.5), ("report", 3)):
+        with pytest.raises(RecipeError, match=name):
+            config(tmp_path, **{name: value})
 
 
 def test_a_report_without_what_draws_it_and_batches_that_no_step_ends_are_refused(tmp_path, monkeypatch):
@@ -235,8 +221,6 @@ def test_a_table_of_completions_that_trl_no_longer_keeps_is_a_remark():
     assigned = Credit(torch.tensor([[0.5, -0.5]]), torch.zeros(1), torch.zeros(2).long(), torch.zeros(2).long())
     present = torch.ones(1, 2, dtype=torch.bool)
     assert "has no advantages" in log_credit({"extra": {}}, assigned, present, scheme())
-    logs = {"advantages": deque([9.0]), "extra": {}}
-    logs["extra"] = {name: deque() for name in ("credit/solution", "credit/confidence", "credit/stop")}
+    logs = {"advantages": deque([9.0]), "extra": defaultdict(deque)}
     assert log_credit(logs, assigned, present, scheme()) == ""
-    assert list(logs["extra"]["credit/confidence"]) == [-0.5]
-    assert list(logs["advantages"]) == [0.0]
+    assert (list(logs["extra"]["credit/confidence"]), list(logs["advantages"])) == ([-0.5], [0.0])

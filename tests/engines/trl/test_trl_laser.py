@@ -4,6 +4,7 @@ import json
 import math
 import statistics
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -27,18 +28,18 @@ def laser(**changes):
     return Laser(TOKEN, **{"beta": BETA, "alpha": ALPHA, **mixing, **changes})
 
 
-def run_with(folder, mine, *, scripts=small.SAID, objectives=CORRECT, tools=False, **options):
+def run_with(folder, mine, *, objectives=CORRECT, extra=None, **options):
     rule = small.scheme(objectives=objectives, credit={"laser": mine})
-    return small.trainer(folder, scripts=scripts, tools=tools, extra={"scheme": rule, **options.pop("extra", {})}, **options)
+    return small.trainer(folder, extra={"scheme": rule, **(extra or {})}, **options)
 
 
 def end_logps(model, replies):
     """log pi(token | prompt, completion, end) of each completion on its own; None if it did not end."""
-    vocabulary, logps = {piece: index for index, piece in enumerate(small.PIECES)}, []
+    logps = []
     for reply, question in zip(replies, small.questions(replies), strict=True):
-        ids = [vocabulary[sign] for sign in (*question, *reply.pieces)]
-        logits = model(torch.tensor([ids])).logits[0, -1]
-        logps.append(logits.log_softmax(dim=-1)[vocabulary[TOKEN]] if reply.pieces[-1] == "<eos>" else None)
+        ids = [small.PIECES.index(sign) for sign in (*question, *reply.pieces, TOKEN)]
+        logp_t = small.completion_logps(model, ids[:-1], ids[-1:])
+        logps.append(logp_t[0] if reply.pieces[-1] == "<eos>" else None)
     return logps
 
 
@@ -46,7 +47,7 @@ def solution_advantages(replies, scores=None):
     """Right minus the mean of the group, mixed with the score minus its mean if there is a score."""
     adv_n = []
     for i, reply in enumerate(replies):
-        peers = range(i // small.GROUP * small.GROUP, i // small.GROUP * small.GROUP + small.GROUP)
+        peers = [j for j in range(len(replies)) if j // small.GROUP == i // small.GROUP]
         adv = reply.right - statistics.mean(replies[j].right for j in peers)
         if scores is not None and scores[i] is not None:
             clipped = {j: min(max(scores[j], 0.0), 1.0) for j in peers if scores[j] is not None}
@@ -112,13 +113,12 @@ def test_one_more_position_changes_nothing_of_the_other_terms(tmp_path):
 
 
 def test_the_score_of_a_run_that_does_not_mix_is_filled_in_by_the_training_s_own_pass(tmp_path):
-    run = run_with(
-        tmp_path, laser(reference=-5.0), scripts=CUT, per_device_train_batch_size=2, gradient_accumulation_steps=4
-    )
-    run.parts["laser"].measured = {"reference": -5.0}  # as after a first batch, so that nothing asks for a pass
-    passes = []
-    pass_ = run.parts["laser"].forward
-    run.parts["laser"].forward = lambda *args, **kwargs: passes.append(1) or pass_(*args, **kwargs)
+    shape = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+    run = run_with(tmp_path, laser(reference=-5.0), scripts=CUT, **shape)
+    part, passes = run.parts["laser"], []
+    part.measured = {"reference": -5.0}  # as after a first batch, so that nothing asks for a pass
+    forward = part.forward
+    part.forward = lambda *args, **kwargs: passes.append(1) or forward(*args, **kwargs)
     run.train()
     assert len(passes) == 4  # the micro-batches of the training and nothing else
     want = [math.nan if logp is None else BETA * (float(logp.detach()) + 5.0) for logp in end_logps(small.policy(), CUT)]
@@ -156,12 +156,11 @@ def test_rollouts_that_say_their_turns_are_refused_at_the_first_step_and_not_onc
 
 @pytest.mark.filterwarnings("ignore:Step 0:UserWarning", "ignore:Every advantage:UserWarning")
 def test_what_is_overheard_in_generation_is_what_a_pass_would_say(tmp_path):
-    scheme = small.scheme(credit={"laser": laser(mix=MIX)})
-    extra = {"scheme": scheme, "rollout_func": None, "train_dataset": small.prompts(8)}
     options = {"generation_kwargs": UNWRITTEN, "per_device_train_batch_size": 32, "temperature": 1.5}
-    run = small.trainer(tmp_path, extra=extra, **options)
-    record = {}
-    read_ends, known_logps = run.parts["laser"]._read_ends, run.parts["laser"].known_logps
+    extra = {"rollout_func": None, "train_dataset": small.prompts(8)}
+    run = run_with(tmp_path, laser(mix=MIX), objectives=small.OBJECTIVES, extra=extra, **options)
+    part, record = run.parts["laser"], {}
+    read_ends, known_logps = part._read_ends, part.known_logps
 
     def listen(ended_n, output):
         record["heard"] = known_logps(ended_n, output)
@@ -173,14 +172,14 @@ def test_what_is_overheard_in_generation_is_what_a_pass_would_say(tmp_path):
         record["wanted"] = wanted_n
         return read_ends(batch, output, wanted_n)
 
-    run.parts["laser"].known_logps, run.parts["laser"]._read_ends = listen, read_all
+    part.known_logps, part._read_ends = listen, read_all
     run.train()
-    both_n = ~record["heard"].isnan()
-    assert 0 < int(both_n.sum()) < int(record["ended"].sum()) or "passed" not in record
-    torch.testing.assert_close(record["heard"][both_n], record["passed"][both_n].to(record["heard"]), atol=1e-6, rtol=0)
-    assert torch.equal(record["wanted"], record["ended"] & record["heard"].isnan())
-    score_n = run.last_rollouts.batch.score_n
-    assert torch.equal(score_n.isnan(), ~record["ended"])
+    heard_n, ended_n = record["heard"], record["ended"]
+    both_n = ~heard_n.isnan()
+    assert 0 < int(both_n.sum()) < int(ended_n.sum())
+    torch.testing.assert_close(heard_n[both_n], record["passed"][both_n].to(heard_n), atol=1e-6, rtol=0)
+    assert torch.equal(record["wanted"], ended_n & ~both_n)
+    assert torch.equal(run.last_rollouts.batch.score_n.isnan(), ~ended_n)
     assert not run.model._forward_hooks
 
 
@@ -196,18 +195,15 @@ def test_a_resumed_run_goes_on_with_its_reference(tmp_path):
 
 
 def test_a_checkpoint_without_a_reference_is_not_gone_on_from(tmp_path):
-    run = run_with(tmp_path, laser())
+    part = run_with(tmp_path, laser()).parts["laser"]
     with pytest.raises(DataError, match="trained without laser"):
-        run.parts["laser"].restore(tmp_path)
+        part.restore(tmp_path)
     (tmp_path / "laser.json").write_text(json.dumps({"token": "x", "id": 3, "reference": -4.0}))
     with pytest.raises(DataError, match=r"reserved token 3, .* the id 20"):
-        run.parts["laser"].restore(tmp_path)
+        part.restore(tmp_path)
 
 
-WRITES = [
-    small.Said([TOKEN, *reply.pieces], [0, *reply.blocks], reply.right, reply.confidence) if i == 2 else reply
-    for i, reply in enumerate(small.SAID)
-]
+WRITES = [replace(small.SAID[0], pieces=[TOKEN, *small.SAID[0].pieces], blocks=[0, *small.SAID[0].blocks]), *small.SAID[1:]]
 GRADED = (*CORRECT, Objective("brier", pays=("confidence",), baseline="group"))
 
 
@@ -219,7 +215,6 @@ GRADED = (*CORRECT, Objective("brier", pays=("confidence",), baseline="group"))
         (DataError, r"none of the 8", {}, {"scripts": [small.cut(reply) for reply in small.SAID]}),
         (ValueError, r"whose reward is 1 or 0", {"verdict": "brier"}, {"objectives": GRADED}),
     ],
-    ids=["sampled", "never right", "no end", "a verdict between"],
 )  # beside those of docs/border.md
 def test_a_score_that_cannot_work_is_refused_by_the_first_batch(tmp_path, error, match, mine, more):
     with pytest.raises(error, match=match):

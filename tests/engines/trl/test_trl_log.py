@@ -48,8 +48,8 @@ class Tracker(MLflowCallback):
 
 def printed(text):
     """The lines of metrics on a console."""
-    lines = [line for line in text.splitlines() if line.startswith("{")]
-    return [ast.literal_eval(line.replace(": nan", ": None")) for line in lines if "'loss'" in line]
+    lines = [line for line in text.splitlines() if line.startswith("{") and "'loss'" in line]
+    return [ast.literal_eval(line.replace(": nan", ": None")) for line in lines]
 
 
 @pytest.mark.filterwarnings("ignore:Step 0. Objective 'never' has no reward")

@@ -27,15 +27,15 @@ def two_ranks(tmp_path_factory):
 
 
 def test_every_rank_samples_as_much_as_the_neediest(two_ranks, tmp_path):
-    two = torch.load(two_ranks / "sampling.pt")
+    two = torch.load(two_ranks / "sampling.pt")["useful"]
     run = small.trainer(tmp_path, extra={"train_dataset": ASKED})
     assert small.largest_difference(two["gradient"], small.step(run)) < small.EXACT
     assert (two["log"]["sampling/groups"], two["log"]["sampling/useless"]) == (2.0, 0.0)
 
 
 def test_shares_that_two_processes_log_are_of_the_whole_batch(two_ranks, tmp_path):
-    two = torch.load(two_ranks / "shares.pt")
-    assert two["sampling"]["sampling/useless"] == 0.5
+    two = torch.load(two_ranks / "sampling.pt")
+    assert two["useless"]["log"]["sampling/useless"] == 0.5
     run = small.trainer(tmp_path, **DPPO)
     run.train()
     assert run.state.log_history[1]["dppo/dropped"] > 0
@@ -60,15 +60,15 @@ def test_two_processes_write_one_folder(two_ranks):
 
 def joined(folder, name):
     """The completions of both processes in one list: step by step, those of the first process first; and both results."""
-    ranks = [torch.load(folder / f"steps {name}.{rank}.pt") for rank in (0, 1)]
-    half = BATCH // 2
-    steps = [rank["seen"][step * half : (step + 1) * half] for step in range(STEPS) for rank in ranks]
-    return [row for rows in steps for row in rows], ranks
+    ranks, half = [torch.load(folder / f"steps {name}.{rank}.pt") for rank in (0, 1)], BATCH // 2
+    starts = range(0, STEPS * half, half)
+    return [row for start in starts for rank in ranks for row in rank["seen"][start : start + half]], ranks
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_three_steps_of_two_processes_are_those_of_one(two_ranks, tmp_path, name):
-    alone, (seen, (first, second)) = two_ranks_steps.train(tmp_path, name, rows=BATCH // 2)[0], joined(two_ranks, name)
+    alone, _ = two_ranks_steps.train(tmp_path, name, rows=BATCH // 2)
+    seen, (first, second) = joined(two_ranks, name)
     assert seen == alone["seen"]  # sampled from the same weights, and credited
     assert small.largest_difference(first["weights"], second["weights"]) == 0
     assert small.largest_difference(first["weights"], alone["weights"]) < ROUNDING
@@ -89,7 +89,7 @@ def test_the_processes_ask_each_other_once_per_step(two_ranks):
 
 @pytest.mark.parametrize("name", CRITICS)
 def test_two_processes_fit_the_critic_of_one(two_ranks, tmp_path, name):
-    ranks = [torch.load(two_ranks / f"critic {name}.{rank}.pt") for rank in (0, 1)]
+    ranks = [{**torch.load(two_ranks / f"critic {name}.{r}.pt"), "rows": slice(4 * r, 4 * r + 4)} for r in (0, 1)]
     assert equal(ranks[0]["critic"], ranks[1]["critic"])
     assert equal(ranks[0]["policy"], ranks[1]["policy"])
 
@@ -101,17 +101,16 @@ def test_two_processes_fit_the_critic_of_one(two_ranks, tmp_path, name):
     torch.testing.assert_close(ranks[0]["critic"], state(run.critic.model), atol=1e-4, rtol=0)
     torch.testing.assert_close(ranks[0]["policy"], state(run.model), atol=1e-6, rtol=0)
     assert not equal(start, state(run.critic.model))
-    for batch, result in enumerate(watched.estimates):
-        for rank in (0, 1):
-            mine = ranks[rank]["values"][batch]
-            expected = result.value_nts[4 * rank : 4 * rank + 4, : mine.shape[1]]
+    for batch, (result, (_, streams)) in enumerate(zip(watched.estimates, watched.inputs, strict=True)):
+        for rank in ranks:
+            mine = rank["values"][batch]
+            expected = result.value_nts[rank["rows"], : mine.shape[1]]
             # TRL pads each rank to its own longest completion; nothing behind an end belongs to a token.
-            mask = watched.inputs[batch][1].mask_snt[:, 4 * rank : 4 * rank + 4, : mine.shape[1]].permute(1, 2, 0)
+            mask = streams.mask_snt[:, rank["rows"], : mine.shape[1]].permute(1, 2, 0)
             torch.testing.assert_close(mine[mask], expected[mask], atol=2e-5, rtol=0)
-    for rank in (0, 1):
-        mine = ranks[rank]["advantages_nt"]
-        expected = run.last_rollouts.advantages_nt[4 * rank : 4 * rank + 4, : mine.shape[1]]
-        torch.testing.assert_close(mine, expected, atol=2e-5, rtol=0)
+    for rank in ranks:
+        mine, expected = rank["advantages_nt"], run.last_rollouts.advantages_nt[rank["rows"]]
+        torch.testing.assert_close(mine, expected[:, : mine.shape[1]], atol=2e-5, rtol=0)
         assert mine.any()
     assert len(ranks[0]["lines"]) == 3
     for two, expected in zip(ranks[0]["lines"], critic_lines(run), strict=True):

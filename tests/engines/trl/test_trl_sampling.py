@@ -53,7 +53,7 @@ def test_a_useless_group_gives_way_and_the_batch_is_as_if_it_had_been_sampled(tm
     assert run.last_rollouts.batch.columns["answer"] == [answers[prompt] for prompt in final_prompts]
     logged = run.state.log_history[0]
     assert (logged["sampling/groups"], logged["sampling/useless"]) == (2.0, 0.0)
-    assert bool((run.last_rollouts.advantages_nt.abs().sum(dim=1).view(2, 4) > 0).any(dim=1).all())
+    assert run.last_rollouts.advantages_nt.view(2, -1).any(dim=1).all()
 
 
 @pytest.mark.parametrize(("kind", "calls"), [("credit", 1), ("correct", 2)])
@@ -62,8 +62,7 @@ def test_a_group_of_one_outcome_is_useful_for_the_confidence_and_useless_for_the
     run = sampled(tmp_path, script, dynamic_sampling=kind)
     assert len(script.asked) == calls
     assert run.state.log_history[0]["sampling/useless"] == 0.0
-    confidence_nk = run.last_rollouts.credit.block_nk[:4, 1]
-    assert bool((confidence_nk != 0).any())
+    assert run.last_rollouts.credit.block_nk[:4, 1].any()
 
 
 @pytest.mark.filterwarnings("ignore:Step 0. 1 of 8 completions leave out confidence:UserWarning")
@@ -93,7 +92,6 @@ def test_rewards_are_computed_again_only_after_an_exchange(tmp_path, scripts, ti
     assert len(counts) == times
     assert table == list(run.last_rollouts.completions)
     assert run.state.log_history[0]["completions"] == 8.0
-    assert bool(run.last_rollouts.advantages_nt.any())
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
@@ -124,9 +122,8 @@ def test_each_generation_batch_of_an_optimizer_step_draws_its_own_prompts(tmp_pa
     shape = {"steps_per_generation": 1, "gradient_accumulation_steps": 4, "dynamic_sampling_rounds": 1}
     extra = {"rollout_func": calls, "train_dataset": questions}
     trainer(tmp_path, extra=extra, dynamic_sampling="credit", **shape).train()
-    drawn = [prompts[0] for prompts in calls.asked[1::2]]
-    assert len(drawn) == 4
-    assert len(set(drawn)) > 1
+    assert len(calls.asked) == 8
+    assert len({prompts[0] for prompts in calls.asked[1::2]}) > 1
 
 
 @pytest.mark.parametrize("to_training", [False, True], ids=["as called", "the model is left in training mode"])
