@@ -185,9 +185,8 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
     turn_descriptions = batch.columns.get(TURNS)
     other_columns = {name: column for name, column in batch.columns.items() if name != TURNS}
     turn_batch, turns = by_turn(replace(batch, columns=other_columns))
-    all_single_turns = bool((turns.step_s == 0).all())
-    if turn_descriptions is None:  # the column `anchor` may name the start state of a completion
-        anchor_column = turn_batch.columns.get("anchor") if all_single_turns else None
+    if turn_descriptions is None:  # the column `anchor` may name the start state of a completion of one turn
+        anchor_column = None if turns.step_s.any() else turn_batch.columns.get("anchor")
         turn_mappings: list[Mapping[str, Any]] = [{"anchor": state} for state in anchor_column or [None] * len(turns.row_s)]
     else:
         turn_counts = turns.row_s.bincount(minlength=len(turn_descriptions)).tolist()
@@ -275,8 +274,7 @@ class StepResult:
         if all_ranks.batch.steps is None:
             return self.credits, all_ranks.reading.present_nk
         trajectory_s = all_ranks.batch.steps.trajectory_s
-        credit = self.credits
-        present_sk = all_ranks.reading.present_nk.to(credit.block_nk.dtype)
+        credit, present_sk = self.credits, all_ranks.reading.present_nk.to(self.credits.block_nk.dtype)
         zero_nk = present_sk.new_zeros((all_ranks.completions, present_sk.shape[1]))
         turn_count_nk = zero_nk.index_add(0, trajectory_s, present_sk)
         credit_sum_nk = zero_nk.index_add(0, trajectory_s, credit.block_nk * present_sk)
@@ -317,8 +315,7 @@ class Step:
         """Find and score this process's blocks, turn by turn if scheme or rollouts ask for it."""
         assert self.vocabulary is not None, "reading needs a vocabulary"
         row_batch, turns = self._rows(batch)
-        reading = read(row_batch, self.scheme, self.vocabulary)
-        local_batch = ReadBatch(row_batch, reading, len(batch.group_n), turns)
+        local_batch = ReadBatch(row_batch, read(row_batch, self.scheme, self.vocabulary), len(batch.group_n), turns)
         return local_batch if self.ranks is None else gather_rows(local_batch, self.scheme, self.ranks)
 
     async def read_waiting(self, batch: Batch, in_thread: Callable[..., Awaitable[Any]]) -> ReadBatch:
@@ -387,8 +384,8 @@ class Step:
         """Compute the credit of all processes' rows. Unlike `finish`, leave out token advantages."""
         all_ranks = read_batch.everyone
         batch_credits = self._credit(all_ranks, learn=learn)
-        groups_and_turns: dict[str, Any] = {"group_n": all_ranks.batch.group_n, "steps": all_ranks.batch.steps}
-        batch_metrics = metrics(batch_credits, all_ranks.reading, self.scheme, **groups_and_turns)
+        group_n, steps = all_ranks.batch.group_n, all_ranks.batch.steps
+        batch_metrics = metrics(batch_credits, all_ranks.reading, self.scheme, group_n=group_n, steps=steps)
         watch = self._watch if learn else self._evaluation_watch
         new_warnings, has_unscored = watch.of_reading(read_batch.reading, all_ranks.reading)
         if learn:
@@ -452,8 +449,7 @@ class Step:
             for name, padding in padding_by_field.items()
             if (table := getattr(batch, name)) is not None
         }
-        column_lists = {name: list(values) for name, values in (columns or {}).items()}
-        batch = replace(batch, columns=column_lists, **padded_tables)
+        batch = replace(batch, columns={name: list(values) for name, values in (columns or {}).items()}, **padded_tables)
         return Rollouts(
             mode="train" if learn else "eval",
             step=number,

@@ -124,11 +124,9 @@ def find_checkpoint(folder: str | Path, path: str | Path | None = None) -> tuple
 
 def check_contents(place: Path) -> None:
     """Refuse a checkpoint whose files changed since they were written."""
-    digest_by_name = read_manifest(place)["digests"]
-    first_changed_name: list[str | None] = [None]  # `broadcast_object_list` needs a list
-    if PartialState().is_main_process:
-        changed_names = (name for name, digest in digest_by_name.items() if _digest(place / name) != digest)
-        first_changed_name[0] = next(changed_names, None)
+    digest_by_name = read_manifest(place)["digests"] if PartialState().is_main_process else {}
+    changed_names = (name for name, digest in digest_by_name.items() if _digest(place / name) != digest)
+    first_changed_name = [next(changed_names, None)]  # `broadcast_object_list` needs a list
     broadcast_object_list(first_changed_name)
     if first_changed_name[0] is not None:
         raise DataError(
@@ -146,8 +144,7 @@ def whole_checkpoint(args: Any, requested: str | bool | None, settings: Mapping[
     """Return the checkpoint to resume from, or None for a new run. Refuse one whose settings or files changed."""
     if requested is None or requested is False:
         return None
-    requested_path = None if requested is True else str(requested)
-    checkpoint, resume_note = find_checkpoint(args.output_dir, requested_path)
+    checkpoint, resume_note = find_checkpoint(args.output_dir, None if requested is True else str(requested))
     manifest = read_manifest(checkpoint)
     notes = [resume_note]
     if settings is not None:

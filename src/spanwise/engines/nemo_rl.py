@@ -108,11 +108,9 @@ class SpanEstimator:
         assert batch.mask_nt is not None
         reply_width = batch.mask_nt.shape[1]
         padded_mask_nt = pad(mask.float().cpu(), (0, reply_width))
-        prompt_length_n1 = torch.as_tensor(repeated_batch["length"]).cpu()[:, None]
-        reply_column_nt = prompt_length_n1 + torch.arange(reply_width)
+        reply_column_nt = torch.as_tensor(repeated_batch["length"]).cpu()[:, None] + torch.arange(reply_width)
         reply_mask_nt = padded_mask_nt.gather(1, reply_column_nt)
-        scored_batch = self.run.step.read(batch)
-        reply_adv_nt, metrics = self.run.finish(scored_batch, mask_nt=(reply_mask_nt > 0) & batch.mask_nt)
+        reply_adv_nt, metrics = self.run.finish(self.run.step.read(batch), mask_nt=(reply_mask_nt > 0) & batch.mask_nt)
         self.last_metrics = {name: value for name, value in metrics.items() if value == value}
         padded_adv_nt = torch.zeros_like(padded_mask_nt).scatter(1, reply_column_nt, reply_adv_nt)
         # The weight of a rollout without a reply is NeMo-RL's `loss_multiplier`.

@@ -64,8 +64,7 @@ async def credit_traces(traces: Sequence[Any], run: RecipeRun, *, tokens: int) -
     batch, _ = turn_batch(trajectories, columns=reward_columns)
     if all(len(nodes) == 1 for nodes in nodes_by_trace):
         batch = replace(batch, steps=None)  # each row is a whole rollout, so rows need no step numbers
-    scored_batch = await run.step.read_waiting(batch, asyncio.to_thread)
-    adv_nt, _ = run.finish(scored_batch, whole_batch=False)
+    adv_nt, _ = run.finish(await run.step.read_waiting(batch, asyncio.to_thread), whole_batch=False)
     advantage_rows = iter((adv_nt * tokens).tolist())
     return [[adv for node in nodes for adv in compress(next(advantage_rows), node.mask)] for nodes in nodes_by_trace]
 

@@ -164,8 +164,7 @@ class RunRecord:
     def recipe(self, scheme: Scheme, **settings: Any) -> dict[str, Any]:
         """Build the content of `recipe.yaml`. Settings of None are left out."""
         given_settings = {name: value for name, value in settings.items() if value is not None}
-        output_settings = {"keep_rollouts": self.keep, "report": self.report}
-        recipe = {"task": SCRIPT, **scheme.plain(), **given_settings, **output_settings}
+        recipe = {"task": SCRIPT, **scheme.plain(), **given_settings, "keep_rollouts": self.keep, "report": self.report}
         return json.loads(json.dumps(recipe, default=as_list_or_text))  # JSON turns tuples into lists
 
     def check(self, recipe: Mapping[str, Any], *, step: int | None) -> None:
@@ -228,8 +227,7 @@ class RunRecord:
         if self.keep and step % self.keep == 0:
             steps_of_all_rows = all_rows.batch.steps
             rank_rollout_n = None if steps_of_all_rows is None else steps_of_all_rows.trajectory_s[result.own.here]
-            rank_rollouts = rollouts().recorded(step=step, rollout_n=rank_rollout_n)
-            rollouts_by_rank = ranks.gather(rank_rollouts)
+            rollouts_by_rank = ranks.gather(rollouts().recorded(step=step, rollout_n=rank_rollout_n))
             if is_writer:
                 self.folder.write_rollouts(rollouts_by_rank, step=step)
         if is_writer:
@@ -266,13 +264,12 @@ class RunRecord:
             finally:
                 self.flush()
                 if self._recipe is not None and training_has_finished:
-                    recipe_summary = {name: self._recipe.get(name) for name in ("method", "task", "seed")}
-                    time_costs = {}  # verl and SkyRL do not measure the time that spanwise takes
-                    if self.seconds:
+                    summary = {name: self._recipe.get(name) for name in ("method", "task", "seed")}
+                    summary |= {"steps": self.step, "seconds": time.perf_counter() - start_time}
+                    if self.seconds:  # verl and SkyRL do not measure the time that spanwise takes
                         spanwise_share = self.own_seconds / self.seconds
-                        time_costs = {"spanwise_seconds": self.own_seconds, "spanwise_share": spanwise_share}
-                    run_seconds = time.perf_counter() - start_time
-                    self.folder.write_summary({**recipe_summary, "steps": self.step, "seconds": run_seconds, **time_costs})
+                        summary |= {"spanwise_seconds": self.own_seconds, "spanwise_share": spanwise_share}
+                    self.folder.write_summary(summary)
                 if self._recipe is not None and self.report:
                     _make_report(self.folder.path)
                 self._recipe = None

@@ -100,8 +100,7 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
     run = _RUNS[args.spanwise_recipe]
     rollout_number = sample_hooks._current_rollout_id
     batch, rollout_n, is_trained_nt = _batch(args, samples, run.scheme)
-    scored_batch = run.step.read(batch)
-    adv_nt, metrics = run.finish(scored_batch, mask_nt=is_trained_nt, number=rollout_number + 1)
+    adv_nt, metrics = run.finish(run.step.read(batch), mask_nt=is_trained_nt, number=rollout_number + 1)
     factor_n = fold_factor(
         is_trained_nt.sum(dim=1), rollout_n, batch_size=args.global_batch_size, per_token=args.calculate_per_token_loss
     )
@@ -128,8 +127,7 @@ def set_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
     advantages_by_sample = []
     row_lengths = zip(rollout_data["total_lengths"], rollout_data["response_lengths"], strict=True)
     for n, (credit_t, lengths, kl) in enumerate(zip(sample_credits, row_lengths, rollout_data["kl"], strict=True)):
-        rank_credit_t = slice_log_prob_with_cp(credit_t, *lengths)
-        adv_t = rank_credit_t.to(device=kl.device, dtype=torch.float32)
+        adv_t = slice_log_prob_with_cp(credit_t, *lengths).to(device=kl.device, dtype=torch.float32)
         if adv_t.shape != kl.shape:
             raise AlignmentError(f"Sample {n} of this rank has {len(adv_t)} advantages but {len(kl)} log-probabilities.")
         advantages_by_sample.append(adv_t)

@@ -63,8 +63,7 @@ def credit_datums(
         >>> [datum["loss_fn_inputs"]["advantages"] for rollout in credited[0] for datum in rollout]
         [[0.0, 1.0], [0.0, -1.0]]
     """
-    rewards = rewards or {}
-    columns = columns or {}
+    rewards, columns = rewards or {}, columns or {}
     all_rollouts = chain.from_iterable(groups)
     rollouts = [list(rollout) if isinstance(rollout, (list, tuple)) else [rollout] for rollout in all_rollouts]
     group_of_rollout = [g for g, group in enumerate(groups) for _ in group]
@@ -103,8 +102,7 @@ def credit_datums(
     if all(len(rollout) == 1 for rollout in rollouts):
         batch = replace(batch, steps=None)  # each row is a whole rollout, so rows need no step numbers
     reading = read(batch, scheme, vocabulary, recorded=recorded_blocks)
-    credit = credit_batch(reading, batch, scheme)
-    advantage_rows = iter(advantages(credit, reading.spans, scheme).tolist())
+    advantage_rows = iter(advantages(credit_batch(reading, batch, scheme), reading.spans, scheme).tolist())
     credited_rollouts = ([_credited(datum, next(advantage_rows)) for datum in rollout] for rollout in rollouts)
     return [[next(credited_rollouts) for _ in group] for group in groups]
 

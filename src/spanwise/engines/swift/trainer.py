@@ -62,9 +62,8 @@ class SwiftSpanTrainer(GRPOTrainer):
         group_size = self.num_generations if is_training else self.num_generations_eval
         first_row = self.accelerator.process_index * len(completion_ids)
         group_n = (first_row + torch.arange(len(completion_ids))) // group_size
-        reward_columns = self._columns(ordered_samples)
-        logp_nt = pad_sequence(logp_rows, batch_first=True)
-        batch = Batch.jagged(completion_ids, group_n, sampled=sampled_masks, columns=reward_columns, logp_nt=logp_nt)
+        tables = {"columns": self._columns(ordered_samples), "logp_nt": pad_sequence(logp_rows, batch_first=True)}
+        batch = Batch.jagged(completion_ids, group_n, sampled=sampled_masks, **tables)
         scored_batch = self.recipe_run.step.read(batch)
         mask_nt = batch.mask_nt
         assert mask_nt is not None
@@ -90,8 +89,7 @@ class SwiftSpanTrainer(GRPOTrainer):
         reward_nf = torch.stack(list(get_even_process_data(self, self._rewards_per_func)))
         weighted_sum_n = (reward_nf * self.reward_weights).nansum(dim=1)
         total_reward_n = weighted_sum_n.masked_fill(reward_nf.isnan().all(dim=1), torch.nan)
-        row_dicts = [{**sample.extra, **(sample.rollout_infos or {})} for sample in samples]
-        reward_columns = columns_of(row_dicts, flat=False)
+        reward_columns = columns_of([{**sample.extra, **(sample.rollout_infos or {})} for sample in samples], flat=False)
         reward_columns |= {"prompts": [_prompt(sample) for sample in samples], "environment": total_reward_n.tolist()}
         return reward_columns | {name: reward_nf[:, f].tolist() for f, name in enumerate(self.reward_func_names)}
 

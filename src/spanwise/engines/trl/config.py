@@ -235,19 +235,17 @@ def check_use(
         and policy_waits,
     }
     refuse(setting_faults)
-    if args.remove_unused_columns:
-        warning_sentence = (
-            "remove_unused_columns=True removes every column of the dataset but the prompt, so rewards can read no other. Set it "
-            "to False if a reward reads one, such as the gold answer."
-        )
-        warnings.warn(warning_sentence, UserWarning, stacklevel=3)
-    for name, default in (("scale_rewards", "group"), ("multi_objective_aggregation", "sum_then_normalize")):
-        if getattr(args, name) != default:
-            warning_sentence = (
-                f"{name}={getattr(args, name)!r} changes nothing: the option shapes TRL's own advantage of a completion, but "
-                "spanwise takes advantages from the objectives (their baseline, scale and weight)."
-            )
-            warnings.warn(warning_sentence, UserWarning, stacklevel=3)
+    sentences = {
+        "remove_unused_columns=True removes every column of the dataset but the prompt, so rewards can read no other. Set it to "
+        "False if a reward reads one, such as the gold answer.": args.remove_unused_columns,
+        **{
+            f"{name}={getattr(args, name)!r} changes nothing: the option shapes TRL's own advantage of a completion, but spanwise "
+            "takes advantages from the objectives (their baseline, scale and weight).": getattr(args, name) != default
+            for name, default in (("scale_rewards", "group"), ("multi_objective_aggregation", "sum_then_normalize"))
+        },
+    }
+    for sentence in (sentence for sentence, applies in sentences.items() if applies):
+        warnings.warn(sentence, UserWarning, stacklevel=3)
 
 
 def check_datasets(
@@ -256,9 +254,8 @@ def check_datasets(
     """Refuse unusable datasets, and a training set that is too small."""
     if train is None and options.get("environment_factory") is None:
         raise DataError("train_dataset is missing: pass a dataset with the column 'prompt' and the columns of the rewards.")
-    _check_dataset("train_dataset", train, objectives, options)
-    for argument_name, dataset in _evaluation_datasets(evaluation).items():
-        _check_dataset(argument_name, dataset, objectives, options, prefix=f"{argument_name}: ", kind="evaluation")
+    for argument_name, dataset in {"train_dataset": train, **_evaluation_datasets(evaluation)}.items():
+        _check_dataset(argument_name, dataset, objectives, options)
     if isinstance(train, Dataset) and len(train) < needed:
         raise DataError(
             f"The training dataset has {len(train)} prompts and one generation batch takes {needed}, so TRL would not make a "
@@ -267,17 +264,10 @@ def check_datasets(
         )
 
 
-def _check_dataset(
-    argument: str,
-    dataset: Any,
-    objectives: Sequence[Objective],
-    options: Mapping[str, Any],
-    *,
-    prefix: str = "",
-    kind: str = "training",
-) -> None:
+def _check_dataset(argument: str, dataset: Any, objectives: Sequence[Objective], options: Mapping[str, Any]) -> None:
     """Refuse a dataset of a wrong type or without needed columns. Environments may add prompts, rollout functions other columns."""
     has_environment, has_rollout_function = (options.get(name) for name in ("environment_factory", "rollout_func"))
+    prefix, kind = ("", "training") if argument == "train_dataset" else (f"{argument}: ", "evaluation")
     split_names = list(dataset) if isinstance(dataset, Mapping) else []
     known_columns = None if split_names else getattr(dataset, "column_names", None)
     column_names = known_columns or ["none"]
@@ -286,8 +276,8 @@ def _check_dataset(
         f"{argument} holds the splits {', '.join(split_names)}; pass one of them: "
         f"{argument}=data[{next(iter(split_names), '')!r}].": split_names,
         f"{argument} is a {type_name}; make a dataset: datasets.Dataset.from_list(rows).": isinstance(dataset, list | tuple),
-        f"{argument} is a {type_name}; pass a datasets.Dataset or IterableDataset.": (
-            dataset is not None and not isinstance(dataset, Dataset | IterableDataset)
+        f"{argument} is a {type_name}; pass a datasets.Dataset or IterableDataset.": not isinstance(
+            dataset, Dataset | IterableDataset | None
         ),
         f"{prefix}The {kind} dataset has no column 'prompt' with the text or messages to complete; its columns are "
         f"{', '.join(column_names)}. Rename one: dataset.rename_column({column_names[0]!r}, 'prompt').": known_columns
@@ -334,9 +324,8 @@ def check_prefilled(prompt: str, layout: Layout) -> None:
         segmenter = SEGMENTERS.find(part.segmenter)
         opening_tags = [] if segmenter.opens is None else segmenter.opens(part.mark)
         opening_tags_by_mark[part.mark] = [tag.strip() for tag in opening_tags if tag.strip()]
-    marks_and_tags = [(mark, tag) for mark, tags in opening_tags_by_mark.items() for tag in tags]
-    opened_marks_and_tags = [(mark, tag) for mark, tag in marks_and_tags if bare_prompt.endswith(tag)]
-    opened_mark, opened_tag = opened_marks_and_tags[0] if opened_marks_and_tags else ("", "")
+    marks_and_tags = ((mark, tag) for mark, tags in opening_tags_by_mark.items() for tag in tags)
+    opened_mark, opened_tag = next((pair for pair in marks_and_tags if bare_prompt.endswith(pair[1])), ("", ""))
     prefilled_tags = opening_tags_by_mark.get(prefill_mark, [])
     prompt_faults = {
         f"The prompt ends with {opened_tag}, so no completion will write that {_noun(opened_mark, opened_tag)} itself. Say "

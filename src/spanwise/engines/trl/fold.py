@@ -218,8 +218,7 @@ class LengthGuard(TrainerCallback):
 
 def check_gradient(model: Any, *, scaled: bool, step: int) -> None:
     """Raise an error if the gradient is not finite, unless a float16 scaler skips such steps. Call it before clipping."""
-    weight_by_name = dict(model.named_parameters())
-    gradients = {name: weight.grad for name, weight in weight_by_name.items() if weight.grad is not None}
+    gradients = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
     if not gradients or scaled:
         return
     gradient_norm = torch.nn.utils.get_total_norm(list(gradients.values()))

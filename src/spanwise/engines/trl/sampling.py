@@ -30,8 +30,8 @@ def check_sampling(args: Any, scheme: Scheme, *, dataset: Any, options: Mapping[
     check_known("dynamic_sampling", sampling_criterion, (CREDIT, *scheme.names))
     late_field_names = sorted({"logp_nt", "value_nt"} & scheme.needs) if sampling_criterion == CREDIT else []
     column_names = getattr(dataset, "column_names", None) or []
-    advice = "Leave dynamic_sampling out."
-    round_count = args.dynamic_sampling_rounds
+    advice, round_count = "Leave dynamic_sampling out.", args.dynamic_sampling_rounds
+    completions_per_process = args.generation_batch_size // args.world_size
     has_environment = options.get("environment_factory") is not None
     refuse(
         {
@@ -48,9 +48,9 @@ def check_sampling(args: Any, scheme: Scheme, *, dataset: Any, options: Mapping[
             f"dynamic_sampling cannot replace prompts that have an environment. {advice}": has_environment,
             f"dynamic_sampling cannot replace prompts with images. {advice}": {"image", "images"} & {*column_names},
             f"dynamic_sampling_rounds is {round_count}; set it to 1 or more.": round_count < 1,
-            f"dynamic_sampling needs whole groups in each process, but {args.generation_batch_size // args.world_size} completions "
-            f"per process do not make whole groups of {args.num_generations}. Change per_device_train_batch_size or "
-            "steps_per_generation.": (args.generation_batch_size // args.world_size % args.num_generations),
+            f"dynamic_sampling needs whole groups in each process, but {completions_per_process} completions per process do not "
+            f"make whole groups of {args.num_generations}. Change per_device_train_batch_size or "
+            "steps_per_generation.": completions_per_process % args.num_generations,
         }
     )
 
@@ -60,10 +60,8 @@ class DynamicSampling:
 
     def __init__(self, trainer: Any, criterion: str, rounds: int) -> None:
         self.trainer, self.criterion, self.rounds = trainer, criterion, rounds
-        # metrics of the last batch
-        self.metrics: dict[str, float] = {}
-        # the completion ids of the last batch, if its rewards are known already
-        self.scored: Any = None
+        self.metrics: dict[str, float] = {}  # those of the last batch
+        self.scored: Any = None  # the completion ids of the last batch, if its rewards are known already
 
     def fill(self, outputs: tuple[Any, ...], prompts: list[Any], rows: list[dict[str, Any]]) -> tuple[Any, ...]:
         """Replace the groups of a generated batch that teach nothing. This changes `prompts` and `rows` in place."""
@@ -88,8 +86,7 @@ class DynamicSampling:
             sampled_group_count += group_count_to_sample
             is_useful_g = self._useful(candidate_outputs, candidate_prompts, candidate_rows)
             for group in is_useful_g.nonzero()[:, 0].tolist()[: len(useless_groups)]:
-                old_rows = group_rows[useless_groups.pop(0)]
-                new_rows = group_rows[group]
+                old_rows, new_rows = group_rows[useless_groups.pop(0)], group_rows[group]
                 output_pairs = zip(outputs, candidate_outputs, strict=True)
                 outputs = tuple(_replaced(old, new, old_rows, new_rows) for old, new in output_pairs)
                 for old_row, new_row in zip(old_rows, new_rows, strict=True):
@@ -111,14 +108,12 @@ class DynamicSampling:
         scheme = self.trainer.scheme
         group_size = self.trainer.num_generations
         if self.criterion != CREDIT:
-            objective_index = scheme.names.index(self.criterion)
-            reward_gn = scored_rows.worth_nm(scheme)[:, objective_index].view(-1, group_size)
+            reward_gn = scored_rows.worth_nm(scheme)[:, scheme.names.index(self.criterion)].view(-1, group_size)
             is_nan_gn = reward_gn.isnan()
             return reward_gn.masked_fill(is_nan_gn, -torch.inf).amax(1) > reward_gn.masked_fill(is_nan_gn, torch.inf).amin(1)
         is_useful_n = self.trainer.step.useful(scored_rows)
         if scored_rows.turns is not None:  # rows are turns here, but groups consist of completions
-            useful_completions = scored_rows.turns.row_s[is_useful_n]
-            is_useful_n = torch.isin(torch.arange(scored_rows.completions), useful_completions)
+            is_useful_n = torch.isin(torch.arange(scored_rows.completions), scored_rows.turns.row_s[is_useful_n])
         return is_useful_n.view(-1, group_size).any(dim=1)
 
     def _fresh_rows(self) -> Any:
@@ -129,10 +124,9 @@ class DynamicSampling:
         micro_batch = trainer.state.global_step * accumulation + trainer._step % accumulation
         seed = trainer.args.seed * 1_000_003 + micro_batch  # a resumed run draws the same rows
         random_generator = torch.Generator().manual_seed(seed)
-        rank = trainer.accelerator.process_index
-        rank_count = trainer.accelerator.num_processes
+        rows_of_rank = slice(trainer.accelerator.process_index, None, trainer.accelerator.num_processes)
         while True:
-            for index in torch.randperm(len(dataset), generator=random_generator).tolist()[rank::rank_count] or [0]:
+            for index in torch.randperm(len(dataset), generator=random_generator).tolist()[rows_of_rank] or [0]:
                 yield dataset[index]
 
 

@@ -6,8 +6,8 @@ import copy
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -149,9 +149,9 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._logps: Tensor | None = None
         self._loss_inputs: dict[str, Any] = {}  # the inputs of the loss while TRL computes it
         # TRL always gets the importance-sampling level "token", because it averages advantages at "sequence".
+        # An error restores the level, too, because the user may use `args` again.
         self._ratio_level = args.importance_sampling_level
-        args.importance_sampling_level = "token"
-        try:
+        with _changed(args, importance_sampling_level="token"):
             super().__init__(
                 model=model,
                 reward_funcs=[self._reward_function(name) for name in scheme.names],
@@ -161,8 +161,6 @@ class SpanGRPOTrainer(GRPOTrainer):
                 processing_class=processing_class,
                 **options,
             )
-        finally:  # restored even after an error, because the user may use `args` again
-            args.importance_sampling_level = self._ratio_level
         self._environment_rewards = taken_from(self, scheme.objectives)
         if not any(options.get(name) for name in ("rollout_func", "environment_factory")):
             has_template = bool(getattr(self.processing_class, "chat_template", None))
@@ -196,8 +194,7 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
         """Train, or resume a checkpoint (True: the newest). Complete the run folder even after an error."""
-        settings_to_compare = self._lasting if self.settings is None else None
-        checkpoint = whole_checkpoint(self.args, resume_from_checkpoint, settings_to_compare)
+        checkpoint = whole_checkpoint(self.args, resume_from_checkpoint, self._lasting if self.settings is None else None)
         run_writer = self.keeping if self.accelerator.is_main_process else None
         try:
             with nullcontext() if run_writer is None else run_writer.record.running():
@@ -222,12 +219,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         if self.args.should_save:
             (checkpoint / MANIFEST).unlink(missing_ok=True)
         self.accelerator.wait_for_everyone()
-        limit = self.args.save_total_limit
-        self.args.save_total_limit = None
-        try:
+        with _changed(self.args, save_total_limit=None):
             super()._save_checkpoint(model, trial)
-        finally:
-            self.args.save_total_limit = limit
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             # TRL saved the arguments without the user's save_total_limit, so save them again.
@@ -240,16 +233,12 @@ class SpanGRPOTrainer(GRPOTrainer):
                 estimator=method_entry.estimator.state_dict() if method_entry.stateful else None,
                 settings=self._lasting if self.settings is None else self.settings,
             )
-            best_checkpoint = self.state.best_model_checkpoint
+            limit, best_checkpoint = self.args.save_total_limit, self.state.best_model_checkpoint
             rotate_checkpoints(str(folder), save_total_limit=limit, best_model_checkpoint=best_checkpoint, use_mtime=True)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        user_args = self.args
-        self.args = self._written_args()
-        try:
+        with _changed(self, args=self._written_args()):
             super()._save(output_dir, state_dict)
-        finally:
-            self.args = user_args
 
     def _written_args(self) -> Any:
         """Copy the training arguments without secrets."""
@@ -368,8 +357,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         all_rows = scored_batch.everyone
         step_number = self.state.global_step
         if "logp_nt" in self.scheme.needs:
-            logp_nt = self._sampled_logps(sequences(output, batch), output)
-            batch = replace(batch, logp_nt=logp_nt)
+            batch = replace(batch, logp_nt=self._sampled_logps(sequences(output, batch), output))
             scored_batch = replace(scored_batch, batch=batch)
         for part in self.parts.values():
             scored_batch, metrics = part.fill(scored_batch, output)
@@ -397,8 +385,7 @@ class SpanGRPOTrainer(GRPOTrainer):
             self._trained_rollouts = self.last_rollouts
             self.last_metrics = {**metrics, **reward_means(all_rows.worth_nm(self.scheme), self.scheme.names)}
         completion_credit, present_nk = step_result.by_completion()
-        table_warning = log_credit(getattr(self, "_logs", {}), completion_credit, present_nk, self.scheme)
-        warning_by_kind = {"table": table_warning}
+        warning_by_kind = {"table": log_credit(getattr(self, "_logs", {}), completion_credit, present_nk, self.scheme)}
         if int(output["num_items_in_batch"]) == 0:
             warning_by_kind["cut off"] = (
                 f"Step {step_number}: all {all_rows.completions} completions were cut off at max_completion_length="
@@ -419,25 +406,24 @@ class SpanGRPOTrainer(GRPOTrainer):
     def sample_rollouts(self, prompts: Sequence[Mapping[str, Any]]) -> Rollouts:
         """Sample and credit a group of completions per row, without effect on training. One process only."""
         was_training = self.model.training
-        old_rollouts = self.last_rollouts
-        old_step = self.step
-        old_logs = self._logs
-        old_done = self._done
         # A `Step` gives each warning only once, so these samples use another `Step` than the training.
-        self.step, self._logs, self._done = Step(self.scheme, old_step.vocabulary), copy.deepcopy(old_logs), {*old_done}
+        other_step = Step(self.scheme, self.step.vocabulary)
+        own_state = {"step": other_step, "_logs": copy.deepcopy(self._logs), "_done": {*self._done}}
         self.model.eval()
         try:
-            with torch.random.fork_rng(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with (
+                _changed(self, last_rollouts=None, **own_state),
+                torch.random.fork_rng(),
+                warnings.catch_warnings(action="ignore"),
+            ):
                 torch.manual_seed(0)
                 self._generate_and_score_completions(
                     [dict(row) for row in prompts for _ in range(self.num_generations_eval)]
                 )
-            assert self.last_rollouts is not None, "completions were sampled"
-            return self.last_rollouts
+                assert self.last_rollouts is not None, "completions were sampled"
+                return self.last_rollouts
         finally:
             self.model.train(was_training)
-            self.last_rollouts, self.step, self._logs, self._done = old_rollouts, old_step, old_logs, old_done
             self._metrics["eval"].clear()
 
     @torch.no_grad()
@@ -445,11 +431,9 @@ class SpanGRPOTrainer(GRPOTrainer):
         """Compute the tokens' log-probabilities under the policy that sampled them."""
         sampled_logp_nt = output.get("old_per_token_logps")
         if sampled_logp_nt is None:
-            compute_logps = self._get_per_token_logps_and_entropies
-            batch_size = self.args.per_device_train_batch_size
+            pass_inputs = (rows.ids_nl, rows.attention_nl, rows.width, self.args.per_device_train_batch_size)
             images = image_inputs(output, rows.ids_nl.shape[1])
-            logp_outputs = compute_logps(self.model, rows.ids_nl, rows.attention_nl, rows.width, batch_size, **images)
-            sampled_logp_nt = logp_outputs[0]
+            sampled_logp_nt = self._get_per_token_logps_and_entropies(self.model, *pass_inputs, **images)[0]
             self._logps = None
         return sampled_logp_nt[:, : rows.width].float().cpu()
 
@@ -478,27 +462,20 @@ class SpanGRPOTrainer(GRPOTrainer):
             processes=self.accelerator.num_processes,
             steps_per_generation=self.args.steps_per_generation if is_training else 1,
         )
-        dppo_type = self.loss_type if self.loss_type in fold.DPPO else None
-        advantages_bt = inputs["advantages"] * factor_b1
-        if dppo_type is not None:
-            advantages_bt = torch.zeros_like(inputs["advantages"])
+        is_dppo = self.loss_type in fold.DPPO
+        advantages_bt = torch.zeros_like(inputs["advantages"]) if is_dppo else inputs["advantages"] * factor_b1
         is_canary_due = self._canary_due and is_training and torch.is_grad_enabled()
         advantages_bt.requires_grad_(is_canary_due)
         accumulation_steps = self.current_gradient_accumulation_steps if is_training else 1
-        self._logps = None
-        kl_weight = self.beta
-        self.beta = 0.0  # keeps TRL from adding its KL; `kl_term` is added below
-        self.loss_type = "sapo" if dppo_type else self.loss_type  # advantages of 0 make TRL's loss 0
         loss_inputs = {**inputs, "advantages": advantages_bt}
-        self._loss_inputs = loss_inputs
-        try:
+        trl_options = {
+            "beta": 0.0,  # keeps TRL from adding its KL; `kl_term` is added below
+            "loss_type": "sapo" if is_dppo else self.loss_type,  # advantages of 0 make TRL's loss 0
+        }
+        with _changed(self, _logps=None, _loss_inputs=loss_inputs, **trl_options):
             total_loss = super().compute_loss(model, loss_inputs, return_outputs, num_items_in_batch)
-        finally:
-            self.beta, self._loss_inputs = kl_weight, {}
             logps_bt = self._logps
-            self._logps = None
-            self.loss_type = dppo_type or self.loss_type
-        if dppo_type is not None and logps_bt is not None:
+        if is_dppo and logps_bt is not None:
             dppo_loss_value, dropped_share = fold.dppo_term(logps_bt, inputs, mask_bt, self.args)
             token_count = mask_bt.sum()
             local_sums = torch.stack([dropped_share * token_count, token_count, dppo_loss_value.detach()])
@@ -521,7 +498,7 @@ class SpanGRPOTrainer(GRPOTrainer):
                 height_bt=fold.surrogate_slope(logps_bt.detach(), loss_inputs, self.args),
             )
             self._canary_due = False
-        if kl_weight != 0.0 and logps_bt is not None:
+        if self.beta != 0.0 and logps_bt is not None:
             old_logp_bt = None
             if self.args.use_bias_correction_kl:
                 old_logp_bt = inputs.get("old_per_token_logps", logps_bt.detach())
@@ -529,7 +506,7 @@ class SpanGRPOTrainer(GRPOTrainer):
             kl_and_token_sums = torch.stack([kl_bt.detach().sum(), mask_bt.sum().to(kl_bt.dtype)])
             gathered_totals: Any = self.accelerator.reduce(kl_and_token_sums, reduction="sum")
             self._note({"kl": float(gathered_totals[0] / gathered_totals[1].clamp(min=1))})
-            total_loss = total_loss + kl_weight * fold.kl_term(kl_bt, mask_bt) / accumulation_steps
+            total_loss = total_loss + self.beta * fold.kl_term(kl_bt, mask_bt) / accumulation_steps
         for part in self.parts.values():
             mode_loss, mode_metrics = part.loss(inputs)
             total_loss = total_loss + mode_loss / accumulation_steps
@@ -571,6 +548,19 @@ class SpanGRPOTrainer(GRPOTrainer):
         for name in [name for name, values in metric_lists.items() if all(math.isnan(value) for value in values)]:
             del metric_lists[name]
         super().log(logs, start_time)
+
+
+@contextmanager
+def _changed(owner: Any, **values: Any) -> Iterator[None]:
+    """Give attributes of an object other values for a while, and the old ones back even after an error."""
+    old_values = {name: getattr(owner, name) for name in values}
+    for name, value in values.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name, value in old_values.items():
+            setattr(owner, name, value)
 
 
 def _checked(log_extra: Callable[[str, list[Any]], None], completion_count: int) -> Callable[[str, list[Any]], None]:

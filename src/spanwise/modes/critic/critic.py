@@ -52,8 +52,7 @@ class Critic:
     ) -> None:
         if config.offload and accelerator.device.type == "cpu":
             raise RecipeError("critic.offload is true, but on a CPU the critic is in main memory. Remove critic.offload.")
-        self.model, self.config, self.accelerator, self.seed = model, config, accelerator, seed
-        self.gamma = gamma
+        self.model, self.config, self.accelerator, self.gamma, self.seed = model, config, accelerator, gamma, seed
         self.micro_batch = config.micro_batch or micro_batch
         self.updates = self.batches = 0  # how many optimizer steps and generation batches the critic has had
         self.model.to("cpu" if config.offload else accelerator.device)
@@ -85,8 +84,7 @@ class Critic:
             self._move("cpu")
         batch = batch.changed(lambda tensor: tensor.cpu())
         value_nts = value_nts.cpu()
-        error_metrics = self._compare(batch, value_nts)
-        all_metrics = {**error_metrics, **fit_metrics, "seconds": time.perf_counter() - start_time}
+        all_metrics = {**self._compare(batch, value_nts), **fit_metrics, "seconds": time.perf_counter() - start_time}
         prefixed_metrics = {f"critic/{name}": number for name, number in all_metrics.items()}
         return Learned(value_nts[:, :-1], batch.bootstrap(value_nts), prefixed_metrics)
 
@@ -104,8 +102,7 @@ class Critic:
             mini_batches: Sequence[Tensor] = [torch.arange(row_count)]
             if self.config.mini_batches > 1:
                 random_generator = torch.Generator().manual_seed((self.seed * 1_000_003 + self.batches) * 1_000 + epoch)
-                shuffled_row_r = torch.randperm(row_count, generator=random_generator)
-                mini_batches = shuffled_row_r.tensor_split(self.config.mini_batches)
+                mini_batches = torch.randperm(row_count, generator=random_generator).tensor_split(self.config.mini_batches)
             step_metrics += [self._update(batch, mini_batch, value_nts, first=epoch == 0) for mini_batch in mini_batches]
         self.batches += 1
         return {name: sum(metrics[name] for metrics in step_metrics) / len(step_metrics) for name in step_metrics[0]}
@@ -172,8 +169,7 @@ class Critic:
         """Measure how far the critic's values are from their targets, over the rows of all processes."""
         target_nts, mask_nts = batch.targets(value_nts), batch.mask_nts.to(value_nts)
         stacked_ntsc = torch.stack([value_nts[:, :-1], target_nts, mask_nts], dim=-1).to(self.accelerator.device)
-        padded_ntsc = self.accelerator.pad_across_processes(stacked_ntsc, dim=1)
-        gathered_ntsc: Any = self.accelerator.gather(padded_ntsc)
+        gathered_ntsc: Any = self.accelerator.gather(self.accelerator.pad_across_processes(stacked_ntsc, dim=1))
         all_metrics = {}
         for name, stream_ntc in zip(self.model.names, gathered_ntsc.cpu().unbind(2), strict=True):
             value_nt, target_nt, mask_nt = stream_ntc.unbind(-1)
@@ -204,8 +200,7 @@ class Critic:
                 f"The checkpoint '{critic_folder.parent}' holds no critic with its optimizer ({critic_folder.name}/{STATE}), so "
                 "the run cannot resume from it. Resume from another checkpoint, or start a new run."
             )
-        saved_model = ValueModel.load(str(critic_folder), self.model.names, self.config)
-        self.model.load_state_dict(saved_model.state_dict())
+        self.model.load_state_dict(ValueModel.load(str(critic_folder), self.model.names, self.config).state_dict())
         device = next(self.model.parameters()).device
         saved_state = torch.load(critic_folder / STATE, map_location=device, weights_only=True)
         self.optimizer.load_state_dict(saved_state["optimizer"])
@@ -279,16 +274,13 @@ class CriticInTrl(TrlPart):
 
     def __init__(self, mode: CriticConfig, trainer: Any) -> None:
         super().__init__(mode, trainer)
-        value_names = trainer.scheme.value_names
-        tokenizer = trainer._text_tokenizer
-        training_args = trainer.args
+        scheme, tokenizer, args = trainer.scheme, trainer._text_tokenizer, trainer.args
         if mode.model is None:
-            model = ValueModel.of_policy(trainer.model, value_names, mode)
+            model = ValueModel.of_policy(trainer.model, scheme.value_names, mode)
         else:
-            model = ValueModel.load(mode.model, value_names, mode, tokenizer)
-        batch_size = training_args.per_device_train_batch_size
-        gamma = trainer.scheme.gamma
-        self.critic = Critic(model, mode, trainer.accelerator, micro_batch=batch_size, gamma=gamma, seed=training_args.seed)
+            model = ValueModel.load(mode.model, scheme.value_names, mode, tokenizer)
+        options = {"micro_batch": args.per_device_train_batch_size, "gamma": scheme.gamma, "seed": args.seed}
+        self.critic = Critic(model, mode, trainer.accelerator, **options)
         self._ends = getattr(trainer, "eos_token_ids", None) or [tokenizer.eos_token_id]
         self._ended: float | None = None
 
@@ -300,9 +292,7 @@ class CriticInTrl(TrlPart):
         is_training = bool(self.trainer.model.training)
         is_cut_off_n = cut_off(batch, self._ends)
         learn_result = self.critic.learn(sequences(output, batch), reward_streams, is_cut_off_n, fit=is_training)
-        metrics = dict(learn_result.metrics)
-        value_nts = learn_result.value_nts
-        end_time = time.perf_counter()
+        metrics, value_nts, end_time = dict(learn_result.metrics), learn_result.value_nts, time.perf_counter()
         if is_training:
             if self._ended is not None:
                 metrics["critic/share"] = (end_time - start_time) / (start_time - self._ended)

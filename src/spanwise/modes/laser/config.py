@@ -217,8 +217,7 @@ class Laser(Mode):
 
     def as_trained(self, places: Sequence[Path]) -> Laser:
         """Fill in the reference log-probability that a run measured, unless the recipe gives one."""
-        possible_files = (place / FILE for place in places)
-        reference_file = next((file for file in possible_files if file.is_file()), None)
+        reference_file = next((place / FILE for place in places if (place / FILE).is_file()), None)
         if reference_file is None:
             if self.reference is None:
                 raise DataError(
@@ -260,8 +259,7 @@ class Laser(Mode):
         objective = scheme.objectives[verdict_index]
         is_paid_k = torch.tensor([name in objective.pays for name in scheme.layout.names])
         is_paid_nk = reading.present_nk & is_paid_k.to(reading.length_nk.device)
-        mix_share_n, relative_score_n = self._compared(batch.score_n, batch.group_n)
-        mix_share_n1, relative_score_n1 = mix_share_n[:, None], relative_score_n[:, None]
+        mix_share_n1, relative_score_n1 = (x_n[:, None] for x_n in self._compared(batch.score_n, batch.group_n))
         # If there is a credit for each objective, change only that of the objective `verdict`.
         if scheme.entry.kind == "block" and credit.adv_nm is not None:
             verdict_adv_n1 = credit.adv_nm[:, verdict_index, None].double()

@@ -65,8 +65,7 @@ def end_logp(
     try:
         model.eval()
         for start in range(0, len(rows), batch_size):
-            row_chunk = rows[start : start + batch_size]
-            ids_nt, mask_nt = left_padded(row_chunk, pad, model.device)
+            ids_nt, mask_nt = left_padded(rows[start : start + batch_size], pad, model.device)
             forward_options = {"use_cache": False, "logits_to_keep": 1, **positions(inner_model, mask_nt)}
             last_logit_nv = model(input_ids=ids_nt, attention_mask=mask_nt, **forward_options).logits[:, -1].float()
             logps_of_chunks.append(temperature * (last_logit_nv / temperature).log_softmax(dim=-1)[:, token].cpu())
@@ -93,8 +92,7 @@ class ScoreReader:
         """Return the reserved token's log-probability after each completion. NaN for cut-off completions."""
         has_ended_n = ended(ids_nt, present_nt, self.ends)
         pad_id = int(self.tokenizer.pad_token_id)
-        ended_indices = has_ended_n.nonzero()[:, 0].tolist()
-        ended_rows = [[*prompts[n], *ids_nt[n][present_nt[n]].tolist()] for n in ended_indices]
+        ended_rows = [[*prompts[n], *ids_nt[n][present_nt[n]].tolist()] for n in has_ended_n.nonzero()[:, 0].tolist()]
         logp_n = torch.full((len(ids_nt),), torch.nan)
         logp_n[has_ended_n.cpu()] = end_logp(self.model, ended_rows, self.token, pad=pad_id, temperature=temperature)
         return logp_n

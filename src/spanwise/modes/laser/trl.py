@@ -31,13 +31,11 @@ class SelfRewarding(TrlPart):
         super().__init__(laser, trainer)
         self.temperature, self.tokenizer = trainer.temperature, trainer._text_tokenizer
         self.ends = list(getattr(trainer, "eos_token_ids", None) or [self.tokenizer.eos_token_id])
-        policy_model = trainer.accelerator.unwrap_model(trainer.model)
-        vocabulary_size = policy_model.get_input_embeddings().weight.shape[0]
+        vocabulary_size = trainer.accelerator.unwrap_model(trainer.model).get_input_embeddings().weight.shape[0]
         self.token = reserved_id(laser, self.tokenizer, size=vocabulary_size, ends=self.ends)
         self.measured: dict[str, Any] | None = None  # the content of `laser.json`; None before the first batch
-        # The reserved token's log-probabilities in the first and last forward pass after `generate`.
+        # The reserved token's log-probabilities: in the first and last forward pass after `generate`, in each call of `generate`.
         self.passes: list[Tensor] = []
-        # The reserved token's log-probabilities in each call of `generate`.
         self.heard: list[Tensor] = []
         self._written = False
         self._score_n: Tensor | None = None
@@ -206,8 +204,7 @@ class SelfRewarding(TrlPart):
         max_wanted_count = int(self.gather(wanted_n.sum()[None]).max())
         if "pixel_values" in output:
             return self._read_ends_with_images(output)
-        row_order_n = wanted_n.to(torch.uint8).argsort(descending=True, stable=True)
-        row_r = row_order_n[:max_wanted_count]
+        row_r = wanted_n.to(torch.uint8).argsort(descending=True, stable=True)[:max_wanted_count]
         chosen_rows = sequence_rows.take(row_r.to(sequence_rows.ids_nl.device))
         row_pairs = zip(chosen_rows.ids_nl, chosen_rows.attention_nl, strict=True)
         token_lists = [ids_l[attention_l.bool()].tolist() for ids_l, attention_l in row_pairs]
