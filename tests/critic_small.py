@@ -77,13 +77,9 @@ def question(completions=64, seed=0, width=6, names=("return",)):
     )
 
 
-def nowhere(rows):
-    """No completion was cut off."""
-    return torch.zeros(len(rows.ids_nl), dtype=torch.bool)
-
-
 def learn(fitted, rows, streams, *, fit=True, truncated=None):
-    return fitted.learn(rows, streams, nowhere(rows) if truncated is None else truncated, fit=fit)
+    whole = torch.zeros(len(rows.ids_nl), dtype=torch.bool)  # no completion was cut off
+    return fitted.learn(rows, streams, whole if truncated is None else truncated, fit=fit)
 
 
 def head(fitted):
@@ -94,6 +90,14 @@ def head(fitted):
 
 def state(model):
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def optimizer_state(optimizer):
+    """Every number an optimizer holds, by parameter and name."""
+    saved = optimizer.state_dict()
+    numbers = {f"{key}.{name}": value for key, values in saved["state"].items() for name, value in values.items()}
+    numbers |= {f"rate {i}": group["lr"] for i, group in enumerate(saved["param_groups"])}
+    return {name: torch.as_tensor(value).clone() for name, value in numbers.items()}
 
 
 def equal(left, right):

@@ -1,7 +1,5 @@
 """The real trainer with a critic: scripted completions, two blocks with a reward each, tool output in between."""
 
-import torch
-
 from spanwise.modes.critic.config import CriticConfig
 from spanwise.objective import Objective
 from trl_small import LAYOUT, SAID_WITH_TOOLS, trainer
@@ -24,14 +22,6 @@ def with_critic(folder, critic=None, *, method="gae", objectives=PAIR, credit=No
 
 def fast(**options):
     return CriticConfig(**{"learning_rate": 1e-2, **options})
-
-
-def optimizer_state(optimizer):
-    """Every number an optimizer holds, by parameter and name."""
-    saved = optimizer.state_dict()
-    numbers = {f"{key}.{name}": value for key, values in saved["state"].items() for name, value in values.items()}
-    numbers |= {f"rate {i}": group["lr"] for i, group in enumerate(saved["param_groups"])}
-    return {name: torch.as_tensor(value).clone() for name, value in numbers.items()}
 
 
 def critic_lines(run):

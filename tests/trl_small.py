@@ -5,7 +5,6 @@ Completions are scripted (TRL's `rollout_func`), so every token's block is known
 
 import math
 import os
-import statistics
 import warnings
 from dataclasses import dataclass, replace
 
@@ -179,10 +178,9 @@ def second_step(folder, rate, *, extra=None, scripts=SAID, dtype=torch.float64, 
     run = trainer(folder, scripts=scripts, extra={"callbacks": [seen], **(extra or {})}, **options)
     run.train()
     first, second = seen.weights
-    moved = policy(dtype=dtype)
+    before, moved = policy(dtype=dtype), policy(dtype=dtype)
     moved.load_state_dict(first, strict=False)
-    with torch.no_grad():
-        old = log_probs(policy(dtype=dtype), scripts, questions(scripts))
+    old = [row.detach() for row in log_probs(before, scripts)]
     return run, {name: (first[name] - second[name]) / rate for name in first}, moved, old
 
 
@@ -197,25 +195,20 @@ def weights(model):
     return {name: value.detach().clone() for name, value in model.named_parameters() if value.requires_grad}
 
 
-def rows_of(scripts, size):
-    """The completions as `conformance` has them, group by group."""
-    return [{**vars(script), "group": i // size} for i, script in enumerate(scripts)]
-
-
-def token_advantages(scripts, size=GROUP):
+def token_advantages(scripts):
     """Per completion and token: the credit of its block over the block's tokens, and that of stopping on the last one."""
-    return conformance.blocks_advantages(rows_of(scripts, size))
+    return conformance.blocks_advantages([{**vars(script), "group": i // GROUP} for i, script in enumerate(scripts)])
 
 
-def credit(scripts, size=GROUP):
+def credit(scripts):
     """Per completion: the credit of the solution, of the confidence, and of stopping. Loops over the definitions."""
-    return conformance.blocks_credit(rows_of(scripts, size))
+    return conformance.blocks_credit([{**vars(script), "group": i // GROUP} for i, script in enumerate(scripts)])
 
 
-def log_probs(model, scripts, asked):
+def log_probs(model, scripts):
     """(log-probabilities of the completion's tokens) for each completion on its own, without padding."""
     ids_of = lambda pieces: [PIECES.index(piece) for piece in pieces]  # noqa: E731
-    pairs = zip(scripts, asked, strict=True)
+    pairs = zip(scripts, questions(scripts), strict=True)
     return [completion_logps(model, ids_of(question), ids_of(script.pieces)) for script, question in pairs]
 
 
@@ -243,32 +236,31 @@ def surrogate(ratio, advantage, log_prob, loss_type, clip=0.2):
     return (ratio.detach().clamp(1 - clip, 1 + clip) if beyond else ratio) * advantage
 
 
-def questions(scripts, size=GROUP):
-    return [prompts()[i // size]["prompt"] for i in range(len(scripts))]
+def questions(scripts):
+    return [prompts()[i // GROUP]["prompt"] for i in range(len(scripts))]
 
 
-def paper_loss(model, scripts, *, loss_type="dr_grpo", old=None, clip=0.2, size=GROUP, unlearned=(), level="token"):
+def paper_loss(model, scripts, *, loss_type="dr_grpo", old=None, clip=0.2, unlearned=(), level="token"):
     """-(1/N) sum_i sum_k (1/|T_k|) sum_{t in T_k} surrogate(rho_t, A_k), plus the decision to stop as a block of one token.
 
     `unlearned` completions count in every baseline and none of their tokens is trained. `level`: the tokens with one ratio.
     """
-    rows, total = log_probs(model, scripts, questions(scripts, size)), 0.0
-    for i, (script, advantages) in enumerate(zip(scripts, token_advantages(scripts, size), strict=True)):
+    total = 0.0
+    rows, advantages = log_probs(model, scripts), token_advantages(scripts)
+    for i, (script, row) in enumerate(zip(scripts, rows, strict=True)):
         trainable = [t for t, block in enumerate(script.blocks) if block >= 0 and i not in unlearned]
+        log_ratio = (row - (row if old is None else old[i])).detach()
         for t in trainable:
-            block, advantage = script.blocks[t], advantages[t]
-            before = rows[i][t].detach() if old is None else old[i][t]
-            ratio = (rows[i][t] - before).exp()
-            if level != "token" and old is not None:
-                alike = [s for s in trainable if level == "sequence" or script.blocks[s] == block]
-                shared = math.exp(statistics.mean(float(rows[i][s].detach() - old[i][s]) for s in alike))
-                ratio = shared * (rows[i][t] - rows[i][t].detach()).exp()
+            advantage, ratio = advantages[i][t], (row[t] - row[t].detach() + log_ratio[t]).exp()
+            if level != "token":
+                alike = [s for s in trainable if level == "sequence" or script.blocks[s] == script.blocks[t]]
+                ratio = (row[t] - row[t].detach() + log_ratio[alike].mean()).exp()
             if loss_type == "vespo":
-                w = math.exp(sum(0.0 if old is None else float(rows[i][s].detach() - old[i][s]) for s in trainable))
+                w = math.exp(log_ratio[trainable].sum())
                 k, lam = (2.0, 3.0) if advantage >= 0 else (3.0, 2.0)
-                total = total + w**k * math.exp(lam - lam * w) * advantage * rows[i][t]
-                continue
-            total = total + surrogate(ratio, advantage, rows[i][t], loss_type, clip)
+                total = total + w**k * math.exp(lam - lam * w) * advantage * row[t]
+            else:
+                total = total + surrogate(ratio, advantage, row[t], loss_type, clip)
     return -total / len(scripts)
 
 
@@ -289,14 +281,14 @@ def kl_gradient(model, scripts=SAID, *, beta, reference=None, old=None, correcte
 
     `corrected`: each token times policy / old policy, which on-policy is 1 and has a gradient. `cut`: a token's largest divergence.
     """
-    asked, total = questions(scripts), 0.0
+    total = 0.0
     reference = policy(seed=1, dtype=model.dtype) if reference is None else reference
-    others = [row.detach() for row in log_probs(reference, scripts, asked)]
-    for i, (script, row) in enumerate(zip(scripts, log_probs(model, scripts, asked), strict=True)):
+    rows = zip(scripts, log_probs(model, scripts), log_probs(reference, scripts), strict=True)
+    for i, (script, row, other) in enumerate(rows):
         before = row.detach() if old is None else old[i]
         trained = [t for t, block in enumerate(script.blocks) if block >= 0]
         for t in trained:
-            r = (others[i][t] - row[t]).exp()
+            r = (other[t].detach() - row[t]).exp()
             ratio = (row[t] - before[t]).exp() if corrected else 1.0
             total = total + (ratio * (r - r.log() - 1)).clamp(max=cut) / len(trained) / len(scripts)
     return gradient_of(model, beta * total)

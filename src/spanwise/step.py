@@ -103,8 +103,7 @@ class ReadBatch:
             if objective.scope == "turn":
                 has_reward_s = ~reward_sm[:, m].isnan()
                 completion_s = turn_steps.trajectory_s[has_reward_s]
-                zero_n = torch.zeros(self.completions, dtype=torch.float64)
-                reward_sum_n = zero_n.index_add(0, completion_s, reward_sm[has_reward_s, m].double())
+                reward_sum_n = completion_s.bincount(reward_sm[has_reward_s, m].double(), minlength=self.completions)
                 reward_nm[:, m] = reward_sum_n / completion_s.bincount(minlength=self.completions)  # 0 / 0 is NaN: no reward
         return reward_nm
 
@@ -219,10 +218,8 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
 
 def check_turn_rewards(scheme: Scheme, columns: Mapping[str, Any], turn_count_n: Sequence[int], *, advice: str) -> None:
     """Refuse a single reward of the environment for several turns of a completion if an objective pays each turn."""
-    environment_objectives = [
-        o for o in scheme.objectives if o.reward == "environment" and (o.scope or scheme.default_scope) == "turn"
-    ]
-    for name in {o.options.get("column", "environment") for o in environment_objectives} & columns.keys():
+    per_turn = [o for o in scheme.objectives if o.reward == "environment" and (o.scope or scheme.default_scope) == "turn"]
+    for name in {objective.options.get("column", "environment") for objective in per_turn} & columns.keys():
         for n, count in enumerate(turn_count_n):
             if count > 1 and columns[name][n] is not None:
                 raise DataError(

@@ -16,7 +16,6 @@ from spanwise.losses import critic_error
 from spanwise.modes.critic.config import CriticConfig
 from spanwise.modes.critic.critic import Critic, Sequences, ValueModel
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
 TWO = ("correct", "brier")
 
 
@@ -41,8 +40,7 @@ def test_a_critic_learns_what_can_be_known(options, precision):
     small.accelerator()  # other tests of this process compute in float32
     rows, streams = small.question(seed=39)
     assert {result.value_nts.dtype, *(value.dtype for value in critic.model.parameters())} == {torch.float32}
-    assert result.metrics["critic/explained_variance"] > best(rows, streams) - 0.12
-    assert result.metrics["critic/explained_variance"] < best(rows, streams) + 0.02
+    assert -0.12 < result.metrics["critic/explained_variance"] - best(rows, streams) < 0.02
     value = result.value_nts[..., 0]
     assert abs(float(value[:, 0].mean()) - 0.5) < 0.15  # before the first token nothing is known
     after = value[:, 2:4]  # the tokens behind the tool's, which all completions have
@@ -246,14 +244,12 @@ def test_a_diverged_critic_is_stopped_before_its_weights_change(options, number)
     critic = small.critic(CriticConfig(learning_rate=1e-3, **options))
     small.learn(critic, *small.question())
     small.head(critic)[0].data[0, 0] = number
-    weights, moments = small.state(critic.model), critic.optimizer.state_dict()["state"]
-    moments = {key: {name: x.clone() for name, x in value.items()} for key, value in moments.items()}
+    weights, moments = small.state(critic.model), small.optimizer_state(critic.optimizer)
     rates = critic.schedule.state_dict()
     with pytest.raises(DivergedError, match=r"critic\.learning_rate \(0\.001\)"):
         small.learn(critic, *small.question())
     assert small.equal(small.state(critic.model), weights)
-    after = critic.optimizer.state_dict()["state"]
-    assert all(torch.equal(after[key][name], x) for key, value in moments.items() for name, x in value.items())
+    assert small.equal(small.optimizer_state(critic.optimizer), moments)
     assert critic.schedule.state_dict() == rates
     assert all(value.grad is None for value in critic.model.parameters())
 
@@ -263,9 +259,7 @@ def test_the_completion_whose_values_are_lost_is_named(options):
     """One token's embedding is NaN, and one completion holds that token."""
     rows, streams = small.question()
     critic = small.critic(CriticConfig(learning_rate=1e-3, **options))
-    strange = 9
-    ids = rows.ids_nl.clone()
-    ids[ids == strange] = small.PAD + 2
+    ids, strange = rows.ids_nl.clone(), 9  # which no question has
     ids[17, int(rows.attention_nl[17].nonzero()[-1])] = strange
     critic.model.model.get_input_embeddings().weight.data[strange] = NAN
     for fit in (False, True):
@@ -305,5 +299,4 @@ def test_a_batch_in_which_nothing_trains_changes_nothing():
     result = small.learn(critic, rows, replace(streams, mask_snt=torch.zeros_like(streams.mask_snt)))
     assert result.metrics["critic/loss"] == 0
     assert math.isnan(result.metrics["critic/explained_variance"])
-    difference = max(float((small.state(critic.model)[name] - value).abs().max()) for name, value in before.items())
-    assert difference < 2e-2  # AdamW's momentum goes on
+    torch.testing.assert_close(small.state(critic.model), before, atol=2e-2, rtol=0)  # AdamW's momentum goes on

@@ -89,22 +89,18 @@ def spread_out(node):
 
 def grouped(rows):
     """The traces of each group, and each row's node."""
-    rollouts: dict = {}
-    for n, row in enumerate(rows):
-        rollouts.setdefault((row["group"], row.get("rollout", n)), []).append(n)
-    groups: dict = {}
-    nodes = {}
-    for (group, _), numbers in rollouts.items():
-        trace = trace_of([rows[n] for n in numbers])
-        groups.setdefault(group, []).append(trace)
-        nodes |= dict(zip(numbers, trace.nodes[1::2], strict=True))
+    groups, nodes = {}, []
+    for row in rows:
+        trace = trace_of([row])
+        groups.setdefault(row["group"], []).append(trace)
+        nodes.append(trace.nodes[1])
     return list(groups.values()), nodes
 
 
 def credited(folder, prime, name, rows):
     groups, nodes = grouped(rows)
     scored(folder, prime, conformance.RECIPES[name], groups)
-    return [spread_out(nodes[n]) for n in range(len(rows))]
+    return [spread_out(node) for node in nodes]
 
 
 # Leaving list elements out is free here; there is a group of one and a unanimous group.

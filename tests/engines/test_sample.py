@@ -9,6 +9,9 @@ from spanwise.engines.sample import continue_ids, end_ids, prompt_ids, sample
 from spanwise.tasks.embedded import build_model, build_tokenizer
 from tokenizers_small import last_token_model
 
+#: As good as greedy.
+COLD = 1e-4
+
 
 @pytest.fixture(scope="module")
 def tiny():
@@ -18,8 +21,7 @@ def tiny():
 
 def test_continuing_greedily_gives_the_rest(tiny):
     model, tokenizer = tiny
-    prompts = ["7+3*4____=", "2-5*4~9___="]
-    options = {"samples": 1, "temperature": 1e-4}
+    prompts, options = ["7+3*4____=", "2-5*4~9___="], {"samples": 1, "temperature": COLD}
     ids_nt, mask_nt = sample(model, tokenizer, prompts, max_new_tokens=12, **options)
     starts = prompt_ids(tokenizer, prompts)
     assert tokenizer.decode(starts[1]) == prompts[1]
@@ -33,14 +35,13 @@ def test_continuing_greedily_gives_the_rest(tiny):
 
 def test_continuations_stand_next_to_each_other_and_repeat(tiny):
     model, tokenizer = tiny
-    heads = [[5, 6, 7], [8, 9]]
-    options = {"samples": 3, "max_new_tokens": 4, "temperature": 9.0, "seed": 5, "batch_size": 3}
+    heads, options = [[5, 6, 7], [8, 9]], {"samples": 3, "max_new_tokens": 4, "temperature": 9.0, "batch_size": 3}
     state = torch.random.get_rng_state()
-    first, second = continue_ids(model, tokenizer, heads, **options), continue_ids(model, tokenizer, heads, **options)
-    assert first[0].shape == (6, 4)
-    assert torch.equal(first[0], second[0])
+    first, second, other = (continue_ids(model, tokenizer, heads, seed=seed, **options)[0] for seed in (5, 5, 6))
+    assert first.shape == (6, 4)
+    assert torch.equal(first, second)
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert not torch.equal(first[0], continue_ids(model, tokenizer, heads, **(options | {"seed": 6}))[0])
+    assert not torch.equal(first, other)
 
 
 def test_the_models_own_sampling_options_change_nothing_and_its_ends_are_kept():
@@ -55,14 +56,10 @@ def test_the_models_own_sampling_options_change_nothing_and_its_ends_are_kept():
     assert seven not in suppressed_ids_nt
 
 
-#: As good as greedy.
-COLD = 1e-4
-
-
 class Scripted:
     """An environment that answers with fixed lines, and records the policy's turns."""
 
-    def __init__(self, opening, lines):
+    def __init__(self, opening, *lines):
         self.opening, self.lines, self.turns = opening, list(lines), []
 
     def reply(self, text):
@@ -72,19 +69,14 @@ class Scripted:
 
 def environments():
     """Openings of different lengths, one to four turns."""
-    return [
-        Scripted("7+3=", ["*4=", "-2="]),
-        Scripted("7+3*4-2=", ["+1="]),
-        Scripted("2=", []),
-        Scripted("5-5+1=", ["*4=", "1234=", "+9="]),
-    ]
+    script = [("7+3=", "*4=", "-2="), ("7+3*4-2=", "+1="), ("2=",), ("5-5+1=", "*4=", "1234=", "+9=")]
+    return [Scripted(*lines) for lines in script]
 
 
 def turn_by_turn(model, tokenizer, environment, longest):
     """One conversation on its own; the whole prefix is read again for every turn."""
     ids = tokenizer.encode(environment.opening)
-    start, mask = len(ids), []
-    answer = ""
+    start, mask, answer = len(ids), [], ""
     while answer is not None:
         more, more_mask = continue_ids(model, tokenizer, [ids], samples=1, max_new_tokens=longest, temperature=COLD)
         turn = more[0][more_mask[0]].tolist()
@@ -107,7 +99,7 @@ def test_sampling_has_the_models_probabilities(tiny):
     """The first token after an opening, over many conversations, against the softmax of one forward pass."""
     model, tokenizer = tiny
     torch.manual_seed(0)
-    played = play(model, tokenizer, [Scripted("7+3=", []) for _ in range(4000)], max_turn_tokens=1, temperature=0.3)
+    played = play(model, tokenizer, [Scripted("7+3=") for _ in range(4000)], max_turn_tokens=1, temperature=0.3)
     seen_v = torch.bincount(torch.tensor([rollout.completion_ids[0] for rollout in played]), minlength=len(tokenizer)) / 4000
     with torch.no_grad():
         logits_v = model(torch.tensor([tokenizer.encode("7+3=")])).logits[0, -1]

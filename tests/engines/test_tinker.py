@@ -46,15 +46,12 @@ def numbers(datum):
 def test_it_gives_every_token_the_advantage_of_the_file_and_changes_nothing_else(tmp_path, name):
     """The file's other recipes pay turns, which Tinker's datums do not have."""
     rows, expected = conformance.expected(name)
-    groups = {group: [n for n, row in enumerate(rows) if row["group"] == group] for group in ("g4", "g3", "g2", "g1")}
+    groups = [[n for n, row in enumerate(rows) if row["group"] == group] for group in ("g4", "g3", "g2", "g1")]
     datums = [as_dict(row["prompt"] + row["ids"], [0] * len(row["prompt"]) + row["sampled"]) for row in rows]
-    results = credit_datums(
-        [[datums[n] for n in members] for members in groups.values()],
-        conformance.scheme(name, tmp_path),
-        Vocabulary.from_tokenizer(conformance.tokenizer()),
-        columns={"answer": [rows[members[0]]["answer"] for members in groups.values()]},
-    )
-    for members, credited in zip(groups.values(), results, strict=True):
+    columns = {"answer": [rows[members[0]]["answer"] for members in groups]}
+    rule, vocabulary = conformance.scheme(name, tmp_path), Vocabulary.from_tokenizer(conformance.tokenizer())
+    results = credit_datums([[datums[n] for n in members] for members in groups], rule, vocabulary, columns=columns)
+    for members, credited in zip(groups, results, strict=True):
         for n, (datum,) in zip(members, credited, strict=True):
             assert numbers(datum)[len(rows[n]["prompt"]) - 1 :] == pytest.approx(expected[n], abs=1e-6)
             assert not any(numbers(datums[n]))  # the input is not changed

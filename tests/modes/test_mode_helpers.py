@@ -1,14 +1,15 @@
-"""Small helpers of modes on rows that one can check by hand."""
+"""Small helpers of modes on rows that one can check by hand, and the log-probability after an end on small models."""
 
 import pytest
 import torch
 
+from critic_small import TRUNKS, policy
 from helpers import NAN
 from spanwise import Batch, Layout, RecipeError, Scheme, Vocabulary, read
 from spanwise.modes.critic.config import returns
 from spanwise.modes.critic.critic import megabytes
 from spanwise.modes.laser.config import Laser
-from spanwise.modes.laser.logps import Appended, ended, measured, reserved_id
+from spanwise.modes.laser.logps import Appended, end_logp, ended, measured, reserved_id
 from spanwise.modes.parts import token_logp, with_token
 from spanwise.modes.sequences import cut_off, sampled_end, sequences
 from spanwise.tasks.embedded import build_tokenizer
@@ -74,3 +75,29 @@ def test_an_end_that_a_tool_wrote_is_neither_cut_off_nor_sampled():
     batch = completions([5, 2], [5], [5, 2], sampled=[[1, 1], [1], [1, 0]])
     assert cut_off(batch, [2]).tolist() == [False, True, False]
     assert sampled_end(batch, [2]).tolist() == [True, False, False]
+
+
+ROWS = [[5, 6, 7, 8, 9, 1], [5, 1], [3, 4, 1]]
+
+
+@pytest.mark.parametrize("name", TRUNKS)
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_padding_and_dropout_change_no_log_probability_after_an_end(name, temperature):
+    model = policy(name).eval()
+    logits_rv = torch.stack([model(input_ids=torch.tensor([row])).logits[0, -1].detach() for row in ROWS])
+    unpadded_r = temperature * (logits_rv / temperature).log_softmax(dim=1)[:, 2]
+    model.train()
+    found_r = end_logp(model, ROWS, 2, pad=0, temperature=temperature, batch_size=2)
+    assert model.training
+    torch.testing.assert_close(found_r, unpadded_r, atol=1e-5, rtol=0)
+    assert len(set(unpadded_r.tolist())) == 3
+
+
+def test_an_adapter_does_not_hide_positions():
+    peft = pytest.importorskip("peft")
+    model = policy("gpt2")
+    with torch.no_grad():
+        model.transformer.wpe.weight.normal_()
+    unpadded_r = torch.cat([end_logp(model, [row], 2, pad=0) for row in ROWS])
+    config = peft.LoraConfig(target_modules=["c_attn"], r=2, fan_in_fan_out=True)
+    torch.testing.assert_close(end_logp(peft.get_peft_model(model, config), ROWS, 2, pad=0), unpadded_r, atol=1e-5, rtol=0)

@@ -16,7 +16,6 @@ from spanwise.registry import register
 from spanwise.report.train import mode_headlines, mode_sections
 from spanwise.rollouts import read_rollouts
 
-pytestmark = small.THIRD_PARTY
 TOY = Path(__file__).parent / "toy"
 VOCABULARY = Vocabulary((b"<answer>", b"4", b"5", b"</answer>", b"a"))
 LENGTHS = [len(completion.pieces) for completion in small.SAID]
@@ -83,8 +82,7 @@ def test_in_trl_the_gradient_is_that_of_its_credit_and_its_loss(tmp_path):
     run = small.trainer(tmp_path / "mine", extra=extra, save_strategy="steps", save_steps=1)
     with_mode, without = small.step(run), small.step(small.trainer(tmp_path / "plain"))
     model, total, last = small.policy(), 0.0, []
-    rows = small.log_probs(model, small.SAID, small.questions(small.SAID))
-    for shorter, completion, row in zip(SHORTER, small.SAID, rows, strict=True):
+    for shorter, completion, row in zip(SHORTER, small.SAID, small.log_probs(model, small.SAID), strict=True):
         for t, block in enumerate(completion.blocks):
             ratio = (row[t] - row[t].detach()).exp()
             total = total - bonus * shorter * ratio / completion.blocks.count(block) / len(small.SAID)

@@ -80,8 +80,7 @@ def checkpoint_fault(checkpoint: Path) -> str | None:
     for name, size in size_by_name.items():
         if not (checkpoint / name).is_file():
             return f"{name} is missing"
-        actual_size = (checkpoint / name).stat().st_size
-        if actual_size != size:
+        if (actual_size := (checkpoint / name).stat().st_size) != size:
             return f"{name} is damaged: it has {actual_size} of {size} bytes"
     if not is_resumable:
         return "the checkpoint holds a model only, because save_only_model was set"
@@ -90,10 +89,9 @@ def checkpoint_fault(checkpoint: Path) -> str | None:
 
 def newest_checkpoint(folder: str | Path) -> tuple[Path | None, dict[str, str]]:
     """Return the newest usable checkpoint (or None), and the faults of newer ones."""
-    step_by_path = {path: path.name.removeprefix("checkpoint-") for path in Path(folder).glob("checkpoint-*")}
-    checkpoint_paths = [path for path, step in step_by_path.items() if step.isdecimal()]
+    steps_and_paths = [(path.name.removeprefix("checkpoint-"), path) for path in Path(folder).glob("checkpoint-*")]
     fault_by_name: dict[str, str] = {}
-    for path in sorted(checkpoint_paths, key=lambda path: -int(step_by_path[path])):
+    for _, path in sorted(((int(step), path) for step, path in steps_and_paths if step.isdecimal()), reverse=True):
         fault = checkpoint_fault(path)
         if fault is None:
             return path, fault_by_name
@@ -109,14 +107,12 @@ def find_checkpoint(folder: str | Path, path: str | Path | None = None) -> tuple
         return Path(path), ""
     newest_path, fault_by_name = newest_checkpoint(folder)
     faults_text = "; ".join(f"{name}: {fault}" for name, fault in fault_by_name.items())
-    if newest_path is None and not fault_by_name:
-        raise DataError(
-            f"There is no checkpoint under '{folder}'; train with --save-every 10 (save_steps in a script) to write some."
-        )
     if newest_path is None:
         raise DataError(
             f"No checkpoint under '{folder}' is readable ({faults_text}). To start a new run, leave out --resume (in a "
             "script: resume_from_checkpoint)."
+            if fault_by_name
+            else f"There is no checkpoint under '{folder}'; train with --save-every 10 (save_steps in a script) to write some."
         )
     resume_note = f"Training resumes from {newest_path.name}; newer checkpoints are not readable: {faults_text}."
     return newest_path, resume_note if fault_by_name else ""
@@ -154,8 +150,7 @@ def whole_checkpoint(args: Any, requested: str | bool | None, settings: Mapping[
                 "start a new run in another output_dir, without resume_from_checkpoint."
             )
         check_contents(checkpoint)
-    saved_world_size = manifest["processes"]
-    if saved_world_size != args.world_size:
+    if (saved_world_size := manifest["processes"]) != args.world_size:
         notes.append(
             f"The checkpoint '{checkpoint}' was written by {saved_world_size} processes, but you resume with {args.world_size}, so "
             "prompts and tokens will differ from those of an uninterrupted run."

@@ -30,15 +30,14 @@ class RecipeRun:
         **settings: Any,  # the trainer's settings for `recipe.yaml`
     ) -> None:
         recipe = rule.recipe
-        self.scheme = rule.scheme
-        self.tokenizer, self.settings = tokenizer, settings
+        self.scheme, self.tokenizer, self.settings = rule.scheme, tokenizer, settings
         self.step = Step(self.scheme, vocabulary, ranks=ranks)
         self.batches = 0
         self.record = None
         if recipe.output:
             self.record = RunRecord(recipe.output, keep_rollouts=recipe.keep_rollouts, report=False, option="output")
-        if self.record is not None and not resumes:
-            self.record.check({}, step=None)
+            if not resumes:
+                self.record.check({}, step=None)
 
     @staticmethod
     def of(rule: RecipeRule, *, model: str, tokenizer: str | None = None, **options: Any) -> RecipeRun:
@@ -71,8 +70,7 @@ class RecipeRun:
         """Write the metrics of a batch to the run folder, and the rollouts if they are due."""
 
         def rollouts() -> Rollouts:
-            batch_columns = result.own.batch.columns
-            group_of_row = result.own.batch.group_n.tolist()
+            batch_columns, group_of_row = result.own.batch.columns, result.own.batch.group_n.tolist()
             prompt_by_group: dict[int, Any] = {}
             for group, prompt in zip(group_of_row, batch_columns["prompts"], strict=True):
                 prompt_by_group.setdefault(group, prompt)  # keep the first prompt, because later turns have longer prompts

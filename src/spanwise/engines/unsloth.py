@@ -49,8 +49,7 @@ def check_use(args: Any, scheme: Any, *, critic: Any = None) -> None:
     """Refuse settings and schemes that do not work with Unsloth's loss."""
     loss_type = getattr(args, "loss_type", "dr_grpo")
     ratio_level = getattr(args, "importance_sampling_level", "token")
-    needed_fields = scheme.needs if isinstance(scheme, Scheme) else ()
-    scheme_modes = scheme.modes if isinstance(scheme, Scheme) else ()
+    needed_fields, scheme_modes = (scheme.needs, scheme.modes) if isinstance(scheme, Scheme) else ((), ())
     mode_names = [mode.name for mode in (critic, *scheme_modes) if mode is not None]
     faults: dict[str, Any] = {
         "Unsloth has not replaced TRL's trainer. Write `import unsloth` as the first line of the script, before trl and "
@@ -146,8 +145,7 @@ class UnslothSpanGRPOTrainer(SpanGRPOTrainer, _Packed):
             advantage_bt = inputs["advantages"]
             equal_logp_bt = torch.zeros_like(advantage_bt)  # makes every importance ratio 1
             slope_bt = fold.surrogate_slope(equal_logp_bt, {"advantages": advantage_bt}, self.args)
-            scaler = self.accelerator.scaler
-            gradient_scale = 1.0 if scaler is None else scaler.get_scale()
+            gradient_scale = 1.0 if self.accelerator.scaler is None else self.accelerator.scaler.get_scale()
             gradient_scale /= len(advantage_bt) * self.current_gradient_accumulation_steps
             expected_gradient_bu = -packed(advantage_bt * slope_bt * gradient_scale, inputs, pad_id=self._pad_id)
             self._canary_due = not bool(expected_gradient_bu.any())  # advantages of 0 test nothing

@@ -9,11 +9,11 @@ import torch
 from peft import LoraConfig
 from transformers import AutoModelForTokenClassification, BertConfig, LlamaConfig
 
-from critic_small import equal, state
+from critic_small import equal, optimizer_state, state
 from helpers import NAN
 from oracles import slow_recursion
 from spanwise.errors import DataError, DivergedError, RecipeError
-from trl_critic_small import ONE, PAIR, Watched, fast, optimizer_state, with_critic
+from trl_critic_small import ONE, PAIR, Watched, fast, with_critic
 from trl_small import PIECES, SAID_WITH_TOOLS, policy, tokenizer, trainer
 
 

@@ -15,7 +15,6 @@ from spanwise.errors import RecipeError
 from tokenizers_small import byte_level
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are using 'environment_factory'")
-LAYOUT = Layout({"all": []})
 
 
 class Room:
@@ -46,7 +45,7 @@ class SlowRoom(Room):
         return float(self.number)
 
 
-def trainer(folder, environment, objectives, row=None):
+def trainer(folder, environment, reward, row=None):
     tokenizer = byte_level()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     tokenizer.eos_token, tokenizer.pad_token, tokenizer.chat_template = "<|im_end|>", "<|im_end|>", qwen3_chat_template
@@ -56,11 +55,9 @@ def trainer(folder, environment, objectives, row=None):
     extra = {
         "model": LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=1024, **sizes, **ends)),
         "train_dataset": Dataset.from_list([row or {"prompt": [{"role": "user", "content": "Go."}]}] * 4),
-        "processing_class": tokenizer,
-        "scheme": Scheme.preset("rloo", LAYOUT, objectives=objectives, per="completion"),
-        "rollout_func": None,
-        "environment_factory": environment,
-    }
+        "processing_class": tokenizer, "rollout_func": None, "environment_factory": environment,
+        "scheme": Scheme.preset("rloo", Layout({"all": []}), objectives=[Objective(reward, pays="all")], per="completion"),
+    }  # fmt: skip
     return small.trainer(folder, extra=extra, per_device_train_batch_size=4, max_completion_length=6)
 
 
@@ -70,7 +67,7 @@ def trainer(folder, environment, objectives, row=None):
     ids=["sync", "async", "rows without a prompt"],
 )
 def test_get_reward_pays_the_blocks_of_the_objective_environment(tmp_path, environment, row):
-    run = trainer(tmp_path, environment, [Objective("environment", pays="all")], row)
+    run = trainer(tmp_path, environment, "environment", row)
     run.train()
     rewards = run.last_rollouts.reading.scores.reward_nm[:, 0].tolist()
     assert sorted(rewards) == [0.0, 1.0, 2.0, 3.0]
@@ -84,4 +81,4 @@ def test_get_reward_pays_the_blocks_of_the_objective_environment(tmp_path, envir
 
 def test_get_reward_that_pays_no_block_is_refused(tmp_path):
     with pytest.raises(RecipeError, match="Room has a get_reward"):
-        trainer(tmp_path, Room, [Objective("format", pays="all")])
+        trainer(tmp_path, Room, "format")

@@ -63,7 +63,7 @@ def whole_gradient(model, replies, *, reference, mixed=False):
     scores = [None if logp is None else BETA * (logp - reference) for logp in at_end]
     adv = solution_advantages(replies, [None if s is None else float(s.detach()) for s in scores] if mixed else None)
     total = 0.0
-    for i, (reply, row) in enumerate(zip(replies, small.log_probs(model, replies, small.questions(replies)), strict=True)):
+    for i, (reply, row) in enumerate(zip(replies, small.log_probs(model, replies), strict=True)):
         for t, block in enumerate(reply.blocks):
             if block == 0:
                 ratio = (row[t] - row[t].detach()).exp()
@@ -146,10 +146,9 @@ def test_a_run_that_ends_before_the_mixing_begins_is_refused(tmp_path):
 
 def test_rollouts_that_say_their_turns_are_refused_at_the_first_step_and_not_once_scores_are_mixed(tmp_path):
     def rollout(batch, trainer):
-        return {**plain(batch, trainer), "turns": [[{"anchor": "0"}] for _ in batch]}
+        return {**small.scripted()(batch, trainer), "turns": [[{"anchor": "0"}] for _ in batch]}
 
-    plain, mine = small.scripted(), laser(mix=MIX, self_rewarding_warmup=5)
-    run = run_with(tmp_path, mine, extra={"rollout_func": rollout}, max_steps=6)
+    run = run_with(tmp_path, laser(mix=MIX, self_rewarding_warmup=5), extra={"rollout_func": rollout}, max_steps=6)
     with pytest.raises(RecipeError, match="several turns"):
         run.train()
 

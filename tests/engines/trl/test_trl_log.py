@@ -18,11 +18,6 @@ FEW = {
 }  # fmt: skip
 
 
-def never(completions, **columns):
-    """A reward that no completion has."""
-    return [None] * len(completions)
-
-
 class Listener(TrainerCallback):
     """Record the lines that every callback gets, as a tracker does."""
 
@@ -37,10 +32,8 @@ class Tracker(MLflowCallback):
     """transformers' own `on_log` for MLflow, which warns of values that are no numbers; nothing is sent."""
 
     def __init__(self):
-        self._initialized = True
-        self._async_log, self._auto_end_run = False, False
-        self.sent = []
-        self._ml_flow = self
+        self._initialized, self._async_log, self._auto_end_run = True, False, False
+        self.sent, self._ml_flow = [], self
 
     def log_metrics(self, metrics, step, **options):
         self.sent.append(metrics)
@@ -56,7 +49,8 @@ def printed(text):
 @pytest.mark.parametrize("choice", ["few", "all"])
 def test_a_console_shows_few_metrics_and_all_others_get_all_that_are_there(tmp_path, capsys, caplog, monkeypatch, choice):
     listener, tracker = Listener(), Tracker()
-    extra = {"objectives": (*OBJECTIVES, Objective(never, pays=("solution",))), "callbacks": [listener, tracker]}
+    never = Objective(lambda completions: [None] * len(completions), pays="solution", name="never")
+    extra = {"objectives": (*OBJECTIVES, never), "callbacks": [listener, tracker]}
     run = trainer(tmp_path, extra=extra, max_steps=2, learning_rate=0.01, keep_rollouts=1, log_metrics=choice)
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     run.train()

@@ -7,12 +7,10 @@ import pytest
 import torch
 
 import trl_small as small
-import two_ranks_critic
 import two_ranks_steps
 from critic_small import equal, state
-from launch_two_ranks import ASKED, DPPO, launched
+from launch_two_ranks import ASKED, CRITIC, CRITICS, DPPO, launched
 from trl_critic_small import Watched, critic_lines, with_critic
-from two_ranks_critic import CASES as CRITICS
 from two_ranks_steps import CASES, GROUP, PROMPTS, STEPS
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1000)]
@@ -93,7 +91,7 @@ def test_two_processes_fit_the_critic_of_one(two_ranks, tmp_path, name):
     assert equal(ranks[0]["critic"], ranks[1]["critic"])
     assert equal(ranks[0]["policy"], ranks[1]["policy"])
 
-    run = with_critic(tmp_path, **two_ranks_critic.SHAPE, **CRITICS[name])
+    run = with_critic(tmp_path, **CRITIC, **CRITICS[name])
     start = state(run.critic.model)
     watched = Watched(run)
     run.train()

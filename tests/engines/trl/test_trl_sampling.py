@@ -131,7 +131,7 @@ def test_nothing_is_sampled_twice_in_an_evaluation(tmp_path, to_training):
     """TRL's continuous batching, too, leaves the model in training mode."""
 
     def rollout(batch, trainer):
-        trainer.model.train(to_training or trainer.model.training)
+        trainer.model.train(to_training)
         return scripted(USELESS)(batch, trainer)
 
     extra = {"rollout_func": rollout, "eval_dataset": prompts(2)}

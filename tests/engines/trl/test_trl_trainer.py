@@ -1,5 +1,6 @@
 """The trainer's parts around the loss: canary, metrics, rollouts, evaluation, refusals."""
 
+import copy
 import logging
 import math
 import re
@@ -11,10 +12,12 @@ import torch
 from datasets import Dataset
 
 import trl_small as small
+from judge_server import Server, verdict
 from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
 from spanwise.errors import DataError, RecipeError, SpanwiseError
 from spanwise.layout import Layout
 from spanwise.objective import Objective
+from spanwise.rollouts.schema import score_columns
 from spanwise.scheme import Scheme
 
 COLLAPSES = {
@@ -252,16 +255,14 @@ def test_completions_sampled_beside_the_training_are_credited_and_forgotten(tmp_
     run.train()
 
     def remembered():
-        metrics = {mode: {name: list(values) for name, values in by_name.items()} for mode, by_name in run._metrics.items()}
-        logged = {name: list(values) for name, values in run._logs.items()}
-        return run.last_rollouts, run.last_metrics, run.step, run.zero_batches, run.model.training, metrics, logged
+        state = (run.last_rollouts, run.last_metrics, run.step, run.zero_batches, run.model.training)
+        return *state, copy.deepcopy(run._metrics), copy.deepcopy(run._logs)
 
     before = remembered()
     sample = run.sample_rollouts([small.prompts()[0]])
     assert (sample.mode, list(sample.prompts)) == ("eval", ["2+2="] * 4)
     assert sample.credit.block_nk[:, 0].tolist() == [0.5, 0.5, -0.5, -0.5]  # right minus the mean of the group
     assert remembered() == before
-    assert run.model.training
 
 
 def test_arguments_that_a_failed_trainer_got_keep_their_ratio_level(tmp_path):
@@ -270,3 +271,25 @@ def test_arguments_that_a_failed_trainer_got_keep_their_ratio_level(tmp_path):
     with pytest.raises(ValueError, match="tool"):
         small.trainer(tmp_path, extra={"args": args, "tools": [len]})
     assert args.importance_sampling_level == "sequence"
+
+
+def test_a_judge_and_its_cache_train_with_the_same_advantages(tmp_path):
+    def answer(part, request, times):  # the stand-in's verdict on whether a completion is sure of itself
+        return verdict("yes" if re.search(r">0\.[6-9]", part) else "no", f"I read {part}")
+
+    options = {"model": "m", "cache": str(tmp_path / "judge.sqlite"), "criterion": "Is it sure?"}
+    with Server(answer).serving() as server:
+        judge = Objective("judge", pays="confidence", if_missing=-1.0, options={**options, "base_url": server.url})
+        extra = {"objectives": [small.OBJECTIVES[0], judge]}
+        first, second = (small.trainer(tmp_path / name, extra=extra) for name in "ab")
+        first.train()
+        requests = len(server.requests)
+        second.train()
+        assert len(server.requests) == requests
+    assert first.last_rollouts.advantages_nt.any()
+    assert torch.equal(first.last_rollouts.advantages_nt, second.last_rollouts.advantages_nt)
+    logs = [run.state.log_history[0] for run in (first, second)]
+    assert [(log["cost/judge/calls"], log["cost/judge/cached"]) for log in logs] == [(requests, 0), (0, requests)]
+    reading = first.last_rollouts.reading
+    parts = [block["confidence"] and block["confidence"][""].removesuffix("<eos>") for block in reading.text]
+    assert score_columns(reading.scores)["note/judge"] == [part and f"I read {part}" for part in parts]

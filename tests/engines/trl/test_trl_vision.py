@@ -64,10 +64,8 @@ def many_letters(completions, **columns):
 
 
 def trained(folder, *, ours):
-    args = config(
-        folder, optim="adamw_torch", learning_rate=1e-2, max_steps=3, max_completion_length=8, loss_type="grpo", num_generations=2,
-        per_device_train_batch_size=4, keep_rollouts=1,
-    )  # fmt: skip
+    sizes = {"max_steps": 3, "max_completion_length": 8, "num_generations": 2, "per_device_train_batch_size": 4}
+    args = config(folder, optim="adamw_torch", learning_rate=1e-2, loss_type="grpo", keep_rollouts=1, **sizes)
     shared = {"train_dataset": questions(), "processing_class": processor()}
     policy = model(shared["processing_class"].tokenizer)
     torch.manual_seed(0)

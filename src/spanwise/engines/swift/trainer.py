@@ -72,8 +72,8 @@ class SwiftSpanTrainer(GRPOTrainer):
             mask_nt = mask_nt & ~is_truncated_n[:, None]
         micro_batches_per_generation = self.args.steps_per_generation * self.num_iterations
         finished_micro_batch_count = self.state.global_step * self.args.gradient_accumulation_steps
-        batch_number = finished_micro_batch_count // micro_batches_per_generation + 1
-        batch_number = max(batch_number, self.recipe_run.batches + 1)  # several batches may share one optimizer step
+        finished_batch_count = finished_micro_batch_count // micro_batches_per_generation
+        batch_number = max(finished_batch_count, self.recipe_run.batches) + 1  # several batches may share one optimizer step
         adv_nt, metrics = self.recipe_run.finish(scored_batch, mask_nt=mask_nt, learn=is_training, number=batch_number)
         ranges_and_advantages = zip(column_ranges, adv_nt, strict=True)
         for micro_batch in micro_batches:

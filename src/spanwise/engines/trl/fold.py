@@ -181,10 +181,10 @@ def check_loss(
     for name, value_bt in token_values_by_name.items():
         if value_bt is None or bool(value_bt.isfinite().all()):
             continue
-        is_not_finite_bt = ~value_bt.isfinite()
-        is_not_finite_in_loss_bt = is_not_finite_bt & mask_bt.bool()
+        is_faulty_bt = ~value_bt.isfinite()
         # A NaN at a masked token also makes the loss NaN, because 0 times NaN is NaN.
-        is_faulty_bt = is_not_finite_in_loss_bt if bool(is_not_finite_in_loss_bt.any()) else is_not_finite_bt
+        if bool((is_faulty_bt & mask_bt.bool()).any()):
+            is_faulty_bt &= mask_bt.bool()
         row, token = is_faulty_bt.nonzero()[0].tolist()
         token_label = f"token {token}" if bool(mask_bt[row, token]) else f"masked token {token}"
         completion_ids = inputs["completion_ids"][row][mask_bt[row].bool()].tolist()

@@ -58,8 +58,7 @@ def log_credit(logs: Mapping[str, Any], credit: Credit, present_nk: Bool[Tensor,
 
 def steps_per_batch(args: GRPOConfig) -> int:
     """Return the number of optimizer steps per generation batch. Refuse a batch that does not fill whole steps."""
-    pass_count = args.num_iterations
-    micro_batch_count = args.steps_per_generation or 1
+    pass_count, micro_batch_count = args.num_iterations, args.steps_per_generation or 1
     if pass_count < 1 or (micro_batch_count * pass_count) % args.gradient_accumulation_steps:
         raise RecipeError(
             f"steps_per_generation ({micro_batch_count}) times num_iterations ({pass_count}) must be a positive multiple of "

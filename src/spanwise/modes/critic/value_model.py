@@ -133,9 +133,8 @@ class ValueModel(nn.Module):
         model_args: dict[str, Any] = {"use_cache": False} if "use_cache" in signature(self.model.forward).parameters else {}
         model_args |= positions(self.model, rows.attention_nl)
         logits_nlc = self.model(input_ids=rows.ids_nl, attention_mask=rows.attention_nl, **model_args).logits
-        head_output_ntc = logits_nlc[:, -rows.width - 1 :].float()
         head_shape = () if self.config.head == "scalar" else (self.config.bins,)
-        return head_output_ntc.unflatten(-1, (len(self.names), *head_shape))
+        return logits_nlc[:, -rows.width - 1 :].float().unflatten(-1, (len(self.names), *head_shape))
 
     def value(self, output_nts: Tensor) -> Float[Tensor, "n t s"]:
         """Turn the output of the value head into values. It may be a distribution over bins."""
@@ -153,13 +152,9 @@ class ValueModel(nn.Module):
     def save(self, folder: str | Path, tokenizer: Any = None) -> None:
         """Write the critic's weights, configuration and names of values. `load` and `transformers` can read them."""
         self.model.save_pretrained(str(folder))
-        critic_description = {
-            "values": list(self.names),
-            "head": self.config.head,
-            "bins": self.config.bins,
-            "value_range": list(self.config.value_range),
-            "tokenizer": None if tokenizer is None else fingerprint(tokenizer),
-        }
+        head_settings = {name: getattr(self.config, name) for name in ("head", "bins", "value_range")}
+        tokenizer_hash = None if tokenizer is None else fingerprint(tokenizer)
+        critic_description = {"values": self.names, **head_settings, "tokenizer": tokenizer_hash}
         (Path(folder) / ABOUT).write_text(json.dumps(critic_description, indent=1) + "\n", encoding="utf-8")
 
 

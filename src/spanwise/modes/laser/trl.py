@@ -111,8 +111,7 @@ class SelfRewarding(TrlPart):
     def fill(self, read_batch: Any, output: dict[str, Any]) -> tuple[Any, dict[str, float]]:
         """Add laser's scores to the batch. Add the weights and verdicts that laser's loss needs to TRL's output."""
         trainer, mode = self.trainer, self.mode
-        batch = read_batch.batch
-        all_ranks = read_batch.everyone
+        batch, all_ranks = read_batch.batch, read_batch.everyone
         if not trainer.model.training:
             return read_batch, {}
         if batch.steps is not None:
@@ -150,10 +149,10 @@ class SelfRewarding(TrlPart):
             verdict_n = torch.where(self.gather(has_ended_n).bool(), verdict_n, torch.nan)
             weight_scale = len(verdict_n) / max(int((~verdict_n.isnan()).sum()), 1)
             weight_n = class_weights(verdict_n, balanced=mode.balanced) * weight_scale
-            output_device = output["completion_ids"].device
-            output["laser_verdict"] = verdict_n[read_batch.here].float().to(output_device)
-            output["laser_weight"] = weight_n[read_batch.here].float().to(output_device)
-            output["laser_row"] = torch.arange(len(has_ended_n), device=output_device)
+            device = output["completion_ids"].device
+            output["laser_verdict"] = verdict_n[read_batch.here].float().to(device)
+            output["laser_weight"] = weight_n[read_batch.here].float().to(device)
+            output["laser_row"] = torch.arange(len(has_ended_n), device=device)
         if mode.mixes(self._generation):
             all_ranks = replace(all_ranks, batch=replace(all_ranks.batch, score_n=self.gather(score_n)))
         return replace(read_batch, batch=replace(batch, score_n=score_n), gathered=all_ranks), {}
@@ -200,33 +199,29 @@ class SelfRewarding(TrlPart):
 
     def _read_ends(self, batch: Batch, output: dict[str, Any], wanted_n: Tensor) -> Tensor:
         """Compute the reserved token's missing log-probabilities. All processes run equally many rows."""
-        sequence_rows = sequences(output, batch)
-        max_wanted_count = int(self.gather(wanted_n.sum()[None]).max())
         if "pixel_values" in output:
             return self._read_ends_with_images(output)
+        sequence_rows = sequences(output, batch)
+        max_wanted_count = int(self.gather(wanted_n.sum()[None]).max())
         row_r = wanted_n.to(torch.uint8).argsort(descending=True, stable=True)[:max_wanted_count]
         chosen_rows = sequence_rows.take(row_r.to(sequence_rows.ids_nl.device))
         row_pairs = zip(chosen_rows.ids_nl, chosen_rows.attention_nl, strict=True)
         token_lists = [ids_l[attention_l.bool()].tolist() for ids_l, attention_l in row_pairs]
-        batch_size = self.trainer.args.per_device_train_batch_size
-        pad_id = int(self.tokenizer.pad_token_id)
+        read_options = {"pad": int(self.tokenizer.pad_token_id), "temperature": self.temperature}
+        read_options["batch_size"] = self.trainer.args.per_device_train_batch_size
         logp_n = torch.full((len(wanted_n),), torch.nan)
         with self.trainer.accelerator.autocast():
-            read_options = {"pad": pad_id, "temperature": self.temperature, "batch_size": batch_size}
             logp_n[row_r] = end_logp(self.trainer.model, token_lists, self.token, **read_options)
         return logp_n
 
     @torch.no_grad()
     def _read_ends_with_images(self, output: dict[str, Any]) -> Tensor:
         """Compute the reserved token's log-probability in all rows by TRL's own pass, which knows the images of each row."""
-        ids_nl, mask_nl = (
-            torch.cat([output[f"prompt_{name}"], output[f"completion_{name}"]], 1) for name in ("ids", "mask")
-        )
-        completion_width, batch_size = output["completion_ids"].shape[1], self.trainer.args.per_device_train_batch_size
-        trainer = self.trainer
-        trainer._get_per_token_logps_and_entropies(
-            trainer.model, ids_nl, mask_nl, completion_width, batch_size, **image_inputs(output, ids_nl.shape[1])
-        )
+        trainer, names = self.trainer, ("ids", "mask")
+        ids_nl, mask_nl = (torch.cat([output[f"prompt_{name}"], output[f"completion_{name}"]], 1) for name in names)
+        widths = (output["completion_ids"].shape[1], trainer.args.per_device_train_batch_size)
+        images = image_inputs(output, ids_nl.shape[1])
+        trainer._get_per_token_logps_and_entropies(trainer.model, ids_nl, mask_nl, *widths, **images)
         return self.passes[-1].float().cpu()
 
     def _scores(self, logp_n: Tensor) -> Tensor:
@@ -245,8 +240,7 @@ class SelfRewarding(TrlPart):
                 f"'{folder}' was trained without laser (it has no {FILE}), so laser cannot continue it. Start a new run."
             )
         measurement = read_measured(folder / FILE)
-        trained_id = measurement["id"]
-        if trained_id != self.token:
+        if (trained_id := measurement["id"]) != self.token:
             raise DataError(
                 f"'{folder}' was trained with the reserved token {trained_id}, but laser.token has the id {self.token}. Set "
                 f"laser.token to {trained_id}."
