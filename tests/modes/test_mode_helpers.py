@@ -4,12 +4,11 @@ import pytest
 import torch
 
 from critic_small import TRUNKS, policy
-from helpers import NAN
 from spanwise import Batch, Layout, RecipeError, Scheme, Vocabulary, read
 from spanwise.modes.critic.config import returns
 from spanwise.modes.critic.critic import megabytes
 from spanwise.modes.laser.config import Laser
-from spanwise.modes.laser.logps import Appended, end_logp, ended, measured, reserved_id
+from spanwise.modes.laser.logps import Appended, end_logp, reserved_id
 from spanwise.modes.parts import token_logp, with_token
 from spanwise.modes.sequences import cut_off, sampled_end, sequences
 from spanwise.tasks.embedded import build_tokenizer
@@ -35,16 +34,6 @@ def test_the_reserved_token_is_no_text():
     for token in ("<|vision_start|>", 400, "7", "<eos>", 0):  # nothing, nothing, text, an end, padding
         with pytest.raises(RecipeError):
             reserved_id(Laser(token), build_tokenizer(), size=61, ends=[1])
-
-
-def test_the_last_token_says_whether_a_row_ended():
-    there_nt = torch.tensor([[1, 1, 0], [1, 1, 1]]).bool()
-    assert ended(torch.tensor([[5, 1, 0], [5, 6, 7]]), there_nt, [1]).tolist() == [True, False]
-
-
-def test_the_reference_is_the_mean_over_completions_that_ended():
-    laser, about, warning = measured(Laser("<unk>"), 2, torch.tensor([-18.0, -20.0, NAN]), temperature=1.0)
-    assert (laser.reference, about["completions"], warning) == (-19.0, 2, None)
 
 
 def test_the_loss_of_the_score_is_split_off_behind_trained_tokens_alone():

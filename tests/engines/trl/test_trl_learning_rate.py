@@ -31,10 +31,10 @@ def moved(tmp_path_factory):
     """The change of the weights in a training, divided by the learning rate; each training is made once."""
 
     @cache
-    def move(*, ours, loss_type="dr_grpo", per="block", beta=0.0, **options):
+    def move(*, ours, loss_type="dr_grpo", per="block", learning_rate=1e-2, beta=0.0, **options):
         folder = tmp_path_factory.mktemp("run")
         model = beside_a_reference(folder) if beta else policy()
-        options |= {"loss_type": loss_type, "learning_rate": 1e-2, "max_completion_length": LONGEST, "beta": beta}
+        options |= {"loss_type": loss_type, "learning_rate": learning_rate, "max_completion_length": LONGEST, "beta": beta}
         if ours:
             objectives = [Objective(right, pays=["solution", "confidence"])]
             extra = {"objectives": objectives, "credit": {"per": per}, "model": model}
@@ -43,7 +43,7 @@ def moved(tmp_path_factory):
             args = plain(config(folder, **options, scale_rewards="none"))
             extra = {"scheme": None, "reward_funcs": [right], "args": args, "model": model}
             run = trainer(folder, scripts=SAID, kind=lambda scheme, **extra: GRPOTrainer(**extra), extra=extra)
-        return step(run, 1e-2)
+        return step(run, learning_rate)
 
     return move
 
@@ -64,6 +64,18 @@ FACTORS |= {"dr_grpo": BLOCKS * LONGEST / TOKENS, "luspo": BLOCKS / TOKENS}
 def test_the_gradient_is_larger_by_this_factor(moved, loss_type, factor):
     ours, theirs = moved(ours=True), moved(ours=False, loss_type=loss_type)  # whatever our own loss_type
     assert factor_between(ours, theirs) == pytest.approx(factor, rel=1e-6)
+
+
+def test_adam_keeps_its_learning_rate(moved):
+    ours, theirs = (moved(ours=ours, optim="adamw_torch", max_steps=3, adam_epsilon=1e-12) for ours in (True, False))
+    assert largest_difference(ours, theirs) < 1e-5
+
+
+def test_plain_descent_divides_it_by_the_factor(moved):
+    factor = FACTORS["dr_grpo"]
+    ours, theirs = moved(ours=True, learning_rate=1e-2 / factor, max_steps=3), moved(ours=False, max_steps=3)
+    assert largest_difference({name: part / factor for name, part in ours.items()}, theirs) < 1e-6
+    assert largest_difference(moved(ours=True, max_steps=3), theirs) > 1.0
 
 
 def test_a_bound_on_the_norm_meets_the_larger_gradient_first(moved):

@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from datasets import Dataset
 
 from spanwise import Objective
-from trl_small import OBJECTIVES, SAID, prompts, say, scripted, step, tokenizer, trainer
+from trl_small import OBJECTIVES, SAID, prompts, say, scripted, step, trainer
 
 #: A group in which no block gets credit: all right, all equally sure.
 USELESS = [SAID[0]] * 4
@@ -35,11 +36,6 @@ def sampled(folder, calls, *, objectives=OBJECTIVES, dynamic_sampling="credit", 
     return run
 
 
-def spoken(run):
-    batch = run.last_rollouts.batch
-    return [tokenizer().decode(ids[mask]) for ids, mask in zip(batch.ids_nt, batch.mask_nt, strict=True)]
-
-
 def test_a_useless_group_gives_way_and_the_batch_is_as_if_it_had_been_sampled(tmp_path):
     # 2+2= is useless, twice; the third time there is a useful group for a prompt of the dataset's.
     calls = Calls([*USELESS, *SECOND], USELESS, FIRST)
@@ -48,7 +44,7 @@ def test_a_useless_group_gives_way_and_the_batch_is_as_if_it_had_been_sampled(tm
     final_prompts = [*calls.asked[2], *calls.asked[0][4:]]
     assert list(run.last_rollouts.prompts) == final_prompts
     plain = sampled(tmp_path / "plain", Calls([*FIRST, *SECOND]), dynamic_sampling=None)
-    assert spoken(run) == spoken(plain)
+    assert torch.equal(run.last_rollouts.batch.ids_nt, plain.last_rollouts.batch.ids_nt)
     answers = {"2+2=": "4", "1+2=": "3"}
     assert run.last_rollouts.batch.columns["answer"] == [answers[prompt] for prompt in final_prompts]
     logged = run.state.log_history[0]
