@@ -57,7 +57,7 @@ def test_any_token_classifier_that_reads_forwards_is_a_critic(tmp_path):
     settings.num_labels = 5
     AutoModelForTokenClassification.from_config(settings).save_pretrained(tmp_path)
     config = CriticConfig(model=str(tmp_path), learning_rate=3e-3)
-    critic = Critic(ValueModel.load(str(tmp_path), ["return"], config), config, small.accelerator(), micro_batch=16)
+    critic = Critic(ValueModel.load(str(tmp_path), ["return"], config), config, small.accelerator(), micro_batch=64)
     first = small.learn(critic, *small.question(seed=0))
     assert not first.value_nts.any()
     for seed in range(1, 25):
