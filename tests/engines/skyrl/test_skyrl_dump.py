@@ -1,11 +1,9 @@
 """SkyRL's dump of an evaluation, written by SkyRL's own function, is read under its own column names."""
 
-import json
-
 import skyrl_small as small
 from skyrl.train.utils.trainer_utils import dump_per_dataset_eval_results
 
-from rollout_files import texts
+from rollout_files import records, texts
 from spanwise.rollouts import read_rollouts
 
 
@@ -21,7 +19,7 @@ def test_what_skyrl_dumps_is_what_is_read(tmp_path):
         tmp_path, tokenizer, outputs, ["sums"] * 3, ["env"] * 3, [{"level": n} for n in range(3)], {"all": 0.5}
     )
     table = read_rollouts(tmp_path / "sums.jsonl")
-    lines = [json.loads(line) for line in (tmp_path / "sums.jsonl").read_text().splitlines()]
+    lines = records(tmp_path / "sums.jsonl")
     assert list(table.prompts) == [line["input_prompt"] for line in lines]
     assert texts(table) == [line["output_response"] for line in lines]
     assert table.rewards["score"].value_n.tolist() == [1.0, 0.0, 0.5]

@@ -26,12 +26,8 @@ def scripted(kinds):
         replies = []
         for row, plan in enumerate(plans):
             is_right = SCRIPTED[kinds[row // 2 % len(kinds)]][row % 2]
-            replies.append(
-                [
-                    small.FIRST_SAID + (small.right(sign) + 1 - fits) % small.SIGNS
-                    for sign, fits in zip(plan, is_right, strict=True)
-                ]
-            )
+            signs = [small.right(sign) + 1 - fits for sign, fits in zip(plan, is_right, strict=True)]
+            replies.append([small.FIRST_SAID + sign % small.SIGNS for sign in signs])
         return replies
 
     return script
@@ -113,9 +109,7 @@ def test_asynchronous_training_keeps_the_groups_with_credit(tmp_path, layout):
     kept = {}
     for kind, uid in zip(SCRIPTED, dict.fromkeys(uids), strict=True):
         rows = [row for row, of_row in enumerate(uids) if of_row == uid]
-        part = {
-            name: [values[row] for row in rows] if isinstance(values, list) else values for name, values in output.items()
-        }
+        part = {name: [values[n] for n in rows] for name, values in output.items() if isinstance(values, list)}
         cfg = SimpleNamespace(trainer=SimpleNamespace(fully_async=SimpleNamespace(enabled=True)))
         kept[kind] = trainer_class(cfg)._should_keep_group(trainer, SimpleNamespace(generator_output=part, uid=uid))
     assert {kind for kind, is_kept in kept.items() if is_kept} == USEFUL != VARIED

@@ -6,6 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 import skyrl_small as small
 
+from rollout_files import records
 from spanwise.rollouts import read_rollouts
 
 OWN = "trainer.algorithm.spanwise."
@@ -17,16 +18,16 @@ def test_the_folder_holds_what_was_trained(data, tmp_path, recipe, layout):
     trainer = small.trainer(small.config(data, recipe=recipe, layout=layout, steps=2, **keep), dp=2)
     small.run(trainer)
     folder = tmp_path / "run"
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines, summary = records(folder / "metrics.jsonl"), json.loads((folder / "summary.json").read_text())
     assert [line["step"] for line in lines] == [1, 2]
     for line, logged in zip(lines, trainer.tracker.logged, strict=True):
         assert line["loss"] == logged["policy/final_loss"]
         assert line["grad_norm"] == logged["policy/grad_norm"] > 0
         assert line["completions/mean_length"] == logged["generate/avg_num_tokens"] >= 1
     assert [file.name for file in (folder / "rollouts").iterdir()] == ["step_000002.parquet"]
-    assert json.loads((folder / "summary.json").read_text())["steps"] == 2
     rows = pq.read_table(folder / "rollouts" / "step_000002.parquet").to_pylist()
-    method = json.loads((folder / "summary.json").read_text())["method"]
+    method = summary["method"]
+    assert summary["steps"] == 2
     trained = sum(abs(value) for row in rows for value in row[f"advantages/{method}"] or [] if value is not None)
     assert trained > 0
     assert trained == pytest.approx(float(trainer.last_advantages.abs().sum()), rel=1e-5)

@@ -4,19 +4,17 @@ import pytest
 import skyrl_small as small
 import torch
 
-LAYOUTS = ("flat", "stepwise", "merged")
-
 
 @pytest.mark.parametrize("recipe", [small.BROADCAST, small.BY_TURN, small.GIGPO], ids=["broadcast", "by_turn", "gigpo"])
 def test_it_learns_and_every_layout_gives_the_same_curve(data, recipe):
     curves, logged = {}, {}
-    for layout in LAYOUTS:
-        trainer = small.trainer(small.config(data, recipe=recipe, layout=layout), dp=2 if layout == "flat" else 3)
-        before = {name: value.clone() for name, value in trainer.dispatch.model.named_parameters()}
+    for layout in ("flat", "stepwise", "merged"):
+        cfg = small.config(data, recipe=recipe, layout=layout, steps=20)
+        trainer = small.trainer(cfg, dp=2 if layout == "flat" else 3)
+        before = [weight.clone() for weight in trainer.dispatch.model.parameters()]
         small.run(trainer)
         curves[layout], logged[layout] = trainer.generator.curve, trainer.tracker.logged
-        changed = [not torch.equal(before[name], value) for name, value in trainer.dispatch.model.named_parameters()]
-        assert all(changed)
+        assert not any(map(torch.equal, before, trainer.dispatch.model.parameters()))
     assert sum(curves["flat"][:3]) / 3 < 0.2
     assert sum(curves["flat"][-3:]) / 3 > 0.75
     assert curves["stepwise"] == pytest.approx(curves["merged"], abs=0.03)

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 import skyrl_small as small
 import torch
+from skyrl.train.fully_async_trainer import FullyAsyncRayPPOTrainer, GeneratedOutputGroup
 from skyrl.train.generators.utils import apply_overlong_filtering, merge_stepwise_output
 
+from spanwise.engines.skyrl.main import trainer_class
 from spanwise.engines.skyrl.rows import SampledRows
 from spanwise.errors import DataError
 
-OUTCOME = "layout: {turn: []}\nmethod: dr_grpo\nper: completion\nobjectives: [{reward: environment, pays: turn}]\n"
+OUTCOME = small.BROADCAST.replace("rloo", "dr_grpo")
 
 
 def through(data, recipe, output, *, merged=False, dp=1, **changes):
@@ -31,11 +33,8 @@ def rollout_ids(output):
 
 def rollout_credit(output):
     """Dr. GRPO by hand: what each rollout ended with, less the mean over the rollouts of its prompt, one vote each."""
-    ended = {
-        rollout: reward
-        for rollout, reward, last in zip(rollout_ids(output), output["rewards"], output["is_last_step"], strict=True)
-        if last
-    }
+    rows = zip(rollout_ids(output), output["rewards"], output["is_last_step"], strict=True)
+    ended = {rollout: reward for rollout, reward, last in rows if last}
     group = {prompt: [r for (p, _), r in ended.items() if p == prompt] for prompt, _ in ended}
     return {rollout: reward - sum(group[rollout[0]]) / len(group[rollout[0]]) for rollout, reward in ended.items()}
 
@@ -50,8 +49,9 @@ def trained_tokens(output):
 
 def test_a_list_of_the_generator_that_replaces_a_column_of_the_dataset_is_told(data):
     output = small.ragged(0)
+    output["reward_spec.ground_truth"] = ["4"] * len(output["rewards"])
     with pytest.warns(UserWarning, match=r"the dataset have the columns reward_spec.ground_truth"):
-        through(data, OUTCOME, {**output, "reward_spec.ground_truth": ["4"] * len(output["rewards"])})
+        through(data, OUTCOME, output)
 
 
 def test_a_batch_that_the_loss_leaves_out_whole_is_told(data):
@@ -157,11 +157,9 @@ def test_old_log_probabilities_of_several_mini_batches(data, ours):
     """
     output = small.ragged(5)
     changes = {"trainer.policy_mini_batch_size": 2}
-    if ours:
-        trainer, batch, _ = through(data, OUTCOME, output, dp=3, **changes)
-    else:
-        trainer = small.trainer(small.config(data, layout="stepwise", prompts=4, samples=3, **changes), dp=3)
-        batch, _ = small.up_to_values(trainer, output)
+    recipe = OUTCOME if ours else None
+    trainer = small.trainer(small.config(data, recipe=recipe, layout="stepwise", prompts=4, samples=3, **changes), dp=3)
+    batch, _ = small.up_to_values(trainer, output)
     first = batch.metadata["policy_mini_batch_boundaries"][0][1]
     assert first % 3
     now = trainer.dispatch.forward("policy", batch).loss_fn_outputs
@@ -189,18 +187,15 @@ def test_what_is_left_out_of_the_loss_is_compared_all_the_same(data, whole):
 
 
 def test_bad_rewards_are_said_once(data):
-    answer = "layout: {turn: [answer]}\nmethod: rloo\nobjectives: [{reward: environment, pays: turn}]\n"
-    trainer = small.trainer(small.config(data, recipe=answer, steps=3))
+    trainer = small.trainer(small.config(data, recipe=small.BROADCAST.replace("turn: []", "turn: [answer]"), steps=3))
     with pytest.warns(UserWarning, match="<answer> is in 0 of 48 completions") as caught:
         small.run(trainer)
     assert sum("<answer>" in str(warning.message) for warning in caught) == 1
 
 
 def test_columns_of_the_dataset_reach_rewards(data):
-    nested = (
-        "layout: {turn: []}\nmethod: rloo\n"
-        "objectives: [{reward: correct, pays: turn, options: {tag: '', verify: exact, column: %s}}]\n"
-    )
+    correct = "reward: correct, pays: turn, options: {tag: '', verify: exact, column: %s}"
+    nested = small.BROADCAST.replace("reward: environment, pays: turn", correct)
     trainer = small.trainer(small.config(data, recipe=nested % "reward_spec.ground_truth"))
     trainer.compute_advantages_and_returns(small.batch_of(trainer))
     trainer = small.trainer(small.config(data, recipe=nested % "gold"))
@@ -219,10 +214,6 @@ def test_rewards_read_prompts_as_messages_and_completions_as_text(data, recipe, 
 
 def test_fully_asynchronous_training_takes_the_same_road(data):
     """The conversion and the credit of SkyRL's asynchronous trainer; its loop wants several GPUs."""
-    from skyrl.train.fully_async_trainer import FullyAsyncRayPPOTrainer, GeneratedOutputGroup
-
-    from spanwise.engines.skyrl.main import trainer_class
-
     changes = {
         "trainer.fully_async.enabled": True, "trainer.fully_async.num_parallel_generation_workers": 6,
         "trainer.algorithm.policy_loss_type": "rollout_is",

@@ -1,14 +1,16 @@
 """docs/comparison.md: what verl's own estimators give the four completions."""
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
+from verl.trainer.ppo import core_algos
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "comparison.md"
+from pages import DOCS
+
+PAGE = DOCS / "comparison.md"
 RIGHT, BRIER = torch.tensor([1.0, 1.0, 0.0, 0.0]), torch.tensor([-0.01, -0.81, -0.81, -0.01])
 
 
@@ -17,22 +19,18 @@ def row(name):
     return [float(cell) for cell in cells.split("|")]
 
 
-def test_grpo_on_the_sum():
-    from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
+GROUP = torch.ones(4, 1), np.array(["p"] * 4, dtype=object)
 
-    found_nt, _ = compute_grpo_outcome_advantage(
-        (RIGHT + BRIER)[:, None], torch.ones(4, 1), np.array(["p"] * 4, dtype=object)
-    )
+
+def test_grpo_on_the_sum():
+    found_nt, _ = core_algos.compute_grpo_outcome_advantage((RIGHT + BRIER)[:, None], *GROUP)
     assert found_nt[:, 0].tolist() == pytest.approx(row("verl's `grpo` on the sum"), abs=0.006)
 
 
 def test_gdpo():
-    from verl.trainer.ppo.core_algos import compute_gdpo_outcome_advantage
-
-    found_nt, _ = compute_gdpo_outcome_advantage(
+    found_nt, _ = core_algos.compute_gdpo_outcome_advantage(
         torch.zeros(4, 1),
-        torch.ones(4, 1),
-        np.array(["p"] * 4, dtype=object),
+        *GROUP,
         config=OmegaConf.create({"gdpo_reward_keys": ["right", "brier"]}),
         non_tensor_batch={"right": RIGHT.numpy(), "brier": BRIER.numpy()},
         batch={"prompts": torch.zeros(4, 1), "attention_mask": torch.ones(4, 2).long()},

@@ -10,12 +10,11 @@ import torch
 from omegaconf import OmegaConf
 from verl import DataProto
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, get_policy_loss_fn
+from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl_small import actor_config
 
 from spanwise import RecipeError
 
-#: The names of our estimators, and of verl's.
-PAIRS = [("spanwise_rloo", "rloo"), ("spanwise_grpo", "grpo"), ("spanwise_dr_grpo", "grpo")]
 REWARDS = torch.tensor([1.0, 0.0, 0.5, -2.0, 1.0, 1.0, 3.0])
 GROUPS = ["a", "b", "a", "b", "a", "c", "c"]
 
@@ -31,18 +30,16 @@ def data_of(width=5, rewards=REWARDS, groups=GROUPS):
 
 
 def run(name, data, config=None, **kwargs):
-    from verl.trainer.ppo.ray_trainer import compute_advantage
-
     config = OmegaConf.create({"adv_estimator": name, "gamma": 1.0} if config is None else config)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return compute_advantage(data, name, config=config, **kwargs).batch["advantages"]
 
 
-@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
+@pytest.mark.parametrize(("ours", "theirs"), [("rloo", "rloo"), ("grpo", "grpo"), ("dr_grpo", "grpo")])
 def test_as_verls(ours, theirs):
-    plain = {"norm_adv_by_std_in_grpo": False} if ours == "spanwise_dr_grpo" else {}
-    found_nt, expected_nt = run(ours, data_of()), run(theirs, data_of(), **plain)
+    plain = {"norm_adv_by_std_in_grpo": False} if ours == "dr_grpo" else {}
+    found_nt, expected_nt = run(f"spanwise_{ours}", data_of()), run(theirs, data_of(), **plain)
     assert torch.allclose(found_nt, expected_nt, atol=1e-6)
     assert found_nt.dtype == torch.float32
 
@@ -87,20 +84,18 @@ def test_a_reward_on_tool_output_counts():
     assert run("spanwise_rloo", data).tolist() == [[1.0, 1, 0, 0, 0], [-1.0, -1, 0, 0, 0]]
 
 
-def test_options_of_the_method():
+def test_options_of_the_method_and_what_verl_tells_its_own_grpo_alone():
+    """verl hands `norm_adv_by_std_in_grpo` to no other estimator."""
     config = {"spanwise": {"options": {"leave_one_out": True}}}
     found_nt = run("spanwise_dr_grpo", data_of(rewards=torch.tensor([1.0, 0.0]), groups=["a", "a"]), config)
     assert found_nt[:, 0].tolist() == [1.0, -1.0]  # without the option: .5 and -.5
     for wrong in ({"ddoff": 0}, {"ddof": 8}):
         with pytest.raises(RecipeError, match="ddof"):
             run("spanwise_grpo", data_of(), {"spanwise": {"options": wrong}})
-
-
-def test_what_verl_tells_its_own_grpo_alone_is_refused():
-    """verl hands `norm_adv_by_std_in_grpo` to no other estimator."""
+    undivided = OmegaConf.create({"norm_adv_by_std_in_grpo": False})
     with pytest.raises(RecipeError, match="spanwise_dr_grpo"):
-        run("spanwise_grpo", data_of(), OmegaConf.create({"norm_adv_by_std_in_grpo": False}))
-    run("spanwise_rloo", data_of(), OmegaConf.create({"norm_adv_by_std_in_grpo": False}))  # rloo divides by nothing
+        run("spanwise_grpo", data_of(), undivided)
+    run("spanwise_rloo", data_of(), undivided)  # rloo divides by nothing
 
 
 def test_the_signature_takes_what_verl_may_pass():

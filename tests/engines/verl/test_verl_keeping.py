@@ -10,9 +10,11 @@ import pytest
 import torch
 import yaml
 from queue_small import fetch, filled, made
+from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl_runs import GROUP, PROMPTS, STEPS
 from verl_small import RECIPE, TEXT, WHOLE, config_of
 
+from rollout_files import records
 from spanwise.engines.estimators import outcome_advantages
 from spanwise.engines.verl.estimators import carrying, recipe_advantages
 from spanwise.engines.verl.settings import prepare
@@ -41,7 +43,7 @@ def credit_once(trainer, batch):
 
 
 def lines_of(run):
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return records(run / "metrics.jsonl")
 
 
 def rows_in(run, step):
@@ -52,8 +54,6 @@ def rows_in(run, step):
 class TestV1:
     def test_every_second_batch_by_hand(self, tmp_path):
         """rloo of rewards 1, 0, 0 is 1, -1/2, -1/2, and of 0, 1 it is -1, 1; a row that verl fills up with is in no file."""
-        from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
-
         (trainer, manager), folder = set_up(tmp_path, every=2), tmp_path / "run"
         batch = filled(manager, [[[RIGHT], [WRONG], [WRONG]], [[WRONG], [RIGHT]]])
         with trainer.spanwise.training(trainer, done=0):
@@ -66,9 +66,9 @@ class TestV1:
         assert [row["group"] for row in rows] == [0, 0, 0, 1, 1]
         assert [row["reward/correct"] for row in rows] == [1.0, 0.0, 0.0, 0.0, 1.0]
         assert [row["credit/rloo/all"] for row in rows] == pytest.approx([1.0, -0.5, -0.5, -1.0, 1.0])
-        for row, expected in zip(rows, [1.0, -0.5, -0.5, -1.0, 1.0], strict=True):
-            assert sum(row["advantages/rloo"]) == pytest.approx(expected, rel=1e-5)
-            assert manager.tokenizer.decode(row["completion_ids"]) in (RIGHT, WRONG)
+        assert [sum(row["advantages/rloo"]) for row in rows] == pytest.approx([1.0, -0.5, -0.5, -1.0, 1.0], rel=1e-5)
+        said = [manager.tokenizer.decode(row["completion_ids"]) for row in rows]
+        assert said == [RIGHT, WRONG, WRONG, WRONG, RIGHT]
         assert [row["answer"] for row in rows] == ["4"] * 5
         assert {row["prompt"] for row in rows} == {manager.tokenizer.decode([1, 2])}
         lines = lines_of(folder)
@@ -89,17 +89,16 @@ class TestV1:
         assert [row["rollout"] for row in rows] == [0, 0, 1, 2]
         assert rows[2]["trainable"] == [bool(flag) for flag in mask]
         assert [value != 0 for value in rows[2]["advantages/rloo"]] == rows[2]["trainable"]
-        by_rollout = [sum(rows[n]["advantages/rloo"]) for n in (2, 3)]
+        first, second, third, fourth = (sum(row["advantages/rloo"]) for row in rows)
         # rewards 1, 1, 0: rloo compares each with the mean of the two others
-        assert sum(rows[0]["advantages/rloo"]) + sum(rows[1]["advantages/rloo"]) == pytest.approx(0.5, rel=1e-5)
-        assert by_rollout == pytest.approx([0.5, -1.0], rel=1e-5)
+        assert [first + second, third, fourth] == pytest.approx([0.5, 0.5, -1.0], rel=1e-5)
 
     def test_turns_are_rows(self, tmp_path):
         recipe = "layout: {a: [answer]}\nobjectives: [{reward: correct, pays: [a], scope: turn}]\n"
         trainer, manager = set_up(tmp_path, recipe=recipe)
         right, wrong = (manager.tokenizer(text)["input_ids"] for text in (RIGHT, WRONG))
-        talk = [*right, 7, 7, *wrong], [1] * len(right) + [0, 0] + [1] * len(wrong)
-        credit_once(trainer, filled(manager, [[([talk[0]], [talk[1]]), [WRONG]]]))
+        talk = [[*right, 7, 7, *wrong]], [[1] * len(right) + [0, 0] + [1] * len(wrong)]
+        credit_once(trainer, filled(manager, [[talk, [WRONG]]]))
         rows = rows_in(tmp_path / "run", 1)
         assert [row["rollout"] for row in rows] == [0, 0, 1]
         assert [row["text"] for row in rows] == [RIGHT, WRONG, WRONG]

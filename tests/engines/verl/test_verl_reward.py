@@ -7,6 +7,7 @@ import time
 
 import pytest
 import torch
+from verl.trainer.ppo.metric_utils import process_validation_metrics
 from verl_small import RECIPE, TEXT, config_of, manager_of, outputs_of, scored, scoring
 
 from spanwise import DataError, RecipeError, Status
@@ -33,6 +34,19 @@ def read_alone(manager, text, **row):
 
 
 OF_A_FILE = "layout: {{a: [answer]}}\nobjectives: [{{reward: '{}/mine.py:{}', pays: a}}]\n"
+BY_TURN = "layout: {a: [answer]}\nobjectives: [{reward: correct, pays: [a], scope: turn}]\n"
+RIGHT, WRONG, TOOL = "<answer>4</answer>", "<answer>5</answer>", "tool "
+
+
+def filtered_by(metric):
+    return "algorithm.filter_groups.enable=True", f"algorithm.filter_groups.metric={metric}"
+
+
+def with_function(folder, body, **options):
+    """The manager of a run that names a reward function in verl's signature."""
+    (folder / "mine.py").write_text(f"def score(data_source, solution_str, ground_truth, extra_info):\n    return {body}\n")
+    function = "reward.custom_reward_function."
+    return prepared(folder, f"{function}path={folder / 'mine.py'}", f"{function}name=score", **options)
 
 
 def info_of(output):
@@ -47,10 +61,10 @@ def test_a_completion_is_scored_and_its_reading_arrives(manager):
     assert output.reward_score == pytest.approx(0.99)
     assert set(output.extra_fields) == {"reward_extra_info"}  # the mask for the reward worker is gone again
     carried = carry.unpack([info[carry.KEY]], manager.scheme)
-    mask_nt, masked_n = torch.arange(80)[None] < len(output.response_ids), carried.masked_n
+    mask_nt = torch.arange(80)[None] < len(output.response_ids)
     block_nt = carried.blocks_of(manager.scheme, mask_nt, [0])[0].block_nt
     assert carried.reading.scores.reward_nm.tolist() == [[1.0, pytest.approx(-0.01)]]
-    assert masked_n.tolist() == [True]
+    assert carried.masked_n.tolist() == [True]
     text = manager.tokenizer.decode([i for i, b in zip(output.response_ids, block_nt[0].tolist(), strict=False) if b])
     assert text == "analysis>x</analysis><confidence>0.9</confidence>"  # "><" is one token, and goes with its first byte
     assert int(block_nt[0].ge(0).sum()) == len(output.response_ids)
@@ -67,22 +81,15 @@ def test_absent_and_unreadable_survive_the_way(manager):
 
 def test_two_rollouts_share_a_mark_only_if_no_reward_differs(tmp_path, manager):
     assert "any_reward" not in info_of(read_alone(manager, TEXT.format(4, 0.9)))
-    on = "algorithm.filter_groups."
-    marking = prepared(tmp_path, f"{on}enable=True", f"{on}metric=any_reward")
+    marking = prepared(tmp_path, *filtered_by("any_reward"))
     pairs = (4, 0.9), (4, 0.9), (4, 0.8), (5, 0.9), (4, "high")
     texts = [TEXT.format(*pair) + " " * (n == 1) for n, pair in enumerate(pairs)]
     infos = [info_of(read_alone(marking, text)) for text in texts]
     marks = [float(info["any_reward"]) for info in infos]  # as verl's filter reads it
     assert marks[0] == marks[1]
     assert len(set(marks)) == 4
-    from verl.trainer.ppo.metric_utils import process_validation_metrics
-
     columns = {name: [info[name] for info in infos] for name in ("correct", "any_reward")}
     assert [*process_validation_metrics(["small"] * 5, ["u"] * 5, columns)["small"]] == ["correct"]  # a mark is no result
-
-
-RIGHT, WRONG, TOOL = "<answer>4</answer>", "<answer>5</answer>", "tool "
-BY_TURN = "layout: {a: [answer]}\nobjectives: [{reward: correct, pays: [a], scope: turn}]\n"
 
 
 def read_turns(manager, *turns):
@@ -92,9 +99,7 @@ def read_turns(manager, *turns):
         piece = manager.tokenizer(text)["input_ids"]
         ids, mask = ids + piece, mask + [int(text != TOOL)] * len(piece)
     states = [{"anchor": f"after {n} turns"} for n in range(len(turns))]
-    outputs = outputs_of(manager.tokenizer, [ids], [mask])
-    outputs[0].extra_fields = {"turns": states}
-    return scored(manager, outputs)[0]
+    return scored(manager, outputs_of(manager.tokenizer, [ids], [mask], turns=states))[0]
 
 
 def test_a_reward_of_turns_is_logged_as_their_mean(tmp_path):
@@ -105,8 +110,7 @@ def test_a_reward_of_turns_is_logged_as_their_mean(tmp_path):
 @pytest.mark.parametrize("recipe", [BY_TURN, "method: gigpo\n" + BY_TURN.replace(", scope: turn", "")])
 def test_a_group_is_dropped_only_if_no_turn_can_get_credit(tmp_path, recipe):
     """verl drops a group whose marks are equal numbers; a group with NaN stays."""
-    on = "algorithm.filter_groups."
-    manager = prepared(tmp_path, f"{on}enable=True", f"{on}metric=any_reward", recipe=recipe)
+    manager = prepared(tmp_path, *filtered_by("any_reward"), recipe=recipe)
     all_wrong, longer, mixed, right = (
         float(info_of(read_turns(manager, *turns))["any_reward"])
         for turns in ((WRONG, WRONG), (WRONG, WRONG, WRONG), (RIGHT, WRONG), (RIGHT, RIGHT))
@@ -165,9 +169,8 @@ def test_a_reward_function_is_called_with_one_rollout_at_a_time(tmp_path):
 
 def test_a_rollout_in_which_the_model_said_nothing(tmp_path):
     """It has no turn to read: its reward is absent, and other rollouts are compared without it."""
-    recipe = "layout: {a: [answer]}\nobjectives: [{reward: correct, pays: [a], scope: turn}]\n"
-    manager = prepared(tmp_path, recipe=recipe)
-    empty, right = (read_alone(manager, text) for text in ("", "<answer>4</answer>"))
+    manager = prepared(tmp_path, recipe=BY_TURN)
+    empty, right = (read_alone(manager, text) for text in ("", RIGHT))
     assert info_of(empty)["correct"] is None
     assert empty.reward_score == 0.0
     unpacked = carry.unpack([info_of(output)[carry.KEY] for output in (empty, right)], manager.scheme)
@@ -177,13 +180,11 @@ def test_a_rollout_in_which_the_model_said_nothing(tmp_path):
 
 def test_a_missing_column_says_so(manager):
     with pytest.raises(DataError, match=r"answer"):
-        read_alone(manager, "<answer>4</answer>", reward_model={})
+        read_alone(manager, RIGHT, reward_model={})
 
 
 def test_validation_shows_the_objectives(manager):
     """verl's own summary of a validation takes the numbers and leaves out the packed text."""
-    from verl.trainer.ppo.metric_utils import process_validation_metrics
-
     infos = [info_of(read_alone(manager, TEXT.format(answer, 0.9))) for answer in (4, 5)]
     summary = process_validation_metrics(["small"] * 2, ["u", "u"], {key: [info[key] for info in infos] for key in infos[0]})
     assert set(summary["small"]) == {"correct", "brier"}
@@ -192,18 +193,14 @@ def test_validation_shows_the_objectives(manager):
 
 def test_an_absent_reward_joins_no_mean_of_the_validation(tmp_path):
     """Without `if_missing` there is no number for it; NaN would be the mean of the whole data source."""
-    from verl.trainer.ppo.metric_utils import process_validation_metrics
-
-    manager = prepared(tmp_path, recipe=RECIPE.replace(", if_missing: -1.0", ""))
-    infos = [info_of(read_alone(manager, text)) for text in (TEXT.format(4, 0.5), "<answer>4</answer>")]
+    recipe = RECIPE.replace(", if_missing: -1.0", "")
+    manager = prepared(tmp_path, recipe=recipe)
+    infos = [info_of(read_alone(manager, text)) for text in (TEXT.format(4, 0.5), RIGHT)]
     summary = process_validation_metrics(["small"] * 2, ["u", "v"], {"brier": [info["brier"] for info in infos]})
     assert summary["small"]["brier"]["mean@1"] == -0.25
-    on = "algorithm.filter_groups."
     with pytest.warns(UserWarning, match="metric=brier drops"):
-        filtering = prepared(
-            tmp_path, f"{on}enable=True", f"{on}metric=brier", recipe=RECIPE.replace(", if_missing: -1.0", "")
-        )
-    assert math.isnan(info_of(read_alone(filtering, "<answer>4</answer>"))["brier"])  # verl's filter takes numbers alone
+        filtering = prepared(tmp_path, *filtered_by("brier"), recipe=recipe)
+    assert math.isnan(info_of(read_alone(filtering, RIGHT))["brier"])  # verl's filter takes numbers alone
 
 
 def test_an_outcome_at_an_output_without_the_block_is_the_rollouts(tmp_path):
@@ -222,18 +219,13 @@ def test_an_outcome_at_an_output_without_the_block_is_the_rollouts(tmp_path):
 
 def test_outputs_whose_prompts_differ_in_length_are_read_whole(tmp_path):
     """verl pads prompt and response as one, so its mask is right only for outputs with the longest prompt."""
-    (tmp_path / "mine.py").write_text(
-        "def score(data_source, solution_str, ground_truth, extra_info):\n    return len(solution_str)\n"
-    )
-    function = "reward.custom_reward_function."
-    settings = f"{function}path={tmp_path / 'mine.py'}", f"{function}name=score"
     recipe = "layout: {a: [answer]}\nobjectives: [{reward: environment, pays: [a]}]\n"
-    manager = prepared(tmp_path, *settings, recipe=recipe)
-    outputs = outputs_of(manager.tokenizer, ["So it is.", "<answer>4</answer>", "<answer>5</answer>"])
+    manager = with_function(tmp_path, "len(solution_str)", recipe=recipe)
+    outputs = outputs_of(manager.tokenizer, ["So it is.", RIGHT, WRONG])
     outputs[0].prompt_ids = [1, 2, 3, 4, 5, 6, 7]
     outputs[1].prompt_ids = [1, 2, 3, 4]
     scored(manager, outputs)
-    assert outputs[-1].reward_score == len("<answer>5</answer>")
+    assert outputs[-1].reward_score == len(WRONG)
     packed = info_of(outputs[-1])[carry.KEY]
     lengths = carry.unpack([packed] * 3, manager.scheme, [0, 1, 2]).length_n
     assert lengths == [len(output.response_ids) for output in outputs]
@@ -263,12 +255,12 @@ def test_rewards_that_wait_share_the_loop_and_not_the_thread(tmp_path, monkeypat
     recipe = f"layout: {{all: [answer]}}\nmethod: gdpo\nobjectives:\n{entries}per: completion\n"
     manager = prepared(tmp_path, recipe=recipe)
     texts = [TEXT.format(4 if n % 2 else 5, 0.9) for n in range(30)]
+    rollouts = [outputs_of(manager.tokenizer, [text]) for text in texts]
     started = time.monotonic()
 
     async def all_at_once():
         await asyncio.gather(*[scoring(manager, outputs) for outputs in rollouts])
 
-    rollouts = [outputs_of(manager.tokenizer, [text]) for text in texts]
     manager.loop.run_until_complete(all_at_once())
     infos = [info_of(outputs[-1]) for outputs in rollouts]
     assert [info["score"] for info in infos] == [float(n % 2) for n in range(30)]
@@ -279,10 +271,6 @@ def test_rewards_that_wait_share_the_loop_and_not_the_thread(tmp_path, monkeypat
 
 def test_an_answer_that_a_reward_function_returns_is_not_the_gold_answer(tmp_path):
     """The function says what it read; `correct` compares with the dataset. A value that an objective pays is the function's."""
-    (tmp_path / "mine.py").write_text(
-        "def score(data_source, solution_str, ground_truth, extra_info):\n"
-        "    return {'score': 0.5, 'answer': '5', 'completions': 'x', 'level': 0.25}\n"
-    )
     recipe = """
     layout: {solution: [answer], confidence: [confidence]}
     objectives:
@@ -290,14 +278,11 @@ def test_an_answer_that_a_reward_function_returns_is_not_the_gold_answer(tmp_pat
       - {reward: environment, pays: [confidence]}
       - {reward: environment, name: level, pays: [confidence], options: {column: level}}
     """
-    function = "reward.custom_reward_function."
-    settings = f"{function}path={tmp_path / 'mine.py'}", f"{function}name=score"
-    manager = prepared(tmp_path, *settings, recipe=recipe)
+    manager = with_function(tmp_path, "{'score': 0.5, 'answer': '5', 'completions': 'x', 'level': 0.25}", recipe=recipe)
     for said, right in ((4, 1.0), (5, 0.0)):
         info = info_of(read_alone(manager, TEXT.format(said, 1), extra_info={"level": 3}))
         assert (info["correct"], info["environment"], info["level"]) == (right, 0.5, 0.25)
     # A number called `environment` in the agent loop's extra fields replaces the function's score, and nothing else of it.
-    (output,) = scored(
-        manager, outputs_of(manager.tokenizer, [TEXT.format(4, 1)], environment=0.75), extra_info={"level": 3}
-    )
+    outputs = outputs_of(manager.tokenizer, [TEXT.format(4, 1)], environment=0.75)
+    (output,) = scored(manager, outputs, extra_info={"level": 3})
     assert (info_of(output)["environment"], info_of(output)["level"]) == (0.75, 0.25)

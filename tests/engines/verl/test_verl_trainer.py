@@ -7,14 +7,14 @@ import pytest
 import torch
 import transfer_queue as tq
 from queue_small import advantages_of, fetch, filled, made, put, trainer_of
+from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl_small import TEXT, WHOLE, config_of
 
 import spanwise.engines.verl.trainer as trainer_module
 from spanwise.errors import AlignmentError, RecipeError
 
 pytestmark = pytest.mark.usefixtures("queue")
-
-
+RIGHT, WRONG = ["<answer>4</answer>"], ["<answer>5</answer>"]
 PROMPTS = [
     [[TEXT.format(4, 0.9)], [TEXT.format(5, 0.2)], ["<answer>4</answer>"], [TEXT.format(4, 0.3)]],
     [[TEXT.format(5, "high")], [TEXT.format(4, 0.7)]],
@@ -23,27 +23,22 @@ PROMPTS = [
 
 def test_padding_of_the_batch_changes_nothing(tmp_path):
     """verl tops batches up with copies of the first row whose mask is 0, its reading included."""
-    from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
-
     (trainer, manager), plain, padded = made(tmp_path), {}, {}
     batch = filled(manager, PROMPTS)
     trainer._compute_advantage(batch, plain)
     before = advantages_of(batch)
     with_padding = upsample_batch_to_divisible_size(batch, 4, manager.tokenizer.eos_token_id)
-    assert len(with_padding) == 8
     trainer._compute_advantage(with_padding, padded)
     after = advantages_of(with_padding)
     for row, expected in zip(after[:6], before, strict=True):
         assert torch.allclose(row, expected * 8 / 6)  # verl divides by the padded number of rows
-    assert all(float(row.abs().sum()) == 0 for row in after[6:])
+    assert [float(row.abs().sum()) for row in after[6:]] == [0.0, 0.0]
     assert padded == plain
     assert plain["credit/malformed"] == pytest.approx(1 / 6)
 
 
 def test_a_batch_in_shares_gets_the_same_advantages_and_metrics(tmp_path, monkeypatch):
     """Chunks mix prompts and are padded to their own longest row; verl's own metrics of the chunks are joined."""
-    from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
-
     (trainer, manager), whole, by_share = made(tmp_path), {}, {}
     batch = upsample_batch_to_divisible_size(filled(manager, PROMPTS), 4, manager.tokenizer.eos_token_id)
     logps = [torch.full((len(row),), -0.5 - n / 10) for n, row in enumerate(fetch(batch, "response_mask")[0])]
@@ -67,9 +62,7 @@ def test_a_batch_in_shares_gets_the_same_advantages_and_metrics(tmp_path, monkey
 def test_a_rollout_of_several_outputs_has_one_vote(tmp_path):
     """Twelve rows of one rollout have one vote: the other rollouts get the same as if it were one row."""
     trainer, manager = made(tmp_path, recipe=WHOLE)
-    last, right, wrong = "<answer>4</answer>", ["<answer>4</answer>"], ["<answer>5</answer>"]
-    many = filled(manager, [[["So"] * 11 + [last], right, wrong]])
-    single = filled(manager, [[[last], right, wrong]])
+    many, single = (filled(manager, [[["So"] * more + RIGHT, RIGHT, WRONG]]) for more in (11, 0))
     for batch in (many, single):
         trainer._compute_advantage(batch, {})
     factor = 14 / 3  # rows per rollout: verl divides by rows
@@ -83,7 +76,7 @@ def test_a_rollout_of_several_outputs_has_one_vote(tmp_path):
 
 def test_an_agent_loop_that_scores_itself_is_refused(tmp_path):
     trainer, manager = made(tmp_path)
-    batch = filled(manager, [[["<answer>4</answer>"]]])
+    batch = filled(manager, [[RIGHT]])
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
     tq.kv_batch_put(keys=batch.keys, partition_id="train", fields=list_of_dict_to_tensordict([{"extra_fields": {}}]))
@@ -99,7 +92,7 @@ def test_a_reader_that_did_not_know_the_mask_is_caught(tmp_path, monkeypatch):
     actor = AgentLoopWorkerTQ.__ray_metadata__.modified_class
     monkeypatch.setattr(actor, "_compute_score", AgentLoopWorker._compute_score.__wrapped__)
     trainer, manager = made(tmp_path, recipe=WHOLE)
-    batch = filled(manager, [[(["So <answer>4</answer>"], [[0] * 2 + [1] * 5])], [["<answer>4</answer>"]]])
+    batch = filled(manager, [[(["So <answer>4</answer>"], [[0] * 2 + [1] * 5])], [RIGHT]])
     with pytest.raises(AlignmentError, match=r"Row 0: .* 5 tokens.* 7"):
         trainer._compute_advantage(batch, {})
 
@@ -108,11 +101,10 @@ def test_verls_own_estimators_run_as_before(tmp_path):
     """A run that does not name spanwise is trained by verl alone."""
     from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-    config = config_of(tmp_path, name="rloo")
-    trainer = trainer_of(config)
+    trainer = trainer_of(config_of(tmp_path, name="rloo"))
     assert type(trainer) is PPOTrainerSync
     _, manager = made(tmp_path)
-    batch = filled(manager, [[["<answer>4</answer>"], ["<answer>5</answer>"]]])
+    batch = filled(manager, [[RIGHT, WRONG]])
     trainer._compute_advantage(batch, {})
     # correct + brier if the confidence is left out: 1 - 1 and 0 - 1
     assert [row.unique().tolist() for row in advantages_of(batch)] == [[1.0], [-1.0]]
@@ -124,9 +116,9 @@ def test_every_mode_is_made_ours_by_the_name_of_the_estimator(tmp_path, mode):
 
     rollout = "actor_rollout_ref.rollout."
     apart = [f"{rollout}nnodes=1", f"{rollout}n_gpus_per_node=1", f"{rollout}checkpoint_engine.backend=nccl"]
-    more = [*apart, "data.train_batch_size=8"]
+    more = [*apart, "data.train_batch_size=8"] if mode == "separate_async" else []
     for name in (mode, f"spanwise_{mode}"):
-        config = config_of(tmp_path, f"trainer.v1.trainer_mode={name}", *(more if mode == "separate_async" else []))
+        config = config_of(tmp_path, f"trainer.v1.trainer_mode={name}", *more)
         trainer = trainer_of(config, name)
         assert trainer.spanwise.scheme.method == "bae"
         assert trainer.trainer_mode == mode  # verl reads it, and samples asynchronously under any other name
@@ -144,8 +136,7 @@ def test_another_estimator_is_refused_under_our_mode_and_with_a_recipe(tmp_path)
 
 def test_rollouts_that_verl_went_on_without_are_counted(tmp_path):
     """verl logs the error of a reward or an agent loop in a worker, and trains on the others: here 2 prompts x 4."""
-    right, wrong = ["<answer>4</answer>"], ["<answer>5</answer>"]
-    group = [right, wrong, wrong, ["So", "<answer>5</answer>"]]
+    group = [RIGHT, WRONG, WRONG, ["So", *WRONG]]
     for prompts, expected in (([group, group], []), ([group, group[1:]], ["1 of 8"]), ([group], ["4 of 8"])):
         trainer, manager = made(tmp_path, recipe=WHOLE)
         batch = filled(manager, prompts)
@@ -164,12 +155,16 @@ def test_prompts_that_verl_replaced_are_counted(tmp_path):
     """
     trainer, manager = made(tmp_path, recipe=WHOLE)
     trainer.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 1)
-    batch = filled(manager, [[["<answer>4</answer>"], ["<answer>5</answer>"]] * 2] * 2)
+    batch = filled(manager, [[RIGHT, WRONG] * 2] * 2)
     trainer._compute_advantage(batch, {})
-    step = {"timing_raw": {"step": 1.0}, "global_steps": 1, "epoch": 0}
+
+    def log():
+        metrics = {"training/rollout_failure/evicted_samples": 3}
+        trainer._compute_metrics(batch, metrics, timing_raw={"step": 1.0}, global_steps=1, epoch=0)
+
     with pytest.warns(UserWarning, match="verl replaced 3 prompts"):
-        trainer._compute_metrics(batch, {"training/rollout_failure/evicted_samples": 3}, **step)
-    trainer._compute_metrics(batch, {"training/rollout_failure/evicted_samples": 3}, **step)  # said once
+        log()
+    log()  # said once
 
 
 def test_verl_joins_metrics_of_blocks_by_their_mean_whatever_they_are_called():

@@ -4,9 +4,11 @@ import itertools
 
 import pytest
 import torch
+from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn
 from verl_small import actor_config
 
 from spanwise.engines.verl.carry import MODES, loss_factor
+from spanwise.errors import RecipeError
 
 GENERATOR = torch.Generator().manual_seed(5)
 ROWS, WIDTH = 12, 7
@@ -22,8 +24,6 @@ def batch(padding):
 
 def reduced(adv_nt, mask_nt, mode, mini_batch, micro, ranks):
     """The loss that FSDP accumulates over an optimiser step through `ppo_loss`: a mean over ranks of sums over micro-batches."""
-    from verl.trainer.ppo.core_algos import agg_loss
-
     total = 0.0
     for step in range(0, ROWS, mini_batch):
         rows = torch.arange(step, step + mini_batch)
@@ -46,11 +46,13 @@ def reduced(adv_nt, mask_nt, mode, mini_batch, micro, ranks):
 @pytest.mark.parametrize(("mode", "padding"), [*itertools.product(MODES, [0, 2])])
 @pytest.mark.parametrize(("mini_batch", "micro", "ranks"), [(12, 12, 1), (12, 5, 2), (4, 1, 2), (6, 2, 1)])
 def test_is_the_objective(mode, padding, mini_batch, micro, ranks):
-    if mode == "token-mean" and mini_batch < ROWS:
-        return  # refused: see test_carry
     adv_nt, mask_nt = batch(padding)
-    sizes = {"rollouts": ROWS - padding, "tokens": int(mask_nt.sum()), "rows": ROWS}
-    factor = loss_factor(mask_nt, mode=mode, mini_batch=mini_batch, horizon=9, **sizes).double()
+    sizes = {"rollouts": ROWS - padding, "tokens": int(mask_nt.sum()), "rows": ROWS, "mini_batch": mini_batch}
+    if mode == "token-mean" and mini_batch < ROWS:
+        with pytest.raises(RecipeError, match=rf"12 rows has mini-batches of {mini_batch}.*seq-mean-token-mean"):
+            loss_factor(mask_nt, mode=mode, **sizes)
+        return
+    factor = loss_factor(mask_nt, mode=mode, horizon=9, **sizes).double()
     objective = -float(adv_nt.sum()) / (ROWS - padding)
     assert reduced(adv_nt * factor, mask_nt, mode, mini_batch, micro, ranks) == pytest.approx(objective, rel=1e-5)
 
@@ -58,21 +60,14 @@ def test_is_the_objective(mode, padding, mini_batch, micro, ranks):
 @pytest.mark.parametrize("mode", MODES)
 def test_losses_of_verl_are_linear_in_a_positive_factor(mode):
     """For every loss that is let through: this linearity is what allows advantages to be scaled."""
-    from verl.trainer.ppo.core_algos import get_policy_loss_fn
-
     adv_nt, mask_nt = batch(0)
     logp_nt = torch.randn(ROWS, WIDTH, generator=GENERATOR).double() - 2
     old_nt = logp_nt + 0.3 * torch.randn(ROWS, WIDTH, generator=GENERATOR).double()
     config = actor_config(clip_ratio_low=0.2, clip_ratio_high=0.2, loss_scale_factor=9)
+    rows = {"old_log_prob": old_nt, "log_prob": logp_nt, "response_mask": mask_nt.bool()}
     for name in ("vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "cispo", "spanwise_aspo"):
-
-        def loss(scale, name=name):
-            rows = {
-                "old_log_prob": old_nt,
-                "log_prob": logp_nt,
-                "advantages": scale * adv_nt,
-                "response_mask": mask_nt.bool(),
-            }
-            return float(get_policy_loss_fn(name)(**rows, loss_agg_mode=mode, config=config)[0])
-
-        assert loss(3.0) == pytest.approx(3 * loss(1.0), rel=1e-6), name
+        loss, tripled = (
+            float(get_policy_loss_fn(name)(**rows, advantages=scale * adv_nt, loss_agg_mode=mode, config=config)[0])
+            for scale in (1.0, 3.0)
+        )
+        assert tripled == pytest.approx(3 * loss, rel=1e-6), name

@@ -1,6 +1,6 @@
 """Small real pieces of a verl run: its configuration, a model folder, rollouts as its agent loop makes them."""
 
-import copy
+import pickle
 import warnings
 from functools import cache
 
@@ -18,10 +18,10 @@ objectives:
 """
 WHOLE = "layout: {all: [answer]}\nmethod: rloo\nobjectives: [{reward: correct, pays: [all]}]\nper: completion\n"
 TEXT = "<reasoning>So</reasoning><answer>{}</answer><analysis>x</analysis><confidence>{}</confidence>"
-
-
 #: The trainer of V0.
 V0 = ("trainer.use_v1=False", "data.dataloader_num_workers=0", "data.val_batch_size=1")
+#: A row of a dataset.
+ROW = {"data_source": "small", "reward_model": {"ground_truth": "4"}, "extra_info": {}}
 
 
 def actor_config(**more):
@@ -33,17 +33,17 @@ def actor_config(**more):
 
 @cache
 def _defaults():
-    """verl's own configuration as Hydra composes it, half a second of reading YAML."""
+    """verl's own configuration as Hydra composes it, pickled: to load it takes a hundredth of the time of a deep copy."""
     from hydra import compose, initialize_config_module
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with initialize_config_module("verl.trainer.config", version_base=None):
-            return compose("ppo_trainer")
+            return pickle.dumps(compose("ppo_trainer"))
 
 
 def config_of(folder, *overrides, recipe=RECIPE, name="spanwise", plain=False):
-    """verl's real configuration with Hydra's overrides, a recipe, and a model folder that holds a tokenizer."""
+    """verl's real configuration with Hydra's overrides, a recipe and a tokenizer; `plain`: with verl's own defaults."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from omegaconf import OmegaConf
 
@@ -53,23 +53,19 @@ def config_of(folder, *overrides, recipe=RECIPE, name="spanwise", plain=False):
         tokenizer = byte_level()
         tokenizer.pad_token = tokenizer.eos_token
         tokenizer.save_pretrained(folder / "model")
-    ours = [
+    needed = [
         f"algorithm.adv_estimator={name}",
         *([f"+algorithm.spanwise.recipe={path}"] if name == "spanwise" else []),
         f"actor_rollout_ref.model.path={folder / 'model'}",
-        "actor_rollout_ref.rollout.name=vllm",
-        "actor_rollout_ref.rollout.n=4",
-        "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
-        "data.max_response_length=64",
-        "data.train_batch_size=2",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
         "trainer.n_gpus_per_node=1",
     ]
-    if plain:  # verl's own defaults, but for the estimator and the model
-        ours = [*ours[:3], "trainer.n_gpus_per_node=1"]
-    config = copy.deepcopy(_defaults())
-    for override in OverridesParser.create().parse_overrides([*ours, *overrides]):
+    small = [
+        "actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.n=4",
+        "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum", "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1", "data.max_response_length=64", "data.train_batch_size=2",
+    ]  # fmt: skip
+    config = pickle.loads(_defaults())
+    for override in OverridesParser.create().parse_overrides([*needed, *([] if plain else small), *overrides]):
         is_new = override.is_add() or override.is_force_add()
         OmegaConf.update(config, override.key_or_group, override.value(), force_add=is_new)
     return config
@@ -94,12 +90,12 @@ class Handle:
         return await self.manager.run_single(data)
 
 
-def outputs_of(tokenizer, turns, masks=None, **extra):
+def outputs_of(tokenizer, texts, masks=None, **extra):
     """One `AgentLoopOutput` per text."""
     from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
     outputs = []
-    for n, text in enumerate(turns):
+    for n, text in enumerate(texts):
         ids = tokenizer(text, add_special_tokens=False)["input_ids"] if isinstance(text, str) else text
         mask = [1] * len(ids) if masks is None else masks[n]
         row = {"prompt_ids": [1, 2], "response_ids": ids, "response_mask": mask, "num_turns": 2, "extra_fields": extra}
@@ -117,10 +113,6 @@ async def scoring(manager, outputs, **row):
     """`scored`, for a loop that already runs."""
     fields = {**ROW, "raw_prompt": "2+2", **row}
     await worker_of(manager)._compute_score(outputs, kwargs={name: _one(value) for name, value in fields.items()})
-
-
-#: A row of a dataset.
-ROW = {"data_source": "small", "reward_model": {"ground_truth": "4"}, "extra_info": {}}
 
 
 def worker_of(manager, kind=None, **more):
