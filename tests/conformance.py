@@ -109,17 +109,18 @@ JSON = [
 BETWEEN = ("<tool>", "+")  # what the environment says between two turns
 
 
+def row_of(group, question, answer, pieces, blocks, **more):
+    sampled = [int(block >= 0) for block in blocks]
+    about = {"group": group, "question": question, "answer": answer, "prompt": ids(question)}
+    return {**about, "ids": ids(pieces), "sampled": sampled, "blocks": blocks, **more}
+
+
 def flat_rows():
     rows = []
     for group, question, answer, thought, answered, confidence, more in FLAT:
         pieces, blocks = completion(thought, answered, confidence, **more)
-        rows.append(
-            {
-                "group": group, "question": question, "answer": answer, "prompt": ids(question), "ids": ids(pieces),
-                "sampled": [int(block >= 0) for block in blocks], "blocks": blocks, "right": float(answered == answer),
-                "confidence": confidence,
-            }
-        )  # fmt: skip
+        facts = {"right": float(answered == answer), "confidence": confidence}
+        rows.append(row_of(group, question, answer, pieces, blocks, **facts))
     return rows
 
 
@@ -139,12 +140,7 @@ def field_rows():
         right = [float(gold == element) for gold, element in zip("12", elements, strict=False)]
         if more.get("cut"):
             right[-1] = 0.0  # the element has no end, so it holds nothing
-        rows.append(
-            {
-                "group": group, "question": "?", "answer": GOLD, "prompt": ids("?"), "ids": ids(pieces),
-                "sampled": [int(block >= 0) for block in blocks], "blocks": blocks, "a": a and float(a == "4"), "n": right,
-            }
-        )  # fmt: skip
+        rows.append(row_of(group, "?", GOLD, pieces, blocks, a=a and float(a == "4"), n=right))
     return rows
 
 
@@ -156,13 +152,8 @@ def turn_rows(talks, *, edited=False):
         for step, (thought, answered, confidence, paid, anchor) in enumerate(turns):
             pieces, blocks = completion(thought, answered, confidence, end=("<eos>",) if step == len(turns) - 1 else ())
             prompt = ids("?") + context[1:] if edited and step else list(context)
-            rows.append(
-                {
-                    "group": group, "question": question, "answer": answer, "rollout": f"{group}/{n}", "step": step,
-                    "prompt": prompt, "ids": ids(pieces), "sampled": [1] * len(pieces), "blocks": blocks, "paid": paid,
-                    "anchor": anchor, "right": float(answered == answer),
-                }
-            )  # fmt: skip
+            facts = {"prompt": prompt, "paid": paid, "anchor": anchor, "right": float(answered == answer)}
+            rows.append(row_of(group, question, answer, pieces, blocks, rollout=f"{group}/{n}", step=step, **facts))
             context += ids(pieces) + ids(BETWEEN)
     return rows
 
@@ -180,24 +171,22 @@ def shared(row, credit, sizes, stop=0.0):
     return tokens
 
 
+def brier(row):
+    return -((row["confidence"] - row["right"]) ** 2)
+
+
 def blocks_credit(rows):
     """The credit of the solution, of the confidence, and of stopping."""
     credit = []
     for row in rows:
         group = [mate for mate in rows if mate["group"] == row["group"]]
         solution = row["right"] - average([mate["right"] for mate in group]) if len(group) > 1 else 0.0
-        brier = [
-            None if mate["confidence"] is None else -((mate["confidence"] - mate["right"]) ** 2)
-            for mate in group
-            if mate["right"] == row["right"]
-        ]
-        scores = [value for value in brier if value is not None]
-        everyone = [-((mate["confidence"] - mate["right"]) ** 2) for mate in group if mate["confidence"] is not None]
+        everyone = [brier(mate) for mate in group if mate["confidence"] is not None]
+        alike = [brier(mate) for mate in group if mate["confidence"] is not None and mate["right"] == row["right"]]
         if row["confidence"] is None:  # compared with its stratum, or with the group if the stratum is empty
-            credit.append((solution, 0.0, -1.0 - average(scores or everyone)))
+            credit.append((solution, 0.0, -1.0 - average(alike or everyone)))
         else:
-            score = -((row["confidence"] - row["right"]) ** 2)
-            credit.append((solution, score - average(scores) if len(scores) > 1 else 0.0, 0.0))
+            credit.append((solution, brier(row) - average(alike) if len(alike) > 1 else 0.0, 0.0))
     return credit
 
 
@@ -214,8 +203,7 @@ def fields_advantages(rows):
     for row in rows:
         group = [mate for mate in rows if mate["group"] == row["group"]]
         present = [mate["a"] for mate in group if mate["a"] is not None]
-        credit = [0.0, 0.0, 0.0, 0.0]
-        stop = 0.0
+        credit, stop = [0.0, 0.0, 0.0, 0.0], 0.0
         if row["a"] is None:
             stop = 0.0 - average(present)
         elif len(present) > 1:
@@ -260,8 +248,8 @@ def gigpo_advantages(rows):
 
 def written():
     rows = rollouts()
-    loops = {"blocks": blocks_advantages, "waits": blocks_advantages, "fields": fields_advantages, "turns": turns_advantages}
-    loops |= {"gigpo": gigpo_advantages}
+    loops = {"blocks": blocks_advantages, "waits": blocks_advantages, "fields": fields_advantages,
+             "turns": turns_advantages, "gigpo": gigpo_advantages}  # fmt: skip
     advantages = {name: function(rows[ROWS[name]]) for name, function in loops.items()}
     return {"pieces": PIECES, "recipes": RECIPES, "rollouts": rows, "advantages": advantages}
 
@@ -314,14 +302,12 @@ def sequences(rows):
     for row in rows:
         if row["group"] == "hb":
             continue
-        if row["rollout"] not in by_rollout:
-            by_rollout[row["rollout"]] = {**row, "ids": [], "sampled": [], "turns": [], "row_of": []}
-        sequence = by_rollout[row["rollout"]]
-        before = len(sequence["prompt"]) + len(sequence["ids"])
-        between = row["prompt"][before:]
-        sequence["ids"] = [*sequence["ids"], *between, *row["ids"]]
-        sequence["sampled"] = [*sequence["sampled"], *[0] * len(between), *row["sampled"]]
-        sequence["turns"] = [*sequence["turns"], {"anchor": row["anchor"], "paid": row["paid"]}]
+        empty = {key: [] for key in ("ids", "sampled", "turns")}
+        sequence = by_rollout.setdefault(row["rollout"], {**row, **empty})
+        between = row["prompt"][len(sequence["prompt"]) + len(sequence["ids"]) :]
+        sequence["ids"] += [*between, *row["ids"]]
+        sequence["sampled"] += [*[0] * len(between), *row["sampled"]]
+        sequence["turns"].append({"anchor": row["anchor"], "paid": row["paid"]})
     return list(by_rollout.values())
 
 

@@ -14,14 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rollout_files import texts
 from spanwise.errors import DataError
 from spanwise.rollouts import read_rollouts
 
 pytestmark = pytest.mark.filterwarnings("default")  # their packages warn of themselves
-
-
-def text_of(table, n):
-    return table.vocabulary.join(table.tokens.slice(n, n + 1).astype(np.int64))[0].decode()
 
 
 def samples_in(log):
@@ -88,13 +85,11 @@ def test_any_messages_of_the_openai_package_are_read(seed, tmp_path):
     assert len(table) == len(talks)
     for n, (before, after) in enumerate(talks):
         assert table.prompts[n] == "\n".join(f"[{message['role']}] {text(message)}" for message in before)
-        assert text_of(table, n) == "".join(map(text, after))
+        assert texts(table)[n] == "".join(map(text, after))
         assert sampled_text(table, n) == "".join(text(message) for message in after if message["role"] == "assistant")
-    if "passed" in table.rewards:
-        expected = [math.nan if reward is None else float(reward) for reward in rewards]
-        assert table.rewards["passed"].value_n.tolist() == pytest.approx(expected, nan_ok=True)
-    else:
-        assert all(reward is None for reward in rewards)
+    expected = [math.nan if reward is None else float(reward) for reward in rewards]
+    found = table.rewards["passed"].value_n.tolist() if "passed" in table.rewards else [math.nan] * len(talks)
+    assert found == pytest.approx(expected, nan_ok=True)
 
 
 def varied_log(seed, folder, form=None):
@@ -176,17 +171,15 @@ def test_any_log_of_inspect_is_what_its_own_reader_says(seed, tmp_path):
         last = max(i for i, message in enumerate(sample.messages) if message.role == "user")
         before, after = sample.messages[: last + 1], sample.messages[last + 1 :]
         assert table.prompts[n] == "\n".join(f"[{message.role}] {spoken_of(message)}" for message in before)
-        assert text_of(table, n) == "".join(map(spoken_of, after))
+        assert texts(table)[n] == "".join(map(spoken_of, after))
         assert sampled_text(table, n) == "".join(spoken_of(message) for message in after if message.role == "assistant")
         assert (table.columns["answer"][n], table.columns["level"][n]) == (sample.target, sample.metadata["level"])
         for key, value in sample.scores["parts"].value.items():
             assert table.rewards[f"parts.{key}"].value_n[n].item() == value
         score = sample.scores.get("grade")
         value = {"C": 1.0, "I": 0.0}.get(score.value, score.value) if score is not None else math.nan
-        if "grade" in table.rewards:
-            assert table.rewards["grade"].value_n[n].item() == pytest.approx(float(value), nan_ok=True)
-        else:
-            assert math.isnan(value)
+        found = table.rewards["grade"].value_n[n].item() if "grade" in table.rewards else math.nan
+        assert found == pytest.approx(float(value), nan_ok=True)
     groups = [sample.id for sample in samples]
     assert [[a == b for b in groups] for a in groups] == (table.group_n[:, None] == table.group_n).tolist()
 
@@ -276,10 +269,9 @@ def test_a_json_log_is_read_in_little_more_than_its_tokens(tmp_path):
 
     from inspect_ai import model
 
-    words = " ".join(f"word{n % 50}" for n in range(6000))
-    user, said = model.ChatMessageUser, model.ChatMessageAssistant
-    question = user(content="q")
-    write_log(tmp_path / "a.json", [("q", [question, said(content=f"{n} {words}")]) for n in range(200)])
+    words, question = " ".join(f"word{n % 50}" for n in range(6000)), model.ChatMessageUser(content="q")
+    replies = [model.ChatMessageAssistant(content=f"{n} {words}") for n in range(200)]
+    write_log(tmp_path / "a.json", [("q", [question, reply]) for reply in replies])
     tracemalloc.start()
     try:
         table = read_rollouts(tmp_path / "a.json")
@@ -304,7 +296,7 @@ def test_turns_before_the_last_user_message_are_told_from_examples_of_the_input(
     ]
     write_log(tmp_path / "a.json", talks)
     table = read_rollouts(tmp_path / "a.json")
-    assert [text_of(table, n) for n in range(2)] == ["4", "4"]
+    assert texts(table) == ["4", "4"]
     assert "In 1 of 2 samples the model spoke before the last user message" in table.note
 
 
@@ -364,15 +356,14 @@ def test_any_samples_of_lm_evaluation_harness_are_what_the_file_says(seed, harne
         {"question": f"{n} {spoken(draw)}", "answer": draw.choice(["4", "é"]), "level": n} for n in range(draw.randint(1, 5))
     ]
     repeats = draw.choice([1, 1, 3])
-    changes = {} if repeats == 1 else {"repeats": repeats}
     replies = [draw.choice(["4", "é", spoken(draw)]) for _ in range(len(rows) * repeats)]
-    file = harness(rows, replies, **changes)
+    file = harness(rows, replies, **({} if repeats == 1 else {"repeats": repeats}))
     lines = [json.loads(line) for line in file.read_text().split("\n") if line]  # other line breaks stand in texts
     first = {line["doc_id"]: line for line in lines}  # a document stands once for each filter
     table = read_rollouts(file)
     expected = [(n, reply) for n in first for reply in first[n]["resps"][0]]
     assert sorted(reply for _, reply in expected) == sorted(replies)
-    assert [text_of(table, n) for n in range(len(table))] == [reply for _, reply in expected]
+    assert texts(table) == [reply for _, reply in expected]
     assert table.prompts == [first[n]["arguments"]["gen_args_0"]["arg_0"] for n, _ in expected]
     assert table.columns["answer"] == [first[n]["target"] for n, _ in expected]
     assert table.columns["level"] == [rows[n]["level"] for n, _ in expected]
@@ -424,13 +415,10 @@ def test_any_results_of_verifiers_before_1_0_are_what_its_own_reader_says(seed, 
     assert len(table) == len(outputs)
     for n, output in enumerate(outputs):
         parts = [[message["content"], *(message.get("tool_calls") or [])] for message in output["completion"]]
-        assert text_of(table, n) == "".join("\n".join(part) for part in parts)
+        assert texts(table)[n] == "".join("\n".join(part) for part in parts)
         assert (table.columns["answer"][n], table.columns["level"][n]) == (output["answer"], output["info"]["level"])
         for name, value in (("reward", output["reward"]), ("exact", output["metrics"]["exact"])):
-            if name in table.rewards:
-                expected = math.nan if output["error"] else value
-                assert table.rewards[name].value_n[n].item() == pytest.approx(expected, nan_ok=True)
-            else:
-                assert all(row["error"] for row in outputs)
+            found = table.rewards[name].value_n[n].item() if name in table.rewards else math.nan
+            assert found == pytest.approx(math.nan if output["error"] else value, nan_ok=True)
     examples = [output["example_id"] for output in outputs]
     assert [[a == b for b in examples] for a in examples] == (table.group_n[:, None] == table.group_n).tolist()
