@@ -10,7 +10,7 @@ from skyrl.backends.skyrl_train.utils.ppo_utils import AdvantageEstimator  # pyr
 from skyrl.train.config import AlgorithmConfig, make_config  # pyright: ignore[reportMissingImports]
 from skyrl.train.config.config import BaseConfig  # pyright: ignore[reportMissingImports]
 
-from spanwise.engines.rule import compares_groups, idle_fields, read_rule
+from spanwise.engines.rule import PROVIDES, compares_groups, idle_fields, read_rule
 from spanwise.engines.shared import RunRecord, say
 from spanwise.engines.windows import untested
 from spanwise.errors import refuse, unknown
@@ -63,9 +63,8 @@ def check(cfg: Any) -> RecipeRule:
     """Load the recipe that SkyRL's configuration names. Refuse settings that conflict with it."""
     skyrl_version = version("skyrl")
     say(untested("skyrl", skyrl_version))
-    algorithm_config = cfg.trainer.algorithm
-    generator_config = cfg.generator
-    is_stepwise = cfg.generator.step_wise_trajectories
+    algorithm_config, generator_config = cfg.trainer.algorithm, cfg.generator
+    is_stepwise = generator_config.step_wise_trajectories
     spanwise_options = algorithm_config.spanwise
     loss_name = algorithm_config.policy_loss_type
     estimator_name = algorithm_config.advantage_estimator
@@ -125,12 +124,10 @@ def check(cfg: Any) -> RecipeRule:
     scheme.check_loads("SkyRL")
     for mode in skyrl_modes:
         part_class(mode, "skyrl").check(mode, "skyrl", cfg)
-    provided_fields = {"group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt", "value_nt"}
-    provided_fields |= added_by(scheme.modes, "skyrl")
-    fields_at_read = set(provided_fields)
-    if reads_turns(scheme, stepwise=is_stepwise):  # SkyRL computes log-probabilities for rows, not turns
-        fields_at_read -= {"logp_nt", "value_nt"}
-    scheme.check(provided_fields, at_read=fields_at_read)
+    provided_fields = {*PROVIDES, "value_nt", *added_by(scheme.modes, "skyrl")}
+    # SkyRL computes log-probabilities and values for rows, not turns.
+    late_fields = {"logp_nt", "value_nt"} if reads_turns(scheme, stepwise=is_stepwise) else set()
+    scheme.check(provided_fields, at_read=provided_fields - late_fields)
     say(idle_fields(spanwise_options.recipe, engine="SkyRL"))
     if estimator_name not in ("spanwise", scheme.method):
         say(f"trainer.algorithm.advantage_estimator={estimator_name} is not used: the recipe's method is '{scheme.method}'.")

@@ -50,10 +50,9 @@ def configured(arguments: list[str]) -> Any:
     register()
     check(cfg)
     # The training task may run in another folder, so paths must be absolute.
-    spanwise_options = cfg.trainer.algorithm.spanwise
-    spanwise_options.recipe = str(Path(spanwise_options.recipe).resolve())
-    if spanwise_options.folder is not None:
-        spanwise_options.folder = str(Path(spanwise_options.folder).resolve())
+    options = cfg.trainer.algorithm.spanwise
+    options.recipe = str(Path(options.recipe).resolve())
+    options.folder = None if options.folder is None else str(Path(options.folder).resolve())
     validate_cfg(cfg)
     return cfg
 

@@ -92,8 +92,7 @@ class SampledRows:
         source_rows = self.source_row_n
         row_rewards = [float(sum(reward) if isinstance(reward, list) else reward) for reward in self.output["rewards"]]
         row_columns: dict[str, list[Any]] = {**self.extra, "environment": row_rewards}
-        uids = [self.uids[s] for s in source_rows]
-        row_count = len(source_rows)
+        uids, row_count = [self.uids[s] for s in source_rows], len(source_rows)
         trained_columns = {name: [column[s] for s in source_rows] for name, column in row_columns.items()}
         batch_columns = columns(uids) | trained_columns | {"completion_ids": list(self.response_ids_n)}
         if data is None:
@@ -101,8 +100,7 @@ class SampledRows:
             return Batch.jagged(self.output["response_ids"], uids, sampled=sampled_masks, columns=batch_columns)
         response_width = data["loss_mask"].shape[1]
         is_trained_nt = data["loss_mask"][:row_count] > 0
-        value_nt = data.get("values")
-        logp_nt = data.get("action_log_probs")
+        value_nt, logp_nt = data.get("values"), data.get("action_log_probs")
         if logp_nt is None:  # for some losses SkyRL only has the log-probabilities from sampling
             logp_nt = data.get("rollout_logprobs")
         is_untrained_n1 = ~is_trained_nt.any(dim=1, keepdim=True)
@@ -121,9 +119,7 @@ class SampledRows:
         self, columns: Callable[[Sequence[str]], dict[str, list[Any]]], *, width: int, anchored: bool = False
     ) -> tuple[Batch, Turns]:
         """Build a batch with a row per turn. Also return the turns' places in SkyRL's rows."""
-        prompt_ids = self.output["prompt_token_ids"]
-        response_ids = self.output["response_ids"]
-        loss_masks = self.output["loss_masks"]
+        prompt_ids, response_ids = self.output["prompt_token_ids"], self.output["response_ids"]
         row_ranges = self.turn_ranges_s
         turn_ranges = [(row, k, *turn_range) for row, ranges in enumerate(row_ranges) for k, turn_range in enumerate(ranges)]
 
@@ -147,7 +143,7 @@ class SampledRows:
         turn_columns["environment"] = [self._turn_reward(row, row_ranges[row], k) for row, k, _, _ in turn_ranges]
         turn_columns["completion_ids"] = [response_ids[row][start:end] for row, _, start, end in turn_ranges]
         uids = [self.uids[row] for row in row_of_turn]
-        turn_masks = [loss_masks[row][start:end] for row, _, start, end in turn_ranges]
+        turn_masks = [self.output["loss_masks"][row][start:end] for row, _, start, end in turn_ranges]
         # If a turn's loss mask is all 0, mark every token as sampled, because the turn is scored, too.
         batch = Batch.jagged(
             turn_columns["completion_ids"],

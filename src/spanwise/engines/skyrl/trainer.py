@@ -46,8 +46,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         self.critic_config = critic_of(recipe)
         register()
         super().__init__(cfg, *args, **kwargs)
-        algorithm_config = cfg.trainer.algorithm
-        policy_path = cfg.trainer.policy.model.path
+        algorithm_config, policy_path = cfg.trainer.algorithm, cfg.trainer.policy.model.path
         vocabulary_size = model_vocabulary_size(policy_path)
         self.vocabulary = Vocabulary.from_tokenizer(self.tokenizer, size=vocabulary_size)
         try:
@@ -79,8 +78,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
 
     def postprocess_generator_output(self, generator_output: Any, uids: list[str], *more: Any, **rest: Any) -> Any:
         """Store the turns of rollouts before SkyRL merges them. Merged rows lack the turns' rewards and ends."""
-        unmerged_output = dict(generator_output)
-        turn_uids = list(uids)
+        unmerged_output, turn_uids = dict(generator_output), list(uids)
         algorithm_config = self.cfg.trainer.algorithm
         # SkyRL's filter reads rewards, so it is off here. `_leave_out_useless` filters by credit.
         filter_setting = algorithm_config.zero_variance_filter
@@ -89,8 +87,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             merged_output, uids = super().postprocess_generator_output(generator_output, uids, *more, **rest)
         finally:
             algorithm_config.zero_variance_filter = filter_setting
-        is_stepwise = self.cfg.generator.step_wise_trajectories
-        self.last_rows = SampledRows.of(unmerged_output, turn_uids, merged_output, stepwise=is_stepwise)
+        self.last_rows = self._rows(unmerged_output, turn_uids, merged_output)
         for name, part in self.parts.items():
             has_ended_n = list(map(part.ended, merged_output["response_ids"], merged_output["loss_masks"]))
             self._appended[name] = torch.tensor(has_ended_n)
@@ -113,9 +110,12 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         original_rewards = sampled_output.pop(_REWARDS)
         return {**sampled_output, "rewards": original_rewards}, uids, keep_sampling
 
+    def _rows(self, output: Any, uids: Sequence[str], trained: Any) -> SampledRows:
+        return SampledRows.of(output, uids, trained, stepwise=self.cfg.generator.step_wise_trajectories)
+
     def _useful_uids(self, output: Any, uids: Sequence[str]) -> set[str]:
         """Return the prompt ids of the groups that get credit."""
-        sampled_rows = SampledRows.of(output, uids, output, stepwise=self.cfg.generator.step_wise_trajectories)
+        sampled_rows = self._rows(output, uids, output)
         scored_batch = self._read(sampled_rows, width=max(sampled_rows.length_n))
         return _prompts_of(uids, scored_batch.batch.group_n[self.step.useful(scored_batch)])
 
@@ -177,8 +177,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             )
         row_count = len(sampled_rows.length_n)
         scored_batch = self._read(sampled_rows, width=mask_nt.shape[1], data=data)
-        batch = scored_batch.batch
-        reading = scored_batch.reading
+        batch, reading = scored_batch.batch, scored_batch.reading
         if self.scheme.value_names:  # the critic does not learn from rows outside the loss
             batch = replace(batch, mask_nt=mask_nt[:row_count])
         last_column = mask_nt.shape[1] - 1  # a mode such as laser appends its token here
@@ -254,11 +253,9 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         """Write the metrics of a credited batch to the run folder, and its rollouts if they are due."""
 
         def rollouts() -> Rollouts:
-            prompt_ids = sampled_rows.output["prompt_token_ids"]
-            prompt_by_uid = prompt_texts(self.tokenizer, sampled_rows.uids, prompt_ids)
+            prompt_by_uid = prompt_texts(self.tokenizer, sampled_rows.uids, sampled_rows.output["prompt_token_ids"])
             prompt_by_group = list(prompt_by_uid.values())  # groups are numbered in the order of these prompts
-            group_of_row = result.own.batch.group_n.tolist()
-            row_prompts = [prompt_by_group[group] for group in group_of_row]
+            row_prompts = [prompt_by_group[group] for group in result.own.batch.group_n.tolist()]
             return self.step.rollouts(result, number=self.global_step, prompts=row_prompts)
 
         recipe = record.recipe(
@@ -296,8 +293,7 @@ def fold_factor(
     length_n = loss_mask_nt.sum(dim=1).float()
     factor_n = torch.ones_like(length_n)
     for start, end in mini_batches:
-        mini_batch_slice = slice(start, end)
-        row_count = end - start
+        mini_batch_slice, row_count = slice(start, end), end - start
         prompt_slices = [slice(first, last) for first, last in prompts if start <= first < end]
         micro_batch_slices = [slice(first, first + micro_batch_size) for first in range(start, end, micro_batch_size)]
         slices_by_reduction = {"prompt_mean": prompt_slices, "token_mean_legacy": micro_batch_slices}

@@ -61,8 +61,7 @@ class Rows:
 def pack(reading: Reading, length_n: Sequence[int], *, masked: bool, turns: Turns | None = None, anchor: Any = None) -> str:
     """Pack a rollout's blocks and rewards as text. verl's V0 trainer carries no other data of uneven length."""
     assert reading.spans is not None, "only the process that sampled a completion knows its blocks' tokens"
-    block_nt = reading.spans.block_nt
-    note_nm = reading.scores.note_nm
+    block_nt, note_nm = reading.spans.block_nt, reading.scores.note_nm
     if turns is not None:
         block_nt = turns.put(block_nt + 1, rows=len(length_n)) - 1  # tokens between turns get -1
     packed_outputs: list[dict[str, list[Any]]] = []
@@ -75,8 +74,8 @@ def pack(reading: Reading, length_n: Sequence[int], *, masked: bool, turns: Turn
         packed_outputs[n]["anchor"].append(None if anchor is None else anchor[s])
         if note_nm is not None:
             packed_outputs[n]["notes"].append(note_nm[s].tolist())
-    rollout_dict = {"masked": masked, "split": turns is not None, "outputs": packed_outputs}
-    return json.dumps(rollout_dict, separators=(",", ":"), default=_as_json)
+    packed_rollout = {"masked": masked, "split": turns is not None, "outputs": packed_outputs}
+    return json.dumps(packed_rollout, separators=(",", ":"), default=_as_json)
 
 
 def _as_json(state: Any) -> Any:
@@ -133,7 +132,6 @@ class UnpackedBatch:
         block_nt = torch.from_numpy(block_by_token.reshape(len(rows), row_width))
         is_sampled_nt = block_nt >= 0
         row_turns = None
-        row_index_n = torch.tensor(rows, dtype=torch.int64)
         for n in (mask_nt != is_sampled_nt).any(dim=1).nonzero().flatten().tolist():
             if self.masked_n[rows[n]] and not (mask_nt[n] & ~is_sampled_nt[n]).any():
                 continue  # verl's rejection sampling may have masked sampled tokens
@@ -142,6 +140,7 @@ class UnpackedBatch:
                 f"{int(is_sampled_nt[n].sum())} tokens for the model's, so tool output would be scored as well. Let agent "
                 "loops set AgentLoopOutput.response_mask, and do not override AgentLoopWorker._compute_score."
             )
+        row_index_n = torch.tensor(rows, dtype=torch.int64)
         if self.split_n.any():
             turn_number_nt = runs(is_sampled_nt) * self.split_n[row_index_n, None]  # all 0 in a row without turns
             row_turns = split_turns(is_sampled_nt, torch.where(is_sampled_nt, turn_number_nt, -1))
@@ -176,8 +175,7 @@ def unpack(packed: Sequence[Any], scheme: Scheme, output_number: Sequence[int] |
         reward_notes: list[list[str | None]] = []
         for n in output_indices:  # an output whose rewards all lack notes holds no notes
             reward_notes += outputs[n]["notes"] or [no_notes] * len(outputs[n]["table"])
-        scores = replace(reading.scores, note_nm=np.array(reward_notes, dtype=object))
-        reading = replace(reading, scores=scores)
+        reading = replace(reading, scores=replace(reading.scores, note_nm=np.array(reward_notes, dtype=object)))
     return UnpackedBatch(
         reading,
         torch.tensor([n for n in output_indices for _ in outputs[n]["table"]], dtype=torch.int64),
@@ -235,17 +233,15 @@ def credited(
     unpacked_batch, scored_rows = read_rows(rows, uids, step)
     real_mask_nt = mask_nt[real_indices].bool()
     spans, is_sampled_nt, turns, _ = unpacked_batch.blocks_of(scheme, real_mask_nt, range(len(real_indices)))
-    reading = replace(scored_rows.reading, spans=spans)
-    scored_rows = replace(scored_rows, reading=reading, turns=turns)
+    scored_rows = replace(scored_rows, reading=replace(scored_rows.reading, spans=spans), turns=turns)
     token_fields: dict[str, Any] = {name: scored_rows.take(value_nt[real_indices]) for name, value_nt in rows.tokens.items()}
     batch = replace(scored_rows.batch, mask_nt=scored_rows.take(is_sampled_nt), **token_fields, **fields)
     step_result = step.finish(replace(scored_rows, batch=batch), dtype=dtype)
     step_result.advantages_nt.masked_fill_(~scored_rows.take(real_mask_nt), 0.0)
-    real_adv_nt = scored_rows.put(step_result.advantages_nt)
-    adv_nt = to_all_rows(real_adv_nt, real_indices, mask_nt)
+    adv_nt = to_all_rows(scored_rows.put(step_result.advantages_nt), real_indices, mask_nt)
     if not scheme.value_names:
         return Credited(adv_nt, None, step_result)
-    return_su, critic_metrics = returns(reading, batch, scheme, lam=value_lam)
+    return_su, critic_metrics = returns(scored_rows.reading, batch, scheme, lam=value_lam)
     return_nt = to_all_rows(scored_rows.put(return_su), real_indices, mask_nt)
     return Credited(adv_nt, return_nt, replace(step_result, metrics={**step_result.metrics, **critic_metrics}))
 

@@ -71,8 +71,9 @@ class SpanRewardManager(RewardManagerBase):
         field_dicts = [data[n].non_tensor_batch for n in range(len(data))]
         given_masks = [_agent_fields(row).get(masks.KEY) for row in field_dicts]
         ids_by_output = [ids_t[:length].tolist() for ids_t, length in zip(ids_nt, length_n, strict=True)]
-        ids_with_masks = zip(ids_by_output, given_masks, strict=True)
-        sampled_masks = [[1] * len(output_ids) if mask is None else mask for output_ids, mask in ids_with_masks]
+        sampled_masks = [
+            [1] * len(ids) if mask is None else mask for ids, mask in zip(ids_by_output, given_masks, strict=True)
+        ]
         batch_columns = self._columns(field_dicts, ids_by_output)
         if own_result is not None:  # verl's own reward managers score only the last output
             manager_values = own_result.get("reward_extra_info", {})
@@ -96,16 +97,16 @@ class SpanRewardManager(RewardManagerBase):
             turn_state_s = batch.columns.get("anchor")
             if read_batch.turns is not None and read_batch.batch.steps is not None:
                 turn_state_s = read_batch.batch.steps.anchor_s
-        packed_text = carry.pack(read_batch.reading, length_n, masked=masked, turns=read_batch.turns, anchor=turn_state_s)
-        objectives = self.scheme.objectives
         reward_m = read_batch.worth_nm(self.scheme)[0].tolist()
-        objective_rewards = list(zip(objectives, reward_m, strict=True))
+        objective_rewards = list(zip(self.scheme.objectives, reward_m, strict=True))
         total_reward = sum(objective.weight * reward for objective, reward in objective_rewards if not math.isnan(reward))
         extra_info: dict[str, Any] = {  # verl's means skip None, but its filter of groups needs numbers
             objective.name: None if math.isnan(reward) and objective.name != self.filter_metric else reward
             for objective, reward in objective_rewards
         }
-        extra_info[carry.KEY] = packed_text
+        extra_info[carry.KEY] = carry.pack(
+            read_batch.reading, length_n, masked=masked, turns=read_batch.turns, anchor=turn_state_s
+        )
         if self.filter_metric == ANY_REWARD:
             # verl's filter turns texts into numbers, and its validation leaves texts out.
             extra_info[ANY_REWARD] = str(_mark_rewards(read_batch, self.scheme))

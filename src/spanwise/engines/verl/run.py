@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -140,8 +140,8 @@ class VerlRun:
         """Write the state of a credit method that remembers earlier batches into a checkpoint."""
         if self.scheme.entry.stateful:
             estimator: Any = self.scheme.entry.estimator
-            checkpoint_folder = Path(self.config.trainer.default_local_dir) / f"global_step_{step}"
-            write_text(checkpoint_folder / MEMORY, json.dumps(estimator.state_dict()))
+            memory_file = Path(self.config.trainer.default_local_dir) / f"global_step_{step}" / MEMORY
+            write_text(memory_file, json.dumps(estimator.state_dict()))
 
     def load_memory(self, step: int) -> None:
         """Load the state of a credit method that remembers earlier batches from a checkpoint."""
@@ -151,20 +151,15 @@ class VerlRun:
         user_gave_path = trainer.resume_mode == "resume_path"
         checkpoint = Path(trainer.resume_from_path if user_gave_path else f"{trainer.default_local_dir}/global_step_{step}")
         memory_file = checkpoint / MEMORY
-        estimator_state = None
-        if memory_file.is_file():
-            estimator_state = json.loads(memory_file.read_text(encoding="utf-8"))
+        estimator_state = json.loads(memory_file.read_text(encoding="utf-8")) if memory_file.is_file() else None
         restore_estimator(self.scheme, estimator_state, checkpoint)
 
     @contextmanager
     def training(self, trainer: Any, *, done: int | None = None) -> Iterator[None]:
         """Lock the run folder during training. Refuse a folder of another run, unless `done` (finished steps) is None."""
         self._check_steps(trainer.total_training_steps)
-        if self.record is None:
-            yield
-            return
-        with self.record.running():
-            if done is not None:
+        with nullcontext() if self.record is None else self.record.running():
+            if self.record is not None and done is not None:
                 self.record.check(self._recipe(trainer), step=done * _batches_per_step(trainer))
             yield
 
@@ -206,14 +201,15 @@ class VerlRun:
                     f"Row {int(row_differs_n.int().argmax())}: the reward worker found other blocks than the trainer finds in the "
                     f"same tokens. Give both the same tokenizer (actor_rollout_ref.model.path) and the same recipe files."
                 )
-            reading = replace(scored_batch.reading, text=block_text)
-            batch = replace(scored_batch.batch, ids_nt=ids_nt)
-            completed_batch = replace(scored_batch, batch=batch, reading=reading)
+            completed_batch = replace(
+                scored_batch,
+                batch=replace(scored_batch.batch, ids_nt=ids_nt),
+                reading=replace(scored_batch.reading, text=block_text),
+            )
             # Sort by output number, because `prompt_texts` reads a prompt from the first row with its id.
             output_numbers = rows.output_number or [0] * len(rows.packed)
             row_order = sorted(rows.real, key=lambda n: output_numbers[n])
-            uids = [sampled_rows.uids[n] for n in row_order]
-            prompt_ids = [sampled_rows.prompts[n] for n in row_order]
+            uids, prompt_ids = ([column[n] for n in row_order] for column in (sampled_rows.uids, sampled_rows.prompts))
             prompt_by_uid = prompt_texts(tokenizer, uids, prompt_ids)
             return self.step.rollouts(
                 replace(step_result, own=completed_batch),

@@ -144,9 +144,8 @@ def _replace_loss_mode(config: Any) -> str | None:
         actor_config.loss_agg_mode = MODES[0]
         if critic_loss_mode is not None:  # keep the critic's mode, which by default follows the actor's
             config.critic.loss_agg_mode = critic_loss_mode
-    change_reason = "with several mini-batches, token-mean would divide the loss of each by a different number of tokens"
-    if uses_sapo_loss:
-        change_reason = "sapo supports no other mode"
+    several_divisors = "with several mini-batches, token-mean would divide the loss of each by a different number of tokens"
+    change_reason = "sapo supports no other mode" if uses_sapo_loss else several_divisors
     kl_note = " KL and entropy are averaged this way, too." if actor_config.use_kl_loss or actor_config.entropy_coeff else ""
     return f"loss_agg_mode is set from token-mean to {MODES[0]}: {change_reason}. The policy loss stays the same.{kl_note}"
 
@@ -225,8 +224,7 @@ def parts_in(config: Any, scheme: Scheme) -> dict[str, RowPart]:
 
 def paid_results(scheme: Scheme) -> set[str]:
     """Return the names of the columns that objectives with the reward `environment` use as rewards."""
-    environment_objectives = [objective for objective in scheme.objectives if objective.reward == "environment"]
-    return {objective.options.get("column", "environment") for objective in environment_objectives}
+    return {o.options.get("column", "environment") for o in scheme.objectives if o.reward == "environment"}
 
 
 def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
@@ -234,7 +232,6 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
     manager_name = _manager_name(config)
     function_path = OmegaConf.select(config, "reward.custom_reward_function.path")
     paid_columns = paid_results(scheme)
-    reads_environment = bool(paid_columns)
     turn_objectives = [o for o in scheme.objectives if o.reward == "environment" and o.scope == "turn"]
     turn_columns = {o.options.get("column", "environment"): o.name for o in turn_objectives}
     objectives_with_columns = [
@@ -296,11 +293,11 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
         f"or name another folder.": (
             run_folder and dump_folder and Path(dump_folder).resolve() == (Path(str(run_folder)) / "rollouts").resolve()
         ),
-        f"reward.reward_manager is {manager_name}. {_UNUSED}": manager_name not in (None, "naive") and not reads_environment,
-        f"reward.custom_reward_function is {function_path}. {_UNUSED}": function_path is not None and not reads_environment,
+        f"reward.reward_manager is {manager_name}. {_UNUSED}": manager_name not in (None, "naive") and not paid_columns,
+        f"reward.custom_reward_function is {function_path}. {_UNUSED}": function_path is not None and not paid_columns,
         "reward.reward_model.enable is True, but verl passes its reward model only to reward.custom_reward_function. Set the path "
         "and name of such a function, and add {reward: environment, pays: [...]} to the recipe.": (
-            reward_model.get("enable") and not (reads_environment and function_path is not None)
+            reward_model.get("enable") and not (paid_columns and function_path is not None)
         ),
         "With reward.reward_model.enable_resource_pool=False, verl's V1 trainer asks the reward model about whole batches, without "
         "the dataset's columns. Set reward.reward_model.enable_resource_pool=True.": (

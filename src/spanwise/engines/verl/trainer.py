@@ -109,24 +109,21 @@ def _fetch(batch: Any, *fields: str) -> Any:
 
 def _write_targets(batch: Any, rows: Rows, targets: Mapping[str, Tensor]) -> None:
     """Store the targets of a mode's loss as the old log-probabilities of the tokens that the mode appended."""
-    old_logps = _fetch(batch, "old_log_probs")["old_log_probs"]
-    old_logp_rows = [row.clone() for row in old_logps.unbind()]
+    old_logp_rows = [row.clone() for row in _fetch(batch, "old_log_probs")["old_log_probs"].unbind()]
     for name, target_n in targets.items():
         for n, target_logp in zip(rows.real, target_n, strict=True):
             if (token_column := int(rows.places[name][n])) >= 0:
                 old_logp_rows[n][token_column] = target_logp
-    nested_logp_table = torch.nested.as_nested_tensor(old_logp_rows, layout=torch.jagged)
-    updated_fields = TensorDict({"old_log_probs": nested_logp_table}, batch_size=len(old_logp_rows))
+    nested_logps = torch.nested.as_nested_tensor(old_logp_rows, layout=torch.jagged)
+    updated_fields = TensorDict({"old_log_probs": nested_logps}, batch_size=len(old_logp_rows))
     tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=updated_fields)
 
 
 def sampled_of(batch: Any) -> Sampled:
     """Fetch a batch's prompts, responses and gold answers from the TransferQueue."""
     fetched_fields = _fetch(batch, "prompts", "responses", "reward_model")
-    field_names = set(fetched_fields.keys())  # `in` does not work on a TensorDict
-    reward_models = [None] * len(batch.keys)
-    if "reward_model" in field_names:
-        reward_models = list(fetched_fields["reward_model"])
+    has_reward_models = "reward_model" in set(fetched_fields.keys())  # `in` does not work on a TensorDict
+    reward_models = list(fetched_fields["reward_model"]) if has_reward_models else [None] * len(batch.keys)
     return Sampled(
         uids=[key.rsplit("_", 2)[0] for key in batch.keys],
         prompts=[ids_t.tolist() for ids_t in fetched_fields["prompts"].unbind()],
