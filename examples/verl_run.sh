@@ -27,4 +27,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
   trainer.project_name=spanwise \
   trainer.experiment_name=confidence \
   trainer.total_epochs=3 \
+  trainer.save_freq=50 \
+  trainer.test_freq=50 \
+  trainer.logger='["console"]' \
   "$@"

@@ -85,7 +85,10 @@ def test_no_gold_answer_or_several_make_no_answer_wrong(gold, verify):
     assert {verdict.status for verdict in judge([gold] * 5, answers, verify=verify)} == {Status.ERROR}
 
 
-@pytest.mark.parametrize("gold", [["4"], ("4",), [4], np.array(["4"]), np.int64(4), np.float64(4), torch.tensor(4)])
+GSM8K = "She answered 5 of 9.\n9 - 5 = <<9-5=4>>4\n#### 4"
+
+
+@pytest.mark.parametrize("gold", [["4"], ("4",), [4], np.array(["4"]), np.int64(4), np.float64(4), torch.tensor(4), GSM8K])
 def test_a_gold_answer_alone_in_a_list_or_an_array_is_the_answer(verifier, gold):
     assert [verdict.value for verdict in judge([gold] * 2, ["4", "5"], verifier=verifier)] == [1.0, 0.0]
 

@@ -89,7 +89,8 @@ def judge(
     end cannot be read: ERROR. Everything else takes a time proportional to the text.
 
     Args:
-        golds: the gold answers; a number is taken as text, a list of one entry as this; longer lists, dicts and NaN are no gold.
+        golds: the gold answers; a number is taken as text, a list of one entry as this; longer lists, dicts and NaN are no gold;
+            of a solution that ends with the line `#### 4` (GSM8K), the gold is 4.
         answers: what the completions say.
         verify: `auto`, `math` or `exact`.
         verifier: who does the maths; a shared one if not given.
@@ -151,7 +152,9 @@ def gold_text(gold: Any) -> str:
     gold = gold[0] if isinstance(gold, list | tuple) and len(gold) == 1 else gold
     if isinstance(gold, int) and not isinstance(gold, bool):
         return str(Decimal(gold))  # str(int) raises an error for more than 4,300 digits
-    return "" if repr(gold) in ("None", "nan", "NaT", "<NA>") or isinstance(gold, list | tuple | dict) else str(gold).strip()
+    text = "" if repr(gold) in ("None", "nan", "NaT", "<NA>") or isinstance(gold, list | tuple | dict) else str(gold).strip()
+    answer = text.rpartition("\n#### ")[2]  # a solution of GSM8K ends with such a line
+    return text if "\n" in answer else answer
 
 
 def _judge_text(gold: str, answer: str, verify: str) -> Verdict | None:

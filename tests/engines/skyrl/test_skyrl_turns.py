@@ -196,8 +196,9 @@ def test_bad_rewards_are_said_once(data):
 def test_columns_of_the_dataset_reach_rewards(data):
     correct = "reward: correct, pays: turn, options: {tag: '', verify: exact, column: %s}"
     nested = small.BROADCAST.replace("reward: environment, pays: turn", correct)
-    trainer = small.trainer(small.config(data, recipe=nested % "reward_spec.ground_truth"))
-    trainer.compute_advantages_and_returns(small.batch_of(trainer))
+    for column in ("reward_spec.ground_truth", "answer"):  # verl's name for it
+        trainer = small.trainer(small.config(data, recipe=nested % column))
+        trainer.compute_advantages_and_returns(small.batch_of(trainer))
     trainer = small.trainer(small.config(data, recipe=nested % "gold"))
     with pytest.raises(DataError, match=r"'gold'.*reward_spec\.ground_truth.*turns"):
         trainer.compute_advantages_and_returns(small.batch_of(trainer))

@@ -30,7 +30,9 @@ def recipe_fields(pairs: Sequence[str] | None, **options: Any) -> dict[str, Any]
     """Parse the `field=value` pairs of `--set`, and add the fields that other options set. Refuse a field that is set twice."""
     field_values = options
     for pair in pairs or []:
-        field_name, value_text = key_value(pair, "--set", "field=value, such as --set entropy=0.05")
+        field_name, value_text = key_value(
+            pair, "--set", "field=value, such as --set entropy=0.05, or \"field=''\" for an empty text"
+        )
         field_name = field_name.replace("-", "_")
         if field_name in field_values:
             raise RecipeError(f"--set {pair}: another option of the command sets {field_name}, too. Keep one of them.")

@@ -240,13 +240,18 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         self.all_metrics["reward/num_zero_variance_filtered"] = len(set(rows.uids)) - len(useful_uids)
 
     def _columns(self, uids: Sequence[str]) -> dict[str, list[Any]]:
-        """Return the dataset's columns for some prompts. Nested mappings get names such as `reward_spec.ground_truth`."""
+        """Return the dataset's columns for some prompts. Nested mappings get names such as `reward_spec.ground_truth`.
+
+        As under verl, rewards read the ground truth as the column `answer`, unless the dataset has such a column.
+        """
         prompt_dataset: Any = self.train_dataset
         numbered_uids = {uid for uid in uids if uid.isdecimal()}  # a numeric uid is a dataset row's index
         columns_by_uid = {}
         for uid in numbered_uids:
             messages, _, dataset_columns, *_ = prompt_dataset[int(uid)]
-            columns_by_uid[uid] = {**dataset_columns, "prompts": messages}
+            gold_answer = (dataset_columns.get("reward_spec") or {}).get("ground_truth")
+            answer_column = {} if gold_answer is None else {"answer": gold_answer}
+            columns_by_uid[uid] = {**answer_column, **dataset_columns, "prompts": messages}
         return columns_of([columns_by_uid.get(uid, {}) for uid in uids])
 
     def _keep(self, record: RunRecord, result: StepResult, sampled_rows: SampledRows) -> None:
