@@ -122,7 +122,7 @@ def test_a_bare_install_says_what_it_needs(tmp_path):
     codes += [f"import spanwise.{room}" for room in rooms]
     command, core, *imports = run_bare(bare_environment(tmp_path / "core", *CORE), codes, cwd=tmp_path)
     assert (command.returncode, command.stdout) == (1, "")
-    assert command.stderr.startswith("The command line needs 'cyclopts'. Install it with: pip install 'spanwise[train]'")
+    assert command.stderr.startswith("The command line needs 'cyclopts'. To train with TRL: pip install 'spanwise[train]'")
     assert core.stderr == ""
     for (room, (package, extra)), done in zip(rooms.items(), imports, strict=True):
         sentence = f"spanwise.{room} needs '{package}'. Install it with: pip install 'spanwise[{extra}]'"

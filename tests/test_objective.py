@@ -78,8 +78,8 @@ def test_a_function_is_called_as_recipes_write_it():
         ({"options": ["tag"]}, r"has options: \['tag'\]; write 'options: \{name: value\}'"),
         ({"baseline": "grup"}, r"no baseline 'grup'. Did you mean 'group'"),
         ({"scale": "sd"}, r"no scale 'sd'. Did you mean 'std'"),
-        ({"baseline": "outcome"}, r"baseline 'outcome' and no outcome in 'given'; add 'given: correct'"),
-        ({"baseline": "blended", "given": []}, r"baseline 'blended' and no outcome"),
+        ({"baseline": "outcome"}, r"baseline 'outcome', which needs an outcome in 'given'"),
+        ({"baseline": "blended", "given": []}, r"baseline 'blended', which needs"),
     ],
 )
 def test_what_a_field_cannot_mean_is_refused_with_what_to_write(unchecked_shapes, fields, sentence):

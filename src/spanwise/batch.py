@@ -90,7 +90,9 @@ class Batch:
             has_fitting_shape = dims <= field_tensor.dim() <= max_dims and len(field_tensor) == n_rows
             if not has_fitting_shape or (needed_shape is not None and tuple(field_tensor.shape[:2]) != needed_shape):
                 ids_note = "" if needed_shape is None else f" and token ids of the shape {needed_shape}"
-                raise AlignmentError(f"{name} {tuple(field_tensor.shape)} does not fit {n_rows} group ids{ids_note}.")
+                raise AlignmentError(
+                    f"{name} has the shape {tuple(field_tensor.shape)}, which does not fit {n_rows} group ids{ids_note}."
+                )
         for name, values in vars(self.steps).items() if self.steps is not None else ():
             if values is not None and len(values) != n_rows:
                 raise AlignmentError(

@@ -20,8 +20,8 @@ try:
     from rich.console import Console
 except ModuleNotFoundError as error:  # a plain `pip install spanwise` installs neither Cyclopts nor Rich
     raise SystemExit(
-        f"The command line needs '{error.name}'. Install it with: pip install 'spanwise[train]' to train with TRL, or with "
-        "'spanwise[cli]' beside another engine. To check the installation: python -m spanwise.commands.doctor"
+        f"The command line needs '{error.name}'. To train with TRL: pip install 'spanwise[train]'. To use another engine: "
+        "pip install 'spanwise[cli]'. To check the installation: python -m spanwise.commands.doctor"
     ) from None
 
 app = App(

@@ -163,7 +163,7 @@ CREDIT = (
         lambda batch: {"": float(not batch.credit.has_signal)},
         lasting=Alarm(
             "above", 0.99, "{share} of the batches taught nothing: every advantage is 0.",
-            "Run `spanwise why` on the rollouts: it counts why advantages are 0.",
+            "Run `spanwise why` on the rollouts: it counts the reasons why advantages are 0.",
         ),
         overall=Alarm("above", 0.5, "In {share} of the training batches nothing was learned: every advantage was 0."),
     ),
@@ -181,7 +181,7 @@ CREDIT = (
         "credit/<objective>/broke",
         _measure_broke,
         lasting=Alarm(
-            "above", 0.1, "{share} of the completions crashed or hung the check of '{name}' twice; they count as wrong.",
+            "above", 0.1, "The check of '{name}' crashed or hung twice on {share} of the completions; they count as wrong.",
             "The policy may have learned to write text that crashes the check. `spanwise why` names these completions; read some.",
         ),
     ),

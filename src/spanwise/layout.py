@@ -169,7 +169,8 @@ class Layout:
         registered("segmenter").find(self.segmenter)
         if isinstance(self.most, bool) or not isinstance(self.most, int) or self.most < 1:
             raise LayoutError(
-                f"most is {self.most!r}, but it must be a whole number of 1 or more: it says how often a repeated block may occur."
+                f"most is {self.most!r}. It says how often a repeated block may occur, so it must be a whole number of 1 "
+                "or more."
             )
         for block_name, marks in self.blocks:
             _check_block(block_name, marks)
@@ -194,8 +195,8 @@ class Layout:
             )
         if self.prefilled is not None and registered("segmenter").find(self.parts[0].segmenter).opens is None:
             raise LayoutError(
-                f"prefilled is '{self.prefilled}', but the segmenter '{self.parts[0].segmenter}' finds no block that a prompt "
-                "opens. Leave prefilled out, or use the segmenter tags, delimiters or channels."
+                f"prefilled is '{self.prefilled}', but a prompt cannot open a block of the segmenter "
+                f"'{self.parts[0].segmenter}'. Leave prefilled out, or use the segmenter tags, delimiters or channels."
             )
         for segmenter in self.segmenters:
             # Building the segmenter refuses marks that cannot work.

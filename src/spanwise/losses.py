@@ -174,7 +174,7 @@ def value_loss(
     """
     possible_faults = {
         "Pass both clip and old_value_nt for a clipped value loss, or neither.": (clip is None) != (old_value_nt is None),
-        f"clip is {clip}; it is a distance between values and must be above 0.": clip is not None and not clip > 0,
+        f"clip is {clip}; it is how far a value may move, so it must be above 0.": clip is not None and not clip > 0,
     }
     refuse(possible_faults)
     value_nt, target_nt = zero_masked(mask_nt, value_nt=value_nt, target_nt=target_nt)

@@ -166,7 +166,8 @@ class Objective:
             raise RecipeError(f"Objective '{self.name}' pays no block; name at least one in 'pays'.")
         if EARLIER in self.outcomes and self.each is None:
             raise RecipeError(
-                f"Objective '{self.name}' has '{EARLIER}' (the blocks before it) in 'given', which needs 'each'. Add 'each'."
+                f"Objective '{self.name}' has '{EARLIER}' (the blocks before it) in 'given'. This only works with 'each'. "
+                "Add 'each'."
             )
         doubled_name = next((name for name in self.outcomes if self.outcomes.count(name) > 1), None)
         if doubled_name is not None:
@@ -178,14 +179,14 @@ class Objective:
         check_known("scale", self.scale or "none", ("none", "std"))
         if self.baseline in ("outcome", "blended") and not self.given:
             raise RecipeError(
-                f"Objective '{self.name}' has baseline '{self.baseline}' and no outcome in 'given'; "
-                f"add 'given: correct' (the name of an earlier objective) or use 'baseline: group'."
+                f"Objective '{self.name}' has the baseline '{self.baseline}', which needs an outcome in 'given'. Add "
+                "'given: correct' (the name of an earlier objective) or use 'baseline: group'."
             )
         if self.scope == "turn" and (self.baseline == "blended" or self.scale == "std"):
             rollout_setting = "baseline: blended" if self.baseline == "blended" else "scale: std"
             raise RecipeError(
-                f"Objective '{self.name}' has scope: turn, but {rollout_setting} works with whole rollouts only; leave one "
-                f"of the two out."
+                f"Objective '{self.name}' has scope: turn, but {rollout_setting} works with whole rollouts only. Remove "
+                "one of the two settings."
             )
         if self.back_off is not None and self.baseline != "outcome":
             raise RecipeError(

@@ -228,7 +228,7 @@ def credit_batch(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
 def streams(reading: Reading, batch: Batch, scheme: Scheme) -> Streams:
     """Put each reward on the last token that it credits, for a critic. Refuse a scheme without a critic."""
     if not scheme.entry.reads_values:
-        raise RecipeError(f"Method '{scheme.method}' uses no critic with a value for each token; use 'gae' or 'sae'.")
+        raise RecipeError(f"Method '{scheme.method}' has no critic that gives each token a value; use 'gae' or 'sae'.")
     if reading.spans is None or batch.mask_nt is None:
         raise RecipeError("A critic learns a value for each token; pass a batch with mask_nt and a reading with spans.")
     dtype = torch.float32 if batch.value_nt is None else torch.promote_types(batch.value_nt.dtype, torch.float32)
@@ -282,8 +282,8 @@ def advantages(
     per_or_length: Any = credit.mean_length_n if scheme.per == "batch" else scheme.per
     if per_or_length is None:
         raise RecipeError(
-            "per: batch divides by the mean length of the batch, but this credit has no mean_length_n. Take the credit from "
-            "spanwise.credit_batch, or set mean_length_n."
+            "per: batch divides by the mean length of the batch, but this credit does not hold it (mean_length_n is "
+            "None). Take the credit from spanwise.credit_batch, or set mean_length_n."
         )
     if credit.token_nt is None:
         adv_nt = spread(credit, spans, per=per_or_length, dtype=dtype)
@@ -296,9 +296,9 @@ def advantages(
         n, t = bad_position
         credits_text = ", ".join(f"{value:g}" for value in credit.block_nk[n])
         raise DivergedError(
-            f"The advantage of completion {n} of {len(adv_nt)} at token {t} is {float(adv_nt[n, t])}; its blocks are credited with "
-            f"{credits_text}. Training stopped before this updated the model. Look for very large numbers: this completion's "
-            f"rewards, the objectives' `weight` and `if_missing`, and the critic's values."
+            f"The advantage of completion {n} of {len(adv_nt)} at token {t} is {float(adv_nt[n, t])}; its blocks are "
+            f"credited with {credits_text}. Training stopped before this advantage changed the model. Look for very large "
+            "numbers: this completion's rewards, the objectives' `weight` and `if_missing`, and the critic's values."
         )
     return adv_nt
 

@@ -193,7 +193,9 @@ class Recipe(BaseModel):
     @classmethod
     def _no_number_is_a_bool(cls, value: Any, info: Any) -> Any:
         if isinstance(value, bool) and info.field_name != "report":
-            raise ValueError(f"{info.field_name} cannot be {str(value).lower()}; only report can be true or false.")
+            raise ValueError(
+                f"{info.field_name} cannot be {str(value).lower()}; only the field report can be true or false."
+            )
         return value
 
     @model_validator(mode="after")
@@ -222,7 +224,7 @@ class Recipe(BaseModel):
         if batch_size % self.mini_batches or (batch_size // self.mini_batches) % (self.micro_batch or 1):
             raise ValueError(
                 f"{self.prompts} prompts x {self.group_size} completions = {batch_size} completions. They cannot be cut "
-                f"into {self.mini_batches} mini-batches of equal size, and these into micro-batches of "
+                f"into {self.mini_batches} equal mini-batches that can be cut into micro-batches of "
                 f"{self.micro_batch or batch_size // self.mini_batches}. Choose mini_batches and micro_batch so that their "
                 f"product divides {batch_size}."
             )
@@ -346,8 +348,8 @@ def _check_presets(from_file: Mapping[str, Any], changes: Mapping[str, Any]) -> 
         if kept_fields:
             reset_text = " ".join(f"--set {name}=null" for name in kept_fields)
             raise RecipeError(
-                f"{field}: {changes[field]} cannot take effect, or only in part, because the recipe sets "
-                f"{' and '.join(kept_fields)} itself. Edit the recipe, or drop its {' and '.join(kept_fields)}: {reset_text}."
+                f"{field}: {changes[field]} would have no effect, or only a part of its effect, because the recipe itself "
+                f"sets {' and '.join(kept_fields)}. Edit the recipe, or drop its {' and '.join(kept_fields)}: {reset_text}."
             )
 
 
@@ -459,7 +461,9 @@ def _choose_layout(recipe: Recipe, task_layout: Layout) -> Layout:
     has_repeated_block = any("[*]" in name for name, _ in task_layout.blocks)
     most = recipe.most or task_layout.most
     if most != task_layout.most and not has_repeated_block:
-        raise RecipeError(f"most is {most}, but no block of the layout is repeated, as items[*] is. Leave most out.")
+        raise RecipeError(
+            f"most is {most}, but no block of the layout is repeated (with [*], as in items[*]). Leave most out."
+        )
     return Layout(dict(task_layout.blocks), prefilled=prefilled_tag, segmenter=segmenter, most=most)
 
 
@@ -482,8 +486,9 @@ def check_written(recipe: Recipe, task_layout: Layout) -> None:
     unknown_tags = [f"<{tag}>" for tag in recipe_tags if tag not in learnt_tags]
     if unknown_tags:
         raise RecipeError(
-            f"The model of the embedded task '{recipe.task}' writes only {', '.join(f'<{tag}>' for tag in learnt_tags)}, so no "
-            f"completion would hold {', '.join(unknown_tags)}. Use the task's tags, or train a --model on a --dataset."
+            f"The model of the embedded task '{recipe.task}' writes only {', '.join(f'<{tag}>' for tag in learnt_tags)}, "
+            f"so no completion would hold {', '.join(unknown_tags)}. Use the task's tags, or train a model of your own "
+            "(--model) on a --dataset."
         )
 
 
@@ -501,7 +506,9 @@ def resolved(recipe: Recipe, scheme: Scheme) -> dict[str, Any]:
 
 def recorded_elsewhere(*, block: str = "", criteria: str = "", criterion: str = "", **_: Any) -> list[float]:
     """Stand in for a reward function whose rewards are recorded. Take the parameters that objectives may ask for."""
-    raise RecipeError("A reward is only recorded in a file. To compute new ones, name its function in the recipe.")
+    raise RecipeError(
+        "This reward is only recorded in a file, so it cannot be computed. To compute it, name its function in the recipe."
+    )
 
 
 def _build_objective(position: int, entry: Mapping[str, Any], recorded: Collection[str], run_code: bool) -> Objective:

@@ -133,7 +133,7 @@ class Scheme:
         elif calibration is not None or baseline is not None:
             option, setting = ("calibration", calibration) if calibration is not None else ("baseline", baseline)
             raise RecipeError(
-                f"{option} is '{setting}', but you also passed objectives, so it would change nothing. Set it in the "
+                f"{option} is '{setting}', but you also passed objectives, so {option} would change nothing. Set it in the "
                 "objectives."
             )
         per = method_entry.preset.per if per is None else per
@@ -221,8 +221,8 @@ class Scheme:
             logp_segmenter = next(filter(_reads_logp, self.layout.segmenters))
             segmenters_text = ", ".join(sorted(name for name in SEGMENTERS if not _reads_logp(name)))
             raise RecipeError(
-                f"The segmenter '{logp_segmenter}' cuts by log-probabilities (logp_nt), but here completions are read without "
-                f"them. Use a segmenter that needs none: {segmenters_text}."
+                f"The segmenter '{logp_segmenter}' cuts by log-probabilities (logp_nt), which are not known here when "
+                f"completions are read. Use a segmenter that needs none: {segmenters_text}."
             )
         for stage in self.stages:
             stage.check_provided(provided_fields)
@@ -245,8 +245,8 @@ class Scheme:
         """Refuse a method with a memory (`RecipeError`), because the engine's checkpoints lose the memory."""
         if self.entry.stateful:
             raise RecipeError(
-                f"Method '{self.method}' remembers earlier batches, and the checkpoints of {engine} do not keep this memory: "
-                f"a resumed run would start without it. Train with TRL or verl, or use a method without a memory."
+                f"Method '{self.method}' remembers earlier batches, but {engine} saves no such memory in its checkpoints, "
+                "so a resumed run would start without it. Train with TRL or verl, or use a method without a memory."
             )
 
     def check_loads(self, engine: str) -> None:
@@ -361,9 +361,9 @@ def _check_objectives_used(scheme: Scheme) -> None:
         other_objective = next((o for o in objectives if set(o.pays) != set(first_objective.pays)), None)
         if other_objective is not None:
             raise RecipeError(
-                f"Method '{method_entry.name}' cannot pay blocks separately, but '{first_objective.name}' pays "
-                f"{', '.join(first_objective.pays)} and '{other_objective.name}' pays {', '.join(other_objective.pays)}. "
-                f"Let all objectives pay the same blocks, or use method 'bae'."
+                f"Method '{method_entry.name}' cannot pay blocks separately, but objective '{first_objective.name}' pays "
+                f"{', '.join(first_objective.pays)} and objective '{other_objective.name}' pays "
+                f"{', '.join(other_objective.pays)}. Let all objectives pay the same blocks, or use method 'bae'."
             )
     if method_entry.kind != "block" and "reward_nm" not in method_entry.inputs:
         _refuse(
@@ -383,15 +383,15 @@ def _check_objectives_used(scheme: Scheme) -> None:
         _refuse(
             objectives,
             lambda o: o.scope == "turn",
-            f"Objective '{{o.name}}' has scope: turn, but {method_name} does not know which turns are of one rollout, so a rollout "
-            f"of many turns would count many times. Leave scope out, or use method 'bae'.",
+            f"Objective '{{o.name}}' has scope: turn, but {method_name} does not know which turns belong to one rollout. "
+            "So a rollout would count as often as it has turns. Leave scope out, or use method 'bae'.",
         )
     if method_entry.kind != "block" and "reward_nm" in method_entry.inputs and "weight_m" not in method_entry.inputs:
         _refuse(
             objectives,
             lambda o: o.weight != 1.0,
-            f"Objective '{{o.name}}' has the weight {{o.weight}}, but {method_name} takes no weights, so it would change nothing. "
-            f"Leave it out.",
+            f"Objective '{{o.name}}' has the weight {{o.weight}}, but {method_name} takes no weights, so the weight would "
+            "change nothing. Leave the weight out.",
         )
 
 
@@ -402,8 +402,8 @@ def _check_values(scheme: Scheme) -> None:
     resolve_values(scheme.objectives, scheme.values)
     if not scheme.entry.reads_values:
         raise RecipeError(
-            f"values is '{scheme.values}', but method '{scheme.method}' uses no critic with a value for each token, so it would "
-            f"change nothing. Leave it out, or use method 'gae' or 'sae'."
+            f"values is '{scheme.values}', but method '{scheme.method}' uses no critic with a value for each token. So "
+            "values would change nothing. Leave values out, or use method 'gae' or 'sae'."
         )
 
 

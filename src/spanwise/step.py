@@ -196,8 +196,9 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
                 )
             if len(entry) != count:
                 raise AlignmentError(
-                    f"Completion {n} has {len(entry)} entries in '{TURNS}', but its mask has {count} turns (runs of sampled "
-                    "tokens). Give one entry to each turn, and let a token of the environment (mask 0) stand between two turns."
+                    f"Completion {n} has {len(entry)} entries in '{TURNS}', but its mask has {count} turns (runs of "
+                    "sampled tokens). Give each turn one entry. Between two turns, the mask needs a token of the "
+                    "environment (mask 0)."
                 )
         turn_mappings = [turn for turn_list in turn_descriptions for turn in turn_list]
     turn_keys = dict.fromkeys(key for turn in turn_mappings for key in turn)
@@ -401,7 +402,7 @@ class Step:
                 usual_cause = "the prompts are too easy or too hard, or a reward is constant"
                 cause_text = "an earlier warning says why" if has_unscored else usual_cause
                 zero_reason = (
-                    f"No completion differs from its baseline in any reward ({objectives_text}). If this lasts (see "
+                    f"No reward ({objectives_text}) of any completion differs from its baseline. If this lasts (see "
                     f"credit/no_signal), {cause_text}."
                 )
                 new_warnings.append(

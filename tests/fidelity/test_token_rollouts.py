@@ -221,7 +221,7 @@ def test_from_a_folder_to_tables(model):
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= 80
     for kind in ("all", "decision"):
-        table = text.split(f"{kind} tokens: correlation with Monte Carlo (its noise allows up to ")[1]
+        table = text.split(f"{kind} tokens: correlation with Monte Carlo, whose noise limits it to ")[1]
         row = next(line for line in table.splitlines() if "SAE start 0.5, 0 " in line)
         values = [measured.interval(c, "SAE start 0.5, 0", "correlation", kind=kind).value for c in measured.critics]
         assert row.split()[-4:] == [f"{value:.3f}" for value in values]

@@ -46,7 +46,8 @@ def test_equal_differences_of_one_pair_are_not_blamed_on_several():
     """The sign test of 3 seeds has p = 2 / 2^3."""
     (sentence,) = compare_arms(runs(a=[0.5, 0.5, 0.5], b=[0.25, 0.25, 0.25])).sentences()
     assert sentence == (
-        "ece of a minus b: +0.250 [+0.250, +0.250] over 3 seeds, equal in each. With so few seeds this may be luck (p = 0.25)."
+        "ece of a minus b: +0.250 [+0.250, +0.250] over 3 seeds, the same in every seed. "
+        "With so few seeds this may be luck (p = 0.25)."
     )
 
 
@@ -103,7 +104,7 @@ def test_missing_figures_leave_their_seed_out():
     assert (auroc.verdict, auroc.interval.count, auroc.seeds_needed) == ("unknown", 1, None)
     assert auroc.sentence() == "auroc of a minus b: unknown, because it needs at least 2 common seeds and has 1."
     assert (ece.verdict, ece.interval.count) == ("same", 2)
-    assert ece.sentence() == "ece of a minus b: the same in all 2 seeds."
+    assert ece.sentence() == "ece of a minus b: no difference in any of 2 seeds."
     assert "0.700 ± " in result.markdown()
     assert "0.700 (n=1)" in result.markdown()
 
@@ -138,7 +139,7 @@ def test_equal_differences_are_judged_by_their_signs(seeds, verdict):
     assert first.seeds_needed is None
     if verdict == "clear":
         assert (
-            "Of 3 differences, 2 are beyond the noise: ece (a and b), ece (b and c). Not clear: the other 1."
+            "Of 3 differences, 2 are beyond the noise: ece (a and b), ece (b and c). The other 1. are not clear"
             in result.summary()
         )
         assert "Over all figures (1), up to 0.05 differences may be luck" in result.summary()

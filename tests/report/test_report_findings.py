@@ -146,7 +146,7 @@ def arms(figure, **values):
         (arms("tokens", a=[10.0, 11.0, 10.0], b=[30.0, 31.5, 30.0]), "b is higher than a in tokens by 20.167 ["),
         (arms("ece", a=[0.1, 0.3, 0.2], b=[0.3, 0.1, 0.2]), "ece of a minus b: +0.000 ["),
         (arms("ece", a=[0.1], b=[0.3]), "ece of a minus b: unknown, because it needs at least 2 common seeds and has 1."),
-        (arms("ece", a=[0.1, 0.2], b=[0.1, 0.2]), "ece of a minus b: the same in all 2 seeds."),
+        (arms("ece", a=[0.1, 0.2], b=[0.1, 0.2]), "ece of a minus b: no difference in any of 2 seeds."),
         (arms("ece", a=[0.1, 0.2], b=[None, NAN]), "ece of a minus b: unknown, because it needs at least 2 common seeds"),
         (
             arms("ece", a=[0.1, 0.3, 0.2], b=[0.3, 0.1, 0.2], c=[0.2, 0.1, 0.3]),
@@ -175,7 +175,7 @@ def test_fidelity():
     assert fidelity_finding(rows, [paired | {"low": -0.01}]).endswith(". Their difference is within the noise.")
     # Without pairs their intervals overlap.
     assert fidelity_finding(rows).endswith(". Their difference is within the noise.")
-    nothing = "In groups of 4 no baseline clearly fits Monte Carlo; best is a: 0.100 [-0.100, 0.300]."
+    nothing = "In groups of 4 no baseline clearly fits Monte Carlo. The nearest is a: 0.100 [-0.100, 0.300]."
     assert fidelity_finding([row("a", 0.1, -0.1, 0.3)]) == nothing
     assert fidelity_finding([row("a", None, None, None)]).startswith("Nothing was measured: no correlation")
     token = {"critic": "fitted", "estimator": "SAE", "value": 0.4, "low": 0.3, "high": 0.5}
@@ -350,5 +350,5 @@ def test_a_collapsed_arm_is_marked_where_it_looks_best():
     sentence = compare_finding(comparison)  # no arm wins by a figure that means nothing
     assert sentence.startswith("Alarm for scalar: most completions refuse to answer in 3 of 3 seeds. ")
     assert "blockwise is better than scalar in accuracy by 0.860" in sentence
-    assert sentence.endswith("The ECE of scalar means nothing.")
+    assert sentence.endswith("The ECE of scalar means nothing (see the alarm).")
     assert "scalar is better" not in sentence

@@ -211,7 +211,7 @@ REFUSED = {
     "a step of words": ([{**ONE, "step": "x"}], {}, "Row 0 of '{}': 'step' is 'x', but it must be a whole number."),
     "two of one reward": ([{**ONE, "acc": 1, "rewards/acc": 0}], {}, "a second column for the reward 'acc', called 'rewards/acc'"),
     "one or several": (
-        [{"prompt": "p", "completions": CHAT[1:] * 2}], {}, "may be one conversation or several completions. For one, write"
+        [{"prompt": "p", "completions": CHAT[1:] * 2}], {}, "Write one completion as its text"
     ),
     "one object": ([{"completions": ["a", "b"], "prompt": "p", "reward": {"acc": 1}}], {}, "one value of 'reward', {'acc'"),
     "numbers in a list": ([{"prompt": "p", "completions": [{"a": 1}]}], {}, "a completion is a text, or a list of messages"),

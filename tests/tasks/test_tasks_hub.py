@@ -214,7 +214,7 @@ def test_a_column_of_prompts_with_another_name_and_no_answers(models, tmp_path) 
 
 def test_a_question_wins_over_a_prompt_and_that_is_said(models, tmp_path) -> None:
     rows = [{"question": "2 + 2?", "prompt": "Say 4.", "answer": "4"}] * 5
-    with pytest.warns(UserWarning, match="'prompt' beside 'question'"):
+    with pytest.warns(UserWarning, match="the columns 'prompt' and 'question'"):
         task = load_task(models["user"], file_of(tmp_path, rows))
     assert task.train["prompt"][0][0]["content"].endswith("2 + 2?")
     by_question = load_task(models["user"], file_of(tmp_path, rows), question_column="prompt")

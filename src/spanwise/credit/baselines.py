@@ -129,7 +129,7 @@ def advantage(
         raise RecipeError(f"back_off needs the baseline 'outcome', but the baseline is '{baseline}'; leave back_off out.")
     if scale != "none" and baseline in ("none", "blended"):
         raise RecipeError(
-            f"Baseline '{baseline}' compares no rewards, so there is no deviation to divide by; use scale='none'."
+            f"Baseline '{baseline}' compares no rewards, so there is no standard deviation to divide by; use scale='none'."
         )
     lacks_reward_n = reward_n.isnan()
     stand_in_reward_n = torch.full_like(reward_n, torch.nan, dtype=torch.float64)
@@ -288,7 +288,8 @@ def blended_baseline(
     outcome_count = outcome_no.shape[1]
     if by_outcome_n2 is not None and judged is None and outcome_count > 1:
         raise RecipeError(
-            f"outcome_no has {outcome_count} columns, and by_outcome_n2 belongs to one of them. Set 'judged' to its number."
+            f"outcome_no has {outcome_count} columns, and by_outcome_n2 belongs to one of them. Set 'judged' to the number "
+            "of that column."
         )
     if by_outcome_n2 is not None and judged is not None and not 0 <= judged < outcome_count:
         raise RecipeError(f"outcome_no has no column {judged}. Set 'judged' to a number from 0 to {outcome_count - 1}.")

@@ -29,7 +29,7 @@ PROPERTIES: Mapping[str, str] = {
     "shift": "adding a constant to all rewards of a group changes nothing",
     "constant": "a group whose rewards are all equal, or a group of one, gets exactly 0",
     "split": "a group gets the same numbers whether or not the batch has other groups",
-    "masking": "masked tokens get exactly 0; the others get the same numbers as if these were not there",
+    "masking": "masked tokens get exactly 0; other tokens get the same numbers as without the masked tokens",
     "poison": "the values at masked tokens (NaN, 1e9, any id) are never read",
     "padding": "padding on the left and on the right give the same numbers",
     "conservation": "the shares of a block's tokens add up to the credit of the block; other tokens get exactly 0",
@@ -70,7 +70,7 @@ _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "conflict": (lambda v: v is None or (is_number(v) and 0 < v <= 1), "it must be above 0 and at most 1, or left out"),
     "similarity": (lambda v: v is None or (is_number(v) and 0 < v < 1), "write a number between 0 and 1, or leave it out"),
-    "threshold": (lambda v: is_number(v) and v >= 0, "write 0 or more, as less probable tokens are boundaries"),
+    "threshold": (lambda v: is_number(v) and v >= 0, "write 0 or more; tokens with a lower probability are boundaries"),
     **dict.fromkeys(("gamma", "lam"), _SHARE),
 }
 #: The same for options of spanwise's own methods. A plug-in's option of the same name may mean something else.
@@ -303,12 +303,13 @@ def preset_rule(
     if calibration is not None and not (preset.calibrated and states_confidence(method_layout)):
         reason = "finds no confidence in the last block" if preset.calibrated else "rewards correctness alone"
         raise RecipeError(
-            f"calibration is '{calibration}', but method '{chosen.name}' {reason}, so it would change nothing. Leave it out."
+            f"calibration is '{calibration}', but method '{chosen.name}' {reason}, so the calibration would change "
+            "nothing. Leave it out."
         )
     if baseline is not None and not (preset.calibrated and "baseline" in chosen.inputs):
         raise RecipeError(
-            f"baseline is '{baseline}', but method '{chosen.name}' has its own baseline, so it would change nothing. Leave it "
-            f"out, or use method 'bae'."
+            f"baseline is '{baseline}', but method '{chosen.name}' has a baseline of its own, so yours would change "
+            "nothing. Leave it out, or use method 'bae'."
         )
     return method_layout, preset_objectives(chosen, method_layout, calibration=calibration or "brier", baseline=baseline)
 

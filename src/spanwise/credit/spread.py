@@ -116,7 +116,7 @@ class Streams:
         value_count = value.shape[-1]
         if value_count != len(self.names):
             unit_noun = "completion" if what.endswith("_n") else "token"
-            advice = " If it predicts the sum of all rewards, set values: shared." if value_count == 1 else ""
+            advice = " If the critic predicts the sum of all rewards, set values: shared." if value_count == 1 else ""
             raise AlignmentError(
                 f"{what} has {value_count} numbers per {unit_noun}, but needs {len(self.names)}. The critic predicts "
                 f"{', '.join(self.names)}; give one number for each, in this order.{advice}"
@@ -252,8 +252,8 @@ def spread(
     if bad_entry := first_of((end_nk != start_nk) & ((end_nk < start_nk) | (end_nk > token_width) | (start_nk < 0))):
         n, k = bad_entry
         raise AlignmentError(
-            f"Block '{spans.names[k]}' of completion {n} is [{int(start_nk[n, k])}, {int(end_nk[n, k])}), which is no interval of "
-            f"the completion's {token_width} tokens; give a start and an end among them."
+            f"Block '{spans.names[k]}' of completion {n} is [{int(start_nk[n, k])}, {int(end_nk[n, k])}). This is no "
+            f"interval of the completion's {token_width} tokens; give a start and an end among them."
         )
     if bad_entry := first_of(~(credit.block_nk.isfinite().all(dim=1) & credit.stop_n.isfinite())):
         raise RewardError(f"The credit of completion {bad_entry[0]} is not finite; give an absent reward the credit 0.")

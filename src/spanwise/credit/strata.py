@@ -63,7 +63,10 @@ def check_shapes(**tensors: Tensor | None) -> None:
         axis_pairs = zip(first_axes, name.rpartition("_")[2], strict=False)
         shared_axis_count = sum(first_axis == axis for first_axis, axis in axis_pairs)
         if tensor.shape[:shared_axis_count] != first_tensor.shape[:shared_axis_count]:
-            raise AlignmentError(f"{first_name} has shape {tuple(first_tensor.shape)}, {name} has {tuple(tensor.shape)}.")
+            raise AlignmentError(
+                f"{first_name} has the shape {tuple(first_tensor.shape)}, but {name} has {tuple(tensor.shape)}; they do "
+                "not fit."
+            )
 
 
 class Explained(NamedTuple):

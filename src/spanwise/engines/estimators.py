@@ -47,7 +47,7 @@ def outcome_advantages(
                 name == "grpo" and rest.get("grpo_norm_by_std", algorithm_settings.get("norm_adv_by_std_in_grpo")) is False
             ),
             f"algorithm.spanwise.{ignored_key} only works with algorithm.adv_estimator=spanwise. The estimator "
-            f"'spanwise_{name}' gets only one reward per completion, not its tokens. Leave the option out.": ignored_key,
+            f"'spanwise_{name}' gets one reward per completion, but no tokens. Leave the option out.": ignored_key,
         }
     )
     method_options = dict(spanwise_section.get("options") or {})

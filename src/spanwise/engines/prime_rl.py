@@ -36,12 +36,10 @@ def check(recipe: str, *, tokens: int | str) -> RecipeRule:
             "passes one group at a time. Use 'group' or 'outcome'.": objective.baseline in ("batch", "blended")
             for objective in scheme.objectives
         },
-        "per: batch needs several groups, but prime-rl passes one. Use per: block, per: completion or a number.": (
-            scheme.per == "batch"
-        ),
-        f"Method '{scheme.method}' standardises over the batch, but prime-rl passes single groups. Use another method.": (
-            compares_groups(scheme)
-        ),
+        "per: batch needs several groups, but prime-rl passes one group at a time. Use per: block, per: completion or a "
+        "number.": (scheme.per == "batch"),
+        f"Method '{scheme.method}' standardises over the batch, but prime-rl passes one group at a time. Use another "
+        "method.": (compares_groups(scheme)),
         **{
             f"Objective '{objective.name}' has scope: turn, but a trace of prime-rl has one reward for all turns. Remove the "
             "scope.": objective.scope == "turn" and objective.reward == "environment"

@@ -54,8 +54,9 @@ def say(*sentences: str) -> None:
 def kl_fault(beta: float, loss_type: str, *, engine: str) -> dict[str, bool]:
     """Check how the KL term is averaged. Return {error message: True if it applies}."""
     error_sentence = (
-        f"beta is {beta}, which adds the KL to the loss. spanwise needs its mean over the tokens of each completion, but with "
-        f"loss_type '{loss_type}' {engine} averages it otherwise. Set loss_type to {' or '.join(KL_LOSS_TYPES)}, or beta to 0."
+        f"beta is {beta}, so the KL is added to the loss. spanwise needs the mean of the KL over the tokens of each "
+        f"completion, but with loss_type '{loss_type}' {engine} averages the KL in another way. Set loss_type to "
+        f"{' or '.join(KL_LOSS_TYPES)}, or beta to 0."
     )
     return {error_sentence: bool(beta) and loss_type not in KL_LOSS_TYPES}
 
@@ -113,9 +114,8 @@ def check_keeping(keep_rollouts: Any, report: Any) -> None:
     missing_packages = [name for name in _REPORT if report and find_spec(name) is None]
     refuse(
         {
-            f"keep_rollouts is {keep_rollouts!r}; set it to 1, 2, ... for the rollouts of every k-th batch, or to 0 for none.": (
-                isinstance(keep_rollouts, bool) or not isinstance(keep_rollouts, int) or keep_rollouts < 0
-            ),
+            f"keep_rollouts is {keep_rollouts!r}; set it to k (1, 2, ...) to keep the rollouts of every k-th batch, or to "
+            "0 to keep none.": (isinstance(keep_rollouts, bool) or not isinstance(keep_rollouts, int) or keep_rollouts < 0),
             f"report is {report!r}; set it to true or false.": not isinstance(report, bool),
             f"report=True draws report.html with packages that are not installed: {', '.join(missing_packages)}. Run "
             "pip install 'spanwise[cli,report]', or leave report out and run `spanwise report FOLDER` later.": missing_packages,
@@ -191,8 +191,8 @@ class RunRecord:
             changed_names = ["layout"]  # the layout has the same blocks in another order
         if changed_names:
             raise DataError(
-                f"The run in '{folder_path}' was trained with another {', '.join(changed_names)}, so it cannot go on in the same "
-                f"folder. Give another {self.option}."
+                f"The run in '{folder_path}' was trained with another {', '.join(changed_names)}, so you cannot continue "
+                f"it in this folder. Give another {self.option}."
             )
 
     def begin(self, recipe: Mapping[str, Any], *, step: int, tokenizer: Any) -> None:

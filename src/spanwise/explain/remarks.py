@@ -136,7 +136,7 @@ def _warn_missing_tags(reading: Reading, everyone: Reading, scheme: Scheme) -> s
             f"completion (max_completion_length, in verl data.max_response_length), or ask for shorter completions. Otherwise "
             f"ask for {tags_text} in the prompt."
         )
-    layout_sentence = f"The layout asks for {part_counts.lacking_text}. Rewards that read a missing part are missing, too."
+    layout_sentence = f"The layout asks for {part_counts.lacking_text}. A reward that reads a missing part is missing, too."
     return f"{part_counts.sentence} {layout_sentence} {advice_text}"
 
 

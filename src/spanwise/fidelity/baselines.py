@@ -204,7 +204,9 @@ def measure_fidelity(
         if not 2 <= size <= samples:
             raise DataError(f"A group of {size} cannot be drawn from {samples} samples per prompt; choose 2 to {samples}.")
         if min(n_prompts, batch // size) < 1:
-            raise DataError(f"A batch of {batch} completions of {n_prompts} prompts holds no group of {size}; raise batch.")
+            raise DataError(
+                f"A batch of {batch} completions of {n_prompts} prompts holds no group of {size} completions; raise batch."
+            )
     completion_columns = _prepare_columns(rerolls, rule)
     if not bool(completion_columns["usable_n"].any()):
         raise DataError("No completion with a stated confidence was re-rolled; there is nothing to compare.")

@@ -130,7 +130,10 @@ def fidelity_finding(figures: Rows, differences: Rows = (), tokens: Rows = ()) -
     rows_of_size = [row for row in correlation_rows if row["group_size"] == size]
     best, *other_rows = sorted(rows_of_size, key=lambda row: -row["value"])
     if best["low"] <= 0:
-        return f"In groups of {size} no baseline clearly fits Monte Carlo; best is {best['baseline']}: {_with_bounds(best)}."
+        return (
+            f"In groups of {size} no baseline clearly fits Monte Carlo. The nearest is {best['baseline']}: "
+            f"{_with_bounds(best)}."
+        )
     best_sentence = f"In groups of {size}, {best['baseline']} correlates best with Monte Carlo: {_with_bounds(best)}"
     if not other_rows:
         return f"{best_sentence}."

@@ -192,8 +192,8 @@ def collect_last_blocks(roller: Roller, rows: Any, *, samples: int = 32, rerolls
     last_name = layout.names[-1]
     if "confidence" not in layout.keys[last_name]:
         raise RecipeError(
-            f"Fidelity samples stated confidences again, but the last block '{last_name}' has no tag 'confidence'. To "
-            "measure token advantages alone, add --tokens."
+            f"`spanwise fidelity` samples the last block and its confidence again, but the last block '{last_name}' has no "
+            "tag 'confidence'. To measure token advantages alone, add --tokens."
         )
     ids_nt, mask_nt, row_n = roller.completions(rows, samples=samples, seed=seed)
     spans, block_texts = roller.read(ids_nt, mask_nt)
@@ -237,8 +237,9 @@ def collect_tokens(
     weight_nt = choose_tokens(logp_nt, mask_nt, most=most, seed=reroll_seed)
     if sets > 1 and bool((mask_nt & (weight_nt == 0)).any()):
         raise DataError(
-            f"Some completions are so long (up to {int(mask_nt.sum(dim=1).max())} tokens) that only some of their tokens "
-            "are re-rolled, but the critic 'mc' needs all. Use the other critics: --critics own, or --critics fitted."
+            f"Some completions (up to {int(mask_nt.sum(dim=1).max())} tokens long) are re-rolled only at some of their "
+            "tokens, but the critic 'mc' needs re-rolls at all tokens. Use the other critics: --critics own, or --critics "
+            "fitted."
         )
     last_trainable_index_nt = torch.where(mask_nt, torch.arange(mask_nt.shape[1]), -1).cummax(dim=1).values
     previous_index_nt = torch.nn.functional.pad(last_trainable_index_nt[:, :-1], (1, 0), value=-1)

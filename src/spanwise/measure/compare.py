@@ -67,13 +67,13 @@ class Difference:
         if self.verdict == "unknown":
             return f"{subject}: unknown, because it needs at least 2 common seeds and has {interval.count}."
         if self.verdict == "same":
-            return f"{subject}: the same in all {interval.count} seeds."
+            return f"{subject}: no difference in any of {interval.count} seeds."
         finding = f"{subject}: {interval.value:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}] over {interval.count} seeds"
         if self.verdict == "clear":
             return f"{finding}, beyond the noise."
         seeds_hint = "" if self.seeds_needed is None else f" A difference of this size would need {self.seeds_needed} seeds."
         if self.verdict == "borderline" and self.p >= 1 - interval.level:  # a sign test, as all seeds are equal
-            return f"{finding}, equal in each. With so few seeds this may be luck (p = {self.p:.2f})."
+            return f"{finding}, the same in every seed. With so few seeds this may be luck (p = {self.p:.2f})."
         if self.verdict == "borderline":
             luck_text = f"Among several pairs, this may be luck (p = {self.p_adjusted:.2f} after Holm's correction)."
             return f"{finding}; the interval excludes 0. {luck_text}{seeds_hint}"
@@ -146,12 +146,13 @@ class ArmComparison:
         if not clear_names:
             return f"None of {count} differences is beyond the noise: these runs do not show which method is better."
         other_count = count - len(clear_names)
-        others_text = f". Not clear: the other {other_count}" if other_count else ""
+        others_text = f". The other {other_count} are not clear" if other_count else ""
         figure_count = len({diff.figure for diff in self.differences})
         return (
             f"Of {count} differences, {len(clear_names)} are beyond the noise: {', '.join(clear_names)}{others_text}. The "
-            "noise is how far seeds differ on the same held-out prompts. Per figure, Holm's correction allows for several "
-            f"pairs. Over all figures ({figure_count}), up to {figure_count * (1 - self.level):.2g} differences may be luck."
+            "noise is how far seeds differ on the same held-out prompts. Holm's correction allows for the several pairs "
+            f"of a figure. Over all figures ({figure_count}), up to {figure_count * (1 - self.level):.2g} differences may be "
+            "luck."
         )
 
 

@@ -89,7 +89,9 @@ def compare_report(
             Headline("arms", len(arm_names)),
             Headline("seeds per arm", seeds_text),
             Headline(
-                "differences beyond the noise", f"{clear_count} of {total_count}", "corrected for all pairs of arms (Holm)"
+                "differences beyond the noise",
+                f"{clear_count} of {total_count}",
+                "verdicts corrected for all pairs of arms (Holm)",
             ),
             *_best_arm_headlines(comparison),
         ],
@@ -184,7 +186,7 @@ def _figure_finding(comparison: ArmComparison, name: str) -> str:
     if len(meaningful_differences) < len(differences):
         compared_arms = dict.fromkeys(arm for d in differences for arm in (d.a, d.b))
         untrusted_arms = [arm for arm in compared_arms if (arm, name) in comparison.wrong]
-        sentences.append(f"The {figure_label} of {' and '.join(untrusted_arms)} means nothing.")
+        sentences.append(f"The {figure_label} of {' and '.join(untrusted_arms)} means nothing (see the alarm).")
     if meaningful_differences and not clear_differences:
         examples = [d for d in meaningful_differences if d.verdict == "borderline"][:2]
         if len(meaningful_differences) == 1 or {d.verdict for d in meaningful_differences} in ({"unknown"}, {"same"}):

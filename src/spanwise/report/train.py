@@ -345,7 +345,7 @@ def glance_section(batches: Lines, names: Sequence[str]) -> Section:
     ]
     charts = (
         Chart(
-            "Reward of each part, over five batches",
+            "Reward of each part, averaged over five batches",
             {f"mean/{family}": family for family in objectives_by_family},
             "mean reward",
         ),

@@ -20,7 +20,7 @@ _Term = tuple[float, str, str]
 LEFT_OUT = ("absent", "unparsable")  # the statuses of a reward whose block is missing or unreadable
 _NO_BASELINE = {  # maps `CreditPart.reason` to a sentence
     "singleton": "there is no other completion to compare this one with",
-    "no_scale": "reward minus baseline would be divided by the spread of the compared rewards, which is 0",
+    "no_scale": "the spread of the compared rewards, by which the credit is divided, is 0",
 }
 
 
@@ -41,7 +41,7 @@ def rule_words(baseline: str | None, given: Sequence[str]) -> str:
         "none": "nothing is subtracted",
         "batch": "all of the step",
         "outcome": "".join(["same prompt", *(f", same {name}" for name in given)]),
-        "blended": f"same prompt, blended with completions of other prompts that have the same {' and '.join(given)}",
+        "blended": f"same prompt, blended with completions of other prompts with the same value of {' and '.join(given)}",
     }
     return text_of_baseline.get(baseline or "", "same prompt")
 
@@ -168,9 +168,11 @@ def explained(row: TokenRow, method: str, rule: Rule) -> dict[str, Any]:
     }
     note = f"The file does not say how the credit of {method} was computed."
     if rule.kind in ("token", "step"):
-        note = f"{method} credits each {rule.kind} by itself; the credit of a block is the mean over its tokens."
+        note = f"{method} credits each {rule.kind} on its own; the credit of a block is the mean over its tokens."
     elif method == "recorded":
-        note = "'recorded' is the credit that the trainer wrote into the file; the file does not say how it was computed."
+        note = (
+            "'recorded' is the credit that the trainer wrote into the file, which does not say how the trainer computed it."
+        )
     has_terms = any(block["terms"] for block in explained_blocks.values())
     return {
         "note": f"{note} {rule.about}".strip() if explained_blocks and not has_terms else "",
@@ -198,7 +200,7 @@ def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: f
     terms_sum = math.fsum(amount for amount, *_ in credit_terms)
     parts_add_up = abs(terms_sum - credit) <= 1e-6 * (1 + abs(credit))
     token_share_text, tokens_text = _token_shares(row, method, block, credit)
-    warning = f"The recorded parts add up to {shown(terms_sum, sign=True)}, which is not the credit: do not rely on them."
+    warning = f"The recorded parts add up to {shown(terms_sum, sign=True)}, not to the credit. Do not rely on the parts."
     return {
         "credit": shown(credit, sign=True),
         "total": added(credit, credit_terms) if parts_add_up and len(credit_terms) > 1 else "",

@@ -205,7 +205,9 @@ def check_speaker(chat: Sequence[Mapping[str, Any]]) -> None:
     """Refuse a chat in which the model has another role than assistant, such as "gpt"."""
     roles = dict.fromkeys(message["role"] for message in chat)
     if "assistant" not in roles and not _FOREIGN_ASSISTANT_ROLES.isdisjoint(roles):
-        raise FieldError(f"the messages have the roles {', '.join(roles)}, but the model's must have the role assistant")
+        raise FieldError(
+            f"the messages have the roles {', '.join(roles)}, but messages of the model must have the role assistant"
+        )
 
 
 def split_chat(chat: Sequence[Mapping[str, Any]]) -> tuple[Any, Any]:

@@ -446,8 +446,8 @@ class Rollouts:
             critic_values = value_nt.unbind(dim=2) if value_nt.ndim == 3 else (value_nt,)
             if len(critic_values) != max(1, len(self.value_names)):
                 raise AlignmentError(
-                    f"The critic has {len(critic_values)} values for each token, but {len(self.value_names)} names "
-                    f"({', '.join(self.value_names) or 'none'}) for them; give one name to each value."
+                    f"The critic has {len(critic_values)} values for each token, but {len(self.value_names)} names for the "
+                    f"values ({', '.join(self.value_names) or 'none'}); give one name to each value."
                 )
             values_by_column = dict(zip(value_columns(self.value_names), critic_values, strict=True))
             numbers_by_column = values_by_column | numbers_by_column

@@ -277,7 +277,11 @@ def unread_note(columns: Mapping[str, Sequence[Any]]) -> str:
         for name, values in columns.items()
     }
     phrases = [f"'{name}' (such as {word!r:.40})" for name, word in example_by_column.items() if word is not None]
-    return f"Columns with texts or lists instead of numbers are no rewards: {', '.join(phrases)}." if phrases else ""
+    return (
+        f"These columns are no rewards, because they hold texts or lists instead of numbers: {', '.join(phrases)}."
+        if phrases
+        else ""
+    )
 
 
 def is_computed(name: str) -> bool:
@@ -309,8 +313,8 @@ def missing_note(rewards: Mapping[str, Reward]) -> str:
     if not phrases:
         return ""
     return (
-        f"Some recorded numbers are missing or not finite: {', '.join(phrases)}. A completion without its number "
-        "has no reward, and no baseline counts it."
+        f"Some recorded numbers are missing or not finite: {', '.join(phrases)}. A completion without its number has no "
+        "reward and is left out of baselines."
     )
 
 
@@ -353,7 +357,7 @@ def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) 
                 tokens_per_text.append(len(text_ids))
                 changed_count += vocabulary.join(text_ids)[0] != text.encode()
         token_note = f"The file holds no token ids; the text is encoded with the tokenizer of '{tokenizer}'."
-        token_note += f" This changes {changed_count} of {len(tokens_per_text)} texts." if changed_count else ""
+        token_note += f" The encoding changes {changed_count} of {len(tokens_per_text)} texts." if changed_count else ""
     text_token_edges = np.cumsum([0, *tokens_per_text])
     completion_edges = text_token_edges[np.cumsum([0, *texts_per_completion])]
     sampled_flags = np.array(sampled_text_flags, np.bool_)

@@ -173,7 +173,8 @@ def _write_advantages(trace: Mapping[str, Any], trajectory: Trajectory, entry: s
         turn_name = f"Turn {t} of trajectory {trajectory.id!r}"
         if entry not in turn.per_token:
             raise DataError(
-                f"{turn_name} has no '{entry}', so it cannot be written; set it for every turn, 0 for tokens without credit."
+                f"{turn_name} has no '{entry}', so the turn cannot be written. Set '{entry}' for every turn, to 0 at "
+                "tokens without credit."
             )
         turn_values = [float(value) for value, flag in zip(turn.per_token[entry], turn.mask, strict=True) if flag]
         unusable_value = next((value for value in turn_values if not math.isfinite(value)), None)

@@ -116,8 +116,8 @@ def check_call(objective: Objective, convention: Convention | None, blocks: Coll
         for name, setting in {"key": objective.key, **{name: options.get(name) for name in unused_names}}.items():
             if setting is not None:
                 raise RecipeError(
-                    f"{subject} has {name}: {setting}, but its function returns a list for the whole batch. This works only with a "
-                    f"function for one completion, such as verl's compute_score. Leave it out."
+                    f"{subject} has {name}: {setting}, which needs a function for one completion, such as verl's "
+                    f"compute_score. Its function returns a list for the whole batch. Leave {name} out."
                 )
         return
     sees_setting, block = options.get("sees", "whole"), options.get("block")

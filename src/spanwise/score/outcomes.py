@@ -114,8 +114,8 @@ def check_discrete(values: Collection[float], name: str) -> None:
     """Refuse an outcome with more than 16 values in a batch."""
     if len(values) > MOST_VALUES:
         raise RecipeError(
-            f"The outcome '{name}' took {len(values)} different values in one batch, and at most {MOST_VALUES} are allowed. Give "
-            f"the objective a 0/1 reward such as 'correct' instead, or set baseline: group."
+            f"The outcome '{name}' took {len(values)} different values in one batch, and at most {MOST_VALUES} are "
+            "allowed. Use a reward that is 0 or 1, such as 'correct', as the outcome. Or set baseline: group."
         )
 
 
@@ -135,8 +135,8 @@ def judge_of(objective: Objective) -> str | None:
         return reward_names[0]
     if chosen_judge_name is None and reward_names and default_judge not in reward_names:
         raise RecipeError(
-            f"Objective '{objective.name}' has several outcomes in the option 'given': {' and '.join(reward_names)}. Say by "
-            f"which of them its reward is computed: 'options: {{{judge_option}: {reward_names[0]}}}'."
+            f"Objective '{objective.name}' has several outcomes in the option 'given': {' and '.join(reward_names)}. Name "
+            f"the one that its reward is computed from: 'options: {{{judge_option}: {reward_names[0]}}}'."
         )
     return chosen_judge_name or default_judge
 

@@ -68,8 +68,9 @@ class Reward(ByCompletion):
         if is_invalid_n.any():
             n = int(is_invalid_n.nonzero()[0])
             raise RewardError(
-                f"The reward of completion {n} is {float(self.value_n[n])} with status {Status(int(self.status_n[n])).name}. "
-                f"Return a finite number, or None for no reward. Only the statuses OK and BROKE go with a number."
+                f"The reward of completion {n} is {float(self.value_n[n])} with status "
+                f"{Status(int(self.status_n[n])).name}. Only rewards with the statuses OK and BROKE have a number. Return "
+                "a finite number, or None for no reward."
             )
 
     def only_where(self, there_n: Bool[Tensor, " n"]) -> Reward:
@@ -111,7 +112,8 @@ class Reward(ByCompletion):
         value_pairs = [None] * row_count if by_outcome is None else by_outcome
         if not row_count == len(statuses) == len(value_pairs):
             raise AlignmentError(
-                f"A row needs one of each; got {row_count} values, {len(statuses)} statuses, {len(value_pairs)} by_outcome."
+                f"Each row needs one entry of each list; got {row_count} values, {len(statuses)} statuses, "
+                f"{len(value_pairs)} by_outcome."
             )
         status_codes = [
             int(value_status if value is None or value_status == Status.BROKE else Status.OK)

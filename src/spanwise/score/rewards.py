@@ -223,8 +223,9 @@ def _score_confidence(
     for n, outcome in enumerate(outcome_rewards):
         if outcome < 0.0 or outcome > 1.0:
             raise RewardError(
-                f"Objective '{of}' gives completion {n} the outcome {outcome}, but only an outcome in [0, 1] can judge a "
-                f"confidence. Set 'given' to an objective with rewards from 0 to 1, or remove that of the confidence."
+                f"Objective '{of}' gives completion {n} the outcome {outcome}, but a confidence can only be judged by an "
+                "outcome in [0, 1]. Set 'given' to an objective with rewards from 0 to 1, or remove the objective of the "
+                "confidence."
             )
     confidence_texts = [read_tag(blocks, pays, tag) for blocks in text]
     confidences = [None if stated is None else parse_confidence(stated) for stated in confidence_texts]

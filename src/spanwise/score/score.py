@@ -175,8 +175,8 @@ def _check_callable(objectives: Sequence[Objective], text: Texts) -> None:
     for objective in objectives:
         if secret_keys := hidden_names(objective.options):
             raise RecipeError(
-                f"Objective '{objective.name}' has the option '{secret_keys[0]}' with {HIDDEN} in place of a secret, so its reward "
-                f"would get that word. Set the secret again in the recipe."
+                f"Objective '{objective.name}' has the option '{secret_keys[0]}', which holds {HIDDEN} in place of a "
+                "secret. Set the secret again in the recipe; otherwise the reward gets that word."
             )
         if text:
             _check_pays(objective, text[0])
@@ -250,8 +250,8 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
             if judge_by_objective.get(name) is not None:
                 raise RecipeError(
                     f"Objective '{objective.name}' compares only completions with the same reward '{name}' (given), but "
-                    f"hardly two have the same one. Set given: {judge_by_objective[name]}, the outcome that it depends on, "
-                    f"or set baseline: group."
+                    f"hardly any two have the same '{name}'. Set given: {judge_by_objective[name]}, the outcome that "
+                    f"'{name}' depends on, or set baseline: group."
                 )
         if (built_in_reward := built_in(objective)) is None:
             if objective.name not in recorded:  # the function that a recipe names may not be imported
@@ -393,8 +393,9 @@ def _check_reading(objective: Objective, entry: BuiltIn, layout: Layout) -> None
         block_tags = [key for block in blocks for key in layout.keys[block]]
         if tag and tag not in block_tags:
             raise RecipeError(
-                f"Objective '{objective.name}' reads the tag '{tag}' in {' or '.join(sorted({*map(any_index, blocks)}))}, which "
-                f"has {', '.join(dict.fromkeys(map(any_index, block_tags))) or 'no tags'}. Add it to the layout, or set 'tag'."
+                f"Objective '{objective.name}' reads the tag '{tag}' in {' or '.join(sorted({*map(any_index, blocks)}))}, "
+                f"which has {', '.join(dict.fromkeys(map(any_index, block_tags))) or 'no tags'}. Add this tag to the "
+                "layout, or set the option 'tag'."
             )
     for tag in (options["tags"] or ()) if objective.reward == "format" else ():
         check_known("tag of the layout", tag, layout.tags)

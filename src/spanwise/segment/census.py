@@ -44,7 +44,10 @@ class Census:
         counted_marks = [f"{self._show(mark)} ({count})" for mark, count in count_of_mark.items()]
         more_text = ", ..." if len(counted_marks) > 6 else ""
         if counted_marks:
-            return f"{counts_text} of {self.size} completions; they do contain {', '.join(counted_marks[:6])}{more_text}."
+            return (
+                f"{counts_text} of {self.size} completions. The completions do contain "
+                f"{', '.join(counted_marks[:6])}{more_text}."
+            )
         finding = "no completion contains tags" if self.segmenter == "tags" else f"segmenter {self.segmenter} finds nothing"
         return f"{counts_text} of {self.size} completions; {finding}."
 

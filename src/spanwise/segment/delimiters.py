@@ -39,8 +39,10 @@ _BETWEEN = "..."
 _TAG = re.compile(r"<(/?)([A-Za-z_][\w.:-]{0,59})>")
 #: Maps the start of an error message of RE2 (a regex library) to advice.
 _ADVICE = {
-    "invalid perl operator: (?": "RE2 does not support lookaround; let the pattern match the surrounding text, too, and put "
-    "the part that you want into a group, such as 'Answer: (?P<value>[0-9]+)'",
+    "invalid perl operator: (?": (
+        "RE2 does not support lookaround; let the pattern match the surrounding text, too. Put the part that you want "
+        "into a group, such as 'Answer: (?P<value>[0-9]+)'"
+    ),
     "invalid escape sequence: \\": "RE2 supports neither this escape sequence nor back-references such as \\1; write the "
     "repeated text in full, or use the segmenter delimiters",
 }
@@ -94,8 +96,8 @@ def signs_of(mark: str) -> tuple[str, str]:
     opening_sign, separator, closing_sign = mark.removesuffix(EACH).partition(_BETWEEN)
     if not separator or not opening_sign:
         raise LayoutError(
-            f"'{mark}' is not a pair of delimiters. Write the opening and the closing sign with three dots between them, such as "
-            f"<think>...</think>; write 'Answer:...' if no sign closes the part."
+            f"'{mark}' is not a pair of delimiters. Write the opening sign, three dots and the closing sign, such as "
+            "<think>...</think>. If no sign closes the part, write 'Answer:...'."
         )
     return opening_sign, closing_sign
 

@@ -237,9 +237,9 @@ def _build_node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -
         inner_part = inner_parts[0] if inner_parts else node_parts[0]
         relation = "is the same as" if inner_part.mark == outer_part.mark else "lies inside"
         raise LayoutError(
-            f"Blocks '{layout.names[inner_part.block]}' and '{layout.names[outer_part.block]}' overlap: '{inner_part.mark}' "
-            f"{relation} '{outer_part.mark}', but a token can belong to one block only. Name the fields of '{outer_part.mark}' one "
-            f"by one, or leave one of the two blocks out."
+            f"Blocks '{layout.names[inner_part.block]}' and '{layout.names[outer_part.block]}' overlap: "
+            f"'{inner_part.mark}' {relation} '{outer_part.mark}'. But a token can belong to one block only. Name the "
+            f"fields of '{outer_part.mark}' one by one, or leave out one of the two blocks."
         )
     next_steps = [(_resolve_step(part, steps_left[0]), part, steps_left[1:]) for part, steps_left in paths if steps_left]
     # A step `[*]` (-1) covers all elements of an array, even those that another path names by index.

@@ -182,8 +182,8 @@ def _check_asked(layout: Layout, prompts: list[str], *, instruction: str | None,
     if instruction is None and not whole:
         raise RecipeError(
             f"The layout has {missing_text}, but no prompt asks for them: the default instruction of '{usual}' asks for "
-            f"{usual_tags_text}. Set instruction to a text that asks for the layout's tags, prompt_column to a column of whole "
-            "prompts, or instruction='' for a model that writes them by itself."
+            f"{usual_tags_text}. Set instruction to a text that asks for the layout's tags, or prompt_column to a column "
+            "of whole prompts. If the model writes them by itself, set instruction=''."
         )
     noun = "tags" if missing_words[0].startswith("<") else "keys"
     warnings.warn(
@@ -300,13 +300,14 @@ def find_columns(
         may_be_conversations = prompt == "messages"
     if prompt is not None and instruction:
         raise RecipeError(
-            f"Prompts of the column '{prompt}' are used unchanged, so the instruction would be ignored. Leave it out, or set "
-            f"question_column={prompt} instead of prompt_column; then it goes before each prompt."
+            f"Prompts of the column '{prompt}' are used unchanged, so the instruction would be ignored. Leave the "
+            f"instruction out. Or set question_column={prompt} instead of prompt_column, and the instruction goes before "
+            "each prompt."
         )
     if prompt is None and instruction is None and "prompt" in names and question != "prompt":
         warnings.warn(
-            f"The dataset has a column 'prompt' beside '{question}', and the model sees '{question}' after the default "
-            "instruction. Set prompt_column=prompt to use your prompts unchanged instead.",
+            f"The dataset has the columns 'prompt' and '{question}'. The model sees the default instruction and then "
+            f"'{question}'. To use your prompts unchanged instead, set prompt_column=prompt.",
             UserWarning,
             stacklevel=3,
         )
@@ -341,7 +342,9 @@ def _cell_fault(cell: Any, option: str, columns: DatasetColumns, *, template: bo
     if option == "prompt_column":
         message_fault = prompt_fault(cell, template=template)
         if not message_fault and columns.conversations and cell[-1]["role"] == "assistant":
-            return "a prompt ends before the assistant's answer, and this one includes it. Leave that message out."
+            return (
+                "a prompt must end before the assistant's answer, but this one includes the answer. Leave that message out."
+            )
         return message_fault
     if not isinstance(cell, (list, dict)):
         return None

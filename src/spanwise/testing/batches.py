@@ -133,7 +133,7 @@ def read_inputs(
             raise RecipeError(
                 f"spanwise does not know which values to test the argument '{name}' with. End its name with its axes (n: "
                 "completions, t: tokens), as in reward_n or value_nt, and pass what to draw: "
-                f"inputs={{'{name}': hypothesis.strategies.floats(0, 1)}}. Known without that: "
+                f"inputs={{'{name}': hypothesis.strategies.floats(0, 1)}}. These names need no inputs: "
                 f"{', '.join(sorted({*ENTRIES, *_STRUCTURE}))}."
             )
         input_dtype = torch.bool if input_stem == "mask" else torch.int64 if input_stem in _WHOLE else torch.float64

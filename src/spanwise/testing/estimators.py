@@ -91,7 +91,8 @@ def check_estimator(
             first_axes = read_inputs(method, optional=optional, entries=inputs)[0].axes
             if first_axes not in _KIND_OF_AXES:
                 raise RecipeError(
-                    f"The first input of '{name}' ends in '{first_axes}', which says no kind. Pass kind='token', for example."
+                    f"The first input of '{name}' ends in '{first_axes}', which does not tell the method's kind. Pass "
+                    "kind='token', for example."
                 )
             kind = _KIND_OF_AXES[first_axes]
         method = Method(name, method, kind, "", None, dict(exceptions or {}))

@@ -78,7 +78,7 @@ class Suite:
                 _search(getattr(self, name.replace(" ", "_")), strategy_of(name), examples=example_count)
                 if not required_facts <= self.facts_shown:
                     raise ConformanceError(
-                        f"{self.who} breaks '{name}': {self.sentences[name]}. {example_count} examples did not show this."
+                        f"{self.who} breaks '{name}': {self.sentences[name]}. None of {example_count} examples showed this."
                     )
 
     def has_shown(self, facts: set[Any]) -> None:

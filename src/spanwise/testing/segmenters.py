@@ -20,7 +20,7 @@ SEGMENTER_PROPERTIES: Mapping[str, str] = {
     "partition": "every trainable token is in one block, and other tokens are in none; the interval of a block, "
     "from start_nk to end_nk, runs from its first to its last token",
     "contiguous": "the intervals of two blocks do not overlap",
-    "text": "the joined texts of the blocks are the text of the trainable tokens, in its order unless blocks overlap",
+    "text": "the joined texts of the blocks are the text of the trainable tokens, in the same order unless blocks overlap",
     "pure": "the inputs stay unchanged, and a second call gives the same spans",
     "permutation": "another order of the completions only reorders the result",
     "split": "a completion alone is segmented as in a batch",
@@ -210,7 +210,9 @@ class _Segmenter(Suite):
             block_texts = [blocks[result_columns["names"][row][k]] for k in block_order]
             has_token = [spans[k][0] < spans[k][1] for k in block_order]
             if [block is not None for block in block_texts] != has_token:
-                self.fail(batch, f"Only blocks with tokens have a text. Completion {row}: {block_texts}, {has_token}.")
+                self.fail(
+                    batch, f"Only blocks with tokens have a text. Completion {row}: texts {block_texts}, tokens {has_token}."
+                )
             # The key "" holds a block's whole text.
             joined_text = "".join(str(block[""]) for block in block_texts if block is not None)
             # A block inside one token (STRADDLED) has no token of its own, and so no text.

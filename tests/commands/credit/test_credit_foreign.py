@@ -145,7 +145,7 @@ def test_uneven_groups_of_a_step_are_pointed_out(tmp_path):
         return credit_rollouts(file, methods=["grpo"], reward={"correct": "score"}, overrides={"layout": LAYOUT, **cut})
 
     note = credited().note
-    assert "Groups hold 2 to 4 completions. A prompt drawn twice in a step counts as one group" in note
+    assert "Groups hold 2 to 4 completions. If a prompt was drawn twice in a step, its completions form one group" in note
     split = credited(group_size=int(re.search(r"--set group_size=(\d+)", note)[1]))
     assert split.group_n.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     for even in (split, credited(uid=[*"aaaabbcc"]), credited("aaaabbbb")):

@@ -135,7 +135,7 @@ def test_trl_with_notes_and_reply(other_tags, tmp_path):
         torch.testing.assert_close(arms[name].credit.block_nk, expected_n[:, None].expand(8, 2), atol=1e-6, rtol=0)
     by_arm, size = sampled(result, 3)
     np.testing.assert_allclose(by_arm["recorded"], [-0.75 / size] * size, rtol=1e-6)
-    assert "shows the numbers that the trainer wrote: the file's 'advantage'. Each is spread over its" in result.note
+    assert "shows the numbers that the trainer wrote: the file's 'advantage'. Each number is spread over the" in result.note
 
 
 def test_credit_of_blocks_stays_in_its_blocks(tmp_path):
@@ -150,7 +150,7 @@ def test_credit_of_blocks_stays_in_its_blocks(tmp_path):
     assert result.file_spans.length_nk.tolist() == [[5, 3], [5, 0], [5, 3]]
     np.testing.assert_allclose(sampled(result, 0)[0]["recorded"], [0.75 / 5] * 5 + [-0.25 / 3] * 3, rtol=1e-6)
     np.testing.assert_allclose(sampled(result, 1)[0]["recorded"], [-0.1] * 4 + [-0.1 - 0.25], rtol=1e-6)
-    assert "column 'credit/BLOCK' for each block. Each is spread over its block's tokens." in result.note
+    assert "column 'credit/BLOCK' for each block. Each number is spread over the tokens of its block." in result.note
     other = {"layout": {"first": ["answer"], "confidence": ["confidence"]}}
     assert "recorded is left out: " in credit_rollouts(file, overrides=other).note
     with pytest.raises(RecipeError, match="the layout also has first"):

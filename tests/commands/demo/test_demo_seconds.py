@@ -65,4 +65,7 @@ def test_the_heading_of_the_confidence_demo_names_the_start_and_the_rule_of_its_
     console = Console(width=120, record=True, file=io.StringIO())
     figures = {"scalar": {**point, "peak_refusal_rate": 0.0}}
     DIGITS.show(console, [Trained("scalar", "scalar", recipe, {"curve": [point]})], {"seeds": {"0": figures}})
-    assert "seed 0: all arms have the same easy start; the rewards are correctness and brier" in console.export_text()
+    assert (
+        "seed 0: all arms begin with the same warm start (easy); the rewards are correctness and brier"
+        in console.export_text()
+    )

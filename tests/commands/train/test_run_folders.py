@@ -158,7 +158,7 @@ def test_a_fault_in_the_objectives_is_met_before_anything_is_built(tmp_path, mon
 def test_a_run_goes_on_under_its_own_recipe_only(run, changes, difference):
     before = files_of(run)
     for output, resume in ((str(run), "last"), ("elsewhere", str(run / "checkpoints" / "checkpoint-1"))):
-        with pytest.raises(DataError, match=re.escape(f"another recipe ({difference}")):
+        with pytest.raises(DataError, match=re.escape(f"another recipe: {difference}")):
             retrain(**changes, output=output, resume=resume)
     assert files_of(run) == before
 

@@ -72,7 +72,7 @@ def test_a_run_leaves_no_secret_and_goes_on_from_what_it_leaves(fields, tmp_path
     saved = yaml.safe_load((place / "recipe.yaml").read_text())
     recipe = load(None, {**saved, "objectives": fields["objectives"], "output": str(place)})
     train(recipe, console=Console(width=200), resume=str(place / "checkpoints" / "checkpoint-1"))
-    assert "Secrets are not saved, so the recipe has <hidden> as trainer.hub_token" in " ".join(
+    assert "Secrets are not saved, so the recipe holds <hidden> in place of trainer.hub_token" in " ".join(
         capsys.readouterr().out.split()
     )
 

@@ -48,7 +48,7 @@ def test_the_table_and_one_completion_as_they_are_printed(tmp_path, monkeypatch)
     table = printed(*words)
     assert "unanimous: all wrong (correct) 3" in table
     assert (
-        "Of the 3 completions in groups without a right one, 1 are malformed; 1 of them end inside an unclosed part."
+        "Of the 3 completions in groups without a right completion, 1 are malformed; 1 of them end inside an unclosed part."
         in table
     )
     assert "Block 'confidence' is missing in 1 of 3 completions (row 2)" in table
@@ -182,9 +182,9 @@ def test_decisions_are_counted_and_the_delay_is_found(delay, lag, tmp_path):
     """.95^(1/8) is .9936; the last stretch ends with the completion, a token short."""
     text = printed(sae_of_decisions(tmp_path, delay))
     assert "sae: 6 decisions (tokens below probability 0.2) per completion. Decisions are 7.83 tokens apart" in text
-    assert "lambda 0.9935 at each token discounts as much" in text
-    assert f"needs {lag} for half of its change towards the reward" in text
+    assert "discounts as much as GAE with lambda 0.9935 at each token" in text
+    assert f"takes {lag} to make half of its change towards the reward" in text
 
 
 def test_a_critic_that_sees_nothing_is_said(tmp_path):
-    assert "the critic's value comes no nearer to the reward" in printed(sae_of_decisions(tmp_path, 0, blind=True))
+    assert "the critic's value does not move towards the reward" in printed(sae_of_decisions(tmp_path, 0, blind=True))

@@ -52,7 +52,9 @@ def test_a_gradient_that_is_not_finite_under_a_finite_loss_names_its_parameter(t
     weight = run.model.lm_head.weight
     weight.register_hook(lambda grad: grad * torch.nan if run.state.global_step == 1 else grad)
     count = len(list(run.model.parameters()))
-    stopped(run, rf"Step 1: the gradient is not finite \(norm nan\), in 1 of {count} parameters, lm_head.weight first")
+    stopped(
+        run, rf"Step 1: the gradient is not finite \(norm nan\), in 1 of {count} parameters; the first is lm_head.weight"
+    )
     assert run.state.global_step == 1
 
 

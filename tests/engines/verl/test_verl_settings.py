@@ -20,11 +20,11 @@ REFUSED = {
     "reward.reward_manager.name=dapo": r"dapo\. No objective uses .*\. Add \{reward: environment",
     "reward.reward_model.enable=True": "only to reward.custom_reward_function",
     **{
-        f"{ACTOR}policy_loss.loss_mode={mode}": f"'{mode}' does not weigh each token by its own advantage"
+        f"{ACTOR}policy_loss.loss_mode={mode}": f"'{mode}', a token's weight depends on more than"
         for mode in ("geo_mean", "clip_cov", "kl_cov", "dro")
     },
     f"{ACTOR}policy_loss.loss_mode=sapo": "Use actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
-    f"{ACTOR}loss_agg_mode=seq-mean-token-sum-norm": "loss_scale_factor to the longest",
+    f"{ACTOR}loss_agg_mode=seq-mean-token-sum-norm": "loss_scale_factor to the length",
     f"{ACTOR}loss_agg_mode=mean": "no loss_agg_mode",
 }
 
@@ -64,7 +64,7 @@ def test_groups_are_dropped_by_a_number_that_there_is(tmp_path):
         prepare(config)
         return config.algorithm.filter_groups.metric
 
-    with pytest.warns(UserWarning, match="metric is set from acc to any_reward"):
+    with pytest.warns(UserWarning, match="metric from acc to any_reward"):
         assert metric("acc") == "any_reward"
     for name in ("reward", "brier"):
         with pytest.warns(UserWarning, match=f"metric={name} drops .* any_reward, which keeps such groups"):
@@ -104,7 +104,7 @@ WITH_RECIPE = {
     "no critic": ("gae", "", [], "'gae' needs .*critic.enable=True"),
     # The same file as in TRL: 20 steps of the critic alone are those before verl's step 21.
     "the policy waits": ("gae", WAITS, [ON, "trainer.critic_warmup=21"], None),
-    "the policy waits too short": ("gae", WAITS, [ON, "trainer.critic_warmup=20"], "is 20. Set it to 21"),
+    "the policy waits too short": ("gae", WAITS, [ON, "trainer.critic_warmup=20"], "Set trainer.critic_warmup to 21"),
     "no deviation, bae": ("bae", "", ["algorithm.norm_adv_by_std_in_grpo=False"], None),
     "no deviation, grpo": ("grpo", "", ["algorithm.norm_adv_by_std_in_grpo=False"], "Write method: dr_grpo"),
     "rejection inside the loss": ("bae", "", REJECTION, None),
@@ -142,7 +142,7 @@ def test_a_run_that_ends_before_the_policy_trains_is_warned_of(tmp_path, method,
     config = config_of(tmp_path, f"critic.enable={on}", "trainer.critic_warmup=21", recipe=GAE.format(method, "a", more))
     run = prepare(config)
     with (
-        pytest.warns(UserWarning, match="critic_warmup is 21.* has 20"),
+        pytest.warns(UserWarning, match="step 21.* has 20"),
         run.training(SimpleNamespace(total_training_steps=20)),
     ):
         pass
@@ -170,7 +170,7 @@ def test_what_is_set(tmp_path, capsys):
 IDLE = GAE.format("gae", "a", "critic: {learning_rate: 0.1, gae_lambda_value: 1.0}\nsteps: 50\n")
 SAID = {
     "recipe": (ON, IDLE, "ignores the recipe's critic.learning_rate, steps and uses"),
-    "alone": ("actor_rollout_ref.rollout.n=1", RECIPE, "nothing to compare"),
+    "alone": ("actor_rollout_ref.rollout.n=1", RECIPE, "no other to be compared"),
     "entropy": (f"{ACTOR}entropy_coeff=0.01", RECIPE, "weigh more the longer"),
     "dppo": (f"{ACTOR}policy_loss.loss_mode=dppo_tv", RECIPE, "Yours is 3"),
 }

@@ -89,8 +89,8 @@ class ArmRun:
         changed_fields = changed_fields or changed(self.folder / "recipe.yaml", trained_fields, but=("output",))
         if changed_fields:
             raise DataError(
-                f"'{self.folder}' holds a run of another recipe ({', '.join(changed_fields[:3])}). Give another --output, or "
-                f"delete '{self.folder}' and '{self.file}'."
+                f"'{self.folder}' holds a run of another recipe: {', '.join(changed_fields[:3])}. Give another --output, "
+                f"or delete '{self.folder}' and '{self.file}'."
             )
         return all(is_filled(self.folder / name) for name in _ENDED)
 
@@ -153,7 +153,8 @@ def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
     if not comparison.differences:
         return
     yield Text(
-        "\nDifferences paired by seed, Holm-corrected. The last column is how many seeds would show the difference clearly.",
+        "\nDifferences are paired by seed. Verdicts are corrected for several pairs (Holm). The last column: how many "
+        "seeds would show the difference clearly.",
         style="italic",
     )
     difference_rows: list[list[str | Text]] = []
@@ -191,7 +192,7 @@ def _train_waiting(unfinished_runs: Sequence[ArmRun], count: int, processes: int
     make_task(unfinished_runs[0].recipe, console)
     can_train_two_at_once = (os.cpu_count() or 1) >= 2 and not torch.cuda.is_available()
     process_count = processes or (2 if can_train_two_at_once else 1)
-    say(console, f"{count - len(unfinished_runs)} of {count} runs are finished; {process_count} train at a time.")
+    say(console, f"{count - len(unfinished_runs)} of {count} runs are finished; {process_count} runs train at a time.")
     start_run = partial(_start, console=console)
     start_time = time.perf_counter()
     reason_by_failed_run = {}
@@ -209,8 +210,8 @@ def _train_waiting(unfinished_runs: Sequence[ArmRun], count: int, processes: int
     if reason_by_failed_run:
         run_name, failure_reason = next(iter(reason_by_failed_run.items()))
         raise DataError(
-            f"{len(reason_by_failed_run)} of {len(unfinished_runs)} runs failed. The first is {run_name}: {failure_reason} "
-            "Run the same command again to train the missing runs."
+            f"{len(reason_by_failed_run)} of {len(unfinished_runs)} runs failed. The first failed run is {run_name}: "
+            f"{failure_reason} Run the same command again to train the missing runs."
         )
 
 
@@ -231,7 +232,7 @@ def _start(run: ArmRun, console: Console) -> subprocess.Popen[bytes]:
     if checkpoint_faults:
         faults_text = "; ".join(f"{name}: {fault}" for name, fault in checkpoint_faults.items())
         start_text = f"goes on from {checkpoint.name}" if checkpoint else "starts anew"
-        say(console, f"{run.folder.name} {start_text}; these checkpoints are not readable: {faults_text}.")
+        say(console, f"{run.folder.name} {start_text}, because these checkpoints are not readable: {faults_text}.")
     thread_variables = {"OMP_NUM_THREADS": str(run.recipe.threads)}
     environment = {**thread_variables, **os.environ, "COLUMNS": "120", SECRETS: json.dumps(secrets)}
     with _log_file(run).open("ab") as log:  # append to the log, to keep the lines of earlier attempts

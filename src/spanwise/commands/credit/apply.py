@@ -219,7 +219,7 @@ def _measure_score(table: RolloutTable, schemes: Iterable[Scheme], scores: Score
         fields |= {name.removeprefix(OF_SCORE): value for name, value in score_figures.items()} | {"alarms": alarm_reasons}
         if is_judged:
             figures_text = ", ".join(f"{label} {short(fields[label.lower()])}" for label in ("ECE", "Brier", "AUROC"))
-            score_sentence = f"{score_sentence}, and against {judge_name} {figures_text}"
+            score_sentence = f"{score_sentence}. Compared with {judge_name}: {figures_text}"
     if not is_judged:
         return fields, f"{score_sentence}. The file does not say which completions are right."
     return fields, f"{score_sentence}." + "".join(f" {reason[:1].upper()}{reason[1:]}." for reason in alarm_reasons)
@@ -247,7 +247,9 @@ def _describe_origins(table: RolloutTable, arms: Arms, objective_names: Sequence
     unused_columns = [name for name in table.rewards if name not in column_by_objective.values()]
     first_unused_names = ", ".join(unused_columns[:3])
     more_text = f" and {len(unused_columns) - 3} more" if len(unused_columns) > 3 else ""
-    unused_hint = f" No objective uses the file's {first_unused_names}{more_text}; to use one: --reward OBJECTIVE=COLUMN."
+    unused_hint = (
+        f" No objective uses the file's rewards {first_unused_names}{more_text}. To use one, give --reward OBJECTIVE=COLUMN."
+    )
     return f"Rewards: {origins_text}.{unused_hint if unused_columns else ''}"
 
 
@@ -452,7 +454,11 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
     block_nk = torch.where(present_nk, credit_nk, 0.0)
     credit = Credit(block_nk, stop_credit_n, singleton_m=no_counts_m, absent_m=no_counts_m, mean_length_n=token_count_n)
     spread_unit = "block" if recorded_numbers.by_block else "completion"
-    spread_text = "Each token has its own" if recorded_numbers.shares else f"Each is spread over its {spread_unit}'s tokens"
+    spread_text = (
+        "Each token has its own"
+        if recorded_numbers.shares
+        else f"Each number is spread over the tokens of its {spread_unit}"
+    )
     recorded_note = f"'{RECORDED}' shows the numbers that the trainer wrote: {recorded_numbers.says}. {spread_text}."
     spread_function = partial(_spread_recorded, by_block=bool(recorded_numbers.by_block))
     return MethodCredit(RECORDED, file_spans, credit, spread_function, token_adv_v), recorded_note

@@ -129,7 +129,7 @@ def choose_columns(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str,
         if column != "text" and column not in table.rewards:
             known_values = [value for value in table.columns.get(column, ()) if value is not None]
             wrong_values = [value for value in known_values if not (isinstance(value, int | float) or is_number_text(value))]
-            column_problem = "is no reward, because it is read as something else" if known_values else "is empty"
+            column_problem = "cannot be a reward: spanwise reads it as something else" if known_values else "is empty"
             if wrong_values:
                 column_problem = f"holds {reprlib.repr(wrong_values[0])}, which is no number"
             if column in table.columns:
@@ -284,7 +284,7 @@ def check_file(scheme: Scheme, table: RolloutTable) -> None:
         advice = "Use the recipe that the critic was trained with: it has the same objectives and `values`"
     missing_text = " and ".join(PER_TOKEN[field] for field in missing_fields)
     raise RecipeError(
-        f"For every token, method '{scheme.method}' needs {missing_text}{needed_values_text}, but '{table.path}' holds "
+        f"Method '{scheme.method}' needs {missing_text}{needed_values_text} for every token, but '{table.path}' holds "
         f"{present_values_text}. {advice}."
     )
 
@@ -361,7 +361,10 @@ def advise_tagless(table: RolloutTable, texts: Sequence[str], name: str = "corre
         objective_text = '{reward: correct, pays: [completion], options: {tag: ""}}'
         layout_text = "--set segmenter=tags --set 'layout={completion: []}'"
         options_text = f"--methods recipe {layout_text} --set 'objectives=[{objective_text}]'"
-    return f"{rewards_text} Give the layout of the completions{layout_note}, or credit whole completions with {options_text}"
+    return (
+        f"{rewards_text} Give the layout of the completions{layout_note} with --set layout=..., or credit whole "
+        f"completions with {options_text}"
+    )
 
 
 def _missing_tags(scheme: Scheme, tag_census: Census) -> list[str]:

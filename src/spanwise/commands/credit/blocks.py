@@ -230,7 +230,9 @@ def compared_groups(table: RolloutTable, recipe: Recipe, run: Recipe | None) -> 
     notes = []
     rollout_group_r = split_groups(rollout_group_r, size)
     if small_count := int((rollout_group_r.unique(return_counts=True)[1] < size).sum()):
-        notes.append(f"{small_count} groups have fewer than {size} completions; their credit may differ from training.")
+        notes.append(
+            f"{small_count} groups have fewer than {size} completions; their credit may differ from that in training."
+        )
     step_sizes = rollout_step_r.unique(return_counts=True)[1]
     if run is not None and bool((step_sizes != run.prompts * size).any()):
         notes.append(
@@ -265,6 +267,7 @@ def _note_group_sizes(step_n: Tensor, group_n: Tensor, table: RolloutTable) -> l
     size_counts = Counter(size_of_group.values())
     usual_group_size = max(size_counts, key=lambda size: (size_counts[size], -size))
     return [
-        f"Groups hold {min(size_counts)} to {max(size_counts)} completions. A prompt drawn twice in a step counts as one group; to "
-        f"split it, give --set group_size={usual_group_size if usual_group_size > 1 else 'N'}."
+        f"Groups hold {min(size_counts)} to {max(size_counts)} completions. If a prompt was drawn twice in a step, its "
+        "completions form one group. To split such groups, give --set "
+        f"group_size={usual_group_size if usual_group_size > 1 else 'N'}."
     ]

@@ -97,8 +97,8 @@ def _check_own_fields(own_method: str, methods: Sequence[str], overrides: Mappin
     unread_fields = [name for name in _OWN_FIELDS if name in overrides and not (name == "options" and reads_options)]
     if unread_fields:
         raise RecipeError(
-            f"--set {unread_fields[0]} is for the recipe's own method alone, but --methods does not name it. Write --methods "
-            "recipe, and choose its method with --set method=NAME."
+            f"--set {unread_fields[0]} only changes the recipe's own method, which --methods does not name. Write "
+            "--methods recipe, and choose the method with --set method=NAME."
         )
 
 

@@ -32,10 +32,10 @@ AT_A_TIME = 1_000_000
 #: Maps file formats to functions that copy a file with advantages.
 _WRITERS = {"verifiers": write_branches, "slime": write_samples}
 _CAPTION = (
-    "'Exactly 0': of the completions that have the block, the share that gets no credit for it.\n"
-    "'No signal': the share of completions in which no token gets credit.\n"
-    "'Dead strata': the share of compared sets of completions (strata) in which no completion gets credit.\n"
-    "'Stop': the credit on the last token of a completion that has no block with a reward."
+    "'Exactly 0': the share of the completions with the block that get no credit for it.\n'No signal': the share of "
+    "completions in which no token gets credit.\n'Dead strata': the share of strata (sets of completions that are "
+    "compared) in which no completion gets credit.\n'Stop': the credit on the last token of a completion that has no "
+    "block with a reward."
 )
 
 
@@ -70,8 +70,8 @@ def check_writable(result: CreditResult, method: str, folder: Path) -> None:
             not in _WRITERS,
             f"--write needs the token ids of '{table.path}'. The file must hold them for every completion; give the folder of the "
             "policy's tokenizer with --tokenizer.": not table.has_ids,
-            f"{unknown_count} of {len(table)} completions of '{table.path}' have no number of the trainer, so '{method}' cannot be "
-            "written. Give another method with --write.": unknown_count > 0,
+            f"The trainer's number is missing for {unknown_count} of {len(table)} completions of '{table.path}', so "
+            f"'{method}' cannot be written. Give another method with --write.": unknown_count > 0,
             f"--write would overwrite '{table.path}' itself; give another --output.": any(
                 (folder / file.name).resolve() == file.resolve() for file in rollout_files(table.path)
             ),

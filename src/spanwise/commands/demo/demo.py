@@ -127,7 +127,8 @@ def verdict(figures: Mapping[str, Any]) -> str:
 def _show_digits(console: Console, trained: Sequence[Trained], result: Mapping[str, Any]) -> None:
     recipe = trained[0].recipe
     setup_text = (
-        f"all arms have the same {recipe.start} start; the rewards are correctness and {recipe.rule.replace('_', ' ')}"
+        f"all arms begin with the same warm start ({recipe.start}); the rewards are correctness and "
+        f"{recipe.rule.replace('_', ' ')}"
     )
     for seed, arms in result["seeds"].items():
         title = f"digit puzzle, seed {seed}: {setup_text}"
@@ -137,7 +138,7 @@ def _show_digits(console: Console, trained: Sequence[Trained], result: Mapping[s
         refusal_rates = [point.get("refusal_rate") for point in run.summary["curve"]]
         accuracies = [point.get("accuracy") for point in run.summary["curve"]]
         curves_text = text_plot({"refusals": refusal_rates, "accuracy": accuracies})
-        say(console, f"\n{run.title}, every {run.recipe.eval_every} steps", curves_text)
+        say(console, f"\n{run.title}, evaluated every {run.recipe.eval_every} steps", curves_text)
 
 
 def _sum_up_fields(trained: Sequence[Trained]) -> dict[str, Any]:

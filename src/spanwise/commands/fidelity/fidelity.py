@@ -86,9 +86,10 @@ def show_baselines(checkpoint: Path, recipe: Recipe, console: Console, options: 
     report_fields["points"] = fixed_point_rows(rule=recipe.rule, seed=seed)
     sample_counts = report_fields["counts"]
     console.print(
-        f"{sample_counts['completions']} completions of {sample_counts['prompts']} prompts. In {sample_counts['rerolls']} "
-        f"re-rolls, the last block was sampled again, after {sample_counts['prefixes']} distinct prefixes. "
-        f"{fidelity.share:.1%} of the completions could be compared: they and two of their re-rolls state a confidence.",
+        f"{sample_counts['completions']} completions of {sample_counts['prompts']} prompts. The last block was sampled "
+        f"again in {sample_counts['rerolls']} re-rolls of {sample_counts['prefixes']} distinct prefixes. "
+        f"{fidelity.share:.1%} of the completions could be compared, because they and two of their re-rolls state a "
+        "confidence.",
         highlight=False,
     )
     say(console, *fidelity_tables(fidelity), difference_table(fidelity))
@@ -106,7 +107,7 @@ def fidelity_tables(fidelity: Fidelity) -> Iterator[Table]:
             other_cells = (_decimals(fidelity.interval(name, size, figure)[0]) for figure in other_figure_names)
             table_rows.append([name, _decimals(rmse), "-".join(map(_decimals, rmse_bounds)), *other_cells])
         correlation, *_ = fidelity.interval(fidelity.baselines[0], size, "ceiling")
-        title = f"Groups of {size}: advantages against Monte Carlo (its noise allows a correlation of {correlation:.3f})"
+        title = f"Groups of {size}: advantages against Monte Carlo, whose noise limits the correlation to {correlation:.3f}"
         yield _table(title, ("", "RMSE", "95 %", "wrong", "right", "alone", "corr", "scaled", "noise"), table_rows)
 
 
@@ -117,7 +118,9 @@ def difference_table(fidelity: Fidelity) -> Table:
     cells_by_size: dict[int, list[str]] = {size: [str(size)] for size in fidelity.group_sizes}
     for row in figure_differences:
         cells_by_size[row["group_size"]].append(f"{row['value']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]")
-    return _table("figures of blended minus those of outcome, same prompts", ("G", *figure_names), cells_by_size.values())
+    return _table(
+        "baseline blended minus baseline outcome, for the same prompts", ("G", *figure_names), cells_by_size.values()
+    )
 
 
 def fixed_point_table(points: Sequence[Mapping[str, Any]]) -> Table:
@@ -129,7 +132,7 @@ def fixed_point_table(points: Sequence[Mapping[str, Any]]) -> Table:
             q_by_baseline_and_size.setdefault((name, str(row["group_size"])), []).append(row["q"])
     table_rows = ([name, size, *map(_decimals, q_values)] for (name, size), q_values in q_by_baseline_and_size.items())
     headings = ("", "G", *(f"{p:g}" for p in right_probabilities))
-    title = "q*: the confidence at which training settles, by the probability that the policy is right"
+    title = "q*: the confidence at which training settles, for each probability that the policy is right"
     q_table = _table(title, headings, table_rows)
     largest_error = max(row["error"] or 0.0 for row in points)
     q_table.caption = (
@@ -191,9 +194,9 @@ def show_tokens(fidelity: TokenFidelity, segments: SaeSegments | None = None, *,
     """Print how token estimators correlate with Monte Carlo. Return the correlations."""
     sample_counts = {"completions": len(fidelity.prompt_n), "prompts": len(fidelity.prompt_n.unique())}
     console.print(
-        f"{sample_counts['completions']} completions of {sample_counts['prompts']} prompts: their first blocks have "
-        f"{fidelity.count()} tokens that are compared. {fidelity.count('decision')} of these are decisions, tokens with a "
-        f"probability below .97. {reference_words(segments)}",
+        f"{sample_counts['completions']} completions of {sample_counts['prompts']} prompts. In their first blocks, "
+        f"{fidelity.count()} tokens are compared. {fidelity.count('decision')} of these are decisions (tokens with a "
+        f"probability below .97). {reference_words(segments)}",
         highlight=False,
     )
     say(console, *(_correlation_table(fidelity, kind) for kind in TOKEN_KINDS))
@@ -220,7 +223,7 @@ def _correlation_table(fidelity: TokenFidelity, kind: str) -> Table:
         critic_figures = (fidelity.interval(critic, name, figure, kind=kind).value for critic in fidelity.critics)
         table_rows.append([heading, *map(_decimals, critic_figures)])
     ceiling_interval = fidelity.interval(fidelity.critics[0], fidelity.estimators[0], "ceiling", kind=kind)
-    title = f"{kind} tokens: correlation with Monte Carlo (its noise allows up to {_decimals(ceiling_interval.value)})"
+    title = f"{kind} tokens: correlation with Monte Carlo, whose noise limits it to {_decimals(ceiling_interval.value)}"
     correlation_table = _table(title, ("", *fidelity.critics), table_rows)
     correlation_table.rows[0].end_section = True
     return correlation_table

@@ -29,7 +29,7 @@ def show_methods(name: str | None = None) -> None:
         scheme = scheme_of(load(None, {"method": name}), DIGITS_LAYOUT, 32)
         recipe_text = yaml.safe_dump(scheme.plain(), sort_keys=False)
         if not isinstance(scheme.per, str):
-            needs_text += "Here per is the token limit of the task digits; a run takes its own. "
+            needs_text += "Here per is the token limit of the task digits; a run takes its own token limit. "
     say(
         console,
         f"# {method_entry.summary}",

@@ -100,9 +100,9 @@ def pull_note(scheme: Scheme, *, group_size: int) -> str | None:
         return None
     confidence_text = f"{taught_confidence:.2f}".removeprefix("0")
     return (
-        f"With groups of {group_size}, the baseline outcome teaches a policy that is right 70 % of the time to state the "
-        f"confidence {confidence_text}. Larger groups bring it nearer to .70. With the baselines blended and group, it "
-        "learns to state .70 (see docs/fidelity.md)."
+        f"Take a policy that is right 70 % of the time. With groups of {group_size}, the baseline outcome teaches it to "
+        f"state the confidence {confidence_text}. Larger groups bring this nearer to .70. The baselines blended and group "
+        "teach it to state .70 (see docs/fidelity.md)."
     )
 
 

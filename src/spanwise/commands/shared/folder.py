@@ -37,7 +37,7 @@ def newest_folder(name: str) -> Path | None:
 def check_no_run(path: str | Path) -> None:
     """Refuse an output folder that holds a training run. The run's summary and report would be overwritten."""
     if is_run(Path(path)):
-        raise DataError(f"'{path}' holds a run, and its summary and report would be overwritten; give another --output.")
+        raise DataError(f"'{path}' holds a run, whose summary and report would be overwritten; give another --output.")
 
 
 def write_page(folder: Path, html: str) -> Path:

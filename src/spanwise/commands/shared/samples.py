@@ -155,8 +155,8 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
     # If no part is the answer or the confidence, no answer can be judged.
     if part_noun == "part" and {answer_name, confidence_name}.isdisjoint(part_names):
         no_part_reason = (
-            f"no block has the part '{answer_name}' or '{confidence_name}'; "
-            "if another part is the answer, name it in the objective 'correct'"
+            f"no block has the part '{answer_name}' or '{confidence_name}'; if the answer is in another part, name that "
+            "part in the objective 'correct'"
         )
         return dict.fromkeys((*judged_figure_names, "coverage", *CALIBRATION, *score_figure_names), no_part_reason)
     reason_by_figure: dict[str, str] = {}
@@ -224,6 +224,6 @@ def _check_sizes(samples: Mapping[str, Samples]) -> None:
             prompts, completions = sizes[largest_run]
             size, largest_size = (f"{p} prompts x {n / max(p, 1):g} samples" for p, n in (sizes[run], sizes[largest_run]))
             raise DataError(
-                f"The evaluations of '{run}' ({size}) and '{largest_run}' ({largest_size}) differ in size: "
-                f"evaluate again with spanwise eval {run} --prompts {prompts} --samples {completions // max(prompts, 1)}"
+                f"The evaluations of '{run}' ({size}) and '{largest_run}' ({largest_size}) differ in size. Evaluate "
+                f"'{run}' again: spanwise eval {run} --prompts {prompts} --samples {completions // max(prompts, 1)}"
             )

@@ -77,8 +77,11 @@ def history_of(checkpoint: Path, new_recipe: Mapping[str, Any], *, per_batch: in
     if changed_fields := changes(old_recipe, new_recipe, but=changeable_fields):
         advice = f"Resume the run with its own recipe: spanwise train --resume {recipe_file.parent}; or leave out --resume."
         if changed(recipe_file, old_recipe):
-            advice = f"'{recipe_file}' was edited later: undo the edit, or leave out --resume and give another --output."
-        raise DataError(f"'{checkpoint}' belongs to a run of another recipe ({', '.join(changed_fields[:3])}). {advice}")
+            advice = (
+                f"'{recipe_file}' was edited after the run began. Undo the edit, or leave out --resume and give another "
+                "--output."
+            )
+        raise DataError(f"'{checkpoint}' belongs to a run of another recipe: {', '.join(changed_fields[:3])}. {advice}")
     check_contents(checkpoint)
     trainer_state = json.loads((checkpoint / "trainer_state.json").read_text())
     checkpoint_step = trainer_state["global_step"] // per_batch

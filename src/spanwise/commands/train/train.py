@@ -64,7 +64,7 @@ def train(
     """Train as the recipe says, and write the run's folder. Return the content of `summary.json`."""
     console = console or Console()
     if secret_names := hidden_names({"trainer": recipe.trainer, "objectives": recipe.objectives}):
-        hidden_note = f"Secrets are not saved, so the recipe has {HIDDEN} as {' and '.join(secret_names)}."
+        hidden_note = f"Secrets are not saved, so the recipe holds {HIDDEN} in place of {' and '.join(secret_names)}."
         if [name for name in secret_names if not name.startswith("trainer.")]:
             raise RecipeError(f"{hidden_note} A reward needs this secret. Set objectives again, with the real value.")
         say(console, f"{hidden_note} TRL gets no secret. If it needs one, set `trainer` again with the secret, or log in.")

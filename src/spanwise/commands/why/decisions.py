@@ -30,9 +30,9 @@ def decision_notes(result: CreditResult) -> Iterator[str]:
         relative_deviation = segment_lengths.std() / mean_length
         lambda_per_token = scheme.options.get("lam", 0.95) ** (1 / mean_length)
         yield (
-            f"{count_text}. Decisions are {mean_length:.3g} tokens apart on average, with a relative standard deviation of "
-            f"{relative_deviation:.2g}. Over this distance, GAE with lambda {lambda_per_token:.4g} at each token discounts "
-            f"as much as '{name}' does from one decision to the next. docs/critic.md compares the two."
+            f"{count_text}. Decisions are {mean_length:.3g} tokens apart on average (relative standard deviation "
+            f"{relative_deviation:.2g}). From one decision to the next, '{name}' discounts as much as GAE with lambda "
+            f"{lambda_per_token:.4g} at each token. docs/critic.md compares the two."
         )
         yield _describe_delay(name, segment_values, np.array(segment_rewards))
 
@@ -71,8 +71,10 @@ def _describe_delay(name: str, values: list[np.ndarray], rewards: np.ndarray) ->
 
     end_agreements = agreement(max(map(len, values)))
     if len(end_agreements) < 2 or end_agreements.mean() <= 2 * end_agreements.std(ddof=1) / len(end_agreements) ** 0.5:
-        return f"{name}: after decisions, the critic's value comes no nearer to the reward, so the critic ignores them."
+        return (
+            f"{name}: after decisions, the critic's value does not move towards the reward, so the critic ignores decisions."
+        )
     half_agreement = end_agreements.mean() / 2
     half_lag = next((lag for lag in (1, 2, 4, 8, 16, 32, 64) if agreement(lag).mean() >= half_agreement), None)
     lag_text = "more than 64 tokens" if half_lag is None else f"{half_lag} token{'s' if half_lag > 1 else ''}"
-    return f"{name}: after a decision, the critic's value needs {lag_text} for half of its change towards the reward."
+    return f"{name}: after a decision, the critic's value takes {lag_text} to make half of its change towards the reward."

@@ -82,9 +82,9 @@ def reason_table(result: CreditResult, zeros: Mapping[str, Zeros], examples: int
     counts_table = plain_table(
         "method", "why a token gets nothing", "completions", "tokens", "share", "rows", rows=(), right=(2, 3, 4),
         title=result.title,
-        caption="Each token without credit has one reason. The column 'completions' counts the completions in which no "
-        "token gets credit, each under the reason of most of its tokens. The column 'rows' lists them, or if there are "
-        "none, completions with such a token. To see one, give --completion ROW.",
+        caption=("Each token without credit has one reason. A completion in which no token gets credit counts once in the "
+            "column 'completions', under its most frequent reason. The column 'rows' lists these completions. If there "
+            "are none, it lists completions with such a token. To see a completion, give --completion ROW."),
     )  # fmt: skip
     for name, tally in zeros.items():
         for position, count in enumerate(tally.counts(examples)):
@@ -116,7 +116,8 @@ def _describe_file(result: CreditResult, zeros: Mapping[str, Zeros], examples: i
         wrong_count = int(is_all_wrong_n.sum())
         faulty_count = int(is_faulty_n.sum())
         parts.append(
-            f"Of the {wrong_count} completions in groups without a right one, {faulty_count} are malformed{cut_off_text}."
+            f"Of the {wrong_count} completions in groups without a right completion, {faulty_count} are "
+            f"malformed{cut_off_text}."
         )
     is_missing_nk = present_nk.any(dim=1, keepdim=True) & ~present_nk
     names_and_flags = zip(result.file_spans.names, is_missing_nk.T, strict=True)
@@ -130,7 +131,7 @@ def _describe_file(result: CreditResult, zeros: Mapping[str, Zeros], examples: i
     if len(rows_by_missing_block) > _NAMED:
         missing_blocks_text = ", ".join(f"{name}: {len(rows)}" for name, rows in rows_by_missing_block.items())
         block_faults = [f"Some of {len(is_missing_nk)} completions lack a block ({missing_blocks_text})"]
-    parts += (f"{lack}. Where a block is missing, its rewards have no token to credit." for lack in block_faults)
+    parts += (f"{lack}. A reward that pays a missing block has no token to credit." for lack in block_faults)
     return parts
 
 

@@ -36,7 +36,10 @@ from spanwise.types import Zero
     preset=Preset(whole=True, per="completion"),
     exceptions={
         "split": "advantages are standardised over the batch",
-        "monotone": "a higher reward lowers the sums of others, which can raise the standard deviation of the batch by more",
+        "monotone": (
+            "a higher reward lowers other completions' sums; the batch's standard deviation can then rise more than the "
+            "completion's own sum"
+        ),
     },
 )
 @explains
@@ -179,7 +182,7 @@ def reinforce_plus_plus(
     preset=Preset(whole=True, per="length", calibrated=False),
     exceptions={
         "split": "advantages are standardised over the tokens of the batch",
-        "constant": "the batch's mean is subtracted from groups of equal rewards, too, unless zero_constant_groups is set",
+        "constant": "the batch's mean is subtracted even from groups of equal rewards, unless zero_constant_groups is set",
     },
 )
 @explains

@@ -194,7 +194,10 @@ class SaeSegments:
 
     def __post_init__(self) -> None:
         if not self.threshold >= 0:
-            raise RecipeError(f"threshold is {self.threshold}; write 0 or more, as less probable tokens are boundaries.")
+            raise RecipeError(
+                f"threshold is {self.threshold}; write 0 or more. Tokens with a lower probability than the threshold are "
+                "boundaries."
+            )
         check_known("boundary", self.boundary, BOUNDARIES)
 
     @staticmethod

@@ -130,7 +130,7 @@ def anchor_groups(group_s: Int[Tensor, " s"], anchor_s: Anchors, *, similarity: 
     text_id_by_state: dict[tuple[int, Any], int] = {}
     for row, (prompt, state) in enumerate(state_keys):
         if state is not None and not (_is_hashable(state) if similarity is None else isinstance(state, str)):
-            advice = "Only states that are texts have a similarity; use similarity=None."
+            advice = "Only texts can be compared by similarity; use similarity=None for other states."
             if similarity is None:
                 advice = "Turn each state into a string, or a tuple of strings and numbers, so that states can be compared."
             raise RecipeError(f"The anchor state of row {row} is of type {type(state).__name__}. {advice}")

@@ -80,7 +80,8 @@ def ktae(
     check_known("form of KTAE", form, ("paper", "code"))
     if min(h1, h2, h3) < 0 or h1 + h2 == 0:
         raise RecipeError(
-            f"h1, h2 and h3 are {h1:g}, {h2:g} and {h3:g}. Write 0 or more, and more than 0 for h1 or h2, or no token would change."
+            f"h1, h2 and h3 are {h1:g}, {h2:g} and {h3:g}. Write 0 or more for each, and more than 0 for h1 or h2. If both "
+            "are 0, no token changes."
         )
     refined_adv_nt = torch.where(mask_nt, adv_nt, 0.0)
     group_index_n = torch.where(correct_n.isnan(), -1, group_index(group_n))
@@ -212,7 +213,9 @@ def oar(
             f"quantile is {quantile:g}; it is the share of tokens whose advantage shrinks, so it must lie between 0 and 1."
         )
     if beta < -1:
-        raise RecipeError(f"beta is {beta:g}; write -1 or more, as smaller numbers would reverse advantages.")
+        raise RecipeError(
+            f"beta is {beta:g}; write -1 or more, because smaller numbers would reverse the signs of advantages."
+        )
     weighted_adv_nt = torch.zeros_like(adv_nt)
     for i in range(len(adv_nt)):
         mask_t = mask_nt[i]

@@ -121,8 +121,8 @@ def build_timeline(
         earlier_row, later_row = sorted(row_order[repeated_step[0] : repeated_step[0] + 2].tolist())
         raise AlignmentError(
             f"Rows {earlier_row} and {later_row} are both step {int(step_s[earlier_row])} of trajectory "
-            f"{trajectory_ids[earlier_row]!r}; give each step of a trajectory its own number, and the trajectories of different "
-            f"prompts different ids."
+            f"{trajectory_ids[earlier_row]!r}. Give each step of a trajectory a number of its own. Give trajectories of "
+            "different prompts different ids."
         )
     next_row_s = torch.full_like(row_order, -1)
     next_row_s[row_order[:-1][is_same_trajectory]] = row_order[1:][is_same_trajectory]

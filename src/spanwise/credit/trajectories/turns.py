@@ -123,8 +123,8 @@ class Trajectory:
             _check_rewards(turn.rewards, turn_label)
             if doubled_names := [name for name in turn.rewards if name in self.rewards]:
                 raise RewardError(
-                    f"{turn_label} has a reward '{doubled_names[0]}', and so has the trajectory as a whole; give the two different "
-                    f"names."
+                    f"{turn_label} and its trajectory as a whole both have a reward '{doubled_names[0]}'; give the two "
+                    "rewards different names."
                 )
 
     @staticmethod
@@ -160,7 +160,8 @@ class Trajectory:
         for row, turn in enumerate(rows):
             if turn.parent is not None:
                 raise AlignmentError(
-                    f"The prompt of row {row} lacks what came before; pass the turns that `rows()` of its trajectory returns."
+                    f"The prompt of row {row} lacks the earlier turns; pass the turns that `rows()` of its trajectory "
+                    "returns."
                 )
         trajectory, step, group = map(list_ids, (trajectory, step, group))  # pandas looks rows up by label
         timeline = build_timeline(trajectory, torch.tensor(step, dtype=None if step else torch.long))

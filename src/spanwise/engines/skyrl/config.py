@@ -82,8 +82,8 @@ def check(cfg: Any) -> RecipeRule:
         "trainer.algorithm.policy_loss_type is 'cross_entropy', a loss without advantages. Use 'regular'.": (
             loss_name == "cross_entropy"
         ),
-        f"trainer.algorithm.policy_loss_type '{loss_name}' does not weigh each token by its own advantage alone. Use regular, "
-        "dual_clip, gspo, cispo or sapo.": loss_name in ("clip_cov", "kl_cov"),
+        f"With trainer.algorithm.policy_loss_type '{loss_name}', a token's weight depends on more than its own advantage. "
+        "Use regular, dual_clip, gspo, cispo or sapo.": loss_name in ("clip_cov", "kl_cov"),
     }
     rule, discount_notes = read_rule(
         spanwise_options.recipe,
@@ -166,8 +166,8 @@ def _group_faults(cfg: Any, scheme: Scheme, *, skyrl_version: str) -> dict[str, 
         ),
         f"{filter_setting} drops groups without credit at once, but the credit needs {', '.join(late_field_names)}, "
         "which SkyRL computes later. Remove the setting.": filter_setting and late_field_names,
-        f"trainer.fully_async.sample_full_batch judges each group alone, but {''.join(batch_users[:1])} compares completions of "
-        "the whole batch, so groups with credit would be dropped. Remove the setting.": (
+        f"trainer.fully_async.sample_full_batch judges each group alone, but {''.join(batch_users[:1])} compares "
+        "completions of the whole batch. So SkyRL would drop groups with credit. Remove the setting.": (
             cfg.trainer.fully_async.sample_full_batch and batch_users
         ),
         "trainer.algorithm.zero_variance_filter drops groups with equal rewards, but "

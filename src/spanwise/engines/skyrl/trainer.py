@@ -125,7 +125,8 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         if shared_columns:
             say(
                 f"Both the generator's output and the dataset have the columns {', '.join(shared_columns)}. Rewards read "
-                "the generator's. If they should read the dataset's, let the generator return its own under other names."
+                "those of the generator. If they should read those of the dataset, let the generator return its columns "
+                "under other names."
             )
         if reads_turns(self.scheme, stepwise=rows.stepwise):
             needs_states = "anchor_s" in self.scheme.entry.inputs

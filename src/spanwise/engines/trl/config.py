@@ -75,22 +75,26 @@ class SpanGRPOConfig(GRPOConfig):
     )
     importance_sampling_level: str = _option(
         "token",
-        "Which tokens share one importance ratio, the geometric mean of their ratios. token: none; block: the tokens of a "
-        "block; sequence: all tokens of a completion. Each token keeps its own advantage and gradient.",
+        "Which tokens share one importance ratio (the geometric mean of their ratios). token: each token has its own; "
+        "block: the tokens of a block; sequence: all tokens of a completion. Each token keeps its own advantage and "
+        "gradient.",
     )
     dynamic_sampling: str | None = _option(
         None,
-        "Replace groups that teach nothing by groups of other prompts (DAPO). With 'credit': groups in which no block gets "
-        "credit. With the name of an objective: groups whose completions all have the same reward of that objective.",
+        "Replace groups that teach nothing by groups of other prompts (DAPO). With 'credit', replace groups in which no "
+        "block gets credit. With an objective's name, replace groups whose completions all have the same reward of that "
+        "objective.",
     )
-    dynamic_sampling_rounds: int = _option(3, "The most rounds in which dynamic_sampling samples other prompts for a batch.")
+    dynamic_sampling_rounds: int = _option(
+        3, "The largest number of rounds in which dynamic_sampling may sample other prompts for a batch."
+    )
     canary: bool = _option(True, "On the first micro-batch, check that TRL weighs every token with its own advantage.")
     keep_rollouts: int = _option(
         0,
         "Write a run folder into output_dir for `spanwise report`, `why` and `credit`: recipe.yaml, metrics.jsonl and the "
-        "rollouts of every k-th generation batch. 0 writes no rollouts.",
+        "rollouts of every k-th generation batch. This number is k; 0 writes no rollouts.",
     )
-    report: bool = _option(False, "Write the run folder and, when training ends or is interrupted, its report.html.")
+    report: bool = _option(False, "Write the run folder, and write its report.html when training ends or is interrupted.")
     log_metrics: str = _option(
         "few",
         "Which metrics of a step the console shows: few (loss, rewards, entropy, length, malformed completions, gradient and "
@@ -101,8 +105,8 @@ class SpanGRPOConfig(GRPOConfig):
         # TRL refuses groups of one completion late, with a bare ValueError.
         if self.num_generations is not None and self.num_generations < 2:
             raise RecipeError(
-                f"num_generations is {self.num_generations}: a group of one completion has nothing to compare it with, so its "
-                "credit is always 0. Set num_generations to 2 or more."
+                f"num_generations is {self.num_generations}: a completion alone in its group has no other to be compared "
+                "with, so its credit is always 0. Set num_generations to 2 or more."
             )
         try:
             super().__post_init__()
@@ -192,8 +196,9 @@ def check_args(args: Any) -> None:
         for name, default in _NOT_UNDER_DPPO.items()
     }
     setting_faults |= {
-        f"reward_weights is {args.reward_weights}: TRL would weigh only the logged reward. Set the weight of each objective "
-        "instead, for example Objective('brier', weight=0.5, ...).": args.reward_weights is not None,
+        f"reward_weights is {args.reward_weights}: TRL would use these weights only in the reward that it logs. Set the "
+        "weight of each objective instead, for example Objective('brier', weight=0.5, ...).": args.reward_weights
+        is not None,
     }
     refuse(setting_faults)
 
@@ -228,19 +233,20 @@ def check_use(
         "built in memory. Save it and its tokenizer in a folder and pass the folder as model, or set beta=0.": (
             args.beta != 0.0 and not can_load_reference
         ),
-        "critic.policy_training_start_step keeps the policy without gradients, but the scaler of fp16=True allows no such step. "
-        "Set bf16=True instead, or policy_training_start_step to 0.": args.fp16 and policy_waits,
+        "critic.policy_training_start_step keeps the policy without gradients at first, but the gradient scaler of "
+        "fp16=True does not allow this. Set bf16=True instead, or policy_training_start_step to 0.": args.fp16
+        and policy_waits,
         "critic.policy_training_start_step keeps the policy unchanged, but DeepSpeed updates it within the backward pass. Set "
         "policy_training_start_step to 0, or train without DeepSpeed.": getattr(args, "deepspeed_plugin", None)
         and policy_waits,
     }
     refuse(setting_faults)
     sentences = {
-        "remove_unused_columns=True removes every column of the dataset but the prompt, so rewards can read no other. Set it to "
-        "False if a reward reads one, such as the gold answer.": args.remove_unused_columns,
+        "remove_unused_columns=True removes every column of the dataset except the prompt, so rewards can read only "
+        "the prompt. Set it to False if a reward reads another column, such as the gold answer.": args.remove_unused_columns,
         **{
-            f"{name}={getattr(args, name)!r} changes nothing: the option shapes TRL's own advantage of a completion, but spanwise "
-            "takes advantages from the objectives (their baseline, scale and weight).": getattr(args, name) != default
+            f"{name}={getattr(args, name)!r} changes nothing. The option only shapes TRL's own advantages, but spanwise "
+            "computes advantages from the objectives (their baseline, scale and weight).": getattr(args, name) != default
             for name, default in (("scale_rewards", "group"), ("multi_objective_aggregation", "sum_then_normalize"))
         },
     }
@@ -285,8 +291,8 @@ def _check_dataset(argument: str, dataset: Any, objectives: Sequence[Objective],
         and not has_environment,
     }
     dataset_faults |= {
-        f"{prefix}The {kind} dataset has a column '{name}', the name under which TRL passes the sampled texts to rewards. Rename "
-        f"it: dataset.rename_column({name!r}, 'dataset_{name}').": name in column_names
+        f"{prefix}The {kind} dataset has a column '{name}', but TRL passes the sampled texts to rewards under this name. "
+        f"Rename the column: dataset.rename_column({name!r}, 'dataset_{name}').": name in column_names
         for name in ("prompts", "completions")
     }
     for objective in objectives if known_columns is not None else ():

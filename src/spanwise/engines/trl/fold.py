@@ -28,8 +28,8 @@ LOSS_TYPES: tuple[str, ...] = ("bnpo", "cispo", "dapo", "dppo_kl", "dppo_tv", "d
 #: Which tokens may share an importance ratio (`importance_sampling_level`).
 RATIO_LEVELS: tuple[str, ...] = ("token", "block", "sequence")
 _CANARY = (
-    "The loss would not give each span its own credit. Use a TRL version that this release of spanwise supports, or check "
-    "subclasses that override _compute_loss. To train anyway, set canary=False in SpanGRPOConfig."
+    "The loss would not give each span its own credit. Use a TRL version that this release of spanwise supports. If a "
+    "subclass overrides _compute_loss, check it. To train anyway, set canary=False in SpanGRPOConfig."
 )
 _ADVICE = "No weight was updated. Resume from the last checkpoint with a lower learning_rate."
 
@@ -157,9 +157,9 @@ def check_own_advantage(
     if bool(is_wrong_bt.any()):
         row, token = is_wrong_bt.nonzero()[0].tolist()
         raise SpanwiseError(
-            f"The loss does not multiply the gradient of token {token} of completion {row} by this token's advantage: in a "
-            f"test the factor is {float(token_weight_bt[row, token]):.4g}, not {float(expected_weight_bt[row, token]):.4g}. "
-            f"{_CANARY}"
+            f"The loss does not multiply the gradient of token {token} of completion {row} by this token's advantage. In a "
+            f"test, the factor is {float(token_weight_bt[row, token]):.4g} instead of "
+            f"{float(expected_weight_bt[row, token]):.4g}. {_CANARY}"
         )
 
 
@@ -226,8 +226,8 @@ def check_gradient(model: Any, *, scaled: bool, step: int) -> None:
         faulty_names = [name for name, gradient in gradients.items() if not bool(gradient.isfinite().all())]
         gradient_note = "although the gradient of every parameter is finite"
         if faulty_names:
-            gradient_note = f"in {len(faulty_names)} of {len(gradients)} parameters, {faulty_names[0]} first"
+            gradient_note = f"in {len(faulty_names)} of {len(gradients)} parameters; the first is {faulty_names[0]}"
         raise DivergedError(
-            f"Step {step}: the gradient is not finite (norm {float(gradient_norm)}), {gradient_note}. "
-            f"{_ADVICE} Look at the prompts of this batch, too (last_rollouts)."
+            f"Step {step}: the gradient is not finite (norm {float(gradient_norm)}), {gradient_note}. {_ADVICE} Also look "
+            "at the prompts of this batch, in trainer.last_rollouts."
         )

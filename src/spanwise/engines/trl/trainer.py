@@ -296,7 +296,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         if shared_columns and self._is_first_time("shared columns") and self.accelerator.is_main_process:
             warnings.warn(
                 f"rollout_func returns {', '.join(shared_columns)}, but the dataset has columns of this name, too. Rewards "
-                "read what rollout_func returned. If they should read the dataset, return yours under another name.",
+                "read what rollout_func returned. If they should read the dataset's columns, let rollout_func use another "
+                "name.",
                 UserWarning,
                 stacklevel=2,
             )

@@ -136,8 +136,8 @@ class UnpackedBatch:
             if self.masked_n[rows[n]] and not (mask_nt[n] & ~is_sampled_nt[n]).any():
                 continue  # verl's rejection sampling may have masked sampled tokens
             raise AlignmentError(
-                f"Row {rows[n]}: verl trains {int(mask_nt[n].sum())} tokens, but the reward worker took "
-                f"{int(is_sampled_nt[n].sum())} tokens for the model's, so tool output would be scored as well. Let agent "
+                f"Row {rows[n]}: verl trains {int(mask_nt[n].sum())} tokens, but the reward worker read "
+                f"{int(is_sampled_nt[n].sum())} tokens as the model's own, so tool output would be scored, too. Let agent "
                 "loops set AgentLoopOutput.response_mask, and do not override AgentLoopWorker._compute_score."
             )
         row_index_n = torch.tensor(rows, dtype=torch.int64)
@@ -157,8 +157,9 @@ def unpack(packed: Sequence[Any], scheme: Scheme, output_number: Sequence[int] |
     for n, text in enumerate(packed):
         if not isinstance(text, str):
             raise RecipeError(
-                f"Row {n} lacks blocks and rewards: the agent loop scored the row instead of spanwise's reward manager. Let the "
-                f"agent loop leave reward_score empty and put its results in extra_fields, which rewards read as columns."
+                f"Row {n} lacks blocks and rewards, because the agent loop scored it and spanwise's reward manager did "
+                "not. Let the agent loop leave reward_score empty and put its results in extra_fields, which rewards read "
+                "as columns."
             )
         rollout_dicts.append(parse_text(text))
         outputs.append(rollout_dicts[n]["outputs"][0 if output_number is None else output_number[n]])
@@ -306,8 +307,8 @@ def loss_factor(
     token_count_n1 = mask_nt.sum(dim=1, keepdim=True).float()
     if mode == "token-mean" and rows > mini_batch:
         raise RecipeError(
-            f"loss_agg_mode 'token-mean' divides each mini-batch by its own number of tokens. This batch of {rows} rows has "
-            f"mini-batches of {mini_batch}, so an advantage would count more in one than in another. {USE}"
+            f"loss_agg_mode 'token-mean' divides each mini-batch by its own number of tokens. This batch of {rows} rows "
+            f"has mini-batches of {mini_batch} rows, so equal advantages would not count equally in all of them. {USE}"
         )
     factor_n1 = torch.full_like(token_count_n1, rows / max(rollouts, 1))  # verl divides by rows, not rollouts
     if mode == "token-sum":

@@ -98,9 +98,9 @@ class VerlRun:
         missing_count = expected_count - sum(min(count, group_size) for count in rollouts_by_uid.values())
         if missing_count > 0:
             self._note_errors(
-                f"The batch of step {getattr(trainer, 'global_steps', 1)} lacks {missing_count} of {expected_count} completions, "
-                "and verl trains without them. Their reward or agent loop raised an error or returned nothing, or the dataset's "
-                "column __rollout_n__ asks for fewer."
+                f"The batch of step {getattr(trainer, 'global_steps', 1)} lacks {missing_count} of {expected_count} "
+                "completions, and verl trains without them. Their reward or agent loop raised an error or returned "
+                "nothing, or the dataset's column __rollout_n__ asks for fewer completions."
             )
 
     def note_replaced(self, metrics: Mapping[str, Any]) -> None:
@@ -172,8 +172,8 @@ class VerlRun:
             mode.check_steps(step_count)
         if trainer_config.critic_warmup > step_count:
             say(
-                f"The policy never trains: trainer.critic_warmup is {trainer_config.critic_warmup}, the step in which it starts, "
-                f"and the run has {step_count} steps. Lower it, or train longer."
+                f"The policy never trains: it would start in step {trainer_config.critic_warmup} (trainer.critic_warmup), "
+                f"but the run has {step_count} steps. Lower trainer.critic_warmup, or train longer."
             )
 
     def keep(self, trainer: Any, rows: Rows, sampled: Callable[[], Sampled]) -> None:

@@ -102,9 +102,8 @@ def prepare(config: Any) -> VerlRun:
         {
             **critic_faults(critic_settings, scheme, engine="verl", has_critic=has_critic, option=critic_option),
             f"The recipe trains only the critic for {policy_start_step} steps (critic.policy_training_start_step), but "
-            f"trainer.critic_warmup is {critic_warmup}. Set it to {policy_start_step + 1}, the first step of the policy.": (
-                policy_start_step and critic_warmup != policy_start_step + 1
-            ),
+            f"trainer.critic_warmup is {critic_warmup}. Set trainer.critic_warmup to {policy_start_step + 1}, the first "
+            "step of the policy.": (policy_start_step and critic_warmup != policy_start_step + 1),
         }
     )
     provided_fields = {"group_n", "columns", "steps", *TOKENS}
@@ -147,7 +146,10 @@ def _replace_loss_mode(config: Any) -> str | None:
     several_divisors = "with several mini-batches, token-mean would divide the loss of each by a different number of tokens"
     change_reason = "sapo supports no other mode" if uses_sapo_loss else several_divisors
     kl_note = " KL and entropy are averaged this way, too." if actor_config.use_kl_loss or actor_config.entropy_coeff else ""
-    return f"loss_agg_mode is set from token-mean to {MODES[0]}: {change_reason}. The policy loss stays the same.{kl_note}"
+    return (
+        f"spanwise changes loss_agg_mode from token-mean to {MODES[0]}: {change_reason}. The policy loss stays the "
+        f"same.{kl_note}"
+    )
 
 
 def filter_metric(config: Any) -> str | None:
@@ -165,12 +167,15 @@ def _replace_filter_metric(config: Any, scheme: Scheme) -> str | None:
         return None
     if metric == "reward" or metric in scheme.names:
         return (
-            f"{_FILTER}.metric={metric} drops groups whose completions agree in this number, although their other rewards may "
-            f"differ. Set the metric to {ANY_REWARD}, which keeps such groups."
+            f"{_FILTER}.metric={metric} drops groups whose completions have the same {metric}, although their other "
+            f"rewards may differ. Set the metric to {ANY_REWARD}, which keeps such groups."
         )
     with open_dict(config):
         OmegaConf.update(config, f"{_FILTER}.metric", ANY_REWARD)
-    return f"{_FILTER}.metric is set from {metric} to {ANY_REWARD}, which drops a group only if all its rewards are equal."
+    return (
+        f"spanwise changes {_FILTER}.metric from {metric} to {ANY_REWARD}, which drops a group only if all its rewards are "
+        "equal."
+    )
 
 
 def scheme_in(config: Any) -> Scheme:
@@ -249,12 +254,12 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
     reward_model = OmegaConf.select(config, "reward.reward_model") or {}
     return {
         f"{unknown('loss_agg_mode', loss_agg_mode, MODES)} {USE}": loss_agg_mode not in MODES,
-        f"loss_agg_mode '{loss_agg_mode}' divides by the width of each micro-batch, and widths differ. Set "
-        f"actor_rollout_ref.actor.loss_scale_factor to the longest response. Or: {USE}": (
+        f"loss_agg_mode '{loss_agg_mode}' divides by the width of each micro-batch, but micro-batches differ in width. Set "
+        f"actor_rollout_ref.actor.loss_scale_factor to the length of the longest response. Or: {USE}": (
             loss_agg_mode == "seq-mean-token-sum-norm" and not actor_config.get("loss_scale_factor")
         ),
-        f"policy_loss.loss_mode '{loss_mode}' does not weigh each token by its own advantage alone. Use vanilla, cispo, gspo or "
-        f"sapo.": loss_mode in ("geo_mean", "clip_cov", "kl_cov", "dro"),
+        f"With policy_loss.loss_mode '{loss_mode}', a token's weight depends on more than its own advantage. Use vanilla, "
+        "cispo, gspo or sapo.": loss_mode in ("geo_mean", "clip_cov", "kl_cov", "dro"),
         f"policy_loss.loss_mode 'sapo' always averages as seq-mean-token-mean. {USE}": (
             loss_mode == "sapo" and loss_agg_mode != MODES[0]
         ),
@@ -272,7 +277,7 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
             f"returns a result '{column}' for another objective. Rename that result.": column in paid_columns
             for objective, column in objectives_with_columns
         },
-        "Objective 'acc' has the name of a value that verl's validation counts as 0 where it is missing. Give it another name: "
+        "Objective 'acc' has a name whose missing values verl's validation counts as 0. Give it another name: "
         "{reward: ..., name: NAME}.": "acc" in scheme.names and config.trainer.get("use_v1"),
         **{
             f"Objective '{name}' has scope: turn, but your reward function or manager gives one number for a whole "
@@ -311,7 +316,7 @@ def _remarks(config: Any, scheme: Scheme, discount_notes: list[str]) -> list[str
     actor = config.actor_rollout_ref.actor
     applies_by_sentence = {
         idle_fields(config.algorithm.spanwise.recipe, engine="verl"): True,
-        "rollout.n is 1: a group of one completion has nothing to compare it with. Set rollout.n to 2 or more.": (
+        "rollout.n is 1: a completion alone in its group has no other to be compared with. Set rollout.n to 2 or more.": (
             config.actor_rollout_ref.rollout.n == 1
             and not scheme.value_names
             and any(objective.baseline not in ("none", "batch") for objective in scheme.objectives)

@@ -45,17 +45,18 @@ _PAGE = Page(
             "Explained variance",
             {"explained_variance": "critic"},
             "share of the variance",
-            "How much of what tokens earned (their returns) the critic expected: 1 is all, 0 is no better than a constant, "
-            "and below 0 is worse. Over the tokens of a batch: 1 - variance of (earned - expected) / variance of earned.",
+            "How much of the tokens' returns (what they earned) the critic expected: 1 is all, 0 is no better than a "
+            "constant, and below 0 is worse. Over the tokens of a batch: 1 - variance of (earned - expected) / variance "
+            "of earned.",
             floor=-1.0,  # a new critic's explained variance of -1,000 would flatten the curve
         ),
         Chart(
             "Error of the critic",
             {"error_mean": "of a completion's mean", "error_within": "within a completion"},
             "squared error",
-            "The squared error has two parts: the error of a completion's mean value, and the error around that mean within "
-            "a completion. The second part alone says little: if all reward comes at the end, it is 0 for every critic that "
-            "gives all tokens of a completion the same value.",
+            "The squared error has two parts: the error of a completion's mean value, and the error around that mean. The "
+            "second part alone says little. If all reward comes at the end, it is 0 for every critic with one value for "
+            "all tokens of a completion.",
         ),
         Chart(
             "Expected and earned",
@@ -148,8 +149,8 @@ class CriticConfig(Mode):
             {
                 f"critic.value_clip is {self.value_clip}, but the categorical head hl_gauss has no clipped loss. Remove "
                 "value_clip.": self.value_clip and self.head == "hl_gauss",
-                f"critic.value_clip is {self.value_clip}, but it only limits epochs after the first, and critic.epochs is 1. "
-                "Raise critic.epochs, or remove value_clip.": self.value_clip and self.epochs == 1,
+                f"critic.value_clip is {self.value_clip}, but critic.epochs is 1, and value_clip only limits epochs after "
+                "the first. Raise critic.epochs, or remove value_clip.": self.value_clip and self.epochs == 1,
             }
         )
 
@@ -157,15 +158,17 @@ class CriticConfig(Mode):
         """Refuse a scheme whose method reads no values of a critic."""
         if not scheme.value_names:
             raise RecipeError(
-                f"Method '{scheme.method}' reads no values, so a critic would change nothing. Leave it out, or use 'gae' or 'sae'."
+                f"Method '{scheme.method}' reads no values, so a critic would change nothing. Leave the critic out, or use "
+                "method 'gae' or 'sae'."
             )
 
     def check_steps(self, steps: int) -> None:
         """Warn of a run that ends before the policy trains."""
         if 0 < self.policy_training_start_step >= steps:
             warning_sentence = (
-                f"Only the critic trains: critic.policy_training_start_step is {self.policy_training_start_step}, and the run has "
-                f"{steps} generation batches. Lower it, or train longer, if the policy should train, too."
+                f"Only the critic trains: the policy would start after {self.policy_training_start_step} generation "
+                f"batches (critic.policy_training_start_step), but the run has {steps}. To train the policy, too, lower it "
+                "or train longer."
             )
             warnings.warn(warning_sentence, UserWarning, stacklevel=2)
 
@@ -189,15 +192,15 @@ def critic_faults(
     return {
         f"Method '{scheme.method}' needs the values of {engine}'s critic: add {option}. Or use a method that compares completions, "
         f"such as 'bae' or 'grpo'.": value_names and not has_critic,
-        f"{option.split('=')[0]} asks for a critic, but {no_values_text}, so the critic would do nothing. Leave it out, or "
-        f"use method 'gae' or 'sae'.": has_critic and not value_names,
-        f"The recipe has a critic section, but {no_values_text}. Leave it out, or use method 'gae' or 'sae'.": (
+        f"{option.split('=')[0]} asks for a critic, but {no_values_text}, so the critic would do nothing. Remove the "
+        "setting, or use method 'gae' or 'sae'.": has_critic and not value_names,
+        f"The recipe has a critic section, but {no_values_text}. Remove the section, or use method 'gae' or 'sae'.": (
             critic_config != CriticConfig() and not value_names
         ),
         f"The method needs a value for each objective ({', '.join(value_names)}), but {engine}'s critic gives one per token; write "
         f"values: shared in the recipe.": len(value_names) > 1,
-        f"critic.truncated is '{critic_config.truncated}', but {engine} can only treat a completion that was cut off like a "
-        f"finished one. Remove critic.truncated.{instead}": (critic_config.truncated != "terminal"),
+        f"critic.truncated is '{critic_config.truncated}', but {engine} can only treat a cut-off completion like one that "
+        f"ended. Remove critic.truncated.{instead}": (critic_config.truncated != "terminal"),
     }
 
 

@@ -86,9 +86,8 @@ class ValueModel(nn.Module):
         if saved_critic is not None:
             fault_messages = {
                 f"The critic '{place}' gives {len(saved_critic.names)} values ({', '.join(saved_critic.names)}), but this "
-                f"recipe needs {len(names)} ({', '.join(names)}). Use a critic of the same objectives and the same values.": (
-                    list(names) != saved_critic.names
-                )
+                f"recipe needs {len(names)} ({', '.join(names)}). Use a critic of a recipe with the same objectives and "
+                "the same `values`.": (list(names) != saved_critic.names)
             }
             for name in ("head", "bins", "value_range"):
                 saved_value, requested_value = getattr(saved_critic.config, name), getattr(config, name)
@@ -117,10 +116,10 @@ class ValueModel(nn.Module):
             hidden_state_nlc = model.eval().base_model(input_ids=probe_ids).last_hidden_state[:, :2]
         refuse(
             {
-                f"The critic '{place}' knows {embedding_count} token ids, but the policy's tokenizer has {tokenizer_size}, so they "
-                "do not fit. Use a critic of the policy's tokenizer.": embedding_count < tokenizer_size,
-                f"The critic '{place}' ({type(model).__name__}) reads the tokens that come after the one it values, so its values "
-                "would give away what the policy is about to write. Use a model that reads forwards only.": bool(
+                f"The critic '{place}' knows {embedding_count} token ids, which are too few for the policy's tokenizer "
+                f"with {tokenizer_size}. Use a critic of the policy's tokenizer.": embedding_count < tokenizer_size,
+                f"The critic '{place}' ({type(model).__name__}) sees later tokens when it values a token. So its values "
+                "would give away what the policy writes next. Use a model that reads forwards only.": bool(
                     (hidden_state_nlc[0] - hidden_state_nlc[1]).abs().max() > 1e-4 * hidden_state_nlc.abs().max()
                 ),
             },
@@ -196,6 +195,6 @@ def _check_tokenizer(place: str, saved: Saved | None, tokenizer: Any) -> None:
             return
     if policy_fingerprint != critic_fingerprint:
         raise DataError(
-            f"The critic '{place}' was fitted to the ids of another tokenizer than the policy's ({critic_fingerprint} and "
-            f"{policy_fingerprint}), so it would misread the ids. Use a critic of the policy's tokenizer."
+            f"The critic '{place}' was fitted to the ids of another tokenizer ({critic_fingerprint}) than the policy's "
+            f"({policy_fingerprint}), so it would misread the ids. Use a critic of the policy's tokenizer."
         )

@@ -109,8 +109,8 @@ class Laser(Mode):
         for name in ("threshold", "scale", "self_rewarding_warmup"):
             if self.mix == 0 and getattr(self, name) != getattr(Laser, name):
                 raise RecipeError(
-                    f"laser.{name} is {getattr(self, name)}, but with laser.mix 0 no score enters the credit, so it would change "
-                    f"nothing. Remove laser.{name}, or raise laser.mix."
+                    f"laser.{name} is {getattr(self, name)}, but it would change nothing: with laser.mix 0, no score "
+                    f"enters the credit. Remove laser.{name}, or raise laser.mix."
                 )
         if self.reference is not None:
             self.check_reach(self.reference)
@@ -146,8 +146,8 @@ class Laser(Mode):
         if_missing = scheme.objectives[scheme.names.index(self.verdict)].if_missing
         if if_missing not in (None, 0, 1):
             raise RecipeError(
-                f"laser.verdict is '{self.verdict}', which has if_missing {if_missing:g}, but a verdict is 1 or 0. Set this "
-                "if_missing to 0, or remove it."
+                f"laser.verdict is '{self.verdict}', whose if_missing is {if_missing:g}, but a verdict must be 1 or 0. Set "
+                "if_missing of this objective to 0, or remove it."
             )
         if scheme.entry.kind == "step" or any(objective.scope == "turn" for objective in scheme.objectives):
             raise RecipeError(
@@ -221,8 +221,8 @@ class Laser(Mode):
         if reference_file is None:
             if self.reference is None:
                 raise DataError(
-                    f"The model in '{places[0]}' cannot be scored: its recipe has laser without a reference, and there is "
-                    f"no {FILE} from a run that measured it. Set laser.reference in the recipe, or leave laser out."
+                    f"The model in '{places[0]}' cannot be scored. Its recipe has laser without a reference, and no run "
+                    f"left a {FILE} with a measured reference. Set laser.reference in the recipe, or leave laser out."
                 )
             return self
         measured_reference = read_measured(reference_file)

@@ -111,8 +111,8 @@ def measured(
     known_logp_n = logp_n[~logp_n.isnan()].double()
     if not len(known_logp_n):
         raise DataError(
-            f"laser: none of the {len(logp_n)} completions of the first batch ended, but laser reads '{laser.token}' after the "
-            "end. Raise max_completion_length."
+            f"laser reads '{laser.token}' after the end of a completion, but none of the {len(logp_n)} completions of the "
+            "first batch ended. Raise max_completion_length."
         )
     mean_logp = float(known_logp_n.mean())
     std_logp = float(known_logp_n.std()) if len(known_logp_n) > 1 else 0.0
@@ -152,9 +152,9 @@ class Appended(RowPart):
         """Refuse settings of verl or SkyRL with which LaSeR cannot work."""
         setting_faults = _verl_faults(config) if engine == "verl" else _skyrl_faults(config)
         no_reference_message = (
-            f"laser needs the log-probability that its token has before training (reference), and {engine} does not measure "
-            "it. Run `spanwise reference RECIPE --model MODEL --dataset FILE`, and write the number that it prints as reference: "
-            "under laser:."
+            f"laser needs the log-probability of its token before training (reference), but {engine} does not measure it. "
+            "Run `spanwise reference RECIPE --model MODEL --dataset FILE`, and write the printed number under laser: as "
+            "reference."
         )
         refuse({**setting_faults, no_reference_message: mode.reference is None})
 
@@ -225,6 +225,8 @@ def _skyrl_faults(cfg: Any) -> dict[str, Any]:
         "laser only works with SkyRL's synchronous trainer. Set trainer.fully_async.enabled=false, or leave laser out.": (
             cfg.trainer.fully_async.enabled
         ),
-        "trainer.algorithm.enable_sample_support_replay=true needs data from the sampling of each token, but laser's token is "
-        "appended. Set it to false, or leave laser out.": getattr(algorithm_config, "enable_sample_support_replay", False),
+        "trainer.algorithm.enable_sample_support_replay=true needs sampling data of each token, but laser's token is "
+        "appended, not sampled. Set it to false, or leave laser out.": getattr(
+            algorithm_config, "enable_sample_support_replay", False
+        ),
     }

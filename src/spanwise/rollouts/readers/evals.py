@@ -36,8 +36,8 @@ def read_inspect(path: Path, files: Sequence[Path], tokenizer: str | Path | None
     later_turn_count = sum(samples.values("is_later"))
     no_completion_note = f"{skipped_count} of {sample_count + skipped_count} samples hold no completion and are left out."
     later_turn_note = (
-        f"In {later_turn_count} of {sample_count} samples the model spoke before the last user message; only what follows that "
-        "message is the completion."
+        f"In {later_turn_count} of {sample_count} samples the model spoke before the last user message. There, the "
+        "completion is only what follows that message."
     )
     notes = [no_completion_note if skipped_count else "", later_turn_note if later_turn_count else ""]
     return samples.table("Inspect", path, tokens, keys=samples.values("key"), notes=notes)
@@ -70,8 +70,8 @@ def _read_samples(files: Sequence[Path]) -> Iterator[tuple[str, Any]]:
         from pydantic import ValidationError
     except ImportError as error:
         raise DataError(
-            f"'{files[0]}' is a log of Inspect; to read it, install Inspect's package (pip install inspect_ai), or write its "
-            "samples as JSON lines, each with the prompt, the completion and its rewards as numbers."
+            f"'{files[0]}' is a log of Inspect. To read it, install Inspect's package (pip install inspect_ai). Or write "
+            "its samples as JSON lines, each with the prompt, the completion and its rewards as numbers."
         ) from error
     progress = ReadingProgress(files)
     for file in files:

@@ -216,6 +216,6 @@ def _check_spelling(file: Path, vocabulary: Vocabulary, tokenizer: str | Path) -
         wrong_count += len(valid_ids) < len(sampled_ids) or decoded_text != row[schema.TEXT]
     if wrong_count > len(first_rows) // 2:
         raise DataError(
-            f"The tokenizer of '{tokenizer}' decodes {wrong_count} of the first {len(first_rows)} completions of '{file}' to "
-            "other texts than the file holds; give the tokenizer that they were sampled with."
+            f"The tokenizer of '{tokenizer}' decodes {wrong_count} of the first {len(first_rows)} completions of '{file}' "
+            "to texts that differ from the file's; give the tokenizer of the model that sampled them."
         )

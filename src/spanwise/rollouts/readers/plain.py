@@ -99,7 +99,7 @@ def read_plain(
     role_notes = [f"{noun} from '{roles[role]}'" for role, noun in noun_of_role.items() if roles.get(role, noun) != noun]
     role_note = f"Columns: {', '.join(role_notes)}." if role_notes else ""
     if parts:
-        role_note = f"A completion joins the columns {', '.join(parts)}, each between tags with its name."
+        role_note = f"A completion joins the columns {', '.join(parts)}; tags with a column's name enclose its text."
     elif not roles.keys() & {"completion", "completions"}:
         role_note = "The completion is what follows the last user message in 'messages'; its tool messages are masked."
     return RolloutTable.of(
@@ -130,7 +130,7 @@ def _note_turns(columns: Mapping[str, Sequence[Any]]) -> str:
         return ""
     return (
         f"Columns with a number per turn are not read as rewards: {', '.join(names)}. All turns of a completion share its "
-        "rewards. To pay each turn its own, call spanwise.by_turn (docs/agents.md)."
+        "rewards. To give each turn rewards of its own, call spanwise.by_turn (docs/agents.md)."
     )
 
 
@@ -216,7 +216,7 @@ def _check_roles(role_columns: Mapping[str, str]) -> Mapping[str, str]:
             raise RecipeError(f"--columns gives '{name}' two roles, {first_role} and {role}; give each role its own column.")
     if {"completion", "completions"} <= role_columns.keys():
         raise RecipeError(
-            "--columns names both completion and completions; give completions alone if each cell holds a list."
+            "--columns names both completion and completions; if each cell holds a list, name completions alone."
         )
     return role_columns
 
@@ -264,8 +264,8 @@ def _list_completions(cell: Any) -> list[Any]:
         cells.check_speaker(cell)
         if len(cell) > 1 and all(message["role"] == "assistant" for message in cell):
             raise cells.FieldError(
-                "the list of messages may be one conversation or several completions. For one, write its text; for several, write "
-                "a list of texts or of lists of messages"
+                "the list of messages may be one conversation or several completions. Write one completion as its text, "
+                "and several as a list of texts or of lists of messages"
             )
         return [cell]
     items = cell if isinstance(cell, (list, tuple)) else [cell]
@@ -371,8 +371,8 @@ class _PlainTable:
         if single_value_row is not None:
             value_text = f"one value of '{name}', {column[single_value_row]}"
             raise DataError(
-                f"Row {single_value_row} of '{self.path}' has several completions and {value_text}. Give a list with one for each "
-                "completion, null for a missing value. If the column holds no rewards, rename it."
+                f"Row {single_value_row} of '{self.path}' has several completions and {value_text}. Give a list with one "
+                "value per completion, null where it is missing. If the column holds no rewards, rename it."
             )
         wrong_row = next((row for row, count in count_of_row.items() if len(column[row]) != count), None)
         if wrong_row is not None and is_reward:

@@ -43,8 +43,9 @@ class Cache:
             raise RecipeError(f"The judge's cache '{name}' is no cache of verdicts: {error}. Name another file.") from error
         if verdict_counts and prompt not in verdict_counts:
             warnings.warn(
-                f"The judge's cache '{name}' holds {sum(verdict_counts.values())} verdicts, but none of this prompt, model and "
-                f"choices. So the judge is asked every question anew. If no other objective wrote them, undo what you changed.",
+                f"The judge's cache '{name}' holds {sum(verdict_counts.values())} verdicts, but none with this prompt, "
+                "model and choices. So spanwise asks the judge every question anew. If no other objective wrote these "
+                "verdicts, undo your change of prompt, model or choices.",
                 stacklevel=2,
             )
 

@@ -36,8 +36,8 @@ def _check(options: Mapping[str, Any]) -> None:
         )
     if choices is not None and (marker is None or not is_number_table(choices)):
         raise RecipeError(
-            f"The reward model's choices are {choices!r}. Write two or more tokens with their numbers, {{'+': 1, '-': 0}}, and set "
-            f"the option 'marker' to the text after which the model writes one of these tokens."
+            f"The reward model's choices are {choices!r}. Write two or more tokens with their numbers, {{'+': 1, '-': 0}}. "
+            "Set the option 'marker' to the text after which the model writes one of these tokens."
         )
     for name in ("batch_size", "max_length"):
         if name == "batch_size" or options[name] is not None:
@@ -130,8 +130,8 @@ def _pieces(blocks: BlockText, names: Sequence[str], sees: str, inside: bool) ->
         return [completion_text(blocks)], 0
     if isinstance(blocks, PiecewiseText):
         raise DataError(
-            "The options 'sees', 'inside' and 'marker' need blocks that follow one another, but a block of this completion lies in "
-            "several pieces. Remove these options."
+            "The options 'sees', 'inside' and 'marker' need each block in one piece, but a block of this completion lies "
+            "in several pieces. Remove these options."
         )
     block_names = present(blocks, list(blocks))
     last_judged_index = max(map(block_names.index, names))
