@@ -1,4 +1,4 @@
-"""What every estimator refuses with one sentence (an infinite reward, a mask that is not boolean), and gradients, which it ends."""
+"""What estimators refuse with one sentence (an infinite reward, a mask that is not boolean), gradients and empty batches."""
 
 import inspect
 import itertools
@@ -7,7 +7,10 @@ import math
 import pytest
 import torch
 
+from credit_batches import GAE_MASK, GAE_REWARD, GAE_VALUE, STATE, STEP, STEP_REWARD, TASK, TRAJECTORY, WORKED
+from spanwise import credit
 from spanwise.credit import METHODS, HistoryWeight, Method, advantage, blended_baseline, step_returns, value_target
+from spanwise.credit.methods._gigpo import anchor_groups
 from spanwise.credit.trajectories.rollouts import build_timeline
 from spanwise.credit.trajectories.turns import step_rewards
 from spanwise.errors import AlignmentError, RecipeError, RewardError
@@ -55,8 +58,7 @@ def with_entry(values, place, number):
 
 def with_graph(value):
     """A tensor of floats that asks for gradients; anything else as it is."""
-    has_floats = isinstance(value, torch.Tensor) and value.is_floating_point()
-    return value.clone().requires_grad_() if has_floats else value
+    return value.clone().requires_grad_() if (isinstance(value, torch.Tensor) and value.is_floating_point()) else value
 
 
 def refused(number, row):
@@ -82,15 +84,11 @@ def test_an_infinite_reward_is_refused_by_every_method(name):
 @pytest.mark.parametrize("baseline", ["none", "batch", "group", "outcome", "blended"])
 @pytest.mark.parametrize("number", [INF, -INF])
 def test_every_baseline(baseline, number):
+    # The outcome of the last completion is not known: it is in no stratum.
+    outcome_no = torch.tensor([[1.0], [0.0], [1.0], [NAN]]) if baseline in ("outcome", "blended") else None
     for row in range(4):
         with refused(number, row):
-            # The outcome of the last completion is not known: it is in no stratum.
-            advantage(
-                with_entry(DATA["reward_n"], row, number),
-                DATA["group_n"],
-                baseline=baseline,
-                outcome_no=torch.tensor([[1.0], [0.0], [1.0], [NAN]]) if baseline in ("outcome", "blended") else None,
-            )
+            advantage(with_entry(DATA["reward_n"], row, number), DATA["group_n"], baseline=baseline, outcome_no=outcome_no)
 
 
 def test_what_stands_beside_the_methods():
@@ -129,6 +127,68 @@ def test_advantages_are_constants_of_the_loss(name):
     assert not METHODS[name].estimator(**given).requires_grad
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_in_nothing_out(name):
+    options = {"gae": {"whiten": True}, "sae": {"boundary": "end"}}.get(name, {})
+    nobody = {key: value[:0] for key, value in inputs(name).items()}
+    assert len(METHODS[name].estimator(**nobody, **options)) == 0
+    for given in (nobody, inputs(name)) if "mask_nt" in nobody else ():
+        silent = {key: value[:, :0] if key.endswith("_nt") else value for key, value in given.items()}
+        assert METHODS[name].estimator(**silent, **options).shape == silent["mask_nt"].shape
+
+
+TWICE = (GAE_REWARD.repeat(2, 1), GAE_VALUE.repeat(2, 1), GAE_MASK.repeat(2, 1))
+BROKEN = torch.cat([GAE_VALUE, torch.where(torch.arange(6) == 3, NAN, GAE_VALUE)])
+FLOATS, MASK, ALONE = torch.ones(1, 2), torch.ones(1, 2).bool(), torch.zeros(1).long()
+BAD, ALIKE = torch.tensor([0.5, -0.25]), torch.tensor([0, 0])
+CROSSED = STEP_REWARD, torch.tensor([0, 0, 0, 0, 0, 3]), TRAJECTORY, STEP, STATE
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence", "call"),
+    [
+        (AlignmentError, "value_nt", lambda: credit.gae(GAE_REWARD, GAE_VALUE[:, :5], GAE_MASK)),
+        (AlignmentError, "logp_nt", lambda: credit.sae(GAE_REWARD, GAE_VALUE, GAE_VALUE[:, :2], GAE_MASK)),
+        (RewardError, "completion 1 is nan at trainable token 3", lambda: credit.gae(TWICE[0], BROKEN, TWICE[2])),
+        (RewardError, "token 4", lambda: credit.gae(torch.where(GAE_REWARD > 0, INF, GAE_REWARD), GAE_VALUE, GAE_MASK)),
+        (RecipeError, "1.5", lambda: credit.gae(GAE_REWARD, GAE_VALUE, GAE_MASK, lam=torch.tensor([1.5]))),
+        (RecipeError, "nan", lambda: credit.gae(*TWICE, lam=torch.tensor([0.5, NAN]))),
+        (RecipeError, "-0.1", lambda: credit.gae(GAE_REWARD, GAE_VALUE, GAE_MASK, gamma=-0.1)),
+        (RecipeError, "begin", lambda: credit.sae(GAE_REWARD, GAE_VALUE, GAE_VALUE, GAE_MASK, boundary="begin")),
+        (RecipeError, "value_end_n", lambda: credit.bootstrap_values(torch.tensor([True]), truncated="bootstrap")),
+        (RecipeError, "drop", lambda: credit.bootstrap_values(torch.tensor([True]), truncated="drop")),
+        (RewardError, "Completion 0 has an importance of -1", lambda: credit.oar(FLOATS, -FLOATS, MASK)),
+        (RecipeError, "25", lambda: credit.oar(FLOATS, FLOATS, MASK, quantile=25)),
+        (AlignmentError, "importance_nt", lambda: credit.oar(FLOATS, torch.ones(1, 3), MASK)),
+        (AlignmentError, "correct_n", lambda: credit.ktae(FLOATS, FLOATS.long(), MASK, torch.ones(2), ALONE)),
+        (RecipeError, "papr", lambda: credit.ktae(FLOATS, FLOATS.long(), MASK, torch.ones(1), ALONE, form="papr")),
+        (RewardError, "completion 1 is -0.25", lambda: credit.maxrl(BAD, ALIKE)),
+        (AlignmentError, "3 weights for 1", lambda: credit.gdpo(BAD[:, None], ALIKE, weight_m=torch.ones(3))),
+        (AlignmentError, "3 weights for 1", lambda: credit.rlcr(BAD[:, None], ALIKE, weight_m=torch.ones(3))),
+        (AlignmentError, "2 rewards for 3", lambda: credit.rloo(BAD, torch.zeros(3, dtype=torch.long))),
+        (RecipeError, "window is 1", lambda: HistoryWeight()(BAD, ALIKE, window=1)),
+        (RecipeError, "history is 0", lambda: HistoryWeight()(BAD, ALIKE, history=0)),
+        (AlignmentError, "6 .* for 5", lambda: build_timeline(TRAJECTORY, STEP[:5])),
+        (AlignmentError, "reward_s", lambda: step_returns(STEP_REWARD[:5], TRAJECTORY, STEP)),
+        (AlignmentError, "group_s", lambda: credit.gigpo(STEP_REWARD, TASK[:5], TRAJECTORY, STEP, STATE)),
+        (AlignmentError, "5 anchor states", lambda: credit.gigpo(*WORKED[:4], STATE[:5])),
+        (AlignmentError, "Trajectory 1", lambda: credit.gagpo(*CROSSED)),
+        (RecipeError, "row 1 is of type list", lambda: anchor_groups(TASK, ["a", ["b"], "c", "d", "e", "f"])),
+        (RecipeError, "row 1 is of type tuple", lambda: anchor_groups(TASK, ["a", ("b", ["key"]), "c", "d", "e", "f"])),
+        (RecipeError, "is 0.0", lambda: anchor_groups(TASK, STATE, similarity=0.0)),
+        (RecipeError, "is 1.0", lambda: anchor_groups(TASK, STATE, similarity=1.0)),
+        (RecipeError, "'mean'", lambda: credit.gigpo(*WORKED, reward="mean")),
+        (RecipeError, "'mean_norm'", lambda: credit.gigpo(*WORKED, scale="mean_norm")),
+        (RecipeError, "'mean_norm'", lambda: credit.gagpo(*WORKED, scale="mean_norm")),
+        (RecipeError, "'steps'", lambda: credit.gigpo(*WORKED, over="steps")),
+        (RecipeError, "'error'", lambda: credit.gigpo(*WORKED, singleton="error")),
+    ],
+)
+def test_what_does_not_fit_and_options_without_a_meaning_are_refused(unchecked_shapes, error, sentence, call):
+    with pytest.raises(error, match=sentence):
+        call()
+
+
 def test_the_rules_of_ha_dw_and_oar_do_not_hold_for_options_of_a_plug_in():
     def own(
         reward_n, group_n, *, window: int = 1, history: int = 0, beta: float = 0.0, quantile: float = 50.0, h1: float = 1.0
@@ -138,12 +198,8 @@ def test_the_rules_of_ha_dw_and_oar_do_not_hold_for_options_of_a_plug_in():
     Method("own", own, "completion", "a test").check_options(
         {"window": 1, "history": 0, "beta": -2.0, "quantile": 95.0, "h1": -1.0}
     )
-    for name, option, value in (
-        ("ha_dw", "window", 1),
-        ("oar", "beta", -2.0),
-        ("oar", "quantile", 95.0),
-        ("ktae", "h1", -1.0),
-    ):
+    ours = (("ha_dw", "window", 1), ("oar", "beta", -2.0), ("oar", "quantile", 95.0), ("ktae", "h1", -1.0))
+    for name, option, value in ours:
         with pytest.raises(RecipeError, match=f"The option {option} is {value}"):
             METHODS[name].of_a_run().check_options({option: value})
 

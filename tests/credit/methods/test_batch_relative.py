@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from credit_batches import completion_batches, token_batches
 from helpers import NAN, assert_close
 from oracles import slow_gdpo, slow_reinforce_plus_plus
-from spanwise.credit import gdpo, reinforce_plus_plus
+from spanwise.credit import gdpo, reinforce_plus_plus, reinforce_plus_plus_baseline
 
 
 @pytest.mark.parametrize("conflict", [None, 1.0])
@@ -39,18 +39,10 @@ def test_gdpo_equals_the_slow_oracle(conflict, batch, data, ddof, by_tokens):
     assert_close(adv_n, slow_gdpo((reward_nm, group_n), [1.0, 0.25], length, ddof, conflict), 1e-6)
 
 
-def test_gd2po_leaves_out_whoever_contradicts_itself():
-    # z is .866 or -.866; the second and third completion cancel. Half of the group is left: .5 (1.732, -1.732) over 1.225.
-    rewards = torch.tensor([[1.0, 1], [1, 0], [0, 1], [0, 0]], dtype=torch.float64)
-    one_group = torch.zeros(4, dtype=torch.long)
-    assert_close(gdpo(rewards, one_group, conflict=1.0, eps=0.0), [2**-0.5, 0, 0, -(2**-0.5)])
-    # The sums are .268 of the sizes in rows 0, 1 and 3: near enough to 0 for a bound of .3, and not for .2.
-    rewards = torch.tensor([[1.0, 0], [1, 0], [0, 0], [0, 1]], dtype=torch.float64)
-    assert_close(gdpo(rewards, one_group, conflict=0.2), gdpo(rewards, one_group))
-    assert gdpo(rewards, one_group, conflict=0.3).tolist() == [0, 0, 0, 0]
+def test_gd2po_leaves_out_who_cancels_to_exactly_its_bound():
     # z is 1.5, -.5, -.5 in three rows: exactly .2 of their sizes, which the authors' code leaves out.
     rewards = torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 0]], dtype=torch.float64)
-    assert gdpo(rewards, one_group, conflict=0.2).tolist() == [0, 0, 0, 0]
+    assert gdpo(rewards, torch.zeros(4, dtype=torch.long), conflict=0.2).tolist() == [0, 0, 0, 0]
 
 
 @given(batch=token_batches(), gamma=st.sampled_from([1.0, 0.5, 0.9]), ddof=st.integers(0, 1))
@@ -67,3 +59,19 @@ def test_reinforce_plus_plus_of_equal_returns_is_exactly_zero(dtype):
     reward_nt, mask_nt = 0.7 * torch.eye(40, dtype=dtype), torch.ones(40, 40).tril().bool()  # 1 to 40 tokens
     assert reinforce_plus_plus(reward_nt, mask_nt).abs().max() == 0.0
     assert reinforce_plus_plus(reward_nt[:1, :1], mask_nt[:1, :1]).tolist() == [[0.0]]
+
+
+@pytest.mark.parametrize(
+    ("eps_at", "eps", "size"),
+    [("std", 0.21, 1 / 1.21), ("variance", 0.21, 1 / 1.1), ("floor", 0.21, 1), ("floor", 4.0, 1 / 2)],
+)
+def test_where_epsilon_stands(eps_at, eps, size):
+    # rewards 2 and 0 on one token each: deviations +-1, population variance 1
+    reward_n, group_n, ones = torch.tensor([2.0, 0.0]), torch.tensor([0, 0]), torch.tensor([1, 1])
+    options = {"ddof": 0, "eps": eps, "eps_at": eps_at}
+    assert_close(reinforce_plus_plus_baseline(reward_n, group_n, length_n=ones, **options), [size, -size], 1e-12)
+    assert_close(reinforce_plus_plus(reward_n[:, None], ones[:, None].bool(), **options)[:, 0].double(), [size, -size])
+    scores = torch.tensor([[1.0], [-1.0]])  # standardised in the group they are +-1 / (1 + eps)
+    within = 1 / (1 + eps)
+    divisor = {"std": within + eps, "variance": (within**2 + eps) ** 0.5, "floor": max(within, eps**0.5)}[eps_at]
+    assert_close(gdpo(scores, group_n, **options), [within / divisor, -within / divisor], 1e-6)

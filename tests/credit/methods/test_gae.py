@@ -7,24 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from credit_batches import GAE_MASK, GAE_REWARD, GAE_VALUE, SAE_REWARD, SAE_VALUE, all_of, fast, token_batches
+from credit_batches import SAE_REWARD, SAE_VALUE, all_of, fast, token_batches
 from helpers import NAN, assert_close, double
 from oracles import slow_recursion, slow_vineppo
 from spanwise.credit import recursion
 from spanwise.credit.methods._batch_relative import reinforce_plus_plus
 from spanwise.credit.methods._gae import gae, sae, value_target
-from spanwise.credit.methods._refinements import ktae, oar
-from spanwise.errors import AlignmentError, RecipeError, RewardError
+from spanwise.errors import RecipeError, RewardError
 from spanwise.testing import check_estimator
-
-
-def test_gae_its_targets_and_whitening_by_hand():
-    inputs = GAE_REWARD, GAE_VALUE, GAE_MASK
-    assert_close(gae(*inputs, lam=0.95), [[0.437962, 0.355750, 0, 0.585, 0.3, 0]], 1e-6)
-    target = value_target(*inputs, lam=0.95)
-    assert_close(target, [[0.937963, 0.955750, 0, 0.985, 1.0, 0]], 1e-6)
-    assert not bool(target[~GAE_MASK].signbit().any())
-    assert_close(gae(*inputs, whiten=True), [[0.147539, -0.515844, 0, 1.334003, -0.965698, 0]], 1e-6)
 
 
 def test_whitening_says_ddof_and_eps():
@@ -42,14 +32,6 @@ def test_whitening_of_constant_advantages_is_zero_and_absent_ones_take_no_part()
         adv = gae(reward, value, all_of(3, 2), whiten=True, **unknown)
         assert_close(adv[rows], alone, 1e-12)
         assert adv[1].tolist() == [0.0, 0.0]
-
-
-def test_gae_with_a_lambda_of_each_length():
-    # Surprises 1/4, 0, 1/2. Three tokens and alpha 1 make lam 2/3: 1/2; 1/3; 1/4 + 2/9. One token makes lam 0; two make 1/2.
-    reward, value = double([[0, 0, 1]] * 3), double([[0.25, 0.5, 0.5]] * 3)
-    mask = torch.tensor([[1, 1, 1], [0, 0, 1], [1, 0, 1]]).bool()
-    adv = gae(reward, value, mask, length_adaptive_alpha=1.0)
-    assert_close(adv, [[17 / 36, 1 / 3, 1 / 2], [0, 0, 1 / 2], [1 / 4 + 1 / 4, 0, 1 / 2]], 1e-12)
 
 
 @pytest.fixture(params=["one block", "many blocks"])
@@ -73,6 +55,9 @@ def test_gae_equals_the_slow_oracle(blocks, batch, gamma, lam):
     adv = gae(reward, value, mask, gamma=gamma, lam=lam, bootstrap_n=end)
     torch.testing.assert_close(adv, expected, atol=1e-10, rtol=0)
     assert not bool(adv[~mask].any())
+    target = value_target(reward, value, mask, gamma=gamma, lam=lam, bootstrap_n=end)
+    torch.testing.assert_close(target, torch.where(mask, value + expected, 0.0), atol=1e-10, rtol=0)
+    assert not bool(target[~mask].signbit().any())
 
 
 @given(seed=st.integers(0, 10**6), n=st.integers(1, 5), k=st.integers(1, 4), t=st.integers(1, 9))
@@ -93,12 +78,11 @@ def test_gae_over_spans_is_vineppo(seed, n, k, t):
 
 
 SAE_LOGP = double([[0.9, 0.95, 0.1, 0.9, 0.15, 0.99]]).log()
-START = [[0.512, 0.412, 0.68, 0.38, 0.2, 0.3]]
 
 
 def test_sae_worked_numbers():
     inputs = (SAE_REWARD, SAE_VALUE, SAE_LOGP, all_of(1, 6))
-    assert_close(sae(*inputs, lam=0.9), START, 1e-12)
+    assert_close(sae(*inputs, lam=0.9), [[0.512, 0.412, 0.68, 0.38, 0.2, 0.3]], 1e-12)
     assert_close(sae(*inputs, lam=0.9, boundary="end"), [[0.533, 0.433, 0.633, 0.37, 0.17, 0.3]], 1e-12)
     assert_close(gae(*inputs[:2], inputs[3], lam=0.9), [[0.420337, 0.355930, 0.617700, 0.353, 0.17, 0.3]])
     assert_close(sae(*inputs, lam=1.0), [[0.6, 0.5, 0.7, 0.4, 0.2, 0.3]], 1e-12)
@@ -153,41 +137,13 @@ def test_what_is_no_probability_is_refused():
     inputs = double([[0, 1]]), double([[0.5, 0.5]]), double([[-1, math.nan]])
     with pytest.raises(RewardError, match="completion 0 is nan at trainable token 1"):
         sae(*inputs, all_of(1, 2))
-    masked = sae(*inputs, torch.tensor([[True, False]]))
-    assert masked.tolist() == [[0.5, 0.0]]
+    assert sae(*inputs, torch.tensor([[True, False]])).tolist() == [[0.5, 0.0]]
     for threshold in (-0.1, math.nan):
         with pytest.raises(RecipeError, match=str(threshold)):
             sae(*inputs, all_of(1, 2), threshold=threshold)
 
 
-ONES, MASK, ALONE = torch.ones(1, 2), all_of(1, 2), torch.zeros(1).long()
-
-
-@pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0, 0)])
-def test_nothing_in_nothing_out(shape):
-    empty, mask = torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
-    assert gae(empty, empty, mask, whiten=True).shape == shape
-    assert sae(empty, empty, empty, mask, boundary="end").shape == shape
-    assert oar(empty, empty, mask).shape == shape
-    assert ktae(empty, empty.long(), mask, torch.zeros(shape[0]), torch.zeros(shape[0]).long()).shape == shape
-
-
-@pytest.mark.parametrize(
-    ("error", "sentence", "call"),
-    [
-        (RewardError, "Completion 0 has an importance of -1", lambda: oar(ONES, -ONES, MASK)),
-        (RecipeError, "25", lambda: oar(ONES, ONES, MASK, quantile=25)),
-        (AlignmentError, "importance_nt", lambda: oar(ONES, torch.ones(1, 3), MASK)),
-        (AlignmentError, "correct_n", lambda: ktae(ONES, ONES.long(), MASK, torch.ones(2), ALONE)),
-        (RecipeError, "papr", lambda: ktae(ONES, ONES.long(), MASK, torch.ones(1), ALONE, form="papr")),
-    ],
-)
-def test_what_reshapers_refuse(unchecked_shapes, error, sentence, call):
-    with pytest.raises(error, match=sentence):
-        call()
-
-
 @pytest.mark.usefixtures("unchecked_shapes")  # they cost four fifths of the time
 @pytest.mark.parametrize("method", ["gae", "sae"])
 def test_what_the_suite_asks_of_every_method_with_a_critic(method):
-    check_estimator(method, options={"length_adaptive_alpha": 0.4}, optional=["bootstrap_n"], examples=15)
+    check_estimator(method, options={"length_adaptive_alpha": 0.4}, optional=["bootstrap_n"], examples=8)

@@ -1,4 +1,4 @@
-"""KTAE and OAR: worked numbers, SciPy's exact tests, slow oracles, and when they change nothing."""
+"""KTAE and OAR: SciPy's exact tests, slow oracles, and when they change nothing."""
 
 import math
 
@@ -10,37 +10,8 @@ from scipy.stats import fisher_exact, hypergeom
 
 from credit_batches import all_of
 from helpers import NAN, assert_close, double
-from oracles import sigmoid, slow_ktae, slow_oar
+from oracles import slow_ktae, slow_oar
 from spanwise.credit.methods._refinements import _tabulate_evidence, ktae, oar
-
-# Four correct completions hold token 1 (4 times in 8 tokens), of four wrong ones only the first does (4 times in 8 tokens).
-IDS = torch.tensor([[1, 2], [1, 3], [1, 4], [1, 5], [1, 1], [1, 1], [6, 7], [8, 9]])
-
-
-def ktae_example():
-    # rows 4 and 5 become one completion of four tokens, so that b = 1; two wrong ones have no token to spare
-    ids = torch.zeros(8, 4, dtype=torch.long)
-    ids[:4, :2], ids[4] = IDS[:4], 1
-    ids[5, :2], ids[6, 0], ids[7, 0] = torch.tensor([6, 7]), 8, 9
-    length = torch.tensor([2, 2, 2, 2, 4, 2, 1, 1])
-    mask = torch.arange(4) < length[:, None]
-    correct = double([1, 1, 1, 1, 0, 0, 0, 0])
-    return torch.zeros(8, 4, dtype=torch.float64), torch.where(mask, ids, 151643), mask, correct, torch.zeros(8).long()
-
-
-def test_ktae_worked_numbers():
-    fisher, gain = _tabulate_evidence(4, 4, True)
-    assert fisher[4, 1].item() == pytest.approx(0.751477, abs=1e-6)  # exp(-2 * .142857)
-    assert gain[4, 1].item() == pytest.approx(0.548795, abs=1e-6)
-    inputs = ktae_example()
-    of_token = inputs[1] == 1
-    code = ktae(*inputs, form="code")
-    assert_close(code[of_token], [0.327844] * 8)
-    assert_close(ktae(*inputs, form="code", top=0.5)[of_token], [0.163922] * 8)
-    # the paper's: p of the table itself is 4/56, and no division by h1 + h2; D is 60 degrees
-    expected = sigmoid((math.exp(-2 * 4 / 56) + 0.548795) * math.pi / 3) - 0.5
-    assert_close(ktae(*inputs)[of_token], [expected] * 8)
-    assert not bool(code[~inputs[2]].any())
 
 
 @pytest.mark.parametrize(("right", "wrong"), [(4, 4), (1, 7), (5, 3), (8, 8), (3, 1), (3, 7), (2, 12)])
@@ -76,20 +47,20 @@ def test_ktae_equals_the_slow_oracle(form, seed, n):
     group = torch.randint(3, 5, (n,), generator=g)
     expected = slow_ktae(adv, ids, mask, correct, group, form, 0.7, 1.2, 0.4)
     adv[~mask] = NAN
-    refined = ktae(adv, ids, mask, correct, group, form=form, h1=0.7, h2=1.2, h3=0.4)
-    assert_close(refined, expected, 1e-9)
+    assert_close(ktae(adv, ids, mask, correct, group, form=form, h1=0.7, h2=1.2, h3=0.4), expected, 1e-9)
     assert ktae(adv.float(), ids, mask, correct, group, form=form).dtype == torch.float32
 
 
 def test_ktae_adds_nothing_where_nothing_can_be_learnt():
-    adv, ids, mask, _, group = ktae_example()
-    base = torch.where(mask, 0.3, adv)
-    for correct in (double([1] * 8), double([0] * 8)):
+    ids, mask, half = torch.tensor([[1, 2], [3, 1], [4, 0], [1, 1]]), all_of(4, 2), double([1, 1, 0, 0])
+    mask[2, 1] = False
+    base, group = torch.where(mask, 0.3, 0.0).double(), torch.zeros(4).long()
+    for correct in (torch.ones_like(half), torch.zeros_like(half)):
         assert torch.equal(ktae(base, ids, mask, correct, group), base)
-    alone = ktae(base, ids, mask, double([1, 1, 1, 1, 0, 0, 0, 0]), torch.arange(8))
-    assert torch.equal(alone, base)
-    everywhere = torch.where(mask, 5, ids)  # one token in all completions
-    assert torch.equal(ktae(base, everywhere, mask, double([1, 1, 1, 1, 0, 0, 0, 0]), group, form="code"), base)
+    assert torch.equal(ktae(base, ids, mask, half, torch.arange(4)), base)  # nobody to compare with
+    assert torch.equal(
+        ktae(base, torch.where(mask, 5, ids), mask, half, group, form="code"), base
+    )  # a token of all completions
 
 
 IMPORTANCE = double([[0, 0.2, 0.5, 1, 3]])
@@ -110,5 +81,4 @@ def test_oar_equals_the_slow_oracle(seed, q, to_length):
 def test_oar_leaves_advantages_alone():
     adv = double([[1, -2, 0.5, 3, 1]])
     assert torch.equal(oar(adv, torch.full_like(adv, 0.7), all_of(1, 5)), adv)  # nothing matters more than the rest
-    first = torch.tensor([[True, False, False, False, False]])
-    assert oar(adv, IMPORTANCE, first).tolist() == [[1.0, 0, 0, 0, 0]]
+    assert oar(adv, IMPORTANCE, torch.tensor([[True, False, False, False, False]])).tolist() == [[1.0, 0, 0, 0, 0]]
