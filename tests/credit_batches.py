@@ -47,8 +47,7 @@ SAE_REWARD, SAE_VALUE = double([[0, 0, 0, 0, 0, 1]]), double([[0.4, 0.5, 0.3, 0.
 def token_batches(draw):
     n, t = draw(st.integers(1, 5)), draw(st.sampled_from([1, 2, 7, 40, 75]))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 10**6)))
-    share = draw(st.sampled_from([0.2, 0.6, 1.0]))
-    mask = torch.rand(n, t, generator=generator) < share
+    mask = torch.rand(n, t, generator=generator) < draw(st.sampled_from([0.2, 0.6, 1.0]))
     reward = torch.randn(n, t, generator=generator).double() * (torch.rand(n, t, generator=generator) < 0.3)
     value = torch.randn(n, t, generator=generator).double()
     value[~mask] = draw(st.sampled_from([NAN, 1e9, math.inf]))
@@ -111,8 +110,7 @@ def report_batches(draw):
     q, outcome = torch.tensor(report).double() / 8, torch.tensor(outcome).double()
     c = outcome[:, judged].nan_to_num(nan=0.5)
     reward = torch.where(torch.tensor(absent), NAN, _exact(-((q - c) ** 2)))
-    by_outcome = _exact(torch.stack([-(q**2), -((q - 1) ** 2)], dim=1))
-    return reward, torch.tensor(group), outcome, by_outcome, judged
+    return reward, torch.tensor(group), outcome, _exact(torch.stack([-(q**2), -((q - 1) ** 2)], dim=1)), judged
 
 
 PAIR, SAME = torch.tensor([0.0, 2.0], dtype=torch.float64), torch.tensor([0, 0])

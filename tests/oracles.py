@@ -171,8 +171,7 @@ def slow_oar(adv, importance, mask, q, beta, floor, to_length):
         if not kept:
             continue
         level = [math.log(1 + float(importance[i, t])) for t in kept]
-        width = max(level) - min(level) or 1.0
-        level = [(x - min(level)) / width for x in level]
+        level = [(x - min(level)) / (max(level) - min(level) or 1.0) for x in level]
         cut = float(torch.quantile(double(level), q))
         weight = [
             max(x / (cut + 1e-8), floor) if x < cut else 1 + beta * (x - cut) / (1 - cut + 1e-8) for x in level

@@ -44,5 +44,4 @@ def test_a_layout_that_cannot_work_is_refused(unchecked_shapes, blocks, prefille
 
 def test_names_and_columns_of_a_repeated_block():
     assert any_index("equals.items[3].price") == "equals.items[*].price"
-    columns = {"total": 5, "items[0].price": 1, "items[1].price": 2}
-    assert together(columns) == {"total": [5], "items[*].price": [1, 2]}
+    assert together({"total": 5, "items[0].price": 1, "items[1].price": 2}) == {"total": [5], "items[*].price": [1, 2]}

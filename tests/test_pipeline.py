@@ -51,10 +51,7 @@ def test_restrict_widens_drops_and_refuses(unchecked_shapes):
         restrict(two_rows, mask.long())
 
 
-def test_pad_tokens_without_tools_and_without_completions():
-    ids, mask = pad_tokens([[7], [8, 9]])
-    assert ids.tolist() == [[7, 0], [8, 9]]
-    assert mask.tolist() == [[True, False], [True, True]]
+def test_no_completions_are_padded_to_nothing():
     assert pad_tokens([])[0].shape == (0, 0)
 
 
@@ -115,13 +112,6 @@ def test_metrics_of_a_block_nobody_has():
     assert logged["credit/r/reward_absent"] == 1
 
 
-def test_a_stop_credit_alone_is_a_signal():
-    credit = Credit(torch.zeros(2, 1).double(), torch.tensor([0.0, -1.0]).double(), torch.tensor([0]), torch.tensor([1]))
-    logged = metrics(credit, reading_of([0.0, math.nan], [[1], [1]], [0, 0]), ONE)
-    assert logged["credit/no_signal"] == 0
-    assert logged["credit/stop/mean_abs"] == 0.5
-
-
 def test_a_token_alone_is_a_signal():
     nothing = (torch.zeros(1, 1).double(), torch.zeros(1).double(), torch.tensor([0]), torch.tensor([0]))
     assert not Credit(*nothing, token_nt=torch.zeros(1, 3)).has_signal
@@ -131,16 +121,14 @@ def test_a_token_alone_is_a_signal():
 def reading_of_lengths(reward_n, lengths):
     block_nt = torch.tensor([[0] * length + [-1] * (max(lengths) - length) for length in lengths], dtype=torch.int8)
     its_spans = Spans.of_blocks(("b",), block_nt)
-    reading = reading_of(reward_n, its_spans.length_nk.tolist(), [0] * len(lengths))
-    return replace(reading, spans=its_spans), its_spans
+    return replace(reading_of(reward_n, its_spans.length_nk.tolist(), [0] * len(lengths)), spans=its_spans), its_spans
 
 
 @pytest.mark.parametrize("method", ["bae", "reinforce++"])
 def test_a_share_of_the_batch_is_the_token_mean(method):
     scheme = scheme_of(method, "batch")
     reading, its_spans = reading_of_lengths([1.0, 0.0, 3.0, 0.0], [1, 2, 5, 0])
-    batch = Batch([0, 0, 1, 1], mask_nt=its_spans.block_nt >= 0)
-    credit = credit_batch(reading, batch, scheme)
+    credit = credit_batch(reading, Batch([0, 0, 1, 1], mask_nt=its_spans.block_nt >= 0), scheme)
     adv_nt = advantages(credit, its_spans, scheme)
     per_one = advantages(credit, its_spans, scheme_of(method, 1))
     # 8 tokens, 4 completions: the mean over completions of the sum over tokens of A / 2 is the mean over tokens of A.
@@ -170,9 +158,8 @@ def test_an_advantage_that_its_dtype_cannot_hold_is_refused_and_a_sum_of_them_is
 
 def test_a_share_of_the_batch_needs_the_batch():
     reading, its_spans = reading_of_lengths([1.0, 0.0], [1, 2])
-    credit = credit_batch(reading, Batch([0, 0]), ONE)
     with pytest.raises(RecipeError, match="mean_length_n"):
-        advantages(replace(credit, mean_length_n=None), its_spans, scheme_of(per="batch"))
+        advantages(replace(credit_batch(reading, Batch([0, 0]), ONE), mean_length_n=None), its_spans, scheme_of(per="batch"))
 
 
 def test_dead_strata_are_counted_where_nobody_moves():
@@ -207,8 +194,7 @@ def test_groups_of_turns_are_unanimous_in_what_the_method_compares(method, scope
     scheme = scheme_of(method, "completion", scope=scope)
     steps = Steps(torch.tensor(rollouts), torch.arange(len(rewards)), ["s"] * len(rewards))
     batch = Batch([7] * len(rewards), steps=steps)
-    credit = credit_batch(reading, batch, scheme)
-    logged = metrics(credit, reading, scheme, group_n=batch.group_n, steps=steps)
+    logged = metrics(credit_batch(reading, batch, scheme), reading, scheme, group_n=batch.group_n, steps=steps)
     assert logged["credit/r/unanimous"] == pytest.approx(share, nan_ok=True)
 
 
@@ -237,10 +223,10 @@ def test_a_stratum_in_which_stopping_is_charged_for_is_not_dead():
     credit = credit_batch(reading, Batch([7, 7]), PRICED)
     assert (credit.block_nk.tolist(), credit.stop_n.tolist()) == ([[0.0], [0.0]], [0.0, -2.0])
     assert dead_strata(credit, PRICED) == {"r": (1, 0)}
-    assert metrics(credit, reading, PRICED)["credit/r/dead_strata"] == 0.0
+    logged = metrics(credit, reading, PRICED)
+    assert (logged["credit/r/dead_strata"], logged["credit/no_signal"], logged["credit/stop/mean_abs"]) == (0.0, 0.0, 1.0)
     # The charge is of its own stratum: the completions of the other prompt are equal, so theirs is dead.
-    four = reading.take([0, 1, 0, 0])
-    assert dead_strata(credit_batch(four, Batch([7, 7, 8, 8]), PRICED), PRICED) == {"r": (2, 1)}
+    assert dead_strata(credit_batch(reading.take([0, 1, 0, 0]), Batch([7, 7, 8, 8]), PRICED), PRICED) == {"r": (2, 1)}
 
 
 def test_a_completion_without_a_reward_takes_no_part_in_a_token_method():
@@ -279,13 +265,11 @@ def test_sentences():
         credit_batch(reading_of([1.0, 0.0], [[1], [1]], [0, 0]), Batch([0, 0, 0]), ONE)
     with pytest.raises(RecipeError, match="Method 'sae' needs log-probabilities"):
         credit_batch(reading_of([1.0], [[1]], [0]), Batch([0]), scheme_of("sae"))
-
-
-def test_without_spans_there_is_nowhere_to_put_credit():
-    reading = reading_of([1.0, 0.0], [[1], [1]], [0, 0])
-    assert reading.spans is None  # as after a gather
+    gathered = reading_of([1.0], [[1]], [0])
     with pytest.raises(DataError, match="spans is None"):
-        advantages(credit_batch(reading, Batch([0, 0]), ONE), reading.spans, ONE)
+        advantages(credit_batch(gathered, Batch([0]), ONE), gathered.spans, ONE)
+    with pytest.raises(AlignmentError, match=r"group_n has the shape \(2, 1\)"):
+        Batch(np.array([[0], [0]]))  # of a tensor: border/test_border_turns.py
 
 
 def test_values_come_one_by_one_or_one_per_stream(unchecked_shapes):
@@ -389,9 +373,3 @@ def test_a_confidence_in_turns_may_be_compared_by_other_objectives_than_its_judg
     scheme = Scheme("bae", Layout({"guess": ["answer"], "confidence": ["confidence"]}), [correct, short, brier])
     reading = read(Batch.jagged([[1], [0]], [7] * 2, columns={"answer": ["4"] * 2}, steps=steps), scheme, vocabulary)
     assert reading.scores.reward_nm[:, 2].tolist() == pytest.approx([-0.01, math.nan], nan_ok=True)
-
-
-def test_group_ids_in_a_column_of_an_array_are_refused_as_those_of_a_tensor_are():
-    for group_n in (torch.tensor([[0], [0]]), np.array([[0], [0]])):
-        with pytest.raises(AlignmentError, match=r"group_n has the shape \(2, 1\), but each completion has one group id"):
-            Batch(group_n)

@@ -121,17 +121,6 @@ def test_a_registered_method_is_called(kind, base):
         assert torch.equal(credit, expected[:, None].expand_as(credit))
 
 
-def test_a_completion_method_gets_the_weighted_sum():
-    calls = []
-    half, triple = (replace(objective, weight=weight) for objective, weight in zip(ALIKE, (0.5, 3.0), strict=True))
-    with registered("spy", "completion", spy("completion", calls), Preset()):
-        scheme = preset("spy", objectives=[half, triple])
-        GENERATOR.manual_seed(11)
-        expected = reading(scheme).scores.reward_nm
-        credited(scheme)
-    assert torch.equal(calls[0], 0.5 * expected[:, 0] + 3.0 * expected[:, 1])
-
-
 # Every option is used or refused
 
 
@@ -189,10 +178,9 @@ def test_every_option_is_used_or_refused(name, option):
 )
 def test_options_that_hang_on_objectives(option, value, objective):
     def bae(objective, **options):
-        fields = {"baseline": "group", "given": "correct", **objective}
         objectives = [
             Objective("correct", pays="solution", baseline="none"),
-            Objective("brier", pays="confidence", **fields),
+            Objective("brier", pays="confidence", **{"baseline": "group", "given": "correct", **objective}),
         ]
         return preset("bae", objectives=objectives, **options)
 
@@ -222,19 +210,15 @@ def test_options_of_functions_are_used(name):
         assert not torch.equal(run(**base) if base else before, run(**base, **{option: value})), option
 
 
-FACTS = {
-    "baseline": {"baseline": "batch"},
-    "scale": {"scale": "std"},
-    "back_off": {"baseline": "outcome", "given": "correct", "back_off": True},
-}
+FACTS = [{"baseline": "batch"}, {"scale": "std"}, {"baseline": "outcome", "given": "correct", "back_off": True}]
 
 
 @pytest.mark.parametrize("name", PRESETS)
-@pytest.mark.parametrize("fact", FACTS)
+@pytest.mark.parametrize("fact", FACTS, ids=str)
 def test_every_fact_of_an_objective_is_used_or_refused(name, fact):
     rule = preset(name)
     pays = {"pays": rule.layout.names}
-    objectives = Objective("correct", **pays), Objective("correct", name="other", **pays, **FACTS[fact])
+    objectives = Objective("correct", **pays), Objective("correct", name="other", **pays, **fact)
     if "baseline" in METHODS[name].inputs:
         assert Scheme(name, rule.layout, objectives, rule.per).objectives[1] == objectives[1]
     else:
@@ -374,6 +358,8 @@ def test_the_names_of_the_values():
         assert preset(method, objectives=ALIKE, values="objective").value_names == per_objective
         assert preset(method, objectives=APART[:1]).value_names == shared
         assert preset(method, values="objective").value_names == ("correct",)
+        assert preset(method, values="objective").plain()["values"] == "objective"
+        assert "values" not in preset(method).plain()
     assert preset("bae").value_names == preset("reinforce++").value_names == ()
 
 
@@ -391,11 +377,6 @@ def test_values_are_used_or_refused(unchecked_shapes, name):
     if METHODS[name].kind != "block":
         with pytest.raises(RecipeError, match="'correct' pays solution"):
             preset(name, objectives=APART)
-
-
-def test_values_are_part_of_the_plain_data_where_they_are_said():
-    assert "values" not in preset("gae").plain()
-    assert preset("gae", values="objective").plain()["values"] == "objective"
 
 
 def test_an_option_by_its_other_name():

@@ -52,7 +52,7 @@ def test_statuses_anchors_truncation_and_columns_reach_the_rows(unchecked_shapes
     ),
     per=st.sampled_from(["block", "completion", "batch"]),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_the_credit_of_a_trajectory_does_not_depend_on_its_rows(sizes, per):
     """Splitting trajectories into turns changes no sum of credit: it is that of whole completions of as many tokens."""
     many = [trajectory(n, group, turns, float(n % 3)) for n, (group, turns) in enumerate(sizes)]

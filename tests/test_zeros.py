@@ -83,7 +83,7 @@ def test_of_two_objectives_the_graver_reason_counts_and_what_cancels_is_said():
     ("right_n", "said", "reason"),
     [
         ((0, 0, 0), 1, "ALL_WRONG"),
-        ((0.5, 0.5, 0.5), 1, "ALL_EQUAL"),
+        ((0.5,) * 3, 1, "ALL_EQUAL"),
         ((0, 1, 0.5), 1, "AT_BASELINE"),
         ((1, 1, 1), 0, "ALL_RIGHT"),
     ],
@@ -106,8 +106,7 @@ def test_turns_of_rollouts_are_explained_by_their_rollouts():
     scheme = Scheme("bae", LAYOUT, [*ONE.objectives, Objective("format", "b", name="said", scope="turn")])
     credit = credit_batch(reading, Batch(group_n, steps=steps), scheme)
     assert not credit.has_signal
-    keys = zero_reasons(credit, scheme)
-    names = [[reason_of(key).name for key in row] for row in keys.tolist()]
+    names = [[reason_of(key).name for key in row] for row in zero_reasons(credit, scheme).tolist()]
     compared = ["ALL_WRONG", "ALL_EQUAL", "UNPAID"]
     assert names == [compared] * 3 + [["ALL_WRONG", "ERROR", "UNPAID"], ["SINGLETON", "ABSENT", "UNPAID"]]
     alone = zero_reasons(credit_batch(reading, Batch(torch.tensor([0, 0, 1, 1, 2]), steps=steps), scheme), scheme)
@@ -116,7 +115,7 @@ def test_turns_of_rollouts_are_explained_by_their_rollouts():
 
 def test_what_a_trainer_recorded():
     credit_nk = torch.tensor([[0.0], [0.0], [0.5], [0.0], [0.0], [0.0], [NAN]])
-    group_n = torch.tensor([0, 0, 1, 1, 2, 3, 3])
+    group_n = torch.tensor([-1, -1, -(2**63), -(2**63), 5, 2**62, 2**62])  # hashes of prompts
     reward_n = torch.tensor([1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0])
     names = [reason_of(key).name for key in recorded_reasons(credit_nk, group_n, reward_n=reward_n).flatten().tolist()]
     assert names == ["ALL_RIGHT", "ALL_RIGHT", "RECORDED", "RECORDED", "SINGLETON", "ALL_EQUAL", "UNSCORED"]
@@ -162,8 +161,7 @@ def batches(draw):
     lengths = [[draw(st.integers(0, 3)) for _ in range(3)] for _ in range(n)]
     faults = [draw(st.sampled_from([0, Fault.TRUNCATED, Fault.MISSING])) for _ in range(n)]
     group = [draw(st.integers(0, 3)) for _ in range(n)]
-    learned = draw(st.none() | st.lists(st.booleans(), min_size=n, max_size=n))
-    return (rewards, statuses, lengths, faults), group, learned
+    return (rewards, statuses, lengths, faults), group, draw(st.none() | st.lists(st.booleans(), min_size=n, max_size=n))
 
 
 def by_definition(credit, scheme, k, i):
@@ -175,17 +173,12 @@ def by_definition(credit, scheme, k, i):
         return "UNPAID", ""
     if any(reason is Zero.CREDITED for reason, _ in reasons):
         return "CANCELLED", ""
-    compared = (
-        Zero.ALL_RIGHT,
-        Zero.ALL_WRONG,
-        Zero.ALL_EQUAL,
-        Zero.AT_BASELINE,
-    )  # they rank alike: the first objective is named
+    compared = range(Zero.ALL_RIGHT, Zero.AT_BASELINE + 1)  # they rank alike: the first objective is named
     reason, about = min(reasons, key=lambda pair: (compared[0] if pair[0] in compared else pair[0], pair[1]))
     return reason.name, scheme.names[about] if about >= 0 else ""
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(batches(), st.sampled_from(schemes()))
 def test_every_token_has_one_reason_and_it_is_true(batch, scheme):
     given_as, group, learned = batch
@@ -199,12 +192,9 @@ def test_every_token_has_one_reason_and_it_is_true(batch, scheme):
     assert by_reason[Zero.MASKED] == n  # the tool's tokens
     assert by_reason[Zero.CREDITED] == int((advantage_v != 0).sum())
     assert tokens - by_reason[Zero.MASKED] == int(reading.length_nk.sum())
-    block_v = torch.cat(
-        [row[: int(length.sum()) + 1] for row, length in zip(reading.spans.block_nt, reading.length_nk, strict=True)]
-    )
-    for key, i, k, advantage in zip(
-        tally.key_v.tolist(), tally.row_v.tolist(), block_v.tolist(), advantage_v.tolist(), strict=True
-    ):
+    rows = zip(reading.spans.block_nt, reading.length_nk, strict=True)
+    block_v = torch.cat([row[: int(length.sum()) + 1] for row, length in rows])
+    for key, i, k, advantage in torch.stack([tally.key_v, tally.row_v, block_v, advantage_v.sign().long()], dim=1).tolist():
         named_reason = (reason_of(key).name, tally.objective(key))
         if k < 0:
             assert named_reason[0] == "MASKED"
@@ -221,11 +211,3 @@ def test_every_token_has_one_reason_and_it_is_true(batch, scheme):
         else:
             sampled = [reason for reason in reasons if reason is not Zero.MASKED] or reasons
             assert sampled.count(reason_of(key)) == max(map(sampled.count, sampled)) or len({*sampled}) > 1
-
-
-def test_groups_may_have_any_ids():
-    """Hashes of prompts: all wrong in the first, all right in the second, one completion in the third."""
-    group_n, reward_n = torch.tensor([-1, -(2**63), -1, -(2**63), 2**62]), torch.tensor([0.0, 1.0, 0.0, 1.0, 1.0])
-    keys = recorded_reasons(torch.zeros(5, 1), group_n, reward_n=reward_n).flatten()
-    names = [reason_of(key).name for key in keys.tolist()]
-    assert names == ["ALL_WRONG", "ALL_RIGHT", "ALL_WRONG", "ALL_RIGHT", "SINGLETON"]

@@ -23,8 +23,7 @@ class ToyEngine:
         batch = self.batch(rows, steps, per_token)
         reading = read(batch, self.scheme, self.vocabulary)
         credit = credit_batch(reading, batch, self.scheme)
-        adv_nt = advantages(credit, reading.spans, self.scheme)
-        return self.cut(adv_nt, rows), metrics(credit, reading, self.scheme)
+        return self.cut(advantages(credit, reading.spans, self.scheme), rows), metrics(credit, reading, self.scheme)
 
     def batch(self, rows, steps, per_token):
         groups = [row["prompt"] for row in rows]
@@ -37,8 +36,7 @@ class ToyEngine:
         if self.side == "jagged":
             return Batch.jagged([r["ids"] for r in rows], groups, sampled=[r["sampled"] for r in rows], **more)
         ids_nt = self.padded([row["ids"] for row in rows], poison=-100)
-        mask_nt = self.padded([row["sampled"] for row in rows])
-        return Batch(groups, ids_nt, mask_nt.bool(), **more)
+        return Batch(groups, ids_nt, self.padded([row["sampled"] for row in rows]).bool(), **more)
 
     def padded(self, lists, poison=0):
         width = max(map(len, lists)) + (2 if self.side != "jagged" else 0)

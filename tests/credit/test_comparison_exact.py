@@ -6,8 +6,9 @@ Rewards are fractions of 8, so that means and differences are exact, and a 0 of 
 import math
 import random
 from collections import Counter, defaultdict
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction as F
+from typing import Any
 
 import pytest
 import torch
@@ -27,8 +28,7 @@ SHARES = {"bae": 100, "dcpo": 14, "grpo_verif": 14, "grpo": 10, "dr_grpo": 10, "
 
 def test_every_method_by_number_has_its_share():
     by_number = {name for name in METHODS if METHODS[name].kind in ("block", "completion") and METHODS[name].preset}
-    same = {"bae_paper", "rlcr_paper"}  # presets of the same functions
-    assert by_number - same == set(SHARES)
+    assert by_number - {"bae_paper", "rlcr_paper"} == set(SHARES)  # these are presets of the same functions
 
 
 class Rows:
@@ -75,45 +75,49 @@ class Rows:
         return reasons.get(self.status[i][m], Zero.TRUNCATED if self.cut[i] else Zero.ABSENT)
 
 
+@dataclass
 class Line:
     """How one number came about: `(worth - baseline) / divisor`, no baseline where there is nobody or nothing to divide by."""
 
-    def __init__(self, worth, baseline, divisor, reason) -> None:
-        self.worth, self.baseline, self.divisor, self.reason = worth, baseline, divisor, reason
-        self.about = -1  # no single objective
-        self.level, self.members, self.stratum = 0, None, None  # whom it is compared with
+    worth: Any
+    baseline: Any
+    divisor: Any
+    reason: Zero
+    about: int = -1  # no single objective
+    level: int = 0
+    members: int = 0
+    stratum: Any = None
 
 
-def compared_line(i, sets, values, instead, *, scale, leave_one_out, ddof, eps, least):
+def compared_line(i, sets, values, instead, *, least, **options):
     """One row of one column; `sets` are the keys of all rows, level by level, the finest first."""
-    reward = values[i]
     by_level = [[] if key.of[i] is None else key.members[key.of[i]] for key in sets]
     level = next((n for n, members in enumerate(by_level) if len(members) >= max(least, 2)), len(sets) - 1)
     key, members = sets[level], by_level[level]
-    line = line_at(i, key, members, reward, values, instead, scale, leave_one_out, ddof, eps, least)
+    line = line_at(i, key, members, values, instead, least=least, **options)
     line.level, line.members, line.stratum = level, len(members), None if key.of[i] is None else (level, key.of[i])
     return line
 
 
-def line_at(i, key, members, reward, values, instead, scale, leave_one_out, ddof, eps, least):
+def line_at(i, key, members, values, instead, *, scale, leave_one_out, ddof, eps, least):
     """The line of a row whose level is known."""
-    stands = key.stands[key.of[i]] if key.of[i] is not None else []
-    if reward is None and instead[i] is None:
+    is_missing, worth = values[i] is None, instead[i] if values[i] is None else values[i]
+    if worth is None:
         return Line(None, None, None, Zero.ABSENT)
-    if not members or (reward is not None and len(members) < max(least, 2)):
-        return Line(instead[i] if reward is None else reward, None, None, Zero.SINGLETON)
+    if not members or (not is_missing and len(members) < max(least, 2)):
+        return Line(worth, None, None, Zero.SINGLETON)
     mean, square, distinct = key.moments(key.of[i], values, instead)
-    worth, baseline = (instead[i], mean) if reward is None else (reward, mean)
-    if reward is not None and leave_one_out:
-        baseline = (mean * len(members) - reward) / (len(members) - 1)
+    baseline, count = mean, len(members)
+    if not is_missing and leave_one_out:
+        baseline = (mean * count - worth) / (count - 1)
     divisor = 1.0
     if scale == "std":
-        free = len(members) + len(stands) - ddof
+        free = count + len(key.stands[key.of[i]]) - ddof
         divisor = math.sqrt(square / free) + eps if free > 0 else eps
     if scale == "mean":
         divisor = float(mean) + eps
     if worth == baseline and (distinct == 1 or divisor <= 0):  # nothing is divided
-        return Line(worth, worth, 1.0, Zero.ALL_EQUAL if reward is not None and distinct == 1 else Zero.AT_BASELINE)
+        return Line(worth, worth, 1.0, Zero.AT_BASELINE if is_missing or distinct > 1 else Zero.ALL_EQUAL)
     if divisor <= 0:
         return Line(worth, None, None, Zero.NO_SCALE)
     return Line(worth, baseline, divisor, Zero.AT_BASELINE if worth == baseline else Zero.CREDITED)
@@ -146,13 +150,10 @@ def column(rows, values, instead, baseline, outcomes=(), *, back_off=None, **opt
     n, everyone = rows.count, [0] * rows.count
     keys = {"batch": [everyone], "group": [rows.group]}.get(baseline)
     if baseline == "none":
-        worth = [instead[i] if values[i] is None else values[i] for i in range(n)]
-        return [
-            Line(None, None, None, Zero.ABSENT)
-            if w is None
-            else Line(w, F(0), 1.0, Zero.CREDITED if w else Zero.AT_BASELINE)
-            for w in worth
-        ]
+        reason_of = {False: Zero.AT_BASELINE, True: Zero.CREDITED}
+        worths = [instead[i] if values[i] is None else values[i] for i in range(n)]
+        absent = (None, None, None, Zero.ABSENT)
+        return [Line(*absent) if w is None else Line(w, F(0), 1.0, reason_of[w != 0]) for w in worths]
     if keys is None:
         several = len(outcomes) > 1 if back_off is None else back_off
         depths = range(len(outcomes), -1, -1) if several else [len(outcomes)]
@@ -213,7 +214,7 @@ def check_strata(credit, lines, values, m):
     keys = set()
     for reward, line, level, members, stratum in zip(values, lines, *table, strict=True):
         if reward is not None:
-            assert (level, members, stratum >= 0) == (line.level, line.members or 0, line.stratum is not None)
+            assert (level, members, stratum >= 0) == (line.level, line.members, line.stratum is not None)
             keys.add((stratum, line.stratum))
     assert len(keys) == len({key for _, key in keys}) == len({number for number, _ in keys})
     numbers = comparison.stratum_nm[:, m].unique()

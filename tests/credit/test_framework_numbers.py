@@ -49,8 +49,7 @@ def test_a_batch_with_a_group_of_one_and_groups_of_three(framework, name, group,
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
 def test_a_group_of_one_where_frameworks_reshape(name):
     reward_n, group_n = torch.tensor([0.7, 1.0, 0.0, NAN], dtype=torch.float64), torch.tensor([3, 0, 0, 3])
-    alone = {"trl": 0.0, "openrlhf": 0.0 if name == "dr_grpo" else NAN}
-    for framework, expected in alone.items():
+    for framework, expected in {"trl": 0.0, "openrlhf": 0.0 if name == "dr_grpo" else NAN}.items():
         adv_n = compatible(name, framework)(reward_n, group_n, length_n=torch.ones(4).long())
         assert_close(adv_n[[0, 3]], [expected, 0.0], 1e-12, equal_nan=True)  # absent is not alone
 

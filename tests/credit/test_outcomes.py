@@ -1,4 +1,4 @@
-"""Several outcomes: hand numbers, and the blended baseline over tuples against loops; test_comparison_exact has the others."""
+"""Several outcomes: the blended baseline over tuples against loops; test_comparison_exact has the others."""
 
 import math
 
@@ -14,48 +14,9 @@ from spanwise.errors import AlignmentError, RecipeError
 from spanwise.objective import Objective
 from spanwise.types import Scores
 
-# Right and complete, of two prompts; rewards that work out by hand.
 REWARD = double([6, 2, 1, 4, 0, 5, 3, 1])
 PROMPT = torch.tensor([-1, -1, -1, -1, -1, -1, -7, -7])
 PAIRS = double([[1, 1], [1, 1], [0, 1], [0, 0], [0, 0], [1, 0], [1, 1], [0, 0]])
-
-
-def test_hand_numbers_of_backing_off():
-    # (1,1) {6,2} and (0,0) {4,0} have mates; the lone (0,1) is compared with all wrong ones {1,4,0}, the lone (1,0) with all
-    # right ones {6,2,5}; the other prompt has one of each kind and compares {3,1}.
-    result = advantage(REWARD, PROMPT, baseline="outcome", outcome_no=PAIRS)
-    assert_close(result.advantage_n, [2, -2, -2 / 3, 2, -2, 2 / 3, 1, -1], 1e-11)
-    assert not result.alone_n.any()
-    assert result.comparison.level_nm.flatten().tolist() == [0, 0, 1, 0, 0, 1, 2, 2]
-
-
-def test_hand_numbers_of_unknown_outcomes():
-    # The second outcome of completion 0 is unknown: with its fellow right ones {6,2,5}, as 1 and 5 are, which are alone of their
-    # kind now. The first of 3 is unknown: with its whole prompt, mean 18/6. It is no wrong one: 2 and 4 are {1,0}.
-    outcome = PAIRS.clone()
-    outcome[0, 1] = outcome[3, 0] = NAN
-    result = advantage(REWARD, PROMPT, baseline="outcome", outcome_no=outcome)
-    assert_close(result.advantage_n, [5 / 3, -7 / 3, 1 / 2, 1, -1 / 2, 2 / 3, 1, -1], 1e-11)
-    assert result.comparison.level_nm.flatten().tolist() == [1, 1, 1, 2, 1, 1, 2, 2]
-    strict = advantage(REWARD, PROMPT, baseline="outcome", outcome_no=outcome, back_off=False)
-    assert strict.advantage_n.tolist() == [0] * 8
-    assert strict.alone_n.all()
-
-
-def test_hand_numbers_of_rewards_that_are_missing():
-    # An absent (1,1) is measured by {6,2}, an absent (0,1) by {4,0} (there is no other (0,1)), an absent (2,2) by the group.
-    reward = double([6, 2, NAN, 4, 0, NAN, NAN])
-    outcome = double([[1, 1], [1, 1], [0, 1], [0, 0], [0, 0], [1, 1], [2, 2]])
-    result = advantage(reward, torch.full((7,), -4), baseline="outcome", outcome_no=outcome, if_missing=-1.0)
-    assert_close(result.missing_n, [0, 0, -3, 0, 0, -5, -4], 1e-11)
-    assert_close(result.advantage_n, [2, -2, 0, 2, -2, 0, 0], 1e-11)
-    # Scaled by the deviation of that level, which the missing ones of that level join: squares 8 + 5^2 of {6,2} and its one, 8 +
-    # 3^2 of {4,0} and its one, 20 + 3 x 4^2 of the group of four and all three.
-    scaled = advantage(reward, torch.full((7,), -4), baseline="outcome", outcome_no=outcome, if_missing=-1.0, scale="std")
-    right, wrong, group = math.sqrt(33 / 2), math.sqrt(17 / 2), math.sqrt(68 / 6)
-    assert_close(scaled.missing_n, [0, 0, -3 / wrong, 0, 0, -5 / right, -4 / group], 1e-11)
-    unjoined = math.sqrt(8)  # {4,0} are (0,0), of which none is missing
-    assert_close(scaled.advantage_n, [2 / right, -2 / right, 0, 2 / unjoined, -2 / unjoined, 0, 0], 1e-11)
 
 
 def slow_blended(batch):
@@ -115,8 +76,17 @@ def slow_blended(batch):
     return double(result)
 
 
+def lopsided():
+    """Three prompts with a right and a wrong answer each, all complete; the verdict is the second outcome."""
+    q = double([0.9, 0.6, 0.8, 0.4, 0.5, 0.3])
+    outcome = double([[1, 1], [1, 0]] * 3)
+    by_outcome = torch.stack([-(q**2), -((q - 1) ** 2)], dim=1)
+    return -((q - outcome[:, 1]) ** 2), torch.tensor([4, 4, -1, -1, 9, 9]), outcome, by_outcome, 1
+
+
 @given(batch=report_batches())
-@settings(max_examples=200, deadline=None)
+@example(batch=lopsided())
+@settings(max_examples=150, deadline=None)
 def test_blended_equals_the_slow_oracle(batch):
     reward, group, outcome, by_outcome, judged = batch
     actual = blended_baseline(reward, group, outcome, by_outcome, judged=judged)
@@ -131,24 +101,6 @@ def test_blended_weighs_estimates_without_any_variance_alike():
     right = double([0.0] * 7 + [1.0] * 3)
     by_outcome = double([[0.0, -1.0]] * 6 + [[-0.0625, -0.5625]] + [[0.0, -1.0]] * 3)
     assert float(blended_baseline(reward, group, right, by_outcome)[9]) == pytest.approx((-1 - 0.5625) / 2)
-
-
-def test_blended_rescores_by_the_outcome_that_judges():
-    # Three prompts, each with a (complete, right) = (1,1) and a (1,0). Brier of the reports .9 .6 | .8 .4 | .5 .3, so
-    # own rewards of right ones -.01 -.04 -.25 and of wrong ones -.36 -.16 -.09; re-scored as right, the wrong ones would have
-    # -.16 -.36 -.49. For the right one of prompt 0: others of its kind {-.04, -.25}; gaps -.04+.36 = .32 and -.25+.49 = .24.
-    reward, group, outcome, by_outcome, _ = lopsided()
-    right, wrong = blended_baseline(reward, group, outcome, by_outcome, judged=1)[:2].tolist()
-    # No two of one kind in a prompt: no noise. mu = -.145 with t2 = .02205 * 3/2; x = -.16 + .28 with d2 = .0032 * 3/2.
-    mu, x = 1 / (0.02205 * 1.5), 1 / (0.0032 * 1.5)
-    assert right == pytest.approx((mu * -0.145 + x * 0.12) / (mu + x))
-    # For the wrong one: mu = -.125 with t2 = .00245 * 3/2; the right ones re-scored as wrong have -.81 -.64 -.25, so that the gaps
-    # are -.16+.64 = .48 and -.09+.25 = .16, and x = -.81 + .32 with d2 = .0512 * 3/2.
-    mu, x = 1 / (0.00245 * 1.5), 1 / (0.0512 * 1.5)
-    assert wrong == pytest.approx((mu * -0.125 + x * -0.49) / (mu + x))
-    # Nobody says that the other column judges: it is 1 for all, so the right ones would keep their own -.01.
-    assert float(blended_baseline(reward, group, outcome, by_outcome, judged=0)[1]) > wrong + 0.01
-    assert blended_baseline(reward, group, outcome)[:2].tolist() == pytest.approx([-0.145, -0.125])
 
 
 BASELINES = ["outcome", "blended"]
@@ -195,18 +147,6 @@ def test_alone_under_blended_is_having_no_baseline(batch):
     compared = advantage(reward, group, baseline="blended", outcome_no=outcome)
     baseline = blended_baseline(reward, group, outcome, by_outcome, judged=judged)
     assert compared.alone_n.tolist() == (baseline.isnan() & ~reward.isnan()).tolist()
-    rows = [tuple(row) for row in outcome.tolist()]
-    for i, row in enumerate(rows):
-        others = [j for j, other in enumerate(rows) if j != i and other == row and not math.isnan(reward[j])]
-        assert bool(compared.alone_n[i]) == (not math.isnan(reward[i]) and not others)
-
-
-def lopsided():
-    """Three prompts with a right and a wrong answer each, all complete; the verdict is the second outcome."""
-    q = double([0.9, 0.6, 0.8, 0.4, 0.5, 0.3])
-    outcome = double([[1, 1], [1, 0]] * 3)
-    by_outcome = torch.stack([-(q**2), -((q - 1) ** 2)], dim=1)
-    return -((q - outcome[:, 1]) ** 2), torch.tensor([4, 4, -1, -1, 9, 9]), outcome, by_outcome, 1
 
 
 @given(batch=report_batches())

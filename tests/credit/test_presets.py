@@ -79,8 +79,7 @@ def test_two_attempts_stay_two_blocks_so_that_every_preset_judges_the_first(name
     two = Layout({"first": ["answer"], "second": ["answer"]})
     wrong = ("<answer>", "5", "</answer>")
     ids = [[PIECES.index(piece) for piece in (*first, *second)] for first, second in ((wrong, SOLVED), (SOLVED, wrong))]
-    batch = Batch.jagged(ids, ["2 + 2"] * 2, columns={"answer": ["4"] * 2})
-    reading = read(batch, Scheme.preset(name, two), VOCABULARY)
+    reading = read(Batch.jagged(ids, ["2 + 2"] * 2, columns={"answer": ["4"] * 2}), Scheme.preset(name, two), VOCABULARY)
     assert reading.scores.reward_nm[:, 0].tolist() == [0.0, 1.0]
     assert reading.fault_n.tolist() == [0, 0]
 

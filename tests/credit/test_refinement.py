@@ -34,8 +34,7 @@ GROUP = [0, 0, 0, 0, 1, 1, 1]
 def batch(**more):
     ids = [[WORDS.index(word) for word in text.split()] for text in SAID]
     plain = Batch.jagged(ids, GROUP, columns={"answer": ["4"] * len(SAID)})
-    generator = torch.Generator().manual_seed(1)
-    logp_nt = -torch.rand(plain.ids_nt.shape, generator=generator).double() * 3
+    logp_nt = -torch.rand(plain.ids_nt.shape, generator=torch.Generator().manual_seed(1)).double() * 3
     return Batch(plain.group_n, plain.ids_nt, plain.mask_nt, plain.columns, logp_nt=logp_nt, **more)
 
 
@@ -124,8 +123,7 @@ def test_a_signal_of_the_refinement_alone_is_a_signal():
 
 
 def test_a_recipe_says_it_and_writes_it(tmp_path):
-    written = {"method": "ktae", "options": {"form": "code", "top": 0.5}}
-    for refine in ("oar", written):
+    for refine in ("oar", {"method": "ktae", "options": {"form": "code", "top": 0.5}}):
         recipe = tmp_path / "recipe.yaml"
         recipe.write_text(yaml.safe_dump({"method": "grpo", "refine": refine}))
         rule = scheme_of(load(recipe), LAYOUT, 32)
@@ -166,8 +164,7 @@ def test_turns_are_refused_and_a_refinement_without_a_method():
     rows = torch.arange(len(SAID))
     with pytest.raises(RecipeError):
         trained(scheme("grpo", "ktae"), batch(steps=Steps(rows // 2, rows)))
-    objectives = [Objective("correct", pays=LAYOUT.names, scope="turn")]
     with pytest.raises(RecipeError):
-        Scheme.preset("grpo", LAYOUT, objectives=objectives, refine="ktae")
+        Scheme.preset("grpo", LAYOUT, objectives=[Objective("correct", pays=LAYOUT.names, scope="turn")], refine="ktae")
     with pytest.raises(RecipeError, match="refine: ktae"):  # it is no method of its own
         Scheme.preset("ktae", LAYOUT)

@@ -8,7 +8,6 @@ import torch
 
 from helpers import NAN, assert_close, double
 from spanwise import Batch, Laser, Layout, Objective, Scheme, Vocabulary, credit_batch, read
-from spanwise.credit import centred
 from spanwise.errors import AlignmentError
 from spanwise.modes.laser import own_opinion, self_reward
 
@@ -35,12 +34,9 @@ def slow_mix(adv, score, group, *, mix, threshold, scale):
 
 
 def test_worked_numbers():
-    logp_n = double([-14, -16, -20, -22])
-    score_n = self_reward(logp_n, beta=0.1, reference=-23.0)
+    score_n = self_reward(double([-14, -16, -20, -22]), beta=0.1, reference=-23.0)
     assert_close(score_n, [0.9, 0.7, 0.3, 0.1], 1e-12)
-    verdict_n = centred(double([1, 0, 0, 0]), ONE, scale="std", ddof=1)
-    assert_close(verdict_n, [1.5, -0.5, -0.5, -0.5], 1e-12)
-    mixed_n = mixed_advantage(verdict_n, score_n, ONE, mix=0.1, threshold=0.1)
+    mixed_n = mixed_advantage(double([1.5, -0.5, -0.5, -0.5]), score_n, ONE, mix=0.1, threshold=0.1)
     assert_close(mixed_n, [1.4595445, -0.3952277, -0.5047723, -0.5595445], 1e-7)
 
 
@@ -57,8 +53,7 @@ def test_random_batches_against_loops(scale, threshold):
         rule = {"mix": 0.3, "threshold": threshold, "scale": scale}
         assert_close(mixed_n, slow_mix(adv_n.tolist(), score_n.tolist(), group_n.tolist(), **rule), 1e-12)
         order = torch.randperm(10, generator=generator)
-        shuffled = mixed_advantage(adv_n[order], score_n[order], 1000 - group_n[order], **rule)
-        assert_close(shuffled, mixed_n[order], 1e-12)
+        assert_close(mixed_advantage(adv_n[order], score_n[order], 1000 - group_n[order], **rule), mixed_n[order], 1e-12)
 
 
 def test_groups_whose_scores_agree_are_not_mixed():
@@ -82,8 +77,7 @@ Z = [(score - 0.5) / statistics.stdev(SCORES.tolist()) for score in SCORES.tolis
 def credit_by(method, *, score_n=SCORES, objectives=None, layout=LAYOUT, **fields):
     scheme = Scheme.preset(method, layout, laser=Laser("<unk>", mix=0.25, scale="std"), objectives=objectives)
     batch = Batch.jagged(SAID, [7] * len(SAID), columns={"answer": ["4"] * len(SAID)}, score_n=score_n, **fields)
-    reading = read(batch, scheme, VOCABULARY)
-    return credit_batch(reading, batch, scheme)
+    return credit_batch(read(batch, scheme, VOCABULARY), batch, scheme)
 
 
 def test_only_the_share_of_the_verdict_in_the_blocks_that_it_pays_is_mixed():
@@ -103,8 +97,7 @@ def test_only_the_share_of_the_verdict_in_the_blocks_that_it_pays_is_mixed():
 
 
 def test_the_paper_itself_is_grpo_with_its_standard_deviations():
-    layout = Layout({"all": ["answer", "confidence"]})
-    mixed = credit_by("grpo", layout=layout)
+    mixed = credit_by("grpo", layout=Layout({"all": ["answer", "confidence"]}))
     verdict = [1, 0, 0, 1]
     z_v = [(v - 0.5) / statistics.stdev(verdict) for v in verdict]
     assert_close(mixed.block_nk[:, 0], [0.75 * v + 0.25 * s for v, s in zip(z_v, Z, strict=True)], 1e-5)

@@ -7,7 +7,7 @@ import torch
 
 from helpers import NAN, assert_close, double
 from spanwise.credit import spread
-from spanwise.credit.spread import spread_tokens, to_tokens
+from spanwise.credit.spread import spread_tokens
 from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.types import Credit, Spans
 
@@ -23,7 +23,6 @@ def credit_of(block_nk, stop_n=None):
 
 # A block of two tokens, a token of a tool, a block of two; one block of three tokens, then padding.
 SPANS = spans_of([[0, 0, -1, 1, 1], [0, 0, 0, -1, -1]], 2)
-CREDIT = credit_of([[1.0, -0.5], [-1.0, 0.0]], [0.0, -0.75])
 
 
 @pytest.mark.parametrize(
@@ -31,12 +30,14 @@ CREDIT = credit_of([[1.0, -0.5], [-1.0, 0.0]], [0.0, -0.75])
     [
         ("block", [[1 / 2, 1 / 2, 0, -1 / 4, -1 / 4], [-1 / 3, -1 / 3, -1 / 3 - 3 / 4, 0, 0]]),
         ("completion", [[1 / 4, 1 / 4, 0, -1 / 8, -1 / 8], [-1 / 3, -1 / 3, -1 / 3 - 3 / 4, 0, 0]]),
-        (10, [[1 / 10, 1 / 10, 0, -1 / 20, -1 / 20], [-1 / 10, -1 / 10, -1 / 10 - 3 / 4, 0, 0]]),
+        (2.5, [[2 / 5, 2 / 5, 0, -1 / 5, -1 / 5], [-2 / 5, -2 / 5, -2 / 5 - 3 / 4, 0, 0]]),
     ],
 )
 def test_spread(per, expected):
-    assert_close(spread(CREDIT, SPANS, per=per, dtype=torch.float64), expected, 1e-12)
-    assert spread(CREDIT, SPANS, per=per).dtype == torch.float32
+    spans = spans_of([*SPANS.block_nt.tolist(), [-1] * 5], 2)  # the last one has no token that could carry its stop
+    credit = credit_of([[1.0, -0.5], [-1.0, 0.0], [0.0, 0.0]], [0.0, -0.75, 3.0])
+    assert_close(spread(credit, spans, per=per, dtype=torch.float64), [*expected, [0] * 5], 1e-12)
+    assert spread(credit, spans, per=per).dtype == torch.float32
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,10 @@ def test_credit_that_is_not_finite_or_of_another_size_is_refused(unchecked_shape
     for start, end in (([0, 5], [2, 3]), ([0, 3], [2, 6])):  # no intervals of five tokens
         spans = replace(SPANS, start_nk=torch.tensor([start, [0, 0]]), end_nk=torch.tensor([end, [3, 0]]))
         with pytest.raises(AlignmentError, match=rf"completion 0 is \[{start[1]}, {end[1]}\)"):
-            spread(CREDIT, spans)
+            spread(credit_of([[1.0, -0.5], [-1.0, 0.0]]), spans)
+    for per in (0, -1, "token"):
+        with pytest.raises(RecipeError):
+            spread(credit_of([[1.0]]), spans_of([[0, 0]], 1), per=per)
 
 
 @pytest.mark.parametrize("size", [1, 15, 16, 17, 32, 33, 100])
@@ -76,20 +80,6 @@ def test_spread_any_number_of_completions(size):
     for i, row in enumerate(rows):
         length = [max(row.count(0), 1), max(row.count(1), 1)]
         assert result[i].tolist() == [0.0 if k < 0 else float(credit.block_nk[i, k]) / length[k] for k in row]
-
-
-def test_stop_goes_to_each_completions_own_last_token_and_nowhere_if_there_is_none():
-    spans = spans_of([[0, -1, -1], [0, 0, 0], [-1, -1, -1]], 1)
-    result = spread(credit_of([[0.0]] * 3, [1.0, 2.0, 3.0]), spans)
-    assert result.tolist() == [[1.0, 0.0, 0.0], [0.0, 0.0, 2.0], [0.0, 0.0, 0.0]]
-
-
-def test_per_a_constant():
-    spans = spans_of([[0, 0]], 1)
-    assert spread(credit_of([[1.0]]), spans, per=2.5, dtype=torch.float64).tolist() == [[0.4, 0.4]]
-    for per in (0, -1, "token"):
-        with pytest.raises(RecipeError):
-            spread(credit_of([[1.0]]), spans, per=per)
 
 
 @pytest.mark.parametrize(
@@ -130,8 +120,3 @@ def test_tokens_of_a_method_fit_their_spans():
         assert spread_tokens(torch.tensor([row]), spans).tolist() == [[1.5, 2.0, 0.0]]
     with pytest.raises(AlignmentError):
         spread_tokens(torch.tensor([[3.0, 4.0, 9.0, 1.0]]), spans)
-
-
-def test_every_trainable_token_gets_the_advantage_of_its_row():
-    adv_nt = to_tokens(torch.tensor([0.5, -1.0]), torch.tensor([[1, 1, 0], [0, 1, 0]]))
-    assert adv_nt.tolist() == [[0.5, 0.5, 0], [0, -1, 0]]

@@ -33,9 +33,8 @@ def test_token_whitening_over_many_rows_survives_an_offset_and_poison():
 
 
 def test_numbers_of_strata_may_be_large_and_leave_gaps():
-    value_n = torch.tensor([1.0, 3.0, 7.0, NAN, 5.0])
     for ids in ([3, 3, 9, 9, -1], [10**15, 10**15, 2, 2, -1]):
-        grouped = moments(value_n, torch.tensor(ids))
+        grouped = moments(torch.tensor([1.0, 3.0, 7.0, NAN, 5.0]), torch.tensor(ids))
         assert grouped.mean_n()[:4].tolist() == [2.0, 2.0, 7.0, 7.0]
         assert grouped.count_n().tolist() == [2.0, 2.0, 1.0, 1.0, 0.0]
         assert grouped.deviation_n.tolist() == [-1.0, 1.0, 0.0, 0.0, 0.0]
@@ -101,12 +100,10 @@ def test_voters_may_have_any_ids():
     """Three voters of 1, 3 and 5 with a vote of 3 for the one of two rows; 2**62 and its neighbours are one number in float64."""
     value_n, group_n = torch.tensor([1.0, 3.0, 4.0, 6.0]), torch.zeros(4).long()
     for voters in ([0, 1, 2, 2], [2**62, 2**62 + 1, -1, -1], [-(2**63), -1, 2**62, 2**62]):
-        centred_n = centred(value_n, group_n, voter_n=torch.tensor(voters))
-        assert_close(centred_n, [-2.0, 0.0, 1.0, 3.0], 1e-12)
+        assert_close(centred(value_n, group_n, voter_n=torch.tensor(voters)), [-2.0, 0.0, 1.0, 3.0], 1e-12)
         compared = compare_in_strata(value_n, group_n, voter_n=torch.tensor(voters)).comparison
         assert compared.members_nm.flatten().tolist() == [3] * 4
 
 
 def test_tensors_in_a_list_of_ids_are_their_numbers():
-    ids = [torch.tensor(7), torch.tensor(7), torch.tensor(2)]
-    assert group_index(ids).tolist() == [0, 0, 1]
+    assert group_index([torch.tensor(7), torch.tensor(7), torch.tensor(2)]).tolist() == [0, 0, 1]

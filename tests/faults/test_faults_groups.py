@@ -138,15 +138,14 @@ def test_f07_one_missing_reward_changes_nobody_else():
         return reward_n - reward_n.mean()
 
     for number in (0.0, NAN):
-        check = gives([1.0, None, 0.0, 1.0], want=[1 / 3, 0.0, -2 / 3, 1 / 3])
-        catches(check, ours, functools.partial(absent_as, number))
+        catches(gives([1.0, None, 0.0, 1.0], want=[1 / 3, 0.0, -2 / 3, 1 / 3]), ours, functools.partial(absent_as, number))
 
 
 def test_f08_a_group_without_credit_is_counted_beside_one_with_credit():
     """huggingface/trl#5588. A constant group has no policy term, and the KL term still pushed it; nothing said so."""
     credit, reading, scheme = through_pipeline([1.0, 1.0, 1.0, 0.0], groups=(0, 0, 1, 1))
-    one_flag_for_the_batch = float(not credit.has_signal)
-    catches(equals(0.5), metrics(credit, reading, scheme)["credit/all/zero_frac"], one_flag_for_the_batch)
+    zero_share = metrics(credit, reading, scheme)["credit/all/zero_frac"]
+    catches(equals(0.5), zero_share, float(not credit.has_signal))  # one flag for the batch
 
 
 def test_f09_components_that_cancel_are_told():
@@ -222,8 +221,7 @@ def test_f13_a_group_may_lie_on_two_ranks():
 def test_f14_moments_are_those_of_the_group():
     """langfengQ/verl-agent#138. Mean and deviation were of the whole batch by default, and the paper's of the group."""
     up, rewards = 0.5**0.5, (double([1, 0, 5, 9]), torch.tensor([0, 0, 1, 1]))
-    check = gives(*rewards, want=[up, -up, -up, up], tolerance=1e-5)
-    catches(check, grpo, lambda r, g: (r - r.mean()) / (r.std() + 1e-6))
+    catches(gives(*rewards, want=[up, -up, -up, up], tolerance=1e-5), grpo, lambda r, g: (r - r.mean()) / (r.std() + 1e-6))
 
 
 def test_f15_a_comparison_needs_two_completions():
@@ -305,8 +303,7 @@ def test_f20_every_step_is_credited_on_its_own_mask():
     def ours():
         scores, group_s = scores_of(reward_s[:, None], names=("correct",)), torch.zeros(3).long()
         rule = {"objectives": [Objective("correct", pays="all")], "block_names": ["all"], "method": "dr_grpo"}
-        lengths = mask_st.sum(dim=1)[:, None]
-        credit = assign_turns(scores, group_s, lengths, trajectory_s=trajectory_s, step_s=step_s, **rule)
+        credit = assign_turns(scores, group_s, mask_st.sum(dim=1)[:, None], trajectory_s=trajectory_s, step_s=step_s, **rule)
         return to_tokens(credit.block_nk[:, 0], mask_st, dtype=torch.float64)
 
     def copied():

@@ -40,11 +40,8 @@ def in_thread(function):
 def burst(verifier):
     """A hang and what waits behind it for longer than a deadline, from a thread; and then one more."""
     verdicts = in_thread(lambda: verifier.equal([("4", HANG), *GOODS]))
-    return (
-        [verdict.status for verdict in verdicts],
-        [verdict.value for verdict in verdicts],
-        verifier.equal([("2", "4/2")])[0],
-    )
+    later = verifier.equal([("2", "4/2")])[0]
+    return [verdict.status for verdict in verdicts], [verdict.value for verdict in verdicts], later
 
 
 def by_alarm(gold, answer):

@@ -107,11 +107,9 @@ def wholly_inside(ids):
 def test_f28_a_token_across_the_border_is_counted_once():
     """huggingface/trl#5885, #5461. A token across a border was counted on one side of the sum and not on the other."""
     batch = Batch.jagged([STRADDLING, PLAIN], [0, 0])
-    objectives = [Objective("environment", name, name=name) for name in LAYOUT.names]
-    scheme = Scheme("bae", LAYOUT, objectives)
+    scheme = Scheme("bae", LAYOUT, [Objective("environment", name, name=name) for name in LAYOUT.names])
     recorded = {"solution": Reward.of([1.0, 0.0]), "confidence": Reward.of([0.0, 1.0])}
-    reading = read(batch, scheme, VOCABULARY, recorded=recorded)
-    credit = credit_batch(reading, batch, scheme)
+    credit = credit_batch(read(batch, scheme, VOCABULARY, recorded=recorded), batch, scheme)
 
     def check(find):
         spans = Spans.of_blocks(LAYOUT.names, torch.tensor([find(STRADDLING), find(PLAIN)]))
@@ -147,10 +145,9 @@ def test_f31_an_inverted_mask_and_unbalanced_tags_are_told():
     ids_nt, mask_nt = torch.tensor([[1, 5, 2, 7, 7, 3, 6, 4]]), torch.tensor([[1, 1, 1, 0, 0, 1, 1, 1]]).bool()
     spans, _ = find_blocks(ids_nt, mask_nt, layout=LAYOUT, vocabulary=VOCABULARY)
 
-    states_train = replace(spans, block_nt=(~mask_nt).long() - 1)
-    catches(refuses, lambda: restrict(spans, ~mask_nt), lambda: states_train)
-    fault = located([1, 5, 3, 6, 4])[0].fault_n
-    assert int(fault[0]) & int(Fault.TRUNCATED | Fault.NESTED)
+    # the faulty one trains states
+    catches(refuses, lambda: restrict(spans, ~mask_nt), lambda: replace(spans, block_nt=(~mask_nt).long() - 1))
+    assert int(located([1, 5, 3, 6, 4])[0].fault_n[0]) & int(Fault.TRUNCATED | Fault.NESTED)
 
 
 def test_f32_the_first_and_the_last_token_of_every_span():
@@ -201,8 +198,7 @@ def test_f37_any_of_several_ends_is_an_end():
 
 def test_f38_tags_that_are_special_tokens_are_read():
     """huggingface/trl#2897, verl#1724, unsloth#2980. Decoding without special tokens took the tags away before scoring."""
-    tags = ("<answer>", "</answer>", "<confidence>", "</confidence>")
-    tokenizer = byte_level(special=tags)
+    tokenizer = byte_level(special=("<answer>", "</answer>", "<confidence>", "</confidence>"))
     ids = tokenizer.encode("<answer>4</answer><confidence>0.9</confidence>", add_special_tokens=False)
     _, (text,) = located(ids, vocabulary=Vocabulary.from_tokenizer(tokenizer))
     decoded = re.findall("<answer>(.*?)</answer>", tokenizer.decode(ids, skip_special_tokens=True))
@@ -231,10 +227,9 @@ def test_f40_repeated_nested_and_misplaced_tags_earn_no_format_reward():
         "<think>a</think><answer>4",
     ]
     vocabulary = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
-    layout = Layout({"solution": ["think", "answer"]})
 
     def ours(text):
-        return format_reward(located(list(text.encode()), layout, vocabulary)[1])[0]
+        return format_reward(located(list(text.encode()), Layout({"solution": ["think", "answer"]}), vocabulary)[1])[0]
 
     def pattern(text):
         return float(bool(re.search(r"<think>.*</think>.*<answer>.*</answer>", text)))

@@ -24,8 +24,7 @@ def test_f43_what_is_cut_off_leaves_the_denominator_too():
 
     def check(mask_nt):
         for loss_type, reduce in trls.items():
-            count = float(mask_nt.sum())
-            factor_n1 = fold_factor(mask_nt, loss_type=loss_type, max_completion_length=3, num_items=count)
+            factor_n1 = fold_factor(mask_nt, loss_type=loss_type, max_completion_length=3, num_items=float(mask_nt.sum()))
             assert_close(reduce(torch.where(KEPT, LOSS * factor_n1, 0.0)), expected, 1e-6)
 
     catches(check, KEPT.long(), THERE.long())
@@ -76,11 +75,10 @@ def test_f46_a_masked_nan_stays_out_of_loss_gradient_and_divergence():
 
 def test_f47_uneven_ranks_have_one_mean():
     """huggingface/trl#3248. The mean of the ranks' means is not the mean where ranks hold different numbers of tokens."""
-    ranks = [(LOSS[:1], THERE[:1]), (LOSS[1:2], THERE[1:2])]  # a row of two tokens, a row of three
 
     def check(counted):
         means = []
-        for loss_nt, mask_nt in ranks:
+        for loss_nt, mask_nt in [(LOSS[:1], THERE[:1]), (LOSS[1:2], THERE[1:2])]:  # a row of two tokens, a row of three
             factor_n1 = fold_factor(
                 mask_nt, loss_type="dapo", max_completion_length=3, num_items=counted(mask_nt), processes=2
             )

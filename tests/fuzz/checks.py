@@ -47,10 +47,9 @@ class Cell:
         """Every built-in reward that the layout has the tags for."""
         names, tags = self.layout.names, dict(self.layout.blocks)
         first, tag = names[0], "answer" if "answer" in tags[names[0]] else ""
-        options = {"tag": tag, "verifier": self.verifier}
         rules = [
             Objective("correct", pays=first, options={"tag": tag, "verify": "exact"}),
-            Objective("correct", pays=first, name="auto", options=options),
+            Objective("correct", pays=first, name="auto", options={"tag": tag, "verifier": self.verifier}),
             Objective("format", pays=names),
             Objective("environment", pays=first, name="played"),
         ]
@@ -87,8 +86,7 @@ def check(cell, rows, *, sample=4):
         if len(data[n]) < 400:
             by_oracle(cell, rows[n], data[n], reading, n)
         others(reading.text[n])
-    counts = [int(batch.mask_nt.sum()), sum(map(len, data)), int((reading.fault_n != 0).sum())]
-    cell.seen += [len(rows), *counts]
+    cell.seen += [len(rows), *[int(batch.mask_nt.sum()), sum(map(len, data)), int((reading.fault_n != 0).sum())]]
     return batch, reading
 
 
@@ -121,14 +119,12 @@ def texts(reading, data):
     """The texts of the blocks, in order, are the bytes of the trainable tokens; tags hold parts of their block."""
     present = reading.present_nk.tolist()
     for n, blocks in enumerate(reading.text):
-        has_text = [block is not None for block in blocks.values()]
-        assert has_text == present[n], n
+        assert [block is not None for block in blocks.values()] == present[n], n
         assert whole_text(blocks) == data[n].decode(errors="replace"), n
         for block in blocks.values():
             if block is not None:
                 assert all(inside is None or inside in block[""] for tag, inside in block.items()), n
-    empty = [not any(present_k) for present_k in present]
-    assert ((reading.fault_n == int(Fault.EMPTY)).tolist()) == empty
+    assert ((reading.fault_n == int(Fault.EMPTY)).tolist()) == [not any(present_k) for present_k in present]
 
 
 def rewards(cell, reading):
@@ -216,13 +212,11 @@ def kept(cell, rows, folder):
     table = read_rollouts(file)
     for n, (ids, mask) in enumerate(rows):
         stored, (start, end) = table.tokens.slice(n, n + 1).astype(np.int64), table.tokens.offsets[n : n + 2]
-        flags = table.trainable[start:end]
-        assert table.vocabulary.join(stored[flags])[0] == joined(cell, ids[mask]), n
+        assert table.vocabulary.join(stored[table.trainable[start:end]])[0] == joined(cell, ids[mask]), n
     for m, name in enumerate(reading.scores.names):
         found_n, own_n = table.rewards[name].value_n, reading.scores.reward_nm[:, m]
         assert torch.equal(found_n.nan_to_num(nan=9.0), own_n.nan_to_num(nan=9.0))
-    view = token_rows(read_rows(file), cell.family.vocabulary)
-    assert token_view(TokenView(("bae",), view))
+    assert token_view(TokenView(("bae",), token_rows(read_rows(file), cell.family.vocabulary)))
     answers = [blocks[cell.layout.names[0]] and whole_text(blocks) for blocks in reading.text]
     half_n, one_n = torch.full((len(rows),), 0.5), torch.ones(len(rows))
     voting(answers, half_n, one_n, prompts=batch.group_n.tolist(), budgets=[2], resamples=2)

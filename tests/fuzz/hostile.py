@@ -83,16 +83,14 @@ class Family:
         self.spelled = {}
         for part in dict.fromkeys([*FRAGMENTS, *CONTENTS, *(f"<{e}t{n}>".encode() for n in range(40) for e in ("", "/"))]):
             cuts = [list(self.cut(part, choices)) for choices in VARIANTS]
-            whole = [place[part]] if part in place else cuts[0]
-            self.spelled[part] = [whole, *cuts]
+            self.spelled[part] = [[place[part]] if part in place else cuts[0], *cuts]
 
 
 def families():
     """Byte-level BPE, SentencePiece with byte fallback, literal pieces that are fused."""
-    special = byte_level(special=("<answer>", "</confidence>"), tokens=("<t1>",))
     tokenizers = {
         "byte-level BPE": byte_level(),
-        "byte-level BPE, tags special": special,
+        "byte-level BPE, tags special": byte_level(special=("<answer>", "</confidence>"), tokens=("<t1>",)),
         "SentencePiece": sentencepiece(tokens=("<reasoning>",)),
     }
     trained = [Family(name, t, Vocabulary.from_tokenizer(t, size=len(t) + 1)) for name, t in tokenizers.items()]

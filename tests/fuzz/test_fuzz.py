@@ -35,9 +35,8 @@ def test_whatever_is_said_is_kept_voted_on_and_shown(family, tmp_path):
 def test_whatever_is_said_is_cut_by_every_segmenter(name, request):
     layouts, words = segmenters.SOUPS[name]
     for family in segmenters.read_by(FAMILIES, name):
-        pairs = segmenters.rows(f"test/{name}/{family.name}", 48, family, words)
         for layout in layouts:
-            segmenters.check(layout, family, pairs, sample=2)
+            segmenters.check(layout, family, segmenters.rows(f"test/{name}/{family.name}", 48, family, words), sample=2)
         request.getfixturevalue("unchecked_shapes")  # the first family has had them
 
 

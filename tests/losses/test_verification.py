@@ -60,8 +60,7 @@ def test_who_takes_no_part_is_not_counted_and_has_no_gradient():
 
 def test_parts_of_a_batch_with_its_weights_add_up():
     score_n, verdict_n = double([0.9, 0.7, 0.3, 0.1, NAN, 0.4]), double([1, 0, 0, 0, 1, 1])
-    known_n = torch.where(score_n.isnan(), torch.nan, verdict_n)
-    weight_n = class_weights(known_n)
+    weight_n = class_weights(torch.where(score_n.isnan(), torch.nan, verdict_n))
     parts = [
         verification_loss(score_n[rows], verdict_n[rows], weight_n=weight_n[rows], count=5.0)
         for rows in (slice(0, 2), slice(2, 5), slice(5, 6))

@@ -27,32 +27,13 @@ def scores(columns, names):
 
 
 def turns(columns, group, trajectory, step, objectives, length=None, **more):
-    length_sk = torch.tensor(length or [[2, 1]] * len(group))
-    return assign_turns(
-        scores(columns, [o.name for o in objectives]),
-        torch.tensor(group),
-        length_sk,
-        trajectory_s=torch.tensor(trajectory),
-        step_s=torch.tensor(step),
-        objectives=objectives,
-        block_names=BLOCKS,
-        **more,
-    )
+    places = {"trajectory_s": torch.tensor(trajectory), "step_s": torch.tensor(step)}
+    rule = {"objectives": objectives, "block_names": BLOCKS}
+    rewards, length_sk = scores(columns, [o.name for o in objectives]), torch.tensor(length or [[2, 1]] * len(group))
+    return assign_turns(rewards, torch.tensor(group), length_sk, **places, **rule, **more)
 
 
 # By hand
-
-
-def test_an_outcome_reaches_every_turn_and_a_turn_its_own():
-    # Rollout 7: three turns, the last one right. Rollout 3: one turn, wrong. Means of votes: outcome 1/2; valid (2/3 + 0) / 2.
-    objectives = [Objective("correct", pays="note"), Objective("format", pays="call", scope="turn", name="valid")]
-    lengths = [[2, 1], [1, 1], [3, 2], [1, 1]]
-    credit = turns([[None, None, 1, 0], [1, 0, 1, 0]], [5] * 4, [7, 7, 7, 3], [0, 1, 2, 0], objectives, lengths)
-    valid = [2 / 3, -1 / 3, 2 / 3, -1 / 3]
-    assert credit.block_nk[:, 0].tolist() == pytest.approx(valid)
-    assert credit.block_nk[:, 1].tolist() == [0.5, 0.5, 0.5, -0.5]
-    assert credit.length_nk.tolist() == [[6, 4], [6, 4], [6, 4], [1, 1]]  # shared over all turns of the rollout
-    assert credit.count_m.tolist() == [2, 4]
 
 
 def test_the_last_turn_that_has_the_reward_speaks_for_the_rollout():
@@ -158,8 +139,7 @@ def test_a_conditional_turn_reward_is_compared_where_the_outcome_agrees(seed):
     ]
     credit = turns([correct, note], group_s.tolist(), trajectory_s.tolist(), step_s.tolist(), objectives)
     strata = [(g, float(right_j[j])) for g, j in zip(group_s.tolist(), trajectory_s.tolist(), strict=True)]
-    expected = loop(reward_s.tolist(), strata, trajectory_s.tolist())
-    assert credit.block_nk[:, 1].tolist() == pytest.approx(expected, abs=1e-12)
+    assert credit.block_nk[:, 1].tolist() == pytest.approx(loop(reward_s.tolist(), strata, trajectory_s.tolist()), abs=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -201,8 +181,7 @@ def test_a_step_method_takes_rewards_where_they_stand():
     places, rule = (group.tolist(), trajectory.tolist(), step.tolist()), {"method": "gigpo", "inputs": {"anchor_s": anchors}}
     credit = turns([[None, None, 1, None, 0], [None, 0.25, None, None, None]], *places, objectives, **rule)
     # `late` of rollout 1 is absent: nothing is known of what it would have been.
-    reward_s = torch.tensor([0.0, 0.0, 1.5, 0.0, NAN]).double()
-    expected = gigpo(reward_s, group, trajectory, step, anchors)
+    expected = gigpo(torch.tensor([0.0, 0.0, 1.5, 0.0, NAN]).double(), group, trajectory, step, anchors)
     assert credit.block_nk[:, 0].tolist() == pytest.approx(expected.tolist())
     outcome_credit = turns([[None, None, 1, None, 0]], *places, objectives[:1], **rule)
     plain = gigpo(torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0]).double(), group, trajectory, step, anchors)
@@ -251,8 +230,7 @@ def test_the_road_takes_steps_and_counts_votes():
 def test_a_method_of_tokens_is_refused_on_turns_and_runs_on_whole_rollouts():
     objectives = [Objective("correct", pays="all", options={"tag": ""})]
     scheme = Scheme("reinforce++", Layout({"all": []}), objectives, per="completion")
-    correct = scores([[0.0, 1.0, 1.0]], ("correct",))
-    plain = Reading(correct, torch.tensor([[2], [1], [2]]), torch.zeros(3).long())
+    plain = Reading(scores([[0.0, 1.0, 1.0]], ("correct",)), torch.tensor([[2], [1], [2]]), torch.zeros(3).long())
     spans = Spans.of_blocks(["all"], torch.tensor([[0, 0], [0, -1], [0, 0]]))
     batch = Batch([0, 0, 0], torch.zeros(3, 2).long(), spans.block_nt >= 0)
     split = Steps(torch.tensor([0, 1, 0]), torch.tensor([0, 0, 1]))
