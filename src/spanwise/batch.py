@@ -80,8 +80,7 @@ class Batch:
             object.__setattr__(self, "group_n", group_index(list(self.group_n)))
         n_rows = len(self.group_n)
         ids_shape = None if self.ids_nt is None else tuple(self.ids_nt.shape)
-        dims_by_field = {"ids_nt": 2, "mask_nt": 2, "value_nt": 2, "logp_nt": 2, "bootstrap_n": 1, "score_n": 1}
-        for name, dims in dims_by_field.items():
+        for name, dims in {"ids_nt": 2, "mask_nt": 2, "value_nt": 2, "logp_nt": 2, "bootstrap_n": 1, "score_n": 1}.items():
             field_tensor = getattr(self, name)
             if field_tensor is None:
                 continue
@@ -192,8 +191,7 @@ def pad_tokens(
             raise AlignmentError(
                 f"Completion {n} has {length} tokens, but its tool mask has {len(mask)} values; give one to each token."
             )
-    row_length_n1 = torch.tensor(row_lengths, dtype=torch.long)[:, None]
-    is_token_nt = torch.arange(max(row_lengths, default=0)) < row_length_n1
+    is_token_nt = torch.arange(max(row_lengths, default=0)) < torch.tensor(row_lengths, dtype=torch.long)[:, None]
     ids_nt = torch.zeros(is_token_nt.shape, dtype=torch.long)
     ids_nt[is_token_nt] = torch.tensor(list(chain.from_iterable(ids)), dtype=torch.long)
     if sampled is None:

@@ -60,8 +60,7 @@ class CreditedBatch:
             if baseline != "none":
                 compared_n = torch.zeros_like(group_n) if baseline == "batch" else group_n
                 is_unanimous_g = moments(reward_nm[:, m].cpu(), compared_n).square_s == 0
-                reward_count_g = moments(peer_reward_nm[:, m].cpu(), compared_n).count_s
-                agreement_by_comparison[name] = is_unanimous_g, reward_count_g > 1
+                agreement_by_comparison[name] = is_unanimous_g, moments(peer_reward_nm[:, m].cpu(), compared_n).count_s > 1
         return agreement_by_comparison
 
 
@@ -135,11 +134,10 @@ def dead_strata(
     strata_counts = {}
     for name, m in column_by_name.items():
         stratum_n = stratum_nm[:, m]
-        has_credit_n = credit.adv_nm[:, m] != 0
         is_in_stratum_n = stratum_n >= 0
         stratum_count = len(stratum_n[is_in_stratum_n].unique())
-        stratum_count_with_credit = len(stratum_n[is_in_stratum_n & has_credit_n].unique())
-        strata_counts[name] = stratum_count, stratum_count - stratum_count_with_credit
+        count_with_credit = len(stratum_n[is_in_stratum_n & (credit.adv_nm[:, m] != 0)].unique())
+        strata_counts[name] = stratum_count, stratum_count - count_with_credit
     return strata_counts
 
 

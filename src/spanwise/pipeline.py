@@ -86,11 +86,8 @@ class Reading(ByCompletion):
         Raises:
             AlignmentError: the table was packed under another scheme.
         """
-        objective_count = len(scheme.objectives)
-        outcome_names = scheme.outcome_names
-        measure_names = scheme.measures
-        reward_widths = [objective_count, objective_count, 2 * objective_count, objective_count]
-        column_widths = [*reward_widths, len(outcome_names), len(measure_names), len(scheme.layout.names), 1]
+        outcome_names, measure_names, m = scheme.outcome_names, scheme.measures, len(scheme.objectives)
+        column_widths = [m, m, 2 * m, m, len(outcome_names), len(measure_names), len(scheme.layout.names), 1]
         if len(table_nc) == 0:  # a table without rows may also have no columns
             table_nc = table_nc.new_zeros(0, sum(column_widths))
         if table_nc.shape[1] != sum(column_widths):
@@ -104,7 +101,7 @@ class Reading(ByCompletion):
             scheme.names,
             reward_nm,
             status_nm.to(torch.int8),
-            reward_by_outcome_nc.reshape(-1, objective_count, 2),
+            reward_by_outcome_nc.reshape(-1, m, 2),
             outcome_names=outcome_names,
             outcome_no=outcome_no if outcome_names else None,
             stated_nm=stated_number_nm,

@@ -61,14 +61,11 @@ def turn_batch(
             )
         cells = list(column)  # pandas looks up by label, a list by place
         turn_columns[name] = [cells[j] for j, _ in turn_index_pairs]
-    turn_anchors = [turn.anchor for turn in turns]
-    has_anchors = any(anchor is not None for anchor in turn_anchors)
-    steps = Steps(trajectory_s, step_s, turn_anchors if has_anchors else None)
+    anchors = [turn.anchor for turn in turns]
+    steps = Steps(trajectory_s, step_s, None if all(anchor is None for anchor in anchors) else anchors)
     group_s = group_index([trajectory.group for trajectory in trajectories])[trajectory_s]
-    response_ids = [turn.response_ids for turn in turns]
-    turn_masks = [turn.mask for turn in turns]
-    batch = Batch.jagged(response_ids, group_s, sampled=turn_masks, columns=turn_columns, steps=steps)
-    return batch, _collect_rewards(trajectories)
+    ids, sampled = [turn.response_ids for turn in turns], [turn.mask for turn in turns]
+    return Batch.jagged(ids, group_s, sampled=sampled, columns=turn_columns, steps=steps), _collect_rewards(trajectories)
 
 
 def _collect_rewards(trajectories: Sequence[Trajectory]) -> dict[str, Reward]:

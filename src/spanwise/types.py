@@ -41,8 +41,7 @@ class ByCompletion:
         """Return the fields that have one row per completion."""
         row_fields = {}
         for name, value in vars(self).items():
-            axes_suffix = name.rpartition("_")[2]
-            is_row_tensor = isinstance(value, Tensor | np.ndarray) and axes_suffix.startswith("n")
+            is_row_tensor = isinstance(value, Tensor | np.ndarray) and name.rpartition("_")[2].startswith("n")
             if is_row_tensor or isinstance(value, ByCompletion):
                 row_fields[name] = value
         return row_fields

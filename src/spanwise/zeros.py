@@ -60,14 +60,12 @@ class Zeros:
         """Count tokens and completions by reason (credited, or why not), with a few rows as examples."""
         counts: list[Count] = []
         for key in torch.cat([self.key_v, self.key_n]).unique().tolist():
-            has_key_v = self.key_v == key
-            has_key_n = self.key_n == key
+            has_key_v, has_key_n = self.key_v == key, self.key_n == key
             example_rows = has_key_n.nonzero().flatten() if has_key_n.any() else self.row_v[has_key_v].unique()
             first_rows = tuple(example_rows[:examples].tolist())
-            token_count, completion_count = int(has_key_v.sum()), int(has_key_n.sum())
+            sizes = int(has_key_v.sum()), int(has_key_n.sum())
             has_more_rows = len(first_rows) < len(example_rows)
-            reason, objective = reason_of(key), self.objective(key)
-            counts.append(Count(reason, objective, token_count, completion_count, first_rows, has_more_rows))
+            counts.append(Count(reason_of(key), self.objective(key), *sizes, first_rows, has_more_rows))
         return counts
 
 
@@ -110,8 +108,7 @@ def recorded_reasons(
     largest_credit_n = credit_nk.nan_to_num().abs().amax(dim=1)
     group_n = group_index(group_n)
     placeholder_reward_n = torch.ones_like(group_n).double()  # any numbers do, because only the group sizes are used
-    group_comparison = compare_in_strata(placeholder_reward_n, group_n, voter_n=rollout_n).comparison
-    group_size_n = group_comparison.members_nm[:, 0]
+    group_size_n = compare_in_strata(placeholder_reward_n, group_n, voter_n=rollout_n).comparison.members_nm[:, 0]
     reason_key_n = torch.full_like(group_n, key_of(Zero.ALL_EQUAL))
     if reward_n is not None:
         reward_n = torch.where(reward_n.isfinite(), reward_n.double(), torch.nan)
@@ -119,13 +116,11 @@ def recorded_reasons(
         has_reward_n = ~reward_n.isnan()
         reward_comparison = compare_in_strata(reward_n, group_n, voter_n=rollout_n).comparison
         is_unanimous_n = reward_moments.constant_n() & (reward_comparison.members_nm[:, 0] == group_size_n)
-        is_all_right_n = reward_moments.mean_n() == 1
-        unanimous_key_n = torch.where(is_all_right_n, key_of(Zero.ALL_RIGHT, 0), key_of(Zero.ALL_WRONG, 0))
+        unanimous_key_n = torch.where(reward_moments.mean_n() == 1, key_of(Zero.ALL_RIGHT, 0), key_of(Zero.ALL_WRONG, 0))
         if not bool(((reward_n == 0) | (reward_n == 1) | ~has_reward_n).all()):
             unanimous_key_n = torch.full_like(reason_key_n, key_of(Zero.ALL_EQUAL, 0))
         reason_key_n = torch.where(is_unanimous_n, unanimous_key_n, reason_key_n)
-    has_group_credit_n = moments(largest_credit_n, group_n).mean_n() > 0
-    reason_key_n = torch.where(has_group_credit_n, key_of(Zero.RECORDED), reason_key_n)
+    reason_key_n = torch.where(moments(largest_credit_n, group_n).mean_n() > 0, key_of(Zero.RECORDED), reason_key_n)
     reason_key_n = torch.where(group_size_n < 2, key_of(Zero.SINGLETON), reason_key_n)
     return torch.where(credit_nk.isnan(), key_of(Zero.UNSCORED), reason_key_n[:, None])
 
@@ -163,8 +158,7 @@ def tally_zeros(
             reason_key_v = torch.where(applies_v, key_of(reason), reason_key_v)
     reason_key_n = torch.full((len(block_nk),), key_of(Zero.EMPTY), dtype=torch.long)
     if len(reason_key_v):
-        row_and_key_v2 = torch.stack([row_v, reason_key_v], dim=1)
-        row_key_pair_p, count_p = torch.unique(row_and_key_v2, dim=0, return_counts=True)
+        row_key_pair_p, count_p = torch.unique(torch.stack([row_v, reason_key_v], dim=1), dim=0, return_counts=True)
         row_p, key_p = row_key_pair_p.T
         # A completion is MASKED if all tokens are, and CREDITED if any token is.
         priority_p = torch.where(key_p == key_of(Zero.MASKED), 0, count_p)

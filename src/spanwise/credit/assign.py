@@ -159,8 +159,7 @@ def assign(
                 is_in_block_nt = block_nt == k
                 block_sum_n = torch.where(is_in_block_nt, token_credit_nt.double(), 0.0).sum(dim=1)
                 block_credit_nk[:, k] = block_sum_n / is_in_block_nt.sum(dim=1).clamp(min=1)
-            has_credit_n = (block_credit_nk != 0).any(dim=1) | (stop_credit_n != 0)
-            adv_nm = has_credit_n.double()[:, None]
+            adv_nm = ((block_credit_nk != 0).any(dim=1) | (stop_credit_n != 0)).double()[:, None]
         else:
             advantage_n, comparison = run_method(method_inputs, group_n.shape)
             adv_nm = advantage_n.double()[:, None]
@@ -242,8 +241,7 @@ def _run_over_paid_tokens(
     mask_nt = inputs["mask_nt"] & (is_paid_nt | is_stop_nt)
     token_inputs = {"mask_nt": mask_nt, "reward_nt": put_on_last_token(inputs["reward_n"], mask_nt)}
     advantage_nt, _ = run_method({**inputs, **token_inputs}, is_paid_nt.shape)
-    stop_credit_n = torch.where(is_stop_nt, advantage_nt.double(), 0.0).sum(dim=1)
-    return advantage_nt.masked_fill(is_stop_nt, 0.0), stop_credit_n
+    return advantage_nt.masked_fill(is_stop_nt, 0.0), torch.where(is_stop_nt, advantage_nt.double(), 0.0).sum(dim=1)
 
 
 def _run_method(

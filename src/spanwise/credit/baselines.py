@@ -220,11 +220,9 @@ def _collect_outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str)
 def _subtract_blend(reward_n: Tensor, worth_n: Tensor, baseline_n: Tensor, group_n: Tensor, outcome_no: Tensor) -> Explained:
     """Subtract a mix of the prompt's mean and the batch's mean, both of the same outcome, from each reward."""
     prompt_comparison = compare_in_strata(reward_n, refine(group_n, outcome_no)).comparison
-    outcome_stratum_n = refine(torch.zeros_like(group_n), outcome_no)
-    batch_comparison = compare_in_strata(reward_n, outcome_stratum_n).comparison
+    batch_comparison = compare_in_strata(reward_n, refine(torch.zeros_like(group_n), outcome_no)).comparison
     advantage_n = (worth_n - baseline_n).nan_to_num(nan=0.0)
-    has_peers_nm = prompt_comparison.members_nm > 1
-    reason_nm = torch.where(has_peers_nm, prompt_comparison.reason_nm, batch_comparison.reason_nm)
+    reason_nm = torch.where(prompt_comparison.members_nm > 1, prompt_comparison.reason_nm, batch_comparison.reason_nm)
     return explain_advantages(
         advantage_n, worth_n, baseline_n, torch.ones_like(baseline_n), alone_n=baseline_n.isnan(),
         equal_n=reason_nm[:, 0] == int(Zero.ALL_EQUAL), stratum_n=prompt_comparison.stratum_nm[:, 0],
@@ -386,8 +384,7 @@ def excess_variance_of_others(
     sum_of_others_s = centred_mean_s.sum() - centred_mean_s
     square_sum_of_others_s = centred_mean_s.square().sum() - centred_mean_s.square()
     variance_of_others_s = (square_sum_of_others_s - sum_of_others_s.square() / count_of_others_s) / (count_of_others_s - 1)
-    inverse_sum_of_others_sa = inverse_count_sa.sum(dim=0) - inverse_count_sa
-    sampling_noise_s = (noise_sa * inverse_sum_of_others_sa).sum(dim=1) / count_of_others_s
+    sampling_noise_s = (noise_sa * (inverse_count_sa.sum(dim=0) - inverse_count_sa)).sum(dim=1) / count_of_others_s
     excess_variance_s = (variance_of_others_s - sampling_noise_s).clamp(min=0.0) * (1 + 1 / count_of_others_s)
     return torch.where(count_of_others_s >= 2, excess_variance_s, torch.nan)
 

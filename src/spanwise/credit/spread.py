@@ -163,8 +163,7 @@ def reward_streams(
         position_im = reward_position_nm[rewarded_row_i]
         reward_im = weighted_reward_nm[rewarded_row_i]
         for m in range(len(objectives)):  # a token that gets several rewards gets their sum
-            is_at_same_token_im = position_im == position_im[:, m, None]
-            reward_sum_i = torch.where(is_at_same_token_im, reward_im, 0.0).sum(dim=1)
+            reward_sum_i = torch.where(position_im == position_im[:, m, None], reward_im, 0.0).sum(dim=1)
             reward_snt[0, rewarded_row_i, position_im[:, m]] = reward_sum_i.to(dtype)
     else:
         has_reward_nm = ~reward_nm.isnan()

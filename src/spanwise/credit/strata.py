@@ -153,8 +153,7 @@ def explain_advantages(
         "reason_nm": reason_n,
         "about_nm": zeros_n - 1,
     }
-    comparison = Comparison(**{name: column_n[:, None] for name, column_n in comparison_columns.items()})
-    return Explained(advantage_n, comparison)
+    return Explained(advantage_n, Comparison(**{name: column_n[:, None] for name, column_n in comparison_columns.items()}))
 
 
 def list_ids(ids: Any) -> list[Any]:
@@ -394,8 +393,7 @@ def _compare_rollouts(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compare each turn with its stratum, counting each rollout once. Return rollout count, mean and advantages."""
     # All turns of a rollout in one stratum count once, with their mean reward.
-    turn_set_index_n = refine(stratum_n, group_index(rollout_n).double()).where(stratum_n >= 0, -1)
-    turn_set_moments = moments(value_n, turn_set_index_n)
+    turn_set_moments = moments(value_n, refine(stratum_n, group_index(rollout_n).double()).where(stratum_n >= 0, -1))
     stratum_of_set_j = torch.full_like(turn_set_moments.count_s, -1, dtype=torch.long)
     is_in_stratum_n = turn_set_moments.stratum_n >= 0
     stratum_of_set_j[turn_set_moments.stratum_n[is_in_stratum_n]] = stratum_n[is_in_stratum_n].long()
@@ -423,8 +421,7 @@ def standardise(
     is_member_n = ~value_n.isnan() & (weight_n > 0)
     value_n = torch.where(is_member_n, value_n.double(), torch.nan)
     weight_n = torch.where(is_member_n, weight_n.double(), 0.0)
-    stratum_n = torch.zeros(len(value_n), dtype=torch.long, device=value_n.device)
-    mean_n = moments(value_n, stratum_n, weight_n=weight_n).mean_n()
+    mean_n = moments(value_n, torch.zeros(len(value_n), dtype=torch.long, device=value_n.device), weight_n=weight_n).mean_n()
     deviation_n = (value_n - mean_n).nan_to_num(nan=0.0)
     square_sum = float((weight_n * deviation_n.square()).sum())
     divisor = _find_divisor(square_sum, float(weight_n.sum()), ddof, eps, eps_at)

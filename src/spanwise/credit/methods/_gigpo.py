@@ -98,8 +98,7 @@ def gigpo(
     if over == "rows":
         episode_adv_s = _compare_episodes(rollout_reward_j[timeline.index_s], group_s, singleton, scaling_options)
     else:
-        episode_adv_j = _compare_episodes(rollout_reward_j, rollout_group_j, singleton, scaling_options)
-        episode_adv_s = episode_adv_j[timeline.index_s]
+        episode_adv_s = _compare_episodes(rollout_reward_j, rollout_group_j, singleton, scaling_options)[timeline.index_s]
     return_s = timeline.backward_sum(reward_s, decay=gamma)
     step_adv_s = centred(return_s, anchor_groups(group_s, anchor_s, similarity=similarity), **scaling_options)
     return episode_weight * episode_adv_s + step_weight * step_adv_s
@@ -135,8 +134,7 @@ def anchor_groups(group_s: Int[Tensor, " s"], anchor_s: Anchors, *, similarity: 
                 advice = "Turn each state into a string, or a tuple of strings and numbers, so that states can be compared."
             raise RecipeError(f"The anchor state of row {row} is of type {type(state).__name__}. {advice}")
         if similarity is not None and state is not None and (prompt, state) not in text_id_by_state:
-            prompt_matchers = matchers_by_prompt.setdefault(prompt, [])
-            text_id_by_state[prompt, state] = _find_text(str(state), prompt_matchers, similarity)
+            text_id_by_state[prompt, state] = _find_text(str(state), matchers_by_prompt.setdefault(prompt, []), similarity)
     if similarity is not None:
         state_keys = [(prompt, text_id_by_state.get((prompt, state), -1)) for prompt, state in state_keys]
     is_known_state_s = torch.tensor([state is not None for state in anchor_states], dtype=torch.bool, device=group_s.device)

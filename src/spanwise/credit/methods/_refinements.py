@@ -110,8 +110,7 @@ def ktae(
         wrong_share_w = wrong_count_w.double() / wrong_count
         association_w = right_share_w.sqrt().asin() - wrong_share_w.sqrt().asin() + h3 * frequency_gap_w
         added_advantage_it = torch.zeros(is_token_it.shape, dtype=torch.float64, device=adv_nt.device)
-        evidence_w = evidence_ab[right_count_w, wrong_count_w]
-        token_advantage_w = torch.sigmoid(evidence_w * association_w) - 0.5
+        token_advantage_w = torch.sigmoid(evidence_ab[right_count_w, wrong_count_w] * association_w) - 0.5
         added_advantage_it[is_token_it] = (token_advantage_w if form == "paper" else 2 * top * token_advantage_w)[id_index_u]
         refined_adv_nt[group_row_i] = (refined_adv_nt[group_row_i] + added_advantage_it).to(adv_nt.dtype)
     return refined_adv_nt
@@ -119,8 +118,7 @@ def ktae(
 
 def _count_frequency(word_u: Tensor, is_counted_u: Tensor, word_count: int, k1: float, b: float) -> Float[Tensor, " w"]:
     """Compute the BM25 term frequency of each token id in a completion."""
-    count_w = torch.bincount(word_u[is_counted_u], minlength=word_count).double()
-    share_w = count_w / is_counted_u.sum().clamp(min=1)
+    share_w = torch.bincount(word_u[is_counted_u], minlength=word_count).double() / is_counted_u.sum().clamp(min=1)
     relative_length = float(is_counted_u.sum()) / (len(is_counted_u) / 2)
     return share_w * (k1 + 1) / (share_w + k1 * (1 - b + b * relative_length)).clamp(min=1e-300)
 

@@ -52,8 +52,7 @@ class Timeline:
     def last_with(self, flag_s: Bool[Tensor, " s"]) -> Int[Tensor, " j"]:
         """Return the row of each trajectory's last flagged step, or of its last step if none is flagged."""
         # Flagged rows come before the others, so the last flagged row of a trajectory is found first.
-        sort_key_s = self.left_s + torch.where(flag_s, 0, len(flag_s))
-        rows_in_key_order = sort_key_s.argsort(stable=True)
+        rows_in_key_order = (self.left_s + torch.where(flag_s, 0, len(flag_s))).argsort(stable=True)
         row_order = rows_in_key_order[self.index_s[rows_in_key_order].argsort(stable=True)]
         step_count_j = self.index_s.bincount()
         return row_order[step_count_j.cumsum(dim=0) - step_count_j]
@@ -194,8 +193,7 @@ def assign_turns(
     is_truncated_s = method_inputs.get("truncated_n")
     is_truncated_j = None if is_truncated_s is None else timeline.add_up(is_truncated_s) > 0
     is_paid_k = paid_blocks(objectives, block_names, length_sk.device).any(dim=0)
-    no_turn_has_jm = timeline.add_up(~left_out(scores)) == 0
-    pays_stop_j = lacks_all(no_turn_has_jm, objectives, length_jk[:, is_paid_k] > 0)
+    pays_stop_j = lacks_all(timeline.add_up(~left_out(scores)) == 0, objectives, length_jk[:, is_paid_k] > 0)
     if method_entry.kind == "token":
         _refuse_split(timeline, method_entry)
         credit = assign(scores, group_s, present_sk, objectives=objectives, inputs=method_inputs, **options)
@@ -258,8 +256,7 @@ def _refuse_split(timeline: Timeline, entry: Method) -> None:
     """Refuse a method that credits tokens if a rollout has more than one row."""
     rows_before_last = (timeline.left_s > 0).nonzero().squeeze(1)
     if len(rows_before_last):
-        rollout_index = timeline.index_s[rows_before_last[0]]
-        turn_rows = (timeline.index_s == rollout_index).nonzero().squeeze(1).tolist()
+        turn_rows = (timeline.index_s == timeline.index_s[rows_before_last[0]]).nonzero().squeeze(1).tolist()
         raise RecipeError(
             f"Method '{entry.name}' needs all tokens of a rollout in one row, but rows {turn_rows[:6]} are turns of one rollout. "
             "Use a method that credits whole rollouts, such as 'grpo'. If you build the batch, you can also merge the turns of a "
@@ -304,8 +301,7 @@ def _score_rollouts(scores: Scores, timeline: Timeline, objectives: Sequence[Obj
             is_counted_j = timeline.add_up(is_counted_s) > 0
             tables["reward_nm"][:, m] = torch.where(is_counted_j, reward_sum_j, tables["reward_nm"][:, m])
             # If a turn's check failed, the rollout gets the status of that turn.
-            failed_row_j = timeline.last_with(is_checked_sm[:, m] & reward_s.isnan())
-            failed_status_j = scores.status_nm[failed_row_j, m]
+            failed_status_j = scores.status_nm[timeline.last_with(is_checked_sm[:, m] & reward_s.isnan()), m]
             rollout_status_j = torch.where(reward_sum_j.isnan(), failed_status_j, int(Status.OK))
             tables["status_nm"][:, m] = torch.where(is_counted_j, rollout_status_j, tables["status_nm"][:, m])
     outcome_jo = None

@@ -407,8 +407,7 @@ def split_turns(mask_nt: Bool[Tensor, "n t"], turn_nt: Int[Tensor, "n t"] | None
     row_and_turn_i = torch.stack([row_i, turn_nt[row_i, position_i].long()], dim=1)
     # `unique` sorts the turns by sequence, then by turn id.
     distinct_turns, turn_i = torch.unique(row_and_turn_i, dim=0, return_inverse=True)
-    turn_of_sampled_token = turn_i[mask_nt[row_i, position_i]]
-    is_sampled_s = turn_of_sampled_token.bincount(minlength=len(distinct_turns)) > 0
+    is_sampled_s = turn_i[mask_nt[row_i, position_i]].bincount(minlength=len(distinct_turns)) > 0
     row_s = distinct_turns[is_sampled_s, 0]
     token_count_s = turn_i.bincount(minlength=len(distinct_turns))[is_sampled_s]
     position_order = turn_i.argsort(stable=True)  # stable, so that the token positions of each turn stay in order
