@@ -7,15 +7,11 @@ from spanwise.layout import Layout, any_index, together
 
 
 def test_tags_and_names_of_a_layout():
-    assert Layout({"X": ["X"]}).tags == ("X",)
     assert Layout({"whole": [], "c": ["c"]}).names == ("whole", "c")
-    assert Layout({"one": ["a", "b"]}, prefilled="a").prefilled == "a"
     assert Layout({"a": r"steps: (\d+)"}, segmenter="regex").parts[0].mark == r"steps: (\d+)"
     mixed = Layout({"unsure": "low_probability: 0.2", "answer": "delimiters:\nAnswer:...", "rest": []})
-    assert [(part.segmenter, part.mark) for part in mixed.parts] == [
-        ("low_probability", " 0.2"),
-        ("delimiters", "\nAnswer:..."),
-    ]
+    expected = [("low_probability", " 0.2"), ("delimiters", "\nAnswer:...")]
+    assert [(part.segmenter, part.mark) for part in mixed.parts] == expected
     assert Layout({"solution": "answer"}) == Layout({"solution": ["answer"]})
 
 

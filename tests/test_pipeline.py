@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from credit_batches import scores_of
+from helpers import double
 from spanwise import Layout, Objective, Scheme, Vocabulary
 from spanwise.batch import Batch, Steps, by_turn, pad_tokens
 from spanwise.credit.spread import restrict
 from spanwise.credit_metrics import dead_strata
 from spanwise.errors import AlignmentError, DataError, DivergedError, RecipeError
 from spanwise.pipeline import Reading, advantages, credit_batch, metrics, read
-from spanwise.types import Credit, Scores, Spans
+from spanwise.types import Credit, Spans, Status
 
 LAYOUT = Layout({"a": ["x"], "b": ["y"]})
 TWO = Scheme("bae", LAYOUT, [Objective("format", "a", name="c"), Objective("format", "b", name="q")])
@@ -57,13 +58,10 @@ def test_no_completions_are_padded_to_nothing():
 
 def test_a_table_of_all_ranks_reads_back_as_it_was_written():
     nan = math.nan
-    scores = Scores(
-        ("c", "q"),
-        torch.tensor([[1.0, -0.01], [nan, nan]]).double(),
-        torch.tensor([[0, 0], [1, 2]], dtype=torch.int8),
-        torch.tensor([[[nan, nan], [-0.81, -0.01]], [[nan, nan], [nan, nan]]]).double(),
-        stated_nm=torch.tensor([[nan, 0.9], [nan, nan]]).double(),
-    )
+    by_outcome_nmo = double([[[nan, nan], [-0.81, -0.01]], [[nan, nan], [nan, nan]]])
+    scores = scores_of([[1.0, -0.01], [nan, nan]], ("c", "q"))
+    scores = replace(scores, by_outcome_nmo=by_outcome_nmo, stated_nm=double([[nan, 0.9], [nan, nan]]))
+    scores.status_nm[1, 1] = Status.UNPARSABLE
     its_spans = spans([[0, 0, 1], [0, 0, -1]])
     table = Reading(scores, its_spans.length_nk, its_spans.fault_n).pack()
     back = Reading.unpack(torch.cat([table, table]), TWO)

@@ -12,7 +12,6 @@ from spanwise import AlignmentError, Layout, Objective, RecipeError, Scheme, reg
 from spanwise.batch import Batch, Steps
 from spanwise.commands.methods.methods import show_methods
 from spanwise.credit import METHODS, Preset
-from spanwise.credit.assign import call
 from spanwise.pipeline import Reading, credit_batch
 from spanwise.types import Scores, Spans
 
@@ -160,33 +159,17 @@ def test_every_option_is_used_or_refused(name, option):
         with pytest.raises(RecipeError, match=f"Option '{option}' of method '{name}'"):
             preset(name, **{option: value})
     if condition == "scale_k":
-        return  # an objective says it, see below
+        return  # an objective says it, see credit/test_comparison_exact.py
     if condition in entry.options:
         base[condition] = values[0]
     before, after = credited(preset(name, **base)), credited(preset(name, **{**base, option: value}))
     assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True)), f"{option}={value!r} changes nothing"
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "objective"),
-    [
-        ("ddof", 0, {"scale": "std"}),
-        ("eps", 0.3, {"scale": "std"}),
-        ("leave_one_out", True, {"baseline": "group"}),
-        ("min_stratum", 13, {"baseline": "outcome"}),
-    ],
-)
-def test_options_that_hang_on_objectives(option, value, objective):
-    def bae(objective, **options):
-        objectives = [
-            Objective("correct", pays="solution", baseline="none"),
-            Objective("brier", pays="confidence", **{"baseline": "group", "given": "correct", **objective}),
-        ]
-        return preset("bae", objectives=objectives, **options)
-
-    assert not torch.equal(credited(bae(objective))[0], credited(bae(objective, **{option: value}))[0])
-    with pytest.raises(RecipeError, match=f"Option '{option}' of method 'bae'"):
-        bae({"baseline": "none"}, **{option: value})
+def test_options_of_a_baseline_are_refused_without_one():
+    for option, value in {"leave_one_out": True, "min_stratum": 13}.items():
+        with pytest.raises(RecipeError, match=f"Option '{option}' of method 'bae'"):
+            preset("bae", objectives=[Objective("correct", pays="solution", baseline="none")], **{option: value})
 
 
 @pytest.mark.parametrize("name", [name for name, entry in METHODS.items() if entry.preset is None])
@@ -276,11 +259,6 @@ OUTSIDE, NOT_POSITIVE = (-0.1, 1.1, NAN, True, "0.9"), (0, -0.05, NAN, float("in
 def test_what_cannot_be_meant_is_refused(sentence, name, changes):
     with pytest.raises(RecipeError, match=sentence):
         Scheme.preset(name, **{"layout": LAYOUT, "longest": 32, **changes})
-
-
-def test_call_names_what_is_missing():
-    with pytest.raises(RecipeError, match="reward_nt and value_nt and mask_nt"):
-        call(METHODS["gae"], GROUP_N, {}, {})
 
 
 def test_a_preset_pays_the_format_of_blocks_that_are_not_repeated():

@@ -6,24 +6,30 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spanwise import Layout, Scheme, advantages, credit_batch, read
+from spanwise import Layout, Objective, Scheme, advantages, credit_batch, read
 from spanwise.credit import Trajectory, Turn
 from spanwise.errors import AlignmentError
 from spanwise.segment import Vocabulary
 from spanwise.trajectories import onto_turns, turn_batch
 from spanwise.types import Status
 
-VOCABULARY = Vocabulary(tuple(b"<answer>|</answer>|<b>|</b>|x|y|z|.".split(b"|")))
+VOCABULARY = Vocabulary((b"<answer>", b"4", b"</answer>", b"<confidence>4</confidence>", b"x", b"y", b"z", b"."))
 LAYOUT = Layout({"all": ["answer"]})
+TWO = Layout({"solution": ["answer"], "confidence": ["confidence"]})
+SAYS, BYE = [0, 1, 2, 3], [4, 4]  # both blocks of two, one of a single token; no tag at all
+
+
+def chain(name, group, responses, rewards, **fields):
+    """A trajectory in rows; the environment says one token after each turn."""
+    context, turns = [7], []
+    for ids in responses:
+        turns.append(Turn(context, ids, [1] * len(ids), **fields))
+        context = [*context, *ids, 7]
+    return Trajectory(name, group, tuple(turns), rewards=rewards)
 
 
 def trajectory(name, group, sizes, reward, **fields):
-    """A chain in rows: each turn says `size` tokens, the environment one."""
-    context, turns = [7], []
-    for size in sizes:
-        turns.append(Turn(context, [4] * size, [1] * size, **fields))
-        context = [*context, *[4] * size, 7]
-    return Trajectory(name, group, tuple(turns), rewards={"correct": reward})
+    return chain(name, group, [[4] * size for size in sizes], {"correct": reward}, **fields)
 
 
 def credited(rollouts, scheme):
@@ -73,3 +79,44 @@ def test_sentences():
         onto_turns([rollout], "credit", torch.zeros(2, 1))
     with pytest.raises(AlignmentError, match=r"'credit' has the shape \(1, 2\) for 2 turns"):
         onto_turns([rollout], "credit", torch.zeros(1, 2))
+
+
+# An outcome that stands at a turn without the block it pays: the rollout has the block, so it has the reward
+
+
+def paid(**columns):
+    raise AssertionError("it is recorded")
+
+
+def talk(name, reward, *, turns=(SAYS, BYE)):
+    return chain(name, 0, turns, {"paid": reward}, anchor="start")
+
+
+def block_credit(rollouts, *, scope=None, method="bae"):
+    scheme = Scheme(method, TWO, (Objective(paid, pays="confidence", scope=scope),), "completion")
+    batch, recorded = turn_batch(rollouts)
+    reading = read(batch, scheme, VOCABULARY, recorded=recorded)
+    return reading.scores, credit_batch(reading, batch, scheme).block_nk
+
+
+@pytest.mark.parametrize("method", ["bae", "dr_grpo"])
+@pytest.mark.parametrize("scope", [None, "rollout"])
+def test_an_outcome_pays_the_block_of_an_earlier_turn(scope, method):
+    scores, block_sk = block_credit([talk("a", 1.0), talk("b", 0.0)], scope=scope, method=method)
+    assert scores.status_nm.flatten().tolist() == [Status.UNSCORED, Status.OK, Status.UNSCORED, Status.OK]
+    assert scores.unused_nm.isnan().all()
+    assert block_sk[:, 1].tolist() == [0.5, 0.0, -0.5, 0.0]
+
+
+def test_a_rollout_without_the_block_has_no_reward():
+    scores, block_sk = block_credit([talk("a", 1.0), talk("b", 0.0), talk("c", 1.0, turns=(BYE, BYE))])
+    assert scores.status_nm.flatten().tolist()[4:] == [Status.ABSENT, Status.ABSENT]
+    assert scores.unused_nm.flatten().tolist()[5] == 1.0
+    assert block_sk[:, 1].tolist() == [0.5, 0.0, -0.5, 0.0, 0.0, 0.0]  # it joins no baseline
+
+
+@pytest.mark.parametrize(("method", "scope"), [("bae", "turn"), ("gigpo", None)])
+def test_a_reward_of_turns_keeps_to_its_turn(method, scope):
+    scores, block_sk = block_credit([talk("a", 1.0), talk("b", 0.0)], scope=scope, method=method)
+    assert scores.status_nm.flatten().tolist() == [Status.UNSCORED, Status.ABSENT] * 2
+    assert block_sk.abs().sum() == 0

@@ -11,7 +11,6 @@ from helpers import NAN, assert_close, double
 from oracles import slow_streams
 from spanwise import Batch, Layout, Objective, Reading, Scheme, Spans, advantages, credit_batch
 from spanwise.credit import value_target
-from spanwise.credit.assign import assign
 from spanwise.credit.spread import reward_streams
 from spanwise.errors import AlignmentError, RecipeError
 from spanwise.pipeline import streams
@@ -238,16 +237,6 @@ def test_what_does_not_fit_is_refused(unchecked_shapes):
         streams(reading, batch, Scheme("bae", BLOCKS, PAIR))
     with pytest.raises(AlignmentError):
         reward_streams(reading.scores, PAIR, BLOCKS.names, TOKENS, torch.ones(1, 4).bool())
-
-
-def test_assign_takes_the_same_words(unchecked_shapes):
-    reading = reading_of(TOKENS, [[1, -0.25]])
-    inputs = {"mask_nt": TOKENS >= 0, "block_nt": TOKENS, "value_nt": torch.zeros(1, 5)}
-    rule = {"objectives": PAIR, "block_names": BLOCKS.names, "method": "gae", "inputs": inputs}
-    credit = assign(reading.scores, torch.tensor([0]), reading.present_nk, values="shared", lam=1.0, **rule)
-    assert credit.token_nt.tolist() == [[0.5, 0.5, 0.0, -0.5, -0.5]]
-    with pytest.raises(RecipeError, match="shared"):
-        assign(reading.scores, torch.tensor([0]), reading.present_nk, values="sharde", **rule)
 
 
 @pytest.mark.parametrize("values", ["shared", "objective"])

@@ -9,7 +9,7 @@ import torch
 from credit_batches import scores_of
 from faults.catches import catches, equals, gives, refuses
 from helpers import NAN, assert_close, double
-from oracles import z_scores
+from oracles import textbook, z_scores
 from spanwise import Batch, Layout, Objective, Reading, Scheme, Vocabulary, credit_batch, metrics, read
 from spanwise.credit import advantage, assign_turns, dr_grpo, gae, grpo, opo, reinforce_plus_plus, rloo
 from spanwise.credit.spread import to_tokens
@@ -248,14 +248,9 @@ def test_f16_the_return_crosses_a_tool_token():
 def textbook_gae(reward_nt, value_nt, mask_nt, lam, skips):
     """GAE from the end; `skips`: whether masked tokens are stepped over."""
     adv_nt = torch.zeros_like(reward_nt)
-    for i in range(len(reward_nt)):
-        ahead = after = 0.0
-        for t in reversed(range(reward_nt.shape[1])):
-            if skips and not mask_nt[i, t]:
-                continue
-            ahead = float(reward_nt[i, t]) + after - float(value_nt[i, t]) + lam * ahead
-            after = float(value_nt[i, t])
-            adv_nt[i, t] = ahead
+    for i, (reward_t, value_t) in enumerate(zip(reward_nt, value_nt, strict=True)):
+        kept = [t for t in range(len(reward_t)) if mask_nt[i, t] or not skips]
+        adv_nt[i, kept] = double(textbook(kept, reward_t, value_t, 0.0, 1.0, lambda *_: lam))
     return adv_nt * mask_nt
 
 

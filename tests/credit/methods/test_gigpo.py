@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from credit_batches import STEP, STEP_METHODS, TASK, TRAJECTORY, WORKED, step_batches
-from helpers import NAN, assert_close
+from credit_batches import STEP, TASK, TRAJECTORY, WORKED, step_batches
+from helpers import NAN
 from oracles import slow_gigpo
 from spanwise.credit.methods._gigpo import anchor_groups, gigpo
 
@@ -75,10 +75,3 @@ def test_similarity_equals_the_slow_scan(texts, data, similarity):
         if not alike:
             firsts.append((prompt, text))
     assert anchor_groups(torch.tensor(prompts, dtype=torch.long), texts, similarity=similarity).tolist() == expected
-
-
-def test_similarity_reaches_the_estimators():
-    texts = ["in the red hall", "at the door", "outside now", "in the red hall.", "at the door!", "at the door?"]
-    for method in STEP_METHODS:
-        assert_close(method(*WORKED[:4], texts, similarity=0.9), method(*WORKED).tolist(), 1e-12)
-        assert not torch.allclose(method(*WORKED[:4], texts), method(*WORKED))

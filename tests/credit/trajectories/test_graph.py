@@ -207,15 +207,17 @@ TWO = [turn([1], [2]), turn([1, 2], [2])]
 
 
 @pytest.mark.parametrize(
-    ("sentence", "call"),
+    ("error", "sentence", "call"),
     [
-        ("2 .* 1 .*'mask'", lambda: rows(turn([1], [2]), turn([1], [2, 2], [1]))),
-        ("2 rows but 1 groups", lambda: Trajectory.of_rows(TWO, ["a", "a"], [3, 2], ["y"])),
-        ("row 0", lambda: Trajectory.of_rows([turn([1], [2], parent=0)], ["a"], [0], [0])),
+        (AlignmentError, "2 .* 1 .*'mask'", lambda: rows(turn([1], [2]), turn([1], [2, 2], [1]))),
+        (AlignmentError, "2 rows but 1 groups", lambda: Trajectory.of_rows(TWO, ["a", "a"], [3, 2], ["y"])),
+        (AlignmentError, "row 0", lambda: Trajectory.of_rows([turn([1], [2], parent=0)], ["a"], [0], [0])),
+        (AlignmentError, "has shape", lambda: step_rewards(torch.zeros(3, 4), torch.ones(3, 2).bool())),
+        (RecipeError, "is 0", lambda: prompt_mini_batches(torch.tensor([0]), prompts_per_batch=0)),
     ],
 )
-def test_what_does_not_fit_is_refused(sentence, call):
-    with pytest.raises(AlignmentError, match=sentence):
+def test_what_does_not_fit_is_refused(unchecked_shapes, error, sentence, call):
+    with pytest.raises(error, match=sentence):
         call()
 
 
@@ -240,11 +242,3 @@ def test_mini_batches_are_a_partition(group, size):
         assert {group[row] for row in part} == set(order[number * size : (number + 1) * size])
     if group == sorted(group):  # contiguous prompts give ranges of rows
         assert [row for part in parts for row in part] == list(range(len(group)))
-
-
-def test_rows_of_steps_that_do_not_fit_are_refused(unchecked_shapes):
-    mask_st = torch.ones(3, 2).bool()
-    with pytest.raises(AlignmentError):
-        step_rewards(torch.zeros(3, 4), mask_st)
-    with pytest.raises(RecipeError):
-        prompt_mini_batches(torch.tensor([0]), prompts_per_batch=0)
