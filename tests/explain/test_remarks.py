@@ -64,13 +64,10 @@ def test_leaving_a_block_out_costs_nothing_without_if_missing(ids, counts):
 def test_parts_of_one_reward_that_are_left_out_have_one_sentence():
     layout = Layout({name: [name] for name in ("answer", "sure", "plan")})
 
-    def reward_of(name):
-        def reward(blocks):
-            return [1.0 if block.get(name) else None for block in blocks]
+    def objective(name):
+        return Objective(lambda blocks: [1.0 if block.get(name) else None for block in blocks], name, name=f"own.{name}")
 
-        return reward
-
-    parts = [Objective(reward_of(name), name, name=f"own.{name}") for name in layout.names]
+    parts = [objective(name) for name in layout.names]
     rule = Scheme("bae", layout, parts)
     watch, completions = Watch(rule), [[0, 4, 1], [2, 6, 3], [7, 4, 8]]
     ((sentence,), _) = watch.of_reading(reading_of(completions, rule))
@@ -114,12 +111,11 @@ def with_function(function, **changes):
 def test_a_number_for_a_block_that_is_not_there(values, if_missing, count, numbers, first):
     warnings = warnings_of([WHOLE, SILENT, SILENT], with_function(paying(*values), if_missing=if_missing))
     assert list(warnings) == (["unused/mine"] if count else [])
-    sentence = (
-        rf"{count} of 3 completions lack .*: {numbers} \(from its reward function\)\. The first is completion {first}\."
-    )
-    assert not count or re.search(sentence, warnings["unused/mine"])
-    # Different numbers: none of them is right for every completion that lacks the block.
-    assert not count or ("set if_missing=" in warnings["unused/mine"]) == ("to" not in numbers)
+    if count:
+        where = rf"{numbers} \(from its reward function\)\. The first is completion {first}\."
+        assert re.search(rf"{count} of 3 completions lack .*: {where}", warnings["unused/mine"])
+        # Different numbers: none of them is right for every completion that lacks the block.
+        assert ("set if_missing=" in warnings["unused/mine"]) == ("to" not in numbers)
 
 
 def warnings_of_recorded(ids, reward):
@@ -129,9 +125,8 @@ def warnings_of_recorded(ids, reward):
 
 def test_a_recorded_number_for_a_block_that_is_not_there():
     sentence = warnings_of_recorded([WHOLE, SILENT], Reward.of([1.0, 0.0]))["unused/mine"]
-    assert sentence.startswith(
-        "1 of 2 completions lack report, but have a reward of objective 'mine': 0 (recorded in the file)."
-    )
+    start = "1 of 2 completions lack report, but have a reward of objective 'mine': 0 (recorded in the file)."
+    assert sentence.startswith(start)
 
 
 @pytest.mark.parametrize("status", [Status.ERROR, Status.TIMEOUT])
@@ -161,46 +156,41 @@ def test_an_objective_that_scores_nobody():
 
 def test_an_adaptive_lambda_that_is_zero_for_most_completions():
     critic = Scheme("gae", LAYOUT, [Objective("correct", "solution")], options={"length_adaptive_alpha": 0.2})
-    layout = [0, *[4] * 3, 1]  # 5 tokens: 1 - 1 / (.2 * 5) = 0
-    longer = [0, *[4] * 4, 1]  # 6 tokens: 1/6
-    assert warnings_of([layout, layout, [4], longer, []], critic)["lambda"].startswith(
+    five, six = [0, *[4] * 3, 1], [0, *[4] * 4, 1]  # 1 - 1 / (.2 * 5) = 0, and 1/6
+    assert warnings_of([five, five, [4], six, []], critic)["lambda"].startswith(
         "length_adaptive_alpha=0.2 sets GAE's lambda to 0 in completions of at most 5 tokens. "
         "These are 3 of 4 completions (the median length is 5). "
     )
-    assert "lambda" not in warnings_of([layout, longer], critic)
-
-
-def line(step, **shares):
-    return {"step": step, **{f"credit/{name.replace('__', '/')}": value for name, value in shares.items()}}
+    assert "lambda" not in warnings_of([five, six], critic)
 
 
 @pytest.mark.parametrize(
     ("metric", "share", "calm", "problem"),
     [
         ("malformed", 0.51, 0.5, "of the completions are malformed"),
-        ("brier__reward_absent", 0.51, 0.5, "of the completions have no reward 'brier'"),
+        ("brier/reward_absent", 0.51, 0.5, "of the completions have no reward 'brier'"),
         ("unanimous", 0.91, 0.9, "of the groups are unanimous"),
-        ("brier__dead_strata", 0.96, 0.95, "of the strata of 'brier' (sets of completions that are compared)"),
+        ("brier/dead_strata", 0.96, 0.95, "of the strata of 'brier' (sets of completions that are compared)"),
         ("no_signal", 1.0, 0.0, "of the batches taught nothing"),
     ],
 )
 def test_what_lasts_for_three_batches_is_said_with_its_cause(metric, share, calm, problem):
-    beyond = [line(step, **{metric: share}) for step in range(4)]
-    key = f"credit/{metric.replace('__', '/')}"
+    key = f"credit/{metric}"
+    beyond = [{"step": step, key: share} for step in range(4)]
     assert list(habits(beyond)) == [key]
     assert habits(beyond)[key].startswith(f"In 4 batches in a row (steps 0 to 3): {share:.0%}".replace("%", " %"))
     assert problem in habits(beyond)[key]
-    assert f"): {100 * share:.0f} % of" in habits([*beyond, line(4, **{metric: share + 1e-4})])[key], "not 51 % to 51 %"
+    assert f"): {100 * share:.0f} % of" in habits([*beyond, {"step": 4, key: share + 1e-4}])[key], "not 51 % to 51 %"
     assert habits(beyond[:2]) == {}
-    assert habits([*beyond[:2], line(2, **{metric: calm}), *beyond[2:]]) == {}, "two, a calm one, two"
-    assert habits([*beyond[:2], line(2), *beyond[2:]]) == {}, "a batch that does not say ends them too"
+    assert habits([*beyond[:2], {"step": 2, key: calm}, *beyond[2:]]) == {}, "two, a calm one, two"
+    assert habits([*beyond[:2], {"step": 2}, *beyond[2:]]) == {}, "a batch that does not say ends them too"
 
 
 def test_a_training_is_told_once_and_again_of_something_else():
     watch = Watch(scheme())
-    by_step = [watch.of_batch({"credit/malformed": 0.9}, step=step) for step in range(6)]
-    assert [len(sentences) for sentences in by_step] == [0, 0, 1, 0, 0, 0]
-    assert "(steps 0 to 2): 90 %" in by_step[2][0]
+    told = [watch.of_batch({"credit/malformed": 0.9}, step=step) for step in range(6)]
+    assert [len(sentences) for sentences in told] == [0, 0, 1, 0, 0, 0]
+    assert "(steps 0 to 2): 90 %" in told[2][0]
     both = {"credit/malformed": 0.9, "credit/unanimous": 1.0}
     assert [len(watch.of_batch(both, step=step)) for step in range(6, 10)] == [0, 0, 1, 0]
 
@@ -212,17 +202,21 @@ def test_what_a_remark_said_is_not_said_again_as_a_habit():
     assert [watch.of_batch({"credit/malformed": 1.0}, step=step) for step in range(4)] == [[]] * 4
 
 
-def test_a_remark_silences_the_habits_that_follow_from_it_and_no_others():
+@pytest.mark.parametrize(
+    ("values", "habit_names"),
+    [
+        (None, ["mine"]),  # free/brier
+        ((None, None, None), ["brier"]),  # scored/mine
+        ((0.5, -1.0, -1.0), ["brier", "mine"]),  # unused/mine
+    ],
+)
+def test_a_remark_silences_the_habits_that_follow_from_it_and_no_others(values, habit_names):
+    rule = scheme() if values is None else with_function(paying(*values))
+    watch = Watch(rule)
+    assert len(watch.of_reading(reading_of([WHOLE, SILENT, SILENT], rule))[0]) == 1
     absent = {f"credit/{name}/reward_absent": 1.0 for name in ("brier", "mine")}
-    for rule, habit_names in (
-        (scheme(), ["mine"]),  # free/brier
-        (with_function(paying(None, None, None)), ["brier"]),  # scored/mine
-        (with_function(paying(0.5, -1.0, -1.0)), ["brier", "mine"]),  # unused/mine
-    ):
-        watch = Watch(rule)
-        assert len(watch.of_reading(reading_of([WHOLE, SILENT, SILENT], rule))[0]) == 1
-        sentences = "".join(sentence for step in range(4) for sentence in watch.of_batch(absent, step=step))
-        assert [name for name in ("brier", "mine") if f"'{name}'" in sentences] == habit_names
+    sentences = "".join(sentence for step in range(4) for sentence in watch.of_batch(absent, step=step))
+    assert [name for name in ("brier", "mine") if f"'{name}'" in sentences] == habit_names
 
 
 def test_a_remark_on_few_completions_silences_no_habit_of_most():
@@ -235,23 +229,23 @@ def test_a_remark_on_few_completions_silences_no_habit_of_most():
 
 def test_a_later_element_of_a_list_may_be_absent_and_its_first_may_not():
     """Texts with one item each: a second item without rewards is no fault of the reward, a first one without rewards is."""
-    layout = Layout(["items[*].price"], segmenter="json", most=2)
-    lists = Scheme.preset("bae", layout, objectives=[Objective("equals", each="*")])
+    lists = Scheme.preset(
+        "bae", Layout(["items[*].price"], segmenter="json", most=2), objectives=[Objective("equals", each="*")]
+    )
     first, later = lists.names
-    texts = [b'{"items": [', b'{"price": ', b"4", b"5", b"}", b"]}"]
-    single, none = [0, 1, 2, 4, 5], [0, 5]
-    vocabulary = Vocabulary(tuple(texts))
-    gold = {"answer": ['{"items": [{"price": 4}]}'] * 2}
+    vocabulary = Vocabulary((b'{"items": [', b'{"price": ', b"4", b"5", b"}", b"]}"))
+
+    def watched(watch, *ids):
+        gold = {"answer": ['{"items": [{"price": 4}]}'] * 2}
+        return watch.of_reading(read(Batch.jagged(ids, [0, 0], columns=gold), lists, vocabulary))
+
     watch = Watch(lists)
-    batch = Batch.jagged([single, [0, 1, 3, 4, 5]], [0, 0], columns=gold)
-    assert watch.of_reading(read(batch, lists, vocabulary)) == ([], False)
+    assert watched(watch, [0, 1, 2, 4, 5], [0, 1, 3, 4, 5]) == ([], False)
     absent = {f"credit/{name}/reward_absent": 1.0 for name in (first, later)}
-    repeated = [sentence for step in range(4) for sentence in watch.of_batch(absent, step=step)]
-    assert len(repeated) == 1
-    assert f"'{first}'" in repeated[0]
-    sentences, unscored = Watch(lists).of_reading(read(Batch.jagged([none, none], [0, 0], columns=gold), lists, vocabulary))
-    assert unscored
-    assert len(sentences) == 1
+    (repeated,) = [sentence for step in range(4) for sentence in watch.of_batch(absent, step=step)]
+    assert f"'{first}'" in repeated
+    sentences, unscored = watched(Watch(lists), [0, 5], [0, 5])
+    assert (len(sentences), unscored) == (1, True)
 
 
 def test_one_objective_that_all_earn_is_no_habit():
@@ -260,6 +254,13 @@ def test_one_objective_that_all_earn_is_no_habit():
     assert habits([{"step": step, **tidy} for step in range(9)]) == {}
     split = {"credit/brier/unanimous": 0.5, "credit/brier/dead_strata": 1.0}
     assert list(habits([{"step": step, **split} for step in range(3)])) == ["credit/brier/dead_strata"]
+
+
+def logged(rule, group_n):
+    """The metrics of two equal completions, in groups and without any."""
+    reading, batch = reading_of([WHOLE, WHOLE], rule), Batch(group_n)
+    credit = credit_batch(reading, batch, rule)
+    return metrics(credit, reading, rule, group_n=batch.group_n), metrics(credit, reading, rule)
 
 
 @pytest.mark.parametrize(
@@ -272,12 +273,10 @@ def test_one_objective_that_all_earn_is_no_habit():
 )
 def test_a_comparison_of_equal_rewards_is_not_called_too_small(method, baseline, group_n, unanimous):
     rule = Scheme(method, LAYOUT, [Objective(name, "solution", baseline=baseline) for name in ("correct", "format")])
-    reading, batch = reading_of([WHOLE, WHOLE], rule), Batch(group_n)
-    logged = metrics(credit_batch(reading, batch, rule), reading, rule, group_n=batch.group_n)
-    assert {key for key in logged if key.endswith("/unanimous") and logged[key] == 1.0} - {"credit/unanimous"} == {
-        f"credit/{name}/unanimous" for name in unanimous
-    }
-    assert not [key for key in habits([{"step": step, **logged} for step in range(3)]) if key.endswith("dead_strata")]
+    line, _ = logged(rule, group_n)
+    agreed = {key for key in line if key.endswith("/unanimous") and line[key] == 1.0} - {"credit/unanimous"}
+    assert agreed == {f"credit/{name}/unanimous" for name in unanimous}
+    assert not [key for key in habits([{"step": step, **line} for step in range(3)]) if key.endswith("dead_strata")]
 
 
 def test_a_habit_of_a_long_run_is_found_in_one_pass():
@@ -290,15 +289,11 @@ def test_a_habit_of_a_long_run_is_found_in_one_pass():
 @pytest.mark.parametrize("order", [1, -1])
 def test_an_objective_of_another_baseline_hides_none_of_the_others(order):
     objectives = [Objective("correct", "solution", baseline="batch", if_missing=0.0), Objective("format", "solution")]
-    rule = Scheme("bae", LAYOUT, objectives[::order])
-    reading, batch = reading_of([WHOLE, WHOLE], rule), Batch([0, 0])
-    credit = credit_batch(reading, batch, rule)
-    logged = metrics(credit, reading, rule, group_n=batch.group_n)
-    assert {name: logged[name] for name in logged if name.endswith("unanimous")} == {
-        "credit/format/unanimous": 1.0,
-        "credit/correct/unanimous": 1.0,  # of the batch; so nothing is said of groups as a whole
-    }
-    assert "credit/format/unanimous" not in metrics(credit, reading, rule), "without groups nobody agrees"
+    line, groupless = logged(Scheme("bae", LAYOUT, objectives[::order]), [0, 0])
+    # The first is unanimous in the batch, so nothing is said of groups as a whole.
+    agreed = {"credit/format/unanimous": 1.0, "credit/correct/unanimous": 1.0}
+    assert {name: line[name] for name in line if name.endswith("unanimous")} == agreed
+    assert "credit/format/unanimous" not in groupless, "without groups nobody agrees"
 
 
 def test_a_price_far_below_every_reward_is_said():

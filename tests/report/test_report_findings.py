@@ -47,17 +47,12 @@ def test_a_run_that_learned_and_one_that_may_not_have(before, sentence):
         (2, FALLEN, "Alarm: most completions refuse to answer. After 2 steps accuracy is 0 %"),
         (2, FALLEN, "Its ECE means nothing."),
         (2, {"format_rate": 0.5}, "Alarm: many completions are malformed. After 2 steps"),
+        (1, None, "The policy trained for 1 step, but no evaluation shows whether it learned."),
+        (3, None, "The policy trained for 3 steps, but no evaluation shows whether it learned."),
     ],
 )
-def test_a_run_with_one_evaluation(steps, changes, sentence):
-    assert sentence in train_finding([{"step": steps, **GOOD, **changes}], steps=steps)
-
-
-def test_a_run_without_an_evaluation():
-    findings = [train_finding([], steps=steps) for steps in (1, 3)]
-    assert findings == [
-        f"The policy trained for {count}, but no evaluation shows whether it learned." for count in ("1 step", "3 steps")
-    ]
+def test_a_run_with_one_evaluation_or_none(steps, changes, sentence):
+    assert sentence in train_finding([] if changes is None else [{"step": steps, **GOOD, **changes}], steps=steps)
 
 
 @pytest.mark.parametrize(
@@ -101,26 +96,20 @@ def test_the_three_pictures_join_the_elements_of_a_list_and_five_batches():
 
 @pytest.mark.parametrize("name", ["length", "dead", "step"])
 def test_the_three_pictures_tell_an_objective_from_another_number_of_its_name(name):
-    lines = [
-        {"step": step, f"rewards/{name}/mean": 0.5, f"credit/{name} + b/dead_strata": 0.25, "completions/mean_length": 7.0}
-        for step in (1, 2)
-    ]
+    numbers = {f"rewards/{name}/mean": 0.5, f"credit/{name} + b/dead_strata": 0.25, "completions/mean_length": 7.0}
+    lines = [{"step": step, **numbers} for step in (1, 2)]
     rewards, dead, length = glance_section(lines, [name, "b"]).panels  # the method compares the sum of two rewards
     assert {row[name] for row in rewards.rows} == {0.5}
     assert [(row["step"], row["mean over the parts"]) for row in dead.rows] == [(1, 0.25), (2, 0.25)]
     assert {row["tokens"] for row in length.rows} == {7.0}
 
 
-def test_the_page_says_it_first_and_marks_it_where_something_is_wrong():
-    lines = [{"step": 0, "evaluation": start()}, batch(1), {"step": 2, "final": FALLEN}]
-    html = train_page(metrics=lines, samples=None, votes=None)
-    assert '<p class="finding bad">Alarm: most completions refuse' in html
+def test_the_page_says_it_first():
     marks = ("<h1", 'class="finding', 'class="notice warnings"', 'class="headlines', "<figure>")
-    for page, absent in ((html, ()), (compare_page(), marks[2]), (fidelity_page(), marks[2])):
+    fallen = train_page(metrics=[batch(1), {"step": 2, "final": FALLEN}])
+    for page, absent in ((fallen, ()), (compare_page(), marks[2]), (fidelity_page(), marks[2])):
         assert not absent or absent not in page
         assert (places := [page.index(mark) for mark in marks if mark != absent]) == sorted(places)
-    calm = train_page(metrics=[{"step": 0, "evaluation": GOOD}, {"step": 2, "final": GOOD}], samples=None, votes=None)
-    assert '<p class="finding">After 2 steps' in calm
 
 
 def test_a_run_that_stopped_says_so_and_shows_what_there_is():
@@ -138,20 +127,20 @@ def arms(figure, **values):
     return compare_arms({arm: {seed: {figure: value} for seed, value in enumerate(runs)} for arm, runs in values.items()})
 
 
+NOISE = {"a": [0.1, 0.3, 0.2], "b": [0.3, 0.1, 0.2]}
+
+
 @pytest.mark.parametrize(
     ("comparison", "sentence"),
     [
         (arms("accuracy", a=[0.9, 0.91, 0.92], b=[0.5, 0.5, 0.53]), "a is better than b in accuracy by 0.400 ["),
         (arms("ece", a=[0.1, 0.1, 0.11], b=[0.3, 0.31, 0.3]), "a is better than b in ECE by 0.200 ["),  # less is better
         (arms("tokens", a=[10.0, 11.0, 10.0], b=[30.0, 31.5, 30.0]), "b is higher than a in tokens by 20.167 ["),
-        (arms("ece", a=[0.1, 0.3, 0.2], b=[0.3, 0.1, 0.2]), "ece of a minus b: +0.000 ["),
+        (arms("ece", **NOISE), "ece of a minus b: +0.000 ["),
         (arms("ece", a=[0.1], b=[0.3]), "ece of a minus b: unknown, because it needs at least 2 common seeds and has 1."),
         (arms("ece", a=[0.1, 0.2], b=[0.1, 0.2]), "ece of a minus b: no difference in any of 2 seeds."),
         (arms("ece", a=[0.1, 0.2], b=[None, NAN]), "ece of a minus b: unknown, because it needs at least 2 common seeds"),
-        (
-            arms("ece", a=[0.1, 0.3, 0.2], b=[0.3, 0.1, 0.2], c=[0.2, 0.1, 0.3]),
-            "In ECE all differences are inside the noise.",
-        ),
+        (arms("ece", **NOISE, c=[0.2, 0.1, 0.3]), "In ECE all differences are inside the noise."),
     ],
 )
 def test_a_comparison_says_which_way_and_what_is_noise(comparison, sentence):
@@ -164,17 +153,21 @@ def row(baseline, value, low, high, size=4):
 
 def test_fidelity():
     rows = [row("blended", 0.8, 0.7, 0.9), row("outcome", 0.75, 0.65, 0.85), row("group", 0.9, 0.8, 1.0, size=16)]
-    paired = {
-        "a": "blended", "b": "outcome", "figure": "correlation", "group_size": 4, "value": 0.05, "low": 0.01, "high": 0.09,
-    }  # fmt: skip
-    sentence = fidelity_finding(rows, [paired])
-    assert sentence == (
+    pair = {
+        "a": "blended",
+        "b": "outcome",
+        "figure": "correlation",
+        "group_size": 4,
+        "value": 0.05,
+        "low": 0.01,
+        "high": 0.09,
+    }
+    assert fidelity_finding(rows, [pair]) == (
         "In groups of 4, blended correlates best with Monte Carlo: 0.800 [0.700, 0.900]; "
         "next is outcome with 0.750 [0.650, 0.850]."
     )
-    assert fidelity_finding(rows, [paired | {"low": -0.01}]).endswith(". Their difference is within the noise.")
-    # Without pairs their intervals overlap.
-    assert fidelity_finding(rows).endswith(". Their difference is within the noise.")
+    for pairs in ([pair | {"low": -0.01}], ()):  # without pairs their intervals overlap
+        assert fidelity_finding(rows, pairs).endswith(". Their difference is within the noise.")
     nothing = "In groups of 4 no baseline clearly fits Monte Carlo. The nearest is a: 0.100 [-0.100, 0.300]."
     assert fidelity_finding([row("a", 0.1, -0.1, 0.3)]) == nothing
     assert fidelity_finding([row("a", None, None, None)]).startswith("Nothing was measured: no correlation")
@@ -196,10 +189,9 @@ def test_every_place_that_the_docs_send_a_reader_to_is_there():
 
 def test_what_is_to_be_cited_is_what_the_citation_file_says():
     paper = yaml.safe_load((ROOT / "CITATION.cff").read_text())["preferred-citation"]
-    assert paper["title"] in CITE
-    assert str(paper["year"]) in CITE
-    assert paper["identifiers"][0]["value"] in CITE
-    assert all(author["family-names"] in CITE for author in paper["authors"])
+    names = [author["family-names"] for author in paper["authors"]]
+    for words in (paper["title"], str(paper["year"]), paper["identifiers"][0]["value"], *names):
+        assert words in CITE
 
 
 def test_what_improved_is_the_first_tenth_against_the_last():
@@ -233,18 +225,14 @@ OWN = {"solution": [0.5, 0.5, -0.5, NAN], "confidence": [0.2, -0.3, NAN, NAN], "
     ],
 )
 def test_two_methods_are_compared_by_the_signs_of_their_blocks(left, sentence):
-    credit = {"a": as_tensors(left), "b": as_tensors(OWN)}
+    credit = {method: {k: torch.tensor(x) for k, x in columns.items()} for method, columns in (("a", left), ("b", OWN))}
     assert f"a and b give a block credit of opposite signs {sentence}" in credit_finding(credit, "a", "b")
     assert f"b and a give a block credit of opposite signs {sentence}" in credit_finding(credit, "b", "a")
 
 
-def as_tensors(columns):
-    return {name: torch.tensor(values) for name, values in columns.items()}
-
-
 def test_one_method_that_gives_nothing_is_an_alarm():
-    nothing = {"a": as_tensors({"x": [0.0, NAN]})}
-    assert credit_finding(nothing, "a", "a") == "Alarm: nothing would be learned. a gives credit to 0 of 2 completions."
+    finding = credit_finding({"a": {"x": torch.tensor([0.0, NAN])}}, "a", "a")
+    assert finding == "Alarm: nothing would be learned. a gives credit to 0 of 2 completions."
 
 
 def cards(html):
@@ -265,23 +253,21 @@ def test_a_collapsed_run_has_no_calm_card_and_a_good_one_no_warning():
         assert "⚠ most completions refuse to answer" in by_label[label][1]
     assert by_label["malformed rate"][0] == ""
     assert "Most completions refuse to answer (accuracy, refusal rate, ECE, Brier score)." in Page(html).text
-    good = {**FALLEN, "accuracy": 0.8, "refusal_rate": 0.0}
-    html = train_page(metrics=[batch(1), {"step": 2, "final": good}], samples=None)
+    assert '<p class="finding bad">Alarm: most completions refuse' in html
+    # On own data nobody says what a refusal is: the interval is undefined, and no evaluation has the figure.
+    good = {name: value for name, value in GOOD.items() if name != "refusal_rate"}
+    lines = [{"step": 0, "evaluation": good}, batch(1), {"step": 2, "final": good}]
+    html = train_page(metrics=lines, samples=None, votes=None, intervals={"refusal_rate": None})
     assert {mark for mark, _ in cards(html).values()} == {""}
+    assert "refusal rate" not in cards(html)
     assert 'aria-label="what is wrong"' not in html
+    assert '<p class="finding">After 2 steps' in html
 
 
 def test_malformed_completions_of_every_engine_are_drawn():
     lines = [{"step": step, "credit/malformed": step / 4} for step in (1, 2)]
     (panel,) = batch_section("Dropped", lines).panels
     assert [row["malformed"] for row in panel.rows] == [0.25, 0.5]
-
-
-def test_a_figure_that_a_task_has_not_is_no_card():
-    """On own data nobody says what a refusal is: the interval is undefined, and no evaluation has the figure."""
-    final = {name: value for name, value in GOOD.items() if name != "refusal_rate"}
-    html = train_page(metrics=[{"step": 2, "final": final}], samples=None, votes=None, intervals={"refusal_rate": None})
-    assert "refusal rate" not in cards(html)
 
 
 def test_malformed_completions_and_silent_batches_are_said():

@@ -18,37 +18,35 @@ def columns(confidence_n):
     return {"confidence": confidence_n, "correct": CORRECT, "score": SCORE, "prompt": prompt_n}
 
 
-def page_of(confidence_n, **changes):
+def page_of(confidence_n, *, by_score=False):
     lines = [{"step": 0, "evaluation": start()}, {"step": 2, "final": start() | {"laser_ece": 0.5, "laser_coverage": 1.0}}]
-    votes = voting(list("abcaaabb"), SCORE, CORRECT, prompts=[0] * 4 + [1] * 4, resamples=5)
+    curves = voting(list("abcaaabb"), SCORE, CORRECT, prompts=[0] * 4 + [1] * 4, resamples=5)
     rows = Samples(torch.arange(8) // 4, {"s": list("abcaaabb")}, {"s": CORRECT}, confidence_n, CORRECT >= 0, score_n=SCORE)
-    votes = {"solution": {**votes, **changes}}
+    own = {"laser_weighted": curves["weighted"], "laser_maxconf": curves["maxconf"]} if by_score else {}
+    votes = {"solution": curves | own}
     return Page(train_page(metrics=lines, samples=columns(confidence_n), intervals=rows.intervals(), votes=votes))
 
 
-def test_a_panel_for_each_and_headlines_for_the_score():
-    page = page_of(double([0.75] * 8))
-    assert "8 of 8 completions have a confidence and could be judged." in page.text
-    assert "7 of 8 completions have a score and could be judged." in page.text
-    assert "one reserved token (laser) is after the answer, clipped to between 0 and 1" in page.text
+def test_a_panel_for_each_headlines_for_the_score_and_votes_by_it_under_names_of_their_own():
+    page = page_of(double([0.75] * 8), by_score=True)
     assert page.headline("ECE of its score") == "0.157"  # (.1 + .1 + .3 + .2 + .4) / 7 of the samples, not the line's .5
     assert page.headline("AUROC of its score") == "1"
-    assert all(title in page.text for title in ("Has a score", "Score of right and wrong answers", "Accuracy by score"))
+    for words in (
+        "8 of 8 completions have a confidence and could be judged.",
+        "7 of 8 completions have a score and could be judged.",
+        "one reserved token (laser) is after the answer, clipped to between 0 and 1",
+        *("Has a score", "Score of right and wrong answers", "Accuracy by score"),
+        *("majority weighted by its score", "highest score"),
+    ):
+        assert words in page.text
     assert "votes are weighed by the self-rewarding score" not in page.text
 
 
 def test_the_score_alone():
-    page = page_of(NOTHING)
-    assert "state a confidence and could" not in page.text
-    assert "7 of 8 completions have a score and could be judged." in page.text
-    assert "No completion states a confidence, so votes are weighed by the self-rewarding score." in page.text
-
-
-def test_votes_by_the_score_have_a_name_of_their_own():
-    votes = voting(list("abcaaabb"), SCORE, CORRECT, prompts=[0] * 4 + [1] * 4, resamples=5)
-    page = page_of(double([0.75] * 8), laser_weighted=votes["weighted"], laser_maxconf=votes["maxconf"])
-    assert "majority weighted by its score" in page.text
-    assert "highest score" in page.text
+    text = page_of(NOTHING).text
+    assert "have a confidence and could" not in text
+    assert "7 of 8 completions have a score and could be judged." in text
+    assert "No completion states a confidence, so votes are weighed by the self-rewarding score." in text
 
 
 def test_nothing_of_a_score_stands_where_there_is_none():

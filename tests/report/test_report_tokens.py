@@ -54,7 +54,8 @@ def test_everything_survives_the_coding():
         chances = None if n % 2 else [dice.random() for _ in range(size)]
         rows.append(row(tokens, prompt=f"prompt {n // 3} \ud800", advantages=numbers, probabilities=chances, step=n or None))
     rewards = {"brier": -0.123456, "correct": None}
-    rows[2] = row(["x", "y"], rewards=rewards, statuses={"brier": "ok", "correct": "timeout"}, fault="missing")
+    spans = {"solution": [(0, 2)], "confidence": [(9, 9)]}  # the second is absent
+    rows[2] = row(["x", "y"], spans=spans, rewards=rewards, statuses={"brier": "ok", "correct": "timeout"}, fault="missing")
     data = data_of(token_view(TokenView(("a", "b"), rows)))
     assert data["methods"] == ["a", "b"]
     assert data["objectives"] == ["correct", "brier"]
@@ -75,11 +76,6 @@ def test_everything_survives_the_coding():
     assert data["rewards"][0] == [1, None]
     assert data["spans"][2] == [["solution", 0, 2]]
     assert len(data["prompts"]["words"]) == 4  # "1+1=" and three others: what repeats is stored once
-
-
-def test_what_repeats_most_has_the_shortest_code():
-    data = data_of(token_view(TokenView(("a",), [row([*"xyzz"]), row([*"zzy"])])))
-    assert data["tokens"] == {"words": ["z", "y", "x"], "codes": ['"!  ', "  !"]}
 
 
 @pytest.mark.parametrize(
@@ -139,10 +135,6 @@ def test_500_long_completions_stay_small(unchecked_shapes):
     assert_numbers(decoded(data["advantages"][2], 7), rows[7].advantages["c"], 4)
 
 
-def test_an_empty_view_says_so():
-    assert "There are no completions to show." in token_view(TokenView(("a",), []))
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -162,11 +154,7 @@ def test_what_does_not_fit_is_refused(wrong):
     for methods in ((), ("c",)):
         with pytest.raises(DataError):
             token_view(TokenView(methods, rows[:1]))
-
-
-def test_an_absent_block_has_no_span():
-    data = data_of(token_view(TokenView(("a",), [row(["x"], spans={"solution": [(0, 1)], "confidence": [(9, 9)]})])))
-    assert data["spans"] == [[["solution", 0, 1]]]
+    assert "There are no completions to show." in token_view(TokenView(("a",), []))
 
 
 @pytest.mark.parametrize(
@@ -184,15 +172,11 @@ def test_the_outcome_is_the_objective_that_is_named_and_no_other(rewards, outcom
     assert data_of(token_view(TokenView(("a",), [completion], outcome)))["outcome"] == place
 
 
-# ---- from the rollouts parquet ----
-
-
-def table():
-    return trained_batch().recorded(step=3)
+TABLE = trained_batch().recorded(step=3)
 
 
 def test_rows_of_a_rollouts_table():
-    tool, second, chat, _ = token_rows(table(), Vocabulary(tuple(f"t{index}".encode() for index in range(20))))
+    tool, second, chat, _ = token_rows(TABLE, Vocabulary(tuple(f"t{index}".encode() for index in range(20))))
     assert second == TokenRow(
         prompt="1+1=", tokens=["t5", "t6"], advantages={"bae": [-0.25, -1.25]}, stop={"bae": -1.0},
         spans={"solution": [(0, 2)], "confidence": [(2, 2)]}, rewards={"correct": 0.0, "brier": None},
@@ -206,11 +190,11 @@ def test_rows_of_a_rollouts_table():
 @pytest.mark.parametrize("column", ["prompt", "completion_ids", "trainable", "advantages/bae"])
 def test_a_missing_column_is_named(column):
     with pytest.raises(DataError, match=f"no column '{column}' in the rollouts, only "):
-        token_rows(table().drop_columns([column]), None)
+        token_rows(TABLE.drop_columns([column]), None)
 
 
 def test_lengths_that_do_not_match_are_named():
-    short = table().drop_columns(["advantages/bae"]).append_column("advantages/bae", pa.array([[0.5] * 3, [0.5], [], []]))
+    short = TABLE.drop_columns(["advantages/bae"]).append_column("advantages/bae", pa.array([[0.5] * 3, [0.5], [], []]))
     with pytest.raises(DataError, match="Completion 1 of the rollouts has 2 tokens and 1 values of 'advantages/bae'"):
         token_rows(short, None)
 
@@ -228,17 +212,14 @@ def test_token_texts_are_the_bytes_of_the_tokens():
     assert decoded(data["tokens"], 0) == pieces
 
 
-def test_more_distinct_texts_than_there_are_characters(monkeypatch):
-    monkeypatch.setattr(code, "_MOST_WORDS", 3)
-    coded = code._coded([["a", "b", "b", "c", "d"], ["d", "a"]])
-    assert [[coded["words"][ord(sign) - 32] for sign in codes] for codes in coded["codes"]] == [
-        ["a", "b", "b", "…", "…"], ["…", "a"],
-    ]  # fmt: skip
-
-
-def test_as_many_words_as_code_points_can_be_told_apart():
+def test_what_repeats_most_has_the_shortest_code_and_there_may_be_more_texts_than_characters(monkeypatch):
+    assert code._coded([[*"xyzz"], [*"zzy"]]) == {"words": ["z", "y", "x"], "codes": ['"!  ', "  !"]}
     points = code._MOST_WORDS - 1 + 32 + 2048
     assert (chr(points), points) == ("\U0010ffff", 0x10FFFF)
+    monkeypatch.setattr(code, "_MOST_WORDS", 3)
+    coded = code._coded([["a", "b", "b", "c", "d"], ["d", "a"]])
+    words = [[coded["words"][ord(sign) - 32] for sign in codes] for codes in coded["codes"]]
+    assert words == [["a", "b", "b", "…", "…"], ["…", "a"]]
 
 
 @pytest.mark.parametrize("prompt", ["[{not json", '[{"role": "user"}]', '[{"a":' + "[" * 100_000], ids=len)

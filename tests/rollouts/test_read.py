@@ -18,12 +18,7 @@ def verl_with(**fields):
 
 
 def trace_with(**fields):
-    def make(folder):
-        line = small_episode("hm", {})
-        line["traces"][0].update(fields)
-        return write_lines(folder / "traces.jsonl", [line])
-
-    return make
+    return line_with(traces=[small_episode("hm", {})["traces"][0] | fields])
 
 
 def node_with(**fields):
@@ -61,8 +56,8 @@ def other_types(folder):
 
 
 def two_columns(folder):
-    names = ["prompt", "completion", "acc", "acc"]
-    pq.write_table(pa.Table.from_arrays([pa.array(["q"])] * 2 + [pa.array([1.0])] * 2, names=names), folder / "a.parquet")
+    table = pa.table([["q"], ["q"], ["x"], ["x"]], names=["prompt", "completion", "acc", "acc"])
+    pq.write_table(table, folder / "a.parquet")
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Tables that anybody made: what is read, what is the same in every kind of file, and what is refused."""
+"""Tables that anybody made: what is read, as texts or as messages, what is the same in every kind of file, what is refused."""
 
 import math
 import tempfile
@@ -129,36 +129,33 @@ def test_groups_by_an_id(tmp_path):
     assert read_rollouts(two_writers).group_n.tolist() == [0, 0, 1, 0]
 
 
-def test_rewards_in_an_object_and_under_their_prefix(tmp_path):
+@pytest.mark.parametrize("kind", KINDS)
+def test_rewards_in_an_object_and_under_their_prefix(kind, tmp_path):
     rows = [{"prompt": "p", "completion": c, "rewards": {"right": r, "short": 0.5}} for c, r in (("a", 1), ("b", None))]
-    for kind in KINDS:
-        table = read_rollouts(save(tmp_path / kind, rows, kind))
-        assert table.rewards["right"].status_n.tolist() == [0, int(Status.UNSCORED)]
-        assert table.rewards["short"].value_n.tolist() == [0.5, 0.5]
-
-
-def frame():
-    return pd.DataFrame({
-        "prompt": [[{"role": "user", "content": "it's 2+2?"}]] * 3, "completion": ["4, or so", "5\n", "4"],
-        "answer": [4, 4, 4], "reward": [1.0, float("nan"), 0.5], "ok": [True, False, True],
-    })  # fmt: skip
+    table = read_rollouts(save(tmp_path, rows, kind))
+    assert table.rewards["right"].status_n.tolist() == [0, int(Status.UNSCORED)]
+    assert table.rewards["short"].value_n.tolist() == [0.5, 0.5]
 
 
 def test_what_pandas_writes(tmp_path):
     """Lists as Python prints them, NaN as no cell, the index as a column, `True`."""
-    frame().to_csv(tmp_path / "a.csv")
-    frame().to_csv(tmp_path / "b.csv", index=False, sep=";")
-    frame().to_json(tmp_path / "c.json", orient="records")
-    frame().to_json(tmp_path / "d.jsonl", orient="records", lines=True)
-    frame().drop(columns="answer").assign(answer="4").to_parquet(tmp_path / "e.parquet")
-    by_file = {file.name: plain(read_rollouts(file)) for file in sorted(tmp_path.iterdir())}
-    first = by_file["a.csv"]
+    frame = pd.DataFrame({
+        "prompt": [[{"role": "user", "content": "it's 2+2?"}]] * 3, "completion": ["4, or so", "5\n", "4"],
+        "answer": [4, 4, 4], "reward": [1.0, float("nan"), 0.5], "ok": [True, False, True],
+    })  # fmt: skip
+    frame.to_csv(tmp_path / "a.csv")
+    frame.to_csv(tmp_path / "b.csv", index=False, sep=";")
+    frame.to_json(tmp_path / "c.json", orient="records")
+    frame.to_json(tmp_path / "d.jsonl", orient="records", lines=True)
+    frame.assign(answer="4").to_parquet(tmp_path / "e.parquet")
+    first, *others = (plain(read_rollouts(file)) for file in sorted(tmp_path.iterdir()))
     assert first["prompts"] == ["[user] it's 2+2?"] * 3
     assert first["texts"] == ["4, or so", "5\n", "4"]
-    rewards = {"reward": ([1.0, None, 0.5], [0, int(Status.UNSCORED), 0]), "ok": ([1.0, 0.0, 1.0], [0, 0, 0])}
-    assert first["rewards"] == rewards
-    for name, other in by_file.items():
-        assert other == first, name
+    assert first["rewards"] == {
+        "reward": ([1.0, None, 0.5], [0, int(Status.UNSCORED), 0]),
+        "ok": ([1.0, 0.0, 1.0], [0, 0, 0]),
+    }
+    assert others == [first] * 4
 
 
 def test_gaps_as_r_and_sql_write_them_are_no_zeros(tmp_path):
@@ -256,26 +253,55 @@ def test_lines_with_columns_that_verl_or_verifiers_has_not_are_a_table(tmp_path)
     assert chat == "4t"
 
 
-def openai_log(*turns):
-    """Write a conversation as the OpenAI client holds it: its own messages beside the caller's."""
-    message = openai.types.chat.ChatCompletionMessage
-    return [turn if turn["role"] != "assistant" else message.model_validate(turn).model_dump() for turn in turns]
-
-
 def test_an_agents_log_is_credited_after_its_last_user_message(tmp_path):
-    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}
+    """A conversation as the OpenAI client holds it: its own messages beside the caller's."""
+    own = openai.types.chat.ChatCompletionMessage
+
+    def said(**fields):
+        return own(role="assistant", **fields).model_dump()
+
     opening = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi é"}]
-    question = {"role": "user", "content": [{"type": "text", "text": "2+2"}]}
-    first = [*opening, {"role": "assistant", "content": "Yes?"}, question]
-    acts = [
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "1", "content": "4"},
-        {"role": "assistant", "content": "It is 4."},
-    ]
-    rows = [{"messages": openai_log(*first, *acts), "passed": True}, {"messages": openai_log(*first), "passed": None}]
+    first = [*opening, said(content="Yes?"), {"role": "user", "content": [{"type": "text", "text": "2+2"}]}]
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}
+    acts = [said(tool_calls=[call]), {"role": "tool", "tool_call_id": "1", "content": "4"}, said(content="It is 4.")]
+    rows = [{"messages": [*first, *acts], "passed": True}, {"messages": first, "passed": None}]
     table = read_rollouts(save(tmp_path, rows, "jsonl"))
     assert table.prompts == ["[system] Be brief.\n[user] Hi é\n[assistant] Yes?\n[user] 2+2"]
     assert texts(table) == ['add({"a": 2})4It is 4.']
     sampled = table.tokens.with_values(table.trainable).slice(0, 1)
     assert 0 < (~sampled).sum() == 1  # what the tool said is one word
     assert "1 of 2 rows hold no completion" in table.note
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ({"content": None, "function_call": {"name": "sum", "arguments": "{}"}}, "sum({})"),
+        ({"content": "4", "reasoning": "Add."}, "Add.\n4"),
+        ({"content": "4", "reasoning": "Add.", "reasoning_content": "Add."}, "Add.\n4"),
+        ({"content": None, "refusal": "No."}, "No."),
+        ({"content": [{"type": "refusal", "refusal": "No."}]}, "No."),
+        ({"content": None, "tool_calls": [{"name": "sum", "arguments": {"of": [2]}}]}, 'sum({"of": [2]})'),
+        ({"content": None, "tool_calls": [], "function_call": {"name": "sum", "arguments": "{}"}}, "sum({})"),
+    ],
+)
+def test_what_servers_call_otherwise_is_part_of_a_completion(message, text, tmp_path):
+    """OpenAI's calls before tools, verifiers' calls, the reasoning of vLLM and OpenRouter, a refusal, which has no content."""
+    row = {"messages": [{"role": "user", "content": "2+2"}, {"role": "assistant", **message}]}
+    assert texts(read_rollouts(write_lines(tmp_path / "log.jsonl", [row]))) == [text]
+
+
+def test_an_answer_in_json_that_names_a_role_is_no_message(tmp_path):
+    answer = '{"name": "Ada", "role": "engineer"}'
+    assert texts(read_rollouts(write_lines(tmp_path / "results.jsonl", [{"prompt": "Who?", "completion": answer}]))) == [answer]
+
+
+def test_prompts_that_differ_in_a_call_are_two_groups(tmp_path):
+    calls = {name: {"tool_calls": [{"function": {"name": name, "arguments": {"a": 1}}}]} for name in ("left", "right")}
+    prompts = [
+        [{"role": "user", "content": "go"}, {"role": "assistant", **calls[name]}] for name in ("left", "right", "left")
+    ]
+    rows = [{"prompt": prompt, "completion": "x"} for prompt in prompts]
+    table = read_rollouts(write_lines(tmp_path / "results.jsonl", rows))
+    assert table.prompts[0] == '[user] go\n[assistant] left({"a": 1})'
+    assert table.group_n.tolist() == [0, 1, 0]

@@ -29,16 +29,11 @@ def written(path, **changes):
     return pq.read_schema(path)
 
 
-def test_every_type_of_the_table_is_known():
-    for name, kind in TABLE.items():
-        column = re.sub(r"<\w+>", "x", name)
-        assert plain(schema.type_of(column)) == kind
-
-
 @pytest.mark.parametrize("pieces", [None, TEXTS])
 def test_a_file_has_the_columns_and_types_that_the_table_says(pieces, tmp_path):
     stored = written(tmp_path / "a.parquet", pieces=pieces)
     assert {field.name: field.type for field in stored} == {field.name: schema.type_of(field.name) for field in stored}
+    assert {name: plain(schema.type_of(re.sub(r"<\w+>", "x", name))) for name in TABLE} == TABLE
     families = {name.partition("/")[0] for name in stored.names}
     other = "tokens" if pieces is None else "completion_ids"
     # Whose a row is stands there where a rollout is several rows: test_credit_branches; blocks of tokens where they have pieces;
@@ -87,6 +82,8 @@ def test_names_come_back_out_of_columns(method, block):
     assert schema.family_names(names, "credit", method) == [block]
     assert schema.family_names(names, "end") == schema.family_names(names, "reward") == [block]
     assert schema.method_columns(method, names) == names[:2]
+    per_token = ["values/correct", "logprobs", "values/brier"]
+    assert schema.token_columns([*per_token, *names]) == ["values/correct", "values/brier", "logprobs"]
 
 
 def test_a_method_that_columns_cannot_hold_is_refused():
@@ -109,8 +106,3 @@ def test_advantages_of_no_method_are_refused(tmp_path):
     for read in (read_rollouts, read_numbers, read_rows):
         with pytest.raises(DataError, match="a column 'advantages' without the name of a method"):
             read(file)
-
-
-def test_columns_of_tokens_come_in_order():
-    names = ["values/correct", "logprobs", "values/brier", "prompt"]
-    assert schema.token_columns(names) == ["values/correct", "values/brier", "logprobs"]

@@ -1,12 +1,20 @@
-"""The one table of completions: some of its rows are a table with all that is known of them."""
+"""The one table of completions: all that a file says of some rows; texts without ids, cut at every byte or encoded."""
+
+import math
 
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 
+import trl_small
+from rollout_files import texts, write_lines
+from spanwise.layout import Layout
 from spanwise.rollouts import read_rollouts, rollout_table, write_rollouts
+from spanwise.rollouts.cells import answer_text, whole_number
 from spanwise.rollouts.rows import credited_units
-from spanwise.rollouts.table import fitting_runs, gather
+from spanwise.rollouts.table import AT_ONCE, fitting_runs, gather, tokenize
+from spanwise.segment import find_blocks
 
 LENGTHS = (3, 0, 2, 4)
 
@@ -57,3 +65,60 @@ def test_credit_that_all_blocks_share_is_that_of_the_completion():
     credit = {"a": torch.tensor([0.5, torch.nan]), "b": torch.tensor([0.5, -0.5])}
     assert credited_units(credit, "completion")["completion"].tolist() == [0.5, -0.5]
     assert list(credited_units(credit, "block")) == ["a", "b"]
+
+
+HOSTILE = [
+    "", " ", "\n\n<answer>4</answer>", "a<b> <", "<<answer>>4</answer", "é\u2028日本 <answer>½</answer>\r\n", "\ud800x",
+]  # fmt: skip
+
+
+def test_pieces_keep_every_byte_and_cut_at_tags(tmp_path):
+    rows = [{"input": "q", "output": text, "gts": "4", "score": 0.0, "step": 1} for text in HOSTILE]
+    table = read_rollouts(write_lines(tmp_path / "1.jsonl", rows))
+    assert texts(table) == [*HOSTILE[:-1], "\ufffdx"]
+    tagged = [table.vocabulary.pieces[i].decode() for i in table.tokens.slice(5, 6)]
+    assert tagged == ["é", "\u2028日本", " ", "<answer>", "½", "</answer>", "\r\n"]
+    places = table.tokens.places(slice(2, 3))
+    spans, text = find_blocks(
+        gather(places, table.tokens.values, 0), torch.from_numpy(places >= 0), layout=Layout({"before": [], "x": ["answer"]}),
+        vocabulary=table.vocabulary,
+    )  # fmt: skip
+    assert text[0]["before"][""] == "\n\n"
+    assert text[0]["x"]["answer"] == "4"
+    assert spans.start_nk.tolist() == [[0, 1]]
+
+
+def test_text_can_be_encoded_with_a_tokenizer(tmp_path):
+    trl_small.tokenizer().save_pretrained(tmp_path / "model")
+
+    def encoded(output):
+        row = {"input": "2+2=", "output": output, "gts": "4", "score": 1.0, "step": 1}
+        return read_rollouts(write_lines(tmp_path / "1.jsonl", [row]), tokenizer=tmp_path / "model")
+
+    table = encoded("ab<answer>4</answer>")
+    assert [table.vocabulary.pieces[i] for i in table.tokens.values] == [b"a", b"b", b"<answer>", b"4", b"</answer>"]
+    assert table.note.startswith("The file holds no token ids; the text is encoded with the tokenizer of")
+    assert "changes 1 of 1 texts" in encoded("xyz<answer>4</answer>").note  # not in its vocabulary
+
+
+def test_completions_encoded_some_at_a_time_are_each_encoded_as_alone(tmp_path):
+    """Parts that were not sampled and empty completions lie at the seams between two calls of the tokenizer."""
+    trl_small.tokenizer().save_pretrained(tmp_path / "model")
+    backend = Tokenizer.from_file(str(tmp_path / "model" / "tokenizer.json"))
+    seams = {AT_ONCE - 1, AT_ONCE, 2 * AT_ONCE - 1, 2 * AT_ONCE}
+    completions = [
+        [] if n in seams and n % 2 else [("<answer>", True), ("4" * (n % 5), n % 3 > 0), ("</answer>", True)]
+        for n in range(2 * AT_ONCE + 1)
+    ]
+    cut = tokenize(completions, tmp_path / "model")
+    assert len(cut.ids) == len(completions)
+    for n, parts in enumerate(completions):
+        alone = [(token, sampled) for text, sampled in parts for token in backend.encode(text, add_special_tokens=False).ids]
+        assert cut.ids.slice(n, n + 1).tolist() == [token for token, _ in alone]
+        assert cut.ids.with_values(cut.trainable).slice(n, n + 1).tolist() == [sampled for _, sampled in alone]
+    assert not tokenize([], tmp_path / "model").trainable.size
+
+
+def test_cells_become_text_and_whole_numbers():
+    assert [answer_text(cell) for cell in (4, {"city": "Rome"}, math.nan, "04")] == ["4", '{"city": "Rome"}', None, "04"]
+    assert (whole_number(None, "step"), whole_number(3.0, "step")) == (0, 3)

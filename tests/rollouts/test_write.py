@@ -1,8 +1,6 @@
 """The one writer: without any trainer, part by part, whole or not at all; a training batch by hand."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-import spanwise
+from forked import run
 from rollouts_cases import Case, completion
 from rollouts_cases import trained_batch as batch
 from spanwise.batch import Batch
@@ -19,22 +17,20 @@ from spanwise.rollouts import write_rollouts
 from spanwise.types import Spans
 
 NAN = float("nan")
-WITHOUT_TRAINERS = """
+
+
+def test_a_run_folder_is_written_without_a_trainer(tmp_path):
+    code = f"""
 import sys
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 for name in ("trl", "transformers", "accelerate", "datasets", "peft"):
     sys.modules[name] = None
 from rollouts_cases import trained_batch
 from spanwise.rollouts.folder import RunFolder
-RunFolder({folder!r}).write_rollouts([trained_batch().recorded(step=7)], step=7)
+RunFolder({str(tmp_path)!r}).write_rollouts([trained_batch().recorded(step=7)], step=7)
 assert not any(name.startswith("spanwise.engines") for name in sys.modules), "an engine was imported"
 """
-
-
-def test_a_run_folder_is_written_without_a_trainer(tmp_path):
-    code = WITHOUT_TRAINERS.format(folder=str(tmp_path))
-    tests, source = str(Path(__file__).parents[1]), str(Path(spanwise.__file__).parents[1])
-    environment = {"PYTHONPATH": f"{source}:{tests}", "PATH": ""}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    done = run(code)
     assert done.returncode == 0, done.stderr
     assert pq.read_table(tmp_path / "rollouts" / "step_000007.parquet").num_rows == 4
 
@@ -94,8 +90,7 @@ def test_several_values_per_token_stand_under_their_names():
     table = with_values(value_nt=torch.stack([POISON, 2 * POISON], dim=2), value_names=("correct", "brier")).to_pydict()
     assert table["values/correct"] == VALUES
     assert table["values/brier"] == [[None if x is None else 2 * x for x in row] for row in VALUES]
-    assert "values" not in table
-    assert "logprobs" not in table
+    assert not {"values", "logprobs"} & table.keys()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Traces of verifiers: ids, branches, results before 1.0, scores that are missing."""
+"""Dumps of verl: which rows are one group. Traces of verifiers: ids, branches, results before 1.0, missing scores."""
 
 from pathlib import Path
 
@@ -6,8 +6,23 @@ import numpy as np
 import pytest
 
 import trl_small
-from rollout_files import UNSCORED, episode, node, small_episode, tagged, texts, trace, write_lines
+from rollout_files import UNSCORED, episode, node, small_episode, tagged, texts, trace, verl_file, write_lines
 from spanwise.rollouts import read_rollouts
+
+
+@pytest.mark.parametrize(
+    ("uids", "groups"),
+    [
+        (["sample-0_0_0", "sample-0_1_0", "sample-1_0_0", "sample-1_1_0"], [0, 0, 1, 1]),  # the keys of V1
+        (["p", "q", "p", "q"], [0, 1, 0, 1]),
+        (["p", "q", "r", "s"], [0] * 4),  # a name for each row says nothing of prompts
+        (["p", None, "p", "q"], [0] * 4),
+        ([7, 8, 7, 8], [0, 1, 0, 1]),  # numbers, as other tools write them
+    ],
+)
+def test_uids_that_rows_share_are_the_groups_of_equal_prompts_and_a_row_without_one_is_told(uids, groups, tmp_path):
+    table = read_rollouts(verl_file(tmp_path / "1.jsonl", [tagged("4", "0.5")] * 4, uid=uids))
+    assert (table.group_n.tolist(), "uid" in table.note) == (groups, None in uids)
 
 
 def read_episodes(folder, *episodes, **options):
@@ -22,6 +37,7 @@ def test_every_branch_that_trains_is_a_row_of_one_rollout(tmp_path):
     assert (table.rollout_n.tolist(), table.group_n.tolist()) == ([0, 0, 1], [0, 0, 0])
     assert table.rewards["right"].value_n.tolist() == [1.0, 1.0, 0.0]
     assert "1 of 2 traces have several branches" in table.note
+    assert read_episodes(tmp_path, small_episode("4", {}, answer=["4", "four"])).columns["answer"] == ['["4", "four"]']
 
 
 def test_a_message_that_branches_share_is_trained_in_the_first_and_the_prompt_of_the_others(tmp_path):
@@ -63,10 +79,6 @@ def test_results_of_verifiers_before_1_0(tmp_path):
     assert table.columns["answer"] == ["4"] * 3
 
 
-def test_an_answer_of_several_values_is_json(tmp_path):
-    assert read_episodes(tmp_path, small_episode("4", {}, answer=["4", "four"])).columns["answer"] == ['["4", "four"]']
-
-
 def test_a_tokenizer_is_not_asked_for_where_it_was_given(tmp_path):
     """One of two traces has no token ids, so all texts are tokenised again."""
     trl_small.tokenizer().save_pretrained(tmp_path / "model")
@@ -74,9 +86,6 @@ def test_a_tokenizer_is_not_asked_for_where_it_was_given(tmp_path):
     episodes[0]["traces"][0]["nodes"][1] |= {"token_ids": [1], "mask": [1]}
     assert "--tokenizer" in read_episodes(tmp_path, *episodes).note
     assert "--tokenizer" not in read_episodes(tmp_path, *episodes, tokenizer=tmp_path / "model").note
-
-
-WRITTEN = Path(__file__).with_name("written")
 
 
 def test_failed_rollouts_beside_others_are_counted(tmp_path):
@@ -91,7 +100,8 @@ def test_failed_rollouts_beside_others_are_counted(tmp_path):
 def test_what_the_trainer_credited_stands_at_every_token_of_every_branch(tmp_path):
     """Two traces of verifiers 0.4.0: a turn that both branches share, then an answer in each; and one attempt that was given up."""
     trl_small.tokenizer().save_pretrained(tmp_path / "model")
-    table = read_rollouts(WRITTEN / "verifiers_branches", tokenizer=tmp_path / "model")
+    written = Path(__file__).with_name("written") / "verifiers_branches"
+    table = read_rollouts(written, tokenizer=tmp_path / "model")
     assert table.has_ids
     assert texts(table)[:2] == [
         "a<eos>+1=<answer>5</answer><confidence>0.9</confidence><eos>",
@@ -105,6 +115,6 @@ def test_what_the_trainer_credited_stands_at_every_token_of_every_branch(tmp_pat
     np.testing.assert_array_equal(
         table.token_values["logprobs"][: len(expected)], [-0.5 if value else np.nan for value in expected]
     )
-    as_words = read_rollouts(WRITTEN / "verifiers_branches")
+    as_words = read_rollouts(written)
     assert as_words.as_recorded.says == "the mean of the file's 'advantages' in each completion"
     assert sorted(set(as_words.as_recorded.value.tolist())) == [-0.5, 0.5]
