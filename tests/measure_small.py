@@ -22,8 +22,8 @@ def reports(prompts=20, samples=4, seed=0):
     """Confidences on a grid, whether they were right, and ids of prompts."""
     rng = np.random.default_rng(seed)
     p = np.repeat(rng.random(prompts), samples)
-    ids = torch.tensor(np.repeat(np.arange(prompts) * 3 + 7, samples))
-    return torch.tensor(np.round(p, 2)), torch.tensor((rng.random(len(p)) < p).astype(float)), ids
+    correct = (rng.random(len(p)) < p).astype(float)
+    return torch.tensor(np.round(p, 2)), torch.tensor(correct), torch.arange(prompts).repeat_interleave(samples) * 3 + 7
 
 
 def on_rows(function, *columns):

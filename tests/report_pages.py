@@ -6,6 +6,7 @@ import base64
 import json
 import re
 import zlib
+from functools import cache
 from html.parser import HTMLParser
 from typing import Any
 
@@ -55,6 +56,7 @@ def train_page(**changes: Any) -> str:
     return train_report(**{**options, **changes})
 
 
+@cache
 def compare_page() -> str:
     """Two arms over three seeds; one figure is missing in one seed."""
     runs = {
@@ -68,32 +70,29 @@ def compare_page() -> str:
     )
 
 
-def around(value: float) -> dict[str, float]:
-    """A figure and its interval."""
-    return {"value": value, "low": value - 0.0625, "high": value + 0.0625}
-
-
+@cache
 def fidelity_page() -> str:
     """Two baselines at two group sizes."""
+
+    def around(value: float) -> dict[str, float]:
+        return {"value": value, "low": value - 0.0625, "high": value + 0.0625}
+
     figures = [
         {"baseline": name, "group_size": size, "figure": figure, **around(value)}
         for name, value in (("group", 0.5), ("blended", 0.8125))
         for size in (4, 16)
         for figure in ("rmse", "correlation", "ceiling")
     ]
-    compared = {"a": "blended", "b": "group", "group_size": 4, "figure": "correlation"}
-    differences = [{**compared, **around(0.3125)}]
+    differences = [{"a": "blended", "b": "group", "group_size": 4, "figure": "correlation", **around(0.3125)}]
     points = [
         {"baseline": name, "group_size": 4, "p": p, "q": p + off, "error": error}
         for name, off, error in (("group", 0.0, None), ("blended", 0.001, 0.004))
         for p in (0.1, 0.5, 0.9)
     ]
     tokens = [{"critic": "critic after 5 steps", "estimator": "SAE", "value": 0.4375, "low": 0.375, "high": 0.5}]
-    return fidelity_report(
-        source="runs/bae", recipe=RECIPE,
-        counts={"completions": 64, "prompts": 8, "rerolls": 512, "prefixes": 16, "share": 0.984375},
-        figures=figures, differences=differences, points=points, tokens=tokens,
-    )  # fmt: skip
+    counts = {"completions": 64, "prompts": 8, "rerolls": 512, "prefixes": 16, "share": 0.984375}
+    measured = {"figures": figures, "differences": differences, "points": points, "tokens": tokens}
+    return fidelity_report(source="runs/bae", recipe=RECIPE, counts=counts, **measured)
 
 
 def credit_page(
@@ -105,26 +104,18 @@ def credit_page(
     stop: torch.Tensor | None = None,
 ) -> str:
     """Two methods over some completions; one reward in four is absent, one in four failed; `stop` is the second method's."""
-    n = torch.arange(completions)
+    n, quarter = torch.arange(completions), completions // 4
     blocks = {"solution": (n % 3).double() - 1, "confidence": torch.where(n % 4 == 3, NAN, 0.25 * (n % 2))}
-    reward_n = torch.where(n % 4 >= 2, NAN, (n % 2).double())
-    quarter = completions // 4
+    bae = blocks if stop is None else {**blocks, "stop": stop.masked_fill(stop == 0, NAN)}
+    never_n = torch.full((completions,), NAN, dtype=torch.float64)
+    statuses = {"ok": completions - 2 * quarter, "absent": quarter, "timeout": quarter}
     return credit_report(
-        source=source,
-        note="The file holds no token ids.",
-        methods=["grpo", "bae"],
-        credit={
-            "grpo": {"all": (n % 2).double() - 0.5},
-            "bae": blocks if stop is None else {**blocks, "stop": stop.masked_fill(stop == 0, NAN)},
-        },
-        rewards={"correct": reward_n, "never": torch.full((completions,), NAN, dtype=torch.float64)},
-        statuses={
-            "correct": {"ok": completions - 2 * quarter, "absent": quarter, "timeout": quarter},
-            "never": {"absent": completions},
-        },
-        dead={"grpo": {"correct": 0.375}, "bae": {"correct": 0.375, "never": 1.0}},
-        view=view(completions, tokens, text),
-    )
+        source=source, note="The file holds no token ids.", methods=["grpo", "bae"],
+        credit={"grpo": {"all": (n % 2).double() - 0.5}, "bae": bae},
+        rewards={"correct": torch.where(n % 4 >= 2, NAN, (n % 2).double()), "never": never_n},
+        statuses={"correct": statuses, "never": {"absent": completions}},
+        dead={"grpo": {"correct": 0.375}, "bae": {"correct": 0.375, "never": 1.0}}, view=view(completions, tokens, text),
+    )  # fmt: skip
 
 
 def view(completions: int, tokens: int = 6, text: str = "x") -> TokenView:

@@ -97,10 +97,8 @@ def test_sentences():
     data = rolled(4, 6, 3)
     silent = replace(data, confidence_xs=data.confidence_xs * NAN)
     for table, options, sentence in (
-        (data, {"group_sizes": [4, 8]}, "8 .* 6 "),
-        (data, {"batch": 3}, " 3 .* 4 "),
-        (silent, {}, "compare"),
-    ):
+        (data, {"group_sizes": [4, 8]}, "8 .* 6 "), (data, {"batch": 3}, " 3 .* 4 "), (silent, {}, "compare"),
+    ):  # fmt: skip
         with pytest.raises(DataError, match=sentence):
             measure_fidelity(table, **{"group_sizes": [4], **options})
     with pytest.raises(AlignmentError, match=r"23 of .* 5 rows"):

@@ -80,10 +80,8 @@ def test_the_proper_scores_are_the_rewards(rule):
     objectives = [Objective("correct", pays="solution"), Objective(rule, pays="confidence", given="correct")]
     scores = score_all(objectives, text, columns={"answer": ["1" if c else "2" for c in right]})
     q, c = torch.tensor(reports).double(), torch.tensor(right).double()
-    for outcome, reward in (
-        (c, scores.reward_nm[:, 1]),
-        *((torch.full_like(q, o), scores.by_outcome_nmo[:, 1, o]) for o in (0, 1)),
-    ):
+    by_outcome = ((torch.full_like(q, o), scores.by_outcome_nmo[:, 1, o]) for o in (0, 1))
+    for outcome, reward in ((c, scores.reward_nm[:, 1]), *by_outcome):
         assert torch.allclose(proper_score(q, outcome, rule=rule), reward, atol=1e-7)
 
 

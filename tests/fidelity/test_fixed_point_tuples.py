@@ -90,14 +90,10 @@ def test_points_by_what_judges_and_what_is_seen(judged, seen):
 
 @long_simulation
 @pytest.mark.parametrize("rule", ["brier", "log_score"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        *({"back_off": back_off, "leave_one_out": alone} for back_off, alone in product((True, False), repeat=2)),
-        {"judged": 1},
-        {"baseline": "group"},
-    ],
-)
+@pytest.mark.parametrize("options", [
+    *({"back_off": back_off, "leave_one_out": alone} for back_off, alone in product((True, False), repeat=2)),
+    {"judged": 1}, {"baseline": "group"},
+])  # fmt: skip
 def test_the_simulation_finds_the_closed_form(options, rule):
     chance = torch.cat([tensor(PAIRS), tensor([[F(3, 10), F(1, 10)], [F(2, 10), F(4, 10)]])])
     options = {"group_size": 4, "baseline": "outcome", **options}
@@ -109,14 +105,13 @@ def test_the_simulation_finds_the_closed_form(options, rule):
 
 def test_contexts_share_the_strata_of_their_prompt():
     # A policy that sees half of its answers as likely (.9) and half as unlikely (.5) right; P(right) of the group is .7.
-    simulated = simulated_fixed_point(
-        torch.tensor([[0.5, 0.9]]), group_size=4, baseline="outcome", copies=30, batches=200, rounds=1
-    )
+    options = {"group_size": 4, "copies": 30, "batches": 200}
+    simulated = simulated_fixed_point(torch.tensor([[0.5, 0.9]]), baseline="outcome", rounds=1, **options)
     wrong, right = gradient_shares(torch.tensor([0.7]).double(), group_size=4, baseline="outcome")[0].tolist()
     expected = [p * right / (p * right + (1 - p) * wrong) for p in (0.5, 0.9)]
     assert simulated.point_bz[0].tolist() == pytest.approx(expected, abs=4 * float(simulated.error_bz.max()))
     assert simulated.share_bz2[0, 1].tolist() == pytest.approx([wrong, right], abs=0.05)
-    group = simulated_fixed_point(torch.tensor([[0.5, 0.9]]), group_size=4, baseline="group", copies=30, batches=200)
+    group = simulated_fixed_point(torch.tensor([[0.5, 0.9]]), baseline="group", **options)
     assert group.point_bz[0].tolist() == pytest.approx([0.5, 0.9], abs=4 * float(group.error_bz.max()))
 
 
@@ -144,12 +139,9 @@ def test_sentences(find):
     even, thirds = [[0.4, 0.3], [0.2, 0.1]], [[0.3, 0.2, 0.1], [0.1, 0.1, 0.2]]
     seen = ((even, {"seen": (0,)}, "outcome 0 judges"), (even, {"seen": (2,)}, "no outcome 2 "))
     for chances, options, sentence in (
-        ([[0.4, 0.3], [0.1, 0.1]], {}, r"off by 0\.1"),
-        (thirds, {"judged": 1}, r"1 of \(2, 3\)"),
-        (even, {"judged": 2}, r"2 of \(2, 2\)"),
-        (even, {"judged": -1}, "-1 of"),
-        *(seen if find is fixed_point else ()),
-    ):
+        ([[0.4, 0.3], [0.1, 0.1]], {}, r"off by 0\.1"), (thirds, {"judged": 1}, r"1 of \(2, 3\)"),
+        (even, {"judged": 2}, r"2 of \(2, 2\)"), (even, {"judged": -1}, "-1 of"), *(seen if find is fixed_point else ()),
+    ):  # fmt: skip
         chance = torch.tensor([chances], dtype=torch.float64)
         with pytest.raises(RecipeError, match=sentence):
             find(chance if find is fixed_point else chance[:, None], group_size=4, **{"baseline": "outcome", **options})

@@ -192,19 +192,15 @@ def test_a_critic_learns_the_values_of_the_states_it_can_tell_apart(tabular, mon
     sampler = roller(tabular)
     rows = ROWS.select([0, 1])  # one answer, so that the last token says all but how a closed answer reads
     blocks = sampler.blocks(rows, samples=20, seed=5)
-    looks = {}
-    for step, critic in fitted_critics(sampler, rows, steps=(1, 40), seed=6):
-        looks[step] = values(critic, blocks)
+    looks = {step: values(critic, blocks) for step, critic in fitted_critics(sampler, rows, steps=(1, 40), seed=6)}
     assert list(looks) == [1, 40]
-    error = {1: [], 40: []}
+    error = {1: 0.0, 40: 0.0}
     for n, t, answer, tokens in prefixes(tabular, blocks):
-        expected = worth(answer, tokens)
-        if tokens and tokens[-1] == "</answer>":
-            expected = 0.6  # the share of right ones among closed answers
-        for step in error:
-            error[step].append(abs(float(looks[step][n, t]) - expected))
-    assert max(error[40]) < 0.15
-    assert max(error[1]) > 0.25
+        closed = tokens[-1:] == ("</answer>",)
+        expected = 0.6 if closed else worth(answer, tokens)  # the share of right ones among closed answers
+        error = {step: max(error[step], abs(float(looks[step][n, t]) - expected)) for step in error}
+    assert error[40] < 0.15
+    assert error[1] > 0.25
     assert all(torch.equal(weight, before[name]) for name, weight in tabular[0].state_dict().items())
 
 
@@ -225,12 +221,9 @@ def test_from_a_folder_to_tables(model):
         row = next(line for line in table.splitlines() if "SAE start 0.5, 0 " in line)
         values = [measured.interval(c, "SAE start 0.5, 0", "correlation", kind=kind).value for c in measured.critics]
         assert row.split()[-4:] == [f"{value:.3f}" for value in values]
-    for words in (
-        "18 completions of 6 prompts",
-        "decision tokens: correlation with Monte Carlo, SAE minus the best GAE",
-        "all tokens: correlation with Monte Carlo, SAE minus GRPO c - group mean",
-        "GRPO c - V(prompt)",
-    ):
+    correlation = "tokens: correlation with Monte Carlo, SAE minus"
+    of_kinds = (f"decision {correlation} the best GAE", f"all {correlation} GRPO c - group mean")
+    for words in ("18 completions of 6 prompts", "GRPO c - V(prompt)", *of_kinds):
         assert words in text
     with pytest.raises(DataError, match=r"at least 2 re-rolls .* asked for 1"):
         rolled_tokens(model, recipe, rerolls=1)

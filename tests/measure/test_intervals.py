@@ -12,14 +12,13 @@ from scipy import stats
 from scipy.integrate import quad
 from scipy.special import ndtr
 
+from forked import run
 from helpers import NAN
 from measure_small import on_rows, reports
 from spanwise.errors import AlignmentError, RecipeError
 from spanwise.measure import (
-    Interval,
     auroc,
     bootstrap,
-    ece,
     intervals,
     mean_interval,
     weighted_auroc,
@@ -46,40 +45,32 @@ def test_wilson_half_widths_as_published_and_bounds_of_scipy():
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), min_size=1, max_size=30))
 @settings(max_examples=100, deadline=None)
 def test_sem_is_that_of_prompts(rows):
-    value_n = torch.tensor([float(v) for _, v in rows], dtype=torch.float64)
-    names = [f"prompt {p}" for p, _ in rows]
     mean = sum(v for _, v in rows) / len(rows)
     groups = {p: sum(v - mean for r, v in rows if r == p) for p, _ in rows}
-    if len(groups) == 1:
-        assert math.isnan(mean_interval(value_n, names).sem)
-        return
-    expected = math.sqrt(sum(e**2 for e in groups.values()) * len(groups) / (len(groups) - 1)) / len(rows)
-    assert mean_interval(value_n, names).sem == pytest.approx(expected, abs=1e-12)
-    order = list(reversed(range(len(rows))))
-    assert mean_interval(value_n[order], [names[i] for i in order]).sem == pytest.approx(expected, abs=1e-12)
+    expected = math.nan
+    if len(groups) > 1:
+        expected = math.sqrt(sum(e**2 for e in groups.values()) * len(groups) / (len(groups) - 1)) / len(rows)
+    for order in (rows, rows[::-1]):
+        value_n = torch.tensor([float(v) for _, v in order], dtype=torch.float64)
+        assert mean_interval(value_n, [f"prompt {p}" for p, _ in order]).sem == pytest.approx(
+            expected, abs=1e-12, nan_ok=True
+        )
 
 
 def test_mean_interval_against_scipy():
     value_n = torch.tensor([0.71, 0.66, 0.78, 0.69, 0.70]).double()
-    low, high = stats.t.interval(0.95, 4, loc=value_n.mean().item(), scale=stats.sem(value_n.numpy()))
-    ours = mean_interval(value_n)
-    assert (ours.value, ours.low, ours.high, ours.count) == pytest.approx((value_n.mean().item(), low, high, 5))
-    assert mean_interval(value_n, level=0.5).high < ours.high
+    for level in (0.95, 0.5):
+        bounds = stats.t.interval(level, 4, loc=value_n.mean().item(), scale=stats.sem(value_n.numpy()))
+        ours = mean_interval(value_n, level=level)
+        assert (ours.value, ours.low, ours.high, ours.count) == pytest.approx((value_n.mean().item(), *bounds, 5))
     single = mean_interval(torch.tensor([0.5, NAN]))
-    assert single.value == 0.5
-    assert single.count == 1
-    assert math.isnan(single.low)
-    assert not single.excludes(0.0)
+    assert (single.value, single.count, math.isnan(single.low), single.excludes(0.0)) == (0.5, 1, True, False)
     assert str(single) == "0.500"
 
 
-def test_levels_and_seeds_of_a_bootstrap():
-    q, c, ids = reports(seed=1)
-    figure = partial(weighted_ece, q, c)
-    wide, narrow = bootstrap(figure, ids), bootstrap(figure, ids, level=0.5)
-    assert wide.value == ece(q, c)
-    assert wide.low < narrow.low < narrow.high < wide.high
-    assert bootstrap(figure, ids, seed=1) != wide
+def test_scipy_is_loaded_only_when_it_is_used():
+    done = run("import sys, spanwise.report; print('scipy.stats' in sys.modules)")
+    assert (done.stdout, done.stderr) == ("False\n", "")
 
 
 def test_bad_arguments_are_sentences(unchecked_shapes):
@@ -129,27 +120,22 @@ def test_seeds_needed_at_the_ends():
     assert seeds_needed(0.1, 1.0, alpha=0.05, most=500) is None
 
 
-def test_an_interval_excludes():
-    interval = Interval(value=0.2, low=0.1, high=0.3, sem=0.05, level=0.95, count=9)
-    assert interval.excludes()
-    assert not interval.excludes(0.1)
-    assert str(interval) == "0.200 [0.100, 0.300]"
-
-
 def test_bootstrap_against_a_loop_over_prompts():
     q, c, ids = reports()
-    interval = bootstrap(partial(weighted_auroc, q, c), ids, resamples=300, seed=5)
-    generator = torch.Generator().manual_seed(5)
-    drawn = torch.randint(20, (300, 20), generator=generator).tolist()
-    values = []
-    for prompts in drawn:
-        row = torch.cat([(ids == 7 + 3 * p).nonzero().flatten() for p in prompts])
-        values.append(auroc(q[row], c[row]))
+    figure, options = partial(weighted_auroc, q, c), {"resamples": 300, "seed": 5}
+    interval = bootstrap(figure, ids, **options)
+    drawn = torch.randint(20, (300, 20), generator=torch.Generator().manual_seed(5)).tolist()
+    rows = [torch.cat([(ids == 7 + 3 * p).nonzero().flatten() for p in prompts]) for prompts in drawn]
+    values = [auroc(q[row], c[row]) for row in rows]
     assert interval.value == auroc(q, c)
     assert (interval.low, interval.high) == pytest.approx(tuple(np.quantile(values, [0.025, 0.975])))
     assert interval.sem == pytest.approx(np.std(values, ddof=1))
-    slow = bootstrap(on_rows(auroc, q, c), ids, resamples=300, seed=5)
+    narrow = bootstrap(figure, ids, level=0.5, **options)
+    assert (narrow.low, narrow.high) == pytest.approx(tuple(np.quantile(values, [0.25, 0.75])))
+    slow = bootstrap(on_rows(auroc, q, c), ids, **options)
     assert vars(slow) == pytest.approx(vars(interval), abs=1e-12)
+    assert not any(interval.excludes(value) for value in (interval.low, interval.value, interval.high))
+    assert all(interval.excludes(value) for value in (interval.low - 1e-9, interval.high + 1e-9))
 
 
 def test_bootstrap_in_any_order_and_any_chunks(monkeypatch):

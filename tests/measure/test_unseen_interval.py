@@ -62,13 +62,12 @@ def test_coverage_of_the_auroc_where_few_prompts_err():
 def test_no_figure_has_width_0():
     same = torch.ones(40, dtype=torch.float64)
     intervals = evaluated(same, same, [n // 2 for n in range(40)])  # 20 prompts, not 40 completions
-    defined = {name: interval for name, interval in intervals.items() if interval is not None}
-    assert defined.keys() == intervals.keys() - {"auroc"}
-    for interval in defined.values():
+    assert [name for name, interval in intervals.items() if interval is None] == ["auroc"]
+    for interval in filter(None, intervals.values()):
         assert 0.0 <= interval.low < interval.high <= 1.0
         assert interval.low <= interval.value <= interval.high
-    assert defined["accuracy"].low == pytest.approx(0.025 ** (1 / 20), abs=0.02)
-    assert defined["brier"].high == pytest.approx(1 - 0.025 ** (1 / 20), abs=0.02)
+    assert intervals["accuracy"].low == pytest.approx(0.025 ** (1 / 20), abs=0.02)
+    assert intervals["brier"].high == pytest.approx(1 - 0.025 ** (1 / 20), abs=0.02)
 
 
 def test_prompts_of_different_sizes_and_what_is_missing():

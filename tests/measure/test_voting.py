@@ -20,13 +20,12 @@ SAMPLE = st.tuples(
 
 
 def run(rows, prompts=None, **options):
-    absent = lambda x, scale: NAN if x is None else x / scale  # noqa: E731
+    answers, correct, confidence = zip(*rows, strict=True)
     return voting(
-        [a for a, *_ in rows],
-        torch.tensor([absent(q, 10) for _, _, q in rows], dtype=torch.float64),
-        torch.tensor([NAN if c is None else float(c) for _, c, _ in rows], dtype=torch.float64),
-        prompts=[0] * len(rows) if prompts is None else prompts,
-        **{"resamples": 10, **options},
+        answers,
+        torch.tensor([NAN if q is None else q / 10 for q in confidence], dtype=torch.float64),
+        torch.tensor([NAN if c is None else c for c in correct], dtype=torch.float64),
+        **{"prompts": [0] * len(rows) if prompts is None else prompts, "resamples": 10, **options},
     )
 
 
@@ -55,9 +54,8 @@ def test_a_sample_without_a_verdict_votes_as_its_answer_was_judged_elsewhere():
 
 
 def test_answers_may_be_numbers(unchecked_shapes):
-    confidence_n, correct_n = torch.tensor([0.9, 0.5, 0.6]), torch.tensor([1.0, 0.0, 0.0])
-    curves = [voting(answers, confidence_n, correct_n, prompts=[0] * 3) for answers in (["0", "7", "7"], [0, 7, 7])]
-    assert curve_values(curves[0]) == curve_values(curves[1])
+    numbers, words = (run([(kind(a), c, q) for a, c, q in ((0, 1, 9), (7, 0, 5), (7, 0, 6))]) for kind in (int, str))
+    assert curve_values(numbers) == curve_values(words)
 
 
 def test_an_answer_that_nobody_judged_is_not_right():
@@ -78,15 +76,16 @@ def test_a_prompt_without_any_verdict_has_no_value():
 def test_random_subsets_come_near_and_are_seeded():
     source = stdlib_random.Random(0)
     rows = [(str(source.randrange(4)), source.randrange(2), source.randrange(11)) for _ in range(14)]
-    exact = curve_values(run(rows, budgets=[5, 7]))
-    near = curve_values(run(rows, budgets=[5, 7], subsets=1900))  # C(14, 5) = 2002
+
+    def values(rows, **options):
+        return curve_values(run(rows, budgets=[5, 7], **options))
+
+    exact, near = values(rows), values(rows, subsets=1900)  # C(14, 5) = 2002
     assert near["majority"] != exact["majority"]
     for way in ("majority", "weighted"):
         assert near[way] == pytest.approx(exact[way], abs=0.04)
-    assert near == curve_values(run(rows, budgets=[5, 7], subsets=1900))
-    shuffled = source.sample(rows, len(rows))
-    assert near == curve_values(run(shuffled, budgets=[5, 7], subsets=1900))
-    assert near["majority"] != curve_values(run(rows, budgets=[5, 7], subsets=1900, seed=1))["majority"]
+    assert near == values(source.sample(rows, len(rows)), subsets=1900)
+    assert near["majority"] != values(rows, subsets=1900, seed=1)["majority"]
 
 
 def test_prompts_count_equally_and_short_ones_drop_out():
@@ -121,9 +120,7 @@ def test_sixteen_samples_are_exact():
     rows = [("1", 1, 9)] * 9 + [("2", 0, 3)] * 7
     values = curve_values(run(rows))
     for n in range(1, 17):  # hypergeometric: the right answer wins with more than half, a tie counts half
-        wins = sum(
-            math.comb(9, k) * math.comb(7, n - k) * (1 if 2 * k > n else 0.5 if 2 * k == n else 0) for k in range(n + 1)
-        )
+        wins = sum(math.comb(9, k) * math.comb(7, n - k) * ((2 * k > n) + (2 * k == n) / 2) for k in range(n + 1))
         assert values["majority"][n - 1] == pytest.approx(wins / math.comb(16, n))
     assert len(values["majority"]) == 16
     assert len(curve_values(run(rows * 2))["pass@k"]) == 16

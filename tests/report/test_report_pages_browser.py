@@ -55,9 +55,7 @@ def drawn(browser, page, **how):
         " e.querySelector('svg').getBoundingClientRect().width / e.getBoundingClientRect().width])"
     )
     assert charts
-    for marks, share in charts:
-        assert marks > 0
-        assert 0.85 < share < 1.01
+    assert all(marks > 0 and 0.85 < share < 1.01 for marks, share in charts), charts
     browser.run("dispatchEvent(new Event('afterprint'))")
     return browser
 
@@ -77,9 +75,8 @@ def test_every_page_is_drawn_fits_and_can_be_read_at_every_width(browser, pages,
     assert light != dark
     for width in (1440, 768, 375, 360):
         browser.size(width, 900)
-        browser.wait(
-            "return [...document.querySelectorAll('.chart svg')].every(e => e.getBoundingClientRect().width < innerWidth)"
-        )
+        narrow = "e => e.getBoundingClientRect().width < innerWidth"
+        browser.wait(f"return [...document.querySelectorAll('.chart svg')].every({narrow})")
         settle(browser)
         assert browser.run(FITS), width
         assert browser.run(CONTRAST) == [], width
@@ -175,20 +172,16 @@ def test_every_chart_says_its_values_wherever_it_is_pointed_at(browser, pages, n
 
 def aim(browser, x, y):
     """Move the pointer to a place in the window."""
-    event = {"type": "mouseMoved", "x": x, "y": y}
-    browser.driver.execute_cdp_cmd("Input.dispatchMouseEvent", event)
+    browser.driver.execute_cdp_cmd("Input.dispatchMouseEvent", {"type": "mouseMoved", "x": x, "y": y})
     settle(browser)
-
-
-def terms(browser):
-    return [e for e in browser.each(".term") if e.is_displayed()]
 
 
 @pytest.mark.parametrize("width", [1440, 768, 375])
 def test_a_term_is_explained_beside_it_and_never_on_it(browser, pages, width):
     drawn(browser, pages["compare"], width=width)
-    assert len(terms(browser)) > 3
-    for term in terms(browser)[:8]:
+    terms = [e for e in browser.each(".term") if e.is_displayed()]
+    assert len(terms) > 3
+    for term in terms[:8]:
         browser.scroll_to(term, block="end")
         browser.run("arguments[0].focus({preventScroll: true})", term)
         sentence = browser.run("const e = document.getElementById('says'); return e.hidden ? null : e.textContent")
@@ -203,9 +196,9 @@ def test_a_term_is_explained_beside_it_and_never_on_it(browser, pages, width):
     browser.press("ESCAPE")
     assert browser.run("return document.getElementById('says').hidden")
     browser.run("document.activeElement.blur()")
-    browser.scroll_to(terms(browser)[0])
+    browser.scroll_to(terms[0])
     settle(browser)
-    browser.point_at(terms(browser)[0])
+    browser.point_at(terms[0])
     assert not browser.run("return document.getElementById('says').hidden")
     browser.run("document.getElementById('says').hidden = true; document.querySelector('.term').click()")  # a tap
 

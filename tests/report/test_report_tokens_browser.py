@@ -4,6 +4,7 @@
 
 import math
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -65,10 +66,8 @@ def style(browser, element, name):
 def choose(browser, name, value):
     browser.run(
         "const c = document.querySelector(`[name=${arguments[0]}]`); c.value = arguments[1];"
-        "c.dispatchEvent(new Event(c.type === 'search' ? 'input' : 'change', {bubbles: true}))",
-        name,
-        value,
-    )
+        "c.dispatchEvent(new Event(c.type === 'search' ? 'input' : 'change', {bubbles: true}))", name, value,
+    )  # fmt: skip
 
 
 def at(browser):
@@ -77,16 +76,11 @@ def at(browser):
 
 def test_colours_say_sign_and_size_and_what_has_none_and_blocks_their_credit(browser):
     opened(browser, FIRST)
-    classes = browser.run(
-        "return [...document.querySelectorAll('.token-panes .token')].map(t => [+t.dataset.token, t.className])"
-    )
-    assert [name for _, name in sorted(classes, key=lambda each: each[0])] == [
-        "token plus", "token plus", "token minus", "token plus", "token zero", "token minus", "token plus", "token minus",
-        "token none", "token none",
-    ]  # fmt: skip
-    full, less, minus, zero, tiny, untrained = (
-        token(browser, *which) for which in ((0, 0), (0, 1), (1, 0), (2, 0), (3, 0), (4, 0))
-    )
+    signs = (("plus", "plus"), ("minus", "plus"), ("zero", "minus"), ("plus", "minus"), ("none", "none"))
+    classes = [[token(browser, t, side).get_attribute("class") for side in (0, 1)] for t in range(5)]
+    assert classes == [[f"token {sign}" for sign in pair] for pair in signs]
+    full, less, *others = (token(browser, *which) for which in ((0, 0), (0, 1), (1, 0), (2, 0), (3, 0), (4, 0)))
+    minus, zero, tiny, untrained = others
     # 1 is the full scale of both sides; b's 0.25 is half as strong: 14 + 86 * sqrt(0.25) = 57 %.
     assert style(browser, full, "--strength") == "100.0%"
     assert style(browser, less, "--strength") == "57.0%"
@@ -150,8 +144,7 @@ def test_moving_by_keys_and_buttons(browser):
     for name, place in (("Next", "2"), ("Last", "3"), ("Previous", "2"), ("First", "1")):
         browser.one(f'[aria-label="{name} completion"]').click()
         assert at(browser) == (f"{place} of 3", f"#token-{place}")
-    field = browser.one("[name=search]")
-    field.send_keys("jk")
+    browser.one("[name=search]").send_keys("jk")
     assert text(browser, ".token-count") == "No completion fits."  # letters go into the field
 
 
@@ -199,25 +192,18 @@ def test_filters(browser):
         assert text(browser, ".token-count").endswith("of 4")
 
 
-def test_a_broken_check_is_a_failed_one(browser):
-    opened(
-        browser,
-        SECOND,
-        row(["x"], rewards={"correct": 0.0, "brier": None}, statuses={"correct": "broke", "brier": "absent"}),
-    )
-    choose(browser, "status", "failed")
-    assert text(browser, ".token-count") == "1 of 1 that fit: completion 2 of 2"
-    assert text(browser, ".token-facts").split("\n")[-2:] == ["correct 0 ✗ (broke)", "brier: absent"]
-
-
-def test_right_and_wrong_are_those_of_the_outcome_not_of_another_reward(browser):
+def test_right_and_wrong_are_those_of_the_outcome_not_of_another_reward_and_a_broken_check_is_a_failed_one(browser):
     kinds = {"format": "ok", "solved": "ok"}
     rows = [row(["x"], rewards={"format": f, "solved": s}, statuses=kinds) for f, s in ((1.0, 0.0), (1.0, 1.0), (0.0, 1.0))]
+    rows[1] = replace(rows[1], rewards={"format": None, "solved": 0.0}, statuses={"format": "absent", "solved": "broke"})
     opened(browser, *rows, outcome="solved")
     assert text(browser, ".token-facts").split("\n")[-2:] == ["format 1", "solved 0 ✗"]
     assert text(browser, ".token-outcome").split()[0] == "solved"
     choose(browser, "outcome", "wrong")
-    assert text(browser, ".token-count") == "1 of 1 that fit: completion 1 of 3"
+    assert text(browser, ".token-count") == "1 of 2 that fit: completion 1 of 3"
+    choose(browser, "status", "failed")
+    assert text(browser, ".token-count") == "1 of 1 that fit: completion 2 of 3"
+    assert text(browser, ".token-facts").split("\n")[-2:] == ["format: absent", "solved 0 ✗ (broke)"]
     opened(browser, *rows, outcome=None)
     assert not browser.one("[name=outcome]").is_displayed()
     assert not browser.run("return /[✓✗]/.test(document.querySelector('.token-facts').textContent)")
@@ -243,15 +229,11 @@ def test_numbers_of_a_coarse_column_say_that_they_are_rounded(browser):
 
 def test_what_differs_most_comes_first(browser):
     # Mean differences, over the tokens both train: .4 / 2 = .2, then .0, then .3; the scale is 1 for all of them.
-    rows = [
-        row(["x", "y"], [0.1, 0.5], [0.1, 0.1]),
-        row(["x"], [1.0], [1.0]),
-        row(["x", "y"], [0.3, math.nan], [0.0, math.nan]),
-    ]
-    opened(browser, *rows)
+    pairs = (([0.1, 0.5], [0.1, 0.1]), ([1.0], [1.0]), ([0.3, math.nan], [0.0, math.nan]))
+    opened(browser, *(row(["x", "y"][: len(left)], left, right) for left, right in pairs))
     choose(browser, "order", "differ")
     order = []
-    for _ in rows:
+    for _ in pairs:
         order.append(text(browser, ".token-count").split("completion ")[1])
         browser.press("j")
     assert order == ["3 of 3", "1 of 3", "2 of 3"]
@@ -356,13 +338,11 @@ def test_long_texts_are_shown_whole(browser):
         "document.querySelector('.token-end').scrollIntoView({behavior: 'instant'});"
         "return document.querySelector('[data-token=\"3000\"]')"
     )
-    both = browser.run(
-        "return [1, 2].map(side => [...document.querySelectorAll(`.token-row > :nth-child(${side}) .token`)]"
-        ".map(token => token.textContent).join(''))"
-    )
-    assert both[0] == both[1] == "".join(tokens).replace("\n", "⏎\n")
-    heads = browser.run("return [...document.querySelectorAll('.token-head b')].map(b => b.textContent)")
-    assert heads == ["solution", "solution", "confidence", "confidence"]
+    all_text = "return [...document.querySelectorAll(arguments[0])].map(e => e.textContent)"
+    for side in (1, 2):
+        shown = browser.run(all_text, f".token-row > :nth-child({side}) .token")
+        assert "".join(shown) == "".join(tokens).replace("\n", "⏎\n")
+    assert browser.run(all_text, ".token-head b") == ["solution", "solution", "confidence", "confidence"]
 
 
 def test_rare_tokens_are_read_too(browser):
@@ -433,9 +413,8 @@ def test_every_control_has_a_name_and_changes_are_announced(browser):
     browser.run("document.querySelector('[data-go=last]').focus()")
     browser.press("TAB")
     for _ in range(4):  # the prompt, the first token
-        if browser.run("return document.activeElement.matches('.token')"):
-            break
-        browser.press("TAB")
+        if not browser.run("return document.activeElement.matches('.token')"):
+            browser.press("TAB")
     assert browser.run("return document.activeElement.matches('.token')")
     assert browser.run("return getComputedStyle(document.activeElement).outlineStyle") == "solid"
 
@@ -455,23 +434,19 @@ def test_a_slider_goes_through_the_steps_of_one_prompt(browser):
     opened(browser, *rows, by_step=True)
 
     def slide(value):
-        browser.run(
-            "const s = document.querySelector('.token-slider input'); s.value = arguments[0]; s.dispatchEvent(new Event('input'))",
-            value,
-        )
+        slider = "const s = document.querySelector('.token-slider input'); s.value = arguments[0];"
+        browser.run(f"{slider} s.dispatchEvent(new Event('input'))", value)
+        return seen()
 
     def seen():
-        facts = [fact.text for fact in browser.each(".token-facts li")]
-        return text(browser, ".token-slider output"), text(browser, ".token-count"), facts[0]
+        outputs = (".token-slider output", ".token-count", ".token-facts li")
+        return tuple(browser.one(output).text for output in outputs)
 
     assert seen() == ("0 · mean reward correct 0", "1 of 2", "step 0")
-    slide(1)
-    assert seen() == ("20 · mean reward correct 0.5", "1 of 3", "step 20")
+    assert slide(1) == ("20 · mean reward correct 0.5", "1 of 3", "step 20")
     browser.one("[data-go=last]").click()
-    slide(2)  # the third completion of the next step
-    assert seen() == ("40 · mean reward correct 1", "3 of 3", "step 40")
-    slide(0)  # which has no third
-    assert seen() == ("0 · mean reward correct 0", "2 of 2", "step 0")
+    assert slide(2) == ("40 · mean reward correct 1", "3 of 3", "step 40")  # the third completion of the next step
+    assert slide(0) == ("0 · mean reward correct 0", "2 of 2", "step 0")  # which has no third
     browser.run("location.hash = '#token-3'")
     browser.wait("return document.querySelector('.token-count').innerText === '3 of 3'")
     assert seen() == ("20 · mean reward correct 0.5", "3 of 3", "step 20")

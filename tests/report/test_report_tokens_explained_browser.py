@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from arithmetic import holds
+from report_pages import credit_page
 from rollout_files import quiet, verl_file
 from spanwise.commands.credit.credit import credit
 
@@ -21,18 +22,15 @@ def export(tmp_path_factory):
     """48 completions in two steps: right and wrong, with every kind of confidence, one cut off."""
     folder = tmp_path_factory.mktemp("explained")
     roll = random.Random(5)
-    outputs, golds, prompts = [], [], []
-    for group in range(6):
-        for _ in range(8):
-            answer = roll.choice(["4", "4", "5"])
-            stated = roll.choice(["0.9", "0.7", "0.0", "1.0", "high", None])
-            tail = "" if stated is None else f"<analysis>I checked.</analysis><confidence>{stated}</confidence>"
-            outputs.append(f"<reasoning>2 and {group} make {answer}.</reasoning><answer>{answer}</answer>{tail}")
-            golds.append("4")
-            prompts.append(f"What is 2+{group}? </script> \u202e{'long ' * 30 if group == 5 else ''}")
+    outputs, prompts = [], []
+    for group in (n // 8 for n in range(48)):
+        answer = roll.choice(["4", "4", "5"])
+        stated = roll.choice(["0.9", "0.7", "0.0", "1.0", "high", None])
+        tail = "" if stated is None else f"<analysis>I checked.</analysis><confidence>{stated}</confidence>"
+        outputs.append(f"<reasoning>2 and {group} make {answer}.</reasoning><answer>{answer}</answer>{tail}")
+        prompts.append(f"What is 2+{group}? </script> \u202e{'long ' * 30 if group == 5 else ''}")
     outputs[-1] = "<reasoning>2 and " + "supercalifragilistic" * 40
-    file = verl_file(folder / "1.jsonl", outputs, prompts=prompts, gts=golds)
-    credit(file, output=folder / "out", console=quiet())
+    credit(verl_file(folder / "1.jsonl", outputs, prompts=prompts, gts=["4"] * 48), output=folder / "out", console=quiet())
     return folder / "out"
 
 
@@ -70,10 +68,8 @@ def sort_by(browser, key):
 def filtered(browser, key, text):
     browser.run(
         "const i = document.querySelector(`[aria-label^='Filter ${arguments[0]}:']`); i.value = arguments[1];"
-        "i.dispatchEvent(new Event('input', {bubbles: true}))",
-        key,
-        text,
-    )
+        "i.dispatchEvent(new Event('input', {bubbles: true}))", key, text,
+    )  # fmt: skip
 
 
 #: Point at an element that stands at this place of the window: the hint's text, its left and right edge, whether it lies over it.
@@ -225,7 +221,7 @@ def test_the_arithmetic_shown_holds(browser, export, rows):
     for n in (0, 5, 17, 30, 46, 47):
         browser.run("location.hash = arguments[0]", f"#token-{n + 1}")
         browser.wait(f"return document.querySelector('.token-group tr.current button')?.textContent === '{n + 1}'")
-        sums = browser.run("return [...document.querySelectorAll('.token-reason .token-sum')].map((e) => e.textContent)")
+        sums = [e.get_property("textContent") for e in browser.each(".token-reason .token-sum")]
         assert all(holds(text) for text in sums), sums
         seen += len(sums)
         credits = browser.run(
@@ -267,8 +263,6 @@ def test_words_are_explained_by_pointer_and_by_keys(browser, export):
 
 
 def test_thousands_of_rows_are_quick(browser):
-    from report_pages import credit_page
-
     browser.show(credit_page(4000, 6), width=1200)
     browser.wait("return document.querySelector('.token-app:not([hidden])')", seconds=30)
     browser.run("document.querySelector('.token-listing').open = true")

@@ -13,6 +13,7 @@ from helpers import NAN
 from report_pages import decoded
 from rollout_files import quiet, tagged, verl_file
 from spanwise.commands.credit.credit import credit
+from spanwise.commands.credit.page import rule_of
 from spanwise.report import TokenView
 from spanwise.report.tokens import payload
 from spanwise.report.why import Rule, equation, explained, rule_words, shown
@@ -32,9 +33,8 @@ def row(**changes):
 
 def sentence(case, left="grpo", right="bae", rows=(), **view):
     data = payload(TokenView(("grpo", "bae"), [case, *rows], "correct", **view))  # joined as the page does it
-    methods = [data["methods"].index(name) for name in dict.fromkeys((left, right))]
-    columns = (data["openings"], *(data["clauses"][m] for m in methods))
-    opening, *clauses = (decoded(column, 0)[0] for column in columns)
+    columns = [data["clauses"][data["methods"].index(name)] for name in dict.fromkeys((left, right))]
+    opening, *clauses = (decoded(column, 0)[0] for column in (data["openings"], *columns))
     return f"{opening}: {', '.join(clauses)}."
 
 
@@ -137,11 +137,8 @@ def test_methods_per_token_and_what_is_recorded_have_a_sentence():
     why, _ = block(row(), "solution", rules={"bae": Rule("token", "bae: Compare.")})
     assert why["note"].startswith("bae credits each token on its own; the credit of a block is the mean over its tokens.")
     case = row(credit={"recorded": {"solution": 1.0}}, advantages={"recorded": [1.0] * 3})
-    note = explained(case, "recorded", Rule())["note"]
-    assert (
-        note
-        == "'recorded' is the credit that the trainer wrote into the file, which does not say how the trainer computed it."
-    )
+    note = "'recorded' is the credit that the trainer wrote into the file; the file does not say how it was computed."
+    assert explained(case, "recorded", Rule())["note"] == note
 
 
 def test_what_a_baseline_is_the_mean_of_is_looked_up():
@@ -178,12 +175,9 @@ def test_every_sum_of_an_export_holds(tmp_path, methods):
     file = verl_file(tmp_path / "1.jsonl", spoken * 4, prompts=prompts, gts=golds)
     result = credit(file, output=tmp_path / "out", console=quiet(), methods=methods)
     table = pq.read_table(tmp_path / "out" / "credit.parquet")
-    from spanwise.commands.credit.page import rule_of
-
     listed = {name: scheme.plain() for name, scheme in result.arms.schemes.items()}
-    rows = token_rows(table, None)
     rules = {name: rule_of(settings["method"], settings["objectives"]) for name, settings in listed.items()}
-    view = TokenView(tuple(applied.name for applied in result.applied), rows, rules=rules)
+    view = TokenView(tuple(applied.name for applied in result.applied), token_rows(table, None), rules=rules)
     seen = dict.fromkeys(view.methods, 0)
     for n, why in enumerate(payload(view)["why"]):
         for method, entry in zip(view.methods, why, strict=True):
@@ -197,9 +191,8 @@ def test_every_sum_of_an_export_holds(tmp_path, methods):
                     columns = [f"credit/{method}/{block}" for block in family_names(table.column_names, "credit", method)]
                 (credit_n,) = {table[key][n].as_py() for key in columns if not key.endswith("/stop")} - {None}
                 assert float(facts["credit"].replace("−", "-")) == pytest.approx(credit_n, rel=5.1e-4)
-                added = sum(float(term["credit"].replace("−", "-")) for term in facts["terms"])
-                if facts["terms"]:
-                    assert added == pytest.approx(credit_n, abs=2e-3)
+                added = [float(term["credit"].replace("−", "-")) for term in facts["terms"]]
+                assert not added or sum(added) == pytest.approx(credit_n, abs=2e-3)
                 seen[method] += len(sums)
     assert all(count > 10 for method, count in seen.items() if method not in ("gdpo", "dcpo")), seen
 

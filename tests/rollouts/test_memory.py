@@ -14,48 +14,44 @@ from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.rollouts import columns, files, json_array, read_rollouts
 from tokenizers_small import byte_level
 
-
-def chat(text):
-    return [{"role": "assistant", "content": text}]
-
-
 #: Ten times as many bytes as its tokens take.
 WORDS = " ".join(f"w{n % 50}{'x' * 40}" for n in range(500))
 ROWS = [{"prompt": f"{n // 8}", "completion": f"{n} {WORDS}", "score": float(n % 2), "step": n // 16} for n in range(50)]
 
 
-def renamed(row, prompt, completion, form=str):
-    return {prompt: row["prompt"], completion: form(row["completion"]), "score": row["score"], "step": row["step"]}
+def chat(row):
+    return [{"role": "assistant", "content": row["completion"]}]
 
 
-def agent(row):
-    return {"messages": [{"role": "user", "content": row["prompt"]}, *chat(row["completion"])], "score": row["score"]}
-
-
-def lm_eval(row, n):
+def lm_eval(row):
     texts = {"arguments": {"gen_args_0": {"arg_0": row["prompt"]}}, "resps": [[row["completion"]]]}
-    return {"doc_id": n, "doc": {}, "target": "4", "filter": "none", "metrics": ["score"], "score": row["score"], **texts}
+    usual = {"doc": {}, "target": "4", "filter": "none", "metrics": ["score"], "score": row["score"]}
+    return {"doc_id": ROWS.index(row), **usual, **texts}
 
 
 def ids_of(row):
     return [300 + i for i in range(len(row["completion"].split()))]
 
 
+def logprobs_of(row):
+    return [-0.1 - i for i in range(len(ids_of(row)))]
+
+
 def traces(row):
     ids = ids_of(row)
-    logprobs = [-0.1 - i for i in range(len(ids))]
-    reply = node("assistant", "", parent=0, sampled=True, ids=ids, mask=[True] * len(ids), logprobs=logprobs)
+    reply = node("assistant", "", parent=0, sampled=True, ids=ids, mask=[True] * len(ids), logprobs=logprobs_of(row))
     nodes = [node("user", row["prompt"], parent=None), reply]
     return {"group": {"id": row["prompt"]}, "traces": [{"nodes": nodes, "rewards": {"score": row["score"]}}]}
 
 
+def sample(row):
+    fields = {"prompt": row["prompt"], "reward": row["score"], "response": "", "response_length": len(ids_of(row))}
+    return {**fields, "tokens": ids_of(row), "rollout_log_probs": logprobs_of(row)}
+
+
 def slime(folder):
     for step in range(10):
-        samples = [
-            {"prompt": row["prompt"], "response": "", "tokens": ids_of(row), "response_length": len(ids_of(row)),
-             "rollout_log_probs": [-0.1 - i for i in range(len(ids_of(row)))], "reward": row["score"]}
-            for row in ROWS[step * 5 : step * 5 + 5]
-        ]  # fmt: skip
+        samples = [sample(row) for row in ROWS[step * 5 : step * 5 + 5]]
         torch.save({"rollout_id": step, "samples": samples}, folder / f"{step}.pt")
     return folder
 
@@ -66,20 +62,22 @@ def own_file(folder):
     return write_own(folder / "a.parquet", ids, **columns)
 
 
-def lists(row):
-    return renamed(row, "question", "responses", lambda text: [chat(text)])
+def scored(row, **fields):
+    return {**fields, "score": row["score"], "step": row["step"]}
+
+
+def lines(name, line):
+    return lambda folder: write_lines(folder / name, map(line, ROWS))
 
 
 FILES = {
-    "verl": lambda f: write_lines(f / "1.jsonl", [renamed(row, "input", "output") for row in ROWS]),
-    "lines": lambda f: write_lines(f / "1.jsonl", ROWS),
-    "lists": lambda f: write_lines(f / "1.jsonl", map(lists, ROWS)),
-    "messages": lambda f: write_lines(f / "1.jsonl", map(agent, ROWS)),
-    "array": lambda f: save(f, ROWS, "json"),
-    "csv": lambda f: save(f, ROWS, "csv"),
-    "parquet": lambda f: save(f, ROWS, "parquet"),
-    "lm-eval": lambda f: write_lines(f / "samples_a.jsonl", [lm_eval(row, n) for n, row in enumerate(ROWS)]),
-    "traces": lambda f: write_lines(f / "traces.jsonl", map(traces, ROWS)),
+    "verl": lines("1.jsonl", lambda row: scored(row, input=row["prompt"], output=row["completion"])),
+    "lines": lines("1.jsonl", dict),
+    "lists": lines("1.jsonl", lambda row: scored(row, question=row["prompt"], responses=[chat(row)])),
+    "messages": lines("1.jsonl", lambda row: scored(row, messages=[{"role": "user", "content": row["prompt"]}, *chat(row)])),
+    "lm-eval": lines("samples_a.jsonl", lm_eval),
+    "traces": lines("traces.jsonl", traces),
+    **{kind: lambda folder, kind=kind: save(folder, ROWS, kind) for kind in ("json", "csv", "parquet")},
     "slime": slime,
     "own": own_file,
 }

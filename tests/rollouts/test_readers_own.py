@@ -178,11 +178,10 @@ def exported(folder, tokenizer, *, ids):
     for n, digits in enumerate(SAID * 2):
         tokens = [int(sign) for sign in digits]
         spans = {"start": {"solution": 0, "confidence": 0}, "end": {"solution": len(tokens) * (n != 3), "confidence": 0}}
-        scored = {"reward": {"correct": float(2 in tokens)}, "status": {"correct": int(Status.OK)}}
-        if n == 5:
-            scored = {"reward": {"correct": math.nan}, "status": {"correct": int(Status.TIMEOUT)}}
+        right, status = (math.nan, Status.TIMEOUT) if n == 5 else (float(2 in tokens), Status.OK)
+        fields = {"reward": {"correct": right}, "status": {"correct": int(status)}, **spans}
         critic = {"values": [0.25] * len(tokens), "logprobs": [-0.5] * len(tokens)}
-        rows.append(completion(tokens, group=n // 4, prompt="same", **spans, **scored, **critic))
+        rows.append(completion(tokens, group=n // 4, prompt="same", **fields, **critic))
     pieces = None if ids else [word.encode() for word in SPELLED]
     case = Case(rows, per_token=("values", "logprobs"), pieces=pieces)
     write_rollouts(folder / "in.parquet", case.parts(), pieces=pieces, tokenizer=tokenizer if ids else None)
@@ -221,23 +220,17 @@ def test_credit_on_an_export_is_credit_on_its_rollouts(ids, tokenizer, tmp_path)
         assert pq.read_table(output / "credit.parquet").equals(table)
 
 
-def spoilt(file, *, part, column):
-    """Put zeros over one column of one part of the file."""
-    place = pq.ParquetFile(file).metadata.row_group(part)
-    names = [place.column(n).path_in_schema for n in range(place.num_columns)]
-    chunk = place.column(names.index(column))
-    start = chunk.dictionary_page_offset or chunk.data_page_offset
-    data = bytearray(file.read_bytes())
-    data[start : start + chunk.total_compressed_size] = bytes(chunk.total_compressed_size)
-    file.write_bytes(data)
-
-
 def test_only_what_is_asked_for_is_read(tmp_path):
     """A damaged column of tokens stops only those who need it."""
     file = tmp_path / "a.parquet"
     rows = [completion(range(6), prompt=str(n)) for n in range(6)]
     write_rollouts(file, Case(rows, cuts=[2, 4]).parts())
-    spoilt(file, part=1, column="completion_ids.list.element")
+    part = pq.ParquetFile(file).metadata.row_group(1)
+    chunks = {part.column(n).path_in_schema: part.column(n) for n in range(part.num_columns)}
+    chunk, data = chunks["completion_ids.list.element"], bytearray(file.read_bytes())
+    start, size = chunk.dictionary_page_offset or chunk.data_page_offset, chunk.total_compressed_size
+    data[start : start + size] = bytes(size)
+    file.write_bytes(data)
     assert read_credit(read_numbers(file))["bae"]["solution"].tolist() == [0.5] * 6
     assert [row.prompt for row in token_rows(read_rows(file, [0, 1, 5]), None)] == ["0", "1", "5"]
     with pytest.raises(DataError, match=r"a.parquet' is not readable as parquet; it is damaged or cut off \("):

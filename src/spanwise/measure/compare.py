@@ -146,7 +146,7 @@ class ArmComparison:
         if not clear_names:
             return f"None of {count} differences is beyond the noise: these runs do not show which method is better."
         other_count = count - len(clear_names)
-        others_text = f". The other {other_count} are not clear" if other_count else ""
+        others_text = f". Not clear: the other {other_count}" if other_count else ""
         figure_count = len({diff.figure for diff in self.differences})
         return (
             f"Of {count} differences, {len(clear_names)} are beyond the noise: {', '.join(clear_names)}{others_text}. The "

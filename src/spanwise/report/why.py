@@ -170,9 +170,7 @@ def explained(row: TokenRow, method: str, rule: Rule) -> dict[str, Any]:
     if rule.kind in ("token", "step"):
         note = f"{method} credits each {rule.kind} on its own; the credit of a block is the mean over its tokens."
     elif method == "recorded":
-        note = (
-            "'recorded' is the credit that the trainer wrote into the file, which does not say how the trainer computed it."
-        )
+        note = "'recorded' is the credit that the trainer wrote into the file; the file does not say how it was computed."
     has_terms = any(block["terms"] for block in explained_blocks.values())
     return {
         "note": f"{note} {rule.about}".strip() if explained_blocks and not has_terms else "",
