@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,19 +39,7 @@ class Collected:
         token_ids = Ragged(self.tokens.ids.read(), self.tokens.offsets)
         return TokenizedTexts(token_ids, self.tokens.trainable.read(), load_tokenizer(tokenizer)[1], "")
 
-    def table(
-        self,
-        source: str,
-        path: Path,
-        tokens: TokenizedTexts,
-        *,
-        keys: Sequence[Hashable] | None,
-        rollouts: Sequence[Hashable] | None = None,
-        notes: Sequence[str] = (),
-    ) -> RolloutTable:
-        """Return the completions as a table. The arguments are those of `RolloutTable.of`."""
-        prompts, steps = self.values("prompt"), self.values("step")
-        contents = {"columns": self.columns.columns, "rewards": self.rewards.columns}
-        return RolloutTable.of(
-            source, path, tokens, prompts=prompts, steps=steps, keys=keys, rollouts=rollouts, notes=notes, **contents
-        )
+    def table(self, source: str, path: Path, tokens: TokenizedTexts, **options: Any) -> RolloutTable:
+        """Return the completions as a table. The options are those of `RolloutTable.of`, such as `keys` and `notes`."""
+        options |= {"columns": self.columns.columns, "rewards": self.rewards.columns}
+        return RolloutTable.of(source, path, tokens, prompts=self.values("prompt"), steps=self.values("step"), **options)

@@ -46,8 +46,7 @@ class Shared:
         if isinstance(value, str):
             return self._texts.setdefault(value, value)
         if cells.is_chat(value):
-            chat_hash = hash(json.dumps(value, default=str))
-            stored_chat = self._chats.setdefault(chat_hash, value)
+            stored_chat = self._chats.setdefault(hash(json.dumps(value, default=str)), value)
             return stored_chat if stored_chat == value else value
         return value
 

@@ -26,7 +26,6 @@ Parsed = TypeVar("Parsed")
 SUFFIXES = {".csv": ",", ".tsv": "\t"}  # the usual delimiter of each text format
 #: The usual and the largest number of bytes to read at once.
 _BLOCK, _LARGEST_BLOCK = 2**20, 2**31 - 1
-_MOST_HEADING_BYTES = 2**20
 #: The function that shows progress. Its arguments are the work, the amount done and the total.
 REPORT: ContextVar[Callable[[str, int, int], None]] = ContextVar("report", default=lambda work, done, total: None)
 
@@ -82,7 +81,7 @@ def delimited_names(file: Path) -> tuple[list[str], str]:
     If the heading of a CSV file has no comma, `;` or a tab stands between cells.
     """
     with readable(file), file.open("rb") as stream:
-        lines = iter(partial(stream.readline, _MOST_HEADING_BYTES), b"")
+        lines = iter(partial(stream.readline, 2**20), b"")  # no heading is longer
         heading = next((line for line in lines if line.strip()), b"")
     if not heading:
         raise DataError(f"'{file}' is empty.")
@@ -138,8 +137,7 @@ def read_batches(file: Path, columns: Sequence[str] | None, progress: ReadingPro
     if "utf8" in format_fault.lower() or "utf-8" in format_fault.lower():
         format_fault = "it is not UTF-8; save it in UTF-8"
     elif count_match := re.search(r"Expected (\d+) columns, got (\d+)", format_fault):
-        format_fault = format_fault[0].lower() + format_fault[1:]
-        format_fault = f"{format_fault}. Put text with a comma or a line break in quotes"
+        format_fault = f"{format_fault[0].lower()}{format_fault[1:]}. Put text with a comma or a line break in quotes"
         if int(count_match[2]) < int(count_match[1]):
             format_fault += ". If the file was cut off, write it again"
     raise DataError(f"'{file}' cannot be read as CSV: {format_fault}.")
@@ -161,10 +159,8 @@ def read_records(files: Sequence[Path]) -> Iterator[tuple[Path, str, dict[str, A
             is_json_array = _first_character(stream.peek(200)) == b"["
             for place, record in (_array_entries if is_json_array else _lines)(file, stream, progress):
                 if not isinstance(record, dict):
-                    entry_noun = "entry of the array" if is_json_array else "line"
-                    raise DataError(
-                        f"{place} of '{file}' holds {short_repr(record)}; each {entry_noun} must be a JSON object."
-                    )
+                    noun = "entry of the array" if is_json_array else "line"
+                    raise DataError(f"{place} of '{file}' holds {short_repr(record)}; each {noun} must be a JSON object.")
                 yield file, place, record
 
 
@@ -179,8 +175,7 @@ def _lines(file: Path, stream: BufferedReader, progress: ReadingProgress) -> Ite
 def _array_entries(file: Path, stream: BufferedReader, progress: ReadingProgress) -> Iterator[tuple[str, Any]]:
     """Yield the entries of a JSON array with their places, such as "Entry 3"."""
     entry_iterator = array_entries(stream, progress.add)
-    for number in count(1):
-        entry_place = f"Entry {number}"
+    for entry_place in (f"Entry {number}" for number in count(1)):
         try:
             with at_place(f"{entry_place} of '{file}'"):
                 entry = next(entry_iterator)

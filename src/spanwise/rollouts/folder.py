@@ -40,14 +40,10 @@ _SPECIAL_TOKEN_NAME = re.compile(  # names such as pad_token are no secrets
 def hidden(value: Any, stand_in: str | None = HIDDEN, *, within: str = "") -> Any:
     """Replace the secrets in a recipe by `stand_in`. If that is None, drop them."""
     if isinstance(value, Mapping):
-        secret_names = {name for name, field in value.items() if _is_secret(str(name), field, within)}
-        return {
-            name: stand_in
-            if name in secret_names
-            else hidden(field, stand_in, within=within or (name if name in _SECRET_SECTIONS else ""))
-            for name, field in value.items()
-            if name not in secret_names or stand_in is not None
-        }
+        secrets = {name: stand_in for name, field in value.items() if _is_secret(str(name), field, within)}
+        section_of_field = {name: within or (name if name in _SECRET_SECTIONS else "") for name in value}
+        shown = {name: hidden(field, stand_in, within=section_of_field[name]) for name, field in value.items()}
+        return {name: x for name, x in (shown | secrets).items() if name not in secrets or stand_in is not None}
     return [hidden(entry, stand_in, within=within) for entry in value] if isinstance(value, list) else value
 
 

@@ -97,10 +97,9 @@ def summarise_credit(credit_n: Float[Tensor, " n"]) -> dict[str, Any]:
     if not len(known_credit_n):
         return {"completions": 0, "mean_abs": None, "zero_share": None, "lowest": None, "highest": None}
     lowest, highest = map(float, known_credit_n.aminmax())
-    mean_size = float(known_credit_n.abs().mean())
-    zero_share = float((known_credit_n == 0).double().mean())
     return {
-        "completions": len(known_credit_n), "mean_abs": mean_size, "zero_share": zero_share, "lowest": lowest, "highest": highest,
+        "completions": len(known_credit_n), "mean_abs": float(known_credit_n.abs().mean()),
+        "zero_share": float((known_credit_n == 0).double().mean()), "lowest": lowest, "highest": highest,
     }  # fmt: skip
 
 
@@ -185,9 +184,7 @@ def token_rows(
     plain_rows = table.select(plain_columns).to_pylist()
     block_names = schema.family_names(column_names, "end")
     objective_names = schema.family_names(column_names, "reward")
-    blocks_by_method = {
-        method: [x for x in schema.family_names(column_names, "credit", method) if x != schema.STOP] for method in methods
-    }
+    blocks_by_method = {method: schema.family_names(column_names, "credit", method) for method in methods}
     parts_columns = {method: schema.column("parts", method) for method in methods}
     parts_of_method = {method: table[name].to_pylist() for method, name in parts_columns.items() if name in column_names}
     critic_columns = {name.partition("/")[2]: name for name in number_columns if name != schema.LOGP}
@@ -216,7 +213,8 @@ def token_rows(
                 stop={method: stop for method in methods if (stop := row.get(schema.column("credit", method, schema.STOP)))},
                 opens={name: find_starts(~np.isnan(v) & is_trained_t) for name, v in critic_values.items() if find_starts},
                 credit={
-                    key: {b: row[schema.column("credit", key, b)] for b in names} for key, names in blocks_by_method.items()
+                    key: {block: row[schema.column("credit", key, block)] for block in names if block != schema.STOP}
+                    for key, names in blocks_by_method.items()
                 },
                 score=math.nan if row.get(schema.SCORE, 0.0) is None else row.get(schema.SCORE),
                 own={method: shares[n] for method, shares in (own or {}).items()},
@@ -254,8 +252,7 @@ def _texts(column: pa.ChunkedArray, edges: np.ndarray, vocabulary: Vocabulary | 
             token = pieces[token] if 0 <= token < len(pieces) else None
         distinct_texts.append(token_text(token) if isinstance(token, bytes) else token)
     text_lists = []
-    for start, end in pairwise(edges.tolist()):
-        indices = token_indices[start:end]
+    for indices in (token_indices[start:end] for start, end in pairwise(edges.tolist())):
         token_texts = [distinct_texts[index] for index in indices]
         text_lists.append([f"⟨{distinct_tokens[index]}⟩" for index in indices] if None in token_texts else token_texts)
     return text_lists

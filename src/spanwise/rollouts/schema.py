@@ -59,19 +59,9 @@ from spanwise.pipeline import Reading
 from spanwise.rollouts.cells import clean, object_text
 from spanwise.types import Credit, Scores, Spans, Status, Zero, whole_text
 
-STEP = "step"
-GROUP = "group"
-ROLLOUT = "rollout"
-PROMPT = "prompt"
-IDS = "completion_ids"
-TOKENS = "tokens"
-TRAINABLE = "trainable"
-TEXT = "text"
-FAULT = "fault"
-STOP = "stop"
-BLOCK = "block"
-SCORE = "self_reward"
-ANSWER, VALUES, AFTER, LOGP = "answer", "values", "value_after", "logprobs"
+STEP, GROUP, ROLLOUT, PROMPT, ANSWER, TEXT = "step", "group", "rollout", "prompt", "answer", "text"
+IDS, TOKENS, TRAINABLE, FAULT, BLOCK, STOP = "completion_ids", "tokens", "trainable", "fault", "block", "stop"
+VALUES, AFTER, LOGP, SCORE = "values", "value_after", "logprobs", "self_reward"
 
 #: The method name for advantages that a trainer recorded.
 RECORDED = "recorded"
@@ -262,9 +252,7 @@ def _part_lists(credit: Credit) -> pa.Array:
     advantage_nm, reward_comparison = credit.explained
     assert credit.weight_m is not None, "it compares objectives"
     completion_count, objective_count = advantage_nm.shape
-    values_of_field = {
-        name.removesuffix("_nm"): table_nm.flatten().numpy() for name, table_nm in vars(reward_comparison).items()
-    }
+    values_of_field = {name.removesuffix("_nm"): x_nm.flatten().numpy() for name, x_nm in vars(reward_comparison).items()}
     reason_names = np.array([reason.name.lower() if reason else "" for reason in Zero])
     values_of_field |= {
         "objective": list(credit.names) * completion_count,
@@ -274,9 +262,8 @@ def _part_lists(credit: Credit) -> pa.Array:
     }
     field_arrays = [pa.array(values_of_field[entry.name], entry.type, from_pandas=True) for entry in PART]
     part_structs = pa.StructArray.from_arrays(field_arrays, fields=list(PART))
-    return pa.ListArray.from_arrays(
-        pa.array(np.arange(completion_count + 1, dtype=np.int32) * objective_count), part_structs
-    )
+    list_offsets = pa.array(np.arange(completion_count + 1, dtype=np.int32) * objective_count)
+    return pa.ListArray.from_arrays(list_offsets, part_structs)
 
 
 def float_column(table: pa.Table, name: str) -> Float[Tensor, " n"]:
@@ -372,9 +359,8 @@ def write_rollouts(
                     token_ids = id_lists.values.to_numpy()
                     is_valid_id = (token_ids >= 0) & (token_ids < empty_id)
                     token_texts = token_text_array.take(pa.array(np.where(is_valid_id, token_ids, empty_id)))
-                    ids_position = part.schema.get_field_index(IDS)
                     token_lists = pa.ListArray.from_arrays(id_lists.offsets, token_texts)
-                    file_table = file_table.set_column(ids_position, TOKENS, token_lists)
+                    file_table = file_table.set_column(part.schema.get_field_index(IDS), TOKENS, token_lists)
                 # Column statistics would take a tenth of the writing time, and no reader uses them.
                 writer = writer or pq.ParquetWriter(temporary, file_table.schema, compression="zstd", write_statistics=False)
                 writer.write_table(file_table)
@@ -449,11 +435,10 @@ class Rollouts:
                     f"The critic has {len(critic_values)} values for each token, but {len(self.value_names)} names for the "
                     f"values ({', '.join(self.value_names) or 'none'}); give one name to each value."
                 )
-            values_by_column = dict(zip(value_columns(self.value_names), critic_values, strict=True))
-            numbers_by_column = values_by_column | numbers_by_column
-        token_tables: dict[str, Tensor] = {}
-        for name, number_nt in numbers_by_column.items():
-            token_tables[name] = number_nt.detach().cpu().masked_fill(~mask_nt, torch.nan).float()
+            numbers_by_column = dict(zip(value_columns(self.value_names), critic_values, strict=True)) | numbers_by_column
+        token_tables = {
+            name: x.detach().cpu().masked_fill(~mask_nt, torch.nan).float() for name, x in numbers_by_column.items()
+        }
         token_tables |= {BLOCK: spans.block_nt} if spans.interleaved else {}
         advantages_nt = self.advantages_nt.masked_fill(~is_in_loss_n1, torch.nan)
         rollout_columns = {

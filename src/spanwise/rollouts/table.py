@@ -224,15 +224,10 @@ class RolloutTable:
         # Columns that should hold rewards; a note names those without numbers.
         expected_names = [name for name in rewards if name in COMPARED or name not in columns]
         unread_columns = {name: rewards[name] for name in expected_names if name not in reward_columns}
+        all_notes = (tokens.note, *notes, unread_note(unread_columns), missing_note(reward_columns))
+        step_n = torch.tensor(steps, dtype=torch.long)
         return RolloutTable(
-            source,
-            path,
-            " ".join(filter(None, (tokens.note, *notes, unread_note(unread_columns), missing_note(reward_columns)))),
-            prompts,
-            group_n,
-            torch.tensor(steps, dtype=torch.long),
-            tokens.ids,
-            tokens.trainable,
+            source, path, " ".join(filter(None, all_notes)), prompts, group_n, step_n, tokens.ids, tokens.trainable,
             tokens.vocabulary,
             columns={name: values for name, values in columns.items() if not is_computed(name)},
             rewards=reward_columns,
@@ -240,7 +235,7 @@ class RolloutTable:
             as_recorded=training_record(reward_columns, columns),
             rollout_n=rollout_n if rollout_n is not None and len(rollout_n.unique()) < len(rollout_n) else None,
             trained=tuple(name for name in compared_names or trained if name in reward_columns),
-        )
+        )  # fmt: skip
 
 
 def finite(value: Any) -> float | None:
@@ -296,11 +291,11 @@ def training_record(rewards: Mapping[str, Reward], columns: Mapping[str, Sequenc
     used_column = next((name for name in ("advantage", "score", "reward") if name in candidate_rewards), None)
     if used_column is None:
         return None
-    credit_columns = {name: reward for name, reward in computed_columns.items() if name != "advantage"}
-    block_credit = {name.removeprefix("credit/"): reward.value_n for name, reward in credit_columns.items()}
-    baseline_note = "" if used_column == "advantage" else ", from which nothing is subtracted"
-    column_text = f"the file's '{used_column}'{baseline_note}"
-    description = "the file's column 'credit/BLOCK' for each block" if block_credit else column_text
+    block_credit = {name.removeprefix("credit/"): x.value_n for name, x in computed_columns.items() if name != "advantage"}
+    description = "the file's column 'credit/BLOCK' for each block"
+    if not block_credit:
+        baseline_note = "" if used_column == "advantage" else ", from which nothing is subtracted"
+        description = f"the file's '{used_column}'{baseline_note}"
     return AsRecorded(description, candidate_rewards[used_column].value_n.numpy(), by_block=block_credit)
 
 
@@ -360,10 +355,9 @@ def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) 
         token_note += f" The encoding changes {changed_count} of {len(tokens_per_text)} texts." if changed_count else ""
     text_token_edges = np.cumsum([0, *tokens_per_text])
     completion_edges = text_token_edges[np.cumsum([0, *texts_per_completion])]
-    sampled_flags = np.array(sampled_text_flags, np.bool_)
-    # If the model wrote every token, a single flag stands for all of them.
-    all_true_flags = np.broadcast_to(np.True_, completion_edges[-1])
-    is_trainable = all_true_flags if sampled_flags.all() else np.repeat(sampled_flags, tokens_per_text)
+    is_trainable = np.broadcast_to(np.True_, completion_edges[-1])  # a single flag stands for all tokens
+    if not all(sampled_text_flags):
+        is_trainable = np.repeat(np.array(sampled_text_flags, np.bool_), tokens_per_text)
     return TokenizedTexts(Ragged(flat_token_ids.read(), completion_edges), is_trainable, vocabulary, token_note)
 
 

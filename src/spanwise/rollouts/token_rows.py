@@ -74,8 +74,7 @@ class TokenRows:
             if token_numbers is not None:
                 if name not in self._numbers:
                     self._numbers[name] = DiskArray(np.float64 if name == "advantages" else np.float32)
-                self._numbers[name].extend(np.full(len(self.ids) - len(self._numbers[name]), np.nan))
-                self._numbers[name].extend(token_numbers)
+                self._fill(self._numbers[name]).extend(token_numbers)
         self.ids.extend(ids)
         self.trainable.extend(trainable)
         self.lengths.append(len(ids))
@@ -87,7 +86,9 @@ class TokenRows:
 
     def numbers(self, name: str) -> Shaped[np.ndarray, " v"] | None:
         """Return numbers such as `logprobs` of all tokens, with NaN for missing ones. None if all are."""
-        if name not in self._numbers:
-            return None
-        self._numbers[name].extend(np.full(len(self.ids) - len(self._numbers[name]), np.nan))
-        return self._numbers[name].read()
+        return self._fill(self._numbers[name]).read() if name in self._numbers else None
+
+    def _fill(self, numbers: DiskArray) -> DiskArray:
+        """Append NaN for every token so far that has no number."""
+        numbers.extend(np.full(len(self.ids) - len(numbers), np.nan))
+        return numbers

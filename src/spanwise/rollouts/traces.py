@@ -207,9 +207,8 @@ def trained_traces(record: Mapping[str, Any]) -> Iterator[Trace]:
         if agent_fields.get("trainable", True):
             task = object_field(raw_trace, "task") or object_field(record, "task")
             nodes = list_field(raw_trace, "nodes", Mapping, "objects")
-            task_data = object_field(task, "data")
             has_group_id = group_id not in (None, "")
-            trace = Trace(raw_trace, nodes, place, "", step, has_group_id, task_data, list(_paths(nodes)))
+            trace = Trace(raw_trace, nodes, place, "", step, has_group_id, object_field(task, "data"), list(_paths(nodes)))
             task_key = task.get("key") or task.get("hash")
             prompt_nodes = trace.paths[0][0] if trace.paths else ()
             group_key = group_id if has_group_id else task_key or trace.prompt(prompt_nodes)
@@ -217,11 +216,9 @@ def trained_traces(record: Mapping[str, Any]) -> Iterator[Trace]:
 
 
 def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield each trained branch of the conversation: the indices of its earlier nodes, and of its own.
-
-    The first branch through a sampled node owns it; for other branches it is context. An attempt to shorten the history trains only
-    if the agent continued from it.
-    """
+    """Yield each trained branch of the conversation: the indices of its earlier nodes, and of its own."""
+    # The first branch through a sampled node owns it; for other branches it is context. An attempt to shorten the history
+    # trains only if the agent continued from it.
     parent_of_node = [None if node.get("parent") is None else whole_number(node["parent"], "parent") for node in nodes]
     for i, parent in enumerate(parent_of_node):
         if parent is not None and not 0 <= parent < i:
@@ -229,8 +226,7 @@ def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list
     links_of_node = [list_field(node, "semantic_parents", Mapping, "objects") for node in nodes]
     all_links = chain.from_iterable(links_of_node)
     compacted_node_ids = {link.get("node") for link in all_links if link.get("type") == "compaction"}
-    parent_ids = {*parent_of_node}
-    leaf_ids = [i for i in range(len(nodes)) if i not in parent_ids]
+    leaf_ids = sorted({*range(len(nodes))}.difference(parent_of_node))
     attempt_node_ids = {i for i in leaf_ids if any(link.get("type") == "compaction_attempt" for link in links_of_node[i])}
     rejected_node_ids = attempt_node_ids - compacted_node_ids
     used_ids: set[int] = set()
@@ -253,9 +249,7 @@ def node_tokens(trace: Trace, i: int) -> NodeTokens:
     node_fields = trace.nodes[i]
     node_place = _where(trace, i)
     ids = list_field(node_fields, "token_ids", int, "ids")
-    sampled_mask = [
-        bool(flag) for flag in _of_length(len(ids), list_field(node_fields, "mask", int, "flags"), "'mask'", node_place)
-    ]
+    sampled_mask = [*map(bool, _of_length(len(ids), list_field(node_fields, "mask", int, "flags"), "'mask'", node_place))]
     number_lists: dict[str, list[float]] = {}
     for name in NUMBER_FIELDS:
         if values := list_field(node_fields, name, (int, float), "numbers"):
@@ -325,9 +319,8 @@ def _trajectories(record: Mapping[str, Any]) -> Iterator[Trajectory]:
         turns = tuple(_turns(trace))
         rewards: dict[str, float | Status] = {}
         for name, value in trace_rewards(trace).items():
-            finite_reward = finite(value)
             if not isinstance(value, str):
-                rewards[name] = Status.UNSCORED if finite_reward is None else finite_reward
+                rewards[name] = Status.UNSCORED if (number := finite(value)) is None else number
         if turns:
             trace_details = {"trace": trace.place, "task": trace.task}
             yield Trajectory(trace.raw.get("id", trace.place), (trace.key, trace.step), turns, rewards, trace_details)
@@ -346,12 +339,7 @@ def _turns(trace: Trace) -> Iterator[Turn]:
         while parent_node is not None and parent_node not in turn_of_node:
             prompt_ids = tokens_of_node[parent_node].ids + prompt_ids
             parent_node = nodes[parent_node].get("parent")
-        yield Turn(
-            prompt_ids,
-            response.ids,
-            [int(flag) for flag in response.mask],
-            parent=None if parent_node is None else turn_of_node[parent_node],
-            per_token=response.number_lists,
-            extra={"node": i},
-        )
+        parent_turn = None if parent_node is None else turn_of_node[parent_node]
+        tokens = (prompt_ids, response.ids, [int(flag) for flag in response.mask])
+        yield Turn(*tokens, parent=parent_turn, per_token=response.number_lists, extra={"node": i})
         turn_of_node[i] = len(turn_of_node)

@@ -45,7 +45,6 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     trained_columns = [name for name in advantage_columns if name in column_names] if len(advantage_columns) == 1 else []
     # Credit, spans and text are computed again, so they are not read.
     unread_columns = {name for method in method_names for name in schema.method_columns(method, column_names)}
-    unread_columns -= {*trained_columns}
     unread_columns |= {schema.column("start", block) for block in schema.family_names(column_names, "end")}
     # The lists of tokens and the texts are read later, a few rows at a time.
     unread_columns |= {schema.TEXT, *(field.name for field in arrow_schema if pa.types.is_nested(field.type))}
@@ -77,14 +76,12 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         tokens = tokenize([(text, True)] for text in completion_texts)._replace(note=token_note)
     deduplicate = Shared()
     scalar_names = [field.name for field in table.schema if not pa.types.is_list(field.type)]
-    recorded_advantages = [
+    recorded_advantages = (
         AsRecorded(f"the file's '{name}'", file_tokens.columns[name], shares=True, by_token=True) for name in trained_columns
-    ]
+    )
     return replace(
         RolloutTable.of(
-            "spanwise",
-            path,
-            tokens,
+            "spanwise", path, tokens,
             prompts=[deduplicate(text) for chunk in table[schema.PROMPT].chunks for text in chunk.to_pylist()],
             steps=read_steps(path, table[schema.STEP].to_pylist() if schema.STEP in scalar_names else [None] * len(table)),
             keys=_read_ids(path, table, schema.GROUP),
@@ -97,12 +94,10 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         token_values={name: file_tokens.columns[name] for name in number_columns},
         learned_n=None if splits_words else _find_learned(table, tokens),
         folder=run_folder,
-        as_recorded=next(iter(recorded_advantages), None),
-        after_values={
-            name: schema.float_column(table, name) for name in scalar_names if name.partition("/")[0] == schema.AFTER
-        },
+        as_recorded=next(recorded_advantages, None),
+        after_values={x: schema.float_column(table, x) for x in scalar_names if x.partition("/")[0] == schema.AFTER},
         score_n=schema.float_column(table, schema.SCORE) if schema.SCORE in scalar_names else None,
-    )
+    )  # fmt: skip
 
 
 class _Tokens(NamedTuple):
@@ -135,10 +130,7 @@ def _read_tokens(files: Sequence[Path], token_column: str, dtype_by_column: Mapp
 
 
 def _batches(files: Sequence[Path], names: Sequence[str], *, check: bool = False) -> Iterator[pa.Table]:
-    """Yield some columns of rollout files, a few hundred rows at a time.
-
-    With `check`, refuse a row whose lists differ in length.
-    """
+    """Yield some columns of rollout files, a few hundred rows at a time. `check`: refuse a row of unequal lists."""
     progress = ReadingProgress(files)
     for file in files:
         for batch in read_row_batches(file, names, progress):
@@ -176,15 +168,13 @@ def _read_rewards(path: Path, table: pa.Table) -> dict[str, Reward]:
         status_column = schema.column("status", name)
         has_statuses = status_column in table.column_names
         status_words = table[status_column].to_pylist() if has_statuses else ["unscored"] * len(table)
-        wrong_row = next((row for row, word in enumerate(status_words) if word not in status_of_word), None)
-        if wrong_row is not None:
-            problem = f"Completion {wrong_row} of '{path}' has '{status_words[wrong_row]}' in column '{status_column}'"
-            raise DataError(f"{problem}; a status is one of {', '.join(status_of_word)}.")
+        for row, word in enumerate(status_words):
+            if word not in status_of_word:
+                problem = f"Completion {row} of '{path}' has '{word}' in column '{status_column}'"
+                raise DataError(f"{problem}; a status is one of {', '.join(status_of_word)}.")
         reward_cells = table[schema.column("reward", name)].to_pylist()
         refuse_words(path, schema.column("reward", name), reward_cells)
-        rewards[name] = Reward.of(
-            [finite(cell) for cell in reward_cells], status=[status_of_word[word] for word in status_words]
-        )
+        rewards[name] = Reward.of([*map(finite, reward_cells)], status=[status_of_word[word] for word in status_words])
     return rewards
 
 
@@ -209,8 +199,7 @@ def _check_spelling(file: Path, vocabulary: Vocabulary, tokenizer: str | Path) -
     first_rows = [] if first_batch is None else first_batch.to_pylist()
     wrong_count = 0
     for row in first_rows:
-        is_sampled = np.array(row[schema.TRAINABLE], dtype=np.bool_)
-        sampled_ids = np.array(row[schema.IDS], dtype=np.int64)[is_sampled]
+        sampled_ids = np.array(row[schema.IDS], dtype=np.int64)[np.array(row[schema.TRAINABLE], dtype=np.bool_)]
         valid_ids = sampled_ids[(sampled_ids >= 0) & (sampled_ids < len(vocabulary))]
         decoded_text = vocabulary.join(valid_ids)[0].decode(errors="replace")
         wrong_count += len(valid_ids) < len(sampled_ids) or decoded_text != row[schema.TEXT]

@@ -55,12 +55,9 @@ class CompletionSource(NamedTuple):
 
 
 def read_plain(
-    path: Path,
-    files: Sequence[Path],
-    tokenizer: str | Path | None,
-    columns: Mapping[str, str] | None = None,
+    path: Path, files: Sequence[Path], tokenizer: str | Path | None, columns: Mapping[str, str] | None = None,
     parts: Sequence[str] = (),
-) -> RolloutTable:
+) -> RolloutTable:  # fmt: skip
     """Read a table with one or several completions in each row. Every numeric column is a reward."""
     role_columns = _check_roles(columns or {})
     format_name, table, repeats_note = _read_columns(path, files, role_columns, parts)
@@ -90,8 +87,7 @@ def read_plain(
     empty_row_count = row_count - len(list_length_by_row)
     null_entry_count = sum(list_length_by_row.values()) - len(completion_sources)
     all_columns = plain_table.expand_columns()
-    step_cells = plain_table.table[roles["step"]] if "step" in roles else [None] * row_count
-    step_numbers = cells.parse_numbers(step_cells)
+    step_numbers = cells.parse_numbers(plain_table.table[roles["step"]] if "step" in roles else [None] * row_count)
     step_of_row = cells.read_steps(path, (None if cells.is_empty(step) else step for step in step_numbers))
     other_columns = {name: column for name, column in all_columns.items() if name not in roles.values()}
     reward_columns = _name_rewards(path, other_columns)
@@ -103,9 +99,7 @@ def read_plain(
     elif not roles.keys() & {"completion", "completions"}:
         role_note = "The completion is what follows the last user message in 'messages'; its tool messages are masked."
     return RolloutTable.of(
-        format_name,
-        path,
-        tokens,
+        format_name, path, tokens,
         prompts=[source.prompt for source in completion_sources],
         steps=[step_of_row[source.row] for source in completion_sources],
         keys=plain_table.group_ids(role_columns),
@@ -119,7 +113,7 @@ def read_plain(
             f"Null entries in lists of completions are left out: {null_entry_count}." if null_entry_count else "",
             _note_turns(other_columns),
         ],
-    )
+    )  # fmt: skip
 
 
 def _note_turns(columns: Mapping[str, Sequence[Any]]) -> str:
@@ -164,19 +158,17 @@ def _read_columns(
 ) -> tuple[str, dict[str, Any], str]:
     """Return the format of a table's files, their columns, and a note about repeated files."""
     file_suffix = files[0].suffix.lower()
-    repeats_note = ""
     on_disk_names = {*_COMPLETION_COLUMNS, roles.get("completion"), roles.get("completions"), *parts}
     if file_suffix in SUFFIXES:
-        return file_suffix[1:].upper(), read_columns(partial(delimited_pieces, files), on_disk_names), repeats_note
+        return file_suffix[1:].upper(), read_columns(partial(delimited_pieces, files), on_disk_names), ""
     if holds_json(files[0]):
-        format_name = "JSON" if file_suffix == ".json" else "JSONL"
-        return format_name, read_columns(partial(json_pieces, files), on_disk_names), repeats_note
+        return "JSON" if file_suffix == ".json" else "JSONL", read_columns(partial(json_pieces, files), on_disk_names), ""
     is_trl = all(_is_trl(pq.read_schema(file)) for file in files)
     kept_files = _without_repeated(files) if is_trl else files
-    if repeated_count := len(files) - len(kept_files):
-        repeats_note = f"{repeated_count} of {len(files)} files repeat the batch of the previous file and are left out."
-    read_pieces = partial(parquet_pieces, path, kept_files)
-    return "TRL" if is_trl else "parquet", read_columns(read_pieces, on_disk_names), repeats_note
+    repeated_count = len(files) - len(kept_files)
+    note = f"{repeated_count} of {len(files)} files repeat the batch of the previous file and are left out."
+    table = read_columns(partial(parquet_pieces, path, kept_files), on_disk_names)
+    return "TRL" if is_trl else "parquet", table, note if repeated_count else ""
 
 
 def _without_repeated(files: Sequence[Path]) -> list[Path]:
@@ -366,14 +358,12 @@ class _PlainTable:
         if not all(isinstance(value, entry_types) for row in count_of_row for value in column[row]):
             return False
         shared_rows = (source.row for source in self.sources if is_reward and source.siblings > 1)
-        single_value_rows = (row for row in shared_rows if _holds_number(column[row]) or isinstance(column[row], dict))
-        single_value_row = next(single_value_rows, None)
-        if single_value_row is not None:
-            value_text = f"one value of '{name}', {column[single_value_row]}"
-            raise DataError(
-                f"Row {single_value_row} of '{self.path}' has several completions and {value_text}. Give a list with one "
-                "value per completion, null where it is missing. If the column holds no rewards, rename it."
-            )
+        for row in shared_rows:
+            if _holds_number(column[row]) or isinstance(column[row], dict):
+                raise DataError(
+                    f"Row {row} of '{self.path}' has several completions and one value of '{name}', {column[row]}. Give a "
+                    "list with one value per completion, null where it is missing. If the column holds no rewards, rename it."
+                )
         wrong_row = next((row for row, count in count_of_row.items() if len(column[row]) != count), None)
         if wrong_row is not None and is_reward:
             raise DataError(
@@ -390,8 +380,7 @@ class _PlainTable:
         id_column = self.roles["group"]
         prompt_count = len({source.prompt for source in self.sources})
         raw_group_ids = [self.table[id_column][source.row] for source in self.sources]
-        missing_count = sum(map(cells.is_empty, raw_group_ids))
-        if missing_count:
+        if missing_count := sum(map(cells.is_empty, raw_group_ids)):
             raise DataError(
                 f"{missing_count} of {len(raw_group_ids)} completions of '{self.path}' have no '{id_column}'. Fill in every "
                 "row, or group by prompt with --columns group=PROMPT_COLUMN."

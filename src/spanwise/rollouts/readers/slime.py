@@ -47,25 +47,20 @@ def read_slime(path: Path, files: Sequence[Path], tokenizer: str | Path | None) 
     rollout_table = samples.table("slime", path, tokens, keys=keys, rollouts=rollout_keys, notes=notes)
     learned_flags = samples.values("learned")
     logp_v = samples.tokens.numbers(schema.LOGP)
-    advantage_v = samples.tokens.numbers("advantages")
+    as_recorded = rollout_table.as_recorded
+    if (advantage_v := samples.tokens.numbers("advantages")) is not None:
+        as_recorded = AsRecorded(f"the file's '{_ADVANTAGES}'", advantage_v, shares=True, by_token=True)
     return replace(
         rollout_table,
         tokenizer=None if tokenizer is None else Path(tokenizer),
         learned_n=None if all(learned_flags) else torch.tensor(learned_flags),
-        as_recorded=(
-            AsRecorded(f"the file's '{_ADVANTAGES}'", advantage_v, shares=True, by_token=True)
-            if advantage_v is not None
-            else rollout_table.as_recorded
-        ),
+        as_recorded=as_recorded,
         token_values={} if logp_v is None or np.isnan(logp_v).any() else {schema.LOGP: logp_v},
     )
 
 
 def _read_responses(files: Sequence[Path], samples: Collected, *, keep_ids: bool) -> Iterator[cells.Parts]:
-    """Yield the text of each response, and add the other fields of its sample to `samples`.
-
-    Without `keep_ids`, tokens that no model sampled are an error.
-    """
+    """Yield each response, and add the other fields of its sample to `samples`. Refuse tool output without `keep_ids`."""
     progress = ReadingProgress(files)
     for file in files:
         for row in _read_dump(file):
@@ -87,8 +82,7 @@ def write_samples(file: Path, source: Path, advantage_rows: Iterator[Sequence[fl
     """Copy a dump of slime, and add advantages to its samples."""
     dump = _load(source)
     for sample in dump["samples"]:
-        metadata = sample.get("metadata") or {}
-        sample["metadata"] = {**metadata, _ADVANTAGES: list(next(advantage_rows))}
+        sample["metadata"] = {**(sample.get("metadata") or {}), _ADVANTAGES: list(next(advantage_rows))}
     with whole_file(file) as temporary:
         torch.save(dump, temporary)
 

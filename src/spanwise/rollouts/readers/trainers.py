@@ -41,28 +41,18 @@ def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -
         row_columns.setdefault("answer", row_columns["gts"])
     uid_cells = row_columns.get("uid", [])
     uids = [str(uid) for uid in uid_cells if uid is not None and uid == uid]
-    missing_uid_count = len(uid_cells) - len(uids)
-    group_ids = [] if missing_uid_count else uids
+    group_ids = [] if (missing_uid_count := len(uid_cells) - len(uids)) else uids
     key_matches = [match for match in map(_ROLLOUT_KEY.fullmatch, group_ids) if match]
     if len(key_matches) == len(group_ids):
         group_ids = [match[1] for match in key_matches]
     elif len(set(zip(group_ids, steps, strict=True))) == len(group_ids):  # each row has its own id, so ids form no groups
         group_ids = []
+    uid_note = f"{missing_uid_count} of {len(uid_cells)} rows have no uid, so rows of equal prompts form the groups."
+    rewards = {name: values for name, values in row_columns.items() if name not in _NO_REWARDS}
     return RolloutTable.of(
-        "verl",
-        path,
-        tokens,
-        prompts=prompts,
-        steps=steps,
-        keys=group_ids or None,
-        columns=row_columns,
-        rewards={name: values for name, values in row_columns.items() if name not in _NO_REWARDS},
-        notes=[
-            f"{missing_uid_count} of {len(uid_cells)} rows have no uid, so rows of equal prompts form the groups."
-            if missing_uid_count
-            else ""
-        ],
-    )
+        "verl", path, tokens, prompts=prompts, steps=steps, keys=group_ids or None, columns=row_columns, rewards=rewards,
+        notes=[uid_note] if missing_uid_count else [],
+    )  # fmt: skip
 
 
 def _read_outputs(files: Sequence[Path], rows: ColumnBuilder) -> Iterator[cells.Parts]:
@@ -138,10 +128,7 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
 def _read_branches(
     files: Sequence[Path], branches: Collected, errors: list[str | None], *, keep_ids: bool
 ) -> Iterator[cells.Parts]:
-    """Yield the texts of every branch, and add its tokens and other fields to `branches`.
-
-    Collect the error of every episode that holds no completion, None for the others.
-    """
+    """Yield the texts of every branch. Add its other fields to `branches`, and the error of an empty episode to `errors`."""
     for episode_rows, error in parse_records(files, _parse_episode):
         errors.append(error)
         for row in episode_rows:
@@ -188,10 +175,7 @@ def _parse_episode(record: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str
 
 
 def _branch_rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each trained branch of an episode.
-
-    The completion starts at the first sampled token that no earlier branch has.
-    """
+    """Yield a row for each trained branch of an episode, from the first sampled token that no earlier branch has."""
     for trace in trained_traces(record):
         task_columns = {**trace.task, "answer": cells.answer_text(trace.task.get("answer"))}
         for n, (earlier_nodes, nodes) in enumerate(trace.paths):
@@ -231,8 +215,7 @@ def _legacy_row(record: Mapping[str, Any]) -> dict[str, Any]:
     number_fields = {
         key: value for key, value in record.items() if key not in _LEGACY_FIELDS and type(value) in (int, float)
     }
-    metrics = cells.object_field(record, "metrics") or number_fields
-    rewards = {**metrics, "reward": record.get("reward")}
+    rewards = {**(cells.object_field(record, "metrics") or number_fields), "reward": record.get("reward")}
     return {
         "key": f"{record.get('task', '')} {record.get('example_id', prompt)}", "step": 0, "keyed": False, "prompt": prompt,
         "parts": cells.completion_parts(record["completion"]),
