@@ -160,8 +160,7 @@ def end_alarms(batches: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     for key, name, alarm in _find_watched(batches, "at_end"):
         name_text = f" of '{name}'" if name else ""
         metric_values = values_of(batches, key)
-        last_batch_count = min(10, max(1, len(metric_values) // 4))
-        last_values = metric_values[-last_batch_count:]
+        last_values = metric_values[-min(10, max(1, len(metric_values) // 4)) :]
         if not last_values and alarm.unknown:
             sentence_of_metric[key] = alarm.unknown.format(of=name_text)
         elif last_values and alarm.holds(mean := sum(last_values) / len(last_values)):

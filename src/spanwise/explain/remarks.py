@@ -160,23 +160,18 @@ def cut_off(
 
 def _warn_unscored(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
     """Warn that an objective trains nothing, because no completion has its reward."""
-    status_codes = sorted(reading.scores.status_nm[:, m].tolist())
-    count_of_status = Counter(map(Status, status_codes))
+    count_of_status = Counter(map(Status, sorted(reading.scores.status_nm[:, m].tolist())))
     counts_text = ", ".join(f"{count} {status.name.lower()}" for status, count in count_of_status.items())
-    cause_text = (
-        "The check itself failed"
-        if Status.TIMEOUT in count_of_status or Status.ERROR in count_of_status
-        else "Absent: the reward function returned None, or the part or column that it reads is missing"
-    )
+    cause_text = "Absent: the reward function returned None, or the part or column that it reads is missing"
+    if count_of_status.keys() & {Status.TIMEOUT, Status.ERROR}:
+        cause_text = "The check itself failed"
     reward = objective.reward
     reward_options = {**REWARDS.find(reward).options, **objective.options} if isinstance(reward, str) else {}
     if "column" in reward_options and Status.ERROR in count_of_status:
         tag_text = f" for '{reward_options['tag']}'" if reward_options.get("tag") else ""
         cause_text = f"The column '{reward_options['column']}' holds no readable value{tag_text}"
-    if reward_options.get("tests") and Status.ERROR in count_of_status:
-        cause_text = (
-            f"The column '{reward_options['tests']}' holds no test code, or code that only defines tests and calls none"
-        )
+    if (column := reward_options.get("tests")) and Status.ERROR in count_of_status:
+        cause_text = f"The column '{column}' holds no test code, or code that only defines tests and calls none"
     return (
         f"Objective '{objective.name}' has no reward for any of {len(reading)} completions ({counts_text}), so it trains nothing. "
         f"{cause_text}; look at one completion and its columns."
@@ -187,23 +182,19 @@ def _warn_unused(objective: Objective, reading: Reading, scheme: Scheme, m: int)
     """Warn about rewards of missing blocks. They are ignored, because the objective's `if_missing` replaces them."""
     if reading.scores.unused_nm is None:
         return ""
-    unused_reward_n = reading.scores.unused_nm[:, m]
     if_missing = objective.if_missing
-    unused_rewards = {n: number for n, number in enumerate(unused_reward_n.tolist()) if not math.isnan(number)}
-    ignored_rewards = {n: number for n, number in unused_rewards.items() if number != if_missing}
+    unused_rewards = enumerate(reading.scores.unused_nm[:, m].tolist())
+    ignored_rewards = {n: x for n, x in unused_rewards if not math.isnan(x) and x != if_missing}
     if not ignored_rewards:
         return ""
     first_row = min(ignored_rewards)
-    min_reward = min(ignored_rewards.values())
-    max_reward = max(ignored_rewards.values())
+    min_reward, max_reward = min(ignored_rewards.values()), max(ignored_rewards.values())
     numbers_text = f"{min_reward:g}" if min_reward == max_reward else f"{min_reward:g} to {max_reward:g}"
     source_text = "recorded in the file" if objective.name in scheme.recorded else "from its reward function"
     omission_text = "gets no reward and loses nothing" if if_missing is None else f"gets if_missing, {if_missing:g}"
-    remedy = (
-        f"set if_missing={min_reward:g}"
-        if min_reward == max_reward
-        else "let the objective pay a block that is never missing"
-    )
+    remedy = "let the objective pay a block that is never missing"
+    if min_reward == max_reward:
+        remedy = f"set if_missing={min_reward:g}"
     return (
         f"{len(ignored_rewards)} of {len(reading)} completions lack {' and '.join(objective.pays)}, but have a reward of objective "
         f"'{objective.name}': {numbers_text} ({source_text}). The first is completion {first_row}. Such rewards are ignored: a "
@@ -214,9 +205,7 @@ def _warn_unused(objective: Objective, reading: Reading, scheme: Scheme, m: int)
 def _warn_large_if_missing(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
     """Warn if `if_missing`, the reward of a missing block, is over ten times any other reward."""
     reward_n = reading.scores.reward_nm[:, m]
-    reward_n = reward_n[~reward_n.isnan()]
-    min_reward = float(reward_n.min())
-    max_reward = float(reward_n.max())
+    min_reward, max_reward = map(float, reward_n[~reward_n.isnan()].aminmax())
     if_missing = objective.if_missing
     if if_missing is None or objective.scale == "std" or abs(if_missing) <= 10 * max(1.0, abs(min_reward), abs(max_reward)):
         return ""

@@ -23,24 +23,15 @@ _AXIS_WIDTH = 42
 
 
 def curves(
-    rows: Rows,
-    *,
-    names: Sequence[str],
-    y: str,
-    x: str = "step",
-    y_zero: bool = False,
-    percent: bool = False,
-    dots: Sequence[str] | None = None,
-    floor: float | None = None,
-    height: int = 225,
-) -> Drawn:
+    rows: Rows, *, names: Sequence[str], y: str, x: str = "step", y_zero: bool = False, percent: bool = False,
+    dots: Sequence[str] | None = None, floor: float | None = None, height: int = 225,
+) -> Drawn:  # fmt: skip
     """Draw a curve with a band (`low` to `high`) for each series. Values below `floor` are cut off."""
 
     def draw(series_rows: Rows) -> alt.Chart:
         return _chart(series_rows).encode(x=_x("x", x), color=_color(names))
 
-    value_axis = _y("value", y, zero=y_zero, percent=percent)
-    low_axis = _y("low", y, zero=y_zero, percent=percent)
+    value_axis, low_axis = (_y(field, y, zero=y_zero, percent=percent) for field in ("value", "low"))
     if floor is not None and any(is_known(row["value"]) and row["value"] < floor for row in rows):
         value_axis = value_axis.scale(alt.Scale(zero=y_zero, domainMin=floor, clamp=True))
     chart_layers = []
@@ -60,26 +51,24 @@ def curves(
 def reliability_diagram(rows: Rows, *, by: str = "confidence") -> tuple[Drawn, Drawn]:
     """Draw the rows of `measure.reliability` with the diagonal. A second chart shows the number of answers in each bin."""
     confidence_scale = alt.Scale(domain=[0, 1.04], nice=False)
-    labelled_axis = alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1], grid=False)
-    unlabelled_axis = alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1], grid=False, title=None, labels=False, ticks=False)
+    ticks = [0, 0.2, 0.4, 0.6, 0.8, 1]
+    unlabelled_axis = alt.Axis(values=ticks, grid=False, title=None, labels=False, ticks=False)
     accuracy_options = {"title": "accuracy", "scale": _UNIT, "axis": alt.Axis(minExtent=_AXIS_WIDTH)}
     base_chart = _chart(rows)
     confidence_axis = alt.X("confidence:Q", scale=confidence_scale, axis=unlabelled_axis)
-    whisker_layer = base_chart.mark_rule(strokeWidth=2).encode(
-        x=confidence_axis, y=alt.Y("accuracy_low:Q", **accuracy_options), y2="accuracy_high:Q"
-    )
+    low_axis = alt.Y("accuracy_low:Q", **accuracy_options)
+    whisker_layer = base_chart.mark_rule(strokeWidth=2).encode(x=confidence_axis, y=low_axis, y2="accuracy_high:Q")
     point_layer = _points(base_chart, 70).encode(x=confidence_axis, y=alt.Y("accuracy:Q", **accuracy_options))
     # The bin of confidence 1 has no width, so draw it 0.035 wide.
     drawn_rows = [row if row["high"] > row["low"] else {**row, "high": row["low"] + 0.035} for row in rows]
     bin_chart = _chart(drawn_rows)
-    bin_axis = alt.X("low:Q", title=by, scale=confidence_scale, axis=labelled_axis)
+    bin_axis = alt.X("low:Q", title=by, scale=confidence_scale, axis=alt.Axis(values=ticks, grid=False))
     count_axis = alt.Y("count:Q", title="count", axis=alt.Axis(minExtent=_AXIS_WIDTH, tickCount=3, format="~s"))
     bar_layer = bin_chart.mark_bar(binSpacing=1).encode(x=bin_axis, x2="high:Q", y=count_axis, y2=alt.datum(0))
     titles = {"confidence": f"mean {by}", "accuracy": "accuracy", "accuracy_low": "95 % from", "accuracy_high": "95 % to"}
     tooltip = _tooltip(rows, low="from", high="to", **titles, count="completions")
-    hover_layer = highlight(
-        bin_chart, x=alt.X("low:Q", scale=confidence_scale, axis=unlabelled_axis), x2="high:Q", tooltip=tooltip
-    )
+    hover_axis = alt.X("low:Q", scale=confidence_scale, axis=unlabelled_axis)
+    hover_layer = highlight(bin_chart, x=hover_axis, x2="high:Q", tooltip=tooltip)
     diagram_chart = _layered(250, _diagonal(confidence_scale, axis=unlabelled_axis), whisker_layer, point_layer, hover_layer)
     return diagram_chart, _layered(115, bar_layer, highlight(bin_chart, x=bin_axis, x2="high:Q", tooltip=tooltip))
 
@@ -129,9 +118,8 @@ def forest(rows: Rows, *, names: Sequence[str], x: str, palette: Palette = "seri
     coloured_chart = row_chart.encode(color=_color(names, palette))
     whisker_layer = coloured_chart.mark_rule(strokeWidth=2).encode(x=_x("low", x), x2="high:Q")
     point_layer = _points(coloured_chart, 60).encode(x=_x("value", x), shape=_shape(names))
-    hover_layer = highlight(
-        row_chart, tooltip=_tooltip(rows, name="", series="verdict" if palette == "verdicts" else "series", value=x)
-    )
+    tooltip = _tooltip(rows, name="", series="verdict" if palette == "verdicts" else "series", value=x)
+    hover_layer = highlight(row_chart, tooltip=tooltip)
     zero_line = _chart([{"value": 0.0}]).mark_rule(style="reference").encode(x="value:Q")
     return _layered(45 + 24 * max(2, len(_row_names(rows))), zero_line, whisker_layer, point_layer, hover_layer)
 

@@ -51,8 +51,7 @@ def compare_report(
     arm_names = comparison.methods
     seeds = sorted({seed for by_seed in curves.values() for seed in by_seed})
     max_seed_count = max((interval.count for interval in comparison.cells.values()), default=0)
-    clear_count = sum(d.verdict == "clear" for d in comparison.differences)
-    total_count = len(comparison.differences)
+    clear_text = f"{sum(d.verdict == 'clear' for d in comparison.differences)} of {len(comparison.differences)}"
     seed_counts = {len(by_seed) for by_seed in curves.values()}
     seeds_text = f"{min(seed_counts)} to {max_seed_count}" if len(seed_counts) > 1 else f"{max_seed_count}"
     evaluations_by_run = [evaluations for by_seed in curves.values() for evaluations in by_seed.values()]
@@ -82,22 +81,14 @@ def compare_report(
         title=title,
         lead=f"{len(arm_names)} arms from the same start, {seeds_text} seeds each: {', '.join(arm_names)}."
         + (f" Seeds {', '.join(map(str, seeds))}." if seeds else ""),
-        finding=compare_finding(comparison),
-        command=command,
-        warnings=_warnings(comparison),
+        finding=compare_finding(comparison), command=command, warnings=_warnings(comparison), sections=sections,
         headlines=[
-            Headline("arms", len(arm_names)),
-            Headline("seeds per arm", seeds_text),
-            Headline(
-                "differences beyond the noise",
-                f"{clear_count} of {total_count}",
-                "verdicts corrected for all pairs of arms (Holm)",
-            ),
+            Headline("arms", len(arm_names)), Headline("seeds per arm", seeds_text),
+            Headline("differences beyond the noise", clear_text, "verdicts corrected for all pairs of arms (Holm)"),
             *_best_arm_headlines(comparison),
         ],
-        sections=sections,
         recipe=recipe,
-    )
+    )  # fmt: skip
 
 
 def _warnings(comparison: ArmComparison) -> list[str]:
@@ -106,13 +97,10 @@ def _warnings(comparison: ArmComparison) -> list[str]:
         f"{sentence} {next((cause for problem, cause in CAUSES.items() if problem in sentence), '')}".strip()
         for sentence in comparison.warnings()
     ]
-    empty_arms = [
-        arm for arm in comparison.methods
-        if not any(comparison.cells[arm, figure].count for figure in comparison.figures)
-    ]  # fmt: skip
     return alarm_sentences + [
         f"{arm}: no run of this arm has measured a figure. Run spanwise compare again; finished runs are kept."
-        for arm in empty_arms
+        for arm in comparison.methods
+        if not any(comparison.cells[arm, figure].count for figure in comparison.figures)
     ]
 
 
@@ -122,12 +110,12 @@ def _best_arm_headlines(comparison: ArmComparison) -> list[Headline]:
     for figure in ("accuracy", "ece"):
         if figure not in comparison.figures:
             continue
-        clear_differences = [d for d in comparison.differences if d.figure == figure and d.verdict == "clear"]
-        worse_arms = {_better_first(d)[1] for d in clear_differences}
+        worse_arms = {_better_first(d)[1] for d in comparison.differences if d.figure == figure and d.verdict == "clear"}
         measured_arms = [arm for arm in comparison.methods if comparison.cells[arm, figure].count]
         best_arms = [arm for arm in measured_arms if arm not in worse_arms]
-        warning_of_arm = {arm: comparison.wrong.get((arm, figure)) for arm in best_arms}
-        warnings = "; ".join(f"{arm}: {warning}" for arm, warning in warning_of_arm.items() if warning)
+        warnings = "; ".join(
+            f"{arm}: {comparison.wrong[arm, figure]}" for arm in best_arms if (arm, figure) in comparison.wrong
+        )
         count_text = f"{len(best_arms)} of {len(measured_arms)}"
         headlines.append(Headline(f"not beaten in {parts.figure_name(figure)}", count_text, ", ".join(best_arms), warnings))
     return headlines

@@ -18,9 +18,8 @@ from spanwise.rollouts.rows import summarise_credit
 from spanwise.rollouts.schema import RECORDED, STOP
 from spanwise.types import Status
 
-_HEADING_OF_FIGURE = {
-    "completions": "completions", "mean_abs": "mean |credit|", "zero_share": "exactly 0", "lowest": "lowest", "highest": "highest",
-}  # fmt: skip
+#: The headings of `summarise_credit`.
+_HEADINGS = ("completions", "mean |credit|", "exactly 0", "lowest", "highest")
 
 
 def credit_report(
@@ -77,27 +76,22 @@ def credit_report(
         parts.calibration_section({"": samples} if samples else {}),
     ]
     return render(
-        title=f"Credit in {source}",
-        lead=f"{title}. {note}".strip(),
-        finding=finding_text,
-        command=command,
+        title=f"Credit in {source}", lead=f"{title}. {note}".strip(), finding=finding_text, command=command,
         warnings=[
             f"No completion has the reward {name} ({', '.join(f'{n:,} {key}' for key, n in counts.items())}), so it trains nothing."
             for name, counts in statuses.items()
             if counts and not counts.keys() & {"ok", "broke"}  # a completion that broke its check has the reward 0
         ],
-        headlines=[Headline("completions", count), *_headlines(rewards, statuses)],
-        sections=sections,
-    )
+        headlines=[Headline("completions", count), *_headlines(rewards, statuses)], sections=sections,
+    )  # fmt: skip
 
 
 def _headlines(rewards: Mapping[str, Tensor], statuses: Mapping[str, Mapping[str, int]]) -> list[Headline]:
     """Build a headline per objective with its mean reward. The note counts the statuses of rewards."""
     headlines = []
     for name, reward_n in rewards.items():
-        counts = {"ok": 0, **statuses.get(name, {})}
-        status_count_texts = [f"{n:,} {status}" for status, n in counts.items()]
-        headlines.append(Headline(f"mean reward: {name}", float(reward_n.double().nanmean()), ", ".join(status_count_texts)))
+        counts_text = ", ".join(f"{n:,} {status}" for status, n in {"ok": 0, **statuses.get(name, {})}.items())
+        headlines.append(Headline(f"mean reward: {name}", float(reward_n.double().nanmean()), counts_text))
     return headlines
 
 
@@ -106,8 +100,7 @@ def _summary_tables(methods: Sequence[str], credit: Mapping[str, Mapping[str, Te
     rows_by_blocks: dict[frozenset[str], list[parts.Row]] = {}
     for method in methods:
         for block, credit_n in credit[method].items():
-            credit_figures = summarise_credit(credit_n)
-            figure_cells = {heading: credit_figures[key] for key, heading in _HEADING_OF_FIGURE.items()}
+            figure_cells = dict(zip(_HEADINGS, summarise_credit(credit_n).values(), strict=True))
             block_names = frozenset(credit[method].keys() - {STOP})
             rows_by_blocks.setdefault(block_names, []).append({"method and block": f"{method}: {block}", **figure_cells})
     return list(rows_by_blocks.values())
@@ -148,8 +141,8 @@ def _rows_by_objective(rows: Sequence[parts.Row]) -> list[parts.Row]:
 
 def credit_finding(credit: Mapping[str, Mapping[str, Tensor]], left: str, right: str) -> str:
     """Say how often two methods push a block in opposite directions. Name the most frequent block."""
-    right_credit = {block: credit_n for block, credit_n in credit.get(right, {}).items() if block != STOP}
-    left_credit = {block: credit_n for block, credit_n in credit.get(left, {}).items() if block != STOP}
+    columns_of_pair = (credit.get(left, {}), credit.get(right, {}))
+    left_credit, right_credit = ({block: x for block, x in columns.items() if block != STOP} for columns in columns_of_pair)
     if not right_credit or not left_credit:
         return ""
     completion_count = len(next(iter(right_credit.values())))
@@ -167,11 +160,11 @@ def credit_finding(credit: Mapping[str, Mapping[str, Tensor]], left: str, right:
     if not common_blocks:
         return ""
     opposed_count = int(torch.stack(list(is_opposed_by_block.values())).any(dim=0).sum())
+    finding = f"{left} and {right} give a block credit of opposite signs in"
     if not opposed_count:
-        return f"In none of {completion_count:,} completions do {left} and {right} give a block credit of opposite signs."
+        return f"{finding} none of {completion_count:,} completions."
     opposed_counts = {block: int(is_opposed_n.sum()) for block, is_opposed_n in is_opposed_by_block.items()}
     top_block = max(opposed_counts, key=opposed_counts.__getitem__)
     block_note = f", most often in the block {top_block} ({opposed_counts[top_block]:,})" if len(opposed_counts) > 1 else ""
     share_text = parts.percent(opposed_count / completion_count)
-    count_text = f"{opposed_count:,} of {completion_count:,} completions ({share_text})"
-    return f"In {count_text}, {left} and {right} give a block credit of opposite signs{block_note}."
+    return f"{finding} {opposed_count:,} of {completion_count:,} completions ({share_text}){block_note}."

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,6 @@ Seeds = Mapping[int, Sequence[Mapping[str, Any]]]
 SHARES = ("accuracy", "refusal_rate", "malformed", "coverage")
 MOST = 100  # the largest number of points in a chart's curve, and of rows in the chart's table
 _VOTING_OPTIONS: Mapping[str, Any] = {"x": "samples n", "label": "n", "height": 280}
-_CONFIDENCE_COLUMNS = ("confidence", "score")
 VOTES_BY_SCORE = "No completion states a confidence, so votes are weighed by the self-rewarding score."
 
 
@@ -38,10 +38,8 @@ def section(title: str, words: Mapping[str, Any] | None = None, **parts: Any) ->
 def calibration_section(samples: Mapping[str, Mapping[str, Tensor]], *, note: str = "") -> Section:
     """Build the section with a reliability diagram per arm (method). A single arm, named "", also gets histograms."""
     panels = []
-    for name, columns in samples.items():
-        for kind in _CONFIDENCE_COLUMNS:
-            if kind in columns:
-                panels += _calibration_panels(name, kind, columns, note)
+    for (name, columns), kind in product(samples.items(), ("confidence", "score")):
+        panels += _calibration_panels(name, kind, columns, note) if kind in columns else []
     has_scores = any("score" in columns for columns in samples.values())
     same_value_text = "confidence or have the same score" if has_scores else "confidence"
     score_note = f" {NOTES['score']}" if has_scores else ""
@@ -98,9 +96,7 @@ def voting_section(
     votes: Mapping[str, Mapping[str, Curve]], samples: Mapping[str, Mapping[str, Tensor]], *, over: str = "prompts"
 ) -> Section:
     """Build the section with a panel of voting curves per arm (method). The intervals are over prompts or seeds."""
-    arms_with_score = [
-        arm for arm, columns in samples.items() if "score" in columns and bool(columns["confidence"].isnan().all())
-    ]
+    arms_with_score = [arm for arm, x in samples.items() if "score" in x and bool(x["confidence"].isnan().all())]
     score_note = VOTES_BY_SCORE if arms_with_score else ""
     if any(arms_with_score):
         score_note = f"{', '.join(arms_with_score)}: {score_note[0].lower()}{score_note[1:]}"
@@ -116,11 +112,11 @@ def voting_section(
 def attempts_section(votes: Mapping[str, Mapping[str, Curve]]) -> Section:
     """Build the section on the accuracy that later attempts gain. Each chooses by majority vote."""
     first_attempt = next(iter(votes), "")
-    later_attempts = [name for name in votes if name != first_attempt]
+    curves_of_attempts = {name: ways["majority"] for name, ways in votes.items() if ways}
     difference_curves = {
-        f"{name} - {first_attempt}": curve_difference(votes[name]["majority"], votes[first_attempt]["majority"])
-        for name in later_attempts
-        if votes[name] and votes[name]["majority"].prompts == votes[first_attempt]["majority"].prompts
+        f"{name} - {first_attempt}": curve_difference(curve, curves_of_attempts[first_attempt])
+        for name, curve in curves_of_attempts.items()
+        if name != first_attempt and curve.prompts == curves_of_attempts[first_attempt].prompts
     }
     difference_names = list(difference_curves)
     curve_options = {"y": "difference in accuracy", "y_zero": True, **_VOTING_OPTIONS}
@@ -135,8 +131,8 @@ def credit_section(methods: Sequence[str], credit: Mapping[str, Mapping[str, Ten
     panels = list[Panel]()
     for block in block_names:
         rows = histogram_rows({method: credit[method][block] for method in methods if block in credit[method]})
-        bins_with_width = [row for row in rows if row["low"] < row["high"]]  # leaves out each histogram's empty last bin
-        bin_rows = [{"from": row["low"], "to": row["high"], row["series"]: row["share"]} for row in bins_with_width]
+        # Each histogram's empty last bin is left out.
+        bin_rows = [{"from": x["low"], "to": x["high"], x["series"]: x["share"]} for x in rows if x["low"] < x["high"]]
         if rows:
             panels.append(Panel(block, (histograms(rows, names=methods, height=220),), merged(bin_rows, key="from")))
     stop_note = f" {NOTES['stop']}" if STOP in block_names else ""
@@ -231,14 +227,12 @@ def seed_curves(seeds: Seeds, name: str, series: str) -> list[Row]:
             if (value := figure(point, name)) is not None:
                 values_by_step.setdefault(point["step"], []).append(value)
     steps = sorted(values_by_step)
+    # The first and the last step are among those that are drawn.
     drawn_places = sorted({place * (len(steps) - 1) // (MOST - 1) for place in range(MOST)}) if steps else []
-    values_of_drawn = {
-        steps[place]: values_by_step[steps[place]] for place in drawn_places
-    }  # the first and the last step are among them
     return [
         {"series": series, "x": step, "value": math.fsum(values) / len(values)}
         | ({"low": min(values), "high": max(values)} if len(values) > 1 else {})
-        for step, values in values_of_drawn.items()
+        for step, values in ((steps[place], values_by_step[steps[place]]) for place in drawn_places)
     ]
 
 

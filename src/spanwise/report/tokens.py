@@ -146,11 +146,10 @@ def _own_score(score: float | None) -> str | None:
 
 def _check(row: TokenRow, number: int, methods: Sequence[str]) -> None:
     """Refuse a completion whose advantages, values or spans do not fit the number of its tokens."""
-    missing_method = next((method for method in methods if method not in row.advantages), None)
-    if missing_method is not None:
-        raise DataError(
-            f"Completion {number} has no advantages under '{missing_method}'; it has {', '.join(row.advantages) or 'none'}."
-        )
+    for method in methods:
+        if method not in row.advantages:
+            known_text = ", ".join(row.advantages) or "none"
+            raise DataError(f"Completion {number} has no advantages under '{method}'; it has {known_text}.")
     length = len(row.tokens)
     token_columns = {f"values of {name}" if name else "values": values for name, values in row.values.items()}
     token_columns |= {f"advantages under '{method}'": row.advantages[method] for method in methods}
@@ -181,9 +180,8 @@ def _coded_numbers(columns: Sequence[Sequence[float] | None], digits: int) -> di
     rounded_columns = [None if column is None else list(islice(number_iterator, len(column))) for column in columns]
     # The 98th percentile gets the full colour, so that one outlier does not make all others pale.
     magnitudes = np.abs(number_v[np.isfinite(number_v) & (number_v != 0)])
-    large_magnitude = np.quantile(magnitudes, 0.98, method="higher") if magnitudes.size else 0.0
-    full_colour_size = float(f"{large_magnitude:.{DIGITS}g}")
-    return {**_coded(rounded_columns), "scale": full_colour_size, "rounded": kept_digits == FEW}
+    scale = np.quantile(magnitudes, 0.98, method="higher") if magnitudes.size else 0.0
+    return {**_coded(rounded_columns), "scale": float(f"{scale:.{DIGITS}g}"), "rounded": kept_digits == FEW}
 
 
 def _coded(rows: Sequence[Sequence[Hashable] | None]) -> dict[str, Any]:

@@ -30,7 +30,6 @@ _HELD_OUT, _TRAINING = "held-out prompts", "training batches"
 _HEADLINE_FIGURES = (
     "accuracy", "ece", "auroc", "brier", "laser_ece", "laser_auroc", "laser_brier", "refusal_rate", "malformed",
 )  # fmt: skip
-_MOST_NAMED_REWARDS = 4
 _AXIS_FROM_ZERO = ("refusal_rate", "malformed", "coverage", "ece", "brier", "sharpness")
 
 
@@ -79,8 +78,7 @@ def train_report(
     credit = credit or {}
     samples_by_arm = {"": samples} if samples else {}  # a run counts as a single arm without a name
     batch_lines = [line for line in metrics if "evaluation" not in line and "final" not in line]
-    evaluation_kinds = ("evaluation", "final")
-    points = [{"step": line["step"], **line[kind]} for line in metrics for kind in evaluation_kinds if kind in line]
+    points = [{"step": x["step"], **x[kind]} for x in metrics for kind in ("evaluation", "final") if kind in x]
     last_step = max((line["step"] for line in (*batch_lines, *points)), default=0)
     objective_names = names_in(batch_lines, "rewards/<objective>/mean")
     # Prefer the value that has an interval: it may rest on more samples than the last evaluation.
@@ -94,10 +92,9 @@ def train_report(
     if uses_batches:
         rewards = {name: [figure(line, f"rewards/{name}/mean") for line in batch_lines] for name in objective_names}
     reward_headlines = []
+    start_text = "in the first batch" if uses_batches else "at the start"
     for name, means in rewards.items() if unmeasured else ():
-        mean_at_start = means[0] if len(means) > 1 else None
-        start_text = "in the first batch" if uses_batches else "at the start"
-        note = _note(intervals.get(OF_REWARD + name), mean_at_start, shown, start_text)
+        note = _note(intervals.get(OF_REWARD + name), means[0] if len(means) > 1 else None, shown, start_text)
         reward_headlines.append(Headline(f"mean reward: {name}", means[-1], note))
     shown_steps = {row.step for row in view.completions if row.step is not None} if view else set()
     step_note = f", of step {shown_steps.pop()}" if len(shown_steps) == 1 else ""
@@ -105,8 +102,7 @@ def train_report(
     if view and len(view.methods) > 1:
         others_text = " and ".join(view.methods[1:])
         methods_note = f"The run was trained with {view.methods[0]}. Compare the credit that {others_text} would have given."
-    measured_figures = {name: value for name, value in last_figures.items() if name not in unmeasured}
-    alarm_of_figure = alarms(measured_figures)
+    alarm_of_figure = alarms({name: value for name, value in last_figures.items() if name not in unmeasured})
     learning_panels: list[Panel] = []
     for name in figures_of(points):
         rows = [*batch_curve(batch_lines, name, _TRAINING), *seed_curves({0: points}, name, _HELD_OUT)]
@@ -129,14 +125,14 @@ def train_report(
         parts.tokens_section(view, note=methods_note),
         parts.tokens_section(one_prompt, title="One prompt, step by step"),
     ]
-    finding = train_finding(
-        evaluations, steps=last_step, intervals=intervals, unmeasured=unmeasured, rewards=rewards, of_batches=uses_batches
-    )
+    baseline_name = _baseline(recipe)
     return render(
-        title=f"Training {recipe.get('method', 'run')}" + (f" with {name}" if (name := _baseline(recipe)) else ""),
+        title=f"Training {recipe.get('method', 'run')}" + (f" with {baseline_name}" if baseline_name else ""),
         lead=_lead(recipe, summary, last_step),
-        finding=finding,
-        command=command,
+        finding=train_finding(
+            evaluations, steps=last_step, intervals=intervals, unmeasured=unmeasured, rewards=rewards,
+            of_batches=uses_batches,
+        ),
         warnings=[
             *_unfinished(recipe, bool(summary) or any("final" in line for line in metrics), last_step, again=bool(command)),
             *(
@@ -147,13 +143,11 @@ def train_report(
         ],
         notes=unmeasured_sentences(unmeasured),
         headlines=[
-            *_headlines(evaluations, intervals, unmeasured, alarm_of_figure),
-            *reward_headlines,
+            *_headlines(evaluations, intervals, unmeasured, alarm_of_figure), *reward_headlines,
             *mode_headlines(batch_lines),
         ],
-        sections=sections,
-        recipe=recipe,
-    )
+        sections=sections, recipe=recipe, command=command,
+    )  # fmt: skip
 
 
 def unmeasured_sentences(unmeasured: Mapping[str, str]) -> list[str]:
@@ -169,8 +163,8 @@ def _baseline(recipe: Mapping[str, Any]) -> str:
     """Name the reward baselines that the objectives of a recipe set. Return "" if none is used."""
     method_entry = METHODS.get(str(recipe.get("method")))
     takes_no_baseline = method_entry is not None and "baseline" not in method_entry.inputs
-    baseline_names = dict.fromkeys(entry.get("baseline") for entry in recipe.get("objectives") or ())
-    used_baselines = [name for name in baseline_names if name not in (None, "none")]
+    objective_baselines = (entry.get("baseline") for entry in recipe.get("objectives") or ())
+    used_baselines = [name for name in dict.fromkeys(objective_baselines) if name not in (None, "none")]
     if takes_no_baseline or not used_baselines:
         return ""
     return f"the {' and '.join(used_baselines)} baseline{'s' if len(used_baselines) > 1 else ''}"
@@ -205,8 +199,7 @@ def _headlines(
     unmeasured: Mapping[str, str],
     alarm_of_figure: Mapping[str, str],
 ) -> list[Headline]:
-    last_point = points[-1] if points else {}
-    first_point = points[0] if points else {}
+    first_point, last_point = (points[0], points[-1]) if points else ({}, {})
     headlines = []
     for name in _HEADLINE_FIGURES:
         is_optional = name == "refusal_rate" or name.startswith(OF_SCORE)  # only some tasks have refusals or scores
@@ -214,10 +207,8 @@ def _headlines(
         if name in unmeasured or (is_optional and not is_measured and (points or name.startswith(OF_SCORE))):
             continue
         value = figure(last_point, name)
-        value_at_start = figure(first_point, name)
-        interval = intervals.get(name)
         format_value = percent if is_share(name) else shown
-        note = _note(interval, value_at_start if len(points) > 1 else None, format_value)
+        note = _note(intervals.get(name), figure(first_point, name) if len(points) > 1 else None, format_value)
         alarm = alarm_of_figure.get("format_rate" if name == "malformed" else name, "")
         headlines.append(Headline(figure_name(name), None if value is None else format_value(value), note, alarm))
     return headlines
@@ -253,13 +244,11 @@ def train_finding(
     if "accuracy" in unmeasured:
         main_clause = rewards_clause or f"accuracy cannot be measured: {unmeasured['accuracy']}"
         return f"{when_text} {main_clause}."
-    accuracy = figure(last_point, "accuracy")
-    old_accuracy = figure(first_point, "accuracy")
+    accuracy, old_accuracy = figure(last_point, "accuracy"), figure(first_point, "accuracy")
     interval = intervals.get("accuracy")
     accuracy_clause = "accuracy was not measured"
     if accuracy is not None:
-        low_bound = math.nan if interval is None else interval.low
-        high_bound = math.nan if interval is None else interval.high
+        low_bound, high_bound = (math.nan, math.nan) if interval is None else (interval.low, interval.high)
         bounds_note = "" if math.isnan(low_bound) else f" [{percent(low_bound)}, {percent(high_bound)}]"
         no_change_note = ": no clear change" if old_accuracy is not None and low_bound <= old_accuracy <= high_bound else ""
         change_note = "" if old_accuracy is None else f" (was {percent(old_accuracy)}{no_change_note})"
@@ -284,7 +273,7 @@ def _of_rewards(rewards: Mapping[str, Sequence[float | None]], where: str) -> st
     rewards = {name: means for name, means in rewards.items() if means}
     start_by_reward = {name: means[0] for name, means in rewards.items() if len(means) > 1 and means[0] is not None}
     end_by_reward = {name: means[-1] for name, means in rewards.items() if means[-1] is not None}
-    if len(rewards) <= _MOST_NAMED_REWARDS:
+    if len(rewards) <= 4:  # name them one by one
         start_notes = {name: f" (was {mean:.3f})" for name, mean in start_by_reward.items()}
         end_texts = {name: f"{mean:.3f}" for name, mean in end_by_reward.items()}
         reward_texts = (f"{name} is {end_texts.get(name, ABSENT)}{start_notes.get(name, '')}" for name in rewards)
@@ -331,24 +320,16 @@ def glance_section(batches: Lines, names: Sequence[str]) -> Section:
         metric_values = [value for name in objectives for value in values_of(lines, metric.format(name))]
         return math.fsum(metric_values) / len(metric_values) if metric_values else None
 
-    mean_lines = [
-        {
-            "step": line["step"],
-            **{
-                f"mean/{family}": mean(batches[max(0, place - 4) : place + 1], "rewards/{}/mean", objectives)
-                for family, objectives in objectives_by_family.items()
-            },
-            "dead": mean([line], "credit/{}/dead_strata", comparisons),
-            "length": line.get("completions/mean_length"),
-        }
-        for place, line in enumerate(batches)
-    ]
+    mean_lines = []
+    for place, line in enumerate(batches):
+        dead_share, length = mean([line], "credit/{}/dead_strata", comparisons), line.get("completions/mean_length")
+        mean_lines.append({"step": line["step"], "dead": dead_share, "length": length})
+        for family, objectives in objectives_by_family.items():
+            recent_lines = batches[max(0, place - 4) : place + 1]
+            mean_lines[-1][f"mean/{family}"] = mean(recent_lines, "rewards/{}/mean", objectives)
+    reward_series = {f"mean/{family}": family for family in objectives_by_family}
     charts = (
-        Chart(
-            "Reward of each part, averaged over five batches",
-            {f"mean/{family}": family for family in objectives_by_family},
-            "mean reward",
-        ),
+        Chart("Reward of each part, averaged over five batches", reward_series, "mean reward"),
         Chart("Comparisons that teach nothing", {"dead": "mean over the parts"}, "share of comparisons"),
         Chart("Length of a completion", {"length": "tokens"}, "tokens"),
     )
@@ -368,16 +349,14 @@ def _rewards_section(
     """Build the section on rewards: a curve per objective, and a table of changes."""
     panels = list[Panel]()
     rows = list[Row]()
-    blocks_of_objective = {
-        str(entry.get("name") or entry.get("reward")): entry.get("pays") for entry in recipe.get("objectives") or ()
-    }
+    entries = recipe.get("objectives") or ()
+    blocks_of_objective = {str(entry.get("name") or entry.get("reward")): entry.get("pays") for entry in entries}
     tenth_size = max(1, len(batches) // 10)
     for name in objectives:
-        panels += _panel(Chart(f"Reward: {name}", {f"rewards/{name}/mean": name}, "mean reward"), batches, objectives)
-        early_rewards = values_of(batches[:tenth_size], f"rewards/{name}/mean")
-        late_rewards = values_of(batches[-tenth_size:], f"rewards/{name}/mean")
-        early_mean = sum(early_rewards) / len(early_rewards) if early_rewards else None
-        late_mean = sum(late_rewards) / len(late_rewards) if late_rewards else None
+        metric = f"rewards/{name}/mean"
+        panels += _panel(Chart(f"Reward: {name}", {metric: name}, "mean reward"), batches, objectives)
+        tenths = (values_of(batches[:tenth_size], metric), values_of(batches[-tenth_size:], metric))
+        early_mean, late_mean = (sum(tenth) / len(tenth) if tenth else None for tenth in tenths)
         pays_text = ", ".join(map(str, blocks_of_objective.get(name) or ())) or "unknown"
         change = None if early_mean is None or late_mean is None else f"{late_mean - early_mean:+.3f}"
         rows.append(
@@ -396,8 +375,8 @@ def _cost_section(batches: Lines) -> Section:
     row_by_objective: dict[str, Row] = {}
     for measure in names_in(batches, "cost/<measure>"):
         objective, _, cost_name = measure.rpartition("/")
-        objective_row = row_by_objective.setdefault(objective, {"objective": objective})
-        objective_row[cost_name] = round(math.fsum(values_of(batches, f"cost/{measure}")), 2)
+        total_cost = round(math.fsum(values_of(batches, f"cost/{measure}")), 2)
+        row_by_objective.setdefault(objective, {"objective": objective})[cost_name] = total_cost
     return parts.section("Cost", tables=[list(row_by_objective.values())])
 
 
@@ -412,11 +391,8 @@ def mode_sections(batches: Lines) -> list[Section]:
     for mode, page, prefix_of_value in _pages(batches):
         panels: list[Panel] = []
         for chart in (chart for chart in page.charts if len(chart.series) == 1):
-            label_of_metric = {
-                prefix + metric_name: value or name
-                for metric_name, name in chart.series.items()
-                for value, prefix in prefix_of_value.items()
-            }
+            ((metric_name, name),) = chart.series.items()
+            label_of_metric = {prefix + metric_name: value or name for value, prefix in prefix_of_value.items()}
             panels += _panel(replace(chart, series=label_of_metric), batches, y_zero=True)
         for place, (value, prefix) in enumerate(prefix_of_value.items()):
             for chart in (chart for chart in page.charts if len(chart.series) > 1):
@@ -440,9 +416,8 @@ def mode_headlines(batches: Lines) -> list[Headline]:
         for value, prefix in prefix_of_value.items():
             metric_values = values_of(batches, prefix + metric_name)
             note = f"{metric_values[0]:.2f} in the first batch" if len(metric_values) > 1 else ""
-            alarm_text = alarm if metric_values else "no batch tells"
+            last_value_text, alarm_text = (f"{metric_values[-1]:.2f}", alarm) if metric_values else (None, "no batch tells")
             warning = alarm_text if prefix + metric_name in alarm_by_metric else ""
-            last_value_text = f"{metric_values[-1]:.2f}" if metric_values else None
             headlines.append(Headline(label + (f": {value}" if value else ""), last_value_text, note, warning))
     return headlines
 

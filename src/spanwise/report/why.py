@@ -88,8 +88,7 @@ def credits(row: TokenRow, method: str, rule: Rule) -> dict[str, float]:
     """Return a completion's credit per block. Methods that credit it as a whole give one number."""
     credit = row.credit.get(method, {})
     block_credit = {block: value for block, value in credit.items() if value is not None and math.isfinite(value)}
-    paid_blocks = (set(objective["pays"]) for objective in rule.objectives.values())
-    all_pay_every_block = all(block_credit.keys() <= paid for paid in paid_blocks)
+    all_pay_every_block = all(block_credit.keys() <= set(objective["pays"]) for objective in rule.objectives.values())
     credits_whole_completion = rule.kind == "completion" and block_credit and all_pay_every_block
     return {COMPLETION: next(iter(block_credit.values()))} if credits_whole_completion else block_credit
 
@@ -150,10 +149,10 @@ def clause(row: TokenRow, method: str, rule: Rule) -> str:
         zero_blocks_text = f"the {' and the '.join(zero_blocks)}"
         zero_blocks_or_count = zero_blocks_text if len(zero_blocks) <= _MOST_NAMED else f"{len(zero_blocks)} blocks"
         clauses.append(f"gives {zero_blocks_or_count} 0")
-    elif zero_blocks and {part.reason for part in row.parts.get(method, ())} == {"singleton"}:
-        clauses.append("gives the completion exactly 0, because there is no other completion to compare it with")
     elif zero_blocks:
-        clauses.append("gives the completion exactly 0")
+        is_alone = {part.reason for part in row.parts.get(method, ())} == {"singleton"}
+        cause_text = ", because there is no other completion to compare it with" if is_alone else ""
+        clauses.append(f"gives the completion exactly 0{cause_text}")
     if stop_credit:
         stop_verb = "charges" if stop_credit < 0 else "pays"
         clauses.append(f"{stop_verb} {shown(stop_credit, sign=True)} for missing blocks")
@@ -190,8 +189,7 @@ def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: f
     score_share, own_score = share_and_score or (0.0, 0.0)
     credit_terms: list[_Term] = []
     for part in credit_parts:
-        is_mixed_with_score = len(credit_parts) == 1 or part.objective == rule.verdict
-        mixed_share = score_share if is_mixed_with_score else 0.0
+        mixed_share = score_share if len(credit_parts) == 1 or part.objective == rule.verdict else 0.0
         credit_terms.append(_term(1 - mixed_share, part.part, part.objective))
         if mixed_share:
             credit_terms.append(_term(mixed_share * part.weight, own_score, "its own score"))
@@ -254,9 +252,8 @@ def _baseline_note(row: TokenRow, rule: Rule, part: CreditPart) -> str:
     if part.averaged == 1:
         baseline_text = "the reward of the only other completion"
     elif part.averaged:
-        compared_rewards_text = f"compared ({baseline_text})" if baseline_text else "compared"
-        averaged_rewards_text = "others" if part.averaged < part.members else compared_rewards_text
-        baseline_text = f"the mean of the {part.averaged} {averaged_rewards_text}"
+        compared_text = f"compared ({baseline_text})" if baseline_text else "compared"
+        baseline_text = f"the mean of the {part.averaged} {'others' if part.averaged < part.members else compared_text}"
     divisor_note = "" if part.divisor == 1.0 else f"; the difference is divided by the rewards' scale, {shown(part.divisor)}"
     return f"baseline {shown(part.baseline)}{f': {baseline_text}' if baseline_text else ''}{divisor_note}"
 
@@ -268,8 +265,7 @@ def _token_shares(row: TokenRow, method: str, block: str, credit: float) -> tupl
         advantage_by_token[max(advantage_by_token)] -= row.stop[method]
     block_spans = row.spans.get(block)
     if block_spans is None:  # a method with a single block credits the whole completion
-        covers_completion = block == COMPLETION or len(row.credit[method]) == 1
-        block_spans = [(0, len(row.tokens))] if covers_completion else []
+        block_spans = [(0, len(row.tokens))] if block == COMPLETION or len(row.credit[method]) == 1 else []
     block_tokens = {t for span in block_spans for t in range(*span)}
     token_shares = [advantage_by_token[t] for t in sorted(block_tokens & advantage_by_token.keys())]
     if not token_shares:
