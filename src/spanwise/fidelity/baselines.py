@@ -218,14 +218,14 @@ def measure_fidelity(
         row_n = (drawn_prompt_p[:, None] * samples + drawn_sample_pg).flatten()
         batch_columns = {name: column[row_n] for name, column in completion_columns.items()}
         reward_n, prompt_n = batch_columns["reward_n"], batch_columns["prompt_n"]
+        outcome_options = {"outcome_no": batch_columns["outcome_n"], "by_outcome_n2": batch_columns["by_outcome_n2"]}
         for b, options in enumerate(baselines.values()):
-            outcome_options = {"outcome_no": batch_columns["outcome_n"], "by_outcome_n2": batch_columns["by_outcome_n2"]}
             advantage_n = advantage(reward_n, prompt_n, **outcome_options, **options).advantage_n
             sum_bgxk[b, g].index_add_(0, prompt_n, _terms(batch_columns, advantage_n))
-    resampled_prompts = torch.multinomial(torch.ones(n_prompts), draws * n_prompts, replacement=True, generator=generator)
-    weight_rx = torch.stack(
-        [drawn_x.bincount(minlength=n_prompts) for drawn_x in resampled_prompts.view(draws, -1)]
-    ).double()
+    drawn_rx = torch.multinomial(torch.ones(n_prompts), draws * n_prompts, replacement=True, generator=generator).view(
+        draws, -1
+    )
+    weight_rx = torch.stack([drawn_x.bincount(minlength=n_prompts) for drawn_x in drawn_rx]).double()
     draw_rbgf = _figures_of_sums(torch.einsum("rx,bgxk->rbgk", weight_rx, sum_bgxk))
     usable_share = float(completion_columns["usable_n"].double().mean())
     return Fidelity(tuple(baselines), tuple(group_sizes), _figures_of_sums(sum_bgxk.sum(dim=2)), draw_rbgf, usable_share)

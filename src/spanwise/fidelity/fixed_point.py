@@ -192,7 +192,7 @@ def _remove_explained_noise(sum_rcb2: Float[Tensor, "r c b 2"]) -> tuple[Float[T
     gradients, controls = (sum_b2rc - mean_sum_b21c).split([1, 3], dim=3)
     coefficients = torch.linalg.pinv(controls.mT @ controls, hermitian=True) @ (controls.mT @ gradients)
     gradient_residuals = (gradients - controls @ coefficients)[..., 0]
-    batch_count = gradient_residuals.shape[-1]
+    batch_count = len(sum_rcb2)
     mean_gradient, mean_controls = mean_sum_b21c.split([1, 3], dim=3)
     mean_residual_b2 = (mean_gradient - mean_controls @ coefficients)[..., 0, 0]
     return mean_residual_b2, (gradient_residuals.square().sum(dim=-1) / (batch_count - 1) / batch_count).sqrt()
@@ -211,14 +211,11 @@ def fixed_point_rows(
     table_rows: list[dict[str, Any]] = []
     for size, (name, options) in product(group_sizes, BASELINES.items()):
         if name == "blended":
-            copy_count = max(1, 512 // (size * len(p_b)))
-            q_b, error_b = simulated_fixed_point(
-                p_b, group_size=size, rule=rule, copies=copy_count, batches=batches, seed=seed, **options
-            )
+            simulation = {"copies": max(1, 512 // (size * len(p_b))), "batches": batches, "seed": seed, "rule": rule}
+            q_b, error_b = simulated_fixed_point(p_b, group_size=size, **simulation, **options)
             errors = error_b.tolist()
         else:
-            q_b = fixed_point(p_b, group_size=size, **options)
-            errors = [None] * len(p_b)
+            q_b, errors = fixed_point(p_b, group_size=size, **options), [None] * len(p_b)
         row_values = zip(probabilities, q_b.tolist(), errors, strict=True)
         table_rows += [{"baseline": name, "group_size": size, "p": p, "q": q, "error": error} for p, q, error in row_values]
     return table_rows

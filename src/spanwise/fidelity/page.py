@@ -36,10 +36,9 @@ def written_baselines(fidelity: Fidelity, rolled: Rerolls) -> dict[str, Any]:
 
 def fidelity_rows(fidelity: Fidelity) -> list[Row]:
     """Return every figure with its interval, by baseline and group size. Rows of `fidelity.json`."""
-    combinations = product(fidelity.baselines, fidelity.group_sizes, (*PANELS, "ceiling"))
     return [
         {"baseline": name, "group_size": size, "figure": figure, **_numbers(*fidelity.interval(name, size, figure))}
-        for name, size, figure in combinations
+        for name, size, figure in product(fidelity.baselines, fidelity.group_sizes, (*PANELS, "ceiling"))
     ]
 
 
@@ -67,16 +66,9 @@ def _numbers(value: float, low: float, high: float, **_: Any) -> Row:
 
 
 def fidelity_report(
-    *,
-    source: str,
-    recipe: Mapping[str, Any],
-    counts: Mapping[str, int | float],
-    figures: Rows,
-    differences: Rows = (),
-    points: Rows = (),
-    tokens: Rows = (),
-    command: str = "",
-) -> str:
+    *, source: str, recipe: Mapping[str, Any], counts: Mapping[str, int | float], figures: Rows, differences: Rows = (),
+    points: Rows = (), tokens: Rows = (), command: str = "",
+) -> str:  # fmt: skip
     """Build the HTML report of `spanwise fidelity`. This module's functions make its rows."""
     baseline_names = list(dict.fromkeys(str(row["baseline"]) for row in (*figures, *points)))
     counts_text = f"{counts['completions']:,} completions of {counts['prompts']:,} prompts"

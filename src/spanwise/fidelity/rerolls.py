@@ -149,13 +149,12 @@ class Roller:
         sorted_indices = sorted(range(len(prefixes)), key=lambda d: len(prefixes[d][1]))
         max_rows = min(ROWS, TOKENS // self.limit)
         prefixes_per_batch = max(1, max_rows // rerolls)
+        options = {"rerolls": rerolls, "batch_size": max(max_rows, rerolls)}
         for number, first in enumerate(range(0, len(sorted_indices), prefixes_per_batch)):
             batch_indices = sorted_indices[first : first + prefixes_per_batch]
             chosen_prefixes = [prefixes[d] for d in batch_indices]
             with self._ending_at_later_blocks():
-                continued_texts = self.continued(
-                    rows, chosen_prefixes, rerolls=rerolls, seed=seed + number, batch_size=max(max_rows, rerolls)
-                )
+                continued_texts = self.continued(rows, chosen_prefixes, seed=seed + number, **options)
             row_n = [row for row, _ in chosen_prefixes for _ in range(rerolls)]
             reward_dm[batch_indices] = self.rewards(rows, continued_texts, row_n).reshape(-1, rerolls)
         return reward_dm
@@ -200,8 +199,7 @@ def collect_last_blocks(roller: Roller, rows: Any, *, samples: int = 32, rerolls
     index_of_prefix: dict[Prefix, int] = {}
     prefix_index_n = torch.full((len(block_texts),), -1)
     for n in spans.present_nk[:, -1].nonzero()[:, 0].tolist():
-        last_block_start = int(spans.start_nk[n, -1])
-        prompt_and_prefix = int(row_n[n]), tuple(ids_nt[n, :last_block_start].tolist())
+        prompt_and_prefix = int(row_n[n]), tuple(ids_nt[n, : int(spans.start_nk[n, -1])].tolist())
         prefix_index_n[n] = index_of_prefix.setdefault(prompt_and_prefix, len(index_of_prefix))
     if not index_of_prefix:
         raise DataError(f"None of {len(block_texts)} completions has the block '{last_name}'; there is nothing to re-roll.")
@@ -215,14 +213,7 @@ def collect_last_blocks(roller: Roller, rows: Any, *, samples: int = 32, rerolls
 
 
 def collect_tokens(
-    roller: Roller,
-    rows: Any,
-    *,
-    samples: int = 4,
-    rerolls: int = 48,
-    sets: int = 2,
-    most: int = MOST,
-    seed: int = 0,
+    roller: Roller, rows: Any, *, samples: int = 4, rerolls: int = 48, sets: int = 2, most: int = MOST, seed: int = 0
 ) -> tuple[FirstBlocks, Trajectories, Float[Tensor, "n t m"]]:
     """Sample first blocks, and re-roll them from each token on. `choose_tokens` picks among many tokens."""
     seeds = make_seeds(seed)

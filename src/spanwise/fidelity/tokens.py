@@ -195,8 +195,7 @@ class TokenFidelity:
     def best(self, critic: str, among: str, *, kind: str = "all") -> str:
         """Return a family's estimator with the highest correlation. Its names start with `among`."""
         family_names = self._family(among)
-        unit_weight_1n = torch.ones(1, len(self.prompt_n)).double()
-        correlations = self._correlations(critic, family_names, kind)(unit_weight_1n)
+        correlations = self._correlations(critic, family_names, kind)(torch.ones(1, len(self.prompt_n)).double())
         return family_names[int(correlations.argmax())]
 
     def lead(self, critic: str, one: str, other: str, *, kind: str = "all") -> Interval:
@@ -205,18 +204,16 @@ class TokenFidelity:
         The best is chosen anew in every bootstrap draw, so that the luck of choosing among many is in the interval. A full name
         stands for itself: `lead("critic", "SAE end 0.2, 0", "GAE")` holds one SAE against the best GAE, which favours GAE.
         """
-        correlations_of_one = self._correlations(critic, self._family(one), kind)
-        correlations_of_other = self._correlations(critic, self._family(other), kind)
+        left, right = (self._correlations(critic, self._family(name), kind) for name in (one, other))
 
         def difference(weight_rn: Tensor) -> Tensor:
-            correlation_lead_r = correlations_of_one(weight_rn).amax(dim=0) - correlations_of_other(weight_rn).amax(dim=0)
+            correlation_lead_r = left(weight_rn).amax(dim=0) - right(weight_rn).amax(dim=0)
             return correlation_lead_r.masked_fill(correlation_lead_r.isinf(), torch.nan)
 
         return bootstrap(difference, self.prompt_n, resamples=self.draws, seed=self.seed)
 
     def _family(self, start: str) -> list[str]:
-        matching_names = [name for name in self.estimators if name.startswith(start)]
-        family_names = [start] if start in self.estimators else matching_names
+        family_names = [start] if start in self.estimators else [name for name in self.estimators if name.startswith(start)]
         if not family_names or not start:
             raise RecipeError(unknown("estimator", start, self.estimators))
         return family_names
@@ -345,6 +342,5 @@ def _figures_of_sums(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
     term_sums = sums.unbind(-1)
     count, _, _, adv_square_sum, mc_square_sum, product_sum, noise_sum = term_sums
     correlation, ceiling, scaled_rmse = agreement(*term_sums)
-    error_sum = adv_square_sum - 2 * product_sum + mc_square_sum - noise_sum
-    rmse = root_ratio(error_sum, count)
+    rmse = root_ratio(adv_square_sum - 2 * product_sum + mc_square_sum - noise_sum, count)
     return torch.stack([correlation, ceiling, rmse, scaled_rmse], dim=-1)

@@ -208,10 +208,8 @@ def compare_arms(
         }
         cells |= {(method, name): _over_seeds(by_seed.values(), level) for method, by_seed in values_by_method.items()}
         difference_intervals = []
-        for a, b in method_pairs:
-            common_seeds = [seed for seed in values_by_method[a] if seed in values_by_method[b]]
-            paired_differences = [values_by_method[a][seed] - values_by_method[b][seed] for seed in common_seeds]
-            difference_intervals.append(_over_seeds(paired_differences, level))
+        for a, b in ((values_by_method[a], values_by_method[b]) for a, b in method_pairs):
+            difference_intervals.append(_over_seeds([a[seed] - b[seed] for seed in a if seed in b], level))
         p_values = [_p_value(interval) for interval in difference_intervals]
         for (a, b), interval, p, adjusted in zip(method_pairs, difference_intervals, p_values, holm(p_values), strict=True):
             needed_seed_count = None
@@ -245,11 +243,10 @@ def _find_wrong(runs: Runs, figures: Sequence[str]) -> dict[tuple[str, str], str
         alarms_by_seed = [alarms(values) for values in seeds.values()]
         for figure in figures:
             if reasons := [alarms_of_seed[figure] for alarms_of_seed in alarms_by_seed if figure in alarms_of_seed]:
-                reason_texts = [
+                sentence_of_cell[method, figure] = ", ".join(
                     f"{reason} in {f'{count} of {len(seeds)} seeds' if len(seeds) > 1 else 'its seed'}"
                     for reason, count in Counter(reasons).most_common()
-                ]
-                sentence_of_cell[method, figure] = ", ".join(reason_texts)
+                )
     return sentence_of_cell
 
 

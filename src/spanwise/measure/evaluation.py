@@ -60,10 +60,10 @@ def figures(
     """
     value_of_figure: dict[str, float | None] = {}
     for name, figure in build_figures(confidence_n, correct_n, well_formed_n, refusal_n).items():
-        figure_value = (
-            math.nan if figure is None else float(figure.function(*figure.columns, torch.ones(1, len(figure.columns[0]))))
-        )
-        value_of_figure[name] = None if math.isnan(figure_value) else figure_value
+        value_of_figure[name] = None
+        if figure is not None:
+            figure_value = float(figure.function(*figure.columns, torch.ones(1, len(figure.columns[0]))))
+            value_of_figure[name] = None if math.isnan(figure_value) else figure_value
     return value_of_figure
 
 
@@ -109,12 +109,11 @@ def figure_intervals(
         intervals[name] = None
         if figure is None or not len(figure.columns[0]):
             continue
-        known_prompts = prompt_n[figure.known_n]
-        resample_options = {"resamples": resamples, "seed": seed}
+        known_prompts, options = prompt_n[figure.known_n], {"resamples": resamples, "seed": seed}
         if name == "ece":
-            interval = ece_interval(Reports(*figure.columns, prompts=known_prompts), **resample_options)
+            interval = ece_interval(Reports(*figure.columns, prompts=known_prompts), **options)
         else:
-            interval = unseen_interval(figure.function, figure.columns, figure.ends, known_prompts, **resample_options)
+            interval = unseen_interval(figure.function, figure.columns, figure.ends, known_prompts, **options)
         if not math.isnan(interval.value):
             # unknown bounds stay NaN, because max(nan, 0.0) is NaN
             intervals[name] = replace(interval, low=max(interval.low, 0.0), high=min(interval.high, 1.0))
@@ -134,16 +133,16 @@ def build_figures(
     confidence_n: Tensor, correct_n: Tensor, well_formed_n: Tensor, refusal_n: Tensor | None
 ) -> dict[str, BoundedFigure | None]:
     """Return every evaluation figure by name, with its columns. The refusal rate is None for tasks without refusals."""
-    column_lengths = [len(column) for column in (confidence_n, correct_n, well_formed_n, refusal_n) if column is not None]
-    if len(set(column_lengths)) > 1:
-        raise AlignmentError(
-            f"The columns of an evaluation have {', '.join(map(str, column_lengths))} entries; give one to each completion."
-        )
+    lengths = [len(column) for column in (confidence_n, correct_n, well_formed_n, refusal_n) if column is not None]
+    if len(set(lengths)) > 1:
+        lengths_text = ", ".join(map(str, lengths))
+        raise AlignmentError(f"The columns of an evaluation have {lengths_text} entries; give one to each completion.")
     is_judged_n = (~correct_n.isnan() & ~confidence_n.isnan()).cpu()
     columns = (confidence_n.cpu()[is_judged_n], correct_n.cpu()[is_judged_n])
     confidence_i, correct_i = (column.double() for column in columns)
     mean_confidence = float(confidence_i.mean())
     share_extremes = (([0.0],), ([1.0],))  # the values of an unseen prompt that lower and raise a share most
+    sharpness_extremes = (([mean_confidence],), ([float(mean_confidence < 0.5)],))
 
     def share(column_n: Tensor | None) -> BoundedFigure | None:
         if column_n is None:
@@ -158,9 +157,7 @@ def build_figures(
         "coverage": share(~confidence_n.isnan()),
         "verdict_rate": share(~correct_n.isnan()),
         "mean_confidence": BoundedFigure(weighted_mean, (confidence_i,), is_judged_n, share_extremes),
-        "sharpness": BoundedFigure(
-            _variance, (confidence_i,), is_judged_n, (([mean_confidence],), ([float(mean_confidence < 0.5)],))
-        ),
+        "sharpness": BoundedFigure(_variance, (confidence_i,), is_judged_n, sharpness_extremes),
         "ece": BoundedFigure(weighted_ece, columns, is_judged_n, ((), ())),
         "brier": BoundedFigure(weighted_mean, ((confidence_i - correct_i).square(),), is_judged_n, share_extremes),
         "auroc": BoundedFigure(weighted_auroc, columns, is_judged_n, (([1.0, 0.0], [0.0, 1.0]), ([1.0, 0.0], [1.0, 0.0]))),
@@ -257,9 +254,8 @@ def ece_difference(
         )
 
     def gaps(weight_rn: Float[Tensor, "r n"]) -> Float[Tensor, "r b"]:
-        gap_of_a_rb = weighted_gaps(a.confidence_n, a.correct_n, weight_rn[:, : len(ids_a)], bins=bins)
-        gap_of_b_rb = weighted_gaps(b.confidence_n, b.correct_n, weight_rn[:, len(ids_a) :], bins=bins)
-        return torch.cat([gap_of_a_rb, gap_of_b_rb], dim=1)
+        weights_of_runs = ((a, weight_rn[:, : len(ids_a)]), (b, weight_rn[:, len(ids_a) :]))
+        return torch.cat([weighted_gaps(x.confidence_n, x.correct_n, w_rn, bins=bins) for x, w_rn in weights_of_runs], dim=1)
 
     unseen_gap_a_jb = unseen_gaps(a.confidence_n, prompt_n[: len(ids_a)], bins=bins)
     unseen_gap_b_jb = unseen_gaps(b.confidence_n, prompt_n[len(ids_a) :], bins=bins)
@@ -277,15 +273,9 @@ def unseen_gaps(confidence_n: Float[Tensor, " n"], prompt_n: Int[Tensor, " n"], 
 
 
 def gaps_interval(
-    gaps: Weighted,
-    unseen_jb: Float[Tensor, "2 b"],
-    prompts: Prompts,
-    *,
-    minus: bool = False,
-    resamples: int,
-    level: float,
+    gaps: Weighted, unseen_jb: Float[Tensor, "2 b"], prompts: Prompts, *, minus: bool = False, resamples: int, level: float,
     seed: int,
-) -> Interval:
+) -> Interval:  # fmt: skip
     """Compute the interval of an ECE from its bins' gaps. With `minus`: of a difference of two ECEs."""
     check_level(level)
     gap_b, gap_rb, count = resample(gaps, prompts, resamples=resamples, seed=seed)
@@ -303,15 +293,9 @@ def gaps_interval(
 
 
 def bounds(
-    gap_b: Float[Tensor, " b"],
-    noise_rb: Float[Tensor, "r b"],
-    unseen_jb: Float[Tensor, "2 b"],
-    run_sign_b: Float[Tensor, " b"],
-    *,
-    count: int,
-    level: float,
-    seed: int,
-) -> tuple[float, float]:
+    gap_b: Float[Tensor, " b"], noise_rb: Float[Tensor, "r b"], unseen_jb: Float[Tensor, "2 b"],
+    run_sign_b: Float[Tensor, " b"], *, count: int, level: float, seed: int,
+) -> tuple[float, float]:  # fmt: skip
     """Compute the bounds of an ECE or of a difference of two ECEs."""
     tail = (1 - level) / 2
     t_quantile = float(scipy.stats.t.isf(tail, count - 1))

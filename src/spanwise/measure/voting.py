@@ -172,22 +172,18 @@ def _build_curve(
 def _expected_accuracies(
     samples: list[tuple[str, float, float]], budgets: Sequence[int], ways: Sequence[str], subsets: int, seed: int
 ) -> dict[str, list[float]]:
-    """Return the expected correctness of the chosen answer, by way of choosing and number of samples.
-
-    A sample is an answer, its correctness and its confidence; `seed` differs between prompts, so that their errors average out.
-    """
-    # Sort the samples, so that their order does not matter to random subsets.
+    """Return the expected correctness of the chosen answer, by way of choosing and number of samples."""
+    # A sample is an answer, its correctness and its confidence; `seed` differs between prompts, so that their errors average
+    # out. Sort the samples, so that their order does not matter to random subsets.
     samples = sorted(
         samples, key=lambda sample: (sample[0], *((math.isnan(x), 0.0 if math.isnan(x) else x) for x in sample[1:]))
     )
     total = len(samples)
-    answer_texts = [text for text, *_ in samples]
-    distinct_answers = dict.fromkeys(filter(None, answer_texts))
-    index_of_answer = {text: index for index, text in enumerate(distinct_answers)}
+    answer_texts, *numbers = zip(*samples, strict=True)
+    index_of_answer = {text: index for index, text in enumerate(dict.fromkeys(filter(None, answer_texts)))}
     answer_index_m = torch.tensor([index_of_answer.get(text, -1) for text in answer_texts])
     vote_am = (torch.arange(len(index_of_answer))[:, None] == answer_index_m).double()
-    correctness_m = torch.tensor([correct for _, correct, _ in samples], dtype=torch.float64)
-    confidence_m = torch.tensor([confidence for *_, confidence in samples], dtype=torch.float64)
+    correctness_m, confidence_m = (torch.tensor(column, dtype=torch.float64) for column in numbers)
     is_judged_m = ~correctness_m.isnan()
     judged_count_a = vote_am @ is_judged_m.double()
     accuracy_a = vote_am @ correctness_m.nan_to_num(nan=0.0) / judged_count_a.clamp_(min=1)
