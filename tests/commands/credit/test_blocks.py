@@ -33,30 +33,28 @@ def file(folder, texts):
 
 
 @pytest.mark.parametrize("texts", [SAID, WITHOUT_SPACES], ids=["with spaces", "without"])
-def test_the_fields_that_most_completions_have_are_blocks(texts, tmp_path):
+def test_the_fields_that_most_completions_have_are_blocks_and_elements_if_the_recipe_says_so(texts, tmp_path):
     result = credit_rollouts(file(tmp_path, texts))
-    by_field = next(arm for arm in result.applied if arm.name == "bae")
+    by_block = {arm.name: arm.by_block for arm in result.applied}
     # a: 1, 1, 0, 0; b: 1, 0, 1, 0: the mean of each is .5, and the order in which a completion writes them is its own business.
-    assert by_field.by_block["a"].tolist() == [0.5, 0.5, -0.5, -0.5]
-    assert by_field.by_block["b"].tolist() == [0.5, -0.5, 0.5, -0.5]
-    one_number = next(arm for arm in result.applied if arm.name == "rlcr")
-    assert one_number.by_block["a"].tolist() == one_number.by_block["b"].tolist() == [1.0, 0.0, 0.0, -1.0]
-    assert "most completions hold JSON, so the blocks are its fields a, b" in " ".join(result.notes)
-
-
-def test_elements_of_a_list_in_json_without_spaces_have_words_of_their_own(tmp_path):
-    result = credit_rollouts(file(tmp_path, WITHOUT_SPACES), methods=["recipe"], overrides=EACH_ELEMENT)
-    by_block = result.applied[0].by_block
+    assert by_block["bae"]["a"].tolist() == [0.5, 0.5, -0.5, -0.5]
+    assert by_block["bae"]["b"].tolist() == [0.5, -0.5, 0.5, -0.5]
+    assert by_block["rlcr"]["a"].tolist() == by_block["rlcr"]["b"].tolist() == [1.0, 0.0, 0.0, -1.0]
+    assert "most completions hold JSON, so the blocks are its fields a, b" in result.note
+    elements = credit_rollouts(file(tmp_path, texts), methods=["recipe"], overrides=EACH_ELEMENT).applied[0].by_block
     # b[0]: 1, 1, 1, 0, mean .75; b[1]: 1, 0, 1, 0, mean .5.
-    assert by_block["b[0]"].tolist() == [0.25, 0.25, 0.25, -0.75]
-    assert by_block["b[1]"].tolist() == [0.5, -0.5, 0.5, -0.5]
+    assert elements["b[0]"].tolist() == [0.25, 0.25, 0.25, -0.75]
+    assert elements["b[1]"].tolist() == [0.5, -0.5, 0.5, -0.5]
 
 
-def test_half_of_the_completions_are_no_majority():
+def test_half_of_the_completions_are_no_majority_and_very_many_tags_no_layout():
     fields, tags = ['{"a": 1}', '{"a": 2}', "no", "no"], ["<a>1</a>", "<a>2</a>", "no", "no"]
     assert usual_fields(fields) == usual_fields([]) == ()
     assert usual_tags(tags) == usual_tags([]) == ((), 0)
     assert usual_fields(fields[:3]) == usual_tags(tags[:3])[0] == ("a",)
+    text = "".join(f"<t{n}>4</t{n}>" for n in range(33))
+    assert usual_tags([text]) == ((), 0)
+    assert usual_tags([text[: text.index("<t32>")]]) == (tuple(f"t{n}" for n in range(32)), 1)
 
 
 def test_repeated_blocks_are_one_row_and_pieces_are_kept(tmp_path):
@@ -85,12 +83,6 @@ def test_pairs_are_those_of_the_pattern(text):
     tags = tuple(re.findall(r"<([A-Za-z_][\w.-]*)>.*?</\1>", text, re.DOTALL))
     expected = (tags, 1) if tags and len(set(tags)) == len(tags) else ((), 0)
     assert usual_tags([text]) == expected
-
-
-def test_very_many_tags_are_no_layout():
-    text = "".join(f"<t{n}>4</t{n}>" for n in range(33))
-    assert usual_tags([text]) == ((), 0)
-    assert usual_tags([text[: text.index("<t32>")]]) == (tuple(f"t{n}" for n in range(32)), 1)
 
 
 def test_a_lone_tag_is_the_completion_and_a_lone_confidence_ends_it():

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 import trl_small
-from rollout_files import LAYOUT, episode, quiet, tagged, texts, trace, verl_rows, write_lines, write_own
-from spanwise.commands.credit.blocks import split_groups
+from rollout_files import LAYOUT, episode, tagged, texts, trace, verl_rows, write_lines, write_own
 from spanwise.commands.credit.credit import credit, credit_rollouts
 from spanwise.commands.credit.page import choose_rows
 from spanwise.errors import DataError, RecipeError
@@ -24,28 +23,29 @@ pytestmark = [*trl_small.THIRD_PARTY, pytest.mark.filterwarnings("ignore:Every a
 
 def test_a_judges_own_trace_is_no_rollout(tmp_path):
     line = episode(trace("5", "4", {"exact": {"score": 0.0, "weight": 0.5}}))
-    judge = {"config": {}, "name": "judge", "trainable": False}
-    line["traces"].append({**trace("fine", "4", {}), "agent": judge})
+    line["traces"].append({**trace("fine", "4", {}), "agent": {"name": "judge", "trainable": False}})
     table = read_rollouts(write_lines(tmp_path / "traces.jsonl", [line]).parent)
     assert (table.source, table.step_n.tolist(), texts(table)) == ("verifiers", [3], ["5"])
 
 
-def own_file(path, *, values=False):
+def own_file(path, *, values=(), recipe=""):
     """spanwise's own columns, as `rollouts.schema` names them, for the words of a small tokenizer beside it."""
     tokenizer, replies = trl_small.tokenizer(), trl_small.SAID[:4]
     ids = [tokenizer.convert_tokens_to_ids(reply.pieces) for reply in replies]
     columns = {"text": ["".join(reply.pieces) for reply in replies], "reward/correct": [reply.right for reply in replies]}
     if values:
-        columns |= {"values": [[0.5] * len(row) for row in ids], "logprobs": [[-0.1] * len(row) for row in ids]}
+        columns |= {"logprobs": [[-0.1] * len(row) for row in ids]} | {
+            name: [[0.5] * len(row) for row in ids] for name in values
+        }
     write_own(path / "rollouts" / "step_000001.parquet", ids, **columns)
     tokenizer.save_pretrained(path / "model")
-    (path / "recipe.yaml").write_text(f"layout: {json.dumps(LAYOUT)}\nprompts: 1\ngroup_size: 4\n")
+    (path / "recipe.yaml").write_text(f"layout: {json.dumps(LAYOUT)}\nprompts: 1\ngroup_size: 4\n{recipe}")
     return path
 
 
 def test_a_token_of_a_tool_has_no_value_and_is_as_if_deleted(tmp_path):
     """GAE and SAE of a run's file are the same with a tool's tokens in the middle and without them: null is not 0."""
-    plain, tool = own_file(tmp_path / "plain", values=True), own_file(tmp_path / "tool", values=True)
+    plain, tool = (own_file(tmp_path / name, values=["values"]) for name in ("plain", "tool"))
     columns = pq.read_table(plain / "rollouts" / "step_000001.parquet").to_pydict()
     draw = np.random.default_rng(0)
     for name in ("values", "logprobs"):
@@ -70,20 +70,9 @@ objectives:
 """
 
 
-def two_streams(path):
-    """A run of SAE with a value per objective."""
-    folder = own_file(path, values=True)
-    (folder / "recipe.yaml").write_text((folder / "recipe.yaml").read_text() + PAIR)
-    file = folder / "rollouts" / "step_000001.parquet"
-    table = pq.read_table(file)
-    for name in ("values/correct", "values/brier"):
-        table = table.append_column(name, table["values"])
-    pq.write_table(table.drop_columns(["values"]), file)
-    return folder
-
-
 def test_values_of_other_streams_are_not_taken_for_what_is_asked(tmp_path):
-    bare, single, several = own_file(tmp_path / "0"), own_file(tmp_path / "1", values=True), two_streams(tmp_path / "2")
+    bare, single = own_file(tmp_path / "0"), own_file(tmp_path / "1", values=["values"])
+    several = own_file(tmp_path / "2", values=["values/correct", "values/brier"], recipe=PAIR)
     pair = {"methods": ["recipe"], "recipe": several / "recipe.yaml"}
     for folder, options, needs in (
         (single, pair, "for correct, brier, but .* holds one value"),
@@ -116,7 +105,7 @@ def test_chunks_change_nothing(tmp_path, monkeypatch):
     assert (whole.table.group_n.tolist(), whole.table.step_n.tolist()) == ([0] * 4 + [1] * 4, [9] * 4 + [10] * 4)
     for module in ("apply", "write"):
         monkeypatch.setattr(f"spanwise.commands.credit.{module}.AT_A_TIME", 25)
-    parts = credit(tmp_path, output=tmp_path / "out", console=quiet(), overrides={"layout": LAYOUT})
+    parts = credit(tmp_path, output=tmp_path / "out", overrides={"layout": LAYOUT})
     assert len(list(fitting_runs(whole.table.tokens.lengths, 25))) > 2
     for arm, chunked in zip(whole.applied, parts.applied, strict=True):
         assert torch.equal(arm.credit.block_nk, chunked.credit.block_nk)
@@ -126,7 +115,7 @@ def test_chunks_change_nothing(tmp_path, monkeypatch):
 
 def test_a_refinement_compares_whole_groups_in_chunks_too(tmp_path, monkeypatch):
     options = {"methods": ["recipe"], "overrides": {"layout": LAYOUT, "method": "gae", "refine": "ktae"}}
-    folder = own_file(tmp_path, values=True)
+    folder = own_file(tmp_path, values=["values"])
     whole = credit_rollouts(folder, **options)
     monkeypatch.setattr("spanwise.commands.credit.apply.AT_A_TIME", 1)
     chunked = credit_rollouts(folder, **options)
@@ -184,10 +173,6 @@ def test_a_stratum_where_only_an_empty_completion_would_have_credit_is_dead(tmp_
     assert own.dead["brier"] == 1.0
 
 
-def test_groups_larger_than_the_run_says_are_cut():
-    assert split_groups(torch.tensor([0, 1, 0, 1, 0, 0]), 2).tolist() == [0, 2, 0, 2, 1, 1]
-
-
 @pytest.mark.parametrize(("size", "count"), [(10, 4), (7, 7), (100, 12), (3, 1), (30, 11)])
 def test_rows_of_the_report_keep_groups_together(size, count):
     group_n = torch.arange(size) // 4
@@ -233,19 +218,15 @@ def test_a_wrong_option_is_refused(options, names, tmp_path):
         credit_rollouts(file, **options, overrides={"layout": LAYOUT})
 
 
-def test_a_tokenizer_of_another_model_is_refused(tmp_path, monkeypatch):
+def test_a_tokenizer_of_another_model_is_refused_and_without_any_credit_is_per_word(tmp_path, monkeypatch):
     folder = own_file(tmp_path / "run")
     special, words = trl_small.PIECES[:7], trl_small.PIECES[7:]
     monkeypatch.setattr(trl_small, "PIECES", [*special, *reversed(words)])
     trl_small.tokenizer().save_pretrained(tmp_path / "other")
     with pytest.raises(DataError, match="4 of the first 4 completions"):
         credit_rollouts(folder, tokenizer=tmp_path / "other")
-
-
-def test_our_file_without_a_tokenizer_is_shown_per_word(tmp_path):
     (tmp_path / "moved").mkdir()
-    file = next((own_file(tmp_path / "run") / "rollouts").glob("*"))
-    moved = file.rename(tmp_path / "moved" / "alone.parquet")
+    moved = (folder / "rollouts" / "step_000001.parquet").rename(tmp_path / "moved" / "alone.parquet")
     result = credit_rollouts(moved, methods=["bae"], overrides={"layout": LAYOUT})
     assert not result.table.has_ids
     assert result.note.startswith("There is no tokenizer beside the file; credit is shown per word.")

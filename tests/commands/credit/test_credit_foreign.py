@@ -6,6 +6,7 @@ import shlex
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from helpers import assert_close
 from plain_files import save
@@ -25,6 +26,7 @@ from rollout_files import (
     write_lines,
 )
 from spanwise.cli import app
+from spanwise.commands.credit.blocks import split_groups
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.credit.write import summary
 from spanwise.errors import DataError, RecipeError
@@ -110,7 +112,7 @@ def test_a_column_without_numbers_is_no_reward(tmp_path):
             credit_rollouts(file, reward={"correct": column}, overrides={"layout": LAYOUT})
 
 
-def test_a_run_of_ours_is_cut_by_its_own_group_size_under_any_recipe(tmp_path):
+def test_a_run_of_ours_is_cut_by_its_own_group_size_under_any_recipe_and_a_foreign_file_by_that_which_is_given(tmp_path):
     run = own_run(tmp_path / "run", rewards=[1.0, 0.0, 1.0, 1.0], status=["ok"] * 4)
     other = tmp_path / "other.yaml"
     other.write_text(f"layout: {json.dumps(LAYOUT)}\nmethod: rlcr\n")
@@ -120,22 +122,15 @@ def test_a_run_of_ours_is_cut_by_its_own_group_size_under_any_recipe(tmp_path):
         assert result.applied[0].credit.block_nk[:, 0].tolist() == [0.5, -0.5, 0.0, 0.0]
     chosen = credit_rollouts(run, methods=["dr_grpo"], recipe=other, overrides={"group_size": 4})
     assert chosen.group_n.tolist() == [0] * 4
-
-
-def test_a_foreign_file_is_cut_by_the_group_size_that_is_given(tmp_path):
     file = verl_file(tmp_path / "1.jsonl", WELL_FORMED, score=[1, 0, 1, 1])
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(f"layout: {json.dumps(LAYOUT)}\ngroup_size: 2\n")
-
-    def cut(recipe=None, **fields):
+    for recipe, fields, groups in (
+        (None, {}, [0] * 4), (run / "recipe.yaml", {}, [0, 0, 1, 1]), (None, {"group_size": 3}, [0, 0, 0, 1]),
+    ):  # fmt: skip
         options = {"methods": ["dr_grpo"], "reward": {"correct": "score"}, "recipe": recipe}
-        return credit_rollouts(file, **options, overrides={"layout": LAYOUT, **fields})
-
-    assert cut().group_n.tolist() == [0] * 4
-    assert cut(recipe).group_n.tolist() == [0, 0, 1, 1]
-    in_threes = cut(group_size=3)
-    assert in_threes.group_n.tolist() == [0, 0, 0, 1]
-    assert "1 groups have fewer than 3 completions" in in_threes.note
+        result = credit_rollouts(file, **options, overrides={"layout": LAYOUT, **fields})
+        assert result.group_n.tolist() == groups
+    assert "1 groups have fewer than 3 completions" in result.note
+    assert split_groups(torch.tensor([0, 1, 0, 1, 0, 0]), 2).tolist() == [0, 2, 0, 2, 1, 1]
 
 
 def test_uneven_groups_of_a_step_are_pointed_out(tmp_path):

@@ -25,14 +25,11 @@ def run(folder, *, answers, **options):
     rows = []
     for n, answer in enumerate(answers):
         ids = tokenizer.convert_tokens_to_ids(answer.pieces)
-        spans = {"solution": (0, 0), "confidence": (0, 0)} if n == 2 else {"solution": (0, len(ids)), "confidence": (0, 0)}
-        rows.append(
-            completion(
-                ids, group=n // 4, prompt=f"prompt {n // 4}", trainable=[block >= 0 for block in answer.blocks],
-                start={name: span[0] for name, span in spans.items()}, end={name: span[1] for name, span in spans.items()},
-                reward={"correct": answer.right}, logprobs=[-0.25] * len(ids),
-            )
-        )  # fmt: skip
+        spans = {"start": {"solution": 0, "confidence": 0}, "end": {"solution": len(ids) * (n != 2), "confidence": 0}}
+        rows.append(completion(
+            ids, group=n // 4, prompt=f"prompt {n // 4}", trainable=[block >= 0 for block in answer.blocks], **spans,
+            reward={"correct": answer.right}, logprobs=[-0.25] * len(ids),
+        ))  # fmt: skip
     write_rollouts(folder / "in.parquet", Case(rows, per_token=("logprobs",)).parts(), tokenizer=folder / "model")
     options = {"methods": ["grpo", "rlcr", "bae"], "overrides": {"layout": LAYOUT}, **options}
     return credit(folder / "in.parquet", output=folder / "out", **options)
@@ -79,9 +76,7 @@ def test_the_page_has_a_row_for_stopping_and_says_of_no_living_stratum_that_it_i
 
 def read_by_sae(logp, trained, threshold, boundary):
     """The tokens whose value an earlier token's advantage depends on: by the definition of SAE those that open a segment."""
-    size = len(logp)
-    mask_nt = torch.tensor([trained])
-    positions = []
+    size, mask_nt, positions = len(logp), torch.tensor([trained]), []
     for t in range(size):
         value_nt = torch.zeros(1, size)
         value_nt[0, t] = 1.0
@@ -100,6 +95,6 @@ def read_by_sae(logp, trained, threshold, boundary):
 )
 def test_segments_open_where_sae_reads_a_value(tokens, threshold, boundary):
     logp, trained = [float(np.log(p)) for p, _ in tokens], [flag for _, flag in tokens]
-    expected = read_by_sae(logp, trained, threshold, boundary) if tokens else []
     noisy = np.where(trained, logp, np.nan)  # tokens that are not trained are never read
-    assert opening_tokens(SaeSegments(threshold, boundary), noisy, np.array(trained, dtype=bool)) == expected
+    opened = opening_tokens(SaeSegments(threshold, boundary), noisy, np.array(trained, dtype=bool))
+    assert opened == read_by_sae(logp, trained, threshold, boundary)

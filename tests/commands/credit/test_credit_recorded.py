@@ -14,19 +14,7 @@ from trl import GRPOTrainer
 
 import trl_small
 from helpers import assert_close
-from rollout_files import (
-    LAYOUT,
-    WELL_FORMED,
-    episode,
-    node,
-    quiet,
-    tagged,
-    trace,
-    trl_file,
-    verifiers_file,
-    verl_file,
-    write_lines,
-)
+from rollout_files import LAYOUT, WELL_FORMED, episode, node, tagged, trace, trl_file, verifiers_file, verl_file, write_lines
 from spanwise.commands.credit.credit import credit, credit_rollouts
 from spanwise.commands.credit.write import summary
 from spanwise.commands.report.report import report_folder
@@ -94,10 +82,7 @@ def test_the_advantages_of_verifiers_stay_at_their_tokens_and_are_a_mean_without
     figures = summarise_credit(recorded.by_block["final"])
     assert (figures["completions"], figures["mean_abs"]) == (3, pytest.approx((0.5 + 0.7 + 1.2) / 3))
     without = credit_rollouts(WRITTEN / "verifiers_stream")
-    assert (
-        "'recorded' shows the numbers that the trainer wrote: the mean of the file's 'advantages' in each completion"
-        in without.note
-    )
+    assert "the trainer wrote: the mean of the file's 'advantages' in each completion" in without.note
     by_arm, size = sampled(without, 0)
     np.testing.assert_allclose(by_arm["recorded"], 0.35 / size, rtol=1e-6)
 
@@ -158,7 +143,7 @@ def test_credit_of_blocks_stays_in_its_blocks(tmp_path):
 
 
 def test_it_goes_to_every_file_and_an_export_keeps_it(tmp_path):
-    result = credit(WRITTEN / "verl", output=tmp_path / "out", console=quiet())
+    result = credit(WRITTEN / "verl", output=tmp_path / "out")
     rows = pq.read_table(tmp_path / "out" / "credit.parquet").to_pylist()
     for row, score in zip(rows, SCORE, strict=True):
         assert row["credit/recorded/plan"] == pytest.approx(score)
@@ -173,7 +158,7 @@ def test_it_goes_to_every_file_and_an_export_keeps_it(tmp_path):
     exported = credit_rollouts(tmp_path / "out" / "credit.parquet", methods=["recorded"])
     for n in range(8):
         np.testing.assert_array_equal(sampled(exported, n)[0]["recorded"], sampled(result, n)[0]["recorded"])
-    lone = credit(WRITTEN / "verl", output=tmp_path / "alone", console=quiet(), methods=["recorded"])
+    lone = credit(WRITTEN / "verl", output=tmp_path / "alone", methods=["recorded"])
     assert ([arm.name for arm in lone.applied], lone.file_spans.names) == (["recorded"], ("plan", "code", "confidence"))
     assert "The recorded credit of 8 completions." in (tmp_path / "alone" / "report.html").read_text()
 
@@ -273,7 +258,7 @@ def tree(first, second, right):
     return trace(first, "4", {"correct": {"score": right, "weight": 1.0}}, extra=[other])
 
 
-def test_a_rollout_of_several_branches_has_one_vote(tmp_path):
+def test_a_rollout_of_several_branches_has_one_vote_and_a_group_size_counts_rollouts(tmp_path):
     """Rewards 1 (two branches), 0, 0: leave-one-out of three rollouts, not of four rows."""
     traces = [tree(tagged("4", "0.9"), tagged("4", "0.8"), 1.0)]
     traces += [trace(tagged("5", "0.5"), "4", {"correct": {"score": 0.0, "weight": 1.0}}) for _ in range(2)]
@@ -284,6 +269,10 @@ def test_a_rollout_of_several_branches_has_one_vote(tmp_path):
     grpo = result.applied[1].credit.block_nk[:, 0]
     torch.testing.assert_close(grpo[0], grpo[1])
     torch.testing.assert_close(grpo[1] + grpo[2] + grpo[3], torch.tensor(0.0).double())
+    traces = [tree(tagged("4", "0.9"), tagged("4", "0.8"), right) for right in (1.0, 0.0, 1.0, 0.0)]
+    write_lines(file, [episode(rollout) for rollout in traces])
+    result = credit_rollouts(file, recipe=recipe(tmp_path), methods=["rloo"], overrides={"group_size": 2})
+    assert result.group_n.tolist() == [0] * 4 + [1] * 4
 
 
 @pytest.fixture
@@ -293,32 +282,22 @@ def trace_options(tmp_path):
     return {"tokenizer": tmp_path / "model", "recipe": recipe(tmp_path), "reward": {"correct": "exact"}}
 
 
-def test_what_the_trainer_gave_stands_beside_what_another_method_would(trace_options):
-    result = credit_rollouts(WRITTEN / "verifiers_branches", methods=["grpo", "recorded"], **trace_options)
-    grpo, recorded = result.applied
+def test_what_the_trainer_gave_stands_beside_what_another_method_would_and_an_export_remembers_whose_a_row_is(
+    trace_options, tmp_path
+):
+    methods = ["grpo", "rloo", "recorded"]
+    result = credit(WRITTEN / "verifiers_branches", methods=methods, output=tmp_path / "out", **trace_options)
+    grpo, rloo, recorded = result.applied
     assert recorded.credit.block_nk[:, 1].tolist() == [0.5, 0.5, -0.5, -0.5]
     ours, theirs = (arm.advantages(result.table, 0, 4) for arm in (grpo, recorded))
     np.testing.assert_allclose(ours, 2**0.5 * theirs, rtol=1e-3)  # token by token, 0 where no model sampled
     np.testing.assert_allclose(np.abs(theirs[theirs != 0]), 0.5 / 20, rtol=1e-6)  # 20 tokens of a rollout share one vote
-
-
-def test_an_export_remembers_whose_a_row_is(trace_options, tmp_path):
-    result = credit(
-        WRITTEN / "verifiers_branches", methods=["rloo"], output=tmp_path / "out", console=quiet(), **trace_options
-    )
     file = tmp_path / "out" / "credit.parquet"
     assert pq.read_table(file)["rollout"].to_pylist() == [0, 0, 1, 1]
     exported = credit_rollouts(file, recipe=trace_options["recipe"], methods=["rloo"], tokenizer=trace_options["tokenizer"])
     assert exported.table.rollout_n.tolist() == [0, 0, 1, 1]
-    torch.testing.assert_close(exported.applied[0].credit.block_nk, result.applied[0].credit.block_nk)
+    torch.testing.assert_close(exported.applied[0].credit.block_nk, rloo.credit.block_nk)
     assert "rollout" not in exported.table.columns
-
-
-def test_a_group_size_counts_rollouts(tmp_path):
-    traces = [tree(tagged("4", "0.9"), tagged("4", "0.8"), right) for right in (1.0, 0.0, 1.0, 0.0)]
-    file = write_lines(tmp_path / "traces.jsonl", [episode(rollout) for rollout in traces])
-    result = credit_rollouts(file, recipe=recipe(tmp_path), methods=["rloo"], overrides={"group_size": 2})
-    assert result.group_n.tolist() == [0] * 4 + [1] * 4
 
 
 def test_a_method_over_tokens_needs_one_row_per_rollout(trace_options):

@@ -98,7 +98,7 @@ def test_scores_that_are_all_clipped_to_one_number_are_named(tmp_path):
 def test_the_sum_of_a_block_says_what_was_mixed(tmp_path):
     """BAE subtracts the mean: .75 = 1 - .25; the score is compared as a reward, .9 - .5."""
     options = {"recipe": recipe(tmp_path, method="bae", scale="none"), "methods": ["recipe", "bae"]}
-    credit(file(tmp_path), output=tmp_path / "out", console=quiet(), **options)
+    credit(file(tmp_path), output=tmp_path / "out", **options)
     mixed, plain = data_of((tmp_path / "out" / "report.html").read_text())["why"][0]
     solution = mixed["blocks"]["solution"]
     assert solution["total"] == "+0.715 = 0.9 · 0.75 (correct) + 0.1 · 0.4 (its own score)"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import trl_small
-from rollout_files import LAYOUT, quiet, texts
+from rollout_files import LAYOUT, texts
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.report.report import recorded_view
 from spanwise.commands.train.train import train
@@ -63,35 +63,26 @@ def script(*, tools=False, truncated=False):
     return spoken
 
 
-def scripted_run(variant, folder_path):
-    """A run of two steps of the real trainer: one prompt for two groups, tool output, completions left out of the loss."""
-    choices, options = VARIANTS[variant]
-    recipe = load(None, {"layout": LAYOUT, "prompts": 4, "group_size": 4, "output": str(folder_path), **choices})
-    filled = scheme_of(recipe, Layout(LAYOUT), 16)
-    folder = RunFolder(folder_path)
-    answers = script(tools=variant == "tools", truncated=variant == "truncated")
-    for step, spoken in ((1, answers), (2, answers[::-1])):
-        extra = {
-            "scheme": filled,
-            "train_dataset": trl_small.prompts().select([0, 0, 1, 1]), "model": trl_small.policy(),
-        }  # fmt: skip
-        options = {"per_device_train_batch_size": 16, **options}
-        trainer = trl_small.trainer(folder_path / "c", scripts=spoken, tools=variant == "tools", extra=extra, **options)
-        trainer.train()
-        folder.write_rollouts([trainer.last_rollouts.recorded(step=step)], step=step)
-    folder.write_recipe(resolved(recipe, filled))
-    trl_small.tokenizer().save_pretrained(folder.path / "model")
-
-
 @pytest.fixture(scope="module")
 def scripted(tmp_path_factory):
-    """The folder of a variant's run, trained once."""
+    """The folder of a variant's run of two steps, trained once by the real trainer: one prompt for two groups."""
 
     @cache
     def folder_of(variant):
-        folder = tmp_path_factory.mktemp(variant)
-        scripted_run(variant, folder)
-        return folder
+        folder, (choices, options) = RunFolder(tmp_path_factory.mktemp(variant)), VARIANTS[variant]
+        recipe = load(None, {"layout": LAYOUT, "prompts": 4, "group_size": 4, "output": str(folder.path), **choices})
+        filled = scheme_of(recipe, Layout(LAYOUT), 16)
+        answers = script(tools=variant == "tools", truncated=variant == "truncated")
+        dataset = trl_small.prompts().select([0, 0, 1, 1])
+        for step, spoken in ((1, answers), (2, answers[::-1])):
+            extra = {"scheme": filled, "train_dataset": dataset, "model": trl_small.policy()}
+            options = {"per_device_train_batch_size": 16, **options}
+            trainer = trl_small.trainer(folder.path / "c", scripts=spoken, tools=variant == "tools", extra=extra, **options)
+            trainer.train()
+            folder.write_rollouts([trainer.last_rollouts.recorded(step=step)], step=step)
+        folder.write_recipe(resolved(recipe, filled))
+        trl_small.tokenizer().save_pretrained(folder.path / "model")
+        return folder.path
 
     return folder_of
 
@@ -124,8 +115,7 @@ def test_the_report_of_a_run_shows_grpo_beside_its_own(variant, trained, scripte
     files = [scripted(variant) / "rollouts" / "step_000002.parquet"]
     view, credit = recorded_view(scripted(variant), {"method": trained}, files)
     rows = pq.read_table(files[0]).to_pylist()
-    assert view.methods == (trained, "grpo")
-    assert list(credit) == [trained, "grpo"]
+    assert list(view.methods) == list(credit) == [trained, "grpo"]
     for row, page in zip(rows, view.completions, strict=True):
         np.testing.assert_array_equal(page.advantages[trained], row[f"advantages/{trained}"])
     # One number: correctness against the mean of the group, four of them in file order.
@@ -140,10 +130,10 @@ def test_a_run_whose_rollouts_cannot_be_credited_again_shows_its_own_method(scri
     shutil.copytree(scripted("blended"), tmp_path / "run")
     for file in (tmp_path / "run" / "model").glob("*"):
         file.unlink()
-    files = sorted((tmp_path / "run" / "rollouts").iterdir())[-1:]
-    view, credit = recorded_view(tmp_path / "run", {"method": "bae"}, files)
-    assert view.methods == ("bae",)
-    assert list(credit) == ["bae"]
+    view, credit = recorded_view(
+        tmp_path / "run", {"method": "bae"}, [tmp_path / "run" / "rollouts" / "step_000002.parquet"]
+    )
+    assert (view.methods, list(credit)) == (("bae",), ["bae"])
 
 
 @pytest.mark.filterwarnings("ignore")  # TRL's table of completions and pandas warn of themselves
@@ -187,7 +177,7 @@ def test_a_run_with_a_critic_keeps_what_every_token_was_trained_with(method, opt
         "report": False, "critic": {"learning_rate": 1e-3}, "output": str(tmp_path / "run"), "method": method, "options": options,
         **task,
     }  # fmt: skip
-    train(load(None, fields), console=quiet())
+    train(load(None, fields))
     result = credit_rollouts(tmp_path / "run", methods=["recipe"])
     trained = column_of(tmp_path / "run", f"advantages/{method}")
     np.testing.assert_array_equal(result.applied[0].advantages(result.table, 0, 16), trained.astype(np.float32))

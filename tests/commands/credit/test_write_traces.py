@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import trl_small
-from rollout_files import LAYOUT, quiet, tagged
+from rollout_files import LAYOUT, tagged
 from spanwise.commands.credit.credit import credit
 from spanwise.errors import DataError, RecipeError
 from spanwise.rollouts import read_rollouts, read_traces
@@ -23,8 +23,8 @@ def tokenizer(tmp_path):
 
 def write(source, folder, method="recipe", **options):
     rule = {"layout": LAYOUT, "method": "rloo", "per": "completion"}
-    methods = {"methods": ["recipe", "bae"], "overrides": rule, "reward": {"correct": "exact"}}
-    return credit(source, output=folder, write=method, console=quiet(), **methods, **options)
+    usual = {"methods": ["recipe", "bae"], "overrides": rule, "reward": {"correct": "exact"}}
+    return credit(source, output=folder, write=method, **{**usual, **options})
 
 
 def test_what_was_written_is_read_back_as_the_recorded_advantages(tmp_path, tokenizer):
@@ -42,8 +42,7 @@ def test_what_was_written_is_read_back_as_the_recorded_advantages(tmp_path, toke
 def test_a_recipe_that_is_a_preset_is_written_by_either_name(tmp_path, tokenizer):
     """Such a recipe is one method called `bae`, and --write recipe means it."""
     for name in ("bae", "recipe"):
-        options = {"methods": ["recipe"], "overrides": {"layout": LAYOUT}, "reward": {"correct": "exact"}}
-        credit(FILE, output=tmp_path / name, write=name, console=quiet(), tokenizer=tokenizer, **options)
+        write(FILE, tmp_path / name, name, tokenizer=tokenizer, methods=["recipe"], overrides={"layout": LAYOUT})
     assert (tmp_path / "bae" / "traces.jsonl").read_bytes() == (tmp_path / "recipe" / "traces.jsonl").read_bytes()
 
 
@@ -76,7 +75,7 @@ def test_dumps_of_slime_are_written_with_advantages_and_read_back_equal(tmp_path
     for number in (0, 1):
         torch.save({"rollout_id": number, "samples": samples, "more": "x"}, tmp_path / "dumps" / f"{number}.pt")
     result = credit(
-        tmp_path / "dumps", output=tmp_path / "out", write="rloo", methods=["rloo"], tokenizer=tokenizer, console=quiet(),
+        tmp_path / "dumps", output=tmp_path / "out", write="rloo", methods=["rloo"], tokenizer=tokenizer,
         reward={"correct": "reward"}, overrides={"layout": LAYOUT},
     )  # fmt: skip
     (arm,) = result.applied
