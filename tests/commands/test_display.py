@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from rich.console import Console
 
 from rollout_files import tagged, verl_file
@@ -33,21 +34,20 @@ widths = pytest.mark.parametrize("width", [60, 80, 200])
 
 
 def printed(*parts, width=80, keep=1):
-    """The printed text, in which nothing is cut off with an ellipsis."""
+    """The printed text, in which nothing is cut off with an ellipsis and no line is wider than the console."""
     console = Console(width=width, file=io.StringIO(), force_terminal=False)
     say(console, *parts, keep=keep)
     text = console.file.getvalue()
     assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
     return text
 
 
 def check(table, width, *, keep=1):
     """No line is wider than the console, no cell of numbers is broken, no word is, and no part lacks a row."""
     text = printed(table, width=width, keep=keep)
-    assert max(map(len, text.splitlines())) <= width
-    console = Console()
     for column in table.columns:
-        texts = [console.render_str(c) if isinstance(c, str) else c for c in (column.header, *column.cells)]
+        texts = [Console().render_str(c) if isinstance(c, str) else c for c in (column.header, *column.cells)]
         heading, *cells = (text.plain for text in texts)
         unwrapped = column.no_wrap or column.justify == "right"
         for piece in [*heading.split(), *(piece for cell in cells for piece in ([cell] if unwrapped else cell.split()))]:
@@ -80,7 +80,10 @@ def test_a_path_of_any_length_and_with_brackets_stands_above_the_table(width, tm
 
 @widths
 def test_methods(width):
-    check(methods_table(), width)
+    table = methods_table()
+    check(table, width)
+    assert "[bold]gigpo" in [*table.columns[0].cells]
+    assert any("arXiv 2602.10231" in cell for cell in table.columns[2].cells)
 
 
 def numbers(size):
@@ -92,7 +95,6 @@ def test_figures_of_training_evaluation_and_demo(width):
     names = [*FIGURES, "mean_accuracy", "peak_refusal_rate", "seconds"]
     columns = {arm: dict(zip(names, numbers(len(names)), strict=True)) for arm in ("scalar", "blockwise", "a" * 30)}
     text = printed(*figure_table("the same start", columns), width=width)
-    assert max(map(len, text.splitlines())) <= width
     assert all(name.replace("_", " ") in text for name in names)
     assert all(f"{value:.3f}" in text for figures in columns.values() for value in figures.values())
     intervals = {name: Interval(0.123, 0.1, 0.15, 0.01, 0.95, 512) for name in names}
@@ -140,7 +142,6 @@ def comparison():
 @widths
 def test_a_comparison(comparison, width):
     text = printed(*comparison_tables(comparison), width=width)
-    assert max(map(len, text.splitlines())) <= width
     assert all(figure.replace("_", " ") in text for figure in COMPARED)
     table = text.split("paired by seed")[0]
     for line in comparison.markdown().splitlines()[2:6]:
@@ -217,8 +218,16 @@ def test_a_plug_in_without_a_source_is_not_taken_from_the_paper(capsys):
     finally:
         METHODS.pop("halved")
     assert f"taken from the module {__name__}, which is not part of spanwise." in " ".join(capsys.readouterr().out.split())
-    show_methods("grpo")
-    assert "The formula is taken from the paper, which does not say ddof" in " ".join(capsys.readouterr().out.split())
+    for name, source in (
+        ("grpo", "The formula is taken from the paper, which does not say ddof"),
+        ("sae", "not from its full text"),
+    ):
+        show_methods(name)
+        assert source in " ".join(capsys.readouterr().out.split())
+    show_methods("rlcr")
+    preset = yaml.safe_load(capsys.readouterr().out)
+    assert (preset["method"], preset["per"], preset["options"]) == ("rlcr", "block", {})
+    assert all({*objective["pays"]} == {"solution", "confidence"} for objective in preset["objectives"])
 
 
 def test_a_large_file_shows_how_far_it_is_read_and_a_small_one_nothing(tmp_path, monkeypatch):
@@ -237,16 +246,12 @@ def test_a_large_file_shows_how_far_it_is_read_and_a_small_one_nothing(tmp_path,
     assert text.getvalue() == progress  # nothing is shown afterwards
 
 
-def test_the_time_left_of_a_resumed_run_is_that_of_its_own_steps():
+def test_the_time_left_of_a_resumed_run_is_that_of_its_own_steps_and_many_parts_of_a_reward_are_one():
     console = Console(file=io.StringIO(), width=80)
     live = Live(console, "train", 20, first=9)
     live._started -= 100  # the tenth step took 100 s, and ten are left
     live.step(10, {})
-    assert console.file.getvalue() == "train 10/20    1000 s left\n"
-
-
-def test_many_parts_of_a_reward_are_shown_as_one():
     parts = {"equals.a": 1.0, "equals.b": 0.0, "equals.c[0]": 0.5, "equals.c[1]": 0.0, "equals.d": None, "form": 1.0}
-    console = Console(file=io.StringIO(), width=80)
     Live(console, "train", 10).step(10, {**parts, "brier": None})
-    assert console.file.getvalue() == "train 10/10  equals (4 parts) 0.500  form 1.000  0 s left\n"
+    lines = "train 10/20    1000 s left\ntrain 10/10  equals (4 parts) 0.500  form 1.000  0 s left\n"
+    assert console.file.getvalue() == lines

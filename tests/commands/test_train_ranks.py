@@ -18,13 +18,10 @@ def test_the_rollouts_of_all_processes_are_kept(tmp_path):
     command += ["train", "--steps", "1", "--prompts", "2", "--group-size", "4", "--output", "run", "--eval-every", "1"]
     command += ["--save-every", "1", "--set", "trainer={save_total_limit: 1}"]
     command += ["--set", "start_steps=2", "--set", "eval_prompts=2", "--set", "eval_samples=2", "--set", "report=false"]
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "ACCELERATE_USE_CPU": "true",
-        "SPANWISE_CACHE": str(tmp_path / "cache"),
-    }
-    result = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    settings = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "SPANWISE_CACHE": str(tmp_path / "cache")}
+    result = subprocess.run(
+        command, env={**os.environ, **settings}, cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
     assert result.returncode == 0, result.stderr[-4000:]
     table = pq.read_table(tmp_path / "run" / "rollouts" / "step_000001.parquet")
     assert table["group"].to_pylist() == [0] * 4 + [1] * 4

@@ -32,12 +32,8 @@ SMALL = {
 }  # fmt: skip
 
 
-def run(output, capsys, *, arms=("group", "rlcr"), seeds=(0, 1), **options):
-    comparison = compare(
-        arms=arms, seeds=seeds, output=str(output), choices={**SMALL, **options.pop("choices", {})},
-        console=Console(width=160), **options,
-    )  # fmt: skip
-    return comparison, capsys.readouterr().out
+def run(output, *, arms=("group", "rlcr"), seeds=(0, 1), choices=SMALL, **options):
+    return compare(arms=arms, seeds=seeds, output=str(output), choices=choices, console=Console(width=160), **options)
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +45,8 @@ def finished(tmp_path_factory):
         warnings.simplefilter("ignore")  # a batch that teaches nothing
         for planned in plan_runs(("group", "rlcr"), (0, 1), SMALL, str(output)):
             planned.file.write_text(yaml.safe_dump(planned.asked()))
-            train(planned.recipe, console=Console(quiet=True))
-    compare(arms=("group", "rlcr"), seeds=(0, 1), output=str(output), choices=SMALL, console=Console(width=160, quiet=True))
+            train(planned.recipe)
+    run(output)
     return output
 
 
@@ -68,16 +64,13 @@ def test_every_arm_and_seed_is_a_run_folder(finished):
     assert {objective["baseline"] for objective in group["objectives"]} == {"group"}
 
 
-RIGHT = {"group-0": 3, "group-1": 2, "rlcr-0": 1, "rlcr-1": 4}
-
-
 def test_the_table_is_student_t_over_seeds(output, capsys):
     # Replace the evaluations: four samples of one prompt, of which `right` are right and all state .8.
-    for name, right in RIGHT.items():
+    for name, right in {"group-0": 3, "group-1": 2, "rlcr-0": 1, "rlcr-1": 4}.items():
         correct_n, said_n = (torch.arange(4) < right).double(), torch.full((4,), 0.8, dtype=torch.float64)
         columns = ({"solution": ["7"] * right + ["3"] * (4 - right)}, {"solution": correct_n}, said_n, said_n > 0)
         Samples(torch.zeros(4).long(), *columns).write(output / name)
-    comparison, printed = run(output, capsys)
+    comparison = run(output)
     summary = json.loads((output / "summary.json").read_text())
     for arm, (first, second) in {"group": (0.75, 0.5), "rlcr": (0.25, 1.0)}.items():
         cell = summary["figures"][arm]["accuracy"]
@@ -94,7 +87,7 @@ def test_the_table_is_student_t_over_seeds(output, capsys):
     assert summary["recipe"]["steps"] == 1
     assert "method" not in summary["recipe"]
     assert "| rlcr | 0.625" in (output / "comparison.md").read_text()
-    assert "do not show which method is better" in printed
+    assert "do not show which method is better" in capsys.readouterr().out
 
 
 def test_the_evaluation_can_be_worked_out_again(finished):
@@ -113,20 +106,20 @@ def test_the_evaluation_can_be_worked_out_again(finished):
     assert vote == pytest.approx(final["accuracy"])
 
 
-def test_evaluations_of_different_sizes_are_not_compared(output, capsys):
+def test_evaluations_of_different_sizes_are_not_compared(output):
     whole = read_samples(output / "group-0")
     parts = ({name: column[:8] for name, column in columns.items()} for columns in (whole.answers, whole.correct))
     tensors = (whole.confidence_n[:8], whole.well_formed_n[:8], whole.refusal_n[:8])
     Samples(whole.prompt_n[:8], *parts, *tensors).write(output / "group-0")  # as spanwise eval --prompts 2 leaves it
     with pytest.raises(DataError, match=r"2 prompts x 4 samples.*4 prompts x 4 samples"):
-        run(output, capsys)
+        run(output)
 
 
-def test_a_share_without_verdicts_shows_in_the_table_and_without_any_there_is_no_vote(output, capsys):
+def test_a_share_without_verdicts_shows_in_the_table_and_without_any_there_is_no_vote(output):
     samples = read_samples(output / "group-0")
     samples.correct["solution"][::4] = math.nan  # one time-out in each prompt
     samples.write(output / "group-0")
-    comparison, _ = run(output, capsys)
+    comparison = run(output)
     assert comparison.cells["group", "verdict_rate"].value == pytest.approx((0.75 + 1) / 2)
     assert comparison.cells["group", "majority@4"].count == 2
     for folder in output.glob("*-?"):
@@ -134,7 +127,7 @@ def test_a_share_without_verdicts_shows_in_the_table_and_without_any_there_is_no
         samples.correct["solution"][:] = math.nan
         samples.write(folder)
         assert samples.figures()["accuracy"] is None
-    comparison, _ = run(output, capsys)
+    comparison = run(output)
     assert [name for name in comparison.figures if name == "accuracy" or "@" in name] == []
     assert comparison.cells["group", "verdict_rate"].value == 0.0
 
@@ -157,36 +150,31 @@ def test_what_is_there_is_not_trained_again(output, capsys, tmp_path, monkeypatc
     (tmp_path / "kept").write_bytes((output / "rlcr-1" / "evaluation.parquet").read_bytes())
     code = f"import shutil, sys; shutil.copy({str(tmp_path / 'kept')!r}, sys.argv[1] + '/evaluation.parquet')"
     trained = by_commands(monkeypatch, code)
-    _, printed = run(output, capsys)
-    assert "runs are finished" not in printed
+    run(output)
+    assert "runs are finished" not in capsys.readouterr().out
     assert trained == []
-
     (output / "rlcr-1" / "evaluation.parquet").unlink()  # as an interruption before the end leaves it
-    comparison, printed = run(output, capsys, reference="group")
-    assert "3 of 4 runs are finished" in printed
+    comparison = run(output, reference="group")
+    assert "3 of 4 runs are finished" in capsys.readouterr().out
     assert trained == [("rlcr-1", False)]
     assert {(d.a, d.b) for d in comparison.differences} == {("rlcr", "group")}
-
     with pytest.raises(DataError, match=r"of another recipe \(steps was 1 and is 2 now\)"):
-        run(output, capsys, choices={"steps": 2})
+        run(output, choices={**SMALL, "steps": 2})
 
 
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
-        ("print('train 10/120', flush=True); raise SystemExit('Error: no epsilon_hihg')", "Error: no epsilon_hihg"),
-        (
-            "import os; print('train 10/120', flush=True); os.kill(os.getpid(), 9)",
-            r"the run was ended by signal 9 \(Killed\)",
-        ),
+        ("raise SystemExit('Error: no epsilon_hihg')", "Error: no epsilon_hihg"),
+        ("import os; os.kill(os.getpid(), 9)", r"the run was ended by signal 9 \(Killed\)"),
     ],
 )
-def test_a_run_that_fails_is_named_and_the_others_stay(code, reason, output, capsys, tmp_path, monkeypatch):
-    by_commands(monkeypatch, code)
+def test_a_run_that_fails_is_named_and_the_others_stay(code, reason, output, tmp_path, monkeypatch):
+    by_commands(monkeypatch, f"print('train 10/120', flush=True); {code}")
     bad = tmp_path / "bad.yaml"
     bad.write_text("trainer: {epsilon_hihg: 1}\n")
     with pytest.raises(DataError, match=rf"bad-0: {reason} \(full log: .*bad-0\.log\)"):
-        run(output, capsys, arms=("group", str(bad)), seeds=(0,), processes=1)
+        run(output, arms=("group", str(bad)), seeds=(0,), processes=1)
     assert (output / "group-0" / "summary.json").is_file()
     # Nothing was trained, so the recipe can be put right.
     bad.write_text("trainer: {epsilon_high: 0.3}\n")
@@ -246,7 +234,7 @@ def test_a_training_that_fails_leaves_no_old_results(finished, tmp_path, monkeyp
             if fails:
                 patched.setattr(train_room if fails == "evaluate" else RunFolder, fails, stop)
             with pytest.raises(KeyboardInterrupt if fails else RecipeError):
-                train(recipe, console=Console(quiet=True), overwrite=True)
+                train(recipe, overwrite=True)
         assert {name for name in results if (folder / name).exists()} == left
         shutil.rmtree(folder)
 
@@ -257,7 +245,7 @@ def test_a_comparison_goes_on_from_what_is_intact_or_starts_anew(tmp_path, monke
 
     def attempt():
         with pytest.raises(DataError, match="one attempt"):
-            run(tmp_path, capsys, arms=("group",), seeds=(0,))
+            run(tmp_path, arms=("group",), seeds=(0,))
         return capsys.readouterr().out
 
     damaged.mkdir(parents=True)
@@ -287,13 +275,12 @@ def test_arms_that_cannot_be_compared_are_refused(field, shared_value, own_value
         plan_runs(("group", str(mine)), (0, 1), {}, "out", shared=shared)
 
 
-@pytest.mark.parametrize(
-    ("arms", "seeds", "choices"),
-    [((), (0,), {}), (("group",), (1, 1), {}), (("group", "bae"), (0,), {"baseline": "outcome"})],
-)
-def test_arms_and_seeds_that_cannot_be(arms, seeds, choices):
-    with pytest.raises(RecipeError):
-        plan_runs(arms, seeds, choices, "out")
+def test_arms_and_seeds_that_cannot_be():
+    for arms, seeds, choices in (
+        ((), (0,), {}), (("group",), (1, 1), {}), (("group", "bae"), (0,), {"baseline": "outcome"}),
+    ):  # fmt: skip
+        with pytest.raises(RecipeError):
+            plan_runs(arms, seeds, choices, "out")
     (of_method,) = plan_runs(("bae",), (0,), {"baseline": "batch"}, "out")  # the arm says the method only
     assert of_method.recipe.baseline == "batch"
     with pytest.raises(RecipeError, match="Did you mean 'group'"):

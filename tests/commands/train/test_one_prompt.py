@@ -2,7 +2,6 @@
 
 import pyarrow.parquet as pq
 import pytest
-from rich.console import Console
 
 from report_pages import data_of
 from rollout_files import timeless_metrics
@@ -25,8 +24,7 @@ METHODS = {
 def test_one_prompt_is_kept_at_each_evaluation_and_training_is_the_same(tmp_path, name):
     for folder, keep in (("kept", 1), ("bare", 0)):
         choices = {**SMALL, **METHODS[name], "keep_rollouts": keep, "report": keep == 1, "output": str(tmp_path / folder)}
-        recipe = load(None, choices)
-        train(recipe, console=Console(quiet=True))
+        train(load(None, choices))
     assert timeless_metrics(tmp_path / "kept") == timeless_metrics(tmp_path / "bare")
     assert not (tmp_path / "bare" / "one_prompt").exists()
     files = sorted((tmp_path / "kept" / "one_prompt").iterdir())
@@ -51,12 +49,9 @@ def test_one_prompt_is_kept_at_each_evaluation_and_training_is_the_same(tmp_path
 
 
 def test_what_was_kept_after_the_checkpoint_goes(tmp_path):
-    folder = RunFolder(tmp_path)
     for kind in ("rollouts", "one_prompt"):
         (tmp_path / kind).mkdir()
         for step in (2, 4):
             (tmp_path / kind / f"step_{step:06d}.parquet").touch()
-    folder.begin({}, step=2)
-    assert [file.name for kind in ("rollouts", "one_prompt") for file in (tmp_path / kind).iterdir()] == [
-        "step_000002.parquet"
-    ] * 2
+    RunFolder(tmp_path).begin({}, step=2)
+    assert [file.name for file in tmp_path.glob("*/*.parquet")] == ["step_000002.parquet"] * 2

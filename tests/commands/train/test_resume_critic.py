@@ -1,6 +1,5 @@
 """After kill -9 in the middle of a run with a critic, --resume gives the uninterrupted run, to the last bit."""
 
-import json
 import os
 import signal
 import subprocess
@@ -11,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+
+from rollout_files import timeless_metrics
 
 pytestmark = pytest.mark.long
 
@@ -37,7 +38,6 @@ critic:
   gae_lambda_value: 0.95
   policy_training_start_step: 1
 """
-CLOCKS = ("seconds", "time", "share", "memory", "runtime", "per_second")
 
 
 def spanwise(*arguments, cache):
@@ -54,41 +54,27 @@ def ended(process):
     return out
 
 
-def metrics(folder):
-    """Every line of the metrics, without clocks."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if not any(word in name for word in CLOCKS)} for line in lines]
-
-
 def flat(value, name=""):
     """Name -> tensor or number of whatever torch saved."""
-    if isinstance(value, dict):
-        return {key: x for k, part in value.items() for key, x in flat(part, f"{name}.{k}").items()}
-    if isinstance(value, list | tuple):
-        return {key: x for k, part in enumerate(value) for key, x in flat(part, f"{name}.{k}").items()}
+    if isinstance(value, dict | list | tuple):
+        parts = value.items() if isinstance(value, dict) else enumerate(value)
+        return {key: x for k, part in parts for key, x in flat(part, f"{name}.{k}").items()}
     return {name: value}
 
 
 def same(left, right):
-    assert left.keys() == right.keys()
+    assert left.keys() == right.keys() != set()
     for name, value in left.items():
         equal = torch.equal(value, right[name]) if isinstance(value, torch.Tensor) else value == right[name]
         assert equal, name
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """The uninterrupted run, its recipe and the cache of its warm start."""
-    place = tmp_path_factory.mktemp("whole")
-    (place / "recipe.yaml").write_text(RECIPE)
-    ended(spanwise("train", place / "recipe.yaml", "--output", place / "run", cache=place / "cache"))
-    return place
-
-
 @pytest.mark.timeout(600)
-def test_a_killed_run_goes_on_to_the_same_critic(whole, tmp_path):
-    run: Path = tmp_path / "run"
-    process = spanwise("train", whole / "recipe.yaml", "--output", run, cache=whole / "cache")
+def test_a_killed_run_goes_on_to_the_same_critic(tmp_path):
+    recipe, whole, run, cache = (tmp_path / name for name in ("recipe.yaml", "whole", "run", "cache"))
+    recipe.write_text(RECIPE)
+    ended(spanwise("train", recipe, "--output", whole, cache=cache))
+    process = spanwise("train", recipe, "--output", run, cache=cache)
     until = time.monotonic() + 200
     while not (run / "checkpoints" / "checkpoint-2").is_dir():  # its files may be half written
         assert process.poll() is None, process.communicate()[0][-4000:]
@@ -98,18 +84,14 @@ def test_a_killed_run_goes_on_to_the_same_critic(whole, tmp_path):
     process.communicate()
     assert process.returncode == -signal.SIGKILL
     assert not (run / "summary.json").exists()
-    assert "resumes from checkpoint-" in ended(spanwise("train", "--resume", run, cache=whole / "cache"))
+    assert "resumes from checkpoint-" in ended(spanwise("train", "--resume", run, cache=cache))
 
-    other = whole / "run"
-    assert metrics(run) == metrics(other)
-    explained = [line for line in metrics(run) if "critic/brier/explained_variance" in line]
-    assert len(explained) == 5
+    assert timeless_metrics(run) == timeless_metrics(whole)
+    assert len([line for line in timeless_metrics(run) if "critic/brier/explained_variance" in line]) == 5
     last = Path("checkpoints") / "checkpoint-5"
     for file in ("critic/model.safetensors", "model/model.safetensors", last / "critic" / "model.safetensors"):
-        same(load_file(run / file), load_file(other / file))
+        same(load_file(run / file), load_file(whole / file))
     for file in ("critic/optimizer.pt", "optimizer.pt", "scheduler.pt"):
-        tensors = [flat(torch.load(folder / last / file, weights_only=True)) for folder in (run, other)]
-        assert tensors[0]
-        same(*tensors)
+        same(*(flat(torch.load(folder / last / file, weights_only=True)) for folder in (run, whole)))
     same(load_file(run / last / "critic" / "model.safetensors"), load_file(run / "critic" / "model.safetensors"))
     assert not (run / "critic" / "optimizer.pt").exists()

@@ -40,7 +40,7 @@ def first(tmp_path_factory):
     place = tmp_path_factory.mktemp("work")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
-        train(load(None, SMALL), console=Console(quiet=True))
+        train(load(None, SMALL))
     return place / "runs" / "digits-bae-0-1"
 
 
@@ -52,9 +52,8 @@ def run(first, tmp_path, monkeypatch):
     return tmp_path / "moved"
 
 
-def retrain(**changes):
-    options = {name: changes.pop(name) for name in ("resume", "overwrite") if name in changes}
-    return train(load(None, {**SMALL, **changes}), console=Console(quiet=True), **options)
+def retrain(*, resume=None, overwrite=False, **changes):
+    return train(load(None, {**SMALL, **changes}), resume=resume, overwrite=overwrite)
 
 
 def files_of(folder):
@@ -80,7 +79,7 @@ def test_the_last_run_on_an_own_dataset_has_the_name_of_the_dataset(tmp_path, mo
     recipe = load(None, {"model": "m", "dataset": "data/math.jsonl", "layout": {"all": ["answer"]}})
     with (
         pytest.raises(DataError, match="There is no checkpoint under 'runs/math-bae-0-1/checkpoints'"),
-        run_folder(recipe, resume="last", overwrite=False, console=Console(quiet=True)),
+        run_folder(recipe, resume="last", overwrite=False, console=Console()),
     ):
         pass
 
@@ -94,19 +93,15 @@ def test_a_run_without_an_output_gets_a_folder_that_says_nothing_of_where_it_is(
 
 def test_overwriting_leaves_nothing_of_the_old_run_and_all_of_the_users(run, tmp_path):
     """A link is removed, but not its target."""
-    for file, text in (
-        ("notes.txt", "mine"),
-        ("data/prompts.jsonl", "{}"),
-        ("rollouts/step_000099.parquet", "a longer run's"),
-    ):
+    mine = {"notes.txt": "mine", "data/prompts.jsonl": "{}"}
+    for file, text in {**mine, "rollouts/step_000099.parquet": "a longer run's"}.items():
         (run / file).parent.mkdir(exist_ok=True)
         (run / file).write_text(text)
     shutil.move(run / "model", tmp_path / "elsewhere")
     (run / "model").symlink_to(tmp_path / "elsewhere")
     linked = files_of(tmp_path / "elsewhere")
     retrain(method="rlcr", steps=1, save_every=0, output=str(run), overwrite=True)
-    assert (run / "notes.txt").read_text() == "mine"
-    assert (run / "data" / "prompts.jsonl").read_text() == "{}"
+    assert {file: (run / file).read_text() for file in mine} == mine
     assert files_of(tmp_path / "elsewhere") == linked
     assert not (run / "model").is_symlink()
     assert sorted(file.name for file in (run / "rollouts").iterdir()) == ["step_000001.parquet"]
@@ -132,7 +127,7 @@ def test_a_start_that_fails_leaves_no_folder(first, tmp_path, monkeypatch):
     for output in ("out", "mine", None):
         recipe = load(None, {"model": str(first / "model"), "dataset": "nowhere.jsonl", "output": output})
         with pytest.raises(DataError, match="is neither in"):
-            train(recipe, console=Console(quiet=True))
+            train(recipe)
     assert [place.name for place in tmp_path.rglob("*")] in (["mine", "runs"], ["runs", "mine"])
     assert not list((tmp_path / "mine").iterdir())
 
@@ -144,41 +139,35 @@ def test_a_fault_in_the_objectives_is_met_before_anything_is_built(tmp_path, mon
     entry = {"reward": "judge", "pays": "solution", "options": {"model": "m", "base_url": "http://127.0.0.1:9/v1"}}
     recipe = load(None, {**SMALL, "objectives": [{**entry, "criteria": "rubrik.yaml"}]})
     with pytest.raises(RecipeError, match="rubrik"):
-        train(recipe, console=Console(quiet=True))
+        train(recipe)
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("changes", "difference"),
-    [
+def test_a_run_goes_on_under_its_own_recipe_only(run):
+    before = files_of(run)
+    for changes, difference in (
         ({"method": "rlcr"}, "method was 'bae' and is 'rlcr' now, objectives differs"),
         ({"steps": 1}, "steps was 2 and is 1 now"),
-    ],
-)
-def test_a_run_goes_on_under_its_own_recipe_only(run, changes, difference):
-    before = files_of(run)
-    for output, resume in ((str(run), "last"), ("elsewhere", str(run / "checkpoints" / "checkpoint-1"))):
-        with pytest.raises(DataError, match=re.escape(f"another recipe: {difference}")):
-            retrain(**changes, output=output, resume=resume)
+    ):
+        for output, resume in ((str(run), "last"), ("elsewhere", str(run / "checkpoints" / "checkpoint-1"))):
+            with pytest.raises(DataError, match=re.escape(f"another recipe: {difference}")):
+                retrain(**changes, output=output, resume=resume)
     assert files_of(run) == before
 
 
-@pytest.mark.parametrize(
-    "edit",
-    [
+def test_a_recipe_that_was_edited_in_its_folder_is_refused(run):
+    file = run / "recipe.yaml"
+    recipe = yaml.safe_load(file.read_text())
+    for edit in (
         {"seed": 7},
         {"objectives": [{"reward": "correct", "pays": ["solution"], "weight": 0.5}]},
         {"steps": 3, "trainer": {"lr_scheduler_type": "linear"}},
-    ],
-)
-def test_a_recipe_that_was_edited_in_its_folder_is_refused(run, edit):
-    file = run / "recipe.yaml"
-    file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), **edit}, sort_keys=False))
-    before = files_of(run)
-    differences = ".*".join(edit)
-    with pytest.raises(DataError, match=rf"checkpoint-2' .*another recipe \({differences}.*was edited later"):
-        train(load(file, {"output": str(run)}), console=Console(quiet=True), resume=str(run))
-    assert files_of(run) == before
+    ):
+        file.write_text(yaml.safe_dump({**recipe, **edit}, sort_keys=False))
+        before, differences = files_of(run), ".*".join(edit)
+        with pytest.raises(DataError, match=rf"checkpoint-2' .*another recipe \({differences}.*was edited later"):
+            train(load(file, {"output": str(run)}), resume=str(run))
+        assert files_of(run) == before
 
 
 def test_a_file_of_another_checkpoint_is_refused(run):
@@ -191,7 +180,7 @@ def test_a_file_of_another_checkpoint_is_refused(run):
 
 
 def test_more_steps_may_be_asked_for(run):
-    train(load(None, {**SMALL, "steps": 3}), console=Console(quiet=True), resume=str(run))
+    retrain(steps=3, resume=str(run))
     assert [line["step"] for line in records(run / "metrics.jsonl") if "loss" in line] == [1, 2, 3]
     manifest = json.loads((run / "checkpoints" / "checkpoint-3" / "spanwise.json").read_text())
     assert manifest["settings"]["steps"] == 3
@@ -264,30 +253,28 @@ def test_the_demo_refuses_before_it_trains(run, tmp_path):
     (tmp_path / "demo").mkdir()
     run.rename(tmp_path / "demo" / "blockwise")
     with pytest.raises(DataError, match="demo/blockwise"):
-        run_demo(DIGITS, output="demo", seeds=[0], choices={"steps": 1}, console=Console(quiet=True))
+        run_demo(DIGITS, output="demo", seeds=[0], choices={"steps": 1})
     assert not (tmp_path / "demo" / "scalar").exists()
 
 
-def scored(rule, rows):
-    text = [
-        {"solution": {"": "", "answer": answer}, "confidence": None if q is None else {"": "", "confidence": q}}
-        for answer, q in rows
-    ]
-    objectives = [Objective("correct", pays="solution"), Objective(rule, pays="confidence", given="correct")]
-    return score_all(objectives, text, columns={"answer": ["4"] * len(rows)})
-
-
 @pytest.mark.parametrize("rule", ["brier", "log_score"])
-def test_of_what_was_stated(rule):
-    # Bins [0, .1): reports 0, 0 and .001, all wrong: .001/3 off on average. [.7, .8): .7 and .7, one right: .2 off.
-    # [1, 1.1): 100 %, right. The rest states nothing or cannot be judged.
-    rows = [("5", "0"), ("5", "0"), ("5", "0.001"), ("4", "0.7"), ("5", "70%"), ("4", "100%"), ("4", "high"), ("4", None)]
-    scores = scored(rule, rows)
-    assert batch_ece(scores, 0, 1) == pytest.approx((3 * 0.001 / 3 + 2 * 0.2 + 0) / 6, abs=1e-12)
+def test_the_calibration_of_a_batch_is_that_of_what_was_stated(rule):
+    """Bins [0, .1): reports 0, 0 and .001, all wrong: .001/3 off on average. [.7, .8): .7 and .7, one right: .2 off.
 
+    [1, 1.1): 100 %, right. The rest states nothing or cannot be judged.
+    """
+    stated = [("5", "0"), ("5", "0"), ("5", "0.001"), ("4", "0.7"), ("5", "70%"), ("4", "100%")]
+    unstated = [("4", "high"), ("4", None)]
+    objectives = [Objective("correct", pays="solution"), Objective(rule, pays="confidence", given="correct")]
 
-def test_of_nothing_stated():
-    scores = scored("brier", [("4", None), ("5", "high")])
-    assert batch_ece(scores, 0, 1) is None
-    bare = Scores(scores.names, scores.reward_nm, scores.status_nm, scores.by_outcome_nmo)
-    assert batch_ece(bare, 0, 1) is None
+    def scores_of(rows):
+        text = [
+            {"solution": {"": "", "answer": answer}, "confidence": None if q is None else {"": "", "confidence": q}}
+            for answer, q in rows
+        ]
+        return score_all(objectives, text, columns={"answer": ["4"] * len(rows)})
+
+    assert batch_ece(scores_of(stated + unstated), 0, 1) == pytest.approx((3 * 0.001 / 3 + 2 * 0.2 + 0) / 6, abs=1e-12)
+    nothing = scores_of(unstated)
+    assert batch_ece(nothing, 0, 1) is None
+    assert batch_ece(Scores(nothing.names, nothing.reward_nm, nothing.status_nm, nothing.by_outcome_nmo), 0, 1) is None
