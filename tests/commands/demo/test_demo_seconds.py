@@ -16,6 +16,15 @@ from spanwise.recipe import load
 pytestmark = trl_small.THIRD_PARTY
 
 
+SMALL = {"start_steps": 1, "prompts": 2, "group_size": 2, "eval_prompts": 2, "eval_samples": 1, "report": False}
+
+
+def ran(demo, folder, **choices):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # an untrained model writes no JSON, which is said
+        return run_demo(demo, seeds=[0], output=str(folder), choices={**SMALL, **choices})
+
+
 def test_the_seconds_of_an_arm_are_those_of_its_steps(tmp_path, monkeypatch):
     """A warm start of 2 steps, from an empty cache; the clock says that keeping each stretch of it took 1000 seconds."""
     monkeypatch.setenv("SPANWISE_CACHE", str(tmp_path / "cache"))
@@ -23,39 +32,25 @@ def test_the_seconds_of_an_arm_are_those_of_its_steps(tmp_path, monkeypatch):
     save, clock, waits = room.save, time.perf_counter, []
     monkeypatch.setattr(room, "save", lambda *args, **named: (waits.append(1000.0), save(*args, **named)))
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + sum(waits))
-    choices = {
-        "start_steps": 1, "steps": 2, "prompts": 2, "group_size": 2, "fields": 2, "eval_prompts": 2, "eval_samples": 1,
-        "report": False,
-    }  # fmt: skip
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # an untrained model writes no JSON, which is said
-        result = run_demo(FIELDS, seeds=[0], output=str(tmp_path / "demo"), choices=choices, console=Console(quiet=True))
+    result = ran(FIELDS, tmp_path / "demo", steps=2, fields=2)
     assert len(waits) == 2  # the first arm alone, for both stretches of the warm start
     assert all(0 < arm["seconds of steps"] < 1000 for arm in result["arms"].values())
     assert result["seconds"] > 2000
 
 
-def test_letters_are_trained_in_both_ways_and_measured_by_field(tmp_path, monkeypatch):
+def test_letters_are_trained_in_both_ways_and_measured_by_field(tmp_path):
     """A warm start of one step writes no JSON: nothing is right, and the curves say so."""
-    monkeypatch.setenv("SPANWISE_CACHE", str(tmp_path / "cache"))
-    choices = {"start_steps": 1, "steps": 1, "prompts": 2, "group_size": 2, "eval_prompts": 2, "report": False}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        result = run_demo(INVOICES, seeds=[0], output=str(tmp_path / "demo"), choices=choices, console=Console(quiet=True))
-    assert result["curves"] == {"one number": [0.0], "by field": [0.0]}
+    assert ran(INVOICES, tmp_path / "demo", steps=1)["curves"] == {"one number": [0.0], "by field": [0.0]}
 
 
 @pytest.mark.parametrize("demo", [FIELDS, INVOICES])
 def test_a_demo_of_fields_keeps_the_rewards_that_it_measures(demo):
     with pytest.raises(RecipeError, match="objectives"):
-        run_demo(demo, seeds=[0], output="demo", choices={"objectives": []}, console=Console(quiet=True))
+        run_demo(demo, seeds=[0], output="demo", choices={"objectives": []})
 
 
-def test_a_running_mean_has_fewer_values_at_the_start():
+def test_a_running_mean_has_fewer_values_at_the_start_and_half_of_the_questions_are_most():
     assert running_mean([0.0, 1.0, 0.5]) == [0.0, 0.5, 0.5]
-
-
-def test_an_arm_that_refuses_more_than_half_is_said_to_refuse_most_questions():
     assert verdict({"peak_refusal_rate": 0.6, "refusal_rate": 0.55}) == "learned to refuse most questions and stayed so"
 
 

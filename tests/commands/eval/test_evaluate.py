@@ -1,6 +1,7 @@
 """`evaluate`: scores against one completion at a time, rewards by the gold list, and embedding rows without a token."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -154,22 +155,18 @@ def padded():
     return last_token_model(logits_fv)
 
 
-def test_evaluate_reads_them_as_nothing(padded):
+def test_they_are_read_as_nothing_and_answers_are_judged_as_the_objective_says_wherever_they_stand(padded):
+    """The dataset has the gold answers in a column of another name, and the answer stands in the second block."""
     samples = evaluate(*padded, TASK, load(None), prompts=2, samples=2)
     assert samples.answers["solution"] == ["2"] * 4
     assert samples.correct["solution"].tolist() == [1, 1, 0, 0]
     assert samples.confidence_n.tolist() == [1.0] * 4
-
-
-def test_answers_are_judged_as_the_objective_says_wherever_they_stand(padded):
-    """The dataset has the gold answers in a column of another name, and the answer stands in the second block."""
     layout = {"thought": ["reasoning"], "solution": ["answer"], "confidence": ["analysis", "confidence"]}
     objective = {"reward": "correct", "pays": "solution", "options": {"column": "gold", "verify": "exact"}}
     thinking = {"reward": "correct", "name": "thinking", "pays": "thought", "options": {"tag": "reasoning"}}
     recipe = load(None, {"layout": layout, "objectives": [thinking, objective]})
     rows = ROWS.add_column("gold", ["2", "4"])
-    task = Task("digits-easy", "nowhere", rows, rows, recipe.own_layout, 16)
-    samples = evaluate(*padded, task, recipe, prompts=2, samples=1)
+    samples = evaluate(*padded, replace(TASK, evaluation=rows, layout=recipe.own_layout), recipe, prompts=2, samples=1)
     assert samples.correct["solution"].tolist() == [1, 0]  # the model answers 2
     assert samples.refusal_n.tolist() == [False, False]
 
@@ -180,15 +177,14 @@ def test_evaluations_sample_as_the_trainer_section_says(padded):
     suppressed = {"suppress_tokens": [tokenizer.vocab["2"]], "do_sample": True}
     trainer = {"generation_kwargs": json.dumps(suppressed), "top_k": 5, "chat_template_kwargs": {"short": True}}
     rows = Dataset.from_dict({"prompt": [[{"role": "user", "content": "1+1"}]], "answer": ["2"]})
-    task = Task("digits-easy", "nowhere", rows, rows, DIGITS_LAYOUT, 16)
-    roller = task_roller(model, tokenizer, task, load(None, {"trainer": trainer}))
+    roller = task_roller(model, tokenizer, TASK, load(None, {"trainer": trainer}))
     assert tokenizer.decode(roller.prompt_ids(rows)[0]) == "1+1="
     assert roller.generation == {"top_k": 5, **suppressed}
     ids_nt, _, _ = roller.completions(rows, samples=2, seed=0)
     assert (ids_nt[:, 0] == tokenizer.vocab["<reasoning>"]).all()
     assert tokenizer.vocab["2"] not in ids_nt
     on_vllm = load(None, {"trainer": {**trainer, "use_vllm": True, "top_k": -1}})  # with -1 vLLM draws from all tokens
-    assert task_roller(model, tokenizer, task, on_vllm).generation == {"top_k": 0}
+    assert task_roller(model, tokenizer, TASK, on_vllm).generation == {"top_k": 0}
 
 
 def test_token_rollouts_read_them_as_nothing_with_one_vocabulary(padded, monkeypatch):

@@ -64,20 +64,14 @@ def rerolled(tiny, longest):
     return room.collect_last_blocks(Roller(*tiny, task, 1.0, longest), rows, samples=4, rerolls=3)
 
 
-def test_prefixes_are_re_rolled_once_each(tiny, scripted):
+def test_prefixes_are_re_rolled_once_each_and_a_completion_may_not_grow_longer_than_it_could_have(tiny, scripted):
     rolls = rerolled(tiny, 32)
     block = "<reasoning>{0}</reasoning><answer>{0}</answer>".format
-    assert scripted == [
-        f"1+1_____={block(2)}", f"1+1_____={block(3)}", f"2+2_____={block(4)}", f"2+2_____={block(5)}",
-    ]  # fmt: skip
+    assert scripted == [f"1+1_____={block(2)}", f"1+1_____={block(3)}", f"2+2_____={block(4)}", f"2+2_____={block(5)}"]
     assert rolls.prefix_xs.tolist() == [[0, 0, 1, -1], [2, 2, 3, -1]]
     assert rolls.outcome_xs[:, :3].tolist() == [[1, 1, 0], [1, 1, 0]]
-    nan_to = rolls.confidence_xs.nan_to_num(nan=-1.0).tolist()
-    assert nan_to == [[0.5, 0.6, 0.7, -1], [0.8, -1, 0.9, -1]]
+    assert rolls.confidence_xs.nan_to_num(nan=-1.0).tolist() == [[0.5, 0.6, 0.7, -1], [0.8, -1, 0.9, -1]]
     assert rolls.again_dm.nan_to_num(nan=-1.0).tolist() == [[-1, 0.1, 0.2]] * 4
-
-
-def test_a_completion_may_not_grow_longer_than_it_could_have(tiny, scripted):
     # 6 tokens of the first block and 6 of the last: without its closing tag there is no confidence to read.
     assert bool(rerolled(tiny, 12).again_dm.isnan().all())
 

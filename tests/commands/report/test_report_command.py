@@ -18,7 +18,7 @@ import trl_small
 from helpers import NAN
 from measure_small import rolled
 from report_pages import RECIPE, Page, data_of, decoded, start
-from rollout_files import LAYOUT, quiet, sae_run, write_own
+from rollout_files import LAYOUT, sae_run, write_own
 from spanwise import cli
 from spanwise.commands.credit.credit import credit
 from spanwise.commands.credit.write import outcome_of
@@ -135,7 +135,7 @@ def test_folders_that_no_report_can_be_made_of(tmp_path):
     refused(tmp_path, r"fidelity\.json", fidelity_json='{"source": "x"}')
 
 
-def test_votes_over_seeds_have_intervals_over_seeds():
+def test_votes_over_seeds_have_intervals_over_seeds_and_a_prompt_that_two_seeds_answer_is_one_prompt():
     half_n, right = torch.full((2,), 0.5).double(), [0.0, 1.0, 1.0]
     seeds = {
         seed: voting(["a", "a"], half_n, torch.full((2,), value).double(), prompts=[0, 0], resamples=1)
@@ -144,17 +144,12 @@ def test_votes_over_seeds_have_intervals_over_seeds():
     curve = over_seeds(seeds)["majority"]
     assert curve.intervals[1] == mean_interval(torch.tensor(right, dtype=torch.float64))
     assert curve.prompts == (0, 1, 2)
-
-
-def test_a_prompt_that_two_seeds_answer_is_one_prompt():
-    wrong_n, right_n = torch.zeros(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
-    half_n, well_n = torch.full((4,), 0.5, dtype=torch.float64), torch.ones(4).bool()
-    seeds = [
-        Samples(torch.tensor([0, 0, 1, 1]), {"solution": ["a"] * 4}, {"solution": correct_n}, half_n, well_n)
-        for correct_n in (wrong_n, right_n)
+    runs = [
+        Samples(torch.tensor([0, 1]), {"solution": ["a"] * 2}, {"solution": correct_n}, half_n, torch.ones(2).bool())
+        for correct_n in (torch.zeros(2).double(), torch.ones(2).double())
     ]
-    assert pooled(seeds)["prompt"].tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
-    assert pooled(seeds)["correct"].tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert pooled(runs)["prompt"].tolist() == [0, 1, 0, 1]
+    assert pooled(runs)["correct"].tolist() == [0, 0, 1, 1]
 
 
 #: Two completions of four have no confidence; those of the first prompt are right and wrong, those of the second both right.
@@ -190,7 +185,7 @@ def run_command(monkeypatch, module, name, command):
 def exported(tmp_path, **options):
     file = rollouts(tmp_path / "data" / "some.parquet")
     usual = {"methods": ["grpo", "bae"], "tokenizer": file.parent / "elsewhere", "overrides": {"layout": LAYOUT}}
-    credit(file, output=tmp_path / "out", console=quiet(), **{**usual, **options})
+    credit(file, output=tmp_path / "out", **{**usual, **options})
     return (tmp_path / "out" / "report.html").read_text()
 
 
@@ -228,14 +223,13 @@ def test_the_command_of_a_credit_report_asks_for_the_same(tmp_path, monkeypatch)
     }
 
 
-def test_an_outcome_that_is_no_reward_is_not_taken():
-    assert outcome_of(["format", "correct"], [None, "elsewhere"]) == "correct"
-    assert outcome_of(["format"], ["elsewhere"]) is None
-
-
-@pytest.mark.parametrize(("objective", "place"), [("given", 1), ("of", 1), (None, None)])
-def test_the_outcome_of_an_export_is_that_of_its_objectives(objective, place, tmp_path):
-    judged = {"given": {"given": "solved"}, "of": {"options": {"of": "solved"}}}.get(objective)
+@pytest.mark.parametrize(
+    ("judged", "place"),
+    [({"given": "solved"}, 1), ({"options": {"of": "solved"}}, 1), (None, None)],
+    ids=["given", "of", "none"],
+)
+def test_the_outcome_of_an_export_is_that_of_its_objectives(judged, place, tmp_path):
+    assert outcome_of(["format", "correct"], [None, "elsewhere"]) == "correct"  # what is no reward is not taken
     objectives = [
         {"reward": "format", "pays": ["solution"]},
         {"reward": "correct", "name": "solved", "pays": ["solution"], "options": {"verify": "exact"}},
@@ -272,10 +266,8 @@ def test_an_id_beyond_the_tokenizer_aborts_no_report(beyond, padded, form, tmp_p
     text = tokenizer.encode("ok", add_special_tokens=False)
     ids = [*text, len(tokenizer) + beyond]
     html = report_folder(trained(tmp_path / "run", ids=ids, size=len(tokenizer) + padded)).read_text()
-    data = data_of(html)
-    assert decoded(data["tokens"], 0) == (
-        [*tokenizer.convert_ids_to_tokens(text), ""] if form == "text" else [f"⟨{index}⟩" for index in ids]
-    )
+    shown_as = {"text": [*tokenizer.convert_ids_to_tokens(text), ""], "ids": [f"⟨{index}⟩" for index in ids]}
+    assert decoded(data_of(html)["tokens"], 0) == shown_as[form]
 
 
 def test_the_outcome_of_a_run_is_not_its_first_reward(tmp_path):
@@ -313,7 +305,7 @@ def test_the_command_of_a_comparison_asks_for_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(compare_module.ArmRun, "finished", lambda run: True)
     monkeypatch.setattr(compare_module, "ended_runs", lambda places: ({}, {}, dict.fromkeys(places, figures)))
     monkeypatch.setattr("spanwise.commands.report.report.report_folder", lambda folder: folder)
-    compare_module.compare(output=str(tmp_path / "out"), console=quiet(), **arguments)
+    compare_module.compare(output=str(tmp_path / "out"), **arguments)
     options = json.loads((tmp_path / "out" / "summary.json").read_text())["options"]
     command = again_command("compare", *options.pop("places"), folder=tmp_path / "out", options=options)
     called = run_command(monkeypatch, compare_module, "compare", command)
@@ -374,26 +366,23 @@ def test_the_segments_of_a_run_are_those_of_its_recipe(options, opens, words, tm
     assert decoded(column, 0) == [0.5, 0.25, 0.75, None, 1]
 
 
-def test_values_by_objective_have_a_line_each(tmp_path):
+def test_values_by_objective_have_a_line_each_and_a_run_without_values_has_none(tmp_path):
     named = {"values/correct": [[0.5] * 3 + [None, 0.25], [0.5] * 5], "values/short": [[None] * 4 + [0.25], [None] * 5]}
     data = data_of(report_folder(critic_run(tmp_path, {"boundary": "end"}, **named, values=None)).read_text())
     assert [column["name"] for column in data["values"]] == ["correct", "short"]
     assert data["opens"] == [{"correct": [1, 4], "short": []}, {"correct": [], "short": []}]  # each in its own tokens
-
-
-def test_a_run_without_values_is_shown_as_before(tmp_path):
-    data = data_of(report_folder(critic_run(tmp_path, {}, values=None, logprobs=None)).read_text())
+    data = data_of(report_folder(critic_run(tmp_path / "bare", {}, values=None, logprobs=None)).read_text())
     assert (data["values"], data["opens"], data["probabilities"]) == ([], [{}, {}], None)
 
 
 def test_an_export_shows_the_segments_of_the_method_it_applied(tmp_path):
     folder = critic_run(tmp_path / "run", {"boundary": "end"})
-    credit(folder, methods=["sae", "grpo"], output=tmp_path / "out", console=quiet())
+    credit(folder, methods=["sae", "grpo"], output=tmp_path / "out")
     first = (tmp_path / "out" / "report.html").read_text()
     data = data_of(first)
     assert data["opens"] == [{"": [1, 4]}, {"": []}]
     assert "closes a segment" in data["segments"]
     assert report_folder(tmp_path / "out").read_text() == first  # from its files alone
-    credit(folder, methods=["gae"], output=tmp_path / "gae", console=quiet())
+    credit(folder, methods=["gae"], output=tmp_path / "gae")
     data = data_of((tmp_path / "gae" / "report.html").read_text())
     assert (data["segments"], len(data["values"])) == ("", 1)

@@ -38,19 +38,18 @@ def test_the_figures_of_the_score_stand_beside_those_of_the_confidence():
 
 
 def test_both_ways_of_weighing_a_vote_are_there_and_one_where_there_is_one():
-    hand = {"answers": "aab", "right": (0.0, 0.0, 1.0), "prompts": (0, 0, 0)}
-    last = {}
-    for name, stated in (("both", (0.9, 0.9, 0.1)), ("score alone", (NAN,) * 3)):
-        curves = samples([0.2, 0.3, 1.7], stated=stated, **hand).votes(budgets=(3,), resamples=2)
-        last[name] = {way: float(curve.value_pb) for way, curve in curves.items()}
-        table = vote_table("", curves)
-    both = last["both"]  # spoken: a 1.8 > b .1; score: a .5 < b 1
-    assert (both["majority"], both["weighted"], both["maxconf"]) == (0.0, 0.0, 0.0)
-    assert (both["laser_weighted"], both["laser_maxconf"]) == (1.0, 1.0)
-    assert last["score alone"] == {"pass@1": pytest.approx(1 / 3), "pass@k": 1.0, "majority": 0, "weighted": 1, "maxconf": 1}
+    def votes(scores, stated):
+        answers = {"answers": "aab", "right": (0.0, 0.0, 1.0), "prompts": (0, 0, 0)}
+        curves = samples(scores, stated=stated, **answers).votes(budgets=(3,), resamples=2)
+        return {way: float(curve.value_pb) for way, curve in curves.items()}, vote_table("", curves)
+
+    ways = {"pass@1": pytest.approx(1 / 3), "pass@k": 1.0, "majority": 0.0}
+    both, _ = votes([0.2, 0.3, 1.7], (0.9, 0.9, 0.1))  # spoken: a 1.8 > b .1; score: a .5 < b 1
+    assert both == {**ways, "weighted": 0.0, "maxconf": 0.0, "laser_weighted": 1.0, "laser_maxconf": 1.0}
+    score_alone, table = votes([0.2, 0.3, 1.7], (NAN,) * 3)
+    assert score_alone == {**ways, "weighted": 1.0, "maxconf": 1.0}
     assert [str(cell) for cell in table.columns[0].cells][-2:] == ["weighted", "maxconf"]
-    cut = samples([0.2, 0.3, NAN], stated=(NAN,) * 3, **hand).votes(budgets=(3,), resamples=2)
-    assert float(cut["weighted"].value_pb) == 0.0  # a completion that was cut off has no weight
+    assert votes([0.2, 0.3, NAN], (NAN,) * 3)[0]["weighted"] == 0.0  # a completion that was cut off has no weight
 
 
 def test_what_is_missing_is_null_in_the_file_and_older_files_have_no_score(tmp_path):

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
 import trl_small
 from border.case import command
@@ -47,10 +46,6 @@ def test_the_table_and_one_completion_as_they_are_printed(tmp_path, monkeypatch)
     words = [file, "--methods", "grpo,bae_paper", "--set", "layout={solution: [answer], confidence: [confidence]}"]
     table = printed(*words)
     assert "unanimous: all wrong (correct) 3" in table
-    assert (
-        "Of the 3 completions in groups without a right completion, 1 are malformed; 1 of them end inside an unclosed part."
-        in table
-    )
     assert "Block 'confidence' is missing in 1 of 3 completions (row 2)" in table
     assert "Rewards: correct from the file's 'acc', brier from the text." in table
     text = printed(*words, "--completion", "1")
@@ -70,7 +65,7 @@ def test_what_a_trainer_recorded_has_reasons_too(tmp_path):
     outputs, prompts = WELL_FORMED * 2, ["a"] * 4 + ["b"] * 4
     path = trl_file(tmp_path / "completions.parquet", outputs, prompt=prompts, correct=[1.0] * 4 + [1.0, 0.0, 1.0, 0.0],
                     advantage=[0.0] * 4 + [1.0, 0.0, -1.0, 0.0])  # fmt: skip
-    zeros = why(path, methods=["recorded"], console=Console(quiet=True), **OURS)["recorded"]
+    zeros = why(path, methods=["recorded"], **OURS)["recorded"]
     assert {key: value[1:] for key, value in counted(zeros).items()} == {
         ("CREDITED", ""): (2, (4, 6)),
         ("ALL_RIGHT", "correct"): (4, (0, 1, 2)),
@@ -85,14 +80,14 @@ def test_branches_of_a_trace_are_one_rollout_of_recorded_credit(branch_counts, r
     nodes = [node("user", "2+2=", parent=None), answer]
     traces = [small_episode("4", {"correct": 1.0}, nodes=[*nodes, *[answer] * (count - 1)]) for count in branch_counts]
     file = write_lines(tmp_path / "traces.jsonl", traces)
-    zeros = why(file, methods=["recorded"], console=Console(quiet=True), overrides={"layout": {"all": []}})["recorded"]
+    zeros = why(file, methods=["recorded"], overrides={"layout": {"all": []}})["recorded"]
     assert [(name, count[1]) for (name, _), count in counted(zeros).items()] == [(reason, sum(branch_counts))]
 
 
 def test_a_column_says_what_is_right_of_recorded_credit(tmp_path):
     """The options of a method that is not there are refused: only `correct` is read."""
     file = trl_file(tmp_path / "a.parquet", WELL_FORMED, advantage=[0.0] * 4, acc=[0.0, 1.0, 0.0, 1.0], grade=[0.0] * 4)
-    options = {"methods": ["recorded"], "console": Console(quiet=True), **OURS}
+    options = {"methods": ["recorded"], **OURS}
     assert counted(why(file, reward={"correct": "grade"}, **options)["recorded"]).keys() == {("ALL_WRONG", "correct")}
     assert counted(why(file, **options)["recorded"]).keys() == {("ALL_EQUAL", "")}
     with pytest.raises(RecipeError, match="'brier'"):
@@ -114,7 +109,7 @@ def test_masked_left_out_timeout_and_unscored(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     file = our_file(tmp_path / "step_000001.parquet")
     options = {"methods": ["rloo"], "overrides": {"layout": {"all": ["answer"]}}}
-    zeros = why(file, console=Console(quiet=True), **options)["rloo"]
+    zeros = why(file, **options)["rloo"]
     assert counted(zeros) == {
         ("CREDITED", ""): (4, 2, (0, 1)),
         ("MASKED", ""): (5, 0, (0, 1, 2)),
@@ -128,11 +123,11 @@ def test_masked_left_out_timeout_and_unscored(tmp_path, monkeypatch):
 
 def test_a_run_of_ours_is_explained_by_its_own_method(tmp_path):
     run = own_run(tmp_path / "run", rewards=[1.0, 1.0, 0.0, None], status=["ok", "ok", "ok", "error"])
-    assert list(why(run, console=Console(quiet=True))) == ["bae"]
+    assert list(why(run)) == ["bae"]
     assert "grpo" not in " ".join(credit_rollouts(run, own_only=True).notes)
-    assert {"grpo", "bae"} <= set(why(run, methods=["grpo", "bae"], console=Console(quiet=True)))
+    assert {"grpo", "bae"} <= set(why(run, methods=["grpo", "bae"]))
     with pytest.raises(RecipeError, match="-1"):
-        why(run, completion=-1, console=Console(quiet=True))
+        why(run, completion=-1)
 
 
 @pytest.mark.parametrize("name", ["verl", "verifiers", "verifiers_stream", "verifiers_branches"])
@@ -154,37 +149,30 @@ def test_reasons_of_files_that_trainers_wrote_add_up(name):
 STRETCH, DECISIONS, ROWS = 8, 6, 40
 
 
-def sae_of_decisions(path, delay, *, blind=False, seed=0):
-    """A decision of +1 or -1 every eight tokens, seen by the critic `delay` tokens late; the reward is their sum."""
-    draw = np.random.default_rng(seed)
+def sae_of_decisions(path, delay):
+    """A decision of +1 or -1 every eight tokens, seen by the critic `delay` tokens late (None: never); the reward is their sum."""
+    draw = np.random.default_rng(0)
     trl_small.tokenizer().save_pretrained(path / "model")
     size = STRETCH * (DECISIONS + 1)
     effect_nk = draw.choice([-1.0, 1.0], (ROWS, DECISIONS))
-    values = np.zeros((ROWS, size))
-    for k in range(DECISIONS):
-        values[:, STRETCH * (k + 1) + 1 + delay :] += 0.0 if blind else effect_nk[:, [k]]
-    values += 0.1 * draw.standard_normal(values.shape)
+    values = 0.1 * draw.standard_normal((ROWS, size))
+    for k in range(DECISIONS if delay is not None else 0):
+        values[:, STRETCH * (k + 1) + 1 + delay :] += effect_nk[:, [k]]
     probability = np.full((ROWS, size), 0.9)
     probability[:, STRETCH : STRETCH * (DECISIONS + 1) : STRETCH] = 0.1
     ids = trl_small.tokenizer().convert_tokens_to_ids(["<answer>", "4", "</answer>", *["a"] * (size - 3)])
     columns = {
-        "completion_ids": [ids] * ROWS,
-        "text": ["<answer>4</answer>" + "a" * (size - 3)] * ROWS,
-        "reward/correct": effect_nk.sum(axis=1).tolist(),
-        "values": values.tolist(),
-        "logprobs": np.log(probability).tolist(),
-    }
+        "completion_ids": [ids] * ROWS, "text": ["<answer>4</answer>" + "a" * (size - 3)] * ROWS,
+        "reward/correct": effect_nk.sum(axis=1).tolist(), "values": values.tolist(), "logprobs": np.log(probability).tolist(),
+    }  # fmt: skip
     return sae_run(path, **columns)
 
 
-@pytest.mark.parametrize(("delay", "lag"), [(0, "1 token"), (1, "2 tokens"), (5, "8 tokens")])
+@pytest.mark.parametrize(("delay", "lag"), [(0, "1 token"), (1, "2 tokens"), (5, "8 tokens"), (None, None)])
 def test_decisions_are_counted_and_the_delay_is_found(delay, lag, tmp_path):
     """.95^(1/8) is .9936; the last stretch ends with the completion, a token short."""
     text = printed(sae_of_decisions(tmp_path, delay))
     assert "sae: 6 decisions (tokens below probability 0.2) per completion. Decisions are 7.83 tokens apart" in text
     assert "discounts as much as GAE with lambda 0.9935 at each token" in text
-    assert f"takes {lag} to make half of its change towards the reward" in text
-
-
-def test_a_critic_that_sees_nothing_is_said(tmp_path):
-    assert "the critic's value does not move towards the reward" in printed(sae_of_decisions(tmp_path, 0, blind=True))
+    sentence = f"the critic's value takes {lag} to make half of its change towards the reward"
+    assert (sentence if lag else "the critic's value does not move towards the reward") in text
