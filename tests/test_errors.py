@@ -59,13 +59,10 @@ def requires_of(name):
         return []
 
 
-def test_the_sentence_for_a_missing_package():
+def test_the_sentence_for_a_missing_package_and_the_first_line_of_an_error_or_its_type():
     missing = errors.lacking("spanwise.measure", ModuleNotFoundError(name="scipy.stats"))
     assert str(missing) == "spanwise.measure needs 'scipy'. Install it with: pip install 'spanwise[measure]'"
     missing = errors.lacking("this command", ModuleNotFoundError(name="my_rewards"), extra="train")
     assert "'my_rewards', which does not come with spanwise" in str(missing)
-
-
-def test_the_first_line_of_an_error_is_its_message_or_its_type():
     lines = [errors.first_line(error) for error in (OSError("\nno file: \n at line 3"), ValueError("a.b."), EOFError())]
     assert lines == ["no file", "a.b", "EOFError"]

@@ -32,47 +32,35 @@ def find(path):
     return imported(path, what="The reward")
 
 
-def project(folder, value=1.0):
-    folder.mkdir(exist_ok=True)
-    (folder / "train.py").write_text(f"from shared_bits import paid\nOTHER = {value}\n")
-    (folder / "shared_bits.py").write_text(REWARD.format(value=value))
+def write(folder, files):
+    """Write files of Python by their paths."""
+    for path, code in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(code)
     return folder
 
 
-def test_a_file_here_with_what_lies_beside_it(tmp_path, monkeypatch):
-    monkeypatch.chdir(project(tmp_path / "one"))
-    assert find("train:paid")(["a", "b"]) == [1.0, 1.0]
-    assert find("train:paid") is find("train:paid")
-
-
-def test_an_installed_module_and_a_part_of_a_package(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_part_of_an_installed_module_and_of_a_package_here(tmp_path, monkeypatch):
+    code = "from . import __name__ as pack\n\n\nclass Kind:\n    def at(self):\n        return pack\n"
+    monkeypatch.chdir(write(tmp_path, {"my_pack/__init__.py": "", "my_pack/parts.py": code}))
     assert find("math:sqrt") is sqrt
-    (tmp_path / "my_pack").mkdir()
-    (tmp_path / "my_pack" / "__init__.py").write_text("")
-    (tmp_path / "my_pack" / "parts.py").write_text(
-        "from . import __name__ as pack\n\n\nclass Kind:\n    def at(self):\n        return pack\n"
-    )
     assert find("my_pack.parts:Kind.at")(None) == "my_pack"
 
 
 def test_a_file_here_goes_before_an_installed_module_of_its_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "colorsys.py").write_text(REWARD.format(value=3.0))
+    files = {"colorsys.py": REWARD.format(value=3.0), "tabnanny.py": REWARD.format(value=4.0)}
+    monkeypatch.chdir(write(tmp_path, {**files, "train.py": "from tabnanny import paid\n"}))
     assert find("colorsys:paid")(["a"]) == [3.0]
-    (tmp_path / "train.py").write_text("from tabnanny import paid\n")
-    (tmp_path / "tabnanny.py").write_text(REWARD.format(value=4.0))
-    assert find("train:paid")(["a"]) == [4.0], "and so does what lies beside it"
+    assert find("train:paid")(["a", "b"]) == [4.0, 4.0], "and so does what lies beside it"
+    assert find("train:paid") is find("train:paid")
 
 
 @pytest.mark.parametrize("beside", ["", "shared_bits.py", "shared_bits/__init__.py", "shared_bits/of_reward.py"])
 def test_files_of_one_name_in_two_folders_are_two(tmp_path, monkeypatch, beside):
     module = beside.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     for folder, value in (("one", 1.0), ("two", 2.0), ("three", 3.0)):
-        reward_file = tmp_path / folder / (beside or "train.py")
-        reward_file.parent.mkdir(parents=True)
-        (tmp_path / folder / "train.py").write_text(f"from {module} import paid\n")
-        reward_file.write_text(REWARD.format(value=value))
+        train = f"from {module} import paid\n"
+        write(tmp_path / folder, {"train.py": train, beside or "train.py": REWARD.format(value=value)})
     monkeypatch.chdir(tmp_path / "one")
     first = find("train:paid")
     for folder, value in (("two", 2.0), ("three", 3.0), ("one", 1.0)):
@@ -82,13 +70,11 @@ def test_files_of_one_name_in_two_folders_are_two(tmp_path, monkeypatch, beside)
 
 
 def test_two_files_of_the_second_folder_share_their_neighbour(tmp_path, monkeypatch):
-    for folder in ("one", "two"):
-        (tmp_path / folder / "shared_bits").mkdir(parents=True)
-        (tmp_path / folder / "shared_bits" / "__init__.py").write_text("calls = []\n")
-        (tmp_path / folder / "shared_bits" / f"of_{folder}.py").write_text(f"folder = {folder!r}\n")
-        for name in ("first_reward", "second_reward"):
-            (tmp_path / folder / f"{name}.py").write_text(f"from shared_bits import calls, of_{folder}\n")
     calls = {}
+    for folder in ("one", "two"):
+        rewards = f"from shared_bits import calls, of_{folder}\n"
+        bits = {"shared_bits/__init__.py": "calls = []\n", f"shared_bits/of_{folder}.py": f"folder = {folder!r}\n"}
+        write(tmp_path / folder, {**bits, "first_reward.py": rewards, "second_reward.py": rewards})
     for folder in ("one", "two"):
         monkeypatch.chdir(tmp_path / folder)
         calls[folder] = find("first_reward:calls")
@@ -99,11 +85,9 @@ def test_two_files_of_the_second_folder_share_their_neighbour(tmp_path, monkeypa
 
 def test_a_neighbour_of_a_linked_file_is_that_of_its_folder(tmp_path, monkeypatch):
     for folder, value in (("real", 1.0), ("one", 2.0), ("two", 3.0)):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "shared_bits.py").write_text(REWARD.format(value=value))
-    for folder in ("one", "two"):
-        (tmp_path / folder / "rewards.py").write_text("from shared_bits import paid\n")
-    (tmp_path / "one" / "rewards.py").rename(tmp_path / "real" / "rewards.py")
+        write(tmp_path / folder, {"shared_bits.py": REWARD.format(value=value)})
+    for folder in ("real", "two"):
+        write(tmp_path / folder, {"rewards.py": "from shared_bits import paid\n"})
     (tmp_path / "one" / "rewards.py").symlink_to(tmp_path / "real" / "rewards.py")
     for folder, value in (("one", 2.0), ("two", 3.0)):
         monkeypatch.chdir(tmp_path / folder)
@@ -115,14 +99,10 @@ def test_a_module_that_runs_already_is_not_run_again():
 
 
 def test_what_failed_is_not_kept(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text("raise SystemExit(2)")
+    monkeypatch.chdir(write(tmp_path, {"train.py": "raise SystemExit(2)"}))
     with pytest.raises(RecipeError, match="SystemExit"):
         find("train:f")
     assert "train" not in sys.modules
-
-
-# ------------------------------------------------------------------------------------------------ beside the recipe
 
 
 def written(folder, text):
@@ -138,9 +118,7 @@ def test_what_a_recipe_names_is_looked_for_here_then_beside_it(tmp_path, monkeyp
     (tmp_path / "project" / "base").mkdir()
     (tmp_path / "project" / "d.jsonl").write_text("")
     assert (load("project/recipe.yaml").model, load("project/recipe.yaml").dataset) == ("project/base", "project/d.jsonl")
-    assert load("project/recipe.yaml", {"dataset": "d.jsonl"}).dataset == "d.jsonl", (
-        "what the command line says is as seen from here"
-    )
+    assert load(path, {"dataset": "d.jsonl"}).dataset == "d.jsonl", "what the command line says is as seen from here"
     (tmp_path / "base").mkdir()
     assert load("project/recipe.yaml").model == "base"
 
@@ -161,9 +139,11 @@ def test_the_model_that_a_run_wrote_is_not_what_it_started_from(tmp_path, monkey
 
 def test_functions_beside_the_recipe_stay_found(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    project(tmp_path / "project", value=0.5)
-    (tmp_path / "project" / "facts.py").write_text("def known(text, *, columns):\n    return [1] * len(text)\n")
-    (tmp_path / "project" / "more.py").write_text(REWARD.format(value=0.25))
+    known = "def known(text, *, columns):\n    return [1] * len(text)\n"
+    write(tmp_path / "project", {
+        "train.py": "from shared_bits import paid\n", "shared_bits.py": REWARD.format(value=0.5),
+        "facts.py": known, "more.py": REWARD.format(value=0.25),
+    })  # fmt: skip
     path = written(
         tmp_path / "project",
         "objectives:\n"
@@ -175,7 +155,7 @@ def test_functions_beside_the_recipe_stay_found(tmp_path, monkeypatch):
     assert recipe.objectives[0]["reward"] == "project/train.py:paid"
     assert load(path).objectives[0]["reward"] == f"{tmp_path}/project/train.py:paid"
     scheme = scheme_of(recipe, LAYOUT, 32)
-    assert scheme.objectives[0].reward(["a"]) == [0.5]
+    assert [scheme.objectives[n].reward(["a"]) for n in (0, 2)] == [[0.5], [0.25]]
     assert scheme.objectives[1].given == ("project/facts.py:known", "complete")
     plain = resolved(recipe, scheme)["objectives"]
     # As they are found: one comes from another module, and another one has its name.
@@ -191,14 +171,8 @@ def test_files_of_one_name_beside_two_recipes_are_two(tmp_path, monkeypatch):
     """As in a comparison of two recipes, each with a train.py of its own."""
     monkeypatch.chdir(tmp_path)
     for name, value in (("one", 1.0), ("two", 2.0)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "train.py").write_text(REWARD.format(value=value))
-        written(tmp_path / name, "objectives:\n- {reward: 'train:paid', pays: solution}\n")
-    rewards = []
-    for name in ("one", "two"):
-        recipe = load(f"{name}/recipe.yaml")
-        assert recipe.objectives is not None
-        rewards.append(find(recipe.objectives[0]["reward"])(["a"]))
-    assert rewards == [[1.0], [2.0]]
+        write(tmp_path / name, {"train.py": REWARD.format(value=value)})
+        recipe = load(written(tmp_path / name, "objectives:\n- {reward: 'train:paid', pays: solution}\n"))
+        assert find(recipe.objectives[0]["reward"])(["a"]) == [value]
     with pytest.raises(RecipeError, match="there is no module 'train' in the current folder"):
         find("train:paid")

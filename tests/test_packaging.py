@@ -35,29 +35,22 @@ def dist(tmp_path_factory):
     return built(ROOT, tmp_path_factory.mktemp("dist"), "--wheel", "--sdist")
 
 
-@pytest.fixture(scope="module")
-def wheel(dist):
-    (path,) = dist.glob("*.whl")
+def contents(path):
     with zipfile.ZipFile(path) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
 @pytest.fixture(scope="module")
-def sdist(dist):
-    (path,) = dist.glob("*.tar.gz")
-    with tarfile.open(path) as archive:
-        return {member.name.partition("/")[2] for member in archive if member.isfile()}
+def wheel(dist):
+    return contents(*dist.glob("*.whl"))
 
 
 @tools
 def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     info = f"spanwise-{spanwise.__version__}.dist-info/"
     source = ROOT / "src"
-    package = {
-        path.relative_to(source).as_posix()
-        for path in (source / "spanwise").rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
+    files = [path for path in (source / "spanwise").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    package = {path.relative_to(source).as_posix() for path in files}
     assert {name for name in wheel if not name.startswith(info)} == package
     assert {name.removeprefix(info) for name in wheel if name.startswith(info)} == {
         "METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE",
@@ -69,7 +62,12 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
 
 
 @tools
-def test_the_sdist_holds_what_the_repository_holds(sdist):
+def test_the_sdist_holds_what_the_repository_holds_and_builds_the_same_wheel(dist, wheel, tmp_path):
+    (path,) = dist.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        sdist = {member.name.partition("/")[2] for member in archive if member.isfile()}
+        archive.extractall(tmp_path, filter="data")
+    assert contents(*built(next(tmp_path.iterdir()), tmp_path / "dist", "--wheel").glob("*.whl")) == wheel
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     git = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=False)
     if git.returncode:
@@ -77,16 +75,6 @@ def test_the_sdist_holds_what_the_repository_holds(sdist):
     assert sdist - set(git.stdout.split("\n")) == {"PKG-INFO"}
     assert {"LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", "tests/test_packaging.py"} <= sdist
     assert not any(name.startswith(("runs/", "dist/", ".venv")) for name in sdist)
-
-
-@tools
-def test_the_sdist_builds_the_same_wheel(dist, wheel, tmp_path):
-    (path,) = dist.glob("*.tar.gz")
-    with tarfile.open(path) as archive:
-        archive.extractall(tmp_path, filter="data")
-    (rebuilt,) = built(next(tmp_path.iterdir()), tmp_path / "dist", "--wheel").glob("*.whl")
-    with zipfile.ZipFile(rebuilt) as archive:
-        assert {name: archive.read(name) for name in archive.namelist()} == wheel
 
 
 @tools
@@ -110,15 +98,11 @@ def test_the_extras_name_each_other_and_nothing_that_is_not_there():
             assert set(inner.split(",")) <= set(extras), name
 
 
-def test_versions_and_licence_agree():
+def test_the_citation_has_what_the_format_asks_for_and_our_version_and_licence():
+    """The required fields of Citation File Format 1.2.0, its types, and people and entities told apart."""
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert PROJECT["version"] == spanwise.__version__ == cited["version"]
     assert PROJECT["license"] == cited["license"]
-
-
-def test_the_citation_has_what_the_format_asks_for():
-    """The required fields of Citation File Format 1.2.0, its types, and people and entities told apart."""
-    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     paper = cited["preferred-citation"]
     assert {"cff-version", "message", "title", "authors"} <= set(cited)
     assert {"type", "title", "authors"} <= set(paper)

@@ -26,16 +26,12 @@ def test_names_are_known_whatever_was_imported_before_and_rooms_stay_beside_func
     assert [(done.returncode, done.stderr) for done in map(forked.run, codes)] == [(0, "")] * 5
 
 
-def test_modules_of_methods_do_not_shadow_their_functions():
-    for method in METHODS.values():
-        module = method.estimator.__module__.rsplit(".", 1)[1]
-        assert module.startswith("_") or not method.estimator.__module__.startswith("spanwise."), method.name
-
-
-def test_every_method_says_where_its_formula_comes_from():
+def test_modules_of_methods_do_not_shadow_their_functions_and_every_method_says_where_its_formula_comes_from():
     contrib = {name for name, method in METHODS.items() if ".contrib." in method.estimator.__module__}
     assert contrib == {"ha_dw", "grpo_verif", "gagpo"}
     for name, method in METHODS.items():
-        if method.estimator.__module__.startswith("spanwise."):
+        module = method.estimator.__module__
+        if module.startswith("spanwise."):
+            assert module.rsplit(".", 1)[1].startswith("_"), name
             assert method.source, name
             assert method.source.startswith("third-party summaries") == (name in contrib or name == "sae"), name

@@ -16,6 +16,13 @@ def filled(**fields):
     return scheme_of(load(None, fields), LAYOUT, 32)
 
 
+def written_out(folder, recipe):
+    """The recipe.yaml that a run leaves."""
+    settings = resolved(recipe, scheme_of(recipe, LAYOUT, 32))
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    return folder / "recipe.yaml"
+
+
 def test_rlcr_pays_every_block():
     scheme = filled(method="rlcr", calibration="log_score")
     assert scheme.entry.estimator is rlcr
@@ -28,9 +35,8 @@ def test_rlcr_pays_every_block():
 
 
 def test_grpo_sees_one_block_and_dr_grpo_divides_by_the_length():
-    assert filled(method="grpo").layout.names == ("completion",)
-    assert filled(method="grpo").per == "completion"
-    assert filled(method="grpo").entry.estimator is grpo
+    scheme = filled(method="grpo")
+    assert (scheme.layout.names, scheme.per, scheme.entry.estimator) == (("completion",), "completion", grpo)
     assert filled(method="dr_grpo").per == 32
 
 
@@ -44,17 +50,13 @@ def test_two_attempts_reward_the_second_one():
 
 @pytest.mark.parametrize("name", sorted(name for name, entry in METHODS.items() if entry.preset))
 def test_a_resolved_recipe_says_everything(name, tmp_path):
-    baseline = {"baseline": "blended"} if "baseline" in METHODS[name].inputs else {}
-    options = (
-        {"min_stratum": 3} if "min_stratum" in METHODS[name].options and "min_stratum" not in METHODS[name].only_with else {}
-    )
+    method = METHODS[name]
+    baseline = {"baseline": "blended"} if "baseline" in method.inputs else {}
+    options = {"min_stratum": 3} if "min_stratum" in {*method.options} - {*method.only_with} else {}
     recipe = load(None, {"method": name, "steps": 7, "options": options, **baseline})
-    first = scheme_of(recipe, LAYOUT, 32)
-    path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump(resolved(recipe, first), sort_keys=False))
-    reloaded = load(path)
+    reloaded = load(written_out(tmp_path, recipe))
     assert reloaded.steps == 7
-    assert scheme_of(reloaded, LAYOUT, 32) == first
+    assert scheme_of(reloaded, LAYOUT, 32) == scheme_of(recipe, LAYOUT, 32)
 
 
 def test_the_least_and_the_most_of_every_setting_are_allowed_and_nothing_beyond():
@@ -70,13 +72,6 @@ def test_the_least_and_the_most_of_every_setting_are_allowed_and_nothing_beyond(
                 load(None, {"task": "fields", name: number + step})
 
 
-def test_command_line_wins_over_the_file(tmp_path):
-    path = tmp_path / "recipe.yaml"
-    path.write_text("steps: 5\nmethod: rlcr\n")
-    recipe = load(path, {"steps": 9, "entropy_target": None})
-    assert (recipe.steps, recipe.method, recipe.entropy_target) == (9, "rlcr", None)
-
-
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
@@ -86,16 +81,13 @@ def test_command_line_wins_over_the_file(tmp_path):
     ],
 )
 def test_a_preset_that_is_written_out_is_not_changed_in_vain(overrides, words, tmp_path):
-    recipe = load(None, {"baseline": "outcome"})
-    path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump(resolved(recipe, scheme_of(recipe, LAYOUT, 32)), sort_keys=False))
+    path = written_out(tmp_path, load(None, {"baseline": "outcome"}))
     with pytest.raises(RecipeError) as error:
         load(path, overrides)
     assert all(word in str(error.value) for word in words), error.value
     load(path, {"method": "bae"})  # what it says already
-    nulls = dict.fromkeys(("objectives", "per"))
-    scheme = scheme_of(load(path, {**overrides, **nulls}), LAYOUT, 32)
-    assert scheme == scheme_of(load(None, overrides), LAYOUT, 32)
+    scheme = scheme_of(load(path, {**overrides, "objectives": None, "per": None}), LAYOUT, 32)
+    assert scheme == filled(**overrides)
 
 
 def test_a_model_by_name_means_the_real_task_and_not_the_toys_learning_rate(tmp_path):
@@ -106,6 +98,8 @@ def test_a_model_by_name_means_the_real_task_and_not_the_toys_learning_rate(tmp_
     path = tmp_path / "recipe.yaml"
     path.write_text("task: confidence\nmodel: m\ndataset: d\nlearning_rate: 2.0e-6\n")
     assert (load(path).learning_rate, load(path).eval_prompts) == (2e-6, 100)
+    recipe = load(path, {"steps": 9, "learning_rate": 3e-6, "entropy_target": None})  # the command line wins over the file
+    assert (recipe.steps, recipe.learning_rate, recipe.entropy_target, recipe.model) == (9, 3e-6, None, "m")
 
 
 TAGGED = dict(LAYOUT.blocks)
@@ -142,10 +136,8 @@ def test_what_values_are_of_is_read_and_written():
     shared = load(None, {**left_open.model_dump(), "values": "shared"})
     scheme = scheme_of(shared, LAYOUT, 32)
     written = resolved(shared, scheme)
-    assert (written["values"], written["options"]) == ("shared", {"lam": 0.9})
-    reloaded = load(None, written)
-    assert scheme_of(reloaded, LAYOUT, 32) == scheme
-    assert scheme_of(reloaded, LAYOUT, 32).value_names == ("return",)
+    assert (written["values"], written["options"], scheme.value_names) == ("shared", {"lam": 0.9}, ("return",))
+    assert filled(**written) == scheme
 
 
 def test_limits_of_comparing_answers_reach_every_objective_that_compares():
@@ -155,8 +147,8 @@ def test_limits_of_comparing_answers_reach_every_objective_that_compares():
     objective = {"reward": "correct", "pays": "solution", "options": {"deadline": 9.0}}
     (mixed,) = filled(verifier={"workers": 3, "deadline": 1.5}, objectives=[objective]).objectives
     assert mixed.options == {"workers": 3, "deadline": 9.0}
-    reloaded = load(None, resolved(load(None, {"verifier": {"workers": 2}}), scheme))
-    assert scheme_of(reloaded, LAYOUT, 32).objectives[0].options["workers"] == 3  # as written out, which goes before
+    reloaded = filled(**resolved(load(None, {"verifier": {"workers": 2}}), scheme))
+    assert reloaded.objectives[0].options["workers"] == 3  # as written out, which goes before
 
 
 def test_the_rule_the_tags_and_the_modes_of_a_recipe():

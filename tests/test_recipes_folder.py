@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from datasets import Dataset
-from rich.console import Console
 
 from spanwise import Batch, Vocabulary, credit_batch, read
 from spanwise.commands.train.train import train, trainer_config
@@ -45,8 +44,11 @@ def config_of(recipe, layout):
     return trainer_config(recipe, Task("paper", str(recipe.model), rows, rows, layout, 4096))
 
 
-def test_no_recipe_is_left_untested() -> None:
-    assert set(FILES) == EMBEDDED | set(PAPER) | CRITIC | {FIELDS, INVOICES}
+def credit_by_block(filled, vocabulary, ids, answer):
+    """The credit of each block for the completions of one prompt."""
+    batch = Batch.jagged(ids, ["a prompt"] * len(ids), columns={"answer": [answer] * len(ids)})
+    credit = credit_batch(read(batch, filled, vocabulary), batch, filled)
+    return {name: credit.block_nk[:, k].tolist() for k, name in enumerate(filled.layout.names)}
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -56,23 +58,29 @@ def test_each_says_what_it_is_and_its_command(name) -> None:
     assert f"train recipes/{name}" in command
     assert fields[0].startswith("task: ")
     assert load(FOLDER / name).output is None  # a new folder for every run
+    assert name in EMBEDDED | set(PAPER) | CRITIC | {FIELDS, INVOICES}  # else it would be left untested below
 
 
 @pytest.mark.parametrize("name", BLOCKWISE)
-def test_each_pays_every_block_by_itself(name) -> None:
+def test_each_pays_every_block_by_itself_or_all_with_one_number(name) -> None:
     recipe, filled = planned(name)
     first, last = filled.layout.names
     formats = [] if name in PAPER else ["format", "format"]  # the paper has no reward for the format
     assert [objective.pays for objective in filled.objectives] == [(first,), (last,), (first,), (last,)][: 2 + len(formats)]
     expected = "second_attempt" if "twice" in recipe.task or "attempts" in recipe.task else "brier"
     assert [objective.reward for objective in filled.objectives] == ["correct", expected, *formats]
-    assert filled.entry.name == ("bae_paper" if name in PAPER else "bae")
+    assert (filled.entry.name, filled.per) == ("bae_paper" if name in PAPER else "bae", "block")
     assert (filled.objectives[1].given, filled.objectives[1].baseline) == (("correct",), "outcome")
-    assert filled.per == "block"
+    _, one_number = planned(name, method="rlcr")  # a variant of each
+    assert one_number.entry.kind == "completion"
+    assert {frozenset(objective.pays) for objective in one_number.objectives} == {frozenset((first, last))}
+    assert one_number.objectives[1].pays[0] == last  # the block it reads
 
 
 def test_one_line_pays_sixteen_fields_and_the_prompt_asks_for_each() -> None:
-    _, filled = planned(FIELDS)
+    recipe, filled = planned(FIELDS)
+    assert find_unasked(filled.layout, [str(recipe.instruction)]) == []
+    assert "total" in find_unasked(filled.layout, [str(recipe.instruction).replace("total", "totals")])
     items = [f"items[{n}].{key}" for key in ("name", "quantity", "price") for n in range(4)]
     names = ["seller", "date", "currency", "total", *items]
     keys = {"items": {"items": {"required": ["name", "quantity", "price"]}}}
@@ -86,24 +94,17 @@ def test_one_line_pays_sixteen_fields_and_the_prompt_asks_for_each() -> None:
 
 def test_an_invented_item_costs_and_the_form_is_paid_once() -> None:
     """Two of four completions write a second item that the invoice does not have; all else is right."""
-    (_, filled), vocabulary = planned(FIELDS), Vocabulary(tuple(bytes([byte]) for byte in range(256)))
+    _, filled = planned(FIELDS)
     item = '{"name": "tea", "quantity": 2, "price": 6}'
     head = '{"seller": "Ada", "date": "2026-01-02", "currency": "EUR", "total": 12, "items": ['
     right, invented, wrong = (f"{head}{items}]}}" for items in (item, f"{item}, {item}", item.replace("tea", "cup")))
 
     def form_credit(texts):
-        batch = Batch.jagged([list(text.encode()) for text in texts], ["invoice"] * 4, columns={"answer": [right] * 4})
-        credit = credit_batch(read(batch, filled, vocabulary), batch, filled)
-        return credit.block_nk[:, filled.layout.names.index("form")].tolist()
+        ids, vocabulary = [list(text.encode()) for text in texts], Vocabulary(tuple(bytes([byte]) for byte in range(256)))
+        return credit_by_block(filled, vocabulary, ids, right)["form"]
 
     assert form_credit([right, invented, right, invented]) == pytest.approx([0.5, -0.5, 0.5, -0.5])  # 1 0 1 0, mean 1/2
     assert form_credit([right, right, wrong, right]) == pytest.approx([0.0] * 4)  # a wrong value is no fault of the form
-
-
-def test_the_fields_recipe_asks_for_its_fields() -> None:
-    recipe, filled = planned(FIELDS)
-    assert find_unasked(filled.layout, [str(recipe.instruction)]) == []
-    assert "total" in find_unasked(filled.layout, [str(recipe.instruction).replace("total", "totals")])
 
 
 LETTER = {
@@ -116,11 +117,9 @@ NO_DUE_DATE = {**LETTER, "due": None}
 def letter_credit(records, gold):
     """The credit of each block for the completions of one letter."""
     _, filled = planned(INVOICES)
-    tokenizer, answer = build_invoice_tokenizer(), json.dumps(gold)
+    tokenizer = build_invoice_tokenizer()
     ids = tokenizer([json.dumps(record) for record in records])["input_ids"]
-    batch = Batch.jagged(ids, ["letter"] * len(ids), columns={"answer": [answer] * len(ids)})
-    credit = credit_batch(read(batch, filled, Vocabulary.from_tokenizer(tokenizer)), batch, filled)
-    return {name: credit.block_nk[:, k].tolist() for k, name in enumerate(filled.layout.names)}
+    return credit_by_block(filled, Vocabulary.from_tokenizer(tokenizer), ids, json.dumps(gold))
 
 
 def test_a_due_date_is_paid_for_being_stated_and_compared_with_other_dates_only() -> None:
@@ -149,32 +148,19 @@ def test_the_rewards_of_the_letters_judge_objects_that_are_not_whole() -> None:
     assert rewards["adds_up"]([no_item, no_price, {"total": None}]) == [0.0, 0.0, None]
 
 
-@pytest.mark.parametrize("name", BLOCKWISE)
-def test_one_number_for_everything_is_a_variant_of_each(name) -> None:
-    _, filled = planned(name, method="rlcr")
-    assert filled.entry.kind == "completion"
-    assert {frozenset(objective.pays) for objective in filled.objectives} == {frozenset(filled.layout.names)}
-    assert filled.objectives[1].pays[0] == filled.layout.names[-1]  # the block it reads
-
-
 @pytest.mark.parametrize(("name", "steps"), PAPER.items())
 def test_the_settings_of_table_4_reach_the_trainer(name, steps) -> None:
     recipe, filled = planned(name)
     config = config_of(recipe, filled.layout)
-    assert config.per_device_train_batch_size * config.gradient_accumulation_steps == 2048
-    assert config.generation_batch_size == 2048
-    assert config.num_generations == 32
-    assert (config.max_completion_length, config.temperature) == (4096, 1.0)
+    assert config.per_device_train_batch_size * config.gradient_accumulation_steps == config.generation_batch_size == 2048
+    assert (config.num_generations, config.max_completion_length, config.temperature) == (32, 4096, 1.0)
     assert (config.learning_rate, config.weight_decay) == (1e-6, 0.1)
     assert (config.adam_beta1, config.adam_beta2) == (0.9, 0.999)
     assert config.optim.startswith("adamw")
     assert (config.lr_scheduler_type, config.warmup_steps) == ("constant_with_warmup", 64)
     assert (config.use_adaptive_entropy, config.entropy_target, config.entropy_coef_delta) == (True, 0.2, 5e-4)
-    assert config.beta == 0.0
-    assert config.max_steps == steps
-    assert ("3B" if "3b" in name else "7B") in str(recipe.model)
-    assert str(recipe.model).startswith("Qwen/Qwen2.5-")
-    assert str(recipe.model).endswith("-Instruct")
+    assert (config.beta, config.max_steps) == (0.0, steps)
+    assert recipe.model == f"Qwen/Qwen2.5-{'3B' if '3b' in name else '7B'}-Instruct"
 
 
 @pytest.mark.parametrize("name", sorted(CRITIC))
@@ -185,13 +171,11 @@ def test_recipes_with_a_critic_pay_the_solution_alone(name) -> None:
     critic = recipe.modes["critic"]
     assert critic.gae_lambda_value == 1.0
     assert 0 < critic.policy_training_start_step < recipe.steps
-    method, options = recipe.method, dict(filled.options)
-    if "sae" in name:
-        assert (method, options) == ("sae", {"threshold": 0.2, "boundary": "start", "lam": 0.95})
-    elif "vapo" in name:
-        assert (method, set(options)) == ("gae", {"length_adaptive_alpha"})
+    if "vapo" in name:
+        assert (recipe.method, set(filled.options)) == ("gae", {"length_adaptive_alpha"})
     else:
-        assert (method, options) == ("gae", {"lam": 0.95})
+        segments = {"threshold": 0.2, "boundary": "start"} if "sae" in name else {}
+        assert (recipe.method, filled.options) == ("sae" if segments else "gae", {**segments, "lam": 0.95})
 
 
 @pytest.mark.parametrize(
@@ -215,14 +199,10 @@ def test_what_is_known_of_both_papers_reaches_the_trainer(name, size, width, rat
 @pytest.mark.parametrize(
     ("name", "method"),
     [
-        ("confidence.yaml", "bae"),
-        ("two_attempts.yaml", "bae"),
-        ("two_attempts.yaml", "rlcr"),
-        ("ppo.yaml", "gae"),
-        ("sae.yaml", "sae"),
-        ("vapo.yaml", "gae"),
+        ("confidence.yaml", "bae"), ("two_attempts.yaml", "bae"), ("two_attempts.yaml", "rlcr"), ("ppo.yaml", "gae"),
+        ("sae.yaml", "sae"), ("vapo.yaml", "gae"),
     ],
-)
+)  # fmt: skip
 def test_embedded_recipes_train(name, method, tmp_path) -> None:
     small = {
         "steps": 1, "prompts": 2, "group_size": 4, "start_steps": 2, "eval_prompts": 4, "eval_samples": 2, "report": False,
@@ -230,7 +210,7 @@ def test_embedded_recipes_train(name, method, tmp_path) -> None:
     if "critic" in load(FOLDER / name).modes:
         small["critic"] = {"learning_rate": 1e-3}
     recipe = load(FOLDER / name, {**small, "method": method, "output": str(tmp_path / "run")})
-    summary = train(recipe, console=Console(quiet=True))
+    summary = train(recipe)
     assert (summary["method"], summary["task"], summary["steps"]) == (method, recipe.task, 1)
     assert summary["final"]["refusal_rate"] is not None
     assert ("second_accuracy" in summary["final"]) == (recipe.task == "digits_twice")

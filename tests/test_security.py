@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from datasets import Dataset
 
-from rollout_files import own_run
+from rollout_files import own_run, write_lines
 from spanwise.cli import main
 from spanwise.commands.shared.folder import read_fields
 from spanwise.commands.shared.task import load_model
@@ -44,28 +43,22 @@ class Payload:
         return (os.mkdir, (str(self.mark),))
 
 
-@pytest.fixture
-def hostile(tmp_path):
-    """A model folder with code of its own."""
+def test_code_in_a_models_folder_is_never_run_and_nobody_is_asked(tmp_path, monkeypatch):
     folder, mark = tmp_path / "hostile", tmp_path / "ran"
     byte_model(folder)
     (folder / "own.py").write_text(f"import os\nos.mkdir({str(mark)!r})\n")
     config = json.loads((folder / "config.json").read_text())
     config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}}
     (folder / "config.json").write_text(json.dumps(config))
-    return folder, mark
-
-
-def test_code_in_a_models_folder_is_never_run_and_nobody_is_asked(hostile, tmp_path, monkeypatch):
-    folder, mark = hostile
     monkeypatch.setattr("builtins.input", lambda *_: "y")  # what transformers would ask
-    with pytest.raises(DataError, match="contains custom code"):
-        load_model(folder)
-    with pytest.raises(DataError, match="contains custom code"):
-        ValueModel.load(str(folder), ("return",), CriticConfig())
-    Dataset.from_list([{"question": "1+1?", "answer": "2"}] * 4).to_json(tmp_path / "rows.jsonl")
-    with pytest.raises(DataError, match="contains custom code"):
-        load_task(str(folder), str(tmp_path / "rows.jsonl"))
+    rows = write_lines(tmp_path / "rows.jsonl", [{"question": "1+1?", "answer": "2"}] * 4)
+    for load_it in (
+        lambda: load_model(folder),
+        lambda: ValueModel.load(str(folder), ("return",), CriticConfig()),
+        lambda: load_task(str(folder), str(rows)),
+    ):
+        with pytest.raises(DataError, match="contains custom code"):
+            load_it()
     RecipeRun.of(RecipeRule(Recipe(), Scheme.preset("bae", LAYOUT)), model=str(folder))  # slime, NeMo-RL and prime-rl
     assert not mark.exists()
 
@@ -112,16 +105,12 @@ def test_a_checkpoint_that_somebody_changed_is_never_unpickled(checkpoint, tmp_p
     assert not mark.exists()
 
 
-def test_a_recipe_is_data(tmp_path):
+def test_a_recipe_is_data_and_nested_without_end_it_is_one_sentence(tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(f"method: !!python/object/apply:os.mkdir ['{tmp_path / 'ran'}']\n")
     with pytest.raises(RecipeError, match="is not valid YAML"):
         load(recipe)
     assert not (tmp_path / "ran").exists()
-
-
-def test_a_recipe_nested_without_end_is_one_sentence(tmp_path):
-    recipe = tmp_path / "recipe.yaml"
     recipe.write_text("options: " + "[" * 20_000)
     with pytest.raises(RecipeError, match="is nested too deeply to be read"):
         load(recipe)
