@@ -1,7 +1,6 @@
 """The pages say what runs: every python block is executed, every recipe is filled in, tables agree with the code."""
 
 import dataclasses
-import json
 import re
 import tomllib
 from functools import cache
@@ -13,6 +12,7 @@ import trl_small
 from credit_batches import scores_of
 from helpers import assert_close
 from pages import DOCS, PAGES, README, ROOT, blocks, named, page_id, rows
+from rollout_files import write_lines
 from spanwise import Batch, Objective, Reading, Scheme, assign, credit_batch
 from spanwise.batch import Steps
 from spanwise.credit import METHODS, Method
@@ -81,13 +81,6 @@ def test_links_lead_somewhere(page):
             assert anchor in [re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings], target
 
 
-# ---------------------------------------------------------------------------------------------------------- README
-
-
-def test_the_readme_is_short():
-    assert len(README.read_text(encoding="utf-8").splitlines()) <= 120
-
-
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -117,29 +110,27 @@ def test_two_outcomes_back_off_as_the_page_says(page_runs):
     assert_close(namespace["alone"].advantage_n, [0.04, -0.04, 0.0, 0.0], 1e-7)
 
 
-def whole_script():
-    (code,) = blocks(HOWTO / "from_grpotrainer.md", "python", "notest")
-    return code
-
-
-def test_the_three_lines_are_those_of_the_script():
-    (diff,) = blocks(README, "diff")
+def test_the_readme_is_short_and_has_the_lines_of_the_whole_script_and_the_results_of_the_evidence():
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 120
+    (diff,), (script,) = blocks(README, "diff"), blocks(HOWTO / "from_grpotrainer.md", "python", "notest")
     new = [line[1:] for line in diff.splitlines() if line.startswith("+")]
     assert len(new) == 3
-    assert set(new) <= set(whole_script().splitlines())
+    assert set(new) <= set(script.splitlines())
+    short, full = rows(README, "completions"), rows(DOCS / "evidence.md", "completions")
+    assert len(short) == 4
+    assert short == full[:4]  # the first table of the page; another one has a judge that errs
 
 
 @pytest.mark.filterwarnings("ignore")  # those of the libraries that a trainer loads
 def test_the_whole_script_can_be_built(tmp_path):
     """With a small model and a small dataset in place of the names."""
-    code = whole_script()
+    (code,) = blocks(HOWTO / "from_grpotrainer.md", "python", "notest")
     trl_small.policy(dtype=torch.float32).save_pretrained(tmp_path / "model")
     trl_small.tokenizer().save_pretrained(tmp_path / "model")
     sums = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(40)]
-    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sums))
     places = {
         "Qwen/Qwen2.5-3B-Instruct": tmp_path / "model",
-        "my/problems.jsonl": tmp_path / "sums.jsonl",
+        "my/problems.jsonl": write_lines(tmp_path / "sums.jsonl", sums),
         '"out"': f'"{tmp_path}"',
         "num_generations=16,": "num_generations=16, use_cpu=True, bf16=False,",
         "trainer.train()": "",
@@ -153,14 +144,6 @@ def test_the_whole_script_can_be_built(tmp_path):
     assert namespace["trainer"].scheme.names == ("correct", "brier")
     assert namespace["task"].train.column_names == ["prompt", "answer", "question"]
 
-
-def test_the_results_of_the_readme_are_those_of_the_evidence():
-    short, full = rows(README, "completions"), rows(DOCS / "evidence.md", "completions")
-    assert len(short) == 4
-    assert short == full[:4]  # the first table of the page; another one has a judge that errs
-
-
-# ---------------------------------------------------------------------------------------------------------- methods
 
 RUNS = {"value_nt": "values of a critic", "logp_nt": "log-probabilities", "steps": "steps of trajectories"}
 
@@ -231,8 +214,6 @@ def test_a_method_is_trained_or_says_that_it_is_a_function_to_call(name):
         Scheme.preset(base, DIGITS_LAYOUT, longest=32, **refine).check((*PROVIDES, *CriticConfig.adds))
 
 
-# ---------------------------------------------------------------------------------------------------------- your own
-
 OWN = DOCS / "write_your_own.md"
 
 
@@ -260,11 +241,8 @@ def test_the_entry_points_are_those_we_read_and_name_what_the_page_registers(pag
         assert set(announced) <= set(registry)
 
 
-def test_the_table_of_kinds_is_complete():
+def test_the_tables_of_kinds_inputs_facts_and_properties_are_complete_and_the_toy_engine_as_long_as_it_says():
     assert [named(cells[0])[0] for cells in rows(OWN, "kind")] == list(BY_KIND)
-
-
-def test_the_tables_of_inputs_and_facts_are_complete():
     inputs = {name for cells in rows(OWN, "input") for name in named(cells[0])}
     fields = [field.name for kind in (Batch, Steps) for field in dataclasses.fields(kind)]
     by_index = {name for name in fields if name.endswith(("_nt", "_s"))}
@@ -273,6 +251,14 @@ def test_the_tables_of_inputs_and_facts_are_complete():
         "reward_n", "reward_nm", "reward_nk", "reward_nt", "reward_s", "group_n", "group_s", "length_n", "block_nt",
     }  # fmt: skip
     assert {name for cells in rows(OWN, "fact") for name in named(cells[0])} == set(FACTS)
+    text = OWN.read_text(encoding="utf-8")
+    cells = re.findall(r"^\| `(\w+)` \| ([\w, ]+) \| (.+) \|$", text, re.MULTILINE)
+    table = {name: (kinds, sentence) for name, kinds, sentence in cells if name in PROPERTIES}
+    for name, sentence in PROPERTIES.items():
+        if kinds := [kind for kind, names in BY_KIND.items() if name in names]:
+            assert table[name] == ("all" if len(kinds) == len(BY_KIND) else ", ".join(kinds), sentence)
+    (lines,) = re.findall(r"a whole engine in (\d+) lines", text)
+    assert len((ROOT / "tests" / "toy_engine.py").read_text().splitlines()) == int(lines)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in BY_KIND if kind != "refinement"])
@@ -289,14 +275,9 @@ def test_a_method_is_handed_the_facts_that_the_table_says(kind):
     if kind == "block":  # no other kind compares the rows of one rollout
         inputs["voter_n"] = torch.zeros(2).long()
     assign(
-        scores_of([[1.0], [0.0]], ("correct",)),
-        torch.tensor([0, 0]),
-        torch.ones(2, 1).bool(),
-        objectives=[Objective("correct", pays="all")],
-        block_names=("all",),
-        method=Method("spy", spy, kind, "a test"),
-        inputs=inputs,
-    )
+        scores_of([[1.0], [0.0]], ("correct",)), torch.tensor([0, 0]), torch.ones(2, 1).bool(), block_names=("all",),
+        objectives=[Objective("correct", pays="all")], method=Method("spy", spy, kind, "a test"), inputs=inputs,
+    )  # fmt: skip
     expected = set()
     for names, _, kinds in rows(OWN, "fact"):
         if kinds == "all" or kinds == kind or (kinds.startswith("all but block") and kind != "block"):
@@ -304,23 +285,6 @@ def test_a_method_is_handed_the_facts_that_the_table_says(kind):
     assert {name for name in handed if name in FACTS} == expected
     takes = {name for cells in rows(OWN, "kind") if named(cells[0]) == [kind] for name in named(cells[1])}
     assert takes <= set(handed)
-
-
-def test_the_table_of_properties_is_complete():
-    cells = re.findall(r"^\| `(\w+)` \| ([\w, ]+) \| (.+) \|$", OWN.read_text(encoding="utf-8"), re.MULTILINE)
-    table = {name: (kinds, sentence) for name, kinds, sentence in cells if name in PROPERTIES}
-    for name, sentence in PROPERTIES.items():
-        kinds = [kind for kind, names in BY_KIND.items() if name in names]
-        if kinds:
-            assert table[name] == ("all" if len(kinds) == len(BY_KIND) else ", ".join(kinds), sentence)
-
-
-def test_the_toy_engine_is_as_long_as_the_page_says():
-    (lines,) = re.findall(r"a whole engine in (\d+) lines", OWN.read_text(encoding="utf-8"))
-    assert len((ROOT / "tests" / "toy_engine.py").read_text().splitlines()) == int(lines)
-
-
-# ---------------------------------------------------------------------------------------------------------- the road
 
 
 def test_the_road_is_the_one_that_is_checked():

@@ -74,23 +74,19 @@ def words_of(first):
     return [(place, shlex.split(text)[1:]) for place, text in NAMED if shlex.split(text)[0] == first]
 
 
-def scripts():
-    """Return script -> the arguments that it is named with."""
-    arguments = {}
-    for _, words in [*words_of("python"), *words_of("python3")]:
-        if words and words[0].endswith(".py") and "/" in words[0]:
-            arguments.setdefault(words[0], set()).add(shlex.join(words[1:]))
-    return arguments
+#: Script -> the arguments that it is named with.
+SCRIPTS_NAMED = {}
+for _, words in [*words_of("python"), *words_of("python3")]:
+    if words and words[0].endswith(".py") and "/" in words[0]:
+        SCRIPTS_NAMED.setdefault(words[0], set()).add(shlex.join(words[1:]))
 
 
-def test_there_are_commands_on_the_pages():
+def test_there_are_commands_on_the_pages_and_every_script_is_there():
     places = {place for place, _ in NAMED}
     assert len(NAMED) > 200
     assert {"README.md", "Makefile", ".ci/run", "docs/speed.md", "benchmarks/kills.py"} <= places
-    assert len(scripts()) > 25
-
-
-# ------------------------------------------------------------------------------------------------------ spanwise
+    assert len(SCRIPTS_NAMED) > 25
+    assert {script for script in SCRIPTS_NAMED if not (ROOT / script).is_file()} == set()
 
 
 def fitting(words):
@@ -112,44 +108,33 @@ def test_every_command_of_spanwise_is_one():
 
 @pytest.mark.parametrize("text", [text for name, text in SPANWISE if name in COMMANDS])
 def test_spanwise_takes_what_it_is_given(text):
-    words = shlex.split(text)
-    if len(words) == 1:
-        return
     try:
-        _, bound, _ = app.parse_args(words, print_error=False, exit_on_error=False)
+        _, bound, _ = app.parse_args(shlex.split(text), print_error=False, exit_on_error=False)
     except MissingArgumentError:
         return  # as in `spanwise eval --samples 16`: the folder is not what the sentence is about
     except CycloptsError as error:
         if "..." not in text:
             pytest.fail(f"spanwise {text}: {error}")
         return
-    fields = recipe_fields(bound.arguments.get("set_")) or {}
-    assert set(fields) <= {*Recipe.model_fields, *MODES}, text
-
-
-# ----------------------------------------------------------------------------------------- make, pytest, pip, files
+    assert set(recipe_fields(bound.arguments.get("set_"))) <= {*Recipe.model_fields, *MODES}, text
 
 
 def test_every_target_is_one():
-    targets = set(re.findall(r"^([\w./-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    calls = {(place, word) for place, words in words_of("make") for word in words if re.fullmatch(r"[a-z][\w./-]*", word)}
-    prose = {"it", "a", "of", "an"}
-    assert {(place, word) for place, word in calls if word not in targets | prose} == set()
-    phony = set(re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split())
-    assert {name for name in phony if name not in targets} == set()
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([\w./-]+):", makefile, re.MULTILINE))
+    calls = {word for _, words in words_of("make") for word in words if re.fullmatch(r"[a-z][\w./-]*", word)}
+    assert calls - targets <= {"it", "a", "of", "an"}  # prose
+    assert set(re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[1].split()) <= targets
 
 
 def test_every_file_of_tests_is_there():
+    commands = [*words_of("pytest"), *(entry for entry in words_of("python") if entry[1][:2] == ["-m", "pytest"])]
     missing = []
-    for first in ("pytest", "python"):
-        for place, words in words_of(first):
-            if first == "python" and words[:2] != ["-m", "pytest"]:
-                continue
-            for word in words:
-                path, _, name = word.partition("::")
-                if "/" in path and not path.startswith(("-", "<")):
-                    exists = (ROOT / path).exists()
-                    missing += [] if exists and (not name or f"def {name}" in (ROOT / path).read_text()) else [(place, word)]
+    for place, word in ((place, word) for place, words in commands for word in words):
+        path, _, name = word.partition("::")
+        if "/" in path and not path.startswith(("-", "<")):
+            exists = (ROOT / path).exists() and (not name or f"def {name}" in (ROOT / path).read_text())
+            missing += [] if exists else [(place, word)]
     assert missing == []
 
 
@@ -160,23 +145,16 @@ def test_every_module_and_extra_is_there():
     assert names <= set(extras)
     modules = {words[1] for _, words in words_of("python") if words[:1] == ["-m"] and words[1].startswith("spanwise")}
     for module in modules:
-        assert (ROOT / "src" / Path(*module.split("."))).with_suffix(".py").is_file() or (
-            ROOT / "src" / Path(*module.split(".")) / "__main__.py"
-        ).is_file(), module
+        place = ROOT / "src" / Path(*module.split("."))
+        assert place.with_suffix(".py").is_file() or (place / "__main__.py").is_file(), module
 
-
-def test_every_script_is_there():
-    assert {script for script in scripts() if not (ROOT / script).is_file()} == set()
-
-
-# ------------------------------------------------------------------------------------------- scripts take their words
 
 #: These import verl or SkyRL before they read their words, so that here only their files are looked for.
 ELSEWHERE = {"benchmarks/skyrl_agent.py", "benchmarks/skyrl_turns.py", "benchmarks/driver.py"}
 NO_OPTIONS = {"benchmarks/verifier.py", "benchmarks/fixed_points.py", "tests/fuzz/linear.py"}
 PARSED = sorted(
     (script, text)
-    for script, texts in scripts().items()
+    for script, texts in SCRIPTS_NAMED.items()
     if script.startswith(("benchmarks/", "tests/fuzz/", ".ci/")) and script not in ELSEWHERE | NO_OPTIONS
     for text in texts
     if text or len(texts) == 1
@@ -204,9 +182,8 @@ def as_it_was(monkeypatch):
 def started(script, words, monkeypatch):
     """Run a script in this process as `python script words` would."""
     monkeypatch.setattr(sys, "argv", [script, *words])
-    monkeypatch.syspath_prepend(str((ROOT / script).parent))
-    monkeypatch.syspath_prepend(str(ROOT / "tests"))
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    for folder in ((ROOT / script).parent, ROOT / "tests", ROOT / "examples"):
+        monkeypatch.syspath_prepend(str(folder))
     with redirect_stdout(io.StringIO()) as out:
         runpy.run_path(str(ROOT / script), run_name="__main__")
     return out.getvalue()
@@ -225,8 +202,6 @@ def test_a_script_takes_what_it_is_given(script, text, monkeypatch):
     with pytest.raises(Parsed):
         started(script, fitting(shlex.split(text)), monkeypatch)
 
-
-# ------------------------------------------------------------------------------------------------- scripts that run
 
 #: script -> the words that make it small, and a word of what it then prints.
 SMALL = {

@@ -35,11 +35,13 @@ def test_the_command_makes_a_report(words, tmp_path):
     assert (tmp_path / "runs" / "credit" / "report.html").is_file()
 
 
-def test_every_file_has_its_command():
-    used = [word for words in COMMANDS for word in words if word in FILES]
-    assert (
-        set(used) == set(FILES) == {"sums.csv", "samples.json", "chats.jsonl", "agent.jsonl", "theirs.csv", "problems.csv"}
-    )
+def test_every_file_has_its_command_and_the_table_of_roles_is_that_of_the_code():
+    used = {word for words in COMMANDS for word in words if word in FILES}
+    files = {"sums.csv", "samples.json", "chats.jsonl", "agent.jsonl", "theirs.csv", "problems.csv"}
+    assert used == set(FILES) == files
+    for role, names in NAMES.items():
+        (row,) = re.findall(rf"^\| `{role}` \|[^|]*\|(.*)\|$", PAGE, re.MULTILINE)
+        assert re.findall(r"`(\w+)`", row) == list(names)
 
 
 def test_the_credit_of_the_first_example(capsys):
@@ -60,16 +62,9 @@ def test_the_python_prints_what_it_says(capsys):
 def test_the_problems_can_be_trained_on():
     (words,) = [words for words in COMMANDS if words[0] == "train"]
     pairs = dict(pair.split("=") for pair in words[words.index("--columns") + 1].split(","))
-    recipe = load(
-        None, {"model": "m", "dataset": "problems.csv", **{f"{role}_column": name for role, name in pairs.items()}}
-    )
+    columns = {f"{role}_column": name for role, name in pairs.items()}
+    recipe = load(None, {"model": "m", "dataset": "problems.csv", **columns})
     rows = read_rows("problems.csv", "train", texts=(recipe.question_column, recipe.answer_column))
     columns = find_columns(rows.column_names, recipe.question_column, None, recipe.answer_column, None)
     check_cells(rows, "problems.csv", columns, template=True)
     assert rows["gold"][:] == ["4", "6", "8"]
-
-
-def test_the_table_of_roles_is_that_of_the_code():
-    for role, names in NAMES.items():
-        (row,) = re.findall(rf"^\| `{role}` \|[^|]*\|(.*)\|$", PAGE, re.MULTILINE)
-        assert re.findall(r"`(\w+)`", row) == list(names)

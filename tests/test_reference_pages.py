@@ -6,6 +6,7 @@ import re
 from importlib import import_module
 
 import pytest
+import torch
 
 import logged
 import public_face
@@ -30,22 +31,10 @@ SOURCE = ROOT / "src" / "spanwise"
 pytestmark = THIRD_PARTY
 
 
-# --------------------------------------------------------------------------------------------------------- public names
-
-
-def public():
-    """Return each public name once: where it is documented, and its object."""
-    return dict(places().values())
-
-
-def test_every_room_has_a_page():
-    assert {page.stem for page in API.glob("spanwise*.md")} == set(public_face.ROOMS)
-    for room in public_face.ROOMS:
-        assert f"```{{reference}} api {room}\n" in (API / f"{room}.md").read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize("room", public_face.ROOMS)
-def test_every_public_name_is_in_the_reference_once(room):
+def test_every_room_has_a_page_with_every_public_name_once(room):
+    assert {page.stem for page in API.glob("spanwise*.md")} == set(public_face.ROOMS)
+    assert f"```{{reference}} api {room}\n" in (API / f"{room}.md").read_text(encoding="utf-8")
     page = reference_api.api(room)
     for name in import_module(room).__all__:
         home, _ = places()[f"{room}.{name}"]
@@ -66,29 +55,16 @@ ELSEWHERE = {
 }
 
 
-def test_every_function_and_class_says_what_it_is_and_shows_an_example():
-    called = {name: member for name, member in public().items() if inspect.isclass(member) or inspect.isfunction(member)}
+def test_every_public_name_says_what_it_is_and_functions_and_classes_show_an_example():
+    public = dict(places().values())  # each once: where it is documented, and its object
+    called = {name: member for name, member in public.items() if inspect.isclass(member) or inspect.isfunction(member)}
     assert [name for name, member in called.items() if not member.__doc__] == []
+    assert [name for name in public.keys() - called.keys() if not said_of(name)] == []
     assert {name for name, member in called.items() if not has_example(member)} == set(ELSEWHERE)
-
-
-def test_what_needs_a_model_runs_in_a_test():
     for name, file in ELSEWHERE.items():
         last = name.rsplit(".", 1)[1]
         used = {"Rollouts": "last_rollouts", "SpanGRPOTrainer": "trainer("}.get(last, last)
         assert used in (ROOT / file).read_text(encoding="utf-8"), name
-
-
-def test_every_constant_says_what_it_is():
-    lacking = [
-        name
-        for name, exported in public().items()
-        if not (inspect.isclass(exported) or inspect.isfunction(exported)) and not said_of(name)
-    ]
-    assert lacking == []
-
-
-# -------------------------------------------------------------------------------------------------------- command line
 
 
 def test_every_command_and_option_is_on_the_page():
@@ -105,27 +81,24 @@ def test_every_command_and_option_is_on_the_page():
                     assert f"default: {parameter.default}" in line[0], (name, parameter.name)
 
 
-# -------------------------------------------------------------------------------------------------------------- recipe
-
-
 def rows(page):
-    return {
-        cells[0].strip("` "): cells
-        for cells in (line.strip("|").split(" | ") for line in page.splitlines())
-        if len(cells) > 2
-    }
+    lines = (line.strip("|").split(" | ") for line in page.splitlines())
+    return {cells[0].strip("` "): cells for cells in lines if len(cells) > 2}
 
 
-def test_every_field_of_a_recipe_is_on_the_page_once():
+def test_every_field_of_a_recipe_is_on_the_page_once_with_a_sentence():
     listed = [name for names in reference_pages.recipe_groups().values() for name in names]
     assert sorted(listed) == sorted([*Recipe.model_fields, *MODES])
-    fields = rows(reference_pages.recipe().partition("## Fields of")[0])
+    page = reference_pages.recipe()
+    fields = rows(page.partition("## Fields of")[0])
     assert [name for name in fields if name != "field"] == listed
-
-
-def test_every_field_of_a_recipe_has_a_sentence():
     assert [name for name, field in Recipe.model_fields.items() if not field.description] == []
     assert [name for name, mode in MODES.items() if not mode.about] == []
+    # Values are shown as YAML writes them: the defaults as the class says them, and those of a model by name beside them.
+    assert fields["learning_rate"][1:3] == ["number, more than 0, at most 1", "`0.0004`; `1e-06` with a model by name"]
+    assert fields["report"][2] == "`true`"
+    assert fields["model"][1:3] == ["text", "null"]
+    assert rows(page)["reward"][2] == "required"
 
 
 @pytest.mark.parametrize("kind", [Objective, CriticConfig, Laser])
@@ -133,19 +106,6 @@ def test_every_field_of_a_part_has_a_sentence(kind):
     listed = reference_pages.part_rows(kind)
     assert {name for name, *_ in listed} == set(inspect.signature(kind).parameters)
     assert [name for name, *_, sentence in listed if not sentence] == []
-
-
-def test_values_are_shown_as_yaml_writes_them():
-    # The defaults as the class says them, and those of a model by name beside them.
-    page = reference_pages.recipe()
-    fields = rows(page.partition("## Fields of")[0])
-    assert fields["learning_rate"][1:3] == ["number, more than 0, at most 1", "`0.0004`; `1e-06` with a model by name"]
-    assert fields["report"][2] == "`true`"
-    assert fields["model"][1:3] == ["text", "null"]
-    assert rows(page)["reward"][2] == "required"
-
-
-# ------------------------------------------------------------------------------------------------------- rollout files
 
 
 def test_every_column_of_a_rollout_file_is_on_the_page_with_its_type():
@@ -159,25 +119,18 @@ def test_every_column_of_a_rollout_file_is_on_the_page_with_its_type():
         assert kind.partition(" ")[0] == names.get(arrow, arrow), name
 
 
-# ------------------------------------------------------------------------------------------------------------- metrics
-
 OURS = re.compile(r"^(credit|critic|laser|spanwise|loss)/")
 
 
 def written():
     """Find every string of the logging code that begins like a metric of ours; filled-in parts stand as x."""
-    strings = {}
+    strings = set()
     for file in [SOURCE / "pipeline.py", *(SOURCE / "engines").rglob("*.py")]:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                text = node.value
-            elif isinstance(node, ast.JoinedStr):
-                text = "".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in node.values)
-            else:
-                continue
-            if OURS.match(text) and re.fullmatch(r"[\w/]+", text):
-                strings[text] = file.name
-    return strings
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            if all(isinstance(part, ast.Constant | ast.FormattedValue) for part in parts):
+                strings.add("".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in parts))
+    return {text for text in strings if OURS.match(text) and re.fullmatch(r"[\w/]+", text)}
 
 
 #: Beginnings whose rest comes from elsewhere: figures of a critic, means of a score, and TRL's table of completions.
@@ -187,9 +140,8 @@ BEGINNINGS = {"critic/x", "laser/x", "critic/", "laser/", "loss/avg_raw_advantag
 def find_logged(name):
     """Return the meaning of a logged name, with or without the `eval_` of an evaluation in training; None if it is not ours."""
     plain = name.removeprefix("eval_")
-    named = [(pattern, meaning) for group in logged.GROUPS.values() for pattern, meaning in group.items()]
-    exact = next((meaning for pattern, meaning in named if pattern == plain), None)
-    return exact or next((meaning for pattern, meaning in named if matches(pattern, plain)), None)
+    named = {pattern: meaning for group in logged.GROUPS.values() for pattern, meaning in group.items()}
+    return named.get(plain) or next((meaning for pattern, meaning in named.items() if matches(pattern, plain)), None)
 
 
 def matches(pattern, name):
@@ -200,28 +152,18 @@ def matches(pattern, name):
     return re.fullmatch(shape, name) is not None
 
 
-def test_every_name_that_the_code_writes_is_explained():
+def test_every_name_that_the_code_writes_is_explained_and_every_metric_of_the_page_written():
     names = written()
     assert len(names) + len(CREDIT) > 12
-    assert [name for name in names if name not in BEGINNINGS and find_logged(name) is None] == []
+    assert [name for name in names - BEGINNINGS if find_logged(name) is None] == []
     assert [metric.name for metric in CREDIT] == sorted(logged.CREDIT, key=[metric.name for metric in CREDIT].index)
-
-
-def test_every_metric_of_the_page_is_written_somewhere():
     code = "\n".join(file.read_text(encoding="utf-8") for file in SOURCE.rglob("*.py"))
-    missing = []
-    for group in (logged.CREDIT, logged.CRITIC, logged.LASER_LOG, logged.ENGINES):
-        missing += [
-            name
-            for name in group
-            if name not in code and not re.search(rf"\b{re.escape(name.rsplit('/', 1)[-1].rsplit('_', 1)[-1])}", code)
-        ]
-    assert missing == []
+    for name in (name for group in (logged.CREDIT, logged.CRITIC, logged.LASER_LOG, logged.ENGINES) for name in group):
+        last_word = name.rsplit("/", 1)[-1].rsplit("_", 1)[-1]
+        assert name in code or re.search(rf"\b{re.escape(last_word)}", code), name
 
 
 def test_every_figure_of_an_evaluation_is_explained(unchecked_shapes):
-    import torch
-
     half, yes = torch.tensor([0.5, 0.9]), torch.tensor([1.0, 0.0])
     measured = figures(half, yes, well_formed_n=yes.bool(), refusal_n=yes.bool())
     assert [name for name in measured if name not in logged.RUN] == []

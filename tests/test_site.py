@@ -20,9 +20,6 @@ def test_the_examples_of_the_generators_run(module):
     assert doctest.testmod(importlib.import_module(module)).failed == 0
 
 
-# -------------------------------------------------------------------------------------------------------- concepts
-
-
 def concepts():
     """Section -> its text."""
     parts = re.split(r"^## ", (DOCS / "concepts.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
@@ -58,31 +55,24 @@ def test_the_committed_pictures_are_those_of_the_script():
         )
 
 
-# -------------------------------------------------------------------------------------------------- links and pictures
-
-
 def site(folder, **pages):
+    folder.mkdir()
     for name, body in pages.items():
         (folder / f"{name}.html").write_text(f"<html><body>{body}</body></html>")
-    return folder
 
 
-def test_links_of_a_whole_site_are_followed(tmp_path):
-    pages = site(tmp_path, one='<a href="two.html#there">x</a><a href="https://example.org/y">', two='<h1 id="there">y</h1>')
-    assert site_links.broken(pages) == []
-
-
-@pytest.mark.parametrize(
-    ("link", "sentence"),
-    [
-        ('<a href="gone.html">', "one.html: 'gone.html' leads to no file."),
-        ('<img src="images/gone.png">', "one.html: 'images/gone.png' leads to no file."),
-        ('<a href="two.html#gone">', "one.html: 'two.html#gone' leads to no place on that page."),
-        ('<a href="#gone">', "one.html: '#gone' leads to no place on that page."),
-    ],
-)
-def test_a_link_that_leads_nowhere_is_named(tmp_path, link, sentence):
-    assert site_links.broken(site(tmp_path, one=link, two="")) == [sentence]
+def test_links_of_a_site_are_followed_and_those_that_lead_nowhere_are_named(tmp_path):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    site(whole, one='<a href="two.html#there">x</a><a href="https://example.org/y">', two='<h1 id="there">y</h1>')
+    assert site_links.broken(whole) == []
+    sentences = {
+        '<a href="gone.html">': "'gone.html' leads to no file.",
+        '<img src="images/gone.png">': "'images/gone.png' leads to no file.",
+        '<a href="two.html#gone">': "'two.html#gone' leads to no place on that page.",
+        '<a href="#gone">': "'#gone' leads to no place on that page.",
+    }
+    site(broken, one="".join(sentences), two="")
+    assert site_links.broken(broken) == [f"one.html: {sentence}" for sentence in sentences.values()]
 
 
 def links():
@@ -99,16 +89,11 @@ def test_links_out_of_docs_find_a_page_of_the_site():
     assert for_site("[a](docs/verl.md)", DOCS / "project" / "changelog.md", ROOT) == "[a](../verl.md)"
 
 
-def test_a_picture_has_its_dark_twin():
+def test_a_picture_has_its_dark_twin_and_both_are_on_the_page(tmp_path):
+    """A picture that is shown in one of the two only would be missing in the other."""
     twin = links().twin
     assert twin(DOCS / "images" / "fields.png") == DOCS / "images" / "fields-dark.png"
-    assert twin(DOCS / "images" / "report-train.png") is None
-    assert twin(DOCS / "images" / "fields-dark.png") is None
-
-
-def test_both_twins_are_on_the_page(tmp_path):
-    """A picture that is shown in one of the two only would be missing in the other."""
-    links()
+    assert twin(DOCS / "images" / "report-train.png") is twin(DOCS / "images" / "fields-dark.png") is None
     from sphinx.application import Sphinx
 
     (tmp_path / "images").mkdir()

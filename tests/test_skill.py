@@ -17,12 +17,13 @@ TEXT = SKILL.read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
 
 
-def test_the_front_matter_is_that_of_a_skill():
-    _, front, _ = TEXT.split("---\n", 2)
-    fields = yaml.safe_load(front)
+def test_the_front_matter_is_that_of_a_skill_and_the_metrics_that_it_names_are_watched():
+    fields = yaml.safe_load(TEXT.split("---\n", 2)[1])
     assert set(fields) == {"name", "description"}
     assert fields["name"] == "spanwise"  # the name of its folder
     assert 0 < len(fields["description"]) <= 1024
+    watched = {metric.key("<objective>") for metric in CREDIT if metric.lasting is not None}
+    assert set(re.findall(r"`(credit/[^`]+)`", TEXT)) == watched
 
 
 @pytest.mark.filterwarnings("ignore:Step 0. <:UserWarning")  # the tiny policy writes no tags, which is a warning
@@ -54,8 +55,3 @@ def test_its_code_runs_and_credits_as_it_says(tmp_path):
     assert namespace["trainer"].state.global_step == 1
     parts = [{"solution": {"answer": "four"}}, {"solution": {"answer": "it is"}}, {"solution": None}]
     assert namespace["short"](parts) == [1.0, 0.0, None]
-
-
-def test_the_metrics_that_it_names_are_watched():
-    watched = {metric.key("<objective>") for metric in CREDIT if metric.lasting is not None}
-    assert set(re.findall(r"`(credit/[^`]+)`", TEXT)) == watched

@@ -2,7 +2,6 @@
 
 import re
 
-import pytest
 import torch
 
 from pages import DOCS
@@ -27,12 +26,11 @@ def cells(section):
     return re.findall(r"^\| (`[^|]+) \| ([^|]+) \|", SECTIONS[section], re.MULTILINE)
 
 
-def test_every_reason_has_its_heading_in_their_order():
+def test_reasons_and_metrics_of_every_batch_have_their_headings_and_no_others_are_named():
     assert headings("Reasons for a zero") == [reason.words for reason in Zero if reason is not Zero.CREDITED]
-
-
-def test_every_metric_of_a_batch_has_its_heading_and_no_other_has():
     assert sorted(headings("Metrics of every batch")) == sorted(f"`{name}`" for name in LOGGED)
+    mentioned = re.findall(r"`(credit/[^`]+)`", TEXT)
+    assert {re.sub(r"/(correct|brier)/", "/<objective>/", name) for name in mentioned} <= LOGGED
 
 
 def test_what_warns_after_three_batches_says_so_with_its_threshold():
@@ -54,18 +52,9 @@ def test_the_metrics_of_a_critic_exist():
     assert "`critic/explained_variance`" in headings("Metrics of a critic")
 
 
-def test_every_first_warning_is_in_the_table():
+def test_every_first_warning_and_every_alarm_of_an_evaluation_is_in_its_table():
     listed = re.search(r"Key -> sentence: (.+?)\n\n", setup_warnings.__doc__ or "", re.DOTALL)
     assert listed is not None
     keys = [key for key in re.findall(r"`([\w/<>]+)`", listed[1]) if key != "if_missing"]
     assert [name.strip("`") for name, _ in cells("Warnings with the first batch")] == keys
-
-
-def test_every_alarm_of_an_evaluation_is_in_the_table():
-    table = {what.strip(): name.split("`")[1] for name, what in cells("Figures of an evaluation")}
-    assert table == dict(SHOWN_BY)
-
-
-@pytest.mark.parametrize("name", sorted(set(re.findall(r"`(credit/[^`]+)`", TEXT))))
-def test_no_metric_is_named_that_does_not_exist(name):
-    assert re.sub(r"/(correct|brier)/", "/<objective>/", name) in LOGGED
+    assert {what.strip(): name.split("`")[1] for name, what in cells("Figures of an evaluation")} == dict(SHOWN_BY)
