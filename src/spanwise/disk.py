@@ -52,8 +52,7 @@ def unwritten(place: Path, error: Exception, what: str | None = None) -> str:
     with suppress(OSError, StopIteration):  # some systems do not say how much space is free
         existing_folder = next(folder for folder in (place, *place.absolute().parents) if folder.exists())
         free_bytes = shutil.disk_usage(existing_folder).free
-        possible_units = [(size, unit) for size, unit in _UNITS if free_bytes >= size / 10]
-        unit_bytes, unit_name = possible_units[0] if possible_units else (1, "bytes")
+        unit_bytes, unit_name = next(((size, unit) for size, unit in _UNITS if free_bytes >= size / 10), (1, "bytes"))
         error_sentence += f"; {free_bytes / unit_bytes:.{int(unit_bytes > 1)}f} {unit_name} are free there"
     return f"{error_sentence}. Make room there."
 

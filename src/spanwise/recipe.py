@@ -182,10 +182,9 @@ class Recipe(BaseModel):
     def _known_limits(cls, limits: dict[str, Any]) -> dict[str, Any]:
         for name, limit in limits.items():
             check_known("field of verifier", name, ("workers", "deadline"))
-            allowed_types = (int,) if name == "workers" else (int, float)
-            expected_text = "a whole number" if name == "workers" else "a number of seconds"
-            if isinstance(limit, bool) or not isinstance(limit, allowed_types):
-                raise ValueError(f"verifier.{name} is {limit!r}, but must be {expected_text}.")
+            kind, kind_text = (int, "a whole number") if name == "workers" else (int | float, "a number of seconds")
+            if isinstance(limit, bool) or not isinstance(limit, kind):
+                raise ValueError(f"verifier.{name} is {limit!r}, but must be {kind_text}.")
         MathVerifier(**limits)  # raises an error if a limit is wrong; starts no worker
         return limits
 
@@ -408,20 +407,18 @@ def _invoice_schema(layout: Layout) -> dict[str, Any]:
 
 def _apply_limits(scheme: Scheme, limits: Mapping[str, Any]) -> Scheme:
     """Pass the recipe's `verifier` limits to objectives that verify math. An objective's own limits win."""
-
-    def has_verifier(objective: Objective) -> bool:
-        return isinstance(objective.reward, str) and limits.keys() <= REWARDS.find(objective.reward).options.keys()
-
-    def add_limits(objective: Objective) -> Objective:
-        return replace(objective, options={**limits, **objective.options}) if has_verifier(objective) else objective
-
     if not limits:
         return scheme
-    if not any(map(has_verifier, scheme.objectives)):
+    verifying_rewards = [name for name in REWARDS if limits.keys() <= REWARDS[name].options.keys()]
+    if not any(objective.reward in verifying_rewards for objective in scheme.objectives):
         raise RecipeError(
             f"No objective compares answers as mathematics, so verifier: {dict(limits)} would do nothing; leave it out."
         )
-    return replace(scheme, objectives=[add_limits(objective) for objective in scheme.objectives])
+    objectives = (
+        replace(objective, options={**limits, **objective.options}) if objective.reward in verifying_rewards else objective
+        for objective in scheme.objectives
+    )
+    return replace(scheme, objectives=tuple(objectives))
 
 
 class RecipeRule(NamedTuple):

@@ -126,13 +126,9 @@ def compare(
         *_, figures_by_arm = ended_runs(folders_by_arm)
         figure_names = _measured_figures(figures_by_arm)
         comparison = compare_arms(figures_by_arm, figures=figure_names, reference=reference)
-        command_options = {
-            "places": [] if shared is None else [str(shared)],
-            "arms": list(arms),
-            "seeds": list(seeds),
-            "reference": reference,
-            "overrides": dict(choices or {}),
-        }
+        places = [] if shared is None else [str(shared)]
+        command_options = {"places": places, "arms": list(arms), "seeds": list(seeds), "reference": reference}
+        command_options["overrides"] = dict(choices or {})
         _write_comparison(Path(output), runs, comparison, command_options)
         say(console, *comparison_tables(comparison), comparison.summary())
         # Imported only here, because the report's packages take a second to load.
@@ -173,9 +169,8 @@ def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
 def _measured_figures(arms: Mapping[str, Mapping[int, Mapping[str, float | None]]]) -> list[str]:
     """Return the names of the figures (accuracy, ECE, ...) that any run has."""
     figures_of_runs = [figures for seeds in arms.values() for figures in seeds.values()]
-    figure_names: dict[str, None] = {}
-    for figures in figures_of_runs:
-        figure_names |= dict.fromkeys(name for name, value in figures.items() if value is not None)
+    named_values = (entry for figures in figures_of_runs for entry in figures.items())
+    figure_names = dict.fromkeys(name for name, value in named_values if value is not None)
     has_unjudged_runs = any(figures.get("verdict_rate", 1.0) not in (None, 1.0) for figures in figures_of_runs)
     score_figure_names = (f"{OF_SCORE}{name}" for name in ("auroc", "ece", "brier", "coverage"))
     usual_figure_names = [*FIGURES, *(["verdict_rate"] if has_unjudged_runs else []), *score_figure_names]
@@ -318,8 +313,7 @@ def plan_runs(
     first_run = runs[0]
     for run in runs[: len(arm_names)]:
         for field in _SAME:
-            first_value = getattr(first_run.recipe, field)
-            other_value = getattr(run.recipe, field)
+            first_value, other_value = getattr(first_run.recipe, field), getattr(run.recipe, field)
             if first_value != other_value:
                 raise RecipeError(
                     f"Arm '{first_run.arm}' has the {field} {first_value}, but arm '{run.arm}' has {other_value}, so their "

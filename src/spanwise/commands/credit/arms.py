@@ -138,8 +138,7 @@ def choose_columns(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str,
                 raise RecipeError(f"--reward {objective}={column}: '{table.path}' records no rewards at all.")
             raise RecipeError(unknown(f"reward in '{table.path}' called", column, table.rewards))
     # Read the objective `correct` from recorded verdicts if there are any. `--reward correct=text` prevents this.
-    column_by_reward = {name: name for name in table.rewards}
-    column_by_objective = {"correct": table.verdict or "text", **column_by_reward, **rewards}
+    column_by_objective = {"correct": table.verdict or "text", **{name: name for name in table.rewards}, **rewards}
     return {name: column for name, column in column_by_objective.items() if column != "text"}
 
 
@@ -224,12 +223,9 @@ class _SchemeBuilder:
         elif pays_calibration and states_confidence(layout):
             scheme_fields["calibration"] = self.recipe.rule
         options = self.recipe.options if method_name == self.recipe.method else {}
+        preset_fields = {**scheme_fields, **options, **changes}
         return Scheme.preset(
-            method_name,
-            layout,
-            **{**scheme_fields, **options, **changes},
-            longest=self.blocks.longest,
-            recorded=self.recorded_columns,
+            method_name, layout, **preset_fields, longest=self.blocks.longest, recorded=self.recorded_columns
         )
 
 

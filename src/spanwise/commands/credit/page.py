@@ -114,14 +114,11 @@ def credited_view(
         )
     mode_by_method = {name: scoring_mode(rule) for name, rule in rules.items()}
     score_shares_by_method = {name: score_shares(table, mode) for name, mode in mode_by_method.items() if mode is not None}
+    find_segments = None if sae_segments is None else partial(opening_tokens, sae_segments)
+    shown_shares = {name: [by_row[n] for n in rows] for name, by_row in score_shares_by_method.items()}
     token_view = TokenView(
         tuple(schema.methods_in(shown_table.column_names)),
-        token_rows(
-            shown_table,
-            read_vocabulary(tokenizer),
-            None if sae_segments is None else partial(opening_tokens, sae_segments),
-            {name: [by_row[n] for n in rows] for name, by_row in score_shares_by_method.items()},
-        ),
+        token_rows(shown_table, read_vocabulary(tokenizer), find_segments, shown_shares),
         outcome,
         segments_sentence,
         rules={name: rule_of(rule["method"], rule["objectives"], mode_by_method[name]) for name, rule in rules.items()},

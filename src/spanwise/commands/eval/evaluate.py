@@ -67,22 +67,15 @@ def evaluate(
         reward_by_objective = compute_rewards(objectives, texts, reward_columns)
     score_n = None
     if scored is not None:
-        score_reader_class = part_class(scored, "model")
-        score_reader = score_reader_class(scored, model, tokenizer, end_ids(model, tokenizer))
+        score_reader = part_class(scored, "model")(scored, model, tokenizer, end_ids(model, tokenizer))
         prompt_ids_n = [ids for ids in roller.prompt_ids(prompt_rows) for _ in range(samples)]
         score_n = score_reader.scores(prompt_ids_n, ids_nt, mask_nt, temperature=recipe.temperature).double()
     answers = {name: [(blocks.get(name) or {}).get(answer_tags["answer"]) for blocks in texts] for name in answering_blocks}
     first_answers = next(iter(answers.values()), [None] * len(texts))
-    return Samples(
-        row_n,
-        answers,
-        verdict_by_block,
-        stated_confidences(texts, task.layout.names[-1], task.layout, tag=answer_tags["confidence"]),
-        spans.fault_n == 0,
-        torch.tensor([is_refusal(answer) for answer in first_answers]) if is_digits_task else None,
-        score_n,
-        reward_by_objective,
-    )
+    refusal_n = torch.tensor([is_refusal(answer) for answer in first_answers]) if is_digits_task else None
+    confidence_n = stated_confidences(texts, task.layout.names[-1], task.layout, tag=answer_tags["confidence"])
+    is_well_formed_n = spans.fault_n == 0
+    return Samples(row_n, answers, verdict_by_block, confidence_n, is_well_formed_n, refusal_n, score_n, reward_by_objective)
 
 
 def compute_rewards(objectives: Sequence[Objective], text: Texts, columns: Columns) -> dict[str, Tensor]:
@@ -104,8 +97,7 @@ def evaluate_folder(
 ) -> tuple[Samples, dict[str, str]]:
     """Evaluate a saved model on a recipe's held-out prompts. Return samples, and reasons for missing figures."""
     folders = (model_folder, *run_above(model_folder))
-    scoring_modes = (mode.as_trained(folders) for mode in recipe.modes.values() if mode.judge is not None)
-    score_mode = next(scoring_modes, None)
+    score_mode = next((mode.as_trained(folders) for mode in recipe.modes.values() if mode.judge is not None), None)
     model, tokenizer, task = model_and_task(model_folder, recipe, console)
     results = evaluate(model, tokenizer, task, recipe, prompts=prompts, samples=samples, seed=seed, scored=score_mode)
     return results, unmeasured(task.layout, recipe.answer_tags, scored=score_mode is not None)

@@ -40,9 +40,7 @@ def show(checkpoint: Path, recipe: Recipe, *, output: Path, console: Console, op
     """Compare a saved model's estimated advantages with Monte Carlo."""
     measured_fields: dict[str, Any] = {"options": options}
     if "tokens" in options:
-        max_critic_steps = options["critic_steps"]
-        critic_names = options["critics"]
-        seed = options["seed"]
+        max_critic_steps, critic_names, seed = options["critic_steps"], options["critics"], options["seed"]
         sae_segments = SaeSegments() if options["reference"] == "segment" else None
         trajectories, critic_values = rolled_tokens(
             checkpoint, recipe, prompts=options["token_prompts"], rerolls=options["rerolls"], seed=seed, console=console,
@@ -74,8 +72,7 @@ def roller_of(folder: Path, recipe: Recipe, console: Console | None = None) -> r
 
 def show_baselines(checkpoint: Path, recipe: Recipe, console: Console, options: Mapping[str, Any]) -> dict[str, Any]:
     """Print how near baselines come to Monte Carlo, and which confidence (q*) each teaches. Return the numbers."""
-    samples = options["samples"]
-    seed = options["seed"]
+    samples, seed = options["samples"], options["seed"]
     roller = roller_of(checkpoint, recipe, console)
     held_out_rows = roller.task.evaluation
     prompt_rows = held_out_rows.select(range(min(options["prompts"], len(held_out_rows))))

@@ -34,11 +34,8 @@ def report_folder(folder: str | Path) -> Path:
     """Write `report.html` into the folder of a run, comparison or other result."""
     run_folder = Path(folder)
     page_makers: Mapping[str, Callable[[Path], str]] = {
-        EXPORT: credit_page,
-        FIDELITY: fidelity_page,
-        "metrics.jsonl": train_page,
-        "summary.json": compare_page,
-    }
+        EXPORT: credit_page, FIDELITY: fidelity_page, "metrics.jsonl": train_page, "summary.json": compare_page,
+    }  # fmt: skip
     for name, page in page_makers.items():
         if (run_folder / name).is_file() and (name != "metrics.jsonl" or (run_folder / "recipe.yaml").is_file()):
             return write_page(run_folder, page(run_folder))
@@ -150,12 +147,9 @@ def _columns(samples: Samples) -> dict[str, Tensor]:
 
 def pooled(samples: Sequence[Samples]) -> dict[str, Tensor]:
     """Join the evaluation samples of all seeds of an arm (method). A prompt that two seeds answer counts once."""
-    first_columns, *other_columns = map(_columns, samples)
-    return {
-        name: torch.cat([column, *(columns[name] for columns in other_columns)])
-        for name, column in first_columns.items()
-        if all(name in columns for columns in other_columns)
-    }
+    columns_of_seeds = [_columns(seed_samples) for seed_samples in samples]
+    shared_names = (name for name in columns_of_seeds[0] if all(name in columns for columns in columns_of_seeds))
+    return {name: torch.cat([columns[name] for columns in columns_of_seeds]) for name in shared_names}
 
 
 def _votes(samples: Samples, block: str, *, resamples: int = 1000) -> dict[str, Curve]:

@@ -55,9 +55,15 @@ def fitted(table: Table, console: Console, keep: int = 1) -> Iterator[Table | Te
     if table.title:
         yield _full_line(table.title, "table.title", console)
     for columns in column_groups:
-        full_widths = [full_width_c[c] for c in columns]
         available_width = console.width - _padding_width(table, len(columns))
-        yield _narrow_table(table, columns, _shrink(full_widths, [min_width_c[c] for c in columns], available_width))
+        widths = _shrink([full_width_c[c] for c in columns], [min_width_c[c] for c in columns], available_width)
+        narrowed_columns = (
+            replace(table.columns[c], width=width, no_wrap=False, overflow="fold")
+            for c, width in zip(columns, widths, strict=True)
+        )
+        narrow_table = Table(*narrowed_columns, box=table.box, padding=table.padding)
+        narrow_table.rows = table.rows
+        yield narrow_table
     if table.caption:
         yield _full_line(table.caption, "table.caption", console)
 
@@ -70,17 +76,6 @@ def _shrink(widths: list[int], least: Sequence[int], total: int) -> list[int]:
         if shrinkable_columns:
             widths[max(shrinkable_columns, key=lambda n: widths[n])] -= 1
     return widths
-
-
-def _narrow_table(table: Table, indices: Sequence[int], widths: Sequence[int]) -> Table:
-    """Build a table from some columns of another table, with the given widths."""
-    narrowed_columns = [
-        replace(table.columns[c], width=width, no_wrap=False, overflow="fold")
-        for c, width in zip(indices, widths, strict=True)
-    ]
-    narrow_table = Table(*narrowed_columns, box=table.box, padding=table.padding)
-    narrow_table.rows = table.rows
-    return narrow_table
 
 
 def _padding_width(table: Table, count: int) -> int:

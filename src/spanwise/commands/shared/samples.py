@@ -180,15 +180,13 @@ def read_samples(folder: str | Path) -> Samples:
         tensor_names = (name for name in table.column_names if not name.startswith("answer/"))
         tensors = {name: torch.tensor(table[name].to_numpy()) for name in tensor_names}
         block_names = [name.removeprefix("correct/") for name in tensors if name.startswith("correct/")]
+        answers = {name: table[f"answer/{name}"].to_pylist() for name in block_names}
+        correct = {name: tensors[f"correct/{name}"].double() for name in block_names}
+        confidence_n = tensors.get("confidence", torch.full((len(table),), torch.nan)).double()
+        rewards = {name.removeprefix(OF_REWARD): column for name, column in tensors.items() if name.startswith(OF_REWARD)}
+        refusal_n, score_n = tensors.get("refusal"), tensors.get(schema.SCORE)
         return Samples(
-            tensors["prompt"],
-            {name: table[f"answer/{name}"].to_pylist() for name in block_names},
-            {name: tensors[f"correct/{name}"].double() for name in block_names},
-            tensors.get("confidence", torch.full((len(table),), torch.nan)).double(),
-            tensors["well_formed"],
-            tensors.get("refusal"),
-            tensors.get(schema.SCORE),
-            {name.removeprefix(OF_REWARD): column for name, column in tensors.items() if name.startswith(OF_REWARD)},
+            tensors["prompt"], answers, correct, confidence_n, tensors["well_formed"], refusal_n, score_n, rewards
         )
     except FileNotFoundError:
         raise DataError(f"The evaluation '{file}' does not exist; write it with: spanwise eval {folder}") from None

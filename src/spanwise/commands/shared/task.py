@@ -36,23 +36,16 @@ def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) ->
     if warm_start is not None:
         check_written(recipe, layout)
         task = digits_task(
-            warm_start,
-            seed=recipe.seed,
-            start_seed=recipe.start_seed,
+            warm_start, seed=recipe.seed, start_seed=recipe.start_seed,
             settings=None if recipe.start_steps is None else shortened(recipe.start_steps),
-            train_size=recipe.steps * recipe.prompts,
-            eval_size=recipe.eval_prompts,
-            progress=warm_up_progress(console),
-        )
+            train_size=recipe.steps * recipe.prompts, eval_size=recipe.eval_prompts, progress=warm_up_progress(console),
+        )  # fmt: skip
     else:
         task = load_task(
             str(model or recipe.model),  # a trained model's folder has its own chat template
-            str(recipe.dataset),
-            prompt_format=cast(Any, recipe.task),
-            layout=recipe.own_layout,
-            eval_limit=recipe.eval_prompts,
+            str(recipe.dataset), prompt_format=cast(Any, recipe.task), layout=recipe.own_layout, eval_limit=recipe.eval_prompts,
             **recipe.model_dump(include={"instruction", "split", "question_column", "prompt_column", "answer_column"}),
-        )
+        )  # fmt: skip
     return replace(task, layout=answer_layout(recipe, layout))
 
 
@@ -76,9 +69,9 @@ def run_or_model(folder: Path, recipe: Path | None, overrides: Mapping[str, Any]
 
 def run_above(folder: Path) -> list[Path]:
     """Return a list with the run folder above a model folder or checkpoint. The list is empty if there is none."""
-    return (
-        [folder.parent] if folder.name == "model" else [folder.parent.parent] if folder.parent.name == "checkpoints" else []
-    )
+    if folder.name == "model":
+        return [folder.parent]
+    return [folder.parent.parent] if folder.parent.name == "checkpoints" else []
 
 
 def model_and_task(folder: Path, recipe: Recipe, console: Console) -> tuple[Any, Any, Task]:

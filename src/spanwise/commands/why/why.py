@@ -65,15 +65,12 @@ def reasons(result: CreditResult) -> dict[str, Zeros]:
         else:
             reason_nk = zero_reasons(arm.credit, scheme_by_method[arm.name])
         advantage_parts = [arm.advantages(table, *rows) for rows in fitting_runs(table.tokens.lengths, AT_A_TIME)]
+        adv_v, block_v = torch.from_numpy(np.concatenate(advantage_parts)), torch.from_numpy(arm.file_spans.block_v)
         tally_by_method[arm.name] = tally_zeros(
-            reason_nk,
-            torch.from_numpy(np.concatenate(advantage_parts)),
-            torch.from_numpy(arm.file_spans.block_v),
-            row_index_v,
+            reason_nk, adv_v, block_v, row_index_v,
             names=(verdict_name,) if arm.credit.comparison is None else scheme_by_method[arm.name].names,
-            trainable_v=torch.tensor(table.trainable),
-            learned_n=table.learned_n,
-        )
+            trainable_v=torch.tensor(table.trainable), learned_n=table.learned_n,
+        )  # fmt: skip
     return tally_by_method
 
 
@@ -143,8 +140,7 @@ def describe_completion(result: CreditResult, zeros: Mapping[str, Zeros], n: int
     rows_text = _row_list(group_rows[:_MATES], more=len(group_rows) > _MATES)
     description: list[Table | str] = [f"{heading}, compared with rows {rows_text}; prompt {table.prompts[n]!r:.200}"]
     fault_bits = int(result.file_spans.fault_n[n])
-    fault_names = [fault.name.lower() for fault in Fault if fault.name and fault_bits & fault]
-    if fault_names:
+    if fault_names := [fault.name.lower() for fault in Fault if fault.name and fault_bits & fault]:
         description.append(f"Its tags: {', '.join(fault_names)}.")
     for m, name in enumerate(scores.names):
         row_reward = float(scores.reward_nm[n, m])
