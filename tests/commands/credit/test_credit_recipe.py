@@ -48,6 +48,8 @@ def test_methods_by_block_pay_what_the_recipe_pays_and_others_compare_its_reward
     total = torch.tensor([1.49, 0.91, -0.64, 0.46], dtype=torch.float64)  # runs + plans / 2 + brier
     for summed in sums:
         assert_close(summed, (total - total.mean())[:, None].expand(4, 3))
+    with pytest.raises(RecipeError, match="so the baseline 'blended'"):  # no objective can use it
+        credit_rollouts(file, recipe=recipe_in(tmp_path, objectives=OBJECTIVES[:2]), methods=["bae:blended"])
 
 
 def test_what_stopping_is_charged_with_is_a_row_of_the_figures(tmp_path):
@@ -70,11 +72,6 @@ def test_the_longest_completion_of_a_file_is_its_own_or_the_recipes(tmp_path):
         overrides = {"layout": {"all": []}, "objectives": objectives, **more}
         result = credit_rollouts(file, methods=["dr_grpo"], overrides=overrides)
         assert result.applied[0].advantages(result.table, 0, 1).tolist() == pytest.approx([0.5 / longest] * 200)
-
-
-def test_a_baseline_that_no_objective_can_use_is_refused(file, tmp_path):
-    with pytest.raises(RecipeError, match="so the baseline 'blended'"):
-        credit_rollouts(file, recipe=recipe_in(tmp_path, objectives=OBJECTIVES[:2]), methods=["bae:blended"])
 
 
 def test_a_preset_that_is_written_out_is_the_preset(tmp_path):
