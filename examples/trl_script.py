@@ -15,14 +15,15 @@ import torch
 
 from spanwise import Objective, Scheme
 from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
+from spanwise.score import judge
 from spanwise.tasks import Task, digits_task, load_task
 from spanwise.tasks.warm_start import shortened
 
 
 def solved(blocks: list[Any], answer: list[str], **columns: Any) -> list[float]:
-    """Return 1 for each completion whose <answer> equals the dataset's column `answer`, else 0."""
+    r"""Return 1 for each completion whose <answer>, with or without `\boxed{}`, equals the dataset's column `answer`, else 0."""
     texts = [(part["solution"] or {}).get("answer") for part in blocks]
-    return [float((text or "").strip() == right) for text, right in zip(texts, answer, strict=True)]
+    return [verdict.value for verdict in judge(answer, texts)]
 
 
 def make_task(options: argparse.Namespace) -> Task:

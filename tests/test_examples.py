@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -42,3 +43,9 @@ def test_the_trl_script_leaves_a_folder_and_a_report(cache, tmp_path):
     assert [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3, 4, 5]
     assert "rewards/correct/mean" in (folder / "metrics.jsonl").read_text()
     assert (folder / "report.html").is_file()
+
+
+def test_the_reward_of_the_trl_script_takes_the_box_that_the_instruction_asks_for():
+    solved = runpy.run_path(str(EXAMPLES / "trl_script.py"))["solved"]
+    blocks = [{"solution": {"answer": text}} for text in (r"\boxed{4}", " 4 ", r"\boxed{5}", None)] + [{"solution": None}]
+    assert solved(blocks, ["4"] * 5) == [1.0, 1.0, 0.0, 0.0, 0.0]
