@@ -164,8 +164,9 @@ CASES = {
     "answers that are lists": trains([{"question": "2 + 2?", "answer": ["4", "four"]}] * 4),
     "a dataset without answers": trains([{"question": "2 + 2?", "gold": "4"}] * 4),
     "`answer_column: null`, and a reward that reads the answers": trains(
-        [{"question": "2 + 2?", "gold": "4"}] * 10, answer_column=None
+        [{"question": f"{n} + 2?", "gold": "4"} for n in range(10)], answer_column=None
     ),
+    "a dataset with a column of images": trains([{**row, "image": "a.png"} for row in ROWS]),
     "a dataset file without a line in it": trains([]),
     "a CSV file with a heading and no rows": table("question,answer\n"),
     "a CSV file without a heading": table("2 + 2?,4\n3 + 3?,6\n4 + 4?,8\n"),

@@ -45,8 +45,8 @@ def project(tmp_path, monkeypatch):
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     build_model(tokenizer, 0).save_pretrained(folder / "base")
     tokenizer.save_pretrained(folder / "base")
-    conversation = [{"role": "user", "content": "{total}"}]
-    rows = [{"prompt": conversation, "answer": json.dumps({"total": n}), "tests": ["a"]} for n in range(10)]
+    prompts = [[{"role": "user", "content": f"{n}: {{total}}"}] for n in range(10)]
+    rows = [{"prompt": prompts[n], "answer": json.dumps({"total": n}), "tests": ["a"]} for n in range(10)]
     write_lines(folder / "problems.jsonl", rows)
     (folder / "train.py").write_text(TRAIN)
     (folder / "recipe.yaml").write_text(yaml.safe_dump(RECIPE, sort_keys=False))

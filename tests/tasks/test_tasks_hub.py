@@ -78,6 +78,27 @@ def test_evaluation_is_set_aside_and_limits_hold(models, jsonl) -> None:
     assert set(small.evaluation["answer"]) < set(task.evaluation["answer"])
 
 
+def test_no_prompt_of_the_evaluation_is_trained_on(models, tmp_path) -> None:
+    """Three solutions of each question: a fifth of the ten questions is set aside, with all of its rows."""
+    task = load_task(models["plain"], file_of(tmp_path, [{**row, "note": note} for note in "xyz" for row in ROWS]))
+    assert not set(task.train["prompt"]) & set(task.evaluation["prompt"])
+    assert (len(task.train), len(task.evaluation)) == (8 * 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("cells", "answers"),
+    [
+        ([f"2024-03-{day}" for day in range(10, 20)], {f"2024-03-{day}" for day in range(10, 20)}),
+        ([2.5, *range(1, 10)], {"2.5", *"123456789"}),
+    ],
+    ids=["dates", "numbers"],
+)
+def test_a_json_file_keeps_answers_as_they_are_written(models, tmp_path, cells, answers) -> None:
+    """pyarrow reads such texts as times, and such integers as floats."""
+    task = load_task(models["plain"], file_of(tmp_path, [{**row, "answer": cell} for row, cell in zip(ROWS, cells, strict=True)]))
+    assert {*task.train["answer"], *task.evaluation["answer"]} == answers
+
+
 @pytest.mark.parametrize("kind", ["folder", "saved"])
 def test_a_folder_may_have_a_split_for_evaluation_and_numbers_as_answers(models, tmp_path, kind) -> None:
     rows = Dataset.from_list([{"problem": row["question"], "gold": int(row["answer"])} for row in ROWS])
@@ -141,7 +162,7 @@ def test_conversations_that_hold_the_answer_are_no_prompts(models, tmp_path) -> 
 
 
 @pytest.mark.parametrize(
-    ("rows", "sentence"), [(ROWS[:1], "1 rows"), ([*ROWS[:3], {**ROWS[3], "answer": None}, *ROWS], "Row 3 ")]
+    ("rows", "sentence"), [(ROWS[:1], "is 1, and"), ([*ROWS[:3], {**ROWS[3], "answer": None}, *ROWS], "Row 3 ")]
 )
 def test_too_few_rows_or_no_answer_in_one(models, tmp_path, rows, sentence) -> None:
     with pytest.raises(DataError, match=sentence):
@@ -169,7 +190,8 @@ def test_unreadable_file_is_named_with_the_option(models, tmp_path, name, conten
 # ------------------------------------------------------------------------------------------------- what the model is told
 
 PLAN = Layout({"plan": ["plan"], "code": ["code"]})
-TALK = [{"role": "system", "content": "Write <plan> and <code>."}, {"role": "user", "content": "Sort a list."}]
+SYSTEM = {"role": "system", "content": "Write <plan> and <code>."}
+TALKS = [[SYSTEM, {"role": "user", "content": f"Sort list {n}."}] for n in range(5)]
 
 
 @pytest.mark.parametrize(
@@ -193,32 +215,34 @@ def test_an_instruction_of_ones_own_goes_where_there_is_room(models, jsonl, styl
     assert task.layout == PLAN
 
 
-@pytest.mark.parametrize("prompt", ["Write <plan> and <code>: sort a list. ", TALK], ids=["text", "conversation"])
+@pytest.mark.parametrize(
+    "prompts", [[f"Write <plan> and <code>: sort {n}. " for n in range(5)], TALKS], ids=["text", "conversation"]
+)
 @pytest.mark.parametrize("column", [None, "prompt"])
-def test_whole_prompts_are_used_as_they_are(models, tmp_path, prompt, column) -> None:
-    rows = [{"prompt": prompt, "answer": "4", "tests": ["f(1) == 1"], "n": n, "images": "x"} for n in range(5)]
+def test_whole_prompts_are_used_as_they_are(models, tmp_path, prompts, column) -> None:
+    rows = [{"prompt": prompts[n], "answer": "4", "tests": ["f(1) == 1"], "n": n, "prompts": "x"} for n in range(5)]
     task = load_task(models["system"], file_of(tmp_path, rows), layout=PLAN, prompt_column=column)
-    assert task.train["prompt"][:] == [prompt] * 4
+    assert task.train["prompt"][:] == [prompts[n] for n in task.train["n"]]
     assert task.train.column_names == ["prompt", "answer", "tests", "n"]  # those of reward functions stay, TRL's own do not
     assert task.train["tests"][:] == [["f(1) == 1"]] * 4
     assert sorted([*task.train["n"], *task.evaluation["n"]]) == list(range(5))
 
 
 def test_a_column_of_prompts_with_another_name_and_no_answers(models, tmp_path) -> None:
-    rows = [{"messages": TALK, "question": "?", "answer": ["a", "b"]} for _ in range(5)]
+    rows = [{"messages": talk, "question": "?", "answer": ["a", "b"]} for talk in TALKS]
     task = load_task(models["system"], file_of(tmp_path, rows), layout=PLAN, prompt_column="messages", answer_column=None)
-    assert task.train["prompt"][0] == TALK
+    assert task.train["prompt"][0] in TALKS
     assert task.train["answer"][0] == ["a", "b"], "an answer that no check of ours reads may be anything"
     assert task.train.column_names == ["prompt", "question", "answer"]
 
 
 def test_a_question_wins_over_a_prompt_and_that_is_said(models, tmp_path) -> None:
-    rows = [{"question": "2 + 2?", "prompt": "Say 4.", "answer": "4"}] * 5
+    rows = [{"question": f"{n}: 2 + 2?", "prompt": f"{n}: say 4.", "answer": "4"} for n in range(5)]
     with pytest.warns(UserWarning, match="the columns 'prompt' and 'question'"):
         task = load_task(models["user"], file_of(tmp_path, rows))
     assert task.train["prompt"][0][0]["content"].endswith("2 + 2?")
     by_question = load_task(models["user"], file_of(tmp_path, rows), question_column="prompt")
-    assert by_question.train["prompt"][0][0]["content"].endswith("\n\nSay 4.")
+    assert by_question.train["prompt"][0][0]["content"].endswith(": say 4.")
     assert "<confidence>" in by_question.train["prompt"][0][0]["content"]
 
 
@@ -228,7 +252,8 @@ def test_tags_that_no_prompt_asks_for_are_refused_or_said(models, jsonl, tmp_pat
     with pytest.warns(UserWarning, match="first 8 prompts asks for the layout's tags <code>"):
         load_task(models["system"], jsonl, layout=PLAN, instruction="Write <plan>, then code.")
     with pytest.warns(UserWarning, match="first 4 prompts asks for the layout's tags <plan>, <code>"):
-        load_task(models["system"], file_of(tmp_path, [{"prompt": "Sort a list.", "answer": "4"}] * 5), layout=PLAN)
+        unasked = [{"prompt": f"Sort list {n}.", "answer": "4"} for n in range(5)]
+        load_task(models["system"], file_of(tmp_path, unasked), layout=PLAN)
 
 
 @pytest.mark.parametrize(
@@ -241,18 +266,18 @@ def test_tags_that_no_prompt_asks_for_are_refused_or_said(models, jsonl, tmp_pat
     ],
 )
 def test_nothing_is_refused_where_the_prompts_say_it(models, tmp_path, layout, question) -> None:
-    rows = [{"question": question, "answer": "4"}] * 5
+    rows = [{"question": f"{n}: {question}", "answer": "4"} for n in range(5)]
     load_task(models["system"], file_of(tmp_path, rows), layout=layout)
 
 
 def test_no_tags_are_looked_for_where_another_segmenter_finds_the_blocks(models, tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(SEGMENTERS, "lines", replace(SEGMENTERS["tags"], asks=None))
-    rows = [{"question": "2 + 2?", "answer": "4"}] * 5
+    rows = ROWS[:5]
     load_task(models["system"], file_of(tmp_path, rows), layout=Layout({"all": ["plan"]}, segmenter="lines"))
 
 
 def test_keys_of_fields_must_be_asked_for_as_tags_must(models, tmp_path) -> None:
-    rows = [{"question": "total: 3, subtotals: 2", "answer": '{"total": 3, "items": []}'}] * 5
+    rows = [{"question": f"total: {n}, subtotals: 2", "answer": '{"total": 3, "items": []}'} for n in range(5)]
     layout = Layout(["total", "items[*].subtotal"], segmenter="json", most=2)
     with pytest.raises(RecipeError, match="has items, subtotal, but"):
         load_task(models["system"], file_of(tmp_path, rows), layout=layout)
@@ -267,7 +292,7 @@ def test_tags_of_the_chat_template_count_and_a_conversation_it_refuses_is_said(t
     tokenizer.save_pretrained(tmp_path / "model")
     load_task(str(tmp_path / "model"), jsonl, layout=PLAN)
     with pytest.raises(DataError, match="no system role"):
-        load_task(str(tmp_path / "model"), file_of(tmp_path, [{"prompt": TALK, "answer": "4"}] * 5), layout=PLAN)
+        load_task(str(tmp_path / "model"), file_of(tmp_path, [{"prompt": talk, "answer": "4"} for talk in TALKS]), layout=PLAN)
 
 
 def test_a_question_keeps_its_line_break_at_the_end(models, tmp_path) -> None:

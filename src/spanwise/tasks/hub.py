@@ -15,6 +15,7 @@ from spanwise.errors import DataError, RecipeError, first_line, unknown
 from spanwise.layout import Layout
 from spanwise.rollouts.cells import parse_chats, parse_numbers, prompt_fault
 from spanwise.rollouts.files import SUFFIXES, read_delimited
+from spanwise.score.answers import gold_text
 from spanwise.segment import SEGMENTERS
 from spanwise.tasks.digits import HELD_OUT
 from spanwise.tasks.embedded import Task
@@ -23,7 +24,7 @@ PromptFormat = Literal["confidence", "two_attempts"]
 #: The place of an instruction: plain text (no chat template), user message or system message.
 PromptStyle = Literal["plain", "user", "system"]
 _SEARCHED_PROMPTS = 64  # the number of prompts to search for the layout's tags
-_TRL_COLUMNS = ("completion", "completions", "completion_ids", "prompts", "image", "images", "environment")
+_TRL_COLUMNS = ("completion", "completions", "completion_ids", "prompts", "environment")
 _READERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 _NO_ROWS = "The dataset '{}' is empty and cannot be read; add rows, or set --dataset to another one."
 
@@ -80,7 +81,7 @@ def load_task(
         instruction: what goes before each question; None: that of the prompt format. With an empty one the question stands alone,
             and no prompt needs to hold what the layout looks for.
         split, question_column, answer_column: as the fields of a recipe.
-        eval_split: split for evaluation; None: 512 random rows of `split` are set aside, the same every time, at most a fifth.
+        eval_split: split for evaluation; None: 512 random prompts of `split` are set aside, the same every time, at most a fifth.
         prompt_column: column with whole prompts, texts or conversations, which are used as they are; None: `prompt`, else
             `messages`, where the dataset has no question column and no instruction is given.
         limit: use at most so many training questions, from the first.
@@ -88,9 +89,9 @@ def load_task(
         max_completion_length: tokens.
 
     Returns:
-        A task with the columns `prompt`, `answer` and the dataset's own, for reward functions. Prompts are conversations if the
-        tokenizer has a chat template (the instruction is the system message, or part of the user's where the template takes no
-        system message), else plain text.
+        A task with the columns `prompt`, `answer` (a text) and the dataset's own, for reward functions. Prompts are conversations
+        if the tokenizer has a chat template (the instruction is the system message, or part of the user's where the template
+        takes no system message), else plain text.
 
     Raises:
         DataError: the model or the dataset cannot be read, a column is missing or has a cell that does not fit, there are too
@@ -106,7 +107,7 @@ def load_task(
     columns = find_columns(dataset_rows.column_names, question_column, prompt_column, answer_column, instruction)
     check_cells(dataset_rows, dataset, columns, template=prompt_style != "plain")
     if eval_split is None:
-        dataset_rows, held_out_rows = set_aside(dataset_rows, dataset, eval_limit)
+        dataset_rows, held_out_rows = set_aside(dataset_rows, dataset, columns.prompt, eval_limit)
     else:
         if eval_split == split:
             raise DataError(
@@ -166,10 +167,17 @@ def _add_prompts(rows: Any, columns: DatasetColumns, instruction: str, style: Pr
 
     def build_row(cells: Mapping[str, Any]) -> dict[str, Any]:
         prompt = cells[columns.prompt]
-        prompt_row = {"prompt": prompt if columns.whole else add_instruction(str(prompt), instruction, style)}
-        return prompt_row if columns.answer is None else {**prompt_row, "answer": str(cells[columns.answer])}
+        return {"prompt": prompt if columns.whole else add_instruction(str(prompt), instruction, style)}
 
-    return rows.map(build_row, remove_columns=dropped_columns).select_columns([*added_columns, *other_columns])
+    task_rows = rows.map(build_row, remove_columns=dropped_columns)
+    if columns.answer is not None:  # `map` would turn the texts back into the numbers or times of a column of the same name
+        task_rows = task_rows.add_column("answer", [_answer_text(cell) for cell in rows[columns.answer]])
+    return task_rows.select_columns([*added_columns, *other_columns])
+
+
+def _answer_text(cell: Any) -> str:
+    """Return an answer as text. `datasets` reads the integers of a JSON column with fractions as floats: 4.0 becomes "4"."""
+    return gold_text(int(cell) if isinstance(cell, float) and cell.is_integer() else cell)
 
 
 def _check_asked(layout: Layout, prompts: list[str], *, instruction: str | None, whole: bool, usual: PromptFormat) -> None:
@@ -318,6 +326,11 @@ def check_cells(rows: Any, dataset: str, columns: DatasetColumns, *, template: b
     """Refuse a dataset with an unusable question, prompt or answer. The error names the row and the remedy."""
     if not len(rows):
         raise DataError(_NO_ROWS.format(dataset))
+    for name in {"image", "images"}.intersection(rows.column_names):
+        raise DataError(
+            f"The dataset '{dataset}' has a column '{name}', but a recipe trains on text alone. Remove the column, or train with "
+            "images by a script with SpanGRPOTrainer."
+        )
     question_advice = " For a column of whole prompts, write --set prompt_column=NAME."
     option_and_advice = ("prompt_column", "") if columns.whole else ("question_column", question_advice)
     needed_columns = [(columns.prompt, *option_and_advice)]
@@ -353,17 +366,22 @@ def _cell_fault(cell: Any, option: str, columns: DatasetColumns, *, template: bo
     return "an answer must be one text or number. Set answer_column=null to leave the column to your own reward functions."
 
 
-def set_aside(rows: Any, dataset: str, eval_limit: int) -> tuple[Any, Any]:
-    """Split a dataset's rows into training rows, in order, and at most `eval_limit` evaluation rows."""
-    held_out_count = min(HELD_OUT, max(1, len(rows) // 5))
-    if len(rows) < 2 or eval_limit < 1:
+def set_aside(rows: Any, dataset: str, prompt_column: str, eval_limit: int) -> tuple[Any, Any]:
+    """Split a dataset into training rows, in order, and at most `eval_limit` evaluation rows. They share no prompt."""
+    rows_of_prompt: dict[str, list[int]] = {}
+    for row, prompt in enumerate(rows[prompt_column]):
+        rows_of_prompt.setdefault(str(prompt), []).append(row)
+    row_groups = list(rows_of_prompt.values())
+    held_out_count = min(HELD_OUT, max(1, len(row_groups) // 5))
+    if len(row_groups) < 2 or eval_limit < 1:
         raise DataError(
-            f"The dataset '{dataset}' has {len(rows)} rows and eval_prompts is {eval_limit}, but training and evaluation need at "
-            f"least one row each. Give a larger dataset, or set eval_prompts to 1 or more."
+            f"Training and evaluation need at least one prompt each, but the number of different prompts in '{dataset}' is "
+            f"{len(row_groups)}, and eval_prompts is {eval_limit}. Give a larger dataset, or set eval_prompts to 1 or more."
         )
-    held_out_indices = np.random.default_rng(0).permutation(len(rows))[:held_out_count]
-    training_indices = np.setdiff1d(np.arange(len(rows)), held_out_indices)
-    return rows.select(training_indices.tolist()), rows.select(sorted(held_out_indices[:eval_limit].tolist()))
+    prompt_order = np.random.default_rng(0).permutation(len(row_groups)).tolist()
+    held_out_rows = [row_groups[index][0] for index in prompt_order[:held_out_count][:eval_limit]]
+    training_rows = [row for index in prompt_order[held_out_count:] for row in row_groups[index]]
+    return rows.select(sorted(training_rows)), rows.select(sorted(held_out_rows))
 
 
 def reason(error: BaseException) -> str:
