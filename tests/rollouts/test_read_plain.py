@@ -293,7 +293,9 @@ def test_what_servers_call_otherwise_is_part_of_a_completion(message, text, tmp_
 
 def test_an_answer_in_json_that_names_a_role_is_no_message(tmp_path):
     answer = '{"name": "Ada", "role": "engineer"}'
-    assert texts(read_rollouts(write_lines(tmp_path / "results.jsonl", [{"prompt": "Who?", "completion": answer}]))) == [answer]
+    assert texts(read_rollouts(write_lines(tmp_path / "results.jsonl", [{"prompt": "Who?", "completion": answer}]))) == [
+        answer
+    ]
 
 
 def test_prompts_that_differ_in_a_call_are_two_groups(tmp_path):

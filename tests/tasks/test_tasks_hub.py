@@ -95,7 +95,9 @@ def test_no_prompt_of_the_evaluation_is_trained_on(models, tmp_path) -> None:
 )
 def test_a_json_file_keeps_answers_as_they_are_written(models, tmp_path, cells, answers) -> None:
     """pyarrow reads such texts as times, and such integers as floats."""
-    task = load_task(models["plain"], file_of(tmp_path, [{**row, "answer": cell} for row, cell in zip(ROWS, cells, strict=True)]))
+    task = load_task(
+        models["plain"], file_of(tmp_path, [{**row, "answer": cell} for row, cell in zip(ROWS, cells, strict=True)])
+    )
     assert {*task.train["answer"], *task.evaluation["answer"]} == answers
 
 
@@ -251,8 +253,8 @@ def test_tags_that_no_prompt_asks_for_are_refused_or_said(models, jsonl, tmp_pat
         load_task(models["system"], jsonl, layout=Layout({"a": ["answer"], "b": ["code"]}))
     with pytest.warns(UserWarning, match="first 8 prompts asks for the layout's tags <code>"):
         load_task(models["system"], jsonl, layout=PLAN, instruction="Write <plan>, then code.")
+    unasked = [{"prompt": f"Sort list {n}.", "answer": "4"} for n in range(5)]
     with pytest.warns(UserWarning, match="first 4 prompts asks for the layout's tags <plan>, <code>"):
-        unasked = [{"prompt": f"Sort list {n}.", "answer": "4"} for n in range(5)]
         load_task(models["system"], file_of(tmp_path, unasked), layout=PLAN)
 
 
@@ -292,7 +294,9 @@ def test_tags_of_the_chat_template_count_and_a_conversation_it_refuses_is_said(t
     tokenizer.save_pretrained(tmp_path / "model")
     load_task(str(tmp_path / "model"), jsonl, layout=PLAN)
     with pytest.raises(DataError, match="no system role"):
-        load_task(str(tmp_path / "model"), file_of(tmp_path, [{"prompt": talk, "answer": "4"} for talk in TALKS]), layout=PLAN)
+        load_task(
+            str(tmp_path / "model"), file_of(tmp_path, [{"prompt": talk, "answer": "4"} for talk in TALKS]), layout=PLAN
+        )
 
 
 def test_a_question_keeps_its_line_break_at_the_end(models, tmp_path) -> None:
