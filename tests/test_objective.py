@@ -43,7 +43,7 @@ def test_a_changed_copy_is_checked_too():
         "brier", pays="a", given=("correct", "complete"), baseline="outcome", back_off=False, name="q", weight=3.0
     )
     assert replace(objective, weight=3.0) != objective
-    with pytest.raises(RecipeError, match="no outcome in 'given'"):
+    with pytest.raises(RecipeError, match="needs an outcome in 'given'"):
         replace(objective, given=())
     with pytest.raises(AttributeError):
         objective.weight = 1.0

@@ -77,7 +77,10 @@ _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 _OWN_VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("h1", "h2", "h3"), _NOT_NEGATIVE),
     "quantile": _SHARE,
-    "beta": (lambda v: is_number(v) and v >= -1, "write -1 or more, as smaller numbers would reverse advantages"),
+    "beta": (
+        lambda v: is_number(v) and v >= -1,
+        "write -1 or more, because smaller numbers would reverse the signs of advantages",
+    ),
     "window": (lambda v: is_number(v) and isinstance(v, int) and v >= 2, "write a whole number, at least 2"),
     "history": (
         lambda v: v is None or (is_number(v) and isinstance(v, int) and v >= 1),
