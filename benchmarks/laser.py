@@ -187,7 +187,7 @@ def cost(steps: int) -> None:
     from spanwise.commands.train import train as module  # its trainer is given one more callback
 
     print("| | a step, times the one after it without a score | share of the step |\n|---|---|---|")
-    for name, laser in (("loss", {"mix": 0.0}), ("loss and mixing", {"self_rewarding_warmup": 0})):
+    for name, options in (("loss", {"mix": 0.0}), ("loss and mixing", {"self_rewarding_warmup": 0})):
         made, switches = module.SpanGRPOTrainer, list[_EverySecond]()
 
         def watched(**parts: Any) -> Any:
@@ -200,8 +200,9 @@ def cost(steps: int) -> None:
         try:
             with tempfile.TemporaryDirectory() as folder:
                 small = {"eval_every": 0, "eval_prompts": 1, "eval_samples": 1, "keep_rollouts": 0, "learning_rate": 1e-12}
-                usual = recipe_of("outcome", 0, Path(folder) / "run", steps=steps, **small)
-                train(usual.model_copy(update={"laser": {**LASER, **laser}}), console=Console(quiet=True), overwrite=True)
+                laser = {"token": LASER["token"], "alpha": LASER["alpha"], **options}
+                recipe = recipe_of("outcome", 0, Path(folder) / "run", steps=steps, laser=laser, **small)
+                train(recipe, console=Console(quiet=True), overwrite=True)
         finally:
             module.SpanGRPOTrainer = made
         seconds = switches[0].seconds

@@ -153,6 +153,7 @@ def show(folder: Path, given: float | None = None) -> None:
     print("|---|---|---|---|---|---|---|---|---|")
     for judge in JUDGES:
         table = {arm: runs_of(arm, judge, folder, given) for arm in ARMS}
+        table["by_part"] = table["by_part"] or runs_of("by_part", judge, folder)  # a rate may be given to the sum alone
         ends = {arm: torch.tensor([run["curve"][-1]["accuracy"] for run in runs]).double() for arm, runs in table.items()}
         for arm, runs in table.items():
             if len(runs) < 2:

@@ -77,7 +77,7 @@ SHOWN: Mapping[str, Mapping[str, Callable[[Lines], float]]] = {
     "dynamic_sampling": {
         "groups sampled per group trained": lambda lines: mean_of(lines, "sampling/groups", 1.0),
         "one answer for all": lambda lines: mean_of(lines, "credit/correct/unanimous"),
-        "no credit in the batch": lambda lines: mean_of(lines, "credit/no_signal"),
+        "useless": lambda lines: mean_of(lines, "sampling/useless", 0.0),
     },
 }
 
