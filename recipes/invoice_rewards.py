@@ -33,7 +33,8 @@ def adds_up(blocks: Blocks) -> list[float | None]:
 
 def _own_total(parts: Parts) -> float:
     """Add up quantity times price over the items; NaN, which equals nothing, if there is no item or one lacks a number."""
-    indices = [index for index in range(MOST_ITEMS) if parts.get(f"items[{index}].quantity") is not None]
+    keys = ("name", "quantity", "price")
+    indices = [n for n in range(MOST_ITEMS) if any(parts.get(f"items[{n}].{key}") is not None for key in keys)]
     pairs = [(_number(parts, f"items[{index}].quantity"), _number(parts, f"items[{index}].price")) for index in indices]
     return sum(quantity * price for quantity, price in pairs) if pairs else math.nan
 

@@ -8,6 +8,7 @@ so that MATH-500, which comes from its test split, stays unseen.
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -30,12 +31,14 @@ def boxed(solution: str) -> str:
     >>> boxed(r"so $\boxed{1}$, or rather $x = \boxed{\frac{1}{2}}$.")
     '\\frac{1}{2}'
     """
-    start = solution.rfind(r"\boxed{")
+    _, *boxes = re.split(r"\\(?:boxed|fbox)\s*", solution)
+    if not boxes or boxes[-1][:1] != "{":
+        return boxes[-1].partition("$")[0].strip() if boxes else ""  # as in "$x = \boxed 3$"
     depth = 0
-    for place in range(start + len(r"\boxed"), len(solution) if start >= 0 else 0):
-        depth += {"{": 1, "}": -1}.get(solution[place], 0)
+    for place, sign in enumerate(boxes[-1]):
+        depth += {"{": 1, "}": -1}.get(sign, 0)
         if depth == 0:
-            return solution[start + len(r"\boxed{") : place]
+            return boxes[-1][1:place]
     return ""
 
 
@@ -58,7 +61,7 @@ def main(target: str) -> None:
     ).shuffle(seed=0)
     Path(target).parent.mkdir(parents=True, exist_ok=True)
     both.to_json(target)
-    print(f"{target}: {len(both)} prompts")
+    print(f"{target}: {len(both)} prompts. {len(maths) + len(dapo) - len(both)} rows without an answer are left out.")
 
 
 if __name__ == "__main__":

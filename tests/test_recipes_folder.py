@@ -145,7 +145,9 @@ def test_the_rewards_of_the_letters_judge_objects_that_are_not_whole() -> None:
     assert rewards["due_stated"](blocks, [json.dumps(NO_DUE_DATE)] * 3) == [0.0, 1.0, None]
     no_item = {"total": {"": "0", "total": "0"}}
     no_price = {**no_item, "items[0].quantity": {"": "2", "items[0].quantity": "2"}, "items[0].price": None}
-    assert rewards["adds_up"]([no_item, no_price, {"total": None}]) == [0.0, 0.0, None]
+    numbers = {"total": "10", "items[0].quantity": "2", "items[0].price": "5", "items[1].price": "7"}
+    no_quantity = {path: {path: text} for path, text in numbers.items()}
+    assert rewards["adds_up"]([no_item, no_price, no_quantity, {"total": None}]) == [0.0, 0.0, 0.0, None]
 
 
 @pytest.mark.parametrize(("name", "steps"), PAPER.items())
@@ -222,6 +224,10 @@ def test_the_script_that_writes_the_papers_prompts_reads_the_last_box() -> None:
     script = runpy.run_path(str(FOLDER / "math_dapo.py"))
     boxed = script["boxed"]
     assert boxed(r"first \boxed{1}, then $\boxed{\frac{1}{2}}$.") == r"\frac{1}{2}"
+    assert (boxed(r"so $x = \boxed 3$."), boxed(r"$\boxed{1}$, or \fbox{7} in all")) == (
+        "3",
+        "7",
+    )  # MATH has these forms, too
     assert boxed(r"nothing \boxed{open") == boxed("no box at all") == ""
     rows = Dataset.from_dict({"problem": [" a? ", "b?", "c?"], "solution": [r"so \boxed{ {2} }", "?", r"\boxed{7}"]})
     questions = script["questions"](rows, question="problem", solution="solution", box=True)
