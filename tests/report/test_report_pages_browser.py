@@ -112,6 +112,18 @@ def test_charts_wait_until_they_are_near(browser, pages):
     browser.wait("return [...document.querySelectorAll('.chart')].at(-1).querySelector('svg')")
 
 
+def test_a_browser_that_cannot_unpack_the_library_says_so_in_place_of_the_chart(browser, pages):
+    old_browser = {"source": "delete window.DecompressionStream"}
+    added = browser.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", old_browser)
+    try:
+        browser.show(pages["compare"])
+        browser.run("dispatchEvent(new Event('beforeprint'))")
+        browser.wait("return [...document.querySelectorAll('.chart')].every(e => /could not be drawn/.test(e.innerText))")
+        assert all("DecompressionStream" in line for line in browser.console())
+    finally:
+        browser.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
+
+
 def test_series_have_the_colours_of_the_legend_and_a_tooltip_says_the_number(browser, pages):
     drawn(browser, pages["compare"])
     section = "document.getElementById('learning').querySelectorAll"

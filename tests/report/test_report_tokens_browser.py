@@ -237,6 +237,9 @@ def test_what_differs_most_comes_first(browser):
         order.append(text(browser, ".token-count").split("completion ")[1])
         browser.press("j")
     assert order == ["3 of 3", "1 of 3", "2 of 3"]
+    choose(browser, "left", "1")  # one method on both sides differs nowhere, so completions are in their own order
+    browser.press("k")
+    assert text(browser, ".token-count").split("completion ")[1] == "1 of 3"
 
 
 def test_other_methods_and_other_colours(browser):

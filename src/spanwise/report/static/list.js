@@ -134,6 +134,7 @@ window.spanwiseList = ({ view, data, make, show, decode, numbers, statuses, faul
   const redefine = () => {
     define();
     for (const key of Object.keys(filters)) if (!find(key)) delete filters[key];
+    if (!find(sorting.key)) order("completion", false);
     drawHead();
   };
   const clear = () => {

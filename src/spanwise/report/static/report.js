@@ -88,11 +88,11 @@
   });
 
   async function draw(element) {
-    await loadVega();
     const spec = JSON.parse(document.getElementById(element.dataset.spec).textContent);
     // `ast`: expressions are interpreted, so that the page's policy need not allow eval.
     const options = { mode: "vega-lite", actions: false, renderer: "svg", ast: true, config: config(), tooltip: values };
     try {
+      await loadVega();
       await window.vegaEmbed(element, spec, options);
     } catch (error) {
       element.textContent = `This chart could not be drawn: ${error.message}. Its numbers are in the table below.`;
