@@ -17,7 +17,7 @@ from spanwise.errors import DataError
 from spanwise.tasks import DIGITS_LAYOUT, Fields, Phase, WarmStartSettings, digits_task, warm_start
 from spanwise.tasks.digits import DIGITS, LONG, LONG_LAYOUT, LONG_POSITIONS, LONGEST
 from spanwise.tasks.embedded import STARTS, build_model, build_tokenizer, embedded
-from spanwise.tasks.warm_start import _folder_name, _train, default_cache_folder, shortened
+from spanwise.tasks.warm_start import _folder_name, _train, default_cache_folder, save, shortened
 
 TINY = WarmStartSettings(easy=Phase(3, 3e-3, 0.03), hard=Phase(2, 2e-3, 0.02), batch=8, warm_up=1)
 
@@ -145,6 +145,14 @@ def test_damaged_cache_is_rebuilt_with_a_notice(easy, tmp_path, caplog, damage) 
     assert "is damaged" in caplog.text
     assert str(folder) in caplog.text
     assert equal(weights(folder), before)
+
+
+def test_a_folder_that_another_process_has_finished_stays_for_its_readers(easy, tmp_path) -> None:
+    file = shutil.copytree(easy, tmp_path / easy.name) / "model.safetensors"
+    inode = file.stat().st_ino
+    tokenizer = build_tokenizer()
+    save(build_model(tokenizer, 0), tokenizer, file.parent, record={})
+    assert file.stat().st_ino == inode
 
 
 def test_folder_that_cannot_be_written_is_named(tmp_path) -> None:

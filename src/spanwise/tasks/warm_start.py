@@ -324,6 +324,8 @@ def save(model: Any, tokenizer: Any, folder: Path, *, record: dict[str, Any]) ->
             tokenizer.save_pretrained(new_folder)
             digest_of_file = {file.name: _digest(file) for file in sorted(new_folder.iterdir())}
             (new_folder / _RECORD).write_text(json.dumps({**record, "files": digest_of_file}, indent=2))
+            if is_intact(folder):  # another process finished the same warm start first, and may read it now
+                return
             shutil.rmtree(folder, ignore_errors=True)
             new_folder.rename(folder)
     except Exception as error:
@@ -331,7 +333,7 @@ def save(model: Any, tokenizer: Any, folder: Path, *, record: dict[str, Any]) ->
         failure_reason = refusal(error) or system_reason
         if failure_reason is None:
             raise
-        if is_intact(folder):  # another process finished the same warm start first
+        if is_intact(folder):  # another process has renamed its folder since
             return
         raise DataError(
             f"The warm start cannot be written to '{folder}' ({failure_reason}); set SPANWISE_CACHE to a folder you may write to."
