@@ -164,6 +164,12 @@ CASES = {
     "`spanwise fidelity` on a layout without a confidence": measured(
         *QUICK[2:], "--set", "layout={draft: [reasoning, answer]}", by="fidelity", code=2
     ),
+    "`spanwise fidelity` with a `log_score` of another `clip`": measured(
+        "--set",
+        "objectives=[{reward: correct, pays: solution}, {reward: log_score, pays: confidence, options: {clip: 0.05}}]",
+        by="fidelity",
+        code=2,
+    ),
     "`spanwise fidelity` with a run folder as its output": beside("fidelity", "RUN", "--output", "RUN"),
     "`spanwise eval` on a run that has not ended": beside("eval", "RUN"),
     "`spanwise eval --samples 0`": ran("eval", "anything", "--samples", "0"),

@@ -79,6 +79,8 @@ class Roller:
     limit: int  # the largest number of tokens of a completion
     generation: Mapping[str, Any] = field(default_factory=dict)  # further options of `generate`, such as top_p
     template: Mapping[str, Any] = field(default_factory=dict)  # options of the chat template
+    verdict_options: Mapping[str, Any] = field(default_factory=dict)  # options of the reward `correct`
+    confidence_tag: str = "confidence"
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
@@ -123,7 +125,7 @@ class Roller:
         self, rows: Any, text: list[BlockText], row_n: Sequence[int], objective: Objective | None = None
     ) -> Float[Tensor, " n"]:
         """Compute completions' rewards under an objective. By default the reward says whether the first block is right."""
-        objective = objective or Objective("correct", pays=(self.task.layout.names[0],))
+        objective = objective or Objective("correct", pays=(self.task.layout.names[0],), options=self.verdict_options)
         return score_all([objective], text, columns=self.columns(rows, row_n)).reward_nm[:, 0]
 
     def columns(self, rows: Any, row_n: Sequence[int]) -> dict[str, list[Any]]:
@@ -188,11 +190,11 @@ class Roller:
 def collect_last_blocks(roller: Roller, rows: Any, *, samples: int = 32, rerolls: int = 32, seed: int = 0) -> Rerolls:
     """Sample completions, and re-roll their last blocks. Equal prefixes (all before) share the re-rolls."""
     layout = roller.task.layout
-    last_name = layout.names[-1]
-    if "confidence" not in layout.keys[last_name]:
+    last_name, tag = layout.names[-1], roller.confidence_tag
+    if tag not in layout.keys[last_name]:
         raise RecipeError(
             f"`spanwise fidelity` samples the last block and its confidence again, but the last block '{last_name}' has no "
-            "tag 'confidence'. To measure token advantages alone, add --tokens."
+            f"tag '{tag}'. To measure token advantages alone, add --tokens."
         )
     ids_nt, mask_nt, row_n = roller.completions(rows, samples=samples, seed=seed)
     spans, block_texts = roller.read(ids_nt, mask_nt)
@@ -205,10 +207,10 @@ def collect_last_blocks(roller: Roller, rows: Any, *, samples: int = 32, rerolls
         raise DataError(f"None of {len(block_texts)} completions has the block '{last_name}'; there is nothing to re-roll.")
     rerolled_texts = roller.continued(rows, list(index_of_prefix), rerolls=rerolls, seed=seed + 1)
     return Rerolls(
-        confidence_xs=stated_confidences(block_texts, last_name, layout).reshape(-1, samples),
+        confidence_xs=stated_confidences(block_texts, last_name, layout, tag=tag).reshape(-1, samples),
         outcome_xs=roller.rewards(rows, block_texts, row_n.tolist()).reshape(-1, samples),
         prefix_xs=prefix_index_n.reshape(-1, samples),
-        again_dm=stated_confidences(rerolled_texts, last_name, layout).reshape(-1, rerolls),
+        again_dm=stated_confidences(rerolled_texts, last_name, layout, tag=tag).reshape(-1, rerolls),
     )
 
 

@@ -9,10 +9,13 @@ from rich.console import Console
 
 from measure_small import rolled
 from spanwise.commands.fidelity.fidelity import difference_table, fidelity_tables, fixed_point_table
+from spanwise.commands.shared.task import task_roller
 from spanwise.fidelity import measure_fidelity
 from spanwise.fidelity import rerolls as room
 from spanwise.fidelity.fixed_point import fixed_point_rows
 from spanwise.fidelity.rerolls import Roller
+from spanwise.layout import Layout
+from spanwise.recipe import load
 from spanwise.tasks import DIGITS_LAYOUT, Task
 from spanwise.tasks.embedded import build_model, build_tokenizer
 
@@ -29,16 +32,23 @@ def solved(digit, confidence):
 
 
 @pytest.fixture
-def scripted(monkeypatch, tiny):
-    """A model with scripted completions: first four for each of two prompts, then one confidence per re-roll."""
+def rows(tiny):
+    """Return what the sampler returns for texts."""
     _, tokenizer = tiny
-    heads = []
 
     def rows(texts):
         ids = [tokenizer(text)["input_ids"] + [tokenizer.eos_token_id] for text in texts]
         width = max(map(len, ids))
         ids_nt = torch.tensor([row + [tokenizer.eos_token_id] * (width - len(row)) for row in ids])
         return ids_nt, torch.tensor([[t < len(row) for t in range(width)] for row in ids])
+
+    return rows
+
+
+@pytest.fixture
+def scripted(monkeypatch, rows):
+    """A model with scripted completions: first four for each of two prompts, then one confidence per re-roll."""
+    heads = []
 
     def first(model, tokenizer, prompts, *, samples, **options):
         assert list(prompts) == ["1+1_____=", "2+2_____="]
@@ -59,9 +69,9 @@ def scripted(monkeypatch, tiny):
 
 
 def rerolled(tiny, longest):
-    rows = Dataset.from_dict({"prompt": ["1+1_____=", "2+2_____="], "answer": ["2", "4"]})
-    task = Task("digits-easy", "nowhere", rows, rows, DIGITS_LAYOUT, max_completion_length=longest)
-    return room.collect_last_blocks(Roller(*tiny, task, 1.0, longest), rows, samples=4, rerolls=3)
+    data = Dataset.from_dict({"prompt": ["1+1_____=", "2+2_____="], "answer": ["2", "4"]})
+    task = Task("digits-easy", "nowhere", data, data, DIGITS_LAYOUT, max_completion_length=longest)
+    return room.collect_last_blocks(Roller(*tiny, task, 1.0, longest), data, samples=4, rerolls=3)
 
 
 def test_prefixes_are_re_rolled_once_each_and_a_completion_may_not_grow_longer_than_it_could_have(tiny, scripted):
@@ -74,6 +84,25 @@ def test_prefixes_are_re_rolled_once_each_and_a_completion_may_not_grow_longer_t
     assert rolls.again_dm.nan_to_num(nan=-1.0).tolist() == [[-1, 0.1, 0.2]] * 4
     # 6 tokens of the first block and 6 of the last: without its closing tag there is no confidence to read.
     assert bool(rerolled(tiny, 12).again_dm.isnan().all())
+
+
+def test_answers_and_confidences_are_read_as_the_objectives_say(tiny, rows, monkeypatch):
+    """Tags and a column of their own, and `exact`, under which 2.0 is not 2."""
+    correct = {"reward": "correct", "options": {"tag": "reasoning", "column": "gold", "verify": "exact"}}
+    brier = {"reward": "brier", "options": {"tag": "analysis"}}
+    layout = {"solution": ["reasoning"], "sure": ["analysis"]}
+    objectives = [{**correct, "pays": ["solution"]}, {**brier, "pays": ["sure"]}]
+    recipe = load(None, {"task": "confidence", "model": "m", "dataset": "d", "layout": layout, "objectives": objectives})
+    said = [
+        f"<reasoning>{answer}</reasoning><analysis>{stated}</analysis>" for answer, stated in (("2", "0.5"), ("2.0", "0.7"))
+    ]
+    monkeypatch.setattr(room, "sample", lambda *_, **__: rows(said))
+    monkeypatch.setattr(room, "continue_ids", lambda *_, **__: rows(["<analysis>0.3</analysis>"] * 4))
+    data = Dataset.from_dict({"prompt": ["1+1_____="], "answer": ["9"], "gold": ["2"]})
+    roller = task_roller(*tiny, Task("sums", "nowhere", data, data, Layout(layout), 32), recipe)
+    rolls = room.collect_last_blocks(roller, data, samples=2, rerolls=2)
+    assert rolls.outcome_xs.tolist() == [[1, 0]]
+    assert (rolls.confidence_xs.tolist(), rolls.again_dm.tolist()) == ([[0.5, 0.7]], [[0.3] * 2] * 2)
 
 
 def test_tables_hold_every_baseline():

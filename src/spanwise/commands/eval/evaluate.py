@@ -44,13 +44,10 @@ def evaluate(
     ids_nt, mask_nt, row_n = roller.completions(prompt_rows, samples=samples, seed=seed)
     spans, texts = roller.read(ids_nt, mask_nt)
     answering_blocks = [name for name, keys in task.layout.keys.items() if answer_tags["answer"] in keys]
-    correct_entries = [entry for entry in recipe.objectives or () if entry.get("reward") == "correct"]
-    own_options = (correct_entries or [{}])[-1].get("options") or {}  # those of the last one, whose tag `answer_tags` reads
-    verifier_options = {"tag": answer_tags["answer"], **recipe.verifier, **own_options}
     unknown_verdict_n = torch.full((len(texts),), torch.nan, dtype=torch.float64)
     verdict_by_block = dict.fromkeys(answering_blocks, unknown_verdict_n)
-    for name in answering_blocks if verifier_options.get("column", "answer") in prompt_rows.column_names else ():
-        objective = Objective("correct", pays=(name,), options=verifier_options)
+    for name in answering_blocks if roller.verdict_options.get("column", "answer") in prompt_rows.column_names else ():
+        objective = Objective("correct", pays=(name,), options=roller.verdict_options)
         verdict_n = roller.rewards(prompt_rows, texts, row_n.tolist(), objective)
         has_block_n = torch.tensor([blocks.get(name) is not None for blocks in texts])
         verdict_by_block[name] = torch.where(has_block_n, verdict_n, 0.0)  # a missing block counts as wrong

@@ -14,7 +14,7 @@ from spanwise.commands.shared.fitted import plain_table, say
 from spanwise.commands.shared.folder import FIDELITY, without_nan
 from spanwise.commands.shared.task import model_and_task, task_roller
 from spanwise.disk import write_text
-from spanwise.errors import DataError, check_known
+from spanwise.errors import DataError, RecipeError, check_known
 from spanwise.fidelity import rerolls as rolls
 from spanwise.fidelity.baselines import FIGURES, Fidelity, measure_fidelity
 from spanwise.fidelity.fixed_point import fixed_point_rows
@@ -50,7 +50,7 @@ def show(checkpoint: Path, recipe: Recipe, *, output: Path, console: Console, op
         fidelity = token_fidelity(trajectories, critic_values, segments=sae_segments, seed=seed)
         measured_fields |= show_tokens(fidelity, sae_segments, console=console)
     layout = answer_layout(recipe, task_layout(recipe))
-    if "tokens" in options and "confidence" not in layout.keys[layout.names[-1]]:
+    if "tokens" in options and recipe.answer_tags["confidence"] not in layout.keys[layout.names[-1]]:
         say(console, "The layout's last block has no confidence, so only token advantages are compared, not the baselines.")
     else:
         measured_fields |= show_baselines(checkpoint, recipe, console, options)
@@ -72,6 +72,10 @@ def roller_of(folder: Path, recipe: Recipe, console: Console | None = None) -> r
 
 def show_baselines(checkpoint: Path, recipe: Recipe, console: Console, options: Mapping[str, Any]) -> dict[str, Any]:
     """Print how near baselines come to Monte Carlo, and which confidence (q*) each teaches. Return the numbers."""
+    for entry in recipe.objectives or ():
+        clip = (entry.get("options") or {}).get("clip", 0.01)
+        if entry.get("reward") == "log_score" and clip != 0.01:
+            raise RecipeError(f"Fidelity clips log_score at 0.01, but the recipe at {clip}. Give a --recipe without clip.")
     samples, seed = options["samples"], options["seed"]
     roller = roller_of(checkpoint, recipe, console)
     held_out_rows = roller.task.evaluation

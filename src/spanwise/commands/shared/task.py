@@ -99,7 +99,14 @@ def task_roller(model: Any, tokenizer: Any, task: Task, recipe: Recipe) -> Rolle
     if not recipe.trainer.get("use_vllm"):  # `generate` does not know vLLM's options
         given_options |= _mapping(recipe.trainer.get("generation_kwargs"))
     template_options = _mapping(recipe.trainer.get("chat_template_kwargs"))
-    return Roller(model, tokenizer, task, recipe.temperature, longest, given_options, template_options)
+    correct_entries = [entry for entry in recipe.objectives or () if entry.get("reward") == "correct"]
+    own_options = (correct_entries or [{}])[-1].get("options") or {}  # those of the last one, whose tag `answer_tags` reads
+    tags = recipe.answer_tags
+    verdict_options = {"tag": tags["answer"], **recipe.verifier, **own_options}
+    return Roller(
+        model, tokenizer, task, recipe.temperature, longest, given_options, template_options, verdict_options,
+        tags["confidence"],
+    )  # fmt: skip
 
 
 def _mapping(written: Any) -> dict[str, Any]:
