@@ -39,10 +39,8 @@ def test_verifiers_rubric_is_an_objective_per_function():
     assert [(o.name, o.weight) for o in objectives] == [("correct", 1.0), ("awaited", 0.5), ("short", 0.2)]
     for n, text in enumerate(TEXT):
         completion = [{"role": "assistant", "content": text["solution"][""]}]
-        state = verifiers.State(
-            prompt=COLUMNS["prompt"][n], completion=completion, answer=COLUMNS["answer"][n], info={"size": 3}
-        )
-        state["task"] = "sum"
+        row = {name: column[n] for name, column in COLUMNS.items()}
+        state = verifiers.State(**row, completion=completion, task="sum")
         theirs = [asyncio.run(rubric._call_individual_reward_func(function, state)) for function in rubric.funcs]
         assert scores.reward_nm[n].tolist() == pytest.approx(theirs)
 
@@ -98,9 +96,8 @@ def test_inspect_ai_scorers_and_what_they_explain():
     @scorer.scorer(metrics=[scorer.mean()])
     def lengths():
         async def score(state, target):
-            return scorer.Score(
-                value={"said": len(state.output.completion), "right": target.text in state.output.completion}
-            )
+            reply = state.output.completion
+            return scorer.Score(value={"said": len(reply), "right": target.text in reply})
 
         return score
 

@@ -73,28 +73,14 @@ def test_bae_with_every_baseline():
 
 def test_slow_loop():
     def slow(reward_n, group_n):
-        out = []
-        for i in range(len(reward_n)):
-            mates = [r for r, g in zip(reward_n.tolist(), group_n.tolist(), strict=True) if g == group_n[i] and r == r]
-            r = float(reward_n[i])
-            out.append(r - sum(mates) / len(mates) if r == r else 0.0)
-        return torch.tensor(out, dtype=torch.float64)
+        pairs = list(zip(reward_n.tolist(), group_n.tolist(), strict=True))
+        mates = [[r for r, g in pairs if g == group and r == r] for _, group in pairs]
+        credit = [r - sum(same) / len(same) if r == r else 0.0 for (r, _), same in zip(pairs, mates, strict=True)]
+        return torch.tensor(credit, dtype=torch.float64)
 
     check_estimator("dr_grpo", properties=["oracle"], oracle=slow)
     with pytest.raises(ConformanceError, match="breaks 'oracle'"):
         check_estimator("grpo", properties=["oracle"], oracle=slow)
-
-
-@pytest.mark.parametrize(
-    "layout",
-    [
-        Layout({"solution": ["answer"], "confidence": ["confidence"]}),
-        Layout({"first": ["answer"], "second": ["answer"]}, prefilled="answer"),
-        Layout({"all": []}),
-    ],
-)
-def test_segmenter(layout):
-    check_segmenter(partial(find_blocks, layout=layout, vocabulary=small_vocabulary()), examples=20)
 
 
 def cut_by_probability(ids_nt, mask_nt, logp_nt, *, layout):
@@ -104,9 +90,10 @@ def cut_by_probability(ids_nt, mask_nt, logp_nt, *, layout):
 APART = {"contiguous": "a block may lie in several pieces"}
 BY_MASK = "masked tokens are what it cuts at"
 SEGMENTERS_OF = {
-    "delimiters": (
-        Layout({"a": "delimiters:<<...>>", "rest": []}, prefilled="<<...>>"), ("<<", ">>"), APART,
-    ),
+    "tags": (Layout({"solution": ["answer"], "confidence": ["confidence"]}), (), {}),
+    "tags, prefilled": (Layout({"first": ["answer"], "second": ["answer"]}, prefilled="answer"), (), {}),
+    "tags, one block": (Layout({"all": []}), (), {}),
+    "delimiters": (Layout({"a": "delimiters:<<...>>", "rest": []}, prefilled="<<...>>"), ("<<", ">>"), APART),
     "channels": (
         Layout(["reasoning", "tool_call[*]", "answer"], segmenter="channels", most=2),
         ("<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_end|>", "<|channel|>analysis<|message|>", "<|end|>"),
@@ -129,15 +116,11 @@ SEGMENTERS_OF = {
 @pytest.mark.parametrize("name", SEGMENTERS_OF)
 def test_segmenters(name):
     layout, signs, exceptions = SEGMENTERS_OF[name]
+    tags = ("answer", "confidence") if name.startswith("tags") else ()
     vocabulary = small_vocabulary(signs=signs)
-    check_segmenter(
-        partial(find_blocks, layout=layout, vocabulary=vocabulary),
-        vocabulary=vocabulary,
-        tags=(),
-        signs=signs,
-        exceptions=exceptions,
-        examples=12,
-    )
+    segmenter = partial(find_blocks, layout=layout, vocabulary=vocabulary)
+    options = {"tags": tags, "signs": signs, "exceptions": exceptions, "examples": 20 if tags else 12}
+    check_segmenter(segmenter, vocabulary=vocabulary, **options)
 
 
 @pytest.mark.parametrize("mark", ["cuts:2", "low_probability:0.4"])

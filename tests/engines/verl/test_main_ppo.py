@@ -34,10 +34,9 @@ STRATA = (
     Objective("correct", pays=("solution",), baseline="group", if_missing=0.0),
     Objective("brier", pays=("confidence",), given="correct", baseline="outcome", if_missing=-1.0),
 )
-NINES = {"column": "nines"}
 PAID = (
     Objective("environment", pays=("solution", "confidence"), baseline="group"),
-    Objective("environment", name="nines", pays=("confidence",), baseline="group", options=NINES),
+    Objective("environment", name="nines", pays=("confidence",), baseline="group", options={"column": "nines"}),
 )
 VALUE_LAM = 0.9
 #: The same rules, written out without the recipes.

@@ -15,21 +15,18 @@ def carried(folder, recipe, rollouts):
     config = config_of(folder, recipe=recipe)
     prepare(config)
     manager = manager_of(config)
-    rows, packed, session, step = [], [], [], []
+    rows, places = [], []
     for number, rollout in enumerate(rollouts):
         outputs = outputs_of(manager.tokenizer, [row["ids"] for row in rollout], [row["sampled"] for row in rollout])
         for output, row in zip(outputs, rollout, strict=True):
             output.extra_fields = {name: row[name] for name in ("paid", "turns", "anchor") if name in row}
-        gold = {"reward_model": {"ground_truth": rollout[0]["answer"]}}
-        scored(manager, outputs, **gold)
-        for n, row in enumerate(rollout):
-            rows.append(row)
-            packed.append(outputs[-1].extra_fields["reward_extra_info"][KEY])
-            session.append(number)
-            step.append(n)
+        scored(manager, outputs, reward_model={"ground_truth": rollout[0]["answer"]})
+        rows += rollout
+        packed = outputs[-1].extra_fields["reward_extra_info"][KEY]
+        places += [(packed, number, n) for n in range(len(rollout))]
     width = max(len(row["ids"]) for row in rows) + 3
     mask_nt = torch.tensor([[*row["sampled"], *[0] * (width - len(row["ids"]))] for row in rows])
-    readings = Rows(packed, session, step)
+    readings = Rows(*zip(*places, strict=True))
     by_dtype = {}
     for dtype in (torch.float32, torch.float64):
         adv_nt = credited(readings, [row["group"] for row in rows], mask_nt, manager.step, dtype=dtype)[0]

@@ -7,6 +7,7 @@ import torch
 from legacy_small import batch_of, credited
 from legacy_small import trainer_of as v0_trainer_of
 from queue_small import fetch, filled, made, put
+from verl.trainer.ppo import ray_trainer
 from verl_small import V0, config_of, manager_of
 
 from oracles import slow_recursion
@@ -25,14 +26,10 @@ RECIPES = {
     "sae": PAIR + f"method: sae\noptions: {{lam: {LAM}, gamma: {GAMMA}, threshold: {THRESHOLD}}}\n",
 }
 CRITIC = ("critic.enable=True", "critic.model.path=model")
-V0_CRITIC = (*V0, "critic.strategy=fsdp2", *CRITIC)
 #: Parts of a completion (0: the tool's), what it answers, what it states.
+THOUGHT = [(1, "<reasoning>So"), (0, " 7 7 "), (1, "</reasoning><answer>4</answer>")]
 TOLD = [
-    (
-        [(1, "<reasoning>So"), (0, " 7 7 "), (1, "</reasoning><answer>4</answer>"), (1, "<confidence>0.9</confidence>")],
-        1.0,
-        0.9,
-    ),
+    ([*THOUGHT, (1, "<confidence>0.9</confidence>")], 1.0, 0.9),
     ([(1, "<answer>5</answer>"), (1, "<confidence>0.3</confidence>")], 0.0, 0.3),
     ([(1, "<answer>4</answer>"), (0, "tool")], 1.0, None),
     ([(1, "So")], None, None),
@@ -72,10 +69,8 @@ def loops(row, value, logp, name):
     def lam_after(_, place, later):
         return 1.0 if name == "sae" and math.exp(float(logp[later])) >= THRESHOLD else LAM
 
-    adv_1t, critic_1t = (
-        slow_recursion(reward_1t, value[None], mask_1t, gamma=GAMMA, lam_after=lam)
-        for lam in (lam_after, lambda *_: VALUE_LAM)
-    )
+    lams = lam_after, lambda *_: VALUE_LAM
+    adv_1t, critic_1t = (slow_recursion(reward_1t, value[None], mask_1t, gamma=GAMMA, lam_after=lam) for lam in lams)
     target_1t = torch.where(mask_1t, critic_1t + value, 0.0)
     return adv_1t[0] / mask_1t.sum(), target_1t[0]  # per: completion
 
@@ -102,11 +97,8 @@ def test_v1(tmp_path, name, poison):
 @pytest.mark.parametrize("name", RECIPES)
 def test_v0_divides_by_lengths_and_targets_do_not_know(tmp_path, name):
     """The factor that undoes verl's division is on the advantages, never on the critic's targets."""
-    from verl.trainer.ppo import ray_trainer
-
-    config = config_of(
-        tmp_path, *V0_CRITIC, "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean", recipe=RECIPES[name]
-    )
+    mean = "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"
+    config = config_of(tmp_path, *V0, "critic.strategy=fsdp2", *CRITIC, mean, recipe=RECIPES[name])
     trainer, manager = v0_trainer_of(config), manager_of(config)
     rows = completions_of(manager.tokenizer)
     batch = batch_of(manager, [("a", (ids, mask)) for ids, mask, _ in rows])
@@ -117,11 +109,10 @@ def test_v0_divides_by_lengths_and_targets_do_not_know(tmp_path, name):
     credited(config, batch)
     for n, (row, value, logp) in enumerate(zip(rows, values, logps, strict=True)):
         adv, target = loops(row, value, logp, name)
-        length = len(adv)
-        torch.testing.assert_close(batch.batch["advantages"][n, :length].double(), adv * sum(row[1]), atol=1e-6, rtol=0)
-        torch.testing.assert_close(batch.batch["returns"][n, :length].double(), target, atol=1e-6, rtol=0)
-        assert not batch.batch["advantages"][n, length:].any()
-        assert not batch.batch["returns"][n, length:].any()
+        for field, expected in (("advantages", adv * sum(row[1])), ("returns", target)):
+            found = batch.batch[field][n].double()
+            torch.testing.assert_close(found[: len(adv)], expected, atol=1e-6, rtol=0)
+            assert not found[len(adv) :].any()
     batch.meta_info["global_token_num"] = [1]
     metrics = ray_trainer.compute_data_metrics(batch, use_critic=trainer.use_critic)
     assert math.isfinite(metrics["critic/vf_explained_var"])

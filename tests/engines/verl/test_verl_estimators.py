@@ -55,22 +55,6 @@ def test_a_rejected_rollout_is_still_compared_with():
     assert float(advantages[0][2].abs().sum()) == 0
 
 
-@pytest.mark.parametrize(
-    "index",
-    [
-        np.array(GROUPS),
-        GROUPS,
-        torch.tensor([0, 1, 0, 1, 0, 2, 2]),
-        np.array([10**12, 7, 10**12, 7, 10**12, -3, -3]),  # make verl's own grpo_vectorized ask for terabytes
-        np.array([(1, 2), (3, 4), (1, 2), (3, 4), (1, 2), (5, 6), (5, 6), None], dtype=object)[:-1],
-    ],
-    ids=["str", "list", "tensor", "big int", "tuple"],
-)
-def test_any_ids(index):
-    found_nt = ADV_ESTIMATOR_REGISTRY["spanwise_grpo"](**dict(data_of().batch), index=index)[0]
-    assert torch.equal(found_nt, run("spanwise_grpo", data_of()))
-
-
 def test_no_index_is_refused():
     with pytest.raises(RecipeError, match="no uid"):
         ADV_ESTIMATOR_REGISTRY["spanwise_rloo"](**dict(data_of().batch))

@@ -1,14 +1,19 @@
 """LaSeR under verl: a reserved token in real rows, its score in the credit, and the gradient of verl's own `ppo_loss`."""
 
+import asyncio
 import json
 from types import SimpleNamespace
 
 import pytest
 import torch
 from queue_small import advantages_of, fetch, filled, put, trainer_of
-from transformers import LlamaConfig, LlamaForCausalLM
+from tensordict import TensorDict
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-from verl_small import RECIPE, config_of, manager_of, outputs_of, worker_of
+from verl.utils import tensordict_utils as tu
+from verl.workers.config import PolicyLossConfig
+from verl.workers.utils.losses import ppo_loss
+from verl_small import RECIPE, actor_config, config_of, manager_of, outputs_of, worker_of
 
 from spanwise import Batch, advantages, credit_batch, read
 from spanwise.engines.verl.settings import prepare
@@ -29,8 +34,6 @@ TEMPERATURE = 0.8
 def configured(folder, *overrides, **laser):
     """verl's configuration with a model that has a reserved token, and the network itself."""
     config_of(folder)
-    from transformers import AutoTokenizer
-
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|z|>"], "pad_token": "<|pad|>"})
     tokenizer.save_pretrained(folder / "model")
@@ -68,9 +71,8 @@ def credited(tmp_path, queue):
     names = ("prompts", "responses", "response_mask", "input_ids", "position_ids")
     rows = {name: [row.tolist() for row in field] for name, field in zip(names, fetch(batch, *names), strict=True)}
     with torch.no_grad():
-        old = [
-            log_probs(model, row)[-len(ids) - 1 : -1] for row, ids in zip(rows["input_ids"], rows["responses"], strict=True)
-        ]
+        pairs = zip(rows["input_ids"], rows["responses"], strict=True)
+        old = [log_probs(model, row)[-len(ids) - 1 : -1] for row, ids in pairs]
     put(batch, old_log_probs=old)
     metrics = {}
     trainer._compute_advantage(batch, metrics)
@@ -107,8 +109,6 @@ def test_what_ended_has_one_more_token_and_no_other(credited):
 
 
 def test_validation_is_left_alone(tmp_path):
-    import asyncio
-
     config, _, tokenizer = configured(tmp_path)
     worker = worker_of(SimpleNamespace(config=config))
     outputs = {}
@@ -141,35 +141,22 @@ def test_the_advantages_are_those_of_the_pipeline(credited):
 
 def loss_of(case, rows, old, adv, mode):
     """verl's `ppo_loss` on nested rows, as its FSDP engine calls it; the gradient in the model."""
-    from tensordict import TensorDict
-    from verl.utils import tensordict_utils as tu
-    from verl.workers.config import FSDPActorConfig, PolicyLossConfig
-    from verl.workers.utils.losses import ppo_loss
 
-    def nested(values, dtype=None):
-        return torch.nested.as_nested_tensor([torch.as_tensor(v, dtype=dtype) for v in values], layout=torch.jagged)
+    def nested(values):
+        return torch.nested.as_nested_tensor([torch.as_tensor(row) for row in values], layout=torch.jagged)
 
     size = len(rows["responses"])
-    data = TensorDict(
-        {
-            "prompts": nested(rows["prompts"]),
-            "responses": nested(rows["responses"]),
-            "response_mask": nested(rows["response_mask"]),
-            "old_log_probs": nested(old),
-            "advantages": nested(adv),
-            "ref_log_prob": nested([row - 0.1 for row in old]),
-        },
-        batch_size=size,
-    )
+    fields = {name: rows[name] for name in ("prompts", "responses", "response_mask")}
+    fields |= {"old_log_probs": old, "advantages": adv, "ref_log_prob": [row - 0.1 for row in old]}
+    data = TensorDict({name: nested(values) for name, values in fields.items()}, batch_size=size)
     tu.assign_non_tensor(data, dp_size=1, batch_num_tokens=sum(map(sum, rows["response_mask"])), global_batch_size=size)
-    config = FSDPActorConfig(
-        strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, loss_agg_mode="seq-mean-token-sum", use_kl_loss=True,
-        kl_loss_coef=0.2, entropy_coeff=0.0, policy_loss=PolicyLossConfig(loss_mode=mode),
+    config = actor_config(
+        loss_agg_mode="seq-mean-token-sum", use_kl_loss=True, kl_loss_coef=0.2, entropy_coeff=0.0,
+        policy_loss=PolicyLossConfig(loss_mode=mode),
     )  # fmt: skip
     case.model.zero_grad()
     whole = [p + r for p, r in zip(rows["prompts"], rows["responses"], strict=True)]
-    now = torch.nested.as_nested_tensor([log_probs(case.model, row) for row in whole], layout=torch.jagged)
-    loss, _ = ppo_loss(config, {"log_probs": now}, data)
+    loss, _ = ppo_loss(config, {"log_probs": nested([log_probs(case.model, row) for row in whole])}, data)
     return loss
 
 
@@ -188,8 +175,8 @@ def test_the_loss_is_verls_own_plus_the_verification_loss(credited, mode):
 
     length = list(map(len, ids))
     plain = {**case.rows, "responses": ids, "response_mask": [[1] * size for size in length]}
-    before = [row[:size] for row, size in zip(case.old, length, strict=True)]
-    expected = loss_of(case, plain, before, [row[:size] for row, size in zip(adv, length, strict=True)], mode)
+    before, paid = ([row[:size] for row, size in zip(rows, length, strict=True)] for rows in (case.old, adv))
+    expected = loss_of(case, plain, before, paid, mode)
     token, errors = case.trainer.spanwise.parts["laser"].token, []
     verdicts = [1, 0, None, 0, 1]  # cut off; left out, which counts as wrong
     weights = {1: 4 / (2 * 2), 0: 4 / (2 * 2)}

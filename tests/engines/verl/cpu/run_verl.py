@@ -44,11 +44,9 @@ def options(folder: Path, *, prompts: int, group: int, steps: int, **others: Any
     """Overrides for one run; `others` are more of them, with `__` for a dot and a leading `_` for `+`."""
     size, root, actor = prompts * group, "actor_rollout_ref", "actor_rollout_ref.actor"
     fields: list[tuple[str, dict[str, Any]]] = [
-        (
-            "data",
-            {"train_files": folder / "train.parquet", "val_files": folder / "eval.parquet", "train_batch_size": prompts},
-        ),
-        ("data", {"max_prompt_length": 16, "max_response_length": 32, "dataloader_num_workers": 0, "shuffle": False}),
+        ("data", {"train_files": folder / "train.parquet", "val_files": folder / "eval.parquet"}),
+        ("data", {"max_prompt_length": 16, "max_response_length": 32, "train_batch_size": prompts}),
+        ("data", {"dataloader_num_workers": 0, "shuffle": False}),
         (f"{root}.model", {"path": folder / "model", "use_remove_padding": False, "enable_gradient_checkpointing": False}),
         (f"+{root}.model.override_config", {"attn_implementation": "eager"}),
         (actor, {"strategy": "fsdp2", "use_torch_compile": False, "ppo_mini_batch_size": prompts}),
