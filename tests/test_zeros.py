@@ -81,12 +81,7 @@ def test_of_two_objectives_the_graver_reason_counts_and_what_cancels_is_said():
 
 @pytest.mark.parametrize(
     ("right_n", "said", "reason"),
-    [
-        ((0, 0, 0), 1, "ALL_WRONG"),
-        ((0.5,) * 3, 1, "ALL_EQUAL"),
-        ((0, 1, 0.5), 1, "AT_BASELINE"),
-        ((1, 1, 1), 0, "ALL_RIGHT"),
-    ],
+    [((0,) * 3, 1, "ALL_WRONG"), ((0.5,) * 3, 1, "ALL_EQUAL"), ((0, 1, 0.5), 1, "AT_BASELINE"), ((1,) * 3, 0, "ALL_RIGHT")],
 )
 def test_if_several_objectives_of_a_block_were_compared_the_first_is_named(right_n, said, reason):
     """Answers that are all wrong are not called all right because their tags are; of the others, the last earns the mean."""

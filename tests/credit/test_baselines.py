@@ -85,7 +85,7 @@ def test_blended_by_hand_without_rescoring():
 
     first = [mix(2, 4, 4.5, 4.75), mix(0, 4, 4.5, 4.75)]
     second = [mix(8, 1, 2, 2.5), mix(4, 1, 2, 2.5)]  # s2 = 2/2, t2 = 2 - 1/2
-    assert_close(baseline_n, first + second + ([mix(3, 5, 3.5, 16.25)] * 2), 1e-9)
+    assert_close(baseline_n, first + second + [mix(3, 5, 3.5, 16.25)] * 2, 1e-9)  # s2 = 10/2, t2 = 12.5 - 5/2
 
 
 @given(batch=report_batches(), data=st.data())

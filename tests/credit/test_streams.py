@@ -174,12 +174,8 @@ def test_credit_of_tokens_is_as_wide_as_float32_at_least(dtype):
     credit, _ = run(Scheme("gae", BLOCKS, PAIR, values="shared"), TOKENS, [[1, -0.25]], torch.zeros(1, 5, dtype=dtype))
     assert credit.token_nt.dtype == torch.float32
     reading, batch = reading_of(TOKENS, [[1, -0.25]]), Batch([0], mask_nt=TOKENS >= 0)
-    value_nts = torch.zeros(1, 5, 2)
-    for value_nt, expected in (
-        (None, torch.float32),
-        (value_nts.to(dtype), torch.float32),
-        (value_nts.double(), torch.float64),
-    ):
+    narrow_nts, wide_nts = torch.zeros(1, 5, 2, dtype=dtype), torch.zeros(1, 5, 2).double()
+    for value_nt, expected in ((None, torch.float32), (narrow_nts, torch.float32), (wide_nts, torch.float64)):
         assert streams(reading, replace(batch, value_nt=value_nt), Scheme("gae", BLOCKS, PAIR)).reward_snt.dtype == expected
 
 

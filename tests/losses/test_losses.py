@@ -36,9 +36,8 @@ def test_the_bounds_of_dppo():
     assert_close(dppo_of([0.1, 0.1, 0.9, 0.9], [0.29, 0.31, 0.71, 0.69], adv), [[-2.9, 0, 0.71 / 0.9, 0]])
     kl = [0.024736, 0.181005, 0.226289, 0.040822]
     for delta in (0.0247, 0.0248, 0.0408, 0.0409, 0.1810, 0.1811, 0.2262, 0.2263):
-        loss = dppo_of(
-            [0.01, 0.01, 0.9, 0.5], [0.05, 0.2, 0.6, 0.36], adv, divergence="kl", delta_low=delta, delta_high=delta
-        )
+        bounds = {"divergence": "kl", "delta_low": delta, "delta_high": delta}
+        loss = dppo_of([0.01, 0.01, 0.9, 0.5], [0.05, 0.2, 0.6, 0.36], adv, **bounds)
         assert (loss[0] != 0).tolist() == [d <= delta for d in kl]
 
 

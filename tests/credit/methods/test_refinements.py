@@ -58,9 +58,8 @@ def test_ktae_adds_nothing_where_nothing_can_be_learnt():
     for correct in (torch.ones_like(half), torch.zeros_like(half)):
         assert torch.equal(ktae(base, ids, mask, correct, group), base)
     assert torch.equal(ktae(base, ids, mask, half, torch.arange(4)), base)  # nobody to compare with
-    assert torch.equal(
-        ktae(base, torch.where(mask, 5, ids), mask, half, group, form="code"), base
-    )  # a token of all completions
+    same = torch.where(mask, 5, ids)  # one token in all completions
+    assert torch.equal(ktae(base, same, mask, half, group, form="code"), base)
 
 
 IMPORTANCE = double([[0, 0.2, 0.5, 1, 3]])
