@@ -35,12 +35,8 @@ def path(chart, name):
 
 def strokes(chart):
     """The line as lists of points (token, height in the frame); a new list after each gap."""
-    lines = []
-    for kind, x, y in re.findall(r"([ML])([\d.]+) ([\d.]+)", path(chart, "line")):
-        if kind == "M":
-            lines.append([])
-        lines[-1].append((float(x) - 0.5, float(y)))
-    return lines
+    pieces = [re.findall(r"([\d.]+) ([\d.]+)", piece) for piece in path(chart, "line").split("M")[1:]]
+    return [[(float(x) - 0.5, float(y)) for x, y in piece] for piece in pieces]
 
 
 def read(chart, low, high):
@@ -86,13 +82,12 @@ SAID = {
 
 def test_pointing_at_the_line_says_the_numbers_of_the_token_there(browser):
     show(browser, FIRST)
+    details = "[...document.querySelectorAll('.token-details dl > div')].map(e => [...e.children].map(x => x.innerText))"
     for t, numbers in SAID.items():
         point_at(browser, charts(browser)[0], t, 6)
-        entries = browser.run(
-            "return [...document.querySelectorAll('.token-details dl > div')].map(e => [...e.children].map(x => x.innerText))"
-        )
-        assert dict(entries).items() >= numbers.items()
-        assert ("segment" in dict(entries)) == ("segment" in numbers)
+        entries = dict(browser.run(f"return {details}"))
+        assert entries.items() >= numbers.items()
+        assert ("segment" in entries) == ("segment" in numbers)
         assert path(charts(browser)[0], "cursor") == f"M{t + 0.5} 0V1"
         assert "current" in token(browser, t).get_attribute("class").split()
     browser.point_at(browser.one(".token-facts"))
@@ -112,8 +107,7 @@ def test_pointing_at_a_token_marks_its_place_on_every_line(browser):
 
 
 def test_all_completions_share_one_scale_so_that_a_flat_critic_looks_flat(browser):
-    wild, flat = row(["a", "b"], values={"": [0.0, 1.0]}), row(["a", "b"], values={"": [0.5, 0.505]})
-    show(browser, wild, flat)
+    show(browser, *(row(["a", "b"], values={"": values}) for values in ([0.0, 1.0], [0.5, 0.505])))
     browser.press("j")
     (stroke,) = strokes(charts(browser)[0])
     assert abs(stroke[0][1] - stroke[1][1]) == pytest.approx(0.8 * 0.005, abs=2e-4)
@@ -173,10 +167,8 @@ def test_a_phone_shows_it_whole_and_nothing_lies_over_it(browser, dark):
     browser.scroll_to(chart)
     assert chart.rect["width"] > 250
     point_at(browser, chart, 0, 6)
-    (top, bottom), (above, below) = browser.run(
-        "return ['.token-courses', '.token-details'].map(name => document.querySelector(name).getBoundingClientRect())"
-        ".map(box => [box.top, box.bottom])"
-    )
+    boxes = "['.token-courses', '.token-details'].map(name => document.querySelector(name).getBoundingClientRect())"
+    (top, bottom), (above, below) = browser.run(f"return {boxes}.map(box => [box.top, box.bottom])")
     assert 0 <= top < bottom
     assert above < below
     assert bottom <= above or below <= top  # what is said lies beside the line, never on it

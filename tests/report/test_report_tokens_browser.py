@@ -125,9 +125,8 @@ def test_the_details_of_a_token_by_pointer_and_by_focus(browser):
     assert text(browser, ".token-details").split("\n")[:4] == ["token 3 of 5", "⏎", "block", "confidence"]  # stays
     browser.press("ARROW_RIGHT", "ARROW_RIGHT")
     assert text(browser, ".token-details").split("\n")[4:8] == ["credit, a", "not trained", "credit, b", "not trained"]
-    assert browser.run(
-        "return document.activeElement.closest('.token-row').lastElementChild.contains(document.activeElement)"
-    )
+    right = "document.activeElement.closest('.token-row').lastElementChild"
+    assert browser.run(f"return {right}.contains(document.activeElement)")
     browser.press("ESCAPE")
     assert not browser.one(".token-details").is_displayed()
     assert browser.run("return document.querySelectorAll('.token-panes [tabindex=\"0\"]').length") == 1
@@ -337,10 +336,8 @@ def test_a_line_of_a_megabyte_shows_at_once(browser, tokens):
 def test_long_texts_are_shown_whole(browser):
     tokens = ["🙂" * 13_000, *(f"{n}\n" if n % 7 == 0 else f"{n} " for n in range(3000))]
     opened(browser, row(tokens, spans={"solution": [(0, 2000)], "confidence": [(2000, 3001)]}))
-    browser.wait(
-        "document.querySelector('.token-end').scrollIntoView({behavior: 'instant'});"
-        "return document.querySelector('[data-token=\"3000\"]')"
-    )
+    scroll = "document.querySelector('.token-end').scrollIntoView({behavior: 'instant'});"
+    browser.wait(f"{scroll} return document.querySelector('[data-token=\"3000\"]')")
     all_text = "return [...document.querySelectorAll(arguments[0])].map(e => e.textContent)"
     for side in (1, 2):
         shown = browser.run(all_text, f".token-row > :nth-child({side}) .token")
@@ -406,11 +403,8 @@ def test_a_phone_stacks_the_two_methods(browser):
 
 def test_every_control_has_a_name_and_changes_are_announced(browser):
     opened(browser, FIRST, SECOND)
-    names = browser.run(
-        "return [...document.querySelectorAll('select, input, button')].map(c =>"
-        " c.ariaLabel || c.closest('label')?.textContent || c.textContent)"
-    )
-    assert all(names)
+    name = "c => c.ariaLabel || c.closest('label')?.textContent || c.textContent"
+    assert all(browser.run(f"return [...document.querySelectorAll('select, input, button')].map({name})"))
     announced = browser.run("return [...document.querySelectorAll('[aria-live=polite]')].map(e => e.className)")
     assert announced == ["token-count", "token-details"]
     browser.run("document.querySelector('[data-go=last]').focus()")

@@ -266,11 +266,8 @@ def test_thousands_of_rows_are_quick(browser):
     browser.show(credit_page(4000, 6), width=1200)
     browser.wait("return document.querySelector('.token-app:not([hidden])')", seconds=30)
     browser.run("document.querySelector('.token-listing').open = true")
-    took = browser.run(
-        "const start = performance.now(); document.querySelector(`[aria-label='Sort by completion']`).click();"
-        "return performance.now() - start"
-    )
-    assert took < 3000
+    click = "document.querySelector(`[aria-label='Sort by completion']`).click()"
+    assert browser.run(f"const start = performance.now(); {click}; return performance.now() - start") < 3000
     browser.wait("return document.querySelectorAll('.token-table [data-n]').length")
     assert browser.run("return document.querySelectorAll('.token-table [data-n]').length") < 60
 
