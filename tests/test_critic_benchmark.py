@@ -12,13 +12,11 @@ pytestmark = trl_small.THIRD_PARTY
 @pytest.mark.parametrize(
     ("task", "arm", "rate", "starts"),
     [
-        ("walk", "gae-.95", 1e-4, [0, 1, 0, 1]),
-        ("walk", "gae-0.9936", 3e-4, [0, 1, 0, 1]),
-        ("walk_uneven", "gae-.95", 3e-4, [0, 1, 2, 0]),
-        ("walk_uneven", "sae-start-.2-lam-.5-exact", 3e-4, [0, 1, 2, 0]),
+        ("walk", "gae-.95", 1e-4, [0, 1, 0, 1]), ("walk", "gae-0.9936", 3e-4, [0, 1, 0, 1]),
+        ("walk_uneven", "gae-.95", 3e-4, [0, 1, 2, 0]), ("walk_uneven", "sae-start-.2-lam-.5-exact", 3e-4, [0, 1, 2, 0]),
         ("walk_long", "gae-0.9936-exact", 3e-4, [0, 1, 2, 0]),
     ],
-)
+)  # fmt: skip
 def test_each_walk_has_its_own_rates_and_number_of_warm_starts(monkeypatch, tmp_path, task, arm, rate, starts):
     taken = []
     monkeypatch.setattr(critic, "walk_start", lambda walk, seed: taken.append(seed) or tmp_path)

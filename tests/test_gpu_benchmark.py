@@ -44,15 +44,12 @@ def test_it_runs_at_its_smallest_size(capsys):
     assert "% of the segmentation is hidden" in seen
 
 
-def test_a_policy_of_another_size_has_a_warm_start_of_its_own():
+def test_a_policy_of_another_size_has_a_warm_start_and_a_learning_rate_of_its_own():
     course = gpu_training.course_of(768, 14)
     with torch.device("meta"):
         parameters = course.model(course.tokenizer(), 0, **course.shape).num_parameters()
     assert 0.95e8 < parameters < 1.05e8
     assert course.key != gpu_training.course_of(768, 2).key
-
-
-def test_the_learning_rate_falls_with_width_and_depth():
     assert gpu_training.usual_rate(64, 2) == pytest.approx(1e-3)
     assert gpu_training.usual_rate(256, 8) == pytest.approx(1e-3 / 4 / 2)
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from score_small import ABSENT, ERROR, OK, TIMEOUT
-from spanwise import Layout, Objective, RewardError, Scheme, score_all
+from spanwise import Objective, RewardError, score_all
 from spanwise.score import items
 from spanwise.score.score import await_rewards
 
@@ -114,11 +114,11 @@ def test_batches_on_one_loop_share_the_limit_and_processes_their_share(monkeypat
         await busy.wait()
         return 1.0
 
-    objective = Objective(compute_score, "solution", options={"max_concurrent": 12})
+    objective, columns = Objective(compute_score, "solution", options={"max_concurrent": 12}), {"answer": ["0"]}
 
     async def batches():
         items.SHARERS.set(4)
-        return await asyncio.gather(*[await_rewards([objective], TEXT[:1], {"answer": ["0"]}) for _ in range(9)])
+        return await asyncio.gather(*[await_rewards([objective], TEXT[:1], columns) for _ in range(9)])
 
     assert [reward["compute_score"].value_n.item() for reward in asyncio.run(batches())] == [1.0] * 9
     assert busy.most == 3
@@ -137,16 +137,6 @@ def test_what_sees_the_part_and_what_sees_the_whole():
     assert rewards(block, columns=columns).status_nm[:2, 0].tolist() == [ABSENT, OK]
     chat = {"prompts": [[{"role": "user", "content": "q"}]] * SIZE}
     assert rewards(Objective(verifier, "note"), columns=chat).reward_nm[1].tolist() == [5.0]
-
-
-def test_each_block_has_its_own_part():
-    def compute_score(data_source, solution_str, ground_truth):
-        return float(solution_str.strip("<ab>/"))
-
-    layout = Layout(["a", "b"])
-    scheme = Scheme("bae", layout, [Objective(compute_score, each="*", options={"sees": "part"})])
-    text = [{"a": {"": "<a>1</a>", "a": "1"}, "b": {"": "<b>2</b>", "b": "2"}}]
-    assert score_all(scheme.objectives, text, columns={"answer": [""]}).reward_nm.tolist() == [[1.0, 2.0]]
 
 
 def test_if_every_call_fails_the_run_ends_and_nothing_stays_in_flight():

@@ -86,10 +86,6 @@ def why(blocks, block):
     return [None if text[block] is None else float(len(text[block][block]) or -1) for text in blocks]
 
 
-def loud(blocks):
-    return [1.0 for _ in blocks]
-
-
 STEPS = Layout({"step[*]": "step"}, most=3)
 
 
@@ -100,8 +96,6 @@ def test_a_function_of_one_block_hears_which_and_an_absent_step_is_absent():
     reading = read(batch(text, text, listed=[[0.1, 0.2, 0.3], [0.5, None]]), scheme, BYTES)
     expected = [[3, -1, NAN, 0.1, 0.2, NAN], [3, -1, NAN, 0.5, NAN, NAN]]
     assert_close(reading.scores.reward_nm, expected, 1e-12, equal_nan=True)
-    with pytest.raises(RecipeError, match="'loud' has 'each'"):
-        Scheme("bae", STEPS, [Objective(loud, each="step[*]")])
     for reward in (why, "listed"):
         chosen = Scheme("bae", STEPS, [Objective(reward, each="*", pays="step[2]", options={"block": "step[0]"})])
         assert [dict(o.options) for o in chosen.objectives] == [{"block": "step[0]"}] * 3
@@ -166,9 +160,13 @@ def test_a_function_that_takes_whatever_it_is_given_does_not_know_its_block():
             Scheme("bae", PAIR, [Objective(function, "a", criteria=["It is short.", "It is true."])])
 
 
-def test_a_function_of_one_completion_hears_its_block_too():
+def test_a_function_of_one_completion_hears_its_block_or_sees_its_text():
     def place(solution_str, ground_truth, block):
         return float("ab".index(block))
 
-    scheme = Scheme("bae", PAIR, [Objective(place, each="*")])
-    assert read(batch('{"a": 1, "b": 2}'), scheme, BYTES).scores.reward_nm.tolist() == [[0.0, 1.0]]
+    def number(solution_str, ground_truth):
+        return float(solution_str.rstrip("}").rpartition(":")[2].rstrip(", "))
+
+    objectives = [Objective(place, each="*"), Objective(number, each="*", options={"sees": "part"})]
+    scores = read(batch('{"a": 1, "b": 2}'), Scheme("bae", PAIR, objectives), BYTES).scores
+    assert scores.reward_nm.tolist() == [[0.0, 1.0, 1.0, 2.0]]

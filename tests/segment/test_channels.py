@@ -1,4 +1,7 @@
-"""`channels`: the families' own signs, token by token, and three families end to end with their templates."""
+"""`channels`: signs of other families, prompts that open a channel, and two families end to end with their templates.
+
+`tests/fuzz` holds all signs against an oracle.
+"""
 
 import pytest
 import torch
@@ -70,13 +73,6 @@ QWEN = """{%- for m in messages %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}{% endif %}"""
 
-LLAMA = """{%- for m in messages %}
-{%- if m.role == 'assistant' %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
-{%- if m.call %}{{ '<|python_tag|>' + m.call + '<|eom_id|>' }}{% else %}{{ m.content + '<|eot_id|>' }}{% endif %}
-{%- else %}{{ '<|start_header_id|>' + ('ipython' if m.role == 'tool' else m.role) + '<|end_header_id|>\\n\\n' + m.content
-  + '<|eot_id|>' }}{% endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"""
 
 HARMONY = """{%- for m in messages %}
 {%- if m.role == 'assistant' %}{{ '<|start|>assistant<|channel|>analysis<|message|>' + m.thinks + '<|end|>' }}
@@ -95,7 +91,6 @@ MESSAGES = [
 ]
 QWEN_SIGNS = ("<|im_start|>", "<|im_end|>")
 QWEN_WORDS = ("<think>", "</think>", "<tool_call>", "</tool_call>")  # added, but not special, as in Qwen3
-LLAMA_SIGNS = ("<|start_header_id|>", "<|end_header_id|>", "<|python_tag|>", "<|eom_id|>", "<|eot_id|>")
 OSS_SIGNS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|call|>", "<|return|>")
 LAYOUT = ["reasoning", "tool_call[*]", "answer"]
 
@@ -126,11 +121,6 @@ CONVERSATIONS = {
          "answer": "\n\nIt is 4.<|im_end|>"},
         {"reasoning": "So 4.\n", "tool_call[0]": '\n{"n": 2}\n', "answer": "\n\nIt is 4."},
     ),
-    "Llama 3": (
-        byte_level(special=LLAMA_SIGNS), LLAMA, None,
-        {"tool_call[0]": '<|python_tag|>{"n": 2}<|eom_id|>', "answer": "It is 4.<|eot_id|>"},
-        {"tool_call[0]": '{"n": 2}', "answer": "It is 4."},
-    ),
     "gpt-oss": (
         byte_level(special=OSS_SIGNS), HARMONY, None,
         {"reasoning": "<|channel|>analysis<|message|>I ask.<|end|><|channel|>analysis<|message|>So 4.<|end|>",
@@ -157,11 +147,7 @@ def test_a_conversation_with_a_tool(case):
     assert by_block == tokens
     assert {name: keyed[name] for name, keyed in texts[0].items() if keyed is not None} == parts
     assert (spans.block_nt >= 0).equal(mask)
-    assert int(spans.fault_n) == (0 if "reasoning" in parts else 1)
-    # What stands at masked tokens is never read, whatever it is.
-    masked = find_blocks(ids.masked_fill(~mask, -100), mask, layout=layout, vocabulary=vocabulary)
-    assert masked[0].block_nt.equal(spans.block_nt)
-    assert masked[1] == texts
+    assert int(spans.fault_n) == 0
 
 
 def test_a_repeated_channel_can_be_the_prefilled_one():

@@ -61,11 +61,6 @@ def test_an_empty_match_claims_nothing():
     assert segment({"n": "regex:x*", "rest": []}, ["a"])[2] == Fault.MISSING
 
 
-def test_blocks_run_on_to_the_next_match_where_nothing_is_the_rest():
-    owners, _, fault = segment({"a": "regex:A:", "b": "regex:B:"}, ["So ", "A:", " 1 ", "B", ": 2"])
-    assert (owners, fault) == (["a"] * 3 + ["b"] * 2, 0)
-
-
 def test_of_several_patterns_the_first_to_begin_wins_then_the_longer_one():
     layout = Layout({"word": "regex:[a-z]+", "line": "regex:b[a-z ]+", "rest": []})
     # "ab" begins at 0; "b c" begins inside it and is dropped; then "c" is a word.

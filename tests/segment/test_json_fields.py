@@ -31,6 +31,7 @@ PRICES = {"items[0].price": "3", "items[1].price": "4"}
 SAID = {
     "prose around": (AB, 'Set {x}, so: {"a": 1.5, "b": true} for "you', {"a": "1.5", "b": "true"}, OK),
     "an object that comes again": (AB, '{"a": 1, "b": 2} no: {"a": 3, "b": 4}', {"a": "1", "b": "2"}, DUPLICATE),
+    "another key that comes again": (AB, '{"a": 1, "c": 2, "c": 3, "b": 3}', {"a": "1", "b": "3"}, OK),
     "escapes": (AB, r'{"\u0061": "\"\\\n\u00e9\ud83d\ude42", "b": "\ud800"}', {"a": '"\\\né🙂', "b": "�"}, OK),
     "what is no escape": (AB, r'{"a": "\q", "b": "\u12"}', {"a": r"\q", "b": r"\u12"}, OK),
     "no comma": (AB, '{"a": 1 "b": 2}', {"a": None, "b": "2"}, NESTED),

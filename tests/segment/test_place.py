@@ -93,14 +93,11 @@ def test_a_segmenter_of_ones_own_may_look_for_tags():
 @pytest.mark.parametrize(
     ("said", "mark", "expected"),
     [
-        ("## Answer\nRome", "markdown:Answer", "Rome"),
-        ("Answer: Rome", "delimiters:Answer: ...", "Rome"),
-        ("Answer: Rome", "regex:Answer: (.*)", "Rome"),
-        ("Rome\n", "lines:", "Rome"),
-        ("```python\nx = 1\n```", "code:fence", "x = 1\n"),
-        ("x = 1\n", "code:python.statement", "x = 1"),
+        ("## Answer\nRome", "markdown:Answer", "Rome"), ("Answer: Rome", "delimiters:Answer: ...", "Rome"),
+        ("Answer: Rome", "regex:Answer: (.*)", "Rome"), ("Rome\n", "lines:", "Rome"),
+        ("```python\nx = 1\n```", "code:fence", "x = 1\n"), ("x = 1\n", "code:python.statement", "x = 1"),
     ],
-)
+)  # fmt: skip
 def test_no_part_says_the_token_that_ends_a_turn(said, mark, expected, sign):
     owners, text, fault = segment({"answer": mark}, [said, sign], added=[sign])
     assert next(part for key, part in text["answer"].items() if key) == expected

@@ -82,13 +82,6 @@ def test_low_probability_cuts_where_sae_does():
     assert owners(Layout({"s[*]": "low_probability:0.5"}, most=4), [0.9, 0.5, 0.4])[0] == [0, 0, 1]  # 0.5 is not below 0.5
 
 
-def test_cuts_after_every_token_and_after_every_second_unsure_one():
-    # White space is a token, too.
-    assert segment({"s[*]": "fixed:1"}, ["a", " ", "b"], most=4)[0] == ["s[0]", "s[1]", "s[2]"]
-    # Unsure, below 0.5, are the tokens 0, 2, 4 and 5: the cuts are after 2 and after 5.
-    assert owners(Layout({"s[*]": "cuts:2@0.5"}, most=4), [0.4, 0.5, 0.3, 0.9, 0.2, 0.1, 0.9])[0] == [0, 0, 0, 1, 1, 1, 2]
-
-
 @pytest.mark.parametrize(
     "marks", ["fixed:0", "fixed:a", "cuts:5@2", "cuts:@0.5", "low_probability:", "low_probability:nan", "fixed:2 fixed:3"]
 )

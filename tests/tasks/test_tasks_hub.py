@@ -1,7 +1,6 @@
 """A model and a dataset by name: a small local folder and local files go the same road as hub names."""
 
 import re
-from dataclasses import replace
 
 import datasets
 import pytest
@@ -10,7 +9,6 @@ from datasets import Dataset, DatasetDict
 from plain_files import save
 from spanwise.errors import DataError, RecipeError
 from spanwise.layout import Layout
-from spanwise.segment import SEGMENTERS
 from spanwise.tasks import load_task
 from spanwise.tasks.embedded import build_model, build_tokenizer
 from spanwise.tasks.hub import read_rows
@@ -174,12 +172,10 @@ def test_too_few_rows_or_no_answer_in_one(models, tmp_path, rows, sentence) -> N
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("bad.json", "{nope", "JSON parse error"),
-        ("bad.parquet", "xx", "Parquet"),
-        ("absent.csv", None, "is neither in "),
-        ("notes.txt", "hello", "not a kind of file"),
+        ("bad.json", "{nope", "JSON parse error"), ("bad.parquet", "xx", "Parquet"),
+        ("absent.csv", None, "is neither in "), ("notes.txt", "hello", "not a kind of file"),
     ],
-)
+)  # fmt: skip
 def test_unreadable_file_is_named_with_the_option(models, tmp_path, name, content, message) -> None:
     file = tmp_path / name
     if content is not None:
@@ -196,24 +192,21 @@ SYSTEM = {"role": "system", "content": "Write <plan> and <code>."}
 TALKS = [[SYSTEM, {"role": "user", "content": f"Sort list {n}."}] for n in range(5)]
 
 
+ASK, SUM = "Write <plan>, <code>.", "What is 1 + 1?"
+
+
 @pytest.mark.parametrize(
-    ("style", "instruction", "expected"),
+    ("style", "instruction", "turns"),
     [
-        ("plain", "Write <plan>, <code>.", "Write <plan>, <code>.\n\nProblem:\nWhat is 1 + 1?\n\n"),
-        ("plain", "", "What is 1 + 1?"),
-        ("user", "Write <plan>, <code>.", [{"role": "user", "content": "Write <plan>, <code>.\n\nWhat is 1 + 1?"}]),
-        ("user", "", [{"role": "user", "content": "What is 1 + 1?"}]),
-        (
-            "system",
-            "Write <plan>, <code>.",
-            [{"role": "system", "content": "Write <plan>, <code>."}, {"role": "user", "content": "What is 1 + 1?"}],
-        ),
-        ("system", "", [{"role": "user", "content": "What is 1 + 1?"}]),
+        ("user", ASK, [("user", f"{ASK}\n\n{SUM}")]), ("user", "", [("user", SUM)]),
+        ("system", ASK, [("system", ASK), ("user", SUM)]), ("system", "", [("user", SUM)]),
+        ("plain", ASK, f"{ASK}\n\nProblem:\n{SUM}\n\n"), ("plain", "", SUM),
     ],
-)
-def test_an_instruction_of_ones_own_goes_where_there_is_room(models, jsonl, style, instruction, expected) -> None:
+)  # fmt: skip
+def test_an_instruction_of_ones_own_goes_where_there_is_room(models, jsonl, style, instruction, turns) -> None:
     task = load_task(models[style], jsonl, layout=PLAN, instruction=instruction)
-    assert expected in [*task.train["prompt"], *task.evaluation["prompt"]]
+    prompt = turns if style == "plain" else [{"role": role, "content": content} for role, content in turns]
+    assert prompt in [*task.train["prompt"], *task.evaluation["prompt"]]
     assert task.layout == PLAN
 
 
@@ -263,6 +256,7 @@ def test_tags_that_no_prompt_asks_for_are_refused_or_said(models, jsonl, tmp_pat
     [
         (Layout({"solution": ["reasoning", "answer"]}), "2 + 2?"),  # some of what the usual instruction asks for
         (Layout({"all": []}), "2 + 2?"),
+        (Layout({"all": "markdown:Plan"}), "2 + 2?"),  # no tags are looked for
         (Layout({"all": ["plan"]}), "Write <plan> first. 2 + 2?"),  # the question itself asks
         (Layout({"all": ["think", "answer"]}, prefilled="think"), "2 + 2?"),  # the prompt opens it
     ],
@@ -270,12 +264,6 @@ def test_tags_that_no_prompt_asks_for_are_refused_or_said(models, jsonl, tmp_pat
 def test_nothing_is_refused_where_the_prompts_say_it(models, tmp_path, layout, question) -> None:
     rows = [{"question": f"{n}: {question}", "answer": "4"} for n in range(5)]
     load_task(models["system"], file_of(tmp_path, rows), layout=layout)
-
-
-def test_no_tags_are_looked_for_where_another_segmenter_finds_the_blocks(models, tmp_path, monkeypatch) -> None:
-    monkeypatch.setitem(SEGMENTERS, "lines", replace(SEGMENTERS["tags"], asks=None))
-    rows = ROWS[:5]
-    load_task(models["system"], file_of(tmp_path, rows), layout=Layout({"all": ["plan"]}, segmenter="lines"))
 
 
 def test_keys_of_fields_must_be_asked_for_as_tags_must(models, tmp_path) -> None:
