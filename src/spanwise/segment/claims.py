@@ -23,8 +23,6 @@ Inner = tuple[int, int] | bytes
 Match = tuple[str, int, int, Inner | None]
 #: Matches a token that ends a turn or a text, such as `<|im_end|>`.
 _END = re.compile("<\\|[^<>|\\n]{1,64}\\|>|</s>|<eos>|<end_of_turn>|<\uff5c[^<>\\n]{1,64}\uff5c>".encode())
-
-
 #: Matches one after which another turn begins. Other tokens, such as `<|channel|>`, stand inside a turn.
 _TURN_END = re.compile(
     "<\\|(?:im_end|end|eo|return|call)[^<>|\\n]{0,60}\\|>|</s>|<eos>|<end_of_turn>|<\uff5cend[^<>\\n]{0,60}\uff5c>".encode()
