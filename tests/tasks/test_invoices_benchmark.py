@@ -17,6 +17,7 @@ from spanwise.tasks import invoices, task_shape, warm_start
 from spanwise.tasks.embedded import STARTS
 from spanwise.tasks.invoices import LONGEST, MEASURED
 
+pytestmark = pytest.mark.usefixtures("unchecked_shapes")  # thousands of letters: the checks take most of the time
 GOLD = {
     "invoice": 4821, "customer": "Dana Weltor", "date": None, "due": None, "currency": "EUR",
     "items": [{"name": "blue lamp", "quantity": 3, "price": 12}], "total": 36,

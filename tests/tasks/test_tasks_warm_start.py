@@ -204,7 +204,7 @@ def test_long_texts_come_in_smaller_batches() -> None:
 
 def test_training_learns_the_order_of_the_tags(tmp_path) -> None:
     losses = []
-    settings = WarmStartSettings(easy=Phase(50, 3e-3, 0.03), batch=32, warm_up=5)
+    settings = WarmStartSettings(easy=Phase(40, 3e-3, 0.03), batch=16, warm_up=5)
     folder = warm_start(
         "easy", cache_folder=tmp_path, settings=settings, progress=lambda step, total, loss: losses.append(loss)
     )
