@@ -176,7 +176,7 @@ EMBEDDED = {**STARTS, **{kind.__class__.__name__: embedded(kind) for kind in (Fi
 
 
 @pytest.mark.parametrize("name", EMBEDDED)
-def test_held_out_prompts_are_different_nested_and_never_trained_on(name) -> None:
+def test_held_out_prompts_are_different_nested_and_never_trained_on(unchecked_shapes, name) -> None:
     task = EMBEDDED[name]
     source, held_out = task.source, task.source.held_out_prompts
     assert len(held_out) == 512
