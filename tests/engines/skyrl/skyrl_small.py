@@ -120,14 +120,15 @@ class SignsGenerator(GeneratorInterface):
             last = turn == len(answers) - 1
             facts = fits, plan[turn], float(all(right)) if last else None
             reward = sum(right) / len(right) if last else 0.0
-            row = context(plan, answers[:turn]), [answer], reward, [1], *facts, trajectory, last
-            for key, value in zip(output, row, strict=True):
-                output[key].append(value)
+            self.add(output, context(plan, answers[:turn]), [answer], reward, [1], *facts, trajectory, last)
 
     def flat(self, output, trajectory, plan, answers):
         tokens, right = [*context(plan, answers)[1:], answers[-1]], checked(plan, answers)
         mask = [1 - n % 2 for n in range(len(tokens))]
-        row = [FIRST_ASKED + plan[0]], tokens, sum(right) / len(right), mask, right, plan, float(all(right))
+        facts = right, plan, float(all(right))
+        self.add(output, [FIRST_ASKED + plan[0]], tokens, sum(right) / len(right), mask, *facts)
+
+    def add(self, output, *row):
         for key, value in zip(output, row, strict=True):
             output[key].append(value)
 
@@ -175,12 +176,11 @@ def ragged(seed, *, prompts=4, samples=3, turns=6):
             history, last = list(opening), draw.randint(1, turns) - 1
             for turn in range(last + 1):
                 reply, heard = words(1, 7), words(0, 3)
-                output["prompt_token_ids"].append(list(history))
-                output["response_ids"].append(reply + heard)
-                output["loss_masks"].append([1] * len(reply) + [0] * len(heard))
-                output["rewards"].append(float(draw.randrange(3)) if turn == last else 0.0)
-                output["trajectory_ids"].append(TrajectoryID(str(prompt), sample))
-                output["is_last_step"].append(turn == last)
+                mask = [1] * len(reply) + [0] * len(heard)
+                reward = float(draw.randrange(3)) if turn == last else 0.0
+                row = history, reply + heard, reward, mask, TrajectoryID(str(prompt), sample), turn == last
+                for key, value in zip(output, row, strict=True):
+                    output[key].append(value)
                 history = history + reply + heard + words(0, 2)
     return {**output, **BARE}
 

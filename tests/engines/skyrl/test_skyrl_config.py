@@ -14,8 +14,6 @@ from spanwise.errors import RecipeError
 
 ALGORITHM = "trainer.algorithm."
 GAE = "layout: {turn: []}\nmethod: gae\nobjectives: [{reward: environment, pays: turn}]\n"
-
-
 CRITIC = {"trainer.critic.model.path": "some"}
 BLOCKS = (
     "layout: {solution: [answer], confidence: [confidence]}\nmethod: gae\nobjectives:\n"
@@ -32,35 +30,31 @@ def of_algorithm(**changes):
 
 
 def of_spanwise(**changes):
-    return {f"{ALGORITHM}spanwise.{name}": value for name, value in changes.items()}
+    return of_algorithm(**{f"spanwise.{name}": value for name, value in changes.items()})
 
 
 SAMPLING = of_algorithm(**{"dynamic_sampling.type": "filter"})
 FULL = {"trainer.fully_async.sample_full_batch": True}
 BASELINE = GAE.replace("gae", "reinforce++-baseline")
+UNSCALED = of_algorithm(grpo_norm_by_std=False)
+OF_BATCH = small.BROADCAST.replace("rloo", "bae").replace("turn}", "turn, baseline: batch}")
 REFUSED = {  # recipe, changes of SkyRL's configuration, and the words that the error names
     "no estimator": (small.BROADCAST, of_algorithm(advantage_estimator="grop"), "'grop'. Did you mean 'grpo'"),
     "whitened": (small.BROADCAST, of_algorithm(advantage_batch_normalize=True), "padding included"),
     "KL in the reward": (small.BROADCAST, of_algorithm(use_kl_in_reward=True), "use_kl_loss=true"),
     "no reduction": (small.BROADCAST, of_algorithm(loss_reduction="mean"), "loss_reduction 'mean'"),
     "no advantages": (small.BROADCAST, of_algorithm(policy_loss_type="cross_entropy"), "without advantages"),
-    "tokens picked by advantages": (
-        small.BROADCAST,
-        of_algorithm(policy_loss_type="clip_cov"),
-        "'clip_cov', a token's weight",
-    ),
-    "a KL picked by advantages": (small.BROADCAST, of_algorithm(policy_loss_type="kl_cov"), "'kl_cov', a token's weight"),
+    **{
+        f"tokens picked by {loss}": (small.BROADCAST, of_algorithm(policy_loss_type=loss), f"'{loss}', a token's weight")
+        for loss in ("clip_cov", "kl_cov")
+    },
     "no recipe": (small.BROADCAST, {ALGORITHM + "spanwise.recipe": None}, r"spanwise\.recipe="),
     "rows that are dropped": (small.BROADCAST, LEGACY, r"48 rows .* micro-batches of 5\. Use token_mean"),
     "two lambdas": (GAE + "options: {lam: 0.7}", {**CRITIC, **of_algorithm(lambd=0.8)}, r"lambd is 0\.8, .* lam: 0\.7"),
-    "no deviation, dcpo": (GRPO.replace("grpo", "dcpo"), of_algorithm(grpo_norm_by_std=False), "method 'dcpo'"),
-    "no deviation, gigpo": (
-        small.GIGPO + "options: {scale: std}",
-        {**STEPWISE, **of_algorithm(grpo_norm_by_std=False)},
-        "method 'gigpo'",
-    ),
+    "no deviation, dcpo": (GRPO.replace("grpo", "dcpo"), UNSCALED, "method 'dcpo'"),
+    "no deviation, gigpo": (small.GIGPO + "options: {scale: std}", {**STEPWISE, **UNSCALED}, "method 'gigpo'"),
     "refined turns": (GRPO + "refine: ktae", STEPWISE, r"refine .* generator\.step_wise_trajectories=true"),
-    "no deviation": (GRPO, of_algorithm(grpo_norm_by_std=False), "grpo_norm_by_std is False"),
+    "no deviation": (GRPO, UNSCALED, "grpo_norm_by_std is False"),
     "a model": (MODEL, {}, "'reward_model' loads a reward model"),
     "no critic": (GAE, {}, r"add trainer\.critic\.model\.path=MODEL"),
     "a critic for nobody": (small.BROADCAST, CRITIC, "asks for a critic, but method"),
@@ -71,11 +65,7 @@ REFUSED = {  # recipe, changes of SkyRL's configuration, and the words that the 
     "bins": (GAE + "critic: {head: hl_gauss}", CRITIC, "Leave head out"),
     "groups by values": (GAE, {**CRITIC, **SAMPLING}, "credit needs value_nt"),
     "groups by turns": (small.BROADCAST, {**STEPWISE, **SAMPLING}, "a row is one turn, not a rollout"),
-    "groups by a batch": (
-        small.BROADCAST.replace("rloo", "bae").replace("turn}", "turn, baseline: batch}"),
-        FULL,
-        "'environment'",
-    ),
+    "groups by a batch": (OF_BATCH, FULL, "'environment'"),
     "groups by a method's batch": (GAE.replace("gae", "reinforce++"), FULL, "method 'reinforce\\+\\+'"),
     "groups by a mean of the batch": (BASELINE, FULL, "method 'reinforce\\+\\+-baseline'"),
     "groups by conflicts": (GAE.replace("gae", "gdpo") + "options: {conflict: 1}", FULL, "method 'gdpo'"),
@@ -100,7 +90,7 @@ def test_what_fits(data):
         for layout in ("flat", "merged"):
             assert check(small.config(data, recipe=recipe, layout=layout, **critic)).scheme.method == method
     assert check(small.config(data, recipe=BLOCKS + "values: shared", **CRITIC)).scheme.value_names == ("return",)
-    check(small.config(data, recipe=small.BROADCAST, **of_algorithm(grpo_norm_by_std=False)))
+    check(small.config(data, recipe=small.BROADCAST, **UNSCALED))
     check(small.config(data, recipe=small.BROADCAST, **FULL, **STEPWISE))
     for recipe in (  # a group of equal rewards gets the same in the batch and alone: its returns, or 0
         GAE.replace("gae", "reinforce++") + "options: {whiten: false}",
@@ -136,18 +126,12 @@ def test_the_configuration_travels_to_the_task_that_trains(data):
 
 
 def arguments(data, tmp_path, **changes):
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(small.BROADCAST)
+    (tmp_path / "recipe.yaml").write_text(small.BROADCAST)
     settings = {
-        "trainer.override_entrypoint": "spanwise.engines.skyrl.main",
-        "trainer.algorithm.spanwise.recipe": recipe.name,
-        "trainer.policy.model.path": "some",
-        "data.train_data": f"['{data}']",
-        "trainer.logger": "console",
-        "trainer.placement.policy_num_gpus_per_node": 1,
-        "generator.inference_engine.num_engines": 1,
-        **changes,
-    }
+        "trainer.override_entrypoint": "spanwise.engines.skyrl.main", "trainer.policy.model.path": "some",
+        "trainer.logger": "console", "trainer.placement.policy_num_gpus_per_node": 1, "data.train_data": f"['{data}']",
+        "generator.inference_engine.num_engines": 1, **of_spanwise(recipe="recipe.yaml"), **changes,
+    }  # fmt: skip
     return [f"{name}={value}" for name, value in settings.items()]
 
 
@@ -157,7 +141,7 @@ def test_both_commands_come_here(data, tmp_path, monkeypatch, command):
     started = []
     monkeypatch.setattr(main, "initialize_ray", started.append)
     monkeypatch.setattr(main.ray, "get", lambda task: None)
-    monkeypatch.setattr(main._run, "remote", lambda cfg: started.append(cfg))
+    monkeypatch.setattr(main._run, "remote", started.append)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["main", *arguments(data, tmp_path, **of_spanwise(folder="runs/a"))[command is main :]])
     command.main()
@@ -170,7 +154,7 @@ def test_both_commands_come_here(data, tmp_path, monkeypatch, command):
 def test_it_is_refused_before_ray_starts(data, tmp_path, monkeypatch):
     monkeypatch.setattr(main, "initialize_ray", lambda cfg: pytest.fail("too late"))
     monkeypatch.chdir(tmp_path)
-    bad = arguments(data, tmp_path, **{"trainer.algorithm.use_kl_in_reward": "true"})
+    bad = arguments(data, tmp_path, **of_algorithm(use_kl_in_reward="true"))
     monkeypatch.setattr(sys, "argv", ["main_base", *bad])
     with pytest.raises(RecipeError, match="use_kl_loss=true"):
         main_base.main()

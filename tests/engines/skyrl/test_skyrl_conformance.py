@@ -57,12 +57,8 @@ def test_it_gives_every_token_the_advantage_of_the_file(data, name, layout, dtyp
     rows = [rows[n] for n in order]
     rollouts = [row.get("rollout", n) for n, row in zip(order, rows, strict=True)]
     ids = [TrajectoryID(uid[row["group"]], key) for row, key in zip(rows, rollouts, strict=True)]
-    output = {
-        "paid": [row.get("paid") for row in rows],
-        "anchors": [row.get("anchor") for row in rows],
-        "trajectory_ids": ids,
-    }
-    output |= {"is_last_step": [*(a != b for a, b in pairwise(rollouts)), True]}
+    output = {theirs: [row.get(name) for row in rows] for name, theirs in (("paid", "paid"), ("anchor", "anchors"))}
+    output |= {"trajectory_ids": ids, "is_last_step": [*(a != b for a, b in pairwise(rollouts)), True]}
     shape = {"layout": layout, "prompts": len(uid), "samples": 1}
     trainer, trained = credited(data, conformance.RECIPES[name], rows, [t.instance_id for t in ids], output, dtype, **shape)
     assert (len(trained["response_ids"]) < len(rows)) == (layout == "merged" and conformance.ROWS[name] == "turns")

@@ -18,11 +18,12 @@ ONE = f"{HEAD}method: gae\noptions: {{lam: 0.5}}\n"
 def config(data, recipe=ONE, *, layout="merged", prompts=4, samples=3, **changes):
     """With a critic that starts as a copy of the policy's trunk."""
     critic = {
-        "trainer.critic.model.path": small.model_path(data),
-        "trainer.critic_mini_batch_size": prompts,
-        "trainer.critic.optimizer_config.lr": 0.01,
+        "critic.model.path": small.model_path(data),
+        "critic_mini_batch_size": prompts,
+        "critic.optimizer_config.lr": 0.01,
     }
-    return small.config(data, recipe=recipe, layout=layout, prompts=prompts, samples=samples, **{**critic, **changes})
+    changes = {**{f"trainer.{name}": value for name, value in critic.items()}, **changes}
+    return small.config(data, recipe=recipe, layout=layout, prompts=prompts, samples=samples, **changes)
 
 
 def generated(layout):
@@ -104,8 +105,9 @@ def test_without_an_inner_mask_it_is_skyrls_own_gae(data):
     output["loss_masks"] = [[1] * len(mask) for mask in output["loss_masks"]]
     settings = {"advantage_estimator": "gae", "gamma": 0.9, "lambd": 0.7}
     changes = {f"trainer.algorithm.{name}": value for name, value in settings.items()}
-    theirs, _ = small.up_to_values(small.trainer(config(data, None, layout="flat", **changes)), output, uids)
-    expected = small.trainer(config(data, None, layout="flat", **changes)).compute_advantages_and_returns(theirs)
+    skyrls = small.trainer(config(data, None, layout="flat", **changes))
+    theirs, _ = small.up_to_values(skyrls, output, uids)
+    expected = skyrls.compute_advantages_and_returns(theirs)
     recipe = recipe_of("gae", gamma=0.9, lam=0.7, whiten=True, critic={"gae_lambda_value": 0.7})
     trainer = small.trainer(config(data, recipe, layout="flat"))
     ours, _ = small.up_to_values(trainer, output, uids)
@@ -129,9 +131,8 @@ def test_what_stands_at_masked_tokens_changes_nothing(data, method, layout, pois
         recipe = recipe_of(method, lam=0.5, whiten=True) if method == "gae" else recipe_of(method)
         trainer = small.trainer(config(data, recipe, layout=layout))
         batch, _ = small.up_to_values(trainer, output, uids)
-        for field in ("values", "action_log_probs"):
-            if value is not None:
-                batch[field] = torch.where(batch["loss_mask"] > 0, batch[field], value)
+        for field in () if value is None else ("values", "action_log_probs"):
+            batch[field] = torch.where(batch["loss_mask"] > 0, batch[field], value)
         trainer.compute_advantages_and_returns(batch)
         logged = torch.tensor(list(trainer._execute_training_step("critic", batch).values()))
         weights = [p.detach().clone() for p in trainer.dispatch.critic.model.parameters()]
@@ -176,10 +177,10 @@ def test_the_critic_is_fitted_while_the_policy_waits(data, layout, dp, mini_batc
     recipe = recipe_of("gae", lam=0.95, critic={"policy_training_start_step": 7})
     changes = {"trainer.critic_mini_batch_size": mini_batch, "trainer.max_training_steps": 9}
     trainer = small.trainer(config(data, recipe, layout=layout, prompts=24, samples=2, **changes), dp=dp, script=decided)
-    start = [p.clone() for p in (*trainer.dispatch.model.parameters(), *trainer.dispatch.critic.model.parameters())]
+    weights = [*trainer.dispatch.model.parameters(), *trainer.dispatch.critic.model.parameters()]
+    start = [weight.clone() for weight in weights]
     small.run(trainer)
-    ends = (*trainer.dispatch.model.parameters(), *trainer.dispatch.critic.model.parameters())
-    assert not any(torch.equal(before, after) for before, after in zip(start, ends, strict=True))
+    assert not any(map(torch.equal, start, weights))
     assert len(trainer.dispatch.fitted) == 9 * 24 // mini_batch
     assert len(trainer.dispatch.trained) == 2
     logged = trainer.tracker.logged

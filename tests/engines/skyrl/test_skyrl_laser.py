@@ -17,14 +17,11 @@ LASER = {
     "token": TOKEN, "verdict": "right", "reference": -4.0, "beta": 0.3, "alpha": 0.2, "mix": 0.5, "threshold": 0.0,
     "self_rewarding_warmup": 0,
 }  # fmt: skip
-RECIPE = (
-    "layout: {turn: []}\nmethod: rloo\nobjectives: [{reward: environment, pays: turn, name: right, options: {column: solved}}]\n"
-    "laser: %s\n"
-)
+SOLVED = "objectives: [{reward: environment, pays: turn, name: right, options: {column: solved}}]"
 
 
 def recipe(**laser):
-    return RECIPE % json.dumps({**LASER, **laser})
+    return f"layout: {{turn: []}}\nmethod: rloo\n{SOLVED}\nlaser: {json.dumps({**LASER, **laser})}\n"
 
 
 class Ending(small.SignsGenerator):
@@ -73,10 +70,8 @@ def by_hand(trainer, data):
     logp_n = torch.full((len(ids),), torch.nan)
     logp_n[torch.tensor([row[-1:] == [EOS] for row in ids])] = end_logp(trainer.dispatch.model, ended, TOKEN, pad=0)
     score_n = LASER["beta"] * (logp_n - LASER["reference"])
-    batch = Batch.jagged(
-        ids, data.metadata["uids"][: len(ids)], columns={"solved": output["solved"], "environment": output["rewards"]}
-    )
-    return prompts, ids, score_n, batch
+    columns = {"solved": output["solved"], "environment": output["rewards"]}
+    return prompts, ids, score_n, Batch.jagged(ids, data.metadata["uids"][: len(ids)], columns=columns)
 
 
 def test_what_ended_has_one_more_token_that_nothing_trains(signs):
@@ -159,9 +154,8 @@ def test_the_gradient_of_a_step_is_that_of_a_loop_over_completions(signs, reduct
 def test_the_other_losses_see_rows_without_a_lesson(signs):
     """At the token's place they get a ratio of 1 and no advantage; the difference in the loss is the verification loss."""
     for kind in ("gspo", "cispo", "sapo"):
-        trainer = trainer_of(
-            signs, **{"trainer.algorithm.policy_loss_type": kind, "trainer.algorithm.loss_reduction": "sequence_mean"}
-        )
+        changes = {"policy_loss_type": kind, "loss_reduction": "sequence_mean"}
+        trainer = trainer_of(signs, **{f"trainer.algorithm.{name}": value for name, value in changes.items()})
         config = trainer.cfg.trainer.algorithm
         assert config.policy_loss_type == f"spanwise_laser_{kind}"
         now, mask_nt = torch.tensor([[-1.0, -2.0, -9.0], [-1.5, -0.5, -7.0]]), torch.tensor([[1, 1, 0], [1, 1, 0]])
