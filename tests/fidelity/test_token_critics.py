@@ -63,12 +63,10 @@ def test_where_the_critic_lies(tiny, tmp_path):
     saved(tiny, tmp_path / "run" / "checkpoints" / "checkpoint-2" / "critic")
     (tmp_path / "run" / "model").mkdir()
     (tmp_path / "run" / "checkpoints" / "checkpoint-4").mkdir()
-    for folder, place in (
-        ("run/model", "run/critic"),
-        ("run/checkpoints/checkpoint-2", "run/checkpoints/checkpoint-2/critic"),
-        ("run/checkpoints/checkpoint-4", None),
-    ):
-        assert own_critic_folder(tmp_path / folder) == (None if place is None else tmp_path / place)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    assert own_critic_folder(tmp_path / "run" / "model") == tmp_path / "run" / "critic"
+    assert own_critic_folder(checkpoints / "checkpoint-2") == checkpoints / "checkpoint-2" / "critic"
+    assert own_critic_folder(checkpoints / "checkpoint-4") is None
 
 
 def test_what_is_refused(tiny, tmp_path):

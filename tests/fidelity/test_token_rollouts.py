@@ -92,21 +92,19 @@ def test_monte_carlo_values_are_the_enumerated_ones(tabular, collected):
     assert worth("2", ()) == pytest.approx(0.8 * (0.5 * 0.54 + 0.3 * 0.3 * 0.54) + 0.2 * 0.54)
     blocks, trajectories, again_ntm = collected
     again_nt = again_ntm.nanmean(dim=2)
-    squares, seen = [], set()
+    squares = {}  # by prefix
     for n, t, answer, tokens in prefixes(tabular, blocks):
         v, p = worth(answer, tokens), TABLE[tokens[-1] if tokens else "="]
         token = tabular[1].convert_ids_to_tokens(int(blocks.ids_nt[n, t]))
         assert float(trajectories.logp_nt[n, t].exp()) == pytest.approx(p[token], abs=1e-5)
         sd = math.sqrt(v * (1 - v) / 50)
-        mean = float(trajectories.value_nt[n, t])
+        mean, again = float(trajectories.value_nt[n, t]), float(again_nt[n, t])
         assert float(trajectories.noise_nt[n, t]) == pytest.approx(mean * (1 - mean) / 49)  # variance (ddof 1) over number
-        for value in (float(trajectories.value_nt[n, t]), float(again_nt[n, t])):
-            assert value == pytest.approx(v, abs=4.5 * sd + 1e-9), tokens
-        if sd > 1e-9 and (int(blocks.prompt_n[n]), tokens) not in seen:
-            seen.add((int(blocks.prompt_n[n]), tokens))
-            squares.append(((float(trajectories.value_nt[n, t]) - v) / sd) * ((float(again_nt[n, t]) - v) / sd))
+        assert [mean, again] == pytest.approx([v, v], abs=4.5 * sd + 1e-9), tokens
+        if sd > 1e-9:
+            squares[int(blocks.prompt_n[n]), tokens] = (mean - v) / sd * (again - v) / sd
     # The two sets share nothing: the product of their errors is 0 on average.
-    assert abs(sum(squares) / len(squares)) < 3 / math.sqrt(len(squares))
+    assert abs(sum(squares.values()) / len(squares)) < 3 / math.sqrt(len(squares))
     # Equal prefixes of one prompt are re-rolled once.
     assert len(trajectories.value_nt[:6, 0].unique()) == 1
     spoken = [ids[m] for ids, m in zip(blocks.ids_nt, blocks.mask_nt, strict=True)]
@@ -261,26 +259,21 @@ def test_a_run_of_one_block_with_its_own_critic(tabular, model, tmp_path, capsys
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_checkpoints_of_a_real_run(tabular, tmp_path, monkeypatch):
-    monkeypatch.setenv("SPANWISE_CACHE", str(tmp_path / "cache"))
-    for part in tabular:
-        part.save_pretrained(tmp_path / "start")
+def test_checkpoints_of_a_real_run(model, tmp_path):
     rows = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in (1, 2) for b in (1, 2, 3, 4, 5)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    recipe = load(
-        None,
-        {
-            "task": "confidence", "model": str(tmp_path / "start"), "dataset": str(tmp_path / "rows.jsonl"),
-            "prompt_column": "prompt", "instruction": None, "layout": {"solution": ["reasoning", "answer"]},
-            "method": "sae", "objectives": [{"reward": "correct", "pays": ["solution"]}], "critic": {"learning_rate": 0.1},
-            "steps": 2, "prompts": 2, "group_size": 4, "save_every": 1, "max_completion_length": 32, "eval_samples": 1,
-            "report": False, "learning_rate": 0.01, "warmup_steps": 0, "output": str(tmp_path / "run"),
-        },
-    )  # fmt: skip
-    train(recipe)
+    run = tmp_path / "trained"
+    fields = {
+        "task": "confidence", "model": str(model), "dataset": str(tmp_path / "rows.jsonl"), "prompt_column": "prompt",
+        "instruction": None, "layout": {"solution": ["reasoning", "answer"]}, "method": "sae",
+        "objectives": [{"reward": "correct", "pays": ["solution"]}], "critic": {"learning_rate": 0.1},
+        "steps": 2, "prompts": 2, "group_size": 4, "save_every": 1, "max_completion_length": 32, "eval_samples": 1,
+        "report": False, "learning_rate": 0.01, "warmup_steps": 0, "output": str(run),
+    }  # fmt: skip
+    train(load(None, fields))
     by_place = {}
     for place in ("checkpoints/checkpoint-1", "checkpoints/checkpoint-2", ""):
-        folder, run_recipe = run_or_model(tmp_path / "run" / place, None, {})
+        folder, run_recipe = run_or_model(run / place, None, {})
         trajectories, critics = rolled_tokens(folder, run_recipe, critics=["own"], prompts=2, samples=4, rerolls=4, seed=1)
         assert list(critics) == ["own"]
         by_place[place] = critics["own"], trajectories.logp_nt, token_fidelity(trajectories, critics, draws=5)
