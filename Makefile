@@ -97,7 +97,8 @@ test-swift: .venv-swift/stamp    ## whole steps of ms-swift on CPU, through our 
 	PYTHONPATH=tests .venv-swift/bin/python -m pytest -q --noconftest -p no:cacheprovider -o filterwarnings=default tests/foreign/foreign_swift.py tests/foreign/foreign_swift_conformance.py
 
 test-vllm: .venv-vllm/stamp .venv-verl/stamp  ## a real vLLM on CPU: judges in TRL, verl and on a file; five minutes
-	.venv-vllm/bin/python -m pytest -q -p no:cacheprovider -o filterwarnings=default tests/served
+	.venv-vllm/bin/python -m pytest -q -p no:cacheprovider -o filterwarnings=default tests/served \
+		tests/test_recipes_folder.py::test_checkpointing_is_on_if_the_recipe_says_so_in_the_old_word_or_the_new
 
 # $(1) an environment, $(2) the oldest release that spanwise is tested with, $(3) what it must have; the suites above run the newest.
 contract = $(1)/bin/python -m pip install -q --disable-pip-version-check --no-deps --upgrade --target .contracts/$(2) $(2) && \

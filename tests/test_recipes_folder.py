@@ -165,6 +165,15 @@ def test_the_settings_of_table_4_reach_the_trainer(name, steps) -> None:
     assert recipe.model == f"Qwen/Qwen2.5-{'3B' if '3b' in name else '7B'}-Instruct"
 
 
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")
+def test_checkpointing_is_on_if_the_recipe_says_so_in_the_old_word_or_the_new() -> None:
+    def is_on(**trainer):
+        recipe, filled = planned("confidence.yaml", trainer=trainer)
+        return config_of(recipe, filled.layout).gradient_checkpointing
+
+    assert [is_on(), is_on(gradient_checkpointing=True)] == [False, True]
+
+
 @pytest.mark.parametrize("name", sorted(CRITIC))
 def test_recipes_with_a_critic_pay_the_solution_alone(name) -> None:
     recipe, filled = planned(name)

@@ -201,6 +201,9 @@ def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:
     default_micro_batch_size = rank_batch_size if recipe.task in EMBEDDED else gcd(rank_batch_size, 4)
     micro_batch_size = recipe.micro_batch or default_micro_batch_size
     accumulation_steps = mini_batch_size // (micro_batch_size * process_count)
+    # A recipe may use the old name of this option, and older versions of transformers have only that one.
+    is_renamed = "activation_checkpointing" in SpanGRPOConfig.__dataclass_fields__
+    checkpointing_name = "gradient" if not is_renamed or "gradient_checkpointing" in recipe.trainer else "activation"
     recipe_options = {
         "output_dir": str(Path(recipe.output or "") / "checkpoints"),
         "per_device_train_batch_size": micro_batch_size, "gradient_accumulation_steps": accumulation_steps,
@@ -210,7 +213,7 @@ def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:
         "entropy_coef": recipe.entropy, "use_adaptive_entropy": recipe.entropy_target is not None,
         "entropy_target": recipe.entropy_target or 0.0, "entropy_coef_delta": 5e-4,
         "temperature": recipe.temperature, "seed": recipe.seed, "save_strategy": "steps" if recipe.save_every else "no",
-        "use_cpu": on_cpu, "bf16": not on_cpu, "activation_checkpointing": not on_cpu,
+        "use_cpu": on_cpu, "bf16": not on_cpu, f"{checkpointing_name}_checkpointing": not on_cpu,
         "report_to": recipe.report_to, "disable_tqdm": True,
     }  # fmt: skip
     given_options = {**recipe_options, **recipe.trainer}
