@@ -22,8 +22,9 @@ from spanwise.tasks.embedded import build_model, build_tokenizer
 pytestmark = trl_small.THIRD_PARTY
 
 TRAIN = """
-def tested(blocks, tests):
-    return [float(len(checks)) / 4 for _, checks in zip(blocks, tests, strict=True)]
+def tested(completions, tests, log_metric, trainer_state=None):
+    log_metric("tests", 1.0)
+    return [float(len(checks)) / 4 for (message,), checks in zip(completions, tests, strict=True) if message["role"]]
 """
 RECIPE = {
     "model": "base", "dataset": "problems.jsonl", "segmenter": "json", "layout": {"form": [], "total": "total"},

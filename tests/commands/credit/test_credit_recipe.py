@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helpers import assert_close
-from rollout_files import LAYOUT, WELL_FORMED, own_run, verl_file, write_lines
+from rollout_files import LAYOUT, WELL_FORMED, own_run, verl_file, write_lines, write_own
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.credit.write import summary
 from spanwise.errors import RecipeError
@@ -118,6 +118,19 @@ def test_a_reward_function_sees_no_end_token(tmp_path):
     overrides = {"layout": {"all": []}, "objectives": objectives}
     result = credit_rollouts(tmp_path / "rows.jsonl", methods=["bae"], overrides=overrides)
     assert result.scores.reward_nm[:, result.scores.names.index("last")].tolist() == [4.0, 5.0]
+
+
+def test_a_reward_function_sees_messages_where_prompts_were_conversations(tmp_path):
+    chat = json.dumps([{"role": "user", "content": "2+2="}])
+    file = write_own(tmp_path / "rows.parquet", [[1], [1]], prompt=[chat] * 2, text=["4", "5"])
+    (tmp_path / "digit.py").write_text(
+        "def digit(prompts, completions, **_):\n"
+        "    pairs = zip(prompts, completions)\n"
+        "    return [float(reply['content']) + len(question['content']) for (question,), (reply,) in pairs]\n"
+    )
+    objectives = [{"reward": f"{tmp_path / 'digit.py'}:digit", "name": "digit", "pays": ["all"]}]
+    result = credit_rollouts(file, methods=["bae"], overrides={"layout": {"all": []}, "objectives": objectives})
+    assert result.scores.reward_nm[:, result.scores.names.index("digit")].tolist() == [4.0 + 4, 5.0 + 4]
 
 
 @pytest.mark.parametrize("mark", ["json:items[0].price", "markdown:Step [1]"])

@@ -66,7 +66,7 @@ def test_the_recorder_reads_scores_once_the_reference_is_known_and_leaves_it_beh
     recorder = Recorder(recipe, PUZZLES, RunFolder(tmp_path), quiet(), "", per_batch=1)
     trainer = SpanGRPOTrainer.__new__(SpanGRPOTrainer)  # nothing is trained
     trainer.accelerator = SimpleNamespace(is_main_process=True, unwrap_model=lambda model: model)
-    trainer.model = trainer.processing_class = trainer._trained_rollouts = None
+    trainer.model = trainer.processing_class = trainer.state = trainer._trained_rollouts = None
     trainer.parts = {}
     recorder.trainer = trainer
     files = {"laser.json": json.dumps({"token": "<unk>", "id": 2, "reference": -12.0})}
@@ -134,6 +134,13 @@ def test_reward_functions_see_completions_as_in_training_without_the_end_token()
     assert reward_n[~reward_n.isnan()].tolist() == [1.0] * int((~reward_n.isnan()).sum()) != []
 
 
+def logged(completions, trainer_state, log_metric, log_extra, **_):
+    """Read all that TRL's trainer passes with conversations: the digit of the answer plus the trainer's step."""
+    log_metric("digits", 1.0)
+    log_extra("role", [message["role"] for (message,) in completions])
+    return [float("2" in message["content"]) + trainer_state.global_step for (message,) in completions]
+
+
 #: What comes after what, with certainty; two of the tokens are rows that the tokenizer does not know.
 CHAIN = {
     "=": "<reasoning>", "<reasoning>": 62, 62: "</reasoning>", "</reasoning>": "<answer>", "<answer>": "2",
@@ -169,6 +176,18 @@ def test_they_are_read_as_nothing_and_answers_are_judged_as_the_objective_says_w
     samples = evaluate(*padded, replace(TASK, evaluation=rows, layout=recipe.own_layout), recipe, prompts=2, samples=1)
     assert samples.correct["solution"].tolist() == [1, 0]  # the model answers 2
     assert samples.refusal_n.tolist() == [False, False]
+
+
+def test_reward_functions_get_messages_and_what_the_trainer_passes_as_in_training(padded):
+    model, tokenizer = padded[0], build_tokenizer()
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    rows = Dataset.from_dict({"prompt": [[{"role": "user", "content": "1+1="}]], "answer": ["2"]})
+    task = Task("sums", "m", rows, rows, Layout({"all": []}), 16)
+    objectives = [{"reward": logged, "name": "logged", "pays": ["all"]}]
+    recipe = load(None, {"model": "m", "dataset": "d", "layout": {"all": []}, "objectives": objectives})
+    state = SimpleNamespace(global_step=3)
+    samples = evaluate(model, tokenizer, task, recipe, prompts=1, samples=2, state=state)
+    assert samples.rewards["logged"].tolist() == [4.0, 4.0]
 
 
 def test_evaluations_sample_as_the_trainer_section_says(padded):

@@ -25,6 +25,7 @@ from spanwise.layout import Layout
 from spanwise.objective import families
 from spanwise.pipeline import Reading, advantages, credit_batch, read
 from spanwise.rollouts import RolloutTable
+from spanwise.rollouts.cells import completion_after, is_chat, parse_literals
 from spanwise.rollouts.files import REPORT
 from spanwise.rollouts.rows import stop_credit
 from spanwise.rollouts.schema import AFTER, RECORDED, STOP, value_columns
@@ -323,7 +324,11 @@ def _function_columns(
     if has_functions or reads_token_ids:
         reward_inputs["completion_ids"] = [table.tokens.slice(n, n + 1).tolist() for n in range(rows.start, rows.stop)]
     if has_functions:
-        reward_inputs |= {"prompts": table.prompts[rows], "completions": [completion_text(blocks) for blocks in texts]}
+        prompts = list(parse_literals(table.prompts[rows], is_chat))  # our own files hold conversations as JSON
+        completions = [
+            completion_after(prompt, completion_text(blocks)) for prompt, blocks in zip(prompts, texts, strict=True)
+        ]
+        reward_inputs |= {"prompts": prompts, "completions": completions}
     return reward_inputs
 
 

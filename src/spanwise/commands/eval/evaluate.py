@@ -16,6 +16,7 @@ from spanwise.layout import any_index
 from spanwise.mode import Mode, part_class
 from spanwise.objective import Objective
 from spanwise.recipe import Recipe, scheme_of
+from spanwise.rollouts.cells import completion_after
 from spanwise.score import score_all
 from spanwise.score.fields import gold_there
 from spanwise.score.reward import Columns, Texts
@@ -35,6 +36,7 @@ def evaluate(
     samples: int,
     seed: int = 1,  # all evaluations share a seed, so that they differ only by the policy
     scored: Mode | None = None,
+    state: Any = None,  # the trainer's state, for reward functions; None outside of training
 ) -> Samples:
     """Sample completions of held-out prompts, and judge their answers."""
     answer_tags = recipe.answer_tags
@@ -54,12 +56,16 @@ def evaluate(
     reward_by_objective = dict[str, Tensor]()
     if not is_digits_task:  # the figures of the digit task already cover all rewards
         completion_ids = [ids_t[mask_t].tolist() for ids_t, mask_t in zip(ids_nt, mask_nt, strict=True)]
-        completion_columns = {  # reward functions get completions without the end token, as in TRL
-            "prompts": [prompt_rows["prompt"][row] for row in row_n.tolist()],
-            "completions": tokenizer.batch_decode(completion_ids, skip_special_tokens=True),
+        prompts_n = [prompt_rows["prompt"][row] for row in row_n.tolist()]
+        completion_texts = tokenizer.batch_decode(completion_ids, skip_special_tokens=True)
+        trainer_arguments = {  # reward functions get completions without the end token, as in TRL
+            "prompts": prompts_n,
+            "completions": [completion_after(*pair) for pair in zip(prompts_n, completion_texts, strict=True)],
             "completion_ids": completion_ids,
+            **dict.fromkeys(("log_metric", "log_extra"), lambda *_, **__: None),
+            **({} if state is None else {"trainer_state": state}),
         }
-        reward_columns = roller.columns(prompt_rows, row_n.tolist()) | completion_columns
+        reward_columns = roller.columns(prompt_rows, row_n.tolist()) | trainer_arguments
         objectives = scheme_of(recipe, task.layout, roller.limit).objectives
         reward_by_objective = compute_rewards(objectives, texts, reward_columns)
     score_n = None

@@ -360,7 +360,7 @@ class Recorder(BatchCallback):
         trainer = self.trainer
         return evaluate(
             trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class, self.task, self.recipe,
-            prompts=self.recipe.eval_prompts, samples=samples,
+            prompts=self.recipe.eval_prompts, samples=samples, state=trainer.state,
             scored=next((part.mode for part in trainer.parts.values() if part.mode.readable), None),
         )  # fmt: skip
 
