@@ -5,6 +5,7 @@ import torch
 
 from chain_agent import Episode
 from play_turns import play
+from spanwise.engines import sample as room
 from spanwise.engines.sample import continue_ids, end_ids, prompt_ids, sample
 from spanwise.tasks.embedded import build_model, build_tokenizer
 from tokenizers_small import last_token_model
@@ -42,6 +43,19 @@ def test_continuations_stand_next_to_each_other_and_repeat(tiny):
     assert torch.equal(first, second)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert not torch.equal(first, other)
+
+
+def test_a_batch_holds_as_many_tokens_as_fit_and_at_least_one_completion(tiny, monkeypatch):
+    model, tokenizer = tiny
+    batch_sizes, generate = [], model.generate
+    monkeypatch.setattr(
+        model, "generate", lambda **options: batch_sizes.append(len(options["input_ids"])) or generate(**options)
+    )
+    for tokens, expected in ((1000, [6]), (12, [3, 3]), (8, [2, 2, 2]), (3, [1] * 6)):
+        monkeypatch.setattr(room, "TOKENS", tokens)
+        ids_nt, _ = continue_ids(model, tokenizer, [[5, 6, 7], [8, 9]], samples=3, max_new_tokens=4)
+        assert (batch_sizes, len(ids_nt)) == (expected, 6)
+        batch_sizes.clear()
 
 
 def test_the_models_own_sampling_options_change_nothing_and_its_ends_are_kept():

@@ -13,6 +13,9 @@ from transformers import GenerationConfig
 
 from spanwise.modes.sequences import left_padded
 
+#: The most new tokens of a batch. An 8B model keeps 128 KB of each (17 GB).
+TOKENS = 131_072
+
 
 def sample(
     model: Any, tokenizer: Any, prompts: Sequence[Any], *, template: Mapping[str, Any] = {}, **options: Any
@@ -41,19 +44,21 @@ def continue_ids(
     sampling_options: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0, "temperature": temperature}
     sampling_options |= {"max_new_tokens": max_new_tokens, "eos_token_id": end_token_ids.tolist(), "do_sample": True}
     sampling_options |= {"pad_token_id": tokenizer.pad_token_id, "disable_compile": True, **generation}
-    prefixes_per_chunk = max(1, batch_size // samples)
+    repeated_prefixes = [prefix for prefix in prefixes for _ in range(samples)]
+    fitting_count = max(1, TOKENS // max_new_tokens)
+    chunk_size = min(max(1, batch_size // samples) * samples, fitting_count // samples * samples or fitting_count)
     continuations = []
     model.eval()
     try:
         with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
             torch.manual_seed(seed)
-            for start in range(0, len(prefixes), prefixes_per_chunk):
-                prefix_chunk = prefixes[start : start + prefixes_per_chunk]
+            for start in range(0, len(repeated_prefixes), chunk_size):
+                prefix_chunk = repeated_prefixes[start : start + chunk_size]
                 padded_ids_nl, attention_nl = left_padded(prefix_chunk, int(tokenizer.pad_token_id), model.device)
                 generated_ids = model.generate(
                     input_ids=padded_ids_nl,
                     attention_mask=attention_nl,
-                    generation_config=GenerationConfig(**sampling_options, num_return_sequences=samples),
+                    generation_config=GenerationConfig(**sampling_options),
                 )
                 continuations.append(generated_ids[:, padded_ids_nl.shape[1] :].cpu())
     finally:
