@@ -9,7 +9,9 @@ from typing import Any
 from spanwise.rollouts.folder import hidden
 
 #: The settings that a resumed run may change.
-MAY_CHANGE = ("output", "eval_every", "save_every", "keep_rollouts", "report", "report_to", "threads", "steps")
+MAY_CHANGE = (
+    "output", "eval_every", "eval_samples", "save_every", "keep_rollouts", "report", "report_to", "threads", "steps", "micro_batch",
+)  # fmt: skip
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any], *, but: Collection[str] = MAY_CHANGE) -> list[str]:

@@ -5,11 +5,14 @@ import json
 import re
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 import yaml
 from rich.console import Console
+from safetensors.torch import load_file
 
 from full_disk import full_disk
 from rollout_files import records, timeless_metrics
@@ -18,7 +21,7 @@ from spanwise.commands.report.report import report_folder
 from spanwise.commands.shared.folder import new_folder, newest_folder
 from spanwise.commands.shared.task import run_or_model
 from spanwise.commands.train.place import run_folder
-from spanwise.commands.train.train import batch_ece, train
+from spanwise.commands.train.train import Recorder, batch_ece, train
 from spanwise.errors import DataError, RecipeError
 from spanwise.objective import Objective
 from spanwise.recipe import load
@@ -200,6 +203,22 @@ def test_the_last_run_of_a_name_is_its_newest_and_goes_on_to_the_same_end(first,
     assert [file.name for file in (run / "rollouts").iterdir()] == ["step_000001.parquet"]
     for name in ("model/model.safetensors", "rollouts/step_000001.parquet"):
         assert files_of(run)[name] == before[name]
+
+
+def test_a_model_outlives_its_last_evaluation_which_may_be_made_smaller(run, monkeypatch):
+    (run / "summary.json").unlink()
+    weights = load_file(run / "model" / "model.safetensors")
+    shutil.rmtree(run / "model")
+    with monkeypatch.context() as patch:
+        patch.setattr(Recorder, "summary", Mock(side_effect=torch.OutOfMemoryError))
+        with pytest.raises(torch.OutOfMemoryError):
+            retrain(output=str(run), resume="last")
+    assert (run / "model" / "model.safetensors").is_file()
+    shutil.rmtree(run / "checkpoints" / "checkpoint-2")
+    summary = retrain(output=str(run), resume="last", eval_samples=1, micro_batch=4)  # one step more, in two halves
+    assert summary["steps"] == 2
+    for name, weight in load_file(run / "model" / "model.safetensors").items():
+        torch.testing.assert_close(weight, weights[name], atol=1e-6, rtol=1e-4)
 
 
 def test_a_moved_run_is_evaluated_and_reported_where_it_is(run):

@@ -107,13 +107,13 @@ def train(
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         finally:
             recorder.live.stop()
-        run_summary = recorder.summary(seconds=time.perf_counter() - start_time)
         with whole_folder(run_path / "model"):
             trainer.save_model(str(run_path / "model"))
+        if is_main_process and critic is not None:
+            with whole_folder(run_path / CRITIC):
+                critic.save(run_path / CRITIC, trainer.processing_class, state=False)
+        run_summary = recorder.summary(seconds=time.perf_counter() - start_time)
         if is_main_process:
-            if critic is not None:
-                with whole_folder(run_path / CRITIC):
-                    critic.save(run_path / CRITIC, trainer.processing_class, state=False)
             folder.write_summary(run_summary)  # written last, because summary.json marks the run as complete
             _show(run_summary, console, title=f"{title}: {run_path}", absent=recorder.absent)
             if recipe.report:
