@@ -18,6 +18,8 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from trl import GRPOTrainer
 
 from spanwise import CriticConfig, Laser
+from spanwise.commands.shared.task import load_model
+from spanwise.engines.sample import sample
 from spanwise.engines.trl import SpanGRPOTrainer
 from spanwise.layout import Layout
 from spanwise.objective import Objective
@@ -77,6 +79,15 @@ def trained(folder, *, ours):
         run = GRPOTrainer(policy, args=plain(args), reward_funcs=[many_letters], **shared)
     run.train()
     return weights(run.model)
+
+
+def test_a_saved_one_is_loaded_to_be_evaluated(tmp_path):
+    reader = processor()
+    model(reader.tokenizer).save_pretrained(tmp_path)
+    reader.save_pretrained(tmp_path)
+    loaded, tokenizer = load_model(tmp_path)
+    assert isinstance(loaded, LlavaForConditionalGeneration)
+    assert len(sample(loaded, tokenizer, ["2+2="], samples=2, max_new_tokens=3)[0]) == 2
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch
 from rich.console import Console
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
 from spanwise.commands.shared.progress import quiet, warm_up_progress
 from spanwise.engines.checkpoints import newest_checkpoint
@@ -119,7 +119,10 @@ def load_model(source: Path | str) -> tuple[Any, Any]:
     quiet()
     try:
         load_options: dict[str, Any] = {"local_files_only": isinstance(source, Path), "trust_remote_code": False}
-        model: Any = AutoModelForCausalLM.from_pretrained(str(source), **load_options)
+        try:
+            model: Any = AutoModelForCausalLM.from_pretrained(str(source), **load_options)
+        except ValueError:  # transformers has no such class for many models that also read images
+            model = AutoModelForImageTextToText.from_pretrained(str(source), **load_options)
         tokenizer = AutoTokenizer.from_pretrained(str(source), **load_options)
     except Exception as error:  # transformers, safetensors and json raise different error types
         raise DataError(f"'{source}' holds no readable model and tokenizer: {first_line(error)}.") from error
