@@ -195,6 +195,7 @@ CASES = {
     "`spanwise train --resume nowhere`": ran("train", "--resume", "nowhere"),
     "`spanwise eval nowhere`": ran("eval", "nowhere"),
     "`spanwise fidelity nowhere`": ran("fidelity", "nowhere"),
+    "`spanwise eval .` in an empty folder": ran("eval", "."),
 }
 
 test = check(__doc__, CASES)

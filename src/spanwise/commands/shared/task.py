@@ -51,6 +51,11 @@ def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) ->
 
 def run_or_model(folder: Path, recipe: Path | None, overrides: Mapping[str, Any]) -> tuple[Path, Recipe]:
     """Return the folder of a model, and the recipe to evaluate it with."""
+    if not folder.is_dir():
+        raise DataError(
+            f"'{folder}' is no folder. Give the folder of a run, a checkpoint or a model. Download a model of the hub first: "
+            "hf download NAME --local-dir FOLDER."
+        )
     possible_runs = (folder, *run_above(folder))
     run_folder = next((path for path in possible_runs if (path / "recipe.yaml").is_file()), None)
     model_folder = folder / "model" if (folder / "model").is_dir() else folder
