@@ -85,7 +85,8 @@ class Batch:
             if field_tensor is None:
                 continue
             needed_shape = ids_shape if dims == 2 else None
-            max_dims = dims + 1 if name in ("value_nt", "bootstrap_n") else dims  # these may hold a value per objective
+            # A critic may predict a value per objective.
+            max_dims = dims + 1 if name in ("value_nt", "bootstrap_n") else dims
             has_fitting_shape = dims <= field_tensor.dim() <= max_dims and len(field_tensor) == n_rows
             if not has_fitting_shape or (needed_shape is not None and tuple(field_tensor.shape[:2]) != needed_shape):
                 ids_note = "" if needed_shape is None else f" and token ids of the shape {needed_shape}"

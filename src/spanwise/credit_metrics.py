@@ -48,7 +48,7 @@ class CreditedBatch:
             ids = self.steps.trajectory_s, self.steps.step_s
             reward_nm, peer_reward_nm = worth_of_turns(self.scores, *ids, objectives=objectives, kind=self.scheme.entry.kind)
         names, baselines = list(self.scheme.names), [objective.baseline for objective in objectives]
-        if self.scheme.entry.kind != "block" and len(names) > 1:  # such a method compares the sum of the rewards
+        if self.scheme.entry.kind != "block" and len(names) > 1:  # methods that do not credit blocks compare summed rewards
             names, baselines = [*names, " + ".join(names)], [*baselines, None]
             weight_m = weights(objectives, reward_nm)
             reward_nm, peer_reward_nm = (

@@ -24,7 +24,7 @@ _ROUNDING = 1e-3  # how far a target may lie outside the bins by rounding, as a 
 
 
 def zero_masked(mask_nt: Tensor, **inputs: Tensor) -> list[Tensor]:
-    """Put 0 at the masked tokens of the inputs, against NaN. Only the first input keeps its gradient."""
+    """Put 0 at the masked tokens of the inputs, to remove any NaN there. Only the first input keeps its gradient."""
     for name, value in inputs.items():
         if value.shape != mask_nt.shape:
             raise AlignmentError(f"mask_nt has shape {tuple(mask_nt.shape)}, but {name} has {tuple(value.shape)}.")
@@ -316,7 +316,7 @@ def _edges(bins: int, value_range: tuple[float, float], like: Tensor) -> tuple[T
 def critic_error(
     value_nt: Float[Tensor, "n t"], target_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]
 ) -> dict[str, float]:
-    r"""Split a critic's squared error into that of each completion's mean value and that within completions.
+    r"""Split a critic's squared error into the error of completions' mean values and the error within completions.
 
     Equation
         error_point = mean_i mean_t (v - q)^2 = error_mean + error_within

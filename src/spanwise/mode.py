@@ -56,7 +56,7 @@ class Mode:
     about: ClassVar[str] = ""  # the help text of the mode's section in a recipe
     metrics: ClassVar[tuple[Metric, ...]] = ()  # the mode's metrics that have alarms
     page: ClassVar[Page | None] = None  # the mode's section on the report page of a run; None: no section
-    #: The settings that verl and SkyRL, which have their own configuration, take from the mode; empty: all.
+    #: The settings of the mode that verl and SkyRL use, although they have their own configuration. If empty: all.
     elsewhere: ClassVar[tuple[str, ...]] = ()
     in_scheme: ClassVar[bool] = True  # False if engines get the mode as an argument, not in `Scheme.modes`
     adds: ClassVar[frozenset[str]] = frozenset()  # the fields of `Batch` that the mode's code in an engine fills in
@@ -106,7 +106,7 @@ class Mode:
         """Raise a `RecipeError`, or warn, if a run has too few generation batches (`steps`) for the mode to do all it should."""
 
     def recorded(self, table: Any, rows: Any) -> Mapping[str, Tensor]:
-        """Read the `Batch` fields that this mode fills in from recorded rollouts."""
+        """From recorded rollouts, read the `Batch` fields that this mode fills in."""
         return {}
 
     @property

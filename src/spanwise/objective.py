@@ -18,7 +18,7 @@ BaselineName = Literal["none", "batch", "group", "outcome", "blended"]
 BASELINES: tuple[BaselineName, ...] = ("none", "batch", "group", "outcome", "blended")
 ScaleName = Literal["none", "std"]
 ScopeName = Literal["rollout", "turn"]
-#: In an objective for each block, "own" stands for the current block, and "earlier" for those before it.
+#: If an objective is repeated for each block, "own" means the current block, and "earlier" the blocks before it.
 EARLIER, OWN = "earlier", "own"
 HIDDEN = "<hidden>"  # the text that saved files hold in place of a secret, such as an API key
 
@@ -95,7 +95,7 @@ class Objective:
     criteria: str | Sequence[Any] | None
     only: str | None
 
-    # Arguments may be one name or a list, but the fields are always tuples.
+    # `pays` and `given` take one name or a list, but the fields are always tuples.
     def __init__(
         self,
         reward: str | Callable[..., Any] | Rubric,
@@ -124,7 +124,7 @@ class Objective:
 
     @property
     def outcomes(self) -> tuple[str, ...]:
-        """The names of the outcomes in `given`, which the baseline may depend on. A function's name is "module:function"."""
+        """The names of the outcomes in `given`. The baseline may depend on them. A function's name is "module:function"."""
         return tuple(entry if isinstance(entry, str) else function_name(entry) for entry in self.given)
 
     def _check_types(self) -> None:
@@ -239,7 +239,7 @@ def rubric_functions(rubric: Rubric) -> list[tuple[Callable[..., Any], float]]:
 
 
 def _bind(function: Callable[..., Any], objects: Mapping[str, Any]) -> Callable[..., Any]:
-    """Bind each object to the function's parameter of the same name, and hide these parameters."""
+    """Bind each object to the function's parameter of that name, and drop these parameters from its signature."""
     function_signature = inspect.signature(function)
     bound_objects = {name: objects[name] for name in function_signature.parameters if name in objects}
     free_parameters = [parameter for name, parameter in function_signature.parameters.items() if name not in objects]
@@ -269,7 +269,7 @@ def is_number_table(choices: Any) -> bool:
 
 
 def families(names: Iterable[str]) -> dict[str, list[str]]:
-    """Group the names of a reward's parts (`reward.part`) if it has more than three."""
+    """If a reward has more than three parts, group their names (`reward.part`)."""
     all_names = list(names)
     names_by_family: dict[str, list[str]] = {}
     part_counts = Counter(name.partition(".")[0] for name in all_names if "." in name)

@@ -58,7 +58,7 @@ class Reading(ByCompletion):
 
     @property
     def present_nk(self) -> Bool[Tensor, "n k"]:
-        """True where a completion has a block, with at least one trainable token."""
+        """True where a completion has at least one trainable token of a block."""
         return self.length_nk > 0
 
     def pack(self) -> Float[Tensor, "n c"]:
@@ -111,7 +111,7 @@ class Reading(ByCompletion):
         return Reading(scores, length_nk.long(), fault_n1.squeeze(1).long())
 
     def take(self, rows: Any) -> Reading:
-        """Select the rewards and blocks of some completions (a slice or indices). Spans and text are left out."""
+        """Select the rewards and blocks of some completions, given by a slice or by indices. Spans and text are left out."""
         return super(Reading, replace(self, spans=None, text=None)).take(rows)
 
     @staticmethod
@@ -223,7 +223,7 @@ def credit_batch(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
 
 
 def streams(reading: Reading, batch: Batch, scheme: Scheme) -> Streams:
-    """Put each reward on the last token that it credits, for a critic. Refuse a scheme without a critic."""
+    """For a critic, put each reward on the last token that it credits. Refuse a scheme without a critic."""
     if not scheme.entry.reads_values:
         raise RecipeError(f"Method '{scheme.method}' has no critic that gives each token a value; use 'gae' or 'sae'.")
     if reading.spans is None or batch.mask_nt is None:

@@ -309,7 +309,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
     recipe_data = read_yaml(path, f"The recipe '{path}'")
     if recipe_data is not None and not isinstance(recipe_data, dict):
         raise RecipeError(f"The recipe '{path}' must hold 'field: value' lines, not a {type(recipe_data).__name__}.")
-    # A run folder holds a copy of a recipe, whose paths are not relative to that folder.
+    # The paths in a run folder's copy of a recipe are not relative to that folder.
     is_run_folder = (recipe_folder / "metrics.jsonl").is_file()
     return dict(recipe_data or {}) if is_run_folder else _resolve_paths(recipe_data or {}, recipe_folder)
 
@@ -384,10 +384,10 @@ def _task_objectives(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | N
     blocks_of_field = (OWN, *rest_blocks) if credits_blocks else layout.names
     field_objective = {"reward": "equals", "each": "*", "pays": blocks_of_field, **shared_fields}
     if recipe.task == "fields":
-        return [field_objective]  # JSON keys get credit, too, because a wrong key loses the field
+        return [field_objective]  # JSON keys get credit, too, because a wrong key makes its field missing
     paid_block_names = rest_blocks if credits_blocks else layout.names
     if credits_blocks:
-        # The block for keys and punctuation gets no field rewards: together they would outweigh its own two.
+        # The block for keys and punctuation gets no field rewards. They would together outweigh the block's own two rewards.
         field_objective |= {"pays": (OWN,), "if_missing": None}
     schema_options = {"schema": _invoice_schema(layout), "alone": True}
     return [
@@ -502,7 +502,7 @@ def resolved(recipe: Recipe, scheme: Scheme) -> dict[str, Any]:
 
 
 def recorded_elsewhere(*, block: str = "", criteria: str = "", criterion: str = "", **_: Any) -> list[float]:
-    """Stand in for a reward function whose rewards are recorded. Take the parameters that objectives may ask for."""
+    """Replace a reward function whose rewards are recorded in a file. Take the parameters that objectives may ask for."""
     raise RecipeError(
         "This reward is only recorded in a file, so it cannot be computed. To compute it, name its function in the recipe."
     )

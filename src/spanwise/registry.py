@@ -129,14 +129,14 @@ def imported(path: str, *, what: str) -> Any:
     try:
         if module_file is None:
             if sys.modules.get(module_name) in _FILES.values():
-                del sys.modules[module_name]  # otherwise import_module would return a user's file
+                del sys.modules[module_name]  # otherwise import_module would return a user's file of this name
             with _first(Path.cwd()):
                 module = import_module(module_name)
             if getattr(module, "__file__", None) is None and module.__spec__ is not None and module.__spec__.origin is None:
                 raise ModuleNotFoundError(name=module_name)  # the name stands for a folder without code
         else:
             module = _run(module_file, module_name)
-    except (Exception, SystemExit) as error:  # a user's module may raise any error when it is imported, or exit
+    except (Exception, SystemExit) as error:  # when imported, a user's module may raise any error, or exit
         failure_reason = f"{type(error).__name__}: {error}"
         if isinstance(error, ModuleNotFoundError) and module_file is None and f"{module_name}.".startswith(f"{error.name}."):
             file_or_module = "file" if module_name.endswith(".py") else "module"
@@ -174,7 +174,7 @@ def _origin(module: str) -> Path | None:
 
 
 def seen_from_here(path: str, folder: Path) -> str:
-    """Put `folder` before the file in `module:function` if it is there, so that it is found from the current folder."""
+    """Put `folder` before the module's file if the file lies there. Then it is found from the current folder."""
     module_name, _, function_name = path.rpartition(":")
     if not module_name or _file(module_name) or (not module_name.endswith(".py") and _is_installed(module_name)):
         return path
@@ -190,7 +190,7 @@ def _is_installed(module: str) -> bool:
     if loaded_module is not None:
         return loaded_module not in _FILES.values()
     package_spec = find_spec(package_name)
-    # A folder without __init__.py is a package only if the dotted name continues.
+    # A folder without __init__.py counts as a package only if the name goes on with a submodule.
     return (package_spec is not None and (package_spec.origin is not None or bool(submodule_name))) or (
         bool(submodule_name) and (Path.cwd() / package_name).is_dir()
     )
@@ -226,7 +226,7 @@ def _run(file: Path, module_name: str) -> ModuleType:
 
 @contextmanager
 def _hide_namesakes(folder: Path) -> Iterator[None]:
-    """In the `with` block, hide modules of other folders that share a name with modules of this folder."""
+    """During the `with` block, hide other folders' modules that share a name with a module in `folder`."""
     folder = folder.resolve()
     user_files = [Path(module.__file__ or ".") for module in _FILES.values()]
     other_folders = {file.parent.resolve() for file in user_files} - {folder}

@@ -161,7 +161,7 @@ class Scheme:
 
     @property
     def default_scope(self) -> ScopeName:
-        """The scope of an objective that has none: methods of steps pay each turn, all others the whole rollout."""
+        """The scope of an objective that sets none: each turn for methods of steps, the whole rollout for all others."""
         return "turn" if self.entry.kind == "step" else "rollout"
 
     @property

@@ -33,7 +33,7 @@ __all__ = ["TURNS", "Ranks", "ReadBatch", "Step", "StepResult", "turn_rows"]
 
 #: The column of turns: each completion has a list of one mapping per turn. Rollout functions may return it.
 TURNS = "turns"
-#: The name endings of metrics that mean something only for a whole batch.
+#: Name endings of metrics that make sense only for a whole batch.
 _OF_WHOLE_BATCHES = ("/unanimous", "/no_signal", "/dead_strata")
 
 
@@ -98,7 +98,7 @@ class ReadBatch:
         if turn_steps is None:
             return reward_sm
         reward_nm = reward_sm.new_full((self.completions, reward_sm.shape[1]), torch.nan)
-        reward_nm[turn_steps.trajectory_s] = reward_sm  # a rollout's reward stands at each of its turns
+        reward_nm[turn_steps.trajectory_s] = reward_sm  # each turn of a rollout holds the rollout's reward
         for m, objective in enumerate(scheme.objectives):
             if objective.scope == "turn":
                 has_reward_s = ~reward_sm[:, m].isnan()
@@ -184,7 +184,7 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
     turn_descriptions = batch.columns.get(TURNS)
     other_columns = {name: column for name, column in batch.columns.items() if name != TURNS}
     turn_batch, turns = by_turn(replace(batch, columns=other_columns))
-    if turn_descriptions is None:  # the column `anchor` may name the start state of a completion of one turn
+    if turn_descriptions is None:  # if a completion has one turn, the column `anchor` may name its start state
         anchor_column = None if turns.step_s.any() else turn_batch.columns.get("anchor")
         turn_mappings: list[Mapping[str, Any]] = [{"anchor": state} for state in anchor_column or [None] * len(turns.row_s)]
     else:
@@ -218,7 +218,7 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
 
 
 def check_turn_rewards(scheme: Scheme, columns: Mapping[str, Any], turn_count_n: Sequence[int], *, advice: str) -> None:
-    """Refuse a single reward of the environment for several turns of a completion if an objective pays each turn."""
+    """If an objective pays each turn, refuse a completion that has several turns but only one environment reward."""
     per_turn = [o for o in scheme.objectives if o.reward == "environment" and (o.scope or scheme.default_scope) == "turn"]
     for name in {objective.options.get("column", "environment") for objective in per_turn} & columns.keys():
         for n, count in enumerate(turn_count_n):
@@ -258,7 +258,7 @@ class StepResult:
 
     @property
     def blocks_nt(self) -> Int[Tensor, "n t"]:
-        """The number of each token's block: from 1 on, different in every turn, 0 outside blocks."""
+        """The number of each token's block. Numbers start at 1 and differ between turns; 0 means outside blocks."""
         block_nt = self.spans.block_nt
         turns = self.own.turns  # None if each row is a whole completion
         if turns is not None:
@@ -267,7 +267,7 @@ class StepResult:
         return self.own.put(block_nt + 1)
 
     def by_completion(self) -> tuple[Credit, Bool[Tensor, "n k"]]:
-        """Return the mean credit over each completion's turns, and a mask of its blocks."""
+        """Return each completion's mean credit over its turns, and a mask of the blocks that it has."""
         all_ranks = self.own.everyone
         if all_ranks.batch.steps is None:
             return self.credits, all_ranks.reading.present_nk
@@ -332,7 +332,7 @@ class Step:
         """Split completions into one row per turn, if the scheme or the rollouts ask for it."""
         # A method for tokens credits a whole conversation as one sequence.
         turn_lists = None if self.scheme.entry.kind == "token" else batch.columns.get(TURNS)
-        # One completion with turns is enough, because `turn_rows` refuses completions without turns.
+        # If one completion has turns, all are split, because `turn_rows` refuses completions without turns.
         must_split_turns = turn_lists is not None and (
             all(map(says_turns, turn_lists)) or any(says_turns(entry) and entry for entry in turn_lists)
         )
@@ -388,7 +388,7 @@ class Step:
         new_warnings, has_unscored = watch.of_reading(read_batch.reading, all_ranks.reading)
         if learn:
             watched_metrics = {**self._noted, **batch_metrics}
-            if not whole_batch:  # one group may well be unanimous
+            if not whole_batch:  # one group's rewards may well be equal
                 watched_metrics = {k: v for k, v in watched_metrics.items() if not k.endswith(_OF_WHOLE_BATCHES)}
             new_warnings += self._watch.of_batch(watched_metrics, step=number)
             self._noted.clear()

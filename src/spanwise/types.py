@@ -192,7 +192,7 @@ class Spans:
 
     @property
     def present_nk(self) -> Bool[Tensor, "n k"]:
-        """True for each block that the completion has, that is, with at least one trainable token."""
+        """True for each block of which the completion has at least one trainable token."""
         return self.length_nk > 0
 
     @cached_property
@@ -271,7 +271,7 @@ class Scores(ByCompletion):
 class Comparison(ByCompletion):
     """The parts of each advantage `(worth - baseline) / divisor`, and the rewards in its baseline."""
 
-    worth_nm: Float[Tensor, "n m"]  # the float64 reward, or else `if_missing`; NaN without any
+    worth_nm: Float[Tensor, "n m"]  # float64: the reward, else `if_missing`; NaN if there is neither
     #: The float64 number subtracted from `worth_nm`; NaN if no single number is subtracted.
     baseline_nm: Float[Tensor, "n m"]
     #: What `worth_nm - baseline_nm` is divided by (float64): 1 for no division, NaN without a baseline.
@@ -360,7 +360,7 @@ class Credit(ByCompletion):
         return bool(self.signal_n().any())
 
     def signal_n(self, *, tolerance: float = 0.0) -> Bool[Tensor, " n"]:
-        """Mark the completions that have any credit above the tolerance: of a block, a token or for stopping."""
+        """Mark the completions in which a block, a token or the decision to stop has credit above the tolerance."""
         block_or_token_credit = self.block_nk if self.token_nt is None else self.token_nt
         credit_tables = (block_or_token_credit, self.stop_n[:, None], self.refined_nt)
         # Testing both bounds needs less memory than absolute values. NaN counts as above the tolerance.

@@ -146,7 +146,7 @@ def tally_zeros(
             "give one per token."
         )
     trainable_v = block_v >= 0 if trainable_v is None else trainable_v
-    block_key_v = block_nk[row_v, block_v.long().clamp(min=0)]  # the next line replaces it for tokens without a block
+    block_key_v = block_nk[row_v, block_v.long().clamp(min=0)]  # the next line replaces the key of tokens without a block
     reason_key_v = torch.where(block_v >= 0, block_key_v, key_of(Zero.UNPAID))
     for applies_v, reason in (
         (advantage_v.isnan(), Zero.UNSCORED),

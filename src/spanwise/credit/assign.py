@@ -300,7 +300,7 @@ def explain_objectives(
     *,
     truncated_n: Bool[Tensor, " n"] | None,
 ) -> Comparison:
-    """Find why an objective's credit is exactly 0, such as a missing reward."""
+    """Find the reason why an objective's credit is exactly 0, such as a missing reward."""
     missing_reason_nm = _explain_missing(scores, truncated_n)
     reason_nm = torch.where(comparison.reason_nm == int(Zero.ABSENT), missing_reason_nm, comparison.reason_nm)
     for m, objective in enumerate(objectives):
@@ -362,7 +362,7 @@ def _explain_missing(scores: Scores, truncated_n: Tensor | None) -> Int[Tensor, 
 
 
 def _specify_all_equal(objective: Objective, reward_n: Tensor, reason_n: Tensor, worth_n: Tensor) -> Tensor:
-    """Say "all right" or "all wrong" instead of "all equal" if all rewards of an objective are 0 or 1."""
+    """If an objective has only the rewards 0 and 1, replace "all equal" by "all right" (1) or "all wrong" (0)."""
     is_zero_one_or_nan_n = (reward_n == 0) | (reward_n == 1) | reward_n.isnan()
     if judge_of(objective) is not None or not bool(is_zero_one_or_nan_n.all()):
         return reason_n

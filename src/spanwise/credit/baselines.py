@@ -142,7 +142,7 @@ def advantage(
     merged_result: Explained | None = None
     is_uncompared_n = torch.ones_like(lacks_reward_n)
     whole_batch_group_n = torch.zeros_like(group_n, dtype=torch.long)  # the whole batch is one group
-    groupings: list[tuple[Tensor, int]] = []  # pairs: the group ids, and by how many outcomes the groups are split
+    groupings: list[tuple[Tensor, int]] = []  # pairs: the group ids, and how many outcomes split these groups
     if baseline == "none":
         check_rewards(reward_n)  # `moments` checks the rewards for all other baselines
         advantage_n = worth_n.nan_to_num(nan=0.0)
@@ -163,7 +163,7 @@ def advantage(
         outcome_counts_to_try = reversed(range(outcome_count + 1)) if backs_off else [outcome_count]
         groupings = [(whole_batch_group_n if baseline == "batch" else group_n, count) for count in outcome_counts_to_try]
     last_level = len(groupings) - 1
-    # A replaced missing reward is at last compared with its whole group, and then with the batch.
+    # As a last resort, compare a replaced missing reward with its whole group, and then with the batch.
     groupings += [(group_n, 0), (whole_batch_group_n, 0)]
     for level, (grouping_n, used_outcomes) in enumerate(groupings):
         if merged_result is not None and not bool(is_uncompared_n.any()):
@@ -218,7 +218,7 @@ def _collect_outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str)
 
 
 def _subtract_blend(reward_n: Tensor, worth_n: Tensor, baseline_n: Tensor, group_n: Tensor, outcome_no: Tensor) -> Explained:
-    """Subtract a mix of the prompt's mean and the batch's mean, both of the same outcome, from each reward."""
+    """From each reward, subtract a mix of two means over completions with the same outcome: the prompt's and the batch's."""
     prompt_comparison = compare_in_strata(reward_n, refine(group_n, outcome_no)).comparison
     batch_comparison = compare_in_strata(reward_n, refine(torch.zeros_like(group_n), outcome_no)).comparison
     advantage_n = (worth_n - baseline_n).nan_to_num(nan=0.0)
@@ -296,7 +296,7 @@ def blended_baseline(
     is_known_n = outcome_code_n >= 0
     for code in outcome_code_n[is_known_n].unique().tolist():
         has_outcome_n = outcome_code_n == code
-        counterfactual_reward_n = None  # the reward that each completion would get for this outcome
+        counterfactual_reward_n = None  # each completion's reward if it had this outcome
         if by_outcome_n2 is not None and (outcome_value := float(outcome_no[has_outcome_n, judged or 0][0])) in (0.0, 1.0):
             counterfactual_reward_n = by_outcome_n2[:, int(outcome_value)].double()
         estimate_n = _estimate_for_outcome(reward_n.double(), group_n, is_known_n, has_outcome_n, counterfactual_reward_n)
@@ -324,7 +324,8 @@ def _estimate_for_outcome(
     noise_variance_s = prompt_stats.pooled_variance_of_others().nan_to_num(nan=0.0)
     count_of_others_n = prompt_stats.count_n() - prompt_stats.member_n.double()
     prompt_sum_n = (prompt_stats.mean_n() * prompt_stats.count_n()).nan_to_num()
-    # In a prompt of equal rewards the deviation is exactly 0, so the mean of the others is exactly the own reward.
+    # If all rewards of a prompt are equal, the deviation is exactly 0. So the mean of the others is exactly the completion's
+    # reward.
     own_or_mean_n = torch.where(prompt_stats.member_n, reward_above_lowest_n, prompt_stats.mean_n())
     prompt_mean_n = own_or_mean_n - prompt_stats.deviation_n * prompt_stats.count_n() / count_of_others_n.clamp(min=1.0)
     prompt_mean_n = torch.where(count_of_others_n > 0, prompt_mean_n, torch.nan)
@@ -373,7 +374,7 @@ def _average_counterfactuals(actual: Moments, counterfactual: Moments, noise_var
 def excess_variance_of_others(
     mean_s: Float[Tensor, " s"], noise_sa: Float[Tensor, "s a"], count_sa: Float[Tensor, "s a"]
 ) -> Float[Tensor, " s"]:
-    """For each stratum, estimate how much the means of the P others vary beyond noise. NaN if P < 2.
+    """For each stratum, estimate how much the means of the P other strata vary beyond noise. NaN if P < 2.
 
     t2[s] (1 + 1/P),  t2[s] = max(0, var(other means, ddof 1) - sum_a noise[s, a] average(1 / count[., a]))
     """

@@ -23,7 +23,7 @@ class Refinement:
     name: ClassVar[str] = "refine"
     method: str  # the name of the refining method, such as `ktae`
     options: Mapping[str, Any] = field(default_factory=dict)  # the method's options that differ from its defaults
-    correct: str | None = None  # the objective whose reward above 0 means right; None: the first
+    correct: str | None = None  # an objective, whose reward is above 0 if the completion is right; None: the first
 
     def __post_init__(self) -> None:
         if self.entry.kind != "refinement":

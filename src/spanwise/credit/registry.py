@@ -73,7 +73,8 @@ _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "threshold": (lambda v: is_number(v) and v >= 0, "write 0 or more; tokens with a lower probability are boundaries"),
     **dict.fromkeys(("gamma", "lam"), _SHARE),
 }
-#: The same for options of spanwise's own methods. A plug-in's option of the same name may mean something else.
+#: Like `_VALUES`, but only for options of spanwise's own methods. A plug-in's option of the same name may mean something
+#: else.
 _OWN_VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("h1", "h2", "h3"), _NOT_NEGATIVE),
     "quantile": _SHARE,

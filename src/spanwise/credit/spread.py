@@ -33,7 +33,7 @@ def left_out(scores: Scores) -> Bool[Tensor, "n m"]:
 def lacks_all(
     left_out_nm: Bool[Tensor, "n m"], objectives: Sequence[Objective], present_nk: Bool[Tensor, "n k"]
 ) -> Bool[Tensor, " n"]:
-    """Mark completions that have none of the paid blocks (`present_nk`) and left out a reward whose weight is not 0."""
+    """Mark completions without any paid block (`present_nk`) that left out a reward with a weight other than 0."""
     has_weight_m = torch.tensor([objective.weight != 0 for objective in objectives], device=left_out_nm.device)
     return (left_out_nm & has_weight_m).any(dim=1) & ~present_nk.any(dim=1)
 
@@ -143,7 +143,7 @@ def reward_streams(
     weight_m = weights(objectives, scores.reward_nm)
     is_trained_nt = mask_nt.bool()
     last_token_n, has_token_n = find_last_token(is_trained_nt)
-    # Tokens outside blocks have the index -1, which selects the added last column, False.
+    # Tokens outside blocks have the index -1. It selects the added last column, which is False.
     pays_block_mk = pad(paid_blocks(objectives, block_names, mask_nt.device), (0, 1))
     is_paid_mnt = pays_block_mk[:, block_nt.long()] & is_trained_nt
     positions_and_flags = [find_last_token(paid_nt) for paid_nt in is_paid_mnt]
@@ -295,7 +295,7 @@ def spread_tokens(
 
 
 def _add_stops(advantage_nt: Tensor, spans: Spans, stop_n: Tensor) -> Tensor:
-    """Add the credit of the decision to stop to each completion's last token in a block."""
+    """To each completion's last token in a block, add the credit of the decision to stop."""
     stop_row_i = (spans.present_nk.any(dim=1) & (stop_n != 0)).nonzero()[:, 0]
     if len(stop_row_i):
         advantage_nt[stop_row_i, spans.end_nk[stop_row_i].amax(dim=1) - 1] += stop_n[stop_row_i].to(advantage_nt.dtype)

@@ -256,11 +256,11 @@ class Moments:
         return value_s[self.stratum_n.clamp(min=0)].masked_fill_(self.stratum_n < 0, nowhere)
 
     def pooled_variance_of_others(self) -> Float[Tensor, " s"]:
-        """Return the pooled variance inside all other strata, for each stratum."""
+        """For each stratum, return the pooled variance inside all other strata."""
         degrees_of_freedom_s = (self.count_s - 1).clamp(min=0.0)
         degrees_of_freedom_of_others_s = degrees_of_freedom_s.sum() - degrees_of_freedom_s
         square_sum_of_others_s = (self.square_s.sum() - self.square_s).clamp(min=0.0)
-        return square_sum_of_others_s / degrees_of_freedom_of_others_s  # 0 / 0 is NaN: no other stratum has 2 members
+        return square_sum_of_others_s / degrees_of_freedom_of_others_s  # NaN (0 / 0) if no other stratum has 2 members
 
 
 def moments(

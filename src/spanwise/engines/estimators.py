@@ -53,7 +53,7 @@ def outcome_advantages(
     method_options = dict(spanwise_section.get("options") or {})
     method(name).check_options(method_options)
     uids = index.tolist() if hasattr(index, "tolist") else list(index)
-    # Padding rows have a padding id, and either no trained token or a place after all rows with a real id.
+    # A padding row has a padding id. It also has no trained token, or it comes after all rows with a real id.
     rows_with_real_id = {n for n, uid in enumerate(uids) if not _PAD.fullmatch(str(uid))}
     last_real_row = max(rows_with_real_id, default=-1)
     is_trained_n = response_mask.bool().any(dim=1)

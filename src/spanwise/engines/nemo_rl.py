@@ -26,7 +26,7 @@ from spanwise.recipe import RecipeRule
 
 #: The fields of NeMo-RL's batch that reward functions do not get.
 _OTHER = ("message_log", "extra_env_info", "total_reward", "filtered_reward", "unshaped_total_reward", "baseline", "std")
-#: NeMo-RL options that must keep a value: option -> (value, reason).
+#: Maps NeMo-RL options to the value that each must have, and the reason.
 _FIXED: dict[str, tuple[Any, str]] = {
     "grpo.advantage_clip_low": (None, "NeMo-RL would clip advantages after spanwise has scaled them for the loss"),
     "grpo.advantage_clip_high": (None, "NeMo-RL would clip advantages after spanwise has scaled them for the loss"),
@@ -113,7 +113,7 @@ class SpanEstimator:
         reply_adv_nt, metrics = self.run.finish(self.run.step.read(batch), mask_nt=(reply_mask_nt > 0) & batch.mask_nt)
         self.last_metrics = {name: value for name, value in metrics.items() if value == value}
         padded_adv_nt = torch.zeros_like(padded_mask_nt).scatter(1, reply_column_nt, reply_adv_nt)
-        # The weight of a rollout without a reply is NeMo-RL's `loss_multiplier`.
+        # A rollout without a reply has NeMo-RL's `loss_multiplier` as its weight.
         loss_multiplier_n = torch.as_tensor(repeated_batch["loss_multiplier"]).float().cpu()
         rollout_weight_n = torch.where(batch.mask_nt.any(dim=1), padded_mask_nt.amax(dim=1), loss_multiplier_n)
         factor_n1 = fold_factor(mask.cpu(), rollout_weight_n, mini_batch=self.mini_batch, token_level=self.token_level)

@@ -31,7 +31,7 @@ def read_rule(
     faults: Mapping[str, Any],
     fixed: Mapping[str, tuple[Any, str]],  # maps an engine's option to its required value and the reason
     discounts: Mapping[str, str] = {},  # maps the engine's discount options to those of the method
-    deviation: str = "",  # the engine's option to divide by a group's standard deviation
+    deviation: str = "",  # the name of the engine's option that divides by a group's standard deviation
 ) -> tuple[RecipeRule, list[str]]:
     """Load a recipe's rule of credit. Refuse engine settings that conflict with it. Also return warnings."""
     fixed_setting_faults = {

@@ -30,7 +30,7 @@ HOOKS = {
     "custom_reward_post_process_path": "spanwise.engines.slime.post_process_rewards",
     "custom_advantage_function_path": "spanwise.engines.slime.set_advantages",
 }
-#: slime arguments that must keep a value: argument -> (value, reason).
+#: Maps slime arguments to the value that each must have, and the reason.
 _FIXED: dict[str, tuple[Any, str]] = {
     "normalize_advantages": (False, "slime would subtract one mean of all tokens from the advantages of every block"),
     "rewards_normalization": (True, "the recipe, not slime, decides what a reward is compared with"),
@@ -144,7 +144,7 @@ def fold_factor(
 
     factor[i] = D[i], the trained tokens of i's rollout; with `calculate_per_token_loss` those of i's step / its rollouts
     """
-    # slime averages over the tokens of `batch_size` rollouts, or of one rollout without `per_token`.
+    # With `per_token`, slime averages over the tokens of `batch_size` rollouts, otherwise over those of one rollout.
     rollouts_per_average = batch_size if per_token else 1
     average_index_n = rollout_n // rollouts_per_average
     token_count_n = trained_n.clamp(min=1).float() if per_token else trained_n.float()

@@ -148,7 +148,7 @@ class UnslothSpanGRPOTrainer(SpanGRPOTrainer, _Packed):
             gradient_scale = 1.0 if self.accelerator.scaler is None else self.accelerator.scaler.get_scale()
             gradient_scale /= len(advantage_bt) * self.current_gradient_accumulation_steps
             expected_gradient_bu = -packed(advantage_bt * slope_bt * gradient_scale, inputs, pad_id=self._pad_id)
-            self._canary_due = not bool(expected_gradient_bu.any())  # advantages of 0 test nothing
+            self._canary_due = not bool(expected_gradient_bu.any())  # a gradient of 0 would test nothing
             gradient_bu = saved_tensors[0] if saved_tensors else None
             check_gradient(gradient_bu, expected_gradient_bu, exact=inputs.get("old_per_token_logps") is None)
         return loss

@@ -94,7 +94,8 @@ class Watch:
         new_keys = warnings.keys() - self._given_keys
         new_sentences = self._take_new(warnings)
         absent_shares = everyone.scores.reward_nm.isnan().double().mean(dim=0).tolist()
-        # Do not warn of the same problem again when the batch's metrics show it. Another share of absent rewards may be a new one.
+        # Do not warn again when the batch's metrics show the same problem. A different share of absent rewards may be a new
+        # problem.
         for kind, _, name in (key.partition("/") for key in new_keys):
             if kind == "tags":
                 self._given_keys.add("credit/malformed")
@@ -179,7 +180,7 @@ def _warn_unscored(objective: Objective, reading: Reading, scheme: Scheme, m: in
 
 
 def _warn_unused(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
-    """Warn about rewards of missing blocks. They are ignored, because the objective's `if_missing` replaces them."""
+    """Warn about rewards given for missing blocks. They are ignored, because the objective's `if_missing` replaces them."""
     if reading.scores.unused_nm is None:
         return ""
     if_missing = objective.if_missing

@@ -271,7 +271,7 @@ def _terms(batch: Mapping[str, Tensor], adv_n: Float[Tensor, " n"]) -> Float[Ten
 def _figures_of_sums(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
     """Compute the figures that `FIGURES` names from sums over completions."""
     term_sums = sums.unbind(-1)
-    # The first eight sums are, for four sets of completions, the set's size and its sum of squared errors.
+    # The first eight sums are pairs for four sets of completions: the set's size, and its sum of squared errors.
     rmses = [root_ratio(error_sum, count) for count, error_sum in zip(term_sums[0:8:2], term_sums[1:8:2], strict=True)]
     weighted_adv_square_sum, weighted_product_sum, weighted_mc_square_sum, weighted_noise_sum = term_sums[14:]
     exact_square_sum = weighted_mc_square_sum - weighted_noise_sum

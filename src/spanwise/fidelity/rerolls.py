@@ -33,7 +33,7 @@ from spanwise.types import BlockText, Spans
 MOST = 16
 #: Tokens less probable than this are always re-rolled, because SAE cuts segments there.
 UNLIKELY = 0.2
-#: The most continuations and tokens of a batch. Larger batches spend too long on the KV cache.
+#: The largest numbers of continuations and of tokens in a batch. Larger batches spend too long on the KV cache.
 ROWS, TOKENS = 512, 32_768
 #: The numbers of optimizer steps after which the fitted critic is evaluated.
 CRITIC_STEPS = (5, 25, 80)

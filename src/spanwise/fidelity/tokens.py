@@ -199,7 +199,7 @@ class TokenFidelity:
         return family_names[int(correlations.argmax())]
 
     def lead(self, critic: str, one: str, other: str, *, kind: str = "all") -> Interval:
-        """Return the best Monte Carlo correlation of estimators whose names start with `one`, minus that of `other`.
+        """Return the best Monte Carlo correlation of estimators named `one...`, minus the best of those named `other...`.
 
         The best is chosen anew in every bootstrap draw, so that the luck of choosing among many is in the interval. A full name
         stands for itself: `lead("critic", "SAE end 0.2, 0", "GAE")` holds one SAE against the best GAE, which favours GAE.

@@ -72,7 +72,7 @@ class Difference:
         if self.verdict == "clear":
             return f"{finding}, beyond the noise."
         seeds_hint = "" if self.seeds_needed is None else f" A difference of this size would need {self.seeds_needed} seeds."
-        if self.verdict == "borderline" and self.p >= 1 - interval.level:  # a sign test, as all seeds are equal
+        if self.verdict == "borderline" and self.p >= 1 - interval.level:  # p is of a sign test, because all seeds agree
             return f"{finding}, the same in every seed. With so few seeds this may be luck (p = {self.p:.2f})."
         if self.verdict == "borderline":
             luck_text = f"Among several pairs, this may be luck (p = {self.p_adjusted:.2f} after Holm's correction)."
@@ -256,7 +256,7 @@ def _over_seeds(values: Iterable[float], level: float) -> Interval:
 
 
 def _p_value(interval: Interval) -> float:
-    """Return the two-sided p value of no difference between two methods."""
+    """Return the two-sided p value for the hypothesis that two methods are equal."""
     if interval.count < 2:
         return math.nan
     if _is_flat(interval):

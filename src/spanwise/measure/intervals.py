@@ -243,7 +243,7 @@ def prompt_index(prompts: Prompts, completions: int) -> Int[Tensor, " n"]:
     if len(prompts) != completions:
         raise AlignmentError(f"There are {len(prompts)} prompt ids for {completions} completions; give one id to each.")
     prompt_ids = list_ids(prompts)
-    # Numbers come first. Other ids are sorted by type and text.
+    # Sort prompt ids: numbers first, then others by type and text.
     sort_key_of_id = {
         id: ("", id) if isinstance(id, Real) else (type(id).__name__, id if isinstance(id, str) else repr(id))
         for id in prompt_ids

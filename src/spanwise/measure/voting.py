@@ -172,9 +172,9 @@ def _build_curve(
 def _expected_accuracies(
     samples: list[tuple[str, float, float]], budgets: Sequence[int], ways: Sequence[str], subsets: int, seed: int
 ) -> dict[str, list[float]]:
-    """Return the expected correctness of the chosen answer, by way of choosing and number of samples."""
-    # A sample is an answer, its correctness and its confidence; `seed` differs between prompts, so that their errors average
-    # out. Sort the samples, so that their order does not matter to random subsets.
+    """Return the expected correctness of the chosen answer for each way of choosing and each number of samples."""
+    # A sample is an answer, its correctness and its confidence. `seed` differs between prompts, so that errors average out.
+    # Samples are sorted, so that random subsets do not depend on their order.
     samples = sorted(
         samples, key=lambda sample: (sample[0], *((math.isnan(x), 0.0 if math.isnan(x) else x) for x in sample[1:]))
     )
@@ -202,7 +202,7 @@ def _expected_accuracies(
 
 
 def _choose_highest(correct_m: Tensor, score_m: Tensor, n: int) -> float:
-    """Return the expected correctness of the top-scored of n samples. Ties have equal odds; NaN is lowest."""
+    """Return the expected correctness of the sample with the highest score among n. Ties have equal odds; NaN is lowest."""
     known_score_m = score_m.nan_to_num(nan=-math.inf)
     distinct_score_v, rank_m, count_v = torch.unique(known_score_m, return_inverse=True, return_counts=True)
     mean_correct_v = torch.zeros(len(distinct_score_v), dtype=torch.float64).index_add_(0, rank_m, correct_m) / count_v
@@ -232,7 +232,7 @@ def _draw_subsets(m: int, n: int, most: int, seed: int) -> Iterator[Float[Tensor
     if math.comb(m, n) <= most:
         yield _all_subsets(m, n)
         return
-    generator = torch.Generator().manual_seed((seed * 1009 + m) * 1009 + n)  # other subsets for each pair m, n
+    generator = torch.Generator().manual_seed((seed * 1009 + m) * 1009 + n)  # each pair of m and n has its own subsets
     for start in range(0, most, 4096):
         random_ms = torch.rand(m, min(4096, most - start), generator=generator)
         yield torch.zeros_like(random_ms, dtype=torch.float64).scatter_(0, random_ms.topk(n, dim=0).indices, 1.0)

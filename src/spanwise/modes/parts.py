@@ -17,7 +17,7 @@ from spanwise.scheme import Scheme
 
 
 class TrlPart:
-    """Base class of what runs a mode (critic, laser) inside TRL's trainer. It never sets the trainer's attributes."""
+    """Base class of objects that run a mode (critic, laser) inside TRL's trainer. It never sets the trainer's attributes."""
 
     def __init__(self, mode: Any, trainer: Any) -> None:
         self.mode: Any = mode
@@ -89,7 +89,7 @@ class RowPart(ABC):
 
     @abstractmethod
     def lesson(self, reading: Reading, scheme: Scheme, number: int, *, rows: int) -> tuple[Tensor, Tensor, dict[str, float]]:
-        """Return weights and targets of a squared error on the appended token, and metrics. The loss averages `rows` rows."""
+        """Return (weights, targets, metrics) for a squared error on the appended token. The loss averages `rows` rows."""
 
     @staticmethod
     @abstractmethod

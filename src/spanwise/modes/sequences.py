@@ -49,7 +49,7 @@ def sequences(output: Mapping[str, Any], batch: Batch) -> Sequences:
 
 
 def image_inputs(output: Mapping[str, Any], length: int) -> dict[str, Any]:
-    """Return the inputs of TRL's forward pass besides the tokens, cut to `length` tokens. A batch without images has none."""
+    """Return TRL's other inputs, such as images. Inputs per token are cut to `length`. A batch without images has none."""
     inputs = {name: output[name] for name in _IMAGE_INPUTS if name in output}
     return {name: value[:, :length] if name.endswith("token_type_ids") else value for name, value in inputs.items()}
 

@@ -92,7 +92,7 @@ def dodged(rows: Rows, *, names: Sequence[str], y: str) -> Drawn:
 
 
 def fixed_points(rows: Rows, *, names: Sequence[str]) -> Drawn:
-    """Draw the confidence that each baseline pays best, against the true probability `x` of being right."""
+    """Draw the confidence that earns most under each baseline, against the true probability `x` of being right."""
     chart = curves(rows, names=names, x="probability of being right, p", y="where its confidence ends, q*", height=270)
     chart.layer.insert(0, _diagonal(_UNIT))
     return chart
@@ -245,7 +245,7 @@ def bands(
 
 
 def highlight(chart: alt.Chart, **encoded: Any) -> alt.Chart:
-    """Turn a chart into areas that are invisible, except for the one under the pointer, which shows its tooltip."""
+    """Turn a chart into invisible areas. The area under the pointer becomes visible and shows its tooltip."""
     hover_area = chart.properties(name="hover").mark_rect(style="pointed")
     return hover_area.encode(**encoded, opacity=_HOVER_OPACITY).add_params(_POINTER)
 
@@ -256,7 +256,7 @@ def tip(key: str, title: str, *, number: bool = False) -> alt.Tooltip:
 
 
 def is_known(value: Any) -> bool:
-    """Return whether a chart can draw a value: a number that is finite."""
+    """Return whether a chart can draw a value, that is, whether it is a finite number."""
     return value is not None and math.isfinite(value)
 
 

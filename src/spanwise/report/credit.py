@@ -80,7 +80,7 @@ def credit_report(
         warnings=[
             f"No completion has the reward {name} ({', '.join(f'{n:,} {key}' for key, n in counts.items())}), so it trains nothing."
             for name, counts in statuses.items()
-            if counts and not counts.keys() & {"ok", "broke"}  # a completion that broke its check has the reward 0
+            if counts and not counts.keys() & {"ok", "broke"}  # a completion that made its check fail has the reward 0
         ],
         headlines=[Headline("completions", count), *_headlines(rewards, statuses)], sections=sections,
     )  # fmt: skip
@@ -107,7 +107,7 @@ def _summary_tables(methods: Sequence[str], credit: Mapping[str, Mapping[str, Te
 
 
 def _dead_strata_panels(methods: Sequence[str], dead: Mapping[str, Mapping[str, float]]) -> list[Panel]:
-    """Draw the share of compared sets (strata) whose rewards are all equal. By objective and method."""
+    """Draw the share of strata (sets of compared rewards) whose rewards are all equal. By objective and method."""
     chart_rows = []
     for method in methods:
         for name, shares in together(dead.get(method, {})).items():
@@ -120,7 +120,7 @@ def _dead_strata_panels(methods: Sequence[str], dead: Mapping[str, Mapping[str, 
 
 
 def _status_section(statuses: Mapping[str, Mapping[str, int]], rewards: Mapping[str, Tensor]) -> Section:
-    """Build the section on reward statuses: how many rewards exist, and why others do not."""
+    """Build the section on reward statuses: how many rewards exist, and why the others are missing."""
     used_statuses = {status for counts in statuses.values() for status in counts}
     status_names = [name for status in Status if (name := status.name.lower()) in used_statuses]
     mean_rewards = {name: float(reward_n.double().nanmean()) for name, reward_n in rewards.items()}
@@ -151,7 +151,7 @@ def credit_finding(credit: Mapping[str, Mapping[str, Tensor]], left: str, right:
         credited_count = int(has_credit_kn.any(dim=0).sum())
         alarm_sentence = "" if credited_count else "Alarm: nothing would be learned. "
         return f"{alarm_sentence}{right} gives credit to {credited_count:,} of {completion_count:,} completions."
-    if len(left_credit) == 1:  # one number for the whole completion counts for every block
+    if len(left_credit) == 1:  # the credit of a whole completion counts for every block
         left_credit = {block: next(iter(left_credit.values())) for block in right_credit}
     elif len(right_credit) == 1:
         right_credit = {block: next(iter(right_credit.values())) for block in left_credit}

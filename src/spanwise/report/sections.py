@@ -110,7 +110,7 @@ def voting_section(
 
 
 def attempts_section(votes: Mapping[str, Mapping[str, Curve]]) -> Section:
-    """Build the section on the accuracy that later attempts gain. Each chooses by majority vote."""
+    """Build the section on how much later attempts raise the accuracy. Each chooses by majority vote."""
     first_attempt = next(iter(votes), "")
     curves_of_attempts = {name: ways["majority"] for name, ways in votes.items() if ways}
     difference_curves = {
@@ -145,7 +145,7 @@ def tokens_section(view: TokenView | None, *, title: str = "Tokens", note: str =
 
 
 def confidence_rows(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"]) -> list[Row]:
-    """Count how often right and wrong answers state each confidence, in steps of 0.1."""
+    """Count right and wrong answers by the confidence that they state, in bins of 0.1."""
     # Rounding may put a confidence just below its bin (0.7 in float32), so add a small number.
     confidence_n = confidence_n.double() + 1e-7
     confidences = {"right answers": confidence_n[correct_n == 1], "wrong answers": confidence_n[correct_n == 0]}
@@ -165,7 +165,7 @@ def _count_in_bins(values: Mapping[str, Tensor], edges: Sequence[float]) -> list
 
 
 def voting_rows(votes: Mapping[str, Curve], *, over: str = "prompts") -> list[Row]:
-    """Return chart rows of accuracy by number of samples and way of voting. pass@1 is flat and left out."""
+    """Return chart rows of accuracy by number of samples and way of voting. pass@1 is left out: its curve is flat."""
     return [
         {"series": WAYS.get(name, name), "x": n, "value": i.value, "low": i.low, "high": i.high, over: i.count}
         for name, curve in votes.items()
@@ -227,7 +227,7 @@ def seed_curves(seeds: Seeds, name: str, series: str) -> list[Row]:
             if (value := figure(point, name)) is not None:
                 values_by_step.setdefault(point["step"], []).append(value)
     steps = sorted(values_by_step)
-    # The first and the last step are among those that are drawn.
+    # The first and the last step are always drawn.
     drawn_places = sorted({place * (len(steps) - 1) // (MOST - 1) for place in range(MOST)}) if steps else []
     return [
         {"series": series, "x": step, "value": math.fsum(values) / len(values)}
@@ -261,7 +261,7 @@ def wide(rows: Sequence[Row], *, key: str, label: str | None = None) -> list[Row
 
 
 def merged(rows: Iterable[Row], *, key: str) -> list[Row]:
-    """Merge the table rows that have the same value under `key` into one row each."""
+    """For each value under `key`, merge the table rows that have this value into one row."""
     merged_rows: dict[Any, Row] = {}
     for row in rows:
         merged_rows.setdefault(row[key], {}).update(row)

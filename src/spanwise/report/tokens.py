@@ -22,10 +22,10 @@ from spanwise.rollouts.rows import TokenRow
 
 # Few digits keep a page of 500 completions with 1,000 tokens each under 3 MB.
 COARSE = 3  # significant digits of token values and probabilities
-FEW = 2  # significant digits if the numbers of a column change more than `MANY` times from token to token
+FEW = 2  # significant digits for a column whose numbers change from token to token more than `MANY` times
 MANY = 200_000
 
-#: The most distinct words in a compressed column: each is written as one Unicode code point.
+#: A compressed column has at most this many distinct words, because each becomes one Unicode code point.
 _MOST_WORDS = 0x110000 - 2048 - 32
 
 
@@ -137,7 +137,7 @@ def payload(view: TokenView) -> dict[str, Any]:
 
 
 def _own_score(score: float | None) -> str | None:
-    """Describe the self-rewarding score of a completion, which rates its own answer."""
+    """Describe a completion's self-rewarding score: the policy's rating of its own answer."""
     if score is None or math.isnan(score):
         return None if score is None else "no self-rewarding score, because the completion was cut off"
     clipped_score = min(max(score, 0.0), 1.0)

@@ -94,7 +94,7 @@ def credits(row: TokenRow, method: str, rule: Rule) -> dict[str, float]:
 
 
 def unit(rows: Sequence[TokenRow], method: str, rule: Rule) -> float:
-    """Return the usual size of a method's credit: the 98th percentile of nonzero sizes, or 1."""
+    """Return the usual size of a method's credit: the 98th percentile of nonzero sizes, or 1 if all are zero."""
     credit_sizes = [abs(value) for row in rows for value in credits(row, method, rule).values() if value]
     return float(np.quantile(credit_sizes, 0.98, method="higher")) if credit_sizes else 1.0
 
@@ -183,7 +183,7 @@ def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: f
     """Explain a block's credit: the terms that add up to it, and the share of each token."""
     objective_names = [name for name, fields in rule.objectives.items() if block == COMPLETION or block in fields["pays"]]
     credit_parts = list(row.parts.get(method, ()))
-    if not objective_names or len(credit_parts) != 1:  # a single part may be the credit of all objectives together
+    if not objective_names or len(credit_parts) != 1:  # a single `CreditPart` may hold the credit of all objectives together
         credit_parts = [part for part in credit_parts if part.objective in objective_names]
     share_and_score = row.own.get(method) if rule.verdict in objective_names else None
     score_share, own_score = share_and_score or (0.0, 0.0)
@@ -213,7 +213,7 @@ def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: f
 
 
 def _name_worth(row: TokenRow, rule: Rule, part: CreditPart) -> str:
-    """Explain a compared number that is not a plain reward: a sum, or the replacement of a missing reward."""
+    """Explain a compared number that is not a plain reward: a sum of rewards, or the number in place of a missing reward."""
     if part.worth is None:
         return ""
     if part.objective in row.statuses or part.objective in row.rewards or not rule.objectives:
@@ -226,14 +226,14 @@ def _name_worth(row: TokenRow, rule: Rule, part: CreditPart) -> str:
         if reward is None:
             return ""
         reward_terms.append(_term(objective.get("weight", 1.0), reward, f"{name}, left out" if is_left_out else name))
-    # In a rollout of several turns, the compared reward also counts other turns.
+    # In a rollout of several turns, the compared reward also contains the rewards of other turns.
     terms_sum = math.fsum(amount for amount, *_ in reward_terms)
     is_same_sum = math.isclose(terms_sum, part.worth, rel_tol=1e-9, abs_tol=1e-9)
     return added(part.worth, reward_terms).removeprefix("+") if is_same_sum else ""
 
 
 def _baseline_note(row: TokenRow, rule: Rule, part: CreditPart) -> str:
-    """Describe the baseline and divisor behind one objective's credit, or say why there is none."""
+    """Describe the baseline and divisor behind one objective's credit, or say why there is no baseline."""
     if part.baseline is None:
         reward_status = row.statuses.get(part.objective) or "ok"
         if part.part != 0:
@@ -285,7 +285,7 @@ def _range(low: float, high: float) -> str:
 
 
 def _explain_stop(row: TokenRow, method: str, rule: Rule) -> str:
-    """Explain the last token's credit for rewarded blocks that the completion left out."""
+    """Explain the credit that the last token gets because the completion left out rewarded blocks."""
     stop_credit = row.stop.get(method)
     credit = row.credit.get(method, {})
     if not stop_credit:

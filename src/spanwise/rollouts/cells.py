@@ -47,7 +47,7 @@ def parse_numbers(values: Sequence[Any]) -> list[Any]:
 
 
 def is_number_text(value: Any) -> bool:
-    """Return whether a value is a text that is a number."""
+    """Return whether a value is a text that spells a number."""
     return isinstance(value, str) and NUMBER.fullmatch(value) is not None
 
 

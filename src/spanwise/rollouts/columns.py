@@ -16,7 +16,7 @@ from spanwise.rollouts import cells
 from spanwise.rollouts.files import ReadingProgress, concatenate_tables, delimited_names, read_batches, read_records
 
 _ROWS_AT_ONCE = 256
-#: Takes column names (None: all), and yields (row count, columns) for a few rows at a time.
+#: A function that takes column names (None: all), and yields (row count, columns) for a few rows at a time.
 Pieces = Callable[[Collection[str] | None], Iterator[tuple[int, Mapping[str, Sequence[Any]]]]]
 
 
@@ -35,7 +35,7 @@ class RereadColumn:
 
 
 class Shared:
-    """Replaces equal texts by one object, and equal chats, to save memory."""
+    """Replaces equal texts, and equal chats, by one object to save memory."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}

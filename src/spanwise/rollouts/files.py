@@ -187,13 +187,13 @@ def _array_entries(file: Path, stream: BufferedReader, progress: ReadingProgress
 
 
 def holds_json(file: Path) -> bool:
-    """Return whether a file is JSON by its name or its first character."""
+    """Return whether a file is JSON, judged by its name or its first character."""
     with file.open("rb") as stream:
         return file.suffix.lower() in (".jsonl", ".json") or _first_character(stream.peek(200)) in (b"[", b"{")
 
 
 def _first_character(start: bytes) -> bytes:
-    """Return the first character of a text that is not white space or a byte order mark."""
+    """Return a text's first character that is neither white space nor a byte order mark."""
     return start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
 
 

@@ -287,7 +287,7 @@ def flat_values(column: pa.ChunkedArray, dtype: Any) -> Shaped[np.ndarray, " v"]
 
 
 def offsets(column: pa.ChunkedArray) -> Int[np.ndarray, " o"]:
-    """Return where each list of a column starts in `flat_values`, and the end of the last."""
+    """Return where each list of a column starts in `flat_values`, and where the last one ends."""
     list_lengths = column.combine_chunks().value_lengths().fill_null(0)
     return np.concatenate(([0], np.cumsum(list_lengths.to_numpy(zero_copy_only=False), dtype=np.int64)))
 
@@ -347,7 +347,7 @@ def write_rollouts(
     empty_id = len(bytes_of_id) - 1  # masked tokens get the id of an empty text
     try:
         token_text_array = pa.array([piece.decode() for piece in bytes_of_id], pa.string())
-    except UnicodeDecodeError:  # a token may be part of a UTF-8 character
+    except UnicodeDecodeError:  # a token may hold only a part of a UTF-8 character
         token_text_array = pa.array(bytes_of_id, pa.binary())
     writer: pq.ParquetWriter | None = None
     with whole_file(file) as temporary:

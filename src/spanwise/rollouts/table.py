@@ -37,7 +37,7 @@ COMPARED = ("score", "reward", "scores", "rewards")
 
 AT_ONCE = 256  # how many texts the tokenizer encodes in one call
 
-#: Names of columns that may hold verdicts (1 right, 0 wrong). The first that is there is taken.
+#: Names of columns that may hold verdicts (1 right, 0 wrong). The first name that the file has is used.
 VERDICTS = ("acc", "accuracy", "accuracy_reward", "is_correct", "score", "reward")
 
 
@@ -73,7 +73,7 @@ class Ragged:
 
 
 def fitting_runs(lengths: Int[np.ndarray, " n"], size: int) -> Iterator[tuple[int, int]]:
-    """Yield (start, end) of chunks of rows. Padded to equal length, a chunk has at most `size` entries, or one row."""
+    """Yield (start, end) of each chunk of rows. Padded to equal length, a chunk has at most `size` entries, or one row."""
     chunk_start = longest_length = 0
     for n, length in enumerate(lengths.tolist()):
         longest_length = max(longest_length, length)
@@ -86,7 +86,7 @@ def fitting_runs(lengths: Int[np.ndarray, " n"], size: int) -> Iterator[tuple[in
 
 
 def gather(places: Int[np.ndarray, "m t"], values: Shaped[np.ndarray, " v"], nowhere: Any) -> Shaped[Tensor, "m t"]:
-    """Return the values at some positions. A position of -1 gets the value `nowhere`."""
+    """Return the values at the positions `places`. A position of -1 gets the value `nowhere`."""
     return torch.from_numpy(np.where(places >= 0, values[places], np.asarray(nowhere, dtype=values.dtype)))
 
 
@@ -102,7 +102,7 @@ class TokenizedTexts(NamedTuple):
 class AsRecorded(NamedTuple):
     """The advantages or rewards that a trainer used. NaN means that there is none."""
 
-    says: str  # tells the user what the numbers in `value` are
+    says: str  # a text for the user that says what `value` holds
     value: Float[np.ndarray, " v"]  # one number per completion, or per token if `by_token`
     shares: bool = False  # True if the credit is already divided among the tokens
     #: The recorded credit of each block. The entry `stop` is the credit for leaving out all rewarded blocks.
@@ -181,12 +181,12 @@ class RolloutTable:
 
     @property
     def has_fixed_columns(self) -> bool:
-        """Return whether the file's format names all columns, so that the option `--columns` is refused."""
+        """Return whether the file's format fixes all column names. If so, the option `--columns` is refused."""
         return self.source in ("spanwise", "verifiers", "slime", "Inspect", "lm-eval")
 
     @property
     def verdict(self) -> str | None:
-        """The name of a recorded reward that tells right (1) from wrong answers (0), or None if there is none."""
+        """The name of a recorded reward that is 1 for right and 0 for wrong answers, or None without such a reward."""
         for name in VERDICTS:
             value_n = self.rewards[name].value_n if name in self.rewards else None
             if value_n is not None and bool((value_n.isnan() | (value_n == 0) | (value_n == 1)).all()):

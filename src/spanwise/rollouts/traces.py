@@ -20,7 +20,7 @@ from spanwise.types import Status
 
 #: The fields of a node that list one number for each of its sampled tokens.
 NUMBER_FIELDS = ("logprobs", "advantages", "reference_logprobs", "trainer_logprobs", "entropies")
-_WEIGHTS = "loss_weights"  # a node's field: name -> a weight for each token
+_WEIGHTS = "loss_weights"  # a node's field that maps each name to a weight per token
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Trace:
     step: int
     keyed: bool  # True if the episode has a group id
     task: Mapping[str, Any]
-    paths: list[tuple[list[int], list[int]]]  # each trained branch: the nodes before it, and its own
+    paths: list[tuple[list[int], list[int]]]  # for each trained branch, the nodes before it and its own nodes
 
     def prompt(self, before: Sequence[int]) -> str:
         """Return the prompt of a completion: the text of the nodes before it."""
@@ -167,7 +167,7 @@ def write_branches(file: Path, source: Path, advantage_rows: Iterator[Sequence[f
 
 
 def _write_advantages(trace: Mapping[str, Any], trajectory: Trajectory, entry: str, source: str | Path) -> None:
-    """Write each turn's numbers called `entry` into the turn's node of a trace, under the name `advantages`."""
+    """Copy each turn's numbers `entry` into the field `advantages` of the turn's node in a trace."""
     nodes: dict[Any, dict[str, Any]] = dict(enumerate(trace["nodes"]))
     for t, turn in enumerate(trajectory.turns):
         turn_name = f"Turn {t} of trajectory {trajectory.id!r}"
@@ -216,9 +216,9 @@ def trained_traces(record: Mapping[str, Any]) -> Iterator[Trace]:
 
 
 def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield each trained branch of the conversation: the indices of its earlier nodes, and of its own."""
-    # The first branch through a sampled node owns it; for other branches it is context. An attempt to shorten the history
-    # trains only if the agent continued from it.
+    """For each trained branch of the conversation, yield the indices of the nodes before it, and of its own nodes."""
+    # A sampled node belongs to the first branch through it. For other branches it is context. An attempt to shorten the
+    # history trains only if the agent continued from it.
     parent_of_node = [None if node.get("parent") is None else whole_number(node["parent"], "parent") for node in nodes]
     for i, parent in enumerate(parent_of_node):
         if parent is not None and not 0 <= parent < i:

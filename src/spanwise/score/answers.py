@@ -61,7 +61,7 @@ class MathVerifier(Workers):
 
 
 def check_comparison(options: Mapping[str, Any]) -> None:
-    """Refuse an unknown value of the option `verify`, and limits of worker processes that cannot work."""
+    """Refuse an unknown value of the option `verify`, and impossible limits of worker processes."""
     check_known("verify", options["verify"], ("auto", "math", "exact"))
     check_limits(options)
 
@@ -153,7 +153,7 @@ def gold_text(gold: Any) -> str:
     if isinstance(gold, int) and not isinstance(gold, bool):
         return str(Decimal(gold))  # str(int) raises an error for more than 4,300 digits
     text = "" if repr(gold) in ("None", "nan", "NaT", "<NA>") or isinstance(gold, list | tuple | dict) else str(gold).strip()
-    answer = text.rpartition("\n#### ")[2]  # a solution of GSM8K ends with such a line
+    answer = text.rpartition("\n#### ")[2]  # a GSM8K solution ends with a line `#### 18`
     return text if "\n" in answer else answer
 
 

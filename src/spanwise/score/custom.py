@@ -185,7 +185,7 @@ def reward_call(objective: Objective, text: Texts, columns: Columns) -> partial[
 
 
 def takes(objective: Objective, option: str) -> bool:
-    """Return whether an objective's reward function has a parameter of a name. `**kwargs` does not count."""
+    """Return whether an objective's reward function has a parameter called `option`. `**kwargs` does not count."""
     return option in parameters_of(objective.reward, objective.name)[0]
 
 

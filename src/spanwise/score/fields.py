@@ -33,7 +33,7 @@ _DECODER = json.JSONDecoder()
 _INDEX = re.compile(r"\[(\d+)\]")
 #: Matches the text before a JSON value: a colon, comma or bracket, and perhaps a quote.
 _BEFORE = re.compile(r'(?:^|[:\[,])\s*+("?)\Z')
-#: The gold value of an element beyond the end of the gold list.
+#: Stands for the gold value of an element beyond the end of the gold list.
 _BEYOND = object()
 
 
@@ -72,7 +72,7 @@ def _same(field: str, gold: Any) -> bool:
     field_value = json_value(field, decoder=_DECODER)
     if field_value is MISSING or field_value != gold:
         return False
-    plain_pair = json.loads(json.dumps([field_value, gold]), parse_int=float)  # 3 equals 3.0, 1 is not true
+    plain_pair = json.loads(json.dumps([field_value, gold]), parse_int=float)  # 3 equals 3.0, but true is not 1
     return json.dumps(plain_pair[0], sort_keys=True) == json.dumps(plain_pair[1], sort_keys=True)
 
 
@@ -146,7 +146,7 @@ def one_of(
 
 @register("listed", kind="reward")
 def listed(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, block: str = "", column: str = "listed") -> Reward:
-    """Reward each block with its number from a dataset column, such as a step's score.
+    """Reward each block with the number that a dataset column holds for it, such as a step's score.
 
     Rule: a cell is a list or an object, or its JSON text. Number i of a list is for `step[i]`. An object maps blocks to numbers;
     names with two indices need an object. No such block, or None or NaN for it: ABSENT. No number for it, or no cell: ERROR.
@@ -326,7 +326,7 @@ def json_schema(
 
 
 def _check_schema(*, schema: Any, tag: str = "", alone: bool = False, **limits: Any) -> None:
-    """Refuse an invalid schema, the options `alone` and `tag` together, and limits that cannot work."""
+    """Refuse an invalid schema, the options `alone` and `tag` together, and impossible limits."""
     check_limits(limits)
     _schema_of_recipe(schema)
     if alone and tag:

@@ -86,7 +86,7 @@ def _scorer_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
     gold_cell = _first_cell(row, "target", "answer", *_GOLD)
     is_list = isinstance(gold_cell, list | tuple) or getattr(gold_cell, "ndim", 0)
     gold_answers = [answer for answer in map(gold_text, gold_cell if is_list else [gold_cell]) if answer]
-    # Without a gold answer the target is None. An empty text would be found in every completion.
+    # Without a gold answer the target is None, because a scorer would find an empty text in every completion.
     prompt_cell = _first_cell(row, "prompt", "prompts", default="")
     question = prompt_cell if isinstance(prompt_cell, str) else "\n".join(str(turn["content"]) for turn in prompt_cell)
     model_output = ModelOutput.from_content("policy", text)

@@ -101,7 +101,7 @@ def calling_convention(objective: Objective) -> Convention | None:
 
 
 def check_call(objective: Objective, convention: Convention | None, blocks: Collection[str]) -> None:
-    """Refuse options of a reward function that cannot work, such as `timeout` for a plain function."""
+    """Refuse impossible options of a reward function, such as `timeout` for a function that is not async."""
     subject = f"Objective '{objective.name}'"
     options = objective.options
     default_by_name, takes_any_keyword = parameters_of(objective.reward, objective.name)

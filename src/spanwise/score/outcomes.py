@@ -93,7 +93,7 @@ def find_outcome(entry: str | Callable[..., Any]) -> Callable[..., Any]:
 def read_outcomes(
     objectives: Sequence[Objective], text: Texts, *, columns: Columns
 ) -> tuple[tuple[str, ...], Float[Tensor, "n o"]]:
-    """Call each outcome function that an objective names in `given` once. Return the outcomes' names and values.
+    """Call, once each, the outcome functions that objectives name in `given`. Return the outcomes' names and values.
 
     Numbers stand for themselves (True is 1), a string for a code that is the same in every run and process, None is NaN.
     """

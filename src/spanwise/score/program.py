@@ -254,7 +254,7 @@ class Connection:
 
 
 def _constructor_arguments(kind: Any, value: Any) -> tuple[Any, ...]:
-    """Return the arguments with which the constructor of a plain type makes a copy of a value."""
+    """Return constructor arguments that make a copy of a value of a plain type."""
     if kind is int:
         return hex(value), 16
     if kind in (bytes, bytearray):

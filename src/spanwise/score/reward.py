@@ -28,7 +28,7 @@ Texts = Sequence[BlockText]
 Pays = tuple[str, ...]
 #: The dataset's columns by name, one row per completion.
 Columns = Mapping[str, Any]
-#: Judges one completion by its blocks, the block with the tag, and the dataset cell.
+#: A function that judges one completion by its blocks, the block with the tag, and the dataset cell.
 Rule = Callable[[BlockText, Mapping[str, "str | None"], Any], "bool | float | tuple[Any, ...] | None"]
 
 
@@ -142,7 +142,7 @@ Scored = Mapping[str, Reward]
 
 
 def column_of(columns: Columns, name: str, size: int) -> Sequence[Any]:
-    """Return a column of the dataset, one row per completion."""
+    """Return a column of the dataset, with one cell per completion."""
     if name not in columns:
         # List only values with a length. Trainers also pass values that are no columns of the dataset.
         column_names = sorted(key for key, column in columns.items() if hasattr(column, "__len__"))
@@ -173,7 +173,7 @@ def judged(
     check: Callable[[list[Any]], list[Verdict]] | None = None,
 ) -> Reward:
     """Reward each completion by a rule's verdict. A completion without any block in `pays` has no reward (ABSENT)."""
-    # `rule` returns a verdict, None if it cannot judge, or a request for `check`.
+    # `rule` returns a verdict, a request for `check`, or None if it cannot judge.
     verdicts: list[Any] = [Verdict(Status.ABSENT, NAN)] * len(text)
     for n, (blocks, cell) in enumerate(zip(text, cells, strict=True)):
         block = block_with(blocks, pays, tag)

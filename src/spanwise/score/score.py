@@ -158,7 +158,7 @@ def _only_paid(objective: Objective, reward: Reward, text: Texts) -> Reward:
 
 
 def _batch_call(objective: Objective, text: Texts, columns: Columns, scored: Scored) -> tuple[partial[Any], str, str]:
-    """Return a call of the reward function for the whole batch, with its name and advice for errors."""
+    """Return a call of the reward function for the whole batch, a name for it, and advice for error messages."""
     if not isinstance(objective.reward, str):
         advice = "Return None for a completion that has no reward."
         return reward_call(objective, text, columns), label_of_function(objective), advice
@@ -223,7 +223,7 @@ def _await_early(objectives: Sequence[Objective], text: Texts, columns: Columns)
 
 
 def _call_key(objective: Objective) -> tuple[Any, ...]:
-    """Return a key that is equal for objectives that can share one call of their reward function."""
+    """Return a key. Objectives with equal keys can share one call of their reward function."""
     options_text = json.dumps({**objective.options}, default=id, skipkeys=True)  # `repr` leaves out numbers of long arrays
     return id(objective.reward), repr(objective.options), options_text, objective.pays
 
@@ -254,7 +254,7 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
                     f"'{name}' depends on, or set baseline: group."
                 )
         if (built_in_reward := built_in(objective)) is None:
-            if objective.name not in recorded:  # the function that a recipe names may not be imported
+            if objective.name not in recorded:  # a recorded reward's function may be impossible to import
                 check_call(objective, calling_convention(objective), layout.keys)
             continue
         _check_options(objective, built_in_reward)
@@ -265,7 +265,7 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
 
 
 def written_out(objectives: Sequence[Objective], layout: Layout) -> tuple[Objective, ...]:
-    """Replace objectives with `criteria`, `each` or block patterns by plain ones."""
+    """Replace each objective that has `criteria`, `each` or a block pattern by plain objectives."""
     return tuple(
         block_objective
         for objective in objectives
@@ -288,7 +288,7 @@ def _by_function(objective: Objective) -> list[Objective]:
 
 def _by_block(objective: Objective, layout: Layout) -> list[Objective]:
     """Split an objective into one for each block that its pattern `each` matches."""
-    if objective.reward == "format" and layout.tags:  # the tags of a block that a completion lacks count, too
+    if objective.reward == "format" and layout.tags:  # if a completion lacks a block, that block's tags count, too
         objective = replace(objective, options={"tags": list(dict.fromkeys(layout.tags)), **objective.options})
     paid_blocks: dict[str, None] = {}
     for name in objective.pays:
@@ -387,7 +387,7 @@ def _check_reading(objective: Objective, entry: BuiltIn, layout: Layout) -> None
     for block in (*named_blocks, options.get("block")):
         if block is not None and block not in layout.keys:
             raise RecipeError(f"Objective '{objective.name}' reads block '{block}'. {unknown('block', block, layout.keys)}")
-    # If options name blocks, each of them and the first rewarded block need the tag. Otherwise one rewarded block does.
+    # If options name blocks, each of them and the first rewarded block need the tag. Otherwise one rewarded block needs it.
     block_groups = [(block,) for block in (objective.pays[0], *named_blocks)] if named_blocks else [objective.pays]
     for tag, blocks in product((options[name] for name in entry.tags), block_groups):
         block_tags = [key for block in blocks for key in layout.keys[block]]

@@ -55,7 +55,7 @@ _SAME_VALUE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")
 
 
 def as_latex(text: str) -> str:
-    r"""Prepare a text for Math-Verify, in dollars if it has no mathematical signs. Words become `\text{}`."""
+    r"""Prepare a text for Math-Verify: put it in dollar signs if it has no mathematical signs. Words become `\text{}`."""
     text = match.expand(r"\1 \\cdot 10^{\2}") if (match := _SCIENTIFIC.fullmatch(text.strip())) else text.strip()
     if any(sign in text for sign in DELIMITERS) or "\n" in text:
         return text
@@ -128,7 +128,7 @@ def is_valid(schema: str, completion: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def read_schema(text: str) -> tuple[Any, bool]:
-    """Return a validator for a schema's JSON text, and whether it takes linear time. An invalid schema raises ValueError."""
+    """Return a JSON Schema's validator, and whether validation takes linear time. An invalid schema raises ValueError."""
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import SchemaError
     from jsonschema.validators import validator_for
@@ -142,7 +142,7 @@ def read_schema(text: str) -> tuple[Any, bool]:
     validator_class = validator_for(schema, default=Draft202012Validator)
     specification = specification_with(validator_class.META_SCHEMA["$schema"])
     schema_keywords: set[str] = set()
-    subschema_ids: dict[int, list[int]] = {}  # schema -> inner schemas that check the same value as it does
+    subschema_ids: dict[int, list[int]] = {}  # maps a schema to its inner schemas that check the same value
 
     def check(contents: Any) -> None:
         try:
@@ -191,7 +191,7 @@ def read_schema(text: str) -> tuple[Any, bool]:
 
 
 def redefinable_builtins(tests: str) -> list[str]:
-    """Return the builtins of the tests that the tested code may redefine."""
+    """Return the builtins that the tests use and that the tested code may redefine."""
     definition_types = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
     nodes = [node for part in ast.parse(tests).body if not isinstance(part, definition_types) for node in ast.walk(part)]
     loaded_names = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
@@ -248,7 +248,7 @@ def _kill(process: subprocess.Popen[Any]) -> None:
 
 
 def _limit_program(deadline: float, clock: float, memory: int) -> None:
-    """Limit the time, memory and file size of the new process that calls this. It then ends even without its parent."""
+    """Limit the time, memory and file size of the process that calls this function. It then ends even without its parent."""
     assert resource is not None, "a POSIX system"
     resource_limits = {resource.RLIMIT_CPU: math.ceil(deadline), resource.RLIMIT_FSIZE: _FILE_BYTES, resource.RLIMIT_CORE: 0}
     if memory:

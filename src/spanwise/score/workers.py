@@ -34,7 +34,7 @@ _START_SECONDS = 120.0
 _STARTS = 3
 #: Seconds to wait before a worker is started again.
 _PAUSE_SECONDS = 0.5
-#: Held while a check is repeated, so that two checks with much memory do not run at once.
+#: A lock that is held while a check is repeated, so that two checks with much memory do not run at once.
 _REPEAT_LOCK = threading.Lock()
 #: The arguments of one check, such as (gold, answer).
 Request = tuple[str | None, ...]
@@ -42,7 +42,7 @@ Request = tuple[str | None, ...]
 DEADLINE = 5.0
 #: Bytes of address space that a check may take.
 MEMORY = 4 * 2**30
-#: For each kind of check: its name, a request to test the worker, and advice if it cannot start.
+#: For each kind of check: its name, a request to test the worker, and advice if the worker cannot start.
 KINDS: Mapping[str, tuple[str, Request, str]] = {
     "math": ("Math-Verify", ("1/2", "1/2"), "Without Math-Verify no answer can be compared; set verify: exact."),
     "schema": ("jsonschema", ("{}", "{}"), "Without jsonschema a pattern, a $ref or uniqueItems cannot be checked."),
@@ -50,7 +50,7 @@ KINDS: Mapping[str, tuple[str, Request, str]] = {
 }
 
 _W = TypeVar("_W", bound="Workers")
-# A forked child keeps the parent's worker processes, because closing their pipes could flush buffers.
+# A forked child keeps references to the parent's worker processes, because closing their pipes could flush buffers.
 _inherited: list[subprocess.Popen[str]] = []
 _all_workers: weakref.WeakSet[Workers] = weakref.WeakSet()
 
@@ -196,7 +196,7 @@ class Worker:
 
 
 def check_limits(options: Mapping[str, Any]) -> None:
-    """Refuse a number of worker processes, or a deadline, that cannot work."""
+    """Refuse an impossible number of worker processes, or an impossible deadline."""
     check_number("The option 'workers'", 1 if options["workers"] is None else options["workers"], least=1.0, whole=True)
     check_number("The option 'deadline' (seconds)", options["deadline"], above=0.0)
 

@@ -56,7 +56,7 @@ class Census:
 
 
 def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "tags", prefilled: str | None = None) -> Census:
-    """Count the completions that hold each mark of a layout, such as a tag, and those with other marks.
+    """Count completions by the marks (such as tags) that they hold: marks of a layout, and other marks.
 
     Args:
         texts: what was sampled.
@@ -96,7 +96,7 @@ def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "ta
 
 
 def census_of(layout: Layout, texts: Sequence[str]) -> list[Census]:
-    """Count the completions that hold each mark of a layout, such as a tag, segmenter by segmenter."""
+    """For each segmenter of a layout, count the completions that hold each of its marks, such as tags."""
     marks_of_segmenter = {name: [part.mark for part in layout.parts_of(name)] for name in layout.segmenters}
     return [
         census(texts, marks, segmenter=name, prefilled=layout.prefilled if layout.prefilled in marks else None)

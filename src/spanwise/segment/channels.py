@@ -63,7 +63,7 @@ _HEADER = (b"<|start|>", b"<|channel|>", _MESSAGE)
 _TO, _ANALYSIS = re.compile(rb"\bto="), re.compile(rb"<\|channel\|>\s*+analysis")
 #: Special tokens that open a channel. Inside another channel they are a fault.
 _ANY_OPENING = {*_OPENS, *_HEADER}
-#: Special tokens that end a channel without a closing sign.
+#: Special tokens that end a channel that has no closing sign.
 _NEXT = _ANY_OPENING | _LEADS
 #: If one of these tokens begins a turn, the turn does not continue reasoning that its prompt opened.
 _AT_ONCE = _NEXT - {_ROLE}
@@ -86,7 +86,7 @@ def _list_channels(text: str) -> list[str]:
 
 
 def _prompt_endings(mark: str) -> tuple[str, ...]:
-    """Return the signs, such as `<think>`, by which the end of a prompt can open a channel."""
+    """Return the signs, such as `<think>`, that open a channel if a prompt ends with them."""
     channel = mark.removesuffix(EACH)
     opening_signs = [opening for name, opening, _ in _PAIRS if name == channel]
     return (*opening_signs, "<|channel|>analysis<|message|>") if channel == _REASONING else tuple(opening_signs)

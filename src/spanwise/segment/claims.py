@@ -23,7 +23,7 @@ Inner = tuple[int, int] | bytes
 Match = tuple[str, int, int, Inner | None]
 #: Matches a token that ends a turn or a text, such as `<|im_end|>`.
 _END = re.compile("<\\|[^<>|\\n]{1,64}\\|>|</s>|<eos>|<end_of_turn>|<\uff5c[^<>\\n]{1,64}\uff5c>".encode())
-#: Matches one after which another turn begins. Other tokens, such as `<|channel|>`, stand inside a turn.
+#: Matches a token after which another turn begins. Other tokens, such as `<|channel|>`, stand inside a turn.
 _TURN_END = re.compile(
     "<\\|(?:im_end|end|eo|return|call)[^<>|\\n]{0,60}\\|>|</s>|<eos>|<end_of_turn>|<\uff5cend[^<>\\n]{0,60}\uff5c>".encode()
 )
@@ -47,7 +47,7 @@ def text_end(text: bytes) -> int:
 
 
 def with_line_ends(text: bytes) -> bytes:
-    r"""Replace each token that ends a turn by as many bytes: spaces, then a line feed. Keep `</s>` in a text with `<s>`.
+    r"""Replace each token that ends a turn by spaces and a line feed of equal length. Keep `</s>` in a text with `<s>`.
 
     >>> with_line_ends(b"Done.<|end|>Next")
     b'Done.      \nNext'
@@ -67,7 +67,7 @@ def without_end(text: str) -> str:
 
 
 def without_indent(code: str, width: int) -> str:
-    r"""Remove the indentation of a fence, `width`, from the code in it. Code that is indented less stays as it is.
+    r"""Remove a fence's indentation of `width` characters from its code. Code that is indented less stays as it is.
 
     >>> without_indent("   if x:\n       y()\n", 3), without_indent("x()\n", 3)
     ('if x:\n    y()\n', 'x()\n')

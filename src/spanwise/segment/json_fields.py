@@ -74,7 +74,7 @@ _NOWHERE = Node(None, {}, counted=False)
 
 @dataclass(eq=False, slots=True)
 class _Open:
-    """An open object or array, with the value in it that is being read."""
+    """An object or array that is not closed yet, and the value in it that is being read."""
 
     node: Node
     array: bool
@@ -183,7 +183,7 @@ class _Scan:
         self._read_comma(at)
 
     def _close(self, at: int, *, array: bool | None = None) -> None:
-        """Close the innermost array or object, and all open inside it. If `array` is None, close all."""
+        """Close the innermost array (or object) and everything that is open inside it. If `array` is None, close all."""
         closes_innermost = self.stack[-1].array == array
         self.fault |= 0 if closes_innermost or array is None else _NESTED
         is_already_closed = array is not None and not self.open[array]

@@ -116,7 +116,7 @@ def _segment_rows(
     vocabulary: Vocabulary,
     first_row: int,
 ) -> tuple[tuple[np.ndarray, ...], list[BlockText]]:
-    """Find the blocks of some completions: the columns of `Spans`, and the blocks' texts."""
+    """Find the blocks of some completions. Return the columns of `Spans`, and the blocks' texts."""
     completion_count, token_width = valid_nt.shape
     block_count = len(layout.names)
     row_t, column_t = np.nonzero(valid_nt)
@@ -127,7 +127,7 @@ def _segment_rows(
     except AlignmentError as error:
         bad_token_positions = np.flatnonzero((token_id_t < 0) | (token_id_t >= len(vocabulary)))
         raise AlignmentError(f"Completion {row_t[bad_token_positions[0]] + first_row}: {error}") from None
-    # Completion i has the tokens from token_offsets[i] up to before token_offsets[i + 1], and bytes likewise.
+    # Completion i has the tokens [token_offsets[i], token_offsets[i + 1]). Bytes work the same way.
     token_offsets = np.concatenate(([0], np.cumsum(valid_nt.sum(axis=1))))
     first_byte_t = np.concatenate(([0], end_t))
     byte_offsets = first_byte_t[token_offsets]
@@ -144,7 +144,7 @@ def _segment_rows(
     block_of_piece_p = np.array([k for pieces in pieces_n for k in pieces.blocks], dtype=np.int64)
     start_in_text_p = np.array([start for pieces in pieces_n for start in pieces.starts], dtype=np.int64)
     first_byte_p = start_in_text_p + byte_offsets[row_of_piece_p]
-    # A token belongs to the block of its first byte, so a piece may start with the next token.
+    # A token belongs to the block of its first byte. A piece that starts inside a token begins with the next one.
     first_token_p = np.searchsorted(end_t, first_byte_p, side="right")
     first_token_p += first_byte_t[first_token_p] != first_byte_p
     first_token_p = np.minimum(first_token_p, token_offsets[row_of_piece_p + 1])

@@ -14,7 +14,7 @@ from jaxtyping import Int
 
 from spanwise.errors import AlignmentError, DataError
 
-#: A test text with tags, characters of 2 to 4 bytes, and one that takes several tokens.
+#: A test text with tags, characters of 2 to 4 bytes, and a character that takes several tokens.
 PROBE = "Hi <answer>42</answer>\n naïve Σ→∞ 日本語 🙂🏽!"
 
 _REMEDY = (
@@ -192,7 +192,7 @@ _BYTE_PIECE = re.compile("<0x([0-9a-fA-F]{2})>")
 def _byte_level(text: str) -> bytes:
     try:
         return bytes([_ALPHABET[character] for character in text])
-    except KeyError:  # the tokenizer also keeps a text with characters outside its alphabet
+    except KeyError:  # the tokenizer, too, leaves a text with characters outside its alphabet unchanged
         return text.encode()
 
 

@@ -309,7 +309,7 @@ class LongNoise:
 
     slip: tuple[float, float, float]  # probability that the result of a step becomes a random digit, for `+`, `-` and `*`
     careful: float = 0.3  # share of lines that write their calculation twice and err less often
-    relief: float = 0.2  # multiplies the probabilities in `slip` in lines that write their calculation twice
+    relief: float = 0.2  # the factor for `slip` in lines that write their calculation twice
     plus: float = 0.5  # probability that a smudged operator `~` is read as a plus
 
 

@@ -156,7 +156,7 @@ class Course:
     # Whether to keep the mean of the embeddings at 0, so that those of rare words do not become alike.
     centred: bool = False
     folder: str = "digits-{}"
-    key: Mapping[str, Any] = field(default_factory=dict)  # settings of the task on which the weights depend
+    key: Mapping[str, Any] = field(default_factory=dict)  # task settings on which the weights depend
 
 
 @dataclass(frozen=True)

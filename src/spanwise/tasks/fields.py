@@ -126,7 +126,7 @@ class Fields:
 
     @property
     def longest(self) -> int:
-        """The length of a completion in tokens: a key and a value per field, a brace and the end."""
+        """The length of a completion in tokens: a key and a value per field, a brace and the end token."""
         return 2 * self.count + 2
 
     def values(self, problems: FieldProblems, slips: tuple[np.ndarray, np.ndarray] | None = None) -> Int[np.ndarray, "n k"]:

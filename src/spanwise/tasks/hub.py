@@ -170,7 +170,7 @@ def _add_prompts(rows: Any, columns: DatasetColumns, instruction: str, style: Pr
         return {"prompt": prompt if columns.whole else add_instruction(str(prompt), instruction, style)}
 
     task_rows = rows.map(build_row, remove_columns=dropped_columns)
-    if columns.answer is not None:  # `map` would turn the texts back into the numbers or times of a column of the same name
+    if columns.answer is not None:  # `map` would convert the texts back if a column of that name holds numbers or times
         task_rows = task_rows.add_column("answer", [_answer_text(cell) for cell in rows[columns.answer]])
     return task_rows.select_columns([*added_columns, *other_columns])
 

@@ -26,13 +26,13 @@ _REWARD_NAMES = ("reward_n", "reward_nk", "reward_nm", "reward_nt", "reward_s")
 _NOT_NEGATIVE = st.sampled_from([0.0, 0.125, 0.5, 1.0, 2.0])
 _ONE_BLOCK = "if there is one block, its credit equals that of the method 'sequence' for whole completions"
 _SAYS = {**PROPERTIES, "oracle": "it equals the slow oracle", "one block": _ONE_BLOCK}
-#: What an estimator credits, by the letters after `_` in the name of its first input, such as `reward_nk`.
+#: Maps the letters after `_` in the name of an estimator's first input, such as `reward_nk`, to what it credits.
 _KIND_OF_AXES: dict[str, Kind] = {"n": "completion", "nm": "completion", "nk": "block", "nt": "token", "s": "step"}
 _ALWAYS = ("result", "pure", "precision", "permutation", "split")
 _REWARDED = ("absent", "shift", "constant", "conservation")
 _PAID = ("monotone", "signs")
 _MASKED = ("masking", "poison", "padding")
-#: The properties to check for each kind of method: by what the method credits, or a refinement.
+#: Maps each kind of method to the properties to check. The kind is what the method credits, or "refinement".
 BY_KIND: Mapping[str, tuple[str, ...]] = {
     "completion": (*_ALWAYS, *_REWARDED, *_PAID),
     "block": (*_ALWAYS, *_REWARDED, *_PAID),

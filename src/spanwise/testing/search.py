@@ -51,7 +51,7 @@ class Suite:
         return {"": result}
 
     def separate_rows(self, batch: Any) -> list[list[int]]:
-        """Return sets of rows whose results must not depend on each other."""
+        """Split the rows into sets whose results must not depend on each other."""
         return [[row] for row in range(len(batch))]
 
     def show_example(self, example: Any) -> str:
@@ -66,7 +66,7 @@ class Suite:
         exceptions: Mapping[str, str] | None,
         examples: int,
     ) -> None:
-        """Check the properties in `asked`, or all but `exceptions`. Report the smallest example that breaks one."""
+        """Check the properties in `asked` (None: all), but not `exceptions`. Report the smallest example that breaks one."""
         for name in (*(asked or ()), *(exceptions or ())):
             check_known("property", name, self.sentences)
         for name in asked or self.sentences:
@@ -82,7 +82,7 @@ class Suite:
                     )
 
     def has_shown(self, facts: set[Any]) -> None:
-        """Note the facts that an example shows. End the search if that is all that must be shown."""
+        """Note the cases that an example covers. End the search if that is all that must be shown."""
         self.facts_shown |= facts
         if self.facts_to_show[self.name] <= self.facts_shown:
             raise _AllShown
@@ -170,11 +170,11 @@ class Suite:
 
 
 class _AllShown(BaseException):
-    """Ends a search whose examples have shown all facts. To hypothesis an `Exception` would be a failing example."""
+    """Ends a search once its examples have covered all cases. To hypothesis an `Exception` would be a failing example."""
 
 
 def _search(check: Callable[[Any, Draw], None], strategy: SearchStrategy[Any], *, examples: int) -> None:
-    """Run `check` on examples, the same in every run. Raise for the smallest failing example of hypothesis."""
+    """Run `check` on examples that are the same in every run. Raise for the smallest failing example of hypothesis."""
 
     @settings(
         max_examples=examples,

@@ -84,7 +84,8 @@ class ArmRun:
             )
         task_layout, longest = task_shape(self.recipe)
         trained_fields = resolved(self.recipe, scheme_of(self.recipe, answer_layout(self.recipe, task_layout), longest))
-        # Ignore `most` here: older versions wrote 16 if the recipe did not set it. The run's own recipe has the number used.
+        # Ignore `most` in this file: if the recipe did not set it, older versions wrote 16 here. The run's `recipe.yaml` has
+        # the number used.
         changed_fields = changed(self.file, self.asked(), but=("output", "most"))
         changed_fields = changed_fields or changed(self.folder / "recipe.yaml", trained_fields, but=("output",))
         if changed_fields:
@@ -303,7 +304,7 @@ def plan_runs(
                     f"Arm '{name}' has the {field} {arm_choices[field]}, but --set {field}={choices[field]} would override that. "
                     f"Remove --set {field}, or add {choices[field]} as another arm."
                 )
-    # --set overrides the fields of an arm, which override the recipe file.
+    # --set overrides the fields of an arm, and an arm overrides the recipe file.
     fields_in_file = set() if shared is None else load(shared).model_fields_set
     common_fields = {field: value for field, value in COMMON.items() if field not in fields_in_file}
     runs: list[ArmRun] = []

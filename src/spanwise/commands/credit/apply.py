@@ -69,7 +69,7 @@ class MethodCredit:
     file_spans: FileSpans
     credit: Credit  # the credit of each block; NaN if unknown
     spread: Callable[[Credit, Spans], Float[Tensor, "n t"]]
-    #: The advantage of every token; None if it follows from the credit of blocks.
+    #: The advantage of every token. None if the credit of blocks determines it.
     adv_v: Float[np.ndarray, " v"] | None = None
     #: The share of strata (sets of compared completions) without any credit, by objective.
     dead: Mapping[str, float] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class MethodCredit:
 
     @property
     def silent_n(self) -> Bool[Tensor, " n"]:
-        """Whether each completion gets no credit at all."""
+        """Marks the completions that get no credit at all."""
         return (self.credit.block_nk == 0).all(dim=1) & (self.credit.stop_n == 0)
 
 
@@ -236,7 +236,7 @@ def _by_family(values: Mapping[str, _T]) -> dict[str, _T]:
 
 
 def _describe_origins(table: RolloutTable, arms: Arms, objective_names: Sequence[str]) -> str:
-    """Say whether each reward comes from the text or from a column. Name the unused reward columns."""
+    """Say whether each reward comes from the completions' text or from a column. Name the unused reward columns."""
     column_by_objective = {name: arms.recorded_columns.get(name) for name in objective_names}
     if not column_by_objective:
         return ""

@@ -104,7 +104,7 @@ def choose_arms(
     if last_error is not None and not schemes:
         raise last_error
     objective_names = dict.fromkeys(objective.name for scheme in schemes.values() for objective in scheme.objectives)
-    objective_names = objective_names or ["correct"]  # the page explains the file's recorded credit by `correct`
+    objective_names = objective_names or ["correct"]  # without a method, the report explains recorded credit by `correct`
     for objective in column_by_objective:
         check_known("objective", objective, objective_names)
     left_out_notes = (left_out_note(names, reason) for reason, names in methods_by_reason.items())
@@ -181,7 +181,7 @@ class _SchemeBuilder:
     summed: tuple[str, ...]  # the recorded rewards that are added up for a whole completion
 
     def with_each_baseline(self) -> Iterator[tuple[str, Scheme]]:
-        """Yield the recipe's method without a baseline, then with each baseline that fits."""
+        """Yield the recipe's method without a baseline, then with each baseline that suits method and objectives."""
         for name in (self.recipe.method, *(f"{self.recipe.method}:{baseline}" for baseline in BASELINES)):
             with suppress(RecipeError, LayoutError):
                 yield name, self.build(name)
@@ -327,7 +327,7 @@ def _drop_tagless(
     if not tag_counts:
         return []
     tag_notes = [f"{count.sentence} The layout asks for {count.lacking_text}." for count in tag_counts]
-    # Without its tag, a reward would count every completion as wrong.
+    # If no completion has a reward's tag, the reward would count all of them as wrong.
     missing_tags_by_method: dict[str, list[str]] = {}
     missing_sentences: list[str] = []
     for count in tag_counts:

@@ -64,7 +64,7 @@ def credit_rollouts(
     length_limit_fields = {"max_completion_length", "task"}
     limit_is_unknown = run_recipe_file is None and not length_limit_fields & full_recipe.model_fields_set
     max_length = int(table.tokens.lengths.max()) if limit_is_unknown else max_length
-    # If no task is named, assume a user's own model, which does not write the embedded task's tags.
+    # If no task is named, assume a user's own model. Such a model does not write the tags of the embedded task.
     task_is_named = run_recipe_file is not None or "task" in full_recipe.model_fields_set
     usual_layout = (None if task_is_named else full_recipe.own_layout) or answer_layout(full_recipe, task_layout)
     # A run of spanwise needs no search for tags, because its recipe names them.
@@ -118,7 +118,7 @@ def credit(
     with sole_writer(output):
         credit_result = credit_rollouts(rollouts, **options)
         if write == "recipe" and credit_result.arms.own is not None:
-            write = credit_result.arms.own  # the recipe's method, by the name of the preset that it equals
+            write = credit_result.arms.own  # the recipe's method, under the name of the preset with equal settings
         if write is not None:
             check_writable(credit_result, write, Path(output))
         write_result(Path(output), credit_result, {**options, "rows": rows}, console or Console())

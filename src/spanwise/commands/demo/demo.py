@@ -22,7 +22,7 @@ from spanwise.tasks.invoices import MEASURED
 
 #: The number of batches that a running mean covers.
 WINDOW = 5
-#: The share of right fields up to which the demo counts the completions trained on.
+#: The demo counts the completions trained on until this share of the fields is right.
 GOAL = 0.8
 
 
@@ -168,7 +168,7 @@ def _show_fields(console: Console, trained: Sequence[Trained], result: Mapping[s
 def shares_right(recipe: Recipe, names: Sequence[str]) -> list[dict[str, float]]:
     """For each training batch, return how often each field is right. A missing field counts as wrong."""
     objectives = scheme_of(recipe, *task_shape(recipe)).objectives
-    # Multiply a mean over the completions that have the field by the share of these completions.
+    # A mean may cover only the completions that have the field. Multiply it by their share.
     names_with_if_missing = {objective.name for objective in objectives if objective.if_missing is not None}
     return [
         {

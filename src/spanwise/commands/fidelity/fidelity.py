@@ -31,7 +31,7 @@ GROUP_SIZES = (4, 8, 16, 32)
 FEW = 4
 #: The kinds of critics: the saved model's own, one trained by this command, and Monte Carlo averages.
 CRITICS = ("own", "fitted", "mc")
-#: The SAE variant that is compared with GAE. It was chosen on other samples.
+#: The SAE variant that is compared with GAE. It was chosen on samples outside this comparison.
 SAE = "SAE start 0.5, 0"
 GROUP_MEAN = "GRPO c - group mean"
 
@@ -168,7 +168,7 @@ def rolled_tokens(
             "--critics, or measure a run whose recipe has a critic."
         )
     critic_training_fields = {}
-    if "fitted" in critic_kinds:  # read each prompt once, so that the critic memorises none
+    if "fitted" in critic_kinds:  # read each prompt only once, so that the critic cannot memorise it
         critic_training_fields = {"steps": max(steps, default=1), "prompts": rolls.CRITIC_BATCH}
     roller = roller_of(model_folder, recipe.model_copy(update=critic_training_fields), console)
     task = roller.task

@@ -14,7 +14,7 @@ from spanwise.recipe import Recipe
 
 
 def reference(recipe: Recipe, *, prompts: int, samples: int, console: Console) -> dict[str, Any]:
-    """Measure the log-probability of the mode laser's reserved token after sampled completions of training prompts."""
+    """Sample completions of training prompts, and measure the log-probability of laser's reserved token after them."""
     laser_mode = recipe.modes.get("laser")
     if laser_mode is None:
         raise RecipeError(

@@ -68,7 +68,7 @@ def train_page(folder: Path) -> str:
 
 
 def _unmeasured(folder: Path) -> dict[str, str]:
-    """Map each figure that a run cannot measure to the reason."""
+    """Return the figures that a run cannot measure, each with the reason."""
     try:
         recipe = load(folder / "recipe.yaml")
         layout = recipe.own_layout

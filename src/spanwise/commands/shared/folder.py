@@ -75,7 +75,7 @@ def secret_fields() -> dict[str, Any]:
 
 
 def changed(file: Path, asked: Mapping[str, Any], *, but: Collection[str] = MAY_CHANGE) -> list[str]:
-    """List the fields in which the recipe `asked` differs from the one in a file."""
+    """List the fields in which the recipe `asked` differs from the recipe in a file."""
     return changes(read_fields(file), asked, but=but) if file.is_file() else []
 
 

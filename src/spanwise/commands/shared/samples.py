@@ -95,7 +95,7 @@ class Samples:
     def votes(
         self, block: str | None = None, *, budgets: Sequence[int] | None = None, resamples: int = 1000
     ) -> dict[str, Curve]:
-        """Compute the accuracy of votes on one block's answers by number of samples."""
+        """Compute, for each number of samples, the accuracy of votes on one block's answers."""
         block_name = block or self.first
         score_samples = self.by_score()
         if score_samples is not None and not self.stated:  # the self-rewarding score replaces missing confidences
@@ -137,7 +137,7 @@ class Samples:
 
 
 def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool = False) -> dict[str, str]:
-    """Map each figure that an evaluation cannot measure to the reason."""
+    """Return the figures that an evaluation cannot measure, each with the reason."""
     if layout is None or not any(layout.keys.values()):
         return {}
     parts_by_block = layout.keys
@@ -152,7 +152,7 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
     def only(parts: Sequence[str]) -> str:
         return f", only {', '.join(map(part_template.format, parts))}" if parts else ""
 
-    # If no part is the answer or the confidence, no answer can be judged.
+    # If no block has a part for the answer or the confidence, no answer can be judged.
     if part_noun == "part" and {answer_name, confidence_name}.isdisjoint(part_names):
         no_part_reason = (
             f"no block has the part '{answer_name}' or '{confidence_name}'; if the answer is in another part, name that "

@@ -151,7 +151,7 @@ def _show(summary: Mapping[str, Any], console: Console, *, title: str, absent: M
 def check_recipe(recipe: Recipe) -> None:
     """Refuse a recipe that cannot be trained: an unknown logger or option, a missing critic, or too many processes."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the trainer checks again and warns
+        warnings.simplefilter("ignore")  # the trainer gives these warnings later
         for mode in recipe.modes.values():
             mode.check_steps(recipe.steps)
     logger_names = ["none", "all", *INTEGRATION_TO_CALLBACK]

@@ -240,7 +240,7 @@ def assign_turns(
                 score_tables[name] = getattr(scores_by_turn, name).clone()
                 score_tables[name][:, is_turn_objective_m] = table[:, is_turn_objective_m]
             turn_outcome_so, rollout_outcome_so = scores.outcome_no, scores_by_turn.outcome_no
-            if turn_outcome_so is not None and rollout_outcome_so is not None:  # prefer a turn's own outcome
+            if turn_outcome_so is not None and rollout_outcome_so is not None:  # use the turn's outcome if known
                 score_tables["outcome_no"] = torch.where(turn_outcome_so.isnan(), rollout_outcome_so, turn_outcome_so)
             turn_scores = replace(scores_by_turn, **score_tables)
             turn_objectives = _zero_other_weights(objectives, is_turn_objective_m)
@@ -341,7 +341,7 @@ def worth_of_turns(
     objectives: Sequence[Objective],
     kind: str,
 ) -> tuple[Float[Tensor, "s m"], Float[Tensor, "s m"]]:
-    """Return each turn's rewards as methods of `kind` compare them, and those that count in their group.
+    """Return the rewards of turns that methods of `kind` compare, and those of them that count in their group.
 
     A reward of scope rollout stands at each turn of its rollout and counts once. So do the turns of a rollout in scope turn,
     but for a method that credits steps, whose turns count one by one.
@@ -372,7 +372,7 @@ def _objective_tables(scores: Scores) -> dict[str, Tensor]:
 
 
 def _mark_checked(status: Int[Tensor, " s *m"]) -> Bool[Tensor, " s *m"]:
-    """Mark the rewards whose turn was checked, even if the check failed: all that are neither absent nor unscored."""
+    """Mark the rewards whose turn was checked, even if the check failed. Their status is neither ABSENT nor UNSCORED."""
     return (status != int(Status.ABSENT)) & (status != int(Status.UNSCORED))
 
 

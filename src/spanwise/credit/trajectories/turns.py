@@ -23,7 +23,7 @@ from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.segment import Vocabulary
 from spanwise.types import Status
 
-#: Maps an objective to its reward, or to a `Status` that says why it has none; if omitted, `UNSCORED`.
+#: Maps an objective to its reward, or to a `Status` that says why it has none. An objective left out is `UNSCORED`.
 Rewards = Mapping[str, "float | Status"]
 
 
@@ -163,7 +163,7 @@ class Trajectory:
                     f"The prompt of row {row} lacks the earlier turns; pass the turns that `rows()` of its trajectory "
                     "returns."
                 )
-        trajectory, step, group = map(list_ids, (trajectory, step, group))  # pandas looks rows up by label
+        trajectory, step, group = map(list_ids, (trajectory, step, group))  # not pandas, which looks up by label
         timeline = build_timeline(trajectory, torch.tensor(step, dtype=None if step else torch.long))
         timeline.groups(group)  # raises an error if a trajectory has rows of two prompts
         rows_by_trajectory: dict[Hashable, list[int]] = {name: [] for name in trajectory}
@@ -365,7 +365,7 @@ class Turns:
 
     def repeat(self, values: Sequence[Any]) -> list[Any]:
         """Repeat each sequence's value for every turn in it."""
-        value_by_row = list(values)  # pandas looks a column up by labels, a list is looked up by positions
+        value_by_row = list(values)  # make a list, because pandas would look up labels instead of positions
         return [value_by_row[row] for row in self.row_s.tolist()]
 
 
@@ -410,7 +410,7 @@ def split_turns(mask_nt: Bool[Tensor, "n t"], turn_nt: Int[Tensor, "n t"] | None
     is_sampled_s = turn_i[mask_nt[row_i, position_i]].bincount(minlength=len(distinct_turns)) > 0
     row_s = distinct_turns[is_sampled_s, 0]
     token_count_s = turn_i.bincount(minlength=len(distinct_turns))[is_sampled_s]
-    position_order = turn_i.argsort(stable=True)  # stable, so that the token positions of each turn stay in order
+    position_order = turn_i.argsort(stable=True)  # a stable sort keeps the token positions of each turn in order
     position_i = position_i[position_order][is_sampled_s[turn_i[position_order]]]
     position_su = position_i.new_empty(0, 0)
     if len(row_s):

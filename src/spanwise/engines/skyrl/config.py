@@ -40,7 +40,7 @@ class SpanwiseAlgorithmConfig(AlgorithmConfig):
 
 SpanwiseTrainConfig = make_config(algorithm_cls=SpanwiseAlgorithmConfig)
 
-#: SkyRL options that must keep a value: option -> (value, reason).
+#: Maps SkyRL options to the value that each must have, and the reason.
 _FIXED: dict[str, tuple[Any, str]] = {
     "trainer.algorithm.advantage_batch_normalize": (
         False,

@@ -22,7 +22,7 @@ class SampledRows:
 
     output: Mapping[str, Any]  # the generator's output, before SkyRL merged its rows
     uids: Sequence[str]  # the prompt id of each row of the output
-    # for each output row, the training row that contains it, and its offset in the response there
+    # for each output row: its training row, and its offset in the response of that row
     place_s: Sequence[tuple[int, int]]
     response_ids_n: Sequence[Sequence[int]]  # the response of each training row
     stepwise: bool  # True if a row of the output is one turn instead of a whole conversation

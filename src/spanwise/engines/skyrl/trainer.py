@@ -147,7 +147,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
 
     def _execute_forward_pass(self, model: str, batch: Any, key: str, mini_batch_boundaries: Any) -> Tensor:
         """Compute old log-probabilities or values, in the order of the batch's rows."""
-        # If mini-batches need padding, pass None. SkyRL would leave padding rows in the result.
+        # If mini-batches need padding, do not pass their boundaries, or SkyRL would leave padding rows in the result.
         row_multiple = self.dispatch.get_lcm_dp_size()
         needs_padding = any((end - start) % row_multiple for start, end in mini_batch_boundaries or ())
         return super()._execute_forward_pass(model, batch, key, None if needs_padding else mini_batch_boundaries or None)

@@ -16,7 +16,7 @@ __all__ = ["install"]
 LOSS_TYPES = ("bnpo", "cispo", "dapo", "dr_grpo", "grpo", "sapo")
 RATIO_LEVELS = ("token", "sequence_token")
 NO_TEACHER = "ms-swift's teacher would change the advantages. Leave teacher_model and the column teacher_prompt out."
-#: ms-swift options that must keep a value: option -> (value, reason).
+#: Maps ms-swift options to the value that each must have, and the reason.
 _FIXED: dict[str, tuple[Any, str]] = {
     "kl_in_reward": (False, "ms-swift would subtract the KL term from its own reward, which spanwise does not use"),
     "dynamic_sample": (False, "ms-swift would choose groups by its own rewards, not by the recipe's"),

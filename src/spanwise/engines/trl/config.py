@@ -102,7 +102,7 @@ class SpanGRPOConfig(GRPOConfig):
     )
 
     def __post_init__(self) -> None:
-        # TRL refuses groups of one completion late, with a bare ValueError.
+        # TRL refuses groups of one completion, but later and with a bare ValueError.
         if self.num_generations is not None and self.num_generations < 2:
             raise RecipeError(
                 f"num_generations is {self.num_generations}: a completion alone in its group has no other to be compared "

@@ -38,7 +38,7 @@ def few_in(callback_class: Any) -> TrainerCallback:
 
 
 def log_credit(logs: Mapping[str, Any], credit: Credit, present_nk: Bool[Tensor, "n k"], scheme: Scheme) -> str:
-    """Write each completion's credit into TRL's table of completions: the sum and that of each block."""
+    """Write each completion's credit into TRL's table of completions: the sum, and the credit of each block."""
     missing_columns = [name for name in ("advantages", "extra") if name not in logs]
     if missing_columns:
         return (

@@ -18,7 +18,7 @@ from torch import Tensor
 from spanwise.errors import SpanwiseError, check_known, refuse
 from spanwise.scheme import Scheme
 
-#: The value of `dynamic_sampling` that replaces a group if none of its blocks gets credit.
+#: With this value of `dynamic_sampling`, a group is replaced if none of its blocks gets credit.
 CREDIT = "credit"
 
 
@@ -60,7 +60,7 @@ class DynamicSampling:
 
     def __init__(self, trainer: Any, criterion: str, rounds: int) -> None:
         self.trainer, self.criterion, self.rounds = trainer, criterion, rounds
-        self.metrics: dict[str, float] = {}  # those of the last batch
+        self.metrics: dict[str, float] = {}  # the metrics of the last batch
         self.scored: Any = None  # the completion ids of the last batch, if its rewards are known already
 
     def fill(self, outputs: tuple[Any, ...], prompts: list[Any], rows: list[dict[str, Any]]) -> tuple[Any, ...]:

@@ -130,7 +130,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._name = f"spanwise's method '{scheme.method}'"
         self._paper = {"title": title, "id": arxiv_id} if title else {}
         self.last_rollouts: Rollouts | None = None
-        self._trained_rollouts: Rollouts | None = None  # an evaluation leaves these as they are
+        self._trained_rollouts: Rollouts | None = None  # an evaluation does not replace these rollouts
         self.last_metrics: dict[str, float] = {}
         # The following attributes pass data from one hook of TRL to a later one.
         self._sampled: list[list[int]] | None = None  # the mask of sampled tokens; None: all are sampled
@@ -142,14 +142,14 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._scored_batch: ReadBatch | None = None
         self._read_seconds = 0.0
         self._done: set[str] = set()
-        # With these options TRL also masks other tokens, so the check of the gradient would fail.
+        # With these options TRL masks further tokens, so the check of the gradient would fail.
         trl_masks_tokens = args.off_policy_mask_threshold is not None or args.top_entropy_quantile < 1.0
-        # The check runs once, but not for DPPO, because TRL does not compute that loss.
+        # The gradient check runs once, but not under DPPO, whose loss TRL does not compute.
         self._canary_due = getattr(args, "canary", True) and not trl_masks_tokens and args.loss_type not in fold.DPPO
         self._logps: Tensor | None = None
         self._loss_inputs: dict[str, Any] = {}  # the inputs of the loss while TRL computes it
-        # TRL always gets the importance-sampling level "token", because it averages advantages at "sequence".
-        # An error restores the level, too, because the user may use `args` again.
+        # At the importance-sampling level "sequence", TRL averages advantages, so it always gets "token". The user's level
+        # is restored even after an error, because the user may use `args` again.
         self._ratio_level = args.importance_sampling_level
         with _changed(args, importance_sampling_level="token"):
             super().__init__(
@@ -193,7 +193,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         return getattr(self.processing_class, "tokenizer", self.processing_class)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
-        """Train, or resume a checkpoint (True: the newest). Complete the run folder even after an error."""
+        """Train, or resume from a checkpoint (True: from the newest). Complete the run folder even after an error."""
         checkpoint = whole_checkpoint(self.args, resume_from_checkpoint, self._lasting if self.settings is None else None)
         run_writer = self.keeping if self.accelerator.is_main_process else None
         try:
@@ -471,7 +471,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         loss_inputs = {**inputs, "advantages": advantages_bt}
         trl_options = {
             "beta": 0.0,  # keeps TRL from adding its KL; `kl_term` is added below
-            "loss_type": "sapo" if is_dppo else self.loss_type,  # advantages of 0 make TRL's loss 0
+            "loss_type": "sapo" if is_dppo else self.loss_type,  # under DPPO, TRL's own loss is 0
         }
         with _changed(self, _logps=None, _loss_inputs=loss_inputs, **trl_options):
             total_loss = super().compute_loss(model, loss_inputs, return_outputs, num_items_in_batch)
@@ -540,7 +540,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         if self.accelerator.sync_gradients:
             fold.check_gradient(self.model, scaled=self.accelerator.scaler is not None, step=self.state.global_step)
         if self._waits:
-            model.zero_grad(set_to_none=True)  # AdamW decays weights even if gradients are 0
+            model.zero_grad(set_to_none=True)  # AdamW would decay weights even at gradients of 0
         return loss
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
@@ -553,7 +553,7 @@ class SpanGRPOTrainer(GRPOTrainer):
 
 @contextmanager
 def _changed(owner: Any, **values: Any) -> Iterator[None]:
-    """Give attributes of an object other values for a while, and the old ones back even after an error."""
+    """Give attributes of an object other values in a `with` block, and restore the old values even after an error."""
     old_values = {name: getattr(owner, name) for name in values}
     for name, value in values.items():
         setattr(owner, name, value)

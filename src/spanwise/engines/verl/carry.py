@@ -134,7 +134,7 @@ class UnpackedBatch:
         row_turns = None
         for n in (mask_nt != is_sampled_nt).any(dim=1).nonzero().flatten().tolist():
             if self.masked_n[rows[n]] and not (mask_nt[n] & ~is_sampled_nt[n]).any():
-                continue  # verl's rejection sampling may have masked sampled tokens
+                continue  # fewer tokens are fine: verl's rejection sampling may mask some
             raise AlignmentError(
                 f"Row {rows[n]}: verl trains {int(mask_nt[n].sum())} tokens, but the reward worker read "
                 f"{int(is_sampled_nt[n].sum())} tokens as the model's own, so tool output would be scored, too. Let agent "
@@ -142,7 +142,7 @@ class UnpackedBatch:
             )
         row_index_n = torch.tensor(rows, dtype=torch.int64)
         if self.split_n.any():
-            turn_number_nt = runs(is_sampled_nt) * self.split_n[row_index_n, None]  # all 0 in a row without turns
+            turn_number_nt = runs(is_sampled_nt) * self.split_n[row_index_n, None]  # all 0 in rows not split into turns
             row_turns = split_turns(is_sampled_nt, torch.where(is_sampled_nt, turn_number_nt, -1))
             block_nt = row_turns.take(block_nt, fill=-1)
         is_selected_s = torch.isin(self.row_s, row_index_n)
@@ -174,7 +174,7 @@ def unpack(packed: Sequence[Any], scheme: Scheme, output_number: Sequence[int] |
     if any(outputs[n]["notes"] for n in output_indices):
         no_notes: list[str | None] = [None] * len(scheme.objectives)
         reward_notes: list[list[str | None]] = []
-        for n in output_indices:  # an output whose rewards all lack notes holds no notes
+        for n in output_indices:  # an output stores no notes if none of its rewards has one
             reward_notes += outputs[n]["notes"] or [no_notes] * len(outputs[n]["table"])
         reading = replace(reading, scores=replace(reading.scores, note_nm=np.array(reward_notes, dtype=object)))
     return UnpackedBatch(

@@ -48,7 +48,7 @@ def attach(core_algos: Any) -> None:
 
 
 def loss_of(mode: Mode | type[Mode], name: str) -> str:
-    """Return the name under which verl has the sum of a policy loss and the loss of a mode (laser)."""
+    """Return verl's name for the sum of a policy loss and the loss of a mode (laser)."""
     return f"spanwise_{mode.name}_{name}"
 
 
@@ -95,7 +95,7 @@ def _aspo(
     config: Any = None,
     rollout_is_weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """Compute the policy loss ASPO (`spanwise.losses.aspo`) for verl. verl's `clip_ratio_c` is its cap."""
+    """Compute the policy loss ASPO (`spanwise.losses.aspo`) for verl. The cap is verl's `clip_ratio_c`."""
     mask_nt = response_mask.bool()
     clip_low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
     clip_high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high

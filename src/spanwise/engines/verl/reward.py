@@ -108,7 +108,7 @@ class SpanRewardManager(RewardManagerBase):
             read_batch.reading, length_n, masked=masked, turns=read_batch.turns, anchor=turn_state_s
         )
         if self.filter_metric == ANY_REWARD:
-            # verl's filter turns texts into numbers, and its validation leaves texts out.
+            # Send a text: verl's filter turns it into a number, and verl's validation leaves it out.
             extra_info[ANY_REWARD] = str(_mark_rewards(read_batch, self.scheme))
         return {"reward_score": float(total_reward), "reward_extra_info": extra_info}
 
@@ -176,7 +176,7 @@ def _own_manager(config: Any, used_columns: set[str], tokenizer: Any, router: di
     manager_config = config.algorithm.spanwise.get(OWN_MANAGER)
     if manager_config is None or not used_columns:
         return None
-    # Without the reward of verl's manager, the agent loop fills the columns.
+    # If the reward of verl's manager is not used, the agent loop fills the columns.
     if not user_chose_reward(config, manager_config.name) and "environment" not in used_columns:
         return None
     user_config = copy.deepcopy(config)

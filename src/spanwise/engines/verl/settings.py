@@ -33,7 +33,7 @@ ANY_REWARD = "any_reward"
 #: The options in `algorithm.spanwise` that a user may set.
 _KNOWN = ("recipe", "folder", "keep_rollouts", "report")
 _UNUSED = "No objective uses this reward. Add {reward: environment, pays: [...]} to the recipe, or remove this setting."
-#: verl options that must keep a value: option -> (value, reason).
+#: Maps verl options to the value that each must have, and the reason.
 _FIXED: dict[str, tuple[Any, str]] = {
     "algorithm.use_kl_in_reward": (
         False,
@@ -283,7 +283,8 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
             f"Objective '{name}' has scope: turn, but your reward function or manager gives one number for a whole "
             f"rollout. Remove the scope. Or remove the function or manager, and let your agent loop give each entry of 'turns' its "
             f"own '{column}'.": user_chose_reward(config, manager_name)
-            # The user's function may serve other objectives, while an agent loop gives the turns another column.
+            # Otherwise the user's function may fill other objectives' columns, while an agent loop gives each turn this
+            # column.
             and (column == "environment" or turn_columns.keys() == paid_columns)
             for column, name in turn_columns.items()
         },

@@ -236,19 +236,19 @@ class _Batch:
         return value_nts.gather(1, self.rows.end_n[:, None, None].expand(-1, 1, value_nts.shape[2])).squeeze(1)
 
     def lost_n(self, value_nts: Tensor) -> Tensor:
-        """Count the used values that are not finite in each row."""
+        """Count, for each row, the values in use that are not finite."""
         uses_end_value_n = self.truncated_n & (self.config.truncated == "bootstrap")
         is_nonfinite_nts = self.streams.mask_snt.permute(1, 2, 0) & ~value_nts[:, :-1].isfinite()
         is_nonfinite_end_ns = uses_end_value_n[:, None] & ~self.ends(value_nts).isfinite()
         return is_nonfinite_nts.sum(dim=(1, 2)).float() + is_nonfinite_end_ns.sum(dim=1)
 
     def targets(self, value_nts: Tensor) -> Tensor:
-        """Return what each value is fitted to (0 where there is nothing). A value that is not finite counts as 1/2."""
+        """Return the target of each value, or 0 for a value without a target. A value that is not finite counts as 1/2."""
         value_nts = torch.where(value_nts.isfinite(), value_nts, 0.5)
         target_nts = self._targets(value_nts, lam=self.config.gae_lambda_value)
         if self.config.head == "scalar" or self.config.gae_lambda_value == 1:
             return target_nts
-        # Below lambda 1 a wrong value can put a target outside of `value_range`, although all returns lie inside.
+        # If lambda is below 1, a wrong value can move a target out of `value_range`, although all returns lie inside.
         return_nts = self._targets(value_nts, lam=1.0)
         lowest, highest = self.config.value_range
         return target_nts.clamp(min=return_nts.clamp(max=lowest), max=return_nts.clamp(min=highest))

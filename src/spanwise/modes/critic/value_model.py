@@ -70,7 +70,7 @@ class ValueModel(nn.Module):
         try:
             model.base_model.load_state_dict({name: x.float() for name, x in merged_policy.base_model.state_dict().items()})
         except RuntimeError as error:
-            if "size mismatch" not in str(error):  # another error, such as a lack of memory
+            if "size mismatch" not in str(error):  # pass on other errors, such as a lack of memory
                 raise
             raise RecipeError(
                 "spanwise cannot copy the policy as a critic, because its weights are quantized or sharded (DeepSpeed ZeRO-3). "
@@ -188,7 +188,7 @@ def _check_tokenizer(place: str, saved: Saved | None, tokenizer: Any) -> None:
     critic_fingerprint = None if saved is None else saved.tokenizer
     if critic_fingerprint is None:
         try:
-            if not has_file(place, "tokenizer_config.json"):  # without the file, AutoTokenizer would be empty
+            if not has_file(place, "tokenizer_config.json"):  # without it, AutoTokenizer would load an empty tokenizer
                 return
             critic_fingerprint = fingerprint(AutoTokenizer.from_pretrained(place, trust_remote_code=False))
         except Exception:  # a missing tokenizer raises errors of many types

@@ -23,7 +23,7 @@ from spanwise.registry import register
 from spanwise.scheme import Scheme
 from spanwise.types import Credit
 
-#: The file of a run folder or checkpoint with laser's measured reference log-probability.
+#: The name of the file with laser's measured reference log-probability, in a run folder or checkpoint.
 FILE = "laser.json"
 
 
@@ -171,7 +171,7 @@ class Laser(Mode):
         )
 
     def check_steps(self, steps: int) -> None:
-        """Refuse warm-ups as long as the run. Laser's loss, or the mixing of its score, would never start."""
+        """Refuse a warm-up that lasts the whole run. Laser's loss, or the mixing of its score, would never start."""
         for start, name, remedy in (
             (self.reasoning_warmup, "its loss", "lower reasoning_warmup"),
             (self.first_mix, "mixing its score into the credit", "lower self_rewarding_warmup, or set mix: 0"),
@@ -239,7 +239,7 @@ class Laser(Mode):
         return self.verdict
 
     def note(self, table: Any) -> str:
-        """Say how many completions were sampled before scores were mixed into the credit. Empty if none were."""
+        """Say how many completions were sampled before laser's scores became part of the credit. Empty if none were."""
         if self.first_mix is None or table.score_n is None:
             return ""
         warmup_count = int((~self.mixes_at(table.step_n)).sum())
@@ -250,7 +250,7 @@ class Laser(Mode):
         return warmup_note if warmup_count else ""
 
     def credit(self, credit: Credit, reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
-        """Mix laser's scores into the advantages of the blocks that the objective named by `verdict` rewards."""
+        """Mix laser's scores into advantages. Only the blocks that the objective `self.verdict` pays change."""
         if batch.score_n is None:
             return credit
         if batch.steps is not None:
@@ -260,7 +260,7 @@ class Laser(Mode):
         is_paid_k = torch.tensor([name in objective.pays for name in scheme.layout.names])
         is_paid_nk = reading.present_nk & is_paid_k.to(reading.length_nk.device)
         mix_share_n1, relative_score_n1 = (x_n[:, None] for x_n in self._compared(batch.score_n, batch.group_n))
-        # If there is a credit for each objective, change only that of the objective `verdict`.
+        # If each objective has its own credit, change only the credit of the objective `self.verdict`.
         if scheme.entry.kind == "block" and credit.adv_nm is not None:
             verdict_adv_n1 = credit.adv_nm[:, verdict_index, None].double()
             credit_change_n1 = objective.weight * mix_share_n1 * (relative_score_n1 - verdict_adv_n1)

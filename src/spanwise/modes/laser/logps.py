@@ -18,7 +18,7 @@ from spanwise.modes.sequences import left_padded, positions
 from spanwise.pipeline import Reading
 from spanwise.scheme import Scheme
 
-#: How far the first mean score may lie outside [0, 1] without an error, and from 0 without a warning.
+#: The first mean score may lie this far outside [0, 1] without an error, and this far from 0 without a warning.
 _FAR, _NEAR = 0.5, 0.1
 
 
@@ -159,7 +159,7 @@ class Appended(RowPart):
         refuse({**setting_faults, no_reference_message: mode.reference is None})
 
     def ended(self, ids: Sequence[int], mask: Sequence[Any]) -> bool:
-        """Return whether a row ends with a sampled end-of-sequence token that the loss trains."""
+        """Return whether a row ends with an end-of-sequence token that the model sampled and the loss trains."""
         return len(ids) > 0 and ids[-1] in self.ends and mask[-1] > 0
 
     def fields(self, logp_n: Float[Tensor, " n"], number: int) -> dict[str, Tensor]:
@@ -168,7 +168,7 @@ class Appended(RowPart):
         return {"score_n": self._score_n} if self.mode.mixes(number) else {}
 
     def lesson(self, reading: Reading, scheme: Scheme, number: int, *, rows: int) -> tuple[Tensor, Tensor, dict[str, float]]:
-        """Return weights and targets of the squared error of the reserved token's log-probability, and metrics."""
+        """Return (weights, targets, metrics) for the squared error of the reserved token's log-probability."""
         laser = self.mode
         score_n = self._score_n
         metrics: dict[str, float] = {}
@@ -181,7 +181,7 @@ class Appended(RowPart):
             is_score_right_n = (score_n > 0.5) == (verdict_n > 0.5)
             metrics["laser/loss"] = float(verification_loss(score_n.double(), verdict_n, weight_n=class_weight_n))
             metrics["laser/accuracy"] = float(is_score_right_n[is_known_n].double().mean())
-        # With this weight, the squared error of log-probabilities equals alpha times that of the scores.
+        # This weight makes the squared error of log-probabilities equal alpha times the squared error of scores.
         weight_scale = laser.alpha * (laser.beta * self.temperature) ** 2 * rows / max(scored_count, 1)
         target_logp_n = (laser.reference + verdict_n.nan_to_num(nan=0.0) / laser.beta) / self.temperature
         return (weight_scale * class_weight_n * (number >= laser.reasoning_warmup)).float(), target_logp_n.float(), metrics
@@ -194,7 +194,7 @@ class Appended(RowPart):
         mask_nt: Shaped[Tensor, "n t"],
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Clear laser's extra token in old log-probabilities and advantages. Return both, and laser's loss by token."""
-        # A row's advantage after its last trained token is not an advantage, but the weight of laser's squared error.
+        # After a row's last trained token, the advantage table holds the weight of laser's squared error.
         is_trained_nt = mask_nt > 0
         is_after_trained_nt = torch.cat([torch.zeros_like(is_trained_nt[:, :1]), is_trained_nt[:, :-1]], dim=1)
         is_reserved_nt = is_after_trained_nt & ~is_trained_nt & (adv_nt != 0)

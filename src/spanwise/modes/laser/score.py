@@ -36,7 +36,7 @@ def self_reward(logp_n: Float[Tensor, " n"], *, beta: float, reference: float) -
 def own_opinion(
     self_reward_n: Float[Tensor, " n"], group_n: Int[Tensor, " n"], *, mix: float, threshold: float, scale: str
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-    r"""Return how much a policy's own score counts in the advantage, and the score compared within its group.
+    r"""Return the weight of a policy's own score in the advantage, and the score relative to its group.
 
     Equation
         A[i] = (1 - tau[i]) A_v[i] + tau[i] z[i],   A_v the advantage of the verdict, in the paper z of it

@@ -34,7 +34,8 @@ class SelfRewarding(TrlPart):
         vocabulary_size = trainer.accelerator.unwrap_model(trainer.model).get_input_embeddings().weight.shape[0]
         self.token = reserved_id(laser, self.tokenizer, size=vocabulary_size, ends=self.ends)
         self.measured: dict[str, Any] | None = None  # the content of `laser.json`; None before the first batch
-        # The reserved token's log-probabilities: in the first and last forward pass after `generate`, in each call of `generate`.
+        # The reserved token's log-probabilities: `passes` from the first and last forward pass after `generate`, `heard`
+        # from each call of `generate`.
         self.passes: list[Tensor] = []
         self.heard: list[Tensor] = []
         self._written = False
@@ -179,7 +180,7 @@ class SelfRewarding(TrlPart):
             row_b = inputs["laser_row"].cpu()
             is_score_missing_b = self._score_n[row_b].isnan()
             self._score_n[row_b] = torch.where(is_score_missing_b, detached_score_b.to(self._score_n), self._score_n[row_b])
-            if self._summed_rows == len(self._score_n):  # report after all rows, so that each counts once
+            if self._summed_rows == len(self._score_n):  # report after all rows, so that each row counts once
                 gathered_sums: Any = self.trainer.accelerator.reduce(self._class_sums, reduction="sum")
                 right_score_sum, right_count, wrong_score_sum, wrong_count = gathered_sums.tolist()
                 metrics["laser/score_right"] = right_score_sum / right_count if right_count else math.nan
@@ -189,7 +190,7 @@ class SelfRewarding(TrlPart):
 
     def known_logps(self, ended_n: Tensor, output: dict[str, Any]) -> Tensor:
         """Return the recorded log-probabilities of the reserved token. Rows without one are NaN."""
-        if "old_per_token_logps" in output:  # of the recorded forward passes, the policy's was the first
+        if "old_per_token_logps" in output:  # the first recorded forward pass was the policy's
             return self.passes[0].detach().float().cpu()
         if "logp_nt" in self.trainer.scheme.needs:
             return self.passes[-1].detach().float().cpu()
@@ -216,7 +217,7 @@ class SelfRewarding(TrlPart):
 
     @torch.no_grad()
     def _read_ends_with_images(self, output: dict[str, Any]) -> Tensor:
-        """Compute the reserved token's log-probability in all rows by TRL's own pass, which knows the images of each row."""
+        """Compute the reserved token's log-probability in all rows with TRL's forward pass, which gets each row's images."""
         trainer, names = self.trainer, ("ids", "mask")
         ids_nl, mask_nl = (torch.cat([output[f"prompt_{name}"], output[f"completion_{name}"]], 1) for name in names)
         widths = (output["completion_ids"].shape[1], trainer.args.per_device_train_batch_size)

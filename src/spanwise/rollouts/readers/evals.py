@@ -118,7 +118,7 @@ def _check_archive(file: Path) -> None:
 
 def _sample_names(file: Path, sample_ids: Sequence[Any], epochs: int) -> list[str] | None:
     """Return the names of an archive's samples, ordered by their ids. Return None if Inspect named them differently."""
-    # Inspect's own reader lists the archive again for each sample, so its time grows with the square of their number.
+    # Inspect's own reader lists the archive again for each sample, so its time grows with the square of the sample count.
     with zipfile.ZipFile(file) as archive:
         archived_names = {name for name in archive.namelist() if name.startswith("samples/")}
     usual_names = [f"samples/{sample_id}_epoch_{epoch}.json" for sample_id in sample_ids for epoch in range(1, epochs + 1)]
@@ -169,7 +169,7 @@ def read_lm_eval(path: Path, files: Sequence[Path], tokenizer: str | Path | None
 
 def _lm_eval_responses(files: Sequence[Path], responses: Collected) -> Iterator[cells.Parts]:
     """Yield each response to a document once. Add its fields, and the rewards of all filters, to `responses`."""
-    # A line with other responses, or with a filter that the document has had, is of another run.
+    # A line belongs to another run if its responses differ, or if the document already had its filter.
     no_responses: tuple[range, int, list[str]] = (range(0), 0, [])
     responses_of_document: dict[str, tuple[range, int, list[str]]] = {}
     for record in parse_records(files, _parse_lm_eval):

@@ -39,7 +39,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         run_tokenizer = None if run_folder is None else tokenizer_in(run_folder)
         tokenizer = run_tokenizer or schema.tokenizer_of(arrow_schema)
     number_columns = schema.token_columns(column_names)
-    # Training used the advantages called `recorded`, or else those of the only method.
+    # Training used the advantages called `recorded`. Without these, it used those of the only method.
     possible_methods = [schema.RECORDED] if schema.RECORDED in method_names else method_names
     advantage_columns = [schema.column("advantages", method) for method in possible_methods]
     trained_columns = [name for name in advantage_columns if name in column_names] if len(advantage_columns) == 1 else []
@@ -51,7 +51,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     splits_words = token_column == schema.IDS and tokenizer is None
     if splits_words and schema.TEXT not in column_names:
         raise DataError(f"'{path}' holds token ids, but no text; give the folder of the tokenizer with --tokenizer.")
-    if splits_words:  # drop numbers per token, because they do not fit words
+    if splits_words:  # drop numbers per token, because the text is split into words instead
         number_columns, trained_columns = [], []
     kept_columns = [name for name in column_names if name not in unread_columns]
     table = concatenate_tables(path, [pq.read_table(file, columns=kept_columns) for file in files])

@@ -46,7 +46,7 @@ _REWARD_NAMES = (*COMPARED, "advantage")  # lists in these columns have an entry
 
 
 class CompletionSource(NamedTuple):
-    """Where a completion stands in a table, and its prompt."""
+    """A completion's place in a table, and its prompt."""
 
     row: int
     position: int
@@ -221,7 +221,7 @@ def _find_roles(path: Path, names: Sequence[str], role_columns: Mapping[str, str
     for role, name in role_columns.items():
         if name not in names:
             raise DataError(f"--columns {role}={name}: {table_text}. {unknown('column', name, names).split(' Known: ')[0]}")
-    used_names = {name for role, name in role_columns.items() if role != "group"}  # one column may be both group and prompt
+    used_names = {name for role, name in role_columns.items() if role != "group"}  # group and prompt may be the same column
     roles = dict(role_columns)
     for role in ("prompt", "completion", "answer", "group", "step"):
         list_column_names = NAMES["completions"] if role == "completion" else ()
@@ -350,7 +350,7 @@ class _PlainTable:
         return columns
 
     def has_entry_per_completion(self, name: str, column: Sequence[Any]) -> bool:
-        """Return whether every list in a column has an entry per completion."""
+        """Return whether every list in a column has one entry for each completion of its row."""
         count_of_row = {source.row: source.siblings for source in self.sources if isinstance(column[source.row], list)}
         is_reward = name in _REWARD_NAMES or name.startswith(REWARD_PREFIXES)
         number_types = (bool, int, float, type(None))

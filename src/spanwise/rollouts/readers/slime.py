@@ -147,7 +147,7 @@ def _parse_sample(sample: Any) -> dict[str, Any]:
         "prompt": cells.prompt_text(sample["prompt"]),
         "response": cells.content_text(sample["response"]),
         "ids": token_ids[len(token_ids) - response_length :],
-        "mask": is_in_loss if is_in_loss.any() else ~is_in_loss,  # slime masks a whole sample that the loss leaves out
+        "mask": is_in_loss if is_in_loss.any() else ~is_in_loss,  # slime masks all tokens of samples that the loss skips
         "learned": bool(is_in_loss.any()) and not sample.get("remove_sample", False),
         "logps": sampled_logps,
         "advantages": advantages,

@@ -104,7 +104,7 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
     if logp_v is not None and (np.isnan(logp_v) & tokens.trainable).any():
         logp_v = None  # log-probabilities are used only if every sampled token has one
     is_first_branch_n = torch.tensor(branches.values("is_first_branch"), dtype=torch.long)
-    rollout_n = is_first_branch_n.cumsum(dim=0) - 1  # the branches of a trace share one number
+    rollout_n = is_first_branch_n.cumsum(dim=0) - 1  # all branches of a trace get the same rollout number
     trace_count = int(is_first_branch_n.sum())
     branched_count = int((rollout_n.bincount() > 1).sum())
     branch_note = (
@@ -175,7 +175,7 @@ def _parse_episode(record: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str
 
 
 def _branch_rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each trained branch of an episode, from the first sampled token that no earlier branch has."""
+    """Yield a row for each trained branch of an episode. It starts at the first sampled token that no earlier branch has."""
     for trace in trained_traces(record):
         task_columns = {**trace.task, "answer": cells.answer_text(trace.task.get("answer"))}
         for n, (earlier_nodes, nodes) in enumerate(trace.paths):

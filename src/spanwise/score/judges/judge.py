@@ -41,7 +41,7 @@ CHOICES: Mapping[str, float] = {"no": 0.0, "yes": 1.0}
 MEASURES = ("calls", "cached", "failed", "tokens", "seconds")
 #: One HTTP client has at most this many connections, because each request searches through all of them.
 _CONNECTIONS = 32
-#: Servers of judges that have answered once. If one fails later, the run goes on.
+#: Judge servers that have answered at least once. If one of them fails later, the run goes on.
 _answered: set[Any] = set()
 
 
@@ -75,7 +75,7 @@ def _check_ready(options: Mapping[str, Any]) -> None:
     """Refuse to ask a judge if its package or its API key is missing."""
     key = options["key"]
     lacks_key = not os.environ.get(key) and (options["base_url"] is None or key != "OPENAI_API_KEY")
-    shown_key = key if key.isupper() else "that key names"  # the option may hold the secret key itself
+    shown_key = key if key.isupper() else "that key names"  # the option `key` may hold the secret itself
     no_key_text = f"The judge has no key. Set the environment variable {shown_key}, or name another variable with key: NAME."
     no_package = "The reward 'judge' needs the package openai. Install 'spanwise[judge]'."
     refuse({no_package: not find_spec("openai"), f"{no_key_text} A server of your own (base_url) needs no key.": lacks_key})
@@ -228,7 +228,7 @@ class _Question(NamedTuple):
 
 @dataclass(frozen=True)
 class _RequestForm:
-    """What all requests of an objective to its judge have in common."""
+    """The settings that all requests of an objective to its judge share."""
 
     template: str
     criterion: str
