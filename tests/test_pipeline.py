@@ -249,7 +249,7 @@ def test_a_method_with_a_critic_has_no_strata_that_could_be_dead():
 
 
 def test_sentences():
-    with pytest.raises(AlignmentError, match=r"mask_nt \(1, 3\) does not fit 2 group ids"):
+    with pytest.raises(AlignmentError, match=r"mask_nt has the shape \(1, 3\), which does not fit 2 group ids"):
         Batch([0, 1], mask_nt=torch.ones(1, 3))
     with pytest.raises(AlignmentError, match=r"anchor_s has 1 .* 2 completions"):
         Batch([0, 1], steps=Steps(torch.tensor([0, 1]), torch.tensor([0, 0]), ["door"]))

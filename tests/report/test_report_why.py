@@ -96,7 +96,7 @@ def test_terms_add_up_and_what_does_not_is_said():
     assert [confidence["total"], confidence["terms"][0]["sum"]] == ["", "−0.8 = −0.9 − (−0.1)"]
     _, wrong = block(row(parts={"bae": [parts[0], parts[2]]}), "solution", rules=RULES)
     assert wrong["terms"] == []
-    assert "add up to +0.75, which is not" in wrong["warning"]
+    assert "add up to +0.75, not to the credit" in wrong["warning"]
 
 
 def test_a_file_without_parts_has_no_arithmetic():

@@ -72,7 +72,7 @@ def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "ta
         >>> dict(tag_census.wanted), dict(tag_census.others), tag_census.lacking
         ({'answer': 2, 'confidence': 0}, {'plan': 1}, ('confidence',))
         >>> census(['{"cost": 3}'] * 8, ["price"], segmenter="json").sentence
-        "'price' is in 0 of 8 completions; they do contain 'cost' (8)."
+        "'price' is in 0 of 8 completions. The completions do contain 'cost' (8)."
     """
     segmenter_entry = SEGMENTERS.find(segmenter)
     list_marks = segmenter_entry.says

@@ -158,7 +158,7 @@ def test_what_is_there_is_not_trained_again(output, capsys, tmp_path, monkeypatc
     assert "3 of 4 runs are finished" in capsys.readouterr().out
     assert trained == [("rlcr-1", False)]
     assert {(d.a, d.b) for d in comparison.differences} == {("rlcr", "group")}
-    with pytest.raises(DataError, match=r"of another recipe \(steps was 1 and is 2 now\)"):
+    with pytest.raises(DataError, match=r"of another recipe: steps was 1 and is 2 now"):
         run(output, choices={**SMALL, "steps": 2})
 
 

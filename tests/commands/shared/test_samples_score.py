@@ -105,7 +105,7 @@ def test_the_reference_is_that_of_the_run(place, tmp_path):
 @pytest.mark.parametrize(
     ("measured", "token", "names"),
     [
-        (None, "<unk>", "there is no laser.json .* Set laser.reference"),
+        (None, "<unk>", "left a laser.json .* Set laser.reference"),
         (MEASURED, "<pad>", r"'<pad>', .* says that the run trained '<unk>' \(id 2\)"),
         (MEASURED | {"reference": -3.0}, "<unk>", "the score is at most"),
         ({"token": "<unk>", "id": 2}, "<unk>", "it has no reference"),

@@ -168,7 +168,7 @@ def test_a_recipe_that_was_edited_in_its_folder_is_refused(run):
     ):
         file.write_text(yaml.safe_dump({**recipe, **edit}, sort_keys=False))
         before, differences = files_of(run), ".*".join(edit)
-        with pytest.raises(DataError, match=rf"checkpoint-2' .*another recipe \({differences}.*was edited later"):
+        with pytest.raises(DataError, match=rf"checkpoint-2' .*another recipe: {differences}.*was edited after"):
             train(load(file, {"output": str(run)}), resume=str(run))
         assert files_of(run) == before
 

@@ -212,7 +212,7 @@ TWO = [turn([1], [2]), turn([1, 2], [2])]
         (AlignmentError, "2 .* 1 .*'mask'", lambda: rows(turn([1], [2]), turn([1], [2, 2], [1]))),
         (AlignmentError, "2 rows but 1 groups", lambda: Trajectory.of_rows(TWO, ["a", "a"], [3, 2], ["y"])),
         (AlignmentError, "row 0", lambda: Trajectory.of_rows([turn([1], [2], parent=0)], ["a"], [0], [0])),
-        (AlignmentError, "has shape", lambda: step_rewards(torch.zeros(3, 4), torch.ones(3, 2).bool())),
+        (AlignmentError, "has the shape", lambda: step_rewards(torch.zeros(3, 4), torch.ones(3, 2).bool())),
         (RecipeError, "is 0", lambda: prompt_mini_batches(torch.tensor([0]), prompts_per_batch=0)),
     ],
 )

@@ -120,7 +120,7 @@ FEWER = LlamaConfig(vocab_size=7, hidden_size=32, num_hidden_layers=1, num_atten
 BOTH_WAYS = BertConfig(vocab_size=24, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
 
 
-@pytest.mark.parametrize(("model", "match"), [(FEWER, "knows 7 token ids"), (BOTH_WAYS, "come after")])
+@pytest.mark.parametrize(("model", "match"), [(FEWER, "knows 7 token ids"), (BOTH_WAYS, "sees later tokens")])
 def test_a_classifier_that_is_no_critic_is_refused(tmp_path, model, match):
     """A value that depends on the token after it would bias the gradient."""
     AutoModelForTokenClassification.from_config(model).save_pretrained(tmp_path / "model")

@@ -188,7 +188,7 @@ def _train_waiting(unfinished_runs: Sequence[ArmRun], count: int, processes: int
     make_task(unfinished_runs[0].recipe, console)
     can_train_two_at_once = (os.cpu_count() or 1) >= 2 and not torch.cuda.is_available()
     process_count = processes or (2 if can_train_two_at_once else 1)
-    say(console, f"{count - len(unfinished_runs)} of {count} runs are finished; {process_count} runs train at a time.")
+    say(console, f"{count - len(unfinished_runs)} of {count} runs are finished; {process_count} at a time.")
     start_run = partial(_start, console=console)
     start_time = time.perf_counter()
     reason_by_failed_run = {}

@@ -280,7 +280,7 @@ def check_file(scheme: Scheme, table: RolloutTable) -> None:
         advice = "Use the recipe that the critic was trained with: it has the same objectives and `values`"
     missing_text = " and ".join(PER_TOKEN[field] for field in missing_fields)
     raise RecipeError(
-        f"Method '{scheme.method}' needs {missing_text}{needed_values_text} for every token, but '{table.path}' holds "
+        f"For every token, method '{scheme.method}' needs {missing_text}{needed_values_text}, but '{table.path}' holds "
         f"{present_values_text}. {advice}."
     )
 

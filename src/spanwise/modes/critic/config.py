@@ -98,7 +98,7 @@ class CriticConfig(Mode):
         1.0
         >>> CriticConfig(value_clip=0.2)
         Traceback (most recent call last):
-        spanwise.errors.RecipeError: critic.value_clip is 0.2, but it only limits epochs after the first, ... remove value_clip.
+        spanwise.errors.RecipeError: critic.value_clip is 0.2, but critic.epochs is 1, ... remove value_clip.
     """
 
     about: ClassVar[str] = (
