@@ -40,7 +40,7 @@ def test_what_warns_after_three_batches_says_so_with_its_threshold():
     assert len(alarms) == 6
     for name, alarm in alarms.items():
         above = f"{alarm.side} {alarm.threshold:g}".replace("0.", ".")
-        assert above in warns[name] or (name == "credit/no_signal" and "three in a row" in warns[name])
+        assert above in warns[name] or (name == "credit/no_signal" and "three batches in a row" in warns[name])
     quiet = set(warns) - set(alarms)
     assert all("above" not in warns[name] for name in quiet)
 
