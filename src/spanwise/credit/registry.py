@@ -70,7 +70,7 @@ _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "conflict": (lambda v: v is None or (is_number(v) and 0 < v <= 1), "it must be above 0 and at most 1, or left out"),
     "similarity": (lambda v: v is None or (is_number(v) and 0 < v < 1), "write a number between 0 and 1, or leave it out"),
-    "threshold": (lambda v: is_number(v) and v >= 0, "write 0 or more; tokens with a lower probability are boundaries"),
+    "threshold": (lambda v: is_number(v) and v >= 0, "write 0 or more. Tokens with a lower probability are boundaries"),
     **dict.fromkeys(("gamma", "lam"), _SHARE),
 }
 #: Like `_VALUES`, but only for options of spanwise's own methods. A plug-in's option of the same name may mean something
