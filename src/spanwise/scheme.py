@@ -21,7 +21,7 @@ from spanwise.score.reward import built_in
 from spanwise.score.score import check_objectives, measures_of, written_out
 from spanwise.segment import SEGMENTERS
 
-SCRIPT = "own"  # the task of runs that a user's own script starts
+SCRIPT = "own"  # the value of `task` in run folders of a user's own script
 _OTHER_NAMES = {"gae_lambda_policy": "lam"}  # the name of `lam` in NeMo-RL
 
 
@@ -161,7 +161,7 @@ class Scheme:
 
     @property
     def default_scope(self) -> ScopeName:
-        """The scope of an objective that sets none: each turn for methods of steps, the whole rollout for all others."""
+        """The scope of an objective without a `scope`: the turn under methods of steps, else the whole rollout."""
         return "turn" if self.entry.kind == "step" else "rollout"
 
     @property

@@ -197,7 +197,7 @@ class _Reader:
         end_signs = closings if is_complete else _NEXT
         end_index = index_of_first(self.signs, range(index + 1, self.turn_end), end_signs)
         end_sign = self.signs[end_index]
-        if is_complete or end_sign.start > start:  # skip empty reasoning that the prompt opened
+        if is_complete or end_sign.start > start:  # skip a channel that the prompt opened and that is empty
             self._add(channel, start, (inner_start, end_sign.start) if is_complete else None)
         if any(sign.written in _ANY_OPENING for sign in self.signs[index + 1 : end_index]):
             self.fault |= Fault.NESTED

@@ -77,7 +77,7 @@ class SampledRows:
 
     @cached_property
     def turn_ranges_s(self) -> list[list[tuple[int, int]]]:
-        """The start and end of each turn in each generator row."""
+        """For each row of the generator, the start and end of each turn in it."""
         if self.stepwise:
             return [[(0, len(response))] for response in self.output["response_ids"]]
         return [_runs(mask) for mask in self.output["loss_masks"]]
