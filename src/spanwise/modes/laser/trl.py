@@ -200,10 +200,10 @@ class SelfRewarding(TrlPart):
 
     def _read_ends(self, batch: Batch, output: dict[str, Any], wanted_n: Tensor) -> Tensor:
         """Compute the reserved token's missing log-probabilities. All processes run equally many rows."""
+        max_wanted_count = int(self.gather(wanted_n.sum()[None]).max())  # before the `if`: a process may have no image
         if "pixel_values" in output:
             return self._read_ends_with_images(output)
         sequence_rows = sequences(output, batch)
-        max_wanted_count = int(self.gather(wanted_n.sum()[None]).max())
         row_r = wanted_n.to(torch.uint8).argsort(descending=True, stable=True)[:max_wanted_count]
         chosen_rows = sequence_rows.take(row_r.to(sequence_rows.ids_nl.device))
         row_pairs = zip(chosen_rows.ids_nl, chosen_rows.attention_nl, strict=True)
