@@ -473,9 +473,10 @@ class SpanGRPOTrainer(GRPOTrainer):
             "beta": 0.0,  # keeps TRL from adding its KL; `kl_term` is added below
             "loss_type": "sapo" if is_dppo else self.loss_type,  # under DPPO, TRL's own loss is 0
         }
-        with _changed(self, _logps=None, _loss_inputs=loss_inputs, **trl_options):
+        self._logps = None
+        with _changed(self, _loss_inputs=loss_inputs, **trl_options):
             total_loss = super().compute_loss(model, loss_inputs, return_outputs, num_items_in_batch)
-            logps_bt = self._logps
+        logps_bt, self._logps = self._logps, None
         if is_dppo and logps_bt is not None:
             dppo_loss_value, dropped_share = fold.dppo_term(logps_bt, inputs, mask_bt, self.args)
             token_count = mask_bt.sum()
