@@ -87,9 +87,11 @@ def test_no_prompt_of_the_evaluation_is_trained_on(models, tmp_path) -> None:
     ("cells", "answers"),
     [
         ([f"2024-03-{day}" for day in range(10, 20)], {f"2024-03-{day}" for day in range(10, 20)}),
+        ([f"2024-03-{day} 10:30:00" for day in range(10, 20)], {f"2024-03-{day} 10:30:00" for day in range(10, 20)}),
         ([2.5, *range(1, 10)], {"2.5", *"123456789"}),
+        (["  return 4\n#### end\n"] * 10, {"  return 4\n#### end\n"}),
     ],
-    ids=["dates", "numbers"],
+    ids=["dates", "times", "numbers", "texts"],
 )
 def test_a_json_file_keeps_answers_as_they_are_written(models, tmp_path, cells, answers) -> None:
     """pyarrow reads such texts as times, and such integers as floats."""
@@ -97,6 +99,12 @@ def test_a_json_file_keeps_answers_as_they_are_written(models, tmp_path, cells, 
         models["plain"], file_of(tmp_path, [{**row, "answer": cell} for row, cell in zip(ROWS, cells, strict=True)])
     )
     assert {*task.train["answer"], *task.evaluation["answer"]} == answers
+
+
+def test_an_answer_that_is_nan_is_an_empty_cell(models, tmp_path) -> None:
+    Dataset.from_list([{**row, "answer": float("nan")} for row in ROWS]).to_parquet(tmp_path / "sums.parquet")
+    with pytest.raises(DataError, match=r"Row 0 .* has nothing in column 'answer'"):
+        load_task(models["plain"], str(tmp_path / "sums.parquet"))
 
 
 @pytest.mark.parametrize("kind", ["folder", "saved"])

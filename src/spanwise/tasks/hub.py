@@ -13,9 +13,8 @@ import numpy as np
 
 from spanwise.errors import DataError, RecipeError, first_line, unknown
 from spanwise.layout import Layout
-from spanwise.rollouts.cells import parse_chats, parse_numbers, prompt_fault
+from spanwise.rollouts.cells import is_empty, parse_chats, parse_numbers, prompt_fault
 from spanwise.rollouts.files import SUFFIXES, read_delimited
-from spanwise.score.answers import gold_text
 from spanwise.segment import SEGMENTERS
 from spanwise.tasks.digits import HELD_OUT
 from spanwise.tasks.embedded import Task
@@ -176,8 +175,10 @@ def _add_prompts(rows: Any, columns: DatasetColumns, instruction: str, style: Pr
 
 
 def _answer_text(cell: Any) -> str:
-    """Return an answer as text. `datasets` reads the integers of a JSON column with fractions as floats: 4.0 becomes "4"."""
-    return gold_text(int(cell) if isinstance(cell, float) and cell.is_integer() else cell)
+    """Return an answer as text: 4.0 becomes "4". `datasets` reads some integers of JSON files as floats, and dates as times."""
+    if isinstance(cell, str):
+        return cell
+    return str(int(cell) if isinstance(cell, float) and cell.is_integer() else cell).removesuffix(" 00:00:00")
 
 
 def _check_asked(layout: Layout, prompts: list[str], *, instruction: str | None, whole: bool, usual: PromptFormat) -> None:
@@ -343,10 +344,10 @@ def check_cells(rows: Any, dataset: str, columns: DatasetColumns, *, template: b
                 f"Name the right one with --set {option}=NAME.{advice}"
             )
         for row, cell in enumerate(rows[name]):
-            is_empty = cell is None or not str(cell).strip()
-            problem = "fill the cell or drop the row." if is_empty else _cell_fault(cell, option, columns, template=template)
+            is_blank = is_empty(cell) or not str(cell).strip()
+            problem = "fill the cell or drop the row." if is_blank else _cell_fault(cell, option, columns, template=template)
             if problem:
-                cell_text = "nothing" if is_empty else f"{cell!r:.80}"
+                cell_text = "nothing" if is_blank else f"{cell!r:.80}"
                 raise DataError(f"Row {row} of the dataset '{dataset}' has {cell_text} in column '{name}'; {problem}")
 
 
