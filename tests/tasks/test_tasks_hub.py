@@ -83,6 +83,20 @@ def test_no_prompt_of_the_evaluation_is_trained_on(models, tmp_path) -> None:
     assert (len(task.train), len(task.evaluation)) == (8 * 3, 2)
 
 
+def test_rows_that_share_their_only_prompt_are_set_aside_one_by_one(models, tmp_path) -> None:
+    """Each is another game."""
+    task = load_task(models["plain"], file_of(tmp_path, [{**row, "question": "Play."} for row in ROWS]))
+    assert sorted([*task.train["answer"], *task.evaluation["answer"]], key=int) == [row["answer"] for row in ROWS]
+    assert (len(task.train), len(task.evaluation)) == (8, 2)
+
+
+@pytest.mark.parametrize(("name", "nothing"), [("image", None), ("image", ""), ("images", [])])
+def test_a_column_of_images_without_an_image_is_left_out(models, tmp_path, name, nothing) -> None:
+    rows = Dataset.from_list([{**row, name: nothing} for row in ROWS])
+    rows.to_parquet(tmp_path / "sums.parquet")
+    assert name not in load_task(models["plain"], str(tmp_path / "sums.parquet")).train.column_names
+
+
 @pytest.mark.parametrize(
     ("cells", "answers"),
     [

@@ -23,7 +23,7 @@ PromptFormat = Literal["confidence", "two_attempts"]
 #: The place of an instruction: plain text (no chat template), user message or system message.
 PromptStyle = Literal["plain", "user", "system"]
 _SEARCHED_PROMPTS = 64  # the number of prompts to search for the layout's tags
-_TRL_COLUMNS = ("completion", "completions", "completion_ids", "prompts", "environment")
+_TRL_COLUMNS = ("completion", "completions", "completion_ids", "prompts", "environment", "image", "images")
 _READERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 _NO_ROWS = "The dataset '{}' is empty and cannot be read; add rows, or set --dataset to another one."
 
@@ -327,7 +327,7 @@ def check_cells(rows: Any, dataset: str, columns: DatasetColumns, *, template: b
     """Refuse a dataset with an unusable question, prompt or answer. The error names the row and the remedy."""
     if not len(rows):
         raise DataError(_NO_ROWS.format(dataset))
-    for name in {"image", "images"}.intersection(rows.column_names):
+    for name in (name for name in ("image", "images") if name in rows.column_names and any(rows[name])):
         raise DataError(
             f"The dataset '{dataset}' has a column '{name}', but a recipe trains on text alone. Remove the column, or train with "
             "images by a script with SpanGRPOTrainer."
@@ -368,16 +368,19 @@ def _cell_fault(cell: Any, option: str, columns: DatasetColumns, *, template: bo
 
 
 def set_aside(rows: Any, dataset: str, prompt_column: str, eval_limit: int) -> tuple[Any, Any]:
-    """Split a dataset into training rows, in order, and at most `eval_limit` evaluation rows. They share no prompt."""
+    """Split a dataset into training rows, in order, and at most `eval_limit` evaluation rows. They share no prompt.
+
+    If the dataset has only one prompt (its rows may be games), rows are set aside one by one.
+    """
     rows_of_prompt: dict[str, list[int]] = {}
     for row, prompt in enumerate(rows[prompt_column]):
         rows_of_prompt.setdefault(str(prompt), []).append(row)
-    row_groups = list(rows_of_prompt.values())
+    row_groups = list(rows_of_prompt.values()) if len(rows_of_prompt) > 1 else [[row] for row in range(len(rows))]
     held_out_count = min(HELD_OUT, max(1, len(row_groups) // 5))
     if len(row_groups) < 2 or eval_limit < 1:
         raise DataError(
             f"Training and evaluation need at least one prompt each, but the number of different prompts in '{dataset}' is "
-            f"{len(row_groups)}, and eval_prompts is {eval_limit}. Give a larger dataset, or set eval_prompts to 1 or more."
+            f"{len(rows_of_prompt)}, and eval_prompts is {eval_limit}. Give a larger dataset, or set eval_prompts to 1 or more."
         )
     prompt_order = np.random.default_rng(0).permutation(len(row_groups)).tolist()
     held_out_rows = [row_groups[index][0] for index in prompt_order[:held_out_count][:eval_limit]]
