@@ -192,7 +192,7 @@ def _check_asked(layout: Layout, prompts: list[str], *, instruction: str | None,
         raise RecipeError(
             f"The layout has {missing_text}, but no prompt asks for them: the default instruction of '{usual}' asks for "
             f"{usual_tags_text}. Set instruction to a text that asks for the layout's tags, or prompt_column to a column "
-            "of whole prompts. If the model writes them by itself, set instruction=''."
+            "of whole prompts. If the model writes the tags by itself, set instruction=''."
         )
     noun = "tags" if missing_words[0].startswith("<") else "keys"
     warnings.warn(
