@@ -91,7 +91,7 @@ def judge(
     Args:
         golds: the gold answers; a number is taken as text, a list of one entry as this; longer lists, dicts and NaN are no gold;
             of a solution that ends with the line `#### 4` (GSM8K), the gold is 4.
-        answers: what the completions say.
+        answers: what the completions say; a solution in that form says 4, too.
         verify: `auto`, `math` or `exact`.
         verifier: who does the maths; a shared one if not given.
 
@@ -104,7 +104,7 @@ def judge(
         [1.0, 1.0, 0.0]
     """
     check_known("verify", verify, ("auto", "math", "exact"))
-    answer_pairs = [(gold_text(gold), (answer or "").strip()) for gold, answer in zip(golds, answers, strict=True)]
+    answer_pairs = [(gold_text(gold), gold_text(answer)) for gold, answer in zip(golds, answers, strict=True)]
     verdicts = [_judge_text(gold, answer, verify) for gold, answer in answer_pairs]
     undecided_pairs = [pair for pair, verdict in zip(answer_pairs, verdicts, strict=True) if verdict is None]
     shortened_pairs = [(_shortened(gold), _shortened(answer)) for gold, answer in undecided_pairs]
