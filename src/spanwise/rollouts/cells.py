@@ -86,8 +86,9 @@ def parse_literal(text: Any) -> Any:
 
 
 def is_message(value: Any) -> bool:
-    """Return whether a value is a chat message: an object with a role, and a content or calls."""
-    has_content = isinstance(value, Mapping) and not value.keys().isdisjoint(("content", "tool_calls", "function_call"))
+    """Return whether a value is a chat message: an object with a role, and at least one field that `message_text` reads."""
+    read_fields = ("content", "tool_calls", "function_call", "reasoning_content", "reasoning", "refusal")
+    has_content = isinstance(value, Mapping) and not value.keys().isdisjoint(read_fields)
     return has_content and isinstance(value.get("role"), str)
 
 
