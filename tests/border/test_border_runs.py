@@ -164,6 +164,9 @@ CASES = {
     "`spanwise fidelity` on a layout without a confidence": measured(
         *QUICK[2:], "--set", "layout={draft: [reasoning, answer]}", by="fidelity", code=2
     ),
+    "`spanwise fidelity` on a layout whose first block has no answer": measured(
+        "--set", "layout={plan: [reasoning], rest: [answer, analysis, confidence]}", by="fidelity", code=2
+    ),
     "`spanwise fidelity` with a `log_score` of another `clip`": measured(
         "--set",
         "objectives=[{reward: correct, pays: solution}, {reward: log_score, pays: confidence, options: {clip: 0.05}}]",

@@ -8,8 +8,9 @@ from datasets import Dataset
 from rich.console import Console
 
 from measure_small import rolled
-from spanwise.commands.fidelity.fidelity import difference_table, fidelity_tables, fixed_point_table
+from spanwise.commands.fidelity.fidelity import difference_table, fidelity_tables, fixed_point_table, show
 from spanwise.commands.shared.task import task_roller
+from spanwise.errors import RecipeError
 from spanwise.fidelity import measure_fidelity
 from spanwise.fidelity import rerolls as room
 from spanwise.fidelity.fixed_point import fixed_point_rows
@@ -103,6 +104,20 @@ def test_answers_and_confidences_are_read_as_the_objectives_say(tiny, rows, monk
     rolls = room.collect_last_blocks(roller, data, samples=2, rerolls=2)
     assert rolls.outcome_xs.tolist() == [[1, 0]]
     assert (rolls.confidence_xs.tolist(), rolls.again_dm.tolist()) == ([[0.5, 0.7]], [[0.3] * 2] * 2)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"objectives": [{"reward": "log_score", "pays": "confidence", "options": {"clip": 0.05}}]},
+        {"layout": {"plan": ["reasoning"], "solution": ["answer"], "confidence": ["analysis", "confidence"]}},
+    ],
+    ids=["another clip", "the answer in the second block"],
+)
+@pytest.mark.parametrize("options", [{}, {"tokens": True}])
+def test_what_cannot_be_measured_is_refused_before_a_model_is_loaded(fields, options, tmp_path):
+    with pytest.raises(RecipeError):
+        show(tmp_path / "no model", load(None, fields), output=tmp_path, console=Console(), options=options)
 
 
 def test_tables_hold_every_baseline():

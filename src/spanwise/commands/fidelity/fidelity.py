@@ -38,6 +38,17 @@ GROUP_MEAN = "GRPO c - group mean"
 
 def show(checkpoint: Path, recipe: Recipe, *, output: Path, console: Console, options: Mapping[str, Any]) -> None:
     """Compare a saved model's estimated advantages with Monte Carlo."""
+    for entry in recipe.objectives or ():
+        clip = (entry.get("options") or {}).get("clip", 0.01)
+        if entry.get("reward") == "log_score" and clip != 0.01:
+            raise RecipeError(f"Fidelity clips log_score at 0.01, but the recipe at {clip}. Give a --recipe without clip.")
+    layout = answer_layout(recipe, task_layout(recipe))
+    first_name, answer_tag = layout.names[0], recipe.answer_tags["answer"]
+    if answer_tag not in layout.keys[first_name]:
+        raise RecipeError(
+            f"`spanwise fidelity` judges the first block, but '{first_name}' has no tag '{answer_tag}'. Give a --recipe whose "
+            "first block holds the answer."
+        )
     measured_fields: dict[str, Any] = {"options": options}
     if "tokens" in options:
         max_critic_steps, critic_names, seed = options["critic_steps"], options["critics"], options["seed"]
@@ -49,7 +60,6 @@ def show(checkpoint: Path, recipe: Recipe, *, output: Path, console: Console, op
         )  # fmt: skip
         fidelity = token_fidelity(trajectories, critic_values, segments=sae_segments, seed=seed)
         measured_fields |= show_tokens(fidelity, sae_segments, console=console)
-    layout = answer_layout(recipe, task_layout(recipe))
     if "tokens" in options and recipe.answer_tags["confidence"] not in layout.keys[layout.names[-1]]:
         say(console, "The layout's last block has no confidence, so only token advantages are compared, not the baselines.")
     else:
@@ -72,10 +82,6 @@ def roller_of(folder: Path, recipe: Recipe, console: Console | None = None) -> r
 
 def show_baselines(checkpoint: Path, recipe: Recipe, console: Console, options: Mapping[str, Any]) -> dict[str, Any]:
     """Print how near baselines come to Monte Carlo, and which confidence (q*) each teaches. Return the numbers."""
-    for entry in recipe.objectives or ():
-        clip = (entry.get("options") or {}).get("clip", 0.01)
-        if entry.get("reward") == "log_score" and clip != 0.01:
-            raise RecipeError(f"Fidelity clips log_score at 0.01, but the recipe at {clip}. Give a --recipe without clip.")
     samples, seed = options["samples"], options["seed"]
     roller = roller_of(checkpoint, recipe, console)
     held_out_rows = roller.task.evaluation
