@@ -295,7 +295,7 @@ def default_cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "spanwise"
 
 
-def is_intact(folder: Path) -> bool:
+def is_intact(folder: Path, level: int = logging.WARNING) -> bool:
     """Return whether a cached folder exists with every file unchanged. Log a notice if a file has changed."""
     if not folder.exists():
         return False
@@ -306,7 +306,9 @@ def is_intact(folder: Path) -> bool:
         damaged_files = [f"{_RECORD} ({type(error).__name__})"]
     if damaged_files:
         damaged_files_text = ", ".join(damaged_files)
-        _logger.warning("The cached warm start '%s' is damaged (%s); spanwise builds it again.", folder, damaged_files_text)
+        _logger.log(
+            level, "The cached warm start '%s' is damaged (%s); spanwise builds it again.", folder, damaged_files_text
+        )
     return not damaged_files
 
 
@@ -324,7 +326,7 @@ def save(model: Any, tokenizer: Any, folder: Path, *, record: dict[str, Any]) ->
             tokenizer.save_pretrained(new_folder)
             digest_of_file = {file.name: _digest(file) for file in sorted(new_folder.iterdir())}
             (new_folder / _RECORD).write_text(json.dumps({**record, "files": digest_of_file}, indent=2))
-            if is_intact(folder):  # another process finished the same warm start first, and may read it now
+            if is_intact(folder, logging.DEBUG):  # another process finished the same warm start first, and may read it now
                 return
             shutil.rmtree(folder, ignore_errors=True)
             new_folder.rename(folder)
@@ -333,7 +335,7 @@ def save(model: Any, tokenizer: Any, folder: Path, *, record: dict[str, Any]) ->
         failure_reason = refusal(error) or system_reason
         if failure_reason is None:
             raise
-        if is_intact(folder):  # another process has renamed its folder since
+        if is_intact(folder, logging.DEBUG):  # another process has renamed its folder since
             return
         raise DataError(
             f"The warm start cannot be written to '{folder}' ({failure_reason}); set SPANWISE_CACHE to a folder you may write to."
