@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from helpers import assert_close
+from judge_server import Server, verdict
 from rollout_files import LAYOUT, WELL_FORMED, own_run, verl_file, write_lines, write_own
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.credit.write import summary
@@ -118,6 +119,15 @@ def test_a_reward_function_sees_no_end_token(tmp_path):
     overrides = {"layout": {"all": []}, "objectives": objectives}
     result = credit_rollouts(tmp_path / "rows.jsonl", methods=["bae"], overrides=overrides)
     assert result.scores.reward_nm[:, result.scores.names.index("last")].tolist() == [4.0, 5.0]
+
+
+def test_a_judge_sees_the_task(tmp_path):
+    rows = [{"prompt": "2+2=", "completion": text} for text in ("4", "5")]
+    with Server(lambda *_: verdict("yes")).serving() as server:
+        objectives = [{"reward": "judge", "pays": ["all"], "options": {"base_url": server.url, "model": "judge"}}]
+        overrides = {"layout": {"all": []}, "objectives": objectives}
+        credit_rollouts(write_lines(tmp_path / "rows.jsonl", rows), methods=["recipe"], overrides=overrides)
+    assert ["The task:\n2+2=" in request["messages"][-1]["content"] for request in server.requests] == [True, True]
 
 
 def test_a_reward_function_sees_messages_where_prompts_were_conversations(tmp_path):

@@ -320,15 +320,14 @@ def _function_columns(
     # Without token ids, a length reward would count words or bytes instead of tokens.
     reward_entries = [REWARDS[name] for name in computed_rewards if isinstance(name, str)]
     reads_token_ids = table.has_ids and any(reward.reads_ids for reward in reward_entries)
-    reward_inputs: dict[str, Sequence[Any]] = {}
+    prompts = list(parse_literals(table.prompts[rows], is_chat))  # our own files hold conversations as JSON
+    reward_inputs: dict[str, Sequence[Any]] = {"prompts": prompts} if has_functions or any(prompts) else {}
     if has_functions or reads_token_ids:
         reward_inputs["completion_ids"] = [table.tokens.slice(n, n + 1).tolist() for n in range(rows.start, rows.stop)]
     if has_functions:
-        prompts = list(parse_literals(table.prompts[rows], is_chat))  # our own files hold conversations as JSON
-        completions = [
+        reward_inputs["completions"] = [
             completion_after(prompt, completion_text(blocks)) for prompt, blocks in zip(prompts, texts, strict=True)
         ]
-        reward_inputs |= {"prompts": prompts, "completions": completions}
     return reward_inputs
 
 
