@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 
-from spanwise import Laser, Layout, Objective, Scheme
+from spanwise import Laser, Layout, Objective, Scheme, score_all
 from spanwise.engines.changes import changes as changed_settings
 from spanwise.engines.shared import RULE, RunRecord, columns_of, reward_means
 from spanwise.errors import DataError
@@ -52,6 +52,21 @@ def test_every_field_of_a_scheme_has_its_case():
 @pytest.fixture
 def record(tmp_path):
     return RunRecord(tmp_path, keep_rollouts=0, report=False, option="folder")
+
+
+def test_functions_of_verl_and_verifiers_find_the_mappings_of_a_row_whole():
+    """Some engines also make a column of each of their entries."""
+
+    def compute_score(data_source, solution_str, ground_truth, extra_info):
+        return extra_info["limits"]["most"]
+
+    def rubric(completion, info):
+        return info.get("most", -1.0)
+
+    rows = [{"answer": "4", "extra_info": {"limits": {"most": n}}, "info": {"most": n} if n else {}} for n in (0.0, 2.0)]
+    objectives = rule("gdpo", objectives=[Objective(f, pays="answer") for f in (compute_score, rubric)]).objectives
+    scores = score_all(objectives, [{"answer": {"": "4"}}] * 2, columns=columns_of(rows))
+    assert scores.reward_nm.tolist() == [[0.0, -1.0], [2.0, 2.0]]
 
 
 def begun(record, scheme):
@@ -107,8 +122,10 @@ def test_the_mean_of_a_reward_leaves_absent_numbers_out():
 
 
 def test_rows_become_columns_with_dotted_names():
-    columns = columns_of([{"gold": {"answer": "4", 7: {1: "a"}}}, {"level": 2}])
-    assert columns == {"gold.answer": ["4", None], "gold.7.1": ["a", None], "level": [None, 2]}
+    gold = {"answer": "4", 7: {1: "a"}}
+    columns = columns_of([{"gold": gold}, {"level": 2}])
+    mappings = {"gold": [gold, None], "gold.7": [{1: "a"}, None]}
+    assert columns == {**mappings, "gold.answer": ["4", None], "gold.7.1": ["a", None], "level": [None, 2]}
 
 
 def test_a_folder_that_another_process_writes_is_refused_by_the_name_of_its_option(tmp_path, record):

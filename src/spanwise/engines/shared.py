@@ -96,16 +96,18 @@ def model_vocabulary_size(path: str | None) -> int | None:
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]], *, flat: bool = True) -> dict[str, list[Any]]:
-    """Turn rows into columns, with None for missing values. If `flat`, nested mappings get dotted column names."""
+    """Turn rows into columns, with None for missing values. If `flat`, what a mapping holds gets columns with dotted names, too."""
     rows = [_flat(row) for row in rows] if flat else rows
     return {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
 
 
 def _flat(row: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested mappings into one mapping with dotted keys."""
+    """Add what nested mappings hold under dotted keys."""
     flat_columns: dict[str, Any] = {}
     for name, value in row.items():
-        flat_columns |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+        flat_columns[f"{prefix}{name}"] = value
+        if isinstance(value, Mapping):
+            flat_columns |= _flat(value, f"{prefix}{name}.")
     return flat_columns
 
 

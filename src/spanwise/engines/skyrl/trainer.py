@@ -241,7 +241,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         self.all_metrics["reward/num_zero_variance_filtered"] = len(set(rows.uids)) - len(useful_uids)
 
     def _columns(self, uids: Sequence[str]) -> dict[str, list[Any]]:
-        """Return the dataset's columns for some prompts. Nested mappings get names such as `reward_spec.ground_truth`.
+        """Return the dataset's columns for some prompts, and those of their mappings, such as `reward_spec.ground_truth`.
 
         As under verl, rewards read the ground truth as the column `answer`, unless the dataset has such a column.
         """
