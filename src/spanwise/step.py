@@ -198,7 +198,7 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
                 raise AlignmentError(
                     f"Completion {n} has {len(entry)} entries in '{TURNS}', but its mask has {count} turns (runs of "
                     "sampled tokens). Give each turn one entry. Between two turns, the mask needs a token of the "
-                    "environment (mask 0)."
+                    f"environment (mask 0). If '{TURNS}' is a column of the dataset, rename it."
                 )
         turn_mappings = [turn for turn_list in turn_descriptions for turn in turn_list]
     turn_keys = dict.fromkeys(key for turn in turn_mappings for key in turn)

@@ -18,6 +18,7 @@ VOCABULARY = Vocabulary((b"<answer>", b"4", b"5", b"</answer>", b"<ans", b"wer>"
 WHOLE = Layout({"all": ["answer"]})
 OF_EACH_TURN = Scheme("bae", WHOLE, [Objective("environment", "all", scope="turn")])
 OF_STEPS = Scheme("gigpo", WHOLE, [Objective("environment", "all")])
+CHAT = [{"role": "user", "content": "2+2"}, {"role": "assistant", "content": "4"}]
 FIRST, SECOND = Turn([1], [0, 1, 3], [1, 1, 1]), Turn([1, 0, 1, 3, 2], [2], [1])
 
 
@@ -112,6 +113,9 @@ CASES = {
     "group ids in a column of their own, `torch.tensor([[0], [0]])`": case(Batch)(torch.tensor([[0], [0]])),
     "`reward: environment` with `scope: turn`, and one number for a sequence of two turns": paid_once(OF_EACH_TURN),
     "the same under `gigpo` without a scope": paid_once(OF_STEPS),
+    "a dataset with a column `turns` of chats": lambda folder: (
+        f"{turn_rows(Batch.jagged([[0, 1, 3]], [0], columns={'turns': [CHAT]}), OF_EACH_TURN)}"
+    ),
     "a `rollout_func` that returns `turns` in one process and not in the other": without_turns_elsewhere,
     "one state for a sequence of two turns": lambda folder: (
         f"{by_turn(Batch.jagged([[0, 1, 3]], [0], sampled=[[1, 0, 1]]), anchor_s=['hall'])}"
