@@ -22,8 +22,14 @@ SUMS = [(a, b) for a in range(1, 4) for b in range(1, 4)]
 #: A score's reference, its weights of right and wrong and the groups it is mixed in are those of all ranks.
 SCORE = Laser("?", beta=1.0, mix=0.25, self_rewarding_warmup=0, threshold=0.0, scale="none")
 PLAIN = {"method": "reinforce++", "layout": Layout({"completion": []}), "objectives": [Objective(many_a, pays="completion")]}
+
+
+def many_a_of_turn(blocks):
+    return many_a([texts["turn"][""] for texts in blocks])
+
+
 #: A run of the mask is a turn: a process can have another number of them than the other.
-TURNS = {"layout": Layout({"turn": ["answer"]}), "objectives": [Objective(many_a, pays="turn", scope="turn")]}
+TURNS = {"layout": Layout({"turn": ["answer"]}), "objectives": [Objective(many_a_of_turn, pays="turn", scope="turn")]}
 CASES = {
     "dr_grpo": {"loss_type": "dr_grpo"},
     "dapo with tools": {"loss_type": "dapo", "tools": True, "extra": {"credit": {"per": "batch"}}},

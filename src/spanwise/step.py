@@ -20,11 +20,14 @@ from spanwise.credit.spread import fill_missing, restrict
 from spanwise.credit.strata import list_ids
 from spanwise.credit.trajectories.rollouts import worth_of_turns
 from spanwise.credit.trajectories.turns import Turns
-from spanwise.errors import AlignmentError, DataError
+from spanwise.errors import AlignmentError, DataError, RecipeError
 from spanwise.explain.remarks import Watch
 from spanwise.pipeline import Reading, advantages, credit_batch, locate, metrics, read
 from spanwise.rollouts import Rollouts
 from spanwise.scheme import Scheme
+from spanwise.score.custom import takes
+from spanwise.score.items import calling_convention
+from spanwise.score.reward import built_in
 from spanwise.score.score import await_rewards, waits
 from spanwise.segment import Vocabulary
 from spanwise.types import Credit, Spans
@@ -205,6 +208,8 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
     rollout_columns = {name: column for name, column in other_columns.items() if name not in turn_keys}
     turn_count_n = turns.row_s.bincount().tolist()
     check_turn_rewards(scheme, rollout_columns, turn_count_n, advice=f"Give each entry of '{TURNS}' its own")
+    if turns.step_s.any():
+        check_turn_readers(scheme, rollout_columns)
     turn_columns = {key: [turn.get(key) for turn in turn_mappings] for key in turn_keys if key != "anchor"}
     turn_anchors = [turn.get("anchor") for turn in turn_mappings]
     if "anchor_s" in scheme.entry.needs and all(anchor is None for anchor in turn_anchors):
@@ -227,6 +232,26 @@ def check_turn_rewards(scheme: Scheme, columns: Mapping[str, Any], turn_count_n:
                     f"An objective pays each turn, but completion {n} has one '{name}' for its {count} turns. {advice}, "
                     "or write scope: rollout."
                 )
+
+
+def check_turn_readers(scheme: Scheme, columns: Mapping[str, Sequence[Any]]) -> None:
+    """If an objective pays each turn, refuse a reward that reads the whole conversation, which all turns share."""
+    has_messages = any(isinstance(completion, list) for completion in columns.get("completions", ()))
+    for objective in scheme.objectives:
+        if (objective.scope or scheme.default_scope) != "turn":
+            continue
+        entry, convention, read_names = built_in(objective), calling_convention(objective), []
+        if entry is not None:
+            read_names = ["completion_ids"] if entry.reads_ids else []
+        elif convention is not None:
+            read_names = ["completions"] if convention.takes_messages and has_messages and objective.scope is None else []
+        elif not takes(objective, "blocks"):
+            read_names = [name for name in ("completions", "completion_ids") if takes(objective, name)]
+        if read_names:
+            raise RecipeError(
+                f"Objective '{objective.name}' pays each turn, but its reward reads '{read_names[0]}', the whole conversation. "
+                "Write scope: rollout, or use a function with the parameter 'blocks'."
+            )
 
 
 def steps_of_turns(outer: Steps | None, row_s: Int[Tensor, " s"], step_s: Int[Tensor, " s"], anchor_s: Any) -> Steps:

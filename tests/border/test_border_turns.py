@@ -22,6 +22,14 @@ CHAT = [{"role": "user", "content": "2+2"}, {"role": "assistant", "content": "4"
 FIRST, SECOND = Turn([1], [0, 1, 3], [1, 1, 1]), Turn([1, 0, 1, 3, 2], [2], [1])
 
 
+def lengths(completions):
+    return [float(len(text)) for text in completions]
+
+
+def contains(completion, answer):
+    return float(answer in completion[-1]["content"])
+
+
 @case
 def credited(method="grpo", *, trajectory=(0, 0), step=(0, 1), anchor=None, group=(0, 0), steps=True, **options):
     """Two rows under a method, as turns of trajectories or on their own."""
@@ -44,6 +52,12 @@ def by_rows(step=(0, 1), group=(0, 0)):
 @case
 def paid_once(scheme):
     return f"{turn_rows(Batch.jagged([[0, 1, 3]], [0], sampled=[[1, 0, 1]], columns={'environment': [1.0]}), scheme)}"
+
+
+def messages_under_gigpo(folder):
+    columns = {"prompts": [CHAT[:1]], "completions": [CHAT[1:]], "answer": ["4"]}
+    batch = Batch.jagged([[0, 1, 3]], [0], sampled=[[1, 0, 1]], columns=columns)
+    return f"{turn_rows(batch, Scheme('gigpo', WHOLE, [Objective(contains, 'all')]))}"
 
 
 @case
@@ -113,6 +127,13 @@ CASES = {
     "group ids in a column of their own, `torch.tensor([[0], [0]])`": case(Batch)(torch.tensor([[0], [0]])),
     "`reward: environment` with `scope: turn`, and one number for a sequence of two turns": paid_once(OF_EACH_TURN),
     "the same under `gigpo` without a scope": paid_once(OF_STEPS),
+    "a function of `completions` with `scope: turn`, and a conversation of two turns": paid_once(
+        Scheme("bae", WHOLE, [Objective(lengths, "all", scope="turn")])
+    ),
+    "`overlong` under `gigpo` without a scope": paid_once(
+        Scheme("gigpo", WHOLE, [Objective("overlong", "all", options={"longest": 8, "buffer": 4})])
+    ),
+    "a function of verifiers under `gigpo` without a scope, and messages": messages_under_gigpo,
     "a dataset with a column `turns` of chats": lambda folder: (
         f"{turn_rows(Batch.jagged([[0, 1, 3]], [0], columns={'turns': [CHAT]}), OF_EACH_TURN)}"
     ),

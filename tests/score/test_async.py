@@ -95,6 +95,17 @@ def test_one_completion_at_a_time_and_a_dict_of_rewards(waits):
     assert [scores.note_nm[n].tolist() for n in (1, 3)] == [[None, None], ["ConnectionError: reset by peer"] * 2]
 
 
+@pytest.mark.parametrize(("fields", "calls"), [({}, 1.0), ({"scope": "turn"}, 0.0), ({"options": {"sees": "part"}}, 0.0)])
+def test_a_function_of_verifiers_gets_the_messages_of_a_whole_conversation(fields, calls):
+    def tool_calls(completion):
+        return float(sum(message["role"] == "tool" for message in completion))
+
+    chat = [{"role": role, "content": "4"} for role in ("assistant", "tool", "assistant")]
+    columns = {"prompts": [[{"role": "user", "content": "2+2"}]] * SIZE, "completions": [chat] * SIZE}
+    scores = rewards(Objective(tool_calls, "solution", **fields), columns=columns)
+    assert scores.reward_nm[:, 0].tolist() == [calls] * SIZE
+
+
 def test_at_most_so_many_at_once_and_each_has_its_own_deadline():
     busy = Busy()
 

@@ -26,13 +26,15 @@ class Convention:
     #: Returns whether a function, given with its parameter names, is written for the library.
     fits: Callable[[Any, frozenset[str]], bool]
     #: Returns the arguments for the function, by name, from a completion's text and dataset cells.
-    arguments: Callable[[str, Mapping[str, Any]], dict[str, Any]]
+    arguments: Callable[[Any, Mapping[str, Any]], dict[str, Any]]
     #: Splits the function's result into its number and a note, either of which may be None.
     read: Callable[[Any], tuple[Any, str | None]] = lambda result: (result, None)
     #: Returns the scorer of a completion: the function itself, or what it returns if it is a factory.
     prepare: Callable[[Any], Callable[..., Any]] = lambda function: function
     #: The default key of the reward in a dict that the function returns.
     key: str | None = None
+    #: Whether the function takes the completion's messages, if the trainer has them.
+    takes_messages: bool = False
 
     def number(self, result: Any, key: str | None, subject: str) -> tuple[Any, str | None]:
         """Return the number and the note in a reward function's result. In a dict, `key` names the number."""
@@ -115,9 +117,10 @@ def _read_score(score: Any) -> tuple[Any, str | None]:
     return score_number(score.value), score.explanation
 
 
-def _rubric_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
+def _rubric_arguments(text_or_messages: Any, row: Mapping[str, Any]) -> dict[str, Any]:
     prompt_cell = _first_cell(row, "prompt", "prompts", default="")
-    completion_turns = text if isinstance(prompt_cell, str) else [{"role": "assistant", "content": text}]
+    is_complete = isinstance(prompt_cell, str) or isinstance(text_or_messages, list)
+    completion_turns = text_or_messages if is_complete else [{"role": "assistant", "content": text_or_messages}]
     gold_fields = {} if row.keys().isdisjoint(_GOLD) else {"answer": _first_cell(row, *_GOLD)}
     rollout_state = gold_fields | {**row, "prompt": prompt_cell, "completion": completion_turns, "info": row.get("info", {})}
     return {"task": None, **rollout_state, "state": rollout_state}
@@ -130,6 +133,7 @@ _CONVENTIONS = (
     Convention(
         lambda _, parameters: parameters.isdisjoint(_OF_BATCH) and not parameters.isdisjoint(("completion", "state")),
         _rubric_arguments,
+        takes_messages=True,
     ),
 )
 

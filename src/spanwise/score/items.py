@@ -147,13 +147,16 @@ def item_calls(objective: Objective, convention: Convention, text: Texts, column
     call_names = CALL_OPTIONS.keys() - parameters[0].keys()
     function_options = {name: value for name, value in objective.options.items() if name not in call_names}
     shows_only_part = objective.options.get("sees") == "part"
+    sees_messages = convention.takes_messages and not shows_only_part and objective.scope != "turn"
     shown_names = [objective.options["block"]] if shows_only_part and objective.options.get("block") else objective.pays
     call_by_index: dict[int, Callable[[], Any]] = {}
     for n, (blocks, row) in enumerate(zip(text, rows_of(columns, len(text)), strict=True)):
         if not (names := present(blocks, objective.pays) and present(blocks, shown_names)):
             continue
-        shown_text = part_text(blocks, names) if shows_only_part else completion_text(blocks)
-        arguments, missing_column = arguments_for(parameters, convention.arguments(shown_text, row) | function_options)
+        shown: Any = part_text(blocks, names) if shows_only_part else completion_text(blocks)
+        if sees_messages and isinstance(row.get("completions"), list):
+            shown = row["completions"]
+        arguments, missing_column = arguments_for(parameters, convention.arguments(shown, row) | function_options)
         if missing_column is not None:
             raise DataError(f"Objective '{objective.name}': {unknown('column', missing_column, row)}")
         call_by_index[n] = partial(item_function, **own_copy(arguments))
