@@ -273,14 +273,14 @@ def advantages(
     if spans is None:
         raise DataError(
             "spans is None, so the tokens of each block are unknown. Pass `reading.spans`, where `reading` is what `read` "
-            "returned for these completions. If it came from another process, its spans are None; call `read` in this one."
+            "returned for these completions. A reading from another process has no spans; call `read` in this one."
         )
     spans = spans if mask_nt is None else restrict(spans, mask_nt)
     per_or_length: Any = credit.mean_length_n if scheme.per == "batch" else scheme.per
     if per_or_length is None:
         raise RecipeError(
-            "per: batch divides by the mean length of the batch, but this credit does not hold it (mean_length_n is "
-            "None). Take the credit from spanwise.credit_batch, or set mean_length_n."
+            "per: batch divides each advantage by the batch's mean length, but the credit's mean_length_n is None. Take "
+            "the credit from spanwise.credit_batch, or set its mean_length_n."
         )
     if credit.token_nt is None:
         adv_nt = spread(credit, spans, per=per_or_length, dtype=dtype)

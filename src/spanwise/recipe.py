@@ -222,10 +222,10 @@ class Recipe(BaseModel):
         batch_size = self.prompts * self.group_size
         if batch_size % self.mini_batches or (batch_size // self.mini_batches) % (self.micro_batch or 1):
             raise ValueError(
-                f"{self.prompts} prompts x {self.group_size} completions = {batch_size} completions. They cannot be cut "
-                f"into {self.mini_batches} equal mini-batches that can be cut into micro-batches of "
-                f"{self.micro_batch or batch_size // self.mini_batches}. Choose mini_batches and micro_batch so that their "
-                f"product divides {batch_size}."
+                f"{self.prompts} prompts x {self.group_size} completions = {batch_size} completions. These cannot be cut "
+                f"into {self.mini_batches} equal mini-batches, each of whole micro-batches with "
+                f"{self.micro_batch or batch_size // self.mini_batches} completions. Choose mini_batches and micro_batch so "
+                f"that their product divides {batch_size}."
             )
         return self
 
@@ -347,8 +347,8 @@ def _check_presets(from_file: Mapping[str, Any], changes: Mapping[str, Any]) -> 
         if kept_fields:
             reset_text = " ".join(f"--set {name}=null" for name in kept_fields)
             raise RecipeError(
-                f"{field}: {changes[field]} would have no effect, or only a part of its effect, because the recipe itself "
-                f"sets {' and '.join(kept_fields)}. Edit the recipe, or drop its {' and '.join(kept_fields)}: {reset_text}."
+                f"{field}: {changes[field]} would not have its full effect, because the recipe itself sets "
+                f"{' and '.join(kept_fields)}. Edit the recipe, or drop its {' and '.join(kept_fields)} with {reset_text}."
             )
 
 

@@ -221,8 +221,8 @@ class Scheme:
             logp_segmenter = next(filter(_reads_logp, self.layout.segmenters))
             segmenters_text = ", ".join(sorted(name for name in SEGMENTERS if not _reads_logp(name)))
             raise RecipeError(
-                f"The segmenter '{logp_segmenter}' cuts by log-probabilities (logp_nt), which are not known here when "
-                f"completions are read. Use a segmenter that needs none: {segmenters_text}."
+                f"The segmenter '{logp_segmenter}' needs log-probabilities (logp_nt) to cut completions, but none are known "
+                f"at that moment. Use a segmenter that needs none: {segmenters_text}."
             )
         for stage in self.stages:
             stage.check_provided(provided_fields)

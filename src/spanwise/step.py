@@ -67,7 +67,7 @@ class ReadBatch:
     @property
     def spans(self) -> Spans:
         """The token spans of the blocks in each row. Rows from other processes have none."""
-        assert self.reading.spans is not None, "only the process that sampled a completion knows its blocks' tokens"
+        assert self.reading.spans is not None, "another process sampled these completions, so their spans are unknown here"
         return self.reading.spans
 
     def take(self, value_nt: Shaped[Tensor, "n t"]) -> Shaped[Tensor, "s u"]:
@@ -207,7 +207,7 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
     turn_keys = dict.fromkeys(key for turn in turn_mappings for key in turn)
     rollout_columns = {name: column for name, column in other_columns.items() if name not in turn_keys}
     turn_count_n = turns.row_s.bincount().tolist()
-    check_turn_rewards(scheme, rollout_columns, turn_count_n, advice=f"Give each entry of '{TURNS}' its own")
+    check_turn_rewards(scheme, rollout_columns, turn_count_n, advice=f"Give each entry of '{TURNS}' a reward of its own")
     if turns.step_s.any():
         check_turn_readers(scheme, rollout_columns)
     turn_columns = {key: [turn.get(key) for turn in turn_mappings] for key in turn_keys if key != "anchor"}
@@ -229,8 +229,8 @@ def check_turn_rewards(scheme: Scheme, columns: Mapping[str, Any], turn_count_n:
         for n, count in enumerate(turn_count_n):
             if count > 1 and columns[name][n] is not None:
                 raise DataError(
-                    f"An objective pays each turn, but completion {n} has one '{name}' for its {count} turns. {advice}, "
-                    "or write scope: rollout."
+                    f"An objective pays each turn, but completion {n} has only one reward ('{name}') for its {count} turns. "
+                    f"{advice}, or write scope: rollout."
                 )
 
 

@@ -81,7 +81,7 @@ def test_many_pairs_make_a_difference_borderline():
     first = next(d for d in among.differences if (d.a, d.b) == ("a", "b"))
     assert first.interval == alone.interval
     assert first.verdict == "borderline"
-    assert "Among several pairs, this may be luck (p = 0.07 after Holm's correction)." in first.sentence()
+    assert "With several pairs, this may be luck (p = 0.07 after Holm's correction)." in first.sentence()
     assert first.seeds_needed > alone.seeds_needed  # each of three pairs has a third of the 5 %
     assert "would need" in first.sentence()
     # With a reference there are two pairs instead of three.
@@ -130,7 +130,7 @@ def test_equal_differences_are_judged_by_their_signs(seeds, verdict):
     first = result.differences[0]
     assert (first.p, first.seeds_needed) == (pytest.approx(stats.binomtest(seeds, seeds).pvalue), None)
     summary = result.summary()
-    named = "Of 3 differences, 2 are beyond the noise: ece (a and b), ece (b and c). Not clear: the other 1."
+    named = "Of 3 differences, 2 are beyond the noise: ece (a and b), ece (b and c). The other 1 cannot be told from noise."
     assert (named in summary) == (verdict == "clear")
     assert ("Over all figures (1), up to 0.05 differences may be luck" in summary) == (verdict == "clear")
 

@@ -29,8 +29,8 @@ def page_of(confidence_n, *, by_score=False):
 
 def test_a_panel_for_each_headlines_for_the_score_and_votes_by_it_under_names_of_their_own():
     page = page_of(double([0.75] * 8), by_score=True)
-    assert page.headline("ECE of its score") == "0.157"  # (.1 + .1 + .3 + .2 + .4) / 7 of the samples, not the line's .5
-    assert page.headline("AUROC of its score") == "1"
+    assert page.headline("ECE of the score") == "0.157"  # (.1 + .1 + .3 + .2 + .4) / 7 of the samples, not the line's .5
+    assert page.headline("AUROC of the score") == "1"
     for words in (
         "8 of 8 completions have a confidence and could be judged.",
         "7 of 8 completions have a score and could be judged.",

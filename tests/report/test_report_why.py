@@ -150,7 +150,7 @@ def test_what_a_baseline_is_the_mean_of_is_looked_up():
         rule = Rule(objectives={"brier": {"pays": ["confidence"], "baseline": "group", "given": []}})
         return explained(case, "bae", rule)["blocks"]["confidence"]["terms"][0]["note"]
 
-    assert note(compared(-0.2, -0.3, 2)) == "baseline −0.3: the mean of the 2 compared (same prompt)"
+    assert note(compared(-0.2, -0.3, 2)) == "baseline −0.3: the mean of the 2 compared completions (same prompt)"
     assert note(compared(-0.2, -0.4, 1)) == "baseline −0.4: the reward of the only other completion"
     assert note(compared(-0.2, -0.7, 0)) == "baseline −0.7: same prompt"
 

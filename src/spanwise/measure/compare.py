@@ -75,7 +75,7 @@ class Difference:
         if self.verdict == "borderline" and self.p >= 1 - interval.level:  # p is of a sign test, because all seeds agree
             return f"{finding}, the same in every seed. With so few seeds this may be luck (p = {self.p:.2f})."
         if self.verdict == "borderline":
-            luck_text = f"Among several pairs, this may be luck (p = {self.p_adjusted:.2f} after Holm's correction)."
+            luck_text = f"With several pairs, this may be luck (p = {self.p_adjusted:.2f} after Holm's correction)."
             return f"{finding}; the interval excludes 0. {luck_text}{seeds_hint}"
         return f"{finding}, inside the noise.{seeds_hint}"
 
@@ -146,7 +146,7 @@ class ArmComparison:
         if not clear_names:
             return f"None of {count} differences is beyond the noise: these runs do not show which method is better."
         other_count = count - len(clear_names)
-        others_text = f". Not clear: the other {other_count}" if other_count else ""
+        others_text = f". The other {other_count} cannot be told from noise" if other_count else ""
         figure_count = len({diff.figure for diff in self.differences})
         return (
             f"Of {count} differences, {len(clear_names)} are beyond the noise: {', '.join(clear_names)}{others_text}. The "

@@ -68,12 +68,12 @@ def compare_report(
             points=comparison.sentences("clear"), panels=_difference_panels(comparison),
         ),
         parts.section(
-            "Learning", {"seeds": "Line: mean over seeds. Band: from the lowest to the highest seed. "}, legend=arm_names,
-            panels=curve_panels,
+            "Learning", {"seeds": "A line is the mean over seeds. Its band goes from the lowest to the highest seed. "},
+            legend=arm_names, panels=curve_panels,
         ),
         parts.calibration_section(
             samples or {},
-            note="All seeds are pooled. For the whiskers, a prompt counts once, even if several seeds answered it.",
+            note="The diagram pools all seeds. In its whiskers, a prompt counts once, even if several seeds answered it.",
         ),
         parts.voting_section(votes or {}, samples or {}, over="seeds"),
     ]  # fmt: skip
@@ -84,7 +84,7 @@ def compare_report(
         finding=compare_finding(comparison), command=command, warnings=_warnings(comparison), sections=sections,
         headlines=[
             Headline("arms", len(arm_names)), Headline("seeds per arm", seeds_text),
-            Headline("differences beyond the noise", clear_text, "verdicts corrected for all pairs of arms (Holm)"),
+            Headline("differences beyond the noise", clear_text, "after Holm's correction for the number of pairs"),
             *_best_arm_headlines(comparison),
         ],
         recipe=recipe,

@@ -200,7 +200,7 @@ def figure_name(name: str) -> str:
     if name in SCORE_FIGURES:
         bare_name = name.removeprefix(OF_SCORE)
         special_names = {"coverage": "has a score", "mean_confidence": "mean score"}
-        return special_names.get(bare_name, f"{figure_name(bare_name)} of its score")
+        return special_names.get(bare_name, f"{figure_name(bare_name)} of the score")
     return FIGURES.get(name, name.replace("_", " "))
 
 

@@ -252,8 +252,9 @@ def _baseline_note(row: TokenRow, rule: Rule, part: CreditPart) -> str:
     if part.averaged == 1:
         baseline_text = "the reward of the only other completion"
     elif part.averaged:
-        compared_text = f"compared ({baseline_text})" if baseline_text else "compared"
-        baseline_text = f"the mean of the {part.averaged} {'others' if part.averaged < part.members else compared_text}"
+        compared_text = f"compared completions ({baseline_text})" if baseline_text else "compared completions"
+        noun_text = "other completions" if part.averaged < part.members else compared_text
+        baseline_text = f"the mean of the {part.averaged} {noun_text}"
     divisor_note = "" if part.divisor == 1.0 else f"; the difference is divided by the rewards' scale, {shown(part.divisor)}"
     return f"baseline {shown(part.baseline)}{f': {baseline_text}' if baseline_text else ''}{divisor_note}"
 

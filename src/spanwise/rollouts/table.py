@@ -308,8 +308,8 @@ def missing_note(rewards: Mapping[str, Reward]) -> str:
     if not phrases:
         return ""
     return (
-        f"Some recorded numbers are missing or not finite: {', '.join(phrases)}. A completion without its number has no "
-        "reward and is left out of baselines."
+        f"Some recorded numbers are missing or not finite: {', '.join(phrases)}. A completion whose number is "
+        "missing has no reward, and baselines leave it out."
     )
 
 

@@ -112,8 +112,8 @@ class Reward(ByCompletion):
         value_pairs = [None] * row_count if by_outcome is None else by_outcome
         if not row_count == len(statuses) == len(value_pairs):
             raise AlignmentError(
-                f"Each row needs one entry of each list; got {row_count} values, {len(statuses)} statuses, "
-                f"{len(value_pairs)} by_outcome."
+                f"Each row needs one value, one status and one entry of by_outcome; you gave {row_count} values, "
+                f"{len(statuses)} statuses and {len(value_pairs)} entries."
             )
         status_codes = [
             int(value_status if value is None or value_status == Status.BROKE else Status.OK)

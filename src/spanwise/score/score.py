@@ -250,8 +250,8 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
             if judge_by_objective.get(name) is not None:
                 raise RecipeError(
                     f"Objective '{objective.name}' compares only completions with the same reward '{name}' (given), but "
-                    f"hardly any two have the same '{name}'. Set given: {judge_by_objective[name]}, the outcome that "
-                    f"'{name}' depends on, or set baseline: group."
+                    f"hardly any two have the same '{name}'. Set given: {judge_by_objective[name]} ('{name}' "
+                    f"depends on this outcome), or set baseline: group."
                 )
         if (built_in_reward := built_in(objective)) is None:
             if objective.name not in recorded:  # a recorded reward's function may be impossible to import
@@ -409,6 +409,6 @@ def _check_reading(objective: Objective, entry: BuiltIn, layout: Layout) -> None
             )
         if objective.reward == "format" and part.index is not None:
             raise RecipeError(
-                f"{reward_label} cannot read block '{layout.names[part.block]}', which may be repeated. Pay other blocks with it, "
-                f"or write the objectives without it."
+                f"{reward_label} cannot read block '{layout.names[part.block]}', which may be repeated. Let it pay other "
+                f"blocks, or leave this reward out."
             )

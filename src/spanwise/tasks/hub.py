@@ -110,7 +110,7 @@ def load_task(
     else:
         if eval_split == split:
             raise DataError(
-                f"split and eval_split are both '{split}', so an evaluation would see the rows of the training. Name another "
+                f"split and eval_split are both '{split}', so evaluations would use training data. Name another "
                 "split, or leave eval_split out."
             )
         held_out_rows = read_rows(dataset, eval_split, texts=text_columns)

@@ -24,7 +24,7 @@ _IDS = ("group", "trajectory", "stratum", "anchor", "state")
 _LEVELS = (0.7, 1 / 3, 0.1, 0.806, -0.123456789, 1.0, 0.0)  # float32 rounds most sums of these rewards
 _REWARD_NAMES = ("reward_n", "reward_nk", "reward_nm", "reward_nt", "reward_s")
 _NOT_NEGATIVE = st.sampled_from([0.0, 0.125, 0.5, 1.0, 2.0])
-_ONE_BLOCK = "if there is one block, its credit equals that of the method 'sequence' for whole completions"
+_ONE_BLOCK = "if there is one block, its credit equals what the function 'sequence' gives whole completions"
 _SAYS = {**PROPERTIES, "oracle": "it equals the slow oracle", "one block": _ONE_BLOCK}
 #: Maps the letters after `_` in the name of an estimator's first input, such as `reward_nk`, to what it credits.
 _KIND_OF_AXES: dict[str, Kind] = {"n": "completion", "nm": "completion", "nk": "block", "nt": "token", "s": "step"}
@@ -177,7 +177,7 @@ class _Estimator(Suite):
         advantages = self.call({**float64_inputs, **float32_inputs})[""]
         result_dtype, tolerance = (torch.float32, 1e-4) if self.of_tokens else (torch.float64, 1e-9)
         if advantages.dtype != result_dtype:
-            self.refuse(batch, advantages, f"{result_dtype} of rewards in float32, not {advantages.dtype}")
+            self.refuse(batch, advantages, f"{result_dtype} for rewards in float32, instead of {advantages.dtype}")
         self.same(batch, {"": advantages.double()}, self.call(float64_inputs), tolerance=tolerance)
 
     def absent(self, batch: DrawnBatch, _: Draw) -> None:
@@ -274,7 +274,7 @@ class _Estimator(Suite):
         credit_index = reward_index[: result_after.ndim]
         credit_before = float(result_before[credit_index])
         if not bool(result_after[credit_index] >= credit_before - 1e-9):
-            expected_text = f"{credit_before} or more at {credit_index}, because only there {name} rose, by {increase:g}"
+            expected_text = f"{credit_before} or more at {credit_index}: {name} rose there by {increase:g}, and nowhere else"
             self.refuse(raised_batch, result_after, expected_text)
 
     def signs(self, batch: DrawnBatch, _: Draw) -> None:

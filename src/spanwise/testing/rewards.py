@@ -187,7 +187,8 @@ class _Reward(Suite):
         has_paid_block_n = [any(blocks[name] is not None for name in self.objective.pays) for blocks, *_ in batch.rows]
         for n, (has_block, value_and_status) in enumerate(zip(has_paid_block_n, self.run(batch)[""], strict=True)):
             if not has_block and value_and_status[1] != Status.ABSENT.name:
-                self.fail(batch, f"Completion {n} has none of the paid blocks and gets {value_and_status}.")
+                got_text = f"gets {value_and_status} instead of the status ABSENT"
+                self.fail(batch, f"Completion {n} has none of the paid blocks, but {got_text}.")
         self.alone(batch, [n for n, has_block in enumerate(has_paid_block_n) if has_block])
 
     def threads(self, batch: DrawnCompletions, _: Draw) -> None:

@@ -54,7 +54,7 @@ def test_the_policy_waits_for_its_critic(tmp_path):
     for steps in (2, 3):
         run = with_critic(tmp_path / str(steps), fast(policy_training_start_step=2), max_steps=steps, weight_decay=0.5)
         before, value_before = state(run.model), state(run.critic.model)
-        with pytest.warns(UserWarning, match="Only the critic trains") if steps == 2 else nullcontext():
+        with pytest.warns(UserWarning, match="This run would train only the critic") if steps == 2 else nullcontext():
             run.train()
         ends[steps] = equal(state(run.model), before), bool(run.optimizer.state_dict()["state"])
         assert not equal(state(run.critic.model), value_before)

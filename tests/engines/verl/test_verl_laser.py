@@ -195,7 +195,7 @@ def test_the_loss_is_verls_own_plus_the_verification_loss(credited, mode):
 
 
 REFUSED = {
-    "no reference": ((), {"reference": None}, r"laser needs the log-probability .*RECIPE --model MODEL --dataset FILE`"),
+    "no reference": ((), {"reference": None}, r"laser.reference is missing: .*RECIPE --model MODEL --dataset FILE`"),
     "another mode": (("trainer.v1.trainer_mode=colocate_async",), {}, r"laser needs .* is not known here"),
     "V0": (("trainer.use_v1=False",), {}, r"laser needs .* or train with TRL"),
     "the rollout's log-probabilities": (("algorithm.rollout_correction.bypass_mode=True",), {}, r"bypass_mode=True takes"),

@@ -14,7 +14,7 @@ from spanwise.errors import RecipeError
 ACTOR = "actor_rollout_ref.actor."
 REFUSED = {
     "algorithm.use_kl_in_reward=True": "is True: .*actor.use_kl_loss=True.*Leave .* at False",
-    "critic.enable=True": "critic.enable asks for a critic, but .* reads no values",
+    "critic.enable=True": "critic.enable asks for a critic, but .* needs no critic",
     "algorithm.use_pf_ppo=True": "only if adv_estimator is gae",
     "reward.custom_reward_function.path=mine.py": r"mine.py\. No objective uses .*\. Add \{reward: environment",
     "reward.reward_manager.name=dapo": r"dapo\. No objective uses .*\. Add \{reward: environment",

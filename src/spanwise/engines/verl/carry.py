@@ -60,7 +60,7 @@ class Rows:
 
 def pack(reading: Reading, length_n: Sequence[int], *, masked: bool, turns: Turns | None = None, anchor: Any = None) -> str:
     """Pack a rollout's blocks and rewards as text. verl's V0 trainer carries no other data of uneven length."""
-    assert reading.spans is not None, "only the process that sampled a completion knows its blocks' tokens"
+    assert reading.spans is not None, "another process sampled these completions, so their spans are unknown here"
     block_nt, note_nm = reading.spans.block_nt, reading.scores.note_nm
     if turns is not None:
         block_nt = turns.put(block_nt + 1, rows=len(length_n)) - 1  # tokens between turns get -1

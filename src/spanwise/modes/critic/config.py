@@ -45,24 +45,25 @@ _PAGE = Page(
             "Explained variance",
             {"explained_variance": "critic"},
             "share of the variance",
-            "How much of the tokens' returns (what they earned) the critic expected: 1 is all, 0 is no better than a "
-            "constant, and below 0 is worse. Over the tokens of a batch: 1 - variance of (earned - expected) / variance "
-            "of earned.",
+            "How well the critic expected what the tokens earned (their returns): 1 is exactly, 0 is no better than a "
+            "constant, and below 0 is worse. The number is 1 - variance of (earned - expected) / variance of earned, over "
+            "the tokens of a batch.",
             floor=-1.0,  # a new critic's explained variance of -1,000 would flatten the curve
         ),
         Chart(
             "Error of the critic",
             {"error_mean": "of a completion's mean", "error_within": "within a completion"},
             "squared error",
-            "The squared error has two parts: the error of a completion's mean value, and the error around that mean. The "
-            "second part alone says little. If all reward comes at the end, it is 0 for every critic with one value for "
-            "all tokens of a completion.",
+            "The squared error has two parts: the error of a completion's mean value, and the error around that mean. A "
+            "small second part alone does not show a good critic. If all reward comes at the end, it is 0 for every critic "
+            "that gives all tokens of a completion the same value.",
         ),
         Chart(
             "Expected and earned",
             {"value_mean": "expected", "target_mean": "earned"},
             "mean",
-            "The mean value and the mean return of the tokens of a batch: while the two differ, the critic lags behind the policy.",
+            "What the critic expected of the tokens of a batch, and what they earned, each as a mean. While the two differ, "
+            "the critic lags behind the policy.",
         ),
     ),
     headline=("explained_variance", "explained variance", "the critic knows nothing"),
@@ -158,17 +159,16 @@ class CriticConfig(Mode):
         """Refuse a scheme whose method reads no values of a critic."""
         if not scheme.value_names:
             raise RecipeError(
-                f"Method '{scheme.method}' reads no values, so a critic would change nothing. Leave the critic out, or use "
-                "method 'gae' or 'sae'."
+                f"Method '{scheme.method}' needs no critic. Leave the critic out, or use method 'gae' or 'sae'."
             )
 
     def check_steps(self, steps: int) -> None:
         """Warn of a run that ends before the policy trains."""
         if 0 < self.policy_training_start_step >= steps:
             warning_sentence = (
-                f"Only the critic trains: the policy would start after {self.policy_training_start_step} generation "
-                f"batches (critic.policy_training_start_step), but the run has {steps}. To train the policy, too, lower it "
-                "or train longer."
+                "This run would train only the critic. The policy starts after "
+                f"{self.policy_training_start_step} generation batches, but the run has {steps}. To train the policy, too, "
+                "lower critic.policy_training_start_step or train longer."
             )
             warnings.warn(warning_sentence, UserWarning, stacklevel=2)
 
@@ -188,12 +188,12 @@ def critic_faults(
 ) -> dict[str, Any]:
     """Check an engine's critic against the recipe. Return {error message: a true value if it applies}."""
     value_names = scheme.value_names
-    no_values_text = f"method '{scheme.method}' reads no values"
+    no_values_text = f"method '{scheme.method}' needs no critic"
     return {
         f"Method '{scheme.method}' needs the values of {engine}'s critic: add {option}. Or use a method that compares completions, "
         f"such as 'bae' or 'grpo'.": value_names and not has_critic,
-        f"{option.split('=')[0]} asks for a critic, but {no_values_text}, so the critic would do nothing. Remove the "
-        "setting, or use method 'gae' or 'sae'.": has_critic and not value_names,
+        f"{option.split('=')[0]} asks for a critic, but {no_values_text}. Remove the setting, or "
+        "use method 'gae' or 'sae'.": has_critic and not value_names,
         f"The recipe has a critic section, but {no_values_text}. Remove the section, or use method 'gae' or 'sae'.": (
             critic_config != CriticConfig() and not value_names
         ),

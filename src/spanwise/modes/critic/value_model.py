@@ -64,8 +64,8 @@ class ValueModel(nn.Module):
             model = AutoModelForTokenClassification.from_config(model_config, dtype=torch.float32)
         except ValueError as error:
             raise RecipeError(
-                f"transformers has no token classifier for a {type(merged_policy).__name__}, so spanwise cannot copy the policy's "
-                "trunk as a critic. Name a critic with critic: {model: NAME}."
+                f"transformers has no token classifier for a {type(merged_policy).__name__}, so spanwise cannot make a "
+                "critic of the policy. Name a critic with critic: {model: NAME}."
             ) from error
         try:
             model.base_model.load_state_dict({name: x.float() for name, x in merged_policy.base_model.state_dict().items()})

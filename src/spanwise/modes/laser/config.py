@@ -33,9 +33,9 @@ def read_measured(file: Path) -> dict[str, Any]:
         entries = json.loads(file.read_text(encoding="utf-8"))
         return {**entries, "token": entries["token"], "id": entries["id"], "reference": float(entries["reference"])}
     except KeyError as error:
-        raise DataError(f"'{file}' holds no measured reference of laser: it has no {error.args[0]}.") from error
+        raise DataError(f"laser's reference cannot be read from '{file}': the file has no '{error.args[0]}'.") from error
     except (OSError, ValueError, TypeError) as error:
-        raise DataError(f"'{file}' holds no measured reference of laser: {error}.") from error
+        raise DataError(f"laser's reference cannot be read from '{file}': {error}.") from error
 
 
 @register("laser", kind="mode")
@@ -119,10 +119,10 @@ class Laser(Mode):
         """Refuse a reference log-probability (at most 0) so high that no score can reach 1."""
         if -self.beta * reference < 1:
             lowest_beta = math.ceil(-100 / reference) / 100 if reference < 0 else math.inf
-            remedy_text = f"set beta to {lowest_beta:.2f} or more" if reference < 0 else "set a reference below 0"
+            remedy_text = f"Set beta to {lowest_beta:.2f} or more" if reference < 0 else "Set a reference below 0"
             raise RecipeError(
                 f"laser: with beta {self.beta:g} and reference {reference:.3g}, the score is at most "
-                f"{-self.beta * reference:.2g}, but right completions are trained towards the score 1; {remedy_text}."
+                f"{-self.beta * reference:.2g}. But the score of right completions is trained towards 1. {remedy_text}."
             )
 
     @property

@@ -123,12 +123,13 @@ def measured(
     else:
         first_self_reward = laser.beta * (mean_logp - laser.reference)
         self_reward_text = (
-            f"laser.reference is {laser.reference:g}, but the starting policy gives '{laser.token}' the log-probability "
-            f"{mean_logp:.4g} (+- {std_logp:.2g}), so scores start at {first_self_reward:.2g} instead of 0"
+            f"laser.reference is {laser.reference:g}, but the starting policy gives '{laser.token}' the mean "
+            f"log-probability {mean_logp:.4g} (standard deviation {std_logp:.2g}). So scores start at "
+            f"{first_self_reward:.2g} instead of 0"
         )
         if not -_FAR <= first_self_reward <= 1 + _FAR:
             raise RecipeError(
-                f"{self_reward_text}. The reference belongs to another model or token. Remove it, and spanwise measures one."
+                f"{self_reward_text}. The reference belongs to another model or token. Remove it; spanwise then measures it."
             )
         if abs(first_self_reward) > _NEAR:
             warning = f"{self_reward_text}. If laser has not trained this policy before, remove laser.reference."
@@ -152,9 +153,9 @@ class Appended(RowPart):
         """Refuse settings of verl or SkyRL with which LaSeR cannot work."""
         setting_faults = _verl_faults(config) if engine == "verl" else _skyrl_faults(config)
         no_reference_message = (
-            f"laser needs the log-probability of its token before training (reference), but {engine} does not measure it. "
-            "Run `spanwise reference RECIPE --model MODEL --dataset FILE`, and write the printed number under laser: as "
-            "reference."
+            "laser.reference is missing: the log-probability of laser's token before training. "
+            f"{engine} does not measure it. Run `spanwise reference RECIPE --model MODEL --dataset FILE`, and set "
+            "laser.reference to the printed number."
         )
         refuse({**setting_faults, no_reference_message: mode.reference is None})
 

@@ -95,9 +95,9 @@ def read_plain(
     role_notes = [f"{noun} from '{roles[role]}'" for role, noun in noun_of_role.items() if roles.get(role, noun) != noun]
     role_note = f"Columns: {', '.join(role_notes)}." if role_notes else ""
     if parts:
-        role_note = f"A completion joins the columns {', '.join(parts)}; tags with a column's name enclose its text."
+        role_note = f"Each completion is the columns {', '.join(parts)}, joined. Tags with a column's name enclose its text."
     elif not roles.keys() & {"completion", "completions"}:
-        role_note = "The completion is what follows the last user message in 'messages'; its tool messages are masked."
+        role_note = "The completion is what follows the last user message in 'messages'; tool messages get no credit."
     return RolloutTable.of(
         format_name, path, tokens,
         prompts=[source.prompt for source in completion_sources],

@@ -64,8 +64,8 @@ def _check(options: Mapping[str, Any]) -> None:
             f"The judge's choices are {choices!r}. Write two or more words with their numbers: {{no: 0, yes: 1}}.": not choice_list,
             f"The judge's choices are {choice_list}. Write words that differ from each other, and put yes and no in quotes: YAML "
             f"reads them as true and false.": not (are_words and are_distinct),
-            "With 'constrain: choice', the judge can reply only with a choice, but 'locate' needs more than that. Remove "
-            "one of the two options.": (options["locate"] and constrain == "choice"),
+            "With 'constrain: choice', the judge can reply only with a choice, but 'locate' also asks it for a part. "
+            "Remove one of the two options.": (options["locate"] and constrain == "choice"),
         }
     )
     compiled(load_template(options["prompt"]))

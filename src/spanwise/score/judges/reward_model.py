@@ -36,8 +36,8 @@ def _check(options: Mapping[str, Any]) -> None:
         )
     if choices is not None and (marker is None or not is_number_table(choices)):
         raise RecipeError(
-            f"The reward model's choices are {choices!r}. Write two or more tokens with their numbers, {{'+': 1, '-': 0}}. "
-            "Set the option 'marker' to the text after which the model writes one of these tokens."
+            f"The reward model's choices are {choices!r}. Write two or more tokens with their numbers, such as "
+            "{'+': 1, '-': 0}. Set the option 'marker' to the text after which the model writes one of these tokens."
         )
     for name in ("batch_size", "max_length"):
         if name == "batch_size" or options[name] is not None:
