@@ -216,7 +216,7 @@ def test_a_method_without_a_preset_is_called_from_python_only(capsys):
         show_methods("measured")
         show_methods()
     output = " ".join(capsys.readouterr().out.split())
-    assert "# Callable from Python only" in output
+    assert "# You can call this method from Python only" in output
     assert "from Python only" in output
 
 
@@ -224,7 +224,7 @@ def test_a_preset_that_divides_by_the_token_limit_says_whose_it_is(capsys):
     show_methods("dr_grpo")
     output = " ".join(capsys.readouterr().out.split())
     assert "per: 32.0" in output
-    assert "Here per is the token limit of the task digits; a run takes its own token limit." in output
+    assert "The number after per is the token limit of the task digits; your run puts its own there." in output
     show_methods("grpo")
     assert "token limit" not in capsys.readouterr().out
 

@@ -176,7 +176,7 @@ class Layout:
             _check_block(block_name, marks)
         if self.segmenter != "tags" and not self.parts_of(self.segmenter):
             raise LayoutError(
-                f"segmenter is '{self.segmenter}', but no block has a mark for it. Give a block a mark, or leave segmenter out."
+                f"segmenter is '{self.segmenter}', but no block has a mark to find it by. Add one, or leave segmenter out."
             )
         unmarked_positions = [position for position, (_, marks) in enumerate(self.blocks) if not marks]
         uses_only_tags = self.segmenters == ("tags",)

@@ -229,7 +229,7 @@ def hl_gauss(target_nt: Float[Tensor, "n t"], *, bins: int, value_range: tuple[f
         row, token = (~is_in_range_nt).nonzero()[0].tolist()
         raise RewardError(
             f"The value target of completion {row} at token {token} is {float(target_nt[row, token]):g}, outside value_range "
-            f"({lowest_value:g}, {highest_value:g}). Let the range hold every return that can occur."
+            f"({lowest_value:g}, {highest_value:g}). Set value_range so that it holds every possible return."
         )
     target_nt1 = target_nt.to(bin_edge_e.dtype).clamp(lowest_value, highest_value).unsqueeze(-1)
     probability_below_nte = torch.special.ndtr((bin_edge_e - target_nt1) / (SIGMA_RATIO * bin_width))

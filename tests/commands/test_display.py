@@ -143,7 +143,7 @@ def comparison():
 def test_a_comparison(comparison, width):
     text = printed(*comparison_tables(comparison), width=width)
     assert all(figure.replace("_", " ") in text for figure in COMPARED)
-    table = text.split("paired by seed")[0]
+    table = text.split("runs of the same seed")[0]
     for line in comparison.markdown().splitlines()[2:6]:
         assert all(cell in table for cell in line.strip("| ").split(" | "))
     assert table.count("accuracy") < 3 or width != 60
@@ -219,7 +219,7 @@ def test_a_plug_in_without_a_source_is_not_taken_from_the_paper(capsys):
         METHODS.pop("halved")
     assert f"taken from the module {__name__}, which is not part of spanwise." in " ".join(capsys.readouterr().out.split())
     for name, source in (
-        ("grpo", "The formula is taken from the paper, which does not say ddof"),
+        ("grpo", "The formula is taken from the paper and, for ddof, which the paper lacks"),
         ("sae", "not from its full text"),
     ):
         show_methods(name)

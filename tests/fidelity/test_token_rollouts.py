@@ -215,7 +215,7 @@ def test_from_a_folder_to_tables(model):
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= 80
     for kind in ("all", "decision"):
-        table = text.split(f"{kind} tokens: correlation with Monte Carlo, whose noise limits it to ")[1]
+        table = text.split(f"{kind} tokens: correlation with Monte Carlo (its noise allows ")[1]
         row = next(line for line in table.splitlines() if "SAE start 0.5, 0 " in line)
         values = [measured.interval(c, "SAE start 0.5, 0", "correlation", kind=kind).value for c in measured.critics]
         assert row.split()[-4:] == [f"{value:.3f}" for value in values]
@@ -241,7 +241,10 @@ def test_a_run_of_one_block_with_its_own_critic(tabular, model, tmp_path, capsys
     critic = ValueModel.of_policy(tabular[0], ("correct",), CriticConfig())
     torch.nn.init.normal_(critic.model.score.weight)
     critic.save(run / "critic", tabular[1])
-    for reference, words in (("token", "over the token."), ("segment", "favours SAE with these segments")):
+    for reference, words in (
+        ("token", "change that this token makes to the Monte Carlo value."),
+        ("segment", "favours SAE with these segments"),
+    ):
         fidelity(run, critics="own", reference=reference, **sizes)
         output = " ".join(capsys.readouterr().out.split())
         assert words in output

@@ -65,7 +65,7 @@ def test_holm_against_its_definition(p_values):
 def test_noise_is_called_noise():
     result = compare_arms(runs(a=[0.1, 0.2, 0.3], b=[0.2, 0.1, 0.31]))
     (sentence,) = result.sentences()
-    assert "inside the noise. A difference of this size would need" in sentence
+    assert "inside the noise. At this size, a clear verdict would need" in sentence
     assert result.summary() == "None of 1 differences is beyond the noise: these runs do not show which method is better."
     assert result.sentences("clear") == []
 
@@ -117,7 +117,7 @@ def test_the_table():
         f"| a | 0.500 ± 0.000 | 0.150 ± {half:.3f} |",
         "| b | - | 0.300 ± 0.000 |",
         "",
-        "Mean ± half the width of the 95 % interval (Student's t) over 2 seeds.",
+        "Each figure: mean over 2 seeds ± half its 95 % interval (Student's t).",
     ]
 
 

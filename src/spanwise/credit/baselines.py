@@ -286,8 +286,8 @@ def blended_baseline(
     outcome_count = outcome_no.shape[1]
     if by_outcome_n2 is not None and judged is None and outcome_count > 1:
         raise RecipeError(
-            f"outcome_no has {outcome_count} columns, and by_outcome_n2 belongs to one of them. Set 'judged' to the number "
-            "of that column."
+            f"outcome_no has {outcome_count} columns. Set 'judged' to the number of the column whose outcomes by_outcome_n2 "
+            "is for."
         )
     if by_outcome_n2 is not None and judged is not None and not 0 <= judged < outcome_count:
         raise RecipeError(f"outcome_no has no column {judged}. Set 'judged' to a number from 0 to {outcome_count - 1}.")

@@ -251,8 +251,8 @@ def spread(
     if bad_entry := first_of((end_nk != start_nk) & ((end_nk < start_nk) | (end_nk > token_width) | (start_nk < 0))):
         n, k = bad_entry
         raise AlignmentError(
-            f"Block '{spans.names[k]}' of completion {n} is [{int(start_nk[n, k])}, {int(end_nk[n, k])}). This is no "
-            f"interval of the completion's {token_width} tokens; give a start and an end among them."
+            f"Block '{spans.names[k]}' of completion {n} starts at token {int(start_nk[n, k])} and ends before token "
+            f"{int(end_nk[n, k])}. The end must not lie before the start, and both must lie in 0 to {token_width}."
         )
     if bad_entry := first_of(~(credit.block_nk.isfinite().all(dim=1) & credit.stop_n.isfinite())):
         raise RewardError(f"The credit of completion {bad_entry[0]} is not finite; give an absent reward the credit 0.")
@@ -337,8 +337,8 @@ def restrict(spans: Spans, mask_nt: Bool[Tensor, "n t"]) -> Spans:
     if bad_entry := first_of(is_in_loss_n & ((block_nt >= 0) != mask_nt).any(dim=1)):
         (row,) = bad_entry
         raise AlignmentError(
-            f"Completion {row} trains on {int(mask_nt[row].sum())} tokens, but its spans cover {int((block_nt[row] >= 0).sum())}; "
-            "the trainer's mask must not change after scoring. Did a tool mask change?"
+            f"Completion {row} trains on {int(mask_nt[row].sum())} tokens, but its spans cover "
+            f"{int((block_nt[row] >= 0).sum())}. Both must be the same tokens, so change no mask after scoring."
         )
     is_in_loss_n1 = is_in_loss_n[:, None]
     block_nt = block_nt.masked_fill(~mask_nt, -1)

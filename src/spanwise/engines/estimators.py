@@ -42,7 +42,7 @@ def outcome_advantages(
     ignored_key = next((key for key in spanwise_section if key != "options"), None)
     refuse(
         {
-            f"The estimator 'spanwise_{name}' compares completions of one prompt, but the batch has no uids.": index is None,
+            f"Estimator 'spanwise_{name}' tells prompts apart by their uids, but the batch has no uids.": index is None,
             "Estimator 'spanwise_grpo' ignores grpo_norm_by_std=False and norm_adv_by_std_in_grpo=False; use spanwise_dr_grpo.": (
                 name == "grpo" and rest.get("grpo_norm_by_std", algorithm_settings.get("norm_adv_by_std_in_grpo")) is False
             ),

@@ -36,7 +36,7 @@ _FIXED: dict[str, tuple[Any, str]] = {
         False,
         "NeMo-RL would add the KL to a reward that spanwise does not use; set reference_policy_kl_penalty instead",
     ),
-    "data_plane.enabled": (False, "with it, NeMo-RL gives spanwise no token ids, and so no blocks"),
+    "data_plane.enabled": (False, "spanwise would get no token ids from NeMo-RL, so it could not find blocks"),
 }
 
 
@@ -103,7 +103,7 @@ class SpanEstimator:
     ) -> Float[Tensor, "n t"]:
         """Compute the advantages of a batch, scaled to undo the normaliser of NeMo-RL's loss."""
         if "message_log" not in (repeated_batch or {}):
-            raise RecipeError("This trainer passes no messages. Train with grpo_train, as examples/run_grpo.py does.")
+            raise RecipeError("This trainer passes spanwise no messages. Train with grpo_train, as in examples/run_grpo.py.")
         batch = self._batch(repeated_batch, prompt_ids, rewards)
         assert batch.mask_nt is not None
         reply_width = batch.mask_nt.shape[1]

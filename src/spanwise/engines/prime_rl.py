@@ -46,7 +46,7 @@ def check(recipe: str, *, tokens: int | str) -> RecipeRule:
             for objective in scheme.objectives
         },
         f"Method '{scheme.method}' compares turns that start from the same state, but a trace of prime-rl names no states. "
-        "Use an outcome method, such as 'bae' or 'grpo'.": "anchor_s" in scheme.entry.needs,
+        "Use a method that compares whole rollouts, such as 'bae' or 'grpo'.": "anchor_s" in scheme.entry.needs,
     }
     return check_rule(recipe, rule, engine="prime-rl", provides=set(PROVIDES) - {"logp_nt"}, faults=scheme_faults)
 
@@ -110,7 +110,7 @@ def _reward_inputs(trace: Any, tokenizer: Any) -> dict[str, Any]:
 
 def main(arguments: Sequence[str]) -> None:
     """Run prime-rl's orchestrator with the credit of a recipe. Arguments: RECIPE, TOKENS, and those of the orchestrator."""
-    usage = "Write python -m spanwise.engines.prime_rl recipe.yaml TOKENS @ orchestrator.toml (TOKENS: rollout length)."
+    usage = "Write python -m spanwise.engines.prime_rl recipe.yaml TOKENS @ orchestrator.toml (TOKENS: tokens per rollout)."
     refuse({usage: len(arguments) < 2})
     attach(arguments[0], tokens=arguments[1])
     sys.argv[1:] = arguments[2:]

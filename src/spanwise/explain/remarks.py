@@ -21,8 +21,8 @@ from spanwise.types import Fault, Status, whole_text
 
 #: Explains how the tokens of a block share its credit.
 SHARING = (
-    "A token shows its share of the credit of its block. Some methods treat the whole completion as one block. GRPO's own "
-    "code writes the whole advantage of a completion at every token, and its loss divides by the number of tokens."
+    "The number at a token is its share of the credit of its block. Some methods treat the whole completion as one block. "
+    "GRPO's own code shares differently: every token gets the whole advantage, and the loss divides by the number of tokens."
 )
 #: The end of a warning that completions can leave out a block at no cost.
 _DRIFT = (
@@ -277,10 +277,10 @@ def _warn_zero_lambda(reading: Reading, scheme: Scheme) -> str:
     if zero_lambda_count * 2 <= len(length_n):
         return ""
     return (
-        f"length_adaptive_alpha={alpha:g} sets GAE's lambda to 0 in completions of at most {int(1 / alpha)} tokens. These "
-        f"are {zero_lambda_count} of {len(length_n)} completions (the median length is {int(length_n.median())}). In them, "
-        f"only the last token's advantage depends on the reward. Other tokens depend on the critic's values alone. Set a "
-        f"larger length_adaptive_alpha, or remove it and set lam near 1."
+        f"length_adaptive_alpha={alpha:g} sets GAE's lambda to 0 in completions of at most {int(1 / alpha)} tokens, here in "
+        f"{zero_lambda_count} of {len(length_n)} (median length: {int(length_n.median())} tokens). In these, the reward "
+        f"only reaches the last token; the advantages of all others come from the critic's values alone. Set a larger "
+        f"length_adaptive_alpha, or remove it and set lam near 1."
     )
 
 

@@ -71,7 +71,9 @@ class Difference:
         finding = f"{subject}: {interval.value:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}] over {interval.count} seeds"
         if self.verdict == "clear":
             return f"{finding}, beyond the noise."
-        seeds_hint = "" if self.seeds_needed is None else f" A difference of this size would need {self.seeds_needed} seeds."
+        seeds_hint = (
+            "" if self.seeds_needed is None else f" At this size, a clear verdict would need {self.seeds_needed} seeds."
+        )
         if self.verdict == "borderline" and self.p >= 1 - interval.level:  # p is of a sign test, because all seeds agree
             return f"{finding}, the same in every seed. With so few seeds this may be luck (p = {self.p:.2f})."
         if self.verdict == "borderline":
@@ -110,7 +112,7 @@ class ArmComparison:
         table_lines = ["| method | " + " | ".join(self.figures) + " |", "|---|" + "---|" * len(self.figures)]
         table_lines += [f"| {method} | " + " | ".join(self.row(method, max_seed_count)) + " |" for method in self.methods]
         table_lines += ["", *(f"! {sentence}" for sentence in self.warnings()), *[""] * bool(self.wrong)]
-        caption = f"Mean ± half the width of the {100 * self.level:g} % interval (Student's t) over {max_seed_count} seeds."
+        caption = f"Each figure: mean over {max_seed_count} seeds ± half its {100 * self.level:g} % interval (Student's t)."
         return "\n".join([*table_lines, caption])
 
     def row(self, method: str, most: int) -> list[str]:
@@ -150,9 +152,9 @@ class ArmComparison:
         figure_count = len({diff.figure for diff in self.differences})
         return (
             f"Of {count} differences, {len(clear_names)} are beyond the noise: {', '.join(clear_names)}{others_text}. The "
-            "noise is how far seeds differ on the same held-out prompts. Holm's correction allows for the several pairs "
-            f"of a figure. Over all figures ({figure_count}), up to {figure_count * (1 - self.level):.2g} differences may be "
-            "luck."
+            "noise is how far seeds differ on the same held-out prompts. Holm's correction allows for several pairs, but "
+            f"not for several figures. Over all figures ({figure_count}), up to {figure_count * (1 - self.level):.2g} "
+            "differences may be luck."
         )
 
 
@@ -185,7 +187,7 @@ def compare_arms(
         >>> for sentence in result.sentences():
         ...     print(sentence)
         ece of a minus b: -0.057 [-0.062, -0.052] over 4 seeds, beyond the noise.
-        ece of a minus c: -0.008 [-0.028, +0.012] over 4 seeds, inside the noise. A difference of this size would need 20 seeds.
+        ece of a minus c: -0.008 [-0.028, +0.012] over 4 seeds, inside the noise. At this size, a clear verdict would need 20 seeds.
         ece of b minus c: +0.049 [+0.028, +0.070] over 4 seeds, beyond the noise.
     """
     if not runs or not any(runs.values()):

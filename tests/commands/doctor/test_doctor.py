@@ -90,7 +90,11 @@ VERL = {"switch": "", "plugins": {"spanwise": "m"}, "failed": {}, "faults": {}, 
         ({"plugins": {}}, 0, "spanwise is not registered in this verl: there is no entry point 'spanwise'"),
         ({"switch": "none"}, 0, "VERL_USE_EXTERNAL_PLUGINS is 'none', so verl does not load spanwise"),
         ({"estimators": []}, 0, "verl's registry still lacks the estimator spanwise"),
-        ({"faults": {"trainer": "AttributeError: y"}}, 0, "'trainer' could not be attached to verl: AttributeError: y"),
+        (
+            {"faults": {"trainer": "AttributeError: y"}},
+            0,
+            "spanwise could not attach 'trainer' to verl: AttributeError: y",
+        ),
         (
             {},
             1,

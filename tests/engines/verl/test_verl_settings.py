@@ -170,7 +170,7 @@ def test_what_is_set(tmp_path, capsys):
 IDLE = GAE.format("gae", "a", "critic: {learning_rate: 0.1, gae_lambda_value: 1.0}\nsteps: 50\n")
 SAID = {
     "recipe": (ON, IDLE, "ignores the recipe's critic.learning_rate, steps and uses"),
-    "alone": ("actor_rollout_ref.rollout.n=1", RECIPE, "no other to be compared"),
+    "alone": ("actor_rollout_ref.rollout.n=1", RECIPE, "no other of its prompt to compare with"),
     "entropy": (f"{ACTOR}entropy_coeff=0.01", RECIPE, "weigh more the longer"),
     "dppo": (f"{ACTOR}policy_loss.loss_mode=dppo_tv", RECIPE, "Yours is 3"),
 }

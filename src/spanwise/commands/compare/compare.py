@@ -150,8 +150,8 @@ def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
     if not comparison.differences:
         return
     yield Text(
-        "\nDifferences are paired by seed. Verdicts are corrected for several pairs (Holm). The last column: how many "
-        "seeds would show the difference clearly.",
+        "\nEach difference is between runs of the same seed. The verdicts allow for several pairs (Holm's correction). The "
+        "last column says how many seeds would show the difference clearly.",
         style="italic",
     )
     difference_rows: list[list[str | Text]] = []

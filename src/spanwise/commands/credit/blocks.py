@@ -95,7 +95,7 @@ def parse_pay(block_reward_pairs: Sequence[tuple[str, str]], recipe: Recipe, tab
     layout = layout_of(common_tags) if common_tags else None
     for block in paid_blocks:
         if layout is None:
-            raise RecipeError(f"--pay names {block}, but most completions lack tags. Give the blocks with --set layout=...")
+            raise RecipeError(f"--pay {block}=...: most completions have no tags. Give the blocks with --set layout=...")
         if block not in layout.names:
             raise RecipeError(f"--pay {block}=...: {unknown('block', block, layout.names)}")
     return {**recipe_fields, "layout": {name: list(marks) for name, marks in layout.blocks}} if layout else recipe_fields

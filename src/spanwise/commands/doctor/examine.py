@@ -109,7 +109,7 @@ def sentences_on_verl(facts: Mapping[str, Any]) -> Sentences:
     problems = [
         f"The plug-in '{plugin}' is broken, and verl does not say so: {text}" for plugin, text in facts["failed"].items()
     ]
-    problems += [f"'{part}' could not be attached to verl: {text}" for part, text in facts["faults"].items()]
+    problems += [f"spanwise could not attach '{part}' to verl: {text}" for part, text in facts["faults"].items()]
     if "spanwise" not in facts["plugins"]:
         problems.append(
             "spanwise is not registered in this verl: there is no entry point 'spanwise' in the group verl.plugins. Install it "

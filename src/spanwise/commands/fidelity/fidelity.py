@@ -114,7 +114,7 @@ def fidelity_tables(fidelity: Fidelity) -> Iterator[Table]:
             other_cells = (_decimals(fidelity.interval(name, size, figure)[0]) for figure in other_figure_names)
             table_rows.append([name, _decimals(rmse), "-".join(map(_decimals, rmse_bounds)), *other_cells])
         correlation, *_ = fidelity.interval(fidelity.baselines[0], size, "ceiling")
-        title = f"Groups of {size}: advantages against Monte Carlo, whose noise limits the correlation to {correlation:.3f}"
+        title = f"Groups of {size}: advantages against Monte Carlo (its noise allows no correlation above {correlation:.3f})"
         yield _table(title, ("", "RMSE", "95 %", "wrong", "right", "alone", "corr", "scaled", "noise"), table_rows)
 
 
@@ -126,7 +126,7 @@ def difference_table(fidelity: Fidelity) -> Table:
     for row in figure_differences:
         cells_by_size[row["group_size"]].append(f"{row['value']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]")
     return _table(
-        "baseline blended minus baseline outcome, for the same prompts", ("G", *figure_names), cells_by_size.values()
+        "each figure: baseline blended minus baseline outcome (same prompts)", ("G", *figure_names), cells_by_size.values()
     )
 
 
@@ -139,12 +139,12 @@ def fixed_point_table(points: Sequence[Mapping[str, Any]]) -> Table:
             q_by_baseline_and_size.setdefault((name, str(row["group_size"])), []).append(row["q"])
     table_rows = ([name, size, *map(_decimals, q_values)] for (name, size), q_values in q_by_baseline_and_size.items())
     headings = ("", "G", *(f"{p:g}" for p in right_probabilities))
-    title = "q*: the confidence at which training settles, for each probability that the policy is right"
+    title = "q*: the confidence that training ends at, if the policy is right with the probability in the heading"
     q_table = _table(title, headings, table_rows)
     largest_error = max(row["error"] or 0.0 for row in points)
     q_table.caption = (
-        "G: completions per prompt. For the baseline outcome, q* is calculated exactly. For blended, it is simulated "
-        f"(standard error of at most {largest_error:.4f})."
+        "G is the number of completions per prompt. The confidences q* of the baseline outcome are exact. Those of the "
+        f"baseline blended are simulated, with a standard error of at most {largest_error:.4f}."
     )
     return q_table
 
@@ -214,11 +214,11 @@ def show_tokens(fidelity: TokenFidelity, segments: SaeSegments | None = None, *,
 def reference_words(segments: SaeSegments | None) -> str:
     """Describe the Monte Carlo reference that token advantages are compared with."""
     if segments is None:
-        return "Each token's advantage is compared with the change of the Monte Carlo value over the token."
+        return "Each token's advantage is compared with the change that this token makes to the Monte Carlo value."
     return (
-        f"SAE cuts completions into segments ({segments.boundary}, p < {segments.threshold:g}). Each token's advantage is "
-        "compared with the change of the Monte Carlo value over the whole segment that holds the token. This number is the "
-        "same for all tokens of a segment, which favours SAE with these segments."
+        f"For SAE, a token with a probability below {segments.threshold:g} {segments.boundary}s a segment. Each token's "
+        "advantage is compared with the change of the Monte Carlo value over its segment. All tokens of a segment share "
+        "this number, which favours SAE with these segments."
     )
 
 
@@ -230,7 +230,7 @@ def _correlation_table(fidelity: TokenFidelity, kind: str) -> Table:
         critic_figures = (fidelity.interval(critic, name, figure, kind=kind).value for critic in fidelity.critics)
         table_rows.append([heading, *map(_decimals, critic_figures)])
     ceiling_interval = fidelity.interval(fidelity.critics[0], fidelity.estimators[0], "ceiling", kind=kind)
-    title = f"{kind} tokens: correlation with Monte Carlo, whose noise limits it to {_decimals(ceiling_interval.value)}"
+    title = f"{kind} tokens: correlation with Monte Carlo (its noise allows none above {_decimals(ceiling_interval.value)})"
     correlation_table = _table(title, ("", *fidelity.critics), table_rows)
     correlation_table.rows[0].end_section = True
     return correlation_table

@@ -24,12 +24,12 @@ def show_methods(name: str | None = None) -> None:
     if method_entry.kind == "refinement":
         recipe_text = f"# Beside another method: refine: {name}."
     elif method_entry.preset is None:
-        recipe_text = "# Callable from Python only: no engine provides its inputs."
+        recipe_text = "# You can call this method from Python only: no engine provides its inputs."
     else:  # a preset needs a task, here the task digits
         scheme = scheme_of(load(None, {"method": name}), DIGITS_LAYOUT, 32)
         recipe_text = yaml.safe_dump(scheme.plain(), sort_keys=False)
         if not isinstance(scheme.per, str):
-            needs_text += "Here per is the token limit of the task digits; a run takes its own token limit. "
+            needs_text += "The number after per is the token limit of the task digits; your run puts its own there. "
     say(
         console,
         f"# {method_entry.summary}",

@@ -44,7 +44,7 @@ def figure_table(
             yield Text(f"! {run_prefix}{sentence} ({', '.join(figures).replace('_', ' ')})", style="bold red")
     if any(name.startswith(OF_SCORE) for name in figure_names):
         yield Text(
-            "laser: the model's rating of its own answer, from the probability of a token after it, clipped to 0 to 1"
+            "laser: the model's rating of its answer (clipped to 0 to 1). It comes from the probability of a token after it"
         )
 
 

@@ -33,7 +33,7 @@ def _choose_folder(recipe: Recipe, resume: str | None, overwrite: bool, console:
     if resume is None:
         if folder is None:
             if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-                raise RecipeError("Several processes that train together need one folder; name it with --output.")
+                raise RecipeError("You train with several processes, which must share one folder; name it with --output.")
             folder = new_folder(run_name)
             say(console, f"The run goes to {folder}.")
         critic_model = getattr(recipe.modes.get("critic"), "model", None)

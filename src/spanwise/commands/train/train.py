@@ -67,7 +67,7 @@ def train(
         hidden_note = f"Secrets are not saved, so the recipe holds {HIDDEN} in place of {' and '.join(secret_names)}."
         if [name for name in secret_names if not name.startswith("trainer.")]:
             raise RecipeError(f"{hidden_note} A reward needs this secret. Set objectives again, with the real value.")
-        say(console, f"{hidden_note} TRL gets no secret. If it needs one, set `trainer` again with the secret, or log in.")
+        say(console, f"{hidden_note} TRL trains without them. If TRL needs one, set `trainer` again with it, or log in.")
         recipe = recipe.model_copy(update={"trainer": _drop_hidden(recipe.trainer)})
     torch.set_num_threads(recipe.threads)
     start_time = time.perf_counter()

@@ -30,9 +30,9 @@ def decision_notes(result: CreditResult) -> Iterator[str]:
         relative_deviation = segment_lengths.std() / mean_length
         lambda_per_token = scheme.options.get("lam", 0.95) ** (1 / mean_length)
         yield (
-            f"{count_text}. Decisions are {mean_length:.3g} tokens apart on average (relative standard deviation "
-            f"{relative_deviation:.2g}). From one decision to the next, '{name}' discounts as much as GAE with lambda "
-            f"{lambda_per_token:.4g} at each token. docs/critic.md compares the two."
+            f"{count_text}. Decisions are {mean_length:.3g} tokens apart on average (standard deviation: "
+            f"{relative_deviation:.2g} times this distance). At this distance, '{name}' discounts as much as GAE with "
+            f"lambda {lambda_per_token:.4g} at each token. docs/critic.md compares the two."
         )
         yield _describe_delay(name, segment_values, np.array(segment_rewards))
 

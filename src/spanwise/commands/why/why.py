@@ -79,9 +79,9 @@ def reason_table(result: CreditResult, zeros: Mapping[str, Zeros], examples: int
     counts_table = plain_table(
         "method", "why a token gets nothing", "completions", "tokens", "share", "rows", rows=(), right=(2, 3, 4),
         title=result.title,
-        caption=("Each token without credit has one reason. A completion in which no token gets credit counts once in the "
-            "column 'completions', under its most frequent reason. The column 'rows' lists these completions. If there "
-            "are none, it lists completions with such a token. To see a completion, give --completion ROW."),
+        caption=("Each token without credit has one reason. 'completions': how many completions get no credit at all (each "
+            "stands under its most frequent reason). 'rows': these completions, or else completions with such a token. To "
+            "see one of them, give --completion ROW."),
     )  # fmt: skip
     for name, tally in zeros.items():
         for position, count in enumerate(tally.counts(examples)):
@@ -148,7 +148,7 @@ def describe_completion(result: CreditResult, zeros: Mapping[str, Zeros], n: int
         reward_text = Status(int(scores.status_nm[n, m])).name.lower() if isnan(row_reward) else f"{row_reward:g}"
         group_rewards_text = " ".join("-" if isnan(reward) else f"{reward:g}" for reward in group_rewards)
         ellipsis = " ..." if len(group_rows) > _MATES else ""
-        description.append(f"Reward {name}: {reward_text}; all compared rows have: {group_rewards_text}{ellipsis}")
+        description.append(f"Reward {name}: {reward_text} in this row. In all compared rows: {group_rewards_text}{ellipsis}")
     return [*description, *(_token_table(table, arm, zeros[arm.name], n) for arm in result.applied), SHARING]
 
 

@@ -111,7 +111,7 @@ def check(cfg: Any) -> RecipeRule:
             ),
             "The recipe has head: hl_gauss, but SkyRL's critic returns one number. Leave head out.": critic.head != "scalar",
             f"Method '{scheme.method}' runs over the tokens of a whole rollout, but every row is one turn. Set "
-            f"generator.merge_stepwise_output=true, or use an outcome method or 'gigpo'.": (
+            f"generator.merge_stepwise_output=true, or use 'gigpo' or a method that compares rollouts, such as 'grpo'.": (
                 scheme.entry.kind == "token" and is_stepwise and not generator_config.merge_stepwise_output
             ),
             "refine changes tokens of whole rollouts, but generator.step_wise_trajectories=true makes one row per turn. Set it to "
@@ -164,7 +164,7 @@ def _group_faults(cfg: Any, scheme: Scheme, *, skyrl_version: str) -> dict[str, 
         f"{filter_setting} counts rows, but in step-wise training a row is one turn, not a rollout. Remove the setting.": (
             sampling_type is not None and cfg.generator.step_wise_trajectories
         ),
-        f"{filter_setting} drops groups without credit at once, but the credit needs {', '.join(late_field_names)}, "
+        f"{filter_setting} looks for credit too early: the credit needs {', '.join(late_field_names)}, "
         "which SkyRL computes later. Remove the setting.": filter_setting and late_field_names,
         f"trainer.fully_async.sample_full_batch judges each group alone, but {''.join(batch_users[:1])} compares "
         "completions of the whole batch. So SkyRL would drop groups with credit. Remove the setting.": (

@@ -75,9 +75,8 @@ class SpanGRPOConfig(GRPOConfig):
     )
     importance_sampling_level: str = _option(
         "token",
-        "Which tokens share one importance ratio (the geometric mean of their ratios). token: each token has its own; "
-        "block: the tokens of a block; sequence: all tokens of a completion. Each token keeps its own advantage and "
-        "gradient.",
+        "token: each token has its own importance ratio. block or sequence: all tokens of a block or of a completion share "
+        "one ratio, the geometric mean of theirs. Advantages and gradients stay separate for each token.",
     )
     dynamic_sampling: str | None = _option(
         None,
@@ -91,8 +90,8 @@ class SpanGRPOConfig(GRPOConfig):
     canary: bool = _option(True, "On the first micro-batch, check that TRL weighs every token with its own advantage.")
     keep_rollouts: int = _option(
         0,
-        "Write a run folder into output_dir for `spanwise report`, `why` and `credit`: recipe.yaml, metrics.jsonl and the "
-        "rollouts of every k-th generation batch. This number is k; 0 writes no rollouts.",
+        "Keep the rollouts of every k-th generation batch; 0 keeps none. output_dir then is a run folder with recipe.yaml "
+        "and metrics.jsonl, which `spanwise report`, `why` and `credit` read.",
     )
     report: bool = _option(False, "Write the run folder, and write its report.html when training ends or is interrupted.")
     log_metrics: str = _option(
@@ -105,8 +104,8 @@ class SpanGRPOConfig(GRPOConfig):
         # TRL refuses groups of one completion, but later and with a bare ValueError.
         if self.num_generations is not None and self.num_generations < 2:
             raise RecipeError(
-                f"num_generations is {self.num_generations}: a completion alone in its group has no other to be compared "
-                "with, so its credit is always 0. Set num_generations to 2 or more."
+                f"num_generations is {self.num_generations}, so a completion has no other of its prompt to compare with, "
+                "and its credit is always 0. Set num_generations to 2 or more."
             )
         try:
             super().__post_init__()

@@ -157,9 +157,8 @@ def check_own_advantage(
     if bool(is_wrong_bt.any()):
         row, token = is_wrong_bt.nonzero()[0].tolist()
         raise SpanwiseError(
-            f"The loss does not multiply the gradient of token {token} of completion {row} by this token's advantage. In a "
-            f"test, the factor is {float(token_weight_bt[row, token]):.4g} instead of "
-            f"{float(expected_weight_bt[row, token]):.4g}. {_CANARY}"
+            f"The loss does not weigh token {token} of completion {row} by the token's own advantage. In a test, its weight "
+            f"was {float(token_weight_bt[row, token]):.4g}, not {float(expected_weight_bt[row, token]):.4g}. {_CANARY}"
         )
 
 

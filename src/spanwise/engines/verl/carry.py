@@ -60,7 +60,7 @@ class Rows:
 
 def pack(reading: Reading, length_n: Sequence[int], *, masked: bool, turns: Turns | None = None, anchor: Any = None) -> str:
     """Pack a rollout's blocks and rewards as text. verl's V0 trainer carries no other data of uneven length."""
-    assert reading.spans is not None, "another process sampled these completions, so their spans are unknown here"
+    assert reading.spans is not None, "the reading has no spans; pack it in the process that sampled the completion"
     block_nt, note_nm = reading.spans.block_nt, reading.scores.note_nm
     if turns is not None:
         block_nt = turns.put(block_nt + 1, rows=len(length_n)) - 1  # tokens between turns get -1
@@ -123,7 +123,7 @@ class UnpackedBatch:
             blocks_of_runs, lengths_of_runs = self.runs[n]
             if self.length_n[n] > row_width:
                 raise AlignmentError(
-                    f"Row {n}: the reward worker read {self.length_n[n]} tokens, but the trainer has only {row_width}."
+                    f"Row {n}: the reward worker read {self.length_n[n]} tokens, but the trainer's row has only {row_width}."
                 )
             run_blocks += [*blocks_of_runs, -1]
             run_lengths += [*lengths_of_runs, row_width - self.length_n[n]]
@@ -136,8 +136,8 @@ class UnpackedBatch:
             if self.masked_n[rows[n]] and not (mask_nt[n] & ~is_sampled_nt[n]).any():
                 continue  # fewer tokens are fine: verl's rejection sampling may mask some
             raise AlignmentError(
-                f"Row {rows[n]}: verl trains {int(mask_nt[n].sum())} tokens, but the reward worker read "
-                f"{int(is_sampled_nt[n].sum())} tokens as the model's own, so tool output would be scored, too. Let agent "
+                f"Row {rows[n]}: verl trains {int(mask_nt[n].sum())} tokens, but the reward worker took "
+                f"{int(is_sampled_nt[n].sum())} tokens for the model's own. So tool output would be scored, too. Let agent "
                 "loops set AgentLoopOutput.response_mask, and do not override AgentLoopWorker._compute_score."
             )
         row_index_n = torch.tensor(rows, dtype=torch.int64)
@@ -307,8 +307,8 @@ def loss_factor(
     token_count_n1 = mask_nt.sum(dim=1, keepdim=True).float()
     if mode == "token-mean" and rows > mini_batch:
         raise RecipeError(
-            f"loss_agg_mode 'token-mean' divides each mini-batch by its own number of tokens. This batch of {rows} rows "
-            f"has mini-batches of {mini_batch} rows, so equal advantages would not count equally in all of them. {USE}"
+            f"loss_agg_mode 'token-mean' divides each mini-batch by its own number of tokens. This batch of {rows} rows has "
+            f"mini-batches of {mini_batch} rows, so equal advantages would count more in some than in others. {USE}"
         )
     factor_n1 = torch.full_like(token_count_n1, rows / max(rollouts, 1))  # verl divides by rows, not rollouts
     if mode == "token-sum":

@@ -32,7 +32,7 @@ _FILTER = "algorithm.filter_groups"
 ANY_REWARD = "any_reward"
 #: The options in `algorithm.spanwise` that a user may set.
 _KNOWN = ("recipe", "folder", "keep_rollouts", "report")
-_UNUSED = "No objective uses this reward. Add {reward: environment, pays: [...]} to the recipe, or remove this setting."
+_UNUSED = "No objective uses its reward. Add {reward: environment, pays: [...]} to the objectives, or remove the setting."
 #: Maps verl options to the value that each must have, and the reason.
 _FIXED: dict[str, tuple[Any, str]] = {
     "algorithm.use_kl_in_reward": (
@@ -317,7 +317,7 @@ def _remarks(config: Any, scheme: Scheme, discount_notes: list[str]) -> list[str
     actor = config.actor_rollout_ref.actor
     applies_by_sentence = {
         idle_fields(config.algorithm.spanwise.recipe, engine="verl"): True,
-        "rollout.n is 1: a completion alone in its group has no other to be compared with. Set rollout.n to 2 or more.": (
+        "rollout.n is 1, so a completion has no other of its prompt to compare with. Set rollout.n to 2 or more.": (
             config.actor_rollout_ref.rollout.n == 1
             and not scheme.value_names
             and any(objective.baseline not in ("none", "batch") for objective in scheme.objectives)
