@@ -10,7 +10,7 @@ from rich.console import Console
 from measure_small import rolled
 from spanwise.commands.fidelity.fidelity import difference_table, fidelity_tables, fixed_point_table, show
 from spanwise.commands.shared.task import task_roller
-from spanwise.errors import RecipeError
+from spanwise.errors import DataError, RecipeError
 from spanwise.fidelity import measure_fidelity
 from spanwise.fidelity import rerolls as room
 from spanwise.fidelity.fixed_point import fixed_point_rows
@@ -118,6 +118,12 @@ def test_answers_and_confidences_are_read_as_the_objectives_say(tiny, rows, monk
 def test_what_cannot_be_measured_is_refused_before_a_model_is_loaded(fields, options, tmp_path):
     with pytest.raises(RecipeError):
         show(tmp_path / "no model", load(None, fields), output=tmp_path, console=Console(), options=options)
+
+
+def test_an_answer_that_is_the_whole_first_block_is_no_reason_to_refuse(tmp_path):
+    recipe = load(None, {"objectives": [{"reward": "correct", "pays": ["solution"], "options": {"tag": ""}}]})
+    with pytest.raises(DataError, match="no model"):
+        show(tmp_path / "no model", recipe, output=tmp_path, console=Console(), options={"samples": 2, "seed": 0})
 
 
 def test_tables_hold_every_baseline():

@@ -44,7 +44,7 @@ def show(checkpoint: Path, recipe: Recipe, *, output: Path, console: Console, op
             raise RecipeError(f"Fidelity clips log_score at 0.01, but the recipe at {clip}. Give a --recipe without clip.")
     layout = answer_layout(recipe, task_layout(recipe))
     first_name, answer_tag = layout.names[0], recipe.answer_tags["answer"]
-    if answer_tag not in layout.keys[first_name]:
+    if answer_tag not in ("", *layout.keys[first_name]):  # "" is the whole block
         raise RecipeError(
             f"`spanwise fidelity` judges the first block, but '{first_name}' has no tag '{answer_tag}'. Give a --recipe whose "
             "first block holds the answer."
