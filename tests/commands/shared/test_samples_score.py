@@ -108,7 +108,7 @@ def test_the_reference_is_that_of_the_run(place, tmp_path):
         (None, "<unk>", "left a laser.json .* Set laser.reference"),
         (MEASURED, "<pad>", r"'<pad>', .* says that the run trained '<unk>' \(id 2\)"),
         (MEASURED | {"reference": -3.0}, "<unk>", "the score is at most"),
-        ({"token": "<unk>", "id": 2}, "<unk>", "it has no reference"),
+        ({"token": "<unk>", "id": 2}, "<unk>", "the file has no 'reference'"),
     ],
     ids=["no reference", "of another token", "out of reach", "half a file"],
 )

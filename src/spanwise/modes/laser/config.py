@@ -75,7 +75,7 @@ class Laser(Mode):
         200
         >>> Laser("<unk>", reference=-4.2)
         Traceback (most recent call last):
-        spanwise.errors.RecipeError: laser: with beta 0.1 and reference -4.2, the score is at most 0.42, ... beta to 0.24 or more.
+        spanwise.errors.RecipeError: laser: ... the score is at most 0.42. ... Set beta to 0.24 or more.
     """
 
     about: ClassVar[str] = (
