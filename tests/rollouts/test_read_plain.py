@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from plain_files import KINDS, save
 from rollout_files import tagged, texts, verl_rows, write_lines
+from spanwise import Objective, score_all
 from spanwise.errors import DataError, RecipeError
 from spanwise.rollouts import read_rollouts
 from spanwise.types import Status
@@ -169,6 +170,15 @@ def test_an_integer_that_runs_away_is_a_number(tmp_path):
     """Python reads no integer of more than 4,300 digits."""
     (tmp_path / "a.csv").write_text("prompt,completion,length\nq,4,7\nq,5," + "9" * 5000 + "\n")
     assert read_rollouts(tmp_path / "a.csv").rewards["length"].value_n.tolist()[0] == 7.0
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_list_of_one_answer_is_judged_as_in_training(tmp_path, kind):
+    rows = [{"prompt": "q", "completion": f"<answer>{city}</answer>", "answer": ["Paris"]} for city in ("Paris", "Rome")]
+    table = read_rollouts(save(tmp_path / "rows", rows, kind))
+    texts = [{"solution": {"": city, "answer": city}} for city in ("Paris", "Rome")]
+    objectives = [Objective("correct", "solution", options={"verify": "exact"}), Objective("one_of", "solution")]
+    assert score_all(objectives, texts, columns=table.columns).reward_nm.tolist() == [[1.0, 1.0], [0.0, 0.0]]
 
 
 def test_verls_dump_as_a_table_and_as_an_array(tmp_path):

@@ -121,4 +121,5 @@ def test_completions_encoded_some_at_a_time_are_each_encoded_as_alone(tmp_path):
 
 def test_cells_become_text_and_whole_numbers():
     assert [answer_text(cell) for cell in (4, {"city": "Rome"}, math.nan, "04")] == ["4", '{"city": "Rome"}', None, "04"]
+    assert answer_text(["Paris"]) == ["Paris"]
     assert (whole_number(None, "step"), whole_number(3.0, "step")) == (0, 3)

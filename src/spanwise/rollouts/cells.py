@@ -123,10 +123,12 @@ def parse_chats(values: Iterable[Any]) -> list[Any]:
     return list(parse_literals(values, is_chat_or_message))
 
 
-def answer_text(value: Any) -> str | None:
-    """Return a gold answer as text. Lists and objects become JSON; an empty cell becomes None."""
+def answer_text(value: Any) -> str | list[Any] | None:
+    """Return a gold answer as text. Lists and objects become JSON, an empty cell None. A list of one answer stays a list."""
     if is_empty(value):
         return None
+    if isinstance(value, list) and len(value) == 1:
+        return value  # rewards read its entry
     if isinstance(value, (list, dict)):
         return json.dumps(value, ensure_ascii=False, default=object_text)
     return str(value)

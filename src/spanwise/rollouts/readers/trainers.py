@@ -177,7 +177,8 @@ def _parse_episode(record: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str
 def _branch_rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield a row for each trained branch of an episode. It starts at the first sampled token that no earlier branch has."""
     for trace in trained_traces(record):
-        task_columns = {**trace.task, "answer": cells.answer_text(trace.task.get("answer"))}
+        task_columns = {key: v for key, v in trace.task.items() if not isinstance(v, (dict, list))}
+        task_columns["answer"] = cells.answer_text(trace.task.get("answer"))
         for n, (earlier_nodes, nodes) in enumerate(trace.paths):
             tokens = branch_tokens([node_tokens(trace, i) for i in nodes])
             yield {
@@ -190,7 +191,7 @@ def _branch_rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                     for i in nodes
                 ],
                 "rewards": trace_rewards(trace),
-                "columns": {key: v for key, v in task_columns.items() if not isinstance(v, (dict, list))},
+                "columns": {**task_columns},
                 "ids": _id_array(tokens.ids),
                 "mask": tokens.mask,
                 "numbers": {name: values for name, values in tokens.number_lists.items() if name in _KEPT_NUMBERS},
