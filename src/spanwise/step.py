@@ -5,7 +5,7 @@ Before them the engine fills in a batch; after them it puts the advantages where
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -209,7 +209,7 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
     turn_count_n = turns.row_s.bincount().tolist()
     check_turn_rewards(scheme, rollout_columns, turn_count_n, advice=f"Give each entry of '{TURNS}' a reward of its own")
     if turns.step_s.any():
-        check_turn_readers(scheme, rollout_columns)
+        check_turn_readers(scheme, rollout_columns, turn_keys=turn_keys)
     turn_columns = {key: [turn.get(key) for turn in turn_mappings] for key in turn_keys if key != "anchor"}
     turn_anchors = [turn.get("anchor") for turn in turn_mappings]
     if "anchor_s" in scheme.entry.needs and all(anchor is None for anchor in turn_anchors):
@@ -234,8 +234,8 @@ def check_turn_rewards(scheme: Scheme, columns: Mapping[str, Any], turn_count_n:
                 )
 
 
-def check_turn_readers(scheme: Scheme, columns: Mapping[str, Sequence[Any]]) -> None:
-    """If an objective pays each turn, refuse a reward that reads the whole conversation, which all turns share."""
+def check_turn_readers(scheme: Scheme, columns: Mapping[str, Sequence[Any]], *, turn_keys: Iterable[str]) -> None:
+    """If an objective pays each turn, refuse a reward that reads only the whole conversation, which all turns share."""
     has_messages = any(isinstance(completion, list) for completion in columns.get("completions", ()))
     for objective in scheme.objectives:
         if (objective.scope or scheme.default_scope) != "turn":
@@ -245,7 +245,7 @@ def check_turn_readers(scheme: Scheme, columns: Mapping[str, Sequence[Any]]) -> 
             read_names = ["completion_ids"] if entry.reads_ids else []
         elif convention is not None:
             read_names = ["completions"] if convention.takes_messages and has_messages and objective.scope is None else []
-        elif not takes(objective, "blocks"):
+        elif not any(takes(objective, name) for name in ("blocks", *turn_keys)):
             read_names = [name for name in ("completions", "completion_ids") if takes(objective, name)]
         if read_names:
             raise RecipeError(

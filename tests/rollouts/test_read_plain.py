@@ -1,5 +1,6 @@
 """Tables that anybody made: what is read, as texts or as messages, what is the same in every kind of file, what is refused."""
 
+import json
 import math
 import tempfile
 from pathlib import Path
@@ -304,11 +305,10 @@ def test_what_servers_call_otherwise_is_part_of_a_completion(message, text, tmp_
     assert texts(read_rollouts(write_lines(tmp_path / "log.jsonl", [row]))) == [text]
 
 
-def test_an_answer_in_json_that_names_a_role_is_no_message(tmp_path):
-    answer = '{"name": "Ada", "role": "engineer"}'
-    assert texts(read_rollouts(write_lines(tmp_path / "results.jsonl", [{"prompt": "Who?", "completion": answer}]))) == [
-        answer
-    ]
+@pytest.mark.parametrize("field", ["name", "reasoning"])
+def test_an_answer_in_json_that_names_a_role_is_no_message(field, tmp_path):
+    row = {"prompt": "Who?", "completion": json.dumps({field: "Ada", "role": "engineer"})}
+    assert texts(read_rollouts(write_lines(tmp_path / "results.jsonl", [row]))) == [row["completion"]]
 
 
 def test_prompts_that_differ_in_a_call_are_two_groups(tmp_path):

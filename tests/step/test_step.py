@@ -127,6 +127,16 @@ def test_the_charge_for_leaving_a_block_out_is_a_completions_whose_blocks_are_ap
     assert result.blocks_nt.tolist() == [[1, 1, 1, 2, 2, 2, 0], [1, 1, 1, 0, 3, 3, 3]]
 
 
+def test_a_function_that_reads_what_a_turn_says_may_take_completions_too():
+    def paid(completions, won):
+        return won
+
+    scheme = Scheme("bae", Layout({"turn": []}), [Objective(paid, "turn", scope="turn")])
+    columns = {"completions": ["a b"], "turns": [[{"won": 1.0}, {"won": 0.0}]]}
+    batch = Batch.jagged([[*RIGHT, 7, *WRONG]], [0], sampled=[[1, 1, 1, 0, 1, 1, 1]], columns=columns)
+    assert turn_rows(batch, scheme)[0].columns["won"] == [1.0, 0.0]
+
+
 def test_a_column_names_the_state_of_completions_of_one_turn_alone():
     batch = Batch.jagged([RIGHT, WRONG], [0, 0], columns={"anchor": ["door", "key"]})
     assert turn_rows(batch, STEPS)[0].steps.anchor_s == ["door", "key"]

@@ -87,9 +87,10 @@ def parse_literal(text: Any) -> Any:
 
 def is_message(value: Any) -> bool:
     """Return whether a value is a chat message: an object with a role, and at least one field that `message_text` reads."""
-    read_fields = ("content", "tool_calls", "function_call", "reasoning_content", "reasoning", "refusal")
-    has_content = isinstance(value, Mapping) and not value.keys().isdisjoint(read_fields)
-    return has_content and isinstance(value.get("role"), str)
+    if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
+        return False
+    model_fields = ("reasoning_content", "reasoning", "refusal") if value["role"] == "assistant" else ()
+    return not value.keys().isdisjoint(("content", "tool_calls", "function_call", *model_fields))
 
 
 def is_chat(value: Any) -> bool:

@@ -66,7 +66,8 @@ def _verl_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
             f"reward_model with a ground_truth; the columns are {', '.join(sorted(row)) or 'none'}."
         )
     gold_answer = _first_cell(gold_source, *_GOLD)
-    return {"data_source": None, "extra_info": {}, **row, "solution_str": text, "ground_truth": gold_answer}
+    fields = {"data_source": None, **row, "extra_info": row.get("extra_info") or {}}
+    return fields | {"solution_str": text, "ground_truth": gold_answer}
 
 
 def _is_scorer(function: Any, parameters: frozenset[str]) -> bool:
@@ -122,7 +123,12 @@ def _rubric_arguments(text_or_messages: Any, row: Mapping[str, Any]) -> dict[str
     is_complete = isinstance(prompt_cell, str) or isinstance(text_or_messages, list)
     completion_turns = text_or_messages if is_complete else [{"role": "assistant", "content": text_or_messages}]
     gold_fields = {} if row.keys().isdisjoint(_GOLD) else {"answer": _first_cell(row, *_GOLD)}
-    rollout_state = gold_fields | {**row, "prompt": prompt_cell, "completion": completion_turns, "info": row.get("info", {})}
+    rollout_state = gold_fields | {
+        **row,
+        "prompt": prompt_cell,
+        "completion": completion_turns,
+        "info": row.get("info") or {},
+    }
     return {"task": None, **rollout_state, "state": rollout_state}
 
 

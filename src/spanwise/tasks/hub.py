@@ -327,7 +327,9 @@ def check_cells(rows: Any, dataset: str, columns: DatasetColumns, *, template: b
     """Refuse a dataset with an unusable question, prompt or answer. The error names the row and the remedy."""
     if not len(rows):
         raise DataError(_NO_ROWS.format(dataset))
-    for name in (name for name in ("image", "images") if name in rows.column_names and any(rows[name])):
+    for name in (
+        name for name in ("image", "images") if name in rows.column_names and any(cell.as_py() for cell in rows.data[name])
+    ):
         raise DataError(
             f"The dataset '{dataset}' has a column '{name}', but a recipe trains on text alone. Remove the column, or train with "
             "images by a script with SpanGRPOTrainer."

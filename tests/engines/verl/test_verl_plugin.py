@@ -85,7 +85,7 @@ def test_a_part_that_fails_says_so_and_verl_goes_on(monkeypatch, capsys):
     monkeypatch.setattr(plugin, "FAULTS", {})
     with pytest.warns(
         UserWarning,
-        match=r"could not attach 'estimators' to verl.trainer.ppo.core_algos and works without it: .*no such thing",
+        match=r"could not attach 'estimators' to verl.trainer.ppo.core_algos, so this part of it is missing: .*no such thing",
     ):
         plugin.register()
     assert plugin.FAULTS == {"estimators": "AttributeError: no such thing in this verl"}

@@ -316,6 +316,8 @@ def _function_columns(
 ) -> dict[str, Sequence[Any]]:
     """Return the columns that a trainer adds for reward functions: prompts, completions and token ids."""
     computed_rewards = [objective.reward for objective in scheme.objectives if objective.name not in scheme.recorded]
+    if not computed_rewards:
+        return {}
     has_functions = any(map(callable, computed_rewards))
     # Without token ids, a length reward would count words or bytes instead of tokens.
     reward_entries = [REWARDS[name] for name in computed_rewards if isinstance(name, str)]

@@ -126,8 +126,10 @@ def load_model(source: Path | str) -> tuple[Any, Any]:
         load_options: dict[str, Any] = {"local_files_only": isinstance(source, Path), "trust_remote_code": False}
         try:
             model: Any = AutoModelForCausalLM.from_pretrained(str(source), **load_options)
-        except ValueError:  # transformers has no such class for many models that also read images
-            model = AutoModelForImageTextToText.from_pretrained(str(source), **load_options)
+        except ValueError as error:
+            if "Unrecognized configuration class" not in str(error):
+                raise
+            model = AutoModelForImageTextToText.from_pretrained(str(source), **load_options)  # it reads images, too
         tokenizer = AutoTokenizer.from_pretrained(str(source), **load_options)
     except Exception as error:  # transformers, safetensors and json raise different error types
         raise DataError(f"'{source}' holds no readable model and tokenizer: {first_line(error)}.") from error

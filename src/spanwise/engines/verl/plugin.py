@@ -84,7 +84,8 @@ def _attach(module: ModuleType) -> None:
         FAULTS.pop(patch_name, None)
     except Exception as error:  # verl must keep working if spanwise fails
         FAULTS[patch_name] = f"{type(error).__name__}: {error}"
-        say(f"spanwise could not attach '{patch_name}' to {module.__name__} and works without it: {FAULTS[patch_name]}")
+        fault = FAULTS[patch_name]
+        say(f"spanwise could not attach '{patch_name}' to {module.__name__}, so this part of it is missing: {fault}")
 
 
 def say(*sentences: str | None) -> None:
