@@ -75,8 +75,8 @@ def test_the_least_and_the_most_of_every_setting_are_allowed_and_nothing_beyond(
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ({"baseline": "blended"}, ["baseline: blended would have no effect", "--set objectives=null"]),
-        ({"calibration": "log_score"}, ["calibration: log_score would have no effect"]),
+        ({"baseline": "blended"}, ["baseline: blended would not have its full effect", "--set objectives=null"]),
+        ({"calibration": "log_score"}, ["calibration: log_score would not have its full effect"]),
         ({"method": "rlcr"}, ["the recipe itself sets objectives and per", "--set per=null"]),
     ],
 )
