@@ -87,7 +87,7 @@ test-skyrl: .venv-skyrl/stamp    ## the SkyRL adapter against SkyRL itself; need
 	.venv-skyrl/bin/python -m pytest -q tests/engines/skyrl src/spanwise/engines/skyrl
 
 test-foreign: .venv-foreign/stamp  ## rewards of verifiers and inspect_ai called by us and by them; logs of Inspect and lm-eval, traces of verifiers 0.4; three minutes
-	.venv-foreign/bin/python -m pytest -q --noconftest -p no:cacheprovider tests/foreign/foreign_rewards.py tests/foreign/foreign_logs.py
+	PYTHONPATH=tests .venv-foreign/bin/python -m pytest -q --noconftest -p no:cacheprovider tests/foreign/foreign_rewards.py tests/foreign/foreign_logs.py
 	PYTHONPATH=.venv-foreign/traces:tests .venv-foreign/bin/python -m pytest -q --noconftest -p no:cacheprovider tests/foreign/foreign_traces.py
 
 test-unsloth: .venv-unsloth/stamp  ## whole steps of Unsloth's trainer on CPU, through our door, in an environment of its own; three minutes

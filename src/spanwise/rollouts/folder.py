@@ -42,8 +42,8 @@ def hidden(value: Any, stand_in: str | None = HIDDEN, *, within: str = "") -> An
     if isinstance(value, Mapping):
         secrets = {name: stand_in for name, field in value.items() if _is_secret(str(name), field, within)}
         section_of_field = {name: within or (name if name in _SECRET_SECTIONS else "") for name in value}
-        shown = {name: hidden(field, stand_in, within=section_of_field[name]) for name, field in value.items()}
-        return {name: x for name, x in (shown | secrets).items() if name not in secrets or stand_in is not None}
+        fields = {name: hidden(field, stand_in, within=section_of_field[name]) for name, field in value.items()}
+        return {name: x for name, x in (fields | secrets).items() if name not in secrets or stand_in is not None}
     return [hidden(entry, stand_in, within=within) for entry in value] if isinstance(value, list) else value
 
 

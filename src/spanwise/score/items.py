@@ -153,10 +153,10 @@ def item_calls(objective: Objective, convention: Convention, text: Texts, column
     for n, (blocks, row) in enumerate(zip(text, rows_of(columns, len(text)), strict=True)):
         if not (names := present(blocks, objective.pays) and present(blocks, shown_names)):
             continue
-        shown: Any = part_text(blocks, names) if shows_only_part else completion_text(blocks)
+        text_or_messages: Any = part_text(blocks, names) if shows_only_part else completion_text(blocks)
         if sees_messages and isinstance(row.get("completions"), list):
-            shown = row["completions"]
-        arguments, missing_column = arguments_for(parameters, convention.arguments(shown, row) | function_options)
+            text_or_messages = row["completions"]
+        arguments, missing_column = arguments_for(parameters, convention.arguments(text_or_messages, row) | function_options)
         if missing_column is not None:
             raise DataError(f"Objective '{objective.name}': {unknown('column', missing_column, row)}")
         call_by_index[n] = partial(item_function, **own_copy(arguments))
