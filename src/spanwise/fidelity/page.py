@@ -66,9 +66,16 @@ def _numbers(value: float, low: float, high: float, **_: Any) -> Row:
 
 
 def fidelity_report(
-    *, source: str, recipe: Mapping[str, Any], counts: Mapping[str, int | float], figures: Rows, differences: Rows = (),
-    points: Rows = (), tokens: Rows = (), command: str = "",
-) -> str:  # fmt: skip
+    *,
+    source: str,
+    recipe: Mapping[str, Any],
+    counts: Mapping[str, int | float],
+    figures: Rows,
+    differences: Rows = (),
+    points: Rows = (),
+    tokens: Rows = (),
+    command: str = "",
+) -> str:
     """Build the HTML report of `spanwise fidelity`. This module's functions make its rows."""
     baseline_names = list(dict.fromkeys(str(row["baseline"]) for row in (*figures, *points)))
     counts_text = f"{counts['completions']:,} completions of {counts['prompts']:,} prompts"

@@ -273,9 +273,15 @@ def unseen_gaps(confidence_n: Float[Tensor, " n"], prompt_n: Int[Tensor, " n"], 
 
 
 def gaps_interval(
-    gaps: Weighted, unseen_jb: Float[Tensor, "2 b"], prompts: Prompts, *, minus: bool = False, resamples: int, level: float,
+    gaps: Weighted,
+    unseen_jb: Float[Tensor, "2 b"],
+    prompts: Prompts,
+    *,
+    minus: bool = False,
+    resamples: int,
+    level: float,
     seed: int,
-) -> Interval:  # fmt: skip
+) -> Interval:
     """Compute the interval of an ECE from its bins' gaps. With `minus`: of a difference of two ECEs."""
     check_level(level)
     gap_b, gap_rb, count = resample(gaps, prompts, resamples=resamples, seed=seed)
@@ -293,9 +299,15 @@ def gaps_interval(
 
 
 def bounds(
-    gap_b: Float[Tensor, " b"], noise_rb: Float[Tensor, "r b"], unseen_jb: Float[Tensor, "2 b"],
-    run_sign_b: Float[Tensor, " b"], *, count: int, level: float, seed: int,
-) -> tuple[float, float]:  # fmt: skip
+    gap_b: Float[Tensor, " b"],
+    noise_rb: Float[Tensor, "r b"],
+    unseen_jb: Float[Tensor, "2 b"],
+    run_sign_b: Float[Tensor, " b"],
+    *,
+    count: int,
+    level: float,
+    seed: int,
+) -> tuple[float, float]:
     """Compute the bounds of an ECE or of a difference of two ECEs."""
     tail = (1 - level) / 2
     t_quantile = float(scipy.stats.t.isf(tail, count - 1))

@@ -172,9 +172,14 @@ def bootstrap(figure: Weighted, prompts: Prompts, *, resamples: int = 1000, leve
 
 
 def unseen_interval(
-    figure: Callable[..., Tensor], columns: Sequence[Float[Tensor, " n"]], ends: Sequence[Sequence[Sequence[float]]],
-    prompts: Prompts, *, resamples: int = 1000, seed: int = 0,
-) -> Interval:  # fmt: skip
+    figure: Callable[..., Tensor],
+    columns: Sequence[Float[Tensor, " n"]],
+    ends: Sequence[Sequence[Sequence[float]]],
+    prompts: Prompts,
+    *,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> Interval:
     """Compute a bootstrap interval over prompts. Each bound adds unseen prompts with one entry of `ends` as values."""
     interval = bootstrap(partial(figure, *columns), prompts, resamples=resamples, seed=seed)
     if math.isnan(interval.low):

@@ -23,9 +23,17 @@ _AXIS_WIDTH = 42
 
 
 def curves(
-    rows: Rows, *, names: Sequence[str], y: str, x: str = "step", y_zero: bool = False, percent: bool = False,
-    dots: Sequence[str] | None = None, floor: float | None = None, height: int = 225,
-) -> Drawn:  # fmt: skip
+    rows: Rows,
+    *,
+    names: Sequence[str],
+    y: str,
+    x: str = "step",
+    y_zero: bool = False,
+    percent: bool = False,
+    dots: Sequence[str] | None = None,
+    floor: float | None = None,
+    height: int = 225,
+) -> Drawn:
     """Draw a curve with a band (`low` to `high`) for each series. Values below `floor` are cut off."""
 
     def draw(series_rows: Rows) -> alt.Chart:

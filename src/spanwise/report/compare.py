@@ -81,14 +81,18 @@ def compare_report(
         title=title,
         lead=f"{len(arm_names)} arms from the same start, {seeds_text} seeds each: {', '.join(arm_names)}."
         + (f" Seeds {', '.join(map(str, seeds))}." if seeds else ""),
-        finding=compare_finding(comparison), command=command, warnings=_warnings(comparison), sections=sections,
+        finding=compare_finding(comparison),
+        command=command,
+        warnings=_warnings(comparison),
+        sections=sections,
         headlines=[
-            Headline("arms", len(arm_names)), Headline("seeds per arm", seeds_text),
+            Headline("arms", len(arm_names)),
+            Headline("seeds per arm", seeds_text),
             Headline("differences beyond the noise", clear_text, "after Holm's correction for the number of pairs"),
             *_best_arm_headlines(comparison),
         ],
         recipe=recipe,
-    )  # fmt: skip
+    )
 
 
 def _warnings(comparison: ArmComparison) -> list[str]:

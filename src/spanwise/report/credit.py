@@ -76,14 +76,18 @@ def credit_report(
         parts.calibration_section({"": samples} if samples else {}),
     ]
     return render(
-        title=f"Credit in {source}", lead=f"{title}. {note}".strip(), finding=finding_text, command=command,
+        title=f"Credit in {source}",
+        lead=f"{title}. {note}".strip(),
+        finding=finding_text,
+        command=command,
         warnings=[
             f"No completion has the reward {name} ({', '.join(f'{n:,} {key}' for key, n in counts.items())}), so it trains nothing."
             for name, counts in statuses.items()
             if counts and not counts.keys() & {"ok", "broke"}  # a completion that made its check fail has the reward 0
         ],
-        headlines=[Headline("completions", count), *_headlines(rewards, statuses)], sections=sections,
-    )  # fmt: skip
+        headlines=[Headline("completions", count), *_headlines(rewards, statuses)],
+        sections=sections,
+    )
 
 
 def _headlines(rewards: Mapping[str, Tensor], statuses: Mapping[str, Mapping[str, int]]) -> list[Headline]:

@@ -81,9 +81,17 @@ class Section:
 
 
 def render(
-    *, title: str, lead: str, finding: str = "", command: str = "", warnings: Sequence[str] = (), notes: Sequence[str] = (),
-    headlines: Sequence[Headline] = (), sections: Sequence[Section] = (), recipe: Mapping[str, Any] | None = None,
-) -> str:  # fmt: skip
+    *,
+    title: str,
+    lead: str,
+    finding: str = "",
+    command: str = "",
+    warnings: Sequence[str] = (),
+    notes: Sequence[str] = (),
+    headlines: Sequence[Headline] = (),
+    sections: Sequence[Section] = (),
+    recipe: Mapping[str, Any] | None = None,
+) -> str:
     """Render a report, with its charts, tables and scripts, as one HTML file."""
     filled_sections = [s for s in sections if s.panels or s.points or any(s.tables) or s.warnings or s.body is not None]
     has_charts = any(section.panels for section in filled_sections)
@@ -93,14 +101,23 @@ def render(
     vega_script, packed_vega = _vega() if has_charts else (None, None)
     hashed_scripts = [*scripts, vega_script] if vega_script else scripts
     return template("page.html.j2").render(
-        title=title, lead=lead, finding=finding, command=command, version=__version__, cite=CITE, warnings=warnings,
-        notes=notes, terms=Terms(), headlines=headlines, sections=filled_sections,
+        title=title,
+        lead=lead,
+        finding=finding,
+        command=command,
+        version=__version__,
+        cite=CITE,
+        warnings=warnings,
+        notes=notes,
+        terms=Terms(),
+        headlines=headlines,
+        sections=filled_sections,
         recipe=yaml.safe_dump(hidden(dict(recipe)), sort_keys=False, allow_unicode=True) if recipe else "",
         styles=Markup("\n".join(_static(f"{asset}.css") for asset in asset_names)),
         scripts=[Markup(script) for script in scripts],
         vega=packed_vega,
         hashes=[base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in hashed_scripts],
-    )  # fmt: skip
+    )
 
 
 def deflated(text: str) -> str:

@@ -130,7 +130,11 @@ def train_report(
         title=f"Training {recipe.get('method', 'run')}" + (f" with {baseline_name}" if baseline_name else ""),
         lead=_lead(recipe, summary, last_step),
         finding=train_finding(
-            evaluations, steps=last_step, intervals=intervals, unmeasured=unmeasured, rewards=rewards,
+            evaluations,
+            steps=last_step,
+            intervals=intervals,
+            unmeasured=unmeasured,
+            rewards=rewards,
             of_batches=uses_batches,
         ),
         warnings=[
@@ -143,11 +147,14 @@ def train_report(
         ],
         notes=unmeasured_sentences(unmeasured),
         headlines=[
-            *_headlines(evaluations, intervals, unmeasured, alarm_of_figure), *reward_headlines,
+            *_headlines(evaluations, intervals, unmeasured, alarm_of_figure),
+            *reward_headlines,
             *mode_headlines(batch_lines),
         ],
-        sections=sections, recipe=recipe, command=command,
-    )  # fmt: skip
+        sections=sections,
+        recipe=recipe,
+        command=command,
+    )
 
 
 def unmeasured_sentences(unmeasured: Mapping[str, str]) -> list[str]:

@@ -227,7 +227,14 @@ class RolloutTable:
         all_notes = (tokens.note, *notes, unread_note(unread_columns), missing_note(reward_columns))
         step_n = torch.tensor(steps, dtype=torch.long)
         return RolloutTable(
-            source, path, " ".join(filter(None, all_notes)), prompts, group_n, step_n, tokens.ids, tokens.trainable,
+            source,
+            path,
+            " ".join(filter(None, all_notes)),
+            prompts,
+            group_n,
+            step_n,
+            tokens.ids,
+            tokens.trainable,
             tokens.vocabulary,
             columns={name: values for name, values in columns.items() if not is_computed(name)},
             rewards=reward_columns,
@@ -235,7 +242,7 @@ class RolloutTable:
             as_recorded=training_record(reward_columns, columns),
             rollout_n=rollout_n if rollout_n is not None and len(rollout_n.unique()) < len(rollout_n) else None,
             trained=tuple(name for name in compared_names or trained if name in reward_columns),
-        )  # fmt: skip
+        )
 
 
 def finite(value: Any) -> float | None:

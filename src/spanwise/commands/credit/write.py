@@ -153,7 +153,9 @@ def summary(result: CreditResult, options: Mapping[str, Any]) -> dict[str, Any]:
         "source": str(file_table.path),
         "format": file_table.source,
         "note": result.note,
-        "completions": len(file_table), "groups": len(result.group_n.unique()), "steps": len(file_table.step_n.unique()),
+        "completions": len(file_table),
+        "groups": len(result.group_n.unique()),
+        "steps": len(file_table.step_n.unique()),
         "tokens": int(file_table.trainable.sum()),
         "statuses": status_counts,
         **({} if result.score is None else {"score": result.score}),
@@ -162,7 +164,7 @@ def summary(result: CreditResult, options: Mapping[str, Any]) -> dict[str, Any]:
         "paid": {name: scheme.plain() for name, scheme in arms.schemes.items()},
         "own": arms.own,
         "outcome": outcome_of(scores.names, outcome_names),
-    }  # fmt: skip
+    }
     return without_nan(summary_fields)
 
 

@@ -34,8 +34,11 @@ def report_folder(folder: str | Path) -> Path:
     """Write `report.html` into the folder of a run, comparison or other result."""
     run_folder = Path(folder)
     page_makers: Mapping[str, Callable[[Path], str]] = {
-        EXPORT: credit_page, FIDELITY: fidelity_page, "metrics.jsonl": train_page, "summary.json": compare_page,
-    }  # fmt: skip
+        EXPORT: credit_page,
+        FIDELITY: fidelity_page,
+        "metrics.jsonl": train_page,
+        "summary.json": compare_page,
+    }
     for name, page in page_makers.items():
         if (run_folder / name).is_file() and (name != "metrics.jsonl" or (run_folder / "recipe.yaml").is_file()):
             return write_page(run_folder, page(run_folder))

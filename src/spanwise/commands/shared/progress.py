@@ -26,9 +26,12 @@ class Live(Progress):
 
     def __init__(self, console: Console, title: str, steps: int, *, first: int = 0) -> None:
         progress_columns = (
-            TextColumn("[bold]{task.description}"), BarColumn(bar_width=20), TextColumn("{task.completed}/{task.total}"),
-            TimeRemainingColumn(), TextColumn("{task.fields[figures]}"),
-        )  # fmt: skip
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.completed}/{task.total}"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[figures]}"),
+        )
         super().__init__(*progress_columns, console=console, transient=True, disable=not console.is_terminal)
         self.title, self.steps, self.first, self._started = title, steps, first, time.perf_counter()
         self._task = self.add_task(title, total=steps, completed=first, figures="")

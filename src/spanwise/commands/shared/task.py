@@ -36,16 +36,23 @@ def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) ->
     if warm_start is not None:
         check_written(recipe, layout)
         task = digits_task(
-            warm_start, seed=recipe.seed, start_seed=recipe.start_seed,
+            warm_start,
+            seed=recipe.seed,
+            start_seed=recipe.start_seed,
             settings=None if recipe.start_steps is None else shortened(recipe.start_steps),
-            train_size=recipe.steps * recipe.prompts, eval_size=recipe.eval_prompts, progress=warm_up_progress(console),
-        )  # fmt: skip
+            train_size=recipe.steps * recipe.prompts,
+            eval_size=recipe.eval_prompts,
+            progress=warm_up_progress(console),
+        )
     else:
         task = load_task(
             str(model or recipe.model),  # a trained model's folder has its own chat template
-            str(recipe.dataset), prompt_format=cast(Any, recipe.task), layout=recipe.own_layout, eval_limit=recipe.eval_prompts,
+            str(recipe.dataset),
+            prompt_format=cast(Any, recipe.task),
+            layout=recipe.own_layout,
+            eval_limit=recipe.eval_prompts,
             **recipe.model_dump(include={"instruction", "split", "question_column", "prompt_column", "answer_column"}),
-        )  # fmt: skip
+        )
     return replace(task, layout=answer_layout(recipe, layout))
 
 
@@ -109,9 +116,16 @@ def task_roller(model: Any, tokenizer: Any, task: Task, recipe: Recipe) -> Rolle
     tags = recipe.answer_tags
     verdict_options = {"tag": tags["answer"], **recipe.verifier, **own_options}
     return Roller(
-        model, tokenizer, task, recipe.temperature, longest, given_options, template_options, verdict_options,
+        model,
+        tokenizer,
+        task,
+        recipe.temperature,
+        longest,
+        given_options,
+        template_options,
+        verdict_options,
         tags["confidence"],
-    )  # fmt: skip
+    )
 
 
 def _mapping(written: Any) -> dict[str, Any]:

@@ -87,10 +87,14 @@ def train(
             resumed_step, earlier_metrics = history_of(checkpoint, settings, per_batch=updates_per_batch)
         recorder = Recorder(recipe, task, folder, console, title, earlier_metrics, per_batch=updates_per_batch)
         trainer = recorder.trainer = SpanGRPOTrainer(
-            model=task.model, args=trainer_args, train_dataset=task.train,
+            model=task.model,
+            args=trainer_args,
+            train_dataset=task.train,
             processing_class=AutoTokenizer.from_pretrained(task.model, padding_side="left", trust_remote_code=False),
-            scheme=scheme, critic=recipe.modes.get("critic"), callbacks=[recorder, *callbacks],
-        )  # fmt: skip
+            scheme=scheme,
+            critic=recipe.modes.get("critic"),
+            callbacks=[recorder, *callbacks],
+        )
         trainer.settings = settings
         for callback_class in (PrinterCallback, ProgressCallback) if trainer_args.log_metrics == "few" else ():
             trainer.remove_callback(callback_class)  # the recorder shows the progress in place of TRL's callbacks
@@ -206,16 +210,27 @@ def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:
     checkpointing_name = "gradient" if not is_renamed or "gradient_checkpointing" in recipe.trainer else "activation"
     recipe_options = {
         "output_dir": str(Path(recipe.output or "") / "checkpoints"),
-        "per_device_train_batch_size": micro_batch_size, "gradient_accumulation_steps": accumulation_steps,
-        "steps_per_generation": accumulation_steps * recipe.mini_batches, "num_generations": recipe.group_size,
+        "per_device_train_batch_size": micro_batch_size,
+        "gradient_accumulation_steps": accumulation_steps,
+        "steps_per_generation": accumulation_steps * recipe.mini_batches,
+        "num_generations": recipe.group_size,
         "max_completion_length": recipe.max_completion_length or task.max_completion_length,
-        "learning_rate": recipe.learning_rate, "lr_scheduler_type": "constant_with_warmup", "epsilon": recipe.clip,
-        "entropy_coef": recipe.entropy, "use_adaptive_entropy": recipe.entropy_target is not None,
-        "entropy_target": recipe.entropy_target or 0.0, "entropy_coef_delta": 5e-4,
-        "temperature": recipe.temperature, "seed": recipe.seed, "save_strategy": "steps" if recipe.save_every else "no",
-        "use_cpu": on_cpu, "bf16": not on_cpu, f"{checkpointing_name}_checkpointing": not on_cpu,
-        "report_to": recipe.report_to, "disable_tqdm": True,
-    }  # fmt: skip
+        "learning_rate": recipe.learning_rate,
+        "lr_scheduler_type": "constant_with_warmup",
+        "epsilon": recipe.clip,
+        "entropy_coef": recipe.entropy,
+        "use_adaptive_entropy": recipe.entropy_target is not None,
+        "entropy_target": recipe.entropy_target or 0.0,
+        "entropy_coef_delta": 5e-4,
+        "temperature": recipe.temperature,
+        "seed": recipe.seed,
+        "save_strategy": "steps" if recipe.save_every else "no",
+        "use_cpu": on_cpu,
+        "bf16": not on_cpu,
+        f"{checkpointing_name}_checkpointing": not on_cpu,
+        "report_to": recipe.report_to,
+        "disable_tqdm": True,
+    }
     given_options = {**recipe_options, **recipe.trainer}
     batch_steps = steps_per_batch(SpanGRPOConfig(**given_options))
     step_options = {
@@ -320,10 +335,12 @@ class Recorder(BatchCallback):
             "intervals": final_intervals.get("intervals", {}),
             "curve": [*self.evaluations, {"step": step_count, **final_figures}],
             "batches": batch_figures,
-            "seconds": seconds, "step_seconds": self.step_seconds, "spanwise_seconds": self.spanwise_seconds,
+            "seconds": seconds,
+            "step_seconds": self.step_seconds,
+            "spanwise_seconds": self.spanwise_seconds,
             "spanwise_share": self.spanwise_seconds / training_seconds,
             "tokens_per_second": self.tokens / training_seconds,
-        }  # fmt: skip
+        }
 
     def _batch_figures(self, logs: dict[str, Any]) -> dict[str, Any]:
         """Return accuracy, ECE and the share of malformed completions of the last generation batch."""

@@ -67,10 +67,14 @@ def reasons(result: CreditResult) -> dict[str, Zeros]:
         advantage_parts = [arm.advantages(table, *rows) for rows in fitting_runs(table.tokens.lengths, AT_A_TIME)]
         adv_v, block_v = torch.from_numpy(np.concatenate(advantage_parts)), torch.from_numpy(arm.file_spans.block_v)
         tally_by_method[arm.name] = tally_zeros(
-            reason_nk, adv_v, block_v, row_index_v,
+            reason_nk,
+            adv_v,
+            block_v,
+            row_index_v,
             names=(verdict_name,) if arm.credit.comparison is None else scheme_by_method[arm.name].names,
-            trainable_v=torch.tensor(table.trainable), learned_n=table.learned_n,
-        )  # fmt: skip
+            trainable_v=torch.tensor(table.trainable),
+            learned_n=table.learned_n,
+        )
     return tally_by_method
 
 

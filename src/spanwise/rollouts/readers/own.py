@@ -81,7 +81,9 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     )
     return replace(
         RolloutTable.of(
-            "spanwise", path, tokens,
+            "spanwise",
+            path,
+            tokens,
             prompts=[deduplicate(text) for chunk in table[schema.PROMPT].chunks for text in chunk.to_pylist()],
             steps=read_steps(path, table[schema.STEP].to_pylist() if schema.STEP in scalar_names else [None] * len(table)),
             keys=_read_ids(path, table, schema.GROUP),
@@ -97,7 +99,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         as_recorded=next(recorded_advantages, None),
         after_values={x: schema.float_column(table, x) for x in scalar_names if x.partition("/")[0] == schema.AFTER},
         score_n=schema.float_column(table, schema.SCORE) if schema.SCORE in scalar_names else None,
-    )  # fmt: skip
+    )
 
 
 class _Tokens(NamedTuple):

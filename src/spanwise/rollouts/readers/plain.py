@@ -55,9 +55,12 @@ class CompletionSource(NamedTuple):
 
 
 def read_plain(
-    path: Path, files: Sequence[Path], tokenizer: str | Path | None, columns: Mapping[str, str] | None = None,
+    path: Path,
+    files: Sequence[Path],
+    tokenizer: str | Path | None,
+    columns: Mapping[str, str] | None = None,
     parts: Sequence[str] = (),
-) -> RolloutTable:  # fmt: skip
+) -> RolloutTable:
     """Read a table with one or several completions in each row. Every numeric column is a reward."""
     role_columns = _check_roles(columns or {})
     format_name, table, repeats_note = _read_columns(path, files, role_columns, parts)
@@ -99,7 +102,9 @@ def read_plain(
     elif not roles.keys() & {"completion", "completions"}:
         role_note = "The completion is what follows the last user message in 'messages'; tool messages get no credit."
     return RolloutTable.of(
-        format_name, path, tokens,
+        format_name,
+        path,
+        tokens,
         prompts=[source.prompt for source in completion_sources],
         steps=[step_of_row[source.row] for source in completion_sources],
         keys=plain_table.group_ids(role_columns),
@@ -113,7 +118,7 @@ def read_plain(
             f"Null entries in lists of completions are left out: {null_entry_count}." if null_entry_count else "",
             _note_turns(other_columns),
         ],
-    )  # fmt: skip
+    )
 
 
 def _note_turns(columns: Mapping[str, Sequence[Any]]) -> str:

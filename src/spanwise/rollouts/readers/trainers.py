@@ -50,9 +50,16 @@ def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -
     uid_note = f"{missing_uid_count} of {len(uid_cells)} rows have no uid, so rows of equal prompts form the groups."
     rewards = {name: values for name, values in row_columns.items() if name not in _NO_REWARDS}
     return RolloutTable.of(
-        "verl", path, tokens, prompts=prompts, steps=steps, keys=group_ids or None, columns=row_columns, rewards=rewards,
+        "verl",
+        path,
+        tokens,
+        prompts=prompts,
+        steps=steps,
+        keys=group_ids or None,
+        columns=row_columns,
+        rewards=rewards,
         notes=[uid_note] if missing_uid_count else [],
-    )  # fmt: skip
+    )
 
 
 def _read_outputs(files: Sequence[Path], rows: ColumnBuilder) -> Iterator[cells.Parts]:
