@@ -103,11 +103,6 @@ def is_chat_or_message(value: Any) -> bool:
     return is_chat(value) or is_message(value)
 
 
-def completion_after(prompt: Any, text: str) -> Any:
-    """Return a completion as TRL gives it to reward functions: a text, or after a conversation a list of one message."""
-    return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
-
-
 def is_list(value: Any) -> bool:
     """Return whether a value is a list."""
     return isinstance(value, list)

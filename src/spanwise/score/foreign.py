@@ -118,17 +118,17 @@ def _read_score(score: Any) -> tuple[Any, str | None]:
     return score_number(score.value), score.explanation
 
 
+def completion_after(prompt: Any, text: str) -> Any:
+    """Return a completion as TRL gives it to reward functions: a text, or after a conversation a list of one message."""
+    return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+
+
 def _rubric_arguments(text_or_messages: Any, row: Mapping[str, Any]) -> dict[str, Any]:
-    prompt_cell = _first_cell(row, "prompt", "prompts", default="")
-    is_complete = isinstance(prompt_cell, str) or isinstance(text_or_messages, list)
-    completion_turns = text_or_messages if is_complete else [{"role": "assistant", "content": text_or_messages}]
+    prompt = _first_cell(row, "prompt", "prompts", default="")
+    has_messages = isinstance(text_or_messages, list)
+    completion = text_or_messages if has_messages else completion_after(prompt, text_or_messages)
     gold_fields = {} if row.keys().isdisjoint(_GOLD) else {"answer": _first_cell(row, *_GOLD)}
-    rollout_state = gold_fields | {
-        **row,
-        "prompt": prompt_cell,
-        "completion": completion_turns,
-        "info": row.get("info") or {},
-    }
+    rollout_state = {**gold_fields, **row, "prompt": prompt, "completion": completion, "info": row.get("info") or {}}
     return {"task": None, **rollout_state, "state": rollout_state}
 
 

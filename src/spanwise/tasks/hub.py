@@ -23,7 +23,7 @@ PromptFormat = Literal["confidence", "two_attempts"]
 #: The place of an instruction: plain text (no chat template), user message or system message.
 PromptStyle = Literal["plain", "user", "system"]
 _SEARCHED_PROMPTS = 64  # the number of prompts to search for the layout's tags
-_TRL_COLUMNS = ("completion", "completions", "completion_ids", "prompts", "environment", "image", "images")
+_TRL_COLUMNS = ("completion", "completions", "completion_ids", "prompts", "image", "images", "environment")
 _READERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 _NO_ROWS = "The dataset '{}' is empty and cannot be read; add rows, or set --dataset to another one."
 
@@ -327,13 +327,12 @@ def check_cells(rows: Any, dataset: str, columns: DatasetColumns, *, template: b
     """Refuse a dataset with an unusable question, prompt or answer. The error names the row and the remedy."""
     if not len(rows):
         raise DataError(_NO_ROWS.format(dataset))
-    for name in (
-        name for name in ("image", "images") if name in rows.column_names and any(cell.as_py() for cell in rows.data[name])
-    ):
-        raise DataError(
-            f"The dataset '{dataset}' has a column '{name}', but a recipe trains on text alone. Remove the column, or train with "
-            "images by a script with SpanGRPOTrainer."
-        )
+    for name in ("image", "images"):
+        if name in rows.column_names and any(cell.as_py() for cell in rows.data[name]):
+            raise DataError(
+                f"The dataset '{dataset}' has a column '{name}', but a recipe trains on text alone. Remove the column, or "
+                "train with images by a script with SpanGRPOTrainer."
+            )
     question_advice = " For a column of whole prompts, write --set prompt_column=NAME."
     option_and_advice = ("prompt_column", "") if columns.whole else ("question_column", question_advice)
     needed_columns = [(columns.prompt, *option_and_advice)]

@@ -295,21 +295,23 @@ def default_cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "spanwise"
 
 
-def is_intact(folder: Path, level: int = logging.WARNING) -> bool:
+def is_intact(folder: Path) -> bool:
     """Return whether a cached folder exists with every file unchanged. Log a notice if a file has changed."""
     if not folder.exists():
         return False
+    if damaged_files := _damaged_files(folder):
+        damaged_files_text = ", ".join(damaged_files)
+        _logger.warning("The cached warm start '%s' is damaged (%s); spanwise builds it again.", folder, damaged_files_text)
+    return not damaged_files
+
+
+def _damaged_files(folder: Path) -> list[str]:
+    """Return the files of a cached folder that have changed since they were written."""
     try:
         digest_of_file = json.loads((folder / _RECORD).read_text())["files"]
-        damaged_files = [name for name, digest in digest_of_file.items() if _digest(folder / name) != digest]
+        return [name for name, digest in digest_of_file.items() if _digest(folder / name) != digest]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        damaged_files = [f"{_RECORD} ({type(error).__name__})"]
-    if damaged_files:
-        damaged_files_text = ", ".join(damaged_files)
-        _logger.log(
-            level, "The cached warm start '%s' is damaged (%s); spanwise builds it again.", folder, damaged_files_text
-        )
-    return not damaged_files
+        return [f"{_RECORD} ({type(error).__name__})"]
 
 
 def _digest(file: Path) -> str:
@@ -326,7 +328,7 @@ def save(model: Any, tokenizer: Any, folder: Path, *, record: dict[str, Any]) ->
             tokenizer.save_pretrained(new_folder)
             digest_of_file = {file.name: _digest(file) for file in sorted(new_folder.iterdir())}
             (new_folder / _RECORD).write_text(json.dumps({**record, "files": digest_of_file}, indent=2))
-            if is_intact(folder, logging.DEBUG):  # another process finished the same warm start first, and may read it now
+            if not _damaged_files(folder):  # another process finished the same warm start first, and may read it now
                 return
             shutil.rmtree(folder, ignore_errors=True)
             new_folder.rename(folder)
@@ -335,7 +337,7 @@ def save(model: Any, tokenizer: Any, folder: Path, *, record: dict[str, Any]) ->
         failure_reason = refusal(error) or system_reason
         if failure_reason is None:
             raise
-        if is_intact(folder, logging.DEBUG):  # another process has renamed its folder since
+        if not _damaged_files(folder):  # another process has renamed its folder since
             return
         raise DataError(
             f"The warm start cannot be written to '{folder}' ({failure_reason}); set SPANWISE_CACHE to a folder you may write to."

@@ -25,7 +25,7 @@ from spanwise.layout import Layout
 from spanwise.objective import families
 from spanwise.pipeline import Reading, advantages, credit_batch, read
 from spanwise.rollouts import RolloutTable
-from spanwise.rollouts.cells import completion_after, is_chat, parse_literals
+from spanwise.rollouts.cells import is_chat, parse_literals
 from spanwise.rollouts.files import REPORT
 from spanwise.rollouts.rows import stop_credit
 from spanwise.rollouts.schema import AFTER, RECORDED, STOP, value_columns
@@ -33,6 +33,7 @@ from spanwise.rollouts.table import fitting_runs, gather
 from spanwise.rollouts.token_rows import disk_zeros
 from spanwise.scheme import Scheme
 from spanwise.score import REWARDS, Reward
+from spanwise.score.foreign import completion_after
 from spanwise.score.items import completion_text
 from spanwise.score.score import as_scores
 from spanwise.segment import find_blocks

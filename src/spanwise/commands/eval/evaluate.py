@@ -16,9 +16,9 @@ from spanwise.layout import any_index
 from spanwise.mode import Mode, part_class
 from spanwise.objective import Objective
 from spanwise.recipe import Recipe, scheme_of
-from spanwise.rollouts.cells import completion_after
 from spanwise.score import score_all
 from spanwise.score.fields import gold_there
+from spanwise.score.foreign import completion_after
 from spanwise.score.reward import Columns, Texts
 from spanwise.tasks import Task
 from spanwise.tasks.digits import is_refusal

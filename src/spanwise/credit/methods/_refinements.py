@@ -133,9 +133,8 @@ def _tabulate_evidence(right: int, wrong: int, two_sided: bool) -> tuple[Float[T
     log_ways_ab = _log_choose(right, right_with_token_ab) + _log_choose(wrong, wrong_with_token_ab)
     probability_ab = (log_ways_ab - _log_choose(completion_count, count_with_ab)).exp()
     p_value_ab = probability_ab  # the paper's p-value is the probability of the observed 2x2 table alone
-    if (
-        two_sided
-    ):  # add up the probabilities of all tables that are no more likely than the observed one (Fisher's exact test)
+    if two_sided:
+        # Fisher's exact test: add up the probabilities of all tables that are no more likely than the observed one.
         p_value_ab = torch.zeros_like(probability_ab)
         for other_right in range(right + 1):
             other_wrong_count_ab = count_with_ab.long() - other_right

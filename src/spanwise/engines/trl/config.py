@@ -249,8 +249,9 @@ def check_use(
             for name, default in (("scale_rewards", "group"), ("multi_objective_aggregation", "sum_then_normalize"))
         },
     }
-    for sentence in (sentence for sentence, applies in sentences.items() if applies):
-        warnings.warn(sentence, UserWarning, stacklevel=3)
+    for sentence, applies in sentences.items():
+        if applies:
+            warnings.warn(sentence, UserWarning, stacklevel=3)
 
 
 def check_datasets(

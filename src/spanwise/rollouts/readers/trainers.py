@@ -198,7 +198,7 @@ def _branch_rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                     for i in nodes
                 ],
                 "rewards": trace_rewards(trace),
-                "columns": {**task_columns},
+                "columns": task_columns,
                 "ids": _id_array(tokens.ids),
                 "mask": tokens.mask,
                 "numbers": {name: values for name, values in tokens.number_lists.items() if name in _KEPT_NUMBERS},
