@@ -7,8 +7,6 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from helpers import NAN, double
-from spanwise.credit.contrib._unconfirmed import gagpo
-from spanwise.credit.methods._gigpo import gigpo
 from spanwise.types import Scores
 
 
@@ -73,7 +71,6 @@ TRAJECTORY = torch.tensor([0, 0, 0, 1, 1, 1])
 STEP = torch.tensor([0, 1, 2, 0, 1, 2])
 STATE = ["s0", "s1", "s2", "s0", "s1", "s1"]
 WORKED = (STEP_REWARD, TASK, TRAJECTORY, STEP, STATE)
-STEP_METHODS = [gigpo, gagpo]
 
 
 @st.composite

@@ -13,6 +13,7 @@ from spanwise.engines.shared import KL_LOSS_TYPES
 from spanwise.errors import RecipeError, SpanwiseError
 
 PAD = 0
+pytestmark = small.THIRD_PARTY
 
 
 def slow_packed(value_bt, prompts, completions, width):

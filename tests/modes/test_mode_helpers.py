@@ -82,6 +82,7 @@ def test_padding_and_dropout_change_no_log_probability_after_an_end(name, temper
     assert len(set(unpadded_r.tolist())) == 3
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_an_adapter_does_not_hide_positions():
     peft = pytest.importorskip("peft")
     model = policy("gpt2")

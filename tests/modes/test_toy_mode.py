@@ -16,6 +16,7 @@ from spanwise.registry import register
 from spanwise.report.train import mode_headlines, mode_sections
 from spanwise.rollouts import read_rollouts
 
+pytestmark = small.THIRD_PARTY
 TOY = Path(__file__).parent / "toy"
 VOCABULARY = Vocabulary((b"<answer>", b"4", b"5", b"</answer>", b"a"))
 LENGTHS = [len(completion.pieces) for completion in small.SAID]
