@@ -1,6 +1,7 @@
 """Shared settings: one torch thread, no hub, one cache of warm starts, and a switch for the run-time shape checks."""
 
 import functools
+import gc
 import importlib.util
 import itertools
 import os
@@ -14,6 +15,7 @@ import dill.detect
 import jaxtyping
 import pytest
 import torch
+from hypothesis import Phase
 
 SOURCE = pathlib.Path(importlib.util.find_spec("spanwise").origin).parent
 #: Only modules whose annotations name shapes are checked at run time: pyright knows the other types, and each check costs time.
@@ -50,6 +52,17 @@ def unchecked_shapes():
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def unshrunk_examples(monkeypatch):
+    """The conformance checks raise for the first failing example, not for the smallest one."""
+    monkeypatch.setattr("spanwise.testing.search.PHASES", (Phase.generate,))
+
+
+def pytest_collection_finish():
+    """What is imported by now stays to the end: the garbage collector need not look at it again and again."""
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

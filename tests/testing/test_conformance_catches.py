@@ -112,6 +112,7 @@ def standardised(reward_nk, group_n):
     return torch.stack([grpo(column, group_n) for column in reward_nk.T], dim=1)
 
 
+@pytest.mark.usefixtures("unshrunk_examples")
 def test_wrong_estimators_of_blocks():
     for faulty, options, broken in (
         (lambda reward_nk, group_n: standardised(reward_nk, group_n).roll(1, dims=0), {}, "breaks 'permutation'"),
@@ -294,6 +295,7 @@ REWARDS = {
 }
 
 
+@pytest.mark.usefixtures("unshrunk_examples")
 def test_a_reward_that_fails_in_another_process():
     with pytest.raises(ConformanceError, match=r"breaks 'threads'.*another process"):
         check_reward(other_process, properties=["threads"])
@@ -317,6 +319,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("check", "broken", "faulty"), WRONG.values(), ids=WRONG)
+@pytest.mark.usefixtures("unshrunk_examples")
 def test_what_is_wrong_is_found(check, broken, faulty):
     with pytest.raises(ConformanceError, match=f"breaks '{broken}'"):
         check(faulty, properties=[broken])

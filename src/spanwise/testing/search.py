@@ -173,6 +173,10 @@ class _AllShown(BaseException):
     """Ends a search once its examples have covered all cases. To hypothesis an `Exception` would be a failing example."""
 
 
+#: Shrinking makes a failing example small, and takes most of the time of a failing check.
+PHASES = (Phase.generate, Phase.shrink)
+
+
 def _search(check: Callable[[Any, Draw], None], strategy: SearchStrategy[Any], *, examples: int) -> None:
     """Run `check` on examples that are the same in every run. Raise for the smallest failing example of hypothesis."""
 
@@ -183,7 +187,7 @@ def _search(check: Callable[[Any, Draw], None], strategy: SearchStrategy[Any], *
         derandomize=True,
         report_multiple_bugs=False,
         print_blob=False,
-        phases=(Phase.generate, Phase.shrink),
+        phases=PHASES,
         suppress_health_check=list(HealthCheck),  # type: ignore[arg-type] - slow functions and large inputs break no property
     )
     @given(strategy, st.data())

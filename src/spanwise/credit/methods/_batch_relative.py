@@ -124,7 +124,10 @@ def gdpo(
     source="the code of verl and OpenRLHF",
     preset=Preset(per="length", calibrated=False),
     only_with={"ddof": ("whiten", (True,)), "eps": ("whiten", (True,)), "eps_at": ("whiten", (True,))},
-    exceptions={"split": "advantages are standardised over the tokens of the batch"},
+    exceptions={
+        "split": "advantages are standardised over the tokens of the batch",
+        "monotone": "a higher reward at the last token also raises the returns of all tokens before it, and so the batch's mean",
+    },
 )
 def reinforce_plus_plus(
     reward_nt: Float[Tensor, "n t"],
