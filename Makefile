@@ -6,6 +6,7 @@ PYTHON_SKYRL ?= $(firstword $(foreach one,python3.12 python3.13 python3 $(sort $
   $(shell $(one) -c 'import sys, venv; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && echo $(one))))
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
+unexport PYTHONDONTWRITEBYTECODE  # else each process that a test starts compiles every module anew
 
 .PHONY: demo demo-seeds starts gpu fields invoices scale demo-verl easy evidence turns critic rubric chain laser screenshots test test-long test-verl test-verl-runs test-verl-parts test-skyrl test-unsloth test-swift test-foreign test-vllm contracts check types hooks dist notebooks docs docs-links bench first-report fuzz kills soak mutation clean
 
@@ -68,7 +69,7 @@ screenshots: .venv/dev.stamp     ## the pictures of docs/report.md from small se
 test: .venv/dev.stamp            ## the test suite
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not long"
 
-test-long: .venv/dev.stamp       ## two processes that train together, a run that is killed, pip, notebooks and examples; five minutes
+test-long: .venv/dev.stamp       ## two processes that train together, a run that is killed, pip and wheels, notebooks and examples; five minutes
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m long tests
 
 VERL_TESTS := .venv-verl/bin/python -m pytest -q

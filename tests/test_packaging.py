@@ -46,6 +46,7 @@ def wheel(dist):
 
 
 @tools
+@pytest.mark.long
 def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     info = f"spanwise-{spanwise.__version__}.dist-info/"
     source = ROOT / "src"
@@ -62,6 +63,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
 
 
 @tools
+@pytest.mark.long
 def test_the_sdist_holds_what_the_repository_holds_and_builds_the_same_wheel(dist, wheel, tmp_path):
     (path,) = dist.glob("*.tar.gz")
     with tarfile.open(path) as archive:
@@ -78,6 +80,7 @@ def test_the_sdist_holds_what_the_repository_holds_and_builds_the_same_wheel(dis
 
 
 @tools
+@pytest.mark.long
 def test_an_index_renders_the_description_and_no_link_is_dead(dist, wheel):
     command = [sys.executable, "-m", "twine", "--no-color", "check", "--strict", *map(str, dist.iterdir())]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

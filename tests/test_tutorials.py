@@ -8,6 +8,7 @@ from spanwise.credit import METHODS
 from trl_small import THIRD_PARTY
 
 PAGES = sorted(page for page in tutorial_pages.FOLDER.glob("*.md") if page.stem != "index")
+MARKS = {"calibrated_answers": pytest.mark.long}  # it trains twice
 pytestmark = [
     *THIRD_PARTY,
     pytest.mark.usefixtures("unchecked_shapes"),
@@ -21,7 +22,7 @@ def test_the_tutorials_are_there():
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [pytest.param(page, marks=MARKS.get(page.stem, ()), id=page.stem) for page in PAGES])
 def test_each_step_prints_what_the_page_shows(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     before, state = set(METHODS), torch.get_rng_state()

@@ -186,6 +186,7 @@ def reinforce_plus_plus(
     exceptions={
         "split": "advantages are standardised over the tokens of the batch",
         "constant": "the batch's mean is subtracted even from groups of equal rewards, unless zero_constant_groups is set",
+        "monotone": "the batch's standard deviation can rise more than the completion's own difference from its group's mean",
     },
 )
 @explains
