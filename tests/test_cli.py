@@ -74,11 +74,11 @@ def test_train_leaves_everything_behind(run):
     assert {"accuracy", "refusal_rate", "format_rate", "ece"} <= set(final)
     assert 0 < json.loads((folder / "summary.json").read_text())["spanwise_share"] < 1
     assert (folder / "model" / "config.json").is_file()
-    assert "segment + score + credit took" in done.stdout
+    assert "Finding blocks, scoring and credit took" in done.stdout
     state = json.loads((folder / "checkpoints" / "checkpoint-2" / "trainer_state.json").read_text())
     assert len(state["log_history"]) == 1  # metrics.jsonl holds the log; a run of weeks must not keep it in memory, too
     # q* of .7 at G = 4, by enumeration of the groups: .804 (docs/fidelity.md).
-    assert "the baseline outcome teaches it to state the confidence .80." in " ".join(done.stdout.split())
+    assert "the baseline 'outcome' teaches it to state the confidence .80." in " ".join(done.stdout.split())
 
 
 def test_a_resolved_recipe_trains_the_same_again_and_resuming_gives_the_uninterrupted_run(run, cache, tmp_path):

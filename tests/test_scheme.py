@@ -224,7 +224,7 @@ def test_a_preset_that_divides_by_the_token_limit_says_whose_it_is(capsys):
     show_methods("dr_grpo")
     output = " ".join(capsys.readouterr().out.split())
     assert "per: 32.0" in output
-    assert "The number after per is the token limit of the task digits; your run puts its own there." in output
+    assert "The number after per is the token limit of the task digits; your run uses its own limit." in output
     show_methods("grpo")
     assert "token limit" not in capsys.readouterr().out
 

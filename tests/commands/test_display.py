@@ -191,7 +191,7 @@ def test_what_a_layout_cannot_tell_is_said_once(layout, tags, names):
 def test_what_a_layout_cannot_tell_of_a_score_is_said_too():
     spoken = unmeasured(Layout({"solution": ["answer"]}), TAGS, scored=True)
     assert set(spoken) == {"coverage", *JUDGED}
-    assert spoken["ece"].endswith("only <answer>; the self-rewarding score is measured instead")
+    assert spoken["ece"].endswith("only <answer>; the self-rewarding score is measured instead of a confidence")
     nothing = set(unmeasured(Layout({"plan": ["plan"]}), TAGS, scored=True))
     assert nothing - set(unmeasured(Layout({"plan": ["plan"]}), TAGS)) == {f"laser_{name}" for name in JUDGED}
 

@@ -106,7 +106,7 @@ class Fields:
         fewest_fields, most_fields = self.counts
         if not fewest_fields <= self.count <= most_fields:
             raise DataError(
-                f"You asked for {self.count} fields, but kind '{self.kind}' has {fewest_fields} to {most_fields}."
+                f"You asked for {self.count} fields, but a task of kind '{self.kind}' has {fewest_fields} to {most_fields}."
             )
 
     @property

@@ -142,7 +142,7 @@ def _load_tokenizer(model: str) -> tuple[Any, PromptStyle]:
             file_names_text = ", ".join([*file_names[:8], "..."] if len(file_names) > 8 else file_names)
             fault = f"The model folder '{model}' needs a config and a tokenizer that can be read; it holds {file_names_text}"
         else:
-            fault = f"The model '{model}' is neither a folder in '{Path.cwd()}' or beside the recipe, nor a hub model within reach"
+            fault = f"The model '{model}' is no folder in '{Path.cwd()}' or beside the recipe, and no hub model within reach"
         raise DataError(
             f"{fault} ({reason(error)}). Set --model to a folder written by save_pretrained or to a hub name."
         ) from error
@@ -197,7 +197,7 @@ def _check_asked(layout: Layout, prompts: list[str], *, instruction: str | None,
     noun = "tags" if missing_words[0].startswith("<") else "keys"
     warnings.warn(
         f"None of the first {len(prompts)} prompts asks for the layout's {noun} {missing_text}. A model writes them only if it is "
-        "asked to or has learnt to. Ask for them in the prompts, or set instruction='' for a model that has learnt to.",
+        "asked to or has learnt to. Ask for them in the prompts. If the model has learnt to write them, set instruction=''.",
         UserWarning,
         stacklevel=3,
     )
@@ -257,12 +257,11 @@ def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -
     if dataset_path.exists():
         config.HF_UPDATE_DOWNLOAD_COUNTS = False  # stops `datasets` from reporting local reads to a server
     if dataset_path.is_file() != (file_suffix in readable_suffixes):
-        not_found_text = f"is neither in '{Path.cwd()}' nor beside the recipe"
-        file_problem = "is not a kind of file that can be read" if dataset_path.is_file() else not_found_text
+        file_problem = f"The dataset file '{dataset}' is neither in '{Path.cwd()}' nor beside the recipe"
+        if dataset_path.is_file():
+            file_problem = f"The dataset '{dataset}' is not a kind of file that can be read"
         suffixes_text = ", ".join(readable_suffixes)
-        raise DataError(
-            f"The dataset file '{dataset}' {file_problem}; set --dataset to a {suffixes_text} file, a folder or a hub name."
-        )
+        raise DataError(f"{file_problem}. Set --dataset to a {suffixes_text} file, a folder or a hub name.")
     if dataset_path.is_file() and split != "train":
         raise DataError(
             f"The dataset file '{dataset}' has no splits, so it has no split '{split}'. Leave the split out, or give a folder with "

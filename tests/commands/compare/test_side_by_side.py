@@ -63,7 +63,7 @@ def test_a_stopped_comparison_leaves_no_training_behind(stop, whole_group, statu
             (os.killpg if whole_group else os.kill)(int(leader.read_text()), stop)
             done = ended.result(timeout=20)
             assert done.returncode == status, done.stderr
-            assert "0 of 6 runs are finished; 2 at a time." in done.stdout
+            assert "0 of 6 runs are finished. The others train 2 at a time." in done.stdout
             assert "Stopped. Run the same command again" in done.stdout
             assert "Traceback" not in done.stderr
             started = {file.stem: int(file.read_text()) for file in output.glob("*.pid")}

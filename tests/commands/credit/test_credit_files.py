@@ -75,8 +75,8 @@ def test_values_of_other_streams_are_not_taken_for_what_is_asked(tmp_path):
     several = own_file(tmp_path / "2", values=["values/correct", "values/brier"], recipe=PAIR)
     pair = {"methods": ["recipe"], "recipe": several / "recipe.yaml"}
     for folder, options, needs in (
-        (single, pair, "for correct, brier, but .* holds one value"),
-        (several, {"methods": ["gae"]}, r"for return, but .* holds those of correct, brier\."),
+        (single, pair, "for correct, brier, but .* holds only one value"),
+        (several, {"methods": ["gae"]}, r"for return, but .* holds only values for correct, brier\."),
         (bare, {"methods": ["gae"]}, "needs values of a critic, but"),
         (bare, {"methods": ["sae"]}, "and log-probabilities"),
         (bare, {"methods": ["gigpo"]}, "trajectory_s, step_s"),

@@ -53,7 +53,9 @@ def test_the_page_shows_what_was_worked_out_of_whole_groups_evenly_from_the_file
                 assert advantages == [None] * len(answers[row].pieces)  # not trained
             else:
                 assert advantages == pytest.approx(applied.advantages(result.table, row, row + 1).tolist(), rel=1e-3)
-    assert "The page shows 8 of 12 completions, drawn evenly over the file; --rows sets how many." in html
+    assert (
+        "The page shows 8 of 12 completions, drawn evenly over the file. The option --rows sets how many are shown." in html
+    )
     assert ">12</" in html  # the figures are over all of them
 
 

@@ -51,7 +51,8 @@ def test_a_demo_of_fields_keeps_the_rewards_that_it_measures(demo):
 
 def test_a_running_mean_has_fewer_values_at_the_start_and_half_of_the_questions_are_most():
     assert running_mean([0.0, 1.0, 0.5]) == [0.0, 0.5, 0.5]
-    assert verdict({"peak_refusal_rate": 0.6, "refusal_rate": 0.55}) == "learned to refuse most questions and stayed so"
+    end = "the policy learned to refuse most questions, and still refuses them at the end"
+    assert verdict({"peak_refusal_rate": 0.6, "refusal_rate": 0.55}) == end
 
 
 def test_the_heading_of_the_confidence_demo_names_the_start_and_the_rule_of_its_runs():

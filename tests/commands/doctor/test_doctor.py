@@ -86,7 +86,11 @@ VERL = {"switch": "", "plugins": {"spanwise": "m"}, "failed": {}, "faults": {}, 
 @pytest.mark.parametrize(
     ("changes", "place", "says"),
     [
-        ({"failed": {"mine": "KeyError: 'x'"}}, 0, "The plug-in 'mine' is broken, and verl does not say so: KeyError: 'x'"),
+        (
+            {"failed": {"mine": "KeyError: 'x'"}},
+            0,
+            "verl's plug-in 'mine' fails, and verl does not report the error: KeyError: 'x'",
+        ),
         ({"plugins": {}}, 0, "spanwise is not registered in this verl: there is no entry point 'spanwise'"),
         ({"switch": "none"}, 0, "VERL_USE_EXTERNAL_PLUGINS is 'none', so verl does not load spanwise"),
         ({"estimators": []}, 0, "verl's registry still lacks the estimator spanwise"),

@@ -51,8 +51,8 @@ def test_the_table_and_one_completion_as_they_are_printed(tmp_path, monkeypatch)
     text = printed(*words, "--completion", "1")
     assert "Completion 1 of " in text
     assert "compared with rows 0, 1, 2; prompt '2+2='" in text
-    assert "Reward correct: 0 in this row. In all compared rows: 0 0 0" in text
-    assert "Reward brier: -0.04 in this row. In all compared rows: -0.81 -0.04 -" in text
+    assert "Reward correct is 0 in this row. All compared rows have 0 0 0" in text
+    assert "Reward brier is -0.04 in this row. All compared rows have -0.81 -0.04 -" in text
     assert "solution 0 0 unanimous: all wrong (correct)" in text
     length = int(credit_rollouts(file, **OURS).file_spans.length_nk[1, 1])
     assert f"confidence 0.385 {0.385 / length:.4g} credited" in text  # -.04 minus the mean of -.81 and -.04, over its tokens
@@ -172,7 +172,7 @@ def sae_of_decisions(path, delay):
 def test_decisions_are_counted_and_the_delay_is_found(delay, lag, tmp_path):
     """.95^(1/8) is .9936; the last stretch ends with the completion, a token short."""
     text = printed(sae_of_decisions(tmp_path, delay))
-    assert "sae: 6 decisions (tokens below probability 0.2) per completion. Decisions are 7.83 tokens apart" in text
+    assert "sae: 6 tokens per completion are decisions (probability < 0.2). Decisions are 7.83 tokens apart" in text
     assert "discounts as much as GAE with lambda 0.9935 at each token" in text
-    sentence = f"the critic's value takes {lag} to make half of its change towards the reward"
+    sentence = f"the critic's value moves towards the reward. Half of this change takes {lag}."
     assert (sentence if lag else "the critic's value does not move towards the reward") in text

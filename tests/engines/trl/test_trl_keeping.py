@@ -75,7 +75,7 @@ def test_the_credit_of_every_block_is_that_of_the_definitions_and_every_command_
         assert row["text"] == "".join(completion.pieces)
     page = (ran / "report.html").read_text()
     assert "is not finished" not in page
-    assert "a script trained this run, without held-out prompts" in page
+    assert "a script trained this run and gave no held-out prompts" in page
 
 
 def test_rewards_of_the_script_are_read_and_its_code_is_not_run(tmp_path):

@@ -142,7 +142,7 @@ def compare(
 def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
     """Yield the tables and warnings that show a comparison."""
     seed_count = max(interval.count for interval in comparison.cells.values())
-    title = f"Each figure: its mean over {seed_count} seeds ± half the width of its {100 * comparison.level:g} % interval"
+    title = f"Each figure is the mean over {seed_count} seeds ± half the width of its {100 * comparison.level:g} % interval"
     figure_columns = (Column(name.replace("_", " "), no_wrap=True) for name in comparison.figures)
     figure_rows = ([arm, *comparison.row(arm, seed_count)] for arm in comparison.methods)
     yield plain_table("", *figure_columns, rows=figure_rows, title=Text(title, style="italic"))
@@ -150,8 +150,8 @@ def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
     if not comparison.differences:
         return
     yield Text(
-        "\nEach difference is between runs of the same seed. The verdicts allow for several pairs (Holm's correction). The "
-        "last column says how many seeds would show the difference clearly.",
+        "\nEach difference is between runs of the same seed. The verdicts are corrected for the number of compared pairs "
+        "(Holm's correction). The last column says how many seeds would show the difference clearly.",
         style="italic",
     )
     difference_rows: list[list[str | Text]] = []
@@ -188,7 +188,7 @@ def _train_waiting(unfinished_runs: Sequence[ArmRun], count: int, processes: int
     make_task(unfinished_runs[0].recipe, console)
     can_train_two_at_once = (os.cpu_count() or 1) >= 2 and not torch.cuda.is_available()
     process_count = processes or (2 if can_train_two_at_once else 1)
-    say(console, f"{count - len(unfinished_runs)} of {count} runs are finished; {process_count} at a time.")
+    say(console, f"{count - len(unfinished_runs)} of {count} runs are finished. The others train {process_count} at a time.")
     start_run = partial(_start, console=console)
     start_time = time.perf_counter()
     reason_by_failed_run = {}
@@ -207,7 +207,7 @@ def _train_waiting(unfinished_runs: Sequence[ArmRun], count: int, processes: int
         run_name, failure_reason = next(iter(reason_by_failed_run.items()))
         raise DataError(
             f"{len(reason_by_failed_run)} of {len(unfinished_runs)} runs failed. The first failed run is {run_name}: "
-            f"{failure_reason} Run the same command again to train the missing runs."
+            f"{failure_reason}. Run the same command again to train the missing runs."
         )
 
 

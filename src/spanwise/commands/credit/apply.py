@@ -168,9 +168,9 @@ def _note_shared_words(table: RolloutTable, spans_by_layout: Mapping[Layout, Fil
     if table.has_ids or not straddled_count:
         return ""
     return (
-        f"Credit is shown per word, and in {straddled_count} of {len(table)} completions one word holds the text of two "
-        "blocks. The word goes to one of these blocks, so the other counts as missing. To credit both, give the "
-        "tokenizer's folder with --tokenizer."
+        f"Without a tokenizer, credit is shown per word. In {straddled_count} of {len(table)} completions, one word holds "
+        "the text of two blocks. The word goes to one block, so the other block counts as missing. To credit both, give "
+        "the tokenizer's folder with --tokenizer."
     )
 
 
@@ -208,7 +208,9 @@ def _measure_score(table: RolloutTable, schemes: Iterable[Scheme], scores: Score
     score_count = int(has_score_n.sum())
     coverage = float(has_score_n.double().mean())
     fields: dict[str, Any] = {"completions": score_count, "coverage": coverage, "verdict": judge_name if is_judged else None}
-    score_sentence = f"LaSeR (the model rates its answer): {score_count:,} completions have a score ({100 * coverage:.3g} %)"
+    score_sentence = (
+        f"LaSeR has the model rate its answer. {score_count:,} completions have a score ({100 * coverage:.3g} %)"
+    )
     alarm_reasons: list[str] = []
     try:
         from spanwise.measure import figures
@@ -414,7 +416,7 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
     recorded_numbers = table.as_recorded
     if recorded_numbers is None:
         raise RecipeError(
-            f"'{table.path}' records no advantages, score or reward, so there is nothing to show; leave '{RECORDED}' out."
+            f"'{table.path}' records no advantages, score or reward that could be shown; leave the method '{RECORDED}' out."
         )
     present_nk = file_spans.length_nk > 0
     # As in trainers, a recorded number is spread over all sampled tokens of its rollout.
@@ -462,7 +464,7 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
     credit = Credit(block_nk, stop_credit_n, singleton_m=no_counts_m, absent_m=no_counts_m, mean_length_n=token_count_n)
     spread_unit = "block" if recorded_numbers.by_block else "completion"
     spread_text = (
-        "Each token has its own"
+        "Each token has a number of its own"
         if recorded_numbers.shares
         else f"Each number is spread over the tokens of its {spread_unit}"
     )

@@ -129,11 +129,13 @@ def choose_columns(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str,
         if column != "text" and column not in table.rewards:
             known_values = [value for value in table.columns.get(column, ()) if value is not None]
             wrong_values = [value for value in known_values if not (isinstance(value, int | float) or is_number_text(value))]
-            column_problem = "cannot be a reward: spanwise reads it as something else" if known_values else "is empty"
+            problem = f"column '{column}' of '{table.path}' is empty"
+            if known_values:
+                problem = f"spanwise reads column '{column}' of '{table.path}' as something else than a reward"
             if wrong_values:
-                column_problem = f"holds {reprlib.repr(wrong_values[0])}, which is no number"
+                problem = f"column '{column}' of '{table.path}' holds {reprlib.repr(wrong_values[0])}, which is no number"
             if column in table.columns:
-                raise RecipeError(f"--reward {objective}={column}: that column of '{table.path}' {column_problem}.")
+                raise RecipeError(f"--reward {objective}={column}: {problem}.")
             if not table.rewards:
                 raise RecipeError(f"--reward {objective}={column}: '{table.path}' records no rewards at all.")
             raise RecipeError(unknown(f"reward in '{table.path}' called", column, table.rewards))
@@ -162,8 +164,8 @@ def _check_answers(scheme: Scheme, columns: Mapping[str, str], table: RolloutTab
             reward_option = f"--reward {objective.name}={next(iter(table.rewards), '')}"
             recorded_rewards_text = ", ".join(table.rewards)
             advice = f"Add this column, or use a reward of the file ({recorded_rewards_text}), for example {reward_option}."
-            another_column_may_fit = answer_column == "answer" and table.columns and not table.has_fixed_columns
-            columns_hint = " If another column has the answers: --columns answer=NAME." if another_column_may_fit else ""
+            another_may_fit = answer_column == "answer" and table.columns and not table.has_fixed_columns
+            columns_hint = " If another column has the answers, give --columns answer=NAME." if another_may_fit else ""
             raise DataError(
                 f"Reward '{objective.name}' needs gold answers, but '{table.path}' has no column '{answer_column}'. "
                 f"{advice if table.rewards else 'Add the column.'}{columns_hint}"
@@ -259,7 +261,7 @@ def check_file(scheme: Scheme, table: RolloutTable) -> None:
     refuse({
         f"Method '{scheme.method}' needs each rollout in one row, but rollouts of '{table.path}' have several rows "
         "(branches). Use a method that needs rewards only (grpo, rlcr, bae).": has_split_rollouts and scheme.entry.kind == "token",
-        f"refine needs each rollout in one row, but rollouts of '{table.path}' have several rows. Remove refine.": (
+        f"The field `refine` needs each rollout in one row, but rollouts of '{table.path}' have several. Remove `refine`.": (
             has_split_rollouts and scheme.refine is not None
         ),
     })  # fmt: skip
@@ -275,9 +277,9 @@ def check_file(scheme: Scheme, table: RolloutTable) -> None:
     columns_text = " and ".join(name for columns in columns_by_field.values() for name in columns)
     advice = f"Use a method that needs rewards only (grpo, rlcr, bae), or a file with the columns {columns_text}"
     if critic_names and missing_fields == ["value_nt"]:
-        present_values_text = f"those of {', '.join(critic_names)}" if critic_names != [""] else "one value"
+        present_values_text = f"only values for {', '.join(critic_names)}" if critic_names != [""] else "only one value"
         needed_values_text = f" for {', '.join(scheme.value_names)}"
-        advice = "Use the recipe that the critic was trained with: it has the same objectives and `values`"
+        advice = "Use the recipe that the critic was trained with, because its objectives and `values` fit the critic"
     missing_text = " and ".join(PER_TOKEN[field] for field in missing_fields)
     raise RecipeError(
         f"For every token, method '{scheme.method}' needs {missing_text}{needed_values_text}, but '{table.path}' holds "
@@ -292,7 +294,7 @@ def _adapt_objectives(
     pays_calibration = (entry.preset or Preset()).calibrated
     if pays_calibration and len(objectives) == 1 and entry.kind != "block":
         raise RecipeError(
-            f"Method '{entry.name}' adds up several objectives, but there is only '{objectives[0].name}'; use grpo."
+            f"Method '{entry.name}' adds up several objectives, but the only one is '{objectives[0].name}'; use grpo."
         )
     credits_blocks = entry.kind == "block"
     takes_baseline = "baseline" in entry.inputs
@@ -350,7 +352,7 @@ def _drop_tagless(
 def advise_tagless(table: RolloutTable, texts: Sequence[str], name: str = "correct") -> str:
     """Say what to do if completions lack the layout's tags. The options in the text can be copied."""
     rewards_text = f" The file records {', '.join(table.rewards)}." if table.rewards else ""
-    layout_note = f" (most are made of {layout})" if (layout := common_layout(texts)) else ""
+    layout_note = f" (most completions have the layout {layout})" if (layout := common_layout(texts)) else ""
     if table.rewards:
         options_text = f"--methods grpo --reward {name}={table.verdict or next(iter(table.rewards))}"
     else:
@@ -358,7 +360,7 @@ def advise_tagless(table: RolloutTable, texts: Sequence[str], name: str = "corre
         layout_text = "--set segmenter=tags --set 'layout={completion: []}'"
         options_text = f"--methods recipe {layout_text} --set 'objectives=[{objective_text}]'"
     return (
-        f"{rewards_text} Give the layout of the completions{layout_note} with --set layout=..., or credit whole "
+        f"{rewards_text} Give the layout of the completions with --set layout=...{layout_note}, or credit whole "
         f"completions with {options_text}"
     )
 

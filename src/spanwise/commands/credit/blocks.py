@@ -66,7 +66,7 @@ def choose_blocks(
         return usual
     if not common_tags:
         return file_blocks
-    layout_note = f"You gave no layout, and the usual layout does not fit the file. {tag_census.sentence}".strip()
+    layout_note = f"You gave no layout, and the default layout does not fit the file. {tag_census.sentence}".strip()
     tags_text = " ".join(f"<{tag}>" for tag in common_tags)
     majority_text = f"{majority_count} of {len(texts)} completions consist of {tags_text}, in this order."
     if lacks_verdict and set(common_tags).isdisjoint(usual.layout.tags):
@@ -95,7 +95,9 @@ def parse_pay(block_reward_pairs: Sequence[tuple[str, str]], recipe: Recipe, tab
     layout = layout_of(common_tags) if common_tags else None
     for block in paid_blocks:
         if layout is None:
-            raise RecipeError(f"--pay {block}=...: most completions have no tags. Give the blocks with --set layout=...")
+            raise RecipeError(
+                f"--pay {block}=... pays a block, but most completions have no tags. Give the blocks with --set layout=..."
+            )
         if block not in layout.names:
             raise RecipeError(f"--pay {block}=...: {unknown('block', block, layout.names)}")
     return {**recipe_fields, "layout": {name: list(marks) for name, marks in layout.blocks}} if layout else recipe_fields
@@ -116,7 +118,7 @@ def _blocks_by_tag(tags: Sequence[str], recipe: Recipe, usual: Blocks) -> Blocks
     tag_layout = layout_of(tags)
     block_names = tag_layout.names
     blocks_note = (
-        f"The blocks are {', '.join(block_names)}. For other blocks, edit this option and add it: "
+        f"The blocks are {', '.join(block_names)}. For other blocks, edit this option and add it to the command: "
         f"--set 'layout={_layout_json(tag_layout)}'."
     )
     correct_objective, calibration_objective = preset_objectives(
@@ -145,7 +147,7 @@ def _blocks_by_field(field_names: tuple[str, ...], table: RolloutTable, usual: B
         objective = Objective("correct", pays="*", if_missing=0.0, options={"tag": ""})
         if table.verdict is None:
             no_verdict_sentence = (
-                f"Nothing says which completions of '{table.path}' are right: it has no column 'answer' with the right JSON "
+                f"Nothing says which completions of '{table.path}' are right: no column 'answer' holds the right JSON "
                 "objects."
             )
     return Blocks(json_layout, usual.longest, written_out([objective], json_layout), blocks_note, no_verdict_sentence)
@@ -237,7 +239,8 @@ def compared_groups(table: RolloutTable, recipe: Recipe, run: Recipe | None) -> 
     if run is not None and bool((step_sizes != run.prompts * size).any()):
         notes.append(
             f"The file has {int(step_sizes.min())} to {int(step_sizes.max())} completions per step, but the run trained on "
-            f"{run.prompts * size}. Methods that compare completions with a whole batch may give other credit than in training."
+            f"{run.prompts * size} per step. Methods that compare completions with a whole batch may give other credit "
+            "than in training."
         )
     return rollout_group_r[rollout_n], notes
 

@@ -32,10 +32,10 @@ AT_A_TIME = 1_000_000
 #: Maps file formats to functions that copy a file with advantages.
 _WRITERS = {"verifiers": write_branches, "slime": write_samples}
 _CAPTION = (
-    "'Exactly 0': the share of the completions with the block that get no credit for it.\n'No signal': the share of "
-    "completions in which no token gets credit.\n'Dead strata': the share of strata (sets of completions that are "
-    "compared) in which no completion gets credit.\n'Stop': the credit on the last token of a completion that has no "
-    "block with a reward."
+    "'Exactly 0' is the share without credit among the completions that have the block.\n"
+    "'No signal' is the share of completions in which no token gets credit.\n"
+    "'Dead strata' is the share of strata (sets of compared completions) in which no completion gets credit.\n"
+    "'Stop' is the credit on the last token of a completion that has no block with a reward."
 )
 
 
@@ -68,8 +68,8 @@ def check_writable(result: CreditResult, method: str, folder: Path) -> None:
             f"--write only works for traces of verifiers and prime-rl and dumps of slime, but '{table.path}' is a file of "
             f"{table.source}. Leave --write out; the advantage of every token is in {folder / EXPORT}.": table.source
             not in _WRITERS,
-            f"--write needs the token ids of '{table.path}'. The file must hold them for every completion; give the folder of the "
-            "policy's tokenizer with --tokenizer.": not table.has_ids,
+            f"--write needs the token ids of every completion in '{table.path}', and the policy's tokenizer. Give the "
+            "tokenizer's folder with --tokenizer.": not table.has_ids,
             f"The trainer's number is missing for {unknown_count} of {len(table)} completions of '{table.path}', so "
             f"'{method}' cannot be written. Give another method with --write.": unknown_count > 0,
             f"--write would overwrite '{table.path}' itself; give another --output.": any(
@@ -93,8 +93,11 @@ def write_again(result: CreditResult, method: str, folder: Path, console: Consol
         _WRITERS[table.source](folder / file.name, file, row_advantages)
         say(console, f"Written with the advantages of {method}: {folder / file.name}")
     if (scheme := result.arms.schemes.get(method)) is not None:
-        division_note = f"In these advantages, each credit is already divided among its tokens (option per: {scheme.per})"
-        say(console, f"{division_note}. So train with a loss that sums over tokens; a mean would divide again.")
+        say(
+            console,
+            f"In these advantages, each credit is already divided among its tokens (option per: {scheme.per}). So train "
+            "with a loss that sums over tokens. A mean over tokens would divide the credit again.",
+        )
 
 
 def credited_parts(result: CreditResult) -> Iterator[pa.Table]:

@@ -85,7 +85,7 @@ def run_demo(
         result = {**demo.result(trained_runs), "seconds": time.perf_counter() - start_time}
         RunFolder(folder).write_summary(result)
     demo.show(console, trained_runs, result)
-    console.print(f"{result['seconds']:.0f} s in all. Everything is in {folder}: summary.json, and a folder for each run.")
+    console.print(f"The demo took {result['seconds']:.0f} s. {folder} holds its summary.json, and a folder for each run.")
     return result
 
 
@@ -119,9 +119,10 @@ def _sum_up_digits(trained: Sequence[Trained]) -> dict[str, Any]:
 def verdict(figures: Mapping[str, Any]) -> str:
     """Say whether a run collapsed into refusals, and whether it recovered."""
     if figures["peak_refusal_rate"] < 0.5:
-        return "kept answering"
-    end_state = "stayed so" if figures["refusal_rate"] > 0.5 else "recovered"
-    return f"learned to refuse most questions and {end_state}"
+        return "the policy kept answering"
+    if figures["refusal_rate"] > 0.5:
+        return "the policy learned to refuse most questions, and still refuses them at the end"
+    return "the policy learned to refuse most questions, but recovered"
 
 
 def _show_digits(console: Console, trained: Sequence[Trained], result: Mapping[str, Any]) -> None:

@@ -73,7 +73,7 @@ def _check_engine(name: str) -> Finding:
         install_advice = f"To train with {engine_title}, install it{environment_text}: pip install 'spanwise[{name}]'."
         if name == "skyrl" and sys.version_info < (3, 12):
             install_advice = (
-                "SkyRL needs Python 3.12 or newer: make a separate environment, and pip install 'spanwise[skyrl]' there."
+                "SkyRL needs Python 3.12 or newer. Make a separate environment, and run pip install 'spanwise[skyrl]' in it."
             )
         return engine_title, "", tested_versions, "not installed", [install_advice]
     problem_sentences, success_sentences = probe_in_process(name)
@@ -107,13 +107,14 @@ def _broken(name: str, reason: str) -> Sentences:
 def sentences_on_verl(facts: Mapping[str, Any]) -> Sentences:
     """Turn the facts about verl into sentences on what is broken and what works."""
     problems = [
-        f"The plug-in '{plugin}' is broken, and verl does not say so: {text}" for plugin, text in facts["failed"].items()
+        f"verl's plug-in '{plugin}' fails, and verl does not report the error: {text}"
+        for plugin, text in facts["failed"].items()
     ]
     problems += [f"spanwise could not attach '{part}' to verl: {text}" for part, text in facts["faults"].items()]
     if "spanwise" not in facts["plugins"]:
         problems.append(
-            "spanwise is not registered in this verl: there is no entry point 'spanwise' in the group verl.plugins. Install it "
-            "into this environment (pip install spanwise); having it on PYTHONPATH is not enough."
+            "spanwise is not registered in this verl: there is no entry point 'spanwise' in the group verl.plugins. Install "
+            "spanwise into this environment (pip install spanwise). A PYTHONPATH with spanwise is not enough."
         )
     elif facts["switch"].strip().lower() not in ("", "auto") and "spanwise" not in facts["switch"].lower().split(","):
         problems.append(f"VERL_USE_EXTERNAL_PLUGINS is '{facts['switch']}', so verl does not load spanwise; unset it.")
@@ -122,8 +123,8 @@ def sentences_on_verl(facts: Mapping[str, Any]) -> Sentences:
     if "spanwise" not in facts["estimators"]:
         return problems, []
     method_count = sum(name.startswith("spanwise_") for name in facts["estimators"])
-    registry_note = f"verl's registry has the estimator spanwise, and {method_count} estimators spanwise_<method>"
-    return problems, [f"{registry_note} for one reward.", _trainer_of_verl(facts)]
+    method_note = f"The registry also has {method_count} estimators spanwise_<method>, which take one reward."
+    return problems, [f"verl's registry has the estimator spanwise. {method_note}", _trainer_of_verl(facts)]
 
 
 def _trainer_of_verl(facts: Mapping[str, Any]) -> str:

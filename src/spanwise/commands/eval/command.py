@@ -46,7 +46,7 @@ def command(
         results, reasons = evaluate_folder(folder, full_recipe, prompts=prompts, samples=samples, seed=seed, console=console)
         results.write(model)
     drawn_prompt_count = len(results.prompt_n.unique())
-    prompts_note = "" if drawn_prompt_count == prompts else f" ({prompts} were requested, but there are no more)"
+    prompts_note = "" if drawn_prompt_count == prompts else f" (you asked for {prompts} prompts, but there are no more)"
     title = f"{model}: {drawn_prompt_count} prompts x {samples} samples{prompts_note}"
     say(console, *interval_table(title, results.intervals(), absent=reasons), *unmeasured_sentences(reasons))
     curves_by_block = {block: results.votes(block) for block in results.correct if results.most_votes(block)}
@@ -56,5 +56,5 @@ def command(
     for block in list(curves_by_block)[1:]:
         first_block_curve = curves_by_block[results.first]["majority"]
         gain_curve = curve_difference(curves_by_block[block]["majority"], first_block_curve)
-        heading = f"how much more accurate the majority vote is in block '{block}' than in '{results.first}'"
+        heading = f"accuracy of the majority vote: block '{block}' minus block '{results.first}'"
         say(console, gain_table(heading, gain_curve))

@@ -54,7 +54,7 @@ def command(
     recipe_changes = recipe_fields(set_)
     model_folder, full_recipe = run_or_model(checkpoint, recipe, recipe_changes)
     if (critics or reference) and not tokens:
-        raise RecipeError("--critics and --reference only work in a comparison token by token; add --tokens.")
+        raise RecipeError("--critics and --reference apply only if single tokens are compared; add --tokens.")
     options: dict[str, Any] = {"prompts": prompts, "samples": samples, "rerolls": rerolls, "seed": seed}
     if tokens:
         options |= {"tokens": True, "token_prompts": token_prompts, "critics": critics}

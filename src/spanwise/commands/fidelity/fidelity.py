@@ -41,13 +41,15 @@ def show(checkpoint: Path, recipe: Recipe, *, output: Path, console: Console, op
     for entry in recipe.objectives or ():
         clip = (entry.get("options") or {}).get("clip", 0.01)
         if entry.get("reward") == "log_score" and clip != 0.01:
-            raise RecipeError(f"Fidelity clips log_score at 0.01, but the recipe at {clip}. Give a --recipe without clip.")
+            raise RecipeError(
+                f"Fidelity clips log_score at 0.01, but the recipe clips it at {clip}. Give a --recipe without clip."
+            )
     layout = answer_layout(recipe, task_layout(recipe))
     first_name, answer_tag = layout.names[0], recipe.answer_tags["answer"]
     if answer_tag not in ("", *layout.keys[first_name]):  # "" is the whole block
         raise RecipeError(
-            f"`spanwise fidelity` judges the first block, but '{first_name}' has no tag '{answer_tag}'. Give a --recipe whose "
-            "first block holds the answer."
+            f"`spanwise fidelity` judges the first block, but block '{first_name}' has no tag '{answer_tag}'. Give a "
+            "--recipe whose first block holds the answer."
         )
     measured_fields: dict[str, Any] = {"options": options}
     if "tokens" in options:
@@ -93,8 +95,8 @@ def show_baselines(checkpoint: Path, recipe: Recipe, console: Console, options: 
     report_fields["points"] = fixed_point_rows(rule=recipe.rule, seed=seed)
     sample_counts = report_fields["counts"]
     console.print(
-        f"{sample_counts['completions']} completions of {sample_counts['prompts']} prompts. The last block was sampled "
-        f"again in {sample_counts['rerolls']} re-rolls of {sample_counts['prefixes']} distinct prefixes. "
+        f"{sample_counts['completions']} completions of {sample_counts['prompts']} prompts were sampled. Their last blocks "
+        f"were sampled again in {sample_counts['rerolls']} re-rolls of {sample_counts['prefixes']} distinct prefixes. "
         f"{fidelity.share:.1%} of the completions could be compared, because they and two of their re-rolls state a "
         "confidence.",
         highlight=False,
@@ -125,9 +127,8 @@ def difference_table(fidelity: Fidelity) -> Table:
     cells_by_size: dict[int, list[str]] = {size: [str(size)] for size in fidelity.group_sizes}
     for row in figure_differences:
         cells_by_size[row["group_size"]].append(f"{row['value']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]")
-    return _table(
-        "each figure: baseline blended minus baseline outcome (same prompts)", ("G", *figure_names), cells_by_size.values()
-    )
+    title = "Each cell is the figure of the baseline 'blended' minus that of 'outcome', for the same prompts."
+    return _table(title, ("G", *figure_names), cells_by_size.values())
 
 
 def fixed_point_table(points: Sequence[Mapping[str, Any]]) -> Table:
@@ -139,12 +140,14 @@ def fixed_point_table(points: Sequence[Mapping[str, Any]]) -> Table:
             q_by_baseline_and_size.setdefault((name, str(row["group_size"])), []).append(row["q"])
     table_rows = ([name, size, *map(_decimals, q_values)] for (name, size), q_values in q_by_baseline_and_size.items())
     headings = ("", "G", *(f"{p:g}" for p in right_probabilities))
-    title = "q*: the confidence that training ends at, if the policy is right with the probability in the heading"
+    title = (
+        "Each cell is the confidence q* at which training ends. Each heading is the probability that the policy is right."
+    )
     q_table = _table(title, headings, table_rows)
     largest_error = max(row["error"] or 0.0 for row in points)
     q_table.caption = (
-        "G is the number of completions per prompt. The confidences q* of the baseline outcome are exact. Those of the "
-        f"baseline blended are simulated, with a standard error of at most {largest_error:.4f}."
+        "G is the number of completions per prompt. The confidences q* of the baseline 'outcome' are exact. Those of the "
+        f"baseline 'blended' are simulated, with a standard error of at most {largest_error:.4f}."
     )
     return q_table
 
@@ -201,9 +204,9 @@ def show_tokens(fidelity: TokenFidelity, segments: SaeSegments | None = None, *,
     """Print how token estimators correlate with Monte Carlo. Return the correlations."""
     sample_counts = {"completions": len(fidelity.prompt_n), "prompts": len(fidelity.prompt_n.unique())}
     console.print(
-        f"{sample_counts['completions']} completions of {sample_counts['prompts']} prompts. In their first blocks, "
-        f"{fidelity.count()} tokens are compared. {fidelity.count('decision')} of these are decisions (tokens with a "
-        f"probability below .97). {reference_words(segments)}",
+        f"{sample_counts['completions']} completions of {sample_counts['prompts']} prompts were sampled. In their "
+        f"first blocks, {fidelity.count()} tokens are compared. {fidelity.count('decision')} of these are decisions (tokens "
+        f"with a probability below .97). {reference_words(segments)}",
         highlight=False,
     )
     say(console, *(_correlation_table(fidelity, kind) for kind in TOKEN_KINDS))
@@ -218,7 +221,7 @@ def reference_words(segments: SaeSegments | None) -> str:
     return (
         f"For SAE, a token with a probability below {segments.threshold:g} {segments.boundary}s a segment. Each token's "
         "advantage is compared with the change of the Monte Carlo value over its segment. All tokens of a segment share "
-        "this number, which favours SAE with these segments."
+        "this change, which favours SAE with these segments."
     )
 
 
@@ -230,7 +233,7 @@ def _correlation_table(fidelity: TokenFidelity, kind: str) -> Table:
         critic_figures = (fidelity.interval(critic, name, figure, kind=kind).value for critic in fidelity.critics)
         table_rows.append([heading, *map(_decimals, critic_figures)])
     ceiling_interval = fidelity.interval(fidelity.critics[0], fidelity.estimators[0], "ceiling", kind=kind)
-    title = f"{kind} tokens: correlation with Monte Carlo (its noise allows none above {_decimals(ceiling_interval.value)})"
+    title = f"{kind} tokens: correlation with Monte Carlo (its noise allows at most {_decimals(ceiling_interval.value)})"
     correlation_table = _table(title, ("", *fidelity.critics), table_rows)
     correlation_table.rows[0].end_section = True
     return correlation_table
@@ -240,7 +243,7 @@ def _lead_table(fidelity: TokenFidelity, kind: str, other: str) -> Table:
     """Build a table of SAE's lead over other estimators."""
     other_is_estimator = other in fidelity.estimators
     other_text = other if other_is_estimator else f"the best {other}"
-    title = f"{kind} tokens: correlation with Monte Carlo, SAE minus {other_text} (95 % intervals)"
+    title = f"{kind} tokens: lead of SAE over {other_text} in correlation with Monte Carlo (95 % intervals)"
     table_rows = []
     for critic in fidelity.critics:
         other_name = _short_name(fidelity.best(critic, other, kind=kind), other)

@@ -37,9 +37,9 @@ def command(
     console = Console()
     reference = measure(full_recipe, prompts=prompts, samples=samples, console=console)
     console.print(
-        f"{reference['completions']} of {prompts * samples} completions were not cut off. After their ends, the token "
-        f"'{reference['token']}' has the log-probability {reference['mean']:.4g} +- {reference['std']:.2g} (at temperature "
-        f"{reference['temperature']:g}, and multiplied by it). Write in the recipe:\nlaser: "
+        f"{reference['completions']} of {prompts * samples} completions were not cut off. After these, the token "
+        f"'{reference['token']}' has the log-probability {reference['mean']:.4g} +- {reference['std']:.2g}. It is taken at "
+        f"the temperature {reference['temperature']:g} and multiplied by the temperature. Write in the recipe:\nlaser: "
         f"{{token: '{reference['token']}', reference: {reference['mean']:.4g}, ...}}",
         highlight=False, soft_wrap=True, markup=False,
     )  # fmt: skip

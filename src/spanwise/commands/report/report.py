@@ -79,7 +79,7 @@ def _unmeasured(folder: Path) -> dict[str, str]:
         return {}
     if recipe.task == SCRIPT and not (folder / FILE).is_file():
         figure_names = ("accuracy", "ece", "auroc", "brier", "refusal_rate", "malformed")
-        return dict.fromkeys(figure_names, "a script trained this run, without held-out prompts")
+        return dict.fromkeys(figure_names, "a script trained this run and gave no held-out prompts")
     return unmeasured(layout, recipe.answer_tags, scored=recipe.is_scored)
 
 

@@ -44,7 +44,8 @@ def figure_table(
             yield Text(f"! {run_prefix}{sentence} ({', '.join(figures).replace('_', ' ')})", style="bold red")
     if any(name.startswith(OF_SCORE) for name in figure_names):
         yield Text(
-            "laser: the model's rating of its answer (clipped to 0 to 1). It comes from the probability of a token after it"
+            "The laser figures use the model's rating of its answer, clipped to 0 to 1. The rating is computed from the "
+            "probability of a token after the completion."
         )
 
 
@@ -100,9 +101,9 @@ def pull_note(scheme: Scheme, *, group_size: int) -> str | None:
         return None
     confidence_text = f"{taught_confidence:.2f}".removeprefix("0")
     return (
-        f"Take a policy that is right 70 % of the time. With groups of {group_size}, the baseline outcome teaches it to "
-        f"state the confidence {confidence_text}. Larger groups bring this nearer to .70. The baselines blended and group "
-        "teach it to state .70 (see docs/fidelity.md)."
+        f"Suppose that a policy is right 70 % of the time. With groups of {group_size}, the baseline 'outcome' teaches it "
+        f"to state the confidence {confidence_text}. Larger groups bring this confidence nearer to .70. The baselines "
+        "'blended' and 'group' teach the policy to state .70 (see docs/fidelity.md)."
     )
 
 

@@ -163,7 +163,8 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
     if confidence_name not in parts_by_block[last_block]:
         confidence_part = part_template.format(confidence_name) + only(parts_by_block[last_block])
         reason = f"the last block, {last_block}, has no {part_noun} {confidence_part}"
-        reason += "; the self-rewarding score is measured instead" if scored and answer_name in part_names else ""
+        if scored and answer_name in part_names:
+            reason = f"{reason}; the self-rewarding score is measured instead of a confidence"
         reason_by_figure = dict.fromkeys(("coverage", *CALIBRATION), reason)
     if answer_name not in part_names:
         answer_part = part_template.format(answer_name) + only(part_names)

@@ -75,7 +75,7 @@ def history_of(checkpoint: Path, new_recipe: Mapping[str, Any], *, per_batch: in
     must_keep_steps = has_lr_schedule or new_recipe["steps"] < old_steps
     changeable_fields = set(MAY_CHANGE) - {"steps"} if must_keep_steps else set(MAY_CHANGE)
     if changed_fields := changes(old_recipe, new_recipe, but=changeable_fields):
-        advice = f"Resume the run with its own recipe: spanwise train --resume {recipe_file.parent}; or leave out --resume."
+        advice = f"Resume the run with its own recipe (spanwise train --resume {recipe_file.parent}), or leave out --resume."
         if changed(recipe_file, old_recipe):
             advice = (
                 f"'{recipe_file}' was edited after the run began. Undo the edit, or leave out --resume and give another "
@@ -119,7 +119,7 @@ def _clean_full_disk(run: Path, old_checkpoints: set[Path], error: Exception) ->
     for folder in half_written_folders:
         shutil.rmtree(folder, ignore_errors=True)
     if (run / "summary.json").is_file():
-        return f"{error_text} All other files of the run are complete. To write its report: spanwise report {run}."
+        return f"{error_text} All other files of the run are complete. Write the report with: spanwise report {run}."
     if last_checkpoint is None:
-        return f"{error_text} There is no checkpoint to resume from (--save-every 10 writes some): train again with --overwrite."
+        return f"{error_text} No checkpoint exists, so train again with --overwrite. (--save-every 10 writes checkpoints.)"
     return f"{error_text} Resume from {last_checkpoint.name}: spanwise train --resume {run}."

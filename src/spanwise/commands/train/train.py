@@ -67,7 +67,7 @@ def train(
         hidden_note = f"Secrets are not saved, so the recipe holds {HIDDEN} in place of {' and '.join(secret_names)}."
         if [name for name in secret_names if not name.startswith("trainer.")]:
             raise RecipeError(f"{hidden_note} A reward needs this secret. Set objectives again, with the real value.")
-        say(console, f"{hidden_note} TRL trains without them. If TRL needs one, set `trainer` again with it, or log in.")
+        say(console, f"{hidden_note} TRL trains without them. If TRL needs a secret, set it in `trainer` again, or log in.")
         recipe = recipe.model_copy(update={"trainer": _drop_hidden(recipe.trainer)})
     torch.set_num_threads(recipe.threads)
     start_time = time.perf_counter()
@@ -105,7 +105,8 @@ def train(
             if critic is not None:
                 policy = trainer.accelerator.unwrap_model(trainer.model)
                 critic_mb, policy_mb = megabytes(critic.model), megabytes(policy)
-                say(console, f"Weights, gradients and optimizer: critic {critic_mb:.3g} MB, policy {policy_mb:.3g} MB.")
+                note = f"Weights, gradients and optimizer take {critic_mb:.3g} MB (critic) and {policy_mb:.3g} MB (policy)."
+                say(console, note)
             say(console, *filter(None, [pull_note(scheme, group_size=recipe.group_size)]))
         try:
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
@@ -147,8 +148,8 @@ def _show(summary: Mapping[str, Any], console: Console, *, title: str, absent: M
         console.print("No step was left to train.")
         return
     console.print(
-        f"{summary['seconds']:.0f} s, {summary['tokens_per_second']:.0f} tokens/s; "
-        f"segment + score + credit took {summary['spanwise_share']:.2%} of the training time."
+        f"The run took {summary['seconds']:.0f} s. It trained on {summary['tokens_per_second']:.0f} tokens per second. "
+        f"Finding blocks, scoring and credit took {summary['spanwise_share']:.2%} of the training time."
     )
 
 
@@ -179,14 +180,15 @@ def check_recipe(recipe: Recipe) -> None:
         option_type = str(SpanGRPOConfig.__dataclass_fields__[name].type)
         if isinstance(value, str) and re.search(r"\b(int|float)\b", option_type) and "str" not in option_type:
             raise RecipeError(
-                f"trainer: {{{name}: {value}}} is a text, but must be a number. YAML takes 1e-2 for a text; write 1.0e-2."
+                f"trainer: {{{name}: {value}}} is a text, but must be a number. YAML reads 1e-2 as a text; write 1.0e-2."
             )
     process_count = int(os.environ.get("WORLD_SIZE", "1"))
     mini_batch_size = recipe.prompts * recipe.group_size // recipe.mini_batches
     if mini_batch_size % (process_count * (recipe.micro_batch or 1)):
         raise RecipeError(
             f"{process_count} processes with micro-batches of {recipe.micro_batch or 1} cannot share the {mini_batch_size} "
-            "completions of a mini-batch equally. Change the number of processes, or prompts, mini_batches or micro_batch."
+            "completions of a mini-batch equally. Change the number of processes, or set other prompts, mini_batches or "
+            "micro_batch in the recipe."
         )
 
 

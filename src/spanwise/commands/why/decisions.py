@@ -21,7 +21,7 @@ def decision_notes(result: CreditResult) -> Iterator[str]:
         value_column = column_by_field["value_nt"][0]
         decision_counts, segment_values, segment_rewards = _cut_segments(result, segments, logp_column, value_column)
         mean_count = sum(decision_counts) / max(len(decision_counts), 1)
-        count_text = f"{name}: {mean_count:.3g} decisions (tokens below probability {segments.threshold:g}) per completion"
+        count_text = f"{name}: {mean_count:.3g} tokens per completion are decisions (probability < {segments.threshold:g})"
         if not segment_values:
             yield f"{count_text}. With so few decisions, '{name}' hardly differs from GAE with lambda 1."
             continue
@@ -32,7 +32,7 @@ def decision_notes(result: CreditResult) -> Iterator[str]:
         yield (
             f"{count_text}. Decisions are {mean_length:.3g} tokens apart on average (standard deviation: "
             f"{relative_deviation:.2g} times this distance). At this distance, '{name}' discounts as much as GAE with "
-            f"lambda {lambda_per_token:.4g} at each token. docs/critic.md compares the two."
+            f"lambda {lambda_per_token:.4g} at each token. docs/critic.md compares both methods."
         )
         yield _describe_delay(name, segment_values, np.array(segment_rewards))
 
@@ -77,4 +77,4 @@ def _describe_delay(name: str, values: list[np.ndarray], rewards: np.ndarray) ->
     half_agreement = end_agreements.mean() / 2
     half_lag = next((lag for lag in (1, 2, 4, 8, 16, 32, 64) if agreement(lag).mean() >= half_agreement), None)
     lag_text = "more than 64 tokens" if half_lag is None else f"{half_lag} token{'s' if half_lag > 1 else ''}"
-    return f"{name}: after a decision, the critic's value takes {lag_text} to make half of its change towards the reward."
+    return f"{name}: after a decision, the critic's value moves towards the reward. Half of this change takes {lag_text}."

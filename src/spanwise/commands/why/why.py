@@ -83,9 +83,9 @@ def reason_table(result: CreditResult, zeros: Mapping[str, Zeros], examples: int
     counts_table = plain_table(
         "method", "why a token gets nothing", "completions", "tokens", "share", "rows", rows=(), right=(2, 3, 4),
         title=result.title,
-        caption=("Each token without credit has one reason. 'completions': how many completions get no credit at all (each "
-            "stands under its most frequent reason). 'rows': these completions, or else completions with such a token. To "
-            "see one of them, give --completion ROW."),
+        caption=("Each token without credit has one reason. 'completions' counts the completions without any credit, each "
+            "under its most frequent reason. 'rows' lists these completions. If there are none, it lists completions with "
+            "such a token. To see one of them, give --completion ROW."),
     )  # fmt: skip
     for name, tally in zeros.items():
         for position, count in enumerate(tally.counts(examples)):
@@ -117,7 +117,7 @@ def _describe_file(result: CreditResult, zeros: Mapping[str, Zeros], examples: i
         wrong_count = int(is_all_wrong_n.sum())
         faulty_count = int(is_faulty_n.sum())
         parts.append(
-            f"Of the {wrong_count} completions in groups without a right completion, {faulty_count} are "
+            f"In groups without a right completion, {faulty_count} of the {wrong_count} completions are "
             f"malformed{cut_off_text}."
         )
     is_missing_nk = present_nk.any(dim=1, keepdim=True) & ~present_nk
@@ -152,7 +152,9 @@ def describe_completion(result: CreditResult, zeros: Mapping[str, Zeros], n: int
         reward_text = Status(int(scores.status_nm[n, m])).name.lower() if isnan(row_reward) else f"{row_reward:g}"
         group_rewards_text = " ".join("-" if isnan(reward) else f"{reward:g}" for reward in group_rewards)
         ellipsis = " ..." if len(group_rows) > _MATES else ""
-        description.append(f"Reward {name}: {reward_text} in this row. In all compared rows: {group_rewards_text}{ellipsis}")
+        description.append(
+            f"Reward {name} is {reward_text} in this row. All compared rows have {group_rewards_text}{ellipsis}"
+        )
     return [*description, *(_token_table(table, arm, zeros[arm.name], n) for arm in result.applied), SHARING]
 
 
