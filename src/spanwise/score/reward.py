@@ -148,7 +148,7 @@ def column_of(columns: Columns, name: str, size: int) -> Sequence[Any]:
         column_names = sorted(key for key, column in columns.items() if hasattr(column, "__len__"))
         raise DataError(f"The dataset has no column '{name}'; its columns are {', '.join(column_names) or 'none'}.")
     if len(columns[name]) != size:
-        raise AlignmentError(f"Column '{name}' has {len(columns[name])} rows for {size} completions; give one to each.")
+        raise AlignmentError(f"Column '{name}' has {len(columns[name])} rows for {size} completions; give one row to each.")
     return list(columns[name])  # a list, because pandas would look up labels instead of positions
 
 
