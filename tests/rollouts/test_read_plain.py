@@ -217,7 +217,7 @@ REFUSED = {
     "no row": ([{"prompt": "p", "completion": None}], {}, "holds no completions. 1 of 1 rows hold no completion and are left out."),
     "an id that is not there": ([{**ONE, "group_id": 1}, ONE], {}, "1 of 2 completions of '{}' have no 'group_id'"),
     "a step of words": ([{**ONE, "step": "x"}], {}, "Row 0 of '{}': 'step' is 'x', but it must be a whole number."),
-    "two of one reward": ([{**ONE, "acc": 1, "rewards/acc": 0}], {}, "two columns for the reward 'acc'. One of them is 'rewards/acc'"),
+    "two of one reward": ([{**ONE, "acc": 1, "rewards/acc": 0}], {}, "columns for the reward 'acc'. One of them is 'rewards/acc'"),
     "one or several": (
         [{"prompt": "p", "completions": CHAT[1:] * 2}], {}, "Write one completion as a text. Write several"
     ),

@@ -134,7 +134,7 @@ def _check_criteria(criteria: Collection[Criterion], where: str, objective: Obje
     for position, criterion in enumerate(criteria, start=1):
         subject = f"Criterion '{criterion.name or position}' of the rubric {where}"
         part = criterion.part
-        faults = {f"{subject} does not say which block it rewards. Set its 'part', or the objective's 'pays'.": pays_nothing}
+        faults = {f"{subject} rewards no block. Set the criterion's 'part', or the objective's 'pays'.": pays_nothing}
         if part is not None:
             unknown_message = unknown("block", part, layout.names)
             faults = {

@@ -68,7 +68,7 @@ class Reward(ByCompletion):
         if is_invalid_n.any():
             n = int(is_invalid_n.nonzero()[0])
             raise RewardError(
-                f"The reward of completion {n} is {float(self.value_n[n])} with status "
+                f"The reward of completion {n} is {float(self.value_n[n])}, but its status is "
                 f"{Status(int(self.status_n[n])).name}. Only rewards with the statuses OK and BROKE have a number. Return "
                 "a finite number, or None for no reward."
             )

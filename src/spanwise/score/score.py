@@ -329,7 +329,7 @@ def _block_option(objective: Objective, block: str, layout: Layout) -> dict[str,
     if len(block_tags) != 1:
         raise RecipeError(
             f"Objective '{objective.name}' reads one tag of each block, but block '{block}' has "
-            f"{', '.join(block_tags) or 'no tags'}. Write options: {{{tag_option}: {(block_tags or ['answer'])[0]}}}."
+            f"{', '.join(block_tags) or 'no tags'}. Name one tag with options: {{{tag_option}: {(block_tags or ['answer'])[0]}}}."
         )
     return {tag_option: block_tags[0]}
 

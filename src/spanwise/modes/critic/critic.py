@@ -96,7 +96,7 @@ class Critic:
         if self.config.mini_batches > row_count:
             raise RecipeError(
                 f"critic.mini_batches is {self.config.mini_batches}, but each process has {row_count} completions of a generation "
-                f"batch. Set it to {row_count} or less."
+                f"batch. Set critic.mini_batches to {row_count} or less."
             )
         for epoch in range(self.config.epochs):
             mini_batches: Sequence[Tensor] = [torch.arange(row_count)]

@@ -59,7 +59,7 @@ def _check(options: Mapping[str, Any]) -> None:
             f"The judge's 'constrain' is {constrain}. Write schema, choice or none.": constrain
             not in ("schema", "choice", "none"),
             "The judge's option 'key' must be the name of an environment variable.": not isinstance(key, str),
-            "The reward 'judge' has no model. Write the name that the server uses: options: {model: NAME, base_url: URL}.": (
+            "The reward 'judge' has no model. Write options: {model: NAME, base_url: URL}, with the model's name on the server.": (
                 not isinstance(options["model"], str) or not options["model"]
             ),
             f"The judge's choices are {choices!r}. Write two or more words with their numbers: {{no: 0, yes: 1}}.": not choice_list,

@@ -26,7 +26,9 @@ _REMEMBERED = 65_536
 def _check(options: Mapping[str, Any]) -> None:
     marker, choices, sees = options["marker"], options["choices"], options["sees"]
     if not isinstance(options["model"], str) or not options["model"]:
-        raise RecipeError("The reward 'reward_model' has no model. Name a folder or a hub model: options: {model: NAME}.")
+        raise RecipeError(
+            "The reward 'reward_model' has no model. Write options: {model: NAME}, with a folder or a hub model."
+        )
     refuse({f"The reward model's 'sees' is {sees}. Write part, prefix or whole.": sees not in ("part", "prefix", "whole")})
     if marker is not None and (not isinstance(marker, str) or not marker):
         raise RecipeError(f"The reward model's marker is {marker!r}. Set it to the text that follows each step.")
