@@ -49,7 +49,9 @@ def test_a_scheme_refuses_rows_that_are_turns_and_what_is_no_mode_of_its_own():
 
 def test_an_engine_without_the_score_is_refused_and_one_with_it_is_not():
     scheme = Scheme.preset("bae", LAYOUT, laser=Laser("<unk>"))
-    with pytest.raises(RecipeError, match=r"'<unk>' after the end of each completion \(score_n\), which is not known here"):
+    with pytest.raises(
+        RecipeError, match=r"'<unk>' after the end of each completion \(score_n\). In this setting, nothing computes score_n"
+    ):
         scheme.check(["ids_nt"])
     scheme.check(["ids_nt", "score_n"])
 

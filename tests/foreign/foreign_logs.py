@@ -226,7 +226,7 @@ INSPECT = '{"version": 2, "status": "success", "eval": {}, "samples": [%s]}'
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("a.eval", "no zip", "it is damaged or cut off (it is not a complete zip archive)."),
+        ("a.eval", "no zip", "it is damaged or cut off (the file is not a complete zip archive)."),
         ("a.json", INSPECT % '{"id": 1, "epoch": "x"}', "it is damaged or cut off (a sample has the fault '"),
         ("a.json", INSPECT % "1", "it is damaged or cut off (a sample is of type int instead of an object)."),
         ("a.json", INSPECT[:50], "it is damaged or cut off ("),

@@ -217,12 +217,12 @@ REFUSED = {
     "no row": ([{"prompt": "p", "completion": None}], {}, "holds no completions. 1 of 1 rows hold no completion and are left out."),
     "an id that is not there": ([{**ONE, "group_id": 1}, ONE], {}, "1 of 2 completions of '{}' have no 'group_id'"),
     "a step of words": ([{**ONE, "step": "x"}], {}, "Row 0 of '{}': 'step' is 'x', but it must be a whole number."),
-    "two of one reward": ([{**ONE, "acc": 1, "rewards/acc": 0}], {}, "a second column for the reward 'acc', called 'rewards/acc'"),
+    "two of one reward": ([{**ONE, "acc": 1, "rewards/acc": 0}], {}, "columns for the reward 'acc'. One of them is 'rewards/acc'"),
     "one or several": (
-        [{"prompt": "p", "completions": CHAT[1:] * 2}], {}, "Write one completion as its text"
+        [{"prompt": "p", "completions": CHAT[1:] * 2}], {}, "Write one completion as a text. Write several"
     ),
     "one object": ([{"completions": ["a", "b"], "prompt": "p", "reward": {"acc": 1}}], {}, "one value of 'reward', {'acc'"),
-    "numbers in a list": ([{"prompt": "p", "completions": [{"a": 1}]}], {}, "a completion is a text, or a list of messages"),
+    "numbers in a list": ([{"prompt": "p", "completions": [{"a": 1}]}], {}, "a completion must be a text, or a list of messages"),
 }  # fmt: skip
 
 

@@ -141,7 +141,10 @@ def test_rewards_that_are_quick_start_no_thread_each(monkeypatch):
 
 def test_a_reward_pairs_numbers_with_ok_only():
     one, row = torch.ones(1, dtype=torch.float64), torch.full((1, 2), NAN, dtype=torch.float64)
-    for value_n, status, numbers in ((one, TIMEOUT, r"1\.0 with status TIMEOUT"), (one * NAN, OK, "nan with status OK")):
+    for value_n, status, numbers in (
+        (one, TIMEOUT, r"1\.0, but its status is TIMEOUT"),
+        (one * NAN, OK, "nan, but its status is OK"),
+    ):
         with pytest.raises(RewardError, match=numbers):
             Reward(value_n, torch.tensor([status]), row)
     with pytest.raises(RewardError, match="completion 1 is nan"):

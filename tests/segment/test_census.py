@@ -36,7 +36,8 @@ def test_a_prefilled_tag_is_in_every_completion():
 
 def test_the_sentence_says_what_is_there_instead():
     sentence = (
-        "<answer> is in 0 and <confidence> is in 0 of 2 completions. The completions do contain <plan> (2), <code> (1)."
+        "<answer> is in 0 and <confidence> is in 0 of 2 completions. "
+        "The completions do contain <plan> (in 2), <code> (in 1)."
     )
     assert census(["<plan><code>", "<plan>"], ["answer", "plan", "confidence"]).sentence == sentence
     assert census(["4", ""], ["a"]).sentence == "<a> is in 0 of 2 completions; no completion contains tags."
@@ -47,13 +48,13 @@ def test_the_sentence_says_what_is_there_instead():
 def test_a_tag_in_other_letters_is_named(tag):
     assert (
         census([f"{tag}4"] * 2, ["answer"]).sentence
-        == f"<answer> is in 0 of 2 completions. The completions do contain {tag} (2)."
+        == f"<answer> is in 0 of 2 completions. The completions do contain {tag} (in 2)."
     )
 
 
 def test_a_tag_of_any_length_is_named_in_few_characters():
     sentence = census(["<" + "b" * 100_000 + ">"], ["a"]).sentence
-    assert sentence == f"<a> is in 0 of 1 completions. The completions do contain <{'b' * 40}> (1)."
+    assert sentence == f"<a> is in 0 of 1 completions. The completions do contain <{'b' * 40}> (in 1)."
 
 
 def test_each_segmenter_of_a_layout_is_counted():

@@ -51,7 +51,7 @@ def setup_warnings(reading: Reading, scheme: Scheme) -> dict[str, str]:
         >>> batch = Batch.jagged([[3, 1], [3, 1]], [0, 0], columns={"answer": ["4", "4"]})
         >>> scheme = Scheme.preset("grpo", Layout({"all": ["answer"]}))
         >>> print(setup_warnings(read(batch, scheme, vocabulary), scheme)["tags"])
-        <answer> is in 0 of 2 completions. The completions do contain <plan> (2). The layout asks for <answer>...
+        <answer> is in 0 of 2 completions. The completions do contain <plan> (in 2). The layout asks for <answer>...
     """
     return _setup_warnings(reading, reading, scheme)
 

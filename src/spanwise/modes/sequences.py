@@ -39,7 +39,7 @@ class Sequences(ByCompletion):
 
 def sequences(output: Mapping[str, Any], batch: Batch) -> Sequences:
     """Join the prompts and completions of a TRL batch into the sequences that the model saw."""
-    assert batch.ids_nt is not None, "a trainer's batch must hold token ids, but this one has none"
+    assert batch.ids_nt is not None, "a trainer's batch must hold token ids, but this batch has none"
     width = batch.ids_nt.shape[1]
     device = output["prompt_ids"].device
     token_count_n = torch.tensor([len(ids) for ids in batch.columns["completion_ids"]], device=device)

@@ -61,8 +61,8 @@ def refuse_words(path: Path, name: str, values: Sequence[Any]) -> None:
     for n, value in enumerate(values):
         if isinstance(value, str) and value.strip() not in NOTHING and not is_number_text(value):
             raise DataError(
-                f"'{path}' has {value!r:.60} in column '{name}' of completion {n}. A reward is a number; leave the cell empty if "
-                f"there is none, or rename the column if it holds no rewards."
+                f"'{path}' has {value!r:.60} in column '{name}' of completion {n}, but a reward must be a number. Leave the cell "
+                f"empty if the completion has no reward. If the column holds no rewards, rename the column."
             )
 
 
@@ -199,9 +199,9 @@ def prompt_fault(prompt: Any, *, template: bool) -> str | None:
     if isinstance(prompt, str):
         return None if prompt.strip() else "a prompt must say something."
     if not (isinstance(prompt, list) and is_chat(prompt) and all("content" in message for message in prompt)):
-        return "a prompt is a text, or a list of messages such as {'role': 'user', 'content': '...'}."
+        return "a prompt must be a text, or a list of messages such as {'role': 'user', 'content': '...'}."
     if not template:
-        return "this prompt is a conversation, and the model's tokenizer has no chat template. Give texts, or another model."
+        return "this prompt is a conversation, but the model has no chat template. Write texts, or use another model."
     return None
 
 

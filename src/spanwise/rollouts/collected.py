@@ -12,7 +12,7 @@ from spanwise.rollouts.table import Ragged, RolloutTable, TokenizedTexts, load_t
 from spanwise.rollouts.token_rows import TokenRows
 
 #: The note for the user if the tokenizer of a file is unknown.
-PER_WORD = "Credit is shown per word; to see the file's tokens, give the tokenizer's folder with --tokenizer."
+PER_WORD = "Credit is shown per word. To see credit per token, give the tokenizer's folder with --tokenizer."
 
 
 @dataclass

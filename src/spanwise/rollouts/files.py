@@ -55,7 +55,7 @@ def concatenate_tables(path: Path, tables: Iterable[pa.Table]) -> pa.Table:
     try:
         return pa.concat_tables(tables, promote_options="permissive")
     except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
-        raise DataError(f"The files of '{path}' differ in their columns ({first_line(error)}); name one file.") from None
+        raise DataError(f"The files of '{path}' differ in their columns ({first_line(error)}). Give one file.") from None
 
 
 class ReadingProgress:
@@ -135,12 +135,14 @@ def read_batches(file: Path, columns: Sequence[str] | None, progress: ReadingPro
             break
         block_size = min(8 * block_size, _LARGEST_BLOCK)
     if "utf8" in format_fault.lower() or "utf-8" in format_fault.lower():
-        format_fault = "it is not UTF-8; save it in UTF-8"
-    elif count_match := re.search(r"Expected (\d+) columns, got (\d+)", format_fault):
-        format_fault = f"{format_fault[0].lower()}{format_fault[1:]}. Put text with a comma or a line break in quotes"
-        if int(count_match[2]) < int(count_match[1]):
-            format_fault += ". If the file was cut off, write it again"
-    raise DataError(f"'{file}' cannot be read as CSV: {format_fault}.")
+        raise DataError(f"'{file}' cannot be read as CSV, because it is not UTF-8; save it in UTF-8.")
+    advice = ""
+    if count_match := re.search(r"Expected (\d+) columns, got (\d+)", format_fault):
+        format_fault = f"{format_fault[0].lower()}{format_fault[1:]}"
+        is_cut_off = int(count_match[2]) < int(count_match[1])
+        advice = " Put text that holds a comma or a line break in quotes."
+        advice += " If the file was cut off, write it again." if is_cut_off else ""
+    raise DataError(f"'{file}' cannot be read as CSV: {format_fault}.{advice}")
 
 
 def parse_records(files: Sequence[Path], parse: Callable[[Mapping[str, Any]], Parsed]) -> Iterator[Parsed]:
@@ -207,7 +209,7 @@ def _parse_json(file: Path, place: str, text: bytes) -> Any:
     if file.suffix.lower() == ".json" and place == "Line 1":
         raise DataError(
             f"'{file}' is neither one JSON array of objects nor one JSON object in each line ({error_text}). Write one "
-            "array; in pandas: df.to_json(FILE, orient='records')."
+            "array, in pandas with df.to_json(FILE, orient='records')."
         )
     raise _not_json(file, place, error_text)
 

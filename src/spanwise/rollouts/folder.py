@@ -67,15 +67,15 @@ def check_free(
     folder = Path(path)
     if is_run(folder) and not overwrite:
         raise DataError(
-            f"'{path}' holds a run already. Leave out --output for a new folder, give another one, resume that run with "
-            "--resume last, or replace it with --overwrite."
+            f"'{path}' holds a run already. To start a new run, leave out --output or give another folder. To go on with the old "
+            "run, add --resume last. To replace the old run, add --overwrite."
         )
     foreign_files = [] if is_run(folder) else [name for name in writes if is_filled(folder / name)]
     if foreign_files:
-        pronoun = "it" if len(foreign_files) == 1 else "them"
+        names_text = ", ".join(foreign_files)
         raise DataError(
-            f"'{path}' holds {', '.join(foreign_files)}. No run of spanwise wrote {pronoun}, but a run would overwrite {pronoun}. "
-            f"Give another {option}, or move {pronoun} away."
+            f"'{path}' holds {names_text}, which no run of spanwise wrote. A new run would overwrite {names_text}. "
+            f"Give another {option}, or move {names_text} away."
         )
 
 
@@ -99,7 +99,7 @@ def sole_writer(path: str | Path, *, option: str = "--output") -> Iterator[None]
         folder_lock.acquire(timeout=0)
     except Timeout:
         raise DataError(
-            f"Another process is writing into '{path}'; wait until it ends, end it, or give another {option}."
+            f"Another process is writing into '{path}'; wait until it ends, end that process, or give another {option}."
         ) from None
     except (OSError, NotImplementedError):  # the file system has no locks, so the run goes on without one
         pass

@@ -93,7 +93,7 @@ def read_rollouts(
     if not readers:
         raise DataError(f"'{all_files[0]}' holds no completions.")
     if len(readers) > 1:
-        raise DataError(f"The folder '{all_files[0].parent}' holds files of more than one format; name one file.")
+        raise DataError(f"The folder '{all_files[0].parent}' holds files of more than one format. Give one file.")
     reader = readers.pop()
     with readable(all_files[0] if len(all_files) == 1 else rollouts_path):
         rollout_table = reader(rollouts_path, all_files, tokenizer)
@@ -123,7 +123,7 @@ def rollout_files(path: Path) -> list[Path]:
         if files:
             return sorted(files, key=lambda file: [int(x) if x.isdigit() else x for x in re.split(r"(\d+)", file.name)])
     is_run_folder = (path / "recipe.yaml").is_file()
-    hint = " No rollouts have been saved yet; train with --set keep_rollouts=1." if is_run_folder else ""
+    hint = " The run has saved no rollouts yet. To save them, train with --set keep_rollouts=1." if is_run_folder else ""
     raise DataError(f"The folder '{path}' holds no rollouts (looked for {', '.join(_PLACES)}).{hint}")
 
 
@@ -182,7 +182,7 @@ def _check_parquet(file: Path) -> None:
     first_lines = first_bytes.decode(errors="surrogateescape").splitlines()
     first_line = first_lines[0][:60] if first_lines else ""
     if first_bytes.startswith(b"PK"):
-        raise DataError(f"'{file}' is a zip archive; unpack it, or call it '.eval' if it is a log of Inspect.")
+        raise DataError(f"'{file}' is a zip archive. Unpack it. If it is a log of Inspect, let its name end in '.eval'.")
     if not (first_line and first_line.isprintable()):
         raise DataError(f"'{file}' is neither parquet nor text. Known formats: {FORMATS}.")
     if "," in first_line or "\t" in first_line:

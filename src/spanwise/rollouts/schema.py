@@ -107,7 +107,7 @@ def column(family: str, *names: str) -> str:
     assert f"{family}/" in COLUMNS, f"no column is called {family}/..."
     if family in ("credit", "advantages", "parts") and "/" in names[0]:
         raise SpanwiseError(
-            f"Method '{names[0]}' has a '/' in its name, but rollout files split column names at '/'; rename it."
+            f"Method '{names[0]}' has a '/' in its name, but rollout files split column names at '/'. Rename the method."
         )
     return "/".join((family, *names))
 
@@ -308,7 +308,7 @@ def token_edges(table: pa.Table, names: Iterable[str], file: str) -> Int[np.ndar
             wrong_row = int((token_counts != value_counts).argmax())
             raise DataError(
                 f"Completion {wrong_row} of {file} has {token_counts[wrong_row]} tokens and {value_counts[wrong_row]} values "
-                f"of '{name}', instead of one for each token. Was the file changed after it was written?"
+                f"of '{name}', but each token needs one value. Was the file changed after it was written?"
             )
     assert expected_edges is not None, "there is a column of tokens"
     return expected_edges
@@ -420,7 +420,7 @@ class Rollouts:
         """
         batch, spans = self.batch, self.spans
         texts = self.reading.text or []
-        assert batch.ids_nt is not None, "a trainer's batch must hold token ids, but this one has none"
+        assert batch.ids_nt is not None, "a trainer's batch must hold token ids, but this batch has none"
         assert batch.mask_nt is not None, "a trainer's batch always has a mask"
         mask_nt = batch.mask_nt.bool()
         is_kept_nt = mask_nt.flip(1).cumsum(1).flip(1) > 0  # the tokens up to the last sampled one

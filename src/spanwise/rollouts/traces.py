@@ -146,7 +146,7 @@ def write_traces(
         if unwritten_by_place:
             unknown_trajectory = next(iter(unwritten_by_place.values()))
             raise DataError(
-                f"Trajectory {unknown_trajectory.id!r} was not read from '{source}'; give those that read_traces returned."
+                f"Trajectory {unknown_trajectory.id!r} was not read from '{source}'. Give trajectories that read_traces returned."
             )
 
 
@@ -173,8 +173,8 @@ def _write_advantages(trace: Mapping[str, Any], trajectory: Trajectory, entry: s
         turn_name = f"Turn {t} of trajectory {trajectory.id!r}"
         if entry not in turn.per_token:
             raise DataError(
-                f"{turn_name} has no '{entry}', so the turn cannot be written. Set '{entry}' for every turn, to 0 at "
-                "tokens without credit."
+                f"{turn_name} has no '{entry}', so the turn cannot be written. Set '{entry}' for every turn. At tokens without "
+                "credit, set 0."
             )
         turn_values = [float(value) for value, flag in zip(turn.per_token[entry], turn.mask, strict=True) if flag]
         unusable_value = next((value for value in turn_values if not math.isfinite(value)), None)
@@ -184,8 +184,8 @@ def _write_advantages(trace: Mapping[str, Any], trajectory: Trajectory, entry: s
         sampled_count = sum(bool(flag) for flag in turn_node.get("mask", ()))
         if sampled_count != len(turn_values):
             raise DataError(
-                f"{turn_name} has {len(turn_values)} sampled tokens, but its node in '{source}' has {sampled_count}; read the file "
-                "again."
+                f"{turn_name} has {len(turn_values)} sampled tokens, but its node in '{source}' has {sampled_count} sampled "
+                "tokens. Read the file again."
             )
         turn_node["advantages"] = turn_values
 
@@ -276,7 +276,7 @@ def branch_tokens(nodes: Sequence[NodeTokens]) -> NodeTokens:
 def _of_length(length: int, values: list[Any], name: str, place: str, noun: str = "token") -> list[Any]:
     """Check that a node has `length` values, and return them."""
     if len(values) != length:
-        raise FieldError(f"{place} has {length} {noun}s but {len(values)} values of {name}; each {noun} must have one")
+        raise FieldError(f"{place} has {length} {noun}s but {len(values)} values of {name}; each {noun} needs one value")
     return values
 
 

@@ -160,7 +160,7 @@ def gold_text(gold: Any) -> str:
 def _judge_text(gold: str, answer: str, verify: str) -> Verdict | None:
     """Judge an answer by its text. Return None if only Math-Verify can decide."""
     if not gold:
-        return Verdict(Status.ERROR, math.nan, "there is no gold answer, or more than one")
+        return Verdict(Status.ERROR, math.nan, "there is no gold answer, or there are several")
     if gold == answer:
         return RIGHT
     if not answer or verify == "exact":
@@ -175,7 +175,7 @@ def _judge_text(gold: str, answer: str, verify: str) -> Verdict | None:
         if plain_gold is not None and plain_answer is not None:
             return RIGHT if plain_gold == plain_answer else WRONG
     if not _shortened(gold):
-        return Verdict(Status.ERROR, math.nan, f"the gold answer has {len(gold)} characters, too many for Math-Verify")
+        return Verdict(Status.ERROR, math.nan, f"the gold answer is too long for Math-Verify ({len(gold)} characters)")
     return None if _shortened(answer) else WRONG
 
 

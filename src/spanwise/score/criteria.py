@@ -134,11 +134,11 @@ def _check_criteria(criteria: Collection[Criterion], where: str, objective: Obje
     for position, criterion in enumerate(criteria, start=1):
         subject = f"Criterion '{criterion.name or position}' of the rubric {where}"
         part = criterion.part
-        faults = {f"{subject} does not say which block it rewards. Set its part: NAME, or pays: [NAME].": pays_nothing}
+        faults = {f"{subject} rewards no block. Set the criterion's 'part', or the objective's 'pays'.": pays_nothing}
         if part is not None:
             unknown_message = unknown("block", part, layout.names)
             faults = {
                 f"{subject} is about '{part}'. {unknown_message}": "*" not in part and part not in layout.names,
-                f"{subject} is for part: {part}, but 'each' scores several blocks. Remove 'part' or 'each'.": has_each,
+                f"{subject} is about block '{part}' alone, but 'each' scores several blocks. Remove 'part' or 'each'.": has_each,
             }
         refuse(faults)

@@ -63,7 +63,7 @@ def with_own_copies(function: partial[Any]) -> partial[Any]:
 @contextmanager
 def named_errors(subject: str, size: int, advice: str, call: partial[Any] | None = None) -> Iterator[None]:
     """Name the user's function in errors of the `with` block. Warn if the block takes over a minute."""
-    stop_advice = "" if call is not None and _is_ours(call) else " spanwise does not stop it: add a timeout."
+    stop_advice = "" if call is not None and _is_ours(call) else " spanwise does not stop slow functions. Add a timeout."
     slow_warning = f"{subject} has run for {SLOW:g} s on {size} completions.{stop_advice}"
     with DEADLINES.over(SLOW, lambda: Thread(target=warnings.warn, args=(slow_warning, UserWarning), daemon=True).start()):
         try:
@@ -71,7 +71,7 @@ def named_errors(subject: str, size: int, advice: str, call: partial[Any] | None
         except SpanwiseError:
             raise
         except (Exception, SystemExit) as error:  # sys.exit() in a reward function must not end the run
-            none_hint = " A block or a tag that a completion lacks is None." if "'NoneType'" in f"{error}" else ""
+            none_hint = " If a completion lacks a block or a tag, its text is None." if "'NoneType'" in f"{error}" else ""
             raise RewardError(
                 f"{subject} raised {type(error).__name__}: {error}. {advice}{none_hint}{place_of(error)}"
             ) from error
@@ -133,8 +133,8 @@ def restore_process(subject: str, text: Texts) -> Iterator[None]:
             np.random.set_state(numpy_state)  # noqa: NPY002
             if changes:
                 warnings.warn(
-                    f"{subject} changed {', '.join(changes)} for the whole process. This is undone after each call. Change it in "
-                    f"your own script, or use a generator of your own (random.Random, torch.Generator).",
+                    f"{subject} changed {', '.join(changes)} for the whole process. spanwise undoes this after each call. To keep "
+                    "a setting, set it in your own script. For random numbers, use random.Random or torch.Generator.",
                     stacklevel=2,
                 )
 
@@ -153,7 +153,7 @@ def listed_values(result: Any, size: int, *, subject: str, noun: str) -> Sequenc
     if not isinstance(result, (list, tuple)):
         raise RewardError(f"{subject} returned {type(result).__name__}. Return a list of {size} {noun}s.")
     if len(result) != size:
-        raise RewardError(f"{subject} returned {len(result)} {noun}s for {size} completions. Return one for each.")
+        raise RewardError(f"{subject} returned {len(result)} {noun}s for {size} completions. Return one {noun} for each.")
     return result
 
 
@@ -178,8 +178,8 @@ def reward_call(objective: Objective, text: Texts, columns: Columns) -> partial[
         )
     if missing_name is not None:
         raise DataError(
-            f"Objective '{objective.name}': {unknown('column', missing_name, {'blocks', *columns, *objective.options})} The "
-            f"parameters of a reward function are names of columns, or 'blocks' for the blocks of every completion."
+            f"Objective '{objective.name}': {unknown('column', missing_name, {'blocks', *columns, *objective.options})} Each "
+            f"parameter of a reward function is the name of a column, or 'blocks' for the blocks of every completion."
         )
     return partial(objective.reward, **arguments)  # pyright: ignore[reportArgumentType] - the reward is a function here
 
@@ -235,7 +235,7 @@ def parameters_of(function: Any, name: str) -> Parameters:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
         raise RecipeError(
-            f"Objective '{name}': the parameters of {function!r} are unknown. Wrap it in a function."
+            f"Objective '{name}': Python cannot read the parameters of {function!r}. Call it from a function of your own."
         ) from error
     parameter = next((p.name for p in parameters if p.kind is p.POSITIONAL_ONLY), None)
     if parameter is not None:

@@ -331,7 +331,7 @@ def _check_schema(*, schema: Any, tag: str = "", alone: bool = False, **limits: 
     _schema_of_recipe(schema)
     if alone and tag:
         raise RecipeError(
-            f"The reward 'json_schema' has tag: {tag} and alone: true. But 'alone' only works without a tag: it forbids "
+            f"The reward 'json_schema' has tag: {tag} and alone: true. But 'alone' only works without a tag, because it forbids "
             f"text around the JSON of a whole completion. Remove one of the two options."
         )
 

@@ -43,11 +43,11 @@ class Convention:
             key = key or self.key
             if key is None or key not in raw_value:
                 raise RewardError(
-                    f"{subject} returned a dict. Set key to a name in it. {unknown('key', key or '', map(str, raw_value))}"
+                    f"{subject} returned a dict. Set 'key' to a key of this dict. {unknown('key', key or '', map(str, raw_value))}"
                 )
             return raw_value[key], reward_note
         if key is not None and raw_value is not None:
-            raise RewardError(f"{subject} returned {raw_value!r:.60} instead of a dict with the key {key}. Leave key out.")
+            raise RewardError(f"{subject} returned {raw_value!r:.60} instead of a dict with the key {key}. Remove 'key'.")
         return raw_value, reward_note
 
 

@@ -136,7 +136,7 @@ def judge_of(objective: Objective) -> str | None:
     if chosen_judge_name is None and reward_names and default_judge not in reward_names:
         raise RecipeError(
             f"Objective '{objective.name}' has several outcomes in the option 'given': {' and '.join(reward_names)}. Name "
-            f"the one that its reward is computed from: 'options: {{{judge_option}: {reward_names[0]}}}'."
+            f"the outcome that the reward is computed from: 'options: {{{judge_option}: {reward_names[0]}}}'."
         )
     return chosen_judge_name or default_judge
 
@@ -162,7 +162,7 @@ def _outcome_codes(function: Callable[..., Any], text: Texts, columns: Columns, 
         if outcome_code is None:
             raise RewardError(
                 f"Outcome '{name}' of completion {n} is {value!r}. Return a bool, a finite number below 2**52, a string, or None "
-                f"if it is unknown."
+                f"if the outcome is unknown."
             )
         outcome_codes.append(outcome_code)
     check_discrete({outcome_code for outcome_code in outcome_codes if not math.isnan(outcome_code)}, name)

@@ -55,7 +55,7 @@ class Handle:
     def __getattr__(self, name: str) -> Any:
         if self._spanwise_connection.judging and name in _JUDGES:
             raise AttributeError(
-                f"This object of the tested code has no {name}: only plain values (numbers, texts, lists) have one."
+                f"This object of the tested code has no {name}. Only plain values (numbers, texts, lists) have this attribute."
             )
         return self._spanwise_connection.ask("getattr", self, (name,))
 
@@ -173,7 +173,7 @@ class Connection:
         is_attribute = action in ("getattr", "setattr")
         is_public = type(target).__module__ == "__main__" and is_attribute and not values[0].startswith("_")
         if self.judging and not (is_public or action == "plain" or action in _UNARY | _BINARY):
-            raise AttributeError("The code can reach only public attributes of objects that the tests define.")
+            raise AttributeError("The tested code can reach only public attributes of objects that the tests define.")
         if action == "name":
             return self.namespace[target]
         if action == "plain":

@@ -68,7 +68,7 @@ class Reward(ByCompletion):
         if is_invalid_n.any():
             n = int(is_invalid_n.nonzero()[0])
             raise RewardError(
-                f"The reward of completion {n} is {float(self.value_n[n])} with status "
+                f"The reward of completion {n} is {float(self.value_n[n])}, but its status is "
                 f"{Status(int(self.status_n[n])).name}. Only rewards with the statuses OK and BROKE have a number. Return "
                 "a finite number, or None for no reward."
             )
@@ -148,7 +148,7 @@ def column_of(columns: Columns, name: str, size: int) -> Sequence[Any]:
         column_names = sorted(key for key, column in columns.items() if hasattr(column, "__len__"))
         raise DataError(f"The dataset has no column '{name}'; its columns are {', '.join(column_names) or 'none'}.")
     if len(columns[name]) != size:
-        raise AlignmentError(f"Column '{name}' has {len(columns[name])} rows for {size} completions; give one to each.")
+        raise AlignmentError(f"Column '{name}' has {len(columns[name])} rows for {size} completions; give one row to each.")
     return list(columns[name])  # a list, because pandas would look up labels instead of positions
 
 

@@ -248,9 +248,9 @@ class CodeRunner(Workers):
 def _check_allowed(options: Mapping[str, Any]) -> None:
     if options["allow"] is not True:
         raise RecipeError(
-            "The reward 'runs' executes a model's code on this machine, and limits of time and memory are no sandbox: the code can "
-            "read, send and delete whatever you can. Run it in a container without a network and with nothing to lose, then set "
-            "options: {allow: true}."
+            "The reward 'runs' executes a model's code on this machine. Limits of time and memory are no sandbox: the code can "
+            "read, send and delete whatever you can. Run it in a container that has no network and holds nothing of value. "
+            "Then set options: {allow: true}."
         )
     check_limits(options)
     memory = options["memory"]
@@ -347,9 +347,9 @@ def environment(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, co
 
 
 def _check_lengths(options: Mapping[str, Any]) -> None:
-    option_label = "The option '{}' (tokens) of reward 'overlong'"
-    check_number(option_label.format("longest"), options["longest"], least=1.0, whole=True)
-    check_number(option_label.format("buffer"), options["buffer"], least=1.0, most=float(options["longest"]), whole=True)
+    longest, buffer = options["longest"], options["buffer"]
+    check_number("The option 'longest' (tokens) of reward 'overlong'", longest, least=1.0, whole=True)
+    check_number("The option 'buffer' (tokens) of reward 'overlong'", buffer, least=1.0, most=float(longest), whole=True)
 
 
 @register("overlong", kind="reward", check=_check_lengths, reads_ids=True)

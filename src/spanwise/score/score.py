@@ -144,13 +144,13 @@ def _call(objective: Objective, text: Texts, columns: Columns, scored: Scored, c
 
 def _only_paid(objective: Objective, reward: Reward, text: Texts) -> Reward:
     """Remove the rewards of completions without any paid block. Refuse a wrong number of rewards or measured costs."""
-    size, cost_count = len(text), len(measures_of([objective]))
+    size, value_count, cost_count = len(text), len(reward.value_n), len(measures_of([objective]))
     cost_nc = torch.zeros(size, cost_count).double() if reward.measured_nc is None else reward.measured_nc
-    subject = f"Objective '{objective.name}': its reward returned"
+    subject = f"The reward of objective '{objective.name}'"
     possible_faults = {
-        f"{subject} {len(reward.value_n)} numbers for {size} completions. Return one for each.": len(reward.value_n) != size,
-        f"{subject} {cost_nc.shape[1]} measured numbers for each completion, but has {cost_count} names for them. Register it with "
-        f"measures=[NAME, ...], or return no measured numbers.": cost_nc.shape[1] != cost_count,
+        f"{subject} returned {value_count} numbers for {size} completions. Return one number for each.": value_count != size,
+        f"{subject} returned {cost_nc.shape[1]} measured numbers for each completion, but names {cost_count} of them. Register "
+        f"the reward with measures=[NAME, ...], or return no measured numbers.": cost_nc.shape[1] != cost_count,
     }
     refuse(possible_faults, RewardError)
     is_paid_n = torch.tensor([bool(present(blocks, objective.pays)) for blocks in text], dtype=torch.bool)
@@ -176,7 +176,7 @@ def _check_callable(objectives: Sequence[Objective], text: Texts) -> None:
         if secret_keys := hidden_names(objective.options):
             raise RecipeError(
                 f"Objective '{objective.name}' has the option '{secret_keys[0]}', which holds {HIDDEN} in place of a "
-                "secret. Set the secret again in the recipe; otherwise the reward gets that word."
+                f"secret. Set the secret again in the recipe. Otherwise the reward gets the word {HIDDEN}."
             )
         if text:
             _check_pays(objective, text[0])
@@ -250,8 +250,8 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
             if judge_by_objective.get(name) is not None:
                 raise RecipeError(
                     f"Objective '{objective.name}' compares only completions with the same reward '{name}' (given), but "
-                    f"hardly any two have the same '{name}'. Set given: {judge_by_objective[name]} ('{name}' "
-                    f"depends on this outcome), or set baseline: group."
+                    f"hardly any two completions have the same '{name}'. Set given: {judge_by_objective[name]}, because '{name}' "
+                    f"depends on this outcome. Or set baseline: group."
                 )
         if (built_in_reward := built_in(objective)) is None:
             if objective.name not in recorded:  # a recorded reward's function may be impossible to import
@@ -329,7 +329,7 @@ def _block_option(objective: Objective, block: str, layout: Layout) -> dict[str,
     if len(block_tags) != 1:
         raise RecipeError(
             f"Objective '{objective.name}' reads one tag of each block, but block '{block}' has "
-            f"{', '.join(block_tags) or 'no tags'}. Write options: {{{tag_option}: {(block_tags or ['answer'])[0]}}}."
+            f"{', '.join(block_tags) or 'no tags'}. Name one tag with options: {{{tag_option}: {(block_tags or ['answer'])[0]}}}."
         )
     return {tag_option: block_tags[0]}
 
@@ -409,6 +409,6 @@ def _check_reading(objective: Objective, entry: BuiltIn, layout: Layout) -> None
             )
         if objective.reward == "format" and part.index is not None:
             raise RecipeError(
-                f"{reward_label} cannot read block '{layout.names[part.block]}', which may be repeated. Let it pay other "
-                f"blocks, or leave this reward out."
+                f"{reward_label} cannot read block '{layout.names[part.block]}', which may be repeated. Set 'pays' to "
+                f"other blocks, or leave this reward out."
             )

@@ -138,7 +138,7 @@ def read_schema(text: str) -> tuple[Any, bool]:
 
     schema = json.loads(text, parse_float=exact, parse_constant=exact)
     if not isinstance(schema, dict):
-        raise ValueError(f"it is {text:.60}, but it must be a JSON object")
+        raise ValueError(f"the schema is {text:.60}, but a schema must be a JSON object")
     validator_class = validator_for(schema, default=Draft202012Validator)
     specification = specification_with(validator_class.META_SCHEMA["$schema"])
     schema_keywords: set[str] = set()
@@ -170,8 +170,8 @@ def read_schema(text: str) -> tuple[Any, bool]:
                 try:
                     resolved_target = resolver.lookup(contents[key])
                 except Unresolvable:
-                    advice = "copy that schema into $defs, because spanwise downloads nothing"
-                    raise ValueError(f"{key} {contents[key]!r} refers to a missing schema; {advice}") from None
+                    fault = f"{key} {contents[key]!r} refers to a missing schema"
+                    raise ValueError(f"{fault}; copy that schema into $defs, because spanwise downloads nothing") from None
                 check(resolved_target.contents)
                 subschema_ids[id(contents)].append(id(resolved_target.contents))
                 follow(resolved_target.contents, resolved_target.resolver)
@@ -186,7 +186,7 @@ def read_schema(text: str) -> tuple[Any, bool]:
     try:
         TopologicalSorter(subschema_ids).prepare()
     except CycleError:
-        raise ValueError("a $ref in it leads back to itself; remove this $ref") from None
+        raise ValueError("a $ref of the schema leads back to itself; remove this $ref") from None
     return validator_class(schema, registry=schema_registry), schema_keywords <= _LINEAR
 
 
@@ -196,7 +196,7 @@ def redefinable_builtins(tests: str) -> list[str]:
     nodes = [node for part in ast.parse(tests).body if not isinstance(part, definition_types) for node in ast.walk(part)]
     loaded_names = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     if not loaded_names - {"true", "false", "null"} and not any(isinstance(node, ast.Assert) for node in nodes):
-        raise ValueError("the tests only define or list something, so any code would pass")
+        raise ValueError("the tests only define or list something, so any code would pass them")
     module_table = symtable.symtable(tests, "tests", "exec")
     symbol_tables = [module_table]
     for nested in symbol_tables:

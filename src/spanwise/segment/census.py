@@ -41,7 +41,7 @@ class Census:
         counts_text = " and ".join(f"{self._show(mark)} is in {self.wanted[mark]}" for mark in self.lacking)
         wanted_mark_counts = {mark: count for mark, count in self.wanted.items() if mark not in self.lacking}
         count_of_mark = {**wanted_mark_counts, **self.others}
-        counted_marks = [f"{self._show(mark)} ({count})" for mark, count in count_of_mark.items()]
+        counted_marks = [f"{self._show(mark)} (in {count})" for mark, count in count_of_mark.items()]
         more_text = ", ..." if len(counted_marks) > 6 else ""
         if counted_marks:
             return (
@@ -72,7 +72,7 @@ def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "ta
         >>> dict(tag_census.wanted), dict(tag_census.others), tag_census.lacking
         ({'answer': 2, 'confidence': 0}, {'plan': 1}, ('confidence',))
         >>> census(['{"cost": 3}'] * 8, ["price"], segmenter="json").sentence
-        "'price' is in 0 of 8 completions. The completions do contain 'cost' (8)."
+        "'price' is in 0 of 8 completions. The completions do contain 'cost' (in 8)."
     """
     segmenter_entry = SEGMENTERS.find(segmenter)
     list_marks = segmenter_entry.says

@@ -107,7 +107,7 @@ def channels(parts: Sequence[Part], *, layout: Layout) -> Finder:
             raise LayoutError(unknown("channel", channel_parts[0].mark, (_REASONING, _CALL, _ANSWER)))
     is_prefilled = layout.prefilled in {part.mark for part in parts}
     if is_prefilled and str(layout.prefilled).removesuffix(EACH) != _REASONING:
-        raise LayoutError(f"prefilled is '{layout.prefilled}', but a prompt can open only 'reasoning'. Leave prefilled out.")
+        raise LayoutError(f"prefilled is '{layout.prefilled}', but a prompt can open only 'reasoning'. Remove 'prefilled'.")
     find_signs = sign_finder(_SIGNS, tokens_only=_SIGNS - _SPELLED)
 
     def find(sample: Sample) -> Found:

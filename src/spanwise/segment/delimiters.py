@@ -40,11 +40,11 @@ _TAG = re.compile(r"<(/?)([A-Za-z_][\w.:-]{0,59})>")
 #: Maps the start of an error message of RE2 (a regex library) to advice.
 _ADVICE = {
     "invalid perl operator: (?": (
-        "RE2 does not support lookaround; let the pattern match the surrounding text, too. Put the part that you want "
-        "into a group, such as 'Answer: (?P<value>[0-9]+)'"
+        " RE2 does not support lookaround. Let the pattern match the surrounding text, too. Put the text that you want "
+        "into a group, such as 'Answer: (?P<value>[0-9]+)'."
     ),
-    "invalid escape sequence: \\": "RE2 supports neither this escape sequence nor back-references such as \\1; write the "
-    "repeated text in full, or use the segmenter delimiters",
+    "invalid escape sequence: \\": " RE2 does not support this escape sequence, and it has no back-references such as \\1. "
+    "Write the repeated text in full, or use the segmenter 'delimiters'.",
 }
 
 
@@ -97,7 +97,7 @@ def signs_of(mark: str) -> tuple[str, str]:
     if not separator or not opening_sign:
         raise LayoutError(
             f"'{mark}' is not a pair of delimiters. Write the opening sign, three dots and the closing sign, such as "
-            "<think>...</think>. If no sign closes the part, write 'Answer:...'."
+            "<think>...</think>. If there is no closing sign, leave it out, as in 'Answer:...'."
         )
     return opening_sign, closing_sign
 
@@ -125,7 +125,7 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
         opening_sign, closing_sign = signs_of(mark)
         if opening_sign.encode() in mark_of_opening:
             raise LayoutError(
-                f"'{mark}' has the same opening sign as another mark; give each mark an opening sign of its own."
+                f"'{mark}' has the same opening sign as another pair of delimiters. Give each pair its own opening sign."
             )
         mark_of_opening[opening_sign.encode()] = mark, closing_sign.encode()
     closing_signs = {closing_sign for _, closing_sign in mark_of_opening.values() if closing_sign}
@@ -201,5 +201,5 @@ def _compile(mark: str) -> Any:
     except re2.error as error:
         re2_message = error.args[0] if error.args else b""
         error_reason = re2_message.decode(errors="replace") if isinstance(re2_message, bytes) else str(re2_message)
-        advice = next((f": {text}" for start, text in _ADVICE.items() if error_reason.startswith(start)), "")
-        raise LayoutError(f"RE2 cannot read the pattern '{mark}' ({error_reason}){advice}.") from None
+        advice = next((text for start, text in _ADVICE.items() if error_reason.startswith(start)), "")
+        raise LayoutError(f"RE2 cannot read the pattern '{mark}' ({error_reason}).{advice}") from None

@@ -264,8 +264,8 @@ def steps(path: str) -> list[str | int]:
     path_steps = [_parse_step(match) for match in step_matches]
     if "".join(match[0] for match in step_matches) != path or not isinstance(next(iter(path_steps), 0), str):
         raise LayoutError(
-            f"'{path}' is not a path into JSON. Such a path begins at a key of an object: write price, buyer.name, items[0], "
-            f'items[*].price or ["a.b"].'
+            f"'{path}' is not a path into JSON. Such a path begins with a key of an object, for example price, buyer.name, "
+            f'items[0], items[*].price or ["a.b"].'
         )
     return path_steps
 

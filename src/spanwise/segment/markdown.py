@@ -125,11 +125,12 @@ def markdown(parts: Sequence[Part], *, layout: Layout) -> Finder:
     for mark, mark_parts in group_by_mark(parts).items():
         if not mark.strip("# \t") or "\n" in mark:
             raise LayoutError(
-                f"'{mark}' is not a Markdown heading; write its title without the #, such as Plan, or section for any heading."
+                f"'{mark}' is not a Markdown heading. Write the title of a heading without the #, such as Plan. For any heading, "
+                "write section."
             )
         if mark.lower() in parts_of:
             raise LayoutError(
-                f"The layout writes '{mark}' with different capital letters; write it the same way everywhere."
+                f"The layout writes the heading '{mark}' with different capital letters; write it the same way everywhere."
             )
         parts_of[mark.lower()] = mark_parts
 
@@ -190,7 +191,7 @@ def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
         language_and_kind = _MARK.fullmatch(mark)
         if language_and_kind is None:
             raise LayoutError(
-                f"The segmenter 'code' does not know the mark '{mark}'. Write 'fence' for a whole code block, or a language and a "
+                f"The segmenter 'code' does not know '{mark}'. Write 'fence' for a whole code block, or a language and a "
                 f"kind, such as python.function."
             )
         language, kind = language_and_kind.groups()
@@ -311,8 +312,8 @@ def _load_parser(language: str) -> Any:
         installed_languages = sorted(name.removeprefix("tree_sitter_") for name in grammar_names)
         raise LayoutError(
             f"Code of '{language}' cannot be read, because {error.name} is not installed. Installed languages: "
-            f"{', '.join(installed_languages) or 'none'}. Install this one with pip install "
-            f"tree-sitter-{language.replace('_', '-')}, or python with pip install 'spanwise[segment]'."
+            f"{', '.join(installed_languages) or 'none'}. Install this language with pip install "
+            f"tree-sitter-{language.replace('_', '-')}. For python, use pip install 'spanwise[segment]'."
         ) from None
     load_grammar = getattr(grammar_package, "language", None) or getattr(grammar_package, f"language_{language}")
     return tree_sitter.Parser(tree_sitter.Language(load_grammar()))

@@ -140,7 +140,7 @@ def _check_probe(vocabulary: Vocabulary, backend: Any) -> None:
     decoded_text = backend.decode(probe_ids, skip_special_tokens=False)
     if joined_text.lstrip(" ") != decoded_text.lstrip(" "):
         raise DataError(
-            f"The tokens of {PROBE!r} join to {joined_text!r}, but the tokenizer decodes them to {decoded_text!r}. {_REMEDY}"
+            f"The tokens of {PROBE!r} spell {joined_text!r}, but the tokenizer decodes these tokens to {decoded_text!r}. {_REMEDY}"
         )
 
 

@@ -158,7 +158,7 @@ def test_other_settings_a_flipped_byte_and_a_lost_critic_are_refused(copied):
     resume(r"model\.safetensors")
     shutil.rmtree(copied / "critic")
     write_manifest(copied, processes=1, settings=read_manifest(copied)["settings"])
-    resume("holds no critic")
+    resume("lacks the critic or its optimizer")
 
 
 def test_another_number_of_processes_is_said(copied):

@@ -139,7 +139,7 @@ def test_the_warm_ups_are_counted_in_generation_batches(tmp_path):
 def test_a_run_that_ends_before_the_mixing_begins_is_refused(tmp_path):
     """Four steps on batches of two steps are two batches."""
     options = {"max_steps": 4, "per_device_train_batch_size": 4, "steps_per_generation": 2, "gradient_accumulation_steps": 1}
-    with pytest.raises(RecipeError, match="begin after 2 generation batches, but the run has only 2"):
+    with pytest.raises(RecipeError, match="enter the credit after 2 generation batches, but the run has only 2"):
         run_with(tmp_path / "two", laser(mix=MIX, self_rewarding_warmup=2), **options).train()
     run_with(tmp_path / "one", laser(mix=MIX, self_rewarding_warmup=1), **options).train()
 
@@ -195,7 +195,7 @@ def test_a_resumed_run_goes_on_with_its_reference(tmp_path):
 
 def test_a_checkpoint_without_a_reference_is_not_gone_on_from(tmp_path):
     part = run_with(tmp_path, laser()).parts["laser"]
-    with pytest.raises(DataError, match="trained without laser"):
+    with pytest.raises(DataError, match="is of a run without laser"):
         part.restore(tmp_path)
     (tmp_path / "laser.json").write_text(json.dumps({"token": "x", "id": 3, "reference": -4.0}))
     with pytest.raises(DataError, match=r"reserved token 3, .* the id 20"):

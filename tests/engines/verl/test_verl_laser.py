@@ -196,7 +196,7 @@ def test_the_loss_is_verls_own_plus_the_verification_loss(credited, mode):
 
 REFUSED = {
     "no reference": ((), {"reference": None}, r"laser.reference is missing: .*RECIPE --model MODEL --dataset FILE`"),
-    "another mode": (("trainer.v1.trainer_mode=colocate_async",), {}, r"laser needs .* is not known here"),
+    "another mode": (("trainer.v1.trainer_mode=colocate_async",), {}, r"laser needs .* nothing computes score_n"),
     "V0": (("trainer.use_v1=False",), {}, r"laser needs .* or train with TRL"),
     "the rollout's log-probabilities": (("algorithm.rollout_correction.bypass_mode=True",), {}, r"bypass_mode=True takes"),
     "a filter of groups": (

@@ -37,17 +37,17 @@ _EXPLAINED = Metric(
 #: The critic's section on the report page of a run.
 _PAGE = Page(
     "Critic",
-    "GAE and SAE credit a token with the critic's value after the token minus the value before it. So they are only as good "
-    "as these values.",
+    "GAE and SAE credit a token with the critic's value after the token minus the value before it. So both methods are "
+    "only as good as the critic's values.",
     "Does the critic know anything?",
     (
         Chart(
             "Explained variance",
             {"explained_variance": "critic"},
             "share of the variance",
-            "How well the critic expected what the tokens earned (their returns): 1 is exactly, 0 is no better than a "
-            "constant, and below 0 is worse. The number is 1 - variance of (earned - expected) / variance of earned, over "
-            "the tokens of a batch.",
+            "This number says how well the critic predicts what tokens earn (their returns): 1 is perfect, 0 is as good as "
+            "a constant, and a negative number is worse than a constant. It is computed over the tokens of a batch, as "
+            "1 - variance of (earned - expected) / variance of earned.",
             floor=-1.0,  # a new critic's explained variance of -1,000 would flatten the curve
         ),
         Chart(
@@ -55,15 +55,15 @@ _PAGE = Page(
             {"error_mean": "of a completion's mean", "error_within": "within a completion"},
             "squared error",
             "The squared error has two parts: the error of a completion's mean value, and the error around that mean. A "
-            "small second part alone does not show a good critic. If all reward comes at the end, it is 0 for every critic "
-            "that gives all tokens of a completion the same value.",
+            "small second part alone does not show a good critic. If all reward comes at the end, the second part is 0 for "
+            "every critic that gives all tokens of a completion the same value.",
         ),
         Chart(
             "Expected and earned",
             {"value_mean": "expected", "target_mean": "earned"},
             "mean",
-            "What the critic expected of the tokens of a batch, and what they earned, each as a mean. While the two differ, "
-            "the critic lags behind the policy.",
+            "The curves show what the critic expected of a batch's tokens, and what these tokens earned. Both are means over "
+            "the batch. While the curves differ, the critic lags behind the policy.",
         ),
     ),
     headline=("explained_variance", "explained variance", "the critic knows nothing"),
@@ -103,7 +103,7 @@ class CriticConfig(Mode):
     """
 
     about: ClassVar[str] = (
-        "the value model that some methods need (gae, sae); fields of `CriticConfig`: learning_rate, model, ..."
+        "the value model (critic) that methods such as gae and sae need; its fields are those of `CriticConfig`, such as model"
     )
     metrics: ClassVar[tuple[Metric, ...]] = (_EXPLAINED,)
     page: ClassVar[Page | None] = _PAGE
@@ -188,17 +188,16 @@ def critic_faults(
 ) -> dict[str, Any]:
     """Check an engine's critic against the recipe. Return {error message: a true value if it applies}."""
     value_names = scheme.value_names
-    no_values_text = f"method '{scheme.method}' needs no critic"
+    setting_name = option.split("=")[0]
     return {
-        f"Method '{scheme.method}' needs the values of {engine}'s critic: add {option}. Or use a method that compares completions, "
+        f"Method '{scheme.method}' needs the values of {engine}'s critic. Add {option}, or use a method that compares completions, "
         f"such as 'bae' or 'grpo'.": value_names and not has_critic,
-        f"{option.split('=')[0]} asks for a critic, but {no_values_text}. Remove the setting, or "
+        f"{setting_name} asks for a critic, but method '{scheme.method}' needs no critic. Remove {setting_name}, or "
         "use method 'gae' or 'sae'.": has_critic and not value_names,
-        f"The recipe has a critic section, but {no_values_text}. Remove the section, or use method 'gae' or 'sae'.": (
-            critic_config != CriticConfig() and not value_names
-        ),
-        f"The method needs a value for each objective ({', '.join(value_names)}), but {engine}'s critic gives one per token; write "
-        f"values: shared in the recipe.": len(value_names) > 1,
+        f"The recipe has a critic section, but method '{scheme.method}' needs no critic. Remove the section, or "
+        "use method 'gae' or 'sae'.": critic_config != CriticConfig() and not value_names,
+        f"The method needs a value for each objective ({', '.join(value_names)}), but {engine}'s critic gives each token only "
+        f"one value. Write values: shared in the recipe.": len(value_names) > 1,
         f"critic.truncated is '{critic_config.truncated}', but {engine} can only treat a cut-off completion like one that "
         f"ended. Remove critic.truncated.{instead}": (critic_config.truncated != "terminal"),
     }

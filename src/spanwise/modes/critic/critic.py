@@ -96,7 +96,7 @@ class Critic:
         if self.config.mini_batches > row_count:
             raise RecipeError(
                 f"critic.mini_batches is {self.config.mini_batches}, but each process has {row_count} completions of a generation "
-                f"batch. Set it to {row_count} or less."
+                f"batch. Set critic.mini_batches to {row_count} or less."
             )
         for epoch in range(self.config.epochs):
             mini_batches: Sequence[Tensor] = [torch.arange(row_count)]
@@ -138,7 +138,7 @@ class Critic:
             parameter.grad = self._sum(parameter.grad)
         gradient_norm = float(nn.utils.clip_grad_norm_(parameters_with_gradient, self.config.max_grad_norm))
         if not gradient_norm < float("inf"):  # all processes have the same gradient norm
-            raise self._diverged(f"the norm of its gradient is {gradient_norm}")
+            raise self._diverged(f"The norm of the critic's gradient is {gradient_norm}.")
         self.optimizer.step()
         self.schedule.step()
         self.optimizer.zero_grad()
@@ -151,13 +151,14 @@ class Critic:
         nonfinite_count = int(self._sum(nonfinite_count_r.sum()))
         if nonfinite_count:
             faulty_rows = row_r[nonfinite_count_r.cpu() > 0].tolist()
-            fault_place = f"first in completion {faulty_rows[0]}" if faulty_rows else "in completions of another process"
-            raise self._diverged(f"{nonfinite_count:g} of its values are not finite, {fault_place}")
+            in_other_process = "They are in completions of another process."
+            fault_place = f"The first is in completion {faulty_rows[0]}." if faulty_rows else in_other_process
+            raise self._diverged(f"{nonfinite_count:g} of the critic's values are not finite. {fault_place}")
 
     def _diverged(self, problem: str) -> DivergedError:
         self.optimizer.zero_grad()
         return DivergedError(
-            f"The critic has diverged after {self.updates} updates: {problem}. This step updated no weight. Lower "
+            f"The critic has diverged after {self.updates} updates. {problem} This step updated no weight. Lower "
             f"critic.learning_rate ({self.config.learning_rate:g}), or resume from an earlier checkpoint."
         )
 
@@ -197,7 +198,7 @@ class Critic:
         critic_folder = Path(folder)
         if not (critic_folder / STATE).is_file() or not (critic_folder / ABOUT).is_file():
             raise DataError(
-                f"The checkpoint '{critic_folder.parent}' holds no critic with its optimizer ({critic_folder.name}/{STATE}), so "
+                f"The checkpoint '{critic_folder.parent}' lacks the critic or its optimizer ({critic_folder.name}/{STATE}), so "
                 "the run cannot resume from it. Resume from another checkpoint, or start a new run."
             )
         self.model.load_state_dict(ValueModel.load(str(critic_folder), self.model.names, self.config).state_dict())

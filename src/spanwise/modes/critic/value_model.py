@@ -87,7 +87,7 @@ class ValueModel(nn.Module):
             fault_messages = {
                 f"The critic '{place}' gives {len(saved_critic.names)} values ({', '.join(saved_critic.names)}), but this "
                 f"recipe needs {len(names)} ({', '.join(names)}). Use a critic of a recipe with the same objectives and "
-                "the same `values`.": (list(names) != saved_critic.names)
+                "the same setting `values`.": (list(names) != saved_critic.names)
             }
             for name in ("head", "bins", "value_range"):
                 saved_value, requested_value = getattr(saved_critic.config, name), getattr(config, name)
@@ -117,7 +117,7 @@ class ValueModel(nn.Module):
         refuse(
             {
                 f"The critic '{place}' knows {embedding_count} token ids, which are too few for the policy's tokenizer "
-                f"with {tokenizer_size}. Use a critic of the policy's tokenizer.": embedding_count < tokenizer_size,
+                f"with {tokenizer_size} ids. Use a critic of the policy's tokenizer.": embedding_count < tokenizer_size,
                 f"The critic '{place}' ({type(model).__name__}) sees later tokens when it values a token. So its values "
                 "would give away what the policy writes next. Use a model that reads forwards only.": bool(
                     (hidden_state_nlc[0] - hidden_state_nlc[1]).abs().max() > 1e-4 * hidden_state_nlc.abs().max()
@@ -195,6 +195,6 @@ def _check_tokenizer(place: str, saved: Saved | None, tokenizer: Any) -> None:
             return
     if policy_fingerprint != critic_fingerprint:
         raise DataError(
-            f"The critic '{place}' was fitted to the ids of another tokenizer ({critic_fingerprint}) than the policy's "
-            f"({policy_fingerprint}), so it would misread the ids. Use a critic of the policy's tokenizer."
+            f"The critic '{place}' and the policy have different tokenizers, so the critic would misread token ids. The hashes "
+            f"of their vocabularies are {critic_fingerprint} and {policy_fingerprint}. Use a critic of the policy's tokenizer."
         )

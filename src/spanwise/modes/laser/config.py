@@ -75,12 +75,12 @@ class Laser(Mode):
         200
         >>> Laser("<unk>", reference=-4.2)
         Traceback (most recent call last):
-        spanwise.errors.RecipeError: laser: ... the score is at most 0.42. ... Set beta to 0.24 or more.
+        spanwise.errors.RecipeError: With laser.beta ... the score is at most 0.42. ... Set beta to 0.24 or more.
     """
 
     about: ClassVar[str] = (
-        "for any method: the policy's confidence in its answer, as the probability of a reserved token; fields of `Laser`: token, "
-        "beta, ..."
+        "for any method: the policy's confidence in its answer, read from the probability of a reserved token; its fields are "
+        "those of `Laser`, such as token"
     )
     adds: ClassVar[frozenset[str]] = frozenset({"score_n"})
     parts: ClassVar[Mapping[str, str]] = {
@@ -121,8 +121,8 @@ class Laser(Mode):
             lowest_beta = math.ceil(-100 / reference) / 100 if reference < 0 else math.inf
             remedy_text = f"Set beta to {lowest_beta:.2f} or more" if reference < 0 else "Set a reference below 0"
             raise RecipeError(
-                f"laser: with beta {self.beta:g} and reference {reference:.3g}, the score is at most "
-                f"{-self.beta * reference:.2g}. But the score of right completions is trained towards 1. {remedy_text}."
+                f"With laser.beta {self.beta:g} and laser.reference {reference:.3g}, the score is at most "
+                f"{-self.beta * reference:.2g}. But laser trains the score of right completions towards 1. {remedy_text}."
             )
 
     @property
@@ -146,21 +146,21 @@ class Laser(Mode):
         if_missing = scheme.objectives[scheme.names.index(self.verdict)].if_missing
         if if_missing not in (None, 0, 1):
             raise RecipeError(
-                f"laser.verdict is '{self.verdict}', whose if_missing is {if_missing:g}, but a verdict must be 1 or 0. Set "
-                "if_missing of this objective to 0, or remove it."
+                f"laser.verdict names objective '{self.verdict}', whose if_missing makes a missing reward {if_missing:g}. But a "
+                "verdict must be 1 or 0. Set if_missing of this objective to 0, or remove if_missing."
             )
         if scheme.entry.kind == "step" or any(objective.scope == "turn" for objective in scheme.objectives):
             raise RecipeError(
                 f"laser gives a whole completion one score, at its end, but method '{scheme.method}' gives credit to single "
-                "turns. Leave laser out, or credit whole rollouts: with a method such as 'bae', and without scope: turn."
+                "turns. Leave laser out, or credit whole rollouts: use a method such as 'bae', and remove scope: turn."
             )
 
     def check_provided(self, provided: Collection[str]) -> None:
         """Refuse an engine that does not give laser its log-probabilities."""
         if "score_n" not in provided:
             raise RecipeError(
-                f"laser needs the log-probability of '{self.token}' after the end of each completion (score_n), which is not "
-                f"known here. Leave laser out, or train with TRL."
+                f"laser needs the log-probability of '{self.token}' after the end of each completion (score_n). In this setting, "
+                "nothing computes score_n. Leave laser out, or train with TRL."
             )
 
     def check_turns(self) -> None:
@@ -172,14 +172,12 @@ class Laser(Mode):
 
     def check_steps(self, steps: int) -> None:
         """Refuse a warm-up that lasts the whole run. Laser's loss, or the mixing of its score, would never start."""
-        for start, name, remedy in (
-            (self.reasoning_warmup, "its loss", "lower reasoning_warmup"),
-            (self.first_mix, "mixing its score into the credit", "lower self_rewarding_warmup, or set mix: 0"),
+        for start, start_text, remedy in (
+            (self.reasoning_warmup, "Laser's loss would begin", "Lower laser.reasoning_warmup."),
+            (self.first_mix, "Laser's score would enter the credit", "Lower laser.self_rewarding_warmup, or set mix: 0."),
         ):
             if start is not None and start >= steps:
-                raise RecipeError(
-                    f"laser: {name} would begin after {start} generation batches, but the run has only {steps}; {remedy}."
-                )
+                raise RecipeError(f"{start_text} after {start} generation batches, but the run has only {steps}. {remedy}")
 
     def mixes_at(self, step_n: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
         """Mark the completions whose advantage contains their self-rewarding score. Unknown steps (0) count as mixed.
@@ -229,7 +227,7 @@ class Laser(Mode):
         if self.token not in (measured_reference["token"], measured_reference["id"]):
             raise DataError(
                 f"The recipe has laser.token '{self.token}', but '{reference_file}' says that the run trained "
-                f"'{measured_reference['token']}' (id {measured_reference['id']}). Set laser.token to the trained one."
+                f"'{measured_reference['token']}' (id {measured_reference['id']}). Set laser.token to the token that was trained."
             )
         return self if self.reference is not None else replace(self, reference=measured_reference["reference"])
 
@@ -245,7 +243,7 @@ class Laser(Mode):
         warmup_count = int((~self.mixes_at(table.step_n)).sum())
         warmup_note = (
             f"laser's score is part of the credit only from step {self.first_mix + 1} on (self_rewarding_warmup). "
-            f"{warmup_count:,} of {len(table):,} completions are from earlier steps, so their credit does not contain it."
+            f"{warmup_count:,} of {len(table):,} completions are from earlier steps, so their credit does not contain the score."
         )
         return warmup_note if warmup_count else ""
 

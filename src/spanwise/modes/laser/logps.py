@@ -30,19 +30,16 @@ def reserved_id(laser: Laser, tokenizer: Any, *, size: int, ends: Collection[int
     id_of_special_token = {token: vocabulary[token] for token in tokenizer.all_special_tokens if token in vocabulary}
     id_of_special_token |= {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     id_of_special_token = {token: number for token, number in id_of_special_token.items() if number not in used_ids}
-    unused_id_text = f"or an unused id from {len(tokenizer)} to {size - 1}, if there is one"
-    token_examples = f"such as {', '.join(list(id_of_special_token)[:3])}" if id_of_special_token else unused_id_text
+    remedy = f"Name an unused special token, such as {', '.join(list(id_of_special_token)[:3])}."
+    if not id_of_special_token:
+        remedy = f"Name an unused id from {len(tokenizer)} to {size - 1}, if there is one."
     token_id = vocabulary.get(laser.token) if isinstance(laser.token, str) else laser.token
     if token_id is None or not 0 <= token_id < size:
-        raise RecipeError(
-            f"{token_setting} is not in the vocabulary of {len(tokenizer)} tokens; name one that is, {token_examples}."
-        )
+        raise RecipeError(f"{token_setting} is not in the vocabulary of {len(tokenizer)} tokens. {remedy}")
     if token_id in used_ids:
-        raise RecipeError(f"{token_setting} begins, ends or pads a completion; name an unused token, {token_examples}.")
+        raise RecipeError(f"{token_setting} begins, ends or pads a completion. {remedy}")
     if token_id in set(vocabulary.values()) - set(id_of_special_token.values()):
-        raise RecipeError(
-            f"{token_setting} is text that the policy writes, so it can be sampled; name a special token, {token_examples}."
-        )
+        raise RecipeError(f"{token_setting} is text that the policy writes, so the policy can sample it. {remedy}")
     return token_id
 
 
@@ -111,8 +108,8 @@ def measured(
     known_logp_n = logp_n[~logp_n.isnan()].double()
     if not len(known_logp_n):
         raise DataError(
-            f"laser reads '{laser.token}' after the end of a completion, but none of the {len(logp_n)} completions of the "
-            "first batch ended. Raise max_completion_length."
+            f"laser reads the probability of '{laser.token}' after the end of a completion, but none of the {len(logp_n)} "
+            "completions of the first batch ended. Raise max_completion_length."
         )
     mean_logp = float(known_logp_n.mean())
     std_logp = float(known_logp_n.std()) if len(known_logp_n) > 1 else 0.0
@@ -125,14 +122,15 @@ def measured(
         self_reward_text = (
             f"laser.reference is {laser.reference:g}, but the starting policy gives '{laser.token}' the mean "
             f"log-probability {mean_logp:.4g} (standard deviation {std_logp:.2g}). So scores start at "
-            f"{first_self_reward:.2g} instead of 0"
+            f"{first_self_reward:.2g} instead of 0."
         )
         if not -_FAR <= first_self_reward <= 1 + _FAR:
             raise RecipeError(
-                f"{self_reward_text}. The reference belongs to another model or token. Remove it; spanwise then measures it."
+                f"{self_reward_text} The reference belongs to another model or token. Remove laser.reference, and spanwise "
+                "measures the reference."
             )
         if abs(first_self_reward) > _NEAR:
-            warning = f"{self_reward_text}. If laser has not trained this policy before, remove laser.reference."
+            warning = f"{self_reward_text} If laser has not trained this policy before, remove laser.reference."
     measurement = {"token": laser.token, "id": token, "reference": laser.reference, "mean": mean_logp, "std": std_logp}
     return laser, {**measurement, "completions": len(known_logp_n), "temperature": temperature}, warning
 
@@ -153,7 +151,7 @@ class Appended(RowPart):
         """Refuse settings of verl or SkyRL with which LaSeR cannot work."""
         setting_faults = _verl_faults(config) if engine == "verl" else _skyrl_faults(config)
         no_reference_message = (
-            "laser.reference is missing: the log-probability of laser's token before training. "
+            "laser.reference is missing: it is the log-probability of laser's token before training, and "
             f"{engine} does not measure it. Run `spanwise reference RECIPE --model MODEL --dataset FILE`, and set "
             "laser.reference to the printed number."
         )

@@ -131,7 +131,7 @@ def verification_loss(
     """
     if self_reward_n.shape != verdict_n.shape:
         raise AlignmentError(
-            f"There are {len(self_reward_n)} scores and {len(verdict_n)} verdicts; give one to each completion."
+            f"There are {len(self_reward_n)} scores and {len(verdict_n)} verdicts. Give one score and one verdict per completion."
         )
     is_known_n = ~(self_reward_n.isnan() | verdict_n.isnan())
     if weight_n is None:

@@ -130,8 +130,8 @@ class SelfRewarding(TrlPart):
                 )
             self._written = True
             new_warnings.append(
-                f"{token_text} was sampled in {count_text}. Laser's loss makes the policy write this token: lower beta or alpha, "
-                "or name another token."
+                f"{token_text} was sampled in {count_text}. Laser's loss makes the policy write this token. Lower laser.beta or "
+                "laser.alpha, or name another token."
             )
         has_ended_n = sampled_end(batch, self.ends)
         logp_n = self.known_logps(has_ended_n, output)
@@ -238,7 +238,8 @@ class SelfRewarding(TrlPart):
         """Restore the reference log-probability from a checkpoint. Refuse one that was measured for another token."""
         if not (folder / FILE).is_file():
             raise DataError(
-                f"'{folder}' was trained without laser (it has no {FILE}), so laser cannot continue it. Start a new run."
+                f"The checkpoint '{folder}' is of a run without laser (it has no {FILE}), so a run with laser cannot resume "
+                "from it. Start a new run."
             )
         measurement = read_measured(folder / FILE)
         if (trained_id := measurement["id"]) != self.token:

@@ -106,7 +106,7 @@ def _read_samples(files: Sequence[Path]) -> Iterator[tuple[str, Any]]:
 def _check_archive(file: Path) -> None:
     """Refuse a file that is not a zip archive written by Inspect."""
     if not zipfile.is_zipfile(file):
-        raise ValueError("it is not a complete zip archive")
+        raise ValueError("the file is not a complete zip archive")
     with zipfile.ZipFile(file) as archive:
         names = archive.namelist()
     if not {"header.json", "_journal/start.json"} & {*names}:

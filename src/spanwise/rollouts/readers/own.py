@@ -34,7 +34,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     method_names = schema.methods_in(column_names)
     token_column = schema.IDS if schema.IDS in column_names else schema.TOKENS
     if token_column == schema.TOKENS and tokenizer is not None:
-        raise DataError(f"'{path}' holds its tokens as text, so --tokenizer has nothing to read; leave --tokenizer out.")
+        raise DataError(f"'{path}' holds its tokens as text, so spanwise needs no tokenizer. Leave --tokenizer out.")
     if token_column == schema.IDS and tokenizer is None:
         run_tokenizer = None if run_folder is None else tokenizer_in(run_folder)
         tokenizer = run_tokenizer or schema.tokenizer_of(arrow_schema)
@@ -208,5 +208,5 @@ def _check_spelling(file: Path, vocabulary: Vocabulary, tokenizer: str | Path) -
     if wrong_count > len(first_rows) // 2:
         raise DataError(
             f"The tokenizer of '{tokenizer}' decodes {wrong_count} of the first {len(first_rows)} completions of '{file}' "
-            "to texts that differ from the file's; give the tokenizer of the model that sampled them."
+            "to other texts than the file holds. Give the tokenizer of the model that sampled the completions."
         )

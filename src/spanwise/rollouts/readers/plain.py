@@ -40,7 +40,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 _COMPLETION_COLUMNS = {*NAMES["completion"], *NAMES["completions"], "messages"}
 REWARD_PREFIXES = ("rewards/", schema.column("reward", ""))
 _OF_TURNS = re.compile(r"(?:^|_)turns?(?:$|_)")
-_COLUMN_HINT = "--columns {role}=NAME, in Python columns={{'{role}': 'NAME'}}"
+_COLUMN_HINT = "--columns {role}=NAME (in Python: columns={{'{role}': 'NAME'}})"
 _PANDAS_INDEX_NAMES = ("", "__index_level_0__", "Unnamed: 0")
 _REWARD_NAMES = (*COMPARED, "advantage")  # lists in these columns have an entry per completion
 
@@ -98,7 +98,7 @@ def read_plain(
     role_notes = [f"{noun} from '{roles[role]}'" for role, noun in noun_of_role.items() if roles.get(role, noun) != noun]
     role_note = f"Columns: {', '.join(role_notes)}." if role_notes else ""
     if parts:
-        role_note = f"Each completion is the columns {', '.join(parts)}, joined. Tags with a column's name enclose its text."
+        role_note = f"Each completion joins the columns {', '.join(parts)}. Each text stands in tags with its column's name."
     elif not roles.keys() & {"completion", "completions"}:
         role_note = "The completion is what follows the last user message in 'messages'; tool messages get no credit."
     return RolloutTable.of(
@@ -115,7 +115,7 @@ def read_plain(
             repeats_note,
             role_note,
             f"{empty_row_count} of {row_count} rows hold no completion and are left out." if empty_row_count else "",
-            f"Null entries in lists of completions are left out: {null_entry_count}." if null_entry_count else "",
+            f"{null_entry_count} entries in lists of completions are null and are left out." if null_entry_count else "",
             _note_turns(other_columns),
         ],
     )
@@ -128,8 +128,8 @@ def _note_turns(columns: Mapping[str, Sequence[Any]]) -> str:
     if not names:
         return ""
     return (
-        f"Columns with a number per turn are not read as rewards: {', '.join(names)}. All turns of a completion share its "
-        "rewards. To give each turn rewards of its own, call spanwise.by_turn (docs/agents.md)."
+        f"These columns hold a number per turn, so they are not read as rewards: {', '.join(names)}. All turns of a "
+        "completion share its rewards. To give each turn rewards of its own, call spanwise.by_turn (docs/agents.md)."
     )
 
 
@@ -210,10 +210,13 @@ def _check_roles(role_columns: Mapping[str, str]) -> Mapping[str, str]:
             raise RecipeError(unknown("role of --columns", role, NAMES))
         first_role = role_of_column.setdefault(name, role)
         if first_role != role and {first_role, role} != {"prompt", "group"}:
-            raise RecipeError(f"--columns gives '{name}' two roles, {first_role} and {role}; give each role its own column.")
+            raise RecipeError(
+                f"--columns gives column '{name}' two roles, {first_role} and {role}; give each role its own column."
+            )
     if {"completion", "completions"} <= role_columns.keys():
         raise RecipeError(
-            "--columns names both completion and completions; if each cell holds a list, name completions alone."
+            "--columns gives both completion and completions. Give completions alone if each cell holds a list. Otherwise give "
+            "completion alone."
         )
     return role_columns
 
@@ -261,15 +264,15 @@ def _list_completions(cell: Any) -> list[Any]:
         cells.check_speaker(cell)
         if len(cell) > 1 and all(message["role"] == "assistant" for message in cell):
             raise cells.FieldError(
-                "the list of messages may be one conversation or several completions. Write one completion as its text, "
-                "and several as a list of texts or of lists of messages"
+                "the list of messages may be one conversation or several completions. Write one completion as a text. Write "
+                "several completions as a list of texts, or as a list of lists of messages"
             )
         return [cell]
     items = cell if isinstance(cell, (list, tuple)) else [cell]
     entries = [[item] if cells.is_message(item) else item for item in items]
     if any(isinstance(item, (list, tuple, dict)) and not cells.is_chat(item) for item in entries):
         raise cells.FieldError(
-            "a completion is a text, or a list of messages such as {'role': 'assistant', 'content': '...'}"
+            "a completion must be a text, or a list of messages such as {'role': 'assistant', 'content': '...'}"
         )
     for entry in filter(cells.is_chat, entries):
         cells.check_speaker(entry)
@@ -282,7 +285,7 @@ def _split_conversation(cell: Any) -> tuple[Any, list[Any]]:
         return None, []
     if not cells.is_chat(cell):
         raise cells.FieldError(
-            "there is no column of completions, so the cell must hold a list of messages, the last one from the assistant"
+            "there is no column of completions, so the cell must hold a list of messages that ends with the assistant's message"
         )
     cells.check_speaker(cell)
     prompt_messages, reply_messages = cells.split_chat(cell)
@@ -366,14 +369,14 @@ class _PlainTable:
         for row in shared_rows:
             if _holds_number(column[row]) or isinstance(column[row], dict):
                 raise DataError(
-                    f"Row {row} of '{self.path}' has several completions and one value of '{name}', {column[row]}. Give a "
-                    "list with one value per completion, null where it is missing. If the column holds no rewards, rename it."
+                    f"Row {row} of '{self.path}' has several completions, but only one value of '{name}', {column[row]}. Give a "
+                    "list with one value per completion, and null for a missing value. If the column holds no rewards, rename it."
                 )
         wrong_row = next((row for row, count in count_of_row.items() if len(column[row]) != count), None)
         if wrong_row is not None and is_reward:
             raise DataError(
                 f"Row {wrong_row} of '{self.path}' has {count_of_row[wrong_row]} completions and {len(column[wrong_row])} values "
-                f"of '{name}'; give one for each completion, null for a missing value."
+                f"of '{name}'. Give one value for each completion, and null if a value is missing."
             )
         return wrong_row is None
 
@@ -415,7 +418,7 @@ def _name_rewards(path: Path, columns: Mapping[str, Sequence[Any]]) -> dict[str,
         reward_name = name.removeprefix(reward_prefix)
         if reward_name in reward_columns or (reward_prefix and reward_name in columns):
             raise DataError(
-                f"'{path}' has a second column for the reward '{reward_name}', called '{name}'; remove one of the two columns."
+                f"'{path}' has two columns for the reward '{reward_name}'. One of them is '{name}'. Remove one of the two columns."
             )
         if reward_prefix or (
             name in _REWARD_NAMES and any(isinstance(value, int | float) or cells.is_like_number(value) for value in values)

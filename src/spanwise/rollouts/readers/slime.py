@@ -40,7 +40,7 @@ def read_slime(path: Path, files: Sequence[Path], tokenizer: str | Path | None) 
     groups = samples.values("group")
     ungrouped_count = groups.count(None)
     no_group_note = (
-        f"{ungrouped_count} of {len(groups)} samples have no group_index, so samples of equal prompts form the groups."
+        f"{ungrouped_count} of {len(groups)} samples have no group_index, so samples with the same prompt form a group."
     )
     rollout_keys = [("sample", n) if rollout is None else rollout for n, rollout in enumerate(samples.values("rollout"))]
     keys, notes = (None, [no_group_note]) if ungrouped_count else (groups, [])

@@ -47,7 +47,7 @@ def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -
         group_ids = [match[1] for match in key_matches]
     elif len(set(zip(group_ids, steps, strict=True))) == len(group_ids):  # each row has its own id, so ids form no groups
         group_ids = []
-    uid_note = f"{missing_uid_count} of {len(uid_cells)} rows have no uid, so rows of equal prompts form the groups."
+    uid_note = f"{missing_uid_count} of {len(uid_cells)} rows have no uid, so rows with the same prompt form a group."
     rewards = {name: values for name, values in row_columns.items() if name not in _NO_REWARDS}
     return RolloutTable.of(
         "verl",

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from spanwise.errors import DataError, RewardError, check_known, check_number, refuse, unknown
+from spanwise.errors import DataError, RewardError, check_number, refuse, unknown
 from spanwise.layout import any_index
 from spanwise.objective import is_number_table
 from spanwise.registry import register
@@ -47,7 +47,6 @@ _answered: set[Any] = set()
 
 def _check(options: Mapping[str, Any]) -> None:
     choices, constrain, key = options["choices"], options["constrain"], options["key"]
-    check_known("value of the judge's option 'constrain'", constrain, ("schema", "choice", "none"))
     for name, least in (("max_concurrent", 1.0), ("retries", 0.0), ("max_tokens", 1.0)):
         check_number(f"The judge's option '{name}'", options[name], least=least, whole=True)
     for name in ("timeout", "deadline"):
@@ -57,14 +56,16 @@ def _check(options: Mapping[str, Any]) -> None:
     are_distinct = len({str(word).lower() for word in choice_list}) == len(choice_list)
     refuse(
         {
-            "The judge's key names no environment variable. Name one, or leave key out.": not isinstance(key, str),
-            "The reward 'judge' has no model. Set it to the name that the server uses: options: {model: NAME, base_url: URL}.": (
+            f"The judge's 'constrain' is {constrain}. Write schema, choice or none.": constrain
+            not in ("schema", "choice", "none"),
+            "The judge's option 'key' must be the name of an environment variable.": not isinstance(key, str),
+            "The reward 'judge' has no model. Write options: {model: NAME, base_url: URL}, with the model's name on the server.": (
                 not isinstance(options["model"], str) or not options["model"]
             ),
             f"The judge's choices are {choices!r}. Write two or more words with their numbers: {{no: 0, yes: 1}}.": not choice_list,
-            f"The judge's choices are {choice_list}. Write words that differ from each other, and put yes and no in quotes: YAML "
-            f"reads them as true and false.": not (are_words and are_distinct),
-            "With 'constrain: choice', the judge can reply only with a choice, but 'locate' also asks it for a part. "
+            f"The judge's choices are {choice_list}. Write words that differ from each other. Put yes and no in quotes, because "
+            "YAML reads bare words like these as true and false.": not (are_words and are_distinct),
+            "With 'constrain: choice', the judge can reply only with a choice, but 'locate' also asks the judge to name a block. "
             "Remove one of the two options.": (options["locate"] and constrain == "choice"),
         }
     )
@@ -75,10 +76,11 @@ def _check_ready(options: Mapping[str, Any]) -> None:
     """Refuse to ask a judge if its package or its API key is missing."""
     key = options["key"]
     lacks_key = not os.environ.get(key) and (options["base_url"] is None or key != "OPENAI_API_KEY")
-    shown_key = key if key.isupper() else "that key names"  # the option `key` may hold the secret itself
-    no_key_text = f"The judge has no key. Set the environment variable {shown_key}, or name another variable with key: NAME."
+    shown_key = key if key.isupper() else "that the option 'key' names"  # the option `key` may hold the secret itself
+    no_key = f"The judge has no key. Set the environment variable {shown_key}, or name another variable with key: NAME."
+    no_key += " A server of your own (base_url) needs no key."
     no_package = "The reward 'judge' needs the package openai. Install 'spanwise[judge]'."
-    refuse({no_package: not find_spec("openai"), f"{no_key_text} A server of your own (base_url) needs no key.": lacks_key})
+    refuse({no_package: not find_spec("openai"), no_key: lacks_key})
 
 
 @register("judge", kind="reward", check=_check, ready=_check_ready, measures=MEASURES)
@@ -298,7 +300,7 @@ class _RequestForm:
 def _sum(verdicts: Sequence[tuple[Criterion, CallResult]]) -> CallResult:
     """Add up the judge's verdicts on a completion, weighted by criterion. If one failed, return the first failure."""
     if not verdicts:
-        return CallResult(status=Status.UNSCORED, note="no criterion is about this block")
+        return CallResult(status=Status.UNSCORED, note="no criterion of the rubric is about this block")
     first_failure = next((result for _, result in verdicts if result.error is not None), None)
     if first_failure is not None:
         return first_failure

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from spanwise.errors import DataError, RecipeError, check_known, check_number, first_line, refuse, unknown
+from spanwise.errors import DataError, RecipeError, check_number, first_line, refuse, unknown
 from spanwise.objective import is_number_table
 from spanwise.registry import register
 from spanwise.score.items import CallResult, completion_text, part_text, refuse_if_all_failed, reward_of, rows_of
@@ -24,13 +24,15 @@ _REMEMBERED = 65_536
 
 
 def _check(options: Mapping[str, Any]) -> None:
-    marker, choices = options["marker"], options["choices"]
+    marker, choices, sees = options["marker"], options["choices"], options["sees"]
     if not isinstance(options["model"], str) or not options["model"]:
-        raise RecipeError("The reward 'reward_model' has no model. Name a folder or a hub model: options: {model: NAME}.")
-    check_known("value of the reward model's option 'sees'", options["sees"], ("part", "prefix", "whole"))
+        raise RecipeError(
+            "The reward 'reward_model' has no model. Write options: {model: NAME}, with a folder or a hub model."
+        )
+    refuse({f"The reward model's 'sees' is {sees}. Write part, prefix or whole.": sees not in ("part", "prefix", "whole")})
     if marker is not None and (not isinstance(marker, str) or not marker):
         raise RecipeError(f"The reward model's marker is {marker!r}. Set it to the text that follows each step.")
-    if marker is not None and options["sees"] != "part":
+    if marker is not None and sees != "part":
         raise RecipeError(
             "With the option 'marker', the reward model reads all steps at once, so 'sees' has no effect. Remove 'sees'."
         )
@@ -165,12 +167,12 @@ class _RewardModel:
             model_label = f"The reward model '{name}' ({class_name})"
             refuse(
                 {
-                    f"{model_label} gives each text one number. Leave marker out. To score each step with the text before it, "
+                    f"{model_label} gives each text one number. Remove 'marker'. To score each step with the text before it, "
                     f"set sees: prefix.": class_kind == "ForSequenceClassification" and marker is not None,
                     f"{model_label} gives every token a number. Set 'marker' to the text that follows each step.": (
                         class_kind == "ForTokenClassification" and marker is None
                     ),
-                    f"{model_label} writes tokens, not numbers. Set marker and choices, or use the reward judge.": (
+                    f"{model_label} writes tokens, not numbers. Set 'marker' and 'choices', or use the reward 'judge'.": (
                         class_kind == "ForCausalLM" and choices is None
                     ),
                     f"{model_label} has labels. Set the option 'label' to one of them, and remove 'choices'.": (
@@ -203,8 +205,8 @@ class _RewardModel:
         prompt_cell = prompt_of(cells)
         if prompt_cell is None:
             raise DataError(
-                f"A reward model reads the prompt, but there is no column prompts, prompt or question. Add one; the columns are "
-                f"{', '.join(sorted(cells)) or 'none'}."
+                "A reward model reads the prompt, but there is no column prompts, prompt or question. Add one of these columns. "
+                f"The dataset has: {', '.join(sorted(cells)) or 'none'}."
             )
         row_key = repr(prompt_cell), tuple(text_pieces)
         if row_key not in self.rows:
@@ -272,15 +274,15 @@ def _outputs(
     """Return the indices of the logits that a reward needs, and their weights (None for a single logit)."""
     if choices is not None:
         ids_by_word = {word: tokenizer(word, add_special_tokens=False)["input_ids"] for word, _ in choices}
-        refuse({f"The reward model '{name}' has choices. Leave label out.": label is not None})
+        refuse({f"The reward model '{name}' has choices, so it needs no label. Remove 'label'.": label is not None})
         for word, token_ids in ids_by_word.items():
             token_count = len(token_ids)
             if token_count != 1:
-                raise RecipeError(f"The reward model's choice {word!r} is {token_count} tokens. Choose a single token.")
+                raise RecipeError(f"The reward model's choice {word!r} has {token_count} tokens. Choose a single token.")
         return [id for (id,) in ids_by_word.values()], torch.tensor([worth for _, worth in choices], dtype=torch.float64)
     label_names = [config.id2label[index] for index in range(config.num_labels)]
     if len(label_names) == 1:
-        refuse({f"The reward model '{name}' gives one number, which is the reward. Leave label out.": label is not None})
+        refuse({f"The reward model '{name}' gives one number, so it needs no label. Remove 'label'.": label is not None})
         return [0], None
     index_by_label: dict[Any, int] = {key: index for index, name in enumerate(label_names) for key in (name, index)}
     label_index = len(label_names) - 1 if label is None else index_by_label.get(label)

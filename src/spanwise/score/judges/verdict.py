@@ -51,8 +51,8 @@ def reply_rules(
     if parts:
         field_schemas["part"] = {"type": "string", "enum": [*parts, WHOLE, NONE]}
         part_list_text = ", ".join(f'"{part}"' for part in parts)
-        field_instructions += f', and "part": the part that this is about most ({part_list_text}), '
-        field_instructions += f'"{WHOLE}" if it is all of them, "{NONE}" if none'
+        field_instructions += f', and "part": the part that the verdict is about most ({part_list_text}), '
+        field_instructions += f'or "{WHOLE}" if the verdict is about all parts, or "{NONE}" if it is about no part'
     schema = {"type": "object", "properties": field_schemas, "required": list(field_schemas), "additionalProperties": False}
     json_format = {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": schema}}
     schema_options = {} if constrain == "none" else {"response_format": json_format}
@@ -107,7 +107,7 @@ def _expected_value(message: Mapping[str, Any], choices: Mapping[str, float | in
     """Return the mean of the choices' numbers, weighted by the probability of each choice's first token."""
     tokens = (message.get("logprobs") or {}).get("content")
     if not tokens:
-        raise UnreadableReplyError("the reply lacks the log-probabilities that an expected value needs: set expected: false")
+        raise UnreadableReplyError("an expected value needs log-probabilities, but the reply has none; set expected: false")
     token_text = "".join(token["token"] for token in tokens)  # includes the judge's thoughts
     answer = _THINKING.sub("", token_text)
     verdict_ends = [match.end() for match in _VERDICT.finditer(answer)]
@@ -127,6 +127,6 @@ def _expected_value(message: Mapping[str, Any], choices: Mapping[str, float | in
             probability_by_choice[begun_choices[0] if len(begun_choices) == 1 else ""] += probability
     known_probability = sum(probability_by_choice[word] for word in choices)
     if known_probability <= 100.0 * probability_by_choice[""]:
-        fault = "several choices: write choices with different first tokens" if probability_by_choice[""] else "no choice"
-        raise UnreadableReplyError(f"the likeliest tokens begin {fault}")
+        several = "the likeliest tokens begin several choices; write choices with different first tokens"
+        raise UnreadableReplyError(several if probability_by_choice[""] else "the likeliest tokens begin no choice")
     return sum(probability_by_choice[word] * number for word, number in choices.items()) / known_probability
