@@ -43,7 +43,7 @@ def log_credit(logs: Mapping[str, Any], credit: Credit, present_nk: Bool[Tensor,
     if missing_columns:
         return (
             f"This TRL version's table of completions (log_completions) has no {' and no '.join(missing_columns)}, so it cannot "
-            "show the credit of blocks. Training is not affected; set keep_rollouts=10 to write the credit of every block."
+            "show the credit of blocks. Training is not affected. To write this credit to files, set keep_rollouts=10."
         )
     advantage_column = logs["advantages"]
     for _ in range(min(len(advantage_column), len(present_nk))):
