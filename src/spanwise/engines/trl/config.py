@@ -87,11 +87,11 @@ class SpanGRPOConfig(GRPOConfig):
     dynamic_sampling_rounds: int = _option(
         3, "The largest number of rounds in which dynamic_sampling may sample other prompts for a batch."
     )
-    canary: bool = _option(True, "On the first micro-batch, check that TRL weighs every token with its own advantage.")
+    canary: bool = _option(True, "On the first micro-batch, check that TRL weighs each token by that token's advantage.")
     keep_rollouts: int = _option(
         0,
         "Write the rollouts of every k-th generation batch to output_dir, with recipe.yaml and metrics.jsonl. The commands "
-        "`spanwise report`, `why` and `credit` read this folder. 0 writes none of these files.",
+        "`spanwise report`, `why` and `credit` read this folder. 0 writes no rollouts.",
     )
     report: bool = _option(False, "Write recipe.yaml, metrics.jsonl and, when training ends or is interrupted, report.html.")
     log_metrics: str = _option(

@@ -114,7 +114,7 @@ class VerlRun:
     def _note_errors(self, sentence: str) -> None:
         if not self._has_noted_errors:
             self._has_noted_errors = True
-            say(f"{sentence} To see errors, search verl's log for 'Error in _run_prompt'.")
+            say(f"{sentence} For the errors, search verl's log for 'Error in _run_prompt'.")
 
     @property
     def allows_chunks(self) -> bool:
