@@ -97,8 +97,8 @@ def test_an_interrupted_run_goes_on_from_its_newest_intact_checkpoint(run, cache
     metrics = broken / "metrics.jsonl"
     metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:4]) + '{"step": 2, "fin')
     done = spanwise("train", *SMALL, "--save-every", "1", "--output", broken, "--resume", "last", cache=cache)
-    newest = "Training resumes from checkpoint-1; newer checkpoints are not readable: checkpoint-2: "
-    assert f"{newest}the folder lacks spanwise.json" in done.stdout
+    newest = "Training resumes from checkpoint-1, because newer checkpoints are not readable: checkpoint-2: "
+    assert f"{newest}the folder has no spanwise.json" in done.stdout
     assert run_record(broken) == run_record(folder)
 
 

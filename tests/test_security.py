@@ -100,7 +100,7 @@ def test_a_checkpoint_that_somebody_changed_is_never_unpickled(checkpoint, tmp_p
     if name == "training_args.bin":  # nobody reads it
         resumed.train(resume_from_checkpoint=str(place))
     else:
-        with pytest.raises(DataError, match=r"checkpoint-1' holds objects that could run code"):
+        with pytest.raises(DataError, match=r"checkpoint-1' was not loaded, because its objects could run code"):
             resumed.train(resume_from_checkpoint=str(place))
     assert not mark.exists()
 

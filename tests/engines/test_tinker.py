@@ -126,7 +126,7 @@ def test_numbers_stay_of_their_kind(kind):
     [
         ([[0, {"target_tokens": [1, 2]}]], {"rewards": {"correct": [[1.0, 0.0]]}}, "Datum 0 of rollout 1"),  # and no mask
         ([[{"target_tokens": [1, 2], "weights": [1.0]}]], {"rewards": {"correct": [[1.0]]}}, "Datum 0 of rollout 0"),
-        ([[0, 0]], {"rewards": {"correct": [[1.0]]}}, "Rewards 'correct'"),
+        ([[0, 0]], {"rewards": {"correct": [[1.0]]}}, "rewards of 'correct'"),
         ([[0]], {"columns": {"answer": ["4", "4"]}}, "Column 'answer'"),
     ],
 )

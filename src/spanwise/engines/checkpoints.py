@@ -74,7 +74,7 @@ def checkpoint_fault(checkpoint: Path) -> str | None:
         _ = int(manifest["processes"]), manifest["estimator"]  # a missing entry raises an error, caught below
         _ = dict(manifest["digests"]), dict(manifest["settings"])
     except FileNotFoundError:
-        return f"the folder lacks {MANIFEST}, which is written last: saving was cut off, or another trainer wrote the folder"
+        return f"the folder has no {MANIFEST}, so saving was interrupted, or another trainer wrote the folder"
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST} is damaged"
     for name, size in size_by_name.items():
@@ -83,7 +83,7 @@ def checkpoint_fault(checkpoint: Path) -> str | None:
         if (actual_size := (checkpoint / name).stat().st_size) != size:
             return f"{name} is damaged: it has {actual_size} of {size} bytes"
     if not is_resumable:
-        return "the checkpoint holds a model only, because save_only_model was set"
+        return "save_only_model was set, so the checkpoint holds the model without the training state"
     return next((f"{name} is damaged" for name in size_by_name if not _readable(checkpoint / name)), None)
 
 
@@ -112,9 +112,9 @@ def find_checkpoint(folder: str | Path, path: str | Path | None = None) -> tuple
             f"No checkpoint under '{folder}' is readable ({faults_text}). To start a new run, leave out --resume (in a "
             "script: resume_from_checkpoint)."
             if fault_by_name
-            else f"There is no checkpoint under '{folder}'; train with --save-every 10 (save_steps in a script) to write some."
+            else f"There is no checkpoint under '{folder}'. Train with --save-every 10 (save_steps in a script) to get some."
         )
-    resume_note = f"Training resumes from {newest_path.name}; newer checkpoints are not readable: {faults_text}."
+    resume_note = f"Training resumes from {newest_path.name}, because newer checkpoints are not readable: {faults_text}."
     return newest_path, resume_note if fault_by_name else ""
 
 
@@ -126,8 +126,8 @@ def check_contents(place: Path) -> None:
     broadcast_object_list(first_changed_name)
     if first_changed_name[0] is not None:
         raise DataError(
-            f"'{place / first_changed_name[0]}' differs from the file that was saved with this checkpoint: it is damaged, or "
-            f"from another run. Put the saved file back, or give another checkpoint-<step> folder of '{place.parent}'."
+            f"'{place / first_changed_name[0]}' is not the file that was saved with this checkpoint. It is damaged, or "
+            f"comes from another run. Put the saved file back, or give another checkpoint-<step> folder of '{place.parent}'."
         )
 
 
@@ -146,14 +146,14 @@ def whole_checkpoint(args: Any, requested: str | bool | None, settings: Mapping[
     if settings is not None:
         if differences := changes(manifest["settings"], settings):
             raise DataError(
-                f"The checkpoint '{checkpoint}' was trained with other settings ({', '.join(differences[:3])}). Set them back, or "
-                "start a new run in another output_dir, without resume_from_checkpoint."
+                f"The checkpoint '{checkpoint}' was trained with other settings ({', '.join(differences[:3])}). Restore the "
+                "old settings. Or start a new run in another output_dir, without resume_from_checkpoint."
             )
         check_contents(checkpoint)
     if (saved_world_size := manifest["processes"]) != args.world_size:
         notes.append(
-            f"The checkpoint '{checkpoint}' was written by {saved_world_size} processes, but you resume with {args.world_size}, so "
-            "prompts and tokens will differ from those of an uninterrupted run."
+            f"The checkpoint '{checkpoint}' was written by {saved_world_size} processes, but you resume with "
+            f"{args.world_size} processes. Prompts and tokens will differ from those of an uninterrupted run."
         )
     for note in filter(None, notes):
         warnings.warn(note, UserWarning, stacklevel=3)
@@ -164,7 +164,8 @@ def restore_estimator(scheme: Scheme, state: Mapping[str, Any] | None, place: Pa
     """Load the state of a credit method that remembers earlier batches. Refuse a checkpoint without this state."""
     if state is None:
         raise DataError(
-            f"The checkpoint '{place}' has no state of method '{scheme.method}', which remembers earlier batches. Start a new run."
+            f"Method '{scheme.method}' needs the memory of earlier batches, which the checkpoint '{place}' does not hold. "
+            "Start a new run."
         )
     estimator: Any = scheme.entry.estimator
     estimator.load_state_dict(state)

@@ -42,12 +42,13 @@ def outcome_advantages(
     ignored_key = next((key for key in spanwise_section if key != "options"), None)
     refuse(
         {
-            f"Estimator 'spanwise_{name}' tells prompts apart by their uids, but the batch has no uids.": index is None,
-            "Estimator 'spanwise_grpo' ignores grpo_norm_by_std=False and norm_adv_by_std_in_grpo=False; use spanwise_dr_grpo.": (
+            f"Estimator 'spanwise_{name}' needs the prompt id (uid) of each row, but the batch has no uids.": index is None,
+            "Estimator 'spanwise_grpo' always divides by the standard deviation of a group. To train with "
+            "grpo_norm_by_std=False or norm_adv_by_std_in_grpo=False, use the estimator 'spanwise_dr_grpo'.": (
                 name == "grpo" and rest.get("grpo_norm_by_std", algorithm_settings.get("norm_adv_by_std_in_grpo")) is False
             ),
             f"algorithm.spanwise.{ignored_key} only works with algorithm.adv_estimator=spanwise. The estimator "
-            f"'spanwise_{name}' gets one reward per completion, but no tokens. Leave the option out.": ignored_key,
+            f"'spanwise_{name}' gets one reward per completion, but no tokens. Remove the option.": ignored_key,
         }
     )
     method_options = dict(spanwise_section.get("options") or {})

@@ -26,17 +26,17 @@ from spanwise.recipe import RecipeRule
 
 #: The fields of NeMo-RL's batch that reward functions do not get.
 _OTHER = ("message_log", "extra_env_info", "total_reward", "filtered_reward", "unshaped_total_reward", "baseline", "std")
-#: Maps NeMo-RL options to the value that each must have, and the reason.
+#: Maps NeMo-RL options to the value that each must have, and a sentence why.
 _FIXED: dict[str, tuple[Any, str]] = {
-    "grpo.advantage_clip_low": (None, "NeMo-RL would clip advantages after spanwise has scaled them for the loss"),
-    "grpo.advantage_clip_high": (None, "NeMo-RL would clip advantages after spanwise has scaled them for the loss"),
-    "grpo.invalid_tool_call_advantage": (None, "NeMo-RL would give a whole message this advantage in place of spanwise's"),
-    "grpo.malformed_thinking_advantage": (None, "NeMo-RL would give a whole message this advantage in place of spanwise's"),
+    "grpo.advantage_clip_low": (None, "NeMo-RL would clip advantages after spanwise has scaled them for the loss."),
+    "grpo.advantage_clip_high": (None, "NeMo-RL would clip advantages after spanwise has scaled them for the loss."),
+    "grpo.invalid_tool_call_advantage": (None, "NeMo-RL would overwrite spanwise's advantages in a whole message."),
+    "grpo.malformed_thinking_advantage": (None, "NeMo-RL would overwrite spanwise's advantages in a whole message."),
     "loss_fn.use_kl_in_reward": (
         False,
-        "NeMo-RL would add the KL to a reward that spanwise does not use; set reference_policy_kl_penalty instead",
+        "NeMo-RL would add the KL to its own reward, which spanwise does not use. Set reference_policy_kl_penalty instead.",
     ),
-    "data_plane.enabled": (False, "spanwise would get no token ids from NeMo-RL, so it could not find blocks"),
+    "data_plane.enabled": (False, "NeMo-RL would pass no token ids to spanwise, so spanwise could not find blocks."),
 }
 
 
@@ -75,8 +75,8 @@ def check(master_config: Any) -> RecipeRule:
     )
     if get_option("grpo.use_dynamic_sampling"):
         rule_notes.append(
-            "grpo.use_dynamic_sampling drops groups with equal environment rewards, although their blocks may have different "
-            "rewards. Set it to false to keep these groups."
+            "grpo.use_dynamic_sampling drops groups whose environment rewards are equal, even if rewards of their blocks "
+            "differ. To keep such groups, set it to false."
         )
     return check_rule(recipe_path, rule, engine="NeMo-RL", notes=rule_notes)
 
@@ -103,7 +103,7 @@ class SpanEstimator:
     ) -> Float[Tensor, "n t"]:
         """Compute the advantages of a batch, scaled to undo the normaliser of NeMo-RL's loss."""
         if "message_log" not in (repeated_batch or {}):
-            raise RecipeError("This trainer passes spanwise no messages. Train with grpo_train, as in examples/run_grpo.py.")
+            raise RecipeError("spanwise got no message_log from NeMo-RL. Train with grpo_train, as in examples/run_grpo.py.")
         batch = self._batch(repeated_batch, prompt_ids, rewards)
         assert batch.mask_nt is not None
         reply_width = batch.mask_nt.shape[1]
@@ -175,7 +175,7 @@ def fold_factor(
 
 
 if __name__ == "__main__":
-    sys.argv = sys.argv[1:] or sys.exit("Name NeMo-RL's script: python -m spanwise.engines.nemo_rl examples/run_grpo.py ...")
+    sys.argv = sys.argv[1:] or sys.exit("Add NeMo-RL's script: python -m spanwise.engines.nemo_rl examples/run_grpo.py ...")
     attach()
     sys.path[:1] = [sys.argv[0].rpartition("/")[0] or "."]  # NeMo-RL's script imports modules from its own folder
     runpy.run_path(sys.argv[0], run_name="__main__")

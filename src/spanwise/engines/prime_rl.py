@@ -27,25 +27,25 @@ from spanwise.trajectories import turn_batch
 def check(recipe: str, *, tokens: int | str) -> RecipeRule:
     """Load a recipe. Refuse a recipe that compares prompt groups: prime-rl passes one group at a time."""
     is_token_count = str(tokens).isdecimal() and int(tokens) > 0
-    refuse({f"TOKENS is {tokens}; write the usual number of tokens of a rollout, such as 2048.": not is_token_count})
+    refuse({f"TOKENS is {tokens}. Write the usual number of tokens of a rollout, such as 2048.": not is_token_count})
     rule = rule_at(recipe, longest=int(tokens))
     scheme = rule.scheme
     scheme_faults = {
         **{
             f"Objective '{objective.name}' has the baseline '{objective.baseline}', which compares groups, but prime-rl "
-            "passes one group at a time. Use 'group' or 'outcome'.": objective.baseline in ("batch", "blended")
+            "passes one group at a time. Use the baseline 'group' or 'outcome'.": objective.baseline in ("batch", "blended")
             for objective in scheme.objectives
         },
-        "per: batch needs several groups, but prime-rl passes one group at a time. Use per: block, per: completion or a "
-        "number.": (scheme.per == "batch"),
-        f"Method '{scheme.method}' standardises over the batch, but prime-rl passes one group at a time. Use another "
-        "method.": (compares_groups(scheme)),
+        "per: batch needs several groups, but prime-rl passes one group at a time. Use per: block, per: completion or per: "
+        "NUMBER.": (scheme.per == "batch"),
+        f"Method '{scheme.method}' standardises credit over several groups, but prime-rl passes one group at a time. Use "
+        "another method.": (compares_groups(scheme)),
         **{
             f"Objective '{objective.name}' has scope: turn, but a trace of prime-rl has one reward for all turns. Remove the "
             "scope.": objective.scope == "turn" and objective.reward == "environment"
             for objective in scheme.objectives
         },
-        f"Method '{scheme.method}' compares turns that start from the same state, but a trace of prime-rl names no states. "
+        f"Method '{scheme.method}' compares turns that start from the same state, but prime-rl records no states. "
         "Use a method that compares whole rollouts, such as 'bae' or 'grpo'.": "anchor_s" in scheme.entry.needs,
     }
     return check_rule(recipe, rule, engine="prime-rl", provides=set(PROVIDES) - {"logp_nt"}, faults=scheme_faults)
@@ -83,8 +83,8 @@ def attach(recipe: str, *, tokens: int | str) -> None:
         def __init__(self, config: Any, policy_pool: Any) -> None:
             if config.length_penalty is not None:
                 raise RecipeError(
-                    "algo.length_penalty changes a reward that spanwise does not use. Remove it, or add an objective with reward "
-                    "overlong."
+                    "algo.length_penalty changes a reward that spanwise does not use. Remove this setting. To penalise long "
+                    "completions, add an objective with reward: overlong to the recipe."
                 )
             super().__init__(config, policy_pool)
             self.run = run_of(policy_pool.model_name)
@@ -110,7 +110,7 @@ def _reward_inputs(trace: Any, tokenizer: Any) -> dict[str, Any]:
 
 def main(arguments: Sequence[str]) -> None:
     """Run prime-rl's orchestrator with the credit of a recipe. Arguments: RECIPE, TOKENS, and those of the orchestrator."""
-    usage = "Write python -m spanwise.engines.prime_rl recipe.yaml TOKENS @ orchestrator.toml (TOKENS: tokens per rollout)."
+    usage = "Run python -m spanwise.engines.prime_rl recipe.yaml TOKENS @ orchestrator.toml. TOKENS: tokens of a rollout."
     refuse({usage: len(arguments) < 2})
     attach(arguments[0], tokens=arguments[1])
     sys.argv[1:] = arguments[2:]

@@ -29,13 +29,13 @@ def read_rule(
     longest: int,  # the maximum number of tokens of a completion
     get_setting: Callable[[str], Any],  # returns the value of an engine's option, or None if it is not set
     faults: Mapping[str, Any],
-    fixed: Mapping[str, tuple[Any, str]],  # maps an engine's option to its required value and the reason
+    fixed: Mapping[str, tuple[Any, str]],  # maps an engine's option to its required value and a sentence why
     discounts: Mapping[str, str] = {},  # maps the engine's discount options to those of the method
     deviation: str = "",  # the name of the engine's option that divides by a group's standard deviation
 ) -> tuple[RecipeRule, list[str]]:
     """Load a recipe's rule of credit. Refuse engine settings that conflict with it. Also return warnings."""
     fixed_setting_faults = {
-        f"{name} is {get_setting(name)}: {reason}. Leave {name} at {required}.": get_setting(name) not in (None, required)
+        f"{name} is {get_setting(name)}. {reason} Leave {name} at {required}.": get_setting(name) not in (None, required)
         for name, (required, reason) in fixed.items()
     }
     refuse({**faults, **fixed_setting_faults})
@@ -50,12 +50,12 @@ def read_rule(
     std_setting = get_setting(deviation) if deviation else None
     refuse(
         {
-            f"{deviation} is {std_setting}, but the recipe divides by the standard deviation of groups (method '{scheme.method}'). "
-            "Write method: dr_grpo, remove scale: std, or remove the setting.": (
+            f"{deviation} is {std_setting}, but the recipe (method '{scheme.method}') divides by the standard deviation of "
+            "groups. Remove this setting, or use method: dr_grpo without scale: std.": (
                 divides_by_std and std_setting is not None and not std_setting
             ),
             **{
-                f"{name} is {value}, but the recipe has {discounts[name]}: {recipe_discounts[name]}. Remove one of the two.": (
+                f"{name} is {value}, but the recipe has {discounts[name]}: {recipe_discounts[name]}. Remove one of them.": (
                     recipe_discounts[name] not in (None, value)
                 )
                 for name, value in given_discounts.items()
@@ -65,7 +65,7 @@ def read_rule(
     return rule, [
         f"{name}={value} sets the recipe's option {discounts[name]}."
         if recipe_discounts[name] is not None
-        else f"{name}={value} changes nothing: neither method '{scheme.method}' nor {engine}'s grpo discounts rewards."
+        else f"{name}={value} has no effect, as neither method '{scheme.method}' nor {engine}'s grpo discounts rewards."
         for name, value in given_discounts.items()
         if discounts[name] not in recipe.options
     ]
@@ -83,7 +83,7 @@ def check_rule(
     """Refuse a recipe that the trainer cannot use. Issue the warnings `notes`. Return the recipe's rule."""
     modes_text = ", ".join(rule.recipe.modes)
     modes_sentence = (
-        f"The recipe has {modes_text}, which does not work with {engine}. Leave it out, or train with TRL, verl or SkyRL."
+        f"The recipe sets {modes_text}, which does not work with {engine}. Leave it out, or train with TRL, verl or SkyRL."
     )
     refuse({modes_sentence: modes_text, **faults})
     rule.scheme.check_forgets(engine)

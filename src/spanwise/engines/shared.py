@@ -54,8 +54,8 @@ def say(*sentences: str) -> None:
 def kl_fault(beta: float, loss_type: str, *, engine: str) -> dict[str, bool]:
     """Check how the KL term is averaged. Return {error message: True if it applies}."""
     error_sentence = (
-        f"beta is {beta}, so the KL is added to the loss. spanwise needs the mean of the KL over the tokens of each "
-        f"completion, but with loss_type '{loss_type}' {engine} averages the KL in another way. Set loss_type to "
+        f"beta is {beta}, so the loss has a KL term. spanwise needs the mean of the KL over the tokens of each completion. "
+        f"With loss_type '{loss_type}', {engine} averages the KL in another way. Set loss_type to "
         f"{' or '.join(KL_LOSS_TYPES)}, or beta to 0."
     )
     return {error_sentence: bool(beta) and loss_type not in KL_LOSS_TYPES}
@@ -116,11 +116,11 @@ def check_keeping(keep_rollouts: Any, report: Any) -> None:
     missing_packages = [name for name in _REPORT if report and find_spec(name) is None]
     refuse(
         {
-            f"keep_rollouts is {keep_rollouts!r}; set it to k (1, 2, ...) to keep the rollouts of every k-th batch, or to "
-            "0 to keep none.": (isinstance(keep_rollouts, bool) or not isinstance(keep_rollouts, int) or keep_rollouts < 0),
+            f"keep_rollouts is {keep_rollouts!r}. Set it to 0 to keep no rollouts, or to k (1, 2, ...) to keep those of "
+            "every k-th batch.": isinstance(keep_rollouts, bool) or not isinstance(keep_rollouts, int) or keep_rollouts < 0,
             f"report is {report!r}; set it to true or false.": not isinstance(report, bool),
-            f"report=True draws report.html with packages that are not installed: {', '.join(missing_packages)}. Run "
-            "pip install 'spanwise[cli,report]', or leave report out and run `spanwise report FOLDER` later.": missing_packages,
+            f"report=True needs packages that are not installed: {', '.join(missing_packages)}. Run pip install "
+            "'spanwise[cli,report]'. Or leave report out, and run `spanwise report FOLDER` later.": missing_packages,
         }
     )
 
@@ -177,13 +177,13 @@ class RunRecord:
             return
         if step is None:
             raise DataError(
-                f"'{folder_path}' already holds a run, and this trainer numbers its batches from 1 at every start. Give another "
-                f"{self.option}, or move the old run away."
+                f"'{folder_path}' already holds a run, which this trainer cannot continue: it always starts at batch 1. "
+                f"Give another {self.option}, or move the old run away."
             )
         if step == 0:
             raise DataError(
-                f"'{folder_path}' already holds a run, and the new run starts at step 0. Give another {self.option}, or move the "
-                "old run away, or resume it from a checkpoint."
+                f"'{folder_path}' already holds a run, so a new run cannot start there at step 0. Give another "
+                f"{self.option}, move the old run away, or resume the old run from a checkpoint."
             )
         saved_recipe = yaml.safe_load((folder_path / "recipe.yaml").read_text(encoding="utf-8")) or {}
         saved_rule = hidden({name: saved_recipe.get(name) for name in RULE})
@@ -285,7 +285,7 @@ def _make_report(folder: Path) -> None:
         error_lines = process.stderr.strip().splitlines() or [f"exit status {process.returncode}"]
         reason = error_lines[-1].removeprefix("Error: ")
         warnings.warn(
-            f"report.html of '{folder}' could not be made: {reason} All data is saved; try again with: spanwise report {folder}",
+            f"report.html could not be made: {reason} All data is saved. To try again, run spanwise report {folder}",
             UserWarning,
             stacklevel=2,
         )

@@ -30,21 +30,21 @@ HOOKS = {
     "custom_reward_post_process_path": "spanwise.engines.slime.post_process_rewards",
     "custom_advantage_function_path": "spanwise.engines.slime.set_advantages",
 }
-#: Maps slime arguments to the value that each must have, and the reason.
+#: Maps slime arguments to the value that each must have, and a sentence why.
 _FIXED: dict[str, tuple[Any, str]] = {
-    "normalize_advantages": (False, "slime would subtract one mean of all tokens from the advantages of every block"),
-    "rewards_normalization": (True, "the recipe, not slime, decides what a reward is compared with"),
+    "normalize_advantages": (False, "slime would subtract the mean advantage of all tokens from every advantage."),
+    "rewards_normalization": (True, "The recipe, not this setting, decides what a reward is compared with."),
     "kl_coef": (
         0,
-        "slime would put the KL penalty into a reward that spanwise does not use; set use_kl_loss for a KL penalty in the loss",
+        "slime would put the KL penalty into its own reward, which spanwise does not use. Set use_kl_loss instead.",
     ),
-    "loss_type": ("policy_loss", "only slime's own policy loss uses the advantages of each token"),
-    "compute_advantages_and_returns": (True, "slime would compute no advantages"),
-    "custom_pg_loss_reducer_function_path": (None, "your function may divide the loss in a way that spanwise cannot undo"),
-    "custom_convert_samples_to_train_data_path": (None, "your function would replace the step that computes credit"),
+    "loss_type": ("policy_loss", "Only slime's own policy loss uses the advantage of each token."),
+    "compute_advantages_and_returns": (True, "slime would compute no advantages."),
+    "custom_pg_loss_reducer_function_path": (None, "Your function may divide the loss in a way that spanwise cannot undo."),
+    "custom_convert_samples_to_train_data_path": (None, "Your function would replace the step that computes credit."),
     "mask_offpolicy_in_partial_rollout": (
         False,
-        "slime would mask the first tokens of some completions, where the first block begins",
+        "slime would leave the first tokens of some completions, and so of their first block, out of the loss.",
     ),
 }
 #: slime's estimators whose losses work with any advantages.
@@ -64,10 +64,10 @@ def check(args: Any) -> RecipeRule:
     setting_faults = {
         "There is no recipe; add spanwise_recipe: recipe.yaml to the file of --custom-config-path.": recipe_path is None,
         f"advantage_estimator is '{estimator_name}', which trains a critic or normalises advantages. Use "
-        f"{', '.join(_ESTIMATORS)}, whose losses work with the recipe's advantages.": estimator_name not in _ESTIMATORS,
+        f"{' or '.join(_ESTIMATORS)}, whose losses work with the recipe's advantages.": estimator_name not in _ESTIMATORS,
         **{f"{name} is {get_argument(name)}; set it to {hook}.": get_argument(name) != hook for name, hook in HOOKS.items()},
-        "use_opd with opd_type 'sglang' reads its teacher's log-probabilities in the hook that spanwise replaces. Use opd_type "
-        "'megatron'.": get_argument("use_opd") and args.opd_type == "sglang",
+        "With use_opd and opd_type 'sglang', slime reads the teacher's log-probabilities in a hook that spanwise replaces. "
+        "Use opd_type 'megatron'.": get_argument("use_opd") and args.opd_type == "sglang",
     }
     rule, notes = read_rule(
         recipe_path,
@@ -81,7 +81,7 @@ def check(args: Any) -> RecipeRule:
         deviation="" if get_argument("n_samples_per_prompt") == 1 else "grpo_std_normalization",
     )
     if (filter_path := get_argument("dynamic_sampling_filter_path")) is not None:
-        notes.append(f"{filter_path} drops groups by slime's own reward, although their blocks may have different rewards.")
+        notes.append(f"The filter {filter_path} drops groups by slime's own reward, even if rewards of their blocks differ.")
     return check_rule(recipe_path, rule, engine="slime", notes=notes)
 
 
@@ -183,7 +183,7 @@ def _columns(args: Any, sample: Any, ids: list[int]) -> dict[str, Any]:
     """Return the data of a slime sample for reward functions."""
     reward_parts = sample.reward if isinstance(sample.reward, Mapping) else {}
     names_text = ", ".join(map(str, reward_parts))
-    key_fault = f"slime's rewards are dicts ({names_text}). With --reward-key, name the entry that slime should log."
+    key_fault = f"slime logs one number, but its rewards are dicts ({names_text}). Name the entry to log with --reward-key."
     refuse({key_fault: isinstance(sample.reward, Mapping) and not args.reward_key})
     slime_reward = None if sample.reward is None else sample.get_reward_value(args)
     text_columns = {"prompts": sample.prompt, "completions": sample.response, "completion_ids": ids}

@@ -71,8 +71,8 @@ def credit_datums(
     modes_text = ", ".join(mode.name for mode in scheme.modes)
     refuse(
         {
-            f"The scheme has {modes_text}, which does not work with Tinker's datums. Leave it out, or train with TRL, verl or "
-            "SkyRL.": modes_text,
+            f"The scheme sets {modes_text}, which does not work with Tinker's datums. Leave it out, or train with TRL, verl "
+            "or SkyRL.": modes_text,
             **{
                 f"Objective '{objective.name}' has scope: turn, but `rewards` holds one reward for all turns of a rollout. Remove "
                 "the scope.": objective.scope == "turn" and objective.name in rewards
@@ -84,12 +84,11 @@ def credit_datums(
         check_known("objective", name, scheme.names)
         if (reward_counts := [len(group) for group in values]) != group_sizes:
             raise AlignmentError(
-                f"Rewards '{name}' come in groups of {reward_counts}, but the groups hold {group_sizes} rollouts; give "
-                "one reward per rollout."
+                f"The groups hold {group_sizes} rollouts, but {reward_counts} rewards of '{name}'. Give one per rollout."
             )
     for name, values in columns.items():
         if len(values) != len(groups):
-            raise AlignmentError(f"Column '{name}' has {len(values)} values for {len(groups)} groups; give one per group.")
+            raise AlignmentError(f"Column '{name}' has {len(values)} values for {len(groups)} groups. Give one per group.")
     rollout_rewards = {name: list(chain.from_iterable(values)) for name, values in rewards.items()}
     trajectories = []
     for n, (group, rollout) in enumerate(zip(group_of_rollout, rollouts, strict=True)):
@@ -114,8 +113,8 @@ def _turn(datum: Any, rollout: int, number: int) -> Turn:
     mask = _values(_get(loss_inputs, "mask")) or _values(_get(loss_inputs, "weights"))
     refuse(
         {
-            f"Datum {number} of rollout {rollout} has neither 'mask' nor 'weights', so nobody knows which of its {len(token_ids)} "
-            f"tokens were sampled. Add a mask to its loss_fn_inputs.": not mask,
+            f"Datum {number} of rollout {rollout} has neither 'mask' nor 'weights', so spanwise cannot tell which of its "
+            f"{len(token_ids)} tokens were sampled. Add a mask to its loss_fn_inputs.": not mask,
             f"Datum {number} of rollout {rollout} has {len(token_ids)} target tokens and {len(mask)} mask values; give one mask "
             "value per token.": len(mask) != len(token_ids),
         },

@@ -25,8 +25,8 @@ __all__ = ["UnslothSpanGRPOTrainer"]
 LOSS_TYPES = ("bnpo", "cispo", "dapo", "dr_grpo", "grpo", "luspo", "sapo", "vespo")
 #: Environment variables that make Unsloth weigh completions, each with the values that turn it off.
 _WEIGHTS = {"UNSLOTH_GRPO_ZERO_VARIANCE_EXCLUDE": ("", "0"), "UNSLOTH_GRPO_LOSS_AGGREGATION": ("",)}
-_INSTEAD = "train without Unsloth (spanwise.engines.trl)"
-_CANARY = f"Use unsloth 2026.10.9, or {_INSTEAD}."
+_INSTEAD = "Or train without Unsloth (spanwise.engines.trl)."
+_CANARY = f"Use unsloth 2026.10.9. {_INSTEAD}"
 
 
 def packed(value_bt: Shaped[Tensor, "b t"], inputs: Mapping[str, Any], *, pad_id: int) -> Shaped[Tensor, "b u"]:
@@ -53,14 +53,14 @@ def check_use(args: Any, scheme: Any, *, critic: Any = None) -> None:
     mode_names = [mode.name for mode in (critic, *scheme_modes) if mode is not None]
     faults: dict[str, Any] = {
         "Unsloth has not replaced TRL's trainer. Write `import unsloth` as the first line of the script, before trl and "
-        f"spanwise; or {_INSTEAD}.": not GRPOTrainer.__name__.startswith("Unsloth"),
+        f"spanwise. {_INSTEAD}": not GRPOTrainer.__name__.startswith("Unsloth"),
         f"Under Unsloth: {unknown('loss_type', loss_type, LOSS_TYPES)}": loss_type not in LOSS_TYPES,
         **kl_fault(getattr(args, "beta", 0.0), loss_type, engine="Unsloth"),
-        f"importance_sampling_level is '{ratio_level}', which needs log-probabilities from inside Unsloth's loss. Leave it at "
-        f"'token', or {_INSTEAD}.": ratio_level != "token",
+        f"importance_sampling_level is '{ratio_level}', which needs log-probabilities that Unsloth's loss does not return. "
+        f"Leave importance_sampling_level at 'token'. {_INSTEAD}": ratio_level != "token",
         "The scheme reads the tokens' log-probabilities (logp_nt), but Unsloth moves them to the columns of other tokens. "
-        f"Use another method, or {_INSTEAD}.": "logp_nt" in needed_fields,
-        f"Mode '{''.join(mode_names[:1])}' is not tested with models of Unsloth. Leave it out, or {_INSTEAD}.": mode_names,
+        f"Use another method. {_INSTEAD}": "logp_nt" in needed_fields,
+        f"Mode '{''.join(mode_names[:1])}' is not tested with models of Unsloth. Leave it out. {_INSTEAD}": mode_names,
     }
     for name, values_off in _WEIGHTS.items():
         value = os.environ.get(name, "").strip()
@@ -71,7 +71,7 @@ def check_use(args: Any, scheme: Any, *, critic: Any = None) -> None:
 def check_gradient(gradient_bu: Float[Tensor, "b u"] | None, expected_bu: Float[Tensor, "b u"], *, exact: bool) -> None:
     """Raise an error if the gradient of a log-probability is wrong. Unless `exact`, compare only its sign."""
     if gradient_bu is None:
-        raise SpanwiseError(f"spanwise cannot check that advantages reach Unsloth's loss: it stores no gradient. {_CANARY}")
+        raise SpanwiseError(f"Unsloth's loss stores no gradient, so spanwise cannot check how it uses advantages. {_CANARY}")
     tolerance_bu = 0.05 * expected_bu.abs() + 1e-6 * expected_bu.abs().max()
     is_wrong_bu = (gradient_bu - expected_bu).abs() > tolerance_bu
     if not exact:  # clipping and importance ratios change the size of the gradient, not its sign
@@ -79,8 +79,8 @@ def check_gradient(gradient_bu: Float[Tensor, "b u"] | None, expected_bu: Float[
     if bool(is_wrong_bu.any()):
         row, column = is_wrong_bu.nonzero()[0].tolist()
         raise SpanwiseError(
-            f"Unsloth's loss does not use the advantage of each token in completion {row}: in column {column} the gradient is "
-            f"{float(gradient_bu[row, column]):.4g}, but must be {float(expected_bu[row, column]):.4g}. {_CANARY}"
+            f"Unsloth's loss does not use the advantage of each token in completion {row}. In column {column} the gradient "
+            f"is {float(gradient_bu[row, column]):.4g}, but must be {float(expected_bu[row, column]):.4g}. {_CANARY}"
         )
 
 

@@ -26,4 +26,4 @@ def untested(engine: str, version: str) -> str:
     """Return a warning if an engine's version is untested, otherwise an empty text."""
     if is_tested(engine, version):
         return ""
-    return f"spanwise is tested with {engine} {WINDOWS[engine]}, but yours is {engine} {version}: check a short run first."
+    return f"spanwise is tested with {engine} {WINDOWS[engine]}, but you use {engine} {version}. Check a short run first."

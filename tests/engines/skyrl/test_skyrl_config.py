@@ -40,7 +40,7 @@ UNSCALED = of_algorithm(grpo_norm_by_std=False)
 OF_BATCH = small.BROADCAST.replace("rloo", "bae").replace("turn}", "turn, baseline: batch}")
 REFUSED = {  # recipe, changes of SkyRL's configuration, and the words that the error names
     "no estimator": (small.BROADCAST, of_algorithm(advantage_estimator="grop"), "'grop'. Did you mean 'grpo'"),
-    "whitened": (small.BROADCAST, of_algorithm(advantage_batch_normalize=True), "padding included"),
+    "whitened": (small.BROADCAST, of_algorithm(advantage_batch_normalize=True), "even of padding"),
     "KL in the reward": (small.BROADCAST, of_algorithm(use_kl_in_reward=True), "use_kl_loss=true"),
     "no reduction": (small.BROADCAST, of_algorithm(loss_reduction="mean"), "loss_reduction 'mean'"),
     "no advantages": (small.BROADCAST, of_algorithm(policy_loss_type="cross_entropy"), "without advantages"),
@@ -49,11 +49,11 @@ REFUSED = {  # recipe, changes of SkyRL's configuration, and the words that the 
         for loss in ("clip_cov", "kl_cov")
     },
     "no recipe": (small.BROADCAST, {ALGORITHM + "spanwise.recipe": None}, r"spanwise\.recipe="),
-    "rows that are dropped": (small.BROADCAST, LEGACY, r"48 rows .* micro-batches of 5\. Use token_mean"),
+    "rows that are dropped": (small.BROADCAST, LEGACY, r"48 rows .* micro-batches of 5 .*\. Use token_mean"),
     "two lambdas": (GAE + "options: {lam: 0.7}", {**CRITIC, **of_algorithm(lambd=0.8)}, r"lambd is 0\.8, .* lam: 0\.7"),
     "no deviation, dcpo": (GRPO.replace("grpo", "dcpo"), UNSCALED, "method 'dcpo'"),
     "no deviation, gigpo": (small.GIGPO + "options: {scale: std}", {**STEPWISE, **UNSCALED}, "method 'gigpo'"),
-    "refined turns": (GRPO + "refine: ktae", STEPWISE, r"refine .* generator\.step_wise_trajectories=true"),
+    "refined turns": (GRPO + "refine: ktae", STEPWISE, r"refine needs .* generator\.step_wise_trajectories=false"),
     "no deviation": (GRPO, UNSCALED, "grpo_norm_by_std is False"),
     "a model": (MODEL, {}, "'reward_model' loads a reward model"),
     "no critic": (GAE, {}, r"Add trainer\.critic\.model\.path=MODEL"),
@@ -63,8 +63,12 @@ REFUSED = {  # recipe, changes of SkyRL's configuration, and the words that the 
     "turns, reinforce++": (GAE.replace("gae", "reinforce++"), STEPWISE, r"generator\.merge_stepwise_output=true"),
     "two values": (BLOCKS, CRITIC, r"\(correct, brier\).* Write values: shared"),
     "bins": (GAE + "critic: {head: hl_gauss}", CRITIC, "Leave head out"),
-    "groups by values": (GAE, {**CRITIC, **SAMPLING}, "credit needs value_nt"),
-    "groups by turns": (small.BROADCAST, {**STEPWISE, **SAMPLING}, "a row is one turn, not a rollout"),
+    "groups by values": (GAE, {**CRITIC, **SAMPLING}, "credit depends on value_nt"),
+    "groups by turns": (
+        small.BROADCAST,
+        {**STEPWISE, **SAMPLING},
+        "each row for a rollout, but in step-wise training a row is one turn",
+    ),
     "groups by a batch": (OF_BATCH, FULL, "'environment'"),
     "groups by a method's batch": (GAE.replace("gae", "reinforce++"), FULL, "method 'reinforce\\+\\+'"),
     "groups by a mean of the batch": (BASELINE, FULL, "method 'reinforce\\+\\+-baseline'"),
@@ -103,13 +107,13 @@ def test_what_fits(data):
 
 def test_what_gives_way_or_changes_nothing_is_said(data):
     cfg = small.config(data, recipe=small.BROADCAST, **of_algorithm(advantage_estimator="grpo"))
-    with pytest.warns(UserWarning, match="advantage_estimator=grpo is not used: the recipe's method is 'rloo'"):
+    with pytest.warns(UserWarning, match="advantage_estimator=grpo is ignored. The recipe's method is 'rloo'"):
         check(cfg)
     assert cfg.trainer.algorithm.advantage_estimator == "spanwise"
     with pytest.warns(UserWarning, match=r"(gamma|lambd)=0\..* sets the recipe's option (gamma|lam)\."):
         scheme = check(small.config(data, recipe=GAE, **CRITIC, **of_algorithm(gamma=0.9, lambd=0.8))).scheme
     assert {name: scheme.options[name] for name in ("gamma", "lam")} == {"gamma": 0.9, "lam": 0.8}
-    with pytest.warns(UserWarning, match="lambd=0.8 changes nothing: neither method 'rloo'"):
+    with pytest.warns(UserWarning, match="lambd=0.8 has no effect, as neither method 'rloo'"):
         check(small.config(data, recipe=small.BROADCAST, **of_algorithm(lambd=0.8)))
     recipe = GAE + "steps: 9\ncritic: {learning_rate: 1.0e-3, gae_lambda_value: 0.9, policy_training_start_step: 2}"
     cfg = small.config(data, recipe=recipe, **CRITIC)

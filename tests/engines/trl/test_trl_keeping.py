@@ -220,7 +220,7 @@ def test_a_report_without_what_draws_it_and_batches_that_no_step_ends_are_refuse
 def test_a_table_of_completions_that_trl_no_longer_keeps_is_a_remark():
     assigned = Credit(torch.tensor([[0.5, -0.5]]), torch.zeros(1), torch.zeros(2).long(), torch.zeros(2).long())
     present = torch.ones(1, 2, dtype=torch.bool)
-    assert "has no advantages" in log_credit({"extra": {}}, assigned, present, scheme())
+    assert "lacks the entry advantages" in log_credit({"extra": {}}, assigned, present, scheme())
     logs = {"advantages": deque([9.0]), "extra": defaultdict(deque)}
     assert log_credit(logs, assigned, present, scheme()) == ""
     assert (list(logs["extra"]["credit/confidence"]), list(logs["advantages"])) == ([-0.5], [0.0])

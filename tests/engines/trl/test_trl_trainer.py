@@ -213,9 +213,9 @@ def test_a_rollout_function_may_return_the_answers_that_the_dataset_lacks(tmp_pa
 
 def test_a_prompt_of_a_later_batch_that_opens_a_tag_is_warned_of_once(tmp_path):
     run = small.trainer(tmp_path, max_steps=3, extra={"train_dataset": asked(*["2+2="] * 2, *["2+2=<answer>"] * 4)})
-    with pytest.warns(UserWarning, match="A later prompt") as caught:
+    with pytest.warns(UserWarning, match="A prompt of a later batch") as caught:
         run.train()
-    (sentence,) = (str(warning.message) for warning in caught if "A later prompt" in str(warning.message))
+    (sentence,) = (str(warning.message) for warning in caught if "A prompt of a later batch" in str(warning.message))
     assert "<answer>" in sentence
 
 

@@ -131,7 +131,7 @@ def test_states_are_told_apart_by_all_that_is_in_them(state):
 
 @pytest.mark.parametrize("state", [{"a", "b"}, object(), [b"door"]])
 def test_a_state_whose_text_may_differ_where_it_is_equal_is_refused(state):
-    with pytest.raises(RecipeError, match="use text, numbers, or lists"):
+    with pytest.raises(RecipeError, match="Use text, numbers, or lists"):
         packed(TEXTS[0], anchor=[state])
 
 

@@ -157,7 +157,7 @@ class TestV1:
         trainer, manager = set_up(tmp_path, recipe=RECIPE)
         trainer.spanwise._vocabulary = Vocabulary(tuple(b"x" for _ in range(len(manager.tokenizer))))
         batch = filled(manager, [[[TEXT.format(4, 0.9)], [TEXT.format(5, 0.2)]]])
-        with pytest.raises(AlignmentError, match="found other blocks"):
+        with pytest.raises(AlignmentError, match="found different blocks"):
             credit_once(trainer, batch)
 
 
@@ -166,7 +166,10 @@ def test_what_nobody_would_do_is_refused(tmp_path):
     for more, sentence in [
         ([f"{OWN}keep_rollouts=1"], r"need a folder; add \+algorithm\.spanwise\.folder=runs/NAME"),
         ([f"{OWN}report=true"], "need a folder|not installed"),
-        ([folder, f"{OWN}keep_rollout=1"], "keep_rollout is no option. Use recipe, folder, keep_rollouts, report"),
+        (
+            [folder, f"{OWN}keep_rollout=1"],
+            r"no option algorithm\.spanwise\.keep_rollout\. Use recipe, folder, keep_rollouts, report",
+        ),
         ([f"{OWN}options.ddof=0"], "Write the options in the recipe"),
         ([folder, "trainer.val_only=True"], "trains nothing"),
         ([folder, f"trainer.rollout_data_dir={tmp_path}/run/rollouts"], "writes its own rollouts"),

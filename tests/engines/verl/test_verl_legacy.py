@@ -29,7 +29,7 @@ def test_an_agent_loop_that_scores_itself_is_refused(config):
     trainer_of(config)
     batch = batch_of(manager_of(config), PROMPTS)
     del batch.non_tensor_batch["spanwise"]
-    with pytest.raises(RecipeError, match="Row 0 lacks blocks and rewards, because the agent loop scored it"):
+    with pytest.raises(RecipeError, match="The agent loop scored row 0 itself, so spanwise's reward manager found"):
         credited(config, batch)
 
 

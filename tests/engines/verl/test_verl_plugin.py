@@ -68,7 +68,7 @@ def test_another_version_is_named(monkeypatch, capsys):
     from spanwise.engines.verl import plugin
 
     monkeypatch.setattr(verl, "__version__", "0.10.0.dev0")
-    with pytest.warns(UserWarning, match=r"tested with verl >=0.9,<0.10, but yours is verl 0.10.0.dev0"):
+    with pytest.warns(UserWarning, match=r"tested with verl >=0.9,<0.10, but you use verl 0.10.0.dev0"):
         plugin.register()
     assert "[spanwise]" in capsys.readouterr().err
 
@@ -85,7 +85,7 @@ def test_a_part_that_fails_says_so_and_verl_goes_on(monkeypatch, capsys):
     monkeypatch.setattr(plugin, "FAULTS", {})
     with pytest.warns(
         UserWarning,
-        match=r"could not attach 'estimators' to verl.trainer.ppo.core_algos, so this part of it is missing: .*no such thing",
+        match=r"attach its part 'estimators' to verl.trainer.ppo.core_algos, and runs without this part: .*no such thing",
     ):
         plugin.register()
     assert plugin.FAULTS == {"estimators": "AttributeError: no such thing in this verl"}

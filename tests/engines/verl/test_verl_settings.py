@@ -13,11 +13,11 @@ from spanwise.errors import RecipeError
 
 ACTOR = "actor_rollout_ref.actor."
 REFUSED = {
-    "algorithm.use_kl_in_reward=True": "is True: .*actor.use_kl_loss=True.*Leave .* at False",
+    "algorithm.use_kl_in_reward=True": "is True. .*actor.use_kl_loss=True.*Leave .* at False",
     "critic.enable=True": "critic.enable asks for a critic, but .* needs no critic",
     "algorithm.use_pf_ppo=True": "only if adv_estimator is gae",
-    "reward.custom_reward_function.path=mine.py": r"mine.py\. No objective uses .*\. Add \{reward: environment",
-    "reward.reward_manager.name=dapo": r"dapo\. No objective uses .*\. Add \{reward: environment",
+    "reward.custom_reward_function.path=mine.py": r"No objective uses .* mine.py\. Add \{reward: environment",
+    "reward.reward_manager.name=dapo": r"No objective uses .* dapo\. Add \{reward: environment",
     "reward.reward_model.enable=True": "only to reward.custom_reward_function",
     **{
         f"{ACTOR}policy_loss.loss_mode={mode}": f"'{mode}', a token's weight depends on more than"
@@ -80,7 +80,7 @@ def test_verls_discounts_are_the_recipes_where_the_method_has_them(tmp_path):
         assert prepare(config_of(tmp_path, *critic, recipe=GAE.format("gae", "a", ""))).scheme.options == {"lam": 0.9}
     both = config_of(tmp_path, *critic, recipe=GAE.format("gae", "a", "options: {lam: 0.9}\n"))
     assert prepare(both).scheme.options == {"lam": 0.9}
-    with pytest.warns(UserWarning, match="lam=0.9 changes nothing: neither method 'bae'"):
+    with pytest.warns(UserWarning, match="lam=0.9 has no effect, as neither method 'bae'"):
         prepare(config_of(tmp_path, "algorithm.lam=0.9"))
 
 
@@ -106,7 +106,7 @@ WITH_RECIPE = {
     "the policy waits": ("gae", WAITS, [ON, "trainer.critic_warmup=21"], None),
     "the policy waits too short": ("gae", WAITS, [ON, "trainer.critic_warmup=20"], "Set trainer.critic_warmup to 21"),
     "no deviation, bae": ("bae", "", ["algorithm.norm_adv_by_std_in_grpo=False"], None),
-    "no deviation, grpo": ("grpo", "", ["algorithm.norm_adv_by_std_in_grpo=False"], "Write method: dr_grpo"),
+    "no deviation, grpo": ("grpo", "", ["algorithm.norm_adv_by_std_in_grpo=False"], "use method: dr_grpo"),
     "rejection inside the loss": ("bae", "", REJECTION, None),
     "rejection of rows' tokens": ("bae", "", [*REJECTION, ROWS], "rollout_rs"),
     # A function or a manager knows a whole rollout; each turn's number can only come from an agent loop.
@@ -116,10 +116,10 @@ WITH_RECIPE = {
     "an agent loop's for turns": ("bae", BY_TURN.format(""), [], None),
     "an agent loop's beside a function's": ("bae", PAID + BY_TURN.format(f", name: tool{TOOL}"), FUNCTION, None),
     # verl's validation counts a missing `acc` as 0; V0's does not.
-    "a name for accuracy": ("bae", "- {reward: brier, name: acc, pays: [b]}\n", [], "'acc' .* as 0"),
+    "a name for accuracy": ("bae", "- {reward: brier, name: acc, pays: [b]}\n", [], "of 'acc' as 0"),
     "a name for accuracy, V0": ("bae", "- {reward: brier, name: acc, pays: [b]}\n", [*V0], None),
     # verl's validation appends its total and the values of an objective `reward` to one list.
-    "its name": ("bae", "- {reward: brier, name: reward, pays: [b]}\n", [], "'reward' .* another name"),
+    "its name": ("bae", "- {reward: brier, name: reward, pays: [b]}\n", [], "'reward', .* another name"),
     "a reward model of verl's": ("bae", PAID, [*VERLS_MODEL, f"{POOL}=True"], None),
     # V1 then scores batches that have no columns but the messages; a function in verl's signature needs more.
     "a reward model that shares": ("bae", PAID, [*VERLS_MODEL, f"{POOL}=False"], f"Set {POOL}=True"),
@@ -170,9 +170,9 @@ def test_what_is_set(tmp_path, capsys):
 IDLE = GAE.format("gae", "a", "critic: {learning_rate: 0.1, gae_lambda_value: 1.0}\nsteps: 50\n")
 SAID = {
     "recipe": (ON, IDLE, "ignores the recipe's critic.learning_rate, steps and uses"),
-    "alone": ("actor_rollout_ref.rollout.n=1", RECIPE, "no other of its prompt to compare with"),
-    "entropy": (f"{ACTOR}entropy_coeff=0.01", RECIPE, "weigh more the longer"),
-    "dppo": (f"{ACTOR}policy_loss.loss_mode=dppo_tv", RECIPE, "Yours is 3"),
+    "alone": ("actor_rollout_ref.rollout.n=1", RECIPE, "a prompt has no two completions to compare"),
+    "entropy": (f"{ACTOR}entropy_coeff=0.01", RECIPE, "both weigh more in longer"),
+    "dppo": (f"{ACTOR}policy_loss.loss_mode=dppo_tv", RECIPE, "instead of 3, that of PPO"),
 }
 
 

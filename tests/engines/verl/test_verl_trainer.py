@@ -80,7 +80,7 @@ def test_an_agent_loop_that_scores_itself_is_refused(tmp_path):
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
     tq.kv_batch_put(keys=batch.keys, partition_id="train", fields=list_of_dict_to_tensordict([{"extra_fields": {}}]))
-    with pytest.raises(RecipeError, match="Row 0 lacks blocks and rewards"):
+    with pytest.raises(RecipeError, match="The agent loop scored row 0 itself"):
         trainer._compute_advantage(batch, {})
 
 

@@ -40,15 +40,15 @@ class SpanwiseAlgorithmConfig(AlgorithmConfig):
 
 SpanwiseTrainConfig = make_config(algorithm_cls=SpanwiseAlgorithmConfig)
 
-#: Maps SkyRL options to the value that each must have, and the reason.
+#: Maps SkyRL options to the value that each must have, and a sentence why.
 _FIXED: dict[str, tuple[Any, str]] = {
     "trainer.algorithm.advantage_batch_normalize": (
         False,
-        "SkyRL would subtract one mean of all tokens, padding included, from the advantages of every block",
+        "SkyRL would subtract the mean advantage of all tokens, even of padding, from every advantage.",
     ),
     "trainer.algorithm.use_kl_in_reward": (
         False,
-        "SkyRL would add the KL to a reward that spanwise does not use; set use_kl_loss=true instead",
+        "SkyRL would add the KL to its own reward, which spanwise does not use. Set use_kl_loss=true instead.",
     ),
 }
 REDUCTIONS = ("token_mean", "prompt_mean", "sequence_mean", "seq_mean_token_sum_norm", "token_mean_legacy")
@@ -75,8 +75,8 @@ def check(cfg: Any) -> RecipeRule:
         "There is no recipe; add trainer.algorithm.spanwise.recipe=recipe.yaml.": spanwise_options.recipe is None,
         unknown("trainer.algorithm.advantage_estimator", estimator_name, ESTIMATORS): estimator_name not in ESTIMATORS,
         unknown("trainer.algorithm.loss_reduction", loss_reduction, REDUCTIONS): loss_reduction not in REDUCTIONS,
-        f"trainer.algorithm.loss_reduction 'token_mean_legacy' drops the last rows of each mini-batch: {mini_batch_rows} rows "
-        f"cannot be cut into micro-batches of {micro_batch_rows}. Use token_mean, which gives the same loss here.": (
+        f"trainer.algorithm.loss_reduction 'token_mean_legacy' cuts the {mini_batch_rows} rows of a mini-batch into "
+        f"micro-batches of {micro_batch_rows} and drops the rest. Use token_mean, which gives the same loss here.": (
             loss_reduction == "token_mean_legacy" and mini_batch_rows % micro_batch_rows
         ),
         "trainer.algorithm.policy_loss_type is 'cross_entropy', a loss without advantages. Use 'regular'.": (
@@ -107,17 +107,17 @@ def check(cfg: Any) -> RecipeRule:
                 engine="SkyRL",
                 has_critic=cfg.trainer.critic.model.path,
                 option="trainer.critic.model.path=MODEL",
-                instead=" generator.apply_overlong_filtering=true leaves cut-off rollouts out of the loss.",
+                instead=" To leave cut-off rollouts out of the loss, set generator.apply_overlong_filtering=true.",
             ),
             "The recipe has head: hl_gauss, but SkyRL's critic returns one number. Leave head out.": critic.head != "scalar",
-            f"Method '{scheme.method}' runs over the tokens of a whole rollout, but every row is one turn. Set "
-            f"generator.merge_stepwise_output=true, or use 'gigpo' or a method that compares rollouts, such as 'grpo'.": (
+            f"Method '{scheme.method}' needs a whole rollout in each row, but every row is one turn. Set "
+            "generator.merge_stepwise_output=true. Or use 'gigpo', or a method that compares rollouts, such as 'grpo'.": (
                 scheme.entry.kind == "token" and is_stepwise and not generator_config.merge_stepwise_output
             ),
-            "refine changes tokens of whole rollouts, but generator.step_wise_trajectories=true makes one row per turn. Set it to "
-            "false, or leave refine out.": scheme.refine and is_stepwise,
-            f"trainer.algorithm.policy_loss_type is '{loss_name}', which does not work with the loss of a mode such as laser. Use "
-            f"one of {', '.join(LOSSES)}.": skyrl_modes and loss_name not in LOSSES,
+            "The recipe's refine needs a whole rollout in each row. Set generator.step_wise_trajectories=false, which makes "
+            "such rows, or leave refine out.": scheme.refine and is_stepwise,
+            f"trainer.algorithm.policy_loss_type '{loss_name}' cannot be combined with a further loss, such as that of "
+            f"laser. Use one of {', '.join(LOSSES)}.": skyrl_modes and loss_name not in LOSSES,
         }
     )
     scheme.check_forgets("SkyRL")
@@ -130,7 +130,7 @@ def check(cfg: Any) -> RecipeRule:
     scheme.check(provided_fields, at_read=provided_fields - late_fields)
     say(idle_fields(spanwise_options.recipe, engine="SkyRL"))
     if estimator_name not in ("spanwise", scheme.method):
-        say(f"trainer.algorithm.advantage_estimator={estimator_name} is not used: the recipe's method is '{scheme.method}'.")
+        say(f"trainer.algorithm.advantage_estimator={estimator_name} is ignored. The recipe's method is '{scheme.method}'.")
     algorithm_config.advantage_estimator = "spanwise"
     say(*discount_notes)
     RunRecord.of(vars(spanwise_options), option=OPTION)
@@ -161,17 +161,17 @@ def _group_faults(cfg: Any, scheme: Scheme, *, skyrl_version: str) -> dict[str, 
     return {
         f"Under SkyRL {skyrl_version}, {filter_setting} drops the columns that the generator adds to its output. Install skyrl 0.4 "
         "or newer, or remove the setting.": sampling_type is not None and Version(skyrl_version) < Version("0.4"),
-        f"{filter_setting} counts rows, but in step-wise training a row is one turn, not a rollout. Remove the setting.": (
+        f"{filter_setting} takes each row for a rollout, but in step-wise training a row is one turn. Remove the setting.": (
             sampling_type is not None and cfg.generator.step_wise_trajectories
         ),
-        f"{filter_setting} looks for credit too early: the credit needs {', '.join(late_field_names)}, "
+        f"{filter_setting} needs the credit right after sampling, but credit depends on {', '.join(late_field_names)}, "
         "which SkyRL computes later. Remove the setting.": filter_setting and late_field_names,
-        f"trainer.fully_async.sample_full_batch judges each group alone, but {''.join(batch_users[:1])} compares "
-        "completions of the whole batch. So SkyRL would drop groups with credit. Remove the setting.": (
+        f"trainer.fully_async.sample_full_batch looks at one group at a time, but {''.join(batch_users[:1])} compares "
+        "completions of the whole batch. So SkyRL would drop groups that get credit. Remove the setting.": (
             cfg.trainer.fully_async.sample_full_batch and batch_users
         ),
         "trainer.algorithm.zero_variance_filter drops groups with equal rewards, but "
-        f"{''.join(mode_names[:1])} learns from them, too. Remove it.": (
+        f"{''.join(mode_names[:1])} learns from them, too. Remove the filter.": (
             cfg.trainer.algorithm.zero_variance_filter and mode_names
         ),
     }

@@ -64,7 +64,7 @@ def _with_mode(
 def _by_recipe(token_level_rewards: Tensor, *, config: Any, **rest: Any) -> tuple[Tensor, Tensor]:
     """Return NaN for every token. spanwise's trainer later writes the recipe's advantages there."""
     if not isinstance(config, SpanwiseAlgorithmConfig):
-        raise RecipeError(f"advantage_estimator=spanwise needs a recipe, but SkyRL itself reads none; use {_ENTRYPOINT}.")
+        raise RecipeError(f"advantage_estimator=spanwise needs a recipe, but SkyRL alone reads none. Add {_ENTRYPOINT}.")
     nan_nt = torch.full_like(token_level_rewards, torch.nan)
     return nan_nt, nan_nt
 
@@ -72,7 +72,7 @@ def _by_recipe(token_level_rewards: Tensor, *, config: Any, **rest: Any) -> tupl
 def _refused(name: str, *args: Any, **rest: Any) -> tuple[Tensor, Tensor]:
     """Refuse a method that needs more than one reward per rollout."""
     raise RecipeError(
-        f"Method '{name}' needs loss masks, token ids or several rewards per rollout, but SkyRL's registry passes only one "
-        f"reward. Write method: {name} in a recipe and use {_ENTRYPOINT}; or use one of "
-        f"{', '.join(outcome_estimators())}."
+        f"Method '{name}' needs loss masks, token ids or several rewards per rollout, but SkyRL gives estimators one "
+        f"reward. Write method: {name} in a recipe, and add {_ENTRYPOINT}. Or use the estimator "
+        f"{' or '.join(outcome_estimators())}."
     )

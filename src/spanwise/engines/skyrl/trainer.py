@@ -125,8 +125,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         if shared_columns:
             say(
                 f"Both the generator's output and the dataset have the columns {', '.join(shared_columns)}. Rewards read "
-                "those of the generator. If they should read those of the dataset, let the generator return its columns "
-                "under other names."
+                "the generator's columns. If rewards should read the dataset's columns, let the generator use other names."
             )
         if reads_turns(self.scheme, stepwise=rows.stepwise):
             needs_states = "anchor_s" in self.scheme.entry.inputs

@@ -16,16 +16,16 @@ __all__ = ["install"]
 LOSS_TYPES = ("bnpo", "cispo", "dapo", "dr_grpo", "grpo", "sapo")
 RATIO_LEVELS = ("token", "sequence_token")
 NO_TEACHER = "ms-swift's teacher would change the advantages. Leave teacher_model and the column teacher_prompt out."
-#: Maps ms-swift options to the value that each must have, and the reason.
+#: Maps ms-swift options to the value that each must have, and a sentence why.
 _FIXED: dict[str, tuple[Any, str]] = {
-    "kl_in_reward": (False, "ms-swift would subtract the KL term from its own reward, which spanwise does not use"),
-    "dynamic_sample": (False, "ms-swift would choose groups by its own rewards, not by the recipe's"),
-    "off_policy_sequence_mask_delta": (None, "ms-swift would mask whole completions by their mean advantage"),
-    "advantage_reweight": (None, "ms-swift would let a teacher change the advantages"),
-    "sdar_loss_coef": (0.0, "the option needs a teacher"),
-    "use_liger_kernel": (False, "Liger's loss takes one advantage per completion, not one per token"),
-    "padding_free": (False, "ms-swift would pack several completions into one row, but spanwise needs a row for each"),
-    "sequence_parallel_size": (1, "ms-swift would spread the tokens of a completion over several processes"),
+    "kl_in_reward": (False, "ms-swift would subtract the KL term from its own reward, which spanwise does not use."),
+    "dynamic_sample": (False, "ms-swift would choose groups by its own rewards, not by the recipe's."),
+    "off_policy_sequence_mask_delta": (None, "ms-swift would mask whole completions by their mean advantage."),
+    "advantage_reweight": (None, "ms-swift would let a teacher change the advantages."),
+    "sdar_loss_coef": (0.0, "The option needs a teacher, which spanwise does not support."),
+    "use_liger_kernel": (False, "Liger's loss takes one advantage per completion, not one per token."),
+    "padding_free": (False, "ms-swift would pack several completions into one row, but spanwise needs one row for each."),
+    "sequence_parallel_size": (1, "ms-swift would spread the tokens of a completion over several processes."),
 }
 #: The path of the recipe, which `install` sets.
 installed_recipe = Path("recipe.yaml")
@@ -70,8 +70,8 @@ def check(recipe: Path, settings: Mapping[str, Any], *, longest: int) -> RecipeR
         not in RATIO_LEVELS,
         **kl_fault(settings["beta"], loss_type, engine="ms-swift"),
         NO_TEACHER: settings["teacher"],
-        "The rollout server returns a changing number of samples per prompt, as servers with several turns do. Use single "
-        "turns, or train with SkyRL.": settings["dynamic_num_samples"],
+        "The rollout server returns more samples for some prompts than for others, as happens with several turns. Use one "
+        "turn per rollout, or train with SkyRL.": settings["dynamic_num_samples"],
     }
     rule, _ = read_rule(recipe, engine="ms-swift", longest=longest, get_setting=settings.get, faults=faults, fixed=_FIXED)
     return check_rule(recipe, rule, engine="ms-swift")

@@ -75,8 +75,8 @@ class SpanGRPOConfig(GRPOConfig):
     )
     importance_sampling_level: str = _option(
         "token",
-        "token: each token has its own importance ratio. block or sequence: all tokens of a block or of a completion share "
-        "one ratio, the geometric mean of theirs. Advantages and gradients stay separate for each token.",
+        "With 'token', each token has its own importance ratio. With 'block' or 'sequence', all tokens of a block or of a "
+        "completion share the geometric mean of their ratios. Every token keeps its own advantage and gradient.",
     )
     dynamic_sampling: str | None = _option(
         None,
@@ -87,13 +87,13 @@ class SpanGRPOConfig(GRPOConfig):
     dynamic_sampling_rounds: int = _option(
         3, "The largest number of rounds in which dynamic_sampling may sample other prompts for a batch."
     )
-    canary: bool = _option(True, "On the first micro-batch, check that TRL weighs every token with its own advantage.")
+    canary: bool = _option(True, "On the first micro-batch, check that TRL weighs each token by that token's advantage.")
     keep_rollouts: int = _option(
         0,
-        "Keep the rollouts of every k-th generation batch; 0 keeps none. output_dir then is a run folder with recipe.yaml "
-        "and metrics.jsonl, which `spanwise report`, `why` and `credit` read.",
+        "Write the rollouts of every k-th generation batch to output_dir, with recipe.yaml and metrics.jsonl. The commands "
+        "`spanwise report`, `why` and `credit` read this folder. 0 writes no rollouts.",
     )
-    report: bool = _option(False, "Write the run folder, and write its report.html when training ends or is interrupted.")
+    report: bool = _option(False, "Write recipe.yaml, metrics.jsonl and, when training ends or is interrupted, report.html.")
     log_metrics: str = _option(
         "few",
         "Which metrics of a step the console shows: few (loss, rewards, entropy, length, malformed completions, gradient and "
@@ -104,8 +104,8 @@ class SpanGRPOConfig(GRPOConfig):
         # TRL refuses groups of one completion, but later and with a bare ValueError.
         if self.num_generations is not None and self.num_generations < 2:
             raise RecipeError(
-                f"num_generations is {self.num_generations}, so a completion has no other of its prompt to compare with, "
-                "and its credit is always 0. Set num_generations to 2 or more."
+                f"num_generations is {self.num_generations}, so a prompt has no two completions to compare, and all credit "
+                "would be 0. Set num_generations to 2 or more."
             )
         try:
             super().__post_init__()
@@ -141,15 +141,15 @@ def check_scheme(scheme: Any, critic: Any, options: Mapping[str, Any]) -> Scheme
     scheme_faults: dict[str, Any] = {
         **{unknown("argument of SpanGRPOTrainer called", name, known_names): name not in known_names for name in options},
         **{
-            f"Objective '{objective.name}' has a model as reward; pass a function that calls it and returns one number per "
-            "completion.": (isinstance(objective.reward, nn.Module))
+            f"Objective '{objective.name}' has a model as reward. Pass a function that calls the model and returns one "
+            "number per completion.": (isinstance(objective.reward, nn.Module))
             for objective in scheme.objectives
         },
-        f"Method '{scheme.method}' needs a critic, but there is none. Write critic=CriticConfig(...), or in a recipe critic: "
-        "{learning_rate: 1.0e-5}, or use a method that compares completions, such as 'bae' or 'grpo'.": (
+        f"Method '{scheme.method}' needs a critic. In a script, write critic=CriticConfig(...). In a recipe, write critic: "
+        "{learning_rate: 1.0e-5}. Or use a method that compares completions, such as 'bae' or 'grpo'.": (
             critic is None and scheme.value_names
         ),
-        f"The critic is {critic!r}; write critic=CriticConfig(learning_rate=1e-5, ...).": (
+        f"The critic is {critic!r}, which is no CriticConfig. Write critic=CriticConfig(learning_rate=1e-5, ...).": (
             critic is not None and not isinstance(critic, CriticConfig)
         ),
     }
@@ -180,8 +180,8 @@ def check_args(args: Any) -> None:
         f"importance_sampling_level is '{ratio_level}', but loss_type 'vespo' weighs every token by the ratio of its whole "
         "completion. Leave importance_sampling_level at 'token', or use another loss_type.": args.loss_type == "vespo"
         and ratio_level != "token",
-        "max_completion_length is None, but loss_type 'dr_grpo' divides by it. Set max_completion_length, or use another "
-        "loss_type.": args.loss_type == "dr_grpo" and args.max_completion_length is None,
+        "max_completion_length is None, but loss_type 'dr_grpo' divides by this length. Set max_completion_length, or use "
+        "another loss_type.": args.loss_type == "dr_grpo" and args.max_completion_length is None,
     }
     setting_faults |= {
         f"{name} is {settings[name]}; set it between {least:g} and {most:g}.": not least <= settings[name] <= most
@@ -195,7 +195,7 @@ def check_args(args: Any) -> None:
         for name, default in _NOT_UNDER_DPPO.items()
     }
     setting_faults |= {
-        f"reward_weights is {args.reward_weights}: TRL would use these weights only in the reward that it logs. Set the "
+        f"reward_weights is {args.reward_weights}. TRL would use these weights only in the reward that it logs. Set the "
         "weight of each objective instead, for example Objective('brier', weight=0.5, ...).": args.reward_weights
         is not None,
     }
@@ -224,19 +224,18 @@ def check_use(
         f"trl {installed_version} cannot run GRPO without triton, for example on CPU. Install trl 1.14.2, or 1.16 or newer.": (
             installed_version == Version("1.15.0")
         ),
-        "The trainer builds reward_funcs from the objectives. Pass each reward as Objective(reward, pays=[...]), which names the "
-        "blocks that it pays.": reward_funcs,
-        f"use_liger_kernel=True with trl {installed_version} sends the advantages to a loss that takes one number per completion. "
+        "You passed reward_funcs, but the trainer builds them from the objectives. Pass each reward as an objective, with "
+        "the blocks that it pays: Objective(reward, pays=[...]).": reward_funcs,
+        f"With use_liger_kernel=True, trl {installed_version} uses a loss with one advantage per completion, not per token. "
         "Set it to False, or install trl 1.14 or newer.": args.use_liger_kernel and installed_version < Version("1.14"),
-        f"beta is {args.beta}, so TRL must load the reference model by name, but your model has no name: it was "
-        "built in memory. Save it and its tokenizer in a folder and pass the folder as model, or set beta=0.": (
+        f"beta is {args.beta}, so TRL must load the reference model by name. Your model was built in memory and has no "
+        "name. Save it and its tokenizer in a folder, and pass the folder as model. Or set beta=0.": (
             args.beta != 0.0 and not can_load_reference
         ),
-        "critic.policy_training_start_step keeps the policy without gradients at first, but the gradient scaler of "
-        "fp16=True does not allow this. Set bf16=True instead, or policy_training_start_step to 0.": args.fp16
-        and policy_waits,
-        "critic.policy_training_start_step keeps the policy unchanged, but DeepSpeed updates it within the backward pass. Set "
-        "policy_training_start_step to 0, or train without DeepSpeed.": getattr(args, "deepspeed_plugin", None)
+        "With critic.policy_training_start_step, the policy has no gradients at first. The gradient scaler of fp16=True "
+        "does not allow this. Set bf16=True instead, or policy_training_start_step to 0.": args.fp16 and policy_waits,
+        "critic.policy_training_start_step keeps the policy unchanged at first, but DeepSpeed updates the policy within "
+        "the backward pass. Set this step to 0, or train without DeepSpeed.": getattr(args, "deepspeed_plugin", None)
         and policy_waits,
     }
     refuse(setting_faults)
@@ -245,7 +244,7 @@ def check_use(
         "the prompt. Set it to False if a reward reads another column, such as the gold answer.": args.remove_unused_columns,
         **{
             f"{name}={getattr(args, name)!r} changes nothing. The option only shapes TRL's own advantages, but spanwise "
-            "computes advantages from the objectives (their baseline, scale and weight).": getattr(args, name) != default
+            "computes its own from the baseline, scale and weight of each objective.": getattr(args, name) != default
             for name, default in (("scale_rewards", "group"), ("multi_objective_aggregation", "sum_then_normalize"))
         },
     }
@@ -259,13 +258,13 @@ def check_datasets(
 ) -> None:
     """Refuse unusable datasets, and a training set that is too small."""
     if train is None and options.get("environment_factory") is None:
-        raise DataError("train_dataset is missing: pass a dataset with the column 'prompt' and the columns of the rewards.")
+        raise DataError("train_dataset is missing. Pass a dataset with the column 'prompt' and the columns of the rewards.")
     for argument_name, dataset in {"train_dataset": train, **_evaluation_datasets(evaluation)}.items():
         _check_dataset(argument_name, dataset, objectives, options)
     if isinstance(train, Dataset) and len(train) < needed:
         raise DataError(
-            f"The training dataset has {len(train)} prompts and one generation batch takes {needed}, so TRL would not make a "
-            "single step. Add prompts, lower per_device_train_batch_size, gradient_accumulation_steps or "
+            f"The training dataset has {len(train)} prompts, but one generation batch needs {needed}, so TRL would not make "
+            "a single step. Add prompts, lower per_device_train_batch_size, gradient_accumulation_steps or "
             "steps_per_generation, or raise num_generations."
         )
 
@@ -279,27 +278,27 @@ def _check_dataset(argument: str, dataset: Any, objectives: Sequence[Objective],
     column_names = known_columns or ["none"]
     type_name = type(dataset).__name__
     dataset_faults: dict[str, Any] = {
-        f"{argument} holds the splits {', '.join(split_names)}; pass one of them: "
+        f"{argument} holds the splits {', '.join(split_names)}. Pass one of them: "
         f"{argument}=data[{next(iter(split_names), '')!r}].": split_names,
-        f"{argument} is a {type_name}; make a dataset: datasets.Dataset.from_list(rows).": isinstance(dataset, list | tuple),
-        f"{argument} is a {type_name}; pass a datasets.Dataset or IterableDataset.": not isinstance(
+        f"{argument} is a {type_name}. Pass a dataset: datasets.Dataset.from_list(rows).": isinstance(dataset, list | tuple),
+        f"{argument} is a {type_name}. Pass a datasets.Dataset or IterableDataset.": not isinstance(
             dataset, Dataset | IterableDataset | None
         ),
-        f"{prefix}The {kind} dataset has no column 'prompt' with the text or messages to complete; its columns are "
+        f"{prefix}The {kind} dataset has no column 'prompt' with the text or messages to complete. Its columns are "
         f"{', '.join(column_names)}. Rename one: dataset.rename_column({column_names[0]!r}, 'prompt').": known_columns
         and "prompt" not in known_columns
         and not has_environment,
     }
     dataset_faults |= {
-        f"{prefix}The {kind} dataset has a column '{name}', but TRL passes the sampled texts to rewards under this name. "
+        f"{prefix}The {kind} dataset has a column '{name}', but TRL passes its own {name} to rewards under this name. "
         f"Rename the column: dataset.rename_column({name!r}, 'dataset_{name}').": name in column_names
         for name in ("prompts", "completions")
     }
     for objective in objectives if known_columns is not None else ():
         column_name = objective.options.get("column", "answer")
         missing_column_fault = (
-            f"{prefix}Objective '{objective.name}' reads the dataset column '{column_name}', which does not exist; the columns are "
-            f"{', '.join(column_names)}. Rename the column, or set options: {{column: NAME}} in the objective."
+            f"{prefix}Objective '{objective.name}' reads the dataset column '{column_name}', which does not exist. The "
+            f"columns are {', '.join(column_names)}. Name the right one in the objective: options: {{column: NAME}}."
         )
         needs_answer_column = objective.reward in ("correct", "second_attempt") and not has_rollout_function
         dataset_faults[missing_column_fault] = needs_answer_column and column_name not in column_names
@@ -334,11 +333,11 @@ def check_prefilled(prompt: str, layout: Layout) -> None:
     opened_mark, opened_tag = next((pair for pair in marks_and_tags if bare_prompt.endswith(pair[1])), ("", ""))
     prefilled_tags = opening_tags_by_mark.get(prefill_mark, [])
     prompt_faults = {
-        f"The prompt ends with {opened_tag}, so no completion will write that {_noun(opened_mark, opened_tag)} itself. Say "
-        f"so in the layout: Layout(..., prefilled='{opened_mark}').": opened_tag and opened_mark != prefill_mark,
-        f"'prefilled' says that prompts end with {' or '.join(prefilled_tags)}, but a prompt ends with {bare_prompt[-40:]!r}. End "
-        f"the prompt with that {_noun(prefill_mark, *prefilled_tags[:1])}, or leave 'prefilled' out of the layout.": prefilled_tags
-        and not opened_tag,
+        f"The prompt ends with {opened_tag}, so completions begin without this {_noun(opened_mark, opened_tag)}. Say so in "
+        f"the layout: Layout(..., prefilled='{opened_mark}').": opened_tag and opened_mark != prefill_mark,
+        f"The layout's 'prefilled' says that prompts end with {' or '.join(prefilled_tags)}, but one ends with "
+        f"{bare_prompt[-40:]!r}. End it with that {_noun(prefill_mark, *prefilled_tags[:1])}, or leave 'prefilled' out of "
+        "the layout.": prefilled_tags and not opened_tag,
     }
     refuse(prompt_faults)
 

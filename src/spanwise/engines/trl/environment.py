@@ -19,7 +19,7 @@ def taken_from(trainer: Any, objectives: Sequence[Objective]) -> list[Any]:
     if reward_functions and not any(objective.reward == "environment" for objective in objectives):
         raise RecipeError(
             f"The environment {', '.join(environment_names)} has a get_reward method, but no objective uses its reward. Add "
-            "Objective('environment', pays=[...]) with the blocks that the reward pays."
+            "an objective, with the blocks that the reward pays: Objective('environment', pays=[...])."
         )
     for trainer_list in (trainer.reward_funcs, trainer.reward_func_names, trainer.reward_processing_classes):
         del trainer_list[objective_count:]

@@ -28,8 +28,8 @@ LOSS_TYPES: tuple[str, ...] = ("bnpo", "cispo", "dapo", "dppo_kl", "dppo_tv", "d
 #: Which tokens may share an importance ratio (`importance_sampling_level`).
 RATIO_LEVELS: tuple[str, ...] = ("token", "block", "sequence")
 _CANARY = (
-    "The loss would not give each span its own credit. Use a TRL version that this release of spanwise supports. If a "
-    "subclass overrides _compute_loss, check it. To train anyway, set canary=False in SpanGRPOConfig."
+    "The loss would not give each span its own credit. Use a TRL version that this release of spanwise supports. If "
+    "your subclass overrides _compute_loss, check this method. To train anyway, set canary=False in SpanGRPOConfig."
 )
 _ADVICE = "No weight was updated. Resume from the last checkpoint with a lower learning_rate."
 
@@ -193,8 +193,8 @@ def check_loss(
             f"the {name} of {token_label} is {float(value_bt.detach()[row, token])}. {_ADVICE} The completion: {completion_text}"
         )
     raise DivergedError(
-        f"Step {step}: the loss is {loss_value}, but all numbers of its completions are finite. {_ADVICE} "
-        "Look at beta and entropy_coef, too."
+        f"Step {step}: the loss is {loss_value}, but the numbers of all its tokens are finite. {_ADVICE} "
+        "Also look at beta and entropy_coef."
     )
 
 
@@ -223,10 +223,12 @@ def check_gradient(model: Any, *, scaled: bool, step: int) -> None:
     gradient_norm = torch.nn.utils.get_total_norm(list(gradients.values()))
     if not bool(gradient_norm.isfinite()):
         faulty_names = [name for name, gradient in gradients.items() if not bool(gradient.isfinite().all())]
-        gradient_note = "although the gradient of every parameter is finite"
+        gradient_note = "The gradient of every parameter is finite, but their common norm is not."
         if faulty_names:
-            gradient_note = f"in {len(faulty_names)} of {len(gradients)} parameters; the first is {faulty_names[0]}"
+            gradient_note = (
+                f"{len(faulty_names)} of {len(gradients)} gradients are not finite, such as that of {faulty_names[0]}."
+            )
         raise DivergedError(
-            f"Step {step}: the gradient is not finite (norm {float(gradient_norm)}), {gradient_note}. {_ADVICE} Also look "
-            "at the prompts of this batch, in trainer.last_rollouts."
+            f"Step {step}: the gradient has the norm {float(gradient_norm)}. {gradient_note} {_ADVICE} Also look at the "
+            "prompts of this batch in trainer.last_rollouts."
         )

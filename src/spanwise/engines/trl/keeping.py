@@ -42,8 +42,8 @@ def log_credit(logs: Mapping[str, Any], credit: Credit, present_nk: Bool[Tensor,
     missing_columns = [name for name in ("advantages", "extra") if name not in logs]
     if missing_columns:
         return (
-            f"This TRL version's table of completions (log_completions) has no {' and no '.join(missing_columns)}, so it cannot "
-            "show the credit of blocks. Training is not affected; set keep_rollouts=10 to write the credit of every block."
+            f"This TRL version's table of completions (log_completions) lacks the entry {' and '.join(missing_columns)}, so "
+            "it cannot show the credit of blocks. Training is not affected. To save this credit, set keep_rollouts=10."
         )
     advantage_column = logs["advantages"]
     for _ in range(min(len(advantage_column), len(present_nk))):

@@ -43,13 +43,13 @@ def check_sampling(args: Any, scheme: Scheme, *, dataset: Any, options: Mapping[
                 for mode in modes
                 if mode.name != "critic"
             },
-            f"dynamic_sampling draws other prompts by row number, but train_dataset is a {type(dataset).__name__}. Pass a "
+            f"dynamic_sampling picks other prompts by row number, but train_dataset is a {type(dataset).__name__}. Pass a "
             f"datasets.Dataset.": not isinstance(dataset, Dataset),
             f"dynamic_sampling cannot replace prompts that have an environment. {advice}": has_environment,
             f"dynamic_sampling cannot replace prompts with images. {advice}": {"image", "images"} & {*column_names},
             f"dynamic_sampling_rounds is {round_count}; set it to 1 or more.": round_count < 1,
-            f"dynamic_sampling needs whole groups in each process, but {completions_per_process} completions per process do not "
-            f"make whole groups of {args.num_generations}. Change per_device_train_batch_size or "
+            f"dynamic_sampling needs whole groups of {args.num_generations} completions in each process, but each process "
+            f"samples {completions_per_process} completions. Change per_device_train_batch_size or "
             "steps_per_generation.": completions_per_process % args.num_generations,
         }
     )

@@ -203,7 +203,8 @@ class SpanGRPOTrainer(GRPOTrainer):
             if checkpoint is None:
                 raise
             raise DataError(
-                f"Checkpoint '{checkpoint}' holds objects that could run code: {first_line(error)}. Resume from another checkpoint."
+                f"Checkpoint '{checkpoint}' was not loaded, because its objects could run code: {first_line(error)}. Resume "
+                "from another checkpoint."
             ) from error
 
     @property
@@ -295,9 +296,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         shared_columns = [name for name in extra_fields if self._rows and name in self._rows[0]]
         if shared_columns and self._is_first_time("shared columns") and self.accelerator.is_main_process:
             warnings.warn(
-                f"rollout_func returns {', '.join(shared_columns)}, but the dataset has columns of this name, too. Rewards "
-                "read what rollout_func returned. If they should read the dataset's columns, let rollout_func use another "
-                "name.",
+                f"Both the output of rollout_func and the dataset have the columns {', '.join(shared_columns)}. Rewards "
+                "read those of rollout_func. If they should read those of the dataset, let rollout_func use other names.",
                 UserWarning,
                 stacklevel=2,
             )
@@ -319,7 +319,7 @@ class SpanGRPOTrainer(GRPOTrainer):
                 if is_first_batch:
                     raise
                 if self._is_first_time("later prompts"):
-                    warnings.warn(f"A later prompt does not fit the layout. {error}", UserWarning, stacklevel=2)
+                    warnings.warn(f"A prompt of a later batch does not fit the layout. {error}", UserWarning, stacklevel=2)
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         if self.sampling is not None and self._scored_batch is not None and self.sampling.scored is completion_ids_list:
@@ -389,14 +389,14 @@ class SpanGRPOTrainer(GRPOTrainer):
         warning_by_kind = {"table": log_credit(getattr(self, "_logs", {}), completion_credit, present_nk, self.scheme)}
         if int(output["num_items_in_batch"]) == 0:
             warning_by_kind["cut off"] = (
-                f"Step {step_number}: all {all_rows.completions} completions were cut off at max_completion_length="
-                f"{self.max_completion_length}, and mask_truncated_completions leaves them out of the loss, so nothing is "
-                "learned. Raise max_completion_length, or set mask_truncated_completions=False."
+                f"Step {step_number} learns nothing. All {all_rows.completions} completions were cut off at "
+                f"max_completion_length={self.max_completion_length}, and mask_truncated_completions leaves such "
+                "completions out of the loss. Raise max_completion_length, or set mask_truncated_completions=False."
             )
             if not self.mask_truncated_completions:
                 warning_by_kind["cut off"] = (
-                    f"Step {step_number}: the mask of sampled tokens is 0 at every token of all {all_rows.completions} "
-                    "completions, so nothing is learned. Let rollout_func return an "
+                    f"Step {step_number} learns nothing. The mask of sampled tokens is 0 at every token of all "
+                    f"{all_rows.completions} completions. Let rollout_func return an "
                     "env_mask of 1 at each token that the model wrote."
                 )
         new_warnings = [warning for kind, warning in warning_by_kind.items() if warning and self._is_first_time(kind)]

@@ -60,7 +60,7 @@ class Rows:
 
 def pack(reading: Reading, length_n: Sequence[int], *, masked: bool, turns: Turns | None = None, anchor: Any = None) -> str:
     """Pack a rollout's blocks and rewards as text. verl's V0 trainer carries no other data of uneven length."""
-    assert reading.spans is not None, "the reading has no spans; pack it in the process that sampled the completion"
+    assert reading.spans is not None, "`pack` needs reading.spans, which only the process that sampled the completion has"
     block_nt, note_nm = reading.spans.block_nt, reading.scores.note_nm
     if turns is not None:
         block_nt = turns.put(block_nt + 1, rows=len(length_n)) - 1  # tokens between turns get -1
@@ -84,7 +84,7 @@ def _as_json(state: Any) -> Any:
         return state.tolist()
     raise RecipeError(
         f"The state of a turn contains a value of the type {type(state).__name__}, which verl's reward workers cannot send to the "
-        f"trainer; use text, numbers, or lists of them."
+        f"trainer. Use text, numbers, or lists of texts and numbers."
     )
 
 
@@ -137,7 +137,7 @@ class UnpackedBatch:
                 continue  # fewer tokens are fine: verl's rejection sampling may mask some
             raise AlignmentError(
                 f"Row {rows[n]}: verl trains {int(mask_nt[n].sum())} tokens, but the reward worker took "
-                f"{int(is_sampled_nt[n].sum())} tokens for the model's own. So tool output would be scored, too. Let agent "
+                f"{int(is_sampled_nt[n].sum())} tokens as the model's own. So tool output would be scored, too. Let agent "
                 "loops set AgentLoopOutput.response_mask, and do not override AgentLoopWorker._compute_score."
             )
         row_index_n = torch.tensor(rows, dtype=torch.int64)
@@ -157,9 +157,8 @@ def unpack(packed: Sequence[Any], scheme: Scheme, output_number: Sequence[int] |
     for n, text in enumerate(packed):
         if not isinstance(text, str):
             raise RecipeError(
-                f"Row {n} lacks blocks and rewards, because the agent loop scored it and spanwise's reward manager did "
-                "not. Let the agent loop leave reward_score empty and put its results in extra_fields, which rewards read "
-                "as columns."
+                f"The agent loop scored row {n} itself, so spanwise's reward manager found no blocks and rewards in it. Let "
+                "the agent loop leave reward_score empty. Put its results in extra_fields, which rewards read as columns."
             )
         rollout_dicts.append(parse_text(text))
         outputs.append(rollout_dicts[n]["outputs"][0 if output_number is None else output_number[n]])
@@ -308,7 +307,7 @@ def loss_factor(
     if mode == "token-mean" and rows > mini_batch:
         raise RecipeError(
             f"loss_agg_mode 'token-mean' divides each mini-batch by its own number of tokens. This batch of {rows} rows has "
-            f"mini-batches of {mini_batch} rows, so equal advantages would count more in some than in others. {USE}"
+            f"mini-batches of {mini_batch} rows, so equal advantages would not weigh the same in all mini-batches. {USE}"
         )
     factor_n1 = torch.full_like(token_count_n1, rows / max(rollouts, 1))  # verl divides by rows, not rollouts
     if mode == "token-sum":

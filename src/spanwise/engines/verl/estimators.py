@@ -76,9 +76,9 @@ def recipe_advantages(
     compute_credit = CREDIT_FUNCTION.get()
     if compute_credit is None:
         raise RecipeError(
-            "adv_estimator 'spanwise' does not work with this trainer, because it passes on rewards alone, without blocks. "
-            "Use verl.trainer.main_ppo with trainer.v1.trainer_mode sync, colocate_async or separate_async, or "
-            "trainer.use_v1=False. Or keep the trainer, and use an adv_estimator of one reward: "
+            "adv_estimator 'spanwise' does not work with this trainer, which passes on rewards but no blocks. Use "
+            "verl.trainer.main_ppo with trainer.use_v1=False, or with trainer.v1.trainer_mode sync, colocate_async or "
+            "separate_async. To keep this trainer, use an adv_estimator that needs one reward: "
             f"{', '.join(outcome_estimators())}."
         )
     adv_nt, return_nt = compute_credit(list(index), response_mask)

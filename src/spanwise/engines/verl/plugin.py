@@ -85,7 +85,7 @@ def _attach(module: ModuleType) -> None:
     except Exception as error:  # verl must keep working if spanwise fails
         FAULTS[patch_name] = f"{type(error).__name__}: {error}"
         fault = FAULTS[patch_name]
-        say(f"spanwise could not attach '{patch_name}' to {module.__name__}, so this part of it is missing: {fault}")
+        say(f"spanwise could not attach its part '{patch_name}' to {module.__name__}, and runs without this part: {fault}")
 
 
 def say(*sentences: str | None) -> None:

@@ -99,22 +99,22 @@ class VerlRun:
         if missing_count > 0:
             self._note_errors(
                 f"The batch of step {getattr(trainer, 'global_steps', 1)} lacks {missing_count} of {expected_count} "
-                "completions, and verl trains without them. Their reward or agent loop raised an error or returned "
-                "nothing, or the dataset's column __rollout_n__ asks for fewer completions."
+                "completions, and verl trains without them. Perhaps their reward or agent loop failed or returned nothing. "
+                "Or the dataset's column __rollout_n__ asks for fewer completions."
             )
 
     def note_replaced(self, metrics: Mapping[str, Any]) -> None:
         """Warn if verl replaced prompts that failed by other prompts. `metrics` are the metrics of a whole step."""
         if prompt_count := int(metrics.get("training/rollout_failure/evicted_samples", 0)):
             self._note_errors(
-                f"By step {metrics['training/global_step']}, verl replaced {prompt_count} prompts whose reward or agent loop "
-                "raised an error."
+                f"Until step {metrics['training/global_step']}, verl replaced {prompt_count} prompts whose reward or agent "
+                "loop raised an error."
             )
 
     def _note_errors(self, sentence: str) -> None:
         if not self._has_noted_errors:
             self._has_noted_errors = True
-            say(f"{sentence} Search verl's log for 'Error in _run_prompt'.")
+            say(f"{sentence} For the errors, search verl's log for 'Error in _run_prompt'.")
 
     @property
     def allows_chunks(self) -> bool:
@@ -172,8 +172,8 @@ class VerlRun:
             mode.check_steps(step_count)
         if trainer_config.critic_warmup > step_count:
             say(
-                f"The policy never trains: it would start in step {trainer_config.critic_warmup} (trainer.critic_warmup), "
-                f"but the run has {step_count} steps. Lower trainer.critic_warmup, or train longer."
+                f"The policy never trains. trainer.critic_warmup lets it start in step {trainer_config.critic_warmup}, but "
+                f"the run has {step_count} steps. Lower trainer.critic_warmup, or train longer."
             )
 
     def keep(self, trainer: Any, rows: Rows, sampled: Callable[[], Sampled]) -> None:
@@ -198,8 +198,8 @@ class VerlRun:
             row_differs_n = (trainer_spans.block_nt != scored_batch.spans.block_nt).any(dim=1)
             if row_differs_n.any():
                 raise AlignmentError(
-                    f"Row {int(row_differs_n.int().argmax())}: the reward worker found other blocks than the trainer finds in the "
-                    f"same tokens. Give both the same tokenizer (actor_rollout_ref.model.path) and the same recipe files."
+                    f"Row {int(row_differs_n.int().argmax())}: the reward worker and the trainer found different blocks in "
+                    "the same tokens. Give both the same tokenizer (actor_rollout_ref.model.path) and the same recipe files."
                 )
             completed_batch = replace(
                 scored_batch,

@@ -32,14 +32,14 @@ _FILTER = "algorithm.filter_groups"
 ANY_REWARD = "any_reward"
 #: The options in `algorithm.spanwise` that a user may set.
 _KNOWN = ("recipe", "folder", "keep_rollouts", "report")
-_UNUSED = "No objective uses its reward. Add {reward: environment, pays: [...]} to the objectives, or remove the setting."
-#: Maps verl options to the value that each must have, and the reason.
+_ADD = "Add {reward: environment, pays: [...]} to the recipe's objectives, or remove the setting."
+#: Maps verl options to the value that each must have, and a sentence why.
 _FIXED: dict[str, tuple[Any, str]] = {
     "algorithm.use_kl_in_reward": (
         False,
-        "verl would add the KL to a reward that spanwise does not use; set actor_rollout_ref.actor.use_kl_loss=True instead",
+        "verl would add the KL to its reward, which spanwise does not use. Set actor_rollout_ref.actor.use_kl_loss=True.",
     ),
-    "algorithm.use_pf_ppo": (False, "verl reads use_pf_ppo only if adv_estimator is gae"),
+    "algorithm.use_pf_ppo": (False, "verl reads this option only if adv_estimator is gae."),
 }
 
 
@@ -101,9 +101,9 @@ def prepare(config: Any) -> VerlRun:
     refuse(
         {
             **critic_faults(critic_settings, scheme, engine="verl", has_critic=has_critic, option=critic_option),
-            f"The recipe trains only the critic for {policy_start_step} steps (critic.policy_training_start_step), but "
-            f"trainer.critic_warmup is {critic_warmup}. Set trainer.critic_warmup to {policy_start_step + 1}, the first "
-            "step of the policy.": (policy_start_step and critic_warmup != policy_start_step + 1),
+            f"critic.policy_training_start_step is {policy_start_step} in the recipe, but trainer.critic_warmup is "
+            f"{critic_warmup}. Set trainer.critic_warmup to {policy_start_step + 1}, the first step that trains the "
+            "policy.": (policy_start_step and critic_warmup != policy_start_step + 1),
         }
     )
     provided_fields = {"group_n", "columns", "steps", *TOKENS}
@@ -143,11 +143,11 @@ def _replace_loss_mode(config: Any) -> str | None:
         actor_config.loss_agg_mode = MODES[0]
         if critic_loss_mode is not None:  # keep the critic's mode, which by default follows the actor's
             config.critic.loss_agg_mode = critic_loss_mode
-    several_divisors = "with several mini-batches, token-mean would divide the loss of each by a different number of tokens"
-    change_reason = "sapo supports no other mode" if uses_sapo_loss else several_divisors
-    kl_note = " KL and entropy are averaged this way, too." if actor_config.use_kl_loss or actor_config.entropy_coeff else ""
+    several_divisors = "With token-mean, each mini-batch would divide its loss by a different number of tokens."
+    change_reason = "The loss 'sapo' supports no other mode." if uses_sapo_loss else several_divisors
+    kl_note = f" KL and entropy change to {MODES[0]}, too." if actor_config.use_kl_loss or actor_config.entropy_coeff else ""
     return (
-        f"spanwise changes loss_agg_mode from token-mean to {MODES[0]}: {change_reason}. The policy loss stays the "
+        f"spanwise changes loss_agg_mode from token-mean to {MODES[0]}. {change_reason} The policy loss stays the "
         f"same.{kl_note}"
     )
 
@@ -173,8 +173,8 @@ def _replace_filter_metric(config: Any, scheme: Scheme) -> str | None:
     with open_dict(config):
         OmegaConf.update(config, f"{_FILTER}.metric", ANY_REWARD)
     return (
-        f"spanwise changes {_FILTER}.metric from {metric} to {ANY_REWARD}, which drops a group only if all its rewards are "
-        "equal."
+        f"spanwise changes {_FILTER}.metric from {metric} to {ANY_REWARD}, so that verl only drops groups whose rewards "
+        "are all equal."
     )
 
 
@@ -254,22 +254,22 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
     reward_model = OmegaConf.select(config, "reward.reward_model") or {}
     return {
         f"{unknown('loss_agg_mode', loss_agg_mode, MODES)} {USE}": loss_agg_mode not in MODES,
-        f"loss_agg_mode '{loss_agg_mode}' divides by the width of each micro-batch, but micro-batches differ in width. Set "
-        f"actor_rollout_ref.actor.loss_scale_factor to the length of the longest response. Or: {USE}": (
+        f"loss_agg_mode '{loss_agg_mode}' divides by the width of each micro-batch, but micro-batches differ in width. "
+        f"{USE} Or set actor_rollout_ref.actor.loss_scale_factor to the length of the longest response.": (
             loss_agg_mode == "seq-mean-token-sum-norm" and not actor_config.get("loss_scale_factor")
         ),
         f"With policy_loss.loss_mode '{loss_mode}', a token's weight depends on more than its own advantage. Use vanilla, "
         "cispo, gspo or sapo.": loss_mode in ("geo_mean", "clip_cov", "kl_cov", "dro"),
-        f"policy_loss.loss_mode 'sapo' always averages as seq-mean-token-mean. {USE}": (
+        f"policy_loss.loss_mode 'sapo' always averages like loss_agg_mode seq-mean-token-mean. {USE}": (
             loss_mode == "sapo" and loss_agg_mode != MODES[0]
         ),
-        "With rollout_correction.bypass_mode, rollout_rs rejects tokens inside the loss, so the loss divides by fewer tokens than "
-        "spanwise counted. Use actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum.": (
+        "With rollout_correction.bypass_mode, rollout_rs rejects tokens inside the loss. So the loss divides by fewer "
+        "tokens than spanwise counted. Use actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum.": (
             correction_config.get("bypass_mode") and correction_config.get("rollout_rs") and loss_agg_mode == MODES[0]
         ),
         **{
-            f"Objective '{name}' has the name of another value in verl's validation, so verl would mix up the two. Give it another "
-            f"name: {{reward: ..., name: NAME}}.": name in scheme.names
+            f"verl's validation has a value of its own called '{name}', and would mix it up with the objective '{name}'. "
+            f"Give the objective another name: {{reward: ..., name: NAME}}.": name in scheme.names
             for name in ("reward", KEY)
         },
         **{
@@ -277,7 +277,7 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
             f"returns a result '{column}' for another objective. Rename that result.": column in paid_columns
             for objective, column in objectives_with_columns
         },
-        "Objective 'acc' has a name whose missing values verl's validation counts as 0. Give it another name: "
+        "verl's validation counts missing values of 'acc' as 0. Give the objective 'acc' another name: "
         "{reward: ..., name: NAME}.": "acc" in scheme.names and config.trainer.get("use_v1"),
         **{
             f"Objective '{name}' has scope: turn, but your reward function or manager gives one number for a whole "
@@ -290,23 +290,25 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
         },
         "algorithm.spanwise.options is for runs without a recipe. Write the options in the recipe.": "options" in section,
         **{
-            f"algorithm.spanwise.{name} is no option. Use {', '.join(_KNOWN)}.": name not in (*_KNOWN, OWN_MANAGER)
+            f"There is no option algorithm.spanwise.{name}. Use {', '.join(_KNOWN)}.": name not in (*_KNOWN, OWN_MANAGER)
             for name in section
         },
         f"trainer.val_only=True trains nothing, so there is no run to write. Remove {OPTION}.": run_folder
         and config.trainer.get("val_only"),
-        f"trainer.rollout_data_dir is '{dump_folder}', where {OPTION} writes its own rollouts. Remove trainer.rollout_data_dir, "
-        f"or name another folder.": (
+        f"trainer.rollout_data_dir is '{dump_folder}', to which spanwise writes its own rollouts ({OPTION}). Remove "
+        f"trainer.rollout_data_dir, or name another folder.": (
             run_folder and dump_folder and Path(dump_folder).resolve() == (Path(str(run_folder)) / "rollouts").resolve()
         ),
-        f"reward.reward_manager is {manager_name}. {_UNUSED}": manager_name not in (None, "naive") and not paid_columns,
-        f"reward.custom_reward_function is {function_path}. {_UNUSED}": function_path is not None and not paid_columns,
+        f"No objective uses the reward of reward.reward_manager {manager_name}. {_ADD}": manager_name not in (None, "naive")
+        and not paid_columns,
+        f"No objective uses the reward of reward.custom_reward_function {function_path}. {_ADD}": function_path is not None
+        and not paid_columns,
         "reward.reward_model.enable is True, but verl passes its reward model only to reward.custom_reward_function. Set the path "
         "and name of such a function, and add {reward: environment, pays: [...]} to the recipe.": (
             reward_model.get("enable") and not (paid_columns and function_path is not None)
         ),
-        "With reward.reward_model.enable_resource_pool=False, verl's V1 trainer asks the reward model about whole batches, without "
-        "the dataset's columns. Set reward.reward_model.enable_resource_pool=True.": (
+        "With reward.reward_model.enable_resource_pool=False, verl's V1 trainer passes whole batches to the reward model, "
+        "but no column of the dataset. Set reward.reward_model.enable_resource_pool=True.": (
             reward_model.get("enable") and not reward_model.get("enable_resource_pool") and config.trainer.get("use_v1")
         ),
     }
@@ -317,17 +319,17 @@ def _remarks(config: Any, scheme: Scheme, discount_notes: list[str]) -> list[str
     actor = config.actor_rollout_ref.actor
     applies_by_sentence = {
         idle_fields(config.algorithm.spanwise.recipe, engine="verl"): True,
-        "rollout.n is 1, so a completion has no other of its prompt to compare with. Set rollout.n to 2 or more.": (
+        "rollout.n is 1, so a prompt has no two completions to compare. Set rollout.n to 2 or more.": (
             config.actor_rollout_ref.rollout.n == 1
             and not scheme.value_names
             and any(objective.baseline not in ("none", "batch") for objective in scheme.objectives)
         ),
         **dict.fromkeys(discount_notes, True),
-        "DPPO cuts importance weights at clip_ratio_c. Yours is 3, verl's default for PPO; set it to 20, the default of DPPO.": (
+        "DPPO cuts importance weights at clip_ratio_c. Set it to 20, the default of DPPO, instead of 3, that of PPO.": (
             actor.policy_loss.get("loss_mode", "vanilla").startswith("dppo") and actor.get("clip_ratio_c") == 3.0
         ),
-        f"loss_agg_mode '{actor.loss_agg_mode}' also sums KL and entropy over tokens, so they weigh more the longer a "
-        "completion is.": (
+        f"loss_agg_mode '{actor.loss_agg_mode}' also sums KL and entropy over tokens, so both weigh more in longer "
+        "completions.": (
             actor.loss_agg_mode in ("seq-mean-token-sum", "token-sum") and (actor.use_kl_loss or actor.entropy_coeff)
         ),
     }
