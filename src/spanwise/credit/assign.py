@@ -254,7 +254,7 @@ def _run_method(
         axes_text = {"block": "completions, objectives", "token": "completions, tokens"}.get(entry.kind, "completions")
         type_text = f"a tensor of {tuple(advantages.shape)}" if isinstance(advantages, Tensor) else type(advantages).__name__
         raise AlignmentError(
-            f"Method '{entry.name}' is registered with kind='{entry.kind}', so it must return a tensor of shape "
+            f"Method '{entry.name}' is registered with kind='{entry.kind}' and must return a tensor of shape "
             f"{tuple(shape)} ({axes_text}). It returned {type_text}."
         )
     return advantages, method_result.comparison if isinstance(method_result, Explained) else None
@@ -281,8 +281,9 @@ def _check_sizes(
     present_shape = (len(group_n), len(block_names))
     if scores.reward_nm.shape != reward_shape or present_nk.shape != present_shape:
         raise AlignmentError(
-            f"reward_nm (completions, objectives) must have the shape {reward_shape}; it has {tuple(scores.reward_nm.shape)}."
-            f" present_nk (completions, blocks) must have the shape {present_shape}; it has {tuple(present_nk.shape)}."
+            f"reward_nm (completions, objectives) must have the shape {reward_shape}; it has "
+            f"{tuple(scores.reward_nm.shape)}. present_nk (completions, blocks) must have the shape {present_shape}; it has "
+            f"{tuple(present_nk.shape)}."
         )
     if bad_entry := first_of((scores.status_nm == int(Status.OK)) & ~scores.reward_nm.isfinite()):
         row, column = bad_entry

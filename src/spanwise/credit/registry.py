@@ -58,7 +58,7 @@ _SWITCH = (lambda value: isinstance(value, bool), "write true or false")
 _ANYTHING = (lambda value: True, "")
 _NUMBER = (is_number, "write a finite number")
 _NOT_NEGATIVE = (lambda value: is_number(value) and value >= 0, "write a finite number, 0 or more")
-_SHARE = (lambda value: is_number(value) and 0 <= value <= 1, "write a number between 0 and 1")
+_SHARE = (lambda value: is_number(value) and 0 <= value <= 1, "it must lie between 0 and 1")
 #: Maps an option to a test of its value, and to advice for a value that fails.
 _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "min_stratum": (lambda v: is_number(v) and isinstance(v, int) and v >= 2, "a baseline needs at least 2 completions"),

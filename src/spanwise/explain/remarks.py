@@ -280,9 +280,9 @@ def _warn_zero_lambda(reading: Reading, scheme: Scheme) -> str:
         return ""
     return (
         f"length_adaptive_alpha={alpha:g} sets GAE's lambda to 0 in completions of at most {int(1 / alpha)} tokens. These "
-        f"are {zero_lambda_count} of {len(length_n)} completions (median length: {int(length_n.median())} tokens). There, the "
-        f"reward only reaches the last token. The advantages of all other tokens come from the critic's values alone. Set a "
-        f"larger length_adaptive_alpha, or remove it and set lam near 1."
+        f"are {zero_lambda_count} of {len(length_n)} completions (median length: {int(length_n.median())} tokens). There, "
+        f"the reward only reaches the last token. The advantages of all other tokens come from the critic's values alone. "
+        f"Set a larger length_adaptive_alpha, or remove it and set lam near 1."
     )
 
 
