@@ -173,7 +173,8 @@ def value_loss(
         The clipped form is that of OpenAI's baselines.
     """
     possible_faults = {
-        "Pass both clip and old_value_nt for a clipped value loss, or neither.": (clip is None) != (old_value_nt is None),
+        "A clipped value loss needs both clip and old_value_nt; otherwise pass neither.": (clip is None)
+        != (old_value_nt is None),
         f"clip is {clip}; it is how far a value may move, so it must be above 0.": clip is not None and not clip > 0,
     }
     refuse(possible_faults)

@@ -196,7 +196,7 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
         for n, (entry, count) in enumerate(zip(turn_descriptions, turn_counts, strict=True)):
             if not says_turns(entry):
                 raise DataError(
-                    f"'{TURNS}' of completion {n} is {entry!r:.80}; write a list with a mapping per turn: {{'anchor': ...}}."
+                    f"Completion {n} has {TURNS} = {entry!r:.80}; write a list with one mapping per turn: {{'anchor': ...}}."
                 )
             if len(entry) != count:
                 raise AlignmentError(

@@ -20,7 +20,7 @@ Kind = Literal["completion", "block", "token", "step", "refinement"]
 #: The properties that `spanwise.testing.check_estimator` tests. A method names the ones that it breaks by
 #: design: `exceptions={"shift": "the mean reward is a divisor"}`.
 PROPERTIES: Mapping[str, str] = {
-    "result": "the result is one finite number per completion, block, token or step, as float64 or in the dtype of the inputs",
+    "result": "the result is one finite number per completion, block, token or step, in float64 or the dtype of the inputs",
     "pure": "the method leaves its inputs unchanged, and a second call gives the same numbers",
     "precision": "rewards in float32 and float64 give the same numbers",
     "negative": "rewards may be negative",

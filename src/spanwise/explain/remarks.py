@@ -130,12 +130,11 @@ def _warn_missing_tags(reading: Reading, everyone: Reading, scheme: Scheme) -> s
     tags_text = "these tags" if part_counts.segmenter == "tags" else "these parts"
     advice_text = f"Ask for {tags_text} in the prompt, or change the layout to what the model writes."
     length_n = reading.length_nk.sum(dim=1)
-    cut_off_count, cut_clause = cut_off(reading.fault_n, length_n, texts.__getitem__, among_n=lacks_parts_n)
+    cut_off_count, cut_sentence = cut_off(reading.fault_n, length_n, texts.__getitem__, among_n=lacks_parts_n)
     if cut_off_count * 2 >= len(reading):
         advice_text = (
-            f"Of {len(reading)} completions, {cut_off_count} {cut_clause}. If they were cut off, raise the token limit of a "
-            f"completion (max_completion_length, in verl data.max_response_length), or ask for shorter completions. Otherwise "
-            f"ask for {tags_text} in the prompt."
+            f"{cut_sentence} If they were cut off, raise the token limit of a completion (max_completion_length, in verl "
+            f"data.max_response_length), or ask for shorter completions. Otherwise ask for {tags_text} in the prompt."
         )
     layout_sentence = f"The layout asks for {part_counts.lacking_text}. No reward can read a missing part."
     return f"{part_counts.sentence} {layout_sentence} {advice_text}"
@@ -155,8 +154,11 @@ def cut_off(
     longest_rows = is_longest_n.nonzero().flatten().tolist() if largest_length else []
     distinct_text_count = len({text_of(n) for n in longest_rows})
     longest_count = distinct_text_count if distinct_text_count > 1 else 0
-    longest_clause = f"have the largest length, {largest_length} tokens, but different texts"
-    return max((unclosed_count, "end inside an unclosed part"), (longest_count, longest_clause))
+    longest_sentence = (
+        f"{longest_count} of these completions have the largest length, {largest_length} tokens, but different texts."
+    )
+    unclosed_sentence = f"{unclosed_count} of these completions end inside an unclosed part."
+    return max((unclosed_count, unclosed_sentence), (longest_count, longest_sentence))
 
 
 def _warn_unscored(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
