@@ -101,7 +101,7 @@ class Batch:
         for name, column in self.columns.items():
             if len(column) != n_rows:
                 raise AlignmentError(
-                    f"Column '{name}' has {len(column)} values for {n_rows} completions; give each one value."
+                    f"Column '{name}' has {len(column)} values for {n_rows} completions; give each a value."
                 )
 
     @staticmethod

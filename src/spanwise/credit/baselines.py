@@ -153,7 +153,7 @@ def advantage(
         )
     elif baseline == "blended":
         if voter_n is not None:
-            raise RecipeError("Baseline 'blended' does not work for turns of trajectories; use 'outcome' or 'group'.")
+            raise RecipeError("Baseline 'blended' does not work for turns; use 'outcome', 'group', 'batch' or 'none'.")
         baseline_n = blended_baseline(reward_n, group_n, outcome_no, by_outcome_n2, judged=judged)
         merged_result = _subtract_blend(reward_n, worth_n, baseline_n, group_n, outcome_no)
         is_uncompared_n = baseline_n.isnan() & ~stand_in_reward_n.isnan()
@@ -213,7 +213,7 @@ def _collect_outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str)
         return torch.zeros((len(group_n), 0), dtype=torch.float64, device=group_n.device)
     if outcome_no is None or as_columns(outcome_no).shape[1] == 0:
         raise RecipeError(
-            f"Baseline '{baseline}' needs an outcome for each completion. Pass outcome_no, or baseline 'group'."
+            f"Baseline '{baseline}' needs an outcome for each completion; pass outcome_no or baseline 'group'."
         )
     check_counts(outcome_no, "outcomes", group_n, "completions", advice="give one outcome to each completion")
     return as_columns(outcome_no).double()

@@ -28,9 +28,7 @@ class Refinement:
     def __post_init__(self) -> None:
         if self.entry.kind != "refinement":
             names = " or ".join(sorted(name for name, entry in METHODS.items() if entry.kind == "refinement"))
-            raise RecipeError(
-                f"refine: '{self.method}' credits {self.entry.kind}s and cannot refine other methods; use {names}."
-            )
+            raise RecipeError(f"refine: '{self.method}' credits {self.entry.kind}s and refines no method; use {names}.")
         if not isinstance(self.options, Mapping):
             raise RecipeError(f"refine.options is {self.options!r}; write each option by name, such as {{form: code}}.")
         if self.correct is not None and "correct_n" not in self.entry.inputs:

@@ -25,7 +25,7 @@ _LEVELS = (0.7, 1 / 3, 0.1, 0.806, -0.123456789, 1.0, 0.0)  # float32 rounds mos
 _REWARD_NAMES = ("reward_n", "reward_nk", "reward_nm", "reward_nt", "reward_s")
 _NOT_NEGATIVE = st.sampled_from([0.0, 0.125, 0.5, 1.0, 2.0])
 _ONE_BLOCK = "the credit of a single block equals what the function 'sequence' gives to whole completions"
-_SAYS = {**PROPERTIES, "oracle": "the result equals that of the method 'oracle'", "one block": _ONE_BLOCK}
+_SAYS = {**PROPERTIES, "oracle": "the result equals that of the function 'oracle'", "one block": _ONE_BLOCK}
 #: Maps the letters after `_` in the name of an estimator's first input, such as `reward_nk`, to what it credits.
 _KIND_OF_AXES: dict[str, Kind] = {"n": "completion", "nm": "completion", "nk": "block", "nt": "token", "s": "step"}
 _ALWAYS = ("result", "pure", "precision", "permutation", "split")

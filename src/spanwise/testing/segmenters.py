@@ -219,9 +219,7 @@ class _Segmenter(Suite):
             # A block inside one token (STRADDLED) has no token of its own, and so no text.
             is_straddled = int(result_columns["fault_n"][row]) & Fault.STRADDLED
             if not is_straddled and not _same_text(joined_text, token_text, ordered=not _overlap(spans)):
-                self.fail(
-                    batch, f"In completion {row}, the blocks spell {joined_text!r}, but the tokens spell {token_text!r}."
-                )
+                self.fail(batch, f"In completion {row}, blocks spell {joined_text!r}, but the tokens spell {token_text!r}.")
 
 
 def _intervals(result: Mapping[str, Any]) -> list[list[tuple[int, int]]]:
