@@ -67,10 +67,10 @@ def test_a_function_is_called_as_recipes_write_it():
         ({"pays": ["a", 1]}, r"'brier' has pays: \('a', 1\); write names of blocks: 'pays: \[solution\]'"),
         (
             {"given": 5},
-            r"'brier' has given: 5; write the names of earlier objectives or of outcomes, or 'module:function', or pass",
+            r"'brier' has given: 5; write names of earlier objectives or outcomes, or 'module:function'\. In Python, functions",
         ),
         ({"given": ["a", "b", "a"]}, r"'brier' has 'a' twice in 'given'; name each outcome once"),
-        ({"if_missing": False}, r"has if_missing: False; write a finite number, or leave it out"),
+        ({"if_missing": False}, r"has if_missing: False; write a finite number, or leave the field out"),
         ({"if_missing": -math.inf}, r"has if_missing: -inf"),
         ({"back_off": 1, "given": "correct", "baseline": "outcome"}, r"has back_off: 1; write true or false"),
         ({"back_off": True}, r"'brier' has back_off: true, which needs the baseline 'outcome'; leave it out or write"),

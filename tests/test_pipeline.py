@@ -46,7 +46,7 @@ def test_restrict_widens_drops_and_refuses(unchecked_shapes):
     assert kept.end_nk.tolist() == [[2, 3], [0, 0]]
     with pytest.raises(AlignmentError, match=r"Completion 1 .* 3 tokens.* 2"):
         restrict(two_rows, torch.ones(2, 3, dtype=torch.bool))
-    with pytest.raises(AlignmentError, match="3 tokens wide, but the trainer's mask only 2"):
+    with pytest.raises(AlignmentError, match="3 tokens wide, but the trainer's mask is only 2 wide"):
         restrict(two_rows, torch.ones(2, 2, dtype=torch.bool))
     with pytest.raises(AlignmentError, match="int64"):
         restrict(two_rows, mask.long())
@@ -275,7 +275,7 @@ def test_values_come_one_by_one_or_one_per_stream(unchecked_shapes):
     for shape in ((2, 3), (2, 3, 1), (2, 3, 4)):
         assert "value_nt" in Batch([0, 0], ids, mask, value_nt=torch.zeros(shape)).provides
     for shape in ((2,), (2, 4), (3, 3), (2, 4, 2), (2, 3, 1, 1)):
-        with pytest.raises(AlignmentError, match=r"value_nt .* does not fit 2 group ids and token ids"):
+        with pytest.raises(AlignmentError, match=r"value_nt .* does not fit 2 group ids\. The token ids have the shape"):
             Batch([0, 0], ids, mask, value_nt=torch.zeros(shape))
     for shape in ((2,), (2, 4)):
         assert "bootstrap_n" in Batch([0, 0], ids, mask, bootstrap_n=torch.zeros(shape)).provides

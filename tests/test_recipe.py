@@ -77,7 +77,7 @@ def test_the_least_and_the_most_of_every_setting_are_allowed_and_nothing_beyond(
     [
         ({"baseline": "blended"}, ["baseline: blended would not have its full effect", "--set objectives=null"]),
         ({"calibration": "log_score"}, ["calibration: log_score would not have its full effect"]),
-        ({"method": "rlcr"}, ["the recipe itself sets objectives and per", "--set per=null"]),
+        ({"method": "rlcr"}, ["The recipe sets objectives and per, so method: rlcr", "--set per=null"]),
     ],
 )
 def test_a_preset_that_is_written_out_is_not_changed_in_vain(overrides, words, tmp_path):

@@ -89,18 +89,20 @@ class Batch:
             max_dims = dims + 1 if name in ("value_nt", "bootstrap_n") else dims
             has_fitting_shape = dims <= field_tensor.dim() <= max_dims and len(field_tensor) == n_rows
             if not has_fitting_shape or (needed_shape is not None and tuple(field_tensor.shape[:2]) != needed_shape):
-                ids_note = "" if needed_shape is None else f" and token ids of the shape {needed_shape}"
+                ids_note = "" if needed_shape is None else f" The token ids have the shape {needed_shape}."
                 raise AlignmentError(
-                    f"{name} has the shape {tuple(field_tensor.shape)}, which does not fit {n_rows} group ids{ids_note}."
+                    f"{name} has the shape {tuple(field_tensor.shape)}, which does not fit {n_rows} group ids.{ids_note}"
                 )
         for name, values in vars(self.steps).items() if self.steps is not None else ():
             if values is not None and len(values) != n_rows:
                 raise AlignmentError(
-                    f"steps.{name} has {len(values)} values for {n_rows} completions; give one to each row."
+                    f"steps.{name} has {len(values)} values for {n_rows} completions; give one value to each row."
                 )
         for name, column in self.columns.items():
             if len(column) != n_rows:
-                raise AlignmentError(f"Column '{name}' has {len(column)} values for {n_rows} completions; give one to each.")
+                raise AlignmentError(
+                    f"Column '{name}' has {len(column)} values for {n_rows} completions; give each a value."
+                )
 
     @staticmethod
     def jagged(
@@ -162,7 +164,7 @@ def by_turn(
         raise AlignmentError("This batch has no token ids and mask, so it has no turns; give ids_nt and mask_nt.")
     turns = split_turns(batch.mask_nt.bool(), turn_nt)
     if anchor_s is not None and len(anchor_s) != len(turns.row_s):
-        raise AlignmentError(f"There are {len(anchor_s)} anchor states for {len(turns.row_s)} turns; give each turn one.")
+        raise AlignmentError(f"There are {len(anchor_s)} anchor states for {len(turns.row_s)} turns; give each a state.")
     turn_bootstrap_s = None
     if batch.bootstrap_n is not None:  # only a completion's last turn can be cut off
         true_for_last_turn = torch.ones_like(turns.row_s[:1], dtype=torch.bool)
@@ -190,7 +192,7 @@ def pad_tokens(
     for n, (length, mask) in enumerate(zip(row_lengths, sampled or (), strict=bool(sampled))):
         if length != len(mask):
             raise AlignmentError(
-                f"Completion {n} has {length} tokens, but its tool mask has {len(mask)} values; give one to each token."
+                f"Completion {n} has {length} tokens, but its tool mask has {len(mask)} values; give each token one value."
             )
     is_token_nt = torch.arange(max(row_lengths, default=0)) < torch.tensor(row_lengths, dtype=torch.long)[:, None]
     ids_nt = torch.zeros(is_token_nt.shape, dtype=torch.long)

@@ -170,8 +170,8 @@ CREDIT = (
         lambda batch: _divide(batch, batch.credit.absent_m),
         lasting=Alarm(
             "above", 0.5, "{share} of the completions have no reward '{name}'.",
-            "Usually the completions leave out the rewarded block, which costs them nothing unless you set if_missing. Or "
-            "the reward function returns None or times out.",
+            "Usually the completions leave out the rewarded block, or the reward function returns None or times out. If you "
+            "set if_missing, completions lose reward by leaving the block out.",
         ),
         overall=Alarm("at least", 1.0, "No completion of any training batch has the reward '{name}'."),
     ),
@@ -179,7 +179,7 @@ CREDIT = (
         "credit/<objective>/broke",
         _measure_broke,
         lasting=Alarm(
-            "above", 0.1, "The check of '{name}' crashed or hung twice on {share} of the completions; they count as wrong.",
+            "above", 0.1, "The check of '{name}' crashed or hung twice on {share} of the completions; these count as wrong.",
             "The policy may have learned to write text that crashes the check. `spanwise why` names these completions; read some.",
         ),
     ),
@@ -191,8 +191,8 @@ CREDIT = (
         "credit/unanimous",
         _measure_all_unanimous,
         lasting=Alarm(
-            "above", 0.9, "{share} of the groups are unanimous: their completions have equal rewards under every objective, so "
-            "nothing is learned from them.",
+            "above", 0.9, "{share} of the groups taught nothing, because all their completions have equal rewards under "
+            "every objective.",
             "Usually the prompts are too easy or too hard for the policy, or the temperature is too low.",
         ),
     ),
@@ -200,9 +200,9 @@ CREDIT = (
         "credit/<comparison>/dead_strata",
         _measure_dead_strata,
         lasting=Alarm(
-            "above", 0.95, "{share} of the strata of '{name}' (sets of completions that are compared) give no credit, though "
-            "rewards differ within groups.",
-            "Usually groups are too small to be split by outcome: raise group_size, or use baseline: blended.",
+            "above", 0.95, "{share} of the sets of completions that '{name}' compares (strata) give no credit, "
+            "though rewards differ within groups.",
+            "Usually groups are too small to be split by outcome. Raise group_size, or set baseline: blended.",
             unless="credit/{name}/unanimous",
         ),
     ),

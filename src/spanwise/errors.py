@@ -128,7 +128,7 @@ def unknown(kind: str, name: str, valid_names: Iterable[str]) -> str:
         names_text = f"Known: {', '.join(known_names)}."
     else:
         closest_text = f"The closest of {len(known_names)} are: {', '.join(nearest_names)}."
-        names_text = closest_text if nearest_names else f"None of {len(known_names)} names is close to it."
+        names_text = closest_text if nearest_names else f"None of the {len(known_names)} known names is close to '{name}'."
     return f"There is no {kind} '{name}'.{suggestion} {names_text}"
 
 

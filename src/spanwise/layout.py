@@ -182,8 +182,8 @@ class Layout:
         uses_only_tags = self.segmenters == ("tags",)
         if unmarked_positions and (len(unmarked_positions) > 1 or (uses_only_tags and unmarked_positions != [0])):
             block_name = self.blocks[unmarked_positions[-1]][0]
-            requirement = "every block after the first needs a tag" if uses_only_tags else "every block but one needs a mark"
-            raise LayoutError(f"No tag opens block '{block_name}': {requirement}, for example {block_name}: [{block_name}].")
+            advice = "Give every block after the first a tag" if uses_only_tags else "Give all blocks but one a mark"
+            raise LayoutError(f"No tag opens block '{block_name}'. {advice}, for example {block_name}: [{block_name}].")
         if len(set(self.names)) != len(self.names):
             doubled_name = next(block_name for block_name in self.names if self.names.count(block_name) > 1)
             raise LayoutError(f"Two blocks are called '{doubled_name}'; give each a name of its own.")
@@ -223,9 +223,9 @@ def _check_block(name: str, marks: tuple[str, ...]) -> None:
     possible_faults = {
         f"The block with the tags {tags_text or 'none'} has no name; write {{'solution': ['answer']}}.": not name.strip(),
         "No block can be called 'stop': metrics and files use this name for the decision to stop.": name == "stop",
-        f"Block '{name}' has [*] twice; write one of the two as a number, such as items[0].parts[*].": name.count(EACH) > 1,
+        f"The block name '{name}' has [*] twice; replace one by a number, such as items[0].parts[*].": name.count(EACH) > 1,
         f"Block '{name}' names a tag twice: {tags_text}. Give each use of the tag its own block.": has_repeated_mark,
-        f"The repeated block '{name}' has no mark; give it one, such as {name}: [step].": EACH in name and not marks,
+        f"The repeated block '{name}' has no mark (tag); give it one, such as {name}: [step].": EACH in name and not marks,
     }
     refuse(possible_faults, LayoutError)
 

@@ -27,7 +27,7 @@ def zero_masked(mask_nt: Tensor, **inputs: Tensor) -> list[Tensor]:
     """Put 0 at the masked tokens of the inputs, to remove any NaN there. Only the first input keeps its gradient."""
     for name, value in inputs.items():
         if value.shape != mask_nt.shape:
-            raise AlignmentError(f"mask_nt has shape {tuple(mask_nt.shape)}, but {name} has {tuple(value.shape)}.")
+            raise AlignmentError(f"mask_nt has shape {tuple(mask_nt.shape)}, but {name} has shape {tuple(value.shape)}.")
     check_mask(mask_nt)
     first_input, *other_inputs = (torch.where(mask_nt, value, 0.0) for value in inputs.values())
     return [first_input, *(other.detach() for other in other_inputs)]
@@ -173,7 +173,7 @@ def value_loss(
         The clipped form is that of OpenAI's baselines.
     """
     possible_faults = {
-        "Pass both clip and old_value_nt for a clipped value loss, or neither.": (clip is None) != (old_value_nt is None),
+        "Pass both clip and old_value_nt (a clipped value loss), or neither.": (clip is None) != (old_value_nt is None),
         f"clip is {clip}; it is how far a value may move, so it must be above 0.": clip is not None and not clip > 0,
     }
     refuse(possible_faults)
@@ -293,7 +293,9 @@ def categorical_value_loss(
         Imani & White 2018 (arXiv 1806.04613); Farebrother et al. 2024 (arXiv 2403.03950).
     """
     if logits_ntb.shape[:-1] != mask_nt.shape:
-        raise AlignmentError(f"mask_nt has shape {tuple(mask_nt.shape)}, but logits_ntb has {tuple(logits_ntb.shape)}.")
+        raise AlignmentError(
+            f"mask_nt has shape {tuple(mask_nt.shape)}, but logits_ntb has shape {tuple(logits_ntb.shape)}."
+        )
     (target_nt,) = zero_masked(mask_nt, target_nt=target_nt.detach())
     target_nt = torch.where(mask_nt, target_nt, sum(value_range) / 2)  # a valid target for masked tokens
     dtype = torch.promote_types(logits_ntb.dtype, torch.float32)

@@ -142,18 +142,18 @@ class Objective:
             "pays": (_all(self.pays, lambda x: isinstance(x, str) and x), "write names of blocks: 'pays: [solution]'"),
             "given": (
                 _all(self.given, lambda x: (isinstance(x, str) and x) or (_is_function(x) and not is_async(x))),
-                "write the names of earlier objectives or of outcomes, or 'module:function', or pass functions",
+                "write names of earlier objectives or outcomes, or 'module:function'. In Python, functions work, too",
             ),
             "each": (isinstance(self.each, str) and self.each != "", "write a block or a pattern: 'items[*]'"),
             "criteria": (
                 isinstance(self.criteria, (str, list, tuple)) and len(self.criteria) > 0,
-                "write a list, such as [{text: It names a figure., part: plan}], or name a file or a column that holds one",
+                "write a list, such as [{text: It names a figure., part: plan}], or name a file or column with such a list",
             ),
             "only": (isinstance(self.only, str), "name an earlier objective: 'correct'"),
             "weight": (is_number(self.weight), "write a finite number"),
-            "if_missing": (is_number(self.if_missing), "write a finite number, or leave it out"),
-            "back_off": (isinstance(self.back_off, bool), "write true or false, or leave it out"),
-            "scope": (self.scope in ("rollout", "turn"), "write 'rollout' or 'turn', or leave it out"),
+            "if_missing": (is_number(self.if_missing), "write a finite number, or leave the field out"),
+            "back_off": (isinstance(self.back_off, bool), "write true or false, or leave the field out"),
+            "scope": (self.scope in ("rollout", "turn"), "write 'rollout' or 'turn', or leave the field out"),
             "options": (isinstance(self.options, Mapping), "write 'options: {name: value}'"),
         }
         optional_keys = ("key", "each", "criteria", "only", "if_missing", "back_off", "scope")
@@ -166,8 +166,8 @@ class Objective:
             raise RecipeError(f"Objective '{self.name}' pays no block; name at least one in 'pays'.")
         if EARLIER in self.outcomes and self.each is None:
             raise RecipeError(
-                f"Objective '{self.name}' has '{EARLIER}' (the blocks before it) in 'given'. This only works with 'each'. "
-                "Add 'each'."
+                f"Objective '{self.name}' has '{EARLIER}' (the blocks before its own) in 'given', but no field 'each'. Add "
+                f"'each', or remove '{EARLIER}'."
             )
         doubled_name = next((name for name in self.outcomes if self.outcomes.count(name) > 1), None)
         if doubled_name is not None:
@@ -211,7 +211,7 @@ def function_name(function: Callable[..., Any]) -> str:
         return f"{function.__module__}:{function.__qualname__}"
     except AttributeError as error:
         raise RecipeError(
-            f"{function!r} has no name to write into a file; wrap it in a named function, or register it."
+            f"{function!r} has no name, so no file can name it. Wrap it in a named function, or register it."
         ) from error
 
 

@@ -93,7 +93,7 @@ class Reading(ByCompletion):
         if table_nc.shape[1] != sum(column_widths):
             raise AlignmentError(
                 f"This packed reading has {table_nc.shape[1]} columns, but the objectives and blocks of this scheme need "
-                f"{sum(column_widths)}. Pack and unpack with the same scheme."
+                f"{sum(column_widths)}. Pack and unpack a reading with the same scheme."
             )
         tables = table_nc.split(column_widths, dim=1)
         reward_nm, status_nm, reward_by_outcome_nc, stated_number_nm, outcome_no, cost_nc, length_nk, fault_n1 = tables
@@ -189,7 +189,7 @@ def credit_batch(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
     """
     if len(reading) != len(batch.group_n):
         raise AlignmentError(
-            f"{len(reading)} completions were read, but the batch has {len(batch.group_n)} group ids; give one id to each."
+            f"{len(reading)} completions were read, but the batch has {len(batch.group_n)} group ids; give each an id."
         )
     mode_fields = {name for mode in scheme.modes for name in mode.adds}  # fields of the batch that modes may fill in later
     scheme.check({*batch.provides, *mode_fields}, at_read=scheme.reads)
@@ -273,7 +273,7 @@ def advantages(
     if spans is None:
         raise DataError(
             "spans is None, so the tokens of each block are unknown. Pass `reading.spans`, where `reading` is what `read` "
-            "returned for these completions. A reading from another process has no spans; call `read` in this one."
+            "returned for these completions. A reading from another process has no spans; call `read` in this process."
         )
     spans = spans if mask_nt is None else restrict(spans, mask_nt)
     per_or_length: Any = credit.mean_length_n if scheme.per == "batch" else scheme.per
@@ -293,9 +293,9 @@ def advantages(
         n, t = bad_position
         credits_text = ", ".join(f"{value:g}" for value in credit.block_nk[n])
         raise DivergedError(
-            f"The advantage of completion {n} of {len(adv_nt)} at token {t} is {float(adv_nt[n, t])}; its blocks are "
-            f"credited with {credits_text}. Training stopped before this advantage changed the model. Look for very large "
-            "numbers: this completion's rewards, the objectives' `weight` and `if_missing`, and the critic's values."
+            f"The advantage of completion {n} of {len(adv_nt)} at token {t} is {float(adv_nt[n, t])}. The "
+            f"credits of its blocks are {credits_text}. Training stopped before this advantage changed the model. Look for "
+            "very large numbers: rewards of this completion, `weight` and `if_missing` of objectives, values of the critic."
         )
     return adv_nt
 

@@ -222,10 +222,10 @@ class Recipe(BaseModel):
         batch_size = self.prompts * self.group_size
         if batch_size % self.mini_batches or (batch_size // self.mini_batches) % (self.micro_batch or 1):
             raise ValueError(
-                f"{self.prompts} prompts x {self.group_size} completions = {batch_size} completions. These cannot be cut "
-                f"into {self.mini_batches} equal mini-batches, each of whole micro-batches with "
-                f"{self.micro_batch or batch_size // self.mini_batches} completions. Choose mini_batches and micro_batch so "
-                f"that their product divides {batch_size}."
+                f"{self.prompts} prompts x {self.group_size} completions = {batch_size} completions. These do not "
+                f"divide into {self.mini_batches} equal mini-batches of whole micro-batches "
+                f"({self.micro_batch or batch_size // self.mini_batches} completions each). Choose mini_batches and "
+                f"micro_batch so that their product divides {batch_size}."
             )
         return self
 
@@ -347,8 +347,8 @@ def _check_presets(from_file: Mapping[str, Any], changes: Mapping[str, Any]) -> 
         if kept_fields:
             reset_text = " ".join(f"--set {name}=null" for name in kept_fields)
             raise RecipeError(
-                f"{field}: {changes[field]} would not have its full effect, because the recipe itself sets "
-                f"{' and '.join(kept_fields)}. Edit the recipe, or drop its {' and '.join(kept_fields)} with {reset_text}."
+                f"The recipe sets {' and '.join(kept_fields)}, so {field}: {changes[field]} would not have its full effect. "
+                f"Edit the recipe, or remove its {' and '.join(kept_fields)} with {reset_text}."
             )
 
 
@@ -412,7 +412,7 @@ def _apply_limits(scheme: Scheme, limits: Mapping[str, Any]) -> Scheme:
     verifying_rewards = [name for name in REWARDS if limits.keys() <= REWARDS[name].options.keys()]
     if not any(objective.reward in verifying_rewards for objective in scheme.objectives):
         raise RecipeError(
-            f"No objective compares answers as mathematics, so verifier: {dict(limits)} would do nothing; leave it out."
+            f"No objective compares answers as mathematics, so verifier: {dict(limits)} does nothing. Leave verifier out."
         )
     objectives = (
         replace(objective, options={**limits, **objective.options}) if objective.reward in verifying_rewards else objective

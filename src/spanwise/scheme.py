@@ -221,8 +221,8 @@ class Scheme:
             logp_segmenter = next(filter(_reads_logp, self.layout.segmenters))
             segmenters_text = ", ".join(sorted(name for name in SEGMENTERS if not _reads_logp(name)))
             raise RecipeError(
-                f"The segmenter '{logp_segmenter}' needs log-probabilities (logp_nt) to cut completions, but none are known "
-                f"at that moment. Use a segmenter that needs none: {segmenters_text}."
+                f"The segmenter '{logp_segmenter}' needs log-probabilities (logp_nt) to cut completions, but the batch "
+                f"has none when it is read. Use a segmenter that needs no log-probabilities: {segmenters_text}."
             )
         for stage in self.stages:
             stage.check_provided(provided_fields)
@@ -353,8 +353,8 @@ def _check_objectives_used(scheme: Scheme) -> None:
     _refuse(
         objectives,
         lambda o: o.baseline not in ("outcome", "blended") and next((n for n in o.outcomes if n != judge_of(o)), None),
-        "Objective '{o.name}' names the outcome '{fault}' in 'given', but neither its reward nor its baseline uses it. Use "
-        "baseline 'outcome' or 'blended', or remove '{fault}' from 'given'.",
+        "Objective '{o.name}' names the outcome '{fault}' in 'given', but neither its reward nor its baseline uses this "
+        "outcome. Use baseline 'outcome' or 'blended', or remove '{fault}' from 'given'.",
     )
     if method_entry.kind != "block" and not method_entry.reads_values:
         first_objective = objectives[0]

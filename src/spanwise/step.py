@@ -68,7 +68,7 @@ class ReadBatch:
     @property
     def spans(self) -> Spans:
         """The token spans of the blocks in each row. Rows from other processes have none."""
-        assert self.reading.spans is not None, "another process sampled these completions, so their spans are unknown here"
+        assert self.reading.spans is not None, "another process sampled these completions, so only it knows their spans"
         return self.reading.spans
 
     def take(self, value_nt: Shaped[Tensor, "n t"]) -> Shaped[Tensor, "s u"]:
@@ -196,7 +196,7 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
         for n, (entry, count) in enumerate(zip(turn_descriptions, turn_counts, strict=True)):
             if not says_turns(entry):
                 raise DataError(
-                    f"Completion {n} has {TURNS}: {entry!r:.80}; write a list with one mapping per turn, {{'anchor': ...}}."
+                    f"Completion {n} has {TURNS} = {entry!r:.80}; write a list with one mapping per turn: {{'anchor': ...}}."
                 )
             if len(entry) != count:
                 raise AlignmentError(
@@ -428,12 +428,10 @@ class Step:
             if self.zero_batches == 1:
                 objectives_text = ", ".join(repr(one.name) for one in self.scheme.objectives if one.weight)
                 step_label = "" if number is None else f" at step {number}"
-                usual_cause = "the prompts are too easy or too hard, or a reward is constant"
-                cause_text = "an earlier warning says why" if has_unscored else usual_cause
-                zero_reason = (
-                    f"No reward ({objectives_text}) of any completion differs from its baseline. If this lasts (see "
-                    f"credit/no_signal), {cause_text}."
-                )
+                cause_text = "An earlier warning says why."
+                if not has_unscored:
+                    cause_text = "If credit/no_signal stays high, prompts are too easy or too hard, or a reward is constant."
+                zero_reason = f"No reward ({objectives_text}) of any completion differs from its baseline. {cause_text}"
                 new_warnings.append(
                     f"Every advantage of the batch{step_label} is zero, so nothing is learned from it. "
                     + (zero_reason if objectives_text else "Every objective has weight 0; give at least one another weight.")

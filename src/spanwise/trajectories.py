@@ -57,7 +57,7 @@ def turn_batch(
     for name, column in (columns or {}).items():
         if len(column) != len(trajectories):
             raise AlignmentError(
-                f"Column '{name}' has {len(column)} values for {len(trajectories)} trajectories; give one to each."
+                f"Column '{name}' has {len(column)} values for {len(trajectories)} trajectories; give one value to each."
             )
         cells = list(column)  # pandas looks up by label, a list by place
         turn_columns[name] = [cells[j] for j, _ in turn_index_pairs]
@@ -108,7 +108,7 @@ def onto_turns(trajectories: Sequence[Trajectory], name: str, value_st: Float[Te
     if len(turns) != len(value_st) or longest_length > value_st.shape[1]:
         raise AlignmentError(
             f"'{name}' has the shape {tuple(value_st.shape)} for {len(turns)} turns of up to {longest_length} tokens; "
-            f"give each turn a row."
+            f"give one row to each turn."
         )
     credited_turns = (
         replace(turn, per_token={**turn.per_token, name: tuple(values[: len(turn.response_ids)])})

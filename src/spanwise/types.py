@@ -119,7 +119,7 @@ class Zero(IntEnum):
         return enum_member
 
     CREDITED = 0, "credited"
-    MASKED = 1, "masked: not sampled by the model (a tool, an observation)"
+    MASKED = 1, "masked: the model did not sample the token (it is tool output or an observation)"
     LEFT_OUT = 2, "left out: the trainer took the completion out of the loss"
     EMPTY = 3, "empty: the completion has no tokens"
     UNPAID = 4, "no objective pays the block"
@@ -129,7 +129,7 @@ class Zero(IntEnum):
     TRUNCATED = 8, "truncated: the part that the reward reads never closes"
     UNPARSABLE = 9, "unparsable: the part that the reward reads has no readable value"
     ABSENT = 10, "absent: the part that the reward reads is missing"
-    SINGLETON = 11, "singleton: no other completion to compare with"
+    SINGLETON = 11, "singleton: there is no other completion to compare with"
     ALL_RIGHT = 12, "unanimous: all right"
     ALL_WRONG = 13, "unanimous: all wrong"
     ALL_EQUAL = 14, "unanimous: all rewards are equal"
@@ -247,7 +247,7 @@ class Scores(ByCompletion):
         outcome_count = 0 if self.outcome_no is None else self.outcome_no.shape[1]
         if outcome_count != len(self.outcome_names):
             raise AlignmentError(
-                f"There are {len(self.outcome_names)} names for {outcome_count} outcomes; give one to each."
+                f"There are {len(self.outcome_names)} names for {outcome_count} outcomes; give one name to each."
             )
 
     def outcome(self, name: str) -> Float[Tensor, " n"]:

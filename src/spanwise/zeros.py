@@ -143,7 +143,7 @@ def tally_zeros(
     if not len(advantage_v) == len(block_v) == len(row_v):
         raise AlignmentError(
             f"advantage_v, block_v and row_v have {len(advantage_v)}, {len(block_v)} and {len(row_v)} entries; "
-            "give one per token."
+            "give one entry to each token."
         )
     trainable_v = block_v >= 0 if trainable_v is None else trainable_v
     block_key_v = block_nk[row_v, block_v.long().clamp(min=0)]  # the next line replaces the key of tokens without a block

@@ -219,8 +219,8 @@ def test_a_plug_in_without_a_source_is_not_taken_from_the_paper(capsys):
         METHODS.pop("halved")
     assert f"taken from the module {__name__}, which is not part of spanwise." in " ".join(capsys.readouterr().out.split())
     for name, source in (
-        ("grpo", "The formula is taken from the paper and, for ddof, which the paper lacks"),
-        ("sae", "not from its full text"),
+        ("grpo", "The formula is taken from the paper (the option ddof is from the code of verl"),
+        ("sae", "its full text was not used"),
     ):
         show_methods(name)
         assert source in " ".join(capsys.readouterr().out.split())

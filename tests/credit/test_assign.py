@@ -144,8 +144,8 @@ BROKEN.reward_nm[1, 1] = NAN
     [
         (RecipeError, "right", ONE, [Objective("brier", ("a",), given="right", baseline="outcome")], ("a",), (2, 1)),
         (RecipeError, "'c'", ONE, BRIER, ("a", "b"), (2, 2)),
-        (AlignmentError, r"must have the shape \(2, 1\) .* have \(2, 1\) and \(2, 2\)", ONE, BRIER, ("a",), (2, 2)),
-        (AlignmentError, r"must have the shape \(2, 1\) .* have \(2, 2\) and \(2, 1\)", TWO, BRIER, ("a",), (2, 1)),
+        (AlignmentError, r"must have the shape \(2, 1\); it has \(2, 1\)\. .* it has \(2, 2\)", ONE, BRIER, ("a",), (2, 2)),
+        (AlignmentError, r"must have the shape \(2, 1\); it has \(2, 2\)\. .* it has \(2, 1\)", TWO, BRIER, ("a",), (2, 1)),
         (RewardError, "'brier' of completion 1", BROKEN, [Objective("correct", "solution"), *BRIER], BLOCKS, (2, 2)),
     ],
 )

@@ -57,4 +57,4 @@ def test_a_comparison_says_which_arm_and_in_how_many_seeds():
     failed = compare_arms({"scalar": {0: {"accuracy": 0.01}, 1: bad, 2: {"accuracy": 0.02}}}).wrong["scalar", "accuracy"]
     assert failed == "hardly any answer is right in 2 of 3 seeds, most completions refuse to answer in 1 of 3 seeds"
     alone = compare_arms({"alone": {0: bad}}, figures=["ece"])
-    assert alone.wrong["alone", "ece"] == "most completions refuse to answer in its seed"
+    assert alone.wrong["alone", "ece"] == "most completions refuse to answer in the only seed"

@@ -39,9 +39,9 @@ def test_other_tags_than_the_layouts():
 
 def test_completions_that_were_cut_off_are_not_told_to_change_the_prompt():
     """Different completions that all end at one length were cut off there; equal ones, or ones of many lengths, were not."""
-    assert "Of 3 completions, 2 end inside " in warnings_of([[0, 4], [0, 4], PLAN])["tags"]
+    assert "2 of these completions end inside " in warnings_of([[0, 4], [0, 4], PLAN])["tags"]
     most_of_one_length = [[4, 4, 5], [4, 5, 4], [5, 4, 4], [4, 5]]
-    assert "Of 4 completions, 3 have the largest length, 3 tokens, " in warnings_of(most_of_one_length)["tags"]
+    assert "3 of these completions have the largest length, 3 tokens, " in warnings_of(most_of_one_length)["tags"]
     for ids in ([[0, 4], PLAN, PLAN], [[4, 4, 5]] * 2, [[4], [4, 5], [4, 5, 4], [4, 5, 4, 4]]):
         assert "cut off" not in warnings_of(ids)["tags"]
 
@@ -158,8 +158,8 @@ def test_an_adaptive_lambda_that_is_zero_for_most_completions():
     critic = Scheme("gae", LAYOUT, [Objective("correct", "solution")], options={"length_adaptive_alpha": 0.2})
     five, six = [0, *[4] * 3, 1], [0, *[4] * 4, 1]  # 1 - 1 / (.2 * 5) = 0, and 1/6
     assert warnings_of([five, five, [4], six, []], critic)["lambda"].startswith(
-        "length_adaptive_alpha=0.2 sets GAE's lambda to 0 in completions of at most 5 tokens, "
-        "here in 3 of 4 (median length: 5 tokens). "
+        "length_adaptive_alpha=0.2 sets GAE's lambda to 0 in completions of at most 5 tokens. "
+        "These are 3 of 4 completions (median length: 5 tokens). "
     )
     assert "lambda" not in warnings_of([five, six], critic)
 
@@ -169,8 +169,8 @@ def test_an_adaptive_lambda_that_is_zero_for_most_completions():
     [
         ("malformed", 0.51, 0.5, "of the completions are malformed"),
         ("brier/reward_absent", 0.51, 0.5, "of the completions have no reward 'brier'"),
-        ("unanimous", 0.91, 0.9, "of the groups are unanimous"),
-        ("brier/dead_strata", 0.96, 0.95, "of the strata of 'brier' (sets of completions that are compared)"),
+        ("unanimous", 0.91, 0.9, "of the groups taught nothing"),
+        ("brier/dead_strata", 0.96, 0.95, "of the sets of completions that 'brier' compares (strata) give no credit"),
         ("no_signal", 1.0, 0.0, "of the batches taught nothing"),
     ],
 )

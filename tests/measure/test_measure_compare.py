@@ -46,7 +46,7 @@ def test_equal_differences_of_one_pair_are_not_blamed_on_several():
     """The sign test of 3 seeds has p = 2 / 2^3."""
     (sentence,) = compare_arms(runs(a=[0.5, 0.5, 0.5], b=[0.25, 0.25, 0.25])).sentences()
     assert sentence == (
-        "ece of a minus b: +0.250 [+0.250, +0.250] over 3 seeds, the same in every seed. "
+        "ece of a minus b: +0.250 [+0.250, +0.250] over 3 seeds. Every seed has this difference. "
         "With so few seeds this may be luck (p = 0.25)."
     )
 
@@ -100,9 +100,9 @@ def test_missing_figures_leave_their_seed_out():
     assert (a.count, a.value, b.count) == (2, pytest.approx(0.7), 1)
     auroc, ece = result.differences
     assert (auroc.verdict, auroc.interval.count, auroc.seeds_needed) == ("unknown", 1, None)
-    assert auroc.sentence() == "auroc of a minus b: unknown, because it needs at least 2 common seeds and has 1."
+    assert auroc.sentence() == "auroc of a minus b is unknown. At least 2 common seeds are needed, and there are 1."
     assert (ece.verdict, ece.interval.count) == ("same", 2)
-    assert ece.sentence() == "ece of a minus b: no difference in any of 2 seeds."
+    assert ece.sentence() == "ece of a minus b is 0 in each of 2 seeds."
     for cell in ("0.700 ± ", "0.700 (n=1)"):
         assert cell in result.markdown()
 
@@ -117,7 +117,7 @@ def test_the_table():
         f"| a | 0.500 ± 0.000 | 0.150 ± {half:.3f} |",
         "| b | - | 0.300 ± 0.000 |",
         "",
-        "Each figure: mean over 2 seeds ± half its 95 % interval (Student's t).",
+        "A figure is the mean over 2 seeds ± half its 95 % interval (Student's t).",
     ]
 
 
@@ -154,6 +154,6 @@ def test_what_cannot_be_compared():
 
 def test_a_difference_of_infinite_figures_is_unknown_and_not_noise():
     of_ab, of_ac, of_bc = compare_arms(runs(a=[math.inf, 0.1], b=[0.3, 0.4], c=[0.1, 0.4])).differences
-    assert of_ab.sentence() == "ece of a minus b: unknown, because the figure is infinite in at least one seed."
+    assert of_ab.sentence() == "ece of a minus b is unknown, because the figure is infinite in at least one seed."
     assert (of_ab.verdict, of_ac.verdict, of_ab.seeds_needed) == ("unknown", "unknown", None)
     assert of_bc.p_adjusted == of_bc.p  # the other two pairs are no tests

@@ -131,7 +131,7 @@ def test_compare_shows_cells_verdicts_missing_seeds_and_curves_between_the_lowes
     curves = {arm: {seed: [{"step": 0, **figures}] for seed, figures in seeds.items()} for arm, seeds in runs.items()}
     uneven = Page(compare_report(title="Uneven", recipe={}, comparison=compare_arms(runs), curves=curves))
     assert uneven.headline("seeds per arm") == "1 to 2"
-    assert "2 arms from the same start, 1 to 2 seeds each: a, b." in uneven.text
+    assert "2 arms were trained from the same start, 1 to 2 seeds each: a, b." in uneven.text
 
 
 def test_fidelity_figures():

@@ -44,11 +44,11 @@ def sentence(case, left="grpo", right="bae", rows=(), **view):
         ({}, "Right with confidence 0.1: grpo praises the completion (+0.3), bae praises the solution (+1) and blames the confidence (−0.8)."),
         ({"rewards": {"correct": 0.0}, "stated": {"brier": 0.0}}, "Wrong with confidence 0.0: "),
         ({"rewards": {"correct": 0.5}, "stated": {}}, "Correct 0.5: "),
-        ({"stated": {"brier": None}, "statuses": {"correct": "ok", "brier": "absent"}}, "Right without a confidence: "),
-        ({"stated": {"brier": None}, "statuses": {"correct": "ok", "brier": "unparsable"}}, "Right with a confidence that cannot be read: "),
+        ({"stated": {"brier": None}, "statuses": {"correct": "ok", "brier": "absent"}}, "Right, and no confidence is stated: "),
+        ({"stated": {"brier": None}, "statuses": {"correct": "ok", "brier": "unparsable"}}, "Right, and the confidence cannot be read: "),
         ({"rewards": {"correct": 0.0}, "statuses": {"correct": "broke"}, "stated": {}}, "Wrong (broke its check): "),
-        ({"rewards": {}, "statuses": {"correct": "timeout"}, "stated": {}}, "Not judged, because the check failed (timeout): "),
-        ({"rewards": {}, "statuses": {"correct": "absent"}, "stated": {}}, "No answer that can be read: "),
+        ({"rewards": {}, "statuses": {"correct": "timeout"}, "stated": {}}, "The answer is not judged, because its check failed (timeout): "),
+        ({"rewards": {}, "statuses": {"correct": "absent"}, "stated": {}}, "There is no readable answer: "),
         ({"rewards": {}, "statuses": {}, "stated": {}}, "3 tokens: "),
         ({"fault": "missing, truncated"}, "Cut off, right with confidence 0.1: "),
         ({"fault": "order"}, "Malformed, right with confidence 0.1: "),
@@ -61,7 +61,7 @@ def sentence(case, left="grpo", right="bae", rows=(), **view):
          "bae gives the solution 0 and charges −0.7 for missing blocks."),
         ({"credit": {"grpo": {}, "bae": {f"f{n}": n - 1.5 for n in range(8)}}}, "praises 6 blocks, most of all f7 (+5.5)"),
         ({"credit": {"grpo": {}, "bae": {"solution": 0.0}}, "parts": {"bae": [CreditPart("correct", 1.0, None, None, 1.0, 0.0, reason="singleton")]}},
-         "bae gives the completion exactly 0, because there is no other completion to compare it with."),
+         "bae gives the completion exactly 0, because no other completion can be compared with it."),
     ],
 )  # fmt: skip
 def test_the_sentence_is_true(changes, words):
@@ -123,7 +123,7 @@ ALONE = replace(NOT_COMPARED, reason="singleton")
     [
         (MISSING, "timeout", "the check of the reward failed (timeout), so the completion gets no credit"),
         (MISSING, "absent", "the reward is absent, and its objective sets no if_missing to replace it"),
-        (ALONE, "ok", "there is no other completion to compare this one with, so the credit is"),
+        (ALONE, "ok", "no other completion can be compared with this completion, so the credit is"),
         (replace(NOT_COMPARED, part=0.4), "ok", "This method does not subtract one baseline from one reward. about it"),
     ],
 )
@@ -135,9 +135,11 @@ def test_where_there_is_no_sum_a_sentence_says_why(part, status, words):
 
 def test_methods_per_token_and_what_is_recorded_have_a_sentence():
     why, _ = block(row(), "solution", rules={"bae": Rule("token", "bae: Compare.")})
-    assert why["note"].startswith("bae credits each token on its own; the credit of a block is the mean over its tokens.")
+    assert why["note"].startswith(
+        "bae credits each token separately. The credit of a block is the mean over the block's tokens."
+    )
     case = row(credit={"recorded": {"solution": 1.0}}, advantages={"recorded": [1.0] * 3})
-    note = "'recorded' is the credit that the trainer wrote into the file; the file does not say how it was computed."
+    note = "'recorded' is the credit that the trainer wrote into the file. The file does not say how it was computed."
     assert explained(case, "recorded", Rule())["note"] == note
 
 

@@ -103,8 +103,9 @@ def test_the_sentence_says_everything():
     with pytest.raises(ConformanceError) as caught:
         check_estimator(raw_for_singletons, properties=["constant"])
     assert str(caught.value) == (
-        "Method 'raw_for_singletons' breaks 'constant': a group whose rewards are all equal, or a group of one, gets exactly 0. "
-        "Smallest example: reward_n=[0.7], group_n=[0]. Got [0.7], expected exactly 0 in rows [0]."
+        "Method 'raw_for_singletons' breaks 'constant': a group whose rewards are all equal gets exactly 0, and so does a "
+        "group of one. "
+        "Smallest example: reward_n=[0.7], group_n=[0]. The result is [0.7]. It must be exactly 0 in rows [0]."
     )
 
 

@@ -251,11 +251,11 @@ def _run_method(
     method_result = call(entry, group_n, inputs, options)
     advantages = method_result.advantages if isinstance(method_result, Explained) else method_result
     if not isinstance(advantages, Tensor) or advantages.shape != shape:
-        axes_text = {"block": "completions and objectives", "token": "completions and tokens"}.get(entry.kind, "completions")
+        axes_text = {"block": "completions, objectives", "token": "completions, tokens"}.get(entry.kind, "completions")
         type_text = f"a tensor of {tuple(advantages.shape)}" if isinstance(advantages, Tensor) else type(advantages).__name__
         raise AlignmentError(
             f"Method '{entry.name}' is registered with kind='{entry.kind}' and must return a tensor of shape "
-            f"{tuple(shape)}, the {axes_text}; it returned {type_text}."
+            f"{tuple(shape)} ({axes_text}). It returned {type_text}."
         )
     return advantages, method_result.comparison if isinstance(method_result, Explained) else None
 
@@ -281,14 +281,15 @@ def _check_sizes(
     present_shape = (len(group_n), len(block_names))
     if scores.reward_nm.shape != reward_shape or present_nk.shape != present_shape:
         raise AlignmentError(
-            f"reward_nm must have the shape {reward_shape} (completions, objectives), and present_nk {present_shape} (completions, "
-            f"blocks), but they have {tuple(scores.reward_nm.shape)} and {tuple(present_nk.shape)}."
+            f"reward_nm (completions, objectives) must have the shape {reward_shape}; it has "
+            f"{tuple(scores.reward_nm.shape)}. present_nk (completions, blocks) must have the shape {present_shape}; it has "
+            f"{tuple(present_nk.shape)}."
         )
     if bad_entry := first_of((scores.status_nm == int(Status.OK)) & ~scores.reward_nm.isfinite()):
         row, column = bad_entry
         raise RewardError(
-            f"Reward '{scores.names[column]}' of completion {row} is {float(scores.reward_nm[row, column])} with status OK; "
-            f"a reward must be finite, or absent with a status that says why."
+            f"Reward '{scores.names[column]}' of completion {row} is {float(scores.reward_nm[row, column])}, but its status "
+            f"is OK. Give a finite reward, or a status that says why there is none."
         )
 
 

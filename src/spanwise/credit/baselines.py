@@ -124,7 +124,7 @@ def advantage(
         completion inside its own mean: `leave_one_out=False`). Backing off is ours.
     """
     check_known("baseline", baseline, BASELINES)
-    check_counts(reward_n, "rewards", group_n, "group ids", advice="give one id to each completion")
+    check_counts(reward_n, "rewards", group_n, "group ids", advice="give one group id to each completion")
     if back_off is not None and baseline != "outcome":
         raise RecipeError(f"back_off needs the baseline 'outcome', but the baseline is '{baseline}'; leave back_off out.")
     if scale != "none" and baseline in ("none", "blended"):
@@ -153,7 +153,7 @@ def advantage(
         )
     elif baseline == "blended":
         if voter_n is not None:
-            raise RecipeError("Turns of trajectories have no baseline 'blended'; use 'outcome', 'group', 'batch' or 'none'.")
+            raise RecipeError("Baseline 'blended' does not work for turns; use 'outcome', 'group', 'batch' or 'none'.")
         baseline_n = blended_baseline(reward_n, group_n, outcome_no, by_outcome_n2, judged=judged)
         merged_result = _subtract_blend(reward_n, worth_n, baseline_n, group_n, outcome_no)
         is_uncompared_n = baseline_n.isnan() & ~stand_in_reward_n.isnan()
@@ -212,8 +212,10 @@ def _collect_outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str)
     if baseline in ("none", "batch", "group"):
         return torch.zeros((len(group_n), 0), dtype=torch.float64, device=group_n.device)
     if outcome_no is None or as_columns(outcome_no).shape[1] == 0:
-        raise RecipeError(f"Baseline '{baseline}' needs an outcome for each completion; pass outcome_no or use 'group'.")
-    check_counts(outcome_no, "outcomes", group_n, "completions", advice="give one to each")
+        raise RecipeError(
+            f"Baseline '{baseline}' needs an outcome for each completion; pass outcome_no or baseline 'group'."
+        )
+    check_counts(outcome_no, "outcomes", group_n, "completions", advice="give one outcome to each completion")
     return as_columns(outcome_no).double()
 
 
@@ -286,8 +288,8 @@ def blended_baseline(
     outcome_count = outcome_no.shape[1]
     if by_outcome_n2 is not None and judged is None and outcome_count > 1:
         raise RecipeError(
-            f"outcome_no has {outcome_count} columns. Set 'judged' to the number of the column whose outcomes by_outcome_n2 "
-            "is for."
+            f"outcome_no has {outcome_count} columns, and by_outcome_n2 belongs to one of them. Set 'judged' to the number "
+            "of this column."
         )
     if by_outcome_n2 is not None and judged is not None and not 0 <= judged < outcome_count:
         raise RecipeError(f"outcome_no has no column {judged}. Set 'judged' to a number from 0 to {outcome_count - 1}.")

@@ -61,7 +61,7 @@ def lambda_advantage(
         for n in first_of(bootstrap_n.isinf()):
             raise RewardError(
                 f"The value after the last token of completion {n} is {float(bootstrap_n[n])}; the critic must give a finite "
-                f"value, or NaN if it is unknown."
+                f"value, or NaN if the value is unknown."
             )
         lacks_reward_n |= bootstrap_n.isnan()
         carry_after_last_token_n.copy_(bootstrap_n.nan_to_num(nan=0.0)).mul_(gamma)

@@ -28,9 +28,9 @@ class Refinement:
     def __post_init__(self) -> None:
         if self.entry.kind != "refinement":
             names = " or ".join(sorted(name for name, entry in METHODS.items() if entry.kind == "refinement"))
-            raise RecipeError(f"refine: '{self.method}' is a method for {self.entry.kind}s, not a refinement; use {names}.")
+            raise RecipeError(f"refine: '{self.method}' credits {self.entry.kind}s and refines no method; use {names}.")
         if not isinstance(self.options, Mapping):
-            raise RecipeError(f"refine: the options are {self.options!r}; write each with its name, such as {{form: code}}.")
+            raise RecipeError(f"refine.options is {self.options!r}; write each option by name, such as {{form: code}}.")
         if self.correct is not None and "correct_n" not in self.entry.inputs:
             raise RecipeError(
                 f"refine: correct is '{self.correct}', but method '{self.method}' does not ask which completions are correct. "
@@ -85,7 +85,7 @@ class Refinement:
                 "completions."
             )
         if reading.spans is None:
-            raise RecipeError("refine needs the block of each token, but `reading.spans` is None; use a reading with spans.")
+            raise RecipeError("refine needs each token's block, but `reading.spans` is None. Call `read` in this process.")
         block_nt = reading.spans.block_nt
         correctness_index = 0 if self.correct is None else scheme.names.index(self.correct)
         block_adv_nt = credit.block_nk.gather(1, block_nt.long().clamp(min=0))

@@ -20,19 +20,19 @@ Kind = Literal["completion", "block", "token", "step", "refinement"]
 #: The properties that `spanwise.testing.check_estimator` tests. A method names the ones that it breaks by
 #: design: `exceptions={"shift": "the mean reward is a divisor"}`.
 PROPERTIES: Mapping[str, str] = {
-    "result": "the result is one finite number per completion, block, token or step, as float64 or in the dtype of the inputs",
+    "result": "the result is one finite number per completion, block, token or step, in float64 or the dtype of the inputs",
     "pure": "the method leaves its inputs unchanged, and a second call gives the same numbers",
     "precision": "rewards in float32 and float64 give the same numbers",
     "negative": "rewards may be negative",
     "absent": "an absent reward (NaN) gives exactly the advantage 0 and does not change the advantages of other rewards",
-    "permutation": "another order of rows only reorders the result; renumbered ids (even negative or large) change nothing",
+    "permutation": "the result of a row does not depend on the order of the rows or on how ids are numbered",
     "shift": "adding a constant to all rewards of a group changes nothing",
-    "constant": "a group whose rewards are all equal, or a group of one, gets exactly 0",
+    "constant": "a group whose rewards are all equal gets exactly 0, and so does a group of one",
     "split": "a group gets the same numbers whether or not the batch has other groups",
-    "masking": "masked tokens get exactly 0; other tokens get the same numbers as without the masked tokens",
+    "masking": "masked tokens get exactly 0 and do not change the numbers of other tokens",
     "poison": "the values at masked tokens (NaN, 1e9, any id) are never read",
-    "padding": "padding on the left and on the right give the same numbers",
-    "conservation": "the shares of a block's tokens add up to the credit of the block; other tokens get exactly 0",
+    "padding": "padding on the left gives the same numbers as padding on the right",
+    "conservation": "the shares of a block's tokens add up to the credit of the block; tokens outside blocks get exactly 0",
     "monotone": "a higher reward never lowers the advantage of the completion, block, step or last token that gets it",
     "signs": "over all examples, some credit is above 0 and some is below 0",
 }
@@ -57,7 +57,7 @@ _WORDS = {
 _SWITCH = (lambda value: isinstance(value, bool), "write true or false")
 _ANYTHING = (lambda value: True, "")
 _NUMBER = (is_number, "write a finite number")
-_NOT_NEGATIVE = (lambda value: is_number(value) and value >= 0, "it must be a finite number, 0 or more")
+_NOT_NEGATIVE = (lambda value: is_number(value) and value >= 0, "write a finite number, 0 or more")
 _SHARE = (lambda value: is_number(value) and 0 <= value <= 1, "it must lie between 0 and 1")
 #: Maps an option to a test of its value, and to advice for a value that fails.
 _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
@@ -66,11 +66,11 @@ _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "eps": _NOT_NEGATIVE,
     "length_adaptive_alpha": (
         lambda v: v is None or (is_number(v) and v > 0),
-        "write a positive number, such as 0.05 (VAPO)",
+        "write a positive number, such as 0.05 (the value of VAPO)",
     ),
-    "conflict": (lambda v: v is None or (is_number(v) and 0 < v <= 1), "it must be above 0 and at most 1, or left out"),
-    "similarity": (lambda v: v is None or (is_number(v) and 0 < v < 1), "write a number between 0 and 1, or leave it out"),
-    "threshold": (lambda v: is_number(v) and v >= 0, "write 0 or more. Tokens with a lower probability are boundaries"),
+    "conflict": (lambda v: v is None or (is_number(v) and 0 < v <= 1), "write null, or a number above 0 and at most 1"),
+    "similarity": (lambda v: v is None or (is_number(v) and 0 < v < 1), "write null, or a number between 0 and 1"),
+    "threshold": (lambda v: is_number(v) and v >= 0, "write 0 or more. Tokens below this probability are boundaries"),
     **dict.fromkeys(("gamma", "lam"), _SHARE),
 }
 #: Like `_VALUES`, but only for options of spanwise's own methods. A plug-in's option of the same name may mean something
@@ -85,7 +85,7 @@ _OWN_VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "window": (lambda v: is_number(v) and isinstance(v, int) and v >= 2, "write a whole number, at least 2"),
     "history": (
         lambda v: v is None or (is_number(v) and isinstance(v, int) and v >= 1),
-        "write a whole number, at least 1, or leave it out",
+        "write null, or a whole number, at least 1",
     ),
 }
 
@@ -305,10 +305,11 @@ def preset_rule(
     preset = chosen.preset or Preset()
     method_layout = _merge_blocks(task) if preset.whole and len(task.names) > 1 else task
     if calibration is not None and not (preset.calibrated and states_confidence(method_layout)):
-        reason = "finds no confidence in the last block" if preset.calibrated else "rewards correctness alone"
+        reason = f"method '{chosen.name}' rewards no confidence"
+        if preset.calibrated:
+            reason = "the last block states no confidence"
         raise RecipeError(
-            f"calibration is '{calibration}', but method '{chosen.name}' {reason}, so the calibration would change "
-            "nothing. Leave it out."
+            f"calibration is '{calibration}', but {reason}, so the calibration would change nothing. Leave calibration out."
         )
     if baseline is not None and not (preset.calibrated and "baseline" in chosen.inputs):
         raise RecipeError(

@@ -110,7 +110,7 @@ class Streams:
         """Return a critic's values with a last axis for the objectives they predict. Refuse any other shape."""
         if tuple(value.shape[: len(shape)]) != shape or value.dim() > len(shape) + 1:
             raise AlignmentError(
-                f"{what} has the shape {tuple(value.shape)}, but the batch has {shape}; give a value to every entry of the batch."
+                f"{what} has the shape {tuple(value.shape)}, but the batch has the shape {shape}; give each entry a value."
             )
         value = value if value.dim() > len(shape) else value[..., None]
         value_count = value.shape[-1]
@@ -118,8 +118,8 @@ class Streams:
             unit_noun = "completion" if what.endswith("_n") else "token"
             advice = " If the critic predicts the sum of all rewards, set values: shared." if value_count == 1 else ""
             raise AlignmentError(
-                f"{what} has {value_count} numbers per {unit_noun}, but needs {len(self.names)}. The critic predicts "
-                f"{', '.join(self.names)}; give one number for each, in this order.{advice}"
+                f"{what} has {value_count} numbers per {unit_noun}, but the critic predicts {len(self.names)}: "
+                f"{', '.join(self.names)}. Give one number for each, in this order.{advice}"
             )
         return value
 
@@ -243,8 +243,8 @@ def spread(
     """
     if credit.block_nk.shape != spans.start_nk.shape:
         raise AlignmentError(
-            f"The credit has the shape {tuple(credit.block_nk.shape)} (completions, blocks), but the spans have "
-            f"{tuple(spans.start_nk.shape)}; pass the credit and the spans of the same completions."
+            f"The credit has the shape {tuple(credit.block_nk.shape)} (completions, blocks), but the spans have the "
+            f"shape {tuple(spans.start_nk.shape)}. Pass the credit and the spans of the same completions."
         )
     start_nk, end_nk = spans.start_nk, spans.end_nk
     token_width = spans.block_nt.shape[1]
@@ -252,7 +252,7 @@ def spread(
         n, k = bad_entry
         raise AlignmentError(
             f"Block '{spans.names[k]}' of completion {n} starts at token {int(start_nk[n, k])} and ends before token "
-            f"{int(end_nk[n, k])}. The end must not lie before the start, and both must lie in 0 to {token_width}."
+            f"{int(end_nk[n, k])}. The end must not lie before the start, and both must lie between 0 and {token_width}."
         )
     if bad_entry := first_of(~(credit.block_nk.isfinite().all(dim=1) & credit.stop_n.isfinite())):
         raise RewardError(f"The credit of completion {bad_entry[0]} is not finite; give an absent reward the credit 0.")
@@ -282,8 +282,8 @@ def spread_tokens(
     missing_width = spans.block_nt.shape[1] - adv_nt.shape[1]
     if len(adv_nt) != len(spans.block_nt) or (missing_width < 0 and bool((adv_nt[:, missing_width:] != 0).any())):
         raise AlignmentError(
-            f"The advantages have the shape {tuple(adv_nt.shape)} (completions, tokens), but the spans have "
-            f"{tuple(spans.block_nt.shape)}; pass the advantages and the spans of the same completions."
+            f"The advantages have the shape {tuple(adv_nt.shape)} (completions, tokens), but the spans have the "
+            f"shape {tuple(spans.block_nt.shape)}. Pass the advantages and the spans of the same completions."
         )
     divisor_nk = _find_divisor(spans.length_nk, per)
     is_per_block = isinstance(per, str) and per == "block"
@@ -330,7 +330,8 @@ def restrict(spans: Spans, mask_nt: Bool[Tensor, "n t"]) -> Spans:
     span_width, mask_width = spans.block_nt.shape[1], mask_nt.shape[1]
     if span_width > mask_width:
         raise AlignmentError(
-            f"The spans are {span_width} tokens wide, but the trainer's mask only {mask_width}; pass the same completions to both."
+            f"The spans are {span_width} tokens wide, but the trainer's mask is only {mask_width} wide. Pass the spans and "
+            f"the mask of the same completions."
         )
     block_nt = pad(spans.block_nt, (0, mask_width - span_width), value=-1)
     is_in_loss_n = mask_nt.any(dim=1)

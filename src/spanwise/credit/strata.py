@@ -64,8 +64,8 @@ def check_shapes(**tensors: Tensor | None) -> None:
         shared_axis_count = sum(first_axis == axis for first_axis, axis in axis_pairs)
         if tensor.shape[:shared_axis_count] != first_tensor.shape[:shared_axis_count]:
             raise AlignmentError(
-                f"{first_name} has the shape {tuple(first_tensor.shape)}, but {name} has {tuple(tensor.shape)}; they do "
-                "not fit."
+                f"{first_name} has the shape {tuple(first_tensor.shape)}, which does not fit the shape "
+                f"{tuple(tensor.shape)} of {name}."
             )
 
 
@@ -280,13 +280,13 @@ def moments(
         >>> m.deviation_n, m.count_n()
         (tensor([ 0.6667, -0.3333, -0.3333,  0.0000], dtype=torch.float64), tensor([3., 3., 3., 1.], dtype=torch.float64))
     """
-    check_counts(value_n, "rewards", stratum_n, "group ids", advice="give one id to each completion")
+    check_counts(value_n, "rewards", stratum_n, "group ids", advice="give one group id to each completion")
     check_rewards(value_n)
     lowest_stratum, highest_stratum = map(int, stratum_n.aminmax()) if len(stratum_n) else (-1, -1)
     if lowest_stratum < -1:
         raise AlignmentError(
-            f"stratum_n holds {lowest_stratum}; strata are numbered from 0, and -1 means no stratum. Pass group_index(ids) instead "
-            f"of ids of your own."
+            f"stratum_n holds {lowest_stratum}. The number of a stratum (a set of compared completions) is 0 or more, or -1 "
+            f"for none. Pass group_index(ids) instead of ids of your own."
         )
     is_in_stratum_n = stratum_n >= 0
     if highest_stratum > 16 * len(stratum_n):  # small stratum numbers keep the tables small

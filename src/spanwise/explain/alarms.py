@@ -19,29 +19,29 @@ OF_REWARD = "reward/"  # metrics of mean rewards on held-out prompts have this p
 SCORE_FIGURES = tuple(f"{OF_SCORE}{name}" for name in ("coverage", *CALIBRATION))
 _SCORED = SCORE_FIGURES[1:]
 _OUT_OF_REACH = (
-    "Usually LaSeR has not yet trained the model to rate its answers (see laser.reasoning_warmup and laser.alpha), or "
+    "Usually LaSeR has not yet trained the model to rate its answers (see laser.reasoning_warmup and laser.alpha). Or "
     "laser.reference was measured with another model or token."
 )
 #: The alarms of evaluation figures. The first alarm that holds gives a figure's warning.
 EVALUATION = (
     ("refusal_rate", Alarm("above", 0.5, "most completions refuse to answer",
-        "Usually a wrong answer costs more than no answer, for example if all rewards are summed. Pay answer and confidence "
-        "by blocks (method: bae), or start from a better policy.", hollow=("accuracy", *CALIBRATION, *_SCORED),
+        "Usually a wrong answer costs more than no answer, for example if all rewards are summed. Credit answer and "
+        "confidence separately (method: bae), or start from a better policy.", hollow=("accuracy", *CALIBRATION, *_SCORED),
     )),
     ("accuracy", Alarm("below", 0.05, "hardly any answer is right",
         "Usually the prompts are too hard for this policy, or the answer is read from the wrong tag or block.",
         hollow=(*CALIBRATION, *_SCORED),
     )),
     ("verdict_rate", Alarm("below", 0.5, "most answers could not be judged",
-        "Usually gold answers are missing or cannot be read, or checks run out of time (verifier: {deadline: ...}).",
+        "Usually gold answers are missing or cannot be read. If checks run out of time, raise verifier: {deadline: ...}.",
         hollow=("accuracy", *CALIBRATION, *_SCORED),
     )),
     ("coverage", Alarm("below", 0.5, "few completions state a confidence",
-        "Usually leaving out the confidence costs nothing (set if_missing), or completions are cut off before it.",
+        "Usually a completion without a confidence loses nothing, or completions are cut off early. Set if_missing.",
         hollow=CALIBRATION,
     )),
     ("sharpness", Alarm("below", 1e-4, "every completion states the same confidence",
-        "Usually the confidence gets the credit of the answer, not its own, or all completions of a group are alike.",
+        "Usually the confidence gets the answer's credit and no separate credit, or all completions of a group are alike.",
         hollow=CALIBRATION,
     )),
     ("format_rate", Alarm("below", 0.9, "many completions are malformed",

@@ -26,7 +26,7 @@ SHARING = (
 )
 #: The end of a warning that completions can leave out a block at no cost.
 _DRIFT = (
-    "A completion that leaves the block out, or writes it unreadably, loses nothing, so the policy may learn to do so. Set "
+    "A completion loses nothing if it leaves the block out or writes it unreadably, so the policy may learn to do so. Set "
     "if_missing, the reward for such a completion: Objective(..., if_missing=-1.0)."
 )
 
@@ -130,14 +130,13 @@ def _warn_missing_tags(reading: Reading, everyone: Reading, scheme: Scheme) -> s
     tags_text = "these tags" if part_counts.segmenter == "tags" else "these parts"
     advice_text = f"Ask for {tags_text} in the prompt, or change the layout to what the model writes."
     length_n = reading.length_nk.sum(dim=1)
-    cut_off_count, cut_clause = cut_off(reading.fault_n, length_n, texts.__getitem__, among_n=lacks_parts_n)
+    cut_off_count, cut_sentence = cut_off(reading.fault_n, length_n, texts.__getitem__, among_n=lacks_parts_n)
     if cut_off_count * 2 >= len(reading):
         advice_text = (
-            f"Of {len(reading)} completions, {cut_off_count} {cut_clause}. If they were cut off, raise the token limit of a "
-            f"completion (max_completion_length, in verl data.max_response_length), or ask for shorter completions. Otherwise "
-            f"ask for {tags_text} in the prompt."
+            f"{cut_sentence} If they were cut off, raise the token limit of a completion (max_completion_length, in verl "
+            f"data.max_response_length), or ask for shorter completions. Otherwise ask for {tags_text} in the prompt."
         )
-    layout_sentence = f"The layout asks for {part_counts.lacking_text}. A reward that reads a missing part is missing, too."
+    layout_sentence = f"The layout asks for {part_counts.lacking_text}. No reward can read a missing part."
     return f"{part_counts.sentence} {layout_sentence} {advice_text}"
 
 
@@ -155,27 +154,30 @@ def cut_off(
     longest_rows = is_longest_n.nonzero().flatten().tolist() if largest_length else []
     distinct_text_count = len({text_of(n) for n in longest_rows})
     longest_count = distinct_text_count if distinct_text_count > 1 else 0
-    longest_clause = f"have the largest length, {largest_length} tokens, but different texts"
-    return max((unclosed_count, "end inside an unclosed part"), (longest_count, longest_clause))
+    longest_sentence = (
+        f"{longest_count} of these completions have the largest length, {largest_length} tokens, but different texts."
+    )
+    unclosed_sentence = f"{unclosed_count} of these completions end inside an unclosed part."
+    return max((unclosed_count, unclosed_sentence), (longest_count, longest_sentence))
 
 
 def _warn_unscored(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
     """Warn that an objective trains nothing, because no completion has its reward."""
     count_of_status = Counter(map(Status, sorted(reading.scores.status_nm[:, m].tolist())))
     counts_text = ", ".join(f"{count} {status.name.lower()}" for status, count in count_of_status.items())
-    cause_text = "Absent: the reward function returned None, or the part or column that it reads is missing"
+    cause_text = "Absent means that the reward function returned None, or that a part or column that it reads is missing."
     if count_of_status.keys() & {Status.TIMEOUT, Status.ERROR}:
-        cause_text = "The check itself failed"
+        cause_text = "The check itself failed."
     reward = objective.reward
     reward_options = {**REWARDS.find(reward).options, **objective.options} if isinstance(reward, str) else {}
     if "column" in reward_options and Status.ERROR in count_of_status:
         tag_text = f" for '{reward_options['tag']}'" if reward_options.get("tag") else ""
-        cause_text = f"The column '{reward_options['column']}' holds no readable value{tag_text}"
+        cause_text = f"The column '{reward_options['column']}' holds no readable value{tag_text}."
     if (column := reward_options.get("tests")) and Status.ERROR in count_of_status:
-        cause_text = f"The column '{column}' holds no test code, or code that only defines tests and calls none"
+        cause_text = f"The column '{column}' holds no test code, or its code only defines tests and calls none."
     return (
         f"Objective '{objective.name}' has no reward for any of {len(reading)} completions ({counts_text}), so it trains nothing. "
-        f"{cause_text}; look at one completion and its columns."
+        f"{cause_text} Look at one completion and its columns."
     )
 
 
@@ -192,14 +194,16 @@ def _warn_unused(objective: Objective, reading: Reading, scheme: Scheme, m: int)
     min_reward, max_reward = min(ignored_rewards.values()), max(ignored_rewards.values())
     numbers_text = f"{min_reward:g}" if min_reward == max_reward else f"{min_reward:g} to {max_reward:g}"
     source_text = "recorded in the file" if objective.name in scheme.recorded else "from its reward function"
-    omission_text = "gets no reward and loses nothing" if if_missing is None else f"gets if_missing, {if_missing:g}"
-    remedy = "let the objective pay a block that is never missing"
+    omission_text = "A completion without the block gets no reward and loses nothing."
+    if if_missing is not None:
+        omission_text = f"A completion without the block gets if_missing, {if_missing:g}, instead."
+    remedy = "To make such rewards count, let the objective pay a block that is never missing."
     if min_reward == max_reward:
-        remedy = f"set if_missing={min_reward:g}"
+        remedy = f"To make such rewards count, set if_missing={min_reward:g}."
     return (
         f"{len(ignored_rewards)} of {len(reading)} completions lack {' and '.join(objective.pays)}, but have a reward of objective "
-        f"'{objective.name}': {numbers_text} ({source_text}). The first is completion {first_row}. Such rewards are ignored: a "
-        f"completion without the block {omission_text}. To make them count, {remedy}."
+        f"'{objective.name}': {numbers_text} ({source_text}). The first is completion {first_row}. Such rewards are "
+        f"ignored. {omission_text} {remedy}"
     )
 
 
@@ -277,10 +281,10 @@ def _warn_zero_lambda(reading: Reading, scheme: Scheme) -> str:
     if zero_lambda_count * 2 <= len(length_n):
         return ""
     return (
-        f"length_adaptive_alpha={alpha:g} sets GAE's lambda to 0 in completions of at most {int(1 / alpha)} tokens, here in "
-        f"{zero_lambda_count} of {len(length_n)} (median length: {int(length_n.median())} tokens). In these, the reward "
-        f"only reaches the last token; the advantages of all others come from the critic's values alone. Set a larger "
-        f"length_adaptive_alpha, or remove it and set lam near 1."
+        f"length_adaptive_alpha={alpha:g} sets GAE's lambda to 0 in completions of at most {int(1 / alpha)} tokens. These "
+        f"are {zero_lambda_count} of {len(length_n)} completions (median length: {int(length_n.median())} tokens). There, "
+        f"the reward only reaches the last token. The advantages of all other tokens come from the critic's values alone. "
+        f"Set a larger length_adaptive_alpha, or remove it and set lam near 1."
     )
 
 

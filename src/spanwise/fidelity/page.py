@@ -16,9 +16,9 @@ from spanwise.report.sections import Row, percent, section, wide
 #: Maps a figure to the title of its panel and the title of its axis.
 PANELS: Mapping[str, tuple[str, str]] = {
     "rmse": ("Distance from Monte Carlo", "RMSE"),
-    "rmse_wrong": ("… when the answer is wrong", "RMSE"),
-    "rmse_right": ("… when the answer is right", "RMSE"),
-    "rmse_alone": ("… when no other completion of the group has the same outcome", "RMSE"),
+    "rmse_wrong": ("Distance when the answer is wrong", "RMSE"),
+    "rmse_right": ("Distance when the answer is right", "RMSE"),
+    "rmse_alone": ("Distance when no other completion of the group has the same outcome", "RMSE"),
     "correlation": ("Correlation with Monte Carlo", "correlation"),
     "rmse_scaled": ("Distance at the best scale", "RMSE after scaling"),
     "gradient_noise": ("Noise added to the gradient", "relative to the exact gradient"),
@@ -141,7 +141,7 @@ def fidelity_finding(figures: Rows, differences: Rows = (), tokens: Rows = ()) -
     pair_rows = [row for row in differences if row["group_size"] == size and {row["a"], row["b"]} == baseline_pair]
     intervals = [(row["low"], row["high"]) for row in pair_rows if row["figure"] == "correlation"]
     is_within_noise = any(low <= 0 <= high for low, high in intervals) if intervals else second_row["high"] >= best["low"]
-    noise_words = " Their difference is within the noise." if is_within_noise else ""
+    noise_words = " The difference between the two is within the noise." if is_within_noise else ""
     return f"{best_sentence}; next is {second_row['baseline']} with {_with_bounds(second_row)}.{noise_words}"
 
 

@@ -292,7 +292,7 @@ def token_fidelity(
     for name, value_nt in critics.items():
         if value_nt.shape != mask_nt.shape:
             raise AlignmentError(
-                f"Critic '{name}' gives {tuple(value_nt.shape)} values for {tuple(mask_nt.shape)} tokens; give one to each."
+                f"Critic '{name}' gives values of the shape {tuple(value_nt.shape)}; the tokens have {tuple(mask_nt.shape)}."
             )
         is_known_n = is_known_n & (value_nt.isfinite() | ~mask_nt).all(dim=1)
     target_nt, noise_nt = monte_carlo_advantage(trajectories)

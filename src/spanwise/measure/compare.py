@@ -63,11 +63,11 @@ class Difference:
         interval = self.interval
         subject = f"{self.figure} of {self.a} minus {self.b}"
         if self.verdict == "unknown" and interval.count > 1:
-            return f"{subject}: unknown, because the figure is infinite in at least one seed."
+            return f"{subject} is unknown, because the figure is infinite in at least one seed."
         if self.verdict == "unknown":
-            return f"{subject}: unknown, because it needs at least 2 common seeds and has {interval.count}."
+            return f"{subject} is unknown. At least 2 common seeds are needed, and there are {interval.count}."
         if self.verdict == "same":
-            return f"{subject}: no difference in any of {interval.count} seeds."
+            return f"{subject} is 0 in each of {interval.count} seeds."
         finding = f"{subject}: {interval.value:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}] over {interval.count} seeds"
         if self.verdict == "clear":
             return f"{finding}, beyond the noise."
@@ -75,7 +75,7 @@ class Difference:
             "" if self.seeds_needed is None else f" At this size, a clear verdict would need {self.seeds_needed} seeds."
         )
         if self.verdict == "borderline" and self.p >= 1 - interval.level:  # p is of a sign test, because all seeds agree
-            return f"{finding}, the same in every seed. With so few seeds this may be luck (p = {self.p:.2f})."
+            return f"{finding}. Every seed has this difference. With so few seeds this may be luck (p = {self.p:.2f})."
         if self.verdict == "borderline":
             luck_text = f"With several pairs, this may be luck (p = {self.p_adjusted:.2f} after Holm's correction)."
             return f"{finding}; the interval excludes 0. {luck_text}{seeds_hint}"
@@ -112,7 +112,9 @@ class ArmComparison:
         table_lines = ["| method | " + " | ".join(self.figures) + " |", "|---|" + "---|" * len(self.figures)]
         table_lines += [f"| {method} | " + " | ".join(self.row(method, max_seed_count)) + " |" for method in self.methods]
         table_lines += ["", *(f"! {sentence}" for sentence in self.warnings()), *[""] * bool(self.wrong)]
-        caption = f"Each figure: mean over {max_seed_count} seeds ± half its {100 * self.level:g} % interval (Student's t)."
+        caption = (
+            f"A figure is the mean over {max_seed_count} seeds ± half its {100 * self.level:g} % interval (Student's t)."
+        )
         return "\n".join([*table_lines, caption])
 
     def row(self, method: str, most: int) -> list[str]:
@@ -148,10 +150,10 @@ class ArmComparison:
         if not clear_names:
             return f"None of {count} differences is beyond the noise: these runs do not show which method is better."
         other_count = count - len(clear_names)
-        others_text = f". The other {other_count} cannot be told from noise" if other_count else ""
+        others_text = f" The other {other_count} cannot be told from noise." if other_count else ""
         figure_count = len({diff.figure for diff in self.differences})
         return (
-            f"Of {count} differences, {len(clear_names)} are beyond the noise: {', '.join(clear_names)}{others_text}. The "
+            f"Of {count} differences, {len(clear_names)} are beyond the noise: {', '.join(clear_names)}.{others_text} The "
             "noise is how far seeds differ on the same held-out prompts. Holm's correction allows for several pairs, but "
             f"not for several figures. Over all figures ({figure_count}), up to {figure_count * (1 - self.level):.2g} "
             "differences may be luck."
@@ -246,7 +248,7 @@ def _find_wrong(runs: Runs, figures: Sequence[str]) -> dict[tuple[str, str], str
         for figure in figures:
             if reasons := [alarms_of_seed[figure] for alarms_of_seed in alarms_by_seed if figure in alarms_of_seed]:
                 sentence_of_cell[method, figure] = ", ".join(
-                    f"{reason} in {f'{count} of {len(seeds)} seeds' if len(seeds) > 1 else 'its seed'}"
+                    f"{reason} in {f'{count} of {len(seeds)} seeds' if len(seeds) > 1 else 'the only seed'}"
                     for reason, count in Counter(reasons).most_common()
                 )
     return sentence_of_cell

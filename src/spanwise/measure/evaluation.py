@@ -136,7 +136,7 @@ def build_figures(
     lengths = [len(column) for column in (confidence_n, correct_n, well_formed_n, refusal_n) if column is not None]
     if len(set(lengths)) > 1:
         lengths_text = ", ".join(map(str, lengths))
-        raise AlignmentError(f"The columns of an evaluation have {lengths_text} entries; give one to each completion.")
+        raise AlignmentError(f"The columns of an evaluation have {lengths_text} entries; give one entry to each completion.")
     is_judged_n = (~correct_n.isnan() & ~confidence_n.isnan()).cpu()
     columns = (confidence_n.cpu()[is_judged_n], correct_n.cpu()[is_judged_n])
     confidence_i, correct_i = (column.double() for column in columns)
@@ -249,7 +249,7 @@ def ece_difference(
         unpaired_prompt = next(iter(unpaired_prompts))
         raise AlignmentError(
             f"A paired difference needs the same prompts in both runs. They have {len(set(ids_a))} and {len(set(ids_b))} prompts, "
-            f"{len(set(ids_a) & set(ids_b))} of them in both; prompt {unpaired_prompt!r} is missing in the "
+            f"and {len(set(ids_a) & set(ids_b))} prompts are in both. Prompt {unpaired_prompt!r} is missing in the "
             f"{'second' if unpaired_prompt in ids_a else 'first'} run."
         )
 

@@ -246,7 +246,7 @@ def prompt_index(prompts: Prompts, completions: int) -> Int[Tensor, " n"]:
     Equal ids are one prompt, as in `group_index`: 1, 1.0 and True are, 1 and "1" are not.
     """
     if len(prompts) != completions:
-        raise AlignmentError(f"There are {len(prompts)} prompt ids for {completions} completions; give one id to each.")
+        raise AlignmentError(f"There are {len(prompts)} prompt ids for {completions} completions; give each an id.")
     prompt_ids = list_ids(prompts)
     # Sort prompt ids: numbers first, then others by type and text.
     sort_key_of_id = {

@@ -150,9 +150,9 @@ def curve_difference(a: Curve, b: Curve) -> Curve:
     """
     if a.budgets != b.budgets or a.prompts != b.prompts:
         raise AlignmentError(
-            "Only voting curves with the same prompts and budgets (completions per vote) can be subtracted. These have "
-            f"{len(a.prompts)} and {len(b.prompts)} prompts ({'equal' if a.prompts == b.prompts else 'different'} ids), and the "
-            f"budgets {list(a.budgets)} and {list(b.budgets)}."
+            "Two voting curves can only be subtracted if they have the same prompts and budgets (completions per vote). "
+            f"They have {len(a.prompts)} and {len(b.prompts)} prompts ({'equal' if a.prompts == b.prompts else 'different'} "
+            f"ids). Their budgets are {list(a.budgets)} and {list(b.budgets)}."
         )
     return _build_curve(a.budgets, a.value_pb - b.value_pb, a.prompts)
 

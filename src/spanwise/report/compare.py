@@ -73,13 +73,13 @@ def compare_report(
         ),
         parts.calibration_section(
             samples or {},
-            note="The diagram pools all seeds. In its whiskers, a prompt counts once, even if several seeds answered it.",
+            note="The diagram pools all seeds. Its whiskers count a prompt once, even if several seeds answered it.",
         ),
         parts.voting_section(votes or {}, samples or {}, over="seeds"),
     ]  # fmt: skip
     return render(
         title=title,
-        lead=f"{len(arm_names)} arms from the same start, {seeds_text} seeds each: {', '.join(arm_names)}."
+        lead=f"{len(arm_names)} arms were trained from the same start, {seeds_text} seeds each: {', '.join(arm_names)}."
         + (f" Seeds {', '.join(map(str, seeds))}." if seeds else ""),
         finding=compare_finding(comparison),
         command=command,

@@ -41,7 +41,7 @@ def calibration_section(samples: Mapping[str, Mapping[str, Tensor]], *, note: st
     for (name, columns), kind in product(samples.items(), ("confidence", "score")):
         panels += _calibration_panels(name, kind, columns, note) if kind in columns else []
     has_scores = any("score" in columns for columns in samples.values())
-    same_value_text = "confidence or have the same score" if has_scores else "confidence"
+    same_value_text = "the same confidence or the same score" if has_scores else "the same confidence"
     score_note = f" {NOTES['score']}" if has_scores else ""
     return section("Reliability", {"kinds": same_value_text, "score": score_note}, panels=panels)
 

@@ -156,7 +156,7 @@ def _check(row: TokenRow, number: int, methods: Sequence[str]) -> None:
     token_columns |= {} if row.probabilities is None else {"probabilities": row.probabilities}
     for name, column in token_columns.items():
         if len(column) != length:
-            raise AlignmentError(f"Completion {number} has {length} tokens and {len(column)} {name}; give one for each.")
+            raise AlignmentError(f"Completion {number} has {length} tokens and {len(column)} {name}; give each token one.")
     labelled_spans = [(f"Block '{name}'", *span) for name, spans in row.spans.items() for span in spans]
     labelled_spans += [("A segment", min(tokens), max(tokens) + 1) for tokens in row.opens.values() if len(tokens)]
     for label, start, end in labelled_spans:

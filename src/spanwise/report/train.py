@@ -182,7 +182,7 @@ def _unfinished(recipe: Mapping[str, Any], ended: bool, done: int, *, again: boo
     planned_steps = recipe.get("steps")
     if ended or planned_steps is None or done >= planned_steps:
         return []
-    resume_hint = " spanwise train --resume FOLDER resumes from its last checkpoint." if again else ""
+    resume_hint = " To resume from the last checkpoint: spanwise train --resume FOLDER." if again else ""
     return [
         f"The run is not finished: {done} of {planned_steps} steps are recorded. The run was stopped, or still trains.{resume_hint}"
     ]
@@ -271,7 +271,7 @@ def train_finding(
         main_sentence += "; ECE was not measured"
     alarm_texts = dict.fromkeys(alarm_of_figure.values())
     alarm_sentence = f"Alarm: {' and '.join(alarm_texts)}. " if alarm_texts else ""
-    lone_evaluation_note = "" if len(points) > 1 else " There is no other evaluation to compare this one with."
+    lone_evaluation_note = "" if len(points) > 1 else " There is only one evaluation, so nothing shows a change."
     return f"{alarm_sentence}{main_sentence}.{lone_evaluation_note} This is one seed."
 
 
@@ -336,8 +336,8 @@ def glance_section(batches: Lines, names: Sequence[str]) -> Section:
             mean_lines[-1][f"mean/{family}"] = mean(recent_lines, "rewards/{}/mean", objectives)
     reward_series = {f"mean/{family}": family for family in objectives_by_family}
     charts = (
-        Chart("Reward of each part, averaged over five batches", reward_series, "mean reward"),
-        Chart("Comparisons that teach nothing", {"dead": "mean over the parts"}, "share of comparisons"),
+        Chart("Reward of each objective, averaged over five batches", reward_series, "mean reward"),
+        Chart("Comparisons that teach nothing", {"dead": "mean over the objectives"}, "share of comparisons"),
         Chart("Length of a completion", {"length": "tokens"}, "tokens"),
     )
     panels: list[Panel] = []

@@ -19,8 +19,8 @@ _MOST_NAMED = 3  # the largest number of blocks that a sentence names one by one
 _Term = tuple[float, str, str]
 LEFT_OUT = ("absent", "unparsable")  # the statuses of a reward whose block is missing or unreadable
 _NO_BASELINE = {  # maps `CreditPart.reason` to a sentence
-    "singleton": "there is no other completion to compare this one with",
-    "no_scale": "the spread of the compared rewards, by which the credit is divided, is 0",
+    "singleton": "no other completion can be compared with this completion",
+    "no_scale": "the compared rewards have a spread of 0, and no credit can be divided by 0",
 }
 
 
@@ -41,7 +41,7 @@ def rule_words(baseline: str | None, given: Sequence[str]) -> str:
         "none": "nothing is subtracted",
         "batch": "all of the step",
         "outcome": "".join(["same prompt", *(f", same {name}" for name in given)]),
-        "blended": f"same prompt, blended with completions of other prompts with the same value of {' and '.join(given)}",
+        "blended": f"same prompt, blended with completions of other prompts whose {' and '.join(given)} is the same",
     }
     return text_of_baseline.get(baseline or "", "same prompt")
 
@@ -109,11 +109,11 @@ def opening(row: TokenRow, outcome: str | None, stating: set[str]) -> str:
         outcome_phrase = {1.0: "right", 0.0: "wrong"}.get(outcome_reward) or f"{outcome} {shown(outcome_reward)}"
         phrases.append(outcome_phrase + (" (broke its check)" if outcome_status == "broke" else ""))
     elif outcome_status in LEFT_OUT:
-        phrases.append("no answer that can be read")
+        phrases.append("there is no readable answer")
     elif outcome_status not in ("", "ok"):
-        phrases.append(f"not judged, because the check failed ({outcome_status})")
+        phrases.append(f"the answer is not judged, because its check failed ({outcome_status})")
     opening_text = ", ".join(phrases) or f"{len(row.tokens)} token{'' if len(row.tokens) == 1 else 's'}"
-    phrase_of_status = {"absent": " without a confidence", "unparsable": " with a confidence that cannot be read"}
+    phrase_of_status = {"absent": ", and no confidence is stated", "unparsable": ", and the confidence cannot be read"}
     for name, value in row.stated.items():
         if name in stating and value is not None and not math.isnan(value):
             confidence_text = f"{value:.1f}" if value in (0, 1) else shown(value)
@@ -151,8 +151,8 @@ def clause(row: TokenRow, method: str, rule: Rule) -> str:
         clauses.append(f"gives {zero_blocks_or_count} 0")
     elif zero_blocks:
         is_alone = {part.reason for part in row.parts.get(method, ())} == {"singleton"}
-        cause_text = ", because there is no other completion to compare it with" if is_alone else ""
-        clauses.append(f"gives the completion exactly 0{cause_text}")
+        alone_clause = "gives the completion exactly 0, because no other completion can be compared with it"
+        clauses.append(alone_clause if is_alone else "gives the completion exactly 0")
     if stop_credit:
         stop_verb = "charges" if stop_credit < 0 else "pays"
         clauses.append(f"{stop_verb} {shown(stop_credit, sign=True)} for missing blocks")
@@ -167,9 +167,9 @@ def explained(row: TokenRow, method: str, rule: Rule) -> dict[str, Any]:
     }
     note = f"The file does not say how the credit of {method} was computed."
     if rule.kind in ("token", "step"):
-        note = f"{method} credits each {rule.kind} on its own; the credit of a block is the mean over its tokens."
+        note = f"{method} credits each {rule.kind} separately. The credit of a block is the mean over the block's tokens."
     elif method == "recorded":
-        note = "'recorded' is the credit that the trainer wrote into the file; the file does not say how it was computed."
+        note = "'recorded' is the credit that the trainer wrote into the file. The file does not say how it was computed."
     has_terms = any(block["terms"] for block in explained_blocks.values())
     return {
         "note": f"{note} {rule.about}".strip() if explained_blocks and not has_terms else "",
@@ -196,7 +196,7 @@ def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: f
     terms_sum = math.fsum(amount for amount, *_ in credit_terms)
     parts_add_up = abs(terms_sum - credit) <= 1e-6 * (1 + abs(credit))
     token_share_text, tokens_text = _token_shares(row, method, block, credit)
-    warning = f"The recorded parts add up to {shown(terms_sum, sign=True)}, not to the credit. Do not rely on the parts."
+    warning = f"The recorded parts add up to {shown(terms_sum, sign=True)}, not to the credit. Do not rely on these parts."
     return {
         "credit": shown(credit, sign=True),
         "total": added(credit, credit_terms) if parts_add_up and len(credit_terms) > 1 else "",
@@ -255,7 +255,8 @@ def _baseline_note(row: TokenRow, rule: Rule, part: CreditPart) -> str:
         compared_text = f"compared completions ({baseline_text})" if baseline_text else "compared completions"
         noun_text = "other completions" if part.averaged < part.members else compared_text
         baseline_text = f"the mean of the {part.averaged} {noun_text}"
-    divisor_note = "" if part.divisor == 1.0 else f"; the difference is divided by the rewards' scale, {shown(part.divisor)}"
+    divisor_note = f"; the reward minus the baseline is divided by {shown(part.divisor)}, the scale of the rewards"
+    divisor_note = "" if part.divisor == 1.0 else divisor_note
     return f"baseline {shown(part.baseline)}{f': {baseline_text}' if baseline_text else ''}{divisor_note}"
 
 

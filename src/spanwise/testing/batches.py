@@ -132,7 +132,7 @@ def read_inputs(
         if not has_known_axes or (entry_strategy is None and input_stem not in _STRUCTURE):
             raise RecipeError(
                 f"spanwise does not know which values to test the argument '{name}' with. End its name with its axes (n: "
-                "completions, t: tokens), as in reward_n or value_nt, and pass what to draw: "
+                "completions, t: tokens), as in reward_n or value_nt. Pass the values that it may have: "
                 f"inputs={{'{name}': hypothesis.strategies.floats(0, 1)}}. These names need no inputs: "
                 f"{', '.join(sorted({*ENTRIES, *_STRUCTURE}))}."
             )

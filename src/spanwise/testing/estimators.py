@@ -24,8 +24,8 @@ _IDS = ("group", "trajectory", "stratum", "anchor", "state")
 _LEVELS = (0.7, 1 / 3, 0.1, 0.806, -0.123456789, 1.0, 0.0)  # float32 rounds most sums of these rewards
 _REWARD_NAMES = ("reward_n", "reward_nk", "reward_nm", "reward_nt", "reward_s")
 _NOT_NEGATIVE = st.sampled_from([0.0, 0.125, 0.5, 1.0, 2.0])
-_ONE_BLOCK = "if there is one block, its credit equals what the function 'sequence' gives whole completions"
-_SAYS = {**PROPERTIES, "oracle": "it equals the slow oracle", "one block": _ONE_BLOCK}
+_ONE_BLOCK = "the credit of a single block equals what the function 'sequence' gives to whole completions"
+_SAYS = {**PROPERTIES, "oracle": "the result equals that of the function 'oracle'", "one block": _ONE_BLOCK}
 #: Maps the letters after `_` in the name of an estimator's first input, such as `reward_nk`, to what it credits.
 _KIND_OF_AXES: dict[str, Kind] = {"n": "completion", "nm": "completion", "nk": "block", "nt": "token", "s": "step"}
 _ALWAYS = ("result", "pure", "precision", "permutation", "split")
@@ -155,9 +155,9 @@ class _Estimator(Suite):
             raise ConformanceError(f"{self.who} returns {type(result).__name__}, not a tensor.")
         return {"": result}
 
-    def refuse(self, batch: DrawnBatch, result: Tensor, expected: str) -> None:
-        """Raise an error about the checked property. It shows the result and the expected result."""
-        self.fail(batch, f"Got {show(result)}, expected {expected}.")
+    def refuse(self, batch: DrawnBatch, result: Tensor, sentence: str) -> None:
+        """Raise an error about the checked property. It shows the result and says what it must be."""
+        self.fail(batch, f"The result is {show(result)}. {sentence}")
 
     def result(self, batch: DrawnBatch, _: Draw) -> None:
         advantages = self.advantages(batch)
@@ -165,11 +165,11 @@ class _Estimator(Suite):
         row_shape = reward_shape if self.method.kind == "block" else reward_shape[:1]
         expected_shape = batch.place_nt.shape if self.of_tokens else row_shape
         if advantages.shape != expected_shape:
-            self.refuse(batch, advantages, f"the shape {tuple(expected_shape)}")
+            self.refuse(batch, advantages, f"It must have the shape {tuple(expected_shape)}.")
         if advantages.dtype != torch.float64:
-            self.refuse(batch, advantages, f"the dtype of the rewards, torch.float64, instead of {advantages.dtype}")
+            self.refuse(batch, advantages, f"Its dtype is {advantages.dtype}, but must be torch.float64, as of the rewards.")
         if not bool(advantages.isfinite().all()):
-            self.refuse(batch, advantages, "finite numbers")
+            self.refuse(batch, advantages, "All numbers must be finite.")
 
     def precision(self, batch: DrawnBatch, _: Draw) -> None:
         float64_inputs = batch.inputs()
@@ -177,7 +177,7 @@ class _Estimator(Suite):
         advantages = self.call({**float64_inputs, **float32_inputs})[""]
         result_dtype, tolerance = (torch.float32, 1e-4) if self.of_tokens else (torch.float64, 1e-9)
         if advantages.dtype != result_dtype:
-            self.refuse(batch, advantages, f"{result_dtype} for rewards in float32, instead of {advantages.dtype}")
+            self.refuse(batch, advantages, f"For float32 rewards, its dtype must be {result_dtype}, not {advantages.dtype}.")
         self.same(batch, {"": advantages.double()}, self.call(float64_inputs), tolerance=tolerance)
 
     def absent(self, batch: DrawnBatch, _: Draw) -> None:
@@ -186,7 +186,7 @@ class _Estimator(Suite):
             is_absent_n |= batch.rows[name].reshape(len(batch), -1).isnan().any(dim=1)
         advantages = self.advantages(batch)
         if bool((advantages[is_absent_n] != 0).any()):
-            self.refuse(batch, advantages, "exactly 0 where the reward is NaN")
+            self.refuse(batch, advantages, "It must be exactly 0 where the reward is NaN.")
         self.alone(batch, _row_indices(~is_absent_n))
 
     def permutation(self, batch: DrawnBatch, draw: Draw) -> None:
@@ -227,13 +227,13 @@ class _Estimator(Suite):
             batch_inputs |= {name: batch_inputs[name].to(dtype) for name in self.rewards}
             advantages = self.call(batch_inputs)[""]
             if bool((advantages[is_constant_n] != 0).any()):
-                self.refuse(constant_batch, advantages, f"exactly 0 in rows {_row_indices(is_constant_n)}")
+                self.refuse(constant_batch, advantages, f"It must be exactly 0 in rows {_row_indices(is_constant_n)}.")
         group_input_names = [entry.name for entry in self.spec if entry.stem == "group"]
         if group_input_names and self.method.kind != "step":
             singleton_batch = batch.put(dict.fromkeys(group_input_names, torch.arange(len(batch))))
             advantages = self.advantages(singleton_batch)
             if bool((advantages != 0).any()):
-                self.refuse(singleton_batch, advantages, "exactly 0 in a group of one")
+                self.refuse(singleton_batch, advantages, "It must be exactly 0 in a group of one.")
 
     def conservation(self, batch: DrawnBatch, _: Draw) -> None:
         credit_nk = self.advantages(batch).reshape(len(batch), -1)
@@ -251,7 +251,7 @@ class _Estimator(Suite):
         advantage_sum_nk = torch.stack([torch.where(block_nt == j, advantage_nt, 0.0).sum(dim=1) for j in range(k)], dim=1)
         self.same(batch, {"": advantage_sum_nk}, {"": block_credit.block_nk})
         if bool((advantage_nt[block_nt < 0] != 0).any()):
-            self.refuse(batch, advantage_nt, "exactly 0 outside every block")
+            self.refuse(batch, advantage_nt, "It must be exactly 0 outside every block.")
 
     def monotone(self, batch: DrawnBatch, draw: Draw) -> None:
         """Check that a higher reward never lowers the credit of its row, block, step or last token."""
@@ -274,8 +274,10 @@ class _Estimator(Suite):
         credit_index = reward_index[: result_after.ndim]
         credit_before = float(result_before[credit_index])
         if not bool(result_after[credit_index] >= credit_before - 1e-9):
-            expected_text = f"{credit_before} or more at {credit_index}: {name} rose there by {increase:g}, and nowhere else"
-            self.refuse(raised_batch, result_after, expected_text)
+            rise_sentence = (
+                f"{name} rose by {increase:g} at {credit_index} alone, so the result there must be >= {credit_before}."
+            )
+            self.refuse(raised_batch, result_after, rise_sentence)
 
     def signs(self, batch: DrawnBatch, _: Draw) -> None:
         advantages = self.advantages(batch)

@@ -27,12 +27,12 @@ from spanwise.types import BlockText, Status
 
 #: Maps each property of rewards to its meaning.
 REWARD_PROPERTIES: Mapping[str, str] = {
-    "result": "one finite number or one status per completion, whatever the text",
+    "result": "each completion gets one finite number or one status, whatever its text",
     "pure": "the inputs stay unchanged, and a second call gives the same numbers",
-    "absent": "a completion without the rewarded blocks gets no reward (absent, not 0) and changes nothing for other completions",
+    "absent": "a completion without the rewarded blocks gets no reward (not 0) and does not change other rewards",
     "permutation": "another order of the completions only reorders the result",
     "split": "a completion alone gets the same reward as in a batch",
-    "threads": "main thread, worker thread, event loop and another process give the same numbers",
+    "threads": "the main thread, a worker thread, an event loop and another process give the same numbers",
 }
 #: Texts that policies write in place of an answer or a confidence.
 HOSTILE = (
@@ -187,8 +187,8 @@ class _Reward(Suite):
         has_paid_block_n = [any(blocks[name] is not None for name in self.objective.pays) for blocks, *_ in batch.rows]
         for n, (has_block, value_and_status) in enumerate(zip(has_paid_block_n, self.run(batch)[""], strict=True)):
             if not has_block and value_and_status[1] != Status.ABSENT.name:
-                got_text = f"gets {value_and_status} instead of the status ABSENT"
-                self.fail(batch, f"Completion {n} has none of the paid blocks, but {got_text}.")
+                status_text = f"its status must be ABSENT, but it gets {value_and_status}"
+                self.fail(batch, f"Completion {n} has none of the paid blocks, so {status_text}.")
         self.alone(batch, [n for n, has_block in enumerate(has_paid_block_n) if has_block])
 
     def threads(self, batch: DrawnCompletions, _: Draw) -> None:

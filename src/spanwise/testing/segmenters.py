@@ -17,16 +17,16 @@ from spanwise.types import Fault, Spans
 
 #: Maps each property of segmenters to its meaning.
 SEGMENTER_PROPERTIES: Mapping[str, str] = {
-    "partition": "every trainable token is in one block, and other tokens are in none; the interval of a block, "
-    "from start_nk to end_nk, runs from its first to its last token",
+    "partition": "every trainable token is in one block, and no other token is in any block; start_nk and end_nk enclose "
+    "the tokens of each block",
     "contiguous": "the intervals of two blocks do not overlap",
-    "text": "the joined texts of the blocks are the text of the trainable tokens, in the same order unless blocks overlap",
+    "text": "the texts of the blocks join to the text of the trainable tokens; overlapping blocks may change its order",
     "pure": "the inputs stay unchanged, and a second call gives the same spans",
     "permutation": "another order of the completions only reorders the result",
-    "split": "a completion alone is segmented as in a batch",
+    "split": "a completion gets the same spans alone as in a batch",
     "masking": "masked tokens, wherever they stand, change nothing at other tokens",
     "poison": "the values at masked tokens (an impossible id, NaN, 1e9) are never read",
-    "padding": "padding on the left and on the right give the same spans",
+    "padding": "padding on the left gives the same spans as padding on the right",
     "seen": "if there are several blocks, at least one example has a token in a block other than the first",
 }
 _NOISE = ("4", " ", "So ", ".", "0.9", "é", "日本", "🙂", "<", ">", "</", "< a>", "\n\n", "<<")
@@ -176,7 +176,7 @@ class _Segmenter(Suite):
         block_nt, start_nk, end_nk = result_columns["block_nt"], result_columns["start_nk"], result_columns["end_nk"]
         is_masked_nt = batch.place_nt < 0
         if block_nt.shape != is_masked_nt.shape:
-            self.fail(batch, f"block_nt has shape {tuple(block_nt.shape)}, but the mask {tuple(is_masked_nt.shape)}.")
+            self.fail(batch, f"block_nt has shape {tuple(block_nt.shape)}, but the mask has {tuple(is_masked_nt.shape)}.")
         if bool((block_nt[is_masked_nt] != -1).any()):
             self.fail(batch, f"A masked token has a block: {show(block_nt)}.")
         trainable_block_u = block_nt[~is_masked_nt]
@@ -211,14 +211,15 @@ class _Segmenter(Suite):
             has_token = [spans[k][0] < spans[k][1] for k in block_order]
             if [block is not None for block in block_texts] != has_token:
                 self.fail(
-                    batch, f"Only blocks with tokens have a text. Completion {row}: texts {block_texts}, tokens {has_token}."
+                    batch,
+                    f"Only blocks with tokens have a text. Completion {row} has texts {block_texts}, tokens {has_token}.",
                 )
             # The key "" holds a block's whole text.
             joined_text = "".join(str(block[""]) for block in block_texts if block is not None)
             # A block inside one token (STRADDLED) has no token of its own, and so no text.
             is_straddled = int(result_columns["fault_n"][row]) & Fault.STRADDLED
             if not is_straddled and not _same_text(joined_text, token_text, ordered=not _overlap(spans)):
-                self.fail(batch, f"In completion {row}, blocks hold {joined_text!r}, but the tokens spell {token_text!r}.")
+                self.fail(batch, f"In completion {row}, blocks spell {joined_text!r}, but the tokens spell {token_text!r}.")
 
 
 def _intervals(result: Mapping[str, Any]) -> list[list[tuple[int, int]]]:

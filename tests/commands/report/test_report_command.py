@@ -103,7 +103,7 @@ def test_report_of_a_comparison_folder(tmp_path):
     assert "other" not in rows
     two_equal_seeds = ["-0.250", "-0.250", "-0.250", "0.500", "borderline", "unknown"]
     assert ["group - blended", *two_equal_seeds] in page.cells
-    assert "The diagram pools all seeds. In its whiskers, a prompt counts once" in page.text
+    assert "The diagram pools all seeds. Its whiskers count a prompt once" in page.text
 
 
 def test_report_of_a_fidelity_folder(tmp_path):

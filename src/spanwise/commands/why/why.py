@@ -112,13 +112,13 @@ def _describe_file(result: CreditResult, zeros: Mapping[str, Zeros], examples: i
     if bool(is_faulty_n.any()):
         tokens = result.table.tokens
         length_n = result.file_spans.length_nk.sum(dim=1)
-        cut_count, cut_clause = cut_off(fault_n, length_n, lambda n: tokens.slice(n, n + 1).tobytes(), among_n=is_faulty_n)
-        cut_off_text = f"; {cut_count} of them {cut_clause}" if cut_count else ""
+        cut_count, cut_sentence = cut_off(fault_n, length_n, lambda n: tokens.slice(n, n + 1).tobytes(), among_n=is_faulty_n)
+        cut_off_text = f" {cut_sentence}" if cut_count else ""
         wrong_count = int(is_all_wrong_n.sum())
         faulty_count = int(is_faulty_n.sum())
         parts.append(
             f"In groups without a right completion, {faulty_count} of the {wrong_count} completions are "
-            f"malformed{cut_off_text}."
+            f"malformed.{cut_off_text}"
         )
     is_missing_nk = present_nk.any(dim=1, keepdim=True) & ~present_nk
     names_and_flags = zip(result.file_spans.names, is_missing_nk.T, strict=True)

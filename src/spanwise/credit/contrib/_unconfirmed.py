@@ -115,7 +115,7 @@ class HistoryWeight:
     "ha_dw",
     kind="completion",
     paper="Your Group-Relative Advantage Is Biased, arXiv 2601.08521",
-    source="third-party summaries of the paper, not from its full text or code",
+    source="third-party summaries of the paper (its full text and code were not used)",
     preset=Preset(whole=True, per="completion", calibrated=False),
     exceptions={
         "shift": "the weights of advantages depend on the mean reward, which is taken as a success rate",
@@ -169,7 +169,7 @@ def ha_dw(
     "grpo_verif",
     kind="block",
     paper="GRPO-Verif, arXiv 2511.15137",
-    source="third-party summaries of the paper, not from its full text or code",
+    source="third-party summaries of the paper (its full text and code were not used)",
     preset=Preset(),
 )
 @explains
@@ -224,7 +224,7 @@ def grpo_verif(
     "gagpo",
     kind="step",
     paper="Generalized Advantage Grouped Policy Optimization, arXiv 2605.13217",
-    source="third-party summaries of the paper with worked numbers, not from its full text or code",
+    source="third-party summaries of the paper with worked numbers (its full text and code were not used)",
     preset=Preset(per="completion", calibrated=False),
     only_with={"ddof": ("scale", ("std",)), "eps": ("scale", ("std",)), "min_stratum": ("scale", ("std",))},
 )

@@ -32,13 +32,13 @@ from spanwise.types import Zero
     "gdpo",
     kind="completion",
     paper="GDPO, arXiv 2601.05242",
-    source="four codebases, the authors' included, and third-party summaries",
+    source="the authors' code, three other codebases and third-party summaries",
     preset=Preset(whole=True, per="completion"),
     exceptions={
         "split": "advantages are standardised over the batch",
         "monotone": (
-            "a higher reward lowers other completions' sums; the batch's standard deviation can then rise more than the "
-            "completion's own sum"
+            "a completion's sum is divided by the batch's standard deviation, and a higher reward can raise this deviation "
+            "more than the sum"
         ),
     },
 )

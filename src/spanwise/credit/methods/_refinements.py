@@ -80,8 +80,8 @@ def ktae(
     check_known("form of KTAE", form, ("paper", "code"))
     if min(h1, h2, h3) < 0 or h1 + h2 == 0:
         raise RecipeError(
-            f"h1, h2 and h3 are {h1:g}, {h2:g} and {h3:g}. Write 0 or more for each, and more than 0 for h1 or h2. If both "
-            "are 0, no token changes."
+            f"h1, h2 and h3 are {h1:g}, {h2:g} and {h3:g}. Write 0 or more for each. h1 or h2 must be above "
+            "0, because no token changes if both are 0."
         )
     refined_adv_nt = torch.where(mask_nt, adv_nt, 0.0)
     group_index_n = torch.where(correct_n.isnan(), -1, group_index(group_n))

@@ -115,8 +115,8 @@ class Trajectory:
             for name, numbers in {"mask": turn.mask, **turn.per_token}.items():
                 if len(numbers) != response_length:
                     raise AlignmentError(
-                        f"{turn_label} has {response_length} response tokens but {len(numbers)} entries of '{name}'; give one to "
-                        f"each token."
+                        f"{turn_label} has {response_length} response tokens but {len(numbers)} entries of '{name}'; give "
+                        f"one entry to each token."
                     )
             if turn.parent is not None and not 0 <= turn.parent < t:
                 raise AlignmentError(f"{turn_label} has turn {turn.parent} as its parent; a parent must be an earlier turn.")
@@ -156,7 +156,7 @@ class Trajectory:
         """
         for name, column in (("trajectory ids", trajectory), ("step numbers", step), ("groups", group)):
             if len(column) != len(rows):
-                raise AlignmentError(f"There are {len(rows)} rows but {len(column)} {name}; give one to each row.")
+                raise AlignmentError(f"There are {len(rows)} rows but {len(column)} {name}; pass {len(rows)} {name}.")
         for row, turn in enumerate(rows):
             if turn.parent is not None:
                 raise AlignmentError(
@@ -402,7 +402,9 @@ def split_turns(mask_nt: Bool[Tensor, "n t"], turn_nt: Int[Tensor, "n t"] | None
     check_shapes(turn_nt=turn_nt, mask_nt=mask_nt)
     if bad_token := first_of(mask_nt & (turn_nt < 0)):
         sequence_index, position = bad_token
-        raise AlignmentError(f"Token {position} of sequence {sequence_index} was sampled but has no turn id; give it one.")
+        raise AlignmentError(
+            f"Token {position} of sequence {sequence_index} was sampled but has no turn id; give one to each token."
+        )
     row_i, position_i = torch.nonzero(turn_nt >= 0, as_tuple=True)
     row_and_turn_i = torch.stack([row_i, turn_nt[row_i, position_i].long()], dim=1)
     # `unique` sorts the turns by sequence, then by turn id.
