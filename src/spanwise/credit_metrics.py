@@ -170,8 +170,8 @@ CREDIT = (
         lambda batch: _divide(batch, batch.credit.absent_m),
         lasting=Alarm(
             "above", 0.5, "{share} of the completions have no reward '{name}'.",
-            "Usually the completions leave out the rewarded block, or the reward function returns None or times out. If you "
-            "set if_missing, completions lose reward by leaving the block out.",
+            "Usually the completions leave out the rewarded block, or the reward function returns None or times out. "
+            "Leaving the block out costs nothing unless you set if_missing.",
         ),
         overall=Alarm("at least", 1.0, "No completion of any training batch has the reward '{name}'."),
     ),

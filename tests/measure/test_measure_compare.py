@@ -100,7 +100,7 @@ def test_missing_figures_leave_their_seed_out():
     assert (a.count, a.value, b.count) == (2, pytest.approx(0.7), 1)
     auroc, ece = result.differences
     assert (auroc.verdict, auroc.interval.count, auroc.seeds_needed) == ("unknown", 1, None)
-    assert auroc.sentence() == "auroc of a minus b is unknown. At least 2 common seeds are needed, and there are 1."
+    assert auroc.sentence() == "auroc of a minus b is unknown, because it needs at least 2 common seeds and has 1."
     assert (ece.verdict, ece.interval.count) == ("same", 2)
     assert ece.sentence() == "ece of a minus b is 0 in each of 2 seeds."
     for cell in ("0.700 ± ", "0.700 (n=1)"):

@@ -94,7 +94,7 @@ def test_the_three_pictures_join_the_elements_of_a_list_and_five_batches():
     ]  # fmt: skip
     rewards, dead, length = glance_section(lines, ["x[0]", "x[1]"]).panels
     assert [row["x[*]"] for row in rewards.rows] == [0.5, 0.75, 1.0, 1.25, 1.5, 2.0]  # the last: 2 to 6, of two elements
-    assert {row["mean over the objectives"] for row in dead.rows} == {0.5}
+    assert {row["mean over the comparisons"] for row in dead.rows} == {0.5}
     assert {row["tokens"] for row in length.rows} == {7.0}
 
 
@@ -104,7 +104,7 @@ def test_the_three_pictures_tell_an_objective_from_another_number_of_its_name(na
     lines = [{"step": step, **numbers} for step in (1, 2)]
     rewards, dead, length = glance_section(lines, [name, "b"]).panels  # the method compares the sum of two rewards
     assert {row[name] for row in rewards.rows} == {0.5}
-    assert [(row["step"], row["mean over the objectives"]) for row in dead.rows] == [(1, 0.25), (2, 0.25)]
+    assert [(row["step"], row["mean over the comparisons"]) for row in dead.rows] == [(1, 0.25), (2, 0.25)]
     assert {row["tokens"] for row in length.rows} == {7.0}
 
 
@@ -141,9 +141,12 @@ NOISE = {"a": [0.1, 0.3, 0.2], "b": [0.3, 0.1, 0.2]}
         (arms("ece", a=[0.1, 0.1, 0.11], b=[0.3, 0.31, 0.3]), "a is better than b in ECE by 0.200 ["),  # less is better
         (arms("tokens", a=[10.0, 11.0, 10.0], b=[30.0, 31.5, 30.0]), "b is higher than a in tokens by 20.167 ["),
         (arms("ece", **NOISE), "ece of a minus b: +0.000 ["),
-        (arms("ece", a=[0.1], b=[0.3]), "ece of a minus b is unknown. At least 2 common seeds are needed, and there are 1."),
+        (arms("ece", a=[0.1], b=[0.3]), "ece of a minus b is unknown, because it needs at least 2 common seeds and has 1."),
         (arms("ece", a=[0.1, 0.2], b=[0.1, 0.2]), "ece of a minus b is 0 in each of 2 seeds."),
-        (arms("ece", a=[0.1, 0.2], b=[None, NAN]), "ece of a minus b is unknown. At least 2 common seeds are needed"),
+        (
+            arms("ece", a=[0.1, 0.2], b=[None, NAN]),
+            "ece of a minus b is unknown, because it needs at least 2 common seeds and has 0.",
+        ),
         (arms("ece", **NOISE, c=[0.2, 0.1, 0.3]), "In ECE all differences are inside the noise."),
     ],
 )

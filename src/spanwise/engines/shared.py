@@ -177,8 +177,8 @@ class RunRecord:
             return
         if step is None:
             raise DataError(
-                f"'{folder_path}' already holds a run, which this trainer cannot continue: it always starts at batch 1. "
-                f"Give another {self.option}, or move the old run away."
+                f"'{folder_path}' already holds a run. The new run cannot continue it, because this trainer does not "
+                f"say with which batch it starts. Give another {self.option}, or move the old run away."
             )
         if step == 0:
             raise DataError(
@@ -283,9 +283,9 @@ def _make_report(folder: Path) -> None:
     process = subprocess.run(report_command, capture_output=True, text=True, errors="replace", check=False)
     if process.returncode:
         error_lines = process.stderr.strip().splitlines() or [f"exit status {process.returncode}"]
-        reason = error_lines[-1].removeprefix("Error: ")
+        reason = error_lines[-1].removeprefix("Error: ").removesuffix(".")
         warnings.warn(
-            f"report.html could not be made: {reason} All data is saved. To try again, run spanwise report {folder}",
+            f"report.html could not be made: {reason}. All data is saved. To try again, run spanwise report {folder}",
             UserWarning,
             stacklevel=2,
         )

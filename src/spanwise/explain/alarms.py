@@ -37,7 +37,7 @@ EVALUATION = (
         hollow=("accuracy", *CALIBRATION, *_SCORED),
     )),
     ("coverage", Alarm("below", 0.5, "few completions state a confidence",
-        "Usually a completion without a confidence loses nothing, or completions are cut off early. Set if_missing.",
+        "Usually a completion without a confidence loses nothing (then set if_missing), or completions are cut off early.",
         hollow=CALIBRATION,
     )),
     ("sharpness", Alarm("below", 1e-4, "every completion states the same confidence",

@@ -157,7 +157,7 @@ def cut_off(
     longest_sentence = (
         f"{longest_count} of these completions have the largest length, {largest_length} tokens, but different texts."
     )
-    unclosed_sentence = f"{unclosed_count} of these completions end inside an unclosed part."
+    unclosed_sentence = f"{unclosed_count} of these completions ended inside an unclosed part."
     return max((unclosed_count, unclosed_sentence), (longest_count, longest_sentence))
 
 

@@ -65,7 +65,7 @@ class Difference:
         if self.verdict == "unknown" and interval.count > 1:
             return f"{subject} is unknown, because the figure is infinite in at least one seed."
         if self.verdict == "unknown":
-            return f"{subject} is unknown. At least 2 common seeds are needed, and there are {interval.count}."
+            return f"{subject} is unknown, because it needs at least 2 common seeds and has {interval.count}."
         if self.verdict == "same":
             return f"{subject} is 0 in each of {interval.count} seeds."
         finding = f"{subject}: {interval.value:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}] over {interval.count} seeds"

@@ -164,11 +164,12 @@ def credit_finding(credit: Mapping[str, Mapping[str, Tensor]], left: str, right:
     if not common_blocks:
         return ""
     opposed_count = int(torch.stack(list(is_opposed_by_block.values())).any(dim=0).sum())
-    if not opposed_count:
-        return f"{left} and {right} give a block credit of opposite signs in none of {completion_count:,} completions."
-    opposed_counts = {block: int(is_opposed_n.sum()) for block, is_opposed_n in is_opposed_by_block.items()}
-    top_block = max(opposed_counts, key=opposed_counts.__getitem__)
-    block_note = f", most often in the block {top_block} ({opposed_counts[top_block]:,})" if len(opposed_counts) > 1 else ""
-    share_text = parts.percent(opposed_count / completion_count)
-    count_text = f"{opposed_count:,} of {completion_count:,} completions ({share_text})"
-    return f"{left} and {right} give a block credit of opposite signs in {count_text}{block_note}."
+    count_text = f"none of {completion_count:,} completions"
+    if opposed_count:
+        opposed_counts = {block: int(is_opposed_n.sum()) for block, is_opposed_n in is_opposed_by_block.items()}
+        top_block = max(opposed_counts, key=opposed_counts.__getitem__)
+        block_note = f", most often in the block {top_block} ({opposed_counts[top_block]:,})"
+        share_text = parts.percent(opposed_count / completion_count)
+        count_text = f"{opposed_count:,} of {completion_count:,} completions ({share_text})"
+        count_text += block_note if len(opposed_counts) > 1 else ""
+    return f"{left} and {right} give a block credit of opposite signs in {count_text}."

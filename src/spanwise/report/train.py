@@ -182,7 +182,7 @@ def _unfinished(recipe: Mapping[str, Any], ended: bool, done: int, *, again: boo
     planned_steps = recipe.get("steps")
     if ended or planned_steps is None or done >= planned_steps:
         return []
-    resume_hint = " To resume from the last checkpoint: spanwise train --resume FOLDER." if again else ""
+    resume_hint = " To resume it from its last checkpoint, run spanwise train --resume FOLDER." if again else ""
     return [
         f"The run is not finished: {done} of {planned_steps} steps are recorded. The run was stopped, or still trains.{resume_hint}"
     ]
@@ -337,7 +337,7 @@ def glance_section(batches: Lines, names: Sequence[str]) -> Section:
     reward_series = {f"mean/{family}": family for family in objectives_by_family}
     charts = (
         Chart("Reward of each objective, averaged over five batches", reward_series, "mean reward"),
-        Chart("Comparisons that teach nothing", {"dead": "mean over the objectives"}, "share of comparisons"),
+        Chart("Comparisons that teach nothing", {"dead": "mean over the comparisons"}, "share of comparisons"),
         Chart("Length of a completion", {"length": "tokens"}, "tokens"),
     )
     panels: list[Panel] = []

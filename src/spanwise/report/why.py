@@ -255,8 +255,9 @@ def _baseline_note(row: TokenRow, rule: Rule, part: CreditPart) -> str:
         compared_text = f"compared completions ({baseline_text})" if baseline_text else "compared completions"
         noun_text = "other completions" if part.averaged < part.members else compared_text
         baseline_text = f"the mean of the {part.averaged} {noun_text}"
-    divisor_note = f"; the reward minus the baseline is divided by {shown(part.divisor)}, the scale of the rewards"
-    divisor_note = "" if part.divisor == 1.0 else divisor_note
+    divisor_note = ""
+    if part.divisor != 1.0:
+        divisor_note = f"; the reward minus the baseline is divided by {shown(part.divisor)}, the scale of the rewards"
     return f"baseline {shown(part.baseline)}{f': {baseline_text}' if baseline_text else ''}{divisor_note}"
 
 

@@ -167,7 +167,9 @@ class _Estimator(Suite):
         if advantages.shape != expected_shape:
             self.refuse(batch, advantages, f"It must have the shape {tuple(expected_shape)}.")
         if advantages.dtype != torch.float64:
-            self.refuse(batch, advantages, f"Its dtype is {advantages.dtype}, but must be torch.float64, as of the rewards.")
+            self.refuse(
+                batch, advantages, f"Its dtype is {advantages.dtype}, but must be that of the rewards, torch.float64."
+            )
         if not bool(advantages.isfinite().all()):
             self.refuse(batch, advantages, "All numbers must be finite.")
 

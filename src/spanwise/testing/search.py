@@ -166,7 +166,9 @@ class Suite:
         self.same(moved_batch, result_after, expectations)
         for column, masked in self.by_token.items():
             if bool((result_after[column][place_nt < 0] != masked).any()):
-                self.fail(moved_batch, f"Got {show(result_after[column])}, expected exactly {masked:g} at masked tokens.")
+                self.fail(
+                    moved_batch, f"The result is {show(result_after[column])}. It must be {masked:g} at masked tokens."
+                )
 
 
 class _AllShown(BaseException):

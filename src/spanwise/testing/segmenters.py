@@ -17,8 +17,8 @@ from spanwise.types import Fault, Spans
 
 #: Maps each property of segmenters to its meaning.
 SEGMENTER_PROPERTIES: Mapping[str, str] = {
-    "partition": "every trainable token is in one block, and no other token is in any block; start_nk and end_nk enclose "
-    "the tokens of each block",
+    "partition": "every trainable token is in one block, and no other token is in any block; the interval of a "
+    "block, from start_nk to end_nk, runs from its first to its last token",
     "contiguous": "the intervals of two blocks do not overlap",
     "text": "the texts of the blocks join to the text of the trainable tokens; overlapping blocks may change its order",
     "pure": "the inputs stay unchanged, and a second call gives the same spans",

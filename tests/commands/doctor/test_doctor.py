@@ -97,7 +97,7 @@ VERL = {"switch": "", "plugins": {"spanwise": "m"}, "failed": {}, "faults": {}, 
         (
             {"faults": {"trainer": "AttributeError: y"}},
             0,
-            "spanwise could not attach 'trainer' to verl: AttributeError: y",
+            "spanwise could not attach its part 'trainer' to verl: AttributeError: y",
         ),
         (
             {},

@@ -58,7 +58,7 @@ def test_the_table_and_one_completion_as_they_are_printed(tmp_path, monkeypatch)
     assert f"confidence 0.385 {0.385 / length:.4g} credited" in text  # -.04 minus the mean of -.81 and -.04, over its tokens
     assert "Its tags: missing, truncated." in printed(*words, "--completion", "2")
     verl_file(file, [outputs[0], *outputs[2:] * 4], acc=[0.0] * 5)
-    assert "Block 'confidence' is missing in 4 of 5 completions (row 1, 2, 3, ...)" in printed(*words)
+    assert "Block 'confidence' is missing in 4 of 5 completions (rows 1, 2, 3, ...)" in printed(*words)
 
 
 def test_what_a_trainer_recorded_has_reasons_too(tmp_path):

@@ -49,7 +49,11 @@ REFUSED = {  # recipe, changes of SkyRL's configuration, and the words that the 
         for loss in ("clip_cov", "kl_cov")
     },
     "no recipe": (small.BROADCAST, {ALGORITHM + "spanwise.recipe": None}, r"spanwise\.recipe="),
-    "rows that are dropped": (small.BROADCAST, LEGACY, r"48 rows .* micro-batches of 5 .*\. Use token_mean"),
+    "rows that are dropped": (
+        small.BROADCAST,
+        LEGACY,
+        r"48 rows of a mini-batch into micro-batches of 5 and drops the rest\. Use token_mean",
+    ),
     "two lambdas": (GAE + "options: {lam: 0.7}", {**CRITIC, **of_algorithm(lambd=0.8)}, r"lambd is 0\.8, .* lam: 0\.7"),
     "no deviation, dcpo": (GRPO.replace("grpo", "dcpo"), UNSCALED, "method 'dcpo'"),
     "no deviation, gigpo": (small.GIGPO + "options: {scale: std}", {**STEPWISE, **UNSCALED}, "method 'gigpo'"),

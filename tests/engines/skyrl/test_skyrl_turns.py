@@ -50,7 +50,7 @@ def trained_tokens(output):
 def test_a_list_of_the_generator_that_replaces_a_column_of_the_dataset_is_told(data):
     output = small.ragged(0)
     output["reward_spec.ground_truth"] = ["4"] * len(output["rewards"])
-    with pytest.warns(UserWarning, match=r"the dataset have the columns reward_spec.ground_truth"):
+    with pytest.warns(UserWarning, match=r"the dataset have columns called reward_spec.ground_truth"):
         through(data, OUTCOME, output)
 
 

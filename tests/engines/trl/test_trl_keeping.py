@@ -161,7 +161,7 @@ def test_a_run_that_stopped_within_its_first_batch_is_gone_on_with(tmp_path):
 def test_other_files_stay_and_a_report_that_fails_ends_no_training_without_rollouts(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr("sys.executable", "/bin/false")
-    with pytest.warns(UserWarning, match="could not be made"):
+    with pytest.warns(UserWarning, match=r"could not be made: exit status 1\. All data"):
         trainer(tmp_path, **{**KEEP, "keep_rollouts": 0, "report": True}).train()
     assert {"config.json", "summary.json"} <= {file.name for file in tmp_path.iterdir()}
     assert not (tmp_path / "rollouts").exists()
@@ -220,7 +220,7 @@ def test_a_report_without_what_draws_it_and_batches_that_no_step_ends_are_refuse
 def test_a_table_of_completions_that_trl_no_longer_keeps_is_a_remark():
     assigned = Credit(torch.tensor([[0.5, -0.5]]), torch.zeros(1), torch.zeros(2).long(), torch.zeros(2).long())
     present = torch.ones(1, 2, dtype=torch.bool)
-    assert "lacks the entry advantages" in log_credit({"extra": {}}, assigned, present, scheme())
+    assert "lacks 'advantages', so" in log_credit({"extra": {}}, assigned, present, scheme())
     logs = {"advantages": deque([9.0]), "extra": defaultdict(deque)}
     assert log_credit(logs, assigned, present, scheme()) == ""
     assert (list(logs["extra"]["credit/confidence"]), list(logs["advantages"])) == ([-0.5], [0.0])

@@ -29,7 +29,10 @@ def test_an_agent_loop_that_scores_itself_is_refused(config):
     trainer_of(config)
     batch = batch_of(manager_of(config), PROMPTS)
     del batch.non_tensor_batch["spanwise"]
-    with pytest.raises(RecipeError, match="The agent loop scored row 0 itself, so spanwise's reward manager found"):
+    with pytest.raises(
+        RecipeError,
+        match="The agent loop scored row 0 itself, so spanwise's reward manager did not, and the row has no blocks",
+    ):
         credited(config, batch)
 
 

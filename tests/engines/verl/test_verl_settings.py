@@ -106,7 +106,12 @@ WITH_RECIPE = {
     "the policy waits": ("gae", WAITS, [ON, "trainer.critic_warmup=21"], None),
     "the policy waits too short": ("gae", WAITS, [ON, "trainer.critic_warmup=20"], "Set trainer.critic_warmup to 21"),
     "no deviation, bae": ("bae", "", ["algorithm.norm_adv_by_std_in_grpo=False"], None),
-    "no deviation, grpo": ("grpo", "", ["algorithm.norm_adv_by_std_in_grpo=False"], "use method: dr_grpo"),
+    "no deviation, grpo": (
+        "grpo",
+        "",
+        ["algorithm.norm_adv_by_std_in_grpo=False"],
+        "use dr_grpo in place of any of grpo, dcpo",
+    ),
     "rejection inside the loss": ("bae", "", REJECTION, None),
     "rejection of rows' tokens": ("bae", "", [*REJECTION, ROWS], "rollout_rs"),
     # A function or a manager knows a whole rollout; each turn's number can only come from an agent loop.

@@ -110,7 +110,7 @@ def sentences_on_verl(facts: Mapping[str, Any]) -> Sentences:
         f"verl's plug-in '{plugin}' fails, and verl does not report the error: {text}"
         for plugin, text in facts["failed"].items()
     ]
-    problems += [f"spanwise could not attach '{part}' to verl: {text}" for part, text in facts["faults"].items()]
+    problems += [f"spanwise could not attach its part '{part}' to verl: {text}" for part, text in facts["faults"].items()]
     if "spanwise" not in facts["plugins"]:
         problems.append(
             "spanwise is not registered in this verl: there is no entry point 'spanwise' in the group verl.plugins. Install "

@@ -126,7 +126,7 @@ def _describe_file(result: CreditResult, zeros: Mapping[str, Zeros], examples: i
     rows_by_missing_block = {name: rows for name, rows in rows_without_block.items() if rows}
     block_faults = [
         f"Block '{name}' is missing in {len(rows)} of {len(is_missing_nk)} completions "
-        f"(row {_row_list(rows[:3], more=len(rows) > 3)})"
+        f"(row{'s' if len(rows) > 1 else ''} {_row_list(rows[:3], more=len(rows) > 3)})"
         for name, rows in rows_by_missing_block.items()
     ]
     if len(rows_by_missing_block) > _NAMED:

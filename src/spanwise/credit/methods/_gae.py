@@ -128,7 +128,7 @@ def value_target(
     "sae",
     kind="token",
     paper="Segmental Advantage Estimation, arXiv 2601.07320",
-    source="third-party summaries and reviews of the paper (its full text was not used, and its code is not public)",
+    source="third-party summaries and reviews of the paper (its full text was not used, and there is no public code)",
     preset=Preset(per="completion", calibrated=False),
     only_with={"lam": ("length_adaptive_alpha", (None,))},
 )

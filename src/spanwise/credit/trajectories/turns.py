@@ -403,7 +403,7 @@ def split_turns(mask_nt: Bool[Tensor, "n t"], turn_nt: Int[Tensor, "n t"] | None
     if bad_token := first_of(mask_nt & (turn_nt < 0)):
         sequence_index, position = bad_token
         raise AlignmentError(
-            f"Token {position} of sequence {sequence_index} was sampled but has no turn id; give one to each token."
+            f"Token {position} of sequence {sequence_index} was sampled but has no turn id; give each sampled token one."
         )
     row_i, position_i = torch.nonzero(turn_nt >= 0, as_tuple=True)
     row_and_turn_i = torch.stack([row_i, turn_nt[row_i, position_i].long()], dim=1)

@@ -124,7 +124,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         shared_columns = sorted(rows.extra.keys() & self._columns(rows.uids[:1]).keys())
         if shared_columns:
             say(
-                f"Both the generator's output and the dataset have the columns {', '.join(shared_columns)}. Rewards read "
+                f"Both the generator's output and the dataset have columns called {', '.join(shared_columns)}. Rewards read "
                 "the generator's columns. If rewards should read the dataset's columns, let the generator use other names."
             )
         if reads_turns(self.scheme, stepwise=rows.stepwise):

@@ -223,11 +223,10 @@ def check_gradient(model: Any, *, scaled: bool, step: int) -> None:
     gradient_norm = torch.nn.utils.get_total_norm(list(gradients.values()))
     if not bool(gradient_norm.isfinite()):
         faulty_names = [name for name, gradient in gradients.items() if not bool(gradient.isfinite().all())]
-        gradient_note = "The gradient of every parameter is finite, but their common norm is not."
+        gradient_note = "The gradients of all parameters are finite, but their common norm is not."
         if faulty_names:
-            gradient_note = (
-                f"{len(faulty_names)} of {len(gradients)} gradients are not finite, such as that of {faulty_names[0]}."
-            )
+            count_text = f"{len(faulty_names)} of {len(gradients)} parameters"
+            gradient_note = f"The gradient is not finite in {count_text}; the first is {faulty_names[0]}."
         raise DivergedError(
             f"Step {step}: the gradient has the norm {float(gradient_norm)}. {gradient_note} {_ADVICE} Also look at the "
             "prompts of this batch in trainer.last_rollouts."

@@ -42,7 +42,7 @@ def log_credit(logs: Mapping[str, Any], credit: Credit, present_nk: Bool[Tensor,
     missing_columns = [name for name in ("advantages", "extra") if name not in logs]
     if missing_columns:
         return (
-            f"This TRL version's table of completions (log_completions) lacks the entry {' and '.join(missing_columns)}, so "
+            f"This TRL version's table of completions (log_completions) lacks {' and '.join(map(repr, missing_columns))}, so "
             "it cannot show the credit of blocks. Training is not affected. To save this credit, set keep_rollouts=10."
         )
     advantage_column = logs["advantages"]

@@ -296,7 +296,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         shared_columns = [name for name in extra_fields if self._rows and name in self._rows[0]]
         if shared_columns and self._is_first_time("shared columns") and self.accelerator.is_main_process:
             warnings.warn(
-                f"Both the output of rollout_func and the dataset have the columns {', '.join(shared_columns)}. Rewards "
+                f"Both the output of rollout_func and the dataset have columns called {', '.join(shared_columns)}. Rewards "
                 "read those of rollout_func. If they should read those of the dataset, let rollout_func use other names.",
                 UserWarning,
                 stacklevel=2,

@@ -157,8 +157,9 @@ def unpack(packed: Sequence[Any], scheme: Scheme, output_number: Sequence[int] |
     for n, text in enumerate(packed):
         if not isinstance(text, str):
             raise RecipeError(
-                f"The agent loop scored row {n} itself, so spanwise's reward manager found no blocks and rewards in it. Let "
-                "the agent loop leave reward_score empty. Put its results in extra_fields, which rewards read as columns."
+                f"The agent loop scored row {n} itself, so spanwise's reward manager did not, and the row has no blocks and "
+                "rewards. Let the agent loop leave reward_score empty. Put its results in extra_fields, which rewards read as "
+                "columns."
             )
         rollout_dicts.append(parse_text(text))
         outputs.append(rollout_dicts[n]["outputs"][0 if output_number is None else output_number[n]])

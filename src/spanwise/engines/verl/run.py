@@ -107,7 +107,7 @@ class VerlRun:
         """Warn if verl replaced prompts that failed by other prompts. `metrics` are the metrics of a whole step."""
         if prompt_count := int(metrics.get("training/rollout_failure/evicted_samples", 0)):
             self._note_errors(
-                f"Until step {metrics['training/global_step']}, verl replaced {prompt_count} prompts whose reward or agent "
+                f"Up to step {metrics['training/global_step']}, verl replaced {prompt_count} prompts whose reward or agent "
                 "loop raised an error."
             )
 
