@@ -74,7 +74,7 @@ def check_free(
     if foreign_files:
         names_text = ", ".join(foreign_files)
         raise DataError(
-            f"'{path}' holds {names_text}, which no run of spanwise wrote. A new run would overwrite {names_text}. "
+            f"'{path}' holds {names_text}, which no run of spanwise wrote and a new run would overwrite. "
             f"Give another {option}, or move {names_text} away."
         )
 

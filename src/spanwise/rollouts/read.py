@@ -182,7 +182,9 @@ def _check_parquet(file: Path) -> None:
     first_lines = first_bytes.decode(errors="surrogateescape").splitlines()
     first_line = first_lines[0][:60] if first_lines else ""
     if first_bytes.startswith(b"PK"):
-        raise DataError(f"'{file}' is a zip archive. Unpack it. If it is a log of Inspect, let its name end in '.eval'.")
+        raise DataError(
+            f"'{file}' is a zip archive. If it is a log of Inspect, let its name end in '.eval'. Otherwise unpack it."
+        )
     if not (first_line and first_line.isprintable()):
         raise DataError(f"'{file}' is neither parquet nor text. Known formats: {FORMATS}.")
     if "," in first_line or "\t" in first_line:

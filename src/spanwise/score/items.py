@@ -121,7 +121,7 @@ def check_call(objective: Objective, convention: Convention | None, blocks: Coll
                 )
         return
     sees_setting, block = options.get("sees", "whole"), options.get("block")
-    refuse({f"{subject}: the option 'sees' is {sees_setting}. Write whole or part.": sees_setting not in ("whole", "part")})
+    refuse({f"{subject} has sees: {sees_setting!r}. Write whole or part.": sees_setting not in ("whole", "part")})
     if block is not None and sees_setting == "part":
         refuse({f"{subject} reads block '{block}'. {unknown('block', block, blocks)}": block not in blocks})
     elif block is not None and "block" not in default_by_name:

@@ -87,8 +87,8 @@ def _register_unmarked(name: str, starts_of: _Starts, *, trimmed: bool = True) -
                 unit = part.segmenter.rstrip("s")
                 example = f"{{'{unit}[*]': '{part.segmenter}:'}}"
                 raise LayoutError(
-                    f"The segmenter '{part.segmenter}' takes no text after its colon, but block '{block_name}' has '{part.mark}' "
-                    f"there. Write {example}."
+                    f"The segmenter '{part.segmenter}' takes no mark, but block '{block_name}' has the mark '{part.mark}'. "
+                    f"Write {example}."
                 )
         return _unit_finder(parts, starts_of, trimmed=trimmed)
 
@@ -187,9 +187,7 @@ def _single_mark(parts: Sequence[Part]) -> str:
 
 def _parse_number(written: str, parts: Sequence[Part], *, example: str, probability: bool = False) -> int | float:
     """Parse the number in a mark, such as `fixed:32`. It is a whole number from 1 on, or a probability."""
-    remedy = f"Write a probability above 0 and at most 1, such as {example}."
-    if not probability:
-        remedy = f"Write a whole number of tokens that is at least 1, such as {example}."
+    number_kind = "a probability above 0 and at most 1" if probability else "a whole number of tokens that is at least 1"
     try:
         whole_number = int(written) if written.isascii() and written.isdecimal() else 0
         number = float(written) if probability else whole_number
@@ -197,4 +195,6 @@ def _parse_number(written: str, parts: Sequence[Part], *, example: str, probabil
         number = 0
     if number > 0 and (number <= 1 or not probability):
         return number
-    raise LayoutError(f"The segmenter '{parts[0].segmenter}' cannot read the number '{written}'. {remedy}")
+    raise LayoutError(
+        f"The segmenter '{parts[0].segmenter}' needs {number_kind}, such as {example}, but it has '{written}'."
+    )

@@ -259,7 +259,7 @@ def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -
     if dataset_path.is_file() != (file_suffix in readable_suffixes):
         file_problem = f"The dataset file '{dataset}' is neither in '{Path.cwd()}' nor beside the recipe"
         if dataset_path.is_file():
-            file_problem = f"The dataset '{dataset}' is not a kind of file that can be read"
+            file_problem = f"The dataset file '{dataset}' is not a kind of file that can be read"
         suffixes_text = ", ".join(readable_suffixes)
         raise DataError(f"{file_problem}. Set --dataset to a {suffixes_text} file, a folder or a hub name.")
     if dataset_path.is_file() and split != "train":

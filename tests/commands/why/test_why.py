@@ -51,8 +51,8 @@ def test_the_table_and_one_completion_as_they_are_printed(tmp_path, monkeypatch)
     text = printed(*words, "--completion", "1")
     assert "Completion 1 of " in text
     assert "compared with rows 0, 1, 2; prompt '2+2='" in text
-    assert "Reward correct is 0 in this row. All compared rows have 0 0 0" in text
-    assert "Reward brier is -0.04 in this row. All compared rows have -0.81 -0.04 -" in text
+    assert "Reward correct: 0 in this row. In all compared rows: 0 0 0" in text
+    assert "Reward brier: -0.04 in this row. In all compared rows: -0.81 -0.04 -" in text
     assert "solution 0 0 unanimous: all wrong (correct)" in text
     length = int(credit_rollouts(file, **OURS).file_spans.length_nk[1, 1])
     assert f"confidence 0.385 {0.385 / length:.4g} credited" in text  # -.04 minus the mean of -.81 and -.04, over its tokens

@@ -248,7 +248,9 @@ def test_papo_compares_the_rubric_among_right_completions_alone():
 def test_a_judge_that_writes_freely_and_gives_no_reason_is_asked_for_the_part():
     with Server(by_place).serving() as server:
         scores = located(server, constrain="none", reasons=False)
-        assert '"part"' in server.requests[0]["messages"][-1]["content"]
+        content = server.requests[0]["messages"][-1]["content"]  # cached verdicts are found by this text
+        assert '"part": the part that this is about most ("step[0]"' in content
+        assert content.endswith('), "whole" if it is all of them, "none" if none.')
     assert scores.reward_nm[0, :2].tolist() == [2, -1]
 
 

@@ -152,9 +152,7 @@ def describe_completion(result: CreditResult, zeros: Mapping[str, Zeros], n: int
         reward_text = Status(int(scores.status_nm[n, m])).name.lower() if isnan(row_reward) else f"{row_reward:g}"
         group_rewards_text = " ".join("-" if isnan(reward) else f"{reward:g}" for reward in group_rewards)
         ellipsis = " ..." if len(group_rows) > _MATES else ""
-        description.append(
-            f"Reward {name} is {reward_text} in this row. All compared rows have {group_rewards_text}{ellipsis}"
-        )
+        description.append(f"Reward {name}: {reward_text} in this row. In all compared rows: {group_rewards_text}{ellipsis}")
     return [*description, *(_token_table(table, arm, zeros[arm.name], n) for arm in result.applied), SHARING]
 
 

@@ -103,7 +103,7 @@ class CriticConfig(Mode):
     """
 
     about: ClassVar[str] = (
-        "the value model (critic) that methods such as gae and sae need; its fields are those of `CriticConfig`, such as model"
+        "the critic, a value model that methods such as gae and sae need; its fields are those of `CriticConfig`, such as model"
     )
     metrics: ClassVar[tuple[Metric, ...]] = (_EXPLAINED,)
     page: ClassVar[Page | None] = _PAGE

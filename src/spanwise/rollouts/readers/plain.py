@@ -115,7 +115,7 @@ def read_plain(
             repeats_note,
             role_note,
             f"{empty_row_count} of {row_count} rows hold no completion and are left out." if empty_row_count else "",
-            f"{null_entry_count} entries in lists of completions are null and are left out." if null_entry_count else "",
+            f"Null entries in lists of completions are left out: {null_entry_count}." if null_entry_count else "",
             _note_turns(other_columns),
         ],
     )

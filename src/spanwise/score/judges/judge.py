@@ -56,9 +56,9 @@ def _check(options: Mapping[str, Any]) -> None:
     are_distinct = len({str(word).lower() for word in choice_list}) == len(choice_list)
     refuse(
         {
-            f"The judge's 'constrain' is {constrain}. Write schema, choice or none.": constrain
+            f"The judge's 'constrain' is {constrain!r}. Write schema, choice or none.": constrain
             not in ("schema", "choice", "none"),
-            "The judge's option 'key' must be the name of an environment variable.": not isinstance(key, str),
+            "The judge's 'key' must name an environment variable. Name one, or remove 'key'.": not isinstance(key, str),
             "The reward 'judge' has no model. Write options: {model: NAME, base_url: URL}, with the model's name on the server.": (
                 not isinstance(options["model"], str) or not options["model"]
             ),
@@ -300,7 +300,7 @@ class _RequestForm:
 def _sum(verdicts: Sequence[tuple[Criterion, CallResult]]) -> CallResult:
     """Add up the judge's verdicts on a completion, weighted by criterion. If one failed, return the first failure."""
     if not verdicts:
-        return CallResult(status=Status.UNSCORED, note="no criterion of the rubric is about this block")
+        return CallResult(status=Status.UNSCORED, note="no criterion is about this block")
     first_failure = next((result for _, result in verdicts if result.error is not None), None)
     if first_failure is not None:
         return first_failure

@@ -29,7 +29,7 @@ def _check(options: Mapping[str, Any]) -> None:
         raise RecipeError(
             "The reward 'reward_model' has no model. Write options: {model: NAME}, with a folder or a hub model."
         )
-    refuse({f"The reward model's 'sees' is {sees}. Write part, prefix or whole.": sees not in ("part", "prefix", "whole")})
+    refuse({f"The reward model's 'sees' is {sees!r}. Write part, prefix or whole.": sees not in ("part", "prefix", "whole")})
     if marker is not None and (not isinstance(marker, str) or not marker):
         raise RecipeError(f"The reward model's marker is {marker!r}. Set it to the text that follows each step.")
     if marker is not None and sees != "part":
@@ -206,7 +206,7 @@ class _RewardModel:
         if prompt_cell is None:
             raise DataError(
                 "A reward model reads the prompt, but there is no column prompts, prompt or question. Add one of these columns. "
-                f"The dataset has: {', '.join(sorted(cells)) or 'none'}."
+                f"The dataset's columns are {', '.join(sorted(cells)) or 'none'}."
             )
         row_key = repr(prompt_cell), tuple(text_pieces)
         if row_key not in self.rows:

@@ -51,8 +51,8 @@ def reply_rules(
     if parts:
         field_schemas["part"] = {"type": "string", "enum": [*parts, WHOLE, NONE]}
         part_list_text = ", ".join(f'"{part}"' for part in parts)
-        field_instructions += f', and "part": the part that the verdict is about most ({part_list_text}), '
-        field_instructions += f'or "{WHOLE}" if the verdict is about all parts, or "{NONE}" if it is about no part'
+        field_instructions += f', and "part": the part that this is about most ({part_list_text}), '
+        field_instructions += f'"{WHOLE}" if it is all of them, "{NONE}" if none'
     schema = {"type": "object", "properties": field_schemas, "required": list(field_schemas), "additionalProperties": False}
     json_format = {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": schema}}
     schema_options = {} if constrain == "none" else {"response_format": json_format}
