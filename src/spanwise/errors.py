@@ -93,7 +93,7 @@ class DivergedError(SpanwiseError):
         >>> credit = Credit(huge, none.double(), none.long(), none.long())
         >>> advantages(credit, Spans.of_blocks(("answer",), torch.zeros(1, 2).long()), Scheme.preset("grpo", Layout(["answer"])))
         Traceback (most recent call last):
-        spanwise.errors.DivergedError: The advantage of completion 0 of 1 at token 0 is inf; ...
+        spanwise.errors.DivergedError: The advantage of completion 0 of 1 at token 0 is inf. ...
     """
 
 

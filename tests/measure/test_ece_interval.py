@@ -146,5 +146,5 @@ def test_what_has_no_bounds():
     interval = ece_interval(Reports(q, c, [7, 7]))
     assert (interval.value, math.isnan(interval.low)) == (pytest.approx(0.25), True)
     assert math.isnan(ece_interval(Reports(q[:0], c[:0], [])).value)
-    with pytest.raises(AlignmentError, match="prompt 2 is missing in the second"):
+    with pytest.raises(AlignmentError, match="Prompt 2 is missing in the second run"):
         ece_difference(Reports(q, c, [1, 2]), Reports(q, c, [1, 1]))

@@ -246,7 +246,7 @@ def test_wrong_tags_are_the_one_thing_said_of_the_first_batch(tmp_path):
     with pytest.warns(UserWarning, match="Step 0:") as caught:
         run.train()
     (sentence,) = (str(warning.message) for warning in caught if str(warning.message).startswith("Step 0:"))
-    assert re.search(r"<plan> is in 0 and <code> is in 0 of 8 .*<answer> \(8\)", sentence)
+    assert re.search(r"<plan> is in 0 and <code> is in 0 of 8 .*<answer> \(in 8\)", sentence)
     assert not any("too easy or too hard" in str(warning.message) for warning in caught)
 
 
