@@ -151,7 +151,7 @@ def test_what_pandas_writes(tmp_path):
     frame.to_json(tmp_path / "d.jsonl", orient="records", lines=True)
     frame.assign(answer="4").to_parquet(tmp_path / "e.parquet")
     first, *others = (plain(read_rollouts(file)) for file in sorted(tmp_path.iterdir()))
-    assert first["prompts"] == ["[user] it's 2+2?"] * 3
+    assert first["prompts"] == ['[{"role": "user", "content": "it\'s 2+2?"}]'] * 3
     assert first["texts"] == ["4, or so", "5\n", "4"]
     assert first["rewards"] == {
         "reward": ([1.0, None, 0.5], [0, int(Status.UNSCORED), 0]),

@@ -186,7 +186,9 @@ def _call_text(call: Any) -> str:
 
 
 def prompt_text(prompt: Any) -> str:
-    """Return a prompt as text. Each chat message becomes a line that begins with its role."""
+    """Return a prompt as text. A chat becomes JSON, or a line per message where a message has more than a role and a text."""
+    if is_chat(prompt) and all(message_text(message) == message.get("content") for message in prompt):
+        return json.dumps([{name: message[name] for name in ("role", "content")} for message in prompt])
     if isinstance(prompt, (list, tuple, np.ndarray)):
         return "\n".join(
             f"[{m['role']}] {message_text(m)}" if isinstance(m, Mapping) and "role" in m else content_text(m) for m in prompt
