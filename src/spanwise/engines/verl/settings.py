@@ -167,9 +167,10 @@ def _replace_filter_metric(config: Any, scheme: Scheme) -> str | None:
     if metric is None or metric == ANY_REWARD:
         return None
     if metric == "reward" or metric in scheme.names:
+        absent_note = f" A group is also kept if a completion has no reward '{metric}'." if metric in scheme.names else ""
         return (
             f"{_FILTER}.metric={metric} drops groups whose completions have the same {metric}, although their other "
-            f"rewards may differ. Set the metric to {ANY_REWARD}, which keeps such groups."
+            f"rewards may differ. Set the metric to {ANY_REWARD}, which keeps such groups.{absent_note}"
         )
     with open_dict(config):
         OmegaConf.update(config, f"{_FILTER}.metric", ANY_REWARD)
