@@ -223,14 +223,14 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
     return replace(turn_batch, columns={**turn_batch.columns, **turn_columns}, steps=steps_with_anchors), turns
 
 
-def paid_by_turn(scheme: Scheme) -> list[Objective]:
+def _paid_by_turn(scheme: Scheme) -> list[Objective]:
     """Return the objectives whose reward belongs to a single turn."""
     return [objective for objective in scheme.objectives if (objective.scope or scheme.default_scope) == "turn"]
 
 
 def check_turn_rewards(scheme: Scheme, columns: Mapping[str, Any], turn_count_n: Sequence[int], *, advice: str) -> None:
     """If an objective pays each turn, refuse a completion that has several turns but only one environment reward."""
-    environment_objectives = (objective for objective in paid_by_turn(scheme) if objective.reward == "environment")
+    environment_objectives = (objective for objective in _paid_by_turn(scheme) if objective.reward == "environment")
     for name in {objective.options.get("column", "environment") for objective in environment_objectives} & columns.keys():
         for n, count in enumerate(turn_count_n):
             if count > 1 and columns[name][n] is not None:
@@ -243,7 +243,7 @@ def check_turn_rewards(scheme: Scheme, columns: Mapping[str, Any], turn_count_n:
 def check_turn_readers(scheme: Scheme, columns: Mapping[str, Sequence[Any]], *, turn_keys: Iterable[str]) -> None:
     """If an objective pays each turn, refuse a reward that reads only the whole conversation, which all turns share."""
     has_messages = any(isinstance(completion, list) for completion in columns.get("completions", ()))
-    for objective in paid_by_turn(scheme):
+    for objective in _paid_by_turn(scheme):
         entry, convention, read_names = built_in(objective), calling_convention(objective), []
         advice = "use a function with the parameter 'blocks'"
         if entry is not None:

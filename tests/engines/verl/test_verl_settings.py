@@ -98,7 +98,7 @@ WAITS, MODEL = "critic: {policy_training_start_step: 20}\n", "reward: reward_mod
 POOL, PAID = "reward.reward_model.enable_resource_pool", "- {reward: environment, pays: [b]}\n"
 VERLS_MODEL = ["reward.reward_model.enable=True", "reward.custom_reward_function.path=mine.py"]
 FUNCTION, BY_TURN = VERLS_MODEL[1:], "- {{reward: environment, scope: turn, pays: [b]{}}}\n"
-PAID_A, TOOL = "- {{reward: environment, pays: [a]{}}}\n", ", options: {column: tool}"
+TOOL = ", options: {column: tool}"
 #: The method, more of the recipe, overrides, and the answer; None: it runs.
 WITH_RECIPE = {
     "no critic": ("gae", "", [], "'gae' needs .*critic.enable=True"),
@@ -110,11 +110,12 @@ WITH_RECIPE = {
     "rejection inside the loss": ("bae", "", REJECTION, None),
     "rejection of rows' tokens": ("bae", "", [*REJECTION, ROWS], "rollout_rs"),
     # A function or a manager knows a whole rollout; each turn's number can only come from an agent loop.
-    "one number for turns": ("bae", BY_TURN.format(""), FUNCTION, r"'environment' pays each turn, but .* whole rollout"),
-    "a manager's for turns": ("bae", BY_TURN.format(""), ["reward.reward_manager.name=dapo"], "pays each turn, but"),
-    "a result for turns": ("bae", BY_TURN.format(TOOL), FUNCTION, "pays each turn, but"),
-    "one number for turns, gigpo": ("gigpo", PAID_A.format(""), FUNCTION, r"pays each turn, but .* Write scope: rollout"),
-    "one number for a rollout, gigpo": ("gigpo", PAID_A.format(", scope: rollout"), FUNCTION, None),
+    "one number for turns": ("bae", BY_TURN.format(""), FUNCTION, r"'environment' has scope: turn, but .* whole rollout"),
+    "a manager's for turns": ("bae", BY_TURN.format(""), ["reward.reward_manager.name=dapo"], "has scope: turn, but"),
+    "a result for turns": ("bae", BY_TURN.format(TOOL), FUNCTION, "has scope: turn, but"),
+    # An agent loop may give an output per turn, and the function's number pays the last. One output of several turns is
+    # refused in the worker.
+    "one number for outputs, gigpo": ("gigpo", "- {reward: environment, pays: [a]}\n", FUNCTION, None),
     "an agent loop's for turns": ("bae", BY_TURN.format(""), [], None),
     "an agent loop's beside a function's": ("bae", PAID + BY_TURN.format(f", name: tool{TOOL}"), FUNCTION, None),
     # verl's validation counts a missing `acc` as 0; V0's does not.

@@ -22,7 +22,6 @@ from spanwise.modes.parts import RowPart
 from spanwise.recipe import RecipeRule
 from spanwise.scheme import Scheme
 from spanwise.score.reward import built_in
-from spanwise.step import paid_by_turn
 
 #: spanwise's reward manager for `reward.reward_manager`: source, module and class.
 MANAGER = ("importlib", "pkg://spanwise.engines.verl.reward", "SpanRewardManager")
@@ -239,7 +238,7 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
     manager_name = _manager_name(config)
     function_path = OmegaConf.select(config, "reward.custom_reward_function.path")
     paid_columns = paid_results(scheme)
-    turn_objectives = [o for o in paid_by_turn(scheme) if o.reward == "environment"]
+    turn_objectives = [o for o in scheme.objectives if o.reward == "environment" and o.scope == "turn"]
     turn_columns = {o.options.get("column", "environment"): o.name for o in turn_objectives}
     objectives_with_columns = [
         (objective, {**entry.options, **objective.options}.get("column"))
@@ -282,9 +281,9 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
         "Objective 'acc' has a name whose missing values verl's validation counts as 0. Give it another name: "
         "{reward: ..., name: NAME}.": "acc" in scheme.names and config.trainer.get("use_v1"),
         **{
-            f"Objective '{name}' pays each turn, but your reward function or manager gives one number for a whole rollout. "
-            f"Write scope: rollout. Or remove the function or manager, and let your agent loop give each entry of 'turns' its "
-            f"own '{column}'.": user_chose_reward(config, manager_name)
+            f"Objective '{name}' has scope: turn, but your reward function or manager gives one number for a whole "
+            f"rollout. Write scope: rollout. Or remove the function or manager, and let your agent loop give each entry of "
+            f"'turns' its own '{column}'.": user_chose_reward(config, manager_name)
             # Otherwise the user's function may fill other objectives' columns, while an agent loop gives each turn this
             # column.
             and (column == "environment" or turn_columns.keys() == paid_columns)
