@@ -56,10 +56,8 @@ def chat(draw, *, calls, images):
 
 
 def prompt_of(messages):
-    """A conversation as the table holds it: JSON, or lines where a message holds an image."""
-    if all(isinstance(message["content"], str) for message in messages):
-        return json.dumps([{"role": message["role"], "content": message["content"]} for message in messages])
-    return "\n".join(f"[{message['role']}] {text_of(message)}" for message in messages)
+    """A conversation as the table holds it."""
+    return json.dumps([{"role": message["role"], "content": text_of(message)} for message in messages])
 
 
 def text_of(message):
