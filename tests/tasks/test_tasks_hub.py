@@ -140,11 +140,14 @@ def test_a_dotted_name_is_a_field_of_a_column_of_objects(models, tmp_path) -> No
     prompts = [[{"role": "user", "content": row["question"]}] for row in ROWS]
     golds = [{"style": "rule", "ground_truth": row["answer"]} for row in ROWS]
     file = tmp_path / "train.parquet"
-    Dataset.from_dict({"prompt": prompts, "reward_model": golds}).to_parquet(file)
+    columns = {"prompt": prompts, "reward_model": golds, "a": [{"b": 0}] * len(ROWS), "a.b": [1] * len(ROWS)}
+    Dataset.from_dict(columns).to_parquet(file)
     task = load_task(models["system"], str(file), layout=PLAN, instruction="", answer_column="reward_model.ground_truth")
     assert {*task.train["answer"], *task.evaluation["answer"]} == {row["answer"] for row in ROWS}
     assert {**task.train[0]["reward_model"]} == golds[0]
-    with pytest.raises(DataError, match=r"no column 'answer'; .* prompt, reward_model\.style, reward_model\.ground_truth\."):
+    with pytest.raises(
+        DataError, match=r"no column 'answer'; .* prompt, a\.b, reward_model\.style, reward_model\.ground_truth\."
+    ):
         load_task(models["system"], str(file), layout=PLAN, instruction="")
 
 

@@ -301,12 +301,15 @@ def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -
 
 def _add_dotted_columns(rows: Any, names: Collection[str | None]) -> Any:
     """Add the columns with dotted names, such as `reward_model.ground_truth`, that are fields of a column of objects."""
-    dotted_names = [name for name in names if name and "." in name and name not in rows.column_names]
-    flat_rows = rows.flatten() if dotted_names else rows
-    for name in dotted_names:
-        if name in flat_rows.column_names:
-            rows = rows.add_column(name, list(flat_rows[name]))
-    return rows
+    from datasets import concatenate_datasets
+
+    field_names = rows.features.flatten().keys() - set(rows.column_names)
+    dotted_names = [name for name in dict.fromkeys(filter(None, names)) if name in field_names]
+    if not dotted_names:
+        return rows
+    object_columns = [name for name in rows.column_names if any(dotted.startswith(f"{name}.") for dotted in dotted_names)]
+    field_rows = rows.select_columns(object_columns).flatten().select_columns(dotted_names)
+    return concatenate_datasets([rows, field_rows], axis=1)
 
 
 def find_columns(
@@ -351,7 +354,7 @@ def check_cells(rows: Any, dataset: str, columns: DatasetColumns, *, template: b
     for name, option, advice in needed_columns:
         if name not in rows.column_names:
             raise DataError(
-                f"The dataset '{dataset}' has no column '{name}'; its columns are {', '.join(rows.flatten().column_names)}. "
+                f"The dataset '{dataset}' has no column '{name}'; its columns are {', '.join(rows.features.flatten())}. "
                 f"Name the right one with --set {option}=NAME.{advice}"
             )
         for row, cell in enumerate(rows[name]):
