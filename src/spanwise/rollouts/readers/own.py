@@ -78,6 +78,8 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     deduplicate = Shared()
     scalar_names = [field.name for field in table.schema if not pa.types.is_list(field.type)]
     other_columns = {name: table[name].to_pylist() for name in scalar_names if schema.type_of(name) is None}
+    if schema.ANSWER in other_columns:
+        other_columns[schema.ANSWER] = [*map(_parse_answer, other_columns[schema.ANSWER])]
     recorded_advantages = (
         AsRecorded(f"the file's '{name}'", file_tokens.columns[name], shares=True, by_token=True) for name in trained_columns
     )
@@ -90,10 +92,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
             steps=read_steps(path, table[schema.STEP].to_pylist() if schema.STEP in scalar_names else [None] * len(table)),
             keys=_read_ids(path, table, schema.GROUP),
             rollouts=_read_ids(path, table, schema.ROLLOUT),
-            columns={
-                name: [*map(_parse_answer, column)] if name == schema.ANSWER else column
-                for name, column in other_columns.items()
-            },
+            columns=other_columns,
             rewards={},
         ),
         rewards=_read_rewards(path, table),
@@ -109,9 +108,10 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
 
 def _parse_answer(cell: Any) -> Any:
     """Return a gold answer. The JSON of a list with one text becomes that list again, because rewards read its entry."""
-    parsed_list = parse_literal(cell)
-    is_list_of_text = isinstance(parsed_list, list) and len(parsed_list) == 1 and isinstance(parsed_list[0], str)
-    return parsed_list if is_list_of_text and json.dumps(parsed_list) == cell else cell
+    if not (isinstance(cell, str) and cell.startswith('["')):
+        return cell
+    answers = parse_literal(cell)
+    return answers if len(answers) == 1 and json.dumps(answers) == cell else cell
 
 
 class _Tokens(NamedTuple):
