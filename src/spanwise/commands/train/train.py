@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from rich.console import Console
-from transformers import AutoProcessor, AutoTokenizer, PrinterCallback, ProgressCallback, TrainerCallback
+from transformers import AutoProcessor, AutoTokenizer, PrinterCallback, ProcessorMixin, ProgressCallback, TrainerCallback
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 
 from spanwise.commands.eval.evaluate import evaluate
@@ -137,8 +137,9 @@ def _save_processor(source: str, tokenizer: Any, folder: Path, console: Console)
     except Exception as error:  # the files are missing, or a package that they need
         say(console, f"The image processor of '{source}' is not saved ({first_line(error)}). Copy its files to '{folder}'.")
         return
-    processor.tokenizer = tokenizer
-    processor.save_pretrained(folder)
+    if isinstance(processor, ProcessorMixin):  # else transformers has no such class for the model, and returns its tokenizer
+        processor.tokenizer = tokenizer
+        processor.save_pretrained(folder)
 
 
 def _drop_hidden(value: Any) -> Any:
