@@ -6,9 +6,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helpers import NAN
-from spanwise import AlignmentError, Layout, Objective, Scheme
+from spanwise import AlignmentError, Layout, Objective, Scheme, Vocabulary
 from spanwise.batch import Batch, Steps
-from spanwise.pipeline import Reading, advantages, credit_batch
+from spanwise.pipeline import Reading, advantages, credit_batch, read
 from spanwise.types import Credit, Fault, Scores, Spans, Status
 from spanwise.zeros import Zero, reason_of, recorded_reasons, tally_zeros, zero_reasons
 
@@ -66,6 +66,17 @@ def test_cut_off_is_a_reason_of_its_own_and_an_unpaid_block_as_well():
         ("UNPAID", 3, 0, (1,)),
         ("TRUNCATED", 1, 1, (0,)),
     ]
+
+
+def test_a_completion_without_a_last_value_is_left_out():
+    """So it is under a critic's `truncated: mask`. The others have credit under `gae`."""
+    scheme = Scheme.preset("gae", Layout({"all": ["answer"]}), objectives=[Objective("environment", "all")])
+    ends_n = torch.tensor([0.0, NAN, 0.0])
+    values = {"value_nt": torch.full((3, 1), 0.3), "bootstrap_n": ends_n}
+    batch = Batch.jagged([[0]] * 3, [0, 0, 0], columns={"environment": [1.0, 0.0, 0.0]}, **values)
+    credit = credit_batch(read(batch, scheme, Vocabulary((b"4",))), batch, scheme)
+    assert (credit.block_nk[:, 0] != 0).tolist() == [True, False, True]
+    assert reason_of(int(zero_reasons(credit, scheme)[1, 0])).name == "LEFT_OUT"
 
 
 def test_of_two_objectives_the_graver_reason_counts_and_what_cancels_is_said():

@@ -61,7 +61,8 @@ class Recipe(BaseModel):
         split: split of the dataset
         question_column: column of the dataset that holds the question
         prompt_column: column of whole prompts, texts or conversations, used unchanged; default: prompt if no question
-        answer_column: column of the dataset that holds the right answer; null: there is no such column
+        answer_column: column of the dataset that holds the right answer, or a field of it, such as
+            reward_model.ground_truth; null: there is no such column
         instruction: text before each question that asks for the layout's tags; '': no text; default: the task's
         method: name of the preset, see `spanwise methods`
         calibration: scoring rule of the confidence if objectives are missing; default: brier

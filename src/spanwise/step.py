@@ -245,16 +245,18 @@ def check_turn_readers(scheme: Scheme, columns: Mapping[str, Sequence[Any]], *, 
     has_messages = any(isinstance(completion, list) for completion in columns.get("completions", ()))
     for objective in _paid_by_turn(scheme):
         entry, convention, read_names = built_in(objective), calling_convention(objective), []
+        advice = "use a function with the parameter 'blocks'"
         if entry is not None:
             read_names = ["completion_ids"] if entry.reads_ids else []
         elif convention is not None:
+            advice = "scope: turn to show the function one turn at a time"
             read_names = ["completions"] if convention.takes_messages and has_messages and objective.scope is None else []
         elif not any(takes(objective, name) for name in ("blocks", *turn_keys)):
             read_names = [name for name in ("completions", "completion_ids") if takes(objective, name)]
         if read_names:
             raise RecipeError(
                 f"Objective '{objective.name}' pays each turn, but its reward reads '{read_names[0]}', the whole conversation. "
-                "Write scope: rollout, or use a function with the parameter 'blocks'."
+                f"Write scope: rollout, or {advice}."
             )
 
 

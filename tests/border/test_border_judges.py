@@ -41,6 +41,13 @@ def unknown_model(*_):
     return web.json_response({"error": {"message": "The model `small` does not exist."}}, status=404)
 
 
+def unsupported(*_):
+    """What OpenAI answers for its reasoning models."""
+    message = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+    error = {"message": message, "type": "invalid_request_error", "param": "max_tokens", "code": "unsupported_parameter"}
+    return web.json_response({"error": error}, status=400)
+
+
 @case
 def rubric(criteria, written=None, **fields):
     """A scheme with a judge by a rubric, whose file or list it is."""
@@ -69,6 +76,7 @@ CASES = {
     "A judge whose `key` is the key itself": asked(key="sk-4f6a"),
     "`key: null`": lambda folder: rubric(["It is short."], pays="plan", options={"model": "small", "key": None})(folder),
     "A model that the server does not know": asked(unknown_model),
+    "A model that takes no `max_tokens`": asked(unsupported, TEXT[:1]),
     "A server that is not there": asked(base_url="http://127.0.0.1:9/v1", retries=0),
     "A judge that answers nothing at all": asked(lambda *_: reply("")),
     "A judge that chooses two words": asked(lambda *_: reply("Verdict: yes, not no"), constrain="none"),

@@ -195,6 +195,9 @@ CASES = {
     "`sae` with `options: {threshold: -1}`": preset("sae", threshold=-1),
     "`ha_dw` with `options: {window: 10.0}`": preset("ha_dw", window=10.0),
     "`refine: {method: oar, options: {beta: -1.5}}`": preset("grpo", refine={"method": "oar", "options": {"beta": -1.5}}),
+    "`refine: {method: ktae, options: {h1: 0, h2: 0}}`": preset(
+        "grpo", refine={"method": "ktae", "options": {"h1": 0, "h2": 0}}
+    ),
     "`ktae(..., h1=0, h2=0)`, in Python": case(ktae)(
         torch.zeros(2, 1),
         torch.ones(2, 1).long(),

@@ -84,7 +84,7 @@ def test_any_messages_of_the_openai_package_are_read(seed, tmp_path):
     table = read_rollouts(file)
     assert len(table) == len(talks)
     for n, (before, after) in enumerate(talks):
-        assert table.prompts[n] == "\n".join(f"[{message['role']}] {text(message)}" for message in before)
+        assert json.loads(table.prompts[n]) == [{"role": message["role"], "content": text(message)} for message in before]
         assert texts(table)[n] == "".join(map(text, after))
         assert sampled_text(table, n) == "".join(text(message) for message in after if message["role"] == "assistant")
     expected = [math.nan if reward is None else float(reward) for reward in rewards]
@@ -170,7 +170,7 @@ def test_any_log_of_inspect_is_what_its_own_reader_says(seed, tmp_path):
     for n, sample in enumerate(samples):
         last = max(i for i, message in enumerate(sample.messages) if message.role == "user")
         before, after = sample.messages[: last + 1], sample.messages[last + 1 :]
-        assert table.prompts[n] == "\n".join(f"[{message.role}] {spoken_of(message)}" for message in before)
+        assert json.loads(table.prompts[n]) == [{"role": m.role, "content": spoken_of(m)} for m in before]
         assert texts(table)[n] == "".join(map(spoken_of, after))
         assert sampled_text(table, n) == "".join(spoken_of(message) for message in after if message.role == "assistant")
         assert (table.columns["answer"][n], table.columns["level"][n]) == (sample.target, sample.metadata["level"])

@@ -151,7 +151,7 @@ def test_what_pandas_writes(tmp_path):
     frame.to_json(tmp_path / "d.jsonl", orient="records", lines=True)
     frame.assign(answer="4").to_parquet(tmp_path / "e.parquet")
     first, *others = (plain(read_rollouts(file)) for file in sorted(tmp_path.iterdir()))
-    assert first["prompts"] == ["[user] it's 2+2?"] * 3
+    assert first["prompts"] == ['[{"role": "user", "content": "it\'s 2+2?"}]'] * 3
     assert first["texts"] == ["4, or so", "5\n", "4"]
     assert first["rewards"] == {
         "reward": ([1.0, None, 0.5], [0, int(Status.UNSCORED), 0]),
@@ -277,7 +277,10 @@ def test_an_agents_log_is_credited_after_its_last_user_message(tmp_path):
     acts = [said(tool_calls=[call]), {"role": "tool", "tool_call_id": "1", "content": "4"}, said(content="It is 4.")]
     rows = [{"messages": [*first, *acts], "passed": True}, {"messages": first, "passed": None}]
     table = read_rollouts(save(tmp_path, rows, "jsonl"))
-    assert table.prompts == ["[system] Be brief.\n[user] Hi é\n[assistant] Yes?\n[user] 2+2"]
+    chat = json.loads(table.prompts[0])
+    assert [(message["role"], message["content"]) for message in chat] == [
+        ("system", "Be brief."), ("user", "Hi é"), ("assistant", "Yes?"), ("user", "2+2")
+    ]  # fmt: skip
     assert texts(table) == ['add({"a": 2})4It is 4.']
     sampled = table.tokens.with_values(table.trainable).slice(0, 1)
     assert 0 < (~sampled).sum() == 1  # what the tool said is one word
@@ -318,5 +321,5 @@ def test_prompts_that_differ_in_a_call_are_two_groups(tmp_path):
     ]
     rows = [{"prompt": prompt, "completion": "x"} for prompt in prompts]
     table = read_rollouts(write_lines(tmp_path / "results.jsonl", rows))
-    assert table.prompts[0] == '[user] go\n[assistant] left({"a": 1})'
+    assert json.loads(table.prompts[0])[1] == {"role": "assistant", "content": 'left({"a": 1})'}
     assert table.group_n.tolist() == [0, 1, 0]

@@ -1,5 +1,6 @@
 """Dumps of verl: which rows are one group. Traces of verifiers: ids, branches, results before 1.0, missing scores."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +54,10 @@ def test_a_message_that_branches_share_is_trained_in_the_first_and_the_prompt_of
     table = read_episodes(tmp_path, episode(trace("", "4", {}) | {"nodes": nodes}))
     assert texts(table) == ["hmgofour", "five"]
     assert table.trainable.tolist() == [True, False, True, True]
-    assert table.prompts == ["[user] 2+2=", "[user] 2+2=\n[assistant] hm\n[tool] stop"]
+    question, *later = (
+        {"role": role, "content": text} for role, text in (("user", "2+2="), ("assistant", "hm"), ("tool", "stop"))
+    )
+    assert [json.loads(prompt) for prompt in table.prompts] == [[question], [question, *later]]
 
 
 @pytest.mark.parametrize("accepted", [False, True])

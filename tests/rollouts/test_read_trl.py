@@ -55,6 +55,11 @@ def chat(draw, *, calls, images):
     return prompt, [*(tools if calls else []), {"role": "assistant", "content": content()}]
 
 
+def prompt_of(messages):
+    """A conversation as the table holds it."""
+    return json.dumps([{"role": message["role"], "content": text_of(message)} for message in messages])
+
+
 def text_of(message):
     """What a message of the file says, by the fields that pandas reads."""
     content = message["content"]
@@ -86,7 +91,7 @@ def test_what_trl_logs_is_what_is_read(seed, tmp_path, monkeypatch):
     assert (table.source, table.step_n.tolist()) == ("TRL", logged["step"].tolist())
     if is_chat:
         completions = ["".join(map(text_of, messages)) for messages in logged["completion"]]
-        assert list(table.prompts) == ["\n".join(f"[{m['role']}] {text_of(m)}" for m in row) for row in logged["prompt"]]
+        assert list(table.prompts) == [*map(prompt_of, logged["prompt"])]
         sampled = [[message["role"] == "assistant" for message in row] for row in logged["completion"]]
         for n, flags in enumerate(sampled):
             trainable = np.array(table.tokens.with_values(table.trainable).slice(n, n + 1))

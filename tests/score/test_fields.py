@@ -146,6 +146,12 @@ def test_a_tolerance_that_is_none_is_refused_before_anything_runs(options):
         check_objectives([Objective("near", "price", options={"tag": "price", **options})], Layout({"price": "price"}))
 
 
+def test_a_gold_solution_as_gsm8k_writes_it_ends_with_the_value():
+    gold = "She has <<9-5=4>>4 eggs.\n#### 4"
+    same(rewarded("equals", ["4", "5", gold], [gold] * 3), [1, 0, 1])
+    same(rewarded("near", ["4.01", "5"], [gold] * 2), [1, 0])
+
+
 def test_one_of_the_values_that_are_allowed():
     cells = [["Rome", "Roma"], '["Rome", 3]', {"price": ["Rome"]}, {"price": []}, {"price": "Rome"}, None, ["Rome"]]
     same(rewarded("one_of", ["Roma", "3.0", "Paris", "Rome", "Rome", "Rome", None], cells), [1, 1, 0, NAN, NAN, NAN, 0])

@@ -135,6 +135,22 @@ def test_a_folder_may_have_a_split_for_evaluation_and_numbers_as_answers(models,
     assert task.evaluation["answer"][:] == ["8"]
 
 
+def test_a_dotted_name_is_a_field_of_a_column_of_objects(models, tmp_path) -> None:
+    """So verl's files name their answers."""
+    prompts = [[{"role": "user", "content": row["question"]}] for row in ROWS]
+    golds = [{"style": "rule", "ground_truth": row["answer"]} for row in ROWS]
+    file = tmp_path / "train.parquet"
+    columns = {"prompt": prompts, "reward_model": golds, "a": [{"b": 0}] * len(ROWS), "a.b": [1] * len(ROWS)}
+    Dataset.from_dict(columns).to_parquet(file)
+    task = load_task(models["system"], str(file), layout=PLAN, instruction="", answer_column="reward_model.ground_truth")
+    assert {*task.train["answer"], *task.evaluation["answer"]} == {row["answer"] for row in ROWS}
+    assert {**task.train[0]["reward_model"]} == golds[0]
+    with pytest.raises(
+        DataError, match=r"no column 'answer'; .* prompt, a\.b, reward_model\.style, reward_model\.ground_truth\."
+    ):
+        load_task(models["system"], str(file), layout=PLAN, instruction="")
+
+
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "saved"])
 def test_what_has_no_splits_is_not_read_twice(models, tmp_path, kind) -> None:
     """The rows of the training would be those of the evaluation."""

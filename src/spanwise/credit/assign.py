@@ -175,6 +175,11 @@ def assign(
         explained_comparison = explain_sum(
             comparison, scores, objectives, group_n, in_groups=compares_in_groups, truncated_n=is_truncated_n
         )
+        bootstrap_n = method_inputs.get("bootstrap_n")
+        if method_entry.reads_values and bootstrap_n is not None:  # it is NaN under a critic's `truncated: mask`
+            is_masked_n1 = bootstrap_n.reshape(len(group_n), -1).isnan().any(dim=1, keepdim=True)
+            reason_nm = torch.where(is_masked_n1 & (adv_nm == 0), int(Zero.LEFT_OUT), explained_comparison.reason_nm)
+            explained_comparison = replace(explained_comparison, reason_nm=reason_nm)
     is_alone_nm = (comparison.reason_nm == int(Zero.SINGLETON)) & ~reward_nm.isnan()
     has_backed_off_nm = (comparison.level_nm > 0) & (comparison.stratum_nm >= 0) & ~reward_nm.isnan()
     return Credit(

@@ -126,6 +126,7 @@ class Method:
         source: what the formula here was taken from: the paper, the authors' code, a framework's, or notes about it.
         memory: makes a run's estimator, which remembers earlier batches and takes further options; None: nothing is remembered.
         only_with: option -> (another option, or what the objectives say; its values) without which the option does nothing.
+        check: refuses values of several options that cannot work together; it gets all options.
 
     Raises:
         RecipeError: an exception to a property that does not exist.
@@ -144,6 +145,7 @@ class Method:
     source: str = "the paper"
     only_with: Mapping[str, tuple[str, tuple[Any, ...]]] = field(default_factory=dict)
     memory: Callable[[], Callable[..., Any]] | None = None
+    check: Callable[[Mapping[str, Any]], None] | None = None
 
     def __post_init__(self) -> None:
         for name in self.exceptions:
@@ -234,6 +236,8 @@ class Method:
                         f"Option '{name}' of method '{self.name}' would change nothing here. It has an effect only if "
                         f"{other_option.removesuffix('_k')} is {' or '.join(map(str, required_values))}."
                     )
+        if self.check is not None:
+            self.check({**self.options, **options})
 
     def _rule_of(self, name: str) -> tuple[Callable[[Any], bool], str]:
         """Return a function that checks an option's value, and advice for a user whose value fails the check."""

@@ -186,12 +186,23 @@ def _call_text(call: Any) -> str:
 
 
 def prompt_text(prompt: Any) -> str:
-    """Return a prompt as text. Each chat message becomes a line that begins with its role."""
+    """Return a prompt as text. A chat becomes JSON, with the role and the text of each message."""
+    if is_chat(prompt):
+        return json.dumps([{"role": message["role"], "content": message_text(message)} for message in prompt])
     if isinstance(prompt, (list, tuple, np.ndarray)):
         return "\n".join(
             f"[{m['role']}] {message_text(m)}" if isinstance(m, Mapping) and "role" in m else content_text(m) for m in prompt
         )
     return content_text(prompt)
+
+
+def parse_prompt(text: str) -> str | list[Any]:
+    """Return the messages of a prompt that is a chat as JSON. Return any other prompt unchanged."""
+    try:
+        messages = json.loads(text) if text.lstrip().startswith("[") else []
+    except (ValueError, RecursionError):
+        return text
+    return messages if is_chat(messages) else text
 
 
 def prompt_fault(prompt: Any, *, template: bool) -> str | None:

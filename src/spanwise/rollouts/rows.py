@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from spanwise.errors import SpanwiseError
 from spanwise.rollouts import schema
+from spanwise.rollouts.cells import message_text, parse_prompt
 from spanwise.rollouts.files import readable
 from spanwise.rollouts.schema import CreditPart
 from spanwise.rollouts.table import load_tokenizer
@@ -273,8 +273,7 @@ def read_vocabulary(tokenizer: Path | None) -> Vocabulary | None:
 
 def display_prompt(text: str) -> str:
     """Return a prompt as text for display. A chat becomes one line per message."""
-    try:
-        messages = json.loads(text) if text.startswith("[{") else None
-        return text if messages is None else "\n\n".join(f"{entry['role']}: {entry['content']}" for entry in messages)
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return text
+    prompt = parse_prompt(text)
+    if isinstance(prompt, str):
+        return prompt
+    return "\n\n".join(f"{message['role']}: {message_text(message)}" for message in prompt)

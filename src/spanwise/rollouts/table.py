@@ -118,7 +118,7 @@ class RolloutTable:
         source: who wrote it, such as "spanwise", "TRL", "verl", "verifiers" or "slime".
         path: as the user gave it.
         note: sentences the user should know: where tokens come from, what was left out. May be empty.
-        prompts: N prompts as text.
+        prompts: N prompts as text; a conversation as JSON.
         group_n: the group of each completion: rows of one prompt and step, or of one key where the file has keys.
         step_n: the step of each completion; 0 where the file has none.
         tokens: N rows of token ids, of `vocabulary`.

@@ -19,7 +19,7 @@ from spanwise.disk import read_text
 from spanwise.errors import DataError, LayoutError, RecipeError, check_number
 from spanwise.objective import Objective
 from spanwise.registry import register
-from spanwise.score.answers import NUMBER
+from spanwise.score.answers import NUMBER, gold_text
 from spanwise.score.custom import as_number
 from spanwise.score.items import completion_text
 from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, column_of, judged
@@ -44,9 +44,10 @@ def equals(
     """Reward 1 if a field of the completion equals the dataset's gold value, 0 if not.
 
     Rule: the gold value stands in the column at the field's own path, where a cell holds an object (or its JSON text); else the
-    cell is the gold value. Texts are equal character for character, around which space does not count; numbers by value
-    (3 = 3.0, in quotes or not); true, false, null, lists and objects as JSON. A field that says nothing complete is wrong (0). No
-    paid block: ABSENT. A gold object without the field: ERROR; but an element beyond the end of the gold list is wrong.
+    cell is the gold value, or what follows `####` at the end of a GSM8K solution. Texts are equal character for character, around
+    which space does not count; numbers by value (3 = 3.0, in quotes or not); true, false, null, lists and objects as JSON. A field
+    that says nothing complete is wrong (0). No paid block: ABSENT. A gold object without the field: ERROR; but an element beyond
+    the end of the gold list is wrong.
 
     Args:
         text, pays, columns, scored: see `spanwise.score.rewards`.
@@ -68,7 +69,7 @@ def equals(
 def _same(field: str, gold: Any) -> bool:
     """Return whether a field's text equals a gold value. Compare values other than strings as JSON."""
     if isinstance(gold, str):
-        return field.strip() == gold.strip()
+        return field.strip() in (gold.strip(), gold_text(gold))
     field_value = json_value(field, decoder=_DECODER)
     if field_value is MISSING or field_value != gold:
         return False
@@ -203,7 +204,7 @@ def gold_there(objective: Objective, columns: Columns) -> Bool[Tensor, " n"] | N
 def _number(value: Any) -> float | None:
     """Return a number as a float, or None for any other value. Also None if no float holds it."""
     if isinstance(value, str):
-        value = float(value) if _SIGNED.fullmatch(value.strip()) else None
+        value = float(number_text) if _SIGNED.fullmatch(number_text := gold_text(value)) else None
     number = math.nan if isinstance(value, bool) else as_number(value)
     return number if math.isfinite(number) else None
 

@@ -79,7 +79,7 @@ def load_task(
         layout: the blocks of a completion; None: those of the prompt format.
         instruction: what goes before each question; None: that of the prompt format. With an empty one the question stands alone,
             and no prompt needs to hold what the layout looks for.
-        split, question_column, answer_column: as the fields of a recipe.
+        split, question_column, answer_column: as the fields of a recipe. `a.b` is field b of column a, which holds objects.
         eval_split: split for evaluation; None: 512 random prompts of `split` are set aside, the same every time, at most a fifth.
         prompt_column: column with whole prompts, texts or conversations, which are used as they are; None: `prompt`, else
             `messages`, where the dataset has no question column and no instruction is given.
@@ -102,7 +102,7 @@ def load_task(
         raise DataError(unknown("prompt format", prompt_format, LAYOUTS))
     tokenizer, prompt_style = _load_tokenizer(model)
     text_columns = (question_column, prompt_column, "prompt", answer_column)
-    dataset_rows = read_rows(dataset, split, texts=text_columns)
+    dataset_rows = _add_dotted_columns(read_rows(dataset, split, texts=text_columns), text_columns)
     columns = find_columns(dataset_rows.column_names, question_column, prompt_column, answer_column, instruction)
     check_cells(dataset_rows, dataset, columns, template=prompt_style != "plain")
     if eval_split is None:
@@ -113,7 +113,7 @@ def load_task(
                 f"split and eval_split are both '{split}', so evaluations would use training data. Name another "
                 "split, or leave eval_split out."
             )
-        held_out_rows = read_rows(dataset, eval_split, texts=text_columns)
+        held_out_rows = _add_dotted_columns(read_rows(dataset, eval_split, texts=text_columns), text_columns)
         check_cells(held_out_rows, dataset, columns, template=prompt_style != "plain")
         held_out_rows = held_out_rows.select(range(min(eval_limit, len(held_out_rows))))
     if limit is not None:
@@ -298,6 +298,19 @@ def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -
         ) from error
 
 
+def _add_dotted_columns(rows: Any, names: Collection[str | None]) -> Any:
+    """Add the columns with dotted names, such as `reward_model.ground_truth`, that are fields of a column of objects."""
+    from datasets import concatenate_datasets
+
+    field_names = rows.features.flatten().keys() - set(rows.column_names)
+    dotted_names = [name for name in dict.fromkeys(filter(None, names)) if name in field_names]
+    if not dotted_names:
+        return rows
+    object_columns = [name for name in rows.column_names if any(dotted.startswith(f"{name}.") for dotted in dotted_names)]
+    field_rows = rows.select_columns(object_columns).flatten().select_columns(dotted_names)
+    return concatenate_datasets([rows, field_rows], axis=1)
+
+
 def find_columns(
     names: Sequence[str], question: str, prompt: str | None, answer: str | None, instruction: str | None
 ) -> DatasetColumns:
@@ -340,7 +353,7 @@ def check_cells(rows: Any, dataset: str, columns: DatasetColumns, *, template: b
     for name, option, advice in needed_columns:
         if name not in rows.column_names:
             raise DataError(
-                f"The dataset '{dataset}' has no column '{name}'; its columns are {', '.join(rows.column_names)}. "
+                f"The dataset '{dataset}' has no column '{name}'; its columns are {', '.join(rows.features.flatten())}. "
                 f"Name the right one with --set {option}=NAME.{advice}"
             )
         for row, cell in enumerate(rows[name]):

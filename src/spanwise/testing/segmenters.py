@@ -20,7 +20,7 @@ SEGMENTER_PROPERTIES: Mapping[str, str] = {
     "partition": "every trainable token is in one block, and no other token is in any block; the interval of a "
     "block, from start_nk to end_nk, runs from its first to its last token",
     "contiguous": "the intervals of two blocks do not overlap",
-    "text": "the texts of the blocks join to the text of the trainable tokens; blocks that overlap or lie in pieces may change its order",
+    "text": "the blocks' texts join to the text of the trainable tokens; blocks that overlap or lie in pieces may change its order",
     "pure": "the inputs stay unchanged, and a second call gives the same spans",
     "permutation": "another order of the completions only reorders the result",
     "split": "a completion gets the same spans alone as in a batch",

@@ -130,9 +130,13 @@ def test_a_judge_sees_the_task(tmp_path):
     assert ["The task:\n2+2=" in request["messages"][-1]["content"] for request in server.requests] == [True, True]
 
 
-def test_a_reward_function_sees_messages_where_prompts_were_conversations(tmp_path):
-    chat = json.dumps([{"role": "user", "content": "2+2="}])
-    file = write_own(tmp_path / "rows.parquet", [[1], [1]], prompt=[chat] * 2, text=["4", "5"])
+@pytest.mark.parametrize("kind", ["own", "jsonl"])
+def test_a_reward_function_sees_messages_where_prompts_were_conversations(tmp_path, kind):
+    chat = [{"role": "user", "content": "2+2="}]
+    if kind == "own":
+        file = write_own(tmp_path / "rows.parquet", [[1], [1]], prompt=[json.dumps(chat)] * 2, text=["4", "5"])
+    else:
+        file = write_lines(tmp_path / "rows.jsonl", [{"prompt": chat, "completion": text} for text in "45"])
     (tmp_path / "digit.py").write_text(
         "def digit(prompts, completions, **_):\n"
         "    pairs = zip(prompts, completions)\n"

@@ -126,6 +126,24 @@ def test_an_answer_that_is_the_whole_first_block_is_no_reason_to_refuse(tmp_path
         show(tmp_path / "no model", recipe, output=tmp_path, console=Console(), options={"samples": 2, "seed": 0})
 
 
+def test_another_clip_is_no_reason_to_refuse_where_only_tokens_are_compared(tmp_path):
+    """The last block has no confidence, so no baseline clips one."""
+    layout = {"solution": ["answer"], "sure": ["confidence"], "end": ["analysis"]}
+    log_score = {"reward": "log_score", "pays": "sure", "options": {"clip": 0.05}}
+    recipe = load(None, {"layout": layout, "objectives": [{"reward": "correct", "pays": "solution"}, log_score]})
+    tokens = {
+        "tokens": True,
+        "critics": None,
+        "critic_steps": 1,
+        "seed": 0,
+        "reference": "token",
+        "token_prompts": 1,
+        "rerolls": 2,
+    }
+    with pytest.raises(DataError, match="no model"):
+        show(tmp_path / "no model", recipe, output=tmp_path, console=Console(), options=tokens)
+
+
 def test_tables_hold_every_baseline():
     measured = measure_fidelity(rolled(10, 8, 4), group_sizes=[4, 8], resamples=2, draws=20)
     console = Console(width=80, record=True, file=io.StringIO())

@@ -7,6 +7,7 @@ import torch
 from datasets import Dataset
 from PIL import Image
 from transformers import (
+    AutoProcessor,
     CLIPVisionConfig,
     LlamaConfig,
     LlamaForTokenClassification,
@@ -17,12 +18,15 @@ from transformers import (
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from trl import GRPOTrainer
 
+from plain_files import save
 from spanwise import CriticConfig, Laser
 from spanwise.commands.shared.task import load_model
+from spanwise.commands.train.train import train
 from spanwise.engines.sample import sample
 from spanwise.engines.trl import SpanGRPOTrainer
 from spanwise.layout import Layout
 from spanwise.objective import Objective
+from spanwise.recipe import load
 from spanwise.scheme import Scheme
 from tokenizers_small import byte_level
 from trl_small import config, largest_difference, many_a, plain, weights
@@ -88,6 +92,27 @@ def test_a_saved_one_is_loaded_to_be_evaluated(tmp_path):
     loaded, tokenizer = load_model(tmp_path)
     assert isinstance(loaded, LlavaForConditionalGeneration)
     assert len(sample(loaded, tokenizer, ["2+2="], samples=2, max_new_tokens=3)[0]) == 2
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # the untrained model writes no tags
+@pytest.mark.parametrize("has_processor", [True, False])
+def test_spanwise_train_saves_the_processor_too(tmp_path, capsys, has_processor):
+    reader = processor()
+    model(reader.tokenizer).save_pretrained(tmp_path / "model")
+    (reader if has_processor else reader.tokenizer).save_pretrained(tmp_path / "model")
+    data = save(tmp_path / "data", [{"question": f"{n} + 2?", "answer": "4"} for n in range(10)], "jsonl")
+    sizes = {"steps": 1, "prompts": 2, "group_size": 2, "eval_prompts": 2, "eval_samples": 2, "report": False}
+    recipe = {
+        "task": "confidence",
+        "model": str(tmp_path / "model"),
+        "dataset": str(data),
+        "max_completion_length": 8,
+        **sizes,
+    }
+    train(load(None, {**recipe, "instruction": "", "output": str(tmp_path / "run")}))
+    assert ("image processor of" in capsys.readouterr().out) != has_processor
+    if has_processor:
+        assert isinstance(AutoProcessor.from_pretrained(tmp_path / "run" / "model"), LlavaProcessor)
 
 
 @pytest.fixture(scope="module")

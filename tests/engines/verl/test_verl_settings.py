@@ -118,6 +118,9 @@ WITH_RECIPE = {
     "one number for turns": ("bae", BY_TURN.format(""), FUNCTION, r"'environment' has scope: turn, but .* whole rollout"),
     "a manager's for turns": ("bae", BY_TURN.format(""), ["reward.reward_manager.name=dapo"], "has scope: turn, but"),
     "a result for turns": ("bae", BY_TURN.format(TOOL), FUNCTION, "has scope: turn, but"),
+    # An agent loop may give an output per turn, and the function's number pays the last. One output of several turns is
+    # refused in the worker.
+    "one number for outputs, gigpo": ("gigpo", "- {reward: environment, pays: [a]}\n", FUNCTION, None),
     "an agent loop's for turns": ("bae", BY_TURN.format(""), [], None),
     "an agent loop's beside a function's": ("bae", PAID + BY_TURN.format(f", name: tool{TOOL}"), FUNCTION, None),
     # verl's validation counts a missing `acc` as 0; V0's does not.

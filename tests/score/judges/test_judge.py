@@ -90,6 +90,16 @@ def test_a_template_sees_columns_and_choices_have_their_numbers(tmp_path):
     assert "response_format" not in request
 
 
+def test_null_leaves_a_field_of_sampling_out_of_the_request():
+    """OpenAI's reasoning models refuse `max_tokens`, and each temperature but 1."""
+    sampling = {"max_tokens": None, "temperature": None}
+    with Server(even).serving() as server:
+        options = {"model": "judge", "base_url": server.url, **sampling}
+        check_objectives([Objective("judge", pays="step", options=options)], Layout(["step"]))
+        judged(server, text=TEXT[:1], **sampling)
+    assert server.requests[0].keys() == {"model", "messages", "response_format"}
+
+
 def token(text, **likely):
     others = [{"token": name, "logprob": math.log(p), "bytes": None} for name, p in likely.items()]
     return {"token": text, "logprob": 0.0, "bytes": None, "top_logprobs": others}

@@ -25,7 +25,7 @@ from spanwise.layout import Layout
 from spanwise.objective import families
 from spanwise.pipeline import Reading, advantages, credit_batch, read
 from spanwise.rollouts import RolloutTable
-from spanwise.rollouts.cells import is_chat, parse_literals
+from spanwise.rollouts.cells import parse_prompt
 from spanwise.rollouts.files import REPORT
 from spanwise.rollouts.rows import stop_credit
 from spanwise.rollouts.schema import AFTER, RECORDED, STOP, value_columns
@@ -325,7 +325,7 @@ def _function_columns(
     # Without token ids, a length reward would count words or bytes instead of tokens.
     reward_entries = [REWARDS[name] for name in computed_rewards if isinstance(name, str)]
     reads_token_ids = table.has_ids and any(reward.reads_ids for reward in reward_entries)
-    prompts = list(parse_literals(table.prompts[rows], is_chat))  # our own files hold conversations as JSON
+    prompts = [parse_prompt(text) for text in table.prompts[rows]]
     reward_inputs: dict[str, Sequence[Any]] = {"prompts": prompts} if has_functions or any(prompts) else {}
     if has_functions or reads_token_ids:
         reward_inputs["completion_ids"] = [table.tokens.slice(n, n + 1).tolist() for n in range(rows.start, rows.stop)]

@@ -38,13 +38,14 @@ GROUP_MEAN = "GRPO c - group mean"
 
 def show(checkpoint: Path, recipe: Recipe, *, output: Path, console: Console, options: Mapping[str, Any]) -> None:
     """Compare a saved model's estimated advantages with Monte Carlo."""
+    layout = answer_layout(recipe, task_layout(recipe))
+    compares_baselines = "tokens" not in options or recipe.answer_tags["confidence"] in layout.keys[layout.names[-1]]
     for entry in recipe.objectives or ():
         clip = (entry.get("options") or {}).get("clip", 0.01)
-        if entry.get("reward") == "log_score" and clip != 0.01:
+        if entry.get("reward") == "log_score" and clip != 0.01 and compares_baselines:
             raise RecipeError(
                 f"Fidelity clips log_score at 0.01, but the recipe clips it at {clip}. Give a --recipe without clip."
             )
-    layout = answer_layout(recipe, task_layout(recipe))
     first_name, answer_tag = layout.names[0], recipe.answer_tags["answer"]
     if answer_tag not in ("", *layout.keys[first_name]):  # "" is the whole block
         raise RecipeError(
@@ -62,10 +63,10 @@ def show(checkpoint: Path, recipe: Recipe, *, output: Path, console: Console, op
         )  # fmt: skip
         fidelity = token_fidelity(trajectories, critic_values, segments=sae_segments, seed=seed)
         measured_fields |= show_tokens(fidelity, sae_segments, console=console)
-    if "tokens" in options and recipe.answer_tags["confidence"] not in layout.keys[layout.names[-1]]:
-        say(console, "The layout's last block has no confidence, so only token advantages are compared, not the baselines.")
-    else:
+    if compares_baselines:
         measured_fields |= show_baselines(checkpoint, recipe, console, options)
+    else:
+        say(console, "The layout's last block has no confidence, so only token advantages are compared, not the baselines.")
     write_fidelity(output, source=str(checkpoint), recipe=recipe.model_dump(mode="json"), **measured_fields)
     say(console, f"Report: {report_folder(output)}")
 

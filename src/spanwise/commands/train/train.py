@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from rich.console import Console
-from transformers import AutoTokenizer, PrinterCallback, ProgressCallback, TrainerCallback
+from transformers import AutoProcessor, AutoTokenizer, PrinterCallback, ProcessorMixin, ProgressCallback, TrainerCallback
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 
 from spanwise.commands.eval.evaluate import evaluate
@@ -26,7 +26,7 @@ from spanwise.credit import method
 from spanwise.disk import whole_folder, write_text
 from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
 from spanwise.engines.trl.keeping import BatchCallback, steps_per_batch
-from spanwise.errors import DataError, RecipeError, check_known
+from spanwise.errors import DataError, RecipeError, check_known, first_line
 from spanwise.explain.alarms import CAUSES, SHOWN_BY, alarms
 from spanwise.measure import ece
 from spanwise.modes.critic.config import CRITIC
@@ -114,6 +114,8 @@ def train(
             recorder.live.stop()
         with whole_folder(run_path / "model"):
             trainer.save_model(str(run_path / "model"))
+            if is_main_process and hasattr(trainer.accelerator.unwrap_model(trainer.model).config, "vision_config"):
+                _save_processor(task.model, trainer.processing_class, run_path / "model", console)
         if is_main_process and critic is not None:
             with whole_folder(run_path / CRITIC):
                 critic.save(run_path / CRITIC, trainer.processing_class, state=False)
@@ -127,6 +129,18 @@ def train(
 
                 say(console, f"Report: {report_folder(run_path)}")
     return run_summary
+
+
+def _save_processor(source: str, tokenizer: Any, folder: Path, console: Console) -> None:
+    """Save the processor of a model that also reads images, because transformers needs it to load such a model."""
+    try:
+        processor: Any = AutoProcessor.from_pretrained(source, trust_remote_code=False)
+    except Exception as error:  # the files are missing, or a package that they need
+        say(console, f"The image processor of '{source}' is not saved ({first_line(error)}). Copy its files to '{folder}'.")
+        return
+    if isinstance(processor, ProcessorMixin):  # else transformers has no such class for the model, and returns its tokenizer
+        processor.tokenizer = tokenizer
+        processor.save_pretrained(folder)
 
 
 def _drop_hidden(value: Any) -> Any:

@@ -20,6 +20,7 @@ from spanwise.commands.why.decisions import decision_notes
 from spanwise.errors import RecipeError
 from spanwise.explain.remarks import SHARING, cut_off
 from spanwise.rollouts import RolloutTable
+from spanwise.rollouts.rows import display_prompt
 from spanwise.rollouts.table import fitting_runs
 from spanwise.types import Fault, Status
 from spanwise.zeros import Zero, Zeros, reason_of, recorded_reasons, tally_zeros, zero_reasons
@@ -142,7 +143,8 @@ def describe_completion(result: CreditResult, zeros: Mapping[str, Zeros], n: int
     group_rows = (result.group_n == result.group_n[n]).nonzero().flatten().tolist()
     heading = f"Completion {n} of '{table.path}': step {int(table.step_n[n])}"
     rows_text = _row_list(group_rows[:_MATES], more=len(group_rows) > _MATES)
-    description: list[Table | str] = [f"{heading}, compared with rows {rows_text}; prompt {table.prompts[n]!r:.200}"]
+    prompt_text = display_prompt(table.prompts[n])
+    description: list[Table | str] = [f"{heading}, compared with rows {rows_text}; prompt {prompt_text!r:.200}"]
     fault_bits = int(result.file_spans.fault_n[n])
     if fault_names := [fault.name.lower() for fault in Fault if fault.name and fault_bits & fault]:
         description.append(f"Its tags: {', '.join(fault_names)}.")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,12 +16,22 @@ from spanwise.errors import RecipeError, RewardError, check_known
 from spanwise.registry import register
 
 
+def _check_weights(options: Mapping[str, Any]) -> None:
+    h1, h2, h3 = (options[name] for name in ("h1", "h2", "h3"))
+    if min(h1, h2, h3) < 0 or h1 + h2 == 0:
+        raise RecipeError(
+            f"h1, h2 and h3 are {h1:g}, {h2:g} and {h3:g}. Write 0 or more for each. h1 or h2 must be above "
+            "0, because no token changes if both are 0."
+        )
+
+
 @register(
     "ktae",
     kind="refinement",
     paper="KTAE, arXiv 2505.16826",
     source="the authors' code and third-party summaries",
     only_with={"top": ("form", ("code",))},
+    check=_check_weights,
 )
 @torch.no_grad()
 def ktae(
@@ -78,11 +89,7 @@ def ktae(
     check_mask(mask_nt)
     check_rewards(correct_n)
     check_known("form of KTAE", form, ("paper", "code"))
-    if min(h1, h2, h3) < 0 or h1 + h2 == 0:
-        raise RecipeError(
-            f"h1, h2 and h3 are {h1:g}, {h2:g} and {h3:g}. Write 0 or more for each. h1 or h2 must be above "
-            "0, because no token changes if both are 0."
-        )
+    _check_weights({"h1": h1, "h2": h2, "h3": h3})
     refined_adv_nt = torch.where(mask_nt, adv_nt, 0.0)
     group_index_n = torch.where(correct_n.isnan(), -1, group_index(group_n))
     for g in group_index_n[group_index_n >= 0].unique():

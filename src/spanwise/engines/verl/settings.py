@@ -166,9 +166,10 @@ def _replace_filter_metric(config: Any, scheme: Scheme) -> str | None:
     if metric is None or metric == ANY_REWARD:
         return None
     if metric == "reward" or metric in scheme.names:
+        absent_note = f" A group is also kept if a completion has no reward '{metric}'." if metric in scheme.names else ""
         return (
             f"{_FILTER}.metric={metric} drops groups whose completions have the same {metric}, although their other "
-            f"rewards may differ. Set the metric to {ANY_REWARD}, which keeps such groups."
+            f"rewards may differ. Set the metric to {ANY_REWARD}, which keeps such groups.{absent_note}"
         )
     with open_dict(config):
         OmegaConf.update(config, f"{_FILTER}.metric", ANY_REWARD)
@@ -281,8 +282,8 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
         "{reward: ..., name: NAME}.": "acc" in scheme.names and config.trainer.get("use_v1"),
         **{
             f"Objective '{name}' has scope: turn, but your reward function or manager gives one number for a whole "
-            f"rollout. Remove the scope. Or remove the function or manager, and let your agent loop give each entry of 'turns' its "
-            f"own '{column}'.": user_chose_reward(config, manager_name)
+            f"rollout. Write scope: rollout. Or remove the function or manager, and let your agent loop give each entry of "
+            f"'turns' its own '{column}'.": user_chose_reward(config, manager_name)
             # Otherwise the user's function may fill other objectives' columns, while an agent loop gives each turn this
             # column.
             and (column == "environment" or turn_columns.keys() == paid_columns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ import torch
 
 from spanwise.errors import DataError
 from spanwise.rollouts import schema
-from spanwise.rollouts.cells import read_steps, refuse_words
+from spanwise.rollouts.cells import parse_literal, read_steps, refuse_words
 from spanwise.rollouts.columns import Shared, read_row_batches
 from spanwise.rollouts.files import ReadingProgress, concatenate_tables
 from spanwise.rollouts.table import AsRecorded, Ragged, RolloutTable, TokenizedTexts, finite, load_tokenizer, tokenize
@@ -76,6 +77,9 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         tokens = tokenize([(text, True)] for text in completion_texts)._replace(note=token_note)
     deduplicate = Shared()
     scalar_names = [field.name for field in table.schema if not pa.types.is_list(field.type)]
+    other_columns = {name: table[name].to_pylist() for name in scalar_names if schema.type_of(name) is None}
+    if schema.ANSWER in other_columns:
+        other_columns[schema.ANSWER] = [*map(_parse_answer, other_columns[schema.ANSWER])]
     recorded_advantages = (
         AsRecorded(f"the file's '{name}'", file_tokens.columns[name], shares=True, by_token=True) for name in trained_columns
     )
@@ -88,7 +92,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
             steps=read_steps(path, table[schema.STEP].to_pylist() if schema.STEP in scalar_names else [None] * len(table)),
             keys=_read_ids(path, table, schema.GROUP),
             rollouts=_read_ids(path, table, schema.ROLLOUT),
-            columns={name: table[name].to_pylist() for name in scalar_names if schema.type_of(name) is None},
+            columns=other_columns,
             rewards={},
         ),
         rewards=_read_rewards(path, table),
@@ -100,6 +104,14 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         after_values={x: schema.float_column(table, x) for x in scalar_names if x.partition("/")[0] == schema.AFTER},
         score_n=schema.float_column(table, schema.SCORE) if schema.SCORE in scalar_names else None,
     )
+
+
+def _parse_answer(cell: Any) -> Any:
+    """Return a gold answer. The JSON of a list with one text becomes that list again, because rewards read its entry."""
+    if not (isinstance(cell, str) and cell.startswith('["')):
+        return cell
+    answers = parse_literal(cell)
+    return answers if len(answers) == 1 and json.dumps(answers) == cell else cell
 
 
 class _Tokens(NamedTuple):

@@ -333,6 +333,7 @@ class _PlainTable:
         answer_column, group_column = self.roles.get("answer"), self.roles.get("group")
         skipped_names = {self.roles.get(role) for role in ("prompt", "completion", "completions", "step")}
         has_list_cells = "completions" in self.roles or any(source.siblings > 1 for source in self.sources)
+        is_skyrl = (self.roles.get("prompt"), self.roles.get("completion")) == ("input_prompt", "output_response")
         columns: dict[str, list[Any]] = {}
         for name, column in self.table.items():
             if name in (answer_column, group_column):
@@ -352,6 +353,8 @@ class _PlainTable:
             if has_list_cells and self.has_entry_per_completion(name, column):
                 source_pairs = zip(values_n, self.sources, strict=True)
                 values_n = [value[source.position] if isinstance(value, list) else value for value, source in source_pairs]
+            if is_skyrl and name == "score":  # SkyRL may write a reward per token; its metrics add them up
+                values_n = [sum(filter(None, value)) if _is_number_list(value) else value for value in values_n]
             reward_dicts = [value if isinstance(value, dict) else {} for value in values_n] if is_reward else []
             reward_columns = {f"rewards/{key}": entries for key, entries in cells.by_column(reward_dicts).items()}
             columns |= {key: cells.parse_numbers(entries) for key, entries in (reward_columns or {name: values_n}).items()}

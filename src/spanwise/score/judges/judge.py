@@ -48,7 +48,8 @@ _answered: set[Any] = set()
 def _check(options: Mapping[str, Any]) -> None:
     choices, constrain, key = options["choices"], options["constrain"], options["key"]
     for name, least in (("max_concurrent", 1.0), ("retries", 0.0), ("max_tokens", 1.0)):
-        check_number(f"The judge's option '{name}'", options[name], least=least, whole=True)
+        if (name, options[name]) != ("max_tokens", None):
+            check_number(f"The judge's option '{name}'", options[name], least=least, whole=True)
     for name in ("timeout", "deadline"):
         check_number(f"The judge's option '{name}' (seconds)", options[name], above=0.0)
     choice_list = list(choices) if is_number_table(choices) else []
@@ -105,8 +106,8 @@ async def ask_judge(
     timeout: float | int = 60.0,
     retries: int = 6,
     deadline: float | int = 600.0,
-    temperature: float | int = 0.0,
-    max_tokens: int = 512,
+    temperature: float | int | None = 0.0,
+    max_tokens: int | None = 512,
     cache: str | None = None,
     key: str = "OPENAI_API_KEY",
 ) -> Reward:
@@ -138,7 +139,7 @@ async def ask_judge(
         max_concurrent: requests in flight, shared by all processes of a training.
         timeout: seconds for one request; `retries` more follow with growing pauses, or when the server says (Retry-After).
         deadline: seconds for one question, with its retries.
-        temperature, max_tokens: of the judge's sampling.
+        temperature, max_tokens: of the judge's sampling. None leaves them out of the request, as OpenAI's reasoning models need.
         cache: a file that keeps verdicts, shared by runs and processes.
         key: the environment variable that holds the server's key, which is written nowhere.
 
@@ -240,8 +241,8 @@ class _RequestForm:
     expected: bool
     constrain: str
     model: str
-    temperature: float
-    max_tokens: int
+    temperature: float | None
+    max_tokens: int | None
 
     def question(
         self, blocks: BlockText, row: Mapping[str, Any], names: list[str], block: str | None, criterion: Criterion
@@ -260,11 +261,11 @@ class _RequestForm:
         instruction, reply_format = reply_rules(list(self.choices), self.constrain, reasons=self.reasons, parts=part_names)
         messages = messages_for(self.template, row, completion=completion_text(blocks), **template_values)
         messages[-1]["content"] += f"\n{instruction}"
+        sampling = {"temperature": self.temperature, "max_tokens": self.max_tokens}
         chat_request = {
             "model": self.model,
             "messages": messages,
-            "temperature": self.temperature,
-            "max_tokens": self.max_tokens,
+            **{name: setting for name, setting in sampling.items() if setting is not None},
             **({"logprobs": True, "top_logprobs": 20} if self.expected else {}),
             **reply_format,
         }
@@ -279,12 +280,14 @@ class _RequestForm:
         try:
             # Plain JSON is faster than the client's own classes.
             server_reply = await client.post("/chat/completions", cast_to=object, body=question.request)
-        except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
+        except openai.APIStatusError as error:
+            is_unsupported = error.param in ("temperature", "max_tokens") and f"{error.code}".startswith("unsupported")
+            if error.status_code not in (401, 403, 404) and not is_unsupported:
+                raise  # the fault of this question, such as its length
+            advice = f"Set {error.param}: null to leave it out" if is_unsupported else "Check model, base_url and key"
             server_message = error.body.get("message") if isinstance(error.body, Mapping) else None
             refusal_text = f"{server_message or error.message}"[:300].rstrip(".")
-            raise RewardError(
-                f"The judge '{self.model}' at {server_name} refuses: {refusal_text}. Check model, base_url and key."
-            ) from error
+            raise RewardError(f"The judge '{self.model}' at {server_name} refuses: {refusal_text}. {advice}.") from error
         except openai.APITimeoutError as error:
             raise TimeoutError from error
         except openai.APIConnectionError as error:
