@@ -44,10 +44,9 @@ def equals(
     """Reward 1 if a field of the completion equals the dataset's gold value, 0 if not.
 
     Rule: the gold value stands in the column at the field's own path, where a cell holds an object (or its JSON text); else the
-    cell is the gold value, or what follows `####` at the end of a GSM8K solution. Texts are equal character for character, around
-    which space does not count; numbers by value (3 = 3.0, in quotes or not); true, false, null, lists and objects as JSON. A field
-    that says nothing complete is wrong (0). No paid block: ABSENT. A gold object without the field: ERROR; but an element beyond
-    the end of the gold list is wrong.
+    cell is the gold value, or what follows `####` in a GSM8K solution. Texts are equal character for character, around which space
+    does not count; numbers by value (3 = 3.0, in quotes or not); true, false, null, lists and objects as JSON. An incomplete field
+    is wrong (0). No paid block: ABSENT. A gold object without the field: ERROR; an element beyond the end of the gold list: wrong.
 
     Args:
         text, pays, columns, scored: see `spanwise.score.rewards`.

@@ -261,11 +261,10 @@ class _RequestForm:
         instruction, reply_format = reply_rules(list(self.choices), self.constrain, reasons=self.reasons, parts=part_names)
         messages = messages_for(self.template, row, completion=completion_text(blocks), **template_values)
         messages[-1]["content"] += f"\n{instruction}"
-        sampling = {"temperature": self.temperature, "max_tokens": self.max_tokens}
         chat_request = {
             "model": self.model,
             "messages": messages,
-            **{name: setting for name, setting in sampling.items() if setting is not None},
+            **{name: setting for name in ("temperature", "max_tokens") if (setting := getattr(self, name)) is not None},
             **({"logprobs": True, "top_logprobs": 20} if self.expected else {}),
             **reply_format,
         }
