@@ -42,6 +42,7 @@ def test_completions_that_were_cut_off_are_not_told_to_change_the_prompt():
     assert "2 of these completions ended inside " in warnings_of([[0, 4], [0, 4], PLAN])["tags"]
     most_of_one_length = [[4, 4, 5], [4, 5, 4], [5, 4, 4], [4, 5]]
     assert "3 of these completions have the largest length, 3 tokens, " in warnings_of(most_of_one_length)["tags"]
+    assert "2 of these completions have the largest length, " in warnings_of([[4, 5], [5, 4]])["tags"]
     for ids in ([[0, 4], PLAN, PLAN], [[4, 4, 5]] * 2, [[4], [4, 5], [4, 5, 4], [4, 5, 4, 4]]):
         assert "cut off" not in warnings_of(ids)["tags"]
 
