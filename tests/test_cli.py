@@ -61,6 +61,7 @@ def run_record(folder):
     return [summary[name] for name in ("start", "curve", "batches", "final")], about
 
 
+@pytest.mark.long
 def test_train_leaves_everything_behind(run):
     folder, done = run
     recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
@@ -81,6 +82,7 @@ def test_train_leaves_everything_behind(run):
     assert "the baseline 'outcome' teaches it to state the confidence .80." in " ".join(done.stdout.split())
 
 
+@pytest.mark.long
 def test_a_resolved_recipe_trains_the_same_again_and_resuming_gives_the_uninterrupted_run(run, cache, tmp_path):
     folder, _ = run
     spanwise("train", folder / "recipe.yaml", "--output", tmp_path / "again", cache=cache)
@@ -89,6 +91,7 @@ def test_a_resolved_recipe_trains_the_same_again_and_resuming_gives_the_uninterr
     assert run_record(tmp_path / "again") == run_record(tmp_path / "resumed") == run_record(folder)
 
 
+@pytest.mark.long
 def test_an_interrupted_run_goes_on_from_its_newest_intact_checkpoint(run, cache, tmp_path):
     folder, _ = run
     broken = tmp_path / "broken"
@@ -102,6 +105,7 @@ def test_an_interrupted_run_goes_on_from_its_newest_intact_checkpoint(run, cache
     assert run_record(broken) == run_record(folder)
 
 
+@pytest.mark.long
 def test_without_the_metrics_of_the_resumed_run_there_is_no_start(run, cache, tmp_path):
     folder, _ = run
     shutil.copytree(folder / "checkpoints" / "checkpoint-1", tmp_path / "moved" / "checkpoint-1")
@@ -113,6 +117,7 @@ def test_without_the_metrics_of_the_resumed_run_there_is_no_start(run, cache, tm
     assert [point["step"] for point in summary["curve"]] == [1, 2]
 
 
+@pytest.mark.long
 def test_a_damaged_checkpoint_is_one_sentence(run, tmp_path):
     folder, _ = run
     broken = tmp_path / "checkpoint-1"
@@ -125,6 +130,7 @@ def test_a_damaged_checkpoint_is_one_sentence(run, tmp_path):
         find_checkpoint(tmp_path)
 
 
+@pytest.mark.long
 def test_a_model_and_a_dataset_by_name(cache, tmp_path):
     """The real path with a random model: the paper's prompt, a reward function of the user's own, LoRA-free, one step."""
     byte_model(tmp_path / "model")
@@ -148,12 +154,14 @@ def test_a_model_and_a_dataset_by_name(cache, tmp_path):
     assert "short" in done.stdout
 
 
+@pytest.mark.long
 def test_fidelity_of_a_model_that_states_no_confidence(run, cache):
     folder, _ = run  # after two steps of training it babbles
     done = spanwise("fidelity", folder, "--prompts", "4", "--samples", "4", "--rerolls", "2", cache=cache, expect=2)
     assert done.stderr.startswith("Error: None of 16 completions has the block 'confidence'; there is nothing to re-roll.")
 
 
+@pytest.mark.long
 def test_demo_has_both_arms(cache, tmp_path):
     done = spanwise(
         "demo", "confidence", "--steps", "1", "--output", tmp_path / "demo", "--set", "start_steps=2", "--set", "eval_prompts=4",

@@ -48,6 +48,7 @@ def test_a_giant_is_read(layout):
 
 
 @pytest.mark.usefixtures("unchecked_shapes")  # they cost more than the readers, and users run without them
+@pytest.mark.long
 @pytest.mark.parametrize("reader", READERS)
 def test_time_is_proportional_to_length(reader):
     """At 32 kB no shape takes two seconds on a crowded machine; what is quadratic takes several, or has raised before."""

@@ -137,6 +137,7 @@ def test_the_layout_reads_the_answer() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # the model has learned next to nothing, which is a warning
+@pytest.mark.long
 def test_train_and_eval_run_on_it(tmp_path, monkeypatch) -> None:
     from spanwise.cli import app
 

@@ -51,6 +51,7 @@ def is_alive(pid):
     return True
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("stop", "whole_group", "status"), [(signal.SIGINT, True, 130), (signal.SIGTERM, False, 143)])
 def test_a_stopped_comparison_leaves_no_training_behind(stop, whole_group, status, tmp_path):
     """Ctrl-C reaches every process of the terminal, a kill only the one it names."""

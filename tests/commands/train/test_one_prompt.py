@@ -20,6 +20,7 @@ METHODS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", METHODS)
 def test_one_prompt_is_kept_at_each_evaluation_and_training_is_the_same(tmp_path, name):
     for folder, keep in (("kept", 1), ("bare", 0)):

@@ -93,6 +93,7 @@ def test_a_tracker_gets_no_secret(fields, tmp_path):
     assert holding(tmp_path) == []
 
 
+@pytest.mark.long
 def test_a_comparison_hands_its_runs_the_secrets_and_leaves_none(fields, tmp_path):
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(fields))
     command = ["compare", "recipe.yaml", "--arms", "bae", "--seeds", "0", "--output", "out"]

@@ -134,6 +134,7 @@ def stopped(folder, *, after, **options):
         trainer(folder, extra={"callbacks": [Stops()]}, **options).train()
 
 
+@pytest.mark.long
 def test_an_interrupted_run_has_its_data_and_a_report_that_says_so_and_is_gone_on_with(tmp_path):
     saved = {**KEEP, "report": True, "save_strategy": "steps", "save_steps": 2}
     stopped(tmp_path, after=2, **saved)
