@@ -137,7 +137,7 @@ def check_scheme(scheme: Any, critic: Any, options: Mapping[str, Any]) -> Scheme
     if misplaced_options:
         raise RecipeError(f"Set {' and '.join(misplaced_options)} in the scheme, not in the trainer. Write {_SCHEME}.")
     if not isinstance(scheme, Scheme):
-        raise RecipeError(f"The scheme is {scheme!r}, which is no Scheme. Write {_SCHEME}.")
+        raise RecipeError(f"scheme is {scheme!r}, but must be a spanwise.Scheme. Write {_SCHEME}.")
     scheme_faults: dict[str, Any] = {
         **{unknown("argument of SpanGRPOTrainer called", name, known_names): name not in known_names for name in options},
         **{
