@@ -141,6 +141,11 @@ def test_a_difference_of_certain_runs_has_width():
     assert 0.02 < difference.high < 0.05
 
 
+def test_bins_without_completions_change_nothing():
+    run = Reports(torch.tensor([0.9, 0.9, 0.6, 0.6] * 10), torch.tensor([1.0, 1.0, 1.0, 0.0] * 10), [*range(20)] * 2)
+    assert ece_interval(run, bins=20) == ece_interval(run, bins=5) == ece_interval(run)
+
+
 def test_what_has_no_bounds():
     q, c = torch.tensor([0.9, 0.4]), torch.tensor([1.0, 0.0])
     interval = ece_interval(Reports(q, c, [7, 7]))
