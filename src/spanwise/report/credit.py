@@ -166,10 +166,10 @@ def credit_finding(credit: Mapping[str, Mapping[str, Tensor]], left: str, right:
     opposed_count = int(torch.stack(list(is_opposed_by_block.values())).any(dim=0).sum())
     count_text = f"none of {completion_count:,} completions"
     if opposed_count:
-        opposed_counts = {block: int(is_opposed_n.sum()) for block, is_opposed_n in is_opposed_by_block.items()}
-        top_block = max(opposed_counts, key=opposed_counts.__getitem__)
-        block_note = f", most often in the block {top_block} ({opposed_counts[top_block]:,})"
         share_text = parts.percent(opposed_count / completion_count)
         count_text = f"{opposed_count:,} of {completion_count:,} completions ({share_text})"
-        count_text += block_note if len(opposed_counts) > 1 else ""
+    if opposed_count and len(common_blocks) > 1:
+        opposed_counts = {block: int(is_opposed_n.sum()) for block, is_opposed_n in is_opposed_by_block.items()}
+        top_block = max(opposed_counts, key=opposed_counts.__getitem__)
+        count_text += f", most often in the block {top_block} ({opposed_counts[top_block]:,})"
     return f"{left} and {right} give a block credit of opposite signs in {count_text}."

@@ -151,8 +151,8 @@ def clause(row: TokenRow, method: str, rule: Rule) -> str:
         clauses.append(f"gives {zero_blocks_or_count} 0")
     elif zero_blocks:
         is_alone = {part.reason for part in row.parts.get(method, ())} == {"singleton"}
-        alone_clause = "gives the completion exactly 0, because no other completion can be compared with it"
-        clauses.append(alone_clause if is_alone else "gives the completion exactly 0")
+        cause_text = ", because no other completion can be compared with it" if is_alone else ""
+        clauses.append(f"gives the completion exactly 0{cause_text}")
     if stop_credit:
         stop_verb = "charges" if stop_credit < 0 else "pays"
         clauses.append(f"{stop_verb} {shown(stop_credit, sign=True)} for missing blocks")

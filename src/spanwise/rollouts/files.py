@@ -139,9 +139,9 @@ def read_batches(file: Path, columns: Sequence[str] | None, progress: ReadingPro
     advice = ""
     if count_match := re.search(r"Expected (\d+) columns, got (\d+)", format_fault):
         format_fault = f"{format_fault[0].lower()}{format_fault[1:]}"
-        is_cut_off = int(count_match[2]) < int(count_match[1])
         advice = " Put text that holds a comma or a line break in quotes."
-        advice += " If the file was cut off, write it again." if is_cut_off else ""
+        if int(count_match[2]) < int(count_match[1]):
+            advice += " If the file was cut off, write it again."
     raise DataError(f"'{file}' cannot be read as CSV: {format_fault}.{advice}")
 
 

@@ -257,11 +257,13 @@ def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -
     if dataset_path.exists():
         config.HF_UPDATE_DOWNLOAD_COUNTS = False  # stops `datasets` from reporting local reads to a server
     if dataset_path.is_file() != (file_suffix in readable_suffixes):
-        file_problem = f"The dataset file '{dataset}' is neither in '{Path.cwd()}' nor beside the recipe"
+        file_problem = f"neither in '{Path.cwd()}' nor beside the recipe"
         if dataset_path.is_file():
-            file_problem = f"The dataset file '{dataset}' is not a kind of file that can be read"
+            file_problem = "not a kind of file that can be read"
         suffixes_text = ", ".join(readable_suffixes)
-        raise DataError(f"{file_problem}. Set --dataset to a {suffixes_text} file, a folder or a hub name.")
+        raise DataError(
+            f"The dataset file '{dataset}' is {file_problem}. Set --dataset to a {suffixes_text} file, a folder or a hub name."
+        )
     if dataset_path.is_file() and split != "train":
         raise DataError(
             f"The dataset file '{dataset}' has no splits, so it has no split '{split}'. Leave the split out, or give a folder with "

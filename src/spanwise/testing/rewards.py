@@ -187,8 +187,10 @@ class _Reward(Suite):
         has_paid_block_n = [any(blocks[name] is not None for name in self.objective.pays) for blocks, *_ in batch.rows]
         for n, (has_block, value_and_status) in enumerate(zip(has_paid_block_n, self.run(batch)[""], strict=True)):
             if not has_block and value_and_status[1] != Status.ABSENT.name:
-                status_text = f"its status must be ABSENT, but it gets {value_and_status}"
-                self.fail(batch, f"Completion {n} has none of the paid blocks, so {status_text}.")
+                self.fail(
+                    batch,
+                    f"Completion {n} has none of the paid blocks, so its status must be ABSENT, but it gets {value_and_status}.",
+                )
         self.alone(batch, [n for n, has_block in enumerate(has_paid_block_n) if has_block])
 
     def threads(self, batch: DrawnCompletions, _: Draw) -> None:

@@ -129,11 +129,12 @@ def choose_columns(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str,
         if column != "text" and column not in table.rewards:
             known_values = [value for value in table.columns.get(column, ()) if value is not None]
             wrong_values = [value for value in known_values if not (isinstance(value, int | float) or is_number_text(value))]
-            problem = f"column '{column}' of '{table.path}' is empty"
+            column_place = f"column '{column}' of '{table.path}'"
+            problem = f"{column_place} is empty"
             if known_values:
-                problem = f"spanwise reads column '{column}' of '{table.path}' as something else than a reward"
+                problem = f"spanwise reads {column_place} as something else than a reward"
             if wrong_values:
-                problem = f"column '{column}' of '{table.path}' holds {reprlib.repr(wrong_values[0])}, which is no number"
+                problem = f"{column_place} holds {reprlib.repr(wrong_values[0])}, which is no number"
             if column in table.columns:
                 raise RecipeError(f"--reward {objective}={column}: {problem}.")
             if not table.rewards:

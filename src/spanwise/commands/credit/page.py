@@ -39,8 +39,10 @@ def credit_page(folder: Path) -> str:
     )  # fmt: skip
     shown_rows_note = ""
     if len(row_indices) < len(table):
-        shown_text = f"The page shows {len(row_indices)} of {len(table)} completions, drawn evenly over the file."
-        shown_rows_note = f" {shown_text} The option --rows sets how many are shown."
+        shown_rows_note = (
+            f" The page shows {len(row_indices)} of {len(table)} completions, drawn evenly over the file. The option --rows "
+            "sets how many are shown."
+        )
     verdict_name = (summary.get("score") or {}).get("verdict") or "correct"
     verdict_column = schema.column("reward", verdict_name)
     score_samples = None

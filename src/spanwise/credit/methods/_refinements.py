@@ -17,7 +17,7 @@ from spanwise.registry import register
 
 
 def _check_weights(options: Mapping[str, Any]) -> None:
-    h1, h2, h3 = (options[name] for name in ("h1", "h2", "h3"))
+    h1, h2, h3 = options["h1"], options["h2"], options["h3"]
     if min(h1, h2, h3) < 0 or h1 + h2 == 0:
         raise RecipeError(
             f"h1, h2 and h3 are {h1:g}, {h2:g} and {h3:g}. Write 0 or more for each. h1 or h2 must be above "

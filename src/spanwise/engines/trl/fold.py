@@ -225,8 +225,10 @@ def check_gradient(model: Any, *, scaled: bool, step: int) -> None:
         faulty_names = [name for name, gradient in gradients.items() if not bool(gradient.isfinite().all())]
         gradient_note = "The gradients of all parameters are finite, but their common norm is not."
         if faulty_names:
-            count_text = f"{len(faulty_names)} of {len(gradients)} parameters"
-            gradient_note = f"The gradient is not finite in {count_text}; the first is {faulty_names[0]}."
+            gradient_note = (
+                f"The gradient is not finite in {len(faulty_names)} of {len(gradients)} parameters; the first is "
+                f"{faulty_names[0]}."
+            )
         raise DivergedError(
             f"Step {step}: the gradient has the norm {float(gradient_norm)}. {gradient_note} {_ADVICE} Also look at the "
             "prompts of this batch in trainer.last_rollouts."

@@ -151,8 +151,9 @@ class Critic:
         nonfinite_count = int(self._sum(nonfinite_count_r.sum()))
         if nonfinite_count:
             faulty_rows = row_r[nonfinite_count_r.cpu() > 0].tolist()
-            in_other_process = "They are in completions of another process."
-            fault_place = f"The first is in completion {faulty_rows[0]}." if faulty_rows else in_other_process
+            fault_place = "They are in completions of another process."
+            if faulty_rows:
+                fault_place = f"The first is in completion {faulty_rows[0]}."
             raise self._diverged(f"{nonfinite_count:g} of the critic's values are not finite. {fault_place}")
 
     def _diverged(self, problem: str) -> DivergedError:

@@ -48,7 +48,7 @@ _answered: set[Any] = set()
 def _check(options: Mapping[str, Any]) -> None:
     choices, constrain, key = options["choices"], options["constrain"], options["key"]
     for name, least in (("max_concurrent", 1.0), ("retries", 0.0), ("max_tokens", 1.0)):
-        if (name, options[name]) != ("max_tokens", None):
+        if name != "max_tokens" or options[name] is not None:
             check_number(f"The judge's option '{name}'", options[name], least=least, whole=True)
     for name in ("timeout", "deadline"):
         check_number(f"The judge's option '{name}' (seconds)", options[name], above=0.0)
