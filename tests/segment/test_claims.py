@@ -28,7 +28,8 @@ PARTLY = Fault.NESTED | Fault.MISSING
         ({"a": A, "b": B, "rest": []}, ["<<", "x", "1y", "2>>", "."], "abbar", {"a": "x1y2", "b": "x1y"}, Fault.NONE),
         # A tag has no end of its own: it ends with what it lies in, as long as what it says does.
         ({"a": A, "b": "tags:t", "rest": []}, ["<<", "<t>", "1</t>", ".>>", "."], "abbbr", {"a": "<t>1</t>.", "b": "1"}, Fault(0)),
-
+        ({"a": "tags:t", "b": "tags:u", "n": "regex:[78]"}, ["<t>", "x", "</t>", "7", "<u>", "y", "</u>", "8"], "aaanbbbn",
+         {"a": "x", "b": "y"}, Fault(0)),
     ],
 )  # fmt: skip
 def test_a_claim_keeps_its_bytes_and_its_text_or_is_not_there(blocks, pieces, owners, contents, fault):
