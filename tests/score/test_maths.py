@@ -124,6 +124,11 @@ def test_an_answer_that_uses_up_the_memory_is_wrong():
     assert (verdict.status, verdict.value) == (Status.BROKE, 0.0)
 
 
+def test_without_a_limit_of_memory_answers_are_judged():
+    with SchemaChecker(workers=1, memory=0) as unlimited:
+        assert [verdict.value for verdict in unlimited.check([(ANY, "3")])] == [1.0]
+
+
 @pytest.mark.parametrize(("deadly", "status"), [("deadly", Status.BROKE), (ANY, Status.ERROR)])
 def test_an_answer_is_wrong_if_its_check_alone_dies_twice(monkeypatch, deadly, status):
     with SchemaChecker(workers=1, deadline=5.0) as checker:
