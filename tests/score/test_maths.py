@@ -126,7 +126,7 @@ def test_an_answer_that_uses_up_the_memory_is_wrong():
 
 def test_without_a_limit_of_memory_answers_are_judged():
     with SchemaChecker(workers=1, memory=0) as unlimited:
-        assert [verdict.value for verdict in unlimited.check([(ANY, "3")])] == [1.0]
+        assert [verdict.value for verdict in unlimited.check([(ANY, f'"{"x" * 10_000_000}"')])] == [1.0]
 
 
 @pytest.mark.parametrize(("deadly", "status"), [("deadly", Status.BROKE), (ANY, Status.ERROR)])
