@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from spanwise.errors import DataError, RecipeError, RewardError, SpanwiseError, check_number, refuse, unknown
+from spanwise.errors import DataError, RecipeError, RewardError, SpanwiseError, check_known, check_number, refuse, unknown
 from spanwise.objective import Objective, is_async
 from spanwise.score.custom import arguments_for, finite_number, label_of_function, own_copy, parameters_of, place_of
 from spanwise.score.event_loop import once_per_loop
@@ -121,7 +121,7 @@ def check_call(objective: Objective, convention: Convention | None, blocks: Coll
                 )
         return
     sees_setting, block = options.get("sees", "whole"), options.get("block")
-    refuse({f"{subject} has sees: {sees_setting!r}. Write whole or part.": sees_setting not in ("whole", "part")})
+    check_known(f"setting of 'sees' in objective '{objective.name}' called", sees_setting, ("whole", "part"))
     if block is not None and sees_setting == "part":
         refuse({f"{subject} reads block '{block}'. {unknown('block', block, blocks)}": block not in blocks})
     elif block is not None and "block" not in default_by_name:

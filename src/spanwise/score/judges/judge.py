@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from spanwise.errors import DataError, RewardError, check_number, refuse, unknown
+from spanwise.errors import DataError, RewardError, check_known, check_number, refuse, unknown
 from spanwise.layout import any_index
 from spanwise.objective import is_number_table
 from spanwise.registry import register
@@ -47,6 +47,7 @@ _answered: set[Any] = set()
 
 def _check(options: Mapping[str, Any]) -> None:
     choices, constrain, key = options["choices"], options["constrain"], options["key"]
+    check_known("setting of the judge's 'constrain' called", constrain, ("schema", "choice", "none"))
     for name, least in (("max_concurrent", 1.0), ("retries", 0.0), ("max_tokens", 1.0)):
         if name != "max_tokens" or options[name] is not None:
             check_number(f"The judge's option '{name}'", options[name], least=least, whole=True)
@@ -57,8 +58,6 @@ def _check(options: Mapping[str, Any]) -> None:
     are_distinct = len({str(word).lower() for word in choice_list}) == len(choice_list)
     refuse(
         {
-            f"The judge's 'constrain' is {constrain!r}. Write schema, choice or none.": constrain
-            not in ("schema", "choice", "none"),
             "The judge's 'key' must name an environment variable. Name one, or remove 'key'.": not isinstance(key, str),
             "The reward 'judge' has no model. Write options: {model: NAME, base_url: URL}, with the model's name on the server.": (
                 not isinstance(options["model"], str) or not options["model"]

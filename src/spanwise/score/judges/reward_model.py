@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from spanwise.errors import DataError, RecipeError, check_number, first_line, refuse, unknown
+from spanwise.errors import DataError, RecipeError, check_known, check_number, first_line, refuse, unknown
 from spanwise.objective import is_number_table
 from spanwise.registry import register
 from spanwise.score.items import CallResult, completion_text, part_text, refuse_if_all_failed, reward_of, rows_of
@@ -29,7 +29,7 @@ def _check(options: Mapping[str, Any]) -> None:
         raise RecipeError(
             "The reward 'reward_model' has no model. Write options: {model: NAME}, with a folder or a hub model."
         )
-    refuse({f"The reward model's 'sees' is {sees!r}. Write part, prefix or whole.": sees not in ("part", "prefix", "whole")})
+    check_known("setting of the reward model's 'sees' called", sees, ("part", "prefix", "whole"))
     if marker is not None and (not isinstance(marker, str) or not marker):
         raise RecipeError(f"The reward model's marker is {marker!r}. Set it to the text that follows each step.")
     if marker is not None and sees != "part":
