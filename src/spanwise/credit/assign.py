@@ -35,6 +35,9 @@ from spanwise.objective import Objective
 from spanwise.score.outcomes import check_discrete, judge_of, judged_column
 from spanwise.types import Comparison, Credit, Scores, Status, Zero
 
+#: Calls a method with its inputs, and checks that its advantages have the given shape.
+RunMethod = Callable[[Mapping[str, Any], Sequence[int]], tuple[Tensor, Comparison | None]]
+
 
 def assign(
     scores: Scores,
@@ -98,67 +101,33 @@ def assign(
     pays_block_mk = paid_blocks(objectives, block_names, present_nk.device)
     group_n = group_index(group_n)  # methods rely on group ids that run from 0 without gaps
     method_inputs = dict(inputs or {})
-    filled_reward_nm = fill_missing(scores, objectives)
-    is_truncated_n = method_inputs.pop("truncated_n", None)
-    mask_nt = method_inputs.get("mask_nt")
+    truncated_n = method_inputs.pop("truncated_n", None)
     run_method = partial(_run_method, method_entry, group_n, options)
     min_stratum_size = options.get("min_stratum", 2)
-    stop_credit_n = torch.zeros(len(group_n), dtype=torch.float64, device=present_nk.device)
-    block_credit_nk = torch.zeros(present_nk.shape, dtype=torch.float64, device=present_nk.device)
     objective_names = tuple(objective.name for objective in objectives)
     compares_in_groups = True
     token_credit_nt = None
     if method_entry.kind == "block":
-        reward_nm = scores.reward_nm if "if_missing_k" in method_entry.inputs else filled_reward_nm
-        is_left_out_nm = left_out(scores)
-        objective_inputs = _collect_inputs(scores, objectives)
-        method_inputs |= {**objective_inputs, "reward_nk": reward_nm, "reward_nm": reward_nm}
+        reward_nm = scores.reward_nm if "if_missing_k" in method_entry.inputs else fill_missing(scores, objectives)
+        method_inputs |= _collect_inputs(scores, objectives) | {"reward_nk": reward_nm, "reward_nm": reward_nm}
         adv_nm, comparison = run_method(method_inputs, reward_nm.shape)
-        adv_nm = torch.where(scores.reward_nm.isnan() & ~is_left_out_nm, 0.0, adv_nm.double())
+        adv_nm = torch.where(scores.reward_nm.isnan() & ~left_out(scores), 0.0, adv_nm.double())
         if comparison is None:
-            outcome_matrix = objective_inputs["outcome_no"]
-            given_outcomes_m = [outcome_matrix[:, columns] if columns else None for columns in objective_inputs["given_k"]]
-            options_by_objective = {"outcome_no": given_outcomes_m, "back_off": objective_inputs["back_off_k"]}
-            options_by_objective["baseline"] = objective_inputs["baseline"]
-            comparison = compare_columns(reward_nm, group_n, options_by_objective, min_stratum=min_stratum_size).comparison
-            comparison = comparison.unexplained(adv_nm)
+            comparison = _compare_objectives(method_inputs, group_n, min_stratum_size).unexplained(adv_nm)
         weight_m = weights(objectives, adv_nm)
-        for m, paid_k in enumerate(pays_block_mk):  # a loop, because a matrix product would round differently
-            weighted_adv_n = weight_m[m] * adv_nm[:, m]
-            block_credit_nk[:, paid_k] += weighted_adv_n[:, None]
-            stop_credit_n += torch.where(present_nk[:, paid_k].any(dim=1) | ~is_left_out_nm[:, m], 0.0, weighted_adv_n)
-        explained_comparison = explain_objectives(comparison, scores, objectives, reward_nm, truncated_n=is_truncated_n)
+        block_credit_nk, stop_credit_n = _pay_blocks(weight_m * adv_nm, left_out(scores), present_nk, pays_block_mk)
+        explained_comparison = explain_objectives(comparison, scores, objectives, reward_nm, truncated_n=truncated_n)
     else:
+        streams = _find_streams(method_entry, scores, objectives, block_names, method_inputs, values)
         reward_sum_n = sum_rewards(scores, objectives)
-        comparison = None
         reward_nm = reward_sum_n[:, None]
-        method_inputs |= {"reward_n": reward_sum_n, "reward_s": reward_sum_n, "reward_nm": filled_reward_nm}
-        method_inputs["weight_m"] = weights(objectives, reward_sum_n)
+        method_inputs |= _collect_sum_inputs(scores, objectives, reward_sum_n, method_inputs.get("mask_nt"))
         is_paid_k = pays_block_mk.any(dim=0)
         pays_stop_n = lacks_all(left_out(scores), objectives, present_nk[:, is_paid_k])
-        if mask_nt is not None:  # the tokens of a completion without a reward are masked
-            method_inputs["mask_nt"] = mask_nt.bool() & ~reward_sum_n.isnan()[:, None]
-            method_inputs["reward_nt"] = put_on_last_token(reward_sum_n, method_inputs["mask_nt"])
+        comparison = None
         if method_entry.kind == "token":
-            block_nt = method_inputs.get("block_nt")
-            if block_nt is None:
-                raise RecipeError(
-                    f"Method '{method_entry.name}' credits each token separately, so it needs the block of each token. Pass "
-                    f"block_nt, such as `spans.block_nt`."
-                )
-            if method_entry.reads_values and mask_nt is not None and method_inputs.get("value_nt") is not None:
-                dtype = torch.promote_types(method_inputs["value_nt"].dtype, torch.float32)
-                streams = reward_streams(scores, objectives, block_names, block_nt, mask_nt, values=values, dtype=dtype)
-                token_credit_nt, stop_credit_n = _run_over_streams(run_method, method_inputs, streams, stop_credit_n)
-            elif mask_nt is None or bool(is_paid_k.all()):
-                token_credit_nt, _ = run_method(method_inputs, block_nt.shape)
-            else:
-                is_paid_nt = pad(is_paid_k, (0, 1))[block_nt.long()]  # tokens outside blocks have the index -1
-                token_credit_nt, stop_credit_n = _run_over_paid_tokens(run_method, method_inputs, is_paid_nt, pays_stop_n)
-            for k in range(len(block_names)):
-                is_in_block_nt = block_nt == k
-                block_sum_n = torch.where(is_in_block_nt, token_credit_nt.double(), 0.0).sum(dim=1)
-                block_credit_nk[:, k] = block_sum_n / is_in_block_nt.sum(dim=1).clamp(min=1)
+            token_credit_nt, stop_credit_n = _credit_tokens(run_method, method_inputs, streams, is_paid_k, pays_stop_n)
+            block_credit_nk = _average_by_block(token_credit_nt, method_inputs["block_nt"], len(block_names))
             adv_nm = ((block_credit_nk != 0).any(dim=1) | (stop_credit_n != 0)).double()[:, None]
         else:
             advantage_n, comparison = run_method(method_inputs, group_n.shape)
@@ -173,13 +142,10 @@ def assign(
         objective_names = (" + ".join(objective_names),) if method_entry.kind == "completion" else ()
         compares_in_groups = "group_n" in method_entry.inputs or "group_s" in method_entry.inputs
         explained_comparison = explain_sum(
-            comparison, scores, objectives, group_n, in_groups=compares_in_groups, truncated_n=is_truncated_n
+            comparison, scores, objectives, group_n, in_groups=compares_in_groups, truncated_n=truncated_n
         )
-        bootstrap_n = method_inputs.get("bootstrap_n")
-        if method_entry.reads_values and bootstrap_n is not None:  # it is NaN under a critic's `truncated: mask`
-            is_masked_n1 = bootstrap_n.reshape(len(group_n), -1).isnan().any(dim=1, keepdim=True)
-            reason_nm = torch.where(is_masked_n1 & (adv_nm == 0), int(Zero.LEFT_OUT), explained_comparison.reason_nm)
-            explained_comparison = replace(explained_comparison, reason_nm=reason_nm)
+        if method_entry.reads_values:
+            explained_comparison = _explain_masked(explained_comparison, method_inputs.get("bootstrap_n"), adv_nm)
     is_alone_nm = (comparison.reason_nm == int(Zero.SINGLETON)) & ~reward_nm.isnan()
     has_backed_off_nm = (comparison.level_nm > 0) & (comparison.stratum_nm >= 0) & ~reward_nm.isnan()
     return Credit(
@@ -194,6 +160,94 @@ def assign(
         coarser_m=has_backed_off_nm.sum(dim=0).expand(len(objectives)),
         token_nt=token_credit_nt,
     )
+
+
+def _compare_objectives(inputs: Mapping[str, Any], group_n: Tensor, min_stratum_size: int) -> Comparison:
+    """Compare the rewards as the objectives' baselines do, for a method that returns no `Comparison`."""
+    outcome_matrix = inputs["outcome_no"]
+    given_outcomes_m = [outcome_matrix[:, columns] if columns else None for columns in inputs["given_k"]]
+    options_by_objective = {"outcome_no": given_outcomes_m, "back_off": inputs["back_off_k"], "baseline": inputs["baseline"]}
+    return compare_columns(inputs["reward_nm"], group_n, options_by_objective, min_stratum=min_stratum_size).comparison
+
+
+def _pay_blocks(
+    weighted_adv_nm: Tensor, is_left_out_nm: Tensor, present_nk: Tensor, pays_block_mk: Tensor
+) -> tuple[Float[Tensor, "n k"], Float[Tensor, " n"]]:
+    """Pay each objective's advantage to its blocks, or to the decision to stop if they and its reward are left out."""
+    block_credit_nk = torch.zeros(present_nk.shape, dtype=torch.float64, device=present_nk.device)
+    stop_credit_n = torch.zeros(len(present_nk), dtype=torch.float64, device=present_nk.device)
+    for m, paid_k in enumerate(pays_block_mk):  # a loop, because a matrix product would round differently
+        block_credit_nk[:, paid_k] += weighted_adv_nm[:, m, None]
+        has_paid_block_n = present_nk[:, paid_k].any(dim=1)
+        stop_credit_n += torch.where(has_paid_block_n | ~is_left_out_nm[:, m], 0.0, weighted_adv_nm[:, m])
+    return block_credit_nk, stop_credit_n
+
+
+def _collect_sum_inputs(
+    scores: Scores, objectives: Sequence[Objective], reward_sum_n: Tensor, mask_nt: Tensor | None
+) -> dict[str, Any]:
+    """Build the keyword arguments of a method that credits the sum of the rewards."""
+    sum_inputs: dict[str, Any] = {"reward_n": reward_sum_n, "reward_s": reward_sum_n}
+    sum_inputs |= {"reward_nm": fill_missing(scores, objectives), "weight_m": weights(objectives, reward_sum_n)}
+    if mask_nt is not None:  # the tokens of a completion without a reward are masked
+        sum_inputs["mask_nt"] = mask_nt.bool() & ~reward_sum_n.isnan()[:, None]
+        sum_inputs["reward_nt"] = put_on_last_token(reward_sum_n, sum_inputs["mask_nt"])
+    return sum_inputs
+
+
+def _find_streams(
+    method: Method,
+    scores: Scores,
+    objectives: Sequence[Objective],
+    block_names: Sequence[str],
+    inputs: Mapping[str, Any],
+    values: ValuesName | None,
+) -> Streams | None:
+    """Put the rewards on tokens, once for each value that the critic predicts. Return None for a method without a critic."""
+    block_nt, mask_nt, value_nt = inputs.get("block_nt"), inputs.get("mask_nt"), inputs.get("value_nt")
+    if method.kind != "token":
+        return None
+    if block_nt is None:
+        raise RecipeError(
+            f"Method '{method.name}' credits each token separately, so it needs the block of each token. Pass block_nt, such "
+            f"as `spans.block_nt`."
+        )
+    if not method.reads_values or mask_nt is None or value_nt is None:
+        return None
+    dtype = torch.promote_types(value_nt.dtype, torch.float32)
+    return reward_streams(scores, objectives, block_names, block_nt, mask_nt, values=values, dtype=dtype)
+
+
+def _credit_tokens(
+    run_method: RunMethod, inputs: Mapping[str, Any], streams: Streams | None, is_paid_k: Tensor, pays_stop_n: Tensor
+) -> tuple[Tensor, Float[Tensor, " n"]]:
+    """Credit each token, and the decision to stop, by the critic's streams, all tokens at once, or the paid tokens alone."""
+    stop_credit_n = torch.zeros(len(pays_stop_n), dtype=torch.float64, device=pays_stop_n.device)
+    block_nt = inputs["block_nt"]
+    if streams is not None:
+        return _run_over_streams(run_method, inputs, streams, stop_credit_n)
+    if inputs.get("mask_nt") is None or bool(is_paid_k.all()):
+        return run_method(inputs, block_nt.shape)[0], stop_credit_n
+    is_paid_nt = pad(is_paid_k, (0, 1))[block_nt.long()]  # tokens outside blocks have the index -1
+    return _run_over_paid_tokens(run_method, inputs, is_paid_nt, pays_stop_n)
+
+
+def _average_by_block(token_credit_nt: Tensor, block_nt: Tensor, block_count: int) -> Float[Tensor, "n k"]:
+    """Return the mean credit of each block's tokens; 0 for a block without tokens."""
+    block_credits = []
+    for k in range(block_count):
+        is_in_block_nt = block_nt == k
+        block_sum_n = torch.where(is_in_block_nt, token_credit_nt.double(), 0.0).sum(dim=1)
+        block_credits.append(block_sum_n / is_in_block_nt.sum(dim=1).clamp(min=1))
+    return torch.stack(block_credits, dim=1)
+
+
+def _explain_masked(comparison: Comparison, bootstrap_n: Tensor | None, adv_nm: Tensor) -> Comparison:
+    """Say of each completion that a critic's `truncated: mask` masks (its bootstrap value is NaN) that it is left out."""
+    if bootstrap_n is None:
+        return comparison
+    is_masked_n1 = bootstrap_n.reshape(len(adv_nm), -1).isnan().any(dim=1, keepdim=True)
+    return replace(comparison, reason_nm=torch.where(is_masked_n1 & (adv_nm == 0), int(Zero.LEFT_OUT), comparison.reason_nm))
 
 
 def _collect_inputs(scores: Scores, objectives: Sequence[Objective]) -> dict[str, Any]:
@@ -222,7 +276,7 @@ def _collect_inputs(scores: Scores, objectives: Sequence[Objective]) -> dict[str
 
 
 def _run_over_streams(
-    run_method: Callable[..., tuple[Tensor, Any]], inputs: Mapping[str, Any], streams: Streams, stop_n: Tensor
+    run_method: RunMethod, inputs: Mapping[str, Any], streams: Streams, stop_n: Tensor
 ) -> tuple[Tensor, Float[Tensor, " n"]]:
     """Run a method once per value that the critic predicts, and add up the weighted advantages."""
     credit_sum = torch.zeros((), device=stop_n.device)  # a 0-d tensor does not change the dtype of the sum
@@ -238,7 +292,7 @@ def _run_over_streams(
 
 
 def _run_over_paid_tokens(
-    run_method: Callable[..., tuple[Tensor, Any]], inputs: Mapping[str, Any], is_paid_nt: Tensor, pays_stop_n: Tensor
+    run_method: RunMethod, inputs: Mapping[str, Any], is_paid_nt: Tensor, pays_stop_n: Tensor
 ) -> tuple[Tensor, Float[Tensor, " n"]]:
     """Run a method on the tokens of the paid blocks. Without a paid block, the last token stands for the decision to stop."""
     position_t = torch.arange(is_paid_nt.shape[1], device=is_paid_nt.device)
