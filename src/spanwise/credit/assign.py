@@ -234,12 +234,12 @@ def _credit_tokens(
 
 def _average_by_block(token_credit_nt: Tensor, block_nt: Tensor, block_count: int) -> Float[Tensor, "n k"]:
     """Return the mean credit of each block's tokens; 0 for a block without tokens."""
-    block_credits = []
+    block_credit_nk = torch.zeros(len(block_nt), block_count, dtype=torch.float64, device=block_nt.device)
     for k in range(block_count):
         is_in_block_nt = block_nt == k
         block_sum_n = torch.where(is_in_block_nt, token_credit_nt.double(), 0.0).sum(dim=1)
-        block_credits.append(block_sum_n / is_in_block_nt.sum(dim=1).clamp(min=1))
-    return torch.stack(block_credits, dim=1)
+        block_credit_nk[:, k] = block_sum_n / is_in_block_nt.sum(dim=1).clamp(min=1)
+    return block_credit_nk
 
 
 def _explain_masked(comparison: Comparison, bootstrap_n: Tensor | None, adv_nm: Tensor) -> Comparison:
