@@ -146,13 +146,16 @@ def imported(path: str, *, what: str) -> Any:
             )
         raise RecipeError(f"{what} '{path}' cannot be imported: {failure_reason}.") from error
     try:
-        return attrgetter(attribute_path)(module)
+        function = attrgetter(attribute_path)(module)
     except AttributeError as error:
         function_names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         function_place = f"function in '{getattr(module, '__file__', module_name)}' called"
         raise RecipeError(
             f"{what} '{path}' cannot be imported: {unknown(function_place, attribute_path, function_names)}"
         ) from error
+    if isinstance(function, type):
+        raise RecipeError(f"{what} '{path}' is a class. Name a function, or an object of this class that the file makes.")
+    return function
 
 
 def _show(path: str, place: Path | None) -> None:

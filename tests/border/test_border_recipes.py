@@ -181,6 +181,7 @@ CASES = {
     "`reward: train:code_corect`, a slip": own_code(
         "def code_correct(blocks):\n    return [1.0 for _ in blocks]\n", "train:code_corect"
     ),
+    "`reward: train:Judge`, a class": own_code("class Judge:\n    def __call__(self, blocks): ...\n", "train:Judge"),
     "a train.py whose own import fails": own_code("import nowhere_at_all\n", "train:code_correct"),
     "`--group-size 1`": lambda folder: command("train", "--group-size", "1"),
     "`clip: 1.5`, which never clips a ratio from below": refused("clip: 1.5"),
