@@ -19,6 +19,10 @@ WORDS = " ".join(f"w{n % 50}{'x' * 40}" for n in range(500))
 ROWS = [{"prompt": f"{n // 8}", "completion": f"{n} {WORDS}", "score": float(n % 2), "step": n // 16} for n in range(50)]
 
 
+#: Each completion's tokens, one a word, where a format has ids.
+IDS, LOGPROBS = list(range(300, 801)), [-0.1 - n for n in range(501)]
+
+
 def chat(row):
     return [{"role": "assistant", "content": row["completion"]}]
 
@@ -29,37 +33,23 @@ def lm_eval(row):
     return {"doc_id": ROWS.index(row), **usual, **texts}
 
 
-def ids_of(row):
-    return [300 + i for i in range(len(row["completion"].split()))]
-
-
-def logprobs_of(row):
-    return [-0.1 - i for i in range(len(ids_of(row)))]
-
-
 def traces(row):
-    ids = ids_of(row)
-    reply = node("assistant", "", parent=0, sampled=True, ids=ids, mask=[True] * len(ids), logprobs=logprobs_of(row))
+    reply = node("assistant", "", parent=0, sampled=True, ids=IDS, mask=[True] * len(IDS), logprobs=LOGPROBS)
     nodes = [node("user", row["prompt"], parent=None), reply]
     return {"group": {"id": row["prompt"]}, "traces": [{"nodes": nodes, "rewards": {"score": row["score"]}}]}
 
 
-def sample(row):
-    fields = {"prompt": row["prompt"], "reward": row["score"], "response": "", "response_length": len(ids_of(row))}
-    return {**fields, "tokens": ids_of(row), "rollout_log_probs": logprobs_of(row)}
-
-
 def slime(folder):
+    tokens = {"response": "", "response_length": len(IDS), "tokens": IDS, "rollout_log_probs": LOGPROBS}
     for step in range(10):
-        samples = [sample(row) for row in ROWS[step * 5 : step * 5 + 5]]
+        samples = [{"prompt": row["prompt"], "reward": row["score"], **tokens} for row in ROWS[step * 5 : step * 5 + 5]]
         torch.save({"rollout_id": step, "samples": samples}, folder / f"{step}.pt")
     return folder
 
 
 def own_file(folder):
-    ids = [ids_of(row) for row in ROWS]
-    columns = {"prompt": [row["prompt"] for row in ROWS], "logprobs": [[-0.5] * len(row) for row in ids]}
-    return write_own(folder / "a.parquet", ids, **columns)
+    columns = {"prompt": [row["prompt"] for row in ROWS], "logprobs": [LOGPROBS] * len(ROWS)}
+    return write_own(folder / "a.parquet", [IDS] * len(ROWS), **columns)
 
 
 def scored(row, **fields):

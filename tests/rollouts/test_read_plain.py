@@ -47,15 +47,17 @@ def plain(table):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_table_of_questions_and_responses(kind, tmp_path):
-    table = read_rollouts(save(tmp_path, ROWS, kind))
+    table = read_rollouts(save(tmp_path, [{**row, "rewards": {"right": row["acc"], "short": 0.5}} for row in ROWS], kind))
     assert table.prompts == ["2+2=", "2+2=", "3+3="]
     assert table.group_n.tolist() == [0, 0, 1]
     assert texts(table) == [tagged("4", "0.9"), tagged("5", "0.2"), ""]  # null is no completion, an empty text is one
     assert table.columns["answer"] == ["04", "04", None]  # and not 4
     assert table.columns["note"] == ["a, b", None, 'say "6"\n']
-    assert set(table.rewards) == {"reward", "acc"}
+    assert set(table.rewards) == {"reward", "acc", "right", "short"}
     assert table.rewards["reward"].status_n.tolist() == [0, int(Status.UNSCORED), 0]
     assert table.rewards["acc"].value_n[:2].tolist() == [1.0, 0.0]
+    assert table.rewards["right"].status_n.tolist() == [0, 0, int(Status.UNSCORED)]
+    assert table.rewards["short"].value_n.tolist() == [0.5] * 3
     assert "Columns: prompt from 'question', completion from 'response', answer from 'gold'." in table.note
     assert "1 of 4 rows hold no completion and are left out." in table.note
     assert table.source == (kind if kind == "parquet" else kind.upper())
@@ -131,14 +133,6 @@ def test_groups_by_an_id(tmp_path):
     assert read_rollouts(two_writers).group_n.tolist() == [0, 0, 1, 0]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_rewards_in_an_object_and_under_their_prefix(kind, tmp_path):
-    rows = [{"prompt": "p", "completion": c, "rewards": {"right": r, "short": 0.5}} for c, r in (("a", 1), ("b", None))]
-    table = read_rollouts(save(tmp_path, rows, kind))
-    assert table.rewards["right"].status_n.tolist() == [0, int(Status.UNSCORED)]
-    assert table.rewards["short"].value_n.tolist() == [0.5, 0.5]
-
-
 def test_what_pandas_writes(tmp_path):
     """Lists as Python prints them, NaN as no cell, the index as a column, `True`."""
     frame = pd.DataFrame({
@@ -160,17 +154,18 @@ def test_what_pandas_writes(tmp_path):
     assert others == [first] * 4
 
 
-def test_gaps_as_r_and_sql_write_them_are_no_zeros(tmp_path):
-    (tmp_path / "a.csv").write_text("prompt,completion,acc,answer\np,a,1,NA\np,b,NA,None\np,c,0,7\n")
-    table = read_rollouts(tmp_path / "a.csv")
+def test_gaps_as_r_and_sql_write_them_integers_that_run_away_and_other_line_ends(tmp_path):
+    def read(text):
+        (tmp_path / "a.csv").write_bytes(text.encode())
+        return read_rollouts(tmp_path / "a.csv")
+
+    table = read("prompt,completion,acc,answer\np,a,1,NA\np,b,NA,None\np,c,0,7\n")
     assert table.rewards["acc"].status_n.tolist() == [0, int(Status.UNSCORED), 0]
     assert table.columns["answer"] == ["NA", "None", "7"]  # a text is what it says
-
-
-def test_an_integer_that_runs_away_is_a_number(tmp_path):
-    """Python reads no integer of more than 4,300 digits."""
-    (tmp_path / "a.csv").write_text("prompt,completion,length\nq,4,7\nq,5," + "9" * 5000 + "\n")
-    assert read_rollouts(tmp_path / "a.csv").rewards["length"].value_n.tolist()[0] == 7.0
+    table = read("prompt,completion,length\nq,4,7\nq,5," + "9" * 5000 + "\n")  # Python reads at most 4,300 digits
+    assert table.rewards["length"].value_n.tolist()[0] == 7.0
+    table = read("\ufeffprompt,completion,acc\r\np,a,1\r\np,b,0\r\n")
+    assert (table.prompts, texts(table), table.rewards["acc"].value_n.tolist()) == (["p", "p"], ["a", "b"], [1.0, 0.0])
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
@@ -214,13 +209,10 @@ REFUSED = {
     "one and several": ([{**ONE, "completions": ["a"]}], {}, "has the columns completion and completions, and each may hold"),
     "a column that is not there": ([ONE], {"answer": "golds"}, "--columns answer=golds: "),
     "an empty prompt": ([ONE, {"prompt": None, "completion": "a"}], {}, "Row 1 of '{}' has nothing in column 'prompt'"),
-    "no row": ([{"prompt": "p", "completion": None}], {}, "holds no completions. 1 of 1 rows hold no completion and are left out."),
     "an id that is not there": ([{**ONE, "group_id": 1}, ONE], {}, "1 of 2 completions of '{}' have no 'group_id'"),
     "a step of words": ([{**ONE, "step": "x"}], {}, "Row 0 of '{}': 'step' is 'x', but it must be a whole number."),
     "two of one reward": ([{**ONE, "acc": 1, "rewards/acc": 0}], {}, "columns for the reward 'acc'. One of them is 'rewards/acc'"),
-    "one or several": (
-        [{"prompt": "p", "completions": CHAT[1:] * 2}], {}, "Write one completion as a text. Write several"
-    ),
+    "one or several": ([{"prompt": "p", "completions": CHAT[1:] * 2}], {}, "Write one completion as a text. Write several"),
     "one object": ([{"completions": ["a", "b"], "prompt": "p", "reward": {"acc": 1}}], {}, "one value of 'reward', {'acc'"),
     "numbers in a list": ([{"prompt": "p", "completions": [{"a": 1}]}], {}, "a completion must be a text, or a list of messages"),
 }  # fmt: skip
@@ -240,12 +232,6 @@ def test_what_is_not_clear_is_one_sentence(case, tmp_path):
 def test_roles_that_cannot_be(columns, tmp_path):
     with pytest.raises(RecipeError, match=" and ".join(columns)):
         read_rollouts(save(tmp_path, [ONE], "csv"), columns=columns)
-
-
-def test_a_byte_order_mark_and_other_line_ends(tmp_path):
-    (tmp_path / "a.csv").write_bytes("\ufeffprompt,completion,acc\r\np,a,1\r\np,b,0\r\n".encode())
-    table = read_rollouts(tmp_path / "a.csv")
-    assert (table.prompts, texts(table), table.rewards["acc"].value_n.tolist()) == (["p", "p"], ["a", "b"], [1.0, 0.0])
 
 
 def test_lines_with_columns_that_verl_or_verifiers_has_not_are_a_table(tmp_path):

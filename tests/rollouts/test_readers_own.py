@@ -115,18 +115,6 @@ def test_what_is_written_is_shown(case, tokenizer, place):
             assert same(np.exp(np.array(row["logprobs"])).tolist(), token_row.probabilities)
 
 
-def test_a_gold_answer_in_a_list_of_one_stays_a_list(tmp_path):
-    """Rewards read its entry. The text `[4]` is a Python literal that a completion may have to write."""
-    columns = {
-        "prompt": ["q"] * 3,
-        "answer": [["Paris"], "[4]", ["4", "four"]],
-        "tokens": ["x"] * 3,
-        "trainable": [True] * 3,
-    }
-    pq.write_table(schema.rollout_table(columns, range(4)), tmp_path / "a.parquet")
-    assert read_rollouts(tmp_path / "a.parquet").columns["answer"] == [["Paris"], "[4]", '["4", "four"]']
-
-
 def test_a_file_names_the_tokenizer_of_its_ids(tokenizer, tmp_path):
     moved = tmp_path / "tokenizer"
     moved.mkdir()

@@ -24,7 +24,7 @@ def table(folder):
     tokens = sum(LENGTHS)
     columns = {
         "step": [1, 1, 2, 2], "group": [0, 0, 1, 1], "rollout": [0, 0, 0, 1], "prompt": ["a", "a", "b", "b"],
-        "answer": ["4", {"x": 1}, None, "5"], "start/all": [0] * 4, "end/all": [3, 0, 0, 4],
+        "answer": ["[4]", ["Paris"], None, ["4", "four"]], "start/all": [0] * 4, "end/all": [3, 0, 0, 4],
         "self_reward": [0.5, np.nan, 0.25, 1.0], "reward/correct": [1.0, 0.0, np.nan, 1.0],
         "status/correct": ["ok", "ok", "timeout", "ok"],
         "completion_ids": np.arange(tokens), "trainable": np.arange(tokens) % 4 != 1, "logprobs": -np.arange(tokens) / 8,
@@ -38,7 +38,8 @@ def table(folder):
 def test_a_table_holds_all_that_its_file_says(tmp_path):
     """What `test_what_is_written_is_read` (of readers_own) has no columns of; a run numbers the rollouts of each step from 0."""
     rollouts = table(tmp_path)
-    assert rollouts.columns["answer"] == ["4", '{"x": 1}', None, "5"]
+    # A list of one stays one, as rewards read its entry; the text `[4]` a completion may have to write.
+    assert rollouts.columns["answer"] == ["[4]", ["Paris"], None, '["4", "four"]']
     assert rollouts.rollout_n.tolist() == [0, 0, 1, 2]
     assert rollouts.score_n.nan_to_num(nan=9.0).tolist() == [0.5, 9.0, 0.25, 1.0]
     assert rollouts.as_recorded.value.tolist() == [n / 4 for n in range(9)]

@@ -1,4 +1,4 @@
-"""Traces as trajectories, through the pipeline and back into the file; with verifiers' own types where they are installed."""
+"""Traces as trajectories, through the pipeline and back into the file; `tests/foreign` holds them against verifiers' own types."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -41,21 +41,14 @@ def test_a_turn_for_every_message_that_was_sampled():
     }  # fmt: skip
 
 
-def credited(rollouts, scheme):
-    """Put the credit of a scheme on the turns of rollouts."""
+def test_the_credit_of_a_method_goes_back_into_the_file(tmp_path):
+    """Blocks inside turns: right and wrong, leave-one-out of two rollouts, shared out over the 20 tokens of each."""
+    scheme, rollouts = Scheme.preset("rloo", Layout(LAYOUT), per="completion"), read_traces(FILE)
     vocabulary = Vocabulary(tuple(piece.encode() for piece in trl_small.PIECES))
     batch, recorded = turn_batch(rollouts, columns={"answer": [rollout.extra["task"]["answer"] for rollout in rollouts]})
     reading = read(batch, scheme, vocabulary, recorded={"correct": recorded["exact"]})
-    return onto_turns(
-        rollouts, "advantages", advantages(credit_batch(reading, batch, scheme), reading.spans, scheme, dtype=torch.float64)
-    )
-
-
-def test_the_credit_of_a_method_goes_back_into_the_file(tmp_path):
-    """Blocks inside turns: right and wrong, leave-one-out of two rollouts, shared out over the 20 tokens of each."""
-    scheme = Scheme.preset("rloo", Layout(LAYOUT), per="completion")
-    rollouts = credited(read_traces(FILE), scheme)
-    write_traces(tmp_path / "out.jsonl", FILE, rollouts)
+    advantages_nt = advantages(credit_batch(reading, batch, scheme), reading.spans, scheme, dtype=torch.float64)
+    write_traces(tmp_path / "out.jsonl", FILE, onto_turns(rollouts, "advantages", advantages_nt))
     for old, new, sign in zip(records(FILE), records(tmp_path / "out.jsonl"), (1.0, -1.0), strict=True):
         nodes = new["traces"][0]["nodes"]
         assert [len(nodes[i]["advantages"]) for i in (1, 3, 6)] == [2, 9, 9]
@@ -129,37 +122,3 @@ def test_sentences(tmp_path):
     record["traces"][0]["nodes"][1] |= {"token_ids": [], "mask": []} | dict.fromkeys(ANSWER[:5]) | {"loss_weights": None}
     with pytest.raises(DataError, match=r"Line 1 of .*: node 1 of trace 't0' has no token ids"):
         read_traces(write_lines(tmp_path / "t.jsonl", [record]))
-
-
-def own_traces(file):
-    episode = pytest.importorskip("verifiers.v1.episode")
-    wire = episode.WireEpisode.model_validate_json
-    return [trace for line in file.read_text().splitlines() for trace in wire(line).traces]
-
-
-def test_branches_are_verifiers_own_less_what_an_earlier_one_trains():
-    for theirs, ours in zip(own_traces(FILE), read_traces(FILE), strict=True):
-        trained = [branch for branch in theirs.branches if branch.trainable]
-        for expected, branch in zip(trained, ours.branches(), strict=True):
-            ids = [*branch.prompt_ids, *branch.response_ids]
-            assert ids == expected.token_ids
-            mask = [False] * len(branch.prompt_ids) + [bool(flag) for flag in branch.mask]
-            assert all(flag for flag, kept in zip(expected.sampled_mask, mask, strict=True) if kept)
-            for name in ("advantages", "entropies", "trainer_logprobs"):
-                wide = [0.0] * len(branch.prompt_ids) + list(branch.per_token[name])
-                assert [value for value, kept in zip(getattr(expected, name), mask, strict=True) if kept] == [
-                    value for value, kept in zip(wide, mask, strict=True) if kept
-                ]
-        sampled = sum(sum(node.mask) for node in theirs.nodes)
-        assert sum(sum(branch.mask) for branch in ours.branches()) == sampled - 2  # the attempt that was given up
-
-
-def test_verifiers_reads_what_was_written(tmp_path):
-    rollouts = credited(read_traces(FILE), Scheme.preset("rloo", Layout(LAYOUT), per="completion"))
-    write_traces(tmp_path / "out.jsonl", FILE, rollouts)
-    for theirs, before, sign in zip(own_traces(tmp_path / "out.jsonl"), own_traces(FILE), (1.0, -1.0), strict=True):
-        for branch in (branch for branch in theirs.branches if branch.trainable):
-            expected = [sign / 20 * flag for flag in branch.sampled_mask]
-            assert branch.advantages == pytest.approx(expected)
-        drop = {"nodes": {"__all__": {"advantages"}}}
-        assert theirs.model_dump(mode="json", exclude=drop) == before.model_dump(mode="json", exclude=drop)
