@@ -1,4 +1,4 @@
-"""The losses of a critic: verl's own numbers, scipy as oracle, masked tokens that are never read."""
+"""The losses of a critic and how far it is off: verl's own numbers, SciPy, scikit-learn and loops; masked tokens are never read."""
 
 import math
 from itertools import pairwise
@@ -6,10 +6,11 @@ from itertools import pairwise
 import pytest
 import torch
 from scipy.stats import norm, truncnorm
+from sklearn.metrics import explained_variance_score
 
 from helpers import NAN, assert_close, double
 from spanwise.errors import AlignmentError, RecipeError, RewardError
-from spanwise.losses import categorical_value, categorical_value_loss, hl_gauss, value_loss
+from spanwise.losses import categorical_value, categorical_value_loss, critic_error, hl_gauss, value_loss
 
 VALUE = [[0.2, 0.9, -0.4, 2.0, 7.0], [1.5, 0.1, 0.6, 9.0, 9.0]]
 TARGET = [[1.0, 0.5, 0.0, 1.0, 7.0], [1.0, 0.3, -1.0, 9.0, 9.0]]
@@ -34,13 +35,14 @@ VERL = {
 
 
 @pytest.mark.parametrize("clip", VERL)
-def test_twice_what_verl_says(clip):
+def test_twice_what_verl_says_and_a_gradient_of_the_value_alone(clip):
     loss, gradient = VERL[clip]
-    value = torch.tensor(VALUE, requires_grad=True)
-    ours = value_loss(value, torch.tensor(TARGET), MASK, old_value_nt=torch.tensor(OLD), clip=clip)
+    value, target, old = (torch.tensor(rows, requires_grad=True) for rows in (VALUE, TARGET, OLD))
+    ours = value_loss(value, target, MASK, old_value_nt=old, clip=clip)
     (ours.sum() / MASK.sum()).backward()
     assert float(ours.detach().sum() / MASK.sum()) == pytest.approx(2 * loss, rel=1e-6)
     assert_close(value.grad, 2 * torch.tensor(gradient))
+    assert target.grad is old.grad is None
 
 
 def losses(value, target, old, logits):
@@ -69,13 +71,6 @@ def test_nothing_is_read_at_masked_tokens(loss, poison):
     assert (results[0][1][MASK] != 0).any()
 
 
-def test_targets_and_old_values_get_no_gradient():
-    value, target, old = (double(rows).requires_grad_() for rows in (VALUE, TARGET, OLD))
-    value_loss(value, target, MASK, old_value_nt=old, clip=0.2).sum().backward()
-    assert target.grad is None
-    assert old.grad is None
-
-
 @pytest.mark.parametrize(("clip", "old"), [(0.2, None), (None, OLD), (0.0, OLD), (NAN, OLD)])
 def test_an_option_is_used_or_refused(clip, old):
     with pytest.raises(RecipeError, match="clip"):
@@ -93,9 +88,8 @@ def test_other_shapes_are_refused():
         categorical_value_loss(torch.zeros(2, 4, 7), target, MASK, value_range=(-3.0, 3.0))
     with pytest.raises(AlignmentError, match="boolean"):
         value_loss(value, target, MASK.int())
-
-
-# --------------------------------------------------------------------------------------------------------- HL-Gauss
+    with pytest.raises(AlignmentError):
+        critic_error(value, target[:, :4], MASK)
 
 
 @pytest.mark.parametrize(("low", "high", "bins"), [(0.0, 1.0, 5), (-2.0, 3.0, 51)])
@@ -168,3 +162,74 @@ def test_the_cross_entropy_is_that_of_torch():
     share = hl_gauss(target, bins=9, value_range=(-1.0, 1.0))
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), share.flatten(0, 1), reduction="none").view(3, 4)
     assert_close(categorical_value_loss(logits, target, torch.ones(3, 4).bool(), value_range=(-1.0, 1.0)), expected, 1e-12)
+
+
+def batch(seed, completions=6, tokens=9, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    value, target = torch.rand(2, completions, tokens, generator=generator, dtype=torch.float64)
+    mask = torch.rand(completions, tokens, generator=generator) < 0.6
+    mask[1] = False  # a completion without a token
+    mask[0, 3] = True
+    return value.to(dtype), target.to(dtype), mask
+
+
+def slow_error(value, target, mask):
+    """Every figure as loops over completions and tokens."""
+    rows = [
+        [(v, q) for v, q, flag in zip(*row, strict=True) if flag]
+        for row in zip(value.tolist(), target.tolist(), mask.tolist(), strict=True)
+    ]
+    rows = [row for row in rows if row]
+    points, means, withins = [], [], []
+    for row in rows:
+        v_mean, q_mean = (math.fsum(pair[side] for pair in row) / len(row) for side in (0, 1))
+        points.append(sum((v - q) ** 2 for v, q in row) / len(row))
+        means.append((v_mean - q_mean) ** 2)
+        withins.append(sum((v - v_mean - q + q_mean) ** 2 for v, q in row) / len(row))
+    values, targets = [v for row in rows for v, _ in row], [q for row in rows for _, q in row]
+    return {
+        "error_point": sum(points) / len(points),
+        "error_mean": sum(means) / len(means),
+        "error_within": sum(withins) / len(withins),
+        "explained_variance": explained_variance_score(targets, values),
+        "value_mean": sum(values) / len(values),
+        "target_mean": sum(targets) / len(targets),
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_error_is_that_of_scikit_learn_and_loops(seed, dtype):
+    value, target, mask = batch(seed, dtype=dtype)
+    want = slow_error(value.double(), target.double(), mask)
+    assert critic_error(value.requires_grad_(), target, mask) == pytest.approx(want, abs=1e-12)
+
+
+@pytest.mark.parametrize("poison", [NAN, 1e9, math.inf])
+def test_the_error_reads_nothing_at_masked_tokens(poison):
+    value, target, mask = batch(0)
+    dirty = critic_error(torch.where(mask, value, poison), torch.where(mask, target, poison), mask)
+    assert dirty == critic_error(value, target, mask)
+
+
+@pytest.mark.parametrize("constant", [0.1, 1 / 3, 1e-30, 0.0])
+def test_a_target_that_does_not_vary_has_no_explained_variance(constant):
+    """The test for it is exact: in floats 49 times .1 is not 4.9."""
+    value, _, mask = batch(3, completions=7, tokens=7)
+    error = critic_error(value, torch.full_like(value, constant), mask)
+    assert math.isnan(error["explained_variance"])
+    assert error["target_mean"] == constant
+    assert not math.isnan(error["error_point"])
+
+
+@pytest.mark.parametrize("size", [(2, 3), (0, 0)])
+def test_the_error_of_nothing_is_nan(size):
+    assert all(math.isnan(x) for x in critic_error(torch.zeros(size), torch.zeros(size), torch.zeros(size).bool()).values())
+
+
+@pytest.mark.parametrize("wrong", [NAN, math.inf])
+def test_a_diverged_critic_shows(wrong):
+    value, target, mask = batch(0)
+    value[0, 3] = wrong
+    error = critic_error(value, target, mask)
+    assert not any(math.isfinite(error[name]) for name in ("error_point", "explained_variance", "value_mean"))

@@ -16,16 +16,7 @@ from forked import run
 from helpers import NAN
 from measure_small import on_rows, reports
 from spanwise.errors import AlignmentError, RecipeError
-from spanwise.measure import (
-    auroc,
-    bootstrap,
-    intervals,
-    mean_interval,
-    weighted_auroc,
-    weighted_ece,
-    weighted_mean,
-    wilson,
-)
+from spanwise.measure import auroc, bootstrap, intervals, mean_interval, weighted_auroc, weighted_ece, weighted_mean, wilson
 from spanwise.measure.compare import seeds_needed
 from spanwise.measure.intervals import prompt_index
 

@@ -147,10 +147,8 @@ def test_what_pandas_writes(tmp_path):
     first, *others = (plain(read_rollouts(file)) for file in sorted(tmp_path.iterdir()))
     assert first["prompts"] == ['[{"role": "user", "content": "it\'s 2+2?"}]'] * 3
     assert first["texts"] == ["4, or so", "5\n", "4"]
-    assert first["rewards"] == {
-        "reward": ([1.0, None, 0.5], [0, int(Status.UNSCORED), 0]),
-        "ok": ([1.0, 0.0, 1.0], [0, 0, 0]),
-    }
+    reward = [1.0, None, 0.5], [0, int(Status.UNSCORED), 0]
+    assert first["rewards"] == {"reward": reward, "ok": ([1.0, 0.0, 1.0], [0, 0, 0])}
     assert others == [first] * 4
 
 
@@ -302,10 +300,8 @@ def test_an_answer_in_json_that_names_a_role_is_no_message(field, tmp_path):
 
 def test_prompts_that_differ_in_a_call_are_two_groups(tmp_path):
     calls = {name: {"tool_calls": [{"function": {"name": name, "arguments": {"a": 1}}}]} for name in ("left", "right")}
-    prompts = [
-        [{"role": "user", "content": "go"}, {"role": "assistant", **calls[name]}] for name in ("left", "right", "left")
-    ]
-    rows = [{"prompt": prompt, "completion": "x"} for prompt in prompts]
+    prompts = {name: [{"role": "user", "content": "go"}, {"role": "assistant", **call}] for name, call in calls.items()}
+    rows = [{"prompt": prompts[name], "completion": "x"} for name in ("left", "right", "left")]
     table = read_rollouts(write_lines(tmp_path / "results.jsonl", rows))
     assert json.loads(table.prompts[0])[1] == {"role": "assistant", "content": 'left({"a": 1})'}
     assert table.group_n.tolist() == [0, 1, 0]

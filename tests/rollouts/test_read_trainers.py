@@ -42,22 +42,15 @@ def test_every_branch_that_trains_is_a_row_of_one_rollout(tmp_path):
 
 
 def test_a_message_that_branches_share_is_trained_in_the_first_and_the_prompt_of_the_others(tmp_path):
-    nodes = [
-        node("user", "2+2=", parent=None),
-        node("assistant", "hm", parent=0, sampled=True),
-        node("tool", "go", parent=1),
-        node("assistant", "four", parent=2, sampled=True),
-        node("tool", "stop", parent=1),
-        node("assistant", "five", parent=4, sampled=True),
-        node("tool", "bye", parent=1),  # an end that no model spoke at
-    ]
+    nodes = [node("user", "2+2=", parent=None), node("assistant", "hm", parent=0, sampled=True)]
+    for said, heard in (("go", "four"), ("stop", "five")):
+        nodes += [node("tool", said, parent=1), node("assistant", heard, parent=len(nodes), sampled=True)]
+    nodes.append(node("tool", "bye", parent=1))  # an end that no model spoke at
     table = read_episodes(tmp_path, episode(trace("", "4", {}) | {"nodes": nodes}))
     assert texts(table) == ["hmgofour", "five"]
     assert table.trainable.tolist() == [True, False, True, True]
-    question, *later = (
-        {"role": role, "content": text} for role, text in (("user", "2+2="), ("assistant", "hm"), ("tool", "stop"))
-    )
-    assert [json.loads(prompt) for prompt in table.prompts] == [[question], [question, *later]]
+    said = [{"role": role, "content": text} for role, text in (("user", "2+2="), ("assistant", "hm"), ("tool", "stop"))]
+    assert [json.loads(prompt) for prompt in table.prompts] == [said[:1], said]
 
 
 @pytest.mark.parametrize("accepted", [False, True])
@@ -66,8 +59,7 @@ def test_an_attempt_to_shorten_the_history_trains_if_the_agent_went_on_from_it(t
     attempt["semantic_parents"] = [{"node": 1, "type": "compaction_attempt"}]
     after = node("assistant", "done", parent=None, sampled=True)
     after["semantic_parents"] = [{"node": 2, "type": "compaction"}] if accepted else []
-    record = trace("long", "4", {}, extra=[attempt, after])
-    table = read_episodes(tmp_path, episode(record))
+    table = read_episodes(tmp_path, episode(trace("long", "4", {}, extra=[attempt, after])))
     assert texts(table) == (["long", "short", "done"] if accepted else ["long", "done"])
 
 
@@ -107,18 +99,15 @@ def test_what_the_trainer_credited_stands_at_every_token_of_every_branch(tmp_pat
     written = Path(__file__).with_name("written") / "verifiers_branches"
     table = read_rollouts(written, tokenizer=tmp_path / "model")
     assert table.has_ids
-    assert texts(table)[:2] == [
-        "a<eos>+1=<answer>5</answer><confidence>0.9</confidence><eos>",
-        "<answer>4</answer><confidence>0.7</confidence><eos>",
-    ]
+    first, second = "<answer>5</answer><confidence>0.9</confidence>", "<answer>4</answer><confidence>0.7</confidence>"
+    assert texts(table)[:2] == [f"a<eos>+1={first}<eos>", f"{second}<eos>"]
     assert table.rollout_n.tolist() == [0, 0, 1, 1]
     assert table.trainable.sum() == 2 * (2 + 9 + 9)
     assert table.as_recorded.says == "the file's 'advantages'"
     expected = [*[0.5] * 2, *[0.0] * 3, *[0.5] * 18]
     assert table.as_recorded.value.tolist() == [*expected, *(-value for value in expected)]
-    np.testing.assert_array_equal(
-        table.token_values["logprobs"][: len(expected)], [-0.5 if value else np.nan for value in expected]
-    )
+    logprobs = table.token_values["logprobs"][: len(expected)]
+    np.testing.assert_array_equal(logprobs, [-0.5 if value else np.nan for value in expected])
     as_words = read_rollouts(written)
     assert as_words.as_recorded.says == "the mean of the file's 'advantages' in each completion"
     assert sorted(set(as_words.as_recorded.value.tolist())) == [-0.5, 0.5]

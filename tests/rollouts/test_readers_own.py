@@ -172,27 +172,21 @@ LAYOUT = {"solution": ["answer"], "confidence": ["confidence"]}
 SAID = ["0271465", "031485", "021", "021485"]
 
 
-def exported(folder, tokenizer, *, ids):
-    """Rollouts as a run writes them or as texts, credited; the export, and what it holds as objects."""
-    rows = []
+@pytest.mark.parametrize("ids", [True, False])
+def test_credit_on_an_export_is_credit_on_its_rollouts(ids, tokenizer, tmp_path):
+    cases = []
     for n, digits in enumerate(SAID * 2):
         tokens = [int(sign) for sign in digits]
         spans = {"start": {"solution": 0, "confidence": 0}, "end": {"solution": len(tokens) * (n != 3), "confidence": 0}}
         right, status = (math.nan, Status.TIMEOUT) if n == 5 else (float(2 in tokens), Status.OK)
         fields = {"reward": {"correct": right}, "status": {"correct": int(status)}, **spans}
         critic = {"values": [0.25] * len(tokens), "logprobs": [-0.5] * len(tokens)}
-        rows.append(completion(tokens, group=n // 4, prompt="same", **fields, **critic))
+        cases.append(completion(tokens, group=n // 4, prompt="same", **fields, **critic))
     pieces = None if ids else [word.encode() for word in SPELLED]
-    case = Case(rows, per_token=("values", "logprobs"), pieces=pieces)
-    write_rollouts(folder / "in.parquet", case.parts(), pieces=pieces, tokenizer=tokenizer if ids else None)
+    case = Case(cases, per_token=("values", "logprobs"), pieces=pieces)
+    write_rollouts(tmp_path / "in.parquet", case.parts(), pieces=pieces, tokenizer=tokenizer if ids else None)
     options = {"methods": ["grpo", "bae", "gae"], "overrides": {"layout": LAYOUT}}
-    result = credit(folder / "in.parquet", output=folder / "out", **options)
-    return folder / "out" / "credit.parquet", result, options
-
-
-@pytest.mark.parametrize("ids", [True, False])
-def test_credit_on_an_export_is_credit_on_its_rollouts(ids, tokenizer, tmp_path):
-    file, first, options = exported(tmp_path, tokenizer, ids=ids)
+    first, file = credit(tmp_path / "in.parquet", output=tmp_path / "out", **options), tmp_path / "out" / "credit.parquet"
     assert first.table.learned_n.tolist() == [True, True, True, False, True, True, True, True]
     second = credit_rollouts(file, **options)
     assert [applied.name for applied in second.applied] == ["grpo", "bae", "gae"]

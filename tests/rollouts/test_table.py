@@ -80,10 +80,8 @@ def test_pieces_keep_every_byte_and_cut_at_tags(tmp_path):
     tagged = [table.vocabulary.pieces[i].decode() for i in table.tokens.slice(5, 6)]
     assert tagged == ["é", "\u2028日本", " ", "<answer>", "½", "</answer>", "\r\n"]
     places = table.tokens.places(slice(2, 3))
-    spans, text = find_blocks(
-        gather(places, table.tokens.values, 0), torch.from_numpy(places >= 0), layout=Layout({"before": [], "x": ["answer"]}),
-        vocabulary=table.vocabulary,
-    )  # fmt: skip
+    ids_nt, layout = gather(places, table.tokens.values, 0), Layout({"before": [], "x": ["answer"]})
+    spans, text = find_blocks(ids_nt, torch.from_numpy(places >= 0), layout=layout, vocabulary=table.vocabulary)
     assert text[0]["before"][""] == "\n\n"
     assert text[0]["x"]["answer"] == "4"
     assert spans.start_nk.tolist() == [[0, 1]]

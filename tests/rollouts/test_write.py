@@ -38,21 +38,19 @@ assert not any(name.startswith("spanwise.engines") for name in sys.modules), "an
 def test_a_training_batch_by_hand():
     """The file holds no padding and no tool output at the end; null means absent, 0 is a credit of 0."""
     rows = batch().recorded(step=7).to_pylist()
-    assert [row["step"] for row in rows] == [7] * 4
-    assert [row["group"] for row in rows] == [4, 4, 5, 5]
+    assert [(row["step"], row["group"]) for row in rows] == [(7, 4), (7, 4), (7, 5), (7, 5)]
     assert [row["prompt"] for row in rows[:2]] == ["1+1="] * 2
     assert json.loads(rows[2]["prompt"]) == [{"role": "user", "content": 'say "é"\nnow'}]
     assert [row["completion_ids"] for row in rows] == [[0, 1, 2], [5, 6], [10, 11, 12, 13, 14], []]
     assert [row["trainable"] for row in rows] == [[True, False, True], [True, True], [True] * 5, []]
-    assert [row["text"] for row in rows] == ["so .5", "no", "so .5", ""]
-    assert [row["fault"] for row in rows] == [0, 1, 17, 32]
+    assert [(row["text"], row["fault"]) for row in rows] == [("so .5", 0), ("no", 1), ("so .5", 17), ("", 32)]
     assert [(row["start/confidence"], row["end/confidence"]) for row in rows] == [(2, 3), (2, 2), (0, 0), (0, 0)]
     assert [row["credit/bae/solution"] for row in rows] == [0.5, -0.5, 0.25, None]
     assert [row["credit/bae/confidence"] for row in rows] == [0.0, None, -0.25, None]  # there and worth 0; absent
     assert [row["credit/bae/stop"] for row in rows] == [0.0, -1.0, 0.0, 0.0]
     assert [row["advantages/bae"] for row in rows] == [[0.5, 0.0, 0.25], [-0.25, -1.25], [None] * 5, []]
-    assert [row["reward/correct"] for row in rows] == [1.0, 0.0, None, None]
-    assert [row["status/correct"] for row in rows] == ["ok", "ok", "timeout", "absent"]
+    correct = [(row["reward/correct"], row["status/correct"]) for row in rows]
+    assert correct == [(1.0, "ok"), (0.0, "ok"), (None, "timeout"), (None, "absent")]
     assert [row["status/brier"] for row in rows] == ["ok", "absent", "ok", "absent"]
     assert not {"values", "logprobs"} & rows[0].keys()  # there is no critic
 
@@ -74,23 +72,18 @@ def with_values(*, value_names=(), **fields):
     return replace(full, batch=replace(full.batch, **fields), value_names=value_names).recorded(step=7)
 
 
-@pytest.mark.parametrize("shape", ["one", "one of one", "named"])
+@pytest.mark.parametrize("names", [None, (), ("return",), ("correct", "brier")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_value_per_token_stands_at_the_tokens_that_the_model_sampled(shape, dtype):
+def test_values_per_token_stand_at_the_tokens_that_the_model_sampled(names, dtype):
     """A tool's token and padding have none, whatever stands there; a sampled one of which nothing is known has none either."""
-    value_nt = POISON.to(dtype) if shape == "one" else POISON.to(dtype)[:, :, None]
-    names = ("return",) if shape == "named" else ()
-    table = with_values(value_nt=value_nt, logp_nt=-POISON.to(dtype), value_names=names).to_pydict()
-    assert table["values"] == VALUES
-    assert table["logprobs"] == [[None if x is None else -x for x in row] for row in VALUES]
-    assert not [name for name in table if name.startswith("values/")]
-
-
-def test_several_values_per_token_stand_under_their_names():
-    table = with_values(value_nt=torch.stack([POISON, 2 * POISON], dim=2), value_names=("correct", "brier")).to_pydict()
-    assert table["values/correct"] == VALUES
-    assert table["values/brier"] == [[None if x is None else 2 * x for x in row] for row in VALUES]
-    assert not {"values", "logprobs"} & table.keys()
+    several = names is not None and len(names) == 2
+    value_nt = POISON if names is None else torch.stack([POISON, 2 * POISON][: 1 + several], dim=2)
+    logp = {} if several else {"logp_nt": -POISON.to(dtype)}
+    table = with_values(value_nt=value_nt.to(dtype), value_names=names or (), **logp).to_pydict()
+    columns = {name: column for name, column in table.items() if name.startswith(("values", "logprobs"))}
+    times = [[None if x is None else (2 if several else -1) * x for x in row] for row in VALUES]
+    first, second = ("values/correct", "values/brier") if several else ("values", "logprobs")
+    assert columns == {first: VALUES, second: times}
 
 
 @pytest.mark.parametrize(
@@ -118,14 +111,10 @@ def test_parts_are_written_as_they_come(tmp_path):
     assert sizes[0] > 1000
 
 
-def test_what_does_not_fit_the_tokens_is_refused(unchecked_shapes):
+def test_what_does_not_fit_the_tokens_is_refused_and_a_prompt_that_no_file_can_hold_is_mended(unchecked_shapes):
+    assert Case([completion(prompt="a\ud800b")]).part(0, 1)["prompt"].to_pylist() == ["a\ufffdb"]
     with pytest.raises(AlignmentError, match="3 tokens and 4 entries of 'advantages/bae'"):
         Case([completion(**{"advantages/bae": [0.5] * 4})]).part(0, 1)
-
-
-def test_a_prompt_that_no_file_can_hold_is_mended():
-    part = Case([completion(prompt="a\ud800b")]).part(0, 1)
-    assert part["prompt"].to_pylist() == ["a\ufffdb"]
 
 
 def test_what_stands_at_a_masked_token_need_not_be_an_id(tmp_path):
@@ -135,5 +124,9 @@ def test_what_stands_at_a_masked_token_need_not_be_an_id(tmp_path):
     part.batch.ids_nt[1, 1] = 10**9
     file = tmp_path / "step_000001.parquet"
     write_rollouts(file, [part.recorded(step=1)], pieces=[f"{n} ".encode() for n in range(20)])
-    read = pq.read_table(file)["tokens"].to_pylist()
-    assert read == [["0 ", "", "2 "], ["5 ", ""], ["10 ", "11 ", "12 ", "13 ", "14 "], []]
+    assert pq.read_table(file)["tokens"].to_pylist() == [
+        ["0 ", "", "2 "],
+        ["5 ", ""],
+        ["10 ", "11 ", "12 ", "13 ", "14 "],
+        [],
+    ]

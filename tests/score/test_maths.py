@@ -93,15 +93,12 @@ def test_a_gold_answer_alone_in_a_list_or_an_array_is_the_answer(verifier, gold)
     assert [verdict.value for verdict in judge([gold] * 2, ["4", "5"], verifier=verifier)] == [1.0, 0.0]
 
 
-def test_a_solution_in_the_form_of_gsm8k_equals_itself():
-    verdicts = judge([GSM8K] * 3, [GSM8K, "4", GSM8K.replace("#### 4", "#### 5")], verify="exact")
-    assert [verdict.value for verdict in verdicts] == [1.0, 1.0, 0.0]
-
-
 def test_exact_compares_text_and_math_compares_everything(verifier):
     golds, answers = ["1/2", "1/2", "paris", "04"], ["0.5", " 1/2", "Paris", "4"]
     assert [v.value for v in judge(golds, answers, verify="exact")] == [0.0, 1.0, 0.0, 0.0]
     assert [v.value for v in judge(golds, answers, verify="math", verifier=verifier)] == [1.0, 1.0, 1.0, 1.0]
+    solutions = [GSM8K, "4", GSM8K.replace("#### 4", "#### 5")]  # a solution equals itself
+    assert [v.value for v in judge([GSM8K] * 3, solutions, verify="exact")] == [1.0, 1.0, 0.0]
     with pytest.raises(RecipeError):
         judge(golds, answers, verify="maths")
 

@@ -50,9 +50,6 @@ def registered():
             registry.pop(name)
 
 
-# ------------------------------------------------------------------ where they come from
-
-
 def test_all_four_ways_to_give_an_outcome(registered):
     registered("long_answer", kind="outcome")(long_answer)
     path = f"{__name__}:level_of"
@@ -130,9 +127,6 @@ def test_complete_is_about_the_first_block():
     assert complete(text, columns={}) == [True, False, False, False, None]
 
 
-# ------------------------------------------------------------------ what they become
-
-
 def values_of(returned, size=None):
     objective = Objective("format", pays="solution", given=lambda text, columns: returned)
     size = len(returned) if size is None else size
@@ -177,9 +171,6 @@ def test_a_function_that_fails_or_returns_too_few_is_named():
         read_outcomes([Objective("format", pays="solution", given=broken)], TEXT, columns={})
 
 
-# ------------------------------------------------------------------ who judges
-
-
 @pytest.mark.parametrize(
     ("given", "of", "judge", "column"),
     [
@@ -205,9 +196,6 @@ def test_a_plugins_own_default_judges(registered):
         assert judge_of(Objective("rated", pays="a", given=given)) == judge
     with pytest.raises(RecipeError, match="by: one"):
         judge_of(Objective("rated", pays="a", given=["one", "correct"]))
-
-
-# ------------------------------------------------------------------ what is stated
 
 
 def test_a_report_says_what_it_read(unchecked_shapes):

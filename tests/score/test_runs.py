@@ -19,44 +19,18 @@ HONEST = {
         "def f(a):\n    return [one + 1 for one in a]",
         "def f(a):\n    return a",
     ),
-    "a class": (
-        "s = Solution()\nassert s.twice(4) == 8\nassert Solution().twice(n=1) == 2",
-        "class Solution:\n    def twice(self, n: int) -> int:\n        return 2 * n",
-        "class Solution:\n    def twice(self, n):\n        return 8",
-    ),
     "an object with a state": (
-        "c = Cache(1)\nc.put(1, 2)\nassert c.get(1) == 2\nc.put(3, 4)\nassert c.get(1) is None and len(c) == 1 and 3 in c",
-        """
-        class Cache:
-            def __init__(self, most): self.most, self.all = most, {}
-            def put(self, key, value):
-                if len(self.all) >= self.most: self.all.popitem()
-                self.all[key] = value
-            def get(self, key): return self.all.get(key)
-            def __len__(self): return len(self.all)
-            def __iter__(self): return iter(self.all)
-        """,
-        """
-        class Cache(dict):
-            def __init__(self, most): pass
-            put = dict.__setitem__
-        """,
+        "c = C(most=1)\nc.put(1, 2)\nassert c.get(1) == 2\nc.put(3, 4)\nassert c.get(1) is None and len(c) == 1 and 3 in c",
+        "class C:\n    def __init__(self, most: int): self.most, self.all = most, {}\n"
+        "    def put(self, key, value):\n        if len(self.all) >= self.most: self.all.popitem()\n        self.all[key] = value\n"
+        "    def get(self, key): return self.all.get(key)\n    def __len__(self): return len(self.all)\n"
+        "    def __iter__(self): return iter(self.all)",
+        "class C(dict):\n    def __init__(self, most): pass\n    put = dict.__setitem__",
     ),
     "objects that lead to others": (
-        "a = f([1, 2, 3])\nfound = []\nwhile a:\n    found.append(a.value)\n    a = a.next\nassert found == [3, 2, 1]",
-        """
-        class Node:
-            def __init__(self, value, next): self.value, self.next = value, next
-        def f(a):
-            node = None
-            for one in a: node = Node(one, node)
-            return node
-        """,
-        """
-        class Node:
-            def __init__(self, value, next): self.value, self.next = value, next
-        def f(a): return Node(a[0], None)
-        """,
+        "a = N([3, 2, 1])\nfound = []\nwhile a:\n    found.append(a.value)\n    a = a.next\nassert found == [3, 2, 1]",
+        "class N:\n    def __init__(self, a): self.value, self.next = a[0], N(a[1:]) if a[1:] else None",
+        "class N:\n    def __init__(self, a): self.value, self.next = a[0], None",
     ),
     "sorting in place": ("a = [3, 1, 2]\nf(a)\nassert a == [1, 2, 3]", "def f(a): a.sort()", "def f(a): return sorted(a)"),
     "a generator": (
@@ -109,7 +83,7 @@ HONEST = {
 
 @pytest.mark.parametrize("case", HONEST)
 def test_right_code_passes_its_tests_and_wrong_code_fails_them(case):
-    tests, right, wrong = map(textwrap.dedent, HONEST[case])
+    tests, right, wrong = HONEST[case]
     assert run(right, tests, **LIMITS) is True
     assert run(wrong, tests, **LIMITS) is False
 

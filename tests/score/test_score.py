@@ -3,7 +3,7 @@
 import pytest
 
 from helpers import NAN, assert_close
-from score_small import ABSENT, BRIER, CORRECT, ERROR, OK, TIMEOUT, UNPARSABLE, UNSCORED, completion, trl_reward
+from score_small import ABSENT, BRIER, CORRECT, ERROR, OK, TIMEOUT, UNPARSABLE, UNSCORED, completion
 from spanwise.errors import RecipeError
 from spanwise.layout import Layout
 from spanwise.objective import Objective
@@ -44,10 +44,6 @@ def test_the_text_says_why_a_recorded_score_is_missing_if_no_confidence_is_state
 LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]})
 
 
-def build(*objectives):
-    return [Objective(**{"pays": ("solution",), **objective}) for objective in objectives]
-
-
 @pytest.mark.parametrize(
     ("objectives", "names"),
     [
@@ -64,11 +60,4 @@ def build(*objectives):
 )
 def test_objectives_that_cannot_work_are_refused_before_training(objectives, names):
     with pytest.raises(RecipeError, match=names):
-        check_objectives(build(*objectives), LAYOUT)
-
-
-def test_objectives_that_work_pass():
-    check_objectives([CORRECT, BRIER, Objective(trl_reward, pays=("solution", "confidence"))], LAYOUT)
-    check_objectives(build({"reward": "correct", "pays": ("all",), "options": {"tag": ""}}), Layout({"all": []}))
-    layout = Layout({"first": ["answer"], "second": ["answer"]})
-    check_objectives([Objective("correct", pays="first"), Objective("second_attempt", pays="second")], layout)
+        check_objectives([Objective(**{"pays": "solution", **objective}) for objective in objectives], LAYOUT)

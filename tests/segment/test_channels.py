@@ -8,7 +8,7 @@ import torch
 
 from segment_small import segment
 from spanwise.engines.trl.config import check_prefilled
-from spanwise.errors import LayoutError, RecipeError
+from spanwise.errors import RecipeError
 from spanwise.layout import Layout
 from spanwise.segment import Vocabulary, census, find_blocks
 from spanwise.types import Fault
@@ -29,12 +29,6 @@ def test_the_signs_of_other_families_are_text_where_the_vocabulary_has_tokens_of
     assert fault == Fault.MISSING
     owners, text, _ = segment(PLAIN, ["<thi", "nk>", "2", "</think>", "4", "<|im_end|>"], added=("<|im_end|>",))
     assert (owners, text[R][R]) == ([R] * 4 + [A] * 2, "2")  # Qwen2.5 has no token for <think> and spells it
-
-
-def test_layouts_that_cannot_work():
-    for block, prefilled in (("thinking", None), ("answer", "answer")):
-        with pytest.raises(LayoutError, match=block):
-            Layout([block], segmenter="channels", prefilled=prefilled)
 
 
 @pytest.mark.parametrize("end", ["<think>\n", "[THINK]", "<|start|>assistant<|channel|>analysis<|message|>"])

@@ -6,7 +6,6 @@ import random
 import pytest
 
 from segment_small import claims_in, segment
-from spanwise.errors import LayoutError
 from spanwise.layout import Layout
 from spanwise.types import Fault
 
@@ -135,9 +134,3 @@ def test_agrees_with_the_parser_of_python():
                 expected = sorted(place(node, starts, data) for node in nodes[name])
                 places = [(claim.start, claim.stop) for claim, *_ in claims if claim.part.block == block]
                 assert places == expected, (data, name)
-
-
-@pytest.mark.parametrize("mark", ["function", "klingon.function", "python.funktion", "python.function_def"])
-def test_marks_that_are_refused(mark):
-    with pytest.raises(LayoutError, match=mark.partition(".")[0]):
-        Layout({"a": f"code:{mark}"})

@@ -135,18 +135,6 @@ def test_paths():
     assert steps('["\\q"]') == ["\\q"]
 
 
-@pytest.mark.parametrize(
-    "blocks",
-    [
-        {"x": "items", "y": "items[*].price"}, {"x": "a.b", "y": "a.b"}, {"x": "a.b", "y": 'a["b"]'},
-        {"x": "a[*]", "y": "a[0].b"}, {"x": "a[0]", "y": "a[*].b"}, {"x[*]": "a[*].b", "y": "a[*]"},
-    ],
-)  # fmt: skip
-def test_blocks_that_overlap(blocks):
-    with pytest.raises(LayoutError, match="overlap"):
-        Layout(blocks, segmenter="json", most=2)
-
-
 def test_paths_of_a_text_are_read_only_so_deep():
     text = '{"a":' * 400 + "1" + "}" * 400
     assert list(paths(text))[-1] == ".".join(["a"] * 20)

@@ -6,7 +6,6 @@ import pytest
 from markdown_it import MarkdownIt
 
 from segment_small import claims_in, segment
-from spanwise.errors import LayoutError
 from spanwise.layout import Layout
 from spanwise.segment.markdown import outline
 from spanwise.types import Fault
@@ -92,9 +91,3 @@ def test_agrees_with_another_parser():
         assert [(heading.start, heading.level) for heading in titled] == titles, text
         contents = [tokens[n + 1].content for n, t in enumerate(tokens) if t.type == "heading_open" and t.markup[0] == "#"]
         assert [heading.title for heading in titled] == contents, text
-
-
-@pytest.mark.parametrize("blocks", [{"a": ["#"]}, {"a": [" "]}, {"a": ["a\nb"]}, {"a": "Plan", "b": "plan"}])
-def test_marks_that_are_refused(blocks):
-    with pytest.raises(LayoutError):
-        Layout(blocks, segmenter="markdown")

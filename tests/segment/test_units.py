@@ -9,7 +9,7 @@ from segment_small import claims_in, segment
 from spanwise import Batch, Objective, Scheme, pipeline
 from spanwise.credit.methods._gae import SaeSegments
 from spanwise.engines.trl.trainer import AT_READ, PROVIDES
-from spanwise.errors import AlignmentError, LayoutError, RecipeError
+from spanwise.errors import AlignmentError, RecipeError
 from spanwise.layout import Layout
 from spanwise.segment import Vocabulary, find_blocks
 from spanwise.types import Fault
@@ -54,12 +54,6 @@ def test_the_token_that_ends_a_turn_ends_its_line():
     assert [content for _, _, content in claims_in(Layout({"unit[*]": "lines:"}), struck)[0]] == [struck]
 
 
-@pytest.mark.parametrize(("blocks", "segmenter"), [({"step[*]": "steps:3"}, "tags"), ({"a": "turn"}, "turns")])
-def test_a_mark_is_refused(blocks, segmenter):
-    with pytest.raises(LayoutError):
-        Layout(blocks, segmenter=segmenter)
-
-
 BYTES = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
 
 
@@ -87,14 +81,6 @@ def test_units_of_tokens_keep_white_space():
     layout = Layout({"s[*]": "low_probability:0.2"}, most=3)
     _, (text,) = find_blocks(ids, torch.ones_like(ids).bool(), layout=layout, vocabulary=BYTES, logp_nt=logp)
     assert [text[f"s[{k}]"][f"s[{k}]"] for k in range(3)] == ["a \n", " b", " c"]
-
-
-@pytest.mark.parametrize(
-    "marks", ["fixed:0", "fixed:a", "cuts:5@2", "cuts:@0.5", "low_probability:", "low_probability:nan", "fixed:2 fixed:3"]
-)
-def test_marks_that_are_no_number_and_two_ways_to_cut(marks):
-    with pytest.raises(LayoutError):
-        Layout({f"{name}[*]": mark for name, mark in zip("ab", marks.split(), strict=False)})
 
 
 def scheme(mark):

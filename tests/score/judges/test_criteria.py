@@ -106,9 +106,8 @@ def test_as_an_option_the_column_pays_the_sum_of_all_criteria_to_every_block():
 def test_a_criterion_about_a_part_that_is_not_there_is_not_asked():
     rubric = [{"text": "It mentions 3.", "part": "plan"}, {"text": "It mentions 4.", "part": "answer", "weight": 2}]
     with Server(by_words).serving() as server:
-        objective = Objective(
-            "judge", pays=["plan", "answer"], options={"model": "m", "base_url": server.url, "criteria": "r"}
-        )
+        options = {"model": "m", "base_url": server.url, "criteria": "r"}
+        objective = Objective("judge", pays=["plan", "answer"], options=options)
         scores = score_all([objective], [{"plan": None, "answer": {"": "4", "answer": "4"}}], columns={"r": [rubric]})
         assert [part_of(request) for request in server.requests] == ["4"]
     assert scores.reward_nm.tolist() == [[2.0]]
@@ -152,8 +151,6 @@ STEPS = [
     {"step[0]": {"": "so 5"}, "step[1]": {"": "so 4"}, "end": {"": "4"}},
     {"step[0]": {"": "so 4"}, "step[1]": None, "end": {"": "5"}},
 ]
-
-
 LOCATED = [{"text": "It mentions 3.", "weight": 2}, {"text": "It mentions 4.", "weight": -1}]
 
 
@@ -174,16 +171,17 @@ def by_place(part, request, times):
     return reply(json.dumps({"reason": "r", "verdict": "yes" if place else "no", "part": place or "whole"}))
 
 
-def test_a_located_verdict_pays_the_step_it_is_about_and_is_asked_once():
+def test_a_located_verdict_pays_the_step_it_is_about_is_asked_once_and_kept_with_its_place(tmp_path):
     with Server(by_place).serving() as server:
-        scores = located(server)
+        scores, kept = (located(server, cache=str(tmp_path / "c.sqlite")) for _ in range(2))
     # 3 is in step 0 of the first. 4 is in step 1 of the first two and in step 0 of the last. Else the verdict is no, of the whole.
     assert scores.reward_nm[:, 0].tolist() == pytest.approx([2, math.nan, -1], nan_ok=True)
     assert scores.reward_nm[:, 1].tolist() == pytest.approx([-1, -1, math.nan], nan_ok=True)
     assert scores.status_nm[:, :2].tolist() == [[OK, OK], [UNSCORED, OK], [OK, ABSENT]]
     assert scores.reward_nm[1:, 2].tolist() == [0, 0]
-    # Two criteria for each of three completions, asked by three objectives at once.
+    # Two criteria for each of three completions, asked by three objectives at once; then never again.
     assert len(server.requests) == 6
+    assert torch.equal(scores.reward_nm.nan_to_num(9), kept.reward_nm.nan_to_num(9))
     assert scores.measured_nc[:, [0, 5, 10]].sum().item() == 6
     request = next(request for request in server.requests if "so 5" in part_of(request))
     properties = request["response_format"]["json_schema"]["schema"]["properties"]
@@ -251,11 +249,5 @@ def test_a_judge_that_writes_freely_and_gives_no_reason_is_asked_for_the_part():
         content = server.requests[0]["messages"][-1]["content"]  # cached verdicts are found by this text
         assert '"part": the part that this is about most ("step[0]"' in content
         assert content.endswith('), "whole" if it is all of them, "none" if none.')
+        assert len(server.requests) == 6  # without a cache, too
     assert scores.reward_nm[0, :2].tolist() == [2, -1]
-
-
-def test_located_verdicts_are_kept_with_their_place(tmp_path):
-    with Server(by_place).serving() as server:
-        first, second = (located(server, cache=str(tmp_path / "c.sqlite")) for _ in range(2))
-        assert len(server.requests) == 6
-    assert torch.equal(first.reward_nm.nan_to_num(9), second.reward_nm.nan_to_num(9))

@@ -59,13 +59,6 @@ def single(tmp_path_factory):
     return folder, *saved(folder, LlamaForSequenceClassification, num_labels=1)
 
 
-@pytest.fixture(scope="module")
-def labelled(tmp_path_factory):
-    """The same of a classifier with three labels."""
-    folder = tmp_path_factory.mktemp("labelled")
-    return folder, *saved(folder, LlamaForSequenceClassification, id2label={0: "bad", 1: "good", 2: "odd"})
-
-
 def scored(folder, *, text=TEXT, prompts=PROMPTS, pays="step[0]", **options):
     options = {"model": str(folder), **options}
     return score_all([Objective("reward_model", pays=pays, options=options)], text, columns={"prompt": prompts})
@@ -107,13 +100,13 @@ def test_a_classifier_reads_the_prompt_and_the_part(single, tmp_path, padded):
         ("part", True, ["then 0.9", ""]),
     ],
 )
-def test_a_classifier_of_several_labels_sees_as_much_as_is_asked(labelled, sees, inside, texts):
-    folder, model, tokenizer = labelled
-    scores = scored(folder, pays="step[1]", sees=sees, inside=inside, label="good", batch_size=1)
+def test_a_classifier_of_several_labels_sees_as_much_as_is_asked(tmp_path, sees, inside, texts):
+    model, tokenizer = saved(tmp_path, LlamaForSequenceClassification, id2label={0: "bad", 1: "good", 2: "odd"})
+    scores = scored(tmp_path, pays="step[1]", sees=sees, inside=inside, label="good", batch_size=1)
     first, last = (by_hand(model, tokenizer, PROMPTS[n], text).softmax(-1) for n, text in zip((0, 3), texts, strict=True))
     assert scores.reward_nm[[0, 3], 0].tolist() == pytest.approx([float(first[1]), float(last[1])], abs=1e-5)
     assert scores.status_nm[:, 0].tolist() == [OK, ABSENT, ABSENT, OK]
-    by_last_label = scored(folder, pays="step[1]", sees=sees, inside=inside)
+    by_last_label = scored(tmp_path, pays="step[1]", sees=sees, inside=inside)
     assert float(by_last_label.reward_nm[0, 0]) == pytest.approx(float(first[2]))
 
 
