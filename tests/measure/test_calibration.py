@@ -13,18 +13,8 @@ from helpers import NAN
 from measure_small import on_rows, reports
 from oracles import slow_ece
 from spanwise.errors import AlignmentError, RecipeError
-from spanwise.measure import (
-    auroc,
-    ece,
-    figure_intervals,
-    figures,
-    reliability,
-    weighted_auroc,
-    weighted_ece,
-    weighted_mean,
-    wilson,
-)
-from spanwise.measure.calibration import weighted_gaps
+from spanwise.measure import auroc, ece, figure_intervals, figures, reliability, weighted_ece, weighted_mean, wilson
+from spanwise.measure.calibration import weighted_auroc, weighted_gaps
 
 REPORTS = st.lists(st.tuples(st.integers(0, 100), st.booleans()), min_size=1, max_size=40)
 BINNINGS = st.sampled_from([{}, {"bins": 4}, {"bins": 15}, {"bins": 1}])

@@ -42,13 +42,17 @@ def test_pairing_by_seed_finds_what_two_intervals_do_not():
     assert compare_arms(named).differences[0].verdict == "same"
 
 
-def test_equal_differences_of_one_pair_are_not_blamed_on_several():
+def test_equal_differences_of_one_pair_are_not_blamed_on_several_and_noise_is_called_noise():
     """The sign test of 3 seeds has p = 2 / 2^3."""
     (sentence,) = compare_arms(runs(a=[0.5, 0.5, 0.5], b=[0.25, 0.25, 0.25])).sentences()
     assert sentence == (
         "ece of a minus b: +0.250 [+0.250, +0.250] over 3 seeds. Every seed has this difference. "
         "With so few seeds this may be luck (p = 0.25)."
     )
+    noise = compare_arms(runs(a=[0.1, 0.2, 0.3], b=[0.2, 0.1, 0.31]))
+    assert "inside the noise. At this size, a clear verdict would need" in noise.sentences()[0]
+    assert noise.summary() == "None of 1 differences is beyond the noise: these runs do not show which method is better."
+    assert noise.sentences("clear") == []
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
@@ -60,14 +64,6 @@ def test_holm_against_its_definition(p_values):
         steps = [min(1.0, q * (len(p_values) - i)) for i, q in enumerate(ordered[: rank + 1])]
         assert adjusted == pytest.approx(max(steps))
     assert holm([*p_values, NAN]) == pytest.approx([*holm(p_values), NAN], nan_ok=True)  # a missing test counts for nothing
-
-
-def test_noise_is_called_noise():
-    result = compare_arms(runs(a=[0.1, 0.2, 0.3], b=[0.2, 0.1, 0.31]))
-    (sentence,) = result.sentences()
-    assert "inside the noise. At this size, a clear verdict would need" in sentence
-    assert result.summary() == "None of 1 differences is beyond the noise: these runs do not show which method is better."
-    assert result.sentences("clear") == []
 
 
 def test_many_pairs_make_a_difference_borderline():

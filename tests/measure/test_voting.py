@@ -46,16 +46,14 @@ def test_against_every_subset(rows):
         assert float(curves["pass@1"].value_pb[0, b]) == pytest.approx(sum(c for _, c, _ in rows) / len(rows))
 
 
-def test_a_sample_without_a_verdict_votes_as_its_answer_was_judged_elsewhere():
+def test_a_sample_without_a_verdict_votes_as_its_answer_was_judged_elsewhere(unchecked_shapes):
     rows = [("1", 1, 9), ("2", 0, 5), ("2", 0, 6)]
     judged, unjudged = run([*rows, ("1", 1, 10)]), run([*rows, ("1", None, 10)])
     assert unjudged["majority"].budgets == (1, 2, 3, 4)
     assert curve_values(unjudged) == curve_values(judged)  # "1" is right, says the first sample
-
-
-def test_answers_may_be_numbers(unchecked_shapes):
-    numbers, words = (run([(kind(a), c, q) for a, c, q in ((0, 1, 9), (7, 0, 5), (7, 0, 6))]) for kind in (int, str))
-    assert curve_values(numbers) == curve_values(words)
+    assert curve_values(run([(int(answer), right, q) for answer, right, q in rows])) == curve_values(
+        run(rows)
+    )  # numbers, too
 
 
 def test_an_answer_that_nobody_judged_is_not_right():
@@ -65,10 +63,7 @@ def test_an_answer_that_nobody_judged_is_not_right():
     assert values["pass@1"][0] == pytest.approx(1 / 3)
     assert values["majority"] == pytest.approx([1 / 3, 1 / 3, 0.0])  # two of three pairs are {1, 3}: a tie
     assert values["pass@k"] == pytest.approx([1 / 3, 2 / 3, 1.0])
-
-
-def test_a_prompt_without_any_verdict_has_no_value():
-    curve = run([("1", 1, 9), ("2", None, 9)], prompts=["x", "y"])["weighted"]
+    curve = run([("1", 1, 9), ("2", None, 9)], prompts=["x", "y"])["weighted"]  # a prompt without any verdict has no value
     assert curve.value_pb.nan_to_num(nan=-1.0).tolist() == [[1.0], [-1.0]]
     assert (curve.intervals[0].value, curve.intervals[0].count) == (1.0, 1)
 

@@ -3,7 +3,6 @@
 import math
 
 import numpy as np
-import pytest
 import torch
 from tokenizers import Tokenizer
 
@@ -16,45 +15,23 @@ from spanwise.rollouts.rows import credited_units
 from spanwise.rollouts.table import AT_ONCE, fitting_runs, gather, tokenize
 from spanwise.segment import find_blocks
 
-LENGTHS = (3, 0, 2, 4)
-
-
-def table(folder):
-    """Four completions of three rollouts, the third left out of the loss, with whatever a file may hold of them."""
-    tokens = sum(LENGTHS)
-    columns = {
-        "step": [1, 1, 2, 2], "group": [0, 0, 1, 1], "rollout": [0, 0, 0, 1], "prompt": ["a", "a", "b", "b"],
-        "answer": ["[4]", ["Paris"], None, ["4", "four"]], "start/all": [0] * 4, "end/all": [3, 0, 0, 4],
-        "self_reward": [0.5, np.nan, 0.25, 1.0], "reward/correct": [1.0, 0.0, np.nan, 1.0],
-        "status/correct": ["ok", "ok", "timeout", "ok"],
-        "completion_ids": np.arange(tokens), "trainable": np.arange(tokens) % 4 != 1, "logprobs": -np.arange(tokens) / 8,
-        "advantages/bae": np.arange(tokens) / 4,
-    }  # fmt: skip
-    part = rollout_table(columns, np.cumsum([0, *LENGTHS]))
-    write_rollouts(folder / "a.parquet", [part], pieces=[f"{n} ".encode() for n in range(tokens)])
-    return read_rollouts(folder / "a.parquet")
-
 
 def test_a_table_holds_all_that_its_file_says(tmp_path):
     """What `test_what_is_written_is_read` (of readers_own) has no columns of; a run numbers the rollouts of each step from 0."""
-    rollouts = table(tmp_path)
+    columns = {
+        "step": [1, 1, 2, 2], "group": [0, 0, 1, 1], "rollout": [0, 0, 0, 1], "prompt": ["a", "a", "b", "b"],
+        "answer": ["[4]", ["Paris"], None, ["4", "four"]], "start/all": [0] * 4, "end/all": [3, 0, 0, 4],
+        "self_reward": [0.5, np.nan, 0.25, 1.0], "completion_ids": np.arange(9), "trainable": np.arange(9) % 4 != 1,
+        "advantages/bae": np.arange(9) / 4,
+    }  # fmt: skip
+    pieces = [f"{n} ".encode() for n in range(9)]
+    write_rollouts(tmp_path / "a.parquet", [rollout_table(columns, np.array([0, 3, 3, 5, 9]))], pieces=pieces)
+    rollouts = read_rollouts(tmp_path / "a.parquet")
     # A list of one stays one, as rewards read its entry; the text `[4]` a completion may have to write.
     assert rollouts.columns["answer"] == ["[4]", ["Paris"], None, '["4", "four"]']
     assert rollouts.rollout_n.tolist() == [0, 0, 1, 2]
     assert rollouts.score_n.nan_to_num(nan=9.0).tolist() == [0.5, 9.0, 0.25, 1.0]
     assert rollouts.as_recorded.value.tolist() == [n / 4 for n in range(9)]
-
-
-@pytest.mark.parametrize(("first", "last"), [(0, 4), (1, 3), (2, 4), (3, 3)])
-def test_some_rows_side_by_side_are_padded(first, last, tmp_path):
-    rollouts = table(tmp_path)
-    spoken = [[0, 1, 2], [], [3, 4], [5, 6, 7, 8]][first:last]
-    width = max(map(len, spoken), default=0)
-    for rows in (slice(first, last), list(range(first, last))):
-        places = rollouts.tokens.places(np.array(rows, dtype=np.int64) if isinstance(rows, list) else rows)
-        assert places.tolist() == [[*row, *[-1] * (width - len(row))] for row in spoken]
-        logp_nt = gather(places, rollouts.token_values["logprobs"], 9.0)
-        assert logp_nt.tolist() == [[*(-n / 8 for n in row), *[9.0] * (width - len(row))] for row in spoken]
 
 
 def test_runs_of_rows_fit_a_size_and_a_longer_row_is_its_own():

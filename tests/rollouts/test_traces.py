@@ -62,10 +62,8 @@ def test_a_trace_may_be_written_in_place_and_others_stay(tmp_path):
     file = tmp_path / "traces.jsonl"
     file.write_text(FILE.read_text())
     rollout, other = read_traces(file)
-    doubled = replace(
-        other, turns=tuple(replace(t, per_token={"mine": [2.0 * len(t.mask)] * len(t.mask)}) for t in other.turns)
-    )
-    write_traces(file, file, [doubled], entry="mine")
+    turns = tuple(replace(t, per_token={"mine": [2.0 * len(t.mask)] * len(t.mask)}) for t in other.turns)
+    write_traces(file, file, [replace(other, turns=turns)], entry="mine")
     reread = read_traces(file)
     assert reread[0] == rollout
     assert [t.per_token["advantages"][0] for t in reread[1].turns] == [4.0, 18.0, 18.0]

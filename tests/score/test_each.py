@@ -1,11 +1,10 @@
-"""Objectives with `each`: the objectives they expand to, their credit, and that nothing is lost on the way to a file."""
+"""Objectives with `each`: the objectives they expand to, and that nothing is lost on the way to a file."""
 
 import pytest
-import torch
 import yaml
 
 from helpers import NAN, assert_close
-from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, advantages, credit_batch, metrics, read
+from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, read
 from spanwise.errors import RecipeError
 from spanwise.recipe import load, resolved, scheme_of
 from spanwise.score.score import written_out
@@ -26,7 +25,7 @@ def batch(*texts, gold='{"a": 1, "b": 2}', **columns):
     return Batch.jagged([list(text.encode()) for text in texts], [0] * size, columns={"answer": [gold] * size, **columns})
 
 
-def test_a_pattern_is_every_block_it_matches_in_the_order_of_the_layout():
+def test_a_pattern_is_every_block_it_matches_in_the_order_of_the_layout_and_pays_may_hold_one_too():
     def alone(*names):
         return [(f"equals.{name}", (name,), name) for name in names]
 
@@ -37,8 +36,6 @@ def test_a_pattern_is_every_block_it_matches_in_the_order_of_the_layout():
     assert expanded(Layout({"prose": [], "price": "json:price"}), {"each": "*"}) == alone("price")  # the rest is no field
     assert expanded(Layout({"step[*]": "tags:step"}, most=2), {"each": "*"}) == alone("step[0]", "step[1]")
 
-
-def test_pays_may_hold_patterns_with_each_and_without():
     items = ("items[0]", "items[1]", "total")
     mixed = expanded(ITEMS, {"each": "items[*]", "pays": ["items[*]", "total"]}, {"pays": ["total", "items[*]", "items[0]"]})
     assert [(name, pays) for name, pays, _ in mixed] == [
@@ -58,27 +55,6 @@ def test_the_earlier_blocks_are_given_and_the_first_one_has_its_group(size):
     assert [(o.given, o.baseline, o.back_off) for o in objectives] == [((), "group", None), *later]
     both = written_out([Objective("equals", each="*", given=["complete", "earlier"], baseline="outcome")], layout)
     assert [(o.given, o.baseline) for o in both] == [(("complete", *given), "outcome") for given in earlier]
-
-
-def test_a_group_worked_out_by_hand():
-    r"""Four completions: a right, right, wrong, wrong; b right, wrong, right, and left out.
-
-    equals.a is 1 1 0 0 with mean 1/2. equals.b given a: of the two with a right 1 0, so \pm 1/2; of the two with a wrong there is
-    one reward, whose stratum is then of one and gets 0.
-    """
-    scheme = Scheme("bae", PAIR, [Objective("equals", each="*", given="earlier", baseline="outcome")])
-    group = batch('{"a": 1, "b": 2}', '{"a": 1, "b": 9}', '{"b": 2, "a": 8}', '{"a": 8}')
-    reading = read(group, scheme, BYTES)
-    assert_close(reading.scores.reward_nm, [[1, 1], [1, 0], [0, 1], [0, NAN]], 0, equal_nan=True)
-    credit = credit_batch(reading, group, scheme)
-    assert_close(credit.block_nk, [[0.5, 0.5], [0.5, -0.5], [-0.5, 0], [-0.5, 0]], 1e-12)
-    # {"a": 1,_ is 9 bytes and "b": 2} 7; in the third {"b": 2,_ is 9 and "a": 8} 7; a block's credit is its tokens' sum.
-    assert reading.length_nk.tolist() == [[9, 7], [9, 7], [7, 9], [8, 0]]
-    expected = torch.tensor([[0.5 / 9] * 9 + [0.5 / 7] * 7, [0.0] * 9 + [-0.5 / 7] * 7])
-    assert_close(advantages(credit, reading.spans, scheme)[[0, 2]], expected, 1e-7)
-    logged = metrics(credit, reading, scheme)
-    assert logged["credit/equals.b/reward_absent"] == 0.25
-    assert {"credit/a/mean_abs", "credit/equals.a/singletons", "credit/equals.b/dead_strata"} <= set(logged)
 
 
 def why(blocks, block):

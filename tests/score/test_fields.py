@@ -36,6 +36,9 @@ def rewarded(reward, texts, cells, *, name="price", **options):
     return scored(reward, name, [field(text, name) for text in texts], columns={"answer": cells}, tag=name, **options)
 
 
+GSM8K = "She has <<9-5=4>>4 eggs.\n#### 4"  # a solution ends with the value
+
+
 def same(rewards, values, status=None):
     """Compare the numbers and, if they are not OK for a number and ERROR for none, the statuses of some rewards."""
     usual_status = [ERROR if value != value else OK for value in values]
@@ -49,6 +52,7 @@ def same(rewards, values, status=None):
         ("true", True, 1), ("1", True, 0), ("true", 1, 0), ("null", None, 1), ('["a", 1]', ["a", 1], 1), ('["a"]', ["a", 1], 0),
         ("[1, 0]", [True, False], 0), ('{"a": [true, 2.0]}', {"a": [True, 2]}, 1), ('{"a": true}', {"a": 1}, 0),
         ('{"b": 1, "a": 2}', {"a": 2, "b": 1}, 1), (None, "tea", 0), ("", "", 1), ("[" * 100_000, [1], 0),
+        ("4", GSM8K, 1), ("5", GSM8K, 0), (GSM8K, GSM8K, 1),
     ],
 )  # fmt: skip
 def test_a_field_equals_its_gold_value(text, gold, right):
@@ -131,6 +135,7 @@ def test_near_is_within_a_share_of_the_gold_value_or_a_number():
     same(rewarded("near", ["101", "103"], [100, 100], abs=2.5), [1, 0])  # whichever is wider
     golds = ["cheap", True, None, {"cost": 1}, "1e999", 10**400, [100]]
     same(rewarded("near", ["100"] * len(golds), golds), [NAN] * len(golds))
+    same(rewarded("near", ["4.01", "5"], [GSM8K] * 2), [1, 0])
     same(rewarded("near", [False], ["cheap"]), [NAN], [ABSENT])
 
 
@@ -138,12 +143,6 @@ def test_near_is_within_a_share_of_the_gold_value_or_a_number():
 def test_a_tolerance_that_is_none_is_refused_before_anything_runs(options):
     with pytest.raises(RecipeError):
         check_objectives([Objective("near", "price", options={"tag": "price", **options})], Layout({"price": "price"}))
-
-
-def test_a_gold_solution_as_gsm8k_writes_it_ends_with_the_value():
-    gold = "She has <<9-5=4>>4 eggs.\n#### 4"
-    same(rewarded("equals", ["4", "5", gold], [gold] * 3), [1, 0, 1])
-    same(rewarded("near", ["4.01", "5"], [gold] * 2), [1, 0])
 
 
 def test_one_of_the_values_that_are_allowed():
@@ -337,30 +336,19 @@ def test_code_runs_to_the_end_of_its_tests_within_its_limits(monkeypatch):
     same(scored("runs", "fix", ends, **RUN_LIMITS), [1, 1, 0, 0])
 
 
-#: Cells of a column of tests, and what they make of code that is right; NaN: tests that any code would pass, or none.
-TEST_CELLS = [
-    ('["assert two() == 2", "assert two() == 3"]', 0),
-    (" ['x = two()', 'assert x == 2']", 1),
-    ("['assert two() == 3']", 0),
-    (np.array(["x = two()", "assert x == 2"]), 1),
-    (np.str_("assert two() == 2"), 1),
-    ("['x = two()' 'assert x == 2']", 1),
-    ("", NAN),
-    (None, NAN),
-    (3, NAN),
-    ("[]", NAN),
-    ("[1, 2", NAN),
-    ("import unittest\nclass T(unittest.TestCase):\n    def test(self):\n        self.assertEqual(two(), 2)", NAN),
-    ('{"inputs": ["1\\n"], "outputs": ["2\\n"]}', NAN),
-    ([{"input": "", "output": "2"}], NAN),
-    ("# assert two() == 2", NAN),
-    ('{"cases": [{"output": "2", "shown": true}], "fn_name": null}', NAN),
-]
+#: Cells of a column of tests: those that right code passes, those that it fails, and tests that any code would pass, or none.
+PASSED = ['["x = two()", "assert x == 2"]', " ['x = two()', 'assert x == 2']", "['x = two()' 'assert x == 2']"]
+PASSED += [["x = two()", "assert x == 2"], np.array(["x = two()", "assert x == 2"]), np.str_("assert two() == 2")]
+FAILED = ['["assert two() == 2", "assert two() == 3"]', "['assert two() == 3']"]
+NO_TESTS = ["", None, 3, "[]", "[1, 2", "# assert two() == 2", [{"input": "", "output": "2"}]]
+NO_TESTS += ['{"inputs": ["1\\n"], "outputs": ["2\\n"]}', '{"cases": [{"output": "2", "shown": true}], "fn_name": null}']
+NO_TESTS += ["import unittest\nclass T(unittest.TestCase):\n    def test(self):\n        self.assertEqual(two(), 2)"]
 
 
 def test_tests_are_code_or_a_list_of_it_and_what_calls_nothing_is_none():
-    cells, rights = zip(*TEST_CELLS, strict=True)
+    cells = [*PASSED, *FAILED, *NO_TESTS]
     text = [{"fix": {"code": "two = lambda: 2", "": ""}}] * len(cells)
+    rights = [1] * len(PASSED) + [0] * len(FAILED) + [NAN] * len(NO_TESTS)
     same(scored("runs", "fix", text, columns={"tests": cells}, tests="tests", **RUN_LIMITS), rights)
 
 

@@ -15,8 +15,8 @@ from spanwise.objective import Objective
 from spanwise.registry import register
 from spanwise.score import OUTCOMES, REWARDS, Reward, brier, complete, log_score, score_all
 from spanwise.score.outcomes import judge_of, judged_column, read_outcomes
-from spanwise.score.score import as_scores, check_objectives, score_one
-from spanwise.types import Scores, Status
+from spanwise.score.score import check_objectives, score_one
+from spanwise.types import Scores
 
 
 def same(tensor, expected):
@@ -50,7 +50,12 @@ def registered():
             registry.pop(name)
 
 
-def test_all_four_ways_to_give_an_outcome(registered):
+class Levels:
+    def of(self, text, *, columns):
+        return columns["level"]
+
+
+def test_all_four_ways_to_give_an_outcome_and_a_method_that_two_objectives_share(registered):
     registered("long_answer", kind="outcome")(long_answer)
     path = f"{__name__}:level_of"
     report = Objective("brier", pays="confidence", given=["correct", "long_answer", path, long_answer], baseline="outcome")
@@ -61,16 +66,9 @@ def test_all_four_ways_to_give_an_outcome(registered):
     same(scores.outcome_no, [[a, b, a] for a, b in zip(long, [1, 2, NAN, 2], strict=True)])
     same(scores.outcome("correct"), [1, 0, NAN, 0])
     same(scores.outcome(path), [1, 2, NAN, 2])
-
-
-def test_a_method_of_an_object_is_one_outcome_for_two_objectives():
-    class Levels:
-        def of(self, text, *, columns):
-            return columns["level"]
-
-    levels, fields = Levels(), {"pays": "confidence", "baseline": "outcome"}
-    reports = [Objective("brier", given=["correct", levels.of], name=name, **fields) for name in "ab"]
-    same(score_all([CORRECT, *reports], TEXT, columns=COLUMNS).outcome_no[:, 0], [1, 2, NAN, 2])
+    given = ["correct", Levels().of]
+    reports = [Objective("brier", "confidence", given, name=name, baseline="outcome") for name in "ab"]
+    same(score_all([CORRECT, *reports], TEXT, columns=COLUMNS).outcome_no, [[1], [2], [NAN], [2]])
 
 
 def test_a_function_is_called_once_and_sees_text_and_columns():
@@ -212,19 +210,6 @@ def test_a_report_says_what_it_read(unchecked_shapes):
     with pytest.raises(AlignmentError, match=r"2 values.*stated_n has 1"):
         Reward.of([1.0, 2.0], stated=[0.5])
     assert Reward.of([1.0]).stated_n is None
-
-
-def test_rewards_side_by_side():
-    first, second = Reward.of([1.0, None], by_outcome=[(0.0, 1.0), None]), Reward.of([2.0, 3.0], stated=[None, 0.5])
-    scores = as_scores({"a": first, "b": second}, ("o",), double([[1.0], [0.0]]))
-    same(scores.reward_nm, [[1, 2], [NAN, 3]])
-    same(scores.stated_nm, [[NAN, NAN], [NAN, 0.5]])
-    assert scores.status_nm.tolist() == [[0, 0], [int(Status.ABSENT), 0]]
-    same(scores.by_outcome_nmo[0, 0], [0, 1])
-    last = scores.take(torch.tensor([1]))
-    same(last.reward_nm, [[NAN, 3]])
-    same(last.outcome("o"), [0])
-    assert (last.names, last.outcome_names) == (("a", "b"), ("o",))
 
 
 def test_scores_know_their_rewards_first_and_then_their_outcomes():

@@ -28,14 +28,8 @@ def test_fences():
     assert claims_of(FENCED, {"a": "code:fence"}) == (claims[:1], Fault.DUPLICATE)
     assert claims_of(FENCED, {"a[*]": "code:fence"}, most=1)[1] == Fault.MORE
     assert [block for block, _, _ in claims_of(FENCED, {"a": "code:fence[*]"})[0]] == ["a", "a"]
-
-
-def test_a_fence_that_never_closes_says_nothing():
     assert claims_of("```\nx = (\n``\n", {"a": "code:fence"}) == ([("a", "```\nx = (\n``\n", None)], Fault.TRUNCATED)
-
-
-def test_a_fence_with_fences_inside_and_one_in_a_list():
-    text = "1. so\n   ````md\n   ```\n     x\n y\n   ```\n   ````\n"
+    text = "1. so\n   ````md\n   ```\n     x\n y\n   ```\n   ````\n"  # fences inside one in a list
     # CommonMark takes as much space from each line as stands before the fence.
     assert claims_of(text, {"a": "code:fence"})[0] == [("a", text[6:], "```\n  x\ny\n```\n")]
 

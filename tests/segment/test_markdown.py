@@ -52,10 +52,7 @@ def test_a_block_per_section():
     owners, texts, _ = segment(layout, text.splitlines(keepends=True))
     assert owners == ["section[0]"] * 3 + ["section[1]"] * 2 + ["section[2]"] * 2
     assert texts["section[1]"][""] == "## B\nb\n"
-
-
-def test_any_section_that_no_title_names():
-    layout = Layout({"plan": "markdown:plan", "other[*]": "markdown:section", "rest": []}, most=2)
+    layout = Layout({"plan": "markdown:plan", "other[*]": "markdown:section", "rest": []}, most=2)  # any that no title names
     assert [block for block, _ in sections_of("# A\n# Plan\n# B\n", layout)[0]] == ["other[0]", "plan", "other[1]"]
 
 

@@ -36,20 +36,12 @@ def test_the_last_of_two_blocks_takes_the_units_that_are_left():
     assert (owners, fault, text["others"]["others"]) == (["first"] + ["others"] * 3, 0, "d")
 
 
-TWO_TURNS = ['{"a": 1}', "<|im_end|>", "42", "2. b", "<|im_end|>"]  # "42" is a tool's
-
-
-def test_a_turn_has_the_token_that_ends_it_and_does_not_say_it():
-    owners, texts, _ = segment({"turn[*]": "turns:"}, TWO_TURNS, masked={2})
-    assert owners == ["turn[0]", "turn[0]", None, "turn[1]", "turn[1]"]
-    assert (texts["turn[0]"]["turn[0]"], texts["turn[1]"]["turn[1]"]) == ('{"a": 1}', "2. b")
-
-
-def test_the_token_that_ends_a_turn_ends_its_line():
-    for segmenter in ("lines", "steps"):
-        owners, texts, _ = segment({"unit[*]": f"{segmenter}:"}, ["1. a", *TWO_TURNS[1:]], masked={2})
-        assert owners == ["unit[0]", "unit[0]", None, "unit[1]", "unit[1]"]
-        assert (texts["unit[0]"]["unit[0]"], texts["unit[1]"]["unit[1]"]) == ("1. a", "2. b")
+@pytest.mark.parametrize("segmenter", ["turns", "lines", "steps"])
+def test_the_token_that_ends_a_turn_ends_its_line_and_no_unit_says_it(segmenter):
+    first = '{"a": 1}' if segmenter == "turns" else "1. a"
+    owners, texts, _ = segment({"unit[*]": f"{segmenter}:"}, [first, "<|im_end|>", "42", "2. b", "<|im_end|>"], masked={2})
+    assert owners == ["unit[0]", "unit[0]", None, "unit[1]", "unit[1]"]  # "42" is a tool's
+    assert (texts["unit[0]"]["unit[0]"], texts["unit[1]"]["unit[1]"]) == (first, "2. b")
     struck = "1. <s>a</s>2. b"  # `</s>` closes a tag of HTML
     assert [content for _, _, content in claims_in(Layout({"unit[*]": "lines:"}), struck)[0]] == [struck]
 

@@ -27,8 +27,8 @@ def by_words(part, request, times):
     return verdict("yes" if word in part else "no", f"I looked for {word}")
 
 
-def judge(server, **fields):
-    return Objective("judge", options={"model": "m", "base_url": server.url}, **fields)
+def judge(server, *, options=None, **fields):
+    return Objective("judge", options={"model": "m", "base_url": server.url, **(options or {})}, **fields)
 
 
 def test_a_file_is_an_objective_per_criterion_which_pays_the_part_it_is_about(tmp_path):
@@ -96,8 +96,7 @@ def test_the_sum_over_a_blocks_criteria_is_credited_as_an_objective_for_each(cri
 
 def test_as_an_option_the_column_pays_the_sum_of_all_criteria_to_every_block():
     with Server(by_words).serving() as server:
-        options = {"model": "m", "base_url": server.url, "criteria": "rubric"}
-        objective = Objective("judge", pays=["plan", "answer"], options=options)
+        objective = judge(server, pays=["plan", "answer"], options={"criteria": "rubric"})
         credit_nk = credited(Scheme.preset("dr_grpo", TAGS, objectives=[objective], longest=8), PLANNED, RUBRIC)
     # Completions earn 2, -.5, .5, 2.5, whose mean is 1.125.
     assert credit_nk.T.tolist() == [pytest.approx([0.875, -1.625, -0.625, 1.375])] * 2
@@ -106,8 +105,7 @@ def test_as_an_option_the_column_pays_the_sum_of_all_criteria_to_every_block():
 def test_a_criterion_about_a_part_that_is_not_there_is_not_asked():
     rubric = [{"text": "It mentions 3.", "part": "plan"}, {"text": "It mentions 4.", "part": "answer", "weight": 2}]
     with Server(by_words).serving() as server:
-        options = {"model": "m", "base_url": server.url, "criteria": "r"}
-        objective = Objective("judge", pays=["plan", "answer"], options=options)
+        objective = judge(server, pays=["plan", "answer"], options={"criteria": "r"})
         scores = score_all([objective], [{"plan": None, "answer": {"": "4", "answer": "4"}}], columns={"r": [rubric]})
         assert [part_of(request) for request in server.requests] == ["4"]
     assert scores.reward_nm.tolist() == [[2.0]]
@@ -117,13 +115,11 @@ def test_a_criterion_without_a_verdict_leaves_its_block_without_a_reward():
     rubrics = [[{"text": "It mentions 3.", "part": "plan"}, {"text": "It mentions broken.", "part": "plan"}]] * 4
 
     def half_broken(part, request, times):
-        is_broken = "mentions broken" in request["messages"][-1]["content"]
-        return reply("?") if is_broken else by_words(part, request, times)
+        return reply("?") if "mentions broken" in request["messages"][-1]["content"] else by_words(part, request, times)
 
     with Server(half_broken).serving() as server:
-        rubric = judge(server, name="rubric", criteria="rubric", pays="plan")
-        (objective,) = Scheme.preset("bae", LAYOUT, objectives=[rubric]).objectives
-        scores = score_all([objective], TEXT, columns={"rubric": rubrics})
+        scheme = Scheme.preset("bae", LAYOUT, objectives=[judge(server, name="rubric", criteria="rubric", pays="plan")])
+        scores = score_all(scheme.objectives, TEXT, columns={"rubric": rubrics})
     assert scores.status_nm[:, 0].tolist() == [ERROR, ERROR, ERROR, ABSENT]
 
 
@@ -155,11 +151,10 @@ LOCATED = [{"text": "It mentions 3.", "weight": 2}, {"text": "It mentions 4.", "
 
 
 def located(server, **options):
-    options = {"model": "m", "base_url": server.url, "locate": True, "criteria": "rubric", **options}
-    each = Objective("judge", name="rubric", each="step[*]", options=options)
-    whole = Objective("judge", name="rest", pays="step[*]", options=options)
-    layout = Layout({"step[*]": ["step"], "end": ["end"]}, most=2)
-    scheme = Scheme.preset("bae", layout, objectives=[each, whole])
+    options = {"locate": True, "criteria": "rubric", **options}
+    each = judge(server, name="rubric", each="step[*]", options=options)
+    whole = judge(server, name="rest", pays="step[*]", options=options)
+    scheme = Scheme.preset("bae", Layout({"step[*]": ["step"], "end": ["end"]}, most=2), objectives=[each, whole])
     return score_all(scheme.objectives, STEPS, columns={"rubric": [LOCATED] * 3})
 
 
@@ -190,22 +185,15 @@ def test_a_located_verdict_pays_the_step_it_is_about_is_asked_once_and_kept_with
 
 def test_srar_adds_each_steps_standardised_verdicts_to_the_outcome():
     """The oracle is Algorithm 1 as in the authors' code: loops over the steps of one prompt."""
-    options = {"model": "m", "locate": True, "criteria": "rubric"}
-    fields = {"baseline": "group", "scale": "std"}
-    layout = Layout({"step[*]": ["step"]}, most=2)
+    fields, located_by = {"baseline": "group", "scale": "std"}, {"locate": True, "criteria": "rubric"}
+    layout, right = Layout({"step[*]": ["step"]}, most=2), [1.0, 0.0, 0.0, 1.0]
     steps = [("a 3", "b 4"), ("a 4", "b"), ("a 3 4", "b"), ("a", "b 4")]
     texts = [[f"<step>{step}</step>" for step in pair] for pair in steps]
-    right = [1.0, 0.0, 0.0, 1.0]
-
-    def correct(blocks):
-        return right
-
     with Server(by_place).serving() as server:
-        options["base_url"] = server.url
         objectives = [
-            Objective(correct, pays="step[*]", **fields),
-            Objective("judge", name="rubric", each="step[*]", options=options, **fields),
-            Objective("judge", name="rest", pays="step[*]", options=options, **fields),
+            Objective(lambda blocks: right, pays="step[*]", name="correct", **fields),
+            judge(server, name="rubric", each="step[*]", options=located_by, **fields),
+            judge(server, name="rest", pays="step[*]", options=located_by, **fields),
         ]
         credit_nk = credited(Scheme.preset("bae_paper", layout, objectives=objectives), texts, LOCATED)
     deltas = [{}, {}, {}, {}]  # place -> the sum of the weights of its satisfied criteria

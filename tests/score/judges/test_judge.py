@@ -35,7 +35,7 @@ def test_each_part_is_a_question_its_reason_a_note_and_about_one_that_is_absent_
     assert scores.status_nm[:, 0].tolist() == [OK, OK, OK, ABSENT, OK, OK]
     assert scores.note_nm[:, 0].tolist() == [f"I read step {n}" if n != 3 else None for n in range(6)]
     assert len(server.requests) == 5
-    request = next(request for request in server.requests if part_of(request) == "step 4")
+    (request,) = (request for request in server.requests if part_of(request) == "step 4")
     assert request["model"] == "judge"
     assert request["response_format"]["json_schema"]["schema"]["properties"]["verdict"]["enum"] == ["no", "yes"]
     system, user = (message["content"] for message in request["messages"])
@@ -74,7 +74,7 @@ def test_a_template_sees_columns_and_choices_have_their_numbers(tmp_path):
     with Server(lambda *_: reply("Verdict: so-so")).serving() as server:
         scores = judged(server, columns={"gold": list("abcdef")}, **options)
     assert scores.reward_nm[0, 0] == 0.25
-    request = next(request for request in server.requests if part_of(request) == "step 0")
+    (request,) = (request for request in server.requests if part_of(request) == "step 0")
     assert request["messages"][-1]["content"].startswith(f"a of step: {fenced('step 0', 'part')}")
     assert "response_format" not in request
 
@@ -105,8 +105,7 @@ def token(text, **likely):
 def test_the_expected_value_is_the_mean_over_the_choices(constrain, before, after):
     split = {" yes": 0.1, "yes": 0.5, "no": 0.2, "maybe": 0.15}  # .6 against .2
     tokens = [*before, token("yes", **split), *after]
-    content = "".join(piece["token"] for piece in tokens)
-    answer = reply(content, logprobs={"content": tokens})
+    answer = reply("".join(piece["token"] for piece in tokens), logprobs={"content": tokens})
     with Server(lambda *_: answer).serving() as server:
         scores = judged(server, constrain=constrain, expected=True, reasons=False)
     assert scores.reward_nm[0, 0] == pytest.approx(0.75)
@@ -135,12 +134,10 @@ MEANS = {
 @pytest.mark.parametrize("case", MEANS)
 def test_the_probabilities_are_those_of_the_verdict_and_of_no_other_text(case):
     tokens, content, choices, mean = MEANS[case]
-    answer = reply(content, logprobs={"content": tokens})
-    if isinstance(mean, str):
-        with pytest.raises(UnreadableReplyError, match=mean):
-            read_verdict(answer, choices, expected=True)
-    else:
-        assert read_verdict(answer, choices, expected=True).value == pytest.approx(mean)
+    refused = isinstance(mean, str)
+    with pytest.raises(UnreadableReplyError, match=mean) if refused else nullcontext():
+        verdict = read_verdict(reply(content, logprobs={"content": tokens}), choices, expected=True)
+        assert verdict.value == pytest.approx(mean)
 
 
 NUMBERS = {"0": 0, "1": 1, "4": 4, "So-so.": 0.5}
@@ -181,7 +178,7 @@ def test_a_reply_in_words_is_a_verdict_where_it_makes_one_choice(said, choices, 
 
 
 BAD = {
-    "slow": (lambda times: "sleep", TIMEOUT, "no answer in time"),
+    "slow": (lambda times: asyncio.sleep(30), TIMEOUT, "no answer in time"),
     "429": (lambda times: web.Response(status=429, headers={"Retry-After": "0.05"}) if times < 3 else None, OK, None),
     "429 without": (lambda times: web.Response(status=429) if times < 2 else None, OK, None),
     "500 once": (lambda times: web.Response(status=500, text="oops") if times < 2 else None, OK, None),
@@ -203,14 +200,11 @@ BAD = {
 def test_a_bad_answer_costs_its_own_item_alone_and_is_never_zero(kind):
     behaviour, status, note = BAD[kind]
 
-    async def sleep():
-        await asyncio.sleep(30)
-
     def answer(part, request, times):
         reaction = behaviour(times) if part == "step 2" else None
-        if isinstance(reaction, str):
-            return sleep() if reaction == "sleep" else None
-        return even(part, request, times) if reaction is None else reaction
+        if reaction is None:
+            return even(part, request, times)
+        return None if reaction == "close" else reaction
 
     with Server(answer).serving() as server:
         scores = judged(server, retries=2, timeout=0.4 if kind == "slow" else 5.0, deadline=10.0)
@@ -226,10 +220,8 @@ def test_a_server_that_refuses_ends_the_run_and_the_key_is_not_shown(monkeypatch
     monkeypatch.setenv("MY_KEY", "sk-secret-1")
     for code in (401, 403):
         refusal = web.json_response({"error": {"message": f"refused with {code}"}}, status=code)
-        with (
-            Server(lambda *_, refusal=refusal: refusal).serving() as server,
-            pytest.raises(RewardError, match=f"with {code}") as error,
-        ):
+        serving = Server(lambda *_, refusal=refusal: refusal).serving()
+        with serving as server, pytest.raises(RewardError, match=f"with {code}") as error:
             judged(server, key="MY_KEY", text=TEXT[:1])
         assert server.keys == ["Bearer sk-secret-1"]
         assert "sk-secret" not in str(error.value)
@@ -253,15 +245,12 @@ def test_a_server_that_is_down_for_a_while_loses_no_question():
 def test_verdicts_are_kept_by_content_and_failures_and_the_key_are_not(tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
     cache = str(tmp_path / "judge.sqlite")
-    broken = {"step 2"}
 
     def answer(part, request, times):
-        return reply("") if part in broken else even(part, request, times)
+        return reply("") if (part, times) == ("step 2", 1) else even(part, request, times)
 
     with Server(answer).serving() as server:
-        first = judged(server, cache=cache)
-        assert first.status_nm[2, 0] == ERROR
-        broken.clear()
+        assert judged(server, cache=cache).status_nm[2, 0] == ERROR
         second = judged(server, cache=cache)
         assert len(server.requests) == 6  # the failed question is asked again
         assert second.reward_nm[:, 0].tolist() == pytest.approx([1, 0, 1, math.nan, 1, 0], nan_ok=True)
@@ -338,8 +327,7 @@ def test_an_injection_cannot_change_the_structure_of_the_message():
         user = messages[1]["content"]
         for name in ("part", "answer"):
             assert (user.count(f"<{name} {number}>"), user.count(f"</{name} {number}>")) == (1, 1), text
-        inside = user[user.index("<part ") : user.rindex("</part ")]
-        assert inside.count("\n") == text.count("\n") + 2, text
+        assert user[user.index("<part ") : user.rindex("</part ")].count("\n") == text.count("\n") + 2, text
         ids = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)["input_ids"]
         tokens = [tokenizer.decode([i]) for i in ids if i in control_ids]
         assert tokens == ["<|im_start|>", "<|im_end|>"] * 2 + ["<|im_start|>"], text

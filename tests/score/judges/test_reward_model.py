@@ -4,15 +4,8 @@ import math
 
 import pytest
 import torch
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    BertTokenizer,
-    LlamaConfig,
-    LlamaForCausalLM,
-    LlamaForSequenceClassification,
-    LlamaForTokenClassification,
-)
+from transformers import BertConfig, BertForSequenceClassification, BertTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers.models.llama import LlamaForSequenceClassification, LlamaForTokenClassification
 
 from score_small import ABSENT, ERROR, OK
 from spanwise import Objective, score_all
