@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from plain_files import save
 from rollout_files import small_episode, trl_file, verl_file, write_lines, write_own
 from spanwise.errors import DataError
 from spanwise.rollouts import read_rollouts
@@ -23,6 +24,10 @@ def trace_with(**fields):
 
 def node_with(**fields):
     return trace_with(nodes=[{"parent": None, "message": {"role": "user", "content": "q"}}, {"sampled": True, **fields}])
+
+
+def table(*rows):
+    return lambda f: save(f, rows, "json")
 
 
 def nested(begin, depth):
@@ -66,6 +71,7 @@ def no_utf8(folder):
     return file.rename(Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe9.jsonl")))
 
 
+ONE, SAID = {"prompt": "p", "completion": "a"}, {"role": "assistant", "content": "a"}
 #: What writes the record, and the numbers and names in what is said of it.
 SENTENCES = {
     "step of words": (verl_with(step="abc"), "Line 2 of '{}': 'step' is 'abc'"),
@@ -74,8 +80,7 @@ SENTENCES = {
     "nesting": (nested('{"input": "q", "output": ', 100_000), "Line 1 of '{}': a field is nested"),
     "nesting of messages": (nested('{"output": "q", "input": ', 900), "Line 1 of '{}': a field is nested"),
     "types": (other_types, "The files of '{}' differ in their columns ("),
-    "two columns": (two_columns, "'acc'"),
-    "name": (no_utf8, "caf\ufffd.jsonl'"),
+    "two columns": (two_columns, "'acc'"), "name": (no_utf8, "caf\ufffd.jsonl'"),
     "task": (trace_with(task="sums"), "Line 1 of '{}': 'task' is 'sums'"),
     "agent": (trace_with(agent="a"), "Line 1 of '{}': 'agent' is 'a'"),
     "group": (line_with(group="g"), "Line 1 of '{}': 'group' is 'g'"),
@@ -101,19 +106,25 @@ SENTENCES = {
         "Line 1 of '{}': 'metrics' is [1]",
     ),
     "damaged": (damaged, "it is damaged or cut off"),
-    "no lines": (raw("a.jsonl", b"\n"), "holds no completions."),
-    "nothing there": (lambda f: f / "none.parquet", "There is no file or folder"),
-    "no rollouts": (lambda f: f, "holds no rollouts"),
+    "no lines": (raw("a.jsonl", b"\n"), "holds no completions."), "nothing": (raw("a.csv", b"\n"), "is empty."),
+    "nothing there": (lambda f: f / "a.csv", "There is no file or folder"), "no rollouts": (lambda f: f, "holds no rollouts"),
     "latin 1": (raw("a.csv", "prompt,completion\np,caf\xe9\n".encode("latin-1")), "it is not UTF-8; save it in UTF-8."),
     "utf-16": (raw("a.csv", "prompt,completion\np,a\n".encode("utf-16")), "is UTF-16; save it as CSV in UTF-8."),
-    "nothing": (raw("a.csv", b"\n"), "is empty."),
     "twice": (raw("a.csv", b"prompt,completion,completion\np,a,b\n"), "has several columns called 'completion'"),
-    "columns first": (
-        raw("a.json", b'{"prompt": {"0": "p"},\n "completion": {"0": "a"}}'), "to_json(FILE, orient='records')."
-    ),
+    "columns first": (raw("a.json", b'{"prompt": {"0": "p"},\n "completion": {"0": "a"}}'), "to_json(FILE, orient='records')."),
     "an array of numbers": (raw("a.json", b"[1]"), "Entry 1 of '{}' holds 1; each entry of the array must be a JSON object."),
     "CSV as parquet": (raw("a.parquet", b"prompt,completion\n2+2=,4\n"), "looks like CSV; let its name end in '.csv'"),
     "a spreadsheet": (raw("a.xlsx", b"PK"), "is a spreadsheet; save it as CSV in UTF-8."),
+    "no prompts": (table({"completion": "a", "acc": 1}), "No column says which completions belong to one prompt"),
+    "alpaca": (table({"instruction": "p", "input": "a", "output": "b"}), "input and instruction, and each may hold the prompt"),
+    "one and several": (table({**ONE, "completions": ["a"]}), "has the columns completion and completions, and each may hold"),
+    "an empty prompt": (table(ONE, {"prompt": None, "completion": "a"}), "Row 1 of '{}' has nothing in column 'prompt'"),
+    "an id that is not there": (table({**ONE, "group_id": 1}, ONE), "1 of 2 completions of '{}' have no 'group_id'"),
+    "a step of words": (table({**ONE, "step": "x"}), "Row 0 of '{}': 'step' is 'x', but it must be a whole number."),
+    "two of one reward": (table({**ONE, "acc": 1, "rewards/acc": 0}), "for the reward 'acc'. One of them is 'rewards/acc'"),
+    "one or several": (table({"prompt": "p", "completions": [SAID] * 2}), "Write one completion as a text. Write several"),
+    "one object": (table({"completions": ["a"] * 2, "prompt": "p", "reward": {"b": 1}}), "one value of 'reward', {{'b'"),
+    "numbers in a list": (table({"prompt": "p", "completions": [{"a": 1}]}), "must be a text, or a list of messages"),
     "packed": (raw("1.jsonl.gz", gzip.compress(b'{"input": "q", "output": "a"}\n')), "'{}' is compressed; unpack it first."),
 }  # fmt: skip
 

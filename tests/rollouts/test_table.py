@@ -32,6 +32,8 @@ def test_a_table_holds_all_that_its_file_says(tmp_path):
     assert rollouts.rollout_n.tolist() == [0, 0, 1, 2]
     assert rollouts.score_n.nan_to_num(nan=9.0).tolist() == [0.5, 9.0, 0.25, 1.0]
     assert rollouts.as_recorded.value.tolist() == [n / 4 for n in range(9)]
+    assert rollouts.tokens.places(np.array([1, 2])).tolist() == [[-1, -1], [3, 4]]  # side by side, padded
+    assert rollouts.tokens.places(slice(3, 3)).shape == (0, 0)
 
 
 def test_runs_of_rows_fit_a_size_and_a_longer_row_is_its_own():

@@ -67,15 +67,6 @@ def test_brier_is_judged_by_the_objective_it_names_and_by_a_probability_only():
         score_all([double, Objective("brier", pays=("confidence",), given="double")], text, columns=columns)
 
 
-@pytest.mark.parametrize("reward", ["correct", "second_attempt", "runs", "json_schema"])
-@pytest.mark.parametrize("limit", [{"workers": 0}, {"workers": 1.5}, {"deadline": 0}, {"deadline": math.inf}])
-def test_limits_that_cannot_work_are_refused_before_anything_runs(reward, limit):
-    needed = {"second_attempt": {"first": "all"}, "runs": {"allow": True}}.get(reward, {})
-    objective = Objective(reward, pays="all", options={"tag": "", **needed, **limit})
-    with pytest.raises(RecipeError, match=f"'{next(iter(limit))}'"):
-        Scheme("bae", Layout({"all": "answer"}), [objective])
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [

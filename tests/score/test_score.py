@@ -41,6 +41,9 @@ def test_the_text_says_why_a_recorded_score_is_missing_if_no_confidence_is_state
     assert scores.status_nm[:, 1].tolist() == [ERROR, ABSENT, UNPARSABLE, ABSENT, UNPARSABLE, TIMEOUT]
 
 
+TOLERANCES = [{"rel": -0.1}, {"abs": float("inf")}, {"rel": "1%"}, {"abs": True}]
+LIMITS = [{"workers": 0}, {"workers": 1.5}, {"deadline": 0}, {"deadline": float("inf")}]
+LIMITED = {"correct": {}, "json_schema": {}, "second_attempt": {"first": "solution"}, "runs": {"allow": True}}
 LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]})
 
 
@@ -56,6 +59,12 @@ LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis",
         ([{"reward": "correct"}, {"reward": "brier", "pays": ("confidence",), "options": {"of": "c"}}], "'c'"),
         ([{"reward": "second_attempt"}], "'first'"),
         ([{"reward": "second_attempt", "options": {"first": "confidence"}}], "'answer' in confidence"),
+        *[([{"reward": "near", "options": {"tag": "answer", **tolerance}}], "near") for tolerance in TOLERANCES],
+        *[
+            ([{"reward": r, "options": {"tag": "answer", **LIMITED[r], **limit}}], *limit)
+            for r in LIMITED
+            for limit in LIMITS
+        ],
     ],
 )
 def test_objectives_that_cannot_work_are_refused_before_training(objectives, names):
