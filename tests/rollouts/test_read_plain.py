@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from plain_files import KINDS, save
 from rollout_files import tagged, texts, verl_rows, write_lines
-from spanwise import Objective, score_all
 from spanwise.errors import DataError, RecipeError
 from spanwise.rollouts import read_rollouts
 from spanwise.types import Status
@@ -164,15 +163,6 @@ def test_gaps_as_r_and_sql_write_them_integers_that_run_away_and_other_line_ends
     assert table.rewards["length"].value_n.tolist()[0] == 7.0
     table = read("\ufeffprompt,completion,acc\r\np,a,1\r\np,b,0\r\n")
     assert (table.prompts, texts(table), table.rewards["acc"].value_n.tolist()) == (["p", "p"], ["a", "b"], [1.0, 0.0])
-
-
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_a_list_of_one_answer_is_judged_as_in_training(tmp_path, kind):
-    rows = [{"prompt": "q", "completion": f"<answer>{city}</answer>", "answer": ["Paris"]} for city in ("Paris", "Rome")]
-    table = read_rollouts(save(tmp_path / "rows", rows, kind))
-    texts = [{"solution": {"": city, "answer": city}} for city in ("Paris", "Rome")]
-    objectives = [Objective("correct", "solution", options={"verify": "exact"}), Objective("one_of", "solution")]
-    assert score_all(objectives, texts, columns=table.columns).reward_nm.tolist() == [[1.0, 1.0], [0.0, 0.0]]
 
 
 def test_verls_dump_as_a_table_and_as_an_array(tmp_path):

@@ -48,20 +48,17 @@ def chat(draw, *, calls, images):
 
     prompt = [{"role": "system", "content": content()}, {"role": "user", "content": content(image=True)}]
     call = {"type": "function", "function": {"name": "find", "arguments": {"word": spoken(draw)}}}
-    tools = [
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "name": "find", "content": content()},
-    ]
+    reply = {"role": "tool", "name": "find", "content": content()}
+    tools = [{"role": "assistant", "content": None, "tool_calls": [call]}, reply]
     return prompt, [*(tools if calls else []), {"role": "assistant", "content": content()}]
 
 
 def prompt_of(messages):
-    """A conversation as the table holds it."""
     return json.dumps([{"role": message["role"], "content": text_of(message)} for message in messages])
 
 
 def text_of(message):
-    """What a message of the file says, by the fields that pandas reads."""
+    """What a message says, by the fields that pandas reads."""
     content = message["content"]
 
     def absent_or(field):
@@ -89,17 +86,13 @@ def test_what_trl_logs_is_what_is_read(seed, tmp_path, monkeypatch):
     logged = pd.concat([pd.read_parquet(file) for file in files], ignore_index=True)
     table = read_rollouts(tmp_path)
     assert (table.source, table.step_n.tolist()) == ("TRL", logged["step"].tolist())
+    completions, prompts = logged["completion"].tolist(), logged["prompt"].tolist()
     if is_chat:
-        completions = ["".join(map(text_of, messages)) for messages in logged["completion"]]
-        assert list(table.prompts) == [*map(prompt_of, logged["prompt"])]
-        sampled = [[message["role"] == "assistant" for message in row] for row in logged["completion"]]
-        for n, flags in enumerate(sampled):
+        for n, messages in enumerate(completions):
             trainable = np.array(table.tokens.with_values(table.trainable).slice(n, n + 1))
-            assert all(flags) == trainable.all()
-    else:
-        completions, prompts = logged["completion"].tolist(), logged["prompt"].tolist()
-        assert list(table.prompts) == prompts
-    assert texts(table) == completions
+            assert all(message["role"] == "assistant" for message in messages) == trainable.all()
+        completions, prompts = ["".join(map(text_of, messages)) for messages in completions], [*map(prompt_of, prompts)]
+    assert (list(table.prompts), texts(table)) == (prompts, completions)
     for name in ("right", "style"):
         if logged[name].notna().any():
             assert table.rewards[name].value_n.tolist() == pytest.approx(logged[name].tolist(), nan_ok=True)

@@ -86,16 +86,11 @@ def test_values_per_token_stand_at_the_tokens_that_the_model_sampled(names, dtyp
     assert columns == {first: VALUES, second: times}
 
 
-@pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
-        ({"value_nt": torch.zeros(4, 5, 2)}, r"2 values .* 0 names .*\(none\)"),
-        ({"value_nt": torch.zeros(4, 5), "value_names": ("a", "b")}, r"1 values .* 2 names .*\(a, b\)"),
-    ],
-)
-def test_values_that_do_not_fit_are_refused(fields, sentence, unchecked_shapes):
-    with pytest.raises(AlignmentError, match=sentence):
-        with_values(**fields)
+def test_values_that_do_not_fit_are_refused(unchecked_shapes):
+    with pytest.raises(AlignmentError, match=r"2 values .* 0 names .*\(none\)"):
+        with_values(value_nt=torch.zeros(4, 5, 2))
+    with pytest.raises(AlignmentError, match=r"1 values .* 2 names .*\(a, b\)"):
+        with_values(value_nt=torch.zeros(4, 5), value_names=("a", "b"))
 
 
 def test_parts_are_written_as_they_come(tmp_path):

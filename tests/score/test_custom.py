@@ -141,18 +141,12 @@ def test_rewards_that_are_quick_start_no_thread_each(monkeypatch):
 
 def test_a_reward_pairs_numbers_with_ok_only():
     one, row = torch.ones(1, dtype=torch.float64), torch.full((1, 2), NAN, dtype=torch.float64)
-    for value_n, status, numbers in (
-        (one, TIMEOUT, r"1\.0, but its status is TIMEOUT"),
-        (one * NAN, OK, "nan, but its status is OK"),
-    ):
+    cases = [(one, TIMEOUT, r"1\.0, but its status is TIMEOUT"), (one * NAN, OK, "nan, but its status is OK")]
+    for value_n, status, numbers in cases:
         with pytest.raises(RewardError, match=numbers):
             Reward(value_n, torch.tensor([status]), row)
     with pytest.raises(RewardError, match="completion 1 is nan"):
         Reward.of([None, NAN])
-
-
-def right(blocks, solution):
-    return [float(block["solution"]["answer"] == gold["answer"]) for block, gold in zip(blocks, solution, strict=True)]
 
 
 def test_a_reward_that_changes_what_it_is_given_changes_nothing_for_the_next():
@@ -163,6 +157,9 @@ def test_a_reward_that_changes_what_it_is_given_changes_nothing_for_the_next():
         ids[0].append(9)
         seen.append(1)
         return [0.0]
+
+    def right(blocks, solution):
+        return [float(block["solution"]["answer"] == gold["answer"]) for block, gold in zip(blocks, solution, strict=True)]
 
     def outcome(text, *, columns):
         columns["solution"][0]["answer"] = text[0]["solution"]["answer"] = "changed"

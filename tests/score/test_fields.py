@@ -389,9 +389,6 @@ def test_code_does_not_run_unless_somebody_allows_it(options, tmp_path):
     assert not sign.exists()
 
 
-FIELDS = Layout({"price": "price", "step[0]": "step"})
-
-
 @pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize(
     ("reward", "options", "columns"),
@@ -407,7 +404,8 @@ FIELDS = Layout({"price": "price", "step[0]": "step"})
 )
 def test_every_one_has_the_properties_of_a_reward(reward, options, columns):
     fewer = {"properties": ["absent", "split"], "examples": 3} if reward == "runs" else {"examples": 6}
-    check_reward(reward, pays=["price"], layout=FIELDS, options=options, columns=columns, processes=False, **fewer)
+    layout = Layout({"price": "price", "step[0]": "step"})
+    check_reward(reward, pays=["price"], layout=layout, options=options, columns=columns, processes=False, **fewer)
 
 
 @pytest.mark.parametrize(

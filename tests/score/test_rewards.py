@@ -21,9 +21,8 @@ def test_log_score_is_clipped_on_both_sides():
     text = [completion("4", "1"), completion("5", "1"), completion("5", "0"), completion("4", "0.25")]
 
     def scored(**options):
-        return score_all(
-            [CORRECT, Objective("log_score", pays="confidence", options=options)], text, columns={"answer": ["4"] * 4}
-        )
+        objective = Objective("log_score", pays="confidence", options=options)
+        return score_all([CORRECT, objective], text, columns={"answer": ["4"] * 4})
 
     rewards = scored(clip=0.1)
     assert_close(rewards.reward_nm[:, 1], [math.log(0.9), math.log(0.1), math.log(0.9), math.log(0.25)], 1e-12)

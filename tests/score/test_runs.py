@@ -48,11 +48,6 @@ HONEST = {
         "class Short(Exception):\n    def __init__(self, lacks):\n        self.lacks = lacks\ndef f(n): raise Short(n)",
         "class Short(Exception): pass\ndef f(n): raise KeyError(n)",
     ),
-    "a float": (
-        "import math\nassert math.isclose(f(2), 2 ** 0.5)\nassert abs(f(2) - 1.41421) < 1e-3 and round(f(2), 2) == 1.41",
-        "f = lambda n: n ** 0.5",
-        "f = lambda n: n / 2",
-    ),
     "a module of the code": (
         "assert math.isclose(f(), math.pi)",
         "import math\nf = lambda: math.pi",

@@ -60,11 +60,7 @@ LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis",
         ([{"reward": "second_attempt"}], "'first'"),
         ([{"reward": "second_attempt", "options": {"first": "confidence"}}], "'answer' in confidence"),
         *[([{"reward": "near", "options": {"tag": "answer", **tolerance}}], "near") for tolerance in TOLERANCES],
-        *[
-            ([{"reward": r, "options": {"tag": "answer", **LIMITED[r], **limit}}], *limit)
-            for r in LIMITED
-            for limit in LIMITS
-        ],
+        *[([{"reward": r, "options": {"tag": "answer", **LIMITED[r], **one}}], *one) for r in LIMITED for one in LIMITS],
     ],
 )
 def test_objectives_that_cannot_work_are_refused_before_training(objectives, names):

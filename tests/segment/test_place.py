@@ -94,7 +94,6 @@ def test_a_segmenter_of_ones_own_may_look_for_tags():
     ("said", "mark", "expected"),
     [
         ("## Answer\nRome", "markdown:Answer", "Rome"), ("Answer: Rome", "delimiters:Answer: ...", "Rome"),
-        ("Answer: Rome", "regex:Answer: (.*)", "Rome"), ("Rome\n", "lines:", "Rome"),
         ("```python\nx = 1\n```", "code:fence", "x = 1\n"), ("x = 1\n", "code:python.statement", "x = 1"),
     ],
 )  # fmt: skip

@@ -84,18 +84,14 @@ def credited(scheme, texts, rubric):
     return credit_batch(reading, batch, scheme).block_nk
 
 
-@pytest.mark.parametrize("criteria", [RUBRIC, "rubric"])
-def test_the_sum_over_a_blocks_criteria_is_credited_as_an_objective_for_each(criteria):
+def test_the_sum_over_a_blocks_criteria_is_credited_as_an_objective_for_each_and_as_an_option_to_every_block():
     with Server(by_words).serving() as server:
-        objective = judge(server, name="rubric", criteria=criteria, pays="*", baseline="group")
-        credit_nk = credited(Scheme.preset("bae_paper", TAGS, objectives=[objective]), PLANNED, RUBRIC)
-    # Plans earn 2, -.5, -.5, 1.5, whose mean is .625; answers 0, 0, 1, 1.
-    assert credit_nk[:, 0].tolist() == pytest.approx([1.375, -1.125, -1.125, 0.875])
-    assert credit_nk[:, 1].tolist() == pytest.approx([-0.5, -0.5, 0.5, 0.5])
-
-
-def test_as_an_option_the_column_pays_the_sum_of_all_criteria_to_every_block():
-    with Server(by_words).serving() as server:
+        for criteria in (RUBRIC, "rubric"):
+            objective = judge(server, name="rubric", criteria=criteria, pays="*", baseline="group")
+            credit_nk = credited(Scheme.preset("bae_paper", TAGS, objectives=[objective]), PLANNED, RUBRIC)
+            # Plans earn 2, -.5, -.5, 1.5, whose mean is .625; answers 0, 0, 1, 1.
+            assert credit_nk[:, 0].tolist() == pytest.approx([1.375, -1.125, -1.125, 0.875])
+            assert credit_nk[:, 1].tolist() == pytest.approx([-0.5, -0.5, 0.5, 0.5])
         objective = judge(server, pays=["plan", "answer"], options={"criteria": "rubric"})
         credit_nk = credited(Scheme.preset("dr_grpo", TAGS, objectives=[objective], longest=8), PLANNED, RUBRIC)
     # Completions earn 2, -.5, .5, 2.5, whose mean is 1.125.
