@@ -106,10 +106,8 @@ def test_the_same_table_in_every_kind_of_file(rows):
 
 
 def test_a_list_is_a_group_whatever_the_prompts_say(tmp_path):
-    rows = [
-        {"prompt": "2+2=", "completions": ["4", "5", "4"], "reward": [1, 0, None], "level": [1, 2], "answer": 4},
-        {"prompt": "2+2=", "completions": ["4", None], "reward": [1, 0], "level": [3], "answer": 4},
-    ]
+    first = {"prompt": "2+2=", "completions": ["4", "5", "4"], "reward": [1, 0, None], "level": [1, 2], "answer": 4}
+    rows = [first, {**first, "completions": ["4", None], "reward": [1, 0], "level": [3]}]
     table = read_rollouts(save(tmp_path, rows, "json"))
     assert table.group_n.tolist() == [0, 0, 0, 1]
     assert table.rewards["reward"].value_n.tolist()[:2] == [1.0, 0.0]
@@ -226,10 +224,8 @@ def test_an_agents_log_is_credited_after_its_last_user_message(tmp_path):
     acts = [said(tool_calls=[call]), {"role": "tool", "tool_call_id": "1", "content": "4"}, said(content="It is 4.")]
     rows = [{"messages": [*first, *acts], "passed": True}, {"messages": first, "passed": None}]
     table = read_rollouts(save(tmp_path, rows, "jsonl"))
-    chat = json.loads(table.prompts[0])
-    assert [(message["role"], message["content"]) for message in chat] == [
-        ("system", "Be brief."), ("user", "Hi é"), ("assistant", "Yes?"), ("user", "2+2")
-    ]  # fmt: skip
+    spoken = [(message["role"], message["content"]) for message in json.loads(table.prompts[0])]
+    assert spoken == [("system", "Be brief."), ("user", "Hi é"), ("assistant", "Yes?"), ("user", "2+2")]
     assert texts(table) == ['add({"a": 2})4It is 4.']
     sampled = table.tokens.with_values(table.trainable).slice(0, 1)
     assert 0 < (~sampled).sum() == 1  # what the tool said is one word

@@ -57,8 +57,7 @@ def test_the_response_is_the_last_of_the_tokens_and_the_mask_says_which_were_sam
     assert (table.group_n.tolist(), table.step_n.tolist()) == ([0, 0, 1, 2, 2], [0, 0, 0, 1, 1])
     assert table.tokens.with_values(table.trainable).slice(1, 2).tolist() == [bool(flag) for flag in mask]
     assert table.learned_n is None  # none is left out of the loss
-    assert table.columns["answer"] == ["4"] * 5
-    assert table.columns["level"] == [3] * 5
+    assert (table.columns["answer"], table.columns["level"]) == (["4"] * 5, [3] * 5)
     assert not table.token_values  # some sample has none
     alone = read_rollouts(dump(tmp_path, rows[1:2]) / "rollout_data" / "0.pt", tokenizer=tokenizer)
     np.testing.assert_allclose(alone.token_values["logprobs"], logps)

@@ -36,9 +36,8 @@ def test_a_turn_for_every_message_that_was_sampled():
     assert second.per_token["advantages"] == [0.5] * 9
     assert [branch.turns for branch in rollout.branches()] == [(0, 1), (2,)]
     assert rollout.rows().merged() == rollout  # what the messages share is what the tokens share
-    assert merge_counts([rollout]) == {
-        "trajectories": 1, "rows": 3, "row_tokens": 7 + 19 + 20, "branches": 2, "branch_tokens": 19 + 20, "trained_tokens": 20,
-    }  # fmt: skip
+    counts = {"trajectories": 1, "rows": 3, "row_tokens": 7 + 19 + 20, "branches": 2, "branch_tokens": 19 + 20}
+    assert merge_counts([rollout]) == {**counts, "trained_tokens": 20}
 
 
 def test_the_credit_of_a_method_goes_back_into_the_file(tmp_path):

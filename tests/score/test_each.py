@@ -38,9 +38,8 @@ def test_a_pattern_is_every_block_it_matches_in_the_order_of_the_layout_and_pays
 
     items = ("items[0]", "items[1]", "total")
     mixed = expanded(ITEMS, {"each": "items[*]", "pays": ["items[*]", "total"]}, {"pays": ["total", "items[*]", "items[0]"]})
-    assert [(name, pays) for name, pays, _ in mixed] == [
-        ("equals.items[0]", items), ("equals.items[1]", items), ("equals", ("total", "items[0]", "items[1]")),
-    ]  # fmt: skip
+    paid = [("equals.items[0]", items), ("equals.items[1]", items), ("equals", ("total", "items[0]", "items[1]"))]
+    assert [(name, pays) for name, pays, _ in mixed] == paid
     everything = expanded(PAIR, {"each": "*", "pays": "*"})  # as GDPO has it: each reward by itself, paid to all
     assert everything == [("equals.a", ("a", "b"), "a"), ("equals.b", ("a", "b"), "b")]
     assert Scheme("gdpo", PAIR, [Objective("equals", each="*", pays="*")]).names == ("equals.a", "equals.b")

@@ -66,8 +66,8 @@ def test_all_four_ways_to_give_an_outcome_and_a_method_that_two_objectives_share
     same(scores.outcome_no, [[a, b, a] for a, b in zip(long, [1, 2, NAN, 2], strict=True)])
     same(scores.outcome("correct"), [1, 0, NAN, 0])
     same(scores.outcome(path), [1, 2, NAN, 2])
-    given = ["correct", Levels().of]
-    reports = [Objective("brier", "confidence", given, name=name, baseline="outcome") for name in "ab"]
+    levels, fields = Levels(), {"pays": "confidence", "baseline": "outcome"}
+    reports = [Objective("brier", given=["correct", levels.of], name=name, **fields) for name in "ab"]
     same(score_all([CORRECT, *reports], TEXT, columns=COLUMNS).outcome_no, [[1], [2], [NAN], [2]])
 
 
