@@ -207,7 +207,8 @@ def test_what_a_reward_changes_in_the_process_is_put_back_and_named(named, tmp_p
 
     def sets(blocks):
         STATES[named]()
-        random.seed(3), np.random.seed(3)  # noqa: NPY002
+        random.seed(3)
+        np.random.seed(3)  # noqa: NPY002
         return [1.0]
 
     def raises(blocks):

@@ -42,7 +42,7 @@ def test_the_text_says_why_a_recorded_score_is_missing_if_no_confidence_is_state
 
 
 TOLERANCES = [{"rel": -0.1}, {"abs": float("inf")}, {"rel": "1%"}, {"abs": True}]
-LIMITS = [{"workers": 0}, {"workers": 1.5}, {"deadline": 0}, {"deadline": float("inf")}]
+LIMITS = [("workers", 0), ("workers", 1.5), ("deadline", 0), ("deadline", float("inf"))]
 LIMITED = {"correct": {}, "json_schema": {}, "second_attempt": {"first": "solution"}, "runs": {"allow": True}}
 LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]})
 
@@ -59,8 +59,8 @@ LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis",
         ([{"reward": "correct"}, {"reward": "brier", "pays": ("confidence",), "options": {"of": "c"}}], "'c'"),
         ([{"reward": "second_attempt"}], "'first'"),
         ([{"reward": "second_attempt", "options": {"first": "confidence"}}], "'answer' in confidence"),
-        *[([{"reward": "near", "options": {"tag": "answer", **tolerance}}], "near") for tolerance in TOLERANCES],
-        *[([{"reward": r, "options": {"tag": "answer", **LIMITED[r], **one}}], *one) for r in LIMITED for one in LIMITS],
+        *[([{"reward": "near", "options": {"tag": "answer", **tolerance}}], "'rel'|'abs'") for tolerance in TOLERANCES],
+        *[([{"reward": r, "options": {"tag": "answer", **LIMITED[r], k: v}}], f"'{k}'") for r in LIMITED for k, v in LIMITS],
     ],
 )
 def test_objectives_that_cannot_work_are_refused_before_training(objectives, names):
