@@ -85,9 +85,19 @@ def test_no_prompt_of_the_evaluation_is_trained_on(models, tmp_path) -> None:
 
 def test_rows_that_share_their_only_prompt_are_set_aside_one_by_one(models, tmp_path) -> None:
     """Each is another game."""
-    task = load_task(models["plain"], file_of(tmp_path, [{**row, "question": "Play."} for row in ROWS]))
+    with pytest.warns(UserWarning, match=r"is 1, so evaluations repeat prompts"):
+        task = load_task(models["plain"], file_of(tmp_path, [{**row, "question": "Play."} for row in ROWS]))
     assert sorted([*task.train["answer"], *task.evaluation["answer"]], key=int) == [row["answer"] for row in ROWS]
     assert (len(task.train), len(task.evaluation)) == (8, 2)
+
+
+def test_of_three_prompts_in_many_rows_none_is_lost_to_the_evaluation(models, tmp_path) -> None:
+    rows = [{"question": f"{row % 3}=", "answer": f"{row}"} for row in range(60)]
+    with pytest.warns(UserWarning, match="is 3, so evaluations repeat prompts of the training. To .* 10 or more"):
+        task = load_task(models["plain"], file_of(tmp_path, rows), instruction="", eval_limit=9)
+    assert (len(task.train), len(task.evaluation)) == (48, 9)
+    assert {*task.train["prompt"]} == {*task.evaluation["prompt"]} == {"0=", "1=", "2="}
+    assert not {*task.train["answer"]} & {*task.evaluation["answer"]}
 
 
 @pytest.mark.parametrize(("name", "nothing"), [("image", None), ("image", ""), ("images", [])])

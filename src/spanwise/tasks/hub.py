@@ -22,6 +22,7 @@ from spanwise.tasks.embedded import Task
 PromptFormat = Literal["confidence", "two_attempts"]
 #: The place of an instruction: plain text (no chat template), user message or system message.
 PromptStyle = Literal["plain", "user", "system"]
+_FEW_PROMPTS = 10  # a dataset with fewer different prompts is evaluated on prompts of its training
 _SEARCHED_PROMPTS = 64  # the number of prompts to search for the layout's tags
 _TRL_COLUMNS = ("completion", "completions", "completion_ids", "prompts", "image", "images", "environment")
 _READERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}
@@ -81,6 +82,7 @@ def load_task(
             and no prompt needs to hold what the layout looks for.
         split, question_column, answer_column: as the fields of a recipe. `a.b` is field b of column a, which holds objects.
         eval_split: split for evaluation; None: 512 random prompts of `split` are set aside, the same every time, at most a fifth.
+            Of fewer than ten different prompts, rows are set aside, with a warning.
         prompt_column: column with whole prompts, texts or conversations, which are used as they are; None: `prompt`, else
             `messages`, where the dataset has no question column and no instruction is given.
         limit: use at most so many training questions, from the first.
@@ -385,12 +387,15 @@ def _cell_fault(cell: Any, option: str, columns: DatasetColumns, *, template: bo
 def set_aside(rows: Any, dataset: str, prompt_column: str, eval_limit: int) -> tuple[Any, Any]:
     """Split a dataset into training rows, in order, and at most `eval_limit` evaluation rows. They share no prompt.
 
-    If the dataset has only one prompt (its rows may be games), rows are set aside one by one.
+    A dataset with fewer than ten prompts would lose too much of its training. Its rows are set aside one by one.
     """
+    prompts = [str(prompt) for prompt in rows[prompt_column]]
     rows_of_prompt: dict[str, list[int]] = {}
-    for row, prompt in enumerate(rows[prompt_column]):
-        rows_of_prompt.setdefault(str(prompt), []).append(row)
-    row_groups = list(rows_of_prompt.values()) if len(rows_of_prompt) > 1 else [[row] for row in range(len(rows))]
+    for row, prompt in enumerate(prompts):
+        rows_of_prompt.setdefault(prompt, []).append(row)
+    row_groups = (
+        list(rows_of_prompt.values()) if len(rows_of_prompt) >= _FEW_PROMPTS else [[row] for row in range(len(rows))]
+    )
     held_out_count = min(HELD_OUT, max(1, len(row_groups) // 5))
     if len(row_groups) < 2 or eval_limit < 1:
         raise DataError(
@@ -400,6 +405,13 @@ def set_aside(rows: Any, dataset: str, prompt_column: str, eval_limit: int) -> t
     prompt_order = np.random.default_rng(0).permutation(len(row_groups)).tolist()
     held_out_rows = [row_groups[index][0] for index in prompt_order[:held_out_count][:eval_limit]]
     training_rows = [row for index in prompt_order[held_out_count:] for row in row_groups[index]]
+    if {prompts[row] for row in held_out_rows} & {prompts[row] for row in training_rows}:
+        warnings.warn(
+            f"The number of different prompts in '{dataset}' is {len(rows_of_prompt)}, so evaluations repeat prompts of the "
+            f"training. To evaluate on other prompts, give a dataset with {_FEW_PROMPTS} or more different prompts.",
+            UserWarning,
+            stacklevel=3,
+        )
     return rows.select(sorted(training_rows)), rows.select(sorted(held_out_rows))
 
 
