@@ -175,6 +175,7 @@ def draw_chart(completions: int, place: Path) -> None:
     """Draw cost against horizon for GAE and SAE, on even and on uneven stretches, on white and on dark."""
     import altair as alt
 
+    place.mkdir(parents=True, exist_ok=True)
     titled_settings: Sequence[tuple[Setting, str]] = (
         (Setting("", 32, (17, 17), 32, 1.0), "even: 17 tokens from decision to decision"),
         (Setting("", 32, (2, 60), 32, 1.0), "uneven: 2 to 60 tokens, 17 in the middle"),

@@ -50,7 +50,7 @@ def ratio_rows(name: str, runs: dict[str, dict[int, dict[str, Any]]]) -> list[di
         ratios = [
             invoices.completions_to(runs["sum"][s], goal) / invoices.completions_to(runs["by_field"][s], goal) for s in seeds
         ]
-        reached = [math.log(ratio) for ratio in ratios if math.isfinite(ratio)]
+        reached = [math.log(ratio) for ratio in ratios if 0 < ratio < math.inf]
         row = {"setting": SETTINGS[name][1], "goal": f"{goal:.0%}", "reached": len(reached), "seeds": len(seeds)}
         if len(reached) > 1:
             interval = mean_interval(torch.tensor(reached, dtype=torch.float64))
@@ -79,6 +79,7 @@ def draw(rows: list[dict[str, Any]], place: Path) -> None:
     """Draw the ratios with their intervals, on white and on dark."""
     import altair as alt
 
+    place.mkdir(parents=True, exist_ok=True)
     rows = [row for row in rows if "value" in row]
     for name, background, ink in (("scale", "white", "#333"), ("scale-dark", "#16181d", "#ccc")):
         y = alt.Y("setting:N", title=None, sort=None)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from sae_horizon import Setting, draw
+from sae_horizon import BATCHES, GROUP, Setting, draw, draw_chart
 
 
 @pytest.mark.parametrize("delay", [0, 3, None])
@@ -26,3 +26,8 @@ def test_with_the_result_the_critic_has_seen_nothing_before_the_end_of_a_stretch
     first, second = drawn.effect_nk[0].tolist()
     assert drawn.value_nt[0].tolist() == [0.0] * 8 + [first] * 9 + [first + second]
     assert torch.equal(drawn.place_nk, torch.tensor([[0, 9]]))
+
+
+def test_a_picture_may_go_into_a_new_folder(tmp_path):
+    draw_chart(BATCHES * GROUP, tmp_path / "new")
+    assert {file.name for file in (tmp_path / "new").iterdir()} == {"sae-horizon.png", "sae-horizon-dark.png"}

@@ -70,12 +70,20 @@ def test_the_completions_of_two_arms_are_compared_by_a_geometric_mean_over_the_s
     row = scale.ratio_rows("g4", {"by_field": base, "sum": late})[-1]
     assert (row["reached"], row["seeds"]) == (2, 3)
     assert row["value"] == pytest.approx(math.sqrt(3 * 8))
+    never_by_field = scale.ratio_rows("g4", {"by_field": late, "sum": base})[-1]
+    assert (never_by_field["reached"], never_by_field["value"]) == (2, pytest.approx(1 / math.sqrt(3 * 8)))
     text = benchmark.times_completions({0: late[0], 1: late[1]}, base, 0.6)
     assert text.startswith(f"{math.sqrt(24):.2f} (")
     assert text.endswith("2 seeds")
     never = {0: right_from(30), 1: right_from(30)}
     assert benchmark.times_completions(never, base, 0.6) == "more than 48.00 (48.00, 48.00), 2 seeds"
     assert benchmark.times_completions(base, {0: right_from(1), 1: right_from(30)}, 0.6) == "-"
+
+
+def test_a_picture_may_go_into_a_new_folder(tmp_path):
+    row = {"setting": "groups of 4", "goal": "60%", "value": 2.0, "low": 1.5, "high": 3.0}
+    scale.draw([row], tmp_path / "new" / "charts")
+    assert {file.name for file in (tmp_path / "new" / "charts").iterdir()} == {"scale.png", "scale-dark.png"}
 
 
 # ------------------------------------------------------------------------------------------------- a judge that errs
