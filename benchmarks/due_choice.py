@@ -70,6 +70,7 @@ def walk(
 def measure(folder: Path) -> tuple[np.ndarray, tuple[float, float]]:
     """Return the response of a model's choice to a step (see `walk`), and its probability of null."""
     model, tokenizer = load_model(folder)
+    model.to("cpu")  # where the letters and the sums are
     letters, vocabulary = INVOICES.training(LETTERS, rng=np.random.default_rng(779)), tokenizer.get_vocab()
     prompts = [prompt for prompt in letters.prompts for _ in range(GROUP)]
     completions = sample(model, tokenizer, prompts)

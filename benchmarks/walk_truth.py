@@ -167,14 +167,14 @@ def logp_of(model: Any, rows: Sequences) -> Tensor:
 
 @torch.no_grad()
 def sampled(walk: Walk, model: Any, tokenizer: Any, rows: Sequences, mask_nt: Tensor) -> Sampled:
-    """Read walks with the model that sampled them."""
-    logps = [logp_of(model, rows.take(part)) for part in torch.arange(len(mask_nt)).split(64)]
+    """Read walks with the model that sampled them. All that is worked out of them is on the CPU."""
+    logps = [logp_of(model, rows.take(part)).cpu() for part in torch.arange(len(mask_nt)).split(64)]
     names = {index: word for word, index in tokenizer.get_vocab().items()}
     completion_nt = rows.ids_nl[:, -rows.width :]
     words = [[names[int(one)] for one in ids[mask]] for ids, mask in zip(completion_nt, mask_nt.bool(), strict=True)]
     prompts = tokenizer.batch_decode(rows.ids_nl[:, : -rows.width], skip_special_tokens=True)
     starts = [int(prompt.strip()[0]) for prompt in prompts]
-    return Sampled(walk, rows, mask_nt.bool(), words, starts, torch.cat(logps), tokenizer.get_vocab())
+    return Sampled(walk, rows, mask_nt.bool().cpu(), words, starts, torch.cat(logps), tokenizer.get_vocab())
 
 
 def sample_walks(walk: Walk, model: Any, tokenizer: Any, *, per_start: int, seed: int) -> Sampled:
@@ -206,10 +206,10 @@ class ExactInTrl(CriticInTrl):
         walk = WALKS[batch.columns["answer"][0]]
         model = trainer.accelerator.unwrap_model(trainer.model)
         walks = sampled(walk, model, trainer._text_tokenizer, sequences(output, batch), batch.mask_nt)
-        value_nt = walks.truth()[0].to(torch.float32)
-        target_nt = walks.reward_n[:, None].expand_as(value_nt)
+        value_nt = walks.truth()[0].to(batch.mask_nt.device, torch.float32)
+        target_nt = walks.reward_n.to(value_nt.device)[:, None].expand_as(value_nt)
         error = critic_error(value_nt, target_nt, batch.mask_nt.bool())
-        filled = replace(batch, value_nt=value_nt[..., None], bootstrap_n=torch.zeros(len(value_nt), 1))
+        filled = replace(batch, value_nt=value_nt[..., None], bootstrap_n=value_nt.new_zeros(len(value_nt), 1))
         return replace(own, batch=filled), {f"critic/{name}": number for name, number in error.items()}
 
     @property

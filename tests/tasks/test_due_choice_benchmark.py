@@ -1,5 +1,7 @@
 """The random walk of the due date's choice: one step by hand, and what a start without any difference comes to."""
 
+from unittest.mock import MagicMock
+
 import due_choice
 import numpy as np
 import pytest
@@ -26,3 +28,12 @@ def test_without_a_difference_a_date_that_is_worth_less_ends_at_null():
     stated, absent = due_choice.walk(alike, (0.5, 0.5), right=0.5)
     assert stated == pytest.approx(absent)
     assert (stated > 0.9).mean() > 0.99
+
+
+def test_a_model_on_a_gpu_comes_to_the_letters(monkeypatch):
+    model, tokenizer = MagicMock(), MagicMock()
+    monkeypatch.setattr(due_choice, "load_model", lambda _: (model, tokenizer))
+    monkeypatch.setattr(due_choice, "sample", MagicMock(side_effect=StopIteration))
+    with pytest.raises(StopIteration):
+        due_choice.measure("folder")
+    model.to.assert_called_once_with("cpu")
