@@ -1,7 +1,7 @@
 """What credit by field is worth on letters that are read into JSON, against one number for the whole object.
 
-    python benchmarks/invoices.py [--arms by_field,sum,grpo,gdpo] [--seeds 0,1,2,3,4] [--output runs/invoices]
     python benchmarks/invoices.py --tune               # one run of each arm and rate on seed 100, by its training batches
+    python benchmarks/invoices.py [--arms by_field,sum,grpo,gdpo] [--seeds 0,1,2,3,4] [--output runs/invoices]
     python benchmarks/invoices.py --table [--charts docs/images]       # trains nothing: the runs that are there
     python benchmarks/invoices.py --rate 3e-4 --arms by_field,sum --group 4 --output runs/invoices-g4     # other groups
     python benchmarks/invoices.py --rate 3e-4 --arms by_field,sum --width 64 --output runs/invoices-w64   # another size of policy
@@ -25,7 +25,8 @@
 A step is 8 new letters with 8 completions each and one step of Adam. Nine fields are measured: those that every letter has, and
 the first item's. A curve is the mean of five batches; every letter is new. At the end 256 held-out letters are read, sampled once.
 With `--error` a simulated judge turns round that share of its verdicts on values, and the policy is paid by what the judge says.
-Keys, end and number of items are still checked exactly, and so are all figures. What is there already is not run again.
+Keys, end and number of items are still checked exactly, and so are all figures. What is there already is not run again. The runs
+of a folder have the same options, but for arms, seeds and rates.
 """
 
 from __future__ import annotations
@@ -264,11 +265,11 @@ def verdicts_and_credit(
     return tables
 
 
-def show_completion(letter: int, error: float) -> None:
+def show_completion(letter: int, error: float, group: int) -> None:
     """Print, for the completion that the sum pays least of a letter's group from the warm start, its verdicts and its credit."""
     model, tokenizer = load_model(warm_start("invoices"))
-    letters = INVOICES.held_out(letter + 1)
-    texts = sampled(model, tokenizer, [letters.prompts[letter]] * GROUP)
+    letters = STARTS["invoices"].source.held_out(letter + 1)
+    texts = sampled(model, tokenizer, [letters.prompts[letter]] * group)
     exact, erring = (verdicts_and_credit(texts, letters.gold_n[letter], tokenizer, share) for share in (0.0, error))
     n = int(exact["sum"][:, 0].argmin())
     print(
@@ -278,7 +279,7 @@ def show_completion(letter: int, error: float) -> None:
     for k, name in enumerate(MEASURED):
         right, verdict = ("right" if table[n, k] == 1 else "wrong" for table in (exact["verdict"], erring["verdict"]))
         paid, paid_by_judge = ([f"{table[arm][n, k]:+.2f}" for arm in ("by_field", "sum")] for table in (exact, erring))
-        cells = [name, right, f"{exact['right'][:, k].nansum():.0f} of {GROUP}", *paid, verdict, *paid_by_judge]
+        cells = [name, right, f"{exact['right'][:, k].nansum():.0f} of {group}", *paid, verdict, *paid_by_judge]
         print(f"| {' | '.join(cells)} |")
 
 
@@ -404,6 +405,8 @@ def main() -> None:
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--charts", help="folder for the curves as PNG")
     options = parser.parse_args()
+    if options.error and options.recipe:
+        parser.error("--error needs the task's own objectives; leave out --recipe")
     torch.set_num_threads(1)
     quiet()
     folder = Path(options.output)
@@ -411,40 +414,55 @@ def main() -> None:
     arms, start = options.arms.split(","), folder / "start.json"
     if options.width != 128:
         STARTS["invoices"] = resized(STARTS["invoices"], options.width)
-    if options.completion is not None:
-        show_completion(options.completion, options.error)
-        return
     if options.careful:
         STARTS["invoices"] = careful(STARTS["invoices"], options.careful)
     if options.only_sums:
         STARTS["invoices"] = dataclasses.replace(
             STARTS["invoices"], source=OnlySums(STARTS["invoices"].source.draw_any, INVOICES.held_out_seed)
         )
+    if options.completion is not None:
+        show_completion(options.completion, options.error, options.group)
+        return
     if options.sums:
         show_sums(folder)
         return
     objectives = load(options.recipe).objectives if options.recipe else None
+    choices = {"group": options.group, "error": options.error, "objectives": objectives}
     if not options.table:
+        check_options(folder, {name: getattr(options, name) for name in ("width", "careful", "held_out", "only_sums")} | choices)
+        rates = {} if options.tune else {arm: options.rate or best_rate(arm, folder) for arm in arms}
         warm_start("invoices", device=DEVICE)  # the runs find it in the cache
     if options.tune:
-        rates = map(float, options.rates.split(","))
-        runs = [run_of(arm, TUNING_SEED, rate, folder, held_out=0, objectives=objectives) for rate in rates for arm in arms]
-        show(runs, None)
+        tuning_rates = map(float, options.rates.split(","))
+        show([run_of(arm, TUNING_SEED, rate, folder, held_out=0, **choices) for rate in tuning_rates for arm in arms], None)
         return
     if not options.table:
         for seed in map(int, options.seeds.split(",")):
             for arm in arms:
-                rate = options.rate or best_rate(arm, folder)
-                run_of(
-                    arm, seed, rate, folder,
-                    held_out=options.held_out, group=options.group, error=options.error, objectives=objectives,
-                )  # fmt: skip
+                run_of(arm, seed, rates[arm], folder, held_out=options.held_out, **choices)
         if not start.is_file():
             start.write_text(json.dumps(held_out_figures(warm_start("invoices"), options.held_out)))
     runs = runs_in(folder)
-    show(runs, json.loads(start.read_text()), runs_in(Path(options.exact)) if options.exact else ())
+    if not runs:
+        raise SystemExit(f"There is no run in '{folder}'. Leave out --table to train.")
+    start_figures = json.loads(start.read_text()) if start.is_file() else None
+    show(runs, start_figures, runs_in(Path(options.exact)) if options.exact else ())
     if options.charts:
         draw(runs, Path(options.charts))
+
+
+def check_options(folder: Path, choices: Mapping[str, Any]) -> None:
+    """Refuse a folder whose runs have other options. They would be read instead of trained."""
+    file = folder / "options.json"
+    if any(folder.glob("*.figures")):
+        if not file.is_file():
+            raise SystemExit(f"'{folder}' holds runs, but '{file}' with their options is missing. Give another --output.")
+        held = json.loads(file.read_text())
+        changed = [f"--{name.replace('_', '-')}" for name, choice in choices.items() if held.get(name) != choice]
+        if changed:
+            names = ", ".join(changed).replace("--objectives", "--recipe")
+            raise SystemExit(f"'{folder}' holds runs with another {names}. Give another --output.")
+    file.write_text(json.dumps(choices))
 
 
 def runs_in(folder: Path) -> list[dict[str, Any]]:
@@ -560,6 +578,8 @@ def states_total(letter: str, gold: Mapping[str, Any]) -> bool:
 def best_rate(arm: str, folder: Path) -> float:
     """The rate with the highest mean of the curve on the tuning seed, of those that were run."""
     runs = [json.loads(file.read_text()) for file in folder.glob(f"{arm}-*-{TUNING_SEED}.figures")]
+    if not runs:
+        raise SystemExit(f"No run of '{folder}' tells the best learning rate of '{arm}'. Set --rate, or run --tune first.")
     return float(max(runs, key=lambda run: float(np.mean(curve(run))))["rate"])
 
 

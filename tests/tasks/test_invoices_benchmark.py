@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from functools import partial
 
 import invoices as benchmark
@@ -78,6 +79,56 @@ def test_the_completions_of_two_arms_are_compared_by_a_geometric_mean_over_the_s
     never = {0: right_from(30), 1: right_from(30)}
     assert benchmark.times_completions(never, base, 0.6) == "more than 48.00 (48.00, 48.00), 2 seeds"
     assert benchmark.times_completions(base, {0: right_from(1), 1: right_from(30)}, 0.6) == "-"
+
+
+# ------------------------------------------------------------------------------------------- options of the command
+
+
+def run_main(monkeypatch, *words):
+    monkeypatch.setitem(STARTS, "invoices", STARTS["invoices"])
+    monkeypatch.setattr(sys, "argv", ["invoices.py", *map(str, words)])
+    monkeypatch.setattr(benchmark, "quiet", lambda: None)
+    monkeypatch.setattr(benchmark, "warm_start", lambda *_, **__: "start")
+    benchmark.main()
+
+
+def test_runs_with_other_options_are_not_read_as_those_asked_for(monkeypatch, tmp_path, capsys):
+    def run_of(arm, seed, rate, folder, **choices):
+        run = {"arm": arm, "seed": seed, "rate": rate, "batches": [{"a": 1.0}] * benchmark.STEPS}
+        (folder / f"{arm}-{rate:g}-{seed}.figures").write_text(json.dumps(run))
+
+    monkeypatch.setattr(benchmark, "run_of", run_of)
+    monkeypatch.setattr(benchmark, "held_out_figures", lambda *_: {})
+    words = ["--arms", "sum", "--seeds", "0", "--rate", "3e-4", "--output", tmp_path]
+    recipe = ["--recipe", "recipes/invoices.yaml"]
+    run_main(monkeypatch, *words, *recipe)
+    run_main(monkeypatch, *words, *recipe)
+    for more, name in (
+        ([*recipe, "--group", "4"], "group"), ([], "recipe"), ([*recipe, "--width", "64"], "width"),
+        ([*recipe, "--only-sums", "--held-out", "9"], "held-out, --only-sums"),
+    ):  # fmt: skip
+        with pytest.raises(SystemExit, match=f"holds runs with another --{name}. Give another --output"):
+            run_main(monkeypatch, *words, *more)
+    (tmp_path / "options.json").unlink()
+    with pytest.raises(SystemExit, match="with their options is missing"):
+        run_main(monkeypatch, *words, *recipe)
+    with pytest.raises(SystemExit):
+        run_main(monkeypatch, *words, *recipe, "--error", ".2")
+    assert "leave out --recipe" in capsys.readouterr().err
+
+
+def test_without_runs_the_rate_and_the_table_are_a_sentence(monkeypatch, tmp_path):
+    with pytest.raises(SystemExit, match="tells the best learning rate of 'sum'. Set --rate, or run --tune first"):
+        run_main(monkeypatch, "--arms", "sum", "--output", tmp_path)
+    with pytest.raises(SystemExit, match="There is no run in .* Leave out --table to train"):
+        run_main(monkeypatch, "--table", "--output", tmp_path)
+
+
+def test_one_completion_is_that_of_the_start_and_the_group_asked_for(monkeypatch, tmp_path, letter_numbers):
+    asked = []
+    monkeypatch.setattr(benchmark, "show_completion", lambda *words: asked.append((*words, STARTS["invoices"].course.key)))
+    run_main(monkeypatch, "--completion", "3", "--group", "4", "--careful", "amounts", "--output", tmp_path)
+    assert asked == [(3, 0.0, 4, {"careful": ("due", "items", "total"), "arithmetic": "amounts"})]
 
 
 def test_a_picture_may_go_into_a_new_folder(tmp_path):
