@@ -340,9 +340,14 @@ def show(
                 line += f"; minus by_field {written([values[seed] - curve(base[seed])[step - 1] for seed in both])}"
             print(line)
         for name in start or {}:
-            ends = [run["end"][name] for run in found.values() if "end" in run]
+            ends, base_ends = (
+                {seed: run["end"][name] for seed, run in runs.items() if "end" in run} for runs in (found, base)
+            )
             if ends:
-                print(f"  at the end, {name}: {written(ends)} (start {start[name]:.3f})")
+                line = f"  at the end, {name}: {written(list(ends.values()))} (start {start[name]:.3f})"
+                if arm != "by_field" and (both := sorted(ends.keys() & base_ends.keys())):
+                    line += f"; minus by_field {written([ends[seed] - base_ends[seed] for seed in both])}"
+                print(line)
 
 
 def draw(runs: Sequence[Mapping[str, Any]], place: Path) -> None:
@@ -429,7 +434,9 @@ def main() -> None:
     objectives = load(options.recipe).objectives if options.recipe else None
     choices = {"group": options.group, "error": options.error, "objectives": objectives}
     if not options.table:
-        check_options(folder, {name: getattr(options, name) for name in ("width", "careful", "held_out", "only_sums")} | choices)
+        check_options(
+            folder, {name: getattr(options, name) for name in ("width", "careful", "held_out", "only_sums")} | choices
+        )
         rates = {} if options.tune else {arm: options.rate or best_rate(arm, folder) for arm in arms}
         warm_start("invoices", device=DEVICE)  # the runs find it in the cache
     if options.tune:

@@ -81,6 +81,23 @@ def test_the_completions_of_two_arms_are_compared_by_a_geometric_mean_over_the_s
     assert benchmark.times_completions(base, {0: right_from(1), 1: right_from(30)}, 0.6) == "-"
 
 
+def test_the_table_pairs_what_is_right_at_the_end_by_seed(capsys):
+    ends = {"by_field": {0: 0.5, 1: 0.7, 2: 0.9}, "sum": {0: 0.4, 1: 0.5}}
+    batches = [{"a": 1.0}] * benchmark.STEPS
+    benchmark.show(
+        [
+            {"arm": arm, "rate": 3e-4, "seed": seed, "batches": batches, "end": {"due": share}}
+            for arm, by_seed in ends.items() for seed, share in by_seed.items()
+        ],
+        {"due": 0.3},
+    )  # fmt: skip
+    lines = [line for line in capsys.readouterr().out.splitlines() if "at the end" in line]
+    assert lines[0].startswith("  at the end, due: 0.700 (")
+    assert lines[0].endswith("(start 0.300)")
+    # -.1 and -.2: half of their distance is .05, times 12.706 for one degree of freedom
+    assert lines[1].endswith("(start 0.300); minus by_field -0.150 (-0.785, 0.485)")
+
+
 # ------------------------------------------------------------------------------------------- options of the command
 
 
@@ -118,9 +135,9 @@ def test_runs_with_other_options_are_not_read_as_those_asked_for(monkeypatch, tm
 
 
 def test_without_runs_the_rate_and_the_table_are_a_sentence(monkeypatch, tmp_path):
-    with pytest.raises(SystemExit, match="tells the best learning rate of 'sum'. Set --rate, or run --tune first"):
+    with pytest.raises(SystemExit, match=r"tells the best learning rate of 'sum'. Set --rate, or run --tune first"):
         run_main(monkeypatch, "--arms", "sum", "--output", tmp_path)
-    with pytest.raises(SystemExit, match="There is no run in .* Leave out --table to train"):
+    with pytest.raises(SystemExit, match=r"There is no run in .* Leave out --table to train"):
         run_main(monkeypatch, "--table", "--output", tmp_path)
 
 
