@@ -65,7 +65,7 @@ def test_time_is_up_after_seconds_of_steps(monkeypatch):
     assert stops == [False, False, True]
 
 
-def test_the_arms_differ_in_credit_alone():
+def test_the_arms_have_the_same_rewards_and_differ_in_whom_they_pay_and_in_per():
     one_number, by_field = (gpu_training.recipe_fields(arm) for arm in ("one_number", "by_field"))
     for fields in (one_number, by_field):
         load(None, {**fields, "model": "a", "dataset": "b"})  # as a recipe has them
@@ -73,6 +73,7 @@ def test_the_arms_differ_in_credit_alone():
     assert [entry["name"] for entry in one_number["objectives"]] == [entry["name"] for entry in by_field["objectives"]]
     assert {*one_number["objectives"][2]["pays"]} == {FORM, *gpu_training.FIELDS.names}
     assert {*by_field["objectives"][2]["pays"]} == {FORM, "c"}
+    assert (one_number["per"], by_field["per"]) == ("completion", "block")
 
 
 def test_only_fields_that_follow_from_the_prompt_are_counted():
