@@ -10,7 +10,8 @@ walk ends right from any prefix.
 
 The table needs critics that `benchmarks/critic.py --task walk` has fitted. It samples completions of the start, and compares each
 estimator's advantages with the true ones: the correlation at the moves, and the cosine between the policy gradient of 64
-completions and the true gradient of all the others.
+completions and the true gradient of all the others. Intervals are over these batches of 64 completions, pooled over the starts.
+They leave out how starts and critics differ.
 """
 
 from __future__ import annotations
@@ -267,9 +268,8 @@ def main() -> None:
             show_lambdas(WALKS[name], [measured(WALKS[name], start, options) for start in starts])
             continue
         parts = [_measure(WALKS[name], start, options) for start in starts]
-        print(
-            f"\n## {name}\n\n| estimator | critic | correlation at the moves | cosine of the gradient |\n|---|---|---|---|"
-        )
+        print(f"\n## {name}, intervals over batches of 64 walks\n")
+        print("| estimator | critic | correlation at the moves | cosine of the gradient |\n|---|---|---|---|")
         for key in parts[0]:
             cells = []
             for figure in ("correlation", "cosine"):
@@ -389,7 +389,7 @@ def show_lambdas(walk: Walk, parts: Sequence[Measured]) -> None:
     series = {key: torch.tensor(values, dtype=torch.float64) for key, values in correlations.items()}
     for critic in ("learned", "exact"):
         print(f"| {critic} | {' | '.join(f'{series[name, critic].mean():.3f}' for name in arms)} |")
-    print("\n| critic | best GAE | best SAE | best SAE minus best GAE |\n|---|---|---|---|")
+    print("\n| critic | best GAE | best SAE | best SAE minus best GAE (over batches of 64 walks) |\n|---|---|---|---|")
     for critic in ("learned", "exact"):
         gae_name, sae_name = (best_of(kind, {name: series[name, critic][::2] for name in arms}) for kind in ("gae", "sae"))
         cells = [f"{name[4:]}: {series[name, critic][1::2].mean():.3f}" for name in (gae_name, sae_name)]
