@@ -71,6 +71,9 @@ def test_a_function_of_one_block_hears_which_and_an_absent_step_is_absent():
     reading = read(batch(text, text, listed=[[0.1, 0.2, 0.3], [0.5, None]]), scheme, BYTES)
     expected = [[3, -1, NAN, 0.1, 0.2, NAN], [3, -1, NAN, 0.5, NAN, NAN]]
     assert_close(reading.scores.reward_nm, expected, 1e-12, equal_nan=True)
+    alone = Scheme("bae", STEPS, [Objective("listed", pays="step[1]")])
+    numbers = read(batch(text, text, listed=[[0.1, 0.2, 0.3], [0.5, 0.4]]), alone, BYTES).scores.reward_nm
+    assert_close(numbers, [[0.2], [0.4]], 1e-12)
     for reward in (why, "listed"):
         chosen = Scheme("bae", STEPS, [Objective(reward, each="*", pays="step[2]", options={"block": "step[0]"})])
         assert [dict(o.options) for o in chosen.objectives] == [{"block": "step[0]"}] * 3

@@ -384,7 +384,7 @@ def _check_reading(objective: Objective, entry: BuiltIn, layout: Layout) -> None
     options = {**entry.options, **objective.options}
     entry.ready(options)
     named_blocks = [options[name] for name in entry.blocks]
-    for block in (*named_blocks, options.get("block")):
+    for block in (*named_blocks, objective.options.get("block")):
         if block is not None and block not in layout.keys:
             raise RecipeError(f"Objective '{objective.name}' reads block '{block}'. {unknown('block', block, layout.keys)}")
     # If options name blocks, each of them and the first rewarded block need the tag. Otherwise one rewarded block needs it.
