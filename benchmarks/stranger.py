@@ -1,9 +1,10 @@
 """What a stranger can hand over, tried on everything that reads it. Prints cases and failures by class.
 
-    PYTHONPATH=tests python benchmarks/stranger.py      # some minutes on one core; seed-free, nothing is drawn
+    PYTHONPATH=tests python benchmarks/stranger.py      # some minutes on one core; every run has the same cases
 
-A case passes when it ends in its time (10 s), with a result or with a sentence (SpanwiseError), and when the file that hostile code
-would leave is not there.
+A case passes when it ends in its time (10 s of the processor, 100 s in all), with a result or with a sentence (SpanwiseError),
+and when the file that hostile code would leave is not there. A completion that meets a reward or an outcome passes with a result
+alone, because an error would end a training run.
 """
 
 # ruff: noqa: E501
@@ -30,16 +31,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from transformers import LlamaConfig, LlamaForSequenceClassification
 
+from judge_server import Server, verdict
 from rollout_files import own_run
 from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, credit_batch, read
 from spanwise.cli import main as command
 from spanwise.errors import SpanwiseError
+from spanwise.pipeline import Reading
 from spanwise.score import OUTCOMES, REWARDS
 from spanwise.segment import SEGMENTERS, find_blocks
 from tokenizers_small import byte_level
 
 SECONDS = 10
+#: Of the processor, which others may use as well, and of the clock.
+_LIMITS = ((signal.SIGPROF, signal.ITIMER_PROF, SECONDS), (signal.SIGALRM, signal.ITIMER_REAL, 10 * SECONDS))
 CASES: Counter[str] = Counter()
 FAILURES: list[tuple[str, str, str]] = []
 
@@ -56,8 +62,9 @@ def case(kind: str, name: str, call: Callable[[], Any], *, mark: Path | None = N
     """Run a case, count it, and keep what went wrong."""
     CASES[kind] += 1
     before = os.getcwd(), torch.get_default_dtype()
-    signal.signal(signal.SIGALRM, _stop)
-    signal.alarm(SECONDS)
+    for sign, timer, seconds in _LIMITS:
+        signal.signal(sign, _stop)
+        signal.setitimer(timer, seconds)
     wrong = ""
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
@@ -72,7 +79,8 @@ def case(kind: str, name: str, call: Callable[[], Any], *, mark: Path | None = N
     except Exception as error:
         wrong = f"{type(error).__name__}: {str(error)[:200]}"
     finally:
-        signal.alarm(0)
+        for _, timer, _ in _LIMITS:
+            signal.setitimer(timer, 0)
     if mark is not None and mark.exists():
         wrong = "code of the folder ran"
         shutil.rmtree(mark)
@@ -116,7 +124,7 @@ def folders(place: Path) -> dict[str, tuple[Path, Path]]:
 
     run("names code")
     (run("garbage metrics") / "metrics.jsonl").write_bytes(
-        os.urandom(4096) + b"\n[1,2]\n{}\nNaN\n" + b'{"step": 1e400}\n' + b"{" * 100_000
+        np.random.default_rng(0).bytes(4096) + b"\n[1,2]\n{}\nNaN\n" + b'{"step": 1e400}\n' + b"{" * 100_000
     )
     (run("deep metrics") / "metrics.jsonl").write_text("[" * 100_000)
     (run("bad recipe") / "recipe.yaml").write_text(
@@ -197,7 +205,54 @@ READERS = {
     "regex": {"n": r"regex:(a|aa)+$", "rest": []}, "fixed": {"u[*]": "fixed:3"}, "cuts": {"u[*]": "cuts:2"}, "turns": {"u[*]": "turns:"},
     **{name: {"u[*]": f"{name}:"} for name in ("lines", "paragraphs", "sentences", "steps")}, "low_probability": {"u[*]": "low_probability:0.2"},
 }  # fmt: skip
-OPTIONS: dict[str, dict[str, Any]] = {"runs": {"allow": True}, "json_schema": {"schema": {"type": "object"}}}
+GOOD = b"<answer>4</answer><confidence>0.9</confidence>"
+#: What the rewards read beside the completions.
+COLUMNS: dict[str, Any] = {
+    "answer": "4", "gold": '{"answer": 4, "items": [1]}', "golds": '{"answer": [4]}', "prompt": "2 + 2?", "environment": 1.0,
+    "listed": '{"solution": 1.0}',
+}  # fmt: skip
+
+
+def options_of(judge: str, model: str) -> dict[str, dict[str, Any]]:
+    """Reward -> the options that it needs here; `judge` is the address of a judge's server, `model` the folder of a reward model."""
+    return {
+        **{name: {"column": "gold"} for name in ("equals", "near", "count")}, "one_of": {"column": "golds"},
+        "json_schema": {"schema": {"type": "object"}}, "overlong": {"longest": 64, "buffer": 16}, "second_attempt": {"first": "solution"},
+        "judge": {"model": "judge", "base_url": judge}, "reward_model": {"model": model},
+    }  # fmt: skip
+
+
+def scheme_of(name: str, options: dict[str, dict[str, Any]]) -> Scheme:
+    """Return a scheme with a reward or an outcome, and beside it the reward `correct`, which some of them read."""
+    layout, correct = Layout(READERS["tags"]), Objective("correct", pays="solution")
+    if name in OUTCOMES:
+        return Scheme("bae", layout, [Objective("correct", pays="solution", given=name, baseline="outcome")])
+    is_of_confidence = REWARDS[name].judged_by is not None
+    own = Objective(name, pays="confidence" if is_of_confidence else "solution", options=options.get(name, {}))
+    return Scheme("bae" if is_of_confidence else "grpo", layout, [own] if name == "correct" else [correct, own])
+
+
+def read_beside_good(scheme: Scheme, ids: list[int], vocabulary: Vocabulary, good: list[int]) -> tuple[Reading, Batch]:
+    """Read a completion in a group with a good one."""
+    columns = {name: [cell] * 2 for name, cell in COLUMNS.items()} | {"completion_ids": [ids, good]}
+    batch = Batch.jagged([ids, good], ["q"] * 2, columns=columns)
+    return read(batch, scheme, vocabulary=vocabulary), batch
+
+
+def reward_model(place: Path) -> str:
+    """Save a small random reward model that reads bytes, and return its folder."""
+    tokenizer, size = (
+        byte_level(),
+        {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
+    )
+    tokenizer.pad_token, tokenizer.model_max_length = tokenizer.eos_token, 512
+    tokenizer.chat_template = "{% for turn in messages %}{{ turn.content }}<|end|>{% endfor %}"
+    ends = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    config = LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=512, num_labels=1, **size, **ends)
+    torch.manual_seed(0)
+    LlamaForSequenceClassification(config).save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    return str(place)
 
 
 def hostile_completions(place: Path) -> None:
@@ -222,21 +277,23 @@ def hostile_completions(place: Path) -> None:
                     find_blocks(i, m, layout=y, vocabulary=vocabulary, **e)[0], m
                 ),
             )
-    layout = Layout(READERS["tags"])
-    for registry in (REWARDS, OUTCOMES):
-        for reward in registry:
+    with Server(lambda *_: verdict("yes")).serving() as server:
+        options = options_of(server.url, reward_model(place / "reward-model"))
+        good = [ids_of[bytes([byte])] for byte in GOOD]
+        for reward in [*REWARDS, *OUTCOMES]:
             if reward == "runs":  # it executes, and says so
                 continue
+            scheme = scheme_of(reward, options)
             for name, ids_nt in rows.items():
 
-                def pay(reward: str = reward, ids_nt: torch.Tensor = ids_nt) -> str:
-                    options = {"options": OPTIONS[reward]} if reward in OPTIONS else {}
-                    objective = Objective(reward, pays="solution", **options)
-                    scheme = Scheme("grpo", layout, [objective])
-                    batch = Batch.jagged(
-                        [ids_nt[0].tolist()] * 2, ["q"] * 2, columns={"answer": ["4"] * 2, "tests": ["assert 1"] * 2}
-                    )
-                    credit = credit_batch(read(batch, scheme, vocabulary=vocabulary), batch, scheme)
+                def pay(scheme: Scheme = scheme, ids_nt: torch.Tensor = ids_nt) -> str:
+                    try:
+                        reading, batch = read_beside_good(scheme, ids_nt[0].tolist(), vocabulary, good)
+                        credit = credit_batch(reading, batch, scheme)
+                    except SpanwiseError as error:
+                        return f"the training ends: {error}"
+                    if bool(reading.scores.status_nm[1].any()):
+                        return "the good completion has no reward"
                     return "" if bool(torch.isfinite(credit.block_nk).all()) else "credit that is not finite"
 
                 case(f"reward {reward}", name, pay)
