@@ -9,6 +9,8 @@
     by_field   each field's reward minus the group's mean pays the value of that field and the form: keys, punctuation, the end
     no_form    the same, but a field's block runs from its key to the next one's, and nothing pays for the form
 
+The arms have the `per` of their methods: completion, length, completion, block and block.
+
 The study `total`: K = 3, the reward is on the last field alone, the sum of what is written before it.
 
     total_alone       it pays its own value and the form

@@ -6,6 +6,8 @@
     one_number   the fields' rewards added up, minus the group's mean, over its standard deviation (`grpo`)
     by_field     each field's reward minus the group's mean pays the value of that field and the form (`bae`)
 
+The arms have the `per` of their methods: completion and block.
+
 The policy is trained from random weights on objects that are mostly wrong: the warm start of `fields`, at another size. Then both
 arms go through `spanwise train`, each in a process of its own: the same model by its folder, the same prompts in the same order
 from a file, the same learning rate. Training ends after some seconds of steps; evaluations do not count. The arms are compared

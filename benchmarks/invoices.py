@@ -22,6 +22,8 @@
     grpo       the same over the standard deviation
     gdpo       each reward standardised in its group; their sum pays every token
 
+The arms have the `per` of their methods: block, length, completion and completion.
+
 A step is 8 new letters with 8 completions each and one step of Adam. Nine fields are measured: those that every letter has, and
 the first item's. A curve is the mean of five batches; every letter is new. At the end 256 held-out letters are read, sampled once.
 With `--error` a simulated judge turns round that share of its verdicts on values, and the policy is paid by what the judge says.
