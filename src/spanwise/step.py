@@ -468,6 +468,10 @@ class Step:
     ) -> Rollouts:
         """Return this process's rows as a table of rollouts. Prompts, completions and columns have one entry per row."""
         batch = result.own.batch
+        steps_of_all_rows = result.own.everyone.batch.steps
+        if batch.steps is not None and steps_of_all_rows is not None:  # number rollouts over all processes, as groups are
+            trajectory_s = steps_of_all_rows.trajectory_s[result.own.here]
+            batch = replace(batch, steps=replace(batch.steps, trajectory_s=trajectory_s))
         if "logp_nt" not in self.scheme.needs:
             batch = replace(batch, logp_nt=None)
         padding_by_field = {"ids_nt": 0.0, "mask_nt": 0.0, "value_nt": torch.nan, "logp_nt": torch.nan}

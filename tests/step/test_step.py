@@ -253,6 +253,15 @@ def test_turns_are_numbered_within_their_rollouts():
     assert (steps.trajectory_s.tolist(), steps.step_s.tolist()) == ([5, 5, 5], [3, 4, 0])
 
 
+def test_kept_rollouts_of_turns_are_numbered_over_all_processes():
+    def kept(ranks):
+        step = Step(STEPS, VOCABULARY, ranks=ranks)
+        result = step.finish(step.read(batch_of([0, 2], torch.zeros(8, dtype=torch.long), turns=True)))
+        return step.rollouts(result, number=1, prompts=["p"] * 3).recorded(step=1)["rollout"].to_pylist()
+
+    assert in_two_processes(kept) == [[0, 1, 1], [2, 3, 3]]
+
+
 def test_a_group_is_useful_if_one_completion_has_credit():
     none_m = torch.zeros(1).long()
     credit = Credit(torch.tensor([[0.5], [0.0], [0.0], [0.0]]), torch.zeros(4), none_m, none_m)

@@ -227,9 +227,7 @@ class RunRecord:
             if is_writer:
                 self.begin(recipe, step=step - 1, tokenizer=tokenizer)
         if self.keep and step % self.keep == 0:
-            steps_of_all_rows = all_rows.batch.steps
-            rank_rollout_n = None if steps_of_all_rows is None else steps_of_all_rows.trajectory_s[result.own.here]
-            rollouts_by_rank = ranks.gather(rollouts().recorded(step=step, rollout_n=rank_rollout_n))
+            rollouts_by_rank = ranks.gather(rollouts().recorded(step=step))
             if is_writer:
                 self.folder.write_rollouts(rollouts_by_rank, step=step)
         if is_writer:

@@ -381,8 +381,9 @@ class Rollouts:
         mode: "train" or "eval".
         step: the optimiser step they were generated at.
         method: the name of what credited them.
-        batch: the N completions as the trainer filled them in: groups, numbered over all processes, token ids, the mask of what the
-            model sampled, the dataset's columns but the prompts, and what a critic, the policy or a mode said of them.
+        batch: the N completions as the trainer filled them in: groups and rollouts of turns, numbered over all processes, token
+            ids, the mask of what the model sampled, the dataset's columns but the prompts, and what a critic, the policy or a mode
+            said of them.
         reading: what each completion says, block by block, and its rewards and statuses.
         spans: where each block lies among the tokens that enter the loss.
         credit: credit per block of the N completions; its two counters cover all processes.
@@ -413,12 +414,14 @@ class Rollouts:
 
         Args:
             step: of training, which a batch may serve several optimiser steps of.
-            rollout_n: the rollout of each completion, where some are parts of one that has one vote.
+            rollout_n: the rollout of each completion, where some are parts of one that has one vote; None: as in `batch.steps`.
 
         Raises:
             AlignmentError: values that do not fit their names.
         """
         batch, spans = self.batch, self.spans
+        if rollout_n is None and batch.steps is not None:
+            rollout_n = batch.steps.trajectory_s
         texts = self.reading.text or []
         assert batch.ids_nt is not None, "a trainer's batch must hold token ids, but this batch has none"
         assert batch.mask_nt is not None, "a trainer's batch always has a mask"

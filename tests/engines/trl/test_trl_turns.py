@@ -3,14 +3,19 @@
 Their advantages and gradient: `test_trl_conformance.py`; groups on two processes: `test_trl_ranks.py`.
 """
 
+from itertools import groupby
+from operator import itemgetter
+
 import pytest
 import torch
 from datasets import Dataset
 
+import opened_folder
 import trl_conformance_small as rollouts
 import trl_small as small
 from chain_agent import AGENT_LAYOUT, Episode, solved
 from play_turns import rollout_function
+from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.errors import AlignmentError, DataError
 from spanwise.tasks.embedded import build_model, build_tokenizer
 
@@ -22,6 +27,12 @@ THREE, TWO = rollouts.groups("turns")
 
 def rows_of(group):
     return [row for row, _ in group]
+
+
+def sampled_runs(row, values):
+    """The values of each run of sampled tokens."""
+    runs = groupby(zip(row["sampled"], values, strict=True), key=itemgetter(0))
+    return [[value for _, value in run] for is_sampled, run in runs if is_sampled]
 
 
 def without_turns(rows):
@@ -77,6 +88,17 @@ def test_a_reward_per_turn_reads_the_environment_of_its_completion_and_logs_no_c
     assert "environments" not in table.batch.columns
     with pytest.raises(DataError, match=r"6 values .* 3 completions"):
         run_with(lambda environments, log_extra: log_extra("paid", environments) or [*map(float, environments)])
+
+
+def test_a_run_folder_says_which_turns_are_of_one_rollout_and_its_commands_credit_them_as_training_did(tmp_path):
+    args = small.config(tmp_path / "run", num_generations=3, per_device_train_batch_size=3, keep_rollouts=1)
+    rollouts.trained(tmp_path, "turns", rows_of(THREE), extra={"args": args})
+    advantages = [run_t for row, values in THREE for run_t in sampled_runs(row, values)]
+    rows = opened_folder.check(tmp_path / "run", advantages, [[1] * len(values) for values in advantages])
+    assert [row["rollout"] for row in rows] == [0, 0, 0, 1, 2, 2]
+    again = credit_rollouts(tmp_path / "run", methods=["recipe"])
+    stored = [[row["credit/bae/solution"], row["credit/bae/confidence"] or 0.0] for row in rows]
+    assert again.applied[0].credit.block_nk.tolist() == [pytest.approx(credit, abs=1e-6) for credit in stored]
 
 
 def test_turns_are_runs_of_the_mask_where_nobody_says_what_they_are(tmp_path):
