@@ -180,6 +180,11 @@ class RolloutTable:
         return self.tokenizer is not None
 
     @property
+    def has_split_rollouts(self) -> bool:
+        """Return whether some rollout has several rows."""
+        return self.rollout_n is not None and len(self.rollout_n.unique()) < len(self)
+
+    @property
     def has_fixed_columns(self) -> bool:
         """Return whether the file's format fixes all column names. If so, the option `--columns` is refused."""
         return self.source in ("spanwise", "verifiers", "slime", "Inspect", "lm-eval")
@@ -240,7 +245,7 @@ class RolloutTable:
             rewards=reward_columns,
             keyed=keys is not None,
             as_recorded=training_record(reward_columns, columns),
-            rollout_n=rollout_n if rollout_n is not None and len(rollout_n.unique()) < len(rollout_n) else None,
+            rollout_n=rollout_n,
             trained=tuple(name for name in compared_names or trained if name in reward_columns),
         )
 

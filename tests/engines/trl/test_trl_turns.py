@@ -90,6 +90,20 @@ def test_a_reward_per_turn_reads_the_environment_of_its_completion_and_logs_no_c
         run_with(lambda environments, log_extra: log_extra("paid", environments) or [*map(float, environments)])
 
 
+def one_turn(row):
+    """A rollout that ends with its first turn, in which the model calls no tool."""
+    length = [*row["sampled"], 0].index(0)
+    return {**row, "ids": row["ids"][:length], "sampled": row["sampled"][:length], "turns": row["turns"][:1]}
+
+
+def test_a_run_folder_in_which_no_rollout_has_a_second_turn_is_credited_as_in_training(tmp_path):
+    args = small.config(tmp_path / "run", num_generations=3, per_device_train_batch_size=3, keep_rollouts=1)
+    run = rollouts.trained(tmp_path, "turns", [one_turn(row) for row in rows_of(THREE)], extra={"args": args})
+    again = credit_rollouts(tmp_path / "run", methods=["recipe"])
+    assert again.table.rollout_n.tolist() == [0, 1, 2]
+    assert torch.allclose(again.applied[0].credit.block_nk, run.last_rollouts.credit.block_nk)
+
+
 def test_a_run_folder_says_which_turns_are_of_one_rollout_and_its_commands_credit_them_as_training_did(tmp_path):
     args = small.config(tmp_path / "run", num_generations=3, per_device_train_batch_size=3, keep_rollouts=1)
     rollouts.trained(tmp_path, "turns", rows_of(THREE), extra={"args": args})

@@ -258,7 +258,7 @@ def token_columns(scheme: Scheme) -> dict[str, list[str]]:
 
 def check_file(scheme: Scheme, table: RolloutTable) -> None:
     """Refuse a method that cannot work with the rows and columns of a file."""
-    has_split_rollouts = table.rollout_n is not None
+    has_split_rollouts = table.has_split_rollouts
     refuse({
         f"Method '{scheme.method}' needs each rollout in one row, but rollouts of '{table.path}' have several rows "
         "(branches). Use a method that needs rewards only (grpo, rlcr, bae).": has_split_rollouts and scheme.entry.kind == "token",
