@@ -130,6 +130,14 @@ def test_a_judge_sees_the_task(tmp_path):
     assert ["The task:\n2+2=" in request["messages"][-1]["content"] for request in server.requests] == [True, True]
 
 
+def test_a_rule_that_no_row_of_the_file_fits_is_refused_before_a_judge_is_asked(file, tmp_path):
+    with Server(lambda *_: verdict("yes")).serving() as server:
+        judge = {"reward": "judge", "pays": ["code"], "scope": "turn", "options": {"base_url": server.url, "model": "m"}}
+        with pytest.raises(RecipeError, match="are not split into turns"):
+            credit_rollouts(file, recipe=recipe_in(tmp_path, objectives=[judge]))
+    assert not server.requests
+
+
 @pytest.mark.parametrize("kind", ["own", "jsonl"])
 def test_a_reward_function_sees_messages_where_prompts_were_conversations(tmp_path, kind):
     chat = [{"role": "user", "content": "2+2="}]

@@ -271,6 +271,9 @@ def check_file(scheme: Scheme, table: RolloutTable) -> None:
     columns_by_field = token_columns(scheme)
     missing_fields = [field for field, columns in columns_by_field.items() if set(columns) - table.token_values.keys()]
     if not missing_fields:
+        fields_of_modes = {name for mode in scheme.modes for name in mode.adds}
+        turn_fields = set() if table.rollout_n is None else {"steps"}
+        scheme.check({"ids_nt", *columns_by_field, *fields_of_modes, *turn_fields}, at_read=scheme.reads)
         return
     critic_names = [name.partition("/")[2] for name in table.token_values if name.startswith(schema.VALUES)]
     needed_values_text = ""
