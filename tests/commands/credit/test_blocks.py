@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollout_files import write_lines
+from rollout_files import verl_file, write_lines
 from spanwise.commands.credit.blocks import layout_of, usual_fields, usual_tags
 from spanwise.commands.credit.credit import credit, credit_rollouts
 from spanwise.commands.credit.page import credit_page
@@ -55,6 +55,15 @@ def test_half_of_the_completions_are_no_majority_and_very_many_tags_no_layout():
     text = "".join(f"<t{n}>4</t{n}>" for n in range(33))
     assert usual_tags([text]) == ((), 0)
     assert usual_tags([text[: text.index("<t32>")]]) == (tuple(f"t{n}" for n in range(32)), 1)
+
+
+def test_a_total_reward_that_verls_validation_writes_twice_is_paid_once(tmp_path):
+    total, brier, marks = [2.0, -1.0, 1.0], [0.0, -0.5, -0.25], ["17.0", "nan", "21.0"]
+    outputs = ["<think>a</think>", "<think>b</think>", "<think>c</think>"]
+    dump = verl_file(tmp_path / "1.jsonl", outputs, score=total, reward=total, brier=brier, any_reward=marks)
+    result = credit_rollouts(dump, methods=["bae"])
+    assert result.scores.names == ("score", "brier")
+    assert "No objective uses the file's rewards reward." in result.note
 
 
 def test_repeated_blocks_are_one_row_and_pieces_are_kept(tmp_path):

@@ -19,6 +19,7 @@ from spanwise.layout import Layout
 from spanwise.objective import Objective
 from spanwise.recipe import Recipe, recorded_elsewhere
 from spanwise.rollouts import RolloutTable
+from spanwise.rollouts.table import COMPARED
 from spanwise.score.score import written_out
 from spanwise.segment import census
 from spanwise.segment.json_fields import paths
@@ -105,10 +106,17 @@ def parse_pay(block_reward_pairs: Sequence[tuple[str, str]], recipe: Recipe, tab
 
 def _pay_every_reward(usual: Blocks, table: RolloutTable, layout: Layout) -> Blocks:
     """Let every recorded reward give credit to all blocks."""
-    objectives = tuple(Objective(recorded_elsewhere, layout.names, name=name) for name in table.rewards)
+    total_names = [name for name in COMPARED if name in table.rewards]
+    totals = [table.rewards[name].value_n.nan_to_num() for name in total_names]
+    # Trainers may write the total reward under two names, such as verl in its validation.
+    repeated_names = [
+        name for name, value_n in zip(total_names[1:], totals[1:], strict=True) if torch.equal(value_n, totals[0])
+    ]
+    reward_names = [name for name in table.rewards if name not in repeated_names]
+    objectives = tuple(Objective(recorded_elsewhere, layout.names, name=name) for name in reward_names)
     blocks_note = (
-        f"No column says which completions are right, so every recorded number is a reward: {', '.join(table.rewards)}. "
-        f"Choose one with --pay {layout.names[0]}={next(iter(table.rewards))}."
+        f"No column says which completions are right, so every recorded number is a reward: {', '.join(reward_names)}. "
+        f"Choose one with --pay {layout.names[0]}={reward_names[0]}."
     )
     return Blocks(layout, usual.longest, objectives, blocks_note)
 
