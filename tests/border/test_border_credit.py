@@ -121,6 +121,9 @@ CASES = {
     "no right answers, and no recorded reward that says right or wrong": credited(
         without_answers, "--set", "layout={solution: [answer], confidence: [confidence]}"
     ),
+    "TRL's completions with a length that a function logs with `log_extra`": credited(
+        trl(step=[1] * 4, accuracy_reward=[1.0, 0.0, 0.0, 1.0], length=[9, 8, 7, 6], advantage=[0.0] * 4), code=0
+    ),
     "TRL's completions with two reward functions, no recipe": credited(
         trl(step=[1] * 4, form=[1.0] * 4, accuracy_reward=[1.0, 0.0, 0.0, 1.0], advantage=[0.0] * 4), code=0
     ),

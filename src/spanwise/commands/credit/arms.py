@@ -109,6 +109,11 @@ def choose_arms(
         check_known("objective", objective, objective_names)
     left_out_notes = (left_out_note(names, reason) for reason, names in methods_by_reason.items())
     notes = [blocks.note, *left_out_notes]
+    if table.source == "TRL" and len(summed_rewards) > 1 and any(x.names == summed_rewards for x in schemes.values()):
+        notes.append(
+            f"TRL's table does not mark its rewards, so columns of log_extra count as rewards, too: {', '.join(summed_rewards)}. "
+            "Choose the rewards with --pay BLOCK=COLUMN, or one with --reward correct=COLUMN."
+        )
     if schemes and texts:
         default_required_methods = [own_method_name] if must_fit else []
         required_methods = schemes if methods else default_required_methods
