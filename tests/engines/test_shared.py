@@ -100,6 +100,33 @@ def test_a_run_with_an_array_among_the_options_of_a_reward_goes_on_with_the_same
     assert changed_settings(zeros.plain(), other.plain()) == ["objectives differs"]
 
 
+def judged(model="m", reward="judge", **options):
+    return rule(objectives=[Objective(reward, pays="answer", options={"model": model, **options})])
+
+
+def test_a_run_whose_judge_moved_to_another_server_goes_on_and_one_with_another_judge_does_not(record):
+    before, moved = judged(base_url="http://a/v1"), judged(base_url="http://b/v1", timeout=9.0, retries=0, cache="verdicts")
+    begun(record, before)
+    record.check(record.recipe(moved), step=1)
+    assert changed_settings(before.plain(), moved.plain()) == []
+    with pytest.raises(DataError, match="another objectives"):
+        record.check(record.recipe(judged("n", base_url="http://a/v1")), step=1)
+    assert changed_settings(before.plain(), judged("n", base_url="http://a/v1").plain()) == ["objectives differs"]
+
+
+def test_a_number_of_workers_that_was_not_set_before_changes_no_rule():
+    unset, two = (rule(objectives=[Objective("correct", pays="answer", options=x)]) for x in ({}, {"workers": 2}))
+    assert changed_settings(unset.plain(), two.plain()) == []
+
+
+def test_an_option_of_a_scripts_own_function_may_decide_its_reward(record):
+    def of_cache(completions, model, cache, **_):
+        return [float(cache == model)] * len(completions)
+
+    first, second = (judged(reward=of_cache, cache=name) for name in "ab")
+    assert changed_settings(first.plain(), second.plain()) == ["objectives differs"]
+
+
 @pytest.mark.parametrize("name", ["recipe.yaml", "rollouts/mine.parquet", "report.html"])
 def test_files_that_no_run_wrote_are_left_alone(tmp_path, record, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)

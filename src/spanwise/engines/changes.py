@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from spanwise.rollouts.folder import hidden
+from spanwise.score.reward import FREE_OPTIONS
 
 #: The settings that a resumed run may change.
 MAY_CHANGE = (
@@ -16,7 +17,7 @@ MAY_CHANGE = (
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any], *, but: Collection[str] = MAY_CHANGE) -> list[str]:
     """List the settings in which a resumed run differs from its checkpoint. Skip secrets and `but`."""
-    old_settings, new_settings = plain(old), plain(new)
+    old_settings, new_settings = lasting(plain(old)), lasting(plain(new))
     compared_names = [name for name in {**new_settings, **old_settings} if name not in but]
     changed_names = [name for name in compared_names if not _same(name, old_settings.get(name), new_settings.get(name))]
     sentences = [f"{name} was {old_settings.get(name)!r} and is {new_settings.get(name)!r} now" for name in changed_names]
@@ -26,6 +27,23 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any], *, but: Collection[s
 def _same(name: str, old: Any, new: Any) -> bool:
     """Return whether a setting has the same value in both runs. The keys of `layout` must also have the same order."""
     return old == new and (name != "layout" or list(old or ()) == list(new or ()))
+
+
+def lasting(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out the options of named rewards that change no verdict, such as a judge's address."""
+    objectives = settings.get("objectives")
+    if not isinstance(objectives, list):
+        return dict(settings)
+    return {**settings, "objectives": [_lasting_objective(objective) for objective in objectives]}
+
+
+def _lasting_objective(objective: Any) -> Any:
+    options = objective.get("options") if isinstance(objective, Mapping) else None
+    if not isinstance(options, Mapping) or ":" in str(objective.get("reward")):
+        return objective  # any option may decide the reward of a script's own function
+    lasting_options = {name: value for name, value in options.items() if name not in FREE_OPTIONS}
+    without_options = {name: value for name, value in objective.items() if name != "options"}
+    return {**without_options, "options": lasting_options} if lasting_options else without_options
 
 
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:

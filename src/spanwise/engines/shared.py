@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from spanwise.disk import whole_folder
-from spanwise.engines.changes import as_list_or_text
+from spanwise.engines.changes import as_list_or_text, lasting
 from spanwise.errors import DataError, refuse
 from spanwise.layout import Layout
 from spanwise.modes import MODES
@@ -186,8 +186,7 @@ class RunRecord:
                 f"{self.option}, move the old run away, or resume the old run from a checkpoint."
             )
         saved_recipe = yaml.safe_load((folder_path / "recipe.yaml").read_text(encoding="utf-8")) or {}
-        saved_rule = hidden({name: saved_recipe.get(name) for name in RULE})
-        new_rule = hidden({name: recipe.get(name) for name in RULE})
+        saved_rule, new_rule = (lasting(hidden({name: x.get(name) for name in RULE})) for x in (saved_recipe, recipe))
         changed_names = [name for name in RULE if saved_rule[name] != new_rule[name]]
         if not changed_names and [*saved_rule["layout"]] != [*new_rule["layout"]]:
             changed_names = ["layout"]  # the layout has the same blocks in another order

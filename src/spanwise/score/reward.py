@@ -235,11 +235,12 @@ class BuiltIn:
     @cached_property
     def options(self) -> dict[str, Any]:
         """The options that a recipe can set for the reward, with their defaults."""
-        function_parameters = inspect.signature(self.function).parameters
-        common_parameters = ("text", "pays", "columns", "scored")
-        return {name: parameter.default for name, parameter in function_parameters.items() if name not in common_parameters}
+        function_parameters = inspect.signature(self.function).parameters.items()
+        return {name: x.default for name, x in function_parameters if name not in ("text", "pays", "columns", "scored")}
 
 
+#: The options that change no verdict, only where and how fast it is found. A resumed run may change them.
+FREE_OPTIONS = ("base_url", "timeout", "max_concurrent", "retries", "cache", "workers")
 #: Every reward that a recipe can name.
 REWARDS: Registry[BuiltIn] = Registry("reward", kinds=("reward",), group="spanwise.rewards", entry=BuiltIn)
 
