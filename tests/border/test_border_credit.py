@@ -72,6 +72,19 @@ def own_prompts(folder):
     return write_lines(folder / "1.jsonl", [{**row, "passed": n} for n, row in enumerate(rows)])
 
 
+def counted_tools(folder):
+    """`spanwise credit` on an agent's log of two conversations, one with a tool, under a function that counts tool messages."""
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    question, reply = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
+    used = [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "4"}]
+    log = write_lines(folder / "1.jsonl", [{"messages": [question, *tools, reply]} for tools in (used, [])])
+    (folder / "mine.py").write_text(
+        "def tools(completions, **_):\n    return [float(sum(m['role'] == 'tool' for m in talk)) for talk in completions]\n"
+    )
+    objective = {"reward": f"{folder / 'mine.py'}:tools", "name": "tools", "pays": ["completion"]}
+    return credited(log, recipe={"layout": {"completion": []}, "objectives": [objective]}, code=0)(folder)
+
+
 def without_answers(folder):
     rows = [{name: value for name, value in row.items() if name not in ("score", "gts")} for row in verl_rows()]
     return write_lines(folder / "1.jsonl", [{**row, "grade": 0.5, "acc": -0.5} for row in rows])
@@ -121,6 +134,7 @@ CASES = {
     "no right answers, and no recorded reward that says right or wrong": credited(
         without_answers, "--set", "layout={solution: [answer], confidence: [confidence]}"
     ),
+    "an agent's log with tool calls, and a reward function of `completions`": counted_tools,
     "TRL's completions with a length that a function logs with `log_extra`": credited(
         trl(step=[1] * 4, accuracy_reward=[1.0, 0.0, 0.0, 1.0], length=[9, 8, 7, 6], advantage=[0.0] * 4), code=0
     ),

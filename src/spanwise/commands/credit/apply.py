@@ -22,7 +22,7 @@ from spanwise.errors import RecipeError
 from spanwise.explain import alarms, setup_warnings
 from spanwise.explain.alarms import OF_SCORE, SCORE_FIGURES
 from spanwise.layout import Layout
-from spanwise.objective import families
+from spanwise.objective import Objective, families
 from spanwise.pipeline import Reading, advantages, credit_batch, read
 from spanwise.rollouts import RolloutTable
 from spanwise.rollouts.cells import parse_prompt
@@ -33,8 +33,9 @@ from spanwise.rollouts.table import fitting_runs, gather
 from spanwise.rollouts.token_rows import disk_zeros
 from spanwise.scheme import Scheme
 from spanwise.score import REWARDS, Reward
+from spanwise.score.custom import takes
 from spanwise.score.foreign import completion_after
-from spanwise.score.items import completion_text
+from spanwise.score.items import calling_convention, completion_text
 from spanwise.score.score import as_scores
 from spanwise.segment import find_blocks
 from spanwise.types import BlockText, Credit, Fault, Scores, Spans, join_rows
@@ -152,7 +153,7 @@ def apply_arms(
     recipe_modes = next((scheme.modes for scheme in arms.schemes.values() if scheme.modes), ())
     all_notes = [
         *arms.notes, file_credit_note, *dict.fromkeys(setup_notes), table.note, *notes, _note_shared_words(table, spans_by_layout),
-        _describe_origins(table, arms, scores.names), _describe_sums(arms), score_note,
+        _note_missing_tools(table, arms), _describe_origins(table, arms, scores.names), _describe_sums(arms), score_note,
         *(mode.note(table) for mode in recipe_modes),
     ]  # fmt: skip
     spans_with_most_blocks = max((arm.file_spans for arm in method_credits), key=lambda spans: len(spans.names))
@@ -172,6 +173,26 @@ def _note_shared_words(table: RolloutTable, spans_by_layout: Mapping[Layout, Fil
         "the text of two blocks. The word goes to one block, so the other block counts as missing. To credit both, give "
         "the tokenizer's folder with --tokenizer."
     )
+
+
+def _note_missing_tools(table: RolloutTable, arms: Arms) -> str:
+    """Return a note on reward functions that see completions without the tool output between turns."""
+    computed_objectives = [x for scheme in arms.schemes.values() for x in scheme.objectives if x.name not in scheme.recorded]
+    names = dict.fromkeys(objective.name for objective in computed_objectives if _reads_completions(objective))
+    if table.trainable.all() or not names:
+        return ""
+    return (
+        f"The function of {' and '.join(names)} reads completions. Here a completion is one text or message with all that "
+        "the model wrote, without tool output. In training it may be a list of messages, so rewards may differ. To use "
+        f"recorded rewards, give --reward {next(iter(names))}=COLUMN."
+    )
+
+
+def _reads_completions(objective: Objective) -> bool:
+    if not callable(objective.reward):
+        return False
+    convention = calling_convention(objective)
+    return takes(objective, "completions") if convention is None else convention.takes_messages
 
 
 def _collect_scores(table: RolloutTable, arms: Arms, reading_by_method: Mapping[str, Reading]) -> Scores:
