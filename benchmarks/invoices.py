@@ -466,8 +466,8 @@ def check_options(folder: Path, choices: Mapping[str, Any]) -> None:
     if any(folder.glob("*.figures")):
         if not file.is_file():
             raise SystemExit(f"'{folder}' holds runs, but '{file}' with their options is missing. Give another --output.")
-        held = json.loads(file.read_text())
-        changed = [f"--{name.replace('_', '-')}" for name, choice in choices.items() if held.get(name) != choice]
+        folder_options = json.loads(file.read_text())
+        changed = [f"--{name.replace('_', '-')}" for name, choice in choices.items() if folder_options.get(name) != choice]
         if changed:
             names = ", ".join(changed).replace("--objectives", "--recipe")
             raise SystemExit(f"'{folder}' holds runs with another {names}. Give another --output.")

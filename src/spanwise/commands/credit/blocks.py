@@ -107,10 +107,12 @@ def parse_pay(block_reward_pairs: Sequence[tuple[str, str]], recipe: Recipe, tab
 def _pay_every_reward(usual: Blocks, table: RolloutTable, layout: Layout) -> Blocks:
     """Let every recorded reward give credit to all blocks."""
     total_names = [name for name in COMPARED if name in table.rewards]
-    totals = [table.rewards[name].value_n.nan_to_num() for name in total_names]
+    totals = [table.rewards[name].value_n for name in total_names]
     # Trainers may write the total reward under two names, such as verl in its validation.
     repeated_names = [
-        name for name, value_n in zip(total_names[1:], totals[1:], strict=True) if torch.equal(value_n, totals[0])
+        name
+        for name, value_n in zip(total_names[1:], totals[1:], strict=True)
+        if torch.allclose(value_n, totals[0], rtol=0.0, atol=0.0, equal_nan=True)
     ]
     reward_names = [name for name in table.rewards if name not in repeated_names]
     objectives = tuple(Objective(recorded_elsewhere, layout.names, name=name) for name in reward_names)
