@@ -9,8 +9,7 @@ from installed import installed
 collect_ignore_glob = [] if installed("skyrl") else ["*.py"]
 
 if not collect_ignore_glob:
-    with warnings.catch_warnings():  # SkyRL and its imports warn of engines that are not here
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):  # SkyRL and its imports warn of engines that are not here
         import skyrl.train.entrypoints.main_base
         import skyrl.train.fully_async_trainer  # noqa: F401
     import skyrl_small as small

@@ -17,8 +17,6 @@ from skyrl.backends.skyrl_train.workers.worker import CriticWorkerBase
 
 
 class CpuStrategy:
-    """One process: nothing is sharded or reduced."""
-
     def backward(self, loss, model, optimizer):
         loss.backward()
 
@@ -40,8 +38,7 @@ def worker(cfg):
     critic = object.__new__(CriticWorkerBase)
     critic.cfg, critic.strategy, critic.critic_loss_fn = cfg.trainer, CpuStrategy(), ppo_critic_loss
     critic._micro_batches_accumulated = 0
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
         torch.manual_seed(0)
         critic.model = _wrapper().get_llm_for_sequence_regression(path, "critic", bf16=False, init_value_head=True)
     critic.optimizer = torch.optim.AdamW(critic.model.parameters(), lr=cfg.trainer.critic.optimizer_config.lr)
@@ -50,9 +47,7 @@ def worker(cfg):
 
 
 def call(critic, method, *arguments):
-    """A method of the worker, which would be on a GPU."""
-    with patch.object(torch.cuda, "current_device", lambda: "cpu"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # autocast for CUDA does nothing here
+    with patch.object(torch.cuda, "current_device", lambda: "cpu"), warnings.catch_warnings(action="ignore"):
         return getattr(critic, method)(*arguments)
 
 

@@ -7,6 +7,7 @@ conversations. A row of the dataset names the signs that will be shown, one to f
 import asyncio
 import json
 import random
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from loguru import logger
 from skyrl.train.config import SkyRLTrainConfig
 from skyrl.train.dataset import PromptDataset
 from skyrl.train.generators.base import GeneratorInterface, TrajectoryID
-from skyrl.train.generators.utils import get_rollout_metrics
+from skyrl.train.generators.utils import get_rollout_metrics, prepare_generator_input
 from skyrl.train.trainer import RayPPOTrainer
 from stub_dispatch import StubDispatch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -75,7 +76,6 @@ def write_dataset(path, size=24, seed=0, turns=(1, 2, 3, 4)):
 
 
 def model_path(data):
-    """The folder of the policy's weights, beside the dataset."""
     return str(Path(data).parent / "model")
 
 
@@ -142,7 +142,6 @@ def context(plan, answers):
 
 
 def checked(plan, answers):
-    """1 for every right answer."""
     return [float(answer == FIRST_SAID + right(sign)) for sign, answer in zip(plan, answers, strict=True)]
 
 
@@ -186,8 +185,6 @@ def ragged(seed, *, prompts=4, samples=3, turns=6):
 
 
 class Tracker:
-    """Keep all metrics that the trainer logs."""
-
     def __init__(self):
         self.logged = []
 
@@ -218,24 +215,17 @@ def config(data, *, recipe=None, prompts=6, samples=8, steps=25, lr=0.01, layout
     return (SkyRLTrainConfig if recipe is None else SpanwiseTrainConfig).from_cli_overrides({**usual, **changes})
 
 
-_DATASETS = {}
+@cache
+def dataset(path):
+    return PromptDataset(path, tokenizer(), max_prompt_length=8, num_workers=1)
 
 
 def trainer(cfg, *, dp=1, seed=0, cls=None, **generator):
     """The trainer with a stub in the place of its workers; nothing else is replaced."""
-    path = cfg.data.train_data[0]
-    if path not in _DATASETS:
-        _DATASETS[path] = PromptDataset(path, tokenizer(), max_prompt_length=8, num_workers=1)
     model = policy(seed)
     cls = cls or (SpanRayPPOTrainer if isinstance(cfg, SpanwiseTrainConfig) else RayPPOTrainer)
-    built = cls(
-        cfg=cfg,
-        tracker=Tracker(),
-        tokenizer=tokenizer(),
-        train_dataset=_DATASETS[path],
-        inference_engine_client=None,
-        generator=SignsGenerator(model, cfg, **generator),
-    )
+    parts = {"tokenizer": tokenizer(), "train_dataset": dataset(cfg.data.train_data[0]), "inference_engine_client": None}
+    built = cls(cfg=cfg, tracker=Tracker(), generator=SignsGenerator(model, cfg, **generator), **parts)
     logger.disable("skyrl")
     built.dispatch = StubDispatch(model, cfg, dp=dp)
     return built
@@ -249,8 +239,6 @@ def run(ppo_trainer, seed=0):
 
 def batch_of(ppo_trainer):
     """One batch as `train` makes it, up to the advantages."""
-    from skyrl.train.generators.utils import prepare_generator_input
-
     prompts = next(iter(ppo_trainer.train_dataloader))
     size = ppo_trainer.cfg.generator.n_samples_per_prompt
     request, uids = prepare_generator_input(prompts, size, {}, "signs", "train", 1)

@@ -22,13 +22,7 @@ def log_probs(model, sequences, attention_mask, width):
 
 
 class StubDispatch:
-    """`dp` ranks that are really one process.
-
-    Attributes:
-        trained: the mini-batches of every step as they came to the policy's workers, each a list of chunks.
-        fitted: the mini-batches that came to the critic.
-        critic: its worker, None without one.
-    """
+    """`dp` ranks that are really one process; `trained` and `fitted` are the mini-batches that came to policy and critic."""
 
     def __init__(self, model, cfg, *, dp=1):
         self.model, self.cfg, self.dp = model, cfg, dp
@@ -36,17 +30,13 @@ class StubDispatch:
         self.trained, self.fitted = [], []
         self.critic = critic_worker.worker(cfg) if cfg.trainer.critic.model.path else None
 
-    def init_weight_sync_state(self, client):
-        pass
-
     async def save_weights_for_sampler(self):
         pass
 
     def empty_cache(self, model=None):
         pass
 
-    def finalize_pending_saves(self, model):
-        pass
+    init_weight_sync_state = finalize_pending_saves = empty_cache
 
     def get_timing_metrics(self):
         return {}

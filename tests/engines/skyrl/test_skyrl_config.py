@@ -49,11 +49,7 @@ REFUSED = {  # recipe, changes of SkyRL's configuration, and the words that the 
         for loss in ("clip_cov", "kl_cov")
     },
     "no recipe": (small.BROADCAST, {ALGORITHM + "spanwise.recipe": None}, r"spanwise\.recipe="),
-    "rows that are dropped": (
-        small.BROADCAST,
-        LEGACY,
-        r"48 rows of a mini-batch into micro-batches of 5 and drops the rest\. Use token_mean",
-    ),
+    "rows that are dropped": (small.BROADCAST, LEGACY, r"48 rows of .* micro-batches of 5 and drops .* Use token_mean"),
     "two lambdas": (GAE + "options: {lam: 0.7}", {**CRITIC, **of_algorithm(lambd=0.8)}, r"lambd is 0\.8, .* lam: 0\.7"),
     "no deviation, dcpo": (GRPO.replace("grpo", "dcpo"), UNSCALED, "method 'dcpo'"),
     "no deviation, gigpo": (small.GIGPO + "options: {scale: std}", {**STEPWISE, **UNSCALED}, "method 'gigpo'"),
@@ -71,7 +67,7 @@ REFUSED = {  # recipe, changes of SkyRL's configuration, and the words that the 
     "groups by turns": (
         small.BROADCAST,
         {**STEPWISE, **SAMPLING},
-        "each row for a rollout, but in step-wise training a row is one turn",
+        "for a rollout, but in step-wise training a row is one turn",
     ),
     "groups by a batch": (OF_BATCH, FULL, "'environment'"),
     "groups by a method's batch": (GAE.replace("gae", "reinforce++"), FULL, "method 'reinforce\\+\\+'"),

@@ -17,12 +17,8 @@ ONE = f"{HEAD}method: gae\noptions: {{lam: 0.5}}\n"
 
 def config(data, recipe=ONE, *, layout="merged", prompts=4, samples=3, **changes):
     """With a critic that starts as a copy of the policy's trunk."""
-    critic = {
-        "critic.model.path": small.model_path(data),
-        "critic_mini_batch_size": prompts,
-        "critic.optimizer_config.lr": 0.01,
-    }
-    changes = {**{f"trainer.{name}": value for name, value in critic.items()}, **changes}
+    critic = {"trainer.critic.model.path": small.model_path(data), "trainer.critic.optimizer_config.lr": 0.01}
+    changes = {**critic, "trainer.critic_mini_batch_size": prompts, **changes}
     return small.config(data, recipe=recipe, layout=layout, prompts=prompts, samples=samples, **changes)
 
 
@@ -53,7 +49,6 @@ def test_every_value_lies_on_its_own_token(data, layout, dp, mini_batch):
 
 
 def recipe_of(method, **changes):
-    """A recipe of one reward at the end."""
     critic = changes.pop("critic", {})
     return f"{HEAD}method: {method}\noptions: {json.dumps(changes)}\ncritic: {json.dumps(critic)}\n"
 

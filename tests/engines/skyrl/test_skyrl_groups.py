@@ -34,7 +34,6 @@ def scripted(kinds):
 
 
 def of_two_turns(tmp_path, kinds, **changes):
-    """A trainer on conversations of two turns, two rollouts of each."""
     data = small.write_dataset(tmp_path / "two.jsonl", turns=(2,))
     cfg = small.config(data, **{"recipe": small.BY_TURN, "prompts": len(kinds), "samples": 2, "steps": 1, **changes})
     return small.trainer(cfg, script=scripted(kinds))

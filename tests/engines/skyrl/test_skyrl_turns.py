@@ -64,14 +64,24 @@ def test_a_batch_that_the_loss_leaves_out_whole_is_told(data):
     assert trainer.all_metrics["credit/turn/mean_abs"] > 0
 
 
-@pytest.mark.parametrize("merged", [False, True], ids=["rows", "merged"])
-@pytest.mark.parametrize("seed", range(4))
-def test_every_trained_token_has_the_credit_of_its_rollout(data, seed, merged):
+ALL = [(seed, merged, "") for seed in range(4) for merged in (False, True)]
+
+
+@pytest.mark.parametrize(("seed", "merged", "left_out"), [*ALL, (0, False, "rollout"), (3, False, "last turn")])
+def test_every_trained_token_has_the_credit_of_its_rollout(data, seed, merged, left_out):
+    """A filter may mask an overlong rollout, or a turn that was cut off; its last reward still has one vote in its prompt."""
     output = small.ragged(seed)
+    rollouts = rollout_ids(output)
+    gone = [n for n, rollout in enumerate(rollouts) if rollout == rollouts[0] and left_out]
+    gone = gone[-1:] if left_out == "last turn" else gone
+    for n in gone:
+        output["loss_masks"][n] = [0] * len(output["loss_masks"][n])
     trainer, batch, trained = through(data, OUTCOME, output, merged=merged, dp=4)
     real = len(trained["response_ids"])
     assert (real < len(output["response_ids"])) == merged
     credit, tokens = rollout_credit(output), trained_tokens(output)
+    assert not batch["loss_mask"][gone].any()
+    assert not left_out or (credit[rollouts[0]] != 0 and (output["is_last_step"][gone[-1]]))
     mask_nt, adv_nt = batch["loss_mask"][:real], trainer.last_advantages
     expected_n = torch.tensor([credit[rollout] / tokens[rollout] for rollout in rollout_ids(trained)])
     torch.testing.assert_close(adv_nt, expected_n[:, None] * mask_nt, atol=1e-6, rtol=0)
@@ -167,23 +177,6 @@ def test_old_log_probabilities_of_several_mini_batches(data, ours):
     now_nt = torch.tensor([row["logprobs"] for row in now])[:, :width]
     off = float(((now_nt - batch["action_log_probs"]).abs() * batch["loss_mask"]).max())
     assert off < 1e-5 if ours else off > 0.1
-
-
-@pytest.mark.parametrize("whole", [True, False], ids=["rollout", "last turn"])
-def test_what_is_left_out_of_the_loss_is_compared_all_the_same(data, whole):
-    """A filter masks an overlong rollout, or a turn that was cut off; its last reward still has one vote in its prompt."""
-    output = small.ragged(0 if whole else 3)
-    rollouts = rollout_ids(output)
-    gone = [n for n, rollout in enumerate(rollouts) if rollout == rollouts[0] and (whole or output["is_last_step"][n])]
-    for n in gone:
-        output["loss_masks"][n] = [0] * len(output["loss_masks"][n])
-    credit, tokens = rollout_credit(output), trained_tokens(output)
-    assert credit[rollouts[0]] != 0
-    assert any(credit[rollout] for rollout in credit if rollout[0] == rollouts[0][0] and rollout != rollouts[0])
-    trainer, batch, _ = through(data, OUTCOME, output)
-    share_n = torch.tensor([credit[rollout] / tokens[rollout] for rollout in rollouts])
-    assert not batch["loss_mask"][gone].any()
-    torch.testing.assert_close(trainer.last_advantages, share_n[:, None] * batch["loss_mask"], atol=1e-6, rtol=0)
 
 
 def test_bad_rewards_are_said_once(data):
