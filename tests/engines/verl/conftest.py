@@ -17,8 +17,7 @@ collect_ignore = (
 
 if installed("verl"):
     sys.path.append(str(Path(__file__).parent / "cpu"))
-    with warnings.catch_warnings():  # verl and its imports warn of engines that are not here
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):  # verl and its imports warn of engines that are not here
         import verl.trainer.main_ppo
         import verl.trainer.main_ppo_v0
         import verl.trainer.ppo.v1  # noqa: F401
@@ -30,15 +29,13 @@ def queue():
     import ray
     import transfer_queue as tq
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
         tq.init()
         yield
         tq.close()
         ray.shutdown()
-        with warnings.catch_warnings():  # of what TransferQueue leaves open; pytest has its own filters at a fixture's end
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):  # of what TransferQueue leaves open
             gc.collect()
 
 
@@ -53,8 +50,7 @@ def whole_run(tmp_path_factory):
 @pytest.fixture(scope="session")
 def loop():
     """V0's trainer looks for a loop when it is made."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         try:
             asyncio.get_event_loop()
         except RuntimeError:
@@ -63,8 +59,7 @@ def loop():
 
 def pytest_collection_modifyitems(items):
     """Small batches of scripted completions often teach nothing and are not full, as spanwise says."""
+    said = "ignore:Every advantage of the batch:UserWarning", "ignore:The batch of step .* lacks:UserWarning"
     for item in items:
-        for said in (
-            ("Every advantage of the batch", "The batch of step .* lacks") if "engines/verl" in str(item.path) else ()
-        ):
-            item.add_marker(pytest.mark.filterwarnings(f"ignore:{said}:UserWarning"))
+        if "engines/verl" in str(item.path):
+            item.add_marker(pytest.mark.filterwarnings(*said))

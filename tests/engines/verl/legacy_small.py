@@ -4,16 +4,15 @@ import warnings
 from types import SimpleNamespace
 
 import numpy as np
+from verl.trainer.ppo import ray_trainer
 from verl_small import ROW, outputs_of, worker_of
 
 
 def trainer_of(config):
     """verl's `RayPPOTrainer`, made and not run."""
-    from verl.trainer.ppo.ray_trainer import RayPPOTrainer, Role
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return RayPPOTrainer(config, None, {Role.ActorRollout: None}, None, train_dataset=[0] * 8, val_dataset=[0])
+    with warnings.catch_warnings(action="ignore"):
+        roles = {ray_trainer.Role.ActorRollout: None}
+        return ray_trainer.RayPPOTrainer(config, None, roles, None, train_dataset=[0] * 8, val_dataset=[0])
 
 
 def batch_of(manager, prompts, width=64):
@@ -34,6 +33,4 @@ def batch_of(manager, prompts, width=64):
 
 
 def credited(config, batch):
-    from verl.trainer.ppo import ray_trainer
-
     return ray_trainer.compute_advantage(batch, adv_estimator=config.algorithm.adv_estimator, config=config.algorithm)

@@ -7,6 +7,9 @@ import numpy as np
 import torch
 import transfer_queue as tq
 from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1 import get_trainer_cls
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl_small import ROW, config_of, manager_of, outputs_of, worker_of
 
 
@@ -15,9 +18,6 @@ def filled(manager, prompts):
 
     prompts: one list of rollouts for each prompt; a rollout is a list of texts (its outputs) or (texts, masks).
     """
-    from transfer_queue import KVBatchMeta
-    from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
-
     worker = worker_of(manager, AgentLoopWorkerTQ.__ray_metadata__.modified_class)
     keys = []
     for rollouts in prompts:
@@ -34,10 +34,7 @@ def filled(manager, prompts):
 
 
 def trainer_of(config, mode="sync"):
-    from verl.trainer.ppo.v1 import get_trainer_cls
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         return get_trainer_cls(mode)(config=config)
 
 

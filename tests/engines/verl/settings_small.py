@@ -31,9 +31,7 @@ def overrides_of(settings):
             continue
         old = next((old for old in RENAMED if name.startswith(old) and not name.startswith("reward_model.rollout")), None)
         renamed = name if old is None else RENAMED[old] + name.removeprefix(old)
-        if renamed == "reward.reward_manager":
-            renamed = "reward.reward_manager.name"
-        pairs[renamed] = value
+        pairs["reward.reward_manager.name" if renamed == "reward.reward_manager" else renamed] = value
     critic = settings["algorithm.adv_estimator"] == "gae"
     if critic:
         pairs |= {"critic.enable": "True", "critic.model.path": "critic"}
@@ -48,10 +46,8 @@ def check(folder, settings):
     """The error of our check for a script's settings; None if it takes them."""
     overrides, recipe = overrides_of(settings)
     config = config_of(folder, *overrides, recipe=recipe, plain=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
+    try:
+        with warnings.catch_warnings(action="ignore"):
             prepare(config)
-        except SpanwiseError as error:
-            return str(error)
-    return None
+    except SpanwiseError as error:
+        return str(error)

@@ -16,22 +16,12 @@ from tokenizers_small import byte_level
 
 TOKENIZER = byte_level()
 VOCABULARY = Vocabulary.from_tokenizer(TOKENIZER)
-SCHEME = Scheme.preset(
-    "bae",
-    Layout({"solution": ["answer"], "confidence": ["confidence"]}),
-    objectives=[
-        Objective("correct", pays="solution", if_missing=0.0),
-        Objective("brier", pays="confidence", given="correct", baseline="outcome", if_missing=-1.0),
-    ],
-)
-BY_TURN = Scheme("bae", SCHEME.layout, [Objective("correct", pays="solution", scope="turn")])
-TEXTS = [
-    "<answer>4</answer><confidence>0.9</confidence>",
-    "<answer>5</answer><confidence>0.9</confidence>",
-    "<answer>4</answer>",
-    "<answer>4</answer><confidence>high</confidence>",
-    "So",
-]
+LAYOUT = Layout({"solution": ["answer"], "confidence": ["confidence"]})
+BRIER = Objective("brier", pays="confidence", given="correct", baseline="outcome", if_missing=-1.0)
+SCHEME = Scheme.preset("bae", LAYOUT, objectives=[Objective("correct", pays="solution", if_missing=0.0), BRIER])
+BY_TURN = Scheme("bae", LAYOUT, [Objective("correct", pays="solution", scope="turn")])
+RIGHT, SURE = "<answer>4</answer>", "<confidence>0.9</confidence>"
+TEXTS = [RIGHT + SURE, f"<answer>5</answer>{SURE}", RIGHT, f"{RIGHT}<confidence>high</confidence>", "So"]
 
 
 def test_a_batch_of_turns_without_any_sampled_token_gets_nothing():
@@ -48,9 +38,8 @@ def test_a_batch_of_turns_without_any_sampled_token_gets_nothing():
 
 def batch_of(*texts):
     """The outputs of one rollout, or the rollouts of one prompt."""
-    return Batch.jagged(
-        [TOKENIZER(text)["input_ids"] for text in texts], [0] * len(texts), columns={"answer": ["4"] * len(texts)}
-    )
+    ids = [TOKENIZER(text)["input_ids"] for text in texts]
+    return Batch.jagged(ids, [0] * len(ids), columns={"answer": ["4"] * len(ids)})
 
 
 def packed(*texts, scheme=SCHEME, **more):
@@ -90,10 +79,7 @@ def test_shares_of_a_batch_get_what_the_whole_batch_gets(turns, tokens):
     """Groups, outputs of a rollout and turns may lie in different shares; padding and rejected tokens are in one of them."""
     scheme = BY_TURN if turns else SCHEME
     ids = [TOKENIZER(text)["input_ids"] for text in (*TEXTS, *TEXTS)]
-    sampled = [
-        [not 2 <= t < 5 for t in range(len(ids_t))] if turns and n % 2 else [True] * len(ids_t)
-        for n, ids_t in enumerate(ids)
-    ]
+    sampled = [[not (turns and n % 2 and 2 <= t < 5) for t in range(len(ids_t))] for n, ids_t in enumerate(ids)]
     texts = []
     for rows in (*([n] for n in range(8)), [8, 9]):  # the last rollout has two outputs
         columns = {"answer": ["4"] * len(rows)}
@@ -135,13 +121,8 @@ def test_a_state_whose_text_may_differ_where_it_is_equal_is_refused(state):
         packed(TEXTS[0], anchor=[state])
 
 
-PPO = Scheme.preset(
-    "gae",
-    Layout({"all": ["answer", "confidence"]}),
-    objectives=[Objective("correct", pays="all"), Objective("brier", pays="all", given="correct")],
-    lam=0.5,
-    per=1.0,
-)
+BOTH = [Objective("correct", pays="all"), Objective("brier", pays="all", given="correct")]
+PPO = Scheme.preset("gae", Layout({"all": ["answer", "confidence"]}), objectives=BOTH, lam=0.5, per=1.0)
 SURE_AND_WRONG, SURE_AND_RIGHT = (f"<answer>{digit}</answer><confidence>1</confidence>" for digit in (5, 4))
 
 
@@ -163,7 +144,7 @@ def test_a_rejected_token_gets_nothing_and_is_still_read_and_run_over(critic):
     assert not critic or torch.equal(rejected.return_nt, torch.where(fewer_nt, full.return_nt, 0.0))
 
 
-def test_padding_is_no_completion_of_a_critic():
+def test_padding_is_no_completion_of_a_critic_and_one_that_has_diverged_stops_the_run():
     rows, mask_nt = critic_rows(SURE_AND_WRONG, SURE_AND_RIGHT, SURE_AND_WRONG)
     mask_nt[2] = False
     rows.tokens["value_nt"][2] = torch.nan
@@ -173,13 +154,9 @@ def test_padding_is_no_completion_of_a_critic():
     assert torch.equal(padded.return_nt[:2], unpadded.return_nt)
     assert torch.equal(padded.adv_nt[:2], unpadded.adv_nt)
     assert not padded.return_nt[2].any()
-
-
-def test_a_critic_that_has_diverged_stops_the_run():
-    rows, mask_nt = critic_rows(SURE_AND_WRONG, SURE_AND_RIGHT)
-    rows.tokens["value_nt"][1, 2] = torch.nan
+    pair.tokens["value_nt"][1, 2] = torch.nan  # a critic that has diverged stops the run
     with pytest.raises(RewardError, match="value"):
-        credited(rows, ["u"] * 2, mask_nt, Step(PPO))
+        credited(pair, ["u"] * 2, mask_nt[:2], Step(PPO))
 
 
 def test_a_rollout_of_several_outputs_is_no_sequence():

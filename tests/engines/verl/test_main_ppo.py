@@ -7,6 +7,8 @@ credit computed from the rollouts that verl dumped.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -26,14 +28,9 @@ pytestmark = pytest.mark.timeout(900)
 LATE = ("colocate_async", "separate_async")
 WITH_CRITIC = [name for name, (_, _, has_critic) in RUNS.items() if has_critic]
 LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]})
-PAIR = (
-    Objective("correct", pays=("solution",), if_missing=0.0),
-    Objective("brier", pays=("confidence",), given="correct", if_missing=-1.0),
-)
-STRATA = (
-    Objective("correct", pays=("solution",), baseline="group", if_missing=0.0),
-    Objective("brier", pays=("confidence",), given="correct", baseline="outcome", if_missing=-1.0),
-)
+CORRECT = Objective("correct", pays=("solution",), if_missing=0.0)
+PAIR = CORRECT, Objective("brier", pays=("confidence",), given="correct", if_missing=-1.0)
+STRATA = tuple(replace(one, baseline=baseline) for one, baseline in zip(PAIR, ("group", "outcome"), strict=True))
 PAID = (
     Objective("environment", pays=("solution", "confidence"), baseline="group"),
     Objective("environment", name="nines", pays=("confidence",), baseline="group", options={"column": "nines"}),

@@ -28,11 +28,8 @@ def test_grpo_on_the_sum():
 
 
 def test_gdpo():
-    found_nt, _ = core_algos.compute_gdpo_outcome_advantage(
-        torch.zeros(4, 1),
-        *GROUP,
-        config=OmegaConf.create({"gdpo_reward_keys": ["right", "brier"]}),
-        non_tensor_batch={"right": RIGHT.numpy(), "brier": BRIER.numpy()},
-        batch={"prompts": torch.zeros(4, 1), "attention_mask": torch.ones(4, 2).long()},
-    )
+    rewards = {"right": RIGHT.numpy(), "brier": BRIER.numpy()}
+    batch = {"prompts": torch.zeros(4, 1), "attention_mask": torch.ones(4, 2).long()}
+    more = {"config": OmegaConf.create({"gdpo_reward_keys": [*rewards]}), "non_tensor_batch": rewards, "batch": batch}
+    found_nt, _ = core_algos.compute_gdpo_outcome_advantage(torch.zeros(4, 1), *GROUP, **more)
     assert found_nt[:, 0].tolist() == pytest.approx(row("GDPO: TRL's `normalize_then_sum`, verl's `gdpo`"), abs=0.006)

@@ -5,6 +5,7 @@ from contracts import Needed, check
 V1, V0 = "verl.trainer.ppo.v1:PPOTrainer", "verl.trainer.ppo.ray_trainer:RayPPOTrainer"
 REWARDS = "verl.experimental.reward_loop.reward_manager.base:RewardManagerBase"
 LOOP = "verl.experimental.agent_loop.agent_loop:AgentLoopWorker"
+AVERAGES = '"token-mean"', '"seq-mean-token-sum"', '"seq-mean-token-mean"'
 NAMES = [
     # What is wrapped: the trainers of V1 and V0, and the agent loop.
     *(Needed(f"{trainer}.__init__", ("config",)) for trainer in (V1, V0)),
@@ -35,11 +36,7 @@ NAMES = [
     # What is read: the length of each output of a rollout, whose prompts verl pads with the responses.
     Needed(f"{LOOP}._compute_score", says=('"response_len"',)),
     # What is undone: how the loss averages.
-    Needed(
-        "verl.trainer.ppo.core_algos:agg_loss",
-        ("loss_mat", "loss_mask", "loss_agg_mode"),
-        ('"token-mean"', '"seq-mean-token-sum"', '"seq-mean-token-mean"'),
-    ),
+    Needed("verl.trainer.ppo.core_algos:agg_loss", ("loss_mat", "loss_mask", "loss_agg_mode"), AVERAGES),
     # A group is dropped if a number of the reward manager is the same for all.
     Needed(
         "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer._dapo_filtered_keys",

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -76,9 +77,8 @@ def credited(tmp_path, queue):
     put(batch, old_log_probs=old)
     metrics = {}
     trainer._compute_advantage(batch, metrics)
-    return SimpleNamespace(
-        config=config, model=model, trainer=trainer, manager=manager, batch=batch, rows=rows, old=old, metrics=metrics
-    )
+    parts = {"config": config, "model": model, "trainer": trainer, "manager": manager}
+    return SimpleNamespace(**parts, batch=batch, rows=rows, old=old, metrics=metrics)
 
 
 def by_hand(case):
@@ -94,7 +94,7 @@ def by_hand(case):
     return ids, score_n, batch
 
 
-def test_what_ended_has_one_more_token_and_no_other(credited):
+def test_what_ended_has_one_more_token_and_the_advantages_are_those_of_the_pipeline(credited):
     token, end = credited.trainer.spanwise.parts["laser"].token, credited.manager.tokenizer.eos_token_id
     for n, (ids, mask) in enumerate(zip(credited.rows["responses"], credited.rows["response_mask"], strict=True)):
         if n == CUT:
@@ -106,6 +106,17 @@ def test_what_ended_has_one_more_token_and_no_other(credited):
         whole = credited.rows["prompts"][n] + ids
         assert credited.rows["input_ids"][n] == whole
         assert credited.rows["position_ids"][n] == list(range(len(whole)))
+    ids, score_n, batch = by_hand(credited)
+    assert score_n.isnan().tolist() == [False, False, True, False, False]
+    scheme, reading = credited.manager.scheme, read(batch, credited.manager.scheme, credited.manager.vocabulary)
+    batches = (replace(batch, score_n=scores) for scores in (None, score_n))
+    plain_nt, mixed_nt = (advantages(credit_batch(reading, one, scheme), reading.spans, scheme) for one in batches)
+    assert not torch.allclose(plain_nt, mixed_nt, atol=1e-3)
+    for row, expected_t, reply in zip(advantages_of(credited.batch), mixed_nt, ids, strict=True):
+        torch.testing.assert_close(row[: len(reply)], expected_t[: len(reply)], atol=1e-6, rtol=1e-5)
+    assert 0 <= credited.metrics["laser/accuracy"] <= 1
+    assert credited.metrics["laser/loss"] > 0
+    assert credited.config.actor_rollout_ref.actor.policy_loss.loss_mode in POLICY_LOSS_REGISTRY
 
 
 def test_validation_is_left_alone(tmp_path):
@@ -120,23 +131,6 @@ def test_validation_is_left_alone(tmp_path):
     assert outputs[True].response_mask == [1, 1]
     assert outputs[False].response_ids == [5, tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|z|>")]
     assert outputs[False].response_logprobs == [-0.5, -0.25, 0.0]
-
-
-def test_the_advantages_are_those_of_the_pipeline(credited):
-    ids, score_n, batch = by_hand(credited)
-    assert score_n.isnan().tolist() == [False, False, True, False, False]
-    scheme, manager = credited.manager.scheme, credited.manager
-    reading = read(batch, scheme, manager.vocabulary)
-    expected = {}
-    for name, scores in {"plain": None, "mixed": score_n}.items():
-        with_scores = Batch(batch.group_n, mask_nt=batch.mask_nt, score_n=scores)
-        expected[name] = advantages(credit_batch(reading, with_scores, scheme), reading.spans, scheme)
-    assert not torch.allclose(expected["plain"], expected["mixed"], atol=1e-3)
-    for n, (row, reply) in enumerate(zip(advantages_of(credited.batch), ids, strict=True)):
-        torch.testing.assert_close(row[: len(reply)], expected["mixed"][n, : len(reply)], atol=1e-6, rtol=1e-5)
-    assert 0 <= credited.metrics["laser/accuracy"] <= 1
-    assert credited.metrics["laser/loss"] > 0
-    assert credited.config.actor_rollout_ref.actor.policy_loss.loss_mode in POLICY_LOSS_REGISTRY
 
 
 def loss_of(case, rows, old, adv, mode):

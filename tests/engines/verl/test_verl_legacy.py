@@ -2,6 +2,8 @@
 
 import pytest
 from legacy_small import batch_of, credited, trainer_of
+from verl.trainer.ppo.core_algos import agg_loss
+from verl.workers.utils.padding import left_right_2_no_padding
 from verl_small import TEXT, V0, WHOLE, config_of, manager_of
 
 from spanwise import RecipeError
@@ -29,19 +31,13 @@ def test_an_agent_loop_that_scores_itself_is_refused(config):
     trainer_of(config)
     batch = batch_of(manager_of(config), PROMPTS)
     del batch.non_tensor_batch["spanwise"]
-    with pytest.raises(
-        RecipeError,
-        match="The agent loop scored row 0 itself, so spanwise's reward manager did not, and the row has no blocks",
-    ):
+    with pytest.raises(RecipeError, match="The agent loop scored row 0 itself"):
         credited(config, batch)
 
 
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
 def test_verl_divides_by_the_tokens_that_rejection_left(tmp_path, mode):
     """At a ratio of 1 verl's loss is the mean over rollouts of the sum of their advantages, without rejected tokens."""
-    from verl.trainer.ppo.core_algos import agg_loss
-    from verl.workers.utils.padding import left_right_2_no_padding
-
     config = config_of(tmp_path, *V0, f"actor_rollout_ref.actor.loss_agg_mode={mode}", recipe=WHOLE)
     trainer_of(config)
     batch = batch_of(manager_of(config), [("a", f"<answer>{digit}</answer>") for digit in (4, 5, 5)])

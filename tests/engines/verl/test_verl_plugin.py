@@ -7,8 +7,12 @@ import sys
 from importlib.metadata import entry_points
 
 import pytest
+import verl
+from verl.trainer.ppo import core_algos
+from verl.trainer.ppo.v1 import get_trainer_cls
 
 from packages_small import package
+from spanwise.engines.verl import estimators, plugin
 
 
 def process(*words, **environment):
@@ -23,7 +27,6 @@ def python(code, **environment):
 
 
 def doctor(path=None, **settings):
-    """`spanwise doctor` beside a real verl."""
     return process("-m", "spanwise.commands.doctor", **({"PYTHONPATH": path} if path else {}), **settings)
 
 
@@ -31,31 +34,16 @@ NAMES = "from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY as r; pr
 OFF = {"VERL_USE_EXTERNAL_PLUGINS": "none"}
 
 
-@pytest.fixture(scope="module")
-def printed():
-    """What two processes print: heavy modules that `import verl` loads, our names; one imports ours late."""
+def test_verl_registers_it_by_itself_and_it_is_light_and_without_entry_points_it_is_imported_late():
+    """The plug-in imports none of verl's trainers in a process that does not need them."""
     heavy = "'verl.trainer', 'verl.exp', 'transformers'"
     code = f"import verl, sys\nprint([m for m in sys.modules if m.startswith(({heavy}))])\n{NAMES}"
-    return python(code), python(f"{code}\nimport spanwise.engines.verl.plugin\n{NAMES}", **OFF)
-
-
-def test_verl_registers_it_by_itself_and_it_is_light(printed):
-    """The plug-in imports none of verl's trainers in a process that does not need them."""
-    assert "'spanwise_grpo'" in printed[0][1]
-    assert printed[0][0] == printed[1][0]
-
-
-def test_without_entry_points_too(printed):
-    """If plug-ins are switched off, the module may be imported late."""
-    assert printed[1][1:] == ["[]", printed[0][1]]
+    modules, names = python(code)
+    assert "'spanwise_grpo'" in names
+    assert python(f"{code}\nimport spanwise.engines.verl.plugin\n{NAMES}", **OFF) == [modules, "[]", names]
 
 
 def test_registering_again_is_free():
-    from verl.trainer.ppo import core_algos
-    from verl.trainer.ppo.v1 import get_trainer_cls
-
-    from spanwise.engines.verl import plugin
-
     before = dict(core_algos.ADV_ESTIMATOR_REGISTRY), get_trainer_cls("sync"), len(sys.meta_path)
     plugin.register()
     assert (dict(core_algos.ADV_ESTIMATOR_REGISTRY), get_trainer_cls("sync"), len(sys.meta_path)) == before
@@ -63,10 +51,6 @@ def test_registering_again_is_free():
 
 
 def test_another_version_is_named(monkeypatch, capsys):
-    import verl
-
-    from spanwise.engines.verl import plugin
-
     monkeypatch.setattr(verl, "__version__", "0.10.0.dev0")
     with pytest.warns(UserWarning, match=r"tested with verl >=0.9,<0.10, but you use verl 0.10.0.dev0"):
         plugin.register()
@@ -74,19 +58,12 @@ def test_another_version_is_named(monkeypatch, capsys):
 
 
 def test_a_part_that_fails_says_so_and_verl_goes_on(monkeypatch, capsys):
-    from verl.trainer.ppo import core_algos
-
-    from spanwise.engines.verl import estimators, plugin
-
     def broken(module):
         raise AttributeError("no such thing in this verl")
 
     monkeypatch.setattr(estimators, "attach", broken)
     monkeypatch.setattr(plugin, "FAULTS", {})
-    with pytest.warns(
-        UserWarning,
-        match=r"attach its part 'estimators' to verl.trainer.ppo.core_algos, and runs without this part: .*no such thing",
-    ):
+    with pytest.warns(UserWarning, match=r"'estimators' to verl.trainer.ppo.core_algos, and runs without .*no such thing"):
         plugin.register()
     assert plugin.FAULTS == {"estimators": "AttributeError: no such thing in this verl"}
     assert "no such thing" in capsys.readouterr().err
@@ -104,10 +81,7 @@ def test_a_plug_in_that_verl_swallows_is_heard_and_without_it_nothing_is_wrong(t
     path = package(tmp_path, "early_plugin", code, entry_points={"verl.plugins": "early = early_plugin"})
     broken = doctor(path)
     assert broken.returncode == 1
-    assert (
-        "verl's plug-in 'early' fails, and verl does not report the error: RuntimeError: verl is not whole yet"
-        in broken.stdout
-    )
+    assert "'early' fails, and verl does not report the error: RuntimeError: verl is not whole yet" in broken.stdout
     whole = doctor(path, VERL_USE_EXTERNAL_PLUGINS="spanwise")
     assert whole.returncode == 0, whole.stdout
     assert "not whole" not in whole.stdout

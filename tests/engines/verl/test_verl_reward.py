@@ -23,14 +23,12 @@ def manager(tmp_path_factory):
 
 
 def prepared(*where, **options):
-    """The manager of a configuration as verl's reward workers find it."""
     config = config_of(*where, **options)
     prepare(config)
     return manager_of(config)
 
 
 def read_alone(manager, text, **row):
-    """The output of a rollout with one text, scored."""
     return scored(manager, outputs_of(manager.tokenizer, [text]), **row)[0]
 
 
@@ -44,7 +42,6 @@ def filtered_by(metric):
 
 
 def with_function(folder, body, **options):
-    """The manager of a run that names a reward function in verl's signature."""
     (folder / "mine.py").write_text(f"def score(data_source, solution_str, ground_truth, extra_info):\n    return {body}\n")
     function = "reward.custom_reward_function."
     return prepared(folder, f"{function}path={folder / 'mine.py'}", f"{function}name=score", **options)
@@ -112,10 +109,8 @@ def test_a_reward_of_turns_is_logged_as_their_mean(tmp_path):
 def test_a_group_is_dropped_only_if_no_turn_can_get_credit(tmp_path, recipe):
     """verl drops a group whose marks are equal numbers; a group with NaN stays."""
     manager = prepared(tmp_path, *filtered_by("any_reward"), recipe=recipe)
-    all_wrong, longer, mixed, right = (
-        float(info_of(read_turns(manager, *turns))["any_reward"])
-        for turns in ((WRONG, WRONG), (WRONG, WRONG, WRONG), (RIGHT, WRONG), (RIGHT, RIGHT))
-    )
+    talks = (WRONG, WRONG), (WRONG, WRONG, WRONG), (RIGHT, WRONG), (RIGHT, RIGHT)
+    all_wrong, longer, mixed, right = (float(info_of(read_turns(manager, *talk))["any_reward"]) for talk in talks)
     assert all_wrong == longer != right
     assert math.isnan(mixed)  # two such rollouts: a right turn is above the mean, a wrong one below
     assert math.isnan(right) == ("gigpo" in recipe)  # its first turn has more reward to come than its second

@@ -12,6 +12,7 @@ from spanwise.engines.verl.settings import prepare
 from spanwise.errors import RecipeError
 
 ACTOR = "actor_rollout_ref.actor."
+LOSS = f"{ACTOR}policy_loss.loss_mode="
 REFUSED = {
     "algorithm.use_kl_in_reward=True": "is True. .*actor.use_kl_loss=True.*Leave .* at False",
     "critic.enable=True": "critic.enable asks for a critic, but .* needs no critic",
@@ -19,11 +20,8 @@ REFUSED = {
     "reward.custom_reward_function.path=mine.py": r"No objective uses .* mine.py\. Add \{reward: environment",
     "reward.reward_manager.name=dapo": r"No objective uses .* dapo\. Add \{reward: environment",
     "reward.reward_model.enable=True": "only to reward.custom_reward_function",
-    **{
-        f"{ACTOR}policy_loss.loss_mode={mode}": f"'{mode}', a token's weight depends on more than"
-        for mode in ("geo_mean", "clip_cov", "kl_cov", "dro")
-    },
-    f"{ACTOR}policy_loss.loss_mode=sapo": "Use actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
+    **{f"{LOSS}{mode}": f"'{mode}', a token's weight depends on" for mode in ("geo_mean", "clip_cov", "kl_cov", "dro")},
+    f"{LOSS}sapo": "Use actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
     f"{ACTOR}loss_agg_mode=seq-mean-token-sum-norm": "loss_scale_factor to the length",
     f"{ACTOR}loss_agg_mode=mean": "no loss_agg_mode",
 }
@@ -45,7 +43,7 @@ def test_a_result_that_is_paid_must_not_stand_in_the_place_of_the_gold_answer(tm
     prepare(config_of(tmp_path, function, recipe=recipe % "mine"))
 
 
-@pytest.mark.parametrize("more", ["data.train_batch_size=8", f"{ACTOR}policy_loss.loss_mode=sapo"])
+@pytest.mark.parametrize("more", ["data.train_batch_size=8", f"{LOSS}sapo"])
 def test_token_mean_gives_way_where_it_cannot_be_undone_and_the_critic_keeps_it(tmp_path, more):
     mode = f"{ACTOR}loss_agg_mode=token-mean"
     config = config_of(tmp_path, mode)
@@ -98,20 +96,15 @@ WAITS, MODEL = "critic: {policy_training_start_step: 20}\n", "reward: reward_mod
 POOL, PAID = "reward.reward_model.enable_resource_pool", "- {reward: environment, pays: [b]}\n"
 VERLS_MODEL = ["reward.reward_model.enable=True", "reward.custom_reward_function.path=mine.py"]
 FUNCTION, BY_TURN = VERLS_MODEL[1:], "- {{reward: environment, scope: turn, pays: [b]{}}}\n"
-TOOL = ", options: {column: tool}"
+TOOL, UNSCALED = ", options: {column: tool}", ["algorithm.norm_adv_by_std_in_grpo=False"]
 #: The method, more of the recipe, overrides, and the answer; None: it runs.
 WITH_RECIPE = {
     "no critic": ("gae", "", [], "'gae' needs .*critic.enable=True"),
     # The same file as in TRL: 20 steps of the critic alone are those before verl's step 21.
     "the policy waits": ("gae", WAITS, [ON, "trainer.critic_warmup=21"], None),
     "the policy waits too short": ("gae", WAITS, [ON, "trainer.critic_warmup=20"], "Set trainer.critic_warmup to 21"),
-    "no deviation, bae": ("bae", "", ["algorithm.norm_adv_by_std_in_grpo=False"], None),
-    "no deviation, grpo": (
-        "grpo",
-        "",
-        ["algorithm.norm_adv_by_std_in_grpo=False"],
-        "use dr_grpo in place of any of grpo, dcpo",
-    ),
+    "no deviation, bae": ("bae", "", UNSCALED, None),
+    "no deviation, grpo": ("grpo", "", UNSCALED, "use dr_grpo in place of any of grpo, dcpo"),
     "rejection inside the loss": ("bae", "", REJECTION, None),
     "rejection of rows' tokens": ("bae", "", [*REJECTION, ROWS], "rollout_rs"),
     # A function or a manager knows a whole rollout; each turn's number can only come from an agent loop.
@@ -149,10 +142,7 @@ def test_a_run_that_ends_before_the_policy_trains_is_warned_of(tmp_path, method,
     """verl's first update of the policy is in step 21, with or without a critic."""
     config = config_of(tmp_path, f"critic.enable={on}", "trainer.critic_warmup=21", recipe=GAE.format(method, "a", more))
     run = prepare(config)
-    with (
-        pytest.warns(UserWarning, match="step 21.* has 20"),
-        run.training(SimpleNamespace(total_training_steps=20)),
-    ):
+    with pytest.warns(UserWarning, match="step 21.* has 20"), run.training(SimpleNamespace(total_training_steps=20)):
         pass
     with run.training(SimpleNamespace(total_training_steps=21)):  # warnings are errors here
         pass
@@ -180,7 +170,7 @@ SAID = {
     "recipe": (ON, IDLE, "ignores the recipe's critic.learning_rate, steps and uses"),
     "alone": ("actor_rollout_ref.rollout.n=1", RECIPE, "a prompt has no two completions to compare"),
     "entropy": (f"{ACTOR}entropy_coeff=0.01", RECIPE, "both weigh more in longer"),
-    "dppo": (f"{ACTOR}policy_loss.loss_mode=dppo_tv", RECIPE, "instead of 3, that of PPO"),
+    "dppo": (f"{LOSS}dppo_tv", RECIPE, "instead of 3, that of PPO"),
 }
 
 
@@ -197,7 +187,7 @@ def test_nothing_is_said_of_one_rollout_beside_a_critic_or_a_mean_of_the_batch_a
     tmp_path, capsys, method, enabled
 ):
     recipe = GAE.format(method, "a", "").replace("pays: [a]", "pays: [a]" if enabled else "pays: [a], baseline: batch")
-    dppo = f"{ACTOR}policy_loss.loss_mode=dppo_tv", f"{ACTOR}clip_ratio_c=20"
+    dppo = f"{LOSS}dppo_tv", f"{ACTOR}clip_ratio_c=20"
     prepare(config_of(tmp_path, f"critic.enable={enabled}", "actor_rollout_ref.rollout.n=1", *dppo, recipe=recipe))
     assert "spanwise" not in capsys.readouterr().err  # and warnings are errors here
 

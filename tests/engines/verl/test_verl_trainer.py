@@ -7,7 +7,13 @@ import pytest
 import torch
 import transfer_queue as tq
 from queue_small import advantages_of, fetch, filled, made, put, trainer_of
+from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
+from verl.trainer.ppo.v1 import get_trainer_cls
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.trainer.ppo.v1.utils import MetricsAggregator
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl_small import TEXT, WHOLE, config_of
 
 import spanwise.engines.verl.trainer as trainer_module
@@ -77,8 +83,6 @@ def test_a_rollout_of_several_outputs_has_one_vote(tmp_path):
 def test_an_agent_loop_that_scores_itself_is_refused(tmp_path):
     trainer, manager = made(tmp_path)
     batch = filled(manager, [[RIGHT]])
-    from verl.utils.tensordict_utils import list_of_dict_to_tensordict
-
     tq.kv_batch_put(keys=batch.keys, partition_id="train", fields=list_of_dict_to_tensordict([{"extra_fields": {}}]))
     with pytest.raises(RecipeError, match="The agent loop scored row 0 itself"):
         trainer._compute_advantage(batch, {})
@@ -86,9 +90,6 @@ def test_an_agent_loop_that_scores_itself_is_refused(tmp_path):
 
 def test_a_reader_that_did_not_know_the_mask_is_caught(tmp_path, monkeypatch):
     """Without the mask tool output would count as the model's, so training is refused."""
-    from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
-    from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
-
     actor = AgentLoopWorkerTQ.__ray_metadata__.modified_class
     monkeypatch.setattr(actor, "_compute_score", AgentLoopWorker._compute_score.__wrapped__)
     trainer, manager = made(tmp_path, recipe=WHOLE)
@@ -99,8 +100,6 @@ def test_a_reader_that_did_not_know_the_mask_is_caught(tmp_path, monkeypatch):
 
 def test_verls_own_estimators_run_as_before(tmp_path):
     """A run that does not name spanwise is trained by verl alone."""
-    from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
-
     trainer = trainer_of(config_of(tmp_path, name="rloo"))
     assert type(trainer) is PPOTrainerSync
     _, manager = made(tmp_path)
@@ -112,8 +111,6 @@ def test_verls_own_estimators_run_as_before(tmp_path):
 
 @pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
 def test_every_mode_is_made_ours_by_the_name_of_the_estimator(tmp_path, mode):
-    from verl.trainer.ppo.v1 import get_trainer_cls
-
     rollout = "actor_rollout_ref.rollout."
     apart = [f"{rollout}nnodes=1", f"{rollout}n_gpus_per_node=1", f"{rollout}checkpoint_engine.backend=nccl"]
     more = [*apart, "data.train_batch_size=8"] if mode == "separate_async" else []
@@ -140,8 +137,7 @@ def test_rollouts_that_verl_went_on_without_are_counted(tmp_path):
     for prompts, expected in (([group, group], []), ([group, group[1:]], ["1 of 8"]), ([group], ["4 of 8"])):
         trainer, manager = made(tmp_path, recipe=WHOLE)
         batch = filled(manager, prompts)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with warnings.catch_warnings(record=True, action="always") as caught:
             trainer._compute_advantage(batch, {})
             trainer._compute_advantage(batch, {})  # said once
         said = [str(warning.message) for warning in caught if "Error in _run_prompt" in str(warning.message)]
@@ -149,10 +145,7 @@ def test_rollouts_that_verl_went_on_without_are_counted(tmp_path):
 
 
 def test_prompts_that_verl_replaced_are_counted(tmp_path):
-    """The asynchronous modes sample other prompts instead of those with an error, and log how many in the step's metrics.
-
-    Some are replaced before the step's first batch is sampled, so that no batch's own metrics count them.
-    """
+    """Some are replaced before the step's first batch is sampled, so that no batch's own metrics count them."""
     trainer, manager = made(tmp_path, recipe=WHOLE)
     trainer.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 1)
     batch = filled(manager, [[RIGHT, WRONG] * 2] * 2)
@@ -169,8 +162,6 @@ def test_prompts_that_verl_replaced_are_counted(tmp_path):
 
 def test_verl_joins_metrics_of_blocks_by_their_mean_whatever_they_are_called():
     """verl takes sums, minima and maxima of names that hold these words: of `summary`, `terminal` and `maximal`, too."""
-    from verl.trainer.ppo.v1.utils import MetricsAggregator
-
     joined, blocks = MetricsAggregator(), ("summary", "terminal", "maximal", "answer")
     for value, count in ((1.0, 1), (3.0, 3)):
         joined.add_step_metrics({f"credit/{block}/mean_abs": value for block in blocks} | {"loss/sum": value}, count)

@@ -30,15 +30,9 @@ def reduced(adv_nt, mask_nt, mode, mini_batch, micro, ranks):
         for rank in range(ranks):
             for part in rows[rank::ranks].split(micro):
                 longest = int(mask_nt[part].sum(dim=1).max().clamp(min=1))  # a micro-batch is padded to its own longest
-                loss = agg_loss(
-                    loss_mat=-adv_nt[part, :longest],
-                    loss_mask=mask_nt[part, :longest].bool(),
-                    loss_agg_mode=mode,
-                    dp_size=ranks,
-                    batch_num_tokens=int(mask_nt[rows].sum()),
-                    global_batch_size=mini_batch,
-                    loss_scale_factor=9 if mode == "seq-mean-token-sum-norm" else None,
-                )
+                sizes = {"dp_size": ranks, "batch_num_tokens": int(mask_nt[rows].sum()), "global_batch_size": mini_batch}
+                sizes["loss_scale_factor"] = 9 if mode == "seq-mean-token-sum-norm" else None
+                loss = agg_loss(-adv_nt[part, :longest], mask_nt[part, :longest].bool(), mode, **sizes)
                 total += float(loss) / ranks
     return total / (ROWS // mini_batch)  # the mean over optimiser steps
 

@@ -5,6 +5,13 @@ import warnings
 from functools import cache
 
 import numpy as np
+from hydra import compose, initialize_config_module
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput, AgentLoopWorker
+from verl.trainer.ppo.reward import load_reward_manager
+from verl.utils import hf_tokenizer
+from verl.workers.config import FSDPActorConfig
 
 from tokenizers_small import byte_level
 
@@ -25,28 +32,18 @@ ROW = {"data_source": "small", "reward_model": {"ground_truth": "4"}, "extra_inf
 
 
 def actor_config(**more):
-    """verl's configuration of an actor, as its losses take it."""
-    from verl.workers.config import FSDPActorConfig
-
     return FSDPActorConfig(**{"strategy": "fsdp", "rollout_n": 1, "ppo_micro_batch_size_per_gpu": 1, **more})
 
 
 @cache
 def _defaults():
     """verl's own configuration as Hydra composes it, pickled: to load it takes a hundredth of the time of a deep copy."""
-    from hydra import compose, initialize_config_module
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with initialize_config_module("verl.trainer.config", version_base=None):
-            return pickle.dumps(compose("ppo_trainer"))
+    with warnings.catch_warnings(action="ignore"), initialize_config_module("verl.trainer.config", version_base=None):
+        return pickle.dumps(compose("ppo_trainer"))
 
 
 def config_of(folder, *overrides, recipe=RECIPE, name="spanwise", plain=False):
     """verl's real configuration with Hydra's overrides, a recipe and a tokenizer; `plain`: with verl's own defaults."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from omegaconf import OmegaConf
-
     path = folder / "recipe.yaml"
     path.write_text(recipe)
     if not (folder / "model").is_dir():
@@ -55,10 +52,10 @@ def config_of(folder, *overrides, recipe=RECIPE, name="spanwise", plain=False):
         tokenizer.save_pretrained(folder / "model")
     needed = [
         f"algorithm.adv_estimator={name}",
-        *([f"+algorithm.spanwise.recipe={path}"] if name == "spanwise" else []),
         f"actor_rollout_ref.model.path={folder / 'model'}",
         "trainer.n_gpus_per_node=1",
     ]
+    needed += [f"+algorithm.spanwise.recipe={path}"] if name == "spanwise" else []
     small = [
         "actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.n=4",
         "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum", "actor_rollout_ref.actor.ppo_mini_batch_size=2",
@@ -72,10 +69,6 @@ def config_of(folder, *overrides, recipe=RECIPE, name="spanwise", plain=False):
 
 
 def manager_of(config):
-    """The reward manager as verl's reward workers load it."""
-    from verl.trainer.ppo.reward import load_reward_manager
-    from verl.utils import hf_tokenizer
-
     return load_reward_manager(config, hf_tokenizer(config.actor_rollout_ref.model.path), reward_router_address=None)
 
 
@@ -91,9 +84,6 @@ class Handle:
 
 
 def outputs_of(tokenizer, texts, masks=None, **extra):
-    """One `AgentLoopOutput` per text."""
-    from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
-
     outputs = []
     for n, text in enumerate(texts):
         ids = tokenizer(text, add_special_tokens=False)["input_ids"] if isinstance(text, str) else text
@@ -115,11 +105,8 @@ async def scoring(manager, outputs, **row):
     await worker_of(manager)._compute_score(outputs, kwargs={name: _one(value) for name, value in fields.items()})
 
 
-def worker_of(manager, kind=None, **more):
+def worker_of(manager, kind=AgentLoopWorker, **more):
     """verl's agent loop worker, made and not run, beside one reward worker."""
-    from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
-
-    kind = kind or AgentLoopWorker
     worker = kind.__new__(kind)
     usual = {"processor": None, "mm_processor_kwargs": {}, "distillation_enabled": False, "config": manager.config}
     vars(worker).update({**usual, "reward_loop_worker_handles": [Handle(manager)], **more})

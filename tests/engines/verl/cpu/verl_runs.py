@@ -100,7 +100,6 @@ RUNS = {
 
 
 def whole(name, folder):
-    """The run of this name, finished, in a folder."""
     recipe, more, has_critic = RUNS[name]
     write_task(folder, digits_task("easy", train_size=3 * STEPS * PROMPTS, eval_size=8))
     (folder / "recipe.yaml").write_text(recipe)
