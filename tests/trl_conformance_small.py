@@ -68,11 +68,10 @@ def assert_defined(run, group):
         assert not values_t[length:].any()
 
 
-def gradient(group, *, unlearned=()):
+def gradient(group):
     """The gradient of minus the mean over rollouts of the sum over tokens of advantage, which the file has, times ratio."""
     model, total = policy(), 0.0
-    for n, (row, advantages) in enumerate(group):
+    for row, advantages in group:
         logp_t = small.completion_logps(model, row["prompt"], row["ids"])
-        if n not in unlearned:
-            total = total + ((logp_t - logp_t.detach()).exp() * torch.tensor(advantages, dtype=logp_t.dtype)).sum()
+        total = total + ((logp_t - logp_t.detach()).exp() * torch.tensor(advantages, dtype=logp_t.dtype)).sum()
     return small.gradient_of(model, -total / len(group))

@@ -32,8 +32,6 @@ def critic_lines(run):
 
 
 class Watched:
-    """Records the inputs and the estimates of a trainer's critic, batch by batch."""
-
     def __init__(self, run):
         self.estimates, self.inputs, learn = [], [], run.critic.learn
 

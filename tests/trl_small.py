@@ -14,8 +14,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
+with warnings.catch_warnings(action="ignore"):
     from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback
     from trl import GRPOConfig
 
@@ -66,7 +65,6 @@ SAID_WITH_TOOLS = [say(*row) for row in SCRIPT]
 
 
 def cut(script):
-    """A completion whose end was cut off."""
     return replace(script, pieces=script.pieces[:-1], blocks=script.blocks[:-1])
 
 
@@ -162,8 +160,6 @@ def beside_a_reference(folder, dtype=torch.float64):
 
 
 class EveryStep(TrainerCallback):
-    """Keeps the weights after each optimizer step."""
-
     def __init__(self):
         self.weights = []
 

@@ -64,11 +64,7 @@ REFUSED = {  # recipe, changes of SkyRL's configuration, and the words that the 
     "two values": (BLOCKS, CRITIC, r"\(correct, brier\).* Write values: shared"),
     "bins": (GAE + "critic: {head: hl_gauss}", CRITIC, "Leave head out"),
     "groups by values": (GAE, {**CRITIC, **SAMPLING}, "credit depends on value_nt"),
-    "groups by turns": (
-        small.BROADCAST,
-        {**STEPWISE, **SAMPLING},
-        "for a rollout, but in step-wise training a row is one turn",
-    ),
+    "groups by turns": (small.BROADCAST, {**STEPWISE, **SAMPLING}, "but in step-wise training a row is one turn"),
     "groups by a batch": (OF_BATCH, FULL, "'environment'"),
     "groups by a method's batch": (GAE.replace("gae", "reinforce++"), FULL, "method 'reinforce\\+\\+'"),
     "groups by a mean of the batch": (BASELINE, FULL, "method 'reinforce\\+\\+-baseline'"),

@@ -69,8 +69,7 @@ def batch_mean():
 @pytest.mark.parametrize("name", [*outcome_methods(), "batch_mean"])
 def test_padding_changes_nobody(name):
     padded = torch.cat([REWARD, REWARD[:1], REWARD[:1]])
-    index = np.array([*UIDS, "pad0", "pad1"])
-    with_pads, _ = called(f"spanwise_{name}", padded, torch.ones(8, 3), index)
+    with_pads, _ = called(f"spanwise_{name}", padded, torch.ones(8, 3), np.array([*UIDS, "pad0", "pad1"]))
     without, _ = called(f"spanwise_{name}", REWARD, torch.ones(6, 3), np.array(UIDS))
     assert torch.equal(with_pads[:6], without)
     assert (with_pads[6:] == 0).all()

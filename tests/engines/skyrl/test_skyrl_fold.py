@@ -51,8 +51,7 @@ def test_the_loss_is_the_mean_over_rollouts_of_the_sum_over_tokens(data, name, s
         assert len(mini) == 2
         sum_n = (adv_nt * surrogate_nt * mask_nt).sum(dim=1)
         for start, end in mini:
-            rollouts = set(rollout_n[start:end].tolist())
-            assert len(rollouts) == 6
+            assert len(set(rollout_n[start:end].tolist())) == 6
             assert float(found_nt[start:end].sum()) == pytest.approx(float(sum_n[start:end].sum()) / 6, abs=1e-5)
         bare_nt = reduced(data, name, adv_nt, mask_nt, mini, prompts) * surrogate_nt * mask_nt
         assert float(bare_nt.sum()) != pytest.approx(float(found_nt.sum()), abs=1e-3)

@@ -41,8 +41,7 @@ def of_two_turns(tmp_path, kinds, **changes):
 
 def sampled(trainer, number=0):
     """The generator's output for the next prompts of the dataset, and their ids."""
-    prompts = list(trainer.train_dataloader)[number]
-    request, uids = prepare_generator_input(prompts, 2, {}, "signs", "train", 1)
+    request, uids = prepare_generator_input(list(trainer.train_dataloader)[number], 2, {}, "signs", "train", 1)
     return asyncio.run(trainer.generate(request)), uids
 
 

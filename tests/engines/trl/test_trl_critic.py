@@ -89,7 +89,6 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def saved(trained, tmp_path):
-    """The folder of a critic, to be damaged."""
     return shutil.copytree(trained[2], tmp_path / "critic")
 
 

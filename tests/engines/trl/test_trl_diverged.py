@@ -49,14 +49,9 @@ def test_a_loss_that_is_not_finite_names_the_completion(tmp_path, where, token):
 def test_a_gradient_that_is_not_finite_under_a_finite_loss_names_its_parameter(tmp_path, max_grad_norm):
     """Clipping by a norm that is NaN would make every gradient NaN."""
     run = adam(tmp_path, max_grad_norm=max_grad_norm)
-    weight = run.model.lm_head.weight
-    weight.register_hook(lambda grad: grad * torch.nan if run.state.global_step == 1 else grad)
+    run.model.lm_head.weight.register_hook(lambda grad: grad * torch.nan if run.state.global_step == 1 else grad)
     count = len(list(run.model.parameters()))
-    stopped(
-        run,
-        r"Step 1: the gradient has the norm nan\. "
-        rf"The gradient is not finite in 1 of {count} parameters; the first is lm_head.weight",
-    )
+    stopped(run, rf"Step 1: the gradient has the norm nan\. .* not finite in 1 of {count} .* the first is lm_head.weight")
     assert run.state.global_step == 1
 
 

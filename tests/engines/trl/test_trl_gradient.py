@@ -99,13 +99,8 @@ def test_dppo_counts_from_the_sampler_where_trl_knows_it(tmp_path):
 
 
 def test_what_acts_on_trls_own_term_is_refused_under_dppo(tmp_path):
-    options = {
-        "delta": 2.0,
-        "off_policy_mask_threshold": 0.5,
-        "top_entropy_quantile": 0.2,
-        "importance_sampling_level": "block",
-    }
-    for option, value in options.items():
+    options = {"delta": 2.0, "off_policy_mask_threshold": 0.5, "top_entropy_quantile": 0.2}
+    for option, value in {**options, "importance_sampling_level": "block"}.items():
         with pytest.raises(RecipeError, match=f"^{option} "):
             small.config(tmp_path, loss_type="dppo_tv", **{option: value})
 

@@ -25,7 +25,6 @@ KEEP = {"max_steps": 3, "learning_rate": 0.01, "keep_rollouts": 1}
 
 
 def solved(completions, answer, **columns):
-    """A reward function of a script."""
     return [float(f"<answer>{right}</answer>" in text) for text, right in zip(completions, answer, strict=True)]
 
 
@@ -84,8 +83,7 @@ def test_rewards_of_the_script_are_read_and_its_code_is_not_run(tmp_path):
     file = tmp_path / "recipe.yaml"
     file.write_text(file.read_text().replace(f"{__name__}:solved", "no_such_script:solved"))
     assert "no_such_script" in file.read_text()
-    result = credit_rollouts(tmp_path, methods=["recipe"])
-    assert result.applied[0].credit.block_nk.shape == (24, 2)
+    assert credit_rollouts(tmp_path, methods=["recipe"]).applied[0].credit.block_nk.shape == (24, 2)
 
 
 def test_nothing_else_changes(tmp_path):
@@ -123,8 +121,6 @@ def test_a_line_holds_its_own_batch_and_not_the_mean_that_the_trainer_logs(tmp_p
 
 
 def stopped(folder, *, after, **options):
-    """Somebody presses Ctrl-C after some steps."""
-
     class Stops(TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
             if state.global_step == after:
@@ -201,13 +197,11 @@ def test_a_run_that_is_there_is_not_written_over(ran):
     assert {file: file.read_bytes() for file in before} == before
 
 
-def test_what_cannot_be_kept_is_refused_at_construction(tmp_path):
+def test_what_cannot_be_kept_is_refused(tmp_path, monkeypatch):
+    """Also a report without what draws it, and batches that no step ends."""
     for name, value in (("keep_rollouts", -1), ("keep_rollouts", True), ("keep_rollouts", 1.5), ("report", 3)):
         with pytest.raises(RecipeError, match=name):
             config(tmp_path, **{name: value})
-
-
-def test_a_report_without_what_draws_it_and_batches_that_no_step_ends_are_refused(tmp_path, monkeypatch):
     batches = {"per_device_train_batch_size": 4, "steps_per_generation": 3, "gradient_accumulation_steps": 2}
     with pytest.raises(RecipeError, match="must be a positive multiple of"):
         trainer(tmp_path, **KEEP, **batches, num_generations=6)

@@ -49,7 +49,6 @@ def moved(tmp_path_factory):
 
 
 def factor_between(left, right_):
-    """The one factor between two gradients."""
     sizes = [sum(float((part**2).sum()) for part in gradient.values()) ** 0.5 for gradient in (left, right_)]
     scaled = {name: part * sizes[0] / sizes[1] for name, part in right_.items()}
     assert largest_difference(scaled, left) < 1e-6, "they differ by more than a factor"  # advantages are in float32

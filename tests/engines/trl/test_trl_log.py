@@ -19,8 +19,6 @@ FEW = {
 
 
 class Listener(TrainerCallback):
-    """Record the lines that every callback gets, as a tracker does."""
-
     def __init__(self):
         self.lines = []
 
@@ -40,7 +38,6 @@ class Tracker(MLflowCallback):
 
 
 def printed(text):
-    """The lines of metrics on a console."""
     lines = [line for line in text.splitlines() if line.startswith("{") and "'loss'" in line]
     return [ast.literal_eval(line.replace(": nan", ": None")) for line in lines]
 

@@ -18,17 +18,14 @@ LONGEST = 8
 TRL_EPS = 1e-4
 
 
-def trained(folder, *, scheme=None, model=None, **options):
-    """Train four steps; returns the weights after each, the gradient norms and the last table of completions.
-
-    Without a scheme, TRL's own trainer and config are used.
-    """
+def trained(folder, *, scheme=None, **options):
+    """Train four steps, without a scheme by TRL alone: the weights after each, the norms and the last table of completions."""
     usual = {
         "optim": "adamw_torch", "learning_rate": 1e-2, "max_steps": 4, "max_grad_norm": 1.0, "max_completion_length": LONGEST,
         "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "shuffle_dataset": True,
     }  # fmt: skip
     args, steps = small.config(folder, **{**usual, **options}), small.EveryStep()
-    shared = {"model": model or small.policy(dtype=torch.float32), "train_dataset": small.prompts(6)}
+    shared = {"model": small.policy(dtype=torch.float32), "train_dataset": small.prompts(6)}
     shared |= {"processing_class": small.tokenizer(), "callbacks": [steps]}
     torch.manual_seed(0)
     if scheme is None:

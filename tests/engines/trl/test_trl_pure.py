@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from spanwise.engines.trl.config import SpanGRPOConfig, check_prefilled, check_use
-from spanwise.engines.trl.fold import check_own_advantage, fold_factor, surrogate_slope, token_kl
+from spanwise.engines.trl.fold import check_own_advantage, fold_factor, surrogate_slope
 from spanwise.errors import SpanwiseError
 from spanwise.layout import Layout
 
@@ -19,9 +19,8 @@ def test_slopes_of_the_surrogates(tmp_path):
 
     def slope(**options):
         quiet = {"use_cpu": True, "bf16": False, "gradient_checkpointing": None}
-        return surrogate_slope(ratio.log(), inputs, SpanGRPOConfig(str(tmp_path), epsilon=0.2, **quiet, **options))[
-            0
-        ].tolist()
+        args = SpanGRPOConfig(str(tmp_path), epsilon=0.2, **quiet, **options)
+        return surrogate_slope(ratio.log(), inputs, args)[0].tolist()
 
     assert slope(loss_type="grpo", epsilon_high=0.28) == pytest.approx([1.0, nan, 1.1, nan], nan_ok=True)
     assert slope(loss_type="grpo", epsilon_high=0.28, delta=1.05) == pytest.approx([1.0, nan, nan, nan], nan_ok=True)
@@ -61,8 +60,6 @@ def test_white_space_after_a_prefilled_tag_and_a_prompt_that_only_mentions_one()
     check_prefilled("Put it in <answer> and </answer>.", Layout({"all": ["answer"]}))
 
 
-def test_nothing_is_read_at_a_masked_token_and_an_empty_batch_divides_by_one():
-    kl_bt = token_kl(torch.tensor([[-2.0, math.nan]]), torch.tensor([[-1.0, 0.0]]), torch.tensor([[1, 0]]))
-    torch.testing.assert_close(kl_bt, torch.tensor([[math.e - 2, 0.0]]))  # exp(d) - d - 1 at d = 1
+def test_an_empty_batch_divides_by_one():
     factor = fold_factor(torch.zeros(2, 3), loss_type="bnpo", max_completion_length=9, num_items=0.0)
     assert factor.flatten().tolist() == [0.5, 0.5]

@@ -29,7 +29,6 @@ class Calls:
 
 
 def sampled(folder, calls, *, objectives=OBJECTIVES, dynamic_sampling="credit", **options):
-    """A trainer after one step on the completions of these calls."""
     extra = {"rollout_func": calls, "train_dataset": prompts(6), "objectives": objectives}
     run = trainer(folder, extra=extra, dynamic_sampling=dynamic_sampling, **options)
     step(run)

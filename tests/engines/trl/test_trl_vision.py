@@ -101,15 +101,9 @@ def test_spanwise_train_saves_the_processor_too(tmp_path, capsys, has_processor)
     model(reader.tokenizer).save_pretrained(tmp_path / "model")
     (reader if has_processor else reader.tokenizer).save_pretrained(tmp_path / "model")
     data = save(tmp_path / "data", [{"question": f"{n} + 2?", "answer": "4"} for n in range(10)], "jsonl")
-    sizes = {"steps": 1, "prompts": 2, "group_size": 2, "eval_prompts": 2, "eval_samples": 2, "report": False}
-    recipe = {
-        "task": "confidence",
-        "model": str(tmp_path / "model"),
-        "dataset": str(data),
-        "max_completion_length": 8,
-        **sizes,
-    }
-    train(load(None, {**recipe, "instruction": "", "output": str(tmp_path / "run")}))
+    sizes = {"steps": 1, "prompts": 2, "group_size": 2, "eval_prompts": 2, "eval_samples": 2, "max_completion_length": 8}
+    paths = {"model": str(tmp_path / "model"), "dataset": str(data), "output": str(tmp_path / "run")}
+    train(load(None, {"task": "confidence", **paths, **sizes, "instruction": "", "report": False}))
     assert ("image processor of" in capsys.readouterr().out) != has_processor
     if has_processor:
         assert isinstance(AutoProcessor.from_pretrained(tmp_path / "run" / "model"), LlavaProcessor)
