@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from spanwise.engines.trl.config import SpanGRPOConfig, check_prefilled, check_use
-from spanwise.engines.trl.fold import check_own_advantage, fold_factor, surrogate_slope
+from spanwise.engines.trl.fold import check_own_advantage, fold_factor, surrogate_slope, token_kl
 from spanwise.errors import SpanwiseError
 from spanwise.layout import Layout
 
@@ -60,6 +60,8 @@ def test_white_space_after_a_prefilled_tag_and_a_prompt_that_only_mentions_one()
     check_prefilled("Put it in <answer> and </answer>.", Layout({"all": ["answer"]}))
 
 
-def test_an_empty_batch_divides_by_one():
+def test_nothing_is_read_at_a_masked_token_and_an_empty_batch_divides_by_one():
+    kl_bt = token_kl(torch.tensor([[-2.0, math.nan]]), torch.tensor([[-1.0, 0.0]]), torch.tensor([[1, 0]]))
+    torch.testing.assert_close(kl_bt, torch.tensor([[math.e - 2, 0.0]]))  # exp(d) - d - 1 at d = 1
     factor = fold_factor(torch.zeros(2, 3), loss_type="bnpo", max_completion_length=9, num_items=0.0)
     assert factor.flatten().tolist() == [0.5, 0.5]
