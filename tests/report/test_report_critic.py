@@ -18,11 +18,6 @@ def lines(explained, *, stream="", **more):
     return [{"step": step, **common, key: value} for step, value in enumerate(explained, start=1)]
 
 
-def only_section(batches):
-    (section,) = mode_sections(batches)
-    return section
-
-
 def points(panel):
     """What the charts of a panel draw: series -> (x, value)."""
     series = {}
@@ -33,7 +28,7 @@ def points(panel):
 
 
 def test_the_charts_show_the_metrics():
-    section = only_section(lines([0.25, NAN, 0.5]))
+    (section,) = mode_sections(lines([0.25, NAN, 0.5]))
     explained, error, level = section.panels
     assert points(explained) == {"critic": [(1, 0.25), (3, 0.5)]}  # NaN is not there, and not 0
     same = {name: [(step, value) for step in (1, 2, 3)] for name, value in (
@@ -46,28 +41,26 @@ def test_the_charts_show_the_metrics():
 
 
 def test_a_wild_start_does_not_flatten_the_rest():
-    panel = only_section(lines([-40.0, 0.25, 0.5])).panels[0]
+    panel, calm = (mode_sections(lines(explained))[0].panels[0] for explained in ([-40.0, 0.25, 0.5], [-0.5, 0.25]))
     spec = panel.charts[0].to_dict()
     assert spec["layer"][0]["encoding"]["y"]["scale"] == {"clamp": True, "domainMin": -1.0, "zero": True}
     assert panel.rows[0]["critic"] == -40.0  # the numbers are what they are
     assert "Values below -1 are drawn at -1." in panel.note
-    calm = only_section(lines([-0.5, 0.25])).panels[0]
     assert "domainMin" not in json.dumps(calm.charts[0].to_dict())
     assert "drawn there" not in calm.note
 
 
 def test_every_stream_has_its_own():
     log = [a | b for a, b in zip(lines([0.5, 0.5], stream="correct/"), lines([-0.5, -0.5], stream="brier/"), strict=True)]
-    section = only_section(log)
-    titles = [panel.title for panel in section.panels]
-    assert titles == [
-        "Explained variance", "Error of the critic: correct", "Expected and earned: correct", "Error of the critic: brier",
-        "Expected and earned: brier",
-    ]  # fmt: skip
+    (section,) = mode_sections(log)
+    each = [f"{title}: {name}" for name in ("correct", "brier") for title in ("Error of the critic", "Expected and earned")]
+    assert [panel.title for panel in section.panels] == ["Explained variance", *each]
     assert points(section.panels[0]) == {"correct": [(1, 0.5), (2, 0.5)], "brier": [(1, -0.5), (2, -0.5)]}
-    assert section.warnings == [
-        "The critic of 'brier' knows nothing: its explained variance is -0.50 at the end (mean of the last batch)."
-    ]
+    (warning,) = section.warnings
+    assert (
+        warning
+        == "The critic of 'brier' knows nothing: its explained variance is -0.50 at the end (mean of the last batch)."
+    )
     assert [(line.label, line.wrong) for line in mode_headlines(log)] == [
         ("explained variance: correct", ""), ("explained variance: brier", "the critic knows nothing"),
     ]  # fmt: skip
@@ -93,9 +86,7 @@ def test_a_critic_that_knows_nothing_is_an_alarm(explained, sentence):
 
 
 @pytest.mark.parametrize(("explained", "headline"), [(-0.25, "-0.25"), (0.75, "0.75"), (None, "not measured")])
-def test_no_report_is_calm_over_a_critic_that_knows_nothing_and_one_that_cannot_be_judged_is_not_measured(
-    explained, headline
-):
+def test_no_report_is_calm_over_a_critic_that_knows_nothing_or_cannot_be_judged(explained, headline):
     html = train_page(metrics=[batch(1) | lines([explained])[0]])
     section = html.split('<section id="critic">')[1].split("</section>")[0]
     assert Page(html).headline("explained variance") == headline
@@ -111,5 +102,5 @@ def test_no_report_is_calm_over_a_critic_that_knows_nothing_and_one_that_cannot_
 
 
 def test_a_run_without_a_critic_has_no_section_of_one():
-    assert "explained variance" not in train_page()
-    assert (end_alarms([batch(1)]), mode_headlines([batch(1)]), [*only_section([batch(1)]).panels]) == ({}, [], [])
+    (section,) = mode_sections([batch(1)])
+    assert (end_alarms([batch(1)]), mode_headlines([batch(1)]), [*section.panels]) == ({}, [], [])
