@@ -33,29 +33,22 @@ def path(chart, name):
     return chart.find_element("css selector", f".token-{name}").get_attribute("d")
 
 
-def strokes(chart):
-    """The line as lists of points (token, height in the frame); a new list after each gap."""
-    pieces = [re.findall(r"([\d.]+) ([\d.]+)", piece) for piece in path(chart, "line").split("M")[1:]]
-    return [[(float(x) - 0.5, float(y)) for x, y in piece] for piece in pieces]
-
-
 def read(chart, low, high):
-    """The values that a reader of the picture would find, by the two numbers at its axis: y = .04 is high, .84 is low."""
-    return [[(t, high - (y - 0.04) / 0.8 * (high - low)) for t, y in stroke] for stroke in strokes(chart)]
+    """The line as a reader finds it by the numbers at its axis (y = .04 is high, .84 low): (token, value), one list per piece."""
+    pieces = [re.findall(r"([\d.]+) ([\d.]+)", piece) for piece in path(chart, "line").split("M")[1:]]
+    return [[(float(x) - 0.5, high - (float(y) - 0.04) / 0.8 * (high - low)) for x, y in piece] for piece in pieces]
 
 
 def point_at(browser, chart, t, size):
-    right = round(((t + 0.5) / size - 0.5) * chart.rect["width"])
-    browser.point_at(chart, right=right)
+    browser.point_at(chart, right=round(((t + 0.5) / size - 0.5) * chart.rect["width"]))
 
 
 def test_the_line_has_the_values_and_a_gap_where_there_is_none(browser):
     show(browser, FIRST)
     (chart,) = charts(browser)
     assert text(browser, ".token-axis").split() == ["1", "−1"]
-    (left, right) = read(chart, -1.0, 1.0)
-    assert [t for t, _ in left + right] == [0, 1, 3, 4, 5]
-    assert [value for _, value in left + right] == pytest.approx([0.5, 0.25, 0.75, 1.0, -1.0], abs=1e-3)
+    left, right = read(chart, -1.0, 1.0)
+    assert dict(left + right) == pytest.approx({0: 0.5, 1: 0.25, 3: 0.75, 4: 1.0, 5: -1.0}, abs=1e-3)
     assert browser.run("return arguments[0].getAttribute('viewBox')", chart) == "0 0 6 1"
     assert chart.get_attribute("aria-label") == "value before each token: −1 to 1, 3 segments"
     # a tick stands at the left edge of each token that opens a segment
@@ -95,25 +88,14 @@ def test_pointing_at_the_line_says_the_numbers_of_the_token_there(browser):
     assert path(charts(browser)[0], "cursor") == ""
 
 
-def test_pointing_at_a_token_marks_its_place_on_every_line(browser):
-    show(browser, row(["a", "b", "c"], values={"correct": [0.1, 0.2, 0.3], "brier": [math.nan, -0.1, -0.2]}))
-    browser.point_at(token(browser, 1))
-    assert [path(chart, "cursor") for chart in charts(browser)] == ["M1.5 0V1"] * 2
-    assert "value, correct\n0.2" in text(browser, ".token-details")
-    assert "value, brier\n−0.1" in text(browser, ".token-details")
-    charts(browser)[0].click()
-    browser.point_at(browser.one(".token-facts"))
-    assert "token 2 of 3" in text(browser, ".token-details")  # a click (a tap) stays
-
-
 def test_all_completions_share_one_scale_so_that_a_flat_critic_looks_flat(browser):
     show(browser, *(row(["a", "b"], values={"": values}) for values in ([0.0, 1.0], [0.5, 0.505])))
     browser.press("j")
-    (stroke,) = strokes(charts(browser)[0])
-    assert abs(stroke[0][1] - stroke[1][1]) == pytest.approx(0.8 * 0.005, abs=2e-4)
+    ((first, second),) = read(charts(browser)[0], 0.0, 1.0)
+    assert abs(first[1] - second[1]) == pytest.approx(0.005, abs=2.5e-4)
     assert text(browser, ".token-axis").split() == ["1", "0"]
     show(browser, row(["a", "b"], values={"": [0.5, 0.5]}))
-    assert [y for _, y in strokes(charts(browser)[0])[0]] == [0.84] * 2
+    assert [value for _, value in read(charts(browser)[0], 0.0, 1.0)[0]] == pytest.approx([0.0] * 2)
     assert text(browser, ".token-axis") == "0.5"
 
 
@@ -124,25 +106,30 @@ def test_a_completion_without_values_has_no_line(browser):
     assert len(charts(browser)) == 1
     for _ in range(2):
         browser.press("j")
-        assert charts(browser) == []
-        assert text(browser, ".token-courses") == ""
+        assert (charts(browser), text(browser, ".token-courses")) == ([], "")
     choose(browser, "search", "nowhere")
     choose(browser, "search", "")
     browser.press("Home")
     assert len(charts(browser)) == 1
 
 
-def test_each_value_has_a_line_and_a_colour(browser):
+def test_each_value_has_a_line_and_a_colour_and_pointing_at_a_token_marks_its_place_on_every_line(browser):
     bad = "<b onmouseover='window.hacked=1'>x</b>"
-    two_values = row(["u", "v"], values={"correct": [0.5, 0.25], bad: [-0.5, math.nan]}, opens={"correct": [1], bad: []})
-    show(browser, two_values)
+    values = {"correct": [0.5, 0.25, 0.5], bad: [math.nan, -0.5, -0.5]}
+    show(browser, row(["u", "v", "w"], values=values, opens={"correct": [1], bad: []}))
     assert [chart.get_attribute("aria-label") for chart in charts(browser)] == [
         "value, correct before each token: 0.25 to 0.5, 2 segments",
         f"value, {bad} before each token: −0.5 to −0.5, 1 segment",
     ]
     assert f"value, {bad}" in text(browser, ".token-courses")
+    browser.point_at(token(browser, 1))
+    assert [path(chart, "cursor") for chart in charts(browser)] == ["M1.5 0V1"] * 2
+    assert f"value, correct\n0.25\nvalue, {bad}\n−0.5" in text(browser, ".token-details")
+    charts(browser)[0].click()
+    browser.point_at(browser.one(".token-facts"))
+    assert "token 2 of 3" in text(browser, ".token-details")  # a click (a tap) stays
     choose(browser, "colour", f"value, {bad}")
-    assert [token(browser, t).get_attribute("class") for t in (0, 1)] == ["token minus", "token none"]
+    assert [token(browser, t).get_attribute("class") for t in (0, 1)] == ["token none", "token minus"]
 
 
 def test_a_long_completion_keeps_its_extremes_and_stays_small(browser):

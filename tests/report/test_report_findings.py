@@ -42,11 +42,7 @@ def test_a_run_that_learned_and_one_that_may_not_have(before, sentence):
 @pytest.mark.parametrize(
     ("steps", "changes", "sentence"),
     [
-        (
-            0,
-            {},
-            "Before any training accuracy is 85.0 % and the refusal rate 0 %; ECE is 0.020. There is only one evaluation",
-        ),
+        (0, {}, "Before any training accuracy is 85.0 % and the refusal rate 0 %; ECE is 0.020. There is only one eval"),
         (2, {"accuracy": NAN, "ece": None}, "accuracy was not measured and the refusal rate 0 %; ECE was not"),
         (2, FALLEN, "Alarm: most completions refuse to answer. After 2 steps accuracy is 0 %"),
         (2, FALLEN, "Its ECE means nothing."),
@@ -69,9 +65,8 @@ def test_a_run_with_one_evaluation_or_none(steps, changes, sentence):
             "the mean of 5 rewards in the last batch is 0.500 (was 0.200); the rewards changed by -0.500 (e) to +1.000 (a).",
         ),
         (
-            {"short": (-0.5, -0.25), "sure": (-0.75, -0.1, None), "late": (None, 1.0)},
-            "the mean reward in the last batch of short is -0.250 (was -0.500), sure is not measured (was -0.750), "
-            "late is 1.000.",
+            {"short": (-0.5, -0.25), "x": (-0.75, -0.1, None), "late": (None, 1.0)},
+            "the mean reward in the last batch of short is -0.250 (was -0.500), x is not measured (was -0.750), late is 1.000.",
         ),
         (
             {**dict.fromkeys("abc", (0.0, 0.5)), "d": (1.0, 0.5), "e": (9.0, 9.0, None)},
@@ -87,11 +82,8 @@ def test_rewards_take_the_place_of_what_cannot_be_measured(rewards, clause):
 
 
 def test_the_three_pictures_join_the_elements_of_a_list_and_five_batches():
-    lines = [
-        {"step": step, "rewards/x[0]/mean": 0.0, "rewards/x[1]/mean": float(step), "credit/x[0]/dead_strata": 0.5,
-         "completions/mean_length": 7.0}
-        for step in range(1, 7)
-    ]  # fmt: skip
+    same = {"rewards/x[0]/mean": 0.0, "credit/x[0]/dead_strata": 0.5, "completions/mean_length": 7.0}
+    lines = [{"step": step, "rewards/x[1]/mean": float(step), **same} for step in range(1, 7)]
     rewards, dead, length = glance_section(lines, ["x[0]", "x[1]"]).panels
     assert [row["x[*]"] for row in rewards.rows] == [0.5, 0.75, 1.0, 1.25, 1.5, 2.0]  # the last: 2 to 6, of two elements
     assert {row["mean over the comparisons"] for row in dead.rows} == {0.5}
@@ -132,6 +124,7 @@ def arms(figure, **values):
 
 
 NOISE = {"a": [0.1, 0.3, 0.2], "b": [0.3, 0.1, 0.2]}
+UNKNOWN = "ece of a minus b is unknown, because it needs at least 2 common seeds and has "
 
 
 @pytest.mark.parametrize(
@@ -141,12 +134,9 @@ NOISE = {"a": [0.1, 0.3, 0.2], "b": [0.3, 0.1, 0.2]}
         (arms("ece", a=[0.1, 0.1, 0.11], b=[0.3, 0.31, 0.3]), "a is better than b in ECE by 0.200 ["),  # less is better
         (arms("tokens", a=[10.0, 11.0, 10.0], b=[30.0, 31.5, 30.0]), "b is higher than a in tokens by 20.167 ["),
         (arms("ece", **NOISE), "ece of a minus b: +0.000 ["),
-        (arms("ece", a=[0.1], b=[0.3]), "ece of a minus b is unknown, because it needs at least 2 common seeds and has 1."),
+        (arms("ece", a=[0.1], b=[0.3]), f"{UNKNOWN}1."),
         (arms("ece", a=[0.1, 0.2], b=[0.1, 0.2]), "ece of a minus b is 0 in each of 2 seeds."),
-        (
-            arms("ece", a=[0.1, 0.2], b=[None, NAN]),
-            "ece of a minus b is unknown, because it needs at least 2 common seeds and has 0.",
-        ),
+        (arms("ece", a=[0.1, 0.2], b=[None, NAN]), f"{UNKNOWN}0."),
         (arms("ece", **NOISE, c=[0.2, 0.1, 0.3]), "In ECE all differences are inside the noise."),
     ],
 )
@@ -160,15 +150,7 @@ def row(baseline, value, low, high, size=4):
 
 def test_fidelity():
     rows = [row("blended", 0.8, 0.7, 0.9), row("outcome", 0.75, 0.65, 0.85), row("group", 0.9, 0.8, 1.0, size=16)]
-    pair = {
-        "a": "blended",
-        "b": "outcome",
-        "figure": "correlation",
-        "group_size": 4,
-        "value": 0.05,
-        "low": 0.01,
-        "high": 0.09,
-    }
+    pair = row("", 0.05, 0.01, 0.09) | {"a": "blended", "b": "outcome"}
     assert fidelity_finding(rows, [pair]) == (
         "In groups of 4, blended correlates best with Monte Carlo: 0.800 [0.700, 0.900]; "
         "next is outcome with 0.750 [0.650, 0.850]."
@@ -233,8 +215,8 @@ OWN = {"solution": [0.5, 0.5, -0.5, NAN], "confidence": [0.2, -0.3, NAN, NAN], "
 )
 def test_two_methods_are_compared_by_the_signs_of_their_blocks(left, sentence):
     credit = {method: {k: torch.tensor(x) for k, x in columns.items()} for method, columns in (("a", left), ("b", OWN))}
-    assert f"a and b give a block credit of opposite signs {sentence}" in credit_finding(credit, "a", "b")
-    assert f"b and a give a block credit of opposite signs {sentence}" in credit_finding(credit, "b", "a")
+    for a, b in ("ab", "ba"):
+        assert f"{a} and {b} give a block credit of opposite signs {sentence}" in credit_finding(credit, a, b)
 
 
 def test_one_method_that_gives_nothing_is_an_alarm():
@@ -271,13 +253,10 @@ def test_a_collapsed_run_has_no_calm_card_and_a_good_one_no_warning():
     assert '<p class="finding">After 2 steps' in html
 
 
-def test_malformed_completions_of_every_engine_are_drawn():
+def test_malformed_completions_of_every_engine_are_drawn_and_said_and_silent_batches_are():
     lines = [{"step": step, "credit/malformed": step / 4} for step in (1, 2)]
     (panel,) = batch_section("Dropped", lines).panels
     assert [row["malformed"] for row in panel.rows] == [0.25, 0.5]
-
-
-def test_malformed_completions_and_silent_batches_are_said():
     final = {**FALLEN, "refusal_rate": 0.0, "format_rate": 0.25}
     html = train_page(metrics=[{**batch(1), "credit/no_signal": 1.0}, {"step": 2, "final": final}], samples=None)
     assert "⚠ many completions are malformed" in cards(html)["malformed rate"][1]
@@ -289,24 +268,24 @@ def test_what_cannot_be_measured_is_one_sentence_and_the_rewards_are_there():
     why = "no block has the tag <answer>, only <plan>"
     absent = dict.fromkeys(("accuracy", "ece", "auroc", "brier", "refusal_rate", "coverage"), why)
     final = {**dict.fromkeys(absent), "format_rate": 1.0, "coverage": 0.0}
-    batches = [
-        {"step": step, "rewards/short/mean": mean, "malformed": 0.0} for step, mean in ((1, -0.5), (2, -0.75), (3, -0.25))
-    ]
-    lines = [{"step": 0, "evaluation": final}, *batches, {"step": 3, "final": final}]
-    html = train_page(metrics=lines, samples=None, votes=None, unmeasured=absent)
+    means = {1: -0.5, 2: -0.75, 3: -0.25}
+    batches = [{"step": step, "rewards/short/mean": mean, "malformed": 0.0} for step, mean in means.items()]
+
+    def page_of(*lines, **more):
+        return train_page(metrics=lines, samples=None, votes=None, unmeasured=absent, **more)
+
+    html = page_of({"step": 0, "evaluation": final}, *batches, {"step": 3, "final": final})
     by_label = cards(html)
     assert set(by_label) == {"malformed rate", "mean reward: short"}
     assert by_label["mean reward: short"][1] == "mean reward: short -0.250 -0.500 in the first batch"
     held_out = [{"step": 0, "evaluation": {"reward/short": -0.9}}, *batches, {"step": 3, "final": {"reward/short": -0.1}}]
-    card = cards(train_page(metrics=held_out, samples=None, votes=None, unmeasured=absent))["mean reward: short"]
-    assert card[1] == "mean reward: short -0.100 -0.900 at the start"
+    assert cards(page_of(*held_out))["mean reward: short"][1] == "mean reward: short -0.100 -0.900 at the start"
     later = {"reward/short": Interval(-0.2, -0.3, -0.1, sem=0.05, level=0.95, count=9)}  # of a later `spanwise eval`
-    html = train_page(metrics=held_out, samples=None, votes=None, unmeasured=absent, intervals=later)
-    assert cards(html)["mean reward: short"][1].endswith("short -0.200 95 %: -0.300 to -0.100\n-0.900 at the start")
-    assert "the mean reward on held-out prompts of short is -0.200 (was -0.900)" in Page(html).text
-    gone = [{"step": 1, "rewards/short/mean": -0.5}, {"step": 2, "rewards/short/mean": -0.75}, {"step": 3, "malformed": 1.0}]
-    card = cards(train_page(metrics=gone, samples=None, votes=None, unmeasured=absent))["mean reward: short"]
-    assert card[1] == "mean reward: short not measured -0.500 in the first batch"
+    measured = page_of(*held_out, intervals=later)
+    assert cards(measured)["mean reward: short"][1].endswith("short -0.200 95 %: -0.300 to -0.100\n-0.900 at the start")
+    assert "the mean reward on held-out prompts of short is -0.200 (was -0.900)" in Page(measured).text
+    gone = cards(page_of(*batches[:2], {"step": 3, "malformed": 1.0}))["mean reward: short"]
+    assert gone[1] == "mean reward: short not measured -0.500 in the first batch"
     assert "not measured" not in " ".join(text for _, text in by_label.values())
     assert f"Not measured: accuracy, ECE, AUROC, brier, refusal rate, coverage; {why}." in Page(html).text
     assert "few completions state a confidence" not in html

@@ -97,10 +97,12 @@ def test_nothing_is_wider_than_the_window_but_what_scrolls(browser, export, widt
     for fold in ("listing", "more", "prompt"):
         browser.run(f"document.querySelector('.token-{fold}').open = true")
     assert browser.run("return document.documentElement.scrollWidth <= innerWidth")
-    wide = browser.run("""
+    assert (
+        browser.run("""
         return [...document.querySelectorAll('.token-view *')].filter((e) => !e.closest('.token-scroll, .token-details, template'))
           .filter((e) => e.getBoundingClientRect().right > innerWidth + 1).map((e) => e.className || e.tagName)""")
-    assert wide == []
+        == []
+    )
     for box in browser.each(".token-scroll"):
         assert box.get_attribute("tabindex") == "0"  # can be scrolled by keys, and says that it goes on
         assert "sideways" in box.get_attribute("aria-label")
@@ -134,16 +136,7 @@ def test_on_a_phone_the_strip_has_its_own_space(browser, export):
 
 
 def test_grpo_stands_left_the_recipe_right_and_what_differs_most_is_first(browser, export, rows):
-    opened(browser, export)
-    sides = "return ['left', 'right'].map((n) => document.querySelector(`[name=${n}]`).selectedOptions[0].text)"
-    assert browser.run(sides) == ["grpo", "bae"]
-    order = by_difference(rows)
-    assert listing(browser) == order
-    assert browser.run(COUNT) == f"1 of 48: completion {order[0] + 1} of 48"
-
-
-def by_difference(rows):
-    """Return the order, computed from the file alone."""
+    """The order is computed from the file alone."""
 
     def unit(method):
         names = [name for name in rows[0] if name.startswith(f"credit/{method}/") and "stop" not in name]
@@ -155,7 +148,12 @@ def by_difference(rows):
         blockwise = [row[f"credit/bae/{block}"] for block in ("solution", "confidence")]
         return max(abs(grpo - four_digits(value) / unit("bae")) for value in blockwise if value is not None)
 
-    return sorted(range(len(rows)), key=lambda n: (-gap(rows[n]), n))
+    opened(browser, export)
+    sides = "return ['left', 'right'].map((n) => document.querySelector(`[name=${n}]`).selectedOptions[0].text)"
+    assert browser.run(sides) == ["grpo", "bae"]
+    order = sorted(range(len(rows)), key=lambda n: (-gap(rows[n]), n))
+    assert listing(browser) == order
+    assert browser.run(COUNT) == f"1 of 48: completion {order[0] + 1} of 48"
 
 
 def four_digits(value):
@@ -242,9 +240,10 @@ def test_the_group_leads_to_its_completions_and_says_who_was_compared(browser, e
     mates = [n for n in range(len(rows)) if rows[n]["group"] == rows[2]["group"]]
     assert [int(cells[0]) for cells in group] == [n + 1 for n in mates]
     for cells, n in zip(group, mates, strict=True):
-        strata = {part["objective"]: part["stratum"] for part in rows[n]["parts/bae"] if part["stratum"] >= 0}
-        target_strata = {part["objective"]: part["stratum"] for part in rows[2]["parts/bae"] if part["stratum"] >= 0}
-        same = [name for name in target_strata if strata.get(name) == target_strata[name]]
+        strata, of_third = (
+            {part["objective"]: part["stratum"] for part in rows[row]["parts/bae"] if part["stratum"] >= 0} for row in (n, 2)
+        )
+        same = [name for name in of_third if strata.get(name) == of_third[name]]
         assert cells[-1] == ("this one" if n == 2 else ", ".join(same) or "nothing")
     browser.run(f"document.querySelector(`[aria-label='Go to completion {mates[-1] + 1}']`).click()")
     assert browser.run("return location.hash") == f"#token-{mates[-1] + 1}"
@@ -268,8 +267,7 @@ def test_thousands_of_rows_are_quick(browser):
     browser.run("document.querySelector('.token-listing').open = true")
     click = "document.querySelector(`[aria-label='Sort by completion']`).click()"
     assert browser.run(f"const start = performance.now(); {click}; return performance.now() - start") < 3000
-    browser.wait("return document.querySelectorAll('.token-table [data-n]').length")
-    assert browser.run("return document.querySelectorAll('.token-table [data-n]').length") < 60
+    assert browser.wait("return document.querySelectorAll('.token-table [data-n]').length") < 60
 
 
 def test_print_leaves_out_the_controls_and_has_the_whole_table_of_the_group(browser, export):

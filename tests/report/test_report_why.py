@@ -3,7 +3,6 @@
 # ruff: noqa: E501, RUF001 sentences are whole, and the page writes − and · where it means them
 
 from dataclasses import replace
-from types import MappingProxyType
 
 import pyarrow.parquet as pq
 import pytest
@@ -74,43 +73,24 @@ def test_one_method_is_named_once_and_a_mean_is_called_one():
     assert spoken.endswith("(−0.8), on average over tokens.")
 
 
-def block(case, name, method="bae", *, rules=MappingProxyType({})):
-    why = explained(case, method, rules.get(method, Rule()))
-    return why, why["blocks"].get(name)
-
-
 PAYS = {"correct": ["solution"], "form": ["solution"], "brier": ["confidence"]}
 LISTED = {name: {"pays": blocks} for name, blocks in PAYS.items()}
-RULES = {"bae": Rule(objectives=LISTED)}
+RULE = Rule(objectives=LISTED)
 
 
 def test_terms_add_up_and_what_does_not_is_said():
     parts = [CreditPart("correct", 1.0, 0.25, 1.0, 1.0, 0.75, 0), CreditPart("form", 1.0, 0.0, 1.0, 0.25, 0.25, 0),
              CreditPart("brier", -0.9, -0.1, 1.0, 1.0, -0.8, 1)]  # fmt: skip
-    case = row(parts={"bae": parts})
-    _, solution = block(case, "solution", rules=RULES)
+    solution, confidence = (
+        explained(row(parts={"bae": parts}), "bae", RULE)["blocks"][name] for name in ("solution", "confidence")
+    )
     assert solution["total"] == "+1 = 0.75 (correct) + 0.25 (form)"
     assert [term["sum"] for term in solution["terms"]] == ["+0.75 = 1 − 0.25", "+0.25 = 0.25 · (1 − 0)"]
     assert (solution["each"], solution["share"]) == ("+0.5", "on each of its 2 tokens, together +1")
-    _, confidence = block(case, "confidence", rules=RULES)
     assert [confidence["total"], confidence["terms"][0]["sum"]] == ["", "−0.8 = −0.9 − (−0.1)"]
-    _, wrong = block(row(parts={"bae": [parts[0], parts[2]]}), "solution", rules=RULES)
+    wrong = explained(row(parts={"bae": parts[::2]}), "bae", RULE)["blocks"]["solution"]
     assert wrong["terms"] == []
     assert "add up to +0.75, not to the credit" in wrong["warning"]
-
-
-def test_a_file_without_parts_has_no_arithmetic():
-    why, unknown = block(row(), "solution", rules=RULES)
-    assert [unknown["terms"], why["note"]] == [[], "The file does not say how the credit of bae was computed."]
-
-
-def test_a_score_of_its_own_is_a_term():
-    """0.9 · 0.75 + 0.1 · 1.1 = 0.785."""
-    case = row(parts={"bae": [CreditPart("correct", 1.0, 0.25, 1.0, 1.0, 0.75, 0)]}, credit={"bae": {"solution": 0.785}},
-              own={"bae": (0.1, 1.1)})  # fmt: skip
-    _, solution = block(case, "solution", rules={"bae": Rule(objectives={"correct": LISTED["correct"]}, verdict="correct")})
-    assert solution["total"] == "+0.785 = 0.9 · 0.75 (correct) + 0.1 · 1.1 (its own score)"
-    assert holds(solution["total"])
 
 
 NOT_COMPARED = CreditPart("brier", worth=-0.5, baseline=None, divisor=None, weight=1.0, part=0.0)
@@ -129,18 +109,19 @@ ALONE = replace(NOT_COMPARED, reason="singleton")
 )
 def test_where_there_is_no_sum_a_sentence_says_why(part, status, words):
     case = row(parts={"bae": [part]}, statuses={"brier": status}, credit={"bae": {"confidence": part.part}})
-    _, confidence = block(case, "confidence", rules={"bae": Rule(objectives=LISTED, about="about it")})
+    confidence = explained(case, "bae", Rule(objectives=LISTED, about="about it"))["blocks"]["confidence"]
     assert [confidence["terms"][0]["sum"], words in confidence["terms"][0]["note"]] == ["", True]
 
 
-def test_methods_per_token_and_what_is_recorded_have_a_sentence():
-    why, _ = block(row(), "solution", rules={"bae": Rule("token", "bae: Compare.")})
-    assert why["note"].startswith(
-        "bae credits each token separately. The credit of a block is the mean over the block's tokens."
-    )
+def test_methods_per_token_what_is_recorded_and_a_file_without_parts_have_a_sentence():
+    note = explained(row(), "bae", Rule("token", "bae: Compare."))["note"]
+    assert note.startswith("bae credits each token separately. The credit of a block is the mean over the block's tokens.")
     case = row(credit={"recorded": {"solution": 1.0}}, advantages={"recorded": [1.0] * 3})
     note = "'recorded' is the credit that the trainer wrote into the file. The file does not say how it was computed."
     assert explained(case, "recorded", Rule())["note"] == note
+    unknown = explained(row(), "bae", RULE)
+    assert unknown["note"] == "The file does not say how the credit of bae was computed."
+    assert unknown["blocks"]["solution"]["terms"] == []
 
 
 def test_what_a_baseline_is_the_mean_of_is_looked_up():
@@ -155,6 +136,8 @@ def test_what_a_baseline_is_the_mean_of_is_looked_up():
     assert note(compared(-0.2, -0.3, 2)) == "baseline −0.3: the mean of the 2 compared completions (same prompt)"
     assert note(compared(-0.2, -0.4, 1)) == "baseline −0.4: the reward of the only other completion"
     assert note(compared(-0.2, -0.7, 0)) == "baseline −0.7: same prompt"
+    words = [rule_words("outcome", ["correct"]), rule_words("group", []), rule_words("none", [])]
+    assert words == ["same prompt, same correct", "same prompt", "nothing is subtracted"]
 
 
 def test_equations_of_awkward_numbers_hold():
@@ -171,10 +154,8 @@ def test_equations_of_awkward_numbers_hold():
 def test_every_sum_of_an_export_holds(tmp_path, methods):
     """What the page says under each method, evaluated; and credits against the file's."""
     pairs = (("4", "0.9"), ("4", "0.7"), ("3", "0.8"), ("5", "0.1"), ("4", None), ("3", "x"))
-    spoken = [tagged(answer, report) for answer, report in pairs]
-    prompts = [f"2+{n}=" for n in range(4) for _ in spoken]
-    golds = ["4"] * 12 + ["5"] * 6 + ["9"] * 6
-    file = verl_file(tmp_path / "1.jsonl", spoken * 4, prompts=prompts, gts=golds)
+    prompts, golds = [f"2+{n}=" for n in range(4) for _ in pairs], ["4"] * 12 + ["5"] * 6 + ["9"] * 6
+    file = verl_file(tmp_path / "1.jsonl", [tagged(*pair) for pair in pairs] * 4, prompts=prompts, gts=golds)
     result = credit(file, output=tmp_path / "out", console=quiet(), methods=methods)
     table = pq.read_table(tmp_path / "out" / "credit.parquet")
     listed = {name: scheme.plain() for name, scheme in result.arms.schemes.items()}
@@ -197,8 +178,3 @@ def test_every_sum_of_an_export_holds(tmp_path, methods):
                 assert not added or sum(added) == pytest.approx(credit_n, abs=2e-3)
                 seen[method] += len(sums)
     assert all(count > 10 for method, count in seen.items() if method not in ("gdpo", "dcpo")), seen
-
-
-def test_a_baseline_says_whom_it_averages_over():
-    words = [rule_words("outcome", ["correct"]), rule_words("group", []), rule_words("none", [])]
-    assert words == ["same prompt, same correct", "same prompt", "nothing is subtracted"]
