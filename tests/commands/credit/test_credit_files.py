@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import trl_small
-from rollout_files import LAYOUT, episode, tagged, texts, trace, verl_rows, write_lines, write_own
+from rollout_files import LAYOUT, episode, tagged, texts, trace, verl_file, verl_rows, write_lines, write_own
 from spanwise.commands.credit.credit import credit, credit_rollouts
 from spanwise.commands.credit.page import choose_rows
 from spanwise.errors import DataError, RecipeError
@@ -24,7 +24,7 @@ pytestmark = [*trl_small.THIRD_PARTY, pytest.mark.filterwarnings("ignore:Every a
 def test_a_judges_own_trace_is_no_rollout(tmp_path):
     line = episode(trace("5", "4", {"exact": {"score": 0.0, "weight": 0.5}}))
     line["traces"].append({**trace("fine", "4", {}), "agent": {"name": "judge", "trainable": False}})
-    table = read_rollouts(write_lines(tmp_path / "traces.jsonl", [line]).parent)
+    table = read_rollouts(write_lines(tmp_path / "traces.jsonl", [line]))
     assert (table.source, table.step_n.tolist(), texts(table)) == ("verifiers", [3], ["5"])
 
 
@@ -33,10 +33,8 @@ def own_file(path, *, values=(), recipe=""):
     tokenizer, replies = trl_small.tokenizer(), trl_small.SAID[:4]
     ids = [tokenizer.convert_tokens_to_ids(reply.pieces) for reply in replies]
     columns = {"text": ["".join(reply.pieces) for reply in replies], "reward/correct": [reply.right for reply in replies]}
-    if values:
-        columns |= {"logprobs": [[-0.1] * len(row) for row in ids]} | {
-            name: [[0.5] * len(row) for row in ids] for name in values
-        }
+    for name in ("logprobs", *values) if values else ():
+        columns[name] = [[-0.1 if name == "logprobs" else 0.5] * len(row) for row in ids]
     write_own(path / "rollouts" / "step_000001.parquet", ids, **columns)
     tokenizer.save_pretrained(path / "model")
     (path / "recipe.yaml").write_text(f"layout: {json.dumps(LAYOUT)}\nprompts: 1\ngroup_size: 4\n{recipe}")
@@ -48,8 +46,8 @@ def test_a_token_of_a_tool_has_no_value_and_is_as_if_deleted(tmp_path):
     plain, tool = (own_file(tmp_path / name, values=["values"]) for name in ("plain", "tool"))
     columns = pq.read_table(plain / "rollouts" / "step_000001.parquet").to_pydict()
     draw = np.random.default_rng(0)
-    for name in ("values", "logprobs"):
-        columns[name] = [(draw.random(len(row)) - (name == "logprobs") * 2).tolist() for row in columns[name]]
+    for name, shift in (("values", 0), ("logprobs", -2)):
+        columns[name] = [(draw.random(len(row)) + shift).tolist() for row in columns[name]]
     pq.write_table(pa.table(columns), plain / "rollouts" / "step_000001.parquet")
     cells = {"completion_ids": [5, 6], "trainable": [False] * 2, "values": [None] * 2, "logprobs": [None] * 2}
     columns |= {name: [row[:3] + more + row[3:] for row in columns[name]] for name, more in cells.items()}
@@ -64,9 +62,7 @@ def test_a_token_of_a_tool_has_no_value_and_is_as_if_deleted(tmp_path):
 
 
 PAIR = """method: sae
-objectives:
-  - {name: correct, reward: correct, pays: solution}
-  - {name: brier, reward: brier, pays: confidence, given: correct}
+objectives: [{reward: correct, pays: solution}, {reward: brier, pays: confidence, given: correct}]
 """
 
 
@@ -145,11 +141,10 @@ def test_a_share_of_the_batch_is_counted_in_its_own_step(tmp_path, monkeypatch, 
 
 def test_dead_strata_and_silent_completions_are_counted(tmp_path):
     """Prompt a: all right, confidences differ. Prompt b: right and wrong, nobody shares an outcome, no confidence."""
-    rows = [
-        {"input": "a", "output": tagged("4", q), "gts": "4", "score": 1.0, "step": 1} for q in ("0.9", "0.5")
-    ] + [{"input": "b", "output": tagged(x, None), "gts": "4", "score": 0.0, "step": 1} for x in ("4", "5")]  # fmt: skip
+    outputs = [tagged(*said) for said in (("4", "0.9"), ("4", "0.5"), ("4", None), ("5", None))]
+    file = verl_file(tmp_path / "1.jsonl", outputs, prompts=[*"aabb"], gts=["4"] * 4, score=[1.0, 1.0, 0.0, 0.0])
     options = {"methods": ["grpo", "bae"], "overrides": {"layout": LAYOUT}, "reward": {"correct": "text"}}
-    grpo, bae = credit_rollouts(write_lines(tmp_path / "1.jsonl", rows), **options).applied
+    grpo, bae = credit_rollouts(file, **options).applied
     assert grpo.dead == {"correct": 0.5}
     # One stratum has a Brier score at all, and it has a signal; tags that are all well-formed give none in any group.
     assert bae.dead == {"correct": 0.5, "brier": 0.0, "solution_format": 1.0, "confidence_format": 1.0}
@@ -160,34 +155,25 @@ def test_dead_strata_and_silent_completions_are_counted(tmp_path):
 
 def test_a_stratum_where_only_an_empty_completion_would_have_credit_is_dead(tmp_path):
     """The empty completion is wrong, too, and lacks a confidence, but has no token that could get the credit for it."""
-    outputs = [tagged("5", "0.3"), tagged("5", "0.3"), ""]
-    rows = [{"input": "a", "output": text, "gts": "4", "score": 0.0, "step": 1} for text in outputs]
-    objectives = [
-        {"reward": "correct", "pays": ["solution"]},
-        {"reward": "brier", "pays": ["confidence"], "given": "correct", "if_missing": -1.0},
-    ]
-    options = {"methods": ["recipe"], "reward": {"correct": "text"}}
-    overrides = {"layout": LAYOUT, "objectives": objectives}
-    (own,) = credit_rollouts(write_lines(tmp_path / "1.jsonl", rows), **options, overrides=overrides).applied
-    assert own.silent_n.all()
-    assert own.dead["brier"] == 1.0
+    file = verl_file(tmp_path / "1.jsonl", [tagged("5", "0.3"), tagged("5", "0.3"), ""], gts=["4"] * 3, score=[0.0] * 3)
+    brier = {"reward": "brier", "pays": ["confidence"], "given": "correct", "if_missing": -1.0}
+    overrides = {"layout": LAYOUT, "objectives": [{"reward": "correct", "pays": ["solution"]}, brier]}
+    options = {"methods": ["recipe"], "reward": {"correct": "text"}, "overrides": overrides}
+    (own,) = credit_rollouts(file, **options).applied
+    assert (own.silent_n.all(), own.dead["brier"]) == (True, 1.0)
 
 
-@pytest.mark.parametrize(("size", "count"), [(10, 4), (7, 7), (100, 12), (3, 1), (30, 11)])
-def test_rows_of_the_report_keep_groups_together(size, count):
-    group_n = torch.arange(size) // 4
-    chosen = choose_rows(group_n, count)
-    assert len(chosen) <= count
-    assert chosen == sorted(set(chosen))
-    if count >= 4:
-        groups = set(group_n[chosen].tolist())
-        assert chosen == [n for n in range(size) if int(group_n[n]) in groups]
-        assert count >= size or len(chosen) > count - 8
-
-
-def test_rows_of_a_group_that_is_larger_than_the_report_are_drawn_evenly():
-    """101 rows of one group, and of one group before many: rows 0, 10, ..., 100."""
-    for group_n in (torch.zeros(101), (torch.arange(101) - 50).clamp(min=0)):
+def test_rows_of_the_report_keep_groups_together_and_of_a_larger_group_are_drawn_evenly():
+    for size, count in ((10, 4), (7, 7), (100, 12), (3, 1), (30, 11)):
+        group_n = torch.arange(size) // 4
+        chosen = choose_rows(group_n, count)
+        assert len(chosen) <= count
+        assert chosen == sorted(set(chosen))
+        if count >= 4:
+            groups = set(group_n[chosen].tolist())
+            assert chosen == [n for n in range(size) if int(group_n[n]) in groups]
+            assert count >= size or len(chosen) > count - 8
+    for group_n in (torch.zeros(101), (torch.arange(101) - 50).clamp(min=0)):  # one group, and one before many
         assert choose_rows(group_n.long(), 11) == [*range(0, 101, 10)]
 
 

@@ -8,23 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+import rollout_files
 from helpers import assert_close
-from plain_files import save
-from rollout_files import (
-    LAYOUT,
-    OK,
-    UNPARSABLE,
-    UNSCORED,
-    WELL_FORMED,
-    episode,
-    own_run,
-    tagged,
-    trace,
-    trl_file,
-    verifiers_file,
-    verl_file,
-    write_lines,
-)
+from rollout_files import LAYOUT, WELL_FORMED, own_run, tagged, trl_file, verifiers_file, verl_file, write_lines
 from spanwise.cli import app
 from spanwise.commands.credit.blocks import split_groups
 from spanwise.commands.credit.credit import credit_rollouts
@@ -32,9 +18,11 @@ from spanwise.commands.credit.write import summary
 from spanwise.errors import DataError, RecipeError
 from spanwise.rollouts import read_rollouts
 from spanwise.rollouts.table import fitting_runs
+from spanwise.types import Status
 
 pytestmark = pytest.mark.filterwarnings("ignore:Every advantage of the batch at step:UserWarning")
 
+OK, UNPARSABLE, UNSCORED = Status.OK, Status.UNPARSABLE, Status.UNSCORED
 WRITERS = {
     "TRL": lambda folder, outputs, **columns: trl_file(folder / "a.parquet", outputs, **columns),
     "verl": lambda folder, outputs, **columns: verl_file(folder / "1.jsonl", outputs, **columns),
@@ -47,8 +35,8 @@ TAGLESS = [rf"The answer is \boxed{{{x}}}" for x in (4, 4, 3, 5)]
 def test_an_arm_under_two_names_is_one_arm(tmp_path, monkeypatch):
     """Two chunks have different rewards: the second must not get those of the first."""
     monkeypatch.setattr("spanwise.commands.credit.apply.AT_A_TIME", 25)
-    outputs = [*[tagged("4", "0.5")] * 4, *[tagged("4", "0.5")] * 4]
-    file = verl_file(tmp_path / "1.jsonl", outputs, prompts=[*"aaaabbbb"], correct=[1, 1, 1, 0, 0, 0, 0, 1])
+    right = [1, 1, 1, 0, 0, 0, 0, 1]
+    file = verl_file(tmp_path / "1.jsonl", [tagged("4", "0.5")] * 8, prompts=[*"aaaabbbb"], correct=right)
     result = credit_rollouts(file, methods=["recipe", "bae"], overrides={"layout": LAYOUT})
     assert [arm.name for arm in result.applied] == ["bae"]
     assert len(list(fitting_runs(result.table.tokens.lengths, 25))) > 1
@@ -72,9 +60,11 @@ def test_a_reward_that_was_never_scored_costs_nothing(kind, gap, tmp_path):
 @pytest.mark.parametrize("kind", ["TRL", "verifiers"])
 def test_columns_are_asked_for_only_where_they_can_be_named(kind, tmp_path):
     """Without answers, and where each group has one completion. Names of traces are fixed: --columns is refused for them."""
-    episodes = [episode(trace(tagged("4", "1"), None, {"acc": 1.0}), group=group) for group in "gh"]
     file = trl_file(tmp_path / "a.parquet", WELL_FORMED[:2], prompt=["g", "h"], acc=[1.0, 1.0])
-    file = write_lines(tmp_path / "traces.jsonl", episodes) if kind == "verifiers" else file
+    if kind == "verifiers":
+        said, reward = tagged("4", "1"), {"acc": 1.0}
+        traces = [rollout_files.small_episode(said, reward, answer=None, group=group) for group in "gh"]
+        file = write_lines(tmp_path / "traces.jsonl", traces)
     options = {"methods": ["grpo"], "overrides": {"layout": LAYOUT}}
     with pytest.raises(DataError, match="needs gold answers") as error:
         credit_rollouts(file, reward={"correct": "text"}, **options)
@@ -100,8 +90,8 @@ def test_one_bad_cell_does_not_drop_the_column(cell, tmp_path):
     result = credit_rollouts(file, methods=["grpo"], overrides={"layout": LAYOUT})
     assert result.scores.status_nm[:, 0].tolist() == [OK, UNSCORED, OK, OK]
     assert result.scores.reward_nm[[0, 2, 3], 0].tolist() == [0.0, 1.0, 1.0]  # the text would say 1 1 0
-    assert "correct from the file" in result.note
-    assert "Some recorded numbers are missing or not finite: 1 of 4 values of 'correct'" in result.note
+    for said in ("correct from the file", "Some recorded numbers are missing or not finite: 1 of 4 values of 'correct'"):
+        assert said in result.note
 
 
 def test_a_column_without_numbers_is_no_reward(tmp_path):
@@ -203,14 +193,3 @@ def test_a_completion_without_tokens_is_charged_nothing(tmp_path):
     assert result.table.tokens.lengths[0] == 0
     assert result.applied[0].credit.stop_n.tolist() == [0.0] * 4  # it leaves out both blocks, and no token could carry it
     assert summary(result, {})["methods"]["bae"]["stop_mean_abs"] == 0.0
-
-
-def test_the_command_takes_columns_and_the_report_says_so(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    rows = [{"q": "2+2=", "said": text, "key": "4"} for text in (tagged("4", "0.9"), tagged("5", "0.1"))]
-    file = save(tmp_path, rows, "csv")
-    app(["credit", str(file), "--columns", "prompt=q,completion=said", "--columns", "answer=key", "--output", "out"])
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert summary["options"]["columns"] == {"prompt": "q", "completion": "said", "answer": "key"}
-    html = (tmp_path / "out" / "report.html").read_text()
-    assert "--columns prompt=q --columns completion=said --columns answer=key" in html

@@ -3,9 +3,8 @@
 import json
 
 import pytest
-import torch
 
-from helpers import assert_close
+from helpers import assert_close, double
 from judge_server import Server, verdict
 from rollout_files import LAYOUT, WELL_FORMED, own_run, verl_file, write_lines, write_own
 from spanwise.commands.credit.credit import credit_rollouts
@@ -42,11 +41,10 @@ def test_methods_by_block_pay_what_the_recipe_pays_and_others_compare_its_reward
     bae, by_recipe, group, *sums = (arm.credit.block_nk for arm in result.applied)
     # By hand: plans 1 0 0 1 have mean .5 and weight .5; runs 1 1 0 0 mean .5. Brier -.01 -.09 -.64 -.04, means by runs -.05, -.34.
     plan, code = [0.25, -0.25, -0.25, 0.25], [0.5, 0.5, -0.5, -0.5]
-    brier = torch.tensor([-0.01, -0.09, -0.64, -0.04], dtype=torch.float64)
+    brier, total = double([-0.01, -0.09, -0.64, -0.04]), double([1.49, 0.91, -0.64, 0.46])  # runs + plans / 2 + brier
     assert_close(bae.T, [plan, code, [0.04, -0.04, -0.3, 0.3]])
     assert_close(by_recipe.T, [plan, code, brier.tolist()])
     assert_close(group[:, 2], brier - brier.mean())
-    total = torch.tensor([1.49, 0.91, -0.64, 0.46], dtype=torch.float64)  # runs + plans / 2 + brier
     for summed in sums:
         assert_close(summed, (total - total.mean())[:, None].expand(4, 3))
     with pytest.raises(RecipeError, match="so the baseline 'blended'"):  # no objective can use it
@@ -59,8 +57,7 @@ def test_what_stopping_is_charged_with_is_a_row_of_the_figures(tmp_path):
     file = verl_file(tmp_path / "1.jsonl", outputs, runs=[1, 1, 0, 0], plans=[1, 0, 0, 1])
     methods = summary(credit_rollouts(file, recipe=recipe_in(tmp_path), methods=["recipe", "dr_grpo"]), {})["methods"]
     charged, summed = (figures["blocks"] for figures in methods.values())
-    same = {"mean_abs": 1.0, "zero_share": 0.0, "lowest": -1.0, "highest": -1.0}
-    assert charged["stop"] == {"completions": 2, **same}
+    assert charged["stop"] == {"completions": 2, "mean_abs": 1.0, "zero_share": 0.0, "lowest": -1.0, "highest": -1.0}
     assert "stop" not in summed
 
 
@@ -69,8 +66,7 @@ def test_the_longest_completion_of_a_file_is_its_own_or_the_recipes(tmp_path):
     rows = [{"prompt": "p", "completion": " ".join("w" * length), "acc": acc} for length, acc in ((200, 1), (100, 0))]
     file = write_lines(tmp_path / "rows.jsonl", rows)
     for more, longest in (({}, 200), ({"max_completion_length": 400}, 400)):
-        objectives = [{"reward": "acc", "pays": ["all"]}]
-        overrides = {"layout": {"all": []}, "objectives": objectives, **more}
+        overrides = {"layout": {"all": []}, "objectives": [{"reward": "acc", "pays": ["all"]}], **more}
         result = credit_rollouts(file, methods=["dr_grpo"], overrides=overrides)
         assert result.applied[0].advantages(result.table, 0, 1).tolist() == pytest.approx([0.5 / longest] * 200)
 
@@ -84,10 +80,11 @@ def test_a_preset_that_is_written_out_is_the_preset(tmp_path):
         {"reward": "log_score", "pays": blocks[::-1], "given": "correct", "if_missing": -4.605170185988091},
         {"reward": "format", "pays": blocks, "weight": 0.25, "if_missing": 0.0, "options": {"empty": True}},
     ]
-    plain = {"layout": LAYOUT, "method": "rlcr", "calibration": "log_score"}
-    out = {"layout": LAYOUT, "method": "rlcr", "objectives": filled}
     for name in ("bae", "grpo", "rlcr", "bae:blended"):
-        written_out, named = (credit_rollouts(file, methods=[name], overrides=fields) for fields in (out, plain))
+        written_out, named = (
+            credit_rollouts(file, methods=[name], overrides={"layout": LAYOUT, "method": "rlcr", **fields})
+            for fields in ({"objectives": filled}, {"calibration": "log_score"})
+        )
         assert written_out.arms.schemes == named.arms.schemes
 
 
@@ -111,16 +108,6 @@ def test_a_run_of_ours_whose_reward_is_elsewhere_keeps_the_usual_methods(tmp_pat
     assert "the recipe's own method is left out: Objective 1 needs the function" in result.note
 
 
-def test_a_reward_function_sees_no_end_token(tmp_path):
-    rows = [{"prompt": "2+2=", "completion": text, "correct": 1.0} for text in ("4<|im_end|>", "5<|im_end|>")]
-    write_lines(tmp_path / "rows.jsonl", rows)
-    (tmp_path / "digit.py").write_text("def last(completions, **_):\n    return [float(text[-1]) for text in completions]\n")
-    objectives = [{"reward": f"{tmp_path / 'digit.py'}:last", "name": "last", "pays": ["all"]}]
-    overrides = {"layout": {"all": []}, "objectives": objectives}
-    result = credit_rollouts(tmp_path / "rows.jsonl", methods=["bae"], overrides=overrides)
-    assert result.scores.reward_nm[:, result.scores.names.index("last")].tolist() == [4.0, 5.0]
-
-
 def test_a_judge_sees_the_task(tmp_path):
     rows = [{"prompt": "2+2=", "completion": text} for text in ("4", "5")]
     with Server(lambda *_: verdict("yes")).serving() as server:
@@ -138,19 +125,25 @@ def test_a_rule_that_no_row_of_the_file_fits_is_refused_before_a_judge_is_asked(
     assert not server.requests
 
 
-@pytest.mark.parametrize("kind", ["own", "jsonl"])
-def test_a_reward_function_sees_messages_where_prompts_were_conversations(tmp_path, kind):
-    chat = [{"role": "user", "content": "2+2="}]
+DIGIT = """
+def text(prompts, completions, **_):
+    return [float(completion) + len(prompt) for prompt, completion in zip(prompts, completions)]
+def chat(prompts, completions, **columns):
+    return text([question["content"] for question, in prompts], [reply["content"] for reply, in completions])
+"""
+
+
+@pytest.mark.parametrize("kind", ["own", "chat", "text"])
+def test_a_reward_function_sees_no_end_token_and_messages_where_prompts_were_conversations(tmp_path, kind):
+    chat, end = [{"role": "user", "content": "2+2="}], "<|im_end|>" if kind == "text" else ""
     if kind == "own":
         file = write_own(tmp_path / "rows.parquet", [[1], [1]], prompt=[json.dumps(chat)] * 2, text=["4", "5"])
     else:
-        file = write_lines(tmp_path / "rows.jsonl", [{"prompt": chat, "completion": text} for text in "45"])
-    (tmp_path / "digit.py").write_text(
-        "def digit(prompts, completions, **_):\n"
-        "    pairs = zip(prompts, completions)\n"
-        "    return [float(reply['content']) + len(question['content']) for (question,), (reply,) in pairs]\n"
-    )
-    objectives = [{"reward": f"{tmp_path / 'digit.py'}:digit", "name": "digit", "pays": ["all"]}]
+        rows = [{"prompt": chat if kind == "chat" else "2+2=", "completion": digit + end} for digit in "45"]
+        file = write_lines(tmp_path / "rows.jsonl", rows)
+    (tmp_path / "digit.py").write_text(DIGIT)
+    function = "text" if kind == "text" else "chat"
+    objectives = [{"reward": f"{tmp_path / 'digit.py'}:{function}", "name": "digit", "pays": ["all"]}]
     result = credit_rollouts(file, methods=["bae"], overrides={"layout": {"all": []}, "objectives": objectives})
     assert result.scores.reward_nm[:, result.scores.names.index("digit")].tolist() == [4.0 + 4, 5.0 + 4]
 

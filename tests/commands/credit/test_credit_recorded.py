@@ -54,12 +54,6 @@ def test_verl_with_plan_code_and_confidence():
     assert "recorded" not in summary(result, {})["statuses"]
 
 
-def test_a_file_of_one_reward_has_no_rlcr():
-    result = credit_rollouts(WRITTEN / "verifiers")
-    assert list(by_name(result)) == ["grpo", "bae", "recorded"]
-    assert "rlcr is left out: " in result.note
-
-
 @pytest.fixture
 def other_tags(monkeypatch):
     """Tokenizer and policy with four more pairs of tags than usual."""
@@ -68,6 +62,9 @@ def other_tags(monkeypatch):
 
 
 def test_the_advantages_of_verifiers_stay_at_their_tokens_and_are_a_mean_without_them(other_tags, tmp_path):
+    result = credit_rollouts(WRITTEN / "verifiers")  # of one reward
+    assert list(by_name(result)) == ["grpo", "bae", "recorded"]
+    assert "rlcr is left out: " in result.note
     trl_small.tokenizer().save_pretrained(tmp_path / "model")
     result = credit_rollouts(WRITTEN / "verifiers_stream", tokenizer=tmp_path / "model")
     recorded = by_name(result)["recorded"]
@@ -190,30 +187,22 @@ def credit_of(file, name, **options):
 
 def own_table(**columns):
     """A table of one's own with these columns."""
-    rows = [
-        {"prompt": "2+2=", "completion": WELL_FORMED[n], **{name: c[n] for name, c in columns.items()}} for n in range(4)
-    ]
+    columns = {"prompt": ["2+2="] * 4, "completion": WELL_FORMED, **columns}
+    rows = [{name: column[n] for name, column in columns.items()} for n in range(4)]
     return lambda folder: write_lines(folder / "mine.jsonl", rows)
 
 
-def of_trl(folder):
-    columns = {"step": [1] * 4, "form": FORM, "right": RIGHT, "advantage": CENTRED}
-    return trl_file(folder / "completions_1.parquet", WELL_FORMED, **columns)
+def of_trl(name="completions_1.parquet", **columns):
+    return lambda folder: trl_file(folder / name, WELL_FORMED, step=[1] * 4, **columns)
 
 
-def without_advantages(folder):
-    return trl_file(folder / "mine.parquet", WELL_FORMED, step=[1] * 4, acc=ACC, length=[9, 1, 1, 1])
-
-
-def listed(folder):
-    row = {"prompt": "2+2=", "completions": WELL_FORMED, "rewards": [3, 2, 2, 1], "acc": ACC}
-    return write_lines(folder / "mine.jsonl", [row])
+LISTED = {"prompt": "2+2=", "completions": WELL_FORMED, "rewards": [3, 2, 2, 1], "acc": ACC}
 
 
 @pytest.mark.parametrize(
     ("write", "names", "expected"),
     [
-        (of_trl, ("form", "right"), CENTRED),
+        (of_trl(form=FORM, right=RIGHT, advantage=CENTRED), ("form", "right"), CENTRED),
         # verl's score is the reward and `acc` a diagnostic: the reward is neither acc nor score + acc.
         (lambda f: verl_file(f / "1.jsonl", WELL_FORMED, gts=["4"] * 4, score=RIGHT, acc=FORM), ("score",), CENTRED),
         # The sum that verifiers writes is not added to its parts.
@@ -224,8 +213,8 @@ def listed(folder):
         (own_table(form=FORM, acc=ACC, reward=[3, 2, 2, 1]), ("reward",), CENTRED),
         (own_table(acc=ACC, length=[9, 1, 1, 1]), ("correct",), [0.5, -0.5, -0.5, 0.5]),  # nothing says what length is
         # A step beside prompt and completion is not yet TRL's: TRL writes advantages, too.
-        (without_advantages, ("correct",), [0.5, -0.5, -0.5, 0.5]),
-        (listed, ("rewards",), CENTRED),
+        (of_trl("mine.parquet", acc=ACC, length=[9, 1, 1, 1]), ("correct",), [0.5, -0.5, -0.5, 0.5]),
+        (lambda f: write_lines(f / "mine.jsonl", [LISTED]), ("rewards",), CENTRED),
     ],
     ids=["TRL", "verl", "verifiers", "prefixed", "an object", "reward", "acc", "no advantage", "a list"],
 )
@@ -237,11 +226,11 @@ def test_the_rewards_that_the_trainer_added_up_are_added_up(write, names, expect
 
 
 def test_what_the_user_says_goes_before_what_the_trainer_added_up(tmp_path):
-    file = trl_file(tmp_path / "completions_1.parquet", WELL_FORMED, step=[1] * 4, form=FORM, right=ACC)
+    file = of_trl(form=FORM, right=ACC)(tmp_path)
     _, credit = credit_of(file, "dr_grpo", reward={"correct": "right"})
     assert credit == [0.5, -0.5, -0.5, 0.5]
-    objectives = [{"reward": "mine:right", "pays": ["solution"], "weight": 4.0}]
-    _, credit = credit_of(file, "dr_grpo", overrides={"objectives": objectives})
+    objective = {"reward": "mine:right", "pays": ["solution"], "weight": 4.0}
+    _, credit = credit_of(file, "dr_grpo", overrides={"objectives": [objective]})
     assert credit == [2.0, -2.0, -2.0, 2.0]
     blocks, _ = credit_of(file, "bae", reward={"correct": "right"})
     assert blocks.arms.schemes["bae"].names[:2] == ("correct", "brier")
@@ -252,41 +241,32 @@ def recipe(folder):
     return folder / "recipe.yaml"
 
 
-def tree(first, second, right):
-    """A trace of two branches from one prompt, with the reward of the whole."""
-    other = node("assistant", second, parent=0, sampled=True)
-    return trace(first, "4", {"correct": {"score": right, "weight": 1.0}}, extra=[other])
-
-
 def test_a_rollout_of_several_branches_has_one_vote_and_a_group_size_counts_rollouts(tmp_path):
     """Rewards 1 (two branches), 0, 0: leave-one-out of three rollouts, not of four rows."""
-    traces = [tree(tagged("4", "0.9"), tagged("4", "0.8"), 1.0)]
-    traces += [trace(tagged("5", "0.5"), "4", {"correct": {"score": 0.0, "weight": 1.0}}) for _ in range(2)]
-    file = write_lines(tmp_path / "traces.jsonl", [episode(rollout) for rollout in traces])
+    other = node("assistant", tagged("4", "0.8"), parent=0, sampled=True)
+
+    def rollout(right, *branches):
+        said = tagged("4", "0.9") if branches else tagged("5", "0.5")
+        return episode(trace(said, "4", {"correct": {"score": right, "weight": 1.0}}, extra=branches))
+
+    file = write_lines(tmp_path / "traces.jsonl", [rollout(1.0, other), rollout(0.0), rollout(0.0)])
     result = credit_rollouts(file, recipe=recipe(tmp_path), methods=["rloo", "grpo"])
     rloo = result.applied[0].credit.block_nk
     torch.testing.assert_close(rloo, torch.tensor([[1.0], [1.0], [-0.5], [-0.5]]).double().expand_as(rloo))
     grpo = result.applied[1].credit.block_nk[:, 0]
     torch.testing.assert_close(grpo[0], grpo[1])
     torch.testing.assert_close(grpo[1] + grpo[2] + grpo[3], torch.tensor(0.0).double())
-    traces = [tree(tagged("4", "0.9"), tagged("4", "0.8"), right) for right in (1.0, 0.0, 1.0, 0.0)]
-    write_lines(file, [episode(rollout) for rollout in traces])
+    write_lines(file, [rollout(right, other) for right in (1.0, 0.0, 1.0, 0.0)])
     result = credit_rollouts(file, recipe=recipe(tmp_path), methods=["rloo"], overrides={"group_size": 2})
     assert result.group_n.tolist() == [0] * 4 + [1] * 4
 
 
-@pytest.fixture
-def trace_options(tmp_path):
-    """Options for the traces that verifiers wrote."""
+def test_what_the_trainer_gave_stands_beside_another_method_and_an_export_keeps_the_rollouts(tmp_path):
+    """A method over tokens needs one row per rollout; without branches nothing changes."""
     trl_small.tokenizer().save_pretrained(tmp_path / "model")
-    return {"tokenizer": tmp_path / "model", "recipe": recipe(tmp_path), "reward": {"correct": "exact"}}
-
-
-def test_what_the_trainer_gave_stands_beside_what_another_method_would_and_an_export_remembers_whose_a_row_is(
-    trace_options, tmp_path
-):
-    methods = ["grpo", "rloo", "recorded"]
-    result = credit(WRITTEN / "verifiers_branches", methods=methods, output=tmp_path / "out", **trace_options)
+    given = {"tokenizer": tmp_path / "model", "recipe": recipe(tmp_path)}
+    options, methods = {**given, "reward": {"correct": "exact"}}, ["grpo", "rloo", "recorded"]
+    result = credit(WRITTEN / "verifiers_branches", methods=methods, output=tmp_path / "out", **options)
     grpo, rloo, recorded = result.applied
     assert recorded.credit.block_nk[:, 1].tolist() == [0.5, 0.5, -0.5, -0.5]
     ours, theirs = (arm.advantages(result.table, 0, 4) for arm in (grpo, recorded))
@@ -294,13 +274,10 @@ def test_what_the_trainer_gave_stands_beside_what_another_method_would_and_an_ex
     np.testing.assert_allclose(np.abs(theirs[theirs != 0]), 0.5 / 20, rtol=1e-6)  # 20 tokens of a rollout share one vote
     file = tmp_path / "out" / "credit.parquet"
     assert pq.read_table(file)["rollout"].to_pylist() == [0, 0, 1, 1]
-    exported = credit_rollouts(file, recipe=trace_options["recipe"], methods=["rloo"], tokenizer=trace_options["tokenizer"])
+    exported = credit_rollouts(file, methods=["rloo"], **given)
     assert exported.table.rollout_n.tolist() == [0, 0, 1, 1]
     torch.testing.assert_close(exported.applied[0].credit.block_nk, rloo.credit.block_nk)
     assert "rollout" not in exported.table.columns
-
-
-def test_a_method_over_tokens_needs_one_row_per_rollout(trace_options):
     with pytest.raises(RecipeError, match=r"Method 'gae' .*branches"):
-        credit_rollouts(WRITTEN / "verifiers_branches", methods=["gae"], **trace_options)
-    assert read_rollouts(WRITTEN / "verifiers").rollout_n is None  # without branches nothing changes
+        credit_rollouts(WRITTEN / "verifiers_branches", methods=["gae"], **options)
+    assert read_rollouts(WRITTEN / "verifiers").rollout_n is None

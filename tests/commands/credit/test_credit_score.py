@@ -70,16 +70,14 @@ def test_the_score_is_shown_as_a_confidence(tmp_path):
     path = file(tmp_path, [1.4, 0.2, -0.3, None])
     credit(path, output=tmp_path / "out", recipe=recipe(tmp_path), methods=["recipe"], console=console)
     text = (
-        "3 completions have a score (75 %). Compared with correct: ECE 0.067, Brier 0.013, AUROC 1.000."  # .2 / 3, .04 / 3
+        "3 completions have a score (75 %). Compared with correct: ECE 0.067, Brier 0.013, AUROC 1.000."  # .2 and .04, by 3
     )
     assert text in console.file.getvalue()
     score = json.loads((tmp_path / "out" / "summary.json").read_text())["score"]
     assert (score["completions"], score["coverage"], score["verdict"]) == (3, 0.75, "correct")
     assert score["ece"] == pytest.approx(0.2 / 3)
     html = (tmp_path / "out" / "report.html").read_text()
-    page = Page(html)
-    assert "3 of 4 completions have a score and could be judged." in page.text
-    assert text in page.text
+    assert all(said in Page(html).text for said in (text, "3 of 4 completions have a score and could be judged."))
     assert data_of(html)["scores"] == [
         "says of itself 1.00 (1.4, clipped)", "says of itself 0.20", "says of itself 0.00 (-0.3, clipped)",
         "no self-rewarding score, because the completion was cut off",
@@ -102,7 +100,6 @@ def test_the_sum_of_a_block_says_what_was_mixed(tmp_path):
     options = {"recipe": recipe(tmp_path, method="bae", scale="none"), "methods": ["recipe", "bae"]}
     credit(file(tmp_path), output=tmp_path / "out", **options)
     mixed, plain = data_of((tmp_path / "out" / "report.html").read_text())["why"][0]
-    solution = mixed["blocks"]["solution"]
-    assert solution["total"] == "+0.715 = 0.9 · 0.75 (correct) + 0.1 · 0.4 (its own score)"
-    assert [term["sum"] for term in solution["terms"]] == ["+0.75 = 1 \u2212 0.25"]
-    assert [term["sum"] for term in plain["blocks"]["solution"]["terms"]] == ["+0.75 = 1 \u2212 0.25"]
+    assert mixed["blocks"]["solution"]["total"] == "+0.715 = 0.9 · 0.75 (correct) + 0.1 · 0.4 (its own score)"
+    for page in (mixed, plain):
+        assert [term["sum"] for term in page["blocks"]["solution"]["terms"]] == ["+0.75 = 1 \u2212 0.25"]

@@ -111,8 +111,13 @@ def test_a_file_of_a_run_is_known_by_its_folder(scripted):
 
 
 @pytest.mark.parametrize(("variant", "trained"), [("blended", "bae"), ("rlcr", "rlcr")])
-def test_the_report_of_a_run_shows_grpo_beside_its_own(variant, trained, scripted):
-    files = [scripted(variant) / "rollouts" / "step_000002.parquet"]
+def test_the_report_of_a_run_shows_grpo_beside_its_own_unless_its_rollouts_cannot_be_credited_again(
+    variant, trained, scripted, tmp_path
+):
+    bare, files = tmp_path / "run", [scripted(variant) / "rollouts" / "step_000002.parquet"]
+    shutil.copytree(scripted(variant), bare, ignore=shutil.ignore_patterns("*token*"))
+    view, credit = recorded_view(bare, {"method": trained}, [bare / "rollouts" / "step_000002.parquet"])
+    assert (view.methods, list(credit)) == ((trained,), [trained])
     view, credit = recorded_view(scripted(variant), {"method": trained}, files)
     rows = pq.read_table(files[0]).to_pylist()
     assert list(view.methods) == list(credit) == [trained, "grpo"]
@@ -124,16 +129,6 @@ def test_the_report_of_a_run_shows_grpo_beside_its_own(variant, trained, scripte
     grpo = [page.advantages["grpo"][row["start/solution"]] for row, page in zip(rows, view.completions, strict=True)]
     np.testing.assert_array_equal(np.sign(np.round(grpo, 9)), expected)
     assert (expected != 0).sum() > 8
-
-
-def test_a_run_whose_rollouts_cannot_be_credited_again_shows_its_own_method(scripted, tmp_path):
-    shutil.copytree(scripted("blended"), tmp_path / "run")
-    for file in (tmp_path / "run" / "model").glob("*"):
-        file.unlink()
-    view, credit = recorded_view(
-        tmp_path / "run", {"method": "bae"}, [tmp_path / "run" / "rollouts" / "step_000002.parquet"]
-    )
-    assert (view.methods, list(credit)) == (("bae",), ["bae"])
 
 
 @pytest.mark.filterwarnings("ignore")  # TRL's table of completions and pandas warn of themselves

@@ -28,10 +28,9 @@ def write(source, folder, method="recipe", **options):
 
 
 def test_what_was_written_is_read_back_as_the_recorded_advantages(tmp_path, tokenizer):
-    """A block's credit stands at the block's own tokens, in both branches of a trace."""
     result = write(FILE, tmp_path / "out", "bae", tokenizer=tokenizer)
     table = read_rollouts(tmp_path / "out" / "traces.jsonl", tokenizer=tokenizer)
-    arm = next(arm for arm in result.applied if arm.name == "bae")
+    (arm,) = [arm for arm in result.applied if arm.name == "bae"]
     expected = arm.advantages(result.table, 0, len(result.table))
     assert table.as_recorded.value == pytest.approx(expected)
     assert len(set(expected.tolist())) > 2
@@ -40,14 +39,12 @@ def test_what_was_written_is_read_back_as_the_recorded_advantages(tmp_path, toke
 
 
 def test_a_recipe_that_is_a_preset_is_written_by_either_name(tmp_path, tokenizer):
-    """Such a recipe is one method called `bae`, and --write recipe means it."""
     for name in ("bae", "recipe"):
         write(FILE, tmp_path / name, name, tokenizer=tokenizer, methods=["recipe"], overrides={"layout": LAYOUT})
     assert (tmp_path / "bae" / "traces.jsonl").read_bytes() == (tmp_path / "recipe" / "traces.jsonl").read_bytes()
 
 
 def test_what_cannot_be_written_is_refused_before_anything_is(tmp_path, tokenizer):
-    """A method that was not applied, no tokenizer, and traces over themselves."""
     copy = tmp_path / "out" / "traces.jsonl"
     copy.parent.mkdir()
     copy.write_text(FILE.read_text())
@@ -74,12 +71,9 @@ def test_dumps_of_slime_are_written_with_advantages_and_read_back_equal(tmp_path
     (tmp_path / "dumps").mkdir()
     for number in (0, 1):
         torch.save({"rollout_id": number, "samples": samples, "more": "x"}, tmp_path / "dumps" / f"{number}.pt")
-    result = credit(
-        tmp_path / "dumps", output=tmp_path / "out", write="rloo", methods=["rloo"], tokenizer=tokenizer,
-        reward={"correct": "reward"}, overrides={"layout": LAYOUT},
-    )  # fmt: skip
-    (arm,) = result.applied
-    expected = arm.advantages(result.table, 0, 6)
+    rule = {"methods": ["rloo"], "reward": {"correct": "reward"}, "overrides": {"layout": LAYOUT}}
+    result = write(tmp_path / "dumps", tmp_path / "out", "rloo", tokenizer=tokenizer, **rule)
+    expected = result.applied[0].advantages(result.table, 0, 6)
     tables = [read_rollouts(tmp_path / "out" / f"{number}.pt", tokenizer=tokenizer) for number in (0, 1)]
     assert np.concatenate([table.as_recorded.value for table in tables]) == pytest.approx(expected)
     assert np.unique(expected).size >= 3
