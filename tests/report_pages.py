@@ -1,18 +1,15 @@
 """The four reports from small hand-made figures, for the tests of the page and of the browser."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re
 import zlib
 from functools import cache
 from html.parser import HTMLParser
-from typing import Any
 
 import torch
 
-from helpers import NAN
+from helpers import NAN, double
 from spanwise.fidelity.page import fidelity_report
 from spanwise.measure import compare_arms, voting
 from spanwise.report import TokenView, compare_report, credit_report, train_report
@@ -22,12 +19,12 @@ HOSTILE = '</script><script>window.hacked = 1</script><img src=x onerror="window
 RECIPE = {"task": "digits", "method": "bae", "baseline": "outcome", "steps": 2, "prompts": 4, "group_size": 2, "seed": 7}
 
 
-def start() -> dict[str, Any]:
+def start():
     """Figures of an evaluation; the AUROC does not exist."""
     return {"accuracy": 0.25, "refusal_rate": 0.5, "format_rate": 0.75, "ece": 0.3125, "brier": 0.375, "auroc": None}
 
 
-def batch(step: int) -> dict[str, Any]:
+def batch(step):
     """A line of metrics of one training batch."""
     return {
         "step": step, "accuracy": 0.5, "ece": 0.2, "malformed": 0.125, "rewards/correct/mean": 0.5, "rewards/brier/mean": -0.25,
@@ -37,11 +34,10 @@ def batch(step: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def train_page(**changes: Any) -> str:
+def train_page(**changes):
     """A run of two steps, with samples, votes and one completion."""
     prompt_n = torch.arange(8) // 4
-    confidence_n = torch.tensor([0.75, 0.75, 0.25, 1.0, 0.75, 0.25, NAN, 0.5], dtype=torch.float64)
-    correct_n = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0], dtype=torch.float64)
+    confidence_n, correct_n = double([0.75, 0.75, 0.25, 1.0, 0.75, 0.25, NAN, 0.5]), double([1, 0, 0, 1, 1, 0, 0, 1])
     votes = voting(list("abcaaabb"), confidence_n, correct_n, prompts=prompt_n.tolist(), resamples=20)
     options = {
         "recipe": RECIPE,
@@ -57,7 +53,7 @@ def train_page(**changes: Any) -> str:
 
 
 @cache
-def compare_page() -> str:
+def compare_page():
     """Two arms over three seeds; one figure is missing in one seed."""
     runs = {
         "blended": {0: {"ece": 0.0625, "accuracy": 0.75}, 1: {"ece": 0.07, "accuracy": None}, 2: {"ece": 0.06, "accuracy": 0.5}},
@@ -65,16 +61,15 @@ def compare_page() -> str:
         "never": {0: {"ece": None, "accuracy": 0.5}},
     }  # fmt: skip
     points = {seed: [{"step": 0, "ece": 0.5, "accuracy": 0.1}, {"step": 9, "ece": 0.25 - 0.01 * seed}] for seed in range(3)}
-    return compare_report(
-        title="Two arms", recipe=RECIPE, comparison=compare_arms(runs), curves={"blended": points, "outcome": points}
-    )
+    curves = {"blended": points, "outcome": points}
+    return compare_report(title="Two arms", recipe=RECIPE, comparison=compare_arms(runs), curves=curves)
 
 
 @cache
-def fidelity_page() -> str:
+def fidelity_page():
     """Two baselines at two group sizes."""
 
-    def around(value: float) -> dict[str, float]:
+    def around(value):
         return {"value": value, "low": value - 0.0625, "high": value + 0.0625}
 
     figures = [
@@ -95,14 +90,7 @@ def fidelity_page() -> str:
     return fidelity_report(source="runs/bae", recipe=RECIPE, counts=counts, **measured)
 
 
-def credit_page(
-    completions: int = 4,
-    tokens: int = 6,
-    *,
-    text: str = "x",
-    source: str = "rollouts.parquet",
-    stop: torch.Tensor | None = None,
-) -> str:
+def credit_page(completions=4, tokens=6, *, text="x", source="rollouts.parquet", stop=None):
     """Two methods over some completions; one reward in four is absent, one in four failed; `stop` is the second method's."""
     n, quarter = torch.arange(completions), completions // 4
     blocks = {"solution": (n % 3).double() - 1, "confidence": torch.where(n % 4 == 3, NAN, 0.25 * (n % 2))}
@@ -118,10 +106,10 @@ def credit_page(
     )  # fmt: skip
 
 
-def view(completions: int, tokens: int = 6, text: str = "x") -> TokenView:
+def view(completions, tokens=6, text="x"):
     """Completions whose tokens say `text`, each with its number."""
 
-    def row(number: int) -> TokenRow:
+    def row(number):
         half = tokens // 2
         credit = {"grpo": [0.5 - number % 2] * tokens, "bae": [0.25 * (number % 5)] * half + [-0.125] * (tokens - half)}
         words = [f"{text}{number * 7 % 50}.{t % 400} " for t in range(tokens)]
@@ -134,7 +122,7 @@ def view(completions: int, tokens: int = 6, text: str = "x") -> TokenView:
     return TokenView(("grpo", "bae"), [row(number) for number in range(completions)])
 
 
-def token_row(tokens: list[str], a: list[float] | None = None, b: list[float] | None = None, **changes: Any) -> TokenRow:
+def token_row(tokens, a=None, b=None, **changes):
     """One plain completion under methods a and b."""
     size = len(tokens)
     fields = {
@@ -144,14 +132,14 @@ def token_row(tokens: list[str], a: list[float] | None = None, b: list[float] | 
     return TokenRow(**{**fields, **changes})
 
 
-def data_of(html: str, view: int | None = None) -> Any:
+def data_of(html, view=None):
     """Return the decompressed JSON of a token view, by default of the only one on the page."""
     packed = re.findall(r'<script type="application/json" class="token-data">(.*?)</script>', html, re.S)
     assert view is not None or len(packed) == 1
     return json.loads(zlib.decompress(base64.b64decode(json.loads(packed[view or 0])["deflate"])))
 
 
-def decoded(column: Any, n: int) -> list[Any] | None:
+def decoded(column, n):
     """Decode the n-th text of a column of the token view slowly, from the description of the format alone."""
     if column is None or column["codes"][n] is None:
         return None
@@ -163,13 +151,9 @@ def decoded(column: Any, n: int) -> list[Any] | None:
 class Page(HTMLParser):
     """What an HTML parser sees: elements, texts by the element they stand in, scripts."""
 
-    def __init__(self, html: str) -> None:
+    def __init__(self, html):
         super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.scripts: list[tuple[dict[str, str | None], str]] = []
-        self._texts: list[str] = []
-        self.cells: list[list[str]] = []
-        self._open: list[str] = []
+        self.elements, self.scripts, self.cells, self._texts, self._open = [], [], [], [], []
         self._apart, self._in_term = True, False  # a term of the glossary stands inside a text and does not end it
         self.feed(html)
         self.close()
@@ -210,12 +194,12 @@ class Page(HTMLParser):
                 self.cells[-1][-1] += data
 
     @property
-    def text(self) -> str:
+    def text(self):
         return " ".join(text for text in self.texts if text)
 
     @property
-    def specs(self) -> list[dict]:
+    def specs(self):
         return [json.loads(text) for attributes, text in self.scripts if (attributes.get("id") or "").startswith("spec-")]
 
-    def headline(self, label: str) -> str:
+    def headline(self, label):
         return self.texts[self.texts.index(label) + 1]

@@ -54,13 +54,9 @@ def check(table, width, *, keep=1):
             assert piece in text or len(piece) > width // 2, (piece, text)
 
 
-@pytest.fixture(scope="module")
-def credited():
-    return credit_rollouts(WRITTEN / "verl")
-
-
 @widths
-def test_credit_and_why(credited, width):
+def test_credit_and_why(width):
+    credited = credit_rollouts(WRITTEN / "verl")
     for table in figures_tables(summary(credited, {})["methods"], credited.title):
         check(table, width, keep=2)
     zeros = reasons(credited)
@@ -78,14 +74,6 @@ def test_a_path_of_any_length_and_with_brackets_stands_above_the_table(width, tm
     assert str(folder / "1.jsonl") in re.sub(r"\s", "", text)
 
 
-@widths
-def test_methods(width):
-    table = methods_table()
-    check(table, width)
-    assert "[bold]gigpo" in [*table.columns[0].cells]
-    assert any("arXiv 2602.10231" in cell for cell in table.columns[2].cells)
-
-
 def numbers(size):
     return torch.rand(size, generator=torch.Generator().manual_seed(0)).tolist()
 
@@ -101,18 +89,17 @@ def test_figures_of_training_evaluation_and_demo(width):
     assert printed(*interval_table("runs/a", intervals), width=width).count("0.100 to 0.150") == len(names)
 
 
-@pytest.fixture(scope="module")
-def votes():
-    prompts = [n // 32 for n in range(64)]
-    right_n = (torch.arange(64) % 3 == 0).double()
-    answers, said_n = [str(n % 5) for n in range(64)], torch.tensor(numbers(64)).double()
-    return voting(answers, said_n, right_n, prompts=prompts, resamples=5)
-
-
 @widths
-def test_votes(votes, width):
+def test_votes_and_methods(width):
+    right_n, said_n = (torch.arange(64) % 3 == 0).double(), torch.tensor(numbers(64)).double()
+    prompts, answers = [n // 32 for n in range(64)], [str(n % 5) for n in range(64)]
+    votes = voting(answers, said_n, right_n, prompts=prompts, resamples=5)
     check(vote_table("accuracy of a vote", votes), width)
     check(gain_table("a minus b", curve_difference(*list(votes.values())[:2])), width)
+    table = methods_table()
+    check(table, width)
+    assert "[bold]gigpo" in [*table.columns[0].cells]
+    assert any("arXiv 2602.10231" in cell for cell in table.columns[2].cells)
 
 
 def test_a_vote_says_what_stands_behind_its_sign_and_claims_no_certainty():
@@ -120,29 +107,23 @@ def test_a_vote_says_what_stands_behind_its_sign_and_claims_no_certainty():
     right, half = torch.ones(4).double(), torch.tensor([1.0, 1.0, 0.0, 0.0]).double()
     unsaid = torch.full((4,), torch.nan).double()
     for right_n, prompts, shown in ((right, range(4), "1.000"), (half, range(4), "0.500±0.2"), (half, [0] * 4, "0.500")):
-        text = printed(vote_table("votes", voting(["4"] * 4, unsaid, right_n, prompts=list(prompts))), width=80)
+        text = printed(vote_table("votes", voting(["4"] * 4, unsaid, right_n, prompts=list(prompts))))
         assert "± standard error" in text
         first_cell = next(line for line in text.splitlines() if line.strip().startswith("pass@1")).split()[1]
-        assert first_cell.startswith(shown)
-        assert ("±" in first_cell) == ("±" in shown)
-
-
-COMPARED = [*FIGURES, "majority@16", "weighted@16", "second_accuracy"]
-
-
-@pytest.fixture(scope="module")
-def comparison():
-    runs = {
-        arm: {s: dict.fromkeys(COMPARED, 0.8 + (3 * s + k) % 7 / 100) | {"refusal_rate": 0.0} for s in range(5)}
-        for k, arm in enumerate(["outcome", "blended", "rlcr", "two_attempts"])
-    }
-    return compare_arms(runs)
+        assert (first_cell.startswith(shown), "±" in first_cell) == (True, "±" in shown)
 
 
 @widths
-def test_a_comparison(comparison, width):
+def test_a_comparison(width):
+    figures = [*FIGURES, "majority@16", "weighted@16", "second_accuracy"]
+    comparison = compare_arms(
+        {
+            arm: {s: dict.fromkeys(figures, 0.8 + (3 * s + k) % 7 / 100) | {"refusal_rate": 0.0} for s in range(5)}
+            for k, arm in enumerate(["outcome", "blended", "rlcr", "two_attempts"])
+        }
+    )
     text = printed(*comparison_tables(comparison), width=width)
-    assert all(figure.replace("_", " ") in text for figure in COMPARED)
+    assert all(figure.replace("_", " ") in text for figure in figures)
     table = text.split("runs of the same seed")[0]
     for line in comparison.markdown().splitlines()[2:6]:
         assert all(cell in table for cell in line.strip("| ").split(" | "))
@@ -160,17 +141,15 @@ def test_tables_of_one_run_mark_what_is_wrong():
     assert "!" not in printed(*figure_table("train: a", {"start": good}))
     intervals = {"accuracy": Interval(0.001, 0.0, 0.01, 0.001, 0.95, 4), "auroc": None}
     text = printed(*interval_table("a", intervals))
-    assert "0.001 !" in text
-    assert "! hardly any answer is right (accuracy)" in text
+    assert all(said in text for said in ("0.001 !", "! hardly any answer is right (accuracy)"))
     assert "auroc" not in printed(*interval_table("a", intervals, absent=["auroc"]))
 
 
 JUDGED = {"ece", "brier", "auroc", "mean_confidence", "sharpness"}
 
 
-@pytest.mark.parametrize(
-    ("layout", "tags", "names"),
-    [
+def test_what_a_layout_cannot_tell_is_said_once():
+    for layout, tags, names in (
         (Layout({"solution": ["answer"], "confidence": ["confidence"]}), TAGS, set()),
         (Layout({"all": []}), TAGS, set()),  # the task's own tags
         (None, TAGS, set()),
@@ -180,15 +159,9 @@ JUDGED = {"ece", "brier", "auroc", "mean_confidence", "sharpness"}
         (Layout(["answer", "confidence"], segmenter="json"), TAGS, set()),
         (Layout(["g", "h"], segmenter="json"), TAGS, {"coverage", "accuracy", "refusal_rate", "verdict_rate", *JUDGED}),
         (Layout({"answer": "json:answer", "rest": []}), TAGS, {"coverage", *JUDGED}),
-    ],
-)
-def test_what_a_layout_cannot_tell_is_said_once(layout, tags, names):
-    causes = unmeasured(layout, tags)
-    assert set(causes) == names
-    assert len(set(causes.values())) == bool(names)
-
-
-def test_what_a_layout_cannot_tell_of_a_score_is_said_too():
+    ):
+        causes = unmeasured(layout, tags)
+        assert (set(causes), len(set(causes.values()))) == (names, bool(names))
     spoken = unmeasured(Layout({"solution": ["answer"]}), TAGS, scored=True)
     assert set(spoken) == {"coverage", *JUDGED}
     assert spoken["ece"].endswith("only <answer>; the self-rewarding score is measured instead of a confidence")
@@ -196,12 +169,9 @@ def test_what_a_layout_cannot_tell_of_a_score_is_said_too():
     assert nothing - set(unmeasured(Layout({"plan": ["plan"]}), TAGS)) == {f"laser_{name}" for name in JUDGED}
 
 
-def test_curves_are_drawn_as_text():
-    assert text_plot({"accuracy": [0.0, 0.5, 1.0]}, height=2) == "accuracy  1 |  █\n          0 | ██"
-
-
-def test_only_small_groups_get_a_note_on_their_pull():
+def test_only_small_groups_get_a_note_on_their_pull_and_curves_are_drawn_as_text():
     """The .80 that it says is that of a run in test_cli."""
+    assert text_plot({"accuracy": [0.0, 0.5, 1.0]}, height=2) == "accuracy  1 |  █\n          0 | ██"
     scheme = Scheme.preset("bae", Layout({"solution": ["answer"], "report": ["confidence"]}))
     assert "groups of 4" in pull_note(scheme, group_size=4)
     assert pull_note(scheme, group_size=16) is None
@@ -214,16 +184,15 @@ def test_a_plug_in_without_a_source_is_not_taken_from_the_paper(capsys):
         return reward_n / 2
 
     try:
-        show_methods("halved")
+        for name, source in (
+            ("halved", f"taken from the module {__name__}, which is not part of spanwise."),
+            ("grpo", "The formula is taken from the paper (the option ddof is from the code of verl"),
+            ("sae", "its full text was not used"),
+        ):
+            show_methods(name)
+            assert source in " ".join(capsys.readouterr().out.split())
     finally:
         METHODS.pop("halved")
-    assert f"taken from the module {__name__}, which is not part of spanwise." in " ".join(capsys.readouterr().out.split())
-    for name, source in (
-        ("grpo", "The formula is taken from the paper (the option ddof is from the code of verl"),
-        ("sae", "its full text was not used"),
-    ):
-        show_methods(name)
-        assert source in " ".join(capsys.readouterr().out.split())
     show_methods("rlcr")
     preset = yaml.safe_load(capsys.readouterr().out)
     assert (preset["method"], preset["per"], preset["options"]) == ("rlcr", "block", {})
@@ -232,7 +201,7 @@ def test_a_plug_in_without_a_source_is_not_taken_from_the_paper(capsys):
 
 def test_a_large_file_shows_how_far_it_is_read_and_a_small_one_nothing(tmp_path, monkeypatch):
     file, text = tmp_path / "a.jsonl", io.StringIO()
-    file.write_text("".join('{"prompt": "p", "completion": "one two"}\n' for _ in range(800)))
+    file.write_text('{"prompt": "p", "completion": "one two"}\n' * 800)
     console = Console(file=text, width=80)
     with large_files_shown(console):
         assert len(read_rollouts(file)) == 800

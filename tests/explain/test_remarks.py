@@ -10,9 +10,7 @@ from spanwise.explain.remarks import Watch
 from spanwise.score import Reward
 from spanwise.types import Status
 
-VOCABULARY = Vocabulary(
-    (b"<answer>", b"</answer>", b"<sure>", b"</sure>", b"4", b"5", b"0.9", b"<plan>", b"</plan>", b"much")
-)
+VOCABULARY = Vocabulary(tuple(b"<answer> </answer> <sure> </sure> 4 5 0.9 <plan> </plan> much".split()))
 LAYOUT = Layout({"solution": ["answer"], "report": ["sure"]})
 WHOLE, SILENT, VAGUE, PLAN = [0, 4, 1, 2, 6, 3], [0, 5, 1], [0, 4, 1, 2, 9, 3], [7, 4, 8]
 
@@ -28,17 +26,14 @@ def reading_of(ids, rule, **options):
     return read(Batch.jagged(ids, [0] * len(ids), columns={"answer": ["4"] * len(ids)}), rule, VOCABULARY, **options)
 
 
-def warnings_of(ids, rule=None):
+def warnings_of(ids, rule=None, **options):
     rule = rule or scheme()
-    return setup_warnings(reading_of(ids, rule), rule)
+    return setup_warnings(reading_of(ids, rule, **options), rule)
 
 
 def test_other_tags_than_the_layouts():
-    assert list(warnings_of([PLAN, PLAN, []])) == ["tags"], "what follows from it is not said again"
-
-
-def test_completions_that_were_cut_off_are_not_told_to_change_the_prompt():
     """Different completions that all end at one length were cut off there; equal ones, or ones of many lengths, were not."""
+    assert list(warnings_of([PLAN, PLAN, []])) == ["tags"], "what follows from it is not said again"
     assert "2 of these completions ended inside " in warnings_of([[0, 4], [0, 4], PLAN])["tags"]
     most_of_one_length = [[4, 4, 5], [4, 5, 4], [5, 4, 4], [4, 5]]
     assert "3 of these completions have the largest length, 3 tokens, " in warnings_of(most_of_one_length)["tags"]
@@ -47,19 +42,16 @@ def test_completions_that_were_cut_off_are_not_told_to_change_the_prompt():
         assert "cut off" not in warnings_of(ids)["tags"]
 
 
-@pytest.mark.parametrize(
-    ("ids", "counts"),
-    [
+def test_leaving_a_block_out_costs_nothing_without_if_missing():
+    for ids, counts in (
         ([WHOLE, SILENT, []], ["1 of 3 completions leave out"]),
         ([WHOLE, VAGUE], ["1 of 2 completions write"]),
         ([WHOLE, SILENT, VAGUE], ["1 of 3 completions leave out", "1 of 3 completions write"]),
-    ],
-)
-def test_leaving_a_block_out_costs_nothing_without_if_missing(ids, counts):
-    warnings = warnings_of(ids)
-    assert list(warnings) == ["free/brier"]
-    assert re.findall(r"\d of \d completions (?:leave out|write)", warnings["free/brier"]) == counts
-    assert warnings_of(ids, scheme(if_missing=-1.0)) == {}
+    ):
+        ((name, sentence),) = warnings_of(ids).items()
+        assert name == "free/brier"
+        assert re.findall(r"\d of \d completions (?:leave out|write)", sentence) == counts
+        assert warnings_of(ids, scheme(if_missing=-1.0)) == {}
 
 
 def test_parts_of_one_reward_that_are_left_out_have_one_sentence():
@@ -76,14 +68,9 @@ def test_parts_of_one_reward_that_are_left_out_have_one_sentence():
     assert watch.of_reading(reading_of([*completions, [0, 4, 1]], rule))[0] == [], "neither again, nor of a part alone"
     garbled = {"own.all": Reward.of([1.0, 1.0, None], status=[Status.OK, Status.OK, Status.UNPARSABLE])}
     rule = Scheme("bae", layout, [*parts, Objective(paying(), layout.names, name="own.all")], recorded=frozenset(garbled))
-    own = setup_warnings(reading_of(completions, rule, recorded=garbled), rule)
+    own = warnings_of(completions, rule, recorded=garbled)
     assert own.pop("free/own.all").startswith("1 of 3 completions write answer and sure and plan "), "it is not left out"
     assert own == {"free/own": sentence}
-
-
-def test_what_another_objective_charges_and_what_is_empty_leaves_nothing_out():
-    priced = scheme(Objective("format", "report"), if_missing=-1.0)
-    assert warnings_of([WHOLE, SILENT], priced) == warnings_of([WHOLE, []]) == warnings_of([]) == {}
 
 
 def paying(*values):
@@ -121,31 +108,17 @@ def test_a_number_for_a_block_that_is_not_there(values, if_missing, count, numbe
 
 def warnings_of_recorded(ids, reward):
     rule = Scheme("bae", LAYOUT, [Objective(paying(), "report", name="mine")], recorded=frozenset({"mine"}))
-    return setup_warnings(reading_of(ids, rule, recorded={"mine": reward}), rule)
+    return warnings_of(ids, rule, recorded={"mine": reward})
 
 
-def test_a_recorded_number_for_a_block_that_is_not_there():
+def test_of_a_recorded_reward_is_said_where_its_number_is_from_and_nothing_of_what_is_not_kept():
     sentence = warnings_of_recorded([WHOLE, SILENT], Reward.of([1.0, 0.0]))["unused/mine"]
-    start = "1 of 2 completions lack report, but have a reward of objective 'mine': 0 (recorded in the file)."
-    assert sentence.startswith(start)
-
-
-@pytest.mark.parametrize("status", [Status.ERROR, Status.TIMEOUT])
-def test_an_objective_whose_check_failed_for_everybody(status):
-    failed = Reward.of([None, None], status=[status] * 2)
-    assert "The check itself failed" in warnings_of_recorded([WHOLE, WHOLE], failed)["scored/mine"]
-
-
-def test_a_completion_that_broke_its_check_has_a_reward():
-    """It counts as 0. That checks break is the alarm of another metric, and that a block is left out is said as ever."""
-    broke = Reward.of([0.0, 0.0], status=[Status.BROKE] * 2)
-    assert warnings_of_recorded([WHOLE, WHOLE], broke) == {}
+    assert "1 of 2 completions lack report, but have a reward of objective 'mine': 0 (recorded in the file)." in sentence
+    # A completion that broke its check counts as 0, which is the alarm of another metric; a block is left out as ever.
+    assert warnings_of_recorded([WHOLE, WHOLE], Reward.of([0.0, 0.0], status=[Status.BROKE] * 2)) == {}
     some = Reward.of([0.0, None], status=[Status.BROKE, Status.ABSENT])
     assert list(warnings_of_recorded([WHOLE, SILENT], some)) == ["free/mine"]
-
-
-def test_what_is_not_kept_is_not_said():
-    rule = with_function(paying(0.5, -1.0))
+    rule = with_function(paying(0.5, -1.0))  # what is not kept is not said
     reading = reading_of([WHOLE, SILENT], rule)
     assert list(setup_warnings(Reading.unpack(reading.pack(), rule), rule)) == ["free/mine"]
 
@@ -153,6 +126,9 @@ def test_what_is_not_kept_is_not_said():
 def test_an_objective_that_scores_nobody():
     rule = Scheme("bae", LAYOUT, [Objective(paying(None, None), "solution", if_missing=0.0)])
     assert "'mine' has no reward for any of 2 completions (2 absent)" in warnings_of([WHOLE, SILENT], rule)["scored/mine"]
+    for status in (Status.ERROR, Status.TIMEOUT):
+        failed = Reward.of([None, None], status=[status] * 2)
+        assert "The check itself failed" in warnings_of_recorded([WHOLE, WHOLE], failed)["scored/mine"]
 
 
 def test_an_adaptive_lambda_that_is_zero_for_most_completions():
@@ -188,6 +164,10 @@ def test_what_lasts_for_three_batches_is_said_with_its_cause(metric, share, calm
 
 
 def test_a_training_is_told_once_and_again_of_something_else():
+    # The longest run of batches is reported, and the first of two equally long ones.
+    shares = [0.9] * 4 + [0.1] + [0.8] * 5 + [0.1] + [0.7] * 5
+    (sentence,) = habits([{"step": step, "credit/malformed": share} for step, share in enumerate(shares)]).values()
+    assert sentence.startswith("In 5 batches in a row (steps 5 to 9): 80 % of")
     watch = Watch(scheme())
     told = [watch.of_batch({"credit/malformed": 0.9}, step=step) for step in range(6)]
     assert [len(sentences) for sentences in told] == [0, 0, 1, 0, 0, 0]
@@ -196,32 +176,26 @@ def test_a_training_is_told_once_and_again_of_something_else():
     assert [len(watch.of_batch(both, step=step)) for step in range(6, 10)] == [0, 0, 1, 0]
 
 
-def test_what_a_remark_said_is_not_said_again_as_a_habit():
+def test_a_remark_silences_the_habits_that_follow_from_it_and_no_others():
+    for remark, rule, habit_names in (
+        ("free/brier", scheme(), ["mine"]),
+        ("scored/mine", with_function(paying(None, None, None)), ["brier"]),
+        ("unused/mine", with_function(paying(0.5, -1.0, -1.0)), ["brier", "mine"]),
+    ):
+        watch, ids = Watch(rule), [WHOLE, SILENT, SILENT]
+        assert list(warnings_of(ids, rule)) == [remark]
+        assert len(watch.of_reading(reading_of(ids, rule))[0]) == 1
+        absent = {f"credit/{name}/reward_absent": 1.0 for name in ("brier", "mine")}
+        sentences = "".join(sentence for step in range(4) for sentence in watch.of_batch(absent, step=step))
+        assert [name for name in ("brier", "mine") if f"'{name}'" in sentences] == habit_names
+
+
+def test_what_a_remark_said_is_not_said_again_as_a_habit_but_a_remark_on_few_silences_no_habit_of_most():
+    """Half of the first batch leaves the block out, which is no alarm, then two of three, then all."""
     watch = Watch(scheme())
     sentences, unscored = watch.of_reading(reading_of([PLAN, PLAN], scheme()))
     assert (len(sentences), unscored) == (1, True)
     assert [watch.of_batch({"credit/malformed": 1.0}, step=step) for step in range(4)] == [[]] * 4
-
-
-@pytest.mark.parametrize(
-    ("values", "habit_names"),
-    [
-        (None, ["mine"]),  # free/brier
-        ((None, None, None), ["brier"]),  # scored/mine
-        ((0.5, -1.0, -1.0), ["brier", "mine"]),  # unused/mine
-    ],
-)
-def test_a_remark_silences_the_habits_that_follow_from_it_and_no_others(values, habit_names):
-    rule = scheme() if values is None else with_function(paying(*values))
-    watch = Watch(rule)
-    assert len(watch.of_reading(reading_of([WHOLE, SILENT, SILENT], rule))[0]) == 1
-    absent = {f"credit/{name}/reward_absent": 1.0 for name in ("brier", "mine")}
-    sentences = "".join(sentence for step in range(4) for sentence in watch.of_batch(absent, step=step))
-    assert [name for name in ("brier", "mine") if f"'{name}'" in sentences] == habit_names
-
-
-def test_a_remark_on_few_completions_silences_no_habit_of_most():
-    """Half of the first batch leaves the block out, which is no alarm, then two of three, then all."""
     watch = Watch(scheme())
     for completions, count in (([WHOLE, SILENT], 1), ([WHOLE, SILENT, SILENT], 0)):
         assert len(watch.of_reading(reading_of(completions, scheme()))[0]) == count
@@ -230,9 +204,8 @@ def test_a_remark_on_few_completions_silences_no_habit_of_most():
 
 def test_a_later_element_of_a_list_may_be_absent_and_its_first_may_not():
     """Texts with one item each: a second item without rewards is no fault of the reward, a first one without rewards is."""
-    lists = Scheme.preset(
-        "bae", Layout(["items[*].price"], segmenter="json", most=2), objectives=[Objective("equals", each="*")]
-    )
+    layout = Layout(["items[*].price"], segmenter="json", most=2)
+    lists = Scheme.preset("bae", layout, objectives=[Objective("equals", each="*")])
     first, later = lists.names
     vocabulary = Vocabulary((b'{"items": [', b'{"price": ', b"4", b"5", b"}", b"]}"))
 
@@ -264,41 +237,33 @@ def logged(rule, group_n):
     return metrics(credit, reading, rule, group_n=batch.group_n), metrics(credit, reading, rule)
 
 
-@pytest.mark.parametrize(
-    ("method", "baseline", "group_n", "unanimous"),
-    [
-        ("grpo", None, [0, 0], ["correct", "format", "correct + format"]),
-        ("rlcr", None, [0, 0], ["correct", "format", "correct + format"]),
-        ("bae", "batch", [0, 1], ["correct", "format"]),  # one stratum, the batch
-    ],
-)
-def test_a_comparison_of_equal_rewards_is_not_called_too_small(method, baseline, group_n, unanimous):
-    rule = Scheme(method, LAYOUT, [Objective(name, "solution", baseline=baseline) for name in ("correct", "format")])
-    line, _ = logged(rule, group_n)
-    agreed = {key for key in line if key.endswith("/unanimous") and line[key] == 1.0} - {"credit/unanimous"}
-    assert agreed == {f"credit/{name}/unanimous" for name in unanimous}
-    assert not [key for key in habits([{"step": step, **line} for step in range(3)]) if key.endswith("dead_strata")]
+def test_a_comparison_of_equal_rewards_is_not_called_too_small():
+    for method, baseline, group_n, sums in (
+        ("grpo", None, [0, 0], ["correct + format"]),
+        ("rlcr", None, [0, 0], ["correct + format"]),
+        ("bae", "batch", [0, 1], []),  # one stratum, the batch
+    ):
+        rule = Scheme(method, LAYOUT, [Objective(name, "solution", baseline=baseline) for name in ("correct", "format")])
+        line, _ = logged(rule, group_n)
+        agreed = {key for key in line if key.endswith("/unanimous") and line[key] == 1.0} - {"credit/unanimous"}
+        assert agreed == {f"credit/{name}/unanimous" for name in ("correct", "format", *sums)}
+        assert not [key for key in habits([{"step": step, **line} for step in range(3)]) if key.endswith("dead_strata")]
 
 
-def test_a_habit_of_a_long_run_is_found_in_one_pass():
-    """The longest run of batches is reported, and the first of two equally long ones."""
-    shares = [0.9] * 4 + [0.1] + [0.8] * 5 + [0.1] + [0.7] * 5
-    (sentence,) = habits([{"step": step, "credit/malformed": share} for step, share in enumerate(shares)]).values()
-    assert sentence.startswith("In 5 batches in a row (steps 5 to 9): 80 % of")
-
-
-@pytest.mark.parametrize("order", [1, -1])
-def test_an_objective_of_another_baseline_hides_none_of_the_others(order):
-    objectives = [Objective("correct", "solution", baseline="batch", if_missing=0.0), Objective("format", "solution")]
-    line, groupless = logged(Scheme("bae", LAYOUT, objectives[::order]), [0, 0])
-    # The first is unanimous in the batch, so nothing is said of groups as a whole.
-    agreed = {"credit/format/unanimous": 1.0, "credit/correct/unanimous": 1.0}
-    assert {name: line[name] for name in line if name.endswith("unanimous")} == agreed
-    assert "credit/format/unanimous" not in groupless, "without groups nobody agrees"
+def test_an_objective_of_another_baseline_hides_none_of_the_others():
+    first, second = Objective("correct", "solution", baseline="batch", if_missing=0.0), Objective("format", "solution")
+    for objectives in ([first, second], [second, first]):
+        line, groupless = logged(Scheme("bae", LAYOUT, objectives), [0, 0])
+        # The first is unanimous in the batch, so nothing is said of groups as a whole.
+        agreed = {"credit/format/unanimous": 1.0, "credit/correct/unanimous": 1.0}
+        assert {name: line[name] for name in line if name.endswith("unanimous")} == agreed
+        assert "credit/format/unanimous" not in groupless, "without groups nobody agrees"
 
 
 def test_a_price_far_below_every_reward_is_said():
     """Brier scores lie in [-1, 0], so a price below -10 is too large; under `scale: std` any price is divided."""
+    priced = scheme(Objective("format", "report"), if_missing=-1.0)  # another objective charges, so it is not for free
+    assert warnings_of([WHOLE, SILENT], priced) == warnings_of([WHOLE, []]) == warnings_of([]) == {}
     for price, scale, warns in ((-1.0, None, False), (-10.0, None, False), (-11.0, None, True), (-1e6, "std", False)):
         rule = scheme(baseline="outcome", if_missing=price, scale=scale)
         assert ("dear/brier" in warnings_of([WHOLE, SILENT], rule)) is warns

@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import json
 import math
 import re
 import zlib
@@ -13,12 +12,13 @@ import altair as alt
 import pytest
 import torch
 
-from helpers import NAN
+from helpers import NAN, double
 from report_pages import HOSTILE, RECIPE, Page, compare_page, credit_page, fidelity_page, start, train_page
+from spanwise.commands.shared.samples import Samples
 from spanwise.measure import compare_arms, figure_intervals, reliability, voting
 from spanwise.report import TokenView, compare_report, credit_report, sections
 from spanwise.report.charts import bars, curves, dodged, histograms, nearest, reliability_diagram
-from spanwise.report.page import Headline, Section, render, shown, spec_data
+from spanwise.report.page import Headline, Section, render, shown
 from spanwise.report.sections import batch_curve, confidence_rows, figure_panel, histogram_rows, seed_curves
 
 PAGES = {"train": train_page, "compare": compare_page, "fidelity": fidelity_page, "credit": credit_page}
@@ -169,13 +169,6 @@ def test_hostile_text_stays_text():
         assert HOSTILE in page.text
 
 
-def test_the_data_of_a_chart_mean_nothing_to_a_parser():
-    hostile = "</script><!--\u2028\u2029&'\""
-    coded = str(spec_data(bars([{"name": hostile, "series": "a", "value": 1.5}], names=["a"], x="x")))
-    assert not set("<>&'\u2028\u2029") & set(coded)
-    assert [*json.loads(coded)["datasets"].values()] == [[{"name": hostile, "series": "a", "value": 1.5}]]
-
-
 def test_numbers_are_written_for_a_reader():
     assert [shown(value) for value in (None, NAN)] == ["not measured"] * 2
     assert [shown(value) for value in (0.0, -0.25, 0.00049, 12345.6)] == ["0", "-0.250", "0.00049", "12,346"]
@@ -195,27 +188,21 @@ def test_a_section_without_anything_is_left_out():
     assert len(html) < 30_000  # no charts: no Vega
 
 
-def test_charts_never_draw_nan_as_a_number():
+def test_charts_never_draw_nan_as_a_number_and_series_keep_their_colour_whatever_is_drawn():
     rows = [{"x": 0, "value": NAN, "low": NAN, "high": math.inf, "series": "a"}]
     for chart in (curves(rows, names=["a"], y="y"), dodged(rows, names=["a"], y="y")):
         assert all(row.get("value") is None for values in chart.to_dict()["datasets"].values() for row in values)
-
-
-def test_series_keep_their_colour_whatever_is_drawn():
     spec = curves([{"x": 0, "value": 1.0, "series": "b"}], names=["a", "b"], y="y").to_dict()
     *layers, _ = spec["layer"]  # the last says values
     assert {tuple(layer["encoding"]["color"]["scale"]["domain"]) for layer in layers} == {("a", "b")}
     assert "config" not in spec or "range" not in spec["config"]
 
 
-def test_the_bin_of_exactly_1_is_drawn():
+def test_the_bin_of_exactly_1_is_drawn_and_confidences_of_right_and_wrong_answers_are_shares():
     upper, lower = reliability_diagram(reliability(torch.tensor([0.75, 0.25, 1.0]), torch.tensor([1.0, 0.0, 1.0])))
     bins = [row for values in lower.to_dict()["datasets"].values() for row in values]
     assert all(row["high"] > row["low"] for row in bins)  # it has no width of its own
     assert len(upper.to_dict()["layer"]) == 4  # the diagonal, whiskers, points, and what says the values
-
-
-def test_confidences_of_right_and_wrong_answers():
     rows = confidence_rows(torch.tensor([0.3, 0.7, 0.7, 1.0], dtype=torch.float32), torch.tensor([0.0, 0.0, 1.0, 1.0]))
     shares = {(row["series"], round(row["low"], 1)): row["share"] for row in rows if row["count"]}
     sides = (("right answers", 0.7), ("right answers", 1.0), ("wrong answers", 0.3), ("wrong answers", 0.7))
@@ -272,16 +259,62 @@ def test_methods_with_other_blocks_have_a_table_of_their_own():
     })  # fmt: skip
     summary = re.search(r'<section id="summary">(.*?)</section>', html, re.S)[1]
     tables = [re.findall(r"<th scope=row>(.*?)</th>", table) for table in summary.split("<table>")[1:]]
-    assert tables == [
-        ["grpo: completion", "rloo: completion"],
-        ["bae: answer", "bae: confidence", "bae: stop", "gdpo: answer", "gdpo: confidence"],
-    ]
+    by_block = ["bae: answer", "bae: confidence", "bae: stop", "gdpo: answer", "gdpo: confidence"]
+    assert tables == [["grpo: completion", "rloo: completion"], by_block]
     assert Page(credit_of({"grpo": {}})).headline("completions") == "0"
 
 
-@pytest.mark.parametrize(("ok", "note"), [(6, "6 ok, 2 broke"), (0, "0 ok, 8 broke")])
-def test_a_completion_that_broke_its_check_has_a_reward_and_is_not_ok(ok, note):
-    statuses = {"runs": {"ok": ok, "broke": 8 - ok} if ok else {"broke": 8}}
-    page = Page(credit_of({"grpo": {}}, rewards={"runs": torch.arange(8) < ok}, statuses=statuses))
-    assert (page.headline("mean reward: runs"), note in page.text) == (f"{ok / 8:.3f}" if ok else "0", True)
-    assert "No completion has the reward" not in page.text
+def test_a_completion_that_broke_its_check_has_a_reward_and_is_not_ok():
+    for ok, mean, statuses in ((6, "0.750", {"ok": 6, "broke": 2}), (0, "0", {"broke": 8})):
+        page = Page(credit_of({"grpo": {}}, rewards={"runs": torch.arange(8) < ok}, statuses={"runs": statuses}))
+        assert (page.headline("mean reward: runs"), f"{ok} ok, {8 - ok} broke" in page.text) == (mean, True)
+        assert "No completion has the reward" not in page.text
+
+
+CORRECT = double([1, 0, 0, 1, 1, 0, 0, 1])
+SCORE = double([0.9, 0.1, 0.3, 0.8, 1.0, 0.0, NAN, 0.6])
+NOTHING = torch.full((8,), NAN).double()
+
+
+def columns(confidence_n):
+    prompt_n = torch.arange(8) // 4
+    return {"confidence": confidence_n, "correct": CORRECT, "score": SCORE, "prompt": prompt_n}
+
+
+def page_of(confidence_n, *, by_score=False):
+    lines = [{"step": 0, "evaluation": start()}, {"step": 2, "final": start() | {"laser_ece": 0.5, "laser_coverage": 1.0}}]
+    curves = voting(list("abcaaabb"), SCORE, CORRECT, prompts=[0] * 4 + [1] * 4, resamples=5)
+    rows = Samples(torch.arange(8) // 4, {"s": list("abcaaabb")}, {"s": CORRECT}, confidence_n, CORRECT >= 0, score_n=SCORE)
+    own = {"laser_weighted": curves["weighted"], "laser_maxconf": curves["maxconf"]} if by_score else {}
+    votes = {"solution": curves | own}
+    return Page(train_page(metrics=lines, samples=columns(confidence_n), intervals=rows.intervals(), votes=votes))
+
+
+def test_a_panel_for_each_headlines_for_the_score_and_votes_by_it_under_names_of_their_own():
+    page = page_of(double([0.75] * 8), by_score=True)
+    assert page.headline("ECE of the score") == "0.157"  # (.1 + .1 + .3 + .2 + .4) / 7 of the samples, not the line's .5
+    assert page.headline("AUROC of the score") == "1"
+    for words in (
+        "8 of 8 completions have a confidence and could be judged.",
+        "7 of 8 completions have a score and could be judged.",
+        "one reserved token (laser) is after the answer, clipped to between 0 and 1",
+        *("Has a score", "Score of right and wrong answers", "Accuracy by score"),
+        *("majority weighted by its score", "highest score"),
+    ):
+        assert words in page.text
+    assert "votes are weighed by the self-rewarding score" not in page.text
+    text = page_of(NOTHING).text  # the score alone
+    assert "have a confidence and could" not in text
+    assert "7 of 8 completions have a score and could be judged." in text
+    assert "No completion states a confidence, so votes are weighed by the self-rewarding score." in text
+
+
+def test_an_arm_with_a_score_beside_one_without():
+    runs = {"with": {0: {"ece": 0.1, "laser_ece": 0.2}}, "without": {0: {"ece": 0.1}}}
+    samples = {"with": columns(NOTHING), "without": {"confidence": SCORE, "correct": CORRECT}}
+    page = Page(compare_report(title="Two", recipe={}, comparison=compare_arms(runs), curves={}, samples=samples))
+    assert "with, by its score" in page.text
+    assert "without, by its score" not in page.text
+    assert "with: no completion states a confidence, so votes are weighed" not in page.text  # there are no votes
+    rows = {row[0]: row[1:] for row in page.cells if row and row[0] in runs}
+    assert (rows["with"], rows["without"][0]) == (["0.100", "0.200"], "0.100")

@@ -72,18 +72,15 @@ def test_everything_survives_the_coding():
     assert len(data["prompts"]["words"]) == 4  # "1+1=" and three others: what repeats is stored once
 
 
-@pytest.mark.parametrize(
-    ("numbers", "scale"),
-    [
+def test_the_scale_is_the_98th_percentile_of_what_is_not_zero():
+    for numbers, scale in (
         ([n / 100 for n in range(1, 101)], 0.99),
         ([0.0] * 1000 + [-0.25, 0.125], 0.25),
         ([1.0] * 99 + [1000.0], 1.0),  # one outlier in a hundred does not bleach the others
         ([math.nan, math.inf, 0.0], 0.0),
-    ],
-)
-def test_the_scale_is_the_98th_percentile_of_what_is_not_zero(numbers, scale):
-    view = TokenView(("a",), [row(["x"] * len(numbers), advantages={"a": numbers})])
-    assert data_of(token_view(view))["advantages"][0]["scale"] == scale
+    ):
+        view = TokenView(("a",), [row(["x"] * len(numbers), advantages={"a": numbers})])
+        assert data_of(token_view(view))["advantages"][0]["scale"] == scale
 
 
 def test_hostile_completions_do_not_change_the_markup():
@@ -102,11 +99,9 @@ def test_hostile_completions_do_not_change_the_markup():
 
 
 def test_the_scripts_build_text_nodes_only():
-    forbidden = (
-        r"innerHTML|outerHTML|insertAdjacent|document\.write|DOMParser|eval\(|Function\(|setAttribute\(.on|fetch|http"
-    )
+    bad = r"innerHTML|outerHTML|insertAdjacent|document\.write|DOMParser|eval\(|Function\(|setAttribute\(.on|fetch|http"
     for script in STATIC.glob("*.js"):
-        assert not re.search(forbidden, script.read_text()), script.name
+        assert not re.search(bad, script.read_text()), script.name
 
 
 def test_500_long_completions_stay_small(unchecked_shapes):
@@ -129,41 +124,29 @@ def test_500_long_completions_stay_small(unchecked_shapes):
     assert_numbers(decoded(data["advantages"][2], 7), rows[7].advantages["c"], 4)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"advantages": {"a": [1.0]}},
-        {"values": {"": [1.0] * 3}},
-        {"values": {"brier": [1.0]}},
-        {"opens": {"": [1, 2]}},
-        {"probabilities": []},
-        {"spans": {"end": [(1, 3)]}},
-        {"spans": {"end": [(-1, 2)]}},
-    ],
-)
-def test_what_does_not_fit_is_refused(wrong):
-    rows = [row(["x"]), row(["x", "y"], **wrong)]
-    with pytest.raises(AlignmentError, match="ompletion 2 "):
-        token_view(TokenView(("a",), rows))
+def test_what_does_not_fit_is_refused():
+    for name, wrong in (
+        *(("advantages", {"a": [1.0]}), ("values", {"": [1.0] * 3}), ("values", {"brier": [1.0]}), ("opens", {"": [1, 2]})),
+        *(("probabilities", []), ("spans", {"end": [(1, 3)]}), ("spans", {"end": [(-1, 2)]})),
+    ):
+        with pytest.raises(AlignmentError, match="ompletion 2 "):
+            token_view(TokenView(("a",), [row(["x"]), row(["x", "y"], **{name: wrong})]))
     for methods in ((), ("c",)):
         with pytest.raises(DataError):
-            token_view(TokenView(methods, rows[:1]))
+            token_view(TokenView(methods, [row(["x"])]))
     assert "There are no completions to show." in token_view(TokenView(("a",), []))
 
 
-@pytest.mark.parametrize(
-    ("rewards", "outcome", "place"),
-    [
+def test_the_outcome_is_the_objective_that_is_named_and_no_other():
+    for rewards, outcome, place in (
         ({"format": 1.0, "correct": 0.0}, "correct", 1),
         ({"format": 1.0, "correct": 0.0}, None, None),
         ({"format": 1.0, "correct": 0.5}, "correct", None),  # it never says right or wrong
         ({"format": 1.0, "correct": None}, "correct", None),
         ({"format": 1.0}, "correct", None),
-    ],
-)
-def test_the_outcome_is_the_objective_that_is_named_and_no_other(rewards, outcome, place):
-    completion = row(["x"], rewards=rewards, statuses=dict.fromkeys(rewards, "ok"))
-    assert data_of(token_view(TokenView(("a",), [completion], outcome)))["outcome"] == place
+    ):
+        completion = row(["x"], rewards=rewards, statuses=dict.fromkeys(rewards, "ok"))
+        assert data_of(token_view(TokenView(("a",), [completion], outcome)))["outcome"] == place
 
 
 TABLE = trained_batch().recorded(step=3)
@@ -179,6 +162,8 @@ def test_rows_of_a_rollouts_table():
     )  # fmt: skip
     assert tool.advantages["bae"] == pytest.approx([0.5, math.nan, 0.25], nan_ok=True)  # what a tool wrote is not trained
     assert (chat.prompt, chat.fault) == ('user: say "é"\nnow', "missing, truncated")
+    for prompt in ("[{not json", '[{"role": "user"}]', '[{"a":' + "[" * 100_000):  # no conversations
+        assert display_prompt(prompt) == prompt
 
 
 def test_a_missing_column_and_lengths_that_do_not_match_are_named():
@@ -198,8 +183,3 @@ def test_what_repeats_most_has_the_shortest_code_and_there_may_be_more_texts_tha
     coded = code._coded([["a", "b", "b", "c", "d"], ["d", "a"]])
     words = [[coded["words"][ord(sign) - 32] for sign in codes] for codes in coded["codes"]]
     assert words == [["a", "b", "b", "…", "…"], ["…", "a"]]
-
-
-@pytest.mark.parametrize("prompt", ["[{not json", '[{"role": "user"}]', '[{"a":' + "[" * 100_000], ids=len)
-def test_a_prompt_that_is_no_conversation_is_shown_as_it_is(prompt):
-    assert display_prompt(prompt) == prompt

@@ -81,9 +81,8 @@ RULE = Rule(objectives=LISTED)
 def test_terms_add_up_and_what_does_not_is_said():
     parts = [CreditPart("correct", 1.0, 0.25, 1.0, 1.0, 0.75, 0), CreditPart("form", 1.0, 0.0, 1.0, 0.25, 0.25, 0),
              CreditPart("brier", -0.9, -0.1, 1.0, 1.0, -0.8, 1)]  # fmt: skip
-    solution, confidence = (
-        explained(row(parts={"bae": parts}), "bae", RULE)["blocks"][name] for name in ("solution", "confidence")
-    )
+    blocks = explained(row(parts={"bae": parts}), "bae", RULE)["blocks"]
+    solution, confidence = blocks["solution"], blocks["confidence"]
     assert solution["total"] == "+1 = 0.75 (correct) + 0.25 (form)"
     assert [term["sum"] for term in solution["terms"]] == ["+0.75 = 1 − 0.25", "+0.25 = 0.25 · (1 − 0)"]
     assert (solution["each"], solution["share"]) == ("+0.5", "on each of its 2 tokens, together +1")
@@ -98,19 +97,16 @@ MISSING = replace(NOT_COMPARED, worth=None)
 ALONE = replace(NOT_COMPARED, reason="singleton")
 
 
-@pytest.mark.parametrize(
-    ("part", "status", "words"),
-    [
+def test_where_there_is_no_sum_a_sentence_says_why():
+    for part, status, words in (
         (MISSING, "timeout", "the check of the reward failed (timeout), so the completion gets no credit"),
         (MISSING, "absent", "the reward is absent, and its objective sets no if_missing to replace it"),
         (ALONE, "ok", "no other completion can be compared with this completion, so the credit is"),
         (replace(NOT_COMPARED, part=0.4), "ok", "This method does not subtract one baseline from one reward. about it"),
-    ],
-)
-def test_where_there_is_no_sum_a_sentence_says_why(part, status, words):
-    case = row(parts={"bae": [part]}, statuses={"brier": status}, credit={"bae": {"confidence": part.part}})
-    confidence = explained(case, "bae", Rule(objectives=LISTED, about="about it"))["blocks"]["confidence"]
-    assert [confidence["terms"][0]["sum"], words in confidence["terms"][0]["note"]] == ["", True]
+    ):
+        case = row(parts={"bae": [part]}, statuses={"brier": status}, credit={"bae": {"confidence": part.part}})
+        confidence = explained(case, "bae", Rule(objectives=LISTED, about="about it"))["blocks"]["confidence"]
+        assert [confidence["terms"][0]["sum"], words in confidence["terms"][0]["note"]] == ["", True]
 
 
 def test_methods_per_token_what_is_recorded_and_a_file_without_parts_have_a_sentence():
