@@ -160,6 +160,5 @@ def test_the_page_repeats_the_command(tmp_path):
         options = json.loads((tmp_path / "out" / "summary.json").read_text())["options"]
         assert options["columns"] == {"prompt": "q", "completion": "said"}
         page = (tmp_path / "out" / "report.html").read_text()
-        assert all(
-            said in page for said in ("--columns prompt=q --columns completion=said", "--pay draft=passed,final=style")
-        )
+        for said in ("--columns prompt=q --columns completion=said", "--pay draft=passed,final=style"):
+            assert said in page

@@ -84,17 +84,14 @@ def test_a_gap_of_the_completions_own_doing_is_charged(tmp_path):
     assert_close(result.applied[0].credit.block_nk[:, 1], [0.04, -0.95, -0.04, 0.0])
 
 
-@pytest.mark.parametrize("cell", [float("inf"), "1.0", 10**400])
-def test_one_bad_cell_does_not_drop_the_column(cell, tmp_path):
-    file = verl_file(tmp_path / "1.jsonl", WELL_FORMED, correct=[0.0, cell, 1.0, 1.0], gts=["4"] * 4)
-    result = credit_rollouts(file, methods=["grpo"], overrides={"layout": LAYOUT})
-    assert result.scores.status_nm[:, 0].tolist() == [OK, UNSCORED, OK, OK]
-    assert result.scores.reward_nm[[0, 2, 3], 0].tolist() == [0.0, 1.0, 1.0]  # the text would say 1 1 0
-    for said in ("correct from the file", "Some recorded numbers are missing or not finite: 1 of 4 values of 'correct'"):
-        assert said in result.note
-
-
-def test_a_column_without_numbers_is_no_reward(tmp_path):
+def test_one_bad_cell_does_not_drop_the_column_and_one_without_numbers_is_no_reward(tmp_path):
+    for cell in (float("inf"), "1.0", 10**400):
+        file = verl_file(tmp_path / "1.jsonl", WELL_FORMED, correct=[0.0, cell, 1.0, 1.0], gts=["4"] * 4)
+        result = credit_rollouts(file, methods=["grpo"], overrides={"layout": LAYOUT})
+        assert result.scores.status_nm[:, 0].tolist() == [OK, UNSCORED, OK, OK]
+        assert result.scores.reward_nm[[0, 2, 3], 0].tolist() == [0.0, 1.0, 1.0]  # the text would say 1 1 0
+        for said in ("correct from the file", "Some recorded numbers are missing or not finite: 1 of 4 values of 'correct'"):
+            assert said in result.note
     file = verl_file(tmp_path / "1.jsonl", WELL_FORMED, acc=["good", "bad", 1, "good"], none=[None] * 4, score=["1"] * 4)
     assert list(read_rollouts(file).rewards) == []
     for column, why in (("acc", "holds .*, which is no number"), ("none", "is empty")):

@@ -1,4 +1,4 @@
-"""Files that other trainers really wrote: blocks, the arm as recorded, which rewards one number adds up, branches of one trace.
+"""Files that other trainers really wrote: blocks, the arm as recorded, which rewards one number adds up, branches, `--write`.
 
 `rollouts/written` holds what `_write_generations` of verl 0.9.1 and `write_episode` of verifiers 0.4.0 wrote; TRL runs here.
 """
@@ -18,8 +18,8 @@ from rollout_files import LAYOUT, WELL_FORMED, episode, node, tagged, trace, trl
 from spanwise.commands.credit.credit import credit, credit_rollouts
 from spanwise.commands.credit.write import summary
 from spanwise.commands.report.report import report_folder
-from spanwise.errors import RecipeError
-from spanwise.rollouts import read_rollouts
+from spanwise.errors import DataError, RecipeError
+from spanwise.rollouts import read_rollouts, read_traces
 from spanwise.rollouts.rows import summarise_credit
 
 WRITTEN = Path(__file__).parents[2] / "rollouts" / "written"
@@ -91,10 +91,8 @@ def accuracy_reward(completions, answer, **kwargs):
 @pytest.mark.filterwarnings("ignore")  # TRL's table of completions and pandas warn of themselves
 def test_trl_with_notes_and_reply(other_tags, tmp_path):
     """Two optimiser steps on one generation batch: TRL writes it twice, and it counts once."""
-    spoken = [
-        trl_small.Said(["<notes>", "a", "</notes>", "<reply>", answer, "</reply>", "<eos>"], [0] * 3 + [1] * 4, 0.0, None)
-        for answer in "44453755"
-    ]
+    notes = ["<notes>", "a", "</notes>", "<reply>"]
+    spoken = [trl_small.Said([*notes, n, "</reply>", "<eos>"], [0] * 3 + [1] * 4, 0.0, None) for n in "44453755"]
     options = {"per_device_train_batch_size": 4, "max_steps": 2, "steps_per_generation": 2, "log_completions": True}
     args = trl_small.plain(trl_small.config(tmp_path, **options))
     args.scale_rewards = "none"
@@ -281,3 +279,76 @@ def test_what_the_trainer_gave_stands_beside_another_method_and_an_export_keeps_
     with pytest.raises(RecipeError, match=r"Method 'gae' .*branches"):
         credit_rollouts(WRITTEN / "verifiers_branches", methods=["gae"], **options)
     assert read_rollouts(WRITTEN / "verifiers").rollout_n is None
+
+
+BRANCHES = WRITTEN / "verifiers_branches" / "traces.jsonl"
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    trl_small.tokenizer().save_pretrained(tmp_path / "tokenizer")
+    return tmp_path / "tokenizer"
+
+
+def write(source, folder, method="recipe", **options):
+    rule = {"layout": LAYOUT, "method": "rloo", "per": "completion"}
+    usual = {"methods": ["recipe", "bae"], "overrides": rule, "reward": {"correct": "exact"}}
+    return credit(source, output=folder, write=method, **{**usual, **options})
+
+
+def test_what_was_written_is_read_back_as_recorded_and_a_preset_is_written_by_either_name(tmp_path, tokenizer):
+    result = write(BRANCHES, tmp_path / "out", "bae", tokenizer=tokenizer)
+    table = read_rollouts(tmp_path / "out" / "traces.jsonl", tokenizer=tokenizer)
+    (arm,) = [arm for arm in result.applied if arm.name == "bae"]
+    expected = arm.advantages(result.table, 0, len(result.table))
+    assert table.as_recorded.value == pytest.approx(expected)
+    assert len(set(expected.tolist())) > 2
+    turns = read_traces(tmp_path / "out" / "traces.jsonl")[0].turns
+    assert [len(turn.per_token["advantages"]) for turn in turns] == [2, 9, 9]
+    for name in ("bae", "recipe"):
+        write(BRANCHES, tmp_path / name, name, tokenizer=tokenizer, methods=["recipe"], overrides={"layout": LAYOUT})
+    assert (tmp_path / "bae" / "traces.jsonl").read_bytes() == (tmp_path / "recipe" / "traces.jsonl").read_bytes()
+
+
+def test_what_cannot_be_written_is_refused_before_anything_is(tmp_path, tokenizer):
+    copy = tmp_path / "out" / "traces.jsonl"
+    copy.parent.mkdir()
+    copy.write_text(BRANCHES.read_text())
+    with pytest.raises(RecipeError):
+        write(BRANCHES, copy.parent, "grpo", tokenizer=tokenizer)
+    for source, options in ((BRANCHES, {}), (copy, {"tokenizer": tokenizer})):
+        with pytest.raises(DataError):
+            write(source, copy.parent, **options)
+    assert list(copy.parent.glob("[!.]*")) == [copy]
+    assert copy.read_text() == BRANCHES.read_text()
+
+
+def test_dumps_of_slime_are_written_with_advantages_and_read_back_equal(tmp_path, tokenizer):
+    """Right and wrong, leave-one-out over the tokens that were sampled; what was left out of the loss, and tool output, gets 0."""
+    texts = [tagged("4", "0.9"), tagged("5", "0.9"), tagged("5", "0.8")]
+    samples = []
+    for n, text in enumerate(texts):
+        ids = trl_small.tokenizer()(text)["input_ids"]
+        mask = [0, *[1] * (len(ids) - 1)] if n == 0 else None
+        samples.append({
+            "group_index": 0, "prompt": "2+2=", "response": text, "tokens": [5, *ids], "response_length": len(ids),
+            "loss_mask": mask, "reward": 1.0 * (n == 0), "label": "4", "remove_sample": n == 2, "metadata": {"level": [1]},
+        })  # fmt: skip
+    (tmp_path / "dumps").mkdir()
+    for number in (0, 1):
+        torch.save({"rollout_id": number, "samples": samples, "more": "x"}, tmp_path / "dumps" / f"{number}.pt")
+    rule = {"methods": ["rloo"], "reward": {"correct": "reward"}, "overrides": {"layout": LAYOUT}}
+    result = write(tmp_path / "dumps", tmp_path / "out", "rloo", tokenizer=tokenizer, **rule)
+    expected = result.applied[0].advantages(result.table, 0, 6)
+    tables = [read_rollouts(tmp_path / "out" / f"{number}.pt", tokenizer=tokenizer) for number in (0, 1)]
+    assert np.concatenate([table.as_recorded.value for table in tables]) == pytest.approx(expected)
+    assert np.unique(expected).size >= 3
+    for number in (0, 1):
+        dump = torch.load(tmp_path / "out" / f"{number}.pt", weights_only=True)
+        for before, after in zip(samples, dump.pop("samples"), strict=True):
+            advantages = after["metadata"].pop("spanwise_advantages")
+            assert len(advantages) == after["response_length"]
+            assert any(advantages) != after["remove_sample"]
+            assert after == before
+        assert dump == {"rollout_id": number, "more": "x"}
+    assert torch.load(tmp_path / "out" / "0.pt", weights_only=True)["samples"][0]["metadata"]["spanwise_advantages"][0] == 0
