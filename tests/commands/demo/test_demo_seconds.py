@@ -14,8 +14,6 @@ from spanwise.errors import RecipeError
 from spanwise.recipe import load
 
 pytestmark = trl_small.THIRD_PARTY
-
-
 SMALL = {"start_steps": 1, "prompts": 2, "group_size": 2, "eval_prompts": 2, "eval_samples": 1, "report": False}
 
 
@@ -41,10 +39,8 @@ def test_the_seconds_of_an_arm_are_those_of_its_steps(tmp_path, monkeypatch):
 @pytest.mark.long
 def test_letters_are_trained_in_both_ways_and_measured_by_field(tmp_path):
     """A warm start of one step writes no JSON: nothing is right, and the curves say so."""
-    assert ran(INVOICES, tmp_path / "demo", steps=1, max_completion_length=32)["curves"] == {
-        "one number": [0.0],
-        "by field": [0.0],
-    }
+    curves = ran(INVOICES, tmp_path / "demo", steps=1, max_completion_length=32)["curves"]
+    assert curves == {"one number": [0.0], "by field": [0.0]}
 
 
 @pytest.mark.parametrize("demo", [FIELDS, INVOICES])
@@ -65,7 +61,5 @@ def test_the_heading_of_the_confidence_demo_names_the_start_and_the_rule_of_its_
     console = Console(width=120, record=True, file=io.StringIO())
     figures = {"scalar": {**point, "peak_refusal_rate": 0.0}}
     DIGITS.show(console, [Trained("scalar", "scalar", recipe, {"curve": [point]})], {"seeds": {"0": figures}})
-    assert (
-        "seed 0: all arms begin with the same warm start (easy); the rewards are correctness and brier"
-        in console.export_text()
-    )
+    heading = "seed 0: all arms begin with the same warm start (easy); the rewards are correctness and brier"
+    assert heading in console.export_text()

@@ -9,8 +9,6 @@ import tomllib
 from importlib.metadata import version
 from pathlib import Path
 
-import pytest
-
 from packages_small import package
 from spanwise.commands.doctor.examine import probe_in_process, sentences_on_verl
 from spanwise.engines.windows import WINDOWS, is_tested
@@ -37,13 +35,11 @@ def test_windows_are_those_of_the_extras_and_say_which_versions_are_tested():
     for engine, window in WINDOWS.items():
         requirement = next(line for line in extras[engine] if re.match(rf"{engine}\b(?!-)", line))
         assert requirement.partition(";")[0].removeprefix(engine).strip() == window
-    inside = {"verl": ["0.9", "0.9.1"], "skyrl": ["0.4.0"], "trl": ["1.10.0", "1.15.1"]}
-    outside = {
-        "verl": ["0.8.9", "0.10.0", "0.10.0.dev0"], "skyrl": ["0.5.0rc1", "0.2"], "trl": ["1.15.0", "2.0", "1.9.9"],
-    }  # fmt: skip
+    tested = {"verl": ["0.9", "0.9.1"], "skyrl": ["0.4.0"], "trl": ["1.10.0", "1.15.1"]}
+    others = {"verl": ["0.8.9", "0.10.0", "0.10.0.dev0"], "skyrl": ["0.5.0rc1", "0.2"], "trl": ["1.15.0", "2.0", "1.9.9"]}
     for engine in WINDOWS:
-        assert all(is_tested(engine, installed) for installed in inside[engine])
-        assert not any(is_tested(engine, installed) for installed in outside[engine])
+        assert all(is_tested(engine, installed) for installed in tested[engine])
+        assert not any(is_tested(engine, installed) for installed in others[engine])
 
 
 def test_an_engine_that_ends_the_process_is_broken_too(tmp_path, monkeypatch):
@@ -53,6 +49,7 @@ def test_an_engine_that_ends_the_process_is_broken_too(tmp_path, monkeypatch):
     assert (broken[0].endswith("the process ended with status 7: so long"), works) == (True, [])
 
 
+#: verl loads every entry point of its group and logs those that fail for debugging.
 AS_VERL_LOADS = """
 import json, logging
 from importlib.metadata import entry_points
@@ -68,7 +65,6 @@ print(json.dumps([plugins(), failed]))
 
 
 def test_what_a_broken_plug_in_says_is_kept(tmp_path):
-    """verl loads every entry point of its group and logs those that fail for debugging; here they are loaded for real."""
     entries = {"verl.plugins": "mine = broken_plugin\nfine = fine_plugin"}
     path = package(tmp_path, "broken_plugin", "def go():\n    raise KeyError('no such loss')\ngo()\n", entry_points=entries)
     (tmp_path / "fine_plugin.py").write_text("DONE = True\n")
@@ -83,32 +79,17 @@ VERL = {"switch": "", "plugins": {"spanwise": "m"}, "failed": {}, "faults": {}, 
         "estimators": ["spanwise", "spanwise_grpo"], "modes": ["spanwise_sync", "sync"]}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("changes", "place", "says"),
-    [
-        (
-            {"failed": {"mine": "KeyError: 'x'"}},
-            0,
-            "verl's plug-in 'mine' fails, and verl does not report the error: KeyError: 'x'",
-        ),
+def test_sentences_on_a_verl():
+    for changes, place, says in (
+        ({"failed": {"mine": "KeyError: 'x'"}}, 0, "'mine' fails, and verl does not report the error: KeyError: 'x'"),
         ({"plugins": {}}, 0, "spanwise is not registered in this verl: there is no entry point 'spanwise'"),
         ({"switch": "none"}, 0, "VERL_USE_EXTERNAL_PLUGINS is 'none', so verl does not load spanwise"),
         ({"estimators": []}, 0, "verl's registry still lacks the estimator spanwise"),
-        (
-            {"faults": {"trainer": "AttributeError: y"}},
-            0,
-            "spanwise could not attach its part 'trainer' to verl: AttributeError: y",
-        ),
-        (
-            {},
-            1,
-            "V1 (trainer.use_v1: true). Credit by block works with V0, and with V1 in these trainer modes: sync.",
-        ),
+        ({"faults": {"trainer": "AttributeError: y"}}, 0, "could not attach its part 'trainer' to verl: AttributeError: y"),
+        ({}, 1, "V1 (trainer.use_v1: true). Credit by block works with V0, and with V1 in these trainer modes: sync."),
         ({"use_v1": False}, 1, "uses V0"),
         ({"modes": [], "v1": "no queue"}, 1, "cannot be imported: no queue"),
-    ],
-)
-def test_sentences_on_a_verl(changes, place, says):
-    broken, works = sentences_on_verl({**VERL, **changes})
-    assert says in (broken, works)[place][-1]
-    assert bool(broken) == (place == 0)
+    ):
+        broken, works = sentences_on_verl({**VERL, **changes})
+        assert says in (broken, works)[place][-1]
+        assert bool(broken) == (place == 0)

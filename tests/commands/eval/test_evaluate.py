@@ -67,7 +67,6 @@ def test_the_recorder_reads_scores_once_the_reference_is_known_and_leaves_it_beh
     trainer = SpanGRPOTrainer.__new__(SpanGRPOTrainer)  # nothing is trained
     trainer.accelerator = SimpleNamespace(is_main_process=True, unwrap_model=lambda model: model)
     trainer.model = trainer.processing_class = trainer.state = trainer._trained_rollouts = None
-    trainer.parts = {}
     recorder.trainer = trainer
     files = {"laser.json": json.dumps({"token": "<unk>", "id": 2, "reference": -12.0})}
     fresh, measured = SimpleNamespace(mode=Laser("<unk>"), files={}), SimpleNamespace(mode=LASER, files=files)
@@ -113,8 +112,7 @@ def test_a_list_is_measured_by_the_elements_of_the_gold_list():
     samples = Samples(torch.tensor([0, 0, 1, 1]), {}, {}, torch.full((4,), NAN), every_n, rewards=rewards)
     means = {"reward/equals.total": pytest.approx(2 / 3), "reward/equals.items[*].price": pytest.approx(6 / 8)}
     assert samples.figures() == {"format_rate": 1.0, **means}
-    prompts = samples.intervals()["reward/equals.items[*].price"]
-    assert prompts.count == 2  # the interval is of prompts, not of elements
+    assert samples.intervals()["reward/equals.items[*].price"].count == 2  # the interval is of prompts, not of elements
 
 
 def ended(completions, completion_ids, **_):
@@ -124,12 +122,12 @@ def ended(completions, completion_ids, **_):
 
 
 def test_reward_functions_see_completions_as_in_training_without_the_end_token():
-    tokenizer, layout = build_tokenizer(), Layout({"all": []})
+    tokenizer = build_tokenizer()
     rows = Dataset.from_dict({"prompt": ["7+3="] * 2, "answer": ["0"] * 2})
-    fields = {"layout": {"all": []}, "objectives": [{"reward": "correct", "pays": ["all"]}]}
+    objectives = [{"reward": ended, "name": "ended", "pays": ["all"]}]
+    fields = {"layout": {"all": []}, "objectives": objectives, "temperature": 100.0}
     recipe = load(None, {"model": "m", "dataset": "d", **fields})
-    of_its_own = {"objectives": [{"reward": ended, "name": "ended", "pays": ["all"]}], "temperature": 100.0}
-    task, recipe = Task("digits-of-mine on sums", "m", rows, rows, layout, 56), recipe.model_copy(update=of_its_own)
+    task = Task("digits-of-mine on sums", "m", rows, rows, Layout({"all": []}), 56)
     reward_n = evaluate(build_model(tokenizer, 0), tokenizer, task, recipe, prompts=2, samples=128).rewards["ended"]
     assert reward_n[~reward_n.isnan()].tolist() == [1.0] * int((~reward_n.isnan()).sum()) != []
 
@@ -165,8 +163,7 @@ def padded():
 def test_they_are_read_as_nothing_and_answers_are_judged_as_the_objective_says_wherever_they_stand(padded):
     """The dataset has the gold answers in a column of another name, and the answer stands in the second block."""
     samples = evaluate(*padded, TASK, load(None), prompts=2, samples=2)
-    assert samples.answers["solution"] == ["2"] * 4
-    assert samples.correct["solution"].tolist() == [1, 1, 0, 0]
+    assert (samples.answers["solution"], samples.correct["solution"].tolist()) == (["2"] * 4, [1, 1, 0, 0])
     assert samples.confidence_n.tolist() == [1.0] * 4
     layout = {"thought": ["reasoning"], "solution": ["answer"], "confidence": ["analysis", "confidence"]}
     objective = {"reward": "correct", "pays": "solution", "options": {"column": "gold", "verify": "exact"}}
@@ -174,8 +171,7 @@ def test_they_are_read_as_nothing_and_answers_are_judged_as_the_objective_says_w
     recipe = load(None, {"layout": layout, "objectives": [thinking, objective]})
     rows = ROWS.add_column("gold", ["2", "4"])
     samples = evaluate(*padded, replace(TASK, evaluation=rows, layout=recipe.own_layout), recipe, prompts=2, samples=1)
-    assert samples.correct["solution"].tolist() == [1, 0]  # the model answers 2
-    assert samples.refusal_n.tolist() == [False, False]
+    assert (samples.correct["solution"].tolist(), samples.refusal_n.tolist()) == ([1, 0], [False] * 2)  # the model answers 2
 
 
 def test_reward_functions_get_messages_and_what_the_trainer_passes_as_in_training(padded):

@@ -28,26 +28,21 @@ def tiny():
 
 
 def solved(digit, confidence):
-    first = f"<reasoning>{digit}</reasoning><answer>{digit}</answer>"
-    return f"{first}<analysis></analysis><confidence>{confidence}</confidence>"
+    sure = f"<analysis></analysis><confidence>{confidence}</confidence>"
+    return f"<reasoning>{digit}</reasoning><answer>{digit}</answer>{sure}"
+
+
+def rows(texts):
+    """What the sampler returns for texts."""
+    tokenizer = build_tokenizer()
+    ids = [tokenizer(text)["input_ids"] + [tokenizer.eos_token_id] for text in texts]
+    width = max(map(len, ids))
+    ids_nt = torch.tensor([row + [tokenizer.eos_token_id] * (width - len(row)) for row in ids])
+    return ids_nt, torch.tensor([[t < len(row) for t in range(width)] for row in ids])
 
 
 @pytest.fixture
-def rows(tiny):
-    """Return what the sampler returns for texts."""
-    _, tokenizer = tiny
-
-    def rows(texts):
-        ids = [tokenizer(text)["input_ids"] + [tokenizer.eos_token_id] for text in texts]
-        width = max(map(len, ids))
-        ids_nt = torch.tensor([row + [tokenizer.eos_token_id] * (width - len(row)) for row in ids])
-        return ids_nt, torch.tensor([[t < len(row) for t in range(width)] for row in ids])
-
-    return rows
-
-
-@pytest.fixture
-def scripted(monkeypatch, rows):
+def scripted(monkeypatch):
     """A model with scripted completions: first four for each of two prompts, then one confidence per re-roll."""
     heads = []
 
@@ -87,16 +82,14 @@ def test_prefixes_are_re_rolled_once_each_and_a_completion_may_not_grow_longer_t
     assert bool(rerolled(tiny, 12).again_dm.isnan().all())
 
 
-def test_answers_and_confidences_are_read_as_the_objectives_say(tiny, rows, monkeypatch):
+def test_answers_and_confidences_are_read_as_the_objectives_say(tiny, monkeypatch):
     """Tags and a column of their own, and `exact`, under which 2.0 is not 2."""
-    correct = {"reward": "correct", "options": {"tag": "reasoning", "column": "gold", "verify": "exact"}}
-    brier = {"reward": "brier", "options": {"tag": "analysis"}}
+    options = {"tag": "reasoning", "column": "gold", "verify": "exact"}
     layout = {"solution": ["reasoning"], "sure": ["analysis"]}
-    objectives = [{**correct, "pays": ["solution"]}, {**brier, "pays": ["sure"]}]
+    brier = {"reward": "brier", "options": {"tag": "analysis"}, "pays": ["sure"]}
+    objectives = [{"reward": "correct", "options": options, "pays": ["solution"]}, brier]
     recipe = load(None, {"task": "confidence", "model": "m", "dataset": "d", "layout": layout, "objectives": objectives})
-    said = [
-        f"<reasoning>{answer}</reasoning><analysis>{stated}</analysis>" for answer, stated in (("2", "0.5"), ("2.0", "0.7"))
-    ]
+    said = [f"<reasoning>{answer}</reasoning><analysis>{q}</analysis>" for answer, q in (("2", "0.5"), ("2.0", "0.7"))]
     monkeypatch.setattr(room, "sample", lambda *_, **__: rows(said))
     monkeypatch.setattr(room, "continue_ids", lambda *_, **__: rows(["<analysis>0.3</analysis>"] * 4))
     data = Dataset.from_dict({"prompt": ["1+1_____="], "answer": ["9"], "gold": ["2"]})
@@ -106,42 +99,26 @@ def test_answers_and_confidences_are_read_as_the_objectives_say(tiny, rows, monk
     assert (rolls.confidence_xs.tolist(), rolls.again_dm.tolist()) == ([[0.5, 0.7]], [[0.3] * 2] * 2)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"objectives": [{"reward": "log_score", "pays": "confidence", "options": {"clip": 0.05}}]},
-        {"layout": {"plan": ["reasoning"], "solution": ["answer"], "confidence": ["analysis", "confidence"]}},
-    ],
-    ids=["another clip", "the answer in the second block"],
-)
 @pytest.mark.parametrize("options", [{}, {"tokens": True}])
-def test_what_cannot_be_measured_is_refused_before_a_model_is_loaded(fields, options, tmp_path):
-    with pytest.raises(RecipeError):
-        show(tmp_path / "no model", load(None, fields), output=tmp_path, console=Console(), options=options)
+def test_what_cannot_be_measured_is_refused_before_a_model_is_loaded(options, tmp_path):
+    clipped = {"objectives": [{"reward": "log_score", "pays": "confidence", "options": {"clip": 0.05}}]}
+    late = {"layout": {"plan": ["reasoning"], "solution": ["answer"], "confidence": ["analysis", "confidence"]}}
+    for fields in (clipped, late):  # the answer is in the second block
+        with pytest.raises(RecipeError):
+            show(tmp_path / "no model", load(None, fields), output=tmp_path, console=Console(), options=options)
 
 
-def test_an_answer_that_is_the_whole_first_block_is_no_reason_to_refuse(tmp_path):
+def test_an_answer_in_the_whole_first_block_and_another_clip_where_only_tokens_are_compared_are_no_reason(tmp_path):
     recipe = load(None, {"objectives": [{"reward": "correct", "pays": ["solution"], "options": {"tag": ""}}]})
     with pytest.raises(DataError, match="no model"):
         show(tmp_path / "no model", recipe, output=tmp_path, console=Console(), options={"samples": 2, "seed": 0})
-
-
-def test_another_clip_is_no_reason_to_refuse_where_only_tokens_are_compared(tmp_path):
-    """The last block has no confidence, so no baseline clips one."""
+    # The last block has no confidence, so no baseline clips one.
     layout = {"solution": ["answer"], "sure": ["confidence"], "end": ["analysis"]}
     log_score = {"reward": "log_score", "pays": "sure", "options": {"clip": 0.05}}
     recipe = load(None, {"layout": layout, "objectives": [{"reward": "correct", "pays": "solution"}, log_score]})
-    tokens = {
-        "tokens": True,
-        "critics": None,
-        "critic_steps": 1,
-        "seed": 0,
-        "reference": "token",
-        "token_prompts": 1,
-        "rerolls": 2,
-    }
+    tokens = {"tokens": True, "critics": None, "critic_steps": 1, "reference": "token", "token_prompts": 1, "rerolls": 2}
     with pytest.raises(DataError, match="no model"):
-        show(tmp_path / "no model", recipe, output=tmp_path, console=Console(), options=tokens)
+        show(tmp_path / "no model", recipe, output=tmp_path, console=Console(), options={**tokens, "seed": 0})
 
 
 def test_tables_hold_every_baseline():

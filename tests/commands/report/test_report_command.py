@@ -12,8 +12,6 @@ import torch
 import yaml
 
 import spanwise.commands.compare.compare as compare_module
-import spanwise.commands.credit.credit as credit_module
-import spanwise.commands.fidelity.fidelity as fidelity_module
 import trl_small
 from helpers import NAN
 from measure_small import rolled
@@ -72,11 +70,9 @@ def test_report_of_a_run_folder(tmp_path):
 def test_the_page_of_a_large_batch_shows_whole_groups_of_all_of_it(tmp_path):
     """Of 64 groups of 8 completions, 62 fit on a page of at most 500."""
     folder, group = make_run(tmp_path / "run", evaluation=False), [n // 8 for n in range(512)]
-    columns = {"fault": [0] * 512, "start/solution": [0] * 512, "end/solution": [1] * 512, "advantages/bae": [[0.5]] * 512}
-    prompts = [f"prompt {number}" for number in group]
-    write_own(
-        folder / "rollouts" / "step_000002.parquet", [[5]] * 512, group=group, prompt=prompts, step=[2] * 512, **columns
-    )
+    same = {"fault": 0, "start/solution": 0, "end/solution": 1, "advantages/bae": [0.5], "step": 2}
+    columns = {name: [cell] * 512 for name, cell in same.items()} | {"prompt": [f"prompt {n}" for n in group]}
+    write_own(folder / "rollouts" / "step_000002.parquet", [[5]] * 512, group=group, **columns)
     html = report_folder(folder).read_text()
     data = data_of(html)
     sizes = Counter(decoded(data["prompts"], n)[0] for n in range(len(data["steps"])))
@@ -91,9 +87,8 @@ def test_report_of_a_comparison_folder(tmp_path):
             make_run(tmp_path / f"{arm}-{seed}", seed=seed, accuracy=accuracy, evaluation=(arm, seed) != ("group", 1))
     make_run(tmp_path / "other-0")
     listed = {name: {} for name in ("accuracy", "ece", "weighted@4")}
-    summary = {
-        "arms": ["group", "blended"], "seeds": [0, 1, 2], "reference": None, "recipe": RECIPE, "figures": {"group": listed},
-    }  # fmt: skip
+    asked = {"arms": ["group", "blended"], "seeds": [0, 1, 2], "reference": None}
+    summary = {**asked, "recipe": RECIPE, "figures": {"group": listed}}
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     page = Page(report_folder(tmp_path).read_text())
     rows = {row[0]: row[1:] for row in page.cells if row and row[0] in ("group", "blended", "other")}
@@ -101,8 +96,7 @@ def test_report_of_a_comparison_folder(tmp_path):
     assert rows["group"][2].endswith("(n=1)")  # and no vote
     assert rows["blended"][0] == "0.750 ± 0.000"
     assert "other" not in rows
-    two_equal_seeds = ["-0.250", "-0.250", "-0.250", "0.500", "borderline", "unknown"]
-    assert ["group - blended", *two_equal_seeds] in page.cells
+    assert ["group - blended", "-0.250", "-0.250", "-0.250", "0.500", "borderline", "unknown"] in page.cells
     assert "The diagram pools all seeds. Its whiskers count a prompt once" in page.text
 
 
@@ -136,20 +130,15 @@ def test_folders_that_no_report_can_be_made_of(tmp_path):
 
 
 def test_votes_over_seeds_have_intervals_over_seeds_and_a_prompt_that_two_seeds_answer_is_one_prompt():
-    half_n, right = torch.full((2,), 0.5).double(), [0.0, 1.0, 1.0]
-    seeds = {
-        seed: voting(["a", "a"], half_n, torch.full((2,), value).double(), prompts=[0, 0], resamples=1)
-        for seed, value in enumerate(right)
-    }
+    half_n, wrong_n, right_n = (torch.full((2,), value).double() for value in (0.5, 0.0, 1.0))
+    options = {"prompts": [0, 0], "resamples": 1}
+    seeds = {seed: voting(["a", "a"], half_n, n, **options) for seed, n in enumerate((wrong_n, right_n, right_n))}
     curve = over_seeds(seeds)["majority"]
-    assert curve.intervals[1] == mean_interval(torch.tensor(right, dtype=torch.float64))
+    assert curve.intervals[1] == mean_interval(torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64))
     assert curve.prompts == (0, 1, 2)
-    runs = [
-        Samples(torch.tensor([0, 1]), {"solution": ["a"] * 2}, {"solution": correct_n}, half_n, torch.ones(2).bool())
-        for correct_n in (torch.zeros(2).double(), torch.ones(2).double())
-    ]
-    assert pooled(runs)["prompt"].tolist() == [0, 1, 0, 1]
-    assert pooled(runs)["correct"].tolist() == [0, 0, 1, 1]
+    answers, every_n = {"solution": ["a"] * 2}, torch.ones(2).bool()
+    runs = [Samples(torch.tensor([0, 1]), answers, {"solution": n}, half_n, every_n) for n in (wrong_n, right_n)]
+    assert [pooled(runs)[name].tolist() for name in ("prompt", "correct")] == [[0, 1, 0, 1], [0, 0, 1, 1]]
 
 
 #: Two completions of four have no confidence; those of the first prompt are right and wrong, those of the second both right.
@@ -159,34 +148,30 @@ SAID = [
 ]  # fmt: skip
 
 
-def rollouts(path):
-    """spanwise's own columns; the tokenizer lies elsewhere."""
-    tokenizer = trl_small.tokenizer()
+def exported(tmp_path, **options):
+    """The page of spanwise's own columns, whose tokenizer lies elsewhere."""
+    tokenizer, elsewhere = trl_small.tokenizer(), tmp_path / "data" / "elsewhere"
     ids = [tokenizer.convert_tokens_to_ids(reply.pieces) for reply in SAID]
     columns = {
         "prompt": [*["2+2="] * 2, *['[{"role": "user", "content": "1+2="}]'] * 2],
         "text": ["".join(reply.pieces) for reply in SAID], "reward/correct": [reply.right for reply in SAID],
         "logprobs": [[-0.1 * (t + 1) for t in range(len(row))] for row in ids],
     }  # fmt: skip
-    tokenizer.save_pretrained(path.parent / "elsewhere")
-    return write_own(path, ids, **columns)
+    tokenizer.save_pretrained(elsewhere)
+    file = write_own(tmp_path / "data" / "some.parquet", ids, **columns)
+    usual = {"methods": ["grpo", "bae"], "tokenizer": elsewhere, "overrides": {"layout": LAYOUT}}
+    credit(file, output=tmp_path / "out", **{**usual, **options})
+    return (tmp_path / "out" / "report.html").read_text()
 
 
-def run_command(monkeypatch, module, name, command):
-    """Parse a printed command as the command line does; what it would call `module.name` with."""
+def run_command(monkeypatch, function, command):
+    """Parse a printed command as the command line does; what it would call this function with."""
     called = {}
-    monkeypatch.setattr(module, name, lambda *args, **kwargs: called.update({"args": args, **kwargs}))
+    monkeypatch.setattr(f"spanwise.commands.{function}", lambda *args, **kwargs: called.update({"args": args, **kwargs}))
     words = shlex.split(command)
     assert words[0] == "spanwise"
     cli.app(words[1:], exit_on_error=False)
     return called
-
-
-def exported(tmp_path, **options):
-    file = rollouts(tmp_path / "data" / "some.parquet")
-    usual = {"methods": ["grpo", "bae"], "tokenizer": file.parent / "elsewhere", "overrides": {"layout": LAYOUT}}
-    credit(file, output=tmp_path / "out", **{**usual, **options})
-    return (tmp_path / "out" / "report.html").read_text()
 
 
 def test_another_model_folder_is_never_taken_for_the_tokenizer(tmp_path, monkeypatch):
@@ -210,17 +195,11 @@ def test_the_command_of_a_credit_report_asks_for_the_same(tmp_path, monkeypatch)
     assert "The page shows 2 of 4 completions" in html
     assert report_folder(tmp_path / "out").read_text() == html
     command = unescape(re.search(r'<pre class="command"><code>(.*?)</code>', html, re.S)[1])
-    called = run_command(monkeypatch, credit_module, "credit", command)
-    assert called.pop("args") == (tmp_path / "data" / "some.parquet",)
+    called = run_command(monkeypatch, "credit.credit.credit", command)
+    assert (called.pop("args"), called.pop("columns"), called.pop("pay")) == ((tmp_path / "data" / "some.parquet",), {}, [])
     assert called.pop("console")
-    assert called == {
-        **options,
-        "columns": {},
-        "pay": [],
-        "tokenizer": tmp_path / "data" / "elsewhere",
-        "output": tmp_path / "out-again",
-        "write": None,  # a page is written again, traces are not
-    }
+    assert called.pop("write") is None  # a page is written again, traces are not
+    assert called == {**options, "tokenizer": tmp_path / "data" / "elsewhere", "output": tmp_path / "out-again"}
 
 
 @pytest.mark.parametrize(
@@ -237,47 +216,33 @@ def test_the_outcome_of_an_export_is_that_of_its_objectives(judged, place, tmp_p
     ]
     options = {"methods": ["recipe"], "reward": {"solved": "correct"}}
     html = exported(tmp_path, **options, overrides={"layout": LAYOUT, "objectives": objectives})
-    assert data_of(html)["objectives"][:2] == ["format", "solved"]
-    assert data_of(html)["outcome"] == place
+    assert (data_of(html)["objectives"][:2], data_of(html)["outcome"]) == (["format", "solved"], place)
     assert report_folder(tmp_path / "out").read_text() == html
 
 
-def trained(folder, *, ids, size, **fields):
-    """A run folder with one kept completion of a real byte-level tokenizer; the config says how many ids the model has."""
-    byte_level().save_pretrained(folder / "model")
-    (folder / "model" / "config.json").write_text(json.dumps({"vocab_size": size}))
-    recipe = load(None, {"layout": {"solution": ["answer"]}, "method": "grpo", **fields})
-    filled = resolved(recipe, scheme_of(recipe, Layout(LAYOUT), 32))
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(filled, sort_keys=False))
-    (folder / "metrics.jsonl").write_text('{"step": 0, "evaluation": {"accuracy": 0.5}}\n')
-    columns = {
-        "reward/format": [1.0], "status/format": ["ok"], "reward/correct": [0.0], "status/correct": ["ok"], "fault": [0],
-        "start/solution": [0], "end/solution": [len(ids)], f"credit/{recipe.method}/solution": [0.5],
-        f"credit/{recipe.method}/stop": [-0.25], f"advantages/{recipe.method}": [[0.5] * len(ids)],
-    }  # fmt: skip
-    write_own(folder / "rollouts" / "step_000002.parquet", [ids], **columns)
-    return folder
-
-
 @pytest.mark.parametrize(("beyond", "padded", "form"), [(3, 8, "text"), (3, 0, "ids"), (9, 8, "ids")])
-def test_an_id_beyond_the_tokenizer_aborts_no_report(beyond, padded, form, tmp_path):
+def test_an_id_beyond_the_tokenizer_aborts_no_report_and_the_outcome_is_not_the_first_reward(beyond, padded, form, tmp_path):
     """Qwen has more embedding rows than tokens, and such an id can be sampled."""
     tokenizer = byte_level()
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"vocab_size": len(tokenizer) + padded}))
+    objectives = [{"reward": name, "pays": ["solution"]} for name in ("format", "correct")]
+    recipe = load(None, {"layout": {"solution": ["answer"]}, "method": "bae", "objectives": objectives})
+    filled = resolved(recipe, scheme_of(recipe, Layout(LAYOUT), 32))
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(filled, sort_keys=False))
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "evaluation": {"accuracy": 0.5}}\n')
     text = tokenizer.encode("ok", add_special_tokens=False)
     ids = [*text, len(tokenizer) + beyond]
-    html = report_folder(trained(tmp_path / "run", ids=ids, size=len(tokenizer) + padded)).read_text()
+    columns = {
+        "reward/format": [1.0], "status/format": ["ok"], "reward/correct": [0.0], "status/correct": ["ok"], "fault": [0],
+        "start/solution": [0], "end/solution": [len(ids)], "credit/bae/solution": [0.5], "credit/bae/stop": [-0.25],
+        "advantages/bae": [[0.5] * len(ids)],
+    }  # fmt: skip
+    write_own(tmp_path / "rollouts" / "step_000002.parquet", [ids], **columns)
+    data = data_of(report_folder(tmp_path).read_text())
     shown_as = {"text": [*tokenizer.convert_ids_to_tokens(text), ""], "ids": [f"⟨{index}⟩" for index in ids]}
-    assert decoded(data_of(html)["tokens"], 0) == shown_as[form]
-
-
-def test_the_outcome_of_a_run_is_not_its_first_reward(tmp_path):
-    objectives = [{"reward": name, "pays": ["solution"]} for name in ("format", "correct")]
-    ids = byte_level().encode("ok", add_special_tokens=False)
-    folder = trained(tmp_path / "run", ids=ids, size=400, method="bae", objectives=objectives)
-    data = data_of(report_folder(folder).read_text())
-    assert data["objectives"] == ["format", "correct"]
-    assert data["outcome"] == 1
-    assert data["stops"][0][0] == -0.25
+    assert decoded(data["tokens"], 0) == shown_as[form]
+    assert (data["objectives"], data["outcome"], data["stops"][0][0]) == (["format", "correct"], 1, -0.25)
 
 
 def test_fields_of_a_recipe_survive_the_command_line(tmp_path):
@@ -308,7 +273,7 @@ def test_the_command_of_a_comparison_asks_for_the_same(tmp_path, monkeypatch):
     compare_module.compare(output=str(tmp_path / "out"), **arguments)
     options = json.loads((tmp_path / "out" / "summary.json").read_text())["options"]
     command = again_command("compare", *options.pop("places"), folder=tmp_path / "out", options=options)
-    called = run_command(monkeypatch, compare_module, "compare", command)
+    called = run_command(monkeypatch, "compare.compare.compare", command)
     assert called == {"args": (), "output": f"{tmp_path}/out-again", "processes": None, **arguments}
 
 
@@ -323,10 +288,8 @@ def test_the_command_of_a_fidelity_report_measures_the_same(place, tmp_path, mon
     options = {"prompts": 5, "samples": 6, "rerolls": 7, "seed": 8, "recipe": None, "overrides": fields}
     arguments = run_or_model(tmp_path / place, None, fields)
     command = again_command("fidelity", arguments[0], folder=tmp_path / "out", options=options)
-    called = run_command(monkeypatch, fidelity_module, "show", command)
-    assert called["args"] == arguments
-    assert called["options"] == options
-    assert called["output"] == tmp_path / "out-again"
+    called = run_command(monkeypatch, "fidelity.fidelity.show", command)
+    assert [called[name] for name in ("args", "options", "output")] == [arguments, options, tmp_path / "out-again"]
 
 
 #: Chances of two completions of five tokens, the fourth of the first a tool's.
@@ -360,10 +323,8 @@ def test_the_segments_of_a_run_are_those_of_its_recipe(options, opens, words, tm
     data = data_of(html)
     assert data["opens"] == [{"": tokens} for tokens in opens]
     assert words in data["segments"]
-    assert data["methods"][0] == "sae"
     (column,) = data["values"]
-    assert column["name"] == ""
-    assert decoded(column, 0) == [0.5, 0.25, 0.75, None, 1]
+    assert (data["methods"][0], column["name"], decoded(column, 0)) == ("sae", "", [0.5, 0.25, 0.75, None, 1])
 
 
 def test_values_by_objective_have_a_line_each_and_a_run_without_values_has_none(tmp_path):

@@ -18,11 +18,10 @@ with sole_writer(sys.argv[1]):
 """
 
 
-def test_a_folder_has_one_writer_until_that_process_is_gone(tmp_path):
+def test_a_folder_has_one_writer_until_that_process_is_gone_and_the_ranks_of_a_training_are_one(tmp_path, monkeypatch):
     command = [sys.executable, "-c", HOLD, str(tmp_path / "run")]
     holder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
-        assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         with pytest.raises(DataError, match="Another process is writing into"):
             sole_writer(tmp_path / "run").__enter__()
@@ -32,15 +31,10 @@ def test_a_folder_has_one_writer_until_that_process_is_gone(tmp_path):
         holder.kill()  # so that it cannot clean up
         holder.communicate()
     for _ in range(2):
-        with sole_writer(tmp_path / "run"):
-            pass
-
-
-def test_the_ranks_of_one_training_are_one_writer(tmp_path, monkeypatch):
-    with sole_writer(tmp_path):
-        monkeypatch.setenv("RANK", "1")
-        with sole_writer(tmp_path):
-            pass
+        with sole_writer(tmp_path / "run"), monkeypatch.context() as patch:
+            patch.setenv("RANK", "1")
+            with sole_writer(tmp_path / "run"):
+                pass
 
 
 @pytest.mark.parametrize(
@@ -55,13 +49,11 @@ def test_the_ranks_of_one_training_are_one_writer(tmp_path, monkeypatch):
     ids=lambda words: words[0],
 )
 def test_whatever_writes_a_folder_has_it_alone(words, tmp_path, monkeypatch, capsys):
-    """Two writers would overwrite parts of each other's files."""
     monkeypatch.chdir(tmp_path)
-    for place in ("busy", "model"):
-        (tmp_path / place).mkdir()
-        (tmp_path / place / "config.json").write_text("{}")
-    (tmp_path / "rollouts.jsonl").write_text("{}")
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    before = {tmp_path / file: b"{}" for file in ("busy/config.json", "model/config.json", "rollouts.jsonl")}
+    for file, content in before.items():
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(content)
     with sole_writer(tmp_path / "busy"), pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 2

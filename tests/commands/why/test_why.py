@@ -7,21 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+import rollout_files
 import trl_small
 from border.case import command
-from rollout_files import (
-    LAYOUT,
-    WELL_FORMED,
-    node,
-    own_run,
-    sae_run,
-    small_episode,
-    tagged,
-    trl_file,
-    verl_file,
-    write_lines,
-    write_own,
-)
+from rollout_files import LAYOUT, WELL_FORMED, own_run, sae_run, tagged, trl_file, verl_file, write_lines, write_own
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.why.why import reasons, why
 from spanwise.errors import RecipeError
@@ -62,30 +51,15 @@ def test_the_table_and_one_completion_as_they_are_printed(tmp_path, monkeypatch)
 
 
 def test_what_a_trainer_recorded_has_reasons_too(tmp_path):
-    outputs, prompts = WELL_FORMED * 2, ["a"] * 4 + ["b"] * 4
-    path = trl_file(tmp_path / "completions.parquet", outputs, prompt=prompts, correct=[1.0] * 4 + [1.0, 0.0, 1.0, 0.0],
-                    advantage=[0.0] * 4 + [1.0, 0.0, -1.0, 0.0])  # fmt: skip
-    zeros = why(path, methods=["recorded"], **OURS)["recorded"]
+    right, advantage = [1.0] * 4 + [1.0, 0.0, 1.0, 0.0], [0.0] * 4 + [1.0, 0.0, -1.0, 0.0]
+    file = trl_file(tmp_path / "a.parquet", WELL_FORMED * 2, prompt=[*"aaaabbbb"], correct=right, advantage=advantage)
+    zeros = why(file, methods=["recorded"], **OURS)["recorded"]
     assert {key: value[1:] for key, value in counted(zeros).items()} == {
         ("CREDITED", ""): (2, (4, 6)),
         ("ALL_RIGHT", "correct"): (4, (0, 1, 2)),
         ("RECORDED", ""): (2, (5, 7)),
     }
-
-
-@pytest.mark.parametrize(("branch_counts", "reason"), [((2,), "SINGLETON"), ((2, 1), "ALL_RIGHT")])
-def test_branches_of_a_trace_are_one_rollout_of_recorded_credit(branch_counts, reason, tmp_path):
-    """One trace of two branches is compared with no other; beside a second right one, all two of two rollouts are right."""
-    answer = {**node("assistant", "4", parent=0, sampled=True, ids=(1,), mask=(1,)), "advantages": [0.0]}
-    nodes = [node("user", "2+2=", parent=None), answer]
-    traces = [small_episode("4", {"correct": 1.0}, nodes=[*nodes, *[answer] * (count - 1)]) for count in branch_counts]
-    file = write_lines(tmp_path / "traces.jsonl", traces)
-    zeros = why(file, methods=["recorded"], overrides={"layout": {"all": []}})["recorded"]
-    assert [(name, count[1]) for (name, _), count in counted(zeros).items()] == [(reason, sum(branch_counts))]
-
-
-def test_a_column_says_what_is_right_of_recorded_credit(tmp_path):
-    """The options of a method that is not there are refused: only `correct` is read."""
+    # A column may say what is right. The options of a method that is not there are refused: only `correct` is read.
     file = trl_file(tmp_path / "a.parquet", WELL_FORMED, advantage=[0.0] * 4, acc=[0.0, 1.0, 0.0, 1.0], grade=[0.0] * 4)
     options = {"methods": ["recorded"], **OURS}
     assert counted(why(file, reward={"correct": "grade"}, **options)["recorded"]).keys() == {("ALL_WRONG", "correct")}
@@ -94,20 +68,27 @@ def test_a_column_says_what_is_right_of_recorded_credit(tmp_path):
         why(file, reward={"brier": "grade"}, **options)
 
 
-def our_file(path):
+@pytest.mark.parametrize(("branch_counts", "reason"), [((2,), "SINGLETON"), ((2, 1), "ALL_RIGHT")])
+def test_branches_of_a_trace_are_one_rollout_of_recorded_credit(branch_counts, reason, tmp_path):
+    """One trace of two branches is compared with no other; beside a second right one, all two of two rollouts are right."""
+    node, rewards = rollout_files.node, {"correct": 1.0}
+    answer = {**node("assistant", "4", parent=0, sampled=True, ids=(1,), mask=(1,)), "advantages": [0.0]}
+    nodes = [[node("user", "2+2=", parent=None), *[answer] * count] for count in branch_counts]
+    file = write_lines(tmp_path / "t.jsonl", [rollout_files.small_episode("4", rewards, nodes=each) for each in nodes])
+    zeros = why(file, methods=["recorded"], overrides={"layout": {"all": []}})["recorded"]
+    assert [(name, count[1]) for (name, _), count in counted(zeros).items()] == [(reason, sum(branch_counts))]
+
+
+def test_masked_left_out_timeout_and_unscored(tmp_path, monkeypatch):
     """Our rollouts with a tool's token, a completion left out of the loss, a check that timed out and one that never ran."""
+    monkeypatch.setenv("COLUMNS", "160")
     tokens = [["<answer>", word, "</answer>"] for word in "75444"]
     columns = {
         "group": [0] * 5, "trainable": [[True, False, True]] * 5, "start/all": [0] * 5, "end/all": [3, 3, 0, 3, 3],
         "reward/correct": [1.0, 0.0, 1.0, None, None], "status/correct": ["ok", "ok", "ok", "timeout", "unscored"],
         "advantages/grpo": [[0.1, 0.0, 0.1]] * 2 + [[None] * 3] + [[0.0] * 3] * 2,
     }  # fmt: skip
-    return write_own(path, tokens, key="tokens", **columns)
-
-
-def test_masked_left_out_timeout_and_unscored(tmp_path, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "160")
-    file = our_file(tmp_path / "step_000001.parquet")
+    file = write_own(tmp_path / "step_000001.parquet", tokens, key="tokens", **columns)
     options = {"methods": ["rloo"], "overrides": {"layout": {"all": ["answer"]}}}
     zeros = why(file, **options)["rloo"]
     assert counted(zeros) == {
@@ -138,8 +119,8 @@ def test_reasons_of_files_that_trainers_wrote_add_up(name):
         zeros = reasons(result)[arm.name]
         advantages = arm.advantages(table, 0, len(table))
         counts = zeros.counts(3)
-        assert sum(count.tokens for count in counts) == len(table.tokens.values)
-        assert sum(count.completions for count in counts) == len(table)
+        sums = [sum(getattr(count, name) for count in counts) for name in ("tokens", "completions")]
+        assert sums == [len(table.tokens.values), len(table)]
         credited = torch.tensor([reason_of(key) is Zero.CREDITED for key in zeros.key_v.tolist()])
         assert credited.tolist() == (np.nan_to_num(advantages) != 0).tolist()
         masked = sum(count.tokens for count in counts if count.reason is Zero.MASKED)
@@ -149,10 +130,14 @@ def test_reasons_of_files_that_trainers_wrote_add_up(name):
 STRETCH, DECISIONS, ROWS = 8, 6, 40
 
 
-def sae_of_decisions(path, delay):
-    """A decision of +1 or -1 every eight tokens, seen by the critic `delay` tokens late (None: never); the reward is their sum."""
+@pytest.mark.parametrize(("delay", "lag"), [(0, "1 token"), (1, "2 tokens"), (5, "8 tokens"), (None, None)])
+def test_decisions_are_counted_and_the_delay_is_found(delay, lag, tmp_path):
+    """A decision of +1 or -1 every eight tokens, seen by the critic `delay` tokens late (None: never); the reward is their sum.
+
+    .95^(1/8) is .9936; the last stretch ends with the completion, a token short.
+    """
     draw = np.random.default_rng(0)
-    trl_small.tokenizer().save_pretrained(path / "model")
+    trl_small.tokenizer().save_pretrained(tmp_path / "model")
     size = STRETCH * (DECISIONS + 1)
     effect_nk = draw.choice([-1.0, 1.0], (ROWS, DECISIONS))
     values = 0.1 * draw.standard_normal((ROWS, size))
@@ -165,13 +150,7 @@ def sae_of_decisions(path, delay):
         "completion_ids": [ids] * ROWS, "text": ["<answer>4</answer>" + "a" * (size - 3)] * ROWS,
         "reward/correct": effect_nk.sum(axis=1).tolist(), "values": values.tolist(), "logprobs": np.log(probability).tolist(),
     }  # fmt: skip
-    return sae_run(path, **columns)
-
-
-@pytest.mark.parametrize(("delay", "lag"), [(0, "1 token"), (1, "2 tokens"), (5, "8 tokens"), (None, None)])
-def test_decisions_are_counted_and_the_delay_is_found(delay, lag, tmp_path):
-    """.95^(1/8) is .9936; the last stretch ends with the completion, a token short."""
-    text = printed(sae_of_decisions(tmp_path, delay))
+    text = printed(sae_run(tmp_path, **columns))
     assert "sae: 6 tokens per completion are decisions (probability < 0.2). Decisions are 7.83 tokens apart" in text
     assert "discounts as much as GAE with lambda 0.9935 at each token" in text
     sentence = f"the critic's value moves towards the reward. Half of this change takes {lag}."
