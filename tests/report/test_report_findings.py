@@ -1,4 +1,4 @@
-"""What a report says first, and of a critic: honest where numbers are few, never calm over a failure, or why not measured."""
+"""What a report says first, and of a critic: honest where numbers are few, never calm over a failure, why not measured."""
 
 import json
 import re

@@ -3,6 +3,7 @@
 # ruff: noqa: RUF001 the page writes − and × where it means them
 
 import math
+import re
 import time
 from dataclasses import replace
 
@@ -12,6 +13,8 @@ from report_pages import token_row as row
 from spanwise.report import TokenView
 from spanwise.report.page import render
 from spanwise.report.sections import tokens_section
+
+WORDS = "A tick marks each place where a token with a probability below 0.2 opens a segment."
 
 
 def page(*rows, methods=("a", "b"), outcome="correct", **more):
@@ -37,8 +40,8 @@ THIRD = row(["cut", " Needle"], [0.1, 0.1], [0.0, 0.0], prompt="other", fault="t
             rewards={"correct": None, "brier": None}, statuses={"correct": "timeout", "brier": "absent"})  # fmt: skip
 
 
-def opened(browser, *rows, methods=("a", "b"), outcome="correct", by_step=False, **how):
-    browser.show(page(*rows, methods=methods, outcome=outcome, by_step=by_step), **how)
+def opened(browser, *rows, methods=("a", "b"), outcome="correct", by_step=False, segments="", **how):
+    browser.show(page(*rows, methods=methods, outcome=outcome, by_step=by_step, segments=segments), **how)
     browser.wait("return document.querySelector('.token-app:not([hidden])')")
     browser.run("document.querySelector('.token-more').open = true")
     if len(methods) > 1:
@@ -79,9 +82,8 @@ def test_colours_say_sign_and_size_and_what_has_none_and_blocks_their_credit(bro
     signs = (("plus", "plus"), ("minus", "plus"), ("zero", "minus"), ("plus", "minus"), ("none", "none"))
     classes = [[token(browser, t, side).get_attribute("class") for side in (0, 1)] for t in range(5)]
     assert classes == [[f"token {sign}" for sign in pair] for pair in signs]
-    full, less, minus, zero, tiny, untrained = (
-        token(browser, *at) for at in ((0, 0), (0, 1), (1, 0), (2, 0), (3, 0), (4, 0))
-    )
+    full, minus, zero, tiny, untrained = (token(browser, t) for t in range(5))
+    less = token(browser, 0, 1)
     # 1 is the full scale of both sides; b's 0.25 is half as strong: 14 + 86 * sqrt(0.25) = 57 %.
     assert [style(browser, each, "--strength") for each in (full, less)] == ["100.0%", "57.0%"]
     blue, orange = "0.352941 0.662745 0.94902", "0.960784 0.603922 0.239216"  # #5aa9f2 and #f59a3d
@@ -203,15 +205,12 @@ def test_right_and_wrong_are_those_of_the_outcome_not_of_another_reward_and_a_br
     assert not browser.run("return /[✓✗]/.test(document.querySelector('.token-facts').textContent)")
 
 
-def test_stop_credit_is_told_at_the_last_trained_token(browser):
+def test_stop_credit_is_told_at_the_last_trained_token_and_that_numbers_of_a_coarse_column_are_rounded(browser):
     opened(browser, row(["a", "b", "tool"], [0.25, -0.5, math.nan], [0.25, 0.25, math.nan], stop={"a": -0.75}))
     details = ["\n".join(details_of(browser, t)) for t in (0, 1, 2)]
     assert ["of it stop credit" in lines for lines in details] == [False, True, False]
     assert "of it stop credit, a\n−0.75" in details[1]
     assert "of it stop credit, b" not in details[1]
-
-
-def test_numbers_of_a_coarse_column_say_that_they_are_rounded(browser):
     size = 200_002
     opened(browser, row(["x "] * size, [0.12346, 0.0] * (size // 2), [0.12346] * size))
     first, second = ("\n".join(details_of(browser, t)) for t in (0, 1))
@@ -301,15 +300,15 @@ def test_a_flood_of_marks_stays_in_its_line(browser):
 
 @pytest.mark.parametrize("tokens", [["x" * 1_000_000], ["word "] * 200_000], ids=["one token", "200,000 tokens"])
 def test_a_line_of_a_megabyte_shows_at_once(browser, tokens):
-    html, best = page(row(tokens)), math.inf
-    for _ in range(3):  # a busy machine may be slow once
+    html = page(row(tokens))
+
+    def seconds():
         started = time.perf_counter()
         browser.show(html)
         browser.wait("return document.querySelector('.token-panes .token') && document.body.offsetHeight")
-        best = min(best, time.perf_counter() - started)
-        if best < 2:
-            break
-    assert best < 2
+        return time.perf_counter() - started
+
+    assert any(seconds() < 2 for _ in range(3))  # a busy machine may be slow once
     before = browser.run("return document.querySelectorAll('.token-row').length")
     assert before < 10
     browser.scroll_to(browser.one(".token-end"))
@@ -437,3 +436,152 @@ def test_a_slider_goes_through_the_steps_of_one_prompt(browser):
     assert seen()[0] == "40 · mean reward correct 1"
     opened(browser, *rows)
     assert not browser.one(".token-slider").is_displayed()
+
+
+#: The line of values under a completion: its numbers, its ticks, what pointing at it says.
+VALUES = [0.5, 0.25, math.nan, 0.75, 1.0, -1.0]
+VALUED = row(
+    ["So", " two", "tool", " and", " so", " on"],
+    a=[0.5, -0.25, math.nan, 0.125, 0.0, 1.0],
+    values={"": VALUES},
+    probabilities=[0.9, 0.1, math.nan, 0.5, 0.125, 0.75],
+    opens={"": [1, 4]},
+)
+
+
+def charts(browser):
+    return browser.each(".token-course svg")
+
+
+def path(chart, name):
+    return chart.find_element("css selector", f".token-{name}").get_attribute("d")
+
+
+def read(chart, low, high):
+    """The line by the numbers at its axis (y = .04 is high, .84 is low): (token, value), a list for each piece."""
+    pieces = [re.findall(r"([\d.]+) ([\d.]+)", piece) for piece in path(chart, "line").split("M")[1:]]
+    return [[(float(x) - 0.5, high - (float(y) - 0.04) / 0.8 * (high - low)) for x, y in piece] for piece in pieces]
+
+
+def point_at(browser, chart, t, size):
+    browser.point_at(chart, right=round(((t + 0.5) / size - 0.5) * chart.rect["width"]))
+
+
+def test_the_line_has_the_values_and_a_gap_where_there_is_none(browser):
+    opened(browser, VALUED, segments=WORDS)
+    (chart,) = charts(browser)
+    assert text(browser, ".token-axis").split() == ["1", "−1"]
+    left, right = read(chart, -1.0, 1.0)
+    assert dict(left + right) == pytest.approx({0: 0.5, 1: 0.25, 3: 0.75, 4: 1.0, 5: -1.0}, abs=1e-3)
+    assert browser.run("return arguments[0].getAttribute('viewBox')", chart) == "0 0 6 1"
+    assert chart.get_attribute("aria-label") == "value before each token: −1 to 1, 3 segments"
+    # a tick stands at the left edge of each token that opens a segment
+    assert re.findall(r"M(\d+) ", path(chart, "ticks")) == ["1", "4"]
+    assert text(browser, ".token-courses").split("\n")[-1] == WORDS
+    # A method without segments has no ticks, and no words of them.
+    opened(browser, row(["a", "b"], values={"": [0.25, 0.5]}))
+    assert path(charts(browser)[0], "ticks") == ""
+    assert "segment" not in text(browser, ".token-courses")
+    point_at(browser, charts(browser)[0], 1, 2)
+    assert "segment" not in text(browser, ".token-details")
+
+
+SAID = {
+    0: {"token 1 of 6": "So", "credit, a": "+0.5", "value": "0.5", "probability": "0.9", "segment": "1 of 3"},
+    1: {"token 2 of 6": "·two", "credit, a": "−0.25", "value": "0.25", "probability": "0.1", "segment": "2 of 3"},
+    2: {"token 3 of 6": "tool", "credit, a": "not trained", "value": "none", "probability": "none"},
+    3: {"token 4 of 6": "·and", "value": "0.75", "segment": "2 of 3"},
+    5: {"token 6 of 6": "·on", "credit, a": "+1", "value": "−1", "probability": "0.75", "segment": "3 of 3"},
+}
+
+
+def test_pointing_at_the_line_says_the_numbers_of_the_token_there(browser):
+    opened(browser, VALUED, segments=WORDS)
+    details = "[...document.querySelectorAll('.token-details dl > div')].map(e => [...e.children].map(x => x.innerText))"
+    for t, numbers in SAID.items():
+        point_at(browser, charts(browser)[0], t, 6)
+        entries = dict(browser.run(f"return {details}"))
+        assert entries.items() >= numbers.items()
+        assert ("segment" in entries) == ("segment" in numbers)
+        assert path(charts(browser)[0], "cursor") == f"M{t + 0.5} 0V1"
+        assert "current" in token(browser, t).get_attribute("class").split()
+    browser.point_at(browser.one(".token-facts"))
+    assert text(browser, ".token-details") == ""  # what was pointed at is left
+    assert path(charts(browser)[0], "cursor") == ""
+
+
+def test_all_completions_share_one_scale_so_that_a_flat_critic_looks_flat(browser):
+    opened(browser, *(row(["a", "b"], values={"": values}) for values in ([0.0, 1.0], [0.5, 0.505])))
+    browser.press("j")
+    ((first, second),) = read(charts(browser)[0], 0.0, 1.0)
+    assert abs(first[1] - second[1]) == pytest.approx(0.005, abs=2.5e-4)
+    assert text(browser, ".token-axis").split() == ["1", "0"]
+    opened(browser, row(["a", "b"], values={"": [0.5, 0.5]}))
+    assert [value for _, value in read(charts(browser)[0], 0.0, 1.0)[0]] == pytest.approx([0.0] * 2)
+    assert text(browser, ".token-axis") == "0.5"
+
+
+def test_a_completion_without_values_has_no_line(browser):
+    opened(browser, VALUED, row(["x"], values={"": [math.nan]}, probabilities=[math.nan]), row(["y"]))
+    choose(browser, "order", "file")
+    choose(browser, "jump", "1")
+    assert len(charts(browser)) == 1
+    for _ in range(2):
+        browser.press("j")
+        assert (charts(browser), text(browser, ".token-courses")) == ([], "")
+    choose(browser, "search", "nowhere")
+    choose(browser, "search", "")
+    browser.press("Home")
+    assert len(charts(browser)) == 1
+
+
+def test_each_value_has_a_line_and_a_colour_and_pointing_at_a_token_marks_its_place_on_every_line(browser):
+    bad = "<b onmouseover='window.hacked=1'>x</b>"
+    values = {"correct": [0.5, 0.25, 0.5], bad: [math.nan, -0.5, -0.5]}
+    opened(browser, row(["u", "v", "w"], values=values, opens={"correct": [1], bad: []}), segments=WORDS)
+    assert [chart.get_attribute("aria-label") for chart in charts(browser)] == [
+        "value, correct before each token: 0.25 to 0.5, 2 segments",
+        f"value, {bad} before each token: −0.5 to −0.5, 1 segment",
+    ]
+    assert f"value, {bad}" in text(browser, ".token-courses")
+    browser.point_at(token(browser, 1))
+    assert [path(chart, "cursor") for chart in charts(browser)] == ["M1.5 0V1"] * 2
+    assert f"value, correct\n0.25\nvalue, {bad}\n−0.5" in text(browser, ".token-details")
+    charts(browser)[0].click()
+    browser.point_at(browser.one(".token-facts"))
+    assert "token 2 of 3" in text(browser, ".token-details")  # a click (a tap) stays
+    choose(browser, "colour", f"value, {bad}")
+    assert [token(browser, t).get_attribute("class") for t in (0, 1)] == ["token none", "token minus"]
+
+
+def test_a_long_completion_keeps_its_extremes_and_stays_small(browser):
+    size = 200_000
+    values = [0.5 + 0.001 * (t % 7) for t in range(size)]
+    values[123_456], values[77_777] = 1.0, 0.0
+    opened(browser, row(["w"] * size, values={"": values}, opens={"": list(range(1, size, 3))}), segments=WORDS)
+    (chart,) = charts(browser)
+    assert len(path(chart, "line")) < 60_000
+    assert len(path(chart, "ticks")) < 30_000
+    (stroke,) = read(chart, 0.0, 1.0)
+    assert max(stroke, key=lambda point: point[1]) == pytest.approx((123_456, 1.0), abs=1e-3)
+    assert min(stroke, key=lambda point: point[1]) == pytest.approx((77_777, 0.0), abs=1e-3)
+    assert [t for t, _ in stroke] == sorted(t for t, _ in stroke)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_phone_shows_it_whole_and_nothing_lies_over_it(browser, dark):
+    opened(browser, VALUED, segments=WORDS, width=375, height=700, dark=dark)
+    assert browser.run("return document.documentElement.scrollWidth <= innerWidth")
+    (chart,) = charts(browser)
+    browser.scroll_to(chart)
+    assert chart.rect["width"] > 250
+    point_at(browser, chart, 0, 6)
+    boxes = "['.token-courses', '.token-details'].map(name => document.querySelector(name).getBoundingClientRect())"
+    (top, bottom), (above, below) = browser.run(f"return {boxes}.map(box => [box.top, box.bottom])")
+    assert 0 <= top < bottom
+    assert above < below
+    assert bottom <= above or below <= top  # what is said lies beside the line, never on it
+    ground = browser.run(PIXEL, style(browser, browser.one("body"), "background-color"))
+    for name in ("line", "ticks", "cursor"):
+        ink = luminance(browser.run(PIXEL, style(browser, chart.find_element("css selector", f".token-{name}"), "stroke")))
+        assert (max(luminance(ground), ink) + 0.05) / (min(luminance(ground), ink) + 0.05) >= 3

@@ -65,13 +65,6 @@ def sort_by(browser, key):
     browser.run("document.querySelector(`[aria-label='Sort by ${arguments[0]}']`).click()", key)
 
 
-def filtered(browser, key, text):
-    browser.run(
-        "const i = document.querySelector(`[aria-label^='Filter ${arguments[0]}:']`); i.value = arguments[1];"
-        "i.dispatchEvent(new Event('input', {bubbles: true}))", key, text,
-    )  # fmt: skip
-
-
 #: Point at an element that stands at this place of the window: the hint's text, its left and right edge, whether it lies over it.
 POINT = """
 const [element, block] = arguments, hint = document.querySelector('.token-details');
@@ -186,22 +179,18 @@ FILTERS = [
 ]  # fmt: skip
 
 
-def test_the_list_filters_as_python_does(browser, export, rows):
+def test_the_list_filters_as_python_does_and_is_gone_through_by_keys(browser, export, rows):
     opened(browser, export)
     sort_by(browser, "completion")
     for key, text, fits in FILTERS:
-        filtered(browser, key, text)
+        field = f"document.querySelector(`[aria-label^='Filter {key}:']`)"
+        browser.run(f"{field}.value = arguments[0]; {field}.dispatchEvent(new Event('input', {{bubbles: true}}))", text)
         expected = [n for n in range(len(rows)) if fits(rows[n])]
         assert listing(browser) == expected, (key, text)
         assert expected or browser.run(COUNT) == "No completion fits."
         browser.run("document.querySelector('[data-go=reset]').click()")
     assert len(listing(browser)) == len(rows)
-
-
-def test_the_list_by_keys(browser, export, rows):
-    opened(browser, export)
-    browser.run("document.querySelector('.token-listing').open = true")
-    sort_by(browser, "completion")
+    browser.run("document.querySelector('.token-table').scrollTop = 0")
     browser.wait("return document.querySelector('.token-table tr[data-row=\"0\"]')")
     browser.run("document.querySelector('.token-table tr[data-row=\"0\"]').focus()")
     browser.press("ARROW_DOWN", "ARROW_DOWN", "ENTER")
@@ -239,10 +228,9 @@ def test_the_group_leads_to_its_completions_and_says_who_was_compared(browser, e
     group = browser.run(f"return {lines}.map((e) => [...e.children].map((c) => c.textContent))")
     mates = [n for n in range(len(rows)) if rows[n]["group"] == rows[2]["group"]]
     assert [int(cells[0]) for cells in group] == [n + 1 for n in mates]
+    strata_of = [{part["objective"]: part["stratum"] for part in row["parts/bae"] if part["stratum"] >= 0} for row in rows]
     for cells, n in zip(group, mates, strict=True):
-        strata, of_third = (
-            {part["objective"]: part["stratum"] for part in rows[row]["parts/bae"] if part["stratum"] >= 0} for row in (n, 2)
-        )
+        strata, of_third = strata_of[n], strata_of[2]
         same = [name for name in of_third if strata.get(name) == of_third[name]]
         assert cells[-1] == ("this one" if n == 2 else ", ".join(same) or "nothing")
     browser.run(f"document.querySelector(`[aria-label='Go to completion {mates[-1] + 1}']`).click()")
