@@ -1,4 +1,4 @@
-"""Files that other trainers really wrote: blocks, the arm as recorded, which rewards one number adds up, branches, `--write`.
+"""Files that other trainers really wrote: blocks, the arm as recorded, which rewards a number adds up, branches, `--write`.
 
 `rollouts/written` holds what `_write_generations` of verl 0.9.1 and `write_episode` of verifiers 0.4.0 wrote; TRL runs here.
 """

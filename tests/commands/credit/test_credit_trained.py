@@ -28,16 +28,6 @@ def column_of(folder, column):
     return np.array([np.nan if value is None else value for value in values])
 
 
-def assert_the_trainers_own(folder, result):
-    expected = column_of(folder, f"advantages/{load(folder / 'recipe.yaml', None).method}")
-    advantages = result.applied[0].advantages(result.table, 0, len(result.table))
-    left_out = np.repeat(~result.table.learned_n.numpy(), result.table.tokens.lengths)
-    np.testing.assert_array_equal(np.isnan(expected), left_out)
-    expected[left_out] = 0.0
-    assert np.abs(expected).max() > 0  # else this shows nothing
-    np.testing.assert_allclose(advantages, expected, rtol=1e-6, atol=1e-7)
-
-
 OWN_OBJECTIVES = [
     {"reward": "correct", "pays": ["solution"], "baseline": "group", "if_missing": 0.0},
     {"reward": "brier", "pays": ["confidence"], "given": "correct", "baseline": "group", "if_missing": -1.0},
@@ -89,13 +79,19 @@ def scripted(tmp_path_factory):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_scripted_runs_get_the_advantages_they_were_trained_with(variant, scripted):
-    result = credit_rollouts(scripted(variant), methods=["recipe"])
-    assert_the_trainers_own(scripted(variant), result)
-    assert (result.table.trainable == column_of(scripted(variant), "trainable")).all()
+    run = scripted(variant)
+    result = credit_rollouts(run, methods=["recipe"])
+    expected = column_of(run, f"advantages/{load(run / 'recipe.yaml', None).method}")
+    left_out = np.repeat(~result.table.learned_n.numpy(), result.table.tokens.lengths)
+    np.testing.assert_array_equal(np.isnan(expected), left_out)
+    expected[left_out] = 0.0
+    assert np.abs(expected).max() > 0  # else this shows nothing
+    advantages = result.applied[0].advantages(result.table, 0, len(result.table))
+    np.testing.assert_allclose(advantages, expected, rtol=1e-6, atol=1e-7)
+    assert (result.table.trainable == column_of(run, "trainable")).all()
     if variant == "truncated":  # a method per token gives nothing to a completion left out of the loss either
-        left_out = np.repeat(~result.table.learned_n.numpy(), result.table.tokens.lengths)
         assert int((~result.table.learned_n).sum()) == 2
-        by_token = credit_rollouts(scripted(variant), methods=["reinforce++"]).applied[0]
+        by_token = credit_rollouts(run, methods=["reinforce++"]).applied[0]
         assert np.array_equal(by_token.advantages(result.table, 0, len(result.table)) == 0, left_out)
 
 
