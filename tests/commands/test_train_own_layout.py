@@ -61,9 +61,8 @@ def test_it_trains_is_measured_by_what_it_is_trained_for_and_evaluated_by_its_ow
         warnings.simplefilter("ignore")  # an untrained model writes no JSON, which is said
         summary = train(load("project/recipe.yaml"), console=console)
     lines = records(tmp_path / "run" / "metrics.jsonl")
-    assert [line["rewards/tested/mean"] for line in lines if "loss" in line] == [
-        0.25
-    ]  # of a column that the function asks for
+    (batch,) = [line for line in lines if "loss" in line]
+    assert batch["rewards/tested/mean"] == 0.25  # of a column that the function asks for
     for end in ("start", "final"):  # no block holds an answer, so there is no accuracy
         measured = {"reward/equals.total": 0.0, "reward/tested": 0.25}
         assert summary[end] == {"format_rate": summary[end]["format_rate"], **measured}

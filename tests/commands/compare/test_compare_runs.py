@@ -1,10 +1,15 @@
-"""`spanwise compare` with real trainings of a step or two, and what it leaves behind."""
+"""`spanwise compare` with real trainings of a step or two, side by side and stopped together, and what it leaves behind."""
 
 import json
 import math
+import os
 import shutil
+import signal
+import subprocess
 import sys
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -14,8 +19,9 @@ import yaml
 from rich.console import Console
 from scipy import stats
 
+import forked
 from spanwise.commands.compare import compare as room
-from spanwise.commands.compare.compare import compare, plan_runs
+from spanwise.commands.compare.compare import compare, plan_runs, side_by_side
 from spanwise.commands.shared.samples import Samples, read_samples
 from spanwise.commands.train import train as train_room
 from spanwise.commands.train.train import train
@@ -56,12 +62,25 @@ def output(finished, tmp_path):
     return Path(shutil.copytree(finished, tmp_path / "out"))
 
 
-def test_every_arm_and_seed_is_a_run_folder(finished):
+def test_every_arm_and_seed_is_a_run_folder_whose_evaluation_can_be_worked_out_again(finished):
     assert sorted(path.name for path in finished.iterdir() if path.is_dir()) == ["group-0", "group-1", "rlcr-0", "rlcr-1"]
     recipe = yaml.safe_load((finished / "rlcr-1" / "recipe.yaml").read_text())
     assert (recipe["method"], recipe["seed"], recipe["baseline"]) == ("rlcr", 1, None)
     group = yaml.safe_load((finished / "group-0" / "recipe.yaml").read_text())
     assert {objective["baseline"] for objective in group["objectives"]} == {"group"}
+    table = pq.read_table(finished / "group-0" / "evaluation.parquet").to_pylist()
+    assert len(table) == 16
+    assert sorted({row["prompt"] for row in table}) == [0, 1, 2, 3]
+    final = json.loads((finished / "group-0" / "summary.json").read_text())["final"]
+    assert final["accuracy"] == pytest.approx(sum(row["correct/solution"] for row in table) / 16)
+    assert final["coverage"] == pytest.approx(sum(row["confidence"] is not None for row in table) / 16)
+    samples = read_samples(finished / "group-0")
+    intervals = samples.intervals(resamples=50)
+    for name, value in samples.figures().items():
+        assert (intervals[name] is None) == (value is None)
+        assert value is None or intervals[name].value == pytest.approx(value)
+    vote = samples.votes(budgets=(1,))["majority"].intervals[0].value
+    assert vote == pytest.approx(final["accuracy"])
 
 
 def test_the_table_is_student_t_over_seeds(output, capsys):
@@ -78,44 +97,16 @@ def test_the_table_is_student_t_over_seeds(output, capsys):
         assert (cell["low"], cell["high"]) == pytest.approx((low, high))
     majority = {arm: figures["majority@4"]["mean"] for arm, figures in summary["figures"].items()}
     assert majority == {"group": 0.75, "rlcr": 0.5}  # of one half and three quarters right; one quarter and all
-    difference = next(entry for entry in summary["differences"] if entry["figure"] == "accuracy")
-    assert difference["verdict"] == "noise"
+    assert [entry["verdict"] for entry in summary["differences"] if entry["figure"] == "accuracy"] == ["noise"]
     votes = ("majority@4", "weighted@4")
     assert comparison.figures == ("accuracy", "auroc", "ece", "brier", "coverage", "format_rate", *votes)  # no refusals
     assert summary["figures"]["rlcr"]["auroc"]["seeds"] == 1  # there is none if all are right
-    assert summary["seeds"] == [0, 1]
-    assert summary["recipe"]["steps"] == 1
-    assert "method" not in summary["recipe"]
+    assert (summary["seeds"], summary["recipe"]["steps"], "method" in summary["recipe"]) == ([0, 1], 1, False)
     assert "| rlcr | 0.625" in (output / "comparison.md").read_text()
     assert "do not show which method is better" in capsys.readouterr().out
 
 
-def test_the_evaluation_can_be_worked_out_again(finished):
-    table = pq.read_table(finished / "group-0" / "evaluation.parquet").to_pylist()
-    assert len(table) == 16
-    assert sorted({row["prompt"] for row in table}) == [0, 1, 2, 3]
-    final = json.loads((finished / "group-0" / "summary.json").read_text())["final"]
-    assert final["accuracy"] == pytest.approx(sum(row["correct/solution"] for row in table) / 16)
-    assert final["coverage"] == pytest.approx(sum(row["confidence"] is not None for row in table) / 16)
-    samples = read_samples(finished / "group-0")
-    intervals = samples.intervals(resamples=50)
-    for name, value in samples.figures().items():
-        assert (intervals[name] is None) == (value is None)
-        assert value is None or intervals[name].value == pytest.approx(value)
-    vote = samples.votes(budgets=(1,))["majority"].intervals[0].value
-    assert vote == pytest.approx(final["accuracy"])
-
-
-def test_evaluations_of_different_sizes_are_not_compared(output):
-    whole = read_samples(output / "group-0")
-    parts = ({name: column[:8] for name, column in columns.items()} for columns in (whole.answers, whole.correct))
-    tensors = (whole.confidence_n[:8], whole.well_formed_n[:8], whole.refusal_n[:8])
-    Samples(whole.prompt_n[:8], *parts, *tensors).write(output / "group-0")  # as spanwise eval --prompts 2 leaves it
-    with pytest.raises(DataError, match=r"2 prompts x 4 samples.*4 prompts x 4 samples"):
-        run(output)
-
-
-def test_a_share_without_verdicts_shows_in_the_table_and_without_any_there_is_no_vote(output):
+def test_a_share_without_verdicts_shows_in_the_table_without_any_there_is_no_vote_and_sizes_must_agree(output):
     samples = read_samples(output / "group-0")
     samples.correct["solution"][::4] = math.nan  # one time-out in each prompt
     samples.write(output / "group-0")
@@ -128,8 +119,12 @@ def test_a_share_without_verdicts_shows_in_the_table_and_without_any_there_is_no
         samples.write(folder)
         assert samples.figures()["accuracy"] is None
     comparison = run(output)
-    assert [name for name in comparison.figures if name == "accuracy" or "@" in name] == []
+    assert not [name for name in comparison.figures if name == "accuracy" or "@" in name]
     assert comparison.cells["group", "verdict_rate"].value == 0.0
+    file = output / "group-0" / "evaluation.parquet"
+    pq.write_table(pq.read_table(file)[:8], file)  # as spanwise eval --prompts 2 leaves it
+    with pytest.raises(DataError, match=r"2 prompts x 4 samples.*4 prompts x 4 samples"):
+        run(output)
 
 
 def by_commands(monkeypatch, code):
@@ -196,10 +191,9 @@ def test_the_numbers_of_another_recipe_are_never_taken(output):
     assert not other.finished()
 
 
-LASER = {"token": "<unk>", "reference": -12.0}
-
-
-@pytest.mark.parametrize("choices", [{"task": "invoices"}, {"refine": "ktae"}, {"laser": LASER}])
+@pytest.mark.parametrize(
+    "choices", [{"task": "invoices"}, {"refine": "ktae"}, {"laser": {"token": "<unk>", "reference": -12.0}}]
+)
 def test_what_a_run_fills_in_is_no_other_recipe(choices, tmp_path):
     planned = plan_runs(("grpo",), (0,), choices, str(tmp_path))[0]
     planned.folder.mkdir()
@@ -276,9 +270,8 @@ def test_arms_that_cannot_be_compared_are_refused(field, shared_value, own_value
 
 
 def test_arms_and_seeds_that_cannot_be():
-    for arms, seeds, choices in (
-        ((), (0,), {}), (("group",), (1, 1), {}), (("group", "bae"), (0,), {"baseline": "outcome"}),
-    ):  # fmt: skip
+    outcome = {"baseline": "outcome"}
+    for arms, seeds, choices in (((), (0,), {}), (("group",), (1, 1), {}), (("group", "bae"), (0,), outcome)):
         with pytest.raises(RecipeError):
             plan_runs(arms, seeds, choices, "out")
     (of_method,) = plan_runs(("bae",), (0,), {"baseline": "batch"}, "out")  # the arm says the method only
@@ -288,11 +281,10 @@ def test_arms_and_seeds_that_cannot_be():
 
 
 def test_an_arm_wins_over_the_shared_recipe(tmp_path):
-    """The recipe of the experiment itself names a method and a baseline, as ours under recipes/ do."""
     shared = Path(__file__).parents[3] / "recipes" / "confidence.yaml"
     runs = plan_runs(("outcome", "blended", "rlcr"), (0,), {"steps": 3, "entropy_target": None}, "out", shared=shared)
     assert [(run.recipe.method, run.recipe.baseline) for run in runs][:2] == [("bae", "outcome"), ("bae", "blended")]
-    assert [run.recipe.method for run in runs] == ["bae", "bae", "rlcr"]
+    assert runs[2].recipe.method == "rlcr"
     assert {(run.recipe.steps, run.recipe.entropy_target, run.recipe.eval_every) for run in runs} == {(3, None, 20)}
     file = tmp_path / "mine.yaml"
     file.write_text("method: bae\neval_every: 7\nobjectives: [{reward: correct, pays: [solution]}]\n")
@@ -302,7 +294,6 @@ def test_an_arm_wins_over_the_shared_recipe(tmp_path):
 
 
 def test_an_arms_file_says_what_stands_in_it_and_no_default_of_models_by_name(tmp_path):
-    """It need not be a recipe of its own: the model and the task may stand in the shared file."""
     hub, mine, shared = {"model": "m", "dataset": "d.jsonl"}, tmp_path / "mine.yaml", tmp_path / "shared.yaml"
     shared.write_text(yaml.safe_dump({**hub, "learning_rate": 5e-6}))
     for fields in ({**hub, "method": "rlcr"}, {"instruction": "Think."}):
@@ -313,7 +304,6 @@ def test_an_arms_file_says_what_stands_in_it_and_no_default_of_models_by_name(tm
 
 
 def test_a_section_that_only_the_first_arm_has_is_not_common(tmp_path):
-    """The first arm has a critic, the others lack the field."""
     gae = load(None, {**SMALL, "method": "gae", "critic": {"learning_rate": 1e-3}})
     runs = [room.ArmRun("gae", 0, gae), room.ArmRun("grpo", 0, load(None, {**SMALL, "method": "grpo"}))]
     figures = {arm: {0: {"accuracy": 0.5}} for arm in ("gae", "grpo")}
@@ -321,3 +311,92 @@ def test_a_section_that_only_the_first_arm_has_is_not_common(tmp_path):
     recipe = json.loads((tmp_path / "summary.json").read_text())["recipe"]
     assert recipe["steps"] == 1
     assert {"critic", "method"}.isdisjoint(recipe)
+
+
+SLEEP = "import time; time.sleep(60)"
+
+#: `spanwise compare` itself, whose trainings are processes that write down their number and sleep.
+#: A shell makes its background jobs ignore Ctrl-C, this suite too; a terminal does not.
+COMPARE = """
+import os, signal, sys
+from pathlib import Path
+from spanwise.cli import main
+from spanwise.commands.compare import compare
+from spanwise.commands.shared import task
+os.setsid()
+Path({leader!r}).write_text(str(os.getpid()))
+signal.signal(signal.SIGINT, signal.default_int_handler)
+stub = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(60)"
+compare.train_command = lambda run, *, resume: [sys.executable, "-c", stub, f"{{run.folder}}.pid"]
+task.make_task = lambda recipe, console: None
+sys.argv = ["spanwise", "compare", "--arms", "group,outcome,rlcr", "--seeds", "0,1", "--processes", "2", "--output", {output!r}]
+main()
+"""
+IMPORTS = "import spanwise.cli, spanwise.commands.compare.compare, spanwise.commands.shared.task"
+
+
+def until(condition, seconds=60.0):
+    end = time.monotonic() + seconds
+    while not (result := condition()):
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.05)
+    return result
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("stop", "whole_group", "status"), [(signal.SIGINT, True, 130), (signal.SIGTERM, False, 143)])
+def test_a_stopped_comparison_leaves_no_training_behind(stop, whole_group, status, tmp_path):
+    """Ctrl-C reaches every process of the terminal, a kill only the one it names."""
+    output, leader = tmp_path / "out", tmp_path / "leader"
+    code = COMPARE.format(leader=str(leader), output=str(output))
+    with ThreadPoolExecutor(1) as thread:
+        ended = thread.submit(forked.run, code, imports=IMPORTS)
+        try:
+            until(lambda: sum(bool(file.read_text()) for file in output.glob("*.pid")) == 2 or ended.done())
+            (os.killpg if whole_group else os.kill)(int(leader.read_text()), stop)
+            done = ended.result(timeout=20)
+            assert done.returncode == status, done.stderr
+            for said in ("0 of 6 runs are finished. The others train 2 at a time.", "Stopped. Run the same command again"):
+                assert said in done.stdout
+            assert "Traceback" not in done.stderr
+            started = {file.stem: int(file.read_text()) for file in output.glob("*.pid")}
+            assert set(started) == {"group-0", "outcome-0"}
+            for pid in started.values():
+                with pytest.raises(ProcessLookupError):
+                    os.kill(pid, 0)
+        finally:
+            if not ended.done():
+                os.killpg(int(leader.read_text()), signal.SIGKILL)
+
+
+def test_an_error_ends_what_runs_and_starts_nothing_more():
+    started = {}
+
+    def start(name):
+        started[name] = subprocess.Popen([sys.executable, "-c", "" if name == "short" else SLEEP])
+        return started[name]
+
+    def raise_at_first_end():
+        for name, status in side_by_side(["long", "short", "never"], 2, start=start):
+            raise RuntimeError(f"{name} {status}")
+
+    with pytest.raises(RuntimeError, match="short 0"):
+        raise_at_first_end()
+    assert {name: process.returncode for name, process in started.items()} == {"long": -signal.SIGTERM, "short": 0}
+
+
+def test_each_item_once_and_so_many_at_a_time():
+    running, most, finished = set(), [], []
+
+    def start(number):
+        running.add(number)
+        most.append(len(running))
+        return subprocess.Popen([sys.executable, "-c", f"raise SystemExit({number})"])
+
+    before = signal.getsignal(signal.SIGTERM)
+    for number, status in side_by_side([3, 0, 5, 4], 2, start=start):
+        running.remove(number)
+        finished.append((number, status))
+    assert sorted(finished) == [(0, 0), (3, 3), (4, 4), (5, 5)]
+    assert max(most) == 2
+    assert signal.getsignal(signal.SIGTERM) is before

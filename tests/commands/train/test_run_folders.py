@@ -15,6 +15,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from full_disk import full_disk
+from report_pages import data_of
 from rollout_files import records, timeless_metrics
 from spanwise.commands.demo.demo import DIGITS, run_demo
 from spanwise.commands.report.report import report_folder
@@ -26,7 +27,7 @@ from spanwise.errors import DataError, RecipeError
 from spanwise.objective import Objective
 from spanwise.recipe import load
 from spanwise.rollouts import schema
-from spanwise.rollouts.folder import check_free
+from spanwise.rollouts.folder import RunFolder, check_free
 from spanwise.score import score_all
 from spanwise.types import Scores
 
@@ -65,33 +66,21 @@ def files_of(folder):
     return {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
-def test_numbers_count_up_and_know_their_own_name(tmp_path, monkeypatch):
+def test_numbers_count_up_and_know_their_own_name_which_on_an_own_dataset_is_that_of_the_dataset(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert newest_folder("a-0") is None
-    for name in ("a-0-1", "a-0-2", "a-0-10", "a-0-4-99", "a-0-last", "b-a-0-77"):
+    others = ("confidence-bae-0-2", "math-bae-0-1")
+    for name in ("a-0-1", "a-0-2", "a-0-10", "a-0-4-99", "a-0-last", "b-a-0-77", *others):
         (tmp_path / "runs" / name).mkdir(parents=True)
     (tmp_path / "runs" / "a-0-11").write_text("a file of the user")
     assert str(newest_folder("a-0")) == "runs/a-0-10"
     assert str(new_folder("a-0")) == "runs/a-0-3"
-
-
-def test_the_last_run_on_an_own_dataset_has_the_name_of_the_dataset(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("confidence-bae-0-2", "math-bae-0-1"):
-        (tmp_path / "runs" / name).mkdir(parents=True)
     recipe = load(None, {"model": "m", "dataset": "data/math.jsonl", "layout": {"all": ["answer"]}})
     with (
         pytest.raises(DataError, match="There is no checkpoint under 'runs/math-bae-0-1/checkpoints'"),
         run_folder(recipe, resume="last", overwrite=False, console=Console()),
     ):
         pass
-
-
-def test_a_run_without_an_output_gets_a_folder_that_says_nothing_of_where_it_is(first):
-    recipe = yaml.safe_load((first / "recipe.yaml").read_text())
-    assert "output" not in recipe
-    for file in first.glob("*.*"):
-        assert str(first) not in file.read_text(errors="replace")
 
 
 def test_overwriting_leaves_nothing_of_the_old_run_and_all_of_the_users(run, tmp_path):
@@ -107,8 +96,7 @@ def test_overwriting_leaves_nothing_of_the_old_run_and_all_of_the_users(run, tmp
     assert {file: (run / file).read_text() for file in mine} == mine
     assert files_of(tmp_path / "elsewhere") == linked
     assert not (run / "model").is_symlink()
-    assert sorted(file.name for file in (run / "rollouts").iterdir()) == ["step_000001.parquet"]
-    assert not list(run.glob("checkpoints/*"))
+    assert [file.name for file in (*run.glob("rollouts/*"), *run.glob("checkpoints/*"))] == ["step_000001.parquet"]
     assert yaml.safe_load((run / "recipe.yaml").read_text())["method"] == "rlcr"
     assert json.loads((run / "summary.json").read_text())["steps"] == 1
 
@@ -131,22 +119,16 @@ def test_a_start_that_fails_leaves_no_folder(first, tmp_path, monkeypatch):
         recipe = load(None, {"model": str(first / "model"), "dataset": "nowhere.jsonl", "output": output})
         with pytest.raises(DataError, match="is neither in"):
             train(recipe)
-    assert [place.name for place in tmp_path.rglob("*")] in (["mine", "runs"], ["runs", "mine"])
-    assert not list((tmp_path / "mine").iterdir())
-
-
-def test_a_fault_in_the_objectives_is_met_before_anything_is_built(tmp_path, monkeypatch):
-    """The error comes before a folder is made and before the warm start, which takes minutes."""
-    monkeypatch.chdir(tmp_path)
+    # A fault in the objectives is met before anything is built.
     monkeypatch.setattr("spanwise.commands.train.train.make_task", lambda *_: pytest.fail("the task was built"))
     entry = {"reward": "judge", "pays": "solution", "options": {"model": "m", "base_url": "http://127.0.0.1:9/v1"}}
     recipe = load(None, {**SMALL, "objectives": [{**entry, "criteria": "rubrik.yaml"}]})
     with pytest.raises(RecipeError, match="rubrik"):
         train(recipe)
-    assert not list(tmp_path.iterdir())
+    assert sorted(place.name for place in tmp_path.rglob("*")) == ["mine", "runs"]
 
 
-def test_a_run_goes_on_under_its_own_recipe_only(run):
+def test_a_run_goes_on_from_its_own_files_under_its_own_recipe_alone_and_for_more_steps(run):
     before = files_of(run)
     for changes, difference in (
         ({"method": "rlcr"}, "method was 'bae' and is 'rlcr' now, objectives differs"),
@@ -156,16 +138,25 @@ def test_a_run_goes_on_under_its_own_recipe_only(run):
             with pytest.raises(DataError, match=re.escape(f"another recipe: {difference}")):
                 retrain(**changes, output=output, resume=resume)
     assert files_of(run) == before
+    first, last = (run / "checkpoints" / f"checkpoint-{step}" / "optimizer.pt" for step in (1, 2))
+    own = last.read_bytes()
+    shutil.copy(first, last)  # of the same size
+    before = files_of(run)
+    with pytest.raises(DataError, match=r"checkpoint-2/optimizer\.pt'"):
+        retrain(resume=str(run))
+    assert files_of(run) == before
+    last.write_bytes(own)
+    retrain(steps=3, resume=str(run))
+    assert [line["step"] for line in records(run / "metrics.jsonl") if "loss" in line] == [1, 2, 3]
+    manifest = json.loads((run / "checkpoints" / "checkpoint-3" / "spanwise.json").read_text())
+    assert manifest["settings"]["steps"] == 3
 
 
 def test_a_recipe_that_was_edited_in_its_folder_is_refused(run):
     file = run / "recipe.yaml"
     recipe = yaml.safe_load(file.read_text())
-    for edit in (
-        {"seed": 7},
-        {"objectives": [{"reward": "correct", "pays": ["solution"], "weight": 0.5}]},
-        {"steps": 3, "trainer": {"lr_scheduler_type": "linear"}},
-    ):
+    halved = [{"reward": "correct", "pays": ["solution"], "weight": 0.5}]
+    for edit in ({"seed": 7}, {"objectives": halved}, {"steps": 3, "trainer": {"lr_scheduler_type": "linear"}}):
         file.write_text(yaml.safe_dump({**recipe, **edit}, sort_keys=False))
         before, differences = files_of(run), ".*".join(edit)
         with pytest.raises(DataError, match=rf"checkpoint-2' .*another recipe: {differences}.*was edited after"):
@@ -173,23 +164,9 @@ def test_a_recipe_that_was_edited_in_its_folder_is_refused(run):
         assert files_of(run) == before
 
 
-def test_a_file_of_another_checkpoint_is_refused(run):
-    place = run / "checkpoints" / "checkpoint-2"
-    shutil.copy(run / "checkpoints" / "checkpoint-1" / "optimizer.pt", place / "optimizer.pt")  # of the same size
-    before = files_of(run)
-    with pytest.raises(DataError, match=r"checkpoint-2/optimizer\.pt'"):
-        retrain(resume=str(run))
-    assert files_of(run) == before
-
-
-def test_more_steps_may_be_asked_for(run):
-    retrain(steps=3, resume=str(run))
-    assert [line["step"] for line in records(run / "metrics.jsonl") if "loss" in line] == [1, 2, 3]
-    manifest = json.loads((run / "checkpoints" / "checkpoint-3" / "spanwise.json").read_text())
-    assert manifest["settings"]["steps"] == 3
-
-
-def test_the_last_run_of_a_name_is_its_newest_and_goes_on_to_the_same_end(first, tmp_path, monkeypatch):
+def test_the_last_run_of_a_name_says_nothing_of_where_it_is_and_goes_on_to_the_same_end(first, tmp_path, monkeypatch):
+    assert "output" not in yaml.safe_load((first / "recipe.yaml").read_text())
+    assert not [file for file in first.glob("*.*") if str(first) in file.read_text(errors="replace")]
     monkeypatch.chdir(tmp_path)
     other, run = (Path(shutil.copytree(first, tmp_path / "runs" / f"digits-bae-0-{number}")) for number in (1, 2))
     shutil.rmtree(run / "checkpoints" / "checkpoint-2")
@@ -278,22 +255,61 @@ def test_the_demo_refuses_before_it_trains(run, tmp_path):
 
 @pytest.mark.parametrize("rule", ["brier", "log_score"])
 def test_the_calibration_of_a_batch_is_that_of_what_was_stated(rule):
-    """Bins [0, .1): reports 0, 0 and .001, all wrong: .001/3 off on average. [.7, .8): .7 and .7, one right: .2 off.
-
-    [1, 1.1): 100 %, right. The rest states nothing or cannot be judged.
-    """
+    # Bins [0, .1): reports 0, 0 and .001, all wrong: .001/3 off on average. [.7, .8): .7 and .7, one right: .2 off.
+    # [1, 1.1): 100 %, right. The rest states nothing or cannot be judged.
     stated = [("5", "0"), ("5", "0"), ("5", "0.001"), ("4", "0.7"), ("5", "70%"), ("4", "100%")]
     unstated = [("4", "high"), ("4", None)]
     objectives = [Objective("correct", pays="solution"), Objective(rule, pays="confidence", given="correct")]
 
     def scores_of(rows):
-        text = [
-            {"solution": {"": "", "answer": answer}, "confidence": None if q is None else {"": "", "confidence": q}}
-            for answer, q in rows
-        ]
+        sure = [None if q is None else {"": "", "confidence": q} for _, q in rows]
+        text = [{"solution": {"": "", "answer": rows[n][0]}, "confidence": sure[n]} for n in range(len(rows))]
         return score_all(objectives, text, columns={"answer": ["4"] * len(rows)})
 
     assert batch_ece(scores_of(stated + unstated), 0, 1) == pytest.approx((3 * 0.001 / 3 + 2 * 0.2 + 0) / 6, abs=1e-12)
     nothing = scores_of(unstated)
     assert batch_ece(nothing, 0, 1) is None
     assert batch_ece(Scores(nothing.names, nothing.reward_nm, nothing.status_nm, nothing.by_outcome_nmo), 0, 1) is None
+
+
+ONE = {"eval_every": 1, "eval_prompts": 4, "eval_samples": 1, "learning_rate": 1e-3, "seed": 3, "save_every": 0}
+SAE = {"method": "sae", "critic": {"learning_rate": 1e-3}, "trainer": {"num_iterations": 2}, "start_steps": 20}
+METHODS = {"bae": {"task": "invoices", "start_steps": None}, "sae": SAE}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", METHODS)
+def test_one_prompt_is_kept_at_each_evaluation_and_training_is_the_same(tmp_path, name):
+    for folder, keep in (("kept", 1), ("bare", 0)):
+        kept = {"keep_rollouts": keep, "report": keep == 1, "output": str(tmp_path / folder)}
+        train(load(None, {**SMALL, **ONE, **METHODS[name], **kept}))
+    assert timeless_metrics(tmp_path / "kept") == timeless_metrics(tmp_path / "bare")
+    assert not (tmp_path / "bare" / "one_prompt").exists()
+    files = sorted((tmp_path / "kept" / "one_prompt").iterdir())
+    assert [file.name for file in files] == ["step_000000.parquet", "step_000001.parquet", "step_000002.parquet"]
+    tables = [pq.read_table(file).to_pydict() for file in files]
+    (prompt,) = {prompt for table in tables for prompt in table["prompt"]}
+    for file in (tmp_path / "kept" / "rollouts").iterdir():
+        assert prompt not in pq.read_table(file)["prompt"].to_pylist()
+    assert [table["step"] for table in tables] == [[0] * 4, [1] * 4, [2] * 4]
+    for table in tables:
+        blocks = [column.removeprefix("credit/bae/") for column in table if column.startswith("credit/bae/")]
+        for block in {*blocks} & {column.removeprefix("reward/equals.") for column in table}:
+            rewards = table[f"reward/equals.{block}"]
+            if None in rewards:  # a completion without the field
+                continue
+            expected = [reward - sum(rewards) / 4 for reward in rewards]
+            assert table[f"credit/bae/{block}"] == pytest.approx(expected, abs=1e-6)
+    if name == "sae":
+        assert all(value is not None for table in tables for values in table["values"] for value in values)
+    view = data_of((tmp_path / "kept" / "report.html").read_text(), view=1)
+    assert (view["by_step"], view["steps"]) == (True, [0] * 4 + [1] * 4 + [2] * 4)
+
+
+def test_what_was_kept_after_the_checkpoint_goes(tmp_path):
+    for kind in ("rollouts", "one_prompt"):
+        (tmp_path / kind).mkdir()
+        for step in (2, 4):
+            (tmp_path / kind / f"step_{step:06d}.parquet").touch()
+    RunFolder(tmp_path).begin({}, step=2)
+    assert [file.name for file in tmp_path.glob("*/*.parquet")] == ["step_000002.parquet"] * 2

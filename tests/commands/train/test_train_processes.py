@@ -1,5 +1,6 @@
-"""After kill -9 in the middle of a run with a critic, --resume gives the uninterrupted run, to the last bit."""
+"""`spanwise train` as processes: killed in the middle of a run with a critic and resumed, and two that share one run."""
 
+import json
 import os
 import signal
 import subprocess
@@ -7,43 +8,30 @@ import sys
 import time
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from rollout_files import timeless_metrics
+from spanwise.engines.checkpoints import checkpoint_fault, read_manifest
 
 pytestmark = pytest.mark.long
 
 #: Adam, warm-up and shuffled mini-batches in the critic, a value for each block; the policy waits for one step.
 RECIPE = """
-method: sae
-steps: 5
-prompts: 2
-group_size: 8
-start_steps: 100
-eval_prompts: 2
-eval_samples: 2
-eval_every: 0
-save_every: 1
-report: false
-values: objective
-objectives: [{reward: correct, pays: [solution]}, {reward: brier, pays: [confidence], if_missing: -1.0}]
-critic:
-  learning_rate: 1.0e-3
-  epochs: 2
-  mini_batches: 2
-  warmup_steps: 3
-  value_clip: 0.5
-  gae_lambda_value: 0.95
-  policy_training_start_step: 1
+{method: sae, steps: 5, prompts: 2, group_size: 8, start_steps: 100, eval_prompts: 2, eval_samples: 2, eval_every: 0,
+ save_every: 1, report: false, values: objective,
+ objectives: [{reward: correct, pays: [solution]}, {reward: brier, pays: [confidence], if_missing: -1.0}],
+ critic: {learning_rate: 1.0e-3, epochs: 2, mini_batches: 2, warmup_steps: 3, value_clip: 0.5, gae_lambda_value: 0.95,
+          policy_training_start_step: 1}}
 """
 
 
-def spanwise(*arguments, cache):
-    environment = {**os.environ, "SPANWISE_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
+def spanwise(*arguments, cache, launcher=("-m", "spanwise.cli")):
+    environment = {**os.environ, "SPANWISE_CACHE": str(cache), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     return subprocess.Popen(
-        [sys.executable, "-m", "spanwise.cli", *map(str, arguments)],
+        [sys.executable, *launcher, *map(str, arguments)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True,
     )  # fmt: skip
 
@@ -95,3 +83,24 @@ def test_a_killed_run_goes_on_to_the_same_critic(tmp_path):
         same(*(flat(torch.load(folder / last / file, weights_only=True)) for folder in (run, whole)))
     same(load_file(run / last / "critic" / "model.safetensors"), load_file(run / "critic" / "model.safetensors"))
     assert not (run / "critic" / "optimizer.pt").exists()
+
+
+def test_the_rollouts_of_all_processes_are_kept(tmp_path):
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "spanwise.cli"]
+    small = ["trainer={save_total_limit: 1}", "start_steps=2", "eval_prompts=2", "eval_samples=2", "report=false"]
+    words = ["--steps", "1", "--prompts", "2", "--group-size", "4", "--eval-every", "1", "--save-every", "1"]
+    words += [word for field in small for word in ("--set", field)]
+    run = tmp_path / "run"
+    ended(spanwise("train", *words, "--output", run, cache=tmp_path / "cache", launcher=launcher))
+    table = pq.read_table(run / "rollouts" / "step_000001.parquet")
+    assert table["group"].to_pylist() == [0] * 4 + [1] * 4
+    first, *_, last = table["prompt"].to_pylist()
+    assert table["prompt"].to_pylist() == [first] * 4 + [last] * 4
+    assert first != last
+    tokens = sum(map(sum, table["trainable"].to_pylist()))
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["tokens_per_second"] * summary["step_seconds"] == pytest.approx(tokens)
+    checkpoint = run / "checkpoints" / "checkpoint-1"
+    manifest = read_manifest(checkpoint)
+    assert (checkpoint_fault(checkpoint), manifest["processes"]) == (None, 2)
+    assert {"rng_state_0.pth", "rng_state_1.pth", "optimizer.pt", "entropy_ctrl_state.json"} <= set(manifest["files"])
