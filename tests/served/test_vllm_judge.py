@@ -37,10 +37,8 @@ def test_every_question_gets_one_of_the_choices(judge_url, way):
 def test_a_file_is_credited_by_its_verdicts(judge_url, tmp_path):
     rows = [{"prompt": f"{n % 3}+2=", "completion": f"<plan>add {n}</plan><answer>{n}</answer>"} for n in range(12)]
     (tmp_path / "rollouts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = {**WORD, "base_url": judge_url}
-    objectives = [
-        {"reward": "judge", "name": f"good_{part}", "pays": [part], "options": options} for part in ("plan", "answer")
-    ]
+    judge = {"reward": "judge", "options": {**WORD, "base_url": judge_url}}
+    objectives = [{**judge, "name": f"good_{part}", "pays": [part]} for part in ("plan", "answer")]
     recipe = {"method": "bae_paper", "layout": {"plan": ["plan"], "answer": ["answer"]}, "objectives": objectives}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     command = [sys.executable, "-m", "spanwise", "credit", "rollouts.jsonl", "--recipe", "recipe.yaml", "--output", "credit"]

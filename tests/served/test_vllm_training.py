@@ -1,4 +1,4 @@
-"""TRL's trainer samples with a vLLM in its own process: credit comes from what vLLM wrote, and the sampler's error is a metric."""
+"""TRL's trainer samples with a vLLM in its own process: credit is as defined, and the sampler's error is a metric."""
 
 import json
 import os
@@ -10,13 +10,54 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoTokenizer
+from trl.generation import vllm_generation
 
+import conformance
+import trl_small
+from served_small import write_model
 from spanwise import CriticConfig, Laser, Layout, Objective, Scheme
-from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
-from trl_conformance_small import Watched
+from trl_conformance_small import CASES, Watched, assert_defined, replayed, trained
 
 pytestmark = pytest.mark.timeout(600)
-GROUP, LONGEST, STEPS = 4, 16, 3
+VLLM = {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.1, "vllm_max_model_length": 256}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """The folder of a model with the vocabulary of the file."""
+    folder = tmp_path_factory.mktemp("model")
+    write_model(folder, conformance.tokenizer())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def one_engine():
+    """A vLLM that all trainings share: it takes the weights of each."""
+    build, engines = vllm_generation.LLM, []
+
+    def built_once(*args, **options):
+        if not engines:
+            engines.append(build(*args, **options))
+        return engines[0]
+
+    return built_once
+
+
+@pytest.mark.usefixtures("kept_weights")
+@pytest.mark.filterwarnings("ignore:.*Such rewards are ignored:UserWarning")
+@pytest.mark.parametrize(("recipe", "group"), CASES, ids=[f"{recipe}-{group[0][0]['group']}" for recipe, group in CASES])
+def test_the_advantages_are_those_of_the_definitions(tmp_path, monkeypatch, model, one_engine, recipe, group):
+    monkeypatch.setattr(vllm_generation, "LLM", one_engine)
+    rows = [row for row, _ in group]
+    # The sampler's log-probabilities are far off, which shows in a metric and not in the credit.
+    sampler = {"model": str(model), "rollout_func": replayed(rows, logps=-9.0)}
+    run = trained(tmp_path, recipe, rows, extra=sampler, learning_rate=1e-3, **VLLM)
+    assert_defined(run, group)
+    assert run.state.log_history[0]["sampling/sampling_logp_difference/mean"] > 1
+
+
+STEPS = 3
+ADAM = {"optim": "adamw_torch", "learning_rate": 1e-3, "max_grad_norm": 1.0, "max_steps": STEPS}
 GAP = "sampling/sampling_logp_difference/max"
 LAYOUT = Layout({"all": []})
 #: Completions that are JSON objects of two digits, and completions of three digits that end.
@@ -47,7 +88,7 @@ def in_two_turns(prompts, trainer):
     """A rollout function: the policy writes through vLLM, the environment answers, the policy writes again."""
     answer = trainer.processing_class.encode(" no; ")
     prompt_ids = [trainer.processing_class.encode(prompt) for prompt in prompts]
-    first, first_logps = trainer._generate_single_turn(prompt_ids, None, {}, GROUP)
+    first, first_logps = trainer._generate_single_turn(prompt_ids, None, {}, trl_small.GROUP)
     contexts = [[*prompt, *reply, *answer] for prompt, reply in zip(prompt_ids, first, strict=True)]
     second, second_logps = trainer._generate_single_turn(contexts, None, {}, 1)
     pairs = list(zip(first, second, strict=True))
@@ -93,11 +134,11 @@ RUNS = {
 @pytest.mark.parametrize("name", RUNS)
 def test_it_trains_by_what_vllm_wrote(tmp_path, tiny_model, name):
     config, rule, more = RUNS[name]
-    run = trainer(tmp_path, tiny_model, config, rule, more)
-    before = {key: weight.detach().clone() for key, weight in run.model.named_parameters() if weight.requires_grad}
+    run = trainer(tmp_path, tiny_model, {**ADAM, **config}, rule, more)
+    before = trl_small.weights(run.model)
     run.train()
     logs, rollouts = run.state.log_history[:STEPS], run.last_rollouts
-    assert any(not torch.equal(weight, before[key]) for key, weight in run.model.named_parameters() if key in before)
+    assert any(not torch.equal(weight, before[key]) for key, weight in trl_small.weights(run.model).items())
     # The sampler's log-probabilities are those of the trained policy, also after updates; TRL logs it if it corrects.
     gaps = [log[GAP] for log in logs if GAP in log]
     assert bool(gaps) == run.args.vllm_importance_sampling_correction
@@ -112,57 +153,44 @@ def test_it_trains_by_what_vllm_wrote(tmp_path, tiny_model, name):
             assert_credit(of_field_n, digit_of(field)(rollouts.completions))
         assert not adv_nt[block_nt == 0].any()
     if name == "turns":  # a row of the rollouts is a turn
-        assert len(adv_nt) == 16
-        assert bool(adv_nt.any())
+        assert (len(adv_nt), bool(adv_nt.any())) == (16, True)
     if name == "a self-rewarding score":
         assert all(log["laser/loss"] > 0 for log in logs)
-        assert not bool(run.last_rollouts.batch.score_n.isnan().any())
+        assert not bool(rollouts.batch.score_n.isnan().any())
 
 
-def trainer(folder, model, config, rule, more, kind=SpanGRPOTrainer):
+def trainer(folder, model, config, rule, more, **kind):
     """The trainer of a run."""
-    method = rule.get("method", "bae")
-    baseline = {"baseline": "group"} if method == "bae" else {}
-    usual = {"method": method, "layout": LAYOUT, "objectives": [Objective(ascii_signs, pays="all", **baseline)]}
-    settings = {**usual, **rule}
-    usual_config = {
-        "per_device_train_batch_size": 8, "num_generations": GROUP, "max_completion_length": LONGEST, "max_steps": STEPS,
-        "learning_rate": 1e-3, "use_cpu": True, "bf16": False, "gradient_checkpointing": False, "save_strategy": "no",
-        "logging_steps": 1, "report_to": "none", "disable_tqdm": True, "use_vllm": True, "vllm_mode": "colocate",
-        "vllm_gpu_memory_utilization": 0.1, "vllm_max_model_length": 256,
-    }  # fmt: skip
-    return kind(
-        model=str(model),
-        args=SpanGRPOConfig(str(folder / "out"), **{**usual_config, **config}),
-        scheme=Scheme.preset(settings.pop("method"), settings.pop("layout"), **settings),
-        train_dataset=Dataset.from_list([{"prompt": f"{n}+2="} for n in range(8)]),
-        processing_class=AutoTokenizer.from_pretrained(model),
-        **more,
-    )
+    settings = {"method": "bae", "layout": LAYOUT, **rule}
+    baseline = {"baseline": "group"} if settings["method"] == "bae" else {}
+    settings.setdefault("objectives", [Objective(ascii_signs, pays="all", **baseline)])
+    scheme = Scheme.preset(settings.pop("method"), settings.pop("layout"), **settings)
+    dataset = Dataset.from_list([{"prompt": f"{n}+2="} for n in range(8)])
+    usual = {"scheme": scheme, "train_dataset": dataset, "processing_class": AutoTokenizer.from_pretrained(model)}
+    extra = {"model": str(model), "rollout_func": None, **usual, **more}
+    return trl_small.trainer(folder, extra=extra, **kind, **VLLM, **config)
 
 
 def assert_credit(summed_n, rewards):
     """The tokens of a block get its reward minus the group's mean."""
     reward_n = torch.tensor(rewards).double()
-    mean_n = reward_n.view(-1, GROUP).mean(dim=1).repeat_interleave(GROUP)
+    mean_n = reward_n.view(-1, trl_small.GROUP).mean(dim=1).repeat_interleave(trl_small.GROUP)
     torch.testing.assert_close(summed_n, reward_n - mean_n, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.usefixtures("kept_weights")
 def test_the_gradient_has_the_samplers_ratio_in_it(tmp_path, tiny_model):
     """One plain step against the loss written out, token by token, where the sampler is another policy than the one trained."""
-    plain = {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant", "max_grad_norm": 0.0, "max_steps": 1}
     corrected = {"vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_max": 1.05}
-    run = trainer(tmp_path, tiny_model, {**plain, **corrected}, {}, {}, kind=Watched)
+    run = trainer(tmp_path, tiny_model, corrected, {}, {}, kind=Watched)
     torch.manual_seed(1)
     with torch.no_grad():  # after vLLM took its weights
         for weight in run.model.parameters():
             weight.mul_(1 + 0.2 * torch.randn_like(weight))
     run._last_loaded_step = 0  # vLLM keeps the old ones
-    before = {key: weight.detach().clone() for key, weight in run.model.named_parameters()}
-    run.train()
+    before = trl_small.weights(run.model)
+    moved = trl_small.step(run)
     output = run.seen
-    moved = {key: before[key] - weight.detach() for key, weight in run.model.named_parameters()}
     model = run.accelerator.unwrap_model(run.model)
     model.load_state_dict(before, strict=False)
     ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
@@ -174,8 +202,4 @@ def test_the_gradient_has_the_samplers_ratio_in_it(tmp_path, tiny_model):
     ratio_nt = (logp_nt.detach() - output["sampling_per_token_logps"]).exp().clamp(max=1.05)
     assert 0.1 < float((ratio_nt < 1.05).double().mean()) < 0.9
     loss = -(ratio_nt * output["advantages"] * logp_nt * output["completion_mask"]).sum() / len(ids)
-    model.zero_grad()
-    loss.backward()
-    largest = max(float(weight.grad.abs().max()) for weight in model.parameters())
-    for key, weight in model.named_parameters():
-        assert float((moved[key] - weight.grad).abs().max()) < 1e-3 * largest
+    assert trl_small.largest_difference(moved, trl_small.gradient_of(model, loss)) < 1e-3
