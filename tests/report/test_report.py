@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import json
 import math
 import re
 import zlib
@@ -18,7 +19,7 @@ from spanwise.commands.shared.samples import Samples
 from spanwise.measure import compare_arms, figure_intervals, reliability, voting
 from spanwise.report import TokenView, compare_report, credit_report, sections
 from spanwise.report.charts import bars, curves, dodged, histograms, nearest, reliability_diagram
-from spanwise.report.page import Headline, Section, render, shown
+from spanwise.report.page import Headline, Section, render, shown, spec_data
 from spanwise.report.sections import batch_curve, confidence_rows, figure_panel, histogram_rows, seed_curves
 
 PAGES = {"train": train_page, "compare": compare_page, "fidelity": fidelity_page, "credit": credit_page}
@@ -167,6 +168,13 @@ def test_hostile_text_stays_text():
         assert "<script>window.hacked" not in html
         assert not any(tag == "img" for tag, _ in page.elements)
         assert HOSTILE in page.text
+
+
+def test_the_data_of_a_chart_mean_nothing_to_a_parser():
+    hostile = "</script><!--\u2028\u2029&'\""
+    coded = str(spec_data(bars([{"name": hostile, "series": "a", "value": 1.5}], names=["a"], x="x")))
+    assert not set("<>&'\u2028\u2029") & set(coded)
+    assert [*json.loads(coded)["datasets"].values()] == [[{"name": hostile, "series": "a", "value": 1.5}]]
 
 
 def test_numbers_are_written_for_a_reader():
