@@ -23,7 +23,7 @@ def test_drawn_chains_are_as_long_as_said_and_never_held_out() -> None:
     assert [chain.prompt for chain in agents.held_out_chains()] == [chain.prompt for chain in agents.held_out_chains()]
 
 
-def test_noisy_talk_slips_as_often_as_said() -> None:
+def test_noisy_talk_slips_as_often_as_said_and_a_refusal_ends_it() -> None:
     rng = np.random.default_rng(0)
     turns = {operator: [] for operator in agents.OPERATORS}
     for chain in agents.draw_chains(1500, rng=np.random.default_rng(0)):
@@ -35,12 +35,7 @@ def test_noisy_talk_slips_as_often_as_said() -> None:
         assert episode.done
     # A slip draws any digit, so one in ten is right all the same.
     assert [np.mean(turns[operator]) for operator in agents.OPERATORS] == pytest.approx([1.0, 0.82, 0.55], abs=0.03)
-
-
-def test_a_refusal_ends_the_talk() -> None:
-    (chain,) = agents.draw_chains(1, rng=np.random.default_rng(0))
-    noise = agents.AgentNoise(slip=(0.0, 0.0, 0.0), refusal=1.0)
-    talk = list(agents.noisy_talk(chain, noise, rng=np.random.default_rng(0)))
+    talk = agents.noisy_talk(chain, agents.AgentNoise(slip=(0.0, 0.0, 0.0), refusal=1.0), rng=rng)
     assert [reply for _, reply in talk] == ["<answer>?</answer>"]
 
 

@@ -52,7 +52,7 @@ def test_one_number_pays_every_token_the_same() -> None:
         assert last == pytest.approx([-top / longest[1]] * 6 + [0, 0], rel=1e-4)
 
 
-def test_the_sampler_is_the_model() -> None:
+def test_the_sampler_is_the_model_and_samples_follow_its_probabilities() -> None:
     tokenizer = build_fields_tokenizer()
     model = build_model(tokenizer, 0, width=64, heads=2)
     prompt_nt = tokenizer(["3_8_1_4_0_7_5_2_=", "9_0_4_3_3_8_7_1_="], return_tensors="pt")["input_ids"]
@@ -64,11 +64,6 @@ def test_the_sampler_is_the_model() -> None:
     for ids, mask in zip(ids_nt.tolist(), mask_nt.tolist(), strict=True):
         length = ids.index(end) + 1 if end in ids else len(ids)
         assert mask == [True] * length + [False] * (30 - length)
-
-
-def test_samples_follow_the_probabilities() -> None:
-    tokenizer = build_fields_tokenizer()
-    model = build_model(tokenizer, 0, width=64, heads=2)
     with torch.no_grad():
         model.model.norm.weight.mul_(0.1)  # a softer distribution
     prompt_nt = tokenizer(["3_8_="] * 4000, return_tensors="pt")["input_ids"]
@@ -78,19 +73,14 @@ def test_samples_follow_the_probabilities() -> None:
 
 
 def test_samples_to_a_goal_by_hand() -> None:
-    samples_to = benchmark.samples_to
     curve = [{"samples": n, "accuracy": a} for n, a in ((0, 0.2), (256, 0.4), (1024, 0.8), (4096, 0.7))]
-    assert samples_to(curve, 0.8) == pytest.approx(1024)
-    assert samples_to(curve, 0.6) == pytest.approx(512)  # half way between 256 and 1024, both powers of two
-    assert samples_to(curve, 0.3) == pytest.approx(128)  # half way between one step of 64 and 256
-    assert samples_to(curve, 0.81) == math.inf
-    assert samples_to(curve, 0.75) < 1024  # what comes after the first time does not count
-
-
-def test_runs_that_were_stopped_are_counted_and_never_dropped() -> None:
+    # Half way between 256 and 1024, both powers of two, and between one step of 64 and 256.
+    for goal, samples in {0.8: 1024, 0.6: 512, 0.3: 128, 0.81: math.inf}.items():
+        assert benchmark.samples_to(curve, goal) == pytest.approx(samples)
+    assert benchmark.samples_to(curve, 0.75) < 1024  # what comes after the first time does not count
+    # Runs that were stopped are counted and never dropped.
     reached = {"seed": 0, "curve": [{"samples": 64, "accuracy": 0.2}, {"samples": 1024, "accuracy": 0.8}]}
     never = {"seed": 1, "curve": [{"samples": 64, "accuracy": 0.2}, {"samples": 1024, "accuracy": 0.3}]}
     assert benchmark.reach([reached, never], 0.8) == "1 of 2 within 8,192"
     assert benchmark.ratio([never], [{**reached, "seed": 1}], 0.8) == "more than 8.0"
-    low = benchmark.price([never])
-    assert low == pytest.approx(math.log(2 * 5120))
+    assert benchmark.price([never]) == pytest.approx(math.log(2 * 5120))

@@ -16,15 +16,11 @@ def say(digit) -> str:
     return f"<answer>{digit}</answer>"
 
 
-def drawn(size: int) -> list[Chain]:
-    """Chains of 6 to 10 steps."""
-    rng = np.random.default_rng(0)
-    steps = [[f"{rng.choice(list('+-*'))}{rng.integers(1, 10)}" for _ in range(rng.integers(6, 11))] for _ in range(size)]
-    return [Chain(int(rng.integers(10)), tuple(row)) for row in steps]
-
-
 def test_an_agent_that_says_what_a_person_reads_solves_every_chain_and_earns_every_turn() -> None:
-    for chain in drawn(100):
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        steps = (f"{rng.choice(list('+-*'))}{rng.integers(1, 10)}" for _ in range(rng.integers(6, 11)))
+        chain = Chain(int(rng.integers(10)), tuple(steps))
         assert list(chain.digits) == by_hand(chain.prompt)
         assert Chain.of(chain.prompt) == chain
         episode = Episode(chain.prompt)
@@ -70,10 +66,10 @@ def test_equal_anchors_of_one_prompt_are_asked_the_same_question() -> None:
     assert len(by_anchor) == 1 + 10 + 10 + 10
 
 
-@pytest.mark.parametrize("prompt", ["", "3=", "3+0=", "3~4=", "33+4=", "3+4", "3+4=5"])
-def test_what_is_no_chain_is_refused(prompt) -> None:
-    with pytest.raises(DataError):
-        Chain.of(prompt)
+def test_what_is_no_chain_is_refused() -> None:
+    for prompt in ("", "3=", "3+0=", "3~4=", "33+4=", "3+4", "3+4=5"):
+        with pytest.raises(DataError):
+            Chain.of(prompt)
 
 
 def test_the_environment_needs_no_torch() -> None:

@@ -29,9 +29,8 @@ def test_answers_follow_the_written_prompt() -> None:
     expected = [str(by_hand(p, plus)[-1]) for p, plus in zip(problems.prompts, problems.plus_n.tolist(), strict=True)]
     assert problems.answers == expected
     # hand-worked: 2-5 = 7, 7*4 = 8, 8~9 = 9 as a minus and 7 as a plus
-    assert one_problem(2, [("-", 5), ("*", 4), ("~", 9)], plus=False).answers == ["9"]
-    assert one_problem(2, [("-", 5), ("*", 4), ("~", 9)], plus=True).answers == ["7"]
-    assert one_problem(2, [("-", 5), ("*", 4), ("~", 9)]).prompts == ["2-5*4~9___="]
+    minus, plus = (one_problem(2, [("-", 5), ("*", 4), ("~", 9)], plus=plus) for plus in (False, True))
+    assert (minus.answers, plus.answers, plus.prompts) == (["9"], ["7"], ["2-5*4~9___="])
 
 
 def test_problems_have_the_stated_distribution() -> None:
@@ -42,8 +41,8 @@ def test_problems_have_the_stated_distribution() -> None:
     assert problems.plus_n.mean() == pytest.approx(0.7, abs=0.02)
     lengths = Counter(len(re.findall(r"[-+*~]", prompt)) for prompt in problems.prompts)
     assert {k: lengths[k] / 12_000 for k in range(1, 7)} == pytest.approx(dict.fromkeys(range(1, 7), 1 / 6), abs=0.015)
-    assert set(re.findall(r"[-+*~](\d)", text)) == set("123456789")
-    assert {prompt[0] for prompt in problems.prompts} == set("0123456789")
+    digits = {*re.findall(r"[-+*~](\d)", text)}
+    assert (digits, {prompt[0] for prompt in problems.prompts}) == ({*"123456789"}, {*"0123456789"})
 
 
 def test_traces_without_noise_are_right_and_copy_the_risky_steps() -> None:
@@ -52,9 +51,8 @@ def test_traces_without_noise_are_right_and_copy_the_risky_steps() -> None:
     traces = noisy_traces(problems, exact, rng=np.random.default_rng(3))
     for prompt, plus, trace in zip(problems.prompts, problems.plus_n.tolist(), traces, strict=True):
         reasoning, answer, analysis, _ = COMPLETION.fullmatch(trace).groups()
-        digits = by_hand(prompt, plus)
-        assert reasoning == "".join(map(str, digits))
-        assert answer == str(digits[-1])
+        assert reasoning == "".join(map(str, by_hand(prompt, plus)))
+        assert answer == reasoning[-1]
         assert analysis == "".join(re.findall(r"[*~]\d", prompt))
 
 
@@ -125,5 +123,4 @@ def test_model_depends_on_the_seed_alone() -> None:
 
 
 def test_refusal_is_an_answer_that_is_no_digit() -> None:
-    answers = {"7": False, "?": True, "12": True, "²": True, None: True}
-    assert {answer: is_refusal(answer) for answer in answers} == answers
+    assert [is_refusal(answer) for answer in ("7", "?", "12", "²", None)] == [False, True, True, True, True]

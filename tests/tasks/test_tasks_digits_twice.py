@@ -18,28 +18,23 @@ TRACE = re.compile(r"<answer>(\d|\?)</answer><reasoning>(\d{0,6})</reasoning><an
 EXACT = TwiceNoise(slip=(0.0, 0.0, 0.0, 0.0), repeat=0.0, refusal=0.0, glance=1.0)
 
 
-def traces(problems: Problems, noise: TwiceNoise, seed: int = 0) -> list[tuple[str, str, str]]:
+def traces(problems: Problems, noise: TwiceNoise) -> list[tuple[str, str, str]]:
     """First answer, reflection and second answer of each trace."""
-    written = twice_traces(problems, noise, rng=np.random.default_rng(seed))
-    return [TRACE.fullmatch(trace).groups() for trace in written]
+    return [TRACE.fullmatch(trace).groups() for trace in twice_traces(problems, noise, rng=np.random.default_rng(0))]
 
 
-def drawn(size: int, seed: int = 1) -> Problems:
-    return DIGITS.draw(size, rng=np.random.default_rng(seed))
+def drawn(size: int) -> Problems:
+    return DIGITS.draw(size, rng=np.random.default_rng(1))
 
 
-def test_without_noise_the_reflection_holds_a_digit_for_every_step() -> None:
+def test_without_noise_the_reflection_holds_a_digit_for_every_step_and_a_repeating_one_none() -> None:
     problems = drawn(400)
     rows = zip(problems.prompts, problems.plus_n.tolist(), traces(problems, EXACT), strict=True)
     for prompt, plus, (first, reasoning, second) in rows:
         assert reasoning == "".join(map(str, by_hand(prompt, plus)))
         assert first == second == reasoning[-1]
-
-
-def test_a_repeating_reflection_is_empty_and_stands_by_the_first_answer() -> None:
-    attempts = traces(drawn(400), TwiceNoise(slip=(0.5, 0.5, 0.5, 0.5), repeat=1.0, refusal=0.3, glance=0.0))
-    assert {reasoning for _, reasoning, _ in attempts} == {""}
-    assert all(first == second for first, _, second in attempts)
+    attempts = traces(problems, TwiceNoise(slip=(0.5, 0.5, 0.5, 0.5), repeat=1.0, refusal=0.3, glance=0.0))
+    assert all((reasoning, first) == ("", second) for first, reasoning, second in attempts)
     assert {first for first, _, _ in attempts} == set("0123456789?")
 
 

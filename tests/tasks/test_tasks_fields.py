@@ -33,17 +33,15 @@ def test_gold_values_are_those_worked_out_by_hand() -> None:
     assert Chain(10).values(ONE).tolist() == [[9, 9, 3, 6, 9, 7, 4, 5, 4, 4]]
     # copy 9, then the rests of 0, 4 and 3 by 3: 0, 1, 0
     assert Total(5).answers(ONE) == ['{"a": 9, "b": 0, "c": 1, "d": 0, "total": 0}']
-
-
-def test_fewer_fields_are_the_first_of_more() -> None:
-    for count in range(1, 16):
+    slip = np.array([[False, True, False]]), np.array([[0, 5, 0]])  # later fields go on from what leaves its rule
+    assert Chain(3).values(ONE, slip).tolist() == [[9, 5, 9]]  # 5 + 4
+    assert Total(3).values(ONE, slip).tolist() == [[9, 5, 4]]  # 9 + 5 = 14
+    for count in range(1, 16):  # fewer fields are the first of more
         assert Fields(count).values(ONE).tolist() == KINDS[0].values(ONE)[:, :count].tolist()
 
 
 def test_fields_know_their_names_and_what_cannot_be_known() -> None:
-    assert Fields(3).names == ("a", "b", "c")
-    assert Fields(3).knowable == ("a", "c")
-    assert Fields(1).knowable == ("a",)
+    assert (Fields(3).names, Fields(3).knowable, Fields(1).knowable) == (("a", "b", "c"), ("a", "c"), ("a",))
     assert Chain(3).knowable == ("a", "b", "c")
     assert Total(3).names == Total(3).knowable == ("a", "b", "total")
     for kind, count, limits in (("independent", 17, "1 to 16"), ("chain", 0, "1 to 16"), ("total", 1, "2 to 9")):
@@ -64,12 +62,6 @@ def test_the_tokenizer_gives_a_token_to_each_key_and_value_and_loses_nothing(fie
     assert fields.longest == 2 * fields.count + 2  # and the end
 
 
-def test_a_value_that_leaves_its_rule_is_what_later_fields_go_on_from() -> None:
-    slip = np.array([[False, True, False]]), np.array([[0, 5, 0]])
-    assert Chain(3).values(ONE, slip).tolist() == [[9, 5, 9]]  # 5 + 4
-    assert Total(3).values(ONE, slip).tolist() == [[9, 5, 4]]  # 9 + 5 = 14
-
-
 def test_traces_follow_the_rules_as_often_as_the_noise_says() -> None:
     fields, rng = Fields(4), np.random.default_rng(1)
     problems = fields.source.draw(8000, rng=rng)
@@ -77,10 +69,9 @@ def test_traces_follow_the_rules_as_often_as_the_noise_says() -> None:
     values = np.array([list(json.loads(trace).values()) for trace in traces])
     share = (values == fields.values(problems)).mean(axis=0)
     assert share == pytest.approx([0.55, 0.1, 0.55, 1.0], abs=0.02)  # b is a guess, whatever the noise says
-
-
-def test_chains_held_out_have_small_steps() -> None:
-    assert Chain.source.held_out().digit_nd[:, 1:].max() == 4
+    always = FieldsNoise(right=(1.0,), astray=1.0)  # what goes astray is the digit four places on
+    assert Fields(3).traces(ONE, always, rng=rng) == ['{"a": 3, "b": 8, "c": 7}']  # d_4, d_5, d_6
+    assert Chain(3).traces(ONE, always, rng=rng) == ['{"a": 9, "b": 9, "c": 3}']  # never a chain
 
 
 def test_batches_of_the_warm_start_guess_as_often_as_stated() -> None:
@@ -92,6 +83,7 @@ def test_batches_of_the_warm_start_guess_as_often_as_stated() -> None:
     values = np.array(tokenizer.batch_decode(ids_nt[:, 18:19]), dtype=int)
     right = np.array([int(prompt[0]) for prompt in prompts]) == values
     assert right.mean() == pytest.approx(0.1 + 0.9 * FIELDS_NOISE["fields"].right[0], abs=0.05)
+    assert Chain.source.held_out().digit_nd[:, 1:].max() == 4  # chains held out have small steps
 
 
 def test_every_kind_and_number_has_a_warm_start_of_its_own_and_a_task(tmp_path) -> None:
@@ -118,10 +110,3 @@ def test_a_recipe_rewards_each_field_and_pays_the_form_for_all() -> None:
     for useless in ({"fields": 3}, {"task": "fields", "start": "hard"}):
         with pytest.raises(RecipeError):
             load(None, useless)
-
-
-def test_what_goes_astray_is_the_digit_four_places_on() -> None:
-    always = FieldsNoise(right=(1.0,), astray=1.0)
-    rng = np.random.default_rng(0)
-    assert Fields(3).traces(ONE, always, rng=rng) == ['{"a": 3, "b": 8, "c": 7}']  # d_4, d_5, d_6
-    assert Chain(3).traces(ONE, always, rng=rng) == ['{"a": 9, "b": 9, "c": 3}']  # never a chain

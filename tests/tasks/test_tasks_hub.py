@@ -1,5 +1,6 @@
 """A model and a dataset by name: a small local folder and local files go the same road as hub names."""
 
+import math
 import re
 
 import datasets
@@ -24,17 +25,18 @@ def own_cache(tmp_path, monkeypatch) -> None:
     datasets.disable_progress_bars()
 
 
+def model_in(folder, template) -> str:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = template
+    build_model(tokenizer, 0).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> dict[str, str]:
-    """Small model folders: one per kind of chat template."""
-    folders = {}
-    for name, template in {"plain": None, "system": TEMPLATE, "user": NO_SYSTEM}.items():
-        tokenizer = build_tokenizer()
-        tokenizer.chat_template = template
-        folders[name] = str(tmp_path_factory.mktemp(name))
-        build_model(tokenizer, 0).save_pretrained(folders[name])
-        tokenizer.save_pretrained(folders[name])
-    return folders
+    templates = {"plain": None, "system": TEMPLATE, "user": NO_SYSTEM}
+    return {name: model_in(tmp_path_factory.mktemp(name), template) for name, template in templates.items()}
 
 
 def file_of(folder, rows) -> str:
@@ -46,7 +48,7 @@ def jsonl(tmp_path) -> str:
     return file_of(tmp_path / "sums", ROWS)
 
 
-def test_plain_prompts_without_a_chat_template(models, jsonl) -> None:
+def test_plain_prompts_without_a_chat_template_and_those_of_two_attempts(models, jsonl) -> None:
     task = load_task(models["plain"], jsonl)
     assert task.train.column_names == task.evaluation.column_names == ["prompt", "answer", "question", "note"]
     row = next(row for row in task.train if "7 + 7" in row["prompt"] or "6 + 6" in row["prompt"])
@@ -54,9 +56,6 @@ def test_plain_prompts_without_a_chat_template(models, jsonl) -> None:
     for tag in ("reasoning", "answer", "analysis", "confidence"):
         assert row["prompt"].index(f"<{tag}>") < row["prompt"].index(f"</{tag}>") < row["prompt"].index("What is")
     assert (task.model, task.layout.names) == (models["plain"], ("solution", "confidence"))
-
-
-def test_two_attempts_have_their_own_prompt_and_layout(models, jsonl) -> None:
     task = load_task(models["plain"], jsonl, prompt_format="two_attempts")
     assert task.layout.blocks == (("first", ("reasoning", "answer")), ("second", ("reasoning", "answer")))
     prompt = task.train[0]["prompt"]
@@ -64,7 +63,7 @@ def test_two_attempts_have_their_own_prompt_and_layout(models, jsonl) -> None:
     assert prompt.index("<reasoning>") < prompt.index("<answer>") < prompt.rindex("<reasoning>") < prompt.rindex("<answer>")
 
 
-def test_evaluation_is_set_aside_and_limits_hold(models, jsonl) -> None:
+def test_evaluation_is_set_aside_and_limits_hold(models, jsonl, tmp_path) -> None:
     task = load_task(models["plain"], jsonl)
     assert (len(task.train), len(task.evaluation)) == (8, 2)  # a fifth of ten
     assert not set(task.train["prompt"]) & set(task.evaluation["prompt"])
@@ -74,11 +73,8 @@ def test_evaluation_is_set_aside_and_limits_hold(models, jsonl) -> None:
     assert (len(small.train), len(small.evaluation)) == (3, 1)
     assert small.train["answer"][:] == task.train["answer"][:3]  # what is trained on does not hang on the evaluation's size
     assert set(small.evaluation["answer"]) < set(task.evaluation["answer"])
-
-
-def test_no_prompt_of_the_evaluation_is_trained_on(models, tmp_path) -> None:
-    """Three solutions of each question: a fifth of the ten questions is set aside, with all of its rows."""
-    task = load_task(models["plain"], file_of(tmp_path, [{**row, "note": note} for note in "xyz" for row in ROWS]))
+    # Three solutions of each question: a fifth of the ten questions is set aside, with all of its rows.
+    task = load_task(models["plain"], file_of(tmp_path / "x", [{**row, "note": note} for note in "xyz" for row in ROWS]))
     assert not set(task.train["prompt"]) & set(task.evaluation["prompt"])
     assert (len(task.train), len(task.evaluation)) == (8 * 3, 2)
 
@@ -102,33 +98,25 @@ def test_of_three_prompts_in_many_rows_none_is_lost_to_the_evaluation(models, tm
 
 @pytest.mark.parametrize(("name", "nothing"), [("image", None), ("image", ""), ("images", [])])
 def test_a_column_of_images_without_an_image_is_left_out(models, tmp_path, name, nothing) -> None:
-    rows = Dataset.from_list([{**row, name: nothing} for row in ROWS])
-    rows.to_parquet(tmp_path / "sums.parquet")
+    Dataset.from_list([{**row, name: nothing} for row in ROWS]).to_parquet(tmp_path / "sums.parquet")
     assert name not in load_task(models["plain"], str(tmp_path / "sums.parquet")).train.column_names
 
 
 @pytest.mark.parametrize(
-    ("cells", "answers"),
+    "cells",
     [
-        ([f"2024-03-{day}" for day in range(10, 20)], {f"2024-03-{day}" for day in range(10, 20)}),
-        ([f"2024-03-{day} 10:30:00" for day in range(10, 20)], {f"2024-03-{day} 10:30:00" for day in range(10, 20)}),
-        ([2.5, *range(1, 10)], {"2.5", *"123456789"}),
-        (["  return 4\n#### end\n"] * 10, {"  return 4\n#### end\n"}),
+        [f"2024-03-{day}" for day in range(10, 20)],
+        [f"2024-03-{day} 10:30:00" for day in range(10, 20)],
+        [2.5, *range(1, 10)],
+        ["  return 4\n#### end\n"] * 10,
     ],
     ids=["dates", "times", "numbers", "texts"],
 )
-def test_a_json_file_keeps_answers_as_they_are_written(models, tmp_path, cells, answers) -> None:
+def test_a_json_file_keeps_answers_as_they_are_written(models, tmp_path, cells) -> None:
     """pyarrow reads such texts as times, and such integers as floats."""
-    task = load_task(
-        models["plain"], file_of(tmp_path, [{**row, "answer": cell} for row, cell in zip(ROWS, cells, strict=True)])
-    )
-    assert {*task.train["answer"], *task.evaluation["answer"]} == answers
-
-
-def test_an_answer_that_is_nan_is_an_empty_cell(models, tmp_path) -> None:
-    Dataset.from_list([{**row, "answer": float("nan")} for row in ROWS]).to_parquet(tmp_path / "sums.parquet")
-    with pytest.raises(DataError, match=r"Row 0 .* has nothing in column 'answer'"):
-        load_task(models["plain"], str(tmp_path / "sums.parquet"))
+    file = file_of(tmp_path, [{**row, "answer": cell} for row, cell in zip(ROWS, cells, strict=True)])
+    task = load_task(models["plain"], file)
+    assert {*task.train["answer"], *task.evaluation["answer"]} == {*map(str, cells)}
 
 
 @pytest.mark.parametrize("kind", ["folder", "saved"])
@@ -155,9 +143,8 @@ def test_a_dotted_name_is_a_field_of_a_column_of_objects(models, tmp_path) -> No
     task = load_task(models["system"], str(file), layout=PLAN, instruction="", answer_column="reward_model.ground_truth")
     assert {*task.train["answer"], *task.evaluation["answer"]} == {row["answer"] for row in ROWS}
     assert {**task.train[0]["reward_model"]} == golds[0]
-    with pytest.raises(
-        DataError, match=r"no column 'answer'; .* prompt, a\.b, reward_model\.style, reward_model\.ground_truth\."
-    ):
+    listed = r"no column 'answer'; .* prompt, a\.b, reward_model\.style, reward_model\.ground_truth\."
+    with pytest.raises(DataError, match=listed):
         load_task(models["system"], str(file), layout=PLAN, instruction="")
 
 
@@ -174,20 +161,16 @@ def test_what_has_no_splits_is_not_read_twice(models, tmp_path, kind) -> None:
             load_task(models["plain"], str(place), **splits)
 
 
-def test_a_name_with_a_dot_is_no_file_without_splits() -> None:
+def test_a_name_with_a_dot_is_no_file_without_splits_and_a_folder_may_be_called_as_a_file(models, tmp_path) -> None:
     with pytest.raises(DataError, match=r"Split 'test' of the dataset name 'owner/news:3\.0\.0'"):  # no hub here
         read_rows("owner/news:3.0.0", "test")
-
-
-def test_a_folder_may_be_called_as_a_file(models, tmp_path) -> None:
     Dataset.from_list(ROWS).to_parquet(tmp_path / "sums.parquet" / "train.parquet")
     assert len(load_task(models["plain"], str(tmp_path / "sums.parquet")).train) == 8
 
 
 def test_a_csv_file_keeps_answers_as_they_are_written(models, tmp_path) -> None:
-    (tmp_path / "a.csv").write_text(
-        "question,answer,level,ok,note\n" + "".join(f'"{n} + 0, or so?",0{n},{n}.5,True,\n' for n in range(8))
-    )
+    lines = (f'"{n} + 0, or so?",0{n},{n}.5,True,\n' for n in range(8))
+    (tmp_path / "a.csv").write_text("question,answer,level,ok,note\n" + "".join(lines))
     task = load_task(models["plain"], str(tmp_path / "a.csv"))
     assert set(task.train["answer"]) <= {f"0{n}" for n in range(8)}  # 04, and not 4
     row = task.train[0]
@@ -203,18 +186,22 @@ def test_the_same_prompts_from_every_kind_of_file(models, tmp_path, kind) -> Non
     assert len(task.train) == 5
 
 
-def test_conversations_that_hold_the_answer_are_no_prompts(models, tmp_path) -> None:
-    chat = [{"role": "user", "content": "2?"}, {"role": "assistant", "content": "4"}]
-    with pytest.raises(DataError, match="assistant"):
-        load_task(models["system"], file_of(tmp_path, [{"messages": chat, "answer": "4"}] * 4), layout=Layout(["answer"]))
+CHAT = [{"role": "user", "content": "2?"}, {"role": "assistant", "content": "4"}]
 
 
 @pytest.mark.parametrize(
-    ("rows", "sentence"), [(ROWS[:1], "is 1, and"), ([*ROWS[:3], {**ROWS[3], "answer": None}, *ROWS], "Row 3 ")]
+    ("rows", "sentence"),
+    [
+        (ROWS[:1], "is 1, and"),
+        ([*ROWS[:3], {**ROWS[3], "answer": None}, *ROWS], "Row 3 "),
+        ([{**row, "answer": math.nan} for row in ROWS], "Row 0 .* has nothing in column 'answer'"),
+        ([{"messages": CHAT, "answer": "4"}] * 4, "assistant"),  # the answer stands in the conversation
+    ],
 )
-def test_too_few_rows_or_no_answer_in_one(models, tmp_path, rows, sentence) -> None:
+def test_rows_that_cannot_be_trained_on_are_refused(models, tmp_path, rows, sentence) -> None:
+    file = save(tmp_path, rows, "parquet")
     with pytest.raises(DataError, match=sentence):
-        load_task(models["plain"], file_of(tmp_path, rows))
+        load_task(models["system"], str(file), layout=Layout(["answer"]))
 
 
 @pytest.mark.parametrize(
@@ -238,8 +225,7 @@ def test_unreadable_file_is_named_with_the_option(models, tmp_path, name, conten
 PLAN = Layout({"plan": ["plan"], "code": ["code"]})
 SYSTEM = {"role": "system", "content": "Write <plan> and <code>."}
 TALKS = [[SYSTEM, {"role": "user", "content": f"Sort list {n}."}] for n in range(5)]
-
-
+TEXTS = [f"Write <plan> and <code>: sort {n}. " for n in range(5)]
 ASK, SUM = "Write <plan>, <code>.", "What is 1 + 1?"
 
 
@@ -258,9 +244,7 @@ def test_an_instruction_of_ones_own_goes_where_there_is_room(models, jsonl, styl
     assert task.layout == PLAN
 
 
-@pytest.mark.parametrize(
-    "prompts", [[f"Write <plan> and <code>: sort {n}. " for n in range(5)], TALKS], ids=["text", "conversation"]
-)
+@pytest.mark.parametrize("prompts", [TEXTS, TALKS], ids=["text", "conversation"])
 @pytest.mark.parametrize("column", [None, "prompt"])
 def test_whole_prompts_are_used_as_they_are(models, tmp_path, prompts, column) -> None:
     rows = [{"prompt": prompts[n], "answer": "4", "tests": ["f(1) == 1"], "n": n, "prompts": "x"} for n in range(5)]
@@ -280,13 +264,13 @@ def test_a_column_of_prompts_with_another_name_and_no_answers(models, tmp_path) 
 
 
 def test_a_question_wins_over_a_prompt_and_that_is_said(models, tmp_path) -> None:
-    rows = [{"question": f"{n}: 2 + 2?", "prompt": f"{n}: say 4.", "answer": "4"} for n in range(5)]
+    file = file_of(tmp_path, [{"question": f"{n}: 2 + 2?", "prompt": f"{n}: say 4.", "answer": "4"} for n in range(5)])
     with pytest.warns(UserWarning, match="the columns 'prompt' and 'question'"):
-        task = load_task(models["user"], file_of(tmp_path, rows))
+        task = load_task(models["user"], file)
     assert task.train["prompt"][0][0]["content"].endswith("2 + 2?")
-    by_question = load_task(models["user"], file_of(tmp_path, rows), question_column="prompt")
-    assert by_question.train["prompt"][0][0]["content"].endswith(": say 4.")
-    assert "<confidence>" in by_question.train["prompt"][0][0]["content"]
+    asked = load_task(models["user"], file, question_column="prompt").train["prompt"][0][0]["content"]
+    assert asked.endswith(": say 4.")
+    assert "<confidence>" in asked
 
 
 def test_tags_that_no_prompt_asks_for_are_refused_or_said(models, jsonl, tmp_path) -> None:
@@ -324,15 +308,10 @@ def test_keys_of_fields_must_be_asked_for_as_tags_must(models, tmp_path) -> None
 
 
 def test_tags_of_the_chat_template_count_and_a_conversation_it_refuses_is_said(tmp_path, jsonl) -> None:
-    tokenizer = build_tokenizer()
-    tokenizer.chat_template = "Write <plan> and <code>." + NO_SYSTEM
-    build_model(tokenizer, 0).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    load_task(str(tmp_path / "model"), jsonl, layout=PLAN)
+    model = model_in(tmp_path / "model", "Write <plan> and <code>." + NO_SYSTEM)
+    load_task(model, jsonl, layout=PLAN)
     with pytest.raises(DataError, match="no system role"):
-        load_task(
-            str(tmp_path / "model"), file_of(tmp_path, [{"prompt": talk, "answer": "4"} for talk in TALKS]), layout=PLAN
-        )
+        load_task(model, file_of(tmp_path, [{"prompt": talk, "answer": "4"} for talk in TALKS]), layout=PLAN)
 
 
 def test_a_question_keeps_its_line_break_at_the_end(models, tmp_path) -> None:

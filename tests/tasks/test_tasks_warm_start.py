@@ -1,5 +1,6 @@
 """The warm start: what is trained on, and a cache that is shared, checked and rebuilt."""
 
+import functools
 import logging
 import os
 import shutil
@@ -23,8 +24,6 @@ TINY = WarmStartSettings(easy=Phase(3, 3e-3, 0.03), hard=Phase(2, 2e-3, 0.02), b
 
 
 class Steps(list):
-    """A progress hook that records its calls."""
-
     def __call__(self, step: int, total: int, loss: float) -> None:
         self.append((step, total))
         assert np.isfinite(loss)
@@ -45,8 +44,7 @@ def easy(tmp_path_factory) -> Path:
 
 
 def test_first_call_trains_and_second_reads(tmp_path) -> None:
-    threads = torch.get_num_threads()
-    first, second = Steps(), Steps()
+    threads, first, second = torch.get_num_threads(), Steps(), Steps()
     folder = warm_start("easy", cache_folder=tmp_path, settings=TINY, progress=first)
     assert first == [(1, 3), (2, 3), (3, 3)]
     assert warm_start("easy", cache_folder=tmp_path, settings=TINY, progress=second) == folder
@@ -92,12 +90,10 @@ def test_every_setting_and_seed_has_its_own_folder(easy) -> None:
 
 def test_finished_warm_starts_keep_their_cache() -> None:
     """Another name would train every start again, in all caches."""
-    agent, courses = AgentSettings(), {name: (task.course, WarmStartSettings()) for name, task in STARTS.items()}
-    names = {
-        name: _folder_name(course, len(course.stretches) - 1, 0, settings)
-        for name, (course, settings) in {**courses, "agent": (AGENT, agent)}.items()
+    courses = {name: (task.course, WarmStartSettings()) for name, task in STARTS.items()} | {
+        "agent": (AGENT, AgentSettings())
     }
-    assert names == {
+    assert {name: _folder_name(course, len(course.stretches) - 1, 0, its) for name, (course, its) in courses.items()} == {
         "invoices": "invoices_clerk-0-a0ed61271943",
         "easy": "digits-easy-0-ffa9c4402686",
         "hard": "digits-hard-0-fdae0b15b4a9",
@@ -114,15 +110,13 @@ def test_another_course_has_its_own_cache_and_leaves_the_others_alone(tmp_path) 
     assert {path.name.split("-")[1] for path in tmp_path.iterdir()} == {"long_tables", "long_early", "long"}
     config = AutoModelForCausalLM.from_pretrained(folder).config
     assert (config.num_hidden_layers, config.max_position_embeddings) == (3, LONG_POSITIONS)
-    longer_easy = replace(two, easy=replace(two.easy, steps=9))
+    longer_easy, longer_last = replace(two, easy=replace(two.easy, steps=3)), replace(two, long=replace(two.long, steps=3))
     assert warm_start("long", cache_folder=tmp_path, settings=longer_easy) == folder
-    longer_last = replace(two, long=replace(two.long, steps=3))
     steps.clear()
     assert warm_start("long", cache_folder=tmp_path, settings=longer_last, progress=steps) != folder
     assert steps == [(1, 3), (2, 3), (3, 3)]  # the parts before came from the cache
 
 
-#: Each takes a folder that is whole.
 DAMAGES = {
     "missing": lambda folder: (folder / "model.safetensors").unlink(),
     "truncated": lambda folder: os.truncate(folder / "model.safetensors", 1000),
@@ -135,16 +129,14 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_cache_is_rebuilt_with_a_notice(easy, tmp_path, caplog, damage) -> None:
-    folder = shutil.copytree(easy, tmp_path / easy.name)
-    before = weights(folder)
+    folder, steps = shutil.copytree(easy, tmp_path / easy.name), Steps()
     DAMAGES[damage](folder)
-    steps = Steps()
     with caplog.at_level(logging.WARNING, logger="spanwise"):
         assert warm_start("easy", cache_folder=tmp_path, settings=TINY, progress=steps) == folder
     assert len(steps) == 3
     assert caplog.text.count("is damaged") == 1
     assert str(folder) in caplog.text
-    assert equal(weights(folder), before)
+    assert equal(weights(folder), weights(easy))
 
 
 def test_a_folder_that_another_process_has_finished_stays_for_its_readers(easy, tmp_path) -> None:
@@ -162,14 +154,12 @@ def test_folder_that_cannot_be_written_is_named(tmp_path) -> None:
 
 
 def test_cache_folder_follows_the_environment(monkeypatch, tmp_path) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("SPANWISE_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert default_cache_folder() == tmp_path / ".cache" / "spanwise"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
-    assert default_cache_folder() == tmp_path / "x" / "spanwise"
-    monkeypatch.setenv("SPANWISE_CACHE", str(tmp_path / "own"))
-    assert default_cache_folder() == tmp_path / "own"
+    places = {"HOME": ".cache/spanwise", "XDG_CACHE_HOME": "spanwise", "SPANWISE_CACHE": ""}
+    for name, place in places.items():  # each goes before those before it
+        monkeypatch.setenv(name, str(tmp_path / name))
+        assert default_cache_folder() == tmp_path / name / place
 
 
 EMBEDDED = {**STARTS, **{kind.__class__.__name__: embedded(kind) for kind in (Fields(4), Chain(3), Total(3))}}
@@ -183,9 +173,7 @@ def test_held_out_prompts_are_different_nested_and_never_trained_on(unchecked_sh
     assert source.held_out(40).prompts == source.held_out().prompts[:40]
     assert task.answers(source.held_out(40)) == task.answers(source.held_out())[:40]
 
-    def again():
-        return np.random.default_rng(source.held_out_seed)
-
+    again = functools.partial(np.random.default_rng, source.held_out_seed)
     assert set(source.draw(512, rng=again()).prompts) <= held_out  # without the exclusion they would meet
     training = source.training(512, rng=again()).prompts
     assert (len(training), held_out & set(training)) == (512, frozenset())
@@ -203,11 +191,8 @@ def test_long_texts_come_in_smaller_batches() -> None:
 
 
 def test_training_learns_the_order_of_the_tags(tmp_path) -> None:
-    losses = []
-    settings = WarmStartSettings(easy=Phase(40, 3e-3, 0.03), batch=16, warm_up=5)
-    folder = warm_start(
-        "easy", cache_folder=tmp_path, settings=settings, progress=lambda step, total, loss: losses.append(loss)
-    )
+    losses, settings = [], WarmStartSettings(easy=Phase(40, 3e-3, 0.03), batch=16, warm_up=5)
+    folder = warm_start("easy", cache_folder=tmp_path, settings=settings, progress=lambda *step: losses.append(step[2]))
     assert np.mean(losses[-5:]) < 0.6 * losses[0]
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     text = "7+3*4~2___=<reasoning>088</reasoning><answer>8</answer><analysis>*4~2</analysis><confidence>0.7</confidence>"
@@ -223,11 +208,7 @@ def test_training_learns_the_order_of_the_tags(tmp_path) -> None:
 
 @pytest.mark.parametrize(
     ("start", "layout", "source"),
-    [
-        ("easy", DIGITS_LAYOUT, DIGITS),
-        ("long", LONG_LAYOUT, LONG),
-        (Total(3), None, Total.source),
-    ],
+    [("easy", DIGITS_LAYOUT, DIGITS), ("long", LONG_LAYOUT, LONG), (Total(3), None, Total.source)],
 )
 def test_a_task_keeps_its_evaluation_prompts_apart(tmp_path, start, layout, source) -> None:
     settings = replace(shortened(1), batch=4)
@@ -244,4 +225,4 @@ def test_a_task_keeps_its_evaluation_prompts_apart(tmp_path, start, layout, sour
         assert (task.name, task.layout, task.max_completion_length) == (f"digits-{start}", layout, longest)
         assert task.evaluation["answer"][:] == source.held_out().answers[:64]
     with pytest.raises(DataError, match="train_size is 0"):
-        digits_task(start, train_size=0, cache_folder=tmp_path, settings=settings)
+        digits_task(start, **{**options, "train_size": 0})
