@@ -27,13 +27,11 @@ def sections() -> dict[str, dict[str, str]]:
     for part in re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
         title, *lines = part.splitlines()
         rows = [re.split(r"(?<!\\)\|", line) for line in lines if line.startswith("| ")][1:]
-        by_section[title] = {plain(set_up): plain(sentence) for _, set_up, sentence, _ in rows}
+        plain = [
+            [re.sub(r"\\([<|*])", r"\1", cell.strip()) for cell in row] for row in rows
+        ]  # without Markdown's backslashes
+        by_section[title] = {set_up: sentence for _, set_up, sentence, _ in plain}
     return by_section
-
-
-def plain(cell: str) -> str:
-    """Return a cell of the page without Markdown's backslashes."""
-    return re.sub(r"\\([<|*])", r"\1", cell.strip())
 
 
 def case(run: Callable[..., object]) -> Callable[..., Callable[..., Any]]:
@@ -50,10 +48,8 @@ def case(run: Callable[..., object]) -> Callable[..., Callable[..., Any]]:
 def check(title: str, cases: Mapping[str, Callable[[Path], object]]):
     """The test of a section of docs/border.md.
 
-    Args:
-        title: of the section, as a docstring.
-        cases: set-up -> runs it in an empty folder and returns all that a user sees; a `SpanwiseError` counts as seen.
-            The sentence on the page must be there whole; "..." stands for anything, and white space for any white space.
+    Each set-up of the cases runs in an empty folder and returns all that a user sees; a `SpanwiseError` counts as seen.
+    The sentence on the page must be there whole; "..." stands for anything, and white space for any white space.
     """
     listed = sections()[title.strip().removesuffix(".")]
     assert listed.keys() == cases.keys(), f"in one of docs/border.md and the cases only: {listed.keys() ^ cases.keys()}"

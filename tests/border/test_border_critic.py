@@ -13,7 +13,6 @@ GAE = {"method": "gae", "objectives": [{"reward": "correct", "pays": ["solution"
 
 
 def of_other_values(folder):
-    """A saved critic of two values where the recipe needs one."""
     (folder / "critic").mkdir()
     about = {"values": ["correct", "brier"], "head": "scalar", "bins": 51, "value_range": [0.0, 1.0], "tokenizer": "0"}
     (folder / "critic" / "critic.json").write_text(json.dumps(about))
@@ -26,11 +25,6 @@ def of_a_sharded_policy(folder):
     for weight in model.parameters():
         weight.data = weight.new_empty(0)
     with_critic(folder, extra={"model": model})
-
-
-def of_critic_alone(folder):
-    """A script whose run ends before its policy trains."""
-    with_critic(folder, fast(policy_training_start_step=2), max_steps=2).train()
 
 
 def under_deepspeed(folder):
@@ -46,9 +40,11 @@ CASES = {
     "`critic: {lerning_rate: 0.001}`": trained(**GAE, critic={"lerning_rate": 1e-3}),
     "`critic: {gae_lambda_policy: 0.95}`": trained(**GAE, critic={"gae_lambda_policy": 0.95}),
     "`critic: {mini_batches: 9}` with 8 completions a batch": trained(
-        **GAE, prompts=2, group_size=4, steps=1, critic={"mini_batches": 9}
+        **GAE, prompts=2, group_size=4, critic={"mini_batches": 9}
     ),
-    "`CriticConfig(policy_training_start_step=2)` in a run of two generation batches": of_critic_alone,
+    "`CriticConfig(policy_training_start_step=2)` in a run of two generation batches": lambda folder: with_critic(
+        folder, fast(policy_training_start_step=2), max_steps=2
+    ).train(),
     "`CriticConfig(policy_training_start_step=2)` with `fp16=True`": lambda folder: with_critic(
         folder, fast(policy_training_start_step=2), fp16=True
     ),

@@ -8,18 +8,15 @@ import pytest
 import trl_small
 from border.case import case, check, command
 from rollout_files import trl_file
-from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, read
-from spanwise.explain import setup_warnings
+from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, read, setup_warnings
 
 pytestmark = [*trl_small.THIRD_PARTY, pytest.mark.usefixtures("unchecked_shapes")]
 
 BYTES = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
 PAIR = Layout(["name", "price"], segmenter="json")
 WRITTEN = '{"title": "tea", "cost": 3}'
-
-
-laid_out = case(Layout)
-fields = functools.partial(laid_out, segmenter="json")
+laid = case(Layout)
+fields = functools.partial(laid, segmenter="json")
 EQUALS = Objective("equals", each="*")
 RUNS = Objective("runs", "all", options={"tag": "", "tests": "answer", "allow": True})
 PRICE, WHOLE = Layout(["price"], segmenter="json"), Layout({"all": ["answer"]})
@@ -30,7 +27,7 @@ def scheme(reward="equals", layout=PAIR, **options):
     return Scheme("bae", layout, [Objective(reward, **{"pays": "price", **options})])
 
 
-def json_schema(schema, **options):
+def schema(schema, **options):
     return scheme("json_schema", options={"schema": schema, **options})
 
 
@@ -41,12 +38,6 @@ def remarked(written=WRITTEN, gold='{"name": "tea", "price": 3}', layout=PAIR, o
     texts = [written] * 4 if isinstance(written, str) else written
     batch = Batch.jagged([list(text.encode()) for text in texts], [0] * 4, columns={"answer": [gold] * 4})
     return "\n".join(setup_warnings(read(batch, rule, BYTES), rule).values())
-
-
-def trained(folder):
-    """One step of the real trainer, whose completions are made of tags, on fields."""
-    objectives = [Objective("equals", each="*")]
-    trl_small.trainer(folder, extra={"layout": PAIR, "objectives": objectives}).train()
 
 
 def credited(folder):
@@ -66,43 +57,39 @@ def one_number(blocks):
 
 
 EACH = [{"reward": "equals", "each": "*"}]
+priced = functools.partial(remarked, layout=PRICE, gold='{"price": 3}')
 OF_FIELDS = "start_steps: 1\nlayout: [name, price]\nsegmenter: json\nobjectives:\n"
 
 CASES = {
-    'Layout(["price"], segmenter="json"), and completions that call it `cost`': remarked(layout=PRICE, gold='{"price": 3}'),
-    "JSON that ends before it closes, at the first batch": remarked(
-        written='{"name": "tea and', layout=PRICE, gold='{"price": 3}'
-    ),
+    'Layout(["price"], segmenter="json"), and completions that call it `cost`': priced(),
+    "JSON that ends before it closes, at the first batch": priced('{"name": "tea and'),
     "completions that were cut off before they write any tag, at the first batch": remarked(
         written=[f"I add {n} and 2" for n in range(4)], layout=WHOLE
     ),
     'Layout({"all": ["answer"]}), and completions that write <ответ>': remarked(written="<ответ>4</ответ>", layout=WHOLE),
     "The same in `spanwise credit`, of two fields": credited,
-    "A layout of fields for a model that writes tags, at the first batch of a training": trained,
+    "A layout of fields for a model that writes tags, at the first batch of a training": lambda folder: trl_small.trainer(
+        folder, extra={"layout": PAIR, "objectives": [EQUALS]}
+    ).train(),
     "A gold column whose objects never have the path of a field": remarked(
         written='{"name": "tea", "price": 3}', gold='{"name": "tea", "cost": 3}'
     ),
     "Tests of `runs` that define a function `check` and never call it": remarked(
-        written="def two(): return 2",
-        gold="def check(f):\n    assert f() == 2\n",
-        layout=Layout({"all": []}),
-        objective=RUNS,
+        "def two(): return 2", gold="def check(f):\n    assert f() == 2\n", layout=Layout({"all": []}), objective=RUNS
     ),
     'Layout({"buyer": "buyer", "name": "buyer.name"}, segmenter="json")': fields({"buyer": "buyer", "name": "buyer.name"}),
     'Layout({"one": "price", "other": "price"}, segmenter="json")': fields({"one": "price", "other": "price"}),
     'Layout(["price."], segmenter="json")': fields(["price."]),
-    'Layout({"step[*]": []}), nothing to look for': laid_out({"step[*]": []}),
-    'Layout({"run": []}, segmenter="fixed"), nothing to look for': laid_out({"run": []}, segmenter="fixed"),
+    'Layout({"step[*]": []}), nothing to look for': laid({"step[*]": []}),
+    'Layout({"run": []}, segmenter="fixed"), nothing to look for': laid({"run": []}, segmenter="fixed"),
     'Layout(["items[*].parts[*]"], segmenter="json")': fields(["items[*].parts[*]"]),
     'Layout(["items[*]"], segmenter="json", most=0)': fields(["items[*]"], most=0),
     "`most: 0` in a recipe": resolved("most: 0\n"),
     "`most: 5` for the digits, whose layout repeats no block": resolved("most: 5\n"),
-    'Layout({"plan": "Plan", "answer": "Answer"}, segmenter="markdown", prefilled="Plan")': laid_out(
+    'Layout({"plan": "Plan", "answer": "Answer"}, segmenter="markdown", prefilled="Plan")': laid(
         {"plan": "Plan", "answer": "Answer"}, segmenter="markdown", prefilled="Plan"
     ),
-    'Layout({"plan": "plan", "code": "code"}, prefilled="code")': laid_out(
-        {"plan": "plan", "code": "code"}, prefilled="code"
-    ),
+    'Layout({"plan": "plan", "code": "code"}, prefilled="code")': laid({"plan": "plan", "code": "code"}, prefilled="code"),
     'Objective("equals", each="item[*]") for fields called otherwise': scheme(
         each="item[*]", layout=Layout(["items[*]", "price"], segmenter="json", most=2)
     ),
@@ -124,17 +111,17 @@ CASES = {
     ),
     "`format` for a block that may be repeated": scheme("format", layout=Layout({"step[*]": "step"}, most=2), pays="*"),
     "`overlong` without its lengths": scheme("overlong"),
-    "`json_schema` with a schema that is none": json_schema({"properties": {"price": {"type": "nubmer"}}}),
-    "`json_schema` of one field that must stand alone": json_schema({"type": "object"}, tag="price", alone=True),
-    "`json_schema` with a `$ref` to another machine": json_schema({"$ref": "https://example.com/order.json"}),
-    "`json_schema` with a pattern that is none, in a part that a `$ref` leads to": json_schema(
+    "`json_schema` with a schema that is none": schema({"properties": {"price": {"type": "nubmer"}}}),
+    "`json_schema` of one field that must stand alone": schema({"type": "object"}, tag="price", alone=True),
+    "`json_schema` with a `$ref` to another machine": schema({"$ref": "https://example.com/order.json"}),
+    "`json_schema` with a pattern that is none, in a part that a `$ref` leads to": schema(
         {"items": {"$ref": "#/code"}, "code": {"pattern": "[a-"}}
     ),
-    "`json_schema` with patterns of keys that are none together": json_schema(
+    "`json_schema` with patterns of keys that are none together": schema(
         {"patternProperties": {"(?P<key>a)": {}, "(?P<key>b)": {}}}
     ),
-    "`json_schema` with a `$ref` that leads back to itself": json_schema({"anyOf": [{"$ref": "#"}]}),
-    "`json_schema` with a file that is not there": json_schema("order.json"),
+    "`json_schema` with a `$ref` that leads back to itself": schema({"anyOf": [{"$ref": "#"}]}),
+    "`json_schema` with a file that is not there": schema("order.json"),
 }
 
 test = check(__doc__, CASES)

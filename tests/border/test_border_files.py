@@ -17,7 +17,6 @@ LM_EVAL = {"doc_id": 0, "doc": {}, "arguments": {"gen_args_0": {"arg_0": "2+2="}
 
 @case
 def credited(folder, write, *arguments, **options):
-    """`spanwise credit` on a file that `write` leaves in the folder."""
     return command("credit", write(folder, *arguments, **options), "--output", "out")
 
 
@@ -31,7 +30,6 @@ def lines(folder, name, *rows):
 
 
 def cut(folder, write, *arguments, part=0.5):
-    """A file whose end is cut off."""
     file = write(folder, *arguments)
     return text(folder, file.name, file.read_bytes()[: int(file.stat().st_size * part)])
 

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from aiohttp import web
@@ -22,19 +23,16 @@ def asked(answer=lambda *_: verdict("yes"), text=TEXT, times=1, **options):
     with Server(answer).serving() as server:
         for change in [{}] * times if isinstance(times, int) else times:
             named = {"model": "small", "base_url": server.url, **options, **change}
-            objective = Objective(
-                "judge", pays="plan", options={key: value for key, value in named.items() if value is not None}
-            )
+            given = {key: value for key, value in named.items() if value is not None}
+            objective = Objective("judge", pays="plan", options=given)
             Scheme.preset("bae", LAYOUT, objectives=[objective])
             score_all([objective], text, columns={"prompt": ["2+2"] * len(text)})
 
 
 def without_a_key(folder):
-    key = os.environ.pop("OPENAI_API_KEY", None)
-    try:
+    with patch.dict(os.environ):
+        os.environ.pop("OPENAI_API_KEY", None)
         asked(base_url=None)(folder)
-    finally:
-        os.environ.update({} if key is None else {"OPENAI_API_KEY": key})
 
 
 def unknown_model(*_):
@@ -52,7 +50,7 @@ def unsupported(*_):
 def rubric(criteria, written=None, **fields):
     """A scheme with a judge by a rubric, whose file or list it is."""
     if written is not None:
-        (Path.cwd() / "rubric.yaml").write_text(written)
+        Path("rubric.yaml").write_text(written)
     options = {"model": "small", "base_url": "http://127.0.0.1:9/v1"}
     fields = {"reward": "judge", "name": "rubric", "criteria": criteria, "options": options, **fields}
     return Scheme.preset("bae", LAYOUT, objectives=[Objective(**fields)])
@@ -103,9 +101,7 @@ CASES = {
     "A criterion without text": rubric([{"weight": 2}], pays="plan"),
     "A criterion's weight in words": rubric([{"text": "It is short.", "weight": "high"}], pays="plan"),
     "A rubric for a reward that sees none": rubric(["It is short."], reward="correct", options={}, pays="answer"),
-    "A rubric beside a criterion": rubric(
-        ["It is short."], pays="plan", options={"model": "small", "criterion": "It is long."}
-    ),
+    "A rubric beside a criterion": rubric(["It is short."], pays="plan", options={"model": "m", "criterion": "It is long."}),
     "A column of rubrics that pays nothing": rubric("rubric"),
     "A rubric by part for each step": rubric([{"text": "It is short.", "part": "plan"}], each="*"),
     "A column of rubrics that is not there": by_column([], column="rubrics"),

@@ -6,15 +6,8 @@ from trl_small import trainer
 
 
 def scored(steps=1, temperature=1.0, **laser):
-    """`spanwise train` of the embedded task with a score."""
     fields = {"token": "<unk>", "mix": 0.0, "beta": 0.5, **laser}
     return trained(steps=steps, temperature=temperature, prompts=2, group_size=4, laser=fields)
-
-
-def of_another_model(folder):
-    """A few scripted completions under a reference that is not this policy's."""
-    run = trainer(folder, extra={"credit": {"laser": Laser("?", reference=-23.0, mix=0.0)}})
-    run.train()
 
 
 CASES = {
@@ -22,7 +15,9 @@ CASES = {
     "`laser: {token: <|vision_start|>}` with a vocabulary that lacks it": scored(token="<|vision_start|>"),
     "`laser: {token: '7'}`, a digit of the answers": scored(token="7"),
     "`laser: {token: <eos>}`": scored(token="<eos>"),
-    "`laser: {reference: -23}` of another model": of_another_model,
+    "`laser: {reference: -23}` of another model": lambda folder: trainer(
+        folder, extra={"credit": {"laser": Laser("?", reference=-23.0, mix=0.0)}}
+    ).train(),
     "`laser: {reference: -1.5}`, so near to 0 that no score reaches 1": scored(reference=-1.5),
     "`temperature: 0` with `laser`": scored(temperature=0.0),
     "`laser` whose mixing begins behind the last batch": scored(steps=5, mix=0.1),

@@ -7,13 +7,11 @@ from types import SimpleNamespace
 import torch
 
 from border.case import case, check, write_recipe
+from spanwise import Layout, Scheme, Vocabulary
 from spanwise.engines.nemo_rl import SpanEstimator
 from spanwise.engines.nemo_rl import check as check_settings
 from spanwise.engines.recipe_run import RecipeRun
-from spanwise.layout import Layout
 from spanwise.recipe import RecipeRule, load
-from spanwise.scheme import Scheme
-from spanwise.segment import Vocabulary
 
 
 @case
@@ -28,10 +26,6 @@ def checked(folder, method="bae", more="", *, recipe="recipe.yaml", grpo=None, d
 def without_messages(folder):
     bare = SpanEstimator.__new__(SpanEstimator)
     return bare.compute_advantage(torch.zeros(1, 1).long(), torch.zeros(1), torch.ones(1, 2), repeated_batch={"std": 0})
-
-
-def without_script(folder):
-    return subprocess.run([sys.executable, "-m", "spanwise.engines.nemo_rl"], capture_output=True, text=True).stderr
 
 
 def run_again(folder):
@@ -49,7 +43,9 @@ CASES = {
     "NeMo-RL with `grpo.invalid_tool_call_advantage=-5`": checked(grpo={"invalid_tool_call_advantage": -5.0}),
     "NeMo-RL with `loss_fn.use_kl_in_reward=true`": checked(use_kl_in_reward=True),
     "NeMo-RL with `data_plane.enabled=true`": checked(data_plane=True),
-    "`python -m spanwise.engines.nemo_rl` without a script": without_script,
+    "`python -m spanwise.engines.nemo_rl` without a script": lambda folder: (
+        subprocess.run([sys.executable, "-m", "spanwise.engines.nemo_rl"], capture_output=True, text=True).stderr
+    ),
     "NeMo-RL's single controller": without_messages,
     "NeMo-RL with `adv_estimator.normalize_rewards=false` and `method: grpo`": checked("grpo", grpo=NOT_DIVIDED),
     "NeMo-RL with `grpo.use_dynamic_sampling=true`": checked(grpo={"use_dynamic_sampling": True}),

@@ -15,21 +15,15 @@ def recipe(objective=None, **fields):
     return scheme_of(load(None, {**objectives, **fields}), DIGITS_LAYOUT, 32)
 
 
-def under_one_name(folder):
-    return Scheme(
-        "bae", Layout({"plan": ["plan"], "code": ["code"]}), [Objective("format", "plan"), Objective("format", "code")]
-    )
-
-
 CASES = {
-    "`spanwise methods bae_papers`": lambda folder: command("methods", "bae_papers"),
-    "`spanwise compare --arms rlcr,rlcr-paper`": lambda folder: command(
-        "compare", "--arms", "rlcr,rlcr-paper", "--output", folder
-    ),
+    "`spanwise methods bae_papers`": case(command)("methods", "bae_papers"),
+    "`spanwise compare --arms rlcr,rlcr-paper`": case(command)("compare", "--arms", "rlcr,rlcr-paper", "--output", "."),
     "`method: rlcr_paper` with `baseline: group`": recipe(method="rlcr_paper", baseline="group"),
     "a price on malformed tags with a misspelt option, `emtpy: true`": recipe({**FORMAT, "options": {"emtpy": True}}),
     "a price on malformed tags that pays no block of the task, `pays: [report]`": recipe({**FORMAT, "pays": ["report"]}),
-    "a price for each block under one name": under_one_name,
+    "a price for each block under one name": case(Scheme)(
+        "bae", Layout(["plan", "code"]), [Objective("format", "plan"), Objective("format", "code")]
+    ),
     "one number for everything (rlcr) with a price on the confidence alone": recipe(FORMAT, method="rlcr"),
     "a price without end, `weight: .inf`": recipe({**FORMAT, "weight": float("inf")}),
     "an objective with `pay` in place of `pays`": recipe({"reward": "brier", "pay": ["confidence"]}),

@@ -18,9 +18,8 @@ def with_length_penalty(folder):
     vars(algo).update(Algorithm=object, ALGORITHM_CLASSES={})
     vars(base)["iter_trainable_traces"] = iter
     packages = {"prime_rl": ModuleType("prime_rl"), "prime_rl.orchestrator": SimpleNamespace(algo=algo)}
-    with mock.patch.dict(
-        "sys.modules", {**packages, "prime_rl.orchestrator.algo": algo, "prime_rl.orchestrator.algo.base": base}
-    ):
+    packages |= {"prime_rl.orchestrator.algo": algo, "prime_rl.orchestrator.algo.base": base}
+    with mock.patch.dict("sys.modules", packages):
         prime_rl.attach("recipe.yaml", tokens=512)
     algo.ALGORITHM_CLASSES["grpo"](SimpleNamespace(length_penalty={}), None)
 

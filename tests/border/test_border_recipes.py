@@ -1,8 +1,7 @@
 """Recipes, prompts and datasets that do not fit: nothing trains, and the sentence says what to set."""
 
-import json
 import math
-from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -15,82 +14,60 @@ from datasets import Dataset
 
 import trl_small
 from border.case import case, check, command
+from rollout_files import write_lines
 from spanwise.credit import ktae
 from spanwise.scheme import Scheme
 from spanwise.tasks import load_task
-from spanwise.tasks.embedded import build_model, build_tokenizer
+from tokenizers_small import digits_model
 
 pytestmark = trl_small.THIRD_PARTY
 
 ROWS = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(10)]
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+ASKED = [{"role": "user", "content": "2 + 2?"}]
 OWN = {"layout": {"plan": ["plan"], "code": ["code"]}, "objectives": [{"reward": "format", "pays": ["plan", "code"]}]}
 
 
 @cache
 def model(template: str | None = TEMPLATE) -> str:
-    """The folder of a small model."""
-    folder = mkdtemp()
-    tokenizer = build_tokenizer()
-    tokenizer.chat_template = template
-    build_model(tokenizer, 0).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return digits_model(mkdtemp(), template)
 
 
 def rows(folder: Path, cells=ROWS, name: str = "data.jsonl") -> Path:
-    file = folder / name
-    file.write_text("".join(json.dumps(row) + "\n" for row in cells))
-    return file
+    return write_lines(folder / name, cells)
 
 
 def recipe(folder: Path, name: str = "recipe.yaml", **fields) -> Path:
     """A recipe of a model and a dataset in the folder, with some fields changed."""
-    usual = {"model": model(), "dataset": "data.jsonl", "prompts": 2, "group_size": 4, "steps": 1}
-    fields = {**usual, "output": str(folder / "run"), **fields}
-    file = folder / name
-    file.write_text(yaml.safe_dump(fields, sort_keys=False))
-    return file
-
-
-@contextmanager
-def own_cache(folder: Path):
-    """Datasets of one path are not taken for each other."""
-    before = datasets.config.HF_DATASETS_CACHE
-    datasets.config.HF_DATASETS_CACHE = str(folder / "cache")
-    try:
-        yield
-    finally:
-        datasets.config.HF_DATASETS_CACHE = before
+    usual = {
+        "model": model(),
+        "dataset": "data.jsonl",
+        "prompts": 2,
+        "group_size": 4,
+        "steps": 1,
+        "output": str(folder / "run"),
+    }
+    (folder / name).write_text(yaml.safe_dump({**usual, **fields}, sort_keys=False))
+    return folder / name
 
 
 @case
-def trains(folder: Path, cells=ROWS, *words, **fields) -> str:
-    """`spanwise train` of a recipe on rows."""
-    rows(folder, cells)
-    with own_cache(folder):
-        return command("train", recipe(folder, **fields), *words)
+def trains(folder: Path, cells=ROWS, *words, project=".", **fields) -> str:
+    """`spanwise train` of a recipe on rows, both in the folder `project`; each with a cache of datasets of its own."""
+    (folder / project).mkdir(exist_ok=True)
+    rows(folder / project, cells)
+    with patch.object(datasets.config, "HF_DATASETS_CACHE", str(folder / "cache")):
+        return command("train", recipe(folder / project, **fields), *words)
 
 
 @case
 def refused(folder: Path, text: str) -> str:
-    """`spanwise train` of a recipe file that says `text`."""
     (folder / "recipe.yaml").write_text(text)
     return command("train", folder / "recipe.yaml")
 
 
-def elsewhere(folder: Path) -> str:
-    """A recipe in a folder of its own, with a reward that lies nowhere."""
-    (folder / "project").mkdir()
-    rows(folder / "project")
-    objectives = [{"reward": "rewards:code_correct", "pays": ["solution"]}]
-    with own_cache(folder):
-        return command("train", recipe(folder / "project", objectives=objectives))
-
-
 @case
 def own_code(folder: Path, text: str, reward: str):
-    """A train.py beside the recipe, with a reward that it should have."""
     (folder / "train.py").write_text(text)
     return trains(objectives=[{"reward": reward, "pays": ["solution"]}])(folder)
 
@@ -99,10 +76,6 @@ def own_code(folder: Path, text: str, reward: str):
 def table(folder: Path, text: str) -> str:
     (folder / "data.csv").write_text(text)
     return trains(dataset="data.csv")(folder)
-
-
-def twice_the_rows(folder: Path) -> None:
-    load_task(model(), str(rows(folder)), eval_split="train")
 
 
 def without_the_split(folder: Path) -> str:
@@ -119,7 +92,6 @@ def tokenless(folder: Path) -> str:
 
 @case
 def trainer(folder: Path, *, beta=0.0, **extra):
-    """A `train.py` of the user's own."""
     trl_small.trainer(folder, extra=extra, beta=beta).train()
 
 
@@ -144,7 +116,7 @@ def without_math(folder):
         return compared_as("math")(folder)
 
 
-PLAN = trl_small.Layout({"plan": ["reasoning"], "confidence": ["confidence"]})
+PLAN, ONES_N1 = trl_small.Layout({"plan": ["reasoning"], "confidence": ["confidence"]}), torch.ones(2, 1)
 
 CASES = {
     "a recipe with a layout of its own and no instruction": trains(**OWN),
@@ -153,11 +125,9 @@ CASES = {
     "`prompt_column: prompt` and an `instruction:`": trains(
         [{"prompt": "2 + 2?", "answer": "4"}] * 4, prompt_column="prompt", instruction="Think first."
     ),
-    "conversations in the column of the questions": trains(
-        [{"question": [{"role": "user", "content": "2 + 2?"}], "answer": "4"}] * 4
-    ),
+    "conversations in the column of the questions": trains([{"question": ASKED, "answer": "4"}] * 4),
     "conversations as prompts, and a tokenizer without a chat template": trains(
-        [{"prompt": [{"role": "user", "content": "2 + 2?"}], "answer": "4"}] * 4, model=model(None)
+        [{"prompt": ASKED, "answer": "4"}] * 4, model=model(None)
     ),
     "prompts that are lists of lists": trains([{"prompt": [["user", "2 + 2?"]], "answer": "4"}] * 4),
     "an empty question in row 3": trains([*ROWS[:3], {"question": " ", "answer": "6"}, *ROWS[4:]]),
@@ -173,11 +143,15 @@ CASES = {
     "`--columns questoin=problem`": trains(ROWS, "--columns", "questoin=problem"),
     "three rows, and sixteen prompts a step": trains(ROWS[:3], prompts=16),
     "`--set split=dev` of a file": trains(ROWS, "--set", "split=dev"),
-    "`load_task` with an `eval_split` that is the split of the training": twice_the_rows,
+    "`load_task` with an `eval_split` that is the split of the training": lambda folder: load_task(
+        model(), str(rows(folder)), eval_split="train"
+    ),
     "a split that the dataset does not have": without_the_split,
     "a model folder without a tokenizer and a config": tokenless,
     "a model that is neither in this folder nor beside the recipe": trains(model="my-model"),
-    "`reward: rewards:code_correct`, and no rewards.py here or beside the recipe": elsewhere,
+    "`reward: rewards:code_correct`, and no rewards.py here or beside the recipe": trains(
+        project="project", objectives=[{"reward": "rewards:code_correct", "pays": ["solution"]}]
+    ),
     "`reward: train:code_corect`, a slip": own_code(
         "def code_correct(blocks):\n    return [1.0 for _ in blocks]\n", "train:code_corect"
     ),
@@ -200,13 +174,7 @@ CASES = {
         "grpo", refine={"method": "ktae", "options": {"h1": 0, "h2": 0}}
     ),
     "`ktae(..., h1=0, h2=0)`, in Python": case(ktae)(
-        torch.zeros(2, 1),
-        torch.ones(2, 1).long(),
-        torch.ones(2, 1).bool(),
-        torch.eye(2)[0],
-        torch.zeros(2).long(),
-        h1=0.0,
-        h2=0.0,
+        torch.zeros(2, 1), ONES_N1.long(), ONES_N1.bool(), torch.eye(2)[0], torch.zeros(2).long(), h1=0.0, h2=0.0
     ),
     "`sae` with `options: {boundary: begin}`": preset("sae", boundary="begin"),
     "`options: {eps_at: var}`": preset("gdpo", eps_at="var"),
@@ -226,10 +194,7 @@ CASES = {
         layout=PLAN, objectives=[trl_small.Objective("format", pays=("plan", "confidence"))]
     ),
     "a train.py with an if_missing far below every reward": trainer(
-        objectives=[
-            trl_small.Objective("correct", pays=("solution",), options={"verify": "exact"}),
-            trl_small.Objective("brier", pays=("confidence",), given="correct", baseline="outcome", if_missing=-1000.0),
-        ]
+        objectives=[trl_small.OBJECTIVES[0], replace(trl_small.OBJECTIVES[1], if_missing=-1000.0)]
     ),
     "a train.py with a dataset of questions in place of prompts": trainer(train_dataset=Dataset.from_list(ROWS)),
     "a train.py with a prompt that is None": real_trainer("2+2=", None),

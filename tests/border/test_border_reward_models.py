@@ -13,6 +13,7 @@ pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 LAYOUT = Layout({"plan": ["plan"], "answer": ["answer"]})
 TEXT = [{"plan": {"": f"plan {n}", "plan": "x"}, "answer": {"": "4", "answer": "4"}} for n in range(3)]
 SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+SIZES["max_position_embeddings"] = 64
 
 
 @case
@@ -22,14 +23,8 @@ def asked(kind=None, text=TEXT, columns=None, labels=2, **options):
         tokenizer = byte_level(special=("<pad>",))
         tokenizer.pad_token = "<pad>"
         tokenizer.save_pretrained("judge")
-        config = LlamaConfig(
-            vocab_size=len(tokenizer),
-            num_labels=labels,
-            pad_token_id=tokenizer.pad_token_id,
-            max_position_embeddings=64,
-            **SIZES,
-        )
-        kind(config).save_pretrained("judge")
+        about = {"vocab_size": len(tokenizer), "num_labels": labels, "pad_token_id": tokenizer.pad_token_id}
+        kind(LlamaConfig(**about, **SIZES)).save_pretrained("judge")
     objective = Objective("reward_model", pays="plan", options={"model": "judge", **options})
     Scheme.preset("bae", LAYOUT, objectives=[objective])
     score_all([objective], text, columns={"prompt": ["2+2"] * len(text)} if columns is None else columns)
@@ -55,8 +50,6 @@ CASES = {
     "Fields of JSON, one after the other": asked(
         LlamaForSequenceClassification, [PiecewiseText({"plan": {"": "1"}}, "{1}")], sees="prefix"
     ),
-    "Completions that are all too long for the model": asked(
-        LlamaForSequenceClassification, [{"plan": {"": "long" * 99}}] * 2
-    ),
+    "Completions that are all too long for the model": asked(LlamaForSequenceClassification, [{"plan": {"": "x" * 99}}] * 2),
 }
 test = check(__doc__, CASES)

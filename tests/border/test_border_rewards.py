@@ -1,6 +1,7 @@
 """Rewards, outcomes and layouts that cannot work, or that do something else than their author thinks."""
 
 import time
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -21,20 +22,21 @@ SILENT = {**WHOLE, "confidence": None}
 GOLDS, QUESTIONS = {"answer": ["4", "4"]}, {"question": ["2+2", "2+2"]}
 
 
-@case
-def scored(reward, *, text=(WHOLE, WHOLE), columns=GOLDS, **fields):
-    """A scheme with one reward of the user's, and what it makes of some completions."""
-    objectives = [Objective(reward, **{"pays": "solution", **fields})]
+def score(objectives, text, columns):
+    """A scheme, and what it makes of some completions."""
     Scheme("bae", LAYOUT, objectives)
     score_all(objectives, list(text), columns=columns)
 
 
 @case
+def scored(reward, *, text=(WHOLE, WHOLE), columns=GOLDS, **fields):
+    score([Objective(reward, **{"pays": "solution", **fields})], text, columns)
+
+
+@case
 def compare_given(outcome, size=2):
-    """A scheme whose confidence is compared given the outcome, and what it makes of some completions."""
-    objectives = [SOLVED, Objective("brier", pays="confidence", given=["correct", outcome], baseline="outcome")]
-    Scheme("bae", LAYOUT, objectives)
-    score_all(objectives, [WHOLE] * size, columns={"answer": ["4"] * size})
+    report = Objective("brier", pays="confidence", given=["correct", outcome], baseline="outcome")
+    score([SOLVED, report], [WHOLE] * size, {"answer": ["4"] * size})
 
 
 def returning(value):
@@ -95,11 +97,8 @@ def seeds(blocks):
 
 
 def sleepy(folder):
-    usual, custom.SLOW = custom.SLOW, 0.05
-    try:
+    with patch.object(custom, "SLOW", 0.05):
         scored(lambda blocks: time.sleep(0.3) or [1.0, 1.0], name="sleepy")(folder)
-    finally:
-        custom.SLOW = usual
 
 
 def verdict(completions):
@@ -107,10 +106,9 @@ def verdict(completions):
 
 
 def recipe_with_words(folder):
-    (folder / "recipe.yaml").write_text(
-        "method: bae\nlayout: {solution: [reasoning, answer], confidence: [analysis, confidence]}\n"
-        f"objectives:\n- {{reward: '{__name__}:verdict', pays: [solution]}}\n"
-    )
+    layout = "{solution: [reasoning, answer], confidence: [analysis, confidence]}"
+    rewards = f"[{{reward: '{__name__}:verdict', pays: [solution]}}]"
+    (folder / "recipe.yaml").write_text(f"method: bae\nlayout: {layout}\nobjectives: {rewards}\n")
     file = trl_file(folder / "completions.parquet", WELL_FORMED, other=[1.0] * len(WELL_FORMED))
     return command("credit", file, "--recipe", folder / "recipe.yaml", "--methods", "recipe")
 
@@ -160,14 +158,10 @@ CASES = {
         lambda blocks: [None for _ in blocks], pays="solution", name="never"
     ),
     "An outcome function of other parameters": compare_given(of_blocks),
-    "An outcome function that returns a number of tokens": compare_given(
-        lambda text, columns: list(range(len(text))), size=20
-    ),
+    "An outcome function that returns a number of tokens": compare_given(lambda text, columns: [*range(20)], size=20),
     "An outcome function that returns lists": compare_given(lambda text, columns: [[1] for _ in text]),
     'given: "brier", a score that is different in every completion': case(Scheme)(
-        "bae",
-        LAYOUT,
-        [SOLVED, REPORT, Objective("format", pays="confidence", given="brier", baseline="outcome")],
+        "bae", LAYOUT, [SOLVED, REPORT, Objective("format", pays="confidence", given="brier", baseline="outcome")]
     ),
     'given: "corect"': compare_given("corect"),
 }

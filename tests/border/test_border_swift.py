@@ -3,8 +3,7 @@
 from border.case import case, check, write_recipe
 from spanwise.engines.swift import check as check_settings
 
-#: Of `swift rlhf`, where nothing is set.
-USUAL = {
+USUAL = {  # of `swift rlhf`, where nothing is set
     "loss_type": "dr_grpo", "beta": 0.0, "importance_sampling_level": "token", "teacher": False, "dynamic_num_samples": False,
     "kl_in_reward": False, "dynamic_sample": False, "off_policy_sequence_mask_delta": None, "advantage_reweight": None,
     "sdar_loss_coef": 0.0, "use_liger_kernel": False, "padding_free": False, "sequence_parallel_size": 1,

@@ -8,9 +8,8 @@ from transformers import TrainingArguments
 from trl import GRPOConfig
 
 from border.case import case, check
+from spanwise import Objective, Scheme
 from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
-from spanwise.objective import Objective
-from spanwise.scheme import Scheme
 from trl_small import LAYOUT, OBJECTIVES, SAID, THIRD_PARTY, config, cut, policy, prompts, scheme, scripted, tokenizer
 
 pytestmark = [*THIRD_PARTY, pytest.mark.usefixtures("unchecked_shapes")]
@@ -39,16 +38,11 @@ def reading(batch, trainer):
 
 
 @case
-def script(folder, *, scripts=SAID, train=False, replaced=None, kind=SpanGRPOConfig, **options):
+def script(folder, replaced=None, *, scripts=SAID, train=False, kind=SpanGRPOConfig, **options):
     """A training script with some arguments of the trainer `replaced` (None leaves one out); `options` are of its config."""
-    arguments = {
-        "args": config(folder, **options) if kind is SpanGRPOConfig else kind(str(folder), **CPU, **options),
-        "train_dataset": prompts(),
-        "processing_class": tokenizer(),
-        "rollout_func": scripted(scripts),
-        "scheme": scheme(),
-        **(replaced or {}),
-    }
+    args = config(folder, **options) if kind is SpanGRPOConfig else kind(str(folder), **CPU, **options)
+    usual = {"args": args, "train_dataset": prompts(), "processing_class": tokenizer(), "scheme": scheme()}
+    arguments = {**usual, "rollout_func": scripted(scripts), **(replaced or {})}
     run = SpanGRPOTrainer(policy(), **{name: value for name, value in arguments.items() if value is not None})
     if train:
         run.train()
@@ -56,9 +50,8 @@ def script(folder, *, scripts=SAID, train=False, replaced=None, kind=SpanGRPOCon
 
 
 def different_blocks(folder):
-    """One number for a completion, and objectives that pay its blocks apart."""
     apart = Scheme.preset("rlcr", LAYOUT, objectives=[OBJECTIVES[0], Objective(right, "confidence")])
-    script(replaced={"scheme": apart})(folder)
+    script({"scheme": apart})(folder)
 
 
 def own_metrics(folder):
@@ -68,13 +61,13 @@ def own_metrics(folder):
 
 
 CASES = {
-    "SpanGRPOTrainer(..., reward_funcs=[right]), as with GRPOTrainer": script(replaced={"reward_funcs": [right]}),
-    "SpanGRPOTrainer without a scheme": script(replaced={"scheme": None}),
-    "SpanGRPOTrainer(..., scheme='bae')": script(replaced={"scheme": "bae"}),
+    "SpanGRPOTrainer(..., reward_funcs=[right]), as with GRPOTrainer": script({"reward_funcs": [right]}),
+    "SpanGRPOTrainer without a scheme": script({"scheme": None}),
+    "SpanGRPOTrainer(..., scheme='bae')": script({"scheme": "bae"}),
     "SpanGRPOTrainer(..., layout=layout, objectives=objectives)": script(
-        replaced={"scheme": None, "layout": LAYOUT, "objectives": OBJECTIVES}
+        {"scheme": None, "layout": LAYOUT, "objectives": OBJECTIVES}
     ),
-    "SpanGRPOTrainer(..., callback=[...])": script(replaced={"callback": []}),
+    "SpanGRPOTrainer(..., callback=[...])": script({"callback": []}),
     "SpanGRPOTrainer(..., args=TrainingArguments(...))": script(kind=TrainingArguments),
     "SpanGRPOConfig(num_generations=1)": script(num_generations=1),
     "8 completions per step and num_generations=3": lambda folder: SpanGRPOConfig(str(folder), num_generations=3, **CPU),
@@ -84,11 +77,11 @@ CASES = {
     "importance_sampling_level='span'": script(importance_sampling_level="span"),
     "dynamic_sampling='corect'": script(dynamic_sampling="corect"),
     "dynamic_sampling='credit' with a dataset of images": script(
+        {"train_dataset": Dataset.from_list([{**row, "image": "a"} for row in prompts()])},
         dynamic_sampling="credit",
-        replaced={"train_dataset": Dataset.from_list([{**row, "image": "a"} for row in prompts()])},
     ),
     "dynamic_sampling='credit' with a streamed dataset": script(
-        dynamic_sampling="credit", replaced={"train_dataset": prompts().to_iterable_dataset()}
+        {"train_dataset": prompts().to_iterable_dataset()}, dynamic_sampling="credit"
     ),
     "dynamic_sampling_rounds=0": script(dynamic_sampling="credit", dynamic_sampling_rounds=0),
     "reward_weights=[1.0, 0.5]": script(reward_weights=[1.0, 0.5]),
@@ -98,21 +91,19 @@ CASES = {
     "beta=0.1 with a model that was built in memory": script(beta=0.1),
     'log_metrics="some"': script(log_metrics="some"),
     "train_dataset=load_dataset(...) with its splits": script(
-        replaced={"train_dataset": DatasetDict({"train": prompts(), "test": prompts()})}
+        {"train_dataset": DatasetDict({"train": prompts(), "test": prompts()})}
     ),
-    "train_dataset=[{'prompt': ...}, ...], a list": script(replaced={"train_dataset": QUESTIONS}),
-    "no train_dataset": script(replaced={"train_dataset": None}),
-    "a dataset with a column 'completions'": script(
-        replaced={"train_dataset": prompts().add_column("completions", ["4", "3"])}
-    ),
+    "train_dataset=[{'prompt': ...}, ...], a list": script({"train_dataset": QUESTIONS}),
+    "no train_dataset": script({"train_dataset": None}),
+    "a dataset with a column 'completions'": script({"train_dataset": prompts().add_column("completions", ["4", "3"])}),
     "a streamed dataset without the answers that `correct` reads": script(
-        replaced={"train_dataset": Dataset.from_list(QUESTIONS).to_iterable_dataset(), "rollout_func": None}
+        {"train_dataset": Dataset.from_list(QUESTIONS).to_iterable_dataset(), "rollout_func": None}
     ),
     "an eval_dataset without the answers that `correct` reads": script(
-        replaced={"eval_dataset": {"hard": Dataset.from_list(QUESTIONS)}, "rollout_func": None}
+        {"eval_dataset": {"hard": Dataset.from_list(QUESTIONS)}, "rollout_func": None}
     ),
     "an eval_dataset with a prompt that is None": script(
-        replaced={
+        {
             "eval_dataset": {"hard": Dataset.from_dict({"prompt": ["2+2=", None], "answer": ["4", "3"]})},
             "rollout_func": None,
         }
@@ -120,13 +111,13 @@ CASES = {
     "mask_truncated_completions=True, and no completion ends before max_completion_length": script(
         scripts=[cut(SAID[0])] * 8, train=True, mask_truncated_completions=True
     ),
-    "a rollout_func whose env_mask is 0 everywhere": script(train=True, replaced={"rollout_func": masked}),
-    "a rollout_func that returns 'answer', a column of the dataset": script(train=True, replaced={"rollout_func": reading}),
+    "a rollout_func whose env_mask is 0 everywhere": script({"rollout_func": masked}, train=True),
+    "a rollout_func that returns 'answer', a column of the dataset": script({"rollout_func": reading}, train=True),
     "a reward function that logs one value of `log_extra` for 8 completions": script(
-        train=True, replaced={"scheme": scheme(objectives=[Objective(logging, "solution")])}
+        {"scheme": scheme(objectives=[Objective(logging, "solution")])}, train=True
     ),
     "every objective with weight=0.0": script(
-        train=True, replaced={"scheme": scheme(objectives=[replace(one, weight=0.0) for one in OBJECTIVES])}
+        {"scheme": scheme(objectives=[replace(one, weight=0.0) for one in OBJECTIVES])}, train=True
     ),
     "Scheme.preset('rlcr', ...) with objectives that pay different blocks": different_blocks,
 }

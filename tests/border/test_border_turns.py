@@ -5,12 +5,10 @@ import torch
 
 from border.case import case, check, command
 from rollout_files import WELL_FORMED, trl_file
-from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, credit_batch, read
-from spanwise.batch import Steps, by_turn
+from spanwise import Batch, Laser, Layout, Objective, Scheme, Steps, Vocabulary, by_turn, credit_batch, read
 from spanwise.credit.trajectories.turns import Trajectory, Turn
 from spanwise.engines.tinker import credit_datums
 from spanwise.engines.verl.estimators import recipe_advantages
-from spanwise.modes.laser import Laser
 from spanwise.step import Ranks, Step, turn_rows
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
@@ -32,44 +30,37 @@ def contains(completion, answer):
 
 @case
 def credited(method="grpo", *, trajectory=(0, 0), step=(0, 1), anchor=None, group=(0, 0), steps=True, **options):
-    """Two rows under a method, as turns of trajectories or on their own."""
     its_steps = Steps(torch.tensor(trajectory), torch.tensor(step), anchor) if steps else None
     batch = Batch.jagged([[0, 1, 3], [0, 2, 3]], list(group), columns={"answer": ["4", "4"]}, steps=its_steps)
     scheme = Scheme.preset(method, WHOLE, longest=64, **options)
-    return f"{credit_batch(read(batch, scheme, VOCABULARY), batch, scheme)}"
+    credit_batch(read(batch, scheme, VOCABULARY), batch, scheme)
 
 
 @case
 def of_turns(*turns, **options):
-    return f"{Trajectory('a', 0, turns, **options)}"
+    return Trajectory("a", 0, turns, **options)
 
 
 @case
 def by_rows(step=(0, 1), group=(0, 0)):
-    return f"{Trajectory.of_rows([FIRST, SECOND], ['a', 'a'], step, group)}"
+    Trajectory.of_rows([FIRST, SECOND], ["a", "a"], step, group)
 
 
 @case
-def paid_once(scheme):
-    return f"{turn_rows(Batch.jagged([[0, 1, 3]], [0], sampled=[[1, 0, 1]], columns={'environment': [1.0]}), scheme)}"
-
-
-def messages_under_gigpo(folder):
-    columns = {"prompts": [CHAT[:1]], "completions": [CHAT[1:]], "answer": ["4"]}
-    batch = Batch.jagged([[0, 1, 3]], [0], sampled=[[1, 0, 1]], columns=columns)
-    return f"{turn_rows(batch, Scheme('gigpo', WHOLE, [Objective(contains, 'all')]))}"
+def paid_once(scheme, **columns):
+    turn_rows(Batch.jagged([[0, 1, 3]], [0], sampled=[[1, 0, 1]], columns=columns or {"environment": [1.0]}), scheme)
 
 
 @case
 def with_scope(scope, method="grpo", **options):
-    return credited(method, objectives=[Objective("correct", "all", scope=scope)], **options)(None)
+    credited(method, objectives=[Objective("correct", "all", scope=scope)], **options)(None)
 
 
 def without_turns_elsewhere(folder):
     """A rollout function that returned `turns` in one of two processes."""
     others = lambda own: [own, (*own[:2], None)]  # noqa: E731
     batch = Batch.jagged([[0, 1, 3]], [0], columns={"turns": [[{"environment": 1.0}]]})
-    return f"{Step(OF_EACH_TURN, VOCABULARY, ranks=Ranks(0, others)).read(batch)}"
+    Step(OF_EACH_TURN, VOCABULARY, ranks=Ranks(0, others)).read(batch)
 
 
 CASES = {
@@ -83,7 +74,7 @@ CASES = {
     "`gigpo` that compares states by their likeness, and the states are numbers": credited(
         "gigpo", anchor=[4, 7], similarity=0.9
     ),
-    "`gigpo` in TRL on a task of one turn": lambda folder: command(
+    "`gigpo` in TRL on a task of one turn": case(command)(
         "train", "--set", "method=gigpo", "--set", "start_steps=1", "--steps", "1"
     ),
     "`gigpo` on a file of rollouts": lambda folder: command(
@@ -93,15 +84,15 @@ CASES = {
     "an objective with `scope: turn` where completions are no turns": with_scope("turn", steps=False),
     "`scope: turn` with a method that runs over the tokens of a rollout": with_scope("turn", "reinforce++"),
     "`scope: turn` with a method that knows no trajectories": with_scope("turn", "dcpo"),
-    "a merge of turns whose history was tokenised again": lambda folder: (
-        f"{Trajectory('a', 0, (FIRST, Turn([1, 4, 5, 1, 3, 2], [2], [1]))).merged(VOCABULARY)}"
-    ),
+    "a merge of turns whose history was tokenised again": case(
+        Trajectory("a", 0, (FIRST, Turn([1, 4, 5, 1, 3, 2], [2], [1]))).merged
+    )(VOCABULARY),
     "a turn with two tokens and one advantage": of_turns(Turn([1], [0, 1], [1, 1], per_token={"advantages": [0.5]})),
     "a reward that the turn has and the trajectory too": of_turns(
         Turn([1], [0], [1], rewards={"won": 1.0}), rewards={"won": 1.0}
     ),
     "a turn whose reward is NaN": of_turns(Turn([1], [0], [1], rewards={"won": float("nan")})),
-    "a turn whose reward is None": lambda folder: f"{Trajectory('a', 0, (Turn([1], [0], [1], rewards={'won': None}),))}",
+    "a turn whose reward is None": lambda folder: Trajectory("a", 0, (Turn([1], [0], [1], rewards={"won": None}),)),
     "rewards by ids that are texts for `Trajectory.of_rows`, and ids of rows that are numbers": case(Trajectory.of_rows)(
         [FIRST], [7], [0], [0], rewards={"7": {"won": 1.0}}
     ),
@@ -118,12 +109,10 @@ CASES = {
         [[{}]], Scheme.preset("dr_grpo", WHOLE, longest=64, laser=Laser(token="?")), VOCABULARY
     ),
     "a turn that goes on from a later one": of_turns(Turn([1], [0], [1], parent=3)),
-    "`adv_estimator=spanwise` in a trainer of verl that passes rewards alone": lambda folder: (
-        f"{recipe_advantages(torch.zeros(1, 2), torch.ones(1, 2), index=['a'])}"
+    "`adv_estimator=spanwise` in a trainer of verl that passes rewards alone": case(recipe_advantages)(
+        torch.zeros(1, 2), torch.ones(1, 2), index=["a"]
     ),
-    "a batch of two rows whose `steps` have one": lambda folder: (
-        f"{Batch([0, 0], steps=Steps(torch.zeros(1), torch.zeros(1)))}"
-    ),
+    "a batch of two rows whose `steps` have one": lambda folder: Batch([0, 0], steps=Steps(torch.zeros(1), torch.zeros(1))),
     "group ids in a column of their own, `torch.tensor([[0], [0]])`": case(Batch)(torch.tensor([[0], [0]])),
     "`reward: environment` with `scope: turn`, and one number for a sequence of two turns": paid_once(OF_EACH_TURN),
     "the same under `gigpo` without a scope": paid_once(OF_STEPS),
@@ -133,13 +122,15 @@ CASES = {
     "`overlong` under `gigpo` without a scope": paid_once(
         Scheme("gigpo", WHOLE, [Objective("overlong", "all", options={"longest": 8, "buffer": 4})])
     ),
-    "a function of verifiers under `gigpo` without a scope, and messages": messages_under_gigpo,
-    "a dataset with a column `turns` of chats": lambda folder: (
-        f"{turn_rows(Batch.jagged([[0, 1, 3]], [0], columns={'turns': [CHAT]}), OF_EACH_TURN)}"
+    "a function of verifiers under `gigpo` without a scope, and messages": paid_once(
+        Scheme("gigpo", WHOLE, [Objective(contains, "all")]), prompts=[CHAT[:1]], completions=[CHAT[1:]], answer=["4"]
+    ),
+    "a dataset with a column `turns` of chats": case(turn_rows)(
+        Batch.jagged([[0, 1, 3]], [0], columns={"turns": [CHAT]}), OF_EACH_TURN
     ),
     "a `rollout_func` that returns `turns` in one process and not in the other": without_turns_elsewhere,
-    "one state for a sequence of two turns": lambda folder: (
-        f"{by_turn(Batch.jagged([[0, 1, 3]], [0], sampled=[[1, 0, 1]]), anchor_s=['hall'])}"
+    "one state for a sequence of two turns": case(by_turn)(
+        Batch.jagged([[0, 1, 3]], [0], sampled=[[1, 0, 1]]), anchor_s=["hall"]
     ),
 }
 

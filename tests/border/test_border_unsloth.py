@@ -3,11 +3,9 @@
 import pytest
 
 from border.case import case, check
+from spanwise import CriticConfig, Objective, Scheme
 from spanwise.engines import unsloth as door
 from spanwise.engines.trl import config as trl_config
-from spanwise.modes.critic.config import CriticConfig
-from spanwise.objective import Objective
-from spanwise.scheme import Scheme
 from trl_small import THIRD_PARTY, Layout, config, policy, prompts, scheme, scripted, tokenizer, trainer
 
 pytestmark = [*THIRD_PARTY, pytest.mark.usefixtures("unchecked_shapes")]

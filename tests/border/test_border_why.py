@@ -22,7 +22,6 @@ def why(folder, *words, texts=WELL_FORMED, acc=(1.0, 1.0, 0.0, 0.0), code=2):
 
 @case
 def doctor(folder, *installed, command="spanwise.commands.doctor", code, **about):
-    """The doctor in a process of its own, with a package that this test installed."""
     environment = {**os.environ, "PYTHONPATH": package(folder, *installed, **about)}
     done = subprocess.run([sys.executable, "-m", *command.split()], env=environment, capture_output=True, text=True)
     assert done.returncode == code, done.stdout + done.stderr
