@@ -1,7 +1,4 @@
-"""Headless Chromium for the report tests: the fixture `browser`.
-
-Everything a test needs of a page is here: open it, switch the theme, shrink it to a phone, read the console, take a picture.
-"""
+"""Headless Chromium for the report tests: the fixture `browser`."""
 
 from __future__ import annotations
 
@@ -23,25 +20,16 @@ FLAGS = (
 
 
 class Browser:
-    """One Chromium window.
-
-    Args:
-        driver: selenium's.
-        folder: where `show` writes its pages.
-    """
-
     def __init__(self, driver: Any, folder: Path) -> None:
-        self.driver, self.folder = driver, folder
+        self.driver, self.folder = driver, folder  # selenium's, and where `show` writes its pages
 
     def show(
         self, page: str | Path, *, width: int = 1200, height: int = 900, dark: bool = False, fragment: str = ""
     ) -> None:
         """Open a page (HTML text or a file) at this size and colour scheme, with an empty console."""
+        path = self.folder / "page.html" if isinstance(page, str) else page.resolve()
         if isinstance(page, str):
-            path = self.folder / "page.html"
             path.write_text(page, encoding="utf-8")
-        else:
-            path = page.resolve()
         self.driver.get("about:blank")
         self.size(width, height)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
@@ -57,7 +45,6 @@ class Browser:
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 
     def run(self, script: str, *arguments: Any) -> Any:
-        """The value of a script in the page (`return ...`)."""
         return self.driver.execute_script(script, *arguments)
 
     def wait(self, script: str, *, seconds: float = 10.0) -> Any:
@@ -77,11 +64,9 @@ class Browser:
             self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
     def one(self, selector: str) -> Any:
-        """The first element that fits a CSS selector."""
         return self.driver.find_element("css selector", selector)
 
     def each(self, selector: str) -> list[Any]:
-        """Every element that fits a CSS selector."""
         return self.driver.find_elements("css selector", selector)
 
     def scroll_to(self, element: Any, *, block: str = "center") -> None:

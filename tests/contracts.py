@@ -15,19 +15,12 @@ from packaging.version import Version
 
 @dataclass(frozen=True)
 class Needed:
-    """A name of another package.
+    """A name of another package."""
 
-    Attributes:
-        path: module, colon, attributes.
-        takes: parameters that it must have; with *args and **kwargs it takes any.
-        says: phrases of its source, in this order.
-        since: the release that has it; what needs it is refused before.
-    """
-
-    path: str
-    takes: tuple[str, ...] = ()
-    says: tuple[str, ...] = ()
-    since: str = "0"
+    path: str  # module, colon, attributes
+    takes: tuple[str, ...] = ()  # parameters that it must have; with *args and **kwargs it takes any
+    says: tuple[str, ...] = ()  # phrases of its source, in this order
+    since: str = "0"  # the release that has it; what needs it is refused before
 
     def fault(self):
         """Return what is missing, or None."""

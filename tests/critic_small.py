@@ -10,18 +10,16 @@ from spanwise.credit.spread import Streams
 from spanwise.modes.critic.critic import Critic, Sequences, ValueModel
 
 PAD, GOOD, BAD, TOOL = 0, 5, 6, 11
-WORDS = 12
-SIZES = {"vocab_size": WORDS, "pad_token_id": PAD, "bos_token_id": None, "eos_token_id": 1}
+SIZES = {"vocab_size": 12, "pad_token_id": PAD, "bos_token_id": None, "eos_token_id": 1}
 LLAMA = {
     **SIZES, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.2,
 }  # fmt: skip
+GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 TRUNKS = {
     "llama": lambda: LlamaConfig(**LLAMA),
     "qwen2": lambda: Qwen2Config(**LLAMA),
-    "gpt2": lambda: GPT2Config(
-        **{**SIZES, "bos_token_id": 1}, n_embd=32, n_layer=2, n_head=4, n_positions=64, initializer_range=0.2
-    ),
+    "gpt2": lambda: GPT2Config(**{**SIZES, "bos_token_id": 1, "initializer_range": 0.2}, **GPT2),
 }
 
 
@@ -67,14 +65,9 @@ def question(completions=64, seed=0, width=6, names=("return",)):
     rows = Sequences(ids, attention, width)
     size = torch.tensor([1.0, 0.5])[: len(names)]
     last = torch.ones(len(names), completions, dtype=torch.bool)
-    return rows, Streams(
-        names=tuple(names),
-        reward_snt=reward * size[:, None, None],
-        mask_snt=mask.expand(len(names), -1, -1).clone(),
-        weight_s=torch.ones(len(names), dtype=torch.float64),
-        stop_sn=~last,
-        last_sn=last,
-    )
+    reward_snt, mask_snt = reward * size[:, None, None], mask.expand(len(names), -1, -1).clone()
+    weight_s = torch.ones(len(names), dtype=torch.float64)
+    return rows, Streams(tuple(names), reward_snt, mask_snt, weight_s=weight_s, stop_sn=~last, last_sn=last)
 
 
 def learn(fitted, rows, streams, *, fit=True, truncated=None):
@@ -93,7 +86,6 @@ def state(model):
 
 
 def optimizer_state(optimizer):
-    """Every number an optimizer holds, by parameter and name."""
     saved = optimizer.state_dict()
     numbers = {f"{key}.{name}": value for key, values in saved["state"].items() for name, value in values.items()}
     numbers |= {f"rate {i}": group["lr"] for i, group in enumerate(saved["param_groups"])}

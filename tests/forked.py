@@ -52,15 +52,10 @@ _servers: dict[tuple, subprocess.Popen] = {}
 
 
 def run(code, *, python=(sys.executable,), environment=None, varying=(), cwd=None, imports="import torch"):
-    """Run `python -c CODE`; return what `subprocess.run` would.
+    """Run `python -c CODE` where `imports` are done; return what `subprocess.run` would.
 
-    Args:
-        code: of Python; see `module`.
-        python: the interpreter and its options.
-        environment: of the process. Packages read theirs when they are imported, so a server serves one environment.
-        varying: variables that may change from call to call; PYTHONPATH among them is put first on `sys.path`.
-        cwd: the folder of the process.
-        imports: what is imported before.
+    Packages read their environment when they are imported, so a server serves one. `varying` are the variables that may change
+    from call to call; PYTHONPATH among them is put first on `sys.path`.
     """
     environment = {**(environment or os.environ)}
     fixed = {name: value for name, value in environment.items() if name not in (*varying, "PYTEST_CURRENT_TEST")}
@@ -80,6 +75,5 @@ def run(code, *, python=(sys.executable,), environment=None, varying=(), cwd=Non
 
 
 def module(name, *words):
-    """The code of `python -m NAME WORDS`."""
     words = [name, *map(str, words)]
     return f"import runpy, sys\nsys.argv = {words!r}\nrunpy.run_module({name!r}, run_name='__main__', alter_sys=True)"

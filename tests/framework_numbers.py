@@ -15,7 +15,6 @@ EPS_AT = {r"std \+ (.+)": "std", r"sqrt\(var \+ (.+)\)": "variance", r"sqrt\(max
 
 
 def read_table():
-    """Read the page's table: framework -> method -> cells by heading."""
     table = PAGE.read_text(encoding="utf-8").partition("<!-- table -->\n")[2].partition("\n<!-- end of table -->")[0]
     heading, _, *rows = ([cell.strip() for cell in line[1:-1].split("|")] for line in table.splitlines())
     by_framework = {}

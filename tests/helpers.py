@@ -8,7 +8,6 @@ NAN = float("nan")
 
 
 def double(rows):
-    """A tensor of float64."""
     return torch.tensor(rows, dtype=torch.float64)
 
 

@@ -17,7 +17,6 @@ def even(part, request, times):
 
 
 def ask_from_afar(url, cache):
-    """Ask the server at an address, and return the first verdict."""
     server = Server(even)
     server.url = url
     return judged(server, cache=cache).reward_nm[0, 0].item()

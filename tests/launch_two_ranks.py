@@ -55,7 +55,6 @@ def resampled(folder, second_call, **options):
 
 
 def train_critic(folder, name):
-    """Run a case with a critic, and save what this process has of it."""
     run = with_critic(f"{folder}/critic/{name}", **QUARTER, **CRITIC, **CRITICS[name])
     watched = Watched(run)
     run.train()

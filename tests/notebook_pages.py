@@ -17,20 +17,14 @@ def executed(path, folder):
         cell.metadata.pop("execution", None)  # the times of this run
         if cell.cell_type == "code":  # progress bars and messages of libraries
             cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
-    notebook.metadata = {
-        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-        "language_info": {"name": "python"},
-    }
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    notebook.metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
     return notebook
 
 
 def printed(notebook):
-    """What each code cell printed."""
-    return [
-        "".join(output.text for output in cell.outputs if output.output_type == "stream" and output.name == "stdout")
-        for cell in notebook.cells
-        if cell.cell_type == "code"
-    ]
+    cells = [cell.outputs for cell in notebook.cells if cell.cell_type == "code"]
+    return ["".join(output.text for output in outputs if output.get("name") == "stdout") for outputs in cells]
 
 
 if __name__ == "__main__":

@@ -20,10 +20,7 @@ def numbers(folder):
 
 
 def check(folder, advantages, sampled, *, step=1):
-    """Compare the folder with the advantages of every sampled token, open it with the commands, and return its rows.
-
-    `step` is the number of the last step that the folder has metrics of.
-    """
+    """Compare the folder, whose metrics end with `step`, with the advantages of every sampled token; open it; return its rows."""
     rows, stored = numbers(folder)
     expected = [compress(values, flags) for values, flags in zip(advantages, sampled, strict=True)]
     assert stored == pytest.approx([*chain(*expected)], abs=1e-6)

@@ -30,7 +30,6 @@ def lines():
 
 
 def _of_the_command_line():
-    """`spanwise COMMAND` with its arguments; an option as it is typed."""
     entries = []
     for command in app:
         if command.startswith("-"):  # --help and --version, which cyclopts brings
@@ -65,17 +64,15 @@ def _of(name, exported):
     if dataclasses.is_dataclass(exported) and inspect.isclass(exported) and exported is not SpanGRPOConfig:
         attributes = {**(vars(ByCompletion) if issubclass(exported, ByCompletion) else {}), **vars(exported)}
         members = [_signature(f"{name}.{n}", m) for n, m in attributes.items() if not n.startswith("_") and _callable(m)]
-        fields = ", ".join(f.name + ("" if _required(f) else "=...") for f in dataclasses.fields(exported) if f.init)
+        absent = dataclasses.MISSING
+        required = {f.name for f in dataclasses.fields(exported) if f.default is absent and f.default_factory is absent}
+        fields = ", ".join(f.name + "=..." * (f.name not in required) for f in dataclasses.fields(exported) if f.init)
         return [f"{name}({fields})", *members]
     if exported is SpanGRPOConfig:
         return []  # see `_of_the_trainer`
     if inspect.isfunction(exported):
         return [_signature(name, exported)]
     return [name]
-
-
-def _required(field):
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def _callable(member):

@@ -39,15 +39,11 @@ def train_page(**changes):
     prompt_n = torch.arange(8) // 4
     confidence_n, correct_n = double([0.75, 0.75, 0.25, 1.0, 0.75, 0.25, NAN, 0.5]), double([1, 0, 0, 1, 1, 0, 0, 1])
     votes = voting(list("abcaaabb"), confidence_n, correct_n, prompts=prompt_n.tolist(), resamples=20)
+    final = {"step": 2, "final": start() | {"accuracy": 0.875}}
     options = {
-        "recipe": RECIPE,
-        "metrics": [
-            {"step": 0, "evaluation": start()}, batch(1), batch(2), {"step": 2, "final": start() | {"accuracy": 0.875}},
-        ],
-        "summary": {"seconds": 12.0, "spanwise_share": 0.015},
-        "samples": {"confidence": confidence_n, "correct": correct_n},
-        "votes": {"solution": votes},
-        "view": view(1),
+        "recipe": RECIPE, "metrics": [{"step": 0, "evaluation": start()}, batch(1), batch(2), final],
+        "summary": {"seconds": 12.0, "spanwise_share": 0.015}, "samples": {"confidence": confidence_n, "correct": correct_n},
+        "votes": {"solution": votes}, "view": view(1),
     }  # fmt: skip
     return train_report(**{**options, **changes})
 

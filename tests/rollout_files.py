@@ -1,6 +1,7 @@
 """Rollout files as their writers leave them, small."""
 
 import json
+import re
 from io import StringIO
 
 import numpy as np
@@ -39,11 +40,9 @@ def records(file):
 
 def timeless_metrics(folder):
     """The lines of a run's metrics, without what a clock or the machine says."""
-    timed = ("seconds", "time", "share", "memory", "per_second")
-    return [
-        {name: value for name, value in line.items() if not any(word in name for word in timed)}
-        for line in records(folder / "metrics.jsonl")
-    ]
+    timed = re.compile("seconds|time|share|memory|per_second")
+    lines = records(folder / "metrics.jsonl")
+    return [{name: value for name, value in line.items() if not timed.search(name)} for line in lines]
 
 
 def verl_rows():
@@ -138,9 +137,7 @@ def sae_run(folder, options=None, *, metrics=(), **columns):
     }  # fmt: skip
     write_own(folder / "rollouts" / "step_000001.parquet", ids, **{**usual, **columns})
     objective = "{reward: correct, pays: solution, if_missing: 0.0}"
-    recipe = (
-        f"method: sae\nlayout: {{solution: [answer]}}\nobjectives: [{objective}]\noptions: {json.dumps(options or {})}\n"
-    )
-    (folder / "recipe.yaml").write_text(f"{recipe}prompts: 1\ngroup_size: {size}\n")
+    recipe = f"method: sae\nlayout: {{solution: [answer]}}\nobjectives: [{objective}]\nprompts: 1\ngroup_size: {size}\n"
+    (folder / "recipe.yaml").write_text(f"{recipe}options: {json.dumps(options or {})}\n")
     (folder / "metrics.jsonl").write_text(json.dumps({"step": 1, **dict(metrics)}) + "\n")
     return folder

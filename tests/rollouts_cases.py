@@ -7,11 +7,9 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from spanwise.batch import Batch
-from spanwise.pipeline import Reading
+from spanwise import Batch, Credit, Reading, Scores, Spans, Status
 from spanwise.rollouts import Rollouts, rollout_table
 from spanwise.rollouts.schema import credit_columns, score_columns, span_columns
-from spanwise.types import Credit, Scores, Spans, Status
 
 NAN = float("nan")
 
@@ -41,12 +39,9 @@ class Case:
             return torch.tensor(values, dtype=dtype).reshape(len(rows), len(columns))
 
         edges = [table(name, self.blocks, torch.long) for name in ("start", "end")]
-        scores = Scores(
-            self.objectives,
-            table("reward", self.objectives, torch.float64),
-            table("status", self.objectives, torch.long),
-            torch.full((len(rows), len(self.objectives), 2), NAN, dtype=torch.float64),
-        )
+        unknown_nmo = torch.full((len(rows), len(self.objectives), 2), NAN, dtype=torch.float64)
+        reward_nm, status_nm = table("reward", self.objectives, torch.float64), table("status", self.objectives, torch.long)
+        scores = Scores(self.objectives, reward_nm, status_nm, unknown_nmo)
         columns = {name: [row[name] for row in rows] for name in ("step", "group", "prompt", "fault")}
         columns |= {"text": [row["text"] for row in rows]} if self.text else {}
         columns |= span_columns(self.blocks, *edges) | score_columns(scores)
@@ -109,14 +104,8 @@ DOUBLE = st.floats(allow_nan=False, allow_infinity=False)
 NAMES = st.sampled_from(["a", "a b", "c/d", "é", "credit", "advantages", "reward/x"])
 METHODS = st.sampled_from(["bae", "bae:group", "reinforce++", "gdpo", "stop", "日本"])
 #: What may be known of each token: nothing, a critic's only value, or one of several by name.
-PER_TOKEN = [
-    (),
-    ("values",),
-    ("logprobs",),
-    ("values", "logprobs"),
-    ("values/correct", "values/c/d"),
-    ("values/é", "values/stop", "logprobs"),
-]
+PER_TOKEN = [(), ("values",), ("logprobs",), ("values", "logprobs")]
+PER_TOKEN += [("values/correct", "values/c/d"), ("values/é", "values/stop", "logprobs")]
 #: Bytes that are a text each, and bytes that are none: a character cut in two, a byte that starts nothing.
 TEXTS, BYTES = [b"a", b" b", "é".encode(), b"", b"a", b"\n"], [b"a", b"\xc3", b"\xa9", b"\xff", b"", "日".encode()]
 

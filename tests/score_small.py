@@ -1,7 +1,6 @@
 """Completions and objectives that tests of rewards share."""
 
-from spanwise.objective import Objective
-from spanwise.types import Status
+from spanwise import Objective, Status
 
 OK, ABSENT, UNPARSABLE, TIMEOUT, ERROR, UNSCORED, BROKE = (int(status) for status in Status)
 

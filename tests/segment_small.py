@@ -2,9 +2,8 @@
 
 import torch
 
-from spanwise.layout import Layout
+from spanwise import Fault, Layout
 from spanwise.segment import SEGMENTERS, Sample, Vocabulary, find_blocks
-from spanwise.types import Fault
 
 
 def segment(layout, pieces, *, added=(), masked=(), **layout_options):

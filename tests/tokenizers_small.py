@@ -42,8 +42,7 @@ def byte_level(*, special: tuple[str, ...] = (), tokens: tuple[str, ...] = ()) -
     unused = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set(characters.values()))  # bytes that UTF-8 never has
     vocab = {character: n for n, character in enumerate([*(characters[byte] for byte in sorted(characters)), *unused])}
     words = [[characters[byte] for byte in word.encode()] for word in [*WORDS, "<|end|>"]]
-    model = models.BPE(vocab=vocab, merges=_merges(words, vocab))
-    backend = Tokenizer(model)
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=_merges(words, vocab)))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(text, special=True) for text in ("<|end|>", *special)])
@@ -64,6 +63,17 @@ def byte_model(folder):
     return folder
 
 
+def digits_model(folder, template=None):
+    """A model of the digits that has learned nothing, saved as one that came by name."""
+    from spanwise.tasks.embedded import build_model, build_tokenizer
+
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = template
+    build_model(tokenizer, 0).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
 def sentencepiece(*, tokens: tuple[str, ...] = ()) -> PreTrainedTokenizerFast:
     """BPE with byte fallback and ▁ for the space, as Llama 2 and Mistral have it."""
     vocab = {text: n for n, text in enumerate(["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))])}
@@ -74,9 +84,8 @@ def sentencepiece(*, tokens: tuple[str, ...] = ()) -> PreTrainedTokenizerFast:
     merges = _merges([*words, list("▁the"), list("▁▁")], vocab)
     backend = Tokenizer(models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.decoder = decoders.Sequence(parts)
     backend.add_special_tokens([AddedToken(text, special=True) for text in ("<unk>", "<s>", "</s>")])
     backend.add_tokens([AddedToken(text, normalized=False) for text in tokens])
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>")

@@ -97,10 +97,8 @@ def rollout(batch, trainer, *, tools=False):
     first, step = trainer.accelerator.process_index * len(batch), trainer.state.global_step
     encoder, model = trainer.processing_class, trainer.accelerator.unwrap_model(trainer.model)
     prompts = [encoder.encode(prompt, add_special_tokens=False) for prompt in batch]
-    completions = [
-        sampled(model, prompt, torch.Generator().manual_seed(1000 * step + first + n), tools=tools)
-        for n, prompt in enumerate(prompts)
-    ]
+    generators = (torch.Generator().manual_seed(1000 * step + first + n) for n in range(len(prompts)))
+    completions = [sampled(model, *pair, tools=tools) for pair in zip(prompts, generators, strict=True)]
     output = {"prompt_ids": prompts, "completion_ids": [ids for ids, _ in completions], "logprobs": None}
     return {**output, "env_mask": [flags for _, flags in completions]} if tools else output
 
@@ -124,7 +122,6 @@ def train(folder, name, *, rows):
 
 
 def train_all(folder):
-    """Three steps of every case."""
     for name in CASES:
         steps, run = train(f"{folder}/steps", name, rows=GROUP * PROMPTS // 4)
         torch.save(steps, f"{folder}/steps {name}.{run.accelerator.process_index}.pt")

@@ -21,9 +21,7 @@ def test_a_step_moves_each_kind_of_letter_by_the_shares_of_the_batch():
     assert np.log(stated / (1 - stated)).mean() == pytest.approx(-4 * 0.1 * 0.5 * 0.5, abs=0.005)
     assert np.log(absent / (1 - absent)).mean() == pytest.approx(4 * 0.1 * 0.5, abs=0.005)
     assert {round(float(odds), 4) for odds in np.log(absent / (1 - absent))} <= {round(0.4 * n / 8, 4) for n in range(9)}
-
-
-def test_without_a_difference_a_date_that_is_worth_less_ends_at_null():
+    # Without a difference a date that is worth less ends at null.
     alike = np.array([[-1.5, 1.5], [-1.5, 1.5]])
     stated, absent = due_choice.walk(alike, (0.5, 0.5), right=0.5)
     assert stated == pytest.approx(absent)

@@ -9,9 +9,7 @@ import pytest
 import torch
 from field_kinds import Chain
 
-from spanwise.batch import Batch
-from spanwise.pipeline import advantages, credit_batch, read
-from spanwise.segment import Vocabulary
+from spanwise import Batch, Vocabulary, advantages, credit_batch, read
 from spanwise.tasks.embedded import build_fields_tokenizer, build_model
 
 GOLD = '{"a": 3, "b": 1, "c": 2}'

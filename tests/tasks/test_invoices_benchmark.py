@@ -37,13 +37,9 @@ def test_an_object_is_compared_field_by_field_and_null_is_not_absence():
     names = ("item count", "adds up", "due invented", "total computed", "fields")
     assert [longer[name] for name in names] == [False, False, True, True, pytest.approx(8 / 9)]
     assert benchmark.compared(GOLD, {**GOLD, "due": "2024-01-01"}, "")["due stated"] is False
-
-
-@pytest.mark.parametrize("text", ["", "[1]", '{"items": ', '{"items": [3], "total": 1}', '{"items": 4}'])
-def test_what_is_no_object_has_nothing_right(text):
-    figures = benchmark.compared(benchmark.parsed(text), {**GOLD, "date": "2024-01-01", "due": "2024-01-01"}, "")
-    assert figures["fields"] == 0
-    assert not figures["adds up"]
+    for text in ("", "[1]", '{"items": ', '{"items": [3], "total": 1}', '{"items": 4}'):  # no object: nothing is right
+        figures = benchmark.compared(benchmark.parsed(text), {**GOLD, "date": "2024-01-01", "due": "2024-01-01"}, "")
+        assert (figures["fields"], bool(figures["adds up"])) == (0, False), text
 
 
 def right_from(step):
@@ -249,13 +245,12 @@ def test_a_model_that_learns_sums_reads_bare_letters_among_the_others(letter_num
     """Of 64 rows 16 are whole letters; the other 32 texts hold two items, the currency and no total."""
     pairs = benchmark.careful(STARTS["invoices"], clerk).course.stretches[1].draw(64, np.random.default_rng(5))
     golds = [json.loads(trace) for _, trace in pairs]
-    keys = ["name", "quantity", "price", *(["amount"] if clerk == "amounts" else [])]
+    keys = ("name", "quantity", "price", "amount")[: 4 if clerk == "amounts" else 3]
     for gold in golds:
         costs = [item["quantity"] * item["price"] for item in gold["items"]]
         assert gold["total"] == sum(costs)
-        assert all(
-            [*item] == keys and item.get("amount", cost) == cost for item, cost in zip(gold["items"], costs, strict=True)
-        )
+        assert {tuple(item) for item in gold["items"]} <= {keys}
+        assert [item.get("amount", cost) for item, cost in zip(gold["items"], costs, strict=True)] == costs
     assert len(pairs) == 16 + 32
     for (prompt, _), gold in zip(pairs[16:], golds[16:], strict=True):
         assert [gold[name] for name in ("invoice", "customer", "date", "due")] == [None] * 4

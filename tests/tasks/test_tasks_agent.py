@@ -28,6 +28,9 @@ def test_an_agent_that_says_what_a_person_reads_solves_every_chain_and_earns_eve
         assert "".join(str(part).strip("=") for part in questions[:-1]) == chain.prompt.strip("=")
         assert (questions[-1], episode.done, episode.solved) == (None, True, True)
         assert episode.turn_rewards == [1.0] * len(chain.steps)
+    for prompt in ("", "3=", "3+0=", "3~4=", "33+4=", "3+4", "3+4=5"):  # what is no chain is refused
+        with pytest.raises(DataError):
+            Chain.of(prompt)
 
 
 @pytest.mark.parametrize(
@@ -64,12 +67,6 @@ def test_equal_anchors_of_one_prompt_are_asked_the_same_question() -> None:
             assert by_anchor.setdefault(episode.anchor, question) == question
             text = episode.reply(say(rng.integers(10)))
     assert len(by_anchor) == 1 + 10 + 10 + 10
-
-
-def test_what_is_no_chain_is_refused() -> None:
-    for prompt in ("", "3=", "3+0=", "3~4=", "33+4=", "3+4", "3+4=5"):
-        with pytest.raises(DataError):
-            Chain.of(prompt)
 
 
 def test_the_environment_needs_no_torch() -> None:

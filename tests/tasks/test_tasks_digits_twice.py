@@ -65,10 +65,8 @@ def test_reflections_slip_as_often_as_stated() -> None:
 
 def test_the_layout_reads_both_answers() -> None:
     tokenizer = build_tokenizer()
-    texts = [
-        "<answer>4</answer><reasoning>17</reasoning><answer>7</answer><eos>",
-        "<answer>?</answer><reasoning></reasoning><answer>?</answer><eos>",
-    ]
+    attempts = (("4", "17", "7"), ("?", "", "?"))
+    texts = ["<answer>{}</answer><reasoning>{}</reasoning><answer>{}</answer><eos>".format(*attempt) for attempt in attempts]
     ids_nt = tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")["input_ids"]
     mask_nt = ids_nt != tokenizer.pad_token_id
     spans, text = find_blocks(ids_nt, mask_nt, layout=TWICE_LAYOUT, vocabulary=Vocabulary.from_tokenizer(tokenizer))

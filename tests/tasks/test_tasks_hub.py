@@ -8,11 +8,10 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from plain_files import save
-from spanwise.errors import DataError, RecipeError
-from spanwise.layout import Layout
+from spanwise import DataError, Layout, RecipeError
 from spanwise.tasks import load_task
-from spanwise.tasks.embedded import build_model, build_tokenizer
 from spanwise.tasks.hub import read_rows
+from tokenizers_small import digits_model
 
 ROWS = [{"question": f"What is {n} + {n}?", "answer": str(2 * n), "note": "x"} for n in range(10)]
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
@@ -25,18 +24,10 @@ def own_cache(tmp_path, monkeypatch) -> None:
     datasets.disable_progress_bars()
 
 
-def model_in(folder, template) -> str:
-    tokenizer = build_tokenizer()
-    tokenizer.chat_template = template
-    build_model(tokenizer, 0).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
-
-
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> dict[str, str]:
     templates = {"plain": None, "system": TEMPLATE, "user": NO_SYSTEM}
-    return {name: model_in(tmp_path_factory.mktemp(name), template) for name, template in templates.items()}
+    return {name: digits_model(tmp_path_factory.mktemp(name), template) for name, template in templates.items()}
 
 
 def file_of(folder, rows) -> str:
@@ -308,7 +299,7 @@ def test_keys_of_fields_must_be_asked_for_as_tags_must(models, tmp_path) -> None
 
 
 def test_tags_of_the_chat_template_count_and_a_conversation_it_refuses_is_said(tmp_path, jsonl) -> None:
-    model = model_in(tmp_path / "model", "Write <plan> and <code>." + NO_SYSTEM)
+    model = digits_model(tmp_path / "model", "Write <plan> and <code>." + NO_SYSTEM)
     load_task(model, jsonl, layout=PLAN)
     with pytest.raises(DataError, match="no system role"):
         load_task(model, file_of(tmp_path, [{"prompt": talk, "answer": "4"} for talk in TALKS]), layout=PLAN)

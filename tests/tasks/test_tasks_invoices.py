@@ -29,7 +29,6 @@ def tokenizer():
 
 
 def spellings(day: str) -> list[str]:
-    """A date in every form of the letters."""
     d = date.fromisoformat(day)
     return [day, f"{d:%d.%m.%Y}", f"{d.day} {d:%B} {d.year}", f"{d:%B} {d.day}, {d.year}", f"{d.day} {d:%b} {d.year}"]
 

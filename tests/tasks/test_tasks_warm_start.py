@@ -90,9 +90,8 @@ def test_every_setting_and_seed_has_its_own_folder(easy) -> None:
 
 def test_finished_warm_starts_keep_their_cache() -> None:
     """Another name would train every start again, in all caches."""
-    courses = {name: (task.course, WarmStartSettings()) for name, task in STARTS.items()} | {
-        "agent": (AGENT, AgentSettings())
-    }
+    courses = {name: (task.course, WarmStartSettings()) for name, task in STARTS.items()}
+    courses["agent"] = AGENT, AgentSettings()
     assert {name: _folder_name(course, len(course.stretches) - 1, 0, its) for name, (course, its) in courses.items()} == {
         "invoices": "invoices_clerk-0-a0ed61271943",
         "easy": "digits-easy-0-ffa9c4402686",
@@ -147,13 +146,10 @@ def test_a_folder_that_another_process_has_finished_stays_for_its_readers(easy, 
     assert file.stat().st_ino == inode
 
 
-def test_folder_that_cannot_be_written_is_named(tmp_path) -> None:
+def test_cache_folder_follows_the_environment_and_one_that_cannot_be_written_is_named(monkeypatch, tmp_path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"file/digits-easy-0-"):
         warm_start("easy", cache_folder=tmp_path / "file", settings=TINY)
-
-
-def test_cache_folder_follows_the_environment(monkeypatch, tmp_path) -> None:
     monkeypatch.delenv("SPANWISE_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     places = {"HOME": ".cache/spanwise", "XDG_CACHE_HOME": "spanwise", "SPANWISE_CACHE": ""}
@@ -163,6 +159,10 @@ def test_cache_folder_follows_the_environment(monkeypatch, tmp_path) -> None:
 
 
 EMBEDDED = {**STARTS, **{kind.__class__.__name__: embedded(kind) for kind in (Fields(4), Chain(3), Total(3))}}
+
+
+#: Long texts come in smaller batches.
+DRAWN = {"easy": 64, "twice": 64, "long": 32, "invoices": 16}
 
 
 @pytest.mark.parametrize("name", EMBEDDED)
@@ -180,14 +180,10 @@ def test_held_out_prompts_are_different_nested_and_never_trained_on(unchecked_sh
     for stretch in task.course.stretches:
         size = 512 * 64 // len(stretch.draw(64, again()))  # of so many texts 512 are drawn, as of the held-out ones
         assert not held_out & {prompt for prompt, _ in stretch.draw(size, again())}
+    assert len(task.course.stretches[-1].draw(64, again())) == DRAWN.get(name, 64)
     for size in (0, 513):
         with pytest.raises(DataError):
             source.held_out(size)
-
-
-def test_long_texts_come_in_smaller_batches() -> None:
-    rng, texts = np.random.default_rng(0), {"easy": 64, "twice": 64, "long": 32, "invoices": 16}
-    assert {name: len(STARTS[name].course.stretches[-1].draw(64, rng)) for name in texts} == texts
 
 
 def test_training_learns_the_order_of_the_tags(tmp_path) -> None:
