@@ -50,8 +50,7 @@ def cache(tmp_path_factory):
 def run(cache, tmp_path_factory):
     """One real run of two steps, with a checkpoint after each."""
     folder = tmp_path_factory.mktemp("run") / "first"
-    done = spanwise("train", *SMALL, "--save-every", "1", "--output", folder, cache=cache)
-    return folder, done
+    return folder, spanwise("train", *SMALL, "--save-every", "1", "--output", folder, cache=cache)
 
 
 def run_record(folder):
@@ -94,8 +93,7 @@ def test_a_resolved_recipe_trains_the_same_again_and_resuming_gives_the_uninterr
 @pytest.mark.long
 def test_an_interrupted_run_goes_on_from_its_newest_intact_checkpoint(run, cache, tmp_path):
     folder, _ = run
-    broken = tmp_path / "broken"
-    shutil.copytree(folder, broken)
+    broken = shutil.copytree(folder, tmp_path / "broken")
     (broken / "checkpoints" / "checkpoint-2" / "spanwise.json").unlink()  # what is written last
     metrics = broken / "metrics.jsonl"
     metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:4]) + '{"step": 2, "fin')
@@ -107,10 +105,9 @@ def test_an_interrupted_run_goes_on_from_its_newest_intact_checkpoint(run, cache
 
 @pytest.mark.long
 def test_without_the_metrics_of_the_resumed_run_there_is_no_start(run, cache, tmp_path):
-    folder, _ = run
-    shutil.copytree(folder / "checkpoints" / "checkpoint-1", tmp_path / "moved" / "checkpoint-1")
+    moved = shutil.copytree(run[0] / "checkpoints" / "checkpoint-1", tmp_path / "moved" / "checkpoint-1")
     resumed = tmp_path / "resumed"
-    spanwise("train", *SMALL, "--output", resumed, "--resume", tmp_path / "moved" / "checkpoint-1", cache=cache)
+    spanwise("train", *SMALL, "--output", resumed, "--resume", moved, cache=cache)
     summary = json.loads((resumed / "summary.json").read_text())
     assert set(summary["start"]) == set(summary["final"])
     assert set(summary["start"].values()) == {None}
@@ -119,9 +116,7 @@ def test_without_the_metrics_of_the_resumed_run_there_is_no_start(run, cache, tm
 
 @pytest.mark.long
 def test_a_damaged_checkpoint_is_one_sentence(run, tmp_path):
-    folder, _ = run
-    broken = tmp_path / "checkpoint-1"
-    shutil.copytree(folder / "checkpoints" / "checkpoint-1", broken)
+    broken = shutil.copytree(run[0] / "checkpoints" / "checkpoint-1", tmp_path / "checkpoint-1")
     weights = broken / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(DataError, match=r"is not a readable checkpoint: model\.safetensors is damaged: it has 1000 of"):
@@ -135,9 +130,7 @@ def test_a_model_and_a_dataset_by_name(cache, tmp_path):
     """The real path with a random model: the paper's prompt, a reward function of the user's own, LoRA-free, one step."""
     byte_model(tmp_path / "model")
     write_lines(tmp_path / "sums.jsonl", [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(12)])
-    (tmp_path / "my_rewards.py").write_text(
-        "def short(blocks, **columns):\n    return [-len(str(b)) / 100 for b in blocks]\n"
-    )
+    (tmp_path / "my_rewards.py").write_text("def short(blocks, **columns):\n    return [-len(str(b)) for b in blocks]\n")
     (tmp_path / "recipe.yaml").write_text(
         "objectives:\n- {reward: correct, pays: [solution], if_missing: 0.0}\n"
         "- {reward: 'my_rewards:short', pays: [solution]}\n"
@@ -156,8 +149,7 @@ def test_a_model_and_a_dataset_by_name(cache, tmp_path):
 
 @pytest.mark.long
 def test_fidelity_of_a_model_that_states_no_confidence(run, cache):
-    folder, _ = run  # after two steps of training it babbles
-    done = spanwise("fidelity", folder, "--prompts", "4", "--samples", "4", "--rerolls", "2", cache=cache, expect=2)
+    done = spanwise("fidelity", run[0], "--prompts", "4", "--samples", "4", "--rerolls", "2", cache=cache, expect=2)
     assert done.stderr.startswith("Error: None of 16 completions has the block 'confidence'; there is nothing to re-roll.")
 
 
@@ -180,9 +172,7 @@ def test_import_loads_no_trainer():
         "heavy = {'transformers', 'trl', 'datasets', 'accelerate', 'pydantic', 'rich', 'math_verify', 'ray', 'scipy', 're2'};"
         "print(sorted(heavy & set(sys.modules)), seconds)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parent
-    )
-    heavy, seconds = done.stdout.rsplit(" ", 1)
+    printed = subprocess.check_output([sys.executable, "-c", code], text=True, cwd=Path(__file__).parent)
+    heavy, seconds = printed.rsplit(" ", 1)
     assert heavy == "[]"
     assert float(seconds) < 1.5

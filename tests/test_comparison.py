@@ -14,7 +14,6 @@ FOUR = [say("", "4", 0.9, 1.0), say("", "4", 0.1, 1.0), say("", "3", 0.9, 0.0), 
 
 
 def table():
-    """The rows of the page's table of four completions, by their name."""
     rows = re.findall(r"^\| ([^|]+) \| (-?[\d.]+) \| (-?[\d.]+) \| (-?[\d.]+) \| (-?[\d.]+) \|$", PAGE.read_text(), re.M)
     return {name: [float(cell) for cell in cells] for name, *cells in rows}
 

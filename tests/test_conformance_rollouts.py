@@ -34,16 +34,11 @@ def test_a_file_of_rollouts_gives_the_numbers_of_the_file(tmp_path):
     rows = SAVED["rollouts"]["flat"]
     conformance.tokenizer().save_pretrained(tmp_path / "model")
     groups = list(dict.fromkeys(row["group"] for row in rows))
-    table = pa.table(
-        {
-            schema.STEP: [1] * len(rows),
-            schema.GROUP: [groups.index(row["group"]) for row in rows],
-            schema.PROMPT: [row["question"] for row in rows],
-            schema.IDS: pa.array([row["ids"] for row in rows], pa.list_(pa.int32())),
-            schema.TRAINABLE: [[bool(flag) for flag in row["sampled"]] for row in rows],
-            "answer": [row["answer"] for row in rows],
-        }
-    )
+    columns = {"answer": [row["answer"] for row in rows], schema.PROMPT: [row["question"] for row in rows]}
+    columns |= {schema.STEP: [1] * len(rows), schema.GROUP: [groups.index(row["group"]) for row in rows]}
+    columns[schema.IDS] = pa.array([row["ids"] for row in rows], pa.list_(pa.int32()))
+    columns[schema.TRAINABLE] = [[bool(flag) for flag in row["sampled"]] for row in rows]
+    table = pa.table(columns)
     pq.write_table(table.replace_schema_metadata(schema.metadata(tmp_path / "model")), tmp_path / "rows.parquet")
     conformance.scheme("blocks", tmp_path)
     result = credit_rollouts(tmp_path / "rows.parquet", recipe=tmp_path / "blocks.yaml", methods=["recipe"])

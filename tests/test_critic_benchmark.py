@@ -24,6 +24,9 @@ def test_each_walk_has_its_own_rates_and_number_of_warm_starts(monkeypatch, tmp_
     assert {run.recipe.learning_rate for run in runs} == {rate}
     assert {run.recipe.max_completion_length for run in runs} == {WALKS[task].longest}
     assert taken == starts
+    # Seeds with one warm start share a critic on the walks with three.
+    assert [critic.critic_seed("walk_uneven", seed) for seed in range(5)] == [0, 1, 2, 0, 1]
+    assert [critic.critic_seed(task, 4) for task in ("walk", "digits")] == [4, 4]
 
 
 def test_the_lambda_per_token_has_the_horizon_of_sae_at_the_mean_length_of_a_line():
@@ -32,8 +35,3 @@ def test_the_lambda_per_token_has_the_horizon_of_sae_at_the_mean_length_of_a_lin
     for name, length in lines.items():
         arm = critic.ARMS[f"gae-{WALKS[name].horizon:.4f}"]
         assert arm["options"]["lam"] ** length == pytest.approx(0.95)
-
-
-def test_seeds_with_one_warm_start_share_a_critic_on_the_walks_with_three():
-    assert [critic.critic_seed("walk_uneven", seed) for seed in range(5)] == [0, 1, 2, 0, 1]
-    assert [critic.critic_seed(task, 4) for task in ("walk", "digits")] == [4, 4]

@@ -4,12 +4,9 @@ import math
 
 import pytest
 
-from spanwise.errors import RecipeError
-from spanwise.modes.critic.config import CriticConfig
+from spanwise import CriticConfig, RecipeError
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
-
-
 GAUSS = {"head": "hl_gauss"}
 
 
@@ -32,8 +29,7 @@ def test_a_field_that_cannot_be_is_refused(fields):
 
 
 def test_a_recipe_has_the_names_of_the_fields():
-    written = {"head": "hl_gauss", "value_range": [0, 2], "epochs": 2, "gae_lambda_value": 0.95}
-    config = CriticConfig.of(written)
+    config = CriticConfig.of({"head": "hl_gauss", "value_range": [0, 2], "epochs": 2, "gae_lambda_value": 0.95})
     assert config == CriticConfig(head="hl_gauss", value_range=(0.0, 2.0), epochs=2, gae_lambda_value=0.95)
     with pytest.raises(RecipeError, match=r"critic\.length_adaptive_alpha"):
         CriticConfig.of({"length_adaptive_alpha": 0.05})

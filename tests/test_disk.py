@@ -65,33 +65,27 @@ def test_a_full_disk_is_one_sentence_and_leaves_the_file_that_was_there(name, ex
     assert file.stat().st_size > 200
 
 
-def big():
-    return torch.randn(5000, generator=torch.Generator().manual_seed(0))
-
-
+BIG = torch.randn(5000, generator=torch.Generator().manual_seed(0))
 #: What the libraries raise: a RuntimeError, errors of Rust with and without a class of their own, OSErrors.
 LIBRARIES = {
-    "torch": lambda file: torch.save({"a": big()}, file),
-    "safetensors": lambda file: save_file({"a": big()}, file),
+    "torch": lambda file: torch.save({"a": BIG}, file),
+    "safetensors": lambda file: save_file({"a": BIG}, file),
     "tokenizers": lambda file: Tokenizer(models.WordLevel({str(n): n for n in range(999)}, unk_token="0")).save(str(file)),
-    "pyarrow": lambda file: pq.write_table(pa.table({"a": big().numpy()}), file),
+    "pyarrow": lambda file: pq.write_table(pa.table({"a": BIG.numpy()}), file),
     "text": lambda file: file.write_text("x" * 5000),
 }
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_whatever_a_library_raises_on_a_full_disk(name, tmp_path):
-    (tmp_path / "model").mkdir()
-    with (
-        full_disk(1000),
-        pytest.raises(DataError, match=r"^'.*/model' cannot be written: (File too large|PyTorch could not write all)"),
-        whole_folder(tmp_path / "model"),
-    ):
-        LIBRARIES[name](tmp_path / "model" / "weights")
+    folder, says = tmp_path / "model", r"^'.*/model' cannot be written: (File too large|PyTorch could not write all)"
+    folder.mkdir()
+    with full_disk(1000), pytest.raises(DataError, match=says), whole_folder(folder):
+        LIBRARIES[name](folder / "weights")
     assert not list(tmp_path.iterdir())
-    with whole_folder(tmp_path / "model"):
-        (tmp_path / "model").mkdir()
-        LIBRARIES[name](tmp_path / "model" / "weights")
+    with whole_folder(folder):
+        folder.mkdir()
+        LIBRARIES[name](folder / "weights")
 
 
 def test_a_device_that_is_full():

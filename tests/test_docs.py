@@ -13,13 +13,11 @@ from credit_batches import scores_of
 from helpers import assert_close
 from pages import DOCS, PAGES, README, ROOT, blocks, named, page_id, rows
 from rollout_files import write_lines
-from spanwise import Batch, Objective, Reading, Scheme, assign, credit_batch
-from spanwise.batch import Steps
+from spanwise import Batch, CriticConfig, Objective, Reading, Scheme, Steps, assign, credit_batch
 from spanwise.credit import METHODS, Method
 from spanwise.credit.registry import FACTS, PROPERTIES
 from spanwise.engines.trl.trainer import PROVIDES
 from spanwise.modes import MODES
-from spanwise.modes.critic.config import CriticConfig
 from spanwise.recipe import load, scheme_of
 from spanwise.score import OUTCOMES, REWARDS
 from spanwise.segment import SEGMENTERS
@@ -38,10 +36,8 @@ def namespace_of(page):
     before, namespace = [set(registry) for registry in REGISTRIES], {"__name__": f"docs.{page.stem}"}
     for position, code in enumerate(blocks(page, "python")):
         exec(compile(code, f"{page.name}, python block {position + 1}", "exec"), namespace)
-    added = [
-        {name: registry[name] for name in set(registry) - names} for registry, names in zip(REGISTRIES, before, strict=True)
-    ]
-    return namespace, added
+    pairs = zip(REGISTRIES, before, strict=True)
+    return namespace, [{name: registry[name] for name in set(registry) - names} for registry, names in pairs]
 
 
 @pytest.fixture
@@ -81,17 +77,17 @@ def test_links_lead_somewhere(page):
             assert anchor in [re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings], target
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        # Brier scores -.01 -.64 of the right answers (mean -.325) and -.81 -.04 of the wrong ones (mean -.425); half are right.
-        ("credit", [[0.5, 0.315], [0.5, -0.315], [-0.5, -0.385], [-0.5, 0.385]]),
-        # form, city, year; half of the cities are right, and three of four years.
-        ("fields", [[0.75, 0.5, 0.25], [-0.25, 0.5, -0.75], [-0.25, -0.5, 0.25], [-0.25, -0.5, 0.25]]),
-    ],
-)
-def test_the_page_without_a_trainer_gives_the_numbers_it_promises(page_runs, name, expected):
-    assert_close(page_runs(HOWTO / "without_a_trainer.md")[name].block_nk, expected, 1e-7)
+def test_two_pages_give_the_numbers_they_promise(page_runs):
+    namespace = page_runs(HOWTO / "without_a_trainer.md")
+    # Brier scores -.01 -.64 of the right answers (mean -.325) and -.81 -.04 of the wrong ones (mean -.425); half are right.
+    assert_close(namespace["credit"].block_nk, [[0.5, 0.315], [0.5, -0.315], [-0.5, -0.385], [-0.5, 0.385]], 1e-7)
+    # Form, city, year; half of the cities are right, and three of four years.
+    expected = [[0.75, 0.5, 0.25], [-0.25, 0.5, -0.75], [-0.25, -0.5, 0.25], [-0.25, -0.5, 0.25]]
+    assert_close(namespace["fields"].block_nk, expected, 1e-7)
+    namespace = page_runs(DOCS / "methods.md")
+    # -.64 and -.01 are .315 below and above their mean; without backing off each is alone with its tuple.
+    assert_close(namespace["comparison"].advantage_n, [0.04, -0.04, -0.315, 0.315], 1e-7)
+    assert_close(namespace["alone"].advantage_n, [0.04, -0.04, 0.0, 0.0], 1e-7)
 
 
 def test_the_picture_of_the_readme_has_the_numbers_of_the_fields():
@@ -101,13 +97,6 @@ def test_the_picture_of_the_readme_has_the_numbers_of_the_fields():
     for name in ("front.svg", "front-dark.svg"):
         numbers = re.findall(r">([+\u2212-]\d\.\d+)<", (DOCS / "images" / name).read_text(encoding="utf-8"))
         assert [float(number.replace("\u2212", "-")) for number in numbers] == [-0.25, -0.25, 0.5, -0.75]
-
-
-def test_two_outcomes_back_off_as_the_page_says(page_runs):
-    namespace = page_runs(DOCS / "methods.md")
-    # -.64 and -.01 are .315 below and above their mean; without backing off each is alone with its tuple.
-    assert_close(namespace["comparison"].advantage_n, [0.04, -0.04, -0.315, 0.315], 1e-7)
-    assert_close(namespace["alone"].advantage_n, [0.04, -0.04, 0.0, 0.0], 1e-7)
 
 
 def test_the_readme_is_short_and_has_the_lines_of_the_whole_script_and_the_results_of_the_evidence():
@@ -123,7 +112,6 @@ def test_the_readme_is_short_and_has_the_lines_of_the_whole_script_and_the_resul
 
 @pytest.mark.filterwarnings("ignore")  # those of the libraries that a trainer loads
 def test_the_whole_script_can_be_built(tmp_path):
-    """With a small model and a small dataset in place of the names."""
     (code,) = blocks(HOWTO / "from_grpotrainer.md", "python", "notest")
     trl_small.policy(dtype=torch.float32).save_pretrained(tmp_path / "model")
     trl_small.tokenizer().save_pretrained(tmp_path / "model")
@@ -140,12 +128,13 @@ def test_the_whole_script_can_be_built(tmp_path):
         code = code.replace(name, str(place))
     namespace = {}
     exec(compile(code, "the whole script", "exec"), namespace)
-    assert namespace["trainer"].args.num_generations == 16
-    assert namespace["trainer"].scheme.names == ("correct", "brier")
+    trainer = namespace["trainer"]
+    assert (trainer.args.num_generations, trainer.scheme.names) == (16, ("correct", "brier"))
     assert namespace["task"].train.column_names == ["prompt", "answer", "question"]
 
 
 RUNS = {"value_nt": "values of a critic", "logp_nt": "log-probabilities", "steps": "steps of trajectories"}
+OURS = sorted(name for name, method in METHODS.items() if method.estimator.__module__.startswith("spanwise."))
 
 
 def entries():
@@ -158,9 +147,6 @@ def entries():
             name, _, body = entry.partition("\n")
             by_method[name] = (kind.split("\n")[0], body.partition("\n\nA method for")[0])
     return by_method
-
-
-OURS = sorted(name for name, method in METHODS.items() if method.estimator.__module__.startswith("spanwise."))
 
 
 def test_every_method_stands_on_the_page_once():
@@ -205,9 +191,10 @@ def test_the_page_says_of_each_method_what_the_registry_says(name):
 
 @pytest.mark.parametrize("name", OURS)
 def test_a_method_is_trained_or_says_that_it_is_a_function_to_call(name):
-    method, to_call = METHODS[name], "A function to call from Python"
-    assert method.summary.startswith(to_call) == (method.preset is None and method.kind != "refinement")
-    if method.summary.startswith(to_call):
+    method = METHODS[name]
+    to_call = method.preset is None and method.kind != "refinement"
+    assert method.summary.startswith("A function to call from Python") == to_call
+    if to_call:
         assert ".contrib." in method.estimator.__module__
     else:
         base, refine = ("grpo", {"refine": name}) if method.kind == "refinement" else (name, {})
@@ -224,12 +211,10 @@ def test_the_example_method_is_short_and_runs_from_a_recipe(page_runs, tmp_path)
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(blocks(OWN, "yaml")[0])
     scheme = scheme_of(load(recipe), DIGITS_LAYOUT, 32)
-    assert scheme.entry.estimator is namespace["median"]
-    assert scheme.options == {"quantile": 0.25}
+    assert (scheme.entry.estimator, scheme.options) == (namespace["median"], {"quantile": 0.25})
     # It is really called: the lower quartile of 3 1 0 2 is .75, which no other method subtracts.
-    nothing_n1 = torch.zeros(4, 1)
-    scores = scores_of([[3.0], [1.0], [0.0], [2.0]], ("correct",))
-    credit = credit_batch(Reading(scores, nothing_n1.long() + 5, torch.zeros(4).long()), Batch(["q"] * 4), scheme)
+    reading = Reading(scores_of([[3.0], [1.0], [0.0], [2.0]], ("correct",)), torch.full((4, 1), 5), torch.zeros(4).long())
+    credit = credit_batch(reading, Batch(["q"] * 4), scheme)
     assert credit.block_nk.flatten().tolist() == [2.25, 0.25, -0.75, 1.25]
 
 
@@ -245,11 +230,8 @@ def test_the_tables_of_kinds_inputs_facts_and_properties_are_complete_and_the_to
     assert [named(cells[0])[0] for cells in rows(OWN, "kind")] == list(BY_KIND)
     inputs = {name for cells in rows(OWN, "input") for name in named(cells[0])}
     fields = [field.name for kind in (Batch, Steps) for field in dataclasses.fields(kind)]
-    by_index = {name for name in fields if name.endswith(("_nt", "_s"))}
-    assert inputs >= by_index
-    assert inputs - by_index == {
-        "reward_n", "reward_nm", "reward_nk", "reward_nt", "reward_s", "group_n", "group_s", "length_n", "block_nt",
-    }  # fmt: skip
+    others = ["reward_n", "reward_nm", "reward_nk", "reward_nt", "reward_s", "group_n", "group_s", "length_n", "block_nt"]
+    assert inputs == {name for name in fields if name.endswith(("_nt", "_s"))} | {*others}
     assert {name for cells in rows(OWN, "fact") for name in named(cells[0])} == set(FACTS)
     text = OWN.read_text(encoding="utf-8")
     cells = re.findall(r"^\| `(\w+)` \| ([\w, ]+) \| (.+) \|$", text, re.MULTILINE)

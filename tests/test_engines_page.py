@@ -16,7 +16,6 @@ NAMED = re.compile(r"\(((?:`[a-z_]+`(?:, )?)+)\)")
 @pytest.mark.parametrize("row", rows(DOCS / "engines.md", "setting"), ids=lambda row: row[0])
 def test_the_tests_that_a_row_names_exist(row):
     setting, *cells = row
-    assert len(cells) == 3, setting
     for engine, cell in zip(("trl", "verl", "skyrl"), cells, strict=True):
         for name in re.findall(r"[a-z_]+", " ".join(NAMED.findall(cell))):
             places = [f"test_{engine}_{name}.py", f"test_{name}.py"]

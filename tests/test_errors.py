@@ -9,9 +9,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from spanwise import errors
+from spanwise import AlignmentError, DataError, DivergedError, LayoutError, RecipeError, RewardError, SpanwiseError, errors
 from spanwise.commands.shared.folder import read_fields
-from spanwise.errors import AlignmentError, DataError, DivergedError, LayoutError, RecipeError, RewardError, SpanwiseError
 from spanwise.recipe import load
 
 VALUE_ERRORS = {AlignmentError, LayoutError, RecipeError, RewardError}
@@ -25,15 +24,12 @@ def test_a_wrong_argument_is_a_value_error():
         assert str(pickle.loads(pickle.dumps(kind("in a worker")))) == "in a worker"
 
 
-def test_sentences_go_through_pydantic_once_and_together():
+def test_sentences_go_through_pydantic_once_and_together_and_an_unread_file_is_not_called_nonsense(tmp_path):
     with pytest.raises(RecipeError) as caught:
         load(None, {"method": "bea", "steps": 0})
     first, second = str(caught.value).split("; ")
     assert first.startswith("There is no method 'bea'. Did you mean 'bae'?")
     assert second == "steps is 0, but must be at least 1 (generation batches)"
-
-
-def test_a_file_that_cannot_be_read_is_not_called_nonsense(tmp_path):
     with pytest.raises(DataError, match=r"nowhere\.json' cannot be read") as caught:
         read_fields(tmp_path / "nowhere.json")
     assert "not a JSON object" not in str(caught.value)

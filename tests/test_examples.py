@@ -36,16 +36,13 @@ def test_the_loop_is_short_and_prints_its_table(cache):
 
 
 def test_the_trl_script_leaves_a_folder_and_a_report(cache, tmp_path):
-    output = run_example("trl_script.py", cache, "--steps", "5", "--output", str(tmp_path / "run"))
-    assert f"Report: {tmp_path}/run/report.html" in output
     folder = tmp_path / "run"
+    assert f"Report: {folder}/report.html" in run_example("trl_script.py", cache, "--steps", "5", "--output", str(folder))
     assert [file.name for file in (folder / "rollouts").iterdir()] == ["step_000005.parquet"]
     assert [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3, 4, 5]
     assert "rewards/correct/mean" in (folder / "metrics.jsonl").read_text()
     assert (folder / "report.html").is_file()
-
-
-def test_the_reward_of_the_trl_script_takes_the_box_that_the_instruction_asks_for():
+    # Its reward takes the box that the instruction asks for.
     solved = runpy.run_path(str(EXAMPLES / "trl_script.py"))["solved"]
     blocks = [{"solution": {"answer": text}} for text in (r"\boxed{4}", " 4 ", r"\boxed{5}", None)] + [{"solution": None}]
     assert solved(blocks, ["4"] * 5) == [1.0, 1.0, 0.0, 0.0, 0.0]

@@ -73,18 +73,15 @@ def test_a_folder_with_a_command_is_a_command(tmp_path):
 def closure(names):
     """The distributions of some packages and of all that they require here."""
     distributions, waiting = {}, list(names)
-    while waiting:
-        name = waiting.pop()
+    for name in waiting:
         if name in distributions:
             continue
         try:
             distributions[name] = distribution(name)
         except PackageNotFoundError:  # what another system would need
             continue
-        for line in distributions[name].requires or ():
-            requirement = Requirement(line)
-            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-                waiting.append(requirement.name)
+        needed = map(Requirement, distributions[name].requires or ())
+        waiting += [each.name for each in needed if each.marker is None or each.marker.evaluate({"extra": ""})]
     return distributions.values()
 
 
@@ -92,18 +89,15 @@ def bare_environment(folder, *names):
     """A folder of links that `run` takes for all that is installed."""
     folder.mkdir(parents=True, exist_ok=True)
     for package in closure(names):
-        for top in {file.parts[0] for file in package.files or () if file.parts[0] not in ("..", "__pycache__")}:
-            place = folder / top
-            if not place.exists():
-                place.symlink_to(Path(package.locate_file(top)).resolve())
+        for top in {file.parts[0] for file in package.files or ()} - {"..", "__pycache__"}:
+            if not (folder / top).exists():
+                (folder / top).symlink_to(Path(package.locate_file(top)).resolve())
     return folder
 
 
 def run_bare(folder, codes, *, cwd, imports="import torch"):
-    """Run each code in a Python process that sees only the folder and spanwise."""
-    path = os.pathsep.join((str(folder), str(SOURCE)))
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "OMP_NUM_THREADS") if name in os.environ}
-    environment = {**kept, "PYTHONPATH": path, "COLUMNS": "200"}
+    environment = {**kept, "PYTHONPATH": os.pathsep.join((str(folder), str(SOURCE))), "COLUMNS": "200"}
     return [run(code, python=(sys.executable, "-S"), environment=environment, cwd=cwd, imports=imports) for code in codes]
 
 

@@ -33,13 +33,10 @@ def small_model(folder):
 
 
 def trainer_of(code, names, folder):
-    """Run a script with a small model for one step, and return its trainer."""
     small = "max_steps=1, max_completion_length=8, use_cpu=True, bf16=False, report_to='none', per_device_train_batch_size=8"
-    code = re.sub(
-        r'GRPOConfig\("out", (num_generations=\d)(, max_completion_length=64)?', rf'GRPOConfig("{folder}", \1, {small}', code
-    )
+    written = r'GRPOConfig\("out", (num_generations=\d)(, max_completion_length=64)?'
     namespace = {**names}
-    exec(compile(code, "a script of the docs", "exec"), namespace)
+    exec(re.sub(written, rf'GRPOConfig("{folder}", \1, {small}', code), namespace)
     assert namespace["trainer"].state.global_step == 1
     return namespace["trainer"]
 

@@ -2,11 +2,11 @@
 
 import sys
 from math import sqrt
+from unittest.mock import patch
 
 import pytest
 
-from spanwise.errors import RecipeError
-from spanwise.layout import Layout
+from spanwise import Layout, RecipeError
 from spanwise.recipe import load, resolved, scheme_of
 from spanwise.registry import imported
 
@@ -17,15 +17,11 @@ REWARD = "def paid(blocks):\n    return [{value} for _ in blocks]\n"
 @pytest.fixture(autouse=True)
 def as_before():
     """Forget the modules that a test imports, and any module `train` of other test files."""
-    other = sys.modules.pop("train", None)
-    before = dict(sys.modules)
     path = list(sys.path)
-    yield
+    with patch.dict(sys.modules):
+        sys.modules.pop("train", None)
+        yield
     assert sys.path == path
-    for name in set(sys.modules) - set(before):
-        del sys.modules[name]
-    if other is not None:
-        sys.modules["train"] = other
 
 
 def find(path):
@@ -33,7 +29,6 @@ def find(path):
 
 
 def write(folder, files):
-    """Write files of Python by their paths."""
     for path, code in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(code)
@@ -45,6 +40,7 @@ def test_a_part_of_an_installed_module_and_of_a_package_here(tmp_path, monkeypat
     monkeypatch.chdir(write(tmp_path, {"my_pack/__init__.py": "", "my_pack/parts.py": code}))
     assert find("math:sqrt") is sqrt
     assert find("my_pack.parts:Kind.at")(None) == "my_pack"
+    assert find(f"{__name__}:find") is find, "a module that runs already is not run again"
 
 
 def test_a_file_here_goes_before_an_installed_module_of_its_name(tmp_path, monkeypatch):
@@ -94,10 +90,6 @@ def test_a_neighbour_of_a_linked_file_is_that_of_its_folder(tmp_path, monkeypatc
         assert find("rewards:paid")(["a"]) == [value]
 
 
-def test_a_module_that_runs_already_is_not_run_again():
-    assert find(f"{__name__}:find") is find
-
-
 def test_what_failed_is_not_kept(tmp_path, monkeypatch):
     monkeypatch.chdir(write(tmp_path, {"train.py": "raise SystemExit(2)"}))
     with pytest.raises(RecipeError, match="SystemExit"):
@@ -106,9 +98,7 @@ def test_what_failed_is_not_kept(tmp_path, monkeypatch):
 
 
 def written(folder, text):
-    folder.mkdir(exist_ok=True)
-    (folder / "recipe.yaml").write_text(text)
-    return folder / "recipe.yaml"
+    return write(folder, {"recipe.yaml": text}) / "recipe.yaml"
 
 
 def test_what_a_recipe_names_is_looked_for_here_then_beside_it(tmp_path, monkeypatch):
@@ -121,29 +111,20 @@ def test_what_a_recipe_names_is_looked_for_here_then_beside_it(tmp_path, monkeyp
     assert load(path, {"dataset": "d.jsonl"}).dataset == "d.jsonl", "what the command line says is as seen from here"
     (tmp_path / "base").mkdir()
     assert load("project/recipe.yaml").model == "base"
-
-
-@pytest.mark.parametrize("odd", ["objectives: [{reward: 'x:f', pays: a}, 5]", "objectives: {a: 1}", "model: 5"])
-def test_a_recipe_that_cannot_work_still_gets_its_sentence(odd, tmp_path):
-    with pytest.raises(RecipeError, match="but must be"):
-        load(written(tmp_path / "odd", odd))
-
-
-def test_the_model_that_a_run_wrote_is_not_what_it_started_from(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     path = written(tmp_path / "run", "model: model\ndataset: d\n")
     (tmp_path / "run" / "model").mkdir()
     (tmp_path / "run" / "metrics.jsonl").write_text("")
-    assert load(path).model == "model"
+    assert load(path).model == "model", "the model that a run wrote is not what it started from"
+    for odd in ("objectives: [{reward: 'x:f', pays: a}, 5]", "objectives: {a: 1}", "model: 5"):  # still gets its sentence
+        with pytest.raises(RecipeError, match="but must be"):
+            load(written(tmp_path / "odd", odd))
 
 
 def test_functions_beside_the_recipe_stay_found(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    known = "def known(text, *, columns):\n    return [1] * len(text)\n"
-    write(tmp_path / "project", {
-        "train.py": "from shared_bits import paid\n", "shared_bits.py": REWARD.format(value=0.5),
-        "facts.py": known, "more.py": REWARD.format(value=0.25),
-    })  # fmt: skip
+    rewards = {"shared_bits.py": REWARD.format(value=0.5), "more.py": REWARD.format(value=0.25)}
+    facts = "def known(text, *, columns):\n    return [1] * len(text)\n"
+    write(tmp_path / "project", {**rewards, "train.py": "from shared_bits import paid\n", "facts.py": facts})
     path = written(
         tmp_path / "project",
         "objectives:\n"
@@ -160,15 +141,12 @@ def test_functions_beside_the_recipe_stay_found(tmp_path, monkeypatch):
     plain = resolved(recipe, scheme)["objectives"]
     # As they are found: one comes from another module, and another one has its name.
     assert [plain[0]["reward"], plain[2]["reward"]] == ["project/train.py:paid", "project/more.py:paid"]
-    reloaded = scheme_of(load(None, {"objectives": plain}), LAYOUT, 32)
-    assert reloaded.objectives[0].reward is scheme.objectives[0].reward
-    assert reloaded.objectives[1].given == scheme.objectives[1].given
+    assert scheme_of(load(None, {"objectives": plain}), LAYOUT, 32).objectives == scheme.objectives
     monkeypatch.chdir(tmp_path / "project")
     assert load("recipe.yaml").objectives[0]["reward"] == "train:paid", "as it is written"
 
 
 def test_files_of_one_name_beside_two_recipes_are_two(tmp_path, monkeypatch):
-    """As in a comparison of two recipes, each with a train.py of its own."""
     monkeypatch.chdir(tmp_path)
     for name, value in (("one", 1.0), ("two", 2.0)):
         write(tmp_path / name, {"train.py": REWARD.format(value=value)})

@@ -25,11 +25,8 @@ def test_what_cannot_work_is_refused(field, value):
         Laser.of({})
 
 
-def test_a_score_that_can_just_reach_1_is_not_refused():
+def test_a_score_that_can_just_reach_1_is_taken_and_the_schedule_counts_the_mixing_from_the_loss():
     assert Laser("<unk>", beta=0.25, reference=-4.0).reference == -4.0
-
-
-def test_the_schedule_counts_the_mixing_from_the_loss():
     assert Laser("<unk>", reasoning_warmup=30, self_rewarding_warmup=20).first_mix == 50
     assert Laser("<unk>", mix=0.0).first_mix is None
 
@@ -49,30 +46,22 @@ def test_a_scheme_refuses_rows_that_are_turns_and_what_is_no_mode_of_its_own():
 
 def test_an_engine_without_the_score_is_refused_and_one_with_it_is_not():
     scheme = Scheme.preset("bae", LAYOUT, laser=Laser("<unk>"))
-    with pytest.raises(
-        RecipeError, match=r"'<unk>' after the end of each completion \(score_n\). In this setting, nothing computes score_n"
-    ):
+    with pytest.raises(RecipeError, match=r"'<unk>' after the end of each completion \(score_n\).*nothing computes score_n"):
         scheme.check(["ids_nt"])
     scheme.check(["ids_nt", "score_n"])
 
 
-@pytest.mark.parametrize(
-    "laser",
-    [
-        {"reasoning_warmup": 10, "mix": 0.0},  # no loss
-        {"self_rewarding_warmup": 10},  # no mixing
-        {"reasoning_warmup": 5, "self_rewarding_warmup": 5},
-    ],
-)
-def test_a_run_that_ends_before_something_begins_is_refused(laser):
-    with pytest.raises(RecipeError, match="the run has only 10"):
-        Laser("<unk>", **laser).check_steps(10)
-    Laser("<unk>", **laser).check_steps(11)
+def test_a_run_that_ends_before_the_loss_or_the_mixing_begins_is_refused():
+    both = {"reasoning_warmup": 5, "self_rewarding_warmup": 5}
+    for warmups in ({"reasoning_warmup": 10, "mix": 0.0}, {"self_rewarding_warmup": 10}, both):
+        with pytest.raises(RecipeError, match="the run has only 10"):
+            Laser("<unk>", **warmups).check_steps(10)
+        Laser("<unk>", **warmups).check_steps(11)
 
 
 def test_a_recipe_written_out_is_the_same_scheme():
     laser = {"token": "<unk>", "mix": 0.2, "self_rewarding_warmup": 3, "scale": "none"}
-    recipe = load(None, {"steps": 10, "laser": laser, "layout": {"solution": ["answer"], "confidence": ["confidence"]}})
+    recipe = load(None, {"steps": 10, "laser": laser, "layout": dict(LAYOUT.blocks)})
     scheme = scheme_of(recipe, LAYOUT, 32)
     assert scheme.modes == (Laser(**laser),)
     again = scheme_of(load(None, yaml.safe_load(yaml.safe_dump(resolved(recipe, scheme)))), LAYOUT, 32)

@@ -13,6 +13,8 @@ def test_tags_and_names_of_a_layout():
     expected = [("low_probability", " 0.2"), ("delimiters", "\nAnswer:...")]
     assert [(part.segmenter, part.mark) for part in mixed.parts] == expected
     assert Layout({"solution": "answer"}) == Layout({"solution": ["answer"]})
+    assert any_index("equals.items[3].price") == "equals.items[*].price"
+    assert together({"total": 5, "items[0].price": 1, "items[1].price": 2}) == {"total": [5], "items[*].price": [1, 2]}
 
 
 @pytest.mark.parametrize(
@@ -36,8 +38,3 @@ def test_tags_and_names_of_a_layout():
 def test_a_layout_that_cannot_work_is_refused(unchecked_shapes, blocks, prefilled, sentence):
     with pytest.raises(LayoutError, match=sentence):
         Layout(blocks, prefilled=prefilled)
-
-
-def test_names_and_columns_of_a_repeated_block():
-    assert any_index("equals.items[3].price") == "equals.items[*].price"
-    assert together({"total": 5, "items[0].price": 1, "items[1].price": 2}) == {"total": [5], "items[*].price": [1, 2]}

@@ -5,15 +5,9 @@ from spanwise.metric import Metric
 MEAN, LOSS = Metric("credit/<block>/mean_abs"), Metric("critic/[value/]loss")
 
 
-def test_the_part_of_a_key():
+def test_the_part_of_a_key_and_the_key_of_a_part():
     assert MEAN.part("credit/a/mean_abs") == "a"
-    assert Metric("kl").part("kl") == ""
-    assert Metric("kl").part("k") is None
-    assert LOSS.part("critic/brier/loss") == "brier"
-    assert LOSS.part("critic/loss") == ""
-
-
-def test_the_key_of_a_part():
+    assert (Metric("kl").part("kl"), Metric("kl").part("k")) == ("", None)
     assert MEAN.key("a") == "credit/a/mean_abs"
-    assert LOSS.key() == "critic/loss"
-    assert LOSS.key("brier") == "critic/brier/loss"
+    for part, key in {"brier": "critic/brier/loss", "": "critic/loss"}.items():
+        assert (LOSS.part(key), LOSS.key(part)) == (part, key)

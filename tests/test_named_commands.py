@@ -11,6 +11,7 @@ import sys
 import tomllib
 from contextlib import redirect_stdout
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from cyclopts import CycloptsError, MissingArgumentError
@@ -49,7 +50,6 @@ def commands_of(text):
 
 
 def named():
-    """Yield (page, words) of every command."""
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         parts = [code for kind, _, code in FENCED.findall(text) if kind in ("", "bash", "sh", "console", "text")]
@@ -102,8 +102,7 @@ SPANWISE = sorted({(words[0], shlex.join(fitting(words))) for _, words in words_
 
 def test_every_command_of_spanwise_is_one():
     names = {name for name, _ in SPANWISE if name.isalpha() and name.islower()}
-    assert names <= set(COMMANDS), names - set(COMMANDS)
-    assert names == set(COMMANDS), "each is named somewhere"
+    assert names == set(COMMANDS), "each is named somewhere, and nothing else"
 
 
 @pytest.mark.parametrize("text", [text for name, text in SPANWISE if name in COMMANDS])
@@ -129,20 +128,17 @@ def test_every_target_is_one():
 
 def test_every_file_of_tests_is_there():
     commands = [*words_of("pytest"), *(entry for entry in words_of("python") if entry[1][:2] == ["-m", "pytest"])]
-    missing = []
     for place, word in ((place, word) for place, words in commands for word in words):
         path, _, name = word.partition("::")
         if "/" in path and not path.startswith(("-", "<")):
-            exists = (ROOT / path).exists() and (not name or f"def {name}" in (ROOT / path).read_text())
-            missing += [] if exists else [(place, word)]
-    assert missing == []
+            assert (ROOT / path).exists(), (place, word)
+            assert not name or f"def {name}" in (ROOT / path).read_text(), (place, word)
 
 
 def test_every_module_and_extra_is_there():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     names = {extra for _, text in NAMED for group in re.findall(r"spanwise\[([\w,]+)\]", text) for extra in group.split(",")}
-    assert names
-    assert names <= set(extras)
+    assert set() < names <= set(extras)
     modules = {words[1] for _, words in words_of("python") if words[:1] == ["-m"] and words[1].startswith("spanwise")}
     for module in modules:
         place = ROOT / "src" / Path(*module.split("."))
@@ -168,15 +164,14 @@ class Parsed(BaseException):
 @pytest.fixture
 def as_it_was(monkeypatch):
     """Restore path, modules and arguments after the test."""
-    path, modules, environment = list(sys.path), set(sys.modules), dict(os.environ)
-    yield
+    path, modules = list(sys.path), set(sys.modules)
+    with patch.dict(os.environ):
+        yield
     sys.path[:] = path
     for name in set(sys.modules) - modules:
         file = str(getattr(sys.modules[name], "__file__", None) or "")
         if file.startswith((str(ROOT / "benchmarks"), str(ROOT / "tests" / "fuzz"))):
             del sys.modules[name]
-    os.environ.clear()
-    os.environ.update(environment)
 
 
 def started(script, words, monkeypatch):
@@ -237,9 +232,7 @@ SLOW = {
 def test_a_slow_benchmark_runs_at_its_smallest_size(script, tmp_path):
     words, printed = SLOW[script]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in ("src", "tests", "examples"))}
-    done = subprocess.run(
-        [sys.executable, ROOT / script, *shlex.split(words)],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
+    settings = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "timeout": 300}
+    done = subprocess.run([sys.executable, ROOT / script, *shlex.split(words)], **settings, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert printed in done.stdout

@@ -13,10 +13,7 @@ PAGES = sorted(notebook_pages.FOLDER.glob("*.ipynb"))
 #: Whose numbers come from a training.
 TRAINED = {"two_ways"}
 # The kernel is a process of its own; what its libraries say of themselves is not of spanwise.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 
 
 def test_the_notebooks_are_there_with_their_outputs():
@@ -26,11 +23,10 @@ def test_the_notebooks_are_there_with_their_outputs():
         notebook = nbformat.reads(text, as_version=4)
         nbformat.validate(notebook)
         code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+        outputs = [output for cell in code for output in cell.outputs]
         assert all(cell.execution_count for cell in code)
-        assert not any(output.output_type == "error" for cell in code for output in cell.outputs)
-        assert any(
-            output.get("data", {}).keys() & {"text/html", "image/svg+xml"} for cell in code for output in cell.outputs
-        )
+        assert not any(output.output_type == "error" for output in outputs)
+        assert any(output.get("data", {}).keys() & {"text/html", "image/svg+xml"} for output in outputs)
         assert len(text) < 400_000
         assert not re.search(r"/(tmp|home|root|Users)/", text)  # folders of the author
         assert str(Path(__file__).parents[1]) not in text

@@ -17,9 +17,8 @@ from installed import installed
 from pages import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-tools = pytest.mark.skipif(
-    not all(map(installed, ("build", "hatch-fancy-pypi-readme", "twine"))), reason="they are of the group dist"
-)
+TOOLS = ("build", "hatch-fancy-pypi-readme", "twine")
+tools = pytest.mark.skipif(not all(map(installed, TOOLS)), reason="they are of the group dist")
 
 
 def built(source, out, *kinds):
@@ -31,7 +30,6 @@ def built(source, out, *kinds):
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory):
-    """Both, each made of the tree itself."""
     return built(ROOT, tmp_path_factory.mktemp("dist"), "--wheel", "--sdist")
 
 
@@ -48,8 +46,7 @@ def wheel(dist):
 @tools
 @pytest.mark.long
 def test_the_wheel_holds_the_package_and_nothing_else(wheel):
-    info = f"spanwise-{spanwise.__version__}.dist-info/"
-    source = ROOT / "src"
+    info, source = f"spanwise-{spanwise.__version__}.dist-info/", ROOT / "src"
     files = [path for path in (source / "spanwise").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     package = {path.relative_to(source).as_posix() for path in files}
     assert {name for name in wheel if not name.startswith(info)} == package
@@ -96,9 +93,8 @@ def test_an_index_renders_the_description_and_no_link_is_dead(dist, wheel):
 
 def test_the_extras_name_each_other_and_nothing_that_is_not_there():
     extras = PROJECT["optional-dependencies"]
-    for name, needs in extras.items():
-        for inner in re.findall(r"spanwise\[([\w,]+)\]", " ".join(needs)):
-            assert set(inner.split(",")) <= set(extras), name
+    needs = " ".join(need for name in extras for need in extras[name])
+    assert {name for inner in re.findall(r"spanwise\[([\w,]+)\]", needs) for name in inner.split(",")} <= set(extras)
 
 
 def test_the_citation_has_what_the_format_asks_for_and_our_version_and_licence():

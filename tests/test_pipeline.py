@@ -10,13 +10,12 @@ import torch
 
 from credit_batches import scores_of
 from helpers import double
-from spanwise import Layout, Objective, Scheme, Vocabulary
+from spanwise import Credit, Layout, Objective, Scheme, Spans, Status, Vocabulary
 from spanwise.batch import Batch, Steps, by_turn, pad_tokens
 from spanwise.credit.spread import restrict
 from spanwise.credit_metrics import dead_strata
 from spanwise.errors import AlignmentError, DataError, DivergedError, RecipeError
 from spanwise.pipeline import Reading, advantages, credit_batch, metrics, read
-from spanwise.types import Credit, Spans, Status
 
 LAYOUT = Layout({"a": ["x"], "b": ["y"]})
 TWO = Scheme("bae", LAYOUT, [Objective("format", "a", name="c"), Objective("format", "b", name="q")])
@@ -24,7 +23,6 @@ WHOLE = Layout({"b": []})
 
 
 def scheme_of(method="bae", per="block", **objective):
-    """A scheme with one objective, which pays the only block."""
     return Scheme(method, WHOLE, [Objective("format", "b", name="r", **objective)], per)
 
 
@@ -50,10 +48,6 @@ def test_restrict_widens_drops_and_refuses(unchecked_shapes):
         restrict(two_rows, torch.ones(2, 2, dtype=torch.bool))
     with pytest.raises(AlignmentError, match="int64"):
         restrict(two_rows, mask.long())
-
-
-def test_no_completions_are_padded_to_nothing():
-    assert pad_tokens([])[0].shape == (0, 0)
 
 
 def test_a_table_of_all_ranks_reads_back_as_it_was_written():
@@ -101,16 +95,12 @@ def reading_of(reward_n, present_nk, fault_n):
     return Reading(scores_of([[r] for r in reward_n], ("r",)), torch.tensor(present_nk).long(), torch.tensor(fault_n))
 
 
-def test_metrics_of_a_block_nobody_has():
+def test_metrics_of_a_block_nobody_has_and_a_token_alone_is_a_signal():
     credit = Credit(torch.zeros(2, 1).double(), torch.zeros(2).double(), torch.tensor([0]), torch.tensor([2]))
     logged = metrics(credit, reading_of([math.nan] * 2, [[0], [0]], [1, 1]), ONE)
     assert math.isnan(logged["credit/b/mean_abs"])
-    assert logged["credit/no_signal"] == 1
-    assert logged["credit/malformed"] == 1
-    assert logged["credit/r/reward_absent"] == 1
-
-
-def test_a_token_alone_is_a_signal():
+    assert [logged[f"credit/{name}"] for name in ("no_signal", "malformed", "r/reward_absent")] == [1, 1, 1]
+    assert pad_tokens([])[0].shape == (0, 0)
     nothing = (torch.zeros(1, 1).double(), torch.zeros(1).double(), torch.tensor([0]), torch.tensor([0]))
     assert not Credit(*nothing, token_nt=torch.zeros(1, 3)).has_signal
     assert Credit(*nothing, token_nt=torch.tensor([[0.0, 0.1, -0.1]])).has_signal  # though their mean is 0
@@ -152,25 +142,19 @@ def test_an_advantage_that_its_dtype_cannot_hold_is_refused_and_a_sum_of_them_is
     with pytest.raises(DivergedError, match="completion 0 of 2 at token 0"):
         advantages(huge, its_spans, ONE)
     assert advantages(huge, its_spans, ONE, dtype=torch.float64)[1].tolist() == [1e40, 1e40]
-
-
-def test_a_share_of_the_batch_needs_the_batch():
-    reading, its_spans = reading_of_lengths([1.0, 0.0], [1, 2])
-    with pytest.raises(RecipeError, match="mean_length_n"):
-        advantages(replace(credit_batch(reading, Batch([0, 0]), ONE), mean_length_n=None), its_spans, scheme_of(per="batch"))
+    with pytest.raises(RecipeError, match="mean_length_n"):  # a share of the batch needs the batch
+        advantages(replace(credit, mean_length_n=None), its_spans, scheme_of(per="batch"))
 
 
 def test_dead_strata_are_counted_where_nobody_moves():
-    reading = reading_of([1.0, 0.0, 1.0, 1.0, 0.5], [[1]] * 5, [0] * 5)
-    credit = credit_batch(reading, Batch([7, 7, -3, -3, 2]), ONE)
-    assert dead_strata(credit, ONE) == {"r": (3, 2)}
-    logged = metrics(credit, reading, ONE, group_n=torch.tensor([7, 7, -3, -3, 2]))
+    reading, batch = reading_of([1.0, 0.0, 1.0, 1.0, 0.5], [[1]] * 5, [0] * 5), Batch([7, 7, -3, -3, 2])
+    credit = credit_batch(reading, batch, ONE)
+    logged = metrics(credit, reading, ONE, group_n=batch.group_n)
     assert logged["credit/r/unanimous"] == logged["credit/unanimous"] == 0.5  # one group in two: nobody agrees alone
     assert credit.singleton_m.tolist() == [1]
-    alone = scheme_of(baseline="none")
-    assert dead_strata(credit_batch(reading, Batch([7, 7, -3, -3, 2]), alone), alone) == {}
-    rloo = scheme_of("rloo", "completion")
-    assert dead_strata(credit_batch(reading, Batch([7, 7, -3, -3, 2]), rloo), rloo) == {"r": (3, 2)}
+    uncompared, rloo = scheme_of(baseline="none"), scheme_of("rloo", "completion")
+    for scheme, dead in ((ONE, {"r": (3, 2)}), (uncompared, {}), (rloo, {"r": (3, 2)})):
+        assert dead_strata(credit_batch(reading, batch, scheme), scheme) == dead
 
 
 @pytest.mark.parametrize(
@@ -196,12 +180,21 @@ def test_groups_of_turns_are_unanimous_in_what_the_method_compares(method, scope
     assert logged["credit/r/unanimous"] == pytest.approx(share, nan_ok=True)
 
 
-def test_a_group_in_which_a_missing_reward_has_a_price_is_not_unanimous():
-    """By hand: the group [1, 1, -1 for the block that is left out] credits the last completion with -1 - 1 = -2."""
+def test_a_group_in_which_a_missing_reward_has_a_price_is_neither_unanimous_nor_dead():
+    # By hand: the group [1, 1, -1 for the block that is left out] credits the last completion with -1 - 1 = -2.
     reading = reading_of([1.0, 1.0, math.nan], [[1], [1], [0]], [0] * 3)
     credit = credit_batch(reading, Batch([7] * 3), PRICED)
     assert credit.stop_n.tolist() == [0.0, 0.0, -2.0]
     assert metrics(credit, reading, PRICED, group_n=torch.tensor([7] * 3))["credit/unanimous"] == 0.0
+    # By hand: 1 is alone with its prompt and gets 0; what left the block out stands for -1, and pays -1 - 1 = -2 for stopping.
+    reading = reading_of([1.0, math.nan], [[1], [0]], [0] * 2)
+    credit = credit_batch(reading, Batch([7, 7]), PRICED)
+    assert (credit.block_nk.tolist(), credit.stop_n.tolist()) == ([[0.0], [0.0]], [0.0, -2.0])
+    assert dead_strata(credit, PRICED) == {"r": (1, 0)}
+    logged = metrics(credit, reading, PRICED)
+    assert [logged[f"credit/{name}"] for name in ("r/dead_strata", "no_signal", "stop/mean_abs")] == [0.0, 0.0, 1.0]
+    # The charge is of its own stratum: the completions of the other prompt are equal, so theirs is dead.
+    assert dead_strata(credit_batch(reading.take([0, 1, 0, 0]), Batch([7, 7, 8, 8]), PRICED), PRICED) == {"r": (2, 1)}
 
 
 def test_the_price_of_a_missing_reward_is_that_of_a_whole_rollout_where_steps_are_compared():
@@ -215,23 +208,10 @@ def test_the_price_of_a_missing_reward_is_that_of_a_whole_rollout_where_steps_ar
         assert metrics(credit, reading, scheme, group_n=torch.tensor([7] * 4), steps=steps)["credit/r/unanimous"] == share
 
 
-def test_a_stratum_in_which_stopping_is_charged_for_is_not_dead():
-    """By hand: 1 is alone with its prompt and gets 0; what left the block out stands for -1, and pays -1 - 1 = -2 for stopping."""
-    reading = reading_of([1.0, math.nan], [[1], [0]], [0] * 2)
-    credit = credit_batch(reading, Batch([7, 7]), PRICED)
-    assert (credit.block_nk.tolist(), credit.stop_n.tolist()) == ([[0.0], [0.0]], [0.0, -2.0])
-    assert dead_strata(credit, PRICED) == {"r": (1, 0)}
-    logged = metrics(credit, reading, PRICED)
-    assert (logged["credit/r/dead_strata"], logged["credit/no_signal"], logged["credit/stop/mean_abs"]) == (0.0, 0.0, 1.0)
-    # The charge is of its own stratum: the completions of the other prompt are equal, so theirs is dead.
-    assert dead_strata(credit_batch(reading.take([0, 1, 0, 0]), Batch([7, 7, 8, 8]), PRICED), PRICED) == {"r": (2, 1)}
-
-
 def test_a_completion_without_a_reward_takes_no_part_in_a_token_method():
     scheme = replace(scheme_of("reinforce++", "completion"), options={"whiten": False})
     reading, its_spans = reading_of_lengths([math.nan, 2.0], [2, 2])
-    batch = Batch([0, 0], torch.zeros(2, 2).long(), torch.ones(2, 2).bool())
-    credit = credit_batch(reading, batch, scheme)
+    credit = credit_batch(reading, Batch([0, 0], torch.zeros(2, 2).long(), torch.ones(2, 2).bool()), scheme)
     assert credit.token_nt.tolist() == [[0.0, 0.0], [2.0, 2.0]]
     assert advantages(credit, its_spans, scheme).tolist() == [[0.0, 0.0], [1.0, 1.0]]
 
@@ -296,16 +276,11 @@ def test_values_and_what_comes_after_go_with_their_turns(unchecked_shapes):
     assert (turns.columns, turns.extras) == ({"answer": ["4", "5", "6"], "kept": [7, 7, 8]}, {"state": "s"})
     shuffled = pd.Series(["4", "5"], index=[1, 0])  # pandas looks a row up by its label, but a column goes by places
     assert by_turn(replace(whole, columns={"answer": shuffled}))[0].columns == {"answer": ["4", "4", "5"]}
-    assert turns.steps is not None
     assert turns.steps.anchor_s == ["door", "key", "door"]
-    assert turns.logp_nt is not None
     assert turns.logp_nt.tolist() == [[1, 3], [7, 0], [9, 0]]
-    assert turns.value_nt is not None
     assert turns.value_nt.tolist() == [[[0, 1], [2, 3]], [[6, 7], [0, 0]], [[8, 9], [0, 0]]]
-    assert turns.bootstrap_n is not None
     assert turns.bootstrap_n.tolist() == [[0, 0], [0.5, 0.25], [0, 2]]  # a turn that another one follows had ended
     alone, _ = by_turn(Batch.jagged(ids, [0, 0], sampled=sampled, bootstrap_n=torch.tensor([math.nan, 0.5])))
-    assert alone.bootstrap_n is not None
     assert alone.bootstrap_n.tolist() == pytest.approx([0, math.nan, 0.5], nan_ok=True)
 
 
@@ -329,6 +304,19 @@ def test_what_counts_for_right_rollouts_only_counts_in_their_earlier_turns(scope
         assert credit_batch(read(whole, scheme, vocabulary), whole, scheme).block_nk[:, 0].tolist() == [0.5, -0.5, 0.0]
 
 
+JUDGED = Layout({"guess": ["answer"], "confidence": ["confidence"]})
+CORRECT = Objective("correct", "guess", options={"verify": "exact"})
+BRIER = Objective("brier", "confidence", given="correct", baseline="group")
+
+
+def judged(objectives, ids, steps):
+    """The rewards of the confidences in rows of one group, and what they are credited with."""
+    scheme = Scheme("bae", JUDGED, objectives)
+    batch = Batch.jagged(ids, [7] * len(ids), columns={"answer": ["4"] * len(ids)}, steps=steps)
+    reading = read(batch, scheme, Vocabulary((b"<answer>", b"4", b"5", b"</answer>", b"<confidence>0.9</confidence>")))
+    return reading.scores.reward_nm[:, -1].tolist(), credit_batch(reading, batch, scheme).block_nk[:, 1].tolist()
+
+
 @pytest.mark.parametrize(
     ("judge_scope", "rewards", "credit"),
     [
@@ -338,36 +326,23 @@ def test_what_counts_for_right_rollouts_only_counts_in_their_earlier_turns(scope
     ],
 )
 def test_a_confidence_before_the_answer_is_judged_by_the_rollouts_outcome(judge_scope, rewards, credit):
-    pieces = (b"<answer>", b"4", b"5", b"</answer>", b"<confidence>0.9</confidence>")
-    rows, steps = [[4], [0, 1, 3], [4], [0, 2, 3]], Steps(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1]))
-    batch = Batch.jagged(rows, [7] * 4, columns={"answer": ["4"] * 4}, steps=steps)
-    correct = Objective("correct", "guess", scope=judge_scope, options={"verify": "exact"})
-    layout = Layout({"guess": ["answer"], "confidence": ["confidence"]})
-    scheme = Scheme("bae", layout, [correct, Objective("brier", "confidence", given="correct", baseline="group")])
-    reading = read(batch, scheme, Vocabulary(pieces))
-    assert reading.scores.reward_nm[:, 1].tolist() == pytest.approx(rewards, nan_ok=True)
-    assert credit_batch(reading, batch, scheme).block_nk[:, 1].tolist() == pytest.approx(credit)
+    steps = Steps(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1]))
+    paid, credited = judged([replace(CORRECT, scope=judge_scope), BRIER], [[4], [0, 1, 3], [4], [0, 2, 3]], steps)
+    assert paid == pytest.approx(rewards, nan_ok=True)
+    assert credited == pytest.approx(credit)
 
 
 def test_a_confidence_whose_judge_counts_for_some_completions_only_is_judged_there_only_in_turns_too():
     """`correct` counts where `length_ok` is 1, so a confidence elsewhere has no judge, whether or not rows are turns."""
-    vocabulary = Vocabulary((b"<answer>", b"4", b"5", b"</answer>", b"<confidence>0.9</confidence>"))
     length_ok = Objective(lambda blocks: [1.0, 0.0, 1.0], "guess", name="length_ok")
-    correct = Objective("correct", "guess", only="length_ok", options={"verify": "exact"})
-    brier = Objective("brier", "confidence", given="correct", baseline="group")
-    scheme = Scheme("bae", Layout({"guess": ["answer"], "confidence": ["confidence"]}), [length_ok, correct, brier])
-    ids, columns = [[0, 1, 3, 4], [0, 1, 3, 4], [0, 2, 3, 4]], {"answer": ["4"] * 3}
+    objectives = [length_ok, replace(CORRECT, only="length_ok"), BRIER]
     for steps in (None, Steps(torch.arange(3), torch.zeros(3).long())):
-        reading = read(Batch.jagged(ids, [7] * 3, columns=columns, steps=steps), scheme, vocabulary)
-        assert reading.scores.reward_nm[:, 2].tolist() == pytest.approx([-0.01, math.nan, -0.81], nan_ok=True)
+        rewards, _ = judged(objectives, [[0, 1, 3, 4], [0, 1, 3, 4], [0, 2, 3, 4]], steps)
+        assert rewards == pytest.approx([-0.01, math.nan, -0.81], nan_ok=True)
 
 
 def test_a_confidence_in_turns_may_be_compared_by_other_objectives_than_its_judge():
-    vocabulary = Vocabulary((b"<answer>4</answer>", b"<confidence>0.9</confidence>"))
-    steps = Steps(torch.zeros(2).long(), torch.arange(2))
-    correct = Objective("correct", "guess", options={"verify": "exact"})
     short = Objective(lambda blocks: [None if block["guess"] is None else 1.0 for block in blocks], "guess", name="short")
-    brier = Objective("brier", "confidence", given=["correct", "short"], options={"of": "correct"}, baseline="outcome")
-    scheme = Scheme("bae", Layout({"guess": ["answer"], "confidence": ["confidence"]}), [correct, short, brier])
-    reading = read(Batch.jagged([[1], [0]], [7] * 2, columns={"answer": ["4"] * 2}, steps=steps), scheme, vocabulary)
-    assert reading.scores.reward_nm[:, 2].tolist() == pytest.approx([-0.01, math.nan], nan_ok=True)
+    brier = replace(BRIER, given=["correct", "short"], options={"of": "correct"}, baseline="outcome")
+    rewards, _ = judged([CORRECT, short, brier], [[4], [0, 1, 3]], Steps(torch.zeros(2).long(), torch.arange(2)))
+    assert rewards == pytest.approx([-0.01, math.nan], nan_ok=True)

@@ -3,9 +3,8 @@
 import pytest
 import yaml
 
+from spanwise import Layout, RecipeError
 from spanwise.credit import METHODS, grpo, rlcr
-from spanwise.errors import RecipeError
-from spanwise.layout import Layout
 from spanwise.recipe import answer_layout, load, resolved, scheme_of
 from spanwise.tasks import task_shape
 
@@ -17,13 +16,12 @@ def filled(**fields):
 
 
 def written_out(folder, recipe):
-    """The recipe.yaml that a run leaves."""
     settings = resolved(recipe, scheme_of(recipe, LAYOUT, 32))
     (folder / "recipe.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
     return folder / "recipe.yaml"
 
 
-def test_rlcr_pays_every_block():
+def test_what_presets_pay():
     scheme = filled(method="rlcr", calibration="log_score")
     assert scheme.entry.estimator is rlcr
     assert [o.pays for o in scheme.objectives] == [LAYOUT.names, LAYOUT.names[::-1], LAYOUT.names]
@@ -32,15 +30,10 @@ def test_rlcr_pays_every_block():
     assert (formed.reward, formed.weight, formed.if_missing, formed.baseline) == ("format", 0.25, 0.0, None)
     bare = filled(method="rlcr_paper", calibration="log_score")
     assert (bare.entry.estimator, bare.objectives) == (rlcr, scheme.objectives[:2])
-
-
-def test_grpo_sees_one_block_and_dr_grpo_divides_by_the_length():
+    # GRPO sees one block, and Dr. GRPO divides by the length.
     scheme = filled(method="grpo")
     assert (scheme.layout.names, scheme.per, scheme.entry.estimator) == (("completion",), "completion", grpo)
     assert filled(method="dr_grpo").per == 32
-
-
-def test_two_attempts_reward_the_second_one():
     attempts = Layout({"first": ["reasoning", "answer"], "second": ["reasoning", "answer"]})
     correct, second, *formats = scheme_of(load(None, {}), attempts, 64).objectives
     assert [(o.name, o.pays) for o in formats] == [("first_format", ("first",)), ("second_format", ("second",))]
@@ -102,7 +95,7 @@ def test_a_model_by_name_means_the_real_task_and_not_the_toys_learning_rate(tmp_
     assert (recipe.steps, recipe.learning_rate, recipe.entropy_target, recipe.model) == (9, 3e-6, None, "m")
 
 
-TAGGED = dict(LAYOUT.blocks)
+TAGGED, OWN = dict(LAYOUT.blocks), {"s": ["think", "answer"], "c": ["confidence"]}
 
 
 @pytest.mark.parametrize(
@@ -112,19 +105,13 @@ TAGGED = dict(LAYOUT.blocks)
         ({"prefilled": "reasoning"}, TAGGED, "reasoning"),
         ({"layout": {"all": []}}, TAGGED, None),
         ({"layout": {"all": ["reasoning", "answer", "analysis", "confidence"]}}, TAGGED, None),
-        ({"layout": {"s": ["think", "answer"], "c": ["confidence"]}}, {"s": ["think", "answer"], "c": ["confidence"]}, None),
+        ({"layout": OWN}, OWN, None),
         ({"model": "m", "dataset": "d", "layout": {"walk": []}}, {"walk": []}, None),
         ({"model": "m", "dataset": "d", "method": "grpo"}, TAGGED, None),
     ],
 )
 def test_completions_are_read_by_the_recipes_blocks(fields, blocks, prefilled):
     assert answer_layout(load(None, fields), LAYOUT) == Layout(blocks, prefilled=prefilled)
-
-
-def test_the_number_of_repeated_blocks_is_the_recipes_or_else_the_tasks():
-    for fields, most in (({}, 3), ({"most": 5}, 5), ({"most": 16}, 16)):
-        recipe = load(None, {"task": "invoices", **fields})
-        assert scheme_of(recipe, *task_shape(recipe)).layout.most == most
 
 
 def test_what_values_are_of_is_read_and_written():
@@ -151,7 +138,10 @@ def test_limits_of_comparing_answers_reach_every_objective_that_compares():
     assert reloaded.objectives[0].options["workers"] == 3  # as written out, which goes before
 
 
-def test_the_rule_the_tags_and_the_modes_of_a_recipe():
+def test_what_is_read_off_a_recipe():
+    for fields, most in (({}, 3), ({"most": 5}, 5), ({"most": 16}, 16)):  # repeated blocks: the recipe's or else the task's
+        recipe = load(None, {"task": "invoices", **fields})
+        assert scheme_of(recipe, *task_shape(recipe)).layout.most == most
     assert load(None, {"objectives": [{"reward": "log_score", "pays": "a"}]}).rule == "log_score"
     tagged = load(None, {"objectives": [{"reward": "correct", "pays": "a", "options": {"tag": "x"}}]})
     assert tagged.answer_tags == {"answer": "x", "confidence": "confidence"}

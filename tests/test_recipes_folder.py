@@ -39,7 +39,6 @@ def planned(name: str, **overrides):
 
 
 def config_of(recipe, layout):
-    """Return the configuration that reaches the trainer."""
     rows = Dataset.from_dict({"prompt": ["1"] * recipe.prompts, "answer": ["1"] * recipe.prompts})
     return trainer_config(recipe, Task("paper", str(recipe.model), rows, rows, layout, 4096))
 
@@ -98,13 +97,11 @@ def test_an_invented_item_costs_and_the_form_is_paid_once() -> None:
     item = '{"name": "tea", "quantity": 2, "price": 6}'
     head = '{"seller": "Ada", "date": "2026-01-02", "currency": "EUR", "total": 12, "items": ['
     right, invented, wrong = (f"{head}{items}]}}" for items in (item, f"{item}, {item}", item.replace("tea", "cup")))
-
-    def form_credit(texts):
-        ids, vocabulary = [list(text.encode()) for text in texts], Vocabulary(tuple(bytes([byte]) for byte in range(256)))
-        return credit_by_block(filled, vocabulary, ids, right)["form"]
-
-    assert form_credit([right, invented, right, invented]) == pytest.approx([0.5, -0.5, 0.5, -0.5])  # 1 0 1 0, mean 1/2
-    assert form_credit([right, right, wrong, right]) == pytest.approx([0.0] * 4)  # a wrong value is no fault of the form
+    vocabulary = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
+    # 1 0 1 0, mean 1/2; a wrong value is no fault of the form.
+    for texts, credit in (([right, invented] * 2, [0.5, -0.5] * 2), ([right, right, wrong, right], [0.0] * 4)):
+        ids = [list(text.encode()) for text in texts]
+        assert credit_by_block(filled, vocabulary, ids, right)["form"] == pytest.approx(credit)
 
 
 LETTER = {
@@ -115,23 +112,19 @@ NO_DUE_DATE = {**LETTER, "due": None}
 
 
 def letter_credit(records, gold):
-    """The credit of each block for the completions of one letter."""
     _, filled = planned(INVOICES)
     tokenizer = build_invoice_tokenizer()
     ids = tokenizer([json.dumps(record) for record in records])["input_ids"]
     return credit_by_block(filled, Vocabulary.from_tokenizer(tokenizer), ids, json.dumps(gold))
 
 
-def test_a_due_date_is_paid_for_being_stated_and_compared_with_other_dates_only() -> None:
-    """Choice: rewards 1 1 0 0, mean 1/2. Among the two dates: rewards 1 0, mean 1/2. Null is not charged for being no date."""
+def test_a_due_date_is_paid_for_being_stated_and_a_total_for_being_right_and_for_adding_up() -> None:
+    # Choice: rewards 1 1 0 0, mean 1/2. Among the two dates: rewards 1 0, mean 1/2. Null is not charged for being no date.
     records = [LETTER, {**LETTER, "due": "2024-03-20"}, NO_DUE_DATE, NO_DUE_DATE]
     assert letter_credit(records, LETTER)["due"] == pytest.approx([0.5 + 0.5, 0.5 - 0.5, -0.5, -0.5])
     # Without a due date in the letter the choice is all: a date is wrong, and one null is like another.
     assert letter_credit(records, NO_DUE_DATE)["due"] == pytest.approx([-0.5, -0.5, 0.5, 0.5])
-
-
-def test_a_total_is_paid_for_being_right_and_for_adding_up() -> None:
-    """Right: 1 0 0 0, mean 1/4. Adds up with the object's own items: 1 1 0 0, mean 1/2."""
+    # Right: 1 0 0 0, mean 1/4. Adds up with the object's own items: 1 1 0 0, mean 1/2.
     dearer = {**LETTER, "items": [{**LETTER["items"][0], "price": 8}], "total": 24}
     records = [LETTER, dearer, {**LETTER, "total": 24}, {**dearer, "total": 9}]
     assert letter_credit(records, LETTER)["total"] == pytest.approx([3 / 4 + 1 / 2, -1 / 4 + 1 / 2, -3 / 4, -3 / 4])
@@ -190,17 +183,14 @@ def test_recipes_with_a_critic_pay_the_solution_alone(name) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "size", "width", "rates", "clips", "temperature"),
-    [
-        ("qwen3_8b_sae.yaml", 8, 8192, (1e-6, 1e-5), (0.2, 0.2), 0.6),
-        ("qwen_32b_vapo.yaml", 16, 8192, (1e-6, 2e-6), (0.2, 0.28), 1.0),
-    ],
+    ("name", "size", "rates", "clips", "temperature"),
+    [("qwen3_8b_sae.yaml", 8, (1e-6, 1e-5), (0.2, 0.2), 0.6), ("qwen_32b_vapo.yaml", 16, (1e-6, 2e-6), (0.2, 0.28), 1.0)],
 )
-def test_what_is_known_of_both_papers_reaches_the_trainer(name, size, width, rates, clips, temperature) -> None:
+def test_what_is_known_of_both_papers_reaches_the_trainer(name, size, rates, clips, temperature) -> None:
     recipe, filled = planned(name)
     config = config_of(recipe, filled.layout)
     assert (config.num_generations, config.generation_batch_size) == (size, 512 * size)
-    assert (config.max_completion_length, config.temperature) == (width, temperature)
+    assert (config.max_completion_length, config.temperature) == (8192, temperature)
     assert (config.learning_rate, recipe.modes["critic"].learning_rate) == rates
     assert (config.epsilon, config.epsilon_high or config.epsilon) == clips
     assert (config.beta, config.entropy_coef, config.use_adaptive_entropy) == (0.0, 0.0, False)
@@ -215,12 +205,10 @@ def test_what_is_known_of_both_papers_reaches_the_trainer(name, size, width, rat
     ],
 )  # fmt: skip
 def test_embedded_recipes_train(name, method, tmp_path) -> None:
-    small = {
-        "steps": 1, "prompts": 2, "group_size": 4, "start_steps": 2, "eval_prompts": 4, "eval_samples": 2, "report": False,
-    }  # fmt: skip
+    small = {"steps": 1, "prompts": 2, "group_size": 4, "start_steps": 2, "eval_prompts": 4, "eval_samples": 2}
     if "critic" in load(FOLDER / name).modes:
         small["critic"] = {"learning_rate": 1e-3}
-    recipe = load(FOLDER / name, {**small, "method": method, "output": str(tmp_path / "run")})
+    recipe = load(FOLDER / name, {**small, "report": False, "method": method, "output": str(tmp_path / "run")})
     summary = train(recipe)
     assert (summary["method"], summary["task"], summary["steps"]) == (method, recipe.task, 1)
     assert summary["final"]["refusal_rate"] is not None
@@ -233,10 +221,8 @@ def test_the_script_that_writes_the_papers_prompts_reads_the_last_box() -> None:
     script = runpy.run_path(str(FOLDER / "math_dapo.py"))
     boxed = script["boxed"]
     assert boxed(r"first \boxed{1}, then $\boxed{\frac{1}{2}}$.") == r"\frac{1}{2}"
-    assert (boxed(r"so $x = \boxed 3$."), boxed(r"$\boxed{1}$, or \fbox{7} in all")) == (
-        "3",
-        "7",
-    )  # MATH has these forms, too
+    # MATH has these forms, too.
+    assert (boxed(r"so $x = \boxed 3$."), boxed(r"$\boxed{1}$, or \fbox{7} in all")) == ("3", "7")
     assert boxed(r"nothing \boxed{open") == boxed("no box at all") == ""
     rows = Dataset.from_dict({"problem": [" a? ", "b?", "c?"], "solution": [r"so \boxed{ {2} }", "?", r"\boxed{7}"]})
     questions = script["questions"](rows, question="problem", solution="solution", box=True)

@@ -11,13 +11,9 @@ def test_a_decision_is_seen_so_many_tokens_later_or_at_the_end_of_its_stretch(de
     for n in range(50):
         length, places = int(drawn.mask_nt[n].sum()), drawn.place_nk[n].tolist()
         for token in range(length):
-            ends = [*places[1:], length]
-            seen = [
-                effect
-                for effect, place, end in zip(drawn.effect_nk[n].tolist(), places, ends, strict=True)
-                if token >= (end - 1 if delay is None else place + 1 + delay)
-            ]
-            assert drawn.value_nt[n, token] == sum(seen)
+            stretches = zip(drawn.effect_nk[n].tolist(), places, [*places[1:], length], strict=True)
+            since = [(effect, end - 1 if delay is None else place + 1 + delay) for effect, place, end in stretches]
+            assert drawn.value_nt[n, token] == sum(effect for effect, first in since if token >= first)
         assert drawn.reward_nt[n, length - 1] == drawn.effect_nk[n].sum()
 
 

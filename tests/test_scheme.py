@@ -8,11 +8,9 @@ import pytest
 import torch
 
 from helpers import NAN
-from spanwise import AlignmentError, Layout, Objective, RecipeError, Scheme, register
-from spanwise.batch import Batch, Steps
+from spanwise import AlignmentError, Batch, Layout, Objective, Reading, RecipeError, Scheme, Steps, credit_batch, register
 from spanwise.commands.methods.methods import show_methods
 from spanwise.credit import METHODS, Preset
-from spanwise.pipeline import Reading, credit_batch
 from spanwise.types import Scores, Spans
 
 LAYOUT = Layout({"solution": ["answer"], "confidence": ["confidence"]})
@@ -30,15 +28,9 @@ GROUP_N = torch.tensor([0] * 12 + [1] * 3 + [3] + [2] * 8)
 RIGHT_N = torch.tensor([1, 1, 0, 1, 0, 1, 0, 0] + [1, 0, 0, 0, 0, 1, 1, 1] + [1] * 8).double()
 MASK_NT = torch.arange(T) < torch.tensor([3, 12, 7, 5, 9, 4, 11, 6] * 3)[:, None]
 BLOCK_NT = torch.where(MASK_NT, (torch.arange(T) >= 2).long(), -1).to(torch.int8)
-SPANS = Spans(
-    ("solution", "confidence"), torch.zeros(N, 2).long(), torch.zeros(N, 2).long(), BLOCK_NT, torch.zeros(N).long()
-)
-RAGGED = {
-    "value_nt": uniform(N, T).float(),
-    "logp_nt": -3 * uniform(N, T).float(),
-    "ids_nt": (5 * uniform(N, T)).long(),
-    "mask_nt": MASK_NT,
-}
+SPANS = Spans(LAYOUT.names, torch.zeros(N, 2).long(), torch.zeros(N, 2).long(), BLOCK_NT, torch.zeros(N).long())
+RAGGED = {"value_nt": uniform(N, T).float(), "logp_nt": -3 * uniform(N, T).float()}
+RAGGED |= {"ids_nt": (5 * uniform(N, T)).long(), "mask_nt": MASK_NT}
 TRAJECTORY_N = torch.tensor([0] * 5 + [1] * 3 + [2] * 4 + [3] + [4] * 2 + [5] + [6] * 3 + [7] * 5)
 STEPS = Steps(TRAJECTORY_N, torch.arange(N), ["ab", "abc", "xy", "ab"] * 6)
 
@@ -70,9 +62,6 @@ def preset(name, **options):
     return Scheme.preset(name, LAYOUT, longest=32, **options)
 
 
-# Every registered method is called
-
-
 @contextmanager
 def registered(name, kind, function, preset):
     """A method that is known for a while."""
@@ -87,8 +76,6 @@ SHAPES = {"completion": "n", "block": "nk", "token": "nt", "step": "s"}
 
 
 def spy(kind, calls):
-    """An estimator whose numbers no other could have made."""
-
     def numbers(reward):
         calls.append(reward)
         return torch.arange(reward.numel(), dtype=torch.float64).reshape(reward.shape) + 100
@@ -120,9 +107,6 @@ def test_a_registered_method_is_called(kind, base):
         assert torch.equal(credit, expected[:, None].expand_as(credit))
 
 
-# Every option is used or refused
-
-
 def other(entry, option, default):
     """Another value that the option may have."""
     hint = get_type_hints(entry.estimator).get(option)
@@ -130,21 +114,18 @@ def other(entry, option, default):
         return next(value for value in get_args(hint) if value != default)
     special = {"ddof": 1 - default if default in (0, 1) else 0, "min_stratum": 13, "similarity": 0.5, "seed": 3, "eps": 0.3}
     special |= {"length_adaptive_alpha": 0.4, "conflict": 1.0}
-    if isinstance(default, float) and option not in special:
-        return 0.5 * default + 0.13 if default else 0.37
     if option in special:
         return special[option]
+    if isinstance(default, float):
+        return 0.5 * default + 0.13 if default else 0.37
     if isinstance(default, bool):
         return not default
     return default + 1
 
 
 #: Other options that an option needs to show: a larger epsilon, or the number that switches a branch on.
-WITH = {
-    ("reinforce++", "eps_at"): {"eps": 0.3},
-    ("reinforce++-baseline", "eps_at"): {"eps": 0.3},
-    ("ktae", "top"): {"form": "code"},
-}
+WITH = {(name, "eps_at"): {"eps": 0.3} for name in ("reinforce++", "reinforce++-baseline")}
+WITH["ktae", "top"] = {"form": "code"}
 OPTIONS = [(name, option) for name, entry in METHODS.items() if entry.preset for option in entry.options]
 
 
@@ -166,24 +147,11 @@ def test_every_option_is_used_or_refused(name, option):
     assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True)), f"{option}={value!r} changes nothing"
 
 
-def test_options_of_a_baseline_are_refused_without_one():
-    for option, value in {"leave_one_out": True, "min_stratum": 13}.items():
-        with pytest.raises(RecipeError, match=f"Option '{option}' of method 'bae'"):
-            preset("bae", objectives=[Objective("correct", pays="solution", baseline="none")], **{option: value})
-
-
 @pytest.mark.parametrize("name", [name for name, entry in METHODS.items() if entry.preset is None])
 def test_options_of_functions_are_used(name):
     entry = METHODS[name]
-    data = {
-        "reward_n": RIGHT_N + 0.25 * uniform(N),
-        "correct_n": RIGHT_N,
-        "block_nt": BLOCK_NT.long(),
-        "adv_nt": uniform(N, T) - 0.5,
-        "importance_nt": uniform(N, T),
-        "stratum_n": torch.arange(N) % 3,
-        **RAGGED,
-    }
+    data = {"reward_n": RIGHT_N + 0.25 * uniform(N), "correct_n": RIGHT_N, "block_nt": BLOCK_NT.long(), **RAGGED}
+    data |= {"adv_nt": uniform(N, T) - 0.5, "importance_nt": uniform(N, T), "stratum_n": torch.arange(N) % 3}
     run = lambda **options: entry.estimator(**{n: data.get(n, GROUP_N) for n in entry.required}, **options)  # noqa: E731
     before = run()
     for option, default in entry.options.items():
@@ -217,10 +185,7 @@ def test_a_method_without_a_preset_is_called_from_python_only(capsys):
         show_methods()
     output = " ".join(capsys.readouterr().out.split())
     assert "# You can call this method from Python only" in output
-    assert "from Python only" in output
-
-
-def test_a_preset_that_divides_by_the_token_limit_says_whose_it_is(capsys):
+    # A preset that divides by the token limit says whose it is.
     show_methods("dr_grpo")
     output = " ".join(capsys.readouterr().out.split())
     assert "per: 32.0" in output
@@ -229,7 +194,8 @@ def test_a_preset_that_divides_by_the_token_limit_says_whose_it_is(capsys):
     assert "token limit" not in capsys.readouterr().out
 
 
-SOLVED = Objective("correct", pays="solution")
+SOLVED, UNCOMPARED = Objective("correct", pays="solution"), Objective("correct", pays="solution", baseline="none")
+GIVEN = Objective("format", "confidence", given="correct")
 OUTSIDE, NOT_POSITIVE = (-0.1, 1.1, NAN, True, "0.9"), (0, -0.05, NAN, float("inf"), True, "0.05")
 
 
@@ -247,11 +213,9 @@ OUTSIDE, NOT_POSITIVE = (-0.1, 1.1, NAN, True, "0.9"), (0, -0.05, NAN, float("in
         ("conflict is 1.5", "gdpo", {"conflict": 1.5}),
         ("conflict is 0", "gdpo", {"conflict": 0}),
         ("Pass it as longest=", "dr_grpo", {"longest": None}),
-        (
-            "names the outcome 'correct' in 'given', but",
-            "bae",
-            {"objectives": [SOLVED, Objective("format", "confidence", given="correct")]},
-        ),
+        ("names the outcome 'correct' in 'given', but", "bae", {"objectives": [SOLVED, GIVEN]}),
+        ("Option 'leave_one_out' of method 'bae'", "bae", {"objectives": [UNCOMPARED], "leave_one_out": True}),
+        ("Option 'min_stratum' of method 'bae'", "bae", {"objectives": [UNCOMPARED], "min_stratum": 13}),
         *((f"{name} is {value!r}; it must lie", "sae", {name: value}) for name in ("lam", "gamma") for value in OUTSIDE),
         *((f"length_adaptive_alpha is {value!r}", "gae", {"length_adaptive_alpha": value}) for value in NOT_POSITIVE),
     ],
@@ -261,13 +225,10 @@ def test_what_cannot_be_meant_is_refused(sentence, name, changes):
         Scheme.preset(name, **{"layout": LAYOUT, "longest": 32, **changes})
 
 
-def test_a_preset_pays_the_format_of_blocks_that_are_not_repeated():
+def test_a_scheme_is_plain_data_and_a_preset_pays_the_format_of_blocks_that_are_not_repeated(unchecked_shapes):
     layout = Layout({"solution": ["answer"], "quote[*]": ["quote"], "confidence": ["confidence"]})
     paid = [objective.pays for objective in Scheme.preset("bae", layout).objectives if objective.reward == "format"]
     assert paid == [("solution",), ("confidence",)]
-
-
-def test_a_scheme_is_plain_data():
     rule = preset("bae", baseline="blended", min_stratum=3)
     assert rule.plain()["options"] == {"min_stratum": 3}
     assert rule.plain()["objectives"][1] == {
@@ -276,6 +237,8 @@ def test_a_scheme_is_plain_data():
     }  # fmt: skip
     assert rule.plain()["objectives"][2]["options"] == {"empty": True}, "the tags stand in the layout"
     assert replace(rule, per="completion").per == "completion"
+    assert Scheme("bae", LAYOUT, [SOLVED], recorded="correct").recorded == {"correct"}, "one recorded name is one name"
+    assert preset("bae", objectives=[SOLVED], recorded="correct").recorded == {"correct"}
 
 
 @pytest.mark.parametrize(
@@ -288,14 +251,9 @@ def test_a_scheme_is_plain_data():
     ],
 )
 def test_a_function_that_is_not_of_its_kind_is_named(kind, function, sizes):
-    with (
-        registered("wrong shape", kind, function, Preset()),
-        pytest.raises(AlignmentError, match=f"'wrong shape' .*kind='{kind}' .*{sizes}"),
-    ):
+    sentence = f"'wrong shape' .*kind='{kind}' .*{sizes}"
+    with registered("wrong shape", kind, function, Preset()), pytest.raises(AlignmentError, match=sentence):
         credited(preset("wrong shape"))
-
-
-# What is no scheme at all
 
 
 @pytest.mark.parametrize(
@@ -314,13 +272,6 @@ def test_what_is_no_part_of_a_scheme_is_refused(unchecked_shapes, parts, sentenc
         with pytest.raises(RecipeError, match=sentence):
             Scheme.preset("bae", **{"layout": LAYOUT, **parts})
 
-
-def test_one_recorded_name_is_one_name(unchecked_shapes):
-    assert Scheme("bae", LAYOUT, [SOLVED], recorded="correct").recorded == {"correct"}
-    assert Scheme.preset("bae", LAYOUT, objectives=[SOLVED], recorded="correct").recorded == {"correct"}
-
-
-# What a critic's values are of
 
 APART = [SOLVED, Objective("brier", "confidence", given="correct")]
 ALIKE = [Objective("correct", LAYOUT.names), Objective("brier", LAYOUT.names[::-1], given="correct")]
@@ -365,11 +316,8 @@ def test_an_option_by_its_other_name():
         preset("gae", gae_lambda_policy=0.9, lam=0.9)
     with pytest.raises(RecipeError, match="Method 'grpo' has no option 'gae_lambda_policy'"):
         preset("grpo", gae_lambda_policy=0.9)
-
-
-@pytest.mark.parametrize("method", ["gae", "sae"])
-@pytest.mark.parametrize("name", ["lam", "gae_lambda_policy"])
-def test_a_lambda_beside_the_adaptive_one_is_void(method, name):
-    assert preset(method, length_adaptive_alpha=0.05).options == {"length_adaptive_alpha": 0.05}
-    with pytest.raises(RecipeError, match=r"Option 'lam' .* length_adaptive_alpha"):
-        preset(method, length_adaptive_alpha=0.05, **{name: 0.9})
+    for method in ("gae", "sae"):  # a lambda beside the adaptive one is void
+        assert preset(method, length_adaptive_alpha=0.05).options == {"length_adaptive_alpha": 0.05}
+        for name in ("lam", "gae_lambda_policy"):
+            with pytest.raises(RecipeError, match=r"Option 'lam' .* length_adaptive_alpha"):
+                preset(method, length_adaptive_alpha=0.05, **{name: 0.9})

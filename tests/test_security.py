@@ -13,23 +13,19 @@ import pytest
 import torch
 
 from rollout_files import own_run, write_lines
+from spanwise import CriticConfig, DataError, Layout, Objective, RecipeError, Scheme
 from spanwise.cli import main
 from spanwise.commands.shared.folder import read_fields
 from spanwise.commands.shared.task import load_model
 from spanwise.engines.checkpoints import read_manifest, write_manifest
 from spanwise.engines.recipe_run import RecipeRun
-from spanwise.errors import DataError, RecipeError
-from spanwise.layout import Layout
-from spanwise.modes.critic.config import CriticConfig
 from spanwise.modes.critic.value_model import ValueModel
-from spanwise.objective import Objective
 from spanwise.recipe import Recipe, RecipeRule, load, scheme_of
-from spanwise.scheme import Scheme
 from spanwise.tasks.hub import load_task
 from tokenizers_small import byte_model
 from trl_small import THIRD_PARTY, policy, prompts, trainer
 
-pytestmark = [*THIRD_PARTY]
+pytestmark = THIRD_PARTY
 LAYOUT = Layout({"solution": ["answer"], "confidence": ["confidence"]})
 
 
@@ -44,28 +40,22 @@ class Payload:
 
 
 def test_code_in_a_models_folder_is_never_run_and_nobody_is_asked(tmp_path, monkeypatch):
-    folder, mark = tmp_path / "hostile", tmp_path / "ran"
-    byte_model(folder)
+    folder, mark = byte_model(tmp_path / "hostile"), tmp_path / "ran"
     (folder / "own.py").write_text(f"import os\nos.mkdir({str(mark)!r})\n")
     config = json.loads((folder / "config.json").read_text())
     config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}}
     (folder / "config.json").write_text(json.dumps(config))
     monkeypatch.setattr("builtins.input", lambda *_: "y")  # what transformers would ask
     rows = write_lines(tmp_path / "rows.jsonl", [{"question": "1+1?", "answer": "2"}] * 4)
-    for load_it in (
-        lambda: load_model(folder),
-        lambda: ValueModel.load(str(folder), ("return",), CriticConfig()),
-        lambda: load_task(str(folder), str(rows)),
-    ):
+    for load_it, more in ((load_model, ()), (ValueModel.load, (("return",), CriticConfig())), (load_task, (str(rows),))):
         with pytest.raises(DataError, match="contains custom code"):
-            load_it()
+            load_it(str(folder), *more)
     RecipeRun.of(RecipeRule(Recipe(), Scheme.preset("bae", LAYOUT)), model=str(folder))  # slime, NeMo-RL and prime-rl
     assert not mark.exists()
 
 
 def test_weights_that_are_pickles_of_something_else_are_never_unpickled(tmp_path):
-    folder, mark = tmp_path / "model", tmp_path / "ran"
-    byte_model(folder)
+    folder, mark = byte_model(tmp_path / "model"), tmp_path / "ran"
     (folder / "model.safetensors").unlink()
     torch.save({"lm_head.weight": Payload(mark)}, folder / "pytorch_model.bin")
     with pytest.raises(DataError, match="holds no readable model and tokenizer"):
@@ -92,8 +82,7 @@ def checkpoint(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"])
 def test_a_checkpoint_that_somebody_changed_is_never_unpickled(checkpoint, tmp_path, name):
-    place, mark = tmp_path / "checkpoint-1", tmp_path / "ran"
-    shutil.copytree(checkpoint, place)
+    place, mark = shutil.copytree(checkpoint, tmp_path / "checkpoint-1"), tmp_path / "ran"
     torch.save({"state": Payload(mark)}, place / name)
     write_manifest(place, processes=1, settings=read_manifest(checkpoint)["settings"])
     resumed = short_training(tmp_path, max_steps=2)
@@ -144,9 +133,8 @@ def hostile_run(place, fact, name, *, whole):
     if fact == "given":
         objective = {"reward": "brier", "pays": "confidence", "given": ["correct", name], "baseline": "outcome"}
     objectives = json.dumps([{"reward": "correct", "pays": "solution"}, objective])
-    folder = own_run(
-        place / "hostile_run", rewards=[1.0, 0.0, 1.0, 0.0], recipe=f"group_size: 2\nprompts: 2\nobjectives: {objectives}\n"
-    )
+    recipe = f"group_size: 2\nprompts: 2\nobjectives: {objectives}\n"
+    folder = own_run(place / "hostile_run", rewards=[1.0, 0.0, 1.0, 0.0], recipe=recipe)
     if whole:
         (folder / "metrics.jsonl").write_text(json.dumps({"step": 1, "rewards/correct/mean": 0.5}) + "\n")
     (place / "data").mkdir()
@@ -192,4 +180,3 @@ def test_the_guard_that_the_command_line_is_tested_under_sees_a_connection(tmp_p
         done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
         assert "no network in tests" in done.stderr
     assert len((tmp_path / "tried").read_text().splitlines()) == 2
-    shutil.rmtree(tmp_path)

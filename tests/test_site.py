@@ -21,15 +21,13 @@ def test_the_examples_of_the_generators_run(module):
 
 
 def concepts():
-    """Section -> its text."""
     parts = re.split(r"^## ", (DOCS / "concepts.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
     return {part.partition("\n")[0]: part for part in parts}
 
 
 def test_every_concept_has_a_sentence_a_picture_and_an_example():
-    assert list(concepts()) == [
-        "Block", "Objective", "Baseline", "Given", "Stratum", "Stop credit", "Step", "Trajectory",
-    ]  # fmt: skip
+    names = ["Block", "Objective", "Baseline", "Given", "Stratum", "Stop credit", "Step", "Trajectory"]
+    assert list(concepts()) == names
     for name, text in concepts().items():
         assert f"**{name.lower()}**" in text.lower(), name
         assert f"](images/concepts-{name.lower().replace(' ', '-')}.svg)" in text, name
@@ -50,9 +48,7 @@ def test_the_concepts_print_what_the_page_says(unchecked_shapes):
 
 def test_the_committed_pictures_are_those_of_the_script():
     for name, picture in concepts_pictures.pictures().items():
-        assert (DOCS / "images" / name).read_text(encoding="utf-8") == picture, (
-            f"run python docs/_ext/concepts_pictures.py ({name})"
-        )
+        assert (DOCS / "images" / name).read_text(encoding="utf-8") == picture, "run python docs/_ext/concepts_pictures.py"
 
 
 def site(folder, **pages):
@@ -65,14 +61,10 @@ def test_links_of_a_site_are_followed_and_those_that_lead_nowhere_are_named(tmp_
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     site(whole, one='<a href="two.html#there">x</a><a href="https://example.org/y">', two='<h1 id="there">y</h1>')
     assert site_links.broken(whole) == []
-    sentences = {
-        '<a href="gone.html">': "'gone.html' leads to no file.",
-        '<img src="images/gone.png">': "'images/gone.png' leads to no file.",
-        '<a href="two.html#gone">': "'two.html#gone' leads to no place on that page.",
-        '<a href="#gone">': "'#gone' leads to no place on that page.",
-    }
-    site(broken, one="".join(sentences), two="")
-    assert site_links.broken(broken) == [f"one.html: {sentence}" for sentence in sentences.values()]
+    site(broken, one='<a href="gone.html"><img src="gone.png"><a href="two.html#gone"><a href="#gone">', two="")
+    files = [f"one.html: '{name}' leads to no file." for name in ("gone.html", "gone.png")]
+    places = [f"one.html: '{name}' leads to no place on that page." for name in ("two.html#gone", "#gone")]
+    assert site_links.broken(broken) == [*files, *places]
 
 
 def links():

@@ -41,11 +41,8 @@ def test_its_code_runs_and_credits_as_it_says(tmp_path):
         assert name in code
         code = code.replace(name, place)
     # The prompts open nothing, so the vocabulary must be able to write the tags; what is written does not matter here.
-    namespace = {
-        "model": trl_small.policy(dtype=torch.float32),
-        "data": trl_small.prompts(),
-        "encoder": trl_small.tokenizer(),
-    }
+    model = trl_small.policy(dtype=torch.float32)
+    namespace = {"model": model, "data": trl_small.prompts(), "encoder": trl_small.tokenizer()}
     exec(compile(code, "SKILL.md", "exec"), namespace)
     # By hand: half are right; Brier scores -.01 and -.25 of the right ones (mean -.13), -.81 and -.01 of the wrong (-.41).
     expected = [[0.5, 0.12], [0.5, -0.12], [-0.5, -0.4], [-0.5, 0.4]]

@@ -6,12 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spanwise import Layout, Objective, Scheme, advantages, credit_batch, read
+from helpers import NAN
+from spanwise import AlignmentError, Layout, Objective, Scheme, Status, Vocabulary, advantages, credit_batch, read
 from spanwise.credit import Trajectory, Turn
-from spanwise.errors import AlignmentError
-from spanwise.segment import Vocabulary
 from spanwise.trajectories import onto_turns, turn_batch
-from spanwise.types import Status
 
 VOCABULARY = Vocabulary((b"<answer>", b"4", b"</answer>", b"<confidence>4</confidence>", b"x", b"y", b"z", b"."))
 LAYOUT = Layout({"all": ["answer"]})
@@ -40,24 +38,21 @@ def credited(rollouts, scheme):
 
 
 def test_statuses_anchors_truncation_and_columns_reach_the_rows(unchecked_shapes):
-    rollout = trajectory("a", "x", [1, 2], Status.TIMEOUT, anchor="door", truncated=True)
-    batch, recorded = turn_batch([rollout, trajectory("b", "y", [1], 1.0)], columns={"answer": ["4", "5"]})
+    other = trajectory("b", "y", [1], 1.0)
+    rollouts = [trajectory("a", "x", [1, 2], Status.TIMEOUT, anchor="door", truncated=True), other]
+    batch, recorded = turn_batch(rollouts, columns={"answer": ["4", "5"]})
     assert recorded["correct"].status_n.tolist() == [Status.UNSCORED, Status.TIMEOUT, Status.OK]
-    assert batch.columns["truncated"] == [True, True, False]
-    assert batch.columns["answer"] == ["4", "4", "5"]
+    assert (batch.columns["truncated"], batch.columns["answer"]) == ([True, True, False], ["4", "4", "5"])
     shuffled = pd.Series(["4", "5"], index=[1, 0])  # pandas looks a row up by its label, but a column goes by places
-    assert turn_batch([rollout, trajectory("b", "y", [1], 1.0)], columns={"answer": shuffled})[0].columns == batch.columns
-    assert batch.steps.anchor_s == ["door", "door", None]
-    assert batch.group_n.tolist() == [0, 0, 1]
-    assert turn_batch([trajectory("b", "y", [1], 1.0)])[0].steps.anchor_s is None
+    assert turn_batch(rollouts, columns={"answer": shuffled})[0].columns == batch.columns
+    assert (batch.steps.anchor_s, batch.group_n.tolist()) == (["door", "door", None], [0, 0, 1])
+    assert turn_batch([other])[0].steps.anchor_s is None
 
 
-@given(
-    sizes=st.lists(
-        st.tuples(st.integers(0, 2), st.lists(st.integers(0, 3), min_size=1, max_size=4)), min_size=1, max_size=6
-    ),
-    per=st.sampled_from(["block", "completion", "batch"]),
-)
+SIZES = st.tuples(st.integers(0, 2), st.lists(st.integers(0, 3), min_size=1, max_size=4))
+
+
+@given(sizes=st.lists(SIZES, min_size=1, max_size=6), per=st.sampled_from(["block", "completion", "batch"]))
 @settings(max_examples=60, deadline=None)
 def test_the_credit_of_a_trajectory_does_not_depend_on_its_rows(sizes, per):
     """Splitting trajectories into turns changes no sum of credit: it is that of whole completions of as many tokens."""
@@ -81,9 +76,6 @@ def test_sentences():
         onto_turns([rollout], "credit", torch.zeros(1, 2))
 
 
-# An outcome that stands at a turn without the block it pays: the rollout has the block, so it has the reward
-
-
 def paid(**columns):
     raise AssertionError("it is recorded")
 
@@ -101,17 +93,11 @@ def block_credit(rollouts, *, scope=None, method="bae"):
 
 @pytest.mark.parametrize("method", ["bae", "dr_grpo"])
 @pytest.mark.parametrize("scope", [None, "rollout"])
-def test_an_outcome_pays_the_block_of_an_earlier_turn(scope, method):
-    scores, block_sk = block_credit([talk("a", 1.0), talk("b", 0.0)], scope=scope, method=method)
-    assert scores.status_nm.flatten().tolist() == [Status.UNSCORED, Status.OK, Status.UNSCORED, Status.OK]
-    assert scores.unused_nm.isnan().all()
-    assert block_sk[:, 1].tolist() == [0.5, 0.0, -0.5, 0.0]
-
-
-def test_a_rollout_without_the_block_has_no_reward():
-    scores, block_sk = block_credit([talk("a", 1.0), talk("b", 0.0), talk("c", 1.0, turns=(BYE, BYE))])
-    assert scores.status_nm.flatten().tolist()[4:] == [Status.ABSENT, Status.ABSENT]
-    assert scores.unused_nm.flatten().tolist()[5] == 1.0
+def test_an_outcome_pays_the_block_of_an_earlier_turn_and_a_rollout_without_it_has_no_reward(scope, method):
+    rollouts = [talk("a", 1.0), talk("b", 0.0), talk("c", 1.0, turns=(BYE, BYE))]  # the last one has no block: no reward
+    scores, block_sk = block_credit(rollouts, scope=scope, method=method)
+    assert scores.status_nm.flatten().tolist() == [Status.UNSCORED, Status.OK] * 2 + [Status.ABSENT] * 2
+    assert scores.unused_nm.flatten().tolist() == pytest.approx([NAN] * 5 + [1.0], nan_ok=True)
     assert block_sk[:, 1].tolist() == [0.5, 0.0, -0.5, 0.0, 0.0, 0.0]  # it joins no baseline
 
 

@@ -8,16 +8,15 @@ import torch
 
 import conformance
 from rollout_files import node, write_lines
-from spanwise import advantages, credit_batch, read
+from spanwise import Vocabulary, advantages, credit_batch, read
 from spanwise.credit import Trajectory, Turn, merge_counts
 from spanwise.engines.tinker import credit_datums
 from spanwise.rollouts import read_traces, write_traces
-from spanwise.segment import Vocabulary
 from spanwise.trajectories import onto_turns, turn_batch
 
 SAVED = conformance.load()
 VOCABULARY = Vocabulary(tuple(piece.encode() for piece in SAVED["pieces"]))
-ROWS = SAVED["rollouts"]["turns"]
+ROWS, STORED = SAVED["rollouts"]["turns"], ("prompt_ids", "response_ids", "mask", "parent")
 
 
 def by_rollout(name):
@@ -62,12 +61,6 @@ def test_every_layout_gives_each_row_its_credit(tmp_path, name, layout, dtype, t
         assert list(values) == pytest.approx(SAVED["advantages"][name][row], abs=tolerance)
 
 
-def test_layouts_agree_bit_for_bit(tmp_path):
-    rollouts, rule = by_rollout("turns"), conformance.scheme("turns", tmp_path)
-    merged = credited([rollout.merged() for rollout in rollouts], rule)
-    assert [rollout.rows() for rollout in merged] == credited(rollouts, rule)
-
-
 def traces(rollouts):
     """The trajectories as verifiers keeps them: a node for what came in between, one for what was sampled."""
     for rollout in rollouts:
@@ -84,22 +77,19 @@ def traces(rollouts):
         yield {"group": {"id": rollout.group}, "run": {"work": {"step": 1}}, "traces": [trace]}
 
 
-def test_the_file_road_gives_the_same(tmp_path):
+def test_the_file_road_gives_the_same_and_layouts_agree_bit_for_bit(tmp_path):
     """A trace has no field for the rewards of turns, so the test puts them back."""
     merged = [rollout.merged() for rollout in by_rollout("turns")]
     file = write_lines(tmp_path / "traces.jsonl", traces(merged))
-    read_back = [
-        replace(
-            rollout,
-            turns=tuple(replace(turn, rewards=old.rewards) for turn, old in zip(rollout.turns, before.turns, strict=True)),
-            rewards={"correct": rollout.rewards["right"]},
-        )
-        for rollout, before in zip(read_traces(file), merged, strict=True)
-    ]
-    assert [[(t.prompt_ids, t.response_ids, t.mask, t.parent) for t in rollout.turns] for rollout in read_back] == [
-        [(t.prompt_ids, t.response_ids, t.mask, t.parent) for t in rollout.turns] for rollout in merged
-    ]
-    write_traces(file, file, credited(read_back, conformance.scheme("turns", tmp_path)))
+    read_back = []
+    for rollout, before in zip(read_traces(file), merged, strict=True):
+        turns = tuple(replace(turn, rewards=old.rewards) for turn, old in zip(rollout.turns, before.turns, strict=True))
+        read_back.append(replace(rollout, turns=turns, rewards={"correct": rollout.rewards["right"]}))
+        for turn, old in zip(turns, before.turns, strict=True):
+            assert [getattr(turn, name) for name in STORED] == [getattr(old, name) for name in STORED]
+    rule = conformance.scheme("turns", tmp_path)
+    assert [rollout.rows() for rollout in credited(merged, rule)] == credited(by_rollout("turns"), rule)  # bit for bit
+    write_traces(file, file, credited(read_back, rule))
     for rollout, before in zip(read_traces(file), merged, strict=True):
         for turn, old in zip(rollout.turns, before.turns, strict=True):
             assert turn.per_token["advantages"] == pytest.approx(SAVED["advantages"]["turns"][old.extra["row"]], abs=1e-12)
@@ -117,12 +107,8 @@ def test_datums_get_the_credit_of_blocks(tmp_path):
         mask = [0.0] * (len(row["prompt"]) - 1) + [float(flag) for flag in row["sampled"]]
         return {"loss_fn_inputs": {"target_tokens": target, "mask": mask, "advantages": [0.0] * len(target)}}
 
-    datums = credit_datums(
-        [[datum(flat[n]) for n in rows] for rows in groups.values()],
-        conformance.scheme("blocks", tmp_path),
-        VOCABULARY,
-        columns={"answer": [flat[rows[0]]["answer"] for rows in groups.values()]},
-    )
+    rule, columns = conformance.scheme("blocks", tmp_path), {"answer": [flat[rows[0]]["answer"] for rows in groups.values()]}
+    datums = credit_datums([[datum(flat[n]) for n in rows] for rows in groups.values()], rule, VOCABULARY, columns=columns)
     for rows, group in zip(groups.values(), datums, strict=True):
         for n, (paid,) in zip(rows, group, strict=True):
             values = paid["loss_fn_inputs"]["advantages"][len(flat[n]["prompt"]) - 1 :]

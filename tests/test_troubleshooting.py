@@ -31,6 +31,9 @@ def test_reasons_and_metrics_of_every_batch_have_their_headings_and_no_others_ar
     assert sorted(headings("Metrics of every batch")) == sorted(f"`{name}`" for name in LOGGED)
     mentioned = re.findall(r"`(credit/[^`]+)`", TEXT)
     assert {re.sub(r"/(correct|brier)/", "/<objective>/", name) for name in mentioned} <= LOGGED
+    figures = critic_error(torch.zeros(1, 2), torch.ones(1, 2), torch.ones(1, 2).bool())
+    names = {f"`critic/{name}`" for name in (*figures, "loss", "grad_norm")}
+    assert {"`critic/explained_variance`"} <= set(headings("Metrics of a critic")) <= names
 
 
 def test_what_warns_after_three_batches_says_so_with_its_threshold():
@@ -43,13 +46,6 @@ def test_what_warns_after_three_batches_says_so_with_its_threshold():
         assert above in warns[name] or (name == "credit/no_signal" and "three batches in a row" in warns[name])
     quiet = set(warns) - set(alarms)
     assert all("above" not in warns[name] for name in quiet)
-
-
-def test_the_metrics_of_a_critic_exist():
-    figures = critic_error(torch.zeros(1, 2), torch.ones(1, 2), torch.ones(1, 2).bool())
-    names = {f"`critic/{name}`" for name in (*figures, "loss", "grad_norm")}
-    assert set(headings("Metrics of a critic")) <= names
-    assert "`critic/explained_variance`" in headings("Metrics of a critic")
 
 
 def test_every_first_warning_and_every_alarm_of_an_evaluation_is_in_its_table():

@@ -29,15 +29,11 @@ def written(start, moves, walk=SHORT):
     return text, state
 
 
-def test_every_state_is_moved_by_the_same_sixteen_deltas():
+def test_every_state_is_moved_by_the_same_sixteen_deltas_and_a_walk_is_right_if_it_follows_and_ends_at_nine():
     for state in range(2, 8):
-        deltas = sorted(int(after) - state for after in STEP[state])
-        assert deltas == [-2] * 2 + [-1] * 3 + [0] * 6 + [1] * 3 + [2] * 2
+        assert sorted(STEP[state] - state) == [-2] * 2 + [-1] * 3 + [0] * 6 + [1] * 3 + [2] * 2
     assert (STEP[0] == 0).all()
     assert (STEP[LAST] == LAST).all()
-
-
-def test_a_walk_is_right_if_it_follows_and_ends_at_nine():
     text, state = written(8, (int(np.flatnonzero(STEP[8] == LAST)[0]), 3))
     assert state == LAST
     assert SHORT.is_right(8, text)
@@ -71,19 +67,15 @@ def test_true_values_are_those_of_every_walk_written_out():
         for move in moves:
             chance, state = chance * float(policy.move_sm[state, move]) * keeps, int(STEP[state, move])
         chances[moves] = chance * (state == LAST)
-    first = 5
-    text, _ = written(7, (first, 0))
+    first, (text, _) = 5, written(7, (5, 0))
     words = [*tokenizer.tokenize(text), "<eos>"]
     mask_nt = torch.ones(1, len(words), dtype=torch.bool)
     walks = Sampled(SHORT, None, mask_nt, [words], [7], torch.zeros(1, len(words), len(ids)), ids)
     value_nt, adv_nt = walks.truth(policy)
-    total = sum(chances.values())
+    total, at = sum(chances.values()), words.index("#2")
     after_first = sum(chance for moves, chance in chances.items() if moves[0] == first) / float(policy.move_sm[7, first])
-    before_second = after_first / keeps
-    at = words.index("#2")
-    assert value_nt[0, 1].item() == pytest.approx(total)
-    assert value_nt[0, 2:at].tolist() == pytest.approx([after_first] * (at - 2))
-    assert value_nt[0, at + 1].item() == pytest.approx(before_second)
+    assert value_nt[0, 1:at].tolist() == pytest.approx([total, *[after_first] * (at - 2)])
+    assert value_nt[0, at + 1].item() == pytest.approx(after_first / keeps)
     assert adv_nt[0, 1].item() == pytest.approx(after_first - total)
     assert adv_nt[0].count_nonzero() == 2
 
@@ -116,12 +108,7 @@ def test_an_environment_writes_the_state_that_follows_and_nothing_else():
     assert [tokens[place - 1] for place in filled] == ["(1)", "(1)"]
     written_by_policy = writer.env_mask([ids[token] for token in tokens[2:]])
     assert [place + 2 for place, by_policy in enumerate(written_by_policy) if not by_policy] == filled
-
-
-def test_the_environment_ignores_false_states_and_lines_without_a_move():
-    tokenizer = build_walk_tokenizer()
-    writer, ids = StateWriter(tokenizer), tokenizer.get_vocab()
-    move = MOVES[3]
+    move = MOVES[3]  # false states and lines without a move are ignored
     cases = {
         f"5=#1{move}(1)": STEP[5, 3],
         f"5=#1{move}(1)9#2{move}(1)": STEP[9, 3],
@@ -161,11 +148,9 @@ def walk_of_environment(logp):
     tokenizer, walk = build_walk_tokenizer(), Walk("told", 2, (1, 2) * 8, "short", is_told=True)
     ids, (text, _) = tokenizer.get_vocab(), written(7, (0, 1), walk)
     words = [*tokenizer.tokenize(text), "<eos>"]
-    ids_nl = torch.tensor([[ids[word] for word in words]])
+    ids_nl, logp_nlv = torch.tensor([[ids[word] for word in words]]), torch.full((1, len(words), len(ids)), logp)
     rows = Sequences(ids_nl, torch.ones_like(ids_nl), len(words))
-    return Sampled(
-        walk, rows, torch.ones_like(ids_nl, dtype=torch.bool), [words], [7], torch.full((1, len(words), len(ids)), logp), ids
-    )
+    return Sampled(walk, rows, rows.attention_nl.bool(), [words], [7], logp_nlv, ids)
 
 
 def test_what_an_environment_wrote_is_neither_trained_on_nor_a_slip_of_the_policy():
@@ -174,10 +159,10 @@ def test_what_an_environment_wrote_is_neither_trained_on_nor_a_slip_of_the_polic
         walks.words[0][3],
         walks.words[0][8],
     ]
-    lines = [0.9**2, 0.9**3]  # number and countdown; the state is the environment's
-    assert walks.policy().keeps == pytest.approx(sum(lines) / 2)
+    keeps = (0.9**2 + 0.9**3) / 2  # number and countdown; the state is the environment's
+    assert walks.policy().keeps == pytest.approx(keeps)
     untold = replace(walks, walk=replace(walks.walk, is_told=False))
-    assert untold.policy().keeps == pytest.approx(0.9 * sum(lines) / 2)
+    assert untold.policy().keeps == pytest.approx(0.9 * keeps)
     assert untold.written_nt.all()
 
 
@@ -185,23 +170,15 @@ def test_estimators_are_compared_at_the_moves_batch_by_batch():
     walks = walk_of_environment(-1.0)
     true_nt = torch.zeros(4, 10, dtype=torch.float64)
     true_nt[:, [1, 5]] = torch.tensor([[1.0, 2.0], [3.0, 4.0], [1.0, -1.0], [2.0, 0.5]], dtype=torch.float64)
-    walks = replace(
-        walks,
-        mask_nt=walks.mask_nt.expand(4, 10),
-        rows=Sequences(*(part.expand(4, 10) for part in (walks.rows.ids_nl, walks.rows.attention_nl)), 10),
-    )
+    rows = Sequences(*(part.expand(4, 10) for part in (walks.rows.ids_nl, walks.rows.attention_nl)), 10)
+    walks = replace(walks, mask_nt=walks.mask_nt.expand(4, 10), rows=rows)
     measured = Measured(walks, None, torch.zeros(4), {}, true_nt, [torch.tensor([0, 1]), torch.tensor([2, 3])])
-    noise_nt = torch.full((4, 10), 7.0, dtype=torch.float64)
-    adv_nt = torch.where(true_nt != 0, 2 * true_nt + 1, noise_nt)
+    adv_nt = torch.where(true_nt != 0, 2 * true_nt + 1, 7.0)
     assert measured.correlations(adv_nt) == pytest.approx([1.0, 1.0])
     adv_nt[2:] *= -1
     assert measured.correlations(adv_nt) == pytest.approx([1.0, -1.0])
     assert measured.last_n.tolist() == [9] * 4
-
-
-def test_the_best_lambda_is_chosen_within_its_kind():
-    series = {"gae 0.5": [0.1, 0.2], "gae 1": [0.3, 0.1], "sae 0.5": [0.9, 0.0], "sae 1": [0.4, 0.4]}
-    chosen = {
-        kind: best_of(kind, {name: torch.tensor(values) for name, values in series.items()}) for kind in ("gae", "sae")
-    }
-    assert chosen == {"gae": "gae 1", "sae": "sae 0.5"}
+    # The best lambda is chosen within its kind.
+    means = {"gae 0.5": [0.1, 0.2], "gae 1": [0.3, 0.1], "sae 0.5": [0.9, 0.0], "sae 1": [0.4, 0.4]}
+    series = {name: torch.tensor(values) for name, values in means.items()}
+    assert [best_of(kind, series) for kind in ("gae", "sae")] == ["gae 1", "sae 0.5"]

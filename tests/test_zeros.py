@@ -6,8 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helpers import NAN
-from spanwise import AlignmentError, Layout, Objective, Scheme, Vocabulary
-from spanwise.batch import Batch, Steps
+from spanwise import AlignmentError, Batch, Layout, Objective, Scheme, Steps, Vocabulary
 from spanwise.pipeline import Reading, advantages, credit_batch, read
 from spanwise.types import Credit, Fault, Scores, Spans, Status
 from spanwise.zeros import Zero, reason_of, recorded_reasons, tally_zeros, zero_reasons
@@ -32,9 +31,7 @@ def explained(reading, scheme, group, learned=None):
     """Tally the reasons as the command does: rows end to end, a tool's token before each."""
     group_n = torch.tensor(group)
     credit = credit_batch(reading, Batch(group_n), scheme)
-    keys = zero_reasons(credit, scheme)
-    learned_n = None if learned is None else torch.tensor(learned)
-    spans = reading.spans
+    learned_n, spans = None if learned is None else torch.tensor(learned), reading.spans
     advantage_nt = advantages(credit, spans, scheme)
     if learned is not None:
         advantage_nt = advantage_nt * learned_n[:, None]
@@ -42,37 +39,36 @@ def explained(reading, scheme, group, learned=None):
     filled_nt = torch.arange(advantage_nt.shape[1]) < width_n[:, None]
     row_v = torch.arange(len(reading)).repeat_interleave(width_n)
     tally = tally_zeros(
-        keys, advantage_nt[filled_nt], spans.block_nt[filled_nt], row_v, names=scheme.names, learned_n=learned_n,
-        trainable_v=(spans.block_nt >= 0)[filled_nt],
+        zero_reasons(credit, scheme), advantage_nt[filled_nt], spans.block_nt[filled_nt], row_v, names=scheme.names,
+        learned_n=learned_n, trainable_v=(spans.block_nt >= 0)[filled_nt],
     )  # fmt: skip
-    return tally, credit, advantage_nt[filled_nt], keys
+    return tally, credit, advantage_nt[filled_nt]
 
 
-def named(tally, keys):
-    return [(reason_of(key).name, tally.objective(key)) for key in keys]
+def named(tally):
+    return [(reason_of(key).name, tally.objective(key)) for key in tally.key_n.tolist()]
+
+
+def names_of(keys):
+    return [reason_of(key).name for key in keys.flatten().tolist()]
 
 
 ONE = Scheme("bae", LAYOUT, [Objective("format", "a", name="right")])
 
 
 def test_cut_off_is_a_reason_of_its_own_and_an_unpaid_block_as_well():
-    reading = reading_of(
-        [[NAN], [1.0], [0.0]], [[ABSENT], [OK], [OK]], [[1, 0, 0], [1, 0, 3], [1, 0, 0]], [Fault.TRUNCATED, 0, 0]
-    )
+    lengths = [[1, 0, 0], [1, 0, 3], [1, 0, 0]]
+    reading = reading_of([[NAN], [1.0], [0.0]], [[ABSENT], [OK], [OK]], lengths, [Fault.TRUNCATED, 0, 0])
     tally, *_ = explained(reading, ONE, [0, 0, 0])
-    assert [(c.reason.name, c.tokens, c.completions, c.rows) for c in tally.counts(examples=2)] == [
-        ("CREDITED", 2, 2, (1, 2)),
-        ("MASKED", 3, 0, (0, 1)),
-        ("UNPAID", 3, 0, (1,)),
-        ("TRUNCATED", 1, 1, (0,)),
-    ]
+    counts = [(c.reason.name, c.tokens, c.completions, c.rows) for c in tally.counts(examples=2)]
+    assert counts[:2] == [("CREDITED", 2, 2, (1, 2)), ("MASKED", 3, 0, (0, 1))]
+    assert counts[2:] == [("UNPAID", 3, 0, (1,)), ("TRUNCATED", 1, 1, (0,))]
 
 
 def test_a_completion_without_a_last_value_is_left_out():
     """So it is under a critic's `truncated: mask`. The others have credit under `gae`."""
     scheme = Scheme.preset("gae", Layout({"all": ["answer"]}), objectives=[Objective("environment", "all")])
-    ends_n = torch.tensor([0.0, NAN, 0.0])
-    values = {"value_nt": torch.full((3, 1), 0.3), "bootstrap_n": ends_n}
+    values = {"value_nt": torch.full((3, 1), 0.3), "bootstrap_n": torch.tensor([0.0, NAN, 0.0])}
     batch = Batch.jagged([[0]] * 3, [0, 0, 0], columns={"environment": [1.0, 0.0, 0.0]}, **values)
     credit = credit_batch(read(batch, scheme, Vocabulary((b"4",))), batch, scheme)
     assert (credit.block_nk[:, 0] != 0).tolist() == [True, False, True]
@@ -83,11 +79,9 @@ def test_of_two_objectives_the_graver_reason_counts_and_what_cancels_is_said():
     rule = Scheme("bae", LAYOUT, [*ONE.objectives, Objective("format", "a", name="said", weight=-1)])
     reading = reading_of([[1, NAN], [1, 1], [1, 0], [0, 0]], [[OK, ERROR], [OK, OK], [OK, OK], [OK, OK]], [[1, 0, 0]] * 4)
     tally, *_ = explained(reading, rule, [0, 0, 1, 1])
-    credited = ("CREDITED", "")
-    assert named(tally, tally.key_n.tolist()) == [("ERROR", "said"), ("SINGLETON", "said"), credited, credited]
-    reading = reading_of([[1, 1], [0, 0]], [[OK, OK]] * 2, [[1, 0, 0]] * 2)
-    tally, *_ = explained(reading, rule, [0, 0])
-    assert named(tally, tally.key_n.tolist()) == [("CANCELLED", "")] * 2
+    assert named(tally) == [("ERROR", "said"), ("SINGLETON", "said"), ("CREDITED", ""), ("CREDITED", "")]
+    tally, *_ = explained(reading_of([[1, 1], [0, 0]], [[OK, OK]] * 2, [[1, 0, 0]] * 2), rule, [0, 0])
+    assert named(tally) == [("CANCELLED", "")] * 2
 
 
 @pytest.mark.parametrize(
@@ -99,7 +93,7 @@ def test_if_several_objectives_of_a_block_were_compared_the_first_is_named(right
     rule = Scheme("bae", LAYOUT, [*ONE.objectives, Objective("format", "a", name="said", weight=0.25)])
     reading = reading_of([[right, said] for right in right_n], [[OK, OK]] * 3, [[1, 0, 0]] * 3)
     tally, *_ = explained(reading, rule, [0, 0, 0])
-    assert named(tally, tally.key_n.tolist())[2] == (reason, "right")
+    assert named(tally)[2] == (reason, "right")
 
 
 def test_turns_of_rollouts_are_explained_by_their_rollouts():
@@ -112,25 +106,24 @@ def test_turns_of_rollouts_are_explained_by_their_rollouts():
     scheme = Scheme("bae", LAYOUT, [*ONE.objectives, Objective("format", "b", name="said", scope="turn")])
     credit = credit_batch(reading, Batch(group_n, steps=steps), scheme)
     assert not credit.has_signal
-    names = [[reason_of(key).name for key in row] for row in zero_reasons(credit, scheme).tolist()]
-    compared = ["ALL_WRONG", "ALL_EQUAL", "UNPAID"]
-    assert names == [compared] * 3 + [["ALL_WRONG", "ERROR", "UNPAID"], ["SINGLETON", "ABSENT", "UNPAID"]]
+    compared = ["ALL_WRONG", "ALL_EQUAL", "UNPAID"] * 3
+    names = [*compared, "ALL_WRONG", "ERROR", "UNPAID", "SINGLETON", "ABSENT", "UNPAID"]
+    assert names_of(zero_reasons(credit, scheme)) == names
     alone = zero_reasons(credit_batch(reading, Batch(torch.tensor([0, 0, 1, 1, 2]), steps=steps), scheme), scheme)
-    assert [reason_of(key).name for key in alone[:, 1].tolist()][:3] == ["SINGLETON"] * 3  # two turns are one vote
+    assert names_of(alone[:3, 1]) == ["SINGLETON"] * 3  # two turns are one vote
 
 
 def test_what_a_trainer_recorded():
     credit_nk = torch.tensor([[0.0], [0.0], [0.5], [0.0], [0.0], [0.0], [NAN]])
     group_n = torch.tensor([-1, -1, -(2**63), -(2**63), 5, 2**62, 2**62])  # hashes of prompts
     reward_n = torch.tensor([1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0])
-    names = [reason_of(key).name for key in recorded_reasons(credit_nk, group_n, reward_n=reward_n).flatten().tolist()]
-    assert names == ["ALL_RIGHT", "ALL_RIGHT", "RECORDED", "RECORDED", "SINGLETON", "ALL_EQUAL", "UNSCORED"]
-    names = [reason_of(key).name for key in recorded_reasons(credit_nk, group_n).flatten().tolist()]
-    assert names == ["ALL_EQUAL", "ALL_EQUAL", "RECORDED", "RECORDED", "SINGLETON", "ALL_EQUAL", "UNSCORED"]
+    others = ["RECORDED", "RECORDED", "SINGLETON", "ALL_EQUAL", "UNSCORED"]
+    assert names_of(recorded_reasons(credit_nk, group_n, reward_n=reward_n)) == ["ALL_RIGHT", "ALL_RIGHT", *others]
+    assert names_of(recorded_reasons(credit_nk, group_n)) == ["ALL_EQUAL", "ALL_EQUAL", *others]
     # Rollouts of two turns have one reward and one vote: two of the first prompt, one of the second.
     rollout_n, reward_n = torch.tensor([4, 4, -2, -2, 9, 9]), torch.tensor([0.0, 0.0, NAN, 0.0, NAN, 0.0])
-    keys = recorded_reasons(torch.zeros(6, 1), (rollout_n == 9).long(), reward_n=reward_n, rollout_n=rollout_n).flatten()
-    assert [reason_of(key).name for key in keys.tolist()] == ["ALL_WRONG"] * 4 + ["SINGLETON"] * 2
+    keys = recorded_reasons(torch.zeros(6, 1), (rollout_n == 9).long(), reward_n=reward_n, rollout_n=rollout_n)
+    assert names_of(keys) == ["ALL_WRONG"] * 4 + ["SINGLETON"] * 2
 
 
 def test_what_does_not_fit_is_refused(unchecked_shapes):
@@ -139,9 +132,6 @@ def test_what_does_not_fit_is_refused(unchecked_shapes):
     blank = Credit(torch.zeros(1, 3).double(), torch.zeros(1).double(), torch.zeros(1).long(), torch.zeros(1).long())
     with pytest.raises(AlignmentError, match=r"take a credit from pipeline\.credit"):
         zero_reasons(blank, ONE)
-
-
-# --------------------------------------------------------------------------- any batch
 
 
 def schemes():
@@ -189,7 +179,7 @@ def by_definition(credit, scheme, k, i):
 def test_every_token_has_one_reason_and_it_is_true(batch, scheme):
     given_as, group, learned = batch
     reading = reading_of(*given_as)
-    tally, credit, advantage_v, _ = explained(reading, scheme, group, learned)
+    tally, credit, advantage_v = explained(reading, scheme, group, learned)
     n, tokens = len(reading), int((reading.length_nk.sum(dim=1) + 1).sum())
     counts = tally.counts(examples=1)
     assert sum(count.tokens for count in counts) == tokens == len(tally.key_v)
