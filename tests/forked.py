@@ -54,8 +54,8 @@ _servers: dict[tuple, subprocess.Popen] = {}
 def run(code, *, python=(sys.executable,), environment=None, varying=(), cwd=None, imports="import torch"):
     """Run `python -c CODE` where `imports` are done; return what `subprocess.run` would.
 
-    Packages read their environment when they are imported, so a server serves one. `varying` are the variables that may change
-    from call to call; PYTHONPATH among them is put first on `sys.path`.
+    Packages read their environment when they are imported, so a server serves one. `varying` are the variables that may
+    change from call to call; PYTHONPATH among them is put first on `sys.path`.
     """
     environment = {**(environment or os.environ)}
     fixed = {name: value for name, value in environment.items() if name not in (*varying, "PYTEST_CURRENT_TEST")}

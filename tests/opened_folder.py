@@ -20,7 +20,7 @@ def numbers(folder):
 
 
 def check(folder, advantages, sampled, *, step=1):
-    """Compare the folder, whose metrics end with `step`, with the advantages of every sampled token; open it; return its rows."""
+    """Compare the folder, whose metrics end with `step`, with the advantages of sampled tokens; open it; return its rows."""
     rows, stored = numbers(folder)
     expected = [compress(values, flags) for values, flags in zip(advantages, sampled, strict=True)]
     assert stored == pytest.approx([*chain(*expected)], abs=1e-6)

@@ -20,8 +20,7 @@ def test_the_file_is_what_the_definitions_say():
 
 @pytest.mark.parametrize("name", conformance.RECIPES)
 def test_the_pipeline_gives_the_numbers_of_the_file(name, tmp_path):
-    rows = SAVED["rollouts"][conformance.ROWS[name]]
-    rule = conformance.scheme(name, tmp_path)
+    rows, rule = SAVED["rollouts"][conformance.ROWS[name]], conformance.scheme(name, tmp_path)
     adv_rows = conformance.by_pipeline(rows, rule)
     conformance.assert_rows(adv_rows, SAVED["advantages"][name], 1e-12)
     assert sum(value != 0 for row in adv_rows for value in row) > 20

@@ -90,15 +90,13 @@ def test_arms_are_compared_at_completions_that_both_have():
         "by_field": {"curve": by_field, "completions": 136, "seconds": 10.2, "bytes": 2_340_000_000, "format": 1.0},
     }
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in gpu_training.table_lines(arms)]
-    assert [row[0] for row in rows] == [
-        "held-out prompts", "---", *(f"fields right after {n} completions" for n in (0, 36, 64, 128)),
-        "fields right at the end of its time", "well-formed objects at the end", "completions", "seconds of steps",
-        "peak memory, GB",
-    ]  # fmt: skip
-    figures = [[float(cell) for cell in row[1:]] for row in rows[2:]]
-    assert figures == [
-        [0.1, 0.1], [0.15, 0.22], [0.2, 0.3], [0.25, 0.4], [0.3, 0.45], [0.5, 1], [160, 136], [10, 10], [2, 2.34],
-    ]  # fmt: skip
+    after = [f"fields right after {n} completions" for n in (0, 36, 64, 128)]
+    ends = ["fields right at the end of its time", "well-formed objects at the end"]
+    spent = ["completions", "seconds of steps", "peak memory, GB"]
+    assert [row[0] for row in rows] == ["held-out prompts", "---", *after, *ends, *spent]
+    one, by = ([float(row[arm]) for row in rows[2:]] for arm in (1, 2))
+    assert one == [0.1, 0.15, 0.2, 0.25, 0.3, 0.5, 160, 10, 2]
+    assert by == [0.1, 0.22, 0.3, 0.4, 0.45, 1, 136, 10, 2.34]
 
 
 @pytest.mark.filterwarnings("ignore:Step 0|Every advantage:UserWarning")  # eight steps teach no form

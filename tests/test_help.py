@@ -23,10 +23,9 @@ CLI = ("cyclopts", "rich", "pydantic", "pyyaml", "pyarrow", "filelock")
 
 def helped(*words):
     environment = {**os.environ, "COLUMNS": "80"}
-    command = [sys.executable, "-m", "spanwise", *words]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert max(map(len, done.stdout.splitlines())) <= 80
-    return done.stdout
+    text = subprocess.check_output([sys.executable, "-m", "spanwise", *words], env=environment, text=True)
+    assert max(map(len, text.splitlines())) <= 80
+    return text
 
 
 def test_help_and_completion_name_every_command_in_a_second_of_work_and_load_no_torch():
@@ -36,7 +35,7 @@ def test_help_and_completion_name_every_command_in_a_second_of_work_and_load_no_
     assert after.children_user + after.children_system - before.children_user - before.children_system < 1.5
     assert all(name in text for name in (*COMMANDS, "--install-completion"))
     code = "import sys; import spanwise.cli; print({'torch', 'pydantic', 'pyarrow', 'transformers'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "set()"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
     assert all(word in app.generate_completion(shell="bash") for word in (*COMMANDS, "--columns"))
 
 
@@ -67,7 +66,7 @@ def test_a_folder_with_a_command_is_a_command(tmp_path):
     done = subprocess.run([*words, "greet", "you", "--twice"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "hello you True\n")
     assert done.stderr.endswith("Install it with: pip install 'spanwise[report]'\n")
-    assert "Greet somebody." in subprocess.run([*words, "--help"], capture_output=True, text=True, check=True).stdout
+    assert "Greet somebody." in subprocess.check_output([*words, "--help"], text=True)
 
 
 def closure(names):

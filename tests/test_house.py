@@ -28,10 +28,6 @@ STARTED_FROM_OUTSIDE = {
 }  # fmt: skip
 
 
-def module_name(path):
-    return ".".join(("spanwise", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
-
-
 def imported_names(tree):
     """Return every module that a file imports, and every imported name, which may be a module."""
     names = set()
@@ -45,7 +41,8 @@ def imported_names(tree):
 
 @pytest.fixture(scope="module")
 def trees():
-    return {module_name(path): ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SOURCE.rglob("*.py"))}
+    files = {path: ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts) for path in sorted(SOURCE.rglob("*.py"))}
+    return {name.removesuffix(".__init__"): ast.parse(path.read_text(encoding="utf-8")) for path, name in files.items()}
 
 
 def test_no_circle_of_modules(trees):
@@ -62,25 +59,16 @@ def test_the_suite_checks_shapes_at_run_time():
         spanwise.grpo(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))
 
 
-def test_no_class_name_twice(trees):
+def test_no_class_name_twice_and_no_function_with_the_name_of_a_room(trees):
+    rooms = {path.name for path in SOURCE.rglob("*") if path.is_dir()} | {path.stem for path in SOURCE.glob("*.py")}
     homes = {}
     for module, tree in trees.items():
         for node in tree.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(module)
+            if isinstance(node, ast.FunctionDef) and not module.startswith(("spanwise.commands", "spanwise.cli")):
+                assert node.name not in rooms, module
     assert {name: where for name, where in homes.items() if len(where) > 1} == {}
-
-
-def test_no_function_has_the_name_of_a_room(trees):
-    rooms = {path.name for path in SOURCE.rglob("*") if path.is_dir()} | {path.stem for path in SOURCE.glob("*.py")}
-    clashes = {
-        f"{module.removeprefix('spanwise.')}.{node.name}"
-        for module, tree in trees.items()
-        if not module.startswith(("spanwise.commands", "spanwise.cli"))
-        for node in tree.body
-        if isinstance(node, ast.FunctionDef) and node.name in rooms
-    }
-    assert clashes == set()
 
 
 #: Packages that need an environment of their own.

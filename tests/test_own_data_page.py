@@ -44,16 +44,13 @@ def test_every_file_has_its_command_and_the_table_of_roles_is_that_of_the_code()
         assert re.findall(r"`(\w+)`", row) == list(names)
 
 
-def test_the_credit_of_the_first_example(capsys):
-    """One of two is right, and both of two: the verdicts are +-1/2 and 0."""
+def test_the_credit_of_the_first_example_and_the_python_prints_what_it_says(capsys):
+    # One of two is right, and both of two: the verdicts are +-1/2 and 0.
     result = credit_rollouts("sums.csv", methods=["bae"], reward={"correct": "text"})
     assert result.applied[0].credit.block_nk[:, 0].tolist() == pytest.approx([0.5, -0.5, 0.0, 0.0])
     assert "Some recorded numbers are missing or not finite: 1 of 4 values of 'reward'" in result.note
-
-
-def test_the_python_prints_what_it_says(capsys):
-    (code,) = blocks(OWN_DATA, "python")
-    namespace = {}
+    capsys.readouterr()
+    (code,), namespace = blocks(OWN_DATA, "python"), {}
     exec(compile(code, "own_data.md", "exec"), namespace)
     assert capsys.readouterr().out.strip() == re.findall(r"^print\(.*#\s*(.*)$", code, re.MULTILINE)[0]
     assert torch.isnan(namespace["table"].rewards["acc"].value_n[2])

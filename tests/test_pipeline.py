@@ -186,7 +186,7 @@ def test_a_group_in_which_a_missing_reward_has_a_price_is_neither_unanimous_nor_
     credit = credit_batch(reading, Batch([7] * 3), PRICED)
     assert credit.stop_n.tolist() == [0.0, 0.0, -2.0]
     assert metrics(credit, reading, PRICED, group_n=torch.tensor([7] * 3))["credit/unanimous"] == 0.0
-    # By hand: 1 is alone with its prompt and gets 0; what left the block out stands for -1, and pays -1 - 1 = -2 for stopping.
+    # By hand: 1 is alone with its prompt and gets 0; what left the block out stands for -1, and stopping pays -1 - 1 = -2.
     reading = reading_of([1.0, math.nan], [[1], [0]], [0] * 2)
     credit = credit_batch(reading, Batch([7, 7]), PRICED)
     assert (credit.block_nk.tolist(), credit.stop_n.tolist()) == ([[0.0], [0.0]], [0.0, -2.0])

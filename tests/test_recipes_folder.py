@@ -111,14 +111,13 @@ LETTER = {
 NO_DUE_DATE = {**LETTER, "due": None}
 
 
-def letter_credit(records, gold):
-    _, filled = planned(INVOICES)
-    tokenizer = build_invoice_tokenizer()
-    ids = tokenizer([json.dumps(record) for record in records])["input_ids"]
-    return credit_by_block(filled, Vocabulary.from_tokenizer(tokenizer), ids, json.dumps(gold))
-
-
 def test_a_due_date_is_paid_for_being_stated_and_a_total_for_being_right_and_for_adding_up() -> None:
+    (_, filled), tokenizer = planned(INVOICES), build_invoice_tokenizer()
+
+    def letter_credit(records, gold):
+        ids = tokenizer([json.dumps(record) for record in records])["input_ids"]
+        return credit_by_block(filled, Vocabulary.from_tokenizer(tokenizer), ids, json.dumps(gold))
+
     # Choice: rewards 1 1 0 0, mean 1/2. Among the two dates: rewards 1 0, mean 1/2. Null is not charged for being no date.
     records = [LETTER, {**LETTER, "due": "2024-03-20"}, NO_DUE_DATE, NO_DUE_DATE]
     assert letter_credit(records, LETTER)["due"] == pytest.approx([0.5 + 0.5, 0.5 - 0.5, -0.5, -0.5])

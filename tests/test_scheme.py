@@ -196,6 +196,8 @@ def test_a_method_without_a_preset_is_called_from_python_only(capsys):
 
 SOLVED, UNCOMPARED = Objective("correct", pays="solution"), Objective("correct", pays="solution", baseline="none")
 GIVEN = Objective("format", "confidence", given="correct")
+OUT_OF_RANGE = [("bae", "min_stratum", 1), ("grpo", "ddof", 2), ("grpo", "eps", -1)]
+OUT_OF_RANGE += [("gdpo", "conflict", 1.5), ("gdpo", "conflict", 0)]
 OUTSIDE, NOT_POSITIVE = (-0.1, 1.1, NAN, True, "0.9"), (0, -0.05, NAN, float("inf"), True, "0.05")
 
 
@@ -207,11 +209,7 @@ OUTSIDE, NOT_POSITIVE = (-0.1, 1.1, NAN, True, "0.9"), (0, -0.05, NAN, float("in
         ("no confidence", "bae", {"layout": Layout({"first": ["answer"], "second": ["answer"]}), "calibration": "brier"}),
         ("per is '-1'", "bae", {"per": "-1"}),
         ("per is 'True'", "bae", {"per": True}),
-        ("min_stratum is 1", "bae", {"min_stratum": 1}),
-        ("ddof is 2", "grpo", {"ddof": 2}),
-        ("eps is -1", "grpo", {"eps": -1}),
-        ("conflict is 1.5", "gdpo", {"conflict": 1.5}),
-        ("conflict is 0", "gdpo", {"conflict": 0}),
+        *((f"{name} is {value}", method, {name: value}) for method, name, value in OUT_OF_RANGE),
         ("Pass it as longest=", "dr_grpo", {"longest": None}),
         ("names the outcome 'correct' in 'given', but", "bae", {"objectives": [SOLVED, GIVEN]}),
         ("Option 'leave_one_out' of method 'bae'", "bae", {"objectives": [UNCOMPARED], "leave_one_out": True}),
@@ -280,14 +278,12 @@ ALIKE = [Objective("correct", LAYOUT.names), Objective("brier", LAYOUT.names[::-
 def test_the_names_of_the_values():
     per_objective, shared = ("correct", "brier"), ("return",)
     for method in ("gae", "sae"):
-        assert preset(method).value_names == shared
-        assert preset(method, objectives=APART).value_names == per_objective
+        for objectives, names in ((None, shared), (APART, per_objective), (ALIKE, shared), (APART[:1], shared)):
+            assert preset(method, objectives=objectives).value_names == names
         assert preset(method, objectives=APART, values="shared").value_names == shared
-        assert preset(method, objectives=ALIKE).value_names == shared
         assert preset(method, objectives=ALIKE, values="objective").value_names == per_objective
-        assert preset(method, objectives=APART[:1]).value_names == shared
-        assert preset(method, values="objective").value_names == ("correct",)
-        assert preset(method, values="objective").plain()["values"] == "objective"
+        alone = preset(method, values="objective")
+        assert (alone.value_names, alone.plain()["values"]) == (("correct",), "objective")
         assert "values" not in preset(method).plain()
     assert preset("bae").value_names == preset("reinforce++").value_names == ()
 

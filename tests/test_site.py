@@ -32,6 +32,8 @@ def test_every_concept_has_a_sentence_a_picture_and_an_example():
         assert f"**{name.lower()}**" in text.lower(), name
         assert f"](images/concepts-{name.lower().replace(' ', '-')}.svg)" in text, name
         assert len(PYTHON.findall(text)) == 1, name
+    for name, picture in concepts_pictures.pictures().items():
+        assert (DOCS / "images" / name).read_text(encoding="utf-8") == picture, "run python docs/_ext/concepts_pictures.py"
 
 
 def test_the_concepts_print_what_the_page_says(unchecked_shapes):
@@ -44,11 +46,6 @@ def test_the_concepts_print_what_the_page_says(unchecked_shapes):
             exec(compile(code, "docs/concepts.md", "exec"), namespace)
     assert printed.getvalue().splitlines() == promised
     assert len(promised) == 9
-
-
-def test_the_committed_pictures_are_those_of_the_script():
-    for name, picture in concepts_pictures.pictures().items():
-        assert (DOCS / "images" / name).read_text(encoding="utf-8") == picture, "run python docs/_ext/concepts_pictures.py"
 
 
 def site(folder, **pages):
@@ -67,32 +64,23 @@ def test_links_of_a_site_are_followed_and_those_that_lead_nowhere_are_named(tmp_
     assert site_links.broken(broken) == [*files, *places]
 
 
-def links():
-    """The extension, where Sphinx is installed (`make docs`)."""
-    pytest.importorskip("sphinx")
-    return importlib.import_module("pictures_and_links")
-
-
-def test_links_out_of_docs_find_a_page_of_the_site():
-    for_site, page = links().for_site, DOCS / "howto" / "x.md"
+def test_links_out_of_docs_find_a_page_of_the_site_and_a_picture_has_its_dark_twin_on_the_page(tmp_path):
+    application = pytest.importorskip("sphinx.application")  # it comes with `make docs`
+    extension = importlib.import_module("pictures_and_links")
+    for_site, page = extension.for_site, DOCS / "howto" / "x.md"
     assert for_site("[a](../../SECURITY.md) [b](../../README.md)", page) == "[a](../project/security.md) [b](../index.md)"
     assert for_site("[recipes](../../recipes) and [verl](../verl.md#gae)", page) == "recipes and [verl](../verl.md#gae)"
     assert for_site("```\n[a](../../SECURITY.md)\n```", page) == "```\n[a](../../SECURITY.md)\n```"
     assert for_site("[a](docs/verl.md)", DOCS / "project" / "changelog.md", ROOT) == "[a](../verl.md)"
-
-
-def test_a_picture_has_its_dark_twin_and_both_are_on_the_page(tmp_path):
-    """A picture that is shown in one of the two only would be missing in the other."""
-    twin = links().twin
-    assert twin(DOCS / "images" / "fields.png") == DOCS / "images" / "fields-dark.png"
-    assert twin(DOCS / "images" / "report-train.png") is twin(DOCS / "images" / "fields-dark.png") is None
-    from sphinx.application import Sphinx
-
+    # A picture that is shown in one of the two only would be missing in the other.
+    twins = [extension.twin(DOCS / "images" / f"{name}.png") for name in ("fields", "report-train", "fields-dark")]
+    assert twins == [DOCS / "images" / "fields-dark.png", None, None]
     (tmp_path / "images").mkdir()
     for name in ("a.svg", "a-dark.svg"):
         (tmp_path / "images" / name).write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
     (tmp_path / "index.md").write_text("# Title\n\n![words](images/a.svg)\n")
     settings = {"extensions": ["myst_nb", "pictures_and_links"], "html_theme": "basic"}
-    Sphinx(tmp_path, None, tmp_path / "out", tmp_path / "trees", "html", settings, status=None, warning=None).build()
+    folders = tmp_path, None, tmp_path / "out", tmp_path / "trees"
+    application.Sphinx(*folders, "html", settings, status=None, warning=None).build()
     images = re.findall(r'class="([^"]+)" src="_images/([^"]+)"', (tmp_path / "out" / "index.html").read_text())
     assert images == [("only-light", "a.svg"), ("only-dark", "a-dark.svg")]

@@ -84,7 +84,7 @@ def talk(name, reward, *, turns=(SAYS, BYE)):
     return chain(name, 0, turns, {"paid": reward}, anchor="start")
 
 
-def block_credit(rollouts, *, scope=None, method="bae"):
+def block_credit(rollouts, scope, method):
     scheme = Scheme(method, TWO, (Objective(paid, pays="confidence", scope=scope),), "completion")
     batch, recorded = turn_batch(rollouts)
     reading = read(batch, scheme, VOCABULARY, recorded=recorded)
@@ -95,7 +95,7 @@ def block_credit(rollouts, *, scope=None, method="bae"):
 @pytest.mark.parametrize("scope", [None, "rollout"])
 def test_an_outcome_pays_the_block_of_an_earlier_turn_and_a_rollout_without_it_has_no_reward(scope, method):
     rollouts = [talk("a", 1.0), talk("b", 0.0), talk("c", 1.0, turns=(BYE, BYE))]  # the last one has no block: no reward
-    scores, block_sk = block_credit(rollouts, scope=scope, method=method)
+    scores, block_sk = block_credit(rollouts, scope, method)
     assert scores.status_nm.flatten().tolist() == [Status.UNSCORED, Status.OK] * 2 + [Status.ABSENT] * 2
     assert scores.unused_nm.flatten().tolist() == pytest.approx([NAN] * 5 + [1.0], nan_ok=True)
     assert block_sk[:, 1].tolist() == [0.5, 0.0, -0.5, 0.0, 0.0, 0.0]  # it joins no baseline
@@ -103,6 +103,6 @@ def test_an_outcome_pays_the_block_of_an_earlier_turn_and_a_rollout_without_it_h
 
 @pytest.mark.parametrize(("method", "scope"), [("bae", "turn"), ("gigpo", None)])
 def test_a_reward_of_turns_keeps_to_its_turn(method, scope):
-    scores, block_sk = block_credit([talk("a", 1.0), talk("b", 0.0)], scope=scope, method=method)
+    scores, block_sk = block_credit([talk("a", 1.0), talk("b", 0.0)], scope, method)
     assert scores.status_nm.flatten().tolist() == [Status.UNSCORED, Status.ABSENT] * 2
     assert block_sk.abs().sum() == 0

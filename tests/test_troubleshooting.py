@@ -44,8 +44,7 @@ def test_what_warns_after_three_batches_says_so_with_its_threshold():
     for name, alarm in alarms.items():
         above = f"{alarm.side} {alarm.threshold:g}".replace("0.", ".")
         assert above in warns[name] or (name == "credit/no_signal" and "three batches in a row" in warns[name])
-    quiet = set(warns) - set(alarms)
-    assert all("above" not in warns[name] for name in quiet)
+    assert all("above" not in warns[name] for name in set(warns) - set(alarms))
 
 
 def test_every_first_warning_and_every_alarm_of_an_evaluation_is_in_its_table():

@@ -50,6 +50,8 @@ CASES = {
     "Fields of JSON, one after the other": asked(
         LlamaForSequenceClassification, [PiecewiseText({"plan": {"": "1"}}, "{1}")], sees="prefix"
     ),
-    "Completions that are all too long for the model": asked(LlamaForSequenceClassification, [{"plan": {"": "x" * 99}}] * 2),
+    "Completions that are all too long for the model": asked(
+        LlamaForSequenceClassification, [{"plan": {"": "long" * 99}}] * 2
+    ),
 }
 test = check(__doc__, CASES)
