@@ -5,13 +5,25 @@ from typing import assert_type
 import torch
 from torch import Tensor
 
-from spanwise import Batch, Layout, Objective, Reading, Scheme, Vocabulary, advantages, credit_batch, metrics, read
+from spanwise import (
+    Batch,
+    Credit,
+    Layout,
+    Objective,
+    Reading,
+    Scheme,
+    Vocabulary,
+    advantages,
+    credit_batch,
+    metrics,
+    read,
+    setup_warnings,
+)
 from spanwise.credit import grpo
 from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
-from spanwise.explain import setup_warnings
 from spanwise.measure import ece
 from spanwise.segment import find_blocks
-from spanwise.types import BlockText, Credit, Spans
+from spanwise.types import BlockText, Spans
 
 layout = Layout({"solution": ["answer"], "confidence": "confidence"})
 objective = Objective("correct", pays="solution", if_missing=0)
@@ -29,8 +41,9 @@ assert_type(advantages(credit, reading.spans, scheme), Tensor)
 assert_type(metrics(credit, reading, scheme), dict[str, float])
 assert_type(setup_warnings(reading, scheme), dict[str, str])
 assert_type(grpo(torch.ones(4), torch.zeros(4)), Tensor)
-found = find_blocks(torch.ones(1, 2), torch.ones(1, 2), layout=layout, vocabulary=vocabulary)
-assert_type(found, tuple[Spans, list[BlockText]])
+assert_type(
+    find_blocks(torch.ones(1, 2), torch.ones(1, 2), layout=layout, vocabulary=vocabulary), tuple[Spans, list[BlockText]]
+)
 
 Objective("correct", pays=3)  # pyright: ignore[reportArgumentType]
 Objective("correct", pays="solution", baseline="grupo")  # pyright: ignore[reportArgumentType]
