@@ -206,13 +206,11 @@ def hidden_names(settings: Any, prefix: str = "") -> list[str]:
 
 
 def function_name(function: Callable[..., Any]) -> str:
-    """Return a function's name as recipes write it, "module:function". Refuse an object without a name."""
-    try:
-        return f"{function.__module__}:{function.__qualname__}"
-    except AttributeError as error:
-        raise RecipeError(
-            f"{function!r} has no name, so no file can name it. Wrap it in a named function, or register it."
-        ) from error
+    """Return a function's name as recipes write it, "module:function". An object goes by its class."""
+    named = function if hasattr(function, "__qualname__") else type(function)
+    if named is partial:
+        raise RecipeError(f"{function!r} has no name, so no file can name it. Wrap it in a named function, or register it.")
+    return f"{named.__module__}:{named.__qualname__}"
 
 
 def _several(names_or_functions: Any) -> Any:

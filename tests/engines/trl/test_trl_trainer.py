@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
+import yaml
 from datasets import Dataset
 
 import trl_small as small
@@ -177,6 +178,27 @@ def test_a_reward_function_in_trls_signature_may_log(tmp_path):
     assert run.state.log_history[0]["longest"] == max(lengths)
     mean = sum(lengths[1:4]) / 3
     assert run.last_rollouts.credit.block_nk[:4, 0].tolist() == pytest.approx([0.0] + [n - mean for n in lengths[1:4]])
+
+
+class Length:
+    """A reward that is an object, as one that keeps a connection."""
+
+    async def __call__(self, completions, **columns):
+        return [float(len(text)) for text in completions]
+
+
+def test_an_object_can_be_a_reward_and_goes_by_its_class(tmp_path):
+    options = {
+        "objectives": [Objective(Length(), pays="solution", name="length")],
+        "layout": Layout({"solution": ["answer"]}),
+    }
+    run = small.trainer(tmp_path, max_steps=1, save_strategy="steps", save_steps=1, keep_rollouts=1, extra=options)
+    run.train()
+    recipe = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
+    assert recipe["objectives"][0]["reward"] == f"{__name__}:Length"
+    assert run.last_rollouts.reading.scores.reward_nm.flatten().tolist() == [
+        len(text) for text in run.last_rollouts.completions
+    ]
 
 
 def asked(*prompts):
