@@ -128,7 +128,7 @@ def test_batches_on_one_loop_share_the_limit_and_processes_their_share(monkeypat
     objective, columns = Objective(compute_score, "solution", options={"max_concurrent": 12}), {"answer": ["0"]}
 
     async def batches():
-        items.SHARERS.set(4)
+        items.REWARD_WORKERS.set(4)
         return await asyncio.gather(*[await_rewards([objective], TEXT[:1], columns) for _ in range(9)])
 
     assert [reward["compute_score"].value_n.item() for reward in asyncio.run(batches())] == [1.0] * 9

@@ -23,13 +23,13 @@ from spanwise.types import BlockText, Status, present, whole_text
 CALL_OPTIONS: Mapping[str, Any] = {"sees": "whole", "block": None, "timeout": 600.0, "max_concurrent": 64}
 _K = TypeVar("_K")
 _T = TypeVar("_T")
-#: How many processes share the limit of requests in flight; 0: all processes of the training.
-SHARERS: ContextVar[int] = ContextVar("sharers", default=0)
+#: How many reward workers score a training's rollouts, one rollout per call; 0: the training's processes score whole batches.
+REWARD_WORKERS: ContextVar[int] = ContextVar("reward_workers", default=0)
 
 
 def requests_per_process(max_concurrent: int) -> int:
     """Return how many requests this process may have in flight. A training's processes share `max_concurrent`."""
-    return max(1, -(-max_concurrent // (SHARERS.get() or int(os.environ.get("WORLD_SIZE", "1")))))
+    return max(1, -(-max_concurrent // (REWARD_WORKERS.get() or int(os.environ.get("WORLD_SIZE", "1")))))
 
 
 @dataclass(frozen=True)
@@ -218,9 +218,9 @@ def _failure(result: CallResult) -> str:
 def refuse_if_all_failed(
     results: Mapping[Any, CallResult], subject: str, *, noun: str = "completions", with_place: bool = False
 ) -> None:
-    """Raise RewardError if all of several calls failed. Then the reward function is at fault, not a completion."""
+    """Raise RewardError if all of several calls failed, in a whole batch. Then the reward function is at fault."""
     failed_results = [result for result in results.values() if result.error is not None]
-    if len(failed_results) == len(results) > 1:
+    if len(failed_results) == len(results) > 1 and not REWARD_WORKERS.get():  # one rollout alone may be at fault
         first_failure = failed_results[0]
         error_place = place_of(first_failure.error) if with_place and first_failure.error is not None else ""
         raise RewardError(

@@ -8,9 +8,11 @@ import time
 import numpy as np
 import pytest
 import torch
+from aiohttp import web
 from verl.trainer.ppo.metric_utils import process_validation_metrics
 from verl_small import RECIPE, TEXT, config_of, manager_of, outputs_of, scored, scoring
 
+from judge_server import Server
 from spanwise import DataError, RecipeError, Status
 from spanwise.engines.verl import carry
 from spanwise.engines.verl.reward import SpanRewardManager as RewardManager
@@ -265,6 +267,27 @@ def test_rewards_that_wait_share_the_loop_and_not_the_thread(tmp_path, monkeypat
     assert infos[0]["length"] == len(texts[0])
     assert sys.modules["waiting.py"].most == 6  # 48 requests of 8 workers
     assert time.monotonic() - started < 0.2 * 30 / 2
+
+
+def test_a_failure_of_one_rollout_alone_is_an_error_and_not_the_end(tmp_path, monkeypatch):
+    """All questions about a rollout that is too long for the judge fail, and a function fails for all its outputs."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth):\n    raise ValueError('too long')\n"
+    )
+    rubric = [{"text": "Is it right?"}, {"text": "Is it short?"}]
+    with Server(lambda *_: web.json_response({"error": {"message": "too long"}}, status=400)).serving() as server:
+        options = f"{{criteria: rubric, model: m, base_url: '{server.url}', retries: 0}}"
+        recipe = (
+            "layout: {a: [answer]}\nobjectives:\n"
+            f"  - {{reward: judge, pays: [a], options: {options}}}\n  - {{reward: mine.py:compute_score, pays: [a]}}\n"
+        )
+        manager = prepared(tmp_path, recipe=recipe)
+        outputs = outputs_of(manager.tokenizer, [RIGHT, WRONG])
+        scored(manager, outputs, extra_info={"rubric": rubric})
+    reading = carry.unpack([info_of(outputs[-1])[carry.KEY]] * 2, manager.scheme, [0, 1]).reading
+    assert reading.scores.status_nm.tolist() == [[Status.ERROR] * 2] * 2
+    assert len(server.requests) == 4
 
 
 def test_an_answer_that_a_reward_function_returns_is_not_the_gold_answer(tmp_path):

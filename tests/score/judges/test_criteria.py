@@ -119,6 +119,15 @@ def test_a_criterion_without_a_verdict_leaves_its_block_without_a_reward():
     assert scores.status_nm[:, 0].tolist() == [ERROR, ERROR, ERROR, ABSENT]
 
 
+def test_all_criteria_of_one_completion_may_fail_without_an_end():
+    rubric = [{"text": "It mentions 3."}, {"text": "It mentions 4."}]
+    with Server(lambda *_: reply("?")).serving() as server:
+        options = {"model": "m", "base_url": server.url, "criteria": "rubric"}
+        scores = score_all([Objective("judge", ["plan"], options=options)], TEXT[:1], columns={"rubric": [rubric]})
+    assert scores.status_nm.tolist() == [[ERROR]]
+    assert len(server.requests) == 2
+
+
 def test_each_criterion_of_a_file_may_be_for_each_step(tmp_path):
     layout = Layout({"step[*]": ["step"]}, most=2)
     options, criteria = {"model": "m", "base_url": "http://x"}, ["It is short.", "It is true."]

@@ -25,7 +25,7 @@ from spanwise.engines.verl import carry, masks
 from spanwise.engines.verl.run import vocabulary_of
 from spanwise.engines.verl.settings import ANY_REWARD, OWN_MANAGER, filter_metric, paid_results, scheme_in, user_chose_reward
 from spanwise.scheme import Scheme
-from spanwise.score.items import SHARERS
+from spanwise.score.items import REWARD_WORKERS
 from spanwise.step import TURNS, ReadBatch, Step
 
 
@@ -41,7 +41,8 @@ class SpanRewardManager(RewardManagerBase):
         self.own_manager = _own_manager(config, self.own_columns, tokenizer, router)
         user_manager = config.algorithm.spanwise.get(OWN_MANAGER)
         self.user_chose_reward = user_chose_reward(config, user_manager and user_manager.name)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="spanwise-reward")
+        # The thread has a context of its own.
+        self._thread = ThreadPoolExecutor(1, "spanwise-reward", REWARD_WORKERS.set, (int(config.reward.num_workers),))
 
     async def run_single(self, data: Any) -> dict[str, Any]:
         """Score one rollout, whose outputs are the rows of `data`. Slow rewards of many rollouts run concurrently."""
@@ -59,7 +60,7 @@ class SpanRewardManager(RewardManagerBase):
         if self.own_manager is not None and (user_gives_column or not _has_agent_reward(field_dicts)):
             user_result = await self.own_manager.run_single(data)
         rollout_batch, length_n, has_masks = await in_thread(self._batch, data, user_result)
-        SHARERS.set(int(self.config.reward.num_workers))
+        REWARD_WORKERS.set(int(self.config.reward.num_workers))
         scored_batch = await self.step.read_waiting(rollout_batch, in_thread)
         return await in_thread(self._packed, scored_batch, rollout_batch, length_n, has_masks)
 

@@ -145,7 +145,7 @@ async def ask_judge(
     Raises:
         RecipeError: options that cannot work.
         DataError: the template names a column that is not there.
-        RewardError: the server refuses the key or the model, has never answered, or all of several questions failed.
+        RewardError: the server refuses the key or the model, has never answered, or all questions of several completions fail.
     """
     prompt_template = load_template(prompt)
     unknown_names = sorted(compiled(prompt_template)[1] - columns.keys() - set(NAMES))
@@ -204,7 +204,7 @@ async def ask_judge(
     for name, answer in zip(running_tasks, other_answers, strict=True):
         is_error = isinstance(answer, BaseException)
         result_by_name[name] = CallResult(status=Status.ERROR, error=answer) if is_error else answer[name]
-    refuse_if_all_failed(result_by_name, "The judge", noun="questions")
+    refuse_if_all_failed(result_by_name if len(questions_by_index) > 1 else {}, "The judge", noun="questions")
     result_by_index = dict[int, CallResult]()
     costs_nc = np.zeros((len(text), len(MEASURES)))
     for n, group in questions_by_index.items():
