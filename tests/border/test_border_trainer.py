@@ -10,7 +10,8 @@ from trl import GRPOConfig
 from border.case import case, check
 from spanwise import Objective, Scheme
 from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
-from trl_small import LAYOUT, OBJECTIVES, SAID, THIRD_PARTY, config, cut, policy, prompts, scheme, scripted, tokenizer
+from spanwise.layout import Layout
+from trl_small import LAYOUT, OBJECTIVES, SAID, THIRD_PARTY, Said, config, cut, policy, prompts, scheme, scripted, tokenizer
 
 pytestmark = [*THIRD_PARTY, pytest.mark.usefixtures("unchecked_shapes")]
 QUESTIONS = [{"prompt": "2+2="}, {"prompt": "1+2="}]
@@ -52,6 +53,17 @@ def script(folder, replaced=None, *, scripts=SAID, train=False, kind=SpanGRPOCon
 def different_blocks(folder):
     apart = Scheme.preset("rlcr", LAYOUT, objectives=[OBJECTIVES[0], Objective(right, "confidence")])
     script({"scheme": apart})(folder)
+
+
+def prefilled_again(folder):
+    """Every other completion calls a tool, and the chat template opens the tag again after the tool's output."""
+    end = ["4", "</answer>", "<confidence>", "1", "</confidence>", "<eos>"]
+    with_tool = Said(["4", "</answer>", "<tool>", "<answer>", *end], [0, 0, -1, -1, *[0] * 6], 1.0, 1.0)
+    scripts = [Said(end, [0] * 6, 1.0, 1.0), with_tool]
+    opened = Dataset.from_list([{**row, "prompt": f"{row['prompt']}<answer>"} for row in prompts()])
+    inside = scheme(layout=Layout(dict(LAYOUT.blocks), prefilled="answer"))
+    replaced = {"scheme": inside, "train_dataset": opened, "rollout_func": scripted(scripts, tools=True)}
+    return script(replaced, train=True)(folder)
 
 
 def own_metrics(folder):
@@ -112,6 +124,7 @@ CASES = {
         scripts=[cut(SAID[0])] * 8, train=True, mask_truncated_completions=True
     ),
     "a rollout_func whose env_mask is 0 everywhere": script({"rollout_func": masked}, train=True),
+    "tool output that ends with the tag of `prefilled`": prefilled_again,
     "a rollout_func that returns 'answer', a column of the dataset": script({"rollout_func": reading}, train=True),
     "a reward function that logs one value of `log_extra` for 8 completions": script(
         {"scheme": scheme(objectives=[Objective(logging, "solution")])}, train=True

@@ -342,5 +342,27 @@ def check_prefilled(prompt: str, layout: Layout) -> None:
     refuse(prompt_faults)
 
 
+def warn_reopened(ids_nt: Any, mask_nt: Any, layout: Layout, tokenizer: Any) -> str:
+    """Warn that tool output ends with the `prefilled` opening tag. There, only the segmenter `channels` counts the tag."""
+    if layout.prefilled is None or layout.parts[0].segmenter == "channels":
+        return ""
+    segmenter = SEGMENTERS.find(layout.parts[0].segmenter)
+    opening_tags = tuple(segmenter.opens(layout.prefilled) if segmenter.opens else ())
+    ends_output_nt = (mask_nt.cumsum(dim=1)[:, :-1] > 0) & ~mask_nt[:, :-1] & mask_nt[:, 1:]
+    reopened_rows = {
+        n
+        for n, t in ends_output_nt.nonzero().tolist()
+        if tokenizer.decode(ids_nt[n, max(0, t - 63) : t + 1]).rstrip().endswith(opening_tags)
+    }
+    if not reopened_rows:
+        return ""
+    return (
+        f"In {len(reopened_rows)} of {len(mask_nt)} completions, tool output ends with {opening_tags[0]}, as the prompt does. "
+        f"The segmenter '{segmenter.name}' counts 'prefilled' only at the start of a completion, so later text closes a part "
+        "that nothing opened. Find reasoning with the mark channels:reasoning and prefilled='reasoning': then each turn "
+        "starts inside it."
+    )
+
+
 def _noun(mark: str, opening_tag: str = "") -> str:
     return "tag" if opening_tag == f"<{mark}>" else "sign"
