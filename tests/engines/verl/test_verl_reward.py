@@ -102,6 +102,18 @@ def read_turns(manager, *turns):
     return scored(manager, outputs_of(manager.tokenizer, [ids], [mask], turns=states))[0]
 
 
+def test_tool_output_is_in_completions_and_in_verls_own_reward_and_not_in_solution_str(tmp_path):
+    """A function that scores one completion sees what the model wrote; verl's own manager decodes the whole response."""
+    (tmp_path / "own.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, completions):\n"
+        "    return {'own': 'tool' in solution_str, 'all': 'tool' in completions}\n"
+    )
+    own, whole = (f"{{reward: '{tmp_path}/own.py:compute_score', key: {key}, pays: [a]}}" for key in ("own", "all"))
+    recipe = f"layout: {{a: [answer]}}\nobjectives: [{own}, {whole}, {{reward: environment, pays: [a]}}]\n"
+    info = info_of(read_turns(with_function(tmp_path, "float('tool' in solution_str)", recipe=recipe), "So.", RIGHT))
+    assert [info[name] for name in ("own", "all", "environment")] == [0.0, 1.0, 1.0]
+
+
 def test_a_reward_of_turns_is_logged_as_their_mean(tmp_path):
     output = read_turns(prepared(tmp_path, recipe=BY_TURN), RIGHT, RIGHT, RIGHT, WRONG)
     assert output.reward_score == info_of(output)["correct"] == 0.75

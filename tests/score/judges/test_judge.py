@@ -79,6 +79,16 @@ def test_a_template_sees_columns_and_choices_have_their_numbers(tmp_path):
     assert "response_format" not in request
 
 
+def test_a_template_with_completions_shows_the_judge_tool_output():
+    conversations = [
+        [{"role": "tool", "content": f"It is {n}."}, {"role": "assistant", "content": "Yes."}] for n in range(6)
+    ]
+    with Server(even).serving() as server:
+        judged(server, columns={"completions": conversations}, prompt="{{ completions }} {{ part }}")
+    for request in server.requests:
+        assert f"It is {part_of(request)[-1]}." in request["messages"][-1]["content"]
+
+
 def test_null_leaves_a_field_of_sampling_out_of_the_request():
     """OpenAI's reasoning models refuse `max_tokens`, and each temperature but 1."""
     sampling = {"max_tokens": None, "temperature": None}
