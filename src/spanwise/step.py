@@ -417,6 +417,8 @@ class Step:
         batch_metrics = metrics(batch_credits, all_ranks.reading, self.scheme, group_n=group_n, steps=steps)
         watch = self._watch if learn else self._evaluation_watch
         new_warnings, has_unscored = watch.of_reading(read_batch.reading, all_ranks.reading)
+        if steps is not None:
+            new_warnings += watch.of_turns(all_ranks.reading, all_ranks.worth_sm(self.scheme), steps.trajectory_s)
         if learn:
             watched_metrics = {**self._noted, **batch_metrics}
             if not whole_batch:  # one group's rewards may well be equal

@@ -63,6 +63,16 @@ def without_turns_elsewhere(folder):
     Step(OF_EACH_TURN, VOCABULARY, ranks=Ranks(0, others)).read(batch)
 
 
+def answered_too_early(folder):
+    """Two rollouts of two turns: one says the right answer in its first turn, and no answer in its last."""
+    paid = [Objective("correct", "all"), Objective("environment", "all", scope="turn")]
+    step = Step(Scheme("bae", WHOLE, paid), VOCABULARY)
+    turns = [[{"environment": 1.0}, {"environment": 0.0}]] * 2
+    ids, sampled = [[0, 1, 3, 2, 1], [0, 2, 3, 2, 0, 1, 3]], [[1, 1, 1, 0, 1], [1, 1, 1, 0, 1, 1, 1]]
+    batch = Batch.jagged(ids, [0, 0], sampled=sampled, columns={"answer": ["4", "4"], "turns": turns})
+    return " ".join(step.finish(step.read(batch)).warnings)
+
+
 CASES = {
     "two turns of one trajectory in different groups": credited(group=(0, 1)),
     "the same, as rows of `Trajectory.of_rows`": by_rows(group=(0, 1)),
@@ -116,6 +126,7 @@ CASES = {
     "group ids in a column of their own, `torch.tensor([[0], [0]])`": case(Batch)(torch.tensor([[0], [0]])),
     "`reward: environment` with `scope: turn`, and one number for a sequence of two turns": paid_once(OF_EACH_TURN),
     "the same under `gigpo` without a scope": paid_once(OF_STEPS),
+    "`correct` without a scope beside `scope: turn`, and an answer before the last turn": answered_too_early,
     "a function of `completions` with `scope: turn`, and a conversation of two turns": paid_once(
         Scheme("bae", WHOLE, [Objective(lengths, "all", scope="turn")])
     ),

@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from spanwise.credit import length_adaptive_lambda
@@ -105,6 +105,20 @@ class Watch:
                         shown_metrics = {f"credit/{objective}/reward_absent": absent_share}
                         self._given_keys |= {f"free/{objective}", *habits([shown_metrics] * IN_A_ROW)}
         return new_sentences, any(key.startswith(("tags", "scored/")) for key in warnings)
+
+    def of_turns(self, reading: Reading, worth_sm: Float[Tensor, "s m"], trajectory_s: Int[Tensor, " s"]) -> list[str]:
+        """Warn if an earlier turn has a higher reward than the turn whose reward counts for the rollout (`worth_sm`)."""
+        warnings = {}
+        for m, name in enumerate(self.scheme.names):
+            is_lost_s = reading.scores.reward_nm[:, m] > worth_sm[:, m]
+            if is_lost_s.any():
+                warnings[f"turns/{name}"] = (
+                    f"In {len(trajectory_s[is_lost_s].unique())} of {len(trajectory_s.unique())} rollouts, a turn has a higher "
+                    f"reward '{name}' than the last turn, whose reward counts for the rollout. A reward that reads blocks sees "
+                    "one turn at a time. To pay each turn its own reward, set scope: turn. To read the whole conversation, "
+                    "write a function of 'completions'."
+                )
+        return self._take_new(warnings)
 
     def of_batch(self, batch_metrics: Mapping[str, float], *, step: int | None = None) -> list[str]:
         """Record a batch's metrics, and return new warnings about problems that last several batches."""
