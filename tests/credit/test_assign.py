@@ -1,6 +1,8 @@
 """Assign: objectives to blocks, estimators bound by what they ask for, and every sentence of a refusal."""
 
 import functools
+from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -28,25 +30,6 @@ def test_only_what_the_completion_left_out_costs_it(status, cost, block_is_there
     credit = assign(scores, torch.zeros(3, dtype=torch.long), present, objectives=objectives, block_names=BLOCKS)
     assert credit.block_nk[1].tolist() == pytest.approx([0.0, cost if block_is_there else 0.0])
     assert credit.stop_n.tolist() == pytest.approx([0.0, 0.0 if block_is_there else cost, 0.0])
-
-
-@pytest.mark.parametrize("weight", [0.0, 0.5])
-@pytest.mark.parametrize("method", ["rlcr", "grpo", "dr_grpo", "gdpo", "rloo"])
-def test_a_reward_that_is_only_logged_takes_nobody_out_of_a_sum(method, weight):
-    """At weight 0 the absent one adds 0: the credit is that of correctness alone; at another it leaves no sum (gdpo: it adds 0)."""
-    rows = [[1.0, 3.0], [0.0, NAN], [0.0, 7.0], [1.0, NAN]]
-    logged = (Objective("correct", pays=BLOCKS), Objective("brier", pays=BLOCKS, weight=weight))
-    present, group = torch.ones(4, 2).bool(), torch.zeros(4, dtype=torch.long)
-    scores = scores_of(rows, ("correct", "brier"))
-    scores.status_nm[1, 1] = scores.status_nm[3, 1] = int(Status.ERROR)
-    both = assign(scores, group, present, objectives=logged, block_names=BLOCKS, method=method)
-    alone = assign(scores_of([row[:1] for row in rows], ("correct",)), group, present,
-                   objectives=logged[:1], block_names=BLOCKS, method=method)  # fmt: skip
-    if weight == 0:
-        torch.testing.assert_close(both.block_nk, alone.block_nk)
-        assert (alone.block_nk != 0).all()
-    else:
-        assert method == "gdpo" or (both.block_nk[[1, 3]] == 0).all()
 
 
 @pytest.mark.parametrize("status", [Status.ABSENT, Status.ERROR])
@@ -102,36 +85,28 @@ def test_two_missing_blocks_and_two_objectives_of_one_both_cost_the_decision_to_
     assert_close(credit.stop_n, [0.0, -1.5 - 2.25], 1e-12)
 
 
-def test_weights_and_stand_ins_are_not_rounded_to_single_precision():
-    objectives = [Objective("correct", pays=("a",), weight=0.1), Objective("brier", pays=("a",), if_missing=-0.3)]
-    rule = {"objectives": objectives, "block_names": ("a",), "method": "rlcr"}
-    credit = assign(scores_of([[1, -0.5], [0, NAN]]), SAME, torch.ones(2, 1).bool(), **rule)
-    assert_close(credit.block_nk, [[(-0.4 + 0.3) / 2], [(0.4 - 0.3) / 2]], 1e-15)
+def test_a_sum_is_not_rounded_to_single_precision_and_counts_who_is_alone_and_who_is_absent():
+    correct, brier = Objective("correct", pays=("a",), weight=0.1), Objective("brier", pays=("a",))
 
+    def summed(objectives):
+        group_n, rule = torch.tensor([0, 0, 1]), {"block_names": ("a",), "method": "rlcr"}
+        return assign(
+            scores_of([[1, -0.5], [0, NAN], [1, 1]]), group_n, torch.ones(3, 1).bool(), objectives=objectives, **rule
+        )
 
-def test_a_sum_counts_who_is_alone_and_who_is_absent():
-    objectives = [Objective("correct", pays=("a",)), Objective("brier", pays=("a",))]
-    credit = assign(
-        scores_of([[1, 0.5], [0, NAN], [1, 1]]), torch.tensor([0, 0, 1]), torch.ones(3, 1).bool(), objectives=objectives,
-        block_names=("a",), method="rlcr",
-    )  # fmt: skip
-    assert credit.singleton_m.tolist() == [2, 2]
-    assert credit.absent_m.tolist() == [0, 1]
+    assert_close(summed([correct, replace(brier, if_missing=-0.3)]).block_nk, [[-0.05], [0.05], [0.0]], 1e-15)
+    credit = summed([correct, brier])
+    assert (credit.singleton_m.tolist(), credit.absent_m.tolist()) == ([2, 2], [0, 1])
     assert credit.block_nk.tolist() == [[0.0]] * 3
-    assert credit.block_nk.dtype == torch.float64
 
 
-@pytest.mark.parametrize(("count", "fine"), [(16, True), (17, False)])
 @pytest.mark.parametrize("baseline", ["outcome", "blended"])
-def test_an_outcome_is_discrete(count, fine, baseline):
-    scores = scores_of([*([i, 0.0] for i in range(count))])
+def test_an_outcome_is_discrete(baseline):
     objectives = [Objective("correct", pays=("a",)), Objective("brier", pays=("a",), given="correct", baseline=baseline)]
-    group_n, present = torch.zeros(count).long(), torch.ones(count, 1).bool()
-    if fine:
-        assign(scores, group_n, present, objectives=objectives, block_names=("a",))
-    else:
-        with pytest.raises(RecipeError, match="took 17 different values"):
-            assign(scores, group_n, present, objectives=objectives, block_names=("a",))
+    for count, judgement in ((16, nullcontext()), (17, pytest.raises(RecipeError, match="took 17 different values"))):
+        scores, present = scores_of([[i, 0.0] for i in range(count)]), torch.ones(count, 1).bool()
+        with judgement:
+            assign(scores, torch.zeros(count).long(), present, objectives=objectives, block_names=("a",))
 
 
 BRIER = [Objective("brier", pays=("c",))]

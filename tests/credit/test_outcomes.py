@@ -42,7 +42,7 @@ def slow_blended(batch):
         if kinds[i] is None:
             result.append(NAN)
             continue
-        verdict = int(kinds[i][judged]) if kinds[i][judged] in (0.0, 1.0) else None
+        verdict = int(kinds[i][judged]) if judged is not None and kinds[i][judged] in (0.0, 1.0) else None
         alike, other = {}, {}
         for j in range(n):
             if present[j] and kinds[j] == kinds[i]:
@@ -91,6 +91,8 @@ def test_blended_equals_the_slow_oracle(batch):
     reward, group, outcome, by_outcome, judged = batch
     actual = blended_baseline(reward, group, outcome, by_outcome, judged=judged)
     torch.testing.assert_close(actual, slow_blended(batch), atol=1e-8, rtol=1e-8, equal_nan=True)
+    without = blended_baseline(reward, group, outcome)  # nothing can be re-scored
+    torch.testing.assert_close(without, slow_blended((*batch[:4], None)), atol=1e-8, rtol=1e-8, equal_nan=True)
 
 
 def test_blended_weighs_estimates_without_any_variance_alike():
@@ -191,11 +193,3 @@ def test_what_does_not_go_together_is_refused(options, unchecked_shapes):
         advantage(REWARD, PROMPT, **options)
     with pytest.raises(AlignmentError, match="7 outcomes for 8"):
         advantage(REWARD, PROMPT, baseline="outcome", outcome_no=PAIRS[:7])
-
-
-@pytest.mark.parametrize("baseline", BASELINES)
-def test_no_completion_at_all(baseline):
-    nobody = torch.zeros(0, dtype=torch.float64)
-    result = advantage(nobody, nobody.long(), baseline=baseline, outcome_no=torch.zeros(0, 2, dtype=torch.float64))
-    assert [len(x) for x in result[:3]] == [0, 0, 0]
-    assert result.comparison.baseline_nm.shape == (0, 1)

@@ -25,32 +25,33 @@ def credited(name, *completions):
     return torch.cat([credit.block_nk, credit.stop_n[:, None]], dim=1)
 
 
-def test_one_of_four_is_malformed_and_its_confidence_alone_pays():
-    group = [(*SOLVED, *SURE)] * 3 + [DRIFT]  # all right, all .9: every reward but the format is equal
-    assert not credited("bae_paper", *group).any()
-    # format of the confidence 1 1 1 0, mean .75: .25 x .25 and .25 x -.75
-    torch.testing.assert_close(credited("bae", *group), double([[0, 0.0625, 0]] * 3 + [[0, -0.1875, 0]]))
+@pytest.mark.parametrize(
+    ("name", "last", "others", "own"),
+    [
+        # All right, all .9; format of the confidence 1 1 1 0, mean .75: .25 x .25 and .25 x -.75, where the tags are wrong.
+        ("bae", DRIFT, [0, 0.0625, 0], [0, -0.1875, 0]),
+        ("bae", ("<answer>", "5", "</answer>", *SOLVED, *SURE), [0.0625, 0, 0], [-0.1875, 0, 0]),
+        ("rlcr", DRIFT, [0.0625, 0.0625, 0], [-0.1875, -0.1875, 0]),  # R = 1 - .01 + .25 and 1 - .01
+        ("bae_paper", DRIFT, [0, 0, 0], [0, 0, 0]),
+        ("rlcr_paper", DRIFT, [0, 0, 0], [0, 0, 0]),
+        # Brier -.01 of three right ones, -1 of the one that says nothing: its baseline is theirs.
+        ("bae", SOLVED, [0, 0, 0], [0, 0, -0.99]),
+    ],
+)
+def test_one_of_four_is_malformed_or_lacks_its_confidence(name, last, others, own):
+    torch.testing.assert_close(credited(name, *[(*SOLVED, *SURE)] * 3, last), double([others] * 3 + [own]))
 
 
-def test_a_malformed_solution_pays_itself():
-    twice = ("<answer>", "5", "</answer>", *SOLVED)
-    group = [(*SOLVED, *SURE)] * 3 + [(*twice, *SURE)]
-    torch.testing.assert_close(credited("bae", *group), double([[0.0625, 0, 0]] * 3 + [[-0.1875, 0, 0]]))
+@pytest.mark.parametrize("silent", [SOLVED, ()])
+def test_what_says_no_confidence_costs_what_it_costs_without_a_price(silent):
+    group = [(*SOLVED, *SURE)] * 3 + [silent]
+    assert torch.equal(credited("bae", *group), credited("bae_paper", *group))
 
 
-def test_one_number_for_everything_has_the_same_price_in_its_sum():
-    group = [(*SOLVED, *SURE)] * 3 + [DRIFT]  # R = 1 - .01 + .25 and 1 - .01
-    torch.testing.assert_close(credited("rlcr", *group), double([[0.0625, 0.0625, 0]] * 3 + [[-0.1875, -0.1875, 0]]))
-    assert not credited("rlcr_paper", *group).any()
-
-
-def test_a_completion_without_a_confidence_costs_what_it_cost():
-    group = [(*SOLVED, *SURE)] * 3 + [SOLVED]
-    # Brier -.01 of three right ones, -1 of the one that says nothing: its baseline is theirs
-    torch.testing.assert_close(credited("bae", *group), double([[0, 0, 0]] * 3 + [[0, 0, -0.99]]))
-    for silent in (SOLVED, ()):  # an empty completion, too
-        group[3] = silent
-        assert torch.equal(credited("bae", *group), credited("bae_paper", *group))
+def test_two_presets_have_the_price_and_which_methods_are_of_outcomes():
+    weights = {name: method.preset.format for name, method in METHODS.items() if method.preset is not None}
+    assert {name: weight for name, weight in weights.items() if weight} == {"bae": 0.25, "rlcr": 0.25}
+    assert {"grpo", "dr_grpo", "bae", "rlcr", "gigpo"} & set(outcome_methods()) == {"grpo", "dr_grpo"}
 
 
 @pytest.mark.parametrize(("priced", "bare"), [("bae", "bae_paper"), ("rlcr", "rlcr_paper")])
@@ -62,16 +63,6 @@ def test_where_all_are_well_formed_nothing_moves(priced, bare):
     group = [solution + report for solution in (SOLVED, wrong) for report in (SURE, unsure, SURE)]
     assert credited(priced, *group)[:, :2].all()
     torch.testing.assert_close(credited(priced, *group), credited(bare, *group), atol=1e-15, rtol=0)
-
-
-def test_the_others_are_as_published():
-    weights = {name: method.preset.format for name, method in METHODS.items() if method.preset is not None}
-    assert {name: weight for name, weight in weights.items() if weight} == {"bae": 0.25, "rlcr": 0.25}
-
-
-def test_methods_that_are_no_outcome_methods():
-    assert {"grpo", "dr_grpo"} <= set(outcome_methods())
-    assert {"bae", "rlcr", "gigpo"}.isdisjoint(outcome_methods())
 
 
 @pytest.mark.parametrize("name", ["grpo", "gdpo", "rlcr", "bae"])

@@ -17,8 +17,8 @@ def spans_of(rows, blocks):
 
 
 def credit_of(block_nk, stop_n=None):
-    block, counts = double(block_nk), torch.zeros(len(block_nk[0])).long()
-    return Credit(block, torch.zeros(len(block)).double() if stop_n is None else double(stop_n), counts, counts)
+    counts = torch.zeros(len(block_nk[0])).long()
+    return Credit(double(block_nk), double(stop_n or [0] * len(block_nk)), counts, counts)
 
 
 # A block of two tokens, a token of a tool, a block of two; one block of three tokens, then padding.
@@ -82,36 +82,24 @@ def test_spread_any_number_of_completions(size):
         assert result[i].tolist() == [0.0 if k < 0 else float(credit.block_nk[i, k]) / length[k] for k in row]
 
 
-@pytest.mark.parametrize(
-    ("per", "mode", "weight"),
-    [
-        ("completion", "sequence-mean-token-mean", (1 / 20, 1 / 60)),
-        (torch.tensor([40.0, 40.0]), "token-mean", (1 / 40, 1 / 40)),  # per: batch
-        (400, "sequence-mean-token-sum-norm", (1 / 400, 1 / 400)),
-        (1, "sequence-mean-token-sum", (1.0, 1.0)),
-        ("block", None, ((15, 5), (50, 10))),
-    ],
-)
-def test_the_scale_of_the_loss_is_that_of_the_page(per, mode, weight):
+def test_the_scale_of_the_loss_is_that_of_the_page():
     """Completions of 20 and 60 tokens, of two blocks each, that are credited with 1 (docs/compat.md)."""
     spans = spans_of([[0] * 15 + [1] * 5 + [-1] * 40, [0] * 50 + [1] * 10], 2)
-    adv_nt = spread(credit_of([[1.0, 1.0]] * 2), spans, per=per, dtype=torch.float64)
     mask_nt = spans.block_nt >= 0
-    if mode is None:
-        for i, lengths in enumerate(weight):
-            assert adv_nt[i][mask_nt[i]].tolist() == [1 / size for size in lengths for _ in range(size)]
-        assert adv_nt.sum() / 2 == pytest.approx(2.0)
-        return
-    assert [set(row[mask].tolist()) for row, mask in zip(adv_nt, mask_nt, strict=True)] == [{w} for w in weight]
     loss_nt = torch.rand(2, 60, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     sum_n, length_n = torch.where(mask_nt, loss_nt, 0.0).sum(dim=1), mask_nt.sum(dim=1)
-    expected = {
-        "token-mean": sum_n.sum() / length_n.sum(),
-        "sequence-mean-token-mean": (sum_n / length_n).mean(),
-        "sequence-mean-token-sum": sum_n.mean(),
-        "sequence-mean-token-sum-norm": sum_n.mean() / 400,
-    }[mode]
-    assert float((adv_nt * loss_nt).sum() / 2) == pytest.approx(float(expected))
+    for per, weights, expected in (
+        ("completion", (1 / 20, 1 / 60), (sum_n / length_n).mean()),  # sequence-mean-token-mean
+        (torch.tensor([40.0, 40.0]), (1 / 40, 1 / 40), sum_n.sum() / length_n.sum()),  # per: batch; token-mean
+        (400, (1 / 400, 1 / 400), sum_n.mean() / 400),  # sequence-mean-token-sum-norm
+        (1, (1.0, 1.0), sum_n.mean()),  # sequence-mean-token-sum
+    ):
+        adv_nt = spread(credit_of([[1.0, 1.0]] * 2), spans, per=per, dtype=torch.float64)
+        assert torch.equal(adv_nt, double(weights)[:, None] * mask_nt)
+        assert float((adv_nt * loss_nt).sum() / 2) == pytest.approx(float(expected))
+    adv_nt = spread(credit_of([[1.0, 1.0]] * 2), spans, per="block", dtype=torch.float64)
+    for row_t, mask_t, lengths in zip(adv_nt, mask_nt, ((15, 5), (50, 10)), strict=True):
+        assert row_t[mask_t].tolist() == [1 / size for size in lengths for _ in range(size)]
 
 
 def test_tokens_of_a_method_fit_their_spans():
