@@ -11,25 +11,26 @@ from spanwise.errors import AlignmentError, RecipeError
 
 
 def test_token_whitening_over_many_rows_survives_an_offset_and_poison():
-    # More rows than one block holds, some without a token, values with a large common offset; float32 keeps what float64 found.
+    # More rows than are read together; the first of these hold nothing, nor do others. float32 keeps what float64 found.
     torch.manual_seed(0)
     value_nt = torch.randn(100, 9, dtype=torch.float64) + 1e6
     mask_nt = torch.rand(100, 9) < 0.6
-    mask_nt[:40:3] = False
+    mask_nt[:40] = mask_nt[60:80:3] = False
     inside = value_nt[mask_nt]
     expected_nt = torch.where(mask_nt, (value_nt - inside.mean()) / inside.std(), 0.0)
     for poison in (NAN, 1e9):
         poisoned_nt = torch.where(mask_nt, value_nt, poison)
         before_nt = poisoned_nt.clone()
         whitened_nt = standardise_tokens(poisoned_nt, mask_nt, eps=0.0)
-        torch.testing.assert_close(poisoned_nt, before_nt, atol=0, rtol=0, equal_nan=True)
+        assert_close(poisoned_nt, before_nt, 0, equal_nan=True)
         assert_close(whitened_nt, expected_nt, 1e-8)
-        assert whitened_nt.masked_select(~mask_nt).abs().sum() == 0
+        assert not whitened_nt[~mask_nt].any()
     small_nt = (value_nt - 1e6).float()
-    result_nt = standardise_tokens(small_nt, mask_nt, eps=0.0)
-    assert result_nt.dtype == torch.float32
-    torch.testing.assert_close(result_nt.double(), expected_nt, atol=1e-5, rtol=0)
-    assert standardise_tokens(small_nt, torch.zeros_like(mask_nt)).abs().sum() == 0
+    assert_close(standardise_tokens(small_nt, mask_nt, eps=0.0), expected_nt.float(), 1e-5)
+    assert not standardise_tokens(small_nt, torch.zeros_like(mask_nt)).any()
+    for step in (2.0, 2e-4):  # the defaults: ddof 1, eps 1e-8 under the root
+        expected = step / 2 / (step**2 / 2 + 1e-8) ** 0.5
+        assert_close(standardise_tokens(double([[0, step]]), mask_nt.new_ones(1, 2)), [[-expected, expected]], 1e-9)
 
 
 def test_numbers_of_strata_may_be_large_and_leave_gaps():
@@ -69,24 +70,10 @@ def test_completions_outside_every_stratum():
     assert_close(advantage(PAIR, SAME, baseline="outcome", outcome_no=torch.full((2,), NAN)).advantage_n, [0.0, 0.0], 1e-12)
 
 
-def test_defaults_of_whitening_tokens_and_rows_without_any():
-    mask_nt = torch.tensor([[True, True, False]])
-    for step in (2.0, 2e-4):
-        expected = step / 2 / (step**2 / 2 + 1e-8) ** 0.5
-        assert_close(standardise_tokens(double([[0, step, NAN]]), mask_nt), [[-expected, expected, 0.0]], 1e-9)
-    mask_nt = torch.zeros(70, 2, dtype=torch.bool)
-    mask_nt[[33, 69]] = True  # the first 32 rows, which are read together, hold nothing
-    value_nt = torch.where(mask_nt, 0.0, NAN).double()
-    value_nt[69] = 2.0
-    result = standardise_tokens(value_nt, mask_nt, ddof=0, eps=0.0)
-    assert_close(result[[0, 33, 69]], [[0.0, 0.0], [-1.0, -1.0], [1.0, 1.0]], 1e-12)
-
-
 def test_without_a_degree_of_freedom_nothing_is_scaled():
-    value_n = torch.tensor([0.0, 2.0], dtype=torch.float64)
-    for made_n in (standardise(value_n[1:], eps=1.0)[0], standardise(value_n, ddof=2, eps=1.0)[0]):
-        assert made_n.abs().sum() == 0
-    assert_close(moments(value_n, SAME, weight_n=torch.tensor([0.375, 0.125])).mean_n(), [0.5, 0.5], 1e-12)
+    for made_n in (standardise(PAIR[1:], eps=1.0)[0], standardise(PAIR, ddof=2, eps=1.0)[0]):
+        assert not made_n.any()
+    assert_close(moments(PAIR, SAME, weight_n=torch.tensor([0.375, 0.125])).mean_n(), [0.5, 0.5], 1e-12)
 
 
 def test_an_id_below_minus_one_is_no_stratum_and_there_are_three_scales():
@@ -97,7 +84,7 @@ def test_an_id_below_minus_one_is_no_stratum_and_there_are_three_scales():
 
 
 def test_voters_may_have_any_ids():
-    """Three voters of 1, 3 and 5 with a vote of 3 for the one of two rows; 2**62 and its neighbours are one number in float64."""
+    """Rewards 1 and 3, and 4 and 6 of one voter, whose vote is 5; 2**62 and its neighbours are one number in float64."""
     value_n, group_n = torch.tensor([1.0, 3.0, 4.0, 6.0]), torch.zeros(4).long()
     for voters in ([0, 1, 2, 2], [2**62, 2**62 + 1, -1, -1], [-(2**63), -1, 2**62, 2**62]):
         assert_close(centred(value_n, group_n, voter_n=torch.tensor(voters)), [-2.0, 0.0, 1.0, 3.0], 1e-12)

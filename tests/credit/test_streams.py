@@ -120,13 +120,10 @@ def draw_case(seed, m, s):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("method", ["gae", "start", "end", "adaptive"])
 def test_streams_equal_the_slow_oracle(method, rule, values, seed):
-    objectives = RULES[rule]
-    options = {"gamma": 0.9, "lam": 0.6}
-    if method in ("start", "end"):
-        options |= {"boundary": method, "threshold": 0.4}
-    if method == "adaptive":
-        options = {"gamma": 0.9, "length_adaptive_alpha": 0.7}
-    scheme = Scheme("sae" if method in ("start", "end") else "gae", THREE, objectives, 1, options, values=values)
+    objectives, is_sae = RULES[rule], method in ("start", "end")
+    options = {"length_adaptive_alpha": 0.7} if method == "adaptive" else {"lam": 0.6}
+    options |= {"boundary": method, "threshold": 0.4} if is_sae else {}
+    scheme = Scheme("sae" if is_sae else "gae", THREE, objectives, 1, {"gamma": 0.9, **options}, values=values)
     case = draw_case(seed, len(objectives), len(scheme.value_names))
     block_nt, reward_nm, status_nm, value_nts, logp_nt, end_ns = case
     credit, adv_nt = run(scheme, block_nt, reward_nm, value_nts, status_nm, logp_nt=logp_nt, bootstrap_n=end_ns)
@@ -148,17 +145,13 @@ def test_streams_equal_the_slow_oracle(method, rule, values, seed):
 
 @pytest.mark.parametrize("poison", [NAN, 1e9, math.inf, -1e30])
 @pytest.mark.parametrize("values", ["shared", "objective"])
-@pytest.mark.parametrize("method", ["gae", "sae"])
-@pytest.mark.parametrize("whiten", [False, True])
-def test_what_stands_outside_a_stream_is_never_read(method, values, poison, whiten):
-    objectives = RULES["apart"]
-    options = {"whiten": True} if whiten and method == "gae" else {}
-    scheme = Scheme(method, THREE, objectives, "block", options, values=values)
+@pytest.mark.parametrize(("method", "options"), [("gae", {}), ("gae", {"whiten": True}), ("sae", {})])
+def test_what_stands_outside_a_stream_is_never_read(method, options, values, poison):
+    scheme = Scheme(method, THREE, RULES["apart"], "block", options, values=values)
     block_nt, reward_nm, status_nm, value_nts, logp_nt, _ = draw_case(5, 3, len(scheme.value_names))
     mask_nt = block_nt >= 0
     reading = reading_of(block_nt, reward_nm, status_nm, names=THREE.names, rewards=scheme.names)
-    batch = Batch(torch.zeros(24).long(), mask_nt=mask_nt, value_nt=value_nts, logp_nt=logp_nt)
-    held_nts = streams(reading, batch, scheme).mask_snt.permute(1, 2, 0)
+    held_nts = streams(reading, Batch([0] * 24, mask_nt=mask_nt), scheme).mask_snt.permute(1, 2, 0)
     poisoned = torch.where(held_nts, value_nts, poison), torch.where(mask_nt, logp_nt, poison)
     clean, dirty = (
         run(scheme, block_nt, reward_nm, value, status_nm, logp_nt=logp)[1]

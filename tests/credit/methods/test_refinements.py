@@ -1,42 +1,19 @@
-"""KTAE and OAR: SciPy's exact tests, slow oracles, and when they change nothing."""
-
-import math
+"""KTAE and OAR: slow oracles, and when they change nothing."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import fisher_exact, hypergeom
 
 from credit_batches import all_of
 from helpers import NAN, assert_close, double
 from oracles import slow_ktae, slow_oar
-from spanwise.credit.methods._refinements import _tabulate_evidence, ktae, oar
-
-
-@pytest.mark.parametrize(("right", "wrong"), [(4, 4), (1, 7), (5, 3), (8, 8), (3, 1), (3, 7), (2, 12)])
-def test_fisher_and_information_gain(right, wrong):
-    two_sided, gain = _tabulate_evidence(right, wrong, True)
-    point, _ = _tabulate_evidence(right, wrong, False)
-
-    def entropy(*counts):
-        return -sum(c / sum(counts) * math.log2(c / sum(counts)) for c in counts if c)
-
-    for a in range(right + 1):
-        for b in range(wrong + 1):
-            p = fisher_exact([[a, b], [right - a, wrong - b]]).pvalue
-            assert two_sided[a, b].item() == pytest.approx(0.0 if p > 1 - 1e-9 else math.exp(-2 * p), abs=1e-9)
-            p = hypergeom.pmf(a, right + wrong, right, a + b)
-            assert point[a, b].item() == pytest.approx(0.0 if p > 1 - 1e-9 else math.exp(-2 * p), abs=1e-9)
-            with_token, total = a + b, right + wrong
-            conditional = with_token / total * entropy(a, b) if with_token else 0.0
-            conditional += (total - with_token) / total * entropy(right - a, wrong - b) if total > with_token else 0.0
-            assert gain[a, b].item() == pytest.approx(entropy(right, wrong) - conditional, abs=1e-9)
+from spanwise.credit.methods._refinements import ktae, oar
 
 
 @pytest.mark.parametrize("form", ["paper", "code"])
-@given(seed=st.integers(0, 10**6), n=st.integers(1, 9))
-@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), n=st.integers(1, 24))
+@settings(max_examples=40, deadline=None)
 def test_ktae_equals_the_slow_oracle(form, seed, n):
     g = torch.Generator().manual_seed(seed)
     adv = torch.randn(n, 6, generator=g).double()
@@ -62,9 +39,6 @@ def test_ktae_adds_nothing_where_nothing_can_be_learnt():
     assert torch.equal(ktae(base, same, mask, half, group, form="code"), base)
 
 
-IMPORTANCE = double([[0, 0.2, 0.5, 1, 3]])
-
-
 @given(seed=st.integers(0, 10**6), q=st.sampled_from([0.0, 0.25, 0.5, 1.0]), to_length=st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_oar_equals_the_slow_oracle(seed, q, to_length):
@@ -80,4 +54,4 @@ def test_oar_equals_the_slow_oracle(seed, q, to_length):
 def test_oar_leaves_advantages_alone():
     adv = double([[1, -2, 0.5, 3, 1]])
     assert torch.equal(oar(adv, torch.full_like(adv, 0.7), all_of(1, 5)), adv)  # nothing matters more than the rest
-    assert oar(adv, IMPORTANCE, torch.tensor([[True, False, False, False, False]])).tolist() == [[1.0, 0, 0, 0, 0]]
+    assert oar(adv[:, :2], double([[0, 0.2]]), torch.tensor([[True, False]])).tolist() == [[1.0, 0]]

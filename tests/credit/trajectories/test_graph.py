@@ -1,5 +1,7 @@
 """Trajectories in rows, merged or with branches: the same tokens to train, the same gradient; batches of rows."""
 
+import random
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -37,25 +39,21 @@ def test_a_token_that_branches_share_trains_once_and_is_context_elsewhere():
     assert merge_counts([graph])["branch_tokens"] == 4 + 5
 
 
-def test_rewards_of_rows_in_other_processes_are_left_out():
-    rewards = {"a": {"won": 1.0}, "b": {"won": 0.0}}
-    assert [t.rewards for t in Trajectory.of_rows([turn([1], [2])], ["a"], [0], ["x"], rewards=rewards)] == [{"won": 1.0}]
-    assert Trajectory.of_rows([], [], [], [], rewards=rewards) == []
-
-
 @pytest.mark.parametrize("kind", [list, pd.Series, np.array, torch.tensor])
 def test_rows_in_any_order_in_columns_of_any_kind(kind, unchecked_shapes):
     """A column of pandas is asked for labels, not places, and ids in a tensor are no equal keys."""
     columns = [[5, 4, 5, 4], [7, 3, 2, 4], [8, 9, 8, 9]]
     labels = {"index": [2, 0, 1, 3]} if kind is pd.Series else {}
     trajectory, step, group = (kind(column, **labels) for column in columns)
-    rollouts = Trajectory.of_rows(
-        [turn([1], [i]) for i in (10, 11, 12, 13)], trajectory, step, group, rewards={5: {"won": 1.0}}
-    )
+    turns = [turn([1], [i]) for i in (10, 11, 12, 13)]
+    rollouts = Trajectory.of_rows(turns, trajectory, step, group, rewards={5: {"won": 1.0}})
     assert [(t.id, t.group, t.rewards, [row.response_ids for row in t.turns]) for t in rollouts] == [
         (5, 8, {"won": 1.0}, [(12,), (10,)]),
         (4, 9, {}, [(11,), (13,)]),
     ]
+    rewards = {5: {"won": 1.0}, 6: {"won": 0.0}}  # 6 may have its rows in another process
+    assert [t.rewards for t in Trajectory.of_rows(turns[:1], [5], [0], [8], rewards=rewards)] == [{"won": 1.0}]
+    assert Trajectory.of_rows([], [], [], [], rewards=rewards) == []
 
 
 def test_numbers_that_a_turn_lacks_are_absent_and_not_zero():
@@ -128,19 +126,18 @@ PIECES = Vocabulary((b"a", b"b", b"ab", b"c", b"", b"\xff"))
 
 
 def test_the_same_text_in_other_tokens_is_refused_with_the_first_token_that_differs():
-    retokenised = rows(turn([3], [0, 1]), turn([3, 2, 3], [0]))  # "c" -> "a" "b"; then "c" "ab" "c"
-    over_the_end = rows(turn([3], [0]), turn([3, 2], [0]))  # "c" "a", then "c" "ab": the text goes on inside a token
-    one_less = rows(turn([3], [0, 4]), turn([3, 0], [1]))  # the end-of-sequence token, which writes nothing, was dropped
-    late = rows(turn([3], [0, 1]), turn([0], [0]), turn([3, 2], [0]))  # of an earlier turn, not of the one before
-    for trajectory, sentence in (
+    retokenised = turn([3], [0, 1]), turn([3, 2, 3], [0])  # "c" -> "a" "b"; then "c" "ab" "c"
+    for turns, sentence in (
         (retokenised, r"Turns 0 and 1 of trajectory 'a' .* 1 was 0 \(b'a'\), .* 2 \(b'ab'\)"),
-        (over_the_end, r"1 was 0 \(b'a'\), .* 2 \(b'ab'\)"),
-        (one_less, r"2 was 4 \(b''\), .* not there"),
-        (late, "turn 2 .* turn 0"),
+        # "c" "a", then "c" "ab": the text goes on inside a token
+        ((turn([3], [0]), turn([3, 2], [0])), r"1 was 0 \(b'a'\), .* 2 \(b'ab'\)"),
+        # The end-of-sequence token, which writes nothing, was dropped.
+        ((turn([3], [0, 4]), turn([3, 0], [1])), r"2 was 4 \(b''\), .* not there"),
+        ((turn([3], [0, 1]), turn([0], [0]), turn([3, 2], [0])), "turn 2 .* turn 0"),  # not of the turn before
     ):
         with pytest.raises(AlignmentError, match=sentence):
-            trajectory.merged(PIECES)
-    assert parents(retokenised.merged()) == [None, None]
+            rows(*turns).merged(PIECES)
+    assert parents(rows(*retokenised).merged()) == [None, None]
 
 
 def test_another_text_opens_a_new_sequence_with_a_vocabulary_too():
@@ -154,14 +151,11 @@ def test_another_text_opens_a_new_sequence_with_a_vocabulary_too():
 
 
 def chat(turns):
-    """One trajectory of many turns: four tokens of observation, four of answer, an advantage for each answered token."""
-    generator = torch.Generator().manual_seed(3)
-    context, talk = [], []
+    """Many turns, each of four tokens of observation and four of answer; every other one ends with an observation token."""
+    draw, context, talk = random.Random(3), [], []
     for number in range(turns):
-        context = context + torch.randint(0, 32, (4,), generator=generator).tolist()
-        response = torch.randint(0, 32, (4,), generator=generator).tolist()
-        advantage = torch.randn(4, generator=generator, dtype=torch.float64).tolist()
-        # Every other turn ends with an observation token.
+        context, response = context + draw.choices(range(32), k=4), draw.choices(range(32), k=4)
+        advantage = [draw.gauss(0, 1) for _ in response]
         talk.append(turn(context, response, [1, 1, 1, number % 2], per_token={"advantage": advantage}))
         context = context + response
     return talk
@@ -180,16 +174,6 @@ def gradient(model, sequences):
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
 
-def tiny_model():
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=512, attn_implementation="eager",
-    )  # fmt: skip
-    return transformers.LlamaForCausalLM(config).double().eval()
-
-
 def test_thirty_two_turns_cost_a_tenth_and_give_the_same_gradient():
     turns = chat(32)
     merged = rows(*turns).merged()
@@ -197,7 +181,10 @@ def test_thirty_two_turns_cost_a_tenth_and_give_the_same_gradient():
         "trajectories": 1, "rows": 32, "branches": 1, "row_tokens": 8 * 32 * 33 // 2, "branch_tokens": 8 * 32,
         "trained_tokens": 32 * 3 + 16,
     }  # fmt: skip
-    model = tiny_model()
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, max_position_embeddings=512)).double().eval()
     plain, once = gradient(model, turns), gradient(model, merged.branches())
     assert plain.abs().max() > 1e-2
     assert (once - plain).norm() < 1e-6 * plain.norm()
