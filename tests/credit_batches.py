@@ -38,8 +38,6 @@ GAE_REWARD = double([[0, 0, 0, 0, 1, 0]])
 GAE_VALUE = double([[0.5, 0.6, 9, 0.4, 0.7, 7]])  # 9 and 7 stand at masked tokens, which nobody may read
 GAE_MASK = torch.tensor([[True, True, False, True, True, False]])
 
-SAE_REWARD, SAE_VALUE = double([[0, 0, 0, 0, 0, 1]]), double([[0.4, 0.5, 0.3, 0.6, 0.8, 0.7]])
-
 
 @st.composite
 def token_batches(draw):
@@ -66,9 +64,7 @@ fast = settings(max_examples=40, deadline=None, suppress_health_check=[HealthChe
 
 # Trajectory a: s0 s1 s2 with rewards 0 0 10, trajectory b: s0 s1 s1 with nothing; one task.
 STEP_REWARD = torch.tensor([0.0, 0, 10, 0, 0, 0])
-TASK = torch.zeros(6, dtype=torch.long)
-TRAJECTORY = torch.tensor([0, 0, 0, 1, 1, 1])
-STEP = torch.tensor([0, 1, 2, 0, 1, 2])
+TASK, TRAJECTORY, STEP = torch.zeros(6).long(), torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([0, 1, 2, 0, 1, 2])
 STATE = ["s0", "s1", "s2", "s0", "s1", "s1"]
 WORKED = (STEP_REWARD, TASK, TRAJECTORY, STEP, STATE)
 
@@ -82,8 +78,8 @@ def step_batches(draw):
         for step in draw(st.lists(st.integers(-3, 9), min_size=1, max_size=5, unique=True)):
             reward = draw(st.sampled_from([0.0, 0.0, 1.0, 2.5, -1.0, NAN]))
             rows.append((reward, task, trajectory, step, draw(st.sampled_from(["p", "q", "r", None]))))
-    reward, task, trajectory, step, state = zip(*draw(st.permutations(rows)), strict=True)
-    return torch.tensor(reward), torch.tensor(task), torch.tensor(trajectory), torch.tensor(step), list(state)
+    *columns, state = zip(*draw(st.permutations(rows)), strict=True)
+    return *map(torch.tensor, columns), list(state)
 
 
 PROMPTS = (-9_000_000_000_000_000_000, -3, -1, 0, 5)  # hashes of prompts may be negative, -1 included

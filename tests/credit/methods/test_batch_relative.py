@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from credit_batches import completion_batches, token_batches
-from helpers import NAN, assert_close
+from helpers import NAN, assert_close, double
 from oracles import slow_gdpo, slow_reinforce_plus_plus
 from spanwise.credit import gdpo, reinforce_plus_plus, reinforce_plus_plus_baseline
 
@@ -31,12 +31,11 @@ def test_gdpo_rewards_that_contradict_each_other_cancel_exactly(eps):
 @settings(max_examples=50, deadline=None)
 def test_gdpo_equals_the_slow_oracle(conflict, batch, data, ddof, by_tokens):
     reward_n, group_n, length_n = batch
-    others = [data.draw(st.lists(st.sampled_from([0.0, 0.5, 1.0, NAN]), min_size=len(reward_n), max_size=len(reward_n)))]
-    reward_nm = torch.stack([reward_n, *(torch.tensor(other).double() for other in others)], dim=1)
-    options = {"weight_m": torch.tensor([1.0, 0.25]), "length_n": length_n if by_tokens else None}
-    adv_n = gdpo(reward_nm, group_n, ddof=ddof, conflict=conflict, **options)
-    length = length_n.tolist() if by_tokens else None
-    assert_close(adv_n, slow_gdpo((reward_nm, group_n), [1.0, 0.25], length, ddof, conflict), 1e-6)
+    other = data.draw(st.lists(st.sampled_from([0.0, 0.5, 1.0, NAN]), min_size=len(reward_n), max_size=len(reward_n)))
+    reward_nm, length_n = torch.stack([reward_n, double(other)], dim=1), length_n if by_tokens else None
+    options = {"ddof": ddof, "conflict": conflict, "weight_m": torch.tensor([1.0, 0.25]), "length_n": length_n}
+    expected = slow_gdpo((reward_nm, group_n), [1.0, 0.25], length_n.tolist() if by_tokens else None, ddof, conflict)
+    assert_close(gdpo(reward_nm, group_n, **options), expected, 1e-6)
 
 
 def test_gd2po_leaves_out_who_cancels_to_exactly_its_bound():
