@@ -77,19 +77,13 @@ def in_fork(function):
 def test_f49_one_answer_has_one_verdict_wherever_it_is_checked(verifier):
     """verl-project/verl#5635. Math-Verify's alarm fails in Ray's threads, and `except: pass` made every score 0."""
 
-    async def in_loop(check):
-        return [check(), await asyncio.to_thread(check)]
+    async def in_loop(verdict):
+        return [verdict(), await asyncio.to_thread(verdict)]
 
-    def check(judge):
-        def verdict():
-            return judge("1/4", "0.25")
-
+    def check(verdict):
         assert {verdict(), in_thread(verdict), *asyncio.run(in_loop(verdict)), in_fork(verdict)} == {1.0}
 
-    def ours(gold, answer):
-        return verifier.equal([(gold, answer)])[0].value
-
-    catches(check, ours, by_alarm)
+    catches(check, lambda: verifier.equal([("1/4", "0.25")])[0].value, lambda: by_alarm("1/4", "0.25"))
 
 
 def test_f50_the_deadline_holds_off_the_main_thread(burst):
@@ -174,18 +168,11 @@ def test_f54_a_check_that_fails_is_counted_and_the_run_goes_on(verifier):
 
 def test_f55_one_judge_that_fails_costs_its_own_answer_only():
     """harbor#1790, stella#3264. One judge's timeout threw all results away; a reward that was absent was read as 0."""
-    text = [completion(), completion(), completion()]
 
     def judged(blocks):
         return [1.0, None, 0.0]
 
-    def ours():
-        reward = score_one(Objective(judged, "solution"), text, columns={}, scored={})
-        assert reward.status_n.tolist() == [OK, ABSENT, OK]
-        return reward.value_n
-
-    def check(values):
-        assert_close(values, [1.0, NAN, 0.0], 0, equal_nan=True)
-
-    for faulty in (torch.zeros(3).double(), ours().nan_to_num()):  # all thrown away; absent is 0
-        catches(check, ours(), faulty)
+    reward = score_one(Objective(judged, "solution"), [completion()] * 3, columns={}, scored={})
+    assert reward.status_n.tolist() == [OK, ABSENT, OK]
+    for faulty in (torch.zeros(3).double(), reward.value_n.nan_to_num()):  # all thrown away; absent is 0
+        catches(lambda values: assert_close(values, [1.0, NAN, 0.0], 0, equal_nan=True), reward.value_n, faulty)

@@ -8,19 +8,7 @@ import torch
 from faults.catches import catches, equals, refuses
 from helpers import assert_close
 from oracles import owners_of_tokens, slow_segment
-from spanwise import (
-    Batch,
-    Fault,
-    Layout,
-    Objective,
-    Scheme,
-    Spans,
-    Vocabulary,
-    advantages,
-    credit_batch,
-    find_blocks,
-    read,
-)
+from spanwise import Batch, Fault, Layout, Objective, Scheme, Spans, Vocabulary, advantages, credit_batch, find_blocks, read
 from spanwise.credit import Trajectory, Turn
 from spanwise.credit.spread import restrict
 from spanwise.engines.sample import prompt_ids
@@ -39,13 +27,11 @@ STRADDLING = [1, 5, 8, 9, 6, 4, 0]  # the third token closes the answer and open
 
 
 def located(ids, layout=LAYOUT, vocabulary=VOCABULARY):
-    """The spans and the texts of one completion."""
     rows = torch.tensor([ids])
     return find_blocks(rows, torch.ones_like(rows), layout=layout, vocabulary=vocabulary)
 
 
 def blocks_of(ids, vocabulary=VOCABULARY):
-    """The block of each token."""
     return located(ids, vocabulary=vocabulary)[0].block_nt[0].tolist()
 
 
@@ -64,9 +50,7 @@ def sampled(trajectory):
 
 def test_f24_what_was_sampled_is_never_tokenised_again():
     """huggingface/trl#5224. Between turns text was decoded and encoded again: he + llo came back as hello."""
-    first, second = Turn([3], [0, 1], [1, 1]), Turn([3, 2, 3], [4], [1])  # the second prompt was encoded again
-    rows = Trajectory("a", 0, (first, second))
-
+    rows = Trajectory("a", 0, (Turn([3], [0, 1], [1, 1]), Turn([3, 2, 3], [4], [1])))  # the second prompt was encoded again
     catches(equals([0, 1, 4]), sampled(rows.merged()), [2, 4])  # encoded again
     refuses(lambda: rows.merged(WORDS))
 
@@ -75,7 +59,6 @@ def test_f25_what_the_template_adds_after_a_turn_is_not_trained():
     """verl-project/verl#3720, #6719. The engine stops before the newline that the chat template puts behind a turn."""
     first, second = Turn([3], [0, 1], [1, 1]), Turn([3, 0, 1, 5, 3], [4], [1])
     (branch,) = Trajectory("a", 0, (first, second)).merged(WORDS).branches()
-
     assert branch.response_ids == (0, 1, 5, 3, 4)
     # the turn as the template writes it, newline and all
     catches(equals((1, 1, 0, 0, 1)), branch.mask, (1, 1, 1, 0, 1))
@@ -84,24 +67,18 @@ def test_f25_what_the_template_adds_after_a_turn_is_not_trained():
 def test_f27_boundaries_are_in_bytes_of_tokens_and_not_in_characters():
     """opendilab/LightRFT#53. A boundary counted in characters landed on the next token in 16 of 16 cases; training ran."""
     ids = [7, 7, 7, 1, 5, 2, 10, 3, 6, 4, 0]
-    cut, at, in_characters = b"".join(PIECES[i] for i in ids).decode().index("<confidence>"), 0, []
-    for i in ids:  # bytes counted against characters
-        in_characters.append(int(at >= cut))
-        at += len(PIECES[i])
     tokens = [PIECES[i] for i in ids]
+    cut = b"".join(tokens).decode().index("<confidence>")
+    in_characters = [int(sum(map(len, tokens[:t])) >= cut) for t in range(len(ids))]  # bytes counted against characters
     assert owners_of_tokens(tokens, slow_segment(b"".join(tokens), LAYOUT)[0]) == [0] * 7 + [1] * 4
     catches(equals([0] * 7 + [1] * 4), blocks_of(ids), in_characters)
 
 
 def wholly_inside(ids):
     """The block of each token that lies in one block with all its bytes; -1 of one that straddles."""
-    tokens = [PIECES[i] for i in ids]
-    owner, blocks, at = slow_segment(b"".join(tokens), LAYOUT)[0], [], 0
-    for token in tokens:
-        inside = set(owner[at : at + len(token)])
-        blocks.append(inside.pop() if len(inside) == 1 else -1)
-        at += len(token)
-    return blocks
+    owners = iter(slow_segment(b"".join(PIECES[i] for i in ids), LAYOUT)[0])
+    inside = [{next(owners) for _ in PIECES[i]} for i in ids]
+    return [min(blocks) if len(blocks) == 1 else -1 for blocks in inside]
 
 
 def test_f28_a_token_across_the_border_is_counted_once():
@@ -144,7 +121,6 @@ def test_f31_an_inverted_mask_and_unbalanced_tags_are_told():
     """mll-lab-nu/RAGEN#71. The mask was inverted, states trained and actions not; and markers were unbalanced."""
     ids_nt, mask_nt = torch.tensor([[1, 5, 2, 7, 7, 3, 6, 4]]), torch.tensor([[1, 1, 1, 0, 0, 1, 1, 1]]).bool()
     spans, _ = find_blocks(ids_nt, mask_nt, layout=LAYOUT, vocabulary=VOCABULARY)
-
     # the faulty one trains states
     catches(refuses, lambda: restrict(spans, ~mask_nt), lambda: replace(spans, block_nt=(~mask_nt).long() - 1))
     assert int(located([1, 5, 3, 6, 4])[0].fault_n[0]) & int(Fault.TRUNCATED | Fault.NESTED)
@@ -218,53 +194,36 @@ def test_f39_a_tag_that_the_prompt_opens_counts():
 
 def test_f40_repeated_nested_and_misplaced_tags_earn_no_format_reward():
     """open-r1#359. Repeated and nested blocks of tags still earned the reward for the format."""
-    good = "<think>a</think><answer>4</answer>"
-    bad = [
-        good + good,
-        "<think>a<answer>4</answer></think>",
-        "<answer>4</answer><think>a</think>",
-        "<think>a</think>",
-        "<think>a</think><answer>4",
-    ]
-    vocabulary = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
-
-    def ours(text):
-        return format_reward(located(list(text.encode()), Layout({"solution": ["think", "answer"]}), vocabulary)[1])[0]
-
-    def pattern(text):
-        return float(bool(re.search(r"<think>.*</think>.*<answer>.*</answer>", text)))
-
-    catches(equals([1.0, *[0.0] * 5]), [ours(text) for text in (good, *bad)], [pattern(text) for text in (good, *bad)])
+    think, answer = "<think>a</think>", "<answer>4</answer>"
+    good, nested = think + answer, "<think>a<answer>4</answer></think>"
+    texts = [good, good + good, nested, answer + think, think, f"{think}<answer>4"]
+    layout, vocabulary = Layout({"solution": ["think", "answer"]}), Vocabulary(tuple(bytes([byte]) for byte in range(256)))
+    ours = [format_reward(located(list(text.encode()), layout, vocabulary)[1])[0] for text in texts]
+    pattern = [float(bool(re.search(r"<think>.*</think>.*<answer>.*</answer>", text))) for text in texts]
+    catches(equals([1.0, *[0.0] * 5]), ours, pattern)
 
 
 def test_f41_a_place_without_a_block_stays_without_one():
     """huggingface/trl#2127. Labels of steps were cast to bool, and -100, which means none, became True."""
     block_nt = torch.tensor([[-1, 0, 1, -1]])
-    ours, theirs = (
-        Spans.of_blocks(("a", "b"), k_nt).length_nk.tolist() for k_nt in (block_nt.to(torch.int8), block_nt.bool().long())
-    )
+    ours, theirs = (Spans.of_blocks(("a", "b"), k_nt).length_nk.tolist() for k_nt in (block_nt, block_nt.bool().long()))
     catches(equals([[1, 1]]), ours, theirs)
 
 
 def test_f42_padding_on_the_left_and_on_the_right_give_one_credit():
     """huggingface/trl#2708, #6819, OpenRLHF#217. Padding on the left without a mask of its own changed every number."""
-    short, long = [1, 5, 2], PLAIN
-    scheme = Scheme("bae", LAYOUT, [Objective("environment", "solution", name="won")])
-    recorded = {"won": Reward.of([1.0, 0.0])}
-    spare = len(long) - len(short)
+    scheme, padding = Scheme("bae", LAYOUT, [Objective("environment", "solution", name="won")]), [0] * 4
 
-    def run(ids_nt, mask_nt):
-        batch = Batch([0, 0], ids_nt, mask_nt)
-        reading = read(batch, scheme, VOCABULARY, recorded=recorded)
+    def run(row, flags):
+        batch = Batch([0, 0], torch.tensor([row, PLAIN]), torch.tensor([flags, [1] * 7]).bool())
+        reading = read(batch, scheme, VOCABULARY, recorded={"won": Reward.of([1.0, 0.0])})
         return advantages(credit_batch(reading, batch, scheme), reading.spans, scheme)
 
-    right_nt, left_nt = (torch.tensor([row, long]) for row in ([*short, *[0] * spare], [*[0] * spare, *short]))
-    mask_nt = torch.tensor([[0] * spare + [1] * 3, [1] * len(long)]).bool()
-    right = run(right_nt, torch.stack([mask_nt[0].flip(0), mask_nt[1]]))
+    right = run([1, 5, 2, *padding], [1, 1, 1, *padding])
 
     def check(left):
-        assert_close(left[0, spare:], right[0, :3], 0)
+        assert_close(left[0, 4:], right[0, :3], 0)
         assert_close(left[1], right[1], 0)
-        assert left[0, :spare].abs().sum() == 0
+        assert not left[0, :4].any()
 
-    catches(check, run(left_nt, mask_nt), run(left_nt, torch.ones_like(mask_nt)))
+    catches(check, run([*padding, 1, 5, 2], [*padding, 1, 1, 1]), run([*padding, 1, 5, 2], [1] * 7))

@@ -32,16 +32,13 @@ def test_f43_what_is_cut_off_leaves_the_denominator_too():
 
 def test_f44_the_denominator_is_that_of_the_last_mask():
     """huggingface/trl#7068. A denominator was computed, and then another mask took tokens away."""
-    final_nt, expected = KEPT.long(), double(6 / 3)  # mean over three rows of the sum over tokens
-
-    def trls_loss(factor_n1):  # `bnpo`: over the tokens that are left
-        return (LOSS * factor_n1 * final_nt).sum() / final_nt.sum()
 
     def check(mask_nt):
         factor_n1 = fold_factor(mask_nt, loss_type="bnpo", max_completion_length=3, num_items=6.0)
-        assert_close(trls_loss(factor_n1.double()), expected, 1e-6)
+        loss = (LOSS * factor_n1.double() * KEPT).sum() / KEPT.sum()  # TRL's `bnpo`: over the tokens that are left
+        assert_close(loss, double(6 / 3), 1e-6)  # mean over three rows of the sum over tokens
 
-    catches(check, final_nt, THERE.long())
+    catches(check, KEPT.long(), THERE.long())
 
 
 def test_f45_one_mask_is_made_of_all():
@@ -79,9 +76,8 @@ def test_f47_uneven_ranks_have_one_mean():
     def check(counted):
         means = []
         for loss_nt, mask_nt in [(LOSS[:1], THERE[:1]), (LOSS[1:2], THERE[1:2])]:  # a row of two tokens, a row of three
-            factor_n1 = fold_factor(
-                mask_nt, loss_type="dapo", max_completion_length=3, num_items=counted(mask_nt), processes=2
-            )
+            options = {"loss_type": "dapo", "max_completion_length": 3, "num_items": counted(mask_nt), "processes": 2}
+            factor_n1 = fold_factor(mask_nt, **options)
             means.append((loss_nt * factor_n1 * mask_nt).sum() / (5 / 2))  # TRL divides by all five tokens over two ranks
         assert_close(torch.stack(means).mean(), double((3 + 12) / 2), 1e-6)
 

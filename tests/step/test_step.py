@@ -42,29 +42,11 @@ def in_two_processes(function):
         return list(pool.map(function, map(ranks, range(2))))
 
 
-def batch_of(rows, group_n, *, turns):
-    """A batch of some rows; with `turns`, the environment's token separates the turns of a row."""
-    columns, ids = {"answer": ["4"] * len(rows)}, [IDS[n] for n in rows]
-    if not turns:
-        return Batch.jagged(ids, group_n[rows], columns=columns)
+def talk(ids, groups, **more):
+    """A batch of conversations: the environment's token separates the turns of a row."""
     sampled = [[int(i != 7) for i in row] for row in ids]
-    facts = [[{} for flag, _ in groupby(row) if flag] for row in sampled]
-    return Batch.jagged(ids, group_n[rows], sampled=sampled, columns={**columns, "turns": facts})
-
-
-def with_values(reading):
-    if reading.batch.steps is not None:
-        return reading
-    value_nt = torch.linspace(0, 1, 16)[reading.batch.ids_nt].masked_fill(~reading.batch.mask_nt, 0.0)
-    return replace(reading, batch=replace(reading.batch, value_nt=value_nt))
-
-
-def test_blocks_are_numbered_from_1_and_apart_for_every_turn():
-    _, plain = finished(BAE, [0, 1], torch.zeros(8, dtype=torch.long))
-    assert plain.blocks_nt.tolist() == [[1, 1, 1, 0, 0, 0], [1, 1, 1, 2, 2, 2]]
-    # Two turns of the block "turn" with the environment's token between them.
-    _, turns = finished(STEPS, [0, 2], torch.zeros(8, dtype=torch.long))
-    assert turns.blocks_nt.tolist() == [[1, 1, 1, 0, 0, 0, 0], [1, 1, 1, 0, 2, 2, 2]]
+    columns = {"answer": ["4"] * len(ids), "turns": [[{} for flag, _ in groupby(row) if flag] for row in sampled]}
+    return Batch.jagged(ids, groups, sampled=sampled, columns=columns | more)
 
 
 def step_and_reading(scheme, ids, **tables):
@@ -74,9 +56,21 @@ def step_and_reading(scheme, ids, **tables):
 
 
 def finished(scheme, rows, group_n, ranks=None):
-    step = Step(scheme, VOCABULARY, ranks=ranks)
-    reading = with_values(step.read(batch_of(rows, group_n, turns=scheme is STEPS)))
+    step, ids = Step(scheme, VOCABULARY, ranks=ranks), [IDS[n] for n in rows]
+    if scheme is STEPS:
+        reading = step.read(talk(ids, group_n[rows]))
+    else:
+        batch = Batch.jagged(ids, group_n[rows], columns={"answer": ["4"] * len(rows)})
+        reading = step.read(replace(batch, value_nt=torch.linspace(0, 1, 16)[batch.ids_nt].masked_fill(~batch.mask_nt, 0.0)))
     return reading, step.finish(reading)
+
+
+def test_blocks_are_numbered_from_1_and_apart_for_every_turn():
+    _, plain = finished(BAE, [0, 1], torch.zeros(8, dtype=torch.long))
+    assert plain.blocks_nt.tolist() == [[1, 1, 1, 0, 0, 0], [1, 1, 1, 2, 2, 2]]
+    # Two turns of the block "turn" with the environment's token between them.
+    _, turns = finished(STEPS, [0, 2], torch.zeros(8, dtype=torch.long))
+    assert turns.blocks_nt.tolist() == [[1, 1, 1, 0, 0, 0, 0], [1, 1, 1, 0, 2, 2, 2]]
 
 
 @pytest.mark.parametrize("scheme", [BAE, GAE, STEPS], ids=["blocks", "tokens", "turns"])
@@ -99,7 +93,6 @@ def test_processes_together_have_the_numbers_of_one(scheme, groups):
 
 @pytest.mark.parametrize("described", [{"turns": [[{}, {}], [{}]]}, {}], ids=["described", "by the mask alone"])
 def test_a_completion_of_several_turns_is_logged_as_one(described):
-    """A completion with a right and a wrong turn is logged with the mean of its rewards and of its credit."""
     ids, sampled = [[*RIGHT, 7, *WRONG], WRONG], [[1, 1, 1, 0, 1, 1, 1], [1, 1, 1]]
     step = Step(STEPS, VOCABULARY)
     batch = Batch.jagged(ids, [0, 0], sampled=sampled, columns={**ANSWERS, **described})
@@ -120,9 +113,8 @@ def test_a_completion_of_several_turns_is_logged_as_one(described):
 
 def test_the_charge_for_leaving_a_block_out_is_a_completions_whose_blocks_are_apart_in_every_turn():
     """Both are right in the end: one is half sure, Brier -1/4; the other says nothing, which stands for -1 against that -1/4."""
-    ids, sampled = [RIGHT + SURE, [*WRONG, 7, *RIGHT]], [[1] * 6, [1, 1, 1, 0, 1, 1, 1]]
-    step, columns = Step(BAE, VOCABULARY), {**ANSWERS, "turns": [[{}], [{}, {}]]}
-    result = step.finish(step.read(Batch.jagged(ids, [0, 0], sampled=sampled, columns=columns)))
+    step = Step(BAE, VOCABULARY)
+    result = step.finish(step.read(talk([RIGHT + SURE, [*WRONG, 7, *RIGHT]], [0, 0])))
     assert result.by_completion()[0].stop_n.tolist() == [0.0, -0.75]
     assert result.blocks_nt.tolist() == [[1, 1, 1, 2, 2, 2, 0], [1, 1, 1, 0, 3, 3, 3]]
 
@@ -132,8 +124,7 @@ def test_a_function_that_reads_what_a_turn_says_may_take_completions_too():
         return won
 
     scheme = Scheme("bae", Layout({"turn": []}), [Objective(paid, "turn", scope="turn")])
-    columns = {"completions": ["a b"], "turns": [[{"won": 1.0}, {"won": 0.0}]]}
-    batch = Batch.jagged([[*RIGHT, 7, *WRONG]], [0], sampled=[[1, 1, 1, 0, 1, 1, 1]], columns=columns)
+    batch = talk([[*RIGHT, 7, *WRONG]], [0], completions=["a b"], turns=[[{"won": 1.0}, {"won": 0.0}]])
     assert turn_rows(batch, scheme)[0].columns["won"] == [1.0, 0.0]
 
 
@@ -174,17 +165,14 @@ def test_a_reward_is_missing_if_the_completions_of_all_processes_lack_it(elsewhe
 
 @pytest.mark.parametrize("lacking", [None, "three turns", [0, 1]], ids=["none", "a text", "numbers"])
 def test_one_completion_without_its_turns_is_refused_and_not_the_turns_of_all_forgotten(lacking):
-    ids, sampled = [[*WRONG, 7, *RIGHT], RIGHT], [[1, 1, 1, 0, 1, 1, 1], [1, 1, 1]]
-    columns = {**ANSWERS, "turns": [[{}, {}], lacking]}
     with pytest.raises(DataError, match="Completion 1 has turns"):
-        Step(BAE, VOCABULARY).read(Batch.jagged(ids, [0, 0], sampled=sampled, columns=columns))
+        Step(BAE, VOCABULARY).read(talk([[*WRONG, 7, *RIGHT], RIGHT], [0, 0], turns=[[{}, {}], lacking]))
 
 
 @pytest.mark.parametrize("column", [[3, 4], [["a"], []]], ids=["counts", "texts"])
 def test_a_column_of_another_meaning_splits_no_completion(column):
-    assert (
-        Step(BAE, VOCABULARY).read(Batch.jagged([RIGHT, WRONG], [0, 0], columns={**ANSWERS, "turns": column})).turns is None
-    )
+    batch = Batch.jagged([RIGHT, WRONG], [0, 0], columns={**ANSWERS, "turns": column})
+    assert Step(BAE, VOCABULARY).read(batch).turns is None
 
 
 def test_a_batch_without_signal_is_counted_and_said_once_and_an_evaluation_is_neither():
@@ -217,30 +205,24 @@ def test_an_evaluation_uses_up_no_warning_of_the_training():
 
 def test_a_single_group_is_watched_for_all_but_equal_rewards():
     step, reading = step_and_reading(RLOO, [RIGHT, RIGHT])
-    sentences = []
-    for _ in range(3):
+    for warnings in (0, 0, 1):
         step.note({"credit/other/reward_absent": 1.0})
-        sentences += step.finish(reading, whole_batch=False).warnings
-    (sentence,) = sentences
-    assert "'other'" in sentence
+        sentences = step.finish(reading, whole_batch=False).warnings
+        assert ["'other'" in sentence for sentence in sentences] == [True] * warnings
 
 
 def test_what_is_noted_counts_for_the_next_training_batch_alone():
     step, reading = step_and_reading(RLOO, [RIGHT, WRONG])
-    warning_counts = []
-    for is_noted in (True, False, False, True, True, True):
+    for is_noted, warnings in ((1, 0), (0, 0), (0, 0), (1, 0), (1, 0), (1, 1)):  # an alarm lasts three batches in a row
         step.note({"credit/other/reward_absent": 1.0} if is_noted else {})
         step.finish(reading, learn=False)
-        warning_counts.append(len(step.finish(reading).warnings))
-    assert warning_counts == [0, 0, 0, 0, 0, 1]  # an alarm lasts three batches in a row
+        assert len(step.finish(reading).warnings) == warnings
 
 
-@pytest.mark.parametrize(
-    "states", [[3, 5], torch.tensor([3, 5]), torch.tensor([3, 5]).numpy()], ids=["list", "tensor", "array"]
-)
+@pytest.mark.parametrize("states", [[3, 5], torch.tensor([3, 5]), torch.tensor([3, 5]).numpy()], ids=type)
 def test_states_of_several_processes_are_one_list(states):
     step = Step(STEPS, VOCABULARY)
-    reading = step.read(batch_of([0, 4], torch.zeros(8, dtype=torch.long), turns=True))
+    reading = step.read(talk([RIGHT, WRONG], [0, 0]))
     reading = replace(reading, batch=replace(reading.batch, steps=replace(reading.batch.steps, anchor_s=states)))
     together = gather_rows(reading, STEPS, Ranks(1, lambda packed: [packed, (*packed[:2], (*packed[2][:2], None))]))
     assert together.gathered.batch.steps.anchor_s == [3, 5, None, None]
@@ -270,10 +252,7 @@ def test_a_group_is_useful_if_one_completion_has_credit():
 
 def test_a_reward_of_an_earlier_turn_is_logged_and_not_the_price_of_its_absence_in_the_last_turn():
     """By hand: confidence .5 and a right answer, a wrong one: -.25 and -.25; the third rollout states nothing: -1."""
-    layout = Layout({"solution": ["answer"], "confidence": ["confidence"]})
     brier = Objective("brier", "confidence", given="correct", baseline="group", if_missing=-1.0)
-    scheme = Scheme("bae", layout, [Objective("correct", "solution"), brier])
-    ids, sampled = [[*SURE, 7, *RIGHT], [*SURE, 7, *WRONG], [7, 7, *RIGHT]], [[1, 1, 1, 0, 1, 1, 1]] * 2 + [[1, 0, 1, 1, 1]]
-    columns = {"answer": ["4"] * 3, "turns": [[{}, {}]] * 3}
-    own = Step(scheme, VOCABULARY).read(Batch.jagged(ids, ["a"] * 3, sampled=sampled, columns=columns))
+    scheme = Scheme("bae", BAE.layout, [Objective("correct", "solution"), brier])
+    own = Step(scheme, VOCABULARY).read(talk([[*SURE, 7, *RIGHT], [*SURE, 7, *WRONG], [2, 7, *RIGHT]], ["a"] * 3))
     assert own.worth_nm(scheme).tolist() == [[1.0, -0.25], [0.0, -0.25], [1.0, -1.0]]
