@@ -54,7 +54,6 @@ class Rows:
         self.prices, self.names = prices, ("right", "said")
 
     def only(self, m: int) -> None:
-        """Keep one reward."""
         self.value, self.status = [[pair[m]] for pair in self.value], [[pair[m]] for pair in self.status]
         self.prices, self.names = [self.prices[m]], (self.names[m],)
 
@@ -100,7 +99,6 @@ def compared_line(i, sets, values, instead, *, least, **options):
 
 
 def line_at(i, key, members, values, instead, *, scale, leave_one_out, ddof, eps, least):
-    """The line of a row whose level is known."""
     is_missing, worth = values[i] is None, instead[i] if values[i] is None else values[i]
     if worth is None:
         return Line(None, None, None, Zero.ABSENT)
@@ -146,7 +144,6 @@ class Keys:
 
 
 def column(rows, values, instead, baseline, outcomes=(), *, back_off=None, **options):
-    """All rows of one column, by the equations of `advantage`."""
     n, everyone = rows.count, [0] * rows.count
     keys = {"batch": [everyone], "group": [rows.group]}.get(baseline)
     if baseline == "none":
@@ -224,7 +221,6 @@ def check_strata(credit, lines, values, m):
 
 
 def check_blocks(credit, objectives):
-    """The credit of a block is the sum of what pays it."""
     parts_nm = credit.weight_m * credit.adv_nm
     for k, name in enumerate(BLOCKS):
         paying = [m for m, o in enumerate(objectives) if name in o.pays]

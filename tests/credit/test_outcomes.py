@@ -20,7 +20,6 @@ PAIRS = double([[1, 1], [1, 1], [0, 1], [0, 0], [0, 0], [1, 0], [1, 1], [0, 0]])
 
 
 def slow_blended(batch):
-    """The blended baseline over tuples, as loops over completions."""
     reward, group, outcome, by_outcome, judged = (v.tolist() if isinstance(v, torch.Tensor) else v for v in batch)
     kinds = [None if any(math.isnan(v) for v in row) else tuple(row) for row in outcome]
     n, present = len(reward), [not math.isnan(r) for r in reward]

@@ -57,7 +57,6 @@ def trained(scheme, **more):
 
 
 def token_credit(credit, reading):
-    """The credit of each token's block."""
     block_nt = reading.spans.block_nt.long()
     return torch.where(block_nt >= 0, credit.block_nk.gather(1, block_nt.clamp(min=0)), 0.0)
 

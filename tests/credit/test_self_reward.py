@@ -19,7 +19,6 @@ def mixed_advantage(adv_n, score_n, group_n, *, mix, threshold=0.1, scale="std")
 
 
 def slow_mix(adv, score, group, *, mix, threshold, scale):
-    """Loops over the definition."""
     mixed = []
     for i, advantage in enumerate(adv):
         peers = [min(max(score[j], 0.0), 1.0) for j in range(len(adv)) if group[j] == group[i] and score[j] == score[j]]

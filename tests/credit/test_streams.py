@@ -68,9 +68,6 @@ def test_a_bootstrap_stands_behind_the_streams_that_were_cut():
         assert_close(credit.token_nt, [[1 / 8, 1 / 2, 0, confidence, 0]], 1e-12)  # an unknown end teaches nothing
 
 
-# Against a slow oracle
-
-
 RULES = {
     "apart": (
         Objective("correct", pays="a", if_missing=0.0),
@@ -140,9 +137,6 @@ def test_streams_equal_the_slow_oracle(method, rule, values, seed):
     assert_close(adv_nt, expected_nt, 1e-10)
 
 
-# What must hold whatever the numbers
-
-
 @pytest.mark.parametrize("poison", [NAN, 1e9, math.inf, -1e30])
 @pytest.mark.parametrize("values", ["shared", "objective"])
 @pytest.mark.parametrize(("method", "options"), [("gae", {}), ("gae", {"whiten": True}), ("sae", {})])
@@ -170,9 +164,6 @@ def test_credit_of_tokens_is_as_wide_as_float32_at_least(dtype):
     narrow_nts, wide_nts = torch.zeros(1, 5, 2, dtype=dtype), torch.zeros(1, 5, 2).double()
     for value_nt, expected in ((None, torch.float32), (narrow_nts, torch.float32), (wide_nts, torch.float64)):
         assert streams(reading, replace(batch, value_nt=value_nt), Scheme("gae", BLOCKS, PAIR)).reward_snt.dtype == expected
-
-
-# What a critic is fitted to, and what fits nowhere
 
 
 def test_the_targets_of_a_critic():

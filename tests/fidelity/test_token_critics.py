@@ -20,7 +20,6 @@ def tiny():
 
 
 def saved(tiny, folder, *, names=("return",), **config):
-    """A critic with a random head."""
     critic = ValueModel.of_policy(tiny[0], names, CriticConfig(**config))
     torch.manual_seed(3)
     torch.nn.init.normal_(critic.model.score.weight, std=0.3)

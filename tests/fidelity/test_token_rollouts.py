@@ -64,7 +64,6 @@ def tabular():
 
 @pytest.fixture
 def model(tabular, tmp_path, monkeypatch):
-    """The folder of the policy."""
     monkeypatch.setenv("SPANWISE_CACHE", str(tmp_path / "cache"))
     for part in tabular:
         part.save_pretrained(tmp_path / "run" / "model")

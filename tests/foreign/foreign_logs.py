@@ -4,11 +4,13 @@ import os
 
 os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
 
+import io
 import itertools
 import json
 import math
 import random
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,13 +32,11 @@ def samples_in(log):
 
 
 def sampled_text(table, n):
-    """The part of a completion that the model wrote."""
     sampled = np.array(table.tokens.with_values(table.trainable).slice(n, n + 1))
     return table.vocabulary.join(table.tokens.slice(n, n + 1)[sampled].astype(np.int64))[0].decode()
 
 
 def spoken(draw):
-    """A few words of any script."""
     words = ["so", "4", "é", "日本", "\u2028", "🙂", "<b>", '"q"', "{}", "a,b"]
     return " ".join(draw.choices(words, k=draw.randint(1, 6)))
 
@@ -61,11 +61,12 @@ def test_any_messages_of_the_openai_package_are_read(seed, tmp_path):
         return message.model_dump(exclude_none=draw.random() < 0.5)
 
     def talk():
-        earlier = [m for _ in range(draw.randint(0, 2)) for m in (question(), reply(calls=False))]
-        tools = [
-            m for _ in range(draw.randint(0, 2)) for m in (reply(calls=True), {"role": "tool", "content": spoken(draw)})
-        ]
-        return [{"role": "system", "content": spoken(draw)}, *earlier, question()], [*tools, reply(calls=False)]
+        before, after = [{"role": "system", "content": spoken(draw)}], []
+        for _ in range(draw.randint(0, 2)):
+            before += [question(), reply(calls=False)]
+        for _ in range(draw.randint(0, 2)):
+            after += [reply(calls=True), {"role": "tool", "content": spoken(draw)}]
+        return [*before, question()], [*after, reply(calls=False)]
 
     def text(message):
         content = message.get("content") or ""
@@ -76,11 +77,9 @@ def test_any_messages_of_the_openai_package_are_read(seed, tmp_path):
     talks = [talk() for _ in range(draw.randint(1, 4))]
     rewards = [draw.choice([0, 0.5, 1, None, True]) for _ in talks]
     lines = [{"messages": before + after, "passed": reward} for (before, after), reward in zip(talks, rewards, strict=True)]
-    if draw.random() < 0.5:
-        (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    else:
-        (tmp_path / "log.json").write_text(json.dumps(lines, ensure_ascii=False))
-    (file,) = tmp_path.iterdir()
+    file = tmp_path / draw.choice(["log.jsonl", "log.json"])
+    by_line = "".join(json.dumps(line) + "\n" for line in lines)
+    file.write_text(by_line if file.suffix == ".jsonl" else json.dumps(lines, ensure_ascii=False))
     table = read_rollouts(file)
     assert len(table) == len(talks)
     for n, (before, after) in enumerate(talks):
@@ -99,8 +98,7 @@ def varied_log(seed, folder, form=None):
 
     draw = random.Random(seed)
 
-    def text():
-        return spoken(draw)
+    text = partial(spoken, draw)
 
     def question():
         image = model.ContentImage(image="data:image/png;base64,iVBORw0KGgo=")
@@ -140,11 +138,9 @@ def varied_log(seed, folder, form=None):
         grader("parts", lambda target: {"style": 0.5, "short": len(target)}, metrics),
         grader("several", lambda _: [0.5, 1.0]),
     ]
-    samples = [
-        dataset.Sample(id=n, input=inquiry(), target=text(), metadata={"level": n}) for n in range(draw.randint(1, 4))
-    ]
+    count, form = draw.randint(1, 4), form or draw.choice(["eval", "json"])
+    samples = [dataset.Sample(id=n, input=inquiry(), target=text(), metadata={"level": n}) for n in range(count)]
     task = inspect_ai.Task(dataset=samples, solver=agent(), scorer=scorers, epochs=draw.randint(1, 3))
-    form = form or draw.choice(["eval", "json"])
     options = {"display": "none", "max_samples": 1, "log_dir": str(folder), "log_format": form}
     (result,) = inspect_ai.eval(task, model="mockllm/model", **options)
     assert result.status == "success", result.error
@@ -152,12 +148,10 @@ def varied_log(seed, folder, form=None):
 
 
 def spoken_of(message):
-    """The text of a message of Inspect, from its own fields."""
     parts = [] if isinstance(message.content, str) else message.content
     reasoning = "".join(part.reasoning for part in parts if part.type == "reasoning")
-    calls = [
-        f"{c.function}({json.dumps(c.arguments, ensure_ascii=False)})" for c in getattr(message, "tool_calls", None) or []
-    ]
+    made = getattr(message, "tool_calls", None) or []
+    calls = [f"{call.function}({json.dumps(call.arguments, ensure_ascii=False)})" for call in made]
     return "\n".join(part for part in (reasoning, message.text, *calls) if part)
 
 
@@ -210,23 +204,27 @@ def test_logs_of_two_models_are_not_compared(tmp_path):
     assert read_rollouts(tmp_path).group_n.tolist() == [0, 0, 1, 1]
 
 
-@pytest.mark.parametrize("form", ["eval", "json"])
-def test_a_damaged_log_is_one_sentence(form, tmp_path):
-    content = Path(varied_log(0, tmp_path, form)).read_bytes()
-    cut = tmp_path / f"cut.{form}"
-    cut.write_bytes(content[: len(content) // 2])
-    with pytest.raises(DataError, match="a log of Inspect") as error:
-        read_rollouts(cut)
-    assert "\n" not in str(error.value)
-
-
 INSPECT = '{"version": 2, "status": "success", "eval": {}, "samples": [%s]}'
+
+
+def half_a_log(form, folder):
+    content = Path(varied_log(0, folder, form)).read_bytes()
+    return content[: len(content) // 2]
+
+
+def zip_of_weights(_):
+    with zipfile.ZipFile(packed := io.BytesIO(), "w") as archive:
+        archive.writestr("weights.bin", "x")
+    return packed.getvalue()
 
 
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("a.eval", "no zip", "it is damaged or cut off (the file is not a complete zip archive)."),
+        ("a.eval", partial(half_a_log, "eval"), "a log of Inspect"),
+        ("a.json", partial(half_a_log, "json"), "a log of Inspect"),
+        ("a.eval", zip_of_weights, "is a zip archive without Inspect's header.json; it holds weights.bin. Give a log"),
+        # docs/border.md has the sentence about what is no zip archive
         ("a.json", INSPECT % '{"id": 1, "epoch": "x"}', "it is damaged or cut off (a sample has the fault '"),
         ("a.json", INSPECT % "1", "it is damaged or cut off (a sample is of type int instead of an object)."),
         ("a.json", INSPECT[:50], "it is damaged or cut off ("),
@@ -234,22 +232,14 @@ INSPECT = '{"version": 2, "status": "success", "eval": {}, "samples": [%s]}'
     ],
 )
 def test_what_is_no_log_is_one_sentence(name, content, sentence, tmp_path):
-    (tmp_path / name).write_text(content)
+    (tmp_path / name).write_bytes(content(tmp_path / "logs") if callable(content) else content.encode())
     with pytest.raises(DataError) as error:
         read_rollouts(tmp_path / name)
     assert sentence in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_a_zip_of_something_else_is_no_log(tmp_path):
-    with zipfile.ZipFile(tmp_path / "a.eval", "w") as archive:
-        archive.writestr("weights.bin", "x")
-    with pytest.raises(DataError, match=r"is a zip archive without Inspect's header.json; it holds weights.bin. Give a log"):
-        read_rollouts(tmp_path / "a.eval")
-
-
 def write_log(file, talks):
-    """Let Inspect write a log of samples, each an input and the messages that came of it."""
     from inspect_ai import log
 
     samples = [
@@ -334,10 +324,8 @@ def harness(tmp_path, monkeypatch):
                             {"name": "flexible", "filter": [number, {"function": "take_first"}]}],
             **changes,
         }  # fmt: skip
-        manager = TaskManager(include_defaults=False)
-        result = lm_eval.simple_evaluate(
-            model=Fixed(), tasks=[config], log_samples=True, bootstrap_iters=0, task_manager=manager
-        )
+        options = {"log_samples": True, "bootstrap_iters": 0, "task_manager": TaskManager(include_defaults=False)}
+        result = lm_eval.simple_evaluate(model=Fixed(), tasks=[config], **options)
         tracker = EvaluationTracker(output_path=str(tmp_path / "out"))
         tracker.general_config_tracker.model_name = tracker.general_config_tracker.model_name_sanitized = "fixed"
         tracker.save_results_aggregated(result, result["samples"])
@@ -352,10 +340,8 @@ def harness(tmp_path, monkeypatch):
 def test_any_samples_of_lm_evaluation_harness_are_what_the_file_says(seed, harness):
     """Documents, replies and targets in any script; with two filters, or with several replies to a document."""
     draw = random.Random(seed)
-    rows = [
-        {"question": f"{n} {spoken(draw)}", "answer": draw.choice(["4", "é"]), "level": n} for n in range(draw.randint(1, 5))
-    ]
-    repeats = draw.choice([1, 1, 3])
+    count, repeats = draw.randint(1, 5), draw.choice([1, 1, 3])
+    rows = [{"question": f"{n} {spoken(draw)}", "answer": draw.choice(["4", "é"]), "level": n} for n in range(count)]
     replies = [draw.choice(["4", "é", spoken(draw)]) for _ in range(len(rows) * repeats)]
     file = harness(rows, replies, **({} if repeats == 1 else {"repeats": repeats}))
     lines = [json.loads(line) for line in file.read_text().split("\n") if line]  # other line breaks stand in texts
@@ -396,17 +382,16 @@ def test_any_results_of_verifiers_before_1_0_are_what_its_own_reader_says(seed, 
     draw = random.Random(seed)
 
     def state(example):
+        def said(role, **more):
+            return {"role": role, "content": spoken(draw), **more}
+
         call = {"id": "c", "name": "find", "arguments": json.dumps({"word": spoken(draw)})}
-        tools = [
-            {"role": "assistant", "content": spoken(draw), "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": "c", "content": spoken(draw)},
-        ]
-        fails = draw.random() < 0.3
+        tools = [said("assistant", tool_calls=[call]), said("tool", tool_call_id="c")]
         return {
             "example_id": example, "prompt": [{"role": "user", "content": f"{example} é"}], "answer": "4",
-            "completion": [*tools * draw.randint(0, 2), {"role": "assistant", "content": spoken(draw)}],
+            "completion": [*tools * draw.randint(0, 2), said("assistant")], "info": {"level": example},
             "reward": draw.choice([0.0, 0.5, 1.0]), "metrics": {"exact": draw.choice([0.0, 1.0])}, "timing": {"total": 1.0},
-            "error": ValueError("no answer") if fails else None, "info": {"level": example},
+            "error": ValueError("no answer") if draw.random() < 0.3 else None,
         }  # fmt: skip
 
     states = [state(example) for example in range(draw.randint(1, 3)) for _ in range(2)]

@@ -75,12 +75,13 @@ def test_an_inspect_ai_scorer_needs_a_target_and_gives_a_number():
 
         return score
 
-    scores = rewards(scorer.includes, columns={"reward_model.ground_truth": ["4", "5", None]})[1]
-    assert scores.reward_nm.flatten()[:2].tolist() == [1.0, 0.0]
-    assert scores.status_nm.flatten().tolist() == [Status.OK, Status.OK, Status.ERROR]
-    scores = rewards(scorer.includes, columns={"target": [["4", "5"], np.array(["5", "6"]), " "]})[1]
-    assert scores.reward_nm.flatten()[:2].tolist() == [1.0, 0.0]
-    assert scores.status_nm.flatten()[2] == Status.ERROR
+    for name, targets in (
+        ("reward_model.ground_truth", ["4", "5", None]),
+        ("target", [["4", "5"], np.array(["5", "6"]), " "]),
+    ):
+        scores = rewards(scorer.includes, columns={name: targets})[1]
+        assert scores.reward_nm.flatten()[:2].tolist() == [1.0, 0.0]
+        assert scores.status_nm.flatten().tolist() == [Status.OK, Status.OK, Status.ERROR]
     scores = rewards(scorer.includes, columns={"target": [4, [], np.float64("nan")]})[1]
     assert scores.status_nm.flatten().tolist() == [Status.OK, Status.ERROR, Status.ERROR]
     with pytest.raises(RewardError, match="failed for all 3"):

@@ -27,7 +27,6 @@ register_template(TemplateMeta("spanwise", prefix=[], prompt=["{{QUERY}}"], chat
 
 
 def prepare(folder, *, pieces=small.PIECES, tasks=ASKED, recipe=conformance.RECIPES["blocks"]):
-    """A tiny model with its tokenizer, the prompts, the recipe and the plug-in."""
     tag_level(pieces).save_pretrained(folder / "model")
     for seed, name in enumerate(("model", "reference")):
         torch.manual_seed(seed)

@@ -23,7 +23,6 @@ def tokenizer(tmp_path_factory):
 
 
 def theirs():
-    """The module that holds the types of an episode."""
     return pytest.importorskip("verifiers.v1.episode")
 
 

@@ -145,7 +145,6 @@ def beside(value_bt, inputs, *, pad_id):
 
 
 def average(value_bt, inputs, *, pad_id):
-    """One number for a completion."""
     return value_bt.mean(dim=1)
 
 

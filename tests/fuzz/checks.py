@@ -44,7 +44,6 @@ class Cell:
         self.scheme = Scheme("bae", self.layout, self.objectives())
 
     def objectives(self):
-        """Every built-in reward that the layout has the tags for."""
         names, tags = self.layout.names, dict(self.layout.blocks)
         first, tag = names[0], "answer" if "answer" in tags[names[0]] else ""
         rules = [
@@ -91,7 +90,6 @@ def check(cell, rows, *, sample=4):
 
 
 def joined(cell, ids):
-    """The bytes of some ids, one by one."""
     return b"".join(map(cell.family.vocabulary.pieces.__getitem__, ids.tolist()))
 
 
@@ -148,7 +146,6 @@ def rewards(cell, reading):
 
 
 def credited(cell, batch, reading):
-    """Credit and advantages are finite, and 0 where nothing is trained."""
     credit = credit_batch(reading, batch, cell.scheme)
     spread = advantages(credit, reading.spans, cell.scheme)
     assert bool(credit.block_nk.isfinite().all() and credit.stop_n.isfinite().all() and spread.isfinite().all())
@@ -169,7 +166,6 @@ def deletion(cell, row, reading, n):
 
 
 def by_oracle(cell, row, data, reading, n):
-    """Compare with the oracle, byte by byte."""
     ids, mask = row
     tokens = [cell.family.vocabulary.pieces[i] for i in ids[mask].tolist()]
     if not tokens:

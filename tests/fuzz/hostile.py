@@ -116,7 +116,6 @@ def formed(draw, layout):
 
 
 def completion(draw, family, layout):
-    """Token ids of one completion."""
     kind = draw.random()
     size = len(family.vocabulary)
     if kind < 0.01:
@@ -174,7 +173,6 @@ def giants(seed, count, family, layout, sizes=(2**17, 2**18, 2**20)):
 
 
 def padded(pairs):
-    """The rows as two tables, poison at the padding."""
     width = max((len(ids) for ids, _ in pairs), default=0)
     ids_nt, mask_nt = np.full((len(pairs), width), -100, dtype=np.int64), np.zeros((len(pairs), width), dtype=np.bool_)
     for n, (ids, mask) in enumerate(pairs):

@@ -40,7 +40,6 @@ BYTES = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
 
 
 def repeated(part, end=""):
-    """As many copies of a part as fill `size` bytes, then the end."""
     return lambda size: part * (size // len(part.encode())) + end
 
 
@@ -216,7 +215,6 @@ def seconds(reader, text, repeats=3):
 
 
 def exponent(sizes, times):
-    """The slope of log time over log size, by least squares."""
     x, y = np.log(sizes), np.log(times)
     return float(((x - x.mean()) * (y - y.mean())).sum() / ((x - x.mean()) ** 2).sum())
 

@@ -29,7 +29,6 @@ HEAD = (
 
 
 def fuzzed(cell: Cell, name: str, count: int, *, batch: int, large: int, seed: int) -> tuple[str, list[str]]:
-    """One line of the table, and the failures."""
     failures: list[str] = []
     spent, worst = 0.0, (0.0, "")
     for number, first in enumerate(range(0, count, batch)):
@@ -83,7 +82,6 @@ def by_segmenters(count: int, seed: int) -> list[str]:
 
 
 def main() -> int:
-    """Fuzz, measure, print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--completions", type=int, default=1_000_000)
     parser.add_argument("--segmenters", type=int, default=100_000, help="completions for all other segmenters together")

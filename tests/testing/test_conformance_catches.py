@@ -41,11 +41,6 @@ def means(reward_n, group_n):
     return torch.stack([reward_n[group_n == g].nanmean() for g in group_n])
 
 
-def writes_to_its_input(reward_n, group_n):
-    reward_n.nan_to_num_(nan=0.0)
-    return dr_grpo(reward_n, group_n)
-
-
 def nan_where_constant(reward_n, group_n):
     adv_n = dr_grpo(reward_n, group_n)
     return adv_n / adv_n.abs().max()
@@ -73,7 +68,7 @@ OF_COMPLETIONS = {
     "half precision rewards": ("shift", lambda r, g: dr_grpo(r.bfloat16(), g)),
     "moments as they come": ("precision", lambda r, g: (r - means(r, g)).double().nan_to_num()),
     "single precision": ("result precision", lambda r, g: dr_grpo(r, g).float()),
-    "writes to its input": ("pure", writes_to_its_input),
+    "writes to its input": ("pure", lambda r, g: dr_grpo(r.nan_to_num_(nan=0.0), g)),
     "remembers": ("pure", lambda r, g: dr_grpo(r, g) * next(CALLS)),
     "order matters": ("permutation", lambda r, g: dr_grpo(r, g) * torch.arange(len(r))),
     "labels matter": ("permutation", lambda r, g: dr_grpo(r, g) * g.double()),
@@ -144,6 +139,10 @@ def resets_at_masked_tokens(reward_nt, mask_nt):
     return out
 
 
+def from_the_left(reward_nt, mask_nt):
+    return returns(reward_nt, mask_nt) * torch.arange(reward_nt.shape[1])
+
+
 def all_before(reward_nt):
     return reward_nt.flip(1).cumsum(1).flip(1) + 1.0
 
@@ -154,10 +153,7 @@ OF_TOKENS = {
     "credit on padding": ("masking padding", lambda reward_nt, mask_nt: all_before(reward_nt)),
     "mean over the width": ("padding", lambda reward_nt, mask_nt: returns(reward_nt, mask_nt) / max(mask_nt.shape[1], 1)),
     "resets at masked tokens": ("masking", resets_at_masked_tokens),
-    "position from the left": (
-        "padding",
-        lambda reward_nt, mask_nt: returns(reward_nt, mask_nt) * torch.arange(reward_nt.shape[1]),
-    ),
+    "position from the left": ("padding", from_the_left),
     "always double": ("precision", lambda reward_nt, mask_nt: returns(reward_nt, mask_nt).double()),
 }
 
@@ -171,16 +167,18 @@ def states_from_zero_on(reward_s, group_s, anchor_s: Int[torch.Tensor, " s"]):
     return centred(reward_s, torch.where(anchor_s >= 0, state_s, -1))
 
 
+def trajectories_from_zero_on(reward_s, trajectory_s):
+    return torch.where(trajectory_s >= 0, sums(reward_s, trajectory_s), 0.0)
+
+
+def steps_from_zero_on(reward_s, trajectory_s, step_s):
+    return torch.where(step_s >= 0, sums(reward_s, trajectory_s), 0.0)
+
+
 OF_STEPS = {
     "row order": ("permutation split", lambda reward_s, trajectory_s, step_s: reward_s.flip(0).cumsum(0).flip(0)),
-    "trajectories from zero on": (
-        "permutation",
-        lambda reward_s, trajectory_s: torch.where(trajectory_s >= 0, sums(reward_s, trajectory_s), 0.0),
-    ),
-    "steps from zero on": (
-        "permutation",
-        lambda reward_s, trajectory_s, step_s: torch.where(step_s >= 0, sums(reward_s, trajectory_s), 0.0),
-    ),
+    "trajectories from zero on": ("permutation", trajectories_from_zero_on),
+    "steps from zero on": ("permutation", steps_from_zero_on),
     "states from zero on": ("permutation", states_from_zero_on),
     "one for trying": ("constant", lambda reward_s, trajectory_s: sums(reward_s, trajectory_s) + 1.0),
 }
@@ -225,15 +223,16 @@ def without_block(spans, *_):
     return replace(spans, block_nt=torch.where(spans.block_nt == 1, -1, spans.block_nt.long()))
 
 
+def one_too_far(spans, *_):
+    return replace(spans, end_nk=torch.where(spans.present_nk, spans.end_nk + 1, 0))
+
+
 SEGMENTERS = {
     "every other token": ("contiguous", every_other_token),
     "text in another order": ("text", changed(of_text=lambda text: text[::-1])),
     "all is trainable": ("partition", changed(lambda spans, *_: replace(spans, block_nt=spans.block_nt.clamp(min=0)))),
     "a token without block": ("partition", changed(without_block)),
-    "one too far": (
-        "partition",
-        changed(lambda spans, *_: replace(spans, end_nk=torch.where(spans.present_nk, spans.end_nk + 1, 0))),
-    ),
+    "one too far": ("partition", changed(one_too_far)),
     # as if the pad id were also a token
     "mask from ids": ("partition", lambda ids_nt, mask_nt: right(ids_nt, mask_nt & (ids_nt != 60))),
     "text with a space": ("text", changed(of_text=lambda text: text + " ")),
@@ -260,7 +259,7 @@ def test_segmenters_that_crash_or_return_something_else():
 
 
 def answers(blocks):
-    return [None if block["solution"] is None else block["solution"]["answer"] for block in blocks]
+    return [block["solution"] and block["solution"]["answer"] for block in blocks]
 
 
 def right_or_wrong(blocks):
@@ -272,9 +271,8 @@ def longest_wins(blocks):
     return [float(size == max(sizes)) for size in sizes]
 
 
-def counts_its_calls(blocks, calls=[]):  # noqa: B006 - a memory is what is wrong with it
-    calls.append(len(blocks))
-    return [None if value is None else value + len(calls) for value in right_or_wrong(blocks)]
+def counts_its_calls(blocks):
+    return [None if value is None else value + next(CALLS) for value in right_or_wrong(blocks)]
 
 
 def only_in_the_main_thread(blocks):

@@ -69,9 +69,6 @@ def test_nothing_to_merge():
     assert Trajectory("a", 0, ()).merged().branches() == []
 
 
-# --- random trajectories
-
-
 @st.composite
 def trajectories(draw):
     """Turns that mostly go on from the one before, sometimes from an earlier one, sometimes from nowhere."""
@@ -120,8 +117,6 @@ def test_merging_loses_nothing(fields):
         assert (max(fits) if fits else None) == (None if after.parent is None else len(whole[after.parent]))
 
 
-# --- text that was tokenised again
-
 PIECES = Vocabulary((b"a", b"b", b"ab", b"c", b"", b"\xff"))
 
 
@@ -145,9 +140,6 @@ def test_another_text_opens_a_new_sequence_with_a_vocabulary_too():
     assert parents(edited.merged(PIECES)) == [None, None, None, 2]
     kept = rows(turn([3], [0, 1]), turn([3, 0, 1, 3], [0]))
     assert kept.merged(PIECES) == kept.merged()
-
-
-# --- a real model
 
 
 def chat(turns):
@@ -206,9 +198,6 @@ TWO = [turn([1], [2]), turn([1, 2], [2])]
 def test_what_does_not_fit_is_refused(unchecked_shapes, error, sentence, call):
     with pytest.raises(error, match=sentence):
         call()
-
-
-# --- rows of steps
 
 
 def test_step_rewards_at_masked_tokens():

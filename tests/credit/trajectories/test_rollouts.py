@@ -33,9 +33,6 @@ def turns(columns, group, trajectory, step, objectives, length=None, **more):
     return assign_turns(rewards, torch.tensor(group), length_sk, **places, **rule, **more)
 
 
-# By hand
-
-
 def test_the_last_turn_that_has_the_reward_speaks_for_the_rollout():
     # 0 answers at turn 1 and goes on without an answer; 1 answers twice; the answer of 2 could not be checked.
     credit = turns(
@@ -79,9 +76,6 @@ def test_a_turn_is_compared_by_its_own_outcome():
     outcome_no[::2] = NAN
     outcome_no[-1] = 0.0
     assert credit(outcome_no) == pytest.approx([reward - 12.5 / 3 for reward in (1, 5, 2, 7, 4, 6)])
-
-
-# Against loops
 
 
 def loop(rewards, group, trajectory):
@@ -193,9 +187,6 @@ def test_a_rollout_that_never_writes_the_paid_block_pays_with_its_last_turn(meth
     assert credit.stop_n.tolist() == [0, 0, 0, -1]
 
 
-# The road
-
-
 LAYOUT = Layout({"call": ["call"], "note": ["note"]})
 TWO = [
     Objective("format", pays="call", scope="turn", options={"tags": ["call"]}, name="valid"),
@@ -240,9 +231,6 @@ def test_a_scope_that_cannot_be_is_refused(fields, method):
     rule = {"pays": "all", "options": {"tag": ""}, "scope": "turn", **fields}
     with pytest.raises(RecipeError):
         Scheme(method, Layout({"all": []}), [Objective("correct", **rule)], per="completion")
-
-
-# Sequences as turns
 
 
 def test_turns_by_id_may_touch_and_hold_tool_tokens():
