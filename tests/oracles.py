@@ -51,8 +51,7 @@ def slow_gdpo(batch, weights, length, ddof, conflict=None):
             for i, z in zip(inside, z_scores([reward_nm[i][m] for i in inside], ddof, 1e-6), strict=True):
                 terms[i][m] = weight * z if len(inside) > 1 else 0.0
     absent = [all(map(math.isnan, row)) for row in reward_nm]
-    value = [None if absent[i] else sum(terms[i]) for i in range(n)]
-    value = [v if v is None or abs(v) > 1e-12 else 0.0 for v in value]
+    value = [None if absent[i] else sum(terms[i]) if abs(sum(terms[i])) > 1e-12 else 0.0 for i in range(n)]
     if conflict is not None:
         cancels = [abs(sum(term)) < conflict * (sum(map(abs, term)) + 1e-6) for term in terms]
         fights = [max(terms[i]) > 1e-8 and min(terms[i]) < -1e-8 and cancels[i] for i in range(n)]
@@ -84,8 +83,7 @@ def slow_recursion(reward, value, mask, *, gamma, lam_after, bootstrap=None):
             before = [k for k in kept if k <= t]
             if before and not math.isnan(reward[i, t]):
                 rewards[before[-1]] += float(reward[i, t])
-        loop = textbook(kept, rewards, value[i], end, gamma, lambda k, n, i=i: lam_after(i, k, n))
-        result[i, kept] = double(loop)
+        result[i, kept] = double(textbook(kept, rewards, value[i], end, gamma, lambda k, n, i=i: lam_after(i, k, n)))
     return result
 
 
@@ -173,12 +171,9 @@ def slow_oar(adv, importance, mask, q, beta, floor, to_length):
         level = [math.log(1 + float(importance[i, t])) for t in kept]
         level = [(x - min(level)) / (max(level) - min(level) or 1.0) for x in level]
         cut = float(torch.quantile(double(level), q))
-        weight = [
-            max(x / (cut + 1e-8), floor) if x < cut else 1 + beta * (x - cut) / (1 - cut + 1e-8) for x in level
-        ]  # fmt: skip
+        weight = [max(x / (cut + 1e-8), floor) if x < cut else 1 + beta * (x - cut) / (1 - cut + 1e-8) for x in level]
         scale = len(weight) / sum(weight) if to_length else 1.0
-        for t, w in zip(kept, weight, strict=True):
-            result[i, t] = adv[i, t] * w * scale
+        result[i, kept] = adv[i, kept] * double(weight) * scale
     return result
 
 
@@ -195,12 +190,10 @@ def from_step(i, trajectory, step):
 
 def slow_returns(batch, gamma):
     reward, _, trajectory, step, _ = columns(batch)
-    result = []
+    result = [0.0] * len(reward)
     for i in range(len(reward)):
-        total = 0.0
         for k in reversed(from_step(i, trajectory, step)):
-            total = reward[k] + gamma * total
-        result.append(total)
+            result[i] = reward[k] + gamma * result[i]
     return result
 
 
@@ -242,7 +235,7 @@ def slow_gagpo(batch, gamma, lam):
     def value(i):
         mates = [k for k in range(n) if k == i or (task[k] == task[i] and state[k] == state[i] and state[i] is not None)]
         present = [returns[k] for k in mates if not math.isnan(returns[k])]
-        return sum(present) / len(present) if present else NAN
+        return average(present) if present else NAN
 
     result = []
     for i in range(n):
@@ -516,9 +509,9 @@ def slow_streams(block, reward, status, value, logp, bootstrap, *, objectives, n
                 for m, objective in enumerate(objectives):
                     rewards[ends[m]] += objective.weight * worth[m]
                 lam_after = _lam_of(method, trained, logp[i], lam)
-                loop = textbook(trained, rewards, value[i, :, 0], float(bootstrap[i, 0]), gamma, lam_after)
-                for t, a in zip(trained, loop, strict=True):
-                    token[i, t] += a
+                token[i, trained] = double(
+                    textbook(trained, rewards, value[i, :, 0], float(bootstrap[i, 0]), gamma, lam_after)
+                )
             continue
         for m, objective in enumerate(objectives):
             kept = paid[m] or ([trained[-1]] if left[m] else [])
@@ -526,12 +519,11 @@ def slow_streams(block, reward, status, value, logp, bootstrap, *, objectives, n
                 continue
             rewards = dict.fromkeys(kept, 0.0) | {kept[-1]: worth[m]}
             behind = float(bootstrap[i, m]) if kept[-1] == trained[-1] else 0.0
-            loop = textbook(kept, rewards, value[i, :, m], behind, gamma, _lam_of(method, kept, logp[i], lam))
-            for t, a in zip(kept, loop, strict=True):
-                if paid[m]:
-                    token[i, t] += objective.weight * a
-                else:
-                    stop[i] += objective.weight * a
+            loop = double(textbook(kept, rewards, value[i, :, m], behind, gamma, _lam_of(method, kept, logp[i], lam)))
+            if paid[m]:
+                token[i, kept] += objective.weight * loop
+            else:
+                stop[i] += objective.weight * loop[0]
     return token, stop
 
 

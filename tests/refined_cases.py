@@ -17,10 +17,6 @@ TEXTS = [
 ]
 
 
-def grpo(right):
-    return z_scores(right, 1, 1e-6)
-
-
 def rows_of(tokenizer, texts):
     """Token ids, whether right, and the prompt of each completion."""
     return [(tokenizer(text)["input_ids"], float("4<" in text), g) for g, group in enumerate(texts) for text in group]
@@ -33,7 +29,7 @@ def refined(rows, name, logps):
     mask_nt = torch.tensor([[t < len(ids) for t in range(width)] for ids, _, _ in rows])
     ids_nt = torch.tensor([ids + [0] * (width - len(ids)) for ids, _, _ in rows])
     right_n = torch.tensor([right for _, right, _ in rows]).double()
-    adv_n = [a for g in group_n.unique() for a in grpo(right_n[group_n == g].tolist())]
+    adv_n = [a for g in group_n.unique() for a in z_scores(right_n[group_n == g].tolist(), 1, 1e-6)]
     adv_nt = torch.tensor(adv_n).double()[:, None].expand(-1, width) * mask_nt
     if name == "ktae":
         new_nt = slow_ktae(adv_nt, ids_nt, mask_nt, right_n, group_n, "paper", 1.0, 1.0, 1.0)
@@ -41,8 +37,3 @@ def refined(rows, name, logps):
         surprise_nt = torch.nn.utils.rnn.pad_sequence([-logp.double() for logp in logps], batch_first=True)
         new_nt = slow_oar(adv_nt, surprise_nt, mask_nt, 0.25, 1.0, 0.1, False)
     return [row[: len(ids)] / len(ids) for row, (ids, _, _) in zip(new_nt, rows, strict=True)]
-
-
-def logps_of(rows):
-    draw = torch.Generator().manual_seed(4)
-    return [(0.05 + 0.9 * torch.rand(len(ids), generator=draw)).log() for ids, _, _ in rows]

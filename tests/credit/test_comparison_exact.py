@@ -147,10 +147,9 @@ def column(rows, values, instead, baseline, outcomes=(), *, back_off=None, **opt
     n, everyone = rows.count, [0] * rows.count
     keys = {"batch": [everyone], "group": [rows.group]}.get(baseline)
     if baseline == "none":
-        reason_of = {False: Zero.AT_BASELINE, True: Zero.CREDITED}
         worths = [instead[i] if values[i] is None else values[i] for i in range(n)]
-        absent = (None, None, None, Zero.ABSENT)
-        return [Line(*absent) if w is None else Line(w, F(0), 1.0, reason_of[w != 0]) for w in worths]
+        absent, reasons = (None, None, None, Zero.ABSENT), (Zero.AT_BASELINE, Zero.CREDITED)
+        return [Line(*absent) if w is None else Line(w, F(0), 1.0, reasons[w != 0]) for w in worths]
     if keys is None:
         several = len(outcomes) > 1 if back_off is None else back_off
         depths = range(len(outcomes), -1, -1) if several else [len(outcomes)]
@@ -172,12 +171,12 @@ def column(rows, values, instead, baseline, outcomes=(), *, back_off=None, **opt
 def with_reasons(rows, lines, m, objective, verdict):
     for i, line in enumerate(lines):
         line.about = m
-        if line.reason is Zero.ABSENT:
-            line.reason = rows.missing(i, m)
-        if line.reason is Zero.ALL_EQUAL and verdict and line.worth in (0, 1):
-            line.reason = Zero.ALL_RIGHT if line.worth == 1 else Zero.ALL_WRONG
         if objective.weight == 0:
             line.reason = Zero.NO_WEIGHT
+        elif line.reason is Zero.ABSENT:
+            line.reason = rows.missing(i, m)
+        elif line.reason is Zero.ALL_EQUAL and verdict and line.worth in (0, 1):
+            line.reason = Zero.ALL_RIGHT if line.worth == 1 else Zero.ALL_WRONG
     return lines
 
 
@@ -188,20 +187,14 @@ def check(credit, lines, c):
     table = [getattr(comparison, f"{key}_nm")[:, c].tolist() for key in ("worth", "baseline", "divisor", "reason", "about")]
     for i, (line, a, worth, baseline, divisor, reason, about) in enumerate(zip(lines, adv, *table, strict=True)):
         assert (Zero(reason), about) == (line.reason, line.about), (i, Zero(reason), line.reason)
-        if line.worth is None:
-            assert math.isnan(worth)
-        else:
-            assert math.isclose(worth, line.worth, rel_tol=1e-12), i
+        assert math.isnan(worth) if line.worth is None else math.isclose(worth, line.worth, rel_tol=1e-12), i
         if line.baseline is None:
-            assert math.isnan(baseline), i
-            assert math.isnan(divisor), i
-            assert a == 0, i
+            assert (math.isnan(baseline), math.isnan(divisor), a) == (True, True, 0), i
             continue
         assert math.isclose(baseline, line.baseline, rel_tol=1e-9, abs_tol=1e-9), (i, baseline, line.baseline)
         assert math.isclose(divisor, line.divisor, rel_tol=1e-9), (i, divisor, line.divisor)
         assert math.isclose((worth - baseline) / divisor, a, rel_tol=1e-9, abs_tol=1e-9), i
-        zero = line.reason not in (Zero.CREDITED, Zero.NO_WEIGHT)
-        assert not zero or a == 0, (i, a)
+        assert a == 0 or line.reason in (Zero.CREDITED, Zero.NO_WEIGHT), (i, a)
 
 
 def check_strata(credit, lines, values, m):
@@ -314,13 +307,14 @@ def centred_again(rows, lines, *, ddof, eps):
     square = sum((rows.length[i] * (c[i] - mean) ** 2 for i in joins), F(0))
     divisor = math.sqrt(float(square) / (sum(lengths) - ddof) + eps)
     for i, line in enumerate(lines):
-        if line.baseline is None or not rows.length[i]:
-            if line.baseline is not None and c[i] != 0:
-                line.baseline, line.divisor, line.reason = None, None, Zero.EMPTY
-            continue
-        line.baseline, line.divisor = line.baseline + mean, divisor
-        line.reason = Zero.CREDITED if line.worth != line.baseline else line.reason
-        line.reason = Zero.AT_BASELINE if line.worth == line.baseline and line.reason is Zero.CREDITED else line.reason
+        if i in joins:
+            line.baseline, line.divisor = line.baseline + mean, divisor
+            if line.worth != line.baseline:
+                line.reason = Zero.CREDITED
+            elif line.reason is Zero.CREDITED:
+                line.reason = Zero.AT_BASELINE
+        elif c[i]:
+            line.baseline, line.divisor, line.reason = None, None, Zero.EMPTY
     return lines
 
 
@@ -361,18 +355,15 @@ def completion_batch(dice, method):
                 sign = 1 if (line.worth > line.baseline) != (gap > 0) else -1
                 line.divisor /= times * math.exp(sign * abs(gap))
     if method == "opo":
-        members = defaultdict(list)
-        for i, total in enumerate(totals):
-            if total is not None:
-                members[rows.group[i]].append(i)
         for i, line in enumerate(lines):
             if line.baseline is not None:
-                mates = members[rows.group[i]]
+                mates = [j for j, total in enumerate(totals) if rows.group[j] == rows.group[i] and total is not None]
                 mean = mean_of([totals[j] for j in mates], [rows.length[j] for j in mates])
-                equal = line.reason is Zero.ALL_EQUAL
                 line.baseline, line.divisor = (None, None) if mean is None else (mean, 1.0)
-                reason = Zero.NO_SCALE if mean is None else Zero.AT_BASELINE if line.worth == mean else Zero.CREDITED
-                line.reason = line.reason if equal else reason
+                if line.reason is not Zero.ALL_EQUAL:
+                    line.reason = (
+                        Zero.NO_SCALE if mean is None else Zero.AT_BASELINE if line.worth == mean else Zero.CREDITED
+                    )
     if method == "reinforce++-baseline":
         lines = centred_again(rows, lines, ddof=ddof, eps=eps)
     if method == "gdpo":  # the weight stands in the worth; the results are divided by their deviation in the batch
@@ -445,10 +436,10 @@ def test_turns_are_compared_with_one_vote_per_rollout(seed):
         Objective("format", "a", name="right", scope="rollout"),
         Objective("format", "b", name="said", scope="turn", if_missing=None if rows.prices[1] is None else -1.0),
     ]
+    places = {"trajectory_s": torch.tensor(trajectory), "step_s": torch.arange(rows.count)}
     credit = assign_turns(
-        rows.scores(), torch.tensor(rows.group), torch.ones(rows.count, 2).long(), trajectory_s=torch.tensor(trajectory),
-        step_s=torch.arange(rows.count), objectives=objectives, block_names=BLOCKS, method="bae", leave_one_out=leave_one_out,
-        inputs={"truncated_n": torch.tensor(rows.cut)},
+        rows.scores(), torch.tensor(rows.group), torch.ones(rows.count, 2).long(), objectives=objectives, block_names=BLOCKS,
+        method="bae", leave_one_out=leave_one_out, inputs={"truncated_n": torch.tensor(rows.cut)}, **places,
     )  # fmt: skip
     comparison = credit.comparison
     check_formula(comparison, credit.adv_nm)

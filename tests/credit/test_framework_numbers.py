@@ -5,19 +5,17 @@ import torch
 
 from credit_batches import GAE_MASK, GAE_REWARD, GAE_VALUE
 from framework_numbers import COMPAT, compatible
-from helpers import NAN, assert_close
-from spanwise.credit import METHODS, grpo
+from helpers import NAN, assert_close, double
+from spanwise.credit import grpo, reinforce_plus_plus, reinforce_plus_plus_baseline
 
 # A group of one (5), a group of three in any order (0), a group of two (1); tool tokens inside, padding on both sides.
 GROUP = torch.tensor([5, 0, 1, 0, 0, 1])
 THREES = torch.tensor([0, 0, 0, 1, 1, 1])  # fixed sizes, for frameworks that reshape
-REWARD = torch.tensor([0.7, 1, 0.25, 0, 0.5, 1], dtype=torch.float64)
+REWARD = double([0.7, 1, 0.25, 0, 0.5, 1])
 MASK = torch.tensor([[1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 1, 1], [0, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]]).bool()
 LENGTH = MASK.sum(dim=1)
-DENSE = torch.tensor(
-    [[0, 0.5, 1, 0], [0.25, 1, 0, 0], [0, 0, 0, 1], [1, -0.5, 2, 0], [0, 0.5, 0, 0], [0, 1, 0, 0.75]], dtype=torch.float64
-)
-REWARDS = torch.tensor([[1, 0], [1, 0.5], [0, 0], [0, 0.25], [1, 1], [1, 1]], dtype=torch.float64)
+DENSE = double([[0, 0.5, 1, 0], [0.25, 1, 0, 0], [0, 0, 0, 1], [1, -0.5, 2, 0], [0, 0.5, 0, 0], [0, 1, 0, 0.75]])
+REWARDS = double([[1, 0], [1, 0.5], [0, 0], [0, 0.25], [1, 1], [1, 1]])
 WEIGHTS = torch.tensor([1.0, 0.5])
 
 
@@ -48,7 +46,7 @@ def test_a_batch_with_a_group_of_one_and_groups_of_three(framework, name, group,
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
 def test_a_group_of_one_where_frameworks_reshape(name):
-    reward_n, group_n = torch.tensor([0.7, 1.0, 0.0, NAN], dtype=torch.float64), torch.tensor([3, 0, 0, 3])
+    reward_n, group_n = double([0.7, 1.0, 0.0, NAN]), torch.tensor([3, 0, 0, 3])
     for framework, expected in {"trl": 0.0, "openrlhf": 0.0 if name == "dr_grpo" else NAN}.items():
         adv_n = compatible(name, framework)(reward_n, group_n, length_n=torch.ones(4).long())
         assert_close(adv_n[[0, 3]], [expected, 0.0], 1e-12, equal_nan=True)  # absent is not alone
@@ -64,46 +62,39 @@ def test_gdpo():
 
 
 def test_reinforce_plus_plus_where_there_are_tool_tokens():
-    verl = compatible("reinforce++", "verl")(DENSE, MASK, gamma=0.5)
-    assert_close(verl[2:4], [[-0.496951, -0.149085, 0.546646, 1.93811], [0.0, -2.23628, 0.0, 0.0]], 2e-6)
-    # .75 is carried over two tool tokens; the 1 on a tool token is dropped.
-    assert_close(verl[5], [0.19878, 0.0, 0.0, 1.242378], 2e-6)
-    skyrl = compatible("reinforce++", "skyrl")(DENSE, MASK, gamma=0.5)
-    assert_close(skyrl[2:4], [[-0.41304, -0.072889, 0.607412, 1.968014], [0.0, -2.113793, 0.0, 0.0]], 2e-6)
-    assert_close(skyrl[5], [-0.753191, 0.0, 0.0, 1.287713], 2e-6)  # forgotten at the tool tokens
-    openrlhf = compatible("reinforce++", "openrlhf")(DENSE, MASK, gamma=0.5)
-    assert_close(openrlhf[2:4], [[-0.453223, -0.095751, 0.619192, 2.04908], [0.0, -2.240583, 0.0, 0.0]], 2e-6)
-    assert_close(openrlhf[5], [-0.542591, 0.0, 0.0, 1.334136], 2e-6)  # discounted over the tool tokens
+    # .75 on the last row's last token is carried over its tool tokens, forgotten there, discounted; the 1 there is dropped.
+    for framework, *rows in (
+        ("verl", [-0.496951, -0.149085, 0.546646, 1.93811], [0, -2.23628, 0, 0], [0.19878, 0, 0, 1.242378]),
+        ("skyrl", [-0.41304, -0.072889, 0.607412, 1.968014], [0, -2.113793, 0, 0], [-0.753191, 0, 0, 1.287713]),
+        ("openrlhf", [-0.453223, -0.095751, 0.619192, 2.04908], [0, -2.240583, 0, 0], [-0.542591, 0, 0, 1.334136]),
+    ):
+        assert_close(compatible("reinforce++", framework)(DENSE, MASK, gamma=0.5)[[2, 3, 5]], rows, 2e-6)
 
 
 def test_gae_where_there_are_tool_tokens():
-    reward, value, mask = GAE_REWARD, GAE_VALUE, GAE_MASK
+    inputs, mask = (GAE_REWARD, GAE_VALUE, GAE_MASK), GAE_MASK
     expected = {
         "verl": [0.437962, 0.355750, 0.585, 0.3],
         "skyrl": [1.105142, 1.058044, 0.9175, 0.65],
         "openrlhf": [0.392564, 0.307962, 0.585, 0.3],
     }
     for framework, numbers in expected.items():
-        raw = compatible("gae", framework)(reward, value, mask, lam=0.95, whiten=False)
+        raw = compatible("gae", framework)(*inputs, lam=0.95, whiten=False)
         assert_close(raw[mask], numbers, 1e-6)
         assert raw[~mask].tolist() == [0.0, 0.0]
-    assert_close(
-        compatible("gae", "verl")(reward, value, mask, lam=0.95)[mask], [0.147539, -0.515844, 1.334003, -0.965698], 1e-5
-    )
-    population = compatible("gae", "openrlhf")(reward, value, mask, lam=0.95)[mask]
-    four = torch.tensor(expected["openrlhf"], dtype=torch.float64)
-    assert_close(population, ((four - four.mean()) / four.std(correction=0)).tolist(), 1e-5)
+    verl, openrlhf = (compatible("gae", framework)(*inputs, lam=0.95)[mask] for framework in ("verl", "openrlhf"))
+    assert_close(verl, [0.147539, -0.515844, 1.334003, -0.965698], 1e-5)
+    four = double(expected["openrlhf"])
+    assert_close(openrlhf, (four - four.mean()) / four.std(correction=0), 1e-5)
 
 
 def test_without_a_corner_the_frameworks_agree_with_the_library():
-    pairs = torch.tensor([0, 0, 0, 1, 1, 1])
     for framework in COMPAT:
         eps = float(COMPAT[framework]["grpo"]["eps"])
-        assert_close(compatible("grpo", framework)(REWARD, pairs), grpo(REWARD, pairs, eps=eps).tolist(), 1e-12)
+        assert_close(compatible("grpo", framework)(REWARD, THREES), grpo(REWARD, THREES, eps=eps), 1e-12)
     mask_nt = torch.ones_like(MASK)
-    plain = METHODS["reinforce++"].estimator(DENSE, mask_nt, gamma=0.9)
+    plain = reinforce_plus_plus(DENSE, mask_nt, gamma=0.9)
     for framework in ("verl", "skyrl"):
-        assert_close(compatible("reinforce++", framework)(DENSE, mask_nt, gamma=0.9), plain.tolist(), 1e-9)
-    lengths = {"length_n": LENGTH}
-    plain = METHODS["reinforce++-baseline"].estimator(REWARD, pairs, **lengths)
-    assert_close(compatible("reinforce++-baseline", "verl")(REWARD, pairs, **lengths), plain.tolist(), 1e-12)
+        assert_close(compatible("reinforce++", framework)(DENSE, mask_nt, gamma=0.9), plain, 1e-9)
+    plain = reinforce_plus_plus_baseline(REWARD, THREES, length_n=LENGTH)
+    assert_close(compatible("reinforce++-baseline", "verl")(REWARD, THREES, length_n=LENGTH), plain, 1e-12)

@@ -7,16 +7,13 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from credit_batches import report_batches
+from credit_batches import PAIR, SAME, report_batches
 from helpers import NAN, assert_close, double
+from oracles import average, deviation
 from spanwise.credit import advantage, assign, blended_baseline
 from spanwise.errors import AlignmentError, RecipeError
 from spanwise.objective import Objective
 from spanwise.types import Scores
-
-REWARD = double([6, 2, 1, 4, 0, 5, 3, 1])
-PROMPT = torch.tensor([-1, -1, -1, -1, -1, -1, -7, -7])
-PAIRS = double([[1, 1], [1, 1], [0, 1], [0, 0], [0, 0], [1, 0], [1, 1], [0, 0]])
 
 
 def slow_blended(batch):
@@ -24,17 +21,14 @@ def slow_blended(batch):
     kinds = [None if any(math.isnan(v) for v in row) else tuple(row) for row in outcome]
     n, present = len(reward), [not math.isnan(r) for r in reward]
 
-    def mean(values):
-        return sum(values) / len(values)
-
-    def scatter(lists):
-        """Sum of squares around each list's own mean, and its degrees of freedom."""
-        return sum((v - mean(values)) ** 2 for values in lists for v in values), sum(len(values) - 1 for values in lists)
+    def pooled(lists, otherwise):
+        """Variance around each list's own mean."""
+        free = sum(len(values) - 1 for values in lists)
+        return sum((v - average(values)) ** 2 for values in lists for v in values) / free if free else otherwise
 
     def between(values, noises):
         """Variance of means of other prompts, their sampling noise left out, for a new one."""
-        around = sum((v - mean(values)) ** 2 for v in values) / (len(values) - 1)
-        return max(0.0, around - mean(noises)) * (1 + 1 / len(values))
+        return max(0.0, deviation(values, 1) ** 2 - average(noises)) * (1 + 1 / len(values))
 
     result = []
     for i in range(n):
@@ -50,25 +44,23 @@ def slow_blended(batch):
                 other.setdefault(group[j], []).append(by_outcome[j][verdict])
         away = {g: [r for _, r in rows] for g, rows in alike.items() if g != group[i]}
         mates = [r for j, r in alike.get(group[i], []) if j != i]
-        square, free = scatter(away.values())
-        noise = square / free if free else 0.0
+        noise = pooled(away.values(), 0.0)
         low = min((r for rows in alike.values() for _, r in rows), default=0.0)
         looked_at = [r for rows in alike.values() for _, r in rows] + [r for values in other.values() for r in values]
         floor = 1e-12 * sum((r - low) ** 2 for r in looked_at) / n + 1e-24
-        estimates = [(mean(mates), noise / len(mates))] if mates else []
+        estimates = [(average(mates), noise / len(mates))] if mates else []
         everywhere = [r for values in away.values() for r in values]
         if len(away) >= 2:
-            spread = between([mean(v) for v in away.values()], [noise / len(v) for v in away.values()])
-            estimates.append((mean(everywhere), spread + noise / len(everywhere)))
+            spread = between([average(v) for v in away.values()], [noise / len(v) for v in away.values()])
+            estimates.append((average(everywhere), spread + noise / len(everywhere)))
         shared = [g for g in away if g in other]
         if len(shared) >= 2 and group[i] in other:
-            square, free = scatter([v for g, v in other.items() if g != group[i]])
-            crossed = square / free if free else noise
-            gaps = [mean(away[g]) - mean(other[g]) for g in shared]
+            crossed = pooled([v for g, v in other.items() if g != group[i]], noise)
+            gaps = [average(away[g]) - average(other[g]) for g in shared]
             drift = between(gaps, [noise / len(away[g]) + crossed / len(other[g]) for g in shared])
-            estimates.append((mean(other[group[i]]) + mean(gaps), drift + crossed / len(other[group[i]])))
+            estimates.append((average(other[group[i]]) + average(gaps), drift + crossed / len(other[group[i]])))
         if not estimates and everywhere:
-            estimates = [(mean(everywhere), 1.0)]
+            estimates = [(average(everywhere), 1.0)]
         weights = [1 / max(v, floor) for _, v in estimates]
         total = sum(weights)
         result.append(sum(w * e for w, (e, _) in zip(weights, estimates, strict=True)) / total if estimates else NAN)
@@ -89,9 +81,9 @@ def lopsided():
 def test_blended_equals_the_slow_oracle(batch):
     reward, group, outcome, by_outcome, judged = batch
     actual = blended_baseline(reward, group, outcome, by_outcome, judged=judged)
-    torch.testing.assert_close(actual, slow_blended(batch), atol=1e-8, rtol=1e-8, equal_nan=True)
+    assert_close(actual, slow_blended(batch), 1e-8, equal_nan=True)
     without = blended_baseline(reward, group, outcome)  # nothing can be re-scored
-    torch.testing.assert_close(without, slow_blended((*batch[:4], None)), atol=1e-8, rtol=1e-8, equal_nan=True)
+    assert_close(without, slow_blended((*batch[:4], None)), 1e-8, equal_nan=True)
 
 
 def test_blended_weighs_estimates_without_any_variance_alike():
@@ -107,11 +99,10 @@ def test_blended_weighs_estimates_without_any_variance_alike():
 BASELINES = ["outcome", "blended"]
 
 
-def run(batch, baseline, **options):
+def run(batch, baseline):
     reward, group, outcome, by_outcome, judged = batch
-    return advantage(
-        reward, group, baseline=baseline, outcome_no=outcome, by_outcome_n2=by_outcome, judged=judged, **options
-    ).advantage_n
+    options = {"outcome_no": outcome, "by_outcome_n2": by_outcome, "judged": judged}
+    return advantage(reward, group, baseline=baseline, **options).advantage_n
 
 
 @pytest.mark.parametrize("baseline", BASELINES)
@@ -156,9 +147,8 @@ def test_alone_under_blended_is_having_no_baseline(batch):
 def test_assign_rescores_by_what_the_report_is_judged_by(batch):
     reward, group, outcome, by_outcome, judged = batch
     names = tuple(f"o{k}" for k in range(outcome.shape[1]))
-    nothing = torch.full_like(by_outcome, NAN)
     reward_nm = torch.cat([outcome, reward[:, None]], dim=1)
-    by_outcome_nmo = torch.stack([*[nothing] * len(names), by_outcome], dim=1)
+    by_outcome_nmo = torch.stack([*[torch.full_like(by_outcome, NAN)] * len(names), by_outcome], dim=1)
     scores = Scores((*names, "brier"), reward_nm, reward_nm.isnan().to(torch.int8), by_outcome_nmo)
     objectives = [Objective("correct", pays="a", name=name, weight=0.0) for name in names]
 
@@ -172,6 +162,9 @@ def test_assign_rescores_by_what_the_report_is_judged_by(batch):
     # Judged by something that its baseline is not given, nothing can be re-scored.
     without = blended_baseline(reward, group, outcome)
     assert_close(credit_of(options={"of": "elsewhere"}), (reward - without).nan_to_num(nan=0.0), 1e-8)
+
+
+PAIRS = double([[1, 1], [0, 1]])
 
 
 @pytest.mark.parametrize(
@@ -189,6 +182,6 @@ def test_assign_rescores_by_what_the_report_is_judged_by(batch):
 )
 def test_what_does_not_go_together_is_refused(options, unchecked_shapes):
     with pytest.raises(RecipeError):
-        advantage(REWARD, PROMPT, **options)
-    with pytest.raises(AlignmentError, match="7 outcomes for 8"):
-        advantage(REWARD, PROMPT, baseline="outcome", outcome_no=PAIRS[:7])
+        advantage(PAIR, SAME, **options)
+    with pytest.raises(AlignmentError, match="1 outcomes for 2"):
+        advantage(PAIR, SAME, baseline="outcome", outcome_no=PAIRS[:1])

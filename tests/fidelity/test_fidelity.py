@@ -38,20 +38,16 @@ def test_against_plain_loops(seed, rule):
     has_two_d = (~again_dm.isnan()).sum(dim=1) >= 2
     usable_xs = (prefix_xs >= 0) & has_two_d[prefix_xs] & ~confidence_xs.isnan() & ~outcome_xs.isnan()
     assert measured.share == pytest.approx(float(usable_xs.double().mean()))
-    for name in BASELINES:
-        if name != "blended":
-            expected = slow_fidelity(data, rule, name)
-            figures = {figure: measured.interval(name, 6, figure)[0] for figure in FIGURES}
-            assert figures == pytest.approx(expected, abs=1e-9, nan_ok=True), name
+    for name in BASELINES.keys() - {"blended"}:
+        figures = {figure: measured.interval(name, 6, figure)[0] for figure in FIGURES}
+        assert figures == pytest.approx(slow_fidelity(data, rule, name), abs=1e-9, nan_ok=True), name
 
 
 @pytest.mark.parametrize("rerolls", [2, 64])
 def test_the_noise_of_the_re_rolls_is_subtracted(rerolls):
     # Two thousand groups of 8 whose re-rolls vary like the reports: the error of a stratum mean is var / n, whatever M is.
-    data = rolled(2000, 8, rerolls, seed=1)
-    measured = measure_fidelity(
-        data, baselines={"outcome": BASELINES["outcome"]}, group_sizes=[8], batch=16000, resamples=1, draws=20
-    )
+    data, sizes = rolled(2000, 8, rerolls, seed=1), {"group_sizes": [8], "batch": 16000, "resamples": 1, "draws": 20}
+    measured = measure_fidelity(data, baselines={"outcome": BASELINES["outcome"]}, **sizes)
     count_xs = (data.outcome_xs[:, :, None] == data.outcome_xs[:, None, :]).sum(dim=2)
     level_x = data.confidence_xs.mean(dim=1, keepdim=True)
     # var (q - c)^2 for q uniform in level +- h and d = level - c: 4 d^2 h^2/3 + 4 h^4/45

@@ -24,8 +24,7 @@ def tensor(chances):
 
 
 def flat(chances):
-    """{tuple: probability}"""
-    return dict(np.ndenumerate(np.array(chances, dtype=object)))
+    return dict(np.ndenumerate(np.array(chances, dtype=object)))  # {tuple: probability}
 
 
 def slow_shares(chances, size, *, back_off, leave_one_out=False, min_stratum=2):

@@ -1,7 +1,5 @@
 """The run's own critic: which it is, what it says before every token, what is refused."""
 
-import json
-
 import pytest
 import torch
 from transformers import AutoModelForTokenClassification
@@ -58,11 +56,11 @@ def test_values_are_those_after_reading_the_prefix_alone(tiny, tmp_path, blocks,
 
 
 def test_where_the_critic_lies(tiny, tmp_path):
-    saved(tiny, tmp_path / "run" / "critic")
-    saved(tiny, tmp_path / "run" / "checkpoints" / "checkpoint-2" / "critic")
-    (tmp_path / "run" / "model").mkdir()
-    (tmp_path / "run" / "checkpoints" / "checkpoint-4").mkdir()
     checkpoints = tmp_path / "run" / "checkpoints"
+    for folder in (tmp_path / "run", checkpoints / "checkpoint-2"):
+        saved(tiny, folder / "critic")
+    for folder in (tmp_path / "run" / "model", checkpoints / "checkpoint-4"):
+        folder.mkdir()
     assert own_critic_folder(tmp_path / "run" / "model") == tmp_path / "run" / "critic"
     assert own_critic_folder(checkpoints / "checkpoint-2") == checkpoints / "checkpoint-2" / "critic"
     assert own_critic_folder(checkpoints / "checkpoint-4") is None
@@ -73,8 +71,7 @@ def test_what_is_refused(tiny, tmp_path):
     saved(tiny, place)
     with pytest.raises(RecipeError, match=r"correct \+ calibration"):
         own_critic(place, tiny[1], ["correct", "calibration"])
-    about = json.loads((place / "critic.json").read_text())
-    (place / "critic.json").write_text(json.dumps({**about, "values": ["a", "b"]}))
+    saved(tiny, place, names=("a", "b"))
     with pytest.raises(RecipeError, match="a, b"):
         own_critic(place, tiny[1], ["a", "b"])
     (place / "critic.json").write_text("{}")

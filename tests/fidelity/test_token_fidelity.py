@@ -17,15 +17,9 @@ from spanwise.fidelity.tokens import TOKEN_ESTIMATORS, TOKEN_FIGURES, VALUES
 def drawn(n, t, *, seed=0, prompts=5):
     """Random trajectories with holes in the mask, and values of a critic."""
     g = torch.Generator().manual_seed(seed)
-    mask_nt = torch.rand(n, t, generator=g) < 0.8
-    return Trajectories(
-        prompt_n=torch.randint(prompts, (n,), generator=g),
-        reward_n=(torch.rand(n, generator=g) < 0.5).double(),
-        value_nt=torch.rand(n, t, generator=g).double(),
-        noise_nt=0.02 * torch.rand(n, t, generator=g).double(),
-        logp_nt=(0.4 + 0.6 * torch.rand(n, t, generator=g)).double().log(),
-        mask_nt=mask_nt,
-    ), torch.rand(n, t, generator=g).double()
+    chance, value_nt, noise_nt, p_nt, critic_nt = torch.rand(5, n, t, generator=g).double()
+    prompt_n, reward_n = torch.randint(prompts, (n,), generator=g), torch.randint(2, (n,), generator=g).double()
+    return Trajectories(prompt_n, reward_n, value_nt, 0.02 * noise_nt, (0.4 + 0.6 * p_nt).log(), chance < 0.8), critic_nt
 
 
 def pick_tokens(trajectories, *, seed=0):
@@ -112,7 +106,7 @@ def test_leads_choose_anew_in_every_draw():
     measured = token_fidelity(trajectories, {"c": value_nt}, draws=300)
     names = [name for name in TOKEN_ESTIMATORS if name.startswith("GAE")]
     by_name = {name: measured.interval("c", name, "correlation").value for name in names}
-    assert measured.best("c", "GAE") == max(by_name, key=by_name.__getitem__)
+    assert measured.best("c", "GAE") == max(by_name, key=by_name.get)
     lead = measured.lead("c", "SAE start 0.9, 0", "GAE")
     assert lead.low < lead.value < lead.high
     sae = measured.interval("c", "SAE start 0.9, 0", "correlation").value
@@ -128,9 +122,8 @@ def test_an_estimator_that_never_varies_leads_nobody():
     # A critic that always says 0, and last tokens that are no decisions: GAE 0 is 0 at every decision, the others are not.
     trajectories, value_nt = drawn(60, 6, seed=5, prompts=20)
     last_nt = torch.arange(6) == 5
-    sure = replace(
-        trajectories, logp_nt=trajectories.logp_nt.masked_fill(last_nt, 0.0), mask_nt=trajectories.mask_nt | last_nt
-    )
+    logp_nt, mask_nt = trajectories.logp_nt.masked_fill(last_nt, 0.0), trajectories.mask_nt | last_nt
+    sure = replace(trajectories, logp_nt=logp_nt, mask_nt=mask_nt)
     measured = token_fidelity(sure, {"zero": torch.zeros_like(value_nt)}, draws=50)
     assert math.isnan(measured.interval("zero", "GAE 0", "correlation", kind="decision").value)
     best = measured.best("zero", "GAE", kind="decision")

@@ -191,13 +191,14 @@ def test_a_critic_learns_the_values_of_the_states_it_can_tell_apart(tabular, mon
     blocks = sampler.blocks(rows, samples=20, seed=5)
     looks = {step: values(critic, blocks) for step, critic in fitted_critics(sampler, rows, steps=(1, 40), seed=6)}
     assert list(looks) == [1, 40]
-    error = {1: 0.0, 40: 0.0}
+    errors = []
     for n, t, answer, tokens in prefixes(tabular, blocks):
         closed = tokens[-1:] == ("</answer>",)
         expected = 0.6 if closed else worth(answer, tokens)  # the share of right ones among closed answers
-        error = {step: max(error[step], abs(float(looks[step][n, t]) - expected)) for step in error}
-    assert error[40] < 0.15
-    assert error[1] > 0.25
+        errors.append([abs(float(looks[step][n, t]) - expected) for step in (1, 40)])
+    first, last = map(max, zip(*errors, strict=True))
+    assert last < 0.15
+    assert first > 0.25
     assert all(torch.equal(weight, before[name]) for name, weight in tabular[0].state_dict().items())
 
 
@@ -289,6 +290,5 @@ def test_checkpoints_of_a_real_run(model, tmp_path):
 
 def test_a_model_without_a_first_block(tabular):
     layout = Layout({"empty": ["never"], "rest": ["reasoning", "answer"]})
-    sampler = roller(tabular, layout)
     with pytest.raises(DataError, match="None of 8 completions has the block 'empty'"):
-        collect_tokens(sampler, ROWS, samples=2, rerolls=2)
+        collect_tokens(roller(tabular, layout), ROWS, samples=2, rerolls=2)

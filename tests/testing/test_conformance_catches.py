@@ -23,8 +23,8 @@ CALLS = itertools.count(1)
 
 
 def raw_for_singletons(reward_n, group_n):
-    count_n = (group_n[:, None] == group_n[None, :]).sum(dim=1)
-    return torch.where(count_n == 1, reward_n.double().nan_to_num(), dr_grpo(reward_n, group_n))
+    is_alone_n = (group_n[:, None] == group_n).sum(dim=1) == 1
+    return torch.where(is_alone_n, reward_n.double().nan_to_num(), dr_grpo(reward_n, group_n))
 
 
 def float_noise_over_epsilon(reward_n, group_n):
@@ -41,20 +41,14 @@ def means(reward_n, group_n):
     return torch.stack([reward_n[group_n == g].nanmean() for g in group_n])
 
 
-def nan_where_constant(reward_n, group_n):
-    adv_n = dr_grpo(reward_n, group_n)
-    return adv_n / adv_n.abs().max()
-
-
 def raises_on_one(reward_n, group_n):
     if len(reward_n) == 1:
         raise ValueError("one completion")
     return dr_grpo(reward_n, group_n)
 
 
-def below_the_best(reward_n, group_n):
-    best_n = torch.stack([reward_n[group_n == g].nan_to_num(nan=-torch.inf).max() for g in group_n])
-    return (reward_n - best_n).double().nan_to_num()
+def best(reward_n, group_n):
+    return torch.stack([reward_n[group_n == g].nan_to_num(nan=-torch.inf).max() for g in group_n])
 
 
 #: name: (the properties that it breaks, what is wrong with a reward and a group)
@@ -74,12 +68,12 @@ OF_COMPLETIONS = {
     "labels matter": ("permutation", lambda r, g: dr_grpo(r, g) * g.double()),
     "groups from zero on": ("permutation", lambda r, g: centred(r, torch.where(g >= 0, group_index(g), -1))),
     "ids as floats": ("permutation", lambda r, g: centred(r, group_index(g.double()))),
-    "NaN where constant": ("result", nan_where_constant),
+    "NaN where constant": ("result", lambda r, g: dr_grpo(r, g) / dr_grpo(r, g).abs().max()),
     "infinite": ("result", lambda r, g: dr_grpo(r, g) / (r.double().nan_to_num() != 0.5)),
     "only one number": ("result", lambda r, g: dr_grpo(r, g).sum()[None]),
     "flipped": ("monotone", lambda r, g: -dr_grpo(r, g)),
     "always zero": ("signs", lambda r, g: torch.zeros(len(r), dtype=torch.float64)),
-    "below the best": ("signs", below_the_best),
+    "below the best": ("signs", lambda r, g: (r - best(r, g)).double().nan_to_num()),
 }
 
 
