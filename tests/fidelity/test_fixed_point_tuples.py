@@ -79,12 +79,11 @@ def test_points_by_what_judges_and_what_is_seen(judged, seen):
     expected = slow_point(TRIPLES, slow_shares(TRIPLES, 3, back_off=True), judged=judged, seen=seen)
     points = fixed_point(tensor(TRIPLES), group_size=3, baseline="outcome", judged=judged, seen=seen)[0]
     assert points.shape == (2,) * len(seen)
-    for values, point in expected.items():
-        assert float(points[values]) == pytest.approx(float(point))
     plain = fixed_point(tensor(TRIPLES), group_size=3, baseline="group", judged=judged, seen=seen)[0]
     honest = slow_point(TRIPLES, dict.fromkeys(flat(TRIPLES), 1), judged=judged, seen=seen)
-    for values, point in honest.items():  # the group mean pulls nothing: P(right | seen)
-        assert float(plain[values]) == pytest.approx(float(point))
+    for values, point in expected.items():
+        assert float(points[values]) == pytest.approx(float(point))
+        assert float(plain[values]) == pytest.approx(float(honest[values]))  # the group mean pulls nothing: P(right | seen)
 
 
 @long_simulation
@@ -104,13 +103,13 @@ def test_the_simulation_finds_the_closed_form(options, rule):
 
 def test_contexts_share_the_strata_of_their_prompt():
     # A policy that sees half of its answers as likely (.9) and half as unlikely (.5) right; P(right) of the group is .7.
-    options = {"group_size": 4, "copies": 30, "batches": 200}
-    simulated = simulated_fixed_point(torch.tensor([[0.5, 0.9]]), baseline="outcome", rounds=1, **options)
+    p_bk, options = torch.tensor([[0.5, 0.9]]), {"group_size": 4, "copies": 30, "batches": 200}
+    simulated = simulated_fixed_point(p_bk, baseline="outcome", rounds=1, **options)
     wrong, right = gradient_shares(torch.tensor([0.7]).double(), group_size=4, baseline="outcome")[0].tolist()
     expected = [p * right / (p * right + (1 - p) * wrong) for p in (0.5, 0.9)]
     assert simulated.point_bz[0].tolist() == pytest.approx(expected, abs=4 * float(simulated.error_bz.max()))
     assert simulated.share_bz2[0, 1].tolist() == pytest.approx([wrong, right], abs=0.05)
-    group = simulated_fixed_point(torch.tensor([[0.5, 0.9]]), baseline="group", **options)
+    group = simulated_fixed_point(p_bk, baseline="group", **options)
     assert group.point_bz[0].tolist() == pytest.approx([0.5, 0.9], abs=4 * float(group.error_bz.max()))
 
 

@@ -106,9 +106,8 @@ def test_monte_carlo_values_are_the_enumerated_ones(tabular, collected):
     assert abs(sum(squares.values()) / len(squares)) < 3 / math.sqrt(len(squares))
     # Equal prefixes of one prompt are re-rolled once.
     assert len(trajectories.value_nt[:6, 0].unique()) == 1
-    spoken = [ids[m] for ids, m in zip(blocks.ids_nt, blocks.mask_nt, strict=True)]
-    for n, text in enumerate(tabular[1].batch_decode(spoken)):
-        answer = ROWS["answer"][int(blocks.prompt_n[n])]
+    for n, (ids_t, mask_t) in enumerate(zip(blocks.ids_nt, blocks.mask_nt, strict=True)):
+        text, answer = tabular[1].decode(ids_t[mask_t]), ROWS["answer"][int(blocks.prompt_n[n])]
         assert "<analysis>" not in text
         assert float(blocks.reward_n[n]) == float(f"<answer>{answer}</answer>" in text)
 
@@ -118,7 +117,7 @@ def test_long_completions_are_re_rolled_at_a_sample_of_tokens(tabular, monkeypat
     # Tokens below .35 are boundaries; of the other decisions, and of the tokens that are none, one of each completion is picked.
     blocks, trajectories, again_ntm = collect_tokens(roller(tabular), ROWS, samples=6, rerolls=50, sets=1, most=1, seed=1)
     assert again_ntm.shape == (*blocks.mask_nt.shape, 0)
-    valued = {(n, t) for n, t in trajectories.value_nt.isfinite().nonzero().tolist()}
+    valued = set(map(tuple, trajectories.value_nt.isfinite().nonzero().tolist()))
     places = list(prefixes(tabular, blocks))
     expected = set()
     for n, t, answer, tokens in places:
@@ -155,22 +154,17 @@ def test_picked_tokens_stand_for_all_of_their_kind():
 
 
 def test_nothing_is_sampled_after_the_first_block(tabular):
-    model, _ = tabular
-    sampler = roller(tabular)
-    blocks, ends = sampler.blocks(ROWS, samples=4, seed=3), model.generation_config.eos_token_id
-    assert ends == tabular[1].eos_token_id
-    seen = []
-    handle = model.register_forward_hook(lambda *_: seen.append(1))
-    try:
-        assert sampler.rewards_from(ROWS, [(0, (tabular[1].get_vocab()["<answer>"],))], rerolls=50, seed=0).shape == (1, 50)
-    finally:
-        handle.remove()
+    (model, tokenizer), sampler, seen = tabular, roller(tabular), []
+    blocks = sampler.blocks(ROWS, samples=4, seed=3)
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+    with model.register_forward_hook(lambda *_: seen.append(1)):
+        assert sampler.rewards_from(ROWS, [(0, (tokenizer.get_vocab()["<answer>"],))], rerolls=50, seed=0).shape == (1, 50)
     assert len(seen) == 3  # digit, closing tag, opening tag of the next block
     assert int(blocks.mask_nt.sum(dim=1).max()) == 6
     # Where both blocks are made of the same tags, no tag says that the first is over.
     twice = roller(tabular, Layout({"first": ["answer"], "second": ["answer"]}))
     with twice._ending_at_later_blocks():
-        assert model.generation_config.eos_token_id == [tabular[1].eos_token_id]
+        assert model.generation_config.eos_token_id == [tokenizer.eos_token_id]
 
 
 def test_log_probabilities_are_those_of_the_temperature(tabular):
@@ -274,18 +268,17 @@ def test_checkpoints_of_a_real_run(model, tmp_path):
         "report": False, "learning_rate": 0.01, "warmup_steps": 0, "output": str(run),
     }  # fmt: skip
     train(load(None, fields))
-    by_place = {}
+    found = []
     for place in ("checkpoints/checkpoint-1", "checkpoints/checkpoint-2", ""):
         folder, run_recipe = run_or_model(run / place, None, {})
         trajectories, critics = rolled_tokens(folder, run_recipe, critics=["own"], prompts=2, samples=4, rerolls=4, seed=1)
         assert list(critics) == ["own"]
-        by_place[place] = critics["own"], trajectories.logp_nt, token_fidelity(trajectories, critics, draws=5)
+        found.append((critics["own"], trajectories.logp_nt))
     # The last checkpoint is the end of the run, policy and critic; the one before it is not.
-    for position in (0, 1):
-        first, second, end = (parts[position] for parts in by_place.values())
+    for first, second, end in zip(*found, strict=True):
         assert torch.equal(second, end)
-        assert first.shape != end.shape or not torch.equal(first, end)
-    assert by_place[""][2].count() > 8
+        assert not torch.equal(first, end)
+    assert token_fidelity(trajectories, critics, draws=5).count() > 8
 
 
 def test_a_model_without_a_first_block(tabular):

@@ -28,22 +28,20 @@ from spanwise.engines.shared import KL_LOSS_TYPES  # noqa: E402
 from spanwise.errors import RecipeError, SpanwiseError  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default")  # their packages warn of themselves
-
-
 SAID = {False: small.SAID, True: small.SAID_WITH_TOOLS}
 #: Micro-batches that hold both prompts.
 FOUR = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
 
 
-def model(dtype=torch.float32, **options):
-    """A small policy with the two methods that Unsloth's loader gives a model."""
-    return with_switches(small.policy(dtype=dtype, **options))
-
-
 def with_switches(policy):
+    """Add the two methods that Unsloth's loader gives a model."""
     for name in ("for_training", "for_inference"):
         setattr(policy, name, partial(getattr(FastBaseModel, name), policy))
     return policy
+
+
+def model(**options):
+    return with_switches(small.policy(dtype=torch.float32, **options))
 
 
 @pytest.fixture(autouse=True)
@@ -98,11 +96,10 @@ def test_a_second_step_on_one_batch_is_clipped_like_the_paper(tmp_path, loss_typ
 @pytest.mark.parametrize("tools", [False, True])
 def test_a_padding_token_at_the_end_is_in_no_block(tmp_path, tools):
     """Unsloth's loss leaves it out, so that a block's credit is shared among its other tokens; some models have one for both."""
-    script = SAID[tools]
-    completions = [small.replace(completion, blocks=[*completion.blocks[:-1], -1]) for completion in script]
+    completions = [small.replace(completion, blocks=[*completion.blocks[:-1], -1]) for completion in SAID[tools]]
     tokenizer = small.tokenizer()
     tokenizer.pad_token = "<eos>"
-    run = run_of(tmp_path, scripts=script, tools=tools, extra={"processing_class": tokenizer})
+    run = run_of(tmp_path, scripts=SAID[tools], tools=tools, extra={"processing_class": tokenizer})
     assert same(small.step(run), paper(completions))
     assert not run._canary_due
 

@@ -1,6 +1,6 @@
 """What must hold of every batch of completions, whatever they say. A finding is an AssertionError that names the completion."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,19 +28,14 @@ from spanwise.types import Fault, Status, whole_text
 
 @dataclass
 class Cell:
-    """One family and one layout under one segmenter, with the scheme that reads them and what was counted.
-
-    Attributes:
-        verifier: counts the answers that Math-Verify would be asked about, and how long they are.
-        seen: completions, tokens, bytes and completions with a fault, so far.
-    """
+    """One family and one layout under one segmenter, with the scheme that reads them and what was counted."""
 
     family: Family
     layout: Layout
-    verifier: NoProcess = field(default_factory=NoProcess)
-    seen: np.ndarray = field(default_factory=lambda: np.zeros(4, dtype=np.int64))
 
     def __post_init__(self):
+        self.verifier = NoProcess()
+        self.seen = np.zeros(4, dtype=np.int64)  # completions, tokens, bytes and completions with a fault
         self.scheme = Scheme("bae", self.layout, self.objectives())
 
     def objectives(self):
@@ -129,11 +124,8 @@ def rewards(cell, reading):
     """Numbers of the range of each reward, or a status; nothing long is sent to Math-Verify."""
     value, status = reading.scores.reward_nm, reading.scores.status_nm
     assert torch.equal(value.isfinite(), status == int(Status.OK))
-    ranges = {
-        **dict.fromkeys(("correct", "auto", "format"), frozenset((0.0, 1.0))),
-        "second_attempt": {0.0, 0.1, 1.0},
-        "played": {0.0, 1.0, -2.5},
-    }
+    ranges = {"second_attempt": {0.0, 0.1, 1.0}, "played": {0.0, 1.0, -2.5}}
+    ranges |= {name: {0.0, 1.0} for name in ("correct", "auto", "format")}
     for m, name in enumerate(reading.scores.names):
         values = value[:, m][value[:, m].isfinite()]
         if name in ranges:
@@ -197,12 +189,9 @@ def kept(cell, rows, folder):
     """Through a rollout file and back, into a vote and a token view; the prompts hold half a pair of surrogates."""
     batch, reading = check(cell, rows, sample=0)
     credit, spread = credited(cell, batch, reading)
-    prompts = [
-        ("\ud800 say 4", "2+2=", [{"role": "user", "content": "\udfff"}], "\u202e\x00")[n // 8 % 4] for n in range(len(rows))
-    ]
-    rollouts = Rollouts(
-        "train", 0, "bae", replace(batch, columns={}), reading, reading.spans, credit, spread, prompts, [""] * len(rows),
-    )  # fmt: skip
+    asked = ("\ud800 say 4", "2+2=", [{"role": "user", "content": "\udfff"}], "\u202e\x00")
+    prompts, plain = [asked[n // 8 % 4] for n in range(len(rows))], replace(batch, columns={})
+    rollouts = Rollouts("train", 0, "bae", plain, reading, reading.spans, credit, spread, prompts, [""] * len(rows))
     file = Path(folder) / "step_000001.parquet"
     write_rollouts(file, [rollouts.recorded(step=1)], pieces=cell.family.vocabulary.pieces)
     table = read_rollouts(file)

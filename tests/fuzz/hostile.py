@@ -60,27 +60,17 @@ VARIANTS = ([0], [0], [1, 0], [9], [0, 3, 1], [2, 5, 0, 0], [6, 1])
 
 @dataclass
 class Family:
-    """A tokenizer, the bytes of its ids, and every fragment cut in several ways.
-
-    Attributes:
-        name: of the family.
-        tokenizer: a real one; None if it cannot spell every text.
-        vocabulary: of its ids; the last id writes nothing.
-        cut: bytes and choices -> ids.
-        spelled: fragment or content -> its cuts.
-        byte_ids: the id of each single byte; -1 where there is none.
-    """
+    """A tokenizer, the bytes of its ids, and every fragment cut in several ways."""
 
     name: str
-    tokenizer: object
-    vocabulary: Vocabulary
+    tokenizer: object  # None: it cannot spell every text
+    vocabulary: Vocabulary  # the last id writes nothing
 
     def __post_init__(self):
         self.cut = cutter(self.vocabulary)
-        pieces = self.vocabulary.pieces
-        place = {piece: index for index, piece in enumerate(pieces)}
+        place = {piece: index for index, piece in enumerate(self.vocabulary.pieces)}
         self.byte_ids = np.array([place.get(bytes([byte]), -1) for byte in range(256)])
-        self.spelled = {}
+        self.spelled = {}  # fragment or content -> its cuts
         for part in dict.fromkeys([*FRAGMENTS, *CONTENTS, *(f"<{e}t{n}>".encode() for n in range(40) for e in ("", "/"))]):
             cuts = [list(self.cut(part, choices)) for choices in VARIANTS]
             self.spelled[part] = [[place[part]] if part in place else cuts[0], *cuts]

@@ -51,9 +51,8 @@ def nested(opening, inside, closing):
     return text_of
 
 
-def numbered(size):
-    """Tags of as many names as there is room for, none of which closes."""
-    return "".join(f"<t{n}>" for n in range(size // 8))
+def functions(size):
+    return "".join(" " * depth + "def f():\n" for depth in range(int((2 * size) ** 0.5) - 9))
 
 
 #: Name -> a text of so many bytes.
@@ -72,7 +71,7 @@ SHAPES = {
     "open tags": repeated("<answer>"),
     "nested tags": nested("<answer>", "4", "</answer>"),
     "pairs of tags": repeated("<answer>4</answer>"),
-    "tags of many names": numbered,
+    "tags of many names": lambda size: "".join(f"<t{n}>" for n in range(size // 8)),
     "pairs of any tag": repeated("<t>4</t>"),
     "an open tag name": lambda size: "<" + "a" * size,
     "ends of text": repeated("</s>"),
@@ -81,9 +80,7 @@ SHAPES = {
     "round brackets that never close": repeated("("),
     "brackets of all kinds": repeated("([{"),
     "nested round brackets": nested("(", "4", ")"),
-    "functions in functions": lambda size: "".join(
-        " " * depth + "def f():\n" for depth in range(int((2 * size) ** 0.5) - 9)
-    ),
+    "functions in functions": functions,
     "braces": repeated("{"),
     "dollars": repeated("$x"),
     "a list in a list": repeated("["),
