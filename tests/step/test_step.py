@@ -238,7 +238,7 @@ def test_turns_are_numbered_within_their_rollouts():
 def test_kept_rollouts_of_turns_are_numbered_over_all_processes():
     def kept(ranks):
         step = Step(STEPS, VOCABULARY, ranks=ranks)
-        result = step.finish(step.read(batch_of([0, 2], torch.zeros(8, dtype=torch.long), turns=True)))
+        result = step.finish(step.read(talk([IDS[0], IDS[2]], [0, 0])))
         return step.rollouts(result, number=1, prompts=["p"] * 3).recorded(step=1)["rollout"].to_pylist()
 
     assert in_two_processes(kept) == [[0, 1, 1], [2, 3, 3]]
