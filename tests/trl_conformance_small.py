@@ -68,10 +68,11 @@ def assert_defined(run, group):
         assert not values_t[length:].any()
 
 
-def gradient(group):
+def gradient(group, *, unlearned=()):
     """The gradient of minus the mean over rollouts of the sum over tokens of advantage, which the file has, times ratio."""
     model, total = policy(), 0.0
-    for row, advantages in group:
+    for n, (row, advantages) in enumerate(group):
         logp_t = small.completion_logps(model, row["prompt"], row["ids"])
+        advantages = [0.0] * len(advantages) if n in unlearned else advantages
         total = total + ((logp_t - logp_t.detach()).exp() * torch.tensor(advantages, dtype=logp_t.dtype)).sum()
     return small.gradient_of(model, -total / len(group))

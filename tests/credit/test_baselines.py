@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from credit_batches import SAME, report_batches
-from helpers import NAN
+from helpers import NAN, assert_close
 from spanwise.credit import advantage, blended_baseline
 
 CONSTANTS = [(0.806,), (0.7,), (1 / 3,), (0.1,), (-0.123456789,), (0.1, 0.5, 0.7), (-0.123456789, 1 / 3, 0.806, 0.3)]
@@ -80,3 +80,17 @@ def test_blended_never_reads_the_own_reward(batch, data):
         reward[i] = data.draw(st.sampled_from([-1.0, -0.3, 0.0]))
         after = blended_baseline(*batch[:4], judged=judged)[i]
         torch.testing.assert_close(after, before, atol=1e-7, rtol=1e-7, equal_nan=True)
+
+
+def test_blended_by_hand_without_rescoring():
+    # Three prompts with rewards 0 2, 4 8 and 3 3, one outcome. What prompt 0 learns from the other two: s2 = (8 + 0)/2 = 4; means 6
+    # and 3, variance 4.5, noise 4/2: t2 = 2.5. So ml = 2 with v = 4/1, mu = 18/4 with v = 2.5 (1 + 1/2) + 4/4 = 4.75.
+    reward_n = torch.tensor([0.0, 2.0, 4.0, 8.0, 3.0, 3.0], dtype=torch.float64)
+    baseline_n = blended_baseline(reward_n, torch.tensor([0, 0, 1, 1, 2, 2]), torch.ones(6))
+
+    def mix(ml, v_ml, mu, v_mu):
+        return (ml / v_ml + mu / v_mu) / (1 / v_ml + 1 / v_mu)
+
+    first = [mix(2, 4, 4.5, 4.75), mix(0, 4, 4.5, 4.75)]
+    second = [mix(8, 1, 2, 2.5), mix(4, 1, 2, 2.5)]  # s2 = 2/2, t2 = 2 - 1/2
+    assert_close(baseline_n, first + second + [mix(3, 5, 3.5, 16.25)] * 2, 1e-9)  # s2 = 10/2, t2 = 12.5 - 5/2

@@ -224,7 +224,7 @@ def zip_of_weights(_):
         ("a.eval", partial(half_a_log, "eval"), "a log of Inspect"),
         ("a.json", partial(half_a_log, "json"), "a log of Inspect"),
         ("a.eval", zip_of_weights, "is a zip archive without Inspect's header.json; it holds weights.bin. Give a log"),
-        # docs/border.md has the sentence about what is no zip archive
+        ("a.eval", "no zip", "it is damaged or cut off (the file is not a complete zip archive)."),
         ("a.json", INSPECT % '{"id": 1, "epoch": "x"}', "it is damaged or cut off (a sample has the fault '"),
         ("a.json", INSPECT % "1", "it is damaged or cut off (a sample is of type int instead of an object)."),
         ("a.json", INSPECT[:50], "it is damaged or cut off ("),

@@ -158,3 +158,8 @@ def test_long_answers_are_compared_once():
     answers = ["x" * 100_000 + f"{n:03}" for n in range(500)]
     curves = quickly(voting, answers, torch.zeros(500), torch.ones(500), prompts=[0] * 500, budgets=[1], resamples=1)
     assert float(curves["majority"].value_pb) == 1.0
+
+
+def test_answers_may_be_numbers(unchecked_shapes):
+    numbers, words = (run([(kind(a), c, q) for a, c, q in ((0, 1, 9), (7, 0, 5), (7, 0, 6))]) for kind in (int, str))
+    assert curve_values(numbers) == curve_values(words)

@@ -343,7 +343,7 @@ def test_a_wild_start_does_not_flatten_the_rest():
     assert panel.rows[0]["critic"] == -40.0  # the numbers are what they are
     assert "Values below -1 are drawn at -1." in panel.note
     assert "domainMin" not in json.dumps(calm.charts[0].to_dict())
-    assert "drawn there" not in calm.note
+    assert "are drawn at" not in calm.note
 
 
 def test_every_stream_has_its_own():

@@ -46,7 +46,7 @@ def test_everything_survives_the_coding():
     rows = []
     for n in range(7):
         size = dice.choice([0, 1, 5, 40])
-        tokens = [dice.choice(["a", "b", " ", *HOSTILE]) for _ in range(size)]
+        tokens = [dice.choice(["a", "b", " ", "\udcc3", *HOSTILE]) for _ in range(size)]
         numbers = {m: [dice.choice([*awkward, dice.gauss(0, 1)]) for _ in range(size)] for m in ("a", "b")}
         chances = None if n % 2 else [dice.random() for _ in range(size)]
         rows.append(row(tokens, prompt=f"prompt {n // 3} \ud800", advantages=numbers, probabilities=chances, step=n or None))

@@ -124,7 +124,7 @@ SENTENCES = {
     "two of one reward": (table({**ONE, "acc": 1, "rewards/acc": 0}), "for the reward 'acc'. One of them is 'rewards/acc'"),
     "one or several": (table({"prompt": "p", "completions": [SAID] * 2}), "Write one completion as a text. Write several"),
     "one object": (table({"completions": ["a"] * 2, "prompt": "p", "reward": {"b": 1}}), "one value of 'reward', {{'b'"),
-    "numbers in a list": (table({"prompt": "p", "completions": [{"a": 1}]}), "must be a text, or a list of messages"),
+    "numbers in a list": (table({"prompt": "p", "completions": [{"a": 1}]}), "a completion must be a text, or a list of messages"),
     "packed": (raw("1.jsonl.gz", gzip.compress(b'{"input": "q", "output": "a"}\n')), "'{}' is compressed; unpack it first."),
 }  # fmt: skip
 

@@ -153,6 +153,12 @@ def test_texts_take_no_tokenizer_and_groups_that_some_rows_lack_are_refused(toke
         read_rollouts(file)
 
 
+def test_a_row_without_a_rollout_beside_rows_with_one_is_a_rollout(tmp_path):
+    """As where a run went on with turns, or only some of its batches have them."""
+    file = write_own(tmp_path / "a.parquet", [["a"]] * 4, key="tokens", group=[0] * 4, rollout=[0, 0, None, None])
+    assert read_rollouts(file).rollout_n.tolist() == [0, 0, 1, 2]
+
+
 def test_statuses_of_our_own_files(tmp_path):
     rewards = [1.0, None, None, 0.0]
     kept = read_rollouts(own_run(tmp_path / "a", rewards=rewards, status=["ok", "timeout", "absent", "ok"]))

@@ -1,10 +1,11 @@
-"""Objectives with `each`: the objectives they expand to, and that nothing is lost on the way to a file."""
+"""Objectives with `each`: the objectives they expand to, their credit, and that nothing is lost on the way to a file."""
 
 import pytest
+import torch
 import yaml
 
 from helpers import NAN, assert_close
-from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, read
+from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, advantages, credit_batch, metrics, read
 from spanwise.errors import RecipeError
 from spanwise.recipe import load, resolved, scheme_of
 from spanwise.score.score import written_out
@@ -148,3 +149,24 @@ def test_a_function_of_one_completion_hears_its_block_or_sees_its_text():
     objectives = [Objective(place, each="*"), Objective(number, each="*", options={"sees": "part"})]
     scores = read(batch('{"a": 1, "b": 2}'), Scheme("bae", PAIR, objectives), BYTES).scores
     assert scores.reward_nm.tolist() == [[0.0, 1.0, 1.0, 2.0]]
+
+
+def test_a_group_worked_out_by_hand():
+    r"""Four completions: a right, right, wrong, wrong; b right, wrong, right, and left out.
+
+    equals.a is 1 1 0 0 with mean 1/2. equals.b given a: of the two with a right 1 0, so \pm 1/2; of the two with a wrong there is
+    one reward, whose stratum is then of one and gets 0.
+    """
+    scheme = Scheme("bae", PAIR, [Objective("equals", each="*", given="earlier", baseline="outcome")])
+    group = batch('{"a": 1, "b": 2}', '{"a": 1, "b": 9}', '{"b": 2, "a": 8}', '{"a": 8}')
+    reading = read(group, scheme, BYTES)
+    assert_close(reading.scores.reward_nm, [[1, 1], [1, 0], [0, 1], [0, NAN]], 0, equal_nan=True)
+    credit = credit_batch(reading, group, scheme)
+    assert_close(credit.block_nk, [[0.5, 0.5], [0.5, -0.5], [-0.5, 0], [-0.5, 0]], 1e-12)
+    # {"a": 1,_ is 9 bytes and "b": 2} 7; in the third {"b": 2,_ is 9 and "a": 8} 7; a block's credit is its tokens' sum.
+    assert reading.length_nk.tolist() == [[9, 7], [9, 7], [7, 9], [8, 0]]
+    expected = torch.tensor([[0.5 / 9] * 9 + [0.5 / 7] * 7, [0.0] * 9 + [-0.5 / 7] * 7])
+    assert_close(advantages(credit, reading.spans, scheme)[[0, 2]], expected, 1e-7)
+    logged = metrics(credit, reading, scheme)
+    assert logged["credit/equals.b/reward_absent"] == 0.25
+    assert {"credit/a/mean_abs", "credit/equals.a/singletons", "credit/equals.b/dead_strata"} <= set(logged)

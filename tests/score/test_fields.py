@@ -337,6 +337,7 @@ FAILED = ['["assert two() == 2", "assert two() == 3"]', "['assert two() == 3']"]
 NO_TESTS = ["", None, 3, "[]", "[1, 2", "# assert two() == 2", [{"input": "", "output": "2"}]]
 NO_TESTS += ['{"inputs": ["1\\n"], "outputs": ["2\\n"]}', '{"cases": [{"output": "2", "shown": true}], "fn_name": null}']
 NO_TESTS += ["import unittest\nclass T(unittest.TestCase):\n    def test(self):\n        self.assertEqual(two(), 2)"]
+NO_TESTS += ['METADATA = {"author": "a"}\n\ndef check(candidate):\n    assert candidate() == 2\n']
 
 
 def test_tests_are_code_or_a_list_of_it_and_what_calls_nothing_is_none():

@@ -235,6 +235,15 @@ def test_turns_are_numbered_within_their_rollouts():
     assert (steps.trajectory_s.tolist(), steps.step_s.tolist()) == ([5, 5, 5], [3, 4, 0])
 
 
+@pytest.mark.parametrize(("method", "lost"), [("bae", True), ("gigpo", False)])
+def test_a_higher_reward_before_the_last_turn_is_lost_only_where_one_turn_counts(method, lost):
+    """Under gigpo each turn is paid by itself, also where no scope is written."""
+    step = Step(Scheme(method, TURN, [Objective("correct", pays="turn")]), VOCABULARY)
+    turns = [[{"anchor": 1}, {"anchor": 2}]] * 2
+    result = step.finish(step.read(talk([[*RIGHT, 7, *WRONG], [*WRONG, 7, *RIGHT]], [0, 0], turns=turns)))
+    assert any("a turn has a higher reward 'correct'" in warning for warning in result.warnings) == lost
+
+
 def test_kept_rollouts_of_turns_are_numbered_over_all_processes():
     def kept(ranks):
         step = Step(STEPS, VOCABULARY, ranks=ranks)

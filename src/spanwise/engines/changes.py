@@ -30,7 +30,7 @@ def _same(name: str, old: Any, new: Any) -> bool:
 
 
 def lasting(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out the options of named rewards that change no verdict, such as a judge's address."""
+    """Leave out the options of rewards that change no verdict, such as a judge's address."""
     objectives = settings.get("objectives")
     if not isinstance(objectives, list):
         return dict(settings)
@@ -39,9 +39,10 @@ def lasting(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _lasting_objective(objective: Any) -> Any:
     options = objective.get("options") if isinstance(objective, Mapping) else None
-    if not isinstance(options, Mapping) or ":" in str(objective.get("reward")):
-        return objective  # any option may decide the reward of a script's own function
-    lasting_options = {name: value for name, value in options.items() if name not in FREE_OPTIONS}
+    if not isinstance(options, Mapping):
+        return objective
+    free_names = FREE_OPTIONS.get(objective.get("reward"), ())
+    lasting_options = {name: value for name, value in options.items() if name not in free_names}
     without_options = {name: value for name, value in objective.items() if name != "options"}
     return {**without_options, "options": lasting_options} if lasting_options else without_options
 

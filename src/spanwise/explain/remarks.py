@@ -109,14 +109,14 @@ class Watch:
     def of_turns(self, reading: Reading, worth_sm: Float[Tensor, "s m"], trajectory_s: Int[Tensor, " s"]) -> list[str]:
         """Warn if an earlier turn has a higher reward than the turn whose reward counts for the rollout (`worth_sm`)."""
         warnings = {}
-        for m, name in enumerate(self.scheme.names):
+        for m, objective in enumerate(self.scheme.objectives):
             is_lost_s = reading.scores.reward_nm[:, m] > worth_sm[:, m]
-            if is_lost_s.any():
-                warnings[f"turns/{name}"] = (
+            if is_lost_s.any() and (objective.scope or self.scheme.default_scope) == "rollout":
+                warnings[f"turns/{objective.name}"] = (
                     f"In {len(trajectory_s[is_lost_s].unique())} of {len(trajectory_s.unique())} rollouts, a turn has a higher "
-                    f"reward '{name}' than the last turn, whose reward counts for the rollout. A reward that reads blocks sees "
-                    "one turn at a time. To pay each turn its own reward, set scope: turn. To read the whole conversation, "
-                    "write a function of 'completions'."
+                    f"reward '{objective.name}' than the last turn that has this reward, which counts for the rollout. A reward "
+                    "that reads blocks sees one turn at a time. To pay each turn its own reward, set scope: turn. To read the "
+                    "whole conversation, write a function of 'completions'."
                 )
         return self._take_new(warnings)
 

@@ -151,14 +151,15 @@ def test_each_block_is_paid_by_its_column(case, tmp_path):
 
 
 def test_the_page_repeats_the_command(tmp_path):
-    file = save(tmp_path, [{"q": "p", "said": text, "passed": 1, "style": 0.5} for text in TEXTS], "csv")
-    columns, pay = ["prompt=q", "completion=said"], ["draft=passed", "final=style"]
+    file = save(tmp_path, [{"q": "p", "said": text, "key": "4", "passed": 1, "style": 0.5} for text in TEXTS], "csv")
+    columns, pay = ["prompt=q", "completion=said", "answer=key"], ["draft=passed", "final=style"]
     together = ["--columns", ",".join(columns), "--pay", ",".join(pay)]
-    for words in (together, [word for said in columns for word in ("--columns", said)] + [f"--pay={said}" for said in pay]):
+    alone = [word for said in columns for word in ("--columns", said)] + [f"--pay={said}" for said in pay]
+    for words in (together, alone, ["--columns", ",".join(columns[:2]), "--columns", columns[2], *together[2:]]):
         command = ["credit", str(file), *words, "--output", str(tmp_path / "out")]
         app(command, exit_on_error=False, result_action="return_value")
         options = json.loads((tmp_path / "out" / "summary.json").read_text())["options"]
-        assert options["columns"] == {"prompt": "q", "completion": "said"}
+        assert options["columns"] == {"prompt": "q", "completion": "said", "answer": "key"}
         page = (tmp_path / "out" / "report.html").read_text()
-        for said in ("--columns prompt=q --columns completion=said", "--pay draft=passed,final=style"):
+        for said in ("--columns prompt=q --columns completion=said --columns answer=key", "--pay draft=passed,final=style"):
             assert said in page

@@ -133,3 +133,10 @@ def test_what_is_no_probability_is_refused():
 @pytest.mark.parametrize("method", ["gae", "sae"])
 def test_what_the_suite_asks_of_every_method_with_a_critic(method):
     check_estimator(method, options={"length_adaptive_alpha": 0.4}, optional=["bootstrap_n"], examples=8)
+
+
+def test_sae_worked_numbers():
+    logp = double([[0.9, 0.95, 0.1, 0.9, 0.15, 0.99]]).log()
+    inputs = double([[0, 0, 0, 0, 0, 1]]), double([[0.4, 0.5, 0.3, 0.6, 0.8, 0.7]]), logp, all_of(1, 6)
+    assert_close(sae(*inputs, lam=0.9), [[0.512, 0.412, 0.68, 0.38, 0.2, 0.3]], 1e-12)
+    assert_close(sae(*inputs, lam=0.9, boundary="end"), [[0.533, 0.433, 0.633, 0.37, 0.17, 0.3]], 1e-12)

@@ -149,6 +149,8 @@ def test_rollouts_are_kept(ran):
     assert rollouts.reading.text[5]["confidence"] is None
     blocks = [said.blocks + [-1] * (15 - len(said.blocks)) for said in small.SAID_WITH_TOOLS]  # the longest has 15 tokens
     assert rollouts.spans.block_nt.tolist() == blocks
+    for n, row in enumerate(small.token_advantages(small.SAID_WITH_TOOLS)):
+        assert rollouts.advantages_nt[n, : len(row)].tolist() == pytest.approx(row, abs=1e-6)
     assert math.isnan(rollouts.reading.scores.reward_nm[5, 1])
 
 

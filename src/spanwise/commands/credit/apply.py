@@ -192,7 +192,9 @@ def _reads_completions(objective: Objective) -> bool:
     if not callable(objective.reward):
         return False
     convention = calling_convention(objective)
-    return takes(objective, "completions") if convention is None else convention.takes_messages
+    if convention is None:
+        return takes(objective, "completions")
+    return convention.takes_messages and objective.options.get("sees", "whole") == "whole"
 
 
 def _collect_scores(table: RolloutTable, arms: Arms, reading_by_method: Mapping[str, Reading]) -> Scores:

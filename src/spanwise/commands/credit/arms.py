@@ -111,8 +111,8 @@ def choose_arms(
     notes = [blocks.note, *left_out_notes]
     if table.source == "TRL" and len(summed_rewards) > 1 and any(x.names == summed_rewards for x in schemes.values()):
         notes.append(
-            f"TRL's table does not mark its rewards, so columns of log_extra count as rewards, too: {', '.join(summed_rewards)}. "
-            "Choose the rewards with --pay BLOCK=COLUMN, or one with --reward correct=COLUMN."
+            "TRL's table does not mark its rewards, so a number that a function wrote with log_extra counts as a reward, too. "
+            "To choose the rewards, give --pay BLOCK=COLUMN, or --reward correct=COLUMN for one."
         )
     if schemes and texts:
         default_required_methods = [own_method_name] if must_fit else []

@@ -347,7 +347,7 @@ def warn_reopened(ids_nt: Any, mask_nt: Any, layout: Layout, tokenizer: Any) -> 
     if layout.prefilled is None or layout.parts[0].segmenter == "channels":
         return ""
     segmenter = SEGMENTERS.find(layout.parts[0].segmenter)
-    opening_tags = tuple(segmenter.opens(layout.prefilled) if segmenter.opens else ())
+    opening_tags = tuple(filter(None, (tag.strip() for tag in segmenter.opens(layout.prefilled)) if segmenter.opens else ()))
     ends_output_nt = (mask_nt.cumsum(dim=1)[:, :-1] > 0) & ~mask_nt[:, :-1] & mask_nt[:, 1:]
     reopened_rows = {
         n
@@ -356,11 +356,13 @@ def warn_reopened(ids_nt: Any, mask_nt: Any, layout: Layout, tokenizer: Any) -> 
     }
     if not reopened_rows:
         return ""
+    advice = "End tool output without it, or set scope: turn."
+    if opening_tags[0] == "<think>":
+        advice = "Use the mark channels:reasoning and prefilled='reasoning': then each turn starts inside the reasoning."
     return (
         f"In {len(reopened_rows)} of {len(mask_nt)} completions, tool output ends with {opening_tags[0]}, as the prompt does. "
         f"The segmenter '{segmenter.name}' counts 'prefilled' only at the start of a completion, so later text closes a part "
-        "that nothing opened. Find reasoning with the mark channels:reasoning and prefilled='reasoning': then each turn "
-        "starts inside it."
+        f"that nothing opened. {advice}"
     )
 
 

@@ -387,7 +387,7 @@ class SpanGRPOTrainer(GRPOTrainer):
             self.last_metrics = {**metrics, **reward_means(all_rows.worth_nm(self.scheme), self.scheme.names)}
         completion_credit, present_nk = step_result.by_completion()
         warning_by_kind = {"table": log_credit(getattr(self, "_logs", {}), completion_credit, present_nk, self.scheme)}
-        if scored_batch.turns is None:  # each turn of its own starts inside the prefilled tag
+        if scored_batch.turns is None and "reopened" not in self._done:  # a turn on its own starts inside the prefilled tag
             warning_by_kind["reopened"] = config.warn_reopened(
                 batch.ids_nt, batch.mask_nt, self.scheme.layout, self._text_tokenizer
             )

@@ -90,8 +90,8 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
             tokens,
             prompts=[deduplicate(text) for chunk in table[schema.PROMPT].chunks for text in chunk.to_pylist()],
             steps=read_steps(path, table[schema.STEP].to_pylist() if schema.STEP in scalar_names else [None] * len(table)),
-            keys=_read_ids(path, table, schema.GROUP),
-            rollouts=_read_ids(path, table, schema.ROLLOUT),
+            keys=_read_groups(path, table),
+            rollouts=_read_rollouts(table),
             columns=other_columns,
             rewards={},
         ),
@@ -163,15 +163,23 @@ def tokenizer_in(run: Path) -> Path | None:
     return next((run / name for name in ("model", "tokenizer") if (run / name / "tokenizer.json").is_file()), None)
 
 
-def _read_ids(path: Path, table: pa.Table, name: str) -> list[int] | None:
-    """Return the group ids or rollout ids of a file, if it has them. Refuse missing ids."""
-    if name not in table.column_names:
+def _read_groups(path: Path, table: pa.Table) -> list[int] | None:
+    """Return the group ids of a file, if it has them. Refuse missing ids."""
+    if schema.GROUP not in table.column_names:
         return None
-    if missing_count := table[name].null_count:
+    if missing_count := table[schema.GROUP].null_count:
         raise DataError(
-            f"{missing_count} of {len(table)} completions of '{path}' have no '{name}'; fill in every row, or remove the column."
+            f"{missing_count} of {len(table)} completions of '{path}' have no '{schema.GROUP}'; fill in every row, or remove the "
+            "column."
         )
-    return table[name].to_pylist()
+    return table[schema.GROUP].to_pylist()
+
+
+def _read_rollouts(table: pa.Table) -> list[int | str] | None:
+    """Return the rollout ids of a file, if it has them. A row without one, as in a batch without turns, is a rollout."""
+    if schema.ROLLOUT not in table.column_names:
+        return None
+    return [f"row {row}" if name is None else name for row, name in enumerate(table[schema.ROLLOUT].to_pylist())]
 
 
 def _read_rewards(path: Path, table: pa.Table) -> dict[str, Reward]:
