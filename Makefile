@@ -69,7 +69,7 @@ screenshots: .venv/dev.stamp     ## the pictures of docs/report.md from small se
 test: .venv/dev.stamp            ## the test suite
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not long"
 
-test-long: .venv/dev.stamp       ## trainings by the command line, in two processes or killed; pip and wheels, notebooks and examples; five minutes
+test-long: .venv/dev.stamp       ## trainings by the command line, in two processes or killed; simulations; pip and wheels, notebooks, examples; five minutes
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m long tests
 
 VERL_TESTS := .venv-verl/bin/python -m pytest -q

@@ -40,6 +40,7 @@ def test_the_shapes_in_a_simulation_are_as_annotated(baseline):
         assert ((point_b > 0) & (point_b < 1) & error_b.isfinite()).tolist() == [True, True]
 
 
+@pytest.mark.long
 @long_simulation
 @pytest.mark.parametrize("baseline", ["none", "batch", "group", "outcome", "group alone", "outcome alone"])
 @pytest.mark.parametrize("rule", ["brier", "log_score"])
@@ -53,6 +54,7 @@ def test_the_simulation_finds_the_closed_form(baseline, rule):
     assert float(error_b.max()) < 0.012
 
 
+@pytest.mark.long
 @long_simulation
 def test_the_standard_error_is_honest():
     exact = float(fixed_point(double([0.3]), group_size=4, baseline="outcome"))
@@ -62,6 +64,7 @@ def test_the_standard_error_is_honest():
     assert 0.7 < float(z.square().mean().sqrt()) < 1.4
 
 
+@pytest.mark.long
 @long_simulation
 @pytest.mark.parametrize("size", [4, 8, 16, 32])
 def test_blended_keeps_the_honest_probability(size):

@@ -86,6 +86,7 @@ def test_points_by_what_judges_and_what_is_seen(judged, seen):
         assert float(plain[values]) == pytest.approx(float(honest[values]))  # the group mean pulls nothing: P(right | seen)
 
 
+@pytest.mark.long
 @long_simulation
 @pytest.mark.parametrize("rule", ["brier", "log_score"])
 @pytest.mark.parametrize("options", [
@@ -122,6 +123,7 @@ def test_contexts_that_see_an_outcome():
     assert simulated.point_bz[0].tolist() == pytest.approx(expected[0].tolist(), abs=4 * float(simulated.error_bz.max()))
 
 
+@pytest.mark.long
 @long_simulation
 @pytest.mark.parametrize(("chances", "judged"), [(PAIRS, 0), (TRIPLES, 0), (TRIPLES, 2)])
 def test_blended_keeps_the_honest_probability(chances, judged):

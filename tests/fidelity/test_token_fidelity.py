@@ -30,6 +30,7 @@ def pick_tokens(trajectories, *, seed=0):
     return replace(trajectories, value_nt=trajectories.value_nt.masked_fill(gone_nt, NAN), weight_nt=weight_nt)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("picked", [False, True], ids=["all", "picked"])
 @pytest.mark.parametrize("cut", [None, *product((0.0, 0.5, 2.0), ("start", "end"))])
 @pytest.mark.parametrize("seed", range(2))

@@ -150,6 +150,7 @@ TAGS = {"solution": ["reasoning", "answer"], "confidence": ["analysis", "confide
 BOTH = {"layout": TAGS, "objectives": [*ALONE["objectives"], BRIER]}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("method", "options", "task"),
     [
