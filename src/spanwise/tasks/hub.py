@@ -385,9 +385,10 @@ def _cell_fault(cell: Any, option: str, columns: DatasetColumns, *, template: bo
 
 
 def set_aside(rows: Any, dataset: str, prompt_column: str, eval_limit: int) -> tuple[Any, Any]:
-    """Split a dataset into training rows, in order, and at most `eval_limit` evaluation rows. They share no prompt.
+    """Split a dataset into training rows, in order, and at most `eval_limit` evaluation rows.
 
-    A dataset with fewer than ten prompts would lose too much of its training. Its rows are set aside one by one.
+    They share no prompt, unless the dataset has fewer than ten. Then rows are set aside one by one, because training would lose
+    too much.
     """
     prompts = [str(prompt) for prompt in rows[prompt_column]]
     rows_of_prompt: dict[str, list[int]] = {}
