@@ -2,6 +2,7 @@
 
 import pickle
 import warnings
+from copy import deepcopy
 from functools import cache
 
 import numpy as np
@@ -101,7 +102,7 @@ def scored(manager, outputs, **row):
 
 async def scoring(manager, outputs, **row):
     """`scored`, for a loop that already runs."""
-    fields = {**ROW, "raw_prompt": "2+2", **row}
+    fields = deepcopy({**ROW, "raw_prompt": "2+2", **row})  # verl's own reward manager adds to `extra_info`
     await worker_of(manager)._compute_score(outputs, kwargs={name: _one(value) for name, value in fields.items()})
 
 
