@@ -90,13 +90,14 @@ def test_group_id_0_is_an_id(tmp_path):
 
 def test_a_trace_that_failed_has_no_rewards_and_one_whose_second_attempt_succeeded_has(tmp_path):
     """Of a failed trace prime-rl trains nothing, and the mean of its group leaves it out, though some rewards may be scored."""
-    (failed, *_), (retried, *_) = records(FILE), records(FILE)
+    (failed, *_), (silent, *_), (retried, *_) = (records(FILE) for _ in range(3))
     half = {"exact": {"score": 1.0, "weight": 1.0}, "judge": None}
     same = {"rewards": half, "metrics": {"kind": "easy"}, "errors": [{"type": "JudgeError", "message": "no answer"}]}
     failed["traces"][0] |= {**same, "ok": False}
+    silent["traces"][0] = {name: value for name, value in silent["traces"][0].items() if name != "ok"} | same
     retried["traces"][0] |= {**same, "ok": True}
-    none, some = read_traces(write_lines(tmp_path / "t.jsonl", [failed, retried]))
-    assert none.rewards == dict.fromkeys(("exact", "judge", "reward"), Status.UNSCORED)
+    none, unknown, some = read_traces(write_lines(tmp_path / "t.jsonl", [failed, silent, retried]))
+    assert none.rewards == unknown.rewards == dict.fromkeys(("exact", "judge", "reward"), Status.UNSCORED)
     assert some.rewards == {"exact": 1.0, "judge": Status.UNSCORED, "reward": 1.0}
 
 

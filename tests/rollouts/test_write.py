@@ -14,9 +14,15 @@ from rollouts_cases import trained_batch as batch
 from spanwise.batch import Batch
 from spanwise.errors import AlignmentError
 from spanwise.rollouts import write_rollouts
+from spanwise.rollouts.rows import stop_credit
 from spanwise.types import Spans
 
 NAN = float("nan")
+
+
+def test_the_credit_for_stopping_is_a_column_if_one_completion_has_some():
+    assert torch.equal(stop_credit(torch.tensor([0.0, 0.5]))["stop"].nan_to_num(9), torch.tensor([9.0, 0.5]))
+    assert stop_credit(torch.zeros(2)) == {}
 
 
 def test_a_run_folder_is_written_without_a_trainer(tmp_path):
