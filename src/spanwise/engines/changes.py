@@ -41,7 +41,7 @@ def _lasting_objective(objective: Any) -> Any:
     options = objective.get("options") if isinstance(objective, Mapping) else None
     if not isinstance(options, Mapping):
         return objective
-    free_names = FREE_OPTIONS.get(objective.get("reward"), ())
+    free_names = FREE_OPTIONS.get(str(objective.get("reward")), ())
     lasting_options = {name: value for name, value in options.items() if name not in free_names}
     without_options = {name: value for name, value in objective.items() if name != "options"}
     return {**without_options, "options": lasting_options} if lasting_options else without_options
