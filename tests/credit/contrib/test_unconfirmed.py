@@ -18,6 +18,7 @@ from spanwise.errors import RecipeError
 def test_gagpo_standardised_in_the_prompt():
     plain = gagpo(*WORKED)
     assert_close(gagpo(*WORKED, scale="std", eps=0.0), ((plain - plain.mean()) / plain.std()).tolist(), 1e-12)
+    assert gagpo(*WORKED, scale="std", min_stratum=len(plain) + 1).tolist() == [0.0] * len(plain)  # too few to compare
 
 
 @given(batch=step_batches(), gamma=st.sampled_from([0.5, 0.95, 1.0]), lam=st.sampled_from([0.0, 0.95, 1.0]))
