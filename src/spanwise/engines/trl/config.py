@@ -324,11 +324,7 @@ def check_prefilled(prompt: str, layout: Layout) -> None:
     """Check that a prompt ends with the `prefilled` opening tag. Without one, it must end with no opening tag."""
     bare_prompt = prompt.rstrip()
     prefill_mark = layout.prefilled or ""
-    opening_tags_by_mark: dict[str, list[str]] = {}
-    for part in layout.parts:
-        segmenter = SEGMENTERS.find(part.segmenter)
-        opening_tags = [] if segmenter.opens is None else segmenter.opens(part.mark)
-        opening_tags_by_mark[part.mark] = [tag.strip() for tag in opening_tags if tag.strip()]
+    opening_tags_by_mark = {part.mark: _opening_tags(part.segmenter, part.mark) for part in layout.parts}
     marks_and_tags = ((mark, tag) for mark, tags in opening_tags_by_mark.items() for tag in tags)
     opened_mark, opened_tag = next((pair for pair in marks_and_tags if bare_prompt.endswith(pair[1])), ("", ""))
     prefilled_tags = opening_tags_by_mark.get(prefill_mark, [])
@@ -346,8 +342,8 @@ def warn_reopened(ids_nt: Any, mask_nt: Any, layout: Layout, tokenizer: Any) -> 
     """Warn that tool output ends with the `prefilled` opening tag. There, only the segmenter `channels` counts the tag."""
     if layout.prefilled is None or layout.parts[0].segmenter == "channels":
         return ""
-    segmenter = SEGMENTERS.find(layout.parts[0].segmenter)
-    opening_tags = tuple(filter(None, (tag.strip() for tag in segmenter.opens(layout.prefilled)) if segmenter.opens else ()))
+    segmenter_name = layout.parts[0].segmenter
+    opening_tags = tuple(_opening_tags(segmenter_name, layout.prefilled))
     ends_output_nt = (mask_nt.cumsum(dim=1)[:, :-1] > 0) & ~mask_nt[:, :-1] & mask_nt[:, 1:]
     reopened_rows = {
         n
@@ -361,9 +357,15 @@ def warn_reopened(ids_nt: Any, mask_nt: Any, layout: Layout, tokenizer: Any) -> 
         advice = "Use the mark channels:reasoning and prefilled='reasoning': then each turn starts inside the reasoning."
     return (
         f"In {len(reopened_rows)} of {len(mask_nt)} completions, tool output ends with {opening_tags[0]}, as the prompt does. "
-        f"The segmenter '{segmenter.name}' counts 'prefilled' only at the start of a completion, so later text closes a part "
+        f"The segmenter '{segmenter_name}' counts 'prefilled' only at the start of a completion, so later text closes a part "
         f"that nothing opened. {advice}"
     )
+
+
+def _opening_tags(segmenter_name: str, mark: str) -> list[str]:
+    segmenter = SEGMENTERS.find(segmenter_name)
+    opening_tags = [] if segmenter.opens is None else segmenter.opens(mark)
+    return [tag.strip() for tag in opening_tags if tag.strip()]
 
 
 def _noun(mark: str, opening_tag: str = "") -> str:
