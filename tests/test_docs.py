@@ -167,9 +167,10 @@ def test_the_page_says_of_each_method_what_the_registry_says(name):
         Scheme.preset(base, DIGITS_LAYOUT, longest=32, **refine).check((*PROVIDES, *CriticConfig.adds))
     assert heading == ("Contrib" if contrib else f"{method.kind.capitalize()}s")
     assert not contrib or f"The method `{name}` credits {method.kind}s." in text
-    assert re.search(r"```text\n.*A.*\n```", text)
+    assert re.search(r"```text\n.*A[^`]*\n```", text)
     title, _, number = method.paper.partition(", arXiv ")
-    assert f"{title}, [arXiv {number}](https://arxiv.org/abs/{number}). The formula was taken from {method.source}." in text
+    assert f"{title}, [arXiv {number}](https://arxiv.org/abs/{number})." in text
+    assert f"The formula of `{name}` is from {method.source}." in text
     in_yaml = {"None": "null", "True": "true", "False": "false"}
     defaults = [f"`{option}: {in_yaml.get(str(value), value)}`" for option, value in method.of_a_run().options.items()]
     if method.kind == "refinement":
