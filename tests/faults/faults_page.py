@@ -10,8 +10,8 @@ FILE = HERE.parent.parent / "docs" / "reliability.md"
 TITLE = "## Faults seen elsewhere"
 HEAD = f"""{TITLE}
 
-Each fault of this table was found in another trainer, where runs went wrong without a warning. Each fault has a test
-that fails on code with the fault and passes on spanwise (`pytest tests/faults`).
+This table lists faults found in other trainers, where runs went wrong without a warning. For each fault of another
+trainer, spanwise has a test that fails on code with the fault (`pytest tests/faults`).
 """
 #: Faults that cannot concern spanwise: number, where it was seen, what happened, why it cannot happen here.
 NOT_OURS = [
