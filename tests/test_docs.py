@@ -166,7 +166,7 @@ def test_the_page_says_of_each_method_what_the_registry_says(name):
         base, refine = ("grpo", {"refine": name}) if method.kind == "refinement" else (name, {})
         Scheme.preset(base, DIGITS_LAYOUT, longest=32, **refine).check((*PROVIDES, *CriticConfig.adds))
     assert heading == ("Contrib" if contrib else f"{method.kind.capitalize()}s")
-    assert not contrib or f"The method `{name}` credits {method.kind}s." in text
+    assert not contrib or f"The method `{name}` credits {method.kind}s" in text
     assert re.search(r"```text\n.*A[^`]*\n```", text)
     title, _, number = method.paper.partition(", arXiv ")
     assert f"{title}, [arXiv {number}](https://arxiv.org/abs/{number})." in text
