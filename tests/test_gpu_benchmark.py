@@ -99,6 +99,7 @@ def test_arms_are_compared_at_completions_that_both_have():
     assert by == [0.1, 0.22, 0.3, 0.4, 0.45, 1, 136, 10, 2.34]
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Step 0|Every advantage:UserWarning")  # eight steps teach no form
 def test_both_arms_train_from_the_same_start_until_time_is_up(tmp_path):
     policy = gpu_training.start_policy(32, 1, tmp_path, "cpu", steps=8)

@@ -195,6 +195,7 @@ def test_what_is_known_of_both_papers_reaches_the_trainer(name, size, rates, cli
     assert (config.beta, config.entropy_coef, config.use_adaptive_entropy) == (0.0, 0.0, False)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Step 0. <:UserWarning")  # a policy of two steps writes no tags, which is a warning
 @pytest.mark.parametrize(
     ("name", "method"),

@@ -28,6 +28,7 @@ def best(rows, streams):
     return 1 - float((reward - ideal)[mask].var(correction=0) / reward[mask].var(correction=0))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "precision"),
     [({"head": "hl_gauss", "value_range": (-0.2, 1.2), "learning_rate": 1e-2}, "no"), ({}, "bf16")],

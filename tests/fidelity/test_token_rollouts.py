@@ -176,6 +176,7 @@ def test_log_probabilities_are_those_of_the_temperature(tabular):
     assert at[()] in [pytest.approx(p / sum(root.values()), abs=1e-5) for p in root.values()]
 
 
+@pytest.mark.long
 def test_a_critic_learns_the_values_of_the_states_it_can_tell_apart(tabular, monkeypatch):
     monkeypatch.setattr(rerolls, "CRITIC_BATCH", 64)
     monkeypatch.setattr(rerolls, "LEARNING_RATE", 0.03)
@@ -221,6 +222,7 @@ def test_from_a_folder_to_tables(model):
         rolled_tokens(model, recipe, rerolls=1)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_a_run_of_one_block_with_its_own_critic(tabular, model, tmp_path, capsys):
     fields = {
@@ -255,6 +257,7 @@ def test_a_run_of_one_block_with_its_own_critic(tabular, model, tmp_path, capsys
         fidelity(run, critics="own", output=tmp_path / "out")
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_checkpoints_of_a_real_run(model, tmp_path):
     rows = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in (1, 2) for b in (1, 2, 3, 4, 5)]

@@ -36,6 +36,7 @@ def test_means_between_against_dirichlet_weights():
     assert (interval.low, interval.high) == pytest.approx((low, high), abs=0.004)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("p", "prompts"), [(0.99, 100), (0.97, 100), (0.99, 50), (0.99, 300)])
 def test_coverage_of_a_policy_that_says_1(p, prompts):
     """Whole prompts are right or wrong, so the number of wrong ones is binomial and the coverage needs no trials."""
@@ -48,6 +49,7 @@ def test_coverage_of_a_policy_that_says_1(p, prompts):
     assert min(coverage.values()) >= 0.93
 
 
+@pytest.mark.long
 def test_coverage_of_the_auroc_where_few_prompts_err():
     """The policy states .9 or 1 at random and is right 95 % of the time, so the true AUROC is .5."""
     generator, covered = torch.Generator().manual_seed(0), 0

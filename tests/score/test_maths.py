@@ -192,6 +192,7 @@ if child:
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_an_unguarded_script_and_its_forked_child_get_the_same_verdict_and_end(tmp_path):
     script = tmp_path / "train.py"

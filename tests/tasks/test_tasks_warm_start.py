@@ -66,6 +66,7 @@ def test_hard_continues_easy_and_shares_its_cache(easy, tmp_path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {easy.name, hard.name}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("start", ["easy", "long", "invoices", Fields(2)])
 def test_training_stays_on_the_device_of_the_model(start, monkeypatch) -> None:
     item = torch.Tensor.item
@@ -102,6 +103,7 @@ def test_finished_warm_starts_keep_their_cache() -> None:
     }
 
 
+@pytest.mark.long
 def test_another_course_has_its_own_cache_and_leaves_the_others_alone(tmp_path) -> None:
     two, steps = shortened(2), Steps()
     folder = warm_start("long", cache_folder=tmp_path, settings=two, progress=steps)
@@ -186,6 +188,7 @@ def test_held_out_prompts_are_different_nested_and_never_trained_on(unchecked_sh
             source.held_out(size)
 
 
+@pytest.mark.long
 def test_training_learns_the_order_of_the_tags(tmp_path) -> None:
     losses, settings = [], WarmStartSettings(easy=Phase(40, 3e-3, 0.03), batch=16, warm_up=5)
     folder = warm_start("easy", cache_folder=tmp_path, settings=settings, progress=lambda *step: losses.append(step[2]))

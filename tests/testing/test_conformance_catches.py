@@ -288,6 +288,7 @@ REWARDS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("unshrunk_examples")
 def test_a_reward_that_fails_in_another_process():
     with pytest.raises(ConformanceError, match=r"breaks 'threads'.*another process"):

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 import altair as alt
+from altair.utils.schemapi import debug_mode
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
@@ -20,8 +21,11 @@ Palette = Literal["series", "verdicts"]
 NOTHING = "none"  # what a tooltip shows for a series without a value
 #: One width for all vertical axes with labels, so that charts above each other are aligned.
 _AXIS_WIDTH = 42
+#: Altair's check of every part of a chart takes five sixths of the time. Whole charts are checked by the tests.
+_unchecked = debug_mode(False)
 
 
+@_unchecked
 def curves(
     rows: Rows,
     *,
@@ -56,6 +60,7 @@ def curves(
     return _layered(height, *chart_layers, nearest(rows, x=_x("left", x), title=x, percent=percent))
 
 
+@_unchecked
 def reliability_diagram(rows: Rows, *, by: str = "confidence") -> tuple[Drawn, Drawn]:
     """Draw the rows of `measure.reliability` with the diagonal. A second chart shows the number of answers in each bin."""
     confidence_scale = alt.Scale(domain=[0, 1.04], nice=False)
@@ -81,6 +86,7 @@ def reliability_diagram(rows: Rows, *, by: str = "confidence") -> tuple[Drawn, D
     return diagram_chart, _layered(115, bar_layer, highlight(bin_chart, x=bin_axis, x2="high:Q", tooltip=tooltip))
 
 
+@_unchecked
 def dodged(rows: Rows, *, names: Sequence[str], y: str) -> Drawn:
     """Draw several series as points with error bars, side by side at each group size `x`."""
     x_axis = alt.X("x:O", title="group size G", axis=alt.Axis(labelAngle=0, grid=False))
@@ -99,6 +105,7 @@ def dodged(rows: Rows, *, names: Sequence[str], y: str) -> Drawn:
     return _layered(250, *chart_layers, bands(tooltip_rows, keys={"x": "group size G"}, x=x_axis))
 
 
+@_unchecked
 def fixed_points(rows: Rows, *, names: Sequence[str]) -> Drawn:
     """Draw the confidence that earns most under each baseline, against the true probability `x` of being right."""
     chart = curves(rows, names=names, x="probability of being right, p", y="where its confidence ends, q*", height=270)
@@ -106,6 +113,7 @@ def fixed_points(rows: Rows, *, names: Sequence[str]) -> Drawn:
     return chart
 
 
+@_unchecked
 def histograms(rows: Rows, *, names: Sequence[str], x: str = "credit", zero: bool = True, height: int = 210) -> Drawn:
     """Draw outlines of histograms over shared bins. Rows have `low`, `high`, `share` and `series`."""
     bin_axis = alt.X("low:Q", title=x, scale=alt.Scale(nice=False), axis=alt.Axis(grid=False, tickCount=7))
@@ -119,6 +127,7 @@ def histograms(rows: Rows, *, names: Sequence[str], x: str = "credit", zero: boo
     return _layered(height, *zero_lines, areas, outlines, hover)
 
 
+@_unchecked
 def forest(rows: Rows, *, names: Sequence[str], x: str, palette: Palette = "series") -> Drawn:
     """Draw a forest plot: a line for each value with its interval, and a dashed line at 0."""
     name_axis = alt.Axis(labelLimit=150, ticks=False, domain=False)
@@ -132,6 +141,7 @@ def forest(rows: Rows, *, names: Sequence[str], x: str, palette: Palette = "seri
     return _layered(45 + 24 * max(2, len(_row_names(rows))), zero_line, whisker_layer, point_layer, hover_layer)
 
 
+@_unchecked
 def bars(rows: Rows, *, names: Sequence[str], x: str, percent: bool = False, stacked: bool = True) -> Drawn:
     """Draw horizontal bars with one line for each `name`. Rows have `name`, `series` and `value`."""
     row_names = _row_names(rows)

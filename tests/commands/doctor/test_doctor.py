@@ -9,6 +9,8 @@ import tomllib
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
+
 from packages_small import package
 from spanwise.commands.doctor.examine import probe_in_process, sentences_on_verl
 from spanwise.engines.windows import WINDOWS, is_tested
@@ -16,6 +18,7 @@ from spanwise.engines.windows import WINDOWS, is_tested
 ROOT = Path(__file__).resolve().parents[3]
 
 
+@pytest.mark.long
 def test_what_is_installed_here_works_and_what_is_not_is_no_fault(tmp_path):
     """Run as a module, which needs no package of the command line."""
     path = package(tmp_path, "cyclopts", "raise ModuleNotFoundError(\"No module named 'cyclopts'\", name='cyclopts')\n")

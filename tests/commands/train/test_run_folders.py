@@ -221,6 +221,7 @@ def test_a_full_disk_ends_a_run_in_one_sentence_and_takes_nothing_with_it(run):
     assert not (run / "summary.json").exists()
 
 
+@pytest.mark.long
 def test_a_step_is_a_generation_batch_however_often_it_is_passed_over(tmp_path):
     """Two mini-batches, two passes: four optimizer steps on each of two batches, and one line of each."""
     twice = {"mini_batches": 2, "trainer": {"num_iterations": 2}, "eval_every": 1, "output": str(tmp_path / "run")}

@@ -47,6 +47,7 @@ def fields(tmp_path, monkeypatch):
     }  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_run_leaves_no_secret_and_goes_on_from_what_it_leaves(fields, tmp_path, capsys):
     place = tmp_path / "run"
     train(load(None, {**fields, "output": str(place)}), console=Console(width=200))

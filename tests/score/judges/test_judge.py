@@ -284,6 +284,7 @@ def test_a_cache_that_nobody_uses_any_more_is_closed(tmp_path):
         file.execute("SELECT 1")
 
 
+@pytest.mark.long
 def test_several_processes_share_one_cache(tmp_path):
     """This process and another ask at once, as soon as the other has imported all it needs."""
     cache = str(tmp_path / "deep" / "judge.sqlite")
