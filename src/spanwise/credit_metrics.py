@@ -32,8 +32,8 @@ class CreditedBatch:
     present_nk: Bool[Tensor, "n k"]
     scores: Scores
     scheme: Scheme
-    group_n: Shaped[Tensor, " n"] | None = None  # the prompt id of each row; without it, metrics of groups are left out
-    steps: Steps | None = None  # the rollout of each row, if rows are turns
+    group_n: Shaped[Tensor, " n"] | None = None  # The prompt id of each row; without it, metrics of groups are left out.
+    steps: Steps | None = None  # The rollout of each row, if rows are turns.
 
     @cached_property
     def agreement(self) -> dict[str, tuple[Tensor, Tensor]]:
@@ -88,7 +88,7 @@ def _measure_coarser(batch: CreditedBatch) -> dict[str, float]:
 
 def _measure_unanimous(batch: CreditedBatch) -> dict[str, float]:
     """Return each comparison's share of groups whose rewards are all equal. Groups with one reward do not count."""
-    return {name: float(same_g[compared_g].double().mean()) for name, (same_g, compared_g) in batch.agreement.items()}
+    return {name: float(equal_g[compared_g].double().mean()) for name, (equal_g, compared_g) in batch.agreement.items()}
 
 
 def _measure_all_unanimous(batch: CreditedBatch) -> dict[str, float]:

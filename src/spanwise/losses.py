@@ -19,8 +19,8 @@ from spanwise.errors import AlignmentError, RecipeError, RewardError, check_know
 
 __all__ = ["aspo", "categorical_value", "categorical_value_loss", "critic_error", "dppo", "hl_gauss", "value_loss"]
 
-SIGMA_RATIO = 0.75  # the standard deviation of HL-Gauss in bin widths, after Farebrother et al.
-_ROUNDING = 1e-3  # how far a target may lie outside the bins by rounding, as a share of a bin
+SIGMA_RATIO = 0.75  # The standard deviation of HL-Gauss in bin widths, after Farebrother et al.
+_ROUNDING = 1e-3  # How far a target may lie outside the bins by rounding, as a share of a bin.
 
 
 def zero_masked(mask_nt: Tensor, **inputs: Tensor) -> list[Tensor]:
@@ -30,7 +30,7 @@ def zero_masked(mask_nt: Tensor, **inputs: Tensor) -> list[Tensor]:
             raise AlignmentError(f"mask_nt has shape {tuple(mask_nt.shape)}, but {name} has shape {tuple(value.shape)}.")
     check_mask(mask_nt)
     first_input, *other_inputs = (torch.where(mask_nt, value, 0.0) for value in inputs.values())
-    return [first_input, *(other.detach() for other in other_inputs)]
+    return [first_input, *(other_input.detach() for other_input in other_inputs)]
 
 
 def aspo(
@@ -299,9 +299,9 @@ def categorical_value_loss(
     (target_nt,) = zero_masked(mask_nt, target_nt=target_nt.detach())
     target_nt = torch.where(mask_nt, target_nt, sum(value_range) / 2)  # a valid target for masked tokens
     dtype = torch.promote_types(logits_ntb.dtype, torch.float32)
-    bin_score_ntb = torch.where(mask_nt.unsqueeze(-1), logits_ntb.to(dtype), 0.0)
+    bin_logit_ntb = torch.where(mask_nt.unsqueeze(-1), logits_ntb.to(dtype), 0.0)
     target_probability_ntb = hl_gauss(target_nt.to(dtype), bins=logits_ntb.shape[-1], value_range=value_range)
-    return torch.where(mask_nt, -(target_probability_ntb * bin_score_ntb.log_softmax(dim=-1)).sum(dim=-1), 0.0)
+    return torch.where(mask_nt, -(target_probability_ntb * bin_logit_ntb.log_softmax(dim=-1)).sum(dim=-1), 0.0)
 
 
 def _edges(bins: int, value_range: tuple[float, float], like: Tensor) -> tuple[Tensor, float]:

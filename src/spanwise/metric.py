@@ -20,9 +20,9 @@ class Alarm:
     threshold: float
     sentence: str
     cause: str = ""
-    hollow: tuple[str, ...] = ()  # the names of metrics that mean nothing while this alarm holds
-    unless: str = ""  # no alarm is raised while the metric of this name is above one half
-    unknown: str = ""  # the sentence for a run in which no batch has a value of the metric
+    hollow: tuple[str, ...] = ()  # The names of metrics that mean nothing while this alarm holds.
+    unless: str = ""  # No alarm is raised while the metric of this name is above one half.
+    unknown: str = ""  # The sentence for a run in which no batch has a value of the metric.
 
     def holds(self, value: float) -> bool:
         """Return whether a value of the metric is beyond the alarm's threshold."""
@@ -34,10 +34,10 @@ class Metric:
     """A logged number. A placeholder in its name, such as `<block>`, stands for each block or objective."""
 
     name: str
-    of: Callable[[Any], Mapping[str, float]] | None = None  # computes the metric by block or objective
-    lasting: Alarm | None = None  # raised if the metric is beyond its threshold in several training batches in a row
-    overall: Alarm | None = None  # raised if the mean over a run is beyond the threshold and `lasting` was never raised
-    at_end: Alarm | None = None  # raised if the mean over the last batches of a run is beyond the threshold
+    of: Callable[[Any], Mapping[str, float]] | None = None  # Computes the metric by block or objective.
+    lasting: Alarm | None = None  # Raised if the metric is beyond its threshold in several training batches in a row.
+    overall: Alarm | None = None  # Raised if the mean over a run is beyond the threshold and `lasting` was never raised.
+    at_end: Alarm | None = None  # Raised if the mean over the last batches of a run is beyond the threshold.
 
     def part(self, key: str) -> str | None:
         """Return the block or objective that a logged key of this metric names. Keys of other metrics give None."""
@@ -55,5 +55,5 @@ class Metric:
 
 def metrics_in(batches: Sequence[Mapping[str, Any]], known_metrics: Sequence[Metric]) -> Iterator[tuple[str, str, Metric]]:
     """Find the known metrics in a log. Yield each key of the log, its block or objective, and the metric."""
-    for key in dict.fromkeys(key for line in batches for key in line):
+    for key in dict.fromkeys(key for batch_metrics in batches for key in batch_metrics):
         yield from ((key, part, metric) for metric in known_metrics if (part := metric.part(key)) is not None)

@@ -59,13 +59,13 @@ def turn_batch(
             raise AlignmentError(
                 f"Column '{name}' has {len(column)} values for {len(trajectories)} trajectories; give one value to each."
             )
-        cells = list(column)  # pandas looks up by label, a list by place
-        turn_columns[name] = [cells[j] for j, _ in turn_index_pairs]
+        column_values = list(column)  # pandas looks up by label, a list by place
+        turn_columns[name] = [column_values[j] for j, _ in turn_index_pairs]
     anchors = [turn.anchor for turn in turns]
     steps = Steps(trajectory_s, step_s, None if all(anchor is None for anchor in anchors) else anchors)
     group_s = group_index([trajectory.group for trajectory in trajectories])[trajectory_s]
-    ids, sampled = [turn.response_ids for turn in turns], [turn.mask for turn in turns]
-    return Batch.jagged(ids, group_s, sampled=sampled, columns=turn_columns, steps=steps), _collect_rewards(trajectories)
+    ids, token_masks = [turn.response_ids for turn in turns], [turn.mask for turn in turns]
+    return Batch.jagged(ids, group_s, sampled=token_masks, columns=turn_columns, steps=steps), _collect_rewards(trajectories)
 
 
 def _collect_rewards(trajectories: Sequence[Trajectory]) -> dict[str, Reward]:

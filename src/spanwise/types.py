@@ -85,26 +85,26 @@ class Status(IntEnum):
     """Why a reward has its value, or has none. Only `OK` and `BROKE` go with a number, not NaN."""
 
     OK = 0
-    ABSENT = 1  # the completion lacks the text that the reward reads
-    UNPARSABLE = 2  # the text that the reward reads has no readable value (such as a confidence of "high")
-    TIMEOUT = 3  # the check of the completion was stopped at its deadline
-    ERROR = 4  # the check of the completion raised an error, or its process died
-    UNSCORED = 5  # no reward was computed: a file lacks it, no criterion asks for it, or `only` excludes it
-    BROKE = 6  # the completion made its check fail twice, so it counts as wrong
+    ABSENT = 1  # The completion lacks the text that the reward reads.
+    UNPARSABLE = 2  # The text that the reward reads has no readable value (such as a confidence of "high").
+    TIMEOUT = 3  # The check of the completion was stopped at its deadline.
+    ERROR = 4  # The check of the completion raised an error, or its process died.
+    UNSCORED = 5  # No reward was computed: a file lacks it, no criterion asks for it, or `only` excludes it.
+    BROKE = 6  # The completion made its check fail twice, so it counts as wrong.
 
 
 class Fault(IntFlag):
     """The faults in the form of a completion, as bits that add up. 0 means well-formed."""
 
     NONE = 0
-    MISSING = 1  # a part of the layout is missing: its tag never opens, or its JSON path has no value
-    DUPLICATE = 2  # a tag opens twice in its block, or a JSON object has a key twice
-    ORDER = 4  # the tags do not stand in the layout's order
-    NESTED = 8  # a part opens inside another part, or another part's closing mark ends it
-    TRUNCATED = 16  # a part opens but never closes
-    EMPTY = 32  # the completion has no trainable token
-    MORE = 64  # a repeated block matches more often than the layout allows
-    STRADDLED = 128  # a part has no token of its own, because it lies inside an earlier token
+    MISSING = 1  # A part of the layout is missing: its tag never opens, or its JSON path has no value.
+    DUPLICATE = 2  # A tag opens twice in its block, or a JSON object has a key twice.
+    ORDER = 4  # The tags do not stand in the layout's order.
+    NESTED = 8  # A part opens inside another part, or another part's closing mark ends it.
+    TRUNCATED = 16  # A part opens but never closes.
+    EMPTY = 32  # The completion has no trainable token.
+    MORE = 64  # A repeated block matches more often than the layout allows.
+    STRADDLED = 128  # A part has no token of its own, because it lies inside an earlier token.
 
 
 class Zero(IntEnum):
@@ -271,17 +271,17 @@ class Scores(ByCompletion):
 class Comparison(ByCompletion):
     """The parts of each advantage `(worth - baseline) / divisor`, and the rewards in its baseline."""
 
-    worth_nm: Float[Tensor, "n m"]  # float64: the reward, else `if_missing`; NaN if there is neither
+    worth_nm: Float[Tensor, "n m"]  # The float64 reward, else `if_missing`; NaN if there is neither.
     #: The float64 number subtracted from `worth_nm`; NaN if no single number is subtracted.
     baseline_nm: Float[Tensor, "n m"]
     #: What `worth_nm - baseline_nm` is divided by (float64): 1 for no division, NaN without a baseline.
     divisor_nm: Float[Tensor, "n m"]
-    stratum_nm: Int[Tensor, "n m"]  # the number of the set of compared rewards; -1: none
-    level_nm: Int[Tensor, "n m"]  # how many of the last outcomes in `given` the comparison ignores
-    members_nm: Int[Tensor, "n m"]  # how many rewards are compared; `if_missing` is not counted
-    averaged_nm: Int[Tensor, "n m"]  # how many rewards the baseline averages; 0 if it is not a plain mean
-    reason_nm: Int[Tensor, "n m"]  # why the advantage is 0 (`Zero`), or `Zero.CREDITED`
-    about_nm: Int[Tensor, "n m"]  # the objective that the reason is about; -1: all of them
+    stratum_nm: Int[Tensor, "n m"]  # The number of the set of compared rewards; -1: none.
+    level_nm: Int[Tensor, "n m"]  # How many of the last outcomes in `given` the comparison ignores.
+    members_nm: Int[Tensor, "n m"]  # How many rewards are compared; `if_missing` is not counted.
+    averaged_nm: Int[Tensor, "n m"]  # How many rewards the baseline averages; 0 if it is not a plain mean.
+    reason_nm: Int[Tensor, "n m"]  # Why the advantage is 0 (`Zero`), or `Zero.CREDITED`.
+    about_nm: Int[Tensor, "n m"]  # The objective that the reason is about; -1: all of them.
 
     def where(self, mask_nm: Bool[Tensor, ...], other: Comparison) -> Comparison:
         """Take this comparison's entries where the mask is true, and elsewhere those of `other`."""

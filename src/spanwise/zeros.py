@@ -38,19 +38,19 @@ class Count:
     reason: Zero
     objective: str  # the objective that the reason concerns; empty if there is none
     tokens: int
-    completions: int  # how many completions have this reason in `Zeros.key_n`
-    rows: tuple[int, ...] = ()  # a few completions that have this reason, or a token with it
-    has_more_rows: bool = False  # whether more completions have this reason than `rows` lists
+    completions: int  # How many completions have this reason in `Zeros.key_n`.
+    rows: tuple[int, ...] = ()  # A few completions that have this reason, or a token with it.
+    has_more_rows: bool = False  # Whether more completions have this reason than `rows` lists.
 
 
 @dataclass(frozen=True)
 class Zeros:
     """The reason for each token with the advantage 0 in N completions. All completions' tokens form one list."""
 
-    names: tuple[str, ...]  # the names of the objectives
-    key_v: Int[Tensor, " v"]  # the reason why each token has credit or none, as a key
-    row_v: Int[Tensor, " v"]  # the completion of each token
-    key_n: Int[Tensor, " n"]  # CREDITED if the completion has credit, else its tokens' most frequent reason
+    names: tuple[str, ...]  # The names of the objectives.
+    key_v: Int[Tensor, " v"]  # The reason why each token has credit or none, as a key.
+    row_v: Int[Tensor, " v"]  # The completion of each token.
+    key_n: Int[Tensor, " n"]  # CREDITED if the completion has credit, else its tokens' most frequent reason.
 
     def objective(self, key: int) -> str:
         """Return the name of the objective that a reason's key contains. Return "" if it contains none."""
@@ -63,9 +63,9 @@ class Zeros:
             has_key_v, has_key_n = self.key_v == key, self.key_n == key
             example_rows = has_key_n.nonzero().flatten() if has_key_n.any() else self.row_v[has_key_v].unique()
             first_rows = tuple(example_rows[:examples].tolist())
-            sizes = int(has_key_v.sum()), int(has_key_n.sum())
+            key_counts = int(has_key_v.sum()), int(has_key_n.sum())
             has_more_rows = len(first_rows) < len(example_rows)
-            counts.append(Count(reason_of(key), self.objective(key), *sizes, first_rows, has_more_rows))
+            counts.append(Count(reason_of(key), self.objective(key), *key_counts, first_rows, has_more_rows))
         return counts
 
 
@@ -77,7 +77,7 @@ def zero_reasons(credit: Credit, scheme: Scheme) -> Int[Tensor, "n k"]:
     """
     _, comparison = credit.explained
     cancelled_key = key_of(Zero.CANCELLED)
-    reason_key_nm = comparison.reason_nm * _OBJECTIVES + comparison.about_nm + 1  # encode the reasons as `key_of` does
+    reason_key_nm = comparison.reason_nm * _OBJECTIVES + comparison.about_nm + 1  # Encode the reasons as `key_of` does.
     # If a credited block has a total of 0, other objectives cancel the credit.
     reason_key_nm = torch.where(comparison.reason_nm == int(Zero.CREDITED), cancelled_key, reason_key_nm)
     reason_key_nm = reason_key_nm.expand(-1, len(scheme.objectives))

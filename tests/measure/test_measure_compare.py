@@ -50,7 +50,7 @@ def test_equal_differences_of_one_pair_are_not_blamed_on_several_and_noise_is_ca
         "With so few seeds this may be luck (p = 0.25)."
     )
     noise = compare_arms(runs(a=[0.1, 0.2, 0.3], b=[0.2, 0.1, 0.31]))
-    assert "inside the noise. At this size, a clear verdict would need" in noise.sentences()[0]
+    assert "inside the noise. A clear verdict on this difference needs" in noise.sentences()[0]
     assert noise.summary() == "None of 1 differences is beyond the noise: these runs do not show which method is better."
     assert noise.sentences("clear") == []
 
@@ -79,7 +79,7 @@ def test_many_pairs_make_a_difference_borderline():
     assert first.verdict == "borderline"
     assert "With several pairs, this may be luck (p = 0.07 after Holm's correction)." in first.sentence()
     assert first.seeds_needed > alone.seeds_needed  # each of three pairs has a third of the 5 %
-    assert "would need" in first.sentence()
+    assert "A clear verdict on this difference needs" in first.sentence()
     # With a reference there are two pairs instead of three.
     to_b = compare_arms(runs(a=a, b=b, c=c), reference="b")
     assert [(d.a, d.b) for d in to_b.differences] == [("a", "b"), ("c", "b")]
@@ -126,7 +126,7 @@ def test_equal_differences_are_judged_by_their_signs(seeds, verdict):
     first = result.differences[0]
     assert (first.p, first.seeds_needed) == (pytest.approx(stats.binomtest(seeds, seeds).pvalue), None)
     summary = result.summary()
-    named = "Of 3 differences, 2 are beyond the noise: ece (a and b), ece (b and c). The other 1 cannot be told from noise."
+    named = "Of 3 differences, 2 are beyond the noise: ece (a and b), ece (b and c). Differences that may be noise: 1."
     assert (named in summary) == (verdict == "clear")
     assert ("Over all figures (1), up to 0.05 differences may be luck" in summary) == (verdict == "clear")
 

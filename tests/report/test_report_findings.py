@@ -142,7 +142,7 @@ def test_fidelity():
     finding = f"In groups of 4, blended correlates best with Monte Carlo: {best}; next is outcome with {then}."
     assert fidelity_finding(rows, [pair]) == finding
     for pairs in ([pair | {"low": -0.01}], ()):  # without pairs their intervals overlap
-        assert fidelity_finding(rows, pairs).endswith(". The difference between the two is within the noise.")
+        assert fidelity_finding(rows, pairs).endswith(". The difference between these baselines is within the noise.")
     nothing = "In groups of 4 no baseline clearly fits Monte Carlo. The nearest is a: 0.100 [-0.100, 0.300]."
     assert fidelity_finding([row("a", 0.1, -0.1, 0.3)]) == nothing
     assert fidelity_finding([row("a", None, None, None)]).startswith("Nothing was measured: no correlation")

@@ -173,7 +173,7 @@ def _compare_objectives(inputs: Mapping[str, Any], group_n: Tensor, min_stratum_
 def _pay_blocks(
     weighted_adv_nm: Tensor, is_left_out_nm: Tensor, present_nk: Tensor, pays_block_mk: Tensor
 ) -> tuple[Float[Tensor, "n k"], Float[Tensor, " n"]]:
-    """Pay each objective's advantage to its blocks, or to the decision to stop if they and its reward are left out."""
+    """Pay each objective's advantage to its blocks, or to the decision to stop if blocks and reward are missing."""
     block_credit_nk = torch.zeros(present_nk.shape, dtype=torch.float64, device=present_nk.device)
     stop_credit_n = torch.zeros(len(present_nk), dtype=torch.float64, device=present_nk.device)
     for m, paid_k in enumerate(pays_block_mk):  # a loop, because a matrix product would round differently
@@ -221,7 +221,7 @@ def _find_streams(
 def _credit_tokens(
     run_method: RunMethod, inputs: Mapping[str, Any], streams: Streams | None, is_paid_k: Tensor, pays_stop_n: Tensor
 ) -> tuple[Tensor, Float[Tensor, " n"]]:
-    """Credit each token, and the decision to stop, by the critic's streams, all tokens at once, or the paid tokens alone."""
+    """Return the credit of each token and of each decision to stop: from a critic's values if there are any."""
     stop_credit_n = torch.zeros(len(pays_stop_n), dtype=torch.float64, device=pays_stop_n.device)
     block_nt = inputs["block_nt"]
     if streams is not None:
@@ -243,7 +243,7 @@ def _average_by_block(token_credit_nt: Tensor, block_nt: Tensor, block_count: in
 
 
 def _explain_masked(comparison: Comparison, bootstrap_n: Tensor | None, adv_nm: Tensor) -> Comparison:
-    """Say of each completion that a critic's `truncated: mask` masks (its bootstrap value is NaN) that it is left out."""
+    """Give the reason LEFT_OUT to completions that `truncated: mask` takes out: their bootstrap value is NaN."""
     if bootstrap_n is None:
         return comparison
     is_masked_n1 = bootstrap_n.reshape(len(adv_nm), -1).isnan().any(dim=1, keepdim=True)

@@ -141,7 +141,7 @@ def advantage(
     options |= {"scale": scale, "ddof": ddof, "eps": eps, "stand_in_n": stand_in_reward_n}
     merged_result: Explained | None = None
     is_uncompared_n = torch.ones_like(lacks_reward_n)
-    whole_batch_group_n = torch.zeros_like(group_n, dtype=torch.long)  # the whole batch is one group
+    whole_batch_group_n = torch.zeros_like(group_n, dtype=torch.long)
     groupings: list[tuple[Tensor, int]] = []  # pairs: the group ids, and how many outcomes split these groups
     if baseline == "none":
         check_rewards(reward_n)  # `moments` checks the rewards for all other baselines
@@ -328,8 +328,8 @@ def _estimate_for_outcome(
     prompt_sum_n = (prompt_stats.mean_n() * prompt_stats.count_n()).nan_to_num()
     # If all rewards of a prompt are equal, the deviation is exactly 0. So the mean of the others is exactly the completion's
     # reward.
-    own_or_mean_n = torch.where(prompt_stats.member_n, reward_above_lowest_n, prompt_stats.mean_n())
-    prompt_mean_n = own_or_mean_n - prompt_stats.deviation_n * prompt_stats.count_n() / count_of_others_n.clamp(min=1.0)
+    reward_or_mean_n = torch.where(prompt_stats.member_n, reward_above_lowest_n, prompt_stats.mean_n())
+    prompt_mean_n = reward_or_mean_n - prompt_stats.deviation_n * prompt_stats.count_n() / count_of_others_n.clamp(min=1.0)
     prompt_mean_n = torch.where(count_of_others_n > 0, prompt_mean_n, torch.nan)
     prompt_mean_variance_n = noise_variance_s[prompt_n] / count_of_others_n.clamp(min=1.0)
     other_prompts_count_n = prompt_stats.count_s.sum() - prompt_stats.count_n()

@@ -42,7 +42,7 @@ def lambda_advantage(
     lam = lam if alpha is None else length_adaptive_lambda(mask_nt.sum(dim=1), alpha=alpha)
     for name, option in (("gamma", gamma), ("lam", lam)):
         option_values = torch.as_tensor(option, dtype=torch.float64)
-        is_valid = (option_values >= 0) & (option_values <= 1)  # also refuses NaN
+        is_valid = (option_values >= 0) & (option_values <= 1)  # NaN is not valid
         if not bool(is_valid.all()):
             raise RecipeError(f"{name} is {float(option_values[~is_valid][0]):g}; it must lie between 0 and 1.")
     dtype = reward_nt.dtype if value_nt is None else torch.promote_types(reward_nt.dtype, value_nt.dtype)

@@ -21,14 +21,14 @@ class Refinement:
     """A method, such as KTAE, that changes another method's token advantages."""
 
     name: ClassVar[str] = "refine"
-    method: str  # the name of the refining method, such as `ktae`
-    options: Mapping[str, Any] = field(default_factory=dict)  # the method's options that differ from its defaults
-    correct: str | None = None  # an objective, whose reward is above 0 if the completion is right; None: the first
+    method: str  # The name of the refining method, such as `ktae`.
+    options: Mapping[str, Any] = field(default_factory=dict)  # The method's options that differ from its defaults.
+    correct: str | None = None  # An objective, whose reward is above 0 if the completion is right; None: the first.
 
     def __post_init__(self) -> None:
         if self.entry.kind != "refinement":
-            names = " or ".join(sorted(name for name, entry in METHODS.items() if entry.kind == "refinement"))
-            raise RecipeError(f"refine: '{self.method}' credits {self.entry.kind}s and refines no method; use {names}.")
+            methods = " or ".join(sorted(name for name, entry in METHODS.items() if entry.kind == "refinement"))
+            raise RecipeError(f"refine: '{self.method}' credits {self.entry.kind}s and refines no method; use {methods}.")
         if not isinstance(self.options, Mapping):
             raise RecipeError(f"refine.options is {self.options!r}; write each option by name, such as {{form: code}}.")
         if self.correct is not None and "correct_n" not in self.entry.inputs:
@@ -51,7 +51,7 @@ class Refinement:
         if not isinstance(recipe_fields, Mapping) or "method" not in recipe_fields:
             raise RecipeError(f"refine is {written!r}; write ktae, or {{method: ktae, options: {{form: code}}}}.")
         for name in recipe_fields:
-            check_known("field of refine", name, [allowed_fields.name for allowed_fields in fields(Refinement)])
+            check_known("field of refine", name, [allowed_field.name for allowed_field in fields(Refinement)])
         return Refinement(**recipe_fields)
 
     def check_scheme(self, scheme: Any) -> None:

@@ -1,4 +1,4 @@
-"""The registry of methods. A method has a name, inputs, a source, and the preset that recipes run."""
+"""The registry of the methods that compute advantages. A method has a name, inputs, a source, and the preset that recipes run."""
 
 from __future__ import annotations
 
@@ -225,13 +225,13 @@ class Method:
         """
         self.check_names(options)
         for name, value in options.items():
-            is_valid_value, advice = self._rule_of(name)
-            if not is_valid_value(value):
+            passes_check, advice = self._rule_of(name)
+            if not passes_check(value):
                 raise RecipeError(f"The option {name} is {value!r}; {advice}.")
             if name in self.only_with and value != self.options[name]:
                 other_option, required_values = self.only_with[name]
                 chosen_values = says.get(other_option, [{**self.options, **options}.get(other_option)])
-                if not any(chosen in required_values for chosen in chosen_values):
+                if not any(chosen_value in required_values for chosen_value in chosen_values):
                     raise RecipeError(
                         f"Option '{name}' of method '{self.name}' would change nothing here. It has an effect only if "
                         f"{other_option.removesuffix('_k')} is {' or '.join(map(str, required_values))}."
@@ -243,9 +243,9 @@ class Method:
         """Return a function that checks an option's value, and advice for a user whose value fails the check."""
         if allowed_words := self._words.get(name):
             return allowed_words.__contains__, f"write {', '.join(allowed_words[:-1])} or {allowed_words[-1]}"
-        is_own = f"{getattr(self.estimator, '__module__', '')}.".startswith("spanwise.")
-        if rule := _VALUES.get(name) or (_OWN_VALUES.get(name) if is_own else None):
-            return rule
+        is_own_method = f"{getattr(self.estimator, '__module__', '')}.".startswith("spanwise.")
+        if value_rule := _VALUES.get(name) or (_OWN_VALUES.get(name) if is_own_method else None):
+            return value_rule
         # An option with a boolean or numeric default takes only such values, unless annotated otherwise.
         default, annotation = self.options[name], self._parameters[name].annotation
         option_type = type(default)
@@ -267,8 +267,8 @@ class Method:
     def _parameters(self) -> dict[str, inspect.Parameter]:
         fixed_parameters = getattr(self.estimator, "keywords", {})  # parameters that a functools.partial has fixed
         parameters = inspect.signature(self.estimator).parameters.items()
-        variable_kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-        return {name: p for name, p in parameters if name not in fixed_parameters and p.kind not in variable_kinds}
+        variadic_kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        return {name: p for name, p in parameters if name not in fixed_parameters and p.kind not in variadic_kinds}
 
 
 #: All registered methods by name.
@@ -278,7 +278,7 @@ METHODS: Registry[Method] = Registry(
 
 
 def method(name: str) -> Method:
-    """Return the method called `name`, ours or a plug-in's. For an unknown name, a RecipeError suggests the nearest name.
+    """Return the method called `name`, spanwise's or a plug-in's. For an unknown name, a RecipeError suggests the nearest name.
 
     Example:
         >>> method("rloo").kind
@@ -309,11 +309,11 @@ def preset_rule(
     preset = chosen.preset or Preset()
     method_layout = _merge_blocks(task) if preset.whole and len(task.names) > 1 else task
     if calibration is not None and not (preset.calibrated and states_confidence(method_layout)):
-        reason = f"method '{chosen.name}' rewards no confidence"
+        explanation = f"method '{chosen.name}' rewards no confidence"
         if preset.calibrated:
-            reason = "the last block states no confidence"
+            explanation = "the last block states no confidence"
         raise RecipeError(
-            f"calibration is '{calibration}', but {reason}, so the calibration would change nothing. Leave calibration out."
+            f"calibration is '{calibration}', but {explanation}, so the calibration would change nothing. Leave calibration out."
         )
     if baseline is not None and not (preset.calibrated and "baseline" in chosen.inputs):
         raise RecipeError(
@@ -327,7 +327,7 @@ def _merge_blocks(task: Layout) -> Layout:
     """Merge all blocks into one. Keep them if two blocks share a mark, a block is repeated, or a mark must be its block's name."""
     is_repeated = any(EACH in name for name, _ in task.blocks)
     if not is_repeated and len(task.marks) == sum(len(marks) for _, marks in task.blocks):
-        with suppress(LayoutError):  # with a segmenter such as `steps`, a mark must be its block's name
+        with suppress(LayoutError):  # the segmenter `steps`, for example, allows no mark but the block's name
             return replace(task, blocks={"completion": task.marks})
     return task
 
@@ -345,17 +345,17 @@ def preset_objectives(
     first_block, last_block = layout.names[0], layout.names[-1]
     preset = chosen.preset or Preset()
     takes_baseline = "baseline" in chosen.inputs
-    blockwise = chosen.kind == "block"
+    is_blockwise = chosen.kind == "block"
     baseline_of_correct = "group" if takes_baseline else None
     baseline_of_second_objective = (baseline or "outcome") if takes_baseline else None
     # A reward function gets the text of the first block in `pays`.
-    blocks_paid_by_correct = (first_block,) if blockwise else layout.names
+    blocks_paid_by_correct = (first_block,) if is_blockwise else layout.names
     objectives = [Objective("correct", pays=blocks_paid_by_correct, baseline=baseline_of_correct, if_missing=0.0)]
     if preset.calibrated:
         has_confidence = states_confidence(layout)
         second_objective = Objective(
             calibration if has_confidence else "second_attempt",
-            pays=(last_block,) if blockwise else tuple(dict.fromkeys((last_block, *layout.names))),
+            pays=(last_block,) if is_blockwise else tuple(dict.fromkeys((last_block, *layout.names))),
             given="correct" if has_confidence or baseline_of_second_objective in ("outcome", "blended") else (),
             baseline=baseline_of_second_objective,
             if_missing=WORST_SCORE[calibration] if has_confidence else 0.0,
@@ -364,9 +364,9 @@ def preset_objectives(
         objectives.append(second_objective)
     # The format rewards accept an empty tag, because other rewards judge the text inside it.
     format_blocks = [name for name, _ in layout.blocks if EACH not in name]  # `format` cannot read a repeated block
-    can_pay = blockwise or len(format_blocks) == len(layout.blocks)
-    if preset.format and can_pay and layout.segmenters == ("tags",):
-        tag_options: dict[str, Any] = {"weight": preset.format, "baseline": baseline_of_correct, "options": {"empty": True}}
-        format_objectives = [Objective("format", name, name=f"{name}_format", **tag_options) for name in format_blocks]
-        objectives += format_objectives if blockwise else [Objective("format", format_blocks, if_missing=0.0, **tag_options)]
+    can_pay_format = is_blockwise or len(format_blocks) == len(layout.blocks)
+    if preset.format and can_pay_format and layout.segmenters == ("tags",):
+        settings: dict[str, Any] = {"weight": preset.format, "baseline": baseline_of_correct, "options": {"empty": True}}
+        format_objectives = [Objective("format", name, name=f"{name}_format", **settings) for name in format_blocks]
+        objectives += format_objectives if is_blockwise else [Objective("format", format_blocks, if_missing=0.0, **settings)]
     return tuple(objectives)

@@ -85,12 +85,12 @@ def name_streams(objectives: Sequence[Objective], values: ValuesName | None) -> 
 class Streams:
     """Rewards on tokens, in one table for each value that a critic predicts. GAE or SAE runs on each."""
 
-    names: tuple[str, ...]  # the names of the values that the critic predicts
-    reward_snt: Float[Tensor, "s n t"]  # the reward of each token; 0 nearly everywhere
-    mask_snt: Bool[Tensor, "s n t"]  # the tokens that get advantages; GAE and SAE skip all others
-    weight_s: Float[Tensor, " s"]  # the weight of each objective; 1 for the sum of all rewards
-    stop_sn: Bool[Tensor, "s n"]  # True if the completion lacks the rewarded blocks, so its last token has the reward
-    last_sn: Bool[Tensor, "s n"]  # True if the completion's last trainable token gets an advantage
+    names: tuple[str, ...]  # The names of the values that the critic predicts.
+    reward_snt: Float[Tensor, "s n t"]  # The reward of each token; 0 nearly everywhere.
+    mask_snt: Bool[Tensor, "s n t"]  # The tokens that get advantages; GAE and SAE skip all others.
+    weight_s: Float[Tensor, " s"]  # The weight of each objective; 1 for the sum of all rewards.
+    stop_sn: Bool[Tensor, "s n"]  # True if the completion lacks the rewarded blocks, so its last token has the reward.
+    last_sn: Bool[Tensor, "s n"]  # True if the completion's last trainable token gets an advantage.
 
     def inputs(
         self, value_nt: Float[Tensor, "n t *s"] | None = None, bootstrap_n: Float[Tensor, " n *b"] | None = None
@@ -108,14 +108,14 @@ class Streams:
 
     def _arrange_by_stream(self, value: Tensor, what: str, shape: tuple[int, ...]) -> Tensor:
         """Return a critic's values with a last axis for the objectives they predict. Refuse any other shape."""
+        unit_noun = "completion" if what.endswith("_n") else "token"
         if tuple(value.shape[: len(shape)]) != shape or value.dim() > len(shape) + 1:
             raise AlignmentError(
-                f"{what} has the shape {tuple(value.shape)}, but the batch has the shape {shape}; give each entry a value."
+                f"{what} has the shape {tuple(value.shape)}, but the batch has the shape {shape}; give each {unit_noun} a value."
             )
         value = value if value.dim() > len(shape) else value[..., None]
         value_count = value.shape[-1]
         if value_count != len(self.names):
-            unit_noun = "completion" if what.endswith("_n") else "token"
             advice = " If the critic predicts the sum of all rewards, set values: shared." if value_count == 1 else ""
             raise AlignmentError(
                 f"{what} has {value_count} numbers per {unit_noun}, but the critic predicts {len(self.names)}: "
@@ -146,7 +146,7 @@ def reward_streams(
     # Tokens outside blocks have the index -1. It selects the added last column, which is False.
     pays_block_mk = pad(paid_blocks(objectives, block_names, mask_nt.device), (0, 1))
     is_paid_mnt = pays_block_mk[:, block_nt.long()] & is_trained_nt
-    positions_and_flags = [find_last_token(paid_nt) for paid_nt in is_paid_mnt]
+    positions_and_flags = [find_last_token(is_paid_nt) for is_paid_nt in is_paid_mnt]
     has_paid_token_nm = torch.stack([is_found_n for _, is_found_n in positions_and_flags], dim=1)
     last_paid_token_nm = torch.stack([position_n for position_n, _ in positions_and_flags], dim=1)
     # If the rewarded block is absent, the last token gets the reward, because the completion stopped there.

@@ -158,8 +158,8 @@ def explain_advantages(
 
 def list_ids(ids: Any) -> list[Any]:
     """Return ids, such as group ids, as a list of Python values, because equal tensors have different hashes."""
-    rows = ids.tolist() if hasattr(ids, "tolist") else ids
-    return [row.tolist() if isinstance(row, Tensor) else row for row in rows]
+    id_values = ids.tolist() if hasattr(ids, "tolist") else ids
+    return [id_value.tolist() if isinstance(id_value, Tensor) else id_value for id_value in id_values]
 
 
 def group_index(groups: Sequence[Hashable] | Tensor) -> Int[Tensor, " n"]:
@@ -189,7 +189,7 @@ def weights_of(reward_nm: Float[Tensor, "n m"], weight_m: Float[Tensor, " m"] | 
 
 
 def as_columns(outcome_no: Float[Tensor, " n *o"]) -> Float[Tensor, "n o"]:
-    """Return outcomes as a table. A vector becomes a table of one column."""
+    """Return outcomes as a table with one column per outcome. A vector becomes one column."""
     return outcome_no[:, None] if outcome_no.dim() == 1 else outcome_no
 
 
@@ -219,9 +219,9 @@ def refine(group_n: Int[Tensor, " n"], outcome_no: Float[Tensor, " n *o"]) -> In
 class Moments:
     """The count, mean and sum of squared deviations in each stratum (compared set of completions)."""
 
-    stratum_n: Int[Tensor, " n"]  # the number of each completion's stratum; -1: in no stratum
-    member_n: Bool[Tensor, " n"]  # True if the completion has a value and a stratum
-    deviation_n: Float[Tensor, " n"]  # the value minus its stratum's mean; 0 if the value is absent
+    stratum_n: Int[Tensor, " n"]  # The number of each completion's stratum; -1: in no stratum.
+    member_n: Bool[Tensor, " n"]  # True if the completion has a value and a stratum.
+    deviation_n: Float[Tensor, " n"]  # The value minus its stratum's mean; 0 if the value is absent.
     count_s: Float[Tensor, " s"]
     mean_s: Float[Tensor, " s"]
     square_s: Float[Tensor, " s"]  # the sum of squared deviations; 0 in an empty stratum
@@ -299,10 +299,10 @@ def moments(
     zeros_s = torch.zeros(max(highest_stratum, 0) + 1, dtype=torch.float64, device=value_n.device)
     count_s = zeros_s.index_add(0, stratum_index_n, weight_n)
     minimum_s = zeros_s.scatter_reduce(0, stratum_index_n, value_n, "amin", include_self=False)
-    above_minimum_n = (value_n - minimum_s[stratum_index_n]).masked_fill_(~is_member_n, 0.0)
-    mean_above_s = zeros_s.index_add(0, stratum_index_n, weight_n * above_minimum_n) / count_s.where(count_s > 0, 1.0)
-    deviation_n = (above_minimum_n - mean_above_s[stratum_index_n]).masked_fill_(~is_member_n, 0.0)
-    mean_s = (minimum_s + mean_above_s).masked_fill_(count_s <= 0, torch.nan)
+    excess_n = (value_n - minimum_s[stratum_index_n]).masked_fill_(~is_member_n, 0.0)
+    mean_excess_s = zeros_s.index_add(0, stratum_index_n, weight_n * excess_n) / count_s.where(count_s > 0, 1.0)
+    deviation_n = (excess_n - mean_excess_s[stratum_index_n]).masked_fill_(~is_member_n, 0.0)
+    mean_s = (minimum_s + mean_excess_s).masked_fill_(count_s <= 0, torch.nan)
     square_sum_s = zeros_s.index_add(0, stratum_index_n, weight_n * deviation_n.square())
     return Moments(stratum_n, is_member_n, deviation_n, count_s, mean_s, square_sum_s)
 
@@ -454,13 +454,13 @@ def _measure_tokens(value_nt: Tensor, mask_nt: Tensor) -> tuple[float, float, in
     """Compute the mean, the sum of squared deviations and the number of the values inside the mask."""
     running_mean, square_sum, token_count = 0.0, 0.0, 0
     # A few rows at a time are copied to float64, so that the copies stay in the cache.
-    for value, mask in zip(value_nt.split(_ROWS), mask_nt.split(_ROWS), strict=True):
-        chunk_token_count = int(torch.count_nonzero(mask))
+    for value_chunk, mask_chunk in zip(value_nt.split(_ROWS), mask_nt.split(_ROWS), strict=True):
+        chunk_token_count = int(torch.count_nonzero(mask_chunk))
         if chunk_token_count == 0:
             continue
         if token_count == 0:  # subtracting the first value makes a constant batch exactly 0
-            running_mean = float(value.flatten()[mask.flatten().int().argmax()])
-        deviation = (value.double() - running_mean).masked_fill_(~mask, 0.0).flatten()
+            running_mean = float(value_chunk.flatten()[mask_chunk.flatten().int().argmax()])
+        deviation = (value_chunk.double() - running_mean).masked_fill_(~mask_chunk, 0.0).flatten()
         deviation_sum = float(deviation.sum())
         square_sum += float(deviation.dot(deviation)) - deviation_sum**2 / (token_count + chunk_token_count)
         running_mean = running_mean + deviation_sum / (token_count + chunk_token_count)

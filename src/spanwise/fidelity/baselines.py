@@ -132,8 +132,8 @@ class Fidelity:
         if minus is not None:
             figure_r = figure_r - figure_rb[:, index_of("baseline", self.baselines, minus)]
         quantile_levels = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
-        low, high = figure_r[1:].nanquantile(quantile_levels).tolist()
-        return float(figure_r[0]), low, high
+        lower_bound, upper_bound = figure_r[1:].nanquantile(quantile_levels).tolist()
+        return float(figure_r[0]), lower_bound, upper_bound
 
 
 def index_of(kind: str, known_values: Sequence[Any], name: Any) -> int:
@@ -222,13 +222,13 @@ def measure_fidelity(
         for b, options in enumerate(baselines.values()):
             advantage_n = advantage(reward_n, prompt_n, **outcome_options, **options).advantage_n
             sum_bgxk[b, g].index_add_(0, prompt_n, _terms(batch_columns, advantage_n))
-    drawn_rx = torch.multinomial(torch.ones(n_prompts), draws * n_prompts, replacement=True, generator=generator).view(
-        draws, -1
-    )
-    weight_rx = torch.stack([drawn_x.bincount(minlength=n_prompts) for drawn_x in drawn_rx]).double()
-    draw_rbgf = _figures_of_sums(torch.einsum("rx,bgxk->rbgk", weight_rx, sum_bgxk))
+    drawn_prompt_rx = torch.multinomial(
+        torch.ones(n_prompts), draws * n_prompts, replacement=True, generator=generator
+    ).view(draws, -1)
+    weight_rx = torch.stack([drawn_prompt_x.bincount(minlength=n_prompts) for drawn_prompt_x in drawn_prompt_rx]).double()
+    figure_rbgf = _figures_of_sums(torch.einsum("rx,bgxk->rbgk", weight_rx, sum_bgxk))
     usable_share = float(completion_columns["usable_n"].double().mean())
-    return Fidelity(tuple(baselines), tuple(group_sizes), _figures_of_sums(sum_bgxk.sum(dim=2)), draw_rbgf, usable_share)
+    return Fidelity(tuple(baselines), tuple(group_sizes), _figures_of_sums(sum_bgxk.sum(dim=2)), figure_rbgf, usable_share)
 
 
 def _prepare_columns(rerolls: Rerolls, rule: ScoreName) -> dict[str, Tensor]:

@@ -70,7 +70,7 @@ def fixed_point(
         expected_count_b2 = group_size * outcome_probability_b2
         occurrence_probability_b2 = -torch.expm1(group_size * torch.log1p(-outcome_probability_b2))
         expected_surplus_b2 = (expected_count_b2 - occurrence_probability_b2).clamp(min=0.0)
-        gradient_share_b2 = (expected_surplus_b2 / expected_count_b2).nan_to_num(nan=0.0)  # NaN at p = 0
+        gradient_share_b2 = (expected_surplus_b2 / expected_count_b2).nan_to_num(nan=0.0)  # p = 0 gives 0 / 0
     wrong_weight_b, right_weight_b = (outcome_probability_b2 * gradient_share_b2).unbind(dim=1)
     return right_weight_b / (right_weight_b + wrong_weight_b)
 
@@ -120,10 +120,10 @@ def simulated_fixed_point(
     p_b = p_b.double()
     outcome_probability_b2 = torch.stack([1 - p_b, p_b], dim=1)
     completion_count = batches * copies * group_size
-    if (rarer_count := completion_count * float(outcome_probability_b2.min())) < _FEWEST:
+    if (rarer_outcome_count := completion_count * float(outcome_probability_b2.min())) < _FEWEST:
         raise RecipeError(
-            f"In {batches} batches only {rarer_count:.0f} completions have the rarer outcome (right or wrong); raise batches, or "
-            "set p nearer 0.5."
+            f"In {batches} batches only {rarer_outcome_count:.0f} completions have the rarer outcome (right or wrong); "
+            "raise batches, or set p nearer 0.5."
         )
     level_v = torch.arange(LEVELS + 1, dtype=torch.float64)
     confidence_v = level_v / LEVELS
@@ -158,10 +158,10 @@ def _simulate_batch(
     prompt_count = len(p_b1)
     # An unused draw, to keep the random numbers of published results.
     torch.randint(1, (prompt_count, g), generator=generator)
-    uniform_2bg = torch.rand(2, prompt_count, g, generator=generator, dtype=torch.float64)
-    outcome_bg = (uniform_2bg[0] < p_b1).long()
+    random_number_2bg = torch.rand(2, prompt_count, g, generator=generator, dtype=torch.float64)
+    outcome_bg = (random_number_2bg[0] < p_b1).long()
     cumulative_probability_bv = level_probability_bv.cumsum(dim=1)
-    level_bg = (uniform_2bg[1][..., None] > cumulative_probability_bv[:, None]).sum(dim=2).clamp(max=LEVELS)
+    level_bg = (random_number_2bg[1][..., None] > cumulative_probability_bv[:, None]).sum(dim=2).clamp(max=LEVELS)
     score_by_outcome_bg2 = score_v2[level_bg]
     reward_bg = score_by_outcome_bg2.gather(2, outcome_bg[..., None])[..., 0]
     credit_n = advantage(
@@ -211,11 +211,11 @@ def fixed_point_rows(
     table_rows: list[dict[str, Any]] = []
     for size, (name, options) in product(group_sizes, BASELINES.items()):
         if name == "blended":
-            simulation = {"copies": max(1, 512 // (size * len(p_b))), "batches": batches, "seed": seed, "rule": rule}
-            q_b, error_b = simulated_fixed_point(p_b, group_size=size, **simulation, **options)
-            errors = error_b.tolist()
+            simulation_options = {"copies": max(1, 512 // (size * len(p_b))), "batches": batches, "seed": seed, "rule": rule}
+            q_b, error_b = simulated_fixed_point(p_b, group_size=size, **simulation_options, **options)
+            standard_errors = error_b.tolist()
         else:
-            q_b, errors = fixed_point(p_b, group_size=size, **options), [None] * len(p_b)
-        row_values = zip(probabilities, q_b.tolist(), errors, strict=True)
-        table_rows += [{"baseline": name, "group_size": size, "p": p, "q": q, "error": error} for p, q, error in row_values]
+            q_b, standard_errors = fixed_point(p_b, group_size=size, **options), [None] * len(p_b)
+        points = zip(probabilities, q_b.tolist(), standard_errors, strict=True)
+        table_rows += [{"baseline": name, "group_size": size, "p": p, "q": q, "error": error} for p, q, error in points]
     return table_rows

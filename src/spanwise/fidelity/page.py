@@ -78,10 +78,10 @@ def fidelity_report(
 ) -> str:
     """Build the HTML report of `spanwise fidelity`. This module's functions make its rows."""
     baseline_names = list(dict.fromkeys(str(row["baseline"]) for row in (*figures, *points)))
-    counts_text = f"{counts['completions']:,} completions of {counts['prompts']:,} prompts"
+    completions_text = f"{counts['completions']:,} completions of {counts['prompts']:,} prompts"
     headlines, warnings = [], []
     if "rerolls" in counts:
-        counts_text += f"; {counts['rerolls']:,} re-rolls of {counts['prefixes']:,} distinct prefixes"
+        completions_text += f"; {counts['rerolls']:,} re-rolls of {counts['prefixes']:,} distinct prefixes"
     if not any(is_known(row["value"]) for row in (*figures, *tokens)):
         warnings.append("Nothing was measured. Usually all completions are malformed or lack the block that is re-rolled.")
     if "share" in counts:  # the counts hold a share only if baselines were measured
@@ -111,7 +111,7 @@ def fidelity_report(
         section("Token advantages", panels=token_panels),
     ]
     return render(
-        title=f"Fidelity of the baselines on {source}", lead=f"{counts_text}.", warnings=warnings, command=command,
+        title=f"Fidelity of the baselines on {source}", lead=f"{completions_text}.", warnings=warnings, command=command,
         finding=fidelity_finding(figures, differences, tokens), headlines=headlines, sections=page_sections, recipe=recipe,
     )  # fmt: skip
 
@@ -120,29 +120,29 @@ def fidelity_finding(figures: Rows, differences: Rows = (), tokens: Rows = ()) -
     """Say which baseline is nearest to Monte Carlo in the smallest groups."""
     correlation_rows = [row for row in figures if row["figure"] == "correlation" and is_known(row["value"])]
     if not correlation_rows:
-        best = max((row for row in tokens if is_known(row["value"])), key=lambda row: row["value"], default=None)
-        if best is None:
+        top_row = max((row for row in tokens if is_known(row["value"])), key=lambda row: row["value"], default=None)
+        if top_row is None:
             return "Nothing was measured: no correlation with the Monte Carlo advantage could be computed."
-        estimator_and_critic = f"{best['estimator']} with the critic {best['critic']}"
-        return f"The token advantages of {estimator_and_critic} correlate best with Monte Carlo: {_with_bounds(best)}."
+        estimator_and_critic = f"{top_row['estimator']} with the critic {top_row['critic']}"
+        return f"The token advantages of {estimator_and_critic} correlate best with Monte Carlo: {_with_bounds(top_row)}."
     size = min(row["group_size"] for row in correlation_rows)
     rows_of_size = [row for row in correlation_rows if row["group_size"] == size]
-    best, *other_rows = sorted(rows_of_size, key=lambda row: -row["value"])
-    if best["low"] <= 0:
+    top_row, *other_rows = sorted(rows_of_size, key=lambda row: -row["value"])
+    if top_row["low"] <= 0:
         return (
-            f"In groups of {size} no baseline clearly fits Monte Carlo. The nearest is {best['baseline']}: "
-            f"{_with_bounds(best)}."
+            f"In groups of {size} no baseline clearly fits Monte Carlo. The nearest is {top_row['baseline']}: "
+            f"{_with_bounds(top_row)}."
         )
-    best_sentence = f"In groups of {size}, {best['baseline']} correlates best with Monte Carlo: {_with_bounds(best)}"
+    best_sentence = f"In groups of {size}, {top_row['baseline']} correlates best with Monte Carlo: {_with_bounds(top_row)}"
     if not other_rows:
         return f"{best_sentence}."
     second_row = other_rows[0]
-    baseline_pair = {best["baseline"], second_row["baseline"]}
+    baseline_pair = {top_row["baseline"], second_row["baseline"]}
     pair_rows = [row for row in differences if row["group_size"] == size and {row["a"], row["b"]} == baseline_pair]
     intervals = [(row["low"], row["high"]) for row in pair_rows if row["figure"] == "correlation"]
-    is_within_noise = any(low <= 0 <= high for low, high in intervals) if intervals else second_row["high"] >= best["low"]
-    noise_words = " The difference between the two is within the noise." if is_within_noise else ""
-    return f"{best_sentence}; next is {second_row['baseline']} with {_with_bounds(second_row)}.{noise_words}"
+    is_within_noise = any(low <= 0 <= high for low, high in intervals) if intervals else second_row["high"] >= top_row["low"]
+    noise_sentence = " The difference between these baselines is within the noise." if is_within_noise else ""
+    return f"{best_sentence}; next is {second_row['baseline']} with {_with_bounds(second_row)}.{noise_sentence}"
 
 
 def _with_bounds(row: Mapping[str, Any]) -> str:

@@ -50,10 +50,10 @@ class FirstBlocks:
     """The first blocks of N completions, their prompts, and whether each block is right."""
 
     prompt_n: Int[Tensor, " n"]
-    heads: Sequence[Sequence[int]]  # the token ids of each completion's prompt
-    ids_nt: Int[Tensor, "n t"]  # the token ids of each completion, up to the end of the longest first block
-    mask_nt: Bool[Tensor, "n t"]  # the trainable tokens of the first block
-    reward_n: Float[Tensor, " n"]  # 1 if the first block is right, 0 if it is wrong; NaN without a verdict
+    heads: Sequence[Sequence[int]]  # The token ids of each completion's prompt.
+    ids_nt: Int[Tensor, "n t"]  # The token ids of each completion, up to the end of the longest first block.
+    mask_nt: Bool[Tensor, "n t"]  # The trainable tokens of the first block.
+    reward_n: Float[Tensor, " n"]  # 1 if the first block is right, 0 if it is wrong; NaN without a verdict.
 
     def take(self, rows: slice) -> FirstBlocks:
         """Return the `FirstBlocks` of the completions in a slice."""
@@ -76,10 +76,10 @@ class Roller:
     tokenizer: Any
     task: Task
     temperature: float
-    limit: int  # the largest number of tokens of a completion
-    generation: Mapping[str, Any] = field(default_factory=dict)  # further options of `generate`, such as top_p
-    template: Mapping[str, Any] = field(default_factory=dict)  # options of the chat template
-    verdict_options: Mapping[str, Any] = field(default_factory=dict)  # options of the reward `correct`
+    limit: int  # The largest number of tokens of a completion.
+    generation: Mapping[str, Any] = field(default_factory=dict)  # Further options of `generate`, such as top_p.
+    template: Mapping[str, Any] = field(default_factory=dict)  # Options of the chat template.
+    verdict_options: Mapping[str, Any] = field(default_factory=dict)  # Options of the reward `correct`.
     confidence_tag: str = "confidence"
 
     @cached_property
@@ -112,8 +112,8 @@ class Roller:
         )  # fmt: skip
         repeated_prefixes = [prefix for _, prefix in prefixes for _ in range(rerolls)]
         input_ids = [
-            [*prefix, *new_t[mask_t].tolist()][: self.limit]
-            for prefix, new_t, mask_t in zip(repeated_prefixes, new_ids_nt, new_mask_nt, strict=True)
+            [*prefix, *new_ids_t[mask_t].tolist()][: self.limit]
+            for prefix, new_ids_t, mask_t in zip(repeated_prefixes, new_ids_nt, new_mask_nt, strict=True)
         ]
         return self.read(*pad_tokens(input_ids))[1]
 
@@ -151,12 +151,12 @@ class Roller:
         sorted_indices = sorted(range(len(prefixes)), key=lambda d: len(prefixes[d][1]))
         max_rows = min(ROWS, TOKENS // self.limit)
         prefixes_per_batch = max(1, max_rows // rerolls)
-        options = {"rerolls": rerolls, "batch_size": max(max_rows, rerolls)}
-        for number, first in enumerate(range(0, len(sorted_indices), prefixes_per_batch)):
-            batch_indices = sorted_indices[first : first + prefixes_per_batch]
+        continue_options = {"rerolls": rerolls, "batch_size": max(max_rows, rerolls)}
+        for batch_number, first_position in enumerate(range(0, len(sorted_indices), prefixes_per_batch)):
+            batch_indices = sorted_indices[first_position : first_position + prefixes_per_batch]
             chosen_prefixes = [prefixes[d] for d in batch_indices]
             with self._ending_at_later_blocks():
-                continued_texts = self.continued(rows, chosen_prefixes, seed=seed + number, **options)
+                continued_texts = self.continued(rows, chosen_prefixes, seed=seed + batch_number, **continue_options)
             row_n = [row for row, _ in chosen_prefixes for _ in range(rerolls)]
             reward_dm[batch_indices] = self.rewards(rows, continued_texts, row_n).reshape(-1, rerolls)
         return reward_dm
@@ -190,27 +190,27 @@ class Roller:
 def collect_last_blocks(roller: Roller, rows: Any, *, samples: int = 32, rerolls: int = 32, seed: int = 0) -> Rerolls:
     """Sample completions, and re-roll their last blocks. Equal prefixes (all before) share the re-rolls."""
     layout = roller.task.layout
-    last_name, tag = layout.names[-1], roller.confidence_tag
-    if tag not in layout.keys[last_name]:
+    last_block, confidence_tag = layout.names[-1], roller.confidence_tag
+    if confidence_tag not in layout.keys[last_block]:
         raise RecipeError(
-            f"`spanwise fidelity` samples the last block and its confidence again, but the last block '{last_name}' has no "
-            f"tag '{tag}'. To measure token advantages alone, add --tokens."
+            f"`spanwise fidelity` samples the last block and its confidence again, but the last block '{last_block}' has no "
+            f"tag '{confidence_tag}'. To measure token advantages alone, add --tokens."
         )
-    ids_nt, mask_nt, row_n = roller.completions(rows, samples=samples, seed=seed)
+    ids_nt, mask_nt, dataset_row_n = roller.completions(rows, samples=samples, seed=seed)
     spans, block_texts = roller.read(ids_nt, mask_nt)
     index_of_prefix: dict[Prefix, int] = {}
     prefix_index_n = torch.full((len(block_texts),), -1)
     for n in spans.present_nk[:, -1].nonzero()[:, 0].tolist():
-        prompt_and_prefix = int(row_n[n]), tuple(ids_nt[n, : int(spans.start_nk[n, -1])].tolist())
+        prompt_and_prefix = int(dataset_row_n[n]), tuple(ids_nt[n, : int(spans.start_nk[n, -1])].tolist())
         prefix_index_n[n] = index_of_prefix.setdefault(prompt_and_prefix, len(index_of_prefix))
     if not index_of_prefix:
-        raise DataError(f"None of {len(block_texts)} completions has the block '{last_name}'; there is nothing to re-roll.")
+        raise DataError(f"None of {len(block_texts)} completions has the block '{last_block}'; there is nothing to re-roll.")
     rerolled_texts = roller.continued(rows, list(index_of_prefix), rerolls=rerolls, seed=seed + 1)
     return Rerolls(
-        confidence_xs=stated_confidences(block_texts, last_name, layout, tag=tag).reshape(-1, samples),
-        outcome_xs=roller.rewards(rows, block_texts, row_n.tolist()).reshape(-1, samples),
+        confidence_xs=stated_confidences(block_texts, last_block, layout, tag=confidence_tag).reshape(-1, samples),
+        outcome_xs=roller.rewards(rows, block_texts, dataset_row_n.tolist()).reshape(-1, samples),
         prefix_xs=prefix_index_n.reshape(-1, samples),
-        again_dm=stated_confidences(rerolled_texts, last_name, layout, tag=tag).reshape(-1, rerolls),
+        again_dm=stated_confidences(rerolled_texts, last_block, layout, tag=confidence_tag).reshape(-1, rerolls),
     )
 
 
@@ -258,13 +258,13 @@ def choose_tokens(
     logp_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"], *, most: int, seed: int = 0
 ) -> Float[Tensor, "n t"]:
     """Choose the tokens to re-roll. Return how many tokens each token stands for: 0 if it is not chosen."""
-    random_nt = torch.rand(mask_nt.shape, generator=torch.Generator().manual_seed(seed))
+    random_number_nt = torch.rand(mask_nt.shape, generator=torch.Generator().manual_seed(seed))
     probability_nt = logp_nt.exp()
     # Choose all tokens below `UNLIKELY`, and draw up to `most` tokens of each other kind.
     weight_nt = (mask_nt & (probability_nt < UNLIKELY)).double()
-    for low, high in ((UNLIKELY, DECISION), (DECISION, math.inf)):
-        is_in_kind_nt = mask_nt & (probability_nt >= low) & (probability_nt < high)
-        random_rank_nt = random_nt.masked_fill(~is_in_kind_nt, math.inf).argsort(dim=1).argsort(dim=1)
+    for min_probability, max_probability in ((UNLIKELY, DECISION), (DECISION, math.inf)):
+        is_in_kind_nt = mask_nt & (probability_nt >= min_probability) & (probability_nt < max_probability)
+        random_rank_nt = random_number_nt.masked_fill(~is_in_kind_nt, math.inf).argsort(dim=1).argsort(dim=1)
         count_n1 = is_in_kind_nt.sum(dim=1, keepdim=True)
         weight_nt += torch.where(is_in_kind_nt & (random_rank_nt < most), count_n1 / count_n1.clamp(min=1, max=most), 0.0)
     return weight_nt
@@ -287,13 +287,13 @@ def own_critic(place: Path, tokenizer: Any, objectives: Sequence[str]) -> tuple[
     """Load a saved critic. Return it with the index of the value that predicts whether the answer is right."""
     saved_critic = Saved.of(place)
     if saved_critic is None:
-        raise DataError(f"There is no {ABOUT} in '{place}'.")
+        raise DataError(f"There is no {ABOUT} in '{place}', so it is no folder of a critic.")
     value_names = saved_critic.names
     objective_name = value_names[0] if len(value_names) == len(objectives) == 1 else "correct"
     if objective_name not in value_names:
-        value_text = " + ".join(objectives) if len(value_names) == 1 else ", ".join(value_names)
+        predicted_text = " + ".join(objectives) if len(value_names) == 1 else ", ".join(value_names)
         raise RecipeError(
-            f"The critic '{place}' predicts {value_text}, but only the reward 'correct' is measured here. Write values: "
+            f"The critic '{place}' predicts {predicted_text}, but only the reward 'correct' is measured here. Write values: "
             "objective in the recipe and train again, or compare other critics: --critics fitted,mc."
         )
     return ValueModel.load(str(place), value_names, saved_critic.config, tokenizer).eval(), value_names.index(objective_name)
@@ -330,8 +330,8 @@ def fitted_critics(roller: Roller, rows: Any, *, steps: Sequence[int], seed: int
 
 def _sample_batches(roller: Roller, rows: Any, seeds: Iterator[int]) -> Iterator[FirstBlocks]:
     """Sample first blocks forever, and yield them in batches. Two batches are sampled at once for speed."""
-    for first in count(0, 2 * CRITIC_BATCH):
-        row_indices = [number % len(rows) for number in range(first, first + 2 * CRITIC_BATCH)]
-        blocks = roller.blocks(rows.select(row_indices), samples=1, seed=next(seeds))
-        yield blocks.take(slice(0, CRITIC_BATCH))
-        yield blocks.take(slice(CRITIC_BATCH, None))
+    for first_number in count(0, 2 * CRITIC_BATCH):
+        row_indices = [number % len(rows) for number in range(first_number, first_number + 2 * CRITIC_BATCH)]
+        first_blocks = roller.blocks(rows.select(row_indices), samples=1, seed=next(seeds))
+        yield first_blocks.take(slice(0, CRITIC_BATCH))
+        yield first_blocks.take(slice(CRITIC_BATCH, None))

@@ -204,10 +204,10 @@ class TokenFidelity:
         The best is chosen anew in every bootstrap draw, so that the luck of choosing among many is in the interval. A full name
         stands for itself: `lead("critic", "SAE end 0.2, 0", "GAE")` holds one SAE against the best GAE, which favours GAE.
         """
-        left, right = (self._correlations(critic, self._family(name), kind) for name in (one, other))
+        correlate_one, correlate_other = (self._correlations(critic, self._family(name), kind) for name in (one, other))
 
         def difference(weight_rn: Tensor) -> Tensor:
-            correlation_lead_r = left(weight_rn).amax(dim=0) - right(weight_rn).amax(dim=0)
+            correlation_lead_r = correlate_one(weight_rn).amax(dim=0) - correlate_other(weight_rn).amax(dim=0)
             return correlation_lead_r.masked_fill(correlation_lead_r.isinf(), torch.nan)
 
         return bootstrap(difference, self.prompt_n, resamples=self.draws, seed=self.seed)
@@ -288,21 +288,21 @@ def token_fidelity(
         `segments`, with SAE's own; without them there is a reference for every token, which favours nobody.
     """
     mask_nt = trajectories.mask_nt
-    is_known_n = ~trajectories.reward_n.isnan()
+    has_reward_n = ~trajectories.reward_n.isnan()
     for name, value_nt in critics.items():
         if value_nt.shape != mask_nt.shape:
             raise AlignmentError(
-                f"Critic '{name}' gives values of the shape {tuple(value_nt.shape)}; the tokens have {tuple(mask_nt.shape)}."
+                f"Critic '{name}' gives values of the shape {tuple(value_nt.shape)} for tokens of the shape {tuple(mask_nt.shape)}."
             )
-        is_known_n = is_known_n & (value_nt.isfinite() | ~mask_nt).all(dim=1)
+        has_reward_n = has_reward_n & (value_nt.isfinite() | ~mask_nt).all(dim=1)
     target_nt, noise_nt = monte_carlo_advantage(trajectories)
     unit_weight_nt = torch.ones_like(target_nt)
-    picked_weight_nt = unit_weight_nt if trajectories.weight_nt is None else trajectories.weight_nt.double()
-    picked_weight_snt = _weights(trajectories, picked_weight_nt, is_known_n, target_nt, noise_nt)
-    weight_snt = picked_weight_snt
+    token_weight_nt = unit_weight_nt if trajectories.weight_nt is None else trajectories.weight_nt.double()
+    token_weight_snt = _weights(trajectories, token_weight_nt, has_reward_n, target_nt, noise_nt)
+    weight_snt = token_weight_snt
     if segments is not None:
         target_nt, noise_nt = monte_carlo_advantage(trajectories, segments)
-        weight_snt = _weights(trajectories, unit_weight_nt, is_known_n, target_nt, noise_nt)
+        weight_snt = _weights(trajectories, unit_weight_nt, has_reward_n, target_nt, noise_nt)
     if not critics or not bool((weight_snt > 0).any()):
         raise DataError(
             "No token's advantage can be compared. A comparison needs a reward, a critic's value, and re-rolls before and "
@@ -310,10 +310,10 @@ def token_fidelity(
         )
     critic_sums = []
     for value_nt in critics.values():
-        known_value_nt = torch.where(mask_nt & is_known_n[:, None], value_nt.double(), 0.0)
+        known_value_nt = torch.where(mask_nt & has_reward_n[:, None], value_nt.double(), 0.0)
         token_estimates = (estimate(trajectories, known_value_nt) for estimate in TOKEN_ESTIMATORS.values())
         estimator_sums = [_sums(advantage_nt, target_nt, noise_nt, weight_snt) for advantage_nt in token_estimates]
-        estimator_sums.append(_sums(known_value_nt, trajectories.value_nt, trajectories.noise_nt, picked_weight_snt))
+        estimator_sums.append(_sums(known_value_nt, trajectories.value_nt, trajectories.noise_nt, token_weight_snt))
         critic_sums.append(torch.stack(estimator_sums))
     sum_cesnk = torch.stack(critic_sums)
     count_s = (weight_snt > 0).sum(dim=(1, 2))

@@ -118,10 +118,10 @@ def weighted_gaps(
     confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"], *, bins: int = 10
 ) -> Float[Tensor, "r b"]:
     """Return each confidence bin's signed part of the ECE. It is positive if answers are right more often than stated."""
-    confidences, is_right_n = _check_reports(confidence_n, correct_n)
+    confidence_i, is_right_n = _check_reports(confidence_n, correct_n)
     weight_rn = weight_rn.double()
     is_in_bin_nb = torch.nn.functional.one_hot(bin_index(confidence_n, bins), bins + 1).double()
-    return weight_rn @ is_in_bin_nb.mul_((is_right_n - confidences).unsqueeze(1)) / weight_rn.sum(dim=1, keepdim=True)
+    return weight_rn @ is_in_bin_nb.mul_((is_right_n - confidence_i).unsqueeze(1)) / weight_rn.sum(dim=1, keepdim=True)
 
 
 def weighted_auroc(

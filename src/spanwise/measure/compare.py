@@ -72,9 +72,9 @@ class Difference:
         if self.verdict == "clear":
             return f"{finding}, beyond the noise."
         seeds_hint = (
-            "" if self.seeds_needed is None else f" At this size, a clear verdict would need {self.seeds_needed} seeds."
+            "" if self.seeds_needed is None else f" A clear verdict on this difference needs {self.seeds_needed} seeds."
         )
-        if self.verdict == "borderline" and self.p >= 1 - interval.level:  # p is of a sign test, because all seeds agree
+        if self.verdict == "borderline" and self.p >= 1 - interval.level:  # all seeds agree: p is that of a sign test
             return f"{finding}. Every seed has this difference. With so few seeds this may be luck (p = {self.p:.2f})."
         if self.verdict == "borderline":
             luck_text = f"With several pairs, this may be luck (p = {self.p_adjusted:.2f} after Holm's correction)."
@@ -138,7 +138,7 @@ class ArmComparison:
         difference_sentences = []
         for diff in self.differences:
             alarm_by_method = {method: self.wrong.get((method, diff.figure)) for method in (diff.a, diff.b)}
-            alarm_text = "; ".join(f"{method}: {why}" for method, why in alarm_by_method.items() if why)
+            alarm_text = "; ".join(f"{method}: {alarm}" for method, alarm in alarm_by_method.items() if alarm)
             if not verdicts or diff.verdict in verdicts:
                 difference_sentences.append(diff.sentence() + (f" ({alarm_text})" if alarm_text else ""))
         return difference_sentences
@@ -150,7 +150,7 @@ class ArmComparison:
         if not clear_names:
             return f"None of {count} differences is beyond the noise: these runs do not show which method is better."
         other_count = count - len(clear_names)
-        others_text = f" The other {other_count} cannot be told from noise." if other_count else ""
+        others_text = f" Differences that may be noise: {other_count}." if other_count else ""
         figure_count = len({diff.figure for diff in self.differences})
         return (
             f"Of {count} differences, {len(clear_names)} are beyond the noise: {', '.join(clear_names)}.{others_text} The "
@@ -189,7 +189,7 @@ def compare_arms(
         >>> for sentence in result.sentences():
         ...     print(sentence)
         ece of a minus b: -0.057 [-0.062, -0.052] over 4 seeds, beyond the noise.
-        ece of a minus c: -0.008 [-0.028, +0.012] over 4 seeds, inside the noise. At this size, a clear verdict would need 20 seeds.
+        ece of a minus c: -0.008 [-0.028, +0.012] over 4 seeds, inside the noise. A clear verdict on this difference needs 20 seeds.
         ece of b minus c: +0.049 [+0.028, +0.070] over 4 seeds, beyond the noise.
     """
     if not runs or not any(runs.values()):
@@ -198,7 +198,7 @@ def compare_arms(
     if reference is not None:
         check_known("method", reference, runs)
         method_pairs = [(method, reference) for method in runs if method != reference]
-    figures_of_runs = [values for seeds in runs.values() for values in seeds.values()]
+    figures_of_runs = [values for figures_by_seed in runs.values() for values in figures_by_seed.values()]
     known_figure_names = dict.fromkeys(name for values in figures_of_runs for name in values)
     figure_names = tuple(known_figure_names) if figures is None else tuple(figures)
     for name in figure_names:
@@ -207,28 +207,28 @@ def compare_arms(
     differences: list[Difference] = []
     for name in figure_names:
         values_by_method = {
-            method: {s: math.nan if (value := values.get(name)) is None else value for s, values in seeds.items()}
-            for method, seeds in runs.items()
+            method: {s: math.nan if (value := values.get(name)) is None else value for s, values in figures_by_seed.items()}
+            for method, figures_by_seed in runs.items()
         }
         cells |= {(method, name): _over_seeds(by_seed.values(), level) for method, by_seed in values_by_method.items()}
-        difference_intervals = []
+        intervals = []
         for a, b in ((values_by_method[a], values_by_method[b]) for a, b in method_pairs):
-            difference_intervals.append(_over_seeds([a[seed] - b[seed] for seed in a if seed in b], level))
-        p_values = [_p_value(interval) for interval in difference_intervals]
-        for (a, b), interval, p, adjusted in zip(method_pairs, difference_intervals, p_values, holm(p_values), strict=True):
+            intervals.append(_over_seeds([a[seed] - b[seed] for seed in a if seed in b], level))
+        p_values = [_p_value(interval) for interval in intervals]
+        for (a, b), interval, p, adjusted_p in zip(method_pairs, intervals, p_values, holm(p_values), strict=True):
             needed_seed_count = None
             verdict = "borderline" if interval.excludes(0.0) else "noise"
             has_known_interval = interval.count > 1 and math.isfinite(interval.sem)
             if has_known_interval and not _is_flat(interval):
-                holm_factor = adjusted / p if p > 0 and adjusted < 1 else len(method_pairs)
+                holm_factor = adjusted_p / p if p > 0 and adjusted_p < 1 else len(method_pairs)
                 needed_seed_count = seeds_needed(interval.value, interval.sd, alpha=(1 - level) / max(1.0, holm_factor))
             if not has_known_interval:
                 verdict = "unknown"
             elif _is_flat(interval) and abs(interval.value) <= 1e-9:
                 verdict = "same"
-            elif adjusted < 1 - level:
+            elif adjusted_p < 1 - level:
                 verdict = "clear"
-            differences.append(Difference(name, a, b, interval, p, adjusted, verdict, needed_seed_count))
+            differences.append(Difference(name, a, b, interval, p, adjusted_p, verdict, needed_seed_count))
     return ArmComparison(tuple(runs), figure_names, cells, tuple(differences), level, _find_wrong(runs, figure_names))
 
 
@@ -243,13 +243,13 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def _find_wrong(runs: Runs, figures: Sequence[str]) -> dict[tuple[str, str], str]:
     """Find the warnings of each method and figure, with the number of seeds of each. The most frequent warning comes first."""
     sentence_of_cell: dict[tuple[str, str], str] = {}
-    for method, seeds in runs.items():
-        alarms_by_seed = [alarms(values) for values in seeds.values()]
+    for method, figures_by_seed in runs.items():
+        alarms_by_seed = [alarms(values) for values in figures_by_seed.values()]
         for figure in figures:
-            if reasons := [alarms_of_seed[figure] for alarms_of_seed in alarms_by_seed if figure in alarms_of_seed]:
+            if alarm_sentences := [alarms_of_seed[figure] for alarms_of_seed in alarms_by_seed if figure in alarms_of_seed]:
                 sentence_of_cell[method, figure] = ", ".join(
-                    f"{reason} in {f'{count} of {len(seeds)} seeds' if len(seeds) > 1 else 'the only seed'}"
-                    for reason, count in Counter(reasons).most_common()
+                    f"{reason} in {f'{count} of {len(figures_by_seed)} seeds' if len(figures_by_seed) > 1 else 'the only seed'}"
+                    for reason, count in Counter(alarm_sentences).most_common()
                 )
     return sentence_of_cell
 

@@ -100,9 +100,9 @@ def wilson(successes: int | float, count: int | float, *, level: float = 0.95) -
     rate = successes / count
     scaled_z_square = z_score**2 / count
     half_width = z_score * math.sqrt(rate * (1 - rate) / count + scaled_z_square / (4 * count))
-    low = (rate + scaled_z_square / 2 - half_width) / (1 + scaled_z_square)
-    high = (rate + scaled_z_square / 2 + half_width) / (1 + scaled_z_square)
-    return (0.0 if successes == 0 else low), (1.0 if successes == count else high)
+    lower_bound = (rate + scaled_z_square / 2 - half_width) / (1 + scaled_z_square)
+    upper_bound = (rate + scaled_z_square / 2 + half_width) / (1 + scaled_z_square)
+    return (0.0 if successes == 0 else lower_bound), (1.0 if successes == count else upper_bound)
 
 
 def mean_interval(value_n: Float[Tensor, " n"], prompts: Prompts | None = None, *, level: float = 0.95) -> Interval:
@@ -167,8 +167,8 @@ def bootstrap(figure: Weighted, prompts: Prompts, *, resamples: int = 1000, leve
     tail_probability = (1 - check_level(level)) / 2
     if prompt_count < 2 or len(known_value_r) < 2 or bool(figure_value.isnan()):
         return Interval(float(figure_value), math.nan, math.nan, math.nan, level, prompt_count)
-    low, high = (float(known_value_r.quantile(q)) for q in (tail_probability, 1 - tail_probability))
-    return Interval(float(figure_value), low, high, float(known_value_r.std()), level, prompt_count)
+    lower_bound, upper_bound = (float(known_value_r.quantile(q)) for q in (tail_probability, 1 - tail_probability))
+    return Interval(float(figure_value), lower_bound, upper_bound, float(known_value_r.std()), level, prompt_count)
 
 
 def unseen_interval(
@@ -192,14 +192,14 @@ def unseen_interval(
     def extend(column_n: Tensor, end_values: Sequence[float]) -> Tensor:
         return torch.cat([column_n.cpu(), column_n.new_tensor(end_values).cpu().repeat(samples_per_prompt)])
 
-    extended_columns = [[extend(*pair) for pair in zip(columns, end, strict=True)] for end in ends]
+    extended_columns = [[extend(*pair) for pair in zip(columns, extreme_columns, strict=True)] for extreme_columns in ends]
     low_figure_r, high_figure_r = resample(
         lambda weight_rn: torch.stack([figure(*columns_of_end, weight_rn) for columns_of_end in extended_columns], dim=1),
         extended_prompt_n, resamples=resamples, seed=seed, smooth=True,
     )[1].unbind(dim=1)  # fmt: skip
-    low = low_figure_r.quantile((1 - interval.level) / 2)
-    high = high_figure_r.quantile((1 + interval.level) / 2)
-    return replace(interval, low=float(low), high=float(high))
+    lower_bound = low_figure_r.quantile((1 - interval.level) / 2)
+    upper_bound = high_figure_r.quantile((1 + interval.level) / 2)
+    return replace(interval, low=float(lower_bound), high=float(upper_bound))
 
 
 def weighted_mean(value_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"]) -> Float[Tensor, " r"]:
@@ -231,8 +231,8 @@ def draw_weights(prompts: int, completions: int, resamples: int, seed: int, smoo
         raise RecipeError(f"A bootstrap needs at least 1 resample, not {resamples}.")
     generator = torch.Generator().manual_seed(seed)
     chunk_size = max(1, _CHUNK // max(completions, 1))
-    for start in range(0, resamples if prompts else 0, chunk_size):
-        ones_rp = torch.ones(min(chunk_size, resamples - start), prompts, dtype=torch.float64)
+    for first_resample in range(0, resamples if prompts else 0, chunk_size):
+        ones_rp = torch.ones(min(chunk_size, resamples - first_resample), prompts, dtype=torch.float64)
         if smooth:
             yield ones_rp.exponential_(generator=generator)
         else:

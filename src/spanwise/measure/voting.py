@@ -179,11 +179,11 @@ def _expected_accuracies(
         samples, key=lambda sample: (sample[0], *((math.isnan(x), 0.0 if math.isnan(x) else x) for x in sample[1:]))
     )
     total = len(samples)
-    answer_texts, *numbers = zip(*samples, strict=True)
+    answer_texts, *number_columns = zip(*samples, strict=True)
     index_of_answer = {text: index for index, text in enumerate(dict.fromkeys(filter(None, answer_texts)))}
     answer_index_m = torch.tensor([index_of_answer.get(text, -1) for text in answer_texts])
     vote_am = (torch.arange(len(index_of_answer))[:, None] == answer_index_m).double()
-    correctness_m, confidence_m = (torch.tensor(column, dtype=torch.float64) for column in numbers)
+    correctness_m, confidence_m = (torch.tensor(column, dtype=torch.float64) for column in number_columns)
     is_judged_m = ~correctness_m.isnan()
     judged_count_a = vote_am @ is_judged_m.double()
     accuracy_a = vote_am @ correctness_m.nan_to_num(nan=0.0) / judged_count_a.clamp_(min=1)
@@ -233,8 +233,8 @@ def _draw_subsets(m: int, n: int, most: int, seed: int) -> Iterator[Float[Tensor
         yield _all_subsets(m, n)
         return
     generator = torch.Generator().manual_seed((seed * 1009 + m) * 1009 + n)  # each pair of m and n has its own subsets
-    for start in range(0, most, 4096):
-        random_ms = torch.rand(m, min(4096, most - start), generator=generator)
+    for first_subset in range(0, most, 4096):
+        random_ms = torch.rand(m, min(4096, most - first_subset), generator=generator)
         yield torch.zeros_like(random_ms, dtype=torch.float64).scatter_(0, random_ms.topk(n, dim=0).indices, 1.0)
 
 

@@ -159,8 +159,8 @@ def batches_of(
     if "trajectory" in input_stems:
         trajectory_of_row = draw(st.lists(st.integers(0, 4), min_size=row_count, max_size=row_count))
     # All rows of a trajectory belong to one group.
-    first_rows = [trajectory_of_row.index(j) for j in trajectory_of_row]
-    group_of_row = [group_of_row[row] for row in first_rows] if "group" in input_stems else trajectory_of_row
+    first_row_of_trajectory = [trajectory_of_row.index(j) for j in trajectory_of_row]
+    group_of_row = [group_of_row[row] for row in first_row_of_trajectory] if "group" in input_stems else trajectory_of_row
     has_tokens = any(entry.by_token for entry in spec)
     ids_strategy = st.integers(0, 4).map(range) if ids is None else ids
     id_rows = draw(st.lists(ids_strategy, min_size=row_count, max_size=row_count)) if has_tokens else [()] * row_count

@@ -100,7 +100,7 @@ def check_estimator(
     input_specs = read_inputs(method.estimator, optional=optional, entries={**reward_strategies, **(inputs or {})})
     checked_properties = (*BY_KIND[method.kind], *(["oracle"] if oracle else []), *(["one block"] if sequence else []))
     sentence_of_property = {name: _SAYS[name] for name in checked_properties}
-    applicable_exceptions = {name: why for name, why in method.exceptions.items() if name in checked_properties}
+    applicable_exceptions = {name: reason for name, reason in method.exceptions.items() if name in checked_properties}
     estimator_suite = _Estimator(
         who=f"Method '{method.name}'",
         function=partial(method.estimator, **(options or {})),
@@ -165,13 +165,13 @@ class _Estimator(Suite):
         row_shape = reward_shape if self.method.kind == "block" else reward_shape[:1]
         expected_shape = batch.place_nt.shape if self.of_tokens else row_shape
         if advantages.shape != expected_shape:
-            self.refuse(batch, advantages, f"It must have the shape {tuple(expected_shape)}.")
+            self.refuse(batch, advantages, f"Advantages must have the shape {tuple(expected_shape)}.")
         if advantages.dtype != torch.float64:
             self.refuse(
-                batch, advantages, f"Its dtype is {advantages.dtype}, but must be that of the rewards, torch.float64."
+                batch, advantages, f"Advantages must have the rewards' dtype, torch.float64, not {advantages.dtype}."
             )
         if not bool(advantages.isfinite().all()):
-            self.refuse(batch, advantages, "All numbers must be finite.")
+            self.refuse(batch, advantages, "All advantages must be finite.")
 
     def precision(self, batch: DrawnBatch, _: Draw) -> None:
         float64_inputs = batch.inputs()
@@ -179,7 +179,7 @@ class _Estimator(Suite):
         advantages = self.call({**float64_inputs, **float32_inputs})[""]
         result_dtype, tolerance = (torch.float32, 1e-4) if self.of_tokens else (torch.float64, 1e-9)
         if advantages.dtype != result_dtype:
-            self.refuse(batch, advantages, f"For float32 rewards, its dtype must be {result_dtype}, not {advantages.dtype}.")
+            self.refuse(batch, advantages, f"Float32 rewards need advantages of {result_dtype}, not {advantages.dtype}.")
         self.same(batch, {"": advantages.double()}, self.call(float64_inputs), tolerance=tolerance)
 
     def absent(self, batch: DrawnBatch, _: Draw) -> None:
@@ -188,7 +188,7 @@ class _Estimator(Suite):
             is_absent_n |= batch.rows[name].reshape(len(batch), -1).isnan().any(dim=1)
         advantages = self.advantages(batch)
         if bool((advantages[is_absent_n] != 0).any()):
-            self.refuse(batch, advantages, "It must be exactly 0 where the reward is NaN.")
+            self.refuse(batch, advantages, "Advantages must be exactly 0 where the reward is NaN.")
         self.alone(batch, _row_indices(~is_absent_n))
 
     def permutation(self, batch: DrawnBatch, draw: Draw) -> None:
@@ -216,26 +216,26 @@ class _Estimator(Suite):
         # Methods for turns are tested with rewards of 0: equal rewards add up to more in longer trajectories.
         reward_choices = (0.0, 1.0) if any(entry.stem == "correct" for entry in self.spec) else _LEVELS
         reward_choices = [abs(reward) if "negative" in self.method.exceptions else reward for reward in reward_choices]
-        group_level_n = _draw_by_group(batch, draw, (0.0,) if self.method.kind == "step" else (*reward_choices, NAN))
+        group_reward_n = _draw_by_group(batch, draw, (0.0,) if self.method.kind == "step" else (*reward_choices, NAN))
         constant_inputs = {}
         for name in [entry.name for entry in self.spec if entry.is_reward or entry.stem in ("confidence", "report")]:
             old_values = batch.rows[name]
-            new_values = _expand(group_level_n, old_values)
+            new_values = _expand(group_reward_n, old_values)
             constant_inputs[name] = torch.where(old_values.isnan() | new_values.isnan(), old_values, new_values)
         constant_batch = batch.put(constant_inputs)
-        is_constant_n = ~group_level_n.isnan()
+        is_constant_n = ~group_reward_n.isnan()
         for dtype in (torch.float64, torch.float32):
             batch_inputs = constant_batch.inputs()
             batch_inputs |= {name: batch_inputs[name].to(dtype) for name in self.rewards}
             advantages = self.call(batch_inputs)[""]
             if bool((advantages[is_constant_n] != 0).any()):
-                self.refuse(constant_batch, advantages, f"It must be exactly 0 in rows {_row_indices(is_constant_n)}.")
+                self.refuse(constant_batch, advantages, f"Rows {_row_indices(is_constant_n)} must get exactly 0.")
         group_input_names = [entry.name for entry in self.spec if entry.stem == "group"]
         if group_input_names and self.method.kind != "step":
             singleton_batch = batch.put(dict.fromkeys(group_input_names, torch.arange(len(batch))))
             advantages = self.advantages(singleton_batch)
             if bool((advantages != 0).any()):
-                self.refuse(singleton_batch, advantages, "It must be exactly 0 in a group of one.")
+                self.refuse(singleton_batch, advantages, "Advantages must be exactly 0 in a group of one.")
 
     def conservation(self, batch: DrawnBatch, _: Draw) -> None:
         credit_nk = self.advantages(batch).reshape(len(batch), -1)
@@ -253,7 +253,7 @@ class _Estimator(Suite):
         advantage_sum_nk = torch.stack([torch.where(block_nt == j, advantage_nt, 0.0).sum(dim=1) for j in range(k)], dim=1)
         self.same(batch, {"": advantage_sum_nk}, {"": block_credit.block_nk})
         if bool((advantage_nt[block_nt < 0] != 0).any()):
-            self.refuse(batch, advantage_nt, "It must be exactly 0 outside every block.")
+            self.refuse(batch, advantage_nt, "Advantages must be exactly 0 outside every block.")
 
     def monotone(self, batch: DrawnBatch, draw: Draw) -> None:
         """Check that a higher reward never lowers the credit of its row, block, step or last token."""

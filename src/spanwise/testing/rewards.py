@@ -167,9 +167,9 @@ def score_completions(
 ) -> list[tuple[float, str]]:
     """Score completions. Return pairs (reward, status) of plain values, which processes can exchange."""
     earlier_rewards = {name: Reward.of(values) for name, values in scored.items()}
-    scored_reward = score_one(objective, text, columns=columns, scored=earlier_rewards)
-    status_names = [Status(code).name for code in scored_reward.status_n.tolist()]
-    return list(zip(scored_reward.value_n.tolist(), status_names, strict=True))
+    reward = score_one(objective, text, columns=columns, scored=earlier_rewards)
+    status_names = [Status(code).name for code in reward.status_n.tolist()]
+    return list(zip(reward.value_n.tolist(), status_names, strict=True))
 
 
 @dataclass(kw_only=True)
@@ -204,9 +204,9 @@ class _Reward(Suite):
         result_by_context["in an event loop"] = asyncio.run(in_a_loop())
         if self.processes:
             result_by_context["in another process"] = self._run_in_process(batch)
-        for place, result in result_by_context.items():
+        for context, result in result_by_context.items():
             for n in range(len(batch)):
-                self.same(batch.take([n]), {place: result[n]}, {place: expected_result[n]})
+                self.same(batch.take([n]), {context: result[n]}, {context: expected_result[n]})
 
     def _run_in_process(self, batch: DrawnCompletions) -> list[tuple[float, str]]:
         try:

@@ -36,8 +36,8 @@ class Suite:
     who: str
     function: Callable[..., Any]
     sentences: Mapping[str, str]
-    name: str = ""  # the name of the property that is checked
-    facts_shown: set[Any] = field(default_factory=set)  # the cases that the property's examples have covered so far
+    name: str = ""  # The name of the property that is checked.
+    facts_shown: set[Any] = field(default_factory=set)  # The cases that the property's examples have covered so far.
     #: Maps a property to the cases that its examples must cover, such as a negative result.
     facts_to_show: ClassVar[Mapping[str, frozenset[Any]]] = {}
     #: Maps each column with a number per token to the number that it must hold at masked tokens.
@@ -78,7 +78,7 @@ class Suite:
                 _search(getattr(self, name.replace(" ", "_")), strategy_of(name), examples=example_count)
                 if not required_facts <= self.facts_shown:
                     raise ConformanceError(
-                        f"{self.who} breaks '{name}': {self.sentences[name]}. None of {example_count} examples showed this."
+                        f"{self.who} breaks '{name}': {self.sentences[name]}. None of {example_count} examples had such a result."
                     )
 
     def has_shown(self, facts: set[Any]) -> None:
@@ -127,7 +127,7 @@ class Suite:
         first_result = copy.deepcopy(self.call(batch_inputs))
         for name, value_before in inputs_before.items():
             if show(batch_inputs[name]) != show(value_before):
-                self.fail(batch, f"It changed '{name}' to {show(batch_inputs[name])}.")
+                self.fail(batch, f"The call changed its input '{name}' to {show(batch_inputs[name])}.")
         self.same(batch, self.call(batch_inputs), first_result, tolerance=0.0)
 
     def permutation(self, batch: Any, draw: Draw) -> None:
@@ -161,14 +161,12 @@ class Suite:
         moved_batch = replace(batch, place_nt=place_nt)
         result_before = self.run(batch)
         expectations = {column: result_before[column] for column in self.by_row}
-        expectations |= {column: placed(result_before[column], place_nt, masked) for column, masked in self.by_token.items()}
+        expectations |= {column: placed(result_before[column], place_nt, filler) for column, filler in self.by_token.items()}
         result_after = self.run(moved_batch)
         self.same(moved_batch, result_after, expectations)
-        for column, masked in self.by_token.items():
-            if bool((result_after[column][place_nt < 0] != masked).any()):
-                self.fail(
-                    moved_batch, f"The result is {show(result_after[column])}. It must be {masked:g} at masked tokens."
-                )
+        for column, filler in self.by_token.items():
+            if bool((result_after[column][place_nt < 0] != filler).any()):
+                self.fail(moved_batch, f"The result is {show(result_after[column])}. Masked tokens must have {filler:g}.")
 
 
 class _AllShown(BaseException):
@@ -211,7 +209,7 @@ def show(value: Any) -> str:
     if isinstance(value, Tensor):
         return str(value.tolist())
     if isinstance(value, dict):
-        return ", ".join(f"{name}={show(inner)}" for name, inner in value.items())
+        return ", ".join(f"{name}={show(inner_value)}" for name, inner_value in value.items())
     return repr(value)
 
 

@@ -84,9 +84,9 @@ def token_rows(
 def cutter(vocabulary: Vocabulary) -> Callable[[bytes, Sequence[int]], tuple[int, ...]]:
     """Return a function that cuts bytes into token ids. Its `choices` pick among the tokens that fit (0: the longest)."""
     ids_by_first_byte: dict[int, list[int]] = {}
-    for index in sorted(range(len(vocabulary)), key=lambda i: -len(vocabulary.pieces[i])):
-        if vocabulary.pieces[index]:
-            ids_by_first_byte.setdefault(vocabulary.pieces[index][0], []).append(index)
+    for token_id in sorted(range(len(vocabulary)), key=lambda i: -len(vocabulary.pieces[i])):
+        if vocabulary.pieces[token_id]:
+            ids_by_first_byte.setdefault(vocabulary.pieces[token_id][0], []).append(token_id)
 
     def cut(data: bytes, choices: Sequence[int]) -> tuple[int, ...]:
         token_ids: list[int] = []
@@ -136,9 +136,9 @@ def check_segmenter(
         >>> check_segmenter(partial(find_blocks, layout=layout, vocabulary=small_vocabulary()), examples=5)
     """
     vocabulary = vocabulary or small_vocabulary(tags, signs=signs)
-    batches = batches_of(read_inputs(segmenter, entries=inputs), most=3, ids=token_rows(vocabulary, tags, signs=signs))
-    function = getattr(segmenter, "func", segmenter)
-    suite_name = f"Segmenter '{getattr(function, '__name__', 'segmenter')}'"
+    strategy = batches_of(read_inputs(segmenter, entries=inputs), most=3, ids=token_rows(vocabulary, tags, signs=signs))
+    inner_function = getattr(segmenter, "func", segmenter)
+    suite_name = f"Segmenter '{getattr(inner_function, '__name__', 'segmenter')}'"
     segmenter_suite = _Segmenter(
         who=suite_name,
         function=segmenter,
@@ -146,7 +146,7 @@ def check_segmenter(
         vocabulary=vocabulary,
         lies_in_pieces="contiguous" in (exceptions or {}),
     )
-    segmenter_suite.check(lambda _: batches, asked=properties, exceptions=exceptions, examples=examples)
+    segmenter_suite.check(lambda _: strategy, asked=properties, exceptions=exceptions, examples=examples)
 
 
 @dataclass(kw_only=True)
@@ -176,7 +176,7 @@ class _Segmenter(Suite):
     def spelled(self, batch: DrawnBatch) -> list[list[bytes]]:
         """Return the bytes of each trainable token of each completion."""
         ids_and_masks = zip(batch.inputs()["ids_nt"], batch.place_nt >= 0, strict=True)
-        return [[self.vocabulary.pieces[i] for i in ids_t[here_t].tolist()] for ids_t, here_t in ids_and_masks]
+        return [[self.vocabulary.pieces[i] for i in ids_t[mask_t].tolist()] for ids_t, mask_t in ids_and_masks]
 
     def partition(self, batch: DrawnBatch, _: Draw) -> None:
         result_columns = self.run(batch)

@@ -87,7 +87,7 @@ def bae(
         given_k = [range(outcome_no.shape[1]) if column > 0 else () for column in range(column_count)]
     options_by_column = {
         "baseline": ["group", *[baseline] * (column_count - 1)] if isinstance(baseline, str) else baseline,
-        "outcome_no": [outcome_no[:, list(given)] if len(given) else None for given in given_k],
+        "outcome_no": [outcome_no[:, list(given_columns)] if len(given_columns) else None for given_columns in given_k],
         "by_outcome_n2": None if by_outcome_nk2 is None else by_outcome_nk2.unbind(dim=1),
         "judged": judged_k,
         "back_off": back_off_k,

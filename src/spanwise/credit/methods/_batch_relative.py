@@ -93,9 +93,9 @@ def gdpo(
     adv_sum_n, adv_abs_sum_n = weighted_adv_nm.sum(dim=1), weighted_adv_nm.abs().sum(dim=1)
     # Advantages that cancel must sum to exactly 0, despite rounding errors.
     adv_sum_n = torch.where(adv_sum_n.abs() > 1e-12 * adv_abs_sum_n, adv_sum_n, 0.0)
-    is_paid_m = weight_m != 0
-    adv_sum_n = torch.where((reward_nm.isnan() | ~is_paid_m).all(dim=1), torch.nan, adv_sum_n)
-    conflict_limit = conflict if conflict is not None and int(is_paid_m.sum()) > 1 else None
+    has_weight_m = weight_m != 0
+    adv_sum_n = torch.where((reward_nm.isnan() | ~has_weight_m).all(dim=1), torch.nan, adv_sum_n)
+    conflict_limit = conflict if conflict is not None and int(has_weight_m.sum()) > 1 else None
     if conflict_limit is not None:
         has_mixed_signs_n = (weighted_adv_nm > 1e-8).any(dim=1) & (weighted_adv_nm < -1e-8).any(dim=1)
         nearly_cancels_n = adv_sum_n.abs() < conflict_limit * (adv_abs_sum_n + 1e-6)
@@ -234,9 +234,9 @@ def reinforce_plus_plus_baseline(
     is_compared_n = group_moments.member_n & (group_moments.count_n() >= max(min_stratum, 2))
     if zero_constant_groups:
         is_compared_n &= group_moments.std_n(ddof=0) > 0
-    centred_n, comparison = compare_in_strata(reward_n, stratum_n, min_stratum=min_stratum)
+    centred_reward_n, comparison = compare_in_strata(reward_n, stratum_n, min_stratum=min_stratum)
     options: dict[str, Any] = {"weight_n": length_n, "ddof": ddof, "eps": eps, "eps_at": eps_at}
-    adv_n, batch_mean, batch_divisor = standardise(torch.where(is_compared_n, centred_n, torch.nan), **options)
+    adv_n, batch_mean, batch_divisor = standardise(torch.where(is_compared_n, centred_reward_n, torch.nan), **options)
     adv_n1 = adv_n[:, None]
     has_tokens_n1 = (length_n > 0)[:, None]
     scaled_comparison = comparison.rescaled(divisor=batch_divisor, shift=batch_mean).fitting(adv_n1)
@@ -248,5 +248,5 @@ def reinforce_plus_plus_baseline(
     reason_nm = torch.where(is_at_baseline_n1, zero_reason_n1, unscaled_comparison.reason_nm)
     unscaled_comparison = replace(unscaled_comparison, reason_nm=reason_nm)
     is_scaled_n1 = is_compared_n[:, None] & has_tokens_n1 & (batch_divisor > 0)
-    unscaled_comparison = comparison.where(centred_n[:, None] == 0, unscaled_comparison)
+    unscaled_comparison = comparison.where(centred_reward_n[:, None] == 0, unscaled_comparison)
     return Explained(adv_n, scaled_comparison.where(is_scaled_n1, unscaled_comparison))

@@ -236,7 +236,7 @@ def _move_to_next(flag_nt: Bool[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) ->
     """Move the flag of each trainable token to the next trainable token."""
     moved_flag_nt = torch.zeros_like(flag_nt)
     position_t = torch.arange(flag_nt.shape[1], device=flag_nt.device)
-    for rows in (slice(first, first + _ROWS) for first in range(0, len(flag_nt), _ROWS)):
+    for rows in (slice(first_row, first_row + _ROWS) for first_row in range(0, len(flag_nt), _ROWS)):
         # the position of the last trainable token so far; -1 before the first one
         last_position_nt = torch.where(mask_nt[rows], position_t, -1).cummax(dim=1).values
         flag_at_last_position_nt = flag_nt[rows].gather(1, last_position_nt.clamp(min=0)) & (last_position_nt >= 0)

@@ -123,11 +123,11 @@ def anchor_groups(group_s: Int[Tensor, " s"], anchor_s: Anchors, *, similarity: 
     if similarity is not None and not 0.0 < similarity < 1.0:
         raise RecipeError(f"similarity is {similarity}; it must lie between 0 and 1. Use None to compare states exactly.")
     anchor_states = list_ids(anchor_s)
-    state_keys = list(zip(group_s.tolist(), anchor_states, strict=True))
+    prompt_state_pairs = list(zip(group_s.tolist(), anchor_states, strict=True))
     # The order of rows matters, because a state gets the number of the first similar state.
     matchers_by_prompt: dict[int, list[SequenceMatcher]] = {}
     text_id_by_state: dict[tuple[int, Any], int] = {}
-    for row, (prompt, state) in enumerate(state_keys):
+    for row, (prompt, state) in enumerate(prompt_state_pairs):
         if state is not None and not (_is_hashable(state) if similarity is None else isinstance(state, str)):
             advice = "Only texts can be compared by similarity; use similarity=None for other states."
             if similarity is None:
@@ -136,9 +136,9 @@ def anchor_groups(group_s: Int[Tensor, " s"], anchor_s: Anchors, *, similarity: 
         if similarity is not None and state is not None and (prompt, state) not in text_id_by_state:
             text_id_by_state[prompt, state] = _find_text(str(state), matchers_by_prompt.setdefault(prompt, []), similarity)
     if similarity is not None:
-        state_keys = [(prompt, text_id_by_state.get((prompt, state), -1)) for prompt, state in state_keys]
+        prompt_state_pairs = [(prompt, text_id_by_state.get((prompt, state), -1)) for prompt, state in prompt_state_pairs]
     is_known_state_s = torch.tensor([state is not None for state in anchor_states], dtype=torch.bool, device=group_s.device)
-    return torch.where(is_known_state_s, group_index(state_keys).to(group_s.device), -1)
+    return torch.where(is_known_state_s, group_index(prompt_state_pairs).to(group_s.device), -1)
 
 
 def _is_hashable(state: Any) -> bool:

@@ -125,9 +125,9 @@ def ktae(
 
 def _count_frequency(word_u: Tensor, is_counted_u: Tensor, word_count: int, k1: float, b: float) -> Float[Tensor, " w"]:
     """Compute the BM25 term frequency of each token id in a completion."""
-    share_w = torch.bincount(word_u[is_counted_u], minlength=word_count).double() / is_counted_u.sum().clamp(min=1)
+    word_share_w = torch.bincount(word_u[is_counted_u], minlength=word_count).double() / is_counted_u.sum().clamp(min=1)
     relative_length = float(is_counted_u.sum()) / (len(is_counted_u) / 2)
-    return share_w * (k1 + 1) / (share_w + k1 * (1 - b + b * relative_length)).clamp(min=1e-300)
+    return word_share_w * (k1 + 1) / (word_share_w + k1 * (1 - b + b * relative_length)).clamp(min=1e-300)
 
 
 @lru_cache(maxsize=256)
@@ -143,10 +143,10 @@ def _tabulate_evidence(right: int, wrong: int, two_sided: bool) -> tuple[Float[T
     if two_sided:
         # Fisher's exact test: add up the probabilities of all tables that are no more likely than the observed one.
         p_value_ab = torch.zeros_like(probability_ab)
-        for other_right in range(right + 1):
-            other_wrong_count_ab = count_with_ab.long() - other_right
+        for other_right_count in range(right + 1):
+            other_wrong_count_ab = count_with_ab.long() - other_right_count
             table_exists_ab = (other_wrong_count_ab >= 0) & (other_wrong_count_ab <= wrong)
-            other_probability_ab = probability_ab[other_right][other_wrong_count_ab.clamp(0, wrong)]
+            other_probability_ab = probability_ab[other_right_count][other_wrong_count_ab.clamp(0, wrong)]
             is_counted_ab = table_exists_ab & (other_probability_ab <= probability_ab * (1 + 1e-7))
             p_value_ab += torch.where(is_counted_ab, other_probability_ab, 0.0)
     fisher_evidence_ab = torch.where(p_value_ab > 1 - 1e-9, 0.0, (-2 * p_value_ab).exp())
@@ -159,8 +159,8 @@ def _tabulate_evidence(right: int, wrong: int, two_sided: bool) -> tuple[Float[T
 
 def _log_choose(n: int, k: Tensor) -> Tensor:
     """Compute the logarithm of "n choose k" for each entry of k."""
-    n_k = torch.full_like(k, n)
-    return (n_k + 1).lgamma() - (k + 1).lgamma() - (n_k - k + 1).lgamma()
+    repeated_n = torch.full_like(k, n)
+    return (repeated_n + 1).lgamma() - (k + 1).lgamma() - (repeated_n - k + 1).lgamma()
 
 
 def _compute_entropy(x: Tensor, y: Tensor) -> Tensor:

@@ -39,10 +39,10 @@ OutcomeName = Literal["last", "sum"]
 class Timeline:
     """The trajectory of each row, and the order of the rows in it."""
 
-    index_s: Int[Tensor, " s"]  # the number of each row's trajectory, in the order of `trajectory_s.unique()`
-    next_s: Int[Tensor, " s"]  # the row of the trajectory's next step; -1 at its last step
-    left_s: Int[Tensor, " s"]  # how many steps of the trajectory come after the row
-    names: Sequence[Hashable]  # the name of each row's trajectory in error messages
+    index_s: Int[Tensor, " s"]  # The number of each row's trajectory, in the order of `trajectory_s.unique()`.
+    next_s: Int[Tensor, " s"]  # The row of the trajectory's next step; -1 at its last step.
+    left_s: Int[Tensor, " s"]  # How many steps of the trajectory come after the row.
+    names: Sequence[Hashable]  # The name of each row's trajectory in error messages.
 
     @property
     def last_j(self) -> Int[Tensor, " j"]:
@@ -52,8 +52,8 @@ class Timeline:
     def last_with(self, flag_s: Bool[Tensor, " s"]) -> Int[Tensor, " j"]:
         """Return the row of each trajectory's last flagged step, or of its last step if none is flagged."""
         # Flagged rows come before the others, so the last flagged row of a trajectory is found first.
-        rows_in_key_order = (self.left_s + torch.where(flag_s, 0, len(flag_s))).argsort(stable=True)
-        row_order = rows_in_key_order[self.index_s[rows_in_key_order].argsort(stable=True)]
+        flagged_rows_first = (self.left_s + torch.where(flag_s, 0, len(flag_s))).argsort(stable=True)
+        row_order = flagged_rows_first[self.index_s[flagged_rows_first].argsort(stable=True)]
         step_count_j = self.index_s.bincount()
         return row_order[step_count_j.cumsum(dim=0) - step_count_j]
 
@@ -312,7 +312,7 @@ def _score_rollouts(scores: Scores, timeline: Timeline, objectives: Sequence[Obj
 
 
 def _score_steps(scores: Scores, timeline: Timeline, objectives: Sequence[Objective]) -> Scores:
-    """Return the scores of turns for a method that adds them up. The last turn gets the whole rollout's rewards."""
+    """Return the scores of turns for a method that adds up rewards. The last turn gets the whole rollout's rewards."""
     reward_sm = fill_missing(scores, objectives)
     status_sm = scores.status_nm.clone()
     is_checked_sm = _mark_checked(scores.status_nm)
@@ -323,7 +323,7 @@ def _score_steps(scores: Scores, timeline: Timeline, objectives: Sequence[Object
             reward_row_s = timeline.last_with(is_checked_sm[:, m])[timeline.index_s]
             reward_sm[:, m] = torch.where(is_last_turn_s, turn_reward_s[reward_row_s], 0.0)
             status_sm[:, m] = status_sm[reward_row_s, m]
-        else:  # if no turn has a reward, the last turn gets NaN and the others get 0
+        else:  # If no turn has a reward, the last turn gets NaN and the others get 0.
             # Without a `scope`, `if_missing` counts at most once per rollout, for its last turn.
             lacks_reward_s = ~is_checked_sm[:, m]
             if objective.scope is not None:
@@ -341,7 +341,7 @@ def worth_of_turns(
     objectives: Sequence[Objective],
     kind: str,
 ) -> tuple[Float[Tensor, "s m"], Float[Tensor, "s m"]]:
-    """Return the rewards of turns that methods of `kind` compare, and those of them that count in their group.
+    """Return each turn's reward as methods of `kind` compare it, and the same with NaN for turns that do not count.
 
     A reward of scope rollout stands at each turn of its rollout and counts once. So do the turns of a rollout in scope turn,
     but for a method that credits steps, whose turns count one by one.
@@ -392,11 +392,11 @@ def settle_turns(
         # The last turn may hold the reward, although an earlier turn wrote the block that it credits.
         is_paid_s = (present_sk & paid_blocks([objective], block_names, present_sk.device)).any(dim=1)
         rollout_is_paid_s = (timeline.add_up(is_paid_s) > 0)[timeline.index_s]
-        is_restored_s = rollout_is_paid_s & (reward.status_n == int(Status.ABSENT)) & ~reward.unused_n.isnan()
+        has_unused_reward_s = rollout_is_paid_s & (reward.status_n == int(Status.ABSENT)) & ~reward.unused_n.isnan()
         reward = replace(
             reward,
-            value_n=torch.where(is_restored_s, reward.unused_n, reward.value_n),
-            status_n=reward.status_n.masked_fill(is_restored_s, int(Status.OK)),
+            value_n=torch.where(has_unused_reward_s, reward.unused_n, reward.value_n),
+            status_n=reward.status_n.masked_fill(has_unused_reward_s, int(Status.OK)),
             unused_n=reward.unused_n.masked_fill(rollout_is_paid_s, torch.nan),
         )
     return reward, reward.take(timeline.last_with(_mark_checked(reward.status_n))[timeline.index_s])

@@ -67,12 +67,12 @@ class Turn:
 class Branch:
     """Turns of a trajectory that are trained as one sequence. Turns that an earlier branch trains are part of the prompt."""
 
-    turns: tuple[int, ...]  # positions of the turns in the trajectory; each turn is the parent of the next
-    prompt_ids: tuple[int, ...]  # all tokens before the response of the first turn
-    response_ids: tuple[int, ...]  # the responses of the turns, and the observations between them
-    mask: tuple[int, ...]  # 1 at each response token that the model sampled
-    turn: tuple[int, ...]  # the turn of each response token; -1 at observations
-    per_token: Mapping[str, tuple[float, ...]]  # log-probs and the like: 0 at observations, NaN in turns without them
+    turns: tuple[int, ...]  # Positions of the turns in the trajectory; each turn is the parent of the next.
+    prompt_ids: tuple[int, ...]  # All tokens before the response of the first turn.
+    response_ids: tuple[int, ...]  # The responses of the turns, and the observations between them.
+    mask: tuple[int, ...]  # 1 at each response token that the model sampled.
+    turn: tuple[int, ...]  # The turn of each response token; -1 at observations.
+    per_token: Mapping[str, tuple[float, ...]]  # Log-probs and the like: 0 at observations, NaN in turns without them.
 
 
 @dataclass(frozen=True)
@@ -163,22 +163,22 @@ class Trajectory:
                     f"The prompt of row {row} lacks the earlier turns; pass the turns that `rows()` of its trajectory "
                     "returns."
                 )
-        trajectory, step, group = map(list_ids, (trajectory, step, group))  # not pandas, which looks up by label
+        trajectory, step, group = map(list_ids, (trajectory, step, group))  # lists, because pandas looks up by label
         timeline = build_timeline(trajectory, torch.tensor(step, dtype=None if step else torch.long))
         timeline.groups(group)  # raises an error if a trajectory has rows of two prompts
         rows_by_trajectory: dict[Hashable, list[int]] = {name: [] for name in trajectory}
         # Rewards without a row here may belong to rows of other processes.
-        unplaced_ids = [name for name in rewards or {} if name not in rows_by_trajectory]
-        if unplaced_ids and rewards and not rows_by_trajectory.keys() <= rewards.keys():
+        rowless_ids = [name for name in rewards or {} if name not in rows_by_trajectory]
+        if rowless_ids and rewards and not rows_by_trajectory.keys() <= rewards.keys():
             raise RewardError(
-                f"There are rewards of trajectory {unplaced_ids[0]!r}, but no row belongs to it; the trajectory of row 0 is "
+                f"There are rewards of trajectory {rowless_ids[0]!r}, but no row belongs to it; the trajectory of row 0 is "
                 f"{next(iter(rows_by_trajectory), None)!r}. Use the same ids for rows and rewards."
             )
         for row in timeline.left_s.argsort(descending=True).tolist():
             rows_by_trajectory[trajectory[row]].append(row)
         return [
-            Trajectory(name, group[ordered[0]], tuple(rows[row] for row in ordered), (rewards or {}).get(name, {}))
-            for name, ordered in rows_by_trajectory.items()
+            Trajectory(name, group[ordered_rows[0]], tuple(rows[row] for row in ordered_rows), (rewards or {}).get(name, {}))
+            for name, ordered_rows in rows_by_trajectory.items()
         ]
 
     def context(self, t: int) -> tuple[int, ...]:
@@ -274,8 +274,8 @@ class Trajectory:
             turn_of_token += [-1] * len(observation_ids) + [t] * response_length
             for name, numbers in numbers_by_name.items():
                 numbers += [0.0] * len(observation_ids) + list(turn.per_token.get(name, [math.nan] * response_length))
-        number_tuples = {name: tuple(numbers) for name, numbers in numbers_by_name.items()}
-        return Branch(tuple(path), self.context(path[0]), tuple(token_ids), tuple(mask), tuple(turn_of_token), number_tuples)
+        tuple_by_name = {name: tuple(numbers) for name, numbers in numbers_by_name.items()}
+        return Branch(tuple(path), self.context(path[0]), tuple(token_ids), tuple(mask), tuple(turn_of_token), tuple_by_name)
 
 
 def merge_counts(trajectories: Iterable[Trajectory]) -> dict[str, int]:
