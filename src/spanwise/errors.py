@@ -102,8 +102,8 @@ _MOST = 60  # the largest number of names that an error message lists
 
 def refuse(faults: Mapping[str, Any], error: type[SpanwiseError] = RecipeError) -> None:
     """Raise an error for the first fault that applies. `faults` maps sentences to whether they apply."""
-    for sentence, applies in faults.items():
-        if applies:
+    for sentence, fault_applies in faults.items():
+        if fault_applies:
             raise error(sentence)
 
 
@@ -127,7 +127,7 @@ def unknown(kind: str, name: str, valid_names: Iterable[str]) -> str:
     if len(known_names) <= _MOST:
         names_text = f"Known: {', '.join(known_names)}."
     else:
-        closest_text = f"The closest of {len(known_names)} are: {', '.join(nearest_names)}."
+        closest_text = f"The closest of the {len(known_names)} known names are: {', '.join(nearest_names)}."
         names_text = closest_text if nearest_names else f"None of the {len(known_names)} known names is close to '{name}'."
     return f"There is no {kind} '{name}'.{suggestion} {names_text}"
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from spanwise.errors import LayoutError, RecipeError, refuse, unknown
 from spanwise.registry import is_registered, registered
 
-EACH = "[*]"  # stands for every index in the name of a block
+EACH = "[*]"  # in a block's name, `[*]` stands for every index
 _INDEX = re.compile(r"\[\d+\]")
 _T = TypeVar("_T")
 
@@ -20,11 +20,11 @@ _T = TypeVar("_T")
 class Part:
     """The part of a block that one mark (a tag, a path, ...) finds. Two parts are never equal, even with the same mark."""
 
-    block: int  # the number of the block in the layout
-    segmenter: str  # the name of the segmenter that finds the mark
-    mark: str  # a tag, a path or a pattern, as written in the layout
-    key: str  # the name of the part in the block's text (`BlockText`)
-    index: int | None = None  # which of the mark's matches this part takes; None: all of them
+    block: int  # The number of the block in the layout.
+    segmenter: str  # The name of the segmenter that finds the mark.
+    mark: str  # The tag, path or pattern that the layout writes.
+    key: str  # The name of the part in the block's text (`BlockText`).
+    index: int | None = None  # Which of the mark's matches this part takes; None: all of them.
 
 
 @dataclass(frozen=True, init=False)
@@ -89,33 +89,33 @@ class Layout:
     def parts(self) -> tuple[Part, ...]:
         """The parts of all blocks, each found by one mark, in the order of the layout."""
         parts: list[Part] = []
-        for block, (name, marks, index) in enumerate(self._single):
-            for written in marks:  # a mark such as `json:price` names its own segmenter
-                segmenter, colon, mark = written.partition(":")
-                is_pattern = self.segmenter != "tags" and mark[:1] == " "  # the pattern `steps: 5` names no segmenter
+        for block_index, (name, marks, repeat_index) in enumerate(self._single):
+            for written_mark in marks:  # a mark such as `json:price` names its own segmenter
+                segmenter, colon, mark = written_mark.partition(":")
+                is_pattern = self.segmenter != "tags" and mark[:1] == " "  # the space in `steps: 5` marks a pattern
                 if not colon or is_pattern or not is_registered(segmenter, kind="segmenter"):
-                    segmenter, mark = self.segmenter, written
+                    segmenter, mark = self.segmenter, written_mark
                 part_key = mark or name
-                if index is not None:
-                    own_name = f"{mark}[{index}]" if mark and len(marks) > 1 else name
-                    part_key = mark.replace(EACH, f"[{index}]", 1) if EACH in mark else own_name
-                parts.append(Part(block, segmenter, mark, part_key, index))
+                if repeat_index is not None:
+                    own_name = f"{mark}[{repeat_index}]" if mark and len(marks) > 1 else name
+                    part_key = mark.replace(EACH, f"[{repeat_index}]", 1) if EACH in mark else own_name
+                parts.append(Part(block_index, segmenter, mark, part_key, repeat_index))
         return tuple(parts)
 
     @cached_property
     def wanted(self) -> frozenset[Part]:
-        """The parts that a well-formed completion has. Of a repeated block only the first is required."""
+        """The parts (such as tags) that a well-formed completion contains. Of a repeated block only the first is required."""
         return frozenset(part for part in self.parts if part.index in (None, 0))
 
     @cached_property
     def keys(self) -> dict[str, tuple[str, ...]]:
-        """Maps each block's name to the keys of its texts in `BlockText`."""
-        return {name: tuple(p.key for p in self.parts if p.block == block) for block, name in enumerate(self.names)}
+        """Maps each block's name to the keys, such as tags, under which `BlockText` holds its texts."""
+        return {name: tuple(part.key for part in self.parts if part.block == index) for index, name in enumerate(self.names)}
 
     @cached_property
     def rest(self) -> int | None:
         """The index of the block that holds the rest of the text. It has no marks; None if there is none."""
-        return next((block for block, (_, marks, _) in enumerate(self._single) if not marks), None)
+        return next((block_index for block_index, (_, marks, _) in enumerate(self._single) if not marks), None)
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -157,9 +157,9 @@ class Layout:
     def _single(self) -> list[tuple[str, tuple[str, ...], int | None]]:
         """The blocks as (name, marks, index), where the index counts the copies of a repeated block."""
         return [
-            (name if index is None else name.replace(EACH, f"[{index}]", 1), marks, index)
+            (name if repeat_index is None else name.replace(EACH, f"[{repeat_index}]", 1), marks, repeat_index)
             for name, marks in self.blocks
-            for index in (range(self.most) if EACH in name else (None,))
+            for repeat_index in (range(self.most) if EACH in name else (None,))
         ]
 
     def _check(self) -> None:
@@ -199,7 +199,7 @@ class Layout:
                 f"'{self.parts[0].segmenter}'. Leave prefilled out, or use the segmenter tags, delimiters or channels."
             )
         for segmenter in self.segmenters:
-            # Building the segmenter refuses marks that cannot work.
+            # A segmenter refuses impossible marks when it is built.
             registered("segmenter").find(segmenter).function(self.parts_of(segmenter), layout=self)
 
 
@@ -209,7 +209,7 @@ def any_index(name: str) -> str:
 
 
 def together(columns: Mapping[str, _T]) -> dict[str, list[_T]]:
-    """Collect the columns `item[0]`, `item[1]`, ... in one list under the name `item[*]`."""
+    """Collect columns such as `item[0]` and `item[1]` in one list under the name `item[*]`."""
     columns_by_pattern: dict[str, list[_T]] = {}
     for name, column in columns.items():
         columns_by_pattern.setdefault(any_index(name), []).append(column)

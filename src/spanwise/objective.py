@@ -125,7 +125,7 @@ class Objective:
     @property
     def outcomes(self) -> tuple[str, ...]:
         """The names of the outcomes in `given`. The baseline may depend on them. A function's name is "module:function"."""
-        return tuple(entry if isinstance(entry, str) else function_name(entry) for entry in self.given)
+        return tuple(outcome if isinstance(outcome, str) else function_name(outcome) for outcome in self.given)
 
     def _check_types(self) -> None:
         """Refuse wrong types, an unknown reward, and an outcome that is given twice."""
@@ -157,9 +157,9 @@ class Objective:
             "options": (isinstance(self.options, Mapping), "write 'options: {name: value}'"),
         }
         optional_keys = ("key", "each", "criteria", "only", "if_missing", "back_off", "scope")
-        for key, (is_valid, advice) in rule_by_field.items():
-            if not is_valid and not (getattr(self, key) is None and key in optional_keys):
-                raise RecipeError(f"Objective '{self.name}' has {key}: {getattr(self, key)!r}; {advice}.")
+        for field_name, (is_valid, advice) in rule_by_field.items():
+            if not is_valid and not (getattr(self, field_name) is None and field_name in optional_keys):
+                raise RecipeError(f"Objective '{self.name}' has {field_name}: {getattr(self, field_name)!r}; {advice}.")
         if isinstance(self.reward, str):
             registered("reward").find(self.reward)
         if not self.pays and self.each is None and self.criteria is None:
@@ -183,9 +183,9 @@ class Objective:
                 "'given: correct' (the name of an earlier objective) or use 'baseline: group'."
             )
         if self.scope == "turn" and (self.baseline == "blended" or self.scale == "std"):
-            rollout_setting = "baseline: blended" if self.baseline == "blended" else "scale: std"
+            whole_rollout_setting = "baseline: blended" if self.baseline == "blended" else "scale: std"
             raise RecipeError(
-                f"Objective '{self.name}' has scope: turn, but {rollout_setting} works with whole rollouts only. Remove "
+                f"Objective '{self.name}' has scope: turn, but {whole_rollout_setting} works with whole rollouts only. Remove "
                 "one of the two settings."
             )
         if self.back_off is not None and self.baseline != "outcome":
@@ -207,10 +207,10 @@ def hidden_names(settings: Any, prefix: str = "") -> list[str]:
 
 def function_name(function: Callable[..., Any]) -> str:
     """Return a function's name as recipes write it, "module:function". An object goes by its class."""
-    named = function if hasattr(function, "__qualname__") else type(function)
-    if named is partial:
+    function_or_class = function if hasattr(function, "__qualname__") else type(function)
+    if function_or_class is partial:
         raise RecipeError(f"{function!r} has no name, so no file can name it. Wrap it in a named function, or register it.")
-    return f"{named.__module__}:{named.__qualname__}"
+    return f"{function_or_class.__module__}:{function_or_class.__qualname__}"
 
 
 def _several(names_or_functions: Any) -> Any:
@@ -231,7 +231,7 @@ def is_async(value: Any) -> bool:
 def rubric_functions(rubric: Rubric) -> list[tuple[Callable[..., Any], float]]:
     """Return the reward functions of a rubric of `verifiers`, each with its weight. Its objects are bound."""
     if member_rubrics := getattr(rubric, "rubrics", None):
-        return [pair for member in member_rubrics for pair in rubric_functions(member)]
+        return [function_and_weight for member in member_rubrics for function_and_weight in rubric_functions(member)]
     class_objects = getattr(rubric, "class_objects", {})
     return [(_bind(function, class_objects), weight) for function, weight in zip(rubric.funcs, rubric.weights, strict=True)]
 
@@ -267,7 +267,7 @@ def is_number_table(choices: Any) -> bool:
 
 
 def families(names: Iterable[str]) -> dict[str, list[str]]:
-    """If a reward has more than three parts, group their names (`reward.part`)."""
+    """Group names such as `reward.part` by their reward if it has more than three parts."""
     all_names = list(names)
     names_by_family: dict[str, list[str]] = {}
     part_counts = Counter(name.partition(".")[0] for name in all_names if "." in name)

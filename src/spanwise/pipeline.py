@@ -92,8 +92,8 @@ class Reading(ByCompletion):
             table_nc = table_nc.new_zeros(0, sum(column_widths))
         if table_nc.shape[1] != sum(column_widths):
             raise AlignmentError(
-                f"This packed reading has {table_nc.shape[1]} columns, but the objectives and blocks of this scheme need "
-                f"{sum(column_widths)}. Pack and unpack a reading with the same scheme."
+                f"This table of a packed reading has {table_nc.shape[1]} columns, but the objectives and blocks of this scheme "
+                f"need {sum(column_widths)}. Use the same scheme for pack and unpack."
             )
         tables = table_nc.split(column_widths, dim=1)
         reward_nm, status_nm, reward_by_outcome_nc, stated_number_nm, outcome_no, cost_nc, length_nk, fault_n1 = tables
@@ -117,7 +117,7 @@ class Reading(ByCompletion):
     @staticmethod
     def joined(parts: Sequence[Reading]) -> Reading:
         """Join the rewards and blocks read from several batches of one scheme. Spans and text are left out."""
-        return join_rows([replace(part, spans=None, text=None) for part in parts])
+        return join_rows([replace(reading, spans=None, text=None) for reading in parts])
 
 
 def read(
@@ -150,13 +150,13 @@ def read(
     """
     spans, block_texts = locate(batch, scheme, vocabulary) if located is None else located
     columns = {**batch.columns, **batch.extras}
-    settle_function = None
+    settle_rewards = None
     if batch.steps is not None:
         timeline = build_timeline(batch.steps.trajectory_s, batch.steps.step_s)
-        settle_function = partial(
+        settle_rewards = partial(
             settle_turns, timeline, spans.present_nk, block_names=scheme.layout.names, scope=scheme.default_scope
         )
-    scores = score_all(scheme.objectives, block_texts, columns=columns, recorded=recorded, settle=settle_function)
+    scores = score_all(scheme.objectives, block_texts, columns=columns, recorded=recorded, settle=settle_rewards)
     return Reading(scores, spans.length_nk, spans.fault_n, spans, block_texts)
 
 
@@ -227,7 +227,7 @@ def streams(reading: Reading, batch: Batch, scheme: Scheme) -> Streams:
     if not scheme.entry.reads_values:
         raise RecipeError(f"Method '{scheme.method}' has no critic that gives each token a value; use 'gae' or 'sae'.")
     if reading.spans is None or batch.mask_nt is None:
-        raise RecipeError("A critic learns a value for each token; pass a batch with mask_nt and a reading with spans.")
+        raise RecipeError("The batch has no mask_nt or the reading no spans, but a critic needs both. Pass them.")
     dtype = torch.float32 if batch.value_nt is None else torch.promote_types(batch.value_nt.dtype, torch.float32)
     block_nt, mask_nt = reading.spans.block_nt, batch.mask_nt
     return reward_streams(
@@ -291,7 +291,7 @@ def advantages(
     adv_sum_n = adv_nt.sum(dim=1)  # the sum is finite only if all terms are, and needs little memory
     if not adv_sum_n.isfinite().all() and (bad_position := first_of(~adv_nt.isfinite())):
         n, t = bad_position
-        credits_text = ", ".join(f"{value:g}" for value in credit.block_nk[n])
+        credits_text = ", ".join(f"{block_credit:g}" for block_credit in credit.block_nk[n])
         raise DivergedError(
             f"The advantage of completion {n} of {len(adv_nt)} at token {t} is {float(adv_nt[n, t])}. The "
             f"credits of its blocks are {credits_text}. Training stopped before this advantage changed the model. Look for "

@@ -24,8 +24,8 @@ from spanwise.scheme import SCRIPT, Scheme
 from spanwise.score import REWARDS, MathVerifier
 from spanwise.score.criteria import is_column
 
-EMBEDDED = ("digits", "digits_twice", "digits_long", "fields", "invoices")  # the tasks with their own model and prompts
-_BY_NAME = ("confidence", "two_attempts", SCRIPT)  # the tasks for which the recipe names a model and a dataset
+EMBEDDED = ("digits", "digits_twice", "digits_long", "fields", "invoices")  # The tasks with their own model and prompts.
+_BY_NAME = ("confidence", "two_attempts", SCRIPT)  # The tasks whose recipe names a model and a dataset.
 #: Maps some recipe fields to the tasks that can use them. All tasks can use the other fields.
 _USED_BY: Mapping[str, tuple[str, ...]] = {
     "start": EMBEDDED[:1],
@@ -33,7 +33,7 @@ _USED_BY: Mapping[str, tuple[str, ...]] = {
     "fields": ("fields",),
     **dict.fromkeys(("split", "question_column", "prompt_column", "answer_column", "instruction"), _BY_NAME),
 }
-LARGEST_SEED = 2**32 - 1  # the largest seed that NumPy takes
+LARGEST_SEED = 2**32 - 1  # The largest seed that NumPy takes.
 #: Defaults for recipes that name a model and a dataset.
 HUB: Mapping[str, Any] = {
     "learning_rate": 1e-6, "warmup_steps": 20, "entropy": 0.0, "eval_every": 0, "eval_prompts": 100, "eval_samples": 4,
@@ -183,10 +183,10 @@ class Recipe(BaseModel):
     def _known_limits(cls, limits: dict[str, Any]) -> dict[str, Any]:
         for name, limit in limits.items():
             check_known("field of verifier", name, ("workers", "deadline"))
-            kind, kind_text = (int, "a whole number") if name == "workers" else (int | float, "a number of seconds")
-            if isinstance(limit, bool) or not isinstance(limit, kind):
-                raise ValueError(f"verifier.{name} is {limit!r}, but must be {kind_text}.")
-        MathVerifier(**limits)  # raises an error if a limit is wrong; starts no worker
+            number_type, type_text = (int, "a whole number") if name == "workers" else (int | float, "a number of seconds")
+            if isinstance(limit, bool) or not isinstance(limit, number_type):
+                raise ValueError(f"verifier.{name} is {limit!r}, but must be {type_text}.")
+        MathVerifier(**limits)  # refuses a wrong limit, and starts no worker process yet
         return limits
 
     @field_validator("*", mode="before")
@@ -205,7 +205,7 @@ class Recipe(BaseModel):
                 raise RecipeError(_no_field(name))
             if not isinstance(section, Mapping | None):
                 raise RecipeError(f"{name} is {section!r}, but must be {_KINDS['dict']} ({MODES[name].about})")
-        _ = self.modes, self.refinement  # raises an error if a section of the recipe is wrong
+        _ = self.modes, self.refinement  # reading these properties refuses a wrong section of the recipe
         if self.task not in EMBEDDED:
             for field in () if self.task == SCRIPT else ("model", "dataset"):
                 if getattr(self, field) is None:
@@ -261,7 +261,7 @@ class Recipe(BaseModel):
     @property
     def rule(self) -> Literal["brier", "log_score"]:
         """The scoring rule for confidences. Objectives name it, else `calibration`, else it is Brier."""
-        reward_names = [entry.get("reward") for entry in self.objectives or ()]
+        reward_names = [objective_entry.get("reward") for objective_entry in self.objectives or ()]
         if "log_score" in reward_names:
             return "log_score"
         return "brier" if "brier" in reward_names else self.calibration or "brier"
@@ -271,9 +271,9 @@ class Recipe(BaseModel):
         """The tags that hold the answer and the confidence, as the objectives name them."""
         tag_by_role = {"answer": "answer", "confidence": "confidence"}
         role_of_reward = {"correct": "answer", "brier": "confidence", "log_score": "confidence"}
-        for entry in self.objectives or ():
-            if (role := role_of_reward.get(str(entry.get("reward")))) is not None:
-                tag_by_role[role] = (entry.get("options") or {}).get("tag", role)
+        for objective_entry in self.objectives or ():
+            if (role := role_of_reward.get(str(objective_entry.get("reward")))) is not None:
+                tag_by_role[role] = (objective_entry.get("options") or {}).get("tag", role)
         return tag_by_role
 
 
@@ -320,7 +320,7 @@ def _resolve_paths(written: Any, folder: Path, field: str = "") -> Any:
     if isinstance(written, dict) and field in ("", "critic", "objectives"):
         return {key: _resolve_paths(value, folder, str(key)) for key, value in written.items()}
     if isinstance(written, list):
-        return [_resolve_paths(entry, folder, field) for entry in written]
+        return [_resolve_paths(list_entry, folder, field) for list_entry in written]
     if not isinstance(written, str):
         return written
     if field in ("reward", "given") and ":" in written:
@@ -332,7 +332,7 @@ def _resolve_paths(written: Any, folder: Path, field: str = "") -> Any:
 
 def _no_field(key: str) -> str:
     """Return the error message for an unknown recipe field. Give advice if a method has an option of that name."""
-    if any(key in entry.of_a_run().options for entry in METHODS.values()):
+    if any(key in method_entry.of_a_run().options for method_entry in METHODS.values()):
         return f"There is no recipe field '{key}'. It is an option of a method, so write options: {{{key}: ...}}."
     return unknown("recipe field", key, [*Recipe.model_fields, *MODES])
 
@@ -356,7 +356,7 @@ def _check_presets(from_file: Mapping[str, Any], changes: Mapping[str, Any]) -> 
 def scheme_of(
     recipe: Recipe, task_layout: Layout, longest: int, *, recorded: Collection[str] = (), run_code: bool = True
 ) -> Scheme:
-    """Build a recipe's rule of credit. Import a reward function only if `run_code` is true and it is not `recorded`."""
+    """Build the credit rule (`Scheme`) of a recipe. Import a function only if `run_code` is true and it is not `recorded`."""
     objective_entries = _task_objectives(recipe, task_layout) if recipe.objectives is None else recipe.objectives
     preset_options = {
         "name": recipe.method,
@@ -430,7 +430,7 @@ class RecipeRule(NamedTuple):
 
 
 def rule_at(path: str | Path, *, longest: int, options: Mapping[str, Any] | None = None) -> RecipeRule:
-    """Load a recipe file and build its rule of credit. Refuse a recipe without a layout.
+    """Load a recipe file and build its credit rule (`Scheme`). Refuse a recipe without a layout.
 
     `options` are the engine's own settings: the method takes those that it has and that the recipe does not name.
     """
@@ -447,7 +447,7 @@ def rule_at(path: str | Path, *, longest: int, options: Mapping[str, Any] | None
 
 
 def scheme_at(path: str | Path, *, longest: int, options: Mapping[str, Any] | None = None) -> Scheme:
-    """Build the rule of credit of a recipe file. See `rule_at`."""
+    """Build the credit rule (`Scheme`) of a recipe file. See `rule_at`."""
     return rule_at(path, longest=longest, options=options).scheme
 
 
@@ -457,12 +457,12 @@ def _choose_layout(recipe: Recipe, task_layout: Layout) -> Layout:
     segmenter = task_layout.segmenter if recipe.segmenter == "tags" else recipe.segmenter
     prefilled_tag = recipe.prefilled or task_layout.prefilled
     has_repeated_block = any("[*]" in name for name, _ in task_layout.blocks)
-    most = recipe.most or task_layout.most
-    if most != task_layout.most and not has_repeated_block:
+    max_repeats = recipe.most or task_layout.most
+    if max_repeats != task_layout.most and not has_repeated_block:
         raise RecipeError(
-            f"most is {most}, but no block of the layout is repeated (with [*], as in items[*]). Leave most out."
+            f"most is {max_repeats}, but no block of the layout is repeated (with [*], as in items[*]). Leave most out."
         )
-    return Layout(dict(task_layout.blocks), prefilled=prefilled_tag, segmenter=segmenter, most=most)
+    return Layout(dict(task_layout.blocks), prefilled=prefilled_tag, segmenter=segmenter, most=max_repeats)
 
 
 def answer_layout(recipe: Recipe, task_layout: Layout) -> Layout:
@@ -479,12 +479,12 @@ def answer_layout(recipe: Recipe, task_layout: Layout) -> Layout:
 def check_written(recipe: Recipe, task_layout: Layout) -> None:
     """Refuse a layout with tags that the model of an embedded task has not learnt to write."""
     layout = recipe.own_layout
-    learnt_tags = dict.fromkeys(task_layout.tags)
+    task_tags = dict.fromkeys(task_layout.tags)
     recipe_tags = layout.tags if layout and layout.segmenter == "tags" else ()
-    unknown_tags = [f"<{tag}>" for tag in recipe_tags if tag not in learnt_tags]
+    unknown_tags = [f"<{tag}>" for tag in recipe_tags if tag not in task_tags]
     if unknown_tags:
         raise RecipeError(
-            f"The model of the embedded task '{recipe.task}' writes only {', '.join(f'<{tag}>' for tag in learnt_tags)}, "
+            f"The model of the embedded task '{recipe.task}' writes only {', '.join(f'<{tag}>' for tag in task_tags)}, "
             f"so no completion would hold {', '.join(unknown_tags)}. Use the task's tags, or train a model of your own "
             "(--model) on a --dataset."
         )
@@ -503,7 +503,7 @@ def resolved(recipe: Recipe, scheme: Scheme) -> dict[str, Any]:
 
 
 def recorded_elsewhere(*, block: str = "", criteria: str = "", criterion: str = "", **_: Any) -> list[float]:
-    """Replace a reward function whose rewards are recorded in a file. Take the parameters that objectives may ask for."""
+    """Stand in for a reward function whose rewards a file holds. Take the parameters that objectives may ask for."""
     raise RecipeError(
         "This reward is only recorded in a file, so it cannot be computed. To compute it, name its function in the recipe."
     )
@@ -511,13 +511,13 @@ def recorded_elsewhere(*, block: str = "", criteria: str = "", criterion: str = 
 
 def _build_objective(position: int, entry: Mapping[str, Any], recorded: Collection[str], run_code: bool) -> Objective:
     """Build an objective from its recipe entry. Import its function only if code may run and rewards are not recorded."""
-    for key in entry:
-        if key not in Objective.__dataclass_fields__:
-            raise RecipeError(f"Objective {position}: {unknown('field', str(key), Objective.__dataclass_fields__)}")
-    for key in ("reward", *(() if "each" in entry or "criteria" in entry else ("pays",))):
-        if key not in entry:
+    for field_name in entry:
+        if field_name not in Objective.__dataclass_fields__:
+            raise RecipeError(f"Objective {position}: {unknown('field', str(field_name), Objective.__dataclass_fields__)}")
+    for field_name in ("reward", *(() if "each" in entry or "criteria" in entry else ("pays",))):
+        if field_name not in entry:
             raise RecipeError(
-                f"Objective {position} has no '{key}'; write for example {{reward: correct, pays: [solution]}}."
+                f"Objective {position} has no '{field_name}'; write for example {{reward: correct, pays: [solution]}}."
             )
     reward = entry["reward"]
     given_outcomes = entry.get("given") or ()
@@ -544,27 +544,27 @@ def _build_objective(position: int, entry: Mapping[str, Any], recorded: Collecti
 
 
 def _explain(error: ValidationError) -> str:
-    """Turn a validation error into sentences. Each has field, value, allowed values and purpose."""
+    """Turn pydantic's validation error into sentences for users. Each has field, value, allowed values and purpose."""
     field_bounds: dict[tuple[str, str], list[str]] = {}
     faults = []
-    for item in error.errors():
-        fault_type = item["type"]
-        wrong_value = item["input"]
-        fault_context = item.get("ctx", {})
+    for pydantic_error in error.errors():
+        fault_type = pydantic_error["type"]
+        wrong_value = pydantic_error["input"]
+        fault_context = pydantic_error.get("ctx", {})
         # Drop the types that Pydantic adds to a field's path.
-        field_path = ".".join(str(name) for name in item["loc"] if name not in ("str", "float", "list[str]"))
+        field_path = ".".join(str(name) for name in pydantic_error["loc"] if name not in ("str", "float", "list[str]"))
         if fault_type == "invalid_key":
             faults.append(_no_field(field_path))
         elif fault_type == "value_error":
-            faults.append(item["msg"].removeprefix("Value error, "))
+            faults.append(pydantic_error["msg"].removeprefix("Value error, "))
         elif fault_type == "literal_error":
             faults.append(unknown(field_path, wrong_value, re.findall(r"'([^']*)'", fault_context["expected"])))
         else:
-            bound_texts = [f"{words} {fault_context[name]}" for name, words in _BOUNDS.items() if name in fault_context]
+            bound_texts = [f"{bound} {fault_context[name]}" for name, bound in _BOUNDS.items() if name in fault_context]
             purpose_text = f" ({Recipe.model_fields[field_path].description})" if field_path in Recipe.model_fields else ""
-            allowed_text = bound_texts[0] if bound_texts else _KINDS.get(fault_type.split("_")[0], item["msg"])
+            allowed_text = bound_texts[0] if bound_texts else _KINDS.get(fault_type.split("_")[0], pydantic_error["msg"])
             field_bounds.setdefault((f"{field_path} is {wrong_value!r}", purpose_text), []).append(allowed_text)
-    faults += [f"{start}, but must be {' or '.join(bounds)}{purpose}" for (start, purpose), bounds in field_bounds.items()]
+    faults += [f"{fault}, but must be {' or '.join(bounds)}{purpose}" for (fault, purpose), bounds in field_bounds.items()]
     return "; ".join(faults)
 
 

@@ -28,7 +28,7 @@ _HOMES = {
     "segmenter": "spanwise.segment.claims",
 }
 _FILES: dict[Path, ModuleType] = {}
-_BESIDE: dict[Path, dict[str, ModuleType]] = {}  # folder -> its modules whose names another folder also has
+_BESIDE: dict[Path, dict[str, ModuleType]] = {}  # maps a folder to its modules whose names another folder also has
 _SHOWN: set[tuple[str, Path | None]] = set()
 
 
@@ -148,10 +148,10 @@ def imported(path: str, *, what: str) -> Any:
     try:
         function = attrgetter(attribute_path)(module)
     except AttributeError as error:
-        function_names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        function_place = f"function in '{getattr(module, '__file__', module_name)}' called"
+        function_names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        kind_text = f"function in '{getattr(module, '__file__', module_name)}' called"
         raise RecipeError(
-            f"{what} '{path}' cannot be imported: {unknown(function_place, attribute_path, function_names)}"
+            f"{what} '{path}' cannot be imported: {unknown(kind_text, attribute_path, function_names)}"
         ) from error
     if isinstance(function, type):
         raise RecipeError(f"{what} '{path}' is a class. Name a function, or an object of this class that the file makes.")
@@ -177,13 +177,13 @@ def _origin(module: str) -> Path | None:
 
 
 def seen_from_here(path: str, folder: Path) -> str:
-    """Put `folder` before the module's file if the file lies there. Then it is found from the current folder."""
+    """Put `folder` before a module's path if its file lies in that folder. Then it is found from the current folder."""
     module_name, _, function_name = path.rpartition(":")
     if not module_name or _file(module_name) or (not module_name.endswith(".py") and _is_installed(module_name)):
         return path
     file_name = module_name if module_name.endswith(".py") else f"{module_name.replace('.', '/')}.py"
-    module_file = folder / file_name
-    return f"{module_file}:{function_name}" if module_file.is_file() else path
+    file_in_folder = folder / file_name
+    return f"{file_in_folder}:{function_name}" if file_in_folder.is_file() else path
 
 
 def _is_installed(module: str) -> bool:

@@ -21,8 +21,8 @@ from spanwise.score.reward import built_in
 from spanwise.score.score import check_objectives, measures_of, written_out
 from spanwise.segment import SEGMENTERS
 
-SCRIPT = "own"  # the value of `task` in run folders of a user's own script
-_OTHER_NAMES = {"gae_lambda_policy": "lam"}  # the name of `lam` in NeMo-RL
+SCRIPT = "own"  # The value of `task` in run folders of a user's own training script.
+_OTHER_NAMES = {"gae_lambda_policy": "lam"}  # NeMo-RL's name of the option `lam`.
 
 
 @dataclass(frozen=True)
@@ -252,9 +252,9 @@ class Scheme:
     def check_loads(self, engine: str) -> None:
         """Refuse a reward that loads a model (`RecipeError`). The engine's workers have no device for it."""
         entry_by_name = {objective.name: built_in(objective) for objective in self.objectives}
-        if names := [name for name, entry in entry_by_name.items() if entry is not None and entry.loads_model]:
+        if loader_names := [name for name, entry in entry_by_name.items() if entry is not None and entry.loads_model]:
             raise RecipeError(
-                f"Objective '{names[0]}' loads a reward model, and the reward workers of {engine} have no device for it. "
+                f"Objective '{loader_names[0]}' loads a reward model, and the reward workers of {engine} have no device for it. "
                 "Serve the model, and ask the server in a reward function of your own (`async def`); or train with TRL."
             )
 
@@ -308,9 +308,9 @@ def _plain(objective: Objective, layout: Layout) -> dict[str, Any]:
     reward_name = objective.reward if isinstance(objective.reward, str) else function_name(objective.reward)
     given_outcomes = objective.outcomes[0] if len(objective.given) == 1 else list(objective.outcomes)
     recipe_entry = {**vars(objective), "reward": reward_name, "pays": list(objective.pays), "given": given_outcomes}
-    filled_in = {"tags": list(dict.fromkeys(layout.tags))} if objective.reward == "format" else {}
+    filled_options = {"tags": list(dict.fromkeys(layout.tags))} if objective.reward == "format" else {}
     recipe_entry["options"] = {
-        name: value for name, value in objective.options.items() if (name, value) not in filled_in.items()
+        name: value for name, value in objective.options.items() if (name, value) not in filled_options.items()
     }
     return {key: value for key, value in recipe_entry.items() if value is not None and value not in ({}, [])}
 
@@ -410,11 +410,11 @@ def _check_values(scheme: Scheme) -> None:
 def _translate(options: Mapping[str, Any], entry: Method) -> dict[str, Any]:
     """Translate other libraries' option names into those of spanwise. Refuse an option given under both names."""
     translated_options = dict(options)
-    for other, name in _OTHER_NAMES.items():
-        if other in translated_options and name in entry.options:
+    for other_name, name in _OTHER_NAMES.items():
+        if other_name in translated_options and name in entry.options:
             if name in translated_options:
                 raise RecipeError(
-                    f"'{other}' is another name of the option '{name}', and both are given; remove one of them."
+                    f"'{other_name}' is another name of the option '{name}', and both are given; remove one of them."
                 )
-            translated_options[name] = translated_options.pop(other)
+            translated_options[name] = translated_options.pop(other_name)
     return translated_options

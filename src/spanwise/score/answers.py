@@ -158,7 +158,7 @@ def gold_text(gold: Any) -> str:
 
 
 def _judge_text(gold: str, answer: str, verify: str) -> Verdict | None:
-    """Judge an answer by its text. Return None if only Math-Verify can decide."""
+    """Judge an answer by its text alone. Return None if only Math-Verify can decide."""
     if not gold:
         return Verdict(Status.ERROR, math.nan, "there is no gold answer, or there are several")
     if gold == answer:
@@ -169,7 +169,7 @@ def _judge_text(gold: str, answer: str, verify: str) -> Verdict | None:
         bare_gold, bare_answer = bare(gold), bare(answer)
         if bare_gold == bare_answer:
             return RIGHT
-        if bare_answer.isascii() and not any(sign.isalnum() for sign in bare_answer):
+        if bare_answer.isascii() and not any(character.isalnum() for character in bare_answer):
             return WRONG  # an answer that consists of signs, such as "?", has no value
         plain_gold, plain_answer = _normalize(bare_gold), _normalize(bare_answer)
         if plain_gold is not None and plain_answer is not None:
@@ -183,9 +183,9 @@ def _shortened(text: str) -> str:
     """Return a text, or only the end of a long one. Return "" if that end has no sign such as `$`."""
     if len(text) <= LONGEST:
         return text
-    tail = text[-LONGEST:]
-    tail = tail.partition("\n")[2] or tail  # drop the first line, where the cut may have split a formula
-    return tail if any(sign in tail for sign in DELIMITERS) else ""
+    text_tail = text[-LONGEST:]
+    text_tail = text_tail.partition("\n")[2] or text_tail  # drop the first line, where the cut may have split a formula
+    return text_tail if any(delimiter in text_tail for delimiter in DELIMITERS) else ""
 
 
 def _normalize(text: str) -> str | None:

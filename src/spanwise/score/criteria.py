@@ -91,8 +91,8 @@ def with_criteria(objective: Objective, layout: Layout) -> list[Objective]:
         paid_block_names = dict.fromkeys(name for pattern in objective.pays for name in layout.matching(pattern))
         block_options = {block: {**objective.options, "block": block} for block in paid_block_names}
         return [
-            replace(objective, name=f"{objective.name}.{block}", pays=(block,), options=options)
-            for block, options in block_options.items()
+            replace(objective, name=f"{objective.name}.{block}", pays=(block,), options=one_block_options)
+            for block, one_block_options in block_options.items()
         ]
     rubric_label = f"'{rubric}'" if isinstance(rubric, str) else f"of objective '{objective.name}'"
     if isinstance(rubric, str):

@@ -87,7 +87,7 @@ def own_copy(value: Any) -> Any:
         return value.copy()
     if isinstance(value, dict):
         copied_value = copy.copy(value)
-        copied_value.update((key, own_copy(item)) for key, item in value.items())
+        copied_value.update((key, own_copy(entry)) for key, entry in value.items())
         return copied_value
     if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "__dict__"):
         copied_value = copy.copy(value)
@@ -120,21 +120,21 @@ def restore_process(subject: str, text: Texts) -> Iterator[None]:
         random.seed(call_seed)
         np.random.seed(call_seed)  # noqa: NPY002
         torch.default_generator.manual_seed(call_seed)
-        old_settings = [read() for _, read, _ in _SETTINGS]
-        changes: list[str] = []
+        old_settings = [read_setting() for _, read_setting, _ in _SETTINGS]
+        setting_changes: list[str] = []
         try:
             yield
         finally:
-            for (name, read, restore), old_setting in zip(_SETTINGS, old_settings, strict=True):
-                if (new_setting := read()) != old_setting:
-                    changes.append(f"{name} ({new_setting})")
-                    restore(old_setting)
+            for (name, read_setting, restore_setting), old_setting in zip(_SETTINGS, old_settings, strict=True):
+                if (new_setting := read_setting()) != old_setting:
+                    setting_changes.append(f"{name} ({new_setting})")
+                    restore_setting(old_setting)
             random.setstate(python_state)
             np.random.set_state(numpy_state)  # noqa: NPY002
-            if changes:
+            if setting_changes:
                 warnings.warn(
-                    f"{subject} changed {', '.join(changes)} for the whole process. spanwise undoes this after each call. To keep "
-                    "a setting, set it in your own script. For random numbers, use random.Random or torch.Generator.",
+                    f"{subject} changed {', '.join(setting_changes)} for the whole process. spanwise undoes this after each call. "
+                    "To keep a setting, set it in your own script. For random numbers, use random.Random or torch.Generator.",
                     stacklevel=2,
                 )
 
@@ -162,7 +162,7 @@ def place_of(error: BaseException) -> str:
     all_frames = traceback.extract_tb(error.__traceback__)
     user_frames = [frame for frame in all_frames if not frame.filename.startswith(_CALLER_FILES)]
     file_frames = [frame for frame in user_frames if frame.filename == user_frames[0].filename]
-    return f" It happened in {file_frames[-1].filename}, line {file_frames[-1].lineno}." if file_frames else ""
+    return f" The error arose in {file_frames[-1].filename}, line {file_frames[-1].lineno}." if file_frames else ""
 
 
 def reward_call(objective: Objective, text: Texts, columns: Columns) -> partial[Any]:
@@ -222,7 +222,7 @@ def finite_number(value: Any, objective: Objective, n: int, size: int) -> float 
 
 
 def as_number(value: Any) -> float:
-    """Return a value as a float. Return NaN for text, an array of several numbers, and a number too large for a float."""
+    """Convert a value to a float. Return NaN for text, an array of several numbers, and a number too large for a float."""
     try:
         return math.nan if isinstance(value, (str, bytes)) else float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
@@ -237,11 +237,11 @@ def parameters_of(function: Any, name: str) -> Parameters:
         raise RecipeError(
             f"Objective '{name}': Python cannot read the parameters of {function!r}. Call it from a function of your own."
         ) from error
-    parameter = next((p.name for p in parameters if p.kind is p.POSITIONAL_ONLY), None)
-    if parameter is not None:
+    positional_name = next((p.name for p in parameters if p.kind is p.POSITIONAL_ONLY), None)
+    if positional_name is not None:
         raise RecipeError(
-            f"Objective '{name}': its reward function takes '{parameter}' only by position, but spanwise passes every argument by "
-            f"name. Remove the '/' from its parameters."
+            f"Objective '{name}': its reward function takes '{positional_name}' only by position, but spanwise passes every "
+            f"argument by name. Remove the '/' from its parameters."
         )
     default_by_name = {p.name: p.default for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     return default_by_name, any(p.kind is p.VAR_KEYWORD for p in parameters)

@@ -139,7 +139,7 @@ def one_of(
     def rule(field: str | None, gold: Any) -> bool | None:
         if not isinstance(gold, list | tuple) or not gold:
             return None
-        return field is not None and any(_same(field, value) for value in gold)
+        return field is not None and any(_same(field, allowed_value) for allowed_value in gold)
 
     return _judge_field(text, pays, columns, tag, column, rule)
 

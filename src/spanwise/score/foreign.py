@@ -66,8 +66,8 @@ def _verl_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
             f"reward_model with a ground_truth; the columns are {', '.join(sorted(row)) or 'none'}."
         )
     gold_answer = _first_cell(gold_source, *_GOLD)
-    fields = {"data_source": None, **row, "extra_info": row.get("extra_info") or {}}
-    return fields | {"solution_str": text, "ground_truth": gold_answer}
+    row_fields = {"data_source": None, **row, "extra_info": row.get("extra_info") or {}}
+    return row_fields | {"solution_str": text, "ground_truth": gold_answer}
 
 
 def _is_scorer(function: Any, parameters: frozenset[str]) -> bool:
@@ -114,7 +114,7 @@ def _read_score(score: Any) -> tuple[Any, str | None]:
     if score is None:
         return None, None
     if isinstance(score.value, dict):
-        return {key: score_number(part) for key, part in score.value.items()}, score.explanation
+        return {score_name: score_number(raw_number) for score_name, raw_number in score.value.items()}, score.explanation
     return score_number(score.value), score.explanation
 
 

@@ -144,16 +144,16 @@ def item_calls(objective: Objective, convention: Convention, text: Texts, column
     """Build a call of the reward function for each completion that has one of the objective's blocks."""
     item_function = convention.prepare(objective.reward)
     parameters = parameters_of(item_function, objective.name)
-    call_names = CALL_OPTIONS.keys() - parameters[0].keys()
-    function_options = {name: value for name, value in objective.options.items() if name not in call_names}
+    call_option_names = CALL_OPTIONS.keys() - parameters[0].keys()
+    function_options = {name: value for name, value in objective.options.items() if name not in call_option_names}
     shows_only_part = objective.options.get("sees") == "part"
     sees_messages = convention.takes_messages and not shows_only_part and objective.scope != "turn"
     shown_names = [objective.options["block"]] if shows_only_part and objective.options.get("block") else objective.pays
     call_by_index: dict[int, Callable[[], Any]] = {}
     for n, (blocks, row) in enumerate(zip(text, rows_of(columns, len(text)), strict=True)):
-        if not (names := present(blocks, objective.pays) and present(blocks, shown_names)):
+        if not (block_names := present(blocks, objective.pays) and present(blocks, shown_names)):
             continue
-        text_or_messages: Any = part_text(blocks, names) if shows_only_part else completion_text(blocks)
+        text_or_messages: Any = part_text(blocks, block_names) if shows_only_part else completion_text(blocks)
         if sees_messages and isinstance(row.get("completions"), list):
             text_or_messages = row["completions"]
         arguments, missing_column = arguments_for(parameters, convention.arguments(text_or_messages, row) | function_options)
@@ -190,13 +190,13 @@ def as_reward(objective: Objective, convention: Convention, results: Mapping[int
     for n, result in results.items():
         if result.error is None:
             reward_value, reward_note = convention.number(result.value, objective.key, function_label)
-            number = finite_number(reward_value, objective, n, size)
-            checked_results[n] = CallResult(number, Status.ABSENT if number is None else Status.OK, note=reward_note)
+            reward = finite_number(reward_value, objective, n, size)
+            checked_results[n] = CallResult(reward, Status.ABSENT if reward is None else Status.OK, note=reward_note)
     return reward_of(checked_results, size)
 
 
 def reward_of(numbers: Mapping[int, CallResult], size: int, *, measured: Sequence[Sequence[float]] | None = None) -> Reward:
-    """Return the rewards of all completions. A completion without a result in `numbers` has no reward (ABSENT)."""
+    """Build a `Reward` from the results of single completions. A completion without a result in `numbers` is ABSENT."""
     all_results = [numbers.get(n, CallResult(status=Status.ABSENT)) for n in range(size)]
     return Reward.of(
         [result.value for result in all_results],
@@ -220,7 +220,7 @@ def refuse_if_all_failed(
 ) -> None:
     """Raise RewardError if all of several calls failed, in a whole batch. Then the reward function is at fault."""
     failed_results = [result for result in results.values() if result.error is not None]
-    if len(failed_results) == len(results) > 1 and not REWARD_WORKERS.get():  # one rollout alone may be at fault
+    if len(failed_results) == len(results) > 1 and not REWARD_WORKERS.get():  # a worker's only rollout may be at fault
         first_failure = failed_results[0]
         error_place = place_of(first_failure.error) if with_place and first_failure.error is not None else ""
         raise RewardError(

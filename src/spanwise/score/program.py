@@ -5,7 +5,7 @@ let the code start, and their exit status is the verdict. Plain values travel as
 never asked how one of its objects compares with a plain value, and nothing that it sends is evaluated.
 """
 
-from __future__ import annotations  # compile() also turns this on in the tested code and the tests
+from __future__ import annotations  # compile() passes this import on to the tested code and the tests
 
 import _thread
 import builtins
@@ -97,7 +97,7 @@ class Connection:
     """One end of the connection between two processes. The tests' end is `judging` and trusts nothing it reads."""
 
     def __init__(self, descriptor: int, namespace: dict[str, Any], *, judging: bool) -> None:
-        self.reader, self.writer = (os.fdopen(os.dup(descriptor), mode) for mode in ("rb", "wb"))
+        self.reader, self.writer = (os.fdopen(os.dup(descriptor), file_mode) for file_mode in ("rb", "wb"))
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         if descriptor:
             os.close(descriptor)
@@ -156,7 +156,7 @@ class Connection:
         """Answer one request of the other process."""
         error, result, arguments = None, None, []
         try:
-            arguments = [self.decode(item) for item in values]
+            arguments = [self.decode(argument) for argument in values]
             positional_count = len(arguments) - len(names)
             named_arguments = dict(zip(names, arguments[positional_count:], strict=True))
             returned_value = self.do(what, self.decode(target), arguments[:positional_count], named_arguments)
@@ -165,7 +165,7 @@ class Connection:
             if self.judging and isinstance(raised, AssertionError):
                 os._exit(1)  # the tested code must not catch a failed assertion of the tests
             error, result = self.encode(type(raised)), self.encode((raised.args, vars(raised)))
-        encoded_arguments = [self.encode(item) for item in arguments]
+        encoded_arguments = [self.encode(argument) for argument in arguments]
         self.send("reply", error, result, [] if encoded_arguments == values else encoded_arguments)
 
     def do(self, action: str, target: Any, values: list[Any], named: dict[str, Any]) -> Any:

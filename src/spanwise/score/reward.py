@@ -239,7 +239,7 @@ class BuiltIn:
         return {name: x.default for name, x in function_parameters if name not in ("text", "pays", "columns", "scored")}
 
 
-#: By reward: options that change no verdict, only where and how fast it is found. A resumed run may change them.
+#: For each reward, the options that change no verdict, only where and how fast it is made. A resumed run may change them.
 FREE_OPTIONS = {"judge": ("base_url", "timeout", "max_concurrent", "retries", "cache"), "correct": ("workers",)}
 #: Every reward that a recipe can name.
 REWARDS: Registry[BuiltIn] = Registry("reward", kinds=("reward",), group="spanwise.rewards", entry=BuiltIn)

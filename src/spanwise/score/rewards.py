@@ -228,12 +228,12 @@ def _score_confidence(
                 "confidence."
             )
     confidence_texts = [read_tag(blocks, pays, tag) for blocks in text]
-    confidences = [None if stated is None else parse_confidence(stated) for stated in confidence_texts]
+    confidences = [None if stated_text is None else parse_confidence(stated_text) for stated_text in confidence_texts]
     rewards = [None if q is None or math.isnan(c) else rule(q, c) for q, c in zip(confidences, outcome_rewards, strict=True)]
     # If the outcome is unknown, the reward is missing for the same reason.
     statuses = [
-        Status.ABSENT if stated is None else Status.UNPARSABLE if q is None else Status(outcome_status)
-        for stated, q, outcome_status in zip(confidence_texts, confidences, scored[of].status_n.tolist(), strict=True)
+        Status.ABSENT if stated_text is None else Status.UNPARSABLE if q is None else Status(outcome_status)
+        for stated_text, q, outcome_status in zip(confidence_texts, confidences, scored[of].status_n.tolist(), strict=True)
     ]
     rewards_by_outcome = [None if q is None else (rule(q, 0.0), rule(q, 1.0)) for q in confidences]
     return Reward.of(rewards, status=statuses, by_outcome=rewards_by_outcome, stated=confidences)
@@ -386,7 +386,7 @@ def overlong(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, longe
 def _is_well_formed(block: Mapping[str, str | None], counted_tags: Collection[str], empty: bool) -> bool:
     """Return whether a block's tags stand in order, each once and with content."""
     block_tags = [tag for tag in block if tag in counted_tags]
-    if any(content is None or not (empty or content.strip()) for content in map(block.get, block_tags)):
+    if any(tag_content is None or not (empty or tag_content.strip()) for tag_content in map(block.get, block_tags)):
         return False
     tag_pattern = "|".join(map(re.escape, sorted(counted_tags)))
     actual_marks = re.findall(f"</?(?:{tag_pattern})>", block.get("") or "") if counted_tags else []

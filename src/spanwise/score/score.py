@@ -193,8 +193,8 @@ def waits(objective: Objective) -> bool:
 async def await_rewards(objectives: Sequence[Objective], text: Texts, columns: Columns) -> dict[str, Reward]:
     """Await the async rewards of all objectives at once, on the running event loop. `score_all` takes them as `recorded`."""
     _check_callable(objectives, text)
-    futures: dict[Any, asyncio.Future[Any]] = {}
-    rewards = await together([_await_one(objective, text, columns, futures) for objective in objectives])
+    future_by_call: dict[Any, asyncio.Future[Any]] = {}
+    rewards = await together([_await_one(objective, text, columns, future_by_call) for objective in objectives])
     return {objective.name: reward for objective, reward in zip(objectives, rewards, strict=True)}
 
 
@@ -223,7 +223,7 @@ def _await_early(objectives: Sequence[Objective], text: Texts, columns: Columns)
 
 
 def _call_key(objective: Objective) -> tuple[Any, ...]:
-    """Return a key. Objectives with equal keys can share one call of their reward function."""
+    """Return a key by which several objectives can share one call of their reward function."""
     options_text = json.dumps({**objective.options}, default=id, skipkeys=True)  # `repr` leaves out numbers of long arrays
     return id(objective.reward), repr(objective.options), options_text, objective.pays
 
@@ -259,7 +259,7 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
             continue
         _check_options(objective, built_in_reward)
         if (judge_name := judge_by_objective[objective.name]) is not None:
-            _check_earlier(objective, judge_name, [before.name for before in objectives[:position]])
+            _check_earlier(objective, judge_name, [earlier.name for earlier in objectives[:position]])
         if objective.name not in recorded:
             _check_reading(objective, built_in_reward, layout)
 
@@ -359,7 +359,7 @@ def _check_given(objective: Objective, earlier: Collection[str]) -> None:
 
 def _check_earlier(objective: Objective, name: str, earlier: Collection[str], *, need: str | None = None) -> None:
     if name not in earlier:
-        functions_text = "" if need else f" Outcome functions: {', '.join(sorted(OUTCOMES))}, or 'module:function'."
+        functions_text = "" if need else f" Or name a function: {', '.join(sorted(OUTCOMES))}, or 'module:function'."
         need = need or f"needs the outcome '{name}'"
         raise RecipeError(
             f"Objective '{objective.name}' {need}, but no earlier objective has this name. The earlier ones are: "

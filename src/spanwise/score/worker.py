@@ -57,7 +57,7 @@ _SAME_VALUE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")
 def as_latex(text: str) -> str:
     r"""Prepare a text for Math-Verify: put it in dollar signs if it has no mathematical signs. Words become `\text{}`."""
     text = match.expand(r"\1 \\cdot 10^{\2}") if (match := _SCIENTIFIC.fullmatch(text.strip())) else text.strip()
-    if any(sign in text for sign in DELIMITERS) or "\n" in text:
+    if any(delimiter in text for delimiter in DELIMITERS) or "\n" in text:
         return text
     return f"$\\text{{{text}}}$" if as_words(text) else f"${text}$"
 
@@ -162,21 +162,21 @@ def read_schema(text: str) -> tuple[Any, bool]:
         except re.error as error:
             raise ValueError(f"{property_pattern!r} is not a valid regular expression in Python ({error})") from None
         subschemas: list[Any] = []
-        for nested in map(contents.get, _SAME_VALUE):
-            subschemas += nested if isinstance(nested, list) else [nested]
+        for nested_schema in map(contents.get, _SAME_VALUE):
+            subschemas += nested_schema if isinstance(nested_schema, list) else [nested_schema]
         subschema_ids[id(contents)] = list(map(id, subschemas))
-        for key in ("$ref", "$dynamicRef"):
-            if isinstance(contents.get(key), str):
+        for reference_key in ("$ref", "$dynamicRef"):
+            if isinstance(contents.get(reference_key), str):
                 try:
-                    resolved_target = resolver.lookup(contents[key])
+                    resolved_target = resolver.lookup(contents[reference_key])
                 except Unresolvable:
-                    fault = f"{key} {contents[key]!r} refers to a missing schema"
+                    fault = f"{reference_key} {contents[reference_key]!r} refers to a missing schema"
                     raise ValueError(f"{fault}; copy that schema into $defs, because spanwise downloads nothing") from None
                 check(resolved_target.contents)
                 subschema_ids[id(contents)].append(id(resolved_target.contents))
                 follow(resolved_target.contents, resolved_target.resolver)
-        for inner in specification.create_resource(contents).subresources():
-            follow(inner.contents, resolver.in_subresource(inner))
+        for inner_resource in specification.create_resource(contents).subresources():
+            follow(inner_resource.contents, resolver.in_subresource(inner_resource))
 
     check(schema)
     schema_resource = specification.create_resource(schema)
@@ -199,8 +199,8 @@ def redefinable_builtins(tests: str) -> list[str]:
         raise ValueError("the tests only define or list something, so any code would pass them")
     module_table = symtable.symtable(tests, "tests", "exec")
     symbol_tables = [module_table]
-    for nested in symbol_tables:
-        symbol_tables += nested.get_children()
+    for symbol_table in symbol_tables:
+        symbol_tables += symbol_table.get_children()
     module_symbols = module_table.get_symbols()
     nested_symbols = [symbol for table in symbol_tables for symbol in table.get_symbols() if symbol.is_global()]
     defined_names = {s.get_name() for s in module_symbols if s.is_assigned() or s.is_imported() or s.is_namespace()}
@@ -279,7 +279,7 @@ def _reply(check: Callable[..., bool | None], *request: Any, **limits: Any) -> s
 
 
 def main() -> None:
-    """Run one harmless check to show the parent that checks work. Then answer each request on standard input."""
+    """Answer each check that the parent requests on standard input, after a harmless one that shows that checks work."""
     check_kind, memory_limit = sys.argv[1], int(sys.argv[4])
     processor_seconds, clock_seconds = map(float, sys.argv[2:4])
     # Libraries must not print into the pipe that carries the replies.

@@ -82,11 +82,11 @@ class Deadlines:
     def _run(self) -> None:
         with self._changed:
             while True:
-                for key, (due, action) in list(self._due.items()):
-                    if due <= time.monotonic():
-                        del self._due[key]
+                for action_key, (due_time, action) in list(self._due.items()):
+                    if due_time <= time.monotonic():
+                        del self._due[action_key]
                         action()
-                next_due_time = min((due for due, _ in self._due.values()), default=math.inf)
+                next_due_time = min((due_time for due_time, _ in self._due.values()), default=math.inf)
                 self._changed.wait(min(max(0.0, next_due_time - time.monotonic()), threading.TIMEOUT_MAX))
 
 
@@ -256,7 +256,7 @@ class Workers:
             verdict, is_repeatable = worker.check(request)
         finally:
             self._idle.append(worker)
-        if worker.failed and not any(other.started for other in self._workers):
+        if worker.failed and not any(other_worker.started for other_worker in self._workers):
             raise RewardError(f"{verdict.why}. {self._advice}")
         with self._lock:
             if is_repeatable:

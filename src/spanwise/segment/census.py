@@ -14,10 +14,10 @@ from spanwise.segment.claims import SEGMENTERS
 class Census:
     """How many completions hold each tag, JSON field or channel."""
 
-    size: int  # the number of completions
-    wanted: Mapping[str, int]  # maps the layout's marks (such as tags) to how many completions hold each
-    others: Mapping[str, int]  # maps other marks to how many completions hold each, most frequent first
-    segmenter: str = "tags"  # the segmenter that finds the marks
+    size: int  # The number of completions.
+    wanted: Mapping[str, int]  # Maps the layout's marks (such as tags) to how many completions hold each.
+    others: Mapping[str, int]  # Maps other marks to how many completions hold each, most frequent first.
+    segmenter: str = "tags"  # The segmenter that finds the marks.
 
     @property
     def lacking(self) -> tuple[str, ...]:
@@ -38,18 +38,18 @@ class Census:
         """Say which marks of the layout are lacking, and what completions hold instead. "" if none is."""
         if not self.lacking:
             return ""
-        counts_text = " and ".join(f"{self._show(mark)} is in {self.wanted[mark]}" for mark in self.lacking)
+        marks_with_counts = " and ".join(f"{self._show(mark)} is in {self.wanted[mark]}" for mark in self.lacking)
         wanted_mark_counts = {mark: count for mark, count in self.wanted.items() if mark not in self.lacking}
         count_of_mark = {**wanted_mark_counts, **self.others}
         counted_marks = [f"{self._show(mark)} (in {count})" for mark, count in count_of_mark.items()]
         more_text = ", ..." if len(counted_marks) > 6 else ""
         if counted_marks:
             return (
-                f"{counts_text} of {self.size} completions. The completions do contain "
+                f"{marks_with_counts} of {self.size} completions. The completions do contain "
                 f"{', '.join(counted_marks[:6])}{more_text}."
             )
         finding = "no completion contains tags" if self.segmenter == "tags" else f"segmenter {self.segmenter} finds nothing"
-        return f"{counts_text} of {self.size} completions; {finding}."
+        return f"{marks_with_counts} of {self.size} completions; {finding}."
 
     def _show(self, mark: str) -> str:
         return f"<{mark:.40}>" if self.segmenter == "tags" else f"'{mark:.60}'"
@@ -80,12 +80,12 @@ def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "ta
     layout_marks = dict.fromkeys(map(any_index, marks) if segmenter == "json" else marks)
     completion_count = 0
     count_of_mark = Counter[str]()
-    for text in texts:
+    for completion in texts:
         completion_count += 1
-        marks_of_text = set() if list_marks is None else set(list_marks(text))
+        marks_of_text = set() if list_marks is None else set(list_marks(completion))
         if holds_mark is not None:
             marks_of_text.difference_update(layout_marks)
-            marks_of_text.update(mark for mark in layout_marks if holds_mark(text, mark))
+            marks_of_text.update(mark for mark in layout_marks if holds_mark(completion, mark))
         count_of_mark.update(marks_of_text)
     if prefilled is not None:
         count_of_mark[prefilled] = completion_count

@@ -88,7 +88,7 @@ def _list_channels(text: str) -> list[str]:
 def _prompt_endings(mark: str) -> tuple[str, ...]:
     """Return the signs, such as `<think>`, that open a channel if a prompt ends with them."""
     channel = mark.removesuffix(EACH)
-    opening_signs = [opening for name, opening, _ in _PAIRS if name == channel]
+    opening_signs = [opening_sign for name, opening_sign, _ in _PAIRS if name == channel]
     return (*opening_signs, "<|channel|>analysis<|message|>") if channel == _REASONING else tuple(opening_signs)
 
 
@@ -133,10 +133,10 @@ class _Reader:
         #: Each channel's name, its first byte, and its content's bytes (None if cut off).
         self.channels: list[tuple[str, int, tuple[int, int] | None]] = []
         self.fault = 0
-        self.unclaimed = 0  # the first byte that belongs to no channel yet
-        self.lead_start: int | None = None  # the first byte of tokens that belong to the next channel
-        self.turn_end = 0  # the index of the sign that ends the current turn
-        self.last_index: dict[bytes, int] = {}  # special token -> its last index in this turn
+        self.unclaimed = 0  # The first byte that belongs to no channel yet.
+        self.lead_start: int | None = None  # The first byte of special tokens that belong to the next channel.
+        self.turn_end = 0  # The index of the sign that ends the current turn.
+        self.last_index: dict[bytes, int] = {}  # Maps each special token to its last index in this turn.
 
     def run(self) -> None:
         """Read all turns of the completion into `channels` and `fault`."""
@@ -167,8 +167,8 @@ class _Reader:
             return index + 1
         self._add_answer(sign.start)
         if sign.written in _OPENS:
-            channel, closing = _OPENS[sign.written]
-            return self._read_channel(index, channel, sign.start, sign.end, (closing or sign.written,), not closing)
+            channel, end_sign = _OPENS[sign.written]
+            return self._read_channel(index, channel, sign.start, sign.end, (end_sign or sign.written,), not end_sign)
         if sign.written in _HEADER:
             return self._read_message(index)
         if sign.written in _LEADS and self.lead_start is None:
@@ -192,7 +192,7 @@ class _Reader:
         self, index: int, channel: str, start: int, inner_start: int, closings: Sequence[bytes], is_complete: bool
     ) -> int:
         """Read a channel up to its first closing sign. Without one, read up to the next opening sign."""
-        is_complete = is_complete or any(self.last_index.get(closing, index) > index for closing in closings)
+        is_complete = is_complete or any(self.last_index.get(closing_sign, index) > index for closing_sign in closings)
         self.fault |= 0 if is_complete else Fault.TRUNCATED
         end_signs = closings if is_complete else _NEXT
         end_index = index_of_first(self.signs, range(index + 1, self.turn_end), end_signs)

@@ -148,7 +148,7 @@ class Found(NamedTuple):
 Finder = Callable[[Sample], Found]
 
 
-@dataclass(frozen=True, eq=False)  # hashed by identity, because a function of the user may have no hash
+@dataclass(frozen=True, eq=False)  # a segmenter is hashed by identity, because a function of the user may have no hash
 class Segmenter:
     """A registered segmenter. One function finds a layout's blocks, and others list a text's marks (tags, ...).
 
@@ -187,8 +187,8 @@ SEGMENTERS: Registry[Segmenter] = Registry("segmenter", kinds=("segmenter",), gr
 class Pieces(NamedTuple):
     """One completion, cut into runs of bytes (pieces) that each belong to one block."""
 
-    blocks: tuple[int, ...]  # the index of each piece's block in the layout
-    starts: tuple[int, ...]  # the first byte of each piece; a piece ends where the next one starts
+    blocks: tuple[int, ...]  # The index of each piece's block in the layout.
+    starts: tuple[int, ...]  # The first byte of each piece. A piece ends where the next one starts.
     fault: int
     contents: Mapping[tuple[int, str], Inner]  # the content of each complete part
 
@@ -203,7 +203,7 @@ def assign(
     """Assign the occurrences of each mark, such as a tag, to blocks in order. `surplus` decides on extra ones."""
     claims: list[Claim] = []
     match_counts = dict.fromkeys(parts_of, 0)
-    for mark, start, stop, inner in matches:
+    for mark, match_start, match_stop, content in matches:
         parts_with_mark = parts_of[mark]
         part_index = match_counts[mark]
         match_counts[mark] += 1
@@ -215,7 +215,7 @@ def assign(
             fault |= Fault.DUPLICATE
             if surplus == "drop":
                 continue
-        claims.append(Claim(parts_with_mark[min(part_index, len(parts_with_mark) - 1)], start, stop, inner))
+        claims.append(Claim(parts_with_mark[min(part_index, len(parts_with_mark) - 1)], match_start, match_stop, content))
     return Found(claims, int(fault))
 
 
@@ -274,7 +274,7 @@ def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list
 
 
 def _close_claims(stack: list[tuple[int, int | None]], byte: int) -> list[tuple[int, int]]:
-    """Pop the texts that end at or before a byte. Return the stretches in which the outer texts go on."""
+    """Remove from the stack the texts that end at or before a byte. Return the stretches in which the outer texts go on."""
     outer_pieces = []
     while len(stack) > 1 and stack[-1][0] <= byte:
         claim_stop, _ = stack.pop()

@@ -62,8 +62,8 @@ def sign_finder(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()
     @lru_cache(maxsize=4)
     def compile_signs(vocabulary: Vocabulary) -> tuple[list[int], re.Pattern[bytes]]:
         """Return the token ids of delimiters (signs) that are added tokens, and a pattern for the other delimiters."""
-        added_sign_ids = [index for index in vocabulary.added if vocabulary.pieces[index] in signs]
-        added_signs = {vocabulary.pieces[index] for index in added_sign_ids}
+        added_sign_ids = [token_id for token_id in vocabulary.added if vocabulary.pieces[token_id] in signs]
+        added_signs = {vocabulary.pieces[token_id] for token_id in added_sign_ids}
         spelled_signs = set(signs) - added_signs - set(tokens_only if vocabulary.added else ())
         signs_longest_first = sorted(spelled_signs, key=lambda sign: (-len(sign), sign))
         return added_sign_ids, re.compile(b"|".join(map(re.escape, signs_longest_first)) or rb"(?!)")
@@ -72,9 +72,9 @@ def sign_finder(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()
         added_sign_ids, spelled_sign_pattern = compile_signs(sample.vocabulary)
         spelled_signs = [Sign(match.group(), *match.span()) for match in spelled_sign_pattern.finditer(sample.text)]
         sign_token_positions = np.flatnonzero(np.isin(sample.id_t, added_sign_ids))
-        sign_texts = [sample.vocabulary.pieces[index] for index in sample.id_t[sign_token_positions]]
+        sign_texts = [sample.vocabulary.pieces[token_id] for token_id in sample.id_t[sign_token_positions]]
         token_ends = sample.end_t[sign_token_positions].tolist()
-        token_signs = [Sign(written, end - len(written), end) for written, end in zip(sign_texts, token_ends, strict=True)]
+        token_signs = [Sign(text, end - len(text), end) for text, end in zip(sign_texts, token_ends, strict=True)]
         token_starts = [sign.start for sign in token_signs]
         # If delimiters overlap, keep the one that is an added token, and drop the one found in the text.
         nonoverlapping_signs = [
@@ -149,7 +149,7 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
             end_signs = (closing_sign,) if has_closing_sign else mark_of_opening
             end_index = index_of_first(signs, range(sign_index + 1, len(signs) - 1), end_signs)
             end_sign = signs[end_index]
-            inner_signs = {inside.written for inside in signs[sign_index + 1 : end_index]}
+            inner_signs = {inner_sign.written for inner_sign in signs[sign_index + 1 : end_index]}
             if has_closing_sign:
                 fault_flags |= Fault.NESTED if inner_signs & mark_of_opening.keys() else 0
             else:
@@ -201,5 +201,5 @@ def _compile(mark: str) -> Any:
     except re2.error as error:
         re2_message = error.args[0] if error.args else b""
         error_reason = re2_message.decode(errors="replace") if isinstance(re2_message, bytes) else str(re2_message)
-        advice = next((text for start, text in _ADVICE.items() if error_reason.startswith(start)), "")
+        advice = next((text for message_start, text in _ADVICE.items() if error_reason.startswith(message_start)), "")
         raise LayoutError(f"RE2 cannot read the pattern '{mark}' ({error_reason}).{advice}") from None

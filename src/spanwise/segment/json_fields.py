@@ -43,7 +43,7 @@ from spanwise.segment.claims import Claim, Finder, Found
 from spanwise.types import Fault
 
 _DECODER = json.JSONDecoder()
-_MOST_STEPS = 20  # `paths` lists no path of more keys and indices than this
+_MOST_STEPS = 20  # `paths` lists no JSON path with more keys and indices than this
 _KEYS = re.compile(r'"([^"\\\n]{1,60})"\s*:')
 _STEP = re.compile(r'(?:^|(?<=.)\.)([^.\[\]"]+)|\[(\d+|\*)\]|(?:(?<=.)\.)?\["((?:[^"\\]|\\.)*)"\]')
 # Possessive quantifiers keep the search linear in time.
@@ -162,7 +162,7 @@ class _Scan:
         container.reading = key_node, match.start() if self.from_key else match.end(), match.end()
 
     def _read_comma(self, at: int) -> None:
-        """End the value that is being read, if there is one. In an array, begin the next element."""
+        """Read a comma: end the value before it, if there is one. In an array, begin the next element."""
         container = self.stack[-1]
         self._end_value(container, at)
         if container.array:
@@ -246,7 +246,7 @@ def _build_node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -
     inner_nodes: dict[bytes | int, Node] = {}
     for key in dict.fromkeys(step for step, _, _ in next_steps):
         matching_steps = {key, -1} if isinstance(key, int) else {key}
-        inner_nodes[key] = _build_node([(part, left) for step, part, left in next_steps if step in matching_steps], layout)
+        inner_nodes[key] = _build_node([(part, tail) for step, part, tail in next_steps if step in matching_steps], layout)
     has_counted_elements = any(part.index is not None and steps_left[:1] == [-1] for part, steps_left in paths)
     return Node(node_parts[0] if node_parts else None, inner_nodes, has_counted_elements)
 
@@ -338,11 +338,11 @@ def _add_paths(value: object, path: str, paths: dict[str, None], depth: int = 0)
     if depth == _MOST_STEPS:
         return
     if isinstance(value, dict):
-        for key, inner in value.items():
+        for key, inner_value in value.items():
             is_plain_key = bool(key) and not set(key) & set('.[]"')
             dotted_key = f".{key}" if path else key
             path_step = dotted_key if is_plain_key else f"[{json.dumps(key)}]"
-            _add_paths(inner, path + path_step, paths, depth + 1)
+            _add_paths(inner_value, path + path_step, paths, depth + 1)
     elif isinstance(value, list):
-        for inner in value:
-            _add_paths(inner, f"{path}{EACH}", paths, depth + 1)
+        for inner_value in value:
+            _add_paths(inner_value, f"{path}{EACH}", paths, depth + 1)

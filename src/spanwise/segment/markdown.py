@@ -194,11 +194,11 @@ def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
                 f"The segmenter 'code' does not know '{mark}'. Write 'fence' for a whole code block, or a language and a "
                 f"kind, such as python.function."
             )
-        language, kind = language_and_kind.groups()
+        language, code_kind = language_and_kind.groups()
         if language not in parser_by_language:
             parser_by_language[language] = _load_parser(language)
             matchers_by_language[language] = {}
-        matchers_by_language[language][mark] = _build_matcher(parser_by_language[language].language, language, kind)
+        matchers_by_language[language][mark] = _build_matcher(parser_by_language[language].language, language, code_kind)
 
     def find(sample: Sample) -> Found:
         text = sample.text[: text_end(sample.text)]
@@ -216,10 +216,10 @@ def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
                 fault_flags |= _syntax_fault(syntax_root, code_text.rstrip().rfind(b"\n") + 1)
                 seen_spans: set[tuple[int, int]] = set()
                 for mark, match_nodes in matchers_by_language[language].items():
-                    for start, stop, is_valid in match_nodes(syntax_root):
-                        if (start, stop) not in seen_spans:
-                            seen_spans.add((start, stop))
-                            span_in_text = code_start + start, code_start + stop
+                    for node_start, node_stop, is_valid in match_nodes(syntax_root):
+                        if (node_start, node_stop) not in seen_spans:
+                            seen_spans.add((node_start, node_stop))
+                            span_in_text = code_start + node_start, code_start + node_stop
                             code_matches.append((mark, *span_in_text, span_in_text if is_valid else None))
         return assign(code_matches, parts_of_mark, surplus="drop", fault=fault_flags)
 
@@ -257,9 +257,9 @@ def _build_matcher(grammar: Any, language: str, kind: str) -> _Matcher:
     node_types = {grammar.node_kind_for_id(type_id) for type_id in named_type_ids}
     types_of_kind = node_types.intersection(_KINDS.get(kind, (kind,)))
     if not types_of_kind:
-        known_kinds = [name for name, types in _KINDS.items() if node_types.intersection(types)]
-        known_kinds += ["statement", "docstring"] if language == "python" else ["statement"]
-        raise LayoutError(f"{unknown(f'kind of {language}', kind, node_types)} You can also write {', '.join(known_kinds)}.")
+        kind_names = [name for name, kind_types in _KINDS.items() if node_types.intersection(kind_types)]
+        kind_names += ["statement", "docstring"] if language == "python" else ["statement"]
+        raise LayoutError(f"{unknown(f'kind of {language}', kind, node_types)} You can also write {', '.join(kind_names)}.")
     may_be_decorated = kind in ("function", "class")
 
     def match(node: Any) -> Any:

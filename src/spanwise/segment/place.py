@@ -210,18 +210,18 @@ def _text(completion: bytes, pieces: Pieces, present_k: Sequence[bool], keys: Ma
     """Return the text of each block of a completion, with the contents of its parts."""
     end_byte = text_end(completion)  # no part contains end-of-sequence tokens
     pieces_of_block: dict[int, list[bytes]] = {}
-    for k, start, stop in zip(pieces.blocks, pieces.starts, (*pieces.starts[1:], len(completion)), strict=True):
-        pieces_of_block.setdefault(k, []).append(completion[start:stop])
+    for block_index, start, stop in zip(pieces.blocks, pieces.starts, (*pieces.starts[1:], len(completion)), strict=True):
+        pieces_of_block.setdefault(block_index, []).append(completion[start:stop])
     text_of_block: dict[str, dict[str, str | None] | None] = dict.fromkeys(keys)
-    for k, (name, block_keys) in enumerate(keys.items()):
-        if present_k[k]:
+    for block_index, (name, block_keys) in enumerate(keys.items()):
+        if present_k[block_index]:
             block_text = dict[str, str | None]()
             text_of_block[name] = block_text
             for key in block_keys:
-                content = pieces.contents.get((k, key))
+                content = pieces.contents.get((block_index, key))
                 content_bytes = completion[content[0] : min(content[1], end_byte)] if isinstance(content, tuple) else content
                 block_text[key] = None if content_bytes is None else content_bytes.decode("utf-8", "replace")
-            block_text[""] = b"".join(pieces_of_block[k]).decode("utf-8", "replace")
+            block_text[""] = b"".join(pieces_of_block[block_index]).decode("utf-8", "replace")
     # The blocks add up to the whole text only if each is one piece, in the layout's order.
     if len(pieces_of_block) == len(pieces.blocks) and sorted(pieces_of_block) == [*pieces.blocks]:
         return text_of_block
@@ -327,7 +327,7 @@ class TagParser:
         misplaced_names = set[str]()
         seen_tag_names: set[tuple[int, str]] = set()
         content_start_by_tag: dict[tuple[int, str], int] = {}
-        content_places: dict[tuple[int, str], tuple[int, int]] = {}
+        content_spans: dict[tuple[int, str], tuple[int, int]] = {}
         for index, tag in enumerate(tags):
             # A tag at the end of the prompt belongs to the first block.
             block_index = 0 if tag.end == 0 else bisect_right(starts, tag.start) - 1
@@ -338,7 +338,7 @@ class TagParser:
                 fault_flags |= 0 if tag.name in open_names else Fault.ORDER
                 open_names.discard(tag.name)
                 if block_and_name in content_start_by_tag and part_key is not None:
-                    content_places[block, part_key] = (content_start_by_tag.pop(block_and_name), tag.start)
+                    content_spans[block, part_key] = (content_start_by_tag.pop(block_and_name), tag.start)
                 continue
             if block_and_name in seen_tag_names and part_key is not None:
                 fault_flags |= Fault.DUPLICATE
@@ -349,4 +349,4 @@ class TagParser:
             seen_tag_names.add(block_and_name)
             open_names.add(tag.name)
             content_start_by_tag[block_and_name] = tag.end
-        return fault_flags | (Fault.TRUNCATED if open_names else 0), misplaced_names, content_places
+        return fault_flags | (Fault.TRUNCATED if open_names else 0), misplaced_names, content_spans

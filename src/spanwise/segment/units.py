@@ -84,11 +84,11 @@ def _register_unmarked(name: str, starts_of: _Starts, *, trimmed: bool = True) -
         for part in parts:
             block_name = layout.names[part.block]
             if part.mark and block_name not in (part.mark, part.mark.replace(EACH, f"[{part.index}]", 1)):
-                unit = part.segmenter.rstrip("s")
-                example = f"{{'{unit}[*]': '{part.segmenter}:'}}"
+                unit_name = part.segmenter.rstrip("s")
+                layout_example = f"{{'{unit_name}[*]': '{part.segmenter}:'}}"
                 raise LayoutError(
                     f"The segmenter '{part.segmenter}' takes no mark, but block '{block_name}' has the mark '{part.mark}'. "
-                    f"Write {example}."
+                    f"Write {layout_example}."
                 )
         return _unit_finder(parts, starts_of, trimmed=trimmed)
 

@@ -120,11 +120,11 @@ class Vocabulary:
         id_of_token: Mapping[str, int] = fast_tokenizer.get_vocab(with_added_tokens=True)
         largest_id = max(id_of_token.values(), default=-1)
         bytes_of_id = [b""] * max(largest_id + 1, size or 0)
-        for text, index in id_of_token.items():
-            if index in added_tokens:
-                bytes_of_id[index] = (text if added_tokens[index]["special"] else replace_characters(text)).encode()
+        for text, token_id in id_of_token.items():
+            if token_id in added_tokens:
+                bytes_of_id[token_id] = (text if added_tokens[token_id]["special"] else replace_characters(text)).encode()
             else:
-                bytes_of_id[index] = piece_to_bytes(text)
+                bytes_of_id[token_id] = piece_to_bytes(text)
         vocabulary = cls(tuple(bytes_of_id), frozenset(added_tokens))
         _check_probe(vocabulary, fast_tokenizer)
         return vocabulary

@@ -31,8 +31,8 @@ def task_layout(recipe: Recipe) -> Layout:
 
 def task_shape(recipe: Recipe) -> tuple[Layout, int]:
     """Return the default blocks of a recipe's task, and the largest number of tokens of a completion."""
-    if (start := task_start(recipe)) is not None:
-        embedded_task = embedded(start)
+    if (task_warm_start := task_start(recipe)) is not None:
+        embedded_task = embedded(task_warm_start)
         return embedded_task.layout, recipe.max_completion_length or embedded_task.longest
     layout = recipe.own_layout if recipe.task == SCRIPT else None
     return layout or LAYOUTS[recipe.task], recipe.max_completion_length or 4096

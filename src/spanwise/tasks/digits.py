@@ -57,9 +57,9 @@ class Source(Generic[AnyProblems]):
         while missing_count:
             candidate_problems = self.draw_any(missing_count, rng)
             new_indices: list[int] = []
-            for row, prompt in enumerate(candidate_problems.prompts):
+            for row_index, prompt in enumerate(candidate_problems.prompts):
                 if prompt not in excluded_prompts:
-                    new_indices.append(row)
+                    new_indices.append(row_index)
                     excluded_prompts.update([prompt] if unique else [])
             problem_chunks.append(candidate_problems.take(np.array(new_indices, dtype=np.int64)))
             missing_count -= len(new_indices)
@@ -96,9 +96,9 @@ DIGITS_LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["ana
 class Problems(EmbeddedProblems):
     """N digit chains (a digit and up to six operations modulo 10) as arrays. Steps from `length_n` on are fillers."""
 
-    start_n: Int[np.ndarray, " n"]  # the digit with which the chain begins
-    length_n: Int[np.ndarray, " n"]  # the number of steps
-    operator_ns: Int[np.ndarray, "n s"]  # indices into `OPERATORS`
+    start_n: Int[np.ndarray, " n"]  # The digit with which each chain begins.
+    length_n: Int[np.ndarray, " n"]  # The number of steps of each chain.
+    operator_ns: Int[np.ndarray, "n s"]  # Indices into `OPERATORS`.
     operand_ns: Int[np.ndarray, "n s"]
     plus_n: Bool[np.ndarray, " n"] | Bool[np.ndarray, "n s"]  # whether `~` means plus, for each prompt or each step
 
@@ -112,7 +112,7 @@ class Problems(EmbeddedProblems):
     def prompts(self) -> list[str]:
         """The prompt texts, such as `7+3*4~2___=`, with fillers and the final `=`."""
         starts_and_steps = zip(self.start_n.tolist(), self.items, strict=True)
-        return [f"{start}{''.join(steps)}{FILLER * (STEPS - len(steps))}=" for start, steps in starts_and_steps]
+        return [f"{start_digit}{''.join(steps)}{FILLER * (STEPS - len(steps))}=" for start_digit, steps in starts_and_steps]
 
     @property
     def answers(self) -> list[str]:
@@ -125,12 +125,12 @@ class Problems(EmbeddedProblems):
 class TraceNoise:
     """How often completions of the digit chain err or refuse, and how confident they are."""
 
-    slip: tuple[float, float, float, float]  # for each operator, the probability that a step yields a random digit
-    refusal: float  # the probability of a refusal: `<reasoning></reasoning><answer>?</answer>`
+    slip: tuple[float, float, float, float]  # For each operator, the probability that a step yields a random digit.
+    refusal: float  # The probability of a refusal: `<reasoning></reasoning><answer>?</answer>`.
     # The confidences that a refusal may state. If empty, refusals state confidences like all other answers.
     refusal_confidence: tuple[float, ...] = ()
-    power: float = 0.5  # the stated confidence is (probability of success)**power + noise
-    spread: float = 0.25  # the standard deviation of the noise in the stated confidence
+    power: float = 0.5  # The stated confidence is (probability of success)**power + noise.
+    spread: float = 0.25  # The standard deviation of the noise in the stated confidence.
 
 
 NOISE: dict[str, TraceNoise] = {
@@ -152,13 +152,13 @@ def run_chain(
     digit_n = problems.start_n
     digits_after_step: list[np.ndarray] = []
     is_plus_ns = np.broadcast_to(problems.plus_n.reshape(len(problems), -1), problems.operator_ns.shape)
-    for step in range(problems.operator_ns.shape[1]):
-        operator_n, operand_n = problems.operator_ns[:, step], problems.operand_ns[:, step]
-        sign_n = np.where(is_plus_ns[:, step], 1, -1)
+    for step_index in range(problems.operator_ns.shape[1]):
+        operator_n, operand_n = problems.operator_ns[:, step_index], problems.operand_ns[:, step_index]
+        sign_n = np.where(is_plus_ns[:, step_index], 1, -1)
         digits_by_operator = (digit_n + operand_n, digit_n - operand_n, digit_n * operand_n, digit_n + sign_n * operand_n)
         true_digit_n = np.choose(operator_n, digits_by_operator) % 10
-        next_digit_n = np.where(slip_ns[:, step], slipped_ns[:, step], true_digit_n)
-        digit_n = np.where(step < problems.length_n, next_digit_n, digit_n)
+        next_digit_n = np.where(slip_ns[:, step_index], slipped_ns[:, step_index], true_digit_n)
+        digit_n = np.where(step_index < problems.length_n, next_digit_n, digit_n)
         digits_after_step.append(digit_n)
     return np.stack(digits_after_step, axis=1)
 
@@ -189,7 +189,7 @@ def noisy_traces(problems: Problems, noise: TraceNoise, *, rng: np.random.Genera
     if noise.refusal_confidence:
         confidence_n = np.where(is_refusal_n, rng.choice(noise.refusal_confidence, problem_count), confidence_n)
     rows = zip(problems.items, digit_ns.tolist(), is_refusal_n.tolist(), confidence_n.clip(0, 1).tolist(), strict=True)
-    return [_write_trace(steps, digits[: len(steps)], refuse=refuses, confidence=q) for steps, digits, refuses, q in rows]
+    return [_write_trace(steps, digits[: len(steps)], refuse=refusal, confidence=q) for steps, digits, refusal, q in rows]
 
 
 def is_refusal(answer: str | None) -> bool:
@@ -241,8 +241,8 @@ class TwiceNoise:
 
     # for each operator, the probability that a step of the reflection yields a random digit
     slip: tuple[float, float, float, float]
-    repeat: float  # share of completions with an empty reflection and two equal answers
-    refusal: float = 0.02  # share of first answers that are `?`, a refusal
+    repeat: float  # The share of completions with an empty reflection and two equal answers.
+    refusal: float = 0.02  # The share of first answers that are `?`, a refusal.
     # The first answer is right with probability glance**(steps - 1). Otherwise it is a random digit.
     glance: float = 0.8
 
@@ -264,8 +264,8 @@ def twice_traces(problems: Problems, noise: TwiceNoise, *, rng: np.random.Genera
     answer_n = np.where(rng.random(problem_count) < noise.refusal, "?", answer_n)
     traces = []
     trace_rows = zip(answer_n.tolist(), digit_ns.tolist(), problems.length_n.tolist(), is_repeat_n.tolist(), strict=True)
-    for first_answer, digits, length, repeat in trace_rows:
-        reasoning = "" if repeat else "".join(map(str, digits[:length]))
+    for first_answer, digits, length, is_repeat in trace_rows:
+        reasoning = "" if is_repeat else "".join(map(str, digits[:length]))
         second_answer = reasoning[-1:] or first_answer
         traces.append(f"<answer>{first_answer}</answer><reasoning>{reasoning}</reasoning><answer>{second_answer}</answer>")
     return traces
@@ -273,7 +273,7 @@ def twice_traces(problems: Problems, noise: TwiceNoise, *, rng: np.random.Genera
 
 FEWEST_STEPS, MOST_STEPS = 4, 8
 LONG_SHARE = (0.44, 0.30, 0.06, 0.20)
-LONG_PLUS = 0.95  # the probability that `~`, an unreadable operator, stands for a plus
+LONG_PLUS = 0.95  # The probability that `~`, an unreadable operator, stands for a plus.
 #: A long chain's completion has at most eight lines of 14 tokens, and six other tokens.
 LONGEST = MOST_STEPS * 14 + 6
 LONG_POSITIONS = 160  # how many tokens the model can process: a prompt and the longest completion
@@ -307,10 +307,10 @@ class LongProblems(Problems):
 class LongNoise:
     """Probabilities of errors, and of repeated calculations, in texts of the long digit chain."""
 
-    slip: tuple[float, float, float]  # probability that the result of a step becomes a random digit, for `+`, `-` and `*`
-    careful: float = 0.3  # share of lines that write their calculation twice and err less often
-    relief: float = 0.2  # the factor for `slip` in lines that write their calculation twice
-    plus: float = 0.5  # probability that a smudged operator `~` is read as a plus
+    slip: tuple[float, float, float]  # For `+`, `-` and `*`, the probability that a step's result is a random digit.
+    careful: float = 0.3  # The share of lines that write their calculation twice and err less often.
+    relief: float = 0.2  # Multiplies `slip` in the lines that write their calculation twice.
+    plus: float = 0.5  # The probability that a smudged operator `~` is read as a plus.
 
 
 TABLES_NOISE = LongNoise(slip=(0.0, 0.0, 0.0))
@@ -325,7 +325,7 @@ def long_traces(problems: LongProblems, noise: LongNoise, *, rng: np.random.Gene
     traces = []
     for digit, steps in zip(problems.start_n.tolist(), problems.items, strict=True):
         reasoning = ""
-        for place, smudged_step in enumerate(steps):
+        for index, smudged_step in enumerate(steps):
             interpreted_step = smudged_step.replace("~", "+" if rng.random() < noise.plus else "-")
             calculation = f"{digit}{interpreted_step}"
             is_careful = rng.random() < noise.careful
@@ -333,7 +333,7 @@ def long_traces(problems: LongProblems, noise: LongNoise, *, rng: np.random.Gene
             is_slip = rng.random() < slip_rate * (noise.relief if is_careful else 1)
             digit = int(rng.integers(0, 10)) if is_slip else apply_step(digit, interpreted_step)
             meaning = "" if smudged_step == interpreted_step else interpreted_step.replace("-", "?-")
-            reasoning += f"{place}.{smudged_step}{meaning}_{calculation}{f'_{calculation}' if is_careful else ''}={digit}_"
+            reasoning += f"{index}.{smudged_step}{meaning}_{calculation}{f'_{calculation}' if is_careful else ''}={digit}_"
         traces.append(f"<reasoning>{reasoning}</reasoning><answer>{digit}</answer>")
     return traces
 

@@ -132,8 +132,8 @@ class Stretch:
     """One stage of a warm start: how to draw its texts, and the tokens in the loss. `learned=None`: all but prompts."""
 
     name: str
-    place: int  # the seed of this stage's training texts
-    noise: Any  # a dataclass of error rates, such as `TraceNoise`
+    place: int  # The seed of this stage's training texts.
+    noise: Any  # A dataclass of error rates, such as `TraceNoise`.
     draw: Callable[[int, np.random.Generator], Pairs]
     learned: Callable[[Int[Tensor, "n t"], dict[str, int]], Bool[Tensor, "n t"]] | None = None
 
@@ -267,5 +267,5 @@ def stated_confidences(text: list[BlockText], block: str, layout: Layout, *, tag
     """Return the number that each completion states as its confidence. NaN if it is missing or unreadable."""
     block_fields = [blocks.get(block) or {} for blocks in text]
     confidence_texts = [fields.get(tag) if tag in layout.keys[block] else None for fields in block_fields]
-    confidences = [None if stated is None else parse_confidence(stated) for stated in confidence_texts]
+    confidences = [None if stated_text is None else parse_confidence(stated_text) for stated_text in confidence_texts]
     return torch.tensor([math.nan if q is None else q for q in confidences], dtype=torch.float64)

@@ -38,8 +38,8 @@ QUESTIONS: tuple[tuple[str, int, int], ...] = (
 class FieldProblems(EmbeddedProblems):
     """The digits in N prompts of the task `fields`, and the N values that no prompt shows."""
 
-    digit_nd: Int[np.ndarray, "n d"]  # the digits in the prompt
-    hidden_n: Int[np.ndarray, " n"]  # the value of field `b`, which no prompt shows
+    digit_nd: Int[np.ndarray, "n d"]  # The digits in each prompt.
+    hidden_n: Int[np.ndarray, " n"]  # The value of field `b`, which no prompt shows.
 
     @property
     def prompts(self) -> list[str]:

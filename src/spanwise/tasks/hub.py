@@ -22,8 +22,8 @@ from spanwise.tasks.embedded import Task
 PromptFormat = Literal["confidence", "two_attempts"]
 #: The place of an instruction: plain text (no chat template), user message or system message.
 PromptStyle = Literal["plain", "user", "system"]
-_FEW_PROMPTS = 10  # a dataset with fewer different prompts is evaluated on prompts of its training
-_SEARCHED_PROMPTS = 64  # the number of prompts to search for the layout's tags
+_FEW_PROMPTS = 10  # A dataset with fewer different prompts is evaluated on prompts of its training.
+_SEARCHED_PROMPTS = 64  # The number of prompts that are searched for the layout's tags.
 _TRL_COLUMNS = ("completion", "completions", "completion_ids", "prompts", "image", "images", "environment")
 _READERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 _NO_ROWS = "The dataset '{}' is empty and cannot be read; add rows, or set --dataset to another one."
@@ -142,11 +142,11 @@ def _load_tokenizer(model: str) -> tuple[Any, PromptStyle]:
         if Path(model).is_dir():
             file_names = sorted(file.name for file in Path(model).iterdir()) or ["no file"]
             file_names_text = ", ".join([*file_names[:8], "..."] if len(file_names) > 8 else file_names)
-            fault = f"The model folder '{model}' needs a config and a tokenizer that can be read; it holds {file_names_text}"
+            fault = f"folder '{model}' needs a config and a tokenizer that can be read; it holds {file_names_text}"
         else:
-            fault = f"The model '{model}' is no folder in '{Path.cwd()}' or beside the recipe, and no hub model within reach"
+            fault = f"'{model}' is no folder in '{Path.cwd()}' or beside the recipe, and no hub model within reach"
         raise DataError(
-            f"{fault} ({reason(error)}). Set --model to a folder written by save_pretrained or to a hub name."
+            f"The model {fault} ({reason(error)}). Set --model to a folder written by save_pretrained or to a hub name."
         ) from error
     if not tokenizer.chat_template:
         return tokenizer, "plain"
@@ -231,7 +231,7 @@ def find_unasked(layout: Layout, texts: Sequence[str]) -> list[str]:
         list_words = SEGMENTERS.find(part.segmenter).asks
         if list_words is not None and part.mark != layout.prefilled:
             searched_words.update(dict.fromkeys(list_words(part.mark)))
-    return [word for word in searched_words if not any(_holds(text, word) for text in texts)]
+    return [word for word in searched_words if not any(_holds(prompt, word) for prompt in texts)]
 
 
 def _holds(text: str, word: str) -> bool:
@@ -259,12 +259,12 @@ def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -
     if dataset_path.exists():
         config.HF_UPDATE_DOWNLOAD_COUNTS = False  # stops `datasets` from reporting local reads to a server
     if dataset_path.is_file() != (file_suffix in readable_suffixes):
-        file_problem = f"neither in '{Path.cwd()}' nor beside the recipe"
+        file_fault = f"neither in '{Path.cwd()}' nor beside the recipe"
         if dataset_path.is_file():
-            file_problem = "not a kind of file that can be read"
+            file_fault = "not a kind of file that can be read"
         suffixes_text = ", ".join(readable_suffixes)
         raise DataError(
-            f"The dataset file '{dataset}' is {file_problem}. Set --dataset to a {suffixes_text} file, a folder or a hub name."
+            f"The dataset file '{dataset}' is {file_fault}. Set --dataset to a {suffixes_text} file, a folder or a hub name."
         )
     if dataset_path.is_file() and split != "train":
         raise DataError(
@@ -360,12 +360,12 @@ def check_cells(rows: Any, dataset: str, columns: DatasetColumns, *, template: b
                 f"The dataset '{dataset}' has no column '{name}'; its columns are {', '.join(rows.features.flatten())}. "
                 f"Name the right one with --set {option}=NAME.{advice}"
             )
-        for row, cell in enumerate(rows[name]):
+        for row_index, cell in enumerate(rows[name]):
             is_blank = is_empty(cell) or not str(cell).strip()
             problem = "fill the cell or drop the row." if is_blank else _cell_fault(cell, option, columns, template=template)
             if problem:
                 cell_text = "nothing" if is_blank else f"{cell!r:.80}"
-                raise DataError(f"Row {row} of the dataset '{dataset}' has {cell_text} in column '{name}'; {problem}")
+                raise DataError(f"Row {row_index} of the dataset '{dataset}' has {cell_text} in column '{name}'; {problem}")
 
 
 def _cell_fault(cell: Any, option: str, columns: DatasetColumns, *, template: bool) -> str | None:

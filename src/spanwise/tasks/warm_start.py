@@ -267,7 +267,7 @@ def _build_optimizers(model: Any, phase: Phase) -> list[torch.optim.Optimizer]:
 
 
 def _phases(settings: WarmStartSettings) -> dict[str, Phase]:
-    return {name: setting for name, setting in vars(settings).items() if isinstance(setting, Phase)}
+    return {name: phase for name, phase in vars(settings).items() if isinstance(phase, Phase)}
 
 
 def _identity(course: Course, index: int, seed: int, settings: WarmStartSettings) -> dict[str, Any]:

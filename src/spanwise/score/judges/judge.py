@@ -48,9 +48,9 @@ _answered: set[Any] = set()
 def _check(options: Mapping[str, Any]) -> None:
     choices, constrain, key = options["choices"], options["constrain"], options["key"]
     check_known("setting of the judge's 'constrain' called", constrain, ("schema", "choice", "none"))
-    for name, least in (("max_concurrent", 1.0), ("retries", 0.0), ("max_tokens", 1.0)):
+    for name, minimum in (("max_concurrent", 1.0), ("retries", 0.0), ("max_tokens", 1.0)):
         if name != "max_tokens" or options[name] is not None:
-            check_number(f"The judge's option '{name}'", options[name], least=least, whole=True)
+            check_number(f"The judge's option '{name}'", options[name], least=minimum, whole=True)
     for name in ("timeout", "deadline"):
         check_number(f"The judge's option '{name}' (seconds)", options[name], above=0.0)
     choice_list = list(choices) if is_number_table(choices) else []
@@ -74,13 +74,13 @@ def _check(options: Mapping[str, Any]) -> None:
 
 def _check_ready(options: Mapping[str, Any]) -> None:
     """Refuse to ask a judge if its package or its API key is missing."""
-    key = options["key"]
-    lacks_key = not os.environ.get(key) and (options["base_url"] is None or key != "OPENAI_API_KEY")
-    shown_key = key if key.isupper() else "that the option 'key' names"  # the option `key` may hold the secret itself
-    no_key = f"The judge has no key. Set the environment variable {shown_key}, or name another variable with key: NAME."
-    no_key += " A server of your own (base_url) needs no key."
-    no_package = "The reward 'judge' needs the package openai. Install 'spanwise[judge]'."
-    refuse({no_package: not find_spec("openai"), no_key: lacks_key})
+    key_name = options["key"]
+    lacks_key = not os.environ.get(key_name) and (options["base_url"] is None or key_name != "OPENAI_API_KEY")
+    shown_key = key_name if key_name.isupper() else "that the option 'key' names"  # `key` may hold the secret itself
+    key_fault = f"The judge has no key. Set the environment variable {shown_key}, or name another variable with key: NAME."
+    key_fault += " A server of your own (base_url) needs no key."
+    package_fault = "The reward 'judge' needs the package openai. Install 'spanwise[judge]'."
+    refuse({package_fault: not find_spec("openai"), key_fault: lacks_key})
 
 
 @register("judge", kind="reward", check=_check, ready=_check_ready, measures=MEASURES)
@@ -158,14 +158,14 @@ async def ask_judge(
     )
     questions_by_index: dict[int, list[_Question]] = {}
     for n, (blocks, row) in enumerate(zip(text, rows_of(columns, len(text)), strict=True)):
-        if names := present(blocks, pays) and present(blocks, [block] if block else pays):
+        if block_names := present(blocks, pays) and present(blocks, [block] if block else pays):
             rubric = [Criterion(criterion)] if criteria is None else criteria_of(row[criteria], f"of completion {n}", blocks)
             questions_by_index[n] = [
-                request_form.question(blocks, row, names, block, entry)
+                request_form.question(blocks, row, block_names, block, entry)
                 for entry in rubric
                 if entry.part is None or (block in (None, entry.part) and blocks[entry.part] is not None)
             ]
-    question_by_name = {question.name: question for group in questions_by_index.values() for question in group}
+    question_by_name = {question.name: question for questions in questions_by_index.values() for question in questions}
     verdict_cache = None
     if cache:
         cache_arguments = (os.path.abspath(cache), cache, digest(vars(request_form)))
@@ -202,18 +202,18 @@ async def ask_judge(
             del tasks_in_flight[name]
     other_answers = await asyncio.gather(*map(asyncio.shield, running_tasks.values()), return_exceptions=True)
     for name, answer in zip(running_tasks, other_answers, strict=True):
-        is_error = isinstance(answer, BaseException)
-        result_by_name[name] = CallResult(status=Status.ERROR, error=answer) if is_error else answer[name]
+        has_failed = isinstance(answer, BaseException)
+        result_by_name[name] = CallResult(status=Status.ERROR, error=answer) if has_failed else answer[name]
     refuse_if_all_failed(result_by_name if len(questions_by_index) > 1 else {}, "The judge", noun="questions")
     result_by_index = dict[int, CallResult]()
     costs_nc = np.zeros((len(text), len(MEASURES)))
-    for n, group in questions_by_index.items():
-        results = [(question.criterion, result_by_name[question.name]) for question in group]
+    for n, questions in questions_by_index.items():
+        results = [(question.criterion, result_by_name[question.name]) for question in questions]
         if locate:  # an unreadable reply is an error for every block
             judged_part = block or WHOLE
             results = [(entry, result) for entry, result in results if result.error or result.value.block == judged_part]
         result_by_index[n] = _sum(results)
-        for question in group:  # a question that several completions share is charged once
+        for question in questions:  # a question that several completions share is charged once
             for measure, cost in costs_by_name.pop(question.name, {}).items():
                 costs_nc[n, MEASURES.index(measure)] += cost
     return reward_of(result_by_index, len(text), measured=costs_nc.tolist())
@@ -281,7 +281,7 @@ class _RequestForm:
         except openai.APIStatusError as error:
             is_unsupported = error.param in ("temperature", "max_tokens") and f"{error.code}".startswith("unsupported")
             if error.status_code not in (401, 403, 404) and not is_unsupported:
-                raise  # the fault of this question, such as its length
+                raise  # this question is at fault, for example too long
             advice = f"Set {error.param}: null to leave it out" if is_unsupported else "Check model, base_url and key"
             server_message = error.body.get("message") if isinstance(error.body, Mapping) else None
             refusal_text = f"{server_message or error.message}"[:300].rstrip(".")

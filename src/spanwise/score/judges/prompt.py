@@ -62,7 +62,7 @@ def compiled(source: str) -> tuple[Any, frozenset[str]]:
         used_names = frozenset(meta.find_undeclared_variables(jinja_environment.parse(source)))
         jinja_template = jinja_environment.from_string(source)
     except TemplateError as error:
-        raise RecipeError(f"The judge's prompt is no template: {error}.") from error
+        raise RecipeError(f"The judge's prompt is no valid template: {error}.") from error
     if used_names.isdisjoint(("part", "completion")):
         raise RecipeError("The judge's prompt shows nothing of the completion. Write {{ part }} or {{ completion }} in it.")
     return jinja_template, used_names

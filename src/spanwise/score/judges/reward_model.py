@@ -102,8 +102,8 @@ def score_by_model(
     max_tokens = min(reward_model.longest, max_length or reward_model.longest)
     row_and_index_by_completion: dict[int, tuple[_Row, int]] = {}
     for n, (blocks, cells) in enumerate(zip(text, rows_of(columns, len(text)), strict=True)):
-        if names := present(blocks, pays) and present(blocks, [block] if block else pays):
-            text_pieces, judged_index = _pieces(blocks, names, sees if marker is None else "steps", inside)
+        if block_names := present(blocks, pays) and present(blocks, [block] if block else pays):
+            text_pieces, judged_index = _pieces(blocks, block_names, sees if marker is None else "steps", inside)
             row_and_index_by_completion[n] = reward_model.row(cells, text_pieces), judged_index
     reward_model.read([row for row, _ in row_and_index_by_completion.values() if len(row.ids) <= max_tokens], batch_size)
     result_by_index: dict[int, CallResult] = {}
@@ -146,8 +146,8 @@ class _Row(NamedTuple):
     """The token ids of a prompt and completion: one input of the reward model."""
 
     ids: tuple[int, ...]
-    types: tuple[int, ...]  # the type of each token; empty if the model takes none
-    places: tuple[int, ...]  # the tokens whose logits are read; empty if the row as a whole has logits
+    types: tuple[int, ...]  # The type of each token; empty if the model takes no types.
+    places: tuple[int, ...]  # The tokens whose logits are read; empty if the row as a whole has logits.
 
 
 class _RewardModel:
@@ -163,25 +163,25 @@ class _RewardModel:
             model_config = transformers.AutoConfig.from_pretrained(name, **load_options)
             self.tokenizer = transformers.AutoTokenizer.from_pretrained(name, **load_options)
             class_name = (model_config.architectures or ["a model without a class"])[0]
-            class_kind = class_name[class_name.rfind("For") :]
+            class_suffix = class_name[class_name.rfind("For") :]
             model_label = f"The reward model '{name}' ({class_name})"
             refuse(
                 {
                     f"{model_label} gives each text one number. Remove 'marker'. To score each step with the text before it, "
-                    f"set sees: prefix.": class_kind == "ForSequenceClassification" and marker is not None,
+                    f"set sees: prefix.": class_suffix == "ForSequenceClassification" and marker is not None,
                     f"{model_label} gives every token a number. Set 'marker' to the text that follows each step.": (
-                        class_kind == "ForTokenClassification" and marker is None
+                        class_suffix == "ForTokenClassification" and marker is None
                     ),
                     f"{model_label} writes tokens, not numbers. Set 'marker' and 'choices', or use the reward 'judge'.": (
-                        class_kind == "ForCausalLM" and choices is None
+                        class_suffix == "ForCausalLM" and choices is None
                     ),
                     f"{model_label} has labels. Set the option 'label' to one of them, and remove 'choices'.": (
-                        class_kind != "ForCausalLM" and choices is not None
+                        class_suffix != "ForCausalLM" and choices is not None
                     ),
                 }
             )
             # AutoModel also loads models that bring a class of their own.
-            auto_class = getattr(transformers, f"AutoModel{class_kind}", transformers.AutoModel)
+            auto_class = getattr(transformers, f"AutoModel{class_suffix}", transformers.AutoModel)
             self.model = auto_class.from_pretrained(name, dtype=dtype, **load_options).to(device).eval()
         except RecipeError:
             raise
@@ -245,8 +245,8 @@ class _RewardModel:
         unread_rows = sorted({row for row in rows if row not in self.numbers}, key=lambda row: len(row.ids))
         # Without a pad token a classifier would take padding for the row's end, so each row runs alone.
         rows_per_pass = batch_size if self.marker or self.model.config.pad_token_id is not None else 1
-        for start in range(0, len(unread_rows), rows_per_pass):
-            row_batch = unread_rows[start : start + rows_per_pass]
+        for batch_start in range(0, len(unread_rows), rows_per_pass):
+            row_batch = unread_rows[batch_start : batch_start + rows_per_pass]
             self.numbers.update(zip(row_batch, self._run(row_batch), strict=True))
 
     @torch.inference_mode()
@@ -279,7 +279,7 @@ def _outputs(
             token_count = len(token_ids)
             if token_count != 1:
                 raise RecipeError(f"The reward model's choice {word!r} has {token_count} tokens. Choose a single token.")
-        return [id for (id,) in ids_by_word.values()], torch.tensor([worth for _, worth in choices], dtype=torch.float64)
+        return [id for (id,) in ids_by_word.values()], torch.tensor([number for _, number in choices], dtype=torch.float64)
     label_names = [config.id2label[index] for index in range(config.num_labels)]
     if len(label_names) == 1:
         refuse({f"The reward model '{name}' gives one number, so it needs no label. Remove 'label'.": label is not None})

@@ -13,9 +13,9 @@ from spanwise.score.worker import MISSING, json_value
 
 _VERDICT = re.compile(r'"verdict"\s*:\s*"?')
 _OBJECT = re.compile(r'\{\s*"')
-_JSON = json.JSONDecoder(strict=False)  # not strict, because judges write line breaks into JSON strings
-_LABEL = r"[\W_]{0,30}?(?:[\w *]{1,30}:[\W_]{0,30}?)?"  # matches a label, such as "Verdict:"
-_LIST_NUMBER = re.compile(r"(?m)^[^\w\n]*\d+[.)]\s")  # a list's numbers (`1.`, `2.`) are not verdicts
+_JSON = json.JSONDecoder(strict=False)  # Not strict, because judges write line breaks into JSON strings.
+_LABEL = r"[\W_]{0,30}?(?:[\w *]{1,30}:[\W_]{0,30}?)?"  # Matches a label, such as "Verdict:".
+_LIST_NUMBER = re.compile(r"(?m)^[^\w\n]*\d+[.)]\s")  # Matches a list's numbers (`1.`, `2.`), which are no verdicts.
 #: Matches a model's thoughts before its answer, unless the reply begins with JSON.
 _THINKING = re.compile(r"\A(?!\s*\{).*?</think>|\A\s*<think>.*", re.DOTALL)
 #: The words that a judge writes if a criterion applies to the whole answer, or to no block.
@@ -87,9 +87,9 @@ def _read_content(content: str, choices: Mapping[str, Any], word_pattern: re.Pat
     # A choice inside a JSON object that breaks off does not count.
     if json_values or _plain(content) in choice_of:
         replies = [value for value in json_values if value is not MISSING and "verdict" in value] or [{"verdict": content}]
-        fields = {key: field for key, field in replies[-1].items() if isinstance(field, str)}
+        reply = {key: field for key, field in replies[-1].items() if isinstance(field, str)}
         verdicts = {_plain(reply_object["verdict"]) for reply_object in replies}
-        return {choice_of[word] for word in verdicts if word in choice_of}, fields.get("reason"), fields.get("part")
+        return {choice_of[word] for word in verdicts if word in choice_of}, reply.get("reason"), reply.get("part")
     prose = _LIST_NUMBER.sub("", content) if len(_LIST_NUMBER.findall(content)) > 1 else content
     words_by_line = [words for line in prose.splitlines() if (words := word_pattern.findall(line))]
     # A judge may begin with its choice, or end with it.
@@ -108,7 +108,7 @@ def _expected_value(message: Mapping[str, Any], choices: Mapping[str, float | in
     tokens = (message.get("logprobs") or {}).get("content")
     if not tokens:
         raise UnreadableReplyError("an expected value needs log-probabilities, but the reply has none; set expected: false")
-    token_text = "".join(token["token"] for token in tokens)  # includes the judge's thoughts
+    token_text = "".join(token["token"] for token in tokens)  # the text includes the judge's thoughts
     answer = _THINKING.sub("", token_text)
     verdict_ends = [match.end() for match in _VERDICT.finditer(answer)]
     verdict_starts = verdict_ends or [match.start() for match in word_pattern.finditer(answer)] or [0]
@@ -127,6 +127,6 @@ def _expected_value(message: Mapping[str, Any], choices: Mapping[str, float | in
             probability_by_choice[begun_choices[0] if len(begun_choices) == 1 else ""] += probability
     known_probability = sum(probability_by_choice[word] for word in choices)
     if known_probability <= 100.0 * probability_by_choice[""]:
-        several = "the likeliest tokens begin several choices; write choices with different first tokens"
-        raise UnreadableReplyError(several if probability_by_choice[""] else "the likeliest tokens begin no choice")
-    return sum(probability_by_choice[word] * number for word, number in choices.items()) / known_probability
+        ambiguous_fault = "the likeliest tokens begin several choices; write choices with different first tokens"
+        raise UnreadableReplyError(ambiguous_fault if probability_by_choice[""] else "the likeliest tokens begin no choice")
+    return sum(probability_by_choice[word] * choice_number for word, choice_number in choices.items()) / known_probability
